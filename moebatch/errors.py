@@ -1,0 +1,93 @@
+"""Every way a run can end, and its exit code.
+
+    MoebatchError                 1   the run failed
+    ├── ConfigError               2   the job file, a profile or an option is wrong
+    ├── InputError                4   the input file as a whole is unusable; nothing was run
+    ├── CheckpointError           5   the model folder is missing, damaged or not supported
+    ├── DoesNotFit                6   no plan exists within the budgets
+    └── StorageError             74   disk full, or reading and writing failed
+
+A user's mistake raises one of these and is shown as one message, never as a traceback. Our own
+mistakes are asserts.
+"""
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+class ExitCode(enum.IntEnum):
+    """What the shell, cron and Slurm see. An unknown code must be treated as failure."""
+
+    OK = 0
+    FAILED = 1
+    CONFIG = 2
+    ROWS_FAILED = 3
+    INPUT = 4
+    CHECKPOINT = 5
+    DOES_NOT_FIT = 6
+    STORAGE = 74
+    INTERRUPTED = 130
+
+
+class MoebatchError(Exception):
+    """What went wrong, where, what was needed and what is there, and what to do about it."""
+
+    exit_code = ExitCode.FAILED
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fault:
+    """One finding in a file: shown as ``file:line: where: message``."""
+
+    file: str
+    message: str
+    line: int | None = None
+    where: str | None = None
+    """Path inside the file, such as ``resources.dram``."""
+    code: str | None = None
+    """Stable name for programs, such as ``duplicate_custom_id``."""
+
+    def __str__(self) -> str:
+        place = self.file if self.line is None else f"{self.file}:{self.line}"
+        subject = f"{self.where}: " if self.where else ""
+        return f"{place}: {subject}{self.message}"
+
+
+class FaultyFile(MoebatchError):
+    """A file with one or more faults, all of them shown at once."""
+
+    def __init__(self, faults: Sequence[Fault]) -> None:
+        assert faults, "an error about faults must carry at least one"
+        super().__init__("\n".join(map(str, faults)))
+        self.faults = tuple(faults)
+
+
+class ConfigError(FaultyFile):
+    """The job file, a hardware profile or an option is wrong."""
+
+    exit_code = ExitCode.CONFIG
+
+
+class InputError(FaultyFile):
+    """The input file as a whole is unusable; nothing was run."""
+
+    exit_code = ExitCode.INPUT
+
+
+class CheckpointError(MoebatchError):
+    """The model folder is missing, damaged, hostile or of an unsupported architecture."""
+
+    exit_code = ExitCode.CHECKPOINT
+
+
+class DoesNotFit(MoebatchError):
+    """No plan exists within the budgets; the message names level, need, have and a way out."""
+
+    exit_code = ExitCode.DOES_NOT_FIT
+
+
+class StorageError(MoebatchError):
+    """Reading or writing failed: disk full, folder gone, device error."""
+
+    exit_code = ExitCode.STORAGE

@@ -1,0 +1,72 @@
+"""What goes into the engine and what comes out: token ids, no files and no text formats."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from moebatch.spec.sampling import Sampling
+
+FinishReason = Literal["stop", "length"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Request:
+    """One row of the input, ready to be computed."""
+
+    index: int
+    """Place of the row in the input, counted from 0."""
+    custom_id: str
+    """The user's name of the row."""
+    prompt_tokens: tuple[int, ...]
+    """Token ids, at least one."""
+    sampling: Sampling
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenLogprob:
+    """Log-probability of a chosen token under the model's raw distribution, and alternatives."""
+
+    token: int
+    logprob: float
+    top: Mapping[int, float]
+    """The likeliest tokens and their log-probabilities, likeliest first."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Choice:
+    """One finished generation of a request."""
+
+    index: int
+    """Which of the request's ``n`` sequences."""
+    tokens: tuple[int, ...]
+    """New tokens, the end token included."""
+    text: str
+    """Decoded answer, cut before the stop text."""
+    finish_reason: FinishReason
+    stop_reason: int | str | None = None
+    """The stop token id or stop text that ended it, as vLLM reports it; None for end tokens."""
+    logprobs: tuple[TokenLogprob, ...] | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RowError:
+    """Why a row has no answer: what OpenAI puts into ``body.error``, with its HTTP status."""
+
+    status: int
+    code: str
+    message: str
+    param: str | None = None
+
+    @property
+    def type(self) -> str:
+        """OpenAI's class of the error."""
+        return "invalid_request_error" if self.status < 500 else "server_error"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """What became of a request: its choices in order, or the error that stopped it."""
+
+    request: Request
+    choices: tuple[Choice, ...] = ()
+    error: RowError | None = None

@@ -1,0 +1,51 @@
+"""How the next token of a sequence is chosen: resolved parameters of one request."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sampling:
+    """Resolved sampling parameters of one request: row over job over model over these defaults.
+
+    Ranges are those of the OpenAI API and vLLM; whoever builds one from user input checks them.
+    """
+
+    max_tokens: int = 256
+    """Most new tokens of a sequence, at least 1."""
+    temperature: float = 1.0
+    """0 is greedy; up to 2."""
+    top_p: float = 1.0
+    """Keep the likeliest tokens whose probabilities first reach this sum, in (0, 1]."""
+    top_k: int = 0
+    """Keep that many likeliest tokens; 0 is off."""
+    min_p: float = 0.0
+    """Drop tokens less likely than this share of the likeliest one, in [0, 1]."""
+    n: int = 1
+    """Sequences per request."""
+    seed: int | None = None
+    """Noise depends on (seed, choice, position); without one on the job's seed and custom_id."""
+    stop: tuple[str, ...] = ()
+    """Texts that end a sequence; they are not part of the answer."""
+    stop_token_ids: frozenset[int] = frozenset()
+    """Tokens that end a sequence beside the model's own end tokens."""
+    ignore_eos: bool = False
+    """Go on after the model's end tokens."""
+    min_tokens: int = 0
+    """No end token and no stop text counts before this many new tokens."""
+    logprobs: int | None = None
+    """Number of alternatives reported with every token; None reports nothing, 0 only the token."""
+    presence_penalty: float = 0.0
+    """Subtracted from the logit of every token that the answer already holds, in [-2, 2]."""
+    frequency_penalty: float = 0.0
+    """Subtracted once per occurrence in the answer, in [-2, 2]."""
+    repetition_penalty: float = 1.0
+    """Divides positive and multiplies negative logits of tokens in prompt or answer, > 0."""
+    logit_bias: Mapping[int, float] = field(default_factory=lambda: MappingProxyType({}))
+    """Added to the logits of these token ids, each in [-100, 100]."""
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the likeliest token is always taken, as below vLLM's smallest temperature."""
+        return self.temperature < 1e-5

@@ -1,0 +1,1 @@
+"""Bytes and where they live: checkpoint files, slots for experts, pages for keys and values."""

@@ -1,0 +1,148 @@
+"""A model folder read in place: which file, offset and length every tensor has."""
+
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from moebatch.errors import CheckpointError
+from moebatch.store.header import TensorEntry, read_header
+
+INDEX_NAME = "model.safetensors.index.json"
+SINGLE_NAME = "model.safetensors"
+WEIGHT_DTYPES = ("F32", "BF16", "F16")
+_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+_MAX_FAULTS = 8
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Extent:
+    """A tensor, or one slice along its first dimension, as a range of bytes in a file."""
+
+    path: Path
+    offset: int
+    num_bytes: int
+    dtype: str
+    """Name in safetensors' spelling, such as ``BF16``."""
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """All tensors of a model folder. Opening reads and validates headers, never weights."""
+
+    folder: Path
+    tensors: Mapping[str, tuple[Path, TensorEntry]]
+
+    @classmethod
+    def open(cls, folder: Path) -> "Checkpoint":
+        """Reads the index, if there is one, and the header of each file that it names.
+
+        Raises CheckpointError for a missing or damaged file, a file name in the index that leads
+        outside the folder, and checkpoints that only exist as pickles.
+        """
+        if not folder.is_dir():
+            raise CheckpointError(f"{folder}: no such model folder")
+        if (folder / INDEX_NAME).exists():
+            return cls(folder=folder, tensors=_indexed_tensors(folder))
+        if (folder / SINGLE_NAME).exists():
+            path = file_inside(folder, SINGLE_NAME)
+            return cls(folder=folder, tensors={k: (path, v) for k, v in read_header(path).items()})
+        raise CheckpointError(_nothing_to_read(folder))
+
+    def extent(self, name: str, index: int | None = None) -> Extent:
+        """Where tensor `name` lies, or its slice `index` along the first dimension."""
+        path, entry = self.tensors[name]
+        if index is None:
+            offset, num_bytes, shape = entry.offset, entry.num_bytes, entry.shape
+        else:
+            num_bytes, shape = entry.num_bytes // entry.shape[0], entry.shape[1:]
+            offset = entry.offset + index * num_bytes
+        return Extent(path=path, offset=offset, num_bytes=num_bytes, dtype=entry.dtype, shape=shape)
+
+    def require(self, expected: Mapping[str, tuple[int, ...]]) -> None:
+        """Raises CheckpointError unless all `expected` tensors are there in their shapes."""
+        faults = [fault for name, shape in expected.items() if (fault := self._fault(name, shape))]
+        if faults:
+            shown = faults[:_MAX_FAULTS]
+            if len(faults) > len(shown):
+                shown.append(f"and {len(faults) - len(shown)} more")
+            raise CheckpointError(
+                f"{self.folder}: the weights do not match config.json:\n  " + "\n  ".join(shown)
+            )
+
+    def dtypes(self, names: Collection[str]) -> set[str]:
+        """Dtypes, in safetensors' spelling, that occur among the tensors `names`."""
+        return {self.tensors[name][1].dtype for name in names}
+
+    def _fault(self, name: str, shape: tuple[int, ...]) -> str | None:
+        if name not in self.tensors:
+            return f"tensor {name} is missing"
+        entry = self.tensors[name][1]
+        if entry.shape != shape:
+            return f"tensor {name} has shape {list(entry.shape)}, expected {list(shape)}"
+        if entry.dtype not in WEIGHT_DTYPES:
+            return f"tensor {name} is {entry.dtype}; supported are {', '.join(WEIGHT_DTYPES)}"
+        return None
+
+
+def file_inside(folder: Path, name: str) -> Path:
+    """The file `name` of a model folder, with links resolved.
+
+    Links may lead to another file of the folder or, in the Hugging Face cache, from
+    ``snapshots/REVISION`` to ``blobs`` beside it; anywhere else raises CheckpointError.
+    """
+    if name != Path(name).name or name in ("", ".", "..") or "\\" in name or "\0" in name:
+        raise CheckpointError(f"{folder}: file name {name!r} must not contain a path")
+    path = (folder / name).resolve()
+    allowed = [folder.resolve()]
+    if folder.resolve().parent.name == "snapshots":
+        allowed.append(folder.resolve().parent.parent / "blobs")
+    if not any(path.is_relative_to(root) for root in allowed):
+        raise CheckpointError(f"{folder}: {name} is a link that leads outside the model folder")
+    if not path.is_file():
+        raise CheckpointError(f"{folder}: file {name} is missing")
+    return path
+
+
+def _indexed_tensors(folder: Path) -> dict[str, tuple[Path, TensorEntry]]:
+    weight_map = _weight_map(folder)
+    paths = {name: file_inside(folder, name) for name in sorted(set(weight_map.values()))}
+    headers = {name: read_header(path) for name, path in paths.items()}
+    tensors = {}
+    for tensor, file in weight_map.items():
+        if tensor not in headers[file]:
+            raise CheckpointError(
+                f"{folder}: {INDEX_NAME} places {tensor} in {file}, it is not there"
+            )
+        tensors[tensor] = (paths[file], headers[file][tensor])
+    return tensors
+
+
+def _weight_map(folder: Path) -> dict[str, str]:
+    path = file_inside(folder, INDEX_NAME)
+    try:
+        index = json.loads(path.read_bytes().decode("utf-8"))
+        weight_map = index["weight_map"]
+    except (ValueError, RecursionError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{path}: not an index of safetensors files: {error}") from None
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CheckpointError(f"{path}: weight_map is empty or not a mapping")
+    for tensor, file in weight_map.items():
+        if not isinstance(file, str):
+            raise CheckpointError(f"{path}: weight_map[{tensor!r}] is not a file name")
+        if not file.endswith(".safetensors"):
+            raise CheckpointError(
+                f"{path}: {file!r} is not a safetensors file; others are not read"
+            )
+    return weight_map
+
+
+def _nothing_to_read(folder: Path) -> str:
+    pickles = sorted(path.name for pattern in _PICKLES for path in folder.glob(pattern))
+    if pickles:
+        return (
+            f"{folder}: holds pickles only ({', '.join(pickles[:3])}), which can run code when "
+            "read and are refused; convert the model to safetensors"
+        )
+    return f"{folder}: neither {SINGLE_NAME} nor {INDEX_NAME} is there; is this a model folder?"

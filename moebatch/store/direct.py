@@ -1,0 +1,63 @@
+"""Reading files past the page cache, straight into buffers that the program owns."""
+
+import errno
+import os
+from pathlib import Path
+
+from moebatch.errors import StorageError
+from moebatch.store.memory import PAGE_BYTES
+
+
+class DirectFile:
+    """A file opened for O_DIRECT reads, or for buffered ones where the system refuses them.
+
+    Offsets and lengths are multiples of `PAGE_BYTES`. Reading past the page cache is several
+    times faster than through it, costs almost no CPU, and does not push the user's other data
+    out of memory. Safe to use from several threads at once.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.is_direct = hasattr(os, "O_DIRECT")
+        try:
+            self._fd = self._open()
+            self.num_bytes = os.fstat(self._fd).st_size
+        except OSError as error:
+            raise StorageError(f"{path}: cannot be opened: {error.strerror}") from error
+
+    def read(self, target: memoryview, offset: int) -> None:
+        """Fills `target` from `offset`; bytes past the end of the file are left as they are.
+
+        Raises StorageError when the device fails or the file has become shorter.
+        """
+        assert offset % PAGE_BYTES == 0, "O_DIRECT needs aligned offsets"
+        wanted = min(len(target), self.num_bytes - offset)
+        done = 0
+        while done < wanted:
+            # A short read may end off a block border; going back to it keeps O_DIRECT content.
+            start = done - done % PAGE_BYTES
+            try:
+                count = os.preadv(self._fd, [target[start:]], offset + start)
+            except OSError as error:
+                raise StorageError(
+                    f"{self.path}: reading at byte {offset + start} failed: {error.strerror}"
+                ) from error
+            if start + count <= done:
+                raise StorageError(f"{self.path}: ends at byte {offset + done}; was it changed?")
+            done = start + count
+        if not self.is_direct:
+            os.posix_fadvise(self._fd, offset, len(target), os.POSIX_FADV_DONTNEED)
+
+    def close(self) -> None:
+        """Gives the descriptor back."""
+        os.close(self._fd)
+
+    def _open(self) -> int:
+        if self.is_direct:
+            try:
+                return os.open(self.path, os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
+            except OSError as error:
+                if error.errno != errno.EINVAL:
+                    raise
+                self.is_direct = False  # some file systems, tmpfs among them, know no O_DIRECT
+        return os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)

