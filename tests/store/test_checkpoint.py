@@ -1,0 +1,122 @@
+"""Model folders as they come, and as an attacker would make them."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from moebatch.errors import CheckpointError
+from moebatch.store.checkpoint import INDEX_NAME, SINGLE_NAME, Checkpoint
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A model of two shards with an index."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    save_file({"a": torch.zeros(2, 3)}, folder / "one.safetensors")
+    save_file({"b": torch.ones(4, 2, 2)}, folder / "two.safetensors")
+    write_index(folder, {"a": "one.safetensors", "b": "two.safetensors"})
+    return folder
+
+
+def write_index(folder: Path, weight_map: object) -> None:
+    (folder / INDEX_NAME).write_text(json.dumps({"weight_map": weight_map}))
+
+
+def test_reads_shards_through_the_index(folder: Path) -> None:
+    checkpoint = Checkpoint.open(folder)
+    assert checkpoint.extent("a").path.name == "one.safetensors"
+    checkpoint.require({"a": (2, 3), "b": (4, 2, 2)})
+
+
+def test_a_slice_is_its_part_of_the_tensor(folder: Path) -> None:
+    save_file({"b": torch.arange(16.0).view(4, 2, 2)}, folder / "two.safetensors")
+    extent = Checkpoint.open(folder).extent("b", 2)
+    content = extent.path.read_bytes()[extent.offset : extent.offset + extent.num_bytes]
+    assert torch.frombuffer(bytearray(content), dtype=torch.float32).tolist() == [8, 9, 10, 11]
+    assert extent.shape == (2, 2)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["../one.safetensors", "/etc/passwd.safetensors", "x/../one.safetensors", "a\\b.safetensors"],
+)
+def test_the_index_cannot_reach_outside_the_folder(folder: Path, name: str) -> None:
+    (folder.parent / "one.safetensors").write_bytes((folder / "one.safetensors").read_bytes())
+    write_index(folder, {"a": name})
+    with pytest.raises(CheckpointError, match="must not contain a path"):
+        Checkpoint.open(folder)
+
+
+def test_a_link_cannot_reach_outside_the_folder(folder: Path) -> None:
+    outside = folder.parent / "secret.safetensors"
+    (folder / "one.safetensors").rename(outside)
+    (folder / "one.safetensors").symlink_to(outside)
+    with pytest.raises(CheckpointError, match="leads outside the model folder"):
+        Checkpoint.open(folder)
+
+
+def test_links_of_the_hugging_face_cache_work(folder: Path, tmp_path: Path) -> None:
+    blobs, snapshot = tmp_path / "models--x/blobs", tmp_path / "models--x/snapshots/abc"
+    blobs.mkdir(parents=True)
+    snapshot.mkdir(parents=True)
+    for i, file in enumerate(folder.iterdir()):
+        file.rename(blobs / f"{i:064x}")
+        (snapshot / file.name).symlink_to(f"../../blobs/{i:064x}")
+    assert set(Checkpoint.open(snapshot).tensors) == {"a", "b"}
+
+
+@pytest.mark.parametrize(
+    "weight_map, message",
+    [
+        ({}, "empty"),
+        ([], "empty"),
+        ({"a": 3}, "not a file name"),
+        ({"a": "model.bin"}, "not a safetensors file"),
+        ({"a": "gone.safetensors"}, "gone.safetensors is missing"),
+        ({"c": "one.safetensors"}, "places c in one.safetensors, it is not there"),
+    ],
+)
+def test_refuses_a_broken_index(folder: Path, weight_map: object, message: str) -> None:
+    write_index(folder, weight_map)
+    with pytest.raises(CheckpointError, match=message):
+        Checkpoint.open(folder)
+
+
+def test_refuses_an_index_that_is_not_json(folder: Path) -> None:
+    (folder / INDEX_NAME).write_bytes(b"\xff{")
+    with pytest.raises(CheckpointError, match="not an index"):
+        Checkpoint.open(folder)
+
+
+def test_refuses_pickles_by_name(tmp_path: Path) -> None:
+    (tmp_path / "pytorch_model.bin").write_bytes(b"\x80\x04.")
+    with pytest.raises(CheckpointError, match=r"pickles only \(pytorch_model.bin\)"):
+        Checkpoint.open(tmp_path)
+
+
+def test_an_empty_folder_and_a_missing_one_are_told_apart(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="is this a model folder"):
+        Checkpoint.open(tmp_path)
+    with pytest.raises(CheckpointError, match="no such model folder"):
+        Checkpoint.open(tmp_path / "nowhere")
+
+
+def test_tensors_that_do_not_match_the_configuration_are_listed_together(tmp_path: Path) -> None:
+    save_file({"a": torch.zeros(2, 3), "i": torch.zeros(2).int()}, tmp_path / SINGLE_NAME)
+    with pytest.raises(CheckpointError) as caught:
+        Checkpoint.open(tmp_path).require({"a": (3, 3), "b": (1,), "i": (2,)})
+    message = str(caught.value)
+    assert "tensor a has shape [2, 3], expected [3, 3]" in message
+    assert "tensor b is missing" in message
+    assert "tensor i is I32; supported are F32, BF16, F16" in message
+
+
+def test_a_truncated_shard_is_found_before_anything_runs(folder: Path) -> None:
+    content = (folder / "two.safetensors").read_bytes()
+    (folder / "two.safetensors").write_bytes(content[:-8])
+    with pytest.raises(CheckpointError, match=r"two.safetensors: .*truncated"):
+        Checkpoint.open(folder)

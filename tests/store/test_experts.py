@@ -1,0 +1,172 @@
+"""Slots, readers and the order in which experts come back."""
+
+import random
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from moebatch.errors import StorageError
+from moebatch.store import record as record_module
+from moebatch.store.checkpoint import Checkpoint
+from moebatch.store.direct import DirectFile
+from moebatch.store.experts import ExpertKey, ExpertStore
+from moebatch.store.record import Record
+
+LAYERS, EXPERTS = 3, 4
+KEYS = [ExpertKey(layer, expert) for layer in range(LAYERS) for expert in range(EXPERTS)]
+
+
+def weight(key: ExpertKey, part: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(100 * key.layer + 10 * key.expert + part)
+    return torch.randn(70 + part, 33, generator=generator)
+
+
+@pytest.fixture
+def records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[ExpertKey, Record]:
+    """Experts of two matrices each; small pieces, so that every expert takes several reads."""
+    monkeypatch.setattr(record_module, "PIECE_BYTES", 4096)
+    tensors = {f"{k.layer}.{k.expert}.{part}": weight(k, part) for k in KEYS for part in (0, 1)}
+    save_file(tensors, tmp_path / "model.safetensors")
+    checkpoint = Checkpoint.open(tmp_path)
+    return {
+        k: Record.of([checkpoint.extent(f"{k.layer}.{k.expert}.{part}") for part in (0, 1)])
+        for k in KEYS
+    }
+
+
+@pytest.fixture
+def opened() -> Iterator[list[ExpertStore]]:
+    stores: list[ExpertStore] = []
+    yield stores
+    for store in stores:
+        store.close()
+
+
+def take(store: ExpertStore, layer: int, experts: list[int]) -> list[int]:
+    """Requires experts, compares every byte, and returns the order in which they came."""
+    order = []
+    for expert, tensors in store.require(layer, experts):
+        store.check_integrity()
+        for part, tensor in enumerate(tensors):
+            assert tensor.equal(weight(ExpertKey(layer, expert), part))
+        order.append(expert)
+    assert sorted(order) == sorted(experts)
+    return order
+
+
+@pytest.mark.parametrize("num_slots", [1, 2, 5, len(KEYS)])
+@pytest.mark.parametrize("num_resident", [0, 3])
+def test_every_expert_arrives_whole_whatever_is_announced(
+    records: dict[ExpertKey, Record],
+    opened: list[ExpertStore],
+    num_slots: int,
+    num_resident: int,
+) -> None:
+    store = ExpertStore(records, num_slots=num_slots, resident=KEYS[:num_resident])
+    opened.append(store)
+    rng = random.Random(num_slots)
+    for step in range(40):
+        layer = step % LAYERS
+        store.announce(rng.sample(KEYS, rng.randrange(len(KEYS))))
+        store.check_integrity()
+        take(store, layer, rng.sample(range(EXPERTS), rng.randint(1, EXPERTS)))
+
+
+def test_everything_resident_needs_no_slot_and_is_read_once(
+    records: dict[ExpertKey, Record], opened: list[ExpertStore]
+) -> None:
+    store = ExpertStore(records, num_slots=0, resident=KEYS)
+    opened.append(store)
+    for _ in range(3):
+        for layer in range(LAYERS):
+            take(store, layer, list(range(EXPERTS)))
+    assert store.statistics.num_bytes == sum(record.num_bytes for record in records.values())
+
+
+def test_what_is_at_hand_comes_before_what_must_be_read(
+    records: dict[ExpertKey, Record], opened: list[ExpertStore]
+) -> None:
+    store = ExpertStore(records, num_slots=2, resident=[ExpertKey(0, 3)])
+    opened.append(store)
+    take(store, 0, [3])
+    assert take(store, 0, [0, 1, 3])[0] == 3
+
+
+def test_an_announced_expert_is_not_read_again_when_it_is_required(
+    records: dict[ExpertKey, Record], opened: list[ExpertStore]
+) -> None:
+    store = ExpertStore(records, num_slots=2)
+    opened.append(store)
+    store.announce(KEYS[:2])
+    take(store, 0, [0, 1])
+    assert store.statistics.num_bytes == sum(records[key].num_bytes for key in KEYS[:2])
+
+
+def test_a_required_expert_is_read_before_all_announced_ones(
+    records: dict[ExpertKey, Record],
+    opened: list[ExpertStore],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gate, offsets = threading.Event(), []
+    read = DirectFile.read
+
+    def slow_read(self: DirectFile, target: memoryview, offset: int) -> None:
+        offsets.append(offset)
+        gate.wait(10)
+        read(self, target, offset)
+
+    monkeypatch.setattr(DirectFile, "read", slow_read)
+    store = ExpertStore(records, num_slots=4, num_readers=1)
+    opened.append(store)
+    store.announce(KEYS[:4])
+    while not offsets:
+        pass
+    chosen = store.require(2, [3])
+    threading.Timer(0.05, gate.set).start()
+    assert next(chosen)[0] == 3
+    wanted = [piece.file_offset for piece in records[ExpertKey(2, 3)].pieces]
+    assert offsets[1 : 1 + len(wanted)] == wanted
+    chosen.close()
+
+
+@pytest.mark.parametrize("error", [StorageError("disk broke"), RuntimeError("bug")])
+def test_a_reader_that_fails_fails_the_compute_and_does_not_hang_it(
+    records: dict[ExpertKey, Record],
+    opened: list[ExpertStore],
+    monkeypatch: pytest.MonkeyPatch,
+    error: Exception,
+) -> None:
+    def fail(self: DirectFile, target: memoryview, offset: int) -> None:
+        raise error
+
+    monkeypatch.setattr(DirectFile, "read", fail)
+    store = ExpertStore(records, num_slots=2)
+    opened.append(store)
+    with pytest.raises(type(error), match=str(error)):
+        take(store, 1, [0, 2])
+
+
+def test_a_file_that_became_shorter_is_an_error_not_garbage(
+    records: dict[ExpertKey, Record], opened: list[ExpertStore], tmp_path: Path
+) -> None:
+    store = ExpertStore(records, num_slots=2)
+    opened.append(store)
+    path = tmp_path / "model.safetensors"
+    with path.open("r+b") as file:
+        file.truncate(path.stat().st_size // 2)
+    with pytest.raises(StorageError, match="was it changed"):
+        for layer in range(LAYERS):
+            take(store, layer, list(range(EXPERTS)))
+
+
+def test_neighbouring_tensors_are_read_in_one_run(tmp_path: Path) -> None:
+    save_file({name: torch.zeros(64, 16) for name in "abc"}, tmp_path / "model.safetensors")
+    checkpoint = Checkpoint.open(tmp_path)
+    together = Record.of([checkpoint.extent(name) for name in "abc"])
+    apart = Record.of([checkpoint.extent(name) for name in "ac"])
+    assert len(together.pieces) == 1
+    assert len(apart.pieces) == 2
