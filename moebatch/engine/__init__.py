@@ -1,0 +1,1 @@
+"""Passes over the layers: which tokens, in what order, on which lanes. Knows token ids only."""

@@ -1,0 +1,197 @@
+"""From a model folder and a policy to an engine that can run."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from moebatch.engine.engine import Engine
+from moebatch.engine.sampler import Sampler
+from moebatch.engine.sweep import GATHERED_ROWS, PROMPT_ROWS, Sweep
+from moebatch.engine.text import TextDecoder
+from moebatch.errors import CheckpointError
+from moebatch.model.decoder import Decoder, DenseWeights
+from moebatch.model.families import Family, family_of, required_tensors
+from moebatch.model.scratch import Limits
+from moebatch.plan.footprint import MAX_GEMM_ROWS, Dtypes
+from moebatch.spec.policy import Policy
+from moebatch.spec.shape import ModelShape
+from moebatch.store.checkpoint import Checkpoint, file_inside
+from moebatch.store.dense import DenseLoader
+from moebatch.store.experts import ExpertKey, ExpertStore
+from moebatch.store.kv import KVCache
+from moebatch.store.record import TORCH_DTYPES, Record
+
+COMPUTE_DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelFiles:
+    """A model folder that has been validated against its config.json; no weight is loaded."""
+
+    config: Mapping[str, Any]
+    shape: ModelShape
+    checkpoint: Checkpoint
+    family: Family
+    dtype: torch.dtype
+    """In which everything is computed."""
+    expert_dtype: torch.dtype
+    """In which experts are stored."""
+
+    @property
+    def dtypes(self) -> Dtypes:
+        """Bytes per element, for the planner."""
+        return Dtypes(stored_bytes=self.expert_dtype.itemsize, compute_bytes=self.dtype.itemsize)
+
+
+def open_model(folder: Path, dtype: str) -> ModelFiles:
+    """Reads configuration and headers of `folder`; `dtype` is a name or ``auto``.
+
+    Raises CheckpointError when anything is missing, damaged, hostile or not supported.
+    """
+    if not folder.is_dir():
+        raise CheckpointError(f"{folder}: no such model folder")
+    path = file_inside(folder, "config.json")
+    config = read_json(path)
+    shape = ModelShape.from_config(config, str(path))
+    checkpoint = Checkpoint.open(folder)
+    required = required_tensors(shape, checkpoint.tensors)
+    checkpoint.require(required)
+    family = family_of(shape)
+    expert_dtype = _expert_dtype(checkpoint, shape, family)
+    return ModelFiles(
+        config=config,
+        shape=shape,
+        checkpoint=checkpoint,
+        family=family,
+        dtype=expert_dtype if dtype == "auto" else COMPUTE_DTYPES[dtype],
+        expert_dtype=expert_dtype,
+    )
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object of the model folder. Raises CheckpointError if it is none."""
+    try:
+        content = json.loads(path.read_bytes().decode("utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path}: cannot be read as JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path}: is not a JSON object")
+    return content
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BuiltEngine:
+    """An engine with the parts that whoever started it looks at and closes."""
+
+    engine: Engine
+    experts: ExpertStore
+    cache: KVCache
+
+
+def build_engine(
+    files: ModelFiles,
+    policy: Policy,
+    *,
+    decoder: TextDecoder,
+    end_tokens: frozenset[int],
+    job_seed: int,
+    max_tokens: int,
+) -> BuiltEngine:
+    """Allocates everything that `policy` says and loads the weights outside the experts.
+
+    `max_tokens` is the longest sequence, prompt and answer, that the engine may meet.
+    """
+    shape = files.shape
+    model = Decoder(
+        shape,
+        files.config,
+        _load_dense(files),
+        Limits(
+            micro_batch_tokens=max(policy.micro_batch_size, PROMPT_ROWS),
+            context_tokens=max_tokens,
+            gather_rows=GATHERED_ROWS,
+            expert_rows=min(MAX_GEMM_ROWS, policy.tokens_per_pass),
+        ),
+        expert_dtype=files.expert_dtype,
+    )
+    cache = KVCache(
+        num_layers=shape.num_layers,
+        num_kv_heads=shape.num_kv_heads,
+        head_dim=shape.head_dim,
+        num_pages=policy.num_kv_pages,
+        dtype=files.dtype,
+    )
+    records = _expert_records(files)
+    resident = spread_residents(list(records), policy.num_resident)
+    experts = ExpertStore(records, num_slots=policy.num_slots, resident=resident)
+    sampler = Sampler(vocab_size=shape.vocab_size, end_tokens=end_tokens, job_seed=job_seed)
+    engine = Engine(
+        sweep=Sweep(model, cache, experts, policy),
+        cache=cache,
+        policy=policy,
+        sampler=sampler,
+        decoder=decoder,
+        end_tokens=end_tokens,
+    )
+    return BuiltEngine(engine=engine, experts=experts, cache=cache)
+
+
+def spread_residents(keys: list[ExpertKey], count: int) -> list[ExpertKey]:
+    """`count` of the experts, evenly over the layers, so that no stretch of a pass reads more."""
+    return [keys[i * len(keys) // count] for i in range(count)]
+
+
+def _expert_dtype(checkpoint: Checkpoint, shape: ModelShape, family: Family) -> torch.dtype:
+    names = {
+        part.name
+        for layer in shape.moe_layers
+        for expert in range(shape.num_experts)
+        for part in family.expert_parts(shape, layer, expert, checkpoint.tensors)
+    }
+    dtypes = checkpoint.dtypes(names)
+    if len(dtypes) != 1:
+        raise CheckpointError(
+            f"{checkpoint.folder}: experts are stored in several dtypes "
+            f"({', '.join(sorted(dtypes))}); they must share one"
+        )
+    return TORCH_DTYPES[dtypes.pop()]
+
+
+def _expert_records(files: ModelFiles) -> dict[ExpertKey, Record]:
+    shape, checkpoint = files.shape, files.checkpoint
+    records = {}
+    for layer in shape.moe_layers:
+        for expert in range(shape.num_experts):
+            parts = files.family.expert_parts(shape, layer, expert, checkpoint.tensors)
+            extents = [checkpoint.extent(part.name, part.index) for part in parts]
+            records[ExpertKey(layer, expert)] = Record.of(extents)
+    return records
+
+
+def _load_dense(files: ModelFiles) -> DenseWeights:
+    names, checkpoint = files.checkpoint.tensors, files.checkpoint
+    of_all = files.family.global_tensors(files.shape, names)
+    of_layers = [
+        files.family.layer_tensors(files.shape, layer, names)
+        for layer in range(files.shape.num_layers)
+    ]
+    loader = DenseLoader(
+        [checkpoint.extent(name) for roles in (of_all, *of_layers) for name in roles.values()],
+        files.dtype,
+    )
+
+    def load(roles: Mapping[str, str]) -> dict[str, Tensor]:
+        return {role: loader.load(checkpoint.extent(name)) for role, name in roles.items()}
+
+    weights = DenseWeights(globals=load(of_all), layers=[load(roles) for roles in of_layers])
+    loader.close()
+    return weights

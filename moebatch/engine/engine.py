@@ -1,0 +1,160 @@
+"""Requests in, outcomes out: admits sequences, runs passes, samples, and notices ends."""
+
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from moebatch.engine.batcher import Batcher, Slice, fits_cache
+from moebatch.engine.sampler import Sampled, Sampler
+from moebatch.engine.sequence import Sequence
+from moebatch.engine.sweep import Sweep
+from moebatch.engine.text import AnswerText, End, TextDecoder, end_reason
+from moebatch.spec.policy import Policy
+from moebatch.spec.request import Choice, Outcome, Request, RowError
+from moebatch.store.kv import PAGE_TOKENS, KVCache
+
+
+@dataclass(slots=True)
+class EngineStatistics:
+    """What has been done so far; read by whoever shows progress."""
+
+    num_passes: int = 0
+    prompt_tokens: int = 0
+    """Prompt tokens that went through the layers, those computed again included."""
+    generated_tokens: int = 0
+    num_running: int = 0
+    num_preempted: int = 0
+    pass_s: float = 0.0
+    """Time in passes, sampling included."""
+
+
+class Engine:
+    """Runs requests to their end, as many at once as the policy allows."""
+
+    def __init__(
+        self,
+        *,
+        sweep: Sweep,
+        cache: KVCache,
+        policy: Policy,
+        sampler: Sampler,
+        decoder: TextDecoder,
+        end_tokens: frozenset[int],
+    ) -> None:
+        self.statistics = EngineStatistics()
+        self._sweep = sweep
+        self._cache = cache
+        self._policy = policy
+        self._sampler = sampler
+        self._decoder = decoder
+        self._end_tokens = end_tokens
+        self._in_work: dict[int, list[Sequence]] = {}
+        self._done: deque[Outcome] = deque()
+
+    def run(self, requests: Iterable[Request]) -> Iterator[Outcome]:
+        """Yields the outcome of every request, in the order in which they end.
+
+        Requests are taken one by one, as places fall free. A request that can never be computed
+        within the cache is an outcome with an error, as is one whose logits are not finite.
+        """
+        batcher = Batcher(self._sequences(requests), self._cache, self._policy)
+        while True:
+            start = time.perf_counter()
+            slices = batcher.next_pass()
+            if slices:
+                self._run_pass(slices, batcher)
+                self._count_pass(slices, batcher, time.perf_counter() - start)
+            while self._done:
+                yield self._done.popleft()
+            if not slices:
+                return
+
+    def _run_pass(self, slices: list[Slice], batcher: Batcher) -> None:
+        for sequences, logits_RV in self._sweep.run(slices):
+            for sequence, sampled in zip(
+                sequences, self._sampler.sample(logits_RV, sequences), strict=True
+            ):
+                if sequence.request.index in self._in_work:
+                    self._take_in(sequence, sampled, batcher)
+
+    def _sequences(self, requests: Iterable[Request]) -> Iterator[Sequence]:
+        for request in requests:
+            longest = len(request.prompt_tokens) + request.sampling.max_tokens
+            if not fits_cache(longest, self._policy.num_kv_pages):
+                self._done.append(Outcome(request=request, error=self._too_long(longest)))
+                continue
+            sequences = [
+                Sequence(request, choice, AnswerText(self._decoder, request.sampling))
+                for choice in range(request.sampling.n)
+            ]
+            self._in_work[request.index] = sequences
+            for sequence in sequences:
+                if request.index in self._in_work:  # a sibling may have failed meanwhile
+                    yield sequence
+
+    def _take_in(self, sequence: Sequence, sampled: Sampled, batcher: Batcher) -> None:
+        """Appends the new token; retires the sequence, or all of a broken request."""
+        if not sampled.finite:
+            self._fail(sequence.request, batcher)
+            return
+        sequence.output_tokens.append(sampled.token)
+        if sampled.logprob is not None:
+            sequence.logprobs.append(sampled.logprob)
+        self.statistics.generated_tokens += 1
+        end = self._end_of(sequence)
+        if end is not None:
+            batcher.retire(sequence)
+            sequence.result = self._choice(sequence, end)
+            self._finish_if_complete(sequence.request)
+
+    def _end_of(self, sequence: Sequence) -> End | None:
+        end = end_reason(sequence, self._end_tokens)
+        if end is not None and end.by_token:
+            return end
+        stop = sequence.answer.push(sequence.output_tokens)
+        return End("stop", stop) if stop is not None else end
+
+    def _choice(self, sequence: Sequence, end: End) -> Choice:
+        wants_logprobs = sequence.request.sampling.logprobs is not None
+        return Choice(
+            index=sequence.choice,
+            tokens=tuple(sequence.output_tokens),
+            text=sequence.answer.finish(sequence.output_tokens, end),
+            finish_reason=end.finish_reason,
+            stop_reason=end.stop_reason,
+            logprobs=tuple(sequence.logprobs) if wants_logprobs else None,
+        )
+
+    def _finish_if_complete(self, request: Request) -> None:
+        choices = [sequence.result for sequence in self._in_work[request.index]]
+        finished = tuple(choice for choice in choices if choice is not None)
+        if len(finished) == len(choices):
+            del self._in_work[request.index]
+            self._done.append(Outcome(request=request, choices=finished))
+
+    def _fail(self, request: Request, batcher: Batcher) -> None:
+        for sequence in self._in_work.pop(request.index):
+            batcher.retire(sequence)
+        error = RowError(
+            status=500, code="nan_logits", message="the model's logits for this row are not finite"
+        )
+        self._done.append(Outcome(request=request, error=error))
+
+    def _too_long(self, num_tokens: int) -> RowError:
+        room = self._policy.num_kv_pages * PAGE_TOKENS
+        return RowError(
+            status=400,
+            code="kv_cache_exceeded",
+            message=f"prompt and answer need {num_tokens} tokens of keys and values, the memory "
+            f"budget holds {room}; lower max_tokens or raise resources.dram",
+            param="max_tokens",
+        )
+
+    def _count_pass(self, slices: list[Slice], batcher: Batcher, duration_s: float) -> None:
+        counts = self.statistics
+        counts.num_passes += 1
+        counts.pass_s += duration_s
+        counts.prompt_tokens += sum(s.num_tokens for s in slices if s.num_tokens > 1)
+        counts.num_running = len(batcher.running)
+        counts.num_preempted = batcher.num_preempted

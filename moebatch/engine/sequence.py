@@ -1,0 +1,46 @@
+"""One generation of a request while it is in work."""
+
+from dataclasses import dataclass, field
+
+from moebatch.engine.text import AnswerText
+from moebatch.spec.request import Choice, Request, TokenLogprob
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """Tokens known so far, and how many of them the cache of keys and values holds."""
+
+    request: Request
+    choice: int
+    answer: AnswerText
+    output_tokens: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    num_cached: int = 0
+    result: Choice | None = None
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Length of the prompt."""
+        return len(self.request.prompt_tokens)
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and answer so far."""
+        return len(self.request.prompt_tokens) + len(self.output_tokens)
+
+    @property
+    def num_pending(self) -> int:
+        """Known tokens that have not been through the layers: 1 while it decodes."""
+        return self.num_tokens - self.num_cached
+
+    @property
+    def max_tokens(self) -> int:
+        """Prompt and longest answer together."""
+        return self.num_prompt_tokens + self.request.sampling.max_tokens
+
+    def pending_tokens(self, count: int) -> list[int]:
+        """The next `count` tokens to compute."""
+        start, prompt = self.num_cached, self.request.prompt_tokens
+        head = list(prompt[start : start + count])
+        rest = start + len(head) - len(prompt)
+        return head + self.output_tokens[rest : rest + count - len(head)]

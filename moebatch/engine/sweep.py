@@ -1,0 +1,150 @@
+"""One walk through all layers, plainly in order: the reference that every schedule must equal.
+
+Shape letters: T tokens of the pass, R rows of one block of logits, D hidden, V vocabulary.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from moebatch.engine.batcher import Slice
+from moebatch.engine.sequence import Sequence as TokenSequence
+from moebatch.model.batch import MicroBatch, Span
+from moebatch.model.decoder import Decoder
+from moebatch.spec.policy import Policy
+from moebatch.spec.shape import ModelShape
+from moebatch.store.experts import ExpertKey, ExpertStore
+from moebatch.store.kv import KVCache
+
+LOGITS_BLOCK_BYTES = 32 * 2**20
+"""Room for one block of logits: bounds memory without slowing the head down."""
+
+GATHERED_ROWS = 16384
+"""Most cache rows that the decoding sequences of a micro-batch see together, padding counted."""
+
+PROMPT_ROWS = 512
+"""Most prompt tokens of a micro-batch, unless one slice alone has more."""
+
+
+class Sweep:
+    """Takes slices of sequences through the model and hands out logits of their last tokens.
+
+    Attention runs micro-batch by micro-batch; an expert runs once, over all tokens of the pass
+    that chose it. While experts compute, those of the layers behind, and of the next pass, are
+    read ahead, if the pass is so large that most of them will be chosen.
+    """
+
+    def __init__(
+        self, decoder: Decoder, cache: KVCache, experts: ExpertStore, policy: Policy
+    ) -> None:
+        self._decoder = decoder
+        self._cache = cache
+        self._experts = experts
+        self._policy = policy
+        self._logits_rows = logits_rows(decoder.shape)
+
+    def run(self, slices: Sequence[Slice]) -> Iterator[tuple[list[TokenSequence], Tensor]]:
+        """Yields blocks of sequences with the logits_RV from which their next token comes.
+
+        A sequence is among them when all of its known tokens have been computed. All slices are
+        counted as cached when the first block is yielded.
+        """
+        micro_batches = arrange(slices, self._policy.micro_batch_size)
+        ordered = [piece for group in micro_batches for piece in group]
+        tokens = [token for piece in ordered for token in _tokens(piece)]
+        x_TD = self._decoder.embed(torch.tensor(tokens))
+        self._run_layers(x_TD, self._spans(micro_batches))
+        yield from self._logits(x_TD, ordered)
+
+    def _run_layers(self, x_TD: Tensor, micro_batches: Sequence[MicroBatch]) -> None:
+        decoder, shape = self._decoder, self._decoder.shape
+        for layer in range(shape.num_layers):
+            for micro_batch in micro_batches:
+                keys, values = self._cache.keys_RGC[layer], self._cache.values_RGC[layer]
+                decoder.attend(layer, x_TD, micro_batch, keys, values)
+            if not shape.is_moe(layer):
+                decoder.add_dense(layer, x_TD)
+                continue
+            routing = decoder.route(layer, x_TD)
+            chosen = self._experts.require(layer, routing.experts)
+            self._experts.announce(upcoming(shape, layer, num_tokens=len(x_TD)))
+            for expert, tensors in chosen:
+                decoder.run_expert(layer, routing, expert, tensors)
+            decoder.combine(layer, x_TD, routing)
+
+    def _spans(self, micro_batches: Sequence[Sequence[Slice]]) -> list[MicroBatch]:
+        start, result = 0, []
+        for group in micro_batches:
+            spans = []
+            for piece in group:
+                spans.append(
+                    Span(
+                        start=start,
+                        num_tokens=piece.num_tokens,
+                        context=piece.sequence.num_cached,
+                        rows_S=self._cache.rows(piece.sequence, piece.context),
+                        rope_length=piece.sequence.num_prompt_tokens,
+                    )
+                )
+                start += piece.num_tokens
+            result.append(self._decoder.micro_batch(spans))
+        return result
+
+    def _logits(
+        self, x_TD: Tensor, ordered: Sequence[Slice]
+    ) -> Iterator[tuple[list[TokenSequence], Tensor]]:
+        ends, end = [], -1
+        for piece in ordered:
+            end += piece.num_tokens
+            piece.sequence.num_cached += piece.num_tokens
+            if piece.sequence.num_pending == 0:
+                ends.append((piece.sequence, end))
+        for first in range(0, len(ends), self._logits_rows):
+            block = ends[first : first + self._logits_rows]
+            rows = torch.tensor([row for _, row in block])
+            yield [sequence for sequence, _ in block], self._decoder.logits(x_TD[rows])
+
+
+def arrange(slices: Sequence[Slice], micro_batch_size: int) -> list[list[Slice]]:
+    """Slices in micro-batches: decoding ones by length, so that padding is small, then prompts."""
+    decoding = sorted((s for s in slices if s.num_tokens == 1), key=lambda s: s.context)
+    groups: list[list[Slice]] = []
+    for piece in decoding:
+        # Ascending lengths: the newest piece is the longest, and all are padded to it.
+        rows = (len(groups[-1]) + 1) * piece.context if groups else 0
+        if not groups or len(groups[-1]) >= micro_batch_size or rows > GATHERED_ROWS:
+            groups.append([])
+        groups[-1].append(piece)
+    prompts: list[list[Slice]] = []
+    for piece in (s for s in slices if s.num_tokens > 1):
+        rows = sum(s.num_tokens for s in prompts[-1]) + piece.num_tokens if prompts else 0
+        if not prompts or len(prompts[-1]) >= micro_batch_size or rows > PROMPT_ROWS:
+            prompts.append([])
+        prompts[-1].append(piece)
+    return groups + prompts
+
+
+def upcoming(shape: ModelShape, layer: int, *, num_tokens: int) -> Iterator[ExpertKey]:
+    """Experts that will probably be needed after `layer`, in order, up to `layer` of the next pass.
+
+    With even routing an expert is chosen by at least one of T tokens with probability
+    1 - (1 - K/E)^T. Below one half nothing is worth reading before the gate has spoken.
+    """
+    share = shape.experts_per_token / shape.num_experts
+    if 1 - (1 - share) ** num_tokens < 0.5:
+        return
+    layers = shape.moe_layers
+    position = layers.index(layer) + 1
+    for following in layers[position:] + layers[:position]:
+        for expert in range(shape.num_experts):
+            yield ExpertKey(following, expert)
+
+
+def logits_rows(shape: ModelShape) -> int:
+    """Rows of one block of logits."""
+    return max(1, min(256, LOGITS_BLOCK_BYTES // (4 * shape.vocab_size)))
+
+
+def _tokens(piece: Slice) -> list[int]:
+    return piece.sequence.pending_tokens(piece.num_tokens)

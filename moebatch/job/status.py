@@ -1,0 +1,87 @@
+"""How far a run is, and what came of it: figures only, drawn elsewhere."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from moebatch.spec.policy import Policy
+
+Phase = Literal["checking input", "loading weights", "running", "writing answers"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LaneTime:
+    """What one lane did during a run, or during a part of it."""
+
+    name: str
+    busy_s: float
+    elapsed_s: float
+
+    @property
+    def share(self) -> float:
+        """Part of the time in which the lane was busy, 0..1."""
+        return min(1.0, self.busy_s / self.elapsed_s) if self.elapsed_s > 0 else 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunStatus:
+    """A moment of a run."""
+
+    phase: Phase
+    num_rows: int
+    num_done: int
+    """Rows with a line in the output, failed ones among them."""
+    num_failed: int
+    num_running: int
+    """Sequences in work."""
+    prompt_tokens: int
+    generated_tokens: int
+    expected_tokens: int
+    """New tokens of the whole job, when every answer is as long as it may be."""
+    elapsed_s: float
+    """Since the first pass began."""
+    memory_bytes: int
+    budget_bytes: int
+    lanes: tuple[LaneTime, ...]
+
+    @property
+    def fraction(self) -> float:
+        """Part of the job that is done, 0..1: by rows, and by tokens while rows are in work."""
+        if self.num_done >= self.num_rows:
+            return 1.0
+        by_tokens = self.generated_tokens / max(1, self.expected_tokens)
+        return max(self.num_done / self.num_rows, min(by_tokens, 0.99))
+
+    @property
+    def eta_s(self) -> float | None:
+        """Seconds that are left, if it goes on as it went; None before anything is done."""
+        if self.fraction <= 0 or self.elapsed_s <= 0:
+            return None
+        return self.elapsed_s * (1 - self.fraction) / self.fraction
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunSummary:
+    """What a finished run leaves to say."""
+
+    output: str
+    num_rows: int
+    num_failed: int
+    errors: dict[str, int]
+    """Failed rows by the code of their error."""
+    prompt_tokens: int
+    generated_tokens: int
+    load_s: float
+    run_s: float
+    """From the first pass to the last."""
+    total_s: float
+    lanes: tuple[LaneTime, ...]
+    waited_s: float
+    """Time in which compute waited for experts."""
+    bytes_read: int
+    num_passes: int
+    num_preempted: int
+    peak_bytes: int
+    """Most physical memory of the process, by the kernel's count."""
+    budget_bytes: int
+    policy: Policy
+    reads_past_page_cache: bool

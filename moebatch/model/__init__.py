@@ -1,0 +1,1 @@
+"""What is computed: one decoder for all families. Arithmetic only, never files or threads."""

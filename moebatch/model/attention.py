@@ -1,0 +1,118 @@
+"""Attention over a KV cache of flat rows, without padding between sequences.
+
+Shape letters: T tokens of the micro-batch, B decoding sequences, S positions, H query heads,
+G KV heads, C head size, R rows of the cache.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from moebatch.model.batch import QUERY_BLOCK, AttentionPlan, DecodeGroup, PromptSlice
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LayerKv:
+    """Keys and values of one layer, and room into which rows of them are gathered."""
+
+    keys_RGC: Tensor
+    values_RGC: Tensor
+    gathered_keys_SGC: Tensor
+    gathered_values_SGC: Tensor
+
+    def write(self, rows_T: Tensor, k_TGC: Tensor, v_TGC: Tensor) -> None:
+        """Stores new keys and values."""
+        self.keys_RGC.index_copy_(0, rows_T, k_TGC.to(self.keys_RGC.dtype))
+        self.values_RGC.index_copy_(0, rows_T, v_TGC.to(self.values_RGC.dtype))
+
+    def read(self, rows: Tensor | slice) -> tuple[Tensor, Tensor]:
+        """Keys and values of these rows in the compute dtype; valid until the next read."""
+        return (
+            _rows_of(self.keys_RGC, rows, self.gathered_keys_SGC),
+            _rows_of(self.values_RGC, rows, self.gathered_values_SGC),
+        )
+
+
+def attend(
+    q_THC: Tensor, k_TGC: Tensor, v_TGC: Tensor, plan: AttentionPlan, kv: LayerKv, out_THC: Tensor
+) -> None:
+    """Attention of all tokens to what `plan` lets them see; writes every row of `out_THC`.
+
+    The new keys and values must be in the cache already.
+    """
+    for group in plan.decodes:
+        _attend_decodes(q_THC, group, kv, out_THC)
+    for prompt in plan.prompts:
+        stop = prompt.offset + prompt.num_tokens
+        q, out = q_THC[prompt.offset : stop], out_THC[prompt.offset : stop]
+        if prompt.rows is None:
+            k, v = k_TGC[prompt.offset : stop], v_TGC[prompt.offset : stop]
+        else:
+            k, v = kv.read(prompt.rows)
+        _attend_prompt(q, k, v, prompt, plan, out)
+
+
+def _attend_decodes(q_THC: Tensor, group: DecodeGroup, kv: LayerKv, out_THC: Tensor) -> None:
+    """One query per sequence. Query heads that share a KV head are rows of one product."""
+    (num_seqs, num_positions), heads = group.rows_BS.shape, q_THC.shape[1:]
+    k_XGC, v_XGC = kv.read(group.rows_BS.view(-1))
+    num_kv_heads, head_dim = k_XGC.shape[1:]
+    k_BGSC = k_XGC.view(num_seqs, num_positions, num_kv_heads, head_dim).transpose(1, 2)
+    v_BGSC = v_XGC.view(num_seqs, num_positions, num_kv_heads, head_dim).transpose(1, 2)
+    q_BGHC = q_THC.index_select(0, group.tokens_B).view(num_seqs, num_kv_heads, -1, head_dim)
+    out = F.scaled_dot_product_attention(q_BGHC, k_BGSC, v_BGSC, attn_mask=group.mask_B11S)
+    out_THC.index_copy_(0, group.tokens_B, out.reshape(num_seqs, *heads))
+
+
+def _attend_prompt(
+    q_THC: Tensor,
+    k_SGC: Tensor,
+    v_SGC: Tensor,
+    prompt: PromptSlice,
+    plan: AttentionPlan,
+    out_THC: Tensor,
+) -> None:
+    """Queries of one sequence, in blocks where causal attention alone does not do."""
+    whole = prompt.context == 0 and (plan.window is None or prompt.num_tokens <= plan.window)
+    if whole:
+        _attend_block(q_THC, k_SGC, v_SGC, None, out_THC)
+        return
+    assert plan.band_QS is not None, "the plan of such a slice has a band"
+    for first in range(0, prompt.num_tokens, QUERY_BLOCK):
+        stop = min(first + QUERY_BLOCK, prompt.num_tokens)
+        last_key = prompt.context + stop - prompt.first_key
+        first_key = 0
+        if plan.window is not None:
+            seen_from = prompt.context + first - plan.window + 1
+            first_key = max(0, seen_from - prompt.first_key)
+        keys = slice(first_key, last_key)
+        band = plan.band_QS[-(stop - first) :, -(last_key - first_key) :]
+        _attend_block(q_THC[first:stop], k_SGC[keys], v_SGC[keys], band, out_THC[first:stop])
+
+
+def _attend_block(
+    q_THC: Tensor, k_SGC: Tensor, v_SGC: Tensor, mask_TS: Tensor | None, out_THC: Tensor
+) -> None:
+    """One fused product. KV heads take the place of the batch, so that the query heads sharing
+    one can see it as a repeated view: nothing is copied."""
+    num_tokens, num_heads, head_dim = q_THC.shape
+    num_kv_heads = k_SGC.shape[1]
+    num_shared = num_heads // num_kv_heads
+    q_GHTC = q_THC.view(num_tokens, num_kv_heads, num_shared, head_dim).permute(1, 2, 0, 3)
+    k_GHSC = k_SGC.transpose(0, 1)[:, None].expand(-1, num_shared, -1, -1)
+    v_GHSC = v_SGC.transpose(0, 1)[:, None].expand(-1, num_shared, -1, -1)
+    out = F.scaled_dot_product_attention(
+        q_GHTC, k_GHSC, v_GHSC, attn_mask=mask_TS, is_causal=mask_TS is None
+    )
+    out_THC.view(num_tokens, num_kv_heads, num_shared, head_dim).copy_(out.permute(2, 0, 1, 3))
+
+
+def _rows_of(cache_RGC: Tensor, rows: Tensor | slice, room_SGC: Tensor) -> Tensor:
+    if isinstance(rows, slice):
+        return cache_RGC[rows].to(room_SGC.dtype)
+    room = room_SGC[: len(rows)]
+    if cache_RGC.dtype == room.dtype:
+        return torch.index_select(cache_RGC, 0, rows, out=room)
+    return room.copy_(cache_RGC.index_select(0, rows))

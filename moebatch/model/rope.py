@@ -1,0 +1,131 @@
+"""Rotary positions: frequencies as transformers defines them for a config.
+
+Shape letters: T tokens, H heads, C head size.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from moebatch.errors import CheckpointError
+from moebatch.spec.shape import ModelShape
+
+_KEYS = (
+    "rope_parameters",
+    "rope_scaling",
+    "rope_theta",
+    "partial_rotary_factor",
+    "max_position_embeddings",
+    "original_max_position_embeddings",
+    "hidden_size",
+    "num_attention_heads",
+)
+_MAX_CACHED_LENGTHS = 4096
+
+
+class Rope:
+    """Turns positions into the angles by which queries and keys are rotated."""
+
+    def __init__(self, shape: ModelShape, config: Mapping[str, Any], device: torch.device) -> None:
+        """Raises CheckpointError where the raw config asks for what transformers cannot do."""
+        self._head_dim = shape.head_dim
+        self._device = device
+        try:
+            self._parameters = _RopeParameters(shape, config)
+            frequencies = self._frequencies(1)
+        except Exception as error:
+            # transformers checks little: a bad entry shows as almost any exception.
+            raise CheckpointError(
+                f"config.json: rope parameters: {type(error).__name__}: {error}"
+            ) from error
+        if frequencies.shape != (shape.head_dim // 2,):
+            raise CheckpointError(
+                f"config.json: rope parameters rotate {2 * len(frequencies)} of {shape.head_dim} "
+                f"head dimensions; {shape.architecture} rotates all of them"
+            )
+
+    def angles(
+        self, positions_T: Tensor, lengths_T: Tensor, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor]:
+        """Cosines and sines [T, C/2] of tokens at `positions_T` in sequences of `lengths_T`.
+
+        Lengths matter only for scalings that depend on them (dynamic, longrope).
+        """
+        effective_T = self._parameters.effective_lengths(lengths_T)
+        lengths, choice_T = torch.unique(effective_T, return_inverse=True)
+        frequencies = torch.stack([self._frequencies(length) for length in lengths.tolist()])
+        angles = positions_T.float()[:, None] * frequencies[choice_T]
+        scale = self._parameters.attention_scale
+        return (angles.cos() * scale).to(dtype), (angles.sin() * scale).to(dtype)
+
+    def _frequencies(self, length: int) -> Tensor:
+        cache = self._parameters.cache
+        if length not in cache:
+            if len(cache) >= _MAX_CACHED_LENGTHS:
+                cache.clear()
+            cache[length] = self._parameters.frequencies(length).to(self._device)
+        return cache[length]
+
+
+class _RopeParameters:
+    """The standardised parameters of a config and the function that transformers has for them."""
+
+    def __init__(self, shape: ModelShape, config: Mapping[str, Any]) -> None:
+        self.cache: dict[int, Tensor] = {}
+        self.attention_scale = 1.0
+        self._config = _rope_config(shape, config)
+        parameters = self._config.rope_parameters
+        self.kind = parameters["rope_type"]
+        self._threshold = shape.max_positions
+        if self.kind == "longrope":
+            self._threshold = parameters["original_max_position_embeddings"]
+        self._compute = _compute_function(self.kind)
+
+    def effective_lengths(self, lengths_T: Tensor) -> Tensor:
+        """Lengths with all that share their frequencies made equal."""
+        if "dynamic" in self.kind:
+            return lengths_T.clamp(min=self._threshold)
+        if self.kind == "longrope":
+            return self._threshold + (lengths_T > self._threshold).long()
+        return torch.ones_like(lengths_T)
+
+    def frequencies(self, length: int) -> Tensor:
+        """Inverse frequencies [C/2], float32, for a sequence of that length."""
+        frequencies, scale = self._compute(self._config, "cpu", seq_len=length)
+        self.attention_scale = float(scale)
+        return frequencies.float()
+
+
+def rotate(x_THC: Tensor, cos_TR: Tensor, sin_TR: Tensor) -> None:
+    """Rotates each pair (i, i + C/2) of head dimensions in place; R is C/2."""
+    cos, sin = cos_TR[:, None], sin_TR[:, None]
+    first, second = x_THC.chunk(2, dim=-1)
+    first_sin, second_sin = first * sin, second * sin
+    first.mul_(cos).sub_(second_sin)
+    second.mul_(cos).add_(first_sin)
+
+
+def _rope_config(shape: ModelShape, config: Mapping[str, Any]) -> Any:
+    """A transformers config with what matters for rotary positions and no more."""
+    from copy import deepcopy
+
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    from moebatch.spec.shape_keys import FAMILY_KEYS
+
+    model_type = FAMILY_KEYS[shape.architecture].model_type
+    given = {key: deepcopy(config[key]) for key in _KEYS if config.get(key) is not None}
+    return CONFIG_MAPPING[model_type](**given, head_dim=shape.head_dim)
+
+
+def _compute_function(kind: str) -> Callable[..., tuple[Tensor, float]]:
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    return _default_frequencies if kind == "default" else ROPE_INIT_FUNCTIONS[kind]
+
+
+def _default_frequencies(config: Any, device: str, seq_len: int) -> tuple[Tensor, float]:
+    steps = torch.arange(0, config.head_dim, 2, dtype=torch.float32, device=device)
+    return 1.0 / config.rope_parameters["rope_theta"] ** (steps / config.head_dim), 1.0

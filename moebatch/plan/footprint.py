@@ -1,0 +1,96 @@
+"""How many bytes of DRAM a policy takes, term by term."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from moebatch.spec.policy import Policy
+from moebatch.spec.shape import ModelShape
+
+KV_PAGE_TOKENS = 16
+LIBRARY_WORKSPACE_BYTES = 160 * 2**20
+"""What oneDNN keeps for its primitives and packed operands, and what the allocator cannot reuse;
+measured on jobs of many shapes, and kept small by computing few distinct row counts."""
+READ_WINDOW_BYTES = 17 * 2**20
+"""Window through which the weights outside experts are read."""
+MAX_GEMM_ROWS = 1024
+"""Rows of one matrix product; more are computed in blocks."""
+GATHERED_ROWS = 16384
+"""Cache rows that the decoding sequences of a micro-batch see together, padding counted."""
+LOGITS_WORK_BYTES = 128 * 2**20
+"""Logits of a block of rows, and what sampling from them takes."""
+_BLOCK_BYTES = 4096
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Dtypes:
+    """Bytes per weight element: in the files, and as computed."""
+
+    stored_bytes: int
+    compute_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Footprint:
+    """Bytes at their peak, by what they are for."""
+
+    terms: Mapping[str, int]
+
+    @property
+    def total_bytes(self) -> int:
+        """All terms together."""
+        return sum(self.terms.values())
+
+    @property
+    def largest(self) -> tuple[str, int]:
+        """The largest term: where a change would help most."""
+        return max(self.terms.items(), key=lambda term: term[1])
+
+
+def footprint(
+    shape: ModelShape, policy: Policy, *, dtypes: Dtypes, program_bytes: int, max_tokens: int
+) -> Footprint:
+    """Peak of every term under `policy`.
+
+    Args:
+        program_bytes: what the process holds before any weight is loaded.
+        max_tokens: longest sequence of the job, prompt and answer.
+    """
+    slot = slot_bytes(shape, dtypes)
+    converts = dtypes.stored_bytes != dtypes.compute_bytes
+    terms = {
+        "program and libraries": program_bytes + LIBRARY_WORKSPACE_BYTES,
+        "weights outside experts": shape.resident_params * dtypes.compute_bytes + READ_WINDOW_BYTES,
+        "resident experts": policy.num_resident * slot,
+        "expert slots": policy.num_slots * slot,
+        "converted expert": shape.expert_params * dtypes.compute_bytes if converts else 0,
+        "keys and values": policy.num_kv_pages * kv_page_bytes(shape, dtypes),
+        "activations": activation_bytes(shape, policy, dtypes, max_tokens=max_tokens),
+    }
+    return Footprint(terms={name: num_bytes for name, num_bytes in terms.items() if num_bytes})
+
+
+def slot_bytes(shape: ModelShape, dtypes: Dtypes) -> int:
+    """Room of one expert as stored: each matrix may begin and end within a block of the file."""
+    return shape.expert_params * dtypes.stored_bytes + 3 * 2 * _BLOCK_BYTES
+
+
+def kv_page_bytes(shape: ModelShape, dtypes: Dtypes) -> int:
+    """One page of keys and values, over all layers."""
+    return KV_PAGE_TOKENS * shape.kv_bytes_per_token(dtypes.compute_bytes)
+
+
+def activation_bytes(shape: ModelShape, policy: Policy, dtypes: Dtypes, *, max_tokens: int) -> int:
+    """What a pass needs beside weights and cache, at its largest."""
+    tokens, num_bytes = policy.tokens_per_pass, dtypes.compute_bytes
+    widest = max(shape.expert_width, shape.shared_expert_width, shape.dense_width)
+    rows = min(tokens, MAX_GEMM_ROWS)
+    per_pass = tokens * shape.hidden_size * 3  # residual stream, its norm, the experts' sum
+    per_pass += tokens * shape.experts_per_token * shape.hidden_size  # output of every expert
+    per_product = rows * (
+        3 * widest + 2 * shape.hidden_size
+    )  # gate, up, their product; rows in, out
+    per_product += rows * 6 * (shape.query_width + 2 * shape.kv_width)  # q, k, v and rotations
+    seen_rows = max(GATHERED_ROWS, max_tokens)
+    gathered = 2 * seen_rows * shape.kv_width  # keys and values of a micro-batch
+    scores = 4 * seen_rows * shape.num_heads  # float32
+    return (per_pass + per_product + gathered) * num_bytes + scores + LOGITS_WORK_BYTES

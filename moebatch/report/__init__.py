@@ -1,0 +1,1 @@
+"""What people see: progress, summaries and errors. Figures come from below; only drawn here."""

@@ -1,0 +1,162 @@
+"""Progress of a run: a live block on a terminal, a plain line now and then elsewhere."""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from moebatch.job.status import RunStatus
+from moebatch.units import format_bytes, format_duration
+
+PLAIN_INTERVAL_S = 30.0
+_WINDOW_S = 30.0
+_REFRESHES_PER_S = 4
+
+StatusSource = Callable[[], RunStatus]
+
+
+@contextmanager
+def watching(source: StatusSource, console: Console, *, quiet: bool) -> Iterator[None]:
+    """Shows what `source` says while the block runs; nothing when `quiet`."""
+    if quiet:
+        yield
+    elif console.is_terminal:
+        view = _LiveView(source)
+        with Live(
+            get_renderable=view.render,
+            console=console,
+            refresh_per_second=_REFRESHES_PER_S,
+            transient=True,
+        ):
+            yield
+    else:
+        with _plain_lines(source, console):
+            yield
+
+
+class RecentRates:
+    """Tokens per second and busy shares over the last half minute, not since the beginning."""
+
+    def __init__(self) -> None:
+        self._history: deque[RunStatus] = deque()
+
+    def add(self, status: RunStatus) -> None:
+        """Takes in a new moment and forgets those that are too old."""
+        self._history.append(status)
+        while len(self._history) > 2 and status.elapsed_s - self._history[1].elapsed_s >= _WINDOW_S:
+            self._history.popleft()
+
+    def tokens_per_s(self) -> tuple[float, float]:
+        """Prompt and generated tokens per second."""
+        first, last = self._history[0], self._history[-1]
+        seconds = last.elapsed_s - first.elapsed_s
+        if seconds <= 0:
+            return 0.0, 0.0
+        return (
+            (last.prompt_tokens - first.prompt_tokens) / seconds,
+            (last.generated_tokens - first.generated_tokens) / seconds,
+        )
+
+    def busy_shares(self) -> dict[str, float]:
+        """Share of time, 0..1, in which each lane was busy."""
+        first, last = self._history[0], self._history[-1]
+        shares = {}
+        for before, after in zip(first.lanes, last.lanes, strict=True):
+            seconds = after.elapsed_s - before.elapsed_s
+            busy = after.busy_s - before.busy_s
+            shares[after.name] = min(1.0, busy / seconds) if seconds > 0 else after.share
+        return shares
+
+
+def plain_line(status: RunStatus, rates: RecentRates) -> str:
+    """One line for logs: no colours, no control characters."""
+    if status.phase != "running":
+        return f"moebatch: {status.phase}, {status.num_done}/{status.num_rows} rows"
+    prompt, generated = rates.tokens_per_s()
+    lanes = " ".join(f"{name} {share:.0%}" for name, share in rates.busy_shares().items())
+    return (
+        f"moebatch: {status.num_done}/{status.num_rows} rows ({status.num_failed} failed), "
+        f"{generated:.1f} tok/s generated, {prompt:.1f} tok/s prompt, "
+        f"ETA {_eta(status)}, memory {format_bytes(status.memory_bytes)} of "
+        f"{format_bytes(status.budget_bytes)}, busy: {lanes}"
+    )
+
+
+class _LiveView:
+    """Draws the newest status, keeping enough history for rates."""
+
+    def __init__(self, source: StatusSource) -> None:
+        self._source = source
+        self._rates = RecentRates()
+
+    def render(self) -> RenderableType:
+        status = self._source()
+        self._rates.add(status)
+        if status.phase != "running":
+            return Text(f"{status.phase} …", style="dim")
+        return Group(self._rows(status), self._figures(status))
+
+    def _rows(self, status: RunStatus) -> RenderableType:
+        grid = Table.grid(padding=(0, 1))
+        failed = f" [red]{status.num_failed} failed[/]" if status.num_failed else ""
+        grid.add_row(
+            ProgressBar(total=1.0, completed=status.fraction, width=36),
+            f"[bold]{status.num_done}[/]/{status.num_rows} rows{failed}",
+            f"[cyan]ETA {_eta(status)}[/]",
+            f"[dim]{format_duration(status.elapsed_s)} so far[/]",
+        )
+        return grid
+
+    def _figures(self, status: RunStatus) -> RenderableType:
+        prompt, generated = self._rates.tokens_per_s()
+        shares = self._rates.busy_shares()
+        busiest = max(shares, key=lambda name: shares[name], default="")
+        lanes = "  ".join(
+            f"[{'bold yellow' if name == busiest else 'default'}]{name} {share:.0%}[/]"
+            for name, share in shares.items()
+        )
+        grid = Table.grid(padding=(0, 1))
+        grid.add_column(style="dim", justify="right")
+        grid.add_column()
+        grid.add_row(
+            "tokens/s",
+            f"[green]{generated:.1f}[/] generated, {prompt:.1f} prompt, "
+            f"{status.num_running} sequences in work",
+        )
+        grid.add_row(
+            "memory",
+            f"{format_bytes(status.memory_bytes)} of {format_bytes(status.budget_bytes)}",
+        )
+        grid.add_row("busy", lanes)
+        return grid
+
+
+@contextmanager
+def _plain_lines(source: StatusSource, console: Console) -> Iterator[None]:
+    done = threading.Event()
+    rates = RecentRates()
+
+    def print_lines() -> None:
+        rates.add(source())
+        while not done.wait(PLAIN_INTERVAL_S):
+            status = source()
+            rates.add(status)
+            console.print(plain_line(status, rates), markup=False, highlight=False, soft_wrap=True)
+
+    thread = threading.Thread(target=print_lines, name="progress", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def _eta(status: RunStatus) -> str:
+    return "?" if status.eta_s is None else format_duration(status.eta_s)

@@ -1,0 +1,75 @@
+"""The report at the end of a run."""
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+
+from moebatch.job.status import RunSummary
+from moebatch.spec.policy import Policy
+from moebatch.units import format_bytes, format_duration, format_rate
+
+
+def summary_table(summary: RunSummary) -> RenderableType:
+    """What was done, how fast, what the lanes did, and what it took."""
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="dim", justify="right")
+    grid.add_column()
+    grid.add_row("rows", _rows(summary))
+    grid.add_row("output", summary.output)
+    for name, text in _speed(summary):
+        grid.add_row(name, text)
+    for lane in summary.lanes:
+        grid.add_row(lane.name, f"busy {format_duration(lane.busy_s)} ({lane.share:.0%})")
+    grid.add_row("waiting", f"compute waited {format_duration(summary.waited_s)} for experts")
+    grid.add_row("read", _reading(summary))
+    grid.add_row("peak memory", _memory(summary))
+    grid.add_row("policy", policy_line(summary.policy))
+    return Group("", grid)
+
+
+def policy_line(policy: Policy) -> str:
+    """A policy in one line."""
+    experts = (
+        f"{policy.num_resident} experts resident, {policy.num_slots} slots"
+        if policy.num_slots
+        else "all experts resident"
+    )
+    return (
+        f"up to {policy.batch_size} sequences, micro-batches of {policy.micro_batch_size}, "
+        f"{policy.tokens_per_pass} tokens a pass, {experts}, {policy.num_kv_pages} KV pages"
+    )
+
+
+def _rows(summary: RunSummary) -> str:
+    text = f"{summary.num_rows} done"
+    if summary.num_failed:
+        codes = ", ".join(f"{count} {code}" for code, count in sorted(summary.errors.items()))
+        text += f", [red]{summary.num_failed} failed[/] ({codes})"
+    return text
+
+
+def _speed(summary: RunSummary) -> list[tuple[str, str]]:
+    seconds = summary.run_s or float("nan")
+    return [
+        (
+            "tokens",
+            f"{summary.generated_tokens} generated ([bold green]"
+            f"{summary.generated_tokens / seconds:.1f} tok/s[/]), "
+            f"{summary.prompt_tokens} prompt ({summary.prompt_tokens / seconds:.1f} tok/s)",
+        ),
+        (
+            "time",
+            f"{format_duration(summary.total_s)} in all: {format_duration(summary.load_s)} to "
+            f"start, {format_duration(summary.run_s)} for {summary.num_passes} passes",
+        ),
+    ]
+
+
+def _reading(summary: RunSummary) -> str:
+    disk_s = next((lane.busy_s for lane in summary.lanes if lane.name == "disk"), 0.0)
+    rate = f" at {format_rate(summary.bytes_read / disk_s)}" if disk_s else ""
+    how = "" if summary.reads_past_page_cache else ", through the page cache (O_DIRECT refused)"
+    return f"{format_bytes(summary.bytes_read)} of experts{rate}{how}"
+
+
+def _memory(summary: RunSummary) -> str:
+    return f"{format_bytes(summary.peak_bytes)} of {format_bytes(summary.budget_bytes)}"

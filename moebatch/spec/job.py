@@ -1,0 +1,193 @@
+"""The job file: which model answers which prompts, how, and with how much of the machine."""
+
+import contextlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from moebatch.errors import ConfigError
+from moebatch.spec.job_faults import WrongValues, faults_of
+from moebatch.spec.job_values import (
+    FilePath,
+    Hardware,
+    JobSeed,
+    OptionalPath,
+    OptionalText,
+    Size,
+    TemplateVariables,
+    Text,
+    Threads,
+    one_of,
+    row_default,
+)
+from moebatch.spec.limits import CHECKS, contradictions
+from moebatch.spec.yaml_file import read_yaml
+
+
+class Section(BaseModel):
+    """A mapping of the job file: frozen, and without room for unknown keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _empty_is_default(cls, value: object) -> object:
+        """A section whose lines are all commented out says nothing, which is allowed."""
+        return {} if value is None else value
+
+
+class ModelSection(Section):
+    """Which model answers."""
+
+    path: FilePath
+    """Folder with config.json, tokenizer and safetensors files."""
+    dtype: Annotated[
+        Literal["auto", "float32", "bfloat16", "float16"],
+        one_of("auto", "float32", "bfloat16", "float16"),
+    ] = "auto"
+    """Number format to compute in; auto is the one of the checkpoint."""
+    name: OptionalText = None
+    """The only model name that rows may ask for in ``body.model``; None accepts any name."""
+    chat_template: OptionalPath = None
+    """Jinja file that replaces the chat template of the model folder."""
+
+
+class InputSection(Section):
+    """Where the prompts come from."""
+
+    path: FilePath
+    """A .jsonl, .jsonl.gz, .jsonl.zst or .parquet file, or a folder saved by datasets."""
+    on_bad_row: Annotated[Literal["record", "fail"], one_of("record", "fail")] = "record"
+    """record: a bad row gets an error as its answer. fail: one bad row, and nothing is run."""
+
+
+class OutputSection(Section):
+    """Where the answers go."""
+
+    path: FilePath
+    """A .jsonl or .jsonl.gz file; it appears when the job is done, in the order of the input."""
+    format: Annotated[Literal["auto", "openai", "plain"], one_of("auto", "openai", "plain")] = (
+        "auto"
+    )
+    """openai: batch result lines. plain: the row itself with the answer added. auto: as asked."""
+    errors: OptionalPath = None
+    """File for the rows that failed; None leaves them among the answers."""
+    column: Text = "response"
+    """Key of a plain result line under which the answer stands."""
+
+
+class SamplingSection(Section):
+    """Sampling of rows that do not say otherwise; None leaves it to the model and the library."""
+
+    max_tokens: Annotated[int | None, row_default("max_tokens")] = None
+    """Most new tokens per sequence; cut to what the model's context leaves."""
+    temperature: Annotated[float | None, row_default("temperature")] = None
+    """0 is greedy; up to 2."""
+    top_p: Annotated[float | None, row_default("top_p")] = None
+    """Keep the likeliest tokens whose probabilities first reach this sum, in (0, 1]."""
+    top_k: Annotated[int | None, row_default("top_k")] = None
+    """Keep that many likeliest tokens; 0 is off."""
+    min_p: Annotated[float | None, row_default("min_p")] = None
+    """Drop tokens less likely than this share of the likeliest one, in [0, 1]."""
+    n: Annotated[int | None, row_default("n")] = None
+    """Sequences per row."""
+    seed: JobSeed = 0
+    """Seed of the job: with a row's custom_id it decides over rows without a seed of their own."""
+    stop: Annotated[tuple[str, ...] | None, row_default("stop")] = None
+    """Texts that end a sequence; they are not part of the answer."""
+    stop_token_ids: Annotated[frozenset[int] | None, row_default("stop_token_ids")] = None
+    """Tokens that end a sequence beside the model's own end tokens."""
+    ignore_eos: Annotated[bool | None, row_default("ignore_eos")] = None
+    """Go on after the model's end tokens."""
+    min_tokens: Annotated[int | None, row_default("min_tokens")] = None
+    """New tokens before a sequence may end."""
+    logprobs: Annotated[int | None, row_default("logprobs")] = None
+    """Alternatives reported with every token; None reports nothing, 0 only the token."""
+    presence_penalty: Annotated[float | None, row_default("presence_penalty")] = None
+    """Subtracted from the logit of every token that the answer already holds, in [-2, 2]."""
+    frequency_penalty: Annotated[float | None, row_default("frequency_penalty")] = None
+    """Subtracted once per occurrence in the answer, in [-2, 2]."""
+    repetition_penalty: Annotated[float | None, row_default("repetition_penalty")] = None
+    """Weakens tokens of prompt and answer, above 0; 1 is off."""
+    logit_bias: Annotated[Mapping[int, float] | None, row_default("logit_bias")] = None
+    """Added to the logits of these token ids, each in [-100, 100]."""
+    chat_template_kwargs: TemplateVariables = Field(default_factory=dict)
+    """Variables for the chat template, such as enable_thinking; a row's own come on top."""
+
+    @model_validator(mode="after")
+    def _agree(self) -> "SamplingSection":
+        found = contradictions(self.defaults())
+        if found:
+            raise WrongValues(found)
+        return self
+
+    def defaults(self) -> dict[str, object]:
+        """The parameters of a row that are set here, by their names in `Sampling`."""
+        values = ((name, getattr(self, name)) for name in CHECKS if name != "seed")
+        return {name: value for name, value in values if value is not None}
+
+
+class ResourcesSection(Section):
+    """Hard budgets: what the job may take of the machine."""
+
+    hardware: Hardware = "auto"
+    """auto measures this machine."""
+    vram: Size = None
+    """Bytes of GPU memory; None is all that is free. Means nothing without a GPU."""
+    dram: Size = None
+    """Bytes of main memory; None is all that is free."""
+    disk: Size = None
+    """Bytes on disk that the job may fill beside its output; None is all that is free."""
+    threads: Threads = None
+    """Threads that compute; None is one per core."""
+
+
+class Job(Section):
+    """A job, with paths as the file has them until `relative_to` resolves them."""
+
+    model: ModelSection
+    """Which model answers."""
+    input: InputSection
+    """Where the prompts come from."""
+    output: OutputSection
+    """Where the answers go."""
+    sampling: SamplingSection = Field(default_factory=SamplingSection)
+    """Sampling of rows that do not say otherwise."""
+    resources: ResourcesSection = Field(default_factory=ResourcesSection)
+    """What the job may take of the machine."""
+
+    def relative_to(self, folder: Path) -> "Job":
+        """The same job with absolute paths: ``~`` expanded, relative ones starting at a folder."""
+
+        def resolve(section: Section) -> Section:
+            paths = ((name, getattr(section, name)) for name in type(section).model_fields)
+            update = {name: _absolute(p, folder) for name, p in paths if isinstance(p, Path)}
+            return section.model_copy(update=update)
+
+        sections = {name: resolve(getattr(self, name)) for name in ("model", "input", "output")}
+        return self.model_copy(update=sections)
+
+
+def load_job(path: Path | str) -> Job:
+    """The job described by a YAML file, with absolute paths.
+
+    Raises ConfigError with all faults of the file at once.
+    """
+    file = read_yaml(Path(path), kind="job file")
+    faults = list(file.faults)
+    try:
+        job = Job.model_validate(file.content)
+    except ValidationError as error:
+        faults += faults_of(error, file, Job)
+    if faults:
+        raise ConfigError(sorted(faults, key=lambda fault: fault.line or 0))
+    return job.relative_to(Path(path).absolute().parent)
+
+
+def _absolute(path: Path, folder: Path) -> Path:
+    # Without such a user's home the path is later reported as missing, by its own name.
+    with contextlib.suppress(RuntimeError):
+        path = path.expanduser()
+    return folder / path

@@ -1,0 +1,176 @@
+"""What a sampling parameter may be: the same checks for rows and for the job file.
+
+Each check takes a value as JSON or YAML gave it and returns it in the form that `Sampling` holds.
+It raises ValueError with what is allowed and what was found, ready to stand behind the name of
+the parameter. True and false are never numbers. Ranges are those of the OpenAI API and vLLM.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import TypeGuard
+
+MAX_CHOICES = 1024
+"""Most sequences of one request: beyond it a typo is likelier than a wish."""
+MAX_LOGPROBS = 20
+"""Most alternatives per token, as OpenAI allows."""
+_LONGEST_SHOWN = 60
+
+
+def shown(value: object) -> str:
+    """A value for an error message: as JSON-like text, cut where it would flood the screen."""
+    words = {"None": "null", "True": "true", "False": "false"}
+    text = repr(value[:_LONGEST_SHOWN] if isinstance(value, str | list) else value)
+    text = words.get(text, text)
+    long = len(text) > _LONGEST_SHOWN
+    if isinstance(value, str | list) and len(value) > _LONGEST_SHOWN:
+        long = True
+    return text[:_LONGEST_SHOWN] + "…" if long else text
+
+
+def whole(value: object, low: int, high: int | None = None) -> int:
+    """A whole number within the bounds, which belong to it."""
+    is_whole = isinstance(value, int) and not isinstance(value, bool)
+    if is_whole and low <= value and (high is None or value <= high):
+        return value
+    reach = f"of at least {low}" if high is None else f"from {low} to {high}"
+    raise ValueError(f"must be a whole number {reach}, got {shown(value)}")
+
+
+def number(value: object, low: float, high: float) -> float:
+    """A finite number within the bounds, which belong to it."""
+    if _is_number(value) and low <= value <= high:
+        return float(value)
+    raise ValueError(f"must be a number from {low:g} to {high:g}, got {shown(value)}")
+
+
+def flag(value: object) -> bool:
+    """True or false."""
+    if isinstance(value, bool):
+        return value
+    raise ValueError(f"must be true or false, got {shown(value)}")
+
+
+def seed(value: object) -> int | None:
+    """A 64-bit integer; -1 means none, as vLLM has it."""
+    number_64_bit = whole(value, -(2**63), 2**63 - 1)
+    return None if number_64_bit == -1 else number_64_bit
+
+
+def stop(value: object) -> tuple[str, ...]:
+    """A text or a list of texts, none of them empty."""
+    texts = [value] if isinstance(value, str) else value
+    if isinstance(texts, list | tuple) and all(isinstance(text, str) for text in texts):
+        if all(texts):
+            return tuple(texts)
+        raise ValueError("must not hold an empty text, which would end every answer at once")
+    raise ValueError(f"must be a text or a list of texts, got {shown(value)}")
+
+
+def token_ids(value: object) -> frozenset[int]:
+    """A list of token ids; whether the model has them is checked where the model is known."""
+    if isinstance(value, list | tuple | frozenset):
+        return frozenset(_token_id(token) for token in value)
+    raise ValueError(f"must be a list of token ids, got {shown(value)}")
+
+
+def logit_bias(value: object) -> Mapping[int, float]:
+    """A mapping of token ids, which JSON writes as text, to numbers from -100 to 100."""
+    if not isinstance(value, Mapping):
+        raise ValueError(f"must be a mapping of token ids to numbers, got {shown(value)}")
+    biases = {}
+    for key, bias in value.items():
+        token = _token_id(int(key) if _is_id_text(key) else key)
+        try:
+            biases[token] = number(bias, -100, 100)
+        except ValueError as error:
+            raise ValueError(f"of token {token} {error}") from None
+    return MappingProxyType(biases)
+
+
+def _temperature(value: object) -> float:
+    return number(value, 0, 2)
+
+
+def _top_p(value: object) -> float:
+    if _is_number(value) and 0 < value <= 1:
+        return float(value)
+    raise ValueError(f"must be a number above 0 and at most 1, got {shown(value)}")
+
+
+def _top_k(value: object) -> int:
+    try:
+        return max(0, whole(value, -1))
+    except ValueError:
+        raise ValueError(
+            f"must be a whole number of at least 1, or 0 or -1 for off, got {shown(value)}"
+        ) from None
+
+
+def _repetition_penalty(value: object) -> float:
+    # The upper bound keeps huge integers, which no float holds, out of the engine.
+    if _is_number(value) and 0 < value <= 1e6:
+        return float(value)
+    raise ValueError(f"must be a number above 0, 1 being off, got {shown(value)}")
+
+
+def _count(value: object) -> int:
+    return whole(value, 0)
+
+
+CHECKS: Mapping[str, Callable[[object], object]] = MappingProxyType(
+    {
+        "max_tokens": lambda value: whole(value, 1),
+        "temperature": _temperature,
+        "top_p": _top_p,
+        "top_k": _top_k,
+        "min_p": lambda value: number(value, 0, 1),
+        "n": lambda value: whole(value, 1, MAX_CHOICES),
+        "seed": seed,
+        "stop": stop,
+        "stop_token_ids": token_ids,
+        "ignore_eos": flag,
+        "min_tokens": _count,
+        "logprobs": lambda value: whole(value, 0, MAX_LOGPROBS),
+        "presence_penalty": lambda value: number(value, -2, 2),
+        "frequency_penalty": lambda value: number(value, -2, 2),
+        "repetition_penalty": _repetition_penalty,
+        "logit_bias": logit_bias,
+    }
+)
+"""One check for every field of `Sampling`."""
+
+
+def contradictions(values: Mapping[str, object]) -> dict[str, str]:
+    """What is wrong between values that are each allowed: name of a parameter to message.
+
+    Values are those of `CHECKS`; what is missing or None contradicts nothing.
+    """
+    found = {}
+    choices, temperature = values.get("n"), values.get("temperature")
+    several = isinstance(choices, int) and choices > 1
+    if several and isinstance(temperature, float) and temperature < 1e-5:
+        found["n"] = (
+            f"is {choices}, but temperature {temperature:g} always takes the likeliest token, "
+            "so all answers would be the same; set n to 1 or temperature above 0"
+        )
+    fewest, most = values.get("min_tokens"), values.get("max_tokens")
+    if isinstance(fewest, int) and isinstance(most, int) and fewest > most:
+        found["min_tokens"] = f"is {fewest}, more than max_tokens, which is {most}"
+    return found
+
+
+def _is_number(value: object) -> TypeGuard[int | float]:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return isinstance(value, int) or math.isfinite(value)
+
+
+def _is_id_text(key: object) -> bool:
+    return isinstance(key, str) and key.isascii() and key.isdecimal() and len(key) < 20
+
+
+def _token_id(value: object) -> int:
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31:
+        return value
+    raise ValueError(f"must hold token ids, which are whole numbers from 0 up, got {shown(value)}")

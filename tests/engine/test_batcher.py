@@ -1,0 +1,141 @@
+"""Passes are filled, nobody starves, and the cache is never overdrawn."""
+
+from dataclasses import dataclass
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moebatch.engine.batcher import Batcher
+from moebatch.engine.sequence import Sequence
+from moebatch.engine.text import AnswerText
+from moebatch.spec.policy import Policy
+from moebatch.spec.request import Request
+from moebatch.spec.sampling import Sampling
+from moebatch.store.kv import KVCache, pages_of
+
+
+class NoText:
+    """Nobody asks for text here."""
+
+    def decode(self, tokens: object) -> str:
+        raise AssertionError("not needed")
+
+
+@dataclass(frozen=True)
+class Work:
+    """A sequence to come: prompt, most new tokens, and those it will really have."""
+
+    prompt: int
+    limit: int
+    answer: int
+
+    def sequence(self, index: int) -> Sequence:
+        sampling = Sampling(max_tokens=self.limit)
+        request = Request(
+            index=index,
+            custom_id=str(index),
+            prompt_tokens=tuple(range(self.prompt)),
+            sampling=sampling,
+        )
+        return Sequence(request, 0, AnswerText(NoText(), sampling))
+
+
+works = st.builds(
+    lambda prompt, limit, share: Work(prompt, limit, 1 + int(share * (limit - 1))),
+    st.integers(1, 60),
+    st.integers(1, 40),
+    st.floats(0, 1),
+)
+
+
+def make(work: list[Work], num_pages: int, tokens_per_pass: int, batch_size: int) -> Batcher:
+    cache = KVCache(
+        num_layers=1, num_kv_heads=1, head_dim=1, num_pages=num_pages, dtype=torch.float32
+    )
+    policy = Policy(
+        batch_size=batch_size,
+        micro_batch_size=4,
+        tokens_per_pass=tokens_per_pass,
+        num_slots=1,
+        num_resident=0,
+        num_kv_pages=num_pages,
+    )
+    return Batcher((w.sequence(i) for i, w in enumerate(work)), cache, policy)
+
+
+def run_pass(batcher: Batcher, work: list[Work]) -> list[tuple[int, int]]:
+    """Computes one pass; (sequence, tokens) of its slices."""
+    slices = batcher.next_pass()
+    done = [(s.sequence.request.index, s.num_tokens) for s in slices]
+    for piece in slices:
+        sequence = piece.sequence
+        rows = batcher._cache.rows(sequence, piece.context)
+        assert len(rows) == piece.context, "a slice needs pages for all that it sees"
+        tokens = sequence.pending_tokens(piece.num_tokens)
+        assert len(tokens) == piece.num_tokens
+        sequence.num_cached += piece.num_tokens
+        if sequence.num_pending == 0:
+            sequence.output_tokens.append(1000 + len(sequence.output_tokens))
+            if len(sequence.output_tokens) == work[sequence.request.index].answer:
+                batcher.retire(sequence)
+    batcher._cache.check_integrity()
+    return done
+
+
+@given(
+    work=st.lists(works, max_size=30),
+    extra_pages=st.integers(0, 20),
+    tokens_per_pass=st.integers(1, 50),
+    batch_size=st.integers(1, 12),
+)
+def test_everything_ends_and_no_pass_is_too_large(
+    work: list[Work], extra_pages: int, tokens_per_pass: int, batch_size: int
+) -> None:
+    tokens_per_pass = max(tokens_per_pass, batch_size)
+    longest = max((pages_of(w.prompt + w.limit) for w in work), default=1)
+    batcher = make(work, longest + extra_pages, tokens_per_pass, batch_size)
+    for _ in range(5000):
+        done = run_pass(batcher, work)
+        assert sum(tokens for _, tokens in done) <= tokens_per_pass
+        assert len(done) <= batch_size
+        if not done:
+            break
+    assert not batcher.running
+    assert batcher._cache.num_free_pages == batcher._cache.num_pages
+
+
+def test_prompts_ride_along_with_sequences_that_decode() -> None:
+    work = [Work(4, 8, 8), Work(30, 4, 4)]
+    batcher = make(work, 100, tokens_per_pass=10, batch_size=2)
+    assert run_pass(batcher, work) == [(0, 4), (1, 6)]
+    assert run_pass(batcher, work) == [(0, 1), (1, 9)]
+
+
+def test_a_place_is_refilled_in_the_next_pass() -> None:
+    work = [Work(4, 1, 1), Work(4, 5, 5), Work(4, 5, 5)]
+    batcher = make(work, 100, tokens_per_pass=100, batch_size=2)
+    assert run_pass(batcher, work) == [(0, 4), (1, 4)]
+    assert run_pass(batcher, work) == [(1, 1), (2, 4)]
+
+
+def test_short_answers_let_more_sequences_in_and_a_full_cache_sends_the_youngest_back() -> None:
+    # Many may become long, all are short at first: the batcher learns that and admits more.
+    work = [Work(4, 300, 4)] * 40 + [Work(4, 300, 200)] * 8
+    batcher = make(work, 40, tokens_per_pass=64, batch_size=16)
+    most_running = 0
+    while run_pass(batcher, work):
+        most_running = max(most_running, len(batcher.running))
+    assert most_running > 40 * 16 // 304
+    assert batcher.num_preempted > 0
+
+
+def test_a_sequence_that_was_sent_back_keeps_what_it_has_generated() -> None:
+    sequence = Work(3, 10, 5).sequence(0)
+    sequence.output_tokens += [7, 8]
+    sequence.num_cached = 0
+    assert sequence.pending_tokens(5) == [0, 1, 2, 7, 8]
+    sequence.num_cached = 2
+    assert sequence.pending_tokens(2) == [2, 7]
+    sequence.num_cached = 4
+    assert sequence.pending_tokens(1) == [8]
