@@ -19,7 +19,7 @@ from moebatch.engine.noise import noise
 from moebatch.spec.request import Request, TokenLogprob
 
 _BLOCK_COLUMNS = 640
-_GROUP_LOGITS_CPU = 2**19
+_GROUP_LOGITS_CPU = 2**20
 """Logits that are in float32 at the same time: they should stay in the processor's cache."""
 _GROUP_LOGITS_GPU = 2**24
 """The same where a group costs kernel launches and waits for their results."""
@@ -71,7 +71,7 @@ class Sampler:
         assert logits_RV.shape == expected, f"logits of {expected}, not {tuple(logits_RV.shape)}"
         if not rows:
             return []
-        sampled = _likeliest(logits_RV)
+        sampled = _checked(*first_max(logits_RV))
         special = [
             place for place, row in enumerate(rows) if sampled[place].finite and not _is_plain(row)
         ]
@@ -107,9 +107,8 @@ class Sampler:
             return sampled
         if len(drawn) < len(rows):
             logits_RV, peak_R = logits_RV[drawn], peak_R[drawn]
-        for i, token in zip(
-            drawn, self._draw(logits_RV, peak_R, [rows[i] for i in drawn]), strict=True
-        ):
+        tokens = self._draw(logits_RV, peak_R, [rows[i] for i in drawn])
+        for i, token in zip(drawn, tokens, strict=True):
             sampled[i] = Sampled(token=token)
         return sampled
 
@@ -156,10 +155,6 @@ def first_max(x_RV: Tensor) -> tuple[Tensor, Tensor]:
     start_R1 = (block_R * _BLOCK_COLUMNS).clamp_(max=num_columns - _BLOCK_COLUMNS)[:, None]
     window_RW = start_R1 + torch.arange(_BLOCK_COLUMNS, device=x_RV.device)
     return value_R, start_R1[:, 0] + x_RV.gather(1, window_RW).max(-1).indices
-
-
-def _likeliest(logits_RV: Tensor) -> list[Sampled]:
-    return _checked(*first_max(logits_RV))
 
 
 def _checked(peak_R: Tensor, token_R: Tensor) -> list[Sampled]:

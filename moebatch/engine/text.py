@@ -19,7 +19,7 @@ _MOST_PENDING = 8
 class TextDecoder(Protocol):
     """The tokenizer's way back."""
 
-    def decode(self, tokens: Sequence[int]) -> str:
+    def decode(self, tokens: Sequence[int], /) -> str:
         """Text of the tokens, without special ones; U+FFFD where bytes are no character."""
 
 
@@ -74,8 +74,8 @@ class AnswerText:
     text of the first ``min_tokens`` tokens does not count.
 
     While tokens come in, the newest are ``pending`` until their text ends with a whole character.
-    Then they become the ``anchor``, in front of which the next ones are decoded: tokenizers treat
-    the beginning of a text differently from its middle.
+    Then they become the ``anchor``, behind which the next ones are decoded: tokenizers treat the
+    beginning of a text differently from its middle.
     """
 
     def __init__(self, decoder: TextDecoder, sampling: Sampling) -> None:

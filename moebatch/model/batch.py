@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from moebatch.model.rope import Rope
+from moebatch.model.scratch import bucket_positions
 
 QUERY_BLOCK = 256
 """Queries of a prompt that are attended at a time where a mask is needed: bounds its size."""
-_POSITIONS_STEP = 16
 _MAX_PADDING = 0.25
 
 
@@ -198,7 +198,7 @@ def _similar_lengths(
     for span in sorted(decodes, key=lambda span: -_num_seen(span, window)):
         if groups:
             longest = _num_seen(groups[-1][0], window)
-            fits = (len(groups[-1]) + 1) * _padded(longest) <= gather_rows
+            fits = (len(groups[-1]) + 1) * bucket_positions(longest) <= gather_rows
             if fits and _num_seen(span, window) >= longest * (1 - _MAX_PADDING):
                 groups[-1].append(span)
                 continue
@@ -211,7 +211,7 @@ def _decode_group(
 ) -> DecodeGroup:
     device = spans[0].rows_S.device
     counts_B = torch.tensor([_num_seen(span, window) for span in spans], device=device)
-    num_positions = _padded(int(counts_B.max()))
+    num_positions = bucket_positions(int(counts_B.max()))
     seen = [span.rows_S[_first_key(span.context, window) :] for span in spans]
     newest_B = torch.stack([rows_S[-1] for rows_S in seen])
     hidden_BS = torch.arange(num_positions, device=device) >= counts_B[:, None]
@@ -227,10 +227,6 @@ def _decode_group(
 
 def _num_seen(span: Span, window: int | None) -> int:
     return span.context + 1 - _first_key(span.context, window)
-
-
-def _padded(num_positions: int) -> int:
-    return -(-num_positions // _POSITIONS_STEP) * _POSITIONS_STEP
 
 
 def _as_slice(rows_S: Tensor) -> Tensor | slice:

@@ -19,7 +19,7 @@ from moebatch.model.families import ExpertWeights, expert_weights
 from moebatch.model.layers import activation_of, gated_mlp, linear, rms_norm
 from moebatch.model.rope import Rope, rotate
 from moebatch.model.router import Routing, choose_experts, group_by_expert
-from moebatch.model.scratch import Frame, Limits, Scratch, bucket_rows, scratch_elements
+from moebatch.model.scratch import Frame, Limits, Scratch, bucket_rows, step_elements
 from moebatch.spec.shape import ModelShape
 
 
@@ -56,16 +56,16 @@ class Decoder:
         self._rope = Rope(shape, config, self.device)
         self._activation = activation_of(shape.activation)
         converts = expert_dtype not in (None, self.dtype)
-        self.scratch = Scratch(
-            scratch_elements(shape, limits, converts=converts),
-            device=self.device,
-            dtype=self.dtype,
-        )
+        step = step_elements(shape, limits, converts=converts)
+        self.scratch = Scratch(step, device=self.device, dtype=self.dtype)
+        size = (limits.pass_tokens, shape.hidden_size)
+        self._normed_TD = torch.empty(size, device=self.device, dtype=self.dtype)
+        self._sum_TD = torch.empty(size, device=self.device, dtype=torch.float32)
 
     @property
     def scratch_bytes(self) -> int:
-        """Bytes that are allocated up front for temporaries."""
-        return self.scratch.buffer.nbytes
+        """Bytes that are allocated up front."""
+        return self.scratch.buffer.nbytes + self._normed_TD.nbytes + self._sum_TD.nbytes
 
     def micro_batch(self, spans: Sequence[Span]) -> MicroBatch:
         """What `attend` needs about spans that follow each other; it serves all layers."""
@@ -113,9 +113,12 @@ class Decoder:
         x += out_ND[:num_tokens]
 
     def route(self, layer: int, x_TD: Tensor) -> Routing:
-        """Norms the input of a MoE layer and lets each token choose its experts."""
+        """Norms the input of a MoE layer and lets each token choose its experts.
+
+        The routing lives in buffers of the decoder: it is valid until the next call.
+        """
         weights = self._weights.layers[layer]
-        normed_TD = torch.empty_like(x_TD)
+        normed_TD, sum_TD = self._normed_TD[: len(x_TD)], self._sum_TD[: len(x_TD)]
         logits_TE = x_TD.new_empty(len(x_TD), self.shape.num_experts)
         for rows in self._row_chunks(len(x_TD)):
             frame = self.scratch.frame()
@@ -136,7 +139,7 @@ class Decoder:
             normed_TD=normed_TD,
             weights_TK=weights_TK,
             tokens=group_by_expert(experts_TK, self.shape.num_experts),
-            sum_TD=torch.zeros_like(x_TD, dtype=torch.float32),
+            sum_TD=sum_TD.zero_(),
         )
 
     def run_expert(
@@ -155,7 +158,8 @@ class Decoder:
             x_ND = frame.take(bucket_rows(len(rows)), self.shape.hidden_size)
             torch.index_select(routing.normed_TD, 0, rows, out=x_ND[: len(rows)])
             y_ND = gated_mlp(frame, x_ND, weights, self._activation)
-            weighted = y_ND[: len(rows)] * weights_M[chunk, None]
+            weighted = frame.take_float(len(rows), self.shape.hidden_size)
+            torch.mul(y_ND[: len(rows)], weights_M[chunk, None], out=weighted)
             routing.sum_TD.index_add_(0, rows, weighted)
 
     def combine(self, layer: int, x_TD: Tensor, routing: Routing) -> None:
@@ -195,25 +199,26 @@ class Decoder:
     def _normed(self, frame: Frame, x_TD: Tensor, weight_D: Tensor) -> Tensor:
         """The norm of x with rows up to the next bucket; those beyond x hold garbage."""
         normed_ND = frame.take(bucket_rows(len(x_TD)), self.shape.hidden_size)
-        rms_norm(x_TD, weight_D, self.shape.rms_eps, normed_ND[: len(x_TD)])
+        room = frame.take_float(*x_TD.shape)
+        rms_norm(x_TD, weight_D, self.shape.rms_eps, room, normed_ND[: len(x_TD)])
         return normed_ND
 
     def _project(
         self, frame: Frame, normed_ND: Tensor, weights: Mapping[str, Tensor]
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Queries [N, H, C], keys and values [N, G, C], without rotation."""
-        projected = []
+        shape, projected = self.shape, []
+        norm_room = frame.take_float(len(normed_ND) * shape.query_width * (shape.qk_norm != "none"))
         for role in ("q", "k", "v"):
             room = frame.take(len(normed_ND), weights[role].shape[0])
             y = linear(normed_ND, weights[role], weights.get(f"{role}_bias"), room)
+            y_NHC = y.view(len(y), -1, shape.head_dim)
             norm = weights.get(f"{role}_norm")
-            if norm is not None and self.shape.qk_norm == "full":
-                rms_norm(y, norm, self.shape.rms_eps, y)
-            if self.shape.clip_qkv is not None:
-                y.clamp_(-self.shape.clip_qkv, self.shape.clip_qkv)
-            y_NHC = y.view(len(y), -1, self.shape.head_dim)
-            if norm is not None and self.shape.qk_norm == "head":
-                rms_norm(y_NHC, norm, self.shape.rms_eps, y_NHC)
+            if norm is not None:
+                normed = y_NHC if shape.qk_norm == "head" else y
+                rms_norm(normed, norm, shape.rms_eps, norm_room, normed)
+            if shape.clip_qkv is not None:
+                y.clamp_(-shape.clip_qkv, shape.clip_qkv)
             projected.append(y_NHC)
         q_NHC, k_NGC, v_NGC = projected
         return q_NHC, k_NGC, v_NGC

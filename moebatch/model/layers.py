@@ -1,6 +1,6 @@
 """The small building blocks: norm, matrix product, gated MLP.
 
-Shape letters: T tokens, N rows after bucketing, I inputs, O outputs, D hidden, F MLP width.
+Shape letters: N rows after bucketing, I inputs, O outputs, D hidden, F MLP width.
 """
 
 from collections.abc import Callable
@@ -23,14 +23,16 @@ def linear(x_NI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, out_NO: Tenso
     return torch.addmm(bias_O, x_NI, weight_OI.t(), out=out_NO)
 
 
-def rms_norm(x_TD: Tensor, weight_D: Tensor, eps: float, out_TD: Tensor | None = None) -> Tensor:
-    """Root-mean-square norm over the last dimension, computed in float32.
+def rms_norm(x: Tensor, weight: Tensor, eps: float, room: Tensor, out: Tensor) -> Tensor:
+    """Root-mean-square norm over the last dimension into `out`, which may be x.
 
-    The result is rounded to x's dtype before it is multiplied by the weight, as transformers does.
+    `room` is float32 of at least x's size. As in transformers, the norm is computed in float32 and
+    rounded before it is multiplied by the weight.
     """
-    x32_TD = x_TD.float()
-    scale_T1 = torch.rsqrt(x32_TD.square().mean(-1, keepdim=True) + eps)
-    return torch.mul((x32_TD * scale_T1).to(x_TD.dtype), weight_D, out=out_TD)
+    x32 = room.view(-1)[: x.numel()].view(x.shape).copy_(x)
+    norm = torch.linalg.vector_norm(x32, dim=-1, keepdim=True)
+    x32.mul_(norm.square_().div_(x.shape[-1]).add_(eps).rsqrt_())
+    return out.copy_(x32).mul_(weight)
 
 
 def gated_mlp(frame: Frame, x_ND: Tensor, weights: ExpertWeights, activation: Activation) -> Tensor:

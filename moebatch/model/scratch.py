@@ -12,14 +12,17 @@ from torch import Tensor
 from moebatch.spec.shape import ModelShape
 
 _ALIGNMENT = 64
+_POSITIONS_STEP = 16
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
     """The largest pieces of work that a decoder is asked to do at once."""
 
+    pass_tokens: int
+    """Most tokens of a pass."""
     micro_batch_tokens: int
-    """Most tokens of a micro-batch."""
+    """Most tokens of a micro-batch, and most rows of a block of logits."""
     context_tokens: int
     """Most tokens of a sequence, prompt and answer."""
     gather_rows: int = 16384
@@ -30,7 +33,7 @@ class Limits:
     @property
     def kv_rows(self) -> int:
         """Rows that fit into the room for gathered keys; at least one whole sequence."""
-        return max(self.gather_rows, self.context_tokens)
+        return max(self.gather_rows, bucket_positions(self.context_tokens))
 
 
 class Scratch:
@@ -63,27 +66,48 @@ class Frame:
         self._used = _aligned(stop)
         return self._buffer[start:stop].view(size)
 
+    def take_float(self, *size: int) -> Tensor:
+        """The same in float32."""
+        words = torch.float32.itemsize // self._buffer.dtype.itemsize
+        return self.take(math.prod(size) * words).view(torch.float32).view(size)
+
 
 def bucket_rows(num_rows: int) -> int:
-    """The next larger row count in use: powers of two to 16, then steps of 16, 64 and 256.
+    """The next row count in use: powers of two to 16, then steps of 16, 64, 128 and 256.
 
-    On a CPU each new row count of a matrix product costs about 8 ms and leaves about a megabyte
-    in oneDNN for good, so there must be few of them.
+    On a CPU each new row count of a matrix product costs some 10 ms and stays in oneDNN for good,
+    with about 1 MB below 256 rows and 5 MB above (measured at 2048 x 7168), so the finer steps are
+    where they are cheap. Up to 1,024 rows there are 28 counts.
     """
     if num_rows <= 16:
         return 1 << max(0, num_rows - 1).bit_length()
-    step = 16 if num_rows <= 128 else 64 if num_rows <= 1024 else 256
+    step = 16 if num_rows <= 256 else 64 if num_rows <= 512 else 128 if num_rows <= 1024 else 256
     return -(-num_rows // step) * step
 
 
-def scratch_elements(shape: ModelShape, limits: Limits, *, converts: bool) -> int:
-    """Elements of the compute dtype that a `Decoder` keeps for its temporaries.
+def bucket_positions(num_positions: int) -> int:
+    """The next number of positions to which decoding sequences are padded."""
+    return -(-num_positions // _POSITIONS_STEP) * _POSITIONS_STEP
+
+
+def scratch_bytes(shape: ModelShape, limits: Limits, dtype: torch.dtype, *, converts: bool) -> int:
+    """Bytes that a `Decoder` allocates up front.
 
     `converts` says that experts arrive in another dtype than they are computed in.
     """
+    step = step_elements(shape, limits, converts=converts) * dtype.itemsize
+    normed = limits.pass_tokens * shape.hidden_size * dtype.itemsize
+    sums = limits.pass_tokens * shape.hidden_size * torch.float32.itemsize
+    return step + normed + sums
+
+
+def step_elements(shape: ModelShape, limits: Limits, *, converts: bool) -> int:
+    """Elements of the compute dtype that the largest step takes from its frame."""
     D, rows = shape.hidden_size, bucket_rows(limits.micro_batch_tokens)
     attention = (
         rows * D,  # normed input
+        rows * D * 2,  # the norm's input in float32
+        rows * shape.query_width * 2 * (shape.qk_norm != "none"),  # the same of queries or keys
         rows * shape.query_width,  # queries
         rows * shape.kv_width,  # keys
         rows * shape.kv_width,  # values
@@ -95,7 +119,9 @@ def scratch_elements(shape: ModelShape, limits: Limits, *, converts: bool) -> in
     rows = bucket_rows(limits.expert_rows)
     width = max(shape.expert_width, shape.shared_expert_width, shape.dense_width)
     mlp = (
-        rows * D,  # gathered input
+        rows * D,  # gathered or normed input
+        rows * D * 2,  # weighted output, or a norm's input, in float32
+        rows * shape.num_experts,  # router logits or the shared expert's gate
         rows * width,  # gate
         rows * width,  # up
         rows * D,  # output

@@ -431,11 +431,11 @@ class TestIndependence:
         assert shuffled == [together[i] for i in order]
 
     def test_of_groups(self) -> None:
-        # 40 rows of this width take several groups.
-        logits_RV = random_logits(40, 32000).bfloat16()
-        rows = [row(Sampling(top_p=0.9), custom_id=str(i)) for i in range(40)]
+        # So many rows of this width take several groups.
+        logits_RV = random_logits(70, 32000).bfloat16()
+        rows = [row(Sampling(top_p=0.9), custom_id=str(i)) for i in range(70)]
         together = sample(logits_RV, rows)
-        assert together == [sample(logits_RV[i : i + 1], [rows[i]])[0] for i in range(40)]
+        assert together == [sample(logits_RV[i : i + 1], [rows[i]])[0] for i in range(70)]
 
     def test_mixed_rows_each_get_their_own(self) -> None:
         logits_RV = torch.zeros(4, 1500, dtype=torch.bfloat16)

@@ -1,0 +1,80 @@
+"""The commands: parse, call, render, exit code. What they do is done below."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+import moebatch
+from moebatch.errors import ExitCode, MoebatchError
+
+app = typer.Typer(
+    name="moebatch",
+    help="Answers a file of prompts with a Mixture-of-Experts model larger than memory.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+JobFile = Annotated[Path, typer.Argument(metavar="JOB", help="Job file (YAML).")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Say nothing unless something is wrong.")]
+
+
+@app.command()
+def run(job: JobFile, quiet: Quiet = False) -> None:
+    """Run a job: read its prompts, write its answers in the same order."""
+    from moebatch.job.run import JobRun
+    from moebatch.report.progress import watching
+    from moebatch.report.summary import failed_rows, started_line, summary_table
+    from moebatch.spec.job import load_job
+
+    console = Console(stderr=True)
+    job_run = JobRun(load_job(job))
+    with watching(job_run.status, console, quiet=quiet):
+        summary = job_run.execute()
+    if not quiet:
+        console.print(summary_table(summary))
+    elif summary.num_failed:
+        console.print(failed_rows(summary), markup=False, highlight=False, soft_wrap=True)
+    raise typer.Exit(ExitCode.ROWS_FAILED if summary.num_failed else ExitCode.OK)
+
+
+@app.command()
+def check(job: JobFile) -> None:
+    """Check job file, input and checkpoint without running; list every fault with its line."""
+    from moebatch.job.check import check_job
+    from moebatch.report.findings import print_findings
+
+    findings = check_job(job)
+    print_findings(findings, Console())
+    raise typer.Exit(findings.exit_code)
+
+
+@app.callback(invoke_without_command=True)
+def _options(
+    version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
+) -> None:
+    if version:
+        typer.echo(f"moebatch {moebatch.__version__}")
+        raise typer.Exit
+
+
+def main() -> None:
+    """Entry point: a user's mistake is a message and an exit code, never a traceback."""
+    try:
+        app(standalone_mode=True)
+    except MoebatchError as error:
+        _complain(str(error))
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        _complain("stopped by Ctrl-C")
+        sys.exit(ExitCode.INTERRUPTED)
+
+
+def _complain(message: str) -> None:
+    console = Console(stderr=True)
+    console.print("[bold red]error:[/] ", end="")
+    console.print(message, markup=False, highlight=False, soft_wrap=True)

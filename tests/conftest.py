@@ -1,0 +1,23 @@
+"""Fixtures that several rooms share."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.tiny import write_checkpoint
+
+
+@pytest.fixture(scope="session")
+def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """`tests.tiny.write_checkpoint` without the folder; equal calls share one, so only read it."""
+    written: dict[str, Path] = {}
+
+    def write(family: str = "mixtral", **options: Any) -> Path:
+        key = repr((family, sorted(options.items())))
+        if key not in written:
+            written[key] = write_checkpoint(tmp_path_factory.mktemp(family), family, **options)
+        return written[key]
+
+    return write

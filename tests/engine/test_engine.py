@@ -1,0 +1,243 @@
+"""Greedy tokens equal those of transformers, whatever the policy is."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+
+from moebatch.engine.build import BuiltEngine, build_engine, open_model
+from moebatch.spec.policy import Policy
+from moebatch.spec.request import Outcome, Request
+from moebatch.spec.sampling import Sampling
+from moebatch.store.kv import pages_of
+from tests.model.oracle import greedy, load
+from tests.tiny import FAMILIES
+
+LENGTHS = (1, 5, 17, 40, 3, 96, 16, 2, 33, 8)
+NEW_TOKENS = 12
+
+
+class TokenText:
+    """Tokens as text: one letter each."""
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return "".join(chr(256 + token) for token in tokens)
+
+
+def policy(**changes: int) -> Policy:
+    usual = {
+        "batch_size": 8,
+        "micro_batch_size": 4,
+        "tokens_per_pass": 64,
+        "num_slots": 3,
+        "num_resident": 2,
+        "num_kv_pages": 60,
+    }
+    return Policy(**{**usual, **changes})
+
+
+def requests(lengths: Sequence[int] = LENGTHS, **sampling: object) -> list[Request]:
+    generator = torch.Generator().manual_seed(7)
+    settings = {"temperature": 0.0, "max_tokens": NEW_TOKENS, **sampling}
+    return [
+        Request(
+            index=i,
+            custom_id=f"row-{i}",
+            prompt_tokens=tuple(torch.randint(3, 320, (n,), generator=generator).tolist()),
+            sampling=Sampling(**settings),
+        )
+        for i, n in enumerate(lengths)
+    ]
+
+
+@contextmanager
+def engine(
+    folder: Path, chosen: Policy, *, dtype: str = "float32", end_tokens: frozenset[int] | None = None
+) -> Iterator[BuiltEngine]:
+    built = build_engine(
+        open_model(folder, dtype),
+        chosen,
+        decoder=TokenText(),
+        end_tokens=end_tokens or frozenset(),
+        job_seed=0,
+        max_tokens=512,
+    )
+    try:
+        with torch.inference_mode():
+            yield built
+    finally:
+        built.experts.close()
+
+
+def run(folder: Path, chosen: Policy, rows: Sequence[Request], **options: object) -> list[Outcome]:
+    """Outcomes in input order, after checks of everything that owns something."""
+    with engine(folder, chosen, **options) as built:
+        outcomes = list(built.engine.run(rows))
+        built.experts.check_integrity()
+        built.cache.check_integrity()
+        assert built.cache.num_free_pages == built.cache.num_pages
+    return sorted(outcomes, key=lambda outcome: outcome.request.index)
+
+
+def tokens_of(outcomes: Sequence[Outcome]) -> list[tuple[int, ...]]:
+    return [choice.tokens for outcome in outcomes for choice in outcome.choices]
+
+
+@pytest.fixture(scope="module")
+def expected(tiny_checkpoint: Callable[..., Path]) -> Callable[[str], list[tuple[int, ...]]]:
+    """Greedy tokens by transformers for the usual requests, worked out once per family."""
+    known: dict[str, list[tuple[int, ...]]] = {}
+
+    def tokens(family: str) -> list[tuple[int, ...]]:
+        if family not in known:
+            model = load(tiny_checkpoint(family))
+            known[family] = [
+                tuple(greedy(model, row.prompt_tokens, NEW_TOKENS)[0]) for row in requests()
+            ]
+        return known[family]
+
+    return tokens
+
+
+POLICIES = {
+    "usual": policy(),
+    "one slot, one sequence": policy(batch_size=1, num_slots=1, num_resident=0),
+    "two slots": policy(num_slots=2, num_resident=0),
+    "everything resident": policy(num_slots=0, num_resident=10**6),
+    "more slots than experts": policy(num_slots=40, num_resident=0),
+    "prompts in small slices": policy(tokens_per_pass=9, batch_size=3),
+    "all at once": policy(batch_size=10, tokens_per_pass=1000, micro_batch_size=100),
+    "micro-batches of one": policy(micro_batch_size=1),
+    "cache so small that sequences are sent back": policy(num_kv_pages=pages_of(96 + 12)),
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("chosen", POLICIES.values(), ids=POLICIES.keys())
+def test_equals_transformers_whatever_the_policy(
+    tiny_checkpoint: Callable[..., Path],
+    expected: Callable[[str], list[tuple[int, ...]]],
+    family: str,
+    chosen: Policy,
+) -> None:
+    folder = tiny_checkpoint(family)
+    chosen = within(folder, chosen)
+    assert tokens_of(run(folder, chosen, requests())) == expected(family)
+
+
+def within(folder: Path, chosen: Policy) -> Policy:
+    """The policy with no more residents than the model has experts."""
+    from dataclasses import replace
+
+    shape = open_model(folder, "auto").shape
+    count = len(shape.moe_layers) * shape.num_experts
+    return replace(chosen, num_resident=min(chosen.num_resident, count))
+
+
+def test_a_row_alone_and_among_many_gets_the_same_answer(
+    tiny_checkpoint: Callable[..., Path],
+) -> None:
+    folder = tiny_checkpoint("qwen3_moe")
+    rows = requests(LENGTHS * 12)
+    together = run(folder, policy(batch_size=64, tokens_per_pass=256, num_kv_pages=400), rows)
+    for i in (0, 7, 63):
+        alone = run(folder, policy(), [rows[i]])
+        assert tokens_of(alone) == tokens_of([together[i]])
+
+
+def test_sampled_answers_do_not_depend_on_batch_or_order(
+    tiny_checkpoint: Callable[..., Path],
+) -> None:
+    folder = tiny_checkpoint("olmoe")
+    rows = requests(temperature=0.9, top_p=0.95, n=2)
+    usual = run(folder, policy(), rows)
+    backwards = run(folder, policy(batch_size=3, micro_batch_size=1), rows[::-1])
+    assert tokens_of(usual) == tokens_of(backwards)
+    first, second = usual[3].choices
+    assert first.tokens != second.tokens
+
+
+def test_sequences_that_are_sent_back_are_counted(tiny_checkpoint: Callable[..., Path]) -> None:
+    # Answers end early at first, so the engine admits more than can stay.
+    folder = tiny_checkpoint("mixtral")
+    rows = requests([4] * 40, max_tokens=1) + [
+        Request(
+            index=40 + row.index,
+            custom_id=row.custom_id,
+            prompt_tokens=row.prompt_tokens,
+            sampling=Sampling(temperature=0, max_tokens=60),
+        )
+        for row in requests([4] * 8)
+    ]
+    with engine(folder, policy(num_kv_pages=12)) as built:
+        outcomes = list(built.engine.run(rows))
+        assert built.engine.statistics.num_preempted > 0
+    plenty = run(folder, policy(num_kv_pages=100), rows)
+    assert tokens_of(sorted(outcomes, key=lambda o: o.request.index)) == tokens_of(plenty)
+
+
+def test_ends_at_end_tokens_stop_tokens_and_stop_texts(
+    tiny_checkpoint: Callable[..., Path],
+    expected: Callable[[str], list[tuple[int, ...]]],
+) -> None:
+    folder, full = tiny_checkpoint("mixtral"), expected("mixtral")[4]
+    end = full[4]
+    place = full.index(end)
+    by_end, by_stop, by_text, ignoring = (
+        run(folder, policy(), requests(**sampling), end_tokens=ends)[4].choices[0]
+        for sampling, ends in (
+            ({}, frozenset({end})),
+            ({"stop_token_ids": frozenset({end})}, None),
+            ({"stop": (chr(256 + end),)}, None),
+            ({"ignore_eos": True}, frozenset({end})),
+        )
+    )
+    text = TokenText().decode(full[:place])
+    for choice, stop_reason in ((by_end, None), (by_stop, end), (by_text, chr(256 + end))):
+        assert choice.tokens == full[: place + 1]
+        assert (choice.text, choice.finish_reason) == (text, "stop")
+        assert choice.stop_reason == stop_reason
+    assert (ignoring.tokens, ignoring.finish_reason) == (full, "length")
+
+
+def test_a_request_that_can_never_fit_is_an_error_and_the_others_are_answered(
+    tiny_checkpoint: Callable[..., Path],
+) -> None:
+    rows = requests([3, 90, 4])
+    outcomes = run(tiny_checkpoint("mixtral"), policy(num_kv_pages=3), rows)
+    assert outcomes[1].error is not None
+    assert outcomes[1].error.code == "kv_cache_exceeded"
+    assert "need 102 tokens of keys and values, the memory budget holds 48" in (
+        outcomes[1].error.message
+    )
+    assert [len(outcomes[i].choices) for i in (0, 2)] == [1, 1]
+
+
+def test_a_row_with_broken_logits_fails_alone(
+    tiny_checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from moebatch.model.decoder import Decoder
+
+    rows, embed = requests(n=2, temperature=0.5), Decoder.embed
+    poison = rows[3].prompt_tokens[-1]
+
+    def broken_embed(self: Decoder, tokens_T: torch.Tensor) -> torch.Tensor:
+        x_TD = embed(self, tokens_T)
+        x_TD[tokens_T == poison] = torch.nan
+        return x_TD
+
+    folder = tiny_checkpoint("mixtral")
+    healthy = run(folder, policy(), rows)
+    monkeypatch.setattr(Decoder, "embed", broken_embed)
+    for outcome, before in zip(run(folder, policy(), rows), healthy, strict=True):
+        tokens = {t for c in before.choices for t in c.tokens} | {*before.request.prompt_tokens}
+        if poison in tokens:
+            assert outcome.error is not None and outcome.error.code == "nan_logits"
+        else:
+            assert tokens_of([outcome]) == tokens_of([before])
+
+
+def test_no_requests_no_outcomes(tiny_checkpoint: Callable[..., Path]) -> None:
+    assert run(tiny_checkpoint("mixtral"), policy(), []) == []

@@ -1,0 +1,119 @@
+"""Every option that the configurations of the four families can express."""
+
+from typing import Any
+
+Case = tuple[str, dict[str, Any]]
+
+_ROPES: dict[str, dict[str, Any]] = {
+    "linear": {"rope_type": "linear", "factor": 2.5},
+    "dynamic": {"rope_type": "dynamic", "factor": 3.0},
+    "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32},
+    "yarn-mscale": {
+        "rope_type": "yarn",
+        "factor": 4.0,
+        "original_max_position_embeddings": 32,
+        "mscale": 0.8,
+        "mscale_all_dim": 0.5,
+        "beta_fast": 16,
+        "beta_slow": 2,
+        "truncate": False,
+    },
+    "llama3": {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 24,
+    },
+    "longrope": {
+        "rope_type": "longrope",
+        "factor": 4.0,
+        "original_max_position_embeddings": 32,
+        "short_factor": [1.0, 1.1, 1.2, 1.3],
+        "long_factor": [1.5, 2.0, 3.0, 4.0],
+    },
+    "longrope-attention": {
+        "rope_type": "longrope",
+        "attention_factor": 1.3,
+        "original_max_position_embeddings": 32,
+        "short_factor": [1.0, 1.0, 1.5, 2.0],
+        "long_factor": [2.0, 2.0, 3.0, 5.0],
+    },
+    "proportional": {"rope_type": "proportional", "factor": 2.0, "partial_rotary_factor": 0.5},
+}
+
+
+def _rope_cases() -> dict[str, Case]:
+    cases: dict[str, Case] = {}
+    for family in ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe"):
+        for name, parameters in _ROPES.items():
+            config = {
+                # Prompts of the tests lie on both sides of this length.
+                "max_position_embeddings": 32 if name == "dynamic" else 128,
+                "head_dim": 8,
+                "rope_parameters": {"rope_theta": 5000.0, **parameters},
+            }
+            cases[f"{family}-{name}"] = (family, config)
+    return cases
+
+
+CASES: dict[str, Case] = {
+    "mixtral": ("mixtral", {}),
+    "mixtral-fused": ("mixtral", {"fused": True}),
+    "mixtral-shards": ("mixtral", {"max_shard_size": "60KB"}),
+    "mixtral-window": ("mixtral", {"sliding_window": 16}),
+    "mixtral-window-2": ("mixtral", {"sliding_window": 2}),
+    "mixtral-head-dim": ("mixtral", {"head_dim": 12}),
+    "mixtral-tied": ("mixtral", {"tie_word_embeddings": True}),
+    "mixtral-tied-fused": ("mixtral", {"tie_word_embeddings": True, "fused": True}),
+    "mixtral-mha": ("mixtral", {"num_key_value_heads": 4}),
+    "mixtral-mqa": ("mixtral", {"num_key_value_heads": 1}),
+    "mixtral-top-1": ("mixtral", {"num_experts_per_tok": 1}),
+    "mixtral-all-experts": ("mixtral", {"num_experts_per_tok": 6}),
+    "mixtral-gelu": ("mixtral", {"hidden_act": "gelu"}),
+    "mixtral-relu2": ("mixtral", {"hidden_act": "relu2"}),
+    "qwen2": ("qwen2_moe", {}),
+    "qwen2-fused": ("qwen2_moe", {"fused": True}),
+    "qwen2-no-bias": ("qwen2_moe", {"qkv_bias": False}),
+    "qwen2-norm-topk": ("qwen2_moe", {"norm_topk_prob": True}),
+    "qwen2-sparse-step": ("qwen2_moe", {"decoder_sparse_step": 2}),
+    "qwen2-mlp-only": ("qwen2_moe", {"mlp_only_layers": [0, 2], "fused": True}),
+    "qwen2-window": (
+        "qwen2_moe",
+        {
+            "use_sliding_window": True,
+            "sliding_window": 16,
+            "max_window_layers": 3,
+            "num_hidden_layers": 4,
+        },
+    ),
+    "qwen2-window-types": (
+        "qwen2_moe",
+        {
+            "use_sliding_window": True,
+            "sliding_window": 9,
+            "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+        },
+    ),
+    "qwen2-window-off": ("qwen2_moe", {"use_sliding_window": False, "sliding_window": 4}),
+    "qwen2-head-dim": ("qwen2_moe", {"head_dim": 10}),
+    "qwen2-tied": ("qwen2_moe", {"tie_word_embeddings": True}),
+    "qwen3": ("qwen3_moe", {}),
+    "qwen3-fused": ("qwen3_moe", {"fused": True}),
+    "qwen3-shards": ("qwen3_moe", {"max_shard_size": "60KB", "norm_topk_prob": True}),
+    "qwen3-bias": ("qwen3_moe", {"attention_bias": True}),
+    "qwen3-norm-topk": ("qwen3_moe", {"norm_topk_prob": True}),
+    "qwen3-sparse-step": ("qwen3_moe", {"decoder_sparse_step": 3}),
+    "qwen3-mlp-only": ("qwen3_moe", {"mlp_only_layers": [1]}),
+    "qwen3-window": ("qwen3_moe", {"use_sliding_window": True, "sliding_window": 16}),
+    "qwen3-window-off": ("qwen3_moe", {"use_sliding_window": False, "sliding_window": 4}),
+    "qwen3-tied": ("qwen3_moe", {"tie_word_embeddings": True}),
+    "olmoe": ("olmoe", {}),
+    "olmoe-fused": ("olmoe", {"fused": True}),
+    "olmoe-clip": ("olmoe", {"clip_qkv": 0.7}),
+    "olmoe-bias": ("olmoe", {"attention_bias": True}),
+    "olmoe-norm-topk": ("olmoe", {"norm_topk_prob": True}),
+    "olmoe-mha": ("olmoe", {"num_key_value_heads": None}),
+    "olmoe-tied": ("olmoe", {"tie_word_embeddings": True}),
+    **_rope_cases(),
+}

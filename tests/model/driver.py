@@ -1,0 +1,173 @@
+"""A small engine for tests: weights from safetensors files, a KV tensor, passes in plain order."""
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+
+from moebatch.model.batch import MicroBatch, Span
+from moebatch.model.decoder import Decoder, DenseWeights
+from moebatch.model.families import family_of, required_tensors
+from moebatch.model.scratch import Limits
+from moebatch.spec.shape import ModelShape, load_config
+
+NUM_ROWS = 8192
+LIMITS = Limits(
+    pass_tokens=512, micro_batch_tokens=300, context_tokens=128, gather_rows=256, expert_rows=24
+)
+
+
+@dataclass
+class Seq:
+    """One sequence: prompt, answer so far, and its rows in the cache."""
+
+    prompt: list[int]
+    rows: list[int]
+    answer: list[int] = field(default_factory=list)
+    num_cached: int = 0
+    logits: list[torch.Tensor] = field(default_factory=list)
+
+    @property
+    def tokens(self) -> list[int]:
+        return self.prompt + self.answer
+
+    @property
+    def num_pending(self) -> int:
+        return len(self.tokens) - self.num_cached
+
+
+class Driver:
+    """Runs sequences together; how they are cut and grouped must not matter."""
+
+    def __init__(
+        self, folder: Path, dtype: torch.dtype = torch.float32, limits: Limits = LIMITS
+    ) -> None:
+        config = load_config(folder / "config.json")
+        self.shape = ModelShape.from_config(config, str(folder))
+        self._tensors = read_tensors(folder)
+        self._family = family_of(self.shape)
+        required = required_tensors(self.shape, self._tensors)
+        found = {name: tuple(self._tensors[name].shape) for name in required}
+        assert found == required
+        self.decoder = Decoder(
+            self.shape, config, self._dense(dtype), limits, expert_dtype=self._stored_dtype()
+        )
+        size = (self.shape.num_layers, NUM_ROWS, self.shape.num_kv_heads, self.shape.head_dim)
+        self.keys = torch.full(size, torch.nan, dtype=dtype)
+        self.values = torch.full(size, torch.nan, dtype=dtype)
+        self._free = list(range(NUM_ROWS))
+
+    def sequence(self, prompt: Sequence[int], num_new: int, *, shuffled: bool = True) -> Seq:
+        """A sequence with room for its answer, in scattered or in neighbouring rows."""
+        if shuffled:
+            random.Random(len(self._free)).shuffle(self._free)
+        num_rows = len(prompt) + num_new
+        rows, self._free = self._free[:num_rows], self._free[num_rows:]
+        return Seq(list(prompt), rows)
+
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        num_new: int,
+        *,
+        slice_tokens: int = 10**6,
+        micro_batch: int = 10**6,
+        stagger: int = 0,
+        shuffled: bool = True,
+    ) -> list[Seq]:
+        """Greedy answers. Each `stagger` passes one more prompt joins; 0 lets all in at once."""
+        seqs = [self.sequence(prompt, num_new, shuffled=shuffled) for prompt in prompts]
+        for number in range(10**6):
+            admitted = seqs if not stagger else seqs[: 1 + number // stagger]
+            active = [seq for seq in admitted if len(seq.answer) < num_new]
+            if not active and len(admitted) == len(seqs):
+                return seqs
+            work = [(seq, min(seq.num_pending, slice_tokens)) for seq in active]
+            if work:
+                self.run_pass(work, micro_batch=micro_batch)
+        raise AssertionError("a pass must make progress")
+
+    def run_pass(self, work: Sequence[tuple[Seq, int]], *, micro_batch: int = 10**6) -> None:
+        """Computes that many next tokens of each sequence, and samples where all are done."""
+        with torch.inference_mode():
+            micro_batches, tokens, ends = self._lay_out(work, micro_batch)
+            x_TD = self.decoder.embed(torch.tensor(tokens))
+            self.run_layers(x_TD, micro_batches)
+            logits_RV = self.decoder.logits(x_TD[torch.tensor(ends)])
+        for (seq, num_tokens), logits_V in zip(work, logits_RV, strict=True):
+            seq.num_cached += num_tokens
+            if seq.num_pending == 0:
+                seq.logits.append(logits_V)
+                seq.answer.append(int(logits_V.argmax()))
+
+    def run_layers(self, x_TD: torch.Tensor, micro_batches: Sequence[MicroBatch]) -> None:
+        """All layers, experts in an order of no meaning."""
+        decoder, shape = self.decoder, self.shape
+        for layer in range(shape.num_layers):
+            for micro in micro_batches:
+                decoder.attend(layer, x_TD, micro, self.keys[layer], self.values[layer])
+            if not shape.is_moe(layer):
+                decoder.add_dense(layer, x_TD)
+                continue
+            routing = decoder.route(layer, x_TD)
+            for expert in reversed(routing.experts):
+                parts = self._family.expert_parts(shape, layer, expert, self._tensors)
+                tensors = [self._slice(part) for part in parts]
+                decoder.run_expert(layer, routing, expert, tensors)
+            decoder.combine(layer, x_TD, routing)
+
+    def _lay_out(
+        self, work: Sequence[tuple[Seq, int]], micro_batch: int
+    ) -> tuple[list[MicroBatch], list[int], list[int]]:
+        spans, tokens, ends = [], [], []
+        for seq, num_tokens in work:
+            stop = seq.num_cached + num_tokens
+            spans.append(
+                Span(
+                    start=len(tokens),
+                    num_tokens=num_tokens,
+                    context=seq.num_cached,
+                    rows_S=torch.tensor(seq.rows[:stop]),
+                    rope_length=len(seq.prompt),
+                )
+            )
+            tokens += seq.tokens[seq.num_cached : stop]
+            ends.append(len(tokens) - 1)
+        groups = (spans[i : i + micro_batch] for i in range(0, len(spans), micro_batch))
+        return [self.decoder.micro_batch(group) for group in groups], tokens, ends
+
+    def _dense(self, dtype: torch.dtype) -> DenseWeights:
+        def pick(names: dict[str, str]) -> dict[str, torch.Tensor]:
+            return {role: self._tensors[name].to(dtype) for role, name in names.items()}
+
+        layers = range(self.shape.num_layers)
+        return DenseWeights(
+            globals=pick(self._family.global_tensors(self.shape, self._tensors)),
+            layers=[
+                pick(self._family.layer_tensors(self.shape, layer, self._tensors))
+                for layer in layers
+            ],
+        )
+
+    def _stored_dtype(self) -> torch.dtype:
+        return next(iter(self._tensors.values())).dtype
+
+    def _slice(self, part: Any) -> torch.Tensor:
+        tensor = self._tensors[part.name]
+        return tensor if part.index is None else tensor[part.index]
+
+
+def read_tensors(folder: Path) -> dict[str, torch.Tensor]:
+    """All tensors of a folder's safetensors files."""
+    return dict(_tensors(folder))
+
+
+def _tensors(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(path, "pt") as file:
+            for name in file.keys():  # noqa: SIM118
+                yield name, file.get_tensor(name)

@@ -1,0 +1,114 @@
+"""The decoder against transformers: families, options, layouts, dtypes, ways to cut the work."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from moebatch.model.scratch import Limits
+from tests import tiny
+from tests.model import oracle
+from tests.model.cases import CASES
+from tests.model.driver import Driver, Seq
+
+NUM_NEW = 24
+Checkpoint = Callable[..., Path]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_greedy_tokens_are_those_of_transformers(case: str, tiny_checkpoint: Checkpoint) -> None:
+    """Prompts in slices of seven, joining one by one, mixed with decoding, three to a batch."""
+    family, options = CASES[case]
+    folder = tiny_checkpoint(family, **options)
+    model = oracle.load(folder)
+    seqs = Driver(folder).generate(
+        oracle.prompts(), NUM_NEW, slice_tokens=7, micro_batch=3, stagger=2
+    )
+    for seq in seqs:
+        assert_same(seq, *oracle.greedy(model, seq.prompt, NUM_NEW))
+
+
+@pytest.mark.parametrize("family", tiny.FAMILIES)
+def test_whole_prompts_at_once(family: str, tiny_checkpoint: Checkpoint) -> None:
+    """No slices: causal attention without a mask."""
+    folder = tiny_checkpoint(family)
+    model = oracle.load(folder)
+    for seq in Driver(folder).generate(oracle.prompts(), 4, shuffled=False):
+        assert_same(seq, *oracle.greedy(model, seq.prompt, 4))
+
+
+@pytest.mark.parametrize("window", [None, 100, 300, 600])
+@pytest.mark.parametrize("slice_tokens", [1000, 350])
+def test_long_prompts(window: int | None, slice_tokens: int, tiny_checkpoint: Checkpoint) -> None:
+    """Prompts that need several blocks of masked queries."""
+    folder = tiny_checkpoint(
+        "mixtral", sliding_window=window, max_position_embeddings=1024, num_hidden_layers=2
+    )
+    limits = Limits(
+        pass_tokens=1213,
+        micro_batch_tokens=1213,
+        context_tokens=703,
+        gather_rows=64,
+        expert_rows=500,
+    )
+    prompts = oracle.prompts(lengths=(700, 513))
+    model = oracle.load(folder)
+    for seq in Driver(folder, limits=limits).generate(prompts, 3, slice_tokens=slice_tokens):
+        assert_same(seq, *oracle.greedy(model, seq.prompt, 3))
+
+
+@pytest.mark.parametrize("family", tiny.FAMILIES)
+@pytest.mark.parametrize("fused", [False, True])
+def test_bfloat16_is_as_close_to_float32_as_transformers(
+    family: str, fused: bool, tiny_checkpoint: Checkpoint
+) -> None:
+    """Rounding may differ, but not be worse than in transformers' own bfloat16."""
+    folder = tiny_checkpoint(family, dtype="bfloat16", fused=fused)
+    exact, rounded = oracle.load(folder), oracle.load(folder, "bfloat16")
+    ours: list[torch.Tensor] = []
+    theirs: list[torch.Tensor] = []
+    driver = Driver(folder, torch.bfloat16)
+    for prompt in oracle.prompts(lengths=range(3, 43)):
+        seq = driver.generate([prompt], 1)[0]
+        _, want = oracle.greedy(exact, prompt, 1)
+        _, other = oracle.greedy(rounded, prompt, 1)
+        ours.append((seq.logits[0] - want[0]).abs().mean())
+        theirs.append((other[0] - want[0]).abs().mean())
+    # Medians, since a router that tips over changes a whole row of logits, in either.
+    assert torch.stack(ours).median() < 1.2 * torch.stack(theirs).median()
+    assert torch.stack(ours).median() < 0.1
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_stored_bfloat16_computed_in_float32(fused: bool, tiny_checkpoint: Checkpoint) -> None:
+    folder = tiny_checkpoint("qwen2_moe", dtype="bfloat16", fused=fused)
+    model = oracle.load(folder)
+    for seq in Driver(folder).generate(oracle.prompts(), 8):
+        assert_same(seq, *oracle.greedy(model, seq.prompt, 8))
+
+
+def test_rope_as_older_files_spell_it(tmp_path: Path) -> None:
+    """``rope_theta`` and ``rope_scaling`` with ``type`` at the top level."""
+    folder = tiny.write_checkpoint(tmp_path, "mixtral")
+    scaling = {"type": "linear", "factor": 4.0}
+    tiny.edit_config(folder, rope_parameters=None, rope_theta=777.0, rope_scaling=scaling)
+    model = oracle.load(folder)
+    assert model.config.rope_parameters["rope_theta"] == 777.0
+    for seq in Driver(folder).generate(oracle.prompts(), 8):
+        assert_same(seq, *oracle.greedy(model, seq.prompt, 8))
+
+
+def test_tied_in_config_but_another_head_in_file(tmp_path: Path) -> None:
+    """transformers then believes the file; so do we."""
+    folder = tiny.write_checkpoint(tmp_path, "olmoe")
+    tiny.edit_config(folder, tie_word_embeddings=True)
+    model = oracle.load(folder)
+    for seq in Driver(folder).generate(oracle.prompts(), 8):
+        assert_same(seq, *oracle.greedy(model, seq.prompt, 8))
+
+
+def assert_same(seq: Seq, tokens: list[int], logits: torch.Tensor) -> None:
+    """Same tokens, and logits that differ by rounding only."""
+    assert seq.answer == tokens
+    torch.testing.assert_close(torch.stack(seq.logits), logits, rtol=1e-3, atol=1e-3)

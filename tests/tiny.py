@@ -1,0 +1,182 @@
+"""Tiny real checkpoints, written by transformers: all families, all options, under a second each.
+
+The weights are random but large, so that greedy texts do not collapse into one token, routing is
+uneven and the two best logits rarely lie close together.
+"""
+
+import json
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+FAMILIES = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe")
+
+_COMMON = {
+    "vocab_size": 320,
+    "hidden_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "num_experts_per_tok": 2,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+_BY_FAMILY: Mapping[str, Mapping[str, Any]] = {
+    "mixtral": {"intermediate_size": 48, "num_local_experts": 6},
+    "qwen2_moe": {
+        "intermediate_size": 56,
+        "moe_intermediate_size": 24,
+        "shared_expert_intermediate_size": 40,
+        "num_experts": 6,
+    },
+    "qwen3_moe": {
+        "intermediate_size": 56,
+        "moe_intermediate_size": 24,
+        "num_experts": 8,
+        "head_dim": 16,
+    },
+    "olmoe": {"intermediate_size": 24, "num_experts": 8},
+}
+_CHAT_TEMPLATE = (
+    "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}</s>"
+    "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+def write_checkpoint(
+    folder: Path,
+    family: str = "mixtral",
+    *,
+    dtype: str = "float32",
+    fused: bool = False,
+    max_shard_size: str = "5GB",
+    seed: int = 0,
+    eos: int | list[int] | None = None,
+    tokenizer: bool = True,
+    **config: Any,
+) -> Path:
+    """Writes a model folder and returns it.
+
+    `fused` stacks the experts of a layer in two tensors; `eos` are the ids of end tokens in
+    generation_config.json; `config` overrides entries of the family's config.
+    """
+    model = random_model(family, seed=seed, **config).to(getattr(torch, dtype))
+    if eos is not None:
+        model.generation_config.eos_token_id = eos
+    with quiet():
+        model.save_pretrained(folder, max_shard_size=max_shard_size)
+    if fused:
+        _rewrite_fused(folder, model)
+    if tokenizer:
+        write_tokenizer(folder)
+    return folder
+
+
+def random_model(family: str = "mixtral", *, seed: int = 0, **config: Any) -> Any:
+    """A float32 model in evaluation mode with deterministic, lively weights."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    settings = {**_COMMON, **_BY_FAMILY[family], **config}
+    with quiet():
+        made = AutoConfig.for_model(family, **settings)
+        model = AutoModelForCausalLM.from_config(made, attn_implementation="eager").eval()
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            noise = torch.randn(weight.shape, generator=generator)
+            weight.copy_(noise * _std(name, weight) + (1.0 if _is_norm(name) else 0.0))
+    return model
+
+
+def write_tokenizer(folder: Path) -> None:
+    """A byte-level BPE tokenizer with <pad>, <s> and </s> as 0, 1 and 2, and a chat template."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    raw = Tokenizer(models.BPE())
+    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    raw.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=_COMMON["vocab_size"],
+        special_tokens=["<pad>", "<s>", "</s>", "<|system|>", "<|user|>", "<|assistant|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    raw.train_from_iterator(_lines(), trainer)
+    with quiet():
+        PreTrainedTokenizerFast(
+            tokenizer_object=raw,
+            bos_token="<s>",
+            eos_token="</s>",
+            pad_token="<pad>",
+            chat_template=_CHAT_TEMPLATE,
+        ).save_pretrained(folder)
+
+
+def edit_config(folder: Path, **entries: Any) -> None:
+    """Changes entries of a written config.json; None removes one."""
+    path = folder / "config.json"
+    config = json.loads(path.read_text()) | entries
+    path.write_text(json.dumps({key: value for key, value in config.items() if value is not None}))
+
+
+def _is_norm(name: str) -> bool:
+    return "norm" in name
+
+
+def _std(name: str, weight: torch.Tensor) -> float:
+    if _is_norm(name):
+        return 0.1
+    if name.endswith(".bias"):
+        return 0.3
+    if name.endswith(("mlp.gate.weight", "lm_head.weight", "embed_tokens.weight")):
+        return 0.6
+    return float(1.5 / weight.shape[-1] ** 0.5)
+
+
+def _rewrite_fused(folder: Path, model: Any) -> None:
+    """Replaces the weights by what transformers holds in memory, which is the stacked layout."""
+    for path in [*folder.glob("*.safetensors"), *folder.glob("*.index.json")]:
+        path.unlink()
+    state = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
+    if model.config.tie_word_embeddings:
+        state.pop("lm_head.weight", None)
+    save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def _lines() -> list[str]:
+    nouns = ("river", "lamp", "number", "city", "answer", "garden", "engine", "letter")
+    verbs = ("finds", "takes", "counts", "writes", "opens", "moves")
+    return [
+        f"The {noun} {verb} {i} of the {other}s."
+        for i, (noun, verb, other) in enumerate(
+            (noun, verb, other) for noun in nouns for verb in verbs for other in nouns
+        )
+    ]
+
+
+class quiet:
+    """No progress bars, no advice and no warnings from transformers."""
+
+    def __enter__(self) -> None:
+        from transformers.utils import logging
+
+        self._verbosity = logging.get_verbosity()
+        logging.set_verbosity_error()
+        logging.disable_progress_bar()
+        self._warnings = warnings.catch_warnings()
+        self._warnings.__enter__()
+        warnings.simplefilter("ignore")
+
+    def __exit__(self, *exception: object) -> None:
+        from transformers.utils import logging
+
+        self._warnings.__exit__(*exception)
+        logging.set_verbosity(self._verbosity)
+        logging.enable_progress_bar()
