@@ -28,7 +28,7 @@ def run(job: JobFile, quiet: Quiet = False) -> None:
     """Run a job: read its prompts, write its answers in the same order."""
     from moebatch.job.run import JobRun
     from moebatch.report.progress import watching
-    from moebatch.report.summary import failed_rows, started_line, summary_table
+    from moebatch.report.summary import failed_rows, summary_table
     from moebatch.spec.job import load_job
 
     console = Console(stderr=True)

@@ -5,6 +5,7 @@
     ├── InputError                4   the input file as a whole is unusable; nothing was run
     ├── CheckpointError           5   the model folder is missing, damaged or not supported
     ├── DoesNotFit                6   no plan exists within the budgets
+    ├── LockHeld                 11   another run is using the same output
     └── StorageError             74   disk full, or reading and writing failed
 
 A user's mistake raises one of these and is shown as one message, never as a traceback. Our own
@@ -26,6 +27,7 @@ class ExitCode(enum.IntEnum):
     INPUT = 4
     CHECKPOINT = 5
     DOES_NOT_FIT = 6
+    LOCK_HELD = 11
     STORAGE = 74
     INTERRUPTED = 130
 
@@ -85,6 +87,12 @@ class DoesNotFit(MoebatchError):
     """No plan exists within the budgets; the message names level, need, have and a way out."""
 
     exit_code = ExitCode.DOES_NOT_FIT
+
+
+class LockHeld(MoebatchError):
+    """Another run is using the same output."""
+
+    exit_code = ExitCode.LOCK_HELD
 
 
 class StorageError(MoebatchError):

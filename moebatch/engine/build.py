@@ -116,6 +116,7 @@ def build_engine(
         files.config,
         _load_dense(files),
         Limits(
+            pass_tokens=policy.tokens_per_pass,
             micro_batch_tokens=max(policy.micro_batch_size, PROMPT_ROWS),
             context_tokens=max_tokens,
             gather_rows=GATHERED_ROWS,

@@ -83,5 +83,6 @@ class RunSummary:
     peak_bytes: int
     """Most physical memory of the process, by the kernel's count."""
     budget_bytes: int
-    policy: Policy
+    policy: Policy | None
+    """None if no row could be computed."""
     reads_past_page_cache: bool

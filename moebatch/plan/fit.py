@@ -19,6 +19,8 @@ from moebatch.units import format_bytes
 
 MICRO_BATCH_SIZE = 64
 MAX_BATCH_SIZE = 2048
+BUSY_BATCH_SIZE = 256
+"""Sequences from which on decoding is bound by arithmetic where nothing is streamed."""
 SLOTS = 6
 """Enough for two readers and the compute to be apart; more bring nothing, three cost 5 %."""
 BALANCE_FLOP_PER_BYTE = 450
@@ -54,13 +56,7 @@ class Fit:
         policy = self._largest(self._with_tokens, policy, *self._tokens_range())
         sequences = min(self.workload.num_sequences, MAX_BATCH_SIZE, policy.tokens_per_pass)
         policy = replace(policy, batch_size=sequences)
-        policy = self._largest(
-            lambda base, pages: replace(base, num_kv_pages=pages),
-            policy,
-            policy.num_kv_pages,
-            max(policy.num_kv_pages, self._wanted_pages(sequences)),
-        )
-        return self._place_experts(policy)
+        return self._all_resident(policy) or self._streaming(policy)
 
     def footprint(self, policy: Policy) -> Footprint:
         """Bytes that `policy` takes."""
@@ -117,19 +113,35 @@ class Fit:
     def _with_tokens(policy: Policy, tokens: int) -> Policy:
         return replace(policy, tokens_per_pass=tokens)
 
-    def _wanted_pages(self, sequences: int) -> int:
-        tokens_each = self.workload.mean_total_tokens
-        pages = int(sequences * (_pages(int(tokens_each)) + 1) * _KV_SLACK)
+    def _pages_for(self, sequences: int) -> int:
+        """Pages for so many sequences of mean length, half-filled last pages counted."""
+        pages_each = _pages(int(self.workload.mean_total_tokens)) + 1
+        return int(sequences * pages_each * _KV_SLACK)
+
+    def _all_resident(self, policy: Policy) -> Policy | None:
+        """Nothing is streamed, if that leaves a cache for a batch that keeps the cores busy."""
+        policy = replace(policy, num_slots=0, num_resident=self._num_experts)
+        if not self._fits(policy):
+            return None
+        policy = self._with_cache(policy, self._pages_for(policy.batch_size))
+        enough = self._pages_for(min(policy.batch_size, BUSY_BATCH_SIZE))
+        return policy if policy.num_kv_pages >= enough else None
+
+    def _streaming(self, policy: Policy) -> Policy:
         streamed = self._num_experts * slot_bytes(self.shape, self.dtypes)
         balance = streamed // kv_page_bytes(self.shape, self.dtypes)
-        return min(pages, balance)
-
-    def _place_experts(self, policy: Policy) -> Policy:
-        everything = replace(policy, num_slots=0, num_resident=self._num_experts)
-        if self._fits(everything):
-            return everything
+        policy = self._with_cache(policy, min(self._pages_for(policy.batch_size), balance))
         return self._largest(
             lambda base, count: replace(base, num_resident=count), policy, 0, self._num_experts - 1
+        )
+
+    def _with_cache(self, policy: Policy, wanted_pages: int) -> Policy:
+        least = policy.num_kv_pages
+        return self._largest(
+            lambda base, pages: replace(base, num_kv_pages=pages),
+            policy,
+            least,
+            max(least, wanted_pages),
         )
 
     def _largest(

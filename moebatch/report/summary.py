@@ -22,7 +22,8 @@ def summary_table(summary: RunSummary) -> RenderableType:
     grid.add_row("waiting", f"compute waited {format_duration(summary.waited_s)} for experts")
     grid.add_row("read", _reading(summary))
     grid.add_row("peak memory", _memory(summary))
-    grid.add_row("policy", policy_line(summary.policy))
+    if summary.policy is not None:
+        grid.add_row("policy", policy_line(summary.policy))
     return Group("", grid)
 
 
@@ -39,12 +40,16 @@ def policy_line(policy: Policy) -> str:
     )
 
 
+def failed_rows(summary: RunSummary) -> str:
+    """How many rows failed and why, in one line."""
+    codes = ", ".join(f"{count} {code}" for code, count in sorted(summary.errors.items()))
+    return f"{summary.num_failed} of {summary.num_rows} rows failed ({codes}); see {summary.output}"
+
+
 def _rows(summary: RunSummary) -> str:
-    text = f"{summary.num_rows} done"
-    if summary.num_failed:
-        codes = ", ".join(f"{count} {code}" for code, count in sorted(summary.errors.items()))
-        text += f", [red]{summary.num_failed} failed[/] ({codes})"
-    return text
+    if not summary.num_failed:
+        return f"{summary.num_rows} done"
+    return f"{summary.num_rows} done, [red]{failed_rows(summary)}[/]"
 
 
 def _speed(summary: RunSummary) -> list[tuple[str, str]]:

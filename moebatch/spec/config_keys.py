@@ -71,28 +71,29 @@ class ConfigKeys:
 
     def heads(self) -> tuple[int, int, int]:
         """Query heads, KV heads and the size of a head."""
+        num_faults = len(self.faults)
         heads, hidden = self.count("num_attention_heads"), self.count("hidden_size")
-        kv_heads = heads
+        kv_heads, head_dim = heads, hidden // heads
         if self._value("num_key_value_heads") is not None:
             kv_heads = self.count("num_key_value_heads")
+        has_head_dim = self._config.get("head_dim") is not None
+        if has_head_dim:
+            head_dim = self.count("head_dim")
+        if len(self.faults) > num_faults:
+            return 1, 1, 2
         if heads % kv_heads:
             self._wrong(
                 f"num_attention_heads ({heads}) must be a multiple of num_key_value_heads "
                 f"({kv_heads})"
             )
-        if self._config.get("head_dim") is not None:
-            head_dim = self.count("head_dim")
-        elif hidden % heads:
+        if hidden % heads and not has_head_dim:
             self._wrong(
                 f"hidden_size ({hidden}) must be a multiple of num_attention_heads ({heads}) "
                 "where head_dim is not given"
             )
-            return heads, kv_heads, 2
-        else:
-            head_dim = hidden // heads
-        if head_dim % 2:
+        elif head_dim % 2:
             self._wrong(f"head_dim ({head_dim}) must be even for rotary positions")
-        if self._family.qk_norm == "full" and heads * head_dim != hidden:
+        elif self._family.qk_norm == "full" and heads * head_dim != hidden:
             self._wrong(
                 f"num_attention_heads ({heads}) x head_dim ({head_dim}) must be hidden_size "
                 f"({hidden}) in {self._family.architecture}"

@@ -30,8 +30,7 @@ def shown(value: object) -> str:
 
 def whole(value: object, low: int, high: int | None = None) -> int:
     """A whole number within the bounds, which belong to it."""
-    is_whole = isinstance(value, int) and not isinstance(value, bool)
-    if is_whole and low <= value and (high is None or value <= high):
+    if _is_whole(value) and low <= value and (high is None or value <= high):
         return value
     reach = f"of at least {low}" if high is None else f"from {low} to {high}"
     raise ValueError(f"must be a whole number {reach}, got {shown(value)}")
@@ -160,6 +159,10 @@ def contradictions(values: Mapping[str, object]) -> dict[str, str]:
     return found
 
 
+def _is_whole(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
 def _is_number(value: object) -> TypeGuard[int | float]:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
@@ -171,6 +174,6 @@ def _is_id_text(key: object) -> bool:
 
 
 def _token_id(value: object) -> int:
-    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31:
+    if _is_whole(value) and 0 <= value < 2**31:
         return value
     raise ValueError(f"must hold token ids, which are whole numbers from 0 up, got {shown(value)}")

@@ -91,7 +91,9 @@ def _compose(path: Path, text: str) -> tuple[yaml.Node | None, yaml.SafeLoader]:
         raise _refusal(path, message, line) from None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        problem = error.problem or error.context or "unreadable"
+        problem = error.problem or "unreadable"
+        if problem.startswith("but "):
+            problem = f"{error.context} {problem}"
         at_line = None if mark is None else mark.line + 1
         raise _refusal(path, f"wrong YAML syntax: {problem}", at_line) from None
     except RecursionError:

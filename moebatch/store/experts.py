@@ -44,33 +44,43 @@ class _Load:
 
 
 @dataclass(slots=True)
+class BusyClock:
+    """Adds up the time in which at least one thing is going on."""
+
+    _num_active: int = 0
+    _since: float = 0.0
+    _total_s: float = 0.0
+
+    def enter(self) -> None:
+        """One more thing begins."""
+        if self._num_active == 0:
+            self._since = time.perf_counter()
+        self._num_active += 1
+
+    def leave(self) -> None:
+        """One thing ends."""
+        self._num_active -= 1
+        if self._num_active == 0:
+            self._total_s += time.perf_counter() - self._since
+
+    @property
+    def total_s(self) -> float:
+        """Seconds so far, those of what is going on now included."""
+        running = time.perf_counter() - self._since if self._num_active else 0.0
+        return self._total_s + running
+
+
+@dataclass(slots=True)
 class ReadStatistics:
     """What the disk lane did so far."""
 
     num_bytes: int = 0
-    busy_s: float = 0.0
+    busy: BusyClock = field(default_factory=BusyClock)
     """Time in which at least one read was in flight."""
     waited_s: float = 0.0
     """Time in which compute waited for an expert."""
     num_dropped: int = 0
     """Announced experts that were given up before anybody used them."""
-
-
-@dataclass(slots=True)
-class _Clock:
-    """Adds up the time in which something is going on."""
-
-    num_active: int = 0
-    since: float = 0.0
-
-    def enter(self) -> None:
-        if self.num_active == 0:
-            self.since = time.perf_counter()
-        self.num_active += 1
-
-    def leave(self) -> float:
-        self.num_active -= 1
-        return time.perf_counter() - self.since if self.num_active == 0 else 0.0
 
 
 @dataclass(slots=True)
@@ -119,7 +129,6 @@ class ExpertStore:
         self._loads: dict[ExpertKey, _Load] = {}
         self._queues = _Queues()
         self._changed = threading.Condition()
-        self._clock = _Clock()
         self._failure: BaseException | None = None
         self._closing = False
         for key in resident:
@@ -153,8 +162,9 @@ class ExpertStore:
     def require(
         self, layer: int, experts: Collection[int]
     ) -> Iterator[tuple[int, tuple[Tensor, ...]]]:
-        """Yields each of `experts` with its tensors, in the order in which they are at hand.
+        """Each of `experts` with its tensors, in the order in which they are at hand.
 
+        Reading starts with the call, so what is announced after it comes behind them.
         The tensors are valid until the next one is asked for. Announced experts of the layer that
         are not among them are given up. Raises what a reader failed with.
         """
@@ -162,17 +172,7 @@ class ExpertStore:
             self._withdraw(layer, keep=experts)
             waiting = [self._demand(ExpertKey(layer, expert)) for expert in experts]
             self._changed.notify_all()
-        while waiting:
-            load = self._next_ready(waiting)
-            waiting.remove(load)
-            assert load.slot is not None
-            try:
-                yield (
-                    load.key.expert,
-                    load.record.tensors(self._arena, load.slot * self._slot_bytes),
-                )
-            finally:
-                self._release(load)
+        return self._as_ready(waiting)
 
     def close(self) -> None:
         """Stops the readers after the pieces in flight and closes the files."""
@@ -192,7 +192,20 @@ class ExpertStore:
             for queue in (self._queues.required, self._queues.announced):
                 assert all(self._loads.get(load.key) is load for load in queue), "dead load queued"
 
-    # --- compute side, under the lock -----------------------------------------------------------
+    # --- compute side ---------------------------------------------------------------------------
+
+    def _as_ready(self, waiting: list[_Load]) -> Iterator[tuple[int, tuple[Tensor, ...]]]:
+        while waiting:
+            load = self._next_ready(waiting)
+            waiting.remove(load)
+            assert load.slot is not None
+            try:
+                yield (
+                    load.key.expert,
+                    load.record.tensors(self._arena, load.slot * self._slot_bytes),
+                )
+            finally:
+                self._release(load)
 
     def _enqueue(self, load: _Load) -> None:
         self._loads[load.key] = load
@@ -277,7 +290,7 @@ class ExpertStore:
                     load.num_in_flight += 1
                     if not load.has_pieces_left:
                         self._queues.discard(load)
-                    self._clock.enter()
+                    self.statistics.busy.enter()
                     assert load.slot is not None
                     return load, piece, load.slot * self._slot_bytes
                 self._changed.wait()
@@ -309,7 +322,7 @@ class ExpertStore:
 
     def _finish_piece(self, load: _Load, piece: Piece, failure: BaseException | None) -> None:
         with self._changed:
-            self.statistics.busy_s += self._clock.leave()
+            self.statistics.busy.leave()
             self.statistics.num_bytes += piece.num_bytes
             self._failure = self._failure or failure
             load.num_in_flight -= 1

@@ -54,7 +54,11 @@ def requests(lengths: Sequence[int] = LENGTHS, **sampling: object) -> list[Reque
 
 @contextmanager
 def engine(
-    folder: Path, chosen: Policy, *, dtype: str = "float32", end_tokens: frozenset[int] | None = None
+    folder: Path,
+    chosen: Policy,
+    *,
+    dtype: str = "float32",
+    end_tokens: frozenset[int] | None = None,
 ) -> Iterator[BuiltEngine]:
     built = build_engine(
         open_model(folder, dtype),

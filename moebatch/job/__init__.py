@@ -1,0 +1,1 @@
+"""Rows in, rows out: reading the input, making requests of it, writing the answers."""

@@ -1,0 +1,115 @@
+"""Everything that can be known to be wrong with a job before it runs."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from moebatch.engine.build import ModelFiles, open_model
+from moebatch.errors import ExitCode, Fault, FaultyFile, MoebatchError
+from moebatch.job.output_path import require_writable
+from moebatch.job.prepare import Preparation, prepare, row_rules
+from moebatch.job.rows import parse_row
+from moebatch.job.scan import InputSummary, scan
+from moebatch.job.source import open_source
+from moebatch.plan.fit import Fit
+from moebatch.plan.machine import detect_machine
+from moebatch.spec.job import Job, load_job
+from moebatch.store.memory import resident_bytes
+
+MOST_FAULTS = 10_000
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Findings:
+    """What a check has found."""
+
+    faults: tuple[Fault, ...]
+    """In the order: job file, output, model, input."""
+    num_rows: int
+    num_bad_rows: int
+    exit_code: ExitCode
+    """That of the first part with a fault; bad rows count as a faulty input."""
+    warnings: tuple[str, ...] = ()
+
+
+class _Collector:
+    """Runs one part of the check after the other and keeps what each complains about."""
+
+    def __init__(self) -> None:
+        self.faults: list[Fault] = []
+        self.exit_code = ExitCode.OK
+
+    def attempt(self, action: Callable[[], T], file: str) -> T | None:
+        """What `action` returns, or None after noting why it failed."""
+        try:
+            return action()
+        except FaultyFile as error:
+            self.add(list(error.faults), error.exit_code)
+        except MoebatchError as error:
+            self.add(
+                [Fault(file=file, message=str(error).removeprefix(f"{file}: "))], error.exit_code
+            )
+        return None
+
+    def add(self, faults: list[Fault], exit_code: ExitCode) -> None:
+        """Notes faults; the first of them decides over the exit code."""
+        self.faults += faults
+        if faults and self.exit_code is ExitCode.OK:
+            self.exit_code = exit_code
+
+
+def check_job(path: Path) -> Findings:
+    """Validates job file, output, model folder and every row of the input. Raises nothing that a
+    user could cause: all of it is in the findings."""
+    found = _Collector()
+    job = found.attempt(lambda: load_job(path), str(path))
+    if job is None:
+        return Findings(
+            faults=tuple(found.faults), num_rows=0, num_bad_rows=0, exit_code=found.exit_code
+        )
+    found.attempt(lambda: require_writable(job), str(path))
+    folder = str(job.model.path)
+    files = found.attempt(lambda: open_model(job.model.path, job.model.dtype), folder)
+    preparation = found.attempt(lambda: _prepare(job, files), folder) if files else None
+    counted = found.attempt(lambda: _scan(job, preparation), str(job.input.path))
+    if counted is not None:
+        found.add([*counted.whole, *counted.faults], ExitCode.INPUT)
+        if preparation and counted.first_chat is not None:
+            place = counted.first_chat.place
+            tokenizer = preparation.reader.tokenizer
+            found.attempt(lambda: tokenizer.require_chat_template(place), folder)
+        if files and counted.workload:
+            found.attempt(lambda: _require_fit(job, files, counted), str(path))
+    return Findings(
+        faults=tuple(found.faults),
+        num_rows=counted.num_rows if counted else 0,
+        num_bad_rows=counted.num_bad_rows if counted else 0,
+        exit_code=found.exit_code,
+        warnings=preparation.warnings if preparation else (),
+    )
+
+
+def _prepare(job: Job, files: ModelFiles) -> Preparation:
+    return prepare(job, vocab_size=files.shape.vocab_size, max_positions=files.shape.max_positions)
+
+
+def _scan(job: Job, preparation: Preparation | None) -> InputSummary:
+    """With a usable model every prompt is tokenised; without one rows are only parsed."""
+    source = open_source(job.input.path)
+    if preparation is not None:
+        return scan(source, preparation.reader.request, most_faults=MOST_FAULTS)
+    rules = row_rules(job)
+    return scan(source, lambda raw: parse_row(raw, rules), most_faults=MOST_FAULTS)
+
+
+def _require_fit(job: Job, files: ModelFiles, counted: InputSummary) -> None:
+    assert counted.workload is not None, "asked only for inputs with good rows"
+    Fit(
+        shape=files.shape,
+        dtypes=files.dtypes,
+        workload=counted.workload,
+        program_bytes=resident_bytes(),
+        budget_bytes=job.resources.dram or detect_machine().dram_bytes,
+    ).policy()

@@ -1,0 +1,76 @@
+"""What is known of a row while it travels from the input to the output."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from moebatch.spec.request import Request, RowError
+
+Dialect = Literal["openai", "plain"]
+Kind = Literal["chat", "completion"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """What the writer needs to know of a row; small enough to keep while the row is computed."""
+
+    index: int
+    """Place among the rows, counted from 0."""
+    line: int | None = None
+    """Line in the file, counted from 1; None where the file has no lines."""
+    custom_id: str | None = None
+    """The user's name of the row; None where it could not be read."""
+    dialect: Dialect | None = None
+    """How the row is written; None where it could not be told."""
+    kind: Kind = "chat"
+    """What the row asks for."""
+    model: str | None = None
+    """The model name that the row asked for."""
+    columns: bytes = b""
+    """A plain row as JSON, for the output; empty for batch lines, whose answers repeat nothing."""
+
+    @property
+    def place(self) -> str:
+        """``line 3``, or ``row 3`` where there are no lines."""
+        return f"row {self.index + 1}" if self.line is None else f"line {self.line}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Chat:
+    """Messages and how the chat template is to render them."""
+
+    messages: tuple[Mapping[str, object], ...]
+    """Each with role and content, which is text; other keys are for the template."""
+    variables: Mapping[str, object] = field(default_factory=dict)
+    """``chat_template_kwargs`` of the row."""
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+
+
+Prompt = str | tuple[int, ...] | Chat
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ParsedRow:
+    """A row that is well-formed; whether model and context can take it is not yet known."""
+
+    row: Row
+    prompt: Prompt
+    parameters: Mapping[str, object]
+    """Everything else of the request, unchecked."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReadyRow:
+    """A row that can be computed."""
+
+    row: Row
+    request: Request
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FailedRow:
+    """A row that cannot be computed, and why."""
+
+    row: Row
+    error: RowError

@@ -1,0 +1,181 @@
+"""One pass over the input before anything runs: how many rows, of which kind, and what is wrong."""
+
+import hashlib
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from moebatch.errors import Fault, InputError
+from moebatch.job.raw import RawRow, Source
+from moebatch.job.row import Dialect, FailedRow, ParsedRow, ReadyRow, Row
+from moebatch.job.rows import COLUMN_TAKEN, RowRules, parse_row
+from moebatch.spec.workload import Workload
+
+MOST_FAULTS = 100
+"""So many faults are kept unless told otherwise; all are counted."""
+_MOST_SUSPECTS = 10_000
+Read = Callable[[RawRow], ParsedRow | ReadyRow | FailedRow]
+"""`RowReader.parse`, or `RowReader.request` to try the tokenizer on every row as well."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InputSummary:
+    """What the input holds."""
+
+    num_rows: int
+    num_bad_rows: int
+    """Rows that get an error as their answer."""
+    dialect: Dialect
+    """The more frequent one; bad rows of no dialect are written in it."""
+    first_chat: Row | None
+    """The first row with messages, None if there is none: without one, no template is needed."""
+    whole: tuple[Fault, ...]
+    """Why nothing can be run, if so."""
+    faults: tuple[Fault, ...]
+    """What is wrong with single rows, as far as they were kept."""
+    workload: Workload | None
+    """Lengths of prompts and answers; None if rows were only parsed, or none is good."""
+
+    def require_usable(self, *, every_row: bool = False) -> None:
+        """Raises InputError if nothing can be run, or if `every_row` must be good and is not."""
+        if self.whole:
+            raise InputError(self.whole)
+        if every_row and self.faults:
+            more = self.num_bad_rows - len(self.faults)
+            rest = [Fault(file=self.faults[0].file, message=f"and {more} more bad rows")]
+            raise InputError([*self.faults, *(rest if more else [])])
+
+
+def scan(source: Source, read: Read, *, most_faults: int = MOST_FAULTS) -> InputSummary:
+    """Reads all rows, in memory of a few bytes per row.
+
+    Raises InputError if the source is damaged.
+    """
+    tally = _Tally(file=str(source.path), most_faults=most_faults)
+    names = array("Q")
+    for raw in source:
+        result = read(raw)
+        tally.add(result)
+        if result.row.custom_id is not None:
+            names.append(_name_hash(result.row.custom_id))
+    if not tally.num_rows:
+        message = "holds no rows"
+        tally.whole.append(Fault(file=tally.file, message=message, code="empty_file"))
+    twice = _repeated(names)
+    if twice:
+        tally.whole += _duplicates(source, twice)
+    return tally.summary()
+
+
+@dataclass(kw_only=True, slots=True)
+class _Tally:
+    file: str
+    most_faults: int
+    num_rows: int = 0
+    num_bad_rows: int = 0
+    dialects: Counter[Dialect | None] = field(default_factory=Counter)
+    first_chat: Row | None = None
+    whole: list[Fault] = field(default_factory=list)
+    faults: list[Fault] = field(default_factory=list)
+    num_sequences: int = 0
+    num_prompt_tokens: int = 0
+    num_new_tokens: int = 0
+    max_total_tokens: int = 0
+
+    def add(self, result: ParsedRow | ReadyRow | FailedRow) -> None:
+        row = result.row
+        self.num_rows += 1
+        self.dialects[row.dialect] += 1
+        if isinstance(result, FailedRow):
+            self._add_bad(result)
+            return
+        if row.kind == "chat" and self.first_chat is None:
+            self.first_chat = row
+        if isinstance(result, ReadyRow):
+            sampling, num_prompt = result.request.sampling, len(result.request.prompt_tokens)
+            self.num_sequences += sampling.n
+            self.num_prompt_tokens += sampling.n * num_prompt
+            self.num_new_tokens += sampling.n * sampling.max_tokens
+            total = num_prompt + sampling.max_tokens
+            self.max_total_tokens = max(self.max_total_tokens, total)
+
+    def _add_bad(self, bad: FailedRow) -> None:
+        self.num_bad_rows += 1
+        fault = fault_of(bad, self.file)
+        if bad.error.code == COLUMN_TAKEN and not self.whole:
+            self.whole.append(fault)
+        if len(self.faults) < self.most_faults:
+            self.faults.append(fault)
+
+    def summary(self) -> InputSummary:
+        plain = self.dialects["plain"] > self.dialects["openai"]
+        return InputSummary(
+            num_rows=self.num_rows,
+            num_bad_rows=self.num_bad_rows,
+            dialect="plain" if plain else "openai",
+            first_chat=self.first_chat,
+            whole=tuple(self.whole),
+            faults=tuple(self.faults),
+            workload=self._workload(),
+        )
+
+    def _workload(self) -> Workload | None:
+        if not self.num_sequences:
+            return None
+        return Workload(
+            num_sequences=self.num_sequences,
+            mean_prompt_tokens=self.num_prompt_tokens / self.num_sequences,
+            mean_new_tokens=self.num_new_tokens / self.num_sequences,
+            max_total_tokens=self.max_total_tokens,
+        )
+
+
+def fault_of(bad: FailedRow, file: str) -> Fault:
+    """What is wrong with a row, as a finding in its file."""
+    row = bad.row
+    return Fault(
+        file=file,
+        line=row.line,
+        where=row.place if row.line is None else None,
+        message=bad.error.message,
+        code=bad.error.code,
+    )
+
+
+def _name_hash(custom_id: str) -> int:
+    digest = hashlib.blake2b(custom_id.encode("utf-8"), digest_size=8).digest()
+    return int.from_bytes(digest, "big")
+
+
+def _repeated(names: "array[int]") -> set[int]:
+    """Some hashes that occur more than once. Numpy sorts them in place, eight bytes each."""
+    import numpy as np
+
+    hashes = np.frombuffer(names, dtype=np.uint64) if names else np.empty(0, np.uint64)
+    hashes.sort()
+    return set(hashes[1:][hashes[1:] == hashes[:-1]][:_MOST_SUSPECTS].tolist())
+
+
+def _duplicates(source: Source, suspects: set[int]) -> Iterator[Fault]:
+    """The names that really are given twice; equal hashes alone prove nothing."""
+    first: dict[str, tuple[int, str]] = {}
+    num_found = 0
+    for raw in source:
+        row = parse_row(raw, RowRules()).row
+        if row.custom_id is None or _name_hash(row.custom_id) not in suspects:
+            continue
+        index, place = first.setdefault(row.custom_id, (row.index, row.place))
+        if index == row.index:
+            continue
+        num_found += 1
+        if num_found > MOST_FAULTS:
+            yield Fault(file=str(source.path), message="and more", code="duplicate_custom_id")
+            return
+        yield Fault(
+            file=str(source.path),
+            line=row.line,
+            where=row.place if row.line is None else None,
+            message=f"custom_id {row.custom_id[:80]!r} is already that of {place}",
+            code="duplicate_custom_id",
+        )
