@@ -13,10 +13,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, BinaryIO, Self, cast
 
-from moebatch.errors import ConfigError, Fault, StorageError
+from moebatch.errors import LockHeld, StorageError
 from moebatch.job.output_path import run_folder
 from moebatch.units import format_bytes
 
+_RECORDS = "records.jsonl"
 _LINE_KEY = b'"line":'
 
 
@@ -29,7 +30,7 @@ class ResultFile:
     """
 
     def __init__(self, path: Path, *, num_rows: int, errors: Path | None = None) -> None:
-        """Starts a run folder anew. Raises ConfigError if another run uses it."""
+        """Starts a run folder anew. Raises LockHeld if another run uses it."""
         self._path = path.resolve()
         self._errors = None if errors is None else errors.resolve()
         self._folder = run_folder(path)
@@ -77,8 +78,9 @@ class ResultFile:
             if self._errors is not None:
                 self._write(self._errors, failed=True)
             self._write(self._path, failed=False if split else None)
-            self.close()
+            # Removed while it is still locked, so that no other run can have begun in it.
             shutil.rmtree(self._folder)
+            self.close()
 
     def close(self) -> None:
         """Lets go of the run folder and leaves it as it is."""
@@ -96,25 +98,28 @@ class ResultFile:
         self.close()
 
     def _open(self) -> IO[bytes]:
+        path = self._folder / _RECORDS
         with _told(self._folder, needed=0):
             self._folder.mkdir(exist_ok=True)
             # Unbuffered, so that what was added is in the file whatever becomes of us.
-            records = (self._folder / "records.jsonl").open("ab+", buffering=0)
+            records = path.open("ab", buffering=0)
         try:
-            fcntl.flock(records, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+            with _told(self._folder, needed=0):
+                if not _locked(records, path):
+                    raise LockHeld(
+                        f"{self._path}: another run is writing this output and holds "
+                        f"{self._folder}; wait for its end, or choose another output.path"
+                    )
+                records.truncate(0)
+        except BaseException:
             records.close()
-            message = f"another run is writing to it (it holds {self._folder}); wait for its end"
-            raise ConfigError(
-                [Fault(file=str(self._path), where="output.path", message=message)]
-            ) from None
-        records.truncate(0)
+            raise
         return cast(IO[bytes], records)
 
     def _write(self, path: Path, *, failed: bool | None) -> None:
         """Writes rows to a file: those that failed, those that did not, or all."""
         # Beside its target, since a rename works only within a file system.
-        draft = path.with_name(f".{path.name}.moebatch-{os.getpid()}")
+        draft = path.with_name(f".{path.name}.moebatch-draft")
         try:
             with draft.open("wb") as file:
                 with _compressed(file, path) as stream:
@@ -130,12 +135,22 @@ class ResultFile:
             raise
 
     def _lines(self) -> Iterator[bytes]:
-        with (self._folder / "records.jsonl").open("rb") as records:
+        with (self._folder / _RECORDS).open("rb") as records:
             for offset in self._offsets:
                 records.seek(offset)
                 record = records.readline()
                 start = record.index(_LINE_KEY) + len(_LINE_KEY)
                 yield record[start:-2] + b"\n"
+
+
+def _locked(records: IO[bytes], path: Path) -> bool:
+    """Whether the file is ours alone, and still the one at its path."""
+    try:
+        fcntl.flock(records, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # A run that has just ended may have removed it between opening and locking.
+        return os.path.samestat(path.stat(), os.fstat(records.fileno()))
+    except (BlockingIOError, FileNotFoundError):
+        return False
 
 
 @contextlib.contextmanager

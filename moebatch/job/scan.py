@@ -10,6 +10,7 @@ from moebatch.errors import Fault, InputError
 from moebatch.job.raw import RawRow, Source
 from moebatch.job.row import Dialect, FailedRow, ParsedRow, ReadyRow, Row
 from moebatch.job.rows import COLUMN_TAKEN, RowRules, parse_row
+from moebatch.job.tokenizer import NO_CHAT_TEMPLATE
 from moebatch.spec.workload import Workload
 
 MOST_FAULTS = 100
@@ -87,7 +88,8 @@ class _Tally:
         row = result.row
         self.num_rows += 1
         self.dialects[row.dialect] += 1
-        if isinstance(result, FailedRow):
+        no_template = isinstance(result, FailedRow) and result.error.code == NO_CHAT_TEMPLATE
+        if isinstance(result, FailedRow) and not no_template:
             self._add_bad(result)
             return
         if row.kind == "chat" and self.first_chat is None:

@@ -14,6 +14,8 @@ from moebatch.job.row import Chat
 from moebatch.job.token_bytes import TokenBytes
 from moebatch.spec.limits import shown
 
+NO_CHAT_TEMPLATE = "no_chat_template"
+"""Code of rows with messages on a model without a template: a fault of the model, not of rows."""
 _DATE = re.compile(r"""strftime_now\(\s*(["'])(.*?)\1\s*\)""")
 
 
@@ -51,6 +53,9 @@ class Tokenizer:
 
         Raises RowRefused if the template does not take the messages.
         """
+        if self._template is None:
+            message = "messages need a chat template, and the tokenizer of the model has none"
+            raise RowRefused(message, code=NO_CHAT_TEMPLATE, param="messages")
         own = {**variables, **chat.variables}
         for name in own.keys() & self._reserved:
             raise wrong("chat_template_kwargs", f"may not set {name}")

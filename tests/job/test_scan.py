@@ -1,0 +1,134 @@
+"""The pass before the run: counts, faults of rows, faults of the whole file, memory."""
+
+import json
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moebatch.errors import InputError
+from moebatch.job import scan as scan_module
+from moebatch.job.raw import RawRow
+from moebatch.job.row import FailedRow, ParsedRow, ReadyRow, Row
+from moebatch.job.rows import RowRules, parse_row
+from moebatch.job.scan import InputSummary, scan
+from moebatch.job.source import open_source
+from moebatch.spec.request import Request
+from moebatch.spec.sampling import Sampling
+from moebatch.spec.workload import Workload
+
+
+def read(raw: RawRow) -> ParsedRow | FailedRow:
+    return parse_row(raw, RowRules(answer_column="response"))
+
+
+def summary(tmp_path: Path, *rows: Any, **options: Any) -> InputSummary:
+    path = tmp_path / "in.jsonl"
+    lines = (row if isinstance(row, bytes) else json.dumps(row).encode() for row in rows)
+    path.write_bytes(b"\n".join(lines))
+    return scan(open_source(path), read, **options)
+
+
+def batch(name: str) -> dict[str, Any]:
+    messages = [{"role": "user", "content": "Hi"}]
+    body = {"messages": messages}
+    return {"custom_id": name, "method": "POST", "url": "/v1/chat/completions", "body": body}
+
+
+def test_counts(tmp_path: Path) -> None:
+    found = summary(tmp_path, {"prompt": "a"}, b"", batch("x"), b"{", {"prompt": "b"})
+    assert (found.num_rows, found.num_bad_rows, found.dialect) == (4, 1, "plain")
+    assert found.first_chat is not None
+    assert found.first_chat.place == "line 3"
+    assert found.workload is None
+    assert [(f.line, f.code) for f in found.faults] == [(4, "invalid_json_line")]
+    found.require_usable()
+    with pytest.raises(InputError, match=r"in\.jsonl:4: not JSON: Expecting property name"):
+        found.require_usable(every_row=True)
+
+
+def test_no_chat(tmp_path: Path) -> None:
+    assert summary(tmp_path, {"prompt": "a"}).first_chat is None
+
+
+@pytest.mark.parametrize("data", [b"", b"\n \r\n"])
+def test_empty_file(tmp_path: Path, data: bytes) -> None:
+    found = summary(tmp_path, data)
+    assert [(f.line, f.code, f.message) for f in found.whole] == [
+        (None, "empty_file", "holds no rows")
+    ]
+    with pytest.raises(InputError, match="holds no rows") as caught:
+        found.require_usable()
+    assert caught.value.exit_code == 4
+
+
+def test_duplicates_name_both_lines(tmp_path: Path) -> None:
+    rows = [batch("a"), batch("b"), b"", batch("a"), b"{", {"prompt": "x", "id": "b"}, batch("a")]
+    found = summary(tmp_path, *rows)
+    assert [(f.line, f.code, f.message) for f in found.whole] == [
+        (4, "duplicate_custom_id", "custom_id 'a' is already that of line 1"),
+        (6, "duplicate_custom_id", "custom_id 'b' is already that of line 2"),
+        (7, "duplicate_custom_id", "custom_id 'a' is already that of line 1"),
+    ]
+    with pytest.raises(InputError):
+        found.require_usable()
+
+
+def test_equal_hashes_are_no_duplicates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scan_module, "_name_hash", lambda custom_id: 5)
+    assert summary(tmp_path, batch("a"), batch("b"), batch("c")).whole == ()
+
+
+def test_many_duplicates_are_cut_short(tmp_path: Path) -> None:
+    found = summary(tmp_path, *[batch("a")] * 150)
+    assert len(found.whole) == 101
+    assert found.whole[-1].message == "and more"
+
+
+def test_column_that_is_taken_stops_the_run(tmp_path: Path) -> None:
+    found = summary(tmp_path, *[{"prompt": "a", "response": "b"}] * 3)
+    assert len(found.whole) == 1
+    with pytest.raises(InputError, match=r"choose another name as output\.column"):
+        found.require_usable()
+
+
+def test_faults_are_kept_up_to_a_bound(tmp_path: Path) -> None:
+    found = summary(tmp_path, *[b"{"] * 30, most_faults=10)
+    assert (found.num_bad_rows, len(found.faults)) == (30, 10)
+    with pytest.raises(InputError, match="and 20 more bad rows"):
+        found.require_usable(every_row=True)
+
+
+def test_workload_of_ready_rows(tmp_path: Path) -> None:
+    def ready(raw: RawRow) -> ReadyRow:
+        length = 10 * (raw.index + 1)
+        sampling = Sampling(max_tokens=4 * length, n=1 + raw.index)
+        request = Request(
+            index=raw.index, custom_id="x", prompt_tokens=(1,) * length, sampling=sampling
+        )
+        return ReadyRow(row=Row(index=raw.index, kind="completion"), request=request)
+
+    path = tmp_path / "in.jsonl"
+    path.write_bytes(b"a\nb\n")
+    assert scan(open_source(path), ready).workload == Workload(
+        num_sequences=3,
+        mean_prompt_tokens=50 / 3,
+        mean_new_tokens=200 / 3,
+        max_total_tokens=100,
+    )
+
+
+def test_memory_grows_by_a_few_bytes_per_row(tmp_path: Path) -> None:
+    peaks = []
+    for num_rows in (100, 2_000, 22_000):
+        path = tmp_path / f"{num_rows}.jsonl"
+        with path.open("w") as file:
+            file.writelines(f'{{"prompt":"a","id":"row-{place}"}}\n' for place in range(num_rows))
+        tracemalloc.start()
+        try:
+            assert scan(open_source(path), read).num_rows == num_rows
+            peaks.append(tracemalloc.get_traced_memory()[1])
+        finally:
+            tracemalloc.stop()
+    assert peaks[2] - peaks[1] < 20_000 * 32

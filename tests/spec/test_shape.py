@@ -1,0 +1,272 @@
+"""Shapes from config.json against transformers' own reading of the same file."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from moebatch.errors import CheckpointError
+from moebatch.spec.shape import ModelShape, load_shape
+from tests import tiny
+
+ARCHITECTURES = {
+    "mixtral": "MixtralForCausalLM",
+    "qwen2_moe": "Qwen2MoeForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
+    "olmoe": "OlmoeForCausalLM",
+}
+
+OPTIONS: list[tuple[str, dict[str, Any]]] = [
+    ("mixtral", {"sliding_window": 77, "num_experts": 12, "hidden_act": "gelu"}),
+    ("mixtral", {"head_dim": 96, "num_key_value_heads": 32, "tie_word_embeddings": True}),
+    ("qwen2_moe", {"use_sliding_window": True, "max_window_layers": 5, "qkv_bias": False}),
+    ("qwen2_moe", {"use_sliding_window": True, "max_window_layers": 0}),
+    ("qwen2_moe", {"decoder_sparse_step": 3, "mlp_only_layers": [2, 8], "norm_topk_prob": True}),
+    (
+        "qwen2_moe",
+        {
+            "num_hidden_layers": 3,
+            "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+            "use_sliding_window": True,
+            "sliding_window": 11,
+        },
+    ),
+    ("qwen3_moe", {"num_local_experts": 16, "attention_bias": True, "head_dim": 128}),
+    ("qwen3_moe", {"use_sliding_window": True, "mlp_only_layers": [0], "norm_topk_prob": True}),
+    ("olmoe", {"clip_qkv": 8.0, "attention_bias": True, "num_key_value_heads": 4}),
+    ("olmoe", {"num_local_experts": 32, "norm_topk_prob": True}),
+]
+
+
+def minimal(family: str = "mixtral", **entries: Any) -> dict[str, Any]:
+    return {"architectures": [ARCHITECTURES[family]], "model_type": family, **entries}
+
+
+def faults_of(config: dict[str, Any]) -> str:
+    with pytest.raises(CheckpointError) as caught:
+        ModelShape.from_config(config, "m/config.json")
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("family", tiny.FAMILIES)
+def test_absent_keys_are_filled_as_transformers_fills_them(family: str) -> None:
+    assert_agrees(ModelShape.from_config(minimal(family), "config.json"), transformers(family))
+
+
+@pytest.mark.parametrize(("family", "entries"), OPTIONS)
+def test_options(family: str, entries: dict[str, Any]) -> None:
+    shape = ModelShape.from_config(minimal(family, **entries), "config.json")
+    assert_agrees(shape, transformers(family, **entries))
+
+
+@pytest.mark.parametrize(("family", "entries"), [(f, {}) for f in tiny.FAMILIES] + OPTIONS)
+def test_files_that_transformers_writes(
+    family: str, entries: dict[str, Any], tmp_path: Path
+) -> None:
+    config = transformers(family, **entries)
+    config.architectures = [ARCHITECTURES[family]]
+    config.save_pretrained(tmp_path)
+    read = load_shape(tmp_path)
+    assert_agrees(read, config)
+    assert read == ModelShape.from_config(minimal(family, **entries), "config.json")
+
+
+@pytest.mark.parametrize(
+    ("family", "entries"), [(f, {"tie_word_embeddings": True}) for f in tiny.FAMILIES] + OPTIONS
+)
+def test_every_number_is_counted(family: str, entries: dict[str, Any]) -> None:
+    sizes = {
+        "vocab_size": 50,
+        "hidden_size": 32,
+        "intermediate_size": 20,
+        "moe_intermediate_size": 12,
+        "shared_expert_intermediate_size": 28,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    }
+    entries = {**sizes, **entries} | {"num_key_value_heads": 2}
+    shape = ModelShape.from_config(minimal(family, **entries), "config.json")
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(transformers(family, **entries))
+    experts = sum(p.numel() for name, p in model.named_parameters() if ".experts." in name)
+    assert shape.num_params == model.num_parameters()
+    assert shape.resident_params == shape.num_params - experts
+    assert shape.num_experts * shape.expert_params * len(shape.moe_layers) == experts
+
+
+def test_known_figures_of_released_models() -> None:
+    """The sizes on the model cards."""
+    mixtral = ModelShape.from_config(minimal("mixtral"), "")
+    assert mixtral.num_params == 46_702_792_704
+    assert mixtral.kv_bytes_per_token(2) == 131_072
+    qwen3 = {"num_hidden_layers": 48, "head_dim": 128, "num_key_value_heads": 4}
+    assert round(ModelShape.from_config(minimal("qwen3_moe", **qwen3), "").num_params / 1e8) == 305
+
+
+@pytest.mark.parametrize(
+    ("entries", "dtype", "num_bytes"),
+    [
+        ({}, "float32", 4),
+        ({"torch_dtype": "bfloat16"}, "bfloat16", 2),
+        ({"dtype": "float16", "torch_dtype": "float32"}, "float16", 2),
+        ({"dtype": None, "torch_dtype": "torch.bfloat16"}, "bfloat16", 2),
+    ],
+)
+def test_dtype(entries: dict[str, Any], dtype: str, num_bytes: int) -> None:
+    shape = ModelShape.from_config(minimal(**entries), "")
+    assert (shape.dtype, shape.dtype_bytes) == (dtype, num_bytes)
+
+
+def test_all_faults_are_told_at_once() -> None:
+    config = minimal(
+        "mixtral",
+        hidden_size=0,
+        num_attention_heads=True,
+        num_hidden_layers="32",
+        vocab_size=-5,
+        num_experts_per_tok=9,
+        rms_norm_eps=float("nan"),
+        tie_word_embeddings="no",
+        sliding_window=0,
+        hidden_act=None,
+        dtype="int8",
+    )
+    assert faults_of(config).splitlines() == [
+        "m/config.json: num_hidden_layers: expected a whole number from 1 to 10000, got '32'",
+        "m/config.json: num_attention_heads: expected a whole number from 1 to 2147483647, "
+        "got True",
+        "m/config.json: hidden_size: expected a whole number from 1 to 2147483647, got 0",
+        "m/config.json: vocab_size: expected a whole number from 1 to 2147483647, got -5",
+        "m/config.json: tie_word_embeddings: expected true or false, got 'no'",
+        "m/config.json: num_experts_per_tok (9) is more than num_experts (8)",
+        "m/config.json: sliding_window: expected a whole number from 1 to 2147483647, got 0",
+        "m/config.json: rms_norm_eps: expected a number above 0, got nan",
+        "m/config.json: hidden_act: expected a name, got None",
+        "m/config.json: dtype: expected one of float32, float16, bfloat16, got 'int8'",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("family", "entries", "message"),
+    [
+        ("mixtral", {"num_attention_heads": 6}, "6) must be a multiple of num_key_value_heads (8)"),
+        ("mixtral", {"hidden_size": 4100}, "hidden_size (4100) must be a multiple of num_attent"),
+        ("mixtral", {"head_dim": 7}, "head_dim (7) must be even"),
+        ("mixtral", {"hidden_size": 4096.0}, "got 4096.0"),
+        ("mixtral", {"num_hidden_layers": 10**9}, "from 1 to 10000, got 1000000000"),
+        ("olmoe", {"head_dim": 64}, "num_attention_heads (16) x head_dim (64) must be hidden_size"),
+        ("olmoe", {"clip_qkv": -1}, "clip_qkv: expected a number above 0, got -1"),
+        ("olmoe", {"model_type": "mixtral"}, "model_type: expected 'olmoe'"),
+        ("qwen3_moe", {"num_experts": 8, "num_local_experts": 9}, "contradict each other"),
+        ("qwen3_moe", {"num_experts": 0}, "num_experts: expected a whole number"),
+        ("qwen2_moe", {"mlp_only_layers": ["0"]}, "mlp_only_layers: expected a list of layer"),
+        ("qwen2_moe", {"decoder_sparse_step": 0}, "decoder_sparse_step: expected a whole number"),
+        (
+            "qwen2_moe",
+            {"use_sliding_window": True, "layer_types": ["full_attention"]},
+            "layer_types has 1 entries for 24 layers",
+        ),
+        (
+            "qwen2_moe",
+            {"use_sliding_window": True, "layer_types": ["chunked_attention"] * 24},
+            "layer_types: expected a list of full_attention and sliding_attention",
+        ),
+    ],
+)
+def test_figures_that_make_no_sense(family: str, entries: dict[str, Any], message: str) -> None:
+    assert message in faults_of(minimal(family) | entries)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"architectures": ["LlamaForCausalLM"]},
+        {"architectures": [["MixtralForCausalLM"]]},
+        {"model_type": "llama"},
+        {"architectures": None},
+        {},
+    ],
+)
+def test_other_architectures_are_refused_by_name(config: dict[str, Any]) -> None:
+    named = (config.get("architectures") or [config.get("model_type")])[0]
+    assert faults_of(config) == (
+        f"m/config.json: architecture {named!r} is not supported; supported are "
+        "MixtralForCausalLM, Qwen2MoeForCausalLM, Qwen3MoeForCausalLM, OlmoeForCausalLM"
+    )
+
+
+def test_quantised_checkpoints_are_refused() -> None:
+    message = faults_of(minimal(quantization_config={"quant_method": "gptq", "bits": 4}))
+    assert "quantization_config (gptq): quantised checkpoints are not supported" in message
+
+
+def test_architecture_from_the_model_type_alone() -> None:
+    shape = ModelShape.from_config({"model_type": "olmoe"}, "")
+    assert shape.architecture == "OlmoeForCausalLM"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "cannot be read: No such file"),
+        (b"{", "is not JSON"),
+        (b"\xff\xfe{}", "is not JSON"),
+        (b"[]", "expected an object, got list"),
+        (b"[" * 100_000, "is not JSON"),
+    ],
+)
+def test_unreadable_files(content: bytes | None, message: str, tmp_path: Path) -> None:
+    if content is not None:
+        (tmp_path / "config.json").write_bytes(content)
+    with pytest.raises(CheckpointError, match=message):
+        load_shape(tmp_path)
+
+
+def transformers(family: str, **entries: Any) -> Any:
+    """What transformers makes of the same config.json."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    with tiny.quiet():
+        return CONFIG_MAPPING[family].from_dict(json.loads(json.dumps(entries)))
+
+
+def assert_agrees(shape: ModelShape, config: Any) -> None:
+    """Attribute by attribute."""
+    family = config.model_type
+    layers = range(config.num_hidden_layers)
+    assert shape.architecture == ARCHITECTURES[family]
+    assert shape.num_layers == config.num_hidden_layers
+    assert shape.hidden_size == config.hidden_size
+    assert shape.num_heads == config.num_attention_heads
+    assert shape.num_kv_heads == config.num_key_value_heads
+    derived = config.hidden_size // config.num_attention_heads
+    assert shape.head_dim == (getattr(config, "head_dim", None) or derived)
+    assert shape.vocab_size == config.vocab_size
+    assert shape.tie_word_embeddings == config.tie_word_embeddings
+    step, dense = getattr(config, "decoder_sparse_step", 1), getattr(config, "mlp_only_layers", [])
+    moe = [i for i in layers if i not in dense and (i + 1) % step == 0]
+    assert [i for i in layers if shape.is_moe(i)] == moe == list(shape.moe_layers)
+    assert shape.num_experts == config.num_experts == config.get_text_config().num_experts
+    assert shape.experts_per_token == config.num_experts_per_tok
+    width = getattr(config, "moe_intermediate_size", None)
+    assert shape.expert_width == (width or config.intermediate_size)
+    assert shape.dense_width == (config.intermediate_size if width else 0)
+    shared = getattr(config, "shared_expert_intermediate_size", 0)
+    assert shape.shared_expert_width == shared
+    bias = getattr(config, "attention_bias", False)
+    assert shape.qkv_bias == (bias or getattr(config, "qkv_bias", False))
+    assert shape.output_bias == bias
+    assert shape.qk_norm == {"qwen3_moe": "head", "olmoe": "full"}.get(family, "none")
+    assert shape.clip_qkv == getattr(config, "clip_qkv", None)
+    assert shape.norm_topk_prob == getattr(config, "norm_topk_prob", True)
+    window = getattr(config, "sliding_window", None)
+    types = getattr(config, "layer_types", None) or ["sliding_attention"] * len(layers)
+    windows = [window if kind == "sliding_attention" else None for kind in types]
+    assert list(shape.sliding_windows) == windows
+    assert shape.rms_eps == config.rms_norm_eps
+    assert shape.activation == config.hidden_act
+    assert shape.max_positions == config.max_position_embeddings

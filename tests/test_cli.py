@@ -1,0 +1,208 @@
+"""The command line as users, cron and Slurm meet it: screens, exit codes, nothing lost."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import typer
+import yaml
+
+from moebatch.cli import app
+from moebatch.errors import ExitCode
+
+Checkpoint = Callable[..., Path]
+
+
+def write_job(folder: Path, model: Path, rows: list[object] | bytes, **sections: object) -> Path:
+    """A job file with its input beside it."""
+    text = (
+        rows
+        if isinstance(rows, bytes)
+        else b"".join(json.dumps(row).encode() + b"\n" for row in rows)
+    )
+    (folder / "in.jsonl").write_bytes(text)
+    job = {
+        "model": {"path": str(model)},
+        "input": {"path": "in.jsonl"},
+        "output": {"path": "out.jsonl"},
+        "sampling": {"max_tokens": 5, "temperature": 0},
+        "resources": {"dram": "1GiB", "threads": 1},
+        **sections,
+    }
+    (folder / "job.yaml").write_text(yaml.safe_dump(job))
+    return folder / "job.yaml"
+
+
+def moebatch(*arguments: object, **environment: str) -> "subprocess.CompletedProcess[str]":
+    """The real command in a process of its own, without a terminal."""
+    return subprocess.run(
+        [sys.executable, "-m", "moebatch", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+        check=False,
+    )
+
+
+def answers(folder: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in (folder / "out.jsonl").read_bytes().splitlines()]
+
+
+PROMPTS: list[object] = [{"prompt": f"The river counts {i}", "tag": i} for i in range(7)]
+
+
+@pytest.fixture
+def model(tiny_checkpoint: Checkpoint) -> Path:
+    return tiny_checkpoint("mixtral")
+
+
+def test_answers_come_in_input_order_with_the_columns_of_their_rows(
+    tmp_path: Path, model: Path
+) -> None:
+    done = moebatch("run", write_job(tmp_path, model, PROMPTS))
+    assert done.returncode == ExitCode.OK, done.stderr
+    rows = answers(tmp_path)
+    assert [row["tag"] for row in rows] == list(range(7))
+    assert all(row["response"]["usage"]["completion_tokens"] <= 5 for row in rows)  # type: ignore[index]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "job.yaml", "out.jsonl"]
+
+
+def test_the_report_has_what_was_done_and_no_control_characters(
+    tmp_path: Path, model: Path
+) -> None:
+    done = moebatch("run", write_job(tmp_path, model, PROMPTS))
+    for word in ("7 done", "tok/s", "disk", "cpu", "peak memory", "of 1.00 GiB", "policy"):
+        assert word in done.stderr
+    assert done.stdout == ""
+    assert "\x1b" not in done.stderr
+
+
+def test_quiet_is_silent_on_success(tmp_path: Path, model: Path) -> None:
+    done = moebatch("run", write_job(tmp_path, model, PROMPTS), "--quiet")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_bad_rows_do_not_harm_good_ones(tmp_path: Path, model: Path) -> None:
+    good = [json.dumps(row).encode() for row in PROMPTS]
+    bad = [b'{"prompt": "cut', b"\xff\xfe", b'{"prompt": "x", "tools": [1]}', b'{"nothing": 1}']
+    lines = [line for pair in zip(good, [*bad, b"", b"", b""], strict=True) for line in pair]
+    done = moebatch("run", write_job(tmp_path, model, b"\n".join(lines)), "--quiet")
+    assert done.returncode == ExitCode.ROWS_FAILED
+    assert done.stderr.startswith("4 of 11 rows failed (")
+    rows = answers(tmp_path)
+    assert [row["tag"] for row in rows if "tag" in row] == list(range(7))
+    assert sum(row["response"]["error"] is not None for row in rows) == 4  # type: ignore[index]
+
+
+def test_check_lists_every_fault_with_its_line_and_runs_nothing(
+    tmp_path: Path, model: Path
+) -> None:
+    rows = b'{"prompt": "a"}\nnonsense\n{"prompt": "b", "tools": [1]}\n'
+    done = moebatch("check", write_job(tmp_path, model, rows))
+    assert done.returncode == ExitCode.INPUT
+    assert "in.jsonl:2: " in done.stdout and "invalid_json_line" in done.stdout
+    assert "in.jsonl:3: " in done.stdout and "tools" in done.stdout
+    assert "2 of 3 rows" in done.stdout
+    assert not (tmp_path / "out.jsonl").exists()
+
+
+def test_check_says_so_when_nothing_is_wrong(tmp_path: Path, model: Path) -> None:
+    done = moebatch("check", write_job(tmp_path, model, PROMPTS))
+    assert (done.returncode, done.stdout) == (0, "7 rows, no faults\n")
+
+
+def break_config(folder: Path) -> Path:
+    copy = folder / "model"
+    copy.mkdir()
+    (copy / "config.json").write_text('{"architectures": ["GPT2LMHeadModel"]}')
+    return copy
+
+
+ENDINGS: dict[str, tuple[Callable[[Path, Path], Path], ExitCode, str]] = {
+    "job file missing": (lambda tmp, model: tmp / "no.yaml", ExitCode.CONFIG, "no.yaml"),
+    "unknown key": (
+        lambda tmp, model: write_job(tmp, model, PROMPTS, sampling={"temprature": 1}),
+        ExitCode.CONFIG,
+        "temperature",
+    ),
+    "input missing": (
+        lambda tmp, model: write_job(tmp, model, PROMPTS, input={"path": "gone.jsonl"}),
+        ExitCode.INPUT,
+        "gone.jsonl",
+    ),
+    "input empty": (
+        lambda tmp, model: write_job(tmp, model, b"\n\n"),
+        ExitCode.INPUT,
+        "no rows",
+    ),
+    "ids twice": (
+        lambda tmp, model: write_job(
+            tmp, model, [{"custom_id": "a", "prompt": "x"}, {"custom_id": "a", "prompt": "y"}]
+        ),
+        ExitCode.INPUT,
+        "already that of line 1",
+    ),
+    "architecture unknown": (
+        lambda tmp, model: write_job(tmp, break_config(tmp), PROMPTS),
+        ExitCode.CHECKPOINT,
+        "GPT2LMHeadModel",
+    ),
+    "budget too small": (
+        lambda tmp, model: write_job(tmp, model, PROMPTS, resources={"dram": "300MiB"}),
+        ExitCode.DOES_NOT_FIT,
+        "Smallest change that fits",
+    ),
+    "output folder missing": (
+        lambda tmp, model: write_job(tmp, model, PROMPTS, output={"path": "no/out.jsonl"}),
+        ExitCode.CONFIG,
+        "does not exist",
+    ),
+}
+
+
+@pytest.mark.parametrize("make, code, message", ENDINGS.values(), ids=ENDINGS.keys())
+def test_a_mistake_is_one_message_and_its_exit_code(
+    tmp_path: Path,
+    model: Path,
+    make: Callable[[Path, Path], Path],
+    code: ExitCode,
+    message: str,
+) -> None:
+    job = make(tmp_path, model)
+    for command in ("run", "check"):
+        done = moebatch(command, job)
+        shown = done.stdout + done.stderr
+        assert done.returncode == code, shown
+        assert message in shown.replace("\n", " ")
+        assert "Traceback" not in shown
+    assert not (tmp_path / "out.jsonl").exists()
+
+
+def test_two_runs_cannot_share_an_output(tmp_path: Path, model: Path) -> None:
+    from moebatch.job.results import ResultFile
+
+    job = write_job(tmp_path, model, PROMPTS)
+    with ResultFile(tmp_path / "out.jsonl", num_rows=7):
+        done = moebatch("run", job)
+    assert done.returncode == ExitCode.LOCK_HELD
+    assert "out.jsonl" in done.stderr
+
+
+def test_a_usage_error_is_code_2(tmp_path: Path) -> None:
+    assert moebatch("run").returncode == ExitCode.CONFIG
+    assert moebatch("fly").returncode == ExitCode.CONFIG
+
+
+def test_the_options_are_these_and_no_more() -> None:
+    """Knobs belong to the job file; a new option needs a reason."""
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    found = {
+        name: sorted(option for parameter in command.params for option in parameter.opts)
+        for name, command in commands.items()
+    }
+    assert found == {"run": ["--quiet", "job"], "check": ["job"]}
