@@ -6,8 +6,8 @@ Shape letters: T tokens of the micro-batch, B decoding sequences, S positions, Q
 block, C head size.
 """
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -32,6 +32,19 @@ class Span:
     """KV-cache row of each of its positions, new ones included; int64 [context + num_tokens]."""
     rope_length: int
     """Prompt length: the least length that length-dependent rotary scalings count with."""
+
+    def pieces(self, most_tokens: int) -> Iterator["Span"]:
+        """The same tokens as spans of at most that many, to be attended in this order."""
+        for done in range(0, self.num_tokens, most_tokens):
+            num_tokens = min(most_tokens, self.num_tokens - done)
+            context = self.context + done
+            yield replace(
+                self,
+                start=self.start + done,
+                num_tokens=num_tokens,
+                context=context,
+                rows_S=self.rows_S[: context + num_tokens],
+            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

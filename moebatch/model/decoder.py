@@ -158,9 +158,11 @@ class Decoder:
             x_ND = frame.take(bucket_rows(len(rows)), self.shape.hidden_size)
             torch.index_select(routing.normed_TD, 0, rows, out=x_ND[: len(rows)])
             y_ND = gated_mlp(frame, x_ND, weights, self._activation)
-            weighted = frame.take_float(len(rows), self.shape.hidden_size)
-            torch.mul(y_ND[: len(rows)], weights_M[chunk, None], out=weighted)
-            routing.sum_TD.index_add_(0, rows, weighted)
+            # index_add_ would do this in one call, but on a CPU with many more barriers.
+            sum_MD = frame.take_float(len(rows), self.shape.hidden_size)
+            torch.index_select(routing.sum_TD, 0, rows, out=sum_MD)
+            sum_MD.addcmul_(y_ND[: len(rows)], weights_M[chunk, None])
+            routing.sum_TD.index_copy_(0, rows, sum_MD)
 
     def combine(self, layer: int, x_TD: Tensor, routing: Routing) -> None:
         """Adds what the experts, and the shared expert where there is one, have made of x to x."""

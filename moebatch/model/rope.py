@@ -4,6 +4,7 @@ Shape letters: T tokens, H heads, C head size.
 """
 
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from moebatch.errors import CheckpointError
 from moebatch.spec.shape import ModelShape
+from moebatch.spec.shape_keys import FAMILY_KEYS
 
 _KEYS = (
     "rope_parameters",
@@ -109,11 +111,7 @@ def rotate(x_THC: Tensor, cos_TR: Tensor, sin_TR: Tensor) -> None:
 
 def _rope_config(shape: ModelShape, config: Mapping[str, Any]) -> Any:
     """A transformers config with what matters for rotary positions and no more."""
-    from copy import deepcopy
-
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-
-    from moebatch.spec.shape_keys import FAMILY_KEYS
 
     model_type = FAMILY_KEYS[shape.architecture].model_type
     given = {key: deepcopy(config[key]) for key in _KEYS if config.get(key) is not None}

@@ -25,8 +25,9 @@ class Limits:
     """Most tokens of a micro-batch, and most rows of a block of logits."""
     context_tokens: int
     """Most tokens of a sequence, prompt and answer."""
-    gather_rows: int = 16384
-    """KV rows that decoding sequences gather at a time, padding counted."""
+    gather_rows: int = 4096
+    """KV rows that decoding sequences gather at a time, padding counted: few enough for a CPU's
+    cache."""
     expert_rows: int = 1024
     """Tokens that an expert, a dense MLP or a router takes at a time."""
 
@@ -120,7 +121,7 @@ def step_elements(shape: ModelShape, limits: Limits, *, converts: bool) -> int:
     width = max(shape.expert_width, shape.shared_expert_width, shape.dense_width)
     mlp = (
         rows * D,  # gathered or normed input
-        rows * D * 2,  # weighted output, or a norm's input, in float32
+        rows * D * 2,  # sum of outputs, or a norm's input, in float32
         rows * shape.num_experts,  # router logits or the shared expert's gate
         rows * width,  # gate
         rows * width,  # up

@@ -76,6 +76,7 @@ class Driver:
         *,
         slice_tokens: int = 10**6,
         micro_batch: int = 10**6,
+        span_tokens: int = 10**6,
         stagger: int = 0,
         shuffled: bool = True,
     ) -> list[Seq]:
@@ -88,13 +89,19 @@ class Driver:
                 return seqs
             work = [(seq, min(seq.num_pending, slice_tokens)) for seq in active]
             if work:
-                self.run_pass(work, micro_batch=micro_batch)
+                self.run_pass(work, micro_batch=micro_batch, span_tokens=span_tokens)
         raise AssertionError("a pass must make progress")
 
-    def run_pass(self, work: Sequence[tuple[Seq, int]], *, micro_batch: int = 10**6) -> None:
+    def run_pass(
+        self,
+        work: Sequence[tuple[Seq, int]],
+        *,
+        micro_batch: int = 10**6,
+        span_tokens: int = 10**6,
+    ) -> None:
         """Computes that many next tokens of each sequence, and samples where all are done."""
         with torch.inference_mode():
-            micro_batches, tokens, ends = self._lay_out(work, micro_batch)
+            micro_batches, tokens, ends = self._lay_out(work, micro_batch, span_tokens)
             x_TD = self.decoder.embed(torch.tensor(tokens))
             self.run_layers(x_TD, micro_batches)
             logits_RV = self.decoder.logits(x_TD[torch.tensor(ends)])
@@ -121,7 +128,7 @@ class Driver:
             decoder.combine(layer, x_TD, routing)
 
     def _lay_out(
-        self, work: Sequence[tuple[Seq, int]], micro_batch: int
+        self, work: Sequence[tuple[Seq, int]], micro_batch: int, span_tokens: int
     ) -> tuple[list[MicroBatch], list[int], list[int]]:
         spans, tokens, ends = [], [], []
         for seq, num_tokens in work:
@@ -137,6 +144,7 @@ class Driver:
             )
             tokens += seq.tokens[seq.num_cached : stop]
             ends.append(len(tokens) - 1)
+        spans = [piece for span in spans for piece in span.pieces(span_tokens)]
         groups = (spans[i : i + micro_batch] for i in range(0, len(spans), micro_batch))
         return [self.decoder.micro_batch(group) for group in groups], tokens, ends
 

@@ -1,0 +1,160 @@
+"""Routing, row counts, room, rotary positions and what is refused."""
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moebatch.errors import CheckpointError
+from moebatch.model.batch import MicroBatch, Span
+from moebatch.model.layers import activation_of
+from moebatch.model.rope import Rope
+from moebatch.model.router import choose_experts, group_by_expert
+from moebatch.model.scratch import Limits, Scratch, bucket_rows, scratch_bytes
+from moebatch.spec.shape import ModelShape
+from tests.model.driver import LIMITS, Driver
+from tests.spec.test_shape import minimal
+
+CPU = torch.device("cpu")
+
+
+def rope_of(**entries: Any) -> Rope:
+    config = minimal("mixtral", hidden_size=64, num_attention_heads=8, **entries)
+    return Rope(ModelShape.from_config(config, "config.json"), config, CPU)
+
+
+@given(st.integers(1, 5000))
+def test_bucket_rows_grows_slowly_and_stays_put(num_rows: int) -> None:
+    bucket = bucket_rows(num_rows)
+    assert num_rows <= bucket == bucket_rows(bucket)
+    assert bucket <= max(2 * num_rows, num_rows + 15) and bucket <= 1.25 * num_rows + 15
+    assert bucket_rows(num_rows + 1) >= bucket
+
+
+def test_there_are_few_row_counts() -> None:
+    assert len({bucket_rows(n) for n in range(1, 1025)}) == 28
+
+
+@given(
+    num_tokens=st.integers(0, 40),
+    num_experts=st.integers(1, 9),
+    num_chosen=st.integers(1, 4),
+    seed=st.integers(0, 99),
+)
+def test_group_by_expert(num_tokens: int, num_experts: int, num_chosen: int, seed: int) -> None:
+    num_chosen = min(num_chosen, num_experts)
+    generator = torch.Generator().manual_seed(seed)
+    scores = torch.rand(num_tokens, num_experts, generator=generator)
+    experts_TK = scores.topk(num_chosen, dim=-1).indices
+    groups = group_by_expert(experts_TK, num_experts)
+    assert list(groups) == sorted(set(experts_TK.flatten().tolist()))
+    for expert, (rows, choices) in groups.items():
+        want_rows, want_choices = torch.where(experts_TK == expert)
+        assert torch.equal(rows, want_rows) and torch.equal(choices, want_choices)
+
+
+def test_choose_experts_rounds_last() -> None:
+    logits = torch.tensor([[1.0, 3.0, 2.0, -1.0]], dtype=torch.bfloat16)
+    weights, experts = choose_experts(logits, 2, normalise=False, weights_dtype=torch.float32)
+    assert experts.tolist() == [[1, 2]]
+    probs = logits.float().softmax(-1)
+    torch.testing.assert_close(weights, probs[:, [1, 2]])
+    weights, _ = choose_experts(logits, 2, normalise=True, weights_dtype=torch.bfloat16)
+    assert weights.dtype == torch.bfloat16
+    assert weights.sum().item() == pytest.approx(1, abs=0.01)
+
+
+def test_frames_hand_out_separate_views_of_one_buffer() -> None:
+    scratch = Scratch(256, device=CPU, dtype=torch.bfloat16)
+    frame = scratch.frame()
+    first, second = frame.take(3, 5), frame.take_float(4, 4)
+    assert second.dtype == torch.float32
+    second.fill_(1.0)
+    first.fill_(7.0)
+    assert second.eq(1.0).all()
+    assert scratch.frame().take(1).data_ptr() == first.data_ptr() == scratch.buffer.data_ptr()
+    with pytest.raises(AssertionError, match="scratch too small"):
+        frame.take(200)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_scratch_bytes_is_what_a_decoder_holds(dtype: torch.dtype, tiny_checkpoint: Any) -> None:
+    driver = Driver(tiny_checkpoint("qwen3_moe"), dtype)
+    converts = dtype != torch.float32
+    expected = scratch_bytes(driver.shape, LIMITS, dtype, converts=converts)
+    assert driver.decoder.scratch_bytes == expected
+
+
+def test_a_sequence_may_be_longer_than_the_gather() -> None:
+    limits = Limits(pass_tokens=1, micro_batch_tokens=1, context_tokens=999, gather_rows=100)
+    assert limits.kv_rows == 1008
+
+
+def test_rope_lengths_count_the_whole_prompt() -> None:
+    """A slice early in a long prompt is rotated as the prompt's length demands."""
+    rope = rope_of(
+        max_position_embeddings=16, rope_parameters={"rope_type": "dynamic", "factor": 2.0}
+    )
+    spans = [
+        Span(start=0, num_tokens=2, context=0, rows_S=torch.arange(2), rope_length=40),
+        Span(start=2, num_tokens=2, context=0, rows_S=torch.arange(2), rope_length=2),
+        Span(start=4, num_tokens=1, context=1, rows_S=torch.arange(2), rope_length=40),
+    ]
+    batch = MicroBatch.of(spans, rope=rope, windows={None}, dtype=torch.float32, gather_rows=64)
+    assert torch.equal(batch.cos_TR[1], batch.cos_TR[4])
+    assert not torch.equal(batch.cos_TR[1], batch.cos_TR[3])
+
+
+def test_decode_groups_have_little_padding_and_bounded_rows() -> None:
+    contexts = [3, 200, 7, 90, 100, 95, 0, 1000]
+    spans = [
+        Span(start=i, num_tokens=1, context=c, rows_S=torch.arange(c + 1), rope_length=1)
+        for i, c in enumerate(contexts)
+    ]
+    batch = MicroBatch.of(
+        spans, rope=rope_of(), windows={None, 50}, dtype=torch.float32, gather_rows=256
+    )
+    for window, plan in batch.plans.items():
+        members = torch.cat([group.tokens_B for group in plan.decodes]).tolist()
+        assert sorted(members) == list(range(len(contexts)))
+        for group in plan.decodes:
+            assert group.rows_BS.numel() <= 256 or len(group.rows_BS) == 1
+            for token, rows_S, mask in zip(
+                group.tokens_B.tolist(), group.rows_BS, group.mask_B11S, strict=True
+            ):
+                seen = rows_S[mask.view(-1) == 0].tolist()
+                first = 0 if window is None else max(0, contexts[token] - window + 1)
+                assert seen == list(range(first, contexts[token] + 1))
+
+
+def test_spans_with_a_gap_are_our_mistake() -> None:
+    spans = [
+        Span(start=s, num_tokens=1, context=0, rows_S=torch.zeros(1).long(), rope_length=1)
+        for s in (0, 2)
+    ]
+    with pytest.raises(AssertionError, match="contiguous"):
+        MicroBatch.of(spans, rope=rope_of(), windows={None}, dtype=torch.float32, gather_rows=9)
+
+
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        ({"rope_parameters": {"rope_type": "spiral"}}, "rope parameters: KeyError: 'spiral'"),
+        ({"rope_scaling": {"type": "linear"}}, "rope parameters: .*factor"),
+        ({"rope_scaling": {"type": "yarn", "factor": "big"}}, "rope parameters: "),
+        (
+            {"partial_rotary_factor": 0.5, "rope_scaling": {"type": "linear", "factor": 2.0}},
+            "rotate 4 of 8 head dimensions",
+        ),
+    ],
+)
+def test_rope_parameters_that_cannot_be_used(entries: dict[str, Any], message: str) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        rope_of(**entries)
+
+
+def test_unknown_activation() -> None:
+    with pytest.raises(CheckpointError, match="hidden_act 'wavy' is not known"):
+        activation_of("wavy")
