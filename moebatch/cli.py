@@ -1,5 +1,6 @@
 """The commands: parse, call, render, exit code. What they do is done below."""
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -26,6 +27,7 @@ Quiet = Annotated[bool, typer.Option("--quiet", help="Say nothing unless somethi
 @app.command()
 def run(job: JobFile, quiet: Quiet = False) -> None:
     """Run a job: read its prompts, write its answers in the same order."""
+    _let_threads_sleep()
     from moebatch.job.run import JobRun
     from moebatch.report.progress import watching
     from moebatch.report.summary import failed_rows, summary_table
@@ -72,6 +74,15 @@ def main() -> None:
     except KeyboardInterrupt:
         _complain("stopped by Ctrl-C")
         sys.exit(ExitCode.INTERRUPTED)
+
+
+def _let_threads_sleep() -> None:
+    """Before torch is loaded: its threads should sleep, not spin, while they have nothing to do.
+
+    Spinning ones keep readers, the progress display and other people's processes off the cores,
+    which then makes every parallel operation wait for a thread that is not running.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 def _complain(message: str) -> None:

@@ -15,6 +15,7 @@ _SIZE_UNITS = {
     "gib": 2**30,
     "tib": 2**40,
 }
+_MAX_BYTES = 2**60
 _SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-zA-Z]*)\s*")
 
 
@@ -32,10 +33,10 @@ def parse_bytes(text: str | int) -> int:
             f"expected a size such as 12GiB, 1.5GB or 800MiB (units: B, KB, MB, GB, TB, "
             f"KiB, MiB, GiB, TiB), got {text!r}"
         )
-    size = round(float(match[1]) * unit)
-    if size <= 0:
-        raise ValueError(f"a size must be more than zero, got {text!r}")
-    return size
+    number = float(match[1]) * unit
+    if not 1 <= number < _MAX_BYTES:
+        raise ValueError(f"a size must be from 1 byte to {_MAX_BYTES // 2**40} TiB, got {text!r}")
+    return round(number)
 
 
 def format_bytes(num_bytes: float) -> str:

@@ -11,13 +11,13 @@ from torch import Tensor
 
 from moebatch.engine.engine import Engine
 from moebatch.engine.sampler import Sampler
-from moebatch.engine.sweep import GATHERED_ROWS, PROMPT_ROWS, Sweep
+from moebatch.engine.sweep import Sweep
 from moebatch.engine.text import TextDecoder
 from moebatch.errors import CheckpointError
 from moebatch.model.decoder import Decoder, DenseWeights
 from moebatch.model.families import Family, family_of, required_tensors
-from moebatch.model.scratch import Limits
-from moebatch.plan.footprint import MAX_GEMM_ROWS, Dtypes
+from moebatch.plan.footprint import Dtypes
+from moebatch.plan.scratch import limits_of
 from moebatch.spec.policy import Policy
 from moebatch.spec.shape import ModelShape
 from moebatch.store.checkpoint import Checkpoint, file_inside
@@ -115,13 +115,7 @@ def build_engine(
         shape,
         files.config,
         _load_dense(files),
-        Limits(
-            pass_tokens=policy.tokens_per_pass,
-            micro_batch_tokens=max(policy.micro_batch_size, PROMPT_ROWS),
-            context_tokens=max_tokens,
-            gather_rows=GATHERED_ROWS,
-            expert_rows=min(MAX_GEMM_ROWS, policy.tokens_per_pass),
-        ),
+        limits_of(policy, max_tokens=max_tokens),
         expert_dtype=files.expert_dtype,
     )
     cache = KVCache(

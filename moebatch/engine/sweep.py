@@ -12,6 +12,7 @@ from moebatch.engine.batcher import Slice
 from moebatch.engine.sequence import Sequence as TokenSequence
 from moebatch.model.batch import MicroBatch, Span
 from moebatch.model.decoder import Decoder
+from moebatch.plan.scratch import PROMPT_ROWS
 from moebatch.spec.policy import Policy
 from moebatch.spec.shape import ModelShape
 from moebatch.store.experts import ExpertKey, ExpertStore
@@ -19,12 +20,6 @@ from moebatch.store.kv import KVCache
 
 LOGITS_BLOCK_BYTES = 32 * 2**20
 """Room for one block of logits: bounds memory without slowing the head down."""
-
-GATHERED_ROWS = 16384
-"""Most cache rows that the decoding sequences of a micro-batch see together, padding counted."""
-
-PROMPT_ROWS = 512
-"""Most prompt tokens of a micro-batch, unless one slice alone has more."""
 
 
 class Sweep:
@@ -42,7 +37,7 @@ class Sweep:
         self._cache = cache
         self._experts = experts
         self._policy = policy
-        self._logits_rows = logits_rows(decoder.shape)
+        self._logits_rows = logits_rows(decoder.shape, decoder.dtype.itemsize)
 
     def run(self, slices: Sequence[Slice]) -> Iterator[tuple[list[TokenSequence], Tensor]]:
         """Yields blocks of sequences with the logits_RV from which their next token comes.
@@ -50,11 +45,11 @@ class Sweep:
         A sequence is among them when all of its known tokens have been computed. All slices are
         counted as cached when the first block is yielded.
         """
-        micro_batches = arrange(slices, self._policy.micro_batch_size)
-        ordered = [piece for group in micro_batches for piece in group]
-        tokens = [token for piece in ordered for token in _tokens(piece)]
+        groups = arrange(slices, self._policy.micro_batch_size)
+        ordered = [piece for group in groups for piece in group]
+        tokens = [t for piece in ordered for t in piece.sequence.pending_tokens(piece.num_tokens)]
         x_TD = self._decoder.embed(torch.tensor(tokens))
-        self._run_layers(x_TD, self._spans(micro_batches))
+        self._run_layers(x_TD, list(self._micro_batches(groups)))
         yield from self._logits(x_TD, ordered)
 
     def _run_layers(self, x_TD: Tensor, micro_batches: Sequence[MicroBatch]) -> None:
@@ -73,23 +68,27 @@ class Sweep:
                 decoder.run_expert(layer, routing, expert, tensors)
             decoder.combine(layer, x_TD, routing)
 
-    def _spans(self, micro_batches: Sequence[Sequence[Slice]]) -> list[MicroBatch]:
-        start, result = 0, []
-        for group in micro_batches:
+    def _micro_batches(self, groups: Sequence[Sequence[Slice]]) -> Iterator[MicroBatch]:
+        start = 0
+        for group in groups:
             spans = []
             for piece in group:
-                spans.append(
-                    Span(
-                        start=start,
-                        num_tokens=piece.num_tokens,
-                        context=piece.sequence.num_cached,
-                        rows_S=self._cache.rows(piece.sequence, piece.context),
-                        rope_length=piece.sequence.num_prompt_tokens,
-                    )
-                )
+                spans.append(self._span(piece, start))
                 start += piece.num_tokens
-            result.append(self._decoder.micro_batch(spans))
-        return result
+            if len(spans) == 1:  # one long slice is attended piece by piece
+                for span in spans[0].pieces(PROMPT_ROWS):
+                    yield self._decoder.micro_batch([span])
+            else:
+                yield self._decoder.micro_batch(spans)
+
+    def _span(self, piece: Slice, start: int) -> Span:
+        return Span(
+            start=start,
+            num_tokens=piece.num_tokens,
+            context=piece.sequence.num_cached,
+            rows_S=self._cache.rows(piece.sequence, piece.context),
+            rope_length=piece.sequence.num_prompt_tokens,
+        )
 
     def _logits(
         self, x_TD: Tensor, ordered: Sequence[Slice]
@@ -107,22 +106,23 @@ class Sweep:
 
 
 def arrange(slices: Sequence[Slice], micro_batch_size: int) -> list[list[Slice]]:
-    """Slices in micro-batches: decoding ones by length, so that padding is small, then prompts."""
+    """Slices in micro-batches: decoding ones by length, so that padding is small, then prompts.
+
+    A prompt slice of more than `PROMPT_ROWS` tokens is alone.
+    """
     decoding = sorted((s for s in slices if s.num_tokens == 1), key=lambda s: s.context)
-    groups: list[list[Slice]] = []
-    for piece in decoding:
-        # Ascending lengths: the newest piece is the longest, and all are padded to it.
-        rows = (len(groups[-1]) + 1) * piece.context if groups else 0
-        if not groups or len(groups[-1]) >= micro_batch_size or rows > GATHERED_ROWS:
-            groups.append([])
-        groups[-1].append(piece)
-    prompts: list[list[Slice]] = []
+    groups = [
+        decoding[first : first + micro_batch_size]
+        for first in range(0, len(decoding), micro_batch_size)
+    ]
+    num_rows = PROMPT_ROWS
     for piece in (s for s in slices if s.num_tokens > 1):
-        rows = sum(s.num_tokens for s in prompts[-1]) + piece.num_tokens if prompts else 0
-        if not prompts or len(prompts[-1]) >= micro_batch_size or rows > PROMPT_ROWS:
-            prompts.append([])
-        prompts[-1].append(piece)
-    return groups + prompts
+        num_rows += piece.num_tokens
+        if num_rows > PROMPT_ROWS or len(groups[-1]) >= micro_batch_size:
+            groups.append([])
+            num_rows = piece.num_tokens
+        groups[-1].append(piece)
+    return groups
 
 
 def upcoming(shape: ModelShape, layer: int, *, num_tokens: int) -> Iterator[ExpertKey]:
@@ -141,10 +141,6 @@ def upcoming(shape: ModelShape, layer: int, *, num_tokens: int) -> Iterator[Expe
             yield ExpertKey(following, expert)
 
 
-def logits_rows(shape: ModelShape) -> int:
+def logits_rows(shape: ModelShape, dtype_bytes: int) -> int:
     """Rows of one block of logits."""
-    return max(1, min(256, LOGITS_BLOCK_BYTES // (4 * shape.vocab_size)))
-
-
-def _tokens(piece: Slice) -> list[int]:
-    return piece.sequence.pending_tokens(piece.num_tokens)
+    return max(1, min(256, LOGITS_BLOCK_BYTES // (shape.vocab_size * dtype_bytes)))

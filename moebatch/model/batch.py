@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from moebatch.model.rope import Rope
-from moebatch.model.scratch import bucket_positions
+from moebatch.plan.scratch import bucket_positions
 
 QUERY_BLOCK = 256
 """Queries of a prompt that are attended at a time where a mask is needed: bounds its size."""

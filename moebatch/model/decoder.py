@@ -19,7 +19,8 @@ from moebatch.model.families import ExpertWeights, expert_weights
 from moebatch.model.layers import activation_of, gated_mlp, linear, rms_norm
 from moebatch.model.rope import Rope, rotate
 from moebatch.model.router import Routing, choose_experts, group_by_expert
-from moebatch.model.scratch import Frame, Limits, Scratch, bucket_rows, step_elements
+from moebatch.model.scratch import Frame, Scratch
+from moebatch.plan.scratch import Limits, bucket_rows, step_elements
 from moebatch.spec.shape import ModelShape
 
 
@@ -58,14 +59,16 @@ class Decoder:
         converts = expert_dtype not in (None, self.dtype)
         step = step_elements(shape, limits, converts=converts)
         self.scratch = Scratch(step, device=self.device, dtype=self.dtype)
-        size = (limits.pass_tokens, shape.hidden_size)
-        self._normed_TD = torch.empty(size, device=self.device, dtype=self.dtype)
-        self._sum_TD = torch.empty(size, device=self.device, dtype=torch.float32)
+        tokens, choices, hidden = limits.pass_tokens, shape.experts_per_token, shape.hidden_size
+        self._normed_TD = torch.empty(tokens, hidden, device=self.device, dtype=self.dtype)
+        self._outputs_TKD = torch.empty(
+            tokens, choices, hidden, device=self.device, dtype=self.dtype
+        )
 
     @property
     def scratch_bytes(self) -> int:
         """Bytes that are allocated up front."""
-        return self.scratch.buffer.nbytes + self._normed_TD.nbytes + self._sum_TD.nbytes
+        return self.scratch.buffer.nbytes + self._normed_TD.nbytes + self._outputs_TKD.nbytes
 
     def micro_batch(self, spans: Sequence[Span]) -> MicroBatch:
         """What `attend` needs about spans that follow each other; it serves all layers."""
@@ -118,7 +121,7 @@ class Decoder:
         The routing lives in buffers of the decoder: it is valid until the next call.
         """
         weights = self._weights.layers[layer]
-        normed_TD, sum_TD = self._normed_TD[: len(x_TD)], self._sum_TD[: len(x_TD)]
+        normed_TD = self._normed_TD[: len(x_TD)]
         logits_TE = x_TD.new_empty(len(x_TD), self.shape.num_experts)
         for rows in self._row_chunks(len(x_TD)):
             frame = self.scratch.frame()
@@ -139,13 +142,13 @@ class Decoder:
             normed_TD=normed_TD,
             weights_TK=weights_TK,
             tokens=group_by_expert(experts_TK, self.shape.num_experts),
-            sum_TD=sum_TD.zero_(),
+            outputs_TKD=self._outputs_TKD[: len(x_TD)],
         )
 
     def run_expert(
         self, layer: int, routing: Routing, expert: int, parts: Sequence[Tensor]
     ) -> None:
-        """Runs one expert over all tokens that chose it and adds to ``routing.sum_TD``.
+        """Runs one expert over all tokens that chose it and fills its ``routing.outputs_TKD``.
 
         `parts` are the tensors of `Family.expert_parts`, in any floating dtype.
         """
@@ -158,28 +161,30 @@ class Decoder:
             x_ND = frame.take(bucket_rows(len(rows)), self.shape.hidden_size)
             torch.index_select(routing.normed_TD, 0, rows, out=x_ND[: len(rows)])
             y_ND = gated_mlp(frame, x_ND, weights, self._activation)
-            # index_add_ would do this in one call, but on a CPU with many more barriers.
-            sum_MD = frame.take_float(len(rows), self.shape.hidden_size)
-            torch.index_select(routing.sum_TD, 0, rows, out=sum_MD)
-            sum_MD.addcmul_(y_ND[: len(rows)], weights_M[chunk, None])
-            routing.sum_TD.index_copy_(0, rows, sum_MD)
+            y_MD = y_ND[: len(rows)].mul_(weights_M[chunk, None])
+            places = rows * self.shape.experts_per_token + choices_M[chunk]
+            routing.outputs_TKD.flatten(0, 1).index_copy_(0, places, y_MD)
 
     def combine(self, layer: int, x_TD: Tensor, routing: Routing) -> None:
-        """Adds what the experts, and the shared expert where there is one, have made of x to x."""
-        if not self.shape.shared_expert_width:
-            x_TD += routing.sum_TD.to(x_TD.dtype)
-            return
-        weights = self._weights.layers[layer]
-        shared = _mlp_weights(weights, "shared")
+        """Adds what the experts, and the shared expert where there is one, have made of x to x.
+
+        Outputs of a token are summed in the order of its choices, whenever they were computed.
+        """
         for rows in self._row_chunks(len(x_TD)):
             frame = self.scratch.frame()
-            num_rows = rows.stop - rows.start
-            normed = frame.take(bucket_rows(num_rows), self.shape.hidden_size)
-            normed[:num_rows] = routing.normed_TD[rows]
-            mix = linear(normed, weights["shared_mix"], None, frame.take(len(normed), 1))
-            y = gated_mlp(frame, normed, shared, self._activation)[:num_rows]
-            y.mul_(mix[:num_rows].sigmoid())
-            x_TD[rows] += y.add_(routing.sum_TD[rows].to(y.dtype))
+            sum_MD = frame.take_float(rows.stop - rows.start, self.shape.hidden_size)
+            torch.sum(routing.outputs_TKD[rows], 1, dtype=torch.float32, out=sum_MD)
+            if self.shape.shared_expert_width:
+                sum_MD += self._shared_expert(frame, layer, routing.normed_TD[rows])
+            x_TD[rows] += sum_MD.to(x_TD.dtype)
+
+    def _shared_expert(self, frame: Frame, layer: int, normed_MD: Tensor) -> Tensor:
+        weights = self._weights.layers[layer]
+        normed_ND = frame.take(bucket_rows(len(normed_MD)), self.shape.hidden_size)
+        normed_ND[: len(normed_MD)] = normed_MD
+        mix = linear(normed_ND, weights["shared_mix"], None, frame.take(len(normed_ND), 1))
+        y_ND = gated_mlp(frame, normed_ND, _mlp_weights(weights, "shared"), self._activation)
+        return y_ND.mul_(mix.sigmoid_())[: len(normed_MD)]
 
     def add_dense(self, layer: int, x_TD: Tensor) -> None:
         """Adds the MLP of a layer without experts to all rows, in place."""
@@ -191,12 +196,12 @@ class Decoder:
             x_TD[rows] += gated_mlp(frame, normed, mlp, self._activation)[: rows.stop - rows.start]
 
     def logits(self, x_RD: Tensor) -> Tensor:
-        """Logits [R, V] of the next token, float32, from the hidden states after all layers."""
+        """Logits [R, V] of the next token from the hidden states after all layers."""
         weights = self._weights.globals
         frame = self.scratch.frame()
         normed = self._normed(frame, x_RD, weights["final_norm"])
         head = weights.get("head", weights["embedding"])
-        return F.linear(normed, head)[: len(x_RD)].float()
+        return F.linear(normed, head)[: len(x_RD)]
 
     def _normed(self, frame: Frame, x_TD: Tensor, weight_D: Tensor) -> Tensor:
         """The norm of x with rows up to the next bucket; those beyond x hold garbage."""

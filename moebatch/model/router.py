@@ -22,14 +22,15 @@ class ExpertTokens(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Routing:
-    """A MoE layer's input, what its tokens chose, and the sum of their experts' outputs so far."""
+    """A MoE layer's input, what its tokens chose, and what their experts made of it."""
 
     normed_TD: Tensor
     weights_TK: Tensor
     tokens: dict[int, ExpertTokens]
     """Per chosen expert the tokens that chose it, ascending by expert."""
-    sum_TD: Tensor
-    """Weighted outputs, float32: so the order of experts hardly matters."""
+    outputs_TKD: Tensor
+    """Weighted outputs of the experts, each in its own place: they are summed in a fixed order, so
+    that results do not depend on the order in which experts arrive."""
 
     @property
     def experts(self) -> tuple[int, ...]:

@@ -1,40 +1,11 @@
-"""Room for everything that a decoder computes on the way, allocated once.
-
-Shape letters: D hidden, F expert width, R rows.
-"""
+"""Room for everything that a decoder computes on the way, allocated once."""
 
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from moebatch.spec.shape import ModelShape
-
-_ALIGNMENT = 64
-_POSITIONS_STEP = 16
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Limits:
-    """The largest pieces of work that a decoder is asked to do at once."""
-
-    pass_tokens: int
-    """Most tokens of a pass."""
-    micro_batch_tokens: int
-    """Most tokens of a micro-batch, and most rows of a block of logits."""
-    context_tokens: int
-    """Most tokens of a sequence, prompt and answer."""
-    gather_rows: int = 4096
-    """KV rows that decoding sequences gather at a time, padding counted: few enough for a CPU's
-    cache."""
-    expert_rows: int = 1024
-    """Tokens that an expert, a dense MLP or a router takes at a time."""
-
-    @property
-    def kv_rows(self) -> int:
-        """Rows that fit into the room for gathered keys; at least one whole sequence."""
-        return max(self.gather_rows, bucket_positions(self.context_tokens))
+from moebatch.plan.scratch import aligned
 
 
 class Scratch:
@@ -64,72 +35,10 @@ class Frame:
         num_elements = math.prod(size)
         start, stop = self._used, self._used + num_elements
         assert stop <= len(self._buffer), f"scratch too small for {size}; check the limits"
-        self._used = _aligned(stop)
+        self._used = aligned(stop)
         return self._buffer[start:stop].view(size)
 
     def take_float(self, *size: int) -> Tensor:
         """The same in float32."""
         words = torch.float32.itemsize // self._buffer.dtype.itemsize
         return self.take(math.prod(size) * words).view(torch.float32).view(size)
-
-
-def bucket_rows(num_rows: int) -> int:
-    """The next row count in use: powers of two to 16, then steps of 16, 64, 128 and 256.
-
-    On a CPU each new row count of a matrix product costs some 10 ms and stays in oneDNN for good,
-    with about 1 MB below 256 rows and 5 MB above (measured at 2048 x 7168), so the finer steps are
-    where they are cheap. Up to 1,024 rows there are 28 counts.
-    """
-    if num_rows <= 16:
-        return 1 << max(0, num_rows - 1).bit_length()
-    step = 16 if num_rows <= 256 else 64 if num_rows <= 512 else 128 if num_rows <= 1024 else 256
-    return -(-num_rows // step) * step
-
-
-def bucket_positions(num_positions: int) -> int:
-    """The next number of positions to which decoding sequences are padded."""
-    return -(-num_positions // _POSITIONS_STEP) * _POSITIONS_STEP
-
-
-def scratch_bytes(shape: ModelShape, limits: Limits, dtype: torch.dtype, *, converts: bool) -> int:
-    """Bytes that a `Decoder` allocates up front.
-
-    `converts` says that experts arrive in another dtype than they are computed in.
-    """
-    step = step_elements(shape, limits, converts=converts) * dtype.itemsize
-    normed = limits.pass_tokens * shape.hidden_size * dtype.itemsize
-    sums = limits.pass_tokens * shape.hidden_size * torch.float32.itemsize
-    return step + normed + sums
-
-
-def step_elements(shape: ModelShape, limits: Limits, *, converts: bool) -> int:
-    """Elements of the compute dtype that the largest step takes from its frame."""
-    D, rows = shape.hidden_size, bucket_rows(limits.micro_batch_tokens)
-    attention = (
-        rows * D,  # normed input
-        rows * D * 2,  # the norm's input in float32
-        rows * shape.query_width * 2 * (shape.qk_norm != "none"),  # the same of queries or keys
-        rows * shape.query_width,  # queries
-        rows * shape.kv_width,  # keys
-        rows * shape.kv_width,  # values
-        rows * shape.query_width,  # attention output
-        rows * D,  # projected output
-        limits.kv_rows * shape.kv_width,  # gathered keys
-        limits.kv_rows * shape.kv_width,  # gathered values
-    )
-    rows = bucket_rows(limits.expert_rows)
-    width = max(shape.expert_width, shape.shared_expert_width, shape.dense_width)
-    mlp = (
-        rows * D,  # gathered or normed input
-        rows * D * 2,  # sum of outputs, or a norm's input, in float32
-        rows * shape.num_experts,  # router logits or the shared expert's gate
-        rows * width,  # gate
-        rows * width,  # up
-        rows * D,  # output
-        D * shape.expert_width * converts,  # one converted matrix of an expert
-    )
-    return max(sum(map(_aligned, attention)), sum(map(_aligned, mlp)))
-
-
-def _aligned(num_elements: int) -> int:
-    return -(-num_elements // _ALIGNMENT) * _ALIGNMENT

@@ -17,7 +17,7 @@ from moebatch.spec.shape import ModelShape
 from moebatch.spec.workload import Workload
 from moebatch.units import format_bytes
 
-MICRO_BATCH_SIZE = 64
+MICRO_BATCH_SIZE = 256
 MAX_BATCH_SIZE = 2048
 BUSY_BATCH_SIZE = 256
 """Sequences from which on decoding is bound by arithmetic where nothing is streamed."""

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from moebatch.plan.scratch import limits_of, scratch_bytes
 from moebatch.spec.policy import Policy
 from moebatch.spec.shape import ModelShape
 
@@ -12,10 +13,7 @@ LIBRARY_WORKSPACE_BYTES = 160 * 2**20
 measured on jobs of many shapes, and kept small by computing few distinct row counts."""
 READ_WINDOW_BYTES = 17 * 2**20
 """Window through which the weights outside experts are read."""
-MAX_GEMM_ROWS = 1024
-"""Rows of one matrix product; more are computed in blocks."""
-GATHERED_ROWS = 16384
-"""Cache rows that the decoding sequences of a micro-batch see together, padding counted."""
+FLOAT_BYTES = 4
 LOGITS_WORK_BYTES = 128 * 2**20
 """Logits of a block of rows, and what sampling from them takes."""
 _BLOCK_BYTES = 4096
@@ -56,13 +54,11 @@ def footprint(
         max_tokens: longest sequence of the job, prompt and answer.
     """
     slot = slot_bytes(shape, dtypes)
-    converts = dtypes.stored_bytes != dtypes.compute_bytes
     terms = {
         "program and libraries": program_bytes + LIBRARY_WORKSPACE_BYTES,
         "weights outside experts": shape.resident_params * dtypes.compute_bytes + READ_WINDOW_BYTES,
         "resident experts": policy.num_resident * slot,
         "expert slots": policy.num_slots * slot,
-        "converted expert": shape.expert_params * dtypes.compute_bytes if converts else 0,
         "keys and values": policy.num_kv_pages * kv_page_bytes(shape, dtypes),
         "activations": activation_bytes(shape, policy, dtypes, max_tokens=max_tokens),
     }
@@ -81,16 +77,9 @@ def kv_page_bytes(shape: ModelShape, dtypes: Dtypes) -> int:
 
 def activation_bytes(shape: ModelShape, policy: Policy, dtypes: Dtypes, *, max_tokens: int) -> int:
     """What a pass needs beside weights and cache, at its largest."""
-    tokens, num_bytes = policy.tokens_per_pass, dtypes.compute_bytes
-    widest = max(shape.expert_width, shape.shared_expert_width, shape.dense_width)
-    rows = min(tokens, MAX_GEMM_ROWS)
-    per_pass = tokens * shape.hidden_size * 3  # residual stream, its norm, the experts' sum
-    per_pass += tokens * shape.experts_per_token * shape.hidden_size  # output of every expert
-    per_product = rows * (
-        3 * widest + 2 * shape.hidden_size
-    )  # gate, up, their product; rows in, out
-    per_product += rows * 6 * (shape.query_width + 2 * shape.kv_width)  # q, k, v and rotations
-    seen_rows = max(GATHERED_ROWS, max_tokens)
-    gathered = 2 * seen_rows * shape.kv_width  # keys and values of a micro-batch
-    scores = 4 * seen_rows * shape.num_heads  # float32
-    return (per_pass + per_product + gathered) * num_bytes + scores + LOGITS_WORK_BYTES
+    converts = dtypes.stored_bytes != dtypes.compute_bytes
+    limits = limits_of(policy, max_tokens=max_tokens)
+    scratch = scratch_bytes(shape, limits, dtypes.compute_bytes, converts=converts)
+    residual = 2 * policy.tokens_per_pass * shape.hidden_size * dtypes.compute_bytes
+    rows_seen = 2 * limits.kv_rows * shape.num_heads * FLOAT_BYTES  # scores and masks
+    return scratch + residual + rows_seen + LOGITS_WORK_BYTES

@@ -47,7 +47,9 @@ class RecentRates:
         self._history: deque[RunStatus] = deque()
 
     def add(self, status: RunStatus) -> None:
-        """Takes in a new moment and forgets those that are too old."""
+        """Takes in a new moment and forgets those that are too old, or of another phase."""
+        if self._history and self._history[-1].phase != status.phase:
+            self._history.clear()
         self._history.append(status)
         while len(self._history) > 2 and status.elapsed_s - self._history[1].elapsed_s >= _WINDOW_S:
             self._history.popleft()

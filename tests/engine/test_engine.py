@@ -66,7 +66,7 @@ def engine(
         decoder=TokenText(),
         end_tokens=end_tokens or frozenset(),
         job_seed=0,
-        max_tokens=512,
+        max_tokens=max_tokens,
     )
     try:
         with torch.inference_mode():
@@ -138,6 +138,20 @@ def within(folder: Path, chosen: Policy) -> Policy:
     shape = open_model(folder, "auto").shape
     count = len(shape.moe_layers) * shape.num_experts
     return replace(chosen, num_resident=min(chosen.num_resident, count))
+
+
+@pytest.mark.parametrize("tokens_per_pass", [2000, 600])
+def test_a_slice_longer_than_a_micro_batch_is_attended_in_pieces(
+    tiny_checkpoint: Callable[..., Path], tokens_per_pass: int
+) -> None:
+    folder = tiny_checkpoint("qwen3_moe", max_position_embeddings=2048)
+    rows = requests([1300, 7, 530])
+    chosen = policy(tokens_per_pass=tokens_per_pass, num_kv_pages=200)
+    model = load(folder)
+    expected = [tuple(greedy(model, row.prompt_tokens, NEW_TOKENS)[0]) for row in rows]
+    with engine(folder, chosen, max_tokens=1400) as built:
+        outcomes = sorted(built.engine.run(rows), key=lambda outcome: outcome.request.index)
+    assert tokens_of(outcomes) == expected
 
 
 def test_a_row_alone_and_among_many_gets_the_same_answer(

@@ -12,7 +12,7 @@ from safetensors import safe_open
 from moebatch.model.batch import MicroBatch, Span
 from moebatch.model.decoder import Decoder, DenseWeights
 from moebatch.model.families import family_of, required_tensors
-from moebatch.model.scratch import Limits
+from moebatch.plan.scratch import Limits
 from moebatch.spec.shape import ModelShape, load_config
 
 NUM_ROWS = 8192

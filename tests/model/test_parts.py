@@ -12,7 +12,8 @@ from moebatch.model.batch import MicroBatch, Span
 from moebatch.model.layers import activation_of
 from moebatch.model.rope import Rope
 from moebatch.model.router import choose_experts, group_by_expert
-from moebatch.model.scratch import Limits, Scratch, bucket_rows, scratch_bytes
+from moebatch.model.scratch import Scratch
+from moebatch.plan.scratch import Limits, bucket_rows, scratch_bytes
 from moebatch.spec.shape import ModelShape
 from tests.model.driver import LIMITS, Driver
 from tests.spec.test_shape import minimal
@@ -83,7 +84,7 @@ def test_frames_hand_out_separate_views_of_one_buffer() -> None:
 def test_scratch_bytes_is_what_a_decoder_holds(dtype: torch.dtype, tiny_checkpoint: Any) -> None:
     driver = Driver(tiny_checkpoint("qwen3_moe"), dtype)
     converts = dtype != torch.float32
-    expected = scratch_bytes(driver.shape, LIMITS, dtype, converts=converts)
+    expected = scratch_bytes(driver.shape, LIMITS, dtype.itemsize, converts=converts)
     assert driver.decoder.scratch_bytes == expected
 
 
