@@ -1,6 +1,7 @@
 """Progress of a run: a live block on a terminal, a plain line now and then elsewhere."""
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from moebatch.job.status import RunStatus
 from moebatch.units import format_bytes, format_duration
 
 PLAIN_INTERVAL_S = 30.0
+_SAMPLE_INTERVAL_S = 1.0
 _WINDOW_S = 30.0
 _REFRESHES_PER_S = 4
 
@@ -145,11 +147,14 @@ def _plain_lines(source: StatusSource, console: Console) -> Iterator[None]:
     rates = RecentRates()
 
     def print_lines() -> None:
-        rates.add(source())
-        while not done.wait(PLAIN_INTERVAL_S):
+        due = time.monotonic() + PLAIN_INTERVAL_S
+        while not done.wait(_SAMPLE_INTERVAL_S):
             status = source()
             rates.add(status)
-            console.print(plain_line(status, rates), markup=False, highlight=False, soft_wrap=True)
+            if time.monotonic() >= due:
+                due += PLAIN_INTERVAL_S
+                line = plain_line(status, rates)
+                console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     thread = threading.Thread(target=print_lines, name="progress", daemon=True)
     thread.start()

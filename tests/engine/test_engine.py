@@ -59,6 +59,7 @@ def engine(
     *,
     dtype: str = "float32",
     end_tokens: frozenset[int] | None = None,
+    max_tokens: int = 512,
 ) -> Iterator[BuiltEngine]:
     built = build_engine(
         open_model(folder, dtype),
