@@ -12,8 +12,9 @@ demo: $(STAMP)
 	$(BIN)/moebatch run jobs/demo.yaml
 	$(BIN)/python -m moebatch.demo mark jobs/demo.jsonl jobs/demo.answers.jsonl
 
+# One thread per test process: the machine's cores are shared out among the processes.
 test: $(STAMP)
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
 
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -m slow

@@ -11,6 +11,8 @@ from rich.console import Console
 import moebatch
 from moebatch.errors import ExitCode, MoebatchError
 
+_LOG_WIDTH = 160
+
 app = typer.Typer(
     name="moebatch",
     help="Answers a file of prompts with a Mixture-of-Experts model larger than memory.",
@@ -33,8 +35,13 @@ def run(job: JobFile, quiet: Quiet = False) -> None:
     from moebatch.report.summary import failed_rows, summary_table
     from moebatch.spec.job import load_job
 
-    console = Console(stderr=True)
-    job_run = JobRun(load_job(job))
+    console = _error_console()
+
+    def tell(line: str) -> None:
+        if not quiet:
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    job_run = JobRun(load_job(job), tell)
     with watching(job_run.status, console, quiet=quiet):
         summary = job_run.execute()
     if not quiet:
@@ -76,6 +83,12 @@ def main() -> None:
         sys.exit(ExitCode.INTERRUPTED)
 
 
+def _error_console() -> Console:
+    """Standard error; in a log file lines are longer than rich would guess."""
+    console = Console(stderr=True)
+    return console if console.is_terminal else Console(stderr=True, width=_LOG_WIDTH)
+
+
 def _let_threads_sleep() -> None:
     """Before torch is loaded: its threads should sleep, not spin, while they have nothing to do.
 
@@ -86,6 +99,6 @@ def _let_threads_sleep() -> None:
 
 
 def _complain(message: str) -> None:
-    console = Console(stderr=True)
+    console = _error_console()
     console.print("[bold red]error:[/] ", end="")
     console.print(message, markup=False, highlight=False, soft_wrap=True)

@@ -12,14 +12,11 @@ from moebatch.engine.batcher import Slice
 from moebatch.engine.sequence import Sequence as TokenSequence
 from moebatch.model.batch import MicroBatch, Span
 from moebatch.model.decoder import Decoder
-from moebatch.plan.scratch import PROMPT_ROWS
+from moebatch.plan.scratch import PROMPT_ROWS, logits_rows
 from moebatch.spec.policy import Policy
 from moebatch.spec.shape import ModelShape
 from moebatch.store.experts import ExpertKey, ExpertStore
 from moebatch.store.kv import KVCache
-
-LOGITS_BLOCK_BYTES = 32 * 2**20
-"""Room for one block of logits: bounds memory without slowing the head down."""
 
 
 class Sweep:
@@ -139,8 +136,3 @@ def upcoming(shape: ModelShape, layer: int, *, num_tokens: int) -> Iterator[Expe
     for following in layers[position:] + layers[:position]:
         for expert in range(shape.num_experts):
             yield ExpertKey(following, expert)
-
-
-def logits_rows(shape: ModelShape, dtype_bytes: int) -> int:
-    """Rows of one block of logits."""
-    return max(1, min(256, LOGITS_BLOCK_BYTES // (shape.vocab_size * dtype_bytes)))

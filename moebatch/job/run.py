@@ -1,15 +1,15 @@
 """One run of a job, from the job file to the last line of its output."""
 
-import hashlib
 import time
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import asdict
+from collections.abc import Callable, Iterator
 
 import torch
 
 from moebatch.engine.build import BuiltEngine, ModelFiles, build_engine, open_model
 from moebatch.job.dialects import Served, result_line
+from moebatch.job.fingerprint import numerics_fingerprint
+from moebatch.job.notices import describe_input, describe_sampling, settings_without_effect
 from moebatch.job.output_path import require_writable
 from moebatch.job.prepare import Preparation, prepare
 from moebatch.job.results import ResultFile
@@ -29,10 +29,11 @@ from moebatch.store.memory import peak_resident_bytes, resident_bytes
 class JobRun:
     """Runs a job once. `status` may be asked from another thread while `execute` works."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, tell: Callable[[str], None]) -> None:
+        """`tell` gets what the user should know before the first pass, line by line."""
         machine = detect_machine()
-        self.warnings: tuple[str, ...] = ()
         self._job = job
+        self._tell = tell
         self._budget_bytes = job.resources.dram or machine.dram_bytes
         self._num_threads = job.resources.threads or machine.num_cores
         self._phase: Phase = "checking input"
@@ -94,7 +95,8 @@ class JobRun:
             vocab_size=files.shape.vocab_size,
             max_positions=files.shape.max_positions,
         )
-        self.warnings = preparation.warnings
+        for warning in (*preparation.warnings, *settings_without_effect(self._job)):
+            self._tell(f"warning: {warning}")
         return preparation
 
     def _scan(self, preparation: Preparation) -> InputSummary:
@@ -104,6 +106,8 @@ class JobRun:
         if counted.first_chat is not None:
             preparation.reader.tokenizer.require_chat_template(counted.first_chat.place)
         self._input = counted
+        self._tell(describe_input(counted))
+        self._tell(f"defaults of rows: {describe_sampling(preparation.reader.defaults.sampling)}")
         return counted
 
     def _served(self, files: ModelFiles, preparation: Preparation, counted: InputSummary) -> Served:
@@ -130,6 +134,7 @@ class JobRun:
             program_bytes=resident_bytes(),
             budget_bytes=self._budget_bytes,
         ).policy()
+        self._tell(f"policy: {policy}")
         self._built = build_engine(
             files,
             policy,
@@ -217,15 +222,3 @@ class JobRun:
             policy=policy,
             reads_past_page_cache=built.experts.reads_past_page_cache if built else True,
         )
-
-
-def numerics_fingerprint(files: ModelFiles) -> str:
-    """Stands for what decides over the numbers: configuration, tensors and dtype.
-
-    Weights themselves are not read for it: names, shapes, places and file sizes must do.
-    """
-    digest = hashlib.blake2b(digest_size=8)
-    digest.update(repr(sorted(files.config.items())).encode())
-    for name, (path, entry) in sorted(files.checkpoint.tensors.items()):
-        digest.update(f"{name}{path.name}{asdict(entry)}".encode())
-    return f"moebatch-{str(files.dtype).removeprefix('torch.')}-{digest.hexdigest()}"

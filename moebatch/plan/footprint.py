@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from moebatch.plan.scratch import limits_of, scratch_bytes
+from moebatch.plan.scratch import bucket_rows, limits_of, logits_rows, scratch_bytes
 from moebatch.spec.policy import Policy
 from moebatch.spec.shape import ModelShape
 
@@ -14,8 +14,8 @@ measured on jobs of many shapes, and kept small by computing few distinct row co
 READ_WINDOW_BYTES = 17 * 2**20
 """Window through which the weights outside experts are read."""
 FLOAT_BYTES = 4
-LOGITS_WORK_BYTES = 128 * 2**20
-"""Logits of a block of rows, and what sampling from them takes."""
+SAMPLING_BYTES = 64 * 2**20
+"""What choosing tokens from a block of logits takes: a few rows at a time, in wider types."""
 _BLOCK_BYTES = 4096
 
 
@@ -82,4 +82,6 @@ def activation_bytes(shape: ModelShape, policy: Policy, dtypes: Dtypes, *, max_t
     scratch = scratch_bytes(shape, limits, dtypes.compute_bytes, converts=converts)
     residual = 2 * policy.tokens_per_pass * shape.hidden_size * dtypes.compute_bytes
     rows_seen = 2 * limits.kv_rows * shape.num_heads * FLOAT_BYTES  # scores and masks
-    return scratch + residual + rows_seen + LOGITS_WORK_BYTES
+    num_rows = bucket_rows(logits_rows(shape, dtypes.compute_bytes))
+    logits = num_rows * shape.vocab_size * dtypes.compute_bytes
+    return scratch + residual + rows_seen + logits + SAMPLING_BYTES

@@ -10,6 +10,8 @@ from moebatch.spec.shape import ModelShape
 
 PROMPT_ROWS = 512
 """Most prompt tokens of a micro-batch."""
+_LOGITS_BLOCK_BYTES = 32 * 2**20
+_MAX_LOGITS_ROWS = 256
 _ALIGNMENT = 64
 _POSITIONS_STEP = 16
 MAX_GEMM_ROWS = 1024
@@ -64,6 +66,12 @@ def bucket_rows(num_rows: int) -> int:
 def bucket_positions(num_positions: int) -> int:
     """The next number of positions to which decoding sequences are padded."""
     return -(-num_positions // _POSITIONS_STEP) * _POSITIONS_STEP
+
+
+def logits_rows(shape: ModelShape, dtype_bytes: int) -> int:
+    """Rows of logits that are computed at a time: bounds memory without slowing the head down."""
+    fitting = _LOGITS_BLOCK_BYTES // (shape.vocab_size * dtype_bytes)
+    return max(1, min(_MAX_LOGITS_ROWS, fitting))
 
 
 def scratch_bytes(shape: ModelShape, limits: Limits, dtype_bytes: int, *, converts: bool) -> int:

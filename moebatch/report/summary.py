@@ -4,7 +4,6 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 
 from moebatch.job.status import RunSummary
-from moebatch.spec.policy import Policy
 from moebatch.units import format_bytes, format_duration, format_rate
 
 
@@ -23,21 +22,8 @@ def summary_table(summary: RunSummary) -> RenderableType:
     grid.add_row("read", _reading(summary))
     grid.add_row("peak memory", _memory(summary))
     if summary.policy is not None:
-        grid.add_row("policy", policy_line(summary.policy))
+        grid.add_row("policy", str(summary.policy))
     return Group("", grid)
-
-
-def policy_line(policy: Policy) -> str:
-    """A policy in one line."""
-    experts = (
-        f"{policy.num_resident} experts resident, {policy.num_slots} slots"
-        if policy.num_slots
-        else "all experts resident"
-    )
-    return (
-        f"up to {policy.batch_size} sequences, micro-batches of {policy.micro_batch_size}, "
-        f"{policy.tokens_per_pass} tokens a pass, {experts}, {policy.num_kv_pages} KV pages"
-    )
 
 
 def failed_rows(summary: RunSummary) -> str:

@@ -23,4 +23,14 @@ class Policy:
     def __post_init__(self) -> None:
         for name in ("batch_size", "micro_batch_size", "tokens_per_pass", "num_kv_pages"):
             assert getattr(self, name) >= 1, f"{name} must be at least 1"
+        assert self.batch_size <= self.tokens_per_pass, "every sequence needs room for one token"
         assert self.num_slots >= 0 and self.num_resident >= 0, "counts are not negative"
+
+    def __str__(self) -> str:
+        experts = f"{self.num_resident} experts resident, {self.num_slots} slots"
+        return (
+            f"up to {self.batch_size} sequences, micro-batches of {self.micro_batch_size}, "
+            f"{self.tokens_per_pass} tokens a pass, "
+            f"{experts if self.num_slots else 'all experts resident'}, "
+            f"{self.num_kv_pages} KV pages"
+        )

@@ -141,6 +141,28 @@ def within(folder: Path, chosen: Policy) -> Policy:
     return replace(chosen, num_resident=min(chosen.num_resident, count))
 
 
+@pytest.mark.parametrize("stored", ["bfloat16", "float16"])
+def test_experts_are_converted_when_they_are_computed_in_another_dtype(
+    tiny_checkpoint: Callable[..., Path], stored: str
+) -> None:
+    folder = tiny_checkpoint("qwen2_moe", dtype=stored)
+    model, rows = load(folder, "float32"), requests()
+    expected = [tuple(greedy(model, row.prompt_tokens, NEW_TOKENS)[0]) for row in rows]
+    assert tokens_of(run(folder, policy(), rows, dtype="float32")) == expected
+
+
+def test_float16_gives_mostly_the_tokens_of_transformers(
+    tiny_checkpoint: Callable[..., Path],
+) -> None:
+    """Rounding differs in the last bit, so a text may take another turn where two are close."""
+    folder = tiny_checkpoint("mixtral", dtype="float16")
+    model, rows = load(folder, "float16"), requests()
+    expected = [greedy(model, row.prompt_tokens, 4)[0] for row in rows]
+    found = [choice[:4] for choice in tokens_of(run(folder, policy(), rows, dtype="auto"))]
+    same = sum(list(theirs) == list(ours) for theirs, ours in zip(expected, found, strict=True))
+    assert same >= 7
+
+
 @pytest.mark.parametrize("tokens_per_pass", [2000, 600])
 def test_a_slice_longer_than_a_micro_batch_is_attended_in_pieces(
     tiny_checkpoint: Callable[..., Path], tokens_per_pass: int

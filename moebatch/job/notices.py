@@ -1,0 +1,42 @@
+"""What a user should know before the first pass, in plain lines."""
+
+from collections.abc import Iterator
+from dataclasses import fields
+
+from moebatch.job.scan import InputSummary
+from moebatch.spec.job import Job
+from moebatch.spec.sampling import Sampling
+
+
+def settings_without_effect(job: Job) -> Iterator[str]:
+    """Budgets of levels that a run on the CPU does not use."""
+    if job.resources.vram is not None:
+        yield "resources.vram has no effect: this run computes on the CPU"
+    if job.resources.disk is not None:
+        yield "resources.disk has no effect: nothing is written to disk but the output"
+
+
+def describe_input(counted: InputSummary) -> str:
+    """How many rows there are, and how long."""
+    rows = f"{counted.num_rows} rows"
+    if counted.num_bad_rows:
+        rows += f" ({counted.num_bad_rows} bad, their errors are in the output)"
+    work = counted.workload
+    if work is None:
+        return rows
+    return (
+        f"{rows}: prompts of {work.mean_prompt_tokens:.0f} tokens and answers of up to "
+        f"{work.mean_new_tokens:.0f} in the mean, at most {work.max_total_tokens} together"
+    )
+
+
+def describe_sampling(sampling: Sampling) -> str:
+    """Parameters that are not at their defaults, and the two that everybody asks for."""
+    usual = Sampling()
+    shown = {
+        field.name: getattr(sampling, field.name)
+        for field in fields(Sampling)
+        if field.name in ("max_tokens", "temperature")
+        or getattr(sampling, field.name) != getattr(usual, field.name)
+    }
+    return ", ".join(f"{name} {value}" for name, value in shown.items())

@@ -1,0 +1,79 @@
+"""The memory budget bounds the whole process, and the report says what the kernel says."""
+
+import json
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import torch
+import yaml
+
+from moebatch.units import parse_bytes
+from tests.tiny import quiet, write_tokenizer
+
+BUDGET = "640MiB"
+
+
+def write_model(folder: Path) -> int:
+    """A model of 64 experts of 5.5 MB; returns their bytes together."""
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    config = MixtralConfig(
+        vocab_size=4000,
+        hidden_size=512,
+        intermediate_size=1792,
+        num_hidden_layers=8,
+        num_attention_heads=8,
+        num_key_value_heads=2,
+        num_local_experts=8,
+        max_position_embeddings=1024,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+    torch.manual_seed(0)
+    with quiet():
+        model = MixtralForCausalLM(config).to(torch.bfloat16)
+        model.save_pretrained(folder, max_shard_size="100MB")
+    write_tokenizer(folder)
+    return 64 * 3 * 512 * 1792 * 2
+
+
+def watched_run(job: Path) -> tuple[int, str, int]:
+    """Exit code, report, and the most memory that the kernel saw the process hold, in bytes."""
+    command = [sys.executable, "-m", "moebatch", "run", str(job)]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    status, peak = Path(f"/proc/{process.pid}/status"), 0
+    while process.poll() is None:
+        held = re.search(r"VmHWM:\s+(\d+) kB", status.read_text())
+        peak = int(held[1]) * 1024 if held else peak
+        time.sleep(0.02)
+    assert process.stderr is not None
+    with process.stderr:
+        return process.returncode, process.stderr.read(), peak
+
+
+def test_a_model_larger_than_what_the_budget_leaves_stays_within_it(tmp_path: Path) -> None:
+    model_bytes = write_model(tmp_path / "model")
+    prompts = [{"prompt": [3 + (i * j) % 300 for j in range(30)]} for i in range(1, 97)]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in prompts))
+    job = {
+        "model": {"path": "model"},
+        "input": {"path": "in.jsonl"},
+        "output": {"path": "out.jsonl"},
+        "sampling": {"max_tokens": 8, "temperature": 0.8, "top_p": 0.9},
+        "resources": {"dram": BUDGET, "threads": 1},
+    }
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
+    code, report, by_kernel = watched_run(tmp_path / "job.yaml")
+    assert code == 0, report
+    assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 96
+
+    resident = re.search(r"(\d+) experts resident, (\d+) slots", report)
+    assert resident is not None and int(resident[1]) < 64, "experts had to be streamed"
+    reported = re.search(r"peak memory +([\d.]+) MiB of 640 MiB", report)
+    assert reported is not None
+    assert by_kernel <= parse_bytes(BUDGET)
+    assert abs(float(reported[1]) * 2**20 - by_kernel) < 0.02 * by_kernel
+    assert model_bytes > 0.5 * parse_bytes(BUDGET)
