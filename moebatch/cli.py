@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 import moebatch
-from moebatch.errors import ExitCode, MoebatchError
+from moebatch.errors import ExitCode, Interrupted, MoebatchError
 
 _LOG_WIDTH = 160
 
@@ -32,7 +32,7 @@ def run(job: JobFile, quiet: Quiet = False) -> None:
     _let_threads_sleep()
     from moebatch.job.run import JobRun
     from moebatch.report.progress import watching
-    from moebatch.report.summary import failed_rows, summary_table
+    from moebatch.report.summary import failed_rows, stopped_early, summary_table
     from moebatch.spec.job import load_job
 
     console = _error_console()
@@ -42,8 +42,11 @@ def run(job: JobFile, quiet: Quiet = False) -> None:
             console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     job_run = JobRun(load_job(job), tell)
-    with watching(job_run.status, console, quiet=quiet):
-        summary = job_run.execute()
+    try:
+        with watching(job_run.status, console, quiet=quiet):
+            summary = job_run.execute()
+    except KeyboardInterrupt:
+        raise Interrupted(stopped_early(job_run.status())) from None
     if not quiet:
         console.print(summary_table(summary))
     elif summary.num_failed:
@@ -78,9 +81,6 @@ def main() -> None:
     except MoebatchError as error:
         _complain(str(error))
         sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        _complain("stopped by Ctrl-C")
-        sys.exit(ExitCode.INTERRUPTED)
 
 
 def _error_console() -> Console:

@@ -6,7 +6,8 @@
     ├── CheckpointError           5   the model folder is missing, damaged or not supported
     ├── DoesNotFit                6   no plan exists within the budgets
     ├── LockHeld                 11   another run is using the same output
-    └── StorageError             74   disk full, or reading and writing failed
+    ├── StorageError             74   disk full, or reading and writing failed
+    └── Interrupted             130   stopped by the user
 
 A user's mistake raises one of these and is shown as one message, never as a traceback. Our own
 mistakes are asserts.
@@ -99,3 +100,9 @@ class StorageError(MoebatchError):
     """Reading or writing failed: disk full, folder gone, device error."""
 
     exit_code = ExitCode.STORAGE
+
+
+class Interrupted(MoebatchError):
+    """Stopped by the user before it was done."""
+
+    exit_code = ExitCode.INTERRUPTED

@@ -2,8 +2,10 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -191,6 +193,30 @@ def test_two_runs_cannot_share_an_output(tmp_path: Path, model: Path) -> None:
         done = moebatch("run", job)
     assert done.returncode == ExitCode.LOCK_HELD
     assert "out.jsonl" in done.stderr
+
+
+def test_ctrl_c_ends_with_130_and_says_where_the_finished_rows_are(
+    tmp_path: Path, model: Path
+) -> None:
+    rows: list[object] = [{"prompt": f"The lamp {i}"} for i in range(3000)]
+    sampling = {"max_tokens": 100, "temperature": 0, "ignore_eos": True}
+    job = write_job(tmp_path, model, rows, sampling=sampling)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "moebatch", "run", str(job)], stderr=subprocess.PIPE, text=True
+    )
+    assert process.stderr is not None
+    with process.stderr:
+        for line in process.stderr:
+            if line.startswith("policy:"):
+                break
+        time.sleep(1)
+        process.send_signal(signal.SIGINT)
+        message = process.stderr.read()
+    assert process.wait(60) == ExitCode.INTERRUPTED
+    assert "of 3000 rows done; they are in" in message
+    assert "Traceback" not in message
+    assert (tmp_path / "out.jsonl.moebatch/records.jsonl").exists()
+    assert not (tmp_path / "out.jsonl").exists()
 
 
 def test_a_usage_error_is_code_2(tmp_path: Path) -> None:

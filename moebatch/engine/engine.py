@@ -19,6 +19,9 @@ from moebatch.store.kv import PAGE_TOKENS, KVCache
 class EngineStatistics:
     """What has been done so far; read by whoever shows progress."""
 
+    num_layers: int
+    layer: int = 0
+    """Layers that the pass in work has behind it."""
     num_passes: int = 0
     prompt_tokens: int = 0
     """Prompt tokens that went through the layers, those computed again included."""
@@ -42,7 +45,7 @@ class Engine:
         decoder: TextDecoder,
         end_tokens: frozenset[int],
     ) -> None:
-        self.statistics = EngineStatistics()
+        self.statistics = EngineStatistics(num_layers=sweep.num_layers)
         self._sweep = sweep
         self._cache = cache
         self._policy = policy
@@ -71,7 +74,7 @@ class Engine:
                 return
 
     def _run_pass(self, slices: list[Slice], batcher: Batcher) -> None:
-        for sequences, logits_RV in self._sweep.run(slices):
+        for sequences, logits_RV in self._sweep.run(slices, self._count_layer):
             for sequence, sampled in zip(
                 sequences, self._sampler.sample(logits_RV, sequences), strict=True
             ):
@@ -150,6 +153,9 @@ class Engine:
             f"budget holds {room}; lower max_tokens or raise resources.dram",
             param="max_tokens",
         )
+
+    def _count_layer(self, layer: int) -> None:
+        self.statistics.layer = layer
 
     def _count_pass(self, slices: list[Slice], batcher: Batcher, duration_s: float) -> None:
         counts = self.statistics

@@ -3,7 +3,7 @@
 Shape letters: T tokens of the pass, R rows of one block of logits, D hidden, V vocabulary.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -36,22 +36,35 @@ class Sweep:
         self._policy = policy
         self._logits_rows = logits_rows(decoder.shape, decoder.dtype.itemsize)
 
-    def run(self, slices: Sequence[Slice]) -> Iterator[tuple[list[TokenSequence], Tensor]]:
+    @property
+    def num_layers(self) -> int:
+        """Layers of a walk."""
+        return self._decoder.shape.num_layers
+
+    def run(
+        self, slices: Sequence[Slice], layer_begins: Callable[[int], None]
+    ) -> Iterator[tuple[list[TokenSequence], Tensor]]:
         """Yields blocks of sequences with the logits_RV from which their next token comes.
 
         A sequence is among them when all of its known tokens have been computed. All slices are
-        counted as cached when the first block is yielded.
+        counted as cached when the first block is yielded. `layer_begins` is told of every layer.
         """
         groups = arrange(slices, self._policy.micro_batch_size)
         ordered = [piece for group in groups for piece in group]
         tokens = [t for piece in ordered for t in piece.sequence.pending_tokens(piece.num_tokens)]
         x_TD = self._decoder.embed(torch.tensor(tokens))
-        self._run_layers(x_TD, list(self._micro_batches(groups)))
+        self._run_layers(x_TD, list(self._micro_batches(groups)), layer_begins)
         yield from self._logits(x_TD, ordered)
 
-    def _run_layers(self, x_TD: Tensor, micro_batches: Sequence[MicroBatch]) -> None:
+    def _run_layers(
+        self,
+        x_TD: Tensor,
+        micro_batches: Sequence[MicroBatch],
+        layer_begins: Callable[[int], None],
+    ) -> None:
         decoder, shape = self._decoder, self._decoder.shape
         for layer in range(shape.num_layers):
+            layer_begins(layer)
             for micro_batch in micro_batches:
                 keys, values = self._cache.keys_RGC[layer], self._cache.values_RGC[layer]
                 decoder.attend(layer, x_TD, micro_batch, keys, values)

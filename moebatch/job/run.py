@@ -10,7 +10,7 @@ from moebatch.engine.build import BuiltEngine, ModelFiles, build_engine, open_mo
 from moebatch.job.dialects import Served, result_line
 from moebatch.job.fingerprint import numerics_fingerprint
 from moebatch.job.notices import describe_input, describe_sampling, settings_without_effect
-from moebatch.job.output_path import require_writable
+from moebatch.job.output_path import require_writable, run_folder
 from moebatch.job.prepare import Preparation, prepare
 from moebatch.job.results import ResultFile
 from moebatch.job.row import FailedRow, Row
@@ -74,10 +74,14 @@ class JobRun:
         expected = workload.num_sequences * workload.mean_new_tokens if workload else 0
         return RunStatus(
             phase=self._phase,
+            run_folder=str(run_folder(self._job.output.path)),
             num_rows=self._input.num_rows if self._input else 0,
             num_done=self._num_done,
             num_failed=self._errors.total(),
             num_running=engine.num_running if engine else 0,
+            num_passes=engine.num_passes if engine else 0,
+            layer=engine.layer if engine else 0,
+            num_layers=engine.num_layers if engine else 0,
             prompt_tokens=engine.prompt_tokens if engine else 0,
             generated_tokens=engine.generated_tokens if engine else 0,
             expected_tokens=round(expected),

@@ -27,12 +27,19 @@ class RunStatus:
     """A moment of a run."""
 
     phase: Phase
+    run_folder: str
+    """Where finished rows are kept until the output is whole."""
     num_rows: int
     num_done: int
     """Rows with a line in the output, failed ones among them."""
     num_failed: int
     num_running: int
     """Sequences in work."""
+    num_passes: int
+    """Passes that are done."""
+    layer: int
+    """Layers that the pass in work has behind it."""
+    num_layers: int
     prompt_tokens: int
     generated_tokens: int
     expected_tokens: int

@@ -88,7 +88,7 @@ def plain_line(status: RunStatus, rates: RecentRates) -> str:
         f"moebatch: {status.num_done}/{status.num_rows} rows ({status.num_failed} failed), "
         f"{generated:.1f} tok/s generated, {prompt:.1f} tok/s prompt, "
         f"ETA {_eta(status)}, memory {format_bytes(status.memory_bytes)} of "
-        f"{format_bytes(status.budget_bytes)}, busy: {lanes}"
+        f"{format_bytes(status.budget_bytes)}, busy: {lanes}, pass {_place(status)}"
     )
 
 
@@ -138,6 +138,7 @@ class _LiveView:
             f"{format_bytes(status.memory_bytes)} of {format_bytes(status.budget_bytes)}",
         )
         grid.add_row("busy", lanes)
+        grid.add_row("pass", _place(status))
         return grid
 
 
@@ -163,6 +164,11 @@ def _plain_lines(source: StatusSource, console: Console) -> Iterator[None]:
     finally:
         done.set()
         thread.join()
+
+
+def _place(status: RunStatus) -> str:
+    """Moves even when a single pass takes minutes."""
+    return f"{status.num_passes + 1}, layer {status.layer + 1} of {status.num_layers}"
 
 
 def _eta(status: RunStatus) -> str:

@@ -3,7 +3,7 @@
 from rich.console import Group, RenderableType
 from rich.table import Table
 
-from moebatch.job.status import RunSummary
+from moebatch.job.status import RunStatus, RunSummary
 from moebatch.units import format_bytes, format_duration, format_rate
 
 
@@ -30,6 +30,14 @@ def failed_rows(summary: RunSummary) -> str:
     """How many rows failed and why, in one line."""
     codes = ", ".join(f"{count} {code}" for code, count in sorted(summary.errors.items()))
     return f"{summary.num_failed} of {summary.num_rows} rows failed ({codes}); see {summary.output}"
+
+
+def stopped_early(status: RunStatus) -> str:
+    """What is left of a run that was interrupted."""
+    return (
+        f"stopped by Ctrl-C with {status.num_done} of {status.num_rows} rows done; "
+        f"they are in {status.run_folder}"
+    )
 
 
 def _rows(summary: RunSummary) -> str:
