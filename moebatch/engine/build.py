@@ -1,6 +1,5 @@
 """From a model folder and a policy to an engine that can run."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,7 @@ from moebatch.model.families import Family, family_of, required_tensors
 from moebatch.plan.footprint import Dtypes
 from moebatch.plan.scratch import limits_of
 from moebatch.spec.policy import Policy
-from moebatch.spec.shape import ModelShape
+from moebatch.spec.shape import ModelShape, load_config
 from moebatch.store.checkpoint import Checkpoint, file_inside
 from moebatch.store.dense import DenseLoader
 from moebatch.store.experts import ExpertKey, ExpertStore
@@ -60,7 +59,7 @@ def open_model(folder: Path, dtype: str) -> ModelFiles:
     if not folder.is_dir():
         raise CheckpointError(f"{folder}: no such model folder")
     path = file_inside(folder, "config.json")
-    config = read_json(path)
+    config = load_config(path)
     shape = ModelShape.from_config(config, str(path))
     checkpoint = Checkpoint.open(folder)
     required = required_tensors(shape, checkpoint.tensors)
@@ -75,17 +74,6 @@ def open_model(folder: Path, dtype: str) -> ModelFiles:
         dtype=expert_dtype if dtype == "auto" else COMPUTE_DTYPES[dtype],
         expert_dtype=expert_dtype,
     )
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object of the model folder. Raises CheckpointError if it is none."""
-    try:
-        content = json.loads(path.read_bytes().decode("utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path}: cannot be read as JSON: {error}") from None
-    if not isinstance(content, dict):
-        raise CheckpointError(f"{path}: is not a JSON object")
-    return content
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

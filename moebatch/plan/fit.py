@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from moebatch.errors import DoesNotFit
 from moebatch.plan.footprint import (
     KV_PAGE_TOKENS,
+    KV_TERM,
     Dtypes,
     Footprint,
     footprint,
@@ -37,9 +38,9 @@ class Fit:
 
     First the least that runs at all. Then, as far as memory goes: slots, tokens of a pass until
     arithmetic balances the transfer, cache for the sequences that such passes hold, and with what
-    is left experts that need not be streamed. A byte of cache adds 1/(cache in use) to
-    the tokens of a pass, a byte of residents takes 1/(bytes streamed) from its time, and the
-    cache in use is far smaller; so the cache comes first until it is as large as the stream.
+    is left experts that need not be streamed. A byte of cache adds 1/(cache in use) to the tokens
+    of a pass, a byte of residents takes 1/(bytes streamed) from its time, and the cache in use is
+    far smaller; so the cache comes first until it is as large as the stream.
     """
 
     shape: ModelShape
@@ -86,7 +87,8 @@ class Fit:
         lines = [
             f"dram: needs {format_bytes(needed.total_bytes)} at the least, "
             f"has {format_bytes(self.budget_bytes)} (resources.dram).",
-            f"Largest term: {name}, {format_bytes(num_bytes)}.",
+            f"Largest term: {name}, {format_bytes(num_bytes)}"
+            + ("; lower max_tokens or shorten the longest prompt." if name == KV_TERM else "."),
             f"Smallest change that fits: resources.dram: {_round_up_mib(needed.total_bytes)}MiB.",
         ]
         raise DoesNotFit("\n".join(lines))

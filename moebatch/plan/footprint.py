@@ -3,14 +3,15 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from moebatch.plan.scratch import bucket_rows, limits_of, logits_rows, scratch_bytes
+from moebatch.plan.scratch import MAX_GEMM_ROWS, bucket_rows, limits_of, logits_rows, scratch_bytes
 from moebatch.spec.policy import Policy
 from moebatch.spec.shape import ModelShape
 
 KV_PAGE_TOKENS = 16
-LIBRARY_WORKSPACE_BYTES = 160 * 2**20
-"""What oneDNN keeps for its primitives and packed operands, and what the allocator cannot reuse;
-measured on jobs of many shapes, and kept small by computing few distinct row counts."""
+KV_TERM = "keys and values"
+LIBRARY_BYTES = 128 * 2**20
+"""What the allocator cannot reuse and oneDNN keeps for its primitives, one for every row count and
+shape; measured on jobs of many shapes. Its buffers grow with the matrices and come on top."""
 READ_WINDOW_BYTES = 17 * 2**20
 """Window through which the weights outside experts are read."""
 FLOAT_BYTES = 4
@@ -55,14 +56,20 @@ def footprint(
     """
     slot = slot_bytes(shape, dtypes)
     terms = {
-        "program and libraries": program_bytes + LIBRARY_WORKSPACE_BYTES,
+        "program and libraries": program_bytes + _library_bytes(shape, policy, dtypes),
         "weights outside experts": shape.resident_params * dtypes.compute_bytes + READ_WINDOW_BYTES,
         "resident experts": policy.num_resident * slot,
         "expert slots": policy.num_slots * slot,
-        "keys and values": policy.num_kv_pages * kv_page_bytes(shape, dtypes),
+        KV_TERM: policy.num_kv_pages * kv_page_bytes(shape, dtypes),
         "activations": activation_bytes(shape, policy, dtypes, max_tokens=max_tokens),
     }
     return Footprint(terms={name: num_bytes for name, num_bytes in terms.items() if num_bytes})
+
+
+def _library_bytes(shape: ModelShape, policy: Policy, dtypes: Dtypes) -> int:
+    rows = min(policy.tokens_per_pass, MAX_GEMM_ROWS)
+    widths = shape.hidden_size + max(shape.expert_width, shape.dense_width)
+    return LIBRARY_BYTES + 2 * rows * widths * dtypes.compute_bytes
 
 
 def slot_bytes(shape: ModelShape, dtypes: Dtypes) -> int:

@@ -107,5 +107,11 @@ def test_refusal_names_level_need_have_largest_term_and_a_way_out() -> None:
         fit((int(smallest[1]) - 1) / 1024).policy()
 
 
+def test_a_refusal_because_of_long_rows_says_what_would_shorten_them() -> None:
+    long = replace(WORKLOAD, max_total_tokens=10**6)
+    with pytest.raises(DoesNotFit, match=r"keys and values, .*; lower max_tokens"):
+        fit(20, workload=long).policy()
+
+
 def test_plan_and_store_mean_the_same_page() -> None:
     assert KV_PAGE_TOKENS == PAGE_TOKENS

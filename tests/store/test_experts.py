@@ -1,5 +1,7 @@
 """Slots, readers and the order in which experts come back."""
 
+import errno
+import os
 import random
 import threading
 from collections.abc import Iterator
@@ -161,6 +163,26 @@ def test_a_file_that_became_shorter_is_an_error_not_garbage(
     with pytest.raises(StorageError, match="was it changed"):
         for layer in range(LAYERS):
             take(store, layer, list(range(EXPERTS)))
+
+
+def test_where_o_direct_is_refused_files_are_read_through_the_page_cache(
+    records: dict[ExpertKey, Record],
+    opened: list[ExpertStore],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    really_open = os.open
+
+    def refuse_direct(path: str, flags: int, *mode: int) -> int:
+        if flags & os.O_DIRECT:
+            raise OSError(errno.EINVAL, "no O_DIRECT here")
+        return really_open(path, flags, *mode)
+
+    monkeypatch.setattr(os, "open", refuse_direct)
+    store = ExpertStore(records, num_slots=2)
+    opened.append(store)
+    for layer in range(LAYERS):
+        take(store, layer, list(range(EXPERTS)))
+    assert not store.reads_past_page_cache
 
 
 def test_neighbouring_tensors_are_read_in_one_run(tmp_path: Path) -> None:
