@@ -9,6 +9,7 @@ from moebatch.job.raw import RawRow
 from moebatch.job.refused import RowRefused, missing, unsupported, wrong
 from moebatch.job.row import FailedRow, Kind, ParsedRow, Prompt, Row
 from moebatch.job.strict_json import parse
+from moebatch.job.unsupported import NEUTRAL
 from moebatch.spec.limits import CHECKS, shown
 from moebatch.spec.request import RowError
 
@@ -19,10 +20,11 @@ _NOT_SAMPLING = TEMPLATE_KEYS | {"model", "messages", "prompt"}
 _PLAIN_PARAMETERS = (
     CHECKS.keys()
     | TEMPLATE_KEYS
-    | {"max_completion_tokens", "top_logprobs", "tools", "tool_choice", "functions"}
-    | {"response_format", "sampling_params"}
+    | {"max_completion_tokens", "top_logprobs", "sampling_params"}
+    | (NEUTRAL.keys() - {"suffix", "documents", "modalities"})
 )
-"""Columns of a plain row that are parameters. Any other column may have any meaning."""
+"""Columns of a plain row that are parameters, those that are refused included. The words left out
+are such as tables have as columns of their own; any other column may have any meaning."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

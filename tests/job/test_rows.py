@@ -269,6 +269,11 @@ KEYS = st.sampled_from(
 OBJECTS = st.dictionaries(KEYS, JSON | st.sampled_from(["POST", "/v1/completions"]))
 
 
+@pytest.mark.parametrize("name", ["best_of", "echo", "stream", "response_format", "tools"])
+def test_parameters_of_plain_rows_are_never_ignored(name: str) -> None:
+    assert good({"prompt": "x", name: 1}).parameters == {name: 1}
+
+
 @given(st.binary(max_size=200))
 def test_any_bytes_never_raise(data: bytes) -> None:
     assert isinstance(parse(data), ParsedRow | FailedRow)
