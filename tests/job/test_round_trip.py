@@ -21,7 +21,7 @@ LINES = [
     b"\n",
     b'{"custom_id": "chat", "method": "POST", "url": "/v1/chat/completions", "body": '
     b'{"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3}}\n',
-    b'{"prompt": "x", "stream": true, "tools": [1]}\n',
+    b'{"prompt": "x", "stream": false, "tools": [1]}\n',
     BAD,
 ]
 
