@@ -1,6 +1,5 @@
 """Requests in, outcomes out: admits sequences, runs passes, samples, and notices ends."""
 
-import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -28,8 +27,6 @@ class EngineStatistics:
     generated_tokens: int = 0
     num_running: int = 0
     num_preempted: int = 0
-    pass_s: float = 0.0
-    """Time in passes, sampling included."""
 
 
 class Engine:
@@ -63,11 +60,10 @@ class Engine:
         """
         batcher = Batcher(self._sequences(requests), self._cache, self._policy)
         while True:
-            start = time.perf_counter()
             slices = batcher.next_pass()
             if slices:
                 self._run_pass(slices, batcher)
-                self._count_pass(slices, batcher, time.perf_counter() - start)
+                self._count_pass(slices, batcher)
             while self._done:
                 yield self._done.popleft()
             if not slices:
@@ -157,10 +153,9 @@ class Engine:
     def _count_layer(self, layer: int) -> None:
         self.statistics.layer = layer
 
-    def _count_pass(self, slices: list[Slice], batcher: Batcher, duration_s: float) -> None:
+    def _count_pass(self, slices: list[Slice], batcher: Batcher) -> None:
         counts = self.statistics
         counts.num_passes += 1
-        counts.pass_s += duration_s
         counts.prompt_tokens += sum(s.num_tokens for s in slices if s.num_tokens > 1)
         counts.num_running = len(batcher.running)
         counts.num_preempted = batcher.num_preempted

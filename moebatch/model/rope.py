@@ -32,7 +32,6 @@ class Rope:
 
     def __init__(self, shape: ModelShape, config: Mapping[str, Any], device: torch.device) -> None:
         """Raises CheckpointError where the raw config asks for what transformers cannot do."""
-        self._head_dim = shape.head_dim
         self._device = device
         try:
             self._parameters = _RopeParameters(shape, config)

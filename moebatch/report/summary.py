@@ -20,6 +20,8 @@ def summary_table(summary: RunSummary) -> RenderableType:
         grid.add_row(lane.name, f"busy {format_duration(lane.busy_s)} ({lane.share:.0%})")
     grid.add_row("waiting", f"compute waited {format_duration(summary.waited_s)} for experts")
     grid.add_row("read", _reading(summary))
+    if summary.num_preempted:
+        grid.add_row("sent back", f"{summary.num_preempted} sequences, when the cache was full")
     grid.add_row("peak memory", _memory(summary))
     if summary.policy is not None:
         grid.add_row("policy", str(summary.policy))

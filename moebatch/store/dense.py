@@ -25,7 +25,6 @@ class DenseLoader:
         self._used = 0
         self._window = Arena(_WINDOW_BYTES + PAGE_BYTES)
         self._files: dict[Path, DirectFile] = {}
-        self.num_bytes_read = 0
 
     def load(self, extent: Extent) -> Tensor:
         """The tensor at `extent`. Raises StorageError when reading fails."""
@@ -41,7 +40,6 @@ class DenseLoader:
             first = done // stored.itemsize
             flat[first : first + source.numel()].copy_(source)
             done += num_bytes
-        self.num_bytes_read += extent.num_bytes
         return tensor
 
     def close(self) -> None:

@@ -198,7 +198,6 @@ class ExpertStore:
         self._queues.discard(load)
         load.is_dropped = True
         if load.num_in_flight == 0:
-            self.statistics.num_dropped += load.num_issued > 0
             self._free_slot(load)
 
     def _free_slot(self, load: _Load) -> None:

@@ -40,5 +40,3 @@ class ReadStatistics:
     """Time in which at least one read was in flight."""
     waited_s: float = 0.0
     """Time in which compute waited for an expert."""
-    num_dropped: int = 0
-    """Announced experts that were given up before anybody used them."""
