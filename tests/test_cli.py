@@ -71,7 +71,9 @@ def test_answers_come_in_input_order_with_the_columns_of_their_rows(
     rows = answers(tmp_path)
     assert [row["tag"] for row in rows] == list(range(7))
     assert all(row["response"]["usage"]["completion_tokens"] <= 5 for row in rows)  # type: ignore[index]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "job.yaml", "out.jsonl"]
+    left = ["in.jsonl", "job.yaml", "out.jsonl", "out.jsonl.moebatch"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == left
+    assert [path.name for path in (tmp_path / "out.jsonl.moebatch").iterdir()] == ["manifest.json"]
 
 
 def test_the_report_has_what_was_done_and_no_control_characters(
@@ -183,6 +185,39 @@ def test_a_mistake_is_one_message_and_its_exit_code(
         assert message in shown.replace("\n", " ")
         assert "Traceback" not in shown
     assert not (tmp_path / "out.jsonl").exists()
+
+
+def test_the_same_job_may_run_again_and_gives_the_same_bytes(tmp_path: Path, model: Path) -> None:
+    sampling = {"max_tokens": 5, "temperature": 0.8, "stop": ["a", "b"], "logit_bias": {7: 1}}
+    job = write_job(tmp_path, model, PROMPTS, sampling=sampling)
+    first, second = (
+        (moebatch("run", job, "--quiet").returncode, (tmp_path / "out.jsonl").read_bytes())
+        for _ in range(2)
+    )
+    assert first == second
+    assert first[0] == ExitCode.OK
+
+
+def test_an_output_of_another_job_is_refused_and_the_difference_named(
+    tmp_path: Path, model: Path
+) -> None:
+    assert moebatch("run", write_job(tmp_path, model, PROMPTS)).returncode == ExitCode.OK
+    before = (tmp_path / "out.jsonl").read_bytes()
+    job = write_job(tmp_path, model, PROMPTS, sampling={"max_tokens": 6, "temperature": 0})
+    for command in ("run", "check"):
+        done = moebatch(command, job)
+        assert done.returncode == ExitCode.CONFIG
+        text = (done.stdout + done.stderr).replace("\n", " ")
+        assert "belongs to another job: sampling.max_tokens was '5', is '6'" in text
+    assert (tmp_path / "out.jsonl").read_bytes() == before
+
+
+def test_a_file_that_no_job_wrote_is_never_replaced(tmp_path: Path, model: Path) -> None:
+    (tmp_path / "out.jsonl").write_text("precious")
+    done = moebatch("run", write_job(tmp_path, model, PROMPTS))
+    assert done.returncode == ExitCode.CONFIG
+    assert "is not the output of a job" in done.stderr
+    assert (tmp_path / "out.jsonl").read_text() == "precious"
 
 
 def test_two_runs_cannot_share_an_output(tmp_path: Path, model: Path) -> None:

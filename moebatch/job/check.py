@@ -7,6 +7,7 @@ from typing import TypeVar
 
 from moebatch.engine.build import ModelFiles, open_model
 from moebatch.errors import ExitCode, Fault, FaultyFile, MoebatchError
+from moebatch.job.manifest import Manifest
 from moebatch.job.output_path import require_writable
 from moebatch.job.prepare import Preparation, prepare, row_rules
 from moebatch.job.rows import parse_row
@@ -80,6 +81,9 @@ def check_job(path: Path) -> Findings:
             place = counted.first_chat.place
             tokenizer = preparation.reader.tokenizer
             found.attempt(lambda: tokenizer.require_chat_template(place), folder)
+        if files:
+            manifest = Manifest.of(job, files)
+            found.attempt(lambda: manifest.require_own(job.output.path), str(path))
         if files and counted.workload:
             found.attempt(lambda: _require_fit(job, files, counted), str(path))
     return Findings(

@@ -79,7 +79,9 @@ class ResultFile:
                 self._write(self._errors, failed=True)
             self._write(self._path, failed=False if split else None)
             # Removed while it is still locked, so that no other run can have begun in it.
-            shutil.rmtree(self._folder)
+            (self._folder / _RECORDS).unlink()
+            with contextlib.suppress(OSError):
+                self._folder.rmdir()  # stays where it holds something else, such as a manifest
             self.close()
 
     def close(self) -> None:

@@ -9,6 +9,7 @@ import torch
 from moebatch.engine.build import BuiltEngine, ModelFiles, build_engine, open_model
 from moebatch.job.dialects import Served, result_line
 from moebatch.job.fingerprint import numerics_fingerprint
+from moebatch.job.manifest import Manifest
 from moebatch.job.notices import describe_input, describe_sampling, settings_without_effect
 from moebatch.job.output_path import require_writable, run_folder
 from moebatch.job.prepare import Preparation, prepare
@@ -59,6 +60,7 @@ class JobRun:
         counted = self._scan(preparation)
         served = self._served(files, preparation, counted)
         output = self._job.output
+        Manifest.of(self._job, files).claim(output.path)
         with ResultFile(output.path, num_rows=counted.num_rows, errors=output.errors) as results:
             self._phase = "loading weights"
             policy = self._build(files, preparation, counted.workload)

@@ -1,6 +1,7 @@
 """The report at the end of a run."""
 
 from rich.console import Group, RenderableType
+from rich.markup import escape
 from rich.table import Table
 
 from moebatch.job.status import RunStatus, RunSummary
@@ -13,7 +14,7 @@ def summary_table(summary: RunSummary) -> RenderableType:
     grid.add_column(style="dim", justify="right")
     grid.add_column()
     grid.add_row("rows", _rows(summary))
-    grid.add_row("output", summary.output)
+    grid.add_row("output", escape(summary.output))
     for name, text in _speed(summary):
         grid.add_row(name, text)
     for lane in summary.lanes:
@@ -45,7 +46,7 @@ def stopped_early(status: RunStatus) -> str:
 def _rows(summary: RunSummary) -> str:
     if not summary.num_failed:
         return f"{summary.num_rows} done"
-    return f"{summary.num_rows} done, [red]{failed_rows(summary)}[/]"
+    return f"{summary.num_rows} done, [red]{escape(failed_rows(summary))}[/]"
 
 
 def _speed(summary: RunSummary) -> list[tuple[str, str]]:

@@ -120,6 +120,12 @@ def test_the_summary_names_speed_lanes_bytes_memory_and_failures() -> None:
         assert part in text
 
 
+def test_brackets_in_a_path_are_no_markup() -> None:
+    screen = StringIO()
+    Console(file=screen, width=160).print(summary_table(replace(SUMMARY, output="out[red].jsonl")))
+    assert screen.getvalue().count("out[red].jsonl") == 2
+
+
 def test_a_summary_without_any_good_row_has_no_policy() -> None:
     screen = StringIO()
     Console(file=screen, width=160).print(summary_table(replace(SUMMARY, policy=None, run_s=0.0)))
