@@ -5,6 +5,7 @@
     ├── InputError                4   the input file as a whole is unusable; nothing was run
     ├── CheckpointError           5   the model folder is missing, damaged or not supported
     ├── DoesNotFit                6   no plan exists within the budgets
+    ├── OutOfMemory               1   the system refuses memory even for the smallest pass
     ├── LockHeld                 11   another run is using the same output
     ├── StorageError             74   disk full, or reading and writing failed
     └── Interrupted             130   stopped by the user
@@ -88,6 +89,10 @@ class DoesNotFit(MoebatchError):
     """No plan exists within the budgets; the message names level, need, have and a way out."""
 
     exit_code = ExitCode.DOES_NOT_FIT
+
+
+class OutOfMemory(MoebatchError):
+    """The system refuses memory even for the smallest pass."""
 
 
 class LockHeld(MoebatchError):

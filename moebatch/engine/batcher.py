@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from moebatch.engine.sequence import Sequence
 from moebatch.spec.policy import Policy
@@ -57,6 +57,20 @@ class Batcher:
                 slices.append(Slice(sequence, min(sequence.num_pending, budget)))
                 budget -= slices[-1].num_tokens
         return slices
+
+    def shrink(self) -> bool:
+        """Makes passes half as large and sends back sequences that have no seat in them any more.
+
+        False if passes are as small as they can be.
+        """
+        if self._policy.tokens_per_pass == 1:
+            return False
+        tokens = self._policy.tokens_per_pass // 2
+        seats = min(tokens, max(1, self._policy.batch_size // 2))
+        self._policy = replace(self._policy, tokens_per_pass=tokens, batch_size=seats)
+        while len(self.running) > seats:
+            self._preempt(self.running[-1])
+        return True
 
     def retire(self, sequence: Sequence) -> None:
         """Takes a sequence that has ended, or failed, out of work."""

@@ -9,9 +9,11 @@ from moebatch.engine.sampler import Sampled, Sampler
 from moebatch.engine.sequence import Sequence
 from moebatch.engine.sweep import Sweep
 from moebatch.engine.text import AnswerText, End, TextDecoder, end_reason
+from moebatch.errors import OutOfMemory
 from moebatch.spec.policy import Policy
 from moebatch.spec.request import Choice, Outcome, Request, RowError
 from moebatch.store.kv import PAGE_TOKENS, KVCache
+from moebatch.store.memory import is_out_of_memory
 
 
 @dataclass(slots=True)
@@ -27,6 +29,8 @@ class EngineStatistics:
     generated_tokens: int = 0
     num_running: int = 0
     num_preempted: int = 0
+    num_shrunk: int = 0
+    """Times that passes were made smaller because the system refused memory."""
 
 
 class Engine:
@@ -61,13 +65,33 @@ class Engine:
         batcher = Batcher(self._sequences(requests), self._cache, self._policy)
         while True:
             slices = batcher.next_pass()
-            if slices:
-                self._run_pass(slices, batcher)
+            if slices and self._run_or_shrink(slices, batcher):
                 self._count_pass(slices, batcher)
             while self._done:
                 yield self._done.popleft()
             if not slices:
                 return
+
+    def _run_or_shrink(self, slices: list[Slice], batcher: Batcher) -> bool:
+        """Runs a pass; if the system refuses memory, prepares for smaller ones and says False."""
+        try:
+            self._run_pass(slices, batcher)
+            return True
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            if not batcher.shrink():
+                raise OutOfMemory(
+                    f"the system refuses memory even for a pass of one token: {error}; "
+                    "lower resources.dram, so that less is allocated beforehand"
+                ) from error
+        self._sweep.give_up()
+        for piece in slices:
+            # Computed, but the next token was not sampled: the last position is computed again.
+            if piece.sequence.num_pending == 0:
+                piece.sequence.num_cached -= 1
+        self.statistics.num_shrunk += 1
+        return False
 
     def _run_pass(self, slices: list[Slice], batcher: Batcher) -> None:
         for sequences, logits_RV in self._sweep.run(slices, self._count_layer):

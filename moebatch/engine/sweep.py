@@ -4,6 +4,7 @@ Shape letters: T tokens of the pass, R rows of one block of logits, D hidden, V 
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 
 import torch
 from torch import Tensor
@@ -56,6 +57,10 @@ class Sweep:
         self._run_layers(x_TD, list(self._micro_batches(groups)), layer_begins)
         yield from self._logits(x_TD, ordered)
 
+    def give_up(self) -> None:
+        """After a pass that failed: the next one may begin at the first layer again."""
+        self._experts.forget_required()
+
     def _run_layers(
         self,
         x_TD: Tensor,
@@ -74,8 +79,9 @@ class Sweep:
             routing = decoder.route(layer, x_TD)
             chosen = self._experts.require(layer, routing.experts)
             self._experts.announce(upcoming(shape, layer, num_tokens=len(x_TD)))
-            for expert, tensors in chosen:
-                decoder.run_expert(layer, routing, expert, tensors)
+            with closing(chosen):
+                for expert, tensors in chosen:
+                    decoder.run_expert(layer, routing, expert, tensors)
             decoder.combine(layer, x_TD, routing)
 
     def _micro_batches(self, groups: Sequence[Sequence[Slice]]) -> Iterator[MicroBatch]:

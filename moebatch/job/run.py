@@ -223,6 +223,7 @@ class JobRun:
             bytes_read=built.experts.statistics.num_bytes if built else 0,
             num_passes=built.engine.statistics.num_passes if built else 0,
             num_preempted=built.engine.statistics.num_preempted if built else 0,
+            num_shrunk=built.engine.statistics.num_shrunk if built else 0,
             peak_bytes=peak_resident_bytes(),
             budget_bytes=self._budget_bytes,
             policy=policy,

@@ -87,6 +87,8 @@ class RunSummary:
     bytes_read: int
     num_passes: int
     num_preempted: int
+    num_shrunk: int
+    """Times that passes were made smaller because the system refused memory."""
     peak_bytes: int
     """Most physical memory of the process, by the kernel's count."""
     budget_bytes: int

@@ -23,6 +23,9 @@ def summary_table(summary: RunSummary) -> RenderableType:
     grid.add_row("read", _reading(summary))
     if summary.num_preempted:
         grid.add_row("sent back", f"{summary.num_preempted} sequences, when the cache was full")
+    if summary.num_shrunk:
+        times = f"passes were halved {summary.num_shrunk} times, since the system refused memory"
+        grid.add_row("backed off", times)
     grid.add_row("peak memory", _memory(summary))
     if summary.policy is not None:
         grid.add_row("policy", str(summary.policy))

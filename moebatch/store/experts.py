@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -122,7 +122,7 @@ class ExpertStore:
 
     def require(
         self, layer: int, experts: Collection[int]
-    ) -> Iterator[tuple[int, tuple[Tensor, ...]]]:
+    ) -> Generator[tuple[int, tuple[Tensor, ...]], None, None]:
         """Each of `experts` with its tensors, in the order in which they are at hand.
 
         Reading starts with the call, so what is announced after it comes behind them.
@@ -134,6 +134,15 @@ class ExpertStore:
             waiting = [self._demand(ExpertKey(layer, expert)) for expert in experts]
             self._changed.notify_all()
         return self._as_ready(waiting)
+
+    def forget_required(self) -> None:
+        """Makes required experts announced ones again, after a pass that was given up."""
+        with self._changed:
+            for load in self._loads.values():
+                load.is_required = False
+            self._queues.announced[:0] = self._queues.required
+            self._queues.required.clear()
+            self._changed.notify_all()
 
     def close(self) -> None:
         """Stops the readers after the pieces in flight and closes the files."""
@@ -155,7 +164,9 @@ class ExpertStore:
 
     # --- compute side ---------------------------------------------------------------------------
 
-    def _as_ready(self, waiting: list[_Load]) -> Iterator[tuple[int, tuple[Tensor, ...]]]:
+    def _as_ready(
+        self, waiting: list[_Load]
+    ) -> Generator[tuple[int, tuple[Tensor, ...]], None, None]:
         while waiting:
             load = self._next_ready(waiting)
             waiting.remove(load)

@@ -44,6 +44,13 @@ class Arena:
         )
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether the system, or a device, has refused memory. torch has no type of its own for it on
+    the CPU."""
+    refused = isinstance(error, MemoryError | torch.OutOfMemoryError)
+    return refused or (isinstance(error, RuntimeError) and "can't allocate memory" in str(error))
+
+
 def resident_bytes() -> int:
     """Physical memory that this process holds now."""
     return _status_bytes("VmRSS")

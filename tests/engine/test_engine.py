@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from moebatch.engine.build import BuiltEngine, build_engine, open_model
+from moebatch.errors import OutOfMemory
 from moebatch.spec.policy import Policy
 from moebatch.spec.request import Outcome, Request
 from moebatch.spec.sampling import Sampling
@@ -278,6 +279,48 @@ def test_a_row_with_broken_logits_fails_alone(
             assert outcome.error is not None and outcome.error.code == "nan_logits"
         else:
             assert tokens_of([outcome]) == tokens_of([before])
+
+
+@pytest.mark.parametrize("step", ["attend", "run_expert", "logits"])
+@pytest.mark.parametrize("num_slots", [1, 3])
+def test_when_memory_is_refused_passes_shrink_and_answers_stay_the_same(
+    tiny_checkpoint: Callable[..., Path],
+    expected: Callable[[str], list[tuple[int, ...]]],
+    monkeypatch: pytest.MonkeyPatch,
+    step: str,
+    num_slots: int,
+) -> None:
+    from moebatch.model.decoder import Decoder
+
+    refusals = iter([False] * 7 + [True] + [False] * 20 + [True] * 2 + [False] * 10**6)
+    real = getattr(Decoder, step)
+
+    def refusing(self: Decoder, *arguments: object) -> object:
+        if next(refusals):
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory: 7 bytes")
+        return real(self, *arguments)
+
+    monkeypatch.setattr(Decoder, step, refusing)
+    folder = tiny_checkpoint("mixtral")
+    with engine(folder, policy(num_slots=num_slots, num_resident=0)) as built:
+        outcomes = sorted(built.engine.run(requests()), key=lambda o: o.request.index)
+        assert built.engine.statistics.num_shrunk == 3
+        built.experts.check_integrity()
+        built.cache.check_integrity()
+    assert tokens_of(outcomes) == expected("mixtral")
+
+
+def test_when_memory_is_always_refused_the_run_ends_with_a_message(
+    tiny_checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from moebatch.model.decoder import Decoder
+
+    def refuse(self: Decoder, *arguments: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(Decoder, "attend", refuse)
+    with pytest.raises(OutOfMemory, match="even for a pass of one token"):
+        run(tiny_checkpoint("mixtral"), policy(), requests())
 
 
 def test_no_requests_no_outcomes(tiny_checkpoint: Callable[..., Path]) -> None:

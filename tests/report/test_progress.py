@@ -52,6 +52,7 @@ SUMMARY = RunSummary(
     bytes_read=98 * 10**9,
     num_passes=20,
     num_preempted=0,
+    num_shrunk=1,
     peak_bytes=int(2.25 * GIB),
     budget_bytes=int(2.5 * GIB),
     policy=Policy(
@@ -116,6 +117,7 @@ def test_the_summary_names_speed_lanes_bytes_memory_and_failures() -> None:
         "91.3 GiB of experts at 2.00 GB/s",
         "2.25 GiB of 2.50 GiB",
         "10 experts resident, 6 slots",
+        "passes were halved 1 times",
     ):
         assert part in text
 
