@@ -65,7 +65,7 @@ def _rows(path: Path, file: BinaryIO) -> Iterator[RawRow]:
 
 def _lines(stream: BinaryIO) -> Iterator[bytes | RowError]:
     while data := stream.readline(MAX_LINE_BYTES + 1):
-        if len(data) <= MAX_LINE_BYTES:
+        if len(data) <= MAX_LINE_BYTES or data.endswith(b"\n"):
             yield data.removesuffix(b"\n").removesuffix(b"\r")
             continue
         del data

@@ -79,6 +79,16 @@ class TestLines:
             "the line is longer than 100 B, the most that is read as one row"
         )
 
+    @pytest.mark.parametrize("length", range(97, 104))
+    def test_the_row_behind_a_line_at_the_limit_is_not_lost(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, length: int
+    ) -> None:
+        monkeypatch.setattr(lines, "MAX_LINE_BYTES", 100)
+        path = write(tmp_path / "a.jsonl", b"x" * length + b"\nb\n")
+        first, second = rows_of(path)
+        assert second.content == b"b"
+        assert isinstance(first.content, RowError) == (length > 100)
+
     @given(st.binary(max_size=300))
     def test_any_bytes(self, tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
         path = write(tmp_path_factory.mktemp("any") / "a.jsonl", b"x\n" + data)
