@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from moebatch.engine.build import ModelFiles
-from moebatch.errors import ConfigError, Fault
+from moebatch.errors import ConfigError, Fault, StorageError
 from moebatch.job.fingerprint import numerics_fingerprint
 from moebatch.job.output_path import run_folder
 from moebatch.spec.job import Job
@@ -61,14 +61,17 @@ class Manifest:
         """Makes the run folder of `output` that of this job.
 
         Raises ConfigError, before anything is touched, if the output is of another job or not
-        known to be of this one.
+        known to be of this one, and StorageError if the folder cannot be written.
         """
         self.require_own(output)
         folder = run_folder(output)
-        folder.mkdir(exist_ok=True)
         draft = folder / f"manifest.{os.getpid()}"
-        draft.write_text(json.dumps(self.fields, indent=1) + "\n")
-        draft.replace(folder / "manifest.json")
+        try:
+            folder.mkdir(exist_ok=True)
+            draft.write_text(json.dumps(self.fields, indent=1) + "\n")
+            draft.replace(folder / "manifest.json")
+        except OSError as error:
+            raise StorageError(f"{folder}: cannot be written: {error.strerror}") from error
 
     def require_own(self, output: Path) -> None:
         """Raises ConfigError unless `output` is free or an earlier answer to this job."""
