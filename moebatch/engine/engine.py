@@ -9,11 +9,14 @@ from moebatch.engine.sampler import Sampled, Sampler
 from moebatch.engine.sequence import Sequence
 from moebatch.engine.sweep import Sweep
 from moebatch.engine.text import AnswerText, End, TextDecoder, end_reason
-from moebatch.errors import OutOfMemory
+from moebatch.errors import CheckpointError, OutOfMemory
 from moebatch.spec.policy import Policy
 from moebatch.spec.request import Choice, Outcome, Request, RowError
 from moebatch.store.kv import PAGE_TOKENS, KVCache
 from moebatch.store.memory import is_out_of_memory
+
+MAX_BROKEN_REQUESTS = 100
+"""More requests with logits that are no numbers, and the run is given up: it is the weights."""
 
 
 @dataclass(slots=True)
@@ -53,6 +56,7 @@ class Engine:
         self._sampler = sampler
         self._decoder = decoder
         self._end_tokens = end_tokens
+        self._num_broken = 0
         self._in_work: dict[int, list[Sequence]] = {}
         self._done: deque[Outcome] = deque()
 
@@ -94,12 +98,15 @@ class Engine:
         return False
 
     def _run_pass(self, slices: list[Slice], batcher: Batcher) -> None:
-        for sequences, logits_RV in self._sweep.run(slices, self._count_layer):
-            for sequence, sampled in zip(
-                sequences, self._sampler.sample(logits_RV, sequences), strict=True
-            ):
-                if sequence.request.index in self._in_work:
+        for block in self._sweep.run(slices, self._count_layer):
+            tokens = self._sampler.sample(block.logits_RV, block.sequences)
+            for sequence, row, sampled in zip(block.sequences, block.rows, tokens, strict=True):
+                if sequence.request.index not in self._in_work:
+                    continue  # another choice of the request has failed
+                if sampled.finite:
                     self._take_in(sequence, sampled, batcher)
+                else:
+                    self._fail(sequence.request, block.broken.place_of(row), batcher)
 
     def _sequences(self, requests: Iterable[Request]) -> Iterator[Sequence]:
         for request in requests:
@@ -117,10 +124,7 @@ class Engine:
                     yield sequence
 
     def _take_in(self, sequence: Sequence, sampled: Sampled, batcher: Batcher) -> None:
-        """Appends the new token; retires the sequence, or all of a broken request."""
-        if not sampled.finite:
-            self._fail(sequence.request, batcher)
-            return
+        """Appends the new token, and retires the sequence if that is its last."""
         sequence.output_tokens.append(sampled.token)
         if sampled.logprob is not None:
             sequence.logprobs.append(sampled.logprob)
@@ -156,13 +160,19 @@ class Engine:
             del self._in_work[request.index]
             self._done.append(Outcome(request=request, choices=finished))
 
-    def _fail(self, request: Request, batcher: Batcher) -> None:
+    def _fail(self, request: Request, place: str, batcher: Batcher) -> None:
+        """Fails a request whose logits are no numbers. Raises CheckpointError after too many."""
         for sequence in self._in_work.pop(request.index):
             batcher.retire(sequence)
-        error = RowError(
-            status=500, code="nan_logits", message="the model's logits for this row are not finite"
-        )
+        message = f"the model's logits for this row are not finite, first seen in {place}"
+        error = RowError(status=500, code="nan_logits", message=message)
         self._done.append(Outcome(request=request, error=error))
+        self._num_broken += 1
+        if self._num_broken > MAX_BROKEN_REQUESTS:
+            raise CheckpointError(
+                f"the logits of {self._num_broken} rows are not finite, the last in {place}; the "
+                "weights are damaged, or the model needs another dtype (model.dtype)"
+            )
 
     def _too_long(self, num_tokens: int) -> RowError:
         room = self._policy.num_kv_pages * PAGE_TOKENS

@@ -5,11 +5,13 @@ Shape letters: T tokens of the pass, R rows of one block of logits, D hidden, V 
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from moebatch.engine.batcher import Slice
+from moebatch.engine.broken import BrokenRows
 from moebatch.engine.sequence import Sequence as TokenSequence
 from moebatch.model.batch import MicroBatch, Span
 from moebatch.model.decoder import Decoder
@@ -18,6 +20,16 @@ from moebatch.spec.policy import Policy
 from moebatch.spec.shape import ModelShape
 from moebatch.store.experts import ExpertKey, ExpertStore
 from moebatch.store.kv import KVCache
+
+
+class LogitsBlock(NamedTuple):
+    """Logits of sequences whose known tokens have all been computed."""
+
+    sequences: list[TokenSequence]
+    logits_RV: Tensor
+    rows: list[int]
+    """Row of each sequence's last token in the pass."""
+    broken: BrokenRows
 
 
 class Sweep:
@@ -44,18 +56,18 @@ class Sweep:
 
     def run(
         self, slices: Sequence[Slice], layer_begins: Callable[[int], None]
-    ) -> Iterator[tuple[list[TokenSequence], Tensor]]:
-        """Yields blocks of sequences with the logits_RV from which their next token comes.
+    ) -> Iterator[LogitsBlock]:
+        """Yields the logits from which next tokens come, block by block.
 
-        A sequence is among them when all of its known tokens have been computed. All slices are
-        counted as cached when the first block is yielded. `layer_begins` is told of every layer.
+        All slices are counted as cached when the first block is yielded. `layer_begins` is told
+        of every layer.
         """
         groups = arrange(slices, self._policy.micro_batch_size)
         ordered = [piece for group in groups for piece in group]
         tokens = [t for piece in ordered for t in piece.sequence.pending_tokens(piece.num_tokens)]
         x_TD = self._decoder.embed(torch.tensor(tokens))
-        self._run_layers(x_TD, list(self._micro_batches(groups)), layer_begins)
-        yield from self._logits(x_TD, ordered)
+        broken = self._run_layers(x_TD, list(self._micro_batches(groups)), layer_begins)
+        yield from self._logits(x_TD, ordered, broken)
 
     def give_up(self) -> None:
         """After a pass that failed: the next one may begin at the first layer again."""
@@ -66,8 +78,8 @@ class Sweep:
         x_TD: Tensor,
         micro_batches: Sequence[MicroBatch],
         layer_begins: Callable[[int], None],
-    ) -> None:
-        decoder, shape = self._decoder, self._decoder.shape
+    ) -> BrokenRows:
+        decoder, shape, broken = self._decoder, self._decoder.shape, BrokenRows()
         for layer in range(shape.num_layers):
             layer_begins(layer)
             for micro_batch in micro_batches:
@@ -75,6 +87,7 @@ class Sweep:
                 decoder.attend(layer, x_TD, micro_batch, keys, values)
             if not shape.is_moe(layer):
                 decoder.add_dense(layer, x_TD)
+                broken.look(x_TD, layer, None)
                 continue
             routing = decoder.route(layer, x_TD)
             chosen = self._experts.require(layer, routing.experts)
@@ -83,6 +96,8 @@ class Sweep:
                 for expert, tensors in chosen:
                     decoder.run_expert(layer, routing, expert, tensors)
             decoder.combine(layer, x_TD, routing)
+            broken.look(x_TD, layer, routing)
+        return broken
 
     def _micro_batches(self, groups: Sequence[Sequence[Slice]]) -> Iterator[MicroBatch]:
         start = 0
@@ -107,8 +122,8 @@ class Sweep:
         )
 
     def _logits(
-        self, x_TD: Tensor, ordered: Sequence[Slice]
-    ) -> Iterator[tuple[list[TokenSequence], Tensor]]:
+        self, x_TD: Tensor, ordered: Sequence[Slice], broken: BrokenRows
+    ) -> Iterator[LogitsBlock]:
         ends, end = [], -1
         for piece in ordered:
             end += piece.num_tokens
@@ -117,8 +132,8 @@ class Sweep:
                 ends.append((piece.sequence, end))
         for first in range(0, len(ends), self._logits_rows):
             block = ends[first : first + self._logits_rows]
-            rows = torch.tensor([row for _, row in block])
-            yield [sequence for sequence, _ in block], self._decoder.logits(x_TD[rows])
+            sequences, rows = [sequence for sequence, _ in block], [row for _, row in block]
+            yield LogitsBlock(sequences, self._decoder.logits(x_TD[rows]), rows, broken)
 
 
 def arrange(slices: Sequence[Slice], micro_batch_size: int) -> list[list[Slice]]:

@@ -1,14 +1,16 @@
 """Greedy tokens equal those of transformers, whatever the policy is."""
 
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from moebatch.engine.build import BuiltEngine, build_engine, open_model
-from moebatch.errors import OutOfMemory
+from moebatch.errors import CheckpointError, OutOfMemory
 from moebatch.spec.policy import Policy
 from moebatch.spec.request import Outcome, Request
 from moebatch.spec.sampling import Sampling
@@ -277,6 +279,7 @@ def test_a_row_with_broken_logits_fails_alone(
         tokens = {t for c in before.choices for t in c.tokens} | {*before.request.prompt_tokens}
         if poison in tokens:
             assert outcome.error is not None and outcome.error.code == "nan_logits"
+            assert outcome.error.message.endswith("first seen in layer 0, attention")
         else:
             assert tokens_of([outcome]) == tokens_of([before])
 
@@ -321,6 +324,35 @@ def test_when_memory_is_always_refused_the_run_ends_with_a_message(
     monkeypatch.setattr(Decoder, "attend", refuse)
     with pytest.raises(OutOfMemory, match="even for a pass of one token"):
         run(tiny_checkpoint("mixtral"), policy(), requests())
+
+
+def test_a_broken_expert_is_named(tiny_checkpoint: Callable[..., Path], tmp_path: Path) -> None:
+    folder = break_expert(tiny_checkpoint("mixtral"), tmp_path / "broken", layer=1, expert=4)
+    outcomes = run(folder, policy(), requests())
+    messages = {outcome.error.message for outcome in outcomes if outcome.error}
+    assert any(message.endswith("first seen in layer 1, expert 4") for message in messages)
+
+
+def test_after_many_broken_rows_the_run_is_given_up(
+    tiny_checkpoint: Callable[..., Path], tmp_path: Path
+) -> None:
+    folder = tmp_path / "broken"
+    for expert in range(6):
+        source = folder if expert else tiny_checkpoint("mixtral")
+        break_expert(source, folder, layer=2, expert=expert)
+    with pytest.raises(CheckpointError, match=r"logits of 101 rows .* layer 2, expert"):
+        run(folder, policy(), requests([3] * 150))
+
+
+def break_expert(source: Path, folder: Path, *, layer: int, expert: int) -> Path:
+    """A copy of the model in which one matrix of an expert holds infinity."""
+    if source != folder:
+        shutil.copytree(source, folder)
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    tensors[f"model.layers.{layer}.block_sparse_moe.experts.{expert}.w2.weight"][0] = torch.inf
+    save_file(tensors, path)
+    return folder
 
 
 def test_no_requests_no_outcomes(tiny_checkpoint: Callable[..., Path]) -> None:
