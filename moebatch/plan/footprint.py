@@ -9,7 +9,7 @@ from moebatch.spec.shape import ModelShape
 
 KV_PAGE_TOKENS = 16
 KV_TERM = "keys and values"
-LIBRARY_BYTES = 128 * 2**20
+LIBRARY_BYTES = 192 * 2**20
 """What the allocator cannot reuse and oneDNN keeps for its primitives, one for every row count and
 shape; measured on jobs of many shapes. Its buffers grow with the matrices and come on top."""
 READ_WINDOW_BYTES = 17 * 2**20
@@ -90,5 +90,5 @@ def activation_bytes(shape: ModelShape, policy: Policy, dtypes: Dtypes, *, max_t
     residual = 2 * policy.tokens_per_pass * shape.hidden_size * dtypes.compute_bytes
     rows_seen = 2 * limits.kv_rows * shape.num_heads * FLOAT_BYTES  # scores and masks
     num_rows = bucket_rows(logits_rows(shape, dtypes.compute_bytes))
-    logits = num_rows * shape.vocab_size * dtypes.compute_bytes
+    logits = 2 * num_rows * shape.vocab_size * dtypes.compute_bytes  # a block and the one before
     return scratch + residual + rows_seen + logits + SAMPLING_BYTES
