@@ -13,7 +13,7 @@ from moebatch.errors import CheckpointError, OutOfMemory
 from moebatch.spec.policy import Policy
 from moebatch.spec.request import Choice, Outcome, Request, RowError
 from moebatch.store.kv import PAGE_TOKENS, KVCache
-from moebatch.store.memory import is_out_of_memory
+from moebatch.store.memory import is_out_of_memory, return_freed_memory
 
 MAX_BROKEN_REQUESTS = 100
 """More requests with logits that are no numbers, and the run is given up: it is the weights."""
@@ -71,6 +71,7 @@ class Engine:
             slices = batcher.next_pass()
             if slices and self._run_or_shrink(slices, batcher):
                 self._count_pass(slices, batcher)
+            return_freed_memory()
             while self._done:
                 yield self._done.popleft()
             if not slices:
