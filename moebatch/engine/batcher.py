@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from moebatch.engine.sequence import Sequence
-from moebatch.spec.policy import Policy
-from moebatch.store.kv import KVCache, pages_of
+from moebatch.spec.policy import Policy, pages_of
+from moebatch.store.kv import KVCache
 
 _OBSERVED_ANSWERS = 256
 _ENOUGH_ANSWERS = 16

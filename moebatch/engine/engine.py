@@ -10,9 +10,9 @@ from moebatch.engine.sequence import Sequence
 from moebatch.engine.sweep import Sweep
 from moebatch.engine.text import AnswerText, End, TextDecoder, end_reason
 from moebatch.errors import CheckpointError, OutOfMemory
-from moebatch.spec.policy import Policy
+from moebatch.spec.policy import PAGE_TOKENS, Policy
 from moebatch.spec.request import Choice, Outcome, Request, RowError
-from moebatch.store.kv import PAGE_TOKENS, KVCache
+from moebatch.store.kv import KVCache
 from moebatch.store.memory import is_out_of_memory, return_freed_memory
 
 MAX_BROKEN_REQUESTS = 100

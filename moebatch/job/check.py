@@ -9,14 +9,11 @@ from moebatch.engine.build import ModelFiles, open_model
 from moebatch.errors import ExitCode, Fault, FaultyFile, MoebatchError
 from moebatch.job.manifest import Manifest
 from moebatch.job.output_path import require_writable
-from moebatch.job.prepare import Preparation, prepare, row_rules
+from moebatch.job.prepare import Preparation, plan_policy, prepare, row_rules
 from moebatch.job.rows import parse_row
 from moebatch.job.scan import InputSummary, scan
 from moebatch.job.source import open_source
-from moebatch.plan.fit import Fit
-from moebatch.plan.machine import detect_machine
 from moebatch.spec.job import Job, load_job
-from moebatch.store.memory import resident_bytes
 
 MOST_FAULTS = 10_000
 T = TypeVar("T")
@@ -84,8 +81,9 @@ def check_job(path: Path) -> Findings:
         if files:
             manifest = Manifest.of(job, files)
             found.attempt(lambda: manifest.require_own(job.output.path), str(path))
-        if files and counted.workload:
-            found.attempt(lambda: _require_fit(job, files, counted), str(path))
+        workload = counted.workload
+        if files and workload:
+            found.attempt(lambda: plan_policy(job, files, workload), str(path))
     return Findings(
         faults=tuple(found.faults),
         num_rows=counted.num_rows if counted else 0,
@@ -106,14 +104,3 @@ def _scan(job: Job, preparation: Preparation | None) -> InputSummary:
         return scan(source, preparation.reader.request, most_faults=MOST_FAULTS)
     rules = row_rules(job)
     return scan(source, lambda raw: parse_row(raw, rules), most_faults=MOST_FAULTS)
-
-
-def _require_fit(job: Job, files: ModelFiles, counted: InputSummary) -> None:
-    assert counted.workload is not None, "asked only for inputs with good rows"
-    Fit(
-        shape=files.shape,
-        dtypes=files.dtypes,
-        workload=counted.workload,
-        program_bytes=resident_bytes(),
-        budget_bytes=job.resources.dram or detect_machine().dram_bytes,
-    ).policy()

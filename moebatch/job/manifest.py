@@ -10,7 +10,7 @@ from pathlib import Path
 from moebatch.engine.build import ModelFiles
 from moebatch.errors import ConfigError, Fault, StorageError
 from moebatch.job.fingerprint import numerics_fingerprint
-from moebatch.job.output_path import run_folder
+from moebatch.job.output_path import has_records, run_folder
 from moebatch.spec.job import Job
 from moebatch.spec.limits import shown
 
@@ -74,7 +74,10 @@ class Manifest:
             raise StorageError(f"{folder}: cannot be written: {error.strerror}") from error
 
     def require_own(self, output: Path) -> None:
-        """Raises ConfigError unless `output` is free or an earlier answer to this job."""
+        """Raises ConfigError unless `output` is free or an earlier answer to this job.
+
+        A run that ended before its first row binds nobody: its job may be changed and run again.
+        """
         folder = run_folder(output)
         before = _read(folder / "manifest.json")
         if before is None:
@@ -83,7 +86,7 @@ class Manifest:
                 raise _refusal(output, message)
             return
         differences = self.differences(before)
-        if differences:
+        if differences and (output.exists() or has_records(output)):
             raise _refusal(
                 output,
                 f"belongs to another job: {'; '.join(differences)}. Choose another output.path, "

@@ -14,10 +14,9 @@ from types import TracebackType
 from typing import IO, BinaryIO, Self, cast
 
 from moebatch.errors import LockHeld, StorageError
-from moebatch.job.output_path import run_folder
+from moebatch.job.output_path import records_path, run_folder
 from moebatch.units import format_bytes
 
-_RECORDS = "records.jsonl"
 _LINE_KEY = b'"line":'
 
 
@@ -79,7 +78,7 @@ class ResultFile:
                 self._write(self._errors, failed=True)
             self._write(self._path, failed=False if split else None)
             # Removed while it is still locked, so that no other run can have begun in it.
-            (self._folder / _RECORDS).unlink()
+            records_path(self._path).unlink()
             with contextlib.suppress(OSError):
                 self._folder.rmdir()  # stays where it holds something else, such as a manifest
             self.close()
@@ -100,7 +99,7 @@ class ResultFile:
         self.close()
 
     def _open(self) -> IO[bytes]:
-        path = self._folder / _RECORDS
+        path = records_path(self._path)
         with _told(self._folder, needed=0):
             self._folder.mkdir(exist_ok=True)
             # Unbuffered, so that what was added is in the file whatever becomes of us.
@@ -137,7 +136,7 @@ class ResultFile:
             raise
 
     def _lines(self) -> Iterator[bytes]:
-        with (self._folder / _RECORDS).open("rb") as records:
+        with records_path(self._path).open("rb") as records:
             for offset in self._offsets:
                 records.seek(offset)
                 record = records.readline()

@@ -12,13 +12,12 @@ from moebatch.job.fingerprint import numerics_fingerprint
 from moebatch.job.manifest import Manifest
 from moebatch.job.notices import describe_input, describe_sampling, settings_without_effect
 from moebatch.job.output_path import require_writable, run_folder
-from moebatch.job.prepare import Preparation, prepare
+from moebatch.job.prepare import Preparation, plan_policy, prepare
 from moebatch.job.results import ResultFile
 from moebatch.job.row import FailedRow, Row
 from moebatch.job.scan import InputSummary, scan
 from moebatch.job.source import open_source
 from moebatch.job.status import LaneTime, Phase, RunStatus, RunSummary
-from moebatch.plan.fit import Fit
 from moebatch.plan.machine import detect_machine
 from moebatch.spec.job import Job
 from moebatch.spec.policy import Policy
@@ -59,11 +58,13 @@ class JobRun:
         preparation = self._prepare(files)
         counted = self._scan(preparation)
         served = self._served(files, preparation, counted)
-        output = self._job.output
+        output, workload = self._job.output, counted.workload
+        policy = plan_policy(self._job, files, workload) if workload else None
         Manifest.of(self._job, files).claim(output.path)
         with ResultFile(output.path, num_rows=counted.num_rows, errors=output.errors) as results:
             self._phase = "loading weights"
-            policy = self._build(files, preparation, counted.workload)
+            if policy is not None and workload is not None:
+                self._build(files, preparation, policy, workload)
             self._answer_all(preparation, served, results)
             self._phase = "writing answers"
             results.finish()
@@ -127,19 +128,9 @@ class JobRun:
         )
 
     def _build(
-        self, files: ModelFiles, preparation: Preparation, workload: Workload | None
-    ) -> Policy | None:
-        """Plans and allocates; nothing if no row can be computed."""
-        if workload is None:
-            return None
+        self, files: ModelFiles, preparation: Preparation, policy: Policy, workload: Workload
+    ) -> None:
         torch.set_num_threads(self._num_threads)
-        policy = Fit(
-            shape=files.shape,
-            dtypes=files.dtypes,
-            workload=workload,
-            program_bytes=resident_bytes(),
-            budget_bytes=self._budget_bytes,
-        ).policy()
         self._tell(f"policy: {policy}")
         self._built = build_engine(
             files,
@@ -149,7 +140,6 @@ class JobRun:
             job_seed=self._job.sampling.seed,
             max_tokens=workload.max_total_tokens,
         )
-        return policy
 
     # --- the passes -----------------------------------------------------------------------------
 

@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 
 from moebatch.errors import DoesNotFit
 from moebatch.plan.footprint import (
-    KV_PAGE_TOKENS,
     KV_TERM,
     Dtypes,
     Footprint,
@@ -13,7 +12,7 @@ from moebatch.plan.footprint import (
     kv_page_bytes,
     slot_bytes,
 )
-from moebatch.spec.policy import Policy
+from moebatch.spec.policy import Policy, pages_of
 from moebatch.spec.shape import ModelShape
 from moebatch.spec.workload import Workload
 from moebatch.units import format_bytes
@@ -76,7 +75,7 @@ class Fit:
             tokens_per_pass=min(64, TOKENS_PER_PASS[0]),
             num_slots=min(2, self._num_experts),
             num_resident=0,
-            num_kv_pages=_pages(self.workload.max_total_tokens),
+            num_kv_pages=pages_of(self.workload.max_total_tokens),
         )
 
     def _check(self, policy: Policy) -> None:
@@ -117,7 +116,7 @@ class Fit:
 
     def _pages_for(self, sequences: int) -> int:
         """Pages for so many sequences of mean length, half-filled last pages counted."""
-        pages_each = _pages(int(self.workload.mean_total_tokens)) + 1
+        pages_each = pages_of(int(self.workload.mean_total_tokens)) + 1
         return int(sequences * pages_each * _KV_SLACK)
 
     def _all_resident(self, policy: Policy) -> Policy | None:
@@ -164,10 +163,6 @@ class Fit:
     @property
     def _num_experts(self) -> int:
         return len(self.shape.moe_layers) * self.shape.num_experts
-
-
-def _pages(num_tokens: int) -> int:
-    return max(1, -(-num_tokens // KV_PAGE_TOKENS))
 
 
 def _round_up_mib(num_bytes: int) -> int:

@@ -4,10 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from moebatch.plan.scratch import MAX_GEMM_ROWS, bucket_rows, limits_of, logits_rows, scratch_bytes
-from moebatch.spec.policy import Policy
+from moebatch.spec.policy import PAGE_TOKENS, Policy
 from moebatch.spec.shape import ModelShape
 
-KV_PAGE_TOKENS = 16
 KV_TERM = "keys and values"
 LIBRARY_BYTES = 192 * 2**20
 """What the allocator cannot reuse and oneDNN keeps for its primitives, one for every row count and
@@ -79,7 +78,7 @@ def slot_bytes(shape: ModelShape, dtypes: Dtypes) -> int:
 
 def kv_page_bytes(shape: ModelShape, dtypes: Dtypes) -> int:
     """One page of keys and values, over all layers."""
-    return KV_PAGE_TOKENS * shape.kv_bytes_per_token(dtypes.compute_bytes)
+    return PAGE_TOKENS * shape.kv_bytes_per_token(dtypes.compute_bytes)
 
 
 def activation_bytes(shape: ModelShape, policy: Policy, dtypes: Dtypes, *, max_tokens: int) -> int:

@@ -2,6 +2,14 @@
 
 from dataclasses import dataclass
 
+PAGE_TOKENS = 16
+"""Tokens of a page of keys and values: on average half a page per sequence is unused."""
+
+
+def pages_of(num_tokens: int) -> int:
+    """Pages that hold `num_tokens` tokens."""
+    return -(-num_tokens // PAGE_TOKENS)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Policy:

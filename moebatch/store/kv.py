@@ -8,10 +8,8 @@ from collections.abc import Hashable
 import torch
 from torch import Tensor
 
+from moebatch.spec.policy import PAGE_TOKENS, pages_of
 from moebatch.store.memory import Arena
-
-PAGE_TOKENS = 16
-"""Tokens of a page: on average half a page per sequence is unused."""
 
 
 class KVCache:
@@ -79,8 +77,3 @@ class KVCache:
         """Asserts that every page has exactly one owner."""
         owned = [page for pages in self._pages.values() for page in pages]
         assert sorted(owned + self._free) == list(range(self.num_pages)), "page owners differ"
-
-
-def pages_of(num_tokens: int) -> int:
-    """Pages that hold `num_tokens` tokens."""
-    return -(-num_tokens // PAGE_TOKENS)

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from moebatch.engine.batcher import Batcher
 from moebatch.engine.sequence import Sequence
 from moebatch.engine.text import AnswerText
-from moebatch.spec.policy import Policy
+from moebatch.spec.policy import Policy, pages_of
 from moebatch.spec.request import Request
 from moebatch.spec.sampling import Sampling
-from moebatch.store.kv import KVCache, pages_of
+from moebatch.store.kv import KVCache
 
 
 class NoText:

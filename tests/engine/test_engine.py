@@ -11,10 +11,9 @@ from safetensors.torch import load_file, save_file
 
 from moebatch.engine.build import BuiltEngine, build_engine, open_model
 from moebatch.errors import CheckpointError, OutOfMemory
-from moebatch.spec.policy import Policy
+from moebatch.spec.policy import Policy, pages_of
 from moebatch.spec.request import Outcome, Request
 from moebatch.spec.sampling import Sampling
-from moebatch.store.kv import pages_of
 from tests.model.oracle import greedy, load
 from tests.tiny import FAMILIES
 

@@ -21,11 +21,26 @@ def test_a_claimed_output_stays_open_to_the_same_job(tmp_path: Path) -> None:
 
 def test_another_job_is_told_every_field_that_differs(tmp_path: Path) -> None:
     JOB.claim(tmp_path / "out.jsonl")
+    (tmp_path / "out.jsonl").write_text("answers")
     with pytest.raises(ConfigError) as caught:
         OTHER.claim(tmp_path / "out.jsonl")
     assert "output.column was null, is 'answer'" in str(caught.value)
     assert "sampling.temperature was '0', is '0.7'" in str(caught.value)
     JOB.require_own(tmp_path / "out.jsonl")
+
+
+def test_finished_rows_of_an_interrupted_run_are_kept_from_another_job(tmp_path: Path) -> None:
+    JOB.claim(tmp_path / "out.jsonl")
+    (tmp_path / "out.jsonl.moebatch/records.jsonl").write_text("a row\n")
+    with pytest.raises(ConfigError, match="belongs to another job"):
+        OTHER.claim(tmp_path / "out.jsonl")
+
+
+def test_a_run_without_any_row_binds_nobody(tmp_path: Path) -> None:
+    JOB.claim(tmp_path / "out.jsonl")
+    (tmp_path / "out.jsonl.moebatch/records.jsonl").touch()
+    OTHER.claim(tmp_path / "out.jsonl")
+    OTHER.require_own(tmp_path / "out.jsonl")
 
 
 def test_a_file_without_a_manifest_is_somebody_elses(tmp_path: Path) -> None:

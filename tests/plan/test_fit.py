@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from moebatch.errors import DoesNotFit, ExitCode
 from moebatch.plan.fit import Fit
-from moebatch.plan.footprint import KV_PAGE_TOKENS, Dtypes
+from moebatch.plan.footprint import Dtypes
+from moebatch.spec.policy import PAGE_TOKENS
 from moebatch.spec.shape import ModelShape
 from moebatch.spec.workload import Workload
-from moebatch.store.kv import PAGE_TOKENS
 
 GIB = 2**30
 MIXTRAL = {
@@ -67,7 +67,7 @@ def test_a_policy_fits_and_holds_the_longest_sequence(
     except DoesNotFit:
         return
     assert chosen.footprint(policy).total_bytes <= chosen.budget_bytes
-    assert policy.num_kv_pages * KV_PAGE_TOKENS >= workload.max_total_tokens
+    assert policy.num_kv_pages * PAGE_TOKENS >= workload.max_total_tokens
     assert policy.batch_size <= min(sequences, policy.tokens_per_pass)
     assert policy.num_slots >= 1 or policy.num_resident == 32 * 8
 
@@ -111,7 +111,3 @@ def test_a_refusal_because_of_long_rows_says_what_would_shorten_them() -> None:
     long = replace(WORKLOAD, max_total_tokens=10**6)
     with pytest.raises(DoesNotFit, match=r"keys and values, .*; lower max_tokens"):
         fit(20, workload=long).policy()
-
-
-def test_plan_and_store_mean_the_same_page() -> None:
-    assert KV_PAGE_TOKENS == PAGE_TOKENS

@@ -4,7 +4,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moebatch.store.kv import PAGE_TOKENS, KVCache, pages_of
+from moebatch.spec.policy import PAGE_TOKENS, pages_of
+from moebatch.store.kv import KVCache
 
 
 def make_cache(num_pages: int) -> KVCache:
