@@ -1,9 +1,11 @@
 """The commands: parse, call, render, exit code. What they do is done below."""
 
+import enum
+import json
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -11,7 +13,19 @@ from rich.console import Console
 import moebatch
 from moebatch.errors import ExitCode, Interrupted, MoebatchError
 
+if TYPE_CHECKING:
+    from moebatch.plan.options import PlanOptions
+    from moebatch.plan.question import Question
+
 _LOG_WIDTH = 160
+
+
+class Method(enum.StrEnum):
+    """Choices of ``--method``."""
+
+    MILP = "milp"
+    KLOTSKI = "klotski"
+
 
 app = typer.Typer(
     name="moebatch",
@@ -55,6 +69,86 @@ def run(job: JobFile, quiet: Quiet = False) -> None:
 
 
 @app.command()
+def plan(
+    job: Annotated[
+        Path | None, typer.Argument(metavar="[JOB]", help="Job file; or --model and lengths.")
+    ] = None,
+    hw: Annotated[
+        str | None,
+        typer.Option("--hw", help="Hardware profile, a name or a file; default: this machine."),
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option("--model", help="Model shape, a name, a folder or a file.")
+    ] = None,
+    prompt_len: Annotated[
+        int | None, typer.Option("--prompt-len", min=1, max=10**7, help="Mean prompt tokens.")
+    ] = None,
+    gen_len: Annotated[
+        int | None, typer.Option("--gen-len", min=1, max=10**7, help="New tokens per sequence.")
+    ] = None,
+    requests: Annotated[
+        int | None, typer.Option("--requests", min=1, max=10**12, help="Sequences of the job.")
+    ] = None,
+    what_if: Annotated[
+        list[str] | None,
+        typer.Option("--what-if", help="Change a figure, such as dram=416GiB; repeatable."),
+    ] = None,
+    method: Annotated[Method, typer.Option("--method", help="How to choose the policy.")] = (
+        Method.MILP
+    ),
+    paper: Annotated[
+        bool, typer.Option("--paper", help="MoE-Lightning's own forms and constants.")
+    ] = False,
+    vendor: Annotated[
+        bool, typer.Option("--vendor", help="Figures of data sheets instead of measured ones.")
+    ] = False,
+    policy: Annotated[
+        str | None, typer.Option("--policy", help="Predict this policy, a name or a file.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Write the policy to this file.")
+    ] = None,
+    roofline: Annotated[
+        Path | None, typer.Option("--roofline", help="Draw the rooflines into this SVG file.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")] = False,
+) -> None:
+    """Tell what to expect: policy, tokens per second, time, memory, what binds, what would help."""
+    from moebatch.plan.answers import answer_policy_file, answer_question
+    from moebatch.plan.as_json import answer_json
+    from moebatch.plan.options import PlanOptions
+    from moebatch.report.plan import plan_svg, plan_view
+    from moebatch.spec.policy_file import load_policy
+    from moebatch.spec.text_file import write_text
+
+    options = PlanOptions(
+        has_job=job is not None,
+        hw=hw,
+        model=model,
+        prompt_len=prompt_len,
+        gen_len=gen_len,
+        requests=requests,
+        what_if=tuple(what_if or ()),
+        method=method.value,
+        paper=paper,
+        vendor=vendor,
+        policy=policy,
+    )
+    options.require_consistent()
+    given = None if policy is None else load_policy(policy)
+    question = _stated_question(options) if job is None else _job_question(job, options)
+    answer = answer_question(question, options, given)
+    if roofline is not None:
+        write_text(roofline, plan_svg(answer))
+    if output is not None:
+        write_text(output, answer_policy_file(answer).to_yaml())
+    if as_json:
+        typer.echo(json.dumps(answer_json(answer), indent=2))
+    else:
+        Console(highlight=False).print(plan_view(answer))
+
+
+@app.command()
 def check(job: JobFile) -> None:
     """Check job file, input and checkpoint without running; list every fault with its line."""
     from moebatch.job.check import check_job
@@ -72,6 +166,25 @@ def _options(
     if version:
         typer.echo(f"moebatch {moebatch.__version__}")
         raise typer.Exit
+
+
+def _stated_question(options: "PlanOptions") -> "Question":
+    """Of a model by name or shape: nothing of it has to be here."""
+    from moebatch.measure.saved import machine_profile
+    from moebatch.plan.question import stated_question
+    from moebatch.spec.profile import load_profile
+
+    profile, notes = (load_profile(options.hw), ()) if options.hw else machine_profile()
+    return stated_question(profile, options).noted(notes)
+
+
+def _job_question(job: Path, options: "PlanOptions") -> "Question":
+    """Of a job file: its model, a sample of its rows, this machine."""
+    _let_threads_sleep()
+    from moebatch.job.question import job_question
+    from moebatch.spec.job import load_job
+
+    return job_question(load_job(job), options)
 
 
 def main() -> None:

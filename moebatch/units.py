@@ -1,7 +1,9 @@
-"""Quantities as people write them: ``12GiB``, ``1.6 GB/s``, ``3h55m``."""
+"""Quantities as people write them: ``12GiB``, ``1.6 GB/s``, ``65 TFLOP/s``, ``3h55m``."""
 
 import math
 import re
+from collections.abc import Mapping
+from fractions import Fraction
 
 _SIZE_UNITS = {
     "": 1,
@@ -17,6 +19,37 @@ _SIZE_UNITS = {
 }
 _MAX_BYTES = 2**60
 _SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-zA-Z]*)\s*")
+
+_RATE_UNITS = {
+    "B/s": Fraction(1),
+    "kB/s": Fraction(10**3),
+    "KB/s": Fraction(10**3),
+    "MB/s": Fraction(10**6),
+    "GB/s": Fraction(10**9),
+    "TB/s": Fraction(10**12),
+    "KiB/s": Fraction(2**10),
+    "MiB/s": Fraction(2**20),
+    "GiB/s": Fraction(2**30),
+    "TiB/s": Fraction(2**40),
+}
+"""In these letters only: with a small b they are bits, and eight times as many."""
+_FLOPS_UNITS = {
+    "FLOP/s": Fraction(1),
+    "MFLOP/s": Fraction(10**6),
+    "GFLOP/s": Fraction(10**9),
+    "TFLOP/s": Fraction(10**12),
+    "PFLOP/s": Fraction(10**15),
+}
+_DURATION_UNITS = {
+    "ns": Fraction(1, 10**9),
+    "us": Fraction(1, 10**6),
+    "ms": Fraction(1, 10**3),
+    "s": Fraction(1),
+}
+_MAX_RATE = 1e18
+_MAX_FLOPS = 1e21
+_MAX_SECONDS = 1e9
+_MEASURE = re.compile(r"\s*([0-9]{1,24}(?:\.[0-9]{1,24})?)\s*([a-zA-Z/]{1,8})\s*")
 
 
 def parse_bytes(text: str | int) -> int:
@@ -39,6 +72,43 @@ def parse_bytes(text: str | int) -> int:
     return round(number)
 
 
+def parse_rate(text: str) -> float:
+    """Bytes per second of ``"12.9 GB/s"`` or ``"16GiB/s"``.
+
+    Raises ValueError, with what is allowed, on anything else: no unit, bits, nothing or less,
+    more than 1e18.
+    """
+    return _measure(text, _RATE_UNITS, _MAX_RATE, "a rate such as 12.9GB/s")
+
+
+def parse_flops(text: str) -> float:
+    """FLOP per second of ``"65 TFLOP/s"``.
+
+    Raises ValueError, with what is allowed, on anything else, on nothing or less and above 1e21.
+    """
+    return _measure(text, _FLOPS_UNITS, _MAX_FLOPS, "a speed such as 65TFLOP/s")
+
+
+def parse_duration(text: str) -> float:
+    """Seconds of ``"45us"``, ``"1.2 ms"`` or ``"3s"``.
+
+    Raises ValueError, with what is allowed, on anything else, on nothing or less and above 1e9.
+    """
+    return _measure(text, _DURATION_UNITS, _MAX_SECONDS, "a duration such as 45us")
+
+
+def _measure(text: object, units: Mapping[str, Fraction], most: float, expected: str) -> float:
+    match = _MEASURE.fullmatch(text) if isinstance(text, str) else None
+    unit = units.get(match[2]) if match else None
+    if not match or not unit:
+        raise ValueError(f"expected {expected} (units: {', '.join(units)}), got {text!r}")
+    # Fractions, so that 0.8TFLOP/s is the same number as 0.8e12.
+    number = float(Fraction(match[1]) * unit)
+    if not 0 < number <= most:
+        raise ValueError(f"expected {expected}, above 0 and at most {most:g}, got {text!r}")
+    return number
+
+
 def format_bytes(num_bytes: float) -> str:
     """``2.41 GiB``: three significant figures in the binary unit that fits."""
     value, units = float(num_bytes), ("B", "KiB", "MiB", "GiB", "TiB")
@@ -52,6 +122,16 @@ def format_bytes(num_bytes: float) -> str:
 def format_rate(num_bytes_per_s: float) -> str:
     """``1.62 GB/s``: bandwidths are decimal, as vendors write them."""
     value, units = float(num_bytes_per_s), ("B/s", "kB/s", "MB/s", "GB/s", "TB/s")
+    for unit in units:
+        if abs(value) < 1000 or unit == units[-1]:
+            break
+        value /= 1000
+    return f"{_three_figures(value)} {unit}"
+
+
+def format_flops(num_flop_per_s: float) -> str:
+    """``2.30 TFLOP/s``."""
+    value, units = num_flop_per_s / 1e6, ("MFLOP/s", "GFLOP/s", "TFLOP/s", "PFLOP/s")
     for unit in units:
         if abs(value) < 1000 or unit == units[-1]:
             break

@@ -70,8 +70,8 @@ def test_a_model_larger_than_what_the_budget_leaves_stays_within_it(tmp_path: Pa
     assert code == 0, report
     assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 96
 
-    resident = re.search(r"(\d+) experts resident, (\d+) slots", report)
-    assert resident is not None and int(resident[1]) < 64, "experts had to be streamed"
+    streamed = re.search(r"experts (?:[\d.]+ % dram, )?([\d.]+) % disk", report)
+    assert streamed is not None and float(streamed[1]) > 1, "experts had to be streamed"
     reported = re.search(r"peak memory +([\d.]+) MiB of 640 MiB", report)
     assert reported is not None
     assert by_kernel <= parse_bytes(BUDGET)

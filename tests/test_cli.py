@@ -266,4 +266,13 @@ def test_the_options_are_these_and_no_more() -> None:
         name: sorted(option for parameter in command.params for option in parameter.opts)
         for name, command in commands.items()
     }
-    assert found == {"run": ["--quiet", "job"], "check": ["job"]}
+    assert found == {
+        "run": ["--policy", "--quiet", "--recalibrate", "job"],
+        "check": ["job"],
+        "plan": [
+            *("--gen-len", "--hw", "--json", "--method", "--model", "--output", "--paper"),
+            *("--policy", "--prompt-len", "--requests", "--roofline", "--vendor", "--what-if"),
+            *("-o", "job"),
+        ],
+        "profile": ["--output", "--quiet", "--read", "-o"],
+    }

@@ -4,7 +4,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moebatch.units import format_bytes, format_duration, format_rate, parse_bytes
+from moebatch.units import (
+    format_bytes,
+    format_duration,
+    format_flops,
+    format_rate,
+    parse_bytes,
+    parse_duration,
+    parse_flops,
+    parse_rate,
+)
 
 
 @pytest.mark.parametrize(
@@ -54,3 +63,82 @@ def test_durations(seconds: float, expected: str) -> None:
 
 def test_bandwidths_are_decimal() -> None:
     assert format_rate(1.62e9) == "1.62 GB/s"
+
+
+@pytest.mark.parametrize(
+    "text, expected",
+    [
+        ("12.9 GB/s", 12.9e9),
+        ("16GiB/s", 16 * 2.0**30),
+        (" 15.75GB/s ", 15.75e9),
+        ("800kB/s", 8e5),
+        ("800KB/s", 8e5),
+        ("3.35TB/s", 3.35e12),
+        ("1B/s", 1.0),
+    ],
+)
+def test_rates_are_read_exactly(text: str, expected: float) -> None:
+    assert parse_rate(text) == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "25", 25, 25.0, None, True, "GB/s", "-1GB/s", "0GB/s", "0.0 GB/s", "nan GB/s"),
+        *("inf GB/s", "1e3GB/s", "10Gb/s", "10gb/s", "10Gbit/s", "10GBps", "10GB", "65TFLOP/s"),
+        *("1000001TB/s", "9" * 400 + "GB/s"),
+    ],
+)
+def test_nonsense_is_no_rate(text: object) -> None:
+    with pytest.raises(ValueError, match=r"expected a rate such as 12\.9GB/s.*, got "):
+        parse_rate(text)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "text, expected",
+    [
+        ("65 TFLOP/s", 65e12),
+        ("0.8TFLOP/s", 0.8e12),
+        ("1.2PFLOP/s", 1.2e15),
+        ("5GFLOP/s", 5e9),
+        ("7FLOP/s", 7.0),
+        ("3 MFLOP/s", 3e6),
+    ],
+)
+def test_speeds_are_read_exactly(text: str, expected: float) -> None:
+    assert parse_flops(text) == expected
+
+
+@pytest.mark.parametrize(
+    "text", ["", "65", 65e12, None, "0TFLOP/s", "-1TFLOP/s", "65TB/s", "65TFLOPS", "2000000PFLOP/s"]
+)
+def test_nonsense_is_no_speed(text: object) -> None:
+    with pytest.raises(ValueError, match=r"expected a speed such as 65TFLOP/s.*, got "):
+        parse_flops(text)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "text, expected", [("45us", 45e-6), ("1.2 ms", 1.2e-3), ("3s", 3.0), ("20ns", 20e-9)]
+)
+def test_durations_are_read_exactly(text: str, expected: float) -> None:
+    assert parse_duration(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "45", 45, None, "0us", "-1s", "1h", "45 GB/s", "2000000000s"])
+def test_nonsense_is_no_duration(text: object) -> None:
+    with pytest.raises(ValueError, match=r"expected a duration such as 45us.*, got "):
+        parse_duration(text)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "flops, expected",
+    [
+        (2.3e12, "2.30 TFLOP/s"),
+        (65e12, "65.0 TFLOP/s"),
+        (5e9, "5.00 GFLOP/s"),
+        (1.2e19, "12000 PFLOP/s"),
+        (1e4, "0.01 MFLOP/s"),
+    ],
+)
+def test_speeds_are_shown(flops: float, expected: str) -> None:
+    assert format_flops(flops) == expected

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -17,15 +17,16 @@ from moebatch.model.decoder import Decoder, DenseWeights
 from moebatch.model.families import Family, family_of, required_tensors
 from moebatch.plan.footprint import Dtypes
 from moebatch.plan.scratch import limits_of
+from moebatch.spec.hardware import Dtype
 from moebatch.spec.policy import Policy
-from moebatch.spec.shape import ModelShape, load_config
+from moebatch.spec.shape import ModelShape, load_config, require_runnable
 from moebatch.store.checkpoint import Checkpoint, file_inside
 from moebatch.store.dense import DenseLoader
 from moebatch.store.experts import ExpertKey, ExpertStore
 from moebatch.store.kv import KVCache
 from moebatch.store.record import TORCH_DTYPES, Record
 
-COMPUTE_DTYPES = {
+COMPUTE_DTYPES: Mapping[Dtype, torch.dtype] = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
@@ -48,10 +49,11 @@ class ModelFiles:
     @property
     def dtypes(self) -> Dtypes:
         """Bytes per element, for the planner."""
-        return Dtypes(stored_bytes=self.expert_dtype.itemsize, compute_bytes=self.dtype.itemsize)
+        compute = next(name for name, dtype in COMPUTE_DTYPES.items() if dtype == self.dtype)
+        return Dtypes(stored_bits=8 * self.expert_dtype.itemsize, compute=compute)
 
 
-def open_model(folder: Path, dtype: str) -> ModelFiles:
+def open_model(folder: Path, dtype: Dtype | Literal["auto"]) -> ModelFiles:
     """Reads configuration and headers of `folder`; `dtype` is a name or ``auto``.
 
     Raises CheckpointError when anything is missing, damaged, hostile or not supported.
@@ -60,6 +62,7 @@ def open_model(folder: Path, dtype: str) -> ModelFiles:
         raise CheckpointError(f"{folder}: no such model folder")
     path = file_inside(folder, "config.json")
     config = load_config(path)
+    require_runnable(config, str(path))
     shape = ModelShape.from_config(config, str(path))
     checkpoint = Checkpoint.open(folder)
     required = required_tensors(shape, checkpoint.tensors)
@@ -114,7 +117,7 @@ def build_engine(
         dtype=files.dtype,
     )
     records = _expert_records(files)
-    resident = spread_residents(list(records), policy.num_resident)
+    resident = spread_residents(list(records), policy.num_resident(len(records)))
     experts = ExpertStore(records, num_slots=policy.num_slots, resident=resident)
     sampler = Sampler(vocab_size=shape.vocab_size, end_tokens=end_tokens, job_seed=job_seed)
     engine = Engine(

@@ -9,11 +9,13 @@ from moebatch.engine.build import ModelFiles, open_model
 from moebatch.errors import ExitCode, Fault, FaultyFile, MoebatchError
 from moebatch.job.manifest import Manifest
 from moebatch.job.output_path import require_writable
-from moebatch.job.prepare import Preparation, plan_policy, prepare, row_rules
+from moebatch.job.planning import job_problem, job_profile, plan_job
+from moebatch.job.prepare import Preparation, prepare, row_rules
 from moebatch.job.rows import parse_row
 from moebatch.job.scan import InputSummary, scan
 from moebatch.job.source import open_source
 from moebatch.spec.job import Job, load_job
+from moebatch.spec.workload import Workload
 
 MOST_FAULTS = 10_000
 T = TypeVar("T")
@@ -83,7 +85,7 @@ def check_job(path: Path) -> Findings:
             found.attempt(lambda: manifest.require_own(job.output.path), str(path))
         workload = counted.workload
         if files and workload:
-            found.attempt(lambda: plan_policy(job, files, workload), str(path))
+            found.attempt(lambda: _plan(job, files, workload), str(path))
     return Findings(
         faults=tuple(found.faults),
         num_rows=counted.num_rows if counted else 0,
@@ -91,6 +93,11 @@ def check_job(path: Path) -> Findings:
         exit_code=found.exit_code,
         warnings=preparation.warnings if preparation else (),
     )
+
+
+def _plan(job: Job, files: ModelFiles, workload: Workload) -> None:
+    profile, _ = job_profile(job)
+    plan_job(job_problem(job, files, workload, profile.hardware()))
 
 
 def _prepare(job: Job, files: ModelFiles) -> Preparation:

@@ -4,8 +4,10 @@ from collections.abc import Iterator
 from dataclasses import fields
 
 from moebatch.job.scan import InputSummary
+from moebatch.plan.prediction import Prediction
 from moebatch.spec.job import Job
 from moebatch.spec.sampling import Sampling
+from moebatch.units import format_duration
 
 
 def settings_without_effect(job: Job) -> Iterator[str]:
@@ -28,6 +30,13 @@ def describe_input(counted: InputSummary) -> str:
         f"{rows}: prompts of {work.mean_prompt_tokens:.0f} tokens and answers of up to "
         f"{work.mean_new_tokens:.0f} in the mean, at most {work.max_total_tokens} together"
     )
+
+
+def describe_prediction(expected: Prediction) -> str:
+    """How long the passes should take, how fast, and what binds."""
+    time = "" if expected.job_time_s is None else f"{format_duration(expected.job_time_s)}, "
+    passes = "" if expected.num_passes is None else f"{expected.num_passes:.0f} passes, "
+    return f"{time}{passes}{expected.tokens_per_s:.1f} tok/s, bound by {expected.bottleneck}"
 
 
 def describe_sampling(sampling: Sampling) -> str:

@@ -3,18 +3,12 @@
 import datetime
 from dataclasses import dataclass
 
-from moebatch.engine.build import ModelFiles
 from moebatch.job.generation_config import read_generation_config
 from moebatch.job.parameters import merge_defaults
 from moebatch.job.prompts import RowReader
 from moebatch.job.rows import RowRules
 from moebatch.job.tokenizer import load_tokenizer
-from moebatch.plan.fit import Fit
-from moebatch.plan.machine import detect_machine
 from moebatch.spec.job import Job
-from moebatch.spec.policy import Policy
-from moebatch.spec.workload import Workload
-from moebatch.store.memory import resident_bytes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,20 +53,6 @@ def prepare(
         template_variables=job.sampling.chat_template_kwargs,
     )
     return Preparation(reader=reader, end_tokens=end_tokens, warnings=tuple(warnings))
-
-
-def plan_policy(job: Job, files: ModelFiles, workload: Workload) -> Policy:
-    """The policy within the job's budget, counting from what the process holds now.
-
-    Raises DoesNotFit.
-    """
-    return Fit(
-        shape=files.shape,
-        dtypes=files.dtypes,
-        workload=workload,
-        program_bytes=resident_bytes(),
-        budget_bytes=job.resources.dram or detect_machine().dram_bytes,
-    ).policy()
 
 
 def row_rules(job: Job) -> RowRules:

@@ -10,9 +10,15 @@ from moebatch.engine.build import BuiltEngine, ModelFiles, build_engine, open_mo
 from moebatch.job.dialects import Served, result_line
 from moebatch.job.fingerprint import numerics_fingerprint
 from moebatch.job.manifest import Manifest
-from moebatch.job.notices import describe_input, describe_sampling, settings_without_effect
+from moebatch.job.notices import (
+    describe_input,
+    describe_prediction,
+    describe_sampling,
+    settings_without_effect,
+)
 from moebatch.job.output_path import require_writable, run_folder
-from moebatch.job.prepare import Preparation, plan_policy, prepare
+from moebatch.job.planning import JobPlan, job_problem, job_profile, plan_job
+from moebatch.job.prepare import Preparation, prepare
 from moebatch.job.results import ResultFile
 from moebatch.job.row import FailedRow, Row
 from moebatch.job.scan import InputSummary, scan
@@ -20,7 +26,7 @@ from moebatch.job.source import open_source
 from moebatch.job.status import LaneTime, Phase, RunStatus, RunSummary
 from moebatch.plan.machine import detect_machine
 from moebatch.spec.job import Job
-from moebatch.spec.policy import Policy
+from moebatch.spec.policy_file import PolicyFile
 from moebatch.spec.request import Outcome, Request, RowError
 from moebatch.spec.workload import Workload
 from moebatch.store.memory import peak_resident_bytes, resident_bytes
@@ -29,11 +35,17 @@ from moebatch.store.memory import peak_resident_bytes, resident_bytes
 class JobRun:
     """Runs a job once. `status` may be asked from another thread while `execute` works."""
 
-    def __init__(self, job: Job, tell: Callable[[str], None]) -> None:
-        """`tell` gets what the user should know before the first pass, line by line."""
+    def __init__(
+        self, job: Job, tell: Callable[[str], None], *, policy: PolicyFile | None = None
+    ) -> None:
+        """`tell` gets what the user should know before the first pass, line by line.
+
+        Without a `policy` the best one is planned.
+        """
         machine = detect_machine()
         self._job = job
         self._tell = tell
+        self._given_policy = policy
         self._budget_bytes = job.resources.dram or machine.dram_bytes
         self._num_threads = job.resources.threads or machine.num_cores
         self._phase: Phase = "checking input"
@@ -59,22 +71,22 @@ class JobRun:
         counted = self._scan(preparation)
         served = self._served(files, preparation, counted)
         output, workload = self._job.output, counted.workload
-        policy = plan_policy(self._job, files, workload) if workload else None
+        plan = self._plan(files, workload) if workload else None
         Manifest.of(self._job, files).claim(output.path)
         with ResultFile(output.path, num_rows=counted.num_rows, errors=output.errors) as results:
             self._phase = "loading weights"
-            if policy is not None and workload is not None:
-                self._build(files, preparation, policy, workload)
+            if plan is not None:
+                self._build(files, preparation, plan)
             self._answer_all(preparation, served, results)
             self._phase = "writing answers"
             results.finish()
-        return self._summary(policy)
+        return self._summary(plan)
 
     def status(self) -> RunStatus:
         """Where the run is now."""
         engine = self._built.engine.statistics if self._built else None
         workload = self._input.workload if self._input else None
-        expected = workload.num_sequences * workload.mean_new_tokens if workload else 0
+        expected = (workload.num_sequences or 0) * workload.mean_new_tokens if workload else 0
         return RunStatus(
             phase=self._phase,
             run_folder=str(run_folder(self._job.output.path)),
@@ -127,18 +139,25 @@ class JobRun:
             column=self._job.output.column,
         )
 
-    def _build(
-        self, files: ModelFiles, preparation: Preparation, policy: Policy, workload: Workload
-    ) -> None:
+    def _plan(self, files: ModelFiles, workload: Workload) -> JobPlan:
+        profile, notes = job_profile(self._job)
+        for note in notes:
+            self._tell(f"note: {note}")
+        problem = job_problem(self._job, files, workload, profile.hardware())
+        plan = plan_job(problem, self._given_policy)
+        self._tell(f"policy: {plan.policy}")
+        self._tell(f"expected: {describe_prediction(plan.prediction)}")
+        return plan
+
+    def _build(self, files: ModelFiles, preparation: Preparation, plan: JobPlan) -> None:
         torch.set_num_threads(self._num_threads)
-        self._tell(f"policy: {policy}")
         self._built = build_engine(
             files,
-            policy,
+            plan.policy,
             decoder=preparation.reader.tokenizer,
             end_tokens=preparation.end_tokens,
             job_seed=self._job.sampling.seed,
-            max_tokens=workload.max_total_tokens,
+            max_tokens=plan.problem.workload.max_total_tokens,
         )
 
     # --- the passes -----------------------------------------------------------------------------
@@ -191,11 +210,11 @@ class JobRun:
             return ()
         elapsed, reads = self._elapsed_s(), self._built.experts.statistics
         return (
-            LaneTime(name="disk", busy_s=reads.busy.total_s, elapsed_s=elapsed),
+            LaneTime(name="disk->dram", busy_s=reads.busy.total_s, elapsed_s=elapsed),
             LaneTime(name="cpu", busy_s=max(0.0, elapsed - reads.waited_s), elapsed_s=elapsed),
         )
 
-    def _summary(self, policy: Policy | None) -> RunSummary:
+    def _summary(self, plan: JobPlan | None) -> RunSummary:
         now = self.status()
         built = self._built
         return RunSummary(
@@ -216,6 +235,7 @@ class JobRun:
             num_shrunk=built.engine.statistics.num_shrunk if built else 0,
             peak_bytes=peak_resident_bytes(),
             budget_bytes=self._budget_bytes,
-            policy=policy,
+            policy=plan.policy if plan else None,
+            prediction=plan.prediction if plan else None,
             reads_past_page_cache=built.experts.reads_past_page_cache if built else True,
         )

@@ -4,14 +4,15 @@ import hashlib
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import islice
 
 from moebatch.errors import Fault, InputError
 from moebatch.job.raw import RawRow, Source
 from moebatch.job.row import Dialect, FailedRow, ParsedRow, ReadyRow, Row
 from moebatch.job.rows import COLUMN_TAKEN, RowRules, parse_row
 from moebatch.job.tokenizer import NO_CHAT_TEMPLATE
-from moebatch.spec.workload import Workload
+from moebatch.spec.workload import LengthSample, Workload
 
 MOST_FAULTS = 100
 """So many faults are kept unless told otherwise; all are counted."""
@@ -69,6 +70,26 @@ def scan(source: Source, read: Read, *, most_faults: int = MOST_FAULTS) -> Input
     return tally.summary()
 
 
+def sample_workload(source: Source, parse: Read, request: Read, *, most_rows: int) -> Workload:
+    """Lengths of the rows, of which at most about `most_rows` are tokenised: every k-th.
+
+    Raises InputError if the source is damaged or holds no row that can be run.
+    """
+    parsed = scan(source, parse)
+    parsed.require_usable()
+    every = -(-parsed.num_rows // most_rows)
+    tally = _Tally(file=str(source.path), most_faults=1)
+    for raw in islice(source, 0, None, every):
+        tally.add(request(raw))
+    sampled = tally.summary()
+    if sampled.workload is None:
+        none_good = Fault(file=tally.file, message="no row that was looked at can be run")
+        raise InputError(sampled.faults or [none_good])
+    share = parsed.num_rows / tally.num_rows
+    sequences = sampled.workload.num_sequences or 0
+    return replace(sampled.workload, num_sequences=round(sequences * share))
+
+
 @dataclass(kw_only=True, slots=True)
 class _Tally:
     file: str
@@ -83,6 +104,8 @@ class _Tally:
     num_prompt_tokens: int = 0
     num_new_tokens: int = 0
     max_total_tokens: int = 0
+    max_new_tokens: int = 0
+    lengths: LengthSample = field(default_factory=LengthSample)
 
     def add(self, result: ParsedRow | ReadyRow | FailedRow) -> None:
         row = result.row
@@ -101,6 +124,9 @@ class _Tally:
             self.num_new_tokens += sampling.n * sampling.max_tokens
             total = num_prompt + sampling.max_tokens
             self.max_total_tokens = max(self.max_total_tokens, total)
+            self.max_new_tokens = max(self.max_new_tokens, sampling.max_tokens)
+            for _ in range(sampling.n):
+                self.lengths.add((num_prompt, sampling.max_tokens))
 
     def _add_bad(self, bad: FailedRow) -> None:
         self.num_bad_rows += 1
@@ -130,6 +156,8 @@ class _Tally:
             mean_prompt_tokens=self.num_prompt_tokens / self.num_sequences,
             mean_new_tokens=self.num_new_tokens / self.num_sequences,
             max_total_tokens=self.max_total_tokens,
+            max_new_tokens=self.max_new_tokens,
+            lengths=tuple(self.lengths.kept),
         )
 
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from moebatch.plan.prediction import Prediction
 from moebatch.spec.policy import Policy
 
 Phase = Literal["checking input", "loading weights", "running", "writing answers"]
@@ -94,4 +95,6 @@ class RunSummary:
     budget_bytes: int
     policy: Policy | None
     """None if no row could be computed."""
+    prediction: Prediction | None = None
+    """What was expected of the policy before the first pass."""
     reads_past_page_cache: bool

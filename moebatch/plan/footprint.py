@@ -1,13 +1,17 @@
-"""How many bytes of DRAM a policy takes, term by term."""
+"""How many bytes a policy takes on each level, term by term."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import ceil
 
 from moebatch.plan.scratch import MAX_GEMM_ROWS, bucket_rows, limits_of, logits_rows, scratch_bytes
-from moebatch.spec.policy import PAGE_TOKENS, Policy
+from moebatch.spec.hardware import LEVELS, Dtype, LevelName
+from moebatch.spec.policy import PAGE_TOKENS, Policy, pages_of
 from moebatch.spec.shape import ModelShape
 
 KV_TERM = "keys and values"
+KV_WINDOW_TERM = "keys and values in work"
+RESIDENT_TERM = "resident experts"
 LIBRARY_BYTES = 192 * 2**20
 """What the allocator cannot reuse and oneDNN keeps for its primitives, one for every row count and
 shape; measured on jobs of many shapes. Its buffers grow with the matrices and come on top."""
@@ -21,10 +25,25 @@ _BLOCK_BYTES = 4096
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Dtypes:
-    """Bytes per weight element: in the files, and as computed."""
+    """How experts lie in their files, and what everything is computed in."""
 
-    stored_bytes: int
-    compute_bytes: int
+    stored_bits: float
+    """Bits per number of an expert: 16, 32, or what a quantisation takes with its scales."""
+    compute: Dtype
+
+    @property
+    def compute_bytes(self) -> int:
+        """Bytes per number of weights outside experts, activations, keys and values."""
+        return FLOAT_BYTES if self.compute == "float32" else 2
+
+    @property
+    def converts(self) -> bool:
+        """Whether experts are computed in other numbers than they are stored in."""
+        return self.stored_bits != 8 * self.compute_bytes
+
+    def expert_bytes(self, shape: ModelShape) -> int:
+        """Bytes of one expert as it lies in its file."""
+        return ceil(shape.expert_params * self.stored_bits / 8)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,25 +63,78 @@ class Footprint:
         return max(self.terms.items(), key=lambda term: term[1])
 
 
-def footprint(
-    shape: ModelShape, policy: Policy, *, dtypes: Dtypes, program_bytes: int, max_tokens: int
-) -> Footprint:
-    """Peak of every term under `policy`.
+def footprints(
+    shape: ModelShape,
+    policy: Policy,
+    *,
+    dtypes: Dtypes,
+    program_bytes: Mapping[LevelName, int],
+    max_tokens: int,
+    with_vram: bool = False,
+) -> dict[LevelName, Footprint]:
+    """Peak of every term under `policy`, by level.
+
+    Shares of experts need not be whole experts here, so that all terms are affine in them.
+    Experts on disk stay in the checkpoint and take no room of their own.
 
     Args:
-        program_bytes: what the process holds before any weight is loaded.
+        program_bytes: what the process holds on a level before any weight is loaded.
         max_tokens: longest sequence of the job, prompt and answer.
+        with_vram: whether there is a GPU; weights outside experts and activations are then there.
     """
-    slot = slot_bytes(shape, dtypes)
-    terms = {
-        "program and libraries": program_bytes + _library_bytes(shape, policy, dtypes),
+    terms: dict[LevelName, dict[str, float]] = {"vram": {}, "dram": {}, "disk": {}}
+    library = _library_bytes(shape, policy, dtypes)
+    for level, num_bytes in program_bytes.items():
+        terms[level]["program and libraries"] = num_bytes + (level != "disk") * library
+    main: LevelName = "vram" if with_vram else "dram"
+    terms[main] |= {
         "weights outside experts": shape.resident_params * dtypes.compute_bytes + READ_WINDOW_BYTES,
-        "resident experts": policy.num_resident * slot,
-        "expert slots": policy.num_slots * slot,
-        KV_TERM: policy.num_kv_pages * kv_page_bytes(shape, dtypes),
         "activations": activation_bytes(shape, policy, dtypes, max_tokens=max_tokens),
     }
-    return Footprint(terms={name: num_bytes for name, num_bytes in terms.items() if num_bytes})
+    _add_experts(terms, shape, policy, dtypes, with_vram=with_vram)
+    _add_cache(terms, shape, policy, dtypes, max_tokens=max_tokens)
+    return {level: Footprint(terms=_whole(of_level)) for level, of_level in terms.items()}
+
+
+def _add_experts(
+    terms: dict[LevelName, dict[str, float]],
+    shape: ModelShape,
+    policy: Policy,
+    dtypes: Dtypes,
+    *,
+    with_vram: bool,
+) -> None:
+    slot = slot_bytes(shape, dtypes)
+    num_experts = len(shape.moe_layers) * shape.num_experts
+    terms["vram"][RESIDENT_TERM] = policy.weights.vram * num_experts * slot
+    terms["dram"][RESIDENT_TERM] = policy.weights.dram * num_experts * slot
+    computed: LevelName = "vram" if with_vram and policy.ffn_on_gpu else "dram"
+    terms[computed]["expert slots"] = policy.num_slots * slot
+    if computed == "vram" and policy.num_slots:
+        # Pinned buffers on the way up; where experts come from disk, their window is there too.
+        terms["dram"]["staging"] = policy.num_slots * slot
+
+
+def _add_cache(
+    terms: dict[LevelName, dict[str, float]],
+    shape: ModelShape,
+    policy: Policy,
+    dtypes: Dtypes,
+    *,
+    max_tokens: int,
+) -> None:
+    cache = policy.num_kv_pages * kv_page_bytes(shape, dtypes)
+    for level in LEVELS:
+        terms[level][KV_TERM] = policy.kv_cache.on(level) * cache
+    pages_in_work = min(policy.num_kv_pages, policy.micro_batch_size * pages_of(max_tokens))
+    two_layers = 2 * pages_in_work * kv_page_bytes(shape, dtypes) / shape.num_layers
+    if policy.attention_on_gpu:
+        terms["vram"][KV_WINDOW_TERM] = two_layers * (1 - policy.kv_cache.vram)
+    terms["dram"][KV_WINDOW_TERM] = two_layers * policy.kv_cache.disk
+
+
+def _whole(terms: Mapping[str, float]) -> dict[str, int]:
+    return {name: ceil(num_bytes) for name, num_bytes in terms.items() if num_bytes > 0}
 
 
 def _library_bytes(shape: ModelShape, policy: Policy, dtypes: Dtypes) -> int:
@@ -73,7 +145,7 @@ def _library_bytes(shape: ModelShape, policy: Policy, dtypes: Dtypes) -> int:
 
 def slot_bytes(shape: ModelShape, dtypes: Dtypes) -> int:
     """Room of one expert as stored: each matrix may begin and end within a block of the file."""
-    return shape.expert_params * dtypes.stored_bytes + 3 * 2 * _BLOCK_BYTES
+    return dtypes.expert_bytes(shape) + 3 * 2 * _BLOCK_BYTES
 
 
 def kv_page_bytes(shape: ModelShape, dtypes: Dtypes) -> int:
@@ -83,9 +155,8 @@ def kv_page_bytes(shape: ModelShape, dtypes: Dtypes) -> int:
 
 def activation_bytes(shape: ModelShape, policy: Policy, dtypes: Dtypes, *, max_tokens: int) -> int:
     """What a pass needs beside weights and cache, at its largest."""
-    converts = dtypes.stored_bytes != dtypes.compute_bytes
     limits = limits_of(policy, max_tokens=max_tokens)
-    scratch = scratch_bytes(shape, limits, dtypes.compute_bytes, converts=converts)
+    scratch = scratch_bytes(shape, limits, dtypes.compute_bytes, converts=dtypes.converts)
     residual = 2 * policy.tokens_per_pass * shape.hidden_size * dtypes.compute_bytes
     rows_seen = 2 * limits.kv_rows * shape.num_heads * FLOAT_BYTES  # scores and masks
     num_rows = bucket_rows(logits_rows(shape, dtypes.compute_bytes))

@@ -1,12 +1,14 @@
 """What this process may use of the machine it runs on."""
 
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 _SHARE_OF_FREE_MEMORY = 0.9
 _UNLIMITED = 2**60
+_SLURM_MEGABYTE = 2**20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -18,12 +20,15 @@ class Machine:
     num_cores: int
 
 
-def detect_machine(root: Path = Path("/")) -> Machine:
-    """Reads the free memory, the limits of the cgroups and the CPU affinity of this process."""
-    free = int(_meminfo(root, "MemAvailable") * _SHARE_OF_FREE_MEMORY)
+def detect_machine(root: Path = Path("/"), environ: Mapping[str, str] = os.environ) -> Machine:
+    """Reads what is free and what binds this process: the limits of its cgroups, its CPU affinity,
+    and inside a Slurm job what the job was given on this node."""
+    cores = len(os.sched_getaffinity(0))
+    limits = [*_memory_limits(root), *_slurm_memory(environ, cores)]
+    free = _meminfo(root, "MemAvailable")
     return Machine(
-        dram_bytes=min([free, *(int(b * _SHARE_OF_FREE_MEMORY) for b in _cgroup_limits(root))]),
-        num_cores=len(os.sched_getaffinity(0)),
+        dram_bytes=int(min([free, *limits]) * _SHARE_OF_FREE_MEMORY),
+        num_cores=min([cores, *_cpu_quotas(root), *_slurm_cores(environ)]),
     )
 
 
@@ -34,28 +39,88 @@ def _meminfo(root: Path, field: str) -> int:
     raise AssertionError(f"the kernel reports no {field}")
 
 
-def _cgroup_limits(root: Path) -> Iterator[int]:
-    """Memory limits of the cgroup of this process and of those above it, versions 1 and 2."""
+# --- control groups, versions 1 and 2 ---------------------------------------------------------
+
+
+def _memory_limits(root: Path) -> Iterator[int]:
+    for group, version in _groups(root, "memory"):
+        text = _read(group / ("memory.max" if version == 2 else "memory.limit_in_bytes"))
+        if text.isdigit() and int(text) < _UNLIMITED:
+            yield int(text)
+
+
+def _cpu_quotas(root: Path) -> Iterator[int]:
+    """Cores that the CPU time of a group is worth, parts of one rounded up."""
+    for group, version in _groups(root, "cpu"):
+        if version == 2:
+            words = _read(group / "cpu.max").split()
+        else:
+            words = [_read(group / "cpu.cfs_quota_us"), _read(group / "cpu.cfs_period_us")]
+        if len(words) == 2 and all(word.isdigit() and int(word) for word in words):
+            quota, period = map(int, words)
+            yield -(-quota // period)
+
+
+def _groups(root: Path, controller: str) -> Iterator[tuple[Path, int]]:
+    """Folder and version of the cgroup of this process and of those above it."""
     for line in (root / "proc/self/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers == "":
-            base, name = root / "sys/fs/cgroup", "memory.max"
-        elif "memory" in controllers.split(","):
-            base, name = root / "sys/fs/cgroup/memory", "memory.limit_in_bytes"
+            base, version = root / "sys/fs/cgroup", 2
+        elif controller in controllers.split(","):
+            base, version = root / "sys/fs/cgroup" / controller, 1
         else:
             continue
         group = base / path.strip("/")
         while group.is_relative_to(base):
-            limit = _read_limit(group / name)
-            if limit is not None:
-                yield limit
+            yield group, version
             group = group.parent
 
 
-def _read_limit(path: Path) -> int | None:
+def _read(path: Path) -> str:
+    """The content of a small file of the kernel, empty where there is none."""
     try:
-        text = path.read_text().strip()
+        return path.read_text().strip()
     except OSError:
-        return None
-    limit = int(text) if text.isdigit() else _UNLIMITED
-    return limit if limit < _UNLIMITED else None
+        return ""
+
+
+# --- Slurm ------------------------------------------------------------------------------------
+
+
+def _slurm_memory(environ: Mapping[str, str], cores: int) -> Iterator[int]:
+    """Memory of the job on this node. Slurm tells one of the two; 0 stands for all there is."""
+    per_node = _slurm_number(environ, "SLURM_MEM_PER_NODE")
+    if per_node:
+        yield per_node * _SLURM_MEGABYTE
+    per_core = _slurm_number(environ, "SLURM_MEM_PER_CPU")
+    if per_core:
+        yield per_core * _SLURM_MEGABYTE * (_slurm_cores_on_node(environ) or cores)
+
+
+def _slurm_cores(environ: Mapping[str, str]) -> Iterator[int]:
+    """Cores of the job on this node, and of one task."""
+    cores = (_slurm_cores_on_node(environ), _slurm_number(environ, "SLURM_CPUS_PER_TASK"))
+    yield from (number for number in cores if number)
+
+
+def _slurm_cores_on_node(environ: Mapping[str, str]) -> int | None:
+    """Cores that the job has on this node; ``4(x2),3`` are those of three nodes."""
+    here = _slurm_number(environ, "SLURM_CPUS_ON_NODE")
+    if here or not _is_slurm_job(environ):
+        return here
+    nodes: list[int] = []
+    for entry in environ.get("SLURM_JOB_CPUS_PER_NODE", "").split(","):
+        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", entry.strip())
+        nodes += [int(match[1])] * int(match[2] or 1) if match else []
+    number = _slurm_number(environ, "SLURM_NODEID") or 0
+    return nodes[number] if number < len(nodes) else None
+
+
+def _slurm_number(environ: Mapping[str, str], name: str) -> int | None:
+    text = environ.get(name, "") if _is_slurm_job(environ) else ""
+    return int(text) if text.isdecimal() else None
+
+
+def _is_slurm_job(environ: Mapping[str, str]) -> bool:
+    return "SLURM_JOB_ID" in environ

@@ -97,8 +97,8 @@ def step_elements(shape: ModelShape, limits: Limits, *, converts: bool) -> int:
         rows * shape.kv_width,  # values
         rows * shape.query_width,  # attention output
         rows * D,  # projected output
-        limits.kv_rows * shape.kv_width,  # gathered keys
-        limits.kv_rows * shape.kv_width,  # gathered values
+        limits.kv_rows * shape.cache_width // 2,  # gathered keys
+        limits.kv_rows * shape.cache_width // 2,  # gathered values
     )
     rows = bucket_rows(limits.expert_rows)
     width = max(shape.expert_width, shape.shared_expert_width, shape.dense_width)

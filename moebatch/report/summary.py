@@ -1,10 +1,13 @@
 """The report at the end of a run."""
 
+from collections.abc import Callable, Iterator
+
 from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
 
 from moebatch.job.status import RunStatus, RunSummary
+from moebatch.plan.prediction import Prediction
 from moebatch.units import format_bytes, format_duration, format_rate
 
 
@@ -19,6 +22,8 @@ def summary_table(summary: RunSummary) -> RenderableType:
         grid.add_row(name, text)
     for lane in summary.lanes:
         grid.add_row(lane.name, f"busy {format_duration(lane.busy_s)} ({lane.share:.0%})")
+    if summary.prediction is not None and summary.run_s:
+        grid.add_row("predicted", _beside(summary, summary.prediction))
     grid.add_row("waiting", f"compute waited {format_duration(summary.waited_s)} for experts")
     grid.add_row("read", _reading(summary))
     if summary.num_preempted:
@@ -70,10 +75,38 @@ def _speed(summary: RunSummary) -> list[tuple[str, str]]:
 
 
 def _reading(summary: RunSummary) -> str:
-    disk_s = next((lane.busy_s for lane in summary.lanes if lane.name == "disk"), 0.0)
+    disk_s = next((lane.busy_s for lane in summary.lanes if lane.name == "disk->dram"), 0.0)
     rate = f" at {format_rate(summary.bytes_read / disk_s)}" if disk_s else ""
     how = "" if summary.reads_past_page_cache else ", through the page cache (O_DIRECT refused)"
     return f"{format_bytes(summary.bytes_read)} of experts{rate}{how}"
+
+
+def _beside(summary: RunSummary, expected: Prediction) -> RenderableType:
+    """What was expected beside what was measured."""
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_edge=False)
+    table.add_column("", style="dim")
+    for title in ("predicted", "measured", "measured / predicted"):
+        table.add_column(title, justify="right")
+    for name, figure, measured, shown in _figures(summary, expected):
+        ratio = f"{measured / figure:.2f}" if figure else ""
+        table.add_row(name, shown(figure), shown(measured), ratio)
+    return table
+
+
+def _figures(
+    summary: RunSummary, expected: Prediction
+) -> Iterator[tuple[str, float, float, Callable[[float], str]]]:
+    """Name, predicted, measured, and how to write them."""
+    if expected.job_time_s is not None and expected.num_passes is not None:
+        yield "time of all passes", expected.job_time_s, summary.run_s, format_duration
+        yield "passes", expected.num_passes, summary.num_passes, lambda number: f"{number:.0f}"
+        for lane in summary.lanes:
+            busy_s = expected.busy_s.get(lane.name, 0.0)
+            yield f"{lane.name} busy", busy_s, lane.busy_s, format_duration
+    measured = summary.generated_tokens / summary.run_s
+    yield "generated tok/s", expected.tokens_per_s, measured, lambda rate: f"{rate:.1f}"
+    peak = expected.peak_bytes["dram"]
+    yield "peak of dram", peak, summary.peak_bytes, format_bytes
 
 
 def _memory(summary: RunSummary) -> str:

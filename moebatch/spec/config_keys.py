@@ -1,14 +1,30 @@
 """Typed figures out of a raw ``config.json``, every fault collected on the way."""
 
-import math
+import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
+from moebatch.spec.hardware import Dtype
 from moebatch.spec.shape_keys import FamilyKeys
 
 MAX_LAYERS = 10_000
 MAX_COUNT = 2**31 - 1
-DTYPES = ("float32", "float16", "bfloat16")
+DTYPES: tuple[Dtype, ...] = ("float32", "float16", "bfloat16")
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigFault:
+    """What is wrong with one figure, or between two."""
+
+    key: str
+    """Way to the figure, such as ``ffn_config.moe_top_k``."""
+    message: str
+    names_key: bool = False
+    """The message needs no key in front."""
+
+    def __str__(self) -> str:
+        return self.message if self.names_key else f"{self.key}: {self.message}"
 
 
 class ConfigKeys:
@@ -20,7 +36,7 @@ class ConfigKeys:
     def __init__(self, config: Mapping[str, Any], family: FamilyKeys) -> None:
         self._config = config
         self._family = family
-        self.faults: list[str] = []
+        self.faults: list[ConfigFault] = []
         model_type = config.get("model_type", family.model_type)
         if model_type != family.model_type:
             self._fault("model_type", f"{family.model_type!r} as in the architecture", model_type)
@@ -30,6 +46,15 @@ class ConfigKeys:
         if key == "num_hidden_layers":
             most = MAX_LAYERS
         return self._checked_count(key, self._value(key), most)
+
+    def count_or_none(self, key: str) -> int | None:
+        """A whole number of at least 1, or null."""
+        return None if self._value(key) is None else self.count(key)
+
+    def count_or_zero(self, key: str) -> int:
+        """A whole number of at least 0; null is 0."""
+        value = self._value(key)
+        return 0 if value is None or (type(value) is int and value == 0) else self.count(key)
 
     def flag(self, key: str) -> bool:
         """``true`` or ``false``."""
@@ -50,7 +75,7 @@ class ConfigKeys:
         """A finite number above zero."""
         value = self._value(key)
         number = isinstance(value, int | float) and not isinstance(value, bool)
-        if number and 0 < value < math.inf:
+        if number and 0 < value <= sys.float_info.max:
             return float(value)
         self._fault(key, "a number above 0", value)
         return 1.0
@@ -59,13 +84,15 @@ class ConfigKeys:
         """A finite number above zero, or null."""
         return None if self._value(key) is None else self.positive(key)
 
-    def dtype(self) -> str:
-        """The declared data type; float32 where there is none, as torch has it."""
+    def dtype(self) -> Dtype:
+        """The declared data type; where there is none, that of the family's released files, or
+        float32 as torch has it."""
         key = "dtype" if self._config.get("dtype") is not None else "torch_dtype"
         value = self._config.get(key)
-        name = "float32" if value is None else value
-        if isinstance(name, str) and name.removeprefix("torch.") in DTYPES:
-            return name.removeprefix("torch.")
+        name = self._family.defaults.get("torch_dtype", DTYPES[0]) if value is None else value
+        for dtype in DTYPES:
+            if isinstance(name, str) and name.removeprefix("torch.") == dtype:
+                return dtype
         self._fault(key, "one of " + ", ".join(DTYPES), value)
         return DTYPES[0]
 
@@ -73,35 +100,31 @@ class ConfigKeys:
         """Query heads, KV heads and the size of a head."""
         num_faults = len(self.faults)
         heads, hidden = self.count("num_attention_heads"), self.count("hidden_size")
-        kv_heads, head_dim = heads, hidden // heads
-        if self._value("num_key_value_heads") is not None:
-            kv_heads = self.count("num_key_value_heads")
-        has_head_dim = self._config.get("head_dim") is not None
-        if has_head_dim:
-            head_dim = self.count("head_dim")
+        kv_heads = self.count_or_none("num_key_value_heads") or heads
+        given_head_dim = self.count_or_none("head_dim")
+        head_dim = given_head_dim or hidden // heads
         if len(self.faults) > num_faults:
             return 1, 1, 2
+        heads_text = self._shown("num_attention_heads", heads)
+        head_text = self._shown("head_dim", head_dim)
+        hidden_text = self._shown("hidden_size", hidden)
         if heads % kv_heads:
-            self._wrong(
-                f"num_attention_heads ({heads}) must be a multiple of num_key_value_heads "
-                f"({kv_heads})"
-            )
-        if hidden % heads and not has_head_dim:
-            self._wrong(
-                f"hidden_size ({hidden}) must be a multiple of num_attention_heads ({heads}) "
-                "where head_dim is not given"
-            )
+            kv_text = self._shown("num_key_value_heads", kv_heads)
+            self._wrong("num_attention_heads", f"{heads_text} must be a multiple of {kv_text}")
+        if hidden % heads and given_head_dim is None:
+            rule = f"must be a multiple of {heads_text} where head_dim is not given"
+            self._wrong("hidden_size", f"{hidden_text} {rule}")
         elif head_dim % 2:
-            self._wrong(f"head_dim ({head_dim}) must be even for rotary positions")
+            self._wrong("head_dim", f"{head_text} must be even for rotary positions")
         elif self._family.qk_norm == "full" and heads * head_dim != hidden:
-            self._wrong(
-                f"num_attention_heads ({heads}) x head_dim ({head_dim}) must be hidden_size "
-                f"({hidden}) in {self._family.architecture}"
-            )
+            rule = f"must be {hidden_text} in {self._family.architecture}"
+            self._wrong("num_attention_heads", f"{heads_text} x {head_text} {rule}")
         return heads, kv_heads, head_dim
 
     def num_experts(self) -> int:
-        """Experts of a layer, under either of the two names in use."""
+        """Experts of a layer, under either of the two names in use or the family's own."""
+        if "num_experts" in self._family.spelling:
+            return self.count("num_experts")
         given = {
             key: self._config[key]
             for key in ("num_experts", "num_local_experts")
@@ -109,8 +132,9 @@ class ConfigKeys:
         }
         if len(given) == 2 and given["num_experts"] != given["num_local_experts"]:
             self._wrong(
+                "num_experts",
                 f"num_experts ({given['num_experts']!r}) and num_local_experts "
-                f"({given['num_local_experts']!r}) contradict each other"
+                f"({given['num_local_experts']!r}) contradict each other",
             )
         for key, value in given.items():
             return self._checked_count(key, value, MAX_COUNT)
@@ -118,18 +142,21 @@ class ConfigKeys:
 
     def experts_per_token(self) -> int:
         """Experts that each token chooses, at most all of them."""
-        chosen = self.count("num_experts_per_tok")
-        faults = len(self.faults)
-        experts = self.num_experts()
-        del self.faults[faults:]  # told once already
-        if chosen > experts:
-            self._wrong(f"num_experts_per_tok ({chosen}) is more than num_experts ({experts})")
+        chosen, experts = self.count("num_experts_per_tok"), self.num_experts()
+        if chosen > experts and not self._is_faulty("num_experts", "num_local_experts"):
+            chosen_text = self._shown("num_experts_per_tok", chosen)
+            experts_text = self._shown("num_experts", experts)
+            self._wrong("num_experts_per_tok", f"{chosen_text} is more than {experts_text}")
         return chosen
 
     def moe_layers(self, num_layers: int) -> tuple[int, ...]:
-        """Layers with experts: every ``decoder_sparse_step``-th, less ``mlp_only_layers``."""
-        if not self._family.has_dense_layers:
+        """Layers with experts, ascending."""
+        kind = self._family.dense_layers
+        if kind == "none":
             return tuple(range(num_layers))
+        if kind == "leading":
+            first, step = self.count_or_zero("first_k_dense_replace"), self.count("moe_layer_freq")
+            return tuple(layer for layer in range(first, num_layers) if layer % step == 0)
         step = self.count("decoder_sparse_step")
         dense = self._value("mlp_only_layers") or ()
         whole = isinstance(dense, list | tuple) and all(type(layer) is int for layer in dense)
@@ -146,12 +173,14 @@ class ConfigKeys:
         if kind == "none" or switched_off or self._value("sliding_window") is None:
             return (None,) * num_layers
         window = self.count("sliding_window")
-        if kind != "layered":
+        if kind in ("all", "switched"):
             return (window,) * num_layers
         return tuple(window if slides else None for slides in self._sliding_layers(num_layers))
 
     def _sliding_layers(self, num_layers: int) -> list[bool]:
         types = self._config.get("layer_types")
+        if types is None and self._family.windows == "alternating":
+            return [layer % 2 == 0 for layer in range(num_layers)]
         if types is None:
             # transformers lets only every other layer below max_window_layers slide.
             below = self._value("max_window_layers")
@@ -162,13 +191,32 @@ class ConfigKeys:
         if not isinstance(types, list) or any(kind not in known for kind in types):
             self._fault("layer_types", "a list of " + " and ".join(known), types)
         elif len(types) != num_layers:
-            self._wrong(f"layer_types has {len(types)} entries for {num_layers} layers")
+            message = f"layer_types has {len(types)} entries for {num_layers} layers"
+            self._wrong("layer_types", message)
         else:
             return [kind == "sliding_attention" for kind in types]
         return [False] * num_layers
 
     def _value(self, key: str) -> Any:
-        return self._config.get(key, self._family.defaults.get(key))
+        found: Any = self._config
+        steps = self._spelled(key).split(".")
+        for depth, step in enumerate(steps):
+            if found is not None and not isinstance(found, Mapping):
+                self._fault(".".join(steps[:depth]), "an object with keys", found)
+            if not isinstance(found, Mapping) or step not in found:
+                return self._family.defaults.get(key)
+            found = found[step]
+        return found
+
+    def _is_faulty(self, *keys: str) -> bool:
+        spelled = {self._spelled(key) for key in keys}
+        return any(fault.key in spelled for fault in self.faults)
+
+    def _spelled(self, key: str) -> str:
+        return self._family.spelling.get(key, key)
+
+    def _shown(self, key: str, value: int) -> str:
+        return f"{self._spelled(key)} ({value})"
 
     def _checked_count(self, key: str, value: Any, most: int = MAX_COUNT) -> int:
         if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= most:
@@ -178,8 +226,11 @@ class ConfigKeys:
 
     def _fault(self, key: str, expected: str, found: object) -> None:
         shown = repr(found)
-        self._wrong(f"{key}: expected {expected}, got {shown[:60]}")
+        self._add(ConfigFault(self._spelled(key), f"expected {expected}, got {shown[:60]}"))
 
-    def _wrong(self, message: str) -> None:
-        if message not in self.faults:
-            self.faults.append(message)
+    def _wrong(self, key: str, message: str) -> None:
+        self._add(ConfigFault(self._spelled(key), message, names_key=True))
+
+    def _add(self, fault: ConfigFault) -> None:
+        if fault not in self.faults:
+            self.faults.append(fault)

@@ -22,6 +22,7 @@ from moebatch.spec.job_values import (
     one_of,
     row_default,
 )
+from moebatch.spec.library import is_path
 from moebatch.spec.limits import CHECKS, contradictions
 from moebatch.spec.yaml_file import read_yaml
 
@@ -133,7 +134,9 @@ class ResourcesSection(Section):
     """Hard budgets: what the job may take of the machine."""
 
     hardware: Hardware = "auto"
-    """auto measures this machine."""
+    """auto measures this machine; else the name of a profile that comes with moebatch, such as
+    t4, or the path of one, which has a slash or ends in .yaml."""
+
     vram: Size = None
     """Bytes of GPU memory; None is all that is free. Means nothing without a GPU."""
     dram: Size = None
@@ -142,6 +145,12 @@ class ResourcesSection(Section):
     """Bytes on disk that the job may fill beside its output; None is all that is free."""
     threads: Threads = None
     """Threads that compute; None is one per core."""
+
+    def relative_to(self, folder: Path) -> "ResourcesSection":
+        """The same resources; the path of a profile starts at a folder, a name stays one."""
+        if not is_path(self.hardware):
+            return self
+        return self.model_copy(update={"hardware": str(_absolute(Path(self.hardware), folder))})
 
 
 class Job(Section):
@@ -167,7 +176,8 @@ class Job(Section):
             return section.model_copy(update=update)
 
         sections = {name: resolve(getattr(self, name)) for name in ("model", "input", "output")}
-        return self.model_copy(update=sections)
+        resources = self.resources.relative_to(folder)
+        return self.model_copy(update={**sections, "resources": resources})
 
 
 def load_job(path: Path | str) -> Job:

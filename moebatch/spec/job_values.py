@@ -78,10 +78,10 @@ def _job_seed(value: object) -> int:
 
 
 def _hardware(value: object) -> str:
-    if value == "auto":
-        return "auto"
+    if isinstance(value, str) and value.strip() and "\0" not in value:
+        return value
     raise ValueError(
-        f"must be auto, which measures this machine; profile files are not supported yet, "
+        "must be auto, which measures this machine, or the name or path of a hardware profile, "
         f"got {shown(value)}"
     )
 
@@ -101,5 +101,6 @@ Size = Annotated[int | None, PlainValidator(_size)]
 Threads = Annotated[int | None, PlainValidator(_threads)]
 """A number of threads; None is auto."""
 Hardware = Annotated[str, PlainValidator(_hardware)]
+"""auto, or the name or path of a hardware profile."""
 JobSeed = Annotated[int, PlainValidator(_job_seed)]
 TemplateVariables = Annotated[Mapping[str, object], PlainValidator(_template_kwargs)]

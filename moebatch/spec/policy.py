@@ -1,14 +1,41 @@
-"""The planner's answer: how large a pass is and what lives where."""
+"""The planner's answer: how large a pass is, what lives where, and what is computed where."""
 
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 PAGE_TOKENS = 16
 """Tokens of a page of keys and values: on average half a page per sequence is unused."""
+
+Schedule = Literal["klotski", "cgopipe", "flexgen", "flexgen_c"]
+"""Order of tasks of a pass, by the name that its paper uses."""
+Batching = Literal["mixed", "static"]
+"""mixed: places of ended sequences are refilled, prompts come in slices beside decoding ones.
+static: all prompts of a batch first, then its answers, then the next batch."""
+SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)
 
 
 def pages_of(num_tokens: int) -> int:
     """Pages that hold `num_tokens` tokens."""
     return -(-num_tokens // PAGE_TOKENS)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Placement:
+    """Which share of something lives on each level, each from 0 to 1, 1 in all."""
+
+    vram: float = 0.0
+    dram: float = 0.0
+    disk: float = 0.0
+
+    def __post_init__(self) -> None:
+        shares = (self.vram, self.dram, self.disk)
+        assert all(-1e-9 <= share <= 1 + 1e-9 for share in shares), f"shares are 0 to 1: {self}"
+        assert abs(sum(shares) - 1) < 1e-6, f"shares must sum to 1: {self}"
+
+    def on(self, level: str) -> float:
+        """The share on the level of that name."""
+        share: float = getattr(self, level)
+        return share
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,23 +49,46 @@ class Policy:
     tokens_per_pass: int
     """Most tokens of one pass: one of each decoding sequence, the rest slices of prompts."""
     num_slots: int
-    """Slots through which experts stream; 0 when all of them are resident."""
-    num_resident: int
-    """Experts that stay in memory."""
+    """Slots through which experts stream to where they are computed; 0 when none has to."""
     num_kv_pages: int
-    """Pages of the cache of keys and values."""
+    """Pages of the cache of keys and values, on all levels together."""
+    weights: Placement
+    """Where the experts live (r_w and the shares below)."""
+    kv_cache: Placement = Placement(dram=1.0)
+    """Where keys and values live (r_c and the shares below)."""
+    attention_on_gpu: bool = False
+    """A_g."""
+    ffn_on_gpu: bool = False
+    """F_g."""
+    schedule: Schedule = "klotski"
+    batching: Batching = "mixed"
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "micro_batch_size", "tokens_per_pass", "num_kv_pages"):
             assert getattr(self, name) >= 1, f"{name} must be at least 1"
         assert self.batch_size <= self.tokens_per_pass, "every sequence needs room for one token"
-        assert self.num_slots >= 0 and self.num_resident >= 0, "counts are not negative"
+        assert self.num_slots >= 0, "counts are not negative"
+
+    @property
+    def num_micro_batches(self) -> int:
+        """Micro-batches of a full batch (M = N / mu)."""
+        return -(-self.batch_size // self.micro_batch_size)
+
+    def num_resident(self, num_experts: int) -> int:
+        """Whole experts, of all layers together, that stay in main memory."""
+        return int(self.weights.dram * num_experts + 1e-6)
 
     def __str__(self) -> str:
-        experts = f"{self.num_resident} experts resident, {self.num_slots} slots"
         return (
             f"up to {self.batch_size} sequences, micro-batches of {self.micro_batch_size}, "
             f"{self.tokens_per_pass} tokens a pass, "
-            f"{experts if self.num_slots else 'all experts resident'}, "
-            f"{self.num_kv_pages} KV pages"
+            f"experts {shares_text(self.weights)}, {self.num_slots} slots, "
+            f"{self.num_kv_pages} KV pages {shares_text(self.kv_cache)}, "
+            f"schedule {self.schedule}"
         )
+
+
+def shares_text(placement: Placement) -> str:
+    """``12 % dram, 88 % disk``: levels that hold something."""
+    levels = (level for level in ("vram", "dram", "disk") if placement.on(level) > 5e-4)
+    return ", ".join(f"{100 * placement.on(level):.3g} % {level}" for level in levels)

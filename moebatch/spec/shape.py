@@ -1,16 +1,41 @@
 """Sizes, counts and kinds of a model, read from its ``config.json``: no weights, no torch."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import ceil
 from pathlib import Path
 from typing import Any, Literal
 
 from moebatch.errors import CheckpointError
-from moebatch.spec.config_keys import ConfigKeys
-from moebatch.spec.shape_keys import FAMILY_KEYS, FamilyKeys
+from moebatch.spec.config_keys import ConfigFault, ConfigKeys
+from moebatch.spec.hardware import Dtype
+from moebatch.spec.shape_keys import FAMILY_KEYS, RUNNABLE, FamilyKeys
 
 QkNorm = Literal["none", "head", "full"]
+
+
+class FaultyConfig(CheckpointError):
+    """A configuration that describes no model, or none that is supported."""
+
+    def __init__(self, where: str, faults: Sequence[ConfigFault]) -> None:
+        super().__init__("\n".join(f"{where}: {fault}" for fault in faults))
+        self.faults = tuple(faults)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LatentAttention:
+    """Multi-head latent attention (DeepSeek-V2, section 2.1): keys and values of all heads are
+    made of one compressed vector per token, and that alone is cached."""
+
+    kv_rank: int
+    """Width of the compressed keys and values (``kv_lora_rank``)."""
+    query_rank: int | None
+    """Width of compressed queries (``q_lora_rank``); None where queries are not compressed."""
+    rope_head_dim: int
+    """Part of a query's and a key's head that has positions; the key's is one for all heads."""
+    value_head_dim: int
+    """Size of a head of values; ``head_dim`` is that of queries and keys."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,6 +49,7 @@ class ModelShape:
     num_heads: int
     num_kv_heads: int
     head_dim: int
+    """Size of a head of queries and keys, the part without positions included."""
     vocab_size: int
     """Rows of the embedding and of the head; tokenizers often know fewer tokens."""
     tie_word_embeddings: bool
@@ -51,21 +77,34 @@ class ModelShape:
     activation: str
     """Name of the activation as transformers' ``hidden_act`` has it."""
     max_positions: int
-    dtype: str
+    dtype: Dtype
     """Data type that the file declares: float32, float16 or bfloat16."""
+    shared_expert_gate: bool = True
+    """A sigmoid gate weighs the shared expert, where there is one."""
+    moe_bias: bool = False
+    """Routers and experts have biases."""
+    attention_sinks: bool = False
+    """Each head has a learnt score that takes part in its softmax."""
+    latent: LatentAttention | None = None
+    """Set where keys and values are compressed."""
+    expert_bits_per_param: float | None = None
+    """Bits that a number of an expert's matrices takes in a quantised checkpoint, scales
+    included; None is as `dtype`."""
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], where: str) -> "ModelShape":
         """The shape that a raw ``config.json`` describes, absent keys as transformers fills them.
 
-        Raises CheckpointError, with ``where`` and all faults at once, for architectures and
-        quantisations that are not supported and for figures that make no sense.
+        Raises FaultyConfig, with ``where`` and all faults at once, for architectures and
+        quantisations that are not supported and for figures that make no sense. Architectures
+        beyond `RUNNABLE` can be planned, not run.
         """
         family = _family_keys(config, where)
+        expert_bits = _expert_bits(config, family, where)
         keys = ConfigKeys(config, family)
-        shape = _read(cls, keys, family)
+        shape = _read(cls, keys, family, expert_bits)
         if keys.faults:
-            raise CheckpointError("\n".join(f"{where}: {fault}" for fault in keys.faults))
+            raise FaultyConfig(where, keys.faults)
         return shape
 
     def is_moe(self, layer: int) -> bool:
@@ -84,13 +123,48 @@ class ModelShape:
 
     @property
     def kv_width(self) -> int:
-        """Width of the keys of a token in one layer; the values are as wide."""
+        """Width of the keys of a token in one layer; the values are as wide. Latent attention
+        caches less, see `cache_width`."""
         return self.num_kv_heads * self.head_dim
+
+    @property
+    def cache_width(self) -> int:
+        """Numbers that the cache holds of a token in one layer."""
+        if self.latent:
+            return self.latent.kv_rank + self.latent.rope_head_dim
+        return 2 * self.kv_width
+
+    @property
+    def attention_flops_per_pair(self) -> int:
+        """FLOP in one layer for a query and a position that it sees, scores and weighted sum,
+        all heads: what prompt tokens take, whose keys and values lie there in full."""
+        value_head_dim = self.latent.value_head_dim if self.latent else self.head_dim
+        return 2 * self.num_heads * (self.head_dim + value_head_dim)
+
+    @property
+    def decode_flops_per_pair(self) -> int:
+        """The same for a decoding query over cached positions.
+
+        With latent attention queries are brought into the space of the latents ("absorbed",
+        DeepSeek-V2, section 2.1.2), since making the keys and values of every cached position
+        again for each token would cost far more. Bringing them there and back takes as much as
+        the projections of the token's own keys and values, which `attention_params` counts.
+        """
+        if not self.latent:
+            return self.attention_flops_per_pair
+        return 2 * self.num_heads * (self.cache_width + self.latent.kv_rank)
 
     @property
     def expert_params(self) -> int:
         """Numbers in one expert."""
-        return 3 * self.hidden_size * self.expert_width  # gate, up, down
+        return self._expert_matrix_params + self._expert_bias_params
+
+    @property
+    def expert_stored_bytes(self) -> int:
+        """Bytes of one expert in a checkpoint; biases are not quantised."""
+        bits = self.expert_bits_per_param or 8 * self.dtype_bytes
+        biases = self._expert_bias_params * self.dtype_bytes
+        return ceil(self._expert_matrix_params * bits / 8) + biases
 
     @property
     def embedding_params(self) -> int:
@@ -100,13 +174,13 @@ class ModelShape:
 
     def resident_layer_params(self, layer: int) -> int:
         """Numbers in a layer beside its experts: norms, attention, router, shared expert, MLP."""
-        params = 2 * self.hidden_size + self._attention_params
+        params = 2 * self.hidden_size + self.attention_params
         if not self.is_moe(layer):
             return params + 3 * self.hidden_size * self.dense_width
-        params += self.num_experts * self.hidden_size  # router
+        params += self.num_experts * (self.hidden_size + self.moe_bias)  # router
         if self.shared_expert_width:
             params += 3 * self.hidden_size * self.shared_expert_width
-            params += self.hidden_size  # the shared expert's sigmoid gate
+            params += self.hidden_size * self.shared_expert_gate
         return params
 
     @property
@@ -121,20 +195,46 @@ class ModelShape:
         return self.resident_params + len(self.moe_layers) * self.num_experts * self.expert_params
 
     def kv_bytes_per_token(self, dtype_bytes: int) -> int:
-        """Bytes of keys and values of one token in all layers."""
-        return 2 * self.num_layers * self.kv_width * dtype_bytes
+        """Bytes of the cache of one token in all layers, sliding windows or not."""
+        return self.num_layers * self.cache_width * dtype_bytes
 
     @property
-    def _attention_params(self) -> int:
-        params = 2 * self.hidden_size * self.query_width  # queries, output
-        params += 2 * self.hidden_size * self.kv_width  # keys, values
-        params += (self.query_width + 2 * self.kv_width) * self.qkv_bias
-        params += self.hidden_size * self.output_bias
+    def attention_params(self) -> int:
+        """Numbers in the attention of one layer: projections, biases, norms and sinks."""
+        projections = self._latent_params(self.latent) if self.latent else self._head_params
+        params = projections + self.hidden_size * self.output_bias
+        params += self.num_heads * self.attention_sinks
         if self.qk_norm == "head":
             params += 2 * self.head_dim
         elif self.qk_norm == "full":
             params += self.query_width + self.kv_width
         return params
+
+    @property
+    def _head_params(self) -> int:
+        params = 2 * self.hidden_size * self.query_width  # queries, output
+        params += 2 * self.hidden_size * self.kv_width  # keys, values
+        return params + (self.query_width + 2 * self.kv_width) * self.qkv_bias
+
+    def _latent_params(self, latent: LatentAttention) -> int:
+        if latent.query_rank is None:
+            params = self.hidden_size * self.query_width
+        else:
+            params = latent.query_rank * (self.hidden_size + self.qkv_bias)
+            params += latent.query_rank * (1 + self.query_width)  # norm, queries
+        params += self.cache_width * (self.hidden_size + self.qkv_bias)
+        value_width = self.num_heads * latent.value_head_dim
+        key_width = self.query_width - self.num_heads * latent.rope_head_dim
+        params += latent.kv_rank * (1 + key_width + value_width)  # norm, keys, values
+        return params + value_width * self.hidden_size  # output
+
+    @property
+    def _expert_matrix_params(self) -> int:
+        return 3 * self.hidden_size * self.expert_width  # gate, up, down
+
+    @property
+    def _expert_bias_params(self) -> int:
+        return (2 * self.expert_width + self.hidden_size) * self.moe_bias
 
 
 def load_shape(folder: Path) -> ModelShape:
@@ -156,6 +256,17 @@ def load_config(path: Path) -> dict[str, Any]:
     return config
 
 
+def require_runnable(config: Mapping[str, Any], where: str) -> None:
+    """Raises FaultyConfig for an architecture that the decoder does not compute."""
+    family = _family_keys(config, where)
+    if not family.runnable:
+        message = (
+            f"architecture {family.architecture} can be planned but not run yet; those that can "
+            f"be run are {', '.join(RUNNABLE)}"
+        )
+        raise FaultyConfig(where, [ConfigFault("architectures", message, names_key=True)])
+
+
 def _family_keys(config: Mapping[str, Any], where: str) -> FamilyKeys:
     architectures = config.get("architectures")
     model_type = config.get("model_type")
@@ -167,39 +278,50 @@ def _family_keys(config: Mapping[str, Any], where: str) -> FamilyKeys:
         by_type = {family.model_type: family for family in FAMILY_KEYS.values()}
         family = by_type.get(model_type) if isinstance(model_type, str) else None
     if family is None:
-        raise CheckpointError(
-            f"{where}: architecture {found!r} is not supported; supported are "
-            + ", ".join(FAMILY_KEYS)
+        plannable = [name for name in FAMILY_KEYS if name not in RUNNABLE]
+        message = (
+            f"architecture {found!r} is not supported; supported are {', '.join(RUNNABLE)}, "
+            f"and for plans only {', '.join(plannable)}"
         )
-    quantization = config.get("quantization_config")
-    if quantization is not None:
-        method = quantization.get("quant_method") if isinstance(quantization, Mapping) else None
-        raise CheckpointError(
-            f"{where}: quantization_config ({method or 'unnamed'}): quantised checkpoints are not "
-            "supported; use the model's bfloat16, float16 or float32 checkpoint"
-        )
+        raise FaultyConfig(where, [ConfigFault("architectures", message, names_key=True)])
     return family
 
 
-def _read(cls: type[ModelShape], keys: ConfigKeys, family: FamilyKeys) -> ModelShape:
+def _expert_bits(config: Mapping[str, Any], family: FamilyKeys, where: str) -> float | None:
+    quantization = config.get("quantization_config")
+    if quantization is None:
+        return None
+    method = quantization.get("quant_method") if isinstance(quantization, Mapping) else None
+    if isinstance(method, str) and method in family.expert_bits:
+        return family.expert_bits[method]
+    message = (
+        f"quantization_config ({method or 'unnamed'}): quantised checkpoints are not "
+        "supported; use the model's bfloat16, float16 or float32 checkpoint"
+    )
+    raise FaultyConfig(where, [ConfigFault("quantization_config", message, names_key=True)])
+
+
+def _read(
+    cls: type[ModelShape], keys: ConfigKeys, family: FamilyKeys, expert_bits: float | None
+) -> ModelShape:
     num_layers = keys.count("num_hidden_layers")
     heads, kv_heads, head_dim = keys.heads()
-    shared = "shared_expert_intermediate_size"
+    latent = _latent(keys, head_dim) if family.latent_attention else None
     return cls(
         architecture=family.architecture,
         num_layers=num_layers,
         hidden_size=keys.count("hidden_size"),
         num_heads=heads,
         num_kv_heads=kv_heads,
-        head_dim=head_dim,
+        head_dim=head_dim + keys.count("qk_nope_head_dim") if latent else head_dim,
         vocab_size=keys.count("vocab_size"),
         tie_word_embeddings=keys.flag("tie_word_embeddings"),
         moe_layers=keys.moe_layers(num_layers),
         num_experts=keys.num_experts(),
         experts_per_token=keys.experts_per_token(),
         expert_width=keys.count(family.expert_width_key),
-        dense_width=keys.count("intermediate_size") if family.has_dense_layers else 0,
-        shared_expert_width=keys.count(shared) if shared in family.defaults else 0,
+        dense_width=keys.count("intermediate_size") if family.dense_layers != "none" else 0,
+        shared_expert_width=_shared_expert_width(keys, family),
         qkv_bias=keys.flag(family.qkv_bias_key) if family.qkv_bias_key else False,
         output_bias=keys.flag(family.output_bias_key) if family.output_bias_key else False,
         qk_norm=family.qk_norm,
@@ -210,4 +332,26 @@ def _read(cls: type[ModelShape], keys: ConfigKeys, family: FamilyKeys) -> ModelS
         activation=keys.name("hidden_act"),
         max_positions=keys.count("max_position_embeddings"),
         dtype=keys.dtype(),
+        shared_expert_gate=family.shared_experts != "counted",
+        moe_bias=family.moe_bias,
+        attention_sinks=family.attention_sinks,
+        latent=latent,
+        expert_bits_per_param=expert_bits,
     )
+
+
+def _latent(keys: ConfigKeys, rope_head_dim: int) -> LatentAttention:
+    return LatentAttention(
+        kv_rank=keys.count("kv_lora_rank"),
+        query_rank=keys.count_or_none("q_lora_rank"),
+        rope_head_dim=rope_head_dim,
+        value_head_dim=keys.count("v_head_dim"),
+    )
+
+
+def _shared_expert_width(keys: ConfigKeys, family: FamilyKeys) -> int:
+    if family.shared_experts == "gated":
+        return keys.count("shared_expert_intermediate_size")
+    if family.shared_experts == "counted":
+        return keys.count_or_zero("n_shared_experts") * keys.count(family.expert_width_key)
+    return 0

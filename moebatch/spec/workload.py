@@ -1,21 +1,72 @@
 """How much there is to do: number and lengths of the sequences of a job."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+Length = tuple[int, int]
+"""Prompt tokens of a sequence, and the most new tokens it may get."""
+
+
+_MOST_LENGTHS = 8192
+
+
+@dataclass(slots=True)
+class LengthSample:
+    """Every k-th length of a stream, k growing so that few are kept however many come."""
+
+    kept: list[Length] = field(default_factory=list)
+    _every: int = 1
+    _num_seen: int = 0
+
+    def add(self, length: Length) -> None:
+        """Takes the next length in."""
+        if self._num_seen % self._every == 0:
+            self.kept.append(length)
+        self._num_seen += 1
+        if len(self.kept) > _MOST_LENGTHS:
+            self.kept = self.kept[::2]
+            self._every *= 2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Workload:
-    """Size of a job, measured on the user's own file."""
+    """Size of a job, measured on the user's own file or stated."""
 
-    num_sequences: int
-    """Sequences of all rows together."""
+    num_sequences: int | None
+    """Sequences of all rows together; None is as many as it takes to forget start and end."""
     mean_prompt_tokens: float
     mean_new_tokens: float
     """Mean of the most new tokens that the rows allow; answers may end earlier."""
     max_total_tokens: int
     """Longest prompt and answer together that was seen."""
+    max_new_tokens: int = 0
+    """Longest answer; 0 says that all are as long as the mean."""
+    lengths: tuple[Length, ...] = ()
+    """A sample in the order of the file: every k-th sequence. Empty: all are as the means say."""
+
+    @classmethod
+    def uniform(
+        cls, *, prompt_tokens: int, new_tokens: int, num_sequences: int | None = None
+    ) -> "Workload":
+        """All sequences are alike."""
+        return cls(
+            num_sequences=num_sequences,
+            mean_prompt_tokens=prompt_tokens,
+            mean_new_tokens=new_tokens,
+            max_total_tokens=prompt_tokens + new_tokens,
+        )
 
     @property
     def mean_total_tokens(self) -> float:
         """Prompt and answer of a mean sequence."""
         return self.mean_prompt_tokens + self.mean_new_tokens
+
+    @property
+    def longest_answer(self) -> float:
+        """Most new tokens of any sequence."""
+        return max(self.max_new_tokens, self.mean_new_tokens)
+
+    @property
+    def sample(self) -> tuple[Length, ...]:
+        """Lengths of typical sequences, at least one."""
+        mean = (round(self.mean_prompt_tokens) or 1, round(self.mean_new_tokens) or 1)
+        return self.lengths or (mean,)

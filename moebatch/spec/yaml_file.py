@@ -1,5 +1,6 @@
 """YAML as plain data with line numbers, read from a file that may hold anything."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ _MAX_NODES = 20_000
 """Aliases count every time they are used, so that a few lines cannot grow into gigabytes."""
 _MAX_DEPTH = 32
 _TAG = "tag:yaml.org,2002:"
+_EXPONENTIAL = re.compile(r"[+-]?[0-9]+[eE][+-]?[0-9]+")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -188,6 +190,4 @@ def dotted(place: Place) -> str:
 
 def _is_float(text: str) -> bool:
     """Numbers such as 1e-5, which YAML 1.1 takes for text since they have no point."""
-    mantissa, mark, exponent = text.lower().partition("e")
-    digits = exponent.removeprefix("-").removeprefix("+")
-    return bool(mark) and mantissa.lstrip("+-").isdecimal() and digits.isdecimal()
+    return bool(_EXPONENTIAL.fullmatch(text))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from moebatch.engine.batcher import Batcher
 from moebatch.engine.sequence import Sequence
 from moebatch.engine.text import AnswerText
-from moebatch.spec.policy import Policy, pages_of
+from moebatch.spec.policy import Placement, Policy, pages_of
 from moebatch.spec.request import Request
 from moebatch.spec.sampling import Sampling
 from moebatch.store.kv import KVCache
@@ -58,7 +58,7 @@ def make(work: list[Work], num_pages: int, tokens_per_pass: int, batch_size: int
         micro_batch_size=4,
         tokens_per_pass=tokens_per_pass,
         num_slots=1,
-        num_resident=0,
+        weights=Placement(disk=1),
         num_kv_pages=num_pages,
     )
     return Batcher((w.sequence(i) for i, w in enumerate(work)), cache, policy)

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from moebatch.engine.build import BuiltEngine, build_engine, open_model
 from moebatch.errors import CheckpointError, OutOfMemory
-from moebatch.spec.policy import Policy, pages_of
+from moebatch.spec.policy import Placement, Policy, pages_of
 from moebatch.spec.request import Outcome, Request
 from moebatch.spec.sampling import Sampling
 from tests.model.oracle import greedy, load
@@ -28,16 +28,16 @@ class TokenText:
         return "".join(chr(256 + token) for token in tokens)
 
 
-def policy(**changes: int) -> Policy:
+def policy(*, resident: float = 0.3, **changes: int) -> Policy:
     usual = {
         "batch_size": 8,
         "micro_batch_size": 4,
         "tokens_per_pass": 64,
         "num_slots": 3,
-        "num_resident": 2,
         "num_kv_pages": 60,
     }
-    return Policy(**{**usual, **changes})
+    weights = Placement(dram=resident, disk=1 - resident)
+    return Policy(weights=weights, **{**usual, **changes})
 
 
 def requests(lengths: Sequence[int] = LENGTHS, **sampling: object) -> list[Request]:
@@ -110,10 +110,10 @@ def expected(tiny_checkpoint: Callable[..., Path]) -> Callable[[str], list[tuple
 
 POLICIES = {
     "usual": policy(),
-    "one slot, one sequence": policy(batch_size=1, num_slots=1, num_resident=0),
-    "two slots": policy(num_slots=2, num_resident=0),
-    "everything resident": policy(num_slots=0, num_resident=10**6),
-    "more slots than experts": policy(num_slots=40, num_resident=0),
+    "one slot, one sequence": policy(batch_size=1, num_slots=1, resident=0),
+    "two slots": policy(num_slots=2, resident=0),
+    "everything resident": policy(num_slots=0, resident=1),
+    "more slots than experts": policy(num_slots=40, resident=0),
     "prompts in small slices": policy(tokens_per_pass=9, batch_size=3),
     "all at once": policy(batch_size=10, tokens_per_pass=1000, micro_batch_size=100),
     "micro-batches of one": policy(micro_batch_size=1),
@@ -130,17 +130,7 @@ def test_equals_transformers_whatever_the_policy(
     chosen: Policy,
 ) -> None:
     folder = tiny_checkpoint(family)
-    chosen = within(folder, chosen)
     assert tokens_of(run(folder, chosen, requests())) == expected(family)
-
-
-def within(folder: Path, chosen: Policy) -> Policy:
-    """The policy with no more residents than the model has experts."""
-    from dataclasses import replace
-
-    shape = open_model(folder, "auto").shape
-    count = len(shape.moe_layers) * shape.num_experts
-    return replace(chosen, num_resident=min(chosen.num_resident, count))
 
 
 @pytest.mark.parametrize("stored", ["bfloat16", "float16"])
@@ -304,7 +294,7 @@ def test_when_memory_is_refused_passes_shrink_and_answers_stay_the_same(
 
     monkeypatch.setattr(Decoder, step, refusing)
     folder = tiny_checkpoint("mixtral")
-    with engine(folder, policy(num_slots=num_slots, num_resident=0)) as built:
+    with engine(folder, policy(num_slots=num_slots, resident=0)) as built:
         outcomes = sorted(built.engine.run(requests()), key=lambda o: o.request.index)
         assert built.engine.statistics.num_shrunk == 3
         built.experts.check_integrity()

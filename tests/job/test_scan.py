@@ -116,6 +116,8 @@ def test_workload_of_ready_rows(tmp_path: Path) -> None:
         mean_prompt_tokens=50 / 3,
         mean_new_tokens=200 / 3,
         max_total_tokens=100,
+        max_new_tokens=80,
+        lengths=((10, 40), (20, 80), (20, 80)),
     )
 
 

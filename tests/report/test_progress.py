@@ -8,7 +8,7 @@ from rich.console import Console
 from moebatch.job.status import LaneTime, RunStatus, RunSummary
 from moebatch.report.progress import RecentRates, plain_line
 from moebatch.report.summary import failed_rows, stopped_early, summary_table
-from moebatch.spec.policy import Policy
+from moebatch.spec.policy import Placement, Policy
 
 GIB = 2**30
 
@@ -31,7 +31,7 @@ def status(elapsed_s: float, generated: int, done: int = 0) -> RunStatus:
         memory_bytes=2 * GIB,
         budget_bytes=3 * GIB,
         lanes=(
-            LaneTime(name="disk", busy_s=elapsed_s, elapsed_s=elapsed_s),
+            LaneTime(name="disk->dram", busy_s=elapsed_s, elapsed_s=elapsed_s),
             LaneTime(name="cpu", busy_s=elapsed_s / 4, elapsed_s=elapsed_s),
         ),
     )
@@ -47,7 +47,7 @@ SUMMARY = RunSummary(
     load_s=5,
     run_s=50,
     total_s=56,
-    lanes=(LaneTime(name="disk", busy_s=49, elapsed_s=50),),
+    lanes=(LaneTime(name="disk->dram", busy_s=49, elapsed_s=50),),
     waited_s=30,
     bytes_read=98 * 10**9,
     num_passes=20,
@@ -60,7 +60,7 @@ SUMMARY = RunSummary(
         micro_batch_size=32,
         tokens_per_pass=512,
         num_slots=6,
-        num_resident=10,
+        weights=Placement(dram=0.25, disk=0.75),
         num_kv_pages=100,
     ),
     reads_past_page_cache=True,
@@ -74,7 +74,7 @@ def test_rates_are_those_of_the_last_half_minute() -> None:
         generated = second if second < 150 else 150 + 10 * (second - 150)
         rates.add(status(second, generated))
     assert rates.tokens_per_s() == (20.0, 10.0)
-    assert rates.busy_shares() == {"disk": 1.0, "cpu": 0.25}
+    assert rates.busy_shares() == {"disk->dram": 1.0, "cpu": 0.25}
 
 
 def test_rates_start_anew_with_a_new_phase() -> None:
@@ -92,7 +92,7 @@ def test_the_plain_line_has_rows_rates_eta_memory_lanes_and_place() -> None:
     rates.add(now)
     assert plain_line(now, rates) == (
         "moebatch: 10/100 rows (0 failed), 100.0 tok/s generated, 200.0 tok/s prompt, "
-        "ETA 1m20s, memory 2.00 GiB of 3.00 GiB, busy: disk 100% cpu 25%, "
+        "ETA 1m20s, memory 2.00 GiB of 3.00 GiB, busy: disk->dram 100% cpu 25%, "
         "pass 4, layer 17 of 32"
     )
 
@@ -116,7 +116,7 @@ def test_the_summary_names_speed_lanes_bytes_memory_and_failures() -> None:
         "compute waited 30.0s",
         "91.3 GiB of experts at 2.00 GB/s",
         "2.25 GiB of 2.50 GiB",
-        "10 experts resident, 6 slots",
+        "experts 25 % dram, 75 % disk, 6 slots",
         "passes were halved 1 times",
     ):
         assert part in text

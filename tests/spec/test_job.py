@@ -76,6 +76,23 @@ resources: {hardware: auto, vram: 800MiB, dram: 12GiB, disk: 1000, threads: 3}
         assert job.resources.vram == 800 * 2**20
         assert job.resources.threads == 3
 
+    @pytest.mark.parametrize(
+        ("text", "expected"),
+        [
+            ("auto", "auto"),
+            ("t4", "t4"),
+            ("mine.yaml", "{folder}/mine.yaml"),
+            ("../mine", "{folder}/../mine"),
+            ("/etc/mine.yml", "/etc/mine.yml"),
+        ],
+    )
+    def test_hardware_is_auto_or_a_name_or_a_path_beside_the_file(
+        self, tmp_path: Path, text: str, expected: str
+    ) -> None:
+        job = load(tmp_path, f"{MINIMAL}resources: {{hardware: {text}, dram: 1GiB}}\n")
+        assert job.resources.hardware == expected.format(folder=tmp_path)
+        assert job.resources.dram == 2**30
+
     def test_home_is_expanded(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("HOME", "/home/someone")
         assert load(tmp_path, MINIMAL.replace("path: m", "path: ~/m")).model.path == Path(
@@ -235,9 +252,15 @@ WRONG = [
     ("resources", "threads: 0", "must be auto or a whole number from 1 to 4096, got 0"),
     (
         "resources",
-        "hardware: t4.yaml",
-        "must be auto, which measures this machine; profile files are not supported yet, "
-        "got 't4.yaml'",
+        "hardware: 3090",
+        "must be auto, which measures this machine, or the name or path of a hardware profile, "
+        "got 3090",
+    ),
+    (
+        "resources",
+        "hardware: ' '",
+        "must be auto, which measures this machine, or the name or path of a hardware profile, "
+        "got ' '",
     ),
 ]
 

@@ -195,7 +195,16 @@ def test_other_architectures_are_refused_by_name(config: dict[str, Any]) -> None
     named = (config.get("architectures") or [config.get("model_type")])[0]
     assert faults_of(config) == (
         f"m/config.json: architecture {named!r} is not supported; supported are "
-        "MixtralForCausalLM, Qwen2MoeForCausalLM, Qwen3MoeForCausalLM, OlmoeForCausalLM"
+        "MixtralForCausalLM, Qwen2MoeForCausalLM, Qwen3MoeForCausalLM, OlmoeForCausalLM, "
+        "and for plans only DbrxForCausalLM, DeepseekForCausalLM, DeepseekV2ForCausalLM, "
+        "GptOssForCausalLM"
+    )
+
+
+def test_a_number_of_experts_that_makes_no_sense_is_told_once() -> None:
+    message = faults_of(minimal("qwen3_moe", num_experts=0))
+    assert message == (
+        "m/config.json: num_experts: expected a whole number from 1 to 2147483647, got 0"
     )
 
 

@@ -1,0 +1,1 @@
+"""What this machine achieves, measured through the code that jobs run."""

@@ -1,0 +1,151 @@
+"""Attention of decoding sequences and of prompts, through the decoder.
+
+What surrounds attention itself (norm, projections, rotation, new keys and values) is timed with
+micro-batches that attend to nothing, and taken off.
+
+Shape letters: T tokens, D hidden.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from moebatch.measure.fit import DecodeRates, DecodeSample, decode_rates
+from moebatch.measure.sizes import Sizes
+from moebatch.measure.synthetic import SyntheticLayer, synthetic_layer
+from moebatch.measure.timer import Allocate, Timer
+from moebatch.model.batch import AttentionPlan, MicroBatch, Span
+from moebatch.plan.scratch import Limits
+from moebatch.spec.policy import PAGE_TOKENS, pages_of
+
+_LEAST_SHARE = 0.05
+"""Share of a measured time that is attention at the least, however noisy the rest."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttentionRates:
+    """What attention achieves at a level."""
+
+    decode: DecodeRates
+    prompt_flops: float
+    """FLOP/s of attention among the tokens of a prompt."""
+
+
+def attention_rates(
+    sizes: Sizes, dtype: torch.dtype, timer: Timer, *, cache_bytes: int, allocate: Allocate
+) -> AttentionRates:
+    """Times one layer's attention over a cache whose pages lie scattered.
+
+    Batches for which `cache_bytes` are too little become smaller ones.
+    """
+    bench = _Bench.of(sizes, dtype, timer, cache_bytes, allocate)
+    shape = bench.layer.shape
+    samples = [
+        bench.decode(num_sequences, context)
+        for num_sequences in sizes.decode_sequences
+        for context in sizes.decode_contexts
+    ]
+    prompts = [
+        bench.prompt(num_tokens, context)
+        for num_tokens in sizes.prompt_slices
+        for context in sizes.prompt_contexts
+    ]
+    # All work over all time: large slices count most, as they do in a job.
+    num_pairs = sum(pairs for pairs, _ in prompts)
+    seconds = sum(seconds for _, seconds in prompts)
+    return AttentionRates(
+        decode=decode_rates(samples, shape.kv_bytes_per_token(dtype.itemsize)),
+        prompt_flops=num_pairs * shape.attention_flops_per_pair / seconds,
+    )
+
+
+def nothing_to_attend(micro_batch: MicroBatch) -> MicroBatch:
+    """The same tokens, none of which sees anything."""
+    plans = {
+        window: AttentionPlan(window=window, decodes=(), prompts=(), band_QS=None)
+        for window in micro_batch.plans
+    }
+    return replace(micro_batch, plans=plans)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Bench:
+    """A layer, its cache, and the pages of the cache in no order."""
+
+    layer: SyntheticLayer
+    keys_RGC: Tensor
+    values_RGC: Tensor
+    pages: Tensor
+    timer: Timer
+
+    @classmethod
+    def of(
+        cls,
+        sizes: Sizes,
+        dtype: torch.dtype,
+        timer: Timer,
+        cache_bytes: int,
+        allocate: Allocate,
+    ) -> "_Bench":
+        longest_prompt = max(sizes.prompt_slices) + max(sizes.prompt_contexts)
+        limits = Limits(
+            pass_tokens=1,
+            micro_batch_tokens=max(*sizes.decode_sequences, *sizes.prompt_slices),
+            context_tokens=max(longest_prompt, max(sizes.decode_contexts) + 1),
+            gather_rows=sizes.gather_rows,
+        )
+        layer = synthetic_layer(sizes.model, limits, dtype, timer.device)
+        most = max(sizes.decode_sequences) * pages_of(max(sizes.decode_contexts) + 1)
+        page_bytes = PAGE_TOKENS * layer.shape.kv_bytes_per_token(dtype.itemsize)
+        least = pages_of(limits.context_tokens)
+        num_pages = max(least, min(most, cache_bytes // page_bytes))
+        size = (2, num_pages * PAGE_TOKENS, layer.shape.num_kv_heads, layer.shape.head_dim)
+        cache = allocate(num_pages * page_bytes).view(dtype)[: math.prod(size)].view(size)
+        generator = torch.Generator().manual_seed(0)
+        return cls(
+            layer=layer,
+            keys_RGC=cache[0],
+            values_RGC=cache[1],
+            pages=torch.randperm(num_pages, generator=generator).to(timer.device),
+            timer=timer,
+        )
+
+    def decode(self, num_sequences: int, context: int) -> DecodeSample:
+        """One new token for each of so many sequences of one length."""
+        num_pages = pages_of(context + 1)
+        num_sequences = max(1, min(num_sequences, len(self.pages) // num_pages))
+        spans = [self._span(i, 1, context, i * num_pages) for i in range(num_sequences)]
+        return DecodeSample(num_sequences, num_sequences * (context + 1), self._attend_s(spans))
+
+    def prompt(self, num_tokens: int, context: int) -> tuple[int, float]:
+        """A slice of one prompt behind `context` cached tokens: pairs of a token and a position
+        that it sees, and seconds."""
+        pairs = num_tokens * context + num_tokens * (num_tokens + 1) // 2
+        return pairs, self._attend_s([self._span(0, num_tokens, context, 0)])
+
+    def _span(self, start: int, num_tokens: int, context: int, first_page: int) -> Span:
+        length = context + num_tokens
+        pages = self.pages[first_page : first_page + pages_of(length)]
+        offsets = torch.arange(PAGE_TOKENS, device=pages.device)
+        return Span(
+            start=start,
+            num_tokens=num_tokens,
+            context=context,
+            rows_S=(pages[:, None] * PAGE_TOKENS + offsets).view(-1)[:length],
+            rope_length=length,
+        )
+
+    def _attend_s(self, spans: Sequence[Span]) -> float:
+        micro_batch = self.layer.decoder.micro_batch(spans)
+        x_TD = self.layer.hidden_states(micro_batch.stop)
+        empty = nothing_to_attend(micro_batch)
+        whole_s, rest_s = self.timer.seconds_of_each(
+            lambda: self._attend(x_TD, micro_batch), lambda: self._attend(x_TD, empty)
+        )
+        return max(whole_s - rest_s, whole_s * _LEAST_SHARE)
+
+    def _attend(self, x_TD: Tensor, micro_batch: MicroBatch) -> None:
+        self.layer.decoder.attend(0, x_TD, micro_batch, self.keys_RGC, self.values_RGC)

@@ -1,0 +1,227 @@
+"""This machine, measured and written down as a hardware profile."""
+
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+
+import torch
+
+from moebatch import __version__
+from moebatch.errors import StorageError
+from moebatch.measure.contention import HARMLESS_WAITING, Patience
+from moebatch.measure.disk import (
+    DiskRates,
+    files_to_read,
+    free_bytes,
+    read_rates,
+    scratch_file,
+)
+from moebatch.measure.gpu import GpuRates, gpu_rates
+from moebatch.measure.processor import ProcessorRates, Tell, processor_rates
+from moebatch.measure.sizes import Sizes, quick_sizes
+from moebatch.plan.machine import detect_machine
+from moebatch.spec.hardware import Dtype, LevelName, LinkName
+from moebatch.spec.profile import HardwareProfile
+from moebatch.spec.profile_levels import CAPACITIES, PROCESSOR_FIGURES, LevelFigures, LinkFigures
+from moebatch.spec.profile_values import LINK_RATE, CurveFigure, Figure, Quantity
+from moebatch.store.memory import Arena, resident_bytes, return_freed_memory
+from moebatch.units import format_bytes, format_rate
+
+_SOURCE = "measured"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Disk:
+    """Room and rates of the disk; what was not measured is None."""
+
+    capacity_bytes: int
+    read: DiskRates | None
+    write: float | None
+
+
+def measure_machine(
+    folder: Path,
+    *,
+    read: Path | None = None,
+    num_threads: int,
+    tell: Tell,
+    quick: bool = False,
+    dtype: Dtype = "bfloat16",
+    sizes: Sizes | None = None,
+) -> HardwareProfile:
+    """Measures this machine: about a minute, or a few seconds if `quick`.
+
+    Args:
+        folder: on the disk that is meant; a file of 1 GiB is written there and removed.
+        read: a file, or a folder of files such as a checkpoint, to read instead of that file.
+            `quick` writes nothing: without it the profile has no rates of the disk.
+        num_threads: threads that compute.
+        tell: gets a line for each step.
+        dtype: the only one that `quick` measures.
+        sizes: in place of those that `quick` decides on.
+
+    Raises StorageError when the folder cannot be written and there is nothing else to read, or
+    when the disk fails, and ConfigError when `read` has nothing to read.
+    """
+    sizes = sizes or (quick_sizes(dtype) if quick else Sizes())
+    with _threads(num_threads), torch.inference_mode():
+        capacity_bytes = detect_machine().dram_bytes
+        tell(f"memory that a job may take: {format_bytes(capacity_bytes)}")
+        disk = _disk(folder, read, sizes, tell)
+        patience = Patience(num_threads, sizes.patience_s)
+        cpu = processor_rates(
+            sizes,
+            torch.device("cpu"),
+            free_bytes=capacity_bytes - resident_bytes(),
+            allocate=lambda num_bytes: Arena(num_bytes).bytes,
+            patience=patience,
+            tell=tell,
+        )
+        gpu = gpu_rates(sizes, patience, tell)
+    disturbance = _disturbance(patience.share)
+    if disturbance:
+        tell(f"{disturbance}; measure again when the machine is idle")
+    return_freed_memory()
+    method = _method(num_threads, disk, disturbance)
+    return _profile(method, capacity_bytes, cpu, disk, gpu)
+
+
+@contextmanager
+def _threads(num_threads: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(num_threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+# --- the disk ---------------------------------------------------------------------------------
+
+
+def _disk(folder: Path, read: Path | None, sizes: Sizes, tell: Tell) -> _Disk:
+    capacity_bytes = free_bytes(folder)
+    rates = None if read is None else read_rates(files_to_read(read), sizes.disk)
+    write = None
+    if sizes.is_written:
+        try:
+            with scratch_file(folder, sizes.disk) as (path, write):
+                rates = rates or read_rates([path], sizes.disk)
+        except StorageError as error:
+            if rates is None:
+                raise
+            tell(f"dram->disk: not measured: {error}")
+    if rates is not None:
+        tell(f"disk->dram: {format_rate(rates.median)}, {_spread(rates)}")
+    if write is not None:
+        tell(f"dram->disk: {format_rate(write)}")
+    return _Disk(capacity_bytes=capacity_bytes, read=rates, write=write)
+
+
+def _spread(rates: DiskRates) -> str:
+    least, most = rates.spread
+    how = "past the page cache" if rates.is_direct else "through the page cache"
+    return (
+        f"median of {len(rates.rates)} chunks from {format_rate(least)} to {format_rate(most)}, "
+        f"read {how}"
+    )
+
+
+# --- the profile ------------------------------------------------------------------------------
+
+
+def _profile(
+    method: str,
+    capacity_bytes: int,
+    cpu: ProcessorRates,
+    disk: _Disk,
+    gpu: GpuRates | None,
+) -> HardwareProfile:
+    hostname = socket.gethostname()
+    levels = [_level("dram", capacity_bytes, cpu), _level("disk", disk.capacity_bytes, None)]
+    links = []
+    if disk.read is not None:
+        source = f"{_SOURCE}, {_spread(disk.read)}"
+        links.append(_link("disk->dram", disk.read.median, source=source))
+    if disk.write is not None:
+        links.append(_link("dram->disk", disk.write))
+    if gpu is not None:
+        levels.insert(0, _level("vram", gpu.free_bytes, gpu.processor))
+        links.append(_link("dram->vram", gpu.upload, staging=gpu.staging))
+        links.append(_link("vram->dram", gpu.download))
+    title = f"{hostname}: {_cpu_model()}, {format_bytes(capacity_bytes)}"
+    return HardwareProfile(
+        name=hostname,
+        title=title + (f", {gpu.title}" if gpu else ""),
+        date=date.today().isoformat(),
+        method=method,
+        source=_SOURCE,
+        levels={level.name: level for level in levels},
+        links={link.name: link for link in links},
+    )
+
+
+def _method(num_threads: int, disk: _Disk, disturbance: str) -> str:
+    """How it was measured, and what speaks against trusting it."""
+    parts = [
+        f"moebatch {__version__} profile, torch {torch.__version__}, {num_threads} "
+        f"thread{'s' * (num_threads > 1)} on {_cpu_model()}; experts, attention and reading as "
+        "jobs run them"
+    ]
+    if disk.read is not None and not disk.read.is_direct:
+        parts.append("disk read through the page cache, since the file system refuses O_DIRECT")
+    return "; ".join([*parts, *([disturbance] if disturbance else [])])
+
+
+def _disturbance(waited_share: float) -> str:
+    if waited_share < HARMLESS_WAITING:
+        return ""
+    return (
+        f"other programs held up the computing threads for {waited_share:.0%} of the time, so "
+        "that figures are too low"
+    )
+
+
+def _cpu_model(root: Path = Path("/")) -> str:
+    """What the kernel calls the CPU; ARM has no such line."""
+    for line in (root / "proc/cpuinfo").read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() == "model name" and value.strip():
+            return " ".join(value.split())
+    return os.uname().machine
+
+
+def _level(name: LevelName, capacity_bytes: int, rates: ProcessorRates | None) -> LevelFigures:
+    capacity = _figure(CAPACITIES[name], capacity_bytes)
+    if rates is None:
+        return LevelFigures(name=name, capacity=capacity)
+    sequence_s = rates.attention.decode.sequence_s
+
+    def figure(quantity: str, number: float) -> Figure:
+        return _figure(PROCESSOR_FIGURES[quantity], number)
+
+    return LevelFigures(
+        name=name,
+        capacity=capacity,
+        bandwidth=figure("bandwidth", rates.bandwidth),
+        gemm={d: CurveFigure(achieved=curve, source=_SOURCE) for d, curve in rates.gemm.items()},
+        attention_bandwidth=figure("attention_bandwidth", rates.attention.decode.bandwidth),
+        attention_flops=figure("attention_flops", rates.attention.prompt_flops),
+        elementwise_bandwidth=figure("elementwise_bandwidth", rates.elementwise_bandwidth),
+        sequence_time=figure("sequence_time", sequence_s) if sequence_s else None,
+    )
+
+
+def _link(
+    name: LinkName, bandwidth: float, *, source: str = _SOURCE, staging: float | None = None
+) -> LinkFigures:
+    return LinkFigures(name=name, bandwidth=_figure(LINK_RATE, bandwidth, source), staging=staging)
+
+
+def _figure(quantity: Quantity, number: float, source: str = _SOURCE) -> Figure:
+    """A measured figure, kept within what a profile may say, so that it can be read again."""
+    return Figure(achieved=min(max(number, quantity.least), quantity.most), source=source)

@@ -1,0 +1,110 @@
+"""What computes at a level, measured as a whole: the same steps for a CPU and for a GPU."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from moebatch.engine.build import COMPUTE_DTYPES
+from moebatch.measure.attention import AttentionRates, attention_rates
+from moebatch.measure.contention import Patience
+from moebatch.measure.elementwise import elementwise_bandwidth
+from moebatch.measure.gemm import gemm_curve
+from moebatch.measure.memory import read_bandwidth
+from moebatch.measure.sizes import Sizes
+from moebatch.measure.timer import Allocate, Timer
+from moebatch.spec.hardware import Dtype, RateCurve
+from moebatch.units import format_flops, format_rate
+
+Tell = Callable[[str], None]
+"""Takes one line of text."""
+_SHARE_OF_MEMORY = 3
+"""A measurement takes at most one part in so many of what is free."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProcessorRates:
+    """What a processor achieves."""
+
+    bandwidth: float
+    gemm: Mapping[Dtype, RateCurve]
+    attention: AttentionRates
+    elementwise_bandwidth: float
+
+
+def processor_rates(
+    sizes: Sizes,
+    device: torch.device,
+    *,
+    free_bytes: int,
+    allocate: Allocate,
+    patience: Patience,
+    tell: Tell,
+) -> ProcessorRates:
+    """Measures reading, matrix products, attention and the rest, one after the other.
+
+    Nothing of what `allocate` gives is kept.
+    """
+    timer = Timer(device=device, budget_s=sizes.point_s)
+    share = free_bytes // _SHARE_OF_MEMORY
+    walked_bytes = max(min(sizes.buffer_bytes, share), _largest_expert_bytes(sizes))
+    bandwidth, gemm = _weights_rates(sizes, allocate(walked_bytes), timer, patience, tell)
+    dtype = COMPUTE_DTYPES[sizes.attention_dtype]
+    attention = patience.calmest(
+        lambda: attention_rates(sizes, dtype, timer, cache_bytes=share, allocate=allocate)
+    )
+    tell(
+        f"attention {sizes.attention_dtype}: {format_rate(attention.decode.bandwidth)} and "
+        f"{attention.decode.sequence_s * 1e6:.1f} µs a sequence in decoding, "
+        f"{format_flops(attention.prompt_flops)} in prompts"
+    )
+    elementwise = patience.calmest(lambda: elementwise_bandwidth(sizes, dtype, timer))
+    tell(f"norms, routing and sums: {format_rate(elementwise)}")
+    return ProcessorRates(
+        bandwidth=bandwidth, gemm=gemm, attention=attention, elementwise_bandwidth=elementwise
+    )
+
+
+def _weights_rates(
+    sizes: Sizes, memory: Tensor, timer: Timer, patience: Patience, tell: Tell
+) -> tuple[float, dict[Dtype, RateCurve]]:
+    """Bandwidth of reading `memory`, and curves of experts that lie in it."""
+    bandwidth = patience.calmest(lambda: read_bandwidth(memory, timer))
+    tell(f"memory: {format_rate(bandwidth)}")
+    gemm = {}
+    for dtype in sizes.dtypes:
+        curve = patience.calmest(partial(_curve, sizes, dtype, memory, timer))
+        tell(f"GEMM {dtype}: {_shown(curve)}")
+        gemm[dtype] = curve
+        bandwidth = max(bandwidth, _weights_bandwidth(curve, dtype))
+    return bandwidth, gemm
+
+
+def _curve(sizes: Sizes, dtype: Dtype, memory: Tensor, timer: Timer) -> RateCurve:
+    points = gemm_curve(
+        sizes.model,
+        sizes.gemm_rows,
+        COMPUTE_DTYPES[dtype],
+        memory,
+        timer,
+        longest_s=sizes.longest_s,
+    )
+    return RateCurve(points=points)
+
+
+def _shown(curve: RateCurve) -> str:
+    rates = ", ".join(f"{format_flops(rate)} at {rows}" for rows, rate in curve.points)
+    return f"{rates} rows"
+
+
+def _weights_bandwidth(curve: RateCurve, dtype: Dtype) -> float:
+    """Bytes of weights per second at the fewest rows: memory is at least as fast."""
+    rows, flop_per_s = curve.points[0]
+    return flop_per_s / (2 * rows) * COMPUTE_DTYPES[dtype].itemsize
+
+
+def _largest_expert_bytes(sizes: Sizes) -> int:
+    widest = max(COMPUTE_DTYPES[dtype].itemsize for dtype in sizes.dtypes)
+    return 3 * sizes.model.hidden_size * sizes.model.expert_width * widest

@@ -1,0 +1,82 @@
+"""A model of one layer that exists only to be timed: small random weights, no checkpoint.
+
+Shape letters: T tokens, D hidden, K experts per token.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from moebatch.measure.sizes import ModelSizes
+from moebatch.model.decoder import Decoder, DenseWeights
+from moebatch.model.families import expected_shape
+from moebatch.plan.scratch import Limits
+from moebatch.spec.shape import ModelShape
+
+_ROLES = ("input_norm", "mlp_norm", "q", "k", "v", "o", "router")
+_PATTERN_ELEMENTS = 2**16
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SyntheticLayer:
+    """A decoder of one layer and the weights that it was given."""
+
+    shape: ModelShape
+    decoder: Decoder
+    weights: dict[str, Tensor]
+
+    def hidden_states(self, num_tokens: int) -> Tensor:
+        """Random inputs [T, D] of the layer."""
+        x_TD = torch.empty(
+            num_tokens, self.shape.hidden_size, dtype=self.decoder.dtype, device=self.decoder.device
+        )
+        return fill(x_TD, scale=1.0)
+
+
+def synthetic_layer(
+    sizes: ModelSizes, limits: Limits, dtype: torch.dtype, device: torch.device
+) -> SyntheticLayer:
+    """A layer of that size whose attention adds nothing, so that it may be applied for ever."""
+    config = _config(sizes, limits.context_tokens)
+    shape = ModelShape.from_config(config, "synthetic")
+
+    def weight(role: str) -> Tensor:
+        tensor = torch.empty(expected_shape(shape, role), dtype=dtype, device=device)
+        return tensor.zero_() if role == "o" else fill(tensor, scale=0.02)
+
+    weights = {role: weight(role) for role in _ROLES}
+    dense = DenseWeights(
+        globals={"embedding": weight("embedding"), "final_norm": weight("final_norm")},
+        layers=[weights],
+    )
+    decoder = Decoder(shape, config, dense, limits)
+    decoder.scratch.buffer.zero_()
+    return SyntheticLayer(shape=shape, decoder=decoder, weights=weights)
+
+
+def fill(tensor: Tensor, *, scale: float) -> Tensor:
+    """Normal noise, repeated, since drawing it for every element would take seconds."""
+    generator = torch.Generator().manual_seed(0)
+    pattern = torch.randn(_PATTERN_ELEMENTS, generator=generator).mul_(scale).to(tensor)
+    for part in torch.split(tensor.view(-1), _PATTERN_ELEMENTS):
+        part.copy_(pattern[: len(part)])
+    return tensor
+
+
+def _config(sizes: ModelSizes, context_tokens: int) -> dict[str, Any]:
+    return {
+        "architectures": ["MixtralForCausalLM"],
+        "num_hidden_layers": 1,
+        "vocab_size": 8,
+        "hidden_size": sizes.hidden_size,
+        "intermediate_size": sizes.expert_width,
+        "num_attention_heads": sizes.num_heads,
+        "num_key_value_heads": sizes.num_kv_heads,
+        "head_dim": sizes.head_dim,
+        "num_local_experts": sizes.num_experts,
+        "num_experts_per_tok": sizes.experts_per_token,
+        "max_position_embeddings": max(context_tokens, 16),
+        "sliding_window": None,
+    }

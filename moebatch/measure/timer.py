@@ -1,0 +1,46 @@
+"""How long something takes: repeated after a first call, within bounds."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+Allocate = Callable[[int], Tensor]
+"""Gives so many bytes (uint8) of a device's memory, as a job has them."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Timer:
+    """Times calls on one device."""
+
+    device: torch.device
+    budget_s: float
+    """Repeats begin until so much time has gone by."""
+    least_repeats: int = 3
+
+    def seconds(self, call: Callable[[], object]) -> float:
+        """Seconds of `call`, its first run left out, in which libraries prepare themselves."""
+        return self.seconds_of_each(call)[0]
+
+    def seconds_of_each(self, *calls: Callable[[], object]) -> tuple[float, ...]:
+        """The same for several calls that take turns, so that what disturbs one disturbs all and
+        their differences mean something.
+
+        Of the repeats the lower quartile counts: other programs only ever add time.
+        """
+        first_s = [self._once(call) for call in calls]
+        least = self.least_repeats if sum(first_s) < self.budget_s else 1
+        rounds: list[list[float]] = []
+        start = time.perf_counter()
+        while len(rounds) < least or time.perf_counter() - start < self.budget_s:
+            rounds.append([self._once(call) for call in calls])
+        return tuple(sorted(column)[len(column) // 4] for column in zip(*rounds, strict=True))
+
+    def _once(self, call: Callable[[], object]) -> float:
+        start = time.perf_counter()
+        call()
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return max(time.perf_counter() - start, 1e-9)

@@ -1,0 +1,104 @@
+"""Lanes and memory of a candidate as affine functions of the shares that are still open.
+
+Cost and footprint are affine in the shares once batch, micro-batch and places are fixed, so their
+coefficients are found by asking for them at the corners: everything where it is computed, and
+then one thing at a time somewhere else. Nothing is written down twice.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+from moebatch.plan.candidates import Candidate
+from moebatch.plan.problem import Problem
+from moebatch.spec.hardware import LevelName
+from moebatch.spec.policy import Placement, Policy
+
+Variable = tuple[str, LevelName]
+"""``("weights", "dram")``: the share of the weights in main memory."""
+Name = TypeVar("Name", bound=str)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Affine:
+    """``constant + sum(slopes[v] * share[v])`` over shares away from where things are computed."""
+
+    constant: float
+    slopes: Mapping[Variable, float]
+
+    def at(self, shares: Mapping[Variable, float]) -> float:
+        """The value for given shares."""
+        return self.constant + sum(slope * shares[v] for v, slope in self.slopes.items())
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AffineCandidate:
+    """What the MILP needs to know about a candidate."""
+
+    candidate: Candidate
+    lanes: tuple[Mapping[str, Affine], ...]
+    """By phase, then by lane: seconds of a pass."""
+    memory: Mapping[LevelName, Affine]
+    """Bytes by level."""
+
+    @property
+    def variables(self) -> tuple[Variable, ...]:
+        """Shares that are open."""
+        return open_variables(self.candidate)
+
+
+def open_variables(candidate: Candidate) -> tuple[Variable, ...]:
+    """Shares on levels below the one that computes; what is left to 1 is there."""
+    weights = [("weights", level) for level in candidate.weight_levels[1:]]
+    caches = [("kv_cache", level) for level in candidate.kv_levels[1:]]
+    return (*weights, *caches)
+
+
+def affine(problem: Problem, candidate: Candidate) -> AffineCandidate:
+    """Probes cost and footprint of a candidate at the corners of its shares."""
+    cost = problem.cost
+
+    def memory(policy: Policy) -> dict[LevelName, float]:
+        levels = problem.footprints(policy)
+        return {level: footprint.total_bytes for level, footprint in levels.items()}
+
+    return AffineCandidate(
+        candidate=candidate,
+        lanes=tuple(_probe(candidate, partial(cost.lanes, p.load)) for p in candidate.phases),
+        memory=_probe(candidate, memory),
+    )
+
+
+def placement(candidate: Candidate, kind: str, shares: Mapping[Variable, float]) -> Placement:
+    """The placement of ``weights`` or ``kv_cache`` that open shares amount to."""
+    levels = candidate.weight_levels if kind == "weights" else candidate.kv_levels
+    below = {level: min(1.0, max(0.0, shares[kind, level])) for level in levels[1:]}
+    return Placement(**{levels[0]: max(0.0, 1 - sum(below.values())), **below})
+
+
+def _probe(
+    candidate: Candidate, ask: Callable[[Policy], Mapping[Name, float]]
+) -> dict[Name, Affine]:
+    variables = open_variables(candidate)
+    origin = ask(_corner(candidate, None))
+    corners = {variable: ask(_corner(candidate, variable)) for variable in variables}
+    names = set(origin).union(*corners.values())
+    return {
+        name: Affine(
+            constant=origin.get(name, 0.0),
+            slopes={
+                variable: slope
+                for variable, corner in corners.items()
+                if (slope := corner.get(name, 0.0) - origin.get(name, 0.0))
+            },
+        )
+        for name in sorted(names)
+    }
+
+
+def _corner(candidate: Candidate, moved: Variable | None) -> Policy:
+    shares = {variable: float(variable == moved) for variable in open_variables(candidate)}
+    return candidate.placed(
+        placement(candidate, "weights", shares), placement(candidate, "kv_cache", shares)
+    )

@@ -1,0 +1,49 @@
+"""From a question to an answer, by the method that is asked for."""
+
+import datetime
+from dataclasses import replace
+
+import moebatch
+from moebatch.plan.answer import Answer, answer_given, answer_milp
+from moebatch.plan.answer_klotski import answer_klotski
+from moebatch.plan.answer_paper import answer_paper
+from moebatch.plan.as_json import prediction_json
+from moebatch.plan.options import PlanOptions
+from moebatch.plan.question import Question
+from moebatch.spec.open_policy import OpenPolicy
+from moebatch.spec.policy_file import PolicyFile
+
+
+def answer_question(
+    question: Question, options: PlanOptions, given: PolicyFile | None = None
+) -> Answer:
+    """The answer with the question's notes. Raises DoesNotFit and ConfigError."""
+    answer = _answer(question, options, given)
+    return replace(answer, notes=(*question.notes, *answer.notes))
+
+
+def answer_policy_file(answer: Answer) -> PolicyFile:
+    """The answer as a file that `moebatch run --policy` takes."""
+    workload = answer.problem.workload
+    return PolicyFile(
+        policy=OpenPolicy.of(answer.policy),
+        title=f"{answer.model} on {answer.problem.hardware.name}",
+        source=f"moebatch {moebatch.__version__} plan, {datetime.date.today()}",
+        model=answer.model,
+        hardware=answer.problem.hardware.name,
+        workload=workload,
+        prediction=prediction_json(answer.prediction),
+    )
+
+
+def _answer(question: Question, options: PlanOptions, given: PolicyFile | None) -> Answer:
+    problem, model = question.problem, question.model
+    if given is not None:
+        return answer_given(
+            problem, model, given.resolve(problem.workload, num_experts=problem.num_experts)
+        )
+    if options.paper:
+        return answer_paper(problem, model)
+    if options.method == "klotski":
+        return answer_klotski(problem, model)
+    return answer_milp(problem, model)

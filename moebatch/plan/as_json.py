@@ -1,0 +1,86 @@
+"""An answer as plain data with stable keys, for programs."""
+
+from math import isfinite
+from typing import Any
+
+from moebatch.plan.answer import Answer
+from moebatch.plan.prediction import Prediction
+from moebatch.plan.roofs import PolicyRoofs, policy_roofs
+from moebatch.spec.policy import Placement, Policy
+
+
+def answer_json(answer: Answer) -> dict[str, Any]:
+    """Everything that the screen shows. Units stand in the names; what is not known is null."""
+    problem = answer.problem
+    return {
+        "model": answer.model,
+        "hardware": problem.hardware.name,
+        "workload": {
+            "num_sequences": problem.workload.num_sequences,
+            "mean_prompt_tokens": problem.workload.mean_prompt_tokens,
+            "mean_new_tokens": problem.workload.mean_new_tokens,
+            "max_total_tokens": problem.workload.max_total_tokens,
+        },
+        "method": answer.method,
+        "solver": answer.solver,
+        "policy": policy_json(answer.policy),
+        "prediction": prediction_json(answer.prediction),
+        "turning_points": [
+            _turning_points(roofs) for roofs in policy_roofs(problem, answer.policy)
+        ],
+        "improvements": [
+            {"change": better.change, "what_if": better.what_if, "speedup": better.speedup}
+            for better in answer.improvements
+        ],
+        "notes": list(answer.notes),
+    }
+
+
+def policy_json(policy: Policy) -> dict[str, Any]:
+    """A policy by the names of its fields."""
+    return {
+        "batch_size": policy.batch_size,
+        "micro_batch_size": policy.micro_batch_size,
+        "num_micro_batches": policy.num_micro_batches,
+        "attention_on_gpu": policy.attention_on_gpu,
+        "ffn_on_gpu": policy.ffn_on_gpu,
+        "weights": _shares(policy.weights),
+        "kv_cache": _shares(policy.kv_cache),
+        "schedule": policy.schedule,
+        "batching": policy.batching,
+        "tokens_per_pass": policy.tokens_per_pass,
+        "num_slots": policy.num_slots,
+        "num_kv_pages": policy.num_kv_pages,
+    }
+
+
+def prediction_json(prediction: Prediction) -> dict[str, Any]:
+    """A prediction by the names of its fields."""
+    return {
+        "decode_tokens_per_s": prediction.decode_tokens_per_s,
+        "prefill_tokens_per_s": prediction.prefill_tokens_per_s,
+        "tokens_per_s": prediction.tokens_per_s,
+        "layer_time_s": prediction.layer_time_s,
+        "bottleneck": prediction.bottleneck,
+        "lanes_s": dict(prediction.lanes_s),
+        "peak_bytes": dict(prediction.peak_bytes),
+        "capacity_bytes": dict(prediction.capacity_bytes),
+        "job_time_s": prediction.job_time_s,
+        "num_passes": prediction.num_passes,
+    }
+
+
+def _shares(placement: Placement) -> dict[str, float]:
+    return {"vram": placement.vram, "dram": placement.dram, "disk": placement.disk}
+
+
+def _turning_points(roofs: PolicyRoofs) -> dict[str, Any]:
+    roofline = roofs.roofline
+    figures = {
+        "p1_flop_per_byte": roofs.p1,
+        "p1_tokens": roofs.p1_tokens,
+        "p2_flop_per_byte": roofs.p2,
+        "p2_tokens": roofs.p2_tokens,
+    }
+    finite = {name: figure if isfinite(figure) else None for name, figure in figures.items()}
+    return {"upper": roofline.level_i, "lower": roofline.level_j, **finite}

@@ -1,0 +1,165 @@
+"""The integer side of a policy: every batch, micro-batch and place of computation worth a look.
+
+Batch and micro-batch are candidates rather than variables of the MILP: the time of an expert
+depends on its rows through a measured curve, and the number of passes on one over the batch, so
+neither is linear in them; with candidates both are exact, and the rest is linear.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+
+from moebatch.plan.phases import Phase, phases_of
+from moebatch.plan.problem import Problem
+from moebatch.spec.hardware import LevelName
+from moebatch.spec.policy import Placement, Policy, Schedule, pages_of
+
+MAX_BATCH_SIZE = 4096
+CPU_MICRO_BATCH_SIZE = 256
+"""Attention on a CPU goes sequence by sequence inside; a micro-batch only bounds its buffers."""
+SLOTS = 6
+"""Enough for two readers and the compute to be apart; more bring nothing, three cost 5 %."""
+FEWEST_SLOTS = 2
+"""One is computed while the next one arrives."""
+_MICRO_BATCH_SIZES = (4, 8, 16, 32, 64, 128, 256, 512)
+_PASS_TOKENS = (64, 128, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192)
+_GPU_PASS_TOKENS = (256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
+_KV_SLACK = 1.1
+"""Pages beyond the mean need, since lengths vary from pass to pass."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Candidate:
+    """A policy but for the shares, which the MILP chooses."""
+
+    policy: Policy
+    """Its placements only say where everything would best be."""
+    weight_levels: tuple[LevelName, ...]
+    """Levels that may hold experts, the one that computes first."""
+    kv_levels: tuple[LevelName, ...]
+    """Levels that may hold keys and values, the one that computes first."""
+    phases: tuple[Phase, ...]
+
+    def __str__(self) -> str:
+        policy = self.policy
+        where = f"A{policy.attention_on_gpu:d}F{policy.ffn_on_gpu:d}"
+        return (
+            f"N{policy.batch_size}_mu{policy.micro_batch_size}_T{policy.tokens_per_pass}"
+            f"_S{policy.num_slots}_{where}"
+        )
+
+    def placed(self, weights: Placement, kv_cache: Placement) -> Policy:
+        """The policy with these shares."""
+        return replace(self.policy, weights=weights, kv_cache=kv_cache)
+
+
+def candidates(problem: Problem, *, slots: int = SLOTS) -> Iterator[Candidate]:
+    """All candidates, those first that take the least.
+
+    Each comes twice: experts stream through so many `slots`, or all are where they are computed.
+    """
+    of_machine = _gpu_candidates if problem.with_vram else _cpu_candidates
+    yield from of_machine(problem, (min(slots, problem.num_experts), 0))
+
+
+def _cpu_candidates(problem: Problem, slot_counts: Sequence[int]) -> Iterator[Candidate]:
+    for batch_size, tokens in product(batch_sizes(problem), _PASS_TOKENS):
+        if batch_size > tokens:
+            continue
+        for slots in slot_counts:
+            policy = _policy(
+                problem, batch_size, CPU_MICRO_BATCH_SIZE, tokens, slots, "klotski", (False, False)
+            )
+            yield _candidate(problem, policy)
+
+
+def _gpu_candidates(problem: Problem, slot_counts: Sequence[int]) -> Iterator[Candidate]:
+    for attention, ffn in product((False, True), repeat=2):
+        # Where attention and experts are computed apart, one micro-batch is in each at a time;
+        # where they are together, an expert takes all tokens of the pass at once.
+        schedule: Schedule = "klotski" if attention == ffn else "cgopipe"
+        sizes = _MICRO_BATCH_SIZES if schedule == "cgopipe" else _MICRO_BATCH_SIZES[-2:-1]
+        for batch_size, micro_batch in product(batch_sizes(problem), sizes):
+            if micro_batch > batch_size and micro_batch != sizes[0]:
+                continue  # the same as the one before
+            for tokens, slots in product(_gpu_tokens(problem, batch_size), slot_counts):
+                policy = _policy(
+                    problem, batch_size, micro_batch, tokens, slots, schedule, (attention, ffn)
+                )
+                yield _candidate(problem, policy)
+
+
+def batch_sizes(problem: Problem) -> tuple[int, ...]:
+    """Two per doubling, and the whole job where it is small."""
+    most = problem.workload.num_sequences or MAX_BATCH_SIZE
+    sizes = {1, 2, 4, 8, 12, 16, 24, 32, 48}
+    for power in range(6, 13):
+        sizes |= {2**power, 2**power * 3 // 2}
+    smaller = {size for size in sizes if size < min(most, MAX_BATCH_SIZE)}
+    return tuple(sorted({*smaller, min(most, MAX_BATCH_SIZE)}))
+
+
+def _gpu_tokens(problem: Problem, batch_size: int) -> Sequence[int]:
+    """As many as a steady job needs, and twice that, so that filling seats does not take long."""
+    workload = problem.workload
+    steady = batch_size * (1 + workload.mean_prompt_tokens / max(1.0, workload.mean_new_tokens))
+    enough = [tokens for tokens in _GPU_PASS_TOKENS if tokens >= max(steady, batch_size)]
+    return enough[:2] or [max(batch_size, _GPU_PASS_TOKENS[-1])]
+
+
+def _policy(
+    problem: Problem,
+    batch_size: int,
+    micro_batch_size: int,
+    tokens: int,
+    slots: int,
+    schedule: Schedule,
+    on_gpu: tuple[bool, bool],
+) -> Policy:
+    attention, ffn = on_gpu
+    return Policy(
+        batch_size=batch_size,
+        micro_batch_size=min(micro_batch_size, batch_size),
+        tokens_per_pass=tokens,
+        num_slots=slots,
+        num_kv_pages=kv_pages(problem, batch_size),
+        weights=Placement(vram=1.0) if ffn else Placement(dram=1.0),
+        kv_cache=Placement(vram=1.0) if attention else Placement(dram=1.0),
+        attention_on_gpu=attention,
+        ffn_on_gpu=ffn,
+        schedule=schedule,
+    )
+
+
+def kv_pages(problem: Problem, batch_size: int) -> int:
+    """Pages for so many sequences of mean length, half-filled last pages counted, and at least
+    for the longest one."""
+    workload = problem.workload
+    longest = pages_of(workload.max_total_tokens)
+    if workload.mean_total_tokens == workload.max_total_tokens:
+        return batch_size * longest
+    each = pages_of(int(workload.mean_total_tokens)) + 1
+    return max(longest, min(int(batch_size * each * _KV_SLACK), batch_size * longest))
+
+
+def _candidate(problem: Problem, policy: Policy) -> Candidate:
+    computes_experts: LevelName = "vram" if policy.ffn_on_gpu else "dram"
+    attends: LevelName = "vram" if policy.attention_on_gpu else "dram"
+    weight_levels = _at_and_below(problem, computes_experts)
+    if not policy.num_slots:
+        weight_levels = weight_levels[:1]
+    kv_levels = _at_and_below(problem, attends)
+    if not problem.kv_on_disk or "dram->disk" not in problem.hardware.links:
+        kv_levels = tuple(level for level in kv_levels if level != "disk")
+    return Candidate(
+        policy=policy,
+        weight_levels=weight_levels,
+        kv_levels=kv_levels,
+        phases=phases_of(problem.workload, policy),
+    )
+
+
+def _at_and_below(problem: Problem, level: LevelName) -> tuple[LevelName, ...]:
+    order: tuple[LevelName, ...] = ("vram", "dram", "disk")
+    below = order[order.index(level) :]
+    return tuple(name for name in below if name in problem.hardware.levels)

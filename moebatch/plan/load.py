@@ -1,0 +1,30 @@
+"""What one pass over the layers has to do, counted in tokens."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PassLoad:
+    """Work of a pass. Fractions are allowed: a load may be the mean of many passes."""
+
+    decode_sequences: float = 0.0
+    """Sequences of which one token is computed."""
+    decode_positions: float = 0.0
+    """Positions that they attend to, all sequences together."""
+    prompt_tokens: float = 0.0
+    """Tokens of prompt slices."""
+    prompt_pairs: float = 0.0
+    """Pairs of a prompt token and a position that it sees."""
+    prompt_context: float = 0.0
+    """Cached positions that prompt slices read again, each slice once."""
+    logits_rows: float = 0.0
+    """Tokens after which a next token is chosen."""
+
+    @property
+    def tokens(self) -> float:
+        """Tokens that go through the layers."""
+        return self.decode_sequences + self.prompt_tokens
+
+
+CountedLoad = tuple[float, PassLoad]
+"""So many passes, each of this load."""

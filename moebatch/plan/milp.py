@@ -1,0 +1,168 @@
+"""The policy as a mixed integer program: MoE-Lightning's Eq 12-14 with disk as a level.
+
+Sets        c candidates (batch N, micro-batch, tokens of a pass, A_g, F_g), f phases of the job,
+            l lanes, m levels
+Variables   z_c           binary: candidate c is the policy
+            A_g, F_g      binary: attention, experts are computed on the GPU
+            w_c,m  k_c,m  share of weights, of keys and values on level m below the computing one
+            t_c,f         seconds of a pass of phase f
+Minimise    sum_c,f n_c,f t_c,f  +  a little for the batch and for shares on lower levels
+Subject to  one_policy    sum_c z_c = 1
+            share_*       sum_m w_c,m <= z_c, the same for k
+            lane_*        t_c,f >= time of lane l, affine in the shares and z_c
+            memory_*      bytes on level m, affine in the shares and z_c, <= capacity_m z_c
+            attention_on_gpu, ffn_on_gpu    A_g = sum of z_c over candidates that do, F_g alike
+
+Shares belong to a candidate and vanish with its z_c. So every candidate is a polytope of its own,
+there are no big constants, and the relaxation is the convex hull of all of them (Balas): the
+solver finds integer solutions without branching.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import pulp
+
+from moebatch.plan.affine import Affine, AffineCandidate, Variable
+from moebatch.plan.problem import Problem
+from moebatch.spec.hardware import LevelName
+
+RELATIVE_GAP = 1e-6
+TIME_LIMIT_S = 20
+_SMALLEST_BATCH = 1e-4
+"""Share of the objective that the largest batch would cost if another one were as fast: a batch
+that brings less than this is not worth its memory."""
+_LOWER_LEVEL: Mapping[LevelName, float] = {"vram": 0.0, "dram": 1e-6, "disk": 1e-5}
+"""What a share on a level costs beside its time: of placements that are as fast, the one that
+keeps things high leaves the slower links free."""
+_SLACK = 1e-6
+"""Share of a level that stays free, so that what the solver takes for equal still fits."""
+_LEAST_SLOPE = 1e-12
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Solution:
+    """What the solver found."""
+
+    chosen: AffineCandidate
+    shares: Mapping[Variable, float]
+    seconds_per_sequence: float
+    """Without what breaks ties."""
+    solver: str
+
+
+class NoSolution(Exception):
+    """No candidate fits, or the solver gave up."""
+
+
+def solve(problem: Problem, items: Sequence[AffineCandidate], *, unit_s: float) -> Solution:
+    """The best of `items` with its shares; `unit_s` is about what it takes per sequence.
+
+    Raises NoSolution.
+    """
+    program = _Program(problem, items, unit_s)
+    solver = make_solver()
+    program.lp.solve(solver)
+    status = pulp.LpStatus[program.lp.status]
+    if status != "Optimal":
+        raise NoSolution(status)
+    return program.solution(solver.name)
+
+
+def make_solver() -> pulp.LpSolver:
+    """HiGHS where it is installed, else the CBC that comes with PuLP; both quiet and repeatable."""
+    highs = pulp.HiGHS(msg=False, gapRel=RELATIVE_GAP, timeLimit=TIME_LIMIT_S, threads=1)
+    if highs.available():
+        return highs
+    return pulp.PULP_CBC_CMD(
+        msg=False, gapRel=RELATIVE_GAP, timeLimit=TIME_LIMIT_S, threads=1, options=["randomSeed 1"]
+    )
+
+
+class _Program:
+    """Variables and constraints. Times are in units of `unit_s`, memory in those of the level's
+    capacity, so that all figures are near one."""
+
+    def __init__(self, problem: Problem, items: Sequence[AffineCandidate], unit_s: float) -> None:
+        self._problem = problem
+        self._items = items
+        self._unit_s = unit_s
+        self.lp = pulp.LpProblem("policy", pulp.LpMinimize)
+        self._chosen = [
+            pulp.LpVariable(f"z_{index}", cat=pulp.LpBinary) for index in range(len(items))
+        ]
+        self._shares = [self._share_variables(index) for index in range(len(items))]
+        self._times = [
+            [pulp.LpVariable(f"t_{index}_{phase}", lowBound=0) for phase in range(len(item.lanes))]
+            for index, item in enumerate(items)
+        ]
+        self._add_objective()
+        self.lp += pulp.lpSum(self._chosen) == 1, "one_policy"
+        self._add_places()
+        for index in range(len(items)):
+            self._add_shares(index)
+            self._add_lanes(index)
+            self._add_memory(index)
+
+    def solution(self, solver: str) -> Solution:
+        """Reads the chosen candidate and its shares."""
+        index = max(range(len(self._items)), key=lambda i: self._chosen[i].value())
+        times = zip(self._items[index].candidate.phases, self._times[index], strict=True)
+        return Solution(
+            chosen=self._items[index],
+            shares={v: share.value() for v, share in self._shares[index].items()},
+            seconds_per_sequence=self._unit_s * sum(p.num_passes * t.value() for p, t in times),
+            solver=solver,
+        )
+
+    def _share_variables(self, index: int) -> dict[Variable, pulp.LpVariable]:
+        return {
+            (kind, level): pulp.LpVariable(f"{kind}_{level}_{index}", lowBound=0, upBound=1)
+            for kind, level in self._items[index].variables
+        }
+
+    def _add_objective(self) -> None:
+        job_time, ties = [], []
+        ties += [_LOWER_LEVEL[v[1]] * share for of in self._shares for v, share in of.items()]
+        largest = max(item.candidate.policy.batch_size for item in self._items)
+        for item, chosen, times in zip(self._items, self._chosen, self._times, strict=True):
+            phases = zip(item.candidate.phases, times, strict=True)
+            job_time += [phase.num_passes * time for phase, time in phases]
+            ties.append(_SMALLEST_BATCH * item.candidate.policy.batch_size / largest * chosen)
+        self.lp += pulp.lpSum(job_time) + pulp.lpSum(ties), "seconds_per_sequence"
+
+    def _add_places(self) -> None:
+        for name in ("attention_on_gpu", "ffn_on_gpu"):
+            on_gpu = pulp.LpVariable(name, cat=pulp.LpBinary)
+            those = [
+                chosen
+                for item, chosen in zip(self._items, self._chosen, strict=True)
+                if getattr(item.candidate.policy, name)
+            ]
+            self.lp += on_gpu == pulp.lpSum(those), name
+
+    def _add_shares(self, index: int) -> None:
+        for kind in ("weights", "kv_cache"):
+            below = [share for (of, _), share in self._shares[index].items() if of == kind]
+            if below:
+                self.lp += pulp.lpSum(below) <= self._chosen[index], f"share_{kind}_{index}"
+
+    def _add_lanes(self, index: int) -> None:
+        for phase, lanes in enumerate(self._items[index].lanes):
+            time = self._times[index][phase]
+            for lane, formula in lanes.items():
+                name = f"lane_{lane.replace('->', '_to_')}_{index}_{phase}"
+                self.lp += time >= self._expression(index, formula, self._unit_s), name
+
+    def _add_memory(self, index: int) -> None:
+        for level, formula in self._items[index].memory.items():
+            capacity = self._problem.capacity_bytes(level)
+            used = self._expression(index, formula, capacity)
+            self.lp += used <= (1 - _SLACK) * self._chosen[index], f"memory_{level}_{index}"
+
+    def _expression(self, index: int, formula: Affine, unit: float) -> pulp.LpAffineExpression:
+        terms = [(self._chosen[index], formula.constant / unit)]
+        terms += [(self._shares[index][v], slope / unit) for v, slope in formula.slopes.items()]
+        return pulp.LpAffineExpression(
+            [(variable, slope) for variable, slope in terms if abs(slope) > _LEAST_SLOPE]
+        )

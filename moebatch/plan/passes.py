@@ -1,0 +1,98 @@
+"""A job pass by pass: what the batcher would do with sequences of these lengths.
+
+Admission, prompt slices and refilled places are those of `engine/batcher.py`, on numbers alone.
+"""
+
+from collections.abc import Iterator
+from itertools import cycle, islice
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moebatch.plan.load import PassLoad
+from moebatch.plan.scratch import PROMPT_ROWS
+from moebatch.spec.policy import PAGE_TOKENS, Policy
+from moebatch.spec.workload import Workload
+
+_Ints = NDArray[np.int64]
+
+
+def job_passes(workload: Workload, policy: Policy, num_sequences: int) -> Iterator[PassLoad]:
+    """Loads of all passes of the first `num_sequences` sequences under mixed batching."""
+    lengths = np.array(list(islice(cycle(workload.sample), num_sequences)), dtype=np.int64)
+    seats = _Seats(lengths, policy)
+    while (load := seats.next_pass()) is not None:
+        yield load
+
+
+class _Seats:
+    """Sequences in work, in the order of their admission, and those that wait."""
+
+    def __init__(self, lengths: _Ints, policy: Policy) -> None:
+        self._waiting = lengths
+        self._pages = -(-lengths.sum(axis=1) // PAGE_TOKENS)
+        self._next = 0
+        self._policy = policy
+        self._free_pages = policy.num_kv_pages
+        self._prompt_left = np.empty(0, np.int64)
+        self._cached = np.empty(0, np.int64)
+        self._new_left = np.empty(0, np.int64)
+        self._held_pages = np.empty(0, np.int64)
+
+    def next_pass(self) -> PassLoad | None:
+        """Takes everything one pass further; None when all is done."""
+        decodes = self._prompt_left == 0
+        self._admit()
+        if not len(self._prompt_left):
+            return None
+        decodes = np.concatenate([decodes, np.zeros(len(self._prompt_left) - len(decodes), bool)])
+        budget = self._policy.tokens_per_pass - int(decodes.sum())
+        before = np.cumsum(self._prompt_left) - self._prompt_left
+        slices = np.clip(budget - before, 0, self._prompt_left)
+        load = self._load(decodes, slices)
+        self._cached += slices + decodes
+        self._prompt_left -= slices
+        chosen = decodes | ((self._prompt_left == 0) & (slices > 0))
+        self._new_left -= chosen
+        self._retire()
+        return load
+
+    def _admit(self) -> None:
+        """As many as there are seats and pages for; the first one always."""
+        room = self._policy.batch_size - len(self._prompt_left)
+        wanted = self._pages[self._next : self._next + room]
+        fitting = int(np.searchsorted(np.cumsum(wanted), self._free_pages, side="right"))
+        if not fitting and not len(self._prompt_left):
+            fitting = min(1, len(wanted))
+        admitted = slice(self._next, self._next + fitting)
+        self._next += fitting
+        self._free_pages -= int(wanted[:fitting].sum())
+        prompts, new = self._waiting[admitted].T
+        self._prompt_left = np.concatenate([self._prompt_left, prompts])
+        self._new_left = np.concatenate([self._new_left, new])
+        self._cached = np.concatenate([self._cached, np.zeros(fitting, np.int64)])
+        self._held_pages = np.concatenate([self._held_pages, wanted[:fitting]])
+
+    def _retire(self) -> None:
+        going_on = self._new_left > 0
+        if going_on.all():
+            return
+        self._free_pages += int(self._held_pages[~going_on].sum())
+        self._prompt_left, self._new_left = self._prompt_left[going_on], self._new_left[going_on]
+        self._cached, self._held_pages = self._cached[going_on], self._held_pages[going_on]
+
+    def _load(self, decodes: NDArray[np.bool_], slices: _Ints) -> PassLoad:
+        sliced = slices > 0
+        tokens, cached = slices[sliced], self._cached[sliced]
+        pieces = -(-tokens // PROMPT_ROWS)
+        earlier = PROMPT_ROWS * pieces * (pieces - 1) // 2
+        read_again = np.where(cached > 0, pieces * cached, 0) + earlier
+        ends = (self._prompt_left[sliced] == tokens).sum()
+        return PassLoad(
+            decode_sequences=float(decodes.sum()),
+            decode_positions=float(self._cached[decodes].sum() + decodes.sum()),
+            prompt_tokens=float(tokens.sum()),
+            prompt_pairs=float((tokens * cached + tokens * (tokens + 1) // 2).sum()),
+            prompt_context=float(read_again.sum()),
+            logits_rows=float(decodes.sum() + ends),
+        )

@@ -1,0 +1,83 @@
+"""A job as a few kinds of passes: how many of each, and what each has to do.
+
+The fluid picture behind the planner's objective. With N seats and T tokens a pass, prompts of s
+tokens and answers of g: while seats are being filled, passes are full; then they decode; as
+sequences end, their places are filled by full passes again.
+"""
+
+from dataclasses import dataclass
+from math import ceil
+
+from moebatch.plan.load import PassLoad
+from moebatch.plan.scratch import PROMPT_ROWS
+from moebatch.spec.policy import Policy
+from moebatch.spec.workload import Workload
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Phase:
+    """Passes that are alike."""
+
+    num_passes: float
+    """Per sequence of the job."""
+    load: PassLoad
+
+
+def phases_of(workload: Workload, policy: Policy) -> tuple[Phase, ...]:
+    """Full and decoding passes of a job under mixed batching, per sequence.
+
+    A job without a number of sequences has neither a beginning nor an end.
+    """
+    total = workload.num_sequences
+    prompt, new = workload.mean_prompt_tokens, max(1.0, workload.mean_new_tokens)
+    tokens = policy.tokens_per_pass
+    seats = policy.batch_size if total is None else min(policy.batch_size, total)
+    waves = 1.0 if total is None else max(1.0, total / seats)
+    # While seats are filled for the first time half of them decode; later, nearly all.
+    in_full = seats * (1.0 if total is None else 1 - 0.5 / waves)
+    filling = seats * prompt / max(1.0, tokens - in_full)
+    if filling >= new:  # prompts never stop coming in: every pass is full
+        decoding = tokens / (1 + prompt / new)
+        decoding = min(decoding, seats)
+        full = waves * seats * new / decoding + (0 if total is None else filling)
+        load = _load(workload, decoding, decoding * prompt / new)
+        return (Phase(num_passes=full / (waves * seats), load=load),)
+    num_full = waves * filling
+    num_passes = _waves_passes(workload, waves) + (0.0 if total is None else filling)
+    rest = num_passes - num_full
+    decoding = max(1.0, (waves * seats * new - num_full * in_full) / rest)
+    phases = (
+        Phase(num_passes=num_full, load=_load(workload, in_full, tokens - in_full)),
+        Phase(num_passes=rest, load=_load(workload, min(decoding, seats), 0.0)),
+    )
+    sequences = waves * seats
+    return tuple(
+        Phase(num_passes=phase.num_passes / sequences, load=phase.load)
+        for phase in phases
+        if phase.num_passes > 0
+    )
+
+
+def _waves_passes(workload: Workload, waves: float) -> float:
+    """Passes in which answers are generated. Answers of one length end together, so the last wave
+    takes as long as any; otherwise seats are refilled one by one, and the longest answer ends
+    alone."""
+    new = max(1.0, workload.mean_new_tokens)
+    longest = workload.longest_answer
+    if workload.num_sequences is None:
+        return waves * new
+    if longest <= new:
+        return ceil(waves) * new
+    return waves * new + longest - new
+
+
+def _load(workload: Workload, decoding: float, prompts: float) -> PassLoad:
+    prompt, new = workload.mean_prompt_tokens, workload.mean_new_tokens
+    return PassLoad(
+        decode_sequences=decoding,
+        decode_positions=decoding * (prompt + new / 2),
+        prompt_tokens=prompts,
+        prompt_pairs=prompts * (prompt + 1) / 2,
+        prompt_context=prompts * max(0.0, prompt / PROMPT_ROWS - 1) / 2,
+        logits_rows=decoding + prompts / max(1.0, prompt),
+    )

@@ -1,0 +1,126 @@
+"""The way from a problem to a policy."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from moebatch.plan.affine import AffineCandidate, Variable, affine, placement
+from moebatch.plan.bounds import Bounds, bounds, least_seconds
+from moebatch.plan.candidates import FEWEST_SLOTS, SLOTS, Candidate, candidates
+from moebatch.plan.milp import NoSolution, Solution, solve
+from moebatch.plan.problem import Problem
+from moebatch.plan.refusal import refusal, too_large
+from moebatch.plan.verify import violations
+from moebatch.spec.hardware import LevelName
+from moebatch.spec.policy import Placement, Policy
+
+MOST_CANDIDATES = 48
+"""So many are handed to the solver, the most promising ones."""
+NEAR = 1.25
+"""A candidate that cannot come nearer to the best one than this is not looked at again."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Planned:
+    """A policy and how it was found."""
+
+    policy: Policy
+    """Whole experts."""
+    solution: Solution
+    candidates: tuple[AffineCandidate, ...]
+    """Those that the solver saw."""
+    lower_bound_s: float
+    """No policy takes less, per sequence."""
+
+
+def best_policy(problem: Problem) -> Planned:
+    """The policy that finishes the job first. Raises DoesNotFit."""
+    screened = screen(problem, slots=SLOTS) or screen(problem, slots=FEWEST_SLOTS)
+    if not screened:
+        raise refusal(problem)
+    items = tuple(item for item, _ in screened[:MOST_CANDIDATES])
+    solution = _solved(problem, items, screened[0][1])
+    return Planned(
+        policy=whole_units(problem, solution.chosen.candidate, solution.shares),
+        solution=solution,
+        candidates=items,
+        lower_bound_s=min(limits.lower_s for _, limits in screened),
+    )
+
+
+def _solved(problem: Problem, items: Sequence[AffineCandidate], by_hand: Bounds) -> Solution:
+    """The solver's answer if it has one that holds, else the best placement found by hand."""
+    try:
+        solution = solve(problem, items, unit_s=by_hand.upper_s)
+    except NoSolution as error:
+        solver, reasons = str(error), ["no solution"]
+    else:
+        solver, reasons = solution.solver, violations(problem, solution)
+    if not reasons:
+        return solution
+    return Solution(
+        chosen=items[0],
+        shares=by_hand.shares,
+        seconds_per_sequence=by_hand.upper_s,
+        solver=f"by hand ({solver}: {'; '.join(reasons)})",
+    )
+
+
+def screen(problem: Problem, *, slots: int) -> list[tuple[AffineCandidate, Bounds]]:
+    """Candidates that may be the best or come close, most promising first."""
+    ranked = sorted(
+        (
+            (least_seconds(problem, candidate), candidate)
+            for candidate in candidates(problem, slots=slots)
+        ),
+        key=lambda pair: pair[0],
+    )
+    found: list[tuple[AffineCandidate, Bounds]] = []
+    best_s = float("inf")
+    for least_s, candidate in ranked:
+        if least_s > best_s * NEAR:
+            break
+        item = affine(problem, candidate)
+        limits = bounds(problem, item)
+        if limits.upper_s < float("inf"):
+            best_s = min(best_s, limits.upper_s)
+            found.append((item, limits))
+    near = [pair for pair in found if pair[1].lower_s <= best_s * NEAR]
+    return sorted(near, key=lambda pair: (pair[1].upper_s, pair[1].lower_s))
+
+
+def whole_units(problem: Problem, candidate: Candidate, shares: Mapping[Variable, float]) -> Policy:
+    """The policy with whole experts and whole pages: what is left of one on a level moves to the
+    next below, as long as that is not too much for it."""
+    for carry in (True, False):
+        weights = _whole(
+            placement(candidate, "weights", shares),
+            candidate.weight_levels,
+            problem.num_experts,
+            carry=carry,
+        )
+        cache = _whole(
+            placement(candidate, "kv_cache", shares),
+            candidate.kv_levels,
+            candidate.policy.num_kv_pages,
+            carry=carry,
+        )
+        policy = candidate.placed(weights, cache)
+        if too_large(problem, policy) is None:
+            break
+    nothing_streams = policy.weights.on(candidate.weight_levels[0]) == 1
+    return replace(policy, num_slots=0) if nothing_streams else policy
+
+
+def _whole(
+    shares: Placement, levels: Sequence[LevelName], num_units: int, *, carry: bool
+) -> Placement:
+    """The nearest whole units by level, the lowest level taking what is left."""
+    counts: dict[LevelName, int] = {}
+    left, rest = num_units, 0.0
+    for level in levels[:-1]:
+        exact = shares.on(level) * num_units + (rest if carry else 0.0)
+        counts[level] = min(left, int(exact + 1e-6))
+        rest = exact - counts[level]
+        left -= counts[level]
+    counts[levels[-1]] = left
+    return Placement(**{level: count / num_units for level, count in counts.items()})

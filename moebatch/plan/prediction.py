@@ -1,0 +1,86 @@
+"""What a policy will do: how fast, how long, how full, and what binds."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from moebatch.plan.cost import bottleneck, pass_seconds
+from moebatch.plan.load import PassLoad
+from moebatch.plan.problem import Problem
+from moebatch.plan.replay import job_loads
+from moebatch.spec.hardware import LevelName
+from moebatch.spec.policy import Policy
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prediction:
+    """A job under one policy on one machine."""
+
+    tokens_per_s: float
+    """Generated tokens of the job over its time; of a job without end, in the long run."""
+    decode_tokens_per_s: float
+    """Of a full batch that only decodes."""
+    prefill_tokens_per_s: float
+    """Prompt tokens of a full pass that only computes prompts."""
+    layer_time_s: float
+    """Of a mean layer of a mean pass."""
+    lanes_s: Mapping[str, float]
+    """Busy seconds of every lane during such a layer."""
+    bottleneck: str
+    """The lane that is busy longest."""
+    peak_bytes: Mapping[LevelName, int]
+    capacity_bytes: Mapping[LevelName, int]
+    busy_s: Mapping[str, float]
+    """Busy seconds of every lane in all passes; of a job without end, in those looked at."""
+    num_passes: float | None
+    """None for a job without a number of sequences, as is the next one."""
+    job_time_s: float | None
+    """Time of all passes, without loading and writing."""
+
+
+def predict(problem: Problem, policy: Policy) -> Prediction:
+    """Goes through the job pass by pass and prices every pass."""
+    total_s, num_passes, generated = 0.0, 0.0, 0.0
+    lanes: dict[str, float] = {}
+    for count, load in job_loads(problem.workload, policy):
+        of_pass = problem.cost.lanes(load, policy)
+        total_s += count * pass_seconds(of_pass, policy)
+        num_passes += count
+        generated += count * load.logits_rows
+        for lane, seconds in of_pass.items():
+            lanes[lane] = lanes.get(lane, 0.0) + count * seconds
+    layers = num_passes * problem.shape.num_layers
+    footprints = problem.footprints(policy)
+    endless = problem.workload.num_sequences is None
+    return Prediction(
+        tokens_per_s=generated / total_s,
+        decode_tokens_per_s=_decode_rate(problem, policy),
+        prefill_tokens_per_s=_prefill_rate(problem, policy),
+        layer_time_s=total_s / layers,
+        lanes_s={lane: seconds / layers for lane, seconds in lanes.items()},
+        bottleneck=bottleneck(lanes),
+        peak_bytes={level: footprint.total_bytes for level, footprint in footprints.items()},
+        capacity_bytes={level: problem.capacity_bytes(level) for level in footprints},
+        busy_s=lanes,
+        num_passes=None if endless else num_passes,
+        job_time_s=None if endless else total_s,
+    )
+
+
+def _decode_rate(problem: Problem, policy: Policy) -> float:
+    workload, batch = problem.workload, policy.batch_size
+    context = workload.mean_prompt_tokens + workload.mean_new_tokens / 2
+    load = PassLoad(decode_sequences=batch, decode_positions=batch * context, logits_rows=batch)
+    return batch / pass_seconds(problem.cost.lanes(load, policy), policy)
+
+
+def _prefill_rate(problem: Problem, policy: Policy) -> float:
+    """A static batch computes all of its prompts in one pass."""
+    prompt = problem.workload.mean_prompt_tokens
+    is_static = policy.batching == "static"
+    tokens = policy.batch_size * prompt if is_static else policy.tokens_per_pass
+    load = PassLoad(
+        prompt_tokens=tokens,
+        prompt_pairs=tokens * (prompt + 1) / 2,
+        logits_rows=tokens / max(1.0, prompt),
+    )
+    return tokens / pass_seconds(problem.cost.lanes(load, policy), policy)

@@ -1,0 +1,69 @@
+"""What a planner is asked: this model, on this machine, for this workload."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from moebatch.plan.cost import CostModel
+from moebatch.plan.footprint import Dtypes, Footprint, footprints
+from moebatch.spec.hardware import Hardware, LevelName
+from moebatch.spec.policy import Policy
+from moebatch.spec.shape import ModelShape
+from moebatch.spec.workload import Workload
+
+GIB = 2**30
+_PROGRAM_BYTES: Mapping[LevelName, int] = {"dram": 5 * GIB // 16}
+"""Interpreter, torch and the rest of the program, measured on a machine without a GPU."""
+_PROGRAM_BYTES_WITH_GPU: Mapping[LevelName, int] = {"dram": 2 * GIB, "vram": GIB // 2}
+"""The same with CUDA: libraries on the host, context and workspaces on the device. Estimates."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Problem:
+    """Everything that decides over a policy. Budgets are the capacities of the hardware."""
+
+    shape: ModelShape
+    dtypes: Dtypes
+    hardware: Hardware
+    workload: Workload
+    program_bytes: Mapping[LevelName, int] = field(default_factory=dict)
+    """What the process holds before any weight; empty is what is usual."""
+    kv_on_disk: bool = True
+    """Whether keys and values may live on disk."""
+
+    @property
+    def cost(self) -> CostModel:
+        """Prices of passes."""
+        return CostModel(shape=self.shape, dtypes=self.dtypes, hardware=self.hardware)
+
+    @property
+    def num_experts(self) -> int:
+        """Experts of all layers together."""
+        return len(self.shape.moe_layers) * self.shape.num_experts
+
+    @property
+    def with_vram(self) -> bool:
+        """Whether the machine has a GPU."""
+        return self.hardware.vram is not None
+
+    def footprints(self, policy: Policy) -> dict[LevelName, Footprint]:
+        """What `policy` takes of every level of the machine."""
+        usual = _PROGRAM_BYTES_WITH_GPU if self.with_vram else _PROGRAM_BYTES
+        of_levels = footprints(
+            self.shape,
+            policy,
+            dtypes=self.dtypes,
+            program_bytes=self.program_bytes or usual,
+            max_tokens=self.workload.max_total_tokens,
+            with_vram=self.with_vram,
+        )
+        return {level: of_levels[level] for level in self.hardware.levels}
+
+    def capacity_bytes(self, level: LevelName) -> int:
+        """What the job may take of a level."""
+        return self.hardware.levels[level].capacity_bytes
+
+    def with_capacity(self, level: LevelName, num_bytes: int) -> "Problem":
+        """The same problem with another budget."""
+        changed = replace(self.hardware.levels[level], capacity_bytes=num_bytes)
+        levels = {**self.hardware.levels, level: changed}
+        return replace(self, hardware=replace(self.hardware, levels=levels))

@@ -1,0 +1,70 @@
+"""A planning question asked in words: names of a machine and a model, and lengths."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from moebatch.plan.footprint import Dtypes
+from moebatch.plan.options import PlanOptions
+from moebatch.plan.problem import Problem
+from moebatch.spec.hardware import Basis
+from moebatch.spec.models import load_model
+from moebatch.spec.profile import HardwareProfile
+from moebatch.spec.shape import ModelShape
+
+_MOST_NAMED = 4
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Question:
+    """A problem with what its reader should know of it."""
+
+    problem: Problem
+    model: str
+    notes: tuple[str, ...] = ()
+
+    def noted(self, notes: Iterable[str]) -> "Question":
+        """The same question with more to know."""
+        return replace(self, notes=(*notes, *self.notes))
+
+
+def stated_question(profile: HardwareProfile, options: PlanOptions) -> Question:
+    """A question about a machine and a model that need not be here.
+
+    Raises ConfigError for names, files and changes that are wrong.
+    """
+    assert options.model is not None, "checked before"
+    entry = load_model(options.model)
+    profile = changed_profile(profile, options.what_if)
+    return Question(
+        problem=Problem(
+            shape=entry.shape,
+            dtypes=stated_dtypes(entry.shape),
+            hardware=profile.hardware(options.basis),
+            workload=options.stated_workload(),
+        ),
+        model=entry.name,
+        notes=tuple(figure_notes(profile, options.basis)),
+    )
+
+
+def changed_profile(profile: HardwareProfile, what_if: Iterable[str]) -> HardwareProfile:
+    """The profile with every ``NAME=FIGURE`` in place."""
+    for change in what_if:
+        profile = profile.with_change(change)
+    return profile
+
+
+def stated_dtypes(shape: ModelShape) -> Dtypes:
+    """Weights as the configuration says they are stored, computed as they are declared."""
+    stored = shape.expert_bits_per_param or 8 * shape.dtype_bytes
+    return Dtypes(stored_bits=stored, compute=shape.dtype)
+
+
+def figure_notes(profile: HardwareProfile, basis: Basis) -> list[str]:
+    """What stands in for figures that nobody has measured."""
+    assumed = profile.assumed(basis) if basis == "achieved" else ()
+    if not assumed:
+        return []
+    more = f" and {len(assumed) - _MOST_NAMED} more" if len(assumed) > _MOST_NAMED else ""
+    named = ", ".join(assumed[:_MOST_NAMED])
+    return [f"data sheet figures, for want of measured ones: {named}{more}"]

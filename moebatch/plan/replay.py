@@ -1,0 +1,92 @@
+"""All passes of a job under a policy, alike ones counted together."""
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import fields
+from itertools import accumulate
+from math import ceil
+
+from moebatch.plan.load import CountedLoad, PassLoad
+from moebatch.plan.passes import job_passes
+from moebatch.spec.policy import Policy
+from moebatch.spec.workload import Workload
+
+_WAVES = 6
+_MOST_SEQUENCES = 24_000
+_MOST_LOADS = 1200
+"""Of more passes, neighbours are counted together."""
+_MIDDLE_WAVES = (2, 5)
+"""Full batches of answers between which a replayed job knows neither start nor end. Whole ones:
+sequences of one length start and end together."""
+
+
+def job_loads(workload: Workload, policy: Policy) -> list[CountedLoad]:
+    """Passes of the whole job; of a job without a number of sequences, some from its middle."""
+    if policy.batching == "static":
+        return _static_loads(workload, policy)
+    return _mixed_loads(workload, policy)
+
+
+def _mixed_loads(workload: Workload, policy: Policy) -> list[CountedLoad]:
+    """Long jobs are replayed in part, and their middle is drawn out to the whole length."""
+    total = workload.num_sequences
+    enough = min(_WAVES * policy.batch_size, _MOST_SEQUENCES)
+    num_replayed = enough if total is None else min(total, max(enough, policy.batch_size + 1))
+    loads = _thinned(list(job_passes(workload, policy, num_replayed)))
+    if total == num_replayed:
+        return loads
+    first, last = _middle(loads, policy.batch_size * workload.mean_new_tokens)
+    middle = loads[first:last]
+    if total is None:
+        return middle
+    ended = sum(count * load.logits_rows for count, load in middle) / workload.mean_new_tokens
+    longer = 1 + (total - num_replayed) / ended
+    return [*loads[:first], *((count * longer, load) for count, load in middle), *loads[last:]]
+
+
+def _middle(loads: Sequence[CountedLoad], tokens_of_wave: float) -> tuple[int, int]:
+    """Where the passes in the middle begin and end."""
+    ends = list(accumulate(count * load.logits_rows for count, load in loads))
+    waves = ends[-1] / tokens_of_wave
+    parts = (min(limit, waves * limit / _WAVES) for limit in _MIDDLE_WAVES)
+    first, last = (bisect_left(ends, part * tokens_of_wave) for part in parts)
+    return first, max(last, first + 1)
+
+
+def _static_loads(workload: Workload, policy: Policy) -> list[CountedLoad]:
+    """One pass over the prompts of a batch, then one for every further token of its answers.
+
+    As FlexGen and MoE-Lightning's artifact run a job. All sequences are as long as the means say:
+    padding to the longest is the caller's business.
+    """
+    batch, total = policy.batch_size, workload.num_sequences
+    prompt, new = workload.mean_prompt_tokens, workload.mean_new_tokens
+    batches = 1 if total is None else ceil(total / batch)
+    prefill = PassLoad(
+        prompt_tokens=batch * prompt,
+        prompt_pairs=batch * prompt * (prompt + 1) / 2,
+        logits_rows=batch,
+    )
+    decode = PassLoad(
+        decode_sequences=batch,
+        decode_positions=batch * (prompt + new / 2),
+        logits_rows=batch,
+    )
+    return [(batches, prefill), (batches * max(0.0, new - 1), decode)]
+
+
+def _thinned(loads: Sequence[PassLoad]) -> list[CountedLoad]:
+    together = ceil(len(loads) / _MOST_LOADS) or 1
+    groups = (loads[first : first + together] for first in range(0, len(loads), together))
+    return [(len(group), _mean(group)) for group in groups]
+
+
+def _mean(loads: Sequence[PassLoad]) -> PassLoad:
+    if len(loads) == 1:
+        return loads[0]
+    return PassLoad(
+        **{
+            field.name: sum(getattr(load, field.name) for load in loads) / len(loads)
+            for field in fields(PassLoad)
+        }
+    )

@@ -1,0 +1,200 @@
+"""A planner's answer as a person reads it."""
+
+from collections.abc import Iterator
+
+from rich.console import Group, RenderableType
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from moebatch.plan.answer import Answer
+from moebatch.plan.prediction import Prediction
+from moebatch.plan.roofs import PolicyRoofs, policy_roofs
+from moebatch.report.roofline import roofline_svg
+from moebatch.report.roofline_panel import Mark, Panel
+from moebatch.spec.policy import Placement, Policy, shares_text
+from moebatch.spec.workload import Workload
+from moebatch.units import format_bytes, format_duration
+
+_BAR = 24
+_METHODS = {
+    "milp": "MILP",
+    "klotski": "Klotski's inequalities",
+    "paper": "MoE-Lightning's own forms",
+    "given": "as given",
+}
+
+
+def plan_view(answer: Answer) -> RenderableType:
+    """Policy, speed, memory, lanes, turning points, and what would help."""
+    parts: list[RenderableType] = [_title(answer), "", _policy(answer), "", _speed(answer)]
+    parts += ["", _memory(answer.prediction), "", _lanes(answer.prediction)]
+    turning = [
+        line for roofs in policy_roofs(answer.problem, answer.policy) for line in _turning(roofs)
+    ]
+    if turning:
+        parts += ["", Text("turning points of the experts", style="bold"), *turning]
+    parts += ["", *_help(answer)]
+    parts += [Text(f"note: {note}", style="dim") for note in answer.notes]
+    return Group(*parts)
+
+
+def plan_svg(answer: Answer) -> str:
+    """The roofline picture of an answer."""
+    panels = [
+        Panel(
+            roofline=roofs.roofline,
+            marks=tuple(Mark(operation=o.operation, level=o.level) for o in roofs.operations),
+        )
+        for roofs in policy_roofs(answer.problem, answer.policy)
+    ]
+    policy = answer.policy
+    return roofline_svg(
+        panels,
+        title=f"{answer.model} on {answer.problem.hardware.name}",
+        subtitle=f"batch {policy.batch_size}, micro-batches of {policy.micro_batch_size}, "
+        f"schedule {policy.schedule}",
+    )
+
+
+def _title(answer: Answer) -> RenderableType:
+    hardware = answer.problem.hardware
+    machine = f"{hardware.name}: {hardware.title}" if hardware.title else hardware.name
+    return Group(
+        Text.from_markup(f"[bold]{escape(answer.model)}[/] on [bold]{escape(machine)}[/]"),
+        Text(_workload(answer.problem.workload), style="dim"),
+    )
+
+
+def _workload(workload: Workload) -> str:
+    lengths = (
+        f"prompts of {workload.mean_prompt_tokens:.0f} tokens, answers of up to "
+        f"{workload.mean_new_tokens:.0f}, longest together {workload.max_total_tokens}"
+    )
+    if workload.num_sequences is None:
+        return f"{lengths}; as many as there are (give --requests for a job time)"
+    return f"{workload.num_sequences} sequences: {lengths}"
+
+
+def _grid() -> Table:
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="dim", justify="right", min_width=14)
+    grid.add_column()
+    return grid
+
+
+def _policy(answer: Answer) -> RenderableType:
+    policy, grid = answer.policy, _grid()
+    grid.add_row("policy", f"[dim]{_METHODS[answer.method]} ({escape(answer.solver)})[/]")
+    tokens = f", up to {policy.tokens_per_pass} tokens a pass" * (policy.batching == "mixed")
+    grid.add_row(
+        "batch",
+        f"[bold]{policy.batch_size}[/] sequences in {policy.num_micro_batches} micro-batches of "
+        f"[bold]{policy.micro_batch_size}[/]{tokens}",
+    )
+    grid.add_row("computed", _places(policy, with_gpu=answer.problem.with_vram))
+    grid.add_row("experts", _placed(policy.weights, answer.problem.num_experts))
+    grid.add_row("KV cache", shares_text(policy.kv_cache) + f" ({policy.num_kv_pages} pages)")
+    grid.add_row(
+        "schedule", f"{policy.schedule}, {policy.num_slots} slots, {policy.batching} batches"
+    )
+    return grid
+
+
+def _places(policy: Policy, *, with_gpu: bool) -> str:
+    if not with_gpu:
+        return "all on the CPU"
+    attention = "GPU" if policy.attention_on_gpu else "CPU"
+    experts = "GPU" if policy.ffn_on_gpu else "CPU"
+    return f"attention on the {attention}, experts on the {experts}"
+
+
+def _placed(weights: Placement, num_experts: int) -> str:
+    counts = [
+        f"{weights.on(level) * num_experts:.4g} on {level}"
+        for level in ("vram", "dram", "disk")
+        if weights.on(level) > 0
+    ]
+    return f"{shares_text(weights)} ({', '.join(counts)} of {num_experts})"
+
+
+def _speed(answer: Answer) -> RenderableType:
+    prediction, grid = answer.prediction, _grid()
+    workload = answer.problem.workload
+    job = f"[bold green]{prediction.tokens_per_s:.4g}[/] generated tok/s"
+    if prediction.job_time_s is not None:
+        job += f", [bold]{format_duration(prediction.job_time_s)}[/] in all"
+    if prediction.num_passes is not None:
+        job += f", {prediction.num_passes:.0f} passes"
+    grid.add_row("job", job)
+    grid.add_row(
+        "",
+        f"[dim]decoding alone {prediction.decode_tokens_per_s:.4g} tok/s, prompts alone "
+        f"{prediction.prefill_tokens_per_s:.4g} tok/s[/]",
+    )
+    if workload.num_sequences is not None and prediction.job_time_s:
+        prompts = workload.num_sequences * workload.mean_prompt_tokens / prediction.job_time_s
+        grid.add_row("", f"[dim]beside {prompts:.4g} prompt tok/s[/]")
+    return grid
+
+
+def _memory(prediction: Prediction) -> RenderableType:
+    grid = _grid()
+    grid.add_column(justify="right")
+    for level, capacity in prediction.capacity_bytes.items():
+        peak = prediction.peak_bytes[level]
+        if not peak:
+            continue
+        share = peak / capacity
+        grid.add_row(f"{level}", _bar(share), f"{format_bytes(peak)} of {format_bytes(capacity)}")
+    return grid
+
+
+def _lanes(prediction: Prediction) -> RenderableType:
+    grid = _grid()
+    grid.add_column(justify="right")
+    grid.add_row("per layer", "", f"[bold]{format_duration(prediction.layer_time_s)}[/]")
+    for lane, seconds in sorted(prediction.lanes_s.items(), key=lambda pair: -pair[1]):
+        binds = lane == prediction.bottleneck
+        name = f"[bold yellow]{lane}[/]" if binds else lane
+        share = seconds / prediction.layer_time_s if prediction.layer_time_s else 0.0
+        note = " [bold yellow]binds[/]" if binds else ""
+        grid.add_row(name, _bar(share), f"{format_duration(seconds)}{note}")
+    return grid
+
+
+def _bar(share: float) -> str:
+    full = round(min(1.0, share) * _BAR)
+    return f"{'█' * full}[dim]{'·' * (_BAR - full)}[/] {share:4.0%}"
+
+
+def _turning(roofs: PolicyRoofs) -> Iterator[RenderableType]:
+    upper, lower = roofs.roofline.level_i, roofs.roofline.level_j
+    grid = _grid()
+    if roofs.p1 > 0:
+        grid.add_row(
+            f"P1 {lower}",
+            f"from {_tokens(roofs.p1_tokens)} a batch on, experts are better computed at {upper} "
+            f"({roofs.p1:.3g} FLOP/B)",
+        )
+    grid.add_row(
+        f"P2 {lower}",
+        f"from {_tokens(roofs.p2_tokens)} a batch on, {lower}->{upper} does not bind "
+        f"({roofs.p2:.3g} FLOP/B)",
+    )
+    yield grid
+
+
+def _tokens(count: float) -> str:
+    return f"{count:.0f} tokens" if count < 1e9 else "no number of tokens"
+
+
+def _help(answer: Answer) -> Iterator[RenderableType]:
+    if not answer.improvements:
+        return
+    yield Text("what would help most", style="bold")
+    grid = _grid()
+    for better in answer.improvements:
+        option = f"  [dim]--what-if '{better.what_if}'[/]" if better.what_if else ""
+        grid.add_row(f"[green]{better.speedup:.2f}x[/]", f"{escape(better.change)}{option}")
+    yield grid

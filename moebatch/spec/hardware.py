@@ -1,0 +1,128 @@
+"""A machine in figures: levels of memory with their processors, and links between them.
+
+Planning works on these; where they come from (a profile file, a measurement, a data sheet) is the
+business of `spec/profile.py`.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+LevelName = Literal["vram", "dram", "disk"]
+LEVELS: tuple[LevelName, ...] = ("vram", "dram", "disk")
+LinkName = Literal["disk->dram", "dram->disk", "dram->vram", "vram->dram"]
+LINKS: tuple[LinkName, ...] = ("disk->dram", "dram->disk", "dram->vram", "vram->dram")
+Basis = Literal["achieved", "peak", "paper"]
+"""Which figures of a profile are meant: measured ones, those of data sheets, MoE-Lightning's."""
+Dtype = Literal["float32", "bfloat16", "float16"]
+
+
+@dataclass(frozen=True, slots=True)
+class RateCurve:
+    """FLOP/s of a matrix product by its number of rows, its weights read from memory."""
+
+    points: tuple[tuple[int, float], ...]
+    """(rows, FLOP/s), ascending in rows."""
+
+    def at(self, rows: float) -> float:
+        """FLOP/s at `rows`: between points by the logarithms, below the first one in proportion
+        to the rows (reading the weights takes all the time), above the last one as there."""
+        (first, rate), *_ = self.points
+        if rows <= first:
+            return rate * rows / first
+        for (low, low_rate), (high, high_rate) in zip(self.points, self.points[1:], strict=False):
+            if rows <= high:
+                share = math.log(rows / low) / math.log(high / low)
+                return math.exp(math.log(low_rate) * (1 - share) + math.log(high_rate) * share)
+        return self.points[-1][1]
+
+    def scaled(self, factor: float) -> "RateCurve":
+        """The same curve, higher or lower everywhere."""
+        return RateCurve(tuple((rows, rate * factor) for rows, rate in self.points))
+
+    @property
+    def peak(self) -> float:
+        """The highest FLOP/s of the curve."""
+        return max(rate for _, rate in self.points)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Processor:
+    """What computes at a level: all of its devices together."""
+
+    gemm: Mapping[Dtype, RateCurve]
+    """By data type; at least one."""
+    bandwidth: float
+    """Bytes per second read from the level's memory by matrix products."""
+    attention_bandwidth: float
+    """Bytes of keys and values per second that decode attention goes through."""
+    attention_flops: float
+    """FLOP/s of attention among the tokens of a prompt."""
+    elementwise_bandwidth: float
+    """Bytes per second of norms, gathering and adding."""
+    sequence_s: float = 0.0
+    """Fixed seconds of decode attention per sequence and layer."""
+
+    def gemm_for(self, dtype: Dtype) -> RateCurve:
+        """The curve of `dtype`; where it has none, of the nearest that the processor can do."""
+        nearest: dict[Dtype, tuple[Dtype, ...]] = {
+            "bfloat16": ("bfloat16", "float16", "float32"),
+            "float16": ("float16", "bfloat16", "float32"),
+            "float32": ("float32", "bfloat16", "float16"),
+        }
+        return next(self.gemm[name] for name in nearest[dtype] if name in self.gemm)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Level:
+    """A memory, and what computes on it."""
+
+    name: LevelName
+    capacity_bytes: int
+    """What a job may take of it, all devices together."""
+    num_devices: int = 1
+    processor: Processor | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Link:
+    """A directed path between two levels."""
+
+    name: LinkName
+    bandwidth: float
+    """Bytes per second."""
+    staging_bandwidth: float | None = None
+    """Bytes per second of the copy into pinned buffers that comes before the link itself; a lane
+    of its own. None where data lies ready."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Hardware:
+    """A machine: ``dram`` is always there, ``vram`` and ``disk`` may be."""
+
+    name: str
+    title: str
+    levels: Mapping[LevelName, Level]
+    links: Mapping[LinkName, Link]
+
+    def without(self, name: LevelName) -> "Hardware":
+        """The same machine without one of its levels."""
+        levels = {level: figures for level, figures in self.levels.items() if level != name}
+        links = {link: figures for link, figures in self.links.items() if name not in link}
+        return replace(self, levels=levels, links=links)
+
+    @property
+    def dram(self) -> Level:
+        """Main memory."""
+        return self.levels["dram"]
+
+    @property
+    def vram(self) -> Level | None:
+        """GPU memory."""
+        return self.levels.get("vram")
+
+    @property
+    def disk(self) -> Level | None:
+        """What lies on files."""
+        return self.levels.get("disk")

@@ -1,0 +1,140 @@
+"""Levels and links of a hardware profile, each with figures for every basis."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import get_args
+
+from moebatch.spec.hardware import Basis, Dtype, Level, LevelName, Link, LinkName, Processor
+from moebatch.spec.profile_values import (
+    DISK_SIZE,
+    DRAM_SIZE,
+    DURATION,
+    MEMORY_RATE,
+    SPEED,
+    VRAM_SIZE,
+    CurveFigure,
+    Figure,
+    Quantity,
+    supposed,
+    supposed_speed,
+)
+
+DTYPES: tuple[Dtype, ...] = get_args(Dtype)
+CAPACITIES: Mapping[LevelName, Quantity] = MappingProxyType(
+    {"vram": VRAM_SIZE, "dram": DRAM_SIZE, "disk": DISK_SIZE}
+)
+PROCESSOR_FIGURES: Mapping[str, Quantity] = MappingProxyType(
+    {
+        "bandwidth": MEMORY_RATE,
+        "attention_bandwidth": MEMORY_RATE,
+        "attention_flops": SPEED,
+        "elementwise_bandwidth": MEMORY_RATE,
+        "sequence_time": DURATION,
+    }
+)
+"""Figures of a level that computes, beside ``gemm``; only ``bandwidth`` has to be there."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LevelFigures:
+    """A memory and its processor; all devices of it together."""
+
+    name: LevelName
+    devices: int = 1
+    capacity: Figure
+    """Bytes that a job may take."""
+    bandwidth: Figure | None = None
+    """Bytes per second; None where nothing computes, as on disk."""
+    gemm: Mapping[Dtype, CurveFigure] = field(default_factory=dict)
+    """FLOP/s of matrix products."""
+    attention_bandwidth: Figure | None = None
+    """Bytes per second of decode attention; None is the bandwidth."""
+    attention_flops: Figure | None = None
+    """FLOP/s of attention among the tokens of a prompt; None is the highest of gemm."""
+    elementwise_bandwidth: Figure | None = None
+    """Bytes per second of norms and the like; None is the bandwidth."""
+    sequence_time: Figure | None = None
+    """Seconds of decode attention per sequence and layer; None is none."""
+
+    def level(self, basis: Basis) -> Level:
+        """The level in figures of one basis."""
+        return Level(
+            name=self.name,
+            capacity_bytes=round(self.capacity.on(basis)),
+            num_devices=self.devices,
+            processor=self._processor(basis),
+        )
+
+    def _processor(self, basis: Basis) -> Processor | None:
+        if self.bandwidth is None:
+            return None
+        assert self.gemm, f"{self.name} has a bandwidth and nothing to compute with"
+        gemm = {dtype: figure.on(basis) for dtype, figure in self.gemm.items()}
+        bandwidth = self.bandwidth.on(basis)
+        fastest = max(curve.peak for curve in gemm.values())
+        return Processor(
+            gemm=gemm,
+            bandwidth=bandwidth,
+            attention_bandwidth=_on(self.attention_bandwidth, basis, bandwidth),
+            attention_flops=_on(self.attention_flops, basis, fastest),
+            elementwise_bandwidth=_on(self.elementwise_bandwidth, basis, bandwidth),
+            sequence_s=_on(self.sequence_time, basis, 0.0),
+        )
+
+    def figures(self) -> Iterator[tuple[str, Figure | CurveFigure]]:
+        """All that are there, by their names in the profile."""
+        yield "capacity", self.capacity
+        yield from ((f"gemm.{dtype}", figure) for dtype, figure in self.gemm.items())
+        for name in PROCESSOR_FIGURES:
+            figure = getattr(self, name)
+            if figure is not None:
+                yield name, figure
+
+    def quantities(self) -> dict[str, Quantity]:
+        """What a what-if may set."""
+        if self.bandwidth is None:
+            return {"capacity": CAPACITIES[self.name]}
+        return {"capacity": CAPACITIES[self.name], "gemm": SPEED, **PROCESSOR_FIGURES}
+
+    def with_figure(self, name: str, number: float) -> "LevelFigures":
+        """The level with one of its `quantities` set."""
+        if name == "gemm":
+            gemm = {dtype: supposed_speed(self.gemm[dtype], number) for dtype in self.gemm}
+            return replace(self, gemm=gemm)
+        # mypy cannot see that the name is one of a Figure.
+        return replace(self, **{name: supposed(number)})  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LinkFigures:
+    """A directed path between two levels."""
+
+    name: LinkName
+    bandwidth: Figure
+    """Bytes per second."""
+    staging: float | None = None
+    """Bytes per second, as measured, of copying into pinned buffers before the link."""
+
+    @property
+    def ends(self) -> tuple[str, str]:
+        """The levels where it starts and where it ends."""
+        return ends_of(self.name)
+
+    def link(self, basis: Basis) -> Link:
+        """The link in figures of one basis. Data sheets and MoE-Lightning know no staging."""
+        return Link(
+            name=self.name,
+            bandwidth=self.bandwidth.on(basis),
+            staging_bandwidth=self.staging if basis == "achieved" else None,
+        )
+
+
+def ends_of(name: LinkName) -> tuple[str, str]:
+    """``("dram", "vram")`` of ``dram->vram``."""
+    start, _, end = name.partition("->")
+    return start, end
+
+
+def _on(figure: Figure | None, basis: Basis, otherwise: float) -> float:
+    return otherwise if figure is None else figure.on(basis)

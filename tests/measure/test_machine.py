@@ -1,0 +1,123 @@
+"""The whole way from this machine to a profile, in tiny sizes."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from moebatch.errors import ConfigError, StorageError
+from moebatch.measure.machine import _cpu_model, _disturbance, measure_machine
+from moebatch.measure.saved import load_saved, save_profile
+from moebatch.measure.sizes import Sizes, quick_sizes
+from moebatch.spec.profile import HardwareProfile
+from tests.measure.sizes import TINY, TINY_DISK
+
+ONLY_CPU = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU adds a level and links")
+
+
+def measure(
+    folder: Path, read: Path | None = None, sizes: Sizes = TINY
+) -> tuple[HardwareProfile, list[str]]:
+    lines: list[str] = []
+    threads = torch.get_num_threads()
+    profile = measure_machine(folder, read=read, num_threads=1, tell=lines.append, sizes=sizes)
+    assert torch.get_num_threads() == threads
+    return profile, lines
+
+
+@pytest.fixture
+def weights(tmp_path: Path) -> Path:
+    path = tmp_path / "weights"
+    path.write_bytes(bytes(4 * TINY_DISK.extent_bytes))
+    return path
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    return folder
+
+
+@ONLY_CPU
+def test_a_machine_is_measured_saved_and_planned_with(folder: Path, tmp_path: Path) -> None:
+    profile, lines = measure(folder)
+    assert set(profile.levels) == {"dram", "disk"}
+    assert set(profile.links) == {"disk->dram", "dram->disk"}
+    assert set(profile.levels["dram"].gemm) == set(TINY.dtypes)
+    assert "1 thread on" in profile.method
+    assert "median of" in profile.links["disk->dram"].bandwidth.source
+    assert any(line.startswith("GEMM bfloat16: ") and "at 24 rows" in line for line in lines)
+    assert list(folder.iterdir()) == [], "the written file is removed"
+    assert profile.hardware().dram.capacity_bytes > 0
+
+    save_profile(profile, tmp_path / "hardware.yaml")
+    loaded = load_saved(tmp_path / "hardware.yaml")
+    assert loaded is not None
+    assert yaml.safe_load(loaded.to_yaml()) == yaml.safe_load(profile.to_yaml())
+
+
+def test_what_is_given_is_read_and_writing_is_measured_beside_it(
+    folder: Path, weights: Path
+) -> None:
+    profile, _ = measure(folder, read=weights.parent)
+    assert {"disk->dram", "dram->disk"} <= set(profile.links)
+    assert weights.exists()
+
+
+def test_a_folder_that_cannot_be_written_costs_the_rate_of_writing_only(
+    tmp_path: Path, weights: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr("tempfile.mkstemp", refuse)
+    profile, lines = measure(tmp_path, read=weights)
+    assert "dram->disk" not in profile.links
+    assert any("not measured" in line and "Read-only" in line for line in lines)
+    with pytest.raises(StorageError, match="Read-only"):
+        measure(tmp_path)
+
+
+def test_a_failure_leaves_no_file_and_no_threads_changed(folder: Path) -> None:
+    too_large = replace(TINY, disk=replace(TINY_DISK, extent_bytes=2**28))
+    threads = torch.get_num_threads()
+    with pytest.raises(ConfigError, match="too short"):
+        measure(folder, sizes=too_large)
+    assert list(folder.iterdir()) == []
+    assert torch.get_num_threads() == threads
+
+
+@ONLY_CPU
+def test_without_writing_and_reading_the_disk_has_room_and_no_rates(folder: Path) -> None:
+    profile, _ = measure(folder, sizes=replace(TINY, is_written=False, dtypes=("float32",)))
+    assert profile.links == {}
+    assert "disk" in profile.levels
+    assert set(profile.levels["dram"].gemm) == {"float32"}
+
+
+def test_quick_writes_nothing_and_measures_one_dtype_at_few_points() -> None:
+    quick, full = quick_sizes("float16"), Sizes()
+    assert not quick.is_written
+    assert quick.dtypes == ("float16",)
+    assert quick.attention_dtype == "float16"
+    assert len(quick.gemm_rows) <= 4
+    assert set(quick.gemm_rows) <= set(full.gemm_rows)
+    assert len(quick.decode_sequences) * len(quick.decode_contexts) <= 2
+    assert quick.disk.read_s < full.disk.read_s
+
+
+def test_the_model_of_the_cpu_is_named(tmp_path: Path) -> None:
+    (tmp_path / "proc").mkdir()
+    cpuinfo = tmp_path / "proc/cpuinfo"
+    cpuinfo.write_text("processor\t: 0\nmodel name\t: Fast  CPU @ 3.00GHz\n")
+    assert _cpu_model(tmp_path) == "Fast CPU @ 3.00GHz"
+    cpuinfo.write_text("processor\t: 0\nCPU part\t: 0xd40\n")
+    assert _cpu_model(tmp_path)
+
+
+def test_a_disturbed_measurement_says_so() -> None:
+    assert _disturbance(0.01) == ""
+    assert "for 31% of the time" in _disturbance(0.31)

@@ -1,0 +1,113 @@
+"""The parts of a measurement do the work that they count."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from moebatch.measure.attention import _Bench, attention_rates, nothing_to_attend
+from moebatch.measure.contention import Patience
+from moebatch.measure.elementwise import elementwise_bandwidth
+from moebatch.measure.gemm import gemm_curve
+from moebatch.measure.gpu import gpu_rates, supported
+from moebatch.measure.memory import read_bandwidth
+from moebatch.measure.sizes import Sizes, gpu_sizes
+from moebatch.measure.timer import Timer
+from moebatch.store.memory import Arena
+from tests.measure.sizes import TINY
+
+TIMER = Timer(device=torch.device("cpu"), budget_s=0.0, least_repeats=1)
+
+
+def allocate(num_bytes: int) -> torch.Tensor:
+    return Arena(num_bytes).bytes
+
+
+def curve(rows: tuple[int, ...], longest_s: float) -> list[int]:
+    memory = Arena(2**18).bytes
+    points = gemm_curve(TINY.model, rows, torch.float32, memory, TIMER, longest_s=longest_s)
+    assert all(rate > 0 for _, rate in points)
+    return [rows for rows, _ in points]
+
+
+def test_a_curve_has_a_point_for_every_number_of_rows() -> None:
+    assert curve((24, 1, 8), longest_s=60.0) == [1, 8, 24]
+
+
+def test_points_that_take_too_long_are_left_out_but_never_the_first() -> None:
+    assert curve((1, 8, 24), longest_s=0.0) == [1]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_every_dtype_can_be_measured(dtype: torch.dtype) -> None:
+    rates = attention_rates(TINY, dtype, TIMER, cache_bytes=2**20, allocate=allocate)
+    assert rates.decode.bandwidth > 0
+    assert rates.prompt_flops > 0
+    assert elementwise_bandwidth(TINY, dtype, TIMER) > 0
+
+
+def test_memory_is_read() -> None:
+    assert read_bandwidth(torch.zeros(2**16, dtype=torch.uint8), TIMER) > 0
+
+
+def test_pages_of_sequences_are_their_own_and_scattered() -> None:
+    bench = _Bench.of(TINY, torch.float32, TIMER, 2**20, allocate)
+    rows = [bench._span(i, 1, 40, 3 * i).rows_S for i in range(5)]
+    assert len(set(torch.cat(rows).tolist())) == 5 * 41
+    assert any((span.diff() != 1).any() for span in rows)
+
+
+def test_work_is_counted_in_positions_that_are_seen() -> None:
+    bench = _Bench.of(TINY, torch.float32, TIMER, 2**20, allocate)
+    sample = bench.decode(5, 40)
+    assert (sample.num_sequences, sample.positions) == (5, 5 * 41)
+    assert bench.prompt(3, 10)[0] == 11 + 12 + 13
+
+
+def test_a_small_cache_makes_smaller_batches() -> None:
+    bench = _Bench.of(TINY, torch.float32, TIMER, 1, allocate)
+    assert bench.decode(5, 40).num_sequences == 1
+    assert bench.prompt(20, 30)[0] > 0
+
+
+def test_attending_to_nothing_still_writes_new_keys() -> None:
+    bench = _Bench.of(TINY, torch.float32, TIMER, 2**20, allocate)
+    span = bench._span(0, 1, 40, 0)
+    x_TD = bench.layer.hidden_states(1)
+    before = x_TD.clone()
+    bench._attend(x_TD, nothing_to_attend(bench.layer.decoder.micro_batch([span])))
+    assert bench.keys_RGC[span.rows_S[-1]].abs().sum() > 0
+    assert bench.keys_RGC[span.rows_S[:-1]].abs().sum() == 0
+    assert torch.equal(x_TD, before), "the layer may be applied for ever"
+
+
+# --- GPUs -------------------------------------------------------------------------------------
+
+
+def test_a_gpu_without_bfloat16_is_measured_in_float16() -> None:
+    sizes = supported(Sizes(), has_bfloat16=False)
+    assert sizes.dtypes == ("float16", "float32")
+    assert sizes.attention_dtype == "float16"
+    assert supported(Sizes(), has_bfloat16=True) == Sizes()
+
+
+def test_a_gpu_gets_more_rows_and_no_float32_unless_nothing_else_is_wanted() -> None:
+    assert gpu_sizes(Sizes()).gemm_rows[-1] > Sizes().gemm_rows[-1]
+    assert gpu_sizes(Sizes()).dtypes == ("bfloat16", "float16")
+    assert gpu_sizes(replace(Sizes(), dtypes=("float32",))).dtypes == ("float32",)
+
+
+@pytest.mark.gpu
+def test_a_gpu_and_its_links_are_measured() -> None:
+    lines: list[str] = []
+    rates = gpu_rates(TINY, Patience(1, 0.0), lines.append)
+    assert rates is not None
+    assert min(rates.upload, rates.download, rates.staging, rates.free_bytes) > 0
+    assert any(line.startswith("dram->vram: ") for line in lines)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_nothing_is_measured_and_nothing_said() -> None:
+    lines: list[str] = []
+    assert gpu_rates(TINY, Patience(1, 0.0), lines.append) is None
+    assert lines == []

@@ -1,0 +1,95 @@
+"""Problems that tests of the planner ask."""
+
+from dataclasses import replace
+
+from moebatch.plan.footprint import Dtypes
+from moebatch.plan.problem import Problem
+from moebatch.spec.hardware import Hardware, Level, Link, Processor, RateCurve
+from moebatch.spec.shape import ModelShape
+from moebatch.spec.workload import Workload
+
+GIB = 2**30
+GB = 1e9
+MIXTRAL = {
+    "architectures": ["MixtralForCausalLM"],
+    "model_type": "mixtral",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+    "vocab_size": 32000,
+    "max_position_embeddings": 32768,
+    "torch_dtype": "bfloat16",
+}
+SHAPE = ModelShape.from_config(MIXTRAL, "config.json")
+SMALL = ModelShape.from_config(
+    {**MIXTRAL, "hidden_size": 2048, "intermediate_size": 7168, "num_hidden_layers": 8}, "small"
+)
+WORKLOAD = Workload(
+    num_sequences=5000, mean_prompt_tokens=77, mean_new_tokens=128, max_total_tokens=546
+)
+
+
+def processor(flops: float, bandwidth: float) -> Processor:
+    """The same rate at every number of rows; attention and the rest at memory speed."""
+    return Processor(
+        gemm={"bfloat16": RateCurve(((1, flops),))},
+        bandwidth=bandwidth,
+        attention_bandwidth=bandwidth / 2,
+        attention_flops=flops / 2,
+        elementwise_bandwidth=bandwidth / 2,
+        sequence_s=20e-6,
+    )
+
+
+def cpu_machine(dram_gib: float = 16, *, disk: float = 2 * GB, flops: float = 1e12) -> Hardware:
+    """A machine without a GPU."""
+    return Hardware(
+        name="cpu",
+        title="",
+        levels={
+            "dram": Level(
+                name="dram", capacity_bytes=int(dram_gib * GIB), processor=processor(flops, 30 * GB)
+            ),
+            "disk": Level(name="disk", capacity_bytes=500 * GIB),
+        },
+        links={
+            "disk->dram": Link(name="disk->dram", bandwidth=disk),
+            "dram->disk": Link(name="dram->disk", bandwidth=disk / 2),
+        },
+    )
+
+
+def gpu_machine(
+    vram_gib: float = 15, dram_gib: float = 180, *, link: float = 12 * GB, disk: float = 2 * GB
+) -> Hardware:
+    """A small GPU in a large host."""
+    host = cpu_machine(dram_gib, disk=disk)
+    vram = Level(
+        name="vram", capacity_bytes=int(vram_gib * GIB), processor=processor(40e12, 250 * GB)
+    )
+    links = {
+        "dram->vram": Link(name="dram->vram", bandwidth=link, staging_bandwidth=8 * GB),
+        "vram->dram": Link(name="vram->dram", bandwidth=link),
+    }
+    return replace(host, levels={"vram": vram, **host.levels}, links={**host.links, **links})
+
+
+def problem(
+    hardware: Hardware | None = None,
+    *,
+    shape: ModelShape = SHAPE,
+    workload: Workload = WORKLOAD,
+    kv_on_disk: bool = True,
+) -> Problem:
+    """A Mixtral on a machine with 16 GiB unless told otherwise."""
+    return Problem(
+        shape=shape,
+        dtypes=Dtypes(stored_bits=16, compute="bfloat16"),
+        hardware=hardware or cpu_machine(),
+        workload=workload,
+        kv_on_disk=kv_on_disk,
+    )

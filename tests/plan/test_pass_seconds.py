@@ -1,0 +1,133 @@
+"""How long a pass takes under each schedule, and that lanes are affine in the shares."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from moebatch.plan.cost import BLOCK_SCHEDULES, pass_seconds
+from moebatch.plan.load import PassLoad
+from moebatch.spec.policy import SCHEDULES, Batching, Placement, Policy, Schedule
+from tests.plan.problems import gpu_machine, problem
+
+COST = problem(gpu_machine()).cost
+DECODE = PassLoad(decode_sequences=320, decode_positions=160_000, logits_rows=320)
+PREFILL = PassLoad(prompt_tokens=128_000, prompt_pairs=25e6, logits_rows=320)
+LOADS = st.builds(
+    PassLoad,
+    decode_sequences=st.floats(0, 4000),
+    decode_positions=st.floats(0, 1e6),
+    prompt_tokens=st.floats(0, 1e5),
+    prompt_pairs=st.floats(0, 1e8),
+    prompt_context=st.floats(0, 1e5),
+    logits_rows=st.floats(0, 4000),
+)
+SHARES = st.lists(st.floats(0.01, 1), min_size=3, max_size=3).map(
+    lambda parts: Placement(
+        vram=parts[0] / sum(parts), dram=parts[1] / sum(parts), disk=parts[2] / sum(parts)
+    )
+)
+
+
+def policy(
+    schedule: Schedule = "klotski",
+    *,
+    batch_size: int = 320,
+    micro_batch_size: int = 32,
+    weights: Placement | None = None,
+    kv_cache: Placement | None = None,
+    batching: Batching = "static",
+) -> Policy:
+    """Attention on the CPU where the schedule says so."""
+    return Policy(
+        batch_size=batch_size,
+        micro_batch_size=micro_batch_size,
+        tokens_per_pass=batch_size,
+        num_slots=16,
+        num_kv_pages=batch_size,
+        weights=weights or Placement(dram=1),
+        kv_cache=kv_cache or Placement(dram=1),
+        attention_on_gpu=schedule not in ("cgopipe", "flexgen_c"),
+        ffn_on_gpu=True,
+        schedule=schedule,
+        batching=batching,
+    )
+
+
+@pytest.mark.parametrize("schedule", ["klotski", "cgopipe"])
+def test_lanes_run_side_by_side(schedule: Schedule) -> None:
+    assert pass_seconds({"gpu": 3, "cpu": 2, "staging": 5}, policy(schedule)) == 5
+
+
+def test_weights_of_flexgen_run_beside_the_first_micro_batch_only() -> None:
+    lanes = {"gpu": 20.0, "dram->vram": 10.0, "weight block": 7.0}
+    assert pass_seconds(lanes, policy("flexgen")) == 7 + 18
+    assert pass_seconds({**lanes, "weight block": 1.0}, policy("flexgen")) == 20
+    assert pass_seconds(lanes, policy("flexgen", micro_batch_size=320)) == 20
+    assert pass_seconds({"weight block": 7.0}, policy("flexgen")) == 7
+    assert pass_seconds({}, policy("flexgen")) == 0
+
+
+def test_caches_of_flexgen_run_beside_the_arithmetic() -> None:
+    lanes = {"gpu": 20.0, "dram->vram": 30.0, "vram->dram": 1.0}
+    assert pass_seconds(lanes, policy("flexgen")) == 30
+
+
+def test_with_attention_on_the_cpu_flexgen_does_one_thing_after_the_other() -> None:
+    lanes = {"gpu": 20.0, "cpu": 10.0, "dram->vram": 3.0, "vram->dram": 2.0, "weight block": 8.0}
+    assert pass_seconds(lanes, policy("flexgen_c")) == pytest.approx(8 + 0.9 * 35)
+    assert pass_seconds({**lanes, "disk->dram": 50.0}, policy("flexgen_c")) == pytest.approx(53)
+
+
+@pytest.mark.parametrize("schedule", BLOCK_SCHEDULES)
+def test_a_block_of_weights_takes_as_long_as_the_slower_of_copy_and_link(
+    schedule: Schedule,
+) -> None:
+    block = COST.lanes(DECODE, policy(schedule))
+    paged = COST.lanes(DECODE, policy("cgopipe"))
+    assert block["weight block"] == pytest.approx(paged["staging"])
+    assert "staging" not in block
+    assert "weight block" not in paged
+
+
+def test_cgopipe_is_never_slower_than_flexgen_with_its_attention_on_the_cpu() -> None:
+    for load in (DECODE, PREFILL):
+        cgopipe, flexgen = policy("cgopipe"), policy("flexgen_c")
+        faster = pass_seconds(COST.lanes(load, cgopipe), cgopipe)
+        assert faster < pass_seconds(COST.lanes(load, flexgen), flexgen)
+
+
+def test_hidden_states_of_a_static_prefill_leave_the_gpu_in_every_layer() -> None:
+    static, mixed = (
+        COST.lanes(PREFILL, policy("cgopipe", batching=batching))
+        for batching in ("static", "mixed")
+    )
+    moved_s = 128_000 * 32 * 4096 * 2 / 12e9
+    for link in ("dram->vram", "vram->dram"):
+        assert static[link] - mixed.get(link, 0) == pytest.approx(moved_s)
+    assert COST.lanes(DECODE, policy("cgopipe")) == COST.lanes(
+        DECODE, policy("cgopipe", batching="mixed")
+    )
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@settings(max_examples=40, deadline=None)
+@given(load=LOADS, one=SHARES, other=SHARES, share=st.floats(0, 1))
+def test_lanes_are_affine_in_the_shares(
+    schedule: Schedule, load: PassLoad, one: Placement, other: Placement, share: float
+) -> None:
+    between = Placement(
+        **{
+            level: share * one.on(level) + (1 - share) * other.on(level)
+            for level in ("vram", "dram", "disk")
+        }
+    )
+    first, second, middle = (
+        COST.lanes(load, replace(policy(schedule), weights=weights))
+        for weights in (one, other, between)
+    )
+    for lane in {*first, *second, *middle}:
+        mixed = share * first.get(lane, 0) + (1 - share) * second.get(lane, 0)
+        assert middle.get(lane, 0) == pytest.approx(mixed, rel=1e-6, abs=1e-9)
+        assert middle.get(lane, 0) >= 0

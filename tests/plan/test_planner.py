@@ -1,0 +1,180 @@
+"""Policies stay within budgets, use them, get better with more of anything, and are refused with
+figures when nothing fits."""
+
+import re
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from moebatch.errors import DoesNotFit, ExitCode
+from moebatch.plan.planner import best_policy
+from moebatch.plan.problem import Problem
+from moebatch.plan.verify import violations
+from moebatch.spec.hardware import Hardware, Processor
+from moebatch.spec.policy import PAGE_TOKENS, Policy
+from moebatch.spec.workload import Workload
+from tests.plan.problems import GIB, SHAPE, SMALL, WORKLOAD, cpu_machine, gpu_machine, problem
+
+MANY = settings(max_examples=25, deadline=None)
+WORKLOADS = st.builds(
+    lambda sequences, prompt, new: Workload.uniform(
+        prompt_tokens=prompt, new_tokens=new, num_sequences=sequences
+    ),
+    st.one_of(st.none(), st.integers(1, 10**5)),
+    st.integers(1, 2000),
+    st.integers(1, 500),
+)
+CPU_MACHINES = st.builds(
+    cpu_machine, st.floats(5, 200), disk=st.floats(0.3e9, 8e9), flops=st.floats(5e10, 5e12)
+)
+GPU_MACHINES = st.builds(
+    gpu_machine, st.floats(8, 90), st.floats(8, 600), link=st.floats(3e9, 60e9)
+)
+MACHINES = st.one_of(CPU_MACHINES, GPU_MACHINES)
+
+
+def policy_of(asked: Problem) -> Policy:
+    return best_policy(asked).policy
+
+
+@MANY
+@given(MACHINES, WORKLOADS)
+def test_a_policy_fits_every_level_and_holds_the_longest_sequence(
+    machine: Hardware, workload: Workload
+) -> None:
+    asked = problem(machine, workload=workload)
+    try:
+        planned = best_policy(asked)
+    except DoesNotFit:
+        return
+    policy = planned.policy
+    assert not planned.solution.solver.startswith("by hand"), planned.solution.solver
+    assert violations(asked, planned.solution) == []
+    for level, footprint in asked.footprints(policy).items():
+        assert footprint.total_bytes <= asked.capacity_bytes(level) + 1, level
+    assert policy.num_kv_pages * PAGE_TOKENS >= workload.max_total_tokens
+    assert policy.batch_size <= min(workload.num_sequences or 10**9, policy.tokens_per_pass)
+    assert policy.attention_on_gpu or policy.kv_cache.vram == 0
+    assert policy.num_slots or max(policy.weights.vram, policy.weights.dram) == 1
+
+
+@MANY
+@given(MACHINES, WORKLOADS, st.data())
+def test_more_of_any_resource_never_lowers_the_predicted_optimum(
+    machine: Hardware, workload: Workload, data: st.DataObject
+) -> None:
+    try:
+        before = best_policy(problem(machine, workload=workload))
+    except DoesNotFit:
+        return
+    more = data.draw(st.sampled_from(resources(machine)))
+    better = scaled(machine, more, data.draw(st.floats(1, 4)))
+    after = best_policy(problem(better, workload=workload))
+    # The tie between batches is worth at most one part in 10,000.
+    assert after.solution.seconds_per_sequence <= before.solution.seconds_per_sequence * (1 + 3e-4)
+
+
+def resources(machine: Hardware) -> list[str]:
+    computing = [f"{name} processor" for name, level in machine.levels.items() if level.processor]
+    return [*machine.levels, *machine.links, *computing]
+
+
+def scaled(machine: Hardware, name: str, factor: float) -> Hardware:
+    if name in machine.links:
+        link = machine.links[name]  # type: ignore[index]
+        staging = link.staging_bandwidth and link.staging_bandwidth * factor
+        faster = replace(link, bandwidth=link.bandwidth * factor, staging_bandwidth=staging)
+        return replace(machine, links={**machine.links, name: faster})
+    level_name = name.removesuffix(" processor")
+    level = machine.levels[level_name]  # type: ignore[index]
+    if name == level_name:
+        changed = replace(level, capacity_bytes=int(level.capacity_bytes * factor))
+    else:
+        assert level.processor is not None
+        changed = replace(level, processor=faster_processor(level.processor, factor))
+    return replace(machine, levels={**machine.levels, level_name: changed})
+
+
+def faster_processor(processor: Processor, factor: float) -> Processor:
+    gemm = {dtype: curve.scaled(factor) for dtype, curve in processor.gemm.items()}
+    rates = ("bandwidth", "attention_bandwidth", "attention_flops", "elementwise_bandwidth")
+    return replace(
+        processor, gemm=gemm, **{name: getattr(processor, name) * factor for name in rates}
+    )
+
+
+def test_with_room_for_all_nothing_is_streamed() -> None:
+    policy = policy_of(problem(cpu_machine(120)))
+    assert (policy.num_resident(256), policy.num_slots) == (256, 0)
+
+
+def test_few_rows_leave_the_memory_to_experts() -> None:
+    few = policy_of(problem(workload=replace(WORKLOAD, num_sequences=4)))
+    many = policy_of(problem())
+    assert few.batch_size == 4
+    assert few.num_resident(256) > many.num_resident(256)
+
+
+def test_long_prompts_get_passes_in_which_arithmetic_covers_the_reading() -> None:
+    short = Workload.uniform(prompt_tokens=16, new_tokens=256, num_sequences=256)
+    long = Workload.uniform(prompt_tokens=1500, new_tokens=32, num_sequences=256)
+    machine = cpu_machine(4)
+    passes = [
+        policy_of(problem(machine, shape=SMALL, workload=workload)).tokens_per_pass
+        for workload in (short, long)
+    ]
+    assert passes[1] >= 2 * passes[0]
+
+
+def test_a_tie_goes_to_the_smaller_batch() -> None:
+    # So little memory traffic and so slow a processor that a larger batch brings nothing.
+    machine = cpu_machine(200, flops=1e10)
+    policy = policy_of(problem(machine, workload=Workload.uniform(prompt_tokens=64, new_tokens=64)))
+    assert policy.batch_size <= 256
+
+
+def test_whole_experts_are_placed() -> None:
+    policy = policy_of(problem(gpu_machine()))
+    for share in (policy.weights.vram, policy.weights.dram, policy.weights.disk):
+        assert share * 256 == pytest.approx(round(share * 256))
+
+
+def test_refusal_names_level_need_have_largest_term_and_a_way_out() -> None:
+    asked = problem(cpu_machine(2))
+    with pytest.raises(DoesNotFit) as caught:
+        best_policy(asked)
+    message = str(caught.value)
+    assert caught.value.exit_code == ExitCode.DOES_NOT_FIT
+    assert re.search(r"dram: needs .* GiB at the least, has 2.00 GiB", message)
+    assert "Largest term: weights outside experts" in message
+    smallest = re.search(r"resources.dram: (\d+)MiB", message)
+    assert smallest is not None
+    best_policy(asked.with_capacity("dram", int(smallest[1]) * 2**20))
+    with pytest.raises(DoesNotFit):
+        best_policy(asked.with_capacity("dram", (int(smallest[1]) - 1) * 2**20))
+
+
+def test_refusal_names_the_gpu_where_it_is_too_small() -> None:
+    with pytest.raises(DoesNotFit, match=r"vram: needs .* has 2.00 GiB"):
+        best_policy(problem(gpu_machine(2)))
+
+
+def test_a_refusal_because_of_long_rows_says_what_would_shorten_them() -> None:
+    long = replace(WORKLOAD, max_total_tokens=10**6)
+    with pytest.raises(DoesNotFit, match=r"keys and values, .*; lower max_tokens"):
+        best_policy(problem(cpu_machine(20), workload=long, kv_on_disk=False))
+
+
+def test_a_gpu_machine_without_a_disk_needs_room_for_all_weights() -> None:
+    machine = gpu_machine(dram_gib=60)
+    links = {name: link for name, link in machine.links.items() if "disk" not in name}
+    levels = {name: level for name, level in machine.levels.items() if name != "disk"}
+    with pytest.raises(DoesNotFit, match="dram: needs"):
+        best_policy(problem(replace(machine, levels=levels, links=links)))
+
+
+def test_capacity_is_a_budget_in_bytes() -> None:
+    assert problem().with_capacity("dram", 7 * GIB).capacity_bytes("dram") == 7 * GIB
+    assert len(SHAPE.moe_layers) * SHAPE.num_experts == problem().num_experts

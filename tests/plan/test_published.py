@@ -1,0 +1,88 @@
+"""Predictions against what was measured: every saved policy that comes with a published speed."""
+
+import pytest
+
+from moebatch.plan.footprint import Dtypes
+from moebatch.plan.prediction import Prediction, predict
+from moebatch.plan.problem import Problem
+from moebatch.spec.library import names
+from moebatch.spec.models import load_model
+from moebatch.spec.policy_file import PolicyFile, load_policy
+from moebatch.spec.profile import load_profile
+
+TOLERANCE = 0.25
+OUTSIDE = {
+    "moe-lightning-t4-mtbench-32-unpadded": 1.39,
+    "moe-lightning-t4-mtbench-64-unpadded": 1.21,
+    "moe-lightning-t4-mtbench-128-unpadded": 1.46,
+    "moe-lightning-t4-mtbench-256-unpadded": 1.13,
+}
+"""Predicted over measured where the results themselves are at odds: short prompts take nearly twice
+as long per token there as long ones elsewhere. They are held to where they are now."""
+SYSTEMS = ("flexgen-c", "flexgen", "moe-lightning")
+"""From slow to fast."""
+WORKLOADS = ("mtbench-32", "mtbench-64", "mtbench-128", "mtbench-256", "synthetic", "summarization")
+PUBLISHED = [name for name in names("saved") if load_policy(name).measured_tokens_per_s]
+
+
+def predicted(saved: PolicyFile, *, hardware: str | None = None) -> Prediction:
+    """On the machine that the file names, in its measured figures."""
+    assert saved.workload is not None
+    asked = Problem(
+        shape=load_model(saved.model).shape,
+        dtypes=Dtypes(stored_bits=16, compute="float16"),
+        hardware=load_profile(hardware or saved.hardware).hardware("achieved"),
+        workload=saved.workload,
+    )
+    policy = saved.resolve(saved.workload, num_experts=asked.num_experts)
+    return predict(asked, policy)
+
+
+def ratio(name: str) -> float:
+    saved = load_policy(name)
+    assert saved.measured_tokens_per_s is not None
+    return predicted(saved).tokens_per_s / saved.measured_tokens_per_s
+
+
+@pytest.mark.parametrize("name", [name for name in PUBLISHED if name not in OUTSIDE])
+def test_predictions_are_near_what_was_measured(name: str) -> None:
+    assert ratio(name) == pytest.approx(1, abs=TOLERANCE)
+
+
+@pytest.mark.parametrize("name", OUTSIDE)
+def test_what_is_not_understood_stays_as_far_off_as_its_note_says(name: str) -> None:
+    assert ratio(name) == pytest.approx(OUTSIDE[name], abs=0.02)
+    percent = round(100 * (OUTSIDE[name] - 1))
+    assert load_policy(name).note.startswith(f"Predicted {percent} % too fast")
+
+
+@pytest.mark.parametrize("workload", WORKLOADS)
+def test_systems_are_in_the_measured_order(workload: str) -> None:
+    saved = [load_policy(f"{system}-t4-{workload}") for system in SYSTEMS]
+    measured = [file.measured_tokens_per_s or 0 for file in saved]
+    speeds = [predicted(file).tokens_per_s for file in saved]
+    assert measured == sorted(measured)
+    assert speeds == sorted(speeds)
+
+
+@pytest.mark.parametrize("workload", WORKLOADS)
+def test_the_way_of_working_alone_puts_moe_lightning_first(workload: str) -> None:
+    """All on the machine as MoE-Lightning's copies and kernels use it."""
+    saved = [load_policy(f"{system}-t4-{workload}") for system in SYSTEMS]
+    speeds = [predicted(file, hardware="t4").tokens_per_s for file in saved]
+    assert max(speeds[:2]) < speeds[2]
+
+
+def test_a_larger_batch_makes_flexgen_faster_with_the_same_micro_batch() -> None:
+    small, large = (
+        predicted(load_policy(f"flexgen-t4-mtbench-128-batch-{size}")) for size in (504, 1116)
+    )
+    assert small.tokens_per_s < large.tokens_per_s
+    assert large.tokens_per_s < predicted(load_policy("moe-lightning-t4-mtbench-128")).tokens_per_s
+
+
+def test_published_policies_fit_their_machines() -> None:
+    for name in PUBLISHED:
+        prediction = predicted(load_policy(name))
+        for level, num_bytes in prediction.peak_bytes.items():
+            assert num_bytes <= prediction.capacity_bytes[level], f"{name}: {level}"

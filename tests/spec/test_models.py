@@ -1,0 +1,263 @@
+"""Models to plan for: those that come with moebatch, and files that a user writes."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moebatch.errors import CheckpointError, ConfigError, Fault
+from moebatch.spec.library import find, names
+from moebatch.spec.models import load_model
+from moebatch.spec.shape import ModelShape
+
+BILLIONS = {
+    "mixtral-8x7b": 46.7,
+    "mixtral-8x22b": 140.6,
+    "dbrx": 131.6,
+    "qwen1.5-moe-a2.7b": 14.3,
+    "qwen2-57b-a14b": 57.4,
+    "qwen3-30b-a3b": 30.5,
+    "qwen3-235b-a22b": 235.1,
+    "olmoe-1b-7b": 6.92,
+    "deepseek-moe-16b": 16.4,
+    "deepseek-v2-lite": 15.7,
+    "gpt-oss-20b": 20.9,
+    "gpt-oss-120b": 116.8,
+}
+"""Parameters on the model cards and in the papers."""
+OLMOE = """\
+name: My OLMoE
+source: my own
+config:
+  architectures: [OlmoeForCausalLM]
+  hidden_size: 2048
+  num_experts: 64
+  rms_norm_eps: 1e-5
+"""
+DBRX = """\
+config:
+  architectures: [DbrxForCausalLM]
+  d_model: 6144
+  ffn_config:
+    moe_num_experts: 16
+    moe_top_k: 40
+"""
+
+
+def shape_of(name: str) -> ModelShape:
+    return load_model(name).shape
+
+
+def faults(tmp_path: Path, text: str) -> list[Fault]:
+    path = tmp_path / "model.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load_model(str(path))
+    assert all(fault.file == str(path) for fault in caught.value.faults)
+    return list(caught.value.faults)
+
+
+def fault(tmp_path: Path, text: str) -> tuple[int | None, str | None, str]:
+    found = faults(tmp_path, text)
+    assert len(found) == 1, found
+    return found[0].line, found[0].where, found[0].message
+
+
+class TestLibrary:
+    def test_all_models_are_known(self) -> None:
+        assert names("models") == tuple(sorted(BILLIONS))
+
+    @pytest.mark.parametrize("name", BILLIONS)
+    def test_parameters_are_those_that_are_published(self, name: str) -> None:
+        entry = load_model(name)
+        assert entry.shape.num_params / 1e9 == pytest.approx(BILLIONS[name], rel=0.01)
+        assert entry.path == find("models", name)
+        assert entry.source.startswith("config.json of ")
+        assert name.replace("-", "") in entry.name.lower().replace("-", "")
+        assert entry.shape.dtype == "bfloat16"
+
+    @pytest.mark.parametrize(("name", "gib"), [("gpt-oss-20b", 12.8), ("gpt-oss-120b", 60.8)])
+    def test_quantised_checkpoints_are_as_large_as_published(self, name: str, gib: float) -> None:
+        """Table 1 of the gpt-oss model card."""
+        shape = shape_of(name)
+        num_bytes = len(shape.moe_layers) * shape.num_experts * shape.expert_stored_bytes
+        num_bytes += shape.resident_params * shape.dtype_bytes
+        assert num_bytes / 2**30 == pytest.approx(gib, abs=0.05)
+
+    def test_windows_of_gpt_oss_alternate(self) -> None:
+        assert shape_of("gpt-oss-20b").sliding_windows == (128, None) * 12
+
+    @pytest.mark.parametrize(
+        ("name", "num_bytes"),
+        [
+            ("mixtral-8x7b", 32 * 4096),
+            ("mixtral-8x22b", 56 * 4096),
+            ("dbrx", 40 * 4096),
+            ("deepseek-moe-16b", 28 * 2 * 2048 * 2),
+            ("deepseek-v2-lite", 27 * (512 + 64) * 2),
+        ],
+    )
+    def test_cache_of_a_token(self, name: str, num_bytes: int) -> None:
+        assert shape_of(name).kv_bytes_per_token(2) == num_bytes
+
+    @pytest.mark.parametrize(
+        ("name", "attention_bytes", "expert_bytes"),
+        [
+            ("mixtral-8x7b", 83_886_080, 352_321_536),
+            ("mixtral-8x22b", 176_160_768, 603_979_776),
+            ("dbrx", 176_160_768, 396_361_728),
+        ],
+    )
+    def test_sizes_that_the_papers_work_with(
+        self, name: str, attention_bytes: int, expert_bytes: int
+    ) -> None:
+        shape = shape_of(name)
+        assert 2 * shape.attention_params == attention_bytes
+        assert shape.expert_stored_bytes == 2 * shape.expert_params == expert_bytes
+
+    def test_unknown_names_are_refused_with_near_ones(self) -> None:
+        with pytest.raises(ConfigError, match=r"did you mean .*mixtral-8x7b"):
+            load_model("mixtral-8x7")
+
+
+class TestCheckpoints:
+    CONFIG: dict[str, Any] = {"architectures": ["OlmoeForCausalLM"], "dtype": "float16"}  # noqa: RUF012
+
+    @pytest.mark.parametrize("given", ["my-model", "my-model/config.json", "other.json"])
+    def test_folders_and_files(
+        self, given: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        Path("my-model").mkdir()
+        for path in ("my-model/config.json", "other.json"):
+            Path(path).write_text(json.dumps(self.CONFIG))
+        for name in (given, str(tmp_path / given)):
+            entry = load_model(name)
+            assert entry.name == ("other" if given == "other.json" else "my-model")
+            assert entry.path.name == ("other.json" if given == "other.json" else "config.json")
+            assert entry.shape == ModelShape.from_config(self.CONFIG, "")
+
+    def test_the_current_folder_has_a_name(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "config.json").write_text(json.dumps(self.CONFIG))
+        monkeypatch.chdir(tmp_path)
+        assert load_model(".").name == tmp_path.name
+
+    def test_faults_are_those_of_the_checkpoint(self, tmp_path: Path) -> None:
+        path = tmp_path / "config.json"
+        path.write_text(json.dumps(self.CONFIG | {"hidden_size": 0}))
+        with pytest.raises(CheckpointError, match=f"{path}: hidden_size: expected a whole number"):
+            load_model(str(tmp_path))
+
+    def test_a_folder_without_a_config(self, tmp_path: Path) -> None:
+        with pytest.raises(CheckpointError, match=r"config\.json: cannot be read: No such file"):
+            load_model(str(tmp_path))
+
+
+class TestYaml:
+    def test_what_a_file_says(self, tmp_path: Path) -> None:
+        path = tmp_path / "mine.yaml"
+        path.write_text(OLMOE)
+        entry = load_model(str(path))
+        assert (entry.name, entry.source, entry.path) == ("My OLMoE", "my own", path)
+        assert entry.shape.rms_eps == 1e-5
+        assert entry.shape.num_layers == 16
+
+    def test_a_file_without_a_name_is_called_as_the_file(self, tmp_path: Path) -> None:
+        path = tmp_path / "mine.yaml"
+        path.write_text("config: {architectures: [OlmoeForCausalLM]}\n")
+        entry = load_model(str(path))
+        assert (entry.name, entry.source) == ("mine", "")
+
+    @pytest.mark.parametrize(
+        ("written", "shown"),
+        [
+            ("0", "0"),
+            ("-1", "-1"),
+            ("1e30", "1e+30"),
+            (str(10**30), str(10**30)),
+            (".nan", "nan"),
+            (".inf", "inf"),
+            ("'4096'", "'4096'"),
+            ("4096.0", "4096.0"),
+            ("true", "True"),
+            ("[4096]", "[4096]"),
+            ("null", "None"),
+        ],
+    )
+    def test_absurd_sizes(self, written: str, shown: str, tmp_path: Path) -> None:
+        line, where, message = fault(tmp_path, OLMOE.replace("2048", written))
+        assert (line, where) == (5, "config.hidden_size")
+        assert message == f"expected a whole number from 1 to 2147483647, got {shown}"
+
+    def test_faults_in_nested_parts(self, tmp_path: Path) -> None:
+        line, where, message = fault(tmp_path, DBRX)
+        assert (line, where) == (6, "config.ffn_config.moe_top_k")
+        assert message == "ffn_config.moe_top_k (40) is more than ffn_config.moe_num_experts (16)"
+
+    def test_a_fault_of_an_absent_figure_is_shown_at_what_is_around_it(
+        self, tmp_path: Path
+    ) -> None:
+        text = "config:\n  architectures: [DeepseekForCausalLM]\n  num_experts_per_tok: 6\n"
+        line, where, message = fault(tmp_path, text)
+        assert (line, where) == (1, "config.n_routed_experts")
+        assert message == "expected a whole number from 1 to 2147483647, got None"
+
+    def test_all_faults_at_once(self, tmp_path: Path) -> None:
+        text = OLMOE.replace("name: My OLMoE", "name: 7\nsource: here\nsauce: ''")
+        text += "  num_attention_heads: 0\n  vocab_size: 0\n"
+        assert [str(each).partition(":")[2] for each in faults(tmp_path, text)] == [
+            "4: source: given twice, first in line 2",
+            "3: sauce: unknown key; did you mean source?",
+            "1: name: must be a text, got 7",
+            "10: config.num_attention_heads: expected a whole number from 1 to 2147483647, got 0",
+            "11: config.vocab_size: expected a whole number from 1 to 2147483647, got 0",
+        ]
+
+    @pytest.mark.parametrize(
+        ("text", "expected"),
+        [
+            (
+                "name: x\n",
+                (None, "config", "must hold the figures of the model's config.json, but"),
+            ),
+            (
+                "config: 3\n",
+                (1, "config", "must hold the figures of the model's config.json, got 3"),
+            ),
+            (
+                "config:\n",
+                (1, "config", "must hold the figures of the model's config.json, got nul"),
+            ),
+            (
+                "config: {}\n",
+                (1, "config.architectures", "architecture None is not supported; sup"),
+            ),
+            (
+                "config: {architectures: [LlamaForCausalLM]}\n",
+                (1, "config.architectures", "architecture 'LlamaForCausalLM' is not supported"),
+            ),
+            (
+                OLMOE + "  quantization_config:\n    quant_method: gptq\n",
+                (8, "config.quantization_config", "quantization_config (gptq): quantised checkp"),
+            ),
+            (
+                OLMOE + "hidden_size: 7\n",
+                (8, "hidden_size", "unknown key; allowed are name, source, config, and figures s"),
+            ),
+            (OLMOE.replace("my own", "' '"), (2, "source", "must be a text, got ' '")),
+        ],
+    )
+    def test_refusals(
+        self, text: str, expected: tuple[int | None, str, str], tmp_path: Path
+    ) -> None:
+        line, where, message = fault(tmp_path, text)
+        assert (line, where) == expected[:2]
+        assert message.startswith(expected[2])
+
+    @pytest.mark.parametrize("name", ["missing/x.yaml", "a/" + "b" * 5000])
+    def test_paths_that_cannot_be_read(self, name: str) -> None:
+        with pytest.raises(ConfigError):
+            load_model(name)
