@@ -41,13 +41,24 @@ Quiet = Annotated[bool, typer.Option("--quiet", help="Say nothing unless somethi
 
 
 @app.command()
-def run(job: JobFile, quiet: Quiet = False) -> None:
+def run(
+    job: JobFile,
+    quiet: Quiet = False,
+    policy: Annotated[
+        str | None, typer.Option("--policy", help="Run this policy instead of planning one.")
+    ] = None,
+    recalibrate: Annotated[
+        bool,
+        typer.Option("--recalibrate", help="Keep what the run shows of this machine's speed."),
+    ] = False,
+) -> None:
     """Run a job: read its prompts, write its answers in the same order."""
     _let_threads_sleep()
     from moebatch.job.run import JobRun
     from moebatch.report.progress import watching
     from moebatch.report.summary import failed_rows, stopped_early, summary_table
     from moebatch.spec.job import load_job
+    from moebatch.spec.policy_file import load_policy
 
     console = _error_console()
 
@@ -55,10 +66,13 @@ def run(job: JobFile, quiet: Quiet = False) -> None:
         if not quiet:
             console.print(line, markup=False, highlight=False, soft_wrap=True)
 
-    job_run = JobRun(load_job(job), tell)
+    given = None if policy is None else load_policy(policy)
+    job_run = JobRun(load_job(job), tell, policy=given)
     try:
         with watching(job_run.status, console, quiet=quiet):
             summary = job_run.execute()
+        if recalibrate:
+            job_run.recalibrate(summary)
     except KeyboardInterrupt:
         raise Interrupted(stopped_early(job_run.status())) from None
     if not quiet:
@@ -157,6 +171,37 @@ def check(job: JobFile) -> None:
     findings = check_job(job)
     print_findings(findings, Console())
     raise typer.Exit(findings.exit_code)
+
+
+@app.command()
+def profile(
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", help="Write to this file, not to this machine's own."),
+    ] = None,
+    read: Annotated[
+        Path | None,
+        typer.Option("--read", help="File or folder to read for the disk's rate, say a model."),
+    ] = None,
+    quiet: Quiet = False,
+) -> None:
+    """Measure this machine in about a minute: arithmetic, memory, disk, links."""
+    _let_threads_sleep()
+    from moebatch.measure.machine import measure_machine
+    from moebatch.measure.saved import save_profile, this_machine_path
+    from moebatch.plan.machine import detect_machine
+
+    path = output or this_machine_path()
+    console = _error_console()
+
+    def tell(line: str) -> None:
+        if not quiet:
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    folder = path.parent if path.parent.is_dir() else Path.cwd()
+    measured = measure_machine(folder, read=read, num_threads=detect_machine().num_cores, tell=tell)
+    save_profile(measured, path)
+    tell(f"written to {path}")
 
 
 @app.callback(invoke_without_command=True)

@@ -9,12 +9,14 @@ from moebatch.engine.build import ModelFiles, open_model
 from moebatch.errors import ExitCode, Fault, FaultyFile, MoebatchError
 from moebatch.job.manifest import Manifest
 from moebatch.job.output_path import require_writable
-from moebatch.job.planning import job_problem, job_profile, plan_job
+from moebatch.job.planning import job_problem, plan_job
 from moebatch.job.prepare import Preparation, prepare, row_rules
 from moebatch.job.rows import parse_row
 from moebatch.job.scan import InputSummary, scan
 from moebatch.job.source import open_source
+from moebatch.measure.saved import machine_profile
 from moebatch.spec.job import Job, load_job
+from moebatch.spec.profile import load_profile
 from moebatch.spec.workload import Workload
 
 MOST_FAULTS = 10_000
@@ -96,7 +98,9 @@ def check_job(path: Path) -> Findings:
 
 
 def _plan(job: Job, files: ModelFiles, workload: Workload) -> None:
-    profile, _ = job_profile(job)
+    """Whether anything fits does not depend on how fast the machine is."""
+    named = job.resources.hardware
+    profile = machine_profile()[0] if named == "auto" else load_profile(named)
     plan_job(job_problem(job, files, workload, profile.hardware()))
 
 

@@ -1,10 +1,12 @@
 """A job as a planning problem: its model, its rows, and what it may take of a machine."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from moebatch.engine.build import ModelFiles
 from moebatch.errors import ConfigError, DoesNotFit, Fault
-from moebatch.measure.saved import machine_profile
+from moebatch.measure.machine import measure_machine
+from moebatch.measure.saved import load_saved, machine_profile
 from moebatch.plan.machine import detect_machine
 from moebatch.plan.planner import best_policy
 from moebatch.plan.prediction import Prediction, predict
@@ -18,6 +20,13 @@ from moebatch.spec.profile import HardwareProfile, load_profile
 from moebatch.spec.workload import Workload
 from moebatch.store.memory import resident_bytes
 
+MEASURED_IN_SECONDS = (
+    "this machine has no profile; it was measured for some seconds, `moebatch profile` takes a "
+    "minute and is kept"
+)
+_MEASURING_NEEDS_BYTES = 2 * 2**30
+"""A job with less memory is planned with rough figures rather than put at risk."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobPlan:
@@ -28,15 +37,41 @@ class JobPlan:
     prediction: Prediction
 
 
-def job_profile(job: Job) -> tuple[HardwareProfile, tuple[str, ...]]:
-    """Figures of the machine that the job names, or of this one as far as they are known, and
-    what to know about them.
+def job_profile(
+    job: Job, files: ModelFiles, tell: Callable[[str], None]
+) -> tuple[HardwareProfile, tuple[str, ...]]:
+    """Figures of the machine that the job names, or of this one, and what to know about them.
+
+    Where this one has no profile, a few seconds of measuring tell enough, if experts have to be
+    streamed and memory allows it; `tell` gets a line before that.
 
     Raises ConfigError if the file is missing or wrong.
     """
     if job.resources.hardware != "auto":
         return load_profile(job.resources.hardware), ()
-    return machine_profile()
+    saved = load_saved()
+    if saved is not None:
+        return saved, ()
+    if not _worth_measuring(job, files):
+        return machine_profile()
+    tell("measuring this machine for some seconds, since it has no profile yet")
+    num_threads = job.resources.threads or detect_machine().num_cores
+    measured = measure_machine(
+        job.output.path.parent,
+        read=job.model.path,
+        num_threads=num_threads,
+        tell=lambda line: None,
+        quick=True,
+        dtype=files.dtypes.compute,
+    )
+    return measured, (MEASURED_IN_SECONDS,)
+
+
+def _worth_measuring(job: Job, files: ModelFiles) -> bool:
+    """Whether experts stream, and measuring takes far less memory than the job may."""
+    shape, budget = files.shape, job.resources.dram or detect_machine().dram_bytes
+    experts = len(shape.moe_layers) * shape.num_experts * files.dtypes.expert_bytes(shape)
+    return budget >= _MEASURING_NEEDS_BYTES and experts > budget / 2
 
 
 def job_problem(job: Job, files: ModelFiles, workload: Workload, hardware: Hardware) -> Problem:

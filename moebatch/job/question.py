@@ -24,7 +24,7 @@ def job_question(job: Job, options: PlanOptions) -> Question:
     files = open_model(job.model.path, job.model.dtype)
     workload, notes = _workload(job, files)
     if options.hw is None:
-        profile, known = job_profile(job)
+        profile, known = job_profile(job, files, lambda line: None)
         notes = (*known, *notes)
     else:
         profile = load_profile(options.hw)

@@ -19,6 +19,7 @@ from moebatch.job.notices import (
 from moebatch.job.output_path import require_writable, run_folder
 from moebatch.job.planning import JobPlan, job_problem, job_profile, plan_job
 from moebatch.job.prepare import Preparation, prepare
+from moebatch.job.recalibrate import keep, lesson
 from moebatch.job.results import ResultFile
 from moebatch.job.row import FailedRow, Row
 from moebatch.job.scan import InputSummary, scan
@@ -27,6 +28,7 @@ from moebatch.job.status import LaneTime, Phase, RunStatus, RunSummary
 from moebatch.plan.machine import detect_machine
 from moebatch.spec.job import Job
 from moebatch.spec.policy_file import PolicyFile
+from moebatch.spec.profile import HardwareProfile
 from moebatch.spec.request import Outcome, Request, RowError
 from moebatch.spec.workload import Workload
 from moebatch.store.memory import peak_resident_bytes, resident_bytes
@@ -46,6 +48,7 @@ class JobRun:
         self._job = job
         self._tell = tell
         self._given_policy = policy
+        self._profile: HardwareProfile | None = None
         self._budget_bytes = job.resources.dram or machine.dram_bytes
         self._num_threads = job.resources.threads or machine.num_cores
         self._phase: Phase = "checking input"
@@ -81,6 +84,17 @@ class JobRun:
             self._phase = "writing answers"
             results.finish()
         return self._summary(plan)
+
+    def recalibrate(self, summary: RunSummary) -> None:
+        """Keeps what the run has shown of this machine in its profile. Raises StorageError."""
+        assert self._profile is not None or summary.prediction is None, "the run was planned"
+        learnt = lesson(self._profile, summary) if self._profile else None
+        if learnt is None or not learnt.lines:
+            self._tell("the run was too short to learn from")
+            return
+        path = keep(self._job, learnt)
+        for line in (*learnt.lines, f"kept in {path}"):
+            self._tell(line)
 
     def status(self) -> RunStatus:
         """Where the run is now."""
@@ -140,7 +154,8 @@ class JobRun:
         )
 
     def _plan(self, files: ModelFiles, workload: Workload) -> JobPlan:
-        profile, notes = job_profile(self._job)
+        profile, notes = job_profile(self._job, files, self._tell)
+        self._profile = profile
         for note in notes:
             self._tell(f"note: {note}")
         problem = job_problem(self._job, files, workload, profile.hardware())

@@ -3,12 +3,18 @@
 import itertools
 import os
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor
 
 from moebatch.errors import ConfigError, Fault, StorageError
 from moebatch.measure.sizes import DiskSizes
@@ -41,29 +47,86 @@ class DiskRates:
         return min(self.rates), max(self.rates)
 
 
+class ExpertStream:
+    """Extents of files as experts, one after the other for ever, read ahead as in a job."""
+
+    def __init__(self, paths: Sequence[Path], extent_bytes: int, sizes: DiskSizes) -> None:
+        """Raises ConfigError when the files are too short to tell anything."""
+        extents = _extents(paths, extent_bytes)
+        if not extents:
+            needed = f"give a file of {extent_bytes // 2**20} MiB or more, or a folder with one"
+            raise ConfigError([Fault(file=str(paths[0]), message=f"too short to time; {needed}")])
+        # Two layers at least, so that one is announced while the other is read.
+        self._num_layers = max(2, len(extents) // _EXTENTS_OF_CHUNK)
+        places = itertools.product(range(self._num_layers), range(_EXTENTS_OF_CHUNK))
+        records = {
+            ExpertKey(layer, expert): Record.of([extent])
+            for (layer, expert), extent in zip(places, itertools.cycle(extents), strict=False)
+        }
+        self._store = ExpertStore(records, num_slots=sizes.num_slots, num_readers=sizes.num_readers)
+        self._rates: list[float] = []
+
+    def experts(self) -> Iterator[Tensor]:
+        """The bytes of each, valid until the next is asked for. Raises StorageError."""
+        experts, before = range(_EXTENTS_OF_CHUNK), self._progress()
+        for number in itertools.count():
+            layer, following = number % self._num_layers, (number + 1) % self._num_layers
+            ready = self._store.require(layer, experts)
+            self._store.announce(ExpertKey(following, expert) for expert in experts)
+            with closing(ready):
+                for _, (tensor,) in ready:
+                    yield tensor
+            now = self._progress()
+            if now[1] > before[1]:
+                self._rates.append((now[0] - before[0]) / (now[1] - before[1]))
+            before = now
+
+    @property
+    def rates(self) -> DiskRates:
+        """Of the chunks that were read so far, over the time in which reads were in flight."""
+        return DiskRates(rates=tuple(self._rates), is_direct=self._store.reads_past_page_cache)
+
+    def close(self) -> None:
+        """Stops the readers."""
+        self._store.close()
+
+    def _progress(self) -> tuple[int, float]:
+        """Bytes read, and seconds in which reads were in flight."""
+        statistics = self._store.statistics
+        return statistics.num_bytes, statistics.busy.total_s
+
+
 def read_rates(paths: Sequence[Path], sizes: DiskSizes) -> DiskRates:
     """Reads the files again and again, as the engine reads experts, for ``sizes.read_s``.
 
     Raises ConfigError when they are too short to tell anything, StorageError when reading fails.
     """
-    extents = _extents(paths, sizes.extent_bytes)
-    if not extents:
-        needed = f"give a file of {sizes.extent_bytes // 2**20} MiB or more, or a folder with one"
-        raise ConfigError([Fault(file=str(paths[0]), message=f"too short to time; {needed}")])
-    # Two layers at least, so that one is announced while the other is read.
-    num_layers = max(2, len(extents) // _EXTENTS_OF_CHUNK)
-    records = {
-        ExpertKey(layer, expert): Record.of([extent])
-        for (layer, expert), extent in zip(
-            itertools.product(range(num_layers), range(_EXTENTS_OF_CHUNK)),
-            itertools.cycle(extents),
-            strict=False,
-        )
-    }
-    store = ExpertStore(records, num_slots=sizes.num_slots, num_readers=sizes.num_readers)
-    with closing(store):
-        rates = tuple(_chunk_rates(store, num_layers, sizes.read_s))
-        return DiskRates(rates=rates, is_direct=store.reads_past_page_cache)
+    deadline = time.perf_counter() + sizes.read_s
+    with closing(ExpertStream(paths, sizes.extent_bytes, sizes)) as stream:
+        for _ in stream.experts():
+            if stream.rates.rates and time.perf_counter() >= deadline:
+                break
+        return stream.rates
+
+
+@contextmanager
+def reading_beside(paths: Sequence[Path], sizes: DiskSizes) -> Iterator[None]:
+    """Reads the files as `read_rates` does, in a thread of its own, while the block runs."""
+    over = threading.Event()
+
+    def read() -> None:
+        with closing(ExpertStream(paths, sizes.extent_bytes, sizes)) as stream:
+            for _ in stream.experts():
+                if over.is_set():
+                    return
+
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(read)
+        try:
+            yield
+        finally:
+            over.set()
+    reading.result()
 
 
 def files_to_read(path: Path) -> list[Path]:
@@ -132,28 +195,12 @@ def _extents(paths: Sequence[Path], extent_bytes: int) -> list[Extent]:
     ]
 
 
-def _chunk_rates(store: ExpertStore, num_layers: int, read_s: float) -> Iterator[float]:
-    """Bytes per second of one layer after the other; the first ones fill empty slots."""
-    deadline = time.perf_counter() + read_s
-    experts = range(_EXTENTS_OF_CHUNK)
-    before = time.perf_counter()
-    for number in itertools.count():
-        layer, following = number % num_layers, (number + 1) % num_layers
-        ready = store.require(layer, experts)
-        store.announce(ExpertKey(following, expert) for expert in experts)
-        num_bytes = sum(tensor.nbytes for _, tensors in ready for tensor in tensors)
-        now = time.perf_counter()
-        yield num_bytes / (now - before)
-        before = now
-        if now >= deadline:
-            return
-
-
 def _write(path: Path, num_pieces: int) -> float:
     """Bytes per second with which so many pieces reach the disk."""
     arena = Arena(PIECE_BYTES)
     data = arena.view(0, PIECE_BYTES)
-    data[:] = os.urandom(PIECE_BYTES)
+    # Noise that is of use as weights in any format: no zeros, nothing that is not a number.
+    data[:] = _noise(PIECE_BYTES)
     try:
         fd = _open_to_write(path)
         try:
@@ -168,6 +215,12 @@ def _write(path: Path, num_pieces: int) -> float:
             os.close(fd)
     except OSError as error:
         raise StorageError(f"{path.parent}: cannot be written: {error.strerror}") from error
+
+
+def _noise(num_bytes: int) -> Any:
+    generator = torch.Generator().manual_seed(0)
+    numbers = torch.randn(num_bytes // 2, generator=generator).to(torch.bfloat16)
+    return numbers.view(torch.uint8).numpy()
 
 
 def _open_to_write(path: Path) -> int:

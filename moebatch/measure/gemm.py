@@ -4,7 +4,7 @@ Shape letters: T tokens, M tokens of the expert, D hidden, K experts per token.
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -23,20 +23,20 @@ def gemm_curve(
     sizes: ModelSizes,
     rows: Sequence[int],
     dtype: torch.dtype,
-    memory: Tensor,
+    experts: Iterator[Tensor],
     timer: Timer,
     *,
     longest_s: float,
 ) -> Points:
     """Rates of ``Decoder.run_expert``: gathering, three products, activation, putting back.
 
-    FLOP are 2 * rows * parameters. `memory` (uint8, on the timer's device) is overwritten by as
-    many experts as fit, which take turns. Points that would take longer than `longest_s` each are
-    left out, but never the first.
+    FLOP are 2 * rows * parameters. `experts` gives the bytes (uint8) of one after the other, for
+    ever, on the timer's device; how long it takes to give one does not count. Points that would
+    take longer than `longest_s` each are left out, but never the first.
     """
     limits = Limits(pass_tokens=1, micro_batch_tokens=1, context_tokens=1, expert_rows=max(rows))
     layer = synthetic_layer(sizes, limits, dtype, timer.device)
-    experts = itertools.cycle(_experts(layer, memory))
+    expert = _NextExpert(layer, experts)
     points: list[tuple[int, float]] = []
     for count in sorted(rows):
         flop = 2 * count * layer.shape.expert_params
@@ -46,20 +46,41 @@ def gemm_curve(
         routing = _routing(layer, count)
 
         def run(routing: Routing = routing) -> None:
-            layer.decoder.run_expert(0, routing, 0, next(experts))
+            layer.decoder.run_expert(0, routing, 0, expert.parts)
 
-        points.append((count, flop / timer.seconds(run)))
+        points.append((count, flop / timer.seconds(run, prepare=expert.take)))
     return tuple(points)
 
 
-def _experts(layer: SyntheticLayer, memory: Tensor) -> list[tuple[Tensor, Tensor, Tensor]]:
-    shape, weights = layer.shape, memory.view(layer.decoder.dtype)
-    num_experts = len(weights) // shape.expert_params
-    assert num_experts, "the memory must hold an expert"
-    fill(weights[: num_experts * shape.expert_params], scale=0.02)
-    experts = weights[: num_experts * shape.expert_params].view(num_experts, 3, -1)
-    wide, narrow = (shape.expert_width, shape.hidden_size), (shape.hidden_size, shape.expert_width)
-    return [(gate.view(wide), up.view(wide), down.view(narrow)) for gate, up, down in experts]
+def expert_bytes(sizes: ModelSizes, dtype: torch.dtype) -> int:
+    """Bytes of an expert of that size."""
+    return 3 * sizes.hidden_size * sizes.expert_width * dtype.itemsize
+
+
+def experts_in(memory: Tensor, sizes: ModelSizes, dtype: torch.dtype) -> Iterator[Tensor]:
+    """As many experts as fit into `memory` (uint8), which is overwritten, taking turns."""
+    size = expert_bytes(sizes, dtype)
+    assert len(memory) >= size, "the memory must hold an expert"
+    whole = memory[: len(memory) // size * size]
+    fill(whole.view(dtype), scale=0.02)
+    return itertools.cycle(whole.view(-1, size))
+
+
+class _NextExpert:
+    """The three matrices of the expert whose turn it is."""
+
+    def __init__(self, layer: SyntheticLayer, experts: Iterator[Tensor]) -> None:
+        self._layer = layer
+        self._experts = experts
+        self.parts: tuple[Tensor, ...] = ()
+
+    def take(self) -> None:
+        """Goes on to the next one."""
+        shape = self._layer.shape
+        wide = (shape.expert_width, shape.hidden_size)
+        matrices = next(self._experts).view(self._layer.decoder.dtype).view(3, -1)
+        gate, up, down = matrices
+        self.parts = (gate.view(wide), up.view(wide), down.view(wide[::-1]))
 
 
 def _routing(layer: SyntheticLayer, num_rows: int) -> Routing:

@@ -47,6 +47,7 @@ def gpu_rates(sizes: Sizes, patience: Patience, tell: Tell) -> GpuRates | None:
         device,
         free_bytes=free_bytes,
         allocate=allocate,
+        beside=None,
         patience=patience,
         tell=lambda line: tell(f"{title}: {line}"),
     )

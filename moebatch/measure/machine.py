@@ -2,29 +2,41 @@
 
 import os
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, replace
 from datetime import date
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from moebatch import __version__
-from moebatch.errors import StorageError
+from moebatch.engine.build import COMPUTE_DTYPES
+from moebatch.errors import ConfigError, StorageError
 from moebatch.measure.contention import HARMLESS_WAITING, Patience
 from moebatch.measure.disk import (
     DiskRates,
+    ExpertStream,
     files_to_read,
     free_bytes,
     read_rates,
+    reading_beside,
     scratch_file,
 )
+from moebatch.measure.gemm import expert_bytes
 from moebatch.measure.gpu import GpuRates, gpu_rates
-from moebatch.measure.processor import ProcessorRates, Tell, processor_rates
+from moebatch.measure.processor import (
+    ProcessorRates,
+    Tell,
+    curve_of,
+    curve_text,
+    processor_rates,
+)
 from moebatch.measure.sizes import Sizes, quick_sizes
+from moebatch.measure.timer import Timer
 from moebatch.plan.machine import detect_machine
-from moebatch.spec.hardware import Dtype, LevelName, LinkName
+from moebatch.spec.hardware import Dtype, LevelName, LinkName, RateCurve
 from moebatch.spec.profile import HardwareProfile
 from moebatch.spec.profile_levels import CAPACITIES, PROCESSOR_FIGURES, LevelFigures, LinkFigures
 from moebatch.spec.profile_values import LINK_RATE, CurveFigure, Figure, Quantity
@@ -41,6 +53,8 @@ class _Disk:
     capacity_bytes: int
     read: DiskRates | None
     write: float | None
+    streamed: Mapping[Dtype, RateCurve]
+    """FLOP/s of experts that have just been read."""
 
 
 def measure_machine(
@@ -68,16 +82,20 @@ def measure_machine(
     when the disk fails, and ConfigError when `read` has nothing to read.
     """
     sizes = sizes or (quick_sizes(dtype) if quick else Sizes())
-    with _threads(num_threads), torch.inference_mode():
+    with ExitStack() as stack:
         capacity_bytes = detect_machine().dram_bytes
         tell(f"memory that a job may take: {format_bytes(capacity_bytes)}")
-        disk = _disk(folder, read, sizes, tell)
+        stack.enter_context(_threads(num_threads))
+        stack.enter_context(torch.inference_mode())
+        paths, write = _files(stack, folder, read, sizes, tell)
+        disk = _disk(folder, paths, write, sizes, tell)
         patience = Patience(num_threads, sizes.patience_s)
         cpu = processor_rates(
             sizes,
             torch.device("cpu"),
             free_bytes=capacity_bytes - resident_bytes(),
             allocate=lambda num_bytes: Arena(num_bytes).bytes,
+            beside=partial(reading_beside, paths, sizes.disk) if paths else None,
             patience=patience,
             tell=tell,
         )
@@ -103,23 +121,57 @@ def _threads(num_threads: int) -> Iterator[None]:
 # --- the disk ---------------------------------------------------------------------------------
 
 
-def _disk(folder: Path, read: Path | None, sizes: Sizes, tell: Tell) -> _Disk:
+def _files(
+    stack: ExitStack, folder: Path, read: Path | None, sizes: Sizes, tell: Tell
+) -> tuple[list[Path], float | None]:
+    """What there is to read while `stack` is open, and the rate at which a file was written."""
+    given = [] if read is None else files_to_read(read)
+    if not sizes.is_written:
+        return given, None
+    try:
+        path, write = stack.enter_context(scratch_file(folder, sizes.disk))
+    except StorageError as error:
+        if not given:
+            raise
+        tell(f"dram->disk: not measured: {error}")
+        return given, None
+    tell(f"dram->disk: {format_rate(write)}")
+    return given or [path], write
+
+
+def _disk(
+    folder: Path, paths: Sequence[Path], write: float | None, sizes: Sizes, tell: Tell
+) -> _Disk:
     capacity_bytes = free_bytes(folder)
-    rates = None if read is None else read_rates(files_to_read(read), sizes.disk)
-    write = None
-    if sizes.is_written:
+    if not paths:
+        return _Disk(capacity_bytes=capacity_bytes, read=None, write=write, streamed={})
+    rates, streamed = _streaming(paths, sizes, tell)
+    tell(f"disk->dram: {format_rate(rates.median)}, {_spread(rates)}")
+    return _Disk(capacity_bytes=capacity_bytes, read=rates, write=write, streamed=streamed)
+
+
+def _streaming(
+    paths: Sequence[Path], sizes: Sizes, tell: Tell
+) -> tuple[DiskRates, dict[Dtype, RateCurve]]:
+    """Rates of the disk, alone and beside the experts that it brings, and of those experts.
+
+    Weights that have just arrived are slower to compute with than those that stay: they come from
+    memory, whatever caches the machine has.
+    """
+    alone = read_rates(paths, sizes.disk)
+    timer = Timer(device=torch.device("cpu"), budget_s=sizes.streamed_point_s, beside_reading=True)
+    rates, curves = list(alone.rates), {}
+    for dtype in sizes.dtypes:
+        size = expert_bytes(sizes.model, COMPUTE_DTYPES[dtype])
         try:
-            with scratch_file(folder, sizes.disk) as (path, write):
-                rates = rates or read_rates([path], sizes.disk)
-        except StorageError as error:
-            if rates is None:
-                raise
-            tell(f"dram->disk: not measured: {error}")
-    if rates is not None:
-        tell(f"disk->dram: {format_rate(rates.median)}, {_spread(rates)}")
-    if write is not None:
-        tell(f"dram->disk: {format_rate(write)}")
-    return _Disk(capacity_bytes=capacity_bytes, read=rates, write=write)
+            stream = ExpertStream(paths, size, sizes.disk)
+        except ConfigError:
+            continue  # files shorter than an expert of this type
+        with closing(stream):
+            curves[dtype] = curve_of(sizes, dtype, stream.experts(), timer)
+            rates += stream.rates.rates
+        tell(f"GEMM {dtype}, weights fresh from disk: {curve_text(curves[dtype])}")
+    return DiskRates(rates=tuple(rates), is_direct=alone.is_direct), curves
 
 
 def _spread(rates: DiskRates) -> str:
@@ -142,7 +194,8 @@ def _profile(
     gpu: GpuRates | None,
 ) -> HardwareProfile:
     hostname = socket.gethostname()
-    levels = [_level("dram", capacity_bytes, cpu), _level("disk", disk.capacity_bytes, None)]
+    dram = replace(_level("dram", capacity_bytes, cpu), gemm_streamed=_curves(disk.streamed))
+    levels = [dram, _level("disk", disk.capacity_bytes, None)]
     links = []
     if disk.read is not None:
         source = f"{_SOURCE}, {_spread(disk.read)}"
@@ -208,12 +261,16 @@ def _level(name: LevelName, capacity_bytes: int, rates: ProcessorRates | None) -
         name=name,
         capacity=capacity,
         bandwidth=figure("bandwidth", rates.bandwidth),
-        gemm={d: CurveFigure(achieved=curve, source=_SOURCE) for d, curve in rates.gemm.items()},
+        gemm=_curves(rates.gemm),
         attention_bandwidth=figure("attention_bandwidth", rates.attention.decode.bandwidth),
         attention_flops=figure("attention_flops", rates.attention.prompt_flops),
         elementwise_bandwidth=figure("elementwise_bandwidth", rates.elementwise_bandwidth),
         sequence_time=figure("sequence_time", sequence_s) if sequence_s else None,
     )
+
+
+def _curves(curves: Mapping[Dtype, RateCurve]) -> dict[Dtype, CurveFigure]:
+    return {d: CurveFigure(achieved=curve, source=_SOURCE) for d, curve in curves.items()}
 
 
 def _link(

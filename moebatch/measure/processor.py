@@ -1,8 +1,10 @@
 """What computes at a level, measured as a whole: the same steps for a CPU and for a GPU."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -11,15 +13,18 @@ from moebatch.engine.build import COMPUTE_DTYPES
 from moebatch.measure.attention import AttentionRates, attention_rates
 from moebatch.measure.contention import Patience
 from moebatch.measure.elementwise import elementwise_bandwidth
-from moebatch.measure.gemm import gemm_curve
+from moebatch.measure.gemm import experts_in, gemm_curve
 from moebatch.measure.memory import read_bandwidth
 from moebatch.measure.sizes import Sizes
 from moebatch.measure.timer import Allocate, Timer
 from moebatch.spec.hardware import Dtype, RateCurve
 from moebatch.units import format_flops, format_rate
 
+Beside = Callable[[], AbstractContextManager[None]]
+"""What goes on while something is measured."""
 Tell = Callable[[str], None]
 """Takes one line of text."""
+T = TypeVar("T")
 _SHARE_OF_MEMORY = 3
 """A measurement takes at most one part in so many of what is free."""
 
@@ -40,31 +45,41 @@ def processor_rates(
     *,
     free_bytes: int,
     allocate: Allocate,
+    beside: Beside | None,
     patience: Patience,
     tell: Tell,
 ) -> ProcessorRates:
     """Measures reading, matrix products, attention and the rest, one after the other.
 
-    Nothing of what `allocate` gives is kept.
+    Nothing of what `allocate` gives is kept. Attention and the rest are measured while `beside`
+    is entered.
     """
     timer = Timer(device=device, budget_s=sizes.point_s)
     share = free_bytes // _SHARE_OF_MEMORY
     walked_bytes = max(min(sizes.buffer_bytes, share), _largest_expert_bytes(sizes))
     bandwidth, gemm = _weights_rates(sizes, allocate(walked_bytes), timer, patience, tell)
     dtype = COMPUTE_DTYPES[sizes.attention_dtype]
-    attention = patience.calmest(
-        lambda: attention_rates(sizes, dtype, timer, cache_bytes=share, allocate=allocate)
-    )
+    with beside() if beside else nullcontext():
+        timer = replace(timer, beside_reading=beside is not None)
+        # Our own readers hold threads up as well, which is no reason to measure again.
+        calmest = patience.calmest if beside is None else _once
+        attention = calmest(
+            lambda: attention_rates(sizes, dtype, timer, cache_bytes=share, allocate=allocate)
+        )
+        elementwise = calmest(lambda: elementwise_bandwidth(sizes, dtype, timer))
     tell(
         f"attention {sizes.attention_dtype}: {format_rate(attention.decode.bandwidth)} and "
         f"{attention.decode.sequence_s * 1e6:.1f} µs a sequence in decoding, "
         f"{format_flops(attention.prompt_flops)} in prompts"
     )
-    elementwise = patience.calmest(lambda: elementwise_bandwidth(sizes, dtype, timer))
     tell(f"norms, routing and sums: {format_rate(elementwise)}")
     return ProcessorRates(
         bandwidth=bandwidth, gemm=gemm, attention=attention, elementwise_bandwidth=elementwise
     )
+
+
+def _once(step: Callable[[], T]) -> T:
+    return step()
 
 
 def _weights_rates(
@@ -75,26 +90,29 @@ def _weights_rates(
     tell(f"memory: {format_rate(bandwidth)}")
     gemm = {}
     for dtype in sizes.dtypes:
-        curve = patience.calmest(partial(_curve, sizes, dtype, memory, timer))
-        tell(f"GEMM {dtype}: {_shown(curve)}")
+        experts = experts_in(memory, sizes.model, COMPUTE_DTYPES[dtype])
+        curve = patience.calmest(partial(curve_of, sizes, dtype, experts, timer))
+        tell(f"GEMM {dtype}: {curve_text(curve)}")
         gemm[dtype] = curve
         bandwidth = max(bandwidth, _weights_bandwidth(curve, dtype))
     return bandwidth, gemm
 
 
-def _curve(sizes: Sizes, dtype: Dtype, memory: Tensor, timer: Timer) -> RateCurve:
+def curve_of(sizes: Sizes, dtype: Dtype, experts: Iterator[Tensor], timer: Timer) -> RateCurve:
+    """FLOP/s by rows of the experts (uint8) that are given one by one."""
     points = gemm_curve(
         sizes.model,
         sizes.gemm_rows,
         COMPUTE_DTYPES[dtype],
-        memory,
+        experts,
         timer,
         longest_s=sizes.longest_s,
     )
     return RateCurve(points=points)
 
 
-def _shown(curve: RateCurve) -> str:
+def curve_text(curve: RateCurve) -> str:
+    """``0.30 TFLOP/s at 16, … rows``."""
     rates = ", ".join(f"{format_flops(rate)} at {rows}" for rows, rate in curve.points)
     return f"{rates} rows"
 

@@ -52,6 +52,8 @@ class Sizes:
     """Cached rows that decoding sequences gather at a time."""
     point_s: float = 0.6
     """Repeats of one point begin until so much time has gone by."""
+    streamed_point_s: float = 1.0
+    """The same for experts fresh from disk, waiting for them included."""
     longest_s: float = 1.5
     """Points of a curve that would take longer each are left out: the rate is flat by then."""
     patience_s: float = 30.0
@@ -74,6 +76,7 @@ def quick_sizes(dtype: Dtype) -> Sizes:
         prompt_contexts=(0,),
         elementwise_tokens=256,
         point_s=0.05,
+        streamed_point_s=0.3,
         longest_s=0.5,
         patience_s=0.0,
         disk=DiskSizes(read_s=1.0),

@@ -1,8 +1,9 @@
 """How long something takes: repeated after a first call, within bounds."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 import torch
 from torch import Tensor
@@ -19,24 +20,39 @@ class Timer:
     budget_s: float
     """Repeats begin until so much time has gone by."""
     least_repeats: int = 3
+    beside_reading: bool = False
+    """Whether experts are read meanwhile, as in a job: what that costs belongs to the figure."""
 
-    def seconds(self, call: Callable[[], object]) -> float:
-        """Seconds of `call`, its first run left out, in which libraries prepare themselves."""
-        return self.seconds_of_each(call)[0]
+    def seconds(
+        self, call: Callable[[], object], *, prepare: Callable[[], object] = lambda: None
+    ) -> float:
+        """Seconds of `call`, its first run left out, in which libraries prepare themselves.
 
-    def seconds_of_each(self, *calls: Callable[[], object]) -> tuple[float, ...]:
+        `prepare` runs before every call and is not timed.
+        """
+        return self.seconds_of_each(call, prepare=prepare)[0]
+
+    def seconds_of_each(
+        self, *calls: Callable[[], object], prepare: Callable[[], object] = lambda: None
+    ) -> tuple[float, ...]:
         """The same for several calls that take turns, so that what disturbs one disturbs all and
         their differences mean something.
 
-        Of the repeats the lower quartile counts: other programs only ever add time.
+        Of the repeats the lower quartile counts, since other programs only ever add time; beside
+        reading the mean does, since what reading adds a job has to pay as well.
         """
+        prepare()
         first_s = [self._once(call) for call in calls]
         least = self.least_repeats if sum(first_s) < self.budget_s else 1
         rounds: list[list[float]] = []
         start = time.perf_counter()
         while len(rounds) < least or time.perf_counter() - start < self.budget_s:
+            prepare()
             rounds.append([self._once(call) for call in calls])
-        return tuple(sorted(column)[len(column) // 4] for column in zip(*rounds, strict=True))
+        return tuple(map(self._typical, zip(*rounds, strict=True)))
+
+    def _typical(self, seconds: Sequence[float]) -> float:
+        return fmean(seconds) if self.beside_reading else sorted(seconds)[len(seconds) // 4]
 
     def _once(self, call: Callable[[], object]) -> float:
         start = time.perf_counter()

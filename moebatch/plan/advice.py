@@ -91,6 +91,7 @@ def _faster(processor: Processor) -> Processor:
     return replace(
         processor,
         gemm={dtype: curve.scaled(FACTOR) for dtype, curve in processor.gemm.items()},
+        gemm_streamed={d: curve.scaled(FACTOR) for d, curve in processor.gemm_streamed.items()},
         bandwidth=processor.bandwidth * FACTOR,
         attention_bandwidth=processor.attention_bandwidth * FACTOR,
         attention_flops=processor.attention_flops * FACTOR,

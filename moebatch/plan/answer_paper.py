@@ -3,6 +3,7 @@
 from math import ceil
 
 from moebatch.plan.answer import Answer
+from moebatch.plan.lanes import bottleneck
 from moebatch.plan.paper import PaperModel, PaperPlan, PaperPolicy
 from moebatch.plan.paper_search import PaperSearch
 from moebatch.plan.prediction import Prediction
@@ -67,7 +68,7 @@ def _prediction(problem: Problem, found: PaperPlan) -> Prediction:
         prefill_tokens_per_s=batch * workload.mean_prompt_tokens / found.prefill_s,
         layer_time_s=found.layer_s,
         lanes_s=lanes,
-        bottleneck=max(lanes, key=lambda lane: lanes[lane]),
+        bottleneck=bottleneck(lanes),
         peak_bytes={
             "vram": ceil(found.gpu_memory.total_bytes),
             "dram": ceil(found.cpu_memory.total_bytes),

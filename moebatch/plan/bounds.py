@@ -9,7 +9,7 @@ from itertools import permutations
 
 from moebatch.plan.affine import Affine, AffineCandidate, Variable
 from moebatch.plan.candidates import Candidate
-from moebatch.plan.cost import pass_seconds
+from moebatch.plan.lanes import pass_seconds
 from moebatch.plan.problem import Problem
 from moebatch.spec.hardware import LevelName
 from moebatch.spec.policy import Policy

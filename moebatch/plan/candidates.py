@@ -12,13 +12,11 @@ from itertools import product
 from moebatch.plan.phases import Phase, phases_of
 from moebatch.plan.problem import Problem
 from moebatch.spec.hardware import LevelName
-from moebatch.spec.policy import Placement, Policy, Schedule, pages_of
+from moebatch.spec.policy import STREAMING_SLOTS, Placement, Policy, Schedule, pages_of
 
 MAX_BATCH_SIZE = 4096
 CPU_MICRO_BATCH_SIZE = 256
 """Attention on a CPU goes sequence by sequence inside; a micro-batch only bounds its buffers."""
-SLOTS = 6
-"""Enough for two readers and the compute to be apart; more bring nothing, three cost 5 %."""
 FEWEST_SLOTS = 2
 """One is computed while the next one arrives."""
 _MICRO_BATCH_SIZES = (4, 8, 16, 32, 64, 128, 256, 512)
@@ -53,7 +51,7 @@ class Candidate:
         return replace(self.policy, weights=weights, kv_cache=kv_cache)
 
 
-def candidates(problem: Problem, *, slots: int = SLOTS) -> Iterator[Candidate]:
+def candidates(problem: Problem, *, slots: int = STREAMING_SLOTS) -> Iterator[Candidate]:
     """All candidates, those first that take the least.
 
     Each comes twice: experts stream through so many `slots`, or all are where they are computed.

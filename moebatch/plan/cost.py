@@ -6,36 +6,19 @@ experts that some token chooses; prompt slices beside decoding sequences; hidden
 keys and values on their way between levels; the copy into pinned buffers; and the disk.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil
 
 from moebatch.plan.footprint import FLOAT_BYTES, Dtypes
+from moebatch.plan.lanes import BLOCK_SCHEDULES, LANES
 from moebatch.plan.load import PassLoad
-from moebatch.plan.scratch import MAX_GEMM_ROWS, PROMPT_ROWS
+from moebatch.plan.scratch import MAX_GEMM_ROWS, PROMPT_ROWS, mean_bucket_rows
 from moebatch.spec.hardware import Dtype, Hardware, LinkName, Processor
-from moebatch.spec.policy import Policy, Schedule
+from moebatch.spec.policy import Policy
 from moebatch.spec.shape import ModelShape
 
-LANES = (
-    "gpu",
-    "cpu",
-    "dram->vram",
-    "vram->dram",
-    "staging",
-    "weight block",
-    "disk->dram",
-    "dram->disk",
-)
-"""What does one thing at a time. Only FlexGen has a stream for the weights of a whole layer."""
-BLOCK_SCHEDULES: tuple[Schedule, ...] = ("flexgen", "flexgen_c")
-"""Weights of a layer come up in one piece."""
-_SERIAL_LANES = ("gpu", "cpu", "dram->vram", "vram->dram")
 GPU_PROMPT_ROWS = 2048
 """Prompt tokens that a GPU takes through attention and experts at a time."""
-
-LaneSeconds = Mapping[str, float]
-"""Busy seconds by lane, lanes that do nothing left out."""
 
 
 def elementwise_bytes(shape: ModelShape, dtype_bytes: int) -> int:
@@ -124,7 +107,12 @@ class CostModel:
         """Once over all tokens of the pass; or, in schedules that go micro-batch by micro-batch,
         once for each, with the weights read from the level's memory every time."""
         lane, processor = where
-        if policy.schedule == "klotski" or lane == "cpu":
+        if lane == "cpu":
+            fresh = policy.weights.disk
+            arrived_s = self._expert_layers_s(load.tokens, processor, padded=True, streamed=True)
+            stayed_s = self._expert_layers_s(load.tokens, processor, padded=True)
+            return fresh * arrived_s + (1 - fresh) * stayed_s
+        if policy.schedule == "klotski":
             return self._expert_layers_s(load.tokens, processor)
         total, decodes = 0.0, load.decode_sequences
         if decodes:
@@ -140,20 +128,39 @@ class CostModel:
         """Prompt tokens that go through a GPU's experts together."""
         return max(GPU_PROMPT_ROWS, policy.micro_batch_size)
 
-    def _expert_layers_s(self, tokens: float, processor: Processor) -> float:
+    def _expert_layers_s(
+        self,
+        tokens: float,
+        processor: Processor,
+        *,
+        padded: bool = False,
+        streamed: bool = False,
+    ) -> float:
+        """All experts once. Row counts are `padded` to those in use on a CPU; experts have been
+        `streamed` from the level below, or lie there."""
         shape = self.shape
         active = distinct_experts(shape, tokens)
         if not active:
             return 0.0
         rows = tokens * shape.experts_per_token / active
-        each_s = self._gemm_s(processor, rows, shape.expert_params, min(rows, MAX_GEMM_ROWS))
+        rows = mean_bucket_rows(rows) if padded else rows
+        at_once = min(rows, MAX_GEMM_ROWS)
+        each_s = self._gemm_s(processor, rows, shape.expert_params, at_once, streamed=streamed)
         return len(shape.moe_layers) * active * each_s
 
-    def _gemm_s(self, processor: Processor, rows: float, params: int, rows_at_once: float) -> float:
+    def _gemm_s(
+        self,
+        processor: Processor,
+        rows: float,
+        params: int,
+        rows_at_once: float,
+        *,
+        streamed: bool = False,
+    ) -> float:
         """Eq 14: the slower of arithmetic and reading the weights from the level's memory."""
         if rows <= 0:
             return 0.0
-        rate = processor.gemm_for(self._dtype).at(max(1.0, rows_at_once))
+        rate = processor.gemm_for(self._dtype, streamed=streamed).at(max(1.0, rows_at_once))
         num_reads = ceil(rows / rows_at_once)
         read_s = num_reads * params * self._dtype_bytes / processor.bandwidth
         return max(2 * rows * params / rate, read_s)
@@ -259,31 +266,3 @@ class CostModel:
     @property
     def _kv_bytes_per_token(self) -> int:
         return self.shape.kv_bytes_per_token(self.dtypes.compute_bytes)
-
-
-def pass_seconds(lanes: LaneSeconds, policy: Policy) -> float:
-    """Seconds of a pass: the busiest lane where lanes run side by side (Eq 12)."""
-    if policy.schedule in BLOCK_SCHEDULES:
-        return _block_seconds(lanes, policy)
-    return max(lanes.values(), default=0.0)
-
-
-def _block_seconds(lanes: LaneSeconds, policy: Policy) -> float:
-    """FlexGen waits for everything after each micro-batch and brings the weights of the next layer
-    up with the first one, so they run beside one micro-batch of M: its cost model gives weights +
-    max(the rest), which this is for large M.
-
-    With attention on the GPU, caches of the next micro-batch run beside the arithmetic. With
-    attention on the CPU (FlexGen(c) in MoE-Lightning's Figure 6), each micro-batch goes through
-    GPU, CPU and the copies between them one after the other.
-    """
-    work = max((time_s for lane, time_s in lanes.items() if lane != "weight block"), default=0.0)
-    if policy.schedule == "flexgen_c":
-        work = max(work, sum(lanes.get(lane, 0.0) for lane in _SERIAL_LANES))
-    each = work / policy.num_micro_batches
-    return max(lanes.get("weight block", 0.0), each) + work - each
-
-
-def bottleneck(lanes: LaneSeconds) -> str:
-    """The busiest lane."""
-    return max(lanes, key=lambda lane: lanes[lane])

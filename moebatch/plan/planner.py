@@ -5,13 +5,13 @@ from dataclasses import dataclass, replace
 
 from moebatch.plan.affine import AffineCandidate, Variable, affine, placement
 from moebatch.plan.bounds import Bounds, bounds, least_seconds
-from moebatch.plan.candidates import FEWEST_SLOTS, SLOTS, Candidate, candidates
+from moebatch.plan.candidates import FEWEST_SLOTS, Candidate, candidates
 from moebatch.plan.milp import NoSolution, Solution, solve
 from moebatch.plan.problem import Problem
 from moebatch.plan.refusal import refusal, too_large
 from moebatch.plan.verify import violations
 from moebatch.spec.hardware import LevelName
-from moebatch.spec.policy import Placement, Policy
+from moebatch.spec.policy import STREAMING_SLOTS, Placement, Policy
 
 MOST_CANDIDATES = 48
 """So many are handed to the solver, the most promising ones."""
@@ -34,7 +34,7 @@ class Planned:
 
 def best_policy(problem: Problem) -> Planned:
     """The policy that finishes the job first. Raises DoesNotFit."""
-    screened = screen(problem, slots=SLOTS) or screen(problem, slots=FEWEST_SLOTS)
+    screened = screen(problem, slots=STREAMING_SLOTS) or screen(problem, slots=FEWEST_SLOTS)
     if not screened:
         raise refusal(problem)
     items = tuple(item for item, _ in screened[:MOST_CANDIDATES])

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from moebatch.plan.cost import bottleneck, pass_seconds
+from moebatch.plan.lanes import bottleneck, pass_seconds
 from moebatch.plan.load import PassLoad
 from moebatch.plan.problem import Problem
 from moebatch.plan.replay import job_loads

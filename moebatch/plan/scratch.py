@@ -59,8 +59,18 @@ def bucket_rows(num_rows: int) -> int:
     """
     if num_rows <= 16:
         return 1 << max(0, num_rows - 1).bit_length()
-    step = 16 if num_rows <= 256 else 64 if num_rows <= 512 else 128 if num_rows <= 1024 else 256
+    step = _bucket_step(num_rows)
     return -(-num_rows // step) * step
+
+
+def mean_bucket_rows(num_rows: float) -> float:
+    """Rows that are computed for `num_rows`, where the number varies from case to case."""
+    return num_rows + _bucket_step(num_rows) / 2 if num_rows > 16 else num_rows
+
+
+def _bucket_step(num_rows: float) -> int:
+    """Distance of row counts in use around `num_rows`, from 16 on."""
+    return 16 if num_rows <= 256 else 64 if num_rows <= 512 else 128 if num_rows <= 1024 else 256
 
 
 def bucket_positions(num_positions: int) -> int:

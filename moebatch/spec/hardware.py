@@ -6,7 +6,7 @@ business of `spec/profile.py`.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 LevelName = Literal["vram", "dram", "disk"]
@@ -53,6 +53,9 @@ class Processor:
 
     gemm: Mapping[Dtype, RateCurve]
     """By data type; at least one."""
+    gemm_streamed: Mapping[Dtype, RateCurve] = field(default_factory=dict)
+    """The same for experts that have just arrived from the level below; where a data type is
+    missing, as ``gemm``."""
     bandwidth: float
     """Bytes per second read from the level's memory by matrix products."""
     attention_bandwidth: float
@@ -64,14 +67,15 @@ class Processor:
     sequence_s: float = 0.0
     """Fixed seconds of decode attention per sequence and layer."""
 
-    def gemm_for(self, dtype: Dtype) -> RateCurve:
+    def gemm_for(self, dtype: Dtype, *, streamed: bool = False) -> RateCurve:
         """The curve of `dtype`; where it has none, of the nearest that the processor can do."""
         nearest: dict[Dtype, tuple[Dtype, ...]] = {
             "bfloat16": ("bfloat16", "float16", "float32"),
             "float16": ("float16", "bfloat16", "float32"),
             "float32": ("float32", "bfloat16", "float16"),
         }
-        return next(self.gemm[name] for name in nearest[dtype] if name in self.gemm)
+        name = next(name for name in nearest[dtype] if name in self.gemm)
+        return self.gemm_streamed.get(name, self.gemm[name]) if streamed else self.gemm[name]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

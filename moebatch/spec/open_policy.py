@@ -3,11 +3,8 @@
 from dataclasses import dataclass
 from math import ceil
 
-from moebatch.spec.policy import Batching, Placement, Policy, Schedule, pages_of
+from moebatch.spec.policy import STREAMING_SLOTS, Batching, Placement, Policy, Schedule, pages_of
 from moebatch.spec.workload import Workload
-
-STREAMING_SLOTS = 6
-"""Enough for two readers and the compute to be apart; more bring nothing, three cost 5 %."""
 
 _IN_DRAM = Placement(dram=1.0)
 

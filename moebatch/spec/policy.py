@@ -6,6 +6,9 @@ from typing import Literal, get_args
 PAGE_TOKENS = 16
 """Tokens of a page of keys and values: on average half a page per sequence is unused."""
 
+STREAMING_SLOTS = 6
+"""Enough for two readers and the compute to be apart; more bring nothing, three cost 5 %."""
+
 Schedule = Literal["klotski", "cgopipe", "flexgen", "flexgen_c"]
 """Order of tasks of a pass, by the name that its paper uses."""
 Batching = Literal["mixed", "static"]

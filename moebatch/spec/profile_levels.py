@@ -36,6 +36,10 @@ PROCESSOR_FIGURES: Mapping[str, Quantity] = MappingProxyType(
 """Figures of a level that computes, beside ``gemm``; only ``bandwidth`` has to be there."""
 
 
+CURVES = ("gemm", "gemm_streamed")
+"""Figures by data type that may be tables by rows."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LevelFigures:
     """A memory and its processor; all devices of it together."""
@@ -48,6 +52,9 @@ class LevelFigures:
     """Bytes per second; None where nothing computes, as on disk."""
     gemm: Mapping[Dtype, CurveFigure] = field(default_factory=dict)
     """FLOP/s of matrix products."""
+    gemm_streamed: Mapping[Dtype, CurveFigure] = field(default_factory=dict)
+    """The same of experts that have just arrived from the level below; where there is none, as
+    ``gemm``."""
     attention_bandwidth: Figure | None = None
     """Bytes per second of decode attention; None is the bandwidth."""
     attention_flops: Figure | None = None
@@ -73,8 +80,10 @@ class LevelFigures:
         gemm = {dtype: figure.on(basis) for dtype, figure in self.gemm.items()}
         bandwidth = self.bandwidth.on(basis)
         fastest = max(curve.peak for curve in gemm.values())
+        streamed = {dtype: figure.on(basis) for dtype, figure in self.gemm_streamed.items()}
         return Processor(
             gemm=gemm,
+            gemm_streamed={**gemm, **streamed},
             bandwidth=bandwidth,
             attention_bandwidth=_on(self.attention_bandwidth, basis, bandwidth),
             attention_flops=_on(self.attention_flops, basis, fastest),
@@ -85,7 +94,10 @@ class LevelFigures:
     def figures(self) -> Iterator[tuple[str, Figure | CurveFigure]]:
         """All that are there, by their names in the profile."""
         yield "capacity", self.capacity
-        yield from ((f"gemm.{dtype}", figure) for dtype, figure in self.gemm.items())
+        for name in CURVES:
+            yield from (
+                (f"{name}.{dtype}", figure) for dtype, figure in getattr(self, name).items()
+            )
         for name in PROCESSOR_FIGURES:
             figure = getattr(self, name)
             if figure is not None:
@@ -101,7 +113,7 @@ class LevelFigures:
         """The level with one of its `quantities` set."""
         if name == "gemm":
             gemm = {dtype: supposed_speed(self.gemm[dtype], number) for dtype in self.gemm}
-            return replace(self, gemm=gemm)
+            return replace(self, gemm=gemm, gemm_streamed={})
         # mypy cannot see that the name is one of a Figure.
         return replace(self, **{name: supposed(number)})  # type: ignore[arg-type]
 

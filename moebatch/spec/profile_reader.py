@@ -9,6 +9,7 @@ from moebatch.spec.hardware import LEVELS, LINKS, Dtype, LevelName, LinkName, Ra
 from moebatch.spec.limits import shown, whole
 from moebatch.spec.profile_levels import (
     CAPACITIES,
+    CURVES,
     DTYPES,
     PROCESSOR_FIGURES,
     LevelFigures,
@@ -87,7 +88,7 @@ class ProfileReader(YamlReader):
     def _level(self, name: LevelName, value: object) -> LevelFigures | None:
         place: Place = ("levels", name)
         computes = name != "disk"
-        allowed = ("devices", "capacity", *(("gemm", *PROCESSOR_FIGURES) if computes else ()))
+        allowed = ("devices", "capacity", *((*CURVES, *PROCESSOR_FIGURES) if computes else ()))
         entries = self._mapping(place, value, allowed)
         if not isinstance(value, Mapping):
             return None
@@ -99,11 +100,13 @@ class ProfileReader(YamlReader):
             key: self._figure((*place, key), entries, quantity)
             for key, quantity in PROCESSOR_FIGURES.items()
         }
-        gemm = self._gemm((*place, "gemm"), entries["gemm"]) if "gemm" in entries else {}
+        curves: dict[str, Any] = {
+            key: self._gemm((*place, key), entries[key]) for key in CURVES if key in entries
+        }
         devices = self._devices((*place, "devices"), entries)
         if capacity is None:
             return None
-        return LevelFigures(name=name, devices=devices, capacity=capacity, gemm=gemm, **processor)
+        return LevelFigures(name=name, devices=devices, capacity=capacity, **curves, **processor)
 
     def _devices(self, place: Place, entries: Mapping[str, object]) -> int:
         devices = self._checked(

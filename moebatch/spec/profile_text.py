@@ -6,7 +6,13 @@ from dataclasses import dataclass
 
 import yaml
 
-from moebatch.spec.profile_levels import CAPACITIES, PROCESSOR_FIGURES, LevelFigures, LinkFigures
+from moebatch.spec.profile_levels import (
+    CAPACITIES,
+    CURVES,
+    PROCESSOR_FIGURES,
+    LevelFigures,
+    LinkFigures,
+)
 from moebatch.spec.profile_values import (
     BASES,
     LINK_RATE,
@@ -33,8 +39,12 @@ class ProfileText:
             figure = getattr(level, name)
             if figure is not None:
                 content[name] = self._figure(figure, quantity)
-            if name == "bandwidth" and level.gemm:
-                content["gemm"] = {dtype: self._curve_figure(c) for dtype, c in level.gemm.items()}
+            if name == "bandwidth":
+                for key in CURVES:
+                    curves = getattr(level, key).items()
+                    content |= (
+                        {key: {d: self._curve_figure(c) for d, c in curves}} if curves else {}
+                    )
         return content
 
     def link(self, link: LinkFigures) -> dict[str, object]:

@@ -8,7 +8,7 @@ import torch
 from moebatch.measure.attention import _Bench, attention_rates, nothing_to_attend
 from moebatch.measure.contention import Patience
 from moebatch.measure.elementwise import elementwise_bandwidth
-from moebatch.measure.gemm import gemm_curve
+from moebatch.measure.gemm import experts_in, gemm_curve
 from moebatch.measure.gpu import gpu_rates, supported
 from moebatch.measure.memory import read_bandwidth
 from moebatch.measure.sizes import Sizes, gpu_sizes
@@ -24,8 +24,8 @@ def allocate(num_bytes: int) -> torch.Tensor:
 
 
 def curve(rows: tuple[int, ...], longest_s: float) -> list[int]:
-    memory = Arena(2**18).bytes
-    points = gemm_curve(TINY.model, rows, torch.float32, memory, TIMER, longest_s=longest_s)
+    experts = experts_in(Arena(2**18).bytes, TINY.model, torch.float32)
+    points = gemm_curve(TINY.model, rows, torch.float32, experts, TIMER, longest_s=longest_s)
     assert all(rate > 0 for _, rate in points)
     return [rows for rows, _ in points]
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moebatch.plan.cost import BLOCK_SCHEDULES, pass_seconds
+from moebatch.plan.lanes import BLOCK_SCHEDULES, pass_seconds
 from moebatch.plan.load import PassLoad
 from moebatch.spec.policy import SCHEDULES, Batching, Placement, Policy, Schedule
 from tests.plan.problems import gpu_machine, problem

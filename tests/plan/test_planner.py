@@ -118,7 +118,7 @@ def test_few_rows_leave_the_memory_to_experts() -> None:
 
 
 def test_long_prompts_get_passes_in_which_arithmetic_covers_the_reading() -> None:
-    short = Workload.uniform(prompt_tokens=16, new_tokens=256, num_sequences=256)
+    short = Workload.uniform(prompt_tokens=4, new_tokens=256, num_sequences=64)
     long = Workload.uniform(prompt_tokens=1500, new_tokens=32, num_sequences=256)
     machine = cpu_machine(4)
     passes = [

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from moebatch.errors import ConfigError, Fault
 from moebatch.spec.library import names
 from moebatch.spec.models import load_model
-from moebatch.spec.open_policy import STREAMING_SLOTS, OpenPolicy
-from moebatch.spec.policy import SCHEDULES, Placement, Policy
+from moebatch.spec.open_policy import OpenPolicy
+from moebatch.spec.policy import SCHEDULES, STREAMING_SLOTS, Placement, Policy
 from moebatch.spec.policy_file import PolicyFile, load_policy
 from moebatch.spec.profile import load_profile
 from moebatch.spec.workload import Workload

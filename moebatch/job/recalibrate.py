@@ -1,0 +1,58 @@
+"""What a run teaches about its machine, kept in the machine's profile."""
+
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+
+from moebatch.job.status import RunSummary
+from moebatch.measure.saved import save_profile, this_machine_path
+from moebatch.spec.job import Job
+from moebatch.spec.learnt import with_level_speed, with_link_rate
+from moebatch.spec.library import is_path
+from moebatch.spec.profile import HardwareProfile
+from moebatch.units import format_rate
+
+_LEAST_BUSY_S = 5.0
+"""A lane that was busy for less says little."""
+_MOST_FACTOR = 4.0
+"""More than that between prediction and measurement is no matter of calibration."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Lesson:
+    """A corrected profile, and in words what was corrected."""
+
+    profile: HardwareProfile
+    lines: tuple[str, ...]
+
+
+def lesson(profile: HardwareProfile, summary: RunSummary) -> Lesson:
+    """The rate of the disk and the speed of the CPU that the run has shown.
+
+    A single factor for everything that the CPU does: a run does not tell its parts apart.
+    """
+    busy = {lane.name: lane.busy_s for lane in summary.lanes}
+    source, lines = f"a run of {date.today().isoformat()}", []
+    disk_s = busy.get("disk->dram", 0.0)
+    if summary.bytes_read and disk_s >= _LEAST_BUSY_S:
+        rate = summary.bytes_read / disk_s
+        profile = with_link_rate(profile, "disk->dram", rate, source)
+        lines.append(f"disk->dram achieves {format_rate(rate)}")
+    expected_s = summary.prediction.busy_s.get("cpu", 0.0) if summary.prediction else 0.0
+    measured_s = busy.get("cpu", 0.0)
+    if expected_s and measured_s >= _LEAST_BUSY_S:
+        factor = min(_MOST_FACTOR, max(1 / _MOST_FACTOR, expected_s / measured_s))
+        profile = with_level_speed(profile, "dram", factor, source)
+        lines.append(f"the CPU achieves {factor:.2f} times what was expected of it")
+    return Lesson(profile=profile, lines=tuple(lines))
+
+
+def keep(job: Job, learnt: Lesson) -> Path:
+    """Writes the profile where the job has it from, else as this machine's own.
+
+    Raises StorageError.
+    """
+    hardware = job.resources.hardware
+    path = Path(hardware) if is_path(hardware) else this_machine_path()
+    save_profile(learnt.profile, path)
+    return path

@@ -1,0 +1,50 @@
+"""Lanes of a pass, and how their busy times make up its length."""
+
+from collections.abc import Mapping
+
+from moebatch.spec.policy import Policy, Schedule
+
+LANES = (
+    "gpu",
+    "cpu",
+    "dram->vram",
+    "vram->dram",
+    "staging",
+    "weight block",
+    "disk->dram",
+    "dram->disk",
+)
+"""What does one thing at a time. Only FlexGen has a stream for the weights of a whole layer."""
+BLOCK_SCHEDULES: tuple[Schedule, ...] = ("flexgen", "flexgen_c")
+"""Weights of a layer come up in one piece."""
+_SERIAL_LANES = ("gpu", "cpu", "dram->vram", "vram->dram")
+LaneSeconds = Mapping[str, float]
+"""Busy seconds by lane, lanes that do nothing left out."""
+
+
+def pass_seconds(lanes: LaneSeconds, policy: Policy) -> float:
+    """Seconds of a pass: the busiest lane where lanes run side by side (Eq 12)."""
+    if policy.schedule in BLOCK_SCHEDULES:
+        return _block_seconds(lanes, policy)
+    return max(lanes.values(), default=0.0)
+
+
+def _block_seconds(lanes: LaneSeconds, policy: Policy) -> float:
+    """FlexGen waits for everything after each micro-batch and brings the weights of the next layer
+    up with the first one, so they run beside one micro-batch of M: its cost model gives weights +
+    max(the rest), which this is for large M.
+
+    With attention on the GPU, caches of the next micro-batch run beside the arithmetic. With
+    attention on the CPU (FlexGen(c) in MoE-Lightning's Figure 6), each micro-batch goes through
+    GPU, CPU and the copies between them one after the other.
+    """
+    work = max((time_s for lane, time_s in lanes.items() if lane != "weight block"), default=0.0)
+    if policy.schedule == "flexgen_c":
+        work = max(work, sum(lanes.get(lane, 0.0) for lane in _SERIAL_LANES))
+    each = work / policy.num_micro_batches
+    return max(lanes.get("weight block", 0.0), each) + work - each
+
+
+def bottleneck(lanes: LaneSeconds) -> str:
+    """The busiest lane."""
+    return max(lanes, key=lambda lane: lanes[lane])

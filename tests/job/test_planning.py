@@ -1,0 +1,212 @@
+"""A job is planned with the figures of its machine, runs what a policy file says, and teaches the
+machine's profile."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from moebatch.engine.build import open_model
+from moebatch.errors import ConfigError, DoesNotFit
+from moebatch.job.planning import JobPlan, job_problem, job_profile, plan_job
+from moebatch.job.question import job_question
+from moebatch.job.recalibrate import lesson
+from moebatch.job.run import JobRun
+from moebatch.job.status import LaneTime, RunSummary
+from moebatch.measure.saved import load_saved, this_machine_path
+from moebatch.plan.options import PlanOptions
+from moebatch.spec.job import Job, load_job
+from moebatch.spec.open_policy import OpenPolicy
+from moebatch.spec.policy import Placement
+from moebatch.spec.policy_file import PolicyFile
+from moebatch.spec.profile import load_profile
+from moebatch.spec.workload import Workload
+
+Checkpoint = Callable[..., Path]
+WORKLOAD = Workload.uniform(prompt_tokens=20, new_tokens=8, num_sequences=50)
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No profile of the machine that runs the tests."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def job(tmp_path: Path, tiny_checkpoint: Checkpoint) -> Job:
+    return write_job(tmp_path, tiny_checkpoint("mixtral"))
+
+
+def write_job(folder: Path, model: Path, *, num_rows: int = 7, **resources: object) -> Job:
+    rows = [{"prompt": [3 + i % 200] * (5 + i % 40)} for i in range(num_rows)]
+    (folder / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    content = {
+        "model": {"path": str(model)},
+        "input": {"path": "in.jsonl"},
+        "output": {"path": "out.jsonl"},
+        "sampling": {"max_tokens": 5, "temperature": 0},
+        "resources": {"dram": "1GiB", "threads": 1, **resources},
+    }
+    (folder / "job.yaml").write_text(json.dumps(content))
+    return load_job(folder / "job.yaml")
+
+
+def planned(job: Job, given: PolicyFile | None = None) -> JobPlan:
+    files = open_model(job.model.path, job.model.dtype)
+    profile, _ = job_profile(job, files, print)
+    return plan_job(job_problem(job, files, WORKLOAD, profile.hardware()), given)
+
+
+def a_policy(**changes: object) -> PolicyFile:
+    policy = OpenPolicy(
+        batch_size=4, micro_batch_size=2, weights=Placement(dram=0.5, disk=0.5), tokens_per_pass=16
+    )
+    return PolicyFile(title="mine", policy=replace(policy, **changes), path="mine.yaml")
+
+
+def test_a_machine_without_profile_is_planned_with_rough_figures_and_a_note(job: Job) -> None:
+    files = open_model(job.model.path, job.model.dtype)
+    profile, notes = job_profile(job, files, print)
+    assert profile.name == "generic-cpu"
+    assert any("moebatch profile" in note for note in notes)
+
+
+def test_the_profile_that_a_job_names_is_used(tmp_path: Path, job: Job) -> None:
+    text = load_profile("generic-cpu").to_yaml().replace("generic-cpu", "mine")
+    (tmp_path / "mine.yaml").write_text(text)
+    named = write_job(tmp_path, job.model.path, hardware="mine.yaml")
+    files = open_model(job.model.path, job.model.dtype)
+    assert job_profile(named, files, print)[0].name == "mine"
+    t4 = write_job(tmp_path, job.model.path, hardware="t4")
+    assert planned(t4).problem.hardware.vram is None, "runs are computed in main memory"
+
+
+def test_a_given_policy_is_run(job: Job) -> None:
+    told: list[str] = []
+    summary = JobRun(job, told.append, policy=a_policy()).execute()
+    assert summary.num_rows == 7 and summary.num_failed == 0
+    assert summary.policy is not None and summary.policy.batch_size == 4
+    assert any("up to 4 sequences" in line for line in told)
+
+
+def test_planned_and_given_policies_give_the_same_answers(job: Job) -> None:
+    def answers(given: PolicyFile | None) -> list[str]:
+        JobRun(job, lambda line: None, policy=given).execute()
+        lines = job.output.path.read_text().splitlines()
+        return [json.loads(line)["response"]["text"] for line in lines]
+
+    assert answers(a_policy()) == answers(None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "where"),
+    [
+        ({"attention_on_gpu": True}, "policy.attention_on_gpu"),
+        ({"ffn_on_gpu": True, "weights": Placement(vram=0.5, dram=0.5)}, "policy.weights.vram"),
+        ({"kv_cache": Placement(dram=0.5, disk=0.5)}, "policy.kv_cache.disk"),
+        ({"batching": "static", "tokens_per_pass": None}, "policy.batching"),
+        ({"schedule": "cgopipe"}, "policy.schedule"),
+    ],
+)
+def test_policies_that_cannot_be_run_are_refused_by_their_keys(
+    job: Job, changes: dict[str, object], where: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        planned(job, a_policy(**changes))
+    assert any(fault.where == where for fault in caught.value.faults), str(caught.value)
+
+
+def test_a_policy_too_large_for_the_budget_is_refused_with_figures(job: Job) -> None:
+    with pytest.raises(
+        DoesNotFit, match=r"mine.yaml: dram: the policy needs .* there are 1.00 GiB"
+    ):
+        planned(job, a_policy(num_kv_pages=10**7))
+
+
+def test_prediction_stands_beside_what_was_measured(job: Job) -> None:
+    summary = JobRun(job, lambda line: None).execute()
+    expected = summary.prediction
+    assert expected is not None and expected.job_time_s is not None
+    assert expected.num_passes == summary.num_passes
+    assert set(expected.peak_bytes) == {"dram", "disk"}
+
+
+def test_a_question_about_a_job_samples_its_rows(tmp_path: Path, job: Job) -> None:
+    long = write_job(tmp_path, job.model.path, num_rows=2500)
+    question = job_question(long, PlanOptions(has_job=True))
+    workload = question.problem.workload
+    assert workload.num_sequences == 2500
+    assert len(workload.lengths) <= 1000
+    assert workload.mean_prompt_tokens == pytest.approx(24.5, abs=1)
+    assert any("at most 1000 rows" in note for note in question.notes)
+
+
+def test_a_question_about_a_job_on_another_machine_has_all_of_it(job: Job) -> None:
+    question = job_question(job, PlanOptions(has_job=True, hw="t4"))
+    assert question.problem.hardware.vram is not None
+    assert question.problem.capacity_bytes("dram") == 2**30, "the job's budget still holds"
+    more = PlanOptions(has_job=True, hw="t4", what_if=("dram=64GiB",))
+    assert job_question(job, more).problem.capacity_bytes("dram") == 64 * 2**30
+
+
+SUMMARY = RunSummary(
+    output="out.jsonl",
+    num_rows=1,
+    num_failed=0,
+    errors={},
+    prompt_tokens=1,
+    generated_tokens=1,
+    load_s=1.0,
+    run_s=100.0,
+    total_s=101.0,
+    lanes=(
+        LaneTime(name="disk->dram", busy_s=90.0, elapsed_s=100.0),
+        LaneTime(name="cpu", busy_s=50.0, elapsed_s=100.0),
+    ),
+    waited_s=50.0,
+    bytes_read=int(180e9),
+    num_passes=3,
+    num_preempted=0,
+    num_shrunk=0,
+    peak_bytes=1,
+    budget_bytes=2,
+    policy=None,
+    reads_past_page_cache=True,
+)
+
+
+def test_a_run_teaches_the_rate_of_the_disk_and_the_speed_of_the_cpu(job: Job) -> None:
+    prediction = replace(planned(job).prediction, busy_s={"cpu": 40.0})
+    before = load_profile("generic-cpu")
+    learnt = lesson(before, replace(SUMMARY, prediction=prediction))
+    after = learnt.profile.hardware()
+    assert after.links["disk->dram"].bandwidth == pytest.approx(2e9)
+    slow, fast = before.hardware().dram.processor, after.dram.processor
+    assert slow is not None and fast is not None
+    assert fast.gemm_for("bfloat16").at(128) == pytest.approx(
+        0.8 * slow.gemm_for("bfloat16").at(128)
+    )
+    assert fast.sequence_s == pytest.approx(slow.sequence_s / 0.8)
+    assert len(learnt.lines) == 2
+
+
+def test_a_short_run_teaches_nothing(job: Job) -> None:
+    lanes = tuple(replace(lane, busy_s=1.0) for lane in SUMMARY.lanes)
+    summary = replace(SUMMARY, lanes=lanes, prediction=planned(job).prediction)
+    assert lesson(load_profile("generic-cpu"), summary).lines == ()
+
+
+def test_what_was_learnt_is_kept_as_the_profile_of_this_machine(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("moebatch.job.recalibrate._LEAST_BUSY_S", 0.0)
+    told: list[str] = []
+    run = JobRun(job, told.append)
+    run.recalibrate(run.execute())
+    assert this_machine_path().is_file()
+    saved = load_saved()
+    assert saved is not None and saved.levels["dram"].bandwidth is not None
+    assert "a run of" in saved.levels["dram"].bandwidth.source
+    assert any(str(this_machine_path()) in line for line in told)

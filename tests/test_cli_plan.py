@@ -1,0 +1,206 @@
+"""`moebatch plan` and `moebatch profile`, as a user types them."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+import yaml
+
+from moebatch.errors import ExitCode
+
+T4 = ("--hw", "t4", "--model", "mixtral-8x7b", "--prompt-len", "77", "--gen-len", "128")
+
+
+def moebatch(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    import os
+
+    return subprocess.run(
+        [sys.executable, "-m", "moebatch", *arguments],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **environment},
+        check=False,
+    )
+
+
+def answer(*arguments: str) -> dict[str, dict[str, float]]:
+    done = moebatch("plan", *arguments, "--json")
+    assert done.returncode == ExitCode.OK, done.stderr
+    found: dict[str, dict[str, float]] = json.loads(done.stdout)
+    return found
+
+
+def test_the_answer_on_screen_has_what_a_person_asks_for() -> None:
+    done = moebatch("plan", *T4, "--requests", "5000", COLUMNS="160")
+    assert done.returncode == ExitCode.OK, done.stderr
+    for part in (
+        "Mixtral-8x7B on t4",
+        "5000 sequences: prompts of 77 tokens, answers of up to 128",
+        "generated tok/s",
+        "micro-batches of",
+        "KV cache",
+        "of 15.0 GiB",
+        "binds",
+        "P1 dram",
+        "P2 dram",
+        "what would help most",
+        "--what-if",
+    ):
+        assert part in done.stdout, part
+    assert "Traceback" not in done.stderr
+
+
+def test_json_has_stable_keys() -> None:
+    found = answer(*T4, "--requests", "5000")
+    assert set(found["policy"]) == {
+        *("batch_size", "micro_batch_size", "num_micro_batches", "attention_on_gpu"),
+        *("ffn_on_gpu", "weights", "kv_cache", "schedule", "batching", "tokens_per_pass"),
+        *("num_slots", "num_kv_pages"),
+    }
+    assert set(found["prediction"]) == {
+        *("decode_tokens_per_s", "prefill_tokens_per_s", "tokens_per_s", "layer_time_s"),
+        *("bottleneck", "lanes_s", "peak_bytes", "capacity_bytes", "job_time_s", "num_passes"),
+    }
+    for shares in (found["policy"]["weights"], found["policy"]["kv_cache"]):
+        assert set(shares) == {"vram", "dram", "disk"}  # type: ignore[call-overload]
+        assert sum(shares.values()) == pytest.approx(1)  # type: ignore[attr-defined]
+    prediction = found["prediction"]
+    seconds = 5000 * 128 / prediction["tokens_per_s"]
+    assert prediction["job_time_s"] == pytest.approx(seconds, rel=0.01)
+    assert 1 <= len(found["improvements"]) <= 3
+
+
+def test_without_requests_there_is_no_job_time() -> None:
+    assert answer(*T4)["prediction"]["job_time_s"] is None
+
+
+def test_neither_torch_nor_transformers_is_loaded() -> None:
+    code = (
+        "import sys\nfrom moebatch.cli import app\n"
+        f"app(['plan', *{T4!r}, '--json'], standalone_mode=False)\n"
+        "heavy = {'torch', 'transformers', 'datasets'} & set(sys.modules)\n"
+        "sys.exit(f'loaded {heavy}' if heavy else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_paper_mode_gives_the_published_policy() -> None:
+    found = answer(*T4, "--paper")
+    policy = found["policy"]
+    assert (policy["micro_batch_size"], policy["num_micro_batches"]) == (164, 14)
+    assert found["prediction"]["decode_tokens_per_s"] == pytest.approx(445.6, rel=1e-3)
+
+
+def test_what_if_changes_the_answer() -> None:
+    before = answer(*T4)["prediction"]
+    after = answer(*T4, "--what-if", "vram=60GiB", "--what-if", "vram.gemm=30TFLOP/s")
+    assert after["prediction"]["tokens_per_s"] > 1.2 * before["tokens_per_s"]
+    assert after["prediction"]["capacity_bytes"]["vram"] == 60 * 2**30  # type: ignore[index]
+
+
+def test_klotski_says_which_inequalities_hold() -> None:
+    found = answer(*T4, "--method", "klotski")
+    assert found["method"] == "klotski"
+    notes = " ".join(found["notes"])
+    for number in ("(4)", "(5)", "(6)", "(7)"):
+        assert f"inequality {number}" in notes
+
+
+def test_a_written_policy_can_be_predicted_again(tmp_path: Path) -> None:
+    path = tmp_path / "policy.yaml"
+    first = answer(*T4, "--requests", "5000", "-o", str(path))
+    content = yaml.safe_load(path.read_text())
+    assert content["source"].startswith("moebatch ")
+    assert content["policy"]["batch_size"] == first["policy"]["batch_size"]
+    again = answer(*T4, "--requests", "5000", "--policy", str(path))
+    assert again["method"] == "given"
+    for key, value in first["policy"].items():
+        assert again["policy"][key] == pytest.approx(value), key
+    assert again["prediction"]["tokens_per_s"] == pytest.approx(
+        first["prediction"]["tokens_per_s"], rel=1e-3
+    )
+
+
+def test_the_roofline_is_an_svg_with_both_operations(tmp_path: Path) -> None:
+    path = tmp_path / "out.svg"
+    assert moebatch("plan", *T4, "--roofline", str(path)).returncode == ExitCode.OK
+    text = " ".join(ElementTree.parse(path).getroot().itertext())
+    for part in ("Mixtral-8x7B on t4", "attention", "expert FFN", "P1", "P2"):
+        assert part in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), r"--model: is missing; give a job file, or --model, --prompt-len and --gen-len"),
+        (("job.yaml", "--model", "dbrx"), r"--model: not together with a job file"),
+        ((*T4, "--paper", "--vendor"), r"--vendor: not together with --paper"),
+        ((*T4, "--what-if", "dram=-3GiB"), r"--what-if: dram: "),
+        ((*T4, "--what-if", "dram=nan"), r"--what-if: dram: "),
+        ((*T4, "--what-if", "ram=3GiB"), r"has no figure 'ram'; did you mean vram\?"),
+        ((*T4, "--policy", "nonsense"), r"no policy of that name"),
+        (("--hw", "t5", *T4[2:]), r"no hardware profile of that name; there are 2xt4, .* t4,"),
+        ((*T4[:2], "--model", "mixtral", *T4[4:]), r"no model shape of that name"),
+        ((*T4, "--paper", "--hw", "generic-cpu"), r"GPU"),
+    ],
+)
+def test_mistakes_get_one_clear_message(arguments: tuple[str, ...], message: str) -> None:
+    done = moebatch("plan", *arguments)
+    assert done.returncode == ExitCode.CONFIG
+    assert re.search(message, " ".join(done.stderr.split())), done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_what_does_not_fit_names_level_need_have_and_knob() -> None:
+    done = moebatch("plan", *T4, "--what-if", "vram=3GiB")
+    assert done.returncode == ExitCode.DOES_NOT_FIT
+    assert re.search(r"vram: needs .* at the least, has 3.00 GiB", done.stderr)
+    smallest = re.search(r"--what-if (vram=\d+MiB)", done.stderr)
+    assert smallest is not None
+    assert moebatch("plan", *T4, "--what-if", smallest[1]).returncode == ExitCode.OK
+
+
+def test_an_output_that_cannot_be_written_is_a_message(tmp_path: Path) -> None:
+    done = moebatch("plan", *T4, "-o", str(tmp_path / "no" / "such" / "folder.yaml"))
+    assert done.returncode == ExitCode.STORAGE
+    assert "cannot be written" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("capacity: {achieved: .nan}", r"levels\.dram\.capacity\.achieved"),
+        ("capacity: {achieved: 0GiB}", r"levels\.dram\.capacity\.achieved"),
+        ("capacity: {achieved: -4GiB}", r"levels\.dram\.capacity\.achieved"),
+        ("capacity: {achieved: 4000000TiB}", r"levels\.dram\.capacity\.achieved"),
+        ("capacity: {achieve: 4GiB}", r"levels\.dram\.capacity\.achieve: .*achieved"),
+    ],
+)
+def test_senseless_profiles_are_refused_with_line_and_path(
+    tmp_path: Path, line: str, message: str
+) -> None:
+    path = tmp_path / "my.yaml"
+    path.write_text(
+        "name: mine\nsource: test\nlevels:\n  dram:\n"
+        f"    {line}\n"
+        "    bandwidth: {achieved: 20GB/s}\n"
+        "    gemm: {float32: {achieved: 1TFLOP/s}}\n"
+    )
+    done = moebatch("plan", "--hw", str(path), *T4[2:])
+    assert done.returncode == ExitCode.CONFIG
+    assert re.search(rf"my\.yaml:5: {message}", done.stderr), done.stderr
+
+
+def test_a_half_filled_profile_is_refused_with_all_that_is_missing(tmp_path: Path) -> None:
+    path = tmp_path / "my.yaml"
+    path.write_text("name: mine\nsource: test\nlevels:\n  vram:\n    capacity: {peak: 16GB}\n")
+    done = moebatch("plan", "--hw", str(path), *T4[2:])
+    assert done.returncode == ExitCode.CONFIG
+    for part in ("needs dram", "levels.vram.bandwidth", "levels.vram.gemm", "dram->vram"):
+        assert part in done.stderr, part
