@@ -26,12 +26,16 @@ from moebatch.job.scan import InputSummary, scan
 from moebatch.job.source import open_source
 from moebatch.job.status import LaneTime, Phase, RunStatus, RunSummary
 from moebatch.plan.machine import detect_machine
+from moebatch.plan.prediction import Prediction, predict
 from moebatch.spec.job import Job
 from moebatch.spec.policy_file import PolicyFile
 from moebatch.spec.profile import HardwareProfile
 from moebatch.spec.request import Outcome, Request, RowError
 from moebatch.spec.workload import Workload
 from moebatch.store.memory import peak_resident_bytes, resident_bytes
+
+_LEAST_READING_S = 1.0
+"""Less reading says nothing about the disk."""
 
 
 class JobRun:
@@ -229,6 +233,14 @@ class JobRun:
             LaneTime(name="cpu", busy_s=max(0.0, elapsed - reads.waited_s), elapsed_s=elapsed),
         )
 
+    def _hindsight(self, plan: JobPlan) -> Prediction | None:
+        """The prediction at the rate at which the disk has been read."""
+        reads = self._built.experts.statistics if self._built else None
+        if reads is None or reads.busy.total_s < _LEAST_READING_S:
+            return None
+        rate = reads.num_bytes / reads.busy.total_s
+        return predict(plan.problem.with_link_rate("disk->dram", rate), plan.policy)
+
     def _summary(self, plan: JobPlan | None) -> RunSummary:
         now = self.status()
         built = self._built
@@ -252,5 +264,6 @@ class JobRun:
             budget_bytes=self._budget_bytes,
             policy=plan.policy if plan else None,
             prediction=plan.prediction if plan else None,
+            hindsight=self._hindsight(plan) if plan else None,
             reads_past_page_cache=built.experts.reads_past_page_cache if built else True,
         )

@@ -97,4 +97,7 @@ class RunSummary:
     """None if no row could be computed."""
     prediction: Prediction | None = None
     """What was expected of the policy before the first pass."""
+    hindsight: Prediction | None = None
+    """What would have been expected had the rate of the disk during the run been known: disks
+    drift, and this tells their drift from errors of the cost model."""
     reads_past_page_cache: bool

@@ -110,15 +110,17 @@ def read_rates(paths: Sequence[Path], sizes: DiskSizes) -> DiskRates:
 
 
 @contextmanager
-def reading_beside(paths: Sequence[Path], sizes: DiskSizes) -> Iterator[None]:
-    """Reads the files as `read_rates` does, in a thread of its own, while the block runs."""
+def reading_beside(paths: Sequence[Path], sizes: DiskSizes, rates: list[float]) -> Iterator[None]:
+    """Reads the files as `read_rates` does, in a thread of its own, while the block runs, and adds
+    the rates of its chunks to `rates`."""
     over = threading.Event()
 
-    def read() -> None:
+    def read() -> DiskRates:
         with closing(ExpertStream(paths, sizes.extent_bytes, sizes)) as stream:
             for _ in stream.experts():
                 if over.is_set():
-                    return
+                    break
+            return stream.rates
 
     with ThreadPoolExecutor(1) as pool:
         reading = pool.submit(read)
@@ -126,7 +128,7 @@ def reading_beside(paths: Sequence[Path], sizes: DiskSizes) -> Iterator[None]:
             yield
         finally:
             over.set()
-    reading.result()
+    rates += reading.result().rates
 
 
 def files_to_read(path: Path) -> list[Path]:

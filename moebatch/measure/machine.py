@@ -56,6 +56,12 @@ class _Disk:
     streamed: Mapping[Dtype, RateCurve]
     """FLOP/s of experts that have just been read."""
 
+    def with_more(self, rates: Sequence[float]) -> "_Disk":
+        """The same with chunks that were read later: disks drift, so every minute counts."""
+        if self.read is None:
+            return self
+        return replace(self, read=replace(self.read, rates=(*self.read.rates, *rates)))
+
 
 def measure_machine(
     folder: Path,
@@ -89,17 +95,20 @@ def measure_machine(
         stack.enter_context(torch.inference_mode())
         paths, write = _files(stack, folder, read, sizes, tell)
         disk = _disk(folder, paths, write, sizes, tell)
-        patience = Patience(num_threads, sizes.patience_s)
+        patience, more = Patience(num_threads, sizes.patience_s), list[float]()
         cpu = processor_rates(
             sizes,
             torch.device("cpu"),
             free_bytes=capacity_bytes - resident_bytes(),
             allocate=lambda num_bytes: Arena(num_bytes).bytes,
-            beside=partial(reading_beside, paths, sizes.disk) if paths else None,
+            beside=partial(reading_beside, paths, sizes.disk, more) if paths else None,
             patience=patience,
             tell=tell,
         )
+        disk = disk.with_more(more)
         gpu = gpu_rates(sizes, patience, tell)
+    if disk.read is not None:
+        tell(f"disk->dram: {format_rate(disk.read.median)}, {_spread(disk.read)}")
     disturbance = _disturbance(patience.share)
     if disturbance:
         tell(f"{disturbance}; measure again when the machine is idle")
@@ -146,7 +155,6 @@ def _disk(
     if not paths:
         return _Disk(capacity_bytes=capacity_bytes, read=None, write=write, streamed={})
     rates, streamed = _streaming(paths, sizes, tell)
-    tell(f"disk->dram: {format_rate(rates.median)}, {_spread(rates)}")
     return _Disk(capacity_bytes=capacity_bytes, read=rates, write=write, streamed=streamed)
 
 

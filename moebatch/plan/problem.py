@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from moebatch.plan.cost import CostModel
 from moebatch.plan.footprint import Dtypes, Footprint, footprints
-from moebatch.spec.hardware import Hardware, LevelName
+from moebatch.spec.hardware import Hardware, LevelName, LinkName
 from moebatch.spec.policy import Policy
 from moebatch.spec.shape import ModelShape
 from moebatch.spec.workload import Workload
@@ -61,6 +61,12 @@ class Problem:
     def capacity_bytes(self, level: LevelName) -> int:
         """What the job may take of a level."""
         return self.hardware.levels[level].capacity_bytes
+
+    def with_link_rate(self, name: LinkName, bandwidth: float) -> "Problem":
+        """The same problem with another rate of a link that is there."""
+        links = self.hardware.links
+        changed = {**links, name: replace(links[name], bandwidth=bandwidth)}
+        return replace(self, hardware=replace(self.hardware, links=changed))
 
     def with_capacity(self, level: LevelName, num_bytes: int) -> "Problem":
         """The same problem with another budget."""

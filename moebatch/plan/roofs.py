@@ -1,6 +1,6 @@
 """Where attention and experts of a policy lie on the rooflines of a machine."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from moebatch.plan.problem import Problem
 from moebatch.plan.roofline import (
@@ -13,7 +13,7 @@ from moebatch.plan.roofline import (
     tokens_reaching,
 )
 from moebatch.spec.hardware import LevelName
-from moebatch.spec.policy import Policy
+from moebatch.spec.policy import Placement, Policy
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,6 +22,12 @@ class PlacedOperation:
 
     operation: Operation
     level: LevelName
+    data: Placement
+    """Where its weights, or its keys and values, live."""
+
+    def staying(self) -> "PlacedOperation":
+        """The same where nothing of its data lies below."""
+        return replace(self, operation=replace(self.operation, bytes_j=0.0))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,37 +47,63 @@ class PolicyRoofs:
 
 
 def policy_roofs(problem: Problem, policy: Policy) -> tuple[PolicyRoofs, ...]:
-    """For every pair of levels of the machine, the fastest first."""
-    shape, dtype_bytes = problem.shape, problem.dtypes.compute_bytes
-    workload = problem.workload
-    context = workload.mean_prompt_tokens + workload.mean_new_tokens / 2
-    # A GPU machine's experts go through in micro-batches unless one takes the whole batch.
-    whole = policy.schedule == "klotski" or not policy.ffn_on_gpu
-    micro_batch = policy.batch_size if whole else policy.micro_batch_size
-    ffn = ffn_operation(
-        shape, batch=policy.batch_size, micro_batch=micro_batch, dtype_bytes=dtype_bytes
+    """For every pair of levels between which the policy moves or could move something, the
+    fastest first; where it moves nothing at all, for the fastest pair."""
+    operations = _operations(problem, policy)
+    pairs = rooflines(problem.hardware, problem.dtypes.compute)
+    concerned = [pair for pair in pairs if any(_concerns(pair, placed) for placed in operations)]
+    return tuple(_roofs(problem, pair, operations) for pair in concerned or pairs[:1])
+
+
+def _roofs(
+    problem: Problem, roofline: Roofline, operations: tuple[PlacedOperation, ...]
+) -> PolicyRoofs:
+    intensity = ffn_intensity(problem.shape, problem.dtypes.compute_bytes)
+    _, ffn = operations
+    p2 = roofline.p2(ffn.operation.intensity_i)
+    return PolicyRoofs(
+        roofline=roofline,
+        operations=tuple(
+            placed if _concerns(roofline, placed) else placed.staying()
+            for placed in operations
+            if placed.level in (roofline.level_i, roofline.level_j)
+        ),
+        p1=roofline.p1,
+        p1_tokens=tokens_reaching(roofline.p1, intensity),
+        p2=p2,
+        p2_tokens=tokens_reaching(p2, intensity),
     )
-    attention = attention_operation(shape, policy.micro_batch_size, context, dtype_bytes)
-    intensity = ffn_intensity(shape, dtype_bytes)
-    found = []
-    for roofline in rooflines(problem.hardware, problem.dtypes.compute):
-        p2 = roofline.p2(ffn.intensity_i)
-        operations = tuple(
-            PlacedOperation(operation=operation, level="vram" if on_gpu else "dram")
-            for operation, on_gpu in (
-                (attention, policy.attention_on_gpu),
-                (ffn, policy.ffn_on_gpu),
-            )
-        )
-        pair = (roofline.level_i, roofline.level_j)
-        found.append(
-            PolicyRoofs(
-                roofline=roofline,
-                operations=tuple(placed for placed in operations if placed.level in pair),
-                p1=roofline.p1,
-                p1_tokens=tokens_reaching(roofline.p1, intensity),
-                p2=p2,
-                p2_tokens=tokens_reaching(p2, intensity),
-            )
-        )
-    return tuple(found)
+
+
+def _operations(problem: Problem, policy: Policy) -> tuple[PlacedOperation, PlacedOperation]:
+    """Attention of a micro-batch, and the experts of a whole batch."""
+    dtype_bytes, workload = problem.dtypes.compute_bytes, problem.workload
+    context = workload.mean_prompt_tokens + workload.mean_new_tokens / 2
+    # Experts take the whole batch at once unless the schedule goes micro-batch by micro-batch.
+    whole = policy.schedule == "klotski" or not policy.ffn_on_gpu
+    ffn = ffn_operation(
+        problem.shape,
+        batch=policy.batch_size,
+        micro_batch=policy.batch_size if whole else policy.micro_batch_size,
+        dtype_bytes=dtype_bytes,
+    )
+    attention = attention_operation(problem.shape, policy.micro_batch_size, context, dtype_bytes)
+    return (
+        PlacedOperation(
+            operation=attention,
+            level="vram" if policy.attention_on_gpu else "dram",
+            data=policy.kv_cache,
+        ),
+        PlacedOperation(
+            operation=ffn,
+            level="vram" if policy.ffn_on_gpu else "dram",
+            data=policy.weights,
+        ),
+    )
+
+
+def _concerns(roofline: Roofline, placed: PlacedOperation) -> bool:
+    """Whether the operation could be on either level, or has data below the one it is on."""
+    if (roofline.level_i, roofline.level_j) == ("vram", "dram"):
+        return True
+    return placed.level == roofline.level_i and placed.data.on(roofline.level_j) > 0

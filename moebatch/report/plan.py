@@ -7,6 +7,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from moebatch.errors import ConfigError, Fault
 from moebatch.plan.answer import Answer
 from moebatch.plan.prediction import Prediction
 from moebatch.plan.roofs import PolicyRoofs, policy_roofs
@@ -40,7 +41,7 @@ def plan_view(answer: Answer) -> RenderableType:
 
 
 def plan_svg(answer: Answer) -> str:
-    """The roofline picture of an answer."""
+    """The roofline picture of an answer. Raises ConfigError if the machine has but one level."""
     panels = [
         Panel(
             roofline=roofs.roofline,
@@ -48,6 +49,9 @@ def plan_svg(answer: Answer) -> str:
         )
         for roofs in policy_roofs(answer.problem, answer.policy)
     ]
+    if not panels:
+        message = "there is nothing to draw: only one level of this machine is known"
+        raise ConfigError([Fault(file="--roofline", message=message)])
     policy = answer.policy
     return roofline_svg(
         panels,

@@ -75,8 +75,7 @@ def _speed(summary: RunSummary) -> list[tuple[str, str]]:
 
 
 def _reading(summary: RunSummary) -> str:
-    disk_s = next((lane.busy_s for lane in summary.lanes if lane.name == "disk->dram"), 0.0)
-    rate = f" at {format_rate(summary.bytes_read / disk_s)}" if disk_s else ""
+    rate = f" at {_disk_rate(summary)}" if summary.bytes_read else ""
     how = "" if summary.reads_past_page_cache else ", through the page cache (O_DIRECT refused)"
     return f"{format_bytes(summary.bytes_read)} of experts{rate}{how}"
 
@@ -99,6 +98,10 @@ def _figures(
     """Name, predicted, measured, and how to write them."""
     if expected.job_time_s is not None and expected.num_passes is not None:
         yield "time of all passes", expected.job_time_s, summary.run_s, format_duration
+        again = summary.hindsight
+        if again is not None and again.job_time_s is not None:
+            name = f"the same at {_disk_rate(summary)}"
+            yield name, again.job_time_s, summary.run_s, format_duration
         yield "passes", expected.num_passes, summary.num_passes, lambda number: f"{number:.0f}"
         for lane in summary.lanes:
             busy_s = expected.busy_s.get(lane.name, 0.0)
@@ -107,6 +110,11 @@ def _figures(
     yield "generated tok/s", expected.tokens_per_s, measured, lambda rate: f"{rate:.1f}"
     peak = expected.peak_bytes["dram"]
     yield "peak of dram", peak, summary.peak_bytes, format_bytes
+
+
+def _disk_rate(summary: RunSummary) -> str:
+    busy = next((lane.busy_s for lane in summary.lanes if lane.name == "disk->dram"), 0.0)
+    return format_rate(summary.bytes_read / busy) if busy else "no rate"
 
 
 def _memory(summary: RunSummary) -> str:

@@ -9,9 +9,11 @@ from hypothesis import strategies as st
 from moebatch.engine.batcher import Batcher
 from moebatch.engine.sequence import Sequence
 from moebatch.engine.text import AnswerText
+from moebatch.plan.passes import job_passes
 from moebatch.spec.policy import Placement, Policy, pages_of
 from moebatch.spec.request import Request
 from moebatch.spec.sampling import Sampling
+from moebatch.spec.workload import Workload
 from moebatch.store.kv import KVCache
 
 
@@ -139,3 +141,38 @@ def test_a_sequence_that_was_sent_back_keeps_what_it_has_generated() -> None:
     assert sequence.pending_tokens(2) == [2, 7]
     sequence.num_cached = 4
     assert sequence.pending_tokens(1) == [8]
+
+
+@given(
+    work=st.lists(st.tuples(st.integers(1, 60), st.integers(1, 40)), min_size=1, max_size=40),
+    tokens_per_pass=st.integers(1, 80),
+    batch_size=st.integers(1, 12),
+    spare=st.integers(0, 60),
+)
+def test_the_planner_replays_the_very_passes_that_the_batcher_makes(
+    work: list[tuple[int, int]], tokens_per_pass: int, batch_size: int, spare: int
+) -> None:
+    """As long as the cache holds what is admitted; answers are as long as they may be."""
+    tokens_per_pass = max(tokens_per_pass, batch_size)
+    pages = sum(sorted((pages_of(p + n) for p, n in work), reverse=True)[:batch_size]) + spare
+    sequences = [Work(prompt, new, new) for prompt, new in work]
+    batcher = make(sequences, pages, tokens_per_pass, batch_size)
+    policy = batcher._policy
+    workload = Workload(
+        num_sequences=len(work),
+        mean_prompt_tokens=1,
+        mean_new_tokens=1,
+        max_total_tokens=100,
+        lengths=tuple(work),
+    )
+    cached = [0] * len(work)
+    for load in job_passes(workload, policy, len(work)):
+        begun = [index for index in range(len(work)) if cached[index] >= work[index][0]]
+        done = run_pass(batcher, sequences)
+        decoding = [index for index, tokens in done if index in begun]
+        assert load.decode_sequences == len(decoding)
+        assert load.tokens == sum(tokens for _, tokens in done)
+        assert load.decode_positions == sum(cached[index] + 1 for index in decoding)
+        for index, tokens in done:
+            cached[index] += tokens
+    assert not run_pass(batcher, sequences), "both have come to the end"

@@ -1,0 +1,222 @@
+"""What a prediction is made of: passes, phases, lanes, and what would help."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from moebatch.plan.advice import improvements
+from moebatch.plan.answer import answer_milp
+from moebatch.plan.candidates import candidates
+from moebatch.plan.cost import CostModel
+from moebatch.plan.lanes import pass_seconds
+from moebatch.plan.load import PassLoad
+from moebatch.plan.phases import phases_of
+from moebatch.plan.planner import best_policy
+from moebatch.plan.prediction import predict
+from moebatch.plan.problem import Problem
+from moebatch.plan.replay import job_loads
+from moebatch.plan.roofs import policy_roofs
+from moebatch.spec.hardware import RateCurve
+from moebatch.spec.policy import Placement, Policy
+from moebatch.spec.workload import LengthSample, Workload
+from tests.plan.problems import GB, SMALL, cpu_machine, gpu_machine, problem
+
+MANY = settings(max_examples=40, deadline=None)
+LENGTHS = st.lists(st.tuples(st.integers(1, 300), st.integers(1, 100)), min_size=1, max_size=60)
+
+
+def workload_of(lengths: list[tuple[int, int]], total: int | None = None) -> Workload:
+    prompts, answers = zip(*lengths, strict=True)
+    return Workload(
+        num_sequences=total or len(lengths),
+        mean_prompt_tokens=sum(prompts) / len(lengths),
+        mean_new_tokens=sum(answers) / len(lengths),
+        max_total_tokens=max(p + n for p, n in lengths),
+        max_new_tokens=max(answers),
+        lengths=tuple(lengths),
+    )
+
+
+def policy(batch: int = 16, tokens: int = 64, **changes: object) -> Policy:
+    usual = Policy(
+        batch_size=batch,
+        micro_batch_size=8,
+        tokens_per_pass=tokens,
+        num_slots=6,
+        num_kv_pages=10**6,
+        weights=Placement(disk=1.0),
+    )
+    return replace(usual, **changes)  # type: ignore[arg-type]
+
+
+def small(disk: float = 2 * GB, workload: Workload | None = None) -> Problem:
+    return problem(
+        cpu_machine(3, disk=disk),
+        shape=SMALL,
+        workload=workload or Workload.uniform(prompt_tokens=60, new_tokens=20, num_sequences=100),
+        kv_on_disk=False,
+    )
+
+
+@MANY
+@given(LENGTHS, st.integers(1, 40), st.integers(0, 200))
+def test_every_token_of_a_job_is_in_some_pass(
+    lengths: list[tuple[int, int]], batch: int, more: int
+) -> None:
+    loads = job_loads(workload_of(lengths), policy(batch, batch + more))
+    assert sum(n * load.prompt_tokens for n, load in loads) == sum(p for p, _ in lengths)
+    assert sum(n * load.logits_rows for n, load in loads) == sum(n for _, n in lengths)
+    pairs = sum(p * (p + 1) // 2 for p, _ in lengths)
+    assert sum(n * load.prompt_pairs for n, load in loads) == pairs
+
+
+@pytest.mark.parametrize(
+    ("prompt", "new"), [(20, 60), (400, 4), (3, 3)], ids=["answers", "prompts", "short"]
+)
+def test_a_long_job_is_drawn_out_from_its_middle(prompt: int, new: int) -> None:
+    one = policy(32, 256)
+
+    def seconds(total: int) -> float:
+        workload = Workload.uniform(prompt_tokens=prompt, new_tokens=new, num_sequences=total)
+        return predict(small(workload=workload), one).job_time_s or 0.0
+
+    assert seconds(20_000) == pytest.approx(10 * seconds(2_000), rel=0.05)
+    endless = Workload.uniform(prompt_tokens=prompt, new_tokens=new)
+    rate = predict(small(workload=endless), one).tokens_per_s
+    assert rate == pytest.approx(20_000 * new / seconds(20_000), rel=0.05)
+
+
+@pytest.mark.parametrize("total", [30, 100, 1000, 10_000])
+@pytest.mark.parametrize(("prompt", "new"), [(64, 64), (1000, 16), (16, 200)])
+def test_the_objective_of_the_milp_is_near_what_the_replay_says(
+    total: int, prompt: int, new: int
+) -> None:
+    """Phases are a fluid picture of the passes: right within 12 % for the chosen policy."""
+    workload = Workload.uniform(prompt_tokens=prompt, new_tokens=new, num_sequences=total)
+    asked = small(workload=workload)
+    planned = best_policy(asked)
+    replayed = predict(asked, planned.policy).job_time_s
+    assert replayed == pytest.approx(planned.solution.seconds_per_sequence * total, rel=0.12)
+
+
+def test_no_candidate_is_much_better_when_replayed() -> None:
+    """The policy that is best in the fluid picture is best pass by pass, but for a few per cent."""
+    lengths = [(20 + 7 * i % 200, 5 + 11 * i % 90) for i in range(300)]
+    asked = small(workload=workload_of(lengths))
+    planned = best_policy(asked)
+    chosen = predict(asked, planned.policy).job_time_s
+    assert chosen is not None
+    from moebatch.plan.planner import screen, whole_units
+
+    others = (
+        predict(asked, whole_units(asked, item.candidate, limits.shares)).job_time_s
+        for item, limits in screen(asked, slots=6)
+    )
+    assert chosen <= 1.06 * min(time for time in others if time is not None)
+
+
+def test_phases_count_the_passes_of_a_job() -> None:
+    workload = Workload.uniform(prompt_tokens=64, new_tokens=32, num_sequences=16)
+    phases = phases_of(workload, policy(16, 1024))
+    passes = 16 * sum(phase.num_passes for phase in phases)
+    assert passes == pytest.approx(33, abs=1)
+
+
+def test_a_lane_is_faster_with_a_faster_link_and_nothing_else_changes() -> None:
+    slow, fast = small(disk=1 * GB), small(disk=4 * GB)
+    one = policy()
+    for _, load in job_loads(slow.workload, one):
+        before, after = slow.cost.lanes(load, one), fast.cost.lanes(load, one)
+        assert before["disk->dram"] == pytest.approx(4 * after["disk->dram"])
+        assert before["cpu"] == after["cpu"]
+
+
+def test_experts_fresh_from_disk_have_a_rate_of_their_own() -> None:
+    asked = small()
+    processor = asked.hardware.dram.processor
+    assert processor is not None
+    slower = replace(processor, gemm_streamed={"bfloat16": RateCurve(((1, 1e11),))})
+    level = replace(asked.hardware.dram, processor=slower)
+    hardware = replace(asked.hardware, levels={**asked.hardware.levels, "dram": level})
+    load = PassLoad(decode_sequences=64, decode_positions=6400, logits_rows=64)
+
+    def cpu_s(share: float, problem: Problem) -> float:
+        weights = Placement(dram=1 - share, disk=share)
+        return problem.cost.lanes(load, policy(weights=weights))["cpu"]
+
+    changed = replace(asked, hardware=hardware)
+    assert cpu_s(0.0, changed) == cpu_s(0.0, asked)
+    assert cpu_s(1.0, changed) > 2 * cpu_s(1.0, asked)
+    middle = (cpu_s(0.0, changed) + cpu_s(1.0, changed)) / 2
+    assert cpu_s(0.5, changed) == pytest.approx(middle)
+
+
+@MANY
+@given(
+    st.floats(0, 500), st.floats(0, 5000), st.sampled_from(["cpu", "gpu"]), st.integers(0, 10**6)
+)
+def test_lanes_are_never_negative_and_grow_with_the_work(
+    decodes: float, prompts: float, kind: str, pick: int
+) -> None:
+    asked = problem(cpu_machine() if kind == "cpu" else gpu_machine())
+    pool = list(candidates(asked))
+    one = pool[pick % len(pool)].policy
+    less = load_of(decodes, prompts)
+    more = load_of(2 * decodes + 1, 2 * prompts + 1)
+    cost: CostModel = asked.cost
+    before, after = cost.lanes(less, one), cost.lanes(more, one)
+    assert all(seconds > 0 for seconds in before.values())
+    assert pass_seconds(after, one) >= pass_seconds(before, one) * (1 - 1e-9)
+
+
+def load_of(decodes: float, prompts: float) -> PassLoad:
+    return PassLoad(
+        decode_sequences=decodes,
+        decode_positions=100 * decodes,
+        prompt_tokens=prompts,
+        prompt_pairs=50 * prompts,
+        logits_rows=decodes + prompts / 100,
+    )
+
+
+def test_what_binds_is_what_would_help() -> None:
+    """A disk that is far too slow: twice its rate comes near to half the time."""
+    answer = answer_milp(small(disk=0.2 * GB), "small")
+    assert answer.prediction.bottleneck == "disk->dram"
+    best = answer.improvements[0]
+    assert best.speedup > 1.7
+    assert any(better.what_if == "disk->dram=0.4GB/s" for better in answer.improvements)
+    assert len(answer.improvements) <= 3
+
+
+def test_advice_is_what_planning_the_changed_machine_gives() -> None:
+    asked = problem(gpu_machine())
+    planned = best_policy(asked)
+    now = planned.solution.seconds_per_sequence
+    for better in improvements(asked, [item.candidate for item in planned.candidates], now):
+        if better.what_if is None or not better.what_if.startswith("vram="):
+            continue
+        larger = asked.with_capacity("vram", 2 * asked.capacity_bytes("vram"))
+        planned_anew = best_policy(larger).solution.seconds_per_sequence
+        assert now / planned_anew >= better.speedup * (1 - 1e-3), "the gain is at least that"
+
+
+def test_turning_points_are_those_of_the_machine() -> None:
+    asked = problem(gpu_machine())
+    (gpu, *_) = policy_roofs(asked, best_policy(asked).policy)
+    processor = asked.hardware.dram.processor
+    assert processor is not None
+    assert gpu.p1 == pytest.approx(processor.gemm_for("bfloat16").peak / (12 * GB))
+    assert gpu.p2 > gpu.p1
+    assert {placed.operation.name for placed in gpu.operations} == {"attention", "expert FFN"}
+
+
+def test_a_sample_of_lengths_stays_small_and_even() -> None:
+    sample = LengthSample()
+    for index in range(50_000):
+        sample.add((index, 1))
+    assert 2_000 < len(sample.kept) <= 8192
+    steps = {b[0] - a[0] for a, b in zip(sample.kept, sample.kept[1:], strict=False)}
+    assert len(steps) == 1
