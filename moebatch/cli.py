@@ -85,7 +85,7 @@ def run(
 @app.command()
 def plan(
     job: Annotated[
-        Path | None, typer.Argument(metavar="[JOB]", help="Job file; or --model and lengths.")
+        Path | None, typer.Argument(metavar="JOB", help="Job file; or --model and lengths.")
     ] = None,
     hw: Annotated[
         str | None,

@@ -40,7 +40,7 @@ def test_the_answer_on_screen_has_what_a_person_asks_for() -> None:
     for part in (
         "Mixtral-8x7B on t4",
         "5000 sequences: prompts of 77 tokens, answers of up to 128",
-        "generated tok/s",
+        "prompt tok/s",
         "micro-batches of",
         "KV cache",
         "of 15.0 GiB",
@@ -126,6 +126,11 @@ def test_a_written_policy_can_be_predicted_again(tmp_path: Path) -> None:
     )
 
 
+def test_a_policy_that_does_not_fit_is_predicted_with_a_note() -> None:
+    found = answer(*T4, "--policy", "moe-lightning-t4-synthetic", "--what-if", "dram=40GiB")
+    assert any("does not fit: dram: the policy needs" in note for note in found["notes"])
+
+
 def test_the_roofline_is_an_svg_with_both_operations(tmp_path: Path) -> None:
     path = tmp_path / "out.svg"
     assert moebatch("plan", *T4, "--roofline", str(path)).returncode == ExitCode.OK
@@ -147,6 +152,10 @@ def test_the_roofline_is_an_svg_with_both_operations(tmp_path: Path) -> None:
         (("--hw", "t5", *T4[2:]), r"no hardware profile of that name; there are 2xt4, .* t4,"),
         ((*T4[:2], "--model", "mixtral", *T4[4:]), r"no model shape of that name"),
         ((*T4, "--paper", "--hw", "generic-cpu"), r"GPU"),
+        (
+            ("--hw", "generic-cpu", *T4[2:], "--policy", "moe-lightning-t4-synthetic"),
+            r"policy.ffn_on_gpu: generic-cpu has no vram",
+        ),
     ],
 )
 def test_mistakes_get_one_clear_message(arguments: tuple[str, ...], message: str) -> None:

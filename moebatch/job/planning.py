@@ -47,6 +47,16 @@ def job_profile(
 
     Raises ConfigError if the file is missing or wrong.
     """
+    profile, notes = _profile(job, files, tell)
+    if "vram" in profile.levels:
+        unused = f"runs are computed in main memory; the GPU of {profile.name} is not used"
+        notes = (*notes, unused)
+    return profile, notes
+
+
+def _profile(
+    job: Job, files: ModelFiles, tell: Callable[[str], None]
+) -> tuple[HardwareProfile, tuple[str, ...]]:
     if job.resources.hardware != "auto":
         return load_profile(job.resources.hardware), ()
     saved = load_saved()

@@ -118,7 +118,7 @@ def reading_beside(paths: Sequence[Path], sizes: DiskSizes, rates: list[float]) 
     def read() -> DiskRates:
         with closing(ExpertStream(paths, sizes.extent_bytes, sizes)) as stream:
             for _ in stream.experts():
-                if over.is_set():
+                if over.is_set() and stream.rates.rates:
                     break
             return stream.rates
 

@@ -1,12 +1,16 @@
 """A planner's whole answer: the policy, what it will do, what binds, and what would help."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
+from moebatch.errors import ConfigError, Fault
 from moebatch.plan.advice import Improvement, improvements
 from moebatch.plan.planner import Planned, best_policy
 from moebatch.plan.prediction import Prediction, predict
 from moebatch.plan.problem import Problem
+from moebatch.plan.refusal import too_large
+from moebatch.spec.hardware import LEVELS, LevelName
 from moebatch.spec.policy import Policy
 
 Method = Literal["milp", "klotski", "paper", "given"]
@@ -48,8 +52,20 @@ def answer_milp(problem: Problem, model: str) -> Answer:
     )
 
 
-def answer_given(problem: Problem, model: str, policy: Policy) -> Answer:
-    """What a policy that somebody else has chosen will do."""
+def answer_given(problem: Problem, model: str, policy: Policy, *, source: str) -> Answer:
+    """What a policy that somebody else has chosen will do, whether it fits or not.
+
+    Raises ConfigError, with `source`, if it uses what the machine does not have.
+    """
+    faults = [
+        Fault(
+            file=source, where=f"policy.{where}", message=f"{problem.hardware.name} has no {level}"
+        )
+        for where, level in _missing_levels(problem, policy)
+    ]
+    if faults:
+        raise ConfigError(faults)
+    excess = too_large(problem, policy)
     return Answer(
         problem=problem,
         model=model,
@@ -57,8 +73,21 @@ def answer_given(problem: Problem, model: str, policy: Policy) -> Answer:
         solver="policy file",
         policy=policy,
         prediction=predict(problem, policy),
+        notes=(f"this policy does not fit: {excess}",) if excess else (),
     )
 
 
+def _missing_levels(problem: Problem, policy: Policy) -> Iterator[tuple[str, LevelName]]:
+    """Keys of a policy that need a level which the machine lacks."""
+    for name in ("attention_on_gpu", "ffn_on_gpu"):
+        if getattr(policy, name) and not problem.with_vram:
+            yield name, "vram"
+    for name in ("weights", "kv_cache"):
+        for level in LEVELS:
+            if getattr(policy, name).on(level) and level not in problem.hardware.levels:
+                yield f"{name}.{level}", level
+
+
 def _solver_text(planned: Planned) -> str:
-    return f"{planned.solution.solver}, {len(planned.candidates)} candidates"
+    solver = planned.solution.solver.replace("PULP_CBC_CMD", "CBC")
+    return f"{solver}, {len(planned.candidates)} candidates"

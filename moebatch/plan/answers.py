@@ -39,9 +39,8 @@ def answer_policy_file(answer: Answer) -> PolicyFile:
 def _answer(question: Question, options: PlanOptions, given: PolicyFile | None) -> Answer:
     problem, model = question.problem, question.model
     if given is not None:
-        return answer_given(
-            problem, model, given.resolve(problem.workload, num_experts=problem.num_experts)
-        )
+        policy = given.resolve(problem.workload, num_experts=problem.num_experts)
+        return answer_given(problem, model, policy, source=given.path)
     if options.paper:
         return answer_paper(problem, model)
     if options.method == "klotski":

@@ -36,7 +36,7 @@ def plan_view(answer: Answer) -> RenderableType:
     if turning:
         parts += ["", Text("turning points of the experts", style="bold"), *turning]
     parts += ["", *_help(answer)]
-    parts += [Text(f"note: {note}", style="dim") for note in answer.notes]
+    parts += ["", *(Text(f"note: {note}", style="dim") for note in answer.notes)]
     return Group(*parts)
 
 
@@ -125,7 +125,8 @@ def _placed(weights: Placement, num_experts: int) -> str:
 def _speed(answer: Answer) -> RenderableType:
     prediction, grid = answer.prediction, _grid()
     workload = answer.problem.workload
-    job = f"[bold green]{prediction.tokens_per_s:.4g}[/] generated tok/s"
+    job = f"[bold green]{prediction.tokens_per_s:.4g}[/] generated"
+    job += f" and {prediction.tokens_per_s * _prompts_per_token(workload):.4g} prompt tok/s"
     if prediction.job_time_s is not None:
         job += f", [bold]{format_duration(prediction.job_time_s)}[/] in all"
     if prediction.num_passes is not None:
@@ -136,10 +137,11 @@ def _speed(answer: Answer) -> RenderableType:
         f"[dim]decoding alone {prediction.decode_tokens_per_s:.4g} tok/s, prompts alone "
         f"{prediction.prefill_tokens_per_s:.4g} tok/s[/]",
     )
-    if workload.num_sequences is not None and prediction.job_time_s:
-        prompts = workload.num_sequences * workload.mean_prompt_tokens / prediction.job_time_s
-        grid.add_row("", f"[dim]beside {prompts:.4g} prompt tok/s[/]")
     return grid
+
+
+def _prompts_per_token(workload: Workload) -> float:
+    return workload.mean_prompt_tokens / workload.mean_new_tokens
 
 
 def _memory(prediction: Prediction) -> RenderableType:

@@ -22,8 +22,6 @@ def summary_table(summary: RunSummary) -> RenderableType:
         grid.add_row(name, text)
     for lane in summary.lanes:
         grid.add_row(lane.name, f"busy {format_duration(lane.busy_s)} ({lane.share:.0%})")
-    if summary.prediction is not None and summary.run_s:
-        grid.add_row("predicted", _beside(summary, summary.prediction))
     grid.add_row("waiting", f"compute waited {format_duration(summary.waited_s)} for experts")
     grid.add_row("read", _reading(summary))
     if summary.num_preempted:
@@ -34,7 +32,9 @@ def summary_table(summary: RunSummary) -> RenderableType:
     grid.add_row("peak memory", _memory(summary))
     if summary.policy is not None:
         grid.add_row("policy", str(summary.policy))
-    return Group("", grid)
+    if summary.prediction is None or not summary.run_s:
+        return Group("", grid)
+    return Group("", grid, "", _beside(summary, summary.prediction))
 
 
 def failed_rows(summary: RunSummary) -> str:
@@ -83,7 +83,7 @@ def _reading(summary: RunSummary) -> str:
 def _beside(summary: RunSummary, expected: Prediction) -> RenderableType:
     """What was expected beside what was measured."""
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_edge=False)
-    table.add_column("", style="dim")
+    table.add_column("", style="dim", justify="right")
     for title in ("predicted", "measured", "measured / predicted"):
         table.add_column(title, justify="right")
     for name, figure, measured, shown in _figures(summary, expected):

@@ -4,9 +4,17 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from moebatch.errors import ConfigError, StorageError
-from moebatch.measure.disk import DiskRates, files_to_read, free_bytes, read_rates, scratch_file
+from moebatch.measure.disk import (
+    DiskRates,
+    files_to_read,
+    free_bytes,
+    read_rates,
+    reading_beside,
+    scratch_file,
+)
 from tests.measure.sizes import TINY_DISK
 
 
@@ -108,3 +116,30 @@ def test_a_short_disk_says_what_to_do(tmp_path: Path) -> None:
         scratch_file(tmp_path, sizes),
     ):
         pass
+
+
+def test_reading_beside_adds_its_rates(tmp_path: Path) -> None:
+    path = tmp_path / "weights"
+    path.write_bytes(bytes(3 * TINY_DISK.extent_bytes))
+    rates: list[float] = []
+    with reading_beside([path], TINY_DISK, rates):
+        pass
+    assert rates and all(rate > 0 for rate in rates)
+
+
+def test_a_reader_beside_that_fails_is_not_silent(tmp_path: Path) -> None:
+    empty = tmp_path / "empty"
+    empty.write_bytes(b"")
+    with (
+        pytest.raises(ConfigError, match="too short to time"),
+        reading_beside([empty], TINY_DISK, []),
+    ):
+        pass
+
+
+def test_noise_is_made_of_numbers_in_every_format(tmp_path: Path) -> None:
+    """Random bits would hold values that some processors compute a hundred times slower."""
+    with scratch_file(tmp_path, TINY_DISK) as (path, _):
+        data = torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.uint8)
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        assert data.view(dtype).isfinite().all()

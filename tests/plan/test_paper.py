@@ -19,29 +19,16 @@ from moebatch.plan.paper import (
 from moebatch.plan.paper_search import MAIN_SETTING, SETTINGS, PaperSearch, micro_batch_grid
 from moebatch.spec.hardware import Hardware, Level, Link, Processor, RateCurve
 from moebatch.spec.shape import ModelShape
+from tests.plan.problems import MIXTRAL
 
 GIB = 2**30
-MIXTRAL_8X7B = {
-    "architectures": ["MixtralForCausalLM"],
-    "model_type": "mixtral",
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "num_local_experts": 8,
-    "num_experts_per_tok": 2,
-    "vocab_size": 32000,
-    "max_position_embeddings": 32768,
-    "torch_dtype": "bfloat16",
-}
-MIXTRAL_8X22B = MIXTRAL_8X7B | {
+MIXTRAL_8X22B = MIXTRAL | {
     "hidden_size": 6144,
     "intermediate_size": 16384,
     "num_hidden_layers": 56,
     "num_attention_heads": 48,
 }
-SMALL = ModelShape.from_config(MIXTRAL_8X7B, "8x7b")
+SMALL = ModelShape.from_config(MIXTRAL, "8x7b")
 LARGE = ModelShape.from_config(MIXTRAL_8X22B, "8x22b")
 
 

@@ -19,26 +19,9 @@ from moebatch.plan.roofline import (
     tokens_reaching,
 )
 from moebatch.spec.hardware import Hardware, Level, Link, Processor, RateCurve
-from moebatch.spec.shape import ModelShape
+from tests.plan.problems import SHAPE
 
 GIB = 2**30
-SHAPE = ModelShape.from_config(
-    {
-        "architectures": ["MixtralForCausalLM"],
-        "model_type": "mixtral",
-        "hidden_size": 4096,
-        "intermediate_size": 14336,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "num_local_experts": 8,
-        "num_experts_per_tok": 2,
-        "vocab_size": 32000,
-        "max_position_embeddings": 32768,
-        "torch_dtype": "bfloat16",
-    },
-    "config.json",
-)
 
 
 def roofline(*, gpu: float, cpu: float, i: float, j: float, link: float) -> Roofline:
