@@ -71,14 +71,14 @@ def run(
     try:
         with watching(job_run.status, console, quiet=quiet):
             summary = job_run.execute()
-        if recalibrate:
-            job_run.recalibrate(summary)
     except KeyboardInterrupt:
         raise Interrupted(stopped_early(job_run.status())) from None
     if not quiet:
         console.print(summary_table(summary))
     elif summary.num_failed:
         console.print(failed_rows(summary), markup=False, highlight=False, soft_wrap=True)
+    if recalibrate:
+        job_run.recalibrate(summary)
     raise typer.Exit(ExitCode.ROWS_FAILED if summary.num_failed else ExitCode.OK)
 
 
@@ -185,10 +185,11 @@ def profile(
     ] = None,
     quiet: Quiet = False,
 ) -> None:
-    """Measure this machine in about a minute: arithmetic, memory, disk, links."""
+    """Measure this machine in about a minute: arithmetic, memory, links, and the disk of the
+    current folder or of --read."""
     _let_threads_sleep()
     from moebatch.measure.machine import measure_machine
-    from moebatch.measure.saved import save_profile, this_machine_path
+    from moebatch.measure.saved import require_writable_folder, save_profile, this_machine_path
     from moebatch.plan.machine import detect_machine
 
     path = output or this_machine_path()
@@ -198,8 +199,10 @@ def profile(
         if not quiet:
             console.print(line, markup=False, highlight=False, soft_wrap=True)
 
-    folder = path.parent if path.parent.is_dir() else Path.cwd()
-    measured = measure_machine(folder, read=read, num_threads=detect_machine().num_cores, tell=tell)
+    require_writable_folder(path)
+    measured = measure_machine(
+        Path.cwd(), read=read, num_threads=detect_machine().num_cores, tell=tell
+    )
     save_profile(measured, path)
     tell(f"written to {path}")
 
@@ -219,7 +222,7 @@ def _stated_question(options: "PlanOptions") -> "Question":
     from moebatch.plan.question import stated_question
     from moebatch.spec.profile import load_profile
 
-    profile, notes = (load_profile(options.hw), ()) if options.hw else machine_profile()
+    profile, notes = (load_profile(options.hw), ()) if options.hw is not None else machine_profile()
     return stated_question(profile, options).noted(notes)
 
 

@@ -11,7 +11,7 @@ from moebatch.plan.machine import detect_machine
 from moebatch.plan.planner import best_policy
 from moebatch.plan.prediction import Prediction, predict
 from moebatch.plan.problem import Problem
-from moebatch.plan.refusal import too_large
+from moebatch.plan.refusal import too_large, too_small
 from moebatch.spec.hardware import Hardware
 from moebatch.spec.job import Job
 from moebatch.spec.policy import Policy
@@ -66,14 +66,17 @@ def _profile(
         return machine_profile()
     tell("measuring this machine for some seconds, since it has no profile yet")
     num_threads = job.resources.threads or detect_machine().num_cores
-    measured = measure_machine(
-        job.output.path.parent,
-        read=job.model.path,
-        num_threads=num_threads,
-        tell=lambda line: None,
-        quick=True,
-        dtype=files.dtypes.compute,
-    )
+    try:
+        measured = measure_machine(
+            job.output.path.parent,
+            read=job.model.path,
+            num_threads=num_threads,
+            tell=lambda line: None,
+            quick=True,
+            dtype=files.dtypes.compute,
+        )
+    except ConfigError:  # files of the model that are too short to be timed
+        return machine_profile()
     return measured, (MEASURED_IN_SECONDS,)
 
 
@@ -117,7 +120,7 @@ def _given(problem: Problem, given: PolicyFile) -> Policy:
     ]
     if faults:
         raise ConfigError(faults)
-    excess = too_large(problem, policy)
+    excess = too_small(problem, policy) or too_large(problem, policy)
     if excess is not None:
         raise DoesNotFit(f"{given.path}: {excess}")
     return policy

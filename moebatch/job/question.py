@@ -59,7 +59,8 @@ def _problem(
 ) -> Problem:
     """On another machine the job has all of it, as far as its budgets go."""
     hardware = profile.hardware(options.basis)
-    changed = {change.partition("=")[0].strip() for change in options.what_if}
+    names = (change.partition("=")[0].strip() for change in options.what_if)
+    changed = {name.removesuffix(".capacity") for name in names}
     if options.hw is None:
         problem = job_problem(job, files, workload, hardware)
         if "dram" in changed:
@@ -69,6 +70,7 @@ def _problem(
     budgets: dict[LevelName, int | None] = {
         "dram": job.resources.dram,
         "vram": job.resources.vram,
+        "disk": job.resources.disk,
     }
     for level, budget in budgets.items():
         if budget is not None and level in hardware.levels and level not in changed:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 
+from moebatch.errors import ConfigError, Fault
 from moebatch.job.status import RunSummary
 from moebatch.measure.saved import save_profile, this_machine_path
 from moebatch.spec.job import Job
@@ -48,11 +49,15 @@ def lesson(profile: HardwareProfile, summary: RunSummary) -> Lesson:
 
 
 def keep(job: Job, learnt: Lesson) -> Path:
-    """Writes the profile where the job has it from, else as this machine's own.
+    """Writes the profile to where the job has it from: a file of its own, or this machine's.
 
-    Raises StorageError.
+    Raises StorageError, and ConfigError where the figures are of no machine of the user's: those
+    that come with moebatch, or a few seconds' measurement.
     """
     hardware = job.resources.hardware
     path = Path(hardware) if is_path(hardware) else this_machine_path()
+    if (hardware != "auto" and not is_path(hardware)) or not path.is_file():
+        message = "there is no profile of this machine to correct; run `moebatch profile` first"
+        raise ConfigError([Fault(file="--recalibrate", message=message)])
     save_profile(learnt.profile, path)
     return path

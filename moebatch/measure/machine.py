@@ -108,7 +108,7 @@ def measure_machine(
         disk = disk.with_more(more)
         gpu = gpu_rates(sizes, patience, tell)
     if disk.read is not None:
-        tell(f"disk->dram: {format_rate(disk.read.median)}, {_spread(disk.read)}")
+        tell(f"disk->dram: {format_rate(disk.read.mean)}, {_spread(disk.read)}")
     disturbance = _disturbance(patience.share)
     if disturbance:
         tell(f"{disturbance}; measure again when the machine is idle")
@@ -186,7 +186,7 @@ def _spread(rates: DiskRates) -> str:
     least, most = rates.spread
     how = "past the page cache" if rates.is_direct else "through the page cache"
     return (
-        f"median of {len(rates.rates)} chunks from {format_rate(least)} to {format_rate(most)}, "
+        f"mean of {len(rates.rates)} chunks from {format_rate(least)} to {format_rate(most)}, "
         f"read {how}"
     )
 
@@ -207,7 +207,7 @@ def _profile(
     links = []
     if disk.read is not None:
         source = f"{_SOURCE}, {_spread(disk.read)}"
-        links.append(_link("disk->dram", disk.read.median, source=source))
+        links.append(_link("disk->dram", disk.read.mean, source=source))
     if disk.write is not None:
         links.append(_link("dram->disk", disk.write))
     if gpu is not None:

@@ -2,23 +2,26 @@
 
 import os
 import socket
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
 from moebatch.errors import StorageError
 from moebatch.spec.profile import HardwareProfile, load_profile
+from moebatch.spec.text_file import write_text
 
 UNKNOWN_MACHINE = "generic-cpu"
 NO_PROFILE = (
     "no profile of this machine yet: planned with rough figures; "
-    "`moebatch profile` measures it in two minutes"
+    "`moebatch profile` measures it in a minute"
 )
 
 
 def machine_profile_path(environ: Mapping[str, str], hostname: str) -> Path:
     """Where the profile of the machine of that name is kept: in the user's cache, by hostname,
-    since homes are shared among the nodes of a cluster."""
+    since homes are shared among the nodes of a cluster.
+
+    Raises RuntimeError for users without a home.
+    """
     cache = environ.get("XDG_CACHE_HOME", "")
     home = environ.get("HOME") or str(Path.home())
     # Relative paths there are to be ignored, says the XDG base directory specification.
@@ -27,32 +30,47 @@ def machine_profile_path(environ: Mapping[str, str], hostname: str) -> Path:
 
 
 def this_machine_path() -> Path:
-    """`machine_profile_path` of the machine and the environment of this process."""
-    return machine_profile_path(os.environ, socket.gethostname())
+    """`machine_profile_path` of the machine and the environment of this process.
+
+    Raises StorageError for users without a home.
+    """
+    try:
+        return machine_profile_path(os.environ, socket.gethostname())
+    except RuntimeError as error:
+        message = f"there is no place for this machine's profile: {error}; give one with -o"
+        raise StorageError(message) from error
+
+
+def require_writable_folder(path: Path) -> None:
+    """Makes the folder of a file that is to be written later. Raises StorageError."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        message = f"{path}: cannot be written: {error.strerror}; give another place with -o"
+        raise StorageError(message) from error
+    if not os.access(path.parent, os.W_OK):
+        message = f"{path}: cannot be written: no permission; give another place with -o"
+        raise StorageError(message)
 
 
 def save_profile(profile: HardwareProfile, path: Path) -> None:
     """Writes the profile, whole or not at all. Raises StorageError."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        fd, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
-        try:
-            with os.fdopen(fd, "w", encoding="utf-8") as file:
-                file.write(profile.to_yaml())
-            Path(name).replace(path)
-        finally:
-            Path(name).unlink(missing_ok=True)
-    except OSError as error:
-        raise StorageError(f"{path}: cannot be written: {error.strerror}") from error
+    require_writable_folder(path)
+    write_text(path, profile.to_yaml())
 
 
 def load_saved(path: Path | None = None) -> HardwareProfile | None:
-    """The profile at `path`, by default that of this machine; None where there is no file.
+    """The profile at `path`, by default that of this machine; None where there is no file, or no
+    way to look.
 
     Raises ConfigError where there is one that cannot be read as a profile.
     """
-    path = path or this_machine_path()
-    return load_profile(path) if path.is_file() else None
+    try:
+        path = path or this_machine_path()
+        there = path.is_file()
+    except (OSError, StorageError):
+        return None
+    return load_profile(path) if there else None
 
 
 def machine_profile() -> tuple[HardwareProfile, tuple[str, ...]]:

@@ -1,11 +1,9 @@
 """What would help most: the same problem solved again with twice as much of one thing."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from moebatch.plan.affine import AffineCandidate, affine
-from moebatch.plan.bounds import bounds
-from moebatch.plan.candidates import Candidate
+from moebatch.plan.planner import Planned, best_seconds, ranked_among, screen
 from moebatch.plan.problem import Problem
 from moebatch.spec.hardware import Hardware, Level, LevelName, Link, Processor
 from moebatch.units import format_bytes, format_rate
@@ -27,27 +25,20 @@ class Improvement:
     """Job time now over job time then, batch and shares being chosen anew."""
 
 
-def improvements(
-    problem: Problem, candidates: Sequence[Candidate], now_s: float
-) -> list[Improvement]:
-    """All changes worth saying, the best first.
-
-    Args:
-        candidates: policies among which to choose anew; the gain is at least what they show.
-        now_s: the best objective of the problem as it is.
-    """
+def improvements(problem: Problem, planned: Planned) -> list[Improvement]:
+    """All changes worth saying, the best first; each is planned anew, over all candidates where
+    memory grows, over those that were near the best where something gets faster."""
+    now_s = planned.solution.seconds_per_sequence
+    near = [item.candidate for item in planned.candidates]
     found = []
     for change, what_if, hardware in _changes(problem.hardware):
         changed = replace(problem, hardware=hardware)
-        speedup = now_s / min(_best_s(changed, candidates), now_s)
-        if speedup >= _WORTH_SAYING:
-            found.append(Improvement(change=change, what_if=what_if, speedup=speedup))
+        more_memory = hardware.links == problem.hardware.links and what_if is not None
+        ranked = planned.ranked if more_memory else ranked_among(changed, near)
+        best_s = min(best_seconds(screen(changed, ranked)), now_s)
+        if now_s / best_s >= _WORTH_SAYING:
+            found.append(Improvement(change=change, what_if=what_if, speedup=now_s / best_s))
     return sorted(found, key=lambda improvement: -improvement.speedup)
-
-
-def _best_s(problem: Problem, candidates: Sequence[Candidate]) -> float:
-    items: Iterator[AffineCandidate] = (affine(problem, candidate) for candidate in candidates)
-    return min((bounds(problem, item).upper_s for item in items), default=float("inf"))
 
 
 def _changes(hardware: Hardware) -> Iterator[tuple[str, str | None, Hardware]]:

@@ -9,7 +9,7 @@ from moebatch.plan.advice import Improvement, improvements
 from moebatch.plan.planner import Planned, best_policy
 from moebatch.plan.prediction import Prediction, predict
 from moebatch.plan.problem import Problem
-from moebatch.plan.refusal import too_large
+from moebatch.plan.refusal import too_large, too_small
 from moebatch.spec.hardware import LEVELS, LevelName
 from moebatch.spec.policy import Policy
 
@@ -37,10 +37,7 @@ class Answer:
 def answer_milp(problem: Problem, model: str) -> Answer:
     """The best policy by the MILP, with what would help most. Raises DoesNotFit."""
     planned = best_policy(problem)
-    solution = planned.solution
-    better = improvements(
-        problem, [item.candidate for item in planned.candidates], solution.seconds_per_sequence
-    )
+    better = improvements(problem, planned)
     return Answer(
         problem=problem,
         model=model,
@@ -65,7 +62,7 @@ def answer_given(problem: Problem, model: str, policy: Policy, *, source: str) -
     ]
     if faults:
         raise ConfigError(faults)
-    excess = too_large(problem, policy)
+    reasons = (too_small(problem, policy), too_large(problem, policy))
     return Answer(
         problem=problem,
         model=model,
@@ -73,7 +70,7 @@ def answer_given(problem: Problem, model: str, policy: Policy, *, source: str) -
         solver="policy file",
         policy=policy,
         prediction=predict(problem, policy),
-        notes=(f"this policy does not fit: {excess}",) if excess else (),
+        notes=tuple(f"this policy does not fit: {reason}" for reason in reasons if reason),
     )
 
 

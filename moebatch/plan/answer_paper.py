@@ -61,9 +61,10 @@ def _prediction(problem: Problem, found: PaperPlan) -> Prediction:
     steps = workload.mean_new_tokens - 1
     batches = None if workload.num_sequences is None else ceil(workload.num_sequences / batch)
     batch_s = found.prefill_s + found.decode_s
-    count = batches or 1
+    count, generated = batches or 1, (workload.num_sequences or 0) * workload.mean_new_tokens
     return Prediction(
-        tokens_per_s=found.tokens_per_s,
+        # The last batch takes as long as any, however few sequences are left for it.
+        tokens_per_s=generated / (batches * batch_s) if batches else found.tokens_per_s,
         decode_tokens_per_s=found.decode_tokens_per_s,
         prefill_tokens_per_s=batch * workload.mean_prompt_tokens / found.prefill_s,
         layer_time_s=found.layer_s,

@@ -66,7 +66,7 @@ def prediction_json(prediction: Prediction) -> dict[str, Any]:
         "peak_bytes": dict(prediction.peak_bytes),
         "capacity_bytes": dict(prediction.capacity_bytes),
         "job_time_s": prediction.job_time_s,
-        "num_passes": prediction.num_passes,
+        "num_passes": None if prediction.num_passes is None else round(prediction.num_passes),
     }
 
 

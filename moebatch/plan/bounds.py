@@ -3,7 +3,7 @@
 Screening: only candidates that could still be the best are handed to the MILP.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import permutations
 
@@ -62,19 +62,26 @@ def bounds(problem: Problem, item: AffineCandidate) -> Bounds:
     """Upper: what does not fit is moved down, the one kind first or the other. Lower: experts
     have all memory that the cache could leave them, and the cache costs no time."""
     best = min(
-        (_filled(problem, item, order) for order in permutations(_KINDS)),
+        (_upper(problem, item, order) for order in permutations(_KINDS)),
         key=lambda found: found[0],
     )
     return Bounds(lower_s=_lower(problem, item), upper_s=best[0], shares=best[1])
 
 
-def _filled(problem: Problem, item: AffineCandidate, order: Iterable[str]) -> tuple[float, Shares]:
+def filled(problem: Problem, item: AffineCandidate, order: Sequence[str] = _KINDS) -> Shares:
+    """Shares where what does not fit on a level is moved down, kind by kind in that order. The
+    lowest level may then hold more than it can."""
     shares: Shares = dict.fromkeys(item.variables, 0.0)
-    order = tuple(order)
     for level in problem.hardware.levels:
         for kind in order:
             _move_down(problem, item, shares, kind, level)
-        if item.memory[level].at(shares) > problem.capacity_bytes(level) * (1 + 1e-9) + 1:
+    return shares
+
+
+def _upper(problem: Problem, item: AffineCandidate, order: Sequence[str]) -> tuple[float, Shares]:
+    shares = filled(problem, item, order)
+    for level, memory in item.memory.items():
+        if memory.at(shares) > problem.usable_bytes(level) * (1 + 1e-9) + 1:
             return float("inf"), shares
     return seconds_per_sequence(item, shares), shares
 
@@ -88,7 +95,7 @@ def _move_down(
         return
     below = levels[levels.index(level) + 1]
     memory = item.memory[level]
-    excess = memory.at(shares) - problem.capacity_bytes(level)
+    excess = memory.at(shares) - problem.usable_bytes(level)
     here = shares.get((kind, level), 1 - sum(shares[kind, name] for name in levels[1:]))
     gained = memory.slopes.get((kind, level), 0.0) - memory.slopes.get((kind, below), 0.0)
     if excess <= 0 or gained <= 0:
@@ -108,7 +115,7 @@ def _lower(problem: Problem, item: AffineCandidate) -> float:
             0.0, *(s for (kind, _), s in memory.slopes.items() if kind == "kv_cache"), 0.0
         )
         room = (
-            problem.capacity_bytes(level)
+            problem.usable_bytes(level)
             - cheapest
             - sum(memory.slopes.get(v, 0.0) * share for v, share in shares.items())
         )

@@ -77,10 +77,10 @@ def _gpu_candidates(problem: Problem, slot_counts: Sequence[int]) -> Iterator[Ca
         # where they are together, an expert takes all tokens of the pass at once.
         schedule: Schedule = "klotski" if attention == ffn else "cgopipe"
         sizes = _MICRO_BATCH_SIZES if schedule == "cgopipe" else _MICRO_BATCH_SIZES[-2:-1]
-        for batch_size, micro_batch in product(batch_sizes(problem), sizes):
-            if micro_batch > batch_size and micro_batch != sizes[0]:
-                continue  # the same as the one before
-            for tokens, slots in product(_gpu_tokens(problem, batch_size), slot_counts):
+        for batch_size in batch_sizes(problem):
+            micro_batches = sorted({min(size, batch_size) for size in sizes})
+            tokens_of_pass = _gpu_tokens(problem, batch_size)
+            for micro_batch, tokens, slots in product(micro_batches, tokens_of_pass, slot_counts):
                 policy = _policy(
                     problem, batch_size, micro_batch, tokens, slots, schedule, (attention, ffn)
                 )
@@ -160,4 +160,7 @@ def _candidate(problem: Problem, policy: Policy) -> Candidate:
 def _at_and_below(problem: Problem, level: LevelName) -> tuple[LevelName, ...]:
     order: tuple[LevelName, ...] = ("vram", "dram", "disk")
     below = order[order.index(level) :]
-    return tuple(name for name in below if name in problem.hardware.levels)
+    there = problem.hardware.levels
+    if "disk->dram" not in problem.hardware.links:
+        below = tuple(name for name in below if name != "disk")
+    return tuple(name for name in below if name in there)

@@ -84,8 +84,14 @@ class CostModel:
         """Projections, routers, shared experts, dense MLPs, norms and the head."""
         shape, tokens = self.shape, load.tokens
         dense_params = shape.resident_params - shape.embedding_params
-        rows = min(tokens, PROMPT_ROWS if load.prompt_tokens else policy.micro_batch_size)
-        layers_s = self._gemm_s(processor, tokens, dense_params, rows)
+        kinds = (
+            (load.decode_sequences, policy.micro_batch_size),
+            (load.prompt_tokens, PROMPT_ROWS),
+        )
+        layers_s = sum(
+            self._gemm_s(processor, rows, dense_params, min(rows, at_once))
+            for rows, at_once in kinds
+        )
         moved = tokens * shape.num_layers * elementwise_bytes(shape, self._dtype_bytes)
         head_params = shape.vocab_size * shape.hidden_size
         head_s = self._gemm_s(processor, load.logits_rows, head_params, load.logits_rows)
@@ -93,10 +99,20 @@ class CostModel:
         return layers_s + head_s + moved / processor.elementwise_bandwidth
 
     def _decode_attention_s(self, load: PassLoad, processor: Processor) -> float:
-        read = load.decode_positions * self._kv_bytes_per_token
-        flops = load.decode_positions * self.shape.decode_flops_per_pair * self.shape.num_layers
+        positions = load.decode_positions * self._share_in_window(load)
+        read = positions * self._kv_bytes_per_token
+        flops = positions * self.shape.decode_flops_per_pair * self.shape.num_layers
         fixed = load.decode_sequences * self.shape.num_layers * processor.sequence_s
         return fixed + max(read / processor.attention_bandwidth, flops / processor.attention_flops)
+
+    def _share_in_window(self, load: PassLoad) -> float:
+        """Share of the positions of decoding sequences that layers with sliding windows see."""
+        if not load.decode_sequences:
+            return 1.0
+        context = load.decode_positions / load.decode_sequences
+        windows = self.shape.sliding_windows
+        seen = (context if window is None else min(context, window) for window in windows)
+        return sum(seen) / (len(windows) * context) if context else 1.0
 
     def _prompt_attention_s(self, load: PassLoad, processor: Processor) -> float:
         flops = load.prompt_pairs * self.shape.attention_flops_per_pair * self.shape.num_layers
@@ -111,7 +127,8 @@ class CostModel:
             fresh = policy.weights.disk
             arrived_s = self._expert_layers_s(load.tokens, processor, padded=True, streamed=True)
             stayed_s = self._expert_layers_s(load.tokens, processor, padded=True)
-            return fresh * arrived_s + (1 - fresh) * stayed_s
+            # Where noise says that arriving helps, it does not.
+            return fresh * max(arrived_s, stayed_s) + (1 - fresh) * stayed_s
         if policy.schedule == "klotski":
             return self._expert_layers_s(load.tokens, processor)
         total, decodes = 0.0, load.decode_sequences

@@ -91,9 +91,23 @@ def footprints(
         "weights outside experts": shape.resident_params * dtypes.compute_bytes + READ_WINDOW_BYTES,
         "activations": activation_bytes(shape, policy, dtypes, max_tokens=max_tokens),
     }
+    if with_vram:
+        terms["dram"]["activations"] = _host_bytes(shape, policy, dtypes, max_tokens=max_tokens)
     _add_experts(terms, shape, policy, dtypes, with_vram=with_vram)
     _add_cache(terms, shape, policy, dtypes, max_tokens=max_tokens)
     return {level: Footprint(terms=_whole(of_level)) for level, of_level in terms.items()}
+
+
+def _host_bytes(shape: ModelShape, policy: Policy, dtypes: Dtypes, *, max_tokens: int) -> int:
+    """What a CPU beside a GPU needs for what it computes: queries, new keys and values, and
+    results of two micro-batches, or a whole step of the experts."""
+    attention = 0
+    if not policy.attention_on_gpu:
+        width = 2 * shape.query_width + shape.cache_width
+        attention = 2 * policy.micro_batch_size * width * dtypes.compute_bytes
+    if policy.ffn_on_gpu:
+        return attention
+    return attention + activation_bytes(shape, policy, dtypes, max_tokens=max_tokens)
 
 
 def _add_experts(

@@ -32,6 +32,8 @@ TIME_LIMIT_S = 20
 _SMALLEST_BATCH = 1e-4
 """Share of the objective that the largest batch would cost if another one were as fast: a batch
 that brings less than this is not worth its memory."""
+_FEWEST_MICRO_BATCHES = 1e-5
+"""The same for micro-batches of one sequence: each costs launches that are not counted."""
 _LOWER_LEVEL: Mapping[LevelName, float] = {"vram": 0.0, "dram": 1e-6, "disk": 1e-5}
 """What a share on a level costs beside its time: of placements that are as fast, the one that
 keeps things high leaves the slower links free."""
@@ -128,7 +130,9 @@ class _Program:
         for item, chosen, times in zip(self._items, self._chosen, self._times, strict=True):
             phases = zip(item.candidate.phases, times, strict=True)
             job_time += [phase.num_passes * time for phase, time in phases]
-            ties.append(_SMALLEST_BATCH * item.candidate.policy.batch_size / largest * chosen)
+            policy = item.candidate.policy
+            ties.append(_SMALLEST_BATCH * policy.batch_size / largest * chosen)
+            ties.append(_FEWEST_MICRO_BATCHES * policy.num_micro_batches / largest * chosen)
         self.lp += pulp.lpSum(job_time) + pulp.lpSum(ties), "seconds_per_sequence"
 
     def _add_places(self) -> None:
@@ -156,7 +160,7 @@ class _Program:
 
     def _add_memory(self, index: int) -> None:
         for level, formula in self._items[index].memory.items():
-            capacity = self._problem.capacity_bytes(level)
+            capacity = max(1, self._problem.usable_bytes(level))
             used = self._expression(index, formula, capacity)
             self.lp += used <= (1 - _SLACK) * self._chosen[index], f"memory_{level}_{index}"
 

@@ -3,26 +3,34 @@
 Admission, prompt slices and refilled places are those of `engine/batcher.py`, on numbers alone.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import cycle, islice
 
 import numpy as np
 from numpy.typing import NDArray
 
-from moebatch.plan.load import PassLoad
+from moebatch.plan.load import CountedLoad, PassLoad
 from moebatch.plan.scratch import PROMPT_ROWS
 from moebatch.spec.policy import PAGE_TOKENS, Policy
-from moebatch.spec.workload import Workload
+from moebatch.spec.workload import Length, Workload
 
 _Ints = NDArray[np.int64]
 
 
-def job_passes(workload: Workload, policy: Policy, num_sequences: int) -> Iterator[PassLoad]:
-    """Loads of all passes of the first `num_sequences` sequences under mixed batching."""
-    lengths = np.array(list(islice(cycle(workload.sample), num_sequences)), dtype=np.int64)
+def job_passes(workload: Workload, policy: Policy, num_sequences: int) -> Iterator[CountedLoad]:
+    """Loads of all passes of `num_sequences` sequences under mixed batching, those in which
+    nothing begins or ends counted together."""
+    lengths = np.array(_lengths(workload.sample, num_sequences), dtype=np.int64)
     seats = _Seats(lengths, policy)
     while (load := seats.next_pass()) is not None:
         yield load
+
+
+def _lengths(sample: Sequence[Length], count: int) -> list[Length]:
+    """So many lengths: all of the sample again and again, or some of it, evenly taken."""
+    if count >= len(sample):
+        return list(islice(cycle(sample), count))
+    return [sample[index * len(sample) // count] for index in range(count)]
 
 
 class _Seats:
@@ -39,12 +47,15 @@ class _Seats:
         self._new_left = np.empty(0, np.int64)
         self._held_pages = np.empty(0, np.int64)
 
-    def next_pass(self) -> PassLoad | None:
-        """Takes everything one pass further; None when all is done."""
+    def next_pass(self) -> CountedLoad | None:
+        """Takes everything one pass further, or several if they are alike; None when all is
+        done."""
         decodes = self._prompt_left == 0
         self._admit()
         if not len(self._prompt_left):
             return None
+        if decodes.all() and len(decodes) == len(self._prompt_left):
+            return self._decode_until_one_ends()
         decodes = np.concatenate([decodes, np.zeros(len(self._prompt_left) - len(decodes), bool)])
         budget = self._policy.tokens_per_pass - int(decodes.sum())
         before = np.cumsum(self._prompt_left) - self._prompt_left
@@ -55,7 +66,20 @@ class _Seats:
         chosen = decodes | ((self._prompt_left == 0) & (slices > 0))
         self._new_left -= chosen
         self._retire()
-        return load
+        return 1, load
+
+    def _decode_until_one_ends(self) -> CountedLoad:
+        """Nobody can be admitted before."""
+        count, sequences = int(self._new_left.min()), len(self._cached)
+        load = PassLoad(
+            decode_sequences=float(sequences),
+            decode_positions=float(self._cached.sum() + sequences * (count + 1) / 2),
+            logits_rows=float(sequences),
+        )
+        self._cached += count
+        self._new_left -= count
+        self._retire()
+        return count, load
 
     def _admit(self) -> None:
         """As many as there are seats and pages for; the first one always."""

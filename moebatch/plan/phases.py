@@ -29,27 +29,31 @@ def phases_of(workload: Workload, policy: Policy) -> tuple[Phase, ...]:
     A job without a number of sequences has neither a beginning nor an end.
     """
     total = workload.num_sequences
-    prompt, new = workload.mean_prompt_tokens, max(1.0, workload.mean_new_tokens)
+    prompt, steps = workload.mean_prompt_tokens, max(0.0, workload.mean_new_tokens - 1)
     tokens = policy.tokens_per_pass
     seats = policy.batch_size if total is None else min(policy.batch_size, total)
     waves = 1.0 if total is None else max(1.0, total / seats)
     # While seats are filled for the first time half of them decode; later, nearly all.
     in_full = seats * (1.0 if total is None else 1 - 0.5 / waves)
     filling = seats * prompt / max(1.0, tokens - in_full)
-    if filling >= new:  # prompts never stop coming in: every pass is full
-        decoding = tokens / (1 + prompt / new)
-        decoding = min(decoding, seats)
-        full = waves * seats * new / decoding + (0 if total is None else filling)
-        load = _load(workload, decoding, decoding * prompt / new)
-        return (Phase(num_passes=full / (waves * seats), load=load),)
-    num_full = waves * filling
-    num_passes = _waves_passes(workload, waves) + (0.0 if total is None else filling)
-    rest = num_passes - num_full
-    decoding = max(1.0, (waves * seats * new - num_full * in_full) / rest)
-    phases = (
-        Phase(num_passes=num_full, load=_load(workload, in_full, tokens - in_full)),
-        Phase(num_passes=rest, load=_load(workload, min(decoding, seats), 0.0)),
-    )
+    at_start = 0.0 if total is None else filling
+    if filling >= steps:  # prompts never stop coming in: every pass is full
+        decoding = min(tokens * steps / (steps + prompt), seats)
+        prompts = tokens - decoding
+        num_full = waves * seats * prompt / prompts
+        at_end = 0.0 if total is None else max(0.0, workload.longest_answer - 1)
+        phases = [
+            Phase(num_passes=num_full, load=_load(workload, decoding, prompts)),
+            Phase(num_passes=at_end, load=_load(workload, decoding / 2, 0.0)),
+        ]
+    else:
+        num_full = waves * filling
+        rest = _waves_passes(workload, waves) + at_start - num_full
+        decoding = max(1.0, (waves * seats * steps - num_full * in_full) / max(rest, 1e-9))
+        phases = [
+            Phase(num_passes=num_full, load=_load(workload, in_full, tokens - in_full)),
+            Phase(num_passes=rest, load=_load(workload, min(decoding, seats), 0.0)),
+        ]
     sequences = waves * seats
     return tuple(
         Phase(num_passes=phase.num_passes / sequences, load=phase.load)
@@ -59,16 +63,18 @@ def phases_of(workload: Workload, policy: Policy) -> tuple[Phase, ...]:
 
 
 def _waves_passes(workload: Workload, waves: float) -> float:
-    """Passes in which answers are generated. Answers of one length end together, so the last wave
-    takes as long as any; otherwise seats are refilled one by one, and the longest answer ends
-    alone."""
-    new = max(1.0, workload.mean_new_tokens)
-    longest = workload.longest_answer
+    """Passes in which answers go on; their first tokens come with their prompts.
+
+    Answers of one length end together, so the last wave takes as long as any; otherwise seats are
+    refilled one by one, and the longest answer ends alone.
+    """
+    steps = max(0.0, workload.mean_new_tokens - 1)
+    longest = workload.longest_answer - 1
     if workload.num_sequences is None:
-        return waves * new
-    if longest <= new:
-        return ceil(waves) * new
-    return waves * new + longest - new
+        return waves * steps
+    if longest <= steps:
+        return ceil(waves) * steps
+    return waves * steps + longest - steps
 
 
 def _load(workload: Workload, decoding: float, prompts: float) -> PassLoad:

@@ -1,11 +1,12 @@
 """The way from a problem to a policy."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from moebatch.plan.affine import AffineCandidate, Variable, affine, placement
 from moebatch.plan.bounds import Bounds, bounds, least_seconds
 from moebatch.plan.candidates import FEWEST_SLOTS, Candidate, candidates
+from moebatch.plan.footprint import slot_bytes
 from moebatch.plan.milp import NoSolution, Solution, solve
 from moebatch.plan.problem import Problem
 from moebatch.plan.refusal import refusal, too_large
@@ -15,8 +16,15 @@ from moebatch.spec.policy import STREAMING_SLOTS, Placement, Policy
 
 MOST_CANDIDATES = 48
 """So many are handed to the solver, the most promising ones."""
+FEW_SLOTS_COST = 1.05
+"""What it costs to have the fewest slots, measured with three."""
+_DEAR_SHARE = 0.02
 NEAR = 1.25
 """A candidate that cannot come nearer to the best one than this is not looked at again."""
+
+
+Ranked = Sequence[tuple[float, Candidate]]
+"""Candidates with the least that they can take, in its order."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,13 +36,19 @@ class Planned:
     solution: Solution
     candidates: tuple[AffineCandidate, ...]
     """Those that the solver saw."""
-    lower_bound_s: float
-    """No policy takes less, per sequence."""
+    ranked: Ranked
+    """All of them."""
 
 
 def best_policy(problem: Problem) -> Planned:
     """The policy that finishes the job first. Raises DoesNotFit."""
-    screened = screen(problem, slots=STREAMING_SLOTS) or screen(problem, slots=FEWEST_SLOTS)
+    ranked = ranked_candidates(problem, slots=STREAMING_SLOTS)
+    screened = screen(problem, ranked)
+    if not screened or _slots_are_dear(problem):
+        few = ranked_candidates(problem, slots=FEWEST_SLOTS)
+        screened_few = screen(problem, few)
+        if best_seconds(screened_few) * FEW_SLOTS_COST < best_seconds(screened):
+            ranked, screened = few, screened_few
     if not screened:
         raise refusal(problem)
     items = tuple(item for item, _ in screened[:MOST_CANDIDATES])
@@ -43,8 +57,20 @@ def best_policy(problem: Problem) -> Planned:
         policy=whole_units(problem, solution.chosen.candidate, solution.shares),
         solution=solution,
         candidates=items,
-        lower_bound_s=min(limits.lower_s for _, limits in screened),
+        ranked=ranked,
     )
+
+
+def best_seconds(screened: Sequence[tuple[AffineCandidate, Bounds]]) -> float:
+    """Seconds per sequence of the best placement found by hand; infinite if there is none."""
+    return min((limits.upper_s for _, limits in screened), default=float("inf"))
+
+
+def _slots_are_dear(problem: Problem) -> bool:
+    """Whether slots take so much of a level that fewer of them may be the better bargain."""
+    level = problem.hardware.vram or problem.hardware.dram
+    more = (STREAMING_SLOTS - FEWEST_SLOTS) * slot_bytes(problem.shape, problem.dtypes)
+    return more > _DEAR_SHARE * level.capacity_bytes
 
 
 def _solved(problem: Problem, items: Sequence[AffineCandidate], by_hand: Bounds) -> Solution:
@@ -65,15 +91,19 @@ def _solved(problem: Problem, items: Sequence[AffineCandidate], by_hand: Bounds)
     )
 
 
-def screen(problem: Problem, *, slots: int) -> list[tuple[AffineCandidate, Bounds]]:
+def ranked_candidates(problem: Problem, *, slots: int) -> Ranked:
+    """All candidates by what they would take if everything were where it is computed; that does
+    not depend on capacities."""
+    return ranked_among(problem, candidates(problem, slots=slots))
+
+
+def ranked_among(problem: Problem, some: Iterable[Candidate]) -> Ranked:
+    """Some candidates in the same order."""
+    return sorted(((least_seconds(problem, c), c) for c in some), key=lambda pair: pair[0])
+
+
+def screen(problem: Problem, ranked: Ranked) -> list[tuple[AffineCandidate, Bounds]]:
     """Candidates that may be the best or come close, most promising first."""
-    ranked = sorted(
-        (
-            (least_seconds(problem, candidate), candidate)
-            for candidate in candidates(problem, slots=slots)
-        ),
-        key=lambda pair: pair[0],
-    )
     found: list[tuple[AffineCandidate, Bounds]] = []
     best_s = float("inf")
     for least_s, candidate in ranked:

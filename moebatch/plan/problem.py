@@ -4,7 +4,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from moebatch.plan.cost import CostModel
-from moebatch.plan.footprint import Dtypes, Footprint, footprints
+from moebatch.plan.footprint import (
+    Dtypes,
+    Footprint,
+    footprints,
+    kv_page_bytes,
+    slot_bytes,
+)
 from moebatch.spec.hardware import Hardware, LevelName, LinkName
 from moebatch.spec.policy import Policy
 from moebatch.spec.shape import ModelShape
@@ -61,6 +67,20 @@ class Problem:
     def capacity_bytes(self, level: LevelName) -> int:
         """What the job may take of a level."""
         return self.hardware.levels[level].capacity_bytes
+
+    def usable_bytes(self, level: LevelName) -> int:
+        """What shares may take of a level. Where the lowest one cannot be left, whole experts and
+        pages that do not fit above end there: room for one of each stays free."""
+        capacity = self.capacity_bytes(level)
+        if level != "dram" or self.has_disk:
+            return capacity
+        units = slot_bytes(self.shape, self.dtypes) + kv_page_bytes(self.shape, self.dtypes)
+        return max(0, capacity - units * self.with_vram)
+
+    @property
+    def has_disk(self) -> bool:
+        """Whether experts can be read from disk."""
+        return self.hardware.disk is not None and "disk->dram" in self.hardware.links
 
     def with_link_rate(self, name: LinkName, bandwidth: float) -> "Problem":
         """The same problem with another rate of a link that is there."""

@@ -1,13 +1,13 @@
 """Why nothing fits, and the smallest change that would."""
 
-from dataclasses import replace
-
 from moebatch.errors import DoesNotFit
+from moebatch.plan.affine import affine, placement
+from moebatch.plan.bounds import filled
 from moebatch.plan.candidates import FEWEST_SLOTS, candidates
 from moebatch.plan.footprint import KV_TERM, Footprint
 from moebatch.plan.problem import Problem
 from moebatch.spec.hardware import LevelName
-from moebatch.spec.policy import Placement, Policy
+from moebatch.spec.policy import Policy, pages_of
 from moebatch.units import format_bytes
 
 _MIB = 2**20
@@ -19,10 +19,18 @@ def refusal(problem: Problem) -> DoesNotFit:
     lines = [
         line
         for level, footprint in problem.footprints(policy).items()
-        if footprint.total_bytes > problem.capacity_bytes(level)
+        if footprint.total_bytes > problem.usable_bytes(level)
         for line in _lines(problem, level, footprint)
     ]
     return DoesNotFit("\n".join(lines or ["no policy keeps within the budgets of all levels"]))
+
+
+def too_small(problem: Problem, policy: Policy) -> str | None:
+    """Why this very policy has too little cache for the longest sequence; None if it has enough."""
+    needed = pages_of(problem.workload.max_total_tokens)
+    if policy.num_kv_pages >= needed:
+        return None
+    return f"the longest sequence needs {needed} KV pages, the policy has {policy.num_kv_pages}"
 
 
 def too_large(problem: Problem, policy: Policy) -> str | None:
@@ -38,17 +46,16 @@ def too_large(problem: Problem, policy: Policy) -> str | None:
 
 
 def _least_policies(problem: Problem) -> list[Policy]:
-    """The first candidate of every place of computation, everything movable moved down."""
+    """The first candidate of every place of computation, with what does not fit moved down."""
     least: dict[tuple[bool, bool], Policy] = {}
     for candidate in candidates(problem, slots=FEWEST_SLOTS):
-        policy = candidate.policy
-        if policy.num_slots or not problem.hardware.disk:
-            placed = replace(
-                policy,
-                weights=Placement(**{candidate.weight_levels[-1]: 1.0}),
-                kv_cache=Placement(**{candidate.kv_levels[-1]: 1.0}),
-            )
-            least.setdefault((policy.attention_on_gpu, policy.ffn_on_gpu), placed)
+        place = (candidate.policy.attention_on_gpu, candidate.policy.ffn_on_gpu)
+        if place in least or not (candidate.policy.num_slots or len(candidate.weight_levels) == 1):
+            continue
+        shares = filled(problem, affine(problem, candidate))
+        least[place] = candidate.placed(
+            placement(candidate, "weights", shares), placement(candidate, "kv_cache", shares)
+        )
     return list(least.values())
 
 
@@ -62,11 +69,19 @@ def _missing(problem: Problem, policy: Policy) -> int:
 def _lines(problem: Problem, level: LevelName, needed: Footprint) -> list[str]:
     name, num_bytes = needed.largest
     shorten = "; lower max_tokens or shorten the longest prompt" if name == KV_TERM else ""
-    enough = -(-needed.total_bytes // _MIB)
+    spare = problem.capacity_bytes(level) - problem.usable_bytes(level)
+    enough = -(-(needed.total_bytes + spare) // _MIB)
     return [
         f"{level}: needs {format_bytes(needed.total_bytes)} at the least, "
-        f"has {format_bytes(problem.capacity_bytes(level))} (resources.{level}).",
+        f"has {format_bytes(problem.capacity_bytes(level))}.",
         f"Largest term: {name}, {format_bytes(num_bytes)}{shorten}.",
-        f"Smallest change that fits: resources.{level}: {enough}MiB "
-        f"(for another machine: --what-if {level}={enough}MiB).",
+        f"Smallest change that fits: {_knob(level, enough)}.",
     ]
+
+
+def _knob(level: LevelName, num_mib: int) -> str:
+    """How a job, or a question about another machine, gets so much of a level."""
+    option = f"--what-if {level}={num_mib}MiB"
+    if level == "disk":
+        return option
+    return f"resources.{level}: {num_mib}MiB (for another machine: {option})"

@@ -13,6 +13,8 @@ from moebatch.spec.workload import Workload
 
 _WAVES = 6
 _MOST_SEQUENCES = 24_000
+_FEW_SEQUENCES = 1000
+"""So many are replayed one and all."""
 _MOST_LOADS = 1200
 """Of more passes, neighbours are counted together."""
 _MIDDLE_WAVES = (2, 5)
@@ -30,7 +32,7 @@ def job_loads(workload: Workload, policy: Policy) -> list[CountedLoad]:
 def _mixed_loads(workload: Workload, policy: Policy) -> list[CountedLoad]:
     """Long jobs are replayed in part, and their middle is drawn out to the whole length."""
     total = workload.num_sequences
-    enough = min(_WAVES * policy.batch_size, _MOST_SEQUENCES)
+    enough = min(max(_WAVES * policy.batch_size, _FEW_SEQUENCES), _MOST_SEQUENCES)
     num_replayed = enough if total is None else min(total, max(enough, policy.batch_size + 1))
     loads = _thinned(list(job_passes(workload, policy, num_replayed)))
     if total == num_replayed:
@@ -48,7 +50,8 @@ def _middle(loads: Sequence[CountedLoad], tokens_of_wave: float) -> tuple[int, i
     """Where the passes in the middle begin and end."""
     ends = list(accumulate(count * load.logits_rows for count, load in loads))
     waves = ends[-1] / tokens_of_wave
-    parts = (min(limit, waves * limit / _WAVES) for limit in _MIDDLE_WAVES)
+    first, last = _MIDDLE_WAVES
+    parts = (min(first, waves * first / _WAVES), max(int(waves) - 1, waves * last / _WAVES))
     first, last = (bisect_left(ends, part * tokens_of_wave) for part in parts)
     return first, max(last, first + 1)
 
@@ -61,7 +64,15 @@ def _static_loads(workload: Workload, policy: Policy) -> list[CountedLoad]:
     """
     batch, total = policy.batch_size, workload.num_sequences
     prompt, new = workload.mean_prompt_tokens, workload.mean_new_tokens
-    batches = 1 if total is None else ceil(total / batch)
+    full, rest = (1, 0) if total is None else divmod(total, batch)
+    return [
+        *_static_batch(full, batch, prompt, new),
+        *_static_batch(min(rest, 1), rest, prompt, new),
+    ]
+
+
+def _static_batch(count: int, batch: int, prompt: float, new: float) -> list[CountedLoad]:
+    """So many batches of one size."""
     prefill = PassLoad(
         prompt_tokens=batch * prompt,
         prompt_pairs=batch * prompt * (prompt + 1) / 2,
@@ -72,21 +83,22 @@ def _static_loads(workload: Workload, policy: Policy) -> list[CountedLoad]:
         decode_positions=batch * (prompt + new / 2),
         logits_rows=batch,
     )
-    return [(batches, prefill), (batches * max(0.0, new - 1), decode)]
+    passes = ((count, prefill), (count * max(0.0, new - 1), decode))
+    return [(times, load) for times, load in passes if times]
 
 
-def _thinned(loads: Sequence[PassLoad]) -> list[CountedLoad]:
+def _thinned(loads: Sequence[CountedLoad]) -> list[CountedLoad]:
     together = ceil(len(loads) / _MOST_LOADS) or 1
     groups = (loads[first : first + together] for first in range(0, len(loads), together))
-    return [(len(group), _mean(group)) for group in groups]
+    return [_mean(group) for group in groups]
 
 
-def _mean(loads: Sequence[PassLoad]) -> PassLoad:
+def _mean(loads: Sequence[CountedLoad]) -> CountedLoad:
     if len(loads) == 1:
         return loads[0]
-    return PassLoad(
-        **{
-            field.name: sum(getattr(load, field.name) for load in loads) / len(loads)
-            for field in fields(PassLoad)
-        }
-    )
+    total = sum(count for count, _ in loads)
+    means = {
+        field.name: sum(count * getattr(load, field.name) for count, load in loads) / total
+        for field in fields(PassLoad)
+    }
+    return total, PassLoad(**means)

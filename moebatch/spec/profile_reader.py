@@ -179,8 +179,8 @@ class ProfileReader(YamlReader):
             )
             return None
         speeds = [self._number((*place, key), value[key], SPEED) for key in value]
-        points = zip(rows, speeds, strict=True)
-        return RateCurve(points=tuple((row, speed) for row, speed in points if speed is not None))
+        points = [(row, speed) for row, speed in zip(rows, speeds, strict=True) if speed]
+        return RateCurve(points=tuple(points)) if len(points) == len(rows) else None
 
     def _entries(
         self,

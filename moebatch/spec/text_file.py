@@ -5,22 +5,36 @@ from pathlib import Path
 
 from moebatch.errors import StorageError
 
+_MODE = 0o644
+
 
 def write_text(path: Path, text: str) -> None:
-    """Writes `text` beside `path` and renames it, so that no half file is left.
+    """Writes `text` beside `path` and renames it, so that no half file is left; links are
+    followed, and what is no regular file, such as a pipe, is written to as it is.
 
     Raises StorageError.
     """
+    data = text.encode("utf-8", "replace")
     try:
-        with tempfile.NamedTemporaryFile(
-            "w", encoding="utf-8", prefix=f".{path.name}-", dir=path.parent, delete=False
-        ) as file:
-            temporary = Path(file.name)
-            file.write(text)
+        target = path.resolve()
+        if target.exists() and not target.is_file():
+            target.write_bytes(data)
+        else:
+            _replace(target, data)
+    except (OSError, RuntimeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise StorageError(f"{path}: cannot be written: {reason}") from error
+
+
+def _replace(path: Path, data: bytes) -> None:
+    with tempfile.NamedTemporaryFile(
+        prefix=f".{path.name}-", dir=path.parent, delete=False
+    ) as file:
+        temporary = Path(file.name)
         try:
-            temporary.chmod(0o644)
+            file.write(data)
+            file.flush()
+            temporary.chmod(_MODE)
             temporary.replace(path)
         finally:
             temporary.unlink(missing_ok=True)
-    except OSError as error:
-        raise StorageError(f"{path}: cannot be written: {error.strerror}") from error

@@ -166,13 +166,16 @@ def test_the_planner_replays_the_very_passes_that_the_batcher_makes(
         lengths=tuple(work),
     )
     cached = [0] * len(work)
-    for load in job_passes(workload, policy, len(work)):
-        begun = [index for index in range(len(work)) if cached[index] >= work[index][0]]
-        done = run_pass(batcher, sequences)
-        decoding = [index for index, tokens in done if index in begun]
-        assert load.decode_sequences == len(decoding)
-        assert load.tokens == sum(tokens for _, tokens in done)
-        assert load.decode_positions == sum(cached[index] + 1 for index in decoding)
-        for index, tokens in done:
-            cached[index] += tokens
+    for count, load in job_passes(workload, policy, len(work)):
+        positions = 0
+        for _ in range(int(count)):
+            begun = {index for index in range(len(work)) if cached[index] >= work[index][0]}
+            done = run_pass(batcher, sequences)
+            decoding = [index for index, _ in done if index in begun]
+            assert load.decode_sequences == len(decoding)
+            assert load.tokens == sum(tokens for _, tokens in done)
+            positions += sum(cached[index] + 1 for index in decoding)
+            for index, tokens in done:
+                cached[index] += tokens
+        assert count * load.decode_positions == positions
     assert not run_pass(batcher, sequences), "both have come to the end"

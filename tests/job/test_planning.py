@@ -15,7 +15,7 @@ from moebatch.job.question import job_question
 from moebatch.job.recalibrate import lesson
 from moebatch.job.run import JobRun
 from moebatch.job.status import LaneTime, RunSummary
-from moebatch.measure.saved import load_saved, this_machine_path
+from moebatch.measure.saved import load_saved, save_profile, this_machine_path
 from moebatch.plan.options import PlanOptions
 from moebatch.spec.job import Job, load_job
 from moebatch.spec.open_policy import OpenPolicy
@@ -198,10 +198,21 @@ def test_a_short_run_teaches_nothing(job: Job) -> None:
     assert lesson(load_profile("generic-cpu"), summary).lines == ()
 
 
+def test_rough_figures_are_not_kept_as_those_of_this_machine(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("moebatch.job.recalibrate._LEAST_BUSY_S", 0.0)
+    run = JobRun(job, lambda line: None)
+    with pytest.raises(ConfigError, match="run `moebatch profile` first"):
+        run.recalibrate(run.execute())
+    assert not this_machine_path().exists()
+
+
 def test_what_was_learnt_is_kept_as_the_profile_of_this_machine(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("moebatch.job.recalibrate._LEAST_BUSY_S", 0.0)
+    save_profile(load_profile("generic-cpu"), this_machine_path())
     told: list[str] = []
     run = JobRun(job, told.append)
     run.recalibrate(run.execute())

@@ -24,7 +24,7 @@ def test_a_file_is_read_until_the_time_is_over(tmp_path: Path) -> None:
     rates = read_rates([path], TINY_DISK)
     assert all(rate > 0 for rate in rates.rates)
     least, most = rates.spread
-    assert least <= rates.median <= most
+    assert least <= rates.mean <= most
 
 
 def test_one_extent_is_enough_to_read(tmp_path: Path) -> None:
@@ -40,10 +40,10 @@ def test_files_too_short_to_tell_anything_are_refused(tmp_path: Path) -> None:
         read_rates([path], TINY_DISK)
 
 
-def test_median_and_spread_of_chunks() -> None:
-    rates = DiskRates(rates=(3.0, 1.0, 2.0, 9.0, 2.5), is_direct=True)
-    assert rates.median == 2.5
-    assert rates.spread == (1.0, 9.0)
+def test_the_mean_is_over_the_time_of_all_chunks() -> None:
+    rates = DiskRates(rates=(1.0, 4.0, 4.0), is_direct=True)
+    assert rates.mean == 3 / (1 / 1.0 + 1 / 4.0 + 1 / 4.0)
+    assert rates.spread == (1.0, 4.0)
 
 
 def test_files_of_a_folder_come_large_ones_first(tmp_path: Path) -> None:

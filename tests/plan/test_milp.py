@@ -13,7 +13,7 @@ from moebatch.plan.affine import AffineCandidate, affine
 from moebatch.plan.bounds import bounds, least_seconds, seconds_per_sequence
 from moebatch.plan.candidates import candidates
 from moebatch.plan.milp import NoSolution, make_solver, solve
-from moebatch.plan.planner import best_policy, screen
+from moebatch.plan.planner import best_policy, ranked_candidates, screen
 from moebatch.plan.problem import Problem
 from moebatch.plan.verify import violations
 from moebatch.spec.workload import Workload
@@ -132,7 +132,7 @@ def test_screening_drops_no_candidate_that_is_better(asked: Problem) -> None:
     assert min(found.lower_s for found in everything if found.upper_s < float("inf")) <= best * (
         1 + 1e-6
     )
-    pool = screen(asked, slots=6)
+    pool = screen(asked, ranked_candidates(asked, slots=6))
     assert best <= min(found.upper_s for _, found in pool) * (1 + 2e-4)
     for candidate in candidates(asked):
         assert bounds(asked, affine(asked, candidate)).upper_s >= best * (1 - 2e-4)
@@ -173,7 +173,7 @@ def test_constraints_carry_names() -> None:
     from moebatch.plan.milp import _Program
 
     asked = problem(gpu_machine())
-    items = [item for item, _ in screen(asked, slots=6)][:2]
+    items = [item for item, _ in screen(asked, ranked_candidates(asked, slots=6))][:2]
     names = set(_Program(asked, items, 1.0).lp.constraints)
     assert {"one_policy", "attention_on_gpu", "ffn_on_gpu"} <= names
     assert {"memory_vram_0", "memory_dram_0", "memory_disk_0", "share_weights_0"} <= names

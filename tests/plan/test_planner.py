@@ -14,6 +14,7 @@ from moebatch.plan.problem import Problem
 from moebatch.plan.verify import violations
 from moebatch.spec.hardware import Hardware, Processor
 from moebatch.spec.policy import PAGE_TOKENS, Policy
+from moebatch.spec.shape import ModelShape
 from moebatch.spec.workload import Workload
 from tests.plan.problems import GIB, SHAPE, SMALL, WORKLOAD, cpu_machine, gpu_machine, problem
 
@@ -178,3 +179,47 @@ def test_a_gpu_machine_without_a_disk_needs_room_for_all_weights() -> None:
 def test_capacity_is_a_budget_in_bytes() -> None:
     assert problem().with_capacity("dram", 7 * GIB).capacity_bytes("dram") == 7 * GIB
     assert len(SHAPE.moe_layers) * SHAPE.num_experts == problem().num_experts
+
+
+@pytest.mark.parametrize("shape", [SMALL, SHAPE], ids=["small", "8x7b"])
+def test_a_little_more_memory_never_makes_a_job_slower(shape: ModelShape) -> None:
+    """Also where it is just enough for more slots, or for the first candidate of another kind."""
+    workload = Workload.uniform(prompt_tokens=100, new_tokens=100, num_sequences=2000)
+    asked = problem(cpu_machine(1), shape=shape, workload=workload, kv_on_disk=False)
+    with pytest.raises(DoesNotFit) as caught:
+        best_policy(asked)
+    least = re.search(r"resources.dram: (\d+)MiB", str(caught.value))
+    assert least is not None
+    before = float("inf")
+    for step in range(8):
+        changed = asked.with_capacity("dram", (int(least[1]) + 150 * step) * 2**20)
+        now = best_policy(changed).solution.seconds_per_sequence
+        assert now <= before * (1 + 3e-4)
+        before = now
+
+
+@MANY
+@given(st.floats(8, 30), st.floats(60, 120))
+def test_without_a_disk_what_is_planned_still_fits(vram: float, dram: float) -> None:
+    asked = problem(
+        gpu_machine(vram, dram).without("disk"),
+        workload=Workload.uniform(prompt_tokens=100, new_tokens=100, num_sequences=100),
+    )
+    try:
+        policy = policy_of(asked)
+    except DoesNotFit as refused:
+        least = re.search(r"resources.(dram|vram): (\d+)MiB", str(refused))
+        assert least is not None
+        return
+    for level, footprint in asked.footprints(policy).items():
+        assert footprint.total_bytes <= asked.capacity_bytes(level), level
+
+
+def test_experts_that_seem_faster_when_they_arrive_are_not_sent_away() -> None:
+    machine = cpu_machine(120)
+    processor = machine.dram.processor
+    assert processor is not None
+    streamed = {dtype: curve.scaled(1.5) for dtype, curve in processor.gemm.items()}
+    odd = replace(machine.dram, processor=replace(processor, gemm_streamed=streamed))
+    policy = policy_of(problem(replace(machine, levels={**machine.levels, "dram": odd})))
+    assert policy.weights.dram == 1
