@@ -46,6 +46,12 @@ class Candidate:
             f"_S{policy.num_slots}_{where}"
         )
 
+    def slower(self, factor: float, *, num_slots: int) -> "Candidate":
+        """The same with other slots, whose waiting counts as so much more of every pass."""
+        phases = (replace(phase, num_passes=phase.num_passes * factor) for phase in self.phases)
+        policy = replace(self.policy, num_slots=num_slots)
+        return replace(self, policy=policy, phases=tuple(phases))
+
     def placed(self, weights: Placement, kv_cache: Placement) -> Policy:
         """The policy with these shares."""
         return replace(self.policy, weights=weights, kv_cache=kv_cache)

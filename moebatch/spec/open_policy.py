@@ -49,12 +49,6 @@ class OpenPolicy:
         """Whether some experts do not live where they are computed."""
         return (self.weights.vram if self.ffn_on_gpu else self.weights.dram) < 1
 
-    @property
-    def uses_gpu(self) -> bool:
-        """Whether it makes sense on machines with a GPU only."""
-        shares = self.weights.vram + self.kv_cache.vram
-        return self.attention_on_gpu or self.ffn_on_gpu or shares > 0
-
     def resolve(self, workload: Workload, *, num_experts: int) -> Policy:
         """The policy for a job on a model with so many experts in all its layers.
 

@@ -169,11 +169,6 @@ class TestOpenDetails:
         streamed = self.resolved(weights=Placement(dram=1), ffn_on_gpu=True)
         assert streamed.num_slots == STREAMING_SLOTS
 
-    def test_whether_a_gpu_is_needed(self) -> None:
-        plain = OpenPolicy(batch_size=1, micro_batch_size=1, weights=Placement(dram=1))
-        assert not plain.uses_gpu
-        assert load_policy("moe-lightning-t4-mtbench-32").policy.uses_gpu
-
 
 POLICIES = st.builds(
     lambda batch, micro, more, **rest: Policy(
