@@ -1,0 +1,50 @@
+"""Attention of the micro-batches of a step, wherever it is computed."""
+
+from collections.abc import Iterator
+
+from moebatch.schedule.kv import KvTraffic
+from moebatch.schedule.request import Sweep
+from moebatch.schedule.task import Task, attend, attn, load, off, out, pre
+
+LOOK_AHEAD = 2
+"""Micro-batches whose attention the CPU has before the GPU needs the first of them (CGOPipe)."""
+
+
+class Attention:
+    """Launches attention of one step. Hidden states of k are complete after the last task of
+    ``of(k)``.
+
+    Where the CPU attends, the GPU projects two micro-batches ahead meanwhile.
+    """
+
+    def __init__(self, sweep: Sweep, i: int, kv: KvTraffic) -> None:
+        self._sweep = sweep
+        self._i = i
+        self._kv = kv
+        self._next = 0
+
+    def of(self, k: int) -> Iterator[Task]:
+        """Attention of micro-batch k; the cache of the next one comes up meanwhile."""
+        i, sweep, kv = self._i, self._sweep, self._kv
+        while self._next <= min(k + LOOK_AHEAD, sweep.num_micro_batches - 1):
+            yield from before_load(sweep, i, self._next, kv)
+            self._next += 1
+        if sweep.attends_on_cpu(k):
+            yield load(i, k, attn(i, k))
+            yield out(i, k, load(i, k))
+        else:
+            yield from kv.up(sweep, i, k)
+            yield from kv.up(sweep, i, k + 1)
+            yield attend(i, k, *kv.ready(i, k))
+            yield from kv.down(sweep, i, k, attend(i, k))
+
+
+def before_load(sweep: Sweep, i: int, k: int, kv: KvTraffic) -> Iterator[Task]:
+    """What precedes `load` of a micro-batch that attends on the CPU; nothing for any other."""
+    if not sweep.attends_on_cpu(k):
+        return
+    yield pre(i, k)
+    yield off(i, k, pre(i, k))
+    yield from kv.up(sweep, i, k)
+    yield attn(i, k, off(i, k), *kv.ready(i, k))
+    yield from kv.down(sweep, i, k, attn(i, k))

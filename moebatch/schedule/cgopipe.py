@@ -1,0 +1,87 @@
+"""CGOPipe: attention on the CPU, weights in pages between hidden states (MoE-Lightning)."""
+
+from collections.abc import Iterator
+
+from moebatch.schedule.attention import LOOK_AHEAD, before_load
+from moebatch.schedule.klotski import fetch_window
+from moebatch.schedule.kv import KvTraffic
+from moebatch.schedule.paged import PagedWeights
+from moebatch.schedule.request import NextPass, Schedule, Sweep
+from moebatch.schedule.setup import Setup
+from moebatch.schedule.task import Task, attend, attn, load
+
+
+def cgopipe(setup: Setup) -> Schedule:
+    """One page of the next layer's weights goes up behind the hidden states of each micro-batch, so
+    that these never wait for a whole layer (Algorithm 1).
+
+    A micro-batch of prompts, whose attention is not the CPU's business, attends on the GPU. With
+    fewer than three micro-batches there are fewer to look ahead to.
+    """
+    kv, pages, i = KvTraffic(setup), PagedWeights(setup), 0
+    while sweep := (yield NextPass()):
+        m = sweep.num_micro_batches
+        if i == 0:
+            yield from pages.first(m)
+        posts = [(j, k) for j in range(i, i + setup.num_layers) for k in sweep.micro_batches]
+        ahead = min(LOOK_AHEAD, m - 1)
+        for j, k in posts[:ahead]:
+            yield from before_load(sweep, j, k, kv)
+            yield from pages.stage(j + 1, k, m)
+        for number, (j, k) in enumerate(posts):
+            following = posts[number + ahead : number + ahead + 1]
+            if not ahead:
+                yield from _prepare(sweep, kv, pages, following, m)
+            if k == 0:
+                yield from fetch_window(setup, j)
+            yield from up_or_attend(sweep, j, k, kv)
+            yield from pages.page(j + 1, k, m)
+            yield pages.post(sweep, j, k)
+            if ahead:
+                yield from _prepare(sweep, kv, pages, following, m)
+        i += setup.num_layers
+
+
+def _prepare(
+    sweep: Sweep, kv: KvTraffic, pages: "PagedWeights", posts: list[tuple[int, int]], m: int
+) -> Iterator[Task]:
+    for j, k in posts:
+        yield from before_load(sweep, j, k, kv)
+        yield from pages.stage(j + 1, k, m)
+
+
+def up_or_attend(sweep: Sweep, i: int, k: int, kv: KvTraffic) -> Iterator[Task]:
+    """What the CPU has made of k comes up, or k attends where everything else is computed."""
+    if sweep.attends_on_cpu(k):
+        yield load(i, k, attn(i, k))
+        return
+    yield from kv.up(sweep, i, k)
+    yield attend(i, k, *kv.ready(i, k))
+    yield from kv.down(sweep, i, k, attend(i, k))
+
+
+def fastdecode(setup: Setup) -> Schedule:
+    """The CPU attends beside the GPU, but weights of a layer go up in one piece, behind which the
+    hidden states of the next layer have to wait (schedule S2 of MoE-Lightning's Figure 6)."""
+    kv, pages, i = KvTraffic(setup), PagedWeights(setup), 0
+    while sweep := (yield NextPass()):
+        if i == 0:
+            yield from pages.first(1)
+        m = sweep.num_micro_batches
+        posts = [(j, k) for j in range(i, i + setup.num_layers) for k in sweep.micro_batches]
+        ahead = min(LOOK_AHEAD, m - 1)
+        for j, k in posts[:ahead]:
+            yield from before_load(sweep, j, k, kv)
+        for number, (j, k) in enumerate(posts):
+            if k == 0:
+                yield from fetch_window(setup, j)
+                yield from pages.stage(j + 1, 0, 1)
+            if not ahead:
+                yield from before_load(sweep, j, k, kv)
+            yield from up_or_attend(sweep, j, k, kv)
+            if k == m - 1:
+                yield from pages.page(j + 1, 0, 1)
+            yield pages.post(sweep, j, k)
+            for later, other in posts[number + ahead : number + ahead + 1] if ahead else ():
+                yield from before_load(sweep, later, other, kv)
+        i += setup.num_layers

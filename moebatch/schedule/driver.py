@@ -1,0 +1,285 @@
+"""Drives a schedule: launches its tasks and answers what it asks, on any kind of lanes."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+from moebatch.schedule.request import (
+    Announce,
+    Arrivals,
+    Drop,
+    Fetch,
+    Free,
+    InOrder,
+    NextPass,
+    Request,
+    Route,
+    Schedule,
+    Sweep,
+    Sync,
+    Whole,
+)
+from moebatch.schedule.setup import Setup
+from moebatch.schedule.slots import ExpertKey, Load, SlotQueue
+from moebatch.schedule.task import Kind, Task, gate
+
+
+class Lanes(Protocol):
+    """Lanes that take tasks, with a virtual clock or real ones. They call `Driver.task_ended`."""
+
+    @property
+    def lock(self) -> AbstractContextManager[Any]:
+        """Held while slots are looked at or changed; `wait` gives it up meanwhile."""
+
+    def launch(self, task: Task) -> None:
+        """Takes a task for its lane, behind those launched before it."""
+
+    def wait(self, condition: Callable[[], bool], reason: str) -> None:
+        """Returns when `condition` holds, which is looked at with the lock held."""
+
+    def slots_changed(self) -> None:
+        """There may be something else to move now. Called with the lock held."""
+
+    def has_ended(self, task: Task) -> bool:
+        """Whether a launched task is done. Called with the lock held."""
+
+    def is_idle(self, *, computing_only: bool) -> bool:
+        """Whether all launched tasks are done. Called with the lock held."""
+
+
+class Router(Protocol):
+    """What gates say, and what is likely before they do."""
+
+    def chosen(self, step: int, micro_batch: int) -> Sequence[int]:
+        """Experts that at least one token of the micro-batch chose, once its gate has spoken."""
+
+    def ranked(self, step: int) -> Sequence[int]:
+        """Experts of the step's layer worth having beforehand, the likeliest first."""
+
+
+class Driver:
+    """Answers a schedule's requests with what slots, gates and lanes say."""
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        setup: Setup,
+        *,
+        lanes: Lanes,
+        router: Router,
+        slots: SlotQueue,
+        below: SlotQueue | None = None,
+    ) -> None:
+        """`slots` are those of the level that computes; `below` are those of main memory under it,
+        where experts pass that live on disk."""
+        self._schedule = schedule
+        self._setup = setup
+        self._lanes = lanes
+        self._router = router
+        self._slots = slots
+        self._below = below
+        self._freed: set[int] = set()
+        self._steps: dict[int, int] = {}
+        self._chosen: dict[int, dict[int, tuple[int, ...]]] = {}
+
+    def start(self) -> None:
+        """Goes up to the first pass: what is announced then comes while it is made up."""
+        self._advance(None)
+
+    def run_pass(self, sweep: Sweep) -> None:
+        """Goes through one pass; all of it has been computed when this returns."""
+        self._advance(sweep)
+
+    def close(self) -> None:
+        """Ends the schedule."""
+        self._schedule.close()
+
+    def task_ended(self, task: Task) -> None:
+        """A task is done: its expert may leave. Called by the lanes, with the lock held."""
+        if task.kind is Kind.EXPERT:
+            key = self._key(task)
+            self._slots.finish(key, keep=self._is_kept(task))
+            self._lanes.slots_changed()
+
+    def step_of(self, layer: int) -> int:
+        """The step for which experts of a layer are moved now."""
+        return self._steps.get(layer, layer)
+
+    def can_be_sent(self, load: Load) -> bool:
+        """Whether the next chunk of an expert can go up: it has come from disk if it lives there.
+        Called by the lanes, with the lock held."""
+        return self._below is None or self._below.is_ready(load.key)
+
+    def sending(self, load: Load) -> None:
+        """The first chunk of an expert goes up: below it must stay until `sent`."""
+        if self._below is not None and load.num_issued == 1:
+            self._below.use(load.key)
+
+    def sent(self, load: Load) -> None:
+        """A chunk has gone up; if it was the last one, the expert may leave below."""
+        if self._below is not None and load.is_ready:
+            self._below.finish(load.key, keep=False)
+
+    # --- requests -------------------------------------------------------------------------------
+
+    def _advance(self, answer: Any) -> None:
+        """Up to the next request for a pass, when all before it has been computed."""
+        while True:
+            item = self._schedule.send(answer)
+            if isinstance(item, Task):
+                self._launch(item)
+                answer = None
+            elif isinstance(item, NextPass):
+                self._lanes.wait(lambda: self._lanes.is_idle(computing_only=True), "end of pass")
+                self._chosen.clear()
+                return
+            else:
+                answer = self._answer(item)
+
+    def _launch(self, task: Task) -> None:
+        if task.kind is Kind.EXPERT:
+            with self._lanes.lock:
+                self._slots.use(self._key(task))
+        self._lanes.launch(task)
+
+    def _answer(self, request: Request) -> Any:
+        match request:
+            case Announce(step, count):
+                self._announce(step, count)
+            case Fetch(step):
+                self._fetch(step)
+            case Route(step, micro_batch):
+                self._route(step, micro_batch)
+            case Drop(step):
+                self._drop(step)
+            case Whole(step):
+                self._whole(step)
+            case Arrivals(step):
+                return self._arrivals(step)
+            case InOrder(step, micro_batch):
+                return self._in_order(step, micro_batch)
+            case Free(step):
+                self._free(step)
+            case Sync():
+                self._lanes.wait(lambda: self._lanes.is_idle(computing_only=False), "everything")
+        return None
+
+    def _announce(self, step: int, count: int | None) -> None:
+        experts: Sequence[int] = range(self._setup.num_experts)
+        if count is not None:
+            experts = self._router.ranked(step)[:count]
+        layer = self._begin(step)
+        keys = [ExpertKey(layer, expert) for expert in experts]
+        with self._lanes.lock:
+            self._slots.announce(keys)
+            if self._below is not None:
+                self._below.announce(key for key in keys if self._slots.holds(key))
+            self._lanes.slots_changed()
+
+    def _fetch(self, step: int) -> None:
+        if self._below is None:
+            return
+        layer = self._begin(step)
+        with self._lanes.lock:
+            self._below.announce(
+                ExpertKey(layer, expert) for expert in range(self._setup.num_experts)
+            )
+            self._lanes.slots_changed()
+
+    def _route(self, step: int, micro_batch: int) -> None:
+        spoken = gate(step, micro_batch)
+        self._lanes.wait(lambda: self._lanes.has_ended(spoken), str(spoken))
+        chosen = tuple(self._router.chosen(step, micro_batch))
+        known = self._chosen.setdefault(step, {})
+        new = set(chosen).difference(*known.values()) if known else set(chosen)
+        known[micro_batch] = chosen
+        layer = self._begin(step)
+        with self._lanes.lock:
+            for expert in sorted(new):
+                self._require(ExpertKey(layer, expert))
+            self._lanes.slots_changed()
+
+    def _require(self, key: ExpertKey) -> None:
+        self._slots.require(key)
+        if self._below is not None and not self._slots.is_ready(key):
+            self._below.require(key)
+
+    def _drop(self, step: int) -> None:
+        with self._lanes.lock:
+            self._slots.withdraw(self._setup.layer(step))
+            self._lanes.slots_changed()
+
+    def _free(self, step: int) -> None:
+        layer = self._setup.layer(step)
+        with self._lanes.lock:
+            self._freed.add(layer)
+            self._slots.release(layer)
+            self._lanes.slots_changed()
+
+    def _whole(self, step: int) -> None:
+        layer = self._begin(step)
+        keys = [ExpertKey(layer, expert) for expert in range(self._setup.num_experts)]
+        with self._lanes.lock:
+            self._slots.announce(keys)
+            for key in keys:
+                if self._below is not None and not self._slots.is_ready(key):
+                    self._below.require(key)
+            self._lanes.slots_changed()
+        self._lanes.wait(lambda: self._slots.is_settled(layer), f"experts of step {step}")
+
+    def _arrivals(self, step: int) -> Iterator[int]:
+        layer = self._setup.layer(step)
+        chosen = set().union(*self._chosen.pop(step).values())
+        waiting = [ExpertKey(layer, expert) for expert in sorted(chosen)]
+        while waiting:
+            self._hurry_below(waiting)
+            self._lanes.wait(
+                lambda: self._slots.first_ready(waiting) is not None, _some_of(step, waiting)
+            )
+            with self._lanes.lock:
+                key = self._slots.first_ready(waiting)
+            assert key is not None, "it cannot have left: it is required"
+            waiting.remove(key)
+            yield key.expert
+
+    def _in_order(self, step: int, micro_batch: int) -> Iterator[int]:
+        layer = self._setup.layer(step)
+        for expert in sorted(self._chosen[step][micro_batch]):
+            key = ExpertKey(layer, expert)
+            with self._lanes.lock:
+                if not self._slots.is_ready(key):
+                    self._require(key)
+                    self._slots.hurry(key)
+                    self._lanes.slots_changed()
+            self._hurry_below([key])
+            self._lanes.wait(lambda key=key: self._slots.is_ready(key), f"expert of step {step}")  # type: ignore[misc]
+            yield expert
+
+    def _hurry_below(self, waiting: Sequence[ExpertKey]) -> None:
+        """Where nothing that is waited for has come from disk, the first of it comes first."""
+        if self._below is None:
+            return
+        with self._lanes.lock:
+            here = (self._slots.is_ready(key) or self._below.is_ready(key) for key in waiting)
+            if not any(here):
+                self._below.require(waiting[0])
+                self._below.hurry(waiting[0])
+                self._lanes.slots_changed()
+
+    def _begin(self, step: int) -> int:
+        """The layer of a step whose experts are wanted from now on."""
+        layer = self._setup.layer(step)
+        self._steps[layer] = step
+        self._freed.discard(layer)
+        return layer
+
+    def _is_kept(self, task: Task) -> bool:
+        return task.micro_batch is not None and self._setup.layer(task.step) not in self._freed
+
+    def _key(self, task: Task) -> ExpertKey:
+        assert task.expert is not None, "a task of an expert"
+        return ExpertKey(self._setup.layer(task.step), task.expert)
+
+
+def _some_of(step: int, keys: Sequence[ExpertKey]) -> str:
+    return f"one of {len(keys)} experts of step {step}"

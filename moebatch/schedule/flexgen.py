@@ -1,0 +1,48 @@
+"""FlexGen's zig-zag block schedule, with attention on the GPU or on the CPU."""
+
+from moebatch.schedule.attention import Attention, before_load
+from moebatch.schedule.cgopipe import up_or_attend
+from moebatch.schedule.klotski import fetch_window
+from moebatch.schedule.kv import KvTraffic
+from moebatch.schedule.paged import PagedWeights
+from moebatch.schedule.request import NextPass, Schedule, Sync
+from moebatch.schedule.setup import Setup
+
+
+def flexgen(setup: Setup) -> Schedule:
+    """Weights of the next layer come in one piece while the first micro-batch computes, the cache
+    of each micro-batch while the one before computes; after each, everything waits for everything
+    (S4 of MoE-Lightning's Figure 6)."""
+    kv, weights, i = KvTraffic(setup), PagedWeights(setup), 0
+    while sweep := (yield NextPass()):
+        if i == 0:
+            yield from fetch_window(setup, -1)
+            yield from weights.block(0)
+        for _ in range(setup.num_layers):
+            yield from fetch_window(setup, i)
+            yield from weights.block(i + 1)
+            attention = Attention(sweep, i, kv)
+            for k in sweep.micro_batches:
+                yield from attention.of(k)
+                yield weights.post(sweep, i, k)
+                yield Sync()
+            i += 1
+
+
+def flexgen_c(setup: Setup) -> Schedule:
+    """The same with attention on the CPU: each micro-batch goes through GPU, CPU and the copies
+    between them one after the other (S3)."""
+    kv, weights, i = KvTraffic(setup), PagedWeights(setup), 0
+    while sweep := (yield NextPass()):
+        if i == 0:
+            yield from fetch_window(setup, -1)
+            yield from weights.block(0)
+        for _ in range(setup.num_layers):
+            yield from fetch_window(setup, i)
+            yield from weights.block(i + 1)
+            for k in sweep.micro_batches:
+                yield from before_load(sweep, i, k, kv)
+                yield from up_or_attend(sweep, i, k, kv)
+                yield weights.post(sweep, i, k)
+                yield Sync()
+            i += 1

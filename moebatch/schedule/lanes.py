@@ -1,0 +1,46 @@
+"""Lanes: resources that do one thing at a time, in order; and which task runs on which."""
+
+from collections.abc import Mapping
+
+from moebatch.schedule.task import Kind, Task
+
+LANES = (
+    "gpu",
+    "cpu",
+    "dram->vram",
+    "vram->dram",
+    "staging",
+    "weight block",
+    "disk->dram",
+    "dram->disk",
+)
+"""What does one thing at a time. Only FlexGen has a stream for the weights of a whole layer."""
+
+_WITH_VRAM: Mapping[Kind, str] = {
+    **dict.fromkeys(Kind, "gpu"),
+    Kind.ATTN: "cpu",
+    Kind.OFF: "vram->dram",
+    Kind.KV_DOWN: "vram->dram",
+    Kind.LOAD: "dram->vram",
+    Kind.CHUNK: "dram->vram",
+    Kind.PAGE: "dram->vram",
+    Kind.KV_UP: "dram->vram",
+    Kind.STAGE: "staging",
+    Kind.BLOCK: "weight block",
+    Kind.FETCH: "disk->dram",
+    Kind.KV_READ: "disk->dram",
+    Kind.KV_WRITE: "dram->disk",
+}
+_WITHOUT_VRAM: Mapping[Kind, str] = {
+    **dict.fromkeys(Kind, "cpu"),
+    Kind.CHUNK: "disk->dram",
+    Kind.PAGE: "disk->dram",
+    Kind.BLOCK: "disk->dram",
+    Kind.KV_UP: "disk->dram",
+    Kind.KV_DOWN: "dram->disk",
+}
+
+
+def lane_of(task: Task, *, with_vram: bool) -> str:
+    """The lane of a task on a machine with or without a GPU."""
+    return (_WITH_VRAM if with_vram else _WITHOUT_VRAM)[task.kind]

@@ -1,0 +1,25 @@
+"""All schedules by name."""
+
+from collections.abc import Callable, Mapping
+
+from moebatch.schedule.cgopipe import cgopipe, fastdecode
+from moebatch.schedule.flexgen import flexgen, flexgen_c
+from moebatch.schedule.klotski import hot, klotski, multi, simple
+from moebatch.schedule.pregated import ondemand, prefetch_all
+from moebatch.schedule.request import Schedule
+from moebatch.schedule.setup import Setup
+
+SCHEDULES: Mapping[str, Callable[[Setup], Schedule]] = {
+    "klotski": klotski,
+    "hot": hot,
+    "multi": multi,
+    "simple": simple,
+    "cgopipe": cgopipe,
+    "fastdecode": fastdecode,
+    "flexgen": flexgen,
+    "flexgen_c": flexgen_c,
+    "ondemand": ondemand,
+    "prefetch_all": prefetch_all,
+}
+PAGED = frozenset({"cgopipe", "fastdecode", "flexgen", "flexgen_c"})
+"""Those that bring weights layer by layer into two halves of a buffer, not expert by expert."""

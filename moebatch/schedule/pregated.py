@@ -1,0 +1,53 @@
+"""The two baselines that Pre-gated MoE compares itself with."""
+
+from moebatch.schedule.attention import Attention
+from moebatch.schedule.klotski import (
+    attend_and_route,
+    dense_layer,
+    fetch_window,
+    prefetch_layer,
+)
+from moebatch.schedule.kv import KvTraffic
+from moebatch.schedule.request import Arrivals, Free, NextPass, Route, Schedule, Whole
+from moebatch.schedule.setup import Setup
+from moebatch.schedule.task import combine, expert, gate
+
+
+def ondemand(setup: Setup) -> Schedule:
+    """Nothing comes before a gate has asked for it."""
+    kv, i = KvTraffic(setup), 0
+    while sweep := (yield NextPass()):
+        for _ in range(setup.num_layers):
+            yield from fetch_window(setup, i - 1)
+            if setup.is_moe(i):
+                yield from attend_and_route(sweep, i, kv)
+                for e in (yield Arrivals(i)):
+                    yield expert(i, e)
+                yield combine(i)
+            else:
+                yield from dense_layer(sweep, i, kv)
+            i += 1
+
+
+def prefetch_all(setup: Setup) -> Schedule:
+    """All experts of the next layer come while this one computes, chosen or not."""
+    kv, i = KvTraffic(setup), 0
+    yield from prefetch_layer(setup, i - 1)
+    while sweep := (yield NextPass()):
+        for _ in range(setup.num_layers):
+            yield from prefetch_layer(setup, i)
+            if setup.is_moe(i):
+                attention = Attention(sweep, i, kv)
+                for k in sweep.micro_batches:
+                    yield from attention.of(k)
+                    yield gate(i, k)
+                yield Whole(i)
+                for k in sweep.micro_batches:
+                    yield Route(i, k)
+                for e in (yield Arrivals(i)):
+                    yield expert(i, e)
+                yield Free(i)
+                yield combine(i)
+            else:
+                yield from dense_layer(sweep, i, kv)
+            i += 1

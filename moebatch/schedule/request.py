@@ -1,0 +1,107 @@
+"""What a schedule asks of whoever drives it, beside having tasks run."""
+
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from moebatch.schedule.task import Task
+
+
+@dataclass(frozen=True, slots=True)
+class NextPass:
+    """Answered with the `Sweep` that comes next, or with None when the job is over. The pass
+    before has been computed then; what was announced goes on arriving meanwhile."""
+
+
+@dataclass(frozen=True, slots=True)
+class Announce:
+    """Experts of a step that are likely to be chosen: they come with low priority, as far as there
+    are slots to hold them."""
+
+    step: int
+    count: int | None = None
+    """How many, the likeliest first; None is the whole layer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """Experts of a step that live on disk come to main memory, below the level that computes."""
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Answered when the gate of a micro-batch has spoken. What it chose is certain from then on: it
+    comes before all that is only announced, and is not given up before it has been computed."""
+
+    step: int
+    micro_batch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """Announced experts of a step that no gate has chosen are not wanted any more."""
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """Answered when all experts of a step are at hand, chosen or not, or as many as there are slots
+    for."""
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Arrivals:
+    """Answered with an iterator over the experts that were chosen at a step, by any micro-batch, in
+    the order in which they are at hand: resident, arrived, in flight, absent."""
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class InOrder:
+    """Answered with an iterator over the experts that a micro-batch chose, by number; each is
+    handed out when it is at hand."""
+
+    step: int
+    micro_batch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Free:
+    """Slots of a step's experts are free as soon as what was launched for it is done."""
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sync:
+    """Answered when all that has been launched is done."""
+
+
+Request = NextPass | Announce | Fetch | Route | Drop | Whole | Arrivals | InOrder | Free | Sync
+Schedule = Generator[Task | Request, Any, None]
+"""Tasks in the order of their launch, with requests in between."""
+Experts = Iterator[int]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sweep:
+    """A pass, as far as a schedule has to know it."""
+
+    num_micro_batches: int
+    on_cpu: tuple[bool, ...] = ()
+    """Which micro-batches attend on the CPU beside a GPU that does the rest; empty is none."""
+
+    @property
+    def micro_batches(self) -> range:
+        """Their numbers."""
+        return range(self.num_micro_batches)
+
+    def attends_on_cpu(self, k: int) -> bool:
+        """Where the attention of k is computed."""
+        return bool(self.on_cpu) and self.on_cpu[k]

@@ -1,0 +1,44 @@
+"""What a schedule knows before the first pass: the model's layers, and where things live."""
+
+from dataclasses import dataclass
+
+from moebatch.spec.hardware import LevelName
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Setup:
+    """A model under a policy, as far as the order of tasks depends on it."""
+
+    num_layers: int
+    """L."""
+    num_experts: int
+    """E, of a layer."""
+    moe_layers: frozenset[int]
+    """Layers that have experts; the others have one dense MLP."""
+    num_hot: int
+    """K: experts of a layer that come before its gates have spoken."""
+    depth: int = 1
+    """Steps ahead for which experts are announced."""
+    window: int = 0
+    """Steps ahead for which experts come from disk to main memory where they are computed above it;
+    0 where none live on disk."""
+    has_staging: bool = False
+    """Whether weights are copied into pinned buffers on their way up."""
+    kv_homes: tuple[LevelName, ...] = ()
+    """Where keys and values of each layer live; empty where all are where attention is."""
+    compute: LevelName = "dram"
+    """Where experts are computed: ``vram`` with a GPU."""
+
+    def layer(self, step: int) -> int:
+        """The layer of a step."""
+        return step % self.num_layers
+
+    def is_moe(self, step: int) -> bool:
+        """Whether the layer of a step has experts."""
+        return self.layer(step) in self.moe_layers
+
+    def next_moe(self, step: int, count: int) -> list[int]:
+        """The next steps with experts after `step`, as many as asked for, the first of the walk
+        after it included, the step's own layer left out."""
+        following = (step + distance for distance in range(1, self.num_layers))
+        return [later for later in following if self.is_moe(later)][:count]

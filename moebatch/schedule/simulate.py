@@ -1,0 +1,263 @@
+"""The simulator: a schedule on lanes with a virtual clock."""
+
+from collections import deque
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from typing import Protocol
+
+from moebatch.schedule.driver import Driver, Router
+from moebatch.schedule.lanes import lane_of
+from moebatch.schedule.names import SCHEDULES
+from moebatch.schedule.request import Schedule, Sweep
+from moebatch.schedule.setup import Setup
+from moebatch.schedule.slots import Chunk, ExpertKey, SlotQueue
+from moebatch.schedule.task import Kind, Task
+from moebatch.schedule.timeline import Span, Timeline
+
+_COMPUTING = ("gpu", "cpu")
+
+
+class World(Router, Protocol):
+    """What is computed, as far as it takes time."""
+
+    def begin_pass(self, number: int) -> Sweep:
+        """The pass of that number, from which tasks come next."""
+
+    def seconds(self, task: Task) -> float:
+        """How long a task takes on its lane."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Room:
+    """Slots for experts at the level that computes, and in main memory below it."""
+
+    num_slots: int
+    resident: frozenset[ExpertKey] = frozenset()
+    """Experts that live where they are computed."""
+    num_slots_below: int = 0
+    resident_below: frozenset[ExpertKey] | None = None
+    """Experts that live in main memory, others on disk; None if nothing comes from disk there."""
+    num_chunks: int = 1
+    """Parts of an expert that are moved one by one."""
+
+
+def simulate(name: str, setup: Setup, room: Room, world: World, *, num_passes: int) -> Timeline:
+    """Runs the schedule of that name for so many passes.
+
+    Raises AssertionError if it cannot go on: no lane has anything to do that could start.
+    """
+    simulator = Simulator(SCHEDULES[name](setup), setup, room, world)
+    return simulator.run(num_passes)
+
+
+@dataclass(slots=True)
+class _Lane:
+    """Tasks in the order of their launch, and what runs now."""
+
+    name: str
+    waiting: deque[Task] = field(default_factory=deque)
+    is_busy: bool = False
+    num_pending: int = 0
+    """Launched tasks that have not ended."""
+    free_s: float = 0.0
+
+
+@dataclass(slots=True)
+class _Stream:
+    """Experts that a lane moves when no launched task can start on it."""
+
+    kind: Kind
+    slots: SlotQueue
+    available: Callable[..., bool]
+
+
+class Simulator:
+    """Lanes with a virtual clock; a launcher that takes no time."""
+
+    def __init__(self, schedule: Schedule, setup: Setup, room: Room, world: World) -> None:
+        self._setup = setup
+        self._world = world
+        self._with_vram = setup.compute == "vram"
+        self._lanes: dict[str, _Lane] = {}
+        self._now_s = 0.0
+        self._ends: list[tuple[float, int, _Lane, Task]] = []
+        self._counter = 0
+        self._pending: set[Task] = set()
+        self._ended_s: dict[Task, float] = {}
+        self._launched_s: dict[Task, float] = {}
+        self._last_reason: str | None = None
+        self._spans: list[Span] = []
+        self._chunks: dict[Task, tuple[Chunk, SlotQueue]] = {}
+        self._slots = _slot_queue(setup, room.num_chunks, room.num_slots, room.resident)
+        self._below: SlotQueue | None = None
+        if room.resident_below is not None:
+            self._below = _slot_queue(
+                setup, room.num_chunks, room.num_slots_below, room.resident_below
+            )
+        self._driver = Driver(
+            schedule,
+            setup,
+            lanes=self,
+            router=world,
+            slots=self._slots,
+            below=self._below,
+        )
+        self._add_streams()
+
+    def run(self, num_passes: int) -> Timeline:
+        """The timeline of the first so many passes."""
+        self._driver.start()
+        ends = []
+        for number in range(num_passes):
+            self._driver.run_pass(self._world.begin_pass(number))
+            ends.append(self._now_s)
+        self._driver.close()
+        return Timeline(
+            num_layers=self._setup.num_layers,
+            pass_ends_s=tuple(ends),
+            spans=tuple(sorted(self._spans, key=lambda span: span.start_s)),
+        )
+
+    # --- lanes, as the driver sees them ---------------------------------------------------------
+
+    @property
+    def lock(self) -> AbstractContextManager[None]:
+        """Nobody else is there."""
+        return nullcontext()
+
+    def launch(self, task: Task) -> None:
+        """Puts a task behind the others of its lane."""
+        assert task not in self._pending, f"{task} is launched twice"
+        for other in task.after:
+            launched = other in self._pending or other in self._ended_s
+            assert launched, f"{task} waits for {other}, which has not been launched"
+        lane = self._lane(lane_of(task, with_vram=self._with_vram))
+        self._pending.add(task)
+        lane.num_pending += 1
+        self._ended_s.pop(task, None)
+        self._launched_s[task] = self._now_s
+        lane.waiting.append(task)
+        self._start(lane)
+
+    def wait(self, condition: Callable[[], bool], reason: str) -> None:
+        """Lets time pass until `condition` holds."""
+        while not condition():
+            assert self._ends, f"nothing moves any more; waiting for {reason}"
+            self._pass_time()
+
+    def slots_changed(self) -> None:
+        """Idle links may have something to move."""
+        for lane in self._lanes.values():
+            self._start(lane)
+
+    def has_ended(self, task: Task) -> bool:
+        """Whether a task is done."""
+        return task in self._ended_s
+
+    def is_idle(self, *, computing_only: bool) -> bool:
+        """Whether all that has been launched is done."""
+        lanes = _COMPUTING if computing_only else self._lanes
+        return not any(self._lane(name).num_pending for name in lanes)
+
+    # --- time -----------------------------------------------------------------------------------
+
+    def _pass_time(self) -> None:
+        """Up to the next end of a task."""
+        self._now_s, _, lane, task = heappop(self._ends)
+        lane.is_busy, lane.free_s = False, self._now_s
+        self._last_reason = str(task)
+        chunk = self._chunks.pop(task, None)
+        if chunk is not None:
+            self._chunk_ended(*chunk)
+        else:
+            self._pending.discard(task)
+            lane.num_pending -= 1
+            self._ended_s[task] = self._now_s
+            self._driver.task_ended(task)
+        self.slots_changed()
+
+    def _chunk_ended(self, chunk: Chunk, slots: SlotQueue) -> None:
+        slots.finish_chunk(chunk)
+        if slots is self._slots:
+            self._driver.sent(chunk.load)
+
+    def _start(self, lane: _Lane) -> None:
+        """The next task of an idle lane, or a chunk where that one cannot start yet."""
+        if lane.is_busy:
+            return
+        if lane.waiting and all(task in self._ended_s for task in lane.waiting[0].after):
+            task = lane.waiting.popleft()
+            self._begin(lane, task, self._slot_of(task), self._reason(lane, task))
+        else:
+            self._start_chunk(lane)
+
+    def _start_chunk(self, lane: _Lane) -> None:
+        stream = self._streams.get(lane.name)
+        chunk = stream.slots.next_chunk(stream.available) if stream else None
+        if stream is None or chunk is None:
+            return
+        if stream.slots is self._slots:
+            self._driver.sending(chunk.load)
+        key = chunk.load.key
+        step = self._driver.step_of(key.layer)
+        task = Task(stream.kind, step, expert=key.expert, part=chunk.number)
+        self._chunks[task] = (chunk, stream.slots)
+        self._begin(lane, task, chunk.slot, "a free slot")
+
+    def _begin(self, lane: _Lane, task: Task, slot: int | None, reason: str) -> None:
+        end_s = self._now_s + self._world.seconds(task)
+        waited = reason if self._now_s > lane.free_s else None
+        self._spans.append(Span(task, lane.name, self._now_s, end_s, slot, waited))
+        lane.is_busy = True
+        self._counter += 1
+        heappush(self._ends, (end_s, self._counter, lane, task))
+
+    def _reason(self, lane: _Lane, task: Task) -> str:
+        """What kept a task from beginning earlier."""
+        launched_s = self._launched_s.pop(task)
+        last = max(task.after, key=lambda other: self._ended_s[other], default=None)
+        if last is not None and self._ended_s[last] >= launched_s:
+            return str(last)
+        return self._last_reason or "launch"
+
+    # --- experts --------------------------------------------------------------------------------
+
+    def _add_streams(self) -> None:
+        self._streams: dict[str, _Stream] = {}
+        if self._with_vram:
+            self._streams = {
+                "dram->vram": _Stream(Kind.CHUNK, self._slots, self._driver.can_be_sent)
+            }
+            if self._below is not None:
+                self._streams |= {"disk->dram": _Stream(Kind.FETCH, self._below, _always)}
+        else:
+            self._streams = {"disk->dram": _Stream(Kind.CHUNK, self._slots, _always)}
+        for name in self._streams:
+            self._lane(name)
+
+    def _lane(self, name: str) -> _Lane:
+        return self._lanes.setdefault(name, _Lane(name))
+
+    def _slot_of(self, task: Task) -> int | None:
+        if task.kind is not Kind.EXPERT or task.expert is None:
+            return None
+        return self._slots.slot_of(ExpertKey(self._setup.layer(task.step), task.expert))
+
+
+def _slot_queue(
+    setup: Setup, num_chunks: int, num_slots: int, resident: frozenset[ExpertKey]
+) -> SlotQueue:
+    keys = (
+        ExpertKey(layer, expert)
+        for layer in sorted(setup.moe_layers)
+        for expert in range(setup.num_experts)
+    )
+    queue = SlotQueue(dict.fromkeys(keys, num_chunks), num_slots=num_slots, resident=resident)
+    queue.fill_residents()
+    return queue
+
+
+def _always(load: object) -> bool:
+    return True

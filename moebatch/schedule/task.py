@@ -1,0 +1,145 @@
+"""Tasks: pieces of work on one lane, named so that others can wait for them.
+
+A *step* is one layer of one walk through the model, counted on from pass to pass: step i is layer
+i mod L. So a task is the same thing for whoever launches it and for whoever waits for it.
+"""
+
+import enum
+from dataclasses import dataclass, field
+
+
+class Kind(enum.StrEnum):
+    """What a task does. k is a micro-batch, e an expert, p a page of a layer's weights."""
+
+    ATTEND = "attend"
+    """Attention of k where it is computed, projections and residual included."""
+    PRE = "pre"
+    """Norm and projections of k, whose attention the CPU computes (CGOPipe)."""
+    OFF = "off"
+    """Queries, keys and values of k on their way down."""
+    ATTN = "attn"
+    """Attention of k on the CPU, its new keys and values appended to the cache."""
+    LOAD = "load"
+    """What the CPU's attention has made of k on its way up."""
+    OUT = "out"
+    """Output projection and residual of k, after `LOAD`."""
+    POST = "post"
+    """All that follows attention for k: output projection if it is still to be done, gate, experts,
+    combining. Needs all weights of the layer."""
+    GATE = "gate"
+    """Norm of k, and its tokens choose their experts."""
+    EXPERT = "expert"
+    """e over the tokens of k that chose it, or over those of the whole pass."""
+    COMBINE = "combine"
+    """Adds up what the experts made of the pass."""
+    DENSE = "dense"
+    """The MLP of a layer without experts, over the whole pass."""
+    CHUNK = "chunk"
+    """A part of e on its way to where it is computed."""
+    FETCH = "fetch"
+    """A part of e on its way from disk to main memory, to go further up later."""
+    STAGE = "stage"
+    """p copied into pinned buffers."""
+    PAGE = "page"
+    """p on its way up, out of pinned buffers."""
+    BLOCK = "block"
+    """All weights of a layer that are not where they are computed, in one piece."""
+    KV_READ = "kv read"
+    """Keys and values of k from disk to main memory."""
+    KV_UP = "kv up"
+    """Keys and values of k to the level that attends."""
+    KV_DOWN = "kv down"
+    """New keys and values of k to where they live."""
+    KV_WRITE = "kv write"
+    """New keys and values of k from main memory to disk."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A piece of work. Equal tasks are the same task; what it waits for is no part of its name."""
+
+    kind: Kind
+    step: int
+    micro_batch: int | None = None
+    expert: int | None = None
+    page: int | None = None
+    part: int | None = None
+    """Which chunk of a transfer, where it goes in several."""
+    after: tuple["Task", ...] = field(default=(), compare=False, repr=False)
+    """Tasks that must have ended before; each has been launched already, so nothing can wait in a
+    circle. Tasks of one lane run in the order of their launch anyway."""
+
+    def __str__(self) -> str:
+        names = ("k", self.micro_batch), ("e", self.expert), ("p", self.page), ("part", self.part)
+        parts = "".join(f", {name}{number}" for name, number in names if number is not None)
+        return f"{self.kind}({self.step}{parts})"
+
+
+def attend(i: int, k: int, *after: Task) -> Task:
+    """Attention of micro-batch k at step i, where everything else is computed."""
+    return Task(Kind.ATTEND, i, k, after=after)
+
+
+def pre(i: int, k: int, *after: Task) -> Task:
+    """Norm and projections of k."""
+    return Task(Kind.PRE, i, k, after=after)
+
+
+def off(i: int, k: int, *after: Task) -> Task:
+    """Queries, keys and values of k go down."""
+    return Task(Kind.OFF, i, k, after=after)
+
+
+def attn(i: int, k: int, *after: Task) -> Task:
+    """Attention of k on the CPU."""
+    return Task(Kind.ATTN, i, k, after=after)
+
+
+def load(i: int, k: int, *after: Task) -> Task:
+    """Results of the CPU's attention go up."""
+    return Task(Kind.LOAD, i, k, after=after)
+
+
+def out(i: int, k: int, *after: Task) -> Task:
+    """Output projection and residual of k."""
+    return Task(Kind.OUT, i, k, after=after)
+
+
+def post(i: int, k: int, *after: Task) -> Task:
+    """Everything of the layer that follows attention, for k."""
+    return Task(Kind.POST, i, k, after=after)
+
+
+def gate(i: int, k: int, *after: Task) -> Task:
+    """Tokens of k choose."""
+    return Task(Kind.GATE, i, k, after=after)
+
+
+def expert(i: int, e: int, k: int | None = None) -> Task:
+    """Expert e over tokens of k, or of all micro-batches."""
+    return Task(Kind.EXPERT, i, k, e)
+
+
+def combine(i: int, *after: Task) -> Task:
+    """Outputs of experts are added up."""
+    return Task(Kind.COMBINE, i, after=after)
+
+
+def dense(i: int, *after: Task) -> Task:
+    """The MLP of a layer without experts."""
+    return Task(Kind.DENSE, i, after=after)
+
+
+def stage(i: int, p: int, *after: Task) -> Task:
+    """Page p of the weights of step i is copied into pinned memory."""
+    return Task(Kind.STAGE, i, page=p, after=after)
+
+
+def page(i: int, p: int, *after: Task) -> Task:
+    """Page p of the weights of step i goes up."""
+    return Task(Kind.PAGE, i, page=p, after=after)
+
+
+def block(i: int, *after: Task) -> Task:
+    """All weights of step i go up."""
+    return Task(Kind.BLOCK, i, after=after)

@@ -1,0 +1,99 @@
+"""CGOPipe against the worked example of two layers and three micro-batches, task by task."""
+
+import re
+
+import pytest
+
+from moebatch.schedule.request import Sweep
+from moebatch.schedule.setup import Setup
+from moebatch.schedule.simulate import Room, simulate
+from moebatch.schedule.task import Kind
+from moebatch.schedule.timeline import Timeline
+from tests.schedule.worlds import TableWorld
+
+GOLDEN = """
+ 1 Pre(0,0) 0-1 | 2 Off(0,0) 1-1.2 | 3 Attn(0,0) 1.2-3.2 | 4 Stage(1,0) 0-1 | 5 Pre(0,1) 1-2
+ 6 Off(0,1) 2-2.2 | 7 Attn(0,1) 3.2-5.2 | 8 Stage(1,1) 1-2
+ 9 Load(0,0) 3.2-3.5 |10 Page(1,0) 3.5-5 |11 Post(0,0) 3.5-5.5 |12 Pre(0,2) 5.5-6.5
+13 Off(0,2) 6.5-6.7 |14 Attn(0,2) 6.7-8.7 |15 Stage(1,2) 2-3
+16 Load(0,1) 5.2-5.5 |17 Page(1,1) 5.5-7 |18 Post(0,1) 6.5-8.5 |19 Pre(1,0) 8.5-9.5
+20 Off(1,0) 9.5-9.7 |21 Attn(1,0) 9.7-11.7 |22 Stage(2,0) 5-6
+23 Load(0,2) 8.7-9 |24 Page(1,2) 9-10.5 |25 Post(0,2) 9.5-11.5 |26 Pre(1,1) 11.5-12.5
+27 Off(1,1) 12.5-12.7 |28 Attn(1,1) 12.7-14.7 |29 Stage(2,1) 7-8
+30 Load(1,0) 11.7-12 |31 Page(2,0) 12-13.5 |32 Post(1,0) 12.5-14.5 |33 Pre(1,2) 14.5-15.5
+34 Off(1,2) 15.5-15.7 |35 Attn(1,2) 15.7-17.7 |36 Stage(2,2) 10.5-11.5
+37 Load(1,1) 14.7-15 |38 Page(2,1) 15-16.5 |39 Post(1,1) 15.5-17.5
+40 Load(1,2) 17.7-18 |41 Page(2,2) 18-19.5 |42 Post(1,2) 18-20
+"""
+SECONDS = {
+    Kind.PRE: 1,
+    Kind.OFF: 0.2,
+    Kind.ATTN: 2,
+    Kind.LOAD: 0.3,
+    Kind.PAGE: 1.5,
+    Kind.POST: 2,
+    Kind.STAGE: 1,
+}
+SETUP = Setup(
+    num_layers=2,
+    num_experts=4,
+    moe_layers=frozenset({0, 1}),
+    num_hot=2,
+    has_staging=True,
+    compute="vram",
+)
+
+
+def run(num_micro_batches: int, num_passes: int) -> Timeline:
+    sweep = Sweep(num_micro_batches=num_micro_batches, on_cpu=(True,) * num_micro_batches)
+    world = TableWorld(SECONDS, [sweep] * num_passes)
+    return simulate("cgopipe", SETUP, Room(num_slots=8), world, num_passes=num_passes)
+
+
+def second_pass() -> tuple[Timeline, dict[str, tuple[float, float]]]:
+    """The example begins with the first layer's pages in place: so does any pass but the first."""
+    timeline = run(3, 2)
+    start = timeline.pass_ends_s[0]
+    found = {}
+    for span in timeline.spans:
+        task = span.task
+        number = task.page if task.micro_batch is None else task.micro_batch
+        name = f"{task.kind.capitalize()}({task.step - 2},{number})"
+        found[name] = (span.start_s - start, span.end_s - start)
+    return timeline, found
+
+
+def test_the_worked_example_task_by_task() -> None:
+    _, found = second_pass()
+    golden = re.findall(r"(\w+\(\d,\d\)) ([\d.]+)-([\d.]+)", GOLDEN)
+    assert len(golden) == 42
+    for name, start, end in golden:
+        assert found[name] == pytest.approx((float(start), float(end))), name
+
+
+def test_the_worked_example_takes_20_and_keeps_its_lanes_as_busy() -> None:
+    timeline, _ = second_pass()
+    assert timeline.pass_s[1] == pytest.approx(20.0)
+    start = timeline.pass_ends_s[0]
+    busy = {lane: timeline.busy_s(lane, since_s=start) for lane in timeline.lanes}
+    expected = {"gpu": 18.0, "cpu": 12.0, "dram->vram": 10.8, "vram->dram": 1.2, "staging": 6.0}
+    assert busy == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("num_micro_batches", [1, 2, 3, 7])
+def test_it_runs_with_fewer_micro_batches_than_it_looks_ahead(num_micro_batches: int) -> None:
+    timeline = run(num_micro_batches, 3)
+    posts = [span for span in timeline.on("gpu") if span.task.kind is Kind.POST]
+    assert len(posts) == 3 * 2 * num_micro_batches
+
+
+def test_a_page_waits_until_nobody_reads_what_it_overwrites() -> None:
+    """With slow experts and fast links only the extra edge keeps the buffer whole."""
+    sweep = Sweep(num_micro_batches=3, on_cpu=(True,) * 3)
+    seconds = {**SECONDS, Kind.POST: 50, Kind.ATTN: 0.1}
+    world = TableWorld(seconds, [sweep] * 3)
+    timeline = simulate("cgopipe", SETUP, Room(num_slots=8), world, num_passes=3)
+    posts = {s.task.step: s.end_s for s in timeline.spans if s.task.kind is Kind.POST}
+    for span in timeline.spans:
+        if span.task.kind is Kind.PAGE and span.task.step >= 2:
+            assert span.start_s >= posts[span.task.step - 2]
