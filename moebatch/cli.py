@@ -11,7 +11,8 @@ import typer
 from rich.console import Console
 
 import moebatch
-from moebatch.errors import ExitCode, Interrupted, MoebatchError
+from moebatch.errors import ConfigError, ExitCode, Fault, Interrupted, MoebatchError
+from moebatch.units import parse_bytes
 
 if TYPE_CHECKING:
     from moebatch.plan.options import PlanOptions
@@ -207,6 +208,64 @@ def profile(
     tell(f"written to {path}")
 
 
+@app.command()
+def calibrate(
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="Model folder.")],
+    text: Annotated[
+        Path | None,
+        typer.Option("--text", help="Text like that of your jobs: .txt, or the input of one."),
+    ] = None,
+    path_length: Annotated[
+        int, typer.Option("--path-length", min=1, max=8, help="Layers back that are looked at.")
+    ] = 1,
+    tokens: Annotated[
+        int, typer.Option("--tokens", min=1, max=2**24, help="Tokens of the text that are read.")
+    ] = 65536,
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", help="Write to this file, not beside the model."),
+    ] = None,
+    trace: Annotated[
+        Path | None, typer.Option("--trace", help="Write what all tokens chose to this file.")
+    ] = None,
+    dram: Annotated[
+        str | None, typer.Option("--dram", help="Most main memory, such as 4GiB.")
+    ] = None,
+    quiet: Quiet = False,
+) -> None:
+    """Read a text and keep which experts follow which, so that runs load the right ones early."""
+    if text is None:
+        message = "is needed: a text like those of your jobs, as .txt, or the input file of a job"
+        raise ConfigError([Fault(file="--text", message=message)])
+    dram_bytes = None if dram is None else _bytes_of("--dram", dram)
+    _let_threads_sleep()
+    from moebatch.job.calibrate import Calibration, CalibrationOrder
+    from moebatch.report.calibration import calibration_view, reading_bar
+
+    console = _error_console()
+
+    def tell(line: str) -> None:
+        if not quiet:
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    order = CalibrationOrder(
+        model=model.absolute(),
+        text=text,
+        path_length=path_length,
+        num_tokens=tokens,
+        dram_bytes=dram_bytes,
+        output=output,
+        trace=trace,
+    )
+    try:
+        with reading_bar(console, quiet=quiet) as advance:
+            summary = Calibration(order, tell, advance).execute()
+    except KeyboardInterrupt:
+        raise Interrupted("stopped by Ctrl-C; no table was written") from None
+    if not quiet:
+        console.print(calibration_view(summary))
+
+
 @app.callback(invoke_without_command=True)
 def _options(
     version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
@@ -233,6 +292,14 @@ def _job_question(job: Path, options: "PlanOptions") -> "Question":
     from moebatch.spec.job import load_job
 
     return job_question(load_job(job), options)
+
+
+def _bytes_of(option: str, size: str) -> int:
+    """Bytes of an option's value. Raises ConfigError."""
+    try:
+        return parse_bytes(size)
+    except ValueError as error:
+        raise ConfigError([Fault(file=option, message=str(error))]) from None
 
 
 def main() -> None:

@@ -275,4 +275,8 @@ def test_the_options_are_these_and_no_more() -> None:
             *("-o", "job"),
         ],
         "profile": ["--output", "--quiet", "--read", "-o"],
+        "calibrate": [
+            *("--dram", "--output", "--path-length", "--quiet", "--text", "--tokens", "--trace"),
+            *("-o", "model"),
+        ],
     }

@@ -17,6 +17,7 @@ from moebatch.model.decoder import Decoder, DenseWeights
 from moebatch.model.families import Family, family_of, required_tensors
 from moebatch.plan.footprint import Dtypes
 from moebatch.plan.scratch import limits_of
+from moebatch.predict.predictor import RoutingObserver
 from moebatch.spec.hardware import Dtype
 from moebatch.spec.policy import Policy
 from moebatch.spec.shape import ModelShape, load_config, require_runnable
@@ -96,10 +97,12 @@ def build_engine(
     end_tokens: frozenset[int],
     job_seed: int,
     max_tokens: int,
+    observer: RoutingObserver | None = None,
 ) -> BuiltEngine:
     """Allocates everything that `policy` says and loads the weights outside the experts.
 
-    `max_tokens` is the longest sequence, prompt and answer, that the engine may meet.
+    `max_tokens` is the longest sequence, prompt and answer, that the engine may meet; `observer` is
+    told what the gates choose.
     """
     shape = files.shape
     model = Decoder(
@@ -121,7 +124,7 @@ def build_engine(
     experts = ExpertStore(records, num_slots=policy.num_slots, resident=resident)
     sampler = Sampler(vocab_size=shape.vocab_size, end_tokens=end_tokens, job_seed=job_seed)
     engine = Engine(
-        sweep=Sweep(model, cache, experts, policy),
+        sweep=Sweep(model, cache, experts, policy, observer),
         cache=cache,
         policy=policy,
         sampler=sampler,

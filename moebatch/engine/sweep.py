@@ -16,6 +16,7 @@ from moebatch.engine.sequence import Sequence as TokenSequence
 from moebatch.model.batch import MicroBatch, Span
 from moebatch.model.decoder import Decoder
 from moebatch.plan.scratch import PROMPT_ROWS, logits_rows
+from moebatch.predict.predictor import RoutingObserver
 from moebatch.spec.policy import Policy
 from moebatch.spec.shape import ModelShape
 from moebatch.store.experts import ExpertKey, ExpertStore
@@ -41,9 +42,16 @@ class Sweep:
     """
 
     def __init__(
-        self, decoder: Decoder, cache: KVCache, experts: ExpertStore, policy: Policy
+        self,
+        decoder: Decoder,
+        cache: KVCache,
+        experts: ExpertStore,
+        policy: Policy,
+        observer: RoutingObserver | None = None,
     ) -> None:
+        """`observer` is told what the gates choose."""
         self._decoder = decoder
+        self._observer = observer
         self._cache = cache
         self._experts = experts
         self._policy = policy
@@ -80,6 +88,8 @@ class Sweep:
         layer_begins: Callable[[int], None],
     ) -> BrokenRows:
         decoder, shape, broken = self._decoder, self._decoder.shape, BrokenRows()
+        if self._observer is not None:
+            self._observer.begin_pass(len(x_TD))
         for layer in range(shape.num_layers):
             layer_begins(layer)
             for micro_batch in micro_batches:
@@ -90,6 +100,9 @@ class Sweep:
                 broken.look(x_TD, layer, None)
                 continue
             routing = decoder.route(layer, x_TD)
+            if self._observer is not None:
+                experts_TK = routing.experts_TK.cpu().numpy()
+                self._observer.observe(layer, slice(0, len(x_TD)), experts_TK)
             chosen = self._experts.require(layer, routing.experts)
             self._experts.announce(upcoming(shape, layer, num_tokens=len(x_TD)))
             with closing(chosen):

@@ -1,9 +1,7 @@
 """A short name for everything that decides over numbers."""
 
-import hashlib
-from dataclasses import asdict
-
 from moebatch.engine.build import ModelFiles
+from moebatch.store.fingerprint import checkpoint_fingerprint
 
 
 def numerics_fingerprint(files: ModelFiles) -> str:
@@ -11,8 +9,5 @@ def numerics_fingerprint(files: ModelFiles) -> str:
 
     Weights themselves are not read for it: names, shapes, places and file sizes must do.
     """
-    digest = hashlib.blake2b(digest_size=8)
-    digest.update(repr(sorted(files.config.items())).encode())
-    for name, (path, entry) in sorted(files.checkpoint.tensors.items()):
-        digest.update(f"{name}{path.name}{asdict(entry)}".encode())
-    return f"moebatch-{str(files.dtype).removeprefix('torch.')}-{digest.hexdigest()}"
+    digest = checkpoint_fingerprint(files.config, files.checkpoint)
+    return f"moebatch-{str(files.dtype).removeprefix('torch.')}-{digest}"

@@ -92,8 +92,10 @@ def _routing(layer: SyntheticLayer, num_rows: int) -> Routing:
     choices_M = rows_M // step % shape.experts_per_token
     size = (num_tokens, shape.experts_per_token)
     return Routing(
+        rows=(slice(0, num_tokens),),
         normed_TD=layer.hidden_states(num_tokens),
         weights_TK=torch.full(size, 0.5, device=device),
+        experts_TK=torch.zeros(size, dtype=torch.int64, device=device),
         tokens={0: ExpertTokens(rows_M, choices_M)},
         outputs_TKD=torch.zeros(*size, shape.hidden_size, dtype=layer.decoder.dtype, device=device),
     )

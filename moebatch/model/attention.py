@@ -5,12 +5,32 @@ G KV heads, C head size, R rows of the cache.
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from moebatch.model.batch import QUERY_BLOCK, AttentionPlan, DecodeGroup, PromptSlice
+
+
+class Qkv(NamedTuple):
+    """Rotated queries and keys, and values, of the tokens of a micro-batch."""
+
+    q_THC: Tensor
+    k_TGC: Tensor
+    v_TGC: Tensor
+
+    def first(self, num_tokens: int) -> "Qkv":
+        """Views of the first rows."""
+        return Qkv(*(tensor[:num_tokens] for tensor in self))
+
+    def copy_into(self, room: "Qkv") -> "Qkv":
+        """Copies them to the first rows of `room`, and returns views of these."""
+        filled = room.first(len(self.q_THC))
+        for source, target in zip(self, filled, strict=True):
+            target.copy_(source)
+        return filled
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -88,7 +88,11 @@ class AttentionPlan:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MicroBatch:
-    """The flat rows [start, stop) of a pass, which attention takes at once."""
+    """The flat rows [start, stop) of a pass, which attention takes at once.
+
+    The angles are where queries and keys are projected, cache rows and plans where the cache is
+    and attention is computed; these may be two devices.
+    """
 
     start: int
     stop: int
@@ -100,6 +104,11 @@ class MicroBatch:
     plans: Mapping[int | None, AttentionPlan]
     """By sliding window."""
 
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the micro-batch."""
+        return self.stop - self.start
+
     @classmethod
     def of(
         cls,
@@ -109,21 +118,24 @@ class MicroBatch:
         windows: Collection[int | None],
         dtype: torch.dtype,
         gather_rows: int,
+        attention_device: torch.device | None = None,
     ) -> "MicroBatch":
-        """Plans for spans that follow each other without gaps, on the device of their rows.
+        """Plans for spans that follow each other without gaps.
 
         `gather_rows` bounds the rows that a decode group gathers, unless one sequence has more.
+        Attention is computed on `attention_device`, that of `rope` if nothing is said.
         """
+        device = rope.device if attention_device is None else attention_device
         start = spans[0].start
         stop = spans[-1].start + spans[-1].num_tokens
         assert stop - start == sum(span.num_tokens for span in spans), "spans must be contiguous"
         positions_T, lengths_T = _positions(spans)
         cos_TR, sin_TR = rope.angles(positions_T, lengths_T, dtype)
-        plans = {window: _plan(spans, window, dtype, gather_rows) for window in windows}
+        plans = {window: _plan(spans, window, dtype, gather_rows, device) for window in windows}
         return cls(
             start=start,
             stop=stop,
-            new_rows_T=torch.cat([span.rows_S[span.context :] for span in spans]),
+            new_rows_T=torch.cat([span.rows_S[span.context :] for span in spans]).to(device),
             cos_TR=cos_TR,
             sin_TR=sin_TR,
             plans=plans,
@@ -136,27 +148,29 @@ def _positions(spans: Sequence[Span]) -> tuple[Tensor, Tensor]:
     A token counts with the prompt's length even if only a slice of the prompt is there yet, so
     results do not depend on how a prompt is sliced.
     """
-    device = spans[0].rows_S.device
-    counts = torch.tensor([span.num_tokens for span in spans], device=device)
-    first = torch.tensor([span.context - span.start for span in spans], device=device)
-    lengths = torch.tensor([span.rope_length for span in spans], device=device)
-    rows_T = torch.arange(int(counts.sum()), device=device) + spans[0].start
+    counts = torch.tensor([span.num_tokens for span in spans])
+    first = torch.tensor([span.context - span.start for span in spans])
+    lengths = torch.tensor([span.rope_length for span in spans])
+    rows_T = torch.arange(int(counts.sum())) + spans[0].start
     positions_T = rows_T + first.repeat_interleave(counts)
     return positions_T, torch.maximum(lengths.repeat_interleave(counts), positions_T + 1)
 
 
 def _plan(
-    spans: Sequence[Span], window: int | None, dtype: torch.dtype, gather_rows: int
+    spans: Sequence[Span],
+    window: int | None,
+    dtype: torch.dtype,
+    gather_rows: int,
+    device: torch.device,
 ) -> AttentionPlan:
     first = spans[0].start
     decodes = [span for span in spans if span.num_tokens == 1]
-    prompts = tuple(_prompt(span, first, window) for span in spans if span.num_tokens > 1)
+    prompts = tuple(_prompt(span, first, window, device) for span in spans if span.num_tokens > 1)
     keys = [_block_keys(prompt, window) for prompt in prompts if _needs_band(prompt, window)]
-    device = spans[0].rows_S.device
     return AttentionPlan(
         window=window,
         decodes=tuple(
-            _decode_group(group, first, window, dtype)
+            _decode_group(group, first, window, dtype, device)
             for group in _similar_lengths(decodes, window, gather_rows)
         ),
         prompts=prompts,
@@ -164,14 +178,14 @@ def _plan(
     )
 
 
-def _prompt(span: Span, first: int, window: int | None) -> PromptSlice:
+def _prompt(span: Span, first: int, window: int | None, device: torch.device) -> PromptSlice:
     first_key = _first_key(span.context, window)
     return PromptSlice(
         offset=span.start - first,
         num_tokens=span.num_tokens,
         context=span.context,
         first_key=first_key,
-        rows=_as_slice(span.rows_S[first_key:]) if span.context else None,
+        rows=_as_slice(span.rows_S[first_key:], device) if span.context else None,
     )
 
 
@@ -220,21 +234,26 @@ def _similar_lengths(
 
 
 def _decode_group(
-    spans: Sequence[Span], first: int, window: int | None, dtype: torch.dtype
+    spans: Sequence[Span],
+    first: int,
+    window: int | None,
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> DecodeGroup:
-    device = spans[0].rows_S.device
-    counts_B = torch.tensor([_num_seen(span, window) for span in spans], device=device)
-    num_positions = bucket_positions(int(counts_B.max()))
+    """Laid out where the rows of the spans are, and then moved: many small steps for a GPU."""
+    counts = [_num_seen(span, window) for span in spans]
+    num_positions = bucket_positions(max(counts))
     seen = [span.rows_S[_first_key(span.context, window) :] for span in spans]
     newest_B = torch.stack([rows_S[-1] for rows_S in seen])
-    hidden_BS = torch.arange(num_positions, device=device) >= counts_B[:, None]
+    counts_B = torch.tensor(counts, device=newest_B.device)
+    hidden_BS = torch.arange(num_positions, device=newest_B.device) >= counts_B[:, None]
     rows_BS = newest_B[:, None].repeat(1, num_positions)
     rows_BS[~hidden_BS] = torch.cat(seen)
-    mask_BS = torch.zeros(hidden_BS.shape, dtype=dtype, device=device)
+    mask_BS = torch.zeros(hidden_BS.shape, dtype=dtype, device=hidden_BS.device)
     return DecodeGroup(
         tokens_B=torch.tensor([span.start - first for span in spans], device=device),
-        rows_BS=rows_BS,
-        mask_B11S=mask_BS.masked_fill_(hidden_BS, -torch.inf)[:, None, None],
+        rows_BS=rows_BS.to(device),
+        mask_B11S=mask_BS.masked_fill_(hidden_BS, -torch.inf).to(device)[:, None, None],
     )
 
 
@@ -242,9 +261,9 @@ def _num_seen(span: Span, window: int | None) -> int:
     return span.context + 1 - _first_key(span.context, window)
 
 
-def _as_slice(rows_S: Tensor) -> Tensor | slice:
+def _as_slice(rows_S: Tensor, device: torch.device) -> Tensor | slice:
     """Rows that follow each other as a slice, so that nothing has to be gathered."""
     first = int(rows_S[0])
     if bool((rows_S.diff() == 1).all()):
         return slice(first, first + len(rows_S))
-    return rows_S
+    return rows_S.to(device)

@@ -13,7 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from moebatch.model.attention import LayerKv, attend
+from moebatch.model.attention import Qkv
+from moebatch.model.attention_core import AttentionCore
 from moebatch.model.batch import MicroBatch, Span
 from moebatch.model.families import ExpertWeights, expert_weights
 from moebatch.model.layers import activation_of, gated_mlp, linear, rms_norm
@@ -33,7 +34,11 @@ class DenseWeights:
 
 
 class Decoder:
-    """Arithmetic of a model. Owns its scratch, so one thread may use it at a time."""
+    """Arithmetic of a model. Owns its scratch, so one thread may use it at a time.
+
+    Every step says which rows of the pass it is for, so that some may be in another layer than
+    others. What experts see and make is kept by row, until the row is routed again.
+    """
 
     def __init__(
         self,
@@ -54,12 +59,15 @@ class Decoder:
         self.device = embedding.device
         self._weights = weights
         self._limits = limits
+        self._core = AttentionCore(shape, limits, dtype=self.dtype, device=self.device)
         self._rope = Rope(shape, config, self.device)
         self._activation = activation_of(shape.activation)
         converts = expert_dtype not in (None, self.dtype)
         step = step_elements(shape, limits, converts=converts)
         self.scratch = Scratch(step, device=self.device, dtype=self.dtype)
         tokens, choices, hidden = limits.pass_tokens, shape.experts_per_token, shape.hidden_size
+        self._weights_TK = torch.empty(tokens, choices, device=self.device, dtype=torch.float32)
+        self._experts_TK = torch.empty(tokens, choices, device=self.device, dtype=torch.int64)
         self._normed_TD = torch.empty(tokens, hidden, device=self.device, dtype=self.dtype)
         self._outputs_TKD = torch.empty(
             tokens, choices, hidden, device=self.device, dtype=self.dtype
@@ -68,21 +76,29 @@ class Decoder:
     @property
     def scratch_bytes(self) -> int:
         """Bytes that are allocated up front."""
-        return self.scratch.buffer.nbytes + self._normed_TD.nbytes + self._outputs_TKD.nbytes
+        by_row = (self._normed_TD, self._weights_TK, self._experts_TK, self._outputs_TKD)
+        steps = self.scratch.buffer.nbytes + self._core.scratch_bytes
+        return steps + sum(tensor.nbytes for tensor in by_row)
 
-    def micro_batch(self, spans: Sequence[Span]) -> MicroBatch:
-        """What `attend` needs about spans that follow each other; it serves all layers."""
+    def micro_batch(
+        self, spans: Sequence[Span], *, attention_device: torch.device | None = None
+    ) -> MicroBatch:
+        """What attention needs about spans that follow each other; it serves all layers.
+
+        `attention_device` is that of the `AttentionCore`, if it is not the decoder's own.
+        """
         return MicroBatch.of(
             spans,
             rope=self._rope,
             windows=set(self.shape.sliding_windows),
             dtype=self.dtype,
             gather_rows=self._limits.gather_rows,
+            attention_device=attention_device,
         )
 
     def embed(self, tokens_T: Tensor) -> Tensor:
         """The first hidden states [T, D]."""
-        return F.embedding(tokens_T, self._weights.globals["embedding"])
+        return F.embedding(tokens_T.to(self.device), self._weights.globals["embedding"])
 
     def attend(
         self,
@@ -94,55 +110,70 @@ class Decoder:
     ) -> None:
         """Adds a layer's attention to the rows of the micro-batch, in place.
 
-        Writes the new keys and values into the layer's cache.
+        Writes the new keys and values into the layer's cache, which is on the decoder's device.
         """
-        weights = self._weights.layers[layer]
-        x = x_TD[micro_batch.start : micro_batch.stop]
-        num_tokens = len(x)
         frame = self.scratch.frame()
-        normed = self._normed(frame, x, weights["input_norm"])
-        q, k, v = self._project(frame, normed, weights)
-        q_THC, k_TGC, v_TGC = q[:num_tokens], k[:num_tokens], v[:num_tokens]
-        rotate(q_THC, micro_batch.cos_TR, micro_batch.sin_TR)
-        rotate(k_TGC, micro_batch.cos_TR, micro_batch.sin_TR)
-        kv = self._layer_kv(frame, keys_RGC, values_RGC)
-        kv.write(micro_batch.new_rows_T, k_TGC, v_TGC)
-        out_NHC = frame.take(*q.shape)
-        plan = micro_batch.plans[self.shape.sliding_windows[layer]]
-        attend(q_THC, k_TGC, v_TGC, plan, kv, out_NHC[:num_tokens])
-        out_ND = linear(
-            out_NHC.flatten(1), weights["o"], weights.get("o_bias"), frame.take(*normed.shape)
-        )
-        x += out_ND[:num_tokens]
+        qkv = self._project(frame, layer, x_TD, micro_batch)
+        out_NHC = frame.take(*qkv.q_THC.shape)
+        self._core.attend(layer, qkv, micro_batch, keys_RGC, values_RGC, out_NHC)
+        self._add_projected(frame, layer, x_TD, micro_batch, out_NHC)
 
-    def route(self, layer: int, x_TD: Tensor) -> Routing:
-        """Norms the input of a MoE layer and lets each token choose its experts.
+    def project(
+        self, layer: int, x_TD: Tensor, micro_batch: MicroBatch, into: Qkv | None = None
+    ) -> Qkv:
+        """The first part of `attend`: what an `AttentionCore` needs of the micro-batch.
 
-        The routing lives in buffers of the decoder: it is valid until the next call.
+        Views of scratch that the next step overwrites, or of `into`, which has as many rows or
+        more, on any device.
         """
-        weights = self._weights.layers[layer]
-        normed_TD = self._normed_TD[: len(x_TD)]
-        logits_TE = x_TD.new_empty(len(x_TD), self.shape.num_experts)
-        for rows in self._row_chunks(len(x_TD)):
-            frame = self.scratch.frame()
-            normed = self._normed(frame, x_TD[rows], weights["mlp_norm"])
-            room = frame.take(len(normed), self.shape.num_experts)
-            logits = linear(normed, weights["router"], None, room)
-            num_rows = rows.stop - rows.start
-            normed_TD[rows], logits_TE[rows] = normed[:num_rows], logits[:num_rows]
+        qkv = self._project(self.scratch.frame(), layer, x_TD, micro_batch)
+        qkv = qkv.first(micro_batch.num_tokens)
+        return qkv if into is None else qkv.copy_into(into)
+
+    def add_attention(
+        self, layer: int, x_TD: Tensor, micro_batch: MicroBatch, out_THC: Tensor
+    ) -> None:
+        """The last part of `attend`: adds what the core made of the micro-batch, in place.
+
+        `out_THC` is on the decoder's device and may have more rows than the micro-batch.
+        """
+        frame, num_rows = self.scratch.frame(), self._product_rows(micro_batch.num_tokens)
+        if len(out_THC) < num_rows:
+            room_NHC = frame.take(num_rows, *out_THC.shape[1:])
+            room_NHC[: len(out_THC)] = out_THC
+            out_THC = room_NHC
+        self._add_projected(frame, layer, x_TD, micro_batch, out_THC[:num_rows])
+
+    def route(self, layer: int, x_TD: Tensor, rows: slice | None = None) -> Routing:
+        """Norms rows of a MoE layer's input and lets each token choose its experts; all if None.
+
+        The routing lives in buffers of the decoder: it is valid until its rows are routed again.
+        """
+        weights, num_tokens = self._weights.layers[layer], len(x_TD)
+        rows = slice(0, num_tokens) if rows is None else rows
+        normed_TD, weights_TK = self._normed_TD[:num_tokens], self._weights_TK[:num_tokens]
+        experts_TK = self._experts_TK[:num_tokens]
         # Mixtral alone keeps the weights in float32.
         is_mixtral = self.shape.architecture == "MixtralForCausalLM"
-        weights_TK, experts_TK = choose_experts(
-            logits_TE,
-            self.shape.experts_per_token,
-            normalise=self.shape.norm_topk_prob,
-            weights_dtype=torch.float32 if is_mixtral else self.dtype,
-        )
+        for chunk in self._chunks(rows):
+            frame, num_rows = self.scratch.frame(), chunk.stop - chunk.start
+            normed = self._normed(frame, x_TD[chunk], weights["mlp_norm"])
+            room = frame.take(len(normed), self.shape.num_experts)
+            logits = linear(normed, weights["router"], None, room)
+            normed_TD[chunk] = normed[:num_rows]
+            weights_TK[chunk], experts_TK[chunk] = choose_experts(
+                logits[:num_rows],
+                self.shape.experts_per_token,
+                normalise=self.shape.norm_topk_prob,
+                weights_dtype=torch.float32 if is_mixtral else self.dtype,
+            )
         return Routing(
+            rows=(rows,),
             normed_TD=normed_TD,
             weights_TK=weights_TK,
-            tokens=group_by_expert(experts_TK, self.shape.num_experts),
-            outputs_TKD=self._outputs_TKD[: len(x_TD)],
+            experts_TK=experts_TK,
+            tokens=group_by_expert(experts_TK, rows, self.shape.num_experts),
+            outputs_TKD=self._outputs_TKD[:num_tokens],
         )
 
     def run_expert(
@@ -154,11 +185,11 @@ class Decoder:
         """
         weights = expert_weights(parts)
         rows_M, choices_M = routing.tokens[expert]
-        weights_M = routing.weights_TK[rows_M, choices_M].float()
-        for chunk in self._row_chunks(len(rows_M)):
+        weights_M = routing.weights_TK[rows_M, choices_M]
+        for chunk in self._chunks(slice(0, len(rows_M))):
             rows = rows_M[chunk]
             frame = self.scratch.frame()
-            x_ND = frame.take(bucket_rows(len(rows)), self.shape.hidden_size)
+            x_ND = frame.take(self._product_rows(len(rows)), self.shape.hidden_size)
             torch.index_select(routing.normed_TD, 0, rows, out=x_ND[: len(rows)])
             y_ND = gated_mlp(frame, x_ND, weights, self._activation)
             y_MD = y_ND[: len(rows)].mul_(weights_M[chunk, None])
@@ -166,34 +197,36 @@ class Decoder:
             routing.outputs_TKD.flatten(0, 1).index_copy_(0, places, y_MD)
 
     def combine(self, layer: int, x_TD: Tensor, routing: Routing) -> None:
-        """Adds what the experts, and the shared expert where there is one, have made of x to x.
+        """Adds what the experts, and the shared expert where there is one, have made of the rows
+        that were routed, in place.
 
         Outputs of a token are summed in the order of its choices, whenever they were computed.
         """
-        for rows in self._row_chunks(len(x_TD)):
+        for rows in self._chunks(*routing.rows):
             frame = self.scratch.frame()
             sum_MD = frame.take_float(rows.stop - rows.start, self.shape.hidden_size)
             torch.sum(routing.outputs_TKD[rows], 1, dtype=torch.float32, out=sum_MD)
             if self.shape.shared_expert_width:
                 sum_MD += self._shared_expert(frame, layer, routing.normed_TD[rows])
-            x_TD[rows] += sum_MD.to(x_TD.dtype)
+            x = x_TD[rows]
+            x += sum_MD.to(x.dtype)
 
     def _shared_expert(self, frame: Frame, layer: int, normed_MD: Tensor) -> Tensor:
         weights = self._weights.layers[layer]
-        normed_ND = frame.take(bucket_rows(len(normed_MD)), self.shape.hidden_size)
+        normed_ND = frame.take(self._product_rows(len(normed_MD)), self.shape.hidden_size)
         normed_ND[: len(normed_MD)] = normed_MD
         mix = linear(normed_ND, weights["shared_mix"], None, frame.take(len(normed_ND), 1))
         y_ND = gated_mlp(frame, normed_ND, _mlp_weights(weights, "shared"), self._activation)
         return y_ND.mul_(mix.sigmoid_())[: len(normed_MD)]
 
-    def add_dense(self, layer: int, x_TD: Tensor) -> None:
-        """Adds the MLP of a layer without experts to all rows, in place."""
+    def add_dense(self, layer: int, x_TD: Tensor, rows: slice | None = None) -> None:
+        """Adds the MLP of a layer without experts to rows, in place; to all if None."""
         weights = self._weights.layers[layer]
         mlp = _mlp_weights(weights, "mlp")
-        for rows in self._row_chunks(len(x_TD)):
-            frame = self.scratch.frame()
-            normed = self._normed(frame, x_TD[rows], weights["mlp_norm"])
-            x_TD[rows] += gated_mlp(frame, normed, mlp, self._activation)[: rows.stop - rows.start]
+        for chunk in self._chunks(slice(0, len(x_TD)) if rows is None else rows):
+            frame, x = self.scratch.frame(), x_TD[chunk]
+            normed = self._normed(frame, x, weights["mlp_norm"])
+            x += gated_mlp(frame, normed, mlp, self._activation)[: len(x)]
 
     def logits(self, x_RD: Tensor) -> Tensor:
         """Logits [R, V] of the next token from the hidden states after all layers."""
@@ -205,15 +238,21 @@ class Decoder:
 
     def _normed(self, frame: Frame, x_TD: Tensor, weight_D: Tensor) -> Tensor:
         """The norm of x with rows up to the next bucket; those beyond x hold garbage."""
-        normed_ND = frame.take(bucket_rows(len(x_TD)), self.shape.hidden_size)
+        normed_ND = frame.take(self._product_rows(len(x_TD)), self.shape.hidden_size)
         room = frame.take_float(*x_TD.shape)
         rms_norm(x_TD, weight_D, self.shape.rms_eps, room, normed_ND[: len(x_TD)])
         return normed_ND
 
-    def _project(
-        self, frame: Frame, normed_ND: Tensor, weights: Mapping[str, Tensor]
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries [N, H, C], keys and values [N, G, C], without rotation."""
+    def _project(self, frame: Frame, layer: int, x_TD: Tensor, micro_batch: MicroBatch) -> Qkv:
+        """As `project`, with rows up to the next bucket; those beyond hold garbage."""
+        weights, num_tokens = self._weights.layers[layer], micro_batch.num_tokens
+        x = x_TD[micro_batch.start : micro_batch.stop]
+        qkv = self._unrotated(frame, self._normed(frame, x, weights["input_norm"]), weights)
+        for y_NHC in (qkv.q_THC, qkv.k_TGC):
+            rotate(y_NHC[:num_tokens], micro_batch.cos_TR, micro_batch.sin_TR)
+        return qkv
+
+    def _unrotated(self, frame: Frame, normed_ND: Tensor, weights: Mapping[str, Tensor]) -> Qkv:
         shape, projected = self.shape, []
         norm_room = frame.take_float(len(normed_ND) * shape.query_width * (shape.qk_norm != "none"))
         for role in ("q", "k", "v"):
@@ -227,22 +266,27 @@ class Decoder:
             if shape.clip_qkv is not None:
                 y.clamp_(-shape.clip_qkv, shape.clip_qkv)
             projected.append(y_NHC)
-        q_NHC, k_NGC, v_NGC = projected
-        return q_NHC, k_NGC, v_NGC
+        return Qkv(*projected)
 
-    def _layer_kv(self, frame: Frame, keys_RGC: Tensor, values_RGC: Tensor) -> LayerKv:
-        rows, heads, head_dim = self._limits.kv_rows, self.shape.num_kv_heads, self.shape.head_dim
-        return LayerKv(
-            keys_RGC=keys_RGC,
-            values_RGC=values_RGC,
-            gathered_keys_SGC=frame.take(rows, heads, head_dim),
-            gathered_values_SGC=frame.take(rows, heads, head_dim),
-        )
+    def _add_projected(
+        self, frame: Frame, layer: int, x_TD: Tensor, micro_batch: MicroBatch, out_NHC: Tensor
+    ) -> None:
+        weights = self._weights.layers[layer]
+        room_ND = frame.take(len(out_NHC), self.shape.hidden_size)
+        out_ND = linear(out_NHC.flatten(1), weights["o"], weights.get("o_bias"), room_ND)
+        x = x_TD[micro_batch.start : micro_batch.stop]
+        x += out_ND[: micro_batch.num_tokens]
 
-    def _row_chunks(self, num_rows: int) -> Iterator[slice]:
+    def _product_rows(self, num_rows: int) -> int:
+        """Rows of a matrix product that needs so many: only a CPU minds many different counts."""
+        return num_rows if self.device.type == "cuda" else bucket_rows(num_rows)
+
+    def _chunks(self, *rows: slice) -> Iterator[slice]:
+        """The rows in portions that the scratch has room for."""
         step = self._limits.expert_rows
-        for start in range(0, num_rows, step):
-            yield slice(start, min(start + step, num_rows))
+        for part in rows:
+            for start in range(part.start, part.stop, step):
+                yield slice(start, min(start + step, part.stop))
 
 
 def _mlp_weights(weights: Mapping[str, Tensor], prefix: str) -> ExpertWeights:

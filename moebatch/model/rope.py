@@ -32,7 +32,7 @@ class Rope:
 
     def __init__(self, shape: ModelShape, config: Mapping[str, Any], device: torch.device) -> None:
         """Raises CheckpointError where the raw config asks for what transformers cannot do."""
-        self._device = device
+        self.device = device
         try:
             self._parameters = _RopeParameters(shape, config)
             frequencies = self._frequencies(1)
@@ -52,12 +52,14 @@ class Rope:
     ) -> tuple[Tensor, Tensor]:
         """Cosines and sines [T, C/2] of tokens at `positions_T` in sequences of `lengths_T`.
 
-        Lengths matter only for scalings that depend on them (dynamic, longrope).
+        Lengths matter only for scalings that depend on them (dynamic, longrope). Positions and
+        lengths are best on the CPU; the angles are on the device that the rope was made for.
         """
         effective_T = self._parameters.effective_lengths(lengths_T)
         lengths, choice_T = torch.unique(effective_T, return_inverse=True)
         frequencies = torch.stack([self._frequencies(length) for length in lengths.tolist()])
-        angles = positions_T.float()[:, None] * frequencies[choice_T]
+        positions_T = positions_T.to(self.device, torch.float32)
+        angles = positions_T[:, None] * frequencies[choice_T.to(self.device)]
         scale = self._parameters.attention_scale
         return (angles.cos() * scale).to(dtype), (angles.sin() * scale).to(dtype)
 
@@ -66,7 +68,7 @@ class Rope:
         if length not in cache:
             if len(cache) >= _MAX_CACHED_LENGTHS:
                 cache.clear()
-            cache[length] = self._parameters.frequencies(length).to(self._device)
+            cache[length] = self._parameters.frequencies(length).to(self.device)
         return cache[length]
 
 

@@ -3,7 +3,9 @@
 Shape letters: T tokens, D hidden, E experts, K experts per token, M tokens of one expert.
 """
 
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -15,18 +17,27 @@ class ExpertTokens(NamedTuple):
     """The tokens that chose an expert, ascending."""
 
     rows_M: Tensor
-    """Row of each token, int64."""
+    """Row of each token in the pass, int64."""
     choices_M: Tensor
     """Which of its K choices the expert is, int64."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Routing:
-    """A MoE layer's input, what its tokens chose, and what their experts made of it."""
+    """A MoE layer's input, what its tokens chose, and what their experts made of it.
 
+    The tensors have all rows of the pass. A routing is about some of them; the others may be in
+    another layer at that time, with routings of their own.
+    """
+
+    rows: tuple[slice, ...]
+    """The rows that have been routed: ascending, with a gap between each two slices."""
     normed_TD: Tensor
     weights_TK: Tensor
-    tokens: dict[int, ExpertTokens]
+    """Float32."""
+    experts_TK: Tensor
+    """Int64."""
+    tokens: Mapping[int, ExpertTokens]
     """Per chosen expert the tokens that chose it, ascending by expert."""
     outputs_TKD: Tensor
     """Weighted outputs of the experts, each in its own place: they are summed in a fixed order, so
@@ -36,6 +47,31 @@ class Routing:
     def experts(self) -> tuple[int, ...]:
         """Experts that at least one token chose, ascending."""
         return tuple(self.tokens)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that have been routed."""
+        return sum(rows.stop - rows.start for rows in self.rows)
+
+    @classmethod
+    def join(cls, routings: Sequence["Routing"]) -> "Routing":
+        """One routing for the rows of several, in whatever order, of one layer of one pass.
+
+        Needs nothing from the device: how many tokens each expert has is known.
+        """
+        first = routings[0]
+        if len(routings) == 1:
+            return first
+        counts: Counter[int] = Counter()
+        for routing in routings:
+            assert routing.normed_TD.data_ptr() == first.normed_TD.data_ptr(), "of another pass"
+            counts.update({expert: len(rows) for expert, (rows, _) in routing.tokens.items()})
+        rows = _merged(rows for routing in routings for rows in routing.rows)
+        return replace(
+            first,
+            rows=rows,
+            tokens=group_rows(first.experts_TK, rows, dict(sorted(counts.items()))),
+        )
 
 
 def choose_experts(
@@ -52,16 +88,48 @@ def choose_experts(
     return weights_TK.to(weights_dtype), experts_TK
 
 
-def group_by_expert(experts_TK: Tensor, num_experts: int) -> dict[int, ExpertTokens]:
-    """Tokens of every expert that was chosen, by one sort."""
-    chosen = experts_TK.flatten()
-    order = chosen.argsort(stable=True)
-    counts = torch.bincount(chosen, minlength=num_experts).tolist()
-    num_choices = experts_TK.shape[1]
-    rows = torch.split(order // num_choices, counts)
-    choices = torch.split(order % num_choices, counts)
+def group_by_expert(experts_TK: Tensor, rows: slice, num_experts: int) -> dict[int, ExpertTokens]:
+    """Tokens of every expert that was chosen, among some rows; waits for a GPU to know how many."""
+    chosen = experts_TK[rows].flatten()
+    # Like bincount, which makes a GPU wait three times.
+    counts_E = chosen.new_zeros(num_experts).scatter_add_(0, chosen, torch.ones_like(chosen))
+    counts = {expert: count for expert, count in enumerate(counts_E.tolist()) if count}
+    return group_rows(experts_TK, (rows,), counts)
+
+
+def group_rows(
+    experts_TK: Tensor, rows: Sequence[slice], counts: Mapping[int, int]
+) -> dict[int, ExpertTokens]:
+    """The same by one sort, where it is known how often each expert was chosen in those rows.
+
+    `counts` is in ascending order of experts.
+    """
+    num_choices, sizes = experts_TK.shape[1], list(counts.values())
+    chosen_TK = experts_TK[rows[0]] if len(rows) == 1 else torch.cat([experts_TK[r] for r in rows])
+    order = chosen_TK.flatten().argsort(stable=True)
+    rows_by_expert = torch.split(_in_pass(order // num_choices, rows), sizes)
+    choices_by_expert = torch.split(order % num_choices, sizes)
     return {
-        expert: ExpertTokens(rows[expert], choices[expert])
-        for expert, count in enumerate(counts)
-        if count
+        expert: ExpertTokens(rows_M, choices_M)
+        for expert, rows_M, choices_M in zip(counts, rows_by_expert, choices_by_expert, strict=True)
     }
+
+
+def _in_pass(places: Tensor, rows: Sequence[slice]) -> Tensor:
+    """Rows of the pass, from places among some of them taken together."""
+    if len(rows) == 1:
+        return places.add_(rows[0].start)
+    parts = [torch.arange(part.start, part.stop, device=places.device) for part in rows]
+    return torch.cat(parts)[places]
+
+
+def _merged(parts: Iterable[slice]) -> tuple[slice, ...]:
+    """Slices in ascending order, those that adjoin each other in one."""
+    merged: list[slice] = []
+    for part in sorted(parts, key=lambda part: part.start):
+        assert not merged or merged[-1].stop <= part.start, "a row has been routed twice"
+        if merged and merged[-1].stop == part.start:
+            merged[-1] = slice(merged[-1].start, part.stop)
+        else:
+            merged.append(part)
+    return tuple(merged)

@@ -13,6 +13,8 @@ PROMPT_ROWS = 512
 _LOGITS_BLOCK_BYTES = 32 * 2**20
 _MAX_LOGITS_ROWS = 256
 _ALIGNMENT = 64
+_WEIGHT_BYTES = 4
+_INDEX_BYTES = 8
 _POSITIONS_STEP = 16
 MAX_GEMM_ROWS = 1024
 """Rows of one matrix product of an expert; more are computed in blocks."""
@@ -90,9 +92,16 @@ def scratch_bytes(shape: ModelShape, limits: Limits, dtype_bytes: int, *, conver
     `converts` says that experts arrive in another dtype than they are computed in.
     """
     step = step_elements(shape, limits, converts=converts)
+    core = attention_core_elements(shape, limits)
     normed = limits.pass_tokens * shape.hidden_size
-    outputs = limits.pass_tokens * shape.experts_per_token * shape.hidden_size
-    return (step + normed + outputs) * dtype_bytes
+    choices = limits.pass_tokens * shape.experts_per_token
+    elements = step + core + normed + choices * shape.hidden_size
+    return elements * dtype_bytes + choices * (_WEIGHT_BYTES + _INDEX_BYTES)
+
+
+def attention_core_elements(shape: ModelShape, limits: Limits) -> int:
+    """Elements of the compute dtype that an `AttentionCore` takes: gathered keys and values."""
+    return 2 * aligned(limits.kv_rows * shape.cache_width // 2)
 
 
 def step_elements(shape: ModelShape, limits: Limits, *, converts: bool) -> int:
@@ -107,8 +116,6 @@ def step_elements(shape: ModelShape, limits: Limits, *, converts: bool) -> int:
         rows * shape.kv_width,  # values
         rows * shape.query_width,  # attention output
         rows * D,  # projected output
-        limits.kv_rows * shape.cache_width // 2,  # gathered keys
-        limits.kv_rows * shape.cache_width // 2,  # gathered values
     )
     rows = bucket_rows(limits.expert_rows)
     width = max(shape.expert_width, shape.shared_expert_width, shape.dense_width)

@@ -103,11 +103,21 @@ def circle(
 
 
 def rectangle(
-    corner: Point, width: float, height: float, *, fill: str, stroke: str = "none"
+    corner: Point,
+    width: float,
+    height: float,
+    *,
+    fill: str,
+    stroke: str = "none",
+    opacity: float = 1.0,
+    kind: str = "",
+    note: str = "",
 ) -> str:
-    """A rectangle from its upper left corner."""
+    """A rectangle from its upper left corner; `note` is shown where a viewer shows such."""
     shape = f'x="{_n(corner[0])}" y="{_n(corner[1])}" width="{_n(width)}" height="{_n(height)}"'
-    return f'<rect {shape} fill="{fill}" stroke="{stroke}"/>'
+    pale = f' fill-opacity="{opacity:.2f}"' if opacity < 1 else ""
+    start = f'<rect{_kind(kind)} {shape} fill="{fill}" stroke="{stroke}"{pale}'
+    return f"{start}>{_note(note)}</rect>" if note else f"{start}/>"
 
 
 def _n(number: float) -> str:

@@ -1,6 +1,6 @@
 """Attention of the micro-batches of a step, wherever it is computed."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from moebatch.schedule.kv import KvTraffic
 from moebatch.schedule.request import Sweep
@@ -17,24 +17,28 @@ class Attention:
     Where the CPU attends, the GPU projects two micro-batches ahead meanwhile.
     """
 
-    def __init__(self, sweep: Sweep, i: int, kv: KvTraffic) -> None:
+    def __init__(self, sweep: Sweep, batches: Sequence[int], i: int, kv: KvTraffic) -> None:
         self._sweep = sweep
         self._i = i
         self._kv = kv
+        self._batches = batches
         self._next = 0
 
     def of(self, k: int) -> Iterator[Task]:
         """Attention of micro-batch k; the cache of the next one comes up meanwhile."""
         i, sweep, kv = self._i, self._sweep, self._kv
-        while self._next <= min(k + LOOK_AHEAD, sweep.num_micro_batches - 1):
-            yield from before_load(sweep, i, self._next, kv)
+        place = self._batches.index(k)
+        while self._next < min(place + 1 + LOOK_AHEAD, len(self._batches)):
+            yield from before_load(sweep, i, self._batches[self._next], kv)
             self._next += 1
         if sweep.attends_on_cpu(k):
             yield load(i, k, attn(i, k))
             yield out(i, k, load(i, k))
         else:
             yield from kv.up(sweep, i, k)
-            yield from kv.up(sweep, i, k + 1)
+            for following in self._batches[place + 1 : place + 2]:
+                if not (sweep.attends_on_cpu(following) or sweep.continues(following)):
+                    yield from kv.up(sweep, i, following)
             yield attend(i, k, *kv.ready(i, k))
             yield from kv.down(sweep, i, k, attend(i, k))
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any, Protocol
 
 from moebatch.schedule.request import (
@@ -43,8 +44,9 @@ class Lanes(Protocol):
     def has_ended(self, task: Task) -> bool:
         """Whether a launched task is done. Called with the lock held."""
 
-    def is_idle(self, *, computing_only: bool) -> bool:
-        """Whether all launched tasks are done. Called with the lock held."""
+    def is_idle(self, *, results_only: bool) -> bool:
+        """Whether all launched tasks are done, or those that compute or store something. Called
+        with the lock held."""
 
 
 class Router(Protocol):
@@ -78,6 +80,8 @@ class Driver:
         self._router = router
         self._slots = slots
         self._below = below
+        self._going_up: set[ExpertKey] = set()
+        slots.on_drop = self._not_needed_below
         self._freed: set[int] = set()
         self._steps: dict[int, int] = {}
         self._chosen: dict[int, dict[int, tuple[int, ...]]] = {}
@@ -111,14 +115,21 @@ class Driver:
         return self._below is None or self._below.is_ready(load.key)
 
     def sending(self, load: Load) -> None:
-        """The first chunk of an expert goes up: below it must stay until `sent`."""
-        if self._below is not None and load.num_issued == 1:
+        """A chunk of an expert goes up: below, it must stay until the last one has."""
+        if self._below is not None and load.key not in self._going_up:
+            self._going_up.add(load.key)
             self._below.use(load.key)
 
     def sent(self, load: Load) -> None:
-        """A chunk has gone up; if it was the last one, the expert may leave below."""
-        if self._below is not None and load.is_ready:
-            self._below.finish(load.key, keep=False)
+        """A chunk has gone up."""
+        if load.is_ready:
+            self._not_needed_below(load.key)
+
+    def _not_needed_below(self, key: ExpertKey) -> None:
+        """An expert has gone up, or has been given up on its way."""
+        if self._below is not None and key in self._going_up:
+            self._going_up.remove(key)
+            self._below.finish(key, keep=False)
 
     # --- requests -------------------------------------------------------------------------------
 
@@ -130,8 +141,9 @@ class Driver:
                 self._launch(item)
                 answer = None
             elif isinstance(item, NextPass):
-                self._lanes.wait(lambda: self._lanes.is_idle(computing_only=True), "end of pass")
+                self._lanes.wait(lambda: self._lanes.is_idle(results_only=True), "end of pass")
                 self._chosen.clear()
+                self._freed.clear()
                 return
             else:
                 answer = self._answer(item)
@@ -161,7 +173,7 @@ class Driver:
             case Free(step):
                 self._free(step)
             case Sync():
-                self._lanes.wait(lambda: self._lanes.is_idle(computing_only=False), "everything")
+                self._lanes.wait(lambda: self._lanes.is_idle(results_only=False), "everything")
         return None
 
     def _announce(self, step: int, count: int | None) -> None:
@@ -212,20 +224,25 @@ class Driver:
     def _free(self, step: int) -> None:
         layer = self._setup.layer(step)
         with self._lanes.lock:
-            self._freed.add(layer)
+            self._freed.add(step)
             self._slots.release(layer)
             self._lanes.slots_changed()
 
     def _whole(self, step: int) -> None:
+        """Gates have to speak before anything else can go on, so they may as well end first."""
+        self._lanes.wait(lambda: self._lanes.is_idle(results_only=True), f"gates of step {step}")
         layer = self._begin(step)
-        keys = [ExpertKey(layer, expert) for expert in range(self._setup.num_experts)]
-        with self._lanes.lock:
-            self._slots.announce(keys)
-            for key in keys:
-                if self._below is not None and not self._slots.is_ready(key):
-                    self._below.require(key)
-            self._lanes.slots_changed()
-        self._lanes.wait(lambda: self._slots.is_settled(layer), f"experts of step {step}")
+        for expert in range(self._setup.num_experts):
+            key = ExpertKey(layer, expert)
+            with self._lanes.lock:
+                self._slots.announce([key])
+                self._lanes.slots_changed()
+            self._hurry_below([key])
+            self._lanes.wait(partial(self._is_there, key), f"expert {expert} of step {step}")
+
+    def _is_there(self, key: ExpertKey) -> bool:
+        """Whether waiting for an expert makes no sense any more."""
+        return not self._slots.is_missing(key) or self._slots.is_settled(key.layer)
 
     def _arrivals(self, step: int) -> Iterator[int]:
         layer = self._setup.layer(step)
@@ -252,29 +269,31 @@ class Driver:
                     self._slots.hurry(key)
                     self._lanes.slots_changed()
             self._hurry_below([key])
-            self._lanes.wait(lambda key=key: self._slots.is_ready(key), f"expert of step {step}")  # type: ignore[misc]
+            ready = partial(self._slots.is_ready, key)
+            self._lanes.wait(ready, f"expert {expert} of step {step}")
             yield expert
 
     def _hurry_below(self, waiting: Sequence[ExpertKey]) -> None:
-        """Where nothing that is waited for has come from disk, the first of it comes first."""
+        """Where experts come from disk, one of those that are waited for comes first, and stays
+        until it can go up."""
         if self._below is None:
             return
         with self._lanes.lock:
-            here = (self._slots.is_ready(key) or self._below.is_ready(key) for key in waiting)
-            if not any(here):
-                self._below.require(waiting[0])
-                self._below.hurry(waiting[0])
-                self._lanes.slots_changed()
-
-    def _begin(self, step: int) -> int:
-        """The layer of a step whose experts are wanted from now on."""
-        layer = self._setup.layer(step)
-        self._steps[layer] = step
-        self._freed.discard(layer)
-        return layer
+            missing = [key for key in waiting if self._slots.is_missing(key)]
+            here = [key for key in missing if self._below.is_ready(key)]
+            for key in (here or missing)[:1]:
+                self._below.require(key)
+                self._below.hurry(key)
+            self._lanes.slots_changed()
 
     def _is_kept(self, task: Task) -> bool:
-        return task.micro_batch is not None and self._setup.layer(task.step) not in self._freed
+        return task.micro_batch is not None and task.step not in self._freed
+
+    def _begin(self, step: int) -> int:
+        """The layer of a step for which experts are moved from now on."""
+        layer = self._setup.layer(step)
+        self._steps[layer] = step
+        return layer
 
     def _key(self, task: Task) -> ExpertKey:
         assert task.expert is not None, "a task of an expert"

@@ -21,7 +21,7 @@ def flexgen(setup: Setup) -> Schedule:
         for _ in range(setup.num_layers):
             yield from fetch_window(setup, i)
             yield from weights.block(i + 1)
-            attention = Attention(sweep, i, kv)
+            attention = Attention(sweep, sweep.micro_batches, i, kv)
             for k in sweep.micro_batches:
                 yield from attention.of(k)
                 yield weights.post(sweep, i, k)

@@ -6,7 +6,7 @@ hot: only hot experts come beforehand, the others when a gate has chosen them.
 klotski: experts run once over all batches, hot ones first, then in the order in which they arrive.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from moebatch.schedule.attention import Attention
 from moebatch.schedule.kv import KvTraffic
@@ -112,7 +112,7 @@ def fetch_window(setup: Setup, i: int) -> Iterator[Request]:
 def attend_and_route(sweep: Sweep, i: int, kv: KvTraffic) -> Iterator[Task | Request]:
     """Attention and gate of every batch. What a batch has chosen is asked for as soon as its gate
     has spoken, while the next batch is on the device."""
-    attention = Attention(sweep, i, kv)
+    attention = Attention(sweep, sweep.micro_batches, i, kv)
     for k in sweep.micro_batches:
         yield from attention.of(k)
         yield gate(i, k)
@@ -121,7 +121,7 @@ def attend_and_route(sweep: Sweep, i: int, kv: KvTraffic) -> Iterator[Task | Req
     yield Route(i, sweep.num_micro_batches - 1)
 
 
-def batch_by_batch(batches: "range | list[int]", i: int) -> Schedule:
+def batch_by_batch(batches: Sequence[int], i: int) -> Schedule:
     """Experts of one batch after those of the other, by number."""
     for k in batches:
         for e in (yield InOrder(i, k)):
@@ -131,10 +131,10 @@ def batch_by_batch(batches: "range | list[int]", i: int) -> Schedule:
 
 
 def whole_layer(
-    setup: Setup, sweep: Sweep, batches: "range | list[int]", i: int, kv: KvTraffic
+    setup: Setup, sweep: Sweep, batches: Sequence[int], i: int, kv: KvTraffic
 ) -> Schedule:
     """A layer whose experts are all loaded before the first of them runs."""
-    attention = Attention(sweep, i, kv)
+    attention = Attention(sweep, batches, i, kv)
     for k in batches:
         yield from attention.of(k)
         if setup.is_moe(i):
@@ -150,7 +150,7 @@ def whole_layer(
 
 def dense_layer(sweep: Sweep, i: int, kv: KvTraffic) -> Iterator[Task]:
     """A layer without experts."""
-    attention = Attention(sweep, i, kv)
+    attention = Attention(sweep, sweep.micro_batches, i, kv)
     for k in sweep.micro_batches:
         yield from attention.of(k)
     yield dense(i)

@@ -2,12 +2,15 @@
 
 from collections.abc import Iterator
 
+from moebatch.schedule.kv_route import Place, route
 from moebatch.schedule.request import Sweep
 from moebatch.schedule.setup import Setup
 from moebatch.schedule.task import Kind, Task
 
 NUM_WINDOWS = 2
 """One micro-batch attends in a window while the cache of the next one comes into the other."""
+_UP = (Kind.KV_READ, Kind.KV_UP)
+_DOWN = (Kind.KV_DOWN, Kind.KV_WRITE)
 
 
 class KvTraffic:
@@ -21,13 +24,19 @@ class KvTraffic:
         self._setup = setup
         self._last_use: dict[tuple[bool, int], tuple[Task, ...]] = {}
         self._up: dict[tuple[int, int], Task] = {}
+        self._stored: tuple[Task, ...] = ()
 
     def up(self, sweep: Sweep, i: int, k: int) -> Iterator[Task]:
-        """Brings the cache of micro-batch k up, unless that has been launched already."""
+        """Brings the cache of micro-batch k up, unless that has been launched already.
+
+        Call it for a micro-batch that continues the one before only after `down` of that one.
+        """
         if k >= sweep.num_micro_batches or (i, k) in self._up:
             return
         before = self._last_use.get(self._window(sweep, k), ())
-        for kind in self._kinds_up(sweep, i, k):
+        if sweep.continues(k):
+            before += self._stored
+        for kind in self._kinds(sweep, i, k, _UP):
             task = Task(kind, i, k, after=before)
             yield task
             self._up[i, k] = task
@@ -41,32 +50,20 @@ class KvTraffic:
     def down(self, sweep: Sweep, i: int, k: int, attention: Task) -> Iterator[Task]:
         """Stores what is new after `attention` of k."""
         last = attention
-        for kind in self._kinds_down(sweep, i, k):
+        for kind in self._kinds(sweep, i, k, _DOWN):
             last = Task(kind, i, k, after=(last,))
             yield last
+        self._stored = (last,)
         if last is not attention:
             self._last_use[self._window(sweep, k)] = (attention, last)
 
     def _window(self, sweep: Sweep, k: int) -> tuple[bool, int]:
         return sweep.attends_on_cpu(k), k % NUM_WINDOWS
 
-    def _kinds_up(self, sweep: Sweep, i: int, k: int) -> list[Kind]:
-        return [
-            kind
-            for kind, needed in zip(
-                (Kind.KV_READ, Kind.KV_UP), self._crossed(sweep, i, k), strict=True
-            )
-            if needed
-        ]
-
-    def _kinds_down(self, sweep: Sweep, i: int, k: int) -> list[Kind]:
-        disk, link = self._crossed(sweep, i, k)
-        return [kind for kind, needed in ((Kind.KV_DOWN, link), (Kind.KV_WRITE, disk)) if needed]
-
-    def _crossed(self, sweep: Sweep, i: int, k: int) -> tuple[bool, bool]:
-        """Whether the cache crosses the link to the disk, and the one to the GPU."""
+    def _kinds(self, sweep: Sweep, i: int, k: int, wanted: tuple[Kind, ...]) -> list[Kind]:
         if not self._setup.kv_homes:
-            return False, False
-        home = self._setup.kv_homes[self._setup.layer(i)]
-        on_gpu = self._setup.compute == "vram" and not sweep.attends_on_cpu(k)
-        return home == "disk", on_gpu and home != "vram"
+            return []
+        with_vram = self._setup.compute == "vram"
+        place: Place = "vram" if with_vram and not sweep.attends_on_cpu(k) else "dram"
+        way = route(self._setup.kv_homes[self._setup.layer(i)], place, with_vram=with_vram)
+        return [kind for kind in wanted if kind in way]

@@ -15,6 +15,8 @@ LANES = (
     "dram->disk",
 )
 """What does one thing at a time. Only FlexGen has a stream for the weights of a whole layer."""
+RESULT_LANES = ("gpu", "cpu", "vram->dram", "dram->disk")
+"""Lanes that compute or store something; the others bring what will be needed."""
 
 _WITH_VRAM: Mapping[Kind, str] = {
     **dict.fromkeys(Kind, "gpu"),

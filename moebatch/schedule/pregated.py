@@ -37,7 +37,7 @@ def prefetch_all(setup: Setup) -> Schedule:
         for _ in range(setup.num_layers):
             yield from prefetch_layer(setup, i)
             if setup.is_moe(i):
-                attention = Attention(sweep, i, kv)
+                attention = Attention(sweep, sweep.micro_batches, i, kv)
                 for k in sweep.micro_batches:
                     yield from attention.of(k)
                     yield gate(i, k)

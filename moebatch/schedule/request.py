@@ -96,6 +96,8 @@ class Sweep:
     num_micro_batches: int
     on_cpu: tuple[bool, ...] = ()
     """Which micro-batches attend on the CPU beside a GPU that does the rest; empty is none."""
+    continuing: frozenset[int] = frozenset()
+    """Micro-batches of a prompt that is cut: they see what the one before them has computed."""
 
     @property
     def micro_batches(self) -> range:
@@ -105,3 +107,7 @@ class Sweep:
     def attends_on_cpu(self, k: int) -> bool:
         """Where the attention of k is computed."""
         return bool(self.on_cpu) and self.on_cpu[k]
+
+    def continues(self, k: int) -> bool:
+        """Whether k sees keys and values that k - 1 makes in the same step."""
+        return k in self.continuing

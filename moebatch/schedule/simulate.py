@@ -8,7 +8,7 @@ from heapq import heappop, heappush
 from typing import Protocol
 
 from moebatch.schedule.driver import Driver, Router
-from moebatch.schedule.lanes import lane_of
+from moebatch.schedule.lanes import RESULT_LANES, lane_of
 from moebatch.schedule.names import SCHEDULES
 from moebatch.schedule.request import Schedule, Sweep
 from moebatch.schedule.setup import Setup
@@ -16,7 +16,6 @@ from moebatch.schedule.slots import Chunk, ExpertKey, SlotQueue
 from moebatch.schedule.task import Kind, Task
 from moebatch.schedule.timeline import Span, Timeline
 
-_COMPUTING = ("gpu", "cpu")
 
 
 class World(Router, Protocol):
@@ -156,9 +155,9 @@ class Simulator:
         """Whether a task is done."""
         return task in self._ended_s
 
-    def is_idle(self, *, computing_only: bool) -> bool:
+    def is_idle(self, *, results_only: bool) -> bool:
         """Whether all that has been launched is done."""
-        lanes = _COMPUTING if computing_only else self._lanes
+        lanes = RESULT_LANES if results_only else self._lanes
         return not any(self._lane(name).num_pending for name in lanes)
 
     # --- time -----------------------------------------------------------------------------------

@@ -102,7 +102,10 @@ class SlotQueue:
         num_slots: int,
         resident: Collection[ExpertKey] = (),
     ) -> None:
-        """`num_slots` are those for experts that come and go; residents have their own."""
+        """`num_slots` are those for experts that come and go; residents have their own.
+
+        Whoever sets `on_drop` is told of every expert that has left.
+        """
         self.num_streaming_slots = num_slots
         self.num_slots = num_slots + len(resident)
         self._num_chunks = num_chunks
@@ -110,6 +113,8 @@ class SlotQueue:
         self._loads: dict[ExpertKey, Load] = {}
         self._queues = _Queues()
         self._num_arrived = 0
+        self._awaited: Load | None = None
+        self.on_drop: Callable[[ExpertKey], None] = lambda key: None
         for key in resident:
             load = Load(key, num_chunks[key], is_resident=True, slot=self._free.pop())
             self._loads[key] = load
@@ -146,12 +151,10 @@ class SlotQueue:
     def hurry(self, key: ExpertKey) -> None:
         """A required expert without which nothing goes on: it comes first, and where there is no
         other slot takes that of a required one that is not in use."""
-        load = self._loads[key]
+        self._awaited = load = self._loads[key]
         if load.has_chunks_left:
             self._queues.discard(load)
             self._queues.required.insert(0, load)
-            if load.slot is None and not self._free and not self._make_room():
-                self._give_back()
 
     def withdraw(self, layer: int, *, keep: Collection[int] = ()) -> None:
         """Announced experts of a layer are not wanted any more."""
@@ -181,7 +184,7 @@ class SlotQueue:
         """A computation has ended; the expert stays if it may be used again."""
         load = self._loads[key]
         load.num_users -= 1
-        load.is_kept = keep and not load.is_required
+        load.is_kept = keep and not (load.is_required or load.is_resident)
         if not load.is_kept and load.is_announced:
             self._drop(load)
 
@@ -213,6 +216,11 @@ class SlotQueue:
         """The slot of an expert, if it has one."""
         load = self._loads.get(key)
         return load.slot if load else None
+
+    def is_missing(self, key: ExpertKey) -> bool:
+        """Whether an expert is asked for and has not arrived."""
+        load = self._loads.get(key)
+        return load is not None and not load.is_ready
 
     def holds(self, key: ExpertKey) -> bool:
         """Whether an expert is here or asked for."""
@@ -284,6 +292,7 @@ class SlotQueue:
         load.is_dropped = True
         if load.num_in_flight == 0:
             del self._loads[load.key]
+            self.on_drop(load.key)
             if load.slot is not None:
                 self._free.append(load.slot)
                 load.slot = None
@@ -298,8 +307,8 @@ class SlotQueue:
         return None
 
     def _take_slot(self, load: Load, *, displace: bool) -> bool:
-        if not self._free and displace:
-            self._make_room()
+        if displace and not self._free and not self._make_room() and load is self._awaited:
+            self._give_back()
         if self._free:
             load.slot = self._free.pop()
         return load.slot is not None
@@ -323,6 +332,7 @@ class SlotQueue:
         for load in reversed(list(self._loads.values())):
             if (
                 load.is_required
+                and load is not self._awaited
                 and not (load.is_resident or load.num_users or load.num_in_flight)
                 and load.slot is not None
             ):

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from moebatch.spec.hardware import LevelName
+
 PAGE_TOKENS = 16
 """Tokens of a page of keys and values: on average half a page per sequence is unused."""
 
@@ -15,6 +17,10 @@ Batching = Literal["mixed", "static"]
 """mixed: places of ended sequences are refilled, prompts come in slices beside decoding ones.
 static: all prompts of a batch first, then its answers, then the next batch."""
 SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)
+
+
+_ROUNDING = 1e-6
+"""Half of eight layers is four, whatever floating point says."""
 
 
 def pages_of(num_tokens: int) -> int:
@@ -39,6 +45,19 @@ class Placement:
         """The share on the level of that name."""
         share: float = getattr(self, level)
         return share
+
+
+def kv_levels(placement: Placement, num_layers: int) -> tuple[LevelName, ...]:
+    """Home of the keys and values of each layer: the first ones in vram, then dram, then disk
+    (Klotski). Shares are rounded down to whole layers; the lowest level that may hold any has the
+    rest."""
+    num_vram = int(placement.vram * num_layers + _ROUNDING)
+    num_dram = num_layers - num_vram
+    if placement.disk * num_layers > _ROUNDING:
+        num_dram = min(num_dram, int(placement.dram * num_layers + _ROUNDING))
+    num_disk = num_layers - num_vram - num_dram
+    counts: dict[LevelName, int] = {"vram": num_vram, "dram": num_dram, "disk": num_disk}
+    return tuple(level for level, count in counts.items() for _ in range(count))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,6 +99,10 @@ class Policy:
     def num_resident(self, num_experts: int) -> int:
         """Whole experts, of all layers together, that stay in main memory."""
         return int(self.weights.dram * num_experts + 1e-6)
+
+    def kv_levels(self, num_layers: int) -> tuple[LevelName, ...]:
+        """Where keys and values of each layer live."""
+        return kv_levels(self.kv_cache, num_layers)
 
     def __str__(self) -> str:
         return (

@@ -1,4 +1,4 @@
-"""Text files that a command writes: whole or not at all."""
+"""Files that a command writes: whole or not at all."""
 
 import tempfile
 from pathlib import Path
@@ -9,12 +9,19 @@ _MODE = 0o644
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes `text` beside `path` and renames it, so that no half file is left; links are
+    """Writes `text` as `write_bytes` does, in UTF-8.
+
+    Raises StorageError.
+    """
+    write_bytes(path, text.encode("utf-8", "replace"))
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Writes `data` beside `path` and renames it, so that no half file is left; links are
     followed, and what is no regular file, such as a pipe, is written to as it is.
 
     Raises StorageError.
     """
-    data = text.encode("utf-8", "replace")
     try:
         target = path.resolve()
         if target.exists() and not target.is_file():

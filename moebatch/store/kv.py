@@ -3,13 +3,18 @@
 Shape letters: R cache rows (one token each), G KV heads, C head size.
 """
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 
 import torch
 from torch import Tensor
 
+from moebatch.schedule.task import Kind
 from moebatch.spec.policy import PAGE_TOKENS, pages_of
-from moebatch.store.memory import Arena
+from moebatch.store.kv_layout import KvLayout
+from moebatch.store.kv_levels import KvLevels
+from moebatch.schedule.kv_route import Place
+from moebatch.store.kv_tensors import KvShape, KvTensors
+from moebatch.store.kv_view import KvPiece, KvView, view_of
 
 
 class KVCache:
@@ -17,6 +22,12 @@ class KVCache:
 
     A page belongs to the free list or to one owner. `rows` of an owner are the places of its
     tokens in `keys_RGC` and `values_RGC`, in order of position.
+
+    Layers live where `layout` says: all in main memory if it says nothing, and then rows and
+    tensors are all there is to know. A layer that lives elsewhere than it attends is worked on in
+    a window: a micro-batch takes a `view`, its context is brought in (`read`, `up`), attention
+    works on `tensors`, and what is new goes home (`down`, `write`). These four are called by the
+    lanes of a schedule, several at once.
     """
 
     def __init__(
@@ -27,18 +38,19 @@ class KVCache:
         head_dim: int,
         num_pages: int,
         dtype: torch.dtype,
+        layout: KvLayout | None = None,
     ) -> None:
+        """Raises StorageError when layers live on a disk that has no room for them."""
+        if layout is None:
+            layout = KvLayout(levels=["dram"] * num_layers)
+        assert len(layout.levels) == num_layers, "every layer has a home"
+        shape = KvShape(num_kv_heads=num_kv_heads, head_dim=head_dim, dtype=dtype)
         self.num_pages = num_pages
-        num_rows = num_pages * PAGE_TOKENS
-        shape = (num_rows, num_kv_heads, head_dim)
-        layer_bytes = num_rows * num_kv_heads * head_dim * dtype.itemsize
-        self._arena = Arena(2 * num_layers * layer_bytes)
-        self.keys_RGC = [
-            self._arena.tensor(2 * i * layer_bytes, shape, dtype) for i in range(num_layers)
-        ]
-        self.values_RGC = [
-            self._arena.tensor((2 * i + 1) * layer_bytes, shape, dtype) for i in range(num_layers)
-        ]
+        self._levels = KvLevels(shape, layout, num_pages)
+        homes = self._levels.homes
+        self.keys_RGC = {layer: home.keys_RGC for layer, home in homes.items()}
+        """By layer, without layers on disk."""
+        self.values_RGC = {layer: home.values_RGC for layer, home in homes.items()}
         self._free = list(range(num_pages - 1, -1, -1))
         self._pages: dict[Hashable, list[int]] = {}
         self._rows: dict[Hashable, Tensor] = {}
@@ -70,10 +82,74 @@ class KVCache:
 
     def release(self, owner: Hashable) -> None:
         """Takes all pages of `owner` back."""
-        self._free.extend(self._pages.pop(owner, ()))
+        # In reverse, so that pages that follow each other are given out so again.
+        self._free.extend(reversed(self._pages.pop(owner, [])))
         self._rows.pop(owner, None)
+
+    def view(self, place: Place, window: int, pieces: Sequence[KvPiece]) -> KvView:
+        """Where a micro-batch that attends at `place` finds its tokens, for one pass.
+
+        Args:
+            window: which of the `NUM_WINDOWS` windows of the place it uses.
+            pieces: its sequences, each once, with pages for all of their tokens.
+        """
+        view = view_of(place, window, pieces, self._pages, self._rows)
+        self._levels.check_fits(view)
+        return view
+
+    def is_direct(self, place: Place, layer: int) -> bool:
+        """Whether the layer lives at `place`: its tokens are at a view's `direct_rows` there, at
+        its `window_rows` otherwise."""
+        return self._levels.is_direct(place, layer)
+
+    def tensors(self, place: Place, layer: int, window: int) -> KvTensors:
+        """What attention of a layer at `place` reads and writes."""
+        return self._levels.tensors(place, layer, window)
+
+    def needs(self, view: KvView, layer: int) -> frozenset[Kind]:
+        """Which of `KV_READ`, `KV_UP`, `KV_DOWN` and `KV_WRITE` have something to move."""
+        return self._levels.needs(view, layer)
+
+    def read(self, view: KvView, layer: int) -> None:
+        """The context of the view from disk to a window in main memory.
+
+        This and the following may be called although there is nothing to move, but not for a task
+        that the layer never has. All raise StorageError when the disk fails.
+        """
+        self._levels.move(Kind.KV_READ, view, layer)
+
+    def up(self, view: KvView, layer: int) -> None:
+        """The context of the view to where it attends, whole pages."""
+        self._levels.move(Kind.KV_UP, view, layer)
+
+    def down(self, view: KvView, layer: int) -> None:
+        """New tokens of the view to where they live, or to main memory on their way to disk."""
+        self._levels.move(Kind.KV_DOWN, view, layer)
+
+    def write(self, view: KvView, layer: int) -> None:
+        """Pages with new tokens of the view from main memory to disk."""
+        self._levels.move(Kind.KV_WRITE, view, layer)
+
+    def num_bytes(self, kind: Kind, view: KvView, layer: int) -> int:
+        """Bytes that `kind` moves for the view; 0 where it is not needed."""
+        return self._levels.num_bytes(kind, view, layer)
+
+    def up_bytes(self, view: KvView, layer: int) -> int:
+        """Bytes that `up` moves."""
+        return self.num_bytes(Kind.KV_UP, view, layer)
+
+    def down_bytes(self, view: KvView, layer: int) -> int:
+        """Bytes that `down` moves."""
+        return self.num_bytes(Kind.KV_DOWN, view, layer)
+
+    def close(self) -> None:
+        """Gives the scratch file back. Nothing may be in flight."""
+        self._levels.close()
 
     def check_integrity(self) -> None:
         """Asserts that every page has exactly one owner."""
         owned = [page for pages in self._pages.values() for page in pages]
         assert sorted(owned + self._free) == list(range(self.num_pages)), "page owners differ"
+        for owner, pages in self._pages.items():
+            rows = self._rows[owner].view(-1, PAGE_TOKENS)
+            assert (rows[:, 0] // PAGE_TOKENS).tolist() == pages, "rows of an owner left its pages"

@@ -12,6 +12,7 @@ from safetensors import safe_open
 from moebatch.model.batch import MicroBatch, Span
 from moebatch.model.decoder import Decoder, DenseWeights
 from moebatch.model.families import family_of, required_tensors
+from moebatch.model.router import Routing
 from moebatch.plan.scratch import Limits
 from moebatch.spec.shape import ModelShape, load_config
 
@@ -48,13 +49,15 @@ class Driver:
     ) -> None:
         config = load_config(folder / "config.json")
         self.shape = ModelShape.from_config(config, str(folder))
+        self.folder, self.limits = folder, limits
         self._tensors = read_tensors(folder)
         self._family = family_of(self.shape)
         required = required_tensors(self.shape, self._tensors)
         found = {name: tuple(self._tensors[name].shape) for name in required}
         assert found == required
+        self.weights = self._dense(dtype)
         self.decoder = Decoder(
-            self.shape, config, self._dense(dtype), limits, expert_dtype=self._stored_dtype()
+            self.shape, config, self.weights, limits, expert_dtype=self._stored_dtype()
         )
         size = (self.shape.num_layers, NUM_ROWS, self.shape.num_kv_heads, self.shape.head_dim)
         self.keys = torch.full(size, torch.nan, dtype=dtype)
@@ -101,7 +104,7 @@ class Driver:
     ) -> None:
         """Computes that many next tokens of each sequence, and samples where all are done."""
         with torch.inference_mode():
-            micro_batches, tokens, ends = self._lay_out(work, micro_batch, span_tokens)
+            micro_batches, tokens, ends = self.lay_out(work, micro_batch, span_tokens)
             x_TD = self.decoder.embed(torch.tensor(tokens))
             self.run_layers(x_TD, micro_batches)
             logits_RV = self.decoder.logits(x_TD[torch.tensor(ends)])
@@ -121,15 +124,20 @@ class Driver:
                 decoder.add_dense(layer, x_TD)
                 continue
             routing = decoder.route(layer, x_TD)
-            for expert in reversed(routing.experts):
-                parts = self._family.expert_parts(shape, layer, expert, self._tensors)
-                tensors = [self._slice(part) for part in parts]
-                decoder.run_expert(layer, routing, expert, tensors)
+            self.run_experts(layer, routing)
             decoder.combine(layer, x_TD, routing)
 
-    def _lay_out(
+    def run_experts(self, layer: int, routing: Routing) -> None:
+        """All experts that were chosen, last one first."""
+        for expert in reversed(routing.experts):
+            parts = self._family.expert_parts(self.shape, layer, expert, self._tensors)
+            tensors = [self._slice(part) for part in parts]
+            self.decoder.run_expert(layer, routing, expert, tensors)
+
+    def lay_out(
         self, work: Sequence[tuple[Seq, int]], micro_batch: int, span_tokens: int
     ) -> tuple[list[MicroBatch], list[int], list[int]]:
+        """Micro-batches, all tokens, and the row of the last token of each sequence."""
         spans, tokens, ends = [], [], []
         for seq, num_tokens in work:
             stop = seq.num_cached + num_tokens

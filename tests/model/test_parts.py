@@ -49,7 +49,7 @@ def test_group_by_expert(num_tokens: int, num_experts: int, num_chosen: int, see
     generator = torch.Generator().manual_seed(seed)
     scores = torch.rand(num_tokens, num_experts, generator=generator)
     experts_TK = scores.topk(num_chosen, dim=-1).indices
-    groups = group_by_expert(experts_TK, num_experts)
+    groups = group_by_expert(experts_TK, slice(0, num_tokens), num_experts)
     assert list(groups) == sorted(set(experts_TK.flatten().tolist()))
     for expert, (rows, choices) in groups.items():
         want_rows, want_choices = torch.where(experts_TK == expert)

@@ -1,0 +1,317 @@
+"""Reads a text with a model and keeps which experts follow which: Klotski's warm-up run.
+
+The last tenth of the text is held out: the table is first asked what it would have predicted there,
+then that tenth is counted as well.
+
+Shape letters: L MoE layers, T tokens of a pass, K experts per token.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from moebatch.engine.build import BuiltEngine, ModelFiles, build_engine, open_model
+from moebatch.errors import CheckpointError, ConfigError, DoesNotFit, Fault, StorageError
+from moebatch.job.planning import job_problem
+from moebatch.job.prepare import prepare
+from moebatch.job.prompts import RowReader
+from moebatch.job.reading_policy import reading_policy
+from moebatch.job.texts import TokenSequence, read_sequences
+from moebatch.measure.saved import machine_profile, require_writable_folder
+from moebatch.plan.machine import detect_machine
+from moebatch.predict.accuracy import LayerAccuracy, accuracy
+from moebatch.predict.correlation import CorrelationPredictor
+from moebatch.predict.path_table import PathTable
+from moebatch.predict.predictor import Chosen
+from moebatch.predict.table_file import TableOwner, save_table, table_path
+from moebatch.predict.trace import RoutingTrace, TraceRecorder
+from moebatch.spec.job import InputSection, Job, ModelSection, OutputSection, ResourcesSection
+from moebatch.spec.policy import Policy
+from moebatch.spec.request import Request
+from moebatch.spec.sampling import Sampling
+from moebatch.spec.workload import Workload
+from moebatch.store.fingerprint import checkpoint_fingerprint
+
+SEQUENCE_TOKENS = 512
+"""As in Klotski's warm-up."""
+HELD_OUT_SHARE = 0.1
+GROUP_TOKENS = (1, 64)
+"""Accuracy is told for so many tokens at a time."""
+_READING = Sampling(max_tokens=1, temperature=0.0)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CalibrationOrder:
+    """What is to be read and what is to be written."""
+
+    model: Path
+    text: Path
+    """Plain text, or what a job reads its prompts from."""
+    path_length: int = 1
+    num_tokens: int = 65536
+    """So much of the text is read at most."""
+    dram_bytes: int | None = None
+    """Most main memory; None is all that is free."""
+    output: Path | None = None
+    """The table; None puts it beside the model."""
+    trace: Path | None = None
+    """Where all routing is written to, if anywhere."""
+
+    @property
+    def table(self) -> Path:
+        """Where the table goes."""
+        return self.output or table_path(self.model)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Comparison:
+    """Accuracy on the held-out text, of the table and of its marginal counts alone."""
+
+    group_tokens: int
+    correlation: tuple[LayerAccuracy, ...]
+    marginal: tuple[LayerAccuracy, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CalibrationSummary:
+    """What a calibration has done."""
+
+    table: Path
+    trace: Path | None
+    num_sequences: int
+    num_tokens: int
+    num_held_out: int
+    """Tokens among them on which accuracy was measured."""
+    num_passes: int
+    run_s: float
+    comparisons: tuple[Comparison, ...]
+    """Empty where the text was too short to hold something out."""
+
+
+class Calibration:
+    """One calibration, from a text to a table."""
+
+    def __init__(
+        self,
+        order: CalibrationOrder,
+        tell: Callable[[str], None],
+        advance: Callable[[float], None] = lambda share: None,
+    ) -> None:
+        """`tell` gets lines for the user; `advance` the share of the text, 0 to 1, that is read."""
+        self._order = order
+        self._tell = tell
+        self._advance = advance
+        self._recorded: list[NDArray[np.integer]] = []
+        self._counting = True
+
+    def execute(self) -> CalibrationSummary:
+        """Reads, counts and writes.
+
+        Raises MoebatchError when text, model, memory or places to write are not fit for it.
+        """
+        order = self._order
+        _require_places(order)
+        files = open_model(order.model, "auto")
+        owner = TableOwner.of(
+            order.model, checkpoint_fingerprint(files.config, files.checkpoint), files.shape
+        )
+        table = owner.empty_table(order.path_length)
+        job = _job(order)
+        reader = self._reader(job, files)
+        sequences = self._sequences(reader, files)
+        policy, max_tokens = self._policy(job, files, table, sequences)
+        recorder = TraceRecorder(
+            owner.moe_layers,
+            experts_per_token=owner.experts_per_token,
+            take=lambda experts_LTK: self._take(table, experts_LTK),
+        )
+        progress = _Progress(
+            recorder, self._advance, num_layers=len(owner.moe_layers), total=_count(sequences)
+        )
+        torch.set_num_threads(detect_machine().num_cores)
+        built = build_engine(
+            files,
+            policy,
+            decoder=reader.tokenizer,
+            end_tokens=frozenset(),
+            job_seed=0,
+            max_tokens=max_tokens,
+            observer=progress,
+        )
+        return self._run(built, table, owner, sequences)
+
+    # --- before the first pass ------------------------------------------------------------------
+
+    def _reader(self, job: Job, files: ModelFiles) -> RowReader:
+        shape = files.shape
+        return prepare(job, vocab_size=shape.vocab_size, max_positions=shape.max_positions).reader
+
+    def _sequences(self, reader: RowReader, files: ModelFiles) -> list[TokenSequence]:
+        longest = min(SEQUENCE_TOKENS, files.shape.max_positions - 1)
+        wanted = self._order.num_tokens
+        sequences = read_sequences(
+            self._order.text, reader, num_tokens=wanted, sequence_tokens=longest
+        )
+        found = _count(sequences)
+        less = f", fewer than the {wanted} asked for" if found < wanted else ""
+        self._tell(f"text: {found} tokens in {len(sequences)} sequences{less}")
+        return sequences
+
+    def _policy(
+        self,
+        job: Job,
+        files: ModelFiles,
+        table: PathTable,
+        sequences: Sequence[TokenSequence],
+    ) -> tuple[Policy, int]:
+        """A policy within the budget, and the longest sequence with its one new token."""
+        workload = Workload(
+            num_sequences=len(sequences),
+            mean_prompt_tokens=_count(sequences) / len(sequences),
+            mean_new_tokens=1.0,
+            max_total_tokens=max(map(len, sequences)) + 1,
+        )
+        profile, _ = machine_profile()  # its capacities count, not its rates
+        problem = job_problem(job, files, workload, profile.hardware())
+        shape, kept = files.shape, 1.0 if self._order.trace else HELD_OUT_SHARE
+        choices = kept * _count(sequences) * len(shape.moe_layers) * shape.experts_per_token
+        held = problem.program_bytes["dram"] + table.num_bytes + round(choices * 2)
+        try:
+            policy = reading_policy(replace(problem, program_bytes={"dram": held}))
+        except DoesNotFit as error:
+            raise DoesNotFit(f"{error}\nFor a calibration resources.dram is --dram.") from None
+        self._tell(f"policy: {policy}")
+        return policy, workload.max_total_tokens
+
+    # --- the passes -----------------------------------------------------------------------------
+
+    def _run(
+        self,
+        built: BuiltEngine,
+        table: PathTable,
+        owner: TableOwner,
+        sequences: Sequence[TokenSequence],
+    ) -> CalibrationSummary:
+        begun = time.perf_counter()
+        num_counted = len(sequences) - round(len(sequences) * HELD_OUT_SHARE)
+        counted, held_out = sequences[:num_counted], sequences[num_counted:]
+        try:
+            self._read(built, counted, first=0)
+            num_before, self._counting = len(self._recorded), False
+            self._read(built, held_out, first=num_counted)
+        finally:
+            built.experts.close()
+        run_s = time.perf_counter() - begun
+        unseen = self._recorded[num_before:]
+        comparisons = _compare(table, unseen) if unseen else ()
+        for experts_LTK in unseen:
+            table.add_pass(experts_LTK)
+        self._write(replace(table, num_tokens=_count(sequences)), owner)
+        return CalibrationSummary(
+            table=self._order.table,
+            trace=self._order.trace,
+            num_sequences=len(sequences),
+            num_tokens=_count(sequences),
+            num_held_out=_count(held_out),
+            num_passes=built.engine.statistics.num_passes,
+            run_s=run_s,
+            comparisons=comparisons,
+        )
+
+    def _write(self, table: PathTable, owner: TableOwner) -> None:
+        save_table(self._order.table, table, owner)
+        if self._order.trace is not None:
+            trace = _trace(self._recorded, table)
+            trace.save(self._order.trace, fingerprint=owner.fingerprint)
+
+    def _read(self, built: BuiltEngine, sequences: Sequence[TokenSequence], *, first: int) -> None:
+        with torch.inference_mode():
+            for outcome in built.engine.run(_requests(sequences, first)):
+                if outcome.error is not None:
+                    raise CheckpointError(f"{self._order.model}: {outcome.error.message}")
+
+    def _take(self, table: PathTable, experts_LTK: NDArray[np.integer]) -> None:
+        if self._counting:
+            table.add_pass(experts_LTK)
+        if self._order.trace is not None or not self._counting:
+            self._recorded.append(experts_LTK.astype(np.uint16, copy=True))
+
+
+class _Progress:
+    """Passes on what it observes and tells how far the text has been read."""
+
+    def __init__(
+        self,
+        recorder: TraceRecorder,
+        advance: Callable[[float], None],
+        *,
+        num_layers: int,
+        total: int,
+    ) -> None:
+        self._recorder = recorder
+        self._advance = advance
+        self._steps = num_layers * total
+        self._done = 0
+
+    def begin_pass(self, num_rows: int) -> None:
+        self._recorder.begin_pass(num_rows)
+
+    def observe(self, layer: int, rows: slice, experts_RK: Chosen) -> None:
+        self._recorder.observe(layer, rows, experts_RK)
+        self._done += rows.stop - rows.start
+        self._advance(min(1.0, self._done / self._steps))
+
+
+def _require_places(order: CalibrationOrder) -> None:
+    """Raises StorageError and ConfigError before anything is computed."""
+    if order.model.is_dir():  # whoever opens it says what is wrong otherwise
+        require_writable_folder(order.table)
+    if order.trace is not None:
+        require_writable_folder(order.trace)
+    for path in (order.table, order.trace):
+        if path is not None and path.is_dir():
+            raise StorageError(f"{path}: is a folder; give the path of a file")
+    if order.trace is not None and order.trace.absolute() == order.table.absolute():
+        fault = Fault(file="--trace", message="is where the table goes; give another place")
+        raise ConfigError([fault])
+
+
+def _job(order: CalibrationOrder) -> Job:
+    """A job of the same model, text and memory, for everything that is asked of jobs."""
+    return Job(
+        model=ModelSection(path=order.model),
+        input=InputSection(path=order.text),
+        output=OutputSection(path=order.table),
+        resources=ResourcesSection(dram=order.dram_bytes),
+    )
+
+
+def _requests(sequences: Sequence[TokenSequence], first: int) -> Iterator[Request]:
+    for index, tokens in enumerate(sequences, start=first):
+        yield Request(index=index, custom_id=str(index), prompt_tokens=tokens, sampling=_READING)
+
+
+def _compare(table: PathTable, unseen: Sequence[NDArray[np.integer]]) -> tuple[Comparison, ...]:
+    trace, found = _trace(unseen, table), []
+    for group_tokens in GROUP_TOKENS:
+        of_paths, of_marginal = (
+            accuracy(CorrelationPredictor(some, learns=False), trace, group_tokens=group_tokens)
+            for some in (table, table.shortened(0))
+        )
+        found.append(
+            Comparison(group_tokens=group_tokens, correlation=of_paths, marginal=of_marginal)
+        )
+    return tuple(found)
+
+
+def _trace(passes: Sequence[NDArray[np.integer]], table: PathTable) -> RoutingTrace:
+    return RoutingTrace.of(passes, table.moe_layers, num_experts=table.num_experts)
+
+
+def _count(sequences: Sequence[TokenSequence]) -> int:
+    return sum(map(len, sequences))

@@ -1,0 +1,60 @@
+"""Attention between its projections, on a device of its own choosing.
+
+Shape letters: T tokens of the micro-batch, S positions, H query heads, G KV heads, C head size,
+R rows of the cache.
+"""
+
+import torch
+from torch import Tensor
+
+from moebatch.model.attention import LayerKv, Qkv, attend
+from moebatch.model.batch import MicroBatch
+from moebatch.model.scratch import Scratch
+from moebatch.plan.scratch import Limits, attention_core_elements
+from moebatch.spec.shape import ModelShape
+
+
+class AttentionCore:
+    """Appends to the cache and attends to it. Needs no weights.
+
+    It owns its scratch: a thread may use it while another one uses a decoder or another core.
+    """
+
+    def __init__(
+        self, shape: ModelShape, limits: Limits, *, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.device = device
+        self._rows_size = (limits.kv_rows, shape.num_kv_heads, shape.head_dim)
+        self._windows = shape.sliding_windows
+        self._scratch = Scratch(attention_core_elements(shape, limits), device=device, dtype=dtype)
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Bytes that are allocated up front."""
+        return self._scratch.buffer.nbytes
+
+    def attend(
+        self,
+        layer: int,
+        qkv: Qkv,
+        micro_batch: MicroBatch,
+        keys_RGC: Tensor,
+        values_RGC: Tensor,
+        out_THC: Tensor,
+    ) -> None:
+        """Writes new keys and values into the layer's cache, and attention into `out_THC`.
+
+        All tensors, and what the micro-batch plans for attention, are on the device of the core.
+        `qkv` and `out_THC` may have more rows than the micro-batch; those are left alone.
+        """
+        q_THC, k_TGC, v_TGC = qkv.first(micro_batch.num_tokens)
+        frame = self._scratch.frame()
+        kv = LayerKv(
+            keys_RGC=keys_RGC,
+            values_RGC=values_RGC,
+            gathered_keys_SGC=frame.take(*self._rows_size),
+            gathered_values_SGC=frame.take(*self._rows_size),
+        )
+        kv.write(micro_batch.new_rows_T, k_TGC, v_TGC)
+        plan = micro_batch.plans[self._windows[layer]]
+        attend(q_THC, k_TGC, v_TGC, plan, kv, out_THC[: micro_batch.num_tokens])

@@ -1,0 +1,144 @@
+"""Prediction from what tokens have chosen in the layers before (Klotski, section on hot experts).
+
+Shape letters: T tokens of the pass, R rows, E experts, K experts per token, P paths.
+"""
+
+from collections.abc import Callable
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moebatch.predict.choices import Choices
+from moebatch.predict.path_table import Counts, PathTable, path_codes
+from moebatch.predict.predictor import Chosen
+
+MAX_LEARNT_ROWS = 512
+"""Of a larger micro-batch so many rows, evenly taken, are counted while a job runs."""
+Floats = NDArray[np.float64]
+Method = Literal["probability", "votes"]
+
+
+class CorrelationPredictor:
+    """Ranks experts by how often the paths that tokens have taken led to them.
+
+    Paths of length 0 make it a predictor of marginal counts, which looks at no other layer. Where
+    the layer before has not spoken yet, what is expected of it stands in for it. One thread may use
+    it at a time.
+    """
+
+    def __init__(
+        self, table: PathTable, *, method: Method = "probability", learns: bool = True
+    ) -> None:
+        """`learns` counts what is observed into `table`, in memory only.
+
+        Method `votes` is that of Klotski's authors: every path gives its token's vote to each of
+        its K most frequent followers. `probability` shares it out by frequency.
+        """
+        self._table = table
+        self._shares = _METHODS[method]
+        self._learns = learns
+        self._choices = Choices(table.moe_layers, experts_per_token=table.experts_per_token)
+        self._rest: dict[int, Floats] = {}
+
+    def begin_pass(self, num_rows: int) -> None:
+        """A pass of so many tokens begins."""
+        self._choices.begin_pass(num_rows)
+        self._rest.clear()
+
+    def observe(self, layer: int, rows: slice, experts_RK: Chosen) -> None:
+        """The gate of `layer` has spoken for those rows."""
+        position = self._choices.position(layer)
+        self._choices.add(position, rows, experts_RK)
+        self._rest.clear()
+        if self._learns:
+            step = -(-(rows.stop - rows.start) // MAX_LEARNT_ROWS)
+            some = slice(rows.start, rows.stop, step or 1)
+            before = self._before(position, some)
+            self._table.add(position, before, self._choices.of(position, some))
+
+    def rank(self, layer: int) -> list[int]:
+        """All experts of the layer, likeliest first; the more frequent first among equals."""
+        position = self._choices.position(layer)
+        frequency = self._table.counts[0][position, 0].astype(np.float64)
+        ranked: list[int] = np.lexsort((-frequency, -self.expected(layer))).tolist()
+        return ranked
+
+    def expected(self, layer: int) -> Floats:
+        """How many tokens of the pass are expected to choose each expert, [E]."""
+        position = self._choices.position(layer)
+        spoken = self._choices.of(position, slice(0, self._choices.num_spoken(position)))
+        return self._count(spoken) + self._expected_of_rest(position)
+
+    def _expected_of_rest(self, position: int) -> Floats:
+        """The same, of the tokens whose gate has not spoken there."""
+        if position not in self._rest:
+            num_left = self._choices.num_rows - self._choices.num_spoken(position)
+            if position == 0 or self._table.path_length == 0:
+                num_choices = num_left * self._table.experts_per_token
+                weights = np.array([float(num_choices)])
+                self._rest[position] = self._led_to(position, weights, length=0)
+            else:
+                self._rest[position] = self._from_layer_before(position)
+        return self._rest[position]
+
+    def _from_layer_before(self, position: int) -> Floats:
+        known = slice(self._choices.num_spoken(position), self._choices.num_spoken(position - 1))
+        expected = np.zeros(self._table.num_experts)
+        if known.stop > known.start:
+            before = self._before(position, known)
+            codes = path_codes(before, self._table.num_experts, known.stop - known.start)
+            num_paths = self._table.num_experts ** len(before)
+            weights = np.bincount(codes.reshape(-1), minlength=num_paths).astype(np.float64)
+            # All paths of a token together stand for its K choices.
+            weights *= self._table.experts_per_token / codes.shape[1]
+            expected += self._led_to(position, weights, length=len(before))
+        if self._choices.num_rows > max(known.stop, known.start):
+            weights = self._expected_of_rest(position - 1)
+            expected += self._led_to(position, weights, length=1)
+        return expected
+
+    def _led_to(self, position: int, weights_P: Floats, *, length: int) -> Floats:
+        """Where paths of that length lead; the weight of one never taken goes by shorter ones."""
+        table, expected = self._table, np.zeros(self._table.num_experts)
+        left_P = weights_P.copy()
+        for shorter in range(length, -1, -1):
+            paths = np.flatnonzero(left_P)
+            counts_PE = table.counts[shorter][position, paths]
+            seen = counts_PE.any(axis=1)
+            shares_PE = self._shares(counts_PE[seen], table.experts_per_token)
+            expected += left_P[paths[seen]] @ shares_PE
+            left_P[paths[seen]] = 0.0
+            if shorter:
+                left_P = left_P.reshape(table.num_experts, -1).sum(axis=0)
+        expected += left_P[0] / table.num_experts
+        return expected
+
+    def _before(self, position: int, rows: slice) -> list[Chosen]:
+        """What those rows have chosen at the layers before, as far as paths reach, oldest first."""
+        first = max(0, position - self._table.path_length)
+        return [self._choices.of(earlier, rows) for earlier in range(first, position)]
+
+    def _count(self, experts_RK: Chosen) -> Floats:
+        counts = np.bincount(experts_RK.reshape(-1), minlength=self._table.num_experts)
+        return counts.astype(np.float64)
+
+
+def _probability_shares(counts_PE: Counts, num_choices: int) -> Floats:
+    """Each path's weight goes to its followers in proportion."""
+    shares_PE: Floats = counts_PE / counts_PE.sum(axis=1, keepdims=True, dtype=np.float64)
+    return shares_PE
+
+
+def _vote_shares(counts_PE: Counts, num_choices: int) -> Floats:
+    """Each path's weight goes to its K most frequent followers, evenly, equal ones by number."""
+    shares_PE = np.zeros(counts_PE.shape)
+    best_PK = np.argsort(-counts_PE.astype(np.int64), axis=1, kind="stable")[:, :num_choices]
+    np.put_along_axis(shares_PE, best_PK, 1 / num_choices, axis=1)
+    return shares_PE
+
+
+_METHODS: dict[Method, Callable[[Counts, int], Floats]] = {
+    "probability": _probability_shares,
+    "votes": _vote_shares,
+}

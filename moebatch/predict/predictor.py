@@ -1,0 +1,48 @@
+"""What a predictor of experts is asked and told.
+
+Shape letters: T tokens of the pass, R rows of a micro-batch, E experts, K experts per token.
+"""
+
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Chosen = NDArray[np.integer]
+"""Experts that each of some tokens has chosen at one layer, [R, K]."""
+
+
+class RoutingObserver(Protocol):
+    """Whoever is told what the gates of a pass have chosen."""
+
+    def begin_pass(self, num_rows: int) -> None:
+        """A pass of so many tokens begins; what was observed before belongs to an earlier one.
+
+        A pass that is broken off ends with the next call.
+        """
+
+    def observe(self, layer: int, rows: slice, experts_RK: Chosen) -> None:
+        """The gate of `layer` has spoken for those rows of the pass.
+
+        Row r is the same token in all layers of a pass. Micro-batches of a layer come one behind
+        the other, the first rows first; those of several layers may take turns.
+        """
+
+
+class Predictor(RoutingObserver, Protocol):
+    """Tells which experts of a MoE layer will probably be chosen, from what it has observed.
+
+    Rows whose gate has spoken at that layer count as what they chose, so a layer that is behind
+    the pass ranks its experts as they were chosen; for those rows it is the best guess for the
+    next pass. The other rows are predicted.
+    """
+
+    def rank(self, layer: int) -> list[int]:
+        """All experts of the layer, the likeliest to be chosen first, equal ones by number."""
+
+    def expected(self, layer: int) -> NDArray[np.float64]:
+        """How many tokens of the pass are expected to choose each expert, [E].
+
+        They sum to T times K. An expert is chosen at all with a probability of about
+        1 - exp(-expected), so beyond ln 2 it is likelier than not to be needed.
+        """

@@ -1,0 +1,79 @@
+"""Progress and report of a calibration."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console, Group, RenderableType
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from moebatch.job.calibrate import CalibrationSummary, Comparison
+from moebatch.predict.accuracy import mean_accuracy
+from moebatch.units import format_duration
+
+
+@contextmanager
+def reading_bar(console: Console, *, quiet: bool) -> Iterator[Callable[[float], None]]:
+    """A bar on a terminal; yields what to call with the share, 0 to 1, that is read."""
+    if quiet or not console.is_terminal:
+        yield lambda share: None
+        return
+    columns = TextColumn("reading"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn()
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("reading", total=1.0)
+        yield lambda share: progress.update(task, completed=share)
+
+
+def calibration_view(summary: CalibrationSummary) -> RenderableType:
+    """What was read, where the table is, and how well it predicts."""
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="dim", justify="right")
+    grid.add_column()
+    read = f"{summary.num_tokens} tokens in {summary.num_sequences} sequences"
+    in_time = f"{summary.num_passes} passes, {format_duration(summary.run_s)}"
+    grid.add_row("read", f"{read}, {in_time}")
+    grid.add_row("table", escape(str(summary.table)))
+    if summary.trace is not None:
+        grid.add_row("trace", escape(str(summary.trace)))
+    if not summary.comparisons:
+        grid.add_row("accuracy", "not measured: the text is too short to hold a tenth out")
+        return Group("", grid)
+    grid.add_row("accuracy", f"on the last {summary.num_held_out} tokens, before they were counted")
+    return Group("", grid, "", _accuracy(summary.comparisons))
+
+
+def _accuracy(comparisons: tuple[Comparison, ...]) -> RenderableType:
+    """Of the K experts that are predicted to be hot: how many took part, how many were hot."""
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_edge=False)
+    table.add_column("layer", style="dim", justify="right")
+    for one in comparisons:
+        if one.group_tokens == 1:
+            table.add_column("1 token: chosen", justify="right")
+            table.add_column("by marginal", justify="right", style="dim")
+        else:
+            table.add_column(f"{one.group_tokens} tokens: took part", justify="right")
+            table.add_column("hottest", justify="right")
+            table.add_column("by marginal", justify="right", style="dim")
+    layers = [layer.layer for layer in comparisons[0].correlation]
+    for position, layer in enumerate(layers):
+        table.add_row(str(layer), *_cells(comparisons, position))
+    table.add_section()
+    table.add_row("mean", *_cells(comparisons, None))
+    return table
+
+
+def _cells(comparisons: tuple[Comparison, ...], position: int | None) -> Iterator[str]:
+    """Figures of a layer, or their means."""
+    for one in comparisons:
+        if position is None:
+            took_part, hot = mean_accuracy(one.correlation)
+            marginal = mean_accuracy(one.marginal)[1]
+        else:
+            layer = one.correlation[position]
+            took_part, hot = layer.took_part, layer.hot
+            marginal = one.marginal[position].hot
+        if one.group_tokens > 1:
+            yield f"{took_part:.1%}"
+        yield f"{hot:.1%}"
+        yield f"{marginal:.1%}"

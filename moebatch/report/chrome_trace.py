@@ -1,0 +1,119 @@
+"""Timelines as Chrome traces, which Perfetto (ui.perfetto.dev) and chrome://tracing open.
+
+One process for each timeline, so that predicted and measured lie below each other; in it a row for
+each lane, and one that says what the busiest lane waited for.
+"""
+
+import gzip
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from moebatch.report.task_words import bubble_words, task_label, waits_words
+from moebatch.schedule.statistics import Statistics, in_order
+from moebatch.schedule.task_name import reason_kind
+from moebatch.schedule.timeline import Bubble, Span, Timeline
+from moebatch.spec.text_file import write_bytes
+
+_Event = dict[str, Any]
+
+
+def chrome_trace(timelines: Mapping[str, Timeline]) -> dict[str, Any]:
+    """The trace of timelines by name, as plain data. Moments are in microseconds, to the nanosecond
+    that a viewer keeps; `args.seconds` of a task is exact."""
+    events: list[_Event] = []
+    for pid, (name, timeline) in enumerate(timelines.items(), 1):
+        events += _process(pid, name, timeline)
+    return {"displayTimeUnit": "ms", "traceEvents": events}
+
+
+def write_chrome_trace(path: Path, timelines: Mapping[str, Timeline]) -> None:
+    """Writes the trace as JSON, compressed if the name ends in ``.gz``.
+
+    Raises StorageError.
+    """
+    text = json.dumps(chrome_trace(timelines), separators=(",", ":"), allow_nan=False)
+    data = text.encode()
+    # Without a time of its own the same timeline is the same file.
+    write_bytes(path, gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
+
+
+def _process(pid: int, name: str, timeline: Timeline) -> Iterator[_Event]:
+    yield _name(pid, 0, "process_name", name=name)
+    yield _name(pid, 0, "process_sort_index", sort_index=pid)
+    busiest = Statistics.of(timeline).bottleneck
+    tid = 0
+    for lane in in_order(timeline.lanes):
+        tid += 1
+        yield from _thread(pid, tid, lane)
+        for span in timeline.on(lane):
+            yield _task(pid, tid, span, timeline.num_layers)
+        if lane == busiest:
+            tid += 1
+            yield from _thread(pid, tid, f"{lane} waits")
+            for bubble in timeline.bubbles(lane):
+                yield _wait(pid, tid, bubble, timeline.num_layers)
+    for number, end_s in enumerate(timeline.pass_ends_s):
+        yield {
+            "ph": "i",
+            "s": "p",
+            "name": f"end of pass {number}",
+            "pid": pid,
+            "tid": 1,
+            "ts": _us(end_s),
+        }
+
+
+def _thread(pid: int, tid: int, name: str) -> Iterator[_Event]:
+    yield _name(pid, tid, "thread_name", name=name)
+    yield _name(pid, tid, "thread_sort_index", sort_index=tid)
+
+
+def _name(pid: int, tid: int, what: str, **args: str | int) -> _Event:
+    return {"ph": "M", "name": what, "pid": pid, "tid": tid, "ts": 0, "args": args}
+
+
+def _task(pid: int, tid: int, span: Span, num_layers: int) -> _Event:
+    task = span.task
+    args = {
+        "step": task.step,
+        "walk": task.step // num_layers,
+        "layer": task.step % num_layers,
+        "micro_batch": task.micro_batch,
+        "expert": task.expert,
+        "page": task.page,
+        "chunk": task.part,
+        "slot": span.slot,
+        "waited_for": span.waited_for,
+        "seconds": span.seconds,
+    }
+    label = task_label(task, num_layers)
+    return _complete(pid, tid, label, str(task.kind), span.start_s, span.end_s, args)
+
+
+def _wait(pid: int, tid: int, bubble: Bubble, num_layers: int) -> _Event:
+    words = waits_words(reason_kind(bubble.waited_for))
+    args = {"before": bubble_words(bubble, num_layers), "seconds": bubble.seconds}
+    return _complete(pid, tid, words, "wait", bubble.start_s, bubble.end_s, args)
+
+
+def _complete(
+    pid: int, tid: int, name: str, kind: str, start_s: float, end_s: float, args: _Event
+) -> _Event:
+    # Both ends are rounded, not the length: so neighbours meet and never overlap.
+    start_us = _us(start_s)
+    return {
+        "ph": "X",
+        "name": name,
+        "cat": kind,
+        "pid": pid,
+        "tid": tid,
+        "ts": start_us,
+        "dur": round(_us(end_s) - start_us, 3),
+        "args": {key: value for key, value in args.items() if value is not None},
+    }
+
+
+def _us(seconds: float) -> float:
+    return round(seconds * 1e6, 3)

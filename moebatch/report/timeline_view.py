@@ -1,0 +1,150 @@
+"""Timelines as tables: how long a pass takes, what each lane did, and what it waited for."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from rich.console import Group, RenderableType
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from moebatch.report.task_words import bubble_words, seconds_text, waits_words
+from moebatch.schedule.lane_statistics import LaneStatistics
+from moebatch.schedule.statistics import Statistics
+from moebatch.schedule.timeline import Timeline
+
+_BAR_LENGTH = 24
+_NUM_WAITS = 5
+
+
+def simulation_view(
+    timelines: Mapping[str, Timeline], tokens_per_pass: Mapping[str, float] | None = None
+) -> RenderableType:
+    """What `moebatch simulate` shows: a table for each schedule, and how they compare.
+
+    Args:
+        timelines: by name of the schedule, the one asked for first.
+        tokens_per_pass: tokens generated in a pass, for schedules of which that is known.
+    """
+    rows = [
+        _Simulated(name=name, timeline=timeline, num_tokens=(tokens_per_pass or {}).get(name))
+        for name, timeline in timelines.items()
+    ]
+    parts: list[RenderableType] = []
+    for row in rows:
+        parts += [_schedule(row), ""]
+    return Group(*parts, _comparison(rows)) if len(rows) > 1 else Group(*parts[:-1])
+
+
+def schedule_table(
+    name: str, timeline: Timeline, num_tokens: float | None = None
+) -> RenderableType:
+    """One schedule, once the pipeline has filled: seconds and lanes of a mean pass."""
+    return _schedule(_Simulated(name=name, timeline=timeline, num_tokens=num_tokens))
+
+
+def comparison_table(timelines: Mapping[str, Timeline]) -> RenderableType:
+    """Several schedules side by side; ratios are to the first."""
+    return _comparison(
+        [_Simulated(name=name, timeline=timeline) for name, timeline in timelines.items()]
+    )
+
+
+def waits_table(statistics: Statistics, count: int = _NUM_WAITS) -> RenderableType:
+    """What the lanes of a run waited for, and the longest waits of those that matter most."""
+    grid = _grid()
+    for name in statistics.names:
+        for number, words in enumerate(_reasons(statistics.lanes[name])):
+            grid.add_row("" if number else escape(name), words)
+    longest = statistics.longest_waits(statistics.main_lanes, count)
+    for number, bubble in enumerate(longest):
+        words = bubble_words(bubble, statistics.num_layers)
+        wait = f"{bubble.lane} {seconds_text(bubble.seconds)} {words}"
+        grid.add_row("" if number else "longest waits", escape(wait))
+    return grid
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Simulated:
+    name: str
+    timeline: Timeline
+    num_tokens: float | None = None
+
+    @property
+    def statistics(self) -> Statistics:
+        """What the lanes did once the pipeline had filled."""
+        return Statistics.of(self.timeline, since_s=self.timeline.steady_since_s)
+
+
+def _schedule(row: _Simulated) -> RenderableType:
+    statistics, lanes, waits = row.statistics, _grid(), _grid()
+    lanes.add_column(justify="right")
+    lanes.add_row("per pass", _speed(row), "")
+    for name in statistics.names:
+        lane, binds = statistics.lanes[name], name == statistics.bottleneck
+        title = f"[bold yellow]{escape(name)}[/]" if binds else escape(name)
+        idle_s = (lane.bubbles_s + statistics.rest_s(name)) / row.timeline.num_steady_passes
+        lanes.add_row(title, _bar(statistics.share(name)), f"idle {seconds_text(idle_s)}")
+        for bubble in lane.longest[:1]:
+            words = bubble_words(bubble, statistics.num_layers)
+            waits.add_row(title, escape(f"{seconds_text(bubble.seconds)} {words}"))
+    parts: list[RenderableType] = [Text(row.name, style="bold"), lanes]
+    if waits.row_count:
+        parts += [Text("longest bubbles", style="dim"), waits]
+    return Group(*parts)
+
+
+def _speed(row: _Simulated) -> str:
+    pass_s = row.timeline.steady_pass_s
+    if not row.num_tokens or not pass_s:
+        return f"[bold]{seconds_text(pass_s)}[/]"
+    rate = f"[bold green]{row.num_tokens / pass_s:.4g}[/] tok/s"
+    return f"[bold]{seconds_text(pass_s)}[/], {rate}"
+
+
+def _comparison(rows: list[_Simulated]) -> RenderableType:
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_edge=False)
+    table.add_column("schedule", style="bold")
+    table.add_column("per pass", justify="right")
+    table.add_column("ratio", justify="right")
+    table.add_column("busiest lane")
+    table.add_column("which waits for")
+    first_s = rows[0].timeline.steady_pass_s
+    for row in rows:
+        pass_s, statistics = row.timeline.steady_pass_s, row.statistics
+        lane = statistics.bottleneck
+        table.add_row(
+            escape(row.name),
+            seconds_text(pass_s),
+            f"{pass_s / first_s:.2f}" if first_s else "",
+            f"{escape(lane)} {statistics.share(lane):.0%}" if lane else "",
+            _main_reason(row, statistics.lanes[lane]) if lane else "",
+        )
+    return table
+
+
+def _main_reason(row: _Simulated, lane: LaneStatistics) -> str:
+    kind = lane.main_reason
+    if kind is None:
+        return "[dim]nothing[/]"
+    seconds = lane.idle_s[kind] / row.timeline.num_steady_passes
+    return f"{escape(waits_words(kind))}, {seconds_text(seconds)}"
+
+
+def _reasons(lane: LaneStatistics) -> Iterator[str]:
+    """``waited 1.20 s for experts on their way``, longest first."""
+    for kind, seconds in sorted(lane.idle_s.items(), key=lambda pair: -pair[1]):
+        yield f"waited {seconds_text(seconds)} for {escape(waits_words(kind))}"
+
+
+def _grid() -> Table:
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="dim", justify="right", min_width=14)
+    grid.add_column()
+    return grid
+
+
+def _bar(share: float) -> str:
+    """``████···· 50%``: a part of a whole, in rich's markup."""
+    full = round(min(1.0, share) * _BAR_LENGTH)
+    return f"{'█' * full}[dim]{'·' * (_BAR_LENGTH - full)}[/] {share:4.0%}"

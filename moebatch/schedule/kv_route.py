@@ -1,0 +1,39 @@
+"""Which way keys and values go between where they live and where attention is computed."""
+
+from collections.abc import Mapping
+from typing import Literal, NamedTuple
+
+from moebatch.schedule.task import Kind
+from moebatch.spec.hardware import LevelName
+
+Place = Literal["vram", "dram"]
+"""A level that computes attention."""
+
+
+class Hop(NamedTuple):
+    """What one task copies: from the pages or the window of one level to those of another."""
+
+    source: LevelName
+    target: LevelName
+
+
+def route(home: LevelName, place: Place, *, with_vram: bool) -> Mapping[Kind, Hop]:
+    """The tasks of a layer at `home` whose attention is computed at `place`, and what they copy.
+
+    A task is one lane's, so what goes to a GPU comes from disk in two hops. Where there is no
+    GPU, the lane of `KV_UP` is the one from disk.
+    """
+    if home == place:
+        return {}
+    if home != "disk":
+        return {Kind.KV_UP: Hop(home, place), Kind.KV_DOWN: Hop(place, home)}
+    if place == "vram":
+        return {
+            Kind.KV_READ: Hop("disk", "dram"),
+            Kind.KV_UP: Hop("dram", "vram"),
+            Kind.KV_DOWN: Hop("vram", "dram"),
+            Kind.KV_WRITE: Hop("dram", "disk"),
+        }
+    if with_vram:
+        return {Kind.KV_READ: Hop("disk", "dram"), Kind.KV_WRITE: Hop("dram", "disk")}
+    return {Kind.KV_UP: Hop("disk", "dram"), Kind.KV_DOWN: Hop("dram", "disk")}

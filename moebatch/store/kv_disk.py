@@ -1,0 +1,139 @@
+"""Keys and values of layers that live on disk: one scratch file, gone with the process."""
+
+import errno
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from moebatch.errors import StorageError
+from moebatch.store.memory import PAGE_BYTES
+from moebatch.units import format_bytes
+
+_MAX_BUFFERS = 1024
+"""What Linux takes in one call."""
+_Buffers = list[memoryview]
+
+
+class KvFile:
+    """Pages of keys and values, layer after layer; of a page first its keys, then its values.
+
+    The file has no name once it is open, so nothing is left of it however the process ends. It is
+    read and written past the page cache where blocks of the device fit into pages and the system
+    allows it. Safe to use from several threads at once.
+    """
+
+    def __init__(self, folder: Path, *, num_layers: int, num_pages: int, half_bytes: int) -> None:
+        """Takes the room for `num_layers` layers of `num_pages` pages, each twice `half_bytes`.
+
+        Raises StorageError when `folder` is not there, or has too little room.
+        """
+        self.folder = folder
+        self.num_bytes = 2 * half_bytes * num_pages * num_layers
+        self._num_pages = num_pages
+        self._page_bytes = 2 * half_bytes
+        self._fd, self.is_direct = _open(folder, self.num_bytes, half_bytes % PAGE_BYTES == 0)
+
+    def read(self, layer: int, page: int, targets: Sequence[memoryview]) -> None:
+        """Fills `targets`, keys and values in turn, with pages from `page` on.
+
+        Raises StorageError when the device fails.
+        """
+        self._transfer(os.preadv, layer, page, targets, "reading")
+
+    def write(self, layer: int, page: int, sources: Sequence[memoryview]) -> None:
+        """Stores `sources`, keys and values in turn, as pages from `page` on.
+
+        Raises StorageError when the device fails.
+        """
+        self._transfer(os.pwritev, layer, page, sources, "writing")
+
+    def close(self) -> None:
+        """Gives the file and its room back."""
+        os.close(self._fd)
+
+    def _transfer(
+        self,
+        call: Callable[[int, _Buffers, int], int],
+        layer: int,
+        page: int,
+        buffers: Sequence[memoryview],
+        doing: str,
+    ) -> None:
+        offset = (layer * self._num_pages + page) * self._page_bytes
+        wanted, done = sum(map(len, buffers)), 0
+        while done < wanted:
+            # A short transfer may end off a block border; going back to it keeps O_DIRECT content.
+            start = done - done % PAGE_BYTES if self.is_direct else done
+            try:
+                count = call(self._fd, _from(buffers, start), offset + start)
+            except OSError as error:
+                raise StorageError(
+                    f"{self.folder}: {doing} keys and values failed: {error.strerror}"
+                ) from error
+            if start + count <= done:
+                raise StorageError(f"{self.folder}: {doing} keys and values came to an early end")
+            done = start + count
+
+
+def _from(buffers: Sequence[memoryview], start: int) -> _Buffers:
+    """What is left of `buffers` after `start` bytes, as much as one call takes."""
+    first = 0
+    while start >= len(buffers[first]):
+        start -= len(buffers[first])
+        first += 1
+    return [buffers[first][start:], *buffers[first + 1 : first + _MAX_BUFFERS]]
+
+
+def _open(folder: Path, num_bytes: int, may_be_direct: bool) -> tuple[int, bool]:
+    """A descriptor of a nameless file with its room reserved, and whether it is for O_DIRECT."""
+    try:
+        fd, name = tempfile.mkstemp(prefix=".moebatch-kv-", dir=folder)
+    except OSError as error:
+        raise StorageError(
+            f"{folder}: keys and values cannot be kept there: {error.strerror}"
+        ) from error
+    path = Path(name)
+    try:
+        _reserve(fd, folder, num_bytes)
+        direct = _open_direct(path) if may_be_direct else None
+    except OSError as error:
+        os.close(fd)
+        raise StorageError(_no_room(folder, num_bytes, error)) from error
+    finally:
+        path.unlink()
+    if direct is None:
+        return fd, False
+    os.close(fd)
+    return direct, True
+
+
+def _reserve(fd: int, folder: Path, num_bytes: int) -> None:
+    """Takes the room now, so that the disk cannot become full in the middle of the night."""
+    if num_bytes > _free_bytes(folder):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    os.posix_fallocate(fd, 0, num_bytes)
+
+
+def _open_direct(path: Path) -> int | None:
+    if not hasattr(os, "O_DIRECT"):
+        return None
+    try:
+        return os.open(path, os.O_RDWR | os.O_DIRECT | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        return None  # some file systems, tmpfs among them, know no O_DIRECT
+
+
+def _no_room(folder: Path, num_bytes: int, error: OSError) -> str:
+    return (
+        f"{folder}: keys and values on disk need {format_bytes(num_bytes)}, "
+        f"{format_bytes(_free_bytes(folder))} are free there ({error.strerror}); "
+        "name a folder with more room, or plan with a smaller disk budget"
+    )
+
+
+def _free_bytes(folder: Path) -> int:
+    status = os.statvfs(folder)
+    return status.f_bavail * status.f_frsize

@@ -1,0 +1,71 @@
+"""Where keys and values live, where attention is computed, and which windows that takes."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from moebatch.spec.hardware import LevelName
+from moebatch.schedule.kv_route import Place, route
+
+_HOST = torch.device("cpu")
+_MAIN: Place = "dram"
+
+
+class WindowName(NamedTuple):
+    """A pair of windows: for attention at `place`, in the memory of `level`.
+
+    Places share none: their micro-batches are in work at the same time.
+    """
+
+    place: Place
+    level: LevelName
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KvLayout:
+    """Where keys and values live, where attention is computed, and how large windows are."""
+
+    levels: Sequence[LevelName]
+    """Home of each layer."""
+    places: Collection[Place] = (_MAIN,)
+    """Levels at which attention is computed; with a GPU, ``vram`` is always among them."""
+    window_pages: int = 0
+    """Most pages of one micro-batch; needed where a layer lives elsewhere than it attends."""
+    vram_device: torch.device = _HOST
+    """The CPU for a GPU that is emulated."""
+    folder: Path | None = None
+    """Where the scratch file goes; needed where layers live on disk."""
+
+    @property
+    def with_vram(self) -> bool:
+        """Whether the machine has a GPU, if only an emulated one."""
+        return "vram" in self.places
+
+    @property
+    def has_cuda(self) -> bool:
+        """Whether that GPU is a real one, to which host memory should be pinned."""
+        return self.vram_device.type == "cuda"
+
+    def device(self, level: LevelName) -> torch.device:
+        """Where tensors of a level are."""
+        return self.vram_device if level == "vram" else _HOST
+
+    @property
+    def disk_layers(self) -> list[int]:
+        """Layers that live on disk."""
+        return [layer for layer, home in enumerate(self.levels) if home == "disk"]
+
+    @property
+    def windows(self) -> set[WindowName]:
+        """Those that are needed: at each stop of a route that is not home."""
+        return {
+            WindowName(place, level)
+            for place in self.places
+            for home in set(self.levels)
+            for hop in route(home, place, with_vram=self.with_vram).values()
+            for level in hop
+            if level != home
+        }

@@ -1,0 +1,223 @@
+"""Calibration end to end on tiny checkpoints, held against transformers' routing."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from moebatch.engine.build import open_model
+from moebatch.errors import CheckpointError, ConfigError, DoesNotFit, InputError, StorageError
+from moebatch.job import calibrate
+from moebatch.job.calibrate import Calibration, CalibrationOrder, CalibrationSummary
+from moebatch.predict.path_table import PathTable
+from moebatch.predict.table_file import TableOwner, load_table
+from moebatch.predict.trace import RoutingTrace
+from moebatch.store.fingerprint import checkpoint_fingerprint
+from tests.test_cli import moebatch
+from tests.tiny import write_checkpoint
+
+Checkpoint = Callable[..., Path]
+TEXT = "".join(
+    f"The {noun} counts {number} of the letters, and the city {verb} it.\n"
+    for number in range(6)
+    for noun in ("river", "lamp", "engine")
+    for verb in ("finds", "opens")
+)
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    path = tmp_path / "text.txt"
+    path.write_text(TEXT)
+    return path
+
+
+@pytest.fixture(autouse=True)
+def short_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calibrate, "SEQUENCE_TOKENS", 60)
+
+
+def run(order: CalibrationOrder) -> CalibrationSummary:
+    threads = torch.get_num_threads()
+    try:
+        return Calibration(order, lambda line: None).execute()
+    finally:
+        torch.set_num_threads(threads)
+
+
+def owner_of(model: Path) -> TableOwner:
+    files = open_model(model, "auto")
+    return TableOwner.of(model, checkpoint_fingerprint(files.config, files.checkpoint), files.shape)
+
+
+def routing_of_transformers(model: Path, num_tokens: int) -> list[np.ndarray[Any, Any]]:
+    """What each sequence of 60 tokens of the text chooses, [L, T, K]."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    loaded = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+    tokens = AutoTokenizer.from_pretrained(model)(TEXT)["input_ids"][:num_tokens]
+    found = []
+    for start in range(0, len(tokens), 60):
+        with torch.inference_mode():
+            ids = torch.tensor([tokens[start : start + 60]])
+            logits = loaded(ids, output_router_logits=True).router_logits
+        chosen = [one.topk(loaded.config.num_experts_per_tok, dim=-1).indices for one in logits]
+        found.append(torch.stack(chosen).numpy())
+    return found
+
+
+@pytest.mark.parametrize("path_length", [1, 2])
+def test_the_table_has_what_transformers_chooses(
+    tmp_path: Path, text: Path, tiny_checkpoint: Checkpoint, path_length: int
+) -> None:
+    model = tiny_checkpoint("mixtral")
+    output = tmp_path / "table"
+    order = CalibrationOrder(
+        model=model, text=text, path_length=path_length, num_tokens=700, output=output
+    )
+    summary = run(order)
+    expected = PathTable.empty(
+        range(3), num_experts=6, experts_per_token=2, path_length=path_length
+    )
+    for experts_LTK in routing_of_transformers(model, 700):
+        expected.add_pass(experts_LTK)
+    table = load_table(output, owner_of(model))
+    assert table.num_tokens == summary.num_tokens == 700
+    for one, other in zip(expected.counts, table.counts, strict=True):
+        assert np.array_equal(one, other)
+
+
+def test_the_trace_has_every_token_at_every_layer(
+    tmp_path: Path, text: Path, tiny_checkpoint: Checkpoint
+) -> None:
+    model, output, path = tiny_checkpoint("olmoe"), tmp_path / "table", tmp_path / "trace"
+    summary = run(
+        CalibrationOrder(model=model, text=text, num_tokens=500, output=output, trace=path)
+    )
+    trace = RoutingTrace.load(path)
+    assert trace.num_tokens == summary.num_tokens == 500
+    counted = PathTable.empty(trace.moe_layers, num_experts=8, experts_per_token=2)
+    for one in trace:
+        counted.add_pass(one.experts_LTK)
+    table = load_table(output, owner_of(model))
+    assert np.array_equal(counted.counts[1], table.counts[1])
+
+
+def test_layers_without_experts_are_left_out(tmp_path: Path, text: Path) -> None:
+    model = write_checkpoint(tmp_path / "model", "qwen3_moe", mlp_only_layers=[1])
+    run(CalibrationOrder(model=model, text=text, num_tokens=200))
+    table = load_table(model / "moebatch/correlation.safetensors", owner_of(model))
+    assert table.moe_layers == (0, 2)
+    assert [int(counts.sum()) for counts in table.counts[0]] == [400, 400]
+    assert int(table.counts[1][1].sum()) == 800
+
+
+def test_accuracy_is_that_of_the_last_tenth(
+    tmp_path: Path, text: Path, tiny_checkpoint: Checkpoint
+) -> None:
+    order = CalibrationOrder(
+        model=tiny_checkpoint("mixtral"), text=text, num_tokens=600, output=tmp_path / "table"
+    )
+    summary = run(order)
+    assert (summary.num_sequences, summary.num_held_out) == (10, 60)
+    single, group = summary.comparisons
+    assert (single.group_tokens, group.group_tokens) == (1, 64)
+    assert [layer.layer for layer in single.correlation] == [0, 1, 2]
+    for layer in (*single.correlation, *group.marginal):
+        assert 0 < layer.took_part <= 1
+
+
+def test_a_text_too_short_to_hold_something_out_is_counted_all_the_same(
+    tmp_path: Path, text: Path, tiny_checkpoint: Checkpoint
+) -> None:
+    order = CalibrationOrder(
+        model=tiny_checkpoint("mixtral"), text=text, num_tokens=60, output=tmp_path / "table"
+    )
+    summary = run(order)
+    assert (summary.num_tokens, summary.num_held_out, summary.comparisons) == (60, 0, ())
+
+
+def test_prompts_of_a_job_may_be_the_text(tmp_path: Path, tiny_checkpoint: Checkpoint) -> None:
+    rows = [{"prompt": f"The river counts {i}"} for i in range(20)] + [{"no": "prompt"}]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    model = tiny_checkpoint("mixtral")
+    summary = run(CalibrationOrder(model=model, text=path, output=tmp_path / "table"))
+    assert summary.num_sequences == 20
+
+
+def test_what_is_no_text_is_refused(tmp_path: Path, tiny_checkpoint: Checkpoint) -> None:
+    empty, binary, bad_rows = tmp_path / "e.txt", tmp_path / "b.txt", tmp_path / "bad.jsonl"
+    empty.touch()
+    binary.write_bytes(b"\xff\xfe\x00")
+    bad_rows.write_text('{"no": "prompt"}\n')
+    for path, message in (
+        (empty, "holds no text"),
+        (binary, "is no UTF-8 text"),
+        (tmp_path / "none.txt", "No such file"),
+        (bad_rows, "bad.jsonl:1: "),
+    ):
+        with pytest.raises(InputError, match=message):
+            run(
+                CalibrationOrder(
+                    model=tiny_checkpoint("mixtral"), text=path, output=tmp_path / "table"
+                )
+            )
+    assert not (tmp_path / "table").exists()
+
+
+def test_a_table_that_cannot_be_written_is_refused_before_anything_is_read(
+    tmp_path: Path, tiny_checkpoint: Checkpoint
+) -> None:
+    model = write_checkpoint(tmp_path / "model")
+    (model / "moebatch").touch()  # where the folder of the table should be
+    text = tmp_path / "none.txt"
+    with pytest.raises(StorageError, match=r"cannot be written: .*; give another place with -o"):
+        run(CalibrationOrder(model=model, text=text))
+    with pytest.raises(StorageError, match="is a folder; give the path of a file"):
+        run(CalibrationOrder(model=model, text=text, output=tmp_path))
+    same = tmp_path / "table"
+    with pytest.raises(ConfigError, match="--trace: is where the table goes"):
+        run(CalibrationOrder(model=model, text=text, output=same, trace=same))
+
+
+def test_a_budget_that_is_too_small_is_refused(
+    tmp_path: Path, text: Path, tiny_checkpoint: Checkpoint
+) -> None:
+    order = CalibrationOrder(
+        model=tiny_checkpoint("mixtral"), text=text, dram_bytes=2**20, output=tmp_path / "table"
+    )
+    with pytest.raises(DoesNotFit, match=r"dram: needs [^$]*resources.dram is --dram"):
+        run(order)
+
+
+def test_a_model_that_is_not_there_gets_no_folder(tmp_path: Path, text: Path) -> None:
+    with pytest.raises(CheckpointError, match="no such model folder"):
+        run(CalibrationOrder(model=tmp_path / "none", text=text))
+    assert not (tmp_path / "none").exists()
+
+
+def test_the_command_writes_a_table_and_reports_its_accuracy(tmp_path: Path, text: Path) -> None:
+    model = write_checkpoint(tmp_path / "model")
+    text.write_text(TEXT * 4)
+    done = moebatch("calibrate", model, "--text", text, "--dram", "2GiB")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == ""
+    for word in ("read", "moebatch/correlation.safetensors", "1 token: chosen", "mean", "%"):
+        assert word in done.stderr
+    assert [path.name for path in (model / "moebatch").iterdir()] == ["correlation.safetensors"]
+    again = moebatch("calibrate", model, "--text", text, "--quiet", "--dram", "2GiB")
+    assert (again.returncode, again.stdout, again.stderr) == (0, "", "")
+
+
+def test_the_command_wants_a_text_and_a_size() -> None:
+    done = moebatch("calibrate", "model")
+    assert done.returncode == 2
+    assert "--text: is needed: a text like those of your jobs" in done.stderr
+    done = moebatch("calibrate", "model", "--text", "t.txt", "--dram", "much")
+    assert done.returncode == 2
+    assert "--dram: expected a size such as 12GiB" in done.stderr

@@ -1,0 +1,84 @@
+"""Properties of every timeline: any schedule, any kind of machine, any number of slots."""
+
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from moebatch.schedule.check import check_timeline
+from moebatch.schedule.names import PAGED, SCHEDULES
+from moebatch.schedule.request import Sweep
+from moebatch.schedule.setup import Setup
+from moebatch.schedule.simulate import Room, simulate
+from moebatch.schedule.slots import ExpertKey
+from moebatch.schedule.task import Kind
+from tests.schedule.worlds import RandomWorld
+
+EXPERTS, LAYERS = 5, 4
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> tuple[Setup, Room, RandomWorld, int]:
+    compute = draw(st.sampled_from(["vram", "dram"]))
+    moe_layers = draw(st.sets(st.integers(0, LAYERS - 1), min_size=1))
+    keys = [ExpertKey(layer, e) for layer in sorted(moe_layers) for e in range(EXPERTS)]
+    homes = ["dram", "disk"] + (["vram"] if compute == "vram" else [])
+    kv_homes = draw(
+        st.one_of(st.just(()), st.lists(st.sampled_from(homes), min_size=LAYERS, max_size=LAYERS))
+    )
+    has_disk = compute == "vram" and draw(st.booleans())
+    setup = Setup(
+        num_layers=LAYERS,
+        num_experts=EXPERTS,
+        moe_layers=frozenset(moe_layers),
+        num_hot=draw(st.integers(0, EXPERTS)),
+        depth=draw(st.integers(1, 3)),
+        window=draw(st.integers(1, 3)) if has_disk else 0,
+        has_staging=draw(st.booleans()),
+        kv_homes=tuple(kv_homes),
+        compute=compute,
+    )
+    resident = draw(st.sets(st.sampled_from(keys), max_size=len(keys) - 1))
+    below = draw(st.sets(st.sampled_from(keys))) if has_disk else None
+    room = Room(
+        num_slots=draw(st.integers(1, 2 * EXPERTS + 1)),
+        resident=frozenset(resident),
+        num_slots_below=draw(st.integers(1, 6)),
+        resident_below=None if below is None else frozenset(below),
+        num_chunks=draw(st.integers(1, 3)),
+    )
+    num_passes = draw(st.integers(1, 3))
+    sweeps = []
+    for _ in range(num_passes):
+        count = draw(st.integers(1, 5))
+        on_cpu = draw(st.lists(st.booleans(), min_size=count, max_size=count))
+        sweeps.append(
+            Sweep(num_micro_batches=count, on_cpu=tuple(on_cpu) if compute == "vram" else ())
+        )
+    world = RandomWorld(
+        seed=draw(st.integers(0, 10**6)),
+        num_layers=LAYERS,
+        num_experts=EXPERTS,
+        experts_per_batch=draw(st.integers(1, EXPERTS)),
+        sweeps=sweeps,
+    )
+    return setup, room, world, num_passes
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+@settings(max_examples=100, deadline=None)
+@given(case=cases())
+def test_no_deadlock_nothing_before_its_loads_and_no_slot_overwritten(
+    name: str, case: tuple[Setup, Room, RandomWorld, int]
+) -> None:
+    setup, room, world, num_passes = case
+    timeline = simulate(name, setup, room, world, num_passes=num_passes)
+    check_timeline(timeline)
+    computed = Counter(
+        (span.task.kind, span.task.step) for span in timeline.spans if span.task.kind is Kind.EXPERT
+    )
+    if name not in PAGED:
+        assert computed or not setup.moe_layers
+    slots = {span.slot for span in timeline.spans if span.task.kind is Kind.CHUNK}
+    assert len(slots) <= room.num_slots

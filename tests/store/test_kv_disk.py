@@ -1,0 +1,99 @@
+"""The scratch file of keys and values: what is written comes back, and a full disk is said."""
+
+import os
+import re
+import resource
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from moebatch.errors import StorageError
+from moebatch.store.kv_disk import KvFile
+from moebatch.store.memory import Arena
+
+BLOCK, ODD = 4096, 96
+
+
+def num_open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def halves(arena: Arena, half_bytes: int, num_pages: int) -> list[memoryview]:
+    """Keys and values of pages, the keys at one end of the memory and the values at the other."""
+    values = num_pages * half_bytes
+    return [
+        arena.view(start + page * half_bytes, half_bytes)
+        for page in range(num_pages)
+        for start in (0, values)
+    ]
+
+
+@pytest.mark.parametrize("half_bytes", [BLOCK, ODD])
+def test_more_pages_than_one_call_takes_come_back(tmp_path: Path, half_bytes: int) -> None:
+    num_pages = 700
+    file = KvFile(tmp_path, num_layers=2, num_pages=num_pages, half_bytes=half_bytes)
+    written, read = (Arena(2 * num_pages * half_bytes) for _ in range(2))
+    generator = np.random.default_rng(0)
+    for layer in range(2):
+        written.bytes.numpy()[:] = generator.integers(0, 256, written.num_bytes)
+        file.write(layer, 0, halves(written, half_bytes, num_pages))
+    file.read(1, 0, halves(read, half_bytes, num_pages))
+    wanted = 2 * num_pages * half_bytes
+    assert read.bytes[:wanted].equal(written.bytes[:wanted])
+    file.close()
+
+
+def test_pages_are_where_they_belong(tmp_path: Path) -> None:
+    file = KvFile(tmp_path, num_layers=2, num_pages=3, half_bytes=BLOCK)
+    arena = Arena(2 * BLOCK)
+    for layer in range(2):
+        for page in (2, 0, 1):
+            arena.bytes[:BLOCK], arena.bytes[BLOCK:] = 10 * layer + page, 100 + 10 * layer + page
+            file.write(layer, page, halves(arena, BLOCK, 1))
+    read = Arena(4 * BLOCK)
+    for layer in range(2):
+        file.read(layer, 1, halves(read, BLOCK, 2))
+        keys = [10 * layer + page for page in (1, 2)]
+        assert read.bytes[::BLOCK].tolist() == [*keys, *(100 + key for key in keys)]
+    file.close()
+
+
+def test_nothing_is_left_in_the_folder_and_its_room_is_taken(tmp_path: Path) -> None:
+    before = num_open_files()
+    file = KvFile(tmp_path, num_layers=1, num_pages=16, half_bytes=BLOCK)
+    assert list(tmp_path.iterdir()) == []
+    assert os.fstat(file._fd).st_size == 2 * 16 * BLOCK
+    assert os.fstat(file._fd).st_blocks * 512 >= 2 * 16 * BLOCK
+    file.close()
+    assert num_open_files() == before
+
+
+def test_a_disk_that_is_too_small_is_refused_with_need_and_have(tmp_path: Path) -> None:
+    message = f"{re.escape(str(tmp_path))}: keys and values on disk need 1048576 TiB, .* are free"
+    with pytest.raises(StorageError, match=message):
+        KvFile(tmp_path, num_layers=1, num_pages=2**47, half_bytes=BLOCK)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_system_that_refuses_the_room_is_quoted(tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (BLOCK, hard))
+    try:
+        with pytest.raises(StorageError, match="File too large"):
+            KvFile(tmp_path, num_layers=1, num_pages=16, half_bytes=BLOCK)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match=r"gone: keys and values cannot be kept there: No such"):
+        KvFile(tmp_path / "gone", num_layers=1, num_pages=1, half_bytes=BLOCK)
+
+
+def test_reading_past_the_end_is_an_error(tmp_path: Path) -> None:
+    file = KvFile(tmp_path, num_layers=1, num_pages=1, half_bytes=BLOCK)
+    with pytest.raises(StorageError, match="reading keys and values came to an early end"):
+        file.read(0, 1, halves(Arena(2 * BLOCK), BLOCK, 1))
+    file.close()

@@ -1,0 +1,293 @@
+"""Keys and values by level: whatever lives where, attention finds what it stored."""
+
+from collections.abc import Collection, Hashable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from moebatch.schedule.task import Kind
+from moebatch.spec.hardware import LevelName
+from moebatch.spec.policy import PAGE_TOKENS, pages_of
+from moebatch.store.kv import KVCache
+from moebatch.store.kv_layout import KvLayout, WindowName
+from moebatch.schedule.kv_route import Place
+from moebatch.store.kv_view import KvPiece, KvView
+
+MAX_TOKENS = 4 * PAGE_TOKENS
+SEATS = 2
+WINDOW_PAGES = SEATS * pages_of(MAX_TOKENS)
+NUM_PAGES = 12
+EVERYWHERE: tuple[LevelName, ...] = ("vram", "dram", "disk", "disk")
+NO_GPU: tuple[Place, ...] = ("dram",)
+ON_GPU: tuple[Place, ...] = ("vram",)
+ON_BOTH: tuple[Place, ...] = ("dram", "vram")
+SMALL, BLOCKS = 2, 64
+"""Head sizes whose pages are smaller than a block of a disk, and whole blocks."""
+
+
+def make_cache(
+    folder: Path,
+    places: Collection[Place],
+    *,
+    levels: Sequence[LevelName] = EVERYWHERE,
+    head_dim: int = SMALL,
+    num_pages: int = NUM_PAGES,
+) -> KVCache:
+    return KVCache(
+        num_layers=len(levels),
+        num_kv_heads=1,
+        head_dim=head_dim,
+        num_pages=num_pages,
+        dtype=torch.float32,
+        layout=KvLayout(levels=levels, places=places, window_pages=WINDOW_PAGES, folder=folder),
+    )
+
+
+@dataclass
+class Program:
+    """Does with a cache what passes do, and remembers what must be in it."""
+
+    cache: KVCache
+    num_layers: int
+    lengths: dict[Hashable, int] = field(default_factory=dict)
+    stored: dict[tuple[Hashable, int, int], float] = field(default_factory=dict)
+    """By owner, position and layer."""
+    numbers: Iterator[int] = field(default_factory=count)
+
+    def view(self, place: Place, window: int, work: Sequence[tuple[Hashable, int]]) -> KvView:
+        """The next tokens of some owners."""
+        pieces = []
+        for owner, num_tokens in work:
+            start = self.lengths.get(owner, 0)
+            self.cache.grow(owner, start + num_tokens)
+            self.lengths[owner] = start + num_tokens
+            pieces.append(KvPiece(owner, start, start + num_tokens))
+        return self.cache.view(place, window, pieces)
+
+    def bring(self, view: KvView, layer: int) -> None:
+        if not self.cache.is_direct(view.place, layer):  # nothing old may be of any use
+            room = self.cache.tensors(view.place, layer, view.window)
+            room.keys_RGC.fill_(torch.nan)
+            room.values_RGC.fill_(torch.nan)
+        needs = self.cache.needs(view, layer)
+        if Kind.KV_READ in needs:
+            self.cache.read(view, layer)
+        if Kind.KV_UP in needs:
+            self.cache.up(view, layer)
+
+    def attend(self, view: KvView, layer: int) -> None:
+        """Looks at the whole context, then puts new keys and values beside it."""
+        room = self.cache.tensors(view.place, layer, view.window)
+        for owner, num_cached, num_tokens in view.pieces:
+            rows = view.rows(owner, direct=self.cache.is_direct(view.place, layer))
+            assert len(rows) == num_tokens
+            expected = torch.tensor([self.stored[owner, p, layer] for p in range(num_cached)])
+            old = rows[:num_cached]
+            assert room.keys_RGC[old, 0, 0].equal(expected)
+            assert room.values_RGC[old, 0, -1].equal(-expected)
+            for position in range(num_cached, num_tokens):
+                number = float(next(self.numbers))
+                self.stored[owner, position, layer] = number
+                room.keys_RGC[rows[position]] = number
+                room.values_RGC[rows[position]] = -number
+
+    def store(self, view: KvView, layer: int) -> None:
+        needs = self.cache.needs(view, layer)
+        if Kind.KV_DOWN in needs:
+            self.cache.down(view, layer)
+        if Kind.KV_WRITE in needs:
+            self.cache.write(view, layer)
+
+    def run_pass(self, views: Sequence[KvView]) -> None:
+        """Brings the next micro-batch while one attends, unless it continues its sequences."""
+        for layer in range(self.num_layers):
+            brought: set[int] = set()
+            for k, view in enumerate(views):
+                for ahead in (k, k + 1):
+                    if ahead not in brought and ahead < len(views):
+                        owners = {piece.owner for piece in views[ahead].pieces}
+                        if ahead == k or owners.isdisjoint(p.owner for p in view.pieces):
+                            self.bring(views[ahead], layer)
+                            brought.add(ahead)
+                self.attend(view, layer)
+                self.store(view, layer)
+
+    def release(self, owner: Hashable) -> None:
+        self.cache.release(owner)
+        self.lengths.pop(owner, None)
+
+
+Work = tuple[int, int, bool]
+"""Owner, new tokens, and whether they are cut into two micro-batches."""
+passes = st.lists(
+    st.tuples(
+        st.lists(
+            st.tuples(st.integers(0, 4), st.integers(1, MAX_TOKENS), st.booleans()),
+            min_size=1,
+            max_size=4,
+            unique_by=lambda work: work[0],
+        ),
+        st.lists(st.integers(0, 4), max_size=2),
+        st.booleans(),
+    ),
+    max_size=6,
+)
+
+
+@pytest.mark.parametrize("head_dim", [SMALL, BLOCKS])
+@pytest.mark.parametrize("places", [NO_GPU, ON_GPU, ON_BOTH], ids="+".join)
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(program=passes)
+def test_attention_finds_all_that_was_stored(
+    tmp_path: Path,
+    places: tuple[Place, ...],
+    head_dim: int,
+    program: list[tuple[list[Work], list[int], bool]],
+) -> None:
+    with closing(make_cache(tmp_path, places, head_dim=head_dim)) as cache:
+        run = Program(cache, len(EVERYWHERE))
+        for works, releases, prompts_first in program:
+            run.run_pass(views_of(run, works, places if prompts_first else places[::-1]))
+            for owner in releases:
+                run.release(owner)
+            cache.check_integrity()
+
+
+def views_of(run: Program, works: list[Work], places: Sequence[Place]) -> list[KvView]:
+    """Micro-batches of up to two sequences, at the places in turn; what does not fit is left."""
+    batches: list[list[tuple[Hashable, int]]] = []
+    free = run.cache.num_free_pages
+    for owner, num_tokens, is_cut in works:
+        num_tokens = min(num_tokens, MAX_TOKENS - run.lengths.get(owner, 0))
+        free -= run.cache.pages_to_grow(owner, run.lengths.get(owner, 0) + num_tokens)
+        if num_tokens == 0 or free < 0:
+            break
+        if is_cut and num_tokens > 1:
+            batches += [[(owner, num_tokens // 2)], [(owner, num_tokens - num_tokens // 2)]]
+        elif batches and len(batches[-1]) < SEATS and batches[-1][0][0] != owner:
+            batches[-1].append((owner, num_tokens))
+        else:
+            batches.append([(owner, num_tokens)])
+    return [run.view(places[k % len(places)], k % 2, batch) for k, batch in enumerate(batches)]
+
+
+@pytest.mark.parametrize("places", [NO_GPU, ON_GPU], ids="+".join)
+def test_two_lanes_in_two_windows_do_not_disturb_each_other(
+    tmp_path: Path, places: tuple[Place, ...]
+) -> None:
+    with closing(make_cache(tmp_path, places, head_dim=BLOCKS)) as cache:
+
+        def work(run: Program, window: int) -> None:
+            for _ in range(20):
+                view = run.cache.view(
+                    places[0],
+                    window,
+                    [KvPiece(owner, n - 1, n) for owner, n in run.lengths.items()],
+                )
+                for layer in range(run.num_layers):
+                    run.bring(view, layer)
+                    run.attend(view, layer)
+                    run.store(view, layer)
+
+        runs = [Program(cache, len(EVERYWHERE)) for _ in range(2)]
+        for window, run in enumerate(runs):
+            run.run_pass([run.view(places[0], window, [(f"{window}a", 30), (f"{window}b", 17)])])
+        with ThreadPoolExecutor(2) as pool:
+            for done in [pool.submit(work, run, window) for window, run in enumerate(runs)]:
+                done.result()
+
+
+ROW, PAGE = 2 * SMALL * 4, 2 * SMALL * 4 * PAGE_TOKENS
+
+
+@pytest.mark.parametrize(
+    ("places", "place", "home", "expected"),
+    [
+        (NO_GPU, "dram", "dram", {}),
+        (NO_GPU, "dram", "disk", {Kind.KV_UP: 3 * PAGE, Kind.KV_DOWN: PAGE}),
+        (ON_GPU, "vram", "vram", {}),
+        (ON_GPU, "vram", "dram", {Kind.KV_UP: 3 * PAGE, Kind.KV_DOWN: ROW}),
+        (
+            ON_GPU,
+            "vram",
+            "disk",
+            {
+                Kind.KV_READ: 3 * PAGE,
+                Kind.KV_UP: 3 * PAGE,
+                Kind.KV_DOWN: ROW,
+                Kind.KV_WRITE: PAGE,
+            },
+        ),
+        (ON_BOTH, "dram", "disk", {Kind.KV_READ: 3 * PAGE, Kind.KV_WRITE: PAGE}),
+        (ON_BOTH, "dram", "vram", {Kind.KV_UP: 3 * PAGE, Kind.KV_DOWN: ROW}),
+    ],
+)
+def test_a_decoding_sequence_moves_its_pages_up_and_one_token_down(
+    tmp_path: Path,
+    places: tuple[Place, ...],
+    place: Place,
+    home: LevelName,
+    expected: dict[Kind, int],
+) -> None:
+    with closing(make_cache(tmp_path, places, levels=[home])) as cache:
+        cache.grow("a", 2 * PAGE_TOKENS + 2)
+        view = cache.view(place, 0, [KvPiece("a", 2 * PAGE_TOKENS + 1, 2 * PAGE_TOKENS + 2)])
+        assert cache.needs(view, 0) == expected.keys()
+        assert {kind: cache.num_bytes(kind, view, 0) for kind in expected} == expected
+        assert cache.up_bytes(view, 0) == expected.get(Kind.KV_UP, 0)
+        assert cache.down_bytes(view, 0) == expected.get(Kind.KV_DOWN, 0)
+
+
+def test_a_new_prompt_brings_nothing_up(tmp_path: Path) -> None:
+    with closing(make_cache(tmp_path, ON_GPU)) as cache:
+        cache.grow("a", 20)
+        view = cache.view("vram", 0, [KvPiece("a", 0, 20)])
+        assert cache.needs(view, 1) == {Kind.KV_DOWN}
+        assert cache.needs(view, 2) == {Kind.KV_DOWN, Kind.KV_WRITE}
+        cache.up(view, 1)
+        assert cache.down_bytes(view, 1) == 20 * ROW
+
+
+def test_rows_in_a_window_follow_each_other_wherever_the_pages_are(tmp_path: Path) -> None:
+    with closing(make_cache(tmp_path, ON_GPU)) as cache:
+        for num_tokens in (16, 32, 48):
+            cache.grow("a", num_tokens)
+            cache.grow("b", num_tokens)
+        view = cache.view("vram", 1, [KvPiece("b", 40, 41), KvPiece("a", 47, 48)])
+        assert view.window_rows["b"].equal(torch.arange(41))
+        assert view.window_rows["a"].equal(torch.arange(48, 96))
+        assert view.direct_rows["a"].equal(cache.rows("a", 48))
+
+
+def test_windows_are_only_where_a_layer_lives_elsewhere(tmp_path: Path) -> None:
+    def windows(levels: Sequence[LevelName], places: Collection[Place]) -> set[WindowName]:
+        return KvLayout(levels=levels, places=places, folder=tmp_path).windows
+
+    assert windows(["dram", "dram"], NO_GPU) == set()
+    assert windows(["vram"], ON_GPU) == set()
+    assert windows(["vram", "dram"], ON_GPU) == {("vram", "vram")}
+    assert windows(["disk"], NO_GPU) == {("dram", "dram")}
+    assert windows(["disk"], ON_GPU) == {("vram", "vram"), ("vram", "dram")}
+    assert windows(["dram"], ON_BOTH) == {("vram", "vram")}
+
+
+def test_a_micro_batch_larger_than_a_window_is_our_mistake(tmp_path: Path) -> None:
+    with closing(make_cache(tmp_path, ON_GPU)) as cache:
+        cache.grow("a", (WINDOW_PAGES + 1) * PAGE_TOKENS)
+        with pytest.raises(AssertionError, match="more pages than a window"):
+            cache.view("vram", 0, [KvPiece("a", 0, (WINDOW_PAGES + 1) * PAGE_TOKENS)])
+
+
+def test_a_task_that_a_layer_never_has_is_our_mistake(tmp_path: Path) -> None:
+    with closing(make_cache(tmp_path, NO_GPU)) as cache:
+        cache.grow("a", 1)
+        view = cache.view("dram", 0, [KvPiece("a", 0, 1)])
+        with pytest.raises(AssertionError, match="layer 1 needs no kv up to attend at dram"):
+            cache.up(view, 1)
