@@ -4,6 +4,7 @@ import enum
 import json
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -26,6 +27,14 @@ class Method(enum.StrEnum):
 
     MILP = "milp"
     KLOTSKI = "klotski"
+
+
+class SimulatedWork(enum.StrEnum):
+    """Choices of ``--work``."""
+
+    DECODE = "decode"
+    PREFILL = "prefill"
+    MEAN = "mean"
 
 
 app = typer.Typer(
@@ -161,6 +170,120 @@ def plan(
         typer.echo(json.dumps(answer_json(answer), indent=2))
     else:
         Console(highlight=False).print(plan_view(answer))
+
+
+@app.command()
+def simulate(
+    job: Annotated[
+        Path | None, typer.Argument(metavar="JOB", help="Job file; or --model and lengths.")
+    ] = None,
+    hw: Annotated[
+        str | None,
+        typer.Option("--hw", help="Hardware profile, a name or a file; default: this machine."),
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option("--model", help="Model shape, a name, a folder or a file.")
+    ] = None,
+    prompt_len: Annotated[
+        int | None, typer.Option("--prompt-len", min=1, max=10**7, help="Mean prompt tokens.")
+    ] = None,
+    gen_len: Annotated[
+        int | None, typer.Option("--gen-len", min=1, max=10**7, help="New tokens per sequence.")
+    ] = None,
+    requests: Annotated[
+        int | None, typer.Option("--requests", min=1, max=10**12, help="Sequences of the job.")
+    ] = None,
+    what_if: Annotated[
+        list[str] | None,
+        typer.Option("--what-if", help="Change a figure, such as dram=416GiB; repeatable."),
+    ] = None,
+    policy: Annotated[
+        str | None, typer.Option("--policy", help="This policy, a name or a file; default: plan.")
+    ] = None,
+    schedule: Annotated[
+        str | None, typer.Option("--schedule", help="Instead of the policy's own.")
+    ] = None,
+    compare: Annotated[
+        str | None, typer.Option("--compare", help="More schedules, such as multi,hot.")
+    ] = None,
+    work: Annotated[
+        SimulatedWork, typer.Option("--work", help="What the passes have to do.")
+    ] = SimulatedWork.DECODE,
+    passes: Annotated[int, typer.Option("--passes", min=1, max=1000, help="How many.")] = 3,
+    skew: Annotated[
+        float, typer.Option("--skew", min=0, max=10, help="Experts are liked as rank**-SKEW.")
+    ] = 0.0,
+    seed: Annotated[int, typer.Option("--seed", min=0, max=2**63, help="Of the routing.")] = 0,
+    routing: Annotated[
+        Path | None, typer.Option("--routing", help="Trace of what gates chose, not a skew.")
+    ] = None,
+    num_hot: Annotated[
+        int | None,
+        typer.Option("--num-hot", min=0, max=65536, help="Experts loaded ahead of their gates."),
+    ] = None,
+    durations: Annotated[
+        Path | None, typer.Option("--durations", help="File of seconds by kinds of tasks.")
+    ] = None,
+    trace: Annotated[
+        Path | None, typer.Option("--trace", help="Write a Chrome trace (.json or .json.gz).")
+    ] = None,
+    gantt: Annotated[
+        Path | None, typer.Option("--gantt", help="Draw the lanes into this SVG file.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """Show what every lane would do under one schedule or several, and what it would wait for."""
+    from moebatch.plan.answers import answer_question
+    from moebatch.plan.durations import load_durations
+    from moebatch.plan.options import PlanOptions
+    from moebatch.plan.simulation import SimOptions, simulation_json, simulations
+    from moebatch.predict.trace_routing import load_routing
+    from moebatch.report.chrome_trace import write_chrome_trace
+    from moebatch.report.gantt import gantt_svg
+    from moebatch.report.simulation import simulated_view
+    from moebatch.spec.policy_file import load_policy
+    from moebatch.spec.text_file import write_text
+
+    options = PlanOptions(
+        has_job=job is not None,
+        hw=hw,
+        model=model,
+        prompt_len=prompt_len,
+        gen_len=gen_len,
+        requests=requests,
+        what_if=tuple(what_if or ()),
+        policy=policy,
+        command="moebatch simulate",
+    )
+    options.require_consistent()
+    asked = SimOptions(
+        schedule=schedule,
+        compare=tuple(name.strip() for name in (compare or "").split(",") if name.strip()),
+        num_passes=passes,
+        work=work.value,
+        skew=skew,
+        seed=seed,
+        num_hot=num_hot,
+        table={} if durations is None else load_durations(durations),
+    )
+    asked.require_known()
+    given = None if policy is None else load_policy(policy)
+    question = _stated_question(options) if job is None else _job_question(job, options)
+    if routing is not None:
+        asked = replace(asked, routing=load_routing(routing, question.problem.shape))
+    answer = answer_question(question, options, given)
+    simulated = simulations(answer.problem, answer.policy, asked)
+    timelines = {str(name): one.timeline for name, one in simulated.items()}
+    if trace is not None:
+        write_chrome_trace(trace, timelines)
+    if gantt is not None:
+        write_text(
+            gantt, gantt_svg(timelines, title=f"{answer.model} on {answer.problem.hardware.name}")
+        )
+    if as_json:
+        typer.echo(json.dumps(simulation_json(answer, simulated), indent=2))
+    else:
+        Console(highlight=False).print(simulated_view(answer, simulated))
 
 
 @app.command()

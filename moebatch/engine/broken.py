@@ -14,12 +14,16 @@ class BrokenRows:
     def __init__(self) -> None:
         self._places: dict[int, str] = {}
 
-    def look(self, x_TD: Tensor, layer: int, routing: Routing | None) -> None:
-        """Takes note of rows that are broken after `layer`; nearly free as long as none is."""
-        if not self._places and bool(x_TD.sum().isfinite()):
+    def look(
+        self, x_TD: Tensor, layer: int, routing: Routing | None, rows: slice | None = None
+    ) -> None:
+        """Takes note of rows that are broken after `layer`, of all or some; nearly free as long
+        as none is."""
+        part = slice(0, len(x_TD)) if rows is None else rows
+        if not self._places and bool(x_TD[part].sum().isfinite()):
             return
-        broken_T = ~x_TD.isfinite().all(-1)
-        for row in broken_T.nonzero().flatten().tolist():
+        broken = ~x_TD[part].isfinite().all(-1)
+        for row in (broken.nonzero().flatten() + part.start).tolist():
             if row not in self._places:
                 self._places[row] = f"layer {layer}" + _cause(routing, row)
 

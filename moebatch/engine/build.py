@@ -1,92 +1,43 @@
 """From a model folder and a policy to an engine that can run."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
 
-import torch
-from torch import Tensor
-
+from moebatch.engine.device import IN_MAIN_MEMORY, Device
 from moebatch.engine.engine import Engine
+from moebatch.engine.model_files import ModelFiles
+from moebatch.engine.on_cpu import cpu_pipeline, plain_sweep
+from moebatch.engine.order import Order
+from moebatch.engine.passes import Passes
+from moebatch.engine.recorder import Recorder
 from moebatch.engine.sampler import Sampler
-from moebatch.engine.sweep import Sweep
 from moebatch.engine.text import TextDecoder
-from moebatch.errors import CheckpointError
-from moebatch.model.decoder import Decoder, DenseWeights
-from moebatch.model.families import Family, family_of, required_tensors
-from moebatch.plan.footprint import Dtypes
-from moebatch.plan.scratch import limits_of
-from moebatch.predict.predictor import RoutingObserver
-from moebatch.spec.hardware import Dtype
+from moebatch.predict.correlation import CorrelationPredictor
+from moebatch.predict.path_table import PathTable
+from moebatch.predict.predictor import Predictor, RoutingObserver
 from moebatch.spec.policy import Policy
-from moebatch.spec.shape import ModelShape, load_config, require_runnable
-from moebatch.store.checkpoint import Checkpoint, file_inside
-from moebatch.store.dense import DenseLoader
-from moebatch.store.experts import ExpertKey, ExpertStore
+from moebatch.spec.shape import ModelShape
+from moebatch.store.experts import ExpertStore
 from moebatch.store.kv import KVCache
-from moebatch.store.record import TORCH_DTYPES, Record
-
-COMPUTE_DTYPES: Mapping[Dtype, torch.dtype] = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ModelFiles:
-    """A model folder that has been validated against its config.json; no weight is loaded."""
-
-    config: Mapping[str, Any]
-    shape: ModelShape
-    checkpoint: Checkpoint
-    family: Family
-    dtype: torch.dtype
-    """In which everything is computed."""
-    expert_dtype: torch.dtype
-    """In which experts are stored."""
-
-    @property
-    def dtypes(self) -> Dtypes:
-        """Bytes per element, for the planner."""
-        compute = next(name for name, dtype in COMPUTE_DTYPES.items() if dtype == self.dtype)
-        return Dtypes(stored_bits=8 * self.expert_dtype.itemsize, compute=compute)
-
-
-def open_model(folder: Path, dtype: Dtype | Literal["auto"]) -> ModelFiles:
-    """Reads configuration and headers of `folder`; `dtype` is a name or ``auto``.
-
-    Raises CheckpointError when anything is missing, damaged, hostile or not supported.
-    """
-    if not folder.is_dir():
-        raise CheckpointError(f"{folder}: no such model folder")
-    path = file_inside(folder, "config.json")
-    config = load_config(path)
-    require_runnable(config, str(path))
-    shape = ModelShape.from_config(config, str(path))
-    checkpoint = Checkpoint.open(folder)
-    required = required_tensors(shape, checkpoint.tensors)
-    checkpoint.require(required)
-    family = family_of(shape)
-    expert_dtype = _expert_dtype(checkpoint, shape, family)
-    return ModelFiles(
-        config=config,
-        shape=shape,
-        checkpoint=checkpoint,
-        family=family,
-        dtype=expert_dtype if dtype == "auto" else COMPUTE_DTYPES[dtype],
-        expert_dtype=expert_dtype,
-    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BuiltEngine:
-    """An engine with the parts that whoever started it looks at and closes."""
+    """An engine with the parts that whoever started it looks at."""
 
     engine: Engine
     experts: ExpertStore
+    """Those in main memory."""
     cache: KVCache
+    passes: Passes
+    recorder: Recorder | None
+    """What the lanes do; None where there are none."""
+
+    def close(self) -> None:
+        """Ends lanes and readers, and gives files back."""
+        self.passes.close()
+        self.experts.close()
+        self.cache.close()
 
 
 def build_engine(
@@ -97,90 +48,60 @@ def build_engine(
     end_tokens: frozenset[int],
     job_seed: int,
     max_tokens: int,
+    device: Device = IN_MAIN_MEMORY,
+    plain: bool = False,
+    predictor: Predictor | None = None,
     observer: RoutingObserver | None = None,
+    scratch: Path | None = None,
+    num_traced_passes: int = 0,
 ) -> BuiltEngine:
     """Allocates everything that `policy` says and loads the weights outside the experts.
 
-    `max_tokens` is the longest sequence, prompt and answer, that the engine may meet; `observer` is
-    told what the gates choose.
+    Args:
+        max_tokens: the longest sequence, prompt and answer, that the engine may meet.
+        plain: everything one after the other, in main memory, instead of the policy's schedule.
+        predictor: which experts next; None learns their frequencies as it goes.
+        observer: told what the gates choose.
+        scratch: folder for keys and values that live on disk.
+        num_traced_passes: passes whose timeline is kept task by task.
     """
-    shape = files.shape
-    model = Decoder(
-        shape,
-        files.config,
-        _load_dense(files),
-        limits_of(policy, max_tokens=max_tokens),
-        expert_dtype=files.expert_dtype,
+    order = Order(
+        files=files,
+        policy=policy,
+        max_tokens=max_tokens,
+        predictor=predictor or _frequencies(files.shape),
+        observer=observer,
+        scratch=scratch,
     )
-    cache = KVCache(
-        num_layers=shape.num_layers,
-        num_kv_heads=shape.num_kv_heads,
-        head_dim=shape.head_dim,
-        num_pages=policy.num_kv_pages,
-        dtype=files.dtype,
-    )
-    records = _expert_records(files)
-    resident = spread_residents(list(records), policy.num_resident(len(records)))
-    experts = ExpertStore(records, num_slots=policy.num_slots, resident=resident)
-    sampler = Sampler(vocab_size=shape.vocab_size, end_tokens=end_tokens, job_seed=job_seed)
+    recorder = Recorder(files.shape.num_layers, num_traced_passes)
+    if plain:
+        made = plain_sweep(order)
+    else:
+        made = cpu_pipeline(order, recorder)
+    sampler = Sampler(vocab_size=files.shape.vocab_size, end_tokens=end_tokens, job_seed=job_seed)
     engine = Engine(
-        sweep=Sweep(model, cache, experts, policy, observer),
-        cache=cache,
+        sweep=made.passes,
+        cache=made.cache,
         policy=policy,
         sampler=sampler,
         decoder=decoder,
         end_tokens=end_tokens,
     )
-    return BuiltEngine(engine=engine, experts=experts, cache=cache)
-
-
-def spread_residents(keys: list[ExpertKey], count: int) -> list[ExpertKey]:
-    """`count` of the experts, evenly over the layers, so that no stretch of a pass reads more."""
-    return [keys[i * len(keys) // count] for i in range(count)]
-
-
-def _expert_dtype(checkpoint: Checkpoint, shape: ModelShape, family: Family) -> torch.dtype:
-    names = {
-        part.name
-        for layer in shape.moe_layers
-        for expert in range(shape.num_experts)
-        for part in family.expert_parts(shape, layer, expert, checkpoint.tensors)
-    }
-    dtypes = checkpoint.dtypes(names)
-    if len(dtypes) != 1:
-        raise CheckpointError(
-            f"{checkpoint.folder}: experts are stored in several dtypes "
-            f"({', '.join(sorted(dtypes))}); they must share one"
-        )
-    return TORCH_DTYPES[dtypes.pop()]
-
-
-def _expert_records(files: ModelFiles) -> dict[ExpertKey, Record]:
-    shape, checkpoint = files.shape, files.checkpoint
-    records = {}
-    for layer in shape.moe_layers:
-        for expert in range(shape.num_experts):
-            parts = files.family.expert_parts(shape, layer, expert, checkpoint.tensors)
-            extents = [checkpoint.extent(part.name, part.index) for part in parts]
-            records[ExpertKey(layer, expert)] = Record.of(extents)
-    return records
-
-
-def _load_dense(files: ModelFiles) -> DenseWeights:
-    names, checkpoint = files.checkpoint.tensors, files.checkpoint
-    of_all = files.family.global_tensors(files.shape, names)
-    of_layers = [
-        files.family.layer_tensors(files.shape, layer, names)
-        for layer in range(files.shape.num_layers)
-    ]
-    loader = DenseLoader(
-        [checkpoint.extent(name) for roles in (of_all, *of_layers) for name in roles.values()],
-        files.dtype,
+    return BuiltEngine(
+        engine=engine,
+        experts=made.experts,
+        cache=made.cache,
+        passes=made.passes,
+        recorder=None if plain else recorder,
     )
 
-    def load(roles: Mapping[str, str]) -> dict[str, Tensor]:
-        return {role: loader.load(checkpoint.extent(name)) for role, name in roles.items()}
 
-    weights = DenseWeights(globals=load(of_all), layers=[load(roles) for roles in of_layers])
-    loader.close()
-    return weights
+def _frequencies(shape: ModelShape) -> Predictor:
+    """How often each expert has been chosen so far."""
+    table = PathTable.empty(
+        shape.moe_layers,
+        num_experts=shape.num_experts,
+        experts_per_token=shape.experts_per_token,
+        path_length=0,
+    )
+    return CorrelationPredictor(table)

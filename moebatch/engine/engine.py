@@ -5,9 +5,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from moebatch.engine.batcher import Batcher, Slice, fits_cache
+from moebatch.engine.passes import Passes
 from moebatch.engine.sampler import Sampled, Sampler
 from moebatch.engine.sequence import Sequence
-from moebatch.engine.sweep import Sweep
 from moebatch.engine.text import AnswerText, End, TextDecoder, end_reason
 from moebatch.errors import CheckpointError, OutOfMemory
 from moebatch.spec.policy import PAGE_TOKENS, Policy
@@ -42,7 +42,7 @@ class Engine:
     def __init__(
         self,
         *,
-        sweep: Sweep,
+        sweep: Passes,
         cache: KVCache,
         policy: Policy,
         sampler: Sampler,

@@ -15,7 +15,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from moebatch.engine.build import BuiltEngine, ModelFiles, build_engine, open_model
+from moebatch.engine.build import BuiltEngine, build_engine
+from moebatch.engine.model_files import ModelFiles, open_model
 from moebatch.errors import CheckpointError, ConfigError, DoesNotFit, Fault, StorageError
 from moebatch.job.planning import job_problem
 from moebatch.job.prepare import prepare
@@ -205,7 +206,7 @@ class Calibration:
             num_before, self._counting = len(self._recorded), False
             self._read(built, held_out, first=num_counted)
         finally:
-            built.experts.close()
+            built.close()
         run_s = time.perf_counter() - begun
         unseen = self._recorded[num_before:]
         comparisons = _compare(table, unseen) if unseen else ()

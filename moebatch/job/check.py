@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from moebatch.engine.build import ModelFiles, open_model
+from moebatch.engine.model_files import ModelFiles, open_model
 from moebatch.errors import ExitCode, Fault, FaultyFile, MoebatchError
 from moebatch.job.manifest import Manifest
 from moebatch.job.output_path import require_writable

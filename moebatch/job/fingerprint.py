@@ -1,6 +1,6 @@
 """A short name for everything that decides over numbers."""
 
-from moebatch.engine.build import ModelFiles
+from moebatch.engine.model_files import ModelFiles
 from moebatch.store.fingerprint import checkpoint_fingerprint
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from moebatch.engine.build import ModelFiles
+from moebatch.engine.model_files import ModelFiles
 from moebatch.errors import ConfigError, Fault, StorageError
 from moebatch.job.fingerprint import numerics_fingerprint
 from moebatch.job.output_path import has_records, run_folder

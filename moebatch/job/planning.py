@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from moebatch.engine.build import ModelFiles
+from moebatch.engine.model_files import ModelFiles
 from moebatch.errors import ConfigError, DoesNotFit, Fault
 from moebatch.measure.machine import measure_machine
 from moebatch.measure.saved import load_saved, machine_profile

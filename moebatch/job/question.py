@@ -1,6 +1,6 @@
 """A planning question asked by a job file."""
 
-from moebatch.engine.build import ModelFiles, open_model
+from moebatch.engine.model_files import ModelFiles, open_model
 from moebatch.job.planning import job_problem, job_profile
 from moebatch.job.prepare import prepare
 from moebatch.job.scan import sample_workload

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from moebatch.engine.build import BuiltEngine, ModelFiles, build_engine, open_model
+from moebatch.engine.build import BuiltEngine, build_engine
+from moebatch.engine.model_files import ModelFiles, open_model
 from moebatch.job.dialects import Served, result_line
 from moebatch.job.fingerprint import numerics_fingerprint
 from moebatch.job.manifest import Manifest
@@ -194,7 +195,7 @@ class JobRun:
                     row = self._rows.pop(outcome.request.index)
                     self._write(row, outcome.error or outcome, served, results)
         finally:
-            self._built.experts.close()
+            self._built.close()
         self._run_s = self._elapsed_s()
 
     def _requests(

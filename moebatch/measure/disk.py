@@ -18,8 +18,9 @@ from torch import Tensor
 
 from moebatch.errors import ConfigError, Fault, StorageError
 from moebatch.measure.sizes import DiskSizes
+from moebatch.schedule.slots import ExpertKey
 from moebatch.store.checkpoint import Extent
-from moebatch.store.experts import ExpertKey, ExpertStore
+from moebatch.store.experts import ExpertStore
 from moebatch.store.memory import Arena
 from moebatch.store.record import PIECE_BYTES, Record
 

@@ -33,6 +33,10 @@ class Span:
     rope_length: int
     """Prompt length: the least length that length-dependent rotary scalings count with."""
 
+    def with_rows(self, rows_S: Tensor) -> "Span":
+        """The same tokens in other rows of a cache."""
+        return replace(self, rows_S=rows_S)
+
     def pieces(self, most_tokens: int) -> Iterator["Span"]:
         """The same tokens as spans of at most that many, to be attended in this order."""
         for done in range(0, self.num_tokens, most_tokens):

@@ -51,6 +51,7 @@ def policy_json(policy: Policy) -> dict[str, Any]:
         "tokens_per_pass": policy.tokens_per_pass,
         "num_slots": policy.num_slots,
         "num_kv_pages": policy.num_kv_pages,
+        "num_hot": policy.num_hot,
     }
 
 

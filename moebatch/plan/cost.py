@@ -6,13 +6,20 @@ experts that some token chooses; prompt slices beside decoding sequences; hidden
 keys and values on their way between levels; the copy into pinned buffers; and the disk.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from math import ceil
 
 from moebatch.plan.footprint import FLOAT_BYTES, Dtypes
-from moebatch.plan.lanes import BLOCK_SCHEDULES, LANES
+from moebatch.plan.lanes import (
+    BLOCK_SCHEDULES,
+    PASS_WIDE_SCHEDULES,
+    WHOLE_LAYER_SCHEDULES,
+)
 from moebatch.plan.load import PassLoad
 from moebatch.plan.scratch import MAX_GEMM_ROWS, PROMPT_ROWS, mean_bucket_rows
+from moebatch.schedule.lanes import LANES
 from moebatch.spec.hardware import Dtype, Hardware, LinkName, Processor
 from moebatch.spec.policy import Policy
 from moebatch.spec.shape import ModelShape
@@ -51,13 +58,88 @@ class CostModel:
             seconds[lane] += time_s
         return {lane: time_s for lane, time_s in seconds.items() if time_s > 0}
 
+    # --- pieces, also for single tasks of a pass ------------------------------------------------
+
     def gemm_s(self, processor: Processor, rows: float, params: int) -> float:
         """Seconds of a matrix product of so many rows with weights of so many numbers."""
         return self._gemm_s(processor, rows, params, min(rows, MAX_GEMM_ROWS))
 
+    def dense_gemm_s(
+        self, processor: Processor, load: PassLoad, params: int, micro_batch_size: int
+    ) -> float:
+        """Seconds in which all tokens go through weights of so many numbers outside the experts,
+        micro-batch by micro-batch."""
+        kinds = ((load.decode_sequences, micro_batch_size), (load.prompt_tokens, PROMPT_ROWS))
+        return sum(
+            self._gemm_s(processor, rows, params, min(rows, at_once)) for rows, at_once in kinds
+        )
+
+    def moving_s(self, processor: Processor, hidden_states: float) -> float:
+        """Seconds in which norms, routing and combining read or write so many hidden states."""
+        moved = hidden_states * self.shape.hidden_size * self._dtype_bytes
+        return moved / processor.elementwise_bandwidth
+
+    def head_s(self, processor: Processor, rows: float) -> float:
+        """Seconds of the logits after so many tokens."""
+        params = self.shape.vocab_size * self.shape.hidden_size
+        moved = rows * self.shape.vocab_size * FLOAT_BYTES
+        gemm_s = self._gemm_s(processor, rows, params, rows)
+        return gemm_s + moved / processor.elementwise_bandwidth
+
     def decode_attention_s(self, load: PassLoad, processor: Processor) -> float:
         """Seconds of the attention of decoding sequences in one layer, projections left out."""
         return self._decode_attention_s(load, processor) / self.shape.num_layers
+
+    def prompt_attention_s(self, load: PassLoad, processor: Processor) -> float:
+        """Seconds of the attention among tokens of prompts in one layer."""
+        return self._prompt_attention_s(load, processor) / self.shape.num_layers
+
+    def expert_s(self, processor: Processor, rows: float) -> float:
+        """Seconds of one expert on a GPU over so many tokens."""
+        at_once = min(rows, MAX_GEMM_ROWS)
+        return self._gemm_s(processor, rows, self.shape.expert_params, at_once)
+
+    def cpu_expert_s(self, processor: Processor, rows: float, *, fresh: float) -> float:
+        """Seconds of one expert on a CPU over so many rows, padding counted; with the chance
+        `fresh` it has just arrived from the level below."""
+        params, at_once = self.shape.expert_params, min(rows, MAX_GEMM_ROWS)
+        arrived_s = self._gemm_s(processor, rows, params, at_once, streamed=True)
+        stayed_s = self._gemm_s(processor, rows, params, at_once)
+        # Where noise says that arriving helps, it does not.
+        return fresh * max(arrived_s, stayed_s) + (1 - fresh) * stayed_s
+
+    def link_s(self, name: LinkName, num_bytes: float) -> float:
+        """Seconds of so many bytes on a link; infinite where the machine lacks it."""
+        return self._link_s(name, num_bytes)
+
+    def staging_s(self, num_bytes: float) -> float:
+        """Seconds of the copy into pinned buffers; 0 where data lies ready."""
+        link = self.hardware.links.get("dram->vram")
+        rate = link.staging_bandwidth if link else None
+        return num_bytes / rate if rate else 0.0
+
+    def cache_bytes(self, positions: float) -> float:
+        """Keys and values of so many positions in one layer."""
+        return positions * self._kv_bytes_per_token / self.shape.num_layers
+
+    def query_bytes(self, tokens: float) -> float:
+        """Queries, or results of attention, of so many tokens in one layer."""
+        return tokens * self.shape.query_width * self._dtype_bytes
+
+    def hidden_bytes(self, tokens: float) -> float:
+        """Hidden states of so many tokens."""
+        return tokens * self.shape.hidden_size * self._dtype_bytes
+
+    @property
+    def main(self) -> Processor:
+        """What computes everything that a policy does not leave to the CPU."""
+        return (self.hardware.vram.processor if self.hardware.vram else None) or self.cpu
+
+    @property
+    def cpu(self) -> Processor:
+        """The processor at main memory."""
+        assert self.hardware.dram.processor is not None, "main memory has a processor"
+        return self.hardware.dram.processor
 
     # --- arithmetic -----------------------------------------------------------------------------
 
@@ -83,20 +165,11 @@ class CostModel:
     def _dense_s(self, load: PassLoad, policy: Policy, processor: Processor) -> float:
         """Projections, routers, shared experts, dense MLPs, norms and the head."""
         shape, tokens = self.shape, load.tokens
-        dense_params = shape.resident_params - shape.embedding_params
-        kinds = (
-            (load.decode_sequences, policy.micro_batch_size),
-            (load.prompt_tokens, PROMPT_ROWS),
-        )
-        layers_s = sum(
-            self._gemm_s(processor, rows, dense_params, min(rows, at_once))
-            for rows, at_once in kinds
-        )
+        params = shape.resident_params - shape.embedding_params
+        layers_s = self.dense_gemm_s(processor, load, params, policy.micro_batch_size)
         moved = tokens * shape.num_layers * elementwise_bytes(shape, self._dtype_bytes)
-        head_params = shape.vocab_size * shape.hidden_size
-        head_s = self._gemm_s(processor, load.logits_rows, head_params, load.logits_rows)
-        moved += load.logits_rows * shape.vocab_size * FLOAT_BYTES
-        return layers_s + head_s + moved / processor.elementwise_bandwidth
+        moved_s = moved / processor.elementwise_bandwidth
+        return layers_s + self.head_s(processor, load.logits_rows) + moved_s
 
     def _decode_attention_s(self, load: PassLoad, processor: Processor) -> float:
         positions = load.decode_positions * self._share_in_window(load)
@@ -125,19 +198,20 @@ class CostModel:
         lane, processor = where
         if lane == "cpu":
             fresh = policy.weights.disk
-            arrived_s = self._expert_layers_s(load.tokens, processor, padded=True, streamed=True)
-            stayed_s = self._expert_layers_s(load.tokens, processor, padded=True)
-            # Where noise says that arriving helps, it does not.
-            return fresh * max(arrived_s, stayed_s) + (1 - fresh) * stayed_s
-        if policy.schedule == "klotski":
-            return self._expert_layers_s(load.tokens, processor)
+            return self._expert_layers_s(
+                load.tokens,
+                lambda rows: self.cpu_expert_s(processor, mean_bucket_rows(rows), fresh=fresh),
+            )
+        each_s = partial(self.expert_s, processor)
+        if policy.schedule in PASS_WIDE_SCHEDULES:
+            return self._expert_layers_s(load.tokens, each_s)
         total, decodes = 0.0, load.decode_sequences
         if decodes:
             size = min(policy.micro_batch_size, decodes)
-            total += decodes / size * self._expert_layers_s(size, processor)
+            total += decodes / size * self._expert_layers_s(size, each_s)
         if load.prompt_tokens:
             size = min(self.prompt_rows(policy), load.prompt_tokens)
-            total += load.prompt_tokens / size * self._expert_layers_s(size, processor)
+            total += load.prompt_tokens / size * self._expert_layers_s(size, each_s)
         return total
 
     @staticmethod
@@ -145,25 +219,14 @@ class CostModel:
         """Prompt tokens that go through a GPU's experts together."""
         return max(GPU_PROMPT_ROWS, policy.micro_batch_size)
 
-    def _expert_layers_s(
-        self,
-        tokens: float,
-        processor: Processor,
-        *,
-        padded: bool = False,
-        streamed: bool = False,
-    ) -> float:
-        """All experts once. Row counts are `padded` to those in use on a CPU; experts have been
-        `streamed` from the level below, or lie there."""
+    def _expert_layers_s(self, tokens: float, each_s: Callable[[float], float]) -> float:
+        """All experts once; `each_s` are seconds of one by its rows."""
         shape = self.shape
         active = distinct_experts(shape, tokens)
         if not active:
             return 0.0
         rows = tokens * shape.experts_per_token / active
-        rows = mean_bucket_rows(rows) if padded else rows
-        at_once = min(rows, MAX_GEMM_ROWS)
-        each_s = self._gemm_s(processor, rows, shape.expert_params, at_once, streamed=streamed)
-        return len(shape.moe_layers) * active * each_s
+        return len(shape.moe_layers) * active * each_s(rows)
 
     def _gemm_s(
         self,
@@ -194,9 +257,8 @@ class CostModel:
 
     def _weights_s(self, load: PassLoad, policy: Policy) -> list[tuple[str, float]]:
         """Experts that some token chooses and that do not live where they are computed."""
-        shape, weights = self.shape, policy.weights
-        active = distinct_experts(shape, load.tokens) * len(shape.moe_layers)
-        moved = active * self.dtypes.expert_bytes(shape)
+        weights = policy.weights
+        moved = self._moved_experts(load, policy) * self.dtypes.expert_bytes(self.shape)
         lanes = [("disk->dram", self._link_s("disk->dram", weights.disk * moved))]
         if not policy.ffn_on_gpu:
             return lanes
@@ -205,6 +267,17 @@ class CostModel:
             # A stream of its own, in which pinned buffers and the link take turns piece by piece.
             return [*lanes, ("weight block", max(time_s for _, time_s in upload))]
         return lanes + upload
+
+    def _moved_experts(self, load: PassLoad, policy: Policy) -> float:
+        """Experts that a pass would move if none were where they are computed. Some schedules bring
+        whole layers, chosen or not; `simple` does so again for each micro-batch."""
+        layers = len(self.shape.moe_layers)
+        if policy.schedule not in WHOLE_LAYER_SCHEDULES:
+            return distinct_experts(self.shape, load.tokens) * layers
+        walks = load.decode_sequences / policy.micro_batch_size
+        walks += load.prompt_tokens / self.prompt_rows(policy)
+        num_walks = max(1.0, walks) if policy.schedule == "simple" else 1.0
+        return num_walks * self.shape.num_experts * layers
 
     def _kv_on_gpu_s(self, load: PassLoad, policy: Policy) -> list[tuple[str, float]]:
         """Keys and values that live below come up and new ones go down (Eq 13, A_g = 1)."""

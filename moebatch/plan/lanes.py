@@ -4,26 +4,29 @@ from collections.abc import Mapping
 
 from moebatch.spec.policy import Policy, Schedule
 
-LANES = (
-    "gpu",
-    "cpu",
-    "dram->vram",
-    "vram->dram",
-    "staging",
-    "weight block",
-    "disk->dram",
-    "dram->disk",
-)
-"""What does one thing at a time. Only FlexGen has a stream for the weights of a whole layer."""
 BLOCK_SCHEDULES: tuple[Schedule, ...] = ("flexgen", "flexgen_c")
 """Weights of a layer come up in one piece."""
+PASS_WIDE_SCHEDULES: tuple[Schedule, ...] = ("klotski", "ondemand", "prefetch_all")
+"""Each expert runs once over all tokens of a pass; in the others once for every micro-batch."""
+WHOLE_LAYER_SCHEDULES: tuple[Schedule, ...] = ("simple", "multi", "prefetch_all")
+"""All experts of a layer come, chosen or not."""
+_PROCESSORS = ("gpu", "cpu")
 _SERIAL_LANES = ("gpu", "cpu", "dram->vram", "vram->dram")
 LaneSeconds = Mapping[str, float]
 """Busy seconds by lane, lanes that do nothing left out."""
 
 
 def pass_seconds(lanes: LaneSeconds, policy: Policy) -> float:
-    """Seconds of a pass: the busiest lane where lanes run side by side (Eq 12)."""
+    """Seconds of a pass: the busiest lane where lanes run side by side (Eq 12).
+
+    `simple`, `multi` and `hot` are priced like that too, although they leave bubbles: how long
+    these are only a simulation tells. `ondemand` has nothing to load before a gate has spoken, so
+    the busiest processor and the busiest link take turns (Pre-gated MoE, section 2).
+    """
+    if policy.schedule == "ondemand":
+        computing = max((lanes.get(lane, 0.0) for lane in _PROCESSORS), default=0.0)
+        moving = (time_s for lane, time_s in lanes.items() if lane not in _PROCESSORS)
+        return computing + max(moving, default=0.0)
     if policy.schedule in BLOCK_SCHEDULES:
         return _block_seconds(lanes, policy)
     return max(lanes.values(), default=0.0)

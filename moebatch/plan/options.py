@@ -27,6 +27,8 @@ class PlanOptions:
     paper: bool = False
     vendor: bool = False
     policy: str | None = None
+    command: str = "moebatch plan"
+    """What was typed."""
 
     @property
     def basis(self) -> Basis:
@@ -36,7 +38,7 @@ class PlanOptions:
     def require_consistent(self) -> None:
         """Raises ConfigError with all contradictions and everything that is missing."""
         faults = [
-            Fault(file="moebatch plan", where=where, message=message)
+            Fault(file=self.command, where=where, message=message)
             for where, message in self._contradictions()
         ]
         if faults:

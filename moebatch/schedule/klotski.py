@@ -97,7 +97,10 @@ def prefetch_hot(setup: Setup, i: int) -> Iterator[Request]:
 
 
 def prefetch_layer(setup: Setup, i: int) -> Iterator[Request]:
-    """All experts of the next step that has any."""
+    """All experts of the next step that has any, behind those of this one for which there was no
+    slot so far: they would only be driven out again."""
+    if i >= 0 and setup.is_moe(i):
+        yield Announce(i)
     for later in setup.next_moe(i, 1):
         yield Announce(later)
     yield from fetch_window(setup, i)

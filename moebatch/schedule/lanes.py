@@ -38,8 +38,10 @@ _WITHOUT_VRAM: Mapping[Kind, str] = {
     Kind.CHUNK: "disk->dram",
     Kind.PAGE: "disk->dram",
     Kind.BLOCK: "disk->dram",
+    Kind.KV_READ: "disk->dram",
     Kind.KV_UP: "disk->dram",
     Kind.KV_DOWN: "dram->disk",
+    Kind.KV_WRITE: "dram->disk",
 }
 
 

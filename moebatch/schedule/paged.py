@@ -40,14 +40,15 @@ class PagedWeights:
                 for (count, number), task in self._pinned.items()
                 if count != num_pages or number == p
             )
-            yield stage(i, p, *before)
+            yield stage(i, p, *before, num_pages=num_pages)
 
     def page(self, i: int, p: int, num_pages: int) -> Iterator[Task]:
         """Brings page p of so many up."""
         if not self._setup.is_moe(i):
             return
         staged = (stage(i, p),) if self._setup.has_staging else ()
-        task = page(i, p, *staged, *(self._overwrites(i) if p == 0 else ()))
+        overwrites = self._overwrites(i) if p == 0 else ()
+        task = page(i, p, *staged, *overwrites, num_pages=num_pages)
         yield task
         self._pages.setdefault(i, []).append(task)
         self._pin(task, p, num_pages)

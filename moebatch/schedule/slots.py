@@ -35,6 +35,8 @@ class Load:
     """It has been computed, and stays until its step is over or somebody needs its slot."""
     num_users: int = 0
     """Computations launched with it that have not ended."""
+    is_wanted_again: bool = False
+    """It was announced for a later step while in use for this one."""
     is_dropped: bool = False
     arrival: int = 0
     """Arrived experts are computed in this order."""
@@ -111,6 +113,7 @@ class SlotQueue:
         self._num_chunks = num_chunks
         self._free = list(range(self.num_slots))
         self._loads: dict[ExpertKey, Load] = {}
+        self._passing: dict[ExpertKey, Load] = {}
         self._queues = _Queues()
         self._num_arrived = 0
         self._awaited: Load | None = None
@@ -131,14 +134,17 @@ class SlotQueue:
     def announce(self, upcoming: Iterable[ExpertKey]) -> None:
         """Experts that are likely to be needed, in this order, as far as there are slots."""
         room = self.num_streaming_slots - sum(
-            not load.is_resident and not load.is_required for load in self._loads.values()
+            not load.is_required for load in self._passing.values()
         )
         for key in upcoming:
             if room <= 0:
                 return
-            if key not in self._loads:
+            load = self._loads.get(key)
+            if load is None:
                 self._queues.announced.append(self._new(key))
                 room -= 1
+            elif load.num_users or load.is_kept:
+                load.is_wanted_again = True
 
     def require(self, key: ExpertKey) -> None:
         """An expert that is certain to be computed."""
@@ -185,15 +191,15 @@ class SlotQueue:
         load = self._loads[key]
         load.num_users -= 1
         load.is_kept = keep and not (load.is_required or load.is_resident)
-        if not load.is_kept and load.is_announced:
-            self._drop(load)
+        if load.is_announced:
+            self._let_go(load)
 
     def release(self, layer: int) -> None:
         """Experts of a layer that were kept are not needed any more, nor are announced ones."""
         for load in list(self._of(layer)):
             load.is_kept = False
             if load.is_announced:
-                self._drop(load)
+                self._let_go(load)
 
     def state(self, key: ExpertKey) -> State:
         """Where an expert is."""
@@ -283,24 +289,37 @@ class SlotQueue:
         return (load for load in list(self._loads.values()) if load.key.layer == layer)
 
     def _new(self, key: ExpertKey) -> Load:
-        load = self._loads[key] = Load(key, self._num_chunks[key])
+        load = self._loads[key] = self._passing[key] = Load(key, self._num_chunks[key])
         return load
+
+    def _let_go(self, load: Load) -> None:
+        """Nobody needs a load for this step any more."""
+        if load.is_wanted_again:
+            load.is_wanted_again = False
+        else:
+            self._drop(load)
 
     def _drop(self, load: Load) -> None:
         """Gives up a load; its slot is free once no chunk is on its way into it."""
         self._queues.discard(load)
         load.is_dropped = True
         if load.num_in_flight == 0:
-            del self._loads[load.key]
+            del self._loads[load.key], self._passing[load.key]
             self.on_drop(load.key)
             if load.slot is not None:
                 self._free.append(load.slot)
                 load.slot = None
 
     def _most_urgent(self, available: Callable[[Load], bool]) -> Load | None:
+        is_full = False
         for load in self._queues.required:
-            if available(load) and (load.slot is not None or self._take_slot(load, displace=True)):
+            if not available(load):
+                continue
+            # What could not be freed for one cannot be freed for another, but for the one awaited.
+            is_hopeless = is_full and load is not self._awaited
+            if load.slot is not None or (not is_hopeless and self._take_slot(load, displace=True)):
                 return load
+            is_full = True
         for load in self._queues.announced:
             if available(load) and (load.slot is not None or self._take_slot(load, displace=False)):
                 return load
@@ -321,7 +340,7 @@ class SlotQueue:
             lambda load: load.is_kept and not load.num_users,
         )
         for unclaimed in claims:
-            for load in reversed(list(self._loads.values())):
+            for load in reversed(self._passing.values()):
                 if unclaimed(load) and load.slot is not None and load.num_in_flight == 0:
                     self._drop(load)
                     return True

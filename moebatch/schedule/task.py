@@ -65,6 +65,8 @@ class Task:
     page: int | None = None
     part: int | None = None
     """Which chunk of a transfer, where it goes in several."""
+    num_pages: int | None = field(default=None, compare=False, repr=False)
+    """Pages that the layer comes in."""
     after: tuple["Task", ...] = field(default=(), compare=False, repr=False)
     """Tasks that must have ended before; each has been launched already, so nothing can wait in a
     circle. Tasks of one lane run in the order of their launch anyway."""
@@ -130,14 +132,14 @@ def dense(i: int, *after: Task) -> Task:
     return Task(Kind.DENSE, i, after=after)
 
 
-def stage(i: int, p: int, *after: Task) -> Task:
+def stage(i: int, p: int, *after: Task, num_pages: int | None = None) -> Task:
     """Page p of the weights of step i is copied into pinned memory."""
-    return Task(Kind.STAGE, i, page=p, after=after)
+    return Task(Kind.STAGE, i, page=p, num_pages=num_pages, after=after)
 
 
-def page(i: int, p: int, *after: Task) -> Task:
+def page(i: int, p: int, *after: Task, num_pages: int | None = None) -> Task:
     """Page p of the weights of step i goes up."""
-    return Task(Kind.PAGE, i, page=p, after=after)
+    return Task(Kind.PAGE, i, page=p, num_pages=num_pages, after=after)
 
 
 def block(i: int, *after: Task) -> Task:

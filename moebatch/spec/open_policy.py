@@ -25,6 +25,8 @@ class OpenPolicy:
     """None with static batching, where it means nothing."""
     num_slots: int | None = None
     num_kv_pages: int | None = None
+    num_hot: int | None = None
+    """None stays None, see `Policy`."""
 
     @classmethod
     def of(cls, policy: Policy) -> "OpenPolicy":
@@ -42,6 +44,7 @@ class OpenPolicy:
             tokens_per_pass=None if is_static else policy.tokens_per_pass,
             num_slots=policy.num_slots,
             num_kv_pages=policy.num_kv_pages,
+            num_hot=policy.num_hot,
         )
 
     @property
@@ -72,6 +75,7 @@ class OpenPolicy:
             ffn_on_gpu=self.ffn_on_gpu,
             schedule=self.schedule,
             batching=self.batching,
+            num_hot=self.num_hot,
         )
 
     def _tokens(self, workload: Workload) -> int:

@@ -11,7 +11,18 @@ PAGE_TOKENS = 16
 STREAMING_SLOTS = 6
 """Enough for two readers and the compute to be apart; more bring nothing, three cost 5 %."""
 
-Schedule = Literal["klotski", "cgopipe", "flexgen", "flexgen_c"]
+Schedule = Literal[
+    "klotski",
+    "hot",
+    "multi",
+    "simple",
+    "cgopipe",
+    "fastdecode",
+    "flexgen",
+    "flexgen_c",
+    "ondemand",
+    "prefetch_all",
+]
 """Order of tasks of a pass, by the name that its paper uses."""
 Batching = Literal["mixed", "static"]
 """mixed: places of ended sequences are refilled, prompts come in slices beside decoding ones.
@@ -84,12 +95,16 @@ class Policy:
     """F_g."""
     schedule: Schedule = "klotski"
     batching: Batching = "mixed"
+    num_hot: int | None = None
+    """Experts of a layer that come before its gates have spoken (K); None: all that are likelier
+    than not to be chosen."""
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "micro_batch_size", "tokens_per_pass", "num_kv_pages"):
             assert getattr(self, name) >= 1, f"{name} must be at least 1"
         assert self.batch_size <= self.tokens_per_pass, "every sequence needs room for one token"
         assert self.num_slots >= 0, "counts are not negative"
+        assert self.num_hot is None or self.num_hot >= 0, "counts are not negative"
 
     @property
     def num_micro_batches(self) -> int:

@@ -33,6 +33,7 @@ _WHOLE: Mapping[str, tuple[int, int]] = {
     "tokens_per_pass": (1, _MAX_TOKENS),
     "num_slots": (0, _MAX_SLOTS),
     "num_kv_pages": (1, _MAX_PAGES),
+    "num_hot": (0, _MAX_SLOTS),
 }
 Choice = TypeVar("Choice", bound=str)
 

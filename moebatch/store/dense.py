@@ -1,12 +1,14 @@
 """Weights that stay in memory: read once, converted to the compute dtype on the way."""
 
 from collections.abc import Iterable
+from math import prod
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from moebatch.store.checkpoint import Extent
+from moebatch.store.device_memory import DeviceMemory
 from moebatch.store.direct import DirectFile
 from moebatch.store.memory import PAGE_BYTES, Arena, align_up
 from moebatch.store.record import TORCH_DTYPES
@@ -18,17 +20,28 @@ _ALIGNMENT = 64
 class DenseLoader:
     """Fills one arena with tensors, in `dtype`, through a small window."""
 
-    def __init__(self, extents: Iterable[Extent], dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        extents: Iterable[Extent],
+        dtype: torch.dtype,
+        memory: DeviceMemory | None = None,
+    ) -> None:
+        """Room for `extents` in main memory, or in that of a device; DoesNotFit if it has none."""
         total = sum(dense_bytes(extent, dtype) for extent in extents)
         self._dtype = dtype
-        self._arena = Arena(total)
+        if memory is None:
+            self._room = Arena(total).bytes
+        else:
+            self._room = memory.allocate(total, what="weights outside experts")
         self._used = 0
         self._window = Arena(_WINDOW_BYTES + PAGE_BYTES)
         self._files: dict[Path, DirectFile] = {}
 
     def load(self, extent: Extent) -> Tensor:
         """The tensor at `extent`. Raises StorageError when reading fails."""
-        tensor = self._arena.tensor(self._used, extent.shape, self._dtype)
+        num_bytes = prod(extent.shape) * self._dtype.itemsize
+        room = self._room[self._used : self._used + num_bytes]
+        tensor = room.view(self._dtype).view(extent.shape)
         self._used += dense_bytes(extent, self._dtype)
         file = self._files.get(extent.path)
         if file is None:

@@ -1,73 +1,32 @@
-"""Which experts are in memory, which come next, and in what order they can be computed."""
+"""Experts in main memory, read from their files by threads of their own."""
 
 import threading
 import time
-from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping
 
 from torch import Tensor
 
-from moebatch.store.direct import DirectFile
+from moebatch.schedule.slots import Chunk, ExpertKey, SlotQueue
 from moebatch.store.memory import Arena
-from moebatch.store.record import Piece, Record
+from moebatch.store.record import Piece, Record, open_files, slot_bytes
 from moebatch.store.statistics import ReadStatistics
 
-
-class ExpertKey(NamedTuple):
-    """Which expert of which layer."""
-
-    layer: int
-    expert: int
-
-
-@dataclass(slots=True, eq=False)
-class _Load:
-    """An expert that is in a slot or on its way into one."""
-
-    key: ExpertKey
-    record: Record
-    is_resident: bool
-    slot: int | None = None
-    num_issued: int = 0
-    num_in_flight: int = 0
-    is_required: bool = False
-    is_dropped: bool = False
-
-    @property
-    def is_ready(self) -> bool:
-        return self.num_issued == len(self.record.pieces) and self.num_in_flight == 0
-
-    @property
-    def has_pieces_left(self) -> bool:
-        return self.num_issued < len(self.record.pieces)
-
-
-@dataclass(slots=True)
-class _Queues:
-    """Loads with pieces left to read: certain ones first, then likely ones, each in order."""
-
-    required: list[_Load] = field(default_factory=list)
-    announced: list[_Load] = field(default_factory=list)
-
-    def discard(self, load: _Load) -> None:
-        for queue in (self.required, self.announced):
-            if load in queue:
-                queue.remove(load)
+OnRead = Callable[[ExpertKey, int, int, int, float, float], None]
+"""Told of a read: expert, number of the piece, slot, number of the reader, start and end in seconds
+of `time.perf_counter`. Called by the reader, without the lock, before the piece counts as there."""
 
 
 class ExpertStore:
     """Experts in slots, filled by reader threads ahead of the compute.
 
     The compute side *announces* experts that are likely to be needed and *requires* those that a
-    gate has chosen. Required experts are read first, a read in flight is never cancelled, and a
-    required expert takes the slot of an announced one when no slot is free. So a run cannot block
-    with one slot, and with several the reader works while the experts before it are computed.
+    gate has chosen. Which of them is read next, and into which slot, is the business of `slots`; a
+    piece of a `Record` is a chunk there. So a run cannot block with one slot, and with several the
+    reader works while the experts before it are computed. An expert is required by one party at a
+    time: it may leave when that one has had it.
 
-    Who owns a slot: the free list, or exactly one load. A load that is resident keeps its slot for
-    good; a required one until the compute has asked for the next; an announced one until it is
-    required, withdrawn or displaced. `check_integrity` verifies this.
+    `changed` guards `slots`, here and for everybody else who looks at them; it is notified whenever
+    something has been read. Whoever waits on it by himself has to look at `failure` as well.
     """
 
     def __init__(
@@ -77,25 +36,27 @@ class ExpertStore:
         num_slots: int,
         resident: Collection[ExpertKey] = (),
         num_readers: int = 2,
+        changed: threading.Condition | None = None,
+        pinned: bool = False,
+        on_read: OnRead | None = None,
     ) -> None:
-        assert num_slots >= 1 or len(resident) == len(records), "streaming needs a slot"
+        """`changed` may be shared with other levels; `pinned` slots are what a CUDA device copies
+        from beside other work."""
         self.statistics = ReadStatistics()
-        self._records = records
+        self.records = records
+        self.changed = changed or threading.Condition()
+        self.failure: BaseException | None = None
+        """What a reader has failed with."""
+        self.is_pinned = pinned
+        num_pieces = {key: len(record.pieces) for key, record in records.items()}
+        self.slots = SlotQueue(num_pieces, num_slots=num_slots, resident=resident)
         self._slot_bytes = slot_bytes(records.values())
-        self._num_streaming_slots = num_slots
-        self._num_slots = num_slots + len(resident)
-        self._arena = Arena(self._num_slots * self._slot_bytes)
-        self._files = {path: DirectFile(path) for path in _paths(records.values())}
-        self._free = list(range(self._num_slots))
-        self._loads: dict[ExpertKey, _Load] = {}
-        self._queues = _Queues()
-        self._changed = threading.Condition()
-        self._failure: BaseException | None = None
+        self._arena = Arena(self.slots.num_slots * self._slot_bytes, pinned=pinned)
+        self._files = open_files(records.values())
+        self._on_read = on_read
         self._closing = False
-        for key in resident:
-            self._enqueue(_Load(key, records[key], is_resident=True, slot=self._free.pop()))
         self._readers = [
-            threading.Thread(target=self._read_pieces, name=f"reader-{i}", daemon=True)
+            threading.Thread(target=self._read_pieces, args=(i,), name=f"reader-{i}", daemon=True)
             for i in range(num_readers)
         ]
         for reader in self._readers:
@@ -108,17 +69,9 @@ class ExpertStore:
 
     def announce(self, upcoming: Iterable[ExpertKey]) -> None:
         """Reads `upcoming` experts ahead, in this order, as far as there are slots to hold them."""
-        with self._changed:
-            room = self._num_streaming_slots - sum(
-                not (load.is_resident or load.is_required) for load in self._loads.values()
-            )
-            for key in upcoming:
-                if room <= 0:
-                    break
-                if key not in self._loads:
-                    self._enqueue(_Load(key, self._records[key], is_resident=False))
-                    room -= 1
-            self._changed.notify_all()
+        with self.changed:
+            self.slots.announce(upcoming)
+            self.changed.notify_all()
 
     def require(
         self, layer: int, experts: Collection[int]
@@ -129,183 +82,144 @@ class ExpertStore:
         The tensors are valid until the next one is asked for. Announced experts of the layer that
         are not among them are given up. Raises what a reader failed with.
         """
-        with self._changed:
-            self._withdraw(layer, keep=experts)
-            waiting = [self._demand(ExpertKey(layer, expert)) for expert in experts]
-            self._changed.notify_all()
+        waiting = [ExpertKey(layer, expert) for expert in experts]
+        with self.changed:
+            self.slots.withdraw(layer, keep=experts)
+            for key in waiting:
+                self._require(key)
+            self.changed.notify_all()
         return self._as_ready(waiting)
+
+    def hold(self, key: ExpertKey) -> None:
+        """Waits until an expert is there, before all others, and keeps it until `let_go`.
+
+        Raises what a reader failed with.
+        """
+        with self.changed:
+            self._require(key)
+            if not self.slots.is_ready(key):
+                self.slots.hurry(key)
+                self.changed.notify_all()
+                self.wait(lambda: self.slots.is_ready(key))
+            self.slots.use(key)
+
+    def let_go(self, key: ExpertKey) -> None:
+        """Frees the slot of an expert that was held, if it is not resident."""
+        with self.changed:
+            self.slots.finish(key, keep=False)
+            self.changed.notify_all()
+
+    def wait(self, condition: Callable[[], bool]) -> None:
+        """Returns when `condition` holds. Called with `changed` held.
+
+        Raises what a reader failed with.
+        """
+        while True:
+            if self.failure is not None:
+                raise self.failure
+            if condition():
+                return
+            assert not self._closing, "nothing is read any more"
+            self.changed.wait()
+
+    def tensors(self, key: ExpertKey) -> tuple[Tensor, ...]:
+        """The tensors of an expert that is there, valid as long as it is in use; no copies."""
+        return self.records[key].tensors(self._arena, self._start(key))
+
+    def tensor_bytes(self, key: ExpertKey) -> tuple[Tensor, ...]:
+        """The same as bytes, uint8 [num_bytes] each."""
+        return self.records[key].tensor_bytes(self._arena, self._start(key))
 
     def forget_required(self) -> None:
         """Makes required experts announced ones again, after a pass that was given up."""
-        with self._changed:
-            for load in self._loads.values():
-                load.is_required = False
-            self._queues.announced[:0] = self._queues.required
-            self._queues.required.clear()
-            self._changed.notify_all()
+        with self.changed:
+            self.slots.forget()
+            self.changed.notify_all()
 
     def close(self) -> None:
         """Stops the readers after the pieces in flight and closes the files."""
-        with self._changed:
+        with self.changed:
             self._closing = True
-            self._changed.notify_all()
+            self.changed.notify_all()
         for reader in self._readers:
             reader.join()
         for file in self._files.values():
             file.close()
+        self._arena.unpin()
 
     def check_integrity(self) -> None:
         """Asserts that each slot has one owner and that the queues hold only live loads."""
-        with self._changed:
-            owned = [load.slot for load in self._loads.values() if load.slot is not None]
-            assert sorted(owned + self._free) == list(range(self._num_slots)), "slot owners differ"
-            for queue in (self._queues.required, self._queues.announced):
-                assert all(self._loads.get(load.key) is load for load in queue), "dead load queued"
+        with self.changed:
+            self.slots.check_integrity()
 
     # --- compute side ---------------------------------------------------------------------------
 
     def _as_ready(
-        self, waiting: list[_Load]
+        self, waiting: list[ExpertKey]
     ) -> Generator[tuple[int, tuple[Tensor, ...]], None, None]:
         while waiting:
-            load = self._next_ready(waiting)
-            waiting.remove(load)
-            assert load.slot is not None
+            key = self._use_first(waiting)
+            waiting.remove(key)
             try:
-                yield (
-                    load.key.expert,
-                    load.record.tensors(self._arena, load.slot * self._slot_bytes),
-                )
+                yield key.expert, self.tensors(key)
             finally:
-                self._release(load)
+                self.let_go(key)
 
-    def _enqueue(self, load: _Load) -> None:
-        self._loads[load.key] = load
-        self._queues.announced.append(load)
-
-    def _demand(self, key: ExpertKey) -> _Load:
-        load = self._loads.get(key)
-        if load is None:
-            load = self._loads[key] = _Load(key, self._records[key], is_resident=False)
-        load.is_required, load.is_dropped = True, False
-        if load.has_pieces_left:
-            self._queues.discard(load)
-            self._queues.required.append(load)
-        return load
-
-    def _withdraw(self, layer: int, *, keep: Collection[int]) -> None:
-        unwanted = [
-            load
-            for load in self._loads.values()
-            if load.key.layer == layer
-            and load.key.expert not in keep
-            and not (load.is_resident or load.is_required)
-        ]
-        for load in unwanted:
-            self._drop(load)
-
-    def _drop(self, load: _Load) -> None:
-        """Gives up an announced load; its slot is free once no read writes to it."""
-        self._queues.discard(load)
-        load.is_dropped = True
-        if load.num_in_flight == 0:
-            self._free_slot(load)
-
-    def _free_slot(self, load: _Load) -> None:
-        del self._loads[load.key]
-        if load.slot is not None:
-            self._free.append(load.slot)
-            load.slot = None
-
-    def _next_ready(self, waiting: Sequence[_Load]) -> _Load:
-        """The first load that can be computed now; waits until there is one."""
-        with self._changed:
+    def _use_first(self, waiting: list[ExpertKey]) -> ExpertKey:
+        """The first expert that can be computed now; waits until there is one."""
+        with self.changed:
             start = time.perf_counter()
-            while self._failure is None:
-                for load in waiting:
-                    if load.is_ready:
-                        self.statistics.waited_s += time.perf_counter() - start
-                        return load
-                self._changed.wait()
-            raise self._failure
+            self.wait(lambda: self.slots.first_ready(waiting) is not None)
+            self.statistics.waited_s += time.perf_counter() - start
+            key = self.slots.first_ready(waiting)
+            assert key is not None, "the lock is held"
+            self.slots.use(key)
+            return key
 
-    def _release(self, load: _Load) -> None:
-        with self._changed:
-            load.is_required = False
-            if not load.is_resident:
-                self._free_slot(load)
-            self._changed.notify_all()
+    def _require(self, key: ExpertKey) -> None:
+        assert self.slots.num_streaming_slots or self.slots.holds(key), "streaming needs a slot"
+        self.slots.require(key)
+
+    def _start(self, key: ExpertKey) -> int:
+        slot = self.slots.slot_of(key)
+        assert slot is not None and self.slots.is_ready(key), f"{key} is not there"
+        return slot * self._slot_bytes
 
     # --- reader side ----------------------------------------------------------------------------
 
-    def _read_pieces(self) -> None:
-        while (issued := self._take_piece()) is not None:
-            load, piece, start = issued
+    def _read_pieces(self, reader: int) -> None:
+        while (chunk := self._take_chunk()) is not None:
+            key = chunk.load.key
+            piece = self.records[key].pieces[chunk.number]
             failure: BaseException | None = None
             try:
-                target = self._arena.view(start + piece.buffer_offset, piece.num_bytes)
+                start_s = time.perf_counter()
+                start = chunk.slot * self._slot_bytes + piece.buffer_offset
+                target = self._arena.view(start, piece.num_bytes)
                 self._files[piece.path].read(target, piece.file_offset)
+                if self._on_read is not None:
+                    end_s = time.perf_counter()
+                    self._on_read(key, chunk.number, chunk.slot, reader, start_s, end_s)
             except BaseException as error:
                 # Whatever ends a reader must reach the compute side, which waits for it.
                 failure = error
-            self._finish_piece(load, piece, failure)
+            self._finish_chunk(chunk, piece, failure)
 
-    def _take_piece(self) -> tuple[_Load, Piece, int] | None:
-        """The most urgent piece that has a slot, and where the slot starts; None at the end."""
-        with self._changed:
-            while not (self._closing or self._failure):
-                load = self._most_urgent()
-                if load is not None:
-                    piece = load.record.pieces[load.num_issued]
-                    load.num_issued += 1
-                    load.num_in_flight += 1
-                    if not load.has_pieces_left:
-                        self._queues.discard(load)
+    def _take_chunk(self) -> Chunk | None:
+        """The most urgent piece that has a slot; None at the end."""
+        with self.changed:
+            while not (self._closing or self.failure):
+                chunk = self.slots.next_chunk()
+                if chunk is not None:
                     self.statistics.busy.enter()
-                    assert load.slot is not None
-                    return load, piece, load.slot * self._slot_bytes
-                self._changed.wait()
+                    return chunk
+                self.changed.wait()
             return None
 
-    def _most_urgent(self) -> _Load | None:
-        for load in self._queues.required:
-            if load.slot is not None or self._take_slot(load, displace=True):
-                return load
-        for load in self._queues.announced:
-            if load.slot is not None or self._take_slot(load, displace=False):
-                return load
-        return None
-
-    def _take_slot(self, load: _Load, *, displace: bool) -> bool:
-        if not self._free and displace:
-            self._displace_one()
-        if self._free:
-            load.slot = self._free.pop()
-        return load.slot is not None
-
-    def _displace_one(self) -> None:
-        """Frees the slot of the announced load that is needed last, if one can be freed now."""
-        for load in reversed(self._loads.values()):
-            is_announced = not (load.is_resident or load.is_required)
-            if is_announced and load.slot is not None and load.num_in_flight == 0:
-                self._drop(load)
-                return
-
-    def _finish_piece(self, load: _Load, piece: Piece, failure: BaseException | None) -> None:
-        with self._changed:
+    def _finish_chunk(self, chunk: Chunk, piece: Piece, failure: BaseException | None) -> None:
+        with self.changed:
             self.statistics.busy.leave()
             self.statistics.num_bytes += piece.num_bytes
-            self._failure = self._failure or failure
-            load.num_in_flight -= 1
-            if load.is_dropped and load.num_in_flight == 0:
-                self._drop(load)
-            self._changed.notify_all()
-
-
-def slot_bytes(records: Iterable[Record]) -> int:
-    """Room that any of `records` fits in: the size of a slot."""
-    return max((record.num_bytes for record in records), default=0)
-
-
-def _paths(records: Iterable[Record]) -> set[Path]:
-    return {piece.path for record in records for piece in record.pieces}
+            self.failure = self.failure or failure
+            self.slots.finish_chunk(chunk)
+            self.changed.notify_all()

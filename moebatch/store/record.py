@@ -1,6 +1,6 @@
 """Tensors that are read together: the pieces to read and where the tensors then lie."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from moebatch.store.checkpoint import Extent
+from moebatch.store.direct import DirectFile
 from moebatch.store.memory import PAGE_BYTES, Arena, align_up
 
 PIECE_BYTES = 16 * 2**20
@@ -27,10 +28,11 @@ class Piece:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Place:
+class Place:
     """A tensor within the buffer."""
 
     buffer_offset: int
+    num_bytes: int
     shape: tuple[int, ...]
     dtype: torch.dtype
 
@@ -45,7 +47,7 @@ class Record:
     """
 
     pieces: tuple[Piece, ...]
-    places: tuple[_Place, ...]
+    places: tuple[Place, ...]
     num_bytes: int
     """Room that the record needs in the buffer, a multiple of `PAGE_BYTES`."""
 
@@ -64,7 +66,12 @@ class Record:
                 offsets[i] = room + extents[i].offset - start
             room += num_bytes
         places = tuple(
-            _Place(buffer_offset=offset, shape=extent.shape, dtype=TORCH_DTYPES[extent.dtype])
+            Place(
+                buffer_offset=offset,
+                num_bytes=extent.num_bytes,
+                shape=extent.shape,
+                dtype=TORCH_DTYPES[extent.dtype],
+            )
             for offset, extent in zip(offsets, extents, strict=True)
         )
         return cls(pieces=tuple(pieces), places=places, num_bytes=room)
@@ -75,6 +82,23 @@ class Record:
             arena.tensor(start + place.buffer_offset, place.shape, place.dtype)
             for place in self.places
         )
+
+    def tensor_bytes(self, arena: Arena, start: int) -> tuple[Tensor, ...]:
+        """The same as bytes, uint8 [num_bytes] each."""
+        return tuple(
+            arena.bytes[start + place.buffer_offset :][: place.num_bytes] for place in self.places
+        )
+
+
+def slot_bytes(records: Iterable[Record]) -> int:
+    """Room that any of `records` fits in: the size of a slot."""
+    return max((record.num_bytes for record in records), default=0)
+
+
+def open_files(records: Iterable[Record]) -> dict[Path, DirectFile]:
+    """All files of some records, to be closed by the caller. Raises StorageError."""
+    paths = {piece.path for record in records for piece in record.pieces}
+    return {path: DirectFile(path) for path in sorted(paths)}
 
 
 def _runs(extents: Sequence[Extent]) -> list[list[int]]:

@@ -9,7 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from moebatch.engine.build import BuiltEngine, build_engine, open_model
+from moebatch.engine.build import BuiltEngine, build_engine
+from moebatch.engine.model_files import open_model
 from moebatch.errors import CheckpointError, OutOfMemory
 from moebatch.spec.policy import Placement, Policy, pages_of
 from moebatch.spec.request import Outcome, Request
@@ -75,7 +76,7 @@ def engine(
         with torch.inference_mode():
             yield built
     finally:
-        built.experts.close()
+        built.close()
 
 
 def run(folder: Path, chosen: Policy, rows: Sequence[Request], **options: object) -> list[Outcome]:

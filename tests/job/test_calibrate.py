@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from moebatch.engine.build import open_model
+from moebatch.engine.model_files import open_model
 from moebatch.errors import CheckpointError, ConfigError, DoesNotFit, InputError, StorageError
 from moebatch.job import calibrate
 from moebatch.job.calibrate import Calibration, CalibrationOrder, CalibrationSummary

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from moebatch.engine.build import open_model
+from moebatch.engine.model_files import open_model
 from moebatch.errors import ConfigError, DoesNotFit
 from moebatch.job.planning import JobPlan, job_problem, job_profile, plan_job
 from moebatch.job.question import job_question

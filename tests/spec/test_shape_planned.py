@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from moebatch.engine.build import open_model
+from moebatch.engine.model_files import open_model
 from moebatch.errors import CheckpointError
 from moebatch.model import families
 from moebatch.spec.shape import FaultyConfig, LatentAttention, ModelShape, load_shape

@@ -12,10 +12,11 @@ import torch
 from safetensors.torch import save_file
 
 from moebatch.errors import StorageError
+from moebatch.schedule.slots import ExpertKey
 from moebatch.store import record as record_module
 from moebatch.store.checkpoint import Checkpoint
 from moebatch.store.direct import DirectFile
-from moebatch.store.experts import ExpertKey, ExpertStore
+from moebatch.store.experts import ExpertStore
 from moebatch.store.record import Record
 
 LAYERS, EXPERTS = 3, 4

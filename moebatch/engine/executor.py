@@ -1,0 +1,194 @@
+"""The executor: a schedule on real lanes."""
+
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from typing import Any
+
+from moebatch.engine.lane import InlineLane, LaneWork, ThreadLane
+from moebatch.engine.recorder import Recorder
+from moebatch.schedule.driver import Driver
+from moebatch.schedule.lanes import RESULT_LANES, lane_of
+from moebatch.schedule.request import Sweep
+from moebatch.schedule.setup import Setup
+from moebatch.schedule.slots import ExpertKey, SlotQueue
+from moebatch.schedule.task import Kind, Task
+from moebatch.schedule.timeline import Span
+
+MakeLane = Callable[[str, LaneWork], ThreadLane]
+
+
+class GivenUp(Exception):
+    """Keeps lanes from beginning anything while a pass is given up."""
+
+
+class Executor:
+    """Lanes as threads, with one lock for all of them and for the slots of experts.
+
+    The main lane is that of the thread that launches where there is no GPU: with nothing else to
+    do it would only wait.
+    """
+
+    def __init__(
+        self,
+        setup: Setup,
+        recorder: Recorder,
+        changed: threading.Condition,
+        *,
+        slots: SlotQueue,
+        reading_failed: Callable[[], BaseException | None],
+    ) -> None:
+        """`changed` is the lock of `slots`; `reading_failed` says what kept files from being read,
+        if anything has."""
+        self.changed = changed
+        self._setup = setup
+        self._recorder = recorder
+        self._with_vram = setup.compute == "vram"
+        self._lanes: dict[str, ThreadLane] = {}
+        self._inline: InlineLane | None = None
+        self._driver: Driver | None = None
+        self._failure: BaseException | None = None
+        self._pending: set[Task] = set()
+        self._ended_s: dict[Task, float] = {}
+        self._launched_s: dict[Task, float] = {}
+        self._reason_of_launch: dict[Task, str] = {}
+        self._last_ended = "launch"
+        self._slots = slots
+        self._reading_failed = reading_failed
+
+    def add_lanes(self, works: Mapping[str, LaneWork], make: MakeLane) -> None:
+        """Lanes by name; without a GPU the ``cpu`` is the thread that calls `run_pass`."""
+        for name, work in works.items():
+            if name == "cpu" and not self._with_vram:
+                self._inline = InlineLane(name, self, work)
+            else:
+                self._lanes[name] = make(name, work)
+
+    def drive(self, driver: Driver) -> None:
+        """Lanes are driven by `driver` from now on."""
+        self._driver = driver
+        driver.start()
+
+    def run_pass(self, sweep: Sweep) -> None:
+        """Goes through one pass. Raises what a lane failed with."""
+        assert self._driver is not None, "nobody drives"
+        self._driver.run_pass(sweep)
+        self._recorder.end_pass()
+        with self.changed:
+            self._ended_s = {
+                task: end_s for task, end_s in self._ended_s.items() if task.step >= self._horizon
+            }
+
+    def abandon(self) -> None:
+        """Forgets a pass that failed, once no lane runs any of it."""
+        lanes = self._lanes.values()
+        with self.changed:
+            self._failure = self._failure or GivenUp()
+            self.changed.wait_for(lambda: not any(lane.is_running for lane in lanes))
+            for lane in lanes:
+                lane.abandon()
+            self._pending.clear()
+            self._failure = None
+
+    def close(self) -> None:
+        """Ends all lanes."""
+        for lane in self._lanes.values():
+            lane.close()
+
+    # --- lanes, as the driver sees them ---------------------------------------------------------
+
+    @property
+    def lock(self) -> AbstractContextManager[Any]:
+        """One for everything."""
+        return self.changed
+
+    def launch(self, task: Task) -> None:
+        """Hands a task to its lane, or runs it."""
+        name = lane_of(task, with_vram=self._with_vram)
+        with self.changed:
+            self._raise_failure()
+            self._launched_s[task] = self._recorder.now()
+            self._reason_of_launch[task] = self._last_ended
+            self._pending.add(task)
+            if self._inline is None or name != self._inline.name:
+                self._lanes[name].launch(task)
+                return
+        self.wait(lambda: self.can_start(task), str(task))
+        self._inline.run(task)
+
+    def wait(self, condition: Callable[[], bool], reason: str) -> None:
+        """Sleeps until `condition` holds."""
+        with self.changed:
+            while True:
+                self._raise_failure()
+                if condition():
+                    return
+                self.changed.wait()
+
+    def slots_changed(self) -> None:
+        """Wakes whoever moves experts."""
+        self.changed.notify_all()
+
+    def has_ended(self, task: Task) -> bool:
+        """Whether a launched task is done."""
+        return task not in self._pending
+
+    def is_idle(self, *, results_only: bool) -> bool:
+        """Whether all launched tasks are done, or those that compute or store something."""
+        return not any(
+            not results_only or lane_of(task, with_vram=self._with_vram) in RESULT_LANES
+            for task in self._pending
+        )
+
+    # --- the board, as lanes see it -------------------------------------------------------------
+
+    def can_start(self, task: Task) -> bool:
+        """Whether all that a task waits for is done."""
+        return not any(other in self._pending for other in task.after)
+
+    def ended(self, task: Task, lane: str, start_s: float, end_s: float, slot: int | None) -> None:
+        """Takes note of a task that has been run."""
+        assert self._driver is not None, "nobody drives"
+        start, end = self._recorder.seconds(start_s), self._recorder.seconds(end_s)
+        if task.kind is Kind.EXPERT and task.expert is not None:
+            slot = self._slots.slot_of(ExpertKey(self._setup.layer(task.step), task.expert))
+        self._recorder.add(Span(task, lane, start, end, slot, self._reason(task)))
+        self._last_ended = str(task)
+        if task in self._pending:
+            self._pending.remove(task)
+            self._ended_s[task] = end
+            self._driver.task_ended(task)
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether lanes should begin nothing any more."""
+        return self._failure is not None
+
+    def failed(self, error: BaseException) -> None:
+        """A task has failed: whoever waits is told."""
+        self._failure = self._failure or error
+        self.changed.notify_all()
+
+    # --- inside ---------------------------------------------------------------------------------
+
+    @property
+    def _horizon(self) -> int:
+        """Steps before this one are not waited for any more."""
+        newest = max((task.step for task in self._ended_s), default=0)
+        return newest - 2 * self._setup.num_layers
+
+    def _raise_failure(self) -> None:
+        failure = self._failure or self._reading_failed()
+        if failure is not None:
+            raise failure
+
+    def _reason(self, task: Task) -> str:
+        """What kept a task from beginning earlier."""
+        launched_s = self._launched_s.pop(task, None)
+        at_launch = self._reason_of_launch.pop(task, "launch")
+        if launched_s is None:
+            return "a free slot"
+        last = max(task.after, key=lambda other: self._ended_s.get(other, 0.0), default=None)
+        if last is not None and self._ended_s.get(last, 0.0) >= launched_s:
+            return str(last)
+        return at_launch

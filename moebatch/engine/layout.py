@@ -1,0 +1,194 @@
+"""A pass laid out in rows: which sequence's tokens lie where, and in which micro-batch.
+
+Shape letters: T tokens of the pass.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from moebatch.engine.batcher import Slice
+from moebatch.engine.sequence import Sequence as TokenSequence
+from moebatch.model.batch import MicroBatch, Span
+from moebatch.plan.scratch import PROMPT_ROWS
+from moebatch.schedule.kv import NUM_WINDOWS
+from moebatch.schedule.kv_route import Place
+from moebatch.schedule.request import Sweep
+from moebatch.spec.hardware import LevelName
+from moebatch.store.kv import KVCache
+from moebatch.store.kv_view import KvPiece, KvView
+
+MakeMicroBatch = Callable[[Sequence[Span], Place], MicroBatch]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Group:
+    """A micro-batch of a pass: its rows, its sequences, and where it attends."""
+
+    spans: tuple[Span, ...]
+    owners: tuple[TokenSequence, ...]
+    place: Place
+    continues: bool
+    """Whether it goes on with the prompt of the one before it."""
+
+    @property
+    def rows(self) -> slice:
+        """Its rows of the pass."""
+        last = self.spans[-1]
+        return slice(self.spans[0].start, last.start + last.num_tokens)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Layout:
+    """All micro-batches of a pass, in the order of their rows."""
+
+    ordered: tuple[Slice, ...]
+    groups: tuple[Group, ...]
+
+    @property
+    def tokens(self) -> list[int]:
+        """Token of every row."""
+        return [
+            token
+            for piece in self.ordered
+            for token in piece.sequence.pending_tokens(piece.num_tokens)
+        ]
+
+    def sweep(self, compute: LevelName) -> Sweep:
+        """The pass, as schedules know it, where everything else is computed at that level."""
+        numbered = list(enumerate(self.groups))
+        return Sweep(
+            num_micro_batches=len(self.groups),
+            on_cpu=tuple(group.place != compute for group in self.groups),
+            continuing=frozenset(k for k, group in numbered if group.continues),
+        )
+
+    @property
+    def ends(self) -> list[tuple[TokenSequence, int]]:
+        """Sequences whose known tokens are all computed in the pass, with their last rows."""
+        found, row = [], -1
+        for piece in self.ordered:
+            row += piece.num_tokens
+            if piece.sequence.num_pending == piece.num_tokens:
+                found.append((piece.sequence, row))
+        return found
+
+
+def lay_out(
+    slices: Sequence[Slice],
+    micro_batch_size: int,
+    cache: KVCache,
+    *,
+    decode_place: Place,
+    prompt_place: Place,
+) -> Layout:
+    """Micro-batches of decoding sequences by length, then of prompts.
+
+    Args:
+        decode_place: where sequences attend of which one token is computed.
+        prompt_place: where all others do.
+    """
+    arranged = arrange(slices, micro_batch_size)
+    groups: list[Group] = []
+    start = 0
+    for pieces in arranged:
+        spans = []
+        for piece in pieces:
+            spans.append(_span(piece, start, cache))
+            start += piece.num_tokens
+        owners = tuple(piece.sequence for piece in pieces)
+        place = decode_place if pieces[0].num_tokens == 1 else prompt_place
+        for number, part in enumerate(_parts(spans)):
+            groups.append(Group(spans=part, owners=owners, place=place, continues=number > 0))
+    ordered = tuple(piece for pieces in arranged for piece in pieces)
+    return Layout(ordered=ordered, groups=tuple(groups))
+
+
+def arrange(slices: Sequence[Slice], micro_batch_size: int) -> list[list[Slice]]:
+    """Slices in micro-batches: decoding ones by length, so that padding is small, then prompts.
+
+    A prompt slice of more than `PROMPT_ROWS` tokens is alone.
+    """
+    decoding = sorted((s for s in slices if s.num_tokens == 1), key=lambda s: s.context)
+    groups = [
+        decoding[first : first + micro_batch_size]
+        for first in range(0, len(decoding), micro_batch_size)
+    ]
+    num_rows = PROMPT_ROWS
+    for piece in (s for s in slices if s.num_tokens > 1):
+        num_rows += piece.num_tokens
+        if num_rows > PROMPT_ROWS or len(groups[-1]) >= micro_batch_size:
+            groups.append([])
+            num_rows = piece.num_tokens
+        groups[-1].append(piece)
+    return groups
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttentionInput:
+    """What attention of one micro-batch needs, in layers whose cache lives where it attends and in
+    those where it comes into a window."""
+
+    group: Group
+    direct: MicroBatch
+    windowed: MicroBatch
+    view: KvView | None
+    window: int
+
+    def micro_batch(self, *, direct: bool) -> MicroBatch:
+        """Rows and plans for one kind of layer."""
+        return self.direct if direct else self.windowed
+
+
+def attention_inputs(
+    layout: Layout, cache: KVCache, make: MakeMicroBatch, *, with_views: bool
+) -> list[AttentionInput]:
+    """One for each micro-batch. `with_views` where some layer does not live where it attends."""
+    return [
+        _input(group, k % NUM_WINDOWS, cache, make, with_views=with_views)
+        for k, group in enumerate(layout.groups)
+    ]
+
+
+def _input(
+    group: Group, window: int, cache: KVCache, make: MakeMicroBatch, *, with_views: bool
+) -> AttentionInput:
+    direct = make(group.spans, group.place)
+    if not with_views:
+        return AttentionInput(group=group, direct=direct, windowed=direct, view=None, window=window)
+    pieces = [
+        KvPiece(owner, span.context, span.context + span.num_tokens)
+        for owner, span in zip(group.owners, group.spans, strict=True)
+    ]
+    view = cache.view(group.place, window, pieces)
+    spans = [
+        span.with_rows(view.window_rows[owner])
+        for owner, span in zip(group.owners, group.spans, strict=True)
+    ]
+    windowed = make(spans, group.place)
+    return AttentionInput(group=group, direct=direct, windowed=windowed, view=view, window=window)
+
+
+def _span(piece: Slice, start: int, cache: KVCache) -> Span:
+    return Span(
+        start=start,
+        num_tokens=piece.num_tokens,
+        context=piece.sequence.num_cached,
+        rows_S=cache.rows(piece.sequence, piece.context),
+        rope_length=piece.sequence.num_prompt_tokens,
+    )
+
+
+def _parts(spans: Sequence[Span]) -> Iterator[tuple[Span, ...]]:
+    """One long slice is attended piece by piece."""
+    if len(spans) == 1:
+        for span in spans[0].pieces(PROMPT_ROWS):
+            yield (span,)
+    else:
+        yield tuple(spans)
+
+
+def token_rows(layout: Layout) -> torch.Tensor:
+    """Token of every row, int64 [T]."""
+    return torch.tensor(layout.tokens)

@@ -1,0 +1,141 @@
+"""Passes that are computed in main memory: experts come from disk."""
+
+import threading
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+
+from moebatch.engine.executor import Executor
+from moebatch.engine.lane import LaneWork, ThreadLane
+from moebatch.engine.model_files import expert_records, load_dense
+from moebatch.engine.order import Order
+from moebatch.engine.pipeline import Parts, Pipeline
+from moebatch.engine.reads import ReadSpans
+from moebatch.engine.recorder import Recorder
+from moebatch.engine.sweep import PlainSweep
+from moebatch.model.decoder import Decoder
+from moebatch.plan.setup import residents, setup_of
+from moebatch.schedule.names import PAGED
+from moebatch.schedule.task import Kind, Task
+from moebatch.store.device_memory import DeviceMemory
+from moebatch.store.experts import ExpertStore
+from moebatch.store.kv import KVCache
+from moebatch.store.kv_layout import KvLayout
+from moebatch.store.page_sources import FilePages
+from moebatch.store.paged_experts import PagedExperts
+
+
+class InMainMemory(NamedTuple):
+    """Passes, with what they read and write."""
+
+    passes: Pipeline | PlainSweep
+    experts: ExpertStore
+    cache: KVCache
+
+
+def plain_sweep(order: Order) -> InMainMemory:
+    """The synchronous reference."""
+    files, policy = order.files, order.policy
+    records = expert_records(files)
+    resident = residents(files.shape, policy, with_vram=False)
+    experts = ExpertStore(records, num_slots=policy.num_slots, resident=resident)
+    cache = _cache(order)
+    sweep = PlainSweep(_decoder(order), cache, experts, policy, order.observer)
+    return InMainMemory(sweep, experts, cache)
+
+
+def cpu_pipeline(order: Order, recorder: Recorder) -> InMainMemory:
+    """Lanes: the CPU, which is the thread that runs passes, and the disk."""
+    files, policy = order.files, order.policy
+    setup = setup_of(files.shape, policy, with_vram=False)
+    reads = ReadSpans(recorder, Kind.CHUNK)
+    is_paged = policy.schedule in PAGED
+    records, resident = expert_records(files), residents(files.shape, policy, with_vram=False)
+    pages = _pages(order) if is_paged else None
+    changed = threading.Condition()
+    experts = ExpertStore(
+        {} if is_paged else records,
+        num_slots=0 if is_paged else policy.num_slots,
+        resident=() if is_paged else resident,
+        changed=changed,
+        on_read=reads,
+    )
+    cache = _cache(order)
+    executor = Executor(
+        setup, recorder, changed, slots=experts.slots, reading_failed=lambda: experts.failure
+    )
+    parts = Parts(
+        decoder=_decoder(order),
+        cache=cache,
+        policy=policy,
+        setup=setup,
+        predictor=order.predictor,
+        slots=experts.slots,
+        below=None,
+        experts=None if is_paged else experts,
+        pages=pages,
+        core=None,
+        exchange=None,
+        observer=order.observer,
+    )
+    pipeline = Pipeline(parts, executor, recorder)
+    reads.task_of = pipeline.chunk_task
+    works = {"cpu": LaneWork(run=pipeline.do)}
+    if is_paged or setup.kv_homes:
+        works["disk->dram"] = LaneWork(run=_counted(pipeline, experts))
+        works["dram->disk"] = LaneWork(run=pipeline.do)
+    executor.add_lanes(works, lambda name, work: ThreadLane(name, executor, work))
+    pipeline.start()
+    return InMainMemory(pipeline, experts, cache)
+
+
+def _pages(order: Order) -> PagedExperts:
+    files = order.files
+    records = expert_records(files)
+    everything = DeviceMemory(torch.device("cpu"), 2**62, level="dram")
+    pages = PagedExperts(
+        FilePages(records),
+        everything,
+        list(records),
+        num_layers=files.shape.num_layers,
+        resident=residents(files.shape, order.policy, with_vram=False),
+    )
+    pages.load_residents()
+    return pages
+
+
+def _counted(pipeline: Pipeline, experts: ExpertStore) -> Callable[[Task], None]:
+    """Pages are not read by the store; they count as reading all the same."""
+
+    def run(task: Task) -> None:
+        statistics = experts.statistics
+        statistics.busy.enter()
+        pipeline.do(task)
+        statistics.busy.leave()
+        statistics.num_bytes += pipeline.num_bytes(task)
+
+    return run
+
+
+def _decoder(order: Order) -> Decoder:
+    files = order.files
+    dense = load_dense(files)
+    return Decoder(files.shape, files.config, dense, order.limits, expert_dtype=files.expert_dtype)
+
+
+def _cache(order: Order) -> KVCache:
+    shape, policy = order.files.shape, order.policy
+    layout = KvLayout(
+        levels=policy.kv_levels(shape.num_layers),
+        window_pages=order.window_pages,
+        folder=order.scratch,
+    )
+    return KVCache(
+        num_layers=shape.num_layers,
+        num_kv_heads=shape.num_kv_heads,
+        head_dim=shape.head_dim,
+        num_pages=policy.num_kv_pages,
+        dtype=order.files.dtype,
+        layout=layout,
+    )

@@ -1,0 +1,188 @@
+"""Passes of a schedule on overlapped lanes: what `run` uses unless told otherwise."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from moebatch.engine.batcher import Slice
+from moebatch.engine.exchange import Exchange
+from moebatch.engine.executor import Executor
+from moebatch.engine.guesses import Guesses
+from moebatch.engine.layout import Layout, attention_inputs, lay_out
+from moebatch.engine.logits import LogitsBlock, logits_blocks
+from moebatch.engine.recorder import Recorder
+from moebatch.engine.work import Experts, Pages, PassWork
+from moebatch.model.attention_core import AttentionCore
+from moebatch.model.batch import MicroBatch, Span
+from moebatch.model.decoder import Decoder
+from moebatch.model.router import Routing
+from moebatch.predict.predictor import Predictor, RoutingObserver
+from moebatch.schedule.driver import Driver
+from moebatch.schedule.kv_route import Place
+from moebatch.schedule.names import SCHEDULES
+from moebatch.schedule.setup import Setup
+from moebatch.schedule.slots import Chunk, ExpertKey, SlotQueue
+from moebatch.schedule.task import Kind, Task
+from moebatch.spec.policy import Policy
+from moebatch.store.kv import KVCache
+
+_LAST_OF_LAYER = (Kind.COMBINE, Kind.DENSE, Kind.POST)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Parts:
+    """What a pipeline works with; all of it is there before the first pass."""
+
+    decoder: Decoder
+    cache: KVCache
+    policy: Policy
+    setup: Setup
+    predictor: Predictor
+    slots: SlotQueue
+    """Of the level that computes."""
+    below: SlotQueue | None
+    """Of main memory, where experts pass on their way from disk to a GPU."""
+    experts: Experts | None
+    """Those that come one by one."""
+    pages: Pages | None
+    """Those that come layer by layer."""
+    core: AttentionCore | None
+    """Of the CPU beside a GPU."""
+    exchange: Exchange | None
+    observer: RoutingObserver | None = None
+
+
+class Pipeline:
+    """Takes slices of sequences through the model, in the order of a schedule."""
+
+    def __init__(self, parts: Parts, executor: Executor, recorder: Recorder) -> None:
+        self.recorder = recorder
+        self._parts = parts
+        self._executor = executor
+        self._work: PassWork | None = None
+        self._guesses = Guesses(parts.setup, parts.predictor, self._routing, parts.observer)
+        self._layer_done: Callable[[int], None] = lambda layer: None
+        self._driver = self._new_driver()
+
+    def start(self) -> None:
+        """Lanes are there: what comes first may be brought."""
+        self._executor.drive(self._driver)
+
+    @property
+    def num_layers(self) -> int:
+        """Layers of a walk."""
+        return self._parts.setup.num_layers
+
+    def run(
+        self, slices: Sequence[Slice], layer_begins: Callable[[int], None]
+    ) -> Iterator[LogitsBlock]:
+        """Yields the logits from which next tokens come, block by block.
+
+        All slices are counted as cached when the first block is yielded. `layer_begins` is told
+        of every layer.
+        """
+        self._layer_done = layer_begins
+        decoder, layout = self._parts.decoder, self._lay_out(slices)
+        x_TD = decoder.embed(torch.tensor(layout.tokens))
+        self._guesses.begin_pass(len(x_TD))
+        self._work = self._pass_work(x_TD, layout)
+        self._executor.run_pass(layout.sweep(self._parts.setup.compute))
+        yield from logits_blocks(decoder, x_TD, layout, self._work.broken)
+
+    def give_up(self) -> None:
+        """After a pass that failed: the next one may begin at the first layer again."""
+        self._executor.abandon()
+        self._driver.close()
+        with self._executor.lock:
+            self._parts.slots.forget()
+            if self._parts.below is not None:
+                self._parts.below.forget()
+        if self._parts.pages is not None:
+            self._parts.pages.forget()
+        self._driver = self._new_driver()
+        self.start()
+
+    def do(self, task: Task) -> None:
+        """Does what a task says in the pass in work; called by its lane."""
+        assert self._work is not None, "a pass is in work"
+        self._work.run(task)
+        if task.kind in _LAST_OF_LAYER:
+            self._layer_done(self._parts.setup.layer(task.step))
+
+    def num_bytes(self, task: Task) -> int:
+        """Bytes that a task moves over its link."""
+        assert self._work is not None, "a pass is in work"
+        return self._work.num_bytes(task)
+
+    def close(self) -> None:
+        """Ends the schedule and its lanes."""
+        self._driver.close()
+        self._executor.close()
+
+    # --- experts on their way to a GPU ----------------------------------------------------------
+
+    def next_chunk(self) -> Chunk | None:
+        """The next part of an expert to go up; called with the lock held."""
+        chunk = self._parts.slots.next_chunk(self._driver.can_be_sent)
+        if chunk is not None:
+            self._driver.sending(chunk.load)
+        return chunk
+
+    def chunk_moved(self, chunk: Chunk) -> None:
+        """A part of an expert has gone up; called with the lock held."""
+        self._parts.slots.finish_chunk(chunk)
+        self._driver.sent(chunk.load)
+
+    def chunk_task(self, key: ExpertKey, number: int, kind: Kind) -> Task:
+        """A part of an expert on its way, as a task of the timeline."""
+        return Task(kind, self._driver.step_of(key.layer), expert=key.expert, part=number)
+
+    # --- inside ---------------------------------------------------------------------------------
+
+    def _new_driver(self) -> Driver:
+        parts = self._parts
+        return Driver(
+            SCHEDULES[parts.policy.schedule](parts.setup),
+            parts.setup,
+            lanes=self._executor,
+            router=self._guesses,
+            slots=parts.slots,
+            below=parts.below,
+        )
+
+    def _lay_out(self, slices: Sequence[Slice]) -> Layout:
+        parts = self._parts
+        main = parts.setup.compute
+        assert main != "disk", "nothing is computed on disk"
+        return lay_out(
+            slices,
+            parts.policy.micro_batch_size,
+            parts.cache,
+            decode_place="dram" if parts.core else main,
+            prompt_place=main,
+        )
+
+    def _pass_work(self, x_TD: Tensor, layout: Layout) -> PassWork:
+        parts = self._parts
+        with_views = bool(parts.setup.kv_homes)
+        return PassWork(
+            x_TD,
+            attention_inputs(layout, parts.cache, self._micro_batch, with_views=with_views),
+            setup=parts.setup,
+            decoder=parts.decoder,
+            cache=parts.cache,
+            experts=parts.experts,
+            pages=parts.pages,
+            core=parts.core,
+            exchange=parts.exchange,
+        )
+
+    def _micro_batch(self, spans: Sequence[Span], place: Place) -> MicroBatch:
+        device = self._parts.core.device if self._parts.core and place == "dram" else None
+        return self._parts.decoder.micro_batch(spans, attention_device=device)
+
+    def _routing(self, step: int, micro_batch: int) -> Routing:
+        assert self._work is not None, "a pass is in work"
+        return self._work.routing(step, micro_batch)

@@ -1,0 +1,145 @@
+"""What a schedule and its simulation have to know of a model under a policy."""
+
+from collections.abc import Collection, Sequence
+from math import ceil
+from typing import TypeVar
+
+from moebatch.plan.lanes import WHOLE_LAYER_SCHEDULES
+from moebatch.schedule.names import PAGED
+from moebatch.schedule.setup import Setup
+from moebatch.schedule.simulate import Room
+from moebatch.schedule.slots import ExpertKey
+from moebatch.spec.hardware import Hardware, LevelName
+from moebatch.spec.policy import Policy
+from moebatch.spec.shape import ModelShape
+
+CHUNK_BYTES = 16 * 2**20
+"""A required expert waits for one such piece of another at most."""
+MAX_CHUNKS = 8
+"""Pieces of an expert in a simulation; more only take longer to simulate."""
+Key = TypeVar("Key")
+
+
+def spread(keys: Sequence[Key], count: int) -> list[Key]:
+    """`count` of the experts, evenly over the layers, so that no stretch of a pass loads more."""
+    return [keys[i * len(keys) // count] for i in range(count)]
+
+
+def setup_of(
+    shape: ModelShape, policy: Policy, *, with_vram: bool, has_staging: bool = False
+) -> Setup:
+    """A model under a policy, for schedules. Experts are computed on the GPU where there is one.
+
+    Args:
+        with_vram: whether the machine has a GPU.
+        has_staging: whether weights are copied into pinned buffers on their way up, on a lane of
+            its own.
+    """
+    on_disk = _on_disk(shape, policy, with_vram=with_vram)
+    hot = shape.num_experts if policy.num_hot is None else min(policy.num_hot, shape.num_experts)
+    return Setup(
+        num_layers=shape.num_layers,
+        num_experts=shape.num_experts,
+        moe_layers=frozenset(shape.moe_layers),
+        num_hot=hot,
+        depth=_depth(shape, policy.num_slots, hot),
+        window=_window(policy, on_disk),
+        has_staging=has_staging and policy.schedule in PAGED,
+        kv_homes=_kv_homes(shape, policy, with_vram=with_vram),
+        compute="vram" if with_vram else "dram",
+    )
+
+
+def room_of(shape: ModelShape, policy: Policy, *, with_vram: bool, expert_bytes: int) -> Room:
+    """Slots, residents and pieces of experts, for the simulator."""
+    resident = residents(shape, policy, with_vram=with_vram)
+    on_disk = _on_disk(shape, policy, with_vram=with_vram)
+    everything = frozenset(expert_keys(shape))
+    return Room(
+        num_slots=policy.num_slots,
+        resident=frozenset(resident),
+        num_slots_below=policy.num_slots if on_disk else 0,
+        # Those that live on the GPU have nothing to do in main memory, so they need not come there.
+        resident_below=everything - on_disk if on_disk else None,
+        num_chunks=max(1, min(MAX_CHUNKS, ceil(expert_bytes / CHUNK_BYTES))),
+    )
+
+
+def expert_keys(shape: ModelShape) -> list[ExpertKey]:
+    """All experts of all layers, in order."""
+    return [
+        ExpertKey(layer, expert)
+        for layer in shape.moe_layers
+        for expert in range(shape.num_experts)
+    ]
+
+
+def residents(shape: ModelShape, policy: Policy, *, with_vram: bool) -> list[ExpertKey]:
+    """Experts that live where they are computed, spread evenly over the layers."""
+    keys = expert_keys(shape)
+    share = policy.weights.vram if with_vram else policy.weights.dram
+    return spread(keys, _whole(share, len(keys)))
+
+
+def streamed_per_layer(shape: ModelShape, resident: Collection[ExpertKey]) -> dict[int, int]:
+    """How many experts of each MoE layer have to come from elsewhere."""
+    held = dict.fromkeys(shape.moe_layers, 0)
+    for key in resident:
+        held[key.layer] += 1
+    return {layer: shape.num_experts - count for layer, count in held.items()}
+
+
+def slots_wanted(shape: ModelShape, policy: Policy, *, with_vram: bool) -> int:
+    """Slots without which a schedule cannot work as its paper says: two layers' worth where whole
+    layers come at a time; one layer's, and room for what is announced, where all batches go
+    through an expert one after the other; else one in use and one on its way."""
+    streamed = streamed_per_layer(shape, residents(shape, policy, with_vram=with_vram))
+    most = max(streamed.values(), default=0)
+    if policy.schedule in PAGED or policy.schedule in WHOLE_LAYER_SCHEDULES:
+        return 2 * most
+    if policy.schedule == "hot":
+        return most + min(most, most if policy.num_hot is None else policy.num_hot)
+    return min(2, most)
+
+
+def _on_disk(shape: ModelShape, policy: Policy, *, with_vram: bool) -> frozenset[ExpertKey]:
+    """Experts on disk under a GPU that come through slots of main memory; pages read the disk
+    themselves."""
+    if not with_vram or policy.schedule in PAGED:
+        return frozenset()
+    resident = set(residents(shape, policy, with_vram=True))
+    below = [key for key in expert_keys(shape) if key not in resident]
+    num_disk = min(len(below), _whole(policy.weights.disk, len(expert_keys(shape))))
+    return frozenset(spread(below, num_disk))
+
+
+def _whole(share: float, count: int) -> int:
+    return int(share * count + 1e-6)
+
+
+def _depth(shape: ModelShape, num_slots: int, num_hot: int) -> int:
+    """Steps ahead that slots can hold."""
+    steps = ceil(num_slots / max(1, num_hot))
+    return max(1, min(steps, len(shape.moe_layers) - 1))
+
+
+def _window(policy: Policy, on_disk: frozenset[ExpertKey]) -> int:
+    if not on_disk:
+        return 0
+    of_layers: dict[int, int] = {}
+    for key in on_disk:
+        of_layers[key.layer] = of_layers.get(key.layer, 0) + 1
+    return max(1, policy.num_slots // max(of_layers.values()))
+
+
+def _kv_homes(shape: ModelShape, policy: Policy, *, with_vram: bool) -> tuple[LevelName, ...]:
+    """Empty where nothing has to move. Prompts attend on the GPU wherever decoding does."""
+    homes = policy.kv_levels(shape.num_layers)
+    where: LevelName = "vram" if with_vram else "dram"
+    return () if all(home == where for home in homes) else homes
+
+
+def staged(hardware: Hardware) -> bool:
+    """Whether weights are copied into pinned buffers on their way up."""
+    link = hardware.links.get("dram->vram")
+    return link is not None and link.staging_bandwidth is not None

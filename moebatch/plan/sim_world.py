@@ -1,0 +1,213 @@
+"""What the simulator computes, priced by the planner's cost model or by a table."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moebatch.plan.load import PassLoad
+from moebatch.plan.problem import Problem
+from moebatch.plan.setup import room_of, setup_of, staged, streamed_per_layer
+from moebatch.plan.sim_passes import MicroBatches
+from moebatch.plan.task_costs import TaskCosts
+from moebatch.schedule.request import Sweep
+from moebatch.schedule.setup import Setup
+from moebatch.schedule.simulate import Room
+from moebatch.schedule.slots import ExpertKey
+from moebatch.schedule.task import Kind, Task
+from moebatch.spec.policy import Policy
+
+
+class Routing(Protocol):
+    """What gates say, and which experts are liked."""
+
+    def rows(self, number: int, layer: int, micro_batch: int, tokens: float) -> NDArray[np.float64]:
+        """Tokens of each expert, [E], where so many tokens of a pass choose."""
+
+    def ranked(self, layer: int, tokens: float | None) -> Sequence[int]:
+        """Experts by their popularity: all, or those likelier than not to be chosen by one of so
+        many tokens."""
+
+
+@dataclass(kw_only=True, slots=True)
+class SimWorld:
+    """Passes of one policy on one machine. Asked in the order of a simulation's clock."""
+
+    policy: Policy
+    setup: Setup
+    room: Room
+    costs: TaskCosts
+    routing: Routing
+    passes: Sequence[MicroBatches]
+    table: Mapping[Kind, float] = field(default_factory=dict)
+    """Seconds of kinds of tasks that are given, whatever the cost model says."""
+    _number: int = 0
+    _present: dict[int, list[int]] = field(default_factory=dict)
+    """Micro-batches that have attended, by step."""
+    _rows: dict[tuple[int, int], NDArray[np.float64]] = field(default_factory=dict)
+    """Tokens of each expert by layer and micro-batch, of this pass."""
+    _streamed: dict[int, int] = field(default_factory=dict)
+    """Experts that do not live where they are computed, by layer."""
+
+    _of_batch: Mapping[Kind, Callable[[PassLoad], float]] = field(default_factory=dict)
+    """Tasks whose time depends on nothing but what their micro-batch has to do."""
+
+    def __post_init__(self) -> None:
+        costs = self.costs
+        self._of_batch = {
+            Kind.ATTEND: costs.attend_s,
+            Kind.PRE: costs.project_s,
+            Kind.ATTN: costs.cpu_attention_s,
+            Kind.OUT: costs.out_s,
+            Kind.OFF: costs.off_s,
+            Kind.LOAD: costs.load_s,
+            Kind.KV_UP: costs.kv_up_s,
+            Kind.KV_DOWN: costs.kv_down_s,
+            Kind.KV_READ: costs.kv_read_s,
+            Kind.KV_WRITE: costs.kv_write_s,
+        }
+        self._streamed = streamed_per_layer(self.costs.cost.shape, self.room.resident)
+
+    @classmethod
+    def of(
+        cls,
+        problem: Problem,
+        policy: Policy,
+        *,
+        passes: Sequence[MicroBatches],
+        routing: Routing,
+        table: Mapping[Kind, float] | None = None,
+    ) -> "SimWorld":
+        """The world of a policy, with the setup and the room that go with it."""
+        shape, with_vram = problem.shape, problem.with_vram
+        room = room_of(
+            shape,
+            policy,
+            with_vram=with_vram,
+            expert_bytes=problem.dtypes.expert_bytes(shape),
+        )
+        return cls(
+            policy=policy,
+            setup=setup_of(
+                shape, policy, with_vram=with_vram, has_staging=staged(problem.hardware)
+            ),
+            room=room,
+            costs=TaskCosts(cost=problem.cost, policy=policy, num_chunks=room.num_chunks),
+            routing=routing,
+            passes=passes,
+            table=table or {},
+        )
+
+    # --- as the simulator sees it ---------------------------------------------------------------
+
+    def begin_pass(self, number: int) -> Sweep:
+        """The pass of that number; after the last one given, that one again."""
+        self._number = number
+        self._present.clear()
+        self._rows.clear()
+        now = self._now
+        return Sweep(num_micro_batches=len(now.loads), on_cpu=now.on_cpu)
+
+    def chosen(self, step: int, micro_batch: int) -> list[int]:
+        """Experts that the micro-batch has tokens for."""
+        rows = self._rows_of(self.setup.layer(step), micro_batch)
+        return [int(expert) for expert in np.flatnonzero(rows > 0)]
+
+    def ranked(self, step: int) -> Sequence[int]:
+        """The most popular experts of the layer: as many as the policy asks for, or those that are
+        likelier than not."""
+        tokens = self._now.tokens if self.policy.num_hot is None else None
+        return self.routing.ranked(self.setup.layer(step), tokens)
+
+    def seconds(self, task: Task) -> float:
+        """What the table says of a kind of task, or the cost model."""
+        if task.kind in (Kind.ATTEND, Kind.PRE):
+            assert task.micro_batch is not None, "a micro-batch attends"
+            self._present.setdefault(task.step, []).append(task.micro_batch)
+        given = self.table.get(task.kind)
+        return self._priced(task) if given is None else given
+
+    # --- prices ---------------------------------------------------------------------------------
+
+    def _priced(self, task: Task) -> float:
+        of_batch = self._of_batch.get(task.kind)
+        if of_batch is not None:
+            return of_batch(self._load(task))
+        match task.kind:
+            case Kind.GATE:
+                return self.costs.gate_s(self._load(task), self.setup.layer(task.step))
+            case Kind.EXPERT:
+                return self._expert_s(task)
+            case Kind.POST:
+                return self._post_s(task)
+            case Kind.COMBINE | Kind.DENSE:
+                return self._end_s(task)
+            case Kind.CHUNK:
+                return self.costs.chunk_s()
+            case Kind.FETCH:
+                return self.costs.fetch_s()
+            case _:
+                return self._weights_s(task)
+
+    def _expert_s(self, task: Task) -> float:
+        assert task.expert is not None, "a task of an expert"
+        layer, batch = self.setup.layer(task.step), task.micro_batch
+        batches = self._present[task.step] if batch is None else [batch]
+        rows = sum(float(self._rows_of(layer, k)[task.expert]) for k in batches)
+        is_resident = ExpertKey(layer, task.expert) in self.room.resident
+        return self.costs.expert_s(rows, is_resident=is_resident)
+
+    def _post_s(self, task: Task) -> float:
+        """All of a layer after attention, and at the end of the last one the head."""
+        assert task.micro_batch is not None, "of a micro-batch"
+        layer, load = self.setup.layer(task.step), self._load(task)
+        seconds = self.costs.gate_s(load, layer)
+        if self._now.on_cpu[task.micro_batch]:
+            seconds += self.costs.out_s(load)
+        if layer in self.setup.moe_layers:
+            for expert, rows in enumerate(self._rows_of(layer, task.micro_batch)):
+                is_resident = ExpertKey(layer, expert) in self.room.resident
+                seconds += self.costs.expert_s(float(rows), is_resident=is_resident)
+        if self._is_last(task) and task.micro_batch == len(self._now.loads) - 1:
+            seconds += self.costs.head_s(self._now.logits_rows)
+        return seconds
+
+    def _end_s(self, task: Task) -> float:
+        """What a step does once with all of its micro-batches."""
+        loads = [self._now.loads[k] for k in self._present[task.step]]
+        seconds = 0.0
+        if task.kind is Kind.DENSE:
+            layer = self.setup.layer(task.step)
+            seconds += sum(self.costs.gate_s(load, layer) for load in loads)
+        if self._is_last(task):
+            seconds += self.costs.head_s(sum(load.logits_rows for load in loads))
+        return seconds
+
+    def _weights_s(self, task: Task) -> float:
+        experts = self._streamed[self.setup.layer(task.step)]
+        if task.kind is Kind.BLOCK:
+            return self.costs.block_s(experts)
+        pages = 1 if self.policy.schedule == "fastdecode" else len(self._now.loads)
+        assert task.kind in (Kind.PAGE, Kind.STAGE), f"{task} has no price"
+        price = self.costs.page_s if task.kind is Kind.PAGE else self.costs.stage_s
+        return price(experts / pages)
+
+    def _load(self, task: Task) -> PassLoad:
+        assert task.micro_batch is not None, f"{task} is of a micro-batch"
+        return self._now.loads[task.micro_batch]
+
+    def _rows_of(self, layer: int, micro_batch: int) -> NDArray[np.float64]:
+        key = layer, micro_batch
+        if key not in self._rows:
+            tokens = self._now.loads[micro_batch].tokens
+            self._rows[key] = self.routing.rows(self._number, layer, micro_batch, tokens)
+        return self._rows[key]
+
+    def _is_last(self, task: Task) -> bool:
+        return self.setup.layer(task.step) == self.setup.num_layers - 1
+
+    @property
+    def _now(self) -> MicroBatches:
+        return self.passes[min(self._number, len(self.passes) - 1)]

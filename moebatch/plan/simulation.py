@@ -1,0 +1,164 @@
+"""A policy simulated under one schedule or several."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from moebatch.errors import ConfigError, Fault
+from moebatch.plan.answer import Answer
+from moebatch.plan.as_json import policy_json
+from moebatch.plan.problem import Problem
+from moebatch.plan.setup import slots_wanted
+from moebatch.plan.sim_passes import Work, passes_of
+from moebatch.plan.sim_world import Routing, SimWorld
+from moebatch.plan.skew import SkewedRouting
+from moebatch.schedule.as_json import timeline_json
+from moebatch.schedule.names import PAGED
+from moebatch.schedule.simulate import simulate
+from moebatch.schedule.task import Kind
+from moebatch.schedule.timeline import Timeline
+from moebatch.spec.policy import SCHEDULES, Placement, Policy, Schedule
+
+_ATTENTION: Mapping[Schedule, bool] = {
+    "cgopipe": False,
+    "fastdecode": False,
+    "flexgen_c": False,
+    "flexgen": True,
+}
+"""Schedules that say where decoding sequences attend: on the GPU or not."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SimOptions:
+    """What the command line of `moebatch simulate` asks for beside a policy."""
+
+    schedule: str | None = None
+    """None is the policy's own."""
+    compare: tuple[str, ...] = ()
+    num_passes: int = 3
+    work: Work = "decode"
+    skew: float = 0.0
+    seed: int = 0
+    num_hot: int | None = None
+    """None is what the policy says."""
+    routing: Routing | None = None
+    """Instead of a skew."""
+    table: Mapping[Kind, float] = field(default_factory=dict)
+    """Seconds that are given by kinds of tasks."""
+
+    def require_known(self) -> None:
+        """Raises ConfigError for schedules that do not exist."""
+        asked = [("--schedule", self.schedule), *(("--compare", name) for name in self.compare)]
+        faults = [
+            Fault(
+                file="moebatch simulate",
+                where=option,
+                message=f"no schedule is named {name!r}; there are {', '.join(SCHEDULES)}",
+            )
+            for option, name in asked
+            if name is not None and name not in SCHEDULES
+        ]
+        if faults:
+            raise ConfigError(faults)
+
+    def schedules(self, own: Schedule) -> list[Schedule]:
+        """Those to be simulated, each once, the policy's own if no other is asked for."""
+        names = dict.fromkeys((self.schedule or own, *self.compare))
+        return [known for name in names for known in SCHEDULES if known == name]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Simulation:
+    """What the lanes would do under one schedule."""
+
+    policy: Policy
+    timeline: Timeline
+    tokens_per_pass: float
+    """Generated in each pass once the pipeline has filled."""
+    notes: tuple[str, ...] = ()
+    """What the reader should know about the policy under this schedule."""
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Generated, once the pipeline has filled."""
+        pass_s = self.timeline.steady_pass_s
+        return self.tokens_per_pass / pass_s if pass_s else 0.0
+
+
+def simulations(
+    problem: Problem, policy: Policy, options: SimOptions
+) -> dict[str, Simulation]:
+    """By schedule, the one asked for first. Raises ConfigError for what cannot be simulated."""
+    _require_simulated(problem, policy)
+    hot = policy.num_hot if options.num_hot is None else options.num_hot
+    return {
+        name: _simulation(problem, policy_for(replace(policy, num_hot=hot), name, problem), options)
+        for name in options.schedules(policy.schedule)
+    }
+
+
+def policy_for(policy: Policy, schedule: Schedule, problem: Problem) -> Policy:
+    """The policy with another schedule, and attention where that one wants it."""
+    changed = replace(policy, schedule=schedule)
+    on_gpu = _ATTENTION.get(schedule, policy.attention_on_gpu)
+    if not problem.with_vram or on_gpu == policy.attention_on_gpu:
+        return changed
+    cache = policy.kv_cache
+    below = Placement(dram=cache.dram + cache.vram, disk=cache.disk)
+    return replace(changed, attention_on_gpu=on_gpu, kv_cache=cache if on_gpu else below)
+
+
+def _simulation(problem: Problem, policy: Policy, options: SimOptions) -> Simulation:
+    passes = passes_of(problem, policy, options.work, options.num_passes)
+    routing = options.routing or SkewedRouting(
+        shape=problem.shape, exponent=options.skew, seed=options.seed
+    )
+    world = SimWorld.of(problem, policy, passes=passes, routing=routing, table=options.table)
+    name = policy.schedule
+    timeline = simulate(name, world.setup, world.room, world, num_passes=options.num_passes)
+    return Simulation(
+        policy=policy,
+        timeline=timeline,
+        tokens_per_pass=passes[-1].logits_rows,
+        notes=tuple(_notes(problem, policy)),
+    )
+
+
+def _notes(problem: Problem, policy: Policy) -> Iterator[str]:
+    wanted = slots_wanted(problem.shape, policy, with_vram=problem.with_vram)
+    if policy.num_slots < wanted:
+        what = (
+            "simulated as if it had them" if policy.schedule in PAGED else "so what does not fit comes later, or again for every micro-batch"
+        )
+        yield (
+            f"{policy.schedule} wants {wanted} slots to work as its paper says; the policy has "
+            f"{policy.num_slots}, {what}"
+        )
+
+
+def _require_simulated(problem: Problem, policy: Policy) -> None:
+    if problem.with_vram and not policy.ffn_on_gpu:
+        message = (
+            "computes experts on the CPU beside a GPU (ffn_on_gpu: false), for which there is no "
+            "schedule; take another policy, or leave the GPU out by --hw generic-cpu"
+        )
+        raise ConfigError([Fault(file="moebatch simulate", where="policy", message=message)])
+
+
+def simulation_json(answer: Answer, simulated: Mapping[str, Simulation]) -> dict[str, Any]:
+    """Everything that the screen shows. Units stand in the names."""
+    return {
+        "model": answer.model,
+        "hardware": answer.problem.hardware.name,
+        "schedules": {
+            name: {
+                "policy": policy_json(one.policy),
+                "tokens_per_pass": one.tokens_per_pass,
+                "tokens_per_s": one.tokens_per_s,
+                **timeline_json(one.timeline),
+                "notes": list(one.notes),
+            }
+            for name, one in simulated.items()
+        },
+        "notes": list(answer.notes),
+    }

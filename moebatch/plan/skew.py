@@ -1,0 +1,76 @@
+"""Routing that follows a skew: some experts of each layer are liked better than others.
+
+Popularity falls as rank**-s, ranks shuffled in each layer; 0 is even, as gates of random weights
+are. Shape letters: L layers, T tokens, E experts, K experts per token.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moebatch.spec.shape import ModelShape
+
+_MOST_DRAWN = 1024
+"""Tokens that choose one by one; of more, each expert gets a share that varies as it would."""
+_SAMPLE_TOKENS = 16384
+_WORTH_HAVING = 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class SkewedRouting:
+    """What gates would choose; the same for the same seed."""
+
+    shape: ModelShape
+    exponent: float = 0.0
+    seed: int = 0
+
+    def rows(self, number: int, layer: int, micro_batch: int, tokens: float) -> NDArray[np.float64]:
+        """Tokens of each expert, [E], where so many tokens of a pass choose."""
+        rng = np.random.default_rng((self.seed, 1, number, layer, micro_batch))
+        count = max(1, round(tokens))
+        if count <= _MOST_DRAWN:
+            by_rank = np.bincount(
+                self._choices(rng, count).ravel(), minlength=self.shape.num_experts
+            )
+        else:
+            by_rank = rng.binomial(count, self.chances)
+        rows = np.zeros(self.shape.num_experts)
+        rows[self._orders[layer]] = by_rank
+        return rows
+
+    def ranked(self, layer: int, tokens: float | None) -> Sequence[int]:
+        """Experts by their popularity: all, or those likelier than not to be chosen by one of so
+        many tokens."""
+        ranks = self._orders[layer]
+        if tokens is not None:
+            chosen = 1 - (1 - self.chances) ** max(1.0, tokens)
+            ranks = ranks[: int((chosen > _WORTH_HAVING).sum())]
+        return [int(expert) for expert in ranks]
+
+    @cached_property
+    def chances(self) -> NDArray[np.float64]:
+        """With what chance a token chooses the expert of each rank, [E]; K in all."""
+        if self.exponent == 0:
+            share = self.shape.experts_per_token / self.shape.num_experts
+            return np.full(self.shape.num_experts, share)
+        rng = np.random.default_rng((self.seed, 2))
+        chosen = self._choices(rng, _SAMPLE_TOKENS)
+        counts = np.bincount(chosen.ravel(), minlength=self.shape.num_experts)
+        return np.asarray(counts / _SAMPLE_TOKENS)
+
+    def _choices(self, rng: np.random.Generator, count: int) -> NDArray[np.intp]:
+        """Ranks that so many tokens choose, [T, K]: without putting back, by Gumbel's trick."""
+        ranks = np.arange(1, self.shape.num_experts + 1)
+        scores_TE = rng.gumbel(size=(count, len(ranks))) - self.exponent * np.log(ranks)
+        K = self.shape.experts_per_token
+        return np.argpartition(-scores_TE, K - 1, axis=1)[:, :K]
+
+    @cached_property
+    def _orders(self) -> NDArray[np.intp]:
+        """Experts of each layer in the order of their popularity, [L, E]."""
+        rng = np.random.default_rng((self.seed, 0))
+        orders = [rng.permutation(self.shape.num_experts) for _ in range(self.shape.num_layers)]
+        return np.array(orders)

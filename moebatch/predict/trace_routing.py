@@ -1,0 +1,67 @@
+"""Routing of a recorded trace, for whoever simulates.
+
+Shape letters: L MoE layers, T tokens, E experts, K experts per token.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moebatch.errors import ConfigError, Fault
+from moebatch.predict.trace import RoutingTrace
+from moebatch.spec.shape import ModelShape
+
+_WORTH_HAVING = 0.5
+
+
+def load_routing(path: Path, shape: ModelShape) -> "TraceRouting":
+    """The trace of a file, for a model of that shape.
+
+    Raises CheckpointError for a damaged file and ConfigError for one of another model.
+    """
+    trace = RoutingTrace.load(path)
+    if (trace.moe_layers, trace.num_experts) != (tuple(shape.moe_layers), shape.num_experts):
+        message = (
+            f"is of a model with {len(trace.moe_layers)} layers of {trace.num_experts} experts; "
+            f"this one has {len(shape.moe_layers)} of {shape.num_experts}"
+        )
+        raise ConfigError([Fault(file=str(path), message=message)])
+    return TraceRouting(trace)
+
+
+class TraceRouting:
+    """Tokens of a trace one behind the other, from the start again when they are used up."""
+
+    def __init__(self, trace: RoutingTrace) -> None:
+        self._layers = {layer: place for place, layer in enumerate(trace.moe_layers)}
+        self._num_experts = trace.num_experts
+        self._experts_LTK = np.concatenate([one.experts_LTK for one in trace], axis=1)
+        # A token never chooses an expert twice, so these are chances.
+        self._chances_LE = np.array(
+            [self._counts(of_layer) / len(of_layer) for of_layer in self._experts_LTK]
+        )
+
+    def rows(self, number: int, layer: int, micro_batch: int, tokens: float) -> NDArray[np.float64]:
+        """Tokens of each expert, [E]; every micro-batch of every pass takes tokens of its own, the
+        same in all layers."""
+        of_layer = self._experts_LTK[self._layers[layer]]
+        count = max(1, round(tokens))
+        first = int(np.random.default_rng((number, micro_batch)).integers(len(of_layer)))
+        taken = np.arange(first, first + min(count, len(of_layer))) % len(of_layer)
+        return self._counts(of_layer[taken]) * (count / len(taken))
+
+    def ranked(self, layer: int, tokens: float | None) -> Sequence[int]:
+        """Experts by how often the trace has them: all, or those likelier than not to be chosen by
+        one of so many tokens."""
+        chances_E = self._chances_LE[self._layers[layer]]
+        order = np.argsort(-chances_E, kind="stable")
+        if tokens is not None:
+            chosen = 1 - (1 - chances_E[order]) ** max(1.0, tokens)
+            order = order[chosen > _WORTH_HAVING]
+        return [int(expert) for expert in order]
+
+    def _counts(self, experts_TK: NDArray[np.integer]) -> NDArray[np.float64]:
+        counts = np.bincount(experts_TK.ravel(), minlength=self._num_experts)
+        return counts.astype(np.float64)

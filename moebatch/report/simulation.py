@@ -1,0 +1,31 @@
+"""Simulated schedules as a person reads them."""
+
+from collections.abc import Mapping
+
+from rich.console import Group, RenderableType
+from rich.markup import escape
+from rich.text import Text
+
+from moebatch.plan.answer import Answer
+from moebatch.plan.simulation import Simulation
+from moebatch.report.timeline_view import simulation_view
+
+
+def simulated_view(answer: Answer, simulated: Mapping[str, Simulation]) -> RenderableType:
+    """Model, machine and policy, what the lanes did under each schedule, and notes."""
+    hardware = answer.problem.hardware
+    title = f"[bold]{escape(answer.model)}[/] on [bold]{escape(hardware.name)}[/]"
+    view = simulation_view(
+        {name: one.timeline for name, one in simulated.items()},
+        {name: one.tokens_per_pass for name, one in simulated.items()},
+    )
+    first = next(iter(simulated.values()))
+    notes = [note for one in simulated.values() for note in one.notes]
+    return Group(
+        Text.from_markup(f"{title}: {escape(hardware.title)}"),
+        Text(str(first.policy), style="dim"),
+        "",
+        view,
+        *([""] if notes or answer.notes else []),
+        *(Text(f"note: {note}", style="dim") for note in (*notes, *answer.notes)),
+    )

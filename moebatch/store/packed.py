@@ -1,0 +1,131 @@
+"""Experts packed: the layout that all slots of a device share, whatever files they come from."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from moebatch.store.copy_bytes import copy_bytes
+from moebatch.store.memory import align_up
+from moebatch.store.record import Record
+
+CHUNK_BYTES = 16 * 2**20
+"""Most bytes that are moved at once; something more urgent waits for one such chunk at most."""
+ALIGNMENT_BYTES = 256
+
+
+class Part(NamedTuple):
+    """Bytes of one tensor that are copied at once."""
+
+    tensor: int
+    start: int
+    """First byte within the tensor."""
+    offset: int
+    """Where it goes in the slot."""
+    num_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PackedChunk:
+    """A contiguous part of a packed expert."""
+
+    start: int
+    stop: int
+    """The range of the slot, gaps between tensors included."""
+    parts: tuple[Part, ...]
+    num_bytes: int
+    """Bytes that are moved."""
+
+    def copy(self, sources: Sequence[Tensor], room: Tensor) -> None:
+        """Copies from the expert's tensors, as bytes, into its range of a slot."""
+        copy_parts(self.parts, sources, room, self.start)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PackedLayout:
+    """Each tensor of an expert at an offset that is the same in all slots, `ALIGNMENT_BYTES`
+    aligned: slots are stacked weights."""
+
+    shapes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[torch.dtype, ...]
+    offsets: tuple[int, ...]
+    num_bytes: int
+    """Room of a slot."""
+    chunks: tuple[PackedChunk, ...]
+
+    @classmethod
+    def of(cls, records: Iterable[Record], chunk_bytes: int = CHUNK_BYTES) -> "PackedLayout":
+        """The layout of experts that are all alike, in chunks of nearly equal, aligned size."""
+        kinds = {tuple((place.shape, place.dtype) for place in record.places) for record in records}
+        assert len(kinds) == 1, "experts of a model have tensors of the same shapes"
+        (tensors,) = kinds
+        sizes = [_tensor_bytes(shape, dtype) for shape, dtype in tensors]
+        offsets, num_bytes = [], 0
+        for size in sizes:
+            offsets.append(num_bytes)
+            num_bytes += align_up(size, ALIGNMENT_BYTES)
+        return cls(
+            shapes=tuple(shape for shape, _ in tensors),
+            dtypes=tuple(dtype for _, dtype in tensors),
+            offsets=tuple(offsets),
+            num_bytes=num_bytes,
+            chunks=tuple(_chunks(offsets, sizes, chunk_bytes)),
+        )
+
+    def parts(self, start: int, stop: int) -> tuple[Part, ...]:
+        """What lies in a range of a slot, tensor by tensor; gaps between tensors are nothing."""
+        sizes = map(_tensor_bytes, self.shapes, self.dtypes)
+        return _parts(self.offsets, tuple(sizes), start, stop)
+
+    def tensors(self, room: Tensor) -> tuple[Tensor, ...]:
+        """The tensors of the expert in a slot, uint8 [slot bytes]; no copies."""
+        return tuple(
+            room[offset : offset + _tensor_bytes(shape, dtype)].view(dtype).view(shape)
+            for shape, dtype, offset in zip(self.shapes, self.dtypes, self.offsets, strict=True)
+        )
+
+    def stacked(self, rooms: Tensor) -> tuple[Tensor, ...]:
+        """Each tensor over all slots, [slots, *its shape], of uint8 [slots * slot bytes]."""
+        by_slot = rooms.view(-1, self.num_bytes)
+        return tuple(
+            by_slot[:, offset : offset + _tensor_bytes(shape, dtype)]
+            .view(dtype)
+            .view(len(by_slot), *shape)
+            for shape, dtype, offset in zip(self.shapes, self.dtypes, self.offsets, strict=True)
+        )
+
+
+def copy_parts(parts: Iterable[Part], sources: Sequence[Tensor], room: Tensor, start: int) -> None:
+    """Copies parts of tensors, given as bytes, into a range of a slot that begins at `start`."""
+    for tensor, first, offset, num_bytes in parts:
+        to = offset - start
+        copy_bytes(room[to : to + num_bytes], sources[tensor][first : first + num_bytes])
+
+
+def _tensor_bytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:
+    return prod(shape) * dtype.itemsize
+
+
+def _chunks(offsets: Sequence[int], sizes: Sequence[int], chunk_bytes: int) -> list[PackedChunk]:
+    end = offsets[-1] + sizes[-1]
+    count = -(-end // chunk_bytes)
+    step = align_up(-(-end // count), ALIGNMENT_BYTES)
+    chunks = []
+    for start in range(0, end, step):
+        stop = min(start + step, end)
+        parts = _parts(offsets, sizes, start, stop)
+        num_bytes = sum(part.num_bytes for part in parts)
+        chunks.append(PackedChunk(start=start, stop=stop, parts=parts, num_bytes=num_bytes))
+    return chunks
+
+
+def _parts(offsets: Sequence[int], sizes: Sequence[int], start: int, stop: int) -> tuple[Part, ...]:
+    parts = []
+    for tensor, (offset, size) in enumerate(zip(offsets, sizes, strict=True)):
+        first, last = max(start, offset), min(stop, offset + size)
+        if first < last:
+            parts.append(Part(tensor, first - offset, first, last - first))
+    return tuple(parts)

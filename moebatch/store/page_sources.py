@@ -1,0 +1,172 @@
+"""Where pages of a layer's weights come from: main memory below a device, or files."""
+
+from collections.abc import Mapping, Sequence
+from math import prod
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from moebatch.schedule.slots import ExpertKey
+from moebatch.store.experts import ExpertStore
+from moebatch.store.memory import PAGE_BYTES
+from moebatch.store.packed import ALIGNMENT_BYTES, PackedLayout, copy_parts
+from moebatch.store.packed_loader import load_packed
+from moebatch.store.record import Record, open_files, slot_bytes
+
+
+class PageSource(Protocol):
+    """Experts of which any part can be had. A slot is uint8 [slot_bytes]."""
+
+    @property
+    def slot_bytes(self) -> int:
+        """Room of one expert."""
+
+    @property
+    def step_bytes(self) -> int:
+        """Parts begin at multiples of it."""
+
+    def num_bytes(self, key: ExpertKey) -> int:
+        """Bytes of a slot that an expert fills."""
+
+    def tensors(self, key: ExpertKey, slot: Tensor) -> tuple[Tensor, ...]:
+        """The tensors of an expert that is in a slot; no copies."""
+
+    def load(self, slots: Mapping[ExpertKey, Tensor]) -> None:
+        """Reads experts from their files into slots where they stay. Raises StorageError."""
+
+    def announce(self, keys: Sequence[ExpertKey]) -> None:
+        """These come next, one after the other, each from its first part to its last."""
+
+    def move(self, key: ExpertKey, start: int, room: Tensor) -> None:
+        """Fills `room` with what lies from `start` on in a slot of an expert. Raises what reading
+        failed with."""
+
+    def forget(self) -> None:
+        """What has been moved in part is not moved on."""
+
+    def close(self) -> None:
+        """Gives files back."""
+
+
+class MemoryPages:
+    """Experts of the `ExpertStore` below; those that live on disk pass through its slots.
+
+    One expert at a time is in use there, from its first part to its last, so one slot is enough.
+    Used by one thread.
+    """
+
+    step_bytes = ALIGNMENT_BYTES
+
+    def __init__(self, store: ExpertStore) -> None:
+        self._store = store
+        self._layout = PackedLayout.of(store.records.values())
+        self._held: ExpertKey | None = None
+        self._bytes: tuple[Tensor, ...] = ()
+
+    @property
+    def slot_bytes(self) -> int:
+        """Room of one packed expert."""
+        return self._layout.num_bytes
+
+    def num_bytes(self, key: ExpertKey) -> int:
+        """Alike for all experts."""
+        return self._layout.num_bytes
+
+    def tensors(self, key: ExpertKey, slot: Tensor) -> tuple[Tensor, ...]:
+        """The tensors of an expert that is in a slot; no copies."""
+        return self._layout.tensors(slot)
+
+    def load(self, slots: Mapping[ExpertKey, Tensor]) -> None:
+        """Reads experts from their files, past the slots below. Raises StorageError."""
+        load_packed(self._store.records, self._layout, slots)
+
+    def announce(self, keys: Sequence[ExpertKey]) -> None:
+        """Has those that live on disk read ahead, as far as there are slots below."""
+        self._store.announce(keys)
+
+    def move(self, key: ExpertKey, start: int, room: Tensor) -> None:
+        """Copies a part when its expert is there. Raises what reading it failed with."""
+        if self._held != key:
+            assert self._held is None, f"{self._held} has not been moved as a whole"
+            self._store.hold(key)
+            self._held, self._bytes = key, self._store.tensor_bytes(key)
+        stop = start + len(room)
+        copy_parts(self._layout.parts(start, stop), self._bytes, room, start)
+        if stop == self._layout.num_bytes:
+            self._wait_for_copies(room)
+            self.forget()
+
+    def forget(self) -> None:
+        """Frees the slot below."""
+        if self._held is not None:
+            self._store.let_go(self._held)
+            self._held, self._bytes = None, ()
+
+    def close(self) -> None:
+        """The store below has an owner of its own."""
+
+    def _wait_for_copies(self, room: Tensor) -> None:
+        """An expert that only passes through must not be overwritten on its way to a GPU."""
+        if room.device.type == "cuda" and self._store.is_pinned:
+            torch.cuda.current_stream(room.device).synchronize()
+
+
+class FilePages:
+    """Experts in their files, read straight into slots in main memory, as they lie in the file.
+
+    Used by one thread.
+    """
+
+    step_bytes = PAGE_BYTES
+
+    def __init__(self, records: Mapping[ExpertKey, Record]) -> None:
+        """Raises StorageError if a file cannot be opened."""
+        self._records = records
+        self._files = open_files(records.values())
+        self._slot_bytes = slot_bytes(records.values())
+
+    @property
+    def slot_bytes(self) -> int:
+        """Room of the largest expert, a multiple of a page."""
+        return self._slot_bytes
+
+    def num_bytes(self, key: ExpertKey) -> int:
+        """What is read of an expert."""
+        return self._records[key].num_bytes
+
+    def tensors(self, key: ExpertKey, slot: Tensor) -> tuple[Tensor, ...]:
+        """The tensors of an expert that is in a slot; no copies."""
+        memory = slot.numpy()
+        return tuple(
+            torch.frombuffer(
+                memory, dtype=place.dtype, count=prod(place.shape), offset=place.buffer_offset
+            ).view(place.shape)
+            for place in self._records[key].places
+        )
+
+    def load(self, slots: Mapping[ExpertKey, Tensor]) -> None:
+        """Reads whole experts. Raises StorageError."""
+        for key, slot in slots.items():
+            self.move(key, 0, slot[: self.num_bytes(key)])
+
+    def announce(self, keys: Sequence[ExpertKey]) -> None:
+        """Nothing is read ahead: slots are where experts are computed."""
+
+    def move(self, key: ExpertKey, start: int, room: Tensor) -> None:
+        """Reads a part of an expert. Raises StorageError."""
+        target, stop = room.numpy().data, start + len(room)
+        for piece in self._records[key].pieces:
+            first = max(start, piece.buffer_offset)
+            last = min(stop, piece.buffer_offset + piece.num_bytes)
+            if first < last:
+                offset = piece.file_offset + first - piece.buffer_offset
+                self._files[piece.path].read(target[first - start : last - start], offset)
+
+    def forget(self) -> None:
+        """Every read is for itself."""
+
+    def close(self) -> None:
+        """Closes the files."""
+        for file in self._files.values():
+            file.close()

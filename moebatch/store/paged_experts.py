@@ -1,0 +1,170 @@
+"""Layers of experts that come in pages, into one half of a buffer while the other is in use."""
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from moebatch.plan.paged_room import most_streamed
+from moebatch.schedule.slots import ExpertKey
+from moebatch.store.copy_bytes import copy_bytes
+from moebatch.store.device_memory import DeviceMemory
+from moebatch.store.memory import Arena
+from moebatch.store.page_cut import Page, PageCut
+from moebatch.store.page_sources import PageSource
+
+MAX_PAGES = 4096
+"""Most pages that a staging buffer has room for: each begins at an aligned place."""
+
+Slots = tuple[Tensor, ...]
+
+
+@dataclass(slots=True, eq=False)
+class _Half:
+    """Room for the streamed experts of one layer."""
+
+    room: Tensor
+    slots: Slots
+    step: int | None = None
+    """Whose weights it holds."""
+    is_whole: bool = False
+    """Whether the last page has been moved."""
+
+
+class PagedExperts:
+    """Two halves of a buffer, slots for residents, and pages that move in between.
+
+    A *step* is a layer of one walk through the model, counted on from pass to pass. Halves are
+    taken in turn, in the order in which steps are paged: the third one overwrites the first. Pages
+    of a step are staged, and moved, in order from page 0 on, by one thread for each; what waits
+    for what is the schedule's business.
+    """
+
+    def __init__(
+        self,
+        source: PageSource,
+        memory: DeviceMemory,
+        experts: Iterable[ExpertKey],
+        *,
+        num_layers: int,
+        resident: Collection[ExpertKey] = (),
+        has_staging: bool = False,
+    ) -> None:
+        """Room in `memory` for `experts` of a model of so many layers.
+
+        Raises DoesNotFit if the device has no room for the residents and both halves.
+        """
+        experts = list(experts)
+        self._source = source
+        self._num_layers = num_layers
+        self._cut = PageCut(source, experts, resident)
+        num_bytes = len(resident) * source.slot_bytes
+        living_here = memory.allocate(num_bytes, what="resident experts")
+        self._resident = dict(zip(resident, self._slots(living_here), strict=True))
+        num_bytes = most_streamed(experts, resident) * source.slot_bytes
+        rooms = [memory.allocate(num_bytes, what="half of the pages") for _ in range(2)]
+        self._halves = [_Half(room, self._slots(room)) for room in rooms]
+        self._num_paged = 0
+        self._staging: Arena | None = None
+        if has_staging:
+            num_bytes = self._cut.largest_bytes + MAX_PAGES * source.step_bytes
+            self._staging = Arena(num_bytes, pinned=memory.device.type == "cuda")
+
+    def load_residents(self) -> None:
+        """Reads experts that live here, before anything else goes on. Raises StorageError."""
+        self._source.load(self._resident)
+
+    def num_bytes(self, step: int, page: int = 0, num_pages: int = 1) -> int:
+        """Bytes that a page of so many moves, or all of them."""
+        return self._page(step, page, num_pages).num_bytes
+
+    def stage(self, step: int, page: int, num_pages: int) -> None:
+        """Copies a page from below into its place in the staging buffer.
+
+        Waits for experts that come from disk; raises what reading them failed with.
+        """
+        assert num_pages <= MAX_PAGES, "more pages than staging buffers have room for"
+        self._announce(step, page)
+        cut = self._page(step, page, num_pages)
+        done, room = 0, self._staged(cut)
+        for part in cut.parts:
+            self._source.move(part.key, part.start, room[done : done + part.num_bytes])
+            done += part.num_bytes
+
+    def page(self, step: int, page: int, num_pages: int) -> None:
+        """Moves a page of so many into the half of its step: out of the staging buffer, if there
+        is one, else from below as `block` does.
+
+        It has arrived when this returns on an emulated device; on a GPU the copy is issued on the
+        current stream.
+        """
+        half, cut = self._half_of(step), self._page(step, page, num_pages)
+        if self._staging is None:
+            self._announce(step, page)
+            self._bring(cut, half.slots)
+        else:
+            copy_bytes(half.room[cut.start : cut.start + cut.num_bytes], self._staged(cut))
+        half.is_whole = page == num_pages - 1
+
+    def block(self, step: int) -> None:
+        """Moves all weights of a step at once, straight from below.
+
+        Waits for experts that come from disk; raises what reading them failed with.
+        """
+        half = self._half_of(step)
+        self._announce(step, 0)
+        self._bring(self._page(step, 0, 1), half.slots)
+        half.is_whole = True
+
+    def tensors(self, step: int, expert: int) -> tuple[Tensor, ...]:
+        """The tensors of an expert of a step whose pages have all been moved, valid until the
+        step after the next is paged."""
+        key = ExpertKey(step % self._num_layers, expert)
+        slot = self._resident.get(key)
+        if slot is None:
+            half = next((half for half in self._halves if half.step == step), None)
+            assert half is not None and half.is_whole, f"weights of step {step} are not there"
+            slot = half.slots[self._cut.slot_of(key)]
+        return self._source.tensors(key, slot)
+
+    def forget(self) -> None:
+        """Steps that have been paged are not used any more, after a pass that was given up. To be
+        called before the store below forgets."""
+        for half in self._halves:
+            half.step, half.is_whole = None, False
+        self._source.forget()
+
+    def close(self) -> None:
+        """Gives files and pinned memory back. Nothing may be on its way."""
+        self._source.close()
+        if self._staging is not None:
+            self._staging.unpin()
+
+    def _slots(self, room: Tensor) -> Slots:
+        return room.view(-1, self._source.slot_bytes).unbind()
+
+    def _page(self, step: int, page: int, num_pages: int) -> Page:
+        return self._cut.page(step % self._num_layers, page, num_pages)
+
+    def _half_of(self, step: int) -> _Half:
+        """The half of a step; the one of the step before the last if it has none yet."""
+        for half in self._halves:
+            if half.step == step:
+                return half
+        half = self._halves[self._num_paged % 2]
+        self._num_paged += 1
+        half.step, half.is_whole = step, False
+        return half
+
+    def _announce(self, step: int, page: int) -> None:
+        if page == 0:
+            self._source.announce(self._cut.keys(step % self._num_layers))
+
+    def _bring(self, page: Page, slots: Slots) -> None:
+        for key, slot, start, num_bytes in page.parts:
+            self._source.move(key, start, slots[slot][start : start + num_bytes])
+
+    def _staged(self, page: Page) -> Tensor:
+        """The place of a page in the staging buffer."""
+        assert self._staging is not None, "there is no staging buffer"
+        return self._staging.bytes[page.buffer_start : page.buffer_start + page.num_bytes]

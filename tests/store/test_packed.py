@@ -1,0 +1,87 @@
+"""The layout of slots: chunks cover every byte once, and slots are stacked weights."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moebatch.store.checkpoint import Checkpoint
+from moebatch.store.dense import DenseLoader, dense_bytes
+from moebatch.store.device_memory import DeviceMemory
+from moebatch.store.packed import ALIGNMENT_BYTES, PackedLayout
+from moebatch.store.packed_loader import load_packed
+from moebatch.store.record import Place, Record
+from tests.store.expert_files import CHUNK_BYTES, KEYS, SHAPES, assert_is, write_experts
+
+sizes = st.lists(st.integers(1, 3000), min_size=1, max_size=5)
+
+
+def record_of(sizes: list[int]) -> Record:
+    """An expert of vectors of so many numbers."""
+    places = tuple(
+        Place(buffer_offset=0, num_bytes=2 * size, shape=(size,), dtype=torch.bfloat16)
+        for size in sizes
+    )
+    return Record(pieces=(), places=places, num_bytes=0)
+
+
+@given(sizes, st.integers(1, 40).map(lambda count: count * ALIGNMENT_BYTES))
+def test_chunks_cover_each_byte_of_each_tensor_once(sizes: list[int], chunk_bytes: int) -> None:
+    layout = PackedLayout.of([record_of(sizes)], chunk_bytes)
+    seen = [torch.zeros(2 * size, dtype=torch.int64) for size in sizes]
+    for chunk in layout.chunks:
+        assert 0 < chunk.num_bytes <= chunk.stop - chunk.start <= chunk_bytes
+        for part in chunk.parts:
+            seen[part.tensor][part.start : part.start + part.num_bytes] += 1
+            assert chunk.start <= part.offset
+            assert part.offset + part.num_bytes <= chunk.stop
+            assert part.offset - part.start == layout.offsets[part.tensor]
+    assert all((counts == 1).all() for counts in seen)
+
+
+@given(sizes)
+def test_tensors_lie_aligned_and_apart_and_stacked_slots_are_the_same_memory(
+    sizes: list[int],
+) -> None:
+    layout = PackedLayout.of([record_of(sizes)])
+    rooms = torch.zeros(3 * layout.num_bytes, dtype=torch.uint8)
+    for slot, room in enumerate(rooms.view(3, -1)):
+        for number, tensor in enumerate(layout.tensors(room)):
+            assert layout.offsets[number] % ALIGNMENT_BYTES == 0
+            tensor.fill_(10 * slot + number)
+    for number, stacked in enumerate(layout.stacked(rooms)):
+        assert stacked.shape == (3, sizes[number])
+        for slot in range(3):
+            assert (stacked[slot] == 10 * slot + number).all()
+
+
+def test_experts_of_other_shapes_are_refused() -> None:
+    with pytest.raises(AssertionError, match="same shapes"):
+        PackedLayout.of([record_of([3]), record_of([4])])
+
+
+@pytest.mark.parametrize("piece_bytes", [4096, 16 * 2**20])
+def test_experts_come_from_files_into_packed_slots(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece_bytes: int
+) -> None:
+    monkeypatch.setattr("moebatch.store.record.PIECE_BYTES", piece_bytes)
+    records = write_experts(tmp_path)
+    layout = PackedLayout.of(records.values(), CHUNK_BYTES)
+    slots = torch.zeros(len(KEYS), layout.num_bytes, dtype=torch.uint8)
+    load_packed(records, layout, dict(zip(KEYS[::-1], slots, strict=True)))
+    for key, slot in zip(KEYS[::-1], slots, strict=True):
+        assert_is(key, layout.tensors(slot))
+
+
+def test_dense_weights_live_in_the_memory_of_a_device(tmp_path: Path) -> None:
+    write_experts(tmp_path, KEYS[:1])
+    checkpoint = Checkpoint.open(tmp_path)
+    extents = [checkpoint.extent(f"{part}.0.0") for part in range(len(SHAPES))]
+    memory = DeviceMemory(torch.device("cpu"), 2**20)
+    loader = DenseLoader(extents, torch.float32, memory)
+    assert_is(KEYS[0], [loader.load(extent) for extent in extents])
+    loader.close()
+    needed = sum(dense_bytes(extent, torch.float32) for extent in extents)
+    assert needed <= memory.used_bytes < needed + 512
