@@ -221,6 +221,10 @@ def simulate(
         int | None,
         typer.Option("--num-hot", min=0, max=65536, help="Experts loaded ahead of their gates."),
     ] = None,
+    slots: Annotated[
+        int | None,
+        typer.Option("--slots", min=2, max=65536, help="Slots of experts, not the policy's."),
+    ] = None,
     durations: Annotated[
         Path | None, typer.Option("--durations", help="File of seconds by kinds of tasks.")
     ] = None,
@@ -264,6 +268,7 @@ def simulate(
         skew=skew,
         seed=seed,
         num_hot=num_hot,
+        num_slots=slots,
         table={} if durations is None else load_durations(durations),
     )
     asked.require_known()

@@ -274,6 +274,12 @@ def test_the_options_are_these_and_no_more() -> None:
             *("--policy", "--prompt-len", "--requests", "--roofline", "--vendor", "--what-if"),
             *("-o", "job"),
         ],
+        "simulate": [
+            *("--compare", "--durations", "--gantt", "--gen-len", "--hw", "--json", "--model"),
+            *("--num-hot", "--passes", "--policy", "--prompt-len", "--requests", "--routing"),
+            *("--schedule", "--seed", "--skew", "--slots", "--trace", "--what-if", "--work"),
+            "job",
+        ],
         "profile": ["--output", "--quiet", "--read", "-o"],
         "calibrate": [
             *("--dram", "--output", "--path-length", "--quiet", "--text", "--tokens", "--trace"),

@@ -5,10 +5,11 @@ from pathlib import Path
 
 from moebatch.engine.device import IN_MAIN_MEMORY, Device
 from moebatch.engine.engine import Engine
+from moebatch.engine.made import Made
 from moebatch.engine.model_files import ModelFiles
 from moebatch.engine.on_cpu import cpu_pipeline, plain_sweep
+from moebatch.engine.on_gpu import gpu_pipeline
 from moebatch.engine.order import Order
-from moebatch.engine.passes import Passes
 from moebatch.engine.recorder import Recorder
 from moebatch.engine.sampler import Sampler
 from moebatch.engine.text import TextDecoder
@@ -26,18 +27,23 @@ class BuiltEngine:
     """An engine with the parts that whoever started it looks at."""
 
     engine: Engine
-    experts: ExpertStore
-    """Those in main memory."""
-    cache: KVCache
-    passes: Passes
+    made: Made
     recorder: Recorder | None
     """What the lanes do; None where there are none."""
 
+    @property
+    def experts(self) -> ExpertStore:
+        """Those in main memory."""
+        return self.made.experts
+
+    @property
+    def cache(self) -> KVCache:
+        """Keys and values."""
+        return self.made.cache
+
     def close(self) -> None:
         """Ends lanes and readers, and gives files back."""
-        self.passes.close()
-        self.experts.close()
-        self.cache.close()
+        self.made.close()
 
 
 def build_engine(
@@ -74,10 +80,7 @@ def build_engine(
         scratch=scratch,
     )
     recorder = Recorder(files.shape.num_layers, num_traced_passes)
-    if plain:
-        made = plain_sweep(order)
-    else:
-        made = cpu_pipeline(order, recorder)
+    made = _make(order, device, recorder, plain=plain)
     sampler = Sampler(vocab_size=files.shape.vocab_size, end_tokens=end_tokens, job_seed=job_seed)
     engine = Engine(
         sweep=made.passes,
@@ -89,11 +92,17 @@ def build_engine(
     )
     return BuiltEngine(
         engine=engine,
-        experts=made.experts,
-        cache=made.cache,
-        passes=made.passes,
+        made=made,
         recorder=None if plain else recorder,
     )
+
+
+def _make(order: Order, device: Device, recorder: Recorder, *, plain: bool) -> Made:
+    if plain:
+        return plain_sweep(order)
+    if device.with_vram:
+        return gpu_pipeline(order, device, recorder)
+    return cpu_pipeline(order, recorder)
 
 
 def _frequencies(shape: ModelShape) -> Predictor:

@@ -10,14 +10,12 @@ from typing import Any, Protocol
 
 import torch
 
-from moebatch.schedule.slots import Chunk, SlotQueue
+from moebatch.schedule.slots import Chunk
 from moebatch.schedule.task import Task
 
 
 class Mover(Protocol):
     """What moves experts over a link, chunk by chunk, when no launched task can start."""
-
-    slots: SlotQueue
 
     def next_chunk(self) -> Chunk | None:
         """The most urgent chunk; called with the lock held."""
@@ -60,6 +58,8 @@ class LaneWork:
     """Waits until the lane would be done on the machine that is emulated."""
     context: Callable[[], AbstractContextManager[Any]] = nullcontext
     mover: Mover | None = None
+    title: str | None = None
+    """Its row of a timeline, if that is not its name: a disk serves several at once."""
 
 
 class ThreadLane:
@@ -143,7 +143,7 @@ class ThreadLane:
             if chunk is not None:
                 assert self._work.mover is not None
                 self._work.mover.moved(chunk)
-            board.ended(task, self.name, start_s, end_s, chunk.slot if chunk else None)
+            board.ended(task, self._work.title or self.name, start_s, end_s, chunk.slot if chunk else None)
             board.changed.notify_all()
 
 

@@ -17,6 +17,7 @@ from moebatch.spec.hardware import Dtype
 from moebatch.spec.shape import ModelShape, load_config, require_runnable
 from moebatch.store.checkpoint import Checkpoint, file_inside
 from moebatch.store.dense import DenseLoader
+from moebatch.store.device_memory import DeviceMemory
 from moebatch.store.record import TORCH_DTYPES, Record
 
 COMPUTE_DTYPES: Mapping[Dtype, torch.dtype] = {
@@ -100,8 +101,8 @@ def expert_records(files: ModelFiles) -> dict[ExpertKey, Record]:
     return records
 
 
-def load_dense(files: ModelFiles) -> DenseWeights:
-    """Weights outside experts in the dtype of the computation, in main memory."""
+def load_dense(files: ModelFiles, memory: DeviceMemory | None = None) -> DenseWeights:
+    """Weights outside experts, as they are computed with, in main memory or on a device."""
     names, checkpoint = files.checkpoint.tensors, files.checkpoint
     of_all = files.family.global_tensors(files.shape, names)
     of_layers = [
@@ -111,6 +112,7 @@ def load_dense(files: ModelFiles) -> DenseWeights:
     loader = DenseLoader(
         [checkpoint.extent(name) for roles in (of_all, *of_layers) for name in roles.values()],
         files.dtype,
+        memory,
     )
 
     def load(roles: Mapping[str, str]) -> dict[str, Tensor]:

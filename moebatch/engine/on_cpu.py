@@ -2,12 +2,12 @@
 
 import threading
 from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 
 from moebatch.engine.executor import Executor
 from moebatch.engine.lane import LaneWork, ThreadLane
+from moebatch.engine.made import Made
 from moebatch.engine.model_files import expert_records, load_dense
 from moebatch.engine.order import Order
 from moebatch.engine.pipeline import Parts, Pipeline
@@ -26,15 +26,7 @@ from moebatch.store.page_sources import FilePages
 from moebatch.store.paged_experts import PagedExperts
 
 
-class InMainMemory(NamedTuple):
-    """Passes, with what they read and write."""
-
-    passes: Pipeline | PlainSweep
-    experts: ExpertStore
-    cache: KVCache
-
-
-def plain_sweep(order: Order) -> InMainMemory:
+def plain_sweep(order: Order) -> Made:
     """The synchronous reference."""
     files, policy = order.files, order.policy
     records = expert_records(files)
@@ -42,10 +34,10 @@ def plain_sweep(order: Order) -> InMainMemory:
     experts = ExpertStore(records, num_slots=policy.num_slots, resident=resident)
     cache = _cache(order)
     sweep = PlainSweep(_decoder(order), cache, experts, policy, order.observer)
-    return InMainMemory(sweep, experts, cache)
+    return Made(passes=sweep, experts=experts, cache=cache)
 
 
-def cpu_pipeline(order: Order, recorder: Recorder) -> InMainMemory:
+def cpu_pipeline(order: Order, recorder: Recorder) -> Made:
     """Lanes: the CPU, which is the thread that runs passes, and the disk."""
     files, policy = order.files, order.policy
     setup = setup_of(files.shape, policy, with_vram=False)
@@ -83,11 +75,13 @@ def cpu_pipeline(order: Order, recorder: Recorder) -> InMainMemory:
     reads.task_of = pipeline.chunk_task
     works = {"cpu": LaneWork(run=pipeline.do)}
     if is_paged or setup.kv_homes:
-        works["disk->dram"] = LaneWork(run=_counted(pipeline, experts))
+        title = None if is_paged else "disk->dram (cache)"
+        works["disk->dram"] = LaneWork(run=_counted(pipeline, experts), title=title)
         works["dram->disk"] = LaneWork(run=pipeline.do)
     executor.add_lanes(works, lambda name, work: ThreadLane(name, executor, work))
     pipeline.start()
-    return InMainMemory(pipeline, experts, cache)
+    others = (pages.close,) if pages else ()
+    return Made(passes=pipeline, experts=experts, cache=cache, others=others)
 
 
 def _pages(order: Order) -> PagedExperts:

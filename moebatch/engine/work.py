@@ -122,8 +122,10 @@ class PassWork:
                 return self._pages.num_bytes(task.step, *_page_of(task))
             case Kind.KV_READ | Kind.KV_UP | Kind.KV_DOWN | Kind.KV_WRITE:
                 view = self._input(task).view
-                return self._cache.num_bytes(task.kind, view, self._layer(task)) if view else 0
-        return 0
+                assert view is not None, "layers live elsewhere"
+                return self._cache.num_bytes(task.kind, view, self._layer(task))
+            case _:
+                return 0
 
     def routing(self, step: int, k: int) -> Routing:
         """What a gate has said."""

@@ -81,6 +81,18 @@ def residents(shape: ModelShape, policy: Policy, *, with_vram: bool) -> list[Exp
     return spread(keys, _whole(share, len(keys)))
 
 
+def expert_homes(shape: ModelShape, policy: Policy) -> dict[LevelName, list[ExpertKey]]:
+    """Where every expert lives on a machine with a GPU, each level spread evenly over layers."""
+    keys = expert_keys(shape)
+    on_gpu = residents(shape, policy, with_vram=True)
+    held = frozenset(on_gpu)
+    below = [key for key in keys if key not in held]
+    on_disk = spread(below, min(len(below), _whole(policy.weights.disk, len(keys))))
+    passing = frozenset(on_disk)
+    in_memory = [key for key in below if key not in passing]
+    return {"vram": on_gpu, "dram": in_memory, "disk": on_disk}
+
+
 def streamed_per_layer(shape: ModelShape, resident: Collection[ExpertKey]) -> dict[int, int]:
     """How many experts of each MoE layer have to come from elsewhere."""
     held = dict.fromkeys(shape.moe_layers, 0)
@@ -107,10 +119,7 @@ def _on_disk(shape: ModelShape, policy: Policy, *, with_vram: bool) -> frozenset
     themselves."""
     if not with_vram or policy.schedule in PAGED:
         return frozenset()
-    resident = set(residents(shape, policy, with_vram=True))
-    below = [key for key in expert_keys(shape) if key not in resident]
-    num_disk = min(len(below), _whole(policy.weights.disk, len(expert_keys(shape))))
-    return frozenset(spread(below, num_disk))
+    return frozenset(expert_homes(shape, policy)["disk"])
 
 
 def _whole(share: float, count: int) -> int:

@@ -8,6 +8,7 @@ from moebatch.errors import ConfigError, Fault
 from moebatch.plan.answer import Answer
 from moebatch.plan.as_json import policy_json
 from moebatch.plan.problem import Problem
+from moebatch.plan.refusal import too_large
 from moebatch.plan.setup import slots_wanted
 from moebatch.plan.sim_passes import Work, passes_of
 from moebatch.plan.sim_world import Routing, SimWorld
@@ -40,6 +41,8 @@ class SimOptions:
     skew: float = 0.0
     seed: int = 0
     num_hot: int | None = None
+    """None is what the policy says."""
+    num_slots: int | None = None
     """None is what the policy says."""
     routing: Routing | None = None
     """Instead of a skew."""
@@ -85,14 +88,16 @@ class Simulation:
         return self.tokens_per_pass / pass_s if pass_s else 0.0
 
 
-def simulations(
-    problem: Problem, policy: Policy, options: SimOptions
-) -> dict[str, Simulation]:
+def simulations(problem: Problem, policy: Policy, options: SimOptions) -> dict[str, Simulation]:
     """By schedule, the one asked for first. Raises ConfigError for what cannot be simulated."""
     _require_simulated(problem, policy)
-    hot = policy.num_hot if options.num_hot is None else options.num_hot
+    changed = replace(
+        policy,
+        num_hot=policy.num_hot if options.num_hot is None else options.num_hot,
+        num_slots=policy.num_slots if options.num_slots is None else options.num_slots,
+    )
     return {
-        name: _simulation(problem, policy_for(replace(policy, num_hot=hot), name, problem), options)
+        name: _simulation(problem, policy_for(changed, name, problem), options)
         for name in options.schedules(policy.schedule)
     }
 
@@ -120,15 +125,20 @@ def _simulation(problem: Problem, policy: Policy, options: SimOptions) -> Simula
         policy=policy,
         timeline=timeline,
         tokens_per_pass=passes[-1].logits_rows,
-        notes=tuple(_notes(problem, policy)),
+        notes=tuple(_notes(problem, policy, options)),
     )
 
 
-def _notes(problem: Problem, policy: Policy) -> Iterator[str]:
+def _notes(problem: Problem, policy: Policy, options: SimOptions) -> Iterator[str]:
+    reason = too_large(problem, policy)
+    if options.num_slots is not None and reason:
+        yield f"with {policy.num_slots} slots the policy does not fit: {reason}"
     wanted = slots_wanted(problem.shape, policy, with_vram=problem.with_vram)
     if policy.num_slots < wanted:
         what = (
-            "simulated as if it had them" if policy.schedule in PAGED else "so what does not fit comes later, or again for every micro-batch"
+            "simulated as if it had them"
+            if policy.schedule in PAGED
+            else "so what does not fit comes later, or again for every micro-batch"
         )
         yield (
             f"{policy.schedule} wants {wanted} slots to work as its paper says; the policy has "

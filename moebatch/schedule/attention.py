@@ -35,12 +35,20 @@ class Attention:
             yield load(i, k, attn(i, k))
             yield out(i, k, load(i, k))
         else:
-            yield from kv.up(sweep, i, k)
-            for following in self._batches[place + 1 : place + 2]:
-                if not (sweep.attends_on_cpu(following) or sweep.continues(following)):
-                    yield from kv.up(sweep, i, following)
-            yield attend(i, k, *kv.ready(i, k))
-            yield from kv.down(sweep, i, k, attend(i, k))
+            yield from attend_here(sweep, i, k, kv, self._batches[place + 1 : place + 2])
+
+
+def attend_here(
+    sweep: Sweep, i: int, k: int, kv: KvTraffic, following: Sequence[int]
+) -> Iterator[Task]:
+    """Attention of k where everything else is computed; the cache of the micro-batch that follows
+    comes up meanwhile, if there is one and its context is there already."""
+    yield from kv.up(sweep, i, k)
+    for later in following:
+        if not (sweep.attends_on_cpu(later) or sweep.continues(later)):
+            yield from kv.up(sweep, i, later)
+    yield attend(i, k, *kv.ready(i, k))
+    yield from kv.down(sweep, i, k, attend(i, k))
 
 
 def before_load(sweep: Sweep, i: int, k: int, kv: KvTraffic) -> Iterator[Task]:

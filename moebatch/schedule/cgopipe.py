@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator
 
-from moebatch.schedule.attention import LOOK_AHEAD, before_load
+from moebatch.schedule.attention import LOOK_AHEAD, attend_here, before_load
 from moebatch.schedule.klotski import fetch_window
 from moebatch.schedule.kv import KvTraffic
 from moebatch.schedule.paged import PagedWeights
 from moebatch.schedule.request import NextPass, Schedule, Sweep
 from moebatch.schedule.setup import Setup
-from moebatch.schedule.task import Task, attend, attn, load
+from moebatch.schedule.task import Task, attn, load
 
 
 def cgopipe(setup: Setup) -> Schedule:
@@ -54,10 +54,8 @@ def up_or_attend(sweep: Sweep, i: int, k: int, kv: KvTraffic) -> Iterator[Task]:
     """What the CPU has made of k comes up, or k attends where everything else is computed."""
     if sweep.attends_on_cpu(k):
         yield load(i, k, attn(i, k))
-        return
-    yield from kv.up(sweep, i, k)
-    yield attend(i, k, *kv.ready(i, k))
-    yield from kv.down(sweep, i, k, attend(i, k))
+    else:
+        yield from attend_here(sweep, i, k, kv, sweep.micro_batches[k + 1 : k + 2])
 
 
 def fastdecode(setup: Setup) -> Schedule:

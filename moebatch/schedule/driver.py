@@ -214,7 +214,12 @@ class Driver:
     def _require(self, key: ExpertKey) -> None:
         self._slots.require(key)
         if self._below is not None and not self._slots.is_ready(key):
-            self._below.require(key)
+            self._require_below(self._below, key)
+
+    def _require_below(self, below: SlotQueue, key: ExpertKey) -> None:
+        """What goes up already stays until it has; a claim beyond that would never end."""
+        if key not in self._going_up:
+            below.require(key)
 
     def _drop(self, step: int) -> None:
         with self._lanes.lock:
@@ -282,7 +287,7 @@ class Driver:
             missing = [key for key in waiting if self._slots.is_missing(key)]
             here = [key for key in missing if self._below.is_ready(key)]
             for key in (here or missing)[:1]:
-                self._below.require(key)
+                self._require_below(self._below, key)
                 self._below.hurry(key)
             self._lanes.slots_changed()
 

@@ -1,6 +1,6 @@
 """FlexGen's zig-zag block schedule, with attention on the GPU or on the CPU."""
 
-from moebatch.schedule.attention import Attention, before_load
+from moebatch.schedule.attention import before_load
 from moebatch.schedule.cgopipe import up_or_attend
 from moebatch.schedule.klotski import fetch_window
 from moebatch.schedule.kv import KvTraffic
@@ -10,28 +10,23 @@ from moebatch.schedule.setup import Setup
 
 
 def flexgen(setup: Setup) -> Schedule:
-    """Weights of the next layer come in one piece while the first micro-batch computes, the cache
-    of each micro-batch while the one before computes; after each, everything waits for everything
+    """Attention on the GPU: the cache of each micro-batch comes up while the one before computes
     (S4 of MoE-Lightning's Figure 6)."""
-    kv, weights, i = KvTraffic(setup), PagedWeights(setup), 0
-    while sweep := (yield NextPass()):
-        if i == 0:
-            yield from fetch_window(setup, -1)
-            yield from weights.block(0)
-        for _ in range(setup.num_layers):
-            yield from fetch_window(setup, i)
-            yield from weights.block(i + 1)
-            attention = Attention(sweep, sweep.micro_batches, i, kv)
-            for k in sweep.micro_batches:
-                yield from attention.of(k)
-                yield weights.post(sweep, i, k)
-                yield Sync()
-            i += 1
+    yield from zig_zag(setup)
 
 
 def flexgen_c(setup: Setup) -> Schedule:
-    """The same with attention on the CPU: each micro-batch goes through GPU, CPU and the copies
-    between them one after the other (S3)."""
+    """Attention on the CPU: each micro-batch goes through GPU, CPU and the copies between them, one
+    after the other (S3)."""
+    yield from zig_zag(setup)
+
+
+def zig_zag(setup: Setup) -> Schedule:
+    """All micro-batches of a layer, then the next layer, whose weights come up in one piece beside
+    the first micro-batch. After each micro-batch everything waits for everything.
+
+    Where attention is computed is a matter of the policy, so both forms are this.
+    """
     kv, weights, i = KvTraffic(setup), PagedWeights(setup), 0
     while sweep := (yield NextPass()):
         if i == 0:

@@ -42,7 +42,7 @@ class DeviceMemory:
         """
         shape = (shape,) if isinstance(shape, int) else shape
         num_bytes = prod(shape) * dtype.itemsize
-        self._reserve(align_up(num_bytes, _ALIGNMENT_BYTES), what)
+        self.reserve(num_bytes, what)
         if self.device.type == "cpu" and num_bytes >= PAGE_BYTES:
             return Arena(num_bytes).tensor(0, shape, dtype)
         return torch.zeros(shape, dtype=dtype, device=self.device)
@@ -53,7 +53,9 @@ class DeviceMemory:
             self.used_bytes -= align_up(tensor.nbytes, _ALIGNMENT_BYTES)
             assert self.used_bytes >= 0, "freed more than was allocated"
 
-    def _reserve(self, num_bytes: int, what: str) -> None:
+    def reserve(self, num_bytes: int, what: str) -> None:
+        """Counts what somebody else allocates on the device. Raises DoesNotFit."""
+        num_bytes = align_up(num_bytes, _ALIGNMENT_BYTES)
         with self._lock:
             left = self.capacity_bytes - self.used_bytes
             if num_bytes > left:

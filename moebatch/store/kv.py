@@ -8,11 +8,12 @@ from collections.abc import Hashable, Sequence
 import torch
 from torch import Tensor
 
+from moebatch.schedule.kv_route import Place
 from moebatch.schedule.task import Kind
+from moebatch.spec.hardware import LevelName
 from moebatch.spec.policy import PAGE_TOKENS, pages_of
 from moebatch.store.kv_layout import KvLayout
 from moebatch.store.kv_levels import KvLevels
-from moebatch.schedule.kv_route import Place
 from moebatch.store.kv_tensors import KvShape, KvTensors
 from moebatch.store.kv_view import KvPiece, KvView, view_of
 
@@ -141,6 +142,10 @@ class KVCache:
     def down_bytes(self, view: KvView, layer: int) -> int:
         """Bytes that `down` moves."""
         return self.num_bytes(Kind.KV_DOWN, view, layer)
+
+    def bytes_on(self, level: LevelName) -> int:
+        """What the cache takes of a level, windows included."""
+        return self._levels.bytes_on(level)
 
     def close(self) -> None:
         """Gives the scratch file back. Nothing may be in flight."""

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import torch
 
-from moebatch.spec.hardware import LevelName
 from moebatch.schedule.kv_route import Place, route
+from moebatch.spec.hardware import LevelName
 
 _HOST = torch.device("cpu")
 _MAIN: Place = "dram"

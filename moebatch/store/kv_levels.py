@@ -1,12 +1,12 @@
 """Keys and values on every level, and windows for layers that live elsewhere than they attend."""
 
+from moebatch.schedule.kv_route import Hop, Place, route
 from moebatch.schedule.task import Kind
 from moebatch.spec.hardware import LevelName
 from moebatch.spec.policy import PAGE_TOKENS
 from moebatch.store.kv_disk import KvFile
 from moebatch.store.kv_layout import KvLayout, WindowName
 from moebatch.store.kv_moves import Moves
-from moebatch.schedule.kv_route import Hop, Place, route
 from moebatch.store.kv_tensors import KvRoom, KvShape, KvTensors
 from moebatch.store.kv_view import KvView
 
@@ -42,6 +42,13 @@ class KvLevels:
         for name in sorted(layout.windows):
             assert self.window_pages > 0, "layers that live elsewhere than they attend need windows"
             self._windows[name] = self._allocate(name.level, NUM_WINDOWS, self.window_pages)
+
+    def bytes_on(self, level: LevelName) -> int:
+        """Bytes of homes and windows on a level that is memory."""
+        homes = self.layout.levels.count(level) * self._num_pages
+        pairs = sum(name.level == level for name in self._windows)
+        windows = pairs * NUM_WINDOWS * self.window_pages
+        return (homes + windows) * 2 * self._shape.half_bytes
 
     def is_direct(self, place: Place, layer: int) -> bool:
         """Whether attention at `place` works on the layer's home itself."""

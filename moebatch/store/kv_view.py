@@ -7,9 +7,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from moebatch.schedule.kv_route import Place
 from moebatch.spec.policy import PAGE_TOKENS, pages_of
 from moebatch.store.kv_moves import Moves
-from moebatch.schedule.kv_route import Place
 
 
 class KvPiece(NamedTuple):

@@ -49,7 +49,7 @@ class PageCut:
         }
         self._slots = {key: slot for keys in self._keys.values() for slot, key in enumerate(keys)}
         self._source = source
-        self._pages: dict[tuple[int, int], tuple[Page, ...]] = {}
+        self._pages: dict[int, tuple[Page, ...]] = {}
         self.largest_bytes = max(map(self._layer_bytes, self._keys), default=0)
         """Streamed bytes of the layer that has most."""
 
@@ -63,10 +63,10 @@ class PageCut:
 
     def page(self, layer: int, number: int, num_pages: int) -> Page:
         """Page `number` of so many."""
-        pages = self._pages.get((layer, num_pages))
-        if pages is None:
+        pages = self._pages.get(layer, ())
+        if len(pages) != num_pages:
             pages = tuple(self._cut(layer, p, num_pages) for p in range(num_pages))
-            self._pages[layer, num_pages] = pages
+            self._pages[layer] = pages  # the last number only: passes may differ without end
         return pages[number]
 
     def _layer_bytes(self, layer: int) -> int:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from moebatch.plan.paged_room import most_streamed
+from moebatch.schedule.paged_room import most_streamed
 from moebatch.schedule.slots import ExpertKey
 from moebatch.store.copy_bytes import copy_bytes
 from moebatch.store.device_memory import DeviceMemory

@@ -39,4 +39,4 @@ def assert_is(key: ExpertKey, tensors: Sequence[Tensor]) -> None:
     """Asserts that these are the expert's, byte by byte."""
     assert len(tensors) == len(SHAPES)
     for part, tensor in enumerate(tensors):
-        assert tensor.equal(weight(key, part)), f"matrix {part} of {key} differs"
+        assert tensor.cpu().equal(weight(key, part)), f"matrix {part} of {key} differs"

@@ -28,9 +28,7 @@ def test_large_tensors_begin_at_a_page_so_that_files_can_be_read_into_them() -> 
 def test_more_than_the_capacity_is_refused_with_level_need_and_have() -> None:
     memory = DeviceMemory(CPU, 2**20)
     memory.allocate(768 * 2**10)
-    with pytest.raises(
-        DoesNotFit, match="vram: experts take 512 KiB, but only 256 KiB of 1.00 MiB"
-    ):
+    with pytest.raises(DoesNotFit, match=r"experts take 512 KiB, but only 256 KiB of 1\.00 MiB"):
         memory.allocate(512 * 2**10, what="experts")
     assert memory.used_bytes == 768 * 2**10
 

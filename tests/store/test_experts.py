@@ -4,6 +4,7 @@ import errno
 import os
 import random
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -164,6 +165,88 @@ def test_a_file_that_became_shorter_is_an_error_not_garbage(
     with pytest.raises(StorageError, match="was it changed"):
         for layer in range(LAYERS):
             take(store, layer, list(range(EXPERTS)))
+
+
+def test_whoever_waits_by_himself_is_woken_by_a_failure(
+    records: dict[ExpertKey, Record],
+    opened: list[ExpertStore],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(self: DirectFile, target: memoryview, offset: int) -> None:
+        raise StorageError("disk broke")
+
+    monkeypatch.setattr(DirectFile, "read", fail)
+    changed = threading.Condition()
+    store = ExpertStore(records, num_slots=2, changed=changed)
+    opened.append(store)
+    store.announce(KEYS[:1])
+    with changed:
+        assert changed.wait_for(lambda: store.failure is not None, timeout=10)
+    with pytest.raises(StorageError, match="disk broke"):
+        store.hold(KEYS[5])
+
+
+def test_an_expert_that_is_held_stays_until_it_is_let_go(
+    records: dict[ExpertKey, Record], opened: list[ExpertStore]
+) -> None:
+    store = ExpertStore(records, num_slots=2)
+    opened.append(store)
+    store.announce(KEYS[1:3])
+    store.hold(KEYS[0])
+    for layer in range(LAYERS):
+        take(store, layer, [1, 2])
+    for part, tensor in enumerate(store.tensors(KEYS[0])):
+        assert tensor.equal(weight(KEYS[0], part))
+        assert store.tensor_bytes(KEYS[0])[part].equal(tensor.view(-1).view(torch.uint8))
+    store.let_go(KEYS[0])
+    store.check_integrity()
+    with pytest.raises(AssertionError, match="is not there"):
+        store.tensors(KEYS[0])
+
+
+def test_what_is_held_comes_although_others_that_are_required_have_all_slots(
+    records: dict[ExpertKey, Record], opened: list[ExpertStore]
+) -> None:
+    store = ExpertStore(records, num_slots=1)
+    opened.append(store)
+    waiting = store.require(0, [0, 1])
+    store.hold(KEYS[5])
+    store.let_go(KEYS[5])
+    assert sorted(expert for expert, _ in waiting) == [0, 1]
+
+
+def test_every_read_is_told_with_where_and_when(
+    records: dict[ExpertKey, Record], opened: list[ExpertStore]
+) -> None:
+    told: list[tuple[ExpertKey, int, int, int, float, float]] = []
+    start_s = time.perf_counter()
+    store = ExpertStore(
+        records, num_slots=2, num_readers=2, on_read=lambda *read: told.append(read)
+    )
+    opened.append(store)
+    take(store, 1, [0, 2])
+    end_s = time.perf_counter()
+    reads = {(key, number): rest for key, number, *rest in told}
+    wanted = [ExpertKey(1, 0), ExpertKey(1, 2)]
+    assert set(reads) == {
+        (key, number) for key in wanted for number in range(len(records[key].pieces))
+    }
+    for slot, reader, started_s, ended_s in reads.values():
+        assert slot in (0, 1)
+        assert reader in (0, 1)
+        assert start_s <= started_s <= ended_s <= end_s
+
+
+def test_a_callback_that_fails_is_a_failure_of_the_store(
+    records: dict[ExpertKey, Record], opened: list[ExpertStore]
+) -> None:
+    def fail(*read: object) -> None:
+        raise RuntimeError("bug")
+
+    store = ExpertStore(records, num_slots=2, on_read=fail)
+    opened.append(store)
+    with pytest.raises(RuntimeError, match="bug"):
+        take(store, 0, [0])
 
 
 def test_where_o_direct_is_refused_files_are_read_through_the_page_cache(

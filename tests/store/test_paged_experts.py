@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from moebatch.errors import DoesNotFit, StorageError
-from moebatch.plan.paged_room import most_streamed, num_paged_slots
+from moebatch.schedule.paged_room import most_streamed, num_paged_slots
 from moebatch.schedule.slots import ExpertKey
 from moebatch.store.device_memory import DeviceMemory
 from moebatch.store.direct import DirectFile
@@ -28,7 +28,7 @@ from tests.store.expert_files import (
 
 CPU = torch.device("cpu")
 RESIDENT = KEYS[1:6:2]  # another number of experts in each layer
-PAGES = (1, 2, 3, 5, 7, 100)
+PAGES = (1, 2, 3, 5, 7, 500)
 
 
 @pytest.fixture

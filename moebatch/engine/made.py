@@ -1,0 +1,31 @@
+"""Passes with what they read and write."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from moebatch.engine.passes import Passes
+from moebatch.store.device_memory import DeviceMemory
+from moebatch.store.experts import ExpertStore
+from moebatch.store.kv import KVCache
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Made:
+    """What has been built for a job."""
+
+    passes: Passes
+    experts: ExpertStore
+    """Those in main memory."""
+    cache: KVCache
+    memory: DeviceMemory | None = None
+    """Of the GPU, where there is one."""
+    others: tuple[Callable[[], None], ...] = ()
+    """Closes whatever else has been opened."""
+
+    def close(self) -> None:
+        """Ends lanes and readers, and gives files back."""
+        self.passes.close()
+        for close in self.others:
+            close()
+        self.experts.close()
+        self.cache.close()

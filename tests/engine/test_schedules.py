@@ -1,0 +1,150 @@
+"""Every schedule, in main memory and on an emulated GPU, gives the tokens of transformers."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from moebatch.engine.build import BuiltEngine, build_engine
+from moebatch.engine.device import Device
+from moebatch.engine.model_files import open_model
+from moebatch.schedule.check import check_timeline
+from moebatch.schedule.names import SCHEDULES
+from moebatch.spec.policy import Placement, Policy
+from moebatch.spec.profile import load_profile
+from moebatch.spec.request import Outcome, Request
+from tests.engine.test_engine import NEW_TOKENS, TokenText, policy, requests, tokens_of
+from tests.model.oracle import greedy, load
+from tests.tiny import FAMILIES
+
+IN_MEMORY = {
+    "usual": policy(num_slots=9),
+    "one slot, batches of one": policy(num_slots=1, micro_batch_size=1, resident=0),
+    "everything resident": policy(num_slots=0, resident=1),
+    "all at once, many slots": policy(
+        num_slots=40, resident=0, batch_size=10, tokens_per_pass=1000, micro_batch_size=100
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def expected(tiny_checkpoint: Callable[..., Path]) -> Callable[[str], list[tuple[int, ...]]]:
+    known: dict[str, list[tuple[int, ...]]] = {}
+
+    def tokens(family: str) -> list[tuple[int, ...]]:
+        if family not in known:
+            model = load(tiny_checkpoint(family))
+            known[family] = [
+                tuple(greedy(model, row.prompt_tokens, NEW_TOKENS)[0]) for row in requests()
+            ]
+        return known[family]
+
+    return tokens
+
+
+def run(
+    folder: Path, chosen: Policy, rows: Sequence[Request], **options: object
+) -> tuple[list[Outcome], BuiltEngine]:
+    """Outcomes in input order; every timeline and every owner checked."""
+    built = build_engine(
+        open_model(folder, "float32"),
+        chosen,
+        decoder=TokenText(),
+        end_tokens=frozenset(),
+        job_seed=0,
+        max_tokens=512,
+        num_traced_passes=10**6,
+        **options,
+    )
+    try:
+        with torch.inference_mode():
+            outcomes = list(built.engine.run(rows))
+        built.experts.check_integrity()
+        built.cache.check_integrity()
+        assert built.recorder is not None
+        check_timeline(built.recorder.timeline)
+    finally:
+        built.close()
+    return sorted(outcomes, key=lambda outcome: outcome.request.index), built
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_in_main_memory_every_schedule_equals_transformers(
+    tiny_checkpoint: Callable[..., Path],
+    expected: Callable[[str], list[tuple[int, ...]]],
+    family: str,
+    name: str,
+) -> None:
+    for chosen in IN_MEMORY.values():
+        outcomes, _ = run(tiny_checkpoint(family), replace(chosen, schedule=name), requests())
+        assert tokens_of(outcomes) == expected(family), str(chosen)
+
+
+def gpu_policy(
+    *, vram: float = 0.3, disk: float = 0.0, kv: Placement = Placement(dram=1.0), **changes: object
+) -> Policy:
+    weights = Placement(vram=vram, dram=1 - vram - disk, disk=disk)
+    return replace(
+        policy(),
+        **{
+            "weights": weights,
+            "kv_cache": kv,
+            "ffn_on_gpu": True,
+            "attention_on_gpu": True,
+            "num_slots": 16,
+            **changes,
+        },
+    )
+
+
+EMULATED = {
+    "GPU attention, cache in main memory": gpu_policy(),
+    "CPU attention": gpu_policy(attention_on_gpu=False),
+    "cache on the GPU, one slot": gpu_policy(vram=0, kv=Placement(vram=1.0), num_slots=1),
+    "everything on the GPU": gpu_policy(vram=1, kv=Placement(vram=1.0), num_slots=0),
+    "three levels": gpu_policy(
+        vram=0.2, disk=0.5, num_slots=3, kv=Placement(vram=0.34, dram=0.33, disk=0.33)
+    ),
+    "three levels, CPU attention, batches of one": gpu_policy(
+        vram=0.1,
+        disk=0.9,
+        num_slots=2,
+        attention_on_gpu=False,
+        micro_batch_size=1,
+        kv=Placement(dram=0.5, disk=0.5),
+    ),
+    "one sequence": gpu_policy(batch_size=1, num_slots=2),
+    "all at once": gpu_policy(batch_size=10, tokens_per_pass=1000, micro_batch_size=100),
+}
+
+
+def emulated(vram_bytes: int = 2**30, rate: float = 1e12) -> Device:
+    """A GPU of so much memory, with links as fast as they can be unless said otherwise."""
+    hardware = load_profile("t4").hardware()
+    level = replace(hardware.levels["vram"], capacity_bytes=vram_bytes)
+    links = {
+        name: replace(link, bandwidth=rate, staging_bandwidth=rate)
+        for name, link in hardware.links.items()
+    }
+    hardware = replace(hardware, levels={**hardware.levels, "vram": level}, links=links)
+    return Device(kind="emulate", hardware=hardware)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_on_an_emulated_gpu_every_schedule_equals_transformers(
+    tiny_checkpoint: Callable[..., Path],
+    expected: Callable[[str], list[tuple[int, ...]]],
+    tmp_path: Path,
+    family: str,
+    name: str,
+) -> None:
+    for title, chosen in EMULATED.items():
+        chosen = replace(chosen, schedule=name)
+        outcomes, _ = run(
+            tiny_checkpoint(family), chosen, requests(), device=emulated(), scratch=tmp_path
+        )
+        assert tokens_of(outcomes) == expected(family), title

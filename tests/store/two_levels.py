@@ -1,0 +1,139 @@
+"""Experts of a device above main memory, moved by a thread as the lane of a link does it."""
+
+import threading
+
+import torch
+
+from moebatch.schedule.slots import Chunk, ExpertKey, Load
+from moebatch.store.device_memory import DeviceMemory
+from moebatch.store.experts import ExpertStore
+from moebatch.store.record import Record
+from moebatch.store.vram_experts import VramExperts
+from tests.store.expert_files import CHUNK_BYTES, assert_is
+
+CPU = torch.device("cpu")
+
+
+class TwoLevels:
+    """Main memory, a device above it, and a thread that moves chunks up as a lane does."""
+
+    def __init__(
+        self,
+        records: dict[ExpertKey, Record],
+        *,
+        dram_slots: int,
+        vram_slots: int,
+        in_dram: tuple[ExpertKey, ...] = (),
+        in_vram: tuple[ExpertKey, ...] = (),
+        stages: bool = False,
+        device: torch.device = CPU,
+        pinned: bool = False,
+    ) -> None:
+        self.dram = ExpertStore(records, num_slots=dram_slots, resident=in_dram, pinned=pinned)
+        self.vram = VramExperts(
+            self.dram,
+            DeviceMemory(device, 2**24),
+            num_slots=vram_slots,
+            resident=in_vram,
+            stages=stages,
+            chunk_bytes=CHUNK_BYTES,
+        )
+        self.vram.load_residents()
+        self.changed = self.dram.changed
+        self.num_moved_bytes = 0
+        self._going_up: set[ExpertKey] = set()
+        self._is_closing = False
+        self._is_cuda = device.type == "cuda"
+        self.vram.slots.on_drop = self._not_needed_below
+        self._mover = threading.Thread(target=self._move)
+        self._mover.start()
+
+    def announce(self, keys: list[ExpertKey]) -> None:
+        with self.changed:
+            self.vram.slots.announce(keys)
+            self.dram.slots.announce(key for key in keys if self.vram.slots.holds(key))
+            self.changed.notify_all()
+
+    def compute(self, layer: int, experts: list[int]) -> list[int]:
+        """Requires experts, compares every byte of each, and returns the order of their arrival."""
+        waiting = [ExpertKey(layer, expert) for expert in experts]
+        with self.changed:
+            self.vram.slots.withdraw(layer, keep=experts)
+            for key in waiting:
+                self._require(key)
+            self.changed.notify_all()
+        order = []
+        while waiting:
+            key = self._use_first(waiting)
+            waiting.remove(key)
+            assert_is(key, self.vram.tensors(key))
+            order.append(key.expert)
+            with self.changed:
+                self.vram.slots.finish(key, keep=False)
+                self.vram.slots.check_integrity()
+                self.dram.slots.check_integrity()
+                self.changed.notify_all()
+        return order
+
+    def close(self) -> None:
+        with self.changed:
+            self._is_closing = True
+            self.changed.notify_all()
+        self._mover.join()
+        self.vram.close()
+        self.dram.close()
+
+    def _require(self, key: ExpertKey) -> None:
+        self.vram.slots.require(key)
+        if not self.vram.slots.is_ready(key):
+            self.dram.slots.require(key)
+
+    def _use_first(self, waiting: list[ExpertKey]) -> ExpertKey:
+        with self.changed:
+            while (key := self.vram.slots.first_ready(waiting)) is None:
+                self._hurry_below(waiting)
+                if self.dram.failure is not None:
+                    raise self.dram.failure
+                self.changed.wait()
+            self.vram.slots.use(key)
+            return key
+
+    def _hurry_below(self, waiting: list[ExpertKey]) -> None:
+        missing = [key for key in waiting if self.vram.slots.is_missing(key)]
+        here = [key for key in missing if self.dram.slots.is_ready(key)]
+        for key in (here or missing)[:1]:
+            self.dram.slots.require(key)
+            self.dram.slots.hurry(key)
+            self.changed.notify_all()
+
+    def _move(self) -> None:
+        while (chunk := self._next_chunk()) is not None:
+            self.vram.copy(chunk)
+            if self._is_cuda:
+                torch.cuda.synchronize()
+            self.num_moved_bytes += self.vram.chunk_bytes(chunk)
+            with self.changed:
+                self.vram.slots.finish_chunk(chunk)
+                if chunk.load.is_ready:
+                    self._not_needed_below(chunk.load.key)
+                self.changed.notify_all()
+
+    def _next_chunk(self) -> Chunk | None:
+        with self.changed:
+            while not self._is_closing:
+                chunk = self.vram.slots.next_chunk(self._is_below)
+                if chunk is not None:
+                    if chunk.load.key not in self._going_up:
+                        self._going_up.add(chunk.load.key)
+                        self.dram.slots.use(chunk.load.key)
+                    return chunk
+                self.changed.wait()
+            return None
+
+    def _is_below(self, load: Load) -> bool:
+        return self.dram.slots.is_ready(load.key)
+
+    def _not_needed_below(self, key: ExpertKey) -> None:
+        if key in self._going_up:
+            self._going_up.remove(key)
+            self.dram.slots.finish(key, keep=False)

@@ -1,0 +1,142 @@
+"""`moebatch simulate`, as a user types it."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+from moebatch.errors import ExitCode
+from moebatch.predict.trace import RoutingTrace
+from tests.test_cli_plan import T4, moebatch
+
+FEW = (*T4, "--policy", "flexgen-t4-mtbench-128-batch-504")
+
+
+def simulated(*arguments: str) -> dict[str, Any]:
+    done = moebatch("simulate", *arguments, "--json")
+    assert done.returncode == ExitCode.OK, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def test_the_screen_shows_each_schedule_and_how_they_compare() -> None:
+    done = moebatch("simulate", *FEW, "--schedule", "cgopipe", "--compare", "multi,hot")
+    assert done.returncode == ExitCode.OK, done.stderr
+    for part in (
+        "Mixtral-8x7B on t4",
+        "per pass",
+        "tok/s",
+        "longest bubbles",
+        "which waits for",
+        "staging",
+        "cgopipe",
+        "multi",
+        "hot",
+    ):
+        assert part in done.stdout, part
+    assert "Traceback" not in done.stderr
+
+
+def test_json_has_stable_keys() -> None:
+    found = simulated(*T4, "--requests", "5000", "--passes", "2")
+    assert set(found) == {"model", "hardware", "schedules", "notes"}
+    (one,) = found["schedules"].values()
+    assert {"policy", "tokens_per_s", "tokens_per_pass", "pass_s", "lanes", "bottleneck"} <= set(
+        one
+    )
+    assert len(one["pass_s"]) == 2
+    assert one["tokens_per_s"] == pytest.approx(one["tokens_per_pass"] / one["steady_pass_s"])
+
+
+def test_a_schedule_attends_where_its_paper_says() -> None:
+    found = simulated(*FEW, "--compare", "cgopipe,flexgen_c,flexgen")["schedules"]
+    assert list(found) == ["flexgen", "cgopipe", "flexgen_c"]
+    assert [one["policy"]["attention_on_gpu"] for one in found.values()] == [True, False, False]
+    assert found["cgopipe"]["steady_pass_s"] < found["flexgen"]["steady_pass_s"]
+
+
+def test_few_slots_are_told() -> None:
+    found = simulated(*T4, "--compare", "multi")["schedules"]
+    assert any("multi wants 16 slots" in note for note in found["multi"]["notes"])
+
+
+def test_other_slots_are_taken_and_told_if_they_do_not_fit() -> None:
+    found = simulated(*FEW, "--schedule", "multi", "--slots", "40")["schedules"]["multi"]
+    assert found["policy"]["num_slots"] == 40
+    assert any("with 40 slots the policy does not fit: vram" in note for note in found["notes"])
+
+
+def test_pictures_and_traces_are_written(tmp_path: Path) -> None:
+    trace, gantt = tmp_path / "out.json", tmp_path / "out.svg"
+    done = moebatch("simulate", *FEW, "--passes", "1", "--trace", str(trace), "--gantt", str(gantt))
+    assert done.returncode == ExitCode.OK, done.stderr
+    assert json.loads(trace.read_text())["traceEvents"]
+    assert "Mixtral-8x7B on t4" in " ".join(ElementTree.parse(gantt).getroot().itertext())
+
+
+def test_durations_of_a_table_replace_those_of_the_cost_model(tmp_path: Path) -> None:
+    table = tmp_path / "d.yaml"
+    table.write_text("block: 1.0\n")
+    found = simulated(*FEW, "--durations", str(table))["schedules"]["flexgen"]
+    assert found["lanes"]["weight block"]["busy_s"] == pytest.approx(2 * 32, rel=0.05)
+
+
+def test_routing_may_come_from_a_trace(tmp_path: Path) -> None:
+    path = tmp_path / "trace.safetensors"
+    chosen = np.tile(np.array([3, 5]), (32, 10, 1))
+    RoutingTrace.of([chosen], range(32), num_experts=8).save(path)
+    found = simulated(*FEW, "--schedule", "klotski", "--routing", str(path))
+    lanes = found["schedules"]["klotski"]["lanes"]
+    even = simulated(*FEW, "--schedule", "klotski")["schedules"]["klotski"]["lanes"]
+    assert lanes["dram->vram"]["busy_s"] < 0.7 * even["dram->vram"]["busy_s"]
+
+
+def test_neither_torch_nor_transformers_is_loaded() -> None:
+    code = (
+        "import sys\nfrom moebatch.cli import app\n"
+        f"app(['simulate', *{FEW!r}, '--passes', '1', '--json'], standalone_mode=False)\n"
+        "heavy = {'torch', 'transformers', 'datasets'} & set(sys.modules)\n"
+        "sys.exit(f'loaded {heavy}' if heavy else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), r"moebatch simulate: --model: is missing"),
+        ((*T4, "--schedule", "klotsky"), r"--schedule: no schedule is named 'klotsky'; there are"),
+        ((*T4, "--compare", "hot,cold"), r"--compare: no schedule is named 'cold'"),
+        ((*T4, "--durations", "nowhere.yaml"), r"nowhere.yaml"),
+        ((*T4, "--routing", "nowhere.safetensors"), r"nowhere.safetensors"),
+        ((*T4, "--policy", "nonsense"), r"no policy of that name"),
+    ],
+)
+def test_mistakes_get_one_clear_message(arguments: tuple[str, ...], message: str) -> None:
+    done = moebatch("simulate", *arguments)
+    assert done.returncode not in (ExitCode.OK, 1), done.stdout
+    assert re.search(message, " ".join(done.stderr.split())), done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_trace_of_another_model_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "trace.safetensors"
+    RoutingTrace.of([np.zeros((2, 3, 1), int)], range(2), num_experts=4).save(path)
+    done = moebatch("simulate", *T4, "--routing", str(path))
+    assert done.returncode == ExitCode.CONFIG
+    assert "is of a model with 2 layers of 4 experts" in " ".join(done.stderr.split())
+
+
+def test_experts_on_the_cpu_beside_a_gpu_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "policy.yaml"
+    path.write_text("policy: {batch_size: 8, micro_batch_size: 8, weights: {dram: 1}}\n")
+    done = moebatch("simulate", *T4, "--policy", str(path))
+    assert done.returncode == ExitCode.CONFIG
+    assert "ffn_on_gpu: false" in done.stderr
