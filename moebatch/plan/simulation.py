@@ -136,14 +136,11 @@ def _notes(problem: Problem, policy: Policy, options: SimOptions) -> Iterator[st
     wanted = slots_wanted(problem.shape, policy, with_vram=problem.with_vram)
     if policy.num_slots < wanted:
         what = (
-            "simulated as if it had them"
+            "simulated as if there were enough"
             if policy.schedule in PAGED
-            else "so what does not fit comes later, or again for every micro-batch"
+            else "what does not fit comes later, or again for every micro-batch"
         )
-        yield (
-            f"{policy.schedule} wants {wanted} slots to work as its paper says; the policy has "
-            f"{policy.num_slots}, {what}"
-        )
+        yield (f"{policy.schedule} wants {wanted} slots, the policy has {policy.num_slots}: {what}")
 
 
 def _require_simulated(problem: Problem, policy: Policy) -> None:

@@ -184,6 +184,7 @@ POLICIES = st.builds(
     attention_on_gpu=st.just(False),
     ffn_on_gpu=st.booleans(),
     schedule=st.sampled_from([name for name in SCHEDULES if name != "flexgen"]),
+    num_hot=st.none() | st.integers(0, 64),
 )
 WORDS = st.text(st.characters(categories=["L", "N", "P", "S"]), min_size=1, max_size=20)
 
@@ -223,7 +224,8 @@ class TestWriting:
         again = read.resolve(JOB, num_experts=256)
         assert again.weights.dram == pytest.approx(policy.weights.dram, abs=1e-12)
         assert again.micro_batch_size == min(policy.micro_batch_size, policy.batch_size)
-        for name in ("batch_size", "tokens_per_pass", "num_slots", "num_kv_pages", "schedule"):
+        names = ("batch_size", "tokens_per_pass", "num_slots", "num_kv_pages", "schedule")
+        for name in (*names, "num_hot"):
             assert getattr(again, name) == getattr(policy, name)
 
     def test_a_static_policy_leaves_out_what_means_nothing(self) -> None:
@@ -328,12 +330,12 @@ class TestRefusals:
             (
                 "  schedule: cgopipes",
                 "policy.schedule",
-                "must be one of klotski, cgopipe, flexgen, flexgen_c, got 'cgopipes'",
+                f"must be one of {', '.join(SCHEDULES)}, got 'cgopipes'",
             ),
             (
                 "  schedule: [cgopipe]",
                 "policy.schedule",
-                "must be one of klotski, cgopipe, flexgen, flexgen_c, got ['cgopipe']",
+                f"must be one of {', '.join(SCHEDULES)}, got ['cgopipe']",
             ),
             (
                 "  schedule: flexgen",

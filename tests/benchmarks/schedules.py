@@ -1,0 +1,310 @@
+"""Schedules on an emulated GPU, executed and simulated: a command of its own, no test.
+
+    python -m tests.benchmarks.schedules MODEL [--link 1GB/s] [--batches 15] [--batch 4] ...
+
+Runs every schedule with the same prompts in turn, several rounds, and prints the median time of a
+decoding pass, its ratio to the one before, and what the simulator says. The simulator knows the
+routing of that very run, and how long each kind of task took in a run of its own before all others;
+it is not told anything of the schedules that it predicts.
+"""
+
+import argparse
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from moebatch.engine.build import build_engine
+from moebatch.engine.device import Device
+from moebatch.engine.model_files import ModelFiles, open_model
+from moebatch.plan.setup import room_of, setup_of
+from moebatch.schedule.names import PAGED
+from moebatch.schedule.request import Sweep
+from moebatch.schedule.setup import Setup
+from moebatch.schedule.simulate import Room, simulate
+from moebatch.schedule.task import Kind, Task
+from moebatch.schedule.timeline import Timeline
+from moebatch.spec.policy import Placement, Policy, pages_of
+from moebatch.spec.profile import load_profile
+from moebatch.spec.request import Request
+from moebatch.spec.sampling import Sampling
+from moebatch.units import format_rate, parse_bytes, parse_rate
+
+ABLATION = ("simple", "multi", "hot", "klotski")
+WARM_UP_PASSES = 2
+
+
+class NoText:
+    """Tokens need no text here."""
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return ""
+
+
+@dataclass
+class RoutingLog:
+    """What gates chose, by pass and layer; rows of a pass as in the run."""
+
+    passes: list[dict[int, NDArray[np.integer]]] = field(default_factory=list)
+    num_rows: int = 0
+
+    def begin_pass(self, num_rows: int) -> None:
+        self.num_rows = num_rows
+        self.passes.append({})
+
+    def observe(self, layer: int, rows: slice, experts_RK: NDArray[np.integer]) -> None:
+        known = self.passes[-1].setdefault(
+            layer, np.zeros((self.num_rows, experts_RK.shape[1]), np.int64)
+        )
+        known[rows] = experts_RK
+
+
+@dataclass(frozen=True)
+class Executed:
+    """A run: its timeline and its routing."""
+
+    timeline: Timeline
+    routing: RoutingLog
+
+    @property
+    def decode_s(self) -> float:
+        """Median of the passes in which everybody decodes."""
+        return median(self.timeline.pass_s[1 + WARM_UP_PASSES : -1])
+
+
+@dataclass(frozen=True)
+class Bench:
+    """One model under one policy, on one emulated device."""
+
+    files: ModelFiles
+    policy: Policy
+    device: Device
+    prompt_tokens: int
+    new_tokens: int
+
+    def run(self, name: str) -> Executed:
+        """All sequences of one batch, from prompts to last tokens."""
+        policy = self.of(name)
+        routing = RoutingLog()
+        built = build_engine(
+            self.files,
+            policy,
+            decoder=NoText(),
+            end_tokens=frozenset(),
+            job_seed=0,
+            max_tokens=self.prompt_tokens + self.new_tokens,
+            device=self.device,
+            observer=routing,
+            num_traced_passes=10**6,
+        )
+        try:
+            with torch.inference_mode():
+                outcomes = list(built.engine.run(self.requests()))
+            assert all(outcome.error is None for outcome in outcomes)
+            assert built.recorder is not None
+            return Executed(built.recorder.timeline, routing)
+        finally:
+            built.close()
+
+    def of(self, name: str) -> Policy:
+        """The policy with that schedule; CGOPipe attends on the CPU."""
+        on_gpu = name not in ("cgopipe", "fastdecode", "flexgen_c")
+        return replace(self.policy, schedule=name, attention_on_gpu=on_gpu)
+
+    def requests(self) -> list[Request]:
+        generator = torch.Generator().manual_seed(1)
+        vocabulary = self.files.shape.vocab_size
+        return [
+            Request(
+                index=i,
+                custom_id=str(i),
+                prompt_tokens=tuple(
+                    torch.randint(3, vocabulary, (self.prompt_tokens,), generator=generator).tolist()
+                ),
+                sampling=Sampling(temperature=0.0, max_tokens=self.new_tokens, ignore_eos=True),
+            )
+            for i in range(self.policy.batch_size)
+        ]
+
+
+@dataclass
+class Prices:
+    """Seconds of tasks as they were measured: medians by kind, of experts by their rows."""
+
+    by_kind: Mapping[Kind, float]
+    expert_points: Sequence[tuple[float, float]]
+
+    @classmethod
+    def of(cls, runs: Sequence[tuple[Executed, "World"]]) -> "Prices":
+        kinds: dict[Kind, list[float]] = defaultdict(list)
+        rows: dict[int, list[float]] = defaultdict(list)
+        for executed, world in runs:
+            since_s = executed.timeline.pass_ends_s[WARM_UP_PASSES]
+            for span in executed.timeline.spans:
+                if span.start_s < since_s:
+                    continue
+                if span.task.kind is Kind.EXPERT:
+                    count = world.rows_of(span.task)
+                    if count:
+                        rows[count].append(span.seconds)
+                kinds[span.task.kind].append(span.seconds)
+        points = sorted((count, float(np.mean(seconds))) for count, seconds in rows.items())
+        return cls({kind: float(np.mean(found)) for kind, found in kinds.items()}, points)
+
+    def expert_s(self, rows: int) -> float:
+        counts, seconds = zip(*self.expert_points, strict=True)
+        return float(np.interp(rows, counts, seconds))
+
+
+@dataclass
+class World:
+    """Passes of a run again, for the simulator."""
+
+    bench: Bench
+    policy: Policy
+    setup: Setup
+    routing: RoutingLog
+    prices: Prices | None = None
+    number: int = 0
+    walk_start: int = 0
+    first_pass: int = 1 + WARM_UP_PASSES
+    walks_per_pass: int = 1
+
+    def begin_pass(self, number: int) -> Sweep:
+        self.number = self.first_pass + number
+        count = self.policy.num_micro_batches
+        on_cpu = (not self.policy.attention_on_gpu,) * count
+        return Sweep(num_micro_batches=count, on_cpu=on_cpu)
+
+    def experts(self, number: int, layer: int, k: int | None) -> NDArray[np.integer]:
+        chosen = self.routing.passes[number][layer]
+        if k is None:
+            return chosen
+        size = self.policy.micro_batch_size
+        return chosen[k * size : (k + 1) * size]
+
+    def chosen(self, step: int, micro_batch: int) -> list[int]:
+        layer = self.setup.layer(step)
+        return sorted(set(self.experts(self.number, layer, micro_batch).flatten().tolist()))
+
+    def ranked(self, step: int) -> list[int]:
+        layer = self.setup.layer(step)
+        before = [self.experts(n, layer, None).flatten() for n in range(1, self.number)]
+        counts = np.bincount(np.concatenate(before), minlength=self.setup.num_experts)
+        return [int(e) for e in np.argsort(-counts, kind="stable")]
+
+    def rows_of(self, task: Task) -> int:
+        """Rows of an expert's task of the run; its pass follows from its step."""
+        number = task.step // (self.setup.num_layers * self.walks_per_pass)
+        if number >= len(self.routing.passes):
+            return 0
+        layer = self.setup.layer(task.step)
+        chosen = self.experts(number, layer, task.micro_batch)
+        return int((chosen == task.expert).sum())
+
+    def seconds(self, task: Task) -> float:
+        assert self.prices is not None
+        if task.kind is Kind.EXPERT:
+            layer = self.setup.layer(task.step)
+            chosen = self.experts(self.number, layer, task.micro_batch)
+            return self.prices.expert_s(int((chosen == task.expert).sum()))
+        return self.prices.by_kind[task.kind]
+
+
+def world_of(bench: Bench, name: str, executed: Executed) -> World:
+    policy = bench.of(name)
+    setup = setup_of(
+        bench.files.shape, policy, with_vram=True, has_staging=bench.device.pace("staging") is not None
+    )
+    walks = policy.num_micro_batches if name == "simple" else 1
+    return World(bench, policy, setup, executed.routing, walks_per_pass=walks)
+
+
+def simulated_s(bench: Bench, name: str, executed: Executed, prices: Prices) -> float:
+    world = world_of(bench, name, executed)
+    world.prices = prices
+    shape = bench.files.shape
+    room: Room = room_of(
+        shape, world.policy, with_vram=True, expert_bytes=bench.files.dtypes.expert_bytes(shape)
+    )
+    num_passes = len(executed.timeline.pass_s) - 2 - WARM_UP_PASSES
+    timeline = simulate(name, world.setup, room, world, num_passes=num_passes)
+    return median(timeline.pass_s[1:])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--link", default="1GB/s")
+    parser.add_argument("--batches", type=int, default=15)
+    parser.add_argument("--batch", type=int, default=4)
+    parser.add_argument("--slots", type=int, default=0)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--prompt", type=int, default=32)
+    parser.add_argument("--new", type=int, default=12)
+    parser.add_argument("--vram", default="4GiB")
+    parser.add_argument("--schedules", default=",".join((*ABLATION, "cgopipe")))
+    options = parser.parse_args()
+
+    torch.set_num_threads(1)
+    files = open_model(options.model, "auto")
+    sequences = options.batches * options.batch
+    slots = options.slots or 2 * files.shape.num_experts
+    policy = Policy(
+        batch_size=sequences,
+        micro_batch_size=options.batch,
+        tokens_per_pass=sequences * (options.prompt + 1),
+        num_slots=slots,
+        num_kv_pages=sequences * pages_of(options.prompt + options.new),
+        weights=Placement(dram=1.0),
+        kv_cache=Placement(dram=1.0),
+        attention_on_gpu=True,
+        ffn_on_gpu=True,
+        num_hot=files.shape.experts_per_token,
+    )
+    rate = parse_rate(options.link)
+    hardware = load_profile("t4").hardware()
+    links = {
+        name: replace(link, bandwidth=rate, staging_bandwidth=None)
+        for name, link in hardware.links.items()
+    }
+    vram = replace(hardware.levels["vram"], capacity_bytes=parse_bytes(options.vram))
+    hardware = replace(hardware, links=links, levels={**hardware.levels, "vram": vram})
+    device = Device(kind="emulate", hardware=hardware)
+    bench = Bench(files, policy, device, options.prompt, options.new)
+    names = options.schedules.split(",")
+    print(f"{sequences} sequences, {options.batches} batches, {slots} slots, {format_rate(rate)}")
+
+    calibrated = [(name, bench.run(name)) for name in ("ondemand", "simple", "fastdecode")]
+    prices = Prices.of([(run, world_of(bench, name, run)) for name, run in calibrated[:2]])
+    paged = Prices.of([(calibrated[2][1], world_of(bench, "fastdecode", calibrated[2][1]))][:0])
+    del paged
+    print("measured beforehand:", {str(k): f"{1e3 * s:.2f} ms" for k, s in prices.by_kind.items()})
+    print("experts:", [(r, f"{1e3 * s:.2f}") for r, s in prices.expert_points][:12])
+    executed: dict[str, list[Executed]] = defaultdict(list)
+    for _ in range(options.rounds):
+        for name in names:
+            executed[name].append(bench.run(name))
+    before = None
+    for name in names:
+        runs = executed[name]
+        seconds = median(run.decode_s for run in runs)
+        known = prices if name not in PAGED else None
+        expected = (
+            median(simulated_s(bench, name, run, known) for run in runs) if known else float("nan")
+        )
+        ratio = f"{before / seconds:.2f} x the one before" if before else ""
+        print(
+            f"{name:>12}  {1e3 * seconds:8.1f} ms a pass  simulated {1e3 * expected:8.1f} ms "
+            f"({expected / seconds:.2f})  {sequences / seconds:7.1f} tok/s  {ratio}"
+        )
+        before = seconds
+
+
+if __name__ == "__main__":
+    main()

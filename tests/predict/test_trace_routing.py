@@ -1,0 +1,36 @@
+"""A recorded trace as routing for the simulator."""
+
+import numpy as np
+import pytest
+
+from moebatch.predict.trace import RoutingTrace
+from moebatch.predict.trace_routing import TraceRouting
+
+LAYERS = (1, 3)
+
+
+def routing() -> TraceRouting:
+    """Two passes of five tokens: layer 1 likes 0 and 2, layer 3 likes 3 and now and then 1."""
+    first = np.array([[[0, 2]] * 5, [[3, 1], *[[3, 2]] * 4]])
+    second = np.array([[[0, 2]] * 5, [[3, 2]] * 5])
+    return TraceRouting(RoutingTrace.of([first, second], LAYERS, num_experts=4))
+
+
+def test_tokens_choose_what_those_of_the_trace_have_chosen() -> None:
+    assert list(routing().rows(0, 1, 0, 3)) == [3, 0, 3, 0]
+    assert routing().rows(4, 3, 7, 6).sum() == 12
+
+
+def test_more_tokens_than_the_trace_has_repeat_it() -> None:
+    assert list(routing().rows(0, 3, 0, 100)) == [0, 10, 90, 100]
+
+
+def test_experts_are_ranked_by_how_often_the_trace_has_them() -> None:
+    assert routing().ranked(3, None) == [3, 2, 1, 0]
+    assert routing().ranked(3, 1) == [3, 2]
+    assert routing().ranked(3, 100) == [3, 2, 1]
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_the_same_micro_batch_draws_the_same(layer: int) -> None:
+    assert list(routing().rows(2, layer, 1, 4)) == list(routing().rows(2, layer, 1, 4))
