@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 # Pinned: pip then takes a CPU build where one is at hand; a range may pull gigabytes of CUDA.
 TORCH  := torch==2.13.0
 
-.PHONY: demo test test-slow lint format setup clean
+.PHONY: demo test test-slow test-gpu lint format setup clean
 
 demo: $(STAMP)
 	$(BIN)/moebatch run jobs/demo.yaml
@@ -18,6 +18,10 @@ test: $(STAMP)
 
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -m slow
+
+# Needs a CUDA device and a torch build for it; says so of every test that it skips.
+test-gpu: $(STAMP)
+	$(BIN)/python -m pytest -m gpu -rs -s
 
 lint: $(STAMP)
 	$(BIN)/ruff format --check .

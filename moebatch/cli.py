@@ -4,6 +4,7 @@ import enum
 import json
 import os
 import sys
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,8 +17,10 @@ from moebatch.errors import ConfigError, ExitCode, Fault, Interrupted, MoebatchE
 from moebatch.units import parse_bytes
 
 if TYPE_CHECKING:
+    from moebatch.job.options import RunOptions
     from moebatch.plan.options import PlanOptions
     from moebatch.plan.question import Question
+    from moebatch.schedule.timeline import Timeline
 
 _LOG_WIDTH = 160
 
@@ -61,9 +64,27 @@ def run(
         bool,
         typer.Option("--recalibrate", help="Keep what the run shows of this machine's speed."),
     ] = False,
+    schedule: Annotated[
+        str | None, typer.Option("--schedule", help="Instead of the policy's own.")
+    ] = None,
+    sync: Annotated[
+        bool,
+        typer.Option("--sync", help="Everything one after the other: the reference, on the CPU."),
+    ] = False,
+    trace: Annotated[
+        Path | None,
+        typer.Option("--trace", help="Write a Chrome trace (.json or .json.gz) of first passes."),
+    ] = None,
+    gantt: Annotated[
+        Path | None, typer.Option("--gantt", help="Draw the lanes into this SVG file.")
+    ] = None,
+    trace_passes: Annotated[
+        int, typer.Option("--trace-passes", min=1, max=1000, help="How many of them.")
+    ] = 8,
 ) -> None:
     """Run a job: read its prompts, write its answers in the same order."""
     _let_threads_sleep()
+    from moebatch.job.options import RunOptions
     from moebatch.job.run import JobRun
     from moebatch.report.progress import watching
     from moebatch.report.summary import failed_rows, stopped_early, summary_table
@@ -77,7 +98,16 @@ def run(
             console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     given = None if policy is None else load_policy(policy)
-    job_run = JobRun(load_job(job), tell, policy=given)
+    options = RunOptions(
+        policy=given,
+        schedule=schedule,
+        is_plain=sync,
+        num_traced_passes=trace_passes,
+        trace=trace,
+        gantt=gantt,
+    )
+    options.require_consistent()
+    job_run = JobRun(load_job(job), tell, options)
     try:
         with watching(job_run.status, console, quiet=quiet):
             summary = job_run.execute()
@@ -87,6 +117,8 @@ def run(
         console.print(summary_table(summary))
     elif summary.num_failed:
         console.print(failed_rows(summary), markup=False, highlight=False, soft_wrap=True)
+    if options.is_drawn:
+        _draw(job_run.timelines(), options, tell)
     if recalibrate:
         job_run.recalibrate(summary)
     raise typer.Exit(ExitCode.ROWS_FAILED if summary.num_failed else ExitCode.OK)
@@ -420,6 +452,25 @@ def _job_question(job: Path, options: "PlanOptions") -> "Question":
     from moebatch.spec.job import load_job
 
     return job_question(load_job(job), options)
+
+
+def _draw(
+    timelines: "Mapping[str, Timeline]", options: "RunOptions", tell: Callable[[str], None]
+) -> None:
+    """Writes what was asked for of the passes that were traced. Raises StorageError."""
+    from moebatch.report.chrome_trace import write_chrome_trace
+    from moebatch.report.gantt import gantt_svg
+    from moebatch.spec.text_file import write_text
+
+    if not timelines:
+        tell("there is nothing to draw: no pass was computed")
+        return
+    if options.trace is not None:
+        write_chrome_trace(options.trace, timelines)
+        tell(f"trace: {options.trace}, for ui.perfetto.dev")
+    if options.gantt is not None:
+        write_text(options.gantt, gantt_svg(timelines))
+        tell(f"picture: {options.gantt}")
 
 
 def _bytes_of(option: str, size: str) -> int:

@@ -10,6 +10,7 @@ from moebatch.engine.model_files import ModelFiles
 from moebatch.engine.on_cpu import cpu_pipeline, plain_sweep
 from moebatch.engine.on_gpu import gpu_pipeline
 from moebatch.engine.order import Order
+from moebatch.engine.pass_log import PassLog
 from moebatch.engine.recorder import Recorder
 from moebatch.engine.sampler import Sampler
 from moebatch.engine.text import TextDecoder
@@ -30,6 +31,8 @@ class BuiltEngine:
     made: Made
     recorder: Recorder | None
     """What the lanes do; None where there are none."""
+    log: PassLog | None = None
+    """What the passes had to do whose timeline is kept."""
 
     @property
     def experts(self) -> ExpertStore:
@@ -71,12 +74,15 @@ def build_engine(
         scratch: folder for keys and values that live on disk.
         num_traced_passes: passes whose timeline is kept task by task.
     """
+    assert not (observer and num_traced_passes), "one looks at the gates"
+    log = PassLog(files.shape, num_traced_passes) if num_traced_passes and not plain else None
     order = Order(
         files=files,
         policy=policy,
         max_tokens=max_tokens,
         predictor=predictor or _frequencies(files.shape),
-        observer=observer,
+        observer=observer or log,
+        log=log,
         scratch=scratch,
     )
     recorder = Recorder(files.shape.num_layers, num_traced_passes)
@@ -94,6 +100,7 @@ def build_engine(
         engine=engine,
         made=made,
         recorder=None if plain else recorder,
+        log=log,
     )
 
 

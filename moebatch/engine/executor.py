@@ -8,6 +8,7 @@ from typing import Any
 from moebatch.engine.lane import InlineLane, LaneWork, ThreadLane
 from moebatch.engine.recorder import Recorder
 from moebatch.schedule.driver import Driver
+from moebatch.schedule.lane_statistics import LAUNCH
 from moebatch.schedule.lanes import RESULT_LANES, lane_of
 from moebatch.schedule.request import Sweep
 from moebatch.schedule.setup import Setup
@@ -52,7 +53,9 @@ class Executor:
         self._ended_s: dict[Task, float] = {}
         self._launched_s: dict[Task, float] = {}
         self._reason_of_launch: dict[Task, str] = {}
-        self._last_ended = "launch"
+        self._last_ended = LAUNCH
+        self._woken_by = LAUNCH
+        """What the launcher last slept for; nothing when a pass begins."""
         self._slots = slots
         self._reading_failed = reading_failed
 
@@ -72,6 +75,7 @@ class Executor:
     def run_pass(self, sweep: Sweep) -> None:
         """Goes through one pass. Raises what a lane failed with."""
         assert self._driver is not None, "nobody drives"
+        self._woken_by = LAUNCH
         self._driver.run_pass(sweep)
         self._recorder.end_pass()
         with self.changed:
@@ -108,21 +112,26 @@ class Executor:
         with self.changed:
             self._raise_failure()
             self._launched_s[task] = self._recorder.now()
-            self._reason_of_launch[task] = self._last_ended
+            self._reason_of_launch[task] = self._woken_by
             self._pending.add(task)
             if self._inline is None or name != self._inline.name:
                 self._lanes[name].launch(task)
                 return
         self.wait(lambda: self.can_start(task), str(task))
         self._inline.run(task)
+        self._woken_by = LAUNCH
 
     def wait(self, condition: Callable[[], bool], reason: str) -> None:
         """Sleeps until `condition` holds."""
+        has_slept = False
         with self.changed:
             while True:
                 self._raise_failure()
                 if condition():
+                    if has_slept:
+                        self._woken_by = self._last_ended
                     return
+                has_slept = True
                 self.changed.wait()
 
     def slots_changed(self) -> None:
@@ -159,6 +168,10 @@ class Executor:
             self._ended_s[task] = end
             self._driver.task_ended(task)
 
+    def noticed(self, task: Task) -> None:
+        """Somebody else has done something that tasks wait for, such as reading an expert."""
+        self._last_ended = str(task)
+
     @property
     def has_failed(self) -> bool:
         """Whether lanes should begin nothing any more."""
@@ -185,7 +198,7 @@ class Executor:
     def _reason(self, task: Task) -> str:
         """What kept a task from beginning earlier."""
         launched_s = self._launched_s.pop(task, None)
-        at_launch = self._reason_of_launch.pop(task, "launch")
+        at_launch = self._reason_of_launch.pop(task, LAUNCH)
         if launched_s is None:
             return "a free slot"
         last = max(task.after, key=lambda other: self._ended_s.get(other, 0.0), default=None)

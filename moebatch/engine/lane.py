@@ -21,7 +21,7 @@ class Mover(Protocol):
         """The most urgent chunk; called with the lock held."""
 
     def task_of(self, chunk: Chunk) -> Task:
-        """The chunk as a task of the timeline."""
+        """The chunk as a task of the timeline; called with the lock held."""
 
     def move(self, chunk: Chunk) -> None:
         """Moves it."""
@@ -41,6 +41,9 @@ class Board(Protocol):
 
     def can_start(self, task: Task) -> bool:
         """Whether all that a task waits for is done; called with the lock held."""
+
+    def has_ended(self, task: Task) -> bool:
+        """Whether a task that has been launched is done; called with the lock held."""
 
     def ended(self, task: Task, lane: str, start_s: float, end_s: float, slot: int | None) -> None:
         """A task has been run; called with the lock held."""
@@ -62,18 +65,31 @@ class LaneWork:
     """Its row of a timeline, if that is not its name: a disk serves several at once."""
 
 
+@dataclass(frozen=True, slots=True)
+class Item:
+    """What a lane does next: a task that was launched, or a chunk under the name of one."""
+
+    task: Task
+    chunk: Chunk | None = None
+
+
 class ThreadLane:
     """A lane of its own thread: a link, or a processor beside the one that launches."""
 
     def __init__(self, name: str, board: Board, work: LaneWork) -> None:
         self.name = name
-        self.is_running = False
         self._board = board
         self._work = work
+        self._is_busy = False
         self._waiting: deque[Task] = deque()
         self._closing = False
         self._thread = threading.Thread(target=self._loop, name=name, daemon=True)
         self._thread.start()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether anything has begun that has not ended; called with the lock held."""
+        return self._is_busy
 
     def launch(self, task: Task) -> None:
         """Puts a task behind the others; called with the lock held."""
@@ -100,51 +116,58 @@ class ThreadLane:
                 except BaseException as error:
                     # Whatever stops a lane must reach whoever waits for it.
                     with self._board.changed:
-                        self.is_running = False
+                        self._is_busy = False
                         self._board.failed(error)
 
-    def _take(self) -> Task | Chunk | None:
+    def _take(self) -> Item | None:
         """The next task, or a chunk where that one cannot start yet; None at the end."""
         board = self._board
         with board.changed:
             while not self._closing:
                 item = None if board.has_failed else self._next()
                 if item is not None:
-                    self.is_running = True
+                    self._is_busy = True
                     return item
                 board.changed.wait()
             return None
 
-    def _next(self) -> Task | Chunk | None:
-        if self._waiting and self._board.can_start(self._waiting[0]):
-            return self._waiting.popleft()
+    def _next(self) -> Item | None:
+        if self._waiting and self._can_start(self._waiting[0]):
+            return Item(self._waiting.popleft())
         mover = self._work.mover
-        return mover.next_chunk() if mover else None
+        chunk = mover.next_chunk() if mover else None
+        return Item(mover.task_of(chunk), chunk) if mover and chunk else None
 
-    def _do(self, item: Task | Chunk) -> None:
+    def _can_start(self, task: Task) -> bool:
+        return self._board.can_start(task)
+
+    def _do(self, item: Item) -> None:
         start_s = time.perf_counter()
-        if isinstance(item, Task):
-            self._work.run(item)
-            self._work.hold(item, start_s)
-            self._finish(item, start_s, None)
-            return
-        mover = self._work.mover
-        assert mover is not None, "chunks come from a mover"
-        task = mover.task_of(item)
-        mover.move(item)
-        self._work.hold(task, start_s)
-        self._finish(task, start_s, item)
-
-    def _finish(self, task: Task, start_s: float, chunk: Chunk | None) -> None:
+        self._begin(item)
+        self._work.hold(item.task, start_s)
         end_s = time.perf_counter()
-        board = self._board
-        with board.changed:
-            self.is_running = False
-            if chunk is not None:
-                assert self._work.mover is not None
-                self._work.mover.moved(chunk)
-            board.ended(task, self._work.title or self.name, start_s, end_s, chunk.slot if chunk else None)
-            board.changed.notify_all()
+        with self._board.changed:
+            self._is_busy = False
+            self._end(item, start_s, end_s)
+
+    def _begin(self, item: Item) -> None:
+        """Runs a task or moves a chunk. What cannot be moved ends the run: nobody asks for it
+        again."""
+        if item.chunk is None:
+            self._work.run(item.task)
+            return
+        assert self._work.mover is not None, "chunks come from a mover"
+        self._work.mover.move(item.chunk)
+
+    def _end(self, item: Item, start_s: float, end_s: float) -> None:
+        """Tells that something is done; called with the lock held."""
+        slot = None
+        if item.chunk is not None:
+            assert self._work.mover is not None, "chunks come from a mover"
+            slot = item.chunk.slot
+            self._work.mover.moved(item.chunk)
+        self._board.ended(item.task, self._work.title or self.name, start_s, end_s, slot)
+        self._board.changed.notify_all()
 
 
 class InlineLane:

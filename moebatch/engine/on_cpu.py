@@ -70,9 +70,10 @@ def cpu_pipeline(order: Order, recorder: Recorder) -> Made:
         core=None,
         exchange=None,
         observer=order.observer,
+        log=order.log,
     )
     pipeline = Pipeline(parts, executor, recorder)
-    reads.task_of = pipeline.chunk_task
+    reads.task_of, reads.ended = pipeline.chunk_task, executor.noticed
     works = {"cpu": LaneWork(run=pipeline.do)}
     if is_paged or setup.kv_homes:
         title = None if is_paged else "disk->dram (cache)"

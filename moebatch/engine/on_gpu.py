@@ -2,11 +2,13 @@
 
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from moebatch.engine.cuda_lane import CudaStreams, cuda_lanes
 from moebatch.engine.device import Device
 from moebatch.engine.exchange import Exchange
 from moebatch.engine.executor import Executor, MakeLane
@@ -81,6 +83,7 @@ class _Assembly:
             has_staging=device.pace("staging") is not None,
         )
         self._reads = ReadSpans(recorder, Kind.FETCH)
+        self._streams = CudaStreams() if device.is_cuda else None
 
     def made(self) -> Made:
         """Everything, its lanes running."""
@@ -108,9 +111,11 @@ class _Assembly:
             core=self._core(),
             exchange=self._exchange(),
             observer=self._order.observer,
+            log=self._order.log,
+            computing=self._streams.computing if self._streams else nullcontext,
         )
         pipeline = Pipeline(parts, executor, self._recorder)
-        self._reads.task_of = pipeline.chunk_task
+        self._reads.task_of, self._reads.ended = pipeline.chunk_task, executor.noticed
         executor.add_lanes(self._works(pipeline, experts), self._make_lane(executor))
         pipeline.start()
         others = (pages.close,) if pages else (experts.close,) if experts else ()
@@ -251,8 +256,6 @@ class _Assembly:
         return lambda task, start_s: link.hold(num_bytes(task), start_s)
 
     def _make_lane(self, executor: Executor) -> MakeLane:
-        if self._device.is_cuda:
-            from moebatch.engine.cuda_lane import cuda_lanes
-
-            return cuda_lanes(executor)
+        if self._streams is not None:
+            return cuda_lanes(executor, self._streams)
         return lambda name, work: ThreadLane(name, executor, work)

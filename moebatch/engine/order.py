@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from moebatch.engine.model_files import ModelFiles
+from moebatch.engine.pass_log import PassLog
 from moebatch.plan.scratch import Limits, limits_of
 from moebatch.predict.predictor import Predictor, RoutingObserver
 from moebatch.spec.policy import Policy, pages_of
@@ -21,6 +22,8 @@ class Order:
     """Which experts next."""
     observer: RoutingObserver | None = None
     """Told what gates choose."""
+    log: PassLog | None = None
+    """Keeps what the first passes have to do."""
     scratch: Path | None = None
     """Folder for keys and values that live on disk."""
 

@@ -1,7 +1,9 @@
 """Passes of a schedule on overlapped lanes: what `run` uses unless told otherwise."""
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,6 +14,7 @@ from moebatch.engine.executor import Executor
 from moebatch.engine.guesses import Guesses
 from moebatch.engine.layout import Layout, attention_inputs, lay_out
 from moebatch.engine.logits import LogitsBlock, logits_blocks
+from moebatch.engine.pass_log import PassLog
 from moebatch.engine.recorder import Recorder
 from moebatch.engine.work import Experts, Pages, PassWork
 from moebatch.model.attention_core import AttentionCore
@@ -52,6 +55,9 @@ class Parts:
     """Of the CPU beside a GPU."""
     exchange: Exchange | None
     observer: RoutingObserver | None = None
+    log: PassLog | None = None
+    computing: Callable[[], AbstractContextManager[Any]] = nullcontext
+    """Where the thread that launches computes what comes before a pass and after it."""
 
 
 class Pipeline:
@@ -85,11 +91,20 @@ class Pipeline:
         """
         self._layer_done = layer_begins
         decoder, layout = self._parts.decoder, self._lay_out(slices)
-        x_TD = decoder.embed(torch.tensor(layout.tokens))
+        with self._parts.computing():
+            x_TD = decoder.embed(torch.tensor(layout.tokens))
+            self._work = self._pass_work(x_TD, layout)
+        if self._parts.log is not None:
+            self._parts.log.begin(layout, self._parts.setup.compute)
         self._guesses.begin_pass(len(x_TD))
-        self._work = self._pass_work(x_TD, layout)
         self._executor.run_pass(layout.sweep(self._parts.setup.compute))
-        yield from logits_blocks(decoder, x_TD, layout, self._work.broken)
+        blocks = logits_blocks(decoder, x_TD, layout, self._work.broken)
+        while True:
+            with self._parts.computing():
+                block = next(blocks, None)
+            if block is None:
+                return
+            yield block
 
     def give_up(self) -> None:
         """After a pass that failed: the next one may begin at the first layer again."""

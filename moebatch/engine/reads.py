@@ -18,6 +18,8 @@ class ReadSpans:
         self._kind = kind
         self.task_of: MakeTask | None = None
         """Set when there is a schedule; reads before that do not count."""
+        self.ended: Callable[[Task], None] = lambda task: None
+        """Told of what has been read."""
 
     def __call__(
         self, key: ExpertKey, number: int, slot: int, reader: int, start_s: float, end_s: float
@@ -29,3 +31,4 @@ class ReadSpans:
         start, end = self._recorder.seconds(start_s), self._recorder.seconds(end_s)
         task = self.task_of(key, number, self._kind)
         self._recorder.add(Span(task, lane, start, end, slot, "a free slot"))
+        self.ended(task)

@@ -70,7 +70,7 @@ class PassWork:
         exchange: Exchange | None,
     ) -> None:
         self.x_TD = x_TD
-        self.broken = BrokenRows()
+        self.broken = BrokenRows(is_lazy=x_TD.is_cuda)
         self._inputs = inputs
         self._setup = setup
         self._decoder = decoder
@@ -258,8 +258,7 @@ class PassWork:
         return self._inputs[task.micro_batch]
 
     def _num_tokens(self, task: Task) -> int:
-        rows = self._input(task).group.rows
-        return rows.stop - rows.start
+        return self._input(task).direct.num_tokens
 
     def _number(self, task: Task) -> int:
         """Counts micro-batches that attend on the CPU, in the order of their turns."""

@@ -183,7 +183,8 @@ class Calibration:
         choices = kept * _count(sequences) * len(shape.moe_layers) * shape.experts_per_token
         held = problem.program_bytes["dram"] + table.num_bytes + round(choices * 2)
         try:
-            policy = reading_policy(replace(problem, program_bytes={"dram": held}))
+            problem_of_text = replace(problem, program_bytes={"dram": held}, kv_on_disk=False)
+            policy = reading_policy(problem_of_text)
         except DoesNotFit as error:
             raise DoesNotFit(f"{error}\nFor a calibration resources.dram is --dram.") from None
         self._tell(f"policy: {policy}")

@@ -7,6 +7,8 @@ from typing import TypeVar
 
 from moebatch.engine.model_files import ModelFiles, open_model
 from moebatch.errors import ExitCode, Fault, FaultyFile, MoebatchError
+from moebatch.job.hints import load_predictor
+from moebatch.job.machine import job_machine, require_device
 from moebatch.job.manifest import Manifest
 from moebatch.job.output_path import require_writable
 from moebatch.job.planning import job_problem, plan_job
@@ -16,7 +18,6 @@ from moebatch.job.scan import InputSummary, scan
 from moebatch.job.source import open_source
 from moebatch.measure.saved import machine_profile
 from moebatch.spec.job import Job, load_job
-from moebatch.spec.profile import load_profile
 from moebatch.spec.workload import Workload
 
 MOST_FAULTS = 10_000
@@ -72,6 +73,9 @@ def check_job(path: Path) -> Findings:
             faults=tuple(found.faults), num_rows=0, num_bad_rows=0, exit_code=found.exit_code
         )
     found.attempt(lambda: require_writable(job), str(path))
+    num_faults = len(found.faults)
+    found.attempt(lambda: require_device(job), str(path))
+    has_device = len(found.faults) == num_faults
     folder = str(job.model.path)
     files = found.attempt(lambda: open_model(job.model.path, job.model.dtype), folder)
     preparation = found.attempt(lambda: _prepare(job, files), folder) if files else None
@@ -86,22 +90,24 @@ def check_job(path: Path) -> Findings:
             manifest = Manifest.of(job, files)
             found.attempt(lambda: manifest.require_own(job.output.path), str(path))
         workload = counted.workload
-        if files and workload:
+        if files and workload and has_device:
             found.attempt(lambda: _plan(job, files, workload), str(path))
     return Findings(
         faults=tuple(found.faults),
         num_rows=counted.num_rows if counted else 0,
         num_bad_rows=counted.num_bad_rows if counted else 0,
         exit_code=found.exit_code,
-        warnings=preparation.warnings if preparation else (),
+        warnings=(
+            *(preparation.warnings if preparation else ()),
+            *(load_predictor(job, files)[1] if files else ()),
+        ),
     )
 
 
 def _plan(job: Job, files: ModelFiles, workload: Workload) -> None:
     """Whether anything fits does not depend on how fast the machine is."""
-    named = job.resources.hardware
-    profile = machine_profile()[0] if named == "auto" else load_profile(named)
-    plan_job(job_problem(job, files, workload, profile.hardware()))
+    machine = job_machine(job, machine_profile)
+    plan_job(job_problem(job, files, workload, machine.hardware(), machine.kind))
 
 
 def _prepare(job: Job, files: ModelFiles) -> Preparation:

@@ -3,19 +3,29 @@
 from collections.abc import Iterator
 from dataclasses import fields
 
+from moebatch.engine.device import DeviceKind
 from moebatch.job.scan import InputSummary
 from moebatch.plan.prediction import Prediction
+from moebatch.spec.hardware import Hardware
 from moebatch.spec.job import Job
 from moebatch.spec.sampling import Sampling
-from moebatch.units import format_duration
+from moebatch.units import format_bytes, format_duration, format_rate
 
 
-def settings_without_effect(job: Job) -> Iterator[str]:
-    """Budgets of levels that a run on the CPU does not use."""
-    if job.resources.vram is not None:
+def settings_without_effect(job: Job, kind: DeviceKind) -> Iterator[str]:
+    """Budgets of levels that a run on such a device does not use."""
+    if job.resources.vram is not None and kind == "cpu":
         yield "resources.vram has no effect: this run computes on the CPU"
-    if job.resources.disk is not None:
-        yield "resources.disk has no effect: nothing is written to disk but the output"
+
+
+def describe_emulation(hardware: Hardware) -> str:
+    """The GPU that is only emulated, and what that means."""
+    assert hardware.vram is not None, "there is a GPU"
+    capacity, link = hardware.vram.capacity_bytes, hardware.links["dram->vram"]
+    return (
+        f"{hardware.name}: {format_bytes(capacity)} in main memory, its link held to "
+        f"{format_rate(link.bandwidth)}; all arithmetic is the CPU's"
+    )
 
 
 def describe_input(counted: InputSummary) -> str:

@@ -1,24 +1,30 @@
 """A job as a planning problem: its model, its rows, and what it may take of a machine."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
+from moebatch.engine.device import DeviceKind
 from moebatch.engine.model_files import ModelFiles
-from moebatch.errors import ConfigError, DoesNotFit, Fault
+from moebatch.errors import ConfigError, DoesNotFit, Fault, StorageError
+from moebatch.job.fitting import fitted, slot_notes, with_room
+from moebatch.job.machine import JobMachine, NotedProfile, job_machine
+from moebatch.job.runnable import not_runnable
+from moebatch.measure.disk import free_bytes
 from moebatch.measure.machine import measure_machine
 from moebatch.measure.saved import load_saved, machine_profile
 from moebatch.plan.machine import detect_machine
 from moebatch.plan.planner import best_policy
 from moebatch.plan.prediction import Prediction, predict
-from moebatch.plan.problem import Problem
+from moebatch.plan.problem import PROGRAM_BYTES_WITH_GPU, Problem
 from moebatch.plan.refusal import too_large, too_small
-from moebatch.spec.hardware import Hardware
+from moebatch.plan.simulation import policy_for
+from moebatch.spec.hardware import Hardware, LevelName
 from moebatch.spec.job import Job
-from moebatch.spec.policy import Policy
+from moebatch.spec.policy import Policy, Schedule
 from moebatch.spec.policy_file import PolicyFile
-from moebatch.spec.profile import HardwareProfile, load_profile
 from moebatch.spec.workload import Workload
 from moebatch.store.memory import resident_bytes
+from moebatch.units import format_bytes
 
 MEASURED_IN_SECONDS = (
     "this machine has no profile; it was measured for some seconds, `moebatch profile` takes a "
@@ -35,30 +41,26 @@ class JobPlan:
     problem: Problem
     policy: Policy
     prediction: Prediction
+    notes: tuple[str, ...] = ()
+
+    def on(self, hardware: Hardware) -> "JobPlan":
+        """The same policy with what it will do at other rates."""
+        problem = replace(self.problem, hardware=hardware)
+        return replace(self, problem=problem, prediction=predict(problem, self.policy))
 
 
-def job_profile(
-    job: Job, files: ModelFiles, tell: Callable[[str], None]
-) -> tuple[HardwareProfile, tuple[str, ...]]:
-    """Figures of the machine that the job names, or of this one, and what to know about them.
+def measured_machine(job: Job, files: ModelFiles, tell: Callable[[str], None]) -> JobMachine:
+    """The machine of a job that is about to run.
 
     Where this one has no profile, a few seconds of measuring tell enough, if experts have to be
     streamed and memory allows it; `tell` gets a line before that.
 
-    Raises ConfigError if the file is missing or wrong.
+    Raises ConfigError if a profile is missing or wrong, or has no GPU where one is needed.
     """
-    profile, notes = _profile(job, files, tell)
-    if "vram" in profile.levels:
-        unused = f"runs are computed in main memory; the GPU of {profile.name} is not used"
-        notes = (*notes, unused)
-    return profile, notes
+    return job_machine(job, lambda: _own_profile(job, files, tell))
 
 
-def _profile(
-    job: Job, files: ModelFiles, tell: Callable[[str], None]
-) -> tuple[HardwareProfile, tuple[str, ...]]:
-    if job.resources.hardware != "auto":
-        return load_profile(job.resources.hardware), ()
+def _own_profile(job: Job, files: ModelFiles, tell: Callable[[str], None]) -> NotedProfile:
     saved = load_saved()
     if saved is not None:
         return saved, ()
@@ -87,62 +89,115 @@ def _worth_measuring(job: Job, files: ModelFiles) -> bool:
     return budget >= _MEASURING_NEEDS_BYTES and experts > budget / 2
 
 
-def job_problem(job: Job, files: ModelFiles, workload: Workload, hardware: Hardware) -> Problem:
+def job_problem(
+    job: Job,
+    files: ModelFiles,
+    workload: Workload,
+    hardware: Hardware,
+    kind: DeviceKind = "cpu",
+) -> Problem:
     """The problem within the job's budgets, counting from what the process holds now.
 
-    Passes are computed in main memory, so levels of a GPU are left out, and so is the disk for
-    keys and values.
+    Raises DoesNotFit if an emulated GPU leaves no main memory.
     """
-    return Problem(
+    problem = Problem(
         shape=files.shape,
         dtypes=files.dtypes,
-        hardware=hardware.without("vram"),
+        hardware=hardware.without("vram") if kind == "cpu" else hardware,
         workload=workload,
-        program_bytes={"dram": resident_bytes()},
-        kv_on_disk=False,
-    ).with_capacity("dram", job.resources.dram or detect_machine().dram_bytes)
+        program_bytes=_program_bytes(kind),
+        experts_on_cpu=False,
+    )
+    for level, num_bytes in _budgets(job, problem.hardware, kind).items():
+        problem = problem.with_capacity(level, num_bytes)
+    return problem
 
 
-def plan_job(problem: Problem, given: PolicyFile | None = None) -> JobPlan:
-    """The policy that a file gives, or the best one.
+def _program_bytes(kind: DeviceKind) -> Mapping[LevelName, int]:
+    """What the process holds; with CUDA, what it will hold when the GPU is in use."""
+    held = resident_bytes()
+    if kind != "cuda":
+        return {"dram": held}
+    usual = PROGRAM_BYTES_WITH_GPU
+    return {**usual, "dram": max(held, usual["dram"])}
+
+
+def _budgets(job: Job, hardware: Hardware, kind: DeviceKind) -> dict[LevelName, int]:
+    """What the job may take of each level. ``dram`` bounds the process, so an emulated GPU's
+    memory comes out of it."""
+    limits = job.resources
+    budgets: dict[LevelName, int] = {"dram": limits.dram or detect_machine().dram_bytes}
+    if hardware.vram is not None:
+        capacity = hardware.vram.capacity_bytes
+        budgets["vram"] = min(capacity, limits.vram or capacity)
+    if kind == "emulate":
+        left = budgets["dram"] - budgets["vram"]
+        if left <= 0:
+            raise DoesNotFit(
+                f"dram: the emulated GPU takes {format_bytes(budgets['vram'])} of it, there are "
+                f"{format_bytes(budgets['dram'])}; lower resources.vram or raise resources.dram"
+            )
+        budgets["dram"] = min(left, hardware.dram.capacity_bytes)
+    if hardware.disk is not None:
+        budgets["disk"] = min(hardware.disk.capacity_bytes, limits.disk or _free_on_disk(job))
+    return budgets
+
+
+def _free_on_disk(job: Job) -> int:
+    try:
+        return free_bytes(job.output.path.parent)
+    except StorageError:  # whoever looks at the output says what is wrong with its folder
+        return 2**62
+
+
+def plan_job(
+    problem: Problem,
+    given: PolicyFile | None = None,
+    *,
+    schedule: Schedule | None = None,
+    is_plain: bool = False,
+) -> JobPlan:
+    """The policy that a file gives, or the best one; with another schedule, if one is given.
+
+    Args:
+        is_plain: everything is done one after the other, so only main memory has keys and values.
 
     Raises DoesNotFit, and ConfigError for a policy that cannot be run.
     """
-    policy = best_policy(problem).policy if given is None else _given(problem, given)
-    return JobPlan(problem=problem, policy=policy, prediction=predict(problem, policy))
+    policy = _best(problem) if given is None else _given(problem, given, is_plain)
+    if schedule is not None:
+        policy = policy_for(policy, schedule, problem)
+    if given is None or schedule is not None:
+        policy = fitted(problem, policy)
+    return JobPlan(
+        problem=problem,
+        policy=policy,
+        prediction=predict(problem, policy),
+        notes=slot_notes(problem, policy),
+    )
 
 
-def _given(problem: Problem, given: PolicyFile) -> Policy:
+def _best(problem: Problem) -> Policy:
+    """With keys and values on disk only where nothing fits otherwise: their many small reads and
+    writes cost far more than their bytes, of which alone the cost model knows."""
+    try:
+        return best_policy(replace(problem, kv_on_disk=False)).policy
+    except DoesNotFit:
+        if not problem.kv_on_disk:
+            raise
+        return best_policy(problem).policy
+
+
+def _given(problem: Problem, given: PolicyFile, is_plain: bool) -> Policy:
     policy = given.resolve(problem.workload, num_experts=problem.num_experts)
     faults = [
         Fault(file=given.path, where=f"policy.{where}", message=message)
-        for where, message in _not_runnable(policy)
+        for where, message in not_runnable(problem, policy, is_plain=is_plain)
     ]
     if faults:
         raise ConfigError(faults)
+    policy = with_room(problem, policy)
     excess = too_small(problem, policy) or too_large(problem, policy)
     if excess is not None:
         raise DoesNotFit(f"{given.path}: {excess}")
     return policy
-
-
-def _not_runnable(policy: Policy) -> list[tuple[str, str]]:
-    """What a policy asks for that passes in main memory cannot do."""
-    found = []
-    if policy.attention_on_gpu:
-        found.append(("attention_on_gpu", "runs are computed in main memory; set it to false"))
-    if policy.ffn_on_gpu:
-        found.append(("ffn_on_gpu", "runs are computed in main memory; set it to false"))
-    for name in ("weights", "kv_cache"):
-        placement = getattr(policy, name)
-        if placement.vram:
-            found.append((f"{name}.vram", "runs are computed in main memory; set it to 0"))
-    if policy.kv_cache.disk:
-        found.append(("kv_cache.disk", "keys and values stay in main memory; set it to 0"))
-    if policy.batching != "mixed":
-        found.append(("batching", "a run refills places as they come free; write mixed"))
-    if policy.schedule != "klotski":
-        found.append(("schedule", "a run computes expert by expert; write klotski"))
-    if policy.num_slots == 0 and policy.weights.disk:
-        found.append(("num_slots", "experts on disk need slots to stream through"))
-    return found

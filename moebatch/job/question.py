@@ -1,7 +1,10 @@
 """A planning question asked by a job file."""
 
+from dataclasses import replace
+
 from moebatch.engine.model_files import ModelFiles, open_model
-from moebatch.job.planning import job_problem, job_profile
+from moebatch.job.machine import JobMachine
+from moebatch.job.planning import job_problem, measured_machine
 from moebatch.job.prepare import prepare
 from moebatch.job.scan import sample_workload
 from moebatch.job.source import open_source
@@ -10,7 +13,7 @@ from moebatch.plan.problem import Problem
 from moebatch.plan.question import Question, changed_profile, figure_notes
 from moebatch.spec.hardware import LevelName
 from moebatch.spec.job import Job
-from moebatch.spec.profile import HardwareProfile, load_profile
+from moebatch.spec.profile import load_profile
 from moebatch.spec.workload import Workload
 
 TOKENISED_ROWS = 1000
@@ -23,18 +26,22 @@ def job_question(job: Job, options: PlanOptions) -> Question:
     """
     files = open_model(job.model.path, job.model.dtype)
     workload, notes = _workload(job, files)
-    if options.hw is None:
-        profile, known = job_profile(job, files, lambda line: None)
-        notes = (*known, *notes)
-    else:
-        profile = load_profile(options.hw)
-    profile = changed_profile(profile, options.what_if)
-    problem = _problem(job, files, workload, profile, options)
+    machine = _machine(job, files, options)
+    profile = changed_profile(machine.profile, options.what_if)
+    problem = _problem(job, files, workload, replace(machine, profile=profile), options)
     return Question(
         problem=problem,
         model=job.model.name or job.model.path.name,
-        notes=(*notes, *figure_notes(profile, options.basis)),
+        notes=(*machine.notes, *notes, *figure_notes(profile, options.basis)),
     )
+
+
+def _machine(job: Job, files: ModelFiles, options: PlanOptions) -> JobMachine:
+    """That of the job, or the one of ``--hw`` with all that it has."""
+    if options.hw is None:
+        return measured_machine(job, files, lambda line: None)
+    profile = load_profile(options.hw)
+    return JobMachine(kind="cuda" if "vram" in profile.levels else "cpu", profile=profile)
 
 
 def _workload(job: Job, files: ModelFiles) -> tuple[Workload, tuple[str, ...]]:
@@ -54,15 +61,15 @@ def _problem(
     job: Job,
     files: ModelFiles,
     workload: Workload,
-    profile: HardwareProfile,
+    machine: JobMachine,
     options: PlanOptions,
 ) -> Problem:
     """On another machine the job has all of it, as far as its budgets go."""
-    hardware = profile.hardware(options.basis)
+    hardware = machine.hardware(options.basis)
     names = (change.partition("=")[0].strip() for change in options.what_if)
     changed = {name.removesuffix(".capacity") for name in names}
     if options.hw is None:
-        problem = job_problem(job, files, workload, hardware)
+        problem = job_problem(job, files, workload, hardware, machine.kind)
         if "dram" in changed:
             problem = problem.with_capacity("dram", hardware.dram.capacity_bytes)
         return problem

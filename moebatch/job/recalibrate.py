@@ -1,5 +1,6 @@
 """What a run teaches about its machine, kept in the machine's profile."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 from moebatch.errors import ConfigError, Fault
 from moebatch.job.status import RunSummary
 from moebatch.measure.saved import save_profile, this_machine_path
+from moebatch.spec.hardware import LevelName
 from moebatch.spec.job import Job
 from moebatch.spec.learnt import with_level_speed, with_link_rate
 from moebatch.spec.library import is_path
@@ -18,6 +20,9 @@ _LEAST_BUSY_S = 5.0
 _MOST_FACTOR = 4.0
 """More than that between prediction and measurement is no matter of calibration."""
 
+_PROCESSORS: Mapping[str, LevelName] = {"cpu": "dram", "gpu": "vram"}
+"""Levels by their lanes."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lesson:
@@ -28,9 +33,9 @@ class Lesson:
 
 
 def lesson(profile: HardwareProfile, summary: RunSummary) -> Lesson:
-    """The rate of the disk and the speed of the CPU that the run has shown.
+    """The rate of the disk and the speed of CPU and GPU that the run has shown.
 
-    A single factor for everything that the CPU does: a run does not tell its parts apart.
+    A single factor for everything that a processor does: a run does not tell its parts apart.
     """
     busy = {lane.name: lane.busy_s for lane in summary.lanes}
     source, lines = f"a run of {date.today().isoformat()}", []
@@ -39,12 +44,13 @@ def lesson(profile: HardwareProfile, summary: RunSummary) -> Lesson:
         rate = summary.bytes_read / disk_s
         profile = with_link_rate(profile, "disk->dram", rate, source)
         lines.append(f"disk->dram achieves {format_rate(rate)}")
-    expected_s = summary.prediction.busy_s.get("cpu", 0.0) if summary.prediction else 0.0
-    measured_s = busy.get("cpu", 0.0)
-    if expected_s and measured_s >= _LEAST_BUSY_S:
-        factor = min(_MOST_FACTOR, max(1 / _MOST_FACTOR, expected_s / measured_s))
-        profile = with_level_speed(profile, "dram", factor, source)
-        lines.append(f"the CPU achieves {factor:.2f} times what was expected of it")
+    for lane, level in _PROCESSORS.items():
+        expected_s = summary.prediction.busy_s.get(lane, 0.0) if summary.prediction else 0.0
+        measured_s = busy.get(lane, 0.0)
+        if expected_s and measured_s >= _LEAST_BUSY_S:
+            factor = min(_MOST_FACTOR, max(1 / _MOST_FACTOR, expected_s / measured_s))
+            profile = with_level_speed(profile, level, factor, source)
+            lines.append(f"the {lane.upper()} achieves {factor:.2f} times what was expected of it")
     return Lesson(profile=profile, lines=tuple(lines))
 
 

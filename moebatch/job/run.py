@@ -3,38 +3,48 @@
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import torch
 
 from moebatch.engine.build import BuiltEngine, build_engine
+from moebatch.engine.device import Device, DeviceKind
 from moebatch.engine.model_files import ModelFiles, open_model
 from moebatch.job.dialects import Served, result_line
 from moebatch.job.fingerprint import numerics_fingerprint
+from moebatch.job.hints import load_predictor
+from moebatch.job.lane_times import lane_times, waited_s, without_readers
+from moebatch.job.machine import JobMachine, require_device, sharing_cores
 from moebatch.job.manifest import Manifest
 from moebatch.job.notices import (
+    describe_emulation,
     describe_input,
     describe_prediction,
     describe_sampling,
     settings_without_effect,
 )
+from moebatch.job.options import RunOptions
 from moebatch.job.output_path import require_writable, run_folder
-from moebatch.job.planning import JobPlan, job_problem, job_profile, plan_job
+from moebatch.job.planning import JobPlan, job_problem, measured_machine, plan_job
 from moebatch.job.prepare import Preparation, prepare
 from moebatch.job.recalibrate import keep, lesson
 from moebatch.job.results import ResultFile
 from moebatch.job.row import FailedRow, Row
 from moebatch.job.scan import InputSummary, scan
 from moebatch.job.source import open_source
-from moebatch.job.status import LaneTime, Phase, RunStatus, RunSummary
+from moebatch.job.status import Phase, RunStatus, RunSummary
+from moebatch.job.timelines import run_timelines
 from moebatch.plan.machine import detect_machine
 from moebatch.plan.prediction import Prediction, predict
+from moebatch.predict.predictor import Predictor
+from moebatch.schedule.timeline import Timeline
 from moebatch.spec.job import Job
-from moebatch.spec.policy_file import PolicyFile
-from moebatch.spec.profile import HardwareProfile
+from moebatch.spec.policy import Policy
 from moebatch.spec.request import Outcome, Request, RowError
 from moebatch.spec.workload import Workload
 from moebatch.store.memory import peak_resident_bytes, resident_bytes
 
+_USUAL = RunOptions()
 _LEAST_READING_S = 1.0
 """Less reading says nothing about the disk."""
 
@@ -42,18 +52,14 @@ _LEAST_READING_S = 1.0
 class JobRun:
     """Runs a job once. `status` may be asked from another thread while `execute` works."""
 
-    def __init__(
-        self, job: Job, tell: Callable[[str], None], *, policy: PolicyFile | None = None
-    ) -> None:
-        """`tell` gets what the user should know before the first pass, line by line.
-
-        Without a `policy` the best one is planned.
-        """
+    def __init__(self, job: Job, tell: Callable[[str], None], options: RunOptions = _USUAL) -> None:
+        """`tell` gets what the user should know before the first pass, line by line."""
         machine = detect_machine()
         self._job = job
         self._tell = tell
-        self._given_policy = policy
-        self._profile: HardwareProfile | None = None
+        self._options = options
+        self._machine: JobMachine | None = None
+        self._plan: JobPlan | None = None
         self._budget_bytes = job.resources.dram or machine.dram_bytes
         self._num_threads = job.resources.threads or machine.num_cores
         self._phase: Phase = "checking input"
@@ -74,17 +80,19 @@ class JobRun:
         the run folder beside the output. Bad rows do not stop a run.
         """
         require_writable(self._job)
+        require_device(self._job)
         files = open_model(self._job.model.path, self._job.model.dtype)
         preparation = self._prepare(files)
         counted = self._scan(preparation)
         served = self._served(files, preparation, counted)
         output, workload = self._job.output, counted.workload
-        plan = self._plan(files, workload) if workload else None
+        predictor = self._load_predictor(files)
+        plan = self._plan = self._planned(files, workload) if workload else None
         Manifest.of(self._job, files).claim(output.path)
         with ResultFile(output.path, num_rows=counted.num_rows, errors=output.errors) as results:
             self._phase = "loading weights"
             if plan is not None:
-                self._build(files, preparation, plan)
+                self._build(files, preparation, plan, predictor)
             self._answer_all(preparation, served, results)
             self._phase = "writing answers"
             results.finish()
@@ -92,14 +100,25 @@ class JobRun:
 
     def recalibrate(self, summary: RunSummary) -> None:
         """Keeps what the run has shown of this machine in its profile. Raises StorageError."""
-        assert self._profile is not None or summary.prediction is None, "the run was planned"
-        learnt = lesson(self._profile, summary) if self._profile else None
+        machine = self._machine
+        assert machine is not None or summary.prediction is None, "the run was planned"
+        if machine is not None and machine.kind == "emulate":
+            self._tell("a run on an emulated GPU teaches nothing about this machine")
+            return
+        learnt = lesson(machine.profile, summary) if machine else None
         if learnt is None or not learnt.lines:
             self._tell("the run was too short to learn from")
             return
         path = keep(self._job, learnt)
         for line in (*learnt.lines, f"kept in {path}"):
             self._tell(line)
+
+    def timelines(self) -> dict[str, Timeline]:
+        """The first passes of a run that has been executed, predicted and measured; empty if the
+        options ask for none, or nothing was computed."""
+        if self._built is None or self._plan is None:
+            return {}
+        return run_timelines(self._built, self._plan)
 
     def status(self) -> RunStatus:
         """Where the run is now."""
@@ -122,7 +141,8 @@ class JobRun:
             elapsed_s=self._elapsed_s(),
             memory_bytes=resident_bytes(),
             budget_bytes=self._budget_bytes,
-            lanes=self._lanes(),
+            lanes=lane_times(self._built, self._elapsed_s()) if self._built else (),
+            is_emulated=self._kind == "emulate",
         )
 
     # --- before the first pass ------------------------------------------------------------------
@@ -133,7 +153,7 @@ class JobRun:
             vocab_size=files.shape.vocab_size,
             max_positions=files.shape.max_positions,
         )
-        for warning in (*preparation.warnings, *settings_without_effect(self._job)):
+        for warning in preparation.warnings:
             self._tell(f"warning: {warning}")
         return preparation
 
@@ -158,19 +178,48 @@ class JobRun:
             column=self._job.output.column,
         )
 
-    def _plan(self, files: ModelFiles, workload: Workload) -> JobPlan:
-        profile, notes = job_profile(self._job, files, self._tell)
-        self._profile = profile
-        for note in notes:
+    def _load_predictor(self, files: ModelFiles) -> Predictor | None:
+        """Before planning, which counts what the process holds."""
+        if self._options.is_plain:
+            return None
+        predictor, warnings = load_predictor(self._job, files)
+        for warning in warnings:
+            self._tell(f"warning: {warning}")
+        return predictor
+
+    def _planned(self, files: ModelFiles, workload: Workload) -> JobPlan:
+        machine = self._machine = measured_machine(self._job, files, self._tell)
+        options, kind = self._options, machine.kind
+        options.require_device(kind)
+        for warning in settings_without_effect(self._job, kind):
+            self._tell(f"warning: {warning}")
+        problem = job_problem(self._job, files, workload, machine.hardware(), kind)
+        plan = plan_job(
+            replace(problem, kv_on_disk=not options.is_plain),
+            options.policy,
+            schedule=options.known_schedule,
+            is_plain=options.is_plain,
+        )
+        share = self._threads_of(plan.policy) / self._num_threads
+        if share < 1:
+            plan = plan.on(sharing_cores(plan.problem.hardware, share))
+        for note in (*machine.notes, *plan.notes):
             self._tell(f"note: {note}")
-        problem = job_problem(self._job, files, workload, profile.hardware())
-        plan = plan_job(problem, self._given_policy)
         self._tell(f"policy: {plan.policy}")
-        self._tell(f"expected: {describe_prediction(plan.prediction)}")
+        how = " on the emulated GPU, computed by the CPU" if kind == "emulate" else ""
+        self._tell(f"expected{how}: {describe_prediction(plan.prediction)}")
         return plan
 
-    def _build(self, files: ModelFiles, preparation: Preparation, plan: JobPlan) -> None:
-        torch.set_num_threads(self._num_threads)
+    def _build(
+        self,
+        files: ModelFiles,
+        preparation: Preparation,
+        plan: JobPlan,
+        predictor: Predictor | None,
+    ) -> None:
+        num_threads = self._threads_of(plan.policy)
+        torch.set_num_threads(num_threads)
+        options = self._options
         self._built = build_engine(
             files,
             plan.policy,
@@ -178,7 +227,23 @@ class JobRun:
             end_tokens=preparation.end_tokens,
             job_seed=self._job.sampling.seed,
             max_tokens=plan.problem.workload.max_total_tokens,
+            device=Device(kind=self._kind, hardware=plan.problem.hardware, num_threads=num_threads),
+            plain=options.is_plain,
+            predictor=predictor,
+            scratch=run_folder(self._job.output.path),
+            num_traced_passes=options.num_traced_passes if options.is_drawn else 0,
         )
+
+    def _threads_of(self, policy: Policy) -> int:
+        """Threads of one lane. Where the CPU stands in for a GPU and attends beside it, two lanes
+        compute at a time."""
+        if self._kind == "emulate" and not policy.attention_on_gpu:
+            return max(1, self._num_threads // 2)
+        return self._num_threads
+
+    @property
+    def _kind(self) -> DeviceKind:
+        return self._machine.kind if self._machine else "cpu"
 
     # --- the passes -----------------------------------------------------------------------------
 
@@ -189,6 +254,8 @@ class JobRun:
         if self._built is None:
             assert next(requests, None) is None, "a row was good only at second sight"
             return
+        if self._built.recorder is not None:
+            self._built.recorder.begin()
         try:
             with torch.inference_mode():
                 for outcome in self._built.engine.run(requests):
@@ -225,19 +292,10 @@ class JobRun:
             return self._run_s
         return time.perf_counter() - self._first_pass if self._phase == "running" else 0.0
 
-    def _lanes(self) -> tuple[LaneTime, ...]:
-        if self._built is None:
-            return ()
-        elapsed, reads = self._elapsed_s(), self._built.experts.statistics
-        return (
-            LaneTime(name="disk->dram", busy_s=reads.busy.total_s, elapsed_s=elapsed),
-            LaneTime(name="cpu", busy_s=max(0.0, elapsed - reads.waited_s), elapsed_s=elapsed),
-        )
-
     def _hindsight(self, plan: JobPlan) -> Prediction | None:
         """The prediction at the rate at which the disk has been read."""
         reads = self._built.experts.statistics if self._built else None
-        if reads is None or reads.busy.total_s < _LEAST_READING_S:
+        if reads is None or reads.busy.total_s < _LEAST_READING_S or not plan.problem.has_disk:
             return None
         rate = reads.num_bytes / reads.busy.total_s
         return predict(plan.problem.with_link_rate("disk->dram", rate), plan.policy)
@@ -256,7 +314,7 @@ class JobRun:
             run_s=now.elapsed_s,
             total_s=time.perf_counter() - self._begun,
             lanes=now.lanes,
-            waited_s=built.experts.statistics.waited_s if built else 0.0,
+            waited_s=waited_s(built) if built else 0.0,
             bytes_read=built.experts.statistics.num_bytes if built else 0,
             num_passes=built.engine.statistics.num_passes if built else 0,
             num_preempted=built.engine.statistics.num_preempted if built else 0,
@@ -267,4 +325,12 @@ class JobRun:
             prediction=plan.prediction if plan else None,
             hindsight=self._hindsight(plan) if plan else None,
             reads_past_page_cache=built.experts.reads_past_page_cache if built else True,
+            emulated=self._emulated(plan),
+            vram_peak_bytes=built.made.memory.peak_bytes if built and built.made.memory else None,
+            waits=without_readers(built.recorder.statistics) if built and built.recorder else None,
         )
+
+    def _emulated(self, plan: JobPlan | None) -> str | None:
+        if plan is None or self._kind != "emulate":
+            return None
+        return describe_emulation(plan.problem.hardware)

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from moebatch.plan.prediction import Prediction
+from moebatch.schedule.statistics import Statistics
 from moebatch.spec.policy import Policy
 
 Phase = Literal["checking input", "loading weights", "running", "writing answers"]
@@ -50,6 +51,8 @@ class RunStatus:
     memory_bytes: int
     budget_bytes: int
     lanes: tuple[LaneTime, ...]
+    is_emulated: bool = False
+    """Whether a GPU is only emulated."""
 
     @property
     def fraction(self) -> float:
@@ -83,6 +86,7 @@ class RunSummary:
     """From the first pass to the last."""
     total_s: float
     lanes: tuple[LaneTime, ...]
+    """Those that did something."""
     waited_s: float
     """Time in which compute waited for experts."""
     bytes_read: int
@@ -101,3 +105,9 @@ class RunSummary:
     """What would have been expected had the rate of the disk during the run been known: disks
     drift, and this tells their drift from errors of the cost model."""
     reads_past_page_cache: bool
+    emulated: str | None = None
+    """The GPU that was emulated, and how; None if none was."""
+    vram_peak_bytes: int | None = None
+    """Most memory of the GPU that was in use; None without one."""
+    waits: Statistics | None = None
+    """What the lanes waited for; None if everything was done one after the other."""

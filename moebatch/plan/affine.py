@@ -11,12 +11,17 @@ from functools import partial
 from typing import TypeVar
 
 from moebatch.plan.candidates import Candidate
+from moebatch.plan.division import Division
+from moebatch.plan.footprint import Footprint
+from moebatch.plan.load import PassLoad
 from moebatch.plan.problem import Problem
 from moebatch.spec.hardware import LevelName
 from moebatch.spec.policy import Placement, Policy
 
 Variable = tuple[str, LevelName]
 """``("weights", "dram")``: the share of the weights in main memory."""
+KnownLanes = dict[tuple[PassLoad, Policy], Mapping[str, float]]
+"""Seconds of lanes that have been asked for: candidates of several kinds share them."""
 Name = TypeVar("Name", bound=str)
 
 
@@ -55,19 +60,44 @@ def open_variables(candidate: Candidate) -> tuple[Variable, ...]:
     return (*weights, *caches)
 
 
-def affine(problem: Problem, candidate: Candidate) -> AffineCandidate:
-    """Probes cost and footprint of a candidate at the corners of its shares."""
-    cost = problem.cost
+def affine(
+    problem: Problem, candidate: Candidate, known: KnownLanes | None = None
+) -> AffineCandidate:
+    """Probes cost and footprint of a candidate at the corners of its shares.
+
+    `known` are corners of other candidates for the same problem; those of this one are added.
+    """
+    cost, known = problem.cost, {} if known is None else known
+
+    def lanes_of(load: PassLoad, policy: Policy) -> Mapping[str, float]:
+        if (load, policy) not in known:
+            known[load, policy] = cost.lanes(load, policy)
+        return known[load, policy]
 
     def memory(policy: Policy) -> dict[LevelName, float]:
-        levels = problem.footprints(policy)
+        levels = footprints_in_parts(problem, candidate, policy)
         return {level: footprint.total_bytes for level, footprint in levels.items()}
 
     return AffineCandidate(
         candidate=candidate,
-        lanes=tuple(_probe(candidate, partial(cost.lanes, p.load)) for p in candidate.phases),
+        lanes=tuple(_probe(candidate, partial(lanes_of, p.load)) for p in candidate.phases),
         memory=_probe(candidate, memory),
     )
+
+
+def footprints_in_parts(
+    problem: Problem, candidate: Candidate, policy: Policy
+) -> dict[LevelName, Footprint]:
+    """What a policy of the candidate takes where shares need not be whole experts and layers; no
+    less than what it takes when they have been rounded."""
+    division = Division.in_parts(
+        problem.shape,
+        policy,
+        with_vram=problem.with_vram,
+        weight_levels=candidate.weight_levels,
+        kv_levels=candidate.kv_levels,
+    )
+    return problem.footprints(policy, division)
 
 
 def placement(candidate: Candidate, kind: str, shares: Mapping[Variable, float]) -> Placement:

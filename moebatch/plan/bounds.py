@@ -81,7 +81,7 @@ def filled(problem: Problem, item: AffineCandidate, order: Sequence[str] = _KIND
 def _upper(problem: Problem, item: AffineCandidate, order: Sequence[str]) -> tuple[float, Shares]:
     shares = filled(problem, item, order)
     for level, memory in item.memory.items():
-        if memory.at(shares) > problem.usable_bytes(level) * (1 + 1e-9) + 1:
+        if memory.at(shares) > problem.capacity_bytes(level) * (1 + 1e-9) + 1:
             return float("inf"), shares
     return seconds_per_sequence(item, shares), shares
 
@@ -95,7 +95,7 @@ def _move_down(
         return
     below = levels[levels.index(level) + 1]
     memory = item.memory[level]
-    excess = memory.at(shares) - problem.usable_bytes(level)
+    excess = memory.at(shares) - problem.capacity_bytes(level)
     here = shares.get((kind, level), 1 - sum(shares[kind, name] for name in levels[1:]))
     gained = memory.slopes.get((kind, level), 0.0) - memory.slopes.get((kind, below), 0.0)
     if excess <= 0 or gained <= 0:
@@ -115,7 +115,7 @@ def _lower(problem: Problem, item: AffineCandidate) -> float:
             0.0, *(s for (kind, _), s in memory.slopes.items() if kind == "kv_cache"), 0.0
         )
         room = (
-            problem.usable_bytes(level)
+            problem.capacity_bytes(level)
             - cheapest
             - sum(memory.slopes.get(v, 0.0) * share for v, share in shares.items())
         )

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
+from moebatch.plan.footprint import kv_page_bytes
 from moebatch.plan.phases import Phase, phases_of
 from moebatch.plan.problem import Problem
 from moebatch.spec.hardware import LevelName
@@ -19,6 +20,9 @@ CPU_MICRO_BATCH_SIZE = 256
 """Attention on a CPU goes sequence by sequence inside; a micro-batch only bounds its buffers."""
 FEWEST_SLOTS = 2
 """One is computed while the next one arrives."""
+_CPU_MICRO_BATCH_SIZES = (16, CPU_MICRO_BATCH_SIZE)
+_WIDE_MICRO_BATCH_SIZES = (16, 64, 256)
+"""Where they only bound buffers and windows."""
 _MICRO_BATCH_SIZES = (4, 8, 16, 32, 64, 128, 256, 512)
 _PASS_TOKENS = (64, 128, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192)
 _GPU_PASS_TOKENS = (256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
@@ -60,7 +64,8 @@ class Candidate:
 def candidates(problem: Problem, *, slots: int = STREAMING_SLOTS) -> Iterator[Candidate]:
     """All candidates, those first that take the least.
 
-    Each comes twice: experts stream through so many `slots`, or all are where they are computed.
+    Each comes in several kinds: experts stream through so many `slots`, or all are where they are
+    computed; and they, like keys and values, may live on that level only, or on lower ones too.
     """
     of_machine = _gpu_candidates if problem.with_vram else _cpu_candidates
     yield from of_machine(problem, (min(slots, problem.num_experts), 0))
@@ -70,27 +75,33 @@ def _cpu_candidates(problem: Problem, slot_counts: Sequence[int]) -> Iterator[Ca
     for batch_size, tokens in product(batch_sizes(problem), _PASS_TOKENS):
         if batch_size > tokens:
             continue
-        for slots in slot_counts:
+        for slots, micro_batch in product(slot_counts, _CPU_MICRO_BATCH_SIZES):
             policy = _policy(
-                problem, batch_size, CPU_MICRO_BATCH_SIZE, tokens, slots, "klotski", (False, False)
+                problem, batch_size, micro_batch, tokens, slots, "klotski", (False, False)
             )
-            yield _candidate(problem, policy)
+            yield from _kinds(problem, policy, is_widest=micro_batch == CPU_MICRO_BATCH_SIZE)
 
 
 def _gpu_candidates(problem: Problem, slot_counts: Sequence[int]) -> Iterator[Candidate]:
     for attention, ffn in product((False, True), repeat=2):
+        if not (ffn or problem.experts_on_cpu):
+            continue
         # Where attention and experts are computed apart, one micro-batch is in each at a time;
         # where they are together, an expert takes all tokens of the pass at once.
         schedule: Schedule = "klotski" if attention == ffn else "cgopipe"
-        sizes = _MICRO_BATCH_SIZES if schedule == "cgopipe" else _MICRO_BATCH_SIZES[-2:-1]
+        sizes = _MICRO_BATCH_SIZES if schedule == "cgopipe" else _WIDE_MICRO_BATCH_SIZES
+        counts = slot_counts
+        if schedule == "cgopipe" and ffn:  # two layers come in pages, whatever is resident
+            counts = (2 * problem.shape.num_experts,)
         for batch_size in batch_sizes(problem):
             micro_batches = sorted({min(size, batch_size) for size in sizes})
             tokens_of_pass = _gpu_tokens(problem, batch_size)
-            for micro_batch, tokens, slots in product(micro_batches, tokens_of_pass, slot_counts):
+            for micro_batch, tokens, slots in product(micro_batches, tokens_of_pass, counts):
                 policy = _policy(
                     problem, batch_size, micro_batch, tokens, slots, schedule, (attention, ffn)
                 )
-                yield _candidate(problem, policy)
+                is_widest = schedule == "cgopipe" or micro_batch == micro_batches[-1]
+                yield from _kinds(problem, policy, is_widest=is_widest)
 
 
 def batch_sizes(problem: Problem) -> tuple[int, ...]:
@@ -146,21 +157,45 @@ def kv_pages(problem: Problem, batch_size: int) -> int:
     return max(longest, min(int(batch_size * each * _KV_SLACK), batch_size * longest))
 
 
-def _candidate(problem: Problem, policy: Policy) -> Candidate:
-    computes_experts: LevelName = "vram" if policy.ffn_on_gpu else "dram"
-    attends: LevelName = "vram" if policy.attention_on_gpu else "dram"
-    weight_levels = _at_and_below(problem, computes_experts)
-    if not policy.num_slots:
-        weight_levels = weight_levels[:1]
-    kv_levels = _at_and_below(problem, attends)
+def _kinds(problem: Problem, policy: Policy, *, is_widest: bool) -> Iterator[Candidate]:
+    """The policy with all levels on which experts, or keys and values, may live. Lower levels take
+    windows and slots of their own, so each kind is a candidate.
+
+    Micro-batches that are not the widest are only for keys and values that need windows.
+    """
+    phases = phases_of(problem.workload, policy)
+    for weight_levels, kv_levels in product(
+        _weight_levels(problem, policy), _kv_levels(problem, policy)
+    ):
+        has_windows = len(kv_levels) > 1 or (problem.with_vram and kv_levels[0] == "dram")
+        if is_widest or has_windows:
+            yield Candidate(
+                policy=policy, weight_levels=weight_levels, kv_levels=kv_levels, phases=phases
+            )
+
+
+def _weight_levels(problem: Problem, policy: Policy) -> list[tuple[LevelName, ...]]:
+    levels = _at_and_below(problem, "vram" if policy.ffn_on_gpu else "dram")
+    if not policy.num_slots or len(levels) == 1:
+        return [levels[:1]]
+    num_bytes = problem.num_experts * problem.dtypes.expert_bytes(problem.shape)
+    return _large_enough(problem, [levels[:n] for n in range(2, len(levels) + 1)], num_bytes)
+
+
+def _kv_levels(problem: Problem, policy: Policy) -> list[tuple[LevelName, ...]]:
+    levels = _at_and_below(problem, "vram" if policy.attention_on_gpu else "dram")
     if not problem.kv_on_disk or "dram->disk" not in problem.hardware.links:
-        kv_levels = tuple(level for level in kv_levels if level != "disk")
-    return Candidate(
-        policy=policy,
-        weight_levels=weight_levels,
-        kv_levels=kv_levels,
-        phases=phases_of(problem.workload, policy),
-    )
+        levels = tuple(level for level in levels if level != "disk")
+    num_bytes = policy.num_kv_pages * kv_page_bytes(problem.shape, problem.dtypes)
+    return _large_enough(problem, [levels[:n] for n in range(1, len(levels) + 1)], num_bytes)
+
+
+def _large_enough(
+    problem: Problem, kinds: list[tuple[LevelName, ...]], num_bytes: int
+) -> list[tuple[LevelName, ...]]:
+    """Kinds whose levels can hold so much; the last one in any case."""
+    fitting = [kind for kind in kinds if sum(map(problem.capacity_bytes, kind)) >= num_bytes]
+    return fitting or kinds[-1:]
 
 
 def _at_and_below(problem: Problem, level: LevelName) -> tuple[LevelName, ...]:

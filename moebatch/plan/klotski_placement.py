@@ -8,7 +8,13 @@ of keys and values, in the order that the caller says; the disk holds the rest.
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from moebatch.plan.footprint import KV_WINDOW_TERM, Footprint, kv_page_bytes, slot_bytes
+from moebatch.plan.footprint import (
+    KV_WINDOW_TERM,
+    SLOTS_TERM,
+    Footprint,
+    kv_page_bytes,
+    slot_bytes,
+)
 from moebatch.plan.problem import Problem
 from moebatch.spec.hardware import LevelName
 from moebatch.spec.policy import Placement, Policy
@@ -56,8 +62,7 @@ def lowest_cache(problem: Problem) -> Placement:
 
 
 def _filled_up(problem: Problem, policy: Policy, priority: CpuPriority) -> Policy:
-    """Moves layers of experts and pages of the cache up from the lowest level, while there is
-    room."""
+    """Moves layers of experts and of the cache up from the lowest level, while there is room."""
     policy = replace(policy, weights=lowest_weights(problem), kv_cache=lowest_cache(problem))
     footprints = problem.footprints(policy)
     stacks = _stacks(problem, policy)
@@ -65,11 +70,19 @@ def _filled_up(problem: Problem, policy: Policy, priority: CpuPriority) -> Polic
         footprint = footprints[level]
         room = problem.capacity_bytes(level) - footprint.total_bytes
         room -= _kept_free(footprint, level) + sum(s.added_bytes(level) for s in stacks.values())
-        window = footprint.terms.get(KV_WINDOW_TERM, 0) if kind == "kv_cache" else 0
-        stacks[kind].move(level, room, freed_bytes=window)
+        stacks[kind].move(level, room, freed_bytes=_freed(problem, footprint, kind, level))
     return replace(
         policy, weights=stacks["weights"].placement(), kv_cache=stacks["kv_cache"].placement()
     )
+
+
+def _freed(problem: Problem, footprint: Footprint, kind: _Kind, level: LevelName) -> int:
+    """Bytes that a level needs no more when nothing of a kind is left below it: windows of the
+    cache, or slots through which experts pass from disk to a GPU."""
+    if kind == "kv_cache":
+        return footprint.terms.get(KV_WINDOW_TERM, 0)
+    passes = level != computing_level(problem)
+    return footprint.terms.get(SLOTS_TERM, 0) if passes else 0
 
 
 @dataclass(kw_only=True, slots=True)
@@ -103,7 +116,7 @@ class _Stack:
 
 
 def _stacks(problem: Problem, policy: Policy) -> dict[_Kind, _Stack]:
-    """Whole layers of experts, and pages."""
+    """Whole layers of experts, and of keys and values."""
     shape, dtypes = problem.shape, problem.dtypes
     return {
         "weights": _Stack(
@@ -113,8 +126,8 @@ def _stacks(problem: Problem, policy: Policy) -> dict[_Kind, _Stack]:
         ),
         "kv_cache": _Stack(
             lowest=_only_level(policy.kv_cache),
-            unit_bytes=kv_page_bytes(shape, dtypes),
-            number=policy.num_kv_pages,
+            unit_bytes=policy.num_kv_pages * kv_page_bytes(shape, dtypes) // shape.num_layers,
+            number=shape.num_layers,
         ),
     }
 

@@ -160,7 +160,7 @@ class _Program:
 
     def _add_memory(self, index: int) -> None:
         for level, formula in self._items[index].memory.items():
-            capacity = max(1, self._problem.usable_bytes(level))
+            capacity = max(1, self._problem.capacity_bytes(level))
             used = self._expression(index, formula, capacity)
             self.lp += used <= (1 - _SLACK) * self._chosen[index], f"memory_{level}_{index}"
 

@@ -4,13 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from moebatch.plan.cost import CostModel
-from moebatch.plan.footprint import (
-    Dtypes,
-    Footprint,
-    footprints,
-    kv_page_bytes,
-    slot_bytes,
-)
+from moebatch.plan.division import Division
+from moebatch.plan.footprint import Dtypes, Footprint, footprints
+from moebatch.plan.setup import staged
 from moebatch.spec.hardware import Hardware, LevelName, LinkName
 from moebatch.spec.policy import Policy
 from moebatch.spec.shape import ModelShape
@@ -19,7 +15,7 @@ from moebatch.spec.workload import Workload
 GIB = 2**30
 _PROGRAM_BYTES: Mapping[LevelName, int] = {"dram": 5 * GIB // 16}
 """Interpreter, torch and the rest of the program, measured on a machine without a GPU."""
-_PROGRAM_BYTES_WITH_GPU: Mapping[LevelName, int] = {"dram": 2 * GIB, "vram": GIB // 2}
+PROGRAM_BYTES_WITH_GPU: Mapping[LevelName, int] = {"dram": 2 * GIB, "vram": GIB // 2}
 """The same with CUDA: libraries on the host, context and workspaces on the device. Estimates."""
 
 
@@ -35,6 +31,8 @@ class Problem:
     """What the process holds before any weight; empty is what is usual."""
     kv_on_disk: bool = True
     """Whether keys and values may live on disk."""
+    experts_on_cpu: bool = True
+    """Whether a CPU beside a GPU may compute experts."""
 
     @property
     def cost(self) -> CostModel:
@@ -51,9 +49,12 @@ class Problem:
         """Whether the machine has a GPU."""
         return self.hardware.vram is not None
 
-    def footprints(self, policy: Policy) -> dict[LevelName, Footprint]:
-        """What `policy` takes of every level of the machine."""
-        usual = _PROGRAM_BYTES_WITH_GPU if self.with_vram else _PROGRAM_BYTES
+    def footprints(
+        self, policy: Policy, division: Division | None = None
+    ) -> dict[LevelName, Footprint]:
+        """What `policy` takes of every level of the machine; with whole experts and layers, unless
+        `division` says otherwise."""
+        usual = PROGRAM_BYTES_WITH_GPU if self.with_vram else _PROGRAM_BYTES
         of_levels = footprints(
             self.shape,
             policy,
@@ -61,21 +62,14 @@ class Problem:
             program_bytes=self.program_bytes or usual,
             max_tokens=self.workload.max_total_tokens,
             with_vram=self.with_vram,
+            is_staged=staged(self.hardware),
+            division=division,
         )
         return {level: of_levels[level] for level in self.hardware.levels}
 
     def capacity_bytes(self, level: LevelName) -> int:
         """What the job may take of a level."""
         return self.hardware.levels[level].capacity_bytes
-
-    def usable_bytes(self, level: LevelName) -> int:
-        """What shares may take of a level. Where the lowest one cannot be left, whole experts and
-        pages that do not fit above end there: room for one of each stays free."""
-        capacity = self.capacity_bytes(level)
-        if level != "dram" or self.has_disk:
-            return capacity
-        units = slot_bytes(self.shape, self.dtypes) + kv_page_bytes(self.shape, self.dtypes)
-        return max(0, capacity - units * self.with_vram)
 
     @property
     def has_disk(self) -> bool:

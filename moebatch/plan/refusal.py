@@ -1,7 +1,9 @@
 """Why nothing fits, and the smallest change that would."""
 
+from collections.abc import Mapping
+
 from moebatch.errors import DoesNotFit
-from moebatch.plan.affine import affine, placement
+from moebatch.plan.affine import affine, footprints_in_parts, placement
 from moebatch.plan.bounds import filled
 from moebatch.plan.candidates import FEWEST_SLOTS, candidates
 from moebatch.plan.footprint import KV_TERM, Footprint
@@ -11,15 +13,16 @@ from moebatch.spec.policy import Policy, pages_of
 from moebatch.units import format_bytes
 
 _MIB = 2**20
+_Needs = Mapping[LevelName, Footprint]
 
 
 def refusal(problem: Problem) -> DoesNotFit:
     """Levels that are too small even for the least that runs: need, have, largest term, knob."""
-    policy = min(_least_policies(problem), key=lambda policy: _missing(problem, policy))
+    least = min(_least_needs(problem), key=lambda needs: _missing(problem, needs))
     lines = [
         line
-        for level, footprint in problem.footprints(policy).items()
-        if footprint.total_bytes > problem.usable_bytes(level)
+        for level, footprint in least.items()
+        if footprint.total_bytes > problem.capacity_bytes(level)
         for line in _lines(problem, level, footprint)
     ]
     return DoesNotFit("\n".join(lines or ["no policy keeps within the budgets of all levels"]))
@@ -45,32 +48,34 @@ def too_large(problem: Problem, policy: Policy) -> str | None:
     return "\n".join(lines) or None
 
 
-def _least_policies(problem: Problem) -> list[Policy]:
-    """The first candidate of every place of computation, with what does not fit moved down."""
-    least: dict[tuple[bool, bool], Policy] = {}
+def _least_needs(problem: Problem) -> list[_Needs]:
+    """What the first candidate of every kind takes, with what does not fit moved down."""
+    least: dict[object, _Needs] = {}
     for candidate in candidates(problem, slots=FEWEST_SLOTS):
-        place = (candidate.policy.attention_on_gpu, candidate.policy.ffn_on_gpu)
-        if place in least or not (candidate.policy.num_slots or len(candidate.weight_levels) == 1):
+        policy = candidate.policy
+        places = (policy.attention_on_gpu, policy.ffn_on_gpu, policy.num_slots > 0)
+        kind = (places, candidate.weight_levels, candidate.kv_levels)
+        if kind in least:
             continue
         shares = filled(problem, affine(problem, candidate))
-        least[place] = candidate.placed(
+        placed = candidate.placed(
             placement(candidate, "weights", shares), placement(candidate, "kv_cache", shares)
         )
+        least[kind] = footprints_in_parts(problem, candidate, placed)
     return list(least.values())
 
 
-def _missing(problem: Problem, policy: Policy) -> int:
+def _missing(problem: Problem, needs: _Needs) -> int:
     return sum(
         max(0, footprint.total_bytes - problem.capacity_bytes(level))
-        for level, footprint in problem.footprints(policy).items()
+        for level, footprint in needs.items()
     )
 
 
 def _lines(problem: Problem, level: LevelName, needed: Footprint) -> list[str]:
     name, num_bytes = needed.largest
     shorten = "; lower max_tokens or shorten the longest prompt" if name == KV_TERM else ""
-    spare = problem.capacity_bytes(level) - problem.usable_bytes(level)
-    enough = -(-(needed.total_bytes + spare) // _MIB)
+    enough = -(-needed.total_bytes // _MIB)
     return [
         f"{level}: needs {format_bytes(needed.total_bytes)} at the least, "
         f"has {format_bytes(problem.capacity_bytes(level))}.",

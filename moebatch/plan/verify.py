@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from math import isclose, isfinite
 
-from moebatch.plan.affine import Variable, placement
+from moebatch.plan.affine import Variable, footprints_in_parts, placement
 from moebatch.plan.bounds import seconds_under
 from moebatch.plan.milp import Solution
 from moebatch.plan.problem import Problem
@@ -23,7 +23,7 @@ def violations(problem: Problem, solution: Solution) -> list[str]:
         placement(candidate, "weights", solution.shares),
         placement(candidate, "kv_cache", solution.shares),
     )
-    for level, footprint in problem.footprints(policy).items():
+    for level, footprint in footprints_in_parts(problem, candidate, policy).items():
         capacity = problem.capacity_bytes(level)
         if footprint.total_bytes > capacity * (1 + _MEMORY_TOLERANCE):
             found.append(f"{level}: {footprint.total_bytes} bytes of {capacity}")

@@ -71,9 +71,10 @@ class RecentRates:
         """Share of time, 0..1, in which each lane was busy."""
         first, last = self._history[0], self._history[-1]
         shares = {}
-        for before, after in zip(first.lanes, last.lanes, strict=True):
-            seconds = after.elapsed_s - before.elapsed_s
-            busy = after.busy_s - before.busy_s
+        busy_before = {lane.name: lane.busy_s for lane in first.lanes}
+        for after in last.lanes:
+            seconds = last.elapsed_s - first.elapsed_s
+            busy = after.busy_s - busy_before.get(after.name, 0.0)
             shares[after.name] = min(1.0, busy / seconds) if seconds > 0 else after.share
         return shares
 
@@ -84,8 +85,9 @@ def plain_line(status: RunStatus, rates: RecentRates) -> str:
         return f"moebatch: {status.phase}, {status.num_done}/{status.num_rows} rows"
     prompt, generated = rates.tokens_per_s()
     lanes = " ".join(f"{name} {share:.0%}" for name, share in rates.busy_shares().items())
+    name = "moebatch (emulated GPU)" if status.is_emulated else "moebatch"
     return (
-        f"moebatch: {status.num_done}/{status.num_rows} rows ({status.num_failed} failed), "
+        f"{name}: {status.num_done}/{status.num_rows} rows ({status.num_failed} failed), "
         f"{generated:.1f} tok/s generated, {prompt:.1f} tok/s prompt, "
         f"ETA {_eta(status)}, memory {format_bytes(status.memory_bytes)} of "
         f"{format_bytes(status.budget_bytes)}, busy: {lanes}, pass {_place(status)}"
@@ -114,6 +116,7 @@ class _LiveView:
             f"[bold]{status.num_done}[/]/{status.num_rows} rows{failed}",
             f"[cyan]ETA {_eta(status)}[/]",
             f"[dim]{format_duration(status.elapsed_s)} so far[/]",
+            "[yellow]emulated GPU[/]" if status.is_emulated else "",
         )
         return grid
 

@@ -8,7 +8,10 @@ from rich.table import Table
 
 from moebatch.job.status import RunStatus, RunSummary
 from moebatch.plan.prediction import Prediction
+from moebatch.report.timeline_view import waits_table
 from moebatch.units import format_bytes, format_duration, format_rate
+
+_NUM_WAITS = 3
 
 
 def summary_table(summary: RunSummary) -> RenderableType:
@@ -16,6 +19,8 @@ def summary_table(summary: RunSummary) -> RenderableType:
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="dim", justify="right")
     grid.add_column()
+    if summary.emulated is not None:
+        grid.add_row("[bold yellow]emulated[/]", escape(summary.emulated))
     grid.add_row("rows", _rows(summary))
     grid.add_row("output", escape(summary.output))
     for name, text in _speed(summary):
@@ -23,7 +28,8 @@ def summary_table(summary: RunSummary) -> RenderableType:
     for lane in summary.lanes:
         grid.add_row(lane.name, f"busy {format_duration(lane.busy_s)} ({lane.share:.0%})")
     grid.add_row("waiting", f"compute waited {format_duration(summary.waited_s)} for experts")
-    grid.add_row("read", _reading(summary))
+    if summary.bytes_read:
+        grid.add_row("read", _reading(summary))
     if summary.num_preempted:
         grid.add_row("sent back", f"{summary.num_preempted} sequences, when the cache was full")
     if summary.num_shrunk:
@@ -32,9 +38,12 @@ def summary_table(summary: RunSummary) -> RenderableType:
     grid.add_row("peak memory", _memory(summary))
     if summary.policy is not None:
         grid.add_row("policy", str(summary.policy))
-    if summary.prediction is None or not summary.run_s:
-        return Group("", grid)
-    return Group("", grid, "", _beside(summary, summary.prediction))
+    parts: list[RenderableType] = ["", grid]
+    if summary.waits is not None and summary.waits.names:
+        parts += ["", waits_table(summary.waits, _NUM_WAITS)]
+    if summary.prediction is not None and summary.run_s:
+        parts += ["", _beside(summary, summary.prediction)]
+    return Group(*parts)
 
 
 def failed_rows(summary: RunSummary) -> str:
@@ -108,8 +117,20 @@ def _figures(
             yield f"{lane.name} busy", busy_s, lane.busy_s, format_duration
     measured = summary.generated_tokens / summary.run_s
     yield "generated tok/s", expected.tokens_per_s, measured, lambda rate: f"{rate:.1f}"
-    peak = expected.peak_bytes["dram"]
-    yield "peak of dram", peak, summary.peak_bytes, format_bytes
+    yield from _peaks(summary, expected)
+
+
+def _peaks(
+    summary: RunSummary, expected: Prediction
+) -> Iterator[tuple[str, float, float, Callable[[float], str]]]:
+    peak, name = expected.peak_bytes["dram"], "peak of dram"
+    if summary.vram_peak_bytes is not None:
+        vram = expected.peak_bytes["vram"]
+        yield "peak of vram", vram, summary.vram_peak_bytes, format_bytes
+        if summary.emulated is not None:
+            # It is memory of the process like any other.
+            peak, name = peak + vram, "peak of dram and vram"
+    yield name, peak, summary.peak_bytes, format_bytes
 
 
 def _disk_rate(summary: RunSummary) -> str:

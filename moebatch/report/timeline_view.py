@@ -15,6 +15,9 @@ from moebatch.schedule.timeline import Timeline
 
 _BAR_LENGTH = 24
 _NUM_WAITS = 5
+_NUM_REASONS = 2
+_LEAST_SHARE = 0.005
+"""Of the time of a run; lanes that waited less for something are not said to have waited."""
 
 
 def simulation_view(
@@ -51,10 +54,13 @@ def comparison_table(timelines: Mapping[str, Timeline]) -> RenderableType:
 
 
 def waits_table(statistics: Statistics, count: int = _NUM_WAITS) -> RenderableType:
-    """What the lanes of a run waited for, and the longest waits of those that matter most."""
-    grid = _grid()
+    """What the lanes of a run waited for, and the longest waits of those that matter most.
+
+    Of each lane the main reasons, as far as they cost it some of the time.
+    """
+    grid, least_s = _grid(), _LEAST_SHARE * statistics.length_s
     for name in statistics.names:
-        for number, words in enumerate(_reasons(statistics.lanes[name])):
+        for number, words in enumerate(_reasons(statistics.lanes[name], least_s)):
             grid.add_row("" if number else escape(name), words)
     longest = statistics.longest_waits(statistics.main_lanes, count)
     for number, bubble in enumerate(longest):
@@ -131,9 +137,12 @@ def _main_reason(row: _Simulated, lane: LaneStatistics) -> str:
     return f"{escape(waits_words(kind))}, {seconds_text(seconds)}"
 
 
-def _reasons(lane: LaneStatistics) -> Iterator[str]:
+def _reasons(lane: LaneStatistics, least_s: float) -> Iterator[str]:
     """``waited 1.20 s for experts on their way``, longest first."""
-    for kind, seconds in sorted(lane.idle_s.items(), key=lambda pair: -pair[1]):
+    longest = sorted(lane.idle_s.items(), key=lambda pair: -pair[1])[:_NUM_REASONS]
+    for kind, seconds in longest:
+        if seconds < least_s:
+            return
         yield f"waited {seconds_text(seconds)} for {escape(waits_words(kind))}"
 
 

@@ -1,6 +1,6 @@
 """Which way keys and values go between where they live and where attention is computed."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Literal, NamedTuple
 
 from moebatch.schedule.task import Kind
@@ -15,6 +15,16 @@ class Hop(NamedTuple):
 
     source: LevelName
     target: LevelName
+
+
+class WindowName(NamedTuple):
+    """A pair of windows: for attention at `place`, in the memory of `level`.
+
+    Places share none: their micro-batches are in work at the same time.
+    """
+
+    place: Place
+    level: LevelName
 
 
 def route(home: LevelName, place: Place, *, with_vram: bool) -> Mapping[Kind, Hop]:
@@ -37,3 +47,18 @@ def route(home: LevelName, place: Place, *, with_vram: bool) -> Mapping[Kind, Ho
     if with_vram:
         return {Kind.KV_READ: Hop("disk", "dram"), Kind.KV_WRITE: Hop("dram", "disk")}
     return {Kind.KV_UP: Hop("disk", "dram"), Kind.KV_DOWN: Hop("dram", "disk")}
+
+
+def windows(
+    homes: Collection[LevelName], places: Collection[Place], *, with_vram: bool
+) -> set[WindowName]:
+    """Windows that layers with these homes need to attend at these places: at each stop of a route
+    that is not home."""
+    return {
+        WindowName(place, level)
+        for place in places
+        for home in set(homes)
+        for hop in route(home, place, with_vram=with_vram).values()
+        for level in hop
+        if level != home
+    }

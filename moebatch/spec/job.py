@@ -136,11 +136,18 @@ class ResourcesSection(Section):
     hardware: Hardware = "auto"
     """auto measures this machine; else the name of a profile that comes with moebatch, such as
     t4, or the path of one, which has a slash or ends in .yaml."""
+    device: Annotated[
+        Literal["auto", "cpu", "cuda", "emulate"], one_of("auto", "cpu", "cuda", "emulate")
+    ] = "auto"
+    """Where it is computed. auto: on the GPU, if there is one and the profile knows it. emulate: a
+    GPU is stood in for by main memory, with the capacity and the links of the profile; all
+    arithmetic is done by the CPU."""
 
     vram: Size = None
     """Bytes of GPU memory; None is all that is free. Means nothing without a GPU."""
     dram: Size = None
-    """Bytes of main memory; None is all that is free."""
+    """Bytes of main memory that the process takes, those of an emulated GPU among them; None is all
+    that is free."""
     disk: Size = None
     """Bytes on disk that the job may fill beside its output; None is all that is free."""
     threads: Threads = None

@@ -174,8 +174,11 @@ class ModelShape:
 
     def resident_layer_params(self, layer: int) -> int:
         """Numbers in a layer beside its experts: norms, attention, router, shared expert, MLP."""
+        return self._resident_params_of(is_moe=self.is_moe(layer))
+
+    def _resident_params_of(self, *, is_moe: bool) -> int:
         params = 2 * self.hidden_size + self.attention_params
-        if not self.is_moe(layer):
+        if not is_moe:
             return params + 3 * self.hidden_size * self.dense_width
         params += self.num_experts * (self.hidden_size + self.moe_bias)  # router
         if self.shared_expert_width:
@@ -186,8 +189,9 @@ class ModelShape:
     @property
     def resident_params(self) -> int:
         """Numbers outside the experts."""
-        layers = sum(map(self.resident_layer_params, range(self.num_layers)))
-        return self.embedding_params + layers
+        with_experts = len(self.moe_layers)
+        params = self.embedding_params + with_experts * self._resident_params_of(is_moe=True)
+        return params + (self.num_layers - with_experts) * self._resident_params_of(is_moe=False)
 
     @property
     def num_params(self) -> int:

@@ -3,25 +3,14 @@
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 
-from moebatch.schedule.kv_route import Place, route
+from moebatch.schedule.kv_route import Place, WindowName, windows
 from moebatch.spec.hardware import LevelName
 
 _HOST = torch.device("cpu")
 _MAIN: Place = "dram"
-
-
-class WindowName(NamedTuple):
-    """A pair of windows: for attention at `place`, in the memory of `level`.
-
-    Places share none: their micro-batches are in work at the same time.
-    """
-
-    place: Place
-    level: LevelName
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,11 +50,4 @@ class KvLayout:
     @property
     def windows(self) -> set[WindowName]:
         """Those that are needed: at each stop of a route that is not home."""
-        return {
-            WindowName(place, level)
-            for place in self.places
-            for home in set(self.levels)
-            for hop in route(home, place, with_vram=self.with_vram).values()
-            for level in hop
-            if level != home
-        }
+        return windows(self.levels, self.places, with_vram=self.with_vram)

@@ -1,11 +1,11 @@
 """Keys and values on every level, and windows for layers that live elsewhere than they attend."""
 
-from moebatch.schedule.kv_route import Hop, Place, route
+from moebatch.schedule.kv_route import Hop, Place, WindowName, route
 from moebatch.schedule.task import Kind
 from moebatch.spec.hardware import LevelName
 from moebatch.spec.policy import PAGE_TOKENS
 from moebatch.store.kv_disk import KvFile
-from moebatch.store.kv_layout import KvLayout, WindowName
+from moebatch.store.kv_layout import KvLayout
 from moebatch.store.kv_moves import Moves
 from moebatch.store.kv_tensors import KvRoom, KvShape, KvTensors
 from moebatch.store.kv_view import KvView

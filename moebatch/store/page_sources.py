@@ -94,7 +94,7 @@ class MemoryPages:
         stop = start + len(room)
         copy_parts(self._layout.parts(start, stop), self._bytes, room, start)
         if stop == self._layout.num_bytes:
-            self._wait_for_copies(room)
+            self._wait_for_copies(key, room)
             self.forget()
 
     def forget(self) -> None:
@@ -106,9 +106,11 @@ class MemoryPages:
     def close(self) -> None:
         """The store below has an owner of its own."""
 
-    def _wait_for_copies(self, room: Tensor) -> None:
+    def _wait_for_copies(self, key: ExpertKey, room: Tensor) -> None:
         """An expert that only passes through must not be overwritten on its way to a GPU."""
-        if room.device.type == "cuda" and self._store.is_pinned:
+        with self._store.changed:
+            stays = self._store.slots.state(key) == "resident"
+        if room.device.type == "cuda" and self._store.is_pinned and not stays:
             torch.cuda.current_stream(room.device).synchronize()
 
 

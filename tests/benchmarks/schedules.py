@@ -11,7 +11,7 @@ it is not told anything of the schedules that it predicts.
 import argparse
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from moebatch.engine.build import build_engine
 from moebatch.engine.device import Device
 from moebatch.engine.model_files import ModelFiles, open_model
+from moebatch.engine.pass_log import PassLog
 from moebatch.plan.setup import room_of, setup_of
 from moebatch.schedule.names import PAGED
 from moebatch.schedule.request import Sweep
@@ -46,30 +47,12 @@ class NoText:
         return ""
 
 
-@dataclass
-class RoutingLog:
-    """What gates chose, by pass and layer; rows of a pass as in the run."""
-
-    passes: list[dict[int, NDArray[np.integer]]] = field(default_factory=list)
-    num_rows: int = 0
-
-    def begin_pass(self, num_rows: int) -> None:
-        self.num_rows = num_rows
-        self.passes.append({})
-
-    def observe(self, layer: int, rows: slice, experts_RK: NDArray[np.integer]) -> None:
-        known = self.passes[-1].setdefault(
-            layer, np.zeros((self.num_rows, experts_RK.shape[1]), np.int64)
-        )
-        known[rows] = experts_RK
-
-
 @dataclass(frozen=True)
 class Executed:
-    """A run: its timeline and its routing."""
+    """A run: its timeline and what its passes had to do."""
 
     timeline: Timeline
-    routing: RoutingLog
+    log: PassLog
 
     @property
     def decode_s(self) -> float:
@@ -90,7 +73,6 @@ class Bench:
     def run(self, name: str) -> Executed:
         """All sequences of one batch, from prompts to last tokens."""
         policy = self.of(name)
-        routing = RoutingLog()
         built = build_engine(
             self.files,
             policy,
@@ -99,15 +81,14 @@ class Bench:
             job_seed=0,
             max_tokens=self.prompt_tokens + self.new_tokens,
             device=self.device,
-            observer=routing,
             num_traced_passes=10**6,
         )
         try:
             with torch.inference_mode():
                 outcomes = list(built.engine.run(self.requests()))
             assert all(outcome.error is None for outcome in outcomes)
-            assert built.recorder is not None
-            return Executed(built.recorder.timeline, routing)
+            assert built.recorder is not None and built.log is not None
+            return Executed(built.recorder.timeline, built.log)
         finally:
             built.close()
 
@@ -124,7 +105,9 @@ class Bench:
                 index=i,
                 custom_id=str(i),
                 prompt_tokens=tuple(
-                    torch.randint(3, vocabulary, (self.prompt_tokens,), generator=generator).tolist()
+                    torch.randint(
+                        3, vocabulary, (self.prompt_tokens,), generator=generator
+                    ).tolist()
                 ),
                 sampling=Sampling(temperature=0.0, max_tokens=self.new_tokens, ignore_eos=True),
             )
@@ -165,64 +148,56 @@ class Prices:
 class World:
     """Passes of a run again, for the simulator."""
 
-    bench: Bench
     policy: Policy
     setup: Setup
-    routing: RoutingLog
+    log: PassLog
     prices: Prices | None = None
     number: int = 0
-    walk_start: int = 0
     first_pass: int = 1 + WARM_UP_PASSES
     walks_per_pass: int = 1
 
     def begin_pass(self, number: int) -> Sweep:
         self.number = self.first_pass + number
-        count = self.policy.num_micro_batches
-        on_cpu = (not self.policy.attention_on_gpu,) * count
-        return Sweep(num_micro_batches=count, on_cpu=on_cpu)
+        on_cpu = self.log.passes[self.number].on_cpu
+        return Sweep(num_micro_batches=len(on_cpu), on_cpu=on_cpu)
 
-    def experts(self, number: int, layer: int, k: int | None) -> NDArray[np.integer]:
-        chosen = self.routing.passes[number][layer]
-        if k is None:
-            return chosen
-        size = self.policy.micro_batch_size
-        return chosen[k * size : (k + 1) * size]
+    def rows(self, number: int, layer: int, k: int | None) -> NDArray[np.float64]:
+        batches = range(self.policy.num_micro_batches) if k is None else [k]
+        return sum(self.log.rows(number, layer, batch, 0) for batch in batches)
 
     def chosen(self, step: int, micro_batch: int) -> list[int]:
-        layer = self.setup.layer(step)
-        return sorted(set(self.experts(self.number, layer, micro_batch).flatten().tolist()))
+        rows = self.rows(self.number, self.setup.layer(step), micro_batch)
+        return [int(e) for e in np.flatnonzero(rows)]
 
     def ranked(self, step: int) -> list[int]:
-        layer = self.setup.layer(step)
-        before = [self.experts(n, layer, None).flatten() for n in range(1, self.number)]
-        counts = np.bincount(np.concatenate(before), minlength=self.setup.num_experts)
-        return [int(e) for e in np.argsort(-counts, kind="stable")]
+        return list(self.log.ranked(self.setup.layer(step), None))
 
     def rows_of(self, task: Task) -> int:
         """Rows of an expert's task of the run; its pass follows from its step."""
         number = task.step // (self.setup.num_layers * self.walks_per_pass)
-        if number >= len(self.routing.passes):
+        if number >= len(self.log.passes) or number == 0:
             return 0
-        layer = self.setup.layer(task.step)
-        chosen = self.experts(number, layer, task.micro_batch)
-        return int((chosen == task.expert).sum())
+        return int(self.rows(number, self.setup.layer(task.step), task.micro_batch)[task.expert])
 
     def seconds(self, task: Task) -> float:
         assert self.prices is not None
         if task.kind is Kind.EXPERT:
-            layer = self.setup.layer(task.step)
-            chosen = self.experts(self.number, layer, task.micro_batch)
-            return self.prices.expert_s(int((chosen == task.expert).sum()))
-        return self.prices.by_kind[task.kind]
+            rows = self.rows(self.number, self.setup.layer(task.step), task.micro_batch)
+            return self.prices.expert_s(int(rows[task.expert]))
+        share = 1 / (task.num_pages or 1) if task.kind in (Kind.PAGE, Kind.STAGE) else 1.0
+        return share * self.prices.by_kind[task.kind]
 
 
 def world_of(bench: Bench, name: str, executed: Executed) -> World:
     policy = bench.of(name)
     setup = setup_of(
-        bench.files.shape, policy, with_vram=True, has_staging=bench.device.pace("staging") is not None
+        bench.files.shape,
+        policy,
+        with_vram=True,
+        has_staging=bench.device.pace("staging") is not None,
     )
     walks = policy.num_micro_batches if name == "simple" else 1
-    return World(bench, policy, setup, executed.routing, walks_per_pass=walks)
+    return World(policy, setup, executed.log, walks_per_pass=walks)
 
 
 def simulated_s(bench: Bench, name: str, executed: Executed, prices: Prices) -> float:
@@ -280,12 +255,14 @@ def main() -> None:
     names = options.schedules.split(",")
     print(f"{sequences} sequences, {options.batches} batches, {slots} slots, {format_rate(rate)}")
 
-    calibrated = [(name, bench.run(name)) for name in ("ondemand", "simple", "fastdecode")]
-    prices = Prices.of([(run, world_of(bench, name, run)) for name, run in calibrated[:2]])
-    paged = Prices.of([(calibrated[2][1], world_of(bench, "fastdecode", calibrated[2][1]))][:0])
-    del paged
-    print("measured beforehand:", {str(k): f"{1e3 * s:.2f} ms" for k, s in prices.by_kind.items()})
-    print("experts:", [(r, f"{1e3 * s:.2f}") for r, s in prices.expert_points][:12])
+    calibrated = {name: bench.run(name) for name in ("ondemand", "simple", "fastdecode")}
+    worlds = {name: (run, world_of(bench, name, run)) for name, run in calibrated.items()}
+    prices = Prices.of([worlds["ondemand"], worlds["simple"]])
+    paged = Prices.of([worlds["fastdecode"]])
+    for known in (prices, paged):
+        kinds = {str(kind): f"{1e3 * s:.2f} ms" for kind, s in known.by_kind.items()}
+        print("measured beforehand:", kinds)
+    print("experts by rows:", [(rows, f"{1e3 * s:.2f} ms") for rows, s in prices.expert_points])
     executed: dict[str, list[Executed]] = defaultdict(list)
     for _ in range(options.rounds):
         for name in names:
@@ -294,10 +271,8 @@ def main() -> None:
     for name in names:
         runs = executed[name]
         seconds = median(run.decode_s for run in runs)
-        known = prices if name not in PAGED else None
-        expected = (
-            median(simulated_s(bench, name, run, known) for run in runs) if known else float("nan")
-        )
+        known = paged if name in PAGED else prices
+        expected = median(simulated_s(bench, name, run, known) for run in runs)
         ratio = f"{before / seconds:.2f} x the one before" if before else ""
         print(
             f"{name:>12}  {1e3 * seconds:8.1f} ms a pass  simulated {1e3 * expected:8.1f} ms "

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from moebatch.engine.build import BuiltEngine, build_engine
-from moebatch.engine.device import Device
+from moebatch.engine.device import IN_MAIN_MEMORY, Device
 from moebatch.engine.model_files import open_model
 from moebatch.schedule.check import check_timeline
 from moebatch.schedule.names import SCHEDULES
@@ -45,7 +45,12 @@ def expected(tiny_checkpoint: Callable[..., Path]) -> Callable[[str], list[tuple
 
 
 def run(
-    folder: Path, chosen: Policy, rows: Sequence[Request], **options: object
+    folder: Path,
+    chosen: Policy,
+    rows: Sequence[Request],
+    *,
+    clock_s: float = 1e-9,
+    **options: object,
 ) -> tuple[list[Outcome], BuiltEngine]:
     """Outcomes in input order; every timeline and every owner checked."""
     built = build_engine(
@@ -64,7 +69,7 @@ def run(
         built.experts.check_integrity()
         built.cache.check_integrity()
         assert built.recorder is not None
-        check_timeline(built.recorder.timeline)
+        check_timeline(built.recorder.timeline, clock_s=clock_s)
     finally:
         built.close()
     return sorted(outcomes, key=lambda outcome: outcome.request.index), built
@@ -84,14 +89,14 @@ def test_in_main_memory_every_schedule_equals_transformers(
 
 
 def gpu_policy(
-    *, vram: float = 0.3, disk: float = 0.0, kv: Placement = Placement(dram=1.0), **changes: object
+    *, vram: float = 0.3, disk: float = 0.0, kv: Placement | None = None, **changes: object
 ) -> Policy:
     weights = Placement(vram=vram, dram=1 - vram - disk, disk=disk)
     return replace(
         policy(),
         **{
             "weights": weights,
-            "kv_cache": kv,
+            "kv_cache": kv or Placement(dram=1.0),
             "ffn_on_gpu": True,
             "attention_on_gpu": True,
             "num_slots": 16,
@@ -148,3 +153,44 @@ def test_on_an_emulated_gpu_every_schedule_equals_transformers(
             tiny_checkpoint(family), chosen, requests(), device=emulated(), scratch=tmp_path
         )
         assert tokens_of(outcomes) == expected(family), title
+
+
+@pytest.mark.parametrize("device", [IN_MAIN_MEMORY, "emulated"], ids=["memory", "emulated"])
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_hundreds_of_sequences_equal_the_plain_driver(
+    tiny_checkpoint: Callable[..., Path],
+    hundreds: tuple[list[Request], list[tuple[int, ...]]],
+    tmp_path: Path,
+    name: str,
+    device: Device | str,
+) -> None:
+    rows, expected_tokens = hundreds
+    many = {"batch_size": 300, "micro_batch_size": 70, "tokens_per_pass": 700, "num_kv_pages": 320}
+    if isinstance(device, Device):
+        chosen, options = policy(resident=0.4, num_slots=5, **many), {}
+    else:
+        chosen = gpu_policy(attention_on_gpu=name not in ("cgopipe", "fastdecode"), **many)
+        options = {"device": emulated()}
+    outcomes, _ = run(tiny_checkpoint("mixtral"), replace(chosen, schedule=name), rows, **options)
+    assert tokens_of(outcomes) == expected_tokens
+
+
+@pytest.fixture(scope="module")
+def hundreds(
+    tiny_checkpoint: Callable[..., Path],
+) -> tuple[list[Request], list[tuple[int, ...]]]:
+    """Rows and what the plain driver makes of them, a few at a time."""
+    rows = requests([1 + i % 9 for i in range(300)], max_tokens=3)
+    built = build_engine(
+        open_model(tiny_checkpoint("mixtral"), "float32"),
+        policy(),
+        decoder=TokenText(),
+        end_tokens=frozenset(),
+        job_seed=0,
+        max_tokens=512,
+        plain=True,
+    )
+    with torch.inference_mode():
+        outcomes = list(built.engine.run(rows))
+    built.close()
+    return rows, tokens_of(sorted(outcomes, key=lambda outcome: outcome.request.index))

@@ -10,7 +10,8 @@ import pytest
 
 from moebatch.engine.model_files import open_model
 from moebatch.errors import ConfigError, DoesNotFit
-from moebatch.job.planning import JobPlan, job_problem, job_profile, plan_job
+from moebatch.job.options import RunOptions
+from moebatch.job.planning import JobPlan, job_problem, measured_machine, plan_job
 from moebatch.job.question import job_question
 from moebatch.job.recalibrate import lesson
 from moebatch.job.run import JobRun
@@ -55,8 +56,9 @@ def write_job(folder: Path, model: Path, *, num_rows: int = 7, **resources: obje
 
 def planned(job: Job, given: PolicyFile | None = None) -> JobPlan:
     files = open_model(job.model.path, job.model.dtype)
-    profile, _ = job_profile(job, files, print)
-    return plan_job(job_problem(job, files, WORKLOAD, profile.hardware()), given)
+    machine = measured_machine(job, files, print)
+    problem = job_problem(job, files, WORKLOAD, machine.hardware(), machine.kind)
+    return plan_job(problem, given)
 
 
 def a_policy(**changes: object) -> PolicyFile:
@@ -68,9 +70,9 @@ def a_policy(**changes: object) -> PolicyFile:
 
 def test_a_machine_without_profile_is_planned_with_rough_figures_and_a_note(job: Job) -> None:
     files = open_model(job.model.path, job.model.dtype)
-    profile, notes = job_profile(job, files, print)
-    assert profile.name == "generic-cpu"
-    assert any("moebatch profile" in note for note in notes)
+    machine = measured_machine(job, files, print)
+    assert machine.profile.name == "generic-cpu"
+    assert any("moebatch profile" in note for note in machine.notes)
 
 
 def test_the_profile_that_a_job_names_is_used(tmp_path: Path, job: Job) -> None:
@@ -78,14 +80,14 @@ def test_the_profile_that_a_job_names_is_used(tmp_path: Path, job: Job) -> None:
     (tmp_path / "mine.yaml").write_text(text)
     named = write_job(tmp_path, job.model.path, hardware="mine.yaml")
     files = open_model(job.model.path, job.model.dtype)
-    assert job_profile(named, files, print)[0].name == "mine"
+    assert measured_machine(named, files, print).profile.name == "mine"
     t4 = write_job(tmp_path, job.model.path, hardware="t4")
     assert planned(t4).problem.hardware.vram is None, "runs are computed in main memory"
 
 
 def test_a_given_policy_is_run(job: Job) -> None:
     told: list[str] = []
-    summary = JobRun(job, told.append, policy=a_policy()).execute()
+    summary = JobRun(job, told.append, RunOptions(policy=a_policy())).execute()
     assert summary.num_rows == 7 and summary.num_failed == 0
     assert summary.policy is not None and summary.policy.batch_size == 4
     assert any("up to 4 sequences" in line for line in told)
@@ -93,7 +95,7 @@ def test_a_given_policy_is_run(job: Job) -> None:
 
 def test_planned_and_given_policies_give_the_same_answers(job: Job) -> None:
     def answers(given: PolicyFile | None) -> list[str]:
-        JobRun(job, lambda line: None, policy=given).execute()
+        JobRun(job, lambda line: None, RunOptions(policy=given)).execute()
         lines = job.output.path.read_text().splitlines()
         return [json.loads(line)["response"]["text"] for line in lines]
 
@@ -105,9 +107,9 @@ def test_planned_and_given_policies_give_the_same_answers(job: Job) -> None:
     [
         ({"attention_on_gpu": True}, "policy.attention_on_gpu"),
         ({"ffn_on_gpu": True, "weights": Placement(vram=0.5, dram=0.5)}, "policy.weights.vram"),
-        ({"kv_cache": Placement(dram=0.5, disk=0.5)}, "policy.kv_cache.disk"),
+        ({"ffn_on_gpu": True, "kv_cache": Placement(vram=0.5, dram=0.5)}, "policy.kv_cache.vram"),
         ({"batching": "static", "tokens_per_pass": None}, "policy.batching"),
-        ({"schedule": "cgopipe"}, "policy.schedule"),
+        ({"num_slots": 0}, "policy.num_slots"),
     ],
 )
 def test_policies_that_cannot_be_run_are_refused_by_their_keys(

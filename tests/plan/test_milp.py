@@ -100,7 +100,7 @@ def test_coefficients_are_those_of_cost_and_footprint_everywhere(
     asked: Problem, data: st.DataObject
 ) -> None:
     """Both are affine in the shares, so what the corners say holds between them."""
-    from moebatch.plan.affine import placement
+    from moebatch.plan.affine import footprints_in_parts, placement
     from moebatch.plan.bounds import seconds_under
 
     (item, *_) = few_items(asked, data)
@@ -112,7 +112,7 @@ def test_coefficients_are_those_of_cost_and_footprint_everywhere(
     assert seconds_per_sequence(item, shares) == pytest.approx(
         seconds_under(asked, candidate, policy), rel=1e-6
     )
-    for level, footprint in asked.footprints(policy).items():
+    for level, footprint in footprints_in_parts(asked, candidate, policy).items():
         assert item.memory[level].at(shares) == pytest.approx(footprint.total_bytes, abs=1e5)
 
 
@@ -146,7 +146,8 @@ def test_the_checker_finds_what_is_wrong() -> None:
     assert any("per sequence" in found for found in violations(asked, slower))
     everything_above = replace(solution, shares=dict.fromkeys(solution.shares, 0.0))
     assert any(found.startswith("vram") for found in violations(asked, everything_above))
-    too_much = replace(solution, shares=dict.fromkeys(solution.shares, 0.8))
+    asked_for_more = dict.fromkeys([("weights", "dram"), ("weights", "disk")], 0.8)
+    too_much = replace(solution, shares=asked_for_more)
     assert any("sum to" in found for found in violations(asked, too_much))
     smaller = asked.with_capacity("dram", 20 * GIB)
     assert any(found.startswith("dram") for found in violations(smaller, solution))

@@ -108,12 +108,12 @@ def test_no_candidate_is_much_better_when_replayed() -> None:
     planned = best_policy(asked)
     chosen = predict(asked, planned.policy).job_time_s
     assert chosen is not None
-    from moebatch.plan.planner import ranked_candidates, screen, whole_units
+    from moebatch.plan.planner import ranked_candidates, screen
+    from moebatch.plan.whole import whole_policy
 
-    others = (
-        predict(asked, whole_units(asked, item.candidate, limits.shares)).job_time_s
-        for item, limits in screen(asked, ranked_candidates(asked, slots=6))
-    )
+    near = screen(asked, ranked_candidates(asked, slots=6))
+    policies = (whole_policy(asked, item.candidate, limits.shares) for item, limits in near)
+    others = (predict(asked, policy).job_time_s for policy in policies if policy is not None)
     assert chosen <= 1.06 * min(time for time in others if time is not None)
 
 

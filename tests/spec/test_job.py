@@ -241,7 +241,7 @@ WRONG = [
     (
         "resources",
         "gpus: 1",
-        "unknown key; allowed are hardware, vram, dram, disk, threads",
+        "unknown key; allowed are hardware, device, vram, dram, disk, threads",
     ),
     ("resources", "dram: 12GiBB", SIZE + "'12GiBB'"),
     ("resources", "dram: 0", SIZE + "0"),

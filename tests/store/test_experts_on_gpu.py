@@ -14,7 +14,10 @@ from moebatch.store.paged_experts import PagedExperts
 from tests.store.expert_files import KEYS, NUM_EXPERTS, NUM_LAYERS, assert_is, write_experts
 from tests.store.two_levels import TwoLevels
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU"),
+]
 
 
 @pytest.mark.parametrize(("stages", "pinned"), [(True, False), (False, True), (False, False)])

@@ -1,0 +1,107 @@
+"""What the first passes of a run had to do, so that the same passes can be simulated.
+
+Shape letters: E experts, R rows, K experts per token.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moebatch.engine.layout import Group, Layout
+from moebatch.plan.load import PassLoad
+from moebatch.plan.sim_passes import MicroBatches
+from moebatch.plan.skew import SkewedRouting
+from moebatch.predict.predictor import Chosen
+from moebatch.spec.hardware import LevelName
+from moebatch.spec.shape import ModelShape
+
+_WORTH_HAVING = 0.5
+
+
+class PassLog:
+    """Keeps loads and routing of the first passes; the routing of a simulation of them.
+
+    Observes gates where a schedule hears of them. What it has not heard, it makes up evenly.
+    """
+
+    def __init__(self, shape: ModelShape, num_passes: int) -> None:
+        self.passes: list[MicroBatches] = []
+        self._num_passes = num_passes
+        self._layout: Layout | None = None
+        self._rows: dict[tuple[int, int, int], NDArray[np.float64]] = {}
+        self._chosen: dict[int, NDArray[np.float64]] = {}
+        self._num_tokens: dict[int, int] = {}
+        self._even = SkewedRouting(shape=shape)
+        self._num_experts = shape.num_experts
+
+    def begin(self, layout: Layout, compute: LevelName) -> None:
+        """A pass of that layout begins, where everything but attention is computed at a level."""
+        self._layout = layout if len(self.passes) < self._num_passes else None
+        if self._layout is not None:
+            on_cpu = tuple(group.place != compute for group in layout.groups)
+            loads = _loads(layout)
+            self.passes.append(MicroBatches(loads=loads, on_cpu=on_cpu))
+
+    # --- as an observer -------------------------------------------------------------------------
+
+    def begin_pass(self, num_rows: int) -> None:
+        """Told by `begin`, which knows more."""
+
+    def observe(self, layer: int, rows: slice, experts_RK: Chosen) -> None:
+        """The gate of `layer` has spoken for those rows."""
+        if self._layout is None:
+            return
+        number = len(self.passes) - 1
+        for k, group in enumerate(self._layout.groups):
+            first, last = max(rows.start, group.rows.start), min(rows.stop, group.rows.stop)
+            if first < last:
+                counts_E = self._count(experts_RK[first - rows.start : last - rows.start])
+                self._rows[number, layer, k] = counts_E + self._rows.get((number, layer, k), 0.0)
+                self._chosen[layer] = counts_E + self._chosen.get(layer, 0.0)
+                self._num_tokens[layer] = self._num_tokens.get(layer, 0) + last - first
+
+    # --- as the routing of a simulation ---------------------------------------------------------
+
+    def rows(self, number: int, layer: int, micro_batch: int, tokens: float) -> NDArray[np.float64]:
+        """Tokens of each expert, [E]."""
+        known = self._rows.get((number, layer, micro_batch))
+        return self._even.rows(number, layer, micro_batch, tokens) if known is None else known
+
+    def ranked(self, layer: int, tokens: float | None) -> Sequence[int]:
+        """Experts by how often they were chosen: all, or those likelier than not to be chosen by
+        one of so many tokens."""
+        counts_E = self._chosen.get(layer)
+        if counts_E is None:
+            return self._even.ranked(layer, tokens)
+        order = np.argsort(-counts_E, kind="stable")
+        if tokens is not None:
+            chances_E = counts_E[order] / self._num_tokens[layer]
+            order = order[1 - (1 - chances_E) ** max(1.0, tokens) > _WORTH_HAVING]
+        return [int(expert) for expert in order]
+
+    def _count(self, experts_RK: Chosen) -> NDArray[np.float64]:
+        counts_E = np.bincount(experts_RK.reshape(-1), minlength=self._num_experts)
+        return counts_E.astype(np.float64)
+
+
+def _loads(layout: Layout) -> tuple[PassLoad, ...]:
+    """What each micro-batch has to do."""
+    ends = [row for _, row in layout.ends]
+    return tuple(_load(group, ends) for group in layout.groups)
+
+
+def _load(group: Group, ends: Sequence[int]) -> PassLoad:
+    decoding = [span for span in group.spans if span.num_tokens == 1]
+    prompts = [span for span in group.spans if span.num_tokens > 1]
+    return PassLoad(
+        decode_sequences=len(decoding),
+        decode_positions=sum(span.context + 1 for span in decoding),
+        prompt_tokens=sum(span.num_tokens for span in prompts),
+        prompt_pairs=sum(
+            span.num_tokens * span.context + span.num_tokens * (span.num_tokens + 1) / 2
+            for span in prompts
+        ),
+        prompt_context=sum(span.context for span in prompts),
+        logits_rows=sum(group.rows.start <= row < group.rows.stop for row in ends),
+    )

@@ -1,0 +1,58 @@
+"""A policy made to fit the schedule that it is run with."""
+
+from dataclasses import replace
+
+from moebatch.errors import DoesNotFit
+from moebatch.plan.problem import Problem
+from moebatch.plan.refusal import too_large
+from moebatch.plan.setup import slots_wanted
+from moebatch.schedule.names import PAGED
+from moebatch.spec.policy import Placement, Policy
+
+
+def with_room(problem: Problem, policy: Policy) -> Policy:
+    """The policy with slots for the two halves of a buffer that a paged schedule has anyway."""
+    if policy.schedule not in PAGED:
+        return policy
+    wanted = slots_wanted(problem.shape, policy, with_vram=problem.with_vram)
+    return replace(policy, num_slots=max(policy.num_slots, wanted))
+
+
+def fitted(problem: Problem, policy: Policy) -> Policy:
+    """The same, with fewer experts where they are computed if they leave no room otherwise.
+
+    Raises DoesNotFit if none of them would leave enough.
+    """
+    step = len(problem.shape.moe_layers)
+    home = policy.weights.vram if problem.with_vram else policy.weights.dram
+    num_resident = round(home * problem.num_experts)
+    while True:
+        roomy = with_room(problem, policy)
+        excess = too_large(problem, roomy)
+        if excess is None:
+            return roomy
+        if num_resident == 0:
+            advice = "raise these budgets, or take another schedule"
+            raise DoesNotFit(f"schedule {policy.schedule}: {excess}\n{advice}")
+        num_resident = max(0, num_resident - step)
+        policy = _with_residents(problem, policy, num_resident)
+
+
+def slot_notes(problem: Problem, policy: Policy) -> tuple[str, ...]:
+    """What a schedule does otherwise than its paper says, for want of slots."""
+    wanted = slots_wanted(problem.shape, policy, with_vram=problem.with_vram)
+    if policy.num_slots >= wanted:
+        return ()
+    return (
+        f"{policy.schedule} wants {wanted} slots to work as its paper says; the policy has "
+        f"{policy.num_slots}, so what does not fit comes later, or again for every micro-batch",
+    )
+
+
+def _with_residents(problem: Problem, policy: Policy, num_resident: int) -> Policy:
+    """What does not stay where it is computed moves to the next level below."""
+    share, weights = num_resident / problem.num_experts, policy.weights
+    if not problem.with_vram:
+        return replace(policy, weights=Placement(dram=share, disk=1 - share))
+    below = Placement(vram=share, dram=1 - share - weights.disk, disk=weights.disk)
+    return replace(policy, weights=below)

@@ -1,0 +1,59 @@
+"""What the lanes of a run have done, as reports show it."""
+
+import re
+
+from moebatch.engine.build import BuiltEngine
+from moebatch.job.status import LaneTime
+from moebatch.schedule.lane_statistics import LAUNCH, LaneStatistics
+from moebatch.schedule.statistics import PROCESSORS, Statistics, in_order
+from moebatch.schedule.task import Kind
+
+DISK = "disk->dram"
+_READER = re.compile(re.escape(DISK) + r"( \(\d+\))?")
+"""Several readers keep a disk busy; together they are one lane."""
+_EXPERTS_COMING = (Kind.CHUNK, Kind.FETCH, Kind.STAGE, Kind.PAGE, Kind.BLOCK)
+
+
+def lane_times(built: BuiltEngine, elapsed_s: float) -> tuple[LaneTime, ...]:
+    """Busy seconds of every lane that has done something."""
+    reads = built.experts.statistics
+    if built.recorder is None:
+        busy = {"cpu": max(0.0, elapsed_s - reads.waited_s), DISK: reads.busy.total_s}
+    else:
+        lanes = built.recorder.statistics.lanes
+        busy = {name: lanes[name].busy_s for name in list(lanes) if not _READER.fullmatch(name)}
+        if "gpu" not in busy and "cpu" in busy:
+            # It is the thread that launches: what it does between tasks is work too.
+            busy["cpu"] = max(0.0, elapsed_s - _waits_s(lanes["cpu"]))
+        if reads.num_bytes:
+            busy[DISK] = reads.busy.total_s
+    return tuple(
+        LaneTime(name=name, busy_s=busy[name], elapsed_s=elapsed_s) for name in in_order(busy)
+    )
+
+
+def waited_s(built: BuiltEngine) -> float:
+    """Seconds in which what computes experts waited for them."""
+    if built.recorder is None:
+        return built.experts.statistics.waited_s
+    lane = _main_lane(built.recorder.statistics)
+    return sum(lane.idle_s.get(kind, 0.0) for kind in _EXPERTS_COMING) if lane else 0.0
+
+
+def without_readers(statistics: Statistics) -> Statistics:
+    """The same without the readers of a disk, whose rows say little one by one."""
+    shown = Statistics(
+        num_layers=statistics.num_layers, since_s=statistics.since_s, until_s=statistics.until_s
+    )
+    for name in list(statistics.lanes):
+        if not _READER.fullmatch(name):
+            shown.lanes[name] = statistics.lanes[name]
+    return shown
+
+
+def _waits_s(lane: LaneStatistics) -> float:
+    return sum(seconds for kind, seconds in list(lane.idle_s.items()) if kind != LAUNCH)
+
+
+def _main_lane(statistics: Statistics) -> LaneStatistics | None:
+    return next((statistics.lanes[name] for name in PROCESSORS if name in statistics.lanes), None)

@@ -1,0 +1,146 @@
+"""The machine that a job runs on: its figures, and where it computes."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+
+from moebatch.engine.device import DeviceKind
+from moebatch.errors import ConfigError, Fault
+from moebatch.spec.hardware import Basis, Dtype, Hardware, LinkName, Processor, RateCurve
+from moebatch.spec.job import Job
+from moebatch.spec.profile import HardwareProfile, load_profile
+
+NotedProfile = tuple[HardwareProfile, tuple[str, ...]]
+"""A profile and what to know about it."""
+_GPU_LINKS: tuple[LinkName, ...] = ("dram->vram", "vram->dram")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobMachine:
+    """Profiles that a job is planned with."""
+
+    kind: DeviceKind
+    profile: HardwareProfile
+    """The one that the job names, or that of this machine."""
+    own: HardwareProfile | None = None
+    """That of this machine, where the GPU of `profile` is emulated on it."""
+    notes: tuple[str, ...] = ()
+
+    def hardware(self, basis: Basis = "achieved") -> Hardware:
+        """What the job has: without the GPU, if it is not used."""
+        hardware = self.profile.hardware(basis)
+        if self.own is not None:
+            return emulated_hardware(hardware, self.own.hardware(basis))
+        return hardware.without("vram") if self.kind == "cpu" else hardware
+
+
+def job_machine(job: Job, own: Callable[[], NotedProfile]) -> JobMachine:
+    """Where the job computes, by its ``resources.device``. `own` gives this machine's profile.
+
+    Raises ConfigError if a profile is missing, wrong, or lacks the GPU that is asked for.
+    """
+    named = _named_profile(job)
+    profile, notes = own() if named is None else (named, ())
+    kind = _kind(job, profile)
+    if kind == "emulate":
+        mine, known = own()
+        return JobMachine(
+            kind=kind, profile=profile, own=mine, notes=(*known, *_about_emulation(profile))
+        )
+    if kind == "cpu" and "vram" in profile.levels:
+        unused = f"runs are computed in main memory; the GPU of {profile.name} is not used"
+        notes = (*notes, unused)
+    return JobMachine(kind=kind, profile=profile, notes=notes)
+
+
+def require_device(job: Job) -> None:
+    """Raises ConfigError for what is wrong with the device of a job, whatever this machine may be
+    measured to do."""
+    profile = _named_profile(job)
+    if profile is not None:
+        _kind(job, profile)
+
+
+def emulated_hardware(gpu: Hardware, own: Hardware) -> Hardware:
+    """A machine with a GPU, as far as this one can be it.
+
+    Capacities of ``vram`` and ``dram``, and links of the GPU, are those of `gpu`: they are enforced
+    and paced. Arithmetic is that of this machine's CPU at both levels, and the disk is its own.
+    """
+    assert gpu.vram is not None, "there is a GPU to emulate"
+    levels = {
+        "vram": replace(gpu.vram, processor=own.dram.processor),
+        "dram": replace(own.dram, capacity_bytes=gpu.dram.capacity_bytes),
+        "disk": own.disk,
+    }
+    links = {name: link for name, link in own.links.items() if "vram" not in name}
+    links |= {name: gpu.links[name] for name in _GPU_LINKS}
+    return Hardware(
+        name=f"{gpu.name} (emulated)",
+        title=f"{gpu.title}, emulated on {own.name}",
+        levels={name: level for name, level in levels.items() if level is not None},  # type: ignore[misc]
+        links=links,
+    )
+
+
+def sharing_cores(hardware: Hardware, share: float) -> Hardware:
+    """The same machine where each processor has but a share of its cores, from 0 to 1."""
+    levels = {
+        name: replace(level, processor=level.processor and _slower(level.processor, share))
+        for name, level in hardware.levels.items()
+    }
+    return replace(hardware, levels=levels)
+
+
+def _slower(processor: Processor, share: float) -> Processor:
+    def scaled(curves: Mapping[Dtype, RateCurve]) -> dict[Dtype, RateCurve]:
+        return {dtype: curve.scaled(share) for dtype, curve in curves.items()}
+
+    return Processor(
+        gemm=scaled(processor.gemm),
+        gemm_streamed=scaled(processor.gemm_streamed),
+        bandwidth=processor.bandwidth * share,
+        attention_bandwidth=processor.attention_bandwidth * share,
+        attention_flops=processor.attention_flops * share,
+        elementwise_bandwidth=processor.elementwise_bandwidth * share,
+        sequence_s=processor.sequence_s / share,
+    )
+
+
+def _named_profile(job: Job) -> HardwareProfile | None:
+    asked, named = job.resources.device, job.resources.hardware
+    if asked == "cuda" and not torch.cuda.is_available():
+        raise _wrong_device("torch sees no GPU; write auto or cpu, or emulate to try schedules")
+    if asked == "emulate" and named == "auto":
+        raise _wrong_device(
+            "needs a GPU to emulate; name one by resources.hardware, such as t4, or give the path "
+            "of a profile with vram"
+        )
+    return None if named == "auto" else load_profile(named)
+
+
+def _kind(job: Job, profile: HardwareProfile) -> DeviceKind:
+    asked, has_vram = job.resources.device, "vram" in profile.levels
+    if asked == "auto":
+        return "cuda" if has_vram and torch.cuda.is_available() else "cpu"
+    if asked == "cpu":
+        return "cpu"
+    if not has_vram:
+        advice = "run `moebatch profile`, or name" if asked == "cuda" else "name"
+        raise _wrong_device(f"the profile {profile.name} has no vram; {advice} one that has")
+    missing = [link for link in _GPU_LINKS if link not in profile.links]
+    if missing:
+        raise _wrong_device(f"the profile {profile.name} has no link {' and no '.join(missing)}")
+    return asked
+
+
+def _about_emulation(profile: HardwareProfile) -> tuple[str, ...]:
+    return (
+        f"the GPU of {profile.name} is emulated: its memory is main memory and counts against "
+        "resources.dram, its links are paced, and this machine's CPU computes what it would",
+    )
+
+
+def _wrong_device(message: str) -> ConfigError:
+    return ConfigError([Fault(file="resources.device", message=message)])

@@ -1,0 +1,76 @@
+"""What the command line of `moebatch run` says beside the job file."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from moebatch.engine.device import DeviceKind
+from moebatch.errors import ConfigError, Fault, StorageError
+from moebatch.measure.saved import require_writable_folder
+from moebatch.spec.policy import SCHEDULES, Schedule
+from moebatch.spec.policy_file import PolicyFile
+
+TRACED_PASSES = 8
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunOptions:
+    """How a job is run. Nothing in it changes what is computed."""
+
+    policy: PolicyFile | None = None
+    """None plans the best one."""
+    schedule: str | None = None
+    """Instead of the policy's own."""
+    is_plain: bool = False
+    """Everything one after the other."""
+    num_traced_passes: int = TRACED_PASSES
+    """So many passes are drawn, if anything is."""
+    trace: Path | None = None
+    """A Chrome trace."""
+    gantt: Path | None = None
+    """A picture."""
+
+    @property
+    def is_drawn(self) -> bool:
+        """Whether timelines are wanted."""
+        return self.trace is not None or self.gantt is not None
+
+    @property
+    def known_schedule(self) -> Schedule | None:
+        """The schedule asked for, by the name of one that exists."""
+        return next((name for name in SCHEDULES if name == self.schedule), None)
+
+    def require_consistent(self) -> None:
+        """Raises ConfigError for options that contradict each other, and StorageError for places
+        that cannot be written."""
+        faults = list(self._faults())
+        if faults:
+            raise ConfigError(faults)
+        for path in (self.trace, self.gantt):
+            if path is not None:
+                require_writable_folder(path)
+                if path.is_dir():
+                    raise StorageError(f"{path}: is a folder; give the path of a file")
+
+    def require_device(self, kind: DeviceKind) -> None:
+        """Raises ConfigError if the device is none that the options can do with."""
+        if self.is_plain and kind != "cpu":
+            raise ConfigError([_about("--sync", f"{_IN_MEMORY}; set resources.device to cpu")])
+
+    def _faults(self) -> Iterator[Fault]:
+        if self.schedule is not None and self.known_schedule is None:
+            there = ", ".join(SCHEDULES)
+            yield _about("--schedule", f"no schedule is named {self.schedule!r}; there are {there}")
+        if not self.is_plain:
+            return
+        if self.schedule is not None:
+            yield _about("--sync", "does everything one after the other; leave --schedule out")
+        if self.is_drawn:
+            yield _about("--sync", "has no lanes to draw; leave --trace and --gantt out")
+
+
+_IN_MEMORY = "computes in main memory, and this job on a GPU"
+
+
+def _about(option: str, message: str) -> Fault:
+    return Fault(file="moebatch run", where=option, message=message)

@@ -1,0 +1,119 @@
+"""How a policy divides experts and layers of keys and values among levels: as whole ones, as they
+are when it runs, or in parts, as a solver of shares sees them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from moebatch.schedule.names import PAGED
+from moebatch.spec.hardware import LEVELS, LevelName
+from moebatch.spec.policy import Policy
+from moebatch.spec.shape import ModelShape
+
+_ROUNDING = 1e-6
+_PAGED_SPARE = 2
+"""Whole experts of a paged schedule need up to two slots more than shares of them."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Division:
+    """What lies where, and the room through which the rest passes."""
+
+    experts: Mapping[LevelName, float]
+    """Experts that live on each level."""
+    kv_layers: Mapping[LevelName, float]
+    """Layers whose keys and values live there."""
+    kv_homes: frozenset[LevelName]
+    """Levels on which some do, or may."""
+    num_slots: float
+    """Where experts are computed, for those that live elsewhere."""
+    num_slots_below: float
+    """In main memory, for those that go from disk to a GPU."""
+    num_staged: float
+    """Experts of the largest layer that comes in pages; 0 where none does."""
+    spare_experts: Mapping[LevelName, float]
+    """Room for what rounding may bring down to a level beyond its share."""
+    spare_layers: Mapping[LevelName, float]
+
+    @classmethod
+    def of(cls, shape: ModelShape, policy: Policy, *, with_vram: bool) -> "Division":
+        """Whole experts and layers, as a run has them."""
+        experts = whole_experts(shape, policy, with_vram=with_vram)
+        homes = policy.kv_levels(shape.num_layers)
+        paged = comes_in_pages(policy, with_vram=with_vram)
+        most = most_streamed(shape, experts[computing_level(policy, with_vram=with_vram)])
+        below = with_vram and policy.ffn_on_gpu and experts["disk"] > 0
+        return cls(
+            experts=experts,
+            kv_layers={level: homes.count(level) for level in LEVELS},
+            kv_homes=frozenset(homes),
+            num_slots=2 * most if paged else policy.num_slots,
+            num_slots_below=policy.num_slots if below else 0,
+            num_staged=most if paged else 0,
+            spare_experts={},
+            spare_layers={},
+        )
+
+    @classmethod
+    def in_parts(
+        cls,
+        shape: ModelShape,
+        policy: Policy,
+        *,
+        with_vram: bool,
+        weight_levels: Sequence[LevelName],
+        kv_levels: Sequence[LevelName],
+    ) -> "Division":
+        """Parts of experts and layers, so that all of it is affine in the shares: what some shares
+        on `weight_levels` and `kv_levels` need is there for all of them."""
+        num_experts = len(shape.moe_layers) * shape.num_experts
+        paged = comes_in_pages(policy, with_vram=with_vram)
+        share = policy.weights.on(computing_level(policy, with_vram=with_vram))
+        streamed = shape.num_experts * (1 - share)
+        below = with_vram and policy.ffn_on_gpu and "disk" in weight_levels
+        return cls(
+            experts={level: policy.weights.on(level) * num_experts for level in LEVELS},
+            kv_layers={level: policy.kv_cache.on(level) * shape.num_layers for level in LEVELS},
+            kv_homes=frozenset(kv_levels),
+            num_slots=2 * streamed if paged else policy.num_slots,
+            num_slots_below=policy.num_slots if below else 0,
+            num_staged=streamed + 1 if paged else 0,
+            spare_experts=_spare(weight_levels, 1 + _PAGED_SPARE * paged),
+            spare_layers=_spare(kv_levels, len(kv_levels) - 1),
+        )
+
+
+def whole_experts(shape: ModelShape, policy: Policy, *, with_vram: bool) -> dict[LevelName, int]:
+    """Whole experts by level: what is left of one goes to main memory below a GPU, and to the disk
+    below main memory."""
+    total = len(shape.moe_layers) * shape.num_experts
+
+    def whole(level: LevelName) -> int:
+        return int(policy.weights.on(level) * total + _ROUNDING)
+
+    if with_vram and policy.ffn_on_gpu:
+        on_gpu = whole("vram")
+        on_disk = min(total - on_gpu, whole("disk"))
+        return {"vram": on_gpu, "dram": total - on_gpu - on_disk, "disk": on_disk}
+    in_memory = whole("dram")
+    return {"vram": 0, "dram": in_memory, "disk": total - in_memory}
+
+
+def most_streamed(shape: ModelShape, num_resident: int) -> int:
+    """Experts that are not resident, of the layer that has most of them; residents are spread
+    evenly over layers."""
+    return shape.num_experts - num_resident // max(1, len(shape.moe_layers))
+
+
+def computing_level(policy: Policy, *, with_vram: bool) -> LevelName:
+    """Where experts are computed."""
+    return "vram" if with_vram and policy.ffn_on_gpu else "dram"
+
+
+def comes_in_pages(policy: Policy, *, with_vram: bool) -> bool:
+    """Whether experts come layer by layer into two halves of a buffer."""
+    return policy.schedule in PAGED and (policy.ffn_on_gpu or not with_vram)
+
+
+def _spare(levels: Sequence[LevelName], count: int) -> dict[LevelName, float]:
+    """What does not fit above ends on the lowest level."""
+    return {levels[-1]: count} if len(levels) > 1 else {}

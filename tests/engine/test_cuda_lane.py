@@ -1,0 +1,439 @@
+"""Lanes with streams, on a GPU of threads."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import replace
+from functools import wraps
+from itertools import pairwise
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+
+from moebatch.engine.broken import BrokenRows
+from moebatch.engine.build import build_engine
+from moebatch.engine.cuda_lane import (
+    MAX_ISSUED,
+    MAX_ISSUED_BEFORE_CHUNK,
+    CudaStreams,
+    cuda_lanes,
+)
+from moebatch.engine.lane import LaneWork, ThreadLane
+from moebatch.engine.model_files import open_model
+from moebatch.engine.on_gpu import _Assembly
+from moebatch.model.decoder import Decoder
+from moebatch.schedule.slots import Chunk, ExpertKey, Load
+from moebatch.schedule.task import Kind, Task
+from moebatch.schedule.timeline import Span
+from tests.engine.fake_gpu import FakeGpu
+from tests.engine.test_engine import TokenText, requests, tokens_of
+from tests.engine.test_schedules import EMULATED, emulated, run
+from tests.model.oracle import greedy, load
+
+PATIENCE_S = 20.0
+Kernel = Callable[[], object]
+
+
+class Machine:
+    """Lanes with a board; kernels of tasks are whatever a test says."""
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.failure: BaseException | None = None
+        self.spans: list[Span] = []
+        self.issued: list[Task] = []
+        self.done: list[Task] = []
+        """By their kernels, or by a host lane."""
+        self.kernels: dict[Task, Kernel] = {}
+        self.lanes: dict[str, ThreadLane] = {}
+        self.gpu = FakeGpu()
+        self._pending: set[Task] = set()
+        self._make = cuda_lanes(self, CudaStreams(self.gpu))
+
+    # --- the board ------------------------------------------------------------------------------
+
+    @property
+    def has_failed(self) -> bool:
+        return self.failure is not None
+
+    def has_ended(self, task: Task) -> bool:
+        return task not in self._pending
+
+    def can_start(self, task: Task) -> bool:
+        return all(self.has_ended(other) for other in task.after)
+
+    def ended(self, task: Task, lane: str, start_s: float, end_s: float, slot: int | None) -> None:
+        assert self.has_failed or self.can_start(task), f"{task} ended before what it waits for"
+        self.spans.append(Span(task, lane, start_s, end_s, slot))
+        self._pending.discard(task)
+
+    def failed(self, error: BaseException) -> None:
+        self.failure = self.failure or error
+        self.changed.notify_all()
+
+    # --- for tests ------------------------------------------------------------------------------
+
+    def lane(self, name: str, **options: Any) -> None:
+        is_host = name in ("cpu", "staging")
+        work = LaneWork(run=self._run_here if is_host else self._issue, **options)
+        self.lanes[name] = self._make(name, work)
+
+    def launch(self, name: str, *tasks: Task) -> None:
+        with self.changed:
+            for task in tasks:
+                self._pending.add(task)
+                self.lanes[name].launch(task)
+
+    def wait(self, condition: Callable[[], object]) -> None:
+        with self.changed:
+            assert self.changed.wait_for(condition, PATIENCE_S), "nothing happens"
+
+    def finish(self) -> None:
+        self.wait(lambda: not self._pending or self.failure)
+        if self.failure is not None:
+            raise self.failure
+
+    def close(self) -> None:
+        for lane in self.lanes.values():
+            lane.close()
+
+    def _issue(self, task: Task) -> None:
+        with self.changed:
+            self.issued.append(task)
+            self.changed.notify_all()
+        self.gpu.launch(lambda: self._compute(task))
+
+    def _run_here(self, task: Task) -> None:
+        with self.changed:
+            self.issued.append(task)
+            self.changed.notify_all()
+        self._compute(task)
+
+    def _compute(self, task: Task) -> None:
+        self.kernels.get(task, lambda: None)()
+        with self.changed:
+            self.done.append(task)
+            self.changed.notify_all()
+
+
+@pytest.fixture
+def machine() -> Iterator[Machine]:
+    machine = Machine()
+    yield machine
+    machine.close()
+
+
+class Gate:
+    """A kernel that ends when a test wants it to."""
+
+    def __init__(self) -> None:
+        self._opened = threading.Event()
+
+    def __call__(self) -> None:
+        assert self._opened.wait(PATIENCE_S), "nobody opens"
+
+    def open(self) -> None:
+        self._opened.set()
+
+
+def task(number: int, *after: Task) -> Task:
+    return Task(Kind.ATTEND, 0, number, after=after)
+
+
+def test_streams_wait_for_each_other_and_the_host_does_not(machine: Machine) -> None:
+    for name in ("gpu", "vram->dram", "weight block"):
+        machine.lane(name)
+    first = task(0)
+    second = task(1, first)
+    third = task(2, first, second)
+    machine.kernels[first] = gate = Gate()
+    machine.launch("gpu", first)
+    machine.launch("vram->dram", second)
+    machine.launch("weight block", third)
+    machine.wait(lambda: len(machine.issued) == 3)
+    assert not machine.done
+    assert not any(machine.has_ended(each) for each in (first, second, third))
+    gate.open()
+    machine.finish()
+    assert machine.done == [first, second, third]
+    assert [span.task for span in machine.spans] == [first, second, third]
+
+
+def test_a_host_lane_begins_when_a_kernel_is_done_and_a_stream_when_the_host_is(
+    machine: Machine,
+) -> None:
+    for name in ("gpu", "cpu", "dram->vram"):
+        machine.lane(name)
+    down, other = task(0), task(3)
+    here = task(1, down)
+    up = task(2, here)
+    machine.kernels[down] = gate = Gate()
+    machine.launch("gpu", down)
+    machine.launch("cpu", here)
+    machine.launch("dram->vram", up)
+    machine.launch("gpu", other)
+    machine.wait(lambda: other in machine.issued)
+    assert machine.issued == [down, other]
+    gate.open()
+    machine.finish()
+    assert [each for each in machine.done if each is not other] == [down, here, up]
+
+
+def test_only_so_many_tasks_are_issued_at_once(machine: Machine) -> None:
+    machine.lane("gpu")
+    most = 0
+
+    def count() -> None:
+        nonlocal most
+        with machine.changed:
+            most = max(most, len(machine.issued) - len(machine.done))
+
+    tasks = [task(number) for number in range(3 * MAX_ISSUED)]
+    machine.kernels = dict.fromkeys(tasks, count)
+    gate = Gate()
+    machine.kernels[tasks[0]] = gate
+    machine.launch("gpu", *tasks)
+    machine.wait(lambda: len(machine.issued) == MAX_ISSUED)
+    gate.open()
+    machine.finish()
+    assert machine.done == tasks
+    assert 1 <= most <= MAX_ISSUED
+
+
+class Chunks:
+    """A mover of one expert of so many chunks."""
+
+    def __init__(self, machine: Machine, count: int, kernel: Kernel) -> None:
+        self._machine = machine
+        self._load = Load(ExpertKey(0, 0), count)
+        self._kernel = kernel
+        self.num_moved = 0
+        self.most_on_their_way = 0
+
+    def next_chunk(self) -> Chunk | None:
+        if self._load.num_issued == self._load.num_chunks:
+            return None
+        self._load.num_issued += 1
+        on_their_way = self._load.num_issued - self.num_moved
+        self.most_on_their_way = max(self.most_on_their_way, on_their_way)
+        return Chunk(self._load, self._load.num_issued - 1, 7)
+
+    def task_of(self, chunk: Chunk) -> Task:
+        return Task(Kind.CHUNK, 0, expert=0, part=chunk.number)
+
+    def move(self, chunk: Chunk) -> None:
+        self._machine.gpu.launch(self._kernel)
+
+    def moved(self, chunk: Chunk) -> None:
+        self.num_moved += 1
+
+
+def test_chunks_go_on_beside_a_task_that_cannot_start_few_at_a_time(machine: Machine) -> None:
+    chunks = Chunks(machine, 20, lambda: None)
+    machine.lane("gpu")
+    computed = task(0)
+    up = task(1, computed)
+    machine.kernels[computed] = gate = Gate()
+    machine.launch("gpu", computed)
+    machine.wait(lambda: computed in machine.issued)
+    machine.lane("dram->vram", mover=chunks)
+    machine.launch("dram->vram", up)
+    machine.wait(lambda: chunks.num_moved == 20)
+    # It could have been issued; chunks would then have had to wait for it.
+    assert machine.issued == [computed]
+    gate.open()
+    machine.finish()
+    assert chunks.most_on_their_way == MAX_ISSUED_BEFORE_CHUNK
+    assert {span.slot for span in machine.spans if span.task.kind is Kind.CHUNK} == {7}
+
+
+def test_a_failure_on_the_device_is_told_and_ends_what_was_issued(machine: Machine) -> None:
+    machine.lane("gpu")
+    tasks = [task(number) for number in range(3 * MAX_ISSUED)]
+
+    def fail() -> None:
+        raise ValueError("an illegal address")
+
+    machine.kernels[tasks[5]] = fail
+    machine.launch("gpu", *tasks)
+    machine.wait(lambda: machine.failure)
+    machine.wait(lambda: not machine.lanes["gpu"].is_running)
+    assert str(machine.failure) == "device-side failure"
+    assert machine.done == tasks[:5]
+    with machine.changed:
+        machine.lanes["gpu"].abandon()
+
+
+def test_what_was_issued_is_done_before_a_failure_of_issuing_is_told(machine: Machine) -> None:
+    order: list[str] = []
+    gate = Gate()
+
+    def work(task: Task) -> None:
+        machine.gpu.launch(gate)
+        machine.gpu.launch(lambda: order.append("kernel"))
+        threading.Timer(0.01, gate.open).start()
+        raise ValueError("out of memory")
+
+    failed = machine.failed
+
+    def note(error: BaseException) -> None:
+        order.append("told")
+        failed(error)
+
+    machine.failed = note  # type: ignore[method-assign]
+    machine.lanes["gpu"] = machine._make("gpu", LaneWork(run=work))
+    machine.launch("gpu", task(0), task(1))
+    machine.wait(lambda: machine.failure)
+    assert order == ["kernel", "told"]
+    assert not machine.lanes["gpu"].is_running
+
+
+def test_after_a_failure_that_was_forgotten_lanes_go_on(machine: Machine) -> None:
+    machine.lane("gpu")
+    refused = task(0)
+    run = machine._issue
+
+    def refuse(each: Task) -> None:
+        if each is refused:
+            raise MemoryError
+        run(each)
+
+    machine.lanes["cpu"] = machine._make("gpu", LaneWork(run=refuse))
+    machine.launch("cpu", refused, task(1))
+    machine.wait(lambda: machine.failure)
+    with machine.changed:
+        machine.lanes["cpu"].abandon()
+        machine.failure = None
+        machine._pending.clear()
+    machine.launch("cpu", task(2))
+    machine.finish()
+    assert machine.done == [task(2)]
+
+
+def test_a_chunk_that_cannot_be_moved_is_told(machine: Machine) -> None:
+    class Broken(Chunks):
+        def move(self, chunk: Chunk) -> None:
+            raise ValueError("no such memory")
+
+    machine.lane("dram->vram", mover=Broken(machine, 1, lambda: None))
+    machine.wait(lambda: machine.failure)
+    assert not machine.lanes["dram->vram"].is_running
+
+
+def test_closing_waits_for_what_was_issued(machine: Machine) -> None:
+    machine.lane("gpu")
+    tasks = [task(number) for number in range(3)]
+    machine.kernels[tasks[0]] = gate = Gate()
+    machine.launch("gpu", *tasks)
+    machine.wait(lambda: len(machine.issued) == 3)
+    threading.Timer(0.01, gate.open).start()
+    machine.lanes["gpu"].close()
+    assert [span.task for span in machine.spans] == tasks
+    assert not machine.lanes["gpu"].is_running
+
+
+def test_times_are_in_the_order_of_the_stream(machine: Machine) -> None:
+    machine.lane("gpu")
+    tasks = [task(number) for number in range(50)]
+    machine.launch("gpu", *tasks)
+    machine.finish()
+    assert all(span.start_s <= span.end_s for span in machine.spans)
+    for first, second in pairwise(machine.spans):
+        assert first.end_s <= second.start_s
+
+
+def test_lanes_begin_when_all_that_was_loaded_is_there() -> None:
+    machine = Machine()
+    assert machine.gpu.num_settled == 1
+
+
+ON_COMPUTE = {
+    Decoder: (
+        *("embed", "micro_batch", "attend", "project", "add_attention", "route", "run_expert"),
+        *("combine", "add_dense", "logits"),
+    ),
+    BrokenRows: ("look",),
+}
+"""All that allocates on the GPU while a job runs."""
+
+
+@pytest.fixture
+def streams(monkeypatch: pytest.MonkeyPatch) -> CudaStreams:
+    """Streams for an emulated GPU. Kernels run when they are issued there, and ends come late."""
+    gpu = FakeGpu(Random(3))
+    streams = CudaStreams(gpu)
+    assemble = _Assembly.__init__
+
+    def with_streams(self: _Assembly, *arguments: Any) -> None:
+        assemble(self, *arguments)
+        self._streams = streams
+
+    def on_compute(step: Callable[..., object]) -> Callable[..., object]:
+        @wraps(step)
+        def checked(*arguments: object, **options: object) -> object:
+            assert gpu.current is streams.compute, f"{step.__name__} is on another stream"
+            return step(*arguments, **options)
+
+        return checked
+
+    monkeypatch.setattr(_Assembly, "__init__", with_streams)
+    for owner, steps in ON_COMPUTE.items():
+        for step in steps:
+            monkeypatch.setattr(owner, step, on_compute(getattr(owner, step)))
+    return streams
+
+
+@pytest.mark.parametrize("name", ["klotski", "cgopipe", "flexgen"])
+@pytest.mark.parametrize(
+    "title", ["three levels", "CPU attention", "GPU attention, cache in main memory"]
+)
+def test_schedules_compute_the_same_on_streams(
+    tiny_checkpoint: Callable[..., Path],
+    streams: CudaStreams,
+    tmp_path: Path,
+    name: str,
+    title: str,
+) -> None:
+    folder, rows = tiny_checkpoint("mixtral"), requests((1, 17, 40, 3, 33, 8), max_tokens=6)
+    chosen = replace(EMULATED[title], schedule=name)
+    outcomes, _ = run(folder, chosen, rows, device=emulated(), scratch=tmp_path, clock_s=1e-3)
+    model = load(folder)
+    assert tokens_of(outcomes) == [tuple(greedy(model, row.prompt_tokens, 6)[0]) for row in rows]
+    assert not streams.issued
+
+
+@pytest.mark.parametrize("step", ["attend", "run_expert"])
+def test_when_memory_is_refused_on_streams_passes_shrink(
+    tiny_checkpoint: Callable[..., Path],
+    streams: CudaStreams,
+    monkeypatch: pytest.MonkeyPatch,
+    step: str,
+) -> None:
+    refusals = iter([False] * 7 + [True] + [False] * 20 + [True] * 2 + [False] * 10**6)
+    real = getattr(Decoder, step)
+
+    def refusing(self: Decoder, *arguments: object) -> object:
+        if next(refusals):
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return real(self, *arguments)
+
+    monkeypatch.setattr(Decoder, step, refusing)
+    folder, rows = tiny_checkpoint("mixtral"), requests((1, 17, 40, 3, 33, 8), max_tokens=6)
+    built = build_engine(
+        open_model(folder, "float32"),
+        EMULATED["GPU attention, cache in main memory"],
+        decoder=TokenText(),
+        end_tokens=frozenset(),
+        job_seed=0,
+        max_tokens=512,
+        device=emulated(),
+    )
+    with closing(built), torch.inference_mode():
+        outcomes = sorted(built.engine.run(rows), key=lambda outcome: outcome.request.index)
+        assert built.engine.statistics.num_shrunk == 3
+        assert not streams.issued
+    model = load(folder)
+    assert tokens_of(outcomes) == [tuple(greedy(model, row.prompt_tokens, 6)[0]) for row in rows]

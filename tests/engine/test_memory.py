@@ -1,0 +1,127 @@
+"""An engine takes what its policy was priced at, and a planned policy fits its device."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from moebatch.engine.build import BuiltEngine, build_engine
+from moebatch.engine.device import Device
+from moebatch.engine.model_files import ModelFiles, open_model
+from moebatch.plan.footprint import KV_TERM, KV_WINDOW_TERM, RESIDENT_TERM, SLOTS_TERM
+from moebatch.plan.planner import best_policy
+from moebatch.plan.problem import Problem
+from moebatch.plan.scratch import limits_of, scratch_bytes
+from moebatch.schedule.names import SCHEDULES
+from moebatch.spec.hardware import Hardware
+from moebatch.spec.policy import Policy
+from moebatch.spec.workload import Workload
+from tests.engine.test_engine import NEW_TOKENS, TokenText, requests, tokens_of
+from tests.engine.test_schedules import EMULATED, emulated
+from tests.tiny import FAMILIES
+
+MAX_TOKENS = 112
+FEW_BYTES = 2**20
+
+
+def problem_of(files: ModelFiles, hardware: Hardware) -> Problem:
+    """Rows of the usual tests; nothing is in memory yet."""
+    lengths = tuple((len(row.prompt_tokens), NEW_TOKENS) for row in requests())
+    prompts = [prompt for prompt, _ in lengths]
+    workload = Workload(
+        num_sequences=len(prompts),
+        mean_prompt_tokens=sum(prompts) / len(prompts),
+        mean_new_tokens=NEW_TOKENS,
+        max_total_tokens=MAX_TOKENS,
+    )
+    return Problem(
+        shape=files.shape,
+        dtypes=files.dtypes,
+        hardware=hardware,
+        workload=workload,
+        program_bytes={"dram": 1},
+        experts_on_cpu=False,
+    )
+
+
+def build(files: ModelFiles, policy: Policy, device: Device, scratch: Path) -> BuiltEngine:
+    return build_engine(
+        files,
+        policy,
+        decoder=TokenText(),
+        end_tokens=frozenset(),
+        job_seed=0,
+        max_tokens=MAX_TOKENS,
+        device=device,
+        scratch=scratch,
+    )
+
+
+def reserved_bytes(asked: Problem, policy: Policy) -> int:
+    """What is priced on the device for things that are allocated up front."""
+    footprint = asked.footprints(policy)["vram"]
+    scratch = scratch_bytes(
+        asked.shape,
+        limits_of(policy, max_tokens=MAX_TOKENS),
+        asked.dtypes.compute_bytes,
+        converts=asked.dtypes.converts,
+    )
+    return footprint.total_bytes - footprint.terms["activations"] + scratch
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_device_holds_what_was_priced(
+    tiny_checkpoint: Callable[..., Path], tmp_path: Path, family: str, name: str
+) -> None:
+    files = open_model(tiny_checkpoint(family), "float32")
+    device = emulated()
+    assert device.hardware is not None
+    asked = problem_of(files, device.hardware)
+    for title, chosen in EMULATED.items():
+        policy = replace(chosen, schedule=name)
+        built = build(files, policy, device, tmp_path)
+        priced = reserved_bytes(asked, policy)
+        below = asked.footprints(policy)["dram"].terms
+        assert built.made.memory is not None
+        used, in_cache = built.made.memory.used_bytes, built.cache.bytes_on("dram")
+        in_slots = built.experts._arena.num_bytes
+        built.close()
+        assert used <= priced <= 1.1 * used + FEW_BYTES, title
+        assert in_cache == below.get(KV_TERM, 0) + below.get(KV_WINDOW_TERM, 0), title
+        experts = below.get(RESIDENT_TERM, 0) + below.get(SLOTS_TERM, 0)
+        assert in_slots <= max(experts, 4096), title
+
+
+@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe"])
+@pytest.mark.parametrize("with_disk", [True, False])
+@pytest.mark.parametrize("share", [0.02, 0.3, 0.7, 1.3])
+def test_a_planned_policy_fits_the_device_to_the_last_byte(
+    tiny_checkpoint: Callable[..., Path],
+    tmp_path: Path,
+    family: str,
+    with_disk: bool,
+    share: float,
+) -> None:
+    """`share` is how much of the experts there is room for on the GPU, beside slots for some."""
+    files = open_model(tiny_checkpoint(family), "float32")
+    device = emulated(2**40)
+    assert device.hardware is not None
+    hardware = device.hardware if with_disk else device.hardware.without("disk")
+    roomy = best_policy(problem_of(files, hardware)).policy
+    terms = problem_of(files, hardware).footprints(roomy)["vram"].terms
+    capacity = sum(terms.values()) + int((share - 0.6) * terms[RESIDENT_TERM])
+    asked = problem_of(files, hardware).with_capacity("vram", capacity)
+    policy = best_policy(asked).policy
+    needed = reserved_bytes(asked, policy)
+    level = replace(asked.hardware.levels["vram"], capacity_bytes=needed)
+    tight = replace(asked.hardware, levels={**asked.hardware.levels, "vram": level})
+    built = build(files, policy, replace(device, hardware=tight), tmp_path)
+    try:
+        with torch.inference_mode():
+            outcomes = list(built.engine.run(requests()))
+    finally:
+        built.close()
+    assert len(tokens_of(outcomes)) == len(requests())

@@ -1,0 +1,377 @@
+"""Jobs under every schedule, on the CPU and on a GPU that is emulated: the same answers, pictures
+that can be opened, and refusals that say what to do."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from moebatch.cli import app
+from moebatch.engine.model_files import open_model
+from moebatch.errors import ConfigError, DoesNotFit, MoebatchError
+from moebatch.job.check import check_job
+from moebatch.job.machine import emulated_hardware, job_machine, sharing_cores
+from moebatch.job.options import RunOptions
+from moebatch.job.planning import job_problem, plan_job
+from moebatch.job.run import JobRun
+from moebatch.job.status import RunSummary
+from moebatch.predict.table_file import TableOwner, save_table, table_path
+from moebatch.report.summary import summary_table
+from moebatch.schedule.names import SCHEDULES
+from moebatch.spec.job import Job, load_job
+from moebatch.spec.open_policy import OpenPolicy
+from moebatch.spec.policy import Placement
+from moebatch.spec.policy_file import PolicyFile
+from moebatch.spec.profile import load_profile
+from moebatch.spec.workload import Workload
+from moebatch.store.fingerprint import checkpoint_fingerprint
+from tests.tiny import write_checkpoint
+
+Checkpoint = Callable[..., Path]
+PROFILE = """
+name: small
+title: a small GPU
+levels:
+  vram: {capacity: {achieved: 240MB}, bandwidth: {achieved: 1TB/s}, gemm: {float32: 1TFLOP/s}}
+  dram:
+    capacity: {achieved: 4GB}
+    bandwidth: {achieved: 20GB/s}
+    gemm: {float32: {achieved: 0.1TFLOP/s}}
+  disk: {capacity: {achieved: 10GB}}
+links:
+  dram->vram: {achieved: 1GB/s, staging: 2GB/s}
+  vram->dram: {achieved: 1GB/s}
+  disk->dram: {achieved: 1GB/s}
+  dram->disk: {achieved: 1GB/s}
+"""
+EMULATED = {"device": "emulate", "hardware": "small.yaml"}
+ROWS = [{"prompt": [3 + (7 * i) % 200] * (4 + 3 * i)} for i in range(6)]
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No profile of the machine that runs the tests."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def write_job(tmp_path: Path, tiny_checkpoint: Checkpoint) -> Callable[..., Path]:
+    """Writes a job with what it needs; its resources may be given."""
+
+    def write(model: Path | None = None, **resources: object) -> Path:
+        (tmp_path / "small.yaml").write_text(PROFILE)
+        (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+        job = {
+            "model": {"path": str(model or tiny_checkpoint("mixtral")), "dtype": "float32"},
+            "input": {"path": "in.jsonl"},
+            "output": {"path": "out.jsonl"},
+            "sampling": {"max_tokens": 4, "temperature": 0},
+            "resources": {"dram": "1GiB", "threads": 2, **resources},
+        }
+        (tmp_path / "job.yaml").write_text(json.dumps(job))
+        return tmp_path / "job.yaml"
+
+    return write
+
+
+def policy(**changes: object) -> PolicyFile:
+    """Weights that stream, and more than one micro-batch."""
+    chosen = OpenPolicy(
+        batch_size=4,
+        micro_batch_size=2,
+        weights=Placement(dram=0.34, disk=0.66),
+        tokens_per_pass=24,
+        num_slots=3,
+    )
+    return PolicyFile(title="mine", policy=replace(chosen, **changes), path="mine.yaml")
+
+
+def on_gpu(**changes: object) -> PolicyFile:
+    """The same with a GPU."""
+    places = {"weights": Placement(vram=0.34, dram=0.66), "kv_cache": Placement(dram=1.0)}
+    return policy(**{"ffn_on_gpu": True, "attention_on_gpu": True, **places, **changes})
+
+
+def run(path: Path, **options: object) -> tuple[RunSummary, list[str]]:
+    """The summary, and what the user was told."""
+    told: list[str] = []
+    return JobRun(load_job(path), told.append, RunOptions(**options)).execute(), told
+
+
+def texts(path: Path) -> list[str]:
+    lines = path.with_name("out.jsonl").read_text().splitlines()
+    return [json.loads(line)["response"]["text"] for line in lines]
+
+
+def shown(summary: RunSummary) -> str:
+    screen = StringIO()
+    Console(file=screen, width=160).print(summary_table(summary))
+    return screen.getvalue()
+
+
+@pytest.fixture
+def reference(write_job: Callable[..., Path]) -> list[str]:
+    """Answers of the plain driver."""
+    path = write_job()
+    summary, _ = run(path, is_plain=True, policy=policy())
+    assert [lane.name for lane in summary.lanes] == ["cpu", "disk->dram"]
+    assert summary.waits is None
+    return texts(path)
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_every_schedule_gives_the_answers_of_the_plain_driver(
+    write_job: Callable[..., Path], reference: list[str], name: str
+) -> None:
+    path = write_job()
+    summary, _ = run(path, schedule=name, policy=policy())
+    assert texts(path) == reference
+    assert summary.policy is not None and summary.policy.schedule == name
+    path = write_job(**EMULATED)
+    summary, told = run(path, schedule=name, policy=on_gpu())
+    assert texts(path) == reference
+    assert {"gpu", "dram->vram"} <= {lane.name for lane in summary.lanes}
+    assert any(line.startswith("expected on the emulated GPU") for line in told)
+
+
+def test_keys_and_values_may_live_on_every_level(
+    write_job: Callable[..., Path], reference: list[str], tmp_path: Path
+) -> None:
+    path = write_job()
+    summary, _ = run(path, policy=policy(kv_cache=Placement(dram=0.34, disk=0.66)))
+    assert texts(path) == reference
+    path = write_job(**EMULATED)
+    cache = Placement(vram=0.34, dram=0.33, disk=0.33)
+    weights = Placement(vram=0.34, dram=0.33, disk=0.33)
+    summary, _ = run(path, policy=on_gpu(kv_cache=cache, weights=weights))
+    assert texts(path) == reference
+    assert "dram->disk" in {lane.name for lane in summary.lanes}
+    left = sorted(p.name for p in (tmp_path / "out.jsonl.moebatch").iterdir())
+    assert left == ["manifest.json"], "nothing of the cache is left behind"
+
+
+def test_a_planned_job_on_an_emulated_gpu_says_so_everywhere(
+    write_job: Callable[..., Path], reference: list[str]
+) -> None:
+    path = write_job(**EMULATED)
+    job_run = JobRun(load_job(path), print)
+    summary = job_run.execute()
+    assert texts(path) == reference
+    assert summary.policy is not None and summary.policy.ffn_on_gpu
+    assert job_run.status().is_emulated
+    report = shown(summary)
+    first = report.strip().splitlines()[0]
+    assert first.split()[0] == "emulated" and "all arithmetic is the CPU's" in first
+    assert "gpu  busy" in report and "peak of vram" in report and "waited" in report
+    assert summary.vram_peak_bytes is not None and summary.prediction is not None
+    assert 0 < summary.vram_peak_bytes <= summary.prediction.peak_bytes["vram"]
+
+
+def test_an_emulated_run_teaches_nothing_about_the_machine(
+    write_job: Callable[..., Path],
+) -> None:
+    told: list[str] = []
+    job_run = JobRun(load_job(write_job(**EMULATED)), told.append)
+    job_run.recalibrate(job_run.execute())
+    assert "teaches nothing" in told[-1]
+
+
+# --- the command line ---------------------------------------------------------------------------
+
+
+def invoke(*arguments: object) -> str:
+    """What the command prints to standard error. Raises what it fails with."""
+    result = CliRunner().invoke(app, [*map(str, arguments)])
+    if isinstance(result.exception, MoebatchError):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result.stderr
+
+
+@pytest.mark.parametrize("emulated", [False, True])
+def test_a_trace_has_predicted_and_measured_passes_side_by_side(
+    write_job: Callable[..., Path], tmp_path: Path, emulated: bool
+) -> None:
+    path = write_job(**(EMULATED if emulated else {}))
+    trace, picture = tmp_path / "trace.json", tmp_path / "lanes.svg"
+    said = invoke(
+        *("run", path, "--schedule", "multi", "--trace", trace, "--trace-passes", 3),
+        *("--gantt", picture),
+    )
+    assert "schedule multi" in said and f"trace: {trace}" in said
+    events = json.loads(trace.read_text())["traceEvents"]
+    names = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
+    assert list(names.values()) == ["predicted", "measured"]
+    for pid in names:
+        ends = [e for e in events if e["pid"] == pid and e["name"].startswith("end of pass")]
+        assert len(ends) == 3
+        assert any(e["ph"] == "X" and e["cat"] == "expert" for e in events if e["pid"] == pid)
+    assert all(e["ts"] >= 0 for e in events)
+    assert picture.read_text().startswith("<svg")
+
+
+def test_sync_runs_the_plain_driver(write_job: Callable[..., Path], reference: list[str]) -> None:
+    path = write_job()
+    said = invoke("run", path, "--sync")
+    assert texts(path) == reference
+    assert "compute waited" in said and "longest waits" not in said
+
+
+REFUSED = {
+    "no such schedule": (["--schedule", "klotsky"], {}, "there are klotski, hot, multi, simple"),
+    "plain with a schedule": (["--sync", "--schedule", "hot"], {}, "leave --schedule out"),
+    "plain with a trace": (["--sync", "--trace", "t.json"], {}, "has no lanes to draw"),
+    "plain on a GPU": (["--sync"], EMULATED, "set resources.device to cpu"),
+    "nothing to emulate": ([], {"device": "emulate"}, "needs a GPU to emulate; name one by"),
+    "no GPU in the profile": (
+        [],
+        {"device": "emulate", "hardware": "generic-cpu"},
+        "the profile generic-cpu has no vram",
+    ),
+    "no such device": ([], {"device": "gpu"}, "must be one of auto, cpu, cuda, emulate"),
+}
+
+
+@pytest.mark.parametrize(("options", "resources", "message"), REFUSED.values(), ids=REFUSED)
+def test_what_cannot_be_done_is_refused_with_a_way_out(
+    write_job: Callable[..., Path],
+    tmp_path: Path,
+    options: list[str],
+    resources: dict[str, str],
+    message: str,
+) -> None:
+    path = write_job(**resources)
+    with pytest.raises(ConfigError, match=message):
+        invoke("run", path, *options)
+    assert not (tmp_path / "out.jsonl").exists()
+    if not options:
+        assert any(message in str(fault) for fault in check_job(path).faults)
+
+
+def test_a_real_gpu_is_asked_for_in_vain_where_torch_sees_none(
+    write_job: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    path = write_job(device="cuda", hardware="small.yaml")
+    with pytest.raises(ConfigError, match="torch sees no GPU"):
+        run(path)
+    job = load_job(write_job(hardware="small.yaml"))
+    machine = job_machine(job, lambda: (load_profile("generic-cpu"), ()))
+    assert machine.kind == "cpu" and machine.hardware().vram is None
+    assert "the GPU of small is not used" in machine.notes[0]
+
+
+# --- planning -----------------------------------------------------------------------------------
+
+
+def test_an_emulated_machine_has_the_gpus_memory_and_links_and_this_cpu() -> None:
+    t4, own = load_profile("t4").hardware(), load_profile("generic-cpu").hardware()
+    made = emulated_hardware(t4, own)
+    assert made.vram is not None and t4.vram is not None
+    assert made.vram.capacity_bytes == t4.vram.capacity_bytes
+    assert made.dram.capacity_bytes == t4.dram.capacity_bytes
+    assert made.vram.processor == made.dram.processor == own.dram.processor
+    assert made.links["dram->vram"] == t4.links["dram->vram"]
+    assert made.links["disk->dram"] == own.links["disk->dram"], "the disk is read for real"
+
+
+def test_two_processors_share_the_cores() -> None:
+    own = load_profile("generic-cpu").hardware()
+    whole, half = own.dram.processor, sharing_cores(own, 0.5).dram.processor
+    assert whole is not None and half is not None
+    assert half.gemm_for("float32").at(64) == pytest.approx(whole.gemm_for("float32").at(64) / 2)
+    assert half.attention_bandwidth == whole.attention_bandwidth / 2
+
+
+WORKLOAD = Workload.uniform(prompt_tokens=8, new_tokens=4, num_sequences=20)
+
+
+def problem_of(job: Job) -> object:
+    files = open_model(job.model.path, job.model.dtype)
+    machine = job_machine(job, lambda: (load_profile("generic-cpu"), ()))
+    return job_problem(job, files, WORKLOAD, machine.hardware(), machine.kind)
+
+
+def test_budgets_bound_all_levels_and_an_emulated_gpu_counts_as_main_memory(
+    write_job: Callable[..., Path],
+) -> None:
+    problem = problem_of(load_job(write_job(**EMULATED, vram="100MB", disk="3GB")))
+    assert problem.capacity_bytes("vram") == 10**8
+    assert problem.capacity_bytes("disk") == 3 * 10**9
+    assert problem.capacity_bytes("dram") == 2**30 - 10**8
+    with pytest.raises(DoesNotFit, match="lower resources.vram or raise resources.dram"):
+        problem_of(load_job(write_job(**EMULATED | {"dram": "200MB"})))
+
+
+NOT_RUNNABLE = [
+    ({"ffn_on_gpu": False}, "policy.ffn_on_gpu", "experts are computed on the GPU"),
+    ({"batching": "static", "tokens_per_pass": None}, "policy.batching", "write mixed"),
+    ({"num_slots": 0}, "policy.num_slots", "experts below the GPU need slots"),
+]
+
+
+@pytest.mark.parametrize(("changes", "where", "message"), NOT_RUNNABLE)
+def test_policies_that_a_gpu_cannot_run_are_refused_by_their_keys(
+    write_job: Callable[..., Path], changes: dict[str, object], where: str, message: str
+) -> None:
+    problem = problem_of(load_job(write_job(**EMULATED)))
+    with pytest.raises(ConfigError) as caught:
+        plan_job(problem, on_gpu(**changes))
+    (fault,) = caught.value.faults
+    assert fault.where == where and message in fault.message
+
+
+def test_a_cache_on_disk_needs_a_link_to_it_and_lanes(write_job: Callable[..., Path]) -> None:
+    problem = problem_of(load_job(write_job()))
+    on_disk = policy(kv_cache=Placement(dram=0.5, disk=0.5))
+    with pytest.raises(ConfigError, match="--sync keeps keys and values in main memory"):
+        plan_job(problem, on_disk, is_plain=True)
+    links = {name: link for name, link in problem.hardware.links.items() if name != "dram->disk"}
+    read_only = replace(problem, hardware=replace(problem.hardware, links=links))
+    with pytest.raises(ConfigError, match="has no link dram->disk"):
+        plan_job(read_only, on_disk)
+
+
+def test_plans_on_a_gpu_compute_experts_there(write_job: Callable[..., Path]) -> None:
+    problem = problem_of(load_job(write_job(**EMULATED)))
+    assert plan_job(problem).policy.ffn_on_gpu
+    paged = plan_job(problem, on_gpu(num_slots=1), schedule="cgopipe").policy
+    assert paged.num_slots == 2 * 4 and not paged.attention_on_gpu, "two halves of four experts"
+    few = plan_job(problem, on_gpu(num_slots=1), schedule="multi")
+    assert "multi wants 8 slots" in few.notes[0]
+
+
+# --- hints --------------------------------------------------------------------------------------
+
+
+def owner_of(folder: Path) -> TableOwner:
+    files = open_model(folder, "float32")
+    fingerprint = checkpoint_fingerprint(files.config, files.checkpoint)
+    return TableOwner.of(folder, fingerprint, files.shape)
+
+
+def test_a_correlation_table_is_used_and_a_stale_one_is_told_and_left_aside(
+    write_job: Callable[..., Path], tmp_path: Path, reference: list[str]
+) -> None:
+    model = write_checkpoint(tmp_path / "model")
+    owner = owner_of(model)
+    save_table(table_path(model), owner.empty_table(1), owner)
+    path = write_job(model)
+    _, told = run(path, policy=policy())
+    assert texts(path) == reference
+    assert not any("correlation table" in line for line in told)
+    assert not check_job(path).warnings
+
+    stale = replace(owner, fingerprint="another")
+    save_table(table_path(model), stale.empty_table(1), stale)
+    _, told = run(path, policy=policy())
+    assert texts(path) == reference
+    warning = next(line for line in told if "correlation table" in line)
+    assert warning.startswith("warning: going on without")
+    assert "made for another model" in warning and "moebatch calibrate" in warning
+    assert any("correlation table" in line for line in check_job(path).warnings)
