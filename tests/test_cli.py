@@ -267,7 +267,10 @@ def test_the_options_are_these_and_no_more() -> None:
         for name, command in commands.items()
     }
     assert found == {
-        "run": ["--policy", "--quiet", "--recalibrate", "job"],
+        "run": [
+            *("--gantt", "--policy", "--quiet", "--recalibrate", "--schedule", "--sync"),
+            *("--trace", "--trace-passes", "job"),
+        ],
         "check": ["job"],
         "plan": [
             *("--gen-len", "--hw", "--json", "--method", "--model", "--output", "--paper"),

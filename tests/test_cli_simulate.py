@@ -62,7 +62,7 @@ def test_a_schedule_attends_where_its_paper_says() -> None:
 
 
 def test_few_slots_are_told() -> None:
-    found = simulated(*T4, "--compare", "multi")["schedules"]
+    found = simulated(*FEW, "--compare", "multi")["schedules"]
     assert any("multi wants 16 slots" in note for note in found["multi"]["notes"])
 
 

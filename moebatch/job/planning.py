@@ -164,7 +164,10 @@ def plan_job(
 
     Raises DoesNotFit, and ConfigError for a policy that cannot be run.
     """
-    policy = _best(problem) if given is None else _given(problem, given, is_plain)
+    if given is None:
+        policy = best_policy(settled(problem)).policy
+    else:
+        policy = _given(problem, given, is_plain)
     if schedule is not None:
         policy = policy_for(policy, schedule, problem)
     if given is None or schedule is not None:
@@ -177,15 +180,15 @@ def plan_job(
     )
 
 
-def _best(problem: Problem) -> Policy:
-    """With keys and values on disk only where nothing fits otherwise: their many small reads and
-    writes cost far more than their bytes, of which alone the cost model knows."""
+def settled(problem: Problem) -> Problem:
+    """The problem with keys and values on disk only where nothing fits otherwise: their many small
+    reads and writes cost far more than their bytes, of which alone the cost model knows."""
+    in_memory = replace(problem, kv_on_disk=False)
     try:
-        return best_policy(replace(problem, kv_on_disk=False)).policy
+        best_policy(in_memory)
     except DoesNotFit:
-        if not problem.kv_on_disk:
-            raise
-        return best_policy(problem).policy
+        return problem
+    return in_memory
 
 
 def _given(problem: Problem, given: PolicyFile, is_plain: bool) -> Policy:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from moebatch.engine.model_files import ModelFiles, open_model
 from moebatch.job.machine import JobMachine
-from moebatch.job.planning import job_problem, measured_machine
+from moebatch.job.planning import job_problem, measured_machine, settled
 from moebatch.job.prepare import prepare
 from moebatch.job.scan import sample_workload
 from moebatch.job.source import open_source
@@ -29,6 +29,8 @@ def job_question(job: Job, options: PlanOptions) -> Question:
     machine = _machine(job, files, options)
     profile = changed_profile(machine.profile, options.what_if)
     problem = _problem(job, files, workload, replace(machine, profile=profile), options)
+    if options.hw is None:
+        problem = settled(problem)
     return Question(
         problem=problem,
         model=job.model.name or job.model.path.name,

@@ -50,6 +50,11 @@ class Candidate:
             f"_S{policy.num_slots}_{where}"
         )
 
+    @property
+    def uses_disk(self) -> bool:
+        """Whether anything may live on disk."""
+        return "disk" in self.weight_levels or "disk" in self.kv_levels
+
     def slower(self, factor: float, *, num_slots: int) -> "Candidate":
         """The same with other slots, whose waiting counts as so much more of every pass."""
         phases = (replace(phase, num_passes=phase.num_passes * factor) for phase in self.phases)

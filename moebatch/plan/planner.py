@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from moebatch.plan.affine import AffineCandidate, KnownLanes, affine
-from moebatch.plan.bounds import Bounds, bounds, least_seconds
+from moebatch.plan.bounds import Bounds, bounds, least_seconds, seconds_under
 from moebatch.plan.candidates import FEWEST_SLOTS, Candidate, candidates
 from moebatch.plan.division import comes_in_pages
 from moebatch.plan.footprint import slot_bytes
@@ -20,6 +20,8 @@ MOST_CANDIDATES = 48
 FEW_SLOTS_COST = 1.05
 """What it costs to have the fewest slots, measured with three."""
 _DEAR_SHARE = 0.02
+_ROUNDING_LOSS = 1.01
+"""Rounding that costs no more than this is not worth another candidate."""
 NEAR = 1.25
 """A candidate that cannot come nearer to the best one than this is not looked at again."""
 
@@ -34,7 +36,7 @@ class Planned:
     """A policy and how it was found."""
 
     policy: Policy
-    """Whole experts."""
+    """Whole experts, and whole layers of keys and values."""
     solution: Solution
     candidates: tuple[AffineCandidate, ...]
     """Those that the solver saw."""
@@ -54,14 +56,30 @@ def best_policy(problem: Problem) -> Planned:
         raise refusal(problem)
     items = tuple(item for item, _ in screened[:MOST_CANDIDATES])
     solution = _solved(problem, items, screened[0][1])
-    policy = whole_policy(problem, solution.chosen.candidate, solution.shares)
-    assert policy is not None, "shares leave room for rounding"
     return Planned(
-        policy=policy,
+        policy=_rounded(problem, solution, screened),
         solution=solution,
         candidates=items,
         ranked=ranked,
     )
+
+
+def _rounded(problem: Problem, solution: Solution, screened: Sequence[Screened]) -> Policy:
+    """The solution with whole layers and experts; where that costs much, as it may where there are
+    few of them, another candidate if it is faster when rounded."""
+    own = solution.chosen.candidate
+    policy = whole_policy(problem, own, solution.shares)
+    assert policy is not None, "shares leave room for rounding"
+    best, best_s = policy, seconds_under(problem, own, policy)
+    if best_s <= solution.seconds_per_sequence * _ROUNDING_LOSS:
+        return best
+    for item, limits in screened[:MOST_CANDIDATES]:
+        if limits.lower_s < best_s:
+            other = whole_policy(problem, item.candidate, limits.shares)
+            other_s = seconds_under(problem, item.candidate, other) if other else best_s
+            if other is not None and other_s < best_s:
+                best, best_s = other, other_s
+    return best
 
 
 def best_seconds(screened: Sequence[Screened]) -> float:
@@ -129,15 +147,28 @@ def screen(problem: Problem, ranked: Ranked, *, best_s: float = float("inf")) ->
     already; most promising first."""
     found: list[Screened] = []
     known: KnownLanes = {}
+    roomy: set[Policy] = set()
     for least_s, candidate in ranked:
         if least_s > best_s * NEAR:
             break
+        if candidate.uses_disk and candidate.policy in roomy:
+            continue
         item = affine(problem, candidate, known)
+        if not candidate.uses_disk and _holds_all(problem, item):
+            roomy.add(candidate.policy)
         limits = bounds(problem, item)
         if limits.upper_s < float("inf"):
             best_s = min(best_s, limits.upper_s)
             found.append((item, limits))
     return merged(found)
+
+
+def _holds_all(problem: Problem, item: AffineCandidate) -> bool:
+    """Whether main memory has room for all that may leave the GPU, so that no disk is needed."""
+    in_memory = {variable: float(variable[1] == "dram") for variable in item.variables}
+    return "dram" in item.candidate.kv_levels and item.memory["dram"].at(
+        in_memory
+    ) <= problem.capacity_bytes("dram")
 
 
 def merged(*screened: Sequence[Screened]) -> list[Screened]:

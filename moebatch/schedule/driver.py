@@ -269,10 +269,9 @@ class Driver:
         for expert in sorted(self._chosen[step][micro_batch]):
             key = ExpertKey(layer, expert)
             with self._lanes.lock:
-                if not self._slots.is_ready(key):
-                    self._require(key)
-                    self._slots.hurry(key)
-                    self._lanes.slots_changed()
+                self._require(key)  # nobody takes its slot between now and its launch
+                self._slots.hurry(key)
+                self._lanes.slots_changed()
             self._hurry_below([key])
             ready = partial(self._slots.is_ready, key)
             self._lanes.wait(ready, f"expert {expert} of step {step}")

@@ -28,7 +28,7 @@ from moebatch.model.decoder import Decoder
 from moebatch.schedule.slots import Chunk, ExpertKey, Load
 from moebatch.schedule.task import Kind, Task
 from moebatch.schedule.timeline import Span
-from tests.engine.fake_gpu import FakeGpu
+from tests.engine.fake_gpu import FakeEvent, FakeGpu
 from tests.engine.test_engine import TokenText, requests, tokens_of
 from tests.engine.test_schedules import EMULATED, emulated, run
 from tests.model.oracle import greedy, load
@@ -155,11 +155,36 @@ def test_streams_wait_for_each_other_and_the_host_does_not(machine: Machine) -> 
     machine.launch("weight block", third)
     machine.wait(lambda: len(machine.issued) == 3)
     assert not machine.done
+    assert all(lane.is_running for lane in machine.lanes.values())
     assert not any(machine.has_ended(each) for each in (first, second, third))
     gate.open()
     machine.finish()
     assert machine.done == [first, second, third]
     assert [span.task for span in machine.spans] == [first, second, third]
+
+
+def test_ends_are_told_in_an_order_that_makes_sense(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even if the thread that waits for the first is late."""
+    late, synchronize = Gate(), FakeEvent.synchronize
+
+    def be_late(self: FakeEvent) -> None:
+        synchronize(self)
+        if threading.current_thread().name == "gpu (ends)":
+            late()
+
+    monkeypatch.setattr(FakeEvent, "synchronize", be_late)
+    machine.lane("gpu")
+    machine.lane("vram->dram")
+    first = task(0)
+    second = task(1, first)
+    machine.launch("gpu", first)
+    machine.launch("vram->dram", second)
+    machine.wait(lambda: machine.done == [first, second])
+    threading.Timer(0.02, late.open).start()
+    machine.finish()
+    assert [span.task for span in machine.spans] == [first, second]
 
 
 def test_a_host_lane_begins_when_a_kernel_is_done_and_a_stream_when_the_host_is(

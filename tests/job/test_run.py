@@ -18,8 +18,10 @@ from moebatch.job.check import check_job
 from moebatch.job.machine import emulated_hardware, job_machine, sharing_cores
 from moebatch.job.options import RunOptions
 from moebatch.job.planning import job_problem, plan_job
+from moebatch.job.question import job_question
 from moebatch.job.run import JobRun
 from moebatch.job.status import RunSummary
+from moebatch.plan.options import PlanOptions
 from moebatch.predict.table_file import TableOwner, save_table, table_path
 from moebatch.report.summary import summary_table
 from moebatch.schedule.names import SCHEDULES
@@ -36,8 +38,12 @@ Checkpoint = Callable[..., Path]
 PROFILE = """
 name: small
 title: a small GPU
+source: made up
 levels:
-  vram: {capacity: {achieved: 240MB}, bandwidth: {achieved: 1TB/s}, gemm: {float32: 1TFLOP/s}}
+  vram:
+    capacity: {achieved: 240MB}
+    bandwidth: {achieved: 1TB/s}
+    gemm: {float32: {achieved: 1TFLOP/s}}
   dram:
     capacity: {achieved: 4GB}
     bandwidth: {achieved: 20GB/s}
@@ -59,24 +65,27 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
+def write(folder: Path, model: Path, **resources: object) -> Path:
+    """A job with what it needs; its resources may be given."""
+    (folder / "small.yaml").write_text(PROFILE)
+    (folder / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    job = {
+        "model": {"path": str(model), "dtype": "float32"},
+        "input": {"path": "in.jsonl"},
+        "output": {"path": "out.jsonl"},
+        "sampling": {"max_tokens": 4, "temperature": 0},
+        "resources": {"dram": "1GiB", "threads": 2, **resources},
+    }
+    (folder / "job.yaml").write_text(json.dumps(job))
+    return folder / "job.yaml"
+
+
 @pytest.fixture
 def write_job(tmp_path: Path, tiny_checkpoint: Checkpoint) -> Callable[..., Path]:
-    """Writes a job with what it needs; its resources may be given."""
-
-    def write(model: Path | None = None, **resources: object) -> Path:
-        (tmp_path / "small.yaml").write_text(PROFILE)
-        (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
-        job = {
-            "model": {"path": str(model or tiny_checkpoint("mixtral")), "dtype": "float32"},
-            "input": {"path": "in.jsonl"},
-            "output": {"path": "out.jsonl"},
-            "sampling": {"max_tokens": 4, "temperature": 0},
-            "resources": {"dram": "1GiB", "threads": 2, **resources},
-        }
-        (tmp_path / "job.yaml").write_text(json.dumps(job))
-        return tmp_path / "job.yaml"
-
-    return write
+    """`write` in a folder of the test."""
+    return lambda model=None, **resources: write(
+        tmp_path, model or tiny_checkpoint("mixtral"), **resources
+    )
 
 
 def policy(**changes: object) -> PolicyFile:
@@ -114,10 +123,10 @@ def shown(summary: RunSummary) -> str:
     return screen.getvalue()
 
 
-@pytest.fixture
-def reference(write_job: Callable[..., Path]) -> list[str]:
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory, tiny_checkpoint: Checkpoint) -> list[str]:
     """Answers of the plain driver."""
-    path = write_job()
+    path = write(tmp_path_factory.mktemp("plain"), tiny_checkpoint("mixtral"))
     summary, _ = run(path, is_plain=True, policy=policy())
     assert [lane.name for lane in summary.lanes] == ["cpu", "disk->dram"]
     assert summary.waits is None
@@ -288,6 +297,13 @@ def test_two_processors_share_the_cores() -> None:
     assert half.attention_bandwidth == whole.attention_bandwidth / 2
 
 
+def test_a_question_about_a_job_is_planned_as_it_will_run(write_job: Callable[..., Path]) -> None:
+    question = job_question(load_job(write_job(**EMULATED)), PlanOptions(has_job=True))
+    assert question.problem.hardware.name == "small (emulated)"
+    assert not question.problem.experts_on_cpu
+    assert any("is emulated" in note for note in question.notes)
+
+
 WORKLOAD = Workload.uniform(prompt_tokens=8, new_tokens=4, num_sequences=20)
 
 
@@ -304,7 +320,7 @@ def test_budgets_bound_all_levels_and_an_emulated_gpu_counts_as_main_memory(
     assert problem.capacity_bytes("vram") == 10**8
     assert problem.capacity_bytes("disk") == 3 * 10**9
     assert problem.capacity_bytes("dram") == 2**30 - 10**8
-    with pytest.raises(DoesNotFit, match="lower resources.vram or raise resources.dram"):
+    with pytest.raises(DoesNotFit, match=r"lower resources\.vram or raise resources\.dram"):
         problem_of(load_job(write_job(**EMULATED | {"dram": "200MB"})))
 
 
@@ -360,6 +376,7 @@ def test_a_correlation_table_is_used_and_a_stale_one_is_told_and_left_aside(
 ) -> None:
     model = write_checkpoint(tmp_path / "model")
     owner = owner_of(model)
+    table_path(model).parent.mkdir()
     save_table(table_path(model), owner.empty_table(1), owner)
     path = write_job(model)
     _, told = run(path, policy=policy())
