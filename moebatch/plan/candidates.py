@@ -8,10 +8,12 @@ neither is linear in them; with candidates both are exact, and the rest is linea
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from math import ceil
 
 from moebatch.plan.footprint import kv_page_bytes
 from moebatch.plan.phases import Phase, phases_of
 from moebatch.plan.problem import Problem
+from moebatch.schedule.attention import LOOK_AHEAD
 from moebatch.spec.hardware import LevelName
 from moebatch.spec.policy import STREAMING_SLOTS, Placement, Policy, Schedule, pages_of
 
@@ -99,7 +101,7 @@ def _gpu_candidates(problem: Problem, slot_counts: Sequence[int]) -> Iterator[Ca
         if schedule == "cgopipe" and ffn:  # two layers come in pages, whatever is resident
             counts = (2 * problem.shape.num_experts,)
         for batch_size in batch_sizes(problem):
-            micro_batches = sorted({min(size, batch_size) for size in sizes})
+            micro_batches = sorted({min(size, _widest(schedule, batch_size)) for size in sizes})
             tokens_of_pass = _gpu_tokens(problem, batch_size)
             for micro_batch, tokens, slots in product(micro_batches, tokens_of_pass, counts):
                 policy = _policy(
@@ -107,6 +109,12 @@ def _gpu_candidates(problem: Problem, slot_counts: Sequence[int]) -> Iterator[Ca
                 )
                 is_widest = schedule == "cgopipe" or micro_batch == micro_batches[-1]
                 yield from _kinds(problem, policy, is_widest=is_widest)
+
+
+def _widest(schedule: Schedule, batch_size: int) -> int:
+    """CGOPipe needs one micro-batch in work and others ahead of it: with fewer, its lanes wait for
+    each other, which busy times do not show."""
+    return ceil(batch_size / (LOOK_AHEAD + 1)) if schedule == "cgopipe" else batch_size
 
 
 def batch_sizes(problem: Problem) -> tuple[int, ...]:

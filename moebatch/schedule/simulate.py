@@ -17,7 +17,6 @@ from moebatch.schedule.task import Kind, Task
 from moebatch.schedule.timeline import Span, Timeline
 
 
-
 class World(Router, Protocol):
     """What is computed, as far as it takes time."""
 

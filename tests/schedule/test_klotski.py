@@ -27,9 +27,7 @@ CHOICES = {
     (1, 2): (2, 3),
 }
 SECONDS = {Kind.ATTEND: 1.0, Kind.GATE: 0.5, Kind.EXPERT: 1.0, Kind.CHUNK: 2.0}
-SETUP = Setup(
-    num_layers=2, num_experts=4, moe_layers=frozenset({0, 1}), num_hot=2, compute="vram"
-)
+SETUP = Setup(num_layers=2, num_experts=4, moe_layers=frozenset({0, 1}), num_hot=2, compute="vram")
 
 
 def run(name: str, *, num_slots: int, num_passes: int) -> Timeline:

@@ -12,12 +12,12 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from moebatch.schedule.kv_route import Place
 from moebatch.schedule.task import Kind
 from moebatch.spec.hardware import LevelName
 from moebatch.spec.policy import PAGE_TOKENS, pages_of
 from moebatch.store.kv import KVCache
 from moebatch.store.kv_layout import KvLayout, WindowName
-from moebatch.schedule.kv_route import Place
 from moebatch.store.kv_view import KvPiece, KvView
 
 MAX_TOKENS = 4 * PAGE_TOKENS
