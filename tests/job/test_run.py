@@ -74,7 +74,7 @@ def write(folder: Path, model: Path, **resources: object) -> Path:
         "input": {"path": "in.jsonl"},
         "output": {"path": "out.jsonl"},
         "sampling": {"max_tokens": 4, "temperature": 0},
-        "resources": {"dram": "1GiB", "threads": 2, **resources},
+        "resources": {"dram": "4GiB", "threads": 2, **resources},
     }
     (folder / "job.yaml").write_text(json.dumps(job))
     return folder / "job.yaml"
@@ -316,7 +316,7 @@ def problem_of(job: Job) -> object:
 def test_budgets_bound_all_levels_and_an_emulated_gpu_counts_as_main_memory(
     write_job: Callable[..., Path],
 ) -> None:
-    problem = problem_of(load_job(write_job(**EMULATED, vram="100MB", disk="3GB")))
+    problem = problem_of(load_job(write_job(**EMULATED, vram="100MB", disk="3GB", dram="1GiB")))
     assert problem.capacity_bytes("vram") == 10**8
     assert problem.capacity_bytes("disk") == 3 * 10**9
     assert problem.capacity_bytes("dram") == 2**30 - 10**8
