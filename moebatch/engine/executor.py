@@ -50,6 +50,8 @@ class Executor:
         self._driver: Driver | None = None
         self._failure: BaseException | None = None
         self._pending: set[Task] = set()
+        self._num_results = 0
+        """Pending tasks that compute or store something."""
         self._ended_s: dict[Task, float] = {}
         self._launched_s: dict[Task, float] = {}
         self._reason_of_launch: dict[Task, str] = {}
@@ -79,9 +81,7 @@ class Executor:
         self._driver.run_pass(sweep)
         self._recorder.end_pass()
         with self.changed:
-            self._ended_s = {
-                task: end_s for task, end_s in self._ended_s.items() if task.step >= self._horizon
-            }
+            self._ended_s.clear()
 
     def abandon(self) -> None:
         """Forgets a pass that failed, once no lane runs any of it."""
@@ -91,7 +91,9 @@ class Executor:
             self.changed.wait_for(lambda: not any(lane.is_running for lane in lanes))
             for lane in lanes:
                 lane.abandon()
-            self._pending.clear()
+            for known in (self._pending, self._launched_s, self._reason_of_launch, self._ended_s):
+                known.clear()
+            self._num_results = 0
             self._failure = None
 
     def close(self) -> None:
@@ -114,6 +116,7 @@ class Executor:
             self._launched_s[task] = self._recorder.now()
             self._reason_of_launch[task] = self._woken_by
             self._pending.add(task)
+            self._num_results += name in RESULT_LANES
             if self._inline is None or name != self._inline.name:
                 self._lanes[name].launch(task)
                 return
@@ -144,10 +147,7 @@ class Executor:
 
     def is_idle(self, *, results_only: bool) -> bool:
         """Whether all launched tasks are done, or those that compute or store something."""
-        return not any(
-            not results_only or lane_of(task, with_vram=self._with_vram) in RESULT_LANES
-            for task in self._pending
-        )
+        return not (self._num_results if results_only else self._pending)
 
     # --- the board, as lanes see it -------------------------------------------------------------
 
@@ -165,6 +165,7 @@ class Executor:
         self._last_ended = str(task)
         if task in self._pending:
             self._pending.remove(task)
+            self._num_results -= lane_of(task, with_vram=self._with_vram) in RESULT_LANES
             self._ended_s[task] = end
             self._driver.task_ended(task)
 
@@ -183,12 +184,6 @@ class Executor:
         self.changed.notify_all()
 
     # --- inside ---------------------------------------------------------------------------------
-
-    @property
-    def _horizon(self) -> int:
-        """Steps before this one are not waited for any more."""
-        newest = max((task.step for task in self._ended_s), default=0)
-        return newest - 2 * self._setup.num_layers
 
     def _raise_failure(self) -> None:
         failure = self._failure or self._reading_failed()

@@ -141,33 +141,37 @@ class AttentionInput:
         return self.direct if direct else self.windowed
 
 
-def attention_inputs(
-    layout: Layout, cache: KVCache, make: MakeMicroBatch, *, with_views: bool
-) -> list[AttentionInput]:
-    """One for each micro-batch. `with_views` where some layer does not live where it attends."""
-    return [
-        _input(group, k % NUM_WINDOWS, cache, make, with_views=with_views)
-        for k, group in enumerate(layout.groups)
-    ]
+def attention_inputs(layout: Layout, cache: KVCache, make: MakeMicroBatch) -> list[AttentionInput]:
+    """One for each micro-batch."""
+    return [_input(group, k % NUM_WINDOWS, cache, make) for k, group in enumerate(layout.groups)]
 
 
-def _input(
-    group: Group, window: int, cache: KVCache, make: MakeMicroBatch, *, with_views: bool
-) -> AttentionInput:
-    direct = make(group.spans, group.place)
-    if not with_views:
-        return AttentionInput(group=group, direct=direct, windowed=direct, view=None, window=window)
+def _input(group: Group, window: int, cache: KVCache, make: MakeMicroBatch) -> AttentionInput:
+    """Rows and plans cost milliseconds, so there are none for layers that do not exist."""
+    is_direct = {cache.is_direct(group.place, layer) for layer in range(cache.num_layers)}
+    direct = make(group.spans, group.place) if True in is_direct else None
+    view = _view(group, window, cache) if False in is_direct else None
+    windowed = make(_in_window(group, view), group.place) if view else direct
+    assert windowed is not None, "a model has layers"
+    return AttentionInput(
+        group=group, direct=direct or windowed, windowed=windowed, view=view, window=window
+    )
+
+
+def _view(group: Group, window: int, cache: KVCache) -> KvView:
     pieces = [
         KvPiece(owner, span.context, span.context + span.num_tokens)
         for owner, span in zip(group.owners, group.spans, strict=True)
     ]
-    view = cache.view(group.place, window, pieces)
-    spans = [
+    return cache.view(group.place, window, pieces)
+
+
+def _in_window(group: Group, view: KvView) -> list[Span]:
+    """The same tokens in rows of the window."""
+    return [
         span.with_rows(view.window_rows[owner])
         for owner, span in zip(group.owners, group.spans, strict=True)
     ]
-    windowed = make(spans, group.place)
-    return AttentionInput(group=group, direct=direct, windowed=windowed, view=view, window=window)
 
 
 def _span(piece: Slice, start: int, cache: KVCache) -> Span:

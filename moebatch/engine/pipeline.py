@@ -181,10 +181,9 @@ class Pipeline:
 
     def _pass_work(self, x_TD: Tensor, layout: Layout) -> PassWork:
         parts = self._parts
-        with_views = bool(parts.setup.kv_homes)
         return PassWork(
             x_TD,
-            attention_inputs(layout, parts.cache, self._micro_batch, with_views=with_views),
+            attention_inputs(layout, parts.cache, self._micro_batch),
             setup=parts.setup,
             decoder=parts.decoder,
             cache=parts.cache,

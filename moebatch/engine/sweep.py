@@ -59,7 +59,7 @@ class PlainSweep:
             decode_place="dram",
             prompt_place="dram",
         )
-        inputs = attention_inputs(layout, self._cache, self._micro_batch, with_views=False)
+        inputs = attention_inputs(layout, self._cache, self._micro_batch)
         x_TD = self._decoder.embed(torch.tensor(layout.tokens))
         if self._observer is not None:
             self._observer.begin_pass(len(x_TD))

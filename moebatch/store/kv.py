@@ -46,6 +46,7 @@ class KVCache:
             layout = KvLayout(levels=["dram"] * num_layers)
         assert len(layout.levels) == num_layers, "every layer has a home"
         shape = KvShape(num_kv_heads=num_kv_heads, head_dim=head_dim, dtype=dtype)
+        self.num_layers = num_layers
         self.num_pages = num_pages
         self._levels = KvLevels(shape, layout, num_pages)
         homes = self._levels.homes
