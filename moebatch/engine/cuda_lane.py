@@ -150,7 +150,7 @@ class CudaLane(ThreadLane):
             except BaseException as error:
                 with changed:
                     self._forget(flight)
-                    self._board.failed(error)
+                self._fail(flight.item, error)
 
     def _times(self, flight: _Flight) -> tuple[float, float]:
         """Start and end in seconds of ``perf_counter``. Two clocks never agree exactly, but what

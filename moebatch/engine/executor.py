@@ -19,6 +19,11 @@ from moebatch.schedule.timeline import Span
 MakeLane = Callable[[str, LaneWork], ThreadLane]
 
 
+_MOST_PENDING = 2000
+"""Tasks that are launched ahead: more would only take memory. All wait for earlier ones, so those
+that are there can always end."""
+
+
 class GivenUp(Exception):
     """Keeps lanes from beginning anything while a pass is given up."""
 
@@ -71,7 +76,9 @@ class Executor:
 
     def drive(self, driver: Driver) -> None:
         """Lanes are driven by `driver` from now on."""
-        self._driver = driver
+        with self.changed:
+            self._driver, self._failure = driver, None
+            self.changed.notify_all()
         driver.start()
 
     def run_pass(self, sweep: Sweep) -> None:
@@ -84,17 +91,18 @@ class Executor:
             self._ended_s.clear()
 
     def abandon(self) -> None:
-        """Forgets a pass that failed, once no lane runs any of it."""
+        """Forgets a pass that failed, once no lane runs any of it. Lanes stand still until `drive`
+        is called again."""
         lanes = self._lanes.values()
         with self.changed:
             self._failure = self._failure or GivenUp()
+            self.changed.notify_all()
             self.changed.wait_for(lambda: not any(lane.is_running for lane in lanes))
             for lane in lanes:
                 lane.abandon()
             for known in (self._pending, self._launched_s, self._reason_of_launch, self._ended_s):
                 known.clear()
             self._num_results = 0
-            self._failure = None
 
     def close(self) -> None:
         """Ends all lanes."""
@@ -112,7 +120,7 @@ class Executor:
         """Hands a task to its lane, or runs it."""
         name = lane_of(task, with_vram=self._with_vram)
         with self.changed:
-            self._raise_failure()
+            self.wait(lambda: len(self._pending) < _MOST_PENDING, str(task))
             self._launched_s[task] = self._recorder.now()
             self._reason_of_launch[task] = self._woken_by
             self._pending.add(task)

@@ -29,6 +29,9 @@ class Mover(Protocol):
     def moved(self, chunk: Chunk) -> None:
         """It has arrived; called with the lock held."""
 
+    def lost(self, chunk: Chunk) -> None:
+        """It could not be moved; called with the lock held."""
+
 
 class Board(Protocol):
     """What lanes share: one lock, which tasks have ended, and whoever is told of it."""
@@ -110,14 +113,22 @@ class ThreadLane:
 
     def _loop(self) -> None:
         with torch.inference_mode(), self._work.context():
-            while (item := self._take()) is not None:
+            while not self._closing:
+                item: Item | None = None
                 try:
-                    self._do(item)
+                    item = self._take()
+                    if item is not None:
+                        self._do(item)
                 except BaseException as error:
                     # Whatever stops a lane must reach whoever waits for it.
-                    with self._board.changed:
-                        self._is_busy = False
-                        self._board.failed(error)
+                    self._fail(item, error)
+
+    def _fail(self, item: Item | None, error: BaseException) -> None:
+        with self._board.changed:
+            self._is_busy = False
+            self._board.failed(error)
+            if item is not None and item.chunk is not None and self._work.mover is not None:
+                self._work.mover.lost(item.chunk)
 
     def _take(self) -> Item | None:
         """The next task, or a chunk where that one cannot start yet; None at the end."""
@@ -151,8 +162,7 @@ class ThreadLane:
             self._end(item, start_s, end_s)
 
     def _begin(self, item: Item) -> None:
-        """Runs a task or moves a chunk. What cannot be moved ends the run: nobody asks for it
-        again."""
+        """Runs a task or moves a chunk."""
         if item.chunk is None:
             self._work.run(item.task)
             return

@@ -105,10 +105,15 @@ def _counted(pipeline: Pipeline, experts: ExpertStore) -> Callable[[Task], None]
 
     def run(task: Task) -> None:
         statistics = experts.statistics
-        statistics.busy.enter()
-        pipeline.do(task)
-        statistics.busy.leave()
-        statistics.num_bytes += pipeline.num_bytes(task)
+        with experts.changed:
+            statistics.busy.enter()
+        try:
+            pipeline.do(task)
+        finally:
+            with experts.changed:
+                statistics.busy.leave()
+        with experts.changed:
+            statistics.num_bytes += pipeline.num_bytes(task)
 
     return run
 

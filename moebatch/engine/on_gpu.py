@@ -64,6 +64,9 @@ class _Mover:
     def moved(self, chunk: Chunk) -> None:
         self.pipeline.chunk_moved(chunk)
 
+    def lost(self, chunk: Chunk) -> None:
+        self.experts.slots.lose_chunk(chunk)
+
 
 class _Assembly:
     """Puts a pipeline together, from the memory of the device to the lanes."""

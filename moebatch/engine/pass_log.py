@@ -43,6 +43,15 @@ class PassLog:
             loads = _loads(layout)
             self.passes.append(MicroBatches(loads=loads, on_cpu=on_cpu))
 
+    def drop_pass(self) -> None:
+        """The pass in work was given up."""
+        if self._layout is None:
+            return
+        self._layout = None
+        self.passes.pop()
+        number = len(self.passes)
+        self._rows = {key: rows for key, rows in self._rows.items() if key[0] != number}
+
     # --- as an observer -------------------------------------------------------------------------
 
     def begin_pass(self, num_rows: int) -> None:

@@ -109,6 +109,9 @@ class Pipeline:
     def give_up(self) -> None:
         """After a pass that failed: the next one may begin at the first layer again."""
         self._executor.abandon()
+        self.recorder.drop_pass()
+        if self._parts.log is not None:
+            self._parts.log.drop_pass()
         self._driver.close()
         with self._executor.lock:
             self._parts.slots.forget()

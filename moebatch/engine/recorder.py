@@ -51,6 +51,11 @@ class Recorder:
         if self._is_tracing:
             self._pass_ends_s.append(self.seconds(time.perf_counter()))
 
+    def drop_pass(self) -> None:
+        """The pass in work was given up: nothing of it is kept task by task."""
+        since_s = self._pass_ends_s[-1] if self._pass_ends_s else -math.inf
+        self._spans = [span for span in self._spans if span.start_s < since_s]
+
     @property
     def timeline(self) -> Timeline:
         """The passes that were kept."""

@@ -85,6 +85,9 @@ class Driver:
         self._freed: set[int] = set()
         self._steps: dict[int, int] = {}
         self._chosen: dict[int, dict[int, tuple[int, ...]]] = {}
+        """Experts by step and micro-batch."""
+        self._wanted: dict[int, set[int]] = {}
+        """The same of all micro-batches of a step together."""
 
     def start(self) -> None:
         """Goes up to the first pass: what is announced then comes while it is made up."""
@@ -143,6 +146,7 @@ class Driver:
             elif isinstance(item, NextPass):
                 self._lanes.wait(lambda: self._lanes.is_idle(results_only=True), "end of pass")
                 self._chosen.clear()
+                self._wanted.clear()
                 self._freed.clear()
                 return
             else:
@@ -185,7 +189,7 @@ class Driver:
         with self._lanes.lock:
             self._slots.announce(keys)
             if self._below is not None:
-                self._below.announce(key for key in keys if self._slots.holds(key))
+                self._below.announce(key for key in keys if self._slots.is_missing(key))
             self._lanes.slots_changed()
 
     def _fetch(self, step: int) -> None:
@@ -193,23 +197,22 @@ class Driver:
             return
         layer = self._begin(step)
         with self._lanes.lock:
-            self._below.announce(
-                ExpertKey(layer, expert) for expert in range(self._setup.num_experts)
-            )
+            keys = (ExpertKey(layer, expert) for expert in range(self._setup.num_experts))
+            self._below.announce(key for key in keys if not self._slots.is_ready(key))
             self._lanes.slots_changed()
 
     def _route(self, step: int, micro_batch: int) -> None:
         spoken = gate(step, micro_batch)
         self._lanes.wait(lambda: self._lanes.has_ended(spoken), str(spoken))
         chosen = tuple(self._router.chosen(step, micro_batch))
-        known = self._chosen.setdefault(step, {})
-        new = set(chosen).difference(*known.values()) if known else set(chosen)
-        known[micro_batch] = chosen
+        self._chosen.setdefault(step, {})[micro_batch] = chosen
+        wanted = self._wanted.setdefault(step, set())
         layer = self._begin(step)
         with self._lanes.lock:
-            for expert in sorted(new):
+            for expert in sorted(set(chosen) - wanted):
                 self._require(ExpertKey(layer, expert))
             self._lanes.slots_changed()
+        wanted.update(chosen)
 
     def _require(self, key: ExpertKey) -> None:
         self._slots.require(key)
@@ -251,8 +254,7 @@ class Driver:
 
     def _arrivals(self, step: int) -> Iterator[int]:
         layer = self._setup.layer(step)
-        chosen = set().union(*self._chosen.pop(step).values())
-        waiting = [ExpertKey(layer, expert) for expert in sorted(chosen)]
+        waiting = [ExpertKey(layer, expert) for expert in sorted(self._wanted[step])]
         while waiting:
             self._hurry_below(waiting)
             self._lanes.wait(

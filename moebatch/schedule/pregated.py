@@ -14,7 +14,11 @@ from moebatch.schedule.task import combine, expert, gate
 
 
 def ondemand(setup: Setup) -> Schedule:
-    """Nothing comes before a gate has asked for it."""
+    """Nothing comes before a gate has asked for it.
+
+    Of several experts of a block, one computes while the next one comes; the paper, with one expert
+    of one sequence, adds both up, which is the same there.
+    """
     kv, i = KvTraffic(setup), 0
     while sweep := (yield NextPass()):
         for _ in range(setup.num_layers):

@@ -234,11 +234,11 @@ class SlotQueue:
 
     def is_settled(self, layer: int) -> bool:
         """Whether no more experts of a layer can arrive before others are computed."""
-        of_layer = list(self._of(layer))
+        of_layer = [load for load in self._passing.values() if load.key.layer == layer]
         if all(load.is_ready for load in of_layer):
             return True
         moving = any(load.slot is not None and not load.is_ready for load in of_layer)
-        others = (load for load in self._loads.values() if load.key.layer != layer)
+        others = (load for load in self._passing.values() if load.key.layer != layer)
         leaving = any(load.is_kept or load.num_users or load.is_dropped for load in others)
         return not (moving or leaving or self._free)
 
@@ -269,6 +269,13 @@ class SlotQueue:
             load.arrival = self._num_arrived
         if load.is_dropped and load.num_in_flight == 0:
             self._drop(load)
+
+    def lose_chunk(self, chunk: Chunk) -> None:
+        """A chunk could not be moved: its expert has to come anew, if anybody asks for it."""
+        load = chunk.load
+        load.num_in_flight -= 1
+        load.is_required = load.is_kept = False
+        self._drop(load)
 
     def waiting(self) -> Iterator[ExpertKey]:
         """Experts with chunks to be sent, the most urgent first."""

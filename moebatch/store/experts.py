@@ -6,9 +6,10 @@ from collections.abc import Callable, Collection, Generator, Iterable, Mapping
 
 from torch import Tensor
 
+from moebatch.errors import StorageError
 from moebatch.schedule.slots import Chunk, ExpertKey, SlotQueue
-from moebatch.store.memory import Arena
-from moebatch.store.record import Piece, Record, open_files, slot_bytes
+from moebatch.store.memory import Arena, is_out_of_memory
+from moebatch.store.record import Record, open_files, slot_bytes
 from moebatch.store.statistics import ReadStatistics
 
 OnRead = Callable[[ExpertKey, int, int, int, float, float], None]
@@ -188,22 +189,29 @@ class ExpertStore:
     # --- reader side ----------------------------------------------------------------------------
 
     def _read_pieces(self, reader: int) -> None:
-        while (chunk := self._take_chunk()) is not None:
-            key = chunk.load.key
-            piece = self.records[key].pieces[chunk.number]
-            failure: BaseException | None = None
-            try:
-                start_s = time.perf_counter()
-                start = chunk.slot * self._slot_bytes + piece.buffer_offset
-                target = self._arena.view(start, piece.num_bytes)
-                self._files[piece.path].read(target, piece.file_offset)
-                if self._on_read is not None:
-                    end_s = time.perf_counter()
-                    self._on_read(key, chunk.number, chunk.slot, reader, start_s, end_s)
-            except BaseException as error:
-                # Whatever ends a reader must reach the compute side, which waits for it.
-                failure = error
-            self._finish_chunk(chunk, piece, failure)
+        try:
+            while (chunk := self._take_chunk()) is not None:
+                try:
+                    self._read(chunk, reader)
+                finally:
+                    with self.changed:
+                        self.statistics.busy.leave()
+                self._arrived(chunk)
+        except BaseException as error:
+            # Whatever ends a reader must reach the compute side, which waits for it. Memory that
+            # is refused here is no reason to make passes smaller: the reader is gone.
+            with self.changed:
+                self.failure = self.failure or _as_storage_error(error)
+                self.changed.notify_all()
+
+    def _read(self, chunk: Chunk, reader: int) -> None:
+        key, start_s = chunk.load.key, time.perf_counter()
+        piece = self.records[key].pieces[chunk.number]
+        start = chunk.slot * self._slot_bytes + piece.buffer_offset
+        self._files[piece.path].read(self._arena.view(start, piece.num_bytes), piece.file_offset)
+        if self._on_read is not None:
+            end_s = time.perf_counter()
+            self._on_read(key, chunk.number, chunk.slot, reader, start_s, end_s)
 
     def _take_chunk(self) -> Chunk | None:
         """The most urgent piece that has a slot; None at the end."""
@@ -216,10 +224,15 @@ class ExpertStore:
                 self.changed.wait()
             return None
 
-    def _finish_chunk(self, chunk: Chunk, piece: Piece, failure: BaseException | None) -> None:
+    def _arrived(self, chunk: Chunk) -> None:
+        piece = self.records[chunk.load.key].pieces[chunk.number]
         with self.changed:
-            self.statistics.busy.leave()
             self.statistics.num_bytes += piece.num_bytes
-            self.failure = self.failure or failure
             self.slots.finish_chunk(chunk)
             self.changed.notify_all()
+
+
+def _as_storage_error(error: BaseException) -> BaseException:
+    if is_out_of_memory(error):
+        return StorageError(f"the system refuses memory for reading experts: {error}")
+    return error

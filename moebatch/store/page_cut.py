@@ -1,6 +1,6 @@
 """Which parts of which experts make up a page."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import NamedTuple
@@ -65,7 +65,7 @@ class PageCut:
         """Page `number` of so many."""
         pages = self._pages.get(layer, ())
         if len(pages) != num_pages:
-            pages = tuple(self._cut(layer, p, num_pages) for p in range(num_pages))
+            pages = tuple(self._cut(layer, num_pages))
             self._pages[layer] = pages  # the last number only: passes may differ without end
         return pages[number]
 
@@ -75,20 +75,26 @@ class PageCut:
     def _page_bytes(self, layer_bytes: int, num_pages: int) -> int:
         return align_up(-(-layer_bytes // num_pages), self._source.step_bytes)
 
-    def _cut(self, layer: int, number: int, num_pages: int) -> Page:
+    def _cut(self, layer: int, num_pages: int) -> Iterator[Page]:
+        """One walk over experts and pages."""
         total = self._layer_bytes(layer)
         page_bytes = self._page_bytes(total, num_pages)
-        start, stop = min(number * page_bytes, total), min((number + 1) * page_bytes, total)
-        parts, before = [], 0
-        for slot, key in enumerate(self.keys(layer)):
-            num_bytes = self._source.num_bytes(key)
-            first, last = max(start - before, 0), min(stop - before, num_bytes)
-            if first < last:
-                parts.append(PagePart(key, slot, first, last - first))
-            before += num_bytes
-        return Page(
-            parts=tuple(parts),
-            start=start,
-            num_bytes=stop - start,
-            buffer_start=number * self._page_bytes(self.largest_bytes, num_pages),
-        )
+        buffer_bytes = self._page_bytes(self.largest_bytes, num_pages)
+        sizes = [(key, self._source.num_bytes(key)) for key in self.keys(layer)]
+        slot, done = 0, 0  # expert in hand, and bytes of it that earlier pages have
+        for number in range(num_pages):
+            start, stop = min(number * page_bytes, total), min((number + 1) * page_bytes, total)
+            left, parts = stop - start, []
+            while left:
+                key, num_bytes = sizes[slot]
+                length = min(left, num_bytes - done)
+                parts.append(PagePart(key, slot, done, length))
+                left, done = left - length, done + length
+                if done == num_bytes:
+                    slot, done = slot + 1, 0
+            yield Page(
+                parts=tuple(parts),
+                start=start,
+                num_bytes=stop - start,
+                buffer_start=number * buffer_bytes,
+            )

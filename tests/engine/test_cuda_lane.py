@@ -232,6 +232,7 @@ class Chunks:
     """A mover of one expert of so many chunks."""
 
     def __init__(self, machine: Machine, count: int, kernel: Kernel) -> None:
+        self.lost_chunks: list[Chunk] = []
         self._machine = machine
         self._load = Load(ExpertKey(0, 0), count)
         self._kernel = kernel
@@ -254,6 +255,9 @@ class Chunks:
 
     def moved(self, chunk: Chunk) -> None:
         self.num_moved += 1
+
+    def lost(self, chunk: Chunk) -> None:
+        self.lost_chunks.append(chunk)
 
 
 def test_chunks_go_on_beside_a_task_that_cannot_start_few_at_a_time(machine: Machine) -> None:
@@ -343,9 +347,11 @@ def test_a_chunk_that_cannot_be_moved_is_told(machine: Machine) -> None:
         def move(self, chunk: Chunk) -> None:
             raise ValueError("no such memory")
 
-    machine.lane("dram->vram", mover=Broken(machine, 1, lambda: None))
+    chunks = Broken(machine, 1, lambda: None)
+    machine.lane("dram->vram", mover=chunks)
     machine.wait(lambda: machine.failure)
     assert not machine.lanes["dram->vram"].is_running
+    assert [chunk.number for chunk in chunks.lost_chunks] == [0]
 
 
 def test_closing_waits_for_what_was_issued(machine: Machine) -> None:

@@ -1,0 +1,87 @@
+"""What a queue of slots promises, beside what the properties of timelines show."""
+
+from moebatch.schedule.slots import ExpertKey, SlotQueue
+
+KEYS = [ExpertKey(layer, expert) for layer in range(2) for expert in range(4)]
+
+
+def queue(num_slots: int, **options: object) -> SlotQueue:
+    return SlotQueue(dict.fromkeys(KEYS, 2), num_slots=num_slots, **options)
+
+
+def bring(slots: SlotQueue, key: ExpertKey) -> None:
+    while not slots.is_ready(key):
+        chunk = slots.next_chunk()
+        assert chunk is not None
+        slots.finish_chunk(chunk)
+        slots.check_integrity()
+
+
+def test_a_required_expert_waits_for_one_chunk_of_an_announced_one() -> None:
+    slots = queue(2)
+    slots.announce([KEYS[0], KEYS[1]])
+    first = slots.next_chunk()
+    slots.require(KEYS[2])
+    assert first is not None and first.load.key == KEYS[0]
+    second = slots.next_chunk()
+    assert second is not None and second.load.key == KEYS[2]
+
+
+def test_a_required_expert_takes_the_slot_of_the_announced_one_that_is_needed_last() -> None:
+    slots = queue(2)
+    slots.announce([KEYS[0], KEYS[1]])
+    bring(slots, KEYS[1])
+    slots.require(KEYS[2])
+    bring(slots, KEYS[2])
+    assert slots.holds(KEYS[0]) and not slots.holds(KEYS[1])
+
+
+def test_an_expert_that_is_still_needed_is_never_evicted() -> None:
+    slots = queue(1)
+    slots.require(KEYS[0])
+    bring(slots, KEYS[0])
+    slots.require(KEYS[1])
+    assert slots.next_chunk() is None
+    slots.use(KEYS[0])
+    assert slots.next_chunk() is None
+    slots.finish(KEYS[0], keep=False)
+    bring(slots, KEYS[1])
+
+
+def test_announced_experts_that_nobody_wants_are_dropped_and_their_slots_free() -> None:
+    slots = queue(3)
+    slots.announce(KEYS[:3])
+    in_flight = slots.next_chunk()
+    slots.require(KEYS[1])
+    slots.withdraw(0)
+    assert in_flight is not None
+    slots.finish_chunk(in_flight)
+    slots.check_integrity()
+    assert [slots.holds(key) for key in KEYS[:3]] == [False, True, False]
+
+
+def test_a_lost_chunk_makes_its_expert_come_anew() -> None:
+    slots = queue(1)
+    slots.require(KEYS[0])
+    chunk = slots.next_chunk()
+    assert chunk is not None
+    slots.lose_chunk(chunk)
+    slots.check_integrity()
+    slots.forget()
+    slots.require(KEYS[0])
+    bring(slots, KEYS[0])
+
+
+def test_experts_come_back_resident_first_then_as_they_arrived() -> None:
+    slots = queue(3, resident=[KEYS[3]])
+    slots.fill_residents()
+    for key in (KEYS[2], KEYS[0]):
+        slots.require(key)
+        bring(slots, key)
+    waiting = set(KEYS[:4])
+    order = []
+    while (key := slots.first_ready(waiting)) is not None:
+        waiting.remove(key)
+        order.append(key)
+    assert order == [KEYS[3], KEYS[2], KEYS[0]]
+    assert [slots.state(key) for key in KEYS[:4]] == ["arrived", "absent", "arrived", "resident"]

@@ -1,0 +1,46 @@
+"""Experts on disk under a GPU: what passes through main memory."""
+
+from dataclasses import replace
+
+from moebatch.schedule.request import Sweep
+from moebatch.schedule.setup import Setup
+from moebatch.schedule.simulate import Room, simulate
+from moebatch.schedule.slots import ExpertKey
+from moebatch.schedule.task import Kind
+from tests.schedule.worlds import RandomWorld
+
+SETUP = Setup(
+    num_layers=4,
+    num_experts=4,
+    moe_layers=frozenset(range(4)),
+    num_hot=4,
+    window=2,
+    compute="vram",
+)
+ON_GPU = frozenset(ExpertKey(layer, expert) for layer in range(4) for expert in (0, 1))
+
+
+def test_what_lives_on_the_gpu_is_not_read_into_main_memory() -> None:
+    """As in a run: nothing below knows of what lives above."""
+    world = RandomWorld(
+        seed=3,
+        num_layers=4,
+        num_experts=4,
+        experts_per_batch=4,
+        sweeps=[Sweep(num_micro_batches=2)] * 3,
+    )
+    room = Room(
+        num_slots=4,
+        resident=ON_GPU,
+        num_slots_below=6,
+        resident_below=frozenset(),
+        num_chunks=2,
+    )
+    for name in ("klotski", "hot", "multi", "prefetch_all", "simple", "ondemand"):
+        timeline = simulate(name, replace(SETUP), room, world, num_passes=3)
+        fetched = {
+            ExpertKey(SETUP.layer(span.task.step), span.task.expert)
+            for span in timeline.spans
+            if span.task.kind is Kind.FETCH and span.task.expert is not None
+        }
+        assert fetched and not fetched & ON_GPU, name
