@@ -4,14 +4,14 @@
 
 Runs every schedule with the same prompts in turn, several rounds, and prints the median time of a
 decoding pass, its ratio to the one before, and what the simulator says. The simulator knows the
-routing of that very run, and how long each kind of task took in a run of its own before all others;
-it is not told anything of the schedules that it predicts.
+routing of that run, and how long each kind of task took in runs of their own before all others.
 """
 
 import argparse
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
@@ -38,6 +38,12 @@ from moebatch.units import format_rate, parse_bytes, parse_rate
 
 ABLATION = ("simple", "multi", "hot", "klotski")
 WARM_UP_PASSES = 2
+_IDLE_S = 0.001
+"""A longer gap is a wait for something."""
+LINKS = (Kind.PAGE, Kind.STAGE, Kind.BLOCK, Kind.CHUNK)
+"""Held to a rate, hand-over included."""
+_ALIKE = {"simple": "simple", "multi": "multi", "hot": "multi"}
+"""Schedules whose experts are computed alike: once for each batch, or for all batches in turn."""
 
 
 class NoText:
@@ -121,6 +127,10 @@ class Prices:
 
     by_kind: Mapping[Kind, float]
     expert_points: Sequence[tuple[float, float]]
+    hand_over_s: float
+    """From the end of a task to the start of the next one that has been waiting for its lane."""
+    between_s: float
+    """From the end of a pass to its successor's first task: head, sampling, rows and plans."""
 
     @classmethod
     def of(cls, runs: Sequence[tuple[Executed, "World"]]) -> "Prices":
@@ -137,11 +147,30 @@ class Prices:
                         rows[count].append(span.seconds)
                 kinds[span.task.kind].append(span.seconds)
         points = sorted((count, float(np.mean(seconds))) for count, seconds in rows.items())
-        return cls({kind: float(np.mean(found)) for kind, found in kinds.items()}, points)
+        by_kind = {kind: float(np.mean(found)) for kind, found in kinds.items()}
+        timelines = [executed.timeline for executed, _ in runs]
+        return cls(by_kind, points, _hand_over_s(timelines), _between_s(timelines))
 
     def expert_s(self, rows: int) -> float:
         counts, seconds = zip(*self.expert_points, strict=True)
         return float(np.interp(rows, counts, seconds))
+
+
+def _hand_over_s(timelines: Sequence[Timeline]) -> float:
+    gaps = [
+        later.start_s - span.end_s
+        for timeline in timelines
+        for span, later in pairwise(timeline.on("gpu"))
+    ]
+    return median(gap for gap in gaps if gap < _IDLE_S)
+
+
+def _between_s(timelines: Sequence[Timeline]) -> float:
+    return median(
+        min(span.start_s for span in timeline.on("gpu") if span.start_s >= end_s) - end_s
+        for timeline in timelines
+        for end_s in timeline.pass_ends_s[WARM_UP_PASSES:-1]
+    )
 
 
 @dataclass
@@ -181,11 +210,12 @@ class World:
 
     def seconds(self, task: Task) -> float:
         assert self.prices is not None
+        hand_over_s = self.prices.hand_over_s if task.kind not in LINKS else 0.0
         if task.kind is Kind.EXPERT:
             rows = self.rows(self.number, self.setup.layer(task.step), task.micro_batch)
-            return self.prices.expert_s(int(rows[task.expert]))
+            return hand_over_s + self.prices.expert_s(int(rows[task.expert]))
         share = 1 / (task.num_pages or 1) if task.kind in (Kind.PAGE, Kind.STAGE) else 1.0
-        return share * self.prices.by_kind[task.kind]
+        return hand_over_s + share * self.prices.by_kind[task.kind]
 
 
 def world_of(bench: Bench, name: str, executed: Executed) -> World:
@@ -209,7 +239,7 @@ def simulated_s(bench: Bench, name: str, executed: Executed, prices: Prices) -> 
     )
     num_passes = len(executed.timeline.pass_s) - 2 - WARM_UP_PASSES
     timeline = simulate(name, world.setup, room, world, num_passes=num_passes)
-    return median(timeline.pass_s[1:])
+    return median(timeline.pass_s[1:]) + prices.between_s
 
 
 def main() -> None:
@@ -255,14 +285,16 @@ def main() -> None:
     names = options.schedules.split(",")
     print(f"{sequences} sequences, {options.batches} batches, {slots} slots, {format_rate(rate)}")
 
-    calibrated = {name: bench.run(name) for name in ("ondemand", "simple", "fastdecode")}
-    worlds = {name: (run, world_of(bench, name, run)) for name, run in calibrated.items()}
-    prices = Prices.of([worlds["ondemand"], worlds["simple"]])
-    paged = Prices.of([worlds["fastdecode"]])
-    for known in (prices, paged):
-        kinds = {str(kind): f"{1e3 * s:.2f} ms" for kind, s in known.by_kind.items()}
-        print("measured beforehand:", kinds)
-    print("experts by rows:", [(rows, f"{1e3 * s:.2f} ms") for rows, s in prices.expert_points])
+    # Weights that several batches use in turn are in the processor's cache, others are not.
+    beforehand = {
+        name: Prices.of([(run := bench.run(name), world_of(bench, name, run))])
+        for name in ("ondemand", "simple", "multi", "fastdecode")
+    }
+    for name, prices in beforehand.items():
+        kinds = {str(kind): f"{1e3 * s:.2f} ms" for kind, s in prices.by_kind.items()}
+        print(f"measured beforehand in {name}:", kinds)
+        between = f"{1e3 * prices.between_s:.1f} ms between passes"
+        print(f"    {1e3 * prices.hand_over_s:.3f} ms from task to task, {between}")
     executed: dict[str, list[Executed]] = defaultdict(list)
     for _ in range(options.rounds):
         for name in names:
@@ -271,7 +303,7 @@ def main() -> None:
     for name in names:
         runs = executed[name]
         seconds = median(run.decode_s for run in runs)
-        known = paged if name in PAGED else prices
+        known = beforehand["fastdecode" if name in PAGED else _ALIKE.get(name, "ondemand")]
         expected = median(simulated_s(bench, name, run, known) for run in runs)
         ratio = f"{before / seconds:.2f} x the one before" if before else ""
         print(
