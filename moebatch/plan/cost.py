@@ -20,6 +20,7 @@ from moebatch.plan.lanes import (
 from moebatch.plan.load import PassLoad
 from moebatch.plan.scratch import MAX_GEMM_ROWS, PROMPT_ROWS, mean_bucket_rows
 from moebatch.schedule.lanes import LANES
+from moebatch.schedule.names import PAGED
 from moebatch.spec.hardware import Dtype, Hardware, LinkName, Processor
 from moebatch.spec.policy import Policy
 from moebatch.spec.shape import ModelShape
@@ -266,6 +267,9 @@ class CostModel:
         if policy.schedule in BLOCK_SCHEDULES:
             # A stream of its own, in which pinned buffers and the link take turns piece by piece.
             return [*lanes, ("weight block", max(time_s for _, time_s in upload))]
+        if policy.schedule not in PAGED:
+            # Chunks are copied into pinned buffers by whoever sends them up: the slower one counts.
+            return [*lanes, ("dram->vram", max(time_s for _, time_s in upload))]
         return lanes + upload
 
     def _moved_experts(self, load: PassLoad, policy: Policy) -> float:
