@@ -6,8 +6,6 @@ Shape letters: T tokens of the pass.
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-import torch
-
 from moebatch.engine.batcher import Slice
 from moebatch.engine.sequence import Sequence as TokenSequence
 from moebatch.model.batch import MicroBatch, Span
@@ -191,8 +189,3 @@ def _parts(spans: Sequence[Span]) -> Iterator[tuple[Span, ...]]:
             yield (span,)
     else:
         yield tuple(spans)
-
-
-def token_rows(layout: Layout) -> torch.Tensor:
-    """Token of every row, int64 [T]."""
-    return torch.tensor(layout.tokens)

@@ -277,11 +277,6 @@ class SlotQueue:
         load.is_required = load.is_kept = False
         self._drop(load)
 
-    def waiting(self) -> Iterator[ExpertKey]:
-        """Experts with chunks to be sent, the most urgent first."""
-        for queue in (self._queues.required, self._queues.announced):
-            yield from (load.key for load in queue)
-
     def check_integrity(self) -> None:
         """Asserts that each slot has one owner and that the queues hold only live loads."""
         owned = [load.slot for load in self._loads.values() if load.slot is not None]

@@ -136,14 +136,6 @@ class KVCache:
         """Bytes that `kind` moves for the view; 0 where it is not needed."""
         return self._levels.num_bytes(kind, view, layer)
 
-    def up_bytes(self, view: KvView, layer: int) -> int:
-        """Bytes that `up` moves."""
-        return self.num_bytes(Kind.KV_UP, view, layer)
-
-    def down_bytes(self, view: KvView, layer: int) -> int:
-        """Bytes that `down` moves."""
-        return self.num_bytes(Kind.KV_DOWN, view, layer)
-
     def bytes_on(self, level: LevelName) -> int:
         """What the cache takes of a level, windows included."""
         return self._levels.bytes_on(level)

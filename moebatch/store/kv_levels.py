@@ -1,5 +1,6 @@
 """Keys and values on every level, and windows for layers that live elsewhere than they attend."""
 
+from moebatch.schedule.kv import NUM_WINDOWS
 from moebatch.schedule.kv_route import Hop, Place, WindowName, route
 from moebatch.schedule.task import Kind
 from moebatch.spec.hardware import LevelName
@@ -10,8 +11,6 @@ from moebatch.store.kv_moves import Moves
 from moebatch.store.kv_tensors import KvRoom, KvShape, KvTensors
 from moebatch.store.kv_view import KvView
 
-NUM_WINDOWS = 2
-"""One micro-batch attends in a window while another one's keys and values come and go."""
 KV_TASKS = (Kind.KV_READ, Kind.KV_UP, Kind.KV_DOWN, Kind.KV_WRITE)
 _TO_ATTENTION = (Kind.KV_READ, Kind.KV_UP)
 

@@ -93,22 +93,6 @@ def tokens_of(outcomes: Sequence[Outcome]) -> list[tuple[int, ...]]:
     return [choice.tokens for outcome in outcomes for choice in outcome.choices]
 
 
-@pytest.fixture(scope="module")
-def expected(tiny_checkpoint: Callable[..., Path]) -> Callable[[str], list[tuple[int, ...]]]:
-    """Greedy tokens by transformers for the usual requests, worked out once per family."""
-    known: dict[str, list[tuple[int, ...]]] = {}
-
-    def tokens(family: str) -> list[tuple[int, ...]]:
-        if family not in known:
-            model = load(tiny_checkpoint(family))
-            known[family] = [
-                tuple(greedy(model, row.prompt_tokens, NEW_TOKENS)[0]) for row in requests()
-            ]
-        return known[family]
-
-    return tokens
-
-
 POLICIES = {
     "usual": policy(),
     "one slot, one sequence": policy(batch_size=1, num_slots=1, resident=0),

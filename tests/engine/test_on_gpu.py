@@ -16,9 +16,8 @@ from moebatch.schedule.timeline import Timeline
 from moebatch.spec.policy import Placement, Policy
 from moebatch.spec.profile import load_profile
 from moebatch.spec.request import Request
-from tests.engine.test_engine import NEW_TOKENS, TokenText, requests, tokens_of
+from tests.engine.test_engine import TokenText, requests, tokens_of
 from tests.engine.test_schedules import EMULATED, gpu_policy, run
-from tests.model.oracle import greedy, load
 from tests.tiny import FAMILIES
 
 pytestmark = [
@@ -36,21 +35,6 @@ def cuda(vram_bytes: int = 2**30) -> Device:
     level = replace(hardware.levels["vram"], capacity_bytes=vram_bytes)
     hardware = replace(hardware, levels={**hardware.levels, "vram": level})
     return Device(kind="cuda", hardware=hardware)
-
-
-@pytest.fixture(scope="module")
-def expected(tiny_checkpoint: Callable[..., Path]) -> Callable[[str], list[tuple[int, ...]]]:
-    known: dict[str, list[tuple[int, ...]]] = {}
-
-    def tokens(family: str) -> list[tuple[int, ...]]:
-        if family not in known:
-            model = load(tiny_checkpoint(family))
-            known[family] = [
-                tuple(greedy(model, row.prompt_tokens, NEW_TOKENS)[0]) for row in requests()
-            ]
-        return known[family]
-
-    return tokens
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -15,8 +15,7 @@ from moebatch.schedule.names import SCHEDULES
 from moebatch.spec.policy import Placement, Policy
 from moebatch.spec.profile import load_profile
 from moebatch.spec.request import Outcome, Request
-from tests.engine.test_engine import NEW_TOKENS, TokenText, policy, requests, tokens_of
-from tests.model.oracle import greedy, load
+from tests.engine.test_engine import TokenText, policy, requests, tokens_of
 from tests.tiny import FAMILIES
 
 IN_MEMORY = {
@@ -27,21 +26,6 @@ IN_MEMORY = {
         num_slots=40, resident=0, batch_size=10, tokens_per_pass=1000, micro_batch_size=100
     ),
 }
-
-
-@pytest.fixture(scope="module")
-def expected(tiny_checkpoint: Callable[..., Path]) -> Callable[[str], list[tuple[int, ...]]]:
-    known: dict[str, list[tuple[int, ...]]] = {}
-
-    def tokens(family: str) -> list[tuple[int, ...]]:
-        if family not in known:
-            model = load(tiny_checkpoint(family))
-            known[family] = [
-                tuple(greedy(model, row.prompt_tokens, NEW_TOKENS)[0]) for row in requests()
-            ]
-        return known[family]
-
-    return tokens
 
 
 def run(

@@ -241,8 +241,6 @@ def test_a_decoding_sequence_moves_its_pages_up_and_one_token_down(
         view = cache.view(place, 0, [KvPiece("a", 2 * PAGE_TOKENS + 1, 2 * PAGE_TOKENS + 2)])
         assert cache.needs(view, 0) == expected.keys()
         assert {kind: cache.num_bytes(kind, view, 0) for kind in expected} == expected
-        assert cache.up_bytes(view, 0) == expected.get(Kind.KV_UP, 0)
-        assert cache.down_bytes(view, 0) == expected.get(Kind.KV_DOWN, 0)
 
 
 def test_a_new_prompt_brings_nothing_up(tmp_path: Path) -> None:
@@ -252,7 +250,7 @@ def test_a_new_prompt_brings_nothing_up(tmp_path: Path) -> None:
         assert cache.needs(view, 1) == {Kind.KV_DOWN}
         assert cache.needs(view, 2) == {Kind.KV_DOWN, Kind.KV_WRITE}
         cache.up(view, 1)
-        assert cache.down_bytes(view, 1) == 20 * ROW
+        assert cache.num_bytes(Kind.KV_DOWN, view, 1) == 20 * ROW
 
 
 def test_rows_in_a_window_follow_each_other_wherever_the_pages_are(tmp_path: Path) -> None:
