@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 # Pinned: pip then takes a CPU build where one is at hand; a range may pull gigabytes of CUDA.
 TORCH  := torch==2.13.0
 
-.PHONY: demo test test-slow test-gpu lint format setup clean
+.PHONY: demo test test-slow test-gpu bench bench-small bench-decode lint format setup clean
 
 demo: $(STAMP)
 	$(BIN)/moebatch run jobs/demo.yaml
@@ -22,6 +22,18 @@ test-slow: $(STAMP)
 # Needs a CUDA device and a torch build for it; says so of every test that it skips.
 test-gpu: $(STAMP)
 	$(BIN)/python -m pytest -m gpu -rs -s
+
+# A fixed set of jobs on a checkpoint of 6 GB that is made once: measured, predicted, bound, peers.
+# ARGS are those of the benchmark: make bench ARGS='--small --only few-rows', ARGS=--help.
+bench: $(STAMP)
+	$(BIN)/python -m tests.benchmarks.jobs $(ARGS)
+
+bench-small: $(STAMP)
+	$(BIN)/python -m tests.benchmarks.jobs --small $(ARGS)
+
+# Steady decoding, and prompts riding on it.
+bench-decode: $(STAMP)
+	$(BIN)/python -m tests.benchmarks.decode $(ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff format --check .

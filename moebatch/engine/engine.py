@@ -30,6 +30,8 @@ class EngineStatistics:
     prompt_tokens: int = 0
     """Prompt tokens that went through the layers, those computed again included."""
     generated_tokens: int = 0
+    shared_tokens: int = 0
+    """Prompt tokens that had been computed for other sequences."""
     num_running: int = 0
     num_preempted: int = 0
     num_shrunk: int = 0
@@ -120,9 +122,7 @@ class Engine:
                 for choice in range(request.sampling.n)
             ]
             self._in_work[request.index] = sequences
-            for sequence in sequences:
-                if request.index in self._in_work:  # a sibling may have failed meanwhile
-                    yield sequence
+            yield from sequences
 
     def _take_in(self, sequence: Sequence, sampled: Sampled, batcher: Batcher) -> None:
         """Appends the new token, and retires the sequence if that is its last."""
@@ -164,6 +164,7 @@ class Engine:
     def _fail(self, request: Request, place: str, batcher: Batcher) -> None:
         """Fails a request whose logits are no numbers. Raises CheckpointError after too many."""
         for sequence in self._in_work.pop(request.index):
+            sequence.is_dropped = True
             batcher.retire(sequence)
         message = f"the model's logits for this row are not finite, first seen in {place}"
         error = RowError(status=500, code="nan_logits", message=message)
@@ -191,6 +192,7 @@ class Engine:
     def _count_pass(self, slices: list[Slice], batcher: Batcher) -> None:
         counts = self.statistics
         counts.num_passes += 1
-        counts.prompt_tokens += sum(s.num_tokens for s in slices if s.num_tokens > 1)
+        counts.prompt_tokens += sum(s.num_tokens for s in slices if not s.was_decoding)
         counts.num_running = len(batcher.running)
+        counts.shared_tokens = batcher.num_shared_tokens
         counts.num_preempted = batcher.num_preempted

@@ -8,11 +8,12 @@ from typing import Any
 from moebatch.engine.lane import InlineLane, LaneWork, ThreadLane
 from moebatch.engine.recorder import Recorder
 from moebatch.schedule.driver import Driver
+from moebatch.schedule.expert_load import ExpertKey
 from moebatch.schedule.lane_statistics import LAUNCH
 from moebatch.schedule.lanes import RESULT_LANES, lane_of
 from moebatch.schedule.request import Sweep
 from moebatch.schedule.setup import Setup
-from moebatch.schedule.slots import ExpertKey, SlotQueue
+from moebatch.schedule.slots import SlotQueue
 from moebatch.schedule.task import Kind, Task
 from moebatch.schedule.timeline import Span
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import torch
 
-from moebatch.schedule.slots import Chunk
+from moebatch.schedule.expert_load import Chunk
 from moebatch.schedule.task import Task
 
 

@@ -12,9 +12,11 @@ from moebatch.errors import CheckpointError
 from moebatch.model.decoder import DenseWeights
 from moebatch.model.families import Family, family_of, required_tensors
 from moebatch.plan.footprint import Dtypes
-from moebatch.schedule.slots import ExpertKey
+from moebatch.schedule.expert_load import ExpertKey
+from moebatch.spec.config_file import load_config
 from moebatch.spec.hardware import Dtype
-from moebatch.spec.shape import ModelShape, load_config, require_runnable
+from moebatch.spec.shape import ModelShape
+from moebatch.spec.shape_reader import read_shape, require_runnable
 from moebatch.store.checkpoint import Checkpoint, file_inside
 from moebatch.store.dense import DenseLoader
 from moebatch.store.device_memory import DeviceMemory
@@ -57,7 +59,7 @@ def open_model(folder: Path, dtype: Dtype | Literal["auto"]) -> ModelFiles:
     path = file_inside(folder, "config.json")
     config = load_config(path)
     require_runnable(config, str(path))
-    shape = ModelShape.from_config(config, str(path))
+    shape = read_shape(config, str(path))
     checkpoint = Checkpoint.open(folder)
     required = required_tensors(shape, checkpoint.tensors)
     checkpoint.require(required)

@@ -10,7 +10,9 @@ from moebatch.engine.lane import LaneWork, ThreadLane
 from moebatch.engine.made import Made
 from moebatch.engine.model_files import expert_records, load_dense
 from moebatch.engine.order import Order
-from moebatch.engine.pipeline import Parts, Pipeline
+from moebatch.engine.parts import Parts
+from moebatch.engine.pass_log import PassLog
+from moebatch.engine.pipeline import Pipeline
 from moebatch.engine.reads import ReadSpans
 from moebatch.engine.recorder import Recorder
 from moebatch.engine.sweep import PlainSweep
@@ -37,7 +39,7 @@ def plain_sweep(order: Order) -> Made:
     return Made(passes=sweep, experts=experts, cache=cache)
 
 
-def cpu_pipeline(order: Order, recorder: Recorder) -> Made:
+def cpu_pipeline(order: Order, recorder: Recorder, log: PassLog | None) -> Made:
     """Lanes: the CPU, which is the thread that runs passes, and the disk."""
     files, policy = order.files, order.policy
     setup = setup_of(files.shape, policy, with_vram=False)
@@ -62,15 +64,15 @@ def cpu_pipeline(order: Order, recorder: Recorder) -> Made:
         cache=cache,
         policy=policy,
         setup=setup,
-        predictor=order.predictor,
+        predictor=order.new_predictor(),
         slots=experts.slots,
         below=None,
         experts=None if is_paged else experts,
         pages=pages,
         core=None,
         exchange=None,
-        observer=order.observer,
-        log=order.log,
+        observer=order.observer or log,
+        log=log,
     )
     pipeline = Pipeline(parts, executor, recorder)
     reads.task_of, reads.ended = pipeline.chunk_task, executor.noticed
@@ -138,4 +140,5 @@ def _cache(order: Order) -> KVCache:
         num_pages=policy.num_kv_pages,
         dtype=order.files.dtype,
         layout=layout,
+        shares=order.shares_prefixes,
     )

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from moebatch.engine.cuda_lane import CudaStreams, cuda_lanes
-from moebatch.engine.device import Device
 from moebatch.engine.exchange import Exchange
 from moebatch.engine.executor import Executor, MakeLane
 from moebatch.engine.lane import LaneWork, ThreadLane
@@ -17,16 +16,19 @@ from moebatch.engine.link import PacedLink
 from moebatch.engine.made import Made
 from moebatch.engine.model_files import expert_records, load_dense
 from moebatch.engine.order import Order
-from moebatch.engine.pipeline import Parts, Pipeline
+from moebatch.engine.parts import Parts
+from moebatch.engine.pass_log import PassLog
+from moebatch.engine.pipeline import Pipeline
 from moebatch.engine.reads import ReadSpans
 from moebatch.engine.recorder import Recorder
 from moebatch.model.attention_core import AttentionCore
 from moebatch.model.decoder import Decoder
 from moebatch.plan.scratch import bucket_rows
 from moebatch.plan.setup import expert_homes, setup_of
+from moebatch.schedule.expert_load import Chunk
 from moebatch.schedule.kv_route import Place
 from moebatch.schedule.names import PAGED
-from moebatch.schedule.slots import Chunk, SlotQueue
+from moebatch.schedule.slots import SlotQueue
 from moebatch.schedule.task import Kind, Task
 from moebatch.store.device_memory import DeviceMemory
 from moebatch.store.experts import ExpertStore
@@ -37,12 +39,12 @@ from moebatch.store.paged_experts import PagedExperts
 from moebatch.store.vram_experts import VramExperts
 
 
-def gpu_pipeline(order: Order, device: Device, recorder: Recorder) -> Made:
+def gpu_pipeline(order: Order, recorder: Recorder, log: PassLog | None) -> Made:
     """Lanes: GPU, CPU, the link to the GPU in both directions, staging, and the disk.
 
     Raises DoesNotFit if the device has no room for what the policy puts there.
     """
-    return _Assembly(order, device, recorder).made()
+    return _Assembly(order, recorder, log).made()
 
 
 @dataclass(slots=True)
@@ -71,11 +73,13 @@ class _Mover:
 class _Assembly:
     """Puts a pipeline together, from the memory of the device to the lanes."""
 
-    def __init__(self, order: Order, device: Device, recorder: Recorder) -> None:
+    def __init__(self, order: Order, recorder: Recorder, log: PassLog | None) -> None:
+        device = order.device
         assert device.hardware is not None and device.hardware.vram is not None, "it has a GPU"
         self._order = order
         self._device = device
         self._recorder = recorder
+        self._log = log
         self._memory = DeviceMemory(device.torch_device, device.hardware.vram.capacity_bytes)
         self._homes = expert_homes(order.files.shape, order.policy)
         self._is_paged = order.policy.schedule in PAGED
@@ -106,15 +110,15 @@ class _Assembly:
             cache=cache,
             policy=self._order.policy,
             setup=self._setup,
-            predictor=self._order.predictor,
+            predictor=self._order.new_predictor(),
             slots=slots,
             below=store.slots if self._homes["disk"] and experts else None,
             experts=experts,
             pages=pages,
             core=self._core(),
             exchange=self._exchange(),
-            observer=self._order.observer,
-            log=self._order.log,
+            observer=self._order.observer or self._log,
+            log=self._log,
             computing=self._streams.computing if self._streams else nullcontext,
         )
         pipeline = Pipeline(parts, executor, self._recorder)
@@ -167,6 +171,7 @@ class _Assembly:
             num_pages=policy.num_kv_pages,
             dtype=self._order.files.dtype,
             layout=layout,
+            shares=self._order.shares_prefixes,
         )
         self._memory.reserve(cache.bytes_on("vram"), "keys and values")
         return cache

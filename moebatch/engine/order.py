@@ -3,9 +3,14 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
+from moebatch.engine.device import IN_MAIN_MEMORY, Device
 from moebatch.engine.model_files import ModelFiles
-from moebatch.engine.pass_log import PassLog
+from moebatch.model.rope import Rope
 from moebatch.plan.scratch import Limits, limits_of
+from moebatch.predict.correlation import CorrelationPredictor
+from moebatch.predict.path_table import PathTable
 from moebatch.predict.predictor import Predictor, RoutingObserver
 from moebatch.spec.policy import Policy, pages_of
 
@@ -17,15 +22,29 @@ class Order:
     files: ModelFiles
     policy: Policy
     max_tokens: int
-    """Longest sequence, prompt and answer."""
-    predictor: Predictor
-    """Which experts next."""
+    """The longest sequence, prompt and answer, that passes may meet."""
+    device: Device = IN_MAIN_MEMORY
+    is_plain: bool = False
+    """Everything one after the other, in main memory, instead of the policy's schedule."""
+    predictor: Predictor | None = None
+    """Which experts next; None learns their frequencies as it goes."""
     observer: RoutingObserver | None = None
-    """Told what gates choose."""
-    log: PassLog | None = None
-    """Keeps what the first passes have to do."""
+    """Told what the gates choose."""
     scratch: Path | None = None
     """Folder for keys and values that live on disk."""
+    shares: bool = True
+    """Sequences that begin alike compute that beginning once and hold it together."""
+    num_traced_passes: int = 0
+    """Passes whose timeline is kept task by task."""
+
+    def __post_init__(self) -> None:
+        assert not (self.observer and self.num_traced_passes), "one looks at the gates"
+
+    @property
+    def shares_prefixes(self) -> bool:
+        """Whether keys of a beginning are the same for all sequences that begin so."""
+        rope = Rope(self.files.shape, self.files.config, torch.device("cpu"))
+        return self.shares and not rope.depends_on_length
 
     @property
     def limits(self) -> Limits:
@@ -37,3 +56,16 @@ class Order:
         """Pages of the largest micro-batch."""
         wanted = self.policy.micro_batch_size * pages_of(self.max_tokens)
         return min(self.policy.num_kv_pages, wanted)
+
+    def new_predictor(self) -> Predictor:
+        """The one that is ordered, or one that starts from how often each expert is chosen."""
+        if self.predictor is not None:
+            return self.predictor
+        shape = self.files.shape
+        table = PathTable.empty(
+            shape.moe_layers,
+            num_experts=shape.num_experts,
+            experts_per_token=shape.experts_per_token,
+            path_length=0,
+        )
+        return CorrelationPredictor(table)

@@ -1,63 +1,28 @@
 """Passes of a schedule on overlapped lanes: what `run` uses unless told otherwise."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from moebatch.engine.batcher import Slice
-from moebatch.engine.exchange import Exchange
 from moebatch.engine.executor import Executor
 from moebatch.engine.guesses import Guesses
 from moebatch.engine.layout import Layout, attention_inputs, lay_out
 from moebatch.engine.logits import LogitsBlock, logits_blocks
-from moebatch.engine.pass_log import PassLog
+from moebatch.engine.parts import Parts
+from moebatch.engine.pass_rows import PassRows
 from moebatch.engine.recorder import Recorder
-from moebatch.engine.work import Experts, Pages, PassWork
-from moebatch.model.attention_core import AttentionCore
+from moebatch.engine.work import PassWork
 from moebatch.model.batch import MicroBatch, Span
-from moebatch.model.decoder import Decoder
 from moebatch.model.router import Routing
-from moebatch.predict.predictor import Predictor, RoutingObserver
 from moebatch.schedule.driver import Driver
+from moebatch.schedule.expert_load import Chunk, ExpertKey
 from moebatch.schedule.kv_route import Place
 from moebatch.schedule.names import SCHEDULES
-from moebatch.schedule.setup import Setup
-from moebatch.schedule.slots import Chunk, ExpertKey, SlotQueue
 from moebatch.schedule.task import Kind, Task
-from moebatch.spec.policy import Policy
-from moebatch.store.kv import KVCache
 
 _LAST_OF_LAYER = (Kind.COMBINE, Kind.DENSE, Kind.POST)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Parts:
-    """What a pipeline works with; all of it is there before the first pass."""
-
-    decoder: Decoder
-    cache: KVCache
-    policy: Policy
-    setup: Setup
-    predictor: Predictor
-    slots: SlotQueue
-    """Of the level that computes."""
-    below: SlotQueue | None
-    """Of main memory, where experts pass on their way from disk to a GPU."""
-    experts: Experts | None
-    """Those that come one by one."""
-    pages: Pages | None
-    """Those that come layer by layer."""
-    core: AttentionCore | None
-    """Of the CPU beside a GPU."""
-    exchange: Exchange | None
-    observer: RoutingObserver | None = None
-    log: PassLog | None = None
-    computing: Callable[[], AbstractContextManager[Any]] = nullcontext
-    """Where the thread that launches computes what comes before a pass and after it."""
 
 
 class Pipeline:
@@ -183,18 +148,8 @@ class Pipeline:
         )
 
     def _pass_work(self, x_TD: Tensor, layout: Layout) -> PassWork:
-        parts = self._parts
-        return PassWork(
-            x_TD,
-            attention_inputs(layout, parts.cache, self._micro_batch),
-            setup=parts.setup,
-            decoder=parts.decoder,
-            cache=parts.cache,
-            experts=parts.experts,
-            pages=parts.pages,
-            core=parts.core,
-            exchange=parts.exchange,
-        )
+        inputs = attention_inputs(layout, self._parts.cache, self._micro_batch)
+        return PassWork(PassRows(x_TD, inputs, self._parts.setup), self._parts)
 
     def _micro_batch(self, spans: Sequence[Span], place: Place) -> MicroBatch:
         device = self._parts.core.device if self._parts.core and place == "dram" else None

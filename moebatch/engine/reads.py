@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from moebatch.engine.recorder import Recorder
-from moebatch.schedule.slots import ExpertKey
+from moebatch.schedule.expert_load import ExpertKey
 from moebatch.schedule.task import Kind, Task
 from moebatch.schedule.timeline import Span
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from moebatch.engine.text import AnswerText
 from moebatch.spec.request import Choice, Request, TokenLogprob
+from moebatch.spec.workload import Length
 
 
 @dataclass(slots=True, eq=False)
@@ -17,6 +18,8 @@ class Sequence:
     logprobs: list[TokenLogprob] = field(default_factory=list)
     num_cached: int = 0
     result: Choice | None = None
+    is_dropped: bool = False
+    """Its request has failed: it need not be computed any more."""
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -32,6 +35,11 @@ class Sequence:
     def num_pending(self) -> int:
         """Known tokens that have not been through the layers: 1 while it decodes."""
         return self.num_tokens - self.num_cached
+
+    @property
+    def length(self) -> Length:
+        """Prompt and longest answer."""
+        return self.num_prompt_tokens, self.request.sampling.max_tokens
 
     @property
     def max_tokens(self) -> int:

@@ -17,13 +17,14 @@ from numpy.typing import NDArray
 
 from moebatch.engine.build import BuiltEngine, build_engine
 from moebatch.engine.model_files import ModelFiles, open_model
-from moebatch.errors import CheckpointError, ConfigError, DoesNotFit, Fault, StorageError
+from moebatch.engine.order import Order
+from moebatch.errors import CheckpointError, ConfigError, DoesNotFit, Fault
 from moebatch.job.planning import job_problem
 from moebatch.job.prepare import prepare
 from moebatch.job.prompts import RowReader
 from moebatch.job.reading_policy import reading_policy
 from moebatch.job.texts import TokenSequence, read_sequences
-from moebatch.measure.saved import machine_profile, require_writable_folder
+from moebatch.measure.saved import machine_profile, require_writable_file
 from moebatch.plan.machine import detect_machine
 from moebatch.predict.accuracy import LayerAccuracy, accuracy
 from moebatch.predict.correlation import CorrelationPredictor
@@ -136,13 +137,10 @@ class Calibration:
         )
         torch.set_num_threads(detect_machine().num_cores)
         built = build_engine(
-            files,
-            policy,
+            Order(files=files, policy=policy, max_tokens=max_tokens, observer=progress),
             decoder=reader.tokenizer,
             end_tokens=frozenset(),
             job_seed=0,
-            max_tokens=max_tokens,
-            observer=progress,
         )
         return self._run(built, table, owner, sequences)
 
@@ -272,13 +270,11 @@ class _Progress:
 def _require_places(order: CalibrationOrder) -> None:
     """Raises StorageError and ConfigError before anything is computed."""
     if order.model.is_dir():  # whoever opens it says what is wrong otherwise
-        require_writable_folder(order.table)
-    if order.trace is not None:
-        require_writable_folder(order.trace)
-    for path in (order.table, order.trace):
-        if path is not None and path.is_dir():
-            raise StorageError(f"{path}: is a folder; give the path of a file")
-    if order.trace is not None and order.trace.absolute() == order.table.absolute():
+        require_writable_file(order.table)
+    if order.trace is None:
+        return
+    require_writable_file(order.trace)
+    if order.trace.absolute() == order.table.absolute():
         fault = Fault(file="--trace", message="is where the table goes; give another place")
         raise ConfigError([fault])
 

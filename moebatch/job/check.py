@@ -8,7 +8,7 @@ from typing import TypeVar
 from moebatch.engine.model_files import ModelFiles, open_model
 from moebatch.errors import ExitCode, Fault, FaultyFile, MoebatchError
 from moebatch.job.hints import load_predictor
-from moebatch.job.machine import job_machine, require_device
+from moebatch.job.machine import job_machine, known_device
 from moebatch.job.manifest import Manifest
 from moebatch.job.output_path import require_writable
 from moebatch.job.planning import job_problem, plan_job
@@ -74,7 +74,7 @@ def check_job(path: Path) -> Findings:
         )
     found.attempt(lambda: require_writable(job), str(path))
     num_faults = len(found.faults)
-    found.attempt(lambda: require_device(job), str(path))
+    found.attempt(lambda: known_device(job), str(path))
     has_device = len(found.faults) == num_faults
     folder = str(job.model.path)
     files = found.attempt(lambda: open_model(job.model.path, job.model.dtype), folder)

@@ -7,6 +7,7 @@ import torch
 
 from moebatch.engine.device import DeviceKind
 from moebatch.errors import ConfigError, Fault
+from moebatch.measure.saved import load_saved
 from moebatch.spec.hardware import Basis, Dtype, Hardware, LinkName, Processor, RateCurve
 from moebatch.spec.job import Job
 from moebatch.spec.profile import HardwareProfile, load_profile
@@ -54,12 +55,20 @@ def job_machine(job: Job, own: Callable[[], NotedProfile]) -> JobMachine:
     return JobMachine(kind=kind, profile=profile, notes=notes)
 
 
-def require_device(job: Job) -> None:
-    """Raises ConfigError for what is wrong with the device of a job, whatever this machine may be
-    measured to do."""
-    profile = _named_profile(job)
+def known_device(job: Job) -> DeviceKind | None:
+    """Where the job computes, as far as that is known before this machine is measured: None if it
+    depends on the GPU that may then be found.
+
+    Raises ConfigError for what is wrong with the device, whatever the machine may be measured to
+    do.
+    """
+    profile = _named_profile(job) or load_saved()
     if profile is not None:
-        _kind(job, profile)
+        return _kind(job, profile)
+    asked = job.resources.device
+    if asked != "auto":
+        return asked
+    return None if torch.cuda.is_available() else "cpu"
 
 
 def emulated_hardware(gpu: Hardware, own: Hardware) -> Hardware:

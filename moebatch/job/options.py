@@ -5,12 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from moebatch.engine.device import DeviceKind
-from moebatch.errors import ConfigError, Fault, StorageError
-from moebatch.measure.saved import require_writable_folder
+from moebatch.errors import ConfigError, Fault
+from moebatch.measure.saved import require_writable_file
 from moebatch.spec.policy import SCHEDULES, Schedule
 from moebatch.spec.policy_file import PolicyFile
-
-TRACED_PASSES = 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,7 +21,7 @@ class RunOptions:
     """Instead of the policy's own."""
     is_plain: bool = False
     """Everything one after the other."""
-    num_traced_passes: int = TRACED_PASSES
+    num_traced_passes: int = 8
     """So many passes are drawn, if anything is."""
     trace: Path | None = None
     """A Chrome trace."""
@@ -48,14 +46,14 @@ class RunOptions:
             raise ConfigError(faults)
         for path in (self.trace, self.gantt):
             if path is not None:
-                require_writable_folder(path)
-                if path.is_dir():
-                    raise StorageError(f"{path}: is a folder; give the path of a file")
+                require_writable_file(path)
 
-    def require_device(self, kind: DeviceKind) -> None:
-        """Raises ConfigError if the device is none that the options can do with."""
-        if self.is_plain and kind != "cpu":
-            raise ConfigError([_about("--sync", f"{_IN_MEMORY}; set resources.device to cpu")])
+    def require_device(self, kind: DeviceKind | None) -> None:
+        """Raises ConfigError if the device is none that the options can do with; None is one that
+        is not known yet."""
+        if self.is_plain and kind not in (None, "cpu"):
+            message = "computes in main memory, and this job on a GPU; set resources.device to cpu"
+            raise ConfigError([_about("--sync", message)])
 
     def _faults(self) -> Iterator[Fault]:
         if self.schedule is not None and self.known_schedule is None:
@@ -67,9 +65,6 @@ class RunOptions:
             yield _about("--sync", "does everything one after the other; leave --schedule out")
         if self.is_drawn:
             yield _about("--sync", "has no lanes to draw; leave --trace and --gantt out")
-
-
-_IN_MEMORY = "computes in main memory, and this job on a GPU"
 
 
 def _about(option: str, message: str) -> Fault:

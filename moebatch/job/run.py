@@ -10,11 +10,12 @@ import torch
 from moebatch.engine.build import BuiltEngine, build_engine
 from moebatch.engine.device import Device, DeviceKind
 from moebatch.engine.model_files import ModelFiles, open_model
+from moebatch.engine.order import Order
 from moebatch.job.dialects import Served, result_line
 from moebatch.job.fingerprint import numerics_fingerprint
 from moebatch.job.hints import load_predictor
 from moebatch.job.lane_times import lane_times, waited_s, without_readers
-from moebatch.job.machine import JobMachine, require_device, sharing_cores
+from moebatch.job.machine import JobMachine, known_device, sharing_cores
 from moebatch.job.manifest import Manifest
 from moebatch.job.notices import (
     describe_emulation,
@@ -80,7 +81,7 @@ class JobRun:
         the run folder beside the output. Bad rows do not stop a run.
         """
         require_writable(self._job)
-        require_device(self._job)
+        self._options.require_device(known_device(self._job))
         files = open_model(self._job.model.path, self._job.model.dtype)
         preparation = self._prepare(files)
         counted = self._scan(preparation)
@@ -190,7 +191,7 @@ class JobRun:
     def _planned(self, files: ModelFiles, workload: Workload) -> JobPlan:
         machine = self._machine = measured_machine(self._job, files, self._tell)
         options, kind = self._options, machine.kind
-        options.require_device(kind)
+        options.require_device(kind)  # a GPU may have been found only now
         for warning in settings_without_effect(self._job, kind):
             self._tell(f"warning: {warning}")
         problem = job_problem(self._job, files, workload, machine.hardware(), kind)
@@ -220,18 +221,21 @@ class JobRun:
         num_threads = self._threads_of(plan.policy)
         torch.set_num_threads(num_threads)
         options = self._options
-        self._built = build_engine(
-            files,
-            plan.policy,
-            decoder=preparation.reader.tokenizer,
-            end_tokens=preparation.end_tokens,
-            job_seed=self._job.sampling.seed,
+        order = Order(
+            files=files,
+            policy=plan.policy,
             max_tokens=plan.problem.workload.max_total_tokens,
             device=Device(kind=self._kind, hardware=plan.problem.hardware, num_threads=num_threads),
-            plain=options.is_plain,
+            is_plain=options.is_plain,
             predictor=predictor,
             scratch=run_folder(self._job.output.path),
             num_traced_passes=options.num_traced_passes if options.is_drawn else 0,
+        )
+        self._built = build_engine(
+            order,
+            decoder=preparation.reader.tokenizer,
+            end_tokens=preparation.end_tokens,
+            job_seed=self._job.sampling.seed,
         )
 
     def _threads_of(self, policy: Policy) -> int:

@@ -13,7 +13,7 @@ from moebatch.measure.synthetic import SyntheticLayer, synthetic_layer
 from moebatch.measure.timer import Timer
 from moebatch.model.batch import Span
 from moebatch.model.layers import linear
-from moebatch.plan.cost import elementwise_bytes
+from moebatch.plan.elementwise import elementwise_bytes
 from moebatch.plan.scratch import Limits
 
 Call = Callable[[], object]

@@ -41,21 +41,23 @@ def this_machine_path() -> Path:
         raise StorageError(message) from error
 
 
-def require_writable_folder(path: Path) -> None:
-    """Makes the folder of a file that is to be written later. Raises StorageError."""
+def require_writable_file(path: Path) -> None:
+    """Makes the folder of a file that is to be written later. Raises StorageError if it will not
+    be possible."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        message = f"{path}: cannot be written: {error.strerror}; give another place with -o"
+        message = f"{path}: cannot be written: {error.strerror}; give another place"
         raise StorageError(message) from error
     if not os.access(path.parent, os.W_OK):
-        message = f"{path}: cannot be written: no permission; give another place with -o"
-        raise StorageError(message)
+        raise StorageError(f"{path}: cannot be written: no permission; give another place")
+    if path.is_dir():
+        raise StorageError(f"{path}: is a folder; give the path of a file")
 
 
 def save_profile(profile: HardwareProfile, path: Path) -> None:
     """Writes the profile, whole or not at all. Raises StorageError."""
-    require_writable_folder(path)
+    require_writable_file(path)
     write_text(path, profile.to_yaml())
 
 
@@ -71,6 +73,11 @@ def load_saved(path: Path | None = None) -> HardwareProfile | None:
     except (OSError, StorageError):
         return None
     return load_profile(path) if there else None
+
+
+def named_profile(name: str | None) -> tuple[HardwareProfile, tuple[str, ...]]:
+    """The profile of that name or file; without one, `machine_profile`. Raises ConfigError."""
+    return machine_profile() if name is None else (load_profile(name), ())
 
 
 def machine_profile() -> tuple[HardwareProfile, tuple[str, ...]]:

@@ -14,6 +14,7 @@ from moebatch.model.decoder import Decoder, DenseWeights
 from moebatch.model.families import expected_shape
 from moebatch.plan.scratch import Limits
 from moebatch.spec.shape import ModelShape
+from moebatch.spec.shape_reader import read_shape
 
 _ROLES = ("input_norm", "mlp_norm", "q", "k", "v", "o", "router")
 _PATTERN_ELEMENTS = 2**16
@@ -40,7 +41,7 @@ def synthetic_layer(
 ) -> SyntheticLayer:
     """A layer of that size whose attention adds nothing, so that it may be applied for ever."""
     config = _config(sizes, limits.context_tokens)
-    shape = ModelShape.from_config(config, "synthetic")
+    shape = read_shape(config, "synthetic")
 
     def weight(role: str) -> Tensor:
         tensor = torch.empty(expected_shape(shape, role), dtype=dtype, device=device)

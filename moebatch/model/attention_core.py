@@ -9,9 +9,15 @@ from torch import Tensor
 
 from moebatch.model.attention import LayerKv, Qkv, attend
 from moebatch.model.batch import MicroBatch
+from moebatch.model.native import loader
+from moebatch.model.native.helpers import Helpers
+from moebatch.model.native.kernel import SingleQueries, work_of
 from moebatch.model.scratch import Scratch
 from moebatch.plan.scratch import Limits, attention_core_elements
 from moebatch.spec.shape import ModelShape
+
+_LEAST_SHARED_BYTES = 2**19
+"""Keys and values that one thread has read before another one would be awake."""
 
 
 class AttentionCore:
@@ -26,6 +32,7 @@ class AttentionCore:
         self.device = device
         self._rows_size = (limits.kv_rows, shape.num_kv_heads, shape.head_dim)
         self._windows = shape.sliding_windows
+        self._helpers = Helpers()
         self._scratch = Scratch(attention_core_elements(shape, limits), device=device, dtype=dtype)
 
     @property
@@ -58,3 +65,23 @@ class AttentionCore:
         kv.write(micro_batch.new_rows_T, k_TGC, v_TGC)
         plan = micro_batch.plans[self._windows[layer]]
         attend(q_THC, k_TGC, v_TGC, plan, kv, out_THC[: micro_batch.num_tokens])
+        if plan.singles is not None:
+            self._attend_singles(plan.singles, q_THC, kv, out_THC)
+
+    def _attend_singles(
+        self, singles: SingleQueries, q_THC: Tensor, kv: LayerKv, out_THC: Tensor
+    ) -> None:
+        """Where the plan leaves tokens to the compiled kernel."""
+        kernel = loader.kernel()
+        assert kernel is not None, "a plan for a kernel is made where there is one"
+        seen_bytes = 2 * len(singles.rows_N) * kv.keys_RGC[0].nbytes
+        num_threads = torch.get_num_threads() if seen_bytes >= _LEAST_SHARED_BYTES else 1
+        work = work_of(
+            singles,
+            q_THC.contiguous(),
+            kv.keys_RGC,
+            kv.values_RGC,
+            out_THC,
+            num_threads=num_threads,
+        )
+        self._helpers.attend(kernel, work, num_threads)

@@ -8,16 +8,22 @@ block, C head size.
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 import torch
 from torch import Tensor
 
+from moebatch.model.native import loader
+from moebatch.model.native.kernel import SingleQueries
 from moebatch.model.rope import Rope
 from moebatch.plan.scratch import bucket_positions
 
 QUERY_BLOCK = 256
 """Queries of a prompt that are attended at a time where a mask is needed: bounds its size."""
 _MAX_PADDING = 0.25
+_FEW_TOKENS = 4
+"""New tokens of one sequence that the compiled kernel takes one by one: the later ones find most of
+what they read in a cache."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,6 +94,9 @@ class AttentionPlan:
     band_QS: Tensor | None
     """Additive mask of a block of prompt queries, right-aligned: its last row and its last column
     are the newest position of the block. None where no slice needs one."""
+    singles: SingleQueries | None = None
+    """Tokens that are left to the compiled kernel, where there is one; they are in no decode group
+    and no slice."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -168,8 +177,10 @@ def _plan(
     device: torch.device,
 ) -> AttentionPlan:
     first = spans[0].start
-    decodes = [span for span in spans if span.num_tokens == 1]
-    prompts = tuple(_prompt(span, first, window, device) for span in spans if span.num_tokens > 1)
+    most = _most_single(dtype, device)
+    others = [span for span in spans if span.num_tokens > most]
+    decodes = [span for span in others if span.num_tokens == 1]
+    prompts = tuple(_prompt(span, first, window, device) for span in others if span.num_tokens > 1)
     keys = [_block_keys(prompt, window) for prompt in prompts if _needs_band(prompt, window)]
     return AttentionPlan(
         window=window,
@@ -179,6 +190,30 @@ def _plan(
         ),
         prompts=prompts,
         band_QS=_band(max(keys), window, device, dtype) if keys else None,
+        singles=_singles([span for span in spans if span.num_tokens <= most], first, window),
+    )
+
+
+def _most_single(dtype: torch.dtype, device: torch.device) -> int:
+    """Most new tokens of a sequence that are left to the compiled kernel."""
+    kernel = loader.kernel() if device.type == "cpu" else None
+    return _FEW_TOKENS if kernel is not None and kernel.supports(dtype) else 0
+
+
+def _singles(spans: Sequence[Span], first: int, window: int | None) -> SingleQueries | None:
+    """All tokens of the spans, longest context first, so that threads finish together."""
+    singles = [span for span in spans if span.num_tokens == 1]
+    for span in spans:
+        if span.num_tokens > 1:
+            singles.extend(span.pieces(1))
+    if not singles:
+        return None
+    singles.sort(key=lambda span: -span.context)
+    seen = [span.rows_S[_first_key(span.context, window) :] for span in singles]
+    return SingleQueries(
+        tokens_B=torch.tensor([span.start - first for span in singles]),
+        starts_B=torch.tensor([0, *accumulate(map(len, seen))]),
+        rows_N=torch.cat(seen),
     )
 
 

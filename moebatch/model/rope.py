@@ -47,6 +47,12 @@ class Rope:
                 f"head dimensions; {shape.architecture} rotates all of them"
             )
 
+    @property
+    def depends_on_length(self) -> bool:
+        """Whether a token is rotated otherwise in a longer sequence."""
+        shortest, longest = self._parameters.effective_lengths(torch.tensor([1, 2**40])).tolist()
+        return bool(shortest != longest)
+
     def angles(
         self, positions_T: Tensor, lengths_T: Tensor, dtype: torch.dtype
     ) -> tuple[Tensor, Tensor]:

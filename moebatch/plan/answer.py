@@ -33,6 +33,11 @@ class Answer:
     notes: tuple[str, ...] = field(default=())
     """What the reader should know about figures and limits."""
 
+    @property
+    def title(self) -> str:
+        """``mixtral-8x7b on t4``."""
+        return f"{self.model} on {self.problem.hardware.name}"
+
 
 def answer_milp(problem: Problem, model: str) -> Answer:
     """The best policy by the MILP, with what would help most. Raises DoesNotFit."""

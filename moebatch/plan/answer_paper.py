@@ -4,7 +4,10 @@ from math import ceil
 
 from moebatch.plan.answer import Answer
 from moebatch.plan.lanes import bottleneck
-from moebatch.plan.paper import PaperModel, PaperPlan, PaperPolicy
+from moebatch.plan.paper import PaperModel
+from moebatch.plan.paper_plan import PaperPlan
+from moebatch.plan.paper_policy import PaperPolicy
+from moebatch.plan.paper_problem import PaperProblem
 from moebatch.plan.paper_search import PaperSearch
 from moebatch.plan.prediction import Prediction
 from moebatch.plan.problem import Problem
@@ -19,14 +22,13 @@ def answer_paper(problem: Problem, model: str) -> Answer:
     Raises DoesNotFit, and ConfigError for machines without a GPU.
     """
     workload = problem.workload
-    found = PaperSearch(
-        model=PaperModel(
-            shape=problem.shape,
-            hardware=problem.hardware,
-            prompt_tokens=workload.mean_prompt_tokens,
-            gen_tokens=workload.mean_new_tokens,
-        )
-    ).solve()
+    asked = PaperProblem(
+        shape=problem.shape,
+        hardware=problem.hardware,
+        prompt_tokens=workload.mean_prompt_tokens,
+        gen_tokens=workload.mean_new_tokens,
+    )
+    found = PaperSearch(model=PaperModel(problem=asked)).solve()
     return Answer(
         problem=problem,
         model=model,

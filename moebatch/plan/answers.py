@@ -27,7 +27,7 @@ def answer_policy_file(answer: Answer) -> PolicyFile:
     workload = answer.problem.workload
     return PolicyFile(
         policy=OpenPolicy.of(answer.policy),
-        title=f"{answer.model} on {answer.problem.hardware.name}",
+        title=answer.title,
         source=f"moebatch {moebatch.__version__} plan, {datetime.date.today()}",
         model=answer.model,
         hardware=answer.problem.hardware.name,

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from moebatch.schedule.names import PAGED
 from moebatch.spec.hardware import LEVELS, LevelName
 from moebatch.spec.policy import Policy
+from moebatch.spec.rounding import whole
 from moebatch.spec.shape import ModelShape
 
-_ROUNDING = 1e-6
 _PAGED_SPARE = 2
 """Whole experts of a paged schedule need up to two slots more than shares of them."""
 
@@ -86,15 +86,11 @@ def whole_experts(shape: ModelShape, policy: Policy, *, with_vram: bool) -> dict
     """Whole experts by level: what is left of one goes to main memory below a GPU, and to the disk
     below main memory."""
     total = len(shape.moe_layers) * shape.num_experts
-
-    def whole(level: LevelName) -> int:
-        return int(policy.weights.on(level) * total + _ROUNDING)
-
     if with_vram and policy.ffn_on_gpu:
-        on_gpu = whole("vram")
-        on_disk = min(total - on_gpu, whole("disk"))
+        on_gpu = whole(policy.weights.vram, total)
+        on_disk = min(total - on_gpu, whole(policy.weights.disk, total))
         return {"vram": on_gpu, "dram": total - on_gpu - on_disk, "disk": on_disk}
-    in_memory = whole("dram")
+    in_memory = whole(policy.weights.dram, total)
     return {"vram": 0, "dram": in_memory, "disk": total - in_memory}
 
 

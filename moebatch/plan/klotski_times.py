@@ -2,17 +2,14 @@
 
 from dataclasses import dataclass
 
-from moebatch.plan.cost import distinct_experts
+from moebatch.plan.distinct_experts import distinct_experts
+from moebatch.plan.elementwise import CHOICE_STATES, NORM_STATES
 from moebatch.plan.klotski_bubbles import LayerTimes
 from moebatch.plan.klotski_placement import computing_level
 from moebatch.plan.load import PassLoad
 from moebatch.plan.problem import Problem
 from moebatch.spec.hardware import Link, Processor
 from moebatch.spec.policy import Policy
-
-_HIDDEN_STATES = 4
-"""Hidden states that norm and residual of a half of a layer move per token, see `elementwise_bytes`
-in `plan/cost.py`. Two more for each choice of an expert are counted with the experts."""
 
 
 def layer_times(problem: Problem, policy: Policy, *, num_hot: int) -> LayerTimes:
@@ -54,8 +51,7 @@ def _decoding(problem: Problem, sequences: int) -> PassLoad:
 
 def _cache_bytes(problem: Problem, sequences: int) -> float:
     """Keys and values of one layer that a decoding step reads."""
-    of_token = problem.shape.kv_bytes_per_token(problem.dtypes.compute_bytes)
-    return _decoding(problem, sequences).decode_positions * of_token / problem.shape.num_layers
+    return problem.prices.cache_bytes(_decoding(problem, sequences).decode_positions)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,20 +62,21 @@ class _Pieces:
     policy: Policy
 
     def attention_s(self) -> float:
-        cost, bs = self.problem.cost, self.policy.micro_batch_size
-        projections_s = cost.gemm_s(self._processor, bs, self.problem.shape.attention_params)
-        core_s = cost.decode_attention_s(_decoding(self.problem, bs), self._processor)
-        return projections_s + core_s + self._moving_s(_HIDDEN_STATES * bs)
+        prices, bs = self.problem.prices, self.policy.micro_batch_size
+        projections_s = prices.gemm_s(self._processor, bs, self.problem.shape.attention_params)
+        core_s = prices.decode_attention_s(_decoding(self.problem, bs), self._processor)
+        return projections_s + core_s + prices.moving_s(self._processor, NORM_STATES * bs)
 
     def gate_s(self) -> float:
-        shape, bs = self.problem.shape, self.policy.micro_batch_size
+        shape, prices, bs = self.problem.shape, self.problem.prices, self.policy.micro_batch_size
         layer = shape.resident_layer_params(min(shape.moe_layers))
-        gemm_s = self.problem.cost.gemm_s(self._processor, bs, layer - shape.attention_params)
-        return gemm_s + self._moving_s(_HIDDEN_STATES * bs)
+        gemm_s = prices.gemm_s(self._processor, bs, layer - shape.attention_params)
+        return gemm_s + prices.moving_s(self._processor, NORM_STATES * bs)
 
     def expert_s(self, rows: float) -> float:
-        gemm_s = self.problem.cost.gemm_s(self._processor, rows, self.problem.shape.expert_params)
-        return gemm_s + self._moving_s(2 * rows)
+        prices = self.problem.prices
+        gemm_s = prices.gemm_s(self._processor, rows, self.problem.shape.expert_params)
+        return gemm_s + prices.moving_s(self._processor, CHOICE_STATES * rows)
 
     def load_expert_s(self) -> float:
         """A copy into pinned buffers runs beside the link, so the slower of the two counts."""
@@ -95,11 +92,6 @@ class _Pieces:
             return 0.0
         num_bytes = below * _cache_bytes(self.problem, self.policy.micro_batch_size)
         return num_bytes / self._link.bandwidth
-
-    def _moving_s(self, hidden_states: float) -> float:
-        """Reading or writing so many hidden states."""
-        width = self.problem.shape.hidden_size * self.problem.dtypes.compute_bytes
-        return hidden_states * width / self._processor.elementwise_bandwidth
 
     @property
     def _processor(self) -> Processor:

@@ -6,6 +6,7 @@ from typing import Literal
 
 from moebatch.errors import ConfigError, Fault
 from moebatch.spec.hardware import Basis
+from moebatch.spec.policy_file import PolicyFile, load_policy
 from moebatch.spec.workload import Workload
 
 ChosenMethod = Literal["milp", "klotski"]
@@ -50,6 +51,10 @@ class PlanOptions:
         return Workload.uniform(
             prompt_tokens=self.prompt_len, new_tokens=self.gen_len, num_sequences=self.requests
         )
+
+    def given_policy(self) -> PolicyFile | None:
+        """The policy of ``--policy``, if there is one. Raises ConfigError."""
+        return None if self.policy is None else load_policy(self.policy)
 
     def _contradictions(self) -> Iterator[tuple[str, str]]:
         lengths = {

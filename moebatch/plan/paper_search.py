@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from itertools import count
 
 from moebatch.errors import DoesNotFit
-from moebatch.plan.paper import PaperModel, PaperPlan, PaperPolicy
+from moebatch.plan.paper import PaperModel
+from moebatch.plan.paper_plan import PaperPlan
+from moebatch.plan.paper_policy import PaperPolicy
 from moebatch.units import format_bytes
 
 Setting = tuple[bool, bool]
@@ -80,7 +82,7 @@ class PaperSearch:
 
         none, most = with_weights(0), with_weights(float(ffn_on_gpu))
         policy = with_weights(self._largest_r_w(none, most))
-        fits = self.model.gpu_memory(policy).fits and self.model.cpu_memory(policy).fits
+        fits = self.model.memory.on_gpu(policy).fits and self.model.memory.on_cpu(policy).fits
         return policy if fits else None
 
     def _best_of(self, mu: int, setting: Setting) -> PaperPlan | None:
@@ -109,7 +111,7 @@ class PaperSearch:
         return plan_of(high)
 
     def _largest_r_w(self, none: PaperPolicy, most: PaperPolicy) -> float:
-        at_none, at_most = self.model.gpu_memory(none), self.model.gpu_memory(most)
+        at_none, at_most = self.model.memory.on_gpu(none), self.model.memory.on_gpu(most)
         if at_most.fits or none == most:
             return most.r_w
         room = at_none.limit_bytes - at_none.total_bytes
@@ -117,12 +119,12 @@ class PaperSearch:
 
     def _too_small(self) -> str:
         level, policy = "vram", PaperPolicy(micro_batch_size=1, num_micro_batches=1, r_w=0)
-        use = self.model.gpu_memory(policy)
+        use = self.model.memory.on_gpu(policy)
         if use.fits:
             most = PaperPolicy(micro_batch_size=1, num_micro_batches=1, r_w=1)
             r_w = self._largest_r_w(policy, most)
             policy = PaperPolicy(micro_batch_size=1, num_micro_batches=1, r_w=r_w)
-            level, use = "dram", self.model.cpu_memory(policy)
+            level, use = "dram", self.model.memory.on_cpu(policy)
         term, num_bytes = max(use.terms.items(), key=lambda item: item[1])
         return (
             f"{level}: one sequence needs {format_bytes(use.total_bytes)}, and MoE-Lightning's "

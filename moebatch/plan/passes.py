@@ -9,6 +9,7 @@ from itertools import cycle, islice
 import numpy as np
 from numpy.typing import NDArray
 
+from moebatch.plan.admission import longest_first
 from moebatch.plan.load import CountedLoad, PassLoad
 from moebatch.plan.scratch import PROMPT_ROWS
 from moebatch.spec.policy import PAGE_TOKENS, Policy
@@ -18,10 +19,12 @@ _Ints = NDArray[np.int64]
 
 
 def job_passes(workload: Workload, policy: Policy, num_sequences: int) -> Iterator[CountedLoad]:
-    """Loads of all passes of `num_sequences` sequences under mixed batching, those in which
-    nothing begins or ends counted together."""
-    lengths = np.array(_lengths(workload.sample, num_sequences), dtype=np.int64)
-    seats = _Seats(lengths, policy)
+    """Loads of all passes of `num_sequences` sequences, those in which nothing begins or ends
+    counted together."""
+    lengths = _lengths(workload.sample, num_sequences)
+    if policy.batching == "mixed":
+        lengths = list(longest_first(lengths, lambda length: length))
+    seats = _Seats(np.array(lengths, dtype=np.int64), policy)
     while (load := seats.next_pass()) is not None:
         yield load
 
@@ -83,6 +86,8 @@ class _Seats:
 
     def _admit(self) -> None:
         """As many as there are seats and pages for; the first one always."""
+        if self._policy.batching == "static" and len(self._prompt_left):
+            return
         room = self._policy.batch_size - len(self._prompt_left)
         wanted = self._pages[self._next : self._next + room]
         fitting = int(np.searchsorted(np.cumsum(wanted), self._free_pages, side="right"))

@@ -66,7 +66,7 @@ def _waves_passes(workload: Workload, waves: float) -> float:
     """Passes in which answers go on; their first tokens come with their prompts.
 
     Answers of one length end together, so the last wave takes as long as any; otherwise seats are
-    refilled one by one, and the longest answer ends alone.
+    refilled one by one, and since the longest answers begin first, all end at about the same time.
     """
     steps = max(0.0, workload.mean_new_tokens - 1)
     longest = workload.longest_answer - 1
@@ -74,7 +74,7 @@ def _waves_passes(workload: Workload, waves: float) -> float:
         return waves * steps
     if longest <= steps:
         return ceil(waves) * steps
-    return waves * steps + longest - steps
+    return max(waves * steps, longest)
 
 
 def _load(workload: Workload, decoding: float, prompts: float) -> PassLoad:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from moebatch.plan.cost import CostModel
 from moebatch.plan.division import Division
 from moebatch.plan.footprint import Dtypes, Footprint, footprints
+from moebatch.plan.prices import Prices
 from moebatch.plan.setup import staged
 from moebatch.spec.hardware import Hardware, LevelName, LinkName
 from moebatch.spec.policy import Policy
@@ -35,9 +36,14 @@ class Problem:
     """Whether a CPU beside a GPU may compute experts."""
 
     @property
+    def prices(self) -> Prices:
+        """Prices of the pieces of a pass."""
+        return Prices(shape=self.shape, dtypes=self.dtypes, hardware=self.hardware)
+
+    @property
     def cost(self) -> CostModel:
-        """Prices of passes."""
-        return CostModel(shape=self.shape, dtypes=self.dtypes, hardware=self.hardware)
+        """What whole passes cost."""
+        return CostModel(prices=self.prices)
 
     @property
     def num_experts(self) -> int:

@@ -24,12 +24,12 @@ sequences of one length start and end together."""
 
 def job_loads(workload: Workload, policy: Policy) -> list[CountedLoad]:
     """Passes of the whole job; of a job without a number of sequences, some from its middle."""
-    if policy.batching == "static":
+    if policy.batching == "static" and not workload.lengths:
         return _static_loads(workload, policy)
-    return _mixed_loads(workload, policy)
+    return _replayed(workload, policy)
 
 
-def _mixed_loads(workload: Workload, policy: Policy) -> list[CountedLoad]:
+def _replayed(workload: Workload, policy: Policy) -> list[CountedLoad]:
     """Long jobs are replayed in part, and their middle is drawn out to the whole length."""
     total = workload.num_sequences
     enough = min(max(_WAVES * policy.batch_size, _FEW_SEQUENCES), _MOST_SEQUENCES)

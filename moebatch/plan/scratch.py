@@ -10,6 +10,8 @@ from moebatch.spec.shape import ModelShape
 
 PROMPT_ROWS = 512
 """Most prompt tokens of a micro-batch."""
+GPU_PROMPT_ROWS = 2048
+"""Prompt tokens that a GPU takes through attention and experts at a time."""
 _LOGITS_BLOCK_BYTES = 32 * 2**20
 _MAX_LOGITS_ROWS = 256
 _ALIGNMENT = 64
@@ -50,6 +52,11 @@ def limits_of(policy: Policy, *, max_tokens: int) -> Limits:
         context_tokens=max_tokens,
         expert_rows=min(MAX_GEMM_ROWS, policy.tokens_per_pass),
     )
+
+
+def gpu_prompt_rows(policy: Policy) -> int:
+    """Prompt tokens that go through a GPU's experts together."""
+    return max(GPU_PROMPT_ROWS, policy.micro_batch_size)
 
 
 def bucket_rows(num_rows: int) -> int:

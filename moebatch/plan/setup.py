@@ -5,12 +5,13 @@ from math import ceil
 from typing import TypeVar
 
 from moebatch.plan.lanes import WHOLE_LAYER_SCHEDULES
+from moebatch.schedule.expert_load import ExpertKey
 from moebatch.schedule.names import PAGED
 from moebatch.schedule.setup import Setup
 from moebatch.schedule.simulate import Room
-from moebatch.schedule.slots import ExpertKey
 from moebatch.spec.hardware import Hardware, LevelName
 from moebatch.spec.policy import Policy
+from moebatch.spec.rounding import whole
 from moebatch.spec.shape import ModelShape
 
 CHUNK_BYTES = 16 * 2**20
@@ -78,7 +79,7 @@ def residents(shape: ModelShape, policy: Policy, *, with_vram: bool) -> list[Exp
     """Experts that live where they are computed, spread evenly over the layers."""
     keys = expert_keys(shape)
     share = policy.weights.vram if with_vram else policy.weights.dram
-    return spread(keys, _whole(share, len(keys)))
+    return spread(keys, whole(share, len(keys)))
 
 
 def expert_homes(shape: ModelShape, policy: Policy) -> dict[LevelName, list[ExpertKey]]:
@@ -87,7 +88,7 @@ def expert_homes(shape: ModelShape, policy: Policy) -> dict[LevelName, list[Expe
     on_gpu = residents(shape, policy, with_vram=True)
     held = frozenset(on_gpu)
     below = [key for key in keys if key not in held]
-    on_disk = spread(below, min(len(below), _whole(policy.weights.disk, len(keys))))
+    on_disk = spread(below, min(len(below), whole(policy.weights.disk, len(keys))))
     passing = frozenset(on_disk)
     in_memory = [key for key in below if key not in passing]
     return {"vram": on_gpu, "dram": in_memory, "disk": on_disk}
@@ -120,10 +121,6 @@ def _on_disk(shape: ModelShape, policy: Policy, *, with_vram: bool) -> frozenset
     if not with_vram or policy.schedule in PAGED:
         return frozenset()
     return frozenset(expert_homes(shape, policy)["disk"])
-
-
-def _whole(share: float, count: int) -> int:
-    return int(share * count + 1e-6)
 
 
 def _depth(shape: ModelShape, num_slots: int, num_hot: int) -> int:

@@ -3,18 +3,13 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from math import ceil
-from typing import Literal
 
-from moebatch.plan.cost import CostModel
 from moebatch.plan.load import PassLoad
 from moebatch.plan.problem import Problem
 from moebatch.plan.replay import job_loads
-from moebatch.plan.scratch import PROMPT_ROWS
+from moebatch.plan.scratch import PROMPT_ROWS, gpu_prompt_rows
+from moebatch.plan.work import Work
 from moebatch.spec.policy import Policy
-
-Work = Literal["decode", "prefill", "mean"]
-"""decode: every pass is a full batch that decodes. prefill: its prompts come first, in one pass.
-mean: every pass is the mean pass of the job, in which prompts mix with answers."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,7 +72,7 @@ def mean_load(problem: Problem, policy: Policy) -> PassLoad:
 
 def split(load: PassLoad, problem: Problem, policy: Policy) -> MicroBatches:
     """A pass in micro-batches: those that decode first, then slices of prompts."""
-    prompt_rows = CostModel.prompt_rows(policy) if problem.with_vram else PROMPT_ROWS
+    prompt_rows = gpu_prompt_rows(policy) if problem.with_vram else PROMPT_ROWS
     decodes = list(_shares(load.decode_sequences, policy.micro_batch_size))
     prompts = list(_shares(load.prompt_tokens, prompt_rows))
     ended = load.logits_rows - load.decode_sequences

@@ -12,10 +12,10 @@ from moebatch.plan.problem import Problem
 from moebatch.plan.setup import room_of, setup_of, staged, streamed_per_layer
 from moebatch.plan.sim_passes import MicroBatches
 from moebatch.plan.task_costs import TaskCosts
+from moebatch.schedule.expert_load import ExpertKey
 from moebatch.schedule.request import Sweep
 from moebatch.schedule.setup import Setup
 from moebatch.schedule.simulate import Room
-from moebatch.schedule.slots import ExpertKey
 from moebatch.schedule.task import Kind, Task
 from moebatch.spec.policy import Policy
 
@@ -43,15 +43,14 @@ class SimWorld:
     passes: Sequence[MicroBatches]
     table: Mapping[Kind, float] = field(default_factory=dict)
     """Seconds of kinds of tasks that are given, whatever the cost model says."""
-    _number: int = 0
-    _present: dict[int, list[int]] = field(default_factory=dict)
+    _number: int = field(default=0, init=False)
+    _present: dict[int, list[int]] = field(default_factory=dict, init=False)
     """Micro-batches that have attended, by step."""
-    _rows: dict[tuple[int, int], NDArray[np.float64]] = field(default_factory=dict)
+    _rows: dict[tuple[int, int], NDArray[np.float64]] = field(default_factory=dict, init=False)
     """Tokens of each expert by layer and micro-batch, of this pass."""
-    _streamed: dict[int, int] = field(default_factory=dict)
+    _streamed: dict[int, int] = field(init=False)
     """Experts that do not live where they are computed, by layer."""
-
-    _of_batch: Mapping[Kind, Callable[[PassLoad], float]] = field(default_factory=dict)
+    _of_batch: Mapping[Kind, Callable[[PassLoad], float]] = field(init=False)
     """Tasks whose time depends on nothing but what their micro-batch has to do."""
 
     def __post_init__(self) -> None:
@@ -68,7 +67,7 @@ class SimWorld:
             Kind.KV_READ: costs.kv_read_s,
             Kind.KV_WRITE: costs.kv_write_s,
         }
-        self._streamed = streamed_per_layer(self.costs.cost.shape, self.room.resident)
+        self._streamed = streamed_per_layer(self.costs.prices.shape, self.room.resident)
 
     @classmethod
     def of(
@@ -94,7 +93,7 @@ class SimWorld:
                 shape, policy, with_vram=with_vram, has_staging=staged(problem.hardware)
             ),
             room=room,
-            costs=TaskCosts(cost=problem.cost, policy=policy, num_chunks=room.num_chunks),
+            costs=TaskCosts(prices=problem.prices, policy=policy, num_chunks=room.num_chunks),
             routing=routing,
             passes=passes,
             table=table or {},
@@ -189,10 +188,10 @@ class SimWorld:
         experts = self._streamed[self.setup.layer(task.step)]
         if task.kind is Kind.BLOCK:
             return self.costs.block_s(experts)
-        pages = 1 if self.policy.schedule == "fastdecode" else len(self._now.loads)
         assert task.kind in (Kind.PAGE, Kind.STAGE), f"{task} has no price"
         price = self.costs.page_s if task.kind is Kind.PAGE else self.costs.stage_s
-        return price(experts / pages)
+        # Pages of the first layer were cut by the pass before, whose micro-batches may be others.
+        return price(experts / (task.num_pages or 1))
 
     def _load(self, task: Task) -> PassLoad:
         assert task.micro_batch is not None, f"{task} is of a micro-batch"

@@ -10,9 +10,10 @@ from moebatch.plan.as_json import policy_json
 from moebatch.plan.problem import Problem
 from moebatch.plan.refusal import too_large
 from moebatch.plan.setup import slots_wanted
-from moebatch.plan.sim_passes import Work, passes_of
+from moebatch.plan.sim_passes import passes_of
 from moebatch.plan.sim_world import Routing, SimWorld
 from moebatch.plan.skew import SkewedRouting
+from moebatch.plan.work import Work
 from moebatch.schedule.as_json import timeline_json
 from moebatch.schedule.names import PAGED
 from moebatch.schedule.simulate import simulate
@@ -102,6 +103,11 @@ def simulations(problem: Problem, policy: Policy, options: SimOptions) -> dict[s
     }
 
 
+def timelines_of(simulated: Mapping[str, Simulation]) -> dict[str, Timeline]:
+    """Timelines by schedule."""
+    return {name: one.timeline for name, one in simulated.items()}
+
+
 def policy_for(policy: Policy, schedule: Schedule, problem: Problem) -> Policy:
     """The policy with another schedule, and attention where that one wants it."""
     changed = replace(policy, schedule=schedule)
@@ -140,7 +146,7 @@ def _notes(problem: Problem, policy: Policy, options: SimOptions) -> Iterator[st
             if policy.schedule in PAGED
             else "what does not fit comes later, or again for every micro-batch"
         )
-        yield (f"{policy.schedule} wants {wanted} slots, the policy has {policy.num_slots}: {what}")
+        yield f"{policy.schedule} wants {wanted} slots, the policy has {policy.num_slots}: {what}"
 
 
 def _require_simulated(problem: Problem, policy: Policy) -> None:

@@ -11,12 +11,12 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from moebatch.plan.likely import likely
 from moebatch.spec.shape import ModelShape
 
 _MOST_DRAWN = 1024
 """Tokens that choose one by one; of more, each expert gets a share that varies as it would."""
 _SAMPLE_TOKENS = 16384
-_WORTH_HAVING = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,8 +46,7 @@ class SkewedRouting:
         many tokens."""
         ranks = self._orders[layer]
         if tokens is not None:
-            chosen = 1 - (1 - self.chances) ** max(1.0, tokens)
-            ranks = ranks[: int((chosen > _WORTH_HAVING).sum())]
+            ranks = ranks[: int(likely(self.chances, tokens).sum())]
         return [int(expert) for expert in ranks]
 
     @cached_property

@@ -6,24 +6,20 @@ whole layers and experts where that takes shares, and for routing where that tak
 
 from dataclasses import dataclass
 
-from moebatch.plan.cost import CostModel
+from moebatch.plan.elementwise import CHOICE_STATES, NORM_STATES
 from moebatch.plan.load import PassLoad
+from moebatch.plan.prices import Prices
 from moebatch.plan.scratch import bucket_rows
 from moebatch.spec.hardware import LinkName, Processor
 from moebatch.spec.policy import Policy
 from moebatch.spec.shape import ModelShape
-
-_NORM_STATES = 4
-"""Hidden states that norm and residual of half a layer move per token, see `elementwise_bytes`."""
-_CHOICE_STATES = 2
-"""For each choice of an expert: its input gathered, its output put in place."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TaskCosts:
     """Prices pieces of one layer under a policy. Loads are those of one micro-batch."""
 
-    cost: CostModel
+    prices: Prices
     policy: Policy
     num_chunks: int = 1
     """Pieces in which an expert is moved."""
@@ -32,43 +28,43 @@ class TaskCosts:
 
     def attend_s(self, load: PassLoad) -> float:
         """Attention where everything else is computed."""
-        core_s = self.cost.decode_attention_s(load, self._main)
-        core_s += self.cost.prompt_attention_s(load, self._main)
+        core_s = self.prices.decode_attention_s(load, self._main)
+        core_s += self.prices.prompt_attention_s(load, self._main)
         return self.project_s(load) + core_s + self.out_s(load)
 
     def project_s(self, load: PassLoad) -> float:
         """Norm, and projections to queries, keys and values."""
         params = self._shape.attention_params + 2 * self._shape.hidden_size - self._out_params
-        return self._gemm_s(load, params) + self._moving_s(_NORM_STATES / 2 * load.tokens)
+        return self._gemm_s(load, params) + self._moving_s(NORM_STATES / 2 * load.tokens)
 
     def out_s(self, load: PassLoad) -> float:
         """Output projection and residual."""
         gemm_s = self._gemm_s(load, self._out_params)
-        return gemm_s + self._moving_s(_NORM_STATES / 2 * load.tokens)
+        return gemm_s + self._moving_s(NORM_STATES / 2 * load.tokens)
 
     def cpu_attention_s(self, load: PassLoad) -> float:
         """Attention of decoding sequences on the CPU beside a GPU."""
-        return self.cost.decode_attention_s(load, self.cost.cpu)
+        return self.prices.decode_attention_s(load, self.prices.cpu)
 
     def gate_s(self, load: PassLoad, layer: int) -> float:
         """Norm, router and shared expert of a MoE layer; norm and MLP of another one."""
         params = self._shape.resident_layer_params(layer)
         params -= self._shape.attention_params + 2 * self._shape.hidden_size
-        return self._gemm_s(load, params) + self._moving_s(_NORM_STATES * load.tokens)
+        return self._gemm_s(load, params) + self._moving_s(NORM_STATES * load.tokens)
 
     def expert_s(self, rows: float, *, is_resident: bool) -> float:
         """An expert over so many tokens."""
         if rows <= 0:
             return 0.0
-        moving_s = self._moving_s(_CHOICE_STATES * rows)
-        if self.cost.hardware.vram:
-            return self.cost.expert_s(self._main, rows) + moving_s
+        moving_s = self._moving_s(CHOICE_STATES * rows)
+        if self.prices.hardware.vram:
+            return self.prices.expert_s(self._main, rows) + moving_s
         padded, fresh = bucket_rows(round(rows)), float(not is_resident)
-        return self.cost.cpu_expert_s(self._main, padded, fresh=fresh) + moving_s
+        return self.prices.cpu_expert_s(self._main, padded, fresh=fresh) + moving_s
 
     def head_s(self, rows: float) -> float:
         """Logits after so many tokens. No task of its own: it ends the last layer of a pass."""
-        return self.cost.head_s(self._main, rows) if rows else 0.0
+        return self.prices.head_s(self._main, rows) if rows else 0.0
 
     # --- weights --------------------------------------------------------------------------------
 
@@ -76,29 +72,29 @@ class TaskCosts:
         """A piece of an expert on its way to where it is computed. Pinned buffers are filled while
         the piece before is on the link, so the slower of the two counts."""
         num_bytes = self._expert_bytes / self.num_chunks
-        if not self.cost.hardware.vram:
-            return self.cost.link_s("disk->dram", num_bytes)
-        return max(self.cost.link_s("dram->vram", num_bytes), self.cost.staging_s(num_bytes))
+        if not self.prices.hardware.vram:
+            return self.prices.link_s("disk->dram", num_bytes)
+        return max(self.prices.link_s("dram->vram", num_bytes), self.prices.staging_s(num_bytes))
 
     def fetch_s(self) -> float:
         """A piece of an expert on its way from disk to main memory."""
-        return self.cost.link_s("disk->dram", self._expert_bytes / self.num_chunks)
+        return self.prices.link_s("disk->dram", self._expert_bytes / self.num_chunks)
 
     def page_s(self, num_experts: float) -> float:
         """So many experts, or parts of such, on their way out of pinned buffers. What of them
         lives on disk under a GPU is read meanwhile."""
         num_bytes = num_experts * self._expert_bytes
-        if not self.cost.hardware.vram:
-            return self.cost.link_s("disk->dram", num_bytes)
+        if not self.prices.hardware.vram:
+            return self.prices.link_s("disk->dram", num_bytes)
         weights = self.policy.weights
         below = weights.dram + weights.disk
         read = num_bytes * weights.disk / below if below else 0.0
-        link_s = self.cost.link_s("dram->vram", num_bytes)
-        return max(link_s, self.cost.link_s("disk->dram", read))
+        link_s = self.prices.link_s("dram->vram", num_bytes)
+        return max(link_s, self.prices.link_s("disk->dram", read))
 
     def stage_s(self, num_experts: float) -> float:
         """The same on their way into pinned buffers."""
-        return self.cost.staging_s(num_experts * self._expert_bytes)
+        return self.prices.staging_s(num_experts * self._expert_bytes)
 
     def block_s(self, num_experts: float) -> float:
         """So many experts in one piece, buffers and link in turns."""
@@ -109,55 +105,55 @@ class TaskCosts:
     def off_s(self, load: PassLoad) -> float:
         """Queries, keys and values of decoding sequences go down."""
         tokens = load.decode_sequences
-        num_bytes = self.cost.query_bytes(tokens) + self.cost.cache_bytes(tokens)
-        return self.cost.link_s("vram->dram", num_bytes)
+        num_bytes = self.prices.query_bytes(tokens) + self.prices.cache_bytes(tokens)
+        return self.prices.link_s("vram->dram", num_bytes)
 
     def load_s(self, load: PassLoad) -> float:
         """Results of the CPU's attention go up."""
-        return self.cost.link_s("dram->vram", self.cost.query_bytes(load.decode_sequences))
+        return self.prices.link_s("dram->vram", self.prices.query_bytes(load.decode_sequences))
 
     def kv_up_s(self, load: PassLoad) -> float:
         """Keys and values, and hidden states of a static batch's prompts, go up; from disk where
         there is no GPU."""
-        name: LinkName = "dram->vram" if self.cost.hardware.vram else "disk->dram"
-        return self.cost.link_s(name, self._read_bytes(load) + self._hidden_bytes(load))
+        name: LinkName = "dram->vram" if self.prices.hardware.vram else "disk->dram"
+        return self.prices.link_s(name, self._read_bytes(load) + self._hidden_bytes(load))
 
     def kv_down_s(self, load: PassLoad) -> float:
         """New keys and values, and the same hidden states, go down."""
-        name: LinkName = "vram->dram" if self.cost.hardware.vram else "dram->disk"
-        return self.cost.link_s(name, self._new_bytes(load) + self._hidden_bytes(load))
+        name: LinkName = "vram->dram" if self.prices.hardware.vram else "dram->disk"
+        return self.prices.link_s(name, self._new_bytes(load) + self._hidden_bytes(load))
 
     def kv_read_s(self, load: PassLoad) -> float:
         """Keys and values come from disk."""
-        return self.cost.link_s("disk->dram", self._read_bytes(load))
+        return self.prices.link_s("disk->dram", self._read_bytes(load))
 
     def kv_write_s(self, load: PassLoad) -> float:
         """New keys and values go to disk."""
-        return self.cost.link_s("dram->disk", self._new_bytes(load))
+        return self.prices.link_s("dram->disk", self._new_bytes(load))
 
     def _read_bytes(self, load: PassLoad) -> float:
-        return self.cost.cache_bytes(load.decode_positions + load.prompt_context)
+        return self.prices.cache_bytes(load.decode_positions + load.prompt_context)
 
     def _new_bytes(self, load: PassLoad) -> float:
-        return self.cost.cache_bytes(load.tokens)
+        return self.prices.cache_bytes(load.tokens)
 
     def _hidden_bytes(self, load: PassLoad) -> float:
-        is_static = self.policy.batching == "static" and self.cost.hardware.vram
-        return self.cost.hidden_bytes(load.prompt_tokens) if is_static else 0.0
+        is_static = self.policy.batching == "static" and self.prices.hardware.vram
+        return self.prices.hidden_bytes(load.prompt_tokens) if is_static else 0.0
 
     def _gemm_s(self, load: PassLoad, params: int) -> float:
-        return self.cost.dense_gemm_s(self._main, load, params, self.policy.micro_batch_size)
+        return self.prices.dense_gemm_s(self._main, load, params, self.policy.micro_batch_size)
 
     def _moving_s(self, hidden_states: float) -> float:
-        return self.cost.moving_s(self._main, hidden_states)
+        return self.prices.moving_s(self._main, hidden_states)
 
     @property
     def _main(self) -> Processor:
-        return self.cost.main
+        return self.prices.main
 
     @property
     def _shape(self) -> ModelShape:
-        return self.cost.shape
+        return self.prices.shape
 
     @property
     def _out_params(self) -> int:
@@ -167,4 +163,4 @@ class TaskCosts:
 
     @property
     def _expert_bytes(self) -> int:
-        return self.cost.dtypes.expert_bytes(self._shape)
+        return self.prices.dtypes.expert_bytes(self._shape)

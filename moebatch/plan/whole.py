@@ -12,8 +12,7 @@ from moebatch.plan.problem import Problem
 from moebatch.plan.refusal import too_large
 from moebatch.spec.hardware import LevelName
 from moebatch.spec.policy import Placement, Policy
-
-_ROUNDING = 1e-6
+from moebatch.spec.rounding import whole
 
 
 def whole_policy(
@@ -42,7 +41,7 @@ def _whole_layers(
     wanted = placement(candidate, "kv_cache", shares)
     choices: list[dict[LevelName, int]] = [{}]
     for level in above:
-        least = int(wanted.on(level) * number + _ROUNDING)
+        least = whole(wanted.on(level), number)
         choices = [
             {**chosen, level: count}
             for chosen in choices

@@ -10,10 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moebatch.errors import ConfigError, Fault
+from moebatch.plan.likely import likely
 from moebatch.predict.trace import RoutingTrace
 from moebatch.spec.shape import ModelShape
-
-_WORTH_HAVING = 0.5
 
 
 def load_routing(path: Path, shape: ModelShape) -> "TraceRouting":
@@ -22,10 +21,12 @@ def load_routing(path: Path, shape: ModelShape) -> "TraceRouting":
     Raises CheckpointError for a damaged file and ConfigError for one of another model.
     """
     trace = RoutingTrace.load(path)
-    if (trace.moe_layers, trace.num_experts) != (tuple(shape.moe_layers), shape.num_experts):
+    found = trace.moe_layers, trace.num_experts, trace.experts_per_token
+    if found != (tuple(shape.moe_layers), shape.num_experts, shape.experts_per_token):
         message = (
-            f"is of a model with {len(trace.moe_layers)} layers of {trace.num_experts} experts; "
-            f"this one has {len(shape.moe_layers)} of {shape.num_experts}"
+            f"is of a model with {len(trace.moe_layers)} layers of {trace.num_experts} experts, "
+            f"{trace.experts_per_token} per token; this one has {len(shape.moe_layers)} of "
+            f"{shape.num_experts}, {shape.experts_per_token} per token"
         )
         raise ConfigError([Fault(file=str(path), message=message)])
     return TraceRouting(trace)
@@ -58,8 +59,7 @@ class TraceRouting:
         chances_E = self._chances_LE[self._layers[layer]]
         order = np.argsort(-chances_E, kind="stable")
         if tokens is not None:
-            chosen = 1 - (1 - chances_E[order]) ** max(1.0, tokens)
-            order = order[chosen > _WORTH_HAVING]
+            order = order[likely(chances_E[order], tokens)]
         return [int(expert) for expert in order]
 
     def _counts(self, experts_TK: NDArray[np.integer]) -> NDArray[np.float64]:

@@ -6,10 +6,10 @@ from contextlib import contextmanager
 from rich.console import Console, Group, RenderableType
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
 from moebatch.job.calibrate import CalibrationSummary, Comparison
 from moebatch.predict.accuracy import mean_accuracy
+from moebatch.report.tables import named_rows, titled_columns
 from moebatch.units import format_duration
 
 
@@ -27,9 +27,7 @@ def reading_bar(console: Console, *, quiet: bool) -> Iterator[Callable[[float], 
 
 def calibration_view(summary: CalibrationSummary) -> RenderableType:
     """What was read, where the table is, and how well it predicts."""
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="dim", justify="right")
-    grid.add_column()
+    grid = named_rows()
     read = f"{summary.num_tokens} tokens in {summary.num_sequences} sequences"
     in_time = f"{summary.num_passes} passes, {format_duration(summary.run_s)}"
     grid.add_row("read", f"{read}, {in_time}")
@@ -45,7 +43,7 @@ def calibration_view(summary: CalibrationSummary) -> RenderableType:
 
 def _accuracy(comparisons: tuple[Comparison, ...]) -> RenderableType:
     """Of the K experts that are predicted to be hot: how many took part, how many were hot."""
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_edge=False)
+    table = titled_columns()
     table.add_column("layer", style="dim", justify="right")
     for one in comparisons:
         if one.group_tokens == 1:

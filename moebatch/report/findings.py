@@ -3,22 +3,20 @@
 from rich.console import Console
 
 from moebatch.job.check import Findings
+from moebatch.report.console import say
 
 
 def print_findings(findings: Findings, console: Console) -> None:
     """All faults with file and line, then one line of summary."""
-
-    def say(text: str) -> None:
-        console.print(text, markup=False, highlight=False, soft_wrap=True)
-
     for warning in findings.warnings:
-        say(f"warning: {warning}")
+        say(console, f"warning: {warning}")
     for fault in findings.faults:
         code = f" [{fault.code}]" if fault.code else ""
-        say(f"{fault}{code}")
+        say(console, f"{fault}{code}")
     if not findings.faults:
-        say(f"{findings.num_rows} rows, no faults")
+        say(console, f"{findings.num_rows} rows, no faults")
         return
     hidden = findings.num_bad_rows - sum(fault.line is not None for fault in findings.faults)
     more = f" (and {hidden} more bad rows)" if hidden > 0 else ""
-    say(f"{len(findings.faults)} faults{more}, {findings.num_bad_rows} of {findings.num_rows} rows")
+    rows = f"{findings.num_bad_rows} of {findings.num_rows} rows"
+    say(console, f"{len(findings.faults)} faults{more}, {rows}")

@@ -15,6 +15,7 @@ from moebatch.report.time_axis import TimeAxis
 from moebatch.schedule.timeline import Timeline
 
 WIDTH = 1120
+USUAL_TITLE = "What the lanes did"
 _MARGIN, _LEFT, _PLOT = 24, 118, 930
 _HEADER, _GAP, _FOOTER = 72, 18, 46
 _GRID = "#ececec"
@@ -25,7 +26,7 @@ def gantt_svg(
     *,
     since_s: float | None = None,
     until_s: float | None = None,
-    title: str = "What the lanes did",
+    title: str = USUAL_TITLE,
 ) -> str:
     """The picture of one or several timelines by name.
 

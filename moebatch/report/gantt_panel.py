@@ -64,8 +64,9 @@ class GanttPanel:
             busiest = shares[lane] == max(shares.values()) > 0
             yield from self._margins(lane, top, shares[lane], "bold" if busiest else "normal")
         yield from self._borders()
+        visible = self._visible
         for lane, top in tops.items():
-            yield from self._row(lane, top)
+            yield from self._row([span for span in visible if span.lane == lane], top)
 
     def _top(self, number: int) -> float:
         return self.rows_top + _ROW * number + (_ROW - _BAR) / 2
@@ -97,8 +98,7 @@ class GanttPanel:
         yield text((left, top + 13), lane, anchor="end", weight=weight, room=left)
         yield text((right, top + 13), f"{share:.0%}", anchor="end", weight=weight)
 
-    def _row(self, lane: str, top: float) -> Iterator[str]:
-        spans = (span for span in self._visible if span.lane == lane)
+    def _row(self, spans: list[Span], top: float) -> Iterator[str]:
         drawn = bars(spans, self.window, self.axis)
         for bar in drawn:
             yield self._bar(bar, top, noted=len(drawn) <= _MOST_NOTES)

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 
 from rich.console import Group, RenderableType
 from rich.markup import escape
-from rich.table import Table
 from rich.text import Text
 
 from moebatch.errors import ConfigError, Fault
@@ -13,11 +12,11 @@ from moebatch.plan.prediction import Prediction
 from moebatch.plan.roofs import PolicyRoofs, policy_roofs
 from moebatch.report.roofline import roofline_svg
 from moebatch.report.roofline_panel import Mark, Panel
+from moebatch.report.tables import NAME_WIDTH, named_rows, share_bar
 from moebatch.spec.policy import Placement, Policy, shares_text
 from moebatch.spec.workload import Workload
 from moebatch.units import format_bytes, format_duration
 
-_BAR = 24
 _METHODS = {
     "milp": "MILP",
     "klotski": "Klotski's inequalities",
@@ -55,7 +54,7 @@ def plan_svg(answer: Answer) -> str:
     policy = answer.policy
     return roofline_svg(
         panels,
-        title=f"{answer.model} on {answer.problem.hardware.name}",
+        title=answer.title,
         subtitle=f"batch {policy.batch_size}, micro-batches of {policy.micro_batch_size}, "
         f"schedule {policy.schedule}",
     )
@@ -80,15 +79,8 @@ def _workload(workload: Workload) -> str:
     return f"{workload.num_sequences} sequences: {lengths}"
 
 
-def _grid() -> Table:
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="dim", justify="right", min_width=14)
-    grid.add_column()
-    return grid
-
-
 def _policy(answer: Answer) -> RenderableType:
-    policy, grid = answer.policy, _grid()
+    policy, grid = answer.policy, named_rows(NAME_WIDTH)
     grid.add_row("policy", f"[dim]{_METHODS[answer.method]} ({escape(answer.solver)})[/]")
     tokens = f", up to {policy.tokens_per_pass} tokens a pass" * (policy.batching == "mixed")
     grid.add_row(
@@ -123,7 +115,7 @@ def _placed(weights: Placement, num_experts: int) -> str:
 
 
 def _speed(answer: Answer) -> RenderableType:
-    prediction, grid = answer.prediction, _grid()
+    prediction, grid = answer.prediction, named_rows(NAME_WIDTH)
     workload = answer.problem.workload
     job = f"[bold green]{prediction.tokens_per_s:.4g}[/] generated"
     job += f" and {prediction.tokens_per_s * _prompts_per_token(workload):.4g} prompt tok/s"
@@ -145,19 +137,20 @@ def _prompts_per_token(workload: Workload) -> float:
 
 
 def _memory(prediction: Prediction) -> RenderableType:
-    grid = _grid()
+    grid = named_rows(NAME_WIDTH)
     grid.add_column(justify="right")
     for level, capacity in prediction.capacity_bytes.items():
         peak = prediction.peak_bytes[level]
         if not peak:
             continue
         share = peak / capacity
-        grid.add_row(f"{level}", _bar(share), f"{format_bytes(peak)} of {format_bytes(capacity)}")
+        used = f"{format_bytes(peak)} of {format_bytes(capacity)}"
+        grid.add_row(f"{level}", share_bar(share), used)
     return grid
 
 
 def _lanes(prediction: Prediction) -> RenderableType:
-    grid = _grid()
+    grid = named_rows(NAME_WIDTH)
     grid.add_column(justify="right")
     grid.add_row("per layer", "", f"[bold]{format_duration(prediction.layer_time_s)}[/]")
     for lane, seconds in sorted(prediction.lanes_s.items(), key=lambda pair: -pair[1]):
@@ -165,18 +158,13 @@ def _lanes(prediction: Prediction) -> RenderableType:
         name = f"[bold yellow]{lane}[/]" if binds else lane
         share = seconds / prediction.layer_time_s if prediction.layer_time_s else 0.0
         note = " [bold yellow]binds[/]" if binds else ""
-        grid.add_row(name, _bar(share), f"{format_duration(seconds)}{note}")
+        grid.add_row(name, share_bar(share), f"{format_duration(seconds)}{note}")
     return grid
-
-
-def _bar(share: float) -> str:
-    full = round(min(1.0, share) * _BAR)
-    return f"{'█' * full}[dim]{'·' * (_BAR - full)}[/] {share:4.0%}"
 
 
 def _turning(roofs: PolicyRoofs) -> Iterator[RenderableType]:
     upper, lower = roofs.roofline.level_i, roofs.roofline.level_j
-    grid = _grid()
+    grid = named_rows(NAME_WIDTH)
     if roofs.p1 > 0:
         grid.add_row(
             f"P1 {lower}",
@@ -199,7 +187,7 @@ def _help(answer: Answer) -> Iterator[RenderableType]:
     if not answer.improvements:
         return
     yield Text("what would help most", style="bold")
-    grid = _grid()
+    grid = named_rows(NAME_WIDTH)
     for better in answer.improvements:
         option = f"  [dim]--what-if '{better.what_if}'[/]" if better.what_if else ""
         grid.add_row(f"[green]{better.speedup:.2f}x[/]", f"{escape(better.change)}{option}")

@@ -7,7 +7,7 @@ from rich.markup import escape
 from rich.text import Text
 
 from moebatch.plan.answer import Answer
-from moebatch.plan.simulation import Simulation
+from moebatch.plan.simulation import Simulation, timelines_of
 from moebatch.report.timeline_view import simulation_view
 
 
@@ -16,7 +16,7 @@ def simulated_view(answer: Answer, simulated: Mapping[str, Simulation]) -> Rende
     hardware = answer.problem.hardware
     title = f"[bold]{escape(answer.model)}[/] on [bold]{escape(hardware.name)}[/]"
     view = simulation_view(
-        {name: one.timeline for name, one in simulated.items()},
+        timelines_of(simulated),
         {name: one.tokens_per_pass for name, one in simulated.items()},
     )
     first = next(iter(simulated.values()))

@@ -4,10 +4,10 @@ from collections.abc import Callable, Iterator
 
 from rich.console import Group, RenderableType
 from rich.markup import escape
-from rich.table import Table
 
 from moebatch.job.status import RunStatus, RunSummary
 from moebatch.plan.prediction import Prediction
+from moebatch.report.tables import named_rows, titled_columns
 from moebatch.report.timeline_view import waits_table
 from moebatch.units import format_bytes, format_duration, format_rate
 
@@ -16,9 +16,7 @@ _NUM_WAITS = 3
 
 def summary_table(summary: RunSummary) -> RenderableType:
     """What was done, how fast, what the lanes did, and what it took."""
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="dim", justify="right")
-    grid.add_column()
+    grid = named_rows()
     if summary.emulated is not None:
         grid.add_row("[bold yellow]emulated[/]", escape(summary.emulated))
     grid.add_row("rows", _rows(summary))
@@ -91,7 +89,7 @@ def _reading(summary: RunSummary) -> str:
 
 def _beside(summary: RunSummary, expected: Prediction) -> RenderableType:
     """What was expected beside what was measured."""
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_edge=False)
+    table = titled_columns()
     table.add_column("", style="dim", justify="right")
     for title in ("predicted", "measured", "measured / predicted"):
         table.add_column(title, justify="right")

@@ -5,15 +5,14 @@ from dataclasses import dataclass
 
 from rich.console import Group, RenderableType
 from rich.markup import escape
-from rich.table import Table
 from rich.text import Text
 
+from moebatch.report.tables import NAME_WIDTH, named_rows, share_bar, titled_columns
 from moebatch.report.task_words import bubble_words, seconds_text, waits_words
 from moebatch.schedule.lane_statistics import LaneStatistics
 from moebatch.schedule.statistics import Statistics
 from moebatch.schedule.timeline import Timeline
 
-_BAR_LENGTH = 24
 _NUM_WAITS = 5
 _NUM_REASONS = 2
 _LEAST_SHARE = 0.005
@@ -39,26 +38,12 @@ def simulation_view(
     return Group(*parts, _comparison(rows)) if len(rows) > 1 else Group(*parts[:-1])
 
 
-def schedule_table(
-    name: str, timeline: Timeline, num_tokens: float | None = None
-) -> RenderableType:
-    """One schedule, once the pipeline has filled: seconds and lanes of a mean pass."""
-    return _schedule(_Simulated(name=name, timeline=timeline, num_tokens=num_tokens))
-
-
-def comparison_table(timelines: Mapping[str, Timeline]) -> RenderableType:
-    """Several schedules side by side; ratios are to the first."""
-    return _comparison(
-        [_Simulated(name=name, timeline=timeline) for name, timeline in timelines.items()]
-    )
-
-
 def waits_table(statistics: Statistics, count: int = _NUM_WAITS) -> RenderableType:
     """What the lanes of a run waited for, and the longest waits of those that matter most.
 
     Of each lane the main reasons, as far as they cost it some of the time.
     """
-    grid, least_s = _grid(), _LEAST_SHARE * statistics.length_s
+    grid, least_s = named_rows(NAME_WIDTH), _LEAST_SHARE * statistics.length_s
     for name in statistics.names:
         for number, words in enumerate(_reasons(statistics.lanes[name], least_s)):
             grid.add_row("" if number else escape(name), words)
@@ -83,14 +68,14 @@ class _Simulated:
 
 
 def _schedule(row: _Simulated) -> RenderableType:
-    statistics, lanes, waits = row.statistics, _grid(), _grid()
+    statistics, lanes, waits = row.statistics, named_rows(NAME_WIDTH), named_rows(NAME_WIDTH)
     lanes.add_column(justify="right")
     lanes.add_row("per pass", _speed(row), "")
     for name in statistics.names:
         lane, binds = statistics.lanes[name], name == statistics.bottleneck
         title = f"[bold yellow]{escape(name)}[/]" if binds else escape(name)
         idle_s = (lane.bubbles_s + statistics.rest_s(name)) / row.timeline.num_steady_passes
-        lanes.add_row(title, _bar(statistics.share(name)), f"idle {seconds_text(idle_s)}")
+        lanes.add_row(title, share_bar(statistics.share(name)), f"idle {seconds_text(idle_s)}")
         for bubble in lane.longest[:1]:
             words = bubble_words(bubble, statistics.num_layers)
             waits.add_row(title, escape(f"{seconds_text(bubble.seconds)} {words}"))
@@ -109,7 +94,7 @@ def _speed(row: _Simulated) -> str:
 
 
 def _comparison(rows: list[_Simulated]) -> RenderableType:
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_edge=False)
+    table = titled_columns()
     table.add_column("schedule", style="bold")
     table.add_column("per pass", justify="right")
     table.add_column("ratio", justify="right")
@@ -144,16 +129,3 @@ def _reasons(lane: LaneStatistics, least_s: float) -> Iterator[str]:
         if seconds < least_s:
             return
         yield f"waited {seconds_text(seconds)} for {escape(waits_words(kind))}"
-
-
-def _grid() -> Table:
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="dim", justify="right", min_width=14)
-    grid.add_column()
-    return grid
-
-
-def _bar(share: float) -> str:
-    """``████···· 50%``: a part of a whole, in rich's markup."""
-    full = round(min(1.0, share) * _BAR_LENGTH)
-    return f"{'█' * full}[dim]{'·' * (_BAR_LENGTH - full)}[/] {share:4.0%}"

@@ -60,3 +60,11 @@ def before_load(sweep: Sweep, i: int, k: int, kv: KvTraffic) -> Iterator[Task]:
     yield from kv.up(sweep, i, k)
     yield attn(i, k, off(i, k), *kv.ready(i, k))
     yield from kv.down(sweep, i, k, attn(i, k))
+
+
+def up_or_attend(sweep: Sweep, i: int, k: int, kv: KvTraffic) -> Iterator[Task]:
+    """What the CPU has made of k comes up, or k attends where everything else is computed."""
+    if sweep.attends_on_cpu(k):
+        yield load(i, k, attn(i, k))
+    else:
+        yield from attend_here(sweep, i, k, kv, sweep.micro_batches[k + 1 : k + 2])

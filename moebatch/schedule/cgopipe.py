@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator
 
-from moebatch.schedule.attention import LOOK_AHEAD, attend_here, before_load
-from moebatch.schedule.klotski import fetch_window
+from moebatch.schedule.attention import LOOK_AHEAD, before_load, up_or_attend
+from moebatch.schedule.disk_window import fetch_window
 from moebatch.schedule.kv import KvTraffic
 from moebatch.schedule.paged import PagedWeights
 from moebatch.schedule.request import NextPass, Schedule, Sweep
 from moebatch.schedule.setup import Setup
-from moebatch.schedule.task import Task, attn, load
+from moebatch.schedule.task import Task
 
 
 def cgopipe(setup: Setup) -> Schedule:
@@ -43,19 +43,11 @@ def cgopipe(setup: Setup) -> Schedule:
 
 
 def _prepare(
-    sweep: Sweep, kv: KvTraffic, pages: "PagedWeights", posts: list[tuple[int, int]], m: int
+    sweep: Sweep, kv: KvTraffic, pages: PagedWeights, posts: list[tuple[int, int]], m: int
 ) -> Iterator[Task]:
     for j, k in posts:
         yield from before_load(sweep, j, k, kv)
         yield from pages.stage(j + 1, k, m)
-
-
-def up_or_attend(sweep: Sweep, i: int, k: int, kv: KvTraffic) -> Iterator[Task]:
-    """What the CPU has made of k comes up, or k attends where everything else is computed."""
-    if sweep.attends_on_cpu(k):
-        yield load(i, k, attn(i, k))
-    else:
-        yield from attend_here(sweep, i, k, kv, sweep.micro_batches[k + 1 : k + 2])
 
 
 def fastdecode(setup: Setup) -> Schedule:

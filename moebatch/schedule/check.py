@@ -72,13 +72,12 @@ def _check_halves(timeline: Timeline, clock_s: float) -> None:
     posts = [span for span in timeline.spans if span.task.kind is Kind.POST]
     last_use = {span.task.step: span.end_s for span in sorted(posts, key=lambda s: s.end_s)}
     arrived: dict[int, float] = {}
-    steps = sorted(
-        {span.task.step for span in timeline.spans if span.task.kind in _WEIGHTS},
-    )
+    steps = sorted({span.task.step for span in timeline.spans if span.task.kind in _WEIGHTS})
+    places = {step: place for place, step in enumerate(steps)}
     for span in timeline.spans:
         if span.task.kind not in _WEIGHTS:
             continue
-        place = steps.index(span.task.step)
+        place = places[span.task.step]
         if place >= 2:
             overwritten = steps[place - 2]
             assert last_use[overwritten] <= span.start_s + clock_s, f"{span.task} came too early"

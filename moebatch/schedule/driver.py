@@ -5,6 +5,7 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, Protocol
 
+from moebatch.schedule.expert_load import ExpertKey, Load
 from moebatch.schedule.request import (
     Announce,
     Arrivals,
@@ -21,7 +22,7 @@ from moebatch.schedule.request import (
     Whole,
 )
 from moebatch.schedule.setup import Setup
-from moebatch.schedule.slots import ExpertKey, Load, SlotQueue
+from moebatch.schedule.slots import SlotQueue
 from moebatch.schedule.task import Kind, Task, gate
 
 
@@ -81,7 +82,7 @@ class Driver:
         self._slots = slots
         self._below = below
         self._going_up: set[ExpertKey] = set()
-        slots.on_drop = self._not_needed_below
+        slots.tell_drops(self._not_needed_below)
         self._freed: set[int] = set()
         self._steps: dict[int, int] = {}
         self._chosen: dict[int, dict[int, tuple[int, ...]]] = {}

@@ -1,8 +1,7 @@
 """FlexGen's zig-zag block schedule, with attention on the GPU or on the CPU."""
 
-from moebatch.schedule.attention import before_load
-from moebatch.schedule.cgopipe import up_or_attend
-from moebatch.schedule.klotski import fetch_window
+from moebatch.schedule.attention import before_load, up_or_attend
+from moebatch.schedule.disk_window import fetch_window
 from moebatch.schedule.kv import KvTraffic
 from moebatch.schedule.paged import PagedWeights
 from moebatch.schedule.request import NextPass, Schedule, Sync

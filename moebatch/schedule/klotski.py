@@ -9,12 +9,12 @@ klotski: experts run once over all batches, hot ones first, then in the order in
 from collections.abc import Iterator, Sequence
 
 from moebatch.schedule.attention import Attention
+from moebatch.schedule.disk_window import fetch_window
 from moebatch.schedule.kv import KvTraffic
 from moebatch.schedule.request import (
     Announce,
     Arrivals,
     Drop,
-    Fetch,
     Free,
     InOrder,
     NextPass,
@@ -104,12 +104,6 @@ def prefetch_layer(setup: Setup, i: int) -> Iterator[Request]:
     for later in setup.next_moe(i, 1):
         yield Announce(later)
     yield from fetch_window(setup, i)
-
-
-def fetch_window(setup: Setup, i: int) -> Iterator[Request]:
-    """While step i computes and i + 1 goes up from main memory, i + L comes from disk (Klotski)."""
-    for later in setup.next_moe(i, setup.window):
-        yield Fetch(later)
 
 
 def attend_and_route(sweep: Sweep, i: int, kv: KvTraffic) -> Iterator[Task | Request]:

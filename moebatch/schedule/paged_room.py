@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Collection, Iterable
 
-from moebatch.schedule.slots import ExpertKey
+from moebatch.schedule.expert_load import ExpertKey
 
 
 def num_paged_slots(experts: Iterable[ExpertKey], resident: Collection[ExpertKey]) -> int:

@@ -1,10 +1,10 @@
 """The two baselines that Pre-gated MoE compares itself with."""
 
 from moebatch.schedule.attention import Attention
+from moebatch.schedule.disk_window import fetch_window
 from moebatch.schedule.klotski import (
     attend_and_route,
     dense_layer,
-    fetch_window,
     prefetch_layer,
 )
 from moebatch.schedule.kv import KvTraffic

@@ -1,6 +1,6 @@
 """What a schedule asks of whoever drives it, beside having tasks run."""
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,7 +86,6 @@ class Sync:
 Request = NextPass | Announce | Fetch | Route | Drop | Whole | Arrivals | InOrder | Free | Sync
 Schedule = Generator[Task | Request, Any, None]
 """Tasks in the order of their launch, with requests in between."""
-Experts = Iterator[int]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

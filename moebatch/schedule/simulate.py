@@ -8,11 +8,12 @@ from heapq import heappop, heappush
 from typing import Protocol
 
 from moebatch.schedule.driver import Driver, Router
+from moebatch.schedule.expert_load import Chunk, ExpertKey
 from moebatch.schedule.lanes import RESULT_LANES, lane_of
 from moebatch.schedule.names import SCHEDULES
 from moebatch.schedule.request import Schedule, Sweep
 from moebatch.schedule.setup import Setup
-from moebatch.schedule.slots import Chunk, ExpertKey, SlotQueue
+from moebatch.schedule.slots import SlotQueue
 from moebatch.schedule.task import Kind, Task
 from moebatch.schedule.timeline import Span, Timeline
 

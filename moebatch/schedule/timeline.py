@@ -1,6 +1,6 @@
 """Timelines: tasks with their start and end, predicted or measured, in one form."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from moebatch.schedule.task import Task
@@ -100,10 +100,6 @@ class Timeline:
             max(0.0, min(span.end_s, until) - max(span.start_s, since_s)) for span in self.on(lane)
         )
 
-    def share(self, lane: str) -> float:
-        """Part of the time in which a lane was busy, 0..1."""
-        return self.busy_s(lane) / self.length_s if self.length_s else 0.0
-
     def bubbles(self, lane: str) -> Iterator[Bubble]:
         """Idle times of a lane before each of its tasks."""
         free_s = 0.0
@@ -112,8 +108,3 @@ class Timeline:
                 reason = span.waited_for or "launch"
                 yield Bubble(lane, free_s, span.start_s, span.task, reason)
             free_s = max(free_s, span.end_s)
-
-    def longest_waits(self, lanes: Sequence[str], count: int) -> list[Bubble]:
-        """The longest bubbles of some lanes, longest first."""
-        found = [bubble for lane in lanes for bubble in self.bubbles(lane)]
-        return sorted(found, key=lambda bubble: -bubble.seconds)[:count]

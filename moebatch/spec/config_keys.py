@@ -2,29 +2,15 @@
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from moebatch.spec.config_faults import ConfigFault
 from moebatch.spec.hardware import Dtype
 from moebatch.spec.shape_keys import FamilyKeys
 
 MAX_LAYERS = 10_000
 MAX_COUNT = 2**31 - 1
 DTYPES: tuple[Dtype, ...] = ("float32", "float16", "bfloat16")
-
-
-@dataclass(frozen=True, slots=True)
-class ConfigFault:
-    """What is wrong with one figure, or between two."""
-
-    key: str
-    """Way to the figure, such as ``ffn_config.moe_top_k``."""
-    message: str
-    names_key: bool = False
-    """The message needs no key in front."""
-
-    def __str__(self) -> str:
-        return self.message if self.names_key else f"{self.key}: {self.message}"
 
 
 class ConfigKeys:

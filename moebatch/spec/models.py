@@ -6,9 +6,12 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from moebatch.errors import ConfigError, Fault
+from moebatch.spec.config_faults import FaultyConfig
+from moebatch.spec.config_file import load_config
 from moebatch.spec.library import find
 from moebatch.spec.limits import shown
-from moebatch.spec.shape import FaultyConfig, ModelShape, load_config
+from moebatch.spec.shape import ModelShape
+from moebatch.spec.shape_reader import read_shape
 from moebatch.spec.yaml_file import Place, YamlFile, dotted, read_yaml
 
 _KEYS = ("name", "source", "config")
@@ -46,7 +49,7 @@ def load_model(name_or_path: str) -> ModelEntry:
 
 
 def _from_json(path: Path) -> ModelEntry:
-    shape = ModelShape.from_config(load_config(path), str(path))
+    shape = read_shape(load_config(path), str(path))
     named_by = path.absolute().parent.name if path.name == _CONFIG_FILE else path.stem
     return ModelEntry(name=named_by or path.stem, shape=shape, path=path)
 
@@ -74,7 +77,7 @@ def _shape(file: YamlFile, faults: list[Fault]) -> ModelShape | None:
         faults.append(_fault(file, ("config",), message))
         return None
     try:
-        return ModelShape.from_config(config, str(file.path))
+        return read_shape(config, str(file.path))
     except FaultyConfig as error:
         for fault in error.faults:
             place = ("config", *fault.key.split("."))

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from moebatch.spec.hardware import LevelName
+from moebatch.spec.rounding import ROUNDING, whole
 
 PAGE_TOKENS = 16
 """Tokens of a page of keys and values: on average half a page per sequence is unused."""
@@ -28,10 +29,6 @@ Batching = Literal["mixed", "static"]
 """mixed: places of ended sequences are refilled, prompts come in slices beside decoding ones.
 static: all prompts of a batch first, then its answers, then the next batch."""
 SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)
-
-
-_ROUNDING = 1e-6
-"""Half of eight layers is four, whatever floating point says."""
 
 
 def pages_of(num_tokens: int) -> int:
@@ -62,10 +59,10 @@ def kv_levels(placement: Placement, num_layers: int) -> tuple[LevelName, ...]:
     """Home of the keys and values of each layer: the first ones in vram, then dram, then disk
     (Klotski). Shares are rounded down to whole layers; the lowest level that may hold any has the
     rest."""
-    num_vram = int(placement.vram * num_layers + _ROUNDING)
+    num_vram = whole(placement.vram, num_layers)
     num_dram = num_layers - num_vram
-    if placement.disk * num_layers > _ROUNDING:
-        num_dram = min(num_dram, int(placement.dram * num_layers + _ROUNDING))
+    if placement.disk * num_layers > ROUNDING:
+        num_dram = min(num_dram, whole(placement.dram, num_layers))
     num_disk = num_layers - num_vram - num_dram
     counts: dict[LevelName, int] = {"vram": num_vram, "dram": num_dram, "disk": num_disk}
     return tuple(level for level, count in counts.items() for _ in range(count))
@@ -113,7 +110,7 @@ class Policy:
 
     def num_resident(self, num_experts: int) -> int:
         """Whole experts, of all layers together, that stay in main memory."""
-        return int(self.weights.dram * num_experts + 1e-6)
+        return whole(self.weights.dram, num_experts)
 
     def kv_levels(self, num_layers: int) -> tuple[LevelName, ...]:
         """Where keys and values of each layer live."""

@@ -7,7 +7,8 @@ from collections.abc import Callable, Collection, Generator, Iterable, Mapping
 from torch import Tensor
 
 from moebatch.errors import StorageError
-from moebatch.schedule.slots import Chunk, ExpertKey, SlotQueue
+from moebatch.schedule.expert_load import Chunk, ExpertKey
+from moebatch.schedule.slots import SlotQueue
 from moebatch.store.memory import Arena, is_out_of_memory
 from moebatch.store.record import Record, open_files, slot_bytes
 from moebatch.store.statistics import ReadStatistics

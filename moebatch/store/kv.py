@@ -1,8 +1,9 @@
-"""Keys and values of all sequences, in pages that have one owner each.
+"""Keys and values of all sequences, in pages that sequences hold, alone or together.
 
 Shape letters: R cache rows (one token each), G KV heads, C head size.
 """
 
+from collections import Counter
 from collections.abc import Hashable, Sequence
 
 import torch
@@ -14,6 +15,7 @@ from moebatch.spec.hardware import LevelName
 from moebatch.spec.policy import PAGE_TOKENS, pages_of
 from moebatch.store.kv_layout import KvLayout
 from moebatch.store.kv_levels import KvLevels
+from moebatch.store.kv_prefixes import KvPrefix, KvPrefixes
 from moebatch.store.kv_tensors import KvShape, KvTensors
 from moebatch.store.kv_view import KvPiece, KvView, view_of
 
@@ -21,8 +23,10 @@ from moebatch.store.kv_view import KvPiece, KvView, view_of
 class KVCache:
     """A fixed number of pages, shared by all layers: page p holds the same tokens in each.
 
-    A page belongs to the free list or to one owner. `rows` of an owner are the places of its
-    tokens in `keys_RGC` and `values_RGC`, in order of position.
+    A page is free, kept for what it holds, or held: by one owner, or by several that begin alike
+    (see `find` and `begin`). `rows` of an owner are the places of its tokens in `keys_RGC` and
+    `values_RGC`, in order of position. Pages of a common beginning are written by the first of its
+    owners only.
 
     Layers live where `layout` says: all in main memory if it says nothing, and then rows and
     tensors are all there is to know. A layer that lives elsewhere than it attends is worked on in
@@ -40,8 +44,12 @@ class KVCache:
         num_pages: int,
         dtype: torch.dtype,
         layout: KvLayout | None = None,
+        shares: bool = False,
     ) -> None:
-        """Raises StorageError when layers live on a disk that has no room for them."""
+        """`shares` lets sequences that begin alike hold that beginning together.
+
+        Raises StorageError when layers live on a disk that has no room for them.
+        """
         if layout is None:
             layout = KvLayout(levels=["dram"] * num_layers)
         assert len(layout.levels) == num_layers, "every layer has a home"
@@ -54,13 +62,44 @@ class KVCache:
         """By layer, without layers on disk."""
         self.values_RGC = {layer: home.values_RGC for layer, home in homes.items()}
         self._free = list(range(num_pages - 1, -1, -1))
+        self._kept: dict[int, None] = {}
+        """Pages that nobody holds, but somebody may want again: those left longest ago first."""
+        self._num_holders = [0] * num_pages
+        self._prefixes = KvPrefixes() if shares else None
         self._pages: dict[Hashable, list[int]] = {}
         self._rows: dict[Hashable, Tensor] = {}
 
     @property
     def num_free_pages(self) -> int:
-        """Pages that nobody owns."""
-        return len(self._free)
+        """Pages that nobody holds."""
+        return len(self._free) + len(self._kept)
+
+    def find(self, prompt: Sequence[int]) -> KvPrefix:
+        """What is there of the beginning of a prompt, or will be soon."""
+        return self._prefixes.find(prompt) if self._prefixes else KvPrefix()
+
+    def num_unheld(self, prefix: KvPrefix) -> int:
+        """Pages of a prefix that count as free."""
+        return sum(page in self._kept for page in prefix.pages)
+
+    def begin(self, owner: Hashable, prompt: Sequence[int], prefix: KvPrefix, tokens: int) -> None:
+        """Gives a new owner the pages of a prefix, and more until it can hold `tokens` tokens.
+
+        What it computes of its prompt is there for others once it is published.
+        """
+        assert owner not in self._pages, "an owner begins once"
+        for page in prefix.pages:
+            self._kept.pop(page, None)
+            self._num_holders[page] += 1
+        self._add_pages(owner, list(prefix.pages))
+        self.grow(owner, tokens)
+        if self._prefixes:
+            self._prefixes.enter(owner, prompt, self._pages[owner])
+
+    def publish(self, owner: Hashable, num_tokens: int) -> None:
+        """`owner` has computed so many of its tokens."""
+        if self._prefixes:
+            self._prefixes.publish(owner, num_tokens)
 
     def pages_to_grow(self, owner: Hashable, num_tokens: int) -> int:
         """Pages that `owner` lacks to hold `num_tokens` tokens."""
@@ -69,23 +108,31 @@ class KVCache:
     def grow(self, owner: Hashable, num_tokens: int) -> None:
         """Gives `owner` pages until it can hold `num_tokens` tokens."""
         missing = self.pages_to_grow(owner, num_tokens)
-        assert missing <= len(self._free), "ask pages_to_grow before growing"
-        if missing == 0:
-            return
-        new = [self._free.pop() for _ in range(missing)]
-        self._pages.setdefault(owner, []).extend(new)
-        rows = (torch.tensor(new)[:, None] * PAGE_TOKENS + torch.arange(PAGE_TOKENS)).view(-1)
-        held = self._rows.get(owner)
-        self._rows[owner] = rows if held is None else torch.cat([held, rows])
+        assert missing <= self.num_free_pages, "ask pages_to_grow before growing"
+        # In ascending order, so that rows that follow each other can be read without gathering.
+        new = sorted(self._take_page() for _ in range(missing))
+        for page in new:
+            self._num_holders[page] = 1
+        self._add_pages(owner, new)
 
     def rows(self, owner: Hashable, num_tokens: int) -> Tensor:
         """Cache rows, int64 [num_tokens], of the owner's positions from 0."""
         return self._rows[owner][:num_tokens]
 
     def release(self, owner: Hashable) -> None:
-        """Takes all pages of `owner` back."""
-        # In reverse, so that pages that follow each other are given out so again.
-        self._free.extend(reversed(self._pages.pop(owner, [])))
+        """Takes back what `owner` holds."""
+        if self._prefixes:
+            self._prefixes.withdraw(owner)
+        # In reverse, so that pages that follow each other are given out so again, and the end of
+        # a prefix is given up before its beginning.
+        for page in reversed(self._pages.pop(owner, [])):
+            self._num_holders[page] -= 1
+            if self._num_holders[page]:
+                continue
+            if self._prefixes and self._prefixes.is_known(page):
+                self._kept[page] = None
+            else:
+                self._free.append(page)
         self._rows.pop(owner, None)
 
     def view(self, place: Place, window: int, pieces: Sequence[KvPiece]) -> KvView:
@@ -145,9 +192,29 @@ class KVCache:
         self._levels.close()
 
     def check_integrity(self) -> None:
-        """Asserts that every page has exactly one owner."""
-        owned = [page for pages in self._pages.values() for page in pages]
-        assert sorted(owned + self._free) == list(range(self.num_pages)), "page owners differ"
+        """Asserts that every page is free, kept, or held as often as owners say."""
+        held = Counter(page for pages in self._pages.values() for page in pages)
+        assert [held[page] for page in range(self.num_pages)] == self._num_holders, "holders differ"
+        everywhere = sorted([*held, *self._free, *self._kept])
+        assert everywhere == list(range(self.num_pages)), "pages are lost or in two places"
         for owner, pages in self._pages.items():
+            assert len(set(pages)) == len(pages), "an owner holds a page twice"
             rows = self._rows[owner].view(-1, PAGE_TOKENS)
             assert (rows[:, 0] // PAGE_TOKENS).tolist() == pages, "rows of an owner left its pages"
+
+    def _take_page(self) -> int:
+        if self._free:
+            return self._free.pop()
+        page = next(iter(self._kept))
+        del self._kept[page]
+        assert self._prefixes is not None, "only known pages are kept"
+        self._prefixes.forget(page)
+        return page
+
+    def _add_pages(self, owner: Hashable, new: list[int]) -> None:
+        if not new:
+            return
+        self._pages.setdefault(owner, []).extend(new)
+        rows = (torch.tensor(new)[:, None] * PAGE_TOKENS + torch.arange(PAGE_TOKENS)).view(-1)
+        held = self._rows.get(owner)
+        self._rows[owner] = rows if held is None else torch.cat([held, rows])

@@ -4,7 +4,8 @@ from collections.abc import Collection
 
 from torch import Tensor
 
-from moebatch.schedule.slots import Chunk, ExpertKey, SlotQueue
+from moebatch.schedule.expert_load import Chunk, ExpertKey
+from moebatch.schedule.slots import SlotQueue
 from moebatch.store.device_memory import DeviceMemory
 from moebatch.store.experts import ExpertStore
 from moebatch.store.packed import CHUNK_BYTES, PackedChunk, PackedLayout

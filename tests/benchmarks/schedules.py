@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from moebatch.engine.build import build_engine
 from moebatch.engine.device import Device
 from moebatch.engine.model_files import ModelFiles, open_model
+from moebatch.engine.order import Order
 from moebatch.engine.pass_log import PassLog
 from moebatch.plan.setup import room_of, setup_of
 from moebatch.schedule.names import PAGED
@@ -78,17 +79,14 @@ class Bench:
 
     def run(self, name: str) -> Executed:
         """All sequences of one batch, from prompts to last tokens."""
-        policy = self.of(name)
-        built = build_engine(
-            self.files,
-            policy,
-            decoder=NoText(),
-            end_tokens=frozenset(),
-            job_seed=0,
+        order = Order(
+            files=self.files,
+            policy=self.of(name),
             max_tokens=self.prompt_tokens + self.new_tokens,
             device=self.device,
             num_traced_passes=10**6,
         )
+        built = build_engine(order, decoder=NoText(), end_tokens=frozenset(), job_seed=0)
         try:
             with torch.inference_mode():
                 outcomes = list(built.engine.run(self.requests()))

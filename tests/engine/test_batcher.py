@@ -10,7 +10,7 @@ from moebatch.engine.batcher import Batcher
 from moebatch.engine.sequence import Sequence
 from moebatch.engine.text import AnswerText
 from moebatch.plan.passes import job_passes
-from moebatch.spec.policy import Placement, Policy, pages_of
+from moebatch.spec.policy import Batching, Placement, Policy, pages_of
 from moebatch.spec.request import Request
 from moebatch.spec.sampling import Sampling
 from moebatch.spec.workload import Workload
@@ -51,7 +51,13 @@ works = st.builds(
 )
 
 
-def make(work: list[Work], num_pages: int, tokens_per_pass: int, batch_size: int) -> Batcher:
+def make(
+    work: list[Work],
+    num_pages: int,
+    tokens_per_pass: int,
+    batch_size: int,
+    batching: Batching = "mixed",
+) -> Batcher:
     cache = KVCache(
         num_layers=1, num_kv_heads=1, head_dim=1, num_pages=num_pages, dtype=torch.float32
     )
@@ -62,6 +68,7 @@ def make(work: list[Work], num_pages: int, tokens_per_pass: int, batch_size: int
         num_slots=1,
         weights=Placement(disk=1),
         num_kv_pages=num_pages,
+        batching=batching,
     )
     return Batcher((w.sequence(i) for i, w in enumerate(work)), cache, policy)
 
@@ -115,10 +122,27 @@ def test_prompts_ride_along_with_sequences_that_decode() -> None:
 
 
 def test_a_place_is_refilled_in_the_next_pass() -> None:
-    work = [Work(4, 1, 1), Work(4, 5, 5), Work(4, 5, 5)]
+    work = [Work(4, 5, 1), Work(4, 5, 5), Work(4, 5, 5)]
     batcher = make(work, 100, tokens_per_pass=100, batch_size=2)
     assert run_pass(batcher, work) == [(0, 4), (1, 4)]
     assert run_pass(batcher, work) == [(1, 1), (2, 4)]
+
+
+def test_the_longest_answers_begin_first() -> None:
+    work = [Work(4, 1, 1), Work(4, 2, 2), Work(4, 9, 9), Work(4, 2, 2)]
+    batcher = make(work, 100, tokens_per_pass=100, batch_size=2)
+    assert run_pass(batcher, work) == [(2, 4), (1, 4)]
+    assert run_pass(batcher, work) == [(2, 1), (1, 1)]
+    assert run_pass(batcher, work) == [(2, 1), (3, 4)]
+
+
+def test_static_batches_are_those_of_the_file_and_end_together() -> None:
+    work = [Work(4, 1, 1), Work(4, 3, 3), Work(4, 9, 9)]
+    batcher = make(work, 100, tokens_per_pass=100, batch_size=2, batching="static")
+    assert run_pass(batcher, work) == [(0, 4), (1, 4)]
+    assert run_pass(batcher, work) == [(1, 1)]
+    assert run_pass(batcher, work) == [(1, 1)]
+    assert run_pass(batcher, work) == [(2, 4)]
 
 
 def test_short_answers_let_more_sequences_in_and_a_full_cache_sends_the_youngest_back() -> None:
@@ -148,15 +172,20 @@ def test_a_sequence_that_was_sent_back_keeps_what_it_has_generated() -> None:
     tokens_per_pass=st.integers(1, 80),
     batch_size=st.integers(1, 12),
     spare=st.integers(0, 60),
+    batching=st.sampled_from(("mixed", "static")),
 )
 def test_the_planner_replays_the_very_passes_that_the_batcher_makes(
-    work: list[tuple[int, int]], tokens_per_pass: int, batch_size: int, spare: int
+    work: list[tuple[int, int]],
+    tokens_per_pass: int,
+    batch_size: int,
+    spare: int,
+    batching: Batching,
 ) -> None:
     """As long as the cache holds what is admitted; answers are as long as they may be."""
     tokens_per_pass = max(tokens_per_pass, batch_size)
     pages = sum(sorted((pages_of(p + n) for p, n in work), reverse=True)[:batch_size]) + spare
     sequences = [Work(prompt, new, new) for prompt, new in work]
-    batcher = make(sequences, pages, tokens_per_pass, batch_size)
+    batcher = make(sequences, pages, tokens_per_pass, batch_size, batching)
     policy = batcher._policy
     workload = Workload(
         num_sequences=len(work),

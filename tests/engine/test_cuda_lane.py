@@ -24,8 +24,9 @@ from moebatch.engine.cuda_lane import (
 from moebatch.engine.lane import LaneWork, ThreadLane
 from moebatch.engine.model_files import open_model
 from moebatch.engine.on_gpu import _Assembly
+from moebatch.engine.order import Order
 from moebatch.model.decoder import Decoder
-from moebatch.schedule.slots import Chunk, ExpertKey, Load
+from moebatch.schedule.expert_load import Chunk, ExpertKey, Load
 from moebatch.schedule.task import Kind, Task
 from moebatch.schedule.timeline import Span
 from tests.engine.fake_gpu import FakeEvent, FakeGpu
@@ -453,15 +454,13 @@ def test_when_memory_is_refused_on_streams_passes_shrink(
 
     monkeypatch.setattr(Decoder, step, refusing)
     folder, rows = tiny_checkpoint("mixtral"), requests((1, 17, 40, 3, 33, 8), max_tokens=6)
-    built = build_engine(
-        open_model(folder, "float32"),
-        EMULATED["GPU attention, cache in main memory"],
-        decoder=TokenText(),
-        end_tokens=frozenset(),
-        job_seed=0,
+    order = Order(
+        files=open_model(folder, "float32"),
+        policy=EMULATED["GPU attention, cache in main memory"],
         max_tokens=512,
         device=emulated(),
     )
+    built = build_engine(order, decoder=TokenText(), end_tokens=frozenset(), job_seed=0)
     with closing(built), torch.inference_mode():
         outcomes = sorted(built.engine.run(rows), key=lambda outcome: outcome.request.index)
         assert built.engine.statistics.num_shrunk == 3

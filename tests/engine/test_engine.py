@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from moebatch.engine.build import BuiltEngine, build_engine
 from moebatch.engine.model_files import open_model
+from moebatch.engine.order import Order
 from moebatch.errors import CheckpointError, OutOfMemory
 from moebatch.spec.policy import Placement, Policy, pages_of
 from moebatch.spec.request import Outcome, Request
@@ -65,12 +66,10 @@ def engine(
     max_tokens: int = 512,
 ) -> Iterator[BuiltEngine]:
     built = build_engine(
-        open_model(folder, dtype),
-        chosen,
+        Order(files=open_model(folder, dtype), policy=chosen, max_tokens=max_tokens),
         decoder=TokenText(),
         end_tokens=end_tokens or frozenset(),
         job_seed=0,
-        max_tokens=max_tokens,
     )
     try:
         with torch.inference_mode():
@@ -180,7 +179,7 @@ def test_sampled_answers_do_not_depend_on_batch_or_order(
 def test_sequences_that_are_sent_back_are_counted(tiny_checkpoint: Callable[..., Path]) -> None:
     # Answers end early at first, so the engine admits more than can stay.
     folder = tiny_checkpoint("mixtral")
-    rows = requests([4] * 40, max_tokens=1) + [
+    rows = requests([4] * 40, max_tokens=60, stop_token_ids=frozenset(range(320))) + [
         Request(
             index=40 + row.index,
             custom_id=row.custom_id,

@@ -10,6 +10,7 @@ import torch
 from moebatch.engine.build import BuiltEngine, build_engine
 from moebatch.engine.device import Device
 from moebatch.engine.model_files import ModelFiles, open_model
+from moebatch.engine.order import Order
 from moebatch.plan.footprint import KV_TERM, KV_WINDOW_TERM, RESIDENT_TERM, SLOTS_TERM
 from moebatch.plan.planner import best_policy
 from moebatch.plan.problem import Problem
@@ -48,14 +49,10 @@ def problem_of(files: ModelFiles, hardware: Hardware) -> Problem:
 
 def build(files: ModelFiles, policy: Policy, device: Device, scratch: Path) -> BuiltEngine:
     return build_engine(
-        files,
-        policy,
+        Order(files=files, policy=policy, max_tokens=MAX_TOKENS, device=device, scratch=scratch),
         decoder=TokenText(),
         end_tokens=frozenset(),
         job_seed=0,
-        max_tokens=MAX_TOKENS,
-        device=device,
-        scratch=scratch,
     )
 
 

@@ -10,6 +10,7 @@ import torch
 from moebatch.engine.build import BuiltEngine, build_engine
 from moebatch.engine.device import Device
 from moebatch.engine.model_files import open_model
+from moebatch.engine.order import Order
 from moebatch.schedule.check import check_timeline
 from moebatch.schedule.names import SCHEDULES
 from moebatch.schedule.timeline import Timeline
@@ -85,16 +86,14 @@ def large(tiny_checkpoint: Callable[..., Path]) -> Path:
 
 
 def built_for(folder: Path, name: str) -> BuiltEngine:
-    return build_engine(
-        open_model(folder, "float32"),
-        streaming(name),
-        decoder=TokenText(),
-        end_tokens=frozenset(),
-        job_seed=0,
+    order = Order(
+        files=open_model(folder, "float32"),
+        policy=streaming(name),
         max_tokens=64,
         num_traced_passes=1000,
         device=cuda(VRAM_BYTES),
     )
+    return build_engine(order, decoder=TokenText(), end_tokens=frozenset(), job_seed=0)
 
 
 def outcomes_of(built: BuiltEngine, rows: list[Request]) -> Iterator[object]:

@@ -10,6 +10,7 @@ import torch
 from moebatch.engine.build import BuiltEngine, build_engine
 from moebatch.engine.device import IN_MAIN_MEMORY, Device
 from moebatch.engine.model_files import open_model
+from moebatch.engine.order import Order
 from moebatch.schedule.check import check_timeline
 from moebatch.schedule.names import SCHEDULES
 from moebatch.spec.policy import Placement, Policy
@@ -37,16 +38,14 @@ def run(
     **options: object,
 ) -> tuple[list[Outcome], BuiltEngine]:
     """Outcomes in input order; every timeline and every owner checked."""
-    built = build_engine(
-        open_model(folder, "float32"),
-        chosen,
-        decoder=TokenText(),
-        end_tokens=frozenset(),
-        job_seed=0,
+    order = Order(
+        files=open_model(folder, "float32"),
+        policy=chosen,
         max_tokens=512,
         num_traced_passes=10**6,
         **options,
     )
+    built = build_engine(order, decoder=TokenText(), end_tokens=frozenset(), job_seed=0)
     try:
         with torch.inference_mode():
             outcomes = list(built.engine.run(rows))
@@ -165,15 +164,13 @@ def hundreds(
 ) -> tuple[list[Request], list[tuple[int, ...]]]:
     """Rows and what the plain driver makes of them, a few at a time."""
     rows = requests([1 + i % 9 for i in range(300)], max_tokens=3)
-    built = build_engine(
-        open_model(tiny_checkpoint("mixtral"), "float32"),
-        policy(),
-        decoder=TokenText(),
-        end_tokens=frozenset(),
-        job_seed=0,
+    order = Order(
+        files=open_model(tiny_checkpoint("mixtral"), "float32"),
+        policy=policy(),
         max_tokens=512,
-        plain=True,
+        is_plain=True,
     )
+    built = build_engine(order, decoder=TokenText(), end_tokens=frozenset(), job_seed=0)
     with torch.inference_mode():
         outcomes = list(built.engine.run(rows))
     built.close()

@@ -176,7 +176,7 @@ def test_a_table_that_cannot_be_written_is_refused_before_anything_is_read(
     model = write_checkpoint(tmp_path / "model")
     (model / "moebatch").touch()  # where the folder of the table should be
     text = tmp_path / "none.txt"
-    with pytest.raises(StorageError, match=r"cannot be written: .*; give another place with -o"):
+    with pytest.raises(StorageError, match=r"cannot be written: .*; give another place"):
         run(CalibrationOrder(model=model, text=text))
     with pytest.raises(StorageError, match="is a folder; give the path of a file"):
         run(CalibrationOrder(model=model, text=text, output=tmp_path))

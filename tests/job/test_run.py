@@ -21,6 +21,7 @@ from moebatch.job.planning import job_problem, plan_job
 from moebatch.job.question import job_question
 from moebatch.job.run import JobRun
 from moebatch.job.status import RunSummary
+from moebatch.measure.saved import save_profile, this_machine_path
 from moebatch.plan.options import PlanOptions
 from moebatch.predict.table_file import TableOwner, save_table, table_path
 from moebatch.report.summary import summary_table
@@ -222,6 +223,29 @@ def test_a_trace_has_predicted_and_measured_passes_side_by_side(
         assert any(e["ph"] == "X" and e["cat"] == "expert" for e in events if e["pid"] == pid)
     assert all(e["ts"] >= 0 for e in events)
     assert picture.read_text().startswith("<svg")
+
+
+def test_sync_on_a_gpu_is_refused_before_rows_are_looked_at(
+    write_job: Callable[..., Path],
+) -> None:
+    told: list[str] = []
+    job_run = JobRun(load_job(write_job(**EMULATED)), told.append, RunOptions(is_plain=True))
+    with pytest.raises(ConfigError, match=r"set resources\.device to cpu"):
+        job_run.execute()
+    assert told == []
+
+
+def test_sync_on_the_machines_own_gpu_is_refused_before_rows_are_looked_at(
+    write_job: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    told: list[str] = []
+    path = write_job()
+    save_profile(load_profile(str(tmp_path / "small.yaml")), this_machine_path())
+    job_run = JobRun(load_job(path), told.append, RunOptions(is_plain=True))
+    with pytest.raises(ConfigError, match=r"set resources\.device to cpu"):
+        job_run.execute()
+    assert told == []
 
 
 def test_sync_runs_the_plain_driver(write_job: Callable[..., Path], reference: list[str]) -> None:

@@ -10,6 +10,7 @@ from moebatch.measure.saved import (
     load_saved,
     machine_profile,
     machine_profile_path,
+    require_writable_file,
     save_profile,
     this_machine_path,
 )
@@ -74,3 +75,5 @@ def test_a_place_that_cannot_be_written_is_told(tmp_path: Path, profile: Hardwar
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match="cannot be written"):
         save_profile(profile, tmp_path / "file" / "hardware.yaml")
+    with pytest.raises(StorageError, match="is a folder; give the path of a file"):
+        require_writable_file(tmp_path)

@@ -14,7 +14,8 @@ from moebatch.model.decoder import Decoder, DenseWeights
 from moebatch.model.families import family_of, required_tensors
 from moebatch.model.router import Routing
 from moebatch.plan.scratch import Limits
-from moebatch.spec.shape import ModelShape, load_config
+from moebatch.spec.config_file import load_config
+from moebatch.spec.shape_reader import read_shape
 
 NUM_ROWS = 8192
 LIMITS = Limits(
@@ -48,7 +49,7 @@ class Driver:
         self, folder: Path, dtype: torch.dtype = torch.float32, limits: Limits = LIMITS
     ) -> None:
         config = load_config(folder / "config.json")
-        self.shape = ModelShape.from_config(config, str(folder))
+        self.shape = read_shape(config, str(folder))
         self.folder, self.limits = folder, limits
         self._tensors = read_tensors(folder)
         self._family = family_of(self.shape)

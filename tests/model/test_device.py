@@ -18,7 +18,7 @@ from moebatch.model.attention_core import AttentionCore
 from moebatch.model.batch import MicroBatch, Span
 from moebatch.model.decoder import Decoder, DenseWeights
 from moebatch.model.router import Routing, group_rows
-from moebatch.spec.shape import load_config
+from moebatch.spec.config_file import load_config
 from tests.model.driver import LIMITS, Driver
 
 Checkpoint = Callable[..., Path]
@@ -132,6 +132,7 @@ def devices_of(micro: MicroBatch) -> set[torch.device]:
         tensors += [plan.band_QS, *(prompt.rows for prompt in plan.prompts)]
         for group in plan.decodes:
             tensors += [group.tokens_B, group.rows_BS, group.mask_B11S]
+        tensors += plan.singles or ()
     found = [tensor for tensor in tensors if isinstance(tensor, torch.Tensor)]
-    assert len(found) > 5, "a band, gathered rows and decode groups are all there"
+    assert len(found) > 5, "a band, gathered rows and single tokens are all there"
     return {tensor.device for tensor in found}

@@ -13,18 +13,19 @@ from moebatch.model.families import (
     required_tensors,
 )
 from moebatch.spec.shape import ModelShape
+from moebatch.spec.shape_reader import read_shape
 from tests import tiny
 from tests.model.cases import CASES
 from tests.spec.test_shape import ARCHITECTURES, minimal
 
 
 def shape_of(family: str, **entries: Any) -> ModelShape:
-    return ModelShape.from_config(minimal(family, **entries), "config.json")
+    return read_shape(minimal(family, **entries), "config.json")
 
 
 @pytest.mark.parametrize("case", [name for name in CASES if "rope" not in name])
 def test_names_and_shapes_are_those_of_written_checkpoints(case: str, tiny_checkpoint: Any) -> None:
-    from moebatch.spec.shape import load_shape
+    from moebatch.spec.shape_reader import load_shape
     from tests.model.driver import read_tensors
 
     family, options = CASES[case]

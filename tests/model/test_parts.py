@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 from moebatch.errors import CheckpointError
 from moebatch.model.batch import MicroBatch, Span
 from moebatch.model.layers import activation_of
+from moebatch.model.native.loader import SWITCH
 from moebatch.model.rope import Rope
 from moebatch.model.router import choose_experts, group_by_expert
 from moebatch.model.scratch import Scratch
 from moebatch.plan.scratch import Limits, bucket_rows, scratch_bytes
-from moebatch.spec.shape import ModelShape
+from moebatch.spec.shape_reader import read_shape
 from tests.model.driver import LIMITS, Driver
 from tests.spec.test_shape import minimal
 
@@ -23,7 +24,7 @@ CPU = torch.device("cpu")
 
 def rope_of(**entries: Any) -> Rope:
     config = minimal("mixtral", hidden_size=64, num_attention_heads=8, **entries)
-    return Rope(ModelShape.from_config(config, "config.json"), config, CPU)
+    return Rope(read_shape(config, "config.json"), config, CPU)
 
 
 @given(st.integers(1, 5000))
@@ -108,7 +109,10 @@ def test_rope_lengths_count_the_whole_prompt() -> None:
     assert not torch.equal(batch.cos_TR[1], batch.cos_TR[3])
 
 
-def test_decode_groups_have_little_padding_and_bounded_rows() -> None:
+def test_decode_groups_have_little_padding_and_bounded_rows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(SWITCH, "0")
     contexts = [3, 200, 7, 90, 100, 95, 0, 1000]
     spans = [
         Span(start=i, num_tokens=1, context=c, rows_S=torch.arange(c + 1), rope_length=1)

@@ -6,6 +6,7 @@ from moebatch.plan.footprint import Dtypes
 from moebatch.plan.problem import Problem
 from moebatch.spec.hardware import Hardware, Level, Link, Processor, RateCurve
 from moebatch.spec.shape import ModelShape
+from moebatch.spec.shape_reader import read_shape
 from moebatch.spec.workload import Workload
 
 GIB = 2**30
@@ -24,8 +25,8 @@ MIXTRAL = {
     "max_position_embeddings": 32768,
     "torch_dtype": "bfloat16",
 }
-SHAPE = ModelShape.from_config(MIXTRAL, "config.json")
-SMALL = ModelShape.from_config(
+SHAPE = read_shape(MIXTRAL, "config.json")
+SMALL = read_shape(
     {**MIXTRAL, "hidden_size": 2048, "intermediate_size": 7168, "num_hidden_layers": 8}, "small"
 )
 WORKLOAD = Workload(

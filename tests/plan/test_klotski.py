@@ -238,7 +238,7 @@ def test_the_sides_of_the_last_inequality_are_the_cost_models_gpu_and_link() -> 
     last = plan.inequalities[-1]
     assert last.left_s == pytest.approx(lanes["gpu"] / 32, rel=0.01)
     loaded = 1 - plan.policy.weights.vram  # of all layers; the inequality is of one of them
-    experts_s = asked.cost.link_s("dram->vram", 8 * asked.dtypes.expert_bytes(asked.shape))
+    experts_s = asked.prices.link_s("dram->vram", 8 * asked.dtypes.expert_bytes(asked.shape))
     beside_s = lanes["dram->vram"] / 32 - loaded * experts_s
     assert last.right_s == pytest.approx(experts_s + beside_s, rel=0.01)
 

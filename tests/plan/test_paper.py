@@ -8,17 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moebatch.errors import ConfigError, DoesNotFit, ExitCode
-from moebatch.plan.paper import (
-    PaperModel,
-    PaperPolicy,
-    attention_bytes,
-    attention_flops,
-    ffn_bytes,
-    ffn_flops,
-)
+from moebatch.plan.paper import PaperModel
+from moebatch.plan.paper_policy import PaperPolicy
+from moebatch.plan.paper_problem import PaperProblem
 from moebatch.plan.paper_search import MAIN_SETTING, SETTINGS, PaperSearch, micro_batch_grid
+from moebatch.plan.paper_work import attention_bytes, attention_flops, ffn_bytes, ffn_flops
 from moebatch.spec.hardware import Hardware, Level, Link, Processor, RateCurve
 from moebatch.spec.shape import ModelShape
+from moebatch.spec.shape_reader import read_shape
 from tests.plan.problems import MIXTRAL
 
 GIB = 2**30
@@ -28,8 +25,8 @@ MIXTRAL_8X22B = MIXTRAL | {
     "num_hidden_layers": 56,
     "num_attention_heads": 48,
 }
-SMALL = ModelShape.from_config(MIXTRAL, "8x7b")
-LARGE = ModelShape.from_config(MIXTRAL_8X22B, "8x22b")
+SMALL = read_shape(MIXTRAL, "8x7b")
+LARGE = read_shape(MIXTRAL_8X22B, "8x22b")
 
 
 def processor(peak: float, bandwidth: float) -> Processor:
@@ -77,7 +74,8 @@ def t4s(count: int) -> Hardware:
 
 
 def model(hardware: Hardware, s: float, n: float, shape: ModelShape = SMALL) -> PaperModel:
-    return PaperModel(shape=shape, hardware=hardware, prompt_tokens=s, gen_tokens=n)
+    asked = PaperProblem(shape=shape, hardware=hardware, prompt_tokens=s, gen_tokens=n)
+    return PaperModel(problem=asked)
 
 
 @pytest.mark.parametrize(
@@ -122,10 +120,10 @@ def test_time_of_a_layer_is_the_published_one():
 def test_sizes_of_mixtral():
     small, large = model(L4, 77, 32), model(t4s(4), 77, 32, LARGE)
 
-    assert small.weights_bytes == 2_818_572_288
-    assert large.weights_bytes == 4_831_838_208
-    assert small.attention_weights_bytes == (4 * 4096**2 + 4 * 4096**2 // 4) * 32
-    assert small.kv_bytes(1, 1) == large.kv_bytes(1, 1) == 4096
+    assert small.problem.weights_bytes == 2_818_572_288
+    assert large.problem.weights_bytes == 4_831_838_208
+    assert small.problem.attention_weights_bytes == (4 * 4096**2 + 4 * 4096**2 // 4) * 32
+    assert small.problem.kv_bytes(1, 1) == large.problem.kv_bytes(1, 1) == 4096
 
 
 def test_operations_have_the_intensities_of_the_paper():
@@ -153,10 +151,10 @@ def test_memory_is_counted_as_in_the_paper():
     on_cpu = w_e * layers * (1 - r_w) + 4 * (s + n) * h_kv * batch * layers
     on_cpu += 2 * h1 * batch * s * tp + buffers
 
-    assert sum(hrm.home_decode(policy).values()) == pytest.approx(decode)
-    assert sum(hrm.home_prefill(policy).values()) == pytest.approx(prefill)
-    assert hrm.workspace(policy) == pytest.approx(work)
-    gpu, cpu = hrm.gpu_memory(policy), hrm.cpu_memory(policy)
+    assert sum(hrm.memory.home_decode(policy).values()) == pytest.approx(decode)
+    assert sum(hrm.memory.home_prefill(policy).values()) == pytest.approx(prefill)
+    assert hrm.memory.workspace(policy) == pytest.approx(work)
+    gpu, cpu = hrm.memory.on_gpu(policy), hrm.memory.on_cpu(policy)
     assert gpu.total_bytes == pytest.approx(max(decode, prefill) + buffers + work)
     assert cpu.total_bytes == pytest.approx(on_cpu)
     assert gpu.limit_bytes == pytest.approx(0.86 * 2 * 15 * GIB)
@@ -170,19 +168,19 @@ def test_attention_on_the_gpu_moves_the_cache_that_is_not_there():
     )
 
     moved = 0.75 * 8 * 4096 * (100 + 25)
-    assert hrm.t_comm(policy) == pytest.approx(moved / (16 * GIB))
-    assert hrm.t_cpu(policy) == 0
-    ffn_only = hrm.t_gpu(replace(policy, attention_on_gpu=False, r_c=0))
-    assert hrm.t_gpu(policy) > ffn_only
+    assert hrm.times.t_comm(policy) == pytest.approx(moved / (16 * GIB))
+    assert hrm.times.t_cpu(policy) == 0
+    ffn_only = hrm.times.t_gpu(replace(policy, attention_on_gpu=False, r_c=0))
+    assert hrm.times.t_gpu(policy) > ffn_only
 
 
 def test_a_cpu_that_computes_experts_moves_hidden_states_only():
     hrm = model(L4, 100, 50)
     policy = PaperPolicy(micro_batch_size=4, num_micro_batches=2, r_w=0, ffn_on_gpu=False)
 
-    assert hrm.t_comm(policy) == pytest.approx(8 * 2 * 4096 / (16 * GIB))
-    assert hrm.t_gpu(policy) == 0
-    assert hrm.t_cpu(policy) > 2 * SMALL.num_experts * SMALL.expert_stored_bytes / (76 * GIB)
+    assert hrm.times.t_comm(policy) == pytest.approx(8 * 2 * 4096 / (16 * GIB))
+    assert hrm.times.t_gpu(policy) == 0
+    assert hrm.times.t_cpu(policy) > 2 * SMALL.num_experts * SMALL.expert_stored_bytes / (76 * GIB)
 
 
 def test_experts_stay_on_the_cpu_where_the_link_is_hopeless():

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moebatch.plan import paper
-from moebatch.plan.cost import distinct_experts
+from moebatch.plan.distinct_experts import distinct_experts
 from moebatch.plan.roofline import (
     Operation,
     Roofline,

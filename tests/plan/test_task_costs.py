@@ -7,12 +7,13 @@ import pytest
 from moebatch.plan.lanes import pass_seconds
 from moebatch.plan.load import PassLoad
 from moebatch.plan.problem import Problem
-from moebatch.plan.sim_passes import Work, mean_load, passes_of, split
+from moebatch.plan.sim_passes import Work, decode_load, mean_load, passes_of, split
 from moebatch.plan.sim_world import SimWorld
 from moebatch.plan.skew import SkewedRouting
 from moebatch.plan.task_costs import TaskCosts
 from moebatch.schedule.check import check_timeline
 from moebatch.schedule.simulate import simulate
+from moebatch.schedule.task import page
 from moebatch.schedule.timeline import Timeline
 from moebatch.spec.policy import Placement, Policy, Schedule
 from tests.plan.problems import GB, SHAPE, cpu_machine, gpu_machine, problem
@@ -150,14 +151,14 @@ def test_a_pass_is_split_into_full_micro_batches_and_a_rest() -> None:
 
 def test_pieces_of_an_expert_make_the_whole() -> None:
     for count in (1, 4):
-        costs = TaskCosts(cost=ON_GPU.cost, policy=policy(), num_chunks=count)
+        costs = TaskCosts(prices=ON_GPU.prices, policy=policy(), num_chunks=count)
         num_bytes = ON_GPU.dtypes.expert_bytes(SHAPE)
         assert count * costs.chunk_s() == pytest.approx(num_bytes / (8 * GB))
         assert count * costs.fetch_s() == pytest.approx(num_bytes / (20 * GB))
 
 
 def test_an_expert_that_nobody_chose_costs_nothing() -> None:
-    costs = TaskCosts(cost=ON_GPU.cost, policy=policy())
+    costs = TaskCosts(prices=ON_GPU.prices, policy=policy())
     assert costs.expert_s(0, is_resident=True) == 0
     assert costs.head_s(0) == 0
 
@@ -169,6 +170,19 @@ def test_experts_fresh_from_disk_may_be_slower_than_residents() -> None:
     slower = {"bfloat16": rates.gemm["bfloat16"].scaled(0.25)}
     dram = replace(machine.dram, processor=replace(rates, gemm_streamed=slower))
     of = problem(replace(machine, levels={**machine.levels, "dram": dram}))
-    costs = TaskCosts(cost=of.cost, policy=policy(ffn_on_gpu=False, attention_on_gpu=False))
+    costs = TaskCosts(prices=of.prices, policy=policy(ffn_on_gpu=False, attention_on_gpu=False))
     fresh_s, stayed_s = (costs.expert_s(256, is_resident=where) for where in (False, True))
     assert fresh_s > 2 * stayed_s
+
+
+def test_pages_cut_by_the_pass_before_cost_what_they_weigh() -> None:
+    """Weights of the first layer come in as many pages as the pass before has micro-batches."""
+    _, under = CASES["cgopipe"]
+    load = decode_load(ON_GPU, under)
+    passes = [split(load, ON_GPU, replace(under, micro_batch_size=size)) for size in (256, 128)]
+    routing = SkewedRouting(shape=SHAPE)
+    world = SimWorld.of(ON_GPU, under, passes=passes, routing=routing)
+    world.begin_pass(1)
+    cut_before = page(SHAPE.num_layers, 0, num_pages=4)
+    cut_now = page(SHAPE.num_layers + 1, 0, num_pages=8)
+    assert world.seconds(cut_before) == pytest.approx(2 * world.seconds(cut_now))

@@ -1,10 +1,14 @@
 """A recorded trace as routing for the simulator."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
+from moebatch.errors import ConfigError
 from moebatch.predict.trace import RoutingTrace
-from moebatch.predict.trace_routing import TraceRouting
+from moebatch.predict.trace_routing import TraceRouting, load_routing
+from tests.plan.problems import SHAPE
 
 LAYERS = (1, 3)
 
@@ -34,3 +38,12 @@ def test_experts_are_ranked_by_how_often_the_trace_has_them() -> None:
 @pytest.mark.parametrize("layer", LAYERS)
 def test_the_same_micro_batch_draws_the_same(layer: int) -> None:
     assert list(routing().rows(2, layer, 1, 4)) == list(routing().rows(2, layer, 1, 4))
+
+
+def test_a_trace_with_another_number_of_experts_per_token_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "trace.safetensors"
+    k = SHAPE.experts_per_token
+    passes = [np.zeros((len(SHAPE.moe_layers), 3, k + 1), int)]
+    RoutingTrace.of(passes, SHAPE.moe_layers, num_experts=SHAPE.num_experts).save(path)
+    with pytest.raises(ConfigError, match=f"{k + 1} per token; this one has .* {k} per token"):
+        load_routing(path, SHAPE)

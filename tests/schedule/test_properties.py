@@ -7,11 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moebatch.schedule.check import check_timeline
+from moebatch.schedule.expert_load import ExpertKey
 from moebatch.schedule.names import PAGED, SCHEDULES
 from moebatch.schedule.request import Sweep
 from moebatch.schedule.setup import Setup
 from moebatch.schedule.simulate import Room, simulate
-from moebatch.schedule.slots import ExpertKey
 from moebatch.schedule.task import Kind
 from tests.schedule.worlds import RandomWorld
 

@@ -1,6 +1,7 @@
 """What a queue of slots promises, beside what the properties of timelines show."""
 
-from moebatch.schedule.slots import ExpertKey, SlotQueue
+from moebatch.schedule.expert_load import ExpertKey
+from moebatch.schedule.slots import SlotQueue
 
 KEYS = [ExpertKey(layer, expert) for layer in range(2) for expert in range(4)]
 
@@ -69,6 +70,18 @@ def test_a_lost_chunk_makes_its_expert_come_anew() -> None:
     slots.check_integrity()
     slots.forget()
     slots.require(KEYS[0])
+    bring(slots, KEYS[0])
+
+
+def test_an_expert_with_a_lost_chunk_is_not_there_when_its_other_chunks_have_arrived() -> None:
+    slots = queue(1)
+    slots.require(KEYS[0])
+    lost, other = slots.next_chunk(), slots.next_chunk()
+    assert lost is not None and other is not None
+    slots.lose_chunk(lost)
+    slots.require(KEYS[0])
+    slots.finish_chunk(other)
+    assert not slots.is_ready(KEYS[0])
     bring(slots, KEYS[0])
 
 

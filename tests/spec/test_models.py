@@ -10,6 +10,7 @@ from moebatch.errors import CheckpointError, ConfigError, Fault
 from moebatch.spec.library import find, names
 from moebatch.spec.models import load_model
 from moebatch.spec.shape import ModelShape
+from moebatch.spec.shape_reader import read_shape
 
 BILLIONS = {
     "mixtral-8x7b": 46.7,
@@ -136,7 +137,7 @@ class TestCheckpoints:
             entry = load_model(name)
             assert entry.name == ("other" if given == "other.json" else "my-model")
             assert entry.path.name == ("other.json" if given == "other.json" else "config.json")
-            assert entry.shape == ModelShape.from_config(self.CONFIG, "")
+            assert entry.shape == read_shape(self.CONFIG, "")
 
     def test_the_current_folder_has_a_name(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -9,7 +9,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from moebatch.errors import CheckpointError
-from moebatch.spec.shape import ModelShape, load_shape
+from moebatch.spec.shape import ModelShape
+from moebatch.spec.shape_reader import load_shape, read_shape
 from tests import tiny
 
 ARCHITECTURES = {
@@ -47,18 +48,18 @@ def minimal(family: str = "mixtral", **entries: Any) -> dict[str, Any]:
 
 def faults_of(config: dict[str, Any]) -> str:
     with pytest.raises(CheckpointError) as caught:
-        ModelShape.from_config(config, "m/config.json")
+        read_shape(config, "m/config.json")
     return str(caught.value)
 
 
 @pytest.mark.parametrize("family", tiny.FAMILIES)
 def test_absent_keys_are_filled_as_transformers_fills_them(family: str) -> None:
-    assert_agrees(ModelShape.from_config(minimal(family), "config.json"), transformers(family))
+    assert_agrees(read_shape(minimal(family), "config.json"), transformers(family))
 
 
 @pytest.mark.parametrize(("family", "entries"), OPTIONS)
 def test_options(family: str, entries: dict[str, Any]) -> None:
-    shape = ModelShape.from_config(minimal(family, **entries), "config.json")
+    shape = read_shape(minimal(family, **entries), "config.json")
     assert_agrees(shape, transformers(family, **entries))
 
 
@@ -71,7 +72,7 @@ def test_files_that_transformers_writes(
     config.save_pretrained(tmp_path)
     read = load_shape(tmp_path)
     assert_agrees(read, config)
-    assert read == ModelShape.from_config(minimal(family, **entries), "config.json")
+    assert read == read_shape(minimal(family, **entries), "config.json")
 
 
 @pytest.mark.parametrize(
@@ -89,7 +90,7 @@ def test_every_number_is_counted(family: str, entries: dict[str, Any]) -> None:
         "num_key_value_heads": 2,
     }
     entries = {**sizes, **entries} | {"num_key_value_heads": 2}
-    shape = ModelShape.from_config(minimal(family, **entries), "config.json")
+    shape = read_shape(minimal(family, **entries), "config.json")
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(transformers(family, **entries))
     experts = sum(p.numel() for name, p in model.named_parameters() if ".experts." in name)
@@ -100,11 +101,11 @@ def test_every_number_is_counted(family: str, entries: dict[str, Any]) -> None:
 
 def test_known_figures_of_released_models() -> None:
     """The sizes on the model cards."""
-    mixtral = ModelShape.from_config(minimal("mixtral"), "")
+    mixtral = read_shape(minimal("mixtral"), "")
     assert mixtral.num_params == 46_702_792_704
     assert mixtral.kv_bytes_per_token(2) == 131_072
     qwen3 = {"num_hidden_layers": 48, "head_dim": 128, "num_key_value_heads": 4}
-    assert round(ModelShape.from_config(minimal("qwen3_moe", **qwen3), "").num_params / 1e8) == 305
+    assert round(read_shape(minimal("qwen3_moe", **qwen3), "").num_params / 1e8) == 305
 
 
 @pytest.mark.parametrize(
@@ -117,7 +118,7 @@ def test_known_figures_of_released_models() -> None:
     ],
 )
 def test_dtype(entries: dict[str, Any], dtype: str, num_bytes: int) -> None:
-    shape = ModelShape.from_config(minimal(**entries), "")
+    shape = read_shape(minimal(**entries), "")
     assert (shape.dtype, shape.dtype_bytes) == (dtype, num_bytes)
 
 
@@ -214,7 +215,7 @@ def test_quantised_checkpoints_are_refused() -> None:
 
 
 def test_architecture_from_the_model_type_alone() -> None:
-    shape = ModelShape.from_config({"model_type": "olmoe"}, "")
+    shape = read_shape({"model_type": "olmoe"}, "")
     assert shape.architecture == "OlmoeForCausalLM"
 
 

@@ -11,8 +11,11 @@ from torch.utils.flop_counter import FlopCounterMode
 from moebatch.engine.model_files import open_model
 from moebatch.errors import CheckpointError
 from moebatch.model import families
-from moebatch.spec.shape import FaultyConfig, LatentAttention, ModelShape, load_shape
+from moebatch.spec.config_faults import FaultyConfig
+from moebatch.spec.latent_attention import LatentAttention
+from moebatch.spec.shape import ModelShape
 from moebatch.spec.shape_keys import FAMILY_KEYS, RUNNABLE
+from moebatch.spec.shape_reader import load_shape, read_shape
 from tests import tiny
 
 ARCHITECTURES = {
@@ -81,7 +84,7 @@ def config_of(family: str, **entries: Any) -> dict[str, Any]:
 
 
 def shape_of(family: str, **entries: Any) -> ModelShape:
-    return ModelShape.from_config(config_of(family, **entries), "m/config.json")
+    return read_shape(config_of(family, **entries), "m/config.json")
 
 
 def faults_of(family: str, **entries: Any) -> str:
@@ -160,7 +163,7 @@ def test_files_that_transformers_writes(
 def test_absent_keys_are_filled_as_transformers_fills_them(family: str) -> None:
     entries = {"num_experts_per_tok": 6} if family == "deepseek_v2" else {}
     own = {"architectures": [ARCHITECTURES[family]], **entries}
-    shape = ModelShape.from_config(own, "m/config.json")
+    shape = read_shape(own, "m/config.json")
     config = transformers(family, **entries)
     assert shape.num_layers == config.num_hidden_layers
     assert shape.hidden_size == config.hidden_size

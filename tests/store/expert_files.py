@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from moebatch.schedule.slots import ExpertKey
+from moebatch.schedule.expert_load import ExpertKey
 from moebatch.store.checkpoint import Checkpoint
 from moebatch.store.record import Record
 

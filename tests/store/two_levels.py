@@ -4,7 +4,7 @@ import threading
 
 import torch
 
-from moebatch.schedule.slots import Chunk, ExpertKey, Load
+from moebatch.schedule.expert_load import Chunk, ExpertKey, Load
 from moebatch.store.device_memory import DeviceMemory
 from moebatch.store.experts import ExpertStore
 from moebatch.store.record import Record
@@ -44,7 +44,7 @@ class TwoLevels:
         self._going_up: set[ExpertKey] = set()
         self._is_closing = False
         self._is_cuda = device.type == "cuda"
-        self.vram.slots.on_drop = self._not_needed_below
+        self.vram.slots.tell_drops(self._not_needed_below)
         self._mover = threading.Thread(target=self._move)
         self._mover.start()
 

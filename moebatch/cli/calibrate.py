@@ -1,0 +1,90 @@
+"""``moebatch calibrate``."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from moebatch.cli.options import Quiet
+from moebatch.cli.threads import let_threads_sleep
+from moebatch.errors import ConfigError, Fault, Interrupted
+from moebatch.report.console import error_console, teller
+from moebatch.units import parse_bytes
+
+if TYPE_CHECKING:
+    from moebatch.job.calibrate import CalibrationOrder
+
+ModelFolder = Annotated[Path, typer.Argument(metavar="MODEL", help="Model folder.")]
+Text = Annotated[
+    Path | None,
+    typer.Option("--text", help="Text like that of your jobs: .txt, or the input of one."),
+]
+PathLength = Annotated[
+    int, typer.Option("--path-length", min=1, max=8, help="Layers back that are looked at.")
+]
+Tokens = Annotated[
+    int, typer.Option("--tokens", min=1, max=2**24, help="Tokens of the text that are read.")
+]
+Output = Annotated[
+    Path | None,
+    typer.Option("-o", "--output", help="Write to this file, not beside the model."),
+]
+Trace = Annotated[
+    Path | None, typer.Option("--trace", help="Write what all tokens chose to this file.")
+]
+Dram = Annotated[str | None, typer.Option("--dram", help="Most main memory, such as 4GiB.")]
+
+
+def calibrate(
+    model: ModelFolder,
+    text: Text = None,
+    path_length: PathLength = 1,
+    tokens: Tokens = 65536,
+    output: Output = None,
+    trace: Trace = None,
+    dram: Dram = None,
+    quiet: Quiet = False,
+) -> None:
+    """Read a text and keep which experts follow which, so that runs load the right ones early."""
+    given_text, dram_bytes = _given(text), _bytes(dram)
+    let_threads_sleep()
+    from moebatch.job.calibrate import CalibrationOrder
+
+    order = CalibrationOrder(
+        model=model.absolute(),
+        text=given_text,
+        path_length=path_length,
+        num_tokens=tokens,
+        dram_bytes=dram_bytes,
+        output=output,
+        trace=trace,
+    )
+    _execute(order, quiet=quiet)
+
+
+def _execute(order: "CalibrationOrder", *, quiet: bool) -> None:
+    from moebatch.job.calibrate import Calibration
+    from moebatch.report.calibration import calibration_view, reading_bar
+
+    console = error_console()
+    try:
+        with reading_bar(console, quiet=quiet) as advance:
+            summary = Calibration(order, teller(console, quiet=quiet), advance).execute()
+    except KeyboardInterrupt:
+        raise Interrupted("stopped by Ctrl-C; no table was written") from None
+    if not quiet:
+        console.print(calibration_view(summary))
+
+
+def _given(text: Path | None) -> Path:
+    if text is None:
+        message = "is needed: a text like those of your jobs, as .txt, or the input file of a job"
+        raise ConfigError([Fault(file="--text", message=message)])
+    return text
+
+
+def _bytes(dram: str | None) -> int | None:
+    try:
+        return None if dram is None else parse_bytes(dram)
+    except ValueError as error:
+        raise ConfigError([Fault(file="--dram", message=str(error))]) from None

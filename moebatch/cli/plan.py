@@ -1,0 +1,87 @@
+"""``moebatch plan``."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from moebatch.cli.options import GenLen, Hw, Model, PlannedJob, PromptLen, Requests, WhatIf
+from moebatch.cli.question import asked_question
+from moebatch.plan.options import ChosenMethod, PlanOptions
+
+Method = Annotated[ChosenMethod, typer.Option("--method", help="How to choose the policy.")]
+Paper = Annotated[bool, typer.Option("--paper", help="MoE-Lightning's own forms and constants.")]
+Vendor = Annotated[
+    bool, typer.Option("--vendor", help="Figures of data sheets instead of measured ones.")
+]
+Policy = Annotated[
+    str | None, typer.Option("--policy", help="Predict this policy, a name or a file.")
+]
+Output = Annotated[
+    Path | None, typer.Option("-o", "--output", help="Write the policy to this file.")
+]
+Roofline = Annotated[
+    Path | None, typer.Option("--roofline", help="Draw the rooflines into this SVG file.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")]
+
+
+def plan(
+    job: PlannedJob = None,
+    hw: Hw = None,
+    model: Model = None,
+    prompt_len: PromptLen = None,
+    gen_len: GenLen = None,
+    requests: Requests = None,
+    what_if: WhatIf = None,
+    method: Method = "milp",
+    paper: Paper = False,
+    vendor: Vendor = False,
+    policy: Policy = None,
+    output: Output = None,
+    roofline: Roofline = None,
+    as_json: AsJson = False,
+) -> None:
+    """Tell what to expect: policy, tokens per second, time, memory, what binds, what would help."""
+    options = PlanOptions(
+        has_job=job is not None,
+        hw=hw,
+        model=model,
+        prompt_len=prompt_len,
+        gen_len=gen_len,
+        requests=requests,
+        what_if=tuple(what_if or ()),
+        method=method,
+        paper=paper,
+        vendor=vendor,
+        policy=policy,
+    )
+    options.require_consistent()
+    _answer(job, options, output=output, roofline=roofline, as_json=as_json)
+
+
+def _answer(
+    job: Path | None,
+    options: PlanOptions,
+    *,
+    output: Path | None,
+    roofline: Path | None,
+    as_json: bool,
+) -> None:
+    from moebatch.plan.answers import answer_policy_file, answer_question
+    from moebatch.plan.as_json import answer_json
+    from moebatch.report.plan import plan_svg, plan_view
+    from moebatch.spec.text_file import write_text
+
+    given = options.given_policy()
+    answer = answer_question(asked_question(job, options), options, given)
+    if roofline is not None:
+        write_text(roofline, plan_svg(answer))
+    if output is not None:
+        write_text(output, answer_policy_file(answer).to_yaml())
+    if as_json:
+        typer.echo(json.dumps(answer_json(answer), indent=2))
+    else:
+        Console(highlight=False).print(plan_view(answer))

@@ -1,0 +1,35 @@
+"""``moebatch profile``."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from moebatch.cli.options import Quiet
+from moebatch.cli.threads import let_threads_sleep
+from moebatch.report.console import error_console, teller
+
+Output = Annotated[
+    Path | None,
+    typer.Option("-o", "--output", help="Write to this file, not to this machine's own."),
+]
+Read = Annotated[
+    Path | None,
+    typer.Option("--read", help="File or folder to read for the disk's rate, say a model."),
+]
+
+
+def profile(output: Output = None, read: Read = None, quiet: Quiet = False) -> None:
+    """Measure this machine in about a minute: arithmetic, memory, links, and the disk of the
+    current folder or of --read."""
+    let_threads_sleep()
+    from moebatch.measure.machine import measure_machine
+    from moebatch.measure.saved import require_writable_file, save_profile, this_machine_path
+    from moebatch.plan.machine import detect_machine
+
+    path = output or this_machine_path()
+    require_writable_file(path)
+    tell = teller(error_console(), quiet=quiet)
+    num_threads = detect_machine().num_cores
+    save_profile(measure_machine(Path.cwd(), read=read, num_threads=num_threads, tell=tell), path)
+    tell(f"written to {path}")

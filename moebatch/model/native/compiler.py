@@ -1,0 +1,123 @@
+"""The system's C compiler, and a folder that keeps what it has made."""
+
+import functools
+import hashlib
+import os
+import platform
+import shlex
+import shutil
+import stat
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+_NAMES = ("cc", "gcc", "clang")
+_FLAGS = ("-O3", "-march=native", "-std=gnu11", "-fopenmp-simd", "-fPIC", "-shared")
+_LONGEST_S = 120
+_OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
+
+
+class NotCompiled(Exception):
+    """Why there is no library; one line."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Compiler:
+    """A compiler and what its output depends on besides the source."""
+
+    command: tuple[str, ...]
+    version: str
+
+    @classmethod
+    def found(cls, environment: Mapping[str, str]) -> "Compiler":
+        """That of ``$CC``, or else the first of the usual names in the path.
+
+        Raises NotCompiled if there is none that works.
+        """
+        command = shlex.split(environment.get("CC", "")) or _first_in_path()
+        return cls(command=tuple(command), version=_output([*command, "--version"]))
+
+    def name_of(self, source: str) -> str:
+        """A file name for the library: the same only where the library would be the same.
+
+        The processor counts, since nodes of a cluster may share a folder.
+        """
+        parts = (source, self.version, *self.command, *_FLAGS, _processor())
+        return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32] + ".so"
+
+    def compile(self, source: str, target: Path) -> None:
+        """Makes the library; `target` is there whole or not at all.
+
+        Raises NotCompiled when the compiler fails, OSError when `target` cannot be written.
+        """
+        handle, name = tempfile.mkstemp(prefix=".", suffix=".so", dir=target.parent)
+        os.close(handle)
+        made = Path(name)
+        try:
+            _output([*self.command, *_FLAGS, "-x", "c", "-", "-o", name], source)
+            made.chmod(0o500)
+            made.replace(target)
+        finally:
+            made.unlink(missing_ok=True)
+
+
+def cache_folder(environment: Mapping[str, str]) -> Path | None:
+    """The user's folder for compiled libraries, made if need be; None where none can be used.
+
+    Nobody else may write there: a library is loaded without further questions.
+    """
+    base = environment.get("XDG_CACHE_HOME") or environment.get("HOME")
+    if not base or not Path(base).is_absolute():
+        return None
+    parts = ("moebatch",) if environment.get("XDG_CACHE_HOME") else (".cache", "moebatch")
+    folder = Path(base, *parts)
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError:
+        return None
+    return folder if is_ours(folder) and os.access(folder, os.W_OK | os.X_OK) else None
+
+
+def is_ours(path: Path) -> bool:
+    """Whether it is there, belongs to this user, and nobody else may write it."""
+    try:
+        status = path.stat()
+    except OSError:
+        return False
+    return status.st_uid == os.getuid() and not status.st_mode & _OTHERS_MAY_WRITE
+
+
+def _first_in_path() -> list[str]:
+    for name in _NAMES:
+        path = shutil.which(name)
+        if path is not None:
+            return [path]
+    raise NotCompiled(f"there is no C compiler: none of {', '.join(_NAMES)} is in the path")
+
+
+def _output(command: Sequence[str], text: str | None = None) -> str:
+    try:
+        done = subprocess.run(
+            command, input=text, capture_output=True, text=True, timeout=_LONGEST_S, check=False
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        raise NotCompiled(f"{command[0]} cannot be run: {error}") from error
+    if done.returncode != 0:
+        said = done.stderr.strip().splitlines()
+        why = said[0] if said else f"exit code {done.returncode}"
+        raise NotCompiled(f"{command[0]} failed: {why}")
+    return done.stdout
+
+
+@functools.cache
+def _processor() -> str:
+    """What ``-march=native`` looks at."""
+    try:
+        first = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
+    except OSError:
+        return " ".join(platform.uname())
+    # Frequencies change from one reading to the next.
+    wanted = ("vendor_id", "cpu family", "model", "model name", "flags", "CPU part", "Features")
+    return "\n".join(line for line in first if line.partition(":")[0].strip() in wanted)

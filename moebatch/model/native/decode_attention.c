@@ -1,0 +1,481 @@
+/* Attention of single query tokens to a KV cache of flat rows, read where it lies.
+
+   Letters: H query heads, G KV heads, C head size, R cache rows; keys and values are [R, G, C].
+   A query sees the rows that are listed for it, BLOCK positions at a time. Everything is summed in
+   float32; the softmax is corrected as larger scores come (Milakov and Gimelshein, Online
+   normalizer calculation for softmax, 2018). While one KV head of a block is computed, the next
+   one is fetched into the second-level cache.
+
+   Numbers are handled in lots of 2 * LANES, as two vectors. Two neighbouring bfloat16 are one
+   word: its upper half, and its lower half shifted up, are float32 already. So there the first
+   vector of a lot has its even numbers and the second its odd ones, in queries and sums as well.
+
+   No -ffast-math: it would swallow NaN, and some compilers then change the rounding of the whole
+   process. */
+
+#include <math.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#define LANES 16
+#define MOST_SUMS 16
+#elif defined(__AVX__)
+#define LANES 8
+#define MOST_SUMS 8
+#else
+#define LANES 4
+#define MOST_SUMS 8
+#endif
+
+#define BLOCK 16
+#define LOT (2 * LANES)
+#define INLINE static inline __attribute__((always_inline))
+
+typedef float Floats __attribute__((vector_size(4 * LANES)));
+typedef uint32_t Words __attribute__((vector_size(4 * LANES)));
+
+typedef struct {
+    Floats first, second;
+} Lot;
+
+enum { FLOAT32, BFLOAT16, FLOAT16 };
+
+/* The same as Work in kernel.py. */
+struct work {
+    const char *queries; /* [tokens, H, C] */
+    char *out;           /* like queries */
+    const char *keys, *values;
+    const int64_t *tokens; /* row of each query in queries and out */
+    const int64_t *starts; /* of what each query sees, in rows; and the end of the last */
+    const int64_t *rows;
+    int64_t num_queries, num_heads, num_kv_heads, head_dim;
+    int64_t kv_heads_per_item; /* divides num_kv_heads; a query is one item or several */
+    int64_t next_item;         /* taken by whichever thread is free */
+    int32_t dtype, cache_dtype; /* of queries and out; of keys and values */
+    float scale;
+};
+
+int moebatch_supports(int dtype) {
+#if defined(__FLT16_MAX__)
+    return dtype >= FLOAT32 && dtype <= FLOAT16;
+#else
+    return dtype == FLOAT32 || dtype == BFLOAT16;
+#endif
+}
+
+INLINE int64_t size_of(int dtype) { return dtype == FLOAT32 ? 4 : 2; }
+
+INLINE Floats read_floats(const float *p) {
+    Floats x;
+    memcpy(&x, p, sizeof x);
+    return x;
+}
+
+INLINE void write_floats(float *p, Floats x) { memcpy(p, &x, sizeof x); }
+
+INLINE Lot load(const char *p, int dtype) {
+    Lot lot;
+    if (dtype == FLOAT32) {
+        memcpy(&lot.first, p, sizeof lot.first);
+        memcpy(&lot.second, p + sizeof lot.first, sizeof lot.second);
+        return lot;
+    }
+    if (dtype == BFLOAT16) {
+        Words pairs;
+        memcpy(&pairs, p, sizeof pairs);
+        lot.first = (Floats)(pairs << 16);
+        lot.second = (Floats)(pairs & 0xffff0000u);
+        return lot;
+    }
+#if defined(__AVX512F__)
+    lot.first = (Floats)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p));
+    lot.second = (Floats)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p + 1));
+#elif defined(__FLT16_MAX__)
+    _Float16 halves[LOT];
+    float numbers[LOT];
+    memcpy(halves, p, sizeof halves);
+    for (int i = 0; i < LOT; i++)
+        numbers[i] = (float)halves[i];
+    memcpy(&lot, numbers, sizeof lot);
+#endif
+    return lot;
+}
+
+/* A lot that was loaded as one type, in the order of another. */
+INLINE Lot reordered(Lot lot, int from, int to) {
+    if ((from == BFLOAT16) == (to == BFLOAT16))
+        return lot;
+    float before[LOT], after[LOT];
+    write_floats(before, lot.first);
+    write_floats(before + LANES, lot.second);
+    for (int i = 0; i < LANES; i++)
+        for (int odd = 0; odd < 2; odd++)
+            if (to == BFLOAT16)
+                after[odd * LANES + i] = before[2 * i + odd];
+            else
+                after[2 * i + odd] = before[odd * LANES + i];
+    return (Lot){read_floats(after), read_floats(after + LANES)};
+}
+
+INLINE Words rounded(Floats x) {
+    Words bits = (Words)x;
+    Words even = bits + 0x7fff + ((bits >> 16) & 1);
+    Words is_nan = (Words)(x != x);
+    return (even & ~is_nan) | ((bits | 0x400000) & is_nan);
+}
+
+INLINE void store(char *p, Lot lot, int dtype) {
+    if (dtype == FLOAT32) {
+        memcpy(p, &lot.first, sizeof lot.first);
+        memcpy(p + sizeof lot.first, &lot.second, sizeof lot.second);
+    } else if (dtype == BFLOAT16) {
+        Words pairs = (rounded(lot.first) >> 16) | (rounded(lot.second) & 0xffff0000u);
+        memcpy(p, &pairs, sizeof pairs);
+    } else {
+#if defined(__FLT16_MAX__)
+        _Float16 halves[LOT];
+        float numbers[LOT];
+        memcpy(numbers, &lot, sizeof lot);
+        for (int i = 0; i < LOT; i++)
+            halves[i] = (_Float16)numbers[i];
+        memcpy(p, halves, sizeof halves);
+#endif
+    }
+}
+
+/* The last lot of a head may be there in part: zeros for the rest. */
+INLINE Lot load_part(const char *p, int64_t num, int dtype) {
+    char room[4 * LOT] = {0};
+    if (num >= LOT)
+        memcpy(room, p, LOT * size_of(dtype));
+    else if (num == LANES) /* sizes that are known are copied faster */
+        memcpy(room, p, LANES * size_of(dtype));
+    else
+        memcpy(room, p, num * size_of(dtype));
+    return load(room, dtype);
+}
+
+INLINE void store_part(char *p, Lot lot, int64_t num, int dtype) {
+    if (num >= LOT) {
+        store(p, lot, dtype);
+        return;
+    }
+    char room[4 * LOT];
+    store(room, lot, dtype);
+    memcpy(p, room, num * size_of(dtype));
+}
+
+INLINE void prefetch(const char *p, int dtype) {
+    for (int64_t i = 0; i < LOT * size_of(dtype); i += 64)
+        __builtin_prefetch(p + i, 0, 2);
+}
+
+/* e^x for x <= 0 within two units in the last place; NaN for NaN. After Cephes' expf. */
+INLINE Floats exp_of(Floats x) {
+    const Floats lowest = {0};
+    Words is_low = (Words)(x < -87.0f);
+    x = (Floats)(((Words)x & ~is_low) | ((Words)(lowest - 87.0f) & is_low));
+    Floats shifted = x * 1.44269504088896341f + 12582912.0f; /* rounds to an integer */
+    Floats n = shifted - 12582912.0f;
+    Floats r = x - n * 0.693359375f + n * 2.12194440e-4f;
+    Floats y = r * 1.9875691500e-4f + 1.3981999507e-3f;
+    y = y * r + 8.3334519073e-3f;
+    y = y * r + 4.1665795894e-2f;
+    y = y * r + 1.6666665459e-1f;
+    y = y * r + 5.0000001201e-1f;
+    y = y * r * r + r + 1.0f;
+    Words power = ((Words)shifted - 0x4b400000u + 127u) << 23;
+    return y * (Floats)power;
+}
+
+INLINE float largest_of(Floats x) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_max_ps((__m512)x);
+#else
+    float largest = x[0];
+    for (int i = 1; i < LANES; i++)
+        largest = x[i] > largest ? x[i] : largest;
+    return largest;
+#endif
+}
+
+INLINE float sum_of(Floats x) {
+    float sum = 0;
+    for (int i = 0; i < LANES; i++)
+        sum += x[i];
+    return sum;
+}
+
+/* totals[i] is the sum of all lanes of sums[i]. */
+#if defined(__AVX512F__)
+INLINE __m512 add_four(__m512 a, __m512 b, __m512 c, __m512 d) {
+    __m512 ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+    __m512 cd = _mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
+    __m512d x = _mm512_castps_pd(ab), y = _mm512_castps_pd(cd);
+    return _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(x, y)),
+                         _mm512_castpd_ps(_mm512_unpackhi_pd(x, y)));
+}
+
+INLINE void add_lanes(const Floats *sums, float *totals) {
+    __m512 fours[4];
+    for (int i = 0; i < 4; i++)
+        fours[i] = add_four((__m512)sums[4 * i], (__m512)sums[4 * i + 1], (__m512)sums[4 * i + 2],
+                            (__m512)sums[4 * i + 3]);
+    __m512 low = _mm512_add_ps(_mm512_shuffle_f32x4(fours[0], fours[1], 0x44),
+                               _mm512_shuffle_f32x4(fours[0], fours[1], 0xee));
+    __m512 high = _mm512_add_ps(_mm512_shuffle_f32x4(fours[2], fours[3], 0x44),
+                                _mm512_shuffle_f32x4(fours[2], fours[3], 0xee));
+    __m512 all = _mm512_add_ps(_mm512_shuffle_f32x4(low, high, 0x88),
+                               _mm512_shuffle_f32x4(low, high, 0xdd));
+    _mm512_storeu_ps(totals, all);
+}
+#else
+INLINE void add_lanes(const Floats *sums, float *totals) {
+    for (int i = 0; i < MOST_SUMS; i++) {
+        float lanes[LANES];
+        memcpy(lanes, &sums[i], sizeof lanes);
+        for (int half = LANES / 2; half > 0; half /= 2)
+            for (int lane = 0; lane < half; lane++)
+                lanes[lane] += lanes[lane + half];
+        totals[i] = lanes[0];
+    }
+}
+#endif
+
+/* Keys and values of some positions at one KV head. */
+typedef struct {
+    const char *keys, *values; /* of cache row 0 */
+    const int64_t *offsets;    /* of each of BLOCK positions, in bytes */
+    int num;                   /* of positions; those beyond repeat the last one */
+} Unit;
+
+/* sums[h][t] += queries[h] * keys[t] for the lot at c, of which `num` numbers count. */
+INLINE void multiply(Floats *sums, const float *queries, int64_t width, Unit unit, Unit next,
+                     int first, int64_t c, int64_t num, int heads, int at_once, int dtype) {
+#pragma GCC unroll 16
+    for (int t = 0; t < at_once; t++) {
+        const char *p = unit.keys + unit.offsets[first + t] + c * size_of(dtype);
+        Lot key = num < LOT ? load_part(p, num, dtype) : load(p, dtype);
+        prefetch(next.keys + next.offsets[first + t] + c * size_of(dtype), dtype);
+#pragma GCC unroll 4
+        for (int h = 0; h < heads; h++) {
+            const float *query = queries + h * width + c;
+            sums[h * at_once + t] += key.first * read_floats(query);
+            sums[h * at_once + t] += key.second * read_floats(query + LANES);
+        }
+    }
+}
+
+/* scores[h][t] of some query heads with the keys of a unit, not scaled yet. Positions beyond its
+   last one get any number. */
+INLINE void score(const float *queries, int64_t width, Unit unit, Unit next, int64_t head_dim,
+                  float scores[][BLOCK], int heads, int dtype) {
+    const int at_once = MOST_SUMS / heads;
+    for (int first = 0; first < unit.num; first += at_once) {
+        Floats sums[MOST_SUMS] = {{0}};
+        int64_t c = 0;
+        for (; c + LOT <= head_dim; c += LOT)
+            multiply(sums, queries, width, unit, next, first, c, LOT, heads, at_once, dtype);
+        if (c < head_dim)
+            multiply(sums, queries, width, unit, next, first, c, head_dim - c, heads, at_once,
+                     dtype);
+        float totals[MOST_SUMS];
+        add_lanes(sums, totals);
+        for (int h = 0; h < heads; h++)
+            memcpy(&scores[h][first], totals + h * at_once, at_once * sizeof(float));
+    }
+}
+
+/* What is kept of the scores of a head: the largest, and the sum of the weights by lanes. */
+typedef struct {
+    Floats total;
+    float largest;
+} Softmax;
+
+/* Scores become weights relative to the largest score so far; returns by what earlier sums are to
+   be multiplied. */
+INLINE float weigh(float *scores, int num, float scale, Softmax *softmax) {
+    for (int t = num; t < BLOCK; t++)
+        scores[t] = -INFINITY;
+    Floats parts[BLOCK / LANES];
+    float largest = softmax->largest;
+    for (int i = 0; i < BLOCK / LANES; i++) {
+        parts[i] = read_floats(scores + i * LANES) * scale;
+        float highest = largest_of(parts[i]);
+        largest = highest > largest ? highest : largest;
+    }
+    const Floats zero = {0};
+    Floats correction = exp_of(zero + (softmax->largest - largest));
+    Floats total = softmax->total * correction;
+    for (int i = 0; i < BLOCK / LANES; i++) {
+        parts[i] = exp_of(parts[i] - largest);
+        write_floats(scores + i * LANES, parts[i]);
+        total += parts[i];
+    }
+    for (int t = num; t < BLOCK; t++) /* tiny, but not nothing */
+        scores[t] = 0;
+    softmax->largest = largest;
+    softmax->total = total;
+    return correction[0];
+}
+
+/* sums[h] = sums[h] * corrections[h] + weights[h] @ values for the lot at c, of which `num` numbers
+   count. */
+INLINE void add_lot(float *sums, int64_t width, float weights[][BLOCK], const float *corrections,
+                    Unit unit, Unit next, int64_t c, int64_t num, int heads, int dtype) {
+    Lot lots[4];
+#pragma GCC unroll 4
+    for (int h = 0; h < heads; h++) {
+        lots[h].first = read_floats(sums + h * width + c) * corrections[h];
+        lots[h].second = read_floats(sums + h * width + c + LANES) * corrections[h];
+    }
+    for (int t = 0; t < unit.num; t++) {
+        const char *p = unit.values + unit.offsets[t] + c * size_of(dtype);
+        Lot value = num < LOT ? load_part(p, num, dtype) : load(p, dtype);
+        prefetch(next.values + next.offsets[t] + c * size_of(dtype), dtype);
+#pragma GCC unroll 4
+        for (int h = 0; h < heads; h++) {
+            lots[h].first += value.first * weights[h][t];
+            lots[h].second += value.second * weights[h][t];
+        }
+    }
+#pragma GCC unroll 4
+    for (int h = 0; h < heads; h++) {
+        write_floats(sums + h * width + c, lots[h].first);
+        write_floats(sums + h * width + c + LANES, lots[h].second);
+    }
+}
+
+/* What some query heads that share a KV head see in a unit. */
+INLINE void attend_unit(const float *queries, float *sums, Softmax *softmax, int64_t width,
+                        Unit unit, Unit next, int64_t head_dim, float scale, int heads, int dtype) {
+    float scores[4][BLOCK], corrections[4];
+    score(queries, width, unit, next, head_dim, scores, heads, dtype);
+    for (int h = 0; h < heads; h++)
+        corrections[h] = weigh(scores[h], unit.num, scale, &softmax[h]);
+    int64_t c = 0;
+    for (; c + LOT <= head_dim; c += LOT)
+        add_lot(sums, width, scores, corrections, unit, next, c, LOT, heads, dtype);
+    if (c < head_dim)
+        add_lot(sums, width, scores, corrections, unit, next, c, head_dim - c, heads, dtype);
+}
+
+/* Byte offsets of a block of the positions [first, stop); returns how many there are. */
+INLINE int locate(const struct work *w, int64_t first, int64_t stop, int64_t row_bytes,
+                  int64_t *offsets) {
+    int num = stop - first < BLOCK ? (int)(stop - first) : BLOCK;
+    for (int t = 0; t < BLOCK; t++)
+        offsets[t] = w->rows[first + (t < num ? t : num - 1)] * row_bytes;
+    return num;
+}
+
+/* Scratch of a thread: for the query heads of an item, padded to `width` numbers each. */
+typedef struct {
+    float *queries, *sums;
+    Softmax *softmax;
+    int64_t num_heads, width;
+} Room;
+
+INLINE void begin(const struct work *w, Room room, int64_t place, int dtype) {
+    memset(room.sums, 0, room.num_heads * room.width * sizeof(float));
+    for (int64_t h = 0; h < room.num_heads; h++) {
+        room.softmax[h] = (Softmax){.total = {0}, .largest = -INFINITY};
+        for (int64_t c = 0; c < w->head_dim; c += LOT) {
+            const char *p = w->queries + (place + h * w->head_dim + c) * size_of(w->dtype);
+            int64_t num = w->head_dim - c;
+            Lot lot = num < LOT ? load_part(p, num, w->dtype) : load(p, w->dtype);
+            lot = reordered(lot, w->dtype, dtype);
+            write_floats(room.queries + h * room.width + c, lot.first);
+            write_floats(room.queries + h * room.width + c + LANES, lot.second);
+        }
+    }
+}
+
+INLINE void finish(const struct work *w, Room room, int64_t place, int dtype) {
+    for (int64_t h = 0; h < room.num_heads; h++) {
+        const float *sums = room.sums + h * room.width;
+        float factor = 1 / sum_of(room.softmax[h].total);
+        for (int64_t c = 0; c < w->head_dim; c += LOT) {
+            Lot lot = {read_floats(sums + c) * factor, read_floats(sums + c + LANES) * factor};
+            char *p = w->out + (place + h * w->head_dim + c) * size_of(w->dtype);
+            store_part(p, reordered(lot, dtype, w->dtype), w->head_dim - c, w->dtype);
+        }
+    }
+}
+
+/* One query for some KV heads. `next_item` is what this thread will compute after it. */
+INLINE void attend(const struct work *w, int64_t item, int64_t next_item, Room room, int dtype) {
+    int64_t parts = w->num_kv_heads / w->kv_heads_per_item, shared = w->num_heads / w->num_kv_heads;
+    int64_t query = item / parts, part = item % parts;
+    int64_t place = (w->tokens[query] * w->num_heads + part * room.num_heads) * w->head_dim;
+    int64_t head_bytes = w->head_dim * size_of(dtype), row_bytes = w->num_kv_heads * head_bytes;
+    int64_t part_bytes = w->kv_heads_per_item * head_bytes, stop = w->starts[query + 1];
+    int64_t offsets[BLOCK], next_offsets[BLOCK];
+    int num = locate(w, w->starts[query], stop, row_bytes, offsets);
+    begin(w, room, place, dtype);
+    for (int64_t first = w->starts[query]; first < stop; first += BLOCK) {
+        int64_t next_part = part;
+        int next_num = num;
+        memcpy(next_offsets, offsets, sizeof offsets);
+        if (first + BLOCK < stop) {
+            next_num = locate(w, first + BLOCK, stop, row_bytes, next_offsets);
+        } else if (next_item < w->num_queries * parts) {
+            const int64_t *starts = w->starts + next_item / parts;
+            next_part = next_item % parts;
+            locate(w, starts[0], starts[1], row_bytes, next_offsets);
+        }
+        for (int64_t g = 0; g < w->kv_heads_per_item; g++) {
+            int64_t head = part * part_bytes + g * head_bytes;
+            Unit unit = {w->keys + head, w->values + head, offsets, num};
+            Unit next = {unit.keys + head_bytes, unit.values + head_bytes, offsets, num};
+            if (g + 1 == w->kv_heads_per_item)
+                next = (Unit){w->keys + next_part * part_bytes, w->values + next_part * part_bytes,
+                              next_offsets, next_num};
+            int64_t h = g * shared, end = h + shared;
+#define HEADS(heads)                                                                               \
+    for (; h + heads <= end; h += heads)                                                           \
+        attend_unit(room.queries + h * room.width, room.sums + h * room.width, room.softmax + h,   \
+                    room.width, unit, next, w->head_dim, w->scale, heads, dtype);
+            HEADS(4)
+            HEADS(2)
+            HEADS(1)
+        }
+        memcpy(offsets, next_offsets, sizeof offsets);
+        num = next_num;
+    }
+    finish(w, room, place, dtype);
+}
+
+/* Computes items until none is left. Several threads may share the same work. Returns 0, or 1
+   where there is no memory for scratch. */
+int moebatch_attend(struct work *w) {
+    int64_t parts = w->num_kv_heads / w->kv_heads_per_item;
+    int64_t num_heads = w->num_heads / parts, width = (w->head_dim + LOT - 1) / LOT * LOT;
+    size_t num_bytes = num_heads * (2 * width * sizeof(float) + sizeof(Softmax));
+    float *memory = aligned_alloc(64, (num_bytes + 63) / 64 * 64);
+    if (!memory)
+        return 1;
+    float *sums = memory + num_heads * width;
+    Room room = {memory, sums, (Softmax *)(sums + num_heads * width), num_heads, width};
+    int64_t item = __atomic_fetch_add(&w->next_item, 1, __ATOMIC_RELAXED);
+    while (item < w->num_queries * parts) {
+        int64_t next_item = __atomic_fetch_add(&w->next_item, 1, __ATOMIC_RELAXED);
+        switch (w->cache_dtype) {
+        case FLOAT32:
+            attend(w, item, next_item, room, FLOAT32);
+            break;
+        case BFLOAT16:
+            attend(w, item, next_item, room, BFLOAT16);
+            break;
+        case FLOAT16:
+            attend(w, item, next_item, room, FLOAT16);
+            break;
+        }
+        item = next_item;
+    }
+    free(memory);
+    return 0;
+}

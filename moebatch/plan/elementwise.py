@@ -1,0 +1,14 @@
+"""What norms, residuals, routing and combining move, counted in hidden states."""
+
+from moebatch.spec.shape import ModelShape
+
+NORM_STATES = 4
+"""Hidden states that norm and residual of half a layer move per token."""
+CHOICE_STATES = 2
+"""For each choice of an expert: its input gathered, its output put in place."""
+
+
+def elementwise_bytes(shape: ModelShape, dtype_bytes: int) -> int:
+    """Bytes that all of it moves per token and layer."""
+    states = 2 * NORM_STATES + CHOICE_STATES * shape.experts_per_token
+    return states * shape.hidden_size * dtype_bytes

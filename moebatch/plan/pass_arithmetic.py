@@ -1,0 +1,87 @@
+"""Seconds in which processors compute during a pass."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+from moebatch.plan.distinct_experts import distinct_experts
+from moebatch.plan.elementwise import elementwise_bytes
+from moebatch.plan.lanes import PASS_WIDE_SCHEDULES
+from moebatch.plan.load import PassLoad
+from moebatch.plan.prices import Prices
+from moebatch.plan.scratch import gpu_prompt_rows, mean_bucket_rows
+from moebatch.spec.hardware import Processor
+from moebatch.spec.policy import Policy
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PassArithmetic:
+    """The arithmetic of one pass under one policy.
+
+    A machine without a GPU does everything on its CPU. One with a GPU leaves to the CPU, as the
+    policy says, the attention of decoding sequences (A_g = 0) and the experts (F_g = 0).
+    """
+
+    prices: Prices
+    load: PassLoad
+    policy: Policy
+
+    def lanes(self) -> Iterator[tuple[str, float]]:
+        """Lane and seconds of each kind of arithmetic."""
+        layers, load, prices = self.prices.shape.num_layers, self.load, self.prices
+        lane, main = self._where(on_gpu=True)
+        yield lane, self._dense_s(main)
+        yield lane, layers * prices.prompt_attention_s(load, main)
+        lane, attending = self._where(on_gpu=self.policy.attention_on_gpu)
+        yield lane, layers * prices.decode_attention_s(load, attending)
+        lane, experts = self._where(on_gpu=self.policy.ffn_on_gpu)
+        yield lane, self._gpu_experts_s(experts) if lane == "gpu" else self._cpu_experts_s(experts)
+
+    def _where(self, *, on_gpu: bool) -> tuple[str, Processor]:
+        """Lane and processor of what the policy would have on the GPU, or on the CPU beside it."""
+        gpu = self.prices.hardware.vram and self.prices.hardware.vram.processor
+        return ("gpu", gpu) if gpu and on_gpu else ("cpu", self.prices.cpu)
+
+    def _dense_s(self, processor: Processor) -> float:
+        """Projections, routers, shared experts, dense MLPs, norms and the head."""
+        prices, shape, load = self.prices, self.prices.shape, self.load
+        params = shape.resident_params - shape.embedding_params
+        layers_s = prices.dense_gemm_s(processor, load, params, self.policy.micro_batch_size)
+        moved = elementwise_bytes(shape, prices.dtypes.compute_bytes)
+        moved_s = load.tokens * shape.num_layers * moved / processor.elementwise_bandwidth
+        return layers_s + prices.head_s(processor, load.logits_rows) + moved_s
+
+    def _cpu_experts_s(self, processor: Processor) -> float:
+        """Once over all tokens of the pass."""
+        fresh, prices = self.policy.weights.disk, self.prices
+
+        def each_s(rows: float) -> float:
+            return prices.cpu_expert_s(processor, mean_bucket_rows(rows), fresh=fresh)
+
+        return self._expert_layers_s(self.load.tokens, each_s)
+
+    def _gpu_experts_s(self, processor: Processor) -> float:
+        """Once over all tokens of the pass; or, in schedules that go micro-batch by micro-batch,
+        once for each, with the weights read from the level's memory every time."""
+        each_s = partial(self.prices.expert_s, processor)
+        if self.policy.schedule in PASS_WIDE_SCHEDULES:
+            return self._expert_layers_s(self.load.tokens, each_s)
+        kinds = (
+            (self.load.decode_sequences, self.policy.micro_batch_size),
+            (self.load.prompt_tokens, gpu_prompt_rows(self.policy)),
+        )
+        total_s = 0.0
+        for tokens, at_once in kinds:
+            if tokens:
+                size = min(at_once, tokens)
+                total_s += tokens / size * self._expert_layers_s(size, each_s)
+        return total_s
+
+    def _expert_layers_s(self, tokens: float, each_s: Callable[[float], float]) -> float:
+        """All experts once; `each_s` are seconds of one by its rows."""
+        shape = self.prices.shape
+        active = distinct_experts(shape, tokens)
+        if not active:
+            return 0.0
+        rows = tokens * shape.experts_per_token / active
+        return len(shape.moe_layers) * active * each_s(rows)

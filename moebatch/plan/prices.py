@@ -1,0 +1,144 @@
+"""Seconds of the pieces of a pass: one matrix product, one layer's attention, one transfer."""
+
+from dataclasses import dataclass
+from math import ceil
+
+from moebatch.plan.footprint import FLOAT_BYTES, Dtypes
+from moebatch.plan.load import PassLoad
+from moebatch.plan.scratch import MAX_GEMM_ROWS, PROMPT_ROWS
+from moebatch.spec.hardware import Hardware, LinkName, Processor
+from moebatch.spec.shape import ModelShape
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prices:
+    """What one model costs on one machine, piece by piece."""
+
+    shape: ModelShape
+    dtypes: Dtypes
+    hardware: Hardware
+
+    @property
+    def main(self) -> Processor:
+        """What computes everything that a policy does not leave to the CPU."""
+        return (self.hardware.vram.processor if self.hardware.vram else None) or self.cpu
+
+    @property
+    def cpu(self) -> Processor:
+        """The processor at main memory."""
+        assert self.hardware.dram.processor is not None, "main memory has a processor"
+        return self.hardware.dram.processor
+
+    # --- matrix products ------------------------------------------------------------------------
+
+    def gemm_s(self, processor: Processor, rows: float, params: int) -> float:
+        """Seconds of a matrix product of so many rows with weights of so many numbers."""
+        return self._gemm_s(processor, rows, params, min(rows, MAX_GEMM_ROWS))
+
+    def dense_gemm_s(
+        self, processor: Processor, load: PassLoad, params: int, micro_batch_size: int
+    ) -> float:
+        """Seconds in which all tokens go through weights of so many numbers outside the experts,
+        micro-batch by micro-batch."""
+        kinds = ((load.decode_sequences, micro_batch_size), (load.prompt_tokens, PROMPT_ROWS))
+        return sum(
+            self._gemm_s(processor, rows, params, min(rows, at_once)) for rows, at_once in kinds
+        )
+
+    def head_s(self, processor: Processor, rows: float) -> float:
+        """Seconds of the logits after so many tokens."""
+        params = self.shape.vocab_size * self.shape.hidden_size
+        moved = rows * self.shape.vocab_size * FLOAT_BYTES
+        gemm_s = self._gemm_s(processor, rows, params, rows)
+        return gemm_s + moved / processor.elementwise_bandwidth
+
+    def expert_s(self, processor: Processor, rows: float) -> float:
+        """Seconds of one expert on a GPU over so many tokens."""
+        return self.gemm_s(processor, rows, self.shape.expert_params)
+
+    def cpu_expert_s(self, processor: Processor, rows: float, *, fresh: float) -> float:
+        """Seconds of one expert on a CPU over so many rows, padding counted; with the chance
+        `fresh` it has just arrived from the level below."""
+        params, at_once = self.shape.expert_params, min(rows, MAX_GEMM_ROWS)
+        arrived_s = self._gemm_s(processor, rows, params, at_once, streamed=True)
+        stayed_s = self._gemm_s(processor, rows, params, at_once)
+        # Where noise says that arriving helps, it does not.
+        return fresh * max(arrived_s, stayed_s) + (1 - fresh) * stayed_s
+
+    def _gemm_s(
+        self,
+        processor: Processor,
+        rows: float,
+        params: int,
+        rows_at_once: float,
+        *,
+        streamed: bool = False,
+    ) -> float:
+        """Eq 14: the slower of arithmetic and reading the weights from the level's memory."""
+        if rows <= 0:
+            return 0.0
+        curve = processor.gemm_for(self.dtypes.compute, streamed=streamed)
+        rate = curve.at(max(1.0, rows_at_once))
+        num_reads = ceil(rows / rows_at_once)
+        read_s = num_reads * params * self.dtypes.compute_bytes / processor.bandwidth
+        return max(2 * rows * params / rate, read_s)
+
+    # --- the rest of arithmetic -----------------------------------------------------------------
+
+    def moving_s(self, processor: Processor, hidden_states: float) -> float:
+        """Seconds in which norms, routing and combining read or write so many hidden states."""
+        return self.hidden_bytes(hidden_states) / processor.elementwise_bandwidth
+
+    def decode_attention_s(self, load: PassLoad, processor: Processor) -> float:
+        """Seconds of the attention of decoding sequences in one layer, projections left out."""
+        positions = load.decode_positions * self._share_in_window(load)
+        read_s = self.cache_bytes(positions) / processor.attention_bandwidth
+        flops = positions * self.shape.decode_flops_per_pair
+        fixed_s = load.decode_sequences * processor.sequence_s
+        return fixed_s + max(read_s, flops / processor.attention_flops)
+
+    def prompt_attention_s(self, load: PassLoad, processor: Processor) -> float:
+        """Seconds of the attention among tokens of prompts in one layer."""
+        flops = load.prompt_pairs * self.shape.attention_flops_per_pair
+        read_s = self.cache_bytes(load.prompt_context) / processor.attention_bandwidth
+        return flops / processor.attention_flops + read_s
+
+    def _share_in_window(self, load: PassLoad) -> float:
+        """Share of the positions of decoding sequences that layers with sliding windows see."""
+        if not load.decode_sequences:
+            return 1.0
+        context = load.decode_positions / load.decode_sequences
+        windows = self.shape.sliding_windows
+        seen = (context if window is None else min(context, window) for window in windows)
+        return sum(seen) / (len(windows) * context) if context else 1.0
+
+    # --- transfers ------------------------------------------------------------------------------
+
+    def link_s(self, name: LinkName, num_bytes: float) -> float:
+        """Seconds of so many bytes on a link; infinite where the machine lacks it."""
+        if not num_bytes:
+            return 0.0
+        link = self.hardware.links.get(name)
+        return num_bytes / link.bandwidth if link else float("inf")
+
+    def staging_s(self, num_bytes: float) -> float:
+        """Seconds of the copy into pinned buffers; 0 where data lies ready."""
+        link = self.hardware.links.get("dram->vram")
+        rate = link.staging_bandwidth if link else None
+        return num_bytes / rate if rate else 0.0
+
+    def cache_bytes(self, positions: float) -> float:
+        """Keys and values of so many positions in one layer."""
+        return positions * self._kv_bytes_per_token / self.shape.num_layers
+
+    def query_bytes(self, tokens: float) -> float:
+        """Queries, or results of attention, of so many tokens in one layer."""
+        return tokens * self.shape.query_width * self.dtypes.compute_bytes
+
+    def hidden_bytes(self, tokens: float) -> float:
+        """Hidden states of so many tokens."""
+        return tokens * self.shape.hidden_size * self.dtypes.compute_bytes
+
+    @property
+    def _kv_bytes_per_token(self) -> int:
+        return self.shape.kv_bytes_per_token(self.dtypes.compute_bytes)

@@ -1,0 +1,27 @@
+"""Files that timelines are drawn into."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from moebatch.report.chrome_trace import write_chrome_trace
+from moebatch.report.gantt import USUAL_TITLE, gantt_svg
+from moebatch.schedule.timeline import Timeline
+from moebatch.spec.text_file import write_text
+
+
+def write_drawings(
+    timelines: Mapping[str, Timeline],
+    *,
+    trace: Path | None,
+    gantt: Path | None,
+    title: str = USUAL_TITLE,
+    tell: Callable[[str], None] = lambda line: None,
+) -> None:
+    """Writes what is asked for: a Chrome trace, a picture under a title, or both. `tell` gets a
+    line for each. Raises StorageError."""
+    if trace is not None:
+        write_chrome_trace(trace, timelines)
+        tell(f"trace: {trace}, for ui.perfetto.dev")
+    if gantt is not None:
+        write_text(gantt, gantt_svg(timelines, title=title))
+        tell(f"picture: {gantt}")

@@ -1,0 +1,90 @@
+"""The command line of the benchmark."""
+
+import argparse
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from moebatch.units import parse_bytes
+
+_PROG = "python -m tests.benchmarks.jobs"
+_ABOUT = """A benchmark that anybody can repeat: makes a Mixtral-shaped checkpoint of 6.07 GB once,
+measures the machine, runs a fixed set of jobs under a memory cap, and prints for each what was
+measured, what was predicted, and how far that is from what the machine could do at best. Peers run
+the same rows under the same cap, where their environments are given."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What was asked for."""
+
+    folder: Path
+    is_small: bool
+    only: tuple[str, ...]
+    cap_bytes: int
+    dram_bytes: int
+    with_variants: bool
+    accelerate_python: Path | None
+    llama_python: Path | None
+    accelerate_memory: str
+    peer_s: float
+    probe_s: float
+    json: Path | None
+
+
+def parse_options(known_jobs: tuple[str, ...], arguments: list[str] | None = None) -> Options:
+    """Ends the program with a message if something is wrong."""
+    parser = argparse.ArgumentParser(prog=_PROG, description=_ABOUT)
+    there = ", ".join(known_jobs)
+    parser.add_argument("--small", action="store_true", help="fewer rows, five minutes, no peers")
+    parser.add_argument("--only", default="", metavar="JOBS", help=f"some of {there}")
+    parser.add_argument(
+        "--folder", type=Path, default=default_folder(), help="default: %(default)s"
+    )
+    parser.add_argument("--cap", default="3GiB", help="memory of a process, page cache included")
+    parser.add_argument("--dram", default="2.5GiB", help="resources.dram of the jobs")
+    parser.add_argument("--variants", action=argparse.BooleanOptionalAction, default=None)
+    for peer in ("accelerate", "llama"):
+        name = f"MOEBATCH_{peer.upper()}_PYTHON"
+        parser.add_argument(
+            f"--{peer}-python",
+            type=Path,
+            default=os.environ.get(name),
+            metavar="PATH",
+            help=f"interpreter of an environment that has it; default: ${name}",
+        )
+    parser.add_argument("--no-peers", action="store_true")
+    parser.add_argument("--accelerate-memory", default="1GiB", help="of weights it may keep")
+    parser.add_argument("--peer-s", type=float, default=300.0, help="seconds per peer and job")
+    parser.add_argument("--probe-s", type=float, default=None, help="seconds of reading per probe")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there")
+    asked = parser.parse_args(arguments)
+    only = tuple(name.strip() for name in asked.only.split(",") if name.strip())
+    unknown = [name for name in only if name not in known_jobs]
+    if unknown:
+        parser.error(f"--only: no job is named {unknown[0]!r}; there are {there}")
+    with_peers = not asked.no_peers and not asked.small
+    given = {
+        name: Path(path) if path and with_peers else None
+        for name, path in (("a", asked.accelerate_python), ("l", asked.llama_python))
+    }
+    return Options(
+        folder=asked.folder.expanduser().absolute(),
+        is_small=asked.small,
+        only=only or known_jobs,
+        cap_bytes=parse_bytes(asked.cap),
+        dram_bytes=parse_bytes(asked.dram),
+        with_variants=not asked.small if asked.variants is None else asked.variants,
+        accelerate_python=given["a"],
+        llama_python=given["l"],
+        accelerate_memory=asked.accelerate_memory,
+        peer_s=asked.peer_s,
+        probe_s=asked.probe_s or (1.5 if asked.small else 6.0),
+        json=asked.json,
+    )
+
+
+def default_folder() -> Path:
+    """In the user's cache."""
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(base).expanduser() / "moebatch" / "benchmark"

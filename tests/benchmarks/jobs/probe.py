@@ -1,0 +1,58 @@
+"""What the machine gives in these minutes: the disk as jobs read it, and matrix products."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import harmonic_mean
+
+import torch
+from torch.nn.functional import linear
+
+from moebatch.measure.disk import read_rates
+from moebatch.measure.sizes import DiskSizes
+from tests.benchmarks.jobs.checkpoint import HIDDEN, WIDTH
+
+_ROWS = 1024
+_MATRICES = 4
+"""More than any cache holds."""
+_GEMM_S = 1.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Probe:
+    """Rates of one moment."""
+
+    disk_rate: float
+    """Bytes per second past the page cache, through the store's own readers."""
+    gemm_rate: float
+    """FLOP/s of bfloat16 products of 1,024 rows with the matrices of experts."""
+
+
+def probe(files: Sequence[Path], *, read_s: float) -> Probe:
+    """Reads the files for so long, then computes for a while."""
+    rates = read_rates(files, DiskSizes(read_s=read_s))
+    return Probe(disk_rate=rates.mean, gemm_rate=_gemm_rate())
+
+
+def between(before: Probe, after: Probe) -> Probe:
+    """The rate over both times: each weighs by how long its bytes took."""
+    return Probe(
+        disk_rate=harmonic_mean([before.disk_rate, after.disk_rate]),
+        gemm_rate=harmonic_mean([before.gemm_rate, after.gemm_rate]),
+    )
+
+
+def _gemm_rate() -> float:
+    rows = torch.randn(_ROWS, HIDDEN).bfloat16()
+    weights = [torch.randn(WIDTH, HIDDEN).bfloat16() for _ in range(_MATRICES)]
+    with torch.inference_mode():
+        linear(rows, weights[0])
+        best, end = 0.0, time.perf_counter() + _GEMM_S
+        while time.perf_counter() < end:
+            start = time.perf_counter()
+            for weight in weights:
+                linear(rows, weight)
+            seconds = time.perf_counter() - start
+            best = max(best, _MATRICES * 2 * _ROWS * HIDDEN * WIDTH / seconds)
+    return best

@@ -1,0 +1,338 @@
+"""The compiled kernel: equal to torch within rounding, and never in the way where it cannot be."""
+
+import importlib.resources
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from moebatch.model.batch import AttentionPlan, MicroBatch, Span
+from moebatch.model.native import loader
+from moebatch.model.native.compiler import Compiler, cache_folder
+from moebatch.model.native.helpers import Helpers
+from moebatch.model.native.kernel import Kernel, SingleQueries, work_of
+from moebatch.spec.policy import PAGE_TOKENS, pages_of
+from tests.model.test_parts import rope_of
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}
+"""Of outputs around one; half a unit in the last place of a 16-bit number is 4e-3 and 5e-4."""
+KERNEL = loader.load(os.environ)
+
+needs_kernel = pytest.mark.skipif(not isinstance(KERNEL, Kernel), reason=f"no kernel: {KERNEL}")
+
+
+@needs_kernel
+@settings(max_examples=60, deadline=None)
+@given(
+    contexts=st.lists(st.integers(1, 700), min_size=1, max_size=6),
+    heads=st.sampled_from([(4, 4), (8, 2), (8, 1), (6, 2), (5, 1), (28, 4)]),
+    head_dim=st.sampled_from([8, 20, 64, 80, 96, 128, 256]),
+    dtype=st.sampled_from(DTYPES),
+    num_threads=st.integers(1, 3),
+    seed=st.integers(0, 99),
+)
+def test_equal_to_torch_within_rounding(
+    contexts: list[int],
+    heads: tuple[int, int],
+    head_dim: int,
+    dtype: torch.dtype,
+    num_threads: int,
+    seed: int,
+) -> None:
+    cache = Cache(contexts, heads[1], head_dim, dtype, seed)
+    q_THC = cache.noise(len(contexts), heads[0], head_dim)
+    torch.testing.assert_close(
+        attended(q_THC, cache, num_threads),
+        reference(q_THC, cache),
+        rtol=TOLERANCE[dtype],
+        atol=TOLERANCE[dtype],
+    )
+
+
+@needs_kernel
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_hundreds_of_sequences(dtype: torch.dtype) -> None:
+    contexts = [1 + 37 * i % 150 for i in range(300)]
+    cache = Cache(contexts, 2, 64, dtype, seed=1)
+    q_THC = cache.noise(len(contexts), 8, 64)
+    tolerance = TOLERANCE[dtype]
+    got, want = attended(q_THC, cache, 2), reference(q_THC, cache)
+    torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance)
+
+
+@needs_kernel
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("cache_dtype", DTYPES)
+def test_a_cache_of_another_dtype(dtype: torch.dtype, cache_dtype: torch.dtype) -> None:
+    cache = Cache([100, 3], 2, 80, cache_dtype, seed=5)
+    q_THC = cache.noise(2, 8, 80).to(dtype)
+    tolerance = TOLERANCE[dtype]
+    got, want = attended(q_THC, cache, 1), reference(q_THC, cache)
+    torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance)
+
+
+@needs_kernel
+def test_the_number_of_threads_changes_no_bit() -> None:
+    cache = Cache([300, 5, 41], 4, 128, torch.bfloat16, seed=2)
+    q_THC = cache.noise(3, 16, 128)
+    want = attended(q_THC, cache, 1)
+    assert all(torch.equal(attended(q_THC, cache, n), want) for n in (2, 3, 2))
+
+
+@needs_kernel
+@pytest.mark.parametrize("factor", [1e-20, 30.0, 1e4])
+def test_scores_of_any_size(factor: float) -> None:
+    cache = Cache([200, 17], 2, 64, torch.float32, seed=3)
+    q_THC = cache.noise(2, 8, 64) * factor
+    got, want = attended(q_THC, cache, 1), reference(q_THC, cache)
+    torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-3 if factor > 100 else 1e-5)
+
+
+@needs_kernel
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("what", [torch.nan, torch.inf])
+def test_broken_numbers_stay_broken_and_with_their_sequence(
+    dtype: torch.dtype, what: float
+) -> None:
+    cache = Cache([40, 40, 40], 2, 64, dtype, seed=4)
+    q_THC = cache.noise(3, 4, 64)
+    cache.keys_RGC[cache.rows[1][20], 0, 5] = what
+    q_THC[1, :, 5] = 1.0
+    got = attended(q_THC, cache, 1)
+    assert not got[1, :2].isfinite().any(), "the heads that see it"
+    assert got[[0, 2]].isfinite().all() and got[1, 2:].isfinite().all()
+
+
+def test_the_plan_leaves_single_tokens_and_short_slices_to_the_kernel() -> None:
+    plan = plan_of([(1, 9), (3, 20), (40, 0), (1, 0)], window=8)
+    if not isinstance(KERNEL, Kernel):
+        assert plan.singles is None
+        return
+    assert plan.singles is not None and not plan.decodes
+    assert [prompt.num_tokens for prompt in plan.prompts] == [40]
+    tokens, starts, rows = (tensor.tolist() for tensor in plan.singles)
+    assert tokens == [3, 2, 1, 0, 44], "longest first"
+    seen = [rows[a:b] for a, b in pairwise(starts)]
+    assert seen[0] == list(range(115, 123)), "the window"
+    assert seen[3:] == [list(range(2, 10)), [300]]
+
+
+def test_switched_off_everything_is_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(loader.SWITCH, "0")
+    assert loader.kernel() is None and loader.status() == "MOEBATCH_NATIVE=0"
+    plan = plan_of([(1, 9), (3, 20), (1, 0)], window=None)
+    assert plan.singles is None
+    assert sum(len(group.tokens_B) for group in plan.decodes) == 2
+    assert [prompt.num_tokens for prompt in plan.prompts] == [3]
+
+
+def test_the_status_says_what_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(loader.SWITCH, raising=False)
+    assert (loader.status() == "compiled") == (loader.kernel() is not None)
+
+
+# --- the compiler and its folder ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("compiler", "reason"),
+    [("/bin/false", "/bin/false failed"), ("/no/such/cc", "/no/such/cc cannot be run")],
+)
+def test_without_a_working_compiler_the_reason_is_said(
+    compiler: str, reason: str, tmp_path: Path
+) -> None:
+    found = loader.load(environment(tmp_path, CC=compiler))
+    assert isinstance(found, str) and found.startswith(reason)
+    assert not list(tmp_path.rglob("*.so"))
+
+
+def test_a_compiler_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
+    compiler = tmp_path / "cc"
+    compiler.write_text('#!/bin/sh\n[ "$1" = --version ] && exit 0\necho no disk >&2\nexit 1\n')
+    compiler.chmod(0o700)
+    found = loader.load(environment(tmp_path, CC=str(compiler)))
+    assert found == f"{compiler} failed: no disk"
+    assert not list((tmp_path / "moebatch").iterdir())
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The library, made by the real compiler."""
+    folder = tmp_path_factory.mktemp("compiled")
+    found = loader.load(environment(folder))
+    if isinstance(found, str):
+        pytest.skip(found)
+    (made,) = (folder / "moebatch").iterdir()
+    return made
+
+
+@pytest.fixture
+def copier(compiled: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A compiler that takes no time; it counts its uses in a file beside it."""
+    script = tmp_path_factory.mktemp("copier") / "cc"
+    script.write_text(
+        '#!/bin/sh\n[ "$1" = --version ] && exit 0\n'
+        'for last; do :; done\ncat >/dev/null\necho used >>"$0.log"\n'
+        f'cp {shlex.quote(str(compiled))} "$last"\n'
+    )
+    script.chmod(0o700)
+    return script
+
+
+def num_uses(copier: Path) -> int:
+    log = copier.with_suffix(".log")
+    return len(log.read_text().splitlines()) if log.exists() else 0
+
+
+def test_a_library_is_made_once_and_nobody_else_may_touch_it(copier: Path, tmp_path: Path) -> None:
+    for _ in range(2):
+        assert isinstance(loader.load(environment(tmp_path, CC=str(copier))), Kernel)
+        (made,) = (tmp_path / "moebatch").iterdir()
+    assert num_uses(copier) == 1
+    assert made.stat().st_mode & 0o777 == 0o500
+
+
+@pytest.mark.parametrize("damage", ["cut short", "writable by others"])
+def test_a_library_that_cannot_be_trusted_is_made_anew(
+    damage: str, copier: Path, compiled: Path, tmp_path: Path
+) -> None:
+    settings = environment(tmp_path, CC=str(copier))
+    folder = cache_folder(settings)
+    assert folder is not None
+    source = importlib.resources.files(loader.__package__).joinpath(loader.SOURCE).read_text()
+    made = folder / Compiler.found(settings).name_of(source)
+    made.write_bytes(b"\x7fELF" if damage == "cut short" else compiled.read_bytes())
+    made.chmod(0o700 if damage == "cut short" else 0o777)
+    assert isinstance(loader.load(settings), Kernel)
+    assert num_uses(copier) == 1 and made.stat().st_mode & 0o777 == 0o500
+
+
+@pytest.mark.parametrize("how", ["no folder", "a file in its place", "others may write there"])
+def test_without_a_safe_folder_it_is_compiled_for_this_process_alone(
+    how: str, copier: Path, tmp_path: Path
+) -> None:
+    folder, base = tmp_path / "moebatch", tmp_path
+    if how == "no folder":
+        base = Path("/proc/nowhere")
+    elif how == "a file in its place":
+        folder.write_text("")
+    else:
+        folder.mkdir()
+        folder.chmod(0o777)
+    assert isinstance(loader.load(environment(base, CC=str(copier))), Kernel)
+    assert not list(tmp_path.rglob("*.so"))
+
+
+def test_two_processes_may_compile_at_once(copier: Path, tmp_path: Path) -> None:
+    program = (
+        "import os; from moebatch.model.native import loader; "
+        "print(type(loader.load(os.environ)).__name__)"
+    )
+    # Each waits for the other while it compiles.
+    script = copier.read_text().replace(
+        "cp ", 'until [ "$(wc -l <"$0.log")" = 2 ]; do :; done; cp '
+    )
+    copier.write_text(script)
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", program],
+            env={**os.environ, **environment(tmp_path, CC=str(copier))},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(2)
+    ]
+    assert [process.communicate()[0].strip() for process in processes] == ["Kernel"] * 2
+    assert num_uses(copier) == 2
+    assert len(list((tmp_path / "moebatch").iterdir())) == 1
+
+
+# --- helpers --------------------------------------------------------------------------------------
+
+
+class Cache:
+    """Keys and values of some sequences, in pages in random order; nobody's rows are NaN."""
+
+    def __init__(
+        self,
+        contexts: Sequence[int],
+        num_kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        seed: int,
+    ) -> None:
+        self._generator = torch.Generator().manual_seed(seed)
+        self._dtype = dtype
+        counts = [pages_of(context) for context in contexts]
+        pages = torch.randperm(sum(counts), generator=self._generator)
+        rows = (pages[:, None] * PAGE_TOKENS + torch.arange(PAGE_TOKENS)).split(counts)
+        self.rows = [part.flatten()[:context] for part, context in zip(rows, contexts, strict=True)]
+        size = (len(pages) * PAGE_TOKENS, num_kv_heads, head_dim)
+        self.keys_RGC, self.values_RGC = self.noise(*size), self.noise(*size)
+        unused = torch.ones(size[0], dtype=torch.bool)
+        unused[torch.cat(self.rows)] = False
+        self.keys_RGC[unused] = self.values_RGC[unused] = torch.nan
+
+    def noise(self, *size: int) -> Tensor:
+        return torch.randn(size, generator=self._generator).to(self._dtype)
+
+
+def attended(q_THC: Tensor, cache: Cache, num_threads: int) -> Tensor:
+    """By the kernel, tokens in reverse order."""
+    assert isinstance(KERNEL, Kernel)
+    lengths = torch.tensor([0, *map(len, cache.rows[::-1])])
+    queries = SingleQueries(
+        tokens_B=torch.arange(len(cache.rows) - 1, -1, -1),
+        starts_B=lengths.cumsum(0),
+        rows_N=torch.cat(cache.rows[::-1]),
+    )
+    out_THC = torch.full_like(q_THC, torch.nan)
+    kv = cache.keys_RGC, cache.values_RGC
+    work = work_of(queries, q_THC, *kv, out_THC, num_threads=num_threads)
+    Helpers().attend(KERNEL, work, num_threads)
+    return out_THC
+
+
+def reference(q_THC: Tensor, cache: Cache) -> Tensor:
+    """By torch, in float64, rounded at the end."""
+    out_THC = torch.empty_like(q_THC)
+    for token, rows in enumerate(cache.rows):
+        k_GSC, v_GSC = (
+            kv[rows].double().transpose(0, 1) for kv in (cache.keys_RGC, cache.values_RGC)
+        )
+        q_H1C = q_THC[token].double()[:, None]
+        out = F.scaled_dot_product_attention(q_H1C[None], k_GSC[None], v_GSC[None], enable_gqa=True)
+        out_THC[token] = out[0, :, 0].to(q_THC.dtype)
+    return out_THC
+
+
+def plan_of(slices: Sequence[tuple[int, int]], window: int | None) -> AttentionPlan:
+    """Of spans of (new tokens, context), whose rows begin at 0, 100, 200, …"""
+    spans, start = [], 0
+    for i, (num_tokens, context) in enumerate(slices):
+        rows_S = 100 * i + torch.arange(context + num_tokens)
+        spans.append(
+            Span(start=start, num_tokens=num_tokens, context=context, rows_S=rows_S, rope_length=1)
+        )
+        start += num_tokens
+    batch = MicroBatch.of(
+        spans, rope=rope_of(), windows={window}, dtype=torch.float32, gather_rows=64
+    )
+    return batch.plans[window]
+
+
+def environment(folder: Path, **others: str) -> Mapping[str, str]:
+    """With that folder for caches, and the usual compiler if nothing else is said."""
+    found = {name: os.environ[name] for name in ("CC", "PATH") if name in os.environ}
+    return {**found, "XDG_CACHE_HOME": str(folder), **others}

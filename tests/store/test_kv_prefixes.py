@@ -1,0 +1,133 @@
+"""Sequences that begin alike hold that beginning together, and only what is really alike."""
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moebatch.spec.policy import PAGE_TOKENS, pages_of
+from moebatch.store.kv import KVCache
+
+HEADER = list(range(3 * PAGE_TOKENS))
+NUM_PAGES = 12
+
+
+def make_cache(num_pages: int = NUM_PAGES) -> KVCache:
+    return KVCache(
+        num_layers=1,
+        num_kv_heads=1,
+        head_dim=1,
+        num_pages=num_pages,
+        dtype=torch.float32,
+        shares=True,
+    )
+
+
+def begin(cache: KVCache, owner: object, prompt: list[int]) -> int:
+    """Tokens that the owner need not compute."""
+    prefix = cache.find(prompt)
+    cache.begin(owner, prompt, prefix, tokens=len(prompt))
+    cache.check_integrity()
+    return prefix.num_tokens
+
+
+def test_a_beginning_is_found_once_it_is_computed() -> None:
+    cache = make_cache()
+    assert begin(cache, "a", [*HEADER, 1, 2]) == 0
+    waiting = cache.find([*HEADER, 5, 6, 7])
+    assert (waiting.num_tokens, waiting.num_pending_tokens) == (0, len(HEADER))
+    cache.publish("a", PAGE_TOKENS + 3)
+    assert cache.find([*HEADER, 5, 6, 7]).num_tokens == PAGE_TOKENS
+    cache.publish("a", len(HEADER) + 2)
+    assert begin(cache, "b", [*HEADER, 5, 6, 7]) == len(HEADER)
+    rows = cache.rows("b", len(HEADER) + 3)
+    assert rows[: len(HEADER)].equal(cache.rows("a", len(HEADER)))
+    assert not set(rows[len(HEADER) :].tolist()) & set(cache.rows("a", len(HEADER) + 2).tolist())
+
+
+def test_another_token_anywhere_in_the_beginning_makes_another_beginning() -> None:
+    cache = make_cache()
+    begin(cache, "a", [*HEADER, 1, 2])
+    cache.publish("a", len(HEADER) + 2)
+    for place in (0, PAGE_TOKENS - 1, PAGE_TOKENS, len(HEADER) - 1):
+        other = [*HEADER, 1, 2]
+        other[place] += 1000
+        assert cache.find(other).num_tokens == place // PAGE_TOKENS * PAGE_TOKENS
+
+
+def test_two_tokens_at_least_are_left_to_compute() -> None:
+    cache = make_cache()
+    begin(cache, "a", [*HEADER, 1, 2])
+    cache.publish("a", len(HEADER) + 2)
+    assert cache.find(HEADER).num_tokens == len(HEADER) - PAGE_TOKENS
+    assert cache.find([*HEADER, 1]).num_tokens == len(HEADER) - PAGE_TOKENS
+    assert cache.find([*HEADER, 1, 2]).num_tokens == len(HEADER)
+
+
+def test_what_was_computed_is_kept_until_its_pages_are_needed() -> None:
+    cache = make_cache(5)
+    begin(cache, "a", [*HEADER, 1, 2])
+    cache.publish("a", len(HEADER) + 2)
+    cache.release("a")
+    assert cache.num_free_pages == 5
+    assert begin(cache, "b", [*HEADER, 3, 4]) == len(HEADER)
+    cache.release("b")
+    begin(cache, "c", [7] * 3 * PAGE_TOKENS)
+    cache.release("c")
+    assert cache.find([*HEADER, 5, 6]).num_tokens == 2 * PAGE_TOKENS, "the end goes first"
+
+
+def test_what_its_owner_left_unfinished_is_not_found() -> None:
+    cache = make_cache()
+    begin(cache, "a", [*HEADER, 1, 2])
+    cache.publish("a", PAGE_TOKENS)
+    cache.release("a")
+    assert cache.find([*HEADER, 1, 2]).num_tokens == PAGE_TOKENS
+    assert cache.find([*HEADER, 1, 2]).num_pending_tokens == 0
+    cache.check_integrity()
+
+
+steps = st.lists(
+    st.tuples(
+        st.sampled_from(("begin", "publish", "grow", "release")),
+        st.integers(0, 5),
+        st.integers(0, 2),
+        st.integers(1, 70),
+    ),
+    max_size=60,
+)
+
+
+@given(steps)
+def test_whatever_happens_pages_add_up_and_nobody_sees_what_is_not_his(
+    steps: list[tuple[str, int, int, int]],
+) -> None:
+    """Every page that has been computed says which tokens it stands for."""
+    cache = make_cache()
+    prompts: dict[int, list[int]] = {}
+    written: dict[int, tuple[int, ...]] = {}
+    for what, owner, kind, length in steps:
+        prompt = [kind] * length + [owner, owner]
+        if what == "begin" and owner not in prompts:
+            prefix = cache.find(prompt)
+            for place, page in enumerate(prefix.pages):
+                assert written[page] == tuple(prompt[: (place + 1) * PAGE_TOKENS])
+            needed = pages_of(len(prompt)) - len(prefix.pages) + cache.num_unheld(prefix)
+            if needed <= cache.num_free_pages:
+                cache.begin(owner, prompt, prefix, tokens=len(prompt))
+                prompts[owner] = prompt
+        elif what == "publish" and owner in prompts:
+            prompt = prompts[owner]
+            for end in range(PAGE_TOKENS, len(prompt) + 1, PAGE_TOKENS):
+                page = int(cache.rows(owner, end)[-1]) // PAGE_TOKENS
+                written[page] = tuple(prompt[:end])
+            cache.publish(owner, len(prompt))
+        elif what == "grow" and owner in prompts:
+            if cache.pages_to_grow(owner, 90) <= cache.num_free_pages:
+                cache.grow(owner, 90)
+        elif what == "release":
+            cache.release(owner)
+            prompts.pop(owner, None)
+        cache.check_integrity()
+    for owner in prompts:
+        cache.release(owner)
+    assert cache.num_free_pages == NUM_PAGES
