@@ -268,8 +268,8 @@ def test_the_options_are_these_and_no_more() -> None:
     }
     assert found == {
         "run": [
-            *("--gantt", "--policy", "--quiet", "--recalibrate", "--schedule", "--sync"),
-            *("--trace", "--trace-passes", "job"),
+            *("--gantt", "--no-share", "--policy", "--quiet", "--recalibrate", "--schedule"),
+            *("--static", "--sync", "--trace", "--trace-passes", "job"),
         ],
         "check": ["job"],
         "plan": [

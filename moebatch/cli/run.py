@@ -26,6 +26,13 @@ Sync = Annotated[
     bool,
     typer.Option("--sync", help="Everything one after the other: the reference, on the CPU."),
 ]
+Static = Annotated[
+    bool,
+    typer.Option("--static", help="No row begins before all of a batch have ended."),
+]
+NoShare = Annotated[
+    bool, typer.Option("--no-share", help="Compute rows alone, however alike they begin.")
+]
 Trace = Annotated[
     Path | None,
     typer.Option("--trace", help="Write a Chrome trace (.json or .json.gz) of first passes."),
@@ -42,6 +49,8 @@ def run(
     recalibrate: Recalibrate = False,
     schedule: Schedule = None,
     sync: Sync = False,
+    static: Static = False,
+    no_share: NoShare = False,
     trace: Trace = None,
     gantt: Gantt = None,
     trace_passes: TracePasses = 8,
@@ -55,6 +64,8 @@ def run(
         policy=None if policy is None else load_policy(policy),
         schedule=schedule,
         is_plain=sync,
+        is_static=static,
+        shares=not no_share,
         num_traced_passes=trace_passes,
         trace=trace,
         gantt=gantt,

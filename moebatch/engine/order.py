@@ -43,8 +43,7 @@ class Order:
     @property
     def shares_prefixes(self) -> bool:
         """Whether keys of a beginning are the same for all sequences that begin so."""
-        rope = Rope(self.files.shape, self.files.config, torch.device("cpu"))
-        return self.shares and not rope.depends_on_length
+        return self.shares and has_common_keys(self.files)
 
     @property
     def limits(self) -> Limits:
@@ -69,3 +68,9 @@ class Order:
             path_length=0,
         )
         return CorrelationPredictor(table)
+
+
+def has_common_keys(files: ModelFiles) -> bool:
+    """Whether tokens that begin sequences alike have the same keys in all of them: some rotary
+    scalings depend on the length of the sequence."""
+    return not Rope(files.shape, files.config, torch.device("cpu")).depends_on_length

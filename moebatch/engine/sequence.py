@@ -39,7 +39,7 @@ class Sequence:
     @property
     def length(self) -> Length:
         """Prompt and longest answer."""
-        return self.num_prompt_tokens, self.request.sampling.max_tokens
+        return Length(self.num_prompt_tokens, self.request.sampling.max_tokens)
 
     @property
     def max_tokens(self) -> int:

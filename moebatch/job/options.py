@@ -21,6 +21,10 @@ class RunOptions:
     """Instead of the policy's own."""
     is_plain: bool = False
     """Everything one after the other."""
+    is_static: bool = False
+    """A batch ends before the next one begins."""
+    shares: bool = True
+    """Rows and beginnings that are alike are computed once."""
     num_traced_passes: int = 8
     """So many passes are drawn, if anything is."""
     trace: Path | None = None

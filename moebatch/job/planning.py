@@ -156,8 +156,10 @@ def plan_job(
     *,
     schedule: Schedule | None = None,
     is_plain: bool = False,
+    is_static: bool = False,
 ) -> JobPlan:
-    """The policy that a file gives, or the best one; with another schedule, if one is given.
+    """The policy that a file gives, or the best one; with another schedule, if one is given, and
+    with static batches, if they are asked for.
 
     Args:
         is_plain: everything is done one after the other, so only main memory has keys and values.
@@ -172,6 +174,8 @@ def plan_job(
         policy = policy_for(policy, schedule, problem)
     if given is None or schedule is not None:
         policy = fitted(problem, policy)
+    if is_static:
+        policy = replace(policy, batching="static")
     return JobPlan(
         problem=problem,
         policy=policy,

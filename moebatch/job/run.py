@@ -10,7 +10,7 @@ import torch
 from moebatch.engine.build import BuiltEngine, build_engine
 from moebatch.engine.device import Device, DeviceKind
 from moebatch.engine.model_files import ModelFiles, open_model
-from moebatch.engine.order import Order
+from moebatch.engine.order import Order, has_common_keys
 from moebatch.job.dialects import Served, result_line
 from moebatch.job.fingerprint import numerics_fingerprint
 from moebatch.job.hints import load_predictor
@@ -29,6 +29,7 @@ from moebatch.job.output_path import require_writable, run_folder
 from moebatch.job.planning import JobPlan, job_problem, measured_machine, plan_job
 from moebatch.job.prepare import Preparation, prepare
 from moebatch.job.recalibrate import keep, lesson
+from moebatch.job.repeats import Repeats
 from moebatch.job.results import ResultFile
 from moebatch.job.row import FailedRow, Row
 from moebatch.job.scan import InputSummary, scan
@@ -71,6 +72,7 @@ class JobRun:
         self._input: InputSummary | None = None
         self._built: BuiltEngine | None = None
         self._rows: dict[int, Row] = {}
+        self._repeats = Repeats({})
         self._errors: Counter[str] = Counter()
         self._num_done = 0
 
@@ -160,11 +162,12 @@ class JobRun:
 
     def _scan(self, preparation: Preparation) -> InputSummary:
         """One look at all rows: what is wrong, and exactly how long prompts and answers are."""
-        counted = scan(self._source, preparation.reader.request)
+        counted = scan(self._source, preparation.reader.request, shares=self._options.shares)
         counted.require_usable(every_row=self._job.input.on_bad_row == "fail")
         if counted.first_chat is not None:
             preparation.reader.tokenizer.require_chat_template(counted.first_chat.place)
         self._input = counted
+        self._repeats = Repeats(counted.repeated)
         self._tell(describe_input(counted))
         self._tell(f"defaults of rows: {describe_sampling(preparation.reader.defaults.sampling)}")
         return counted
@@ -194,12 +197,15 @@ class JobRun:
         options.require_device(kind)  # a GPU may have been found only now
         for warning in settings_without_effect(self._job, kind):
             self._tell(f"warning: {warning}")
+        if not has_common_keys(files):
+            workload = workload.unshared
         problem = job_problem(self._job, files, workload, machine.hardware(), kind)
         plan = plan_job(
             replace(problem, kv_on_disk=not options.is_plain),
             options.policy,
             schedule=options.known_schedule,
             is_plain=options.is_plain,
+            is_static=options.is_static,
         )
         share = self._threads_of(plan.policy) / self._num_threads
         if share < 1:
@@ -227,6 +233,7 @@ class JobRun:
             max_tokens=plan.problem.workload.max_total_tokens,
             device=Device(kind=self._kind, hardware=plan.problem.hardware, num_threads=num_threads),
             is_plain=options.is_plain,
+            shares=options.shares,
             predictor=predictor,
             scratch=run_folder(self._job.output.path),
             num_traced_passes=options.num_traced_passes if options.is_drawn else 0,
@@ -262,7 +269,7 @@ class JobRun:
             self._built.recorder.begin()
         try:
             with torch.inference_mode():
-                for outcome in self._built.engine.run(requests):
+                for outcome in self._repeats.answer(requests, self._built.engine.run):
                     row = self._rows.pop(outcome.request.index)
                     self._write(row, outcome.error or outcome, served, results)
         finally:
@@ -322,6 +329,8 @@ class JobRun:
             bytes_read=built.experts.statistics.num_bytes if built else 0,
             num_passes=built.engine.statistics.num_passes if built else 0,
             num_preempted=built.engine.statistics.num_preempted if built else 0,
+            num_copied=self._repeats.num_copied,
+            shared_tokens=built.engine.statistics.shared_tokens if built else 0,
             num_shrunk=built.engine.statistics.num_shrunk if built else 0,
             peak_bytes=peak_resident_bytes(),
             budget_bytes=self._budget_bytes,

@@ -3,16 +3,19 @@
 import hashlib
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
 from moebatch.errors import Fault, InputError
+from moebatch.job.beginnings import Beginnings
 from moebatch.job.raw import RawRow, Source
+from moebatch.job.repeats import RepeatCounter
 from moebatch.job.row import Dialect, FailedRow, ParsedRow, ReadyRow, Row
 from moebatch.job.rows import COLUMN_TAKEN, RowRules, parse_row
 from moebatch.job.tokenizer import NO_CHAT_TEMPLATE
-from moebatch.spec.workload import LengthSample, Workload
+from moebatch.spec.request import Request
+from moebatch.spec.workload import Length, LengthSample, Workload
 
 MOST_FAULTS = 100
 """So many faults are kept unless told otherwise; all are counted."""
@@ -37,7 +40,12 @@ class InputSummary:
     faults: tuple[Fault, ...]
     """What is wrong with single rows, as far as they were kept."""
     workload: Workload | None
-    """Lengths of prompts and answers; None if rows were only parsed, or none is good."""
+    """Lengths of prompts and answers; None if rows were only parsed, or none is good. Of rows that
+    are answered once, one counts."""
+    num_repeated: int = 0
+    """Good rows that get the answer of an earlier one."""
+    repeated: Mapping[int, int] = field(default_factory=dict)
+    """What `Repeats` needs to know of them."""
 
     def require_usable(self, *, every_row: bool = False) -> None:
         """Raises InputError if nothing can be run, or if `every_row` must be good and is not."""
@@ -49,12 +57,16 @@ class InputSummary:
             raise InputError([*self.faults, *(rest if more else [])])
 
 
-def scan(source: Source, read: Read, *, most_faults: int = MOST_FAULTS) -> InputSummary:
+def scan(
+    source: Source, read: Read, *, most_faults: int = MOST_FAULTS, shares: bool = True
+) -> InputSummary:
     """Reads all rows, in memory of a few bytes per row.
+
+    `shares` looks for rows, and beginnings of prompts, that need to be computed once only.
 
     Raises InputError if the source is damaged.
     """
-    tally = _Tally(file=str(source.path), most_faults=most_faults)
+    tally = _Tally(file=str(source.path), most_faults=most_faults, shares=shares)
     names = array("Q")
     for raw in source:
         result = read(raw)
@@ -94,6 +106,7 @@ def sample_workload(source: Source, parse: Read, request: Read, *, most_rows: in
 class _Tally:
     file: str
     most_faults: int
+    shares: bool = True
     num_rows: int = 0
     num_bad_rows: int = 0
     dialects: Counter[Dialect | None] = field(default_factory=Counter)
@@ -103,9 +116,13 @@ class _Tally:
     num_sequences: int = 0
     num_prompt_tokens: int = 0
     num_new_tokens: int = 0
+    num_shared_tokens: int = 0
+    num_repeated: int = 0
     max_total_tokens: int = 0
     max_new_tokens: int = 0
     lengths: LengthSample = field(default_factory=LengthSample)
+    beginnings: Beginnings = field(default_factory=Beginnings)
+    repeats: RepeatCounter = field(default_factory=RepeatCounter)
 
     def add(self, result: ParsedRow | ReadyRow | FailedRow) -> None:
         row = result.row
@@ -118,15 +135,22 @@ class _Tally:
         if row.kind == "chat" and self.first_chat is None:
             self.first_chat = row
         if isinstance(result, ReadyRow):
-            sampling, num_prompt = result.request.sampling, len(result.request.prompt_tokens)
-            self.num_sequences += sampling.n
-            self.num_prompt_tokens += sampling.n * num_prompt
-            self.num_new_tokens += sampling.n * sampling.max_tokens
-            total = num_prompt + sampling.max_tokens
-            self.max_total_tokens = max(self.max_total_tokens, total)
-            self.max_new_tokens = max(self.max_new_tokens, sampling.max_tokens)
-            for _ in range(sampling.n):
-                self.lengths.add((num_prompt, sampling.max_tokens))
+            self._add_good(result.request)
+
+    def _add_good(self, request: Request) -> None:
+        if self.shares and self.repeats.add(request):
+            self.num_repeated += 1
+            return
+        sampling, num_prompt = request.sampling, len(request.prompt_tokens)
+        self.max_total_tokens = max(self.max_total_tokens, num_prompt + sampling.max_tokens)
+        self.max_new_tokens = max(self.max_new_tokens, sampling.max_tokens)
+        for _ in range(sampling.n):
+            shared = self.beginnings.add(request.prompt_tokens) if self.shares else 0
+            self.num_sequences += 1
+            self.num_prompt_tokens += num_prompt
+            self.num_new_tokens += sampling.max_tokens
+            self.num_shared_tokens += shared
+            self.lengths.add(Length(num_prompt, sampling.max_tokens, shared))
 
     def _add_bad(self, bad: FailedRow) -> None:
         self.num_bad_rows += 1
@@ -146,6 +170,8 @@ class _Tally:
             whole=tuple(self.whole),
             faults=tuple(self.faults),
             workload=self._workload(),
+            num_repeated=self.num_repeated,
+            repeated=self.repeats.repeated,
         )
 
     def _workload(self) -> Workload | None:
@@ -155,6 +181,7 @@ class _Tally:
             num_sequences=self.num_sequences,
             mean_prompt_tokens=self.num_prompt_tokens / self.num_sequences,
             mean_new_tokens=self.num_new_tokens / self.num_sequences,
+            mean_shared_tokens=self.num_shared_tokens / self.num_sequences,
             max_total_tokens=self.max_total_tokens,
             max_new_tokens=self.max_new_tokens,
             lengths=tuple(self.lengths.kept),

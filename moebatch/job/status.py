@@ -99,6 +99,10 @@ class RunSummary:
     budget_bytes: int
     policy: Policy | None
     """None if no row could be computed."""
+    num_copied: int = 0
+    """Rows that got the answer of another one."""
+    shared_tokens: int = 0
+    """Prompt tokens that had been computed for other rows."""
     prediction: Prediction | None = None
     """What was expected of the policy before the first pass."""
     hindsight: Prediction | None = None

@@ -10,7 +10,7 @@ from torch import Tensor
 from moebatch.model.attention import LayerKv, Qkv, attend
 from moebatch.model.batch import MicroBatch
 from moebatch.model.native import loader
-from moebatch.model.native.helpers import Helpers
+from moebatch.model.native.helpers import Helpers, torch_parallel
 from moebatch.model.native.kernel import SingleQueries, work_of
 from moebatch.model.scratch import Scratch
 from moebatch.plan.scratch import Limits, attention_core_elements
@@ -32,7 +32,7 @@ class AttentionCore:
         self.device = device
         self._rows_size = (limits.kv_rows, shape.num_kv_heads, shape.head_dim)
         self._windows = shape.sliding_windows
-        self._helpers = Helpers()
+        self._helpers = Helpers(torch_parallel())
         self._scratch = Scratch(attention_core_elements(shape, limits), device=device, dtype=dtype)
 
     @property
@@ -76,9 +76,10 @@ class AttentionCore:
         assert kernel is not None, "a plan for a kernel is made where there is one"
         seen_bytes = 2 * len(singles.rows_N) * kv.keys_RGC[0].nbytes
         num_threads = torch.get_num_threads() if seen_bytes >= _LEAST_SHARED_BYTES else 1
+        q_THC = q_THC.contiguous()
         work = work_of(
             singles,
-            q_THC.contiguous(),
+            q_THC,
             kv.keys_RGC,
             kv.values_RGC,
             out_THC,

@@ -24,12 +24,12 @@ def longest_first(source: Iterable[T], length_of: Callable[[T], Length]) -> Iter
     waiting: list[tuple[int, int, T]] = []
     num_held = 0
     for number, item in enumerate(source):
-        prompt, answer = length_of(item)
-        heapq.heappush(waiting, (-answer, number, item))
-        num_held += prompt
+        length = length_of(item)
+        heapq.heappush(waiting, (-length.new_tokens, number, item))
+        num_held += length.prompt_tokens
         while num_held > AHEAD_TOKENS:
             taken = heapq.heappop(waiting)[2]
-            num_held -= length_of(taken)[0]
+            num_held -= length_of(taken).prompt_tokens
             yield taken
     while waiting:
         yield heapq.heappop(waiting)[2]

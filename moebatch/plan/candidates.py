@@ -130,7 +130,7 @@ def batch_sizes(problem: Problem) -> tuple[int, ...]:
 def _gpu_tokens(problem: Problem, batch_size: int) -> Sequence[int]:
     """As many as a steady job needs, and twice that, so that filling seats does not take long."""
     workload = problem.workload
-    steady = batch_size * (1 + workload.mean_prompt_tokens / max(1.0, workload.mean_new_tokens))
+    steady = batch_size * (1 + workload.mean_own_tokens / max(1.0, workload.mean_new_tokens))
     enough = [tokens for tokens in _GPU_PASS_TOKENS if tokens >= max(steady, batch_size)]
     return enough[:2] or [max(batch_size, _GPU_PASS_TOKENS[-1])]
 
@@ -161,13 +161,15 @@ def _policy(
 
 def kv_pages(problem: Problem, batch_size: int) -> int:
     """Pages for so many sequences of mean length, half-filled last pages counted, and at least
-    for the longest one."""
+    for the longest one. What they share is held once."""
     workload = problem.workload
     longest = pages_of(workload.max_total_tokens)
-    if workload.mean_total_tokens == workload.max_total_tokens:
+    if workload.mean_total_tokens == workload.max_total_tokens and not workload.mean_shared_tokens:
         return batch_size * longest
-    each = pages_of(int(workload.mean_total_tokens)) + 1
-    return max(longest, min(int(batch_size * each * _KV_SLACK), batch_size * longest))
+    each = pages_of(int(workload.mean_total_tokens - workload.mean_shared_tokens)) + 1
+    together = pages_of(int(workload.mean_shared_tokens))
+    wanted = int(batch_size * each * _KV_SLACK) + together
+    return max(longest, min(wanted, batch_size * longest))
 
 
 def _kinds(problem: Problem, policy: Policy, *, is_widest: bool) -> Iterator[Candidate]:

@@ -40,8 +40,10 @@ class _Seats:
     """Sequences in work, in the order of their admission, and those that wait."""
 
     def __init__(self, lengths: _Ints, policy: Policy) -> None:
+        """`lengths` are rows of prompt, new and shared tokens."""
+        prompts, new, shared = lengths.T
         self._waiting = lengths
-        self._pages = -(-lengths.sum(axis=1) // PAGE_TOKENS)
+        self._pages = -(-(prompts + new - shared) // PAGE_TOKENS)
         self._next = 0
         self._policy = policy
         self._free_pages = policy.num_kv_pages
@@ -96,10 +98,10 @@ class _Seats:
         admitted = slice(self._next, self._next + fitting)
         self._next += fitting
         self._free_pages -= int(wanted[:fitting].sum())
-        prompts, new = self._waiting[admitted].T
-        self._prompt_left = np.concatenate([self._prompt_left, prompts])
+        prompts, new, shared = self._waiting[admitted].T
+        self._prompt_left = np.concatenate([self._prompt_left, prompts - shared])
         self._new_left = np.concatenate([self._new_left, new])
-        self._cached = np.concatenate([self._cached, np.zeros(fitting, np.int64)])
+        self._cached = np.concatenate([self._cached, shared])
         self._held_pages = np.concatenate([self._held_pages, wanted[:fitting]])
 
     def _retire(self) -> None:

@@ -29,7 +29,7 @@ def phases_of(workload: Workload, policy: Policy) -> tuple[Phase, ...]:
     A job without a number of sequences has neither a beginning nor an end.
     """
     total = workload.num_sequences
-    prompt, steps = workload.mean_prompt_tokens, max(0.0, workload.mean_new_tokens - 1)
+    prompt, steps = workload.mean_own_tokens, max(0.0, workload.mean_new_tokens - 1)
     tokens = policy.tokens_per_pass
     seats = policy.batch_size if total is None else min(policy.batch_size, total)
     waves = 1.0 if total is None else max(1.0, total / seats)
@@ -78,12 +78,17 @@ def _waves_passes(workload: Workload, waves: float) -> float:
 
 
 def _load(workload: Workload, decoding: float, prompts: float) -> PassLoad:
-    prompt, new = workload.mean_prompt_tokens, workload.mean_new_tokens
+    own, shared, new = (
+        workload.mean_own_tokens,
+        workload.mean_shared_tokens,
+        workload.mean_new_tokens,
+    )
+    read_again = max(0.0, own / PROMPT_ROWS - 1) / 2
     return PassLoad(
         decode_sequences=decoding,
-        decode_positions=decoding * (prompt + new / 2),
+        decode_positions=decoding * (own + shared + new / 2),
         prompt_tokens=prompts,
-        prompt_pairs=prompts * (prompt + 1) / 2,
-        prompt_context=prompts * max(0.0, prompt / PROMPT_ROWS - 1) / 2,
-        logits_rows=decoding + prompts / max(1.0, prompt),
+        prompt_pairs=prompts * (shared + (own + 1) / 2),
+        prompt_context=prompts * (read_again + shared / max(1.0, min(own, PROMPT_ROWS))),
+        logits_rows=decoding + prompts / max(1.0, own),
     )

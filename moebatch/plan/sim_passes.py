@@ -50,10 +50,12 @@ def decode_load(problem: Problem, policy: Policy) -> PassLoad:
 
 def prompt_load(problem: Problem, policy: Policy) -> PassLoad:
     """All prompts of a full batch."""
-    prompt, batch = problem.workload.mean_prompt_tokens, policy.batch_size
+    workload, batch = problem.workload, policy.batch_size
+    own, shared = workload.mean_own_tokens, workload.mean_shared_tokens
     return PassLoad(
-        prompt_tokens=batch * prompt,
-        prompt_pairs=batch * prompt * (prompt + 1) / 2,
+        prompt_tokens=batch * own,
+        prompt_pairs=batch * own * (shared + (own + 1) / 2),
+        prompt_context=batch * shared,
         logits_rows=batch,
     )
 

@@ -28,6 +28,8 @@ def summary_table(summary: RunSummary) -> RenderableType:
     grid.add_row("waiting", f"compute waited {format_duration(summary.waited_s)} for experts")
     if summary.bytes_read:
         grid.add_row("read", _reading(summary))
+    if summary.num_copied or summary.shared_tokens:
+        grid.add_row("alike", _sharing(summary))
     if summary.num_preempted:
         grid.add_row("sent back", f"{summary.num_preempted} sequences, when the cache was full")
     if summary.num_shrunk:
@@ -62,6 +64,19 @@ def _rows(summary: RunSummary) -> str:
     if not summary.num_failed:
         return f"{summary.num_rows} done"
     return f"{summary.num_rows} done, [red]{escape(failed_rows(summary))}[/]"
+
+
+def _sharing(summary: RunSummary) -> str:
+    """What was computed once for several rows."""
+    found = []
+    if summary.shared_tokens:
+        share = summary.shared_tokens / (summary.shared_tokens + summary.prompt_tokens)
+        found.append(
+            f"{summary.shared_tokens} prompt tokens ({share:.0%}) had been computed for other rows"
+        )
+    if summary.num_copied:
+        found.append(f"{summary.num_copied} rows got the answer of an equal one")
+    return "; ".join(found)
 
 
 def _speed(summary: RunSummary) -> list[tuple[str, str]]:

@@ -1,9 +1,17 @@
 """How much there is to do: number and lengths of the sequences of a job."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
-Length = tuple[int, int]
-"""Prompt tokens of a sequence, and the most new tokens it may get."""
+
+class Length(NamedTuple):
+    """How long a sequence is."""
+
+    prompt_tokens: int
+    new_tokens: int
+    """The most that it may get."""
+    shared_tokens: int = 0
+    """Tokens at the beginning of its prompt that are computed for an earlier sequence."""
 
 
 _MOST_LENGTHS = 8192
@@ -36,6 +44,8 @@ class Workload:
     mean_prompt_tokens: float
     mean_new_tokens: float
     """Mean of the most new tokens that the rows allow; answers may end earlier."""
+    mean_shared_tokens: float = 0.0
+    """Tokens of a prompt that are computed, and held, for an earlier sequence."""
     max_total_tokens: int
     """Longest prompt and answer together that was seen."""
     max_new_tokens: int = 0
@@ -61,6 +71,17 @@ class Workload:
         return self.mean_prompt_tokens + self.mean_new_tokens
 
     @property
+    def mean_own_tokens(self) -> float:
+        """Tokens of a prompt that have to be computed for it."""
+        return self.mean_prompt_tokens - self.mean_shared_tokens
+
+    @property
+    def unshared(self) -> "Workload":
+        """The same where every sequence computes its whole prompt."""
+        lengths = tuple(length._replace(shared_tokens=0) for length in self.lengths)
+        return replace(self, mean_shared_tokens=0.0, lengths=lengths)
+
+    @property
     def longest_answer(self) -> float:
         """Most new tokens of any sequence."""
         return max(self.max_new_tokens, self.mean_new_tokens)
@@ -68,5 +89,9 @@ class Workload:
     @property
     def sample(self) -> tuple[Length, ...]:
         """Lengths of typical sequences, at least one."""
-        mean = (round(self.mean_prompt_tokens) or 1, round(self.mean_new_tokens) or 1)
+        mean = Length(
+            round(self.mean_prompt_tokens) or 1,
+            round(self.mean_new_tokens) or 1,
+            round(self.mean_shared_tokens),
+        )
         return self.lengths or (mean,)

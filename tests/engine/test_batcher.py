@@ -13,7 +13,7 @@ from moebatch.plan.passes import job_passes
 from moebatch.spec.policy import Batching, Placement, Policy, pages_of
 from moebatch.spec.request import Request
 from moebatch.spec.sampling import Sampling
-from moebatch.spec.workload import Workload
+from moebatch.spec.workload import Length, Workload
 from moebatch.store.kv import KVCache
 
 
@@ -192,7 +192,7 @@ def test_the_planner_replays_the_very_passes_that_the_batcher_makes(
         mean_prompt_tokens=1,
         mean_new_tokens=1,
         max_total_tokens=100,
-        lengths=tuple(work),
+        lengths=tuple(Length(*length) for length in work),
     )
     cached = [0] * len(work)
     for count, load in job_passes(workload, policy, len(work)):

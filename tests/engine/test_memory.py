@@ -18,7 +18,7 @@ from moebatch.plan.scratch import limits_of, scratch_bytes
 from moebatch.schedule.names import SCHEDULES
 from moebatch.spec.hardware import Hardware
 from moebatch.spec.policy import Policy
-from moebatch.spec.workload import Workload
+from moebatch.spec.workload import Length, Workload
 from tests.engine.test_engine import NEW_TOKENS, TokenText, requests, tokens_of
 from tests.engine.test_schedules import EMULATED, emulated
 from tests.tiny import FAMILIES
@@ -29,8 +29,8 @@ FEW_BYTES = 2**20
 
 def problem_of(files: ModelFiles, hardware: Hardware) -> Problem:
     """Rows of the usual tests; nothing is in memory yet."""
-    lengths = tuple((len(row.prompt_tokens), NEW_TOKENS) for row in requests())
-    prompts = [prompt for prompt, _ in lengths]
+    lengths = tuple(Length(len(row.prompt_tokens), NEW_TOKENS) for row in requests())
+    prompts = [length.prompt_tokens for length in lengths]
     workload = Workload(
         num_sequences=len(prompts),
         mean_prompt_tokens=sum(prompts) / len(prompts),

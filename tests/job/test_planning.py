@@ -41,7 +41,7 @@ def job(tmp_path: Path, tiny_checkpoint: Checkpoint) -> Job:
 
 
 def write_job(folder: Path, model: Path, *, num_rows: int = 7, **resources: object) -> Job:
-    rows = [{"prompt": [3 + i % 200] * (5 + i % 40)} for i in range(num_rows)]
+    rows = [{"prompt": [3 + i % 200] * (5 + i % 40) + [3 + i // 200]} for i in range(num_rows)]
     (folder / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     content = {
         "model": {"path": str(model)},

@@ -16,7 +16,7 @@ from moebatch.job.scan import InputSummary, scan
 from moebatch.job.source import open_source
 from moebatch.spec.request import Request
 from moebatch.spec.sampling import Sampling
-from moebatch.spec.workload import Workload
+from moebatch.spec.workload import Length, Workload
 
 
 def read(raw: RawRow) -> ParsedRow | FailedRow:
@@ -117,7 +117,8 @@ def test_workload_of_ready_rows(tmp_path: Path) -> None:
         mean_new_tokens=200 / 3,
         max_total_tokens=100,
         max_new_tokens=80,
-        lengths=((10, 40), (20, 80), (20, 80)),
+        mean_shared_tokens=16 / 3,
+        lengths=(Length(10, 40), Length(20, 80), Length(20, 80, shared_tokens=16)),
     )
 
 

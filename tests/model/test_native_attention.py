@@ -19,7 +19,7 @@ from torch import Tensor
 from moebatch.model.batch import AttentionPlan, MicroBatch, Span
 from moebatch.model.native import loader
 from moebatch.model.native.compiler import Compiler, cache_folder
-from moebatch.model.native.helpers import Helpers
+from moebatch.model.native.helpers import Helpers, torch_parallel
 from moebatch.model.native.kernel import Kernel, SingleQueries, work_of
 from moebatch.spec.policy import PAGE_TOKENS, pages_of
 from tests.model.test_parts import rope_of
@@ -83,11 +83,12 @@ def test_a_cache_of_another_dtype(dtype: torch.dtype, cache_dtype: torch.dtype) 
 
 
 @needs_kernel
-def test_the_number_of_threads_changes_no_bit() -> None:
+@pytest.mark.parametrize("helpers", [Helpers(), Helpers(torch_parallel())], ids=["own", "torch's"])
+def test_the_number_of_threads_changes_no_bit(helpers: Helpers) -> None:
     cache = Cache([300, 5, 41], 4, 128, torch.bfloat16, seed=2)
     q_THC = cache.noise(3, 16, 128)
     want = attended(q_THC, cache, 1)
-    assert all(torch.equal(attended(q_THC, cache, n), want) for n in (2, 3, 2))
+    assert all(torch.equal(attended(q_THC, cache, n, helpers), want) for n in (2, 3, 2))
 
 
 @needs_kernel
@@ -288,7 +289,9 @@ class Cache:
         return torch.randn(size, generator=self._generator).to(self._dtype)
 
 
-def attended(q_THC: Tensor, cache: Cache, num_threads: int) -> Tensor:
+def attended(
+    q_THC: Tensor, cache: Cache, num_threads: int, helpers: Helpers | None = None
+) -> Tensor:
     """By the kernel, tokens in reverse order."""
     assert isinstance(KERNEL, Kernel)
     lengths = torch.tensor([0, *map(len, cache.rows[::-1])])
@@ -300,7 +303,7 @@ def attended(q_THC: Tensor, cache: Cache, num_threads: int) -> Tensor:
     out_THC = torch.full_like(q_THC, torch.nan)
     kv = cache.keys_RGC, cache.values_RGC
     work = work_of(queries, q_THC, *kv, out_THC, num_threads=num_threads)
-    Helpers().attend(KERNEL, work, num_threads)
+    (helpers or Helpers()).attend(KERNEL, work, num_threads)
     return out_THC
 
 

@@ -20,7 +20,7 @@ from moebatch.plan.replay import job_loads
 from moebatch.plan.roofs import policy_roofs
 from moebatch.spec.hardware import RateCurve
 from moebatch.spec.policy import Placement, Policy
-from moebatch.spec.workload import LengthSample, Workload
+from moebatch.spec.workload import Length, LengthSample, Workload
 from tests.plan.problems import GB, SMALL, cpu_machine, gpu_machine, problem
 
 MANY = settings(max_examples=40, deadline=None)
@@ -35,7 +35,7 @@ def workload_of(lengths: list[tuple[int, int]], total: int | None = None) -> Wor
         mean_new_tokens=sum(answers) / len(lengths),
         max_total_tokens=max(p + n for p, n in lengths),
         max_new_tokens=max(answers),
-        lengths=tuple(lengths),
+        lengths=tuple(Length(*length) for length in lengths),
     )
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moebatch.plan import paper
+from moebatch.plan import paper_work
 from moebatch.plan.distinct_experts import distinct_experts
 from moebatch.plan.roofline import (
     Operation,
@@ -42,7 +42,7 @@ L4_MEASURED = roofline(gpu=121e12, cpu=1.6e12, i=231e9, j=48e9, link=12.35e9)
 
 
 def paper_intensity(tokens: float) -> float:
-    return paper.ffn_flops(SHAPE, tokens) / paper.ffn_bytes(SHAPE, tokens)
+    return paper_work.ffn_flops(SHAPE, tokens) / paper_work.ffn_bytes(SHAPE, tokens)
 
 
 @pytest.mark.parametrize("intensity", [paper_intensity, ffn_intensity(SHAPE, 2)])

@@ -56,6 +56,7 @@ struct work {
     int64_t next_item;         /* taken by whichever thread is free */
     int32_t dtype, cache_dtype; /* of queries and out; of keys and values */
     float scale;
+    int32_t has_failed; /* for want of memory */
 };
 
 int moebatch_supports(int dtype) {
@@ -449,15 +450,16 @@ INLINE void attend(const struct work *w, int64_t item, int64_t next_item, Room r
     finish(w, room, place, dtype);
 }
 
-/* Computes items until none is left. Several threads may share the same work. Returns 0, or 1
-   where there is no memory for scratch. */
-int moebatch_attend(struct work *w) {
+/* Computes items until none is left. Several threads may share the same work. */
+void moebatch_attend(struct work *w) {
     int64_t parts = w->num_kv_heads / w->kv_heads_per_item;
     int64_t num_heads = w->num_heads / parts, width = (w->head_dim + LOT - 1) / LOT * LOT;
     size_t num_bytes = num_heads * (2 * width * sizeof(float) + sizeof(Softmax));
     float *memory = aligned_alloc(64, (num_bytes + 63) / 64 * 64);
-    if (!memory)
-        return 1;
+    if (!memory) {
+        __atomic_store_n(&w->has_failed, 1, __ATOMIC_RELAXED);
+        return;
+    }
     float *sums = memory + num_heads * width;
     Room room = {memory, sums, (Softmax *)(sums + num_heads * width), num_heads, width};
     int64_t item = __atomic_fetch_add(&w->next_item, 1, __ATOMIC_RELAXED);
@@ -477,5 +479,4 @@ int moebatch_attend(struct work *w) {
         item = next_item;
     }
     free(memory);
-    return 0;
 }

@@ -46,6 +46,7 @@ class Work(ctypes.Structure):
         ("dtype", ctypes.c_int32),
         ("cache_dtype", ctypes.c_int32),
         ("scale", ctypes.c_float),
+        ("has_failed", ctypes.c_int32),
     )
 
 
@@ -59,7 +60,7 @@ class Kernel:
         except AttributeError as error:
             raise OSError(str(error)) from error
         self._attend.argtypes = (ctypes.POINTER(Work),)
-        self._attend.restype = ctypes.c_int
+        self._attend.restype = None
         self._supports.argtypes = (ctypes.c_int,)
         self._supports.restype = ctypes.c_int
 
@@ -67,13 +68,20 @@ class Kernel:
         """Whether queries, keys and values may be of that type."""
         return dtype in _DTYPES and bool(self._supports(_DTYPES[dtype]))
 
+    @property
+    def address(self) -> int:
+        """Of a C function that does what `attend` does, given the address of its work."""
+        address = ctypes.cast(self._attend, ctypes.c_void_p).value
+        assert address is not None, "a function has an address"
+        return address
+
     def attend(self, work: Work) -> None:
         """Computes parts of `work` until none is left for others either; releases the GIL.
 
-        Several threads may be given the same work: it is done when all of them have returned.
+        Several threads may be given the same work: it is done when all of them have returned,
+        unless `has_failed` says that there was no memory for one of them.
         """
-        if self._attend(work) != 0:
-            raise MemoryError("no memory for the scratch of attention")
+        self._attend(work)
 
 
 def work_of(

@@ -12,6 +12,10 @@ _ABOUT = """A benchmark that anybody can repeat: makes a Mixtral-shaped checkpoi
 measures the machine, runs a fixed set of jobs under a memory cap, and prints for each what was
 measured, what was predicted, and how far that is from what the machine could do at best. Peers run
 the same rows under the same cap, where their environments are given."""
+_COMPARISONS = {
+    "variants": "the same jobs with one thing switched off; default: not with --small",
+    "peers": "other programs, where their interpreters are given; default: not with --small",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +47,8 @@ def parse_options(known_jobs: tuple[str, ...], arguments: list[str] | None = Non
     )
     parser.add_argument("--cap", default="3GiB", help="memory of a process, page cache included")
     parser.add_argument("--dram", default="2.5GiB", help="resources.dram of the jobs")
-    parser.add_argument("--variants", action=argparse.BooleanOptionalAction, default=None)
+    for what, meaning in _COMPARISONS.items():
+        parser.add_argument(f"--{what}", action=argparse.BooleanOptionalAction, help=meaning)
     for peer in ("accelerate", "llama"):
         name = f"MOEBATCH_{peer.upper()}_PYTHON"
         parser.add_argument(
@@ -53,7 +58,6 @@ def parse_options(known_jobs: tuple[str, ...], arguments: list[str] | None = Non
             metavar="PATH",
             help=f"interpreter of an environment that has it; default: ${name}",
         )
-    parser.add_argument("--no-peers", action="store_true")
     parser.add_argument("--accelerate-memory", default="1GiB", help="of weights it may keep")
     parser.add_argument("--peer-s", type=float, default=300.0, help="seconds per peer and job")
     parser.add_argument("--probe-s", type=float, default=None, help="seconds of reading per probe")
@@ -63,7 +67,7 @@ def parse_options(known_jobs: tuple[str, ...], arguments: list[str] | None = Non
     unknown = [name for name in only if name not in known_jobs]
     if unknown:
         parser.error(f"--only: no job is named {unknown[0]!r}; there are {there}")
-    with_peers = not asked.no_peers and not asked.small
+    with_peers = not asked.small if asked.peers is None else asked.peers
     given = {
         name: Path(path) if path and with_peers else None
         for name, path in (("a", asked.accelerate_python), ("l", asked.llama_python))

@@ -5,11 +5,13 @@
 Runs in the peer's own environment and prints a line of JSON for each number of sequences, doubling
 it as long as that is faster. Of a job that takes longer than the seconds only a part is run: half
 of the time prompts and answers as they come, then answers alone; the rest follows from a line
-through the times of the calls. Tokens are random, so that sampling costs it nothing.
+through the times of the calls, by their tokens alone: that later calls see more context is left
+out, in its favour. Tokens are random, so that sampling costs it nothing.
 """
 
 import argparse
 import json
+import os
 import random
 import time
 from dataclasses import asdict
@@ -35,7 +37,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--first-batch", type=int, default=64)
     parser.add_argument("--longest-s", type=float, default=300.0)
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=os.cpu_count())
     options = parser.parse_args()
     rows = [json.loads(line) for line in Path(options.rows).read_text().splitlines()]
     lengths = Lengths([len(row["prompt"]) for row in rows], [row["max_tokens"] for row in rows])
@@ -67,7 +69,7 @@ class Context:
             (a + b for a, b in zip(lengths.prompts, lengths.answers, strict=True)), reverse=True
         )
         params = llama_cpp.llama_context_default_params()
-        # Room for the mean of the rows with some to spare, at least for the longest ones together.
+        # Room for rows of mean length with some to spare; never more than the longest ones need.
         mean = sum(longest) / len(longest)
         room = int(min(sum(longest[:batch]), 1.15 * batch * mean + longest[0]))
         params.n_ctx = -(-room // 256) * 256

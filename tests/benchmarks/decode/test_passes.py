@@ -1,6 +1,6 @@
 """Which passes of the decoding benchmark count."""
 
-from tests.benchmarks.decode import PROMPT_TOKENS, Pass, filling_left, steady, together
+from tests.benchmarks.decode.passes import PROMPT_TOKENS, Pass, filling_left, steady, together
 
 
 def one(decoding: int, prompt_tokens: int = 0, seconds: float = 1.0) -> Pass:

@@ -1,0 +1,113 @@
+"""Rows that are answered once: equal prompts, equal parameters, and no chance in them."""
+
+from collections import Counter, deque
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from dataclasses import replace
+
+from moebatch.spec.request import Outcome, Request
+
+_WITHOUT_CHANCE = (
+    "max_tokens",
+    "n",
+    "stop",
+    "stop_token_ids",
+    "ignore_eos",
+    "min_tokens",
+    "logprobs",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+)
+"""Parameters that greedy answers depend on, beside the bias of logits."""
+_MOST_KEYS = 2**18
+Run = Callable[[Iterable[Request]], Iterator[Outcome]]
+
+
+def greedy_key(request: Request) -> Hashable | None:
+    """What the answer of a greedy request depends on; None for sampled ones."""
+    sampling = request.sampling
+    if not sampling.greedy:
+        return None
+    values = tuple(getattr(sampling, name) for name in _WITHOUT_CHANCE)
+    return request.prompt_tokens, values, tuple(sorted(sampling.logit_bias.items()))
+
+
+class RepeatCounter:
+    """Counts rows that are alike, in some bytes for each: only hashes are kept, and of the first
+    `_MOST_KEYS` different rows only. Two rows with one hash are compared before one is copied."""
+
+    def __init__(self) -> None:
+        self._seen: set[int] = set()
+        self._repeated: Counter[int] = Counter()
+
+    def add(self, request: Request) -> bool:
+        """Takes in the next row; whether one like it has been there."""
+        key = greedy_key(request)
+        if key is None:
+            return False
+        number = hash(key)
+        if number in self._seen:
+            self._repeated[number] += 1
+            return True
+        if len(self._seen) < _MOST_KEYS:
+            self._seen.add(number)
+        return False
+
+    @property
+    def repeated(self) -> Mapping[int, int]:
+        """How many more rows there are of each kind, by hash."""
+        return dict(self._repeated)
+
+
+class Repeats:
+    """Hands on only the first of all rows that are alike, and gives its answer to the others."""
+
+    def __init__(self, repeated: Mapping[int, int]) -> None:
+        """`repeated` is what a `RepeatCounter` has found in the same process."""
+        self.num_copied = 0
+        self._to_come = dict(repeated)
+        self._waiting: dict[Hashable, list[Request]] = {}
+        self._known: dict[Hashable, Outcome] = {}
+        self._ready: deque[Outcome] = deque()
+
+    def answer(self, requests: Iterable[Request], run: Run) -> Iterator[Outcome]:
+        """Outcomes of all requests, of which only different ones are `run`."""
+        for outcome in run(self._first_ones(requests)):
+            yield outcome
+            yield from self._copies(outcome)
+            yield from self._taken()
+        yield from self._taken()
+
+    def _first_ones(self, requests: Iterable[Request]) -> Iterator[Request]:
+        for request in requests:
+            key = greedy_key(request) if self._to_come else None
+            number = hash(key)
+            if key is None or not (number in self._to_come or self._is_expected(key)):
+                yield request
+            elif key in self._waiting:
+                self._to_come[number] -= 1
+                self._waiting[key].append(request)
+            elif key in self._known:
+                self._to_come[number] -= 1
+                self._ready.append(replace(self._known[key], request=request))
+            else:
+                self._waiting[key] = []
+                yield request
+
+    def _is_expected(self, key: Hashable) -> bool:
+        return key in self._waiting or key in self._known
+
+    def _copies(self, outcome: Outcome) -> Iterator[Outcome]:
+        key = greedy_key(outcome.request) if self._waiting else None
+        if key is None or key not in self._waiting:
+            return
+        for request in self._waiting.pop(key):
+            self.num_copied += 1
+            yield replace(outcome, request=request)
+        if self._to_come.get(hash(key), 0) > 0:
+            self._known[key] = outcome
+
+    def _taken(self) -> Iterator[Outcome]:
+        while self._ready:
+            self.num_copied += 1
+            yield self._ready.popleft()
