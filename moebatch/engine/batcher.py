@@ -6,12 +6,14 @@ from dataclasses import dataclass, replace
 
 from moebatch.engine.sequence import Sequence
 from moebatch.plan.admission import longest_first
-from moebatch.spec.policy import Policy, pages_of
+from moebatch.plan.occupancy import peak_pages
+from moebatch.spec.policy import PAGE_TOKENS, Policy, pages_of
 from moebatch.store.kv import KVCache
 from moebatch.store.kv_prefixes import KvPrefix
 
 _OBSERVED_ANSWERS = 256
 _ENOUGH_ANSWERS = 16
+_ANY_BUDGET = 2**62
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +38,9 @@ class Slice:
 class Batcher:
     """Fills passes: one token of every decoding sequence, then slices of prompts.
 
-    A waiting sequence is admitted when there is a seat and when the cache will probably hold its
-    whole answer beside those of all others; with static batching, only when nobody is in work.
+    A waiting sequence is admitted when there is a seat, when its prompt can be begun in the pass,
+    and when the cache will probably hold it until it ends, beside all others until they do; with
+    static batching, only when nobody is in work.
     Answers are expected to be as long as nine of ten so far, or as long as they may become until
     some have been seen. When the cache runs full all the same, the sequence that was admitted last
     gives its pages back, and is computed again later from its prompt and what it has generated;
@@ -57,8 +60,7 @@ class Batcher:
         self._waiting: deque[Sequence] = deque()
         self._cache = cache
         self._policy = policy
-        self._spare = 0
-        """Pages that nobody will probably need, while sequences are admitted."""
+        self._usual_answer: int | None = None
         self._answer_lengths: deque[int] = deque(maxlen=_OBSERVED_ANSWERS)
         self._prefilling: list[Sequence] = []
         """Sequences whose prompts others may wait for."""
@@ -68,9 +70,9 @@ class Batcher:
         self._publish()
         slices = [Slice(sequence, 1) for sequence in self._decoding()]
         budget = self._policy.tokens_per_pass - len(slices)
-        self._admit()
+        self._admit(budget - sum(s.num_pending for s in self.running if not s.is_decoding))
         for sequence in self.running:
-            if sequence.num_pending > 1 or not sequence.output_tokens:
+            if not sequence.is_decoding:
                 if budget <= 0:
                     break
                 slices.append(Slice(sequence, min(sequence.num_pending, budget)))
@@ -103,7 +105,7 @@ class Batcher:
     def _decoding(self) -> list[Sequence]:
         """Running sequences with one token to compute, after making room for that token."""
         while True:
-            decoding = [s for s in self.running if s.output_tokens and s.num_pending == 1]
+            decoding = [s for s in self.running if s.is_decoding]
             missing = sum(self._cache.pages_to_grow(s, s.num_tokens) for s in decoding)
             if missing <= self._cache.num_free_pages:
                 break
@@ -120,15 +122,22 @@ class Batcher:
         self._waiting.appendleft(sequence)
         self.num_preempted += 1
 
-    def _admit(self) -> None:
-        """Takes waiting sequences in, in their order, with pages for all of their known tokens."""
-        if self._policy.batching == "static" and self.running:
-            return
-        self._spare = self._cache.num_free_pages - sum(map(self._expected_pages, self.running))
+    def _admit(self, budget: int) -> None:
+        """Takes waiting sequences in, in their order, with pages for all of their known tokens.
+
+        No more of them than there is `budget` to compute in this pass, so that they hold pages no
+        longer than they must; but static batches are taken in whole.
+        """
+        if self._policy.batching == "static":
+            if self.running:
+                return
+            budget = _ANY_BUDGET
+        self._usual_answer = self._observed()
+        room = self._room()
         later: deque[Sequence] = deque()
         num_pending_tokens = 0
         most = self._policy.batch_size
-        while len(self.running) < most and len(later) < most:
+        while budget > 0 and len(self.running) < most and len(later) < most:
             sequence = self._next_waiting()
             if sequence is None:
                 break
@@ -136,30 +145,32 @@ class Batcher:
             if prefix.num_pending_tokens:
                 later.append(sequence)
                 num_pending_tokens += prefix.num_pending_tokens
-            elif not self._take_in(sequence, prefix):
+            elif self._take_in(sequence, prefix, room):
+                budget -= sequence.num_pending
+            else:
                 self._waiting.appendleft(sequence)
                 break
         # To wait until others have computed a beginning costs at most one pass; not to wait, the
         # tokens that are computed several times.
         if num_pending_tokens < self._policy.tokens_per_pass / 2:
-            self._take_in_at_once(later)
+            self._take_in_at_once(later, room)
         self._waiting.extendleft(reversed(later))
 
-    def _take_in_at_once(self, later: deque[Sequence]) -> None:
+    def _take_in_at_once(self, later: deque[Sequence], room: "_Room") -> None:
         """Those of `later` that there is room for, although their beginning is being computed."""
         while later and len(self.running) < self._policy.batch_size:
-            if not self._take_in(later[0], self._cache.find(later[0].request.prompt_tokens)):
+            prefix = self._cache.find(later[0].request.prompt_tokens)
+            if not self._take_in(later[0], prefix, room):
                 return
             later.popleft()
 
-    def _take_in(self, sequence: Sequence, prefix: KvPrefix) -> bool:
-        """Admits a sequence, if the cache will probably hold it."""
-        wanted = self._expected_pages(sequence) - len(prefix.pages)
-        wanted += self._cache.num_unheld(prefix)
-        # Alone it can have all pages; whoever feeds us has checked that these suffice.
-        if wanted > self._spare and self.running:
-            return False
-        self._spare -= wanted
+    def _take_in(self, sequence: Sequence, prefix: KvPrefix, room: "_Room") -> bool:
+        """Admits a sequence, if the cache will probably hold it until it ends."""
+        if not self._will_fit(sequence, prefix, room):
+            if self.running:
+                return False
+            # Alone it can have all pages; whoever feeds us has checked that these suffice.
+            room.add(sequence, 0, self._expected_left(sequence))
         self._cache.begin(
             sequence, sequence.request.prompt_tokens, prefix, tokens=sequence.num_tokens
         )
@@ -168,6 +179,22 @@ class Batcher:
         self._prefilling.append(sequence)
         self.running.append(sequence)
         return True
+
+    def _will_fit(self, sequence: Sequence, prefix: KvPrefix, room: "_Room") -> bool:
+        """Whether there are pages now, and probably will be until everybody has ended."""
+        num_kept = self._cache.num_unheld(prefix)
+        needed = pages_of(sequence.num_tokens) - len(prefix.pages) + num_kept
+        return needed <= self._cache.num_free_pages and room.holds(
+            sequence, len(prefix.pages) - num_kept, self._expected_left(sequence)
+        )
+
+    def _room(self) -> "_Room":
+        """The cache with everybody who is in work."""
+        room = _Room(self._cache.num_pages - self._cache.num_pages_held_jointly)
+        for sequence in self.running:
+            num_joint = self._cache.num_joint_pages(sequence)
+            room.add(sequence, num_joint, self._expected_left(sequence))
+        return room
 
     def _publish(self) -> None:
         """Says what the last pass has computed of prompts."""
@@ -186,16 +213,43 @@ class Batcher:
                 return sequence
         return next((sequence for sequence in self._source if not sequence.is_dropped), None)
 
-    def _expected_pages(self, sequence: Sequence) -> int:
-        """Pages that the sequence will probably need beside those that it has."""
-        return self._cache.pages_to_grow(sequence, self._expected_tokens(sequence))
+    def _expected_left(self, sequence: Sequence) -> int:
+        """Tokens that a sequence will probably still get."""
+        sampling, num_so_far = sequence.request.sampling, len(sequence.output_tokens)
+        longest = sampling.max_tokens - num_so_far
+        ends_by_itself = not sampling.ignore_eos or sampling.stop or sampling.stop_token_ids
+        if self._usual_answer is None or not ends_by_itself:
+            return longest
+        return min(longest, max(self._usual_answer - num_so_far, 1))
 
-    def _expected_tokens(self, sequence: Sequence) -> int:
+    def _observed(self) -> int | None:
+        """As long as nine of ten answers so far; None before some have been seen."""
         if len(self._answer_lengths) < _ENOUGH_ANSWERS:
-            return sequence.max_tokens
-        usual = sorted(self._answer_lengths)[len(self._answer_lengths) * 9 // 10]
-        answer = max(usual, len(sequence.output_tokens) + 1)
-        return min(sequence.max_tokens, sequence.num_prompt_tokens + answer)
+            return None
+        return sorted(self._answer_lengths)[len(self._answer_lengths) * 9 // 10]
+
+
+class _Room:
+    """Sequences in a cache: what each has now, and what it will still get."""
+
+    def __init__(self, num_pages: int) -> None:
+        self._num_pages = num_pages
+        self._tokens: list[int] = []
+        self._left: list[int] = []
+
+    def add(self, sequence: Sequence, num_joint_pages: int, left: int) -> None:
+        """Pages that it holds jointly are not counted as its own."""
+        self._tokens.append(sequence.num_tokens - PAGE_TOKENS * num_joint_pages)
+        self._left.append(left)
+
+    def holds(self, sequence: Sequence, num_joint_pages: int, left: int) -> bool:
+        """Adds a sequence, if there is room for all of them until they end."""
+        self.add(sequence, num_joint_pages, left)
+        if peak_pages(self._tokens, self._left) <= self._num_pages:
+            return True
+        self._tokens.pop()
+        self._left.pop()
+        return False
 
 
 def fits_cache(sequence_tokens: int, num_pages: int) -> bool:

@@ -37,6 +37,11 @@ class Sequence:
         return self.num_tokens - self.num_cached
 
     @property
+    def is_decoding(self) -> bool:
+        """Whether all but the newest token of its answer has been computed."""
+        return bool(self.output_tokens) and self.num_pending == 1
+
+    @property
     def length(self) -> Length:
         """Prompt and longest answer."""
         return Length(self.num_prompt_tokens, self.request.sampling.max_tokens)

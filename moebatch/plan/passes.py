@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 from moebatch.plan.admission import longest_first
 from moebatch.plan.load import CountedLoad, PassLoad
+from moebatch.plan.occupancy import peak_pages
 from moebatch.plan.scratch import PROMPT_ROWS
-from moebatch.spec.policy import PAGE_TOKENS, Policy
+from moebatch.spec.policy import Policy
 from moebatch.spec.workload import Length, Workload
 
 _Ints = NDArray[np.int64]
@@ -41,28 +42,25 @@ class _Seats:
 
     def __init__(self, lengths: _Ints, policy: Policy) -> None:
         """`lengths` are rows of prompt, new and shared tokens."""
-        prompts, new, shared = lengths.T
         self._waiting = lengths
-        self._pages = -(-(prompts + new - shared) // PAGE_TOKENS)
         self._next = 0
         self._policy = policy
-        self._free_pages = policy.num_kv_pages
         self._prompt_left = np.empty(0, np.int64)
         self._cached = np.empty(0, np.int64)
+        self._shared = np.empty(0, np.int64)
         self._new_left = np.empty(0, np.int64)
-        self._held_pages = np.empty(0, np.int64)
 
     def next_pass(self) -> CountedLoad | None:
         """Takes everything one pass further, or several if they are alike; None when all is
         done."""
         decodes = self._prompt_left == 0
-        self._admit()
+        budget = self._policy.tokens_per_pass - int(decodes.sum())
+        self._admit(budget - int(self._prompt_left.sum()))
         if not len(self._prompt_left):
             return None
         if decodes.all() and len(decodes) == len(self._prompt_left):
             return self._decode_until_one_ends()
         decodes = np.concatenate([decodes, np.zeros(len(self._prompt_left) - len(decodes), bool)])
-        budget = self._policy.tokens_per_pass - int(decodes.sum())
         before = np.cumsum(self._prompt_left) - self._prompt_left
         slices = np.clip(budget - before, 0, self._prompt_left)
         load = self._load(decodes, slices)
@@ -74,8 +72,8 @@ class _Seats:
         return 1, load
 
     def _decode_until_one_ends(self) -> CountedLoad:
-        """Nobody can be admitted before."""
-        count, sequences = int(self._new_left.min()), len(self._cached)
+        """Or until somebody can be admitted."""
+        count, sequences = self._passes_alike(), len(self._cached)
         load = PassLoad(
             decode_sequences=float(sequences),
             decode_positions=float(self._cached.sum() + sequences * (count + 1) / 2),
@@ -86,31 +84,70 @@ class _Seats:
         self._retire()
         return count, load
 
-    def _admit(self) -> None:
-        """As many as there are seats and pages for; the first one always."""
-        if self._policy.batching == "static" and len(self._prompt_left):
+    def _admit(self, budget: int) -> None:
+        """As many as there are seats, tokens in the pass and pages for; the first one always."""
+        is_static = self._policy.batching == "static"
+        if is_static and len(self._prompt_left):
             return
         room = self._policy.batch_size - len(self._prompt_left)
-        wanted = self._pages[self._next : self._next + room]
-        fitting = int(np.searchsorted(np.cumsum(wanted), self._free_pages, side="right"))
-        if not fitting and not len(self._prompt_left):
-            fitting = min(1, len(wanted))
+        if not is_static:
+            # All but the last one are computed in this pass.
+            prompts, _, shared = self._waiting[self._next : self._next + room].T
+            before = np.cumsum(prompts - shared)
+            room = min(room, 1 + int(np.searchsorted(before, budget))) if budget > 0 else 0
+        fitting = self._num_fitting(min(room, len(self._waiting) - self._next))
         admitted = slice(self._next, self._next + fitting)
         self._next += fitting
-        self._free_pages -= int(wanted[:fitting].sum())
         prompts, new, shared = self._waiting[admitted].T
         self._prompt_left = np.concatenate([self._prompt_left, prompts - shared])
         self._new_left = np.concatenate([self._new_left, new])
         self._cached = np.concatenate([self._cached, shared])
-        self._held_pages = np.concatenate([self._held_pages, wanted[:fitting]])
+        self._shared = np.concatenate([self._shared, shared])
+
+    def _num_fitting(self, most: int) -> int:
+        """How many of the next ones the cache will hold until they end; it has always room for
+        one that is alone."""
+        least = int(most > 0 and not len(self._prompt_left))
+        while least < most:
+            # Mostly few of them fit, if any.
+            tried = least + 1 if least == 0 else min(most, 2 * least)
+            if self._fits(tried):
+                least = tried
+            else:
+                most = tried - 1
+                break
+        while least < most:
+            tried = (least + most + 1) // 2
+            least, most = (tried, most) if self._fits(tried) else (least, tried - 1)
+        return least
+
+    def _fits(self, count: int, passes_later: int = 0) -> bool:
+        """Whether so many more would fit, if everybody in work decodes until then."""
+        prompts, new, shared = self._waiting[self._next : self._next + count].T
+        decoding = self._prompt_left == 0
+        grown = self._cached + self._prompt_left - self._shared + decoding + passes_later
+        tokens = np.concatenate([grown, prompts - shared])
+        left = np.concatenate([self._new_left - passes_later, new])
+        return peak_pages(tokens, left) <= self._policy.num_kv_pages
+
+    def _passes_alike(self) -> int:
+        """Passes until one ends or the next one fits. The later it begins, the less room it
+        takes before others have ended."""
+        least, most = 1, int(self._new_left.min())
+        is_full = len(self._cached) >= self._policy.batch_size
+        if is_full or self._next == len(self._waiting) or self._policy.batching == "static":
+            return most
+        while least < most:
+            middle = (least + most) // 2
+            least, most = (least, middle) if self._fits(1, middle) else (middle + 1, most)
+        return most
 
     def _retire(self) -> None:
         going_on = self._new_left > 0
         if going_on.all():
             return
-        self._free_pages += int(self._held_pages[~going_on].sum())
         self._prompt_left, self._new_left = self._prompt_left[going_on], self._new_left[going_on]
-        self._cached, self._held_pages = self._cached[going_on], self._held_pages[going_on]
+        self._cached, self._shared = self._cached[going_on], self._shared[going_on]
 
     def _load(self, decodes: NDArray[np.bool_], slices: _Ints) -> PassLoad:
         sliced = slices > 0

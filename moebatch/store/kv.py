@@ -65,6 +65,7 @@ class KVCache:
         self._kept: dict[int, None] = {}
         """Pages that nobody holds, but somebody may want again: those left longest ago first."""
         self._num_holders = [0] * num_pages
+        self._num_joint = 0
         self._prefixes = KvPrefixes() if shares else None
         self._pages: dict[Hashable, list[int]] = {}
         self._rows: dict[Hashable, Tensor] = {}
@@ -82,6 +83,19 @@ class KVCache:
         """Pages of a prefix that count as free."""
         return sum(page in self._kept for page in prefix.pages)
 
+    @property
+    def num_pages_held_jointly(self) -> int:
+        """Pages with several owners."""
+        return self._num_joint
+
+    def num_joint_pages(self, owner: Hashable) -> int:
+        """Those among them that `owner` holds: the first ones, as others hold what they share from
+        its beginning on."""
+        if not self._num_joint:
+            return 0
+        alone = (n for n, page in enumerate(self._pages[owner]) if self._num_holders[page] < 2)
+        return next(alone, len(self._pages[owner]))
+
     def begin(self, owner: Hashable, prompt: Sequence[int], prefix: KvPrefix, tokens: int) -> None:
         """Gives a new owner the pages of a prefix, and more until it can hold `tokens` tokens.
 
@@ -91,6 +105,7 @@ class KVCache:
         for page in prefix.pages:
             self._kept.pop(page, None)
             self._num_holders[page] += 1
+            self._num_joint += self._num_holders[page] == 2
         self._add_pages(owner, list(prefix.pages))
         self.grow(owner, tokens)
         if self._prefixes:
@@ -127,6 +142,7 @@ class KVCache:
         # a prefix is given up before its beginning.
         for page in reversed(self._pages.pop(owner, [])):
             self._num_holders[page] -= 1
+            self._num_joint -= self._num_holders[page] == 1
             if self._num_holders[page]:
                 continue
             if self._prefixes and self._prefixes.is_known(page):
@@ -195,6 +211,7 @@ class KVCache:
         """Asserts that every page is free, kept, or held as often as owners say."""
         held = Counter(page for pages in self._pages.values() for page in pages)
         assert [held[page] for page in range(self.num_pages)] == self._num_holders, "holders differ"
+        assert self._num_joint == sum(count > 1 for count in held.values()), "joint pages differ"
         everywhere = sorted([*held, *self._free, *self._kept])
         assert everywhere == list(range(self.num_pages)), "pages are lost or in two places"
         for owner, pages in self._pages.items():

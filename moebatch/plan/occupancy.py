@@ -1,0 +1,35 @@
+"""How full the cache of keys and values will be."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moebatch.spec.policy import PAGE_TOKENS
+
+Ints = NDArray[np.int64]
+
+
+def peak_pages(tokens: Sequence[int] | Ints, left: Sequence[int] | Ints) -> int:
+    """Most pages that sequences hold at any time, if all of them grow by one token a pass.
+
+    Less than the sum of what each needs in the end, since they do not end together: one that ends
+    gives its pages to those that are still growing.
+
+    Args:
+        tokens: what each sequence has now, at least 1.
+        left: how many tokens each will still get.
+    """
+    tokens, left = np.asarray(tokens, np.int64), np.asarray(left, np.int64)
+    order = np.argsort(-left, kind="stable")
+    # What is held only shrinks when a sequence ends, so it is largest when one has its last token.
+    # Those alive then are the first `alive` ones; each holds (begun - 1 + passes) // page + 1.
+    begun, passes = tokens[order] - 1, left[order]
+    full, over = np.divmod(begun, PAGE_TOKENS)
+    alive = np.arange(1, len(begun) + 1)
+    whole, rest = np.divmod(passes, PAGE_TOKENS)
+    # By how far its last page is filled, how many sequences begin one page more.
+    at_least = np.cumsum(over[:, None] >= np.arange(PAGE_TOKENS + 1), axis=0)
+    one_more = at_least[alive - 1, PAGE_TOKENS - rest]
+    held = np.cumsum(full) + alive * (whole + 1) + one_more
+    return int(held.max(initial=0))
