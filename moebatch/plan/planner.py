@@ -10,6 +10,7 @@ from moebatch.plan.division import comes_in_pages
 from moebatch.plan.footprint import slot_bytes
 from moebatch.plan.milp import NoSolution, Solution, solve
 from moebatch.plan.problem import Problem
+from moebatch.plan.refine import refined
 from moebatch.plan.refusal import refusal
 from moebatch.plan.verify import violations
 from moebatch.plan.whole import whole_policy
@@ -36,7 +37,7 @@ class Planned:
     """A policy and how it was found."""
 
     policy: Policy
-    """Whole experts, and whole layers of keys and values."""
+    """Whole experts, and whole layers of keys and values; the best of its neighbours."""
     solution: Solution
     candidates: tuple[AffineCandidate, ...]
     """Those that the solver saw."""
@@ -57,7 +58,7 @@ def best_policy(problem: Problem) -> Planned:
     items = tuple(item for item, _ in screened[:MOST_CANDIDATES])
     solution = _solved(problem, items, screened[0][1])
     return Planned(
-        policy=_rounded(problem, solution, screened),
+        policy=refined(problem, _rounded(problem, solution, screened)),
         solution=solution,
         candidates=items,
         ranked=ranked,

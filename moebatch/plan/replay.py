@@ -29,20 +29,25 @@ def job_loads(workload: Workload, policy: Policy) -> list[CountedLoad]:
     return _replayed(workload, policy)
 
 
-def _replayed(workload: Workload, policy: Policy) -> list[CountedLoad]:
-    """Long jobs are replayed in part, and their middle is drawn out to the whole length."""
+def num_replayed(workload: Workload, policy: Policy) -> int:
+    """Sequences of a job that are replayed, of which the others are taken to be copies."""
     total = workload.num_sequences
     enough = min(max(_WAVES * policy.batch_size, _FEW_SEQUENCES), _MOST_SEQUENCES)
-    num_replayed = enough if total is None else min(total, max(enough, policy.batch_size + 1))
-    loads = _thinned(list(job_passes(workload, policy, num_replayed)))
-    if total == num_replayed:
+    return enough if total is None else min(total, max(enough, policy.batch_size + 1))
+
+
+def _replayed(workload: Workload, policy: Policy) -> list[CountedLoad]:
+    """Long jobs are replayed in part, and their middle is drawn out to the whole length."""
+    total, count = workload.num_sequences, num_replayed(workload, policy)
+    loads = _thinned(list(job_passes(workload, policy, count)))
+    if total == count:
         return loads
     first, last = _middle(loads, policy.batch_size * workload.mean_new_tokens)
     middle = loads[first:last]
     if total is None:
         return middle
     ended = sum(count * load.logits_rows for count, load in middle) / workload.mean_new_tokens
-    longer = 1 + (total - num_replayed) / ended
+    longer = 1 + (total - count) / ended
     return [*loads[:first], *((count * longer, load) for count, load in middle), *loads[last:]]
 
 

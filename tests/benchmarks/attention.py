@@ -220,7 +220,8 @@ def main() -> None:
     typical = min if options.best else median
     dtype = DTYPES[options.dtype]
     cases = [case for case in CASES if options.only in case.name]
-    print(f"kernel: {loader.status()}; {torch.get_num_threads()} threads; {options.dtype}")
+    kernel = loader.prepare() or "compiled"
+    print(f"kernel: {kernel}; {torch.get_num_threads()} threads; {options.dtype}")
     cache = _noise(_cache_bytes(cases, dtype), dtype)
     probe = Arena(PROBE_BYTES).bytes.view(torch.int64)
     print(f"{'heads':>12} {'sequences x context':22} kernel   torch   probe  of probe  of torch")

@@ -1,6 +1,5 @@
-"""The compiled kernel: equal to torch within rounding, and never in the way where it cannot be."""
+"""Compiled attention: equal to torch within rounding, and never in the way where it cannot be."""
 
-import importlib.resources
 import os
 import shlex
 import subprocess
@@ -20,19 +19,22 @@ from moebatch.model.batch import AttentionPlan, MicroBatch, Span
 from moebatch.model.native import loader
 from moebatch.model.native.compiler import Compiler, cache_folder
 from moebatch.model.native.helpers import Helpers, torch_parallel
-from moebatch.model.native.kernel import Kernel, SingleQueries, work_of
+from moebatch.model.native.kernels import Kernels
+from moebatch.model.native.single_queries import SingleQueries, work_of
 from moebatch.spec.policy import PAGE_TOKENS, pages_of
 from tests.model.test_parts import rope_of
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}
 """Of outputs around one; half a unit in the last place of a 16-bit number is 4e-3 and 5e-4."""
-KERNEL = loader.load(os.environ)
+KERNELS = loader.load(os.environ)
 
-needs_kernel = pytest.mark.skipif(not isinstance(KERNEL, Kernel), reason=f"no kernel: {KERNEL}")
+needs_kernels = pytest.mark.skipif(
+    not isinstance(KERNELS, Kernels), reason=f"no kernels: {KERNELS}"
+)
 
 
-@needs_kernel
+@needs_kernels
 @settings(max_examples=60, deadline=None)
 @given(
     contexts=st.lists(st.integers(1, 700), min_size=1, max_size=6),
@@ -60,7 +62,7 @@ def test_equal_to_torch_within_rounding(
     )
 
 
-@needs_kernel
+@needs_kernels
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_hundreds_of_sequences(dtype: torch.dtype) -> None:
     contexts = [1 + 37 * i % 150 for i in range(300)]
@@ -71,7 +73,7 @@ def test_hundreds_of_sequences(dtype: torch.dtype) -> None:
     torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance)
 
 
-@needs_kernel
+@needs_kernels
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("cache_dtype", DTYPES)
 def test_a_cache_of_another_dtype(dtype: torch.dtype, cache_dtype: torch.dtype) -> None:
@@ -82,7 +84,7 @@ def test_a_cache_of_another_dtype(dtype: torch.dtype, cache_dtype: torch.dtype) 
     torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance)
 
 
-@needs_kernel
+@needs_kernels
 @pytest.mark.parametrize("helpers", [Helpers(), Helpers(torch_parallel())], ids=["own", "torch's"])
 def test_the_number_of_threads_changes_no_bit(helpers: Helpers) -> None:
     cache = Cache([300, 5, 41], 4, 128, torch.bfloat16, seed=2)
@@ -91,7 +93,7 @@ def test_the_number_of_threads_changes_no_bit(helpers: Helpers) -> None:
     assert all(torch.equal(attended(q_THC, cache, n, helpers), want) for n in (2, 3, 2))
 
 
-@needs_kernel
+@needs_kernels
 @pytest.mark.parametrize("factor", [1e-20, 30.0, 1e4])
 def test_scores_of_any_size(factor: float) -> None:
     cache = Cache([200, 17], 2, 64, torch.float32, seed=3)
@@ -100,7 +102,7 @@ def test_scores_of_any_size(factor: float) -> None:
     torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-3 if factor > 100 else 1e-5)
 
 
-@needs_kernel
+@needs_kernels
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("what", [torch.nan, torch.inf])
 def test_broken_numbers_stay_broken_and_with_their_sequence(
@@ -117,7 +119,7 @@ def test_broken_numbers_stay_broken_and_with_their_sequence(
 
 def test_the_plan_leaves_single_tokens_and_short_slices_to_the_kernel() -> None:
     plan = plan_of([(1, 9), (3, 20), (40, 0), (1, 0)], window=8)
-    if not isinstance(KERNEL, Kernel):
+    if not isinstance(KERNELS, Kernels):
         assert plan.singles is None
         return
     assert plan.singles is not None and not plan.decodes
@@ -131,16 +133,16 @@ def test_the_plan_leaves_single_tokens_and_short_slices_to_the_kernel() -> None:
 
 def test_switched_off_everything_is_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(loader.SWITCH, "0")
-    assert loader.kernel() is None and loader.status() == "MOEBATCH_NATIVE=0"
+    assert loader.kernels() is None and loader.prepare() == "MOEBATCH_NATIVE=0"
     plan = plan_of([(1, 9), (3, 20), (1, 0)], window=None)
     assert plan.singles is None
     assert sum(len(group.tokens_B) for group in plan.decodes) == 2
     assert [prompt.num_tokens for prompt in plan.prompts] == [3]
 
 
-def test_the_status_says_what_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_there_is_a_reason_where_there_are_no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(loader.SWITCH, raising=False)
-    assert (loader.status() == "compiled") == (loader.kernel() is not None)
+    assert (loader.prepare() is None) == (loader.kernels() is not None)
 
 
 # --- the compiler and its folder ------------------------------------------------------------------
@@ -198,7 +200,7 @@ def num_uses(copier: Path) -> int:
 
 def test_a_library_is_made_once_and_nobody_else_may_touch_it(copier: Path, tmp_path: Path) -> None:
     for _ in range(2):
-        assert isinstance(loader.load(environment(tmp_path, CC=str(copier))), Kernel)
+        assert isinstance(loader.load(environment(tmp_path, CC=str(copier))), Kernels)
         (made,) = (tmp_path / "moebatch").iterdir()
     assert num_uses(copier) == 1
     assert made.stat().st_mode & 0o777 == 0o500
@@ -211,11 +213,10 @@ def test_a_library_that_cannot_be_trusted_is_made_anew(
     settings = environment(tmp_path, CC=str(copier))
     folder = cache_folder(settings)
     assert folder is not None
-    source = importlib.resources.files(loader.__package__).joinpath(loader.SOURCE).read_text()
-    made = folder / Compiler.found(settings).name_of(source)
+    made = folder / Compiler.found(settings).name_of(loader.source())
     made.write_bytes(b"\x7fELF" if damage == "cut short" else compiled.read_bytes())
     made.chmod(0o700 if damage == "cut short" else 0o777)
-    assert isinstance(loader.load(settings), Kernel)
+    assert isinstance(loader.load(settings), Kernels)
     assert num_uses(copier) == 1 and made.stat().st_mode & 0o777 == 0o500
 
 
@@ -231,7 +232,7 @@ def test_without_a_safe_folder_it_is_compiled_for_this_process_alone(
     else:
         folder.mkdir()
         folder.chmod(0o777)
-    assert isinstance(loader.load(environment(base, CC=str(copier))), Kernel)
+    assert isinstance(loader.load(environment(base, CC=str(copier))), Kernels)
     assert not list(tmp_path.rglob("*.so"))
 
 
@@ -254,7 +255,7 @@ def test_two_processes_may_compile_at_once(copier: Path, tmp_path: Path) -> None
         )
         for _ in range(2)
     ]
-    assert [process.communicate()[0].strip() for process in processes] == ["Kernel"] * 2
+    assert [process.communicate()[0].strip() for process in processes] == ["Kernels"] * 2
     assert num_uses(copier) == 2
     assert len(list((tmp_path / "moebatch").iterdir())) == 1
 
@@ -293,7 +294,7 @@ def attended(
     q_THC: Tensor, cache: Cache, num_threads: int, helpers: Helpers | None = None
 ) -> Tensor:
     """By the kernel, tokens in reverse order."""
-    assert isinstance(KERNEL, Kernel)
+    assert isinstance(KERNELS, Kernels)
     lengths = torch.tensor([0, *map(len, cache.rows[::-1])])
     queries = SingleQueries(
         tokens_B=torch.arange(len(cache.rows) - 1, -1, -1),
@@ -303,7 +304,7 @@ def attended(
     out_THC = torch.full_like(q_THC, torch.nan)
     kv = cache.keys_RGC, cache.values_RGC
     work = work_of(queries, q_THC, *kv, out_THC, num_threads=num_threads)
-    (helpers or Helpers()).attend(KERNEL, work, num_threads)
+    (helpers or Helpers()).run(KERNELS.attend, work, num_threads)
     return out_THC
 
 

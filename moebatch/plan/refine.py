@@ -1,0 +1,94 @@
+"""A policy tried on the job itself, pass by pass, beside its neighbours.
+
+The planner's objective knows mean lengths only, and its batches are two to a doubling. How many
+sequences of different lengths share a cache, and how long the last ones take, shows in a replay.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import islice
+
+from moebatch.plan.prediction import predict
+from moebatch.plan.problem import Problem
+from moebatch.plan.refusal import too_large, too_small
+from moebatch.plan.replay import num_replayed
+from moebatch.spec.policy import Placement, Policy, pages_of
+
+_MOST_REPLAYED = 2**17
+"""Sequences that are replayed in all: a second or two."""
+_LEAST_GAIN = 1.005
+"""What is less than that is not worth a round."""
+_SEATS = (0.75, 1.25, 1.5, 2.0)
+_TOKENS = (0.5, 0.75, 1.5, 2.0)
+_RESIDENTS = (-4, -2, -1, 1, 2, 4)
+
+
+def refined(problem: Problem, policy: Policy) -> Policy:
+    """The best policy that is found by climbing from this one: seats, tokens of a pass, experts
+    that stay; the cache of keys and values gets what is left of main memory.
+
+    Only in main memory, and only where the lengths of a job's sequences are known.
+    """
+    if problem.with_vram or not problem.workload.lengths or policy.kv_cache.disk:
+        return policy
+    best, best_s = policy, _seconds(problem, policy)
+    num_left = _MOST_REPLAYED // num_replayed(problem.workload, policy)
+    while num_left > 0:
+        others = list(islice(_neighbours(problem, best), num_left))
+        num_left -= len(others)
+        tried = [(_seconds(problem, other), other) for other in others]
+        fastest_s, fastest = min(tried, key=lambda pair: pair[0], default=(best_s, best))
+        if fastest_s * _LEAST_GAIN > best_s:
+            break
+        best, best_s = fastest, fastest_s
+    return best
+
+
+def _seconds(problem: Problem, policy: Policy) -> float:
+    """Of the job, or of a token in the middle of an endless one."""
+    prediction = predict(problem, policy)
+    return prediction.job_time_s or 1 / prediction.tokens_per_s
+
+
+def _neighbours(problem: Problem, policy: Policy) -> Iterator[Policy]:
+    seats, tokens = policy.batch_size, policy.tokens_per_pass
+    most_seats = problem.workload.num_sequences or seats * 2
+    num_resident = round(policy.weights.dram * problem.num_experts)
+    changed = [
+        *(_with_seats(policy, min(round(seats * by), most_seats)) for by in _SEATS),
+        *(replace(policy, tokens_per_pass=max(round(tokens * by), seats)) for by in _TOKENS),
+        *(_with_residents(problem, policy, num_resident + more) for more in _RESIDENTS),
+    ]
+    for other in dict.fromkeys(other for other in changed if other != policy):
+        widest = _with_widest_cache(problem, other)
+        if widest is not None:
+            yield widest
+
+
+def _with_seats(policy: Policy, seats: int) -> Policy:
+    seats = max(1, seats)
+    tokens = max(policy.tokens_per_pass, seats)
+    micro_batch = min(policy.micro_batch_size, seats)
+    return replace(policy, batch_size=seats, tokens_per_pass=tokens, micro_batch_size=micro_batch)
+
+
+def _with_residents(problem: Problem, policy: Policy, num_resident: int) -> Policy:
+    """Unchanged where experts do not stream, or no such number can stay."""
+    most = problem.num_experts - policy.num_slots
+    if not policy.num_slots or not 0 <= num_resident <= most:
+        return policy
+    share = num_resident / problem.num_experts
+    return replace(policy, weights=Placement(dram=share, disk=1 - share))
+
+
+def _with_widest_cache(problem: Problem, policy: Policy) -> Policy | None:
+    """As many pages as fit, and no more than the seats can use; None if too few fit."""
+    least, most = 0, policy.batch_size * pages_of(problem.workload.max_total_tokens)
+    while least < most:
+        tried = (least + most + 1) // 2
+        if too_large(problem, replace(policy, num_kv_pages=tried)) is None:
+            least = tried
+        else:
+            most = tried - 1
+    widest = replace(policy, num_kv_pages=max(1, least))
+    return widest if least and too_small(problem, widest) is None else None

@@ -1,0 +1,256 @@
+"""Compiled elementwise kernels: equal to torch, bit for bit where nothing is summed differently."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from moebatch.model.elementwise import Elementwise
+from moebatch.model.native import loader
+from moebatch.model.native.helpers import Helpers
+from moebatch.model.router import ExpertTokens, Routing, group_by_expert
+from moebatch.model.scratch import Frame
+
+CPU = torch.device("cpu")
+DTYPES = [torch.float32, torch.bfloat16]
+BROKEN = [torch.nan, torch.inf, -torch.inf]
+
+needs_kernels = pytest.mark.skipif(
+    loader.kernels() is None, reason=f"no kernels: {loader.prepare()}"
+)
+
+sizes = settings(max_examples=40, deadline=None)
+rows = st.integers(0, 70)
+widths = st.sampled_from([1, 7, 16, 31, 32, 33, 64, 100, 257, 2048])
+dtypes = st.sampled_from(DTYPES)
+seeds = st.integers(0, 99)
+
+
+@needs_kernels
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_16_bit_number_is_gated_alike(dtype: torch.dtype) -> None:
+    """Among them all that are broken, tiny or so large that the exponential overflows."""
+    x = torch.arange(2**16).to(torch.int32).sub(2**15).to(torch.int16).view(torch.bfloat16)
+    x = x.to(dtype)[None]
+    up = torch.ones_like(x)
+    assert_alike(lambda elementwise: gated(elementwise, x, up))
+
+
+@needs_kernels
+@sizes
+@given(rows, widths, dtypes, seeds)
+def test_gating(num_rows: int, width: int, dtype: torch.dtype, seed: int) -> None:
+    gate, up = noise(seed, dtype, num_rows, width, scale=4.0), noise(seed + 1, dtype, 70, width)
+    assert_alike(lambda elementwise: gated(elementwise, gate, up[:num_rows]))
+
+
+@needs_kernels
+@sizes
+@given(rows, st.integers(1, 8), widths, dtypes, seeds)
+def test_placing(
+    num_rows: int, num_choices: int, width: int, dtype: torch.dtype, seed: int
+) -> None:
+    routing = routing_of(num_rows, num_choices, width, dtype, seed)
+    for tokens in routing.tokens.values():
+        y_MD = noise(seed, dtype, len(tokens.rows_M), width)
+
+        def placed(elementwise: Elementwise, tokens=tokens, y_MD=y_MD) -> Tensor:
+            routing.outputs_TKD.fill_(7)
+            elementwise.place(y_MD.clone(), tokens, routing)
+            return routing.outputs_TKD.clone()
+
+        assert_equal(placed(native()), placed(by_torch()))
+
+
+@needs_kernels
+@sizes
+@given(rows, st.integers(1, 8), st.booleans(), widths, dtypes, seeds)
+def test_adding_what_experts_made(
+    num_rows: int, num_choices: int, is_shared: bool, width: int, dtype: torch.dtype, seed: int
+) -> None:
+    x = noise(seed, dtype, num_rows, width)
+    parts = [noise(seed + 1, dtype, num_rows, num_choices, width)]
+    if is_shared:
+        parts.append(noise(seed + 2, dtype, num_rows, width))
+
+    def added(elementwise: Elementwise) -> Tensor:
+        out = x.clone()
+        elementwise.add(room(num_rows * width, dtype), out, *parts)
+        return out
+
+    # In float32 torch groups more than four terms otherwise, here and there.
+    assert_alike(added, exact=dtype == torch.bfloat16)
+
+
+@needs_kernels
+@sizes
+@given(rows, widths, dtypes, seeds)
+def test_adding_one_part(num_rows: int, width: int, dtype: torch.dtype, seed: int) -> None:
+    x, part = noise(seed, dtype, num_rows, width), noise(seed + 1, dtype, num_rows, width)
+
+    def added(elementwise: Elementwise) -> Tensor:
+        out = x.clone()
+        elementwise.add(room(0, dtype), out, part)
+        return out
+
+    assert_alike(added)
+
+
+@needs_kernels
+@sizes
+@given(rows, st.sampled_from([(), (3,)]), widths, dtypes, st.booleans(), seeds)
+def test_norms(
+    num_rows: int,
+    heads: tuple[int, ...],
+    width: int,
+    dtype: torch.dtype,
+    in_place: bool,
+    seed: int,
+) -> None:
+    x, weight = noise(seed, dtype, num_rows, *heads, width), noise(seed + 1, dtype, width)
+
+    def normed(elementwise: Elementwise) -> Tensor:
+        source = x.clone()
+        out = source if in_place else torch.empty_like(x)
+        room_32 = torch.empty(x.numel(), dtype=torch.float32)
+        return elementwise.rms_norm(source, weight, 1e-5, room_32, out)
+
+    assert_alike(normed, exact=False)
+
+
+@needs_kernels
+@sizes
+@given(rows, st.integers(1, 5), st.sampled_from([2, 6, 16, 64, 80, 128]), dtypes, seeds)
+def test_rotation(
+    num_tokens: int, num_heads: int, head_dim: int, dtype: torch.dtype, seed: int
+) -> None:
+    x = noise(seed, dtype, num_tokens, num_heads, head_dim)
+    angles = noise(seed + 1, torch.float32, num_tokens, head_dim // 2)
+    cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
+
+    def rotated(elementwise: Elementwise) -> Tensor:
+        out = x.clone()
+        elementwise.rotate(out, cos, sin)
+        return out
+
+    assert_alike(rotated, exact=dtype == torch.bfloat16)
+
+
+@needs_kernels
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("what", BROKEN)
+def test_broken_numbers_pass_as_with_torch(dtype: torch.dtype, what: float) -> None:
+    x, y = noise(1, dtype, 3, 64), noise(2, dtype, 3, 64)
+    x[1, 5] = y[2, 6] = what
+    room_32 = torch.empty(x.numel(), dtype=torch.float32)
+
+    def normed(elementwise: Elementwise) -> Tensor:
+        return elementwise.rms_norm(x, y[0], 1e-5, room_32, torch.empty_like(x))
+
+    def added(elementwise: Elementwise) -> Tensor:
+        out = x.clone()
+        elementwise.add(room(0, dtype), out, y)
+        return out
+
+    assert_alike(lambda elementwise: gated(elementwise, x, y))
+    assert_alike(normed, exact=False)
+    assert_alike(added)
+    assert not gated(native(), x, y)[2, 6].isfinite() and normed(native())[1, 5].isnan()
+
+
+@needs_kernels
+def test_many_rows_are_shared_by_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    gate, up = (noise(seed, torch.bfloat16, 300, 512) for seed in (1, 2))
+    want = gated(by_torch(), gate, up)
+    assert torch.equal(gated(native(), gate, up), want), "torch's threads"
+    with_own = native()
+    with_own._helpers = Helpers()
+    assert torch.equal(gated(with_own, gate, up), want), "threads of its own"
+
+
+@needs_kernels
+@pytest.mark.parametrize("case", ["float16", "gaps", "mixed"])
+def test_what_does_not_suit_is_left_to_torch(case: str) -> None:
+    gate, up = noise(1, torch.bfloat16, 6, 64), noise(2, torch.bfloat16, 6, 64)
+    if case == "float16":
+        gate, up = gate.half(), up.half()
+    elif case == "mixed":
+        up = up.float()
+    else:
+        up = up.repeat(1, 2)[:, ::2]
+    assert_alike(lambda elementwise: gated(elementwise, gate, up))
+
+
+@needs_kernels
+def test_other_activations_are_left_to_torch() -> None:
+    gate, up = noise(1, torch.bfloat16, 6, 64), noise(2, torch.bfloat16, 6, 64)
+    got = gated(Elementwise("gelu", CPU), gate, up)
+    assert torch.equal(got, torch.nn.functional.gelu(gate) * up)
+
+
+# --- helpers --------------------------------------------------------------------------------------
+
+
+def native() -> Elementwise:
+    elementwise = Elementwise("silu", CPU)
+    assert elementwise._kernels is not None
+    return elementwise
+
+
+def by_torch() -> Elementwise:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(loader.SWITCH, "0")
+        elementwise = Elementwise("silu", CPU)
+    assert elementwise._kernels is None
+    return elementwise
+
+
+def gated(elementwise: Elementwise, gate: Tensor, up: Tensor) -> Tensor:
+    out = gate.clone()
+    elementwise.gate(out, up)
+    return out
+
+
+def assert_alike(compute: Callable[[Elementwise], Tensor], *, exact: bool = True) -> None:
+    """`exact` means bit by bit in bfloat16, but some units in the last place in float32."""
+    got, want = compute(native()), compute(by_torch())
+    if exact and got.dtype != torch.float32:
+        assert_equal(got, want)
+    else:
+        tolerance = 1e-6 if got.dtype == torch.float32 else 2**-7
+        torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance, equal_nan=True)
+
+
+def assert_equal(got: Tensor, want: Tensor) -> None:
+    torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
+
+
+def noise(seed: int, dtype: torch.dtype, *size: int, scale: float = 1.0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(size, generator=generator).mul_(scale).to(dtype)
+
+
+def room(num_floats: int, dtype: torch.dtype) -> Frame:
+    return Frame(torch.empty(2 * num_floats, dtype=dtype))
+
+
+def routing_of(
+    num_tokens: int, num_choices: int, width: int, dtype: torch.dtype, seed: int
+) -> Routing:
+    """Of tokens that choose among eight experts."""
+    scores = noise(seed, torch.float32, num_tokens, 8)
+    weights_TK, experts_TK = scores.topk(num_choices, dim=-1)
+    everything = slice(0, num_tokens)
+    tokens: dict[int, ExpertTokens] = group_by_expert(experts_TK, everything, 8)
+    return Routing(
+        rows=(everything,),
+        normed_TD=noise(seed, dtype, num_tokens, width),
+        weights_TK=weights_TK,
+        experts_TK=experts_TK,
+        tokens=tokens,
+        outputs_TKD=torch.empty(num_tokens, num_choices, width, dtype=dtype),
+    )
