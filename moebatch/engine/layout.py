@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from moebatch.engine.batcher import Slice
+from moebatch.engine.micro_batches import micro_batches
 from moebatch.engine.sequence import Sequence as TokenSequence
 from moebatch.model.batch import MicroBatch, Span
 from moebatch.plan.scratch import PROMPT_ROWS
@@ -81,13 +82,13 @@ def lay_out(
     decode_place: Place,
     prompt_place: Place,
 ) -> Layout:
-    """Micro-batches of decoding sequences by length, then of prompts.
+    """Micro-batches of decoding sequences, then of prompts.
 
     Args:
         decode_place: where sequences attend of which one token is computed.
         prompt_place: where all others do.
     """
-    arranged = arrange(slices, micro_batch_size)
+    arranged = micro_batches(slices, micro_batch_size)
     groups: list[Group] = []
     start = 0
     for pieces in arranged:
@@ -101,26 +102,6 @@ def lay_out(
             groups.append(Group(spans=part, owners=owners, place=place, continues=number > 0))
     ordered = tuple(piece for pieces in arranged for piece in pieces)
     return Layout(ordered=ordered, groups=tuple(groups))
-
-
-def arrange(slices: Sequence[Slice], micro_batch_size: int) -> list[list[Slice]]:
-    """Slices in micro-batches: decoding ones by length, so that padding is small, then prompts.
-
-    A prompt slice of more than `PROMPT_ROWS` tokens is alone.
-    """
-    decoding = sorted((s for s in slices if s.num_tokens == 1), key=lambda s: s.context)
-    groups = [
-        decoding[first : first + micro_batch_size]
-        for first in range(0, len(decoding), micro_batch_size)
-    ]
-    num_rows = PROMPT_ROWS
-    for piece in (s for s in slices if s.num_tokens > 1):
-        num_rows += piece.num_tokens
-        if num_rows > PROMPT_ROWS or len(groups[-1]) >= micro_batch_size:
-            groups.append([])
-            num_rows = piece.num_tokens
-        groups[-1].append(piece)
-    return groups
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,0 +1,61 @@
+"""Micro-batches have the same work, and nothing comes before what it continues."""
+
+from itertools import chain
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from moebatch.engine.batcher import Slice
+from moebatch.engine.micro_batches import balanced, micro_batches
+from moebatch.engine.sequence import Sequence
+from moebatch.engine.text import AnswerText
+from moebatch.plan.scratch import PROMPT_ROWS
+from moebatch.spec.request import Request
+from moebatch.spec.sampling import Sampling
+from tests.engine.test_engine import TokenText
+
+
+def piece(num_tokens: int, context: int) -> Slice:
+    sampling = Sampling()
+    request = Request(
+        index=0, custom_id="x", prompt_tokens=(1,) * (num_tokens + context), sampling=sampling
+    )
+    sequence = Sequence(request, 0, AnswerText(TokenText(), sampling))
+    sequence.num_cached = context
+    return Slice(sequence, num_tokens)
+
+
+slices = st.lists(st.builds(piece, st.sampled_from((1, 1, 2, 60, 700)), st.integers(0, 900)))
+
+
+@settings(deadline=None)
+@given(slices, st.integers(1, 9))
+def test_everything_is_in_one_micro_batch_of_its_kind(work: list[Slice], size: int) -> None:
+    groups = micro_batches(work, size)
+    assert sorted(map(id, chain.from_iterable(groups))) == sorted(map(id, work))
+    for group in groups:
+        assert 0 < len(group) <= size
+        assert len({one.num_tokens == 1 for one in group}) == 1
+        if len(group) > 1:
+            assert sum(one.num_tokens for one in group) <= max(PROMPT_ROWS, size)
+    prompts = [one for group in groups for one in group if one.num_tokens > 1]
+    assert list(map(id, prompts)) == [id(one) for one in work if one.num_tokens > 1]
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 900), min_size=1, max_size=60), st.integers(1, 20))
+def test_no_two_micro_batches_differ_by_more_than_one_sequence(
+    contexts: list[int], size: int
+) -> None:
+    groups = balanced([piece(1, context) for context in contexts], size)
+    assert len(groups) == -(-len(contexts) // size)
+    if len(contexts) % size == 0 or size == 1:
+        return  # some are full, and the others have to take what is left
+    sums = [sum(one.context for one in group) for group in groups if len(group) < size]
+    if len(sums) == len(groups):
+        assert max(sums) - min(sums) <= max(contexts) + 1
+
+
+def test_long_and_short_sequences_are_mixed() -> None:
+    groups = balanced([piece(1, context) for context in (99, 89, 9, 19)], 2)
+    assert [sorted(one.context - 1 for one in group) for group in groups] == [[9, 99], [19, 89]]
