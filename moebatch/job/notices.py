@@ -9,7 +9,10 @@ from moebatch.plan.prediction import Prediction
 from moebatch.spec.hardware import Hardware
 from moebatch.spec.job import Job
 from moebatch.spec.sampling import Sampling
+from moebatch.spec.workload import Workload
 from moebatch.units import format_bytes, format_duration, format_rate
+
+_LEAST_SHARE = 0.01
 
 
 def settings_without_effect(job: Job, kind: DeviceKind) -> Iterator[str]:
@@ -39,7 +42,19 @@ def describe_input(counted: InputSummary) -> str:
     return (
         f"{rows}: prompts of {work.mean_prompt_tokens:.0f} tokens and answers of up to "
         f"{work.mean_new_tokens:.0f} in the mean, at most {work.max_total_tokens} together"
+        f"{_alike(counted, work)}"
     )
+
+
+def _alike(counted: InputSummary, work: Workload) -> str:
+    """What need not be computed again."""
+    found = ""
+    if counted.num_repeated:
+        found += f"; {counted.num_repeated} rows repeat others"
+    share = work.mean_shared_tokens / work.mean_prompt_tokens
+    if share >= _LEAST_SHARE:
+        found += f"; {share:.0%} of all prompt tokens begin like earlier ones"
+    return found
 
 
 def describe_prediction(expected: Prediction) -> str:
