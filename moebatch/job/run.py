@@ -36,6 +36,7 @@ from moebatch.job.scan import InputSummary, scan
 from moebatch.job.source import open_source
 from moebatch.job.status import Phase, RunStatus, RunSummary
 from moebatch.job.timelines import run_timelines
+from moebatch.model.native.loader import prepare as prepare_kernels
 from moebatch.plan.machine import detect_machine
 from moebatch.plan.prediction import Prediction, predict
 from moebatch.predict.predictor import Predictor
@@ -62,6 +63,7 @@ class JobRun:
         self._options = options
         self._machine: JobMachine | None = None
         self._plan: JobPlan | None = None
+        self._torch_only: str | None = None
         self._budget_bytes = job.resources.dram or machine.dram_bytes
         self._num_threads = job.resources.threads or machine.num_cores
         self._phase: Phase = "checking input"
@@ -192,6 +194,7 @@ class JobRun:
         return predictor
 
     def _planned(self, files: ModelFiles, workload: Workload) -> JobPlan:
+        self._torch_only = prepare_kernels()  # a compiler takes memory, too
         machine = self._machine = measured_machine(self._job, files, self._tell)
         options, kind = self._options, machine.kind
         options.require_device(kind)  # a GPU may have been found only now
@@ -341,6 +344,7 @@ class JobRun:
             emulated=self._emulated(plan),
             vram_peak_bytes=built.made.memory.peak_bytes if built and built.made.memory else None,
             waits=without_readers(built.recorder.statistics) if built and built.recorder else None,
+            torch_only=self._torch_only,
         )
 
     def _emulated(self, plan: JobPlan | None) -> str | None:

@@ -115,3 +115,5 @@ class RunSummary:
     """Most memory of the GPU that was in use; None without one."""
     waits: Statistics | None = None
     """What the lanes waited for; None if everything was done one after the other."""
+    torch_only: str | None = None
+    """Why there were no compiled kernels; None if there were."""

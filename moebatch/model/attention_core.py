@@ -11,7 +11,7 @@ from moebatch.model.attention import LayerKv, Qkv, attend
 from moebatch.model.batch import MicroBatch
 from moebatch.model.native import loader
 from moebatch.model.native.helpers import Helpers, torch_parallel
-from moebatch.model.native.kernel import SingleQueries, work_of
+from moebatch.model.native.single_queries import SingleQueries, work_of
 from moebatch.model.scratch import Scratch
 from moebatch.plan.scratch import Limits, attention_core_elements
 from moebatch.spec.shape import ModelShape
@@ -72,8 +72,8 @@ class AttentionCore:
         self, singles: SingleQueries, q_THC: Tensor, kv: LayerKv, out_THC: Tensor
     ) -> None:
         """Where the plan leaves tokens to the compiled kernel."""
-        kernel = loader.kernel()
-        assert kernel is not None, "a plan for a kernel is made where there is one"
+        kernels = loader.kernels()
+        assert kernels is not None, "a plan for a kernel is made where there is one"
         seen_bytes = 2 * len(singles.rows_N) * kv.keys_RGC[0].nbytes
         num_threads = torch.get_num_threads() if seen_bytes >= _LEAST_SHARED_BYTES else 1
         q_THC = q_THC.contiguous()
@@ -85,4 +85,6 @@ class AttentionCore:
             out_THC,
             num_threads=num_threads,
         )
-        self._helpers.attend(kernel, work, num_threads)
+        self._helpers.run(kernels.attend, work, num_threads)
+        if work.has_failed:
+            raise MemoryError("no memory for the scratch of attention")

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from moebatch.model.native import loader
-from moebatch.model.native.kernel import SingleQueries
+from moebatch.model.native.single_queries import SingleQueries
 from moebatch.model.rope import Rope
 from moebatch.plan.scratch import bucket_positions
 
@@ -196,8 +196,8 @@ def _plan(
 
 def _most_single(dtype: torch.dtype, device: torch.device) -> int:
     """Most new tokens of a sequence that are left to the compiled kernel."""
-    kernel = loader.kernel() if device.type == "cpu" else None
-    return _FEW_TOKENS if kernel is not None and kernel.supports(dtype) else 0
+    kernels = loader.kernels() if device.type == "cpu" else None
+    return _FEW_TOKENS if kernels is not None and kernels.attends(dtype) else 0
 
 
 def _singles(spans: Sequence[Span], first: int, window: int | None) -> SingleQueries | None:

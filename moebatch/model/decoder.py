@@ -16,10 +16,12 @@ from torch import Tensor
 from moebatch.model.attention import Qkv
 from moebatch.model.attention_core import AttentionCore
 from moebatch.model.batch import MicroBatch, Span
+from moebatch.model.elementwise import Elementwise
 from moebatch.model.families import ExpertWeights, expert_weights
-from moebatch.model.layers import activation_of, gated_mlp, linear, rms_norm
-from moebatch.model.rope import Rope, rotate
-from moebatch.model.router import Routing, choose_experts, group_by_expert
+from moebatch.model.gated_mlp import gated_mlp
+from moebatch.model.layers import linear
+from moebatch.model.rope import Rope
+from moebatch.model.router import ExpertTokens, Routing, choose_experts, group_by_expert
 from moebatch.model.scratch import Frame, Scratch
 from moebatch.plan.scratch import Limits, bucket_rows, step_elements
 from moebatch.spec.shape import ModelShape
@@ -61,7 +63,7 @@ class Decoder:
         self._limits = limits
         self._core = AttentionCore(shape, limits, dtype=self.dtype, device=self.device)
         self._rope = Rope(shape, config, self.device)
-        self._activation = activation_of(shape.activation)
+        self._elementwise = Elementwise(shape.activation, self.device)
         converts = expert_dtype not in (None, self.dtype)
         step = step_elements(shape, limits, converts=converts)
         self.scratch = Scratch(step, device=self.device, dtype=self.dtype)
@@ -185,16 +187,13 @@ class Decoder:
         """
         weights = expert_weights(parts)
         rows_M, choices_M = routing.tokens[expert]
-        weights_M = routing.weights_TK[rows_M, choices_M]
         for chunk in self._chunks(slice(0, len(rows_M))):
-            rows = rows_M[chunk]
-            frame = self.scratch.frame()
-            x_ND = frame.take(self._product_rows(len(rows)), self.shape.hidden_size)
-            torch.index_select(routing.normed_TD, 0, rows, out=x_ND[: len(rows)])
-            y_ND = gated_mlp(frame, x_ND, weights, self._activation)
-            y_MD = y_ND[: len(rows)].mul_(weights_M[chunk, None])
-            places = rows * self.shape.experts_per_token + choices_M[chunk]
-            routing.outputs_TKD.flatten(0, 1).index_copy_(0, places, y_MD)
+            tokens = ExpertTokens(rows_M[chunk], choices_M[chunk])
+            frame, num_rows = self.scratch.frame(), len(tokens.rows_M)
+            x_ND = frame.take(self._product_rows(num_rows), self.shape.hidden_size)
+            torch.index_select(routing.normed_TD, 0, tokens.rows_M, out=x_ND[:num_rows])
+            y_MD = gated_mlp(frame, x_ND, num_rows, weights, self._elementwise)
+            self._elementwise.place(y_MD, tokens, routing)
 
     def combine(self, layer: int, x_TD: Tensor, routing: Routing) -> None:
         """Adds what the experts, and the shared expert where there is one, have made of the rows
@@ -203,21 +202,19 @@ class Decoder:
         Outputs of a token are summed in the order of its choices, whenever they were computed.
         """
         for rows in self._chunks(*routing.rows):
-            frame = self.scratch.frame()
-            sum_MD = frame.take_float(rows.stop - rows.start, self.shape.hidden_size)
-            torch.sum(routing.outputs_TKD[rows], 1, dtype=torch.float32, out=sum_MD)
+            frame, parts = self.scratch.frame(), [routing.outputs_TKD[rows]]
             if self.shape.shared_expert_width:
-                sum_MD += self._shared_expert(frame, layer, routing.normed_TD[rows])
-            x = x_TD[rows]
-            x += sum_MD.to(x.dtype)
+                parts.append(self._shared_expert(frame, layer, routing.normed_TD[rows]))
+            self._elementwise.add(frame, x_TD[rows], *parts)
 
     def _shared_expert(self, frame: Frame, layer: int, normed_MD: Tensor) -> Tensor:
         weights = self._weights.layers[layer]
-        normed_ND = frame.take(self._product_rows(len(normed_MD)), self.shape.hidden_size)
-        normed_ND[: len(normed_MD)] = normed_MD
-        mix = linear(normed_ND, weights["shared_mix"], None, frame.take(len(normed_ND), 1))
-        y_ND = gated_mlp(frame, normed_ND, _mlp_weights(weights, "shared"), self._activation)
-        return y_ND.mul_(mix.sigmoid_())[: len(normed_MD)]
+        num_rows, mlp = len(normed_MD), _mlp_weights(weights, "shared")
+        normed_ND = frame.take(self._product_rows(num_rows), self.shape.hidden_size)
+        normed_ND[:num_rows] = normed_MD
+        mix_N1 = linear(normed_ND, weights["shared_mix"], None, frame.take(len(normed_ND), 1))
+        y_MD = gated_mlp(frame, normed_ND, num_rows, mlp, self._elementwise)
+        return y_MD.mul_(mix_N1[:num_rows].sigmoid_())
 
     def add_dense(self, layer: int, x_TD: Tensor, rows: slice | None = None) -> None:
         """Adds the MLP of a layer without experts to rows, in place; to all if None."""
@@ -226,7 +223,8 @@ class Decoder:
         for chunk in self._chunks(slice(0, len(x_TD)) if rows is None else rows):
             frame, x = self.scratch.frame(), x_TD[chunk]
             normed = self._normed(frame, x, weights["mlp_norm"])
-            x += gated_mlp(frame, normed, mlp, self._activation)[: len(x)]
+            y = gated_mlp(frame, normed, len(x), mlp, self._elementwise)
+            self._elementwise.add(frame, x, y)
 
     def logits(self, x_RD: Tensor) -> Tensor:
         """Logits [R, V] of the next token from the hidden states after all layers."""
@@ -240,19 +238,23 @@ class Decoder:
         """The norm of x with rows up to the next bucket; those beyond x hold garbage."""
         normed_ND = frame.take(self._product_rows(len(x_TD)), self.shape.hidden_size)
         room = frame.take_float(*x_TD.shape)
-        rms_norm(x_TD, weight_D, self.shape.rms_eps, room, normed_ND[: len(x_TD)])
+        out_TD = normed_ND[: len(x_TD)]
+        self._elementwise.rms_norm(x_TD, weight_D, self.shape.rms_eps, room, out_TD)
         return normed_ND
 
     def _project(self, frame: Frame, layer: int, x_TD: Tensor, micro_batch: MicroBatch) -> Qkv:
         """As `project`, with rows up to the next bucket; those beyond hold garbage."""
         weights, num_tokens = self._weights.layers[layer], micro_batch.num_tokens
         x = x_TD[micro_batch.start : micro_batch.stop]
-        qkv = self._unrotated(frame, self._normed(frame, x, weights["input_norm"]), weights)
+        normed_ND = self._normed(frame, x, weights["input_norm"])
+        qkv = self._unrotated(frame, normed_ND, num_tokens, weights)
         for y_NHC in (qkv.q_THC, qkv.k_TGC):
-            rotate(y_NHC[:num_tokens], micro_batch.cos_TR, micro_batch.sin_TR)
+            self._elementwise.rotate(y_NHC[:num_tokens], micro_batch.cos_TR, micro_batch.sin_TR)
         return qkv
 
-    def _unrotated(self, frame: Frame, normed_ND: Tensor, weights: Mapping[str, Tensor]) -> Qkv:
+    def _unrotated(
+        self, frame: Frame, normed_ND: Tensor, num_tokens: int, weights: Mapping[str, Tensor]
+    ) -> Qkv:
         shape, projected = self.shape, []
         norm_room = frame.take_float(len(normed_ND) * shape.query_width * (shape.qk_norm != "none"))
         for role in ("q", "k", "v"):
@@ -261,8 +263,8 @@ class Decoder:
             y_NHC = y.view(len(y), -1, shape.head_dim)
             norm = weights.get(f"{role}_norm")
             if norm is not None:
-                normed = y_NHC if shape.qk_norm == "head" else y
-                rms_norm(normed, norm, shape.rms_eps, norm_room, normed)
+                normed = (y_NHC if shape.qk_norm == "head" else y)[:num_tokens]
+                self._elementwise.rms_norm(normed, norm, shape.rms_eps, norm_room, normed)
             if shape.clip_qkv is not None:
                 y.clamp_(-shape.clip_qkv, shape.clip_qkv)
             projected.append(y_NHC)
@@ -275,7 +277,7 @@ class Decoder:
         room_ND = frame.take(len(out_NHC), self.shape.hidden_size)
         out_ND = linear(out_NHC.flatten(1), weights["o"], weights.get("o_bias"), room_ND)
         x = x_TD[micro_batch.start : micro_batch.stop]
-        x += out_ND[: micro_batch.num_tokens]
+        self._elementwise.add(frame, x, out_ND[: micro_batch.num_tokens])
 
     def _product_rows(self, num_rows: int) -> int:
         """Rows of a matrix product that needs so many: only a CPU minds many different counts."""

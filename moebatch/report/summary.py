@@ -35,6 +35,8 @@ def summary_table(summary: RunSummary) -> RenderableType:
     if summary.num_shrunk:
         times = f"passes were halved {summary.num_shrunk} times, since the system refused memory"
         grid.add_row("backed off", times)
+    if summary.torch_only is not None:
+        grid.add_row("kernels", f"torch only: {escape(summary.torch_only)}")
     grid.add_row("peak memory", _memory(summary))
     if summary.policy is not None:
         grid.add_row("policy", str(summary.policy))

@@ -122,6 +122,15 @@ def test_the_summary_names_speed_lanes_bytes_memory_and_failures() -> None:
         assert part in text
 
 
+def test_kernels_are_a_line_only_where_there_are_none() -> None:
+    screen = StringIO()
+    Console(file=screen, width=160).print(summary_table(SUMMARY))
+    assert "kernels" not in screen.getvalue()
+    without = replace(SUMMARY, torch_only="there is no C compiler")
+    Console(file=screen, width=160).print(summary_table(without))
+    assert "torch only: there is no C compiler" in screen.getvalue()
+
+
 def test_brackets_in_a_path_are_no_markup() -> None:
     screen = StringIO()
     Console(file=screen, width=160).print(summary_table(replace(SUMMARY, output="out[red].jsonl")))

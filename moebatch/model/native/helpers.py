@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from moebatch.model.native.kernel import Kernel, Work
+from moebatch.model.native.kernels import Kernel
 
 Parallel = Callable[[int, int, int, int], None]
 """Calls the function at an address with another address, on so many threads; then flags."""
@@ -27,25 +27,20 @@ class Helpers:
         self._pool: ThreadPoolExecutor | None = None
         self._num_others = 0
 
-    def attend(self, kernel: Kernel, work: Work, num_threads: int) -> None:
-        """Has all of `work` done by so many threads.
-
-        Raises MemoryError if there is none for their scratch.
-        """
+    def run(self, kernel: Kernel, work: ctypes.Structure, num_threads: int) -> None:
+        """Has all of `work` done by so many threads."""
         if num_threads == 1:
-            kernel.attend(work)
+            kernel(work)
         elif self._parallel is not None:
             self._parallel(kernel.address, ctypes.addressof(work), num_threads, 0)
         else:
             self._share(kernel, work, num_threads - 1)
-        if work.has_failed:
-            raise MemoryError("no memory for the scratch of attention")
 
-    def _share(self, kernel: Kernel, work: Work, num_others: int) -> None:
+    def _share(self, kernel: Kernel, work: ctypes.Structure, num_others: int) -> None:
         pool = self._pool_of(num_others)
-        others = [pool.submit(kernel.attend, work) for _ in range(num_others)]
+        others = [pool.submit(kernel, work) for _ in range(num_others)]
         try:
-            kernel.attend(work)
+            kernel(work)
         finally:
             # Who has not begun yet would find nothing left to do.
             for other in others:
@@ -56,7 +51,7 @@ class Helpers:
         if self._pool is None or num_threads != self._num_others:
             if self._pool is not None:
                 self._pool.shutdown()
-            self._pool = ThreadPoolExecutor(num_threads, "attention")
+            self._pool = ThreadPoolExecutor(num_threads, "kernel")
             self._num_others = num_threads
         return self._pool
 
