@@ -32,11 +32,6 @@ struct work {
     int32_t has_failed; /* for want of memory */
 };
 
-INLINE void prefetch(const char *p, int dtype) {
-    for (int64_t i = 0; i < LOT * size_of(dtype); i += 64)
-        __builtin_prefetch(p + i, 0, 2);
-}
-
 INLINE float largest_of(Floats x) {
 #if defined(__AVX512F__)
     return _mm512_reduce_max_ps((__m512)x);

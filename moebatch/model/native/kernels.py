@@ -1,0 +1,56 @@
+"""The compiled functions."""
+
+import ctypes
+
+import torch
+
+DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+"""Numbers of the C files for types of numbers."""
+
+
+class Kernel:
+    """A function of the library that computes parts of a work until none is left.
+
+    Has no state: any number of threads may call it, with the same work or others. A work is done
+    when all that were given it have returned. The GIL is free meanwhile.
+    """
+
+    def __init__(self, library: ctypes.CDLL, name: str) -> None:
+        """Raises AttributeError where the library has none of that name."""
+        self._function = library[name]
+        self._function.argtypes = (ctypes.c_void_p,)
+        self._function.restype = None
+
+    @property
+    def address(self) -> int:
+        """Of a C function that does what a call does, given the address of its work."""
+        address = ctypes.cast(self._function, ctypes.c_void_p).value
+        assert address is not None, "a function has an address"
+        return address
+
+    def __call__(self, work: ctypes.Structure) -> None:
+        self._function(ctypes.addressof(work))
+
+
+class Kernels:
+    """All of them."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        """Raises OSError where the library is another one."""
+        try:
+            self.attend = Kernel(library, "moebatch_attend")
+            self.gate = Kernel(library, "moebatch_gate")
+            self.place = Kernel(library, "moebatch_place")
+            self.add = Kernel(library, "moebatch_add")
+            self.norm = Kernel(library, "moebatch_norm")
+            self.rotate = Kernel(library, "moebatch_rotate")
+            self._supports = library.moebatch_supports
+        except AttributeError as error:
+            raise OSError(str(error)) from error
+        self._supports.argtypes = (ctypes.c_int,)
+        self._supports.restype = ctypes.c_int
+
+    def attends(self, dtype: torch.dtype) -> bool:
+        """Whether queries, keys and values may be of that type; the others know float32 and
+        bfloat16."""
+        return dtype in DTYPES and bool(self._supports(DTYPES[dtype]))

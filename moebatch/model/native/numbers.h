@@ -1,0 +1,198 @@
+/* Vectors of numbers in any of three types; the other files are compiled behind this one.
+
+   Numbers are handled in lots of 2 * LANES, as two vectors. Two neighbouring bfloat16 are one
+   word: its upper half, and its lower half shifted up, are float32 already. So there the first
+   vector of a lot has its even numbers and the second its odd ones.
+
+   No -ffast-math: it would swallow NaN, and some compilers then change the rounding of the whole
+   process. */
+
+#include <math.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#define LANES 16
+#elif defined(__AVX__)
+#define LANES 8
+#else
+#define LANES 4
+#endif
+
+#define LOT (2 * LANES)
+#define INLINE static inline __attribute__((always_inline))
+
+typedef float Floats __attribute__((vector_size(4 * LANES)));
+typedef uint32_t Words __attribute__((vector_size(4 * LANES)));
+
+typedef struct {
+    Floats first, second;
+} Lot;
+
+enum { FLOAT32, BFLOAT16, FLOAT16 };
+
+int moebatch_supports(int dtype) {
+#if defined(__FLT16_MAX__)
+    return dtype >= FLOAT32 && dtype <= FLOAT16;
+#else
+    return dtype == FLOAT32 || dtype == BFLOAT16;
+#endif
+}
+
+INLINE int64_t size_of(int dtype) { return dtype == FLOAT32 ? 4 : 2; }
+
+INLINE Floats read_floats(const float *p) {
+    Floats x;
+    memcpy(&x, p, sizeof x);
+    return x;
+}
+
+INLINE void write_floats(float *p, Floats x) { memcpy(p, &x, sizeof x); }
+
+INLINE Lot load(const char *p, int dtype) {
+    Lot lot;
+    if (dtype == FLOAT32) {
+        memcpy(&lot.first, p, sizeof lot.first);
+        memcpy(&lot.second, p + sizeof lot.first, sizeof lot.second);
+        return lot;
+    }
+    if (dtype == BFLOAT16) {
+        Words pairs;
+        memcpy(&pairs, p, sizeof pairs);
+        lot.first = (Floats)(pairs << 16);
+        lot.second = (Floats)(pairs & 0xffff0000u);
+        return lot;
+    }
+#if defined(__AVX512F__)
+    lot.first = (Floats)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p));
+    lot.second = (Floats)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p + 1));
+#elif defined(__FLT16_MAX__)
+    _Float16 halves[LOT];
+    float numbers[LOT];
+    memcpy(halves, p, sizeof halves);
+    for (int i = 0; i < LOT; i++)
+        numbers[i] = (float)halves[i];
+    memcpy(&lot, numbers, sizeof lot);
+#endif
+    return lot;
+}
+
+/* A lot that was loaded as one type, in the order of another. */
+INLINE Lot reordered(Lot lot, int from, int to) {
+    if ((from == BFLOAT16) == (to == BFLOAT16))
+        return lot;
+    float before[LOT], after[LOT];
+    write_floats(before, lot.first);
+    write_floats(before + LANES, lot.second);
+    for (int i = 0; i < LANES; i++)
+        for (int odd = 0; odd < 2; odd++)
+            if (to == BFLOAT16)
+                after[odd * LANES + i] = before[2 * i + odd];
+            else
+                after[2 * i + odd] = before[odd * LANES + i];
+    return (Lot){read_floats(after), read_floats(after + LANES)};
+}
+
+/* Bits of numbers whose upper halves are the nearest bfloat16. */
+INLINE Words rounded(Floats x) {
+    Words bits = (Words)x;
+    Words even = bits + 0x7fff + ((bits >> 16) & 1);
+#if defined(__AVX512F__)
+    __mmask16 is_nan = _mm512_cmp_ps_mask((__m512)x, (__m512)x, _CMP_UNORD_Q);
+    return (Words)_mm512_mask_mov_epi32((__m512i)even, is_nan, (__m512i)(bits | 0x400000));
+#else
+    Words is_nan = (Words)(x != x);
+    return (even & ~is_nan) | ((bits | 0x400000) & is_nan);
+#endif
+}
+
+INLINE void store(char *p, Lot lot, int dtype) {
+    if (dtype == FLOAT32) {
+        memcpy(p, &lot.first, sizeof lot.first);
+        memcpy(p + sizeof lot.first, &lot.second, sizeof lot.second);
+    } else if (dtype == BFLOAT16) {
+        Words pairs = (rounded(lot.first) >> 16) | (rounded(lot.second) & 0xffff0000u);
+        memcpy(p, &pairs, sizeof pairs);
+    } else {
+#if defined(__FLT16_MAX__)
+        _Float16 halves[LOT];
+        float numbers[LOT];
+        memcpy(numbers, &lot, sizeof lot);
+        for (int i = 0; i < LOT; i++)
+            halves[i] = (_Float16)numbers[i];
+        memcpy(p, halves, sizeof halves);
+#endif
+    }
+}
+
+/* The last lot of a row may be there in part: zeros for the rest. */
+INLINE Lot load_part(const char *p, int64_t num, int dtype) {
+    char room[4 * LOT] = {0};
+    if (num >= LOT)
+        memcpy(room, p, LOT * size_of(dtype));
+    else if (num == LANES) /* sizes that are known are copied faster */
+        memcpy(room, p, LANES * size_of(dtype));
+    else
+        memcpy(room, p, num * size_of(dtype));
+    return load(room, dtype);
+}
+
+INLINE void store_part(char *p, Lot lot, int64_t num, int dtype) {
+    if (num >= LOT) {
+        store(p, lot, dtype);
+        return;
+    }
+    char room[4 * LOT];
+    store(room, lot, dtype);
+    memcpy(p, room, num * size_of(dtype));
+}
+
+/* Into the second-level cache: a lot that will be read. It need not exist. */
+INLINE void prefetch(const char *p, int dtype) {
+    for (int64_t i = 0; i < LOT * size_of(dtype); i += 64)
+        __builtin_prefetch(p + i, 0, 2);
+}
+
+INLINE float sum_of(Floats x) {
+    float sum = 0;
+    for (int i = 0; i < LANES; i++)
+        sum += x[i];
+    return sum;
+}
+
+/* x, but neither less nor more than these; NaN for NaN. */
+INLINE Floats clamped(Floats x, float lowest, float highest) {
+    const Floats zero = {0};
+#if defined(__AVX512F__)
+    x = (Floats)_mm512_max_ps((__m512)(zero + lowest), (__m512)x);
+    return (Floats)_mm512_min_ps((__m512)(zero + highest), (__m512)x);
+#else
+    Words is_low = (Words)(x < lowest), is_high = (Words)(x > highest);
+    Words limit = ((Words)(zero + lowest) & is_low) | ((Words)(zero + highest) & is_high);
+    return (Floats)(((Words)x & ~(is_low | is_high)) | limit);
+#endif
+}
+
+/* e^x within two units in the last place, NaN for NaN; nothing or tiny below -87, infinite from 89
+   on. After Cephes' expf. */
+INLINE Floats exp_of(Floats x) {
+    x = clamped(x, -87.0f, 89.0f);
+    Floats shifted = x * 1.44269504088896341f + 12582912.0f; /* rounds to an integer */
+    Floats n = shifted - 12582912.0f;
+    Floats r = x - n * 0.693359375f + n * 2.12194440e-4f;
+    Floats y = r * 1.9875691500e-4f + 1.3981999507e-3f;
+    y = y * r + 8.3334519073e-3f;
+    y = y * r + 4.1665795894e-2f;
+    y = y * r + 1.6666665459e-1f;
+    y = y * r + 5.0000001201e-1f;
+    y = y * r * r + r + 1.0f;
+#if defined(__AVX512F__)
+    return (Floats)_mm512_scalef_ps((__m512)y, (__m512)n);
+#else
+    /* Half the power, since 2^128 is none of these numbers. */
+    Words power = ((Words)shifted - 0x4b400000u + 126u) << 23;
+    return y * (Floats)power * 2.0f;
+#endif
+}

@@ -1,0 +1,86 @@
+"""What the compiled attention is given: tensors, as addresses.
+
+Shape letters: T tokens of the micro-batch, B queries, N rows that they see, H query heads,
+G KV heads, C head size, R rows of the cache.
+"""
+
+import ctypes
+from typing import NamedTuple
+
+from torch import Tensor
+
+from moebatch.model.native.kernels import DTYPES
+
+_ITEMS_PER_THREAD = 8
+"""With fewer queries than that, KV heads are divided among the threads as well."""
+
+
+class SingleQueries(NamedTuple):
+    """Tokens that each see some rows of the cache. All int64, on the CPU."""
+
+    tokens_B: Tensor
+    """Row of each in the micro-batch."""
+    starts_B: Tensor
+    """Where its rows begin in `rows_N`; one more for the end."""
+    rows_N: Tensor
+    """Cache rows of all of them, one after the other."""
+
+
+class Work(ctypes.Structure):
+    """``struct work`` of the C file."""
+
+    _fields_ = (
+        ("queries", ctypes.c_void_p),
+        ("out", ctypes.c_void_p),
+        ("keys", ctypes.c_void_p),
+        ("values", ctypes.c_void_p),
+        ("tokens", ctypes.c_void_p),
+        ("starts", ctypes.c_void_p),
+        ("rows", ctypes.c_void_p),
+        ("num_queries", ctypes.c_int64),
+        ("num_heads", ctypes.c_int64),
+        ("num_kv_heads", ctypes.c_int64),
+        ("head_dim", ctypes.c_int64),
+        ("kv_heads_per_item", ctypes.c_int64),
+        ("next_item", ctypes.c_int64),
+        ("dtype", ctypes.c_int32),
+        ("cache_dtype", ctypes.c_int32),
+        ("scale", ctypes.c_float),
+        ("has_failed", ctypes.c_int32),
+    )
+
+
+def work_of(
+    queries: SingleQueries,
+    q_THC: Tensor,
+    keys_RGC: Tensor,
+    values_RGC: Tensor,
+    out_THC: Tensor,
+    *,
+    num_threads: int,
+) -> Work:
+    """What is to be computed. Only pointers: the tensors must live until it has been."""
+    tensors = (q_THC, out_THC, keys_RGC, values_RGC, *queries)
+    assert all(tensor.is_contiguous() and tensor.device.type == "cpu" for tensor in tensors)
+    assert q_THC.dtype == out_THC.dtype and keys_RGC.dtype == values_RGC.dtype
+    (_, num_heads, head_dim), num_kv_heads = q_THC.shape, keys_RGC.shape[1]
+    num_queries = len(queries.tokens_B)
+    few = num_queries < _ITEMS_PER_THREAD * num_threads
+    return Work(
+        queries=q_THC.data_ptr(),
+        out=out_THC.data_ptr(),
+        keys=keys_RGC.data_ptr(),
+        values=values_RGC.data_ptr(),
+        tokens=queries.tokens_B.data_ptr(),
+        starts=queries.starts_B.data_ptr(),
+        rows=queries.rows_N.data_ptr(),
+        num_queries=num_queries,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        kv_heads_per_item=1 if few else num_kv_heads,
+        next_item=0,
+        dtype=DTYPES[q_THC.dtype],
+        cache_dtype=DTYPES[keys_RGC.dtype],
+        scale=head_dim**-0.5,
+    )
