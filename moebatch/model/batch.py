@@ -18,7 +18,7 @@ from moebatch.model.native.single_queries import SingleQueries
 from moebatch.model.rope import Rope
 from moebatch.plan.scratch import bucket_positions
 
-QUERY_BLOCK = 256
+QUERY_BLOCK = 512
 """Queries of a prompt that are attended at a time where a mask is needed: bounds its size."""
 _MAX_PADDING = 0.25
 _FEW_TOKENS = 4

@@ -38,7 +38,7 @@ def main() -> None:
     parser.add_argument("--ride", type=int, default=1024, help="prompt tokens, with the first one")
     parser.add_argument("--passes", type=int, default=8, help="of each kind")
     parser.add_argument("--cap", default="3GiB")
-    parser.add_argument("--dram", default="2.5GiB")
+    parser.add_argument("--dram", default="2.8GiB")
     options = parser.parse_args()
     setting = Setting(
         folder=options.folder.expanduser().absolute(),

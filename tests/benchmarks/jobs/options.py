@@ -46,7 +46,7 @@ def parse_options(known_jobs: tuple[str, ...], arguments: list[str] | None = Non
         "--folder", type=Path, default=default_folder(), help="default: %(default)s"
     )
     parser.add_argument("--cap", default="3GiB", help="memory of a process, page cache included")
-    parser.add_argument("--dram", default="2.5GiB", help="resources.dram of the jobs")
+    parser.add_argument("--dram", default="2.8GiB", help="resources.dram of the jobs")
     for what, meaning in _COMPARISONS.items():
         parser.add_argument(f"--{what}", action=argparse.BooleanOptionalAction, help=meaning)
     for peer in ("accelerate", "llama"):
