@@ -10,7 +10,7 @@ from moebatch.engine.batcher import Batcher
 from moebatch.engine.sequence import Sequence
 from moebatch.engine.text import AnswerText
 from moebatch.plan.passes import job_passes
-from moebatch.spec.policy import Batching, Placement, Policy, pages_of
+from moebatch.spec.policy import PAGE_TOKENS, Batching, Placement, Policy, pages_of
 from moebatch.spec.request import Request
 from moebatch.spec.sampling import Sampling
 from moebatch.spec.workload import Length, Workload
@@ -225,7 +225,12 @@ def test_the_planner_replays_the_very_passes_that_the_batcher_makes(
     )
     cached = [0] * len(work)
     for count, load in job_passes(workload, policy, len(work)):
-        positions = 0
+        positions, rest = 0, batcher.rest()
+        if rest is not None:
+            reserve = 1 + len(batcher.running) // PAGE_TOKENS
+            assert load.spare_pages == max(0, pages - rest.num_pages - reserve)
+        else:
+            assert load.spare_pages == 0
         for _ in range(int(count)):
             begun = {index for index in range(len(work)) if cached[index] >= work[index][0]}
             done = run_pass(batcher, sequences)
