@@ -42,7 +42,8 @@ class KvTensors:
     def units(self, unit_rows: int) -> Iterator[Tensor]:
         """Keys, then values, as [units, numbers of a unit], a unit being so many rows."""
         for tensor_RGC in (self.keys_RGC, self.values_RGC):
-            yield tensor_RGC.view(len(tensor_RGC) // unit_rows, -1)
+            num_rows, num_heads, head_dim = tensor_RGC.shape
+            yield tensor_RGC.view(num_rows // unit_rows, unit_rows * num_heads * head_dim)
 
     def first(self, num_pages: int) -> "KvTensors":
         """Its first pages alone; no copies."""

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from moebatch.spec.policy import PAGE_TOKENS, pages_of
@@ -119,6 +119,7 @@ class Owned:
     shares=st.booleans(),
     head_dim=st.sampled_from((2, 64)),
 )
+@example(steps=[("give back", 0, 0, 3)] * 4, shares=False, head_dim=2)
 def test_what_is_held_survives_whatever_is_given_back(
     steps: list[tuple[str, int, int, int]], shares: bool, head_dim: int
 ) -> None:
