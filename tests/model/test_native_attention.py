@@ -13,14 +13,14 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from moebatch.model.native.kernels import Kernels
-from moebatch.model.native.single_queries import SingleQueries, work_of
 from torch import Tensor
 
 from moebatch.model.batch import AttentionPlan, MicroBatch, Span
 from moebatch.model.native import loader
 from moebatch.model.native.compiler import Compiler, cache_folder
 from moebatch.model.native.helpers import Helpers, torch_parallel
+from moebatch.model.native.kernels import Kernels
+from moebatch.model.native.single_queries import SingleQueries, work_of
 from moebatch.spec.policy import PAGE_TOKENS, pages_of
 from tests.model.test_parts import rope_of
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from moebatch.model.elementwise import Elementwise
 from torch import Tensor
 
+from moebatch.model.elementwise import Elementwise
 from moebatch.model.native import loader
 from moebatch.model.native.helpers import Helpers
 from moebatch.model.router import ExpertTokens, Routing, group_by_expert
