@@ -1,7 +1,7 @@
 """Which sequences take part in the next pass, and with how many tokens."""
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from moebatch.engine.sequence import Sequence
@@ -33,6 +33,15 @@ class Slice:
         """Once it is computed: whether that was the newest token of an answer."""
         first = self.sequence.num_cached - self.num_tokens
         return self.num_tokens == 1 and first >= self.sequence.num_prompt_tokens
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rest:
+    """What is left when nobody waits any more, if all answers become as long as they may."""
+
+    num_pages: int
+    """Most pages that will be held at once."""
+    num_passes: int
 
 
 class Batcher:
@@ -93,6 +102,19 @@ class Batcher:
             self._preempt(self.running[-1])
         return True
 
+    def rest(self) -> Rest | None:
+        """What is still to be done; None if anybody waits, or not all are past their prompts: these
+        would grow later than the others."""
+        if not self.running or not all(sequence.is_decoding for sequence in self.running):
+            return None
+        following = self._next_waiting()
+        if following is not None:
+            self._waiting.appendleft(following)
+            return None
+        room = self._room(_longest_left)
+        num_passes = max(map(_longest_left, self.running))
+        return Rest(num_pages=room.peak + self._cache.num_pages_held_jointly, num_passes=num_passes)
+
     def retire(self, sequence: Sequence) -> None:
         """Takes a sequence that has ended, or failed, out of work."""
         if sequence in self.running:
@@ -133,7 +155,7 @@ class Batcher:
                 return
             budget = _ANY_BUDGET
         self._usual_answer = self._observed()
-        room = self._room()
+        room = self._room(self._expected_left)
         later: deque[Sequence] = deque()
         num_pending_tokens = 0
         most = self._policy.batch_size
@@ -188,12 +210,12 @@ class Batcher:
             sequence, len(prefix.pages) - num_kept, self._expected_left(sequence)
         )
 
-    def _room(self) -> "_Room":
-        """The cache with everybody who is in work."""
+    def _room(self, left: Callable[[Sequence], int]) -> "_Room":
+        """The cache with everybody who is in work, and the tokens that each will still get."""
         room = _Room(self._cache.num_pages - self._cache.num_pages_held_jointly)
         for sequence in self.running:
             num_joint = self._cache.num_joint_pages(sequence)
-            room.add(sequence, num_joint, self._expected_left(sequence))
+            room.add(sequence, num_joint, left(sequence))
         return room
 
     def _publish(self) -> None:
@@ -216,7 +238,7 @@ class Batcher:
     def _expected_left(self, sequence: Sequence) -> int:
         """Tokens that a sequence will probably still get."""
         sampling, num_so_far = sequence.request.sampling, len(sequence.output_tokens)
-        longest = sampling.max_tokens - num_so_far
+        longest = _longest_left(sequence)
         ends_by_itself = not sampling.ignore_eos or sampling.stop or sampling.stop_token_ids
         if self._usual_answer is None or not ends_by_itself:
             return longest
@@ -245,11 +267,21 @@ class _Room:
     def holds(self, sequence: Sequence, num_joint_pages: int, left: int) -> bool:
         """Adds a sequence, if there is room for all of them until they end."""
         self.add(sequence, num_joint_pages, left)
-        if peak_pages(self._tokens, self._left) <= self._num_pages:
+        if self.peak <= self._num_pages:
             return True
         self._tokens.pop()
         self._left.pop()
         return False
+
+    @property
+    def peak(self) -> int:
+        """Most pages that they will hold at once, joint ones left out."""
+        return peak_pages(self._tokens, self._left)
+
+
+def _longest_left(sequence: Sequence) -> int:
+    """Tokens that a sequence gets at most."""
+    return sequence.request.sampling.max_tokens - len(sequence.output_tokens)
 
 
 def fits_cache(sequence_tokens: int, num_pages: int) -> bool:

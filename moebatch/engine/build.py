@@ -59,6 +59,7 @@ def build_engine(
         sampler=Sampler(vocab_size=shape.vocab_size, end_tokens=end_tokens, job_seed=job_seed),
         decoder=decoder,
         end_tokens=end_tokens,
+        tail=made.tail,
     )
     return BuiltEngine(engine=engine, made=made, recorder=recorder, log=log)
 

@@ -8,6 +8,7 @@ from moebatch.engine.batcher import Batcher, Slice, fits_cache
 from moebatch.engine.passes import Passes
 from moebatch.engine.sampler import Sampled, Sampler
 from moebatch.engine.sequence import Sequence
+from moebatch.engine.tail import Tail
 from moebatch.engine.text import AnswerText, End, TextDecoder, end_reason
 from moebatch.errors import CheckpointError, OutOfMemory
 from moebatch.spec.policy import PAGE_TOKENS, Policy
@@ -36,6 +37,8 @@ class EngineStatistics:
     num_preempted: int = 0
     num_shrunk: int = 0
     """Times that passes were made smaller because the system refused memory."""
+    num_grown: int = 0
+    """Experts that stay in memory that the cache has given back when nobody waited any more."""
 
 
 class Engine:
@@ -50,6 +53,7 @@ class Engine:
         sampler: Sampler,
         decoder: TextDecoder,
         end_tokens: frozenset[int],
+        tail: Tail | None = None,
     ) -> None:
         self.statistics = EngineStatistics(num_layers=sweep.num_layers)
         self._sweep = sweep
@@ -58,6 +62,7 @@ class Engine:
         self._sampler = sampler
         self._decoder = decoder
         self._end_tokens = end_tokens
+        self._tail = tail
         self._num_broken = 0
         self._in_work: dict[int, list[Sequence]] = {}
         self._done: deque[Outcome] = deque()
@@ -72,6 +77,8 @@ class Engine:
         while True:
             slices = batcher.next_pass()
             if slices and self._run_or_shrink(slices, batcher):
+                if self._tail is not None:
+                    self._tail.after_pass(batcher)
                 self._count_pass(slices, batcher)
             return_freed_memory()
             while self._done:
@@ -196,3 +203,4 @@ class Engine:
         counts.num_running = len(batcher.running)
         counts.shared_tokens = batcher.num_shared_tokens
         counts.num_preempted = batcher.num_preempted
+        counts.num_grown = self._tail.num_grown if self._tail else 0

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from moebatch.engine.passes import Passes
+from moebatch.engine.tail import Tail
 from moebatch.store.device_memory import DeviceMemory
 from moebatch.store.experts import ExpertStore
 from moebatch.store.kv import KVCache
@@ -17,6 +18,8 @@ class Made:
     experts: ExpertStore
     """Those in main memory."""
     cache: KVCache
+    tail: Tail | None = None
+    """Where memory can go from the cache to experts."""
     memory: DeviceMemory | None = None
     """Of the GPU, where there is one."""
     others: tuple[Callable[[], None], ...] = ()

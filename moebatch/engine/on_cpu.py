@@ -16,6 +16,7 @@ from moebatch.engine.pipeline import Pipeline
 from moebatch.engine.reads import ReadSpans
 from moebatch.engine.recorder import Recorder
 from moebatch.engine.sweep import PlainSweep
+from moebatch.engine.tail import Tail
 from moebatch.model.decoder import Decoder
 from moebatch.plan.setup import residents, setup_of
 from moebatch.schedule.names import PAGED
@@ -84,7 +85,8 @@ def cpu_pipeline(order: Order, recorder: Recorder, log: PassLog | None) -> Made:
     executor.add_lanes(works, lambda name, work: ThreadLane(name, executor, work))
     pipeline.start()
     others = (pages.close,) if pages else ()
-    return Made(passes=pipeline, experts=experts, cache=cache, others=others)
+    tail = None if is_paged or not order.plans_tail else Tail(cache, experts)
+    return Made(passes=pipeline, experts=experts, cache=cache, tail=tail, others=others)
 
 
 def _pages(order: Order) -> PagedExperts:

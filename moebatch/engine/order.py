@@ -34,6 +34,8 @@ class Order:
     """Folder for keys and values that live on disk."""
     shares: bool = True
     """Sequences that begin alike compute that beginning once and hold it together."""
+    plans_tail: bool = True
+    """When nobody waits any more, experts get the memory of pages that are not needed again."""
     num_traced_passes: int = 0
     """Passes whose timeline is kept task by task."""
 

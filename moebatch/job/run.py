@@ -335,6 +335,7 @@ class JobRun:
             num_copied=self._repeats.num_copied,
             shared_tokens=built.engine.statistics.shared_tokens if built else 0,
             num_shrunk=built.engine.statistics.num_shrunk if built else 0,
+            num_grown=built.engine.statistics.num_grown if built else 0,
             peak_bytes=peak_resident_bytes(),
             budget_bytes=self._budget_bytes,
             policy=plan.policy if plan else None,

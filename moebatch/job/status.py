@@ -103,6 +103,8 @@ class RunSummary:
     """Rows that got the answer of another one."""
     shared_tokens: int = 0
     """Prompt tokens that had been computed for other rows."""
+    num_grown: int = 0
+    """Experts that came to stay in the end, in memory that the cache had given back."""
     prediction: Prediction | None = None
     """What was expected of the policy before the first pass."""
     hindsight: Prediction | None = None

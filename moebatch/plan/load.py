@@ -19,6 +19,8 @@ class PassLoad:
     """Cached positions that prompt slices read again, each slice once."""
     logits_rows: float = 0.0
     """Tokens after which a next token is chosen."""
+    spare_pages: float = 0.0
+    """Pages of the cache that will not be needed any more, since nobody waits."""
 
     @property
     def tokens(self) -> float:

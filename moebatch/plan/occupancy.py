@@ -20,6 +20,11 @@ def peak_pages(tokens: Sequence[int] | Ints, left: Sequence[int] | Ints) -> int:
         tokens: what each sequence has now, at least 1.
         left: how many tokens each will still get.
     """
+    return int(peaks(tokens, left).max(initial=0))
+
+
+def peaks(tokens: Sequence[int] | Ints, left: Sequence[int] | Ints) -> Ints:
+    """The same from when on only the k longest of them are left, for k = 1, 2, and so on."""
     tokens, left = np.asarray(tokens, np.int64), np.asarray(left, np.int64)
     order = np.argsort(-left, kind="stable")
     # What is held only shrinks when a sequence ends, so it is largest when one has its last token.
@@ -32,4 +37,4 @@ def peak_pages(tokens: Sequence[int] | Ints, left: Sequence[int] | Ints) -> int:
     at_least = np.cumsum(over[:, None] >= np.arange(PAGE_TOKENS + 1), axis=0)
     one_more = at_least[alive - 1, PAGE_TOKENS - rest]
     held = np.cumsum(full) + alive * (whole + 1) + one_more
-    return int(held.max(initial=0))
+    return np.maximum.accumulate(held)

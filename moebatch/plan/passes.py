@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from moebatch.plan.admission import longest_first
 from moebatch.plan.load import CountedLoad, PassLoad
-from moebatch.plan.occupancy import peak_pages
+from moebatch.plan.occupancy import peak_pages, peaks
 from moebatch.plan.scratch import PROMPT_ROWS
-from moebatch.spec.policy import Policy
+from moebatch.spec.policy import PAGE_TOKENS, Policy
 from moebatch.spec.workload import Length, Workload
 
 _Ints = NDArray[np.int64]
@@ -49,6 +49,8 @@ class _Seats:
         self._cached = np.empty(0, np.int64)
         self._shared = np.empty(0, np.int64)
         self._new_left = np.empty(0, np.int64)
+        self._peaks: _Ints | None = None
+        """Pages that will be needed by how many are left, once nobody waits and all decode."""
 
     def next_pass(self) -> CountedLoad | None:
         """Takes everything one pass further, or several if they are alike; None when all is
@@ -78,11 +80,22 @@ class _Seats:
             decode_sequences=float(sequences),
             decode_positions=float(self._cached.sum() + sequences * (count + 1) / 2),
             logits_rows=float(sequences),
+            spare_pages=float(self._spare_pages()),
         )
         self._cached += count
         self._new_left -= count
         self._retire()
         return count, load
+
+    def _spare_pages(self) -> int:
+        """As `Tail` of the engine has them."""
+        if self._next < len(self._waiting):
+            return 0
+        if self._peaks is None:
+            self._peaks = peaks(self._cached + 1 - self._shared, self._new_left)
+        num_left = len(self._cached)
+        needed = int(self._peaks[num_left - 1]) + 1 + num_left // PAGE_TOKENS
+        return max(0, self._policy.num_kv_pages - needed)
 
     def _admit(self, budget: int) -> None:
         """As many as there are seats, tokens in the pass and pages for; the first one always."""

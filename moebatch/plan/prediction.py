@@ -1,14 +1,16 @@
 """What a policy will do: how fast, how long, how full, and what binds."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from moebatch.plan.footprint import kv_page_bytes, slot_bytes
 from moebatch.plan.lanes import bottleneck, pass_seconds
 from moebatch.plan.load import PassLoad
 from moebatch.plan.problem import Problem
 from moebatch.plan.replay import job_loads
+from moebatch.schedule.names import PAGED
 from moebatch.spec.hardware import LevelName
-from moebatch.spec.policy import Policy
+from moebatch.spec.policy import Placement, Policy
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,7 +44,7 @@ def predict(problem: Problem, policy: Policy) -> Prediction:
     total_s, num_passes, generated = 0.0, 0.0, 0.0
     lanes: dict[str, float] = {}
     for count, load in job_loads(problem.workload, policy):
-        of_pass = problem.cost.lanes(load, policy)
+        of_pass = problem.cost.lanes(load, at_end(problem, policy, load))
         total_s += count * pass_seconds(of_pass, policy)
         num_passes += count
         generated += count * load.logits_rows
@@ -64,6 +66,22 @@ def predict(problem: Problem, policy: Policy) -> Prediction:
         num_passes=None if endless else num_passes,
         job_time_s=None if endless else total_s,
     )
+
+
+def at_end(problem: Problem, policy: Policy, load: PassLoad) -> Policy:
+    """The policy with as many experts more in main memory as have room in spare pages of the cache.
+
+    Where experts stream through slots of main memory, the engine moves memory from pages to experts
+    when nobody waits any more.
+    """
+    weights = policy.weights
+    elsewhere = problem.with_vram or policy.kv_cache.dram < 1 or policy.schedule in PAGED
+    if elsewhere or not weights.disk or not load.spare_pages:
+        return policy
+    spare_bytes = load.spare_pages * kv_page_bytes(problem.shape, problem.dtypes)
+    more = spare_bytes // slot_bytes(problem.shape, problem.dtypes)
+    share = min(1.0, weights.dram + more / problem.num_experts)
+    return replace(policy, weights=Placement(dram=share, disk=1 - share))
 
 
 def _decode_rate(problem: Problem, policy: Policy) -> float:

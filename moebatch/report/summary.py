@@ -30,6 +30,9 @@ def summary_table(summary: RunSummary) -> RenderableType:
         grid.add_row("read", _reading(summary))
     if summary.num_copied or summary.shared_tokens:
         grid.add_row("alike", _sharing(summary))
+    if summary.num_grown:
+        text = f"{summary.num_grown} more experts stayed in memory when no rows were waiting"
+        grid.add_row("at the end", text)
     if summary.num_preempted:
         grid.add_row("sent back", f"{summary.num_preempted} sequences, when the cache was full")
     if summary.num_shrunk:

@@ -1,5 +1,6 @@
 """Who owns which slot of a level: the free list, or exactly one load."""
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 
 from moebatch.schedule.expert_load import ExpertKey, Load
@@ -21,6 +22,10 @@ class SlotTable:
     ) -> None:
         """`num_slots` are those for experts that come and go; residents have their own."""
         self.num_slots = num_slots + len(resident)
+        self.num_streaming_slots = num_slots
+        """Those for experts that come and go."""
+        self.num_vacancies = 0
+        """Slots among them that are waiting for an expert to stay in one."""
         self.loads: dict[ExpertKey, Load] = {}
         self.passing: dict[ExpertKey, Load] = {}
         """Those that are not resident."""
@@ -28,6 +33,7 @@ class SlotTable:
         self.announced: list[Load] = []
         self.on_drop: Callable[[ExpertKey], None] = lambda key: None
         self._num_chunks = num_chunks
+        self._num_passed_over = 0
         self._free = list(range(self.num_slots))
         for key in resident:
             load = self.loads[key] = Load(key, num_chunks[key], is_resident=True)
@@ -74,6 +80,41 @@ class SlotTable:
         self._free.append(load.slot)
         load.slot = None
 
+    def add_slot(self) -> int:
+        """One slot more, in which an expert is going to stay; returns its number."""
+        self._free.append(self.num_slots)
+        self.num_slots += 1
+        self.num_streaming_slots += 1
+        self.num_vacancies += 1
+        return self.num_slots - 1
+
+    @property
+    def num_homes(self) -> int:
+        """Experts that are resident, or will be when their slots have found them."""
+        return self.num_slots - self.num_streaming_slots + self.num_vacancies
+
+    def offer_home(self, load: Load) -> None:
+        """Makes an expert that has been computed resident, if a slot is waiting for one and its
+        layer has no more residents than others: no stretch of a pass should load more. Whoever is
+        computed is asked, so the layer that is due comes within a pass; but not if its experts are
+        chosen no more."""
+        if load.is_resident or not self.num_vacancies:
+            return
+        self._num_passed_over += 1
+        if self._num_passed_over <= len(self._num_chunks) and not self._is_due(load.key.layer):
+            return
+        self._num_passed_over = 0
+        self.num_vacancies -= 1
+        self.num_streaming_slots -= 1
+        load.is_resident, load.is_kept, load.is_wanted_again = True, False, False
+        del self.passing[load.key]
+
+    def _is_due(self, layer: int) -> bool:
+        """Whether no layer has more experts that are not resident."""
+        streamed = Counter(key.layer for key in self._num_chunks)
+        streamed.subtract(load.key.layer for load in self.loads.values() if load.is_resident)
+        return streamed[layer] == max(streamed.values())
+
     def from_last(self) -> Iterator[Load]:
         """Loads that are not resident, the one that was added last first."""
         return reversed(self.passing.values())
@@ -82,6 +123,11 @@ class SlotTable:
         """Asserts that each slot has one owner and that the lists hold only live loads."""
         owned = [load.slot for load in self.loads.values() if load.slot is not None]
         assert sorted(owned + self._free) == list(range(self.num_slots)), "slot owners differ"
+        residents = [load for load in self.loads.values() if load.is_resident]
+        assert len(residents) + self.num_streaming_slots == self.num_slots, "residents differ"
+        assert all(load.slot is not None for load in residents), "a resident has no slot"
+        passing = {key for key, load in self.loads.items() if not load.is_resident}
+        assert passing == set(self.passing), "residents do not pass"
         for listed in (self.required, self.announced):
             assert all(self.loads.get(load.key) is load for load in listed), "dead load listed"
             assert len(set(map(id, listed))) == len(listed), "load listed twice"

@@ -67,9 +67,11 @@ class SlotUse:
         return load.slot
 
     def finish(self, key: ExpertKey, *, keep: bool) -> None:
-        """A computation has ended; the expert stays if it may be used again."""
+        """A computation has ended; the expert stays if it may be used again, or becomes resident
+        where a slot has been added for one."""
         load = self._table.loads[key]
         load.num_users -= 1
+        self._table.offer_home(load)
         load.is_kept = keep and not (load.is_required or load.is_resident)
         if load.is_announced:
             self._let_go(load)

@@ -33,10 +33,30 @@ class SlotQueue(SlotUse):
     ) -> None:
         """`num_slots` are those for experts that come and go; residents have their own."""
         super().__init__(SlotTable(num_chunks, num_slots=num_slots, resident=resident))
-        self.num_streaming_slots = num_slots
-        self.num_slots = self._table.num_slots
         self._order = SendOrder(self._table)
         self._num_arrived = 0
+        self._num_experts = len(num_chunks)
+
+    @property
+    def num_slots(self) -> int:
+        """All of them."""
+        return self._table.num_slots
+
+    @property
+    def num_streaming_slots(self) -> int:
+        """Those for experts that come and go."""
+        return self._table.num_streaming_slots
+
+    @property
+    def can_grow(self) -> bool:
+        """Whether there are experts that come and go."""
+        return self._table.num_homes < self._num_experts
+
+    def grow(self) -> int:
+        """One slot more, whose number is returned. An expert that is computed from now on stays
+        for good; layers take turns."""
+        assert self.can_grow, "all experts are resident"
+        return self._table.add_slot()
 
     def tell_drops(self, on_drop: Callable[[ExpertKey], None]) -> None:
         """`on_drop` is told of every expert that has left, from now on."""

@@ -52,8 +52,12 @@ class ExpertStore:
         self.is_pinned = pinned
         num_pieces = {key: len(record.pieces) for key, record in records.items()}
         self.slots = SlotQueue(num_pieces, num_slots=num_slots, resident=resident)
-        self._slot_bytes = slot_bytes(records.values())
-        self._arena = Arena(self.slots.num_slots * self._slot_bytes, pinned=pinned)
+        self.slot_bytes = slot_bytes(records.values())
+        """Memory of a slot."""
+        self._num_first_slots = self.slots.num_slots
+        self._arena = Arena(self._num_first_slots * self.slot_bytes, pinned=pinned)
+        self._more: list[Arena] = []
+        """Slots that were added, each with memory of its own."""
         self._files = open_files(records.values())
         self._on_read = on_read
         self._closing = False
@@ -68,6 +72,31 @@ class ExpertStore:
     def reads_past_page_cache(self) -> bool:
         """Whether every file is read with O_DIRECT."""
         return all(file.is_direct for file in self._files.values())
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of all slots."""
+        return self._arena.num_bytes + sum(arena.num_bytes for arena in self._more)
+
+    @property
+    def can_grow(self) -> bool:
+        """Whether there are experts that come and go, in memory that need not be pinned."""
+        with self.changed:
+            return self.slots.can_grow and not self.is_pinned
+
+    def grow(self) -> None:
+        """Takes memory for one expert more, `slot_bytes`: one that is computed from now on stays.
+
+        Raises OSError or MemoryError when the system refuses memory.
+        """
+        assert not self.is_pinned, "memory that a device copies from does not grow"
+        arena = Arena(self.slot_bytes)
+        with self.changed:
+            self._more.append(arena)
+            slot = self.slots.grow()
+            assert slot == self._num_first_slots + len(self._more) - 1, "one adds slots"
+            self.statistics.num_grown += 1
+            self.changed.notify_all()
 
     def announce(self, upcoming: Iterable[ExpertKey]) -> None:
         """Reads `upcoming` experts ahead, in this order, as far as there are slots to hold them."""
@@ -126,11 +155,11 @@ class ExpertStore:
 
     def tensors(self, key: ExpertKey) -> tuple[Tensor, ...]:
         """The tensors of an expert that is there, valid as long as it is in use; no copies."""
-        return self.records[key].tensors(self._arena, self._start(key))
+        return self.records[key].tensors(*self._place(self._slot(key)))
 
     def tensor_bytes(self, key: ExpertKey) -> tuple[Tensor, ...]:
         """The same as bytes, uint8 [num_bytes] each."""
-        return self.records[key].tensor_bytes(self._arena, self._start(key))
+        return self.records[key].tensor_bytes(*self._place(self._slot(key)))
 
     def forget_required(self) -> None:
         """Makes required experts announced ones again, after a pass that was given up."""
@@ -182,10 +211,16 @@ class ExpertStore:
         assert self.slots.num_streaming_slots or self.slots.holds(key), "streaming needs a slot"
         self.slots.require(key)
 
-    def _start(self, key: ExpertKey) -> int:
+    def _slot(self, key: ExpertKey) -> int:
         slot = self.slots.slot_of(key)
         assert slot is not None and self.slots.is_ready(key), f"{key} is not there"
-        return slot * self._slot_bytes
+        return slot
+
+    def _place(self, slot: int) -> tuple[Arena, int]:
+        """Memory of a slot, and where in it the slot begins."""
+        if slot < self._num_first_slots:
+            return self._arena, slot * self.slot_bytes
+        return self._more[slot - self._num_first_slots], 0
 
     # --- reader side ----------------------------------------------------------------------------
 
@@ -208,8 +243,9 @@ class ExpertStore:
     def _read(self, chunk: Chunk, reader: int) -> None:
         key, start_s = chunk.load.key, time.perf_counter()
         piece = self.records[key].pieces[chunk.number]
-        start = chunk.slot * self._slot_bytes + piece.buffer_offset
-        self._files[piece.path].read(self._arena.view(start, piece.num_bytes), piece.file_offset)
+        arena, start = self._place(chunk.slot)
+        target = arena.view(start + piece.buffer_offset, piece.num_bytes)
+        self._files[piece.path].read(target, piece.file_offset)
         if self._on_read is not None:
             end_s = time.perf_counter()
             self._on_read(key, chunk.number, chunk.slot, reader, start_s, end_s)

@@ -3,8 +3,9 @@
 Shape letters: R cache rows (one token each), G KV heads, C head size.
 """
 
+import heapq
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -57,11 +58,8 @@ class KVCache:
         self.num_layers = num_layers
         self.num_pages = num_pages
         self._levels = KvLevels(shape, layout, num_pages)
-        homes = self._levels.homes
-        self.keys_RGC = {layer: home.keys_RGC for layer, home in homes.items()}
-        """By layer, without layers on disk."""
-        self.values_RGC = {layer: home.values_RGC for layer, home in homes.items()}
-        self._free = list(range(num_pages - 1, -1, -1))
+        self._free = list(range(num_pages))
+        """A heap: the lowest ones are given out first, so that the highest fall free for good."""
         self._kept: dict[int, None] = {}
         """Pages that nobody holds, but somebody may want again: those left longest ago first."""
         self._num_holders = [0] * num_pages
@@ -69,6 +67,16 @@ class KVCache:
         self._prefixes = KvPrefixes() if shares else None
         self._pages: dict[Hashable, list[int]] = {}
         self._rows: dict[Hashable, Tensor] = {}
+
+    @property
+    def keys_RGC(self) -> dict[int, Tensor]:
+        """By layer, without layers on disk."""
+        return {layer: home.keys_RGC for layer, home in self._levels.homes.items()}
+
+    @property
+    def values_RGC(self) -> dict[int, Tensor]:
+        """By layer, without layers on disk."""
+        return {layer: home.values_RGC for layer, home in self._levels.homes.items()}
 
     @property
     def num_free_pages(self) -> int:
@@ -138,8 +146,7 @@ class KVCache:
         """Takes back what `owner` holds."""
         if self._prefixes:
             self._prefixes.withdraw(owner)
-        # In reverse, so that pages that follow each other are given out so again, and the end of
-        # a prefix is given up before its beginning.
+        # In reverse, so that the end of a prefix is given up before its beginning.
         for page in reversed(self._pages.pop(owner, [])):
             self._num_holders[page] -= 1
             self._num_joint -= self._num_holders[page] == 1
@@ -148,7 +155,7 @@ class KVCache:
             if self._prefixes and self._prefixes.is_known(page):
                 self._kept[page] = None
             else:
-                self._free.append(page)
+                heapq.heappush(self._free, page)
         self._rows.pop(owner, None)
 
     def view(self, place: Place, window: int, pieces: Sequence[KvPiece]) -> KvView:
@@ -200,8 +207,37 @@ class KVCache:
         return self._levels.num_bytes(kind, view, layer)
 
     def bytes_on(self, level: LevelName) -> int:
-        """What the cache takes of a level, windows included."""
+        """What the cache takes of a level, windows included, without what was given back."""
         return self._levels.bytes_on(level)
+
+    @property
+    def page_bytes(self) -> int:
+        """One page, over all layers."""
+        return self._levels.page_bytes
+
+    @property
+    def can_shrink(self) -> bool:
+        """Whether memory of pages can be given back: all layers are in main memory, and attend
+        there."""
+        return self._levels.can_shrink
+
+    def give_back(self, num_pages: int) -> int:
+        """Shrinks the cache to so many pages, for good; returns the bytes that the system has back.
+
+        Owners keep what they hold, but rows and views that were handed out before are no longer
+        valid: what lies in pages that go moves to others. What is only kept is forgotten.
+        """
+        assert self.num_pages - self.num_free_pages <= num_pages <= self.num_pages, "pages are held"
+        going = range(num_pages, self.num_pages)
+        held = [page for page in going if self._num_holders[page]]
+        for page in [page for page in self._kept if page in going]:
+            self._forget(page)
+        self._free = [page for page in self._free if page < num_pages]
+        heapq.heapify(self._free)
+        self._move({page: self._take_page() for page in held})
+        del self._num_holders[num_pages:]
+        self.num_pages = num_pages
+        return self._levels.give_back(num_pages)
 
     def close(self) -> None:
         """Gives the scratch file back. Nothing may be in flight."""
@@ -210,6 +246,8 @@ class KVCache:
     def check_integrity(self) -> None:
         """Asserts that every page is free, kept, or held as often as owners say."""
         held = Counter(page for pages in self._pages.values() for page in pages)
+        homes = self._levels.homes.values()
+        assert {len(home.keys_RGC) for home in homes} <= {self.num_pages * PAGE_TOKENS}, "too large"
         assert [held[page] for page in range(self.num_pages)] == self._num_holders, "holders differ"
         assert self._num_joint == sum(count > 1 for count in held.values()), "joint pages differ"
         everywhere = sorted([*held, *self._free, *self._kept])
@@ -221,17 +259,37 @@ class KVCache:
 
     def _take_page(self) -> int:
         if self._free:
-            return self._free.pop()
+            return heapq.heappop(self._free)
         page = next(iter(self._kept))
+        self._forget(page)
+        return page
+
+    def _forget(self, page: int) -> None:
+        """Nobody will want a kept page again."""
         del self._kept[page]
         assert self._prefixes is not None, "only known pages are kept"
         self._prefixes.forget(page)
-        return page
+
+    def _move(self, moved: Mapping[int, int]) -> None:
+        """What held pages hold goes to others that nobody has."""
+        self._levels.copy_pages(moved)
+        for source, target in moved.items():
+            self._num_holders[target] = self._num_holders[source]
+            if self._prefixes:
+                self._prefixes.move(source, target)
+        for owner, pages in self._pages.items():
+            if not moved.keys().isdisjoint(pages):
+                pages[:] = [moved.get(page, page) for page in pages]
+                self._rows[owner] = _rows_of(pages)
 
     def _add_pages(self, owner: Hashable, new: list[int]) -> None:
         if not new:
             return
         self._pages.setdefault(owner, []).extend(new)
-        rows = (torch.tensor(new)[:, None] * PAGE_TOKENS + torch.arange(PAGE_TOKENS)).view(-1)
-        held = self._rows.get(owner)
+        rows, held = _rows_of(new), self._rows.get(owner)
         self._rows[owner] = rows if held is None else torch.cat([held, rows])
+
+
+def _rows_of(pages: Sequence[int]) -> Tensor:
+    """Cache rows of pages, in their order."""
+    return (torch.tensor(pages)[:, None] * PAGE_TOKENS + torch.arange(PAGE_TOKENS)).view(-1)

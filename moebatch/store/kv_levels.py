@@ -1,5 +1,7 @@
 """Keys and values on every level, and windows for layers that live elsewhere than they attend."""
 
+from collections.abc import Mapping
+
 from moebatch.schedule.kv import NUM_WINDOWS
 from moebatch.schedule.kv_route import Hop, Place, WindowName, route
 from moebatch.schedule.task import Kind
@@ -29,6 +31,7 @@ class KvLevels:
         self._num_pages = num_pages
         self._rooms: list[KvRoom] = []
         self._file = self._open_file()  # first: a full disk is said before memory is taken
+        self._num_bytes_back = 0
         self.homes: dict[int, KvTensors] = {}
         """By layer, without those on disk."""
         for level in ("dram", "vram"):
@@ -47,7 +50,34 @@ class KvLevels:
         homes = self.layout.levels.count(level) * self._num_pages
         pairs = sum(name.level == level for name in self._windows)
         windows = pairs * NUM_WINDOWS * self.window_pages
-        return (homes + windows) * 2 * self._shape.half_bytes
+        given_back = self._num_bytes_back if level == "dram" else 0
+        return (homes + windows) * 2 * self._shape.half_bytes - given_back
+
+    @property
+    def page_bytes(self) -> int:
+        """One page, over all layers."""
+        return 2 * self._shape.half_bytes * len(self.layout.levels)
+
+    @property
+    def can_shrink(self) -> bool:
+        """Whether everything is in plain main memory, where attention is."""
+        in_memory = all(home == "dram" for home in self.layout.levels)
+        return in_memory and not self._windows and not self.layout.has_cuda
+
+    def copy_pages(self, moved: Mapping[int, int]) -> None:
+        """Copies pages, in all layers, to others that are not among them."""
+        for home in self.homes.values():
+            for pages_XN in home.units(PAGE_TOKENS):
+                for source, target in moved.items():
+                    pages_XN[target] = pages_XN[source]
+
+    def give_back(self, num_pages: int) -> int:
+        """Cuts homes down to their first pages; returns the bytes that the system has back."""
+        assert self.can_shrink, "only plain main memory is given back"
+        num_bytes = sum(room.give_back(num_pages) for room in self._rooms)
+        self.homes = {layer: home.first(num_pages) for layer, home in self.homes.items()}
+        self._num_bytes_back += num_bytes
+        return num_bytes
 
     def is_direct(self, place: Place, layer: int) -> bool:
         """Whether attention at `place` works on the layer's home itself."""

@@ -101,6 +101,13 @@ class KvPrefixes:
         if node is not None:
             del self._nodes[node.key]
 
+    def move(self, page: int, to: int) -> None:
+        """What a page holds is in another one, which was not known."""
+        node = self._by_page.pop(page, None)
+        if node is not None:
+            node.page = to
+            self._by_page[to] = node
+
 
 def _full_pages(prompt: Sequence[int]) -> Iterator[tuple[int, ...]]:
     """Tokens of the pages that can be shared: full ones, and at least two tokens are left, since

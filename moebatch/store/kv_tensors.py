@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from moebatch.spec.policy import PAGE_TOKENS
-from moebatch.store.memory import Arena
+from moebatch.store.memory import Arena, align_up
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,7 +42,13 @@ class KvTensors:
     def units(self, unit_rows: int) -> Iterator[Tensor]:
         """Keys, then values, as [units, numbers of a unit], a unit being so many rows."""
         for tensor_RGC in (self.keys_RGC, self.values_RGC):
-            yield tensor_RGC.view(len(tensor_RGC) // unit_rows, -1)
+            num_rows, num_heads, head_dim = tensor_RGC.shape
+            yield tensor_RGC.view(num_rows // unit_rows, unit_rows * num_heads * head_dim)
+
+    def first(self, num_pages: int) -> "KvTensors":
+        """Its first pages alone; no copies."""
+        num_rows = num_pages * PAGE_TOKENS
+        return KvTensors(self.keys_RGC[:num_rows], self.values_RGC[:num_rows])
 
     def buffers(self, first_page: int, num_pages: int) -> Iterator[memoryview]:
         """Keys and values of pages in turn, for system calls; main memory only."""
@@ -60,17 +66,31 @@ class KvRoom:
     ) -> None:
         half_bytes = num_pages * shape.half_bytes
         num_bytes = 2 * count * half_bytes
+        self._shape = shape
+        self._halves = [
+            slice(start, start + half_bytes) for start in range(0, num_bytes, half_bytes)
+        ]
+        """Where keys, then values, of each of them lie that are not given back."""
         self._arena = Arena(num_bytes, pinned=pinned) if device.type == "cpu" else None
         if self._arena is not None:
             memory = self._arena.bytes
         else:
             memory = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
         size = (num_pages * PAGE_TOKENS, shape.num_kv_heads, shape.head_dim)
-        halves = [
-            memory[start : start + half_bytes].view(shape.dtype).view(size)
-            for start in range(0, num_bytes, half_bytes)
-        ]
+        halves = [memory[half].view(shape.dtype).view(size) for half in self._halves]
         self.tensors = [KvTensors(*halves[i : i + 2]) for i in range(0, 2 * count, 2)]
+
+    def give_back(self, num_pages: int) -> int:
+        """Gives back all but the first pages of its tensors, which nobody may look at any more;
+        returns the bytes that the system has back, those of whole pages of its own."""
+        assert self._arena is not None, "memory of a device stays where it is"
+        num_bytes = 0
+        for place, half in enumerate(self._halves):
+            stop = half.start + num_pages * self._shape.half_bytes
+            num_bytes += self._arena.give_back(stop, half.stop)
+            # What was too little to be given back may be enough next time.
+            self._halves[place] = slice(half.start, min(half.stop, align_up(stop)))
+        return num_bytes
 
     def close(self) -> None:
         """Unpins the memory."""

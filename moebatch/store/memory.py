@@ -46,6 +46,19 @@ class Arena:
             _cuda_runtime().cudaHostUnregister(self.bytes.data_ptr())
             self._is_pinned = False
 
+    def give_back(self, start: int, stop: int) -> int:
+        """Gives the system whole pages between two places back; returns how many bytes.
+
+        They must not be written any more: that would take them again. Where huge pages are cut,
+        the system frees the rest of them when it needs memory.
+        """
+        assert not self._is_pinned, "pinned memory stays where it is"
+        first, last = align_up(start), stop // PAGE_BYTES * PAGE_BYTES
+        if first >= last:
+            return 0
+        self._memory.madvise(mmap.MADV_DONTNEED, first, last - first)
+        return last - first
+
     def view(self, start: int, num_bytes: int) -> memoryview:
         """A writable window for system calls."""
         return memoryview(self._memory)[start : start + num_bytes]

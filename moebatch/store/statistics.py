@@ -40,3 +40,5 @@ class ReadStatistics:
     """Time in which at least one read was in flight."""
     waited_s: float = 0.0
     """Time in which compute waited for an expert."""
+    num_grown: int = 0
+    """Experts that became resident on the way, or will when they are next computed."""

@@ -10,7 +10,7 @@ from moebatch.engine.batcher import Batcher
 from moebatch.engine.sequence import Sequence
 from moebatch.engine.text import AnswerText
 from moebatch.plan.passes import job_passes
-from moebatch.spec.policy import Batching, Placement, Policy, pages_of
+from moebatch.spec.policy import PAGE_TOKENS, Batching, Placement, Policy, pages_of
 from moebatch.spec.request import Request
 from moebatch.spec.sampling import Sampling
 from moebatch.spec.workload import Length, Workload
@@ -115,6 +115,33 @@ def test_everything_ends_and_no_pass_is_too_large(
     assert batcher._cache.num_free_pages == batcher._cache.num_pages
 
 
+@settings(deadline=None)
+@given(
+    work=st.lists(works, max_size=30),
+    extra_pages=st.integers(0, 20),
+    tokens_per_pass=st.integers(1, 50),
+    batch_size=st.integers(1, 12),
+    batching=st.sampled_from(("mixed", "static")),
+)
+def test_when_nobody_waits_the_pages_that_are_left_suffice_to_the_end(
+    work: list[Work], extra_pages: int, tokens_per_pass: int, batch_size: int, batching: Batching
+) -> None:
+    tokens_per_pass = max(tokens_per_pass, batch_size)
+    longest = max((pages_of(w.prompt + w.limit) for w in work), default=1)
+    batcher = make(work, longest + extra_pages, tokens_per_pass, batch_size, batching)
+    num_preempted = None
+    while run_pass(batcher, work):
+        rest = batcher.rest()
+        if rest is not None:
+            if num_preempted is None:
+                num_preempted = batcher.num_preempted
+            batcher._cache.give_back(rest.num_pages)
+        if num_preempted is not None:
+            assert batcher.num_preempted == num_preempted
+            assert rest is not None or not batcher.running, "nobody can come any more"
+    assert not batcher.running
+
+
 def test_prompts_ride_along_with_sequences_that_decode() -> None:
     work = [Work(4, 8, 8), Work(30, 4, 4)]
     batcher = make(work, 100, tokens_per_pass=10, batch_size=2)
@@ -198,7 +225,12 @@ def test_the_planner_replays_the_very_passes_that_the_batcher_makes(
     )
     cached = [0] * len(work)
     for count, load in job_passes(workload, policy, len(work)):
-        positions = 0
+        positions, rest = 0, batcher.rest()
+        if rest is not None:
+            reserve = 1 + len(batcher.running) // PAGE_TOKENS
+            assert load.spare_pages == max(0, pages - rest.num_pages - reserve)
+        else:
+            assert load.spare_pages == 0
         for _ in range(int(count)):
             begun = {index for index in range(len(work)) if cached[index] >= work[index][0]}
             done = run_pass(batcher, sequences)

@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moebatch.plan.occupancy import peak_pages
+from moebatch.plan.occupancy import peak_pages, peaks
 from moebatch.spec.policy import pages_of
 
 sequences = st.lists(st.tuples(st.integers(1, 70), st.integers(0, 60)), max_size=12)
@@ -17,6 +17,19 @@ def test_it_is_that_of_letting_all_of_them_grow(work: list[tuple[int, int]]) -> 
         held = [pages_of(tokens + passes) for tokens, left in work if left >= passes]
         most = max(most, sum(held))
     assert peak_pages([tokens for tokens, _ in work], [left for _, left in work]) == most
+
+
+@given(sequences)
+def test_the_peaks_to_come_are_those_of_the_longest_that_are_left(
+    work: list[tuple[int, int]],
+) -> None:
+    longest = sorted(work, key=lambda pair: -pair[1])
+    found = peaks([tokens for tokens, _ in work], [left for _, left in work])
+    for passes in range(61):
+        going_on = [(tokens + passes, left - passes) for tokens, left in longest if left > passes]
+        if going_on:
+            expected = peak_pages(*zip(*going_on, strict=True))
+            assert found[len(going_on) - 1] == expected
 
 
 def test_sequences_of_one_length_need_all_their_pages_at_once() -> None:

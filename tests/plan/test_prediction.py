@@ -10,11 +10,12 @@ from moebatch.plan.advice import improvements
 from moebatch.plan.answer import answer_milp
 from moebatch.plan.candidates import candidates
 from moebatch.plan.cost import CostModel
+from moebatch.plan.footprint import kv_page_bytes, slot_bytes
 from moebatch.plan.lanes import pass_seconds
 from moebatch.plan.load import PassLoad
 from moebatch.plan.phases import phases_of
 from moebatch.plan.planner import best_policy
-from moebatch.plan.prediction import predict
+from moebatch.plan.prediction import at_end, predict
 from moebatch.plan.problem import Problem
 from moebatch.plan.replay import job_loads
 from moebatch.plan.roofs import policy_roofs
@@ -220,3 +221,35 @@ def test_a_sample_of_lengths_stays_small_and_even() -> None:
     assert 2_000 < len(sample.kept) <= 8192
     steps = {b[0] - a[0] for a, b in zip(sample.kept, sample.kept[1:], strict=False)}
     assert len(steps) == 1
+
+
+def test_when_nobody_waits_experts_get_the_room_of_pages_and_less_is_read() -> None:
+    """One long answer after many short ones: nearly all of the cache is free in its passes."""
+    asked = small(workload=workload_of([(60, 20)] * 31 + [(60, 200)]))
+    page, expert = kv_page_bytes(SMALL, asked.dtypes), slot_bytes(SMALL, asked.dtypes)
+    one = policy(
+        32, 2048, num_kv_pages=20 * expert // page, weights=Placement(dram=0.25, disk=0.75)
+    )
+    *_, last = job_loads(asked.workload, one)
+    at_last = at_end(asked, one, last[1])
+    assert 15 <= 64 * at_last.weights.dram - 16 <= 20
+    assert at_last == replace(one, weights=at_last.weights)
+    with_room, without = (
+        predict(asked, replace(one, num_kv_pages=pages)).busy_s["disk->dram"]
+        for pages in (one.num_kv_pages, 32 * 18)
+    )
+    assert with_room < 0.8 * without
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"schedule": "cgopipe"},
+        {"kv_cache": Placement(dram=0.5, disk=0.5)},
+        {"weights": Placement(dram=1.0), "num_slots": 0},
+    ],
+    ids=["pages", "cache on disk", "everything resident"],
+)
+def test_elsewhere_residents_stay_as_many(changes: dict[str, object]) -> None:
+    one, load = policy(**changes), PassLoad(decode_sequences=1, spare_pages=10**5)
+    assert at_end(small(), one, load) == one

@@ -98,3 +98,78 @@ def test_experts_come_back_resident_first_then_as_they_arrived() -> None:
         order.append(key)
     assert order == [KEYS[3], KEYS[2], KEYS[0]]
     assert [slots.state(key) for key in KEYS[:4]] == ["arrived", "absent", "arrived", "resident"]
+
+
+def compute(slots: SlotQueue, key: ExpertKey) -> None:
+    slots.require(key)
+    bring(slots, key)
+    slots.use(key)
+    slots.finish(key, keep=False)
+    slots.check_integrity()
+
+
+def residents(slots: SlotQueue) -> list[ExpertKey]:
+    return [key for key in KEYS if slots.state(key) == "resident"]
+
+
+def test_an_expert_stays_in_a_slot_that_was_added_and_is_never_sent_again() -> None:
+    slots = queue(1)
+    compute(slots, KEYS[0])
+    assert not slots.holds(KEYS[0])
+    assert slots.grow() == 1
+    compute(slots, KEYS[1])
+    assert residents(slots) == [KEYS[1]]
+    for key in (KEYS[2], KEYS[3], KEYS[5]):
+        compute(slots, key)
+    slots.require(KEYS[1])
+    assert slots.next_chunk() is None
+    assert residents(slots) == [KEYS[1]]
+    assert slots.num_streaming_slots == 1
+
+
+def test_layers_take_turns_in_keeping_experts() -> None:
+    slots = queue(1, resident=[KEYS[0]])
+    slots.fill_residents()
+    for _ in range(3):
+        slots.grow()
+    for key in KEYS[1:]:
+        compute(slots, key)
+    assert residents(slots) == [KEYS[0], KEYS[4], KEYS[5], *residents(slots)[3:]]
+    compute(slots, KEYS[1])
+    assert residents(slots) == [KEYS[0], KEYS[1], KEYS[4], KEYS[5]]
+
+
+def test_a_layer_that_is_not_chosen_any_more_does_not_keep_a_slot_waiting() -> None:
+    slots = queue(1, resident=[KEYS[0]])
+    slots.fill_residents()
+    slots.grow()
+    for _ in range(4):
+        for key in KEYS[1:4]:
+            compute(slots, key)
+    assert len(residents(slots)) == 2
+
+
+def test_an_expert_that_several_use_stays_for_all_of_them() -> None:
+    slots = queue(2)
+    slots.require(KEYS[0])
+    bring(slots, KEYS[0])
+    slots.use(KEYS[0])
+    slots.use(KEYS[0])
+    slots.grow()
+    for keep in (True, False):
+        slots.finish(KEYS[0], keep=keep)
+        slots.release(0)
+        slots.withdraw(0)
+        slots.check_integrity()
+    assert residents(slots) == [KEYS[0]]
+
+
+def test_slots_grow_until_all_experts_have_one() -> None:
+    slots = queue(1, resident=KEYS[:6])
+    slots.fill_residents()
+    slots.grow()
+    slots.grow()
+    assert not slots.can_grow
+    for key in KEYS[6:]:
+        compute(slots, key)
+    assert residents(slots) == KEYS

@@ -6,6 +6,7 @@ import random
 import threading
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -89,6 +90,30 @@ def test_everything_resident_needs_no_slot_and_is_read_once(
         for layer in range(LAYERS):
             take(store, layer, list(range(EXPERTS)))
     assert store.statistics.num_bytes == sum(record.num_bytes for record in records.values())
+
+
+@pytest.mark.parametrize("num_slots", [1, 3])
+def test_experts_stay_in_memory_that_is_added_until_nothing_is_read_any_more(
+    records: dict[ExpertKey, Record], opened: list[ExpertStore], num_slots: int
+) -> None:
+    store = ExpertStore(records, num_slots=num_slots, resident=KEYS[:2])
+    opened.append(store)
+    before, num_read = store.num_bytes, []
+    while store.can_grow:
+        store.grow()
+        store.check_integrity()
+        num_bytes = store.statistics.num_bytes
+        for layer in range(LAYERS):
+            take(store, layer, list(range(EXPERTS)))
+        num_read.append(store.statistics.num_bytes - num_bytes)
+    added = len(KEYS) - 2
+    assert store.statistics.num_grown == added
+    assert store.num_bytes == before + added * store.slot_bytes
+    assert all(later < earlier for earlier, later in pairwise(num_read[1:]))
+    num_bytes = store.statistics.num_bytes
+    for layer in range(LAYERS):
+        take(store, layer, list(range(EXPERTS)))
+    assert store.statistics.num_bytes == num_bytes
 
 
 def test_what_is_at_hand_comes_before_what_must_be_read(

@@ -1,16 +1,25 @@
 """Pages of keys and values: one owner each, whatever happens."""
 
+import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from moebatch.spec.policy import PAGE_TOKENS, pages_of
 from moebatch.store.kv import KVCache
+from moebatch.store.memory import resident_bytes
+
+NUM_PAGES = 12
 
 
-def make_cache(num_pages: int) -> KVCache:
+def make_cache(num_pages: int, *, head_dim: int = 2, shares: bool = False) -> KVCache:
     return KVCache(
-        num_layers=2, num_kv_heads=1, head_dim=2, num_pages=num_pages, dtype=torch.float32
+        num_layers=2,
+        num_kv_heads=1,
+        head_dim=head_dim,
+        num_pages=num_pages,
+        dtype=torch.float32,
+        shares=shares,
     )
 
 
@@ -38,3 +47,118 @@ def test_growing_keeps_the_rows_that_are_in_use() -> None:
     cache.grow("b", PAGE_TOKENS)
     cache.grow("a", 2 * PAGE_TOKENS)
     assert cache.rows("a", 3).equal(before)
+
+
+def test_the_lowest_pages_are_given_out_first() -> None:
+    cache = make_cache(6)
+    for owner in "abc":
+        cache.grow(owner, 2 * PAGE_TOKENS)
+    cache.release("b")
+    cache.release("a")
+    cache.grow("d", 3 * PAGE_TOKENS)
+    assert (cache.rows("d", 3 * PAGE_TOKENS)[::PAGE_TOKENS] // PAGE_TOKENS).tolist() == [0, 1, 2]
+
+
+class Owned:
+    """Tokens of owners with the numbers that stand for their keys, in every layer."""
+
+    def __init__(self, cache: KVCache) -> None:
+        self.cache = cache
+        self.numbers: dict[int, list[float]] = {}
+
+    def begin(self, owner: int, kind: int, length: int) -> None:
+        prompt = [kind] * length + [100 + owner] * 2
+        prefix = self.cache.find(prompt)
+        needed = pages_of(len(prompt)) - len(prefix.pages) + self.cache.num_unheld(prefix)
+        if owner in self.numbers or needed > self.cache.num_free_pages:
+            return
+        self.cache.begin(owner, prompt, prefix, tokens=len(prompt))
+        # What is shared is known by its tokens and its place; the rest is the owner's.
+        self.numbers[owner] = [1000.0 * token + place for place, token in enumerate(prompt)]
+        self.write(owner, prefix.num_tokens)
+        self.cache.publish(owner, len(prompt))
+
+    def grow(self, owner: int, count: int) -> None:
+        if owner not in self.numbers:
+            return
+        wanted = len(self.numbers[owner]) + count
+        if self.cache.pages_to_grow(owner, wanted) <= self.cache.num_free_pages:
+            self.cache.grow(owner, wanted)
+            start = len(self.numbers[owner])
+            self.numbers[owner] += [1e6 * (1 + owner) + n for n in range(start, wanted)]
+            self.write(owner, start)
+
+    def write(self, owner: int, start: int) -> None:
+        rows = self.cache.rows(owner, len(self.numbers[owner]))[start:]
+        numbers = torch.tensor(self.numbers[owner][start:])[:, None, None]
+        for layer in range(2):
+            self.cache.keys_RGC[layer][rows] = numbers + layer
+            self.cache.values_RGC[layer][rows] = -numbers - layer
+
+    def check(self) -> None:
+        self.cache.check_integrity()
+        for owner, numbers in self.numbers.items():
+            rows, expected = self.cache.rows(owner, len(numbers)), torch.tensor(numbers)
+            for layer in range(2):
+                keys, values = self.cache.keys_RGC[layer], self.cache.values_RGC[layer]
+                assert keys[rows, 0, 0].equal(expected + layer)
+                assert values[rows, 0, 1].equal(-expected - layer)
+
+
+@settings(deadline=None)
+@given(
+    steps=st.lists(
+        st.tuples(
+            st.sampled_from(("begin", "grow", "release", "give back")),
+            st.integers(0, 4),
+            st.integers(0, 1),
+            st.integers(1, 60),
+        ),
+        max_size=40,
+    ),
+    shares=st.booleans(),
+    head_dim=st.sampled_from((2, 64)),
+)
+@example(steps=[("give back", 0, 0, 3)] * 4, shares=False, head_dim=2)
+def test_what_is_held_survives_whatever_is_given_back(
+    steps: list[tuple[str, int, int, int]], shares: bool, head_dim: int
+) -> None:
+    cache = make_cache(NUM_PAGES, head_dim=head_dim, shares=shares)
+    owned, num_bytes = Owned(cache), cache.bytes_on("dram")
+    for what, owner, kind, length in steps:
+        if what == "begin":
+            owned.begin(owner, kind, length)
+        elif what == "grow":
+            owned.grow(owner, length)
+        elif what == "release":
+            cache.release(owner)
+            owned.numbers.pop(owner, None)
+        else:
+            num_held = cache.num_pages - cache.num_free_pages
+            fewer = max(num_held, cache.num_pages - length % 4)
+            back = cache.give_back(fewer)
+            assert cache.num_pages == fewer
+            assert cache.bytes_on("dram") == num_bytes - back
+            num_bytes -= back
+        owned.check()
+    for owner in owned.numbers:
+        cache.release(owner)
+    assert cache.num_free_pages == cache.num_pages
+    # Two layers' keys and values; what the system cannot have back is less than a page of each.
+    kept = 4 * PAGE_TOKENS * head_dim * 4 * cache.num_pages
+    assert kept <= num_bytes < kept + 4 * 4096 * 2
+
+
+def test_pages_that_are_held_cannot_be_given_back() -> None:
+    cache = make_cache(4)
+    cache.grow("a", 2 * PAGE_TOKENS)
+    with pytest.raises(AssertionError, match="pages are held"):
+        cache.give_back(1)
+
+
+def test_memory_of_pages_that_were_given_back_is_not_resident_any_more() -> None:
+    cache = make_cache(2048, head_dim=256)
+    before, total = resident_bytes(), cache.bytes_on("dram")
+    back = cache.give_back(512)
+    assert back == total * 3 // 4 > 90 * 2**20
+    assert resident_bytes() < before - back // 2
