@@ -95,6 +95,9 @@ class _Assembly:
     def made(self) -> Made:
         """Everything, its lanes running."""
         store, decoder, cache = self._store(), self._decoder(), self._cache()
+        below = store.slots if self._homes["disk"] and not self._is_paged else None
+        if below is None:  # nobody asks whether what lives in main memory has been read
+            store.wait_for_residents()
         pages = self._pages(store) if self._is_paged else None
         experts = None if self._is_paged else self._experts(store)
         slots = experts.slots if experts else SlotQueue({}, num_slots=0)
@@ -112,7 +115,7 @@ class _Assembly:
             setup=self._setup,
             predictor=self._order.new_predictor(),
             slots=slots,
-            below=store.slots if self._homes["disk"] and experts else None,
+            below=below,
             experts=experts,
             pages=pages,
             core=self._core(),

@@ -54,6 +54,7 @@ class ExpertStore:
         self.slots = SlotQueue(num_pieces, num_slots=num_slots, resident=resident)
         self.slot_bytes = slot_bytes(records.values())
         """Memory of a slot."""
+        self._resident = tuple(resident)
         self._num_first_slots = self.slots.num_slots
         self._arena = Arena(self._num_first_slots * self.slot_bytes, pinned=pinned)
         self._more: list[Arena] = []
@@ -139,6 +140,11 @@ class ExpertStore:
         with self.changed:
             self.slots.finish(key, keep=False)
             self.changed.notify_all()
+
+    def wait_for_residents(self) -> None:
+        """Returns when all residents have been read. Raises what a reader failed with."""
+        with self.changed:
+            self.wait(lambda: all(map(self.slots.is_ready, self._resident)))
 
     def wait(self, condition: Callable[[], bool]) -> None:
         """Returns when `condition` holds. Called with `changed` held.

@@ -1,5 +1,7 @@
 """Every schedule, in main memory and on an emulated GPU, gives the tokens of transformers."""
 
+import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +18,7 @@ from moebatch.schedule.names import SCHEDULES
 from moebatch.spec.policy import Placement, Policy
 from moebatch.spec.profile import load_profile
 from moebatch.spec.request import Outcome, Request
+from moebatch.store.direct import DirectFile
 from tests.engine.test_engine import TokenText, policy, requests, tokens_of
 from tests.tiny import FAMILIES
 
@@ -175,3 +178,21 @@ def hundreds(
         outcomes = list(built.engine.run(rows))
     built.close()
     return rows, tokens_of(sorted(outcomes, key=lambda outcome: outcome.request.index))
+
+
+def test_nothing_goes_up_before_it_has_been_read(
+    tiny_checkpoint: Callable[..., Path],
+    expected: Callable[[str], list[tuple[int, ...]]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    read = DirectFile.read
+
+    def read_slowly(file: DirectFile, target: memoryview, offset: int) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            time.sleep(0.02)
+        read(file, target, offset)
+
+    monkeypatch.setattr(DirectFile, "read", read_slowly)
+    chosen = gpu_policy(vram=0.0, schedule="hot")
+    outcomes, _ = run(tiny_checkpoint("qwen2_moe"), chosen, requests(), device=emulated())
+    assert tokens_of(outcomes) == expected("qwen2_moe")
