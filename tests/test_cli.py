@@ -237,7 +237,11 @@ def test_ctrl_c_ends_with_130_and_says_where_the_finished_rows_are(
     sampling = {"max_tokens": 100, "temperature": 0, "ignore_eos": True}
     job = write_job(tmp_path, model, rows, sampling=sampling)
     process = subprocess.Popen(
-        [sys.executable, "-m", "moebatch", "run", str(job)], stderr=subprocess.PIPE, text=True
+        [sys.executable, "-m", "moebatch", "run", str(job)],
+        stderr=subprocess.PIPE,
+        text=True,
+        # A shell without job control has what it starts in the background ignore Ctrl-C.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     assert process.stderr is not None
     with process.stderr:
