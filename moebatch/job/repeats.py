@@ -82,7 +82,7 @@ class Repeats:
         for request in requests:
             key = greedy_key(request) if self._to_come else None
             number = hash(key)
-            if key is None or not (number in self._to_come or self._is_expected(key)):
+            if key is None or number not in self._to_come:
                 yield request
             elif key in self._waiting:
                 self._to_come[number] -= 1
@@ -90,12 +90,11 @@ class Repeats:
             elif key in self._known:
                 self._to_come[number] -= 1
                 self._ready.append(replace(self._known[key], request=request))
+                if self._to_come[number] <= 0:
+                    del self._known[key]
             else:
                 self._waiting[key] = []
                 yield request
-
-    def _is_expected(self, key: Hashable) -> bool:
-        return key in self._waiting or key in self._known
 
     def _copies(self, outcome: Outcome) -> Iterator[Outcome]:
         key = greedy_key(outcome.request) if self._waiting else None

@@ -24,7 +24,8 @@ def not_runnable(
     if policy.kv_cache.disk:
         yield from _cache_on_disk(problem, is_plain=is_plain)
     if policy.batching != "mixed":
-        yield "batching", "a run refills places as they come free; write mixed"
+        advice = "write mixed, and compare with moebatch run --static"
+        yield "batching", f"a run refills places as they come free; {advice}"
     home = policy.weights.vram if problem.with_vram else policy.weights.dram
     if policy.num_slots == 0 and home < 1 and policy.schedule not in PAGED:
         where = "below the GPU" if problem.with_vram else "on disk"

@@ -47,6 +47,7 @@ def answers(rows: list[Request], num_at_once: int) -> tuple[list[Outcome], Engin
     repeated = [counter.add(row) for row in rows]
     repeats = Repeats(counter.repeated)
     outcomes = list(repeats.answer(iter(rows), engine.run))
+    assert not repeats._known and not repeats._waiting, "nothing is held longer than it is needed"
     assert repeats.num_copied == sum(repeated)
     return outcomes, engine
 
