@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from moebatch.errors import CheckpointError
-from moebatch.model.decoder import DenseWeights
+from moebatch.model.dense_weights import DenseWeights
 from moebatch.model.families import Family, family_of, required_tensors
 from moebatch.plan.footprint import Dtypes
 from moebatch.schedule.expert_load import ExpertKey
@@ -120,6 +120,6 @@ def load_dense(files: ModelFiles, memory: DeviceMemory | None = None) -> DenseWe
     def load(roles: Mapping[str, str]) -> dict[str, Tensor]:
         return {role: loader.load(checkpoint.extent(name)) for role, name in roles.items()}
 
-    weights = DenseWeights(globals=load(of_all), layers=[load(roles) for roles in of_layers])
+    weights = DenseWeights.of(load(of_all), [load(roles) for roles in of_layers])
     loader.close()
     return weights

@@ -17,7 +17,7 @@ from moebatch.plan.elementwise import elementwise_bytes
 from moebatch.plan.scratch import Limits
 
 Call = Callable[[], object]
-_PROJECTIONS = ("q", "k", "v", "o")
+_PROJECTIONS = ("qkv", "o")
 
 
 def elementwise_bandwidth(sizes: Sizes, dtype: torch.dtype, timer: Timer) -> float:

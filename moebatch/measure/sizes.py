@@ -40,7 +40,7 @@ class Sizes:
     dtypes: tuple[Dtype, ...] = ("bfloat16", "float16", "float32")
     """Data types of the matrix products."""
     attention_dtype: Dtype = "bfloat16"
-    gemm_rows: tuple[int, ...] = (1, 4, 16, 64, 128, 256, 512, MAX_GEMM_ROWS)
+    gemm_rows: tuple[int, ...] = (1, 4, 16, 64, 128, 256, 512, 1024, MAX_GEMM_ROWS)
     buffer_bytes: int = 768 * 2**20
     """Memory through which reading and the weights of products walk, unless less is free."""
     decode_sequences: tuple[int, ...] = (64, 256)

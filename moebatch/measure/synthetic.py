@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from moebatch.measure.sizes import ModelSizes
-from moebatch.model.decoder import Decoder, DenseWeights
+from moebatch.model.decoder import Decoder
+from moebatch.model.dense_weights import DenseWeights
 from moebatch.model.families import expected_shape
 from moebatch.plan.scratch import Limits
 from moebatch.spec.shape import ModelShape
@@ -48,13 +49,12 @@ def synthetic_layer(
         return tensor.zero_() if role == "o" else fill(tensor, scale=0.02)
 
     weights = {role: weight(role) for role in _ROLES}
-    dense = DenseWeights(
-        globals={"embedding": weight("embedding"), "final_norm": weight("final_norm")},
-        layers=[weights],
+    dense = DenseWeights.of(
+        {"embedding": weight("embedding"), "final_norm": weight("final_norm")}, [weights]
     )
     decoder = Decoder(shape, config, dense, limits)
     decoder.scratch.buffer.zero_()
-    return SyntheticLayer(shape=shape, decoder=decoder, weights=weights)
+    return SyntheticLayer(shape=shape, decoder=decoder, weights=dict(dense.layers[0]))
 
 
 def fill(tensor: Tensor, *, scale: float) -> Tensor:

@@ -6,7 +6,6 @@ V vocabulary.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ from torch import Tensor
 from moebatch.model.attention import Qkv
 from moebatch.model.attention_core import AttentionCore
 from moebatch.model.batch import MicroBatch, Span
+from moebatch.model.dense_weights import DenseWeights
 from moebatch.model.elementwise import Elementwise
 from moebatch.model.families import ExpertWeights, expert_weights
 from moebatch.model.gated_mlp import gated_mlp
@@ -25,14 +25,6 @@ from moebatch.model.router import ExpertTokens, Routing, choose_experts, group_b
 from moebatch.model.scratch import Frame, Scratch
 from moebatch.plan.scratch import Limits, bucket_rows, step_elements
 from moebatch.spec.shape import ModelShape
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DenseWeights:
-    """Everything but the experts, by role, in the dtype and on the device of the computation."""
-
-    globals: Mapping[str, Tensor]
-    layers: Sequence[Mapping[str, Tensor]]
 
 
 class Decoder:
@@ -257,17 +249,19 @@ class Decoder:
     ) -> Qkv:
         shape, projected = self.shape, []
         norm_room = frame.take_float(len(normed_ND) * shape.query_width * (shape.qk_norm != "none"))
-        for role in ("q", "k", "v"):
-            room = frame.take(len(normed_ND), weights[role].shape[0])
-            y = linear(normed_ND, weights[role], weights.get(f"{role}_bias"), room)
+        room = frame.take(len(normed_ND), len(weights["qkv"]))
+        together = linear(normed_ND, weights["qkv"], weights.get("qkv_bias"), room)
+        widths = (shape.query_width, shape.kv_width, shape.kv_width)
+        parts = torch.split(together, list(widths), dim=1)
+        for role, y in zip("qkv", parts, strict=True):
             y_NHC = y.view(len(y), -1, shape.head_dim)
             norm = weights.get(f"{role}_norm")
             if norm is not None:
                 normed = (y_NHC if shape.qk_norm == "head" else y)[:num_tokens]
                 self._elementwise.rms_norm(normed, norm, shape.rms_eps, norm_room, normed)
-            if shape.clip_qkv is not None:
-                y.clamp_(-shape.clip_qkv, shape.clip_qkv)
             projected.append(y_NHC)
+        if shape.clip_qkv is not None:
+            together.clamp_(-shape.clip_qkv, shape.clip_qkv)
         return Qkv(*projected)
 
     def _add_projected(

@@ -80,22 +80,36 @@ class Elementwise:
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, room: Tensor, out: Tensor) -> Tensor:
         """As `layers.rms_norm`; `room` is for torch alone."""
-        if self._kernels is None or not suits(out, x, weight):
+        suit = suits(weight, x[:1], out[:1]) and x.stride() == out.stride()
+        if self._kernels is None or not suit:
             return layers.rms_norm(x, weight, eps, room, out)
-        width = x.shape[-1]
-        num_rows = math.prod(x.shape[:-1])
-        work = row_work(out, x, weight, num_rows=num_rows, width=width, eps=eps)
+        work = row_work(
+            out,
+            x,
+            weight,
+            num_rows=len(x),
+            num_parts=math.prod(x.shape[1:-1]),
+            width=x.shape[-1],
+            stride=x.stride(0),
+            eps=eps,
+        )
         self._run(self._kernels.norm, work, out)
         return out
 
     def rotate(self, x_THC: Tensor, cos_TR: Tensor, sin_TR: Tensor) -> None:
         """As `rope.rotate`."""
-        if self._kernels is None or not suits(x_THC, cos_TR, sin_TR):
+        if self._kernels is None or not suits(x_THC[:1], cos_TR, sin_TR):
             rope.rotate(x_THC, cos_TR, sin_TR)
             return
         num_rows, num_heads, head_dim = x_THC.shape
         work = row_work(
-            x_THC, cos_TR, sin_TR, num_rows=num_rows, num_parts=num_heads, width=head_dim // 2
+            x_THC,
+            cos_TR,
+            sin_TR,
+            num_rows=num_rows,
+            num_parts=num_heads,
+            width=head_dim // 2,
+            stride=x_THC.stride(0),
         )
         self._run(self._kernels.rotate, work, x_THC)
 

@@ -8,6 +8,7 @@ keys and values on their way between levels; the copy into pinned buffers; and t
 
 from dataclasses import dataclass
 
+from moebatch.plan.lanes import pass_seconds
 from moebatch.plan.load import PassLoad
 from moebatch.plan.pass_arithmetic import PassArithmetic
 from moebatch.plan.pass_transfers import PassTransfers
@@ -30,3 +31,24 @@ class CostModel:
         for lane, time_s in (*arithmetic.lanes(), *transfers.lanes()):
             seconds[lane] += time_s
         return {lane: time_s for lane, time_s in seconds.items() if time_s > 0}
+
+    def seconds(self, load: PassLoad, policy: Policy) -> float:
+        """Length of a pass: that of its lanes side by side, and of what they wait for."""
+        lanes = self.lanes(load, policy)
+        reading_s = lanes.get("disk->dram", 0.0) + self.full_slots_s(load, policy)
+        return max(pass_seconds(lanes, policy), reading_s)
+
+    def full_slots_s(self, load: PassLoad, policy: Policy) -> float:
+        """Seconds of a pass in which the disk is not read: all slots of main memory hold experts
+        that wait for the CPU, which is busy with the rest of a layer.
+
+        Reading goes on until the slots are full, and again when the first of them is given back.
+        Zero where slots belong to a GPU.
+        """
+        if self.prices.hardware.vram or not policy.weights.disk or not policy.num_slots:
+            return 0.0
+        expert_bytes = self.prices.dtypes.expert_bytes(self.prices.shape)
+        filled_s = policy.num_slots * self.prices.link_s("disk->dram", expert_bytes)
+        gap_s, longest_s = PassArithmetic(prices=self.prices, load=load, policy=policy).gaps_s
+        usual_s, last_s = max(0.0, gap_s - filled_s), max(0.0, longest_s - filled_s)
+        return (len(self.prices.shape.moe_layers) - 1) * usual_s + last_s

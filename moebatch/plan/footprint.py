@@ -6,9 +6,9 @@ from math import ceil
 
 from moebatch.plan.division import Division, computing_level
 from moebatch.plan.scratch import (
-    MAX_GEMM_ROWS,
     attention_core_elements,
     bucket_rows,
+    gemm_rows,
     limits_of,
     logits_rows,
     scratch_bytes,
@@ -194,9 +194,8 @@ def _whole(terms: Mapping[str, float]) -> dict[str, int]:
 
 
 def _library_bytes(shape: ModelShape, policy: Policy, dtypes: Dtypes) -> int:
-    rows = min(policy.tokens_per_pass, MAX_GEMM_ROWS)
     widths = shape.hidden_size + max(shape.expert_width, shape.dense_width)
-    return LIBRARY_BYTES + 2 * rows * widths * dtypes.compute_bytes
+    return LIBRARY_BYTES + 2 * gemm_rows(policy) * widths * dtypes.compute_bytes
 
 
 def dense_bytes(shape: ModelShape, dtypes: Dtypes) -> int:

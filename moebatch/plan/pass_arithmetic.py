@@ -37,6 +37,22 @@ class PassArithmetic:
         lane, experts = self._where(on_gpu=self.policy.ffn_on_gpu)
         yield lane, self._gpu_experts_s(experts) if lane == "gpu" else self._cpu_experts_s(experts)
 
+    @property
+    def gaps_s(self) -> tuple[float, float]:
+        """Longest time in which a CPU gives no slot back, in every layer: from the last expert of
+        one layer that arrives to the first of the next, both computed, with the rest of a layer and
+        the experts that stay between them; and the same when the head comes between, too."""
+        prices, load, cpu = self.prices, self.load, self.prices.cpu
+        layers, moe_layers = prices.shape.num_layers, len(prices.shape.moe_layers)
+        attention_s = prices.prompt_attention_s(load, cpu) + prices.decode_attention_s(load, cpu)
+        head_s = prices.head_s(cpu, load.logits_rows)
+        outside_s = (self._dense_s(cpu) - head_s) / layers + attention_s
+        experts_s = self._cpu_experts_s(cpu) / moe_layers
+        each_s = experts_s / max(1.0, distinct_experts(prices.shape, load.tokens))
+        staying_s = self.policy.weights.dram * experts_s
+        gap_s = outside_s + staying_s + 2 * each_s
+        return gap_s, gap_s + head_s
+
     def _where(self, *, on_gpu: bool) -> tuple[str, Processor]:
         """Lane and processor of what the policy would have on the GPU, or on the CPU beside it."""
         gpu = self.prices.hardware.vram and self.prices.hardware.vram.processor

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from moebatch.plan.footprint import kv_page_bytes, slot_bytes
-from moebatch.plan.lanes import bottleneck, pass_seconds
+from moebatch.plan.lanes import bottleneck
 from moebatch.plan.load import PassLoad
 from moebatch.plan.problem import Problem
 from moebatch.plan.replay import job_loads
@@ -44,11 +44,11 @@ def predict(problem: Problem, policy: Policy) -> Prediction:
     total_s, num_passes, generated = 0.0, 0.0, 0.0
     lanes: dict[str, float] = {}
     for count, load in job_loads(problem.workload, policy):
-        of_pass = problem.cost.lanes(load, at_end(problem, policy, load))
-        total_s += count * pass_seconds(of_pass, policy)
+        then = at_end(problem, policy, load)
+        total_s += count * problem.cost.seconds(load, then)
         num_passes += count
         generated += count * load.logits_rows
-        for lane, seconds in of_pass.items():
+        for lane, seconds in problem.cost.lanes(load, then).items():
             lanes[lane] = lanes.get(lane, 0.0) + count * seconds
     layers = num_passes * problem.shape.num_layers
     footprints = problem.footprints(policy)
@@ -88,7 +88,7 @@ def _decode_rate(problem: Problem, policy: Policy) -> float:
     workload, batch = problem.workload, policy.batch_size
     context = workload.mean_prompt_tokens + workload.mean_new_tokens / 2
     load = PassLoad(decode_sequences=batch, decode_positions=batch * context, logits_rows=batch)
-    return batch / pass_seconds(problem.cost.lanes(load, policy), policy)
+    return batch / problem.cost.seconds(load, policy)
 
 
 def _prefill_rate(problem: Problem, policy: Policy) -> float:
@@ -101,4 +101,4 @@ def _prefill_rate(problem: Problem, policy: Policy) -> float:
         prompt_pairs=tokens * (prompt + 1) / 2,
         logits_rows=tokens / max(1.0, prompt),
     )
-    return tokens / pass_seconds(problem.cost.lanes(load, policy), policy)
+    return tokens / problem.cost.seconds(load, policy)

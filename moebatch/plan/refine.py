@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
 
+from moebatch.plan.candidates import FEWEST_SLOTS
 from moebatch.plan.prediction import predict
 from moebatch.plan.problem import Problem
 from moebatch.plan.refusal import too_large, too_small
@@ -21,11 +22,12 @@ _LEAST_GAIN = 1.005
 _SEATS = (0.75, 1.25, 1.5, 2.0)
 _TOKENS = (0.5, 0.75, 1.5, 2.0)
 _RESIDENTS = (-4, -2, -1, 1, 2, 4)
+_SLOTS = (-2, -1, 1, 2, 4)
 
 
 def refined(problem: Problem, policy: Policy) -> Policy:
     """The best policy that is found by climbing from this one: seats, tokens of a pass, experts
-    that stay; the cache of keys and values gets what is left of main memory.
+    that stay, slots; the cache of keys and values gets what is left of main memory.
 
     Only in main memory, and only where the lengths of a job's sequences are known.
     """
@@ -58,6 +60,7 @@ def _neighbours(problem: Problem, policy: Policy) -> Iterator[Policy]:
         *(_with_seats(policy, min(round(seats * by), most_seats)) for by in _SEATS),
         *(replace(policy, tokens_per_pass=max(round(tokens * by), seats)) for by in _TOKENS),
         *(_with_residents(problem, policy, num_resident + more) for more in _RESIDENTS),
+        *(_with_slots(problem, policy, policy.num_slots + more) for more in _SLOTS),
     ]
     for other in dict.fromkeys(other for other in changed if other != policy):
         widest = _with_widest_cache(problem, other)
@@ -79,6 +82,16 @@ def _with_residents(problem: Problem, policy: Policy, num_resident: int) -> Poli
         return policy
     share = num_resident / problem.num_experts
     return replace(policy, weights=Placement(dram=share, disk=1 - share))
+
+
+def _with_slots(problem: Problem, policy: Policy, num_slots: int) -> Policy:
+    """One more or fewer stay for every slot, as far as there are any; unchanged where experts do
+    not stream, or there would be too few slots or too many."""
+    num_resident = round(policy.weights.dram * problem.num_experts)
+    staying = max(0, num_resident - (num_slots - policy.num_slots))
+    if not policy.num_slots or not FEWEST_SLOTS <= num_slots < problem.num_experts:
+        return policy
+    return _with_residents(problem, replace(policy, num_slots=num_slots), staying)
 
 
 def _with_widest_cache(problem: Problem, policy: Policy) -> Policy | None:

@@ -18,8 +18,10 @@ _ALIGNMENT = 64
 _WEIGHT_BYTES = 4
 _INDEX_BYTES = 8
 _POSITIONS_STEP = 16
-MAX_GEMM_ROWS = 1024
-"""Rows of one matrix product of an expert; more are computed in blocks."""
+MAX_GEMM_ROWS = 1536
+"""Rows of one matrix product of an expert; more are computed in blocks, of which the last one may
+have few rows."""
+_USUAL_GEMM_ROWS = 1024
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,13 +46,22 @@ class Limits:
         return max(self.gather_rows, bucket_positions(self.context_tokens))
 
 
+def gemm_rows(policy: Policy) -> int:
+    """Most rows of one matrix product of an expert: half of the tokens of large passes, since more
+    hardly choose the same one. A GPU is at its rate with fewer."""
+    most, tokens = MAX_GEMM_ROWS, policy.tokens_per_pass
+    if policy.ffn_on_gpu:
+        most = _USUAL_GEMM_ROWS
+    return min(most, max(_USUAL_GEMM_ROWS, tokens // 2), tokens)
+
+
 def limits_of(policy: Policy, *, max_tokens: int) -> Limits:
     """Portions under `policy` where no sequence is longer than `max_tokens`."""
     return Limits(
         pass_tokens=policy.tokens_per_pass,
         micro_batch_tokens=min(policy.tokens_per_pass, max(policy.micro_batch_size, PROMPT_ROWS)),
         context_tokens=max_tokens,
-        expert_rows=min(MAX_GEMM_ROWS, policy.tokens_per_pass),
+        expert_rows=gemm_rows(policy),
     )
 
 
@@ -118,9 +129,7 @@ def step_elements(shape: ModelShape, limits: Limits, *, converts: bool) -> int:
         rows * D,  # normed input
         rows * D * 2,  # the norm's input in float32
         rows * shape.query_width * 2 * (shape.qk_norm != "none"),  # the same of queries or keys
-        rows * shape.query_width,  # queries
-        rows * shape.kv_width,  # keys
-        rows * shape.kv_width,  # values
+        rows * (shape.query_width + 2 * shape.kv_width),  # queries, keys and values
         rows * shape.query_width,  # attention output
         rows * D,  # projected output
     )

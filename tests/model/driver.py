@@ -10,7 +10,8 @@ import torch
 from safetensors import safe_open
 
 from moebatch.model.batch import MicroBatch, Span
-from moebatch.model.decoder import Decoder, DenseWeights
+from moebatch.model.decoder import Decoder
+from moebatch.model.dense_weights import DenseWeights
 from moebatch.model.families import family_of, required_tensors
 from moebatch.model.router import Routing
 from moebatch.plan.scratch import Limits
@@ -162,9 +163,9 @@ class Driver:
             return {role: self._tensors[name].to(dtype) for role, name in names.items()}
 
         layers = range(self.shape.num_layers)
-        return DenseWeights(
-            globals=pick(self._family.global_tensors(self.shape, self._tensors)),
-            layers=[
+        return DenseWeights.of(
+            pick(self._family.global_tensors(self.shape, self._tensors)),
+            [
                 pick(self._family.layer_tensors(self.shape, layer, self._tensors))
                 for layer in layers
             ],

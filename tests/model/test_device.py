@@ -16,7 +16,8 @@ from torch.utils._pytree import tree_leaves
 from moebatch.model.attention import Qkv
 from moebatch.model.attention_core import AttentionCore
 from moebatch.model.batch import MicroBatch, Span
-from moebatch.model.decoder import Decoder, DenseWeights
+from moebatch.model.decoder import Decoder
+from moebatch.model.dense_weights import DenseWeights
 from moebatch.model.router import Routing, group_rows
 from moebatch.spec.config_file import load_config
 from tests.model.driver import LIMITS, Driver

@@ -113,6 +113,39 @@ def test_a_simulated_pass_takes_as_long_as_the_planner_says(name: str) -> None:
     assert simulated(of, under, "mean").steady_pass_s == pytest.approx(planned_s, rel=0.1)
 
 
+@pytest.mark.parametrize("num_slots", [2, 3, 4, 6, 10])
+@pytest.mark.parametrize("residents", [0.0, 0.125])
+def test_where_few_slots_fill_the_disk_waits_as_long_as_the_planner_says(
+    num_slots: int, residents: float
+) -> None:
+    of, under = _with_long_gaps(num_slots, residents)
+    load = mean_load(of, under)
+    planned_s = of.cost.seconds(load, under)
+    assert simulated(of, under, "mean").steady_pass_s == pytest.approx(planned_s, rel=0.02)
+
+
+def test_more_slots_hide_more_of_what_lies_between_experts() -> None:
+    waits_s = []
+    for num_slots in (2, 3, 4, 6, 10):
+        of, under = _with_long_gaps(num_slots, 0.0)
+        waits_s.append(of.cost.full_slots_s(mean_load(of, under), under))
+    assert waits_s == sorted(waits_s, reverse=True)
+    assert waits_s[0] > waits_s[1] > waits_s[-1] == 0
+
+
+def _with_long_gaps(num_slots: int, residents: float) -> tuple[Problem, Policy]:
+    """A disk about as fast as the processor, which attends for the time of several experts."""
+    of = problem(cpu_machine(64, flops=8e12, disk=12 * GB))
+    under = policy(
+        num_slots=num_slots,
+        weights=Placement(dram=residents, disk=1 - residents),
+        kv_cache=Placement(dram=1),
+        attention_on_gpu=False,
+        ffn_on_gpu=False,
+    )
+    return of, under
+
+
 def test_alone_each_batch_brings_all_weights_up_again() -> None:
     load = PassLoad(decode_sequences=512, decode_positions=512 * 141, logits_rows=512)
     under = policy(schedule="simple", batch_size=512, kv_cache=Placement(vram=1))

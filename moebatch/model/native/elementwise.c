@@ -1,7 +1,7 @@
 /* What is done with each number by itself, or with its row: once through memory each.
 
    Sums and products are in float32, and rounded wherever the steps of torch round. All tensors are
-   contiguous rows of numbers of one type, float32 or bfloat16. */
+   rows of numbers of one type, float32 or bfloat16, without gaps unless there is a stride. */
 
 /* Numbers of an item: few enough for the first-level cache. */
 #define ITEM_NUMBERS 8192
@@ -16,6 +16,7 @@ struct row_work {
     const int64_t *rows, *choices;
     const float *weights;
     int64_t num_rows, num_parts, width;
+    int64_t stride; /* numbers from one row of out to the next, where they may lie apart */
     int64_t next_row; /* taken by whichever thread is free */
     int32_t dtype;
     float eps;
@@ -87,11 +88,11 @@ INLINE void add_row(const struct row_work *w, int64_t row, int dtype) {
     }
 }
 
-/* out = first / sqrt(mean(first^2) + eps) * second, which is one row for all. */
-INLINE void norm_row(const struct row_work *w, int64_t row, int dtype) {
-    int64_t width = w->width, start = row * width * size_of(dtype);
-    char *out = w->out + start;
-    const char *first = w->first + start;
+/* out = first / sqrt(mean(first^2) + eps) * second, which is one part for all. */
+INLINE void norm_part(const struct row_work *w, int64_t start, int dtype) {
+    int64_t width = w->width;
+    char *out = w->out + start * size_of(dtype);
+    const char *first = w->first + start * size_of(dtype);
     Lot squares = {{0}, {0}};
     for (int64_t i = 0; i < width; i += LOT) {
         Lot x = lot_at(first, i, width, dtype);
@@ -104,13 +105,20 @@ INLINE void norm_row(const struct row_work *w, int64_t row, int dtype) {
     }
 }
 
+/* Norms the num_parts parts of a row. The rows of first lie as those of out. */
+INLINE void norm_row(const struct row_work *w, int64_t row, int dtype) {
+    for (int64_t part = 0; part < w->num_parts; part++)
+        norm_part(w, row * w->stride + part * w->width, dtype);
+}
+
 /* Rotates the num_parts heads of a row of out: pairs of numbers, one in each half of a head, which
    has `width`. The cosines and sines of their angles are rows of first and second. */
 INLINE void rotate_row(const struct row_work *w, int64_t row, int dtype) {
     int64_t width = w->width, half_bytes = width * size_of(dtype);
     const char *first = w->first + row * half_bytes, *second = w->second + row * half_bytes;
     for (int64_t head = 0; head < w->num_parts; head++) {
-        char *low = w->out + (row * w->num_parts + head) * 2 * half_bytes, *high = low + half_bytes;
+        char *low = w->out + row * w->stride * size_of(dtype) + head * 2 * half_bytes;
+        char *high = low + half_bytes;
         for (int64_t i = 0; i < width; i += LOT) {
             Lot x = lot_at(low, i, width, dtype), y = lot_at(high, i, width, dtype);
             Lot cosine = lot_at(first, i, width, dtype), sine = lot_at(second, i, width, dtype);

@@ -24,6 +24,7 @@ class RowWork(ctypes.Structure):
         ("num_rows", ctypes.c_int64),
         ("num_parts", ctypes.c_int64),
         ("width", ctypes.c_int64),
+        ("stride", ctypes.c_int64),
         ("next_row", ctypes.c_int64),
         ("dtype", ctypes.c_int32),
         ("eps", ctypes.c_float),
@@ -48,6 +49,7 @@ def row_work(
     num_rows: int,
     num_parts: int = 1,
     width: int,
+    stride: int = 0,
     **others: Any,
 ) -> RowWork:
     """Work on tensors that suit. Only pointers: the tensors must live until it has been done."""
@@ -58,6 +60,7 @@ def row_work(
         num_rows=num_rows,
         num_parts=num_parts,
         width=width,
+        stride=stride,
         dtype=DTYPES[out.dtype],
         **others,
     )

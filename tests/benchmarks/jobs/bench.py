@@ -35,7 +35,7 @@ class Bench:
         say(f"{job.name}: {job.in_words}")
         run, rates = self._measured(rows)
         flop = job_flop(job.lengths, self._setting.shape)
-        bound = bound_of(run.planned_bytes, flop, rates)
+        bound = bound_of(run.planned_bytes, flop, rates.with_disk_of(run.disk_rate))
         result = JobResult(job=job, run=run, rates=rates, bound=bound)
         say(f"    {format_duration(run.passes_s)}, {result.of_bound:.0%} of the bound")
         if self._with_variants:

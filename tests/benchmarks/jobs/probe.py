@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import harmonic_mean
 
@@ -27,6 +27,10 @@ class Probe:
     """Bytes per second past the page cache, through the store's own readers."""
     gemm_rate: float
     """FLOP/s of bfloat16 products of 1,024 rows with the matrices of experts."""
+
+    def with_disk_of(self, rate: float) -> "Probe":
+        """The same if the disk has given more in between than when it was probed."""
+        return replace(self, disk_rate=max(self.disk_rate, rate))
 
 
 def probe(files: Sequence[Path], *, read_s: float) -> Probe:

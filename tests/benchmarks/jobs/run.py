@@ -50,13 +50,22 @@ class Run:
     @property
     def disk_share(self) -> float:
         """Part of the passes' time in which the disk was busy, 0..1."""
-        busy_s = sum(lane["busy_s"] for lane in self.summary["lanes"] if lane["name"] == _DISK)
-        return min(1.0, float(busy_s) / self.passes_s)
+        return min(1.0, self._disk_busy_s / self.passes_s)
+
+    @property
+    def disk_rate(self) -> float:
+        """Bytes per second while the disk was busy: so much it has given at the least."""
+        return float(self.summary["bytes_read"]) / self._disk_busy_s if self._disk_busy_s else 0.0
 
     @property
     def peak_bytes(self) -> int:
         """Of the process."""
         return int(self.summary["peak_bytes"])
+
+    @property
+    def _disk_busy_s(self) -> float:
+        lanes = self.summary["lanes"]
+        return float(sum(lane["busy_s"] for lane in lanes if lane["name"] == _DISK))
 
     def _job_time_s(self, name: str) -> float | None:
         prediction = self.summary[name]

@@ -50,3 +50,8 @@ def test_a_shared_header_is_computed_once(shape: ModelShape) -> None:
     together = job_flop(even(rows, 15, 1, header=header), shape)
     head = 2 * shape.vocab_size * shape.hidden_size
     assert apart - together == (rows - 1) * (job_flop(even(1, header, 1), shape) - head)
+
+
+def test_what_the_disk_has_given_meanwhile_counts_if_it_is_more() -> None:
+    assert RATES.with_disk_of(3e9) == Probe(disk_rate=3e9, gemm_rate=1e12)
+    assert RATES.with_disk_of(1e9) == RATES
