@@ -6,7 +6,7 @@ sequences of different lengths share a cache, and how long the last ones take, s
 
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import islice
+from itertools import islice, product
 
 from moebatch.plan.candidates import FEWEST_SLOTS
 from moebatch.plan.prediction import predict
@@ -23,6 +23,8 @@ _SEATS = (0.75, 1.25, 1.5, 2.0)
 _TOKENS = (0.5, 0.75, 1.5, 2.0)
 _RESIDENTS = (-4, -2, -1, 1, 2, 4)
 _SLOTS = (-2, -1, 1, 2, 4)
+_FAR_TOKENS = (0.75, 1.0, 1.25, 1.5, 2.0)
+_FAR_SLOTS = (3, 4)
 
 
 def refined(problem: Problem, policy: Policy) -> Policy:
@@ -35,8 +37,10 @@ def refined(problem: Problem, policy: Policy) -> Policy:
         return policy
     best, best_s = policy, _seconds(problem, policy)
     num_left = _MOST_REPLAYED // num_replayed(problem.workload, policy)
+    looks = _far_away
     while num_left > 0:
-        others = list(islice(_neighbours(problem, best), num_left))
+        others = list(islice(looks(problem, best), num_left))
+        looks = _neighbours
         num_left -= len(others)
         tried = [(_seconds(problem, other), other) for other in others]
         fastest_s, fastest = min(tried, key=lambda pair: pair[0], default=(best_s, best))
@@ -52,20 +56,45 @@ def _seconds(problem: Problem, policy: Policy) -> float:
     return prediction.job_time_s or 1 / prediction.tokens_per_s
 
 
+def _far_away(problem: Problem, policy: Policy) -> Iterator[Policy]:
+    """Neighbours, and policies that no climb leads to: another pass, and nothing stays but what a
+    few slots leave to the cache."""
+    yield from _neighbours(problem, policy)
+    fuller = _with_seats(policy, min(policy.batch_size * 3 // 2, _most_seats(problem, policy)))
+    for by, num_slots in product(_FAR_TOKENS, _FAR_SLOTS):
+        tokens = max(round(policy.tokens_per_pass * by), fuller.batch_size)
+        other = _with_residents(problem, replace(fuller, num_slots=num_slots), 0)
+        if policy.num_slots and num_slots < problem.num_experts:
+            yield from _widest(problem, replace(other, tokens_per_pass=tokens))
+
+
 def _neighbours(problem: Problem, policy: Policy) -> Iterator[Policy]:
     seats, tokens = policy.batch_size, policy.tokens_per_pass
-    most_seats = problem.workload.num_sequences or seats * 2
+    most_seats = _most_seats(problem, policy)
     num_resident = round(policy.weights.dram * problem.num_experts)
-    changed = [
+    larger = [
         *(_with_seats(policy, min(round(seats * by), most_seats)) for by in _SEATS),
         *(replace(policy, tokens_per_pass=max(round(tokens * by), seats)) for by in _TOKENS),
+    ]
+    changed = [
+        *larger,
+        # What a larger batch needs for its cache, experts that stay may have.
+        *(_with_residents(problem, other, 0) for other in larger),
         *(_with_residents(problem, policy, num_resident + more) for more in _RESIDENTS),
         *(_with_slots(problem, policy, policy.num_slots + more) for more in _SLOTS),
     ]
     for other in dict.fromkeys(other for other in changed if other != policy):
-        widest = _with_widest_cache(problem, other)
-        if widest is not None:
-            yield widest
+        yield from _widest(problem, other)
+
+
+def _widest(problem: Problem, policy: Policy) -> Iterator[Policy]:
+    widest = _with_widest_cache(problem, policy)
+    if widest is not None:
+        yield widest
+
+
+def _most_seats(problem: Problem, policy: Policy) -> int:
+    return problem.workload.num_sequences or policy.batch_size * 2
 
 
 def _with_seats(policy: Policy, seats: int) -> Policy:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 
 from tests.benchmarks.jobs.bench import Bench
-from tests.benchmarks.jobs.catalogue import full_jobs, small_jobs
+from tests.benchmarks.jobs.catalogue import full_jobs, scale_jobs, small_jobs
 from tests.benchmarks.jobs.checkpoint import checkpoint
 from tests.benchmarks.jobs.machine import command_in_words, commit, machine_in_words, today
 from tests.benchmarks.jobs.memory_cap import memory_cap
@@ -21,7 +21,7 @@ from tests.benchmarks.jobs.table import LEGEND, comparisons_table, jobs_table
 
 
 def main() -> int:
-    options = parse_options(tuple(full_jobs()))
+    options = parse_options(tuple(full_jobs()), tuple(scale_jobs()))
     setting = Setting(
         folder=options.folder,
         checkpoint=checkpoint(options.folder / "checkpoint"),
@@ -34,7 +34,7 @@ def main() -> int:
         _say("measuring this machine, about a minute")
         setting.measure_machine()
     bench = Bench(setting, _peers(options, setting), options.probe_s, options.with_variants)
-    jobs = small_jobs() if options.is_small else full_jobs()
+    jobs = {**(small_jobs() if options.is_small else full_jobs()), **scale_jobs()}
     results: list[JobResult] = []
     failed = False
     for name in options.only:

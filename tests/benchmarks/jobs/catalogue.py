@@ -51,6 +51,12 @@ def full_jobs() -> Mapping[str, BenchJob]:
     )
 
 
+def scale_jobs() -> Mapping[str, BenchJob]:
+    """Ever more of the same short rows: what each of them costs, and what memory does."""
+    counts = (256, 1024, 4096, 8192)
+    return _named(*(BenchJob(name=f"rows-{n}", lengths=_short_rows(n)) for n in counts))
+
+
 def small_jobs() -> Mapping[str, BenchJob]:
     """The same kinds of rows, but fewer of them and shorter answers: within five minutes."""
     return _named(
@@ -64,6 +70,10 @@ def small_jobs() -> Mapping[str, BenchJob]:
         BenchJob(name="common-header", lengths=even(64, 450, 4, header=400), variants=(_NO_SHARE,)),
         BenchJob(name="few-rows", lengths=even(16, 64, 8)),
     )
+
+
+def _short_rows(count: int) -> Lengths:
+    return ragged(count, mean_prompt=32, longest_prompt=128, answers=(4, 16), mean_answer=8)
 
 
 def _named(*jobs: BenchJob) -> dict[str, BenchJob]:

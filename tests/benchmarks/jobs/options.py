@@ -36,12 +36,17 @@ class Options:
     json: Path | None
 
 
-def parse_options(known_jobs: tuple[str, ...], arguments: list[str] | None = None) -> Options:
-    """Ends the program with a message if something is wrong."""
+def parse_options(
+    known_jobs: tuple[str, ...],
+    more_jobs: tuple[str, ...] = (),
+    arguments: list[str] | None = None,
+) -> Options:
+    """Ends the program with a message if something is wrong. What is in `more_jobs` is run only if
+    it is asked for."""
     parser = argparse.ArgumentParser(prog=_PROG, description=_ABOUT)
-    there = ", ".join(known_jobs)
+    there, also = ", ".join(known_jobs), ", ".join(more_jobs)
     parser.add_argument("--small", action="store_true", help="fewer rows, five minutes, no peers")
-    parser.add_argument("--only", default="", metavar="JOBS", help=f"some of {there}")
+    parser.add_argument("--only", default="", metavar="JOBS", help=f"some of {there}, {also}")
     parser.add_argument(
         "--folder", type=Path, default=default_folder(), help="default: %(default)s"
     )
@@ -64,9 +69,9 @@ def parse_options(known_jobs: tuple[str, ...], arguments: list[str] | None = Non
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there")
     asked = parser.parse_args(arguments)
     only = tuple(name.strip() for name in asked.only.split(",") if name.strip())
-    unknown = [name for name in only if name not in known_jobs]
+    unknown = [name for name in only if name not in (*known_jobs, *more_jobs)]
     if unknown:
-        parser.error(f"--only: no job is named {unknown[0]!r}; there are {there}")
+        parser.error(f"--only: no job is named {unknown[0]!r}; there are {there}, {also}")
     with_peers = not asked.small if asked.peers is None else asked.peers
     given = {
         name: Path(path) if path and with_peers else None

@@ -16,6 +16,7 @@ LEGEND = (
 _JOBS = (
     "job",
     "measured",
+    "a row",
     "tok/s",
     "prompt tok/s",
     "predicted",
@@ -44,6 +45,7 @@ def _job_cells(result: JobResult) -> list[str]:
     return [
         f"{result.job.name}: {result.job.in_words}",
         format_duration(run.passes_s),
+        format_duration(run.passes_s / result.job.lengths.num_rows),
         f"{result.answer_rate:.1f}",
         f"{result.prompt_rate:.1f}",
         f"{_duration(run.predicted_s)} ({_duration(run.hindsight_s)})",

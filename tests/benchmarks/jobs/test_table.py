@@ -47,9 +47,9 @@ def cells(table: str, row: int) -> list[str]:
 def test_a_job_has_a_line_with_its_ratio_to_the_bound() -> None:
     found = cells(jobs_table([result()]), 0)
     assert found[0] == "few: 10 x 5 in, 20 out"
-    assert found[2:4] == ["4.0", "1.0"]
-    assert found[4].endswith("(?)")
-    assert found[6:8] == ["90%", "96%"]
+    assert found[2:5] == ["5.0s", "4.0", "1.0"]
+    assert found[5].endswith("(?)")
+    assert found[7:9] == ["90%", "96%"]
 
 
 def test_variants_and_best_trials_of_peers_are_compared() -> None:

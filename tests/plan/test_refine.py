@@ -1,0 +1,78 @@
+"""What trying a policy on the job itself makes better."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
+
+import pytest
+
+from moebatch.plan.prediction import predict
+from moebatch.plan.problem import Problem
+from moebatch.plan.refine import refined
+from moebatch.plan.refusal import too_large
+from moebatch.spec.policy import Placement, Policy
+from moebatch.spec.workload import Length, Workload
+from tests.plan.problems import GB, SMALL, cpu_machine, problem
+
+JOBS = {
+    "short rows": [Length(20 + i % 90, 1 + i % 40) for i in range(300)],
+    "long prompts": [Length(1500, 32)] * 60,
+    "a common beginning": [Length(450, 32, 400)] * 400,
+}
+START = Policy(
+    batch_size=48,
+    micro_batch_size=48,
+    tokens_per_pass=2048,
+    num_slots=6,
+    num_kv_pages=1200,
+    weights=Placement(dram=0.125, disk=0.875),
+)
+
+
+def job(lengths: list[Length]) -> Problem:
+    count = len(lengths)
+    workload = Workload(
+        num_sequences=count,
+        mean_prompt_tokens=sum(length.prompt_tokens for length in lengths) / count,
+        mean_new_tokens=sum(length.new_tokens for length in lengths) / count,
+        mean_shared_tokens=sum(length.shared_tokens for length in lengths) / count,
+        max_total_tokens=max(length.prompt_tokens + length.new_tokens for length in lengths),
+        max_new_tokens=max(length.new_tokens for length in lengths),
+        lengths=tuple(lengths),
+    )
+    return problem(cpu_machine(3, disk=2.2 * GB, flops=1.8e12), shape=SMALL, workload=workload)
+
+
+def seconds(of: Problem, policy: Policy) -> float:
+    found = predict(of, policy).job_time_s
+    assert found is not None
+    return found
+
+
+def grid(of: Problem, start: Policy) -> Iterator[Policy]:
+    """Policies that fit, far apart from each other, each with all the pages that it has room for
+    or half as many."""
+    for seats, tokens, slots in product((64, 200, 400), (1024, 2048, 4096), (2, 3, 6)):
+        policy = replace(
+            start,
+            batch_size=seats,
+            tokens_per_pass=tokens,
+            num_slots=slots,
+            weights=Placement(disk=1.0),
+        )
+        fitting = (n for n in range(6400, 0, -400) if fits(of, replace(policy, num_kv_pages=n)))
+        pages = next(fitting, 0)
+        yield from (replace(policy, num_kv_pages=n) for n in (pages, pages // 2) if n > 100)
+
+
+def fits(of: Problem, policy: Policy) -> bool:
+    return too_large(of, policy) is None
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_none_of_many_others_is_much_better(name: str) -> None:
+    of = job(JOBS[name])
+    found = refined(of, START)
+    assert fits(of, found)
+    best_s = min(seconds(of, other) for other in grid(of, START))
+    assert seconds(of, found) <= min(seconds(of, START), best_s * 1.03)
