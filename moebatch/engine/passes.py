@@ -26,5 +26,8 @@ class Passes(Protocol):
     def give_up(self) -> None:
         """After a pass that failed: the next one may begin at the first layer again."""
 
+    def interrupt(self, error: BaseException) -> None:
+        """Has a pass that is in work end with `error`, as soon as may be; any thread may say so."""
+
     def close(self) -> None:
         """Ends whatever runs beside it."""

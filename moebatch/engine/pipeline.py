@@ -87,6 +87,11 @@ class Pipeline:
         self._driver = self._new_driver()
         self.start()
 
+    def interrupt(self, error: BaseException) -> None:
+        """Has a pass that is in work end with `error`; any thread may say so."""
+        with self._executor.lock:
+            self._executor.failed(error)
+
     def do(self, task: Task) -> None:
         """Does what a task says in the pass in work; called by its lane."""
         assert self._work is not None, "a pass is in work"

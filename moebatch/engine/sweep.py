@@ -70,6 +70,9 @@ class PlainSweep:
         """After a pass that failed: the next one may begin at the first layer again."""
         self._experts.forget_required()
 
+    def interrupt(self, error: BaseException) -> None:
+        """Whoever is told of every layer has to raise it there."""
+
     def close(self) -> None:
         """Nothing runs beside it."""
 

@@ -59,9 +59,9 @@ class Finished:
             place += 1
         return None
 
-    def line(self, found: Found) -> bytes:
-        """The line of a record. Raises StorageError if it cannot be read any more."""
-        number, place = self._files[found.place], found.place
+    def line(self, place: int) -> bytes:
+        """The line of the record in a place. Raises StorageError if it cannot be read any more."""
+        number = self._files[place]
         path = self._paths[number]
         try:
             descriptor = self._open.get(number)

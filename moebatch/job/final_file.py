@@ -1,0 +1,97 @@
+"""The output of a job: its rows put in the order of the input, when all of them have ended."""
+
+import gzip
+from array import array
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO, cast
+
+from moebatch.job.answered import Answered
+from moebatch.job.raw import RawRow, Source
+from moebatch.journal.files import Files, told
+from moebatch.journal.finished import Finished
+
+
+class RowsMissing(Exception):
+    """Not all rows have ended."""
+
+    def __init__(self, missing: list[RawRow], num_missing: int) -> None:
+        super().__init__(f"{num_missing} rows have not ended")
+        self.missing = missing
+        """The first ones."""
+        self.num_missing = num_missing
+
+
+class FinalFile:
+    """Replaces the output in one step: there is either the old one or all of the new one."""
+
+    def __init__(self, path: Path, *, errors: Path | None = None, files: Files | None = None):
+        """Failed rows go to `errors` if that is given, instead of among the answers."""
+        self._path = path.resolve()
+        self._errors = None if errors is None else errors.resolve()
+        self._files = files or Files()
+
+    def write(self, source: Source, finished: Finished) -> int:
+        """Writes what journals say of the rows of an input; returns how many of them failed.
+
+        Raises RowsMissing before anything is touched, StorageError if the disk is full or fails,
+        and InputError if the input is damaged.
+        """
+        places, states = _ended(source, Answered(finished))
+        with told(self._path, needed=0):
+            if self._errors is not None:
+                self._replace(self._errors, _chosen(places, states, failed=True), finished)
+                self._replace(self._path, _chosen(places, states, failed=False), finished)
+            else:
+                self._replace(self._path, iter(places), finished)
+        return sum(states)
+
+    def _replace(self, path: Path, places: Iterator[int], finished: Finished) -> None:
+        # Beside its target, since a rename works only within a file system.
+        draft = path.with_name(f".{path.name}.moebatch-draft")
+        try:
+            with draft.open("wb") as file:
+                with _compressed(file, path) as stream:
+                    for place in places:
+                        stream.write(finished.line(place) + b"\n")
+                file.flush()
+                self._files.sync(file.fileno())
+            self._files.replace(draft, path)
+            self._files.sync_folder(path.parent)
+        except BaseException:
+            draft.unlink(missing_ok=True)
+            raise
+
+
+def _ended(source: Source, answered: Answered) -> tuple["array[int]", bytearray]:
+    """Where the record of each row is, and whether it failed; in nine bytes per row."""
+    places, states = array("q"), bytearray()
+    missing: list[RawRow] = []
+    num_missing = 0
+    for raw in source:
+        found = answered.of(raw)
+        if found is None or found.state == "part":
+            num_missing += 1
+            if len(missing) < 3:
+                missing.append(raw)
+            continue
+        places.append(found.place)
+        states.append(found.state == "fail")
+    if num_missing:
+        raise RowsMissing(missing, num_missing)
+    return places, states
+
+
+def _chosen(places: "array[int]", states: bytearray, *, failed: bool) -> Iterator[int]:
+    return (place for place, state in zip(places, states, strict=True) if bool(state) == failed)
+
+
+@contextmanager
+def _compressed(file: BinaryIO, path: Path) -> Iterator[BinaryIO]:
+    if path.suffix.lower() != ".gz":
+        yield file
+        return
+    # Neither name nor time, so that a re-run has the same bytes.
+    with gzip.GzipFile(filename="", fileobj=file, mode="wb", compresslevel=6, mtime=0) as stream:
+        yield cast(BinaryIO, stream)
