@@ -7,14 +7,16 @@ import typer
 from rich.console import Console
 
 from moebatch.cli.options import Gantt, JobFile, Quiet, Schedule
+from moebatch.cli.signals import stopping_on_signals
 from moebatch.cli.threads import let_threads_sleep
-from moebatch.errors import ExitCode, Interrupted
+from moebatch.errors import ExitCode
 from moebatch.report.console import error_console, say, teller
 
 if TYPE_CHECKING:
     from moebatch.job.options import RunOptions
     from moebatch.job.run import JobRun
     from moebatch.job.status import RunSummary
+    from moebatch.job.stop import Stop
 
 Policy = Annotated[
     str | None, typer.Option("--policy", help="Run this policy instead of planning one.")
@@ -32,6 +34,14 @@ Static = Annotated[
 ]
 NoShare = Annotated[
     bool, typer.Option("--no-share", help="Compute rows alone, however alike they begin.")
+]
+ShardOf = Annotated[
+    str | None,
+    typer.Option("--shard", help="Only every n-th row, such as 3/8; `moebatch merge` joins them."),
+]
+MaxRuntime = Annotated[
+    str | None,
+    typer.Option("--max-runtime", help="Stop and keep what is done after so long, such as 3h30m."),
 ]
 Trace = Annotated[
     Path | None,
@@ -51,6 +61,8 @@ def run(
     sync: Sync = False,
     static: Static = False,
     no_share: NoShare = False,
+    shard: ShardOf = None,
+    max_runtime: MaxRuntime = None,
     trace: Trace = None,
     gantt: Gantt = None,
     trace_passes: TracePasses = 8,
@@ -58,6 +70,9 @@ def run(
     """Run a job: read its prompts, write its answers in the same order."""
     let_threads_sleep()
     from moebatch.job.options import RunOptions
+    from moebatch.job.runtime import parse_runtime
+    from moebatch.job.shard import ALL, parse_shard
+    from moebatch.job.stop import Stop
     from moebatch.spec.policy_file import load_policy
 
     options = RunOptions(
@@ -66,24 +81,29 @@ def run(
         is_plain=sync,
         is_static=static,
         shares=not no_share,
+        shard=ALL if shard is None else parse_shard(shard),
         num_traced_passes=trace_passes,
         trace=trace,
         gantt=gantt,
     )
     options.require_consistent()
-    summary = _execute(job, options, quiet=quiet, recalibrate=recalibrate)
+    stop = Stop(max_runtime_s=None if max_runtime is None else parse_runtime(max_runtime))
+    summary = _execute(job, options, stop, quiet=quiet, recalibrate=recalibrate)
     raise typer.Exit(ExitCode.ROWS_FAILED if summary.num_failed else ExitCode.OK)
 
 
-def _execute(job: Path, options: "RunOptions", *, quiet: bool, recalibrate: bool) -> "RunSummary":
+def _execute(
+    job: Path, options: "RunOptions", stop: "Stop", *, quiet: bool, recalibrate: bool
+) -> "RunSummary":
     from moebatch.job.run import JobRun
     from moebatch.report.drawings import write_drawings
     from moebatch.spec.job import load_job
 
     console = error_console()
     tell = teller(console, quiet=quiet)
-    job_run = JobRun(load_job(job), tell, options)
-    summary = _watched(job_run, console, quiet=quiet)
+    with stopping_on_signals(stop):
+        job_run = JobRun(load_job(job), tell, options, stop)
+        summary = _watched(job_run, console, quiet=quiet)
     _report(summary, console, quiet=quiet)
     if options.is_drawn:
         timelines = job_run.timelines()
@@ -98,13 +118,9 @@ def _execute(job: Path, options: "RunOptions", *, quiet: bool, recalibrate: bool
 
 def _watched(job_run: "JobRun", console: Console, *, quiet: bool) -> "RunSummary":
     from moebatch.report.progress import watching
-    from moebatch.report.summary import stopped_early
 
-    try:
-        with watching(job_run.status, console, quiet=quiet):
-            return job_run.execute()
-    except KeyboardInterrupt:
-        raise Interrupted(stopped_early(job_run.status())) from None
+    with watching(job_run.status, console, quiet=quiet):
+        return job_run.execute()
 
 
 def _report(summary: "RunSummary", console: Console, *, quiet: bool) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from moebatch.engine.model_files import ModelFiles
 from moebatch.errors import ConfigError, Fault, StorageError
 from moebatch.job.fingerprint import numerics_fingerprint
-from moebatch.job.output_path import has_records, run_folder
+from moebatch.job.run_folder import RunFolder
 from moebatch.spec.job import Job
 from moebatch.spec.limits import shown
 
@@ -64,7 +64,7 @@ class Manifest:
         known to be of this one, and StorageError if the folder cannot be written.
         """
         self.require_own(output)
-        folder = run_folder(output)
+        folder = RunFolder(output).path
         draft = folder / f"manifest.{os.getpid()}"
         try:
             folder.mkdir(exist_ok=True)
@@ -78,19 +78,19 @@ class Manifest:
 
         A run that ended before its first row binds nobody: its job may be changed and run again.
         """
-        folder = run_folder(output)
-        before = _read(folder / "manifest.json")
+        folder = RunFolder(output)
+        before = _read(folder.manifest)
         if before is None:
             if output.exists():
                 message = "exists and is not the output of a job; remove it or choose another"
                 raise _refusal(output, message)
             return
         differences = self.differences(before)
-        if differences and (output.exists() or has_records(output)):
+        if differences and (output.exists() or folder.has_records):
             raise _refusal(
                 output,
                 f"belongs to another job: {'; '.join(differences)}. Choose another output.path, "
-                f"or remove it together with {folder}",
+                f"or remove it together with {folder.path}",
             )
 
 

@@ -5,6 +5,7 @@ import json
 from typing import NamedTuple
 
 from moebatch.job.raw import RawRow
+from moebatch.job.row import Row
 from moebatch.spec.request import RowError
 
 KEY_BYTES = 16
@@ -32,6 +33,12 @@ def keys_of(raw: RawRow) -> RowKeys:
     placed = own.copy()
     placed.update(b"\n%d" % raw.index)
     return RowKeys(own.digest(), placed.digest())
+
+
+def key_of(raw: RawRow, row: Row) -> bytes:
+    """The one that holds for a row."""
+    keys = keys_of(raw)
+    return keys.own if row.is_named else keys.placed
 
 
 def name_hash(custom_id: str) -> int:

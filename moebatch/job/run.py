@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -11,7 +11,10 @@ from moebatch.engine.build import BuiltEngine, build_engine
 from moebatch.engine.device import Device, DeviceKind
 from moebatch.engine.model_files import ModelFiles, open_model
 from moebatch.engine.order import Order, has_common_keys
-from moebatch.job.dialects import Served, result_line
+from moebatch.errors import Stopped
+from moebatch.job.answering import Answering
+from moebatch.job.dialects import Served
+from moebatch.job.final_file import FinalFile
 from moebatch.job.fingerprint import numerics_fingerprint
 from moebatch.job.hints import load_predictor
 from moebatch.job.lane_times import lane_times, waited_s, without_readers
@@ -25,17 +28,21 @@ from moebatch.job.notices import (
     settings_without_effect,
 )
 from moebatch.job.options import RunOptions
-from moebatch.job.output_path import require_writable, run_folder
+from moebatch.job.output_path import require_writable
 from moebatch.job.planning import JobPlan, job_problem, measured_machine, plan_job
 from moebatch.job.prepare import Preparation, prepare
 from moebatch.job.recalibrate import keep, lesson
 from moebatch.job.repeats import Repeats
-from moebatch.job.results import ResultFile
-from moebatch.job.row import FailedRow, Row
+from moebatch.job.results import Results
+from moebatch.job.run_folder import RunFolder
 from moebatch.job.scan import InputSummary, scan
 from moebatch.job.source import open_source
 from moebatch.job.status import Phase, RunStatus, RunSummary
+from moebatch.job.stop import Stop
 from moebatch.job.timelines import run_timelines
+from moebatch.job.todo import Todo
+from moebatch.journal.finished import Finished
+from moebatch.journal.writer import JournalWriter
 from moebatch.model.native.loader import prepare as prepare_kernels
 from moebatch.plan.machine import detect_machine
 from moebatch.plan.prediction import Prediction, predict
@@ -43,7 +50,6 @@ from moebatch.predict.predictor import Predictor
 from moebatch.schedule.timeline import Timeline
 from moebatch.spec.job import Job
 from moebatch.spec.policy import Policy
-from moebatch.spec.request import Outcome, Request, RowError
 from moebatch.spec.workload import Workload
 from moebatch.store.memory import peak_resident_bytes, resident_bytes
 
@@ -55,9 +61,18 @@ _LEAST_READING_S = 1.0
 class JobRun:
     """Runs a job once. `status` may be asked from another thread while `execute` works."""
 
-    def __init__(self, job: Job, tell: Callable[[str], None], options: RunOptions = _USUAL) -> None:
-        """`tell` gets what the user should know before the first pass, line by line."""
+    def __init__(
+        self,
+        job: Job,
+        tell: Callable[[str], None],
+        options: RunOptions = _USUAL,
+        stop: Stop | None = None,
+    ) -> None:
+        """`tell` gets what the user should know before the first pass, line by line; `stop` may be
+        asked to end the run early."""
         machine = detect_machine()
+        self._stop = stop or Stop()
+        self._folder = RunFolder(job.output.path)
         self._job = job
         self._tell = tell
         self._options = options
@@ -73,10 +88,8 @@ class JobRun:
         self._source = open_source(job.input.path)
         self._input: InputSummary | None = None
         self._built: BuiltEngine | None = None
-        self._rows: dict[int, Row] = {}
         self._repeats = Repeats({})
-        self._errors: Counter[str] = Counter()
-        self._num_done = 0
+        self._answering: Answering | None = None
 
     def execute(self) -> RunSummary:
         """Answers every row and writes the output.
@@ -88,20 +101,15 @@ class JobRun:
         self._options.require_device(known_device(self._job))
         files = open_model(self._job.model.path, self._job.model.dtype)
         preparation = self._prepare(files)
-        counted = self._scan(preparation)
-        served = self._served(files, preparation, counted)
-        output, workload = self._job.output, counted.workload
-        predictor = self._load_predictor(files)
-        plan = self._plan = self._planned(files, workload) if workload else None
-        Manifest.of(self._job, files).claim(output.path)
-        with ResultFile(output.path, num_rows=counted.num_rows, errors=output.errors) as results:
-            self._phase = "loading weights"
-            if plan is not None:
-                self._build(files, preparation, plan, predictor)
-            self._answer_all(preparation, served, results)
-            self._phase = "writing answers"
-            results.finish()
-        return self._summary(plan)
+        manifest, output = Manifest.of(self._job, files), self._job.output
+        manifest.require_own(output.path)
+        with self._folder.locked(self._options.shard):
+            manifest.claim(output.path)
+            self._answer_rows(files, preparation)
+            if self._options.shard.is_all:
+                self._phase = "writing answers"
+                self._write_output()
+        return self._summary(self._plan)
 
     def recalibrate(self, summary: RunSummary) -> None:
         """Keeps what the run has shown of this machine in its profile. Raises StorageError."""
@@ -132,7 +140,7 @@ class JobRun:
         expected = (workload.num_sequences or 0) * workload.mean_new_tokens if workload else 0
         return RunStatus(
             phase=self._phase,
-            run_folder=str(run_folder(self._job.output.path)),
+            run_folder=str(self._folder.path),
             num_rows=self._input.num_rows if self._input else 0,
             num_done=self._num_done,
             num_failed=self._errors.total(),
@@ -150,6 +158,28 @@ class JobRun:
             is_emulated=self._kind == "emulate",
         )
 
+    def _answer_rows(self, files: ModelFiles, preparation: Preparation) -> None:
+        """Answers what earlier runs have not, into a journal of its own."""
+        journal = self._folder.journal
+        with Finished(journal) as before, JournalWriter(journal) as ours:
+            results = Results(before, ours)
+            todo = Todo(shard=self._options.shard, answered=results.answered)
+            counted = self._scan(preparation, todo)
+            served = self._served(files, preparation, counted)
+            self._answering = Answering(self._source, preparation.reader, results, served, todo)
+            predictor = self._load_predictor(files)
+            if counted.workload is not None:
+                self._plan = self._planned(files, counted.workload)
+                self._phase = "loading weights"
+                self._build(files, preparation, self._plan, predictor)
+            self._answer_all(self._answering)
+
+    def _write_output(self) -> None:
+        """All rows in the order of the input."""
+        output = self._job.output
+        with Finished(self._folder.journal) as all_rows:
+            FinalFile(output.path, errors=output.errors).write(self._source, all_rows)
+
     # --- before the first pass ------------------------------------------------------------------
 
     def _prepare(self, files: ModelFiles) -> Preparation:
@@ -162,9 +192,11 @@ class JobRun:
             self._tell(f"warning: {warning}")
         return preparation
 
-    def _scan(self, preparation: Preparation) -> InputSummary:
+    def _scan(self, preparation: Preparation, todo: Todo) -> InputSummary:
         """One look at all rows: what is wrong, and exactly how long prompts and answers are."""
-        counted = scan(self._source, preparation.reader.request, shares=self._options.shares)
+        counted = scan(
+            self._source, preparation.reader.request, shares=self._options.shares, todo=todo
+        )
         counted.require_usable(every_row=self._job.input.on_bad_row == "fail")
         if counted.first_chat is not None:
             preparation.reader.tokenizer.require_chat_template(counted.first_chat.place)
@@ -238,7 +270,7 @@ class JobRun:
             is_plain=options.is_plain,
             shares=options.shares,
             predictor=predictor,
-            scratch=run_folder(self._job.output.path),
+            scratch=self._folder.path,
             num_traced_passes=options.num_traced_passes if options.is_drawn else 0,
         )
         self._built = build_engine(
@@ -261,8 +293,8 @@ class JobRun:
 
     # --- the passes -----------------------------------------------------------------------------
 
-    def _answer_all(self, preparation: Preparation, served: Served, results: ResultFile) -> None:
-        requests = self._requests(preparation, served, results)
+    def _answer_all(self, answering: Answering) -> None:
+        requests = answering.requests()
         self._first_pass = time.perf_counter()
         self._phase = "running"
         if self._built is None:
@@ -270,36 +302,36 @@ class JobRun:
             return
         if self._built.recorder is not None:
             self._built.recorder.begin()
+        engine = self._built.engine
         try:
-            with torch.inference_mode():
-                for outcome in self._repeats.answer(requests, self._built.engine.run):
-                    row = self._rows.pop(outcome.request.index)
-                    self._write(row, outcome.error or outcome, served, results)
+            with torch.inference_mode(), self._stop.deferred(engine.interrupt):
+                for outcome in self._repeats.answer(requests, engine.run):
+                    answering.ended(outcome)
+        except Stopped:
+            kept = answering.keep_unfinished(engine.unfinished())
+            raise Stopped(self._stopped_early(kept)) from None
         finally:
             self._built.close()
         self._run_s = self._elapsed_s()
 
-    def _requests(
-        self, preparation: Preparation, served: Served, results: ResultFile
-    ) -> Iterator[Request]:
-        """Good rows as requests, one by one; bad ones are written at once."""
-        for item in preparation.reader.requests(self._source):
-            if isinstance(item, FailedRow):
-                self._write(item.row, item.error, served, results)
-            else:
-                self._rows[item.row.index] = item.row
-                yield item.request
-
-    def _write(
-        self, row: Row, result: Outcome | RowError, served: Served, results: ResultFile
-    ) -> None:
-        failed = isinstance(result, RowError)
-        results.add(row.index, result_line(row, result, served), failed=failed)
-        self._num_done += 1
-        if isinstance(result, RowError):
-            self._errors[result.code] += 1
+    def _stopped_early(self, num_tokens: int) -> str:
+        now = self.status()
+        return (
+            f"stopped early ({self._stop.reason}): {now.num_done} of {now.num_rows} rows are done, "
+            f"and {num_tokens} tokens of others; run the job again to go on"
+        )
 
     # --- figures --------------------------------------------------------------------------------
+
+    @property
+    def _num_done(self) -> int:
+        """Rows that have ended, in earlier runs too."""
+        before = self._input.num_done if self._input else 0
+        return before + (self._answering.num_ended if self._answering else 0)
+
+    @property
+    def _errors(self) -> Counter[str]:
+        return self._answering.errors if self._answering else Counter()
 
     def _elapsed_s(self) -> float:
         if self._run_s is not None:

@@ -1,9 +1,13 @@
 """The folder beside an output in which everything is that outlives a run."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from moebatch.job.shard import Shard
+from moebatch.journal.files import told
 from moebatch.journal.finished import journals
+from moebatch.journal.lock import RunLock
 
 
 class RunFolder:
@@ -35,6 +39,20 @@ class RunFolder:
     def status(self, shard: Shard) -> Path:
         """How far the last run of a shard is, or was."""
         return self.path / f"status-{shard.number}-of-{shard.count}.json"
+
+    @contextmanager
+    def locked(self, shard: Shard) -> Iterator[None]:
+        """Nobody else runs the shard, or all rows, while the block runs. Raises LockHeld, and
+        StorageError where the folder cannot be written."""
+        subject = str(self.path.with_suffix(""))
+        with told(self.path, needed=0):
+            self.path.mkdir(exist_ok=True)
+        with RunLock(self.lock, subject=subject, shared=not shard.is_all):
+            if shard.is_all:
+                yield
+                return
+            with RunLock(self.shard_lock(shard), subject=f"{subject}, shard {shard}"):
+                yield
 
     @property
     def statuses(self) -> list[Path]:

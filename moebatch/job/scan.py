@@ -1,6 +1,5 @@
 """One pass over the input before anything runs: how many rows, of which kind, and what is wrong."""
 
-import hashlib
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -12,7 +11,9 @@ from moebatch.job.beginnings import Beginnings
 from moebatch.job.raw import RawRow, Source
 from moebatch.job.repeats import RepeatCounter
 from moebatch.job.row import Dialect, FailedRow, ParsedRow, ReadyRow, Row
+from moebatch.job.row_key import name_hash
 from moebatch.job.rows import COLUMN_TAKEN, RowRules, parse_row
+from moebatch.job.todo import EVERYTHING, Todo
 from moebatch.job.tokenizer import NO_CHAT_TEMPLATE
 from moebatch.spec.request import Request
 from moebatch.spec.workload import Length, LengthSample, Workload
@@ -42,6 +43,8 @@ class InputSummary:
     workload: Workload | None
     """Lengths of prompts and answers; None if rows were only parsed, or none is good. Of rows that
     are answered once, one counts."""
+    num_done: int = 0
+    """Rows of those to do that have an answer from an earlier run; no other count has them."""
     num_repeated: int = 0
     """Good rows that get the answer of an earlier one."""
     repeated: Mapping[int, int] = field(default_factory=dict)
@@ -58,21 +61,31 @@ class InputSummary:
 
 
 def scan(
-    source: Source, read: Read, *, most_faults: int = MOST_FAULTS, shares: bool = True
+    source: Source,
+    read: Read,
+    *,
+    most_faults: int = MOST_FAULTS,
+    shares: bool = True,
+    todo: Todo = EVERYTHING,
 ) -> InputSummary:
     """Reads all rows, in memory of a few bytes per row.
 
-    `shares` looks for rows, and beginnings of prompts, that need to be computed once only.
+    `shares` looks for rows, and beginnings of prompts, that need to be computed once only. Of rows
+    that are done, or not `todo`, only the names are looked at: no two rows may have the same.
 
     Raises InputError if the source is damaged.
     """
     tally = _Tally(file=str(source.path), most_faults=most_faults, shares=shares)
     names = array("Q")
     for raw in source:
-        result = read(raw)
-        tally.add(result)
-        if result.row.custom_id is not None:
-            names.append(_name_hash(result.row.custom_id))
+        name = todo.name_if_done(raw)
+        if name is not None:
+            tally.num_rows += 1
+            tally.num_done += todo.has(raw)
+        else:
+            name = _add(tally, raw, read, todo)
+        if name:
+            names.append(name)
     if not tally.num_rows:
         message = "holds no rows"
         tally.whole.append(Fault(file=tally.file, message=message, code="empty_file"))
@@ -80,6 +93,18 @@ def scan(
     if twice:
         tally.whole += _duplicates(source, twice)
     return tally.summary()
+
+
+def _add(tally: "_Tally", raw: RawRow, read: Read, todo: Todo) -> int:
+    """Takes a row in that is not done; returns the hash of its name, 0 if it has none."""
+    if todo.has(raw):
+        result = read(raw)
+        tally.add(result)
+        row = result.row
+    else:
+        tally.num_rows += 1
+        row = parse_row(raw, RowRules()).row
+    return 0 if row.custom_id is None else name_hash(row.custom_id)
 
 
 def sample_workload(source: Source, parse: Read, request: Read, *, most_rows: int) -> Workload:
@@ -108,6 +133,7 @@ class _Tally:
     most_faults: int
     shares: bool = True
     num_rows: int = 0
+    num_done: int = 0
     num_bad_rows: int = 0
     dialects: Counter[Dialect | None] = field(default_factory=Counter)
     first_chat: Row | None = None
@@ -164,6 +190,7 @@ class _Tally:
         plain = self.dialects["plain"] > self.dialects["openai"]
         return InputSummary(
             num_rows=self.num_rows,
+            num_done=self.num_done,
             num_bad_rows=self.num_bad_rows,
             dialect="plain" if plain else "openai",
             first_chat=self.first_chat,
@@ -200,11 +227,6 @@ def fault_of(bad: FailedRow, file: str) -> Fault:
     )
 
 
-def _name_hash(custom_id: str) -> int:
-    digest = hashlib.blake2b(custom_id.encode("utf-8"), digest_size=8).digest()
-    return int.from_bytes(digest, "big")
-
-
 def _repeated(names: "array[int]") -> set[int]:
     """Some hashes that occur more than once. Numpy sorts them in place, eight bytes each."""
     import numpy as np
@@ -220,7 +242,7 @@ def _duplicates(source: Source, suspects: set[int]) -> Iterator[Fault]:
     num_found = 0
     for raw in source:
         row = parse_row(raw, RowRules()).row
-        if row.custom_id is None or _name_hash(row.custom_id) not in suspects:
+        if row.custom_id is None or name_hash(row.custom_id) not in suspects:
             continue
         index, place = first.setdefault(row.custom_id, (row.index, row.place))
         if index == row.index:

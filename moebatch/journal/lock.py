@@ -65,14 +65,14 @@ class RunLock:
 
     def _lock(self, *, shared: bool) -> None:
         try:
-            fcntl.flock(self._descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+            fcntl.flock(
+                self._descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB
+            )
         except BlockingIOError:
             raise LockHeld(self._held_by(_holder_in(self._path), is_known_alive=True)) from None
         except OSError as error:
             if error.errno not in _NO_FLOCK:
-                raise StorageError(
-                    f"{self._path}: cannot be locked: {error.strerror}"
-                ) from error
+                raise StorageError(f"{self._path}: cannot be locked: {error.strerror}") from error
             if not shared:
                 self._take_by_creating()
         if not shared:

@@ -40,9 +40,7 @@ def encode(record: Record) -> bytes:
     assert b"\n" not in record.line, "a record is one line"
     key, name, state = record.key.hex().encode(), b"%016x" % record.name, record.state.encode()
     crc = b"%08x" % _checksum(key, name, state, record.line)
-    return b"".join(
-        (_KEY, key, _NAME, name, _IS, state, _CRC, crc, _LINE, record.line, _END)
-    )
+    return b"".join((_KEY, key, _NAME, name, _IS, state, _CRC, crc, _LINE, record.line, _END))
 
 
 def decode(data: bytes) -> Record | None:
