@@ -211,8 +211,8 @@ def test_scores_that_rise_or_fall_along_the_sequence(dtype: torch.dtype, is_risi
     case.q_THC[..., 0] = 8.0
     steps = (torch.arange(560) // 4 * 0.5).to(dtype)[:, None]
     case.cache.keys_RGC[case.cache.rows[0], :, 0] = steps if is_rising else steps.flip(0)
-    # Scores of up to seventy have as many more units in their last place.
-    tolerance = max(TOLERANCE[dtype], 2e-5)
+    # Products of queries and keys go up to 560, with a last place of 6e-5: torch is no closer.
+    tolerance = max(TOLERANCE[dtype], 1e-4)
     torch.testing.assert_close(case.attended(), case.reference(), rtol=tolerance, atol=tolerance)
 
 

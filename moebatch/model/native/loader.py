@@ -17,6 +17,7 @@ _SOURCES = (
     "numbers.h",
     "decode_attention.c",
     "tile_products.h",
+    "slice_layout.h",
     "slice_attention.c",
     "elementwise.c",
 )

@@ -1,8 +1,8 @@
 /* Products of small matrices: of bfloat16 by the tiles of AMX, of float32 by vectors.
 
-   The numbers that are multiplied lie along words: one float32, or two neighbouring bfloat16. A left
-   factor has rows of words; a right one has SIDE numbers, one below the other, in each of its rows,
-   so that a row is SIDE words. Sums are float32, [SIDE, SIDE]. */
+   The numbers that are multiplied lie along words: one float32, or two neighbouring bfloat16. A
+   left factor has rows of words; a right one has SIDE columns of them, so that one of its rows is
+   SIDE words. Sums are float32, [SIDE, SIDE]. */
 
 #define TILE 16
 #define SIDE (2 * TILE)
