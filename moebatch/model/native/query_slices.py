@@ -15,8 +15,8 @@ _ITEMS_PER_THREAD = 4
 """With fewer pieces of work than that, they become smaller if they can."""
 _MOST_ROWS = 512
 _LEAST_ROWS = 64
-"""Rows of a piece of work; a row is a query at one head. Every piece copies the keys and values that
-it sees; its scratch is 0.3 MB per thread at a head size of 64, 0.8 MB at 128 in float32."""
+"""Rows of a piece of work; a row is a query at one head. Every piece copies the keys and values
+that it sees; its scratch is 0.3 MB per thread at a head size of 64, 0.8 MB at 128 in float32."""
 _UNLIMITED = 2**62
 
 
