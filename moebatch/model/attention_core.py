@@ -11,13 +11,24 @@ from moebatch.model.attention import LayerKv, Qkv, attend
 from moebatch.model.batch import MicroBatch
 from moebatch.model.native import loader
 from moebatch.model.native.helpers import Helpers, torch_parallel
-from moebatch.model.native.single_queries import SingleQueries, work_of
+from moebatch.model.native.kernels import Kernel, Kernels
+from moebatch.model.native.query_slices import (
+    QuerySlices,
+    SliceWork,
+    has_whole_rows,
+    slice_work_of,
+)
+from moebatch.model.native.single_queries import SingleQueries, Work, work_of
 from moebatch.model.scratch import Scratch
 from moebatch.plan.scratch import Limits, attention_core_elements
 from moebatch.spec.shape import ModelShape
 
 _LEAST_SHARED_BYTES = 2**19
 """Keys and values that one thread has read before another one would be awake."""
+
+
+_LEAST_SHARED_PAIRS = 2**16
+"""Pairs of a query at a head and a position: the same of slices."""
 
 
 class AttentionCore:
@@ -67,13 +78,13 @@ class AttentionCore:
         attend(q_THC, k_TGC, v_TGC, plan, kv, out_THC[: micro_batch.num_tokens])
         if plan.singles is not None:
             self._attend_singles(plan.singles, q_THC, kv, out_THC)
+        if plan.slices is not None:
+            self._attend_slices(plan.slices, q_THC, kv, out_THC, plan.window)
 
     def _attend_singles(
         self, singles: SingleQueries, q_THC: Tensor, kv: LayerKv, out_THC: Tensor
     ) -> None:
         """Where the plan leaves tokens to the compiled kernel."""
-        kernels = loader.kernels()
-        assert kernels is not None, "a plan for a kernel is made where there is one"
         seen_bytes = 2 * len(singles.rows_N) * kv.keys_RGC[0].nbytes
         num_threads = torch.get_num_threads() if seen_bytes >= _LEAST_SHARED_BYTES else 1
         q_THC = q_THC.contiguous()
@@ -85,6 +96,38 @@ class AttentionCore:
             out_THC,
             num_threads=num_threads,
         )
-        self._helpers.run(kernels.attend, work, num_threads)
+        self._run(_kernels().attend, work, num_threads)
+
+    def _attend_slices(
+        self,
+        slices: QuerySlices,
+        q_THC: Tensor,
+        kv: LayerKv,
+        out_THC: Tensor,
+        window: int | None,
+    ) -> None:
+        """Where the plan leaves slices to the compiled kernel."""
+        shared = slices.num_pairs * q_THC.shape[1] >= _LEAST_SHARED_PAIRS
+        num_threads = torch.get_num_threads() if shared else 1
+        q_THC = q_THC if has_whole_rows(q_THC) else q_THC.contiguous()
+        work = slice_work_of(
+            slices,
+            q_THC,
+            kv.keys_RGC,
+            kv.values_RGC,
+            out_THC,
+            window=window,
+            num_threads=num_threads,
+        )
+        self._run(_kernels().attend_slices, work, num_threads)
+
+    def _run(self, kernel: Kernel, work: Work | SliceWork, num_threads: int) -> None:
+        self._helpers.run(kernel, work, num_threads)
         if work.has_failed:
             raise MemoryError("no memory for the scratch of attention")
+
+
+def _kernels() -> Kernels:
+    kernels = loader.kernels()
+    assert kernels is not None, "a plan for a kernel is made where there is one"
+    return kernels

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from moebatch.model.native import loader
+from moebatch.model.native.query_slices import QuerySlices
 from moebatch.model.native.single_queries import SingleQueries
 from moebatch.model.rope import Rope
 from moebatch.plan.scratch import bucket_positions
@@ -95,8 +96,10 @@ class AttentionPlan:
     """Additive mask of a block of prompt queries, right-aligned: its last row and its last column
     are the newest position of the block. None where no slice needs one."""
     singles: SingleQueries | None = None
-    """Tokens that are left to the compiled kernel, where there is one; they are in no decode group
+    """Tokens that are left to a compiled kernel, where there is one; they are in no decode group
     and no slice."""
+    slices: QuerySlices | None = None
+    """Slices that are left to another one; they are not among `prompts`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -177,8 +180,7 @@ def _plan(
     device: torch.device,
 ) -> AttentionPlan:
     first = spans[0].start
-    most = _most_single(dtype, device)
-    others = [span for span in spans if span.num_tokens > most]
+    singles, slices, others = _by_kernel(spans, dtype, device)
     decodes = [span for span in others if span.num_tokens == 1]
     prompts = tuple(_prompt(span, first, window, device) for span in others if span.num_tokens > 1)
     keys = [_block_keys(prompt, window) for prompt in prompts if _needs_band(prompt, window)]
@@ -190,14 +192,23 @@ def _plan(
         ),
         prompts=prompts,
         band_QS=_band(max(keys), window, device, dtype) if keys else None,
-        singles=_singles([span for span in spans if span.num_tokens <= most], first, window),
+        singles=_singles(singles, first, window),
+        slices=_slices(slices, first, window),
     )
 
 
-def _most_single(dtype: torch.dtype, device: torch.device) -> int:
-    """Most new tokens of a sequence that are left to the compiled kernel."""
+def _by_kernel(
+    spans: Sequence[Span], dtype: torch.dtype, device: torch.device
+) -> tuple[list[Span], list[Span], list[Span]]:
+    """Those whose tokens are left to a compiled kernel one by one, those that are left to one as
+    slices, and the rest, for torch."""
     kernels = loader.kernels() if device.type == "cpu" else None
-    return _FEW_TOKENS if kernels is not None and kernels.attends(dtype) else 0
+    few = _FEW_TOKENS if kernels is not None and kernels.attends(dtype) else 0
+    many = [span for span in spans if span.num_tokens > few]
+    takes_slices = kernels is not None and kernels.attends_slices(dtype)
+    slices = [span for span in many if span.num_tokens > 1 and takes_slices]
+    others = [span for span in many if span.num_tokens == 1 or not takes_slices]
+    return [span for span in spans if span.num_tokens <= few], slices, others
 
 
 def _singles(spans: Sequence[Span], first: int, window: int | None) -> SingleQueries | None:
@@ -214,6 +225,21 @@ def _singles(spans: Sequence[Span], first: int, window: int | None) -> SingleQue
         tokens_B=torch.tensor([span.start - first for span in singles]),
         starts_B=torch.tensor([0, *accumulate(map(len, seen))]),
         rows_N=torch.cat(seen),
+    )
+
+
+def _slices(spans: Sequence[Span], first: int, window: int | None) -> QuerySlices | None:
+    """As they are, those with most to compute first, so that threads finish together."""
+    if not spans:
+        return None
+    spans = sorted(spans, key=lambda span: -span.num_tokens * len(span.rows_S))
+    seen = [span.rows_S[_first_key(span.context, window) :] for span in spans]
+    return QuerySlices(
+        tokens_B=torch.tensor([span.start - first for span in spans]),
+        counts_B=torch.tensor([span.num_tokens for span in spans]),
+        starts_B=torch.tensor([0, *accumulate(map(len, seen))]),
+        rows_N=torch.cat(seen),
+        num_pairs=sum(span.num_tokens * len(rows) for span, rows in zip(spans, seen, strict=True)),
     )
 
 

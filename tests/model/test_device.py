@@ -133,7 +133,7 @@ def devices_of(micro: MicroBatch) -> set[torch.device]:
         tensors += [plan.band_QS, *(prompt.rows for prompt in plan.prompts)]
         for group in plan.decodes:
             tensors += [group.tokens_B, group.rows_BS, group.mask_B11S]
-        tensors += plan.singles or ()
+        tensors += (*(plan.singles or ()), *(plan.slices or ()))
     found = [tensor for tensor in tensors if isinstance(tensor, torch.Tensor)]
-    assert len(found) > 5, "a band, gathered rows and single tokens are all there"
+    assert len(found) > 5, "slices and single tokens are all there"
     return {tensor.device for tensor in found}

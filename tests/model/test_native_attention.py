@@ -123,7 +123,8 @@ def test_the_plan_leaves_single_tokens_and_short_slices_to_the_kernel() -> None:
         assert plan.singles is None
         return
     assert plan.singles is not None and not plan.decodes
-    assert [prompt.num_tokens for prompt in plan.prompts] == [40]
+    longer = plan.slices.counts_B.tolist() if plan.slices is not None else []
+    assert longer + [prompt.num_tokens for prompt in plan.prompts] == [40]
     tokens, starts, rows = (tensor.tolist() for tensor in plan.singles)
     assert tokens == [3, 2, 1, 0, 44], "longest first"
     seen = [rows[a:b] for a, b in pairwise(starts)]
@@ -135,7 +136,7 @@ def test_switched_off_everything_is_left_to_torch(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv(loader.SWITCH, "0")
     assert loader.kernels() is None and loader.prepare() == "MOEBATCH_NATIVE=0"
     plan = plan_of([(1, 9), (3, 20), (1, 0)], window=None)
-    assert plan.singles is None
+    assert plan.singles is None and plan.slices is None
     assert sum(len(group.tokens_B) for group in plan.decodes) == 2
     assert [prompt.num_tokens for prompt in plan.prompts] == [3]
 

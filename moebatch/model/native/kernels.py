@@ -39,18 +39,25 @@ class Kernels:
         """Raises OSError where the library is another one."""
         try:
             self.attend = Kernel(library, "moebatch_attend")
+            self.attend_slices = Kernel(library, "moebatch_attend_slices")
             self.gate = Kernel(library, "moebatch_gate")
             self.place = Kernel(library, "moebatch_place")
             self.add = Kernel(library, "moebatch_add")
             self.norm = Kernel(library, "moebatch_norm")
             self.rotate = Kernel(library, "moebatch_rotate")
             self._supports = library.moebatch_supports
+            self._supports_slices = library.moebatch_supports_slices
         except AttributeError as error:
             raise OSError(str(error)) from error
-        self._supports.argtypes = (ctypes.c_int,)
-        self._supports.restype = ctypes.c_int
+        for function in (self._supports, self._supports_slices):
+            function.argtypes = (ctypes.c_int,)
+            function.restype = ctypes.c_int
 
     def attends(self, dtype: torch.dtype) -> bool:
-        """Whether queries, keys and values may be of that type; the others know float32 and
-        bfloat16."""
+        """Whether queries, keys and values may be of that type; those that attend to nothing know
+        float32 and bfloat16."""
         return dtype in DTYPES and bool(self._supports(DTYPES[dtype]))
+
+    def attends_slices(self, dtype: torch.dtype) -> bool:
+        """Whether slices of that type are best left to `attend_slices`."""
+        return dtype in DTYPES and bool(self._supports_slices(DTYPES[dtype]))

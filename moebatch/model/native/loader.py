@@ -13,7 +13,14 @@ from moebatch.model.native.kernels import Kernels
 
 SWITCH = "MOEBATCH_NATIVE"
 """Environment variable: ``0`` leaves everything to torch."""
-_SOURCES = ("numbers.h", "decode_attention.c", "elementwise.c")
+_SOURCES = (
+    "numbers.h",
+    "decode_attention.c",
+    "tile_products.h",
+    "slice_layout.h",
+    "slice_attention.c",
+    "elementwise.c",
+)
 
 
 def kernels() -> Kernels | None:

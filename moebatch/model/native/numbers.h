@@ -26,6 +26,7 @@
 
 typedef float Floats __attribute__((vector_size(4 * LANES)));
 typedef uint32_t Words __attribute__((vector_size(4 * LANES)));
+typedef int32_t Ints __attribute__((vector_size(4 * LANES)));
 
 typedef struct {
     Floats first, second;
@@ -108,6 +109,39 @@ INLINE Words rounded(Floats x) {
 #endif
 }
 
+/* The nearest bfloat16, neighbours along words. */
+INLINE Words paired(Floats even, Floats odd) {
+#if defined(__AVX512BF16__)
+    const __m512i order = (__m512i)(Words){
+        0x100000, 0x110001, 0x120002, 0x130003, 0x140004, 0x150005, 0x160006, 0x170007,
+        0x180008, 0x190009, 0x1a000a, 0x1b000b, 0x1c000c, 0x1d000d, 0x1e000e, 0x1f000f};
+    __m512bh halves = _mm512_cvtne2ps_pbh((__m512)odd, (__m512)even);
+    return (Words)_mm512_permutexvar_epi16(order, (__m512i)halves);
+#else
+    return (rounded(even) >> 16) | (rounded(odd) & 0xffff0000u);
+#endif
+}
+
+/* The nearest float16, in lower halves. */
+INLINE Words halves_of(Floats x) {
+    const Words zero = {0};
+#if defined(__AVX512F__)
+    __m256i halves = _mm512_cvtps_ph((__m512)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    return zero + (Words)_mm512_cvtepu16_epi32(halves);
+#elif defined(__FLT16_MAX__)
+    Words words = zero;
+    for (int i = 0; i < LANES; i++) {
+        _Float16 half = (_Float16)x[i];
+        uint16_t bits;
+        memcpy(&bits, &half, sizeof bits);
+        words[i] = bits;
+    }
+    return words;
+#else
+    return zero;
+#endif
+}
+
 INLINE void store(char *p, Lot lot, int dtype) {
     if (dtype == FLOAT32) {
         memcpy(p, &lot.first, sizeof lot.first);
@@ -172,6 +206,29 @@ INLINE Floats clamped(Floats x, float lowest, float highest) {
     Words is_low = (Words)(x < lowest), is_high = (Words)(x > highest);
     Words limit = ((Words)(zero + lowest) & is_low) | ((Words)(zero + highest) & is_high);
     return (Floats)(((Words)x & ~(is_low | is_high)) | limit);
+#endif
+}
+
+/* The larger of each two; y where x is NaN. */
+INLINE Floats larger_of(Floats x, Floats y) {
+#if defined(__AVX512F__)
+    return (Floats)_mm512_max_ps((__m512)x, (__m512)y);
+#else
+    Words is_larger = (Words)(x > y);
+    return (Floats)(((Words)x & is_larger) | ((Words)y & ~is_larger));
+#endif
+}
+
+/* Whether any of x is larger than its limit. */
+INLINE int is_any_larger(Floats x, Floats limit) {
+#if defined(__AVX512F__)
+    return _mm512_cmp_ps_mask((__m512)x, (__m512)limit, _CMP_GT_OQ) != 0;
+#else
+    Words is_larger = (Words)(x > limit);
+    uint32_t any = 0;
+    for (int i = 0; i < LANES; i++)
+        any |= is_larger[i];
+    return any != 0;
 #endif
 }
 

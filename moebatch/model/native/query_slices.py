@@ -1,0 +1,122 @@
+"""What the compiled attention of slices is given: tensors, as addresses.
+
+Shape letters: T tokens of the micro-batch, B slices, N rows that they see, H query heads,
+G KV heads, C head size, R rows of the cache.
+"""
+
+import ctypes
+from typing import NamedTuple
+
+from torch import Tensor
+
+from moebatch.model.native.kernels import DTYPES
+
+_ITEMS_PER_THREAD = 4
+"""With fewer pieces of work than that, they become smaller if they can."""
+_MOST_ROWS = 512
+_LEAST_ROWS = 64
+"""Rows of a piece of work; a row is a query at one head. Every piece copies the keys and values
+that it sees; its scratch is 0.3 MB per thread at a head size of 64, 0.8 MB at 128 in float32."""
+_UNLIMITED = 2**62
+
+
+class QuerySlices(NamedTuple):
+    """Slices of several new tokens of a sequence each. Tensors are int64, on the CPU."""
+
+    tokens_B: Tensor
+    """Row of the first token of each in the micro-batch."""
+    counts_B: Tensor
+    """Tokens of each."""
+    starts_B: Tensor
+    """Where its rows begin in `rows_N`; one more for the end."""
+    rows_N: Tensor
+    """Cache rows that its tokens see, first position first; the last ones are those of the tokens
+    themselves. Slices follow one another."""
+    num_pairs: int
+    """Pairs of a token and a position of its slice."""
+
+
+class SliceWork(ctypes.Structure):
+    """``struct slice_work`` of the C file."""
+
+    _fields_ = (
+        ("queries", ctypes.c_void_p),
+        ("out", ctypes.c_void_p),
+        ("keys", ctypes.c_void_p),
+        ("values", ctypes.c_void_p),
+        ("tokens", ctypes.c_void_p),
+        ("counts", ctypes.c_void_p),
+        ("starts", ctypes.c_void_p),
+        ("rows", ctypes.c_void_p),
+        ("num_slices", ctypes.c_int64),
+        ("num_heads", ctypes.c_int64),
+        ("num_kv_heads", ctypes.c_int64),
+        ("head_dim", ctypes.c_int64),
+        ("query_row", ctypes.c_int64),
+        ("out_row", ctypes.c_int64),
+        ("key_row", ctypes.c_int64),
+        ("value_row", ctypes.c_int64),
+        ("window", ctypes.c_int64),
+        ("rows_per_item", ctypes.c_int64),
+        ("next_item", ctypes.c_int64),
+        ("dtype", ctypes.c_int32),
+        ("cache_dtype", ctypes.c_int32),
+        ("scale", ctypes.c_float),
+        ("has_failed", ctypes.c_int32),
+    )
+
+
+def slice_work_of(
+    slices: QuerySlices,
+    q_THC: Tensor,
+    keys_RGC: Tensor,
+    values_RGC: Tensor,
+    out_THC: Tensor,
+    *,
+    window: int | None,
+    num_threads: int,
+) -> SliceWork:
+    """What is to be computed. Only pointers: the tensors must live until it has been.
+
+    Tokens, and cache rows, may lie any distance apart, with their heads side by side.
+    """
+    tensors = (q_THC, keys_RGC, values_RGC, out_THC)
+    assert all(has_whole_rows(tensor) and tensor.device.type == "cpu" for tensor in tensors)
+    assert q_THC.dtype == out_THC.dtype and keys_RGC.dtype == values_RGC.dtype
+    (num_tokens, num_heads, head_dim), num_kv_heads = q_THC.shape, keys_RGC.shape[1]
+    return SliceWork(
+        queries=q_THC.data_ptr(),
+        out=out_THC.data_ptr(),
+        keys=keys_RGC.data_ptr(),
+        values=values_RGC.data_ptr(),
+        tokens=slices.tokens_B.data_ptr(),
+        counts=slices.counts_B.data_ptr(),
+        starts=slices.starts_B.data_ptr(),
+        rows=slices.rows_N.data_ptr(),
+        num_slices=len(slices.tokens_B),
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        query_row=q_THC.stride(0),
+        out_row=out_THC.stride(0),
+        key_row=keys_RGC.stride(0),
+        value_row=values_RGC.stride(0),
+        window=_UNLIMITED if window is None else window,
+        rows_per_item=_rows_per_item(num_tokens * num_heads, num_threads),
+        next_item=0,
+        dtype=DTYPES[q_THC.dtype],
+        cache_dtype=DTYPES[keys_RGC.dtype],
+        scale=head_dim**-0.5,
+    )
+
+
+def has_whole_rows(tensor_THC: Tensor) -> bool:
+    """Whether the numbers of a token follow each other."""
+    return tensor_THC.stride()[1:] == (tensor_THC.shape[2], 1)
+
+
+def _rows_per_item(num_rows: int, num_threads: int) -> int:
+    rows = _MOST_ROWS
+    while rows > _LEAST_ROWS and num_rows < _ITEMS_PER_THREAD * num_threads * rows:
+        rows //= 2
+    return rows
