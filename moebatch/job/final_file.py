@@ -32,8 +32,9 @@ class FinalFile:
         self._errors = None if errors is None else errors.resolve()
         self._files = files or Files()
 
-    def write(self, source: Source, finished: Finished) -> int:
-        """Writes what journals say of the rows of an input; returns how many of them failed.
+    def write(self, source: Source, finished: Finished) -> tuple[int, int]:
+        """Writes what journals say of the rows of an input; returns how many there are, and how
+        many of them failed.
 
         Raises RowsMissing before anything is touched, StorageError if the disk is full or fails,
         and InputError if the input is damaged.
@@ -45,7 +46,7 @@ class FinalFile:
                 self._replace(self._path, _chosen(places, states, failed=False), finished)
             else:
                 self._replace(self._path, iter(places), finished)
-        return sum(states)
+        return len(states), sum(states)
 
     def _replace(self, path: Path, places: Iterator[int], finished: Finished) -> None:
         # Beside its target, since a rename works only within a file system.

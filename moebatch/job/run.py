@@ -38,6 +38,7 @@ from moebatch.job.run_folder import RunFolder
 from moebatch.job.scan import InputSummary, scan
 from moebatch.job.source import open_source
 from moebatch.job.status import Phase, RunStatus, RunSummary
+from moebatch.job.status_file import written_to
 from moebatch.job.stop import Stop
 from moebatch.job.timelines import run_timelines
 from moebatch.job.todo import Todo
@@ -103,12 +104,14 @@ class JobRun:
         preparation = self._prepare(files)
         manifest, output = Manifest.of(self._job, files), self._job.output
         manifest.require_own(output.path)
-        with self._folder.locked(self._options.shard):
+        shard = self._options.shard
+        with self._folder.locked(shard):
             manifest.claim(output.path)
-            self._answer_rows(files, preparation)
-            if self._options.shard.is_all:
-                self._phase = "writing answers"
-                self._write_output()
+            with written_to(self._folder.status(shard), shard, self.status):
+                self._answer_rows(files, preparation)
+                if shard.is_all:
+                    self._phase = "writing answers"
+                    self._write_output()
         return self._summary(self._plan)
 
     def recalibrate(self, summary: RunSummary) -> None:
@@ -144,6 +147,7 @@ class JobRun:
             num_rows=self._input.num_rows if self._input else 0,
             num_done=self._num_done,
             num_failed=self._errors.total(),
+            num_ended=self._answering.num_ended if self._answering else 0,
             num_running=engine.num_running if engine else 0,
             num_passes=engine.num_passes if engine else 0,
             layer=engine.layer if engine else 0,
