@@ -73,7 +73,8 @@ def test_answers_come_in_input_order_with_the_columns_of_their_rows(
     assert all(row["response"]["usage"]["completion_tokens"] <= 5 for row in rows)  # type: ignore[index]
     left = ["in.jsonl", "job.yaml", "out.jsonl", "out.jsonl.moebatch"]
     assert sorted(path.name for path in tmp_path.iterdir()) == left
-    assert [path.name for path in (tmp_path / "out.jsonl.moebatch").iterdir()] == ["manifest.json"]
+    kept = ["journal", "lock", "manifest.json", "status-1-of-1.json"]
+    assert sorted(path.name for path in (tmp_path / "out.jsonl.moebatch").iterdir()) == kept
 
 
 def test_the_report_has_what_was_done_and_no_control_characters(
@@ -221,41 +222,73 @@ def test_a_file_that_no_job_wrote_is_never_replaced(tmp_path: Path, model: Path)
 
 
 def test_two_runs_cannot_share_an_output(tmp_path: Path, model: Path) -> None:
-    from moebatch.job.results import ResultFile
+    from moebatch.job.run_folder import RunFolder
+    from moebatch.job.shard import ALL
 
     job = write_job(tmp_path, model, PROMPTS)
-    with ResultFile(tmp_path / "out.jsonl", num_rows=7):
+    with RunFolder(tmp_path / "out.jsonl").locked(ALL):
         done = moebatch("run", job)
+        skipped = moebatch("run", job, "--skip-if-locked", "--quiet")
     assert done.returncode == ExitCode.LOCK_HELD
-    assert "out.jsonl" in done.stderr
+    assert f"another run is at work on it (process {os.getpid()}" in done.stderr
+    assert (skipped.returncode, skipped.stderr) == (ExitCode.OK, "")
 
 
-def test_ctrl_c_ends_with_130_and_says_where_the_finished_rows_are(
-    tmp_path: Path, model: Path
-) -> None:
-    rows: list[object] = [{"prompt": f"The lamp {i}"} for i in range(3000)]
-    sampling = {"max_tokens": 100, "temperature": 0, "ignore_eos": True}
-    job = write_job(tmp_path, model, rows, sampling=sampling)
+LONG = {"max_tokens": 100, "temperature": 0, "ignore_eos": True}
+LAMPS: list[object] = [{"prompt": f"The lamp {i}"} for i in range(3000)]
+
+
+def started(job: Path, *options: str) -> "subprocess.Popen[str]":
+    """A run that has been planned and will take long."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "moebatch", "run", str(job)],
+        [sys.executable, "-m", "moebatch", "run", str(job), *options],
         stderr=subprocess.PIPE,
         text=True,
         # A shell without job control has what it starts in the background ignore Ctrl-C.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     assert process.stderr is not None
+    for line in process.stderr:
+        if line.startswith("policy:"):
+            break
+    time.sleep(1)
+    return process
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2"])
+def test_a_signal_ends_a_run_with_75_and_the_next_one_goes_on(
+    tmp_path: Path, model: Path, name: str
+) -> None:
+    job = write_job(tmp_path, model, LAMPS, sampling=LONG)
+    process = started(job)
+    assert process.stderr is not None
     with process.stderr:
-        for line in process.stderr:
-            if line.startswith("policy:"):
-                break
-        time.sleep(1)
-        process.send_signal(signal.SIGINT)
+        since = time.monotonic()
+        process.send_signal(getattr(signal, name))
         message = process.stderr.read()
-    assert process.wait(60) == ExitCode.INTERRUPTED
-    assert "of 3000 rows done; they are in" in message
+    assert process.wait(60) == ExitCode.STOPPED
+    assert time.monotonic() - since < 10
+    assert f"stopped early ({name}):" in message
+    assert "of 3000 rows are done" in message
     assert "Traceback" not in message
-    assert (tmp_path / "out.jsonl.moebatch/records.jsonl").exists()
+    assert list((tmp_path / "out.jsonl.moebatch/journal").iterdir())
     assert not (tmp_path / "out.jsonl").exists()
+
+
+def test_a_second_signal_ends_a_run_at_once_with_130(tmp_path: Path, model: Path) -> None:
+    process = started(write_job(tmp_path, model, LAMPS, sampling=LONG))
+    for _ in range(20):
+        process.send_signal(signal.SIGINT)
+    assert process.stderr is not None
+    process.stderr.close()
+    assert process.wait(60) in (ExitCode.INTERRUPTED, ExitCode.STOPPED)
+
+
+def test_a_run_stops_when_its_time_is_over(tmp_path: Path, model: Path) -> None:
+    job = write_job(tmp_path, model, LAMPS, sampling=LONG)
+    done = moebatch("run", job, "--max-runtime", "3s")
+    assert done.returncode == ExitCode.STOPPED
+    assert "stopped early (the run has had its 3.0s)" in done.stderr
 
 
 def test_a_usage_error_is_code_2(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from rich.console import Console
 from moebatch.cli.options import Gantt, JobFile, Quiet, Schedule
 from moebatch.cli.signals import stopping_on_signals
 from moebatch.cli.threads import let_threads_sleep
-from moebatch.errors import ExitCode
+from moebatch.errors import ExitCode, LockHeld, Stopped
 from moebatch.report.console import error_console, say, teller
 
 if TYPE_CHECKING:
@@ -39,6 +39,14 @@ ShardOf = Annotated[
     str | None,
     typer.Option("--shard", help="Only every n-th row, such as 3/8; `moebatch merge` joins them."),
 ]
+SkipIfLocked = Annotated[
+    bool,
+    typer.Option("--skip-if-locked", help="Do nothing if another run is at work on it; for cron."),
+]
+Requeue = Annotated[
+    bool,
+    typer.Option("--requeue", help="In Slurm: when out of time, ask to be queued again."),
+]
 MaxRuntime = Annotated[
     str | None,
     typer.Option("--max-runtime", help="Stop and keep what is done after so long, such as 3h30m."),
@@ -63,6 +71,8 @@ def run(
     no_share: NoShare = False,
     shard: ShardOf = None,
     max_runtime: MaxRuntime = None,
+    skip_if_locked: SkipIfLocked = False,
+    requeue: Requeue = False,
     trace: Trace = None,
     gantt: Gantt = None,
     trace_passes: TracePasses = 8,
@@ -70,7 +80,7 @@ def run(
     """Run a job: read its prompts, write its answers in the same order."""
     let_threads_sleep()
     from moebatch.job.options import RunOptions
-    from moebatch.job.runtime import parse_runtime
+    from moebatch.job.runtime import allowed_s
     from moebatch.job.shard import ALL, parse_shard
     from moebatch.job.stop import Stop
     from moebatch.spec.policy_file import load_policy
@@ -87,9 +97,28 @@ def run(
         gantt=gantt,
     )
     options.require_consistent()
-    stop = Stop(max_runtime_s=None if max_runtime is None else parse_runtime(max_runtime))
-    summary = _execute(job, options, stop, quiet=quiet, recalibrate=recalibrate)
+    stop = Stop(max_runtime_s=allowed_s(max_runtime))
+    try:
+        summary = _execute(job, options, stop, quiet=quiet, recalibrate=recalibrate)
+    except LockHeld as held:
+        if not skip_if_locked:
+            raise
+        teller(error_console(), quiet=quiet)(f"skipped: {held}")
+        raise typer.Exit(ExitCode.OK) from None
+    except Stopped:
+        if requeue and stop.is_out_of_time:
+            _queue_again()
+        raise
     raise typer.Exit(ExitCode.ROWS_FAILED if summary.num_failed else ExitCode.OK)
+
+
+def _queue_again() -> None:
+    from moebatch.job.slurm import requeue, slurm_job_id
+
+    job = slurm_job_id()
+    refusal = requeue(job) if job is not None else "this is no Slurm job"
+    if refusal is not None:
+        say(error_console(), f"could not be queued again: {refusal}")
 
 
 def _execute(

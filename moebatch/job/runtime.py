@@ -3,10 +3,20 @@
 import re
 
 from moebatch.errors import ConfigError, Fault
+from moebatch.job.slurm import RESERVE_S, seconds_left
 
 _UNITS = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?")
 _CLOCK = re.compile(r"(?:(\d+)-)?(\d+):(\d{2})(?::(\d{2}))?")
 _SECONDS = (86_400, 3600, 60, 1)
+
+
+def allowed_s(asked: str | None) -> float | None:
+    """Seconds that a run may take: as asked for, and as Slurm leaves it. Raises ConfigError."""
+    limits = [] if asked is None else [parse_runtime(asked)]
+    left_s = seconds_left()
+    if left_s is not None:
+        limits.append(max(1.0, left_s - RESERVE_S))
+    return min(limits, default=None)
 
 
 def parse_runtime(text: str) -> float:

@@ -33,7 +33,9 @@ def submission_script(job_file: Path, job: Job, asked: Submission) -> str:
     """
     path, folder = job_file.resolve(), RunFolder(job.output.path).path
     program = f"{shlex.quote(sys.executable)} -m moebatch"
-    run = f'{program} run {shlex.quote(str(path))} --shard "$SLURM_ARRAY_TASK_ID/{asked.num_shards}"'
+    run = (
+        f'{program} run {shlex.quote(str(path))} --shard "$SLURM_ARRAY_TASK_ID/{asked.num_shards}"'
+    )
     lines = [
         "#!/bin/sh",
         f"# {path.name} in {asked.num_shards} shards, then the merge. Submit it with: sh THIS_FILE",

@@ -17,6 +17,7 @@ class Stop:
         self._reason: str | None = None
         self._asked = threading.Event()
         self._is_deferred = False
+        self._is_late = False
         self._runtime_s = max_runtime_s
         self._deadline = None if max_runtime_s is None else time.monotonic() + max_runtime_s
 
@@ -24,6 +25,11 @@ class Stop:
     def reason(self) -> str | None:
         """Why, in words; None as long as the run may go on."""
         return self._reason
+
+    @property
+    def is_out_of_time(self) -> bool:
+        """Whether it was the clock, or the signal by which Slurm says that time is nearly over."""
+        return self._is_late or self._reason == "SIGUSR1"
 
     def ask(self, reason: str) -> None:
         """Has the run stop: at once by raising Stopped, or where it has more to do before, soon.
@@ -61,5 +67,6 @@ class Stop:
         if over.is_set():
             return
         if self._reason is None and self._runtime_s is not None:
+            self._is_late = True
             self._reason = f"the run has had its {format_duration(self._runtime_s)}"
         interrupt(Stopped(self._reason or ""))

@@ -11,6 +11,12 @@ JOB = Manifest(fields={"model": "m", "sampling.temperature": "0"})
 OTHER = Manifest(fields={"model": "m", "sampling.temperature": "0.7", "output.column": "answer"})
 
 
+def _journal(folder: Path) -> Path:
+    journal = folder / "out.jsonl.moebatch/journal"
+    journal.mkdir()
+    return journal / "1.jsonl"
+
+
 def test_a_claimed_output_stays_open_to_the_same_job(tmp_path: Path) -> None:
     output = tmp_path / "out.jsonl"
     JOB.claim(output)
@@ -31,14 +37,14 @@ def test_another_job_is_told_every_field_that_differs(tmp_path: Path) -> None:
 
 def test_finished_rows_of_an_interrupted_run_are_kept_from_another_job(tmp_path: Path) -> None:
     JOB.claim(tmp_path / "out.jsonl")
-    (tmp_path / "out.jsonl.moebatch/records.jsonl").write_text("a row\n")
+    _journal(tmp_path).write_text("a row\n")
     with pytest.raises(ConfigError, match="belongs to another job"):
         OTHER.claim(tmp_path / "out.jsonl")
 
 
 def test_a_run_without_any_row_binds_nobody(tmp_path: Path) -> None:
     JOB.claim(tmp_path / "out.jsonl")
-    (tmp_path / "out.jsonl.moebatch/records.jsonl").touch()
+    _journal(tmp_path).touch()
     OTHER.claim(tmp_path / "out.jsonl")
     OTHER.require_own(tmp_path / "out.jsonl")
 
