@@ -93,6 +93,15 @@ class Engine:
         self._interruption = error
         self._sweep.interrupt(error)
 
+    @property
+    def num_ended(self) -> int:
+        """Steps of work that have ended so far; grows while anything moves."""
+        return self._sweep.num_ended
+
+    def doing(self) -> str:
+        """What is being done, in words, for when nothing moves."""
+        return self._sweep.doing()
+
     def unfinished(self) -> Iterator[tuple[Request, tuple[Begun, ...]]]:
         """Requests in work that have tokens, with what there is of each choice."""
         for sequences in self._in_work.values():

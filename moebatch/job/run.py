@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import replace
 
 import torch
@@ -42,6 +42,7 @@ from moebatch.job.status_file import written_to
 from moebatch.job.stop import Stop
 from moebatch.job.timelines import run_timelines
 from moebatch.job.todo import Todo
+from moebatch.job.watchdog import watched
 from moebatch.journal.finished import Finished
 from moebatch.journal.writer import JournalWriter
 from moebatch.model.native.loader import prepare as prepare_kernels
@@ -308,7 +309,11 @@ class JobRun:
             self._built.recorder.begin()
         engine = self._built.engine
         try:
-            with torch.inference_mode(), self._stop.deferred(engine.interrupt):
+            with (
+                torch.inference_mode(),
+                self._stop.deferred(engine.interrupt),
+                watched(self._moved, engine.doing, self._tell),
+            ):
                 for outcome in self._repeats.answer(requests, engine.run):
                     answering.ended(outcome)
         except Stopped:
@@ -317,6 +322,11 @@ class JobRun:
         finally:
             self._built.close()
         self._run_s = self._elapsed_s()
+
+    def _moved(self) -> Hashable:
+        """Changes while anything moves."""
+        assert self._built is not None, "passes are run"
+        return self._built.engine.num_ended, self._built.experts.statistics.num_bytes
 
     def _stopped_early(self, num_tokens: int) -> str:
         now = self.status()
