@@ -1,7 +1,7 @@
 """The folder beside an output in which everything is that outlives a run."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from moebatch.job.shard import Shard
@@ -48,11 +48,25 @@ class RunFolder:
         with told(self.path, needed=0):
             self.path.mkdir(exist_ok=True)
         with RunLock(self.lock, subject=subject, shared=not shard.is_all):
-            if shard.is_all:
-                yield
-                return
-            with RunLock(self.shard_lock(shard), subject=f"{subject}, shard {shard}"):
-                yield
+            try:
+                if shard.is_all:
+                    yield
+                    return
+                with RunLock(self.shard_lock(shard), subject=f"{subject}, shard {shard}"):
+                    yield
+            finally:
+                self._remove_if_empty(shard)
+
+    def _remove_if_empty(self, shard: Shard) -> None:
+        """A run that ended before its first row leaves nothing behind, and binds nobody."""
+        if journals(self.journal) or self.path.with_suffix("").exists():
+            return
+        with suppress(OSError):
+            for path in (self.status(shard), self.manifest, self.shard_lock(shard), self.lock):
+                path.unlink(missing_ok=True)
+            if self.journal.is_dir():
+                self.journal.rmdir()
+            self.path.rmdir()
 
     @property
     def statuses(self) -> list[Path]:
