@@ -25,8 +25,6 @@ from moebatch.spec.shape import ModelShape
 
 _LEAST_SHARED_BYTES = 2**19
 """Keys and values that one thread has read before another one would be awake."""
-
-
 _LEAST_SHARED_PAIRS = 2**16
 """Pairs of a query at a head and a position: the same of slices."""
 

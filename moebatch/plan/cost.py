@@ -8,7 +8,7 @@ keys and values on their way between levels; the copy into pinned buffers; and t
 
 from dataclasses import dataclass
 
-from moebatch.plan.lanes import pass_seconds
+from moebatch.plan.lanes import LaneSeconds, pass_seconds
 from moebatch.plan.load import PassLoad
 from moebatch.plan.pass_arithmetic import PassArithmetic
 from moebatch.plan.pass_transfers import PassTransfers
@@ -33,8 +33,11 @@ class CostModel:
         return {lane: time_s for lane, time_s in seconds.items() if time_s > 0}
 
     def seconds(self, load: PassLoad, policy: Policy) -> float:
-        """Length of a pass: that of its lanes side by side, and of what they wait for."""
-        lanes = self.lanes(load, policy)
+        """Length of a pass."""
+        return self.seconds_of(self.lanes(load, policy), load, policy)
+
+    def seconds_of(self, lanes: LaneSeconds, load: PassLoad, policy: Policy) -> float:
+        """The same where its `lanes` are known: side by side, and with what they wait for."""
         reading_s = lanes.get("disk->dram", 0.0) + self.full_slots_s(load, policy)
         return max(pass_seconds(lanes, policy), reading_s)
 

@@ -45,10 +45,11 @@ def predict(problem: Problem, policy: Policy) -> Prediction:
     lanes: dict[str, float] = {}
     for count, load in job_loads(problem.workload, policy):
         then = at_end(problem, policy, load)
-        total_s += count * problem.cost.seconds(load, then)
+        of_pass = problem.cost.lanes(load, then)
+        total_s += count * problem.cost.seconds_of(of_pass, load, then)
         num_passes += count
         generated += count * load.logits_rows
-        for lane, seconds in problem.cost.lanes(load, then).items():
+        for lane, seconds in of_pass.items():
             lanes[lane] = lanes.get(lane, 0.0) + count * seconds
     layers = num_passes * problem.shape.num_layers
     footprints = problem.footprints(policy)

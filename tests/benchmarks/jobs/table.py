@@ -11,7 +11,8 @@ LEGEND = (
     "process from its start to its end. *Bound* is the time in which the bytes that the plan reads "
     "cross the disk's link, or the operations of the job are done, whichever is longer, at the "
     "rates probed right before and after the job, or at the rate that the disk had while it was "
-    "busy in between, where that is higher. *Predicted* in brackets: at that rate."
+    "busy in between, where that is higher. *Predicted* in brackets: at the rate that the disk had "
+    "during the run. The last column has what the probes found."
 )
 _JOBS = (
     "job",
