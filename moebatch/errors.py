@@ -114,6 +114,11 @@ class Stopped(MoebatchError):
 
     exit_code = ExitCode.STOPPED
 
+    def __init__(self, message: str, *, has_gained: bool = False) -> None:
+        super().__init__(message)
+        self.has_gained = has_gained
+        """Whether anything was computed that will not have to be computed again."""
+
 
 class Interrupted(MoebatchError):
     """Stopped by the user before it was done."""

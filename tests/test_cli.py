@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -278,12 +279,89 @@ def test_a_signal_ends_a_run_with_75_and_the_next_one_goes_on(
     assert not (tmp_path / "out.jsonl").exists()
 
 
-def test_a_second_signal_ends_a_run_at_once_with_130(tmp_path: Path, model: Path) -> None:
-    process = started(write_job(tmp_path, model, LAMPS, sampling=LONG))
-    for _ in range(20):
-        process.send_signal(signal.SIGINT)
-    process.communicate(timeout=60)
-    assert process.returncode in (ExitCode.INTERRUPTED, ExitCode.STOPPED)
+STUBBORN = """
+import time
+from moebatch.cli.signals import stopping_on_signals
+from moebatch.job.stop import Stop
+
+stop = Stop()
+with stopping_on_signals(stop), stop.deferred(lambda error: None):
+    print("ready", flush=True)
+    while stop.reason is None:
+        time.sleep(0.01)
+    print(stop.reason, flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_second_signal_ends_a_run_at_once_with_130() -> None:
+    """However long it takes to stop."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", STUBBORN], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    with process.stdout as said:
+        assert said.readline() == "ready\n"
+        process.send_signal(signal.SIGUSR2)
+        assert said.readline() == "SIGUSR2\n"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(5) == ExitCode.INTERRUPTED
+
+
+def test_a_full_disk_is_code_74_and_what_was_written_stays(tmp_path: Path, model: Path) -> None:
+    """The system takes no more than so many bytes of each file."""
+    rows: list[object] = [{"prompt": f"The lamp {i}"} for i in range(60)]
+    job = write_job(tmp_path, model, rows)
+    full = subprocess.run(
+        [sys.executable, "-m", "moebatch", "run", str(job), "--sync"],
+        capture_output=True,
+        text=True,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (6000, 6000)),
+        env={**os.environ, "MOEBATCH_NATIVE": "0"},
+    )
+    assert full.returncode == ExitCode.STORAGE
+    assert "no room left" in full.stderr
+    assert not (tmp_path / "out.jsonl").exists()
+    (journal,) = (tmp_path / "out.jsonl.moebatch/journal").iterdir()
+    num_kept = journal.read_bytes().count(b"\n")
+    assert num_kept > 5
+    done = moebatch("run", job)
+    assert done.returncode == ExitCode.OK
+    assert len(answers(tmp_path)) == 60
+    again = sorted((tmp_path / "out.jsonl.moebatch/journal").iterdir())[-1]
+    assert again.read_bytes().count(b"\n") == 60 - num_kept
+
+
+def test_merging_before_all_rows_have_ended_is_code_1(tmp_path: Path, model: Path) -> None:
+    job = write_job(tmp_path, model, PROMPTS)
+    assert moebatch("run", job, "--shard", "2/3", "--quiet").returncode == ExitCode.OK
+    merged = moebatch("merge", job)
+    assert merged.returncode == ExitCode.FAILED
+    assert "5 rows have not ended yet, the first in line 1" in merged.stderr
+    shown = moebatch("status", job)
+    assert shown.returncode == ExitCode.OK
+    assert "2 of 7 done" in shown.stdout
+    assert "2/3" in shown.stdout
+
+
+def test_files_cannot_command_the_terminal(tmp_path: Path, model: Path) -> None:
+    rows: list[object] = [{"custom_id": "\x1b[2J", "prompt": 3}, {"\x1b]0;title\x07": 1}]
+    for command in ("check", "run"):
+        done = moebatch(command, write_job(tmp_path, model, rows))
+        assert "\x1b" not in done.stdout + done.stderr
+        assert "\x07" not in done.stdout + done.stderr
+
+
+def test_files_have_the_rights_that_the_user_gives(tmp_path: Path, model: Path) -> None:
+    job = write_job(tmp_path, model, PROMPTS[:1])
+    subprocess.run(
+        [sys.executable, "-m", "moebatch", "run", str(job), "--quiet"],
+        preexec_fn=lambda: os.umask(0o027),
+        check=True,
+    )
+    rights = {path.stat().st_mode & 0o777 for path in tmp_path.rglob("out.jsonl*/**/*")}
+    assert (tmp_path / "out.jsonl").stat().st_mode & 0o777 == 0o640
+    assert rights <= {0o640, 0o750}
 
 
 def test_a_run_stops_when_its_time_is_over(tmp_path: Path, model: Path) -> None:
@@ -314,7 +392,7 @@ def test_the_options_are_these_and_no_more() -> None:
         "merge": ["--quiet", "job"],
         "status": ["job"],
         "sbatch": ["--cpus", "--option", "--output", "--shards", "--time", "-o", "job"],
-        "check": ["job"],
+        "check": ["--checksums", "job"],
         "plan": [
             *("--gen-len", "--hw", "--json", "--method", "--model", "--output", "--paper"),
             *("--policy", "--prompt-len", "--requests", "--roofline", "--vendor", "--what-if"),

@@ -37,7 +37,7 @@ NoShare = Annotated[
 ]
 ShardOf = Annotated[
     str | None,
-    typer.Option("--shard", help="Only every n-th row, such as 3/8; `moebatch merge` joins them."),
+    typer.Option("--shard", help="Only every n-th row: 3/8, or 3 if runs before have said 8; then `moebatch merge`."),
 ]
 SkipIfLocked = Annotated[
     bool,
@@ -81,7 +81,7 @@ def run(
     let_threads_sleep()
     from moebatch.job.options import RunOptions
     from moebatch.job.runtime import allowed_s
-    from moebatch.job.shard import ALL, parse_shard
+    from moebatch.job.shard import parse_shard
     from moebatch.job.stop import Stop
     from moebatch.spec.policy_file import load_policy
 
@@ -91,7 +91,7 @@ def run(
         is_plain=sync,
         is_static=static,
         shares=not no_share,
-        shard=ALL if shard is None else parse_shard(shard),
+        shard=None if shard is None else parse_shard(shard),
         num_traced_passes=trace_passes,
         trace=trace,
         gantt=gantt,
@@ -105,18 +105,21 @@ def run(
             raise
         teller(error_console(), quiet=quiet)(f"skipped: {held}")
         raise typer.Exit(ExitCode.OK) from None
-    except Stopped:
+    except Stopped as stopped:
         if requeue and stop.is_out_of_time:
-            _queue_again()
+            _queue_again(stopped)
         raise
     raise typer.Exit(ExitCode.ROWS_FAILED if summary.num_failed else ExitCode.OK)
 
 
-def _queue_again() -> None:
+def _queue_again(stopped: Stopped) -> None:
     from moebatch.job.slurm import requeue, slurm_job_id
 
     job = slurm_job_id()
-    refusal = requeue(job) if job is not None else "this is no Slurm job"
+    if not stopped.has_gained:
+        refusal: str | None = "it has got nowhere in its time, and would not the next time either"
+    else:
+        refusal = requeue(job) if job is not None else "this is no Slurm job"
     if refusal is not None:
         say(error_console(), f"could not be queued again: {refusal}")
 

@@ -19,6 +19,9 @@ from moebatch.store.memory import is_out_of_memory, return_freed_memory
 MAX_BROKEN_REQUESTS = 100
 """More requests with logits that are no numbers, and the run is given up: it is the weights."""
 
+MOST_SHRINKS = 3
+"""Even smaller passes would take a night for what a smaller plan does in an hour."""
+
 
 @dataclass(slots=True)
 class EngineStatistics:
@@ -116,10 +119,11 @@ class Engine:
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
-            if not batcher.shrink():
+            if self.statistics.num_shrunk == MOST_SHRINKS or not batcher.shrink():
                 raise OutOfMemory(
-                    f"the system refuses memory even for a pass of one token: {error}; "
-                    "lower resources.dram, so that less is allocated beforehand"
+                    f"the system refuses memory even for passes that were halved "
+                    f"{self.statistics.num_shrunk} times: {error}; lower resources.dram, so that "
+                    "less is allocated beforehand"
                 ) from error
         self._sweep.give_up()
         for piece in slices:

@@ -9,7 +9,6 @@ from moebatch.job.prompts import RowReader
 from moebatch.job.raw import Source
 from moebatch.job.results import Results
 from moebatch.job.row import FailedRow, Row
-from moebatch.job.row_key import key_of
 from moebatch.job.todo import Todo
 from moebatch.spec.request import Begun, Outcome, Request, RowError
 
@@ -43,13 +42,13 @@ class Answering:
         for raw in self._source:
             if not self._todo.has(raw) or self._todo.name_if_done(raw) is not None:
                 continue
-            item = self._reader.request(raw)
-            in_work = _InWork(item.row, key_of(raw, item.row))
+            item = self._results.resumed(raw, self._reader.request(raw))
+            in_work = _InWork(item.row, self._results.keys.of(raw, item.row))
             if isinstance(item, FailedRow):
                 self._end(in_work, item.error)
             else:
                 self._in_work[item.row.index] = in_work
-                yield self._results.resumed(raw, item.request)
+                yield item.request
 
     def ended(self, outcome: Outcome) -> None:
         """Keeps what has become of a request. Raises StorageError."""

@@ -3,14 +3,19 @@
 import gzip
 from array import array
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import BinaryIO, Protocol, cast
 
 from moebatch.job.answered import Answered
 from moebatch.job.raw import RawRow, Source
-from moebatch.journal.files import Files, told
+from moebatch.job.row_key import RowKeys
+from moebatch.journal.files import Files, NewFile, told
 from moebatch.journal.finished import Finished
+
+
+class _Writable(Protocol):
+    def write(self, data: bytes, /) -> int: ...
 
 
 class RowsMissing(Exception):
@@ -26,8 +31,17 @@ class RowsMissing(Exception):
 class FinalFile:
     """Replaces the output in one step: there is either the old one or all of the new one."""
 
-    def __init__(self, path: Path, *, errors: Path | None = None, files: Files | None = None):
-        """Failed rows go to `errors` if that is given, instead of among the answers."""
+    def __init__(
+        self,
+        path: Path,
+        keys: RowKeys,
+        *,
+        errors: Path | None = None,
+        files: Files | None = None,
+    ) -> None:
+        """Of the job whose rows have these `keys`. Failed rows go to `errors` if that is given,
+        instead of among the answers."""
+        self._keys = keys
         self._path = path.resolve()
         self._errors = None if errors is None else errors.resolve()
         self._files = files or Files()
@@ -39,7 +53,7 @@ class FinalFile:
         Raises RowsMissing before anything is touched, StorageError if the disk is full or fails,
         and InputError if the input is damaged.
         """
-        places, states = _ended(source, Answered(finished))
+        places, states = _ended(source, Answered(finished, self._keys))
         with told(self._path, needed=0):
             if self._errors is not None:
                 self._replace(self._errors, _chosen(places, states, failed=True), finished)
@@ -51,17 +65,18 @@ class FinalFile:
     def _replace(self, path: Path, places: Iterator[int], finished: Finished) -> None:
         # Beside its target, since a rename works only within a file system.
         draft = path.with_name(f".{path.name}.moebatch-draft")
+        self._files.remove(draft)  # of a run that was killed
         try:
-            with draft.open("wb") as file:
+            with closing(NewFile(self._files, draft)) as file:
                 with _compressed(file, path) as stream:
                     for place in places:
                         stream.write(finished.line(place) + b"\n")
-                file.flush()
-                self._files.sync(file.fileno())
+                file.sync()
             self._files.replace(draft, path)
             self._files.sync_folder(path.parent)
         except BaseException:
-            draft.unlink(missing_ok=True)
+            with suppress(OSError):
+                self._files.remove(draft)
             raise
 
 
@@ -89,10 +104,12 @@ def _chosen(places: "array[int]", states: bytearray, *, failed: bool) -> Iterato
 
 
 @contextmanager
-def _compressed(file: BinaryIO, path: Path) -> Iterator[BinaryIO]:
+def _compressed(file: NewFile, path: Path) -> Iterator[_Writable]:
     if path.suffix.lower() != ".gz":
         yield file
         return
     # Neither name nor time, so that a re-run has the same bytes.
-    with gzip.GzipFile(filename="", fileobj=file, mode="wb", compresslevel=6, mtime=0) as stream:
-        yield cast(BinaryIO, stream)
+    with gzip.GzipFile(
+        filename="", fileobj=cast(BinaryIO, file), mode="wb", compresslevel=6, mtime=0
+    ) as stream:
+        yield stream

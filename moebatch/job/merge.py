@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from moebatch.engine.model_files import open_model
 from moebatch.errors import ConfigError, Fault, MoebatchError
+from moebatch.job.claim import require_own
 from moebatch.job.final_file import FinalFile, RowsMissing
 from moebatch.job.manifest import Manifest
 from moebatch.job.output_path import require_writable
@@ -35,9 +36,9 @@ def merge(job: Job) -> Merged:
         message = f"there is nothing to merge: no run has left {folder.path}"
         raise ConfigError([Fault(file=str(job.output.path), message=message)])
     manifest = Manifest.of(job, open_model(job.model.path, job.model.dtype))
-    manifest.require_own(job.output.path)
+    require_own(manifest, job.output.path)
     source = open_source(job.input.path)
-    final = FinalFile(job.output.path, errors=job.output.errors)
+    final = FinalFile(job.output.path, manifest.row_keys, errors=job.output.errors)
     with folder.locked(ALL), Finished(folder.journal) as finished:
         try:
             num_rows, num_failed = final.write(source, finished)

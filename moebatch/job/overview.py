@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 
 from moebatch.job.answered import Answered
+from moebatch.job.claim import read_claim
+from moebatch.job.row_key import RowKeys
 from moebatch.job.run_folder import RunFolder
 from moebatch.job.source import open_source
 from moebatch.job.status_file import ShardStatus, read_status
@@ -41,11 +43,14 @@ class Overview:
 
 
 def overview(job: Job) -> Overview:
-    """Reads journals and the input. Raises InputError and StorageError."""
+    """Reads journals and the input. Raises InputError and StorageError, and ConfigError if the run
+    folder is damaged."""
     folder = RunFolder(job.output.path)
+    claim = read_claim(folder)
+    keys = claim.manifest.row_keys if claim else RowKeys()
     counts = {"done": 0, "fail": 0, "part": 0, None: 0}
     with Finished(folder.journal) as finished:
-        answered = Answered(finished)
+        answered = Answered(finished, keys)
         for raw in open_source(job.input.path):
             found = answered.of(raw)
             counts[found.state if found else None] += 1

@@ -5,29 +5,33 @@ from dataclasses import replace
 from moebatch.job.answered import Answered
 from moebatch.job.begun import begun_from, begun_line
 from moebatch.job.raw import RawRow
-from moebatch.job.row import Row
-from moebatch.job.row_key import name_hash
+from moebatch.job.row import FailedRow, ReadyRow, Row
+from moebatch.job.row_key import RowKeys, name_hash
 from moebatch.journal.finished import Finished
 from moebatch.journal.record import Record, State
 from moebatch.journal.writer import JournalWriter
-from moebatch.spec.request import Begun, Request
+from moebatch.spec.request import Begun
 
 
 class Results:
     """What earlier runs have left, and the journal of this one."""
 
-    def __init__(self, before: Finished, journal: JournalWriter) -> None:
-        self.answered = Answered(before)
+    def __init__(self, before: Finished, journal: JournalWriter, keys: RowKeys) -> None:
+        self.answered = Answered(before, keys)
+        self.keys = keys
+        """Of the rows of the job."""
         self._before = before
         self._journal = journal
 
-    def resumed(self, raw: RawRow, request: Request) -> Request:
-        """The request with what an earlier run has generated for it. Raises StorageError."""
+    def resumed(self, raw: RawRow, item: ReadyRow | FailedRow) -> ReadyRow | FailedRow:
+        """A row with what an earlier run has generated for it. Raises StorageError."""
         found = self.answered.of(raw)
-        if found is None or found.state != "part":
-            return request
-        line = self._before.line(found.place)
-        return replace(request, begun=begun_from(line, num_choices=request.sampling.n))
+        if isinstance(item, FailedRow) or found is None or found.state != "part":
+            return item
+        begun = begun_from(
+            self._before.line(found.place), num_choices=item.request.sampling.n
+        )
+        return replace(item, request=replace(item.request, begun=begun))
 
     def add(self, key: bytes, row: Row, line: bytes, *, failed: bool) -> None:
         """Keeps one row that has ended: its line of the output, without newline.

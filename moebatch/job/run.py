@@ -1,5 +1,7 @@
 """One run of a job, from the job file to the last line of its output."""
 
+import datetime
+import gc
 import time
 from collections import Counter
 from collections.abc import Callable, Hashable
@@ -11,12 +13,14 @@ from moebatch.engine.build import BuiltEngine, build_engine
 from moebatch.engine.device import Device, DeviceKind
 from moebatch.engine.model_files import ModelFiles, open_model
 from moebatch.engine.order import Order, has_common_keys
-from moebatch.errors import Stopped
+from moebatch.errors import DoesNotFit, OutOfMemory, Stopped
 from moebatch.job.answering import Answering
+from moebatch.job.claim import claim, require_own
 from moebatch.job.dialects import Served
 from moebatch.job.final_file import FinalFile
 from moebatch.job.fingerprint import numerics_fingerprint
 from moebatch.job.hints import load_predictor
+from moebatch.job.less_memory import with_less_memory
 from moebatch.job.lane_times import lane_times, waited_s, without_readers
 from moebatch.job.machine import JobMachine, known_device, sharing_cores
 from moebatch.job.manifest import Manifest
@@ -31,11 +35,17 @@ from moebatch.job.options import RunOptions
 from moebatch.job.output_path import require_writable
 from moebatch.job.planning import JobPlan, job_problem, measured_machine, plan_job
 from moebatch.job.prepare import Preparation, prepare
+from moebatch.job.raw import RawRow
 from moebatch.job.recalibrate import keep, lesson
 from moebatch.job.repeats import Repeats
 from moebatch.job.results import Results
+from moebatch.job.row import FailedRow, ReadyRow
+from moebatch.job.row_key import RowKeys
 from moebatch.job.run_folder import RunFolder
 from moebatch.job.scan import InputSummary, scan
+from moebatch.job.settled import Settled, of_today
+from moebatch.job.shard import Shard, agreed_shard
+from moebatch.job.slurm import array_task
 from moebatch.job.source import open_source
 from moebatch.job.status import Phase, RunStatus, RunSummary
 from moebatch.job.status_file import written_to
@@ -53,7 +63,8 @@ from moebatch.schedule.timeline import Timeline
 from moebatch.spec.job import Job
 from moebatch.spec.policy import Policy
 from moebatch.spec.workload import Workload
-from moebatch.store.memory import peak_resident_bytes, resident_bytes
+from moebatch.store.memory import is_out_of_memory,peak_resident_bytes,resident_bytes,return_freed_memory
+from moebatch.units import format_bytes
 
 _USUAL = RunOptions()
 _LEAST_READING_S = 1.0
@@ -102,17 +113,16 @@ class JobRun:
         require_writable(self._job)
         self._options.require_device(known_device(self._job))
         files = open_model(self._job.model.path, self._job.model.dtype)
-        preparation = self._prepare(files)
-        manifest, output = Manifest.of(self._job, files), self._job.output
-        manifest.require_own(output.path)
-        shard = self._options.shard
+        manifest, output = Manifest.of(self._job, files), self._job.output.path
+        shard = self._agreed_shard(require_own(manifest, output))
         with self._folder.locked(shard):
-            manifest.claim(output.path)
+            settled = claim(manifest, output, of_today(shard))
             with written_to(self._folder.status(shard), shard, self.status):
-                self._answer_rows(files, preparation)
+                preparation = self._prepare(files, settled.date)
+                self._answer_rows(files, preparation, manifest.row_keys, shard)
                 if shard.is_all:
                     self._phase = "writing answers"
-                    self._write_output()
+                    self._write_output(manifest.row_keys)
         return self._summary(self._plan)
 
     def recalibrate(self, summary: RunSummary) -> None:
@@ -139,7 +149,8 @@ class JobRun:
 
     def status(self) -> RunStatus:
         """Where the run is now."""
-        engine = self._built.engine.statistics if self._built else None
+        built = self._built  # of the thread that runs, which may replace it
+        engine = built.engine.statistics if built else None
         workload = self._input.workload if self._input else None
         expected = (workload.num_sequences or 0) * workload.mean_new_tokens if workload else 0
         return RunStatus(
@@ -159,17 +170,57 @@ class JobRun:
             elapsed_s=self._elapsed_s(),
             memory_bytes=resident_bytes(),
             budget_bytes=self._budget_bytes,
-            lanes=lane_times(self._built, self._elapsed_s()) if self._built else (),
+            lanes=lane_times(built, self._elapsed_s()) if built else (),
             is_emulated=self._kind == "emulate",
         )
 
-    def _answer_rows(self, files: ModelFiles, preparation: Preparation) -> None:
+    def _agreed_shard(self, settled: Settled | None) -> Shard:
+        num_shards = settled.num_shards if settled else None
+        shard = agreed_shard(self._options.shard, num_shards, array_task())
+        if self._options.shard is None and not shard.is_all:
+            self._tell(f"note: this is task {shard.number} of an array: shard {shard}")
+        return shard
+
+    def _answer_rows(
+        self, files: ModelFiles, preparation: Preparation, keys: RowKeys, shard: Shard
+    ) -> None:
+        """Answers what earlier runs have not; where the system refuses memory, goes on in less of
+        it from where it was."""
+        refusal: str | None = None
+        while True:
+            try:
+                self._answer_what_is_left(files, preparation, keys, shard)
+                return
+            except OutOfMemory as error:
+                if self._options.policy is not None:
+                    raise
+                refusal = str(error)  # the error itself holds on to all that was allocated
+            except DoesNotFit as error:
+                if refusal is None:
+                    raise
+                raise OutOfMemory(f"{refusal}; nor is there a plan for less: {error}") from error
+            self._back_off(refusal)
+
+    def _back_off(self, refusal: str) -> None:
+        """Gives back what there is, and plans for less of it from now on."""
+        self._built = None
+        gc.collect()
+        return_freed_memory()
+        self._job = with_less_memory(self._job, self._budget_bytes)
+        self._budget_bytes = self._job.resources.dram or self._budget_bytes
+        room = format_bytes(self._budget_bytes)
+        self._tell(f"warning: {refusal}. Going on with a plan for {room}")
+
+    def _answer_what_is_left(
+        self, files: ModelFiles, preparation: Preparation, keys: RowKeys, shard: Shard
+    ) -> None:
         """Answers what earlier runs have not, into a journal of its own."""
+        self._phase = "checking input"
         journal = self._folder.journal
         with Finished(journal) as before, JournalWriter(journal) as ours:
-            results = Results(before, ours)
-            todo = Todo(shard=self._options.shard, answered=results.answered)
-            counted = self._scan(preparation, todo)
+            results = Results(before, ours, keys)
+            todo = Todo(shard=shard, answered=results.answered)
+            counted = self._scan(preparation, results, todo)
             served = self._served(files, preparation, counted)
             self._answering = Answering(self._source, preparation.reader, results, served, todo)
             predictor = self._load_predictor(files)
@@ -179,29 +230,32 @@ class JobRun:
                 self._build(files, preparation, self._plan, predictor)
             self._answer_all(self._answering)
 
-    def _write_output(self) -> None:
+    def _write_output(self, keys: RowKeys) -> None:
         """All rows in the order of the input."""
         output = self._job.output
         with Finished(self._folder.journal) as all_rows:
-            FinalFile(output.path, errors=output.errors).write(self._source, all_rows)
+            FinalFile(output.path, keys, errors=output.errors).write(self._source, all_rows)
 
     # --- before the first pass ------------------------------------------------------------------
 
-    def _prepare(self, files: ModelFiles) -> Preparation:
+    def _prepare(self, files: ModelFiles, date: datetime.date) -> Preparation:
         preparation = prepare(
             self._job,
             vocab_size=files.shape.vocab_size,
             max_positions=files.shape.max_positions,
+            today=date,
         )
         for warning in preparation.warnings:
             self._tell(f"warning: {warning}")
         return preparation
 
-    def _scan(self, preparation: Preparation, todo: Todo) -> InputSummary:
+    def _scan(self, preparation: Preparation, results: Results, todo: Todo) -> InputSummary:
         """One look at all rows: what is wrong, and exactly how long prompts and answers are."""
-        counted = scan(
-            self._source, preparation.reader.request, shares=self._options.shares, todo=todo
-        )
+
+        def read(raw: RawRow) -> ReadyRow | FailedRow:
+            return results.resumed(raw, preparation.reader.request(raw))
+
+        counted = scan(self._source, read, shares=self._options.shares, todo=todo)
         counted.require_usable(every_row=self._job.input.on_bad_row == "fail")
         if counted.first_chat is not None:
             preparation.reader.tokenizer.require_chat_template(counted.first_chat.place)
@@ -278,12 +332,17 @@ class JobRun:
             scratch=self._folder.path,
             num_traced_passes=options.num_traced_passes if options.is_drawn else 0,
         )
-        self._built = build_engine(
-            order,
-            decoder=preparation.reader.tokenizer,
-            end_tokens=preparation.end_tokens,
-            job_seed=self._job.sampling.seed,
-        )
+        try:
+            self._built = build_engine(
+                order,
+                decoder=preparation.reader.tokenizer,
+                end_tokens=preparation.end_tokens,
+                job_seed=self._job.sampling.seed,
+            )
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            raise OutOfMemory(f"the system refuses memory for what was planned: {error}") from error
 
     def _threads_of(self, policy: Policy) -> int:
         """Threads of one lane. Where the CPU stands in for a GPU and attends beside it, two lanes
@@ -318,7 +377,11 @@ class JobRun:
                     answering.ended(outcome)
         except Stopped:
             kept = answering.keep_unfinished(engine.unfinished())
-            raise Stopped(self._stopped_early(kept)) from None
+            gained = kept > 0 or answering.num_ended > 0
+            raise Stopped(self._stopped_early(kept), has_gained=gained) from None
+        except OutOfMemory:
+            answering.keep_unfinished(engine.unfinished())
+            raise
         finally:
             self._built.close()
         self._run_s = self._elapsed_s()

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from moebatch.job.shard import Shard
+from moebatch.job.shard import ALL, Shard
 from moebatch.journal.files import told
 from moebatch.journal.finished import journals
 from moebatch.journal.lock import RunLock
@@ -48,21 +48,22 @@ class RunFolder:
         with told(self.path, needed=0):
             self.path.mkdir(exist_ok=True)
         with RunLock(self.lock, subject=subject, shared=not shard.is_all):
-            try:
-                if shard.is_all:
-                    yield
-                    return
+            if not shard.is_all:
                 with RunLock(self.shard_lock(shard), subject=f"{subject}, shard {shard}"):
                     yield
+                return
+            try:
+                yield
             finally:
-                self._remove_if_empty(shard)
+                self._remove_if_empty()
 
-    def _remove_if_empty(self, shard: Shard) -> None:
-        """A run that ended before its first row leaves nothing behind, and binds nobody."""
+    def _remove_if_empty(self) -> None:
+        """A run that ended before its first row leaves nothing behind, and binds nobody. Other runs
+        of shards may be about to begin, so these leave the folder."""
         if journals(self.journal) or self.path.with_suffix("").exists():
             return
         with suppress(OSError):
-            for path in (self.status(shard), self.manifest, self.shard_lock(shard), self.lock):
+            for path in (self.status(ALL), self.manifest, self.lock):
                 path.unlink(missing_ok=True)
             if self.journal.is_dir():
                 self.journal.rmdir()

@@ -3,7 +3,7 @@
 import re
 
 from moebatch.errors import ConfigError, Fault
-from moebatch.job.slurm import RESERVE_S, seconds_left
+from moebatch.job.slurm import reserve_s, seconds_left
 
 _UNITS = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?")
 _CLOCK = re.compile(r"(?:(\d+)-)?(\d+):(\d{2})(?::(\d{2}))?")
@@ -15,7 +15,7 @@ def allowed_s(asked: str | None) -> float | None:
     limits = [] if asked is None else [parse_runtime(asked)]
     left_s = seconds_left()
     if left_s is not None:
-        limits.append(max(1.0, left_s - RESERVE_S))
+        limits.append(max(1.0, left_s - reserve_s(left_s)))
     return min(limits, default=None)
 
 

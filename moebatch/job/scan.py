@@ -1,7 +1,6 @@
 """One pass over the input before anything runs: how many rows, of which kind, and what is wrong."""
 
 from array import array
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -33,7 +32,8 @@ class InputSummary:
     num_bad_rows: int
     """Rows that get an error as their answer."""
     dialect: Dialect
-    """The more frequent one; bad rows of no dialect are written in it."""
+    """That of the first row that has one, whatever was done before; bad rows of no dialect are
+    written in it."""
     first_chat: Row | None
     """The first row with messages, None if there is none: without one, no template is needed."""
     whole: tuple[Fault, ...]
@@ -78,6 +78,7 @@ def scan(
     tally = _Tally(file=str(source.path), most_faults=most_faults, shares=shares)
     names = array("Q")
     for raw in source:
+        tally.look(raw)
         name = todo.name_if_done(raw)
         if name is not None:
             tally.num_rows += 1
@@ -135,7 +136,7 @@ class _Tally:
     num_rows: int = 0
     num_done: int = 0
     num_bad_rows: int = 0
-    dialects: Counter[Dialect | None] = field(default_factory=Counter)
+    dialect: Dialect | None = None
     first_chat: Row | None = None
     whole: list[Fault] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
@@ -150,10 +151,13 @@ class _Tally:
     beginnings: Beginnings = field(default_factory=Beginnings)
     repeats: RepeatCounter = field(default_factory=RepeatCounter)
 
+    def look(self, raw: RawRow) -> None:
+        if self.dialect is None:
+            self.dialect = parse_row(raw, RowRules()).row.dialect
+
     def add(self, result: ParsedRow | ReadyRow | FailedRow) -> None:
         row = result.row
         self.num_rows += 1
-        self.dialects[row.dialect] += 1
         no_template = isinstance(result, FailedRow) and result.error.code == NO_CHAT_TEMPLATE
         if isinstance(result, FailedRow) and not no_template:
             self._add_bad(result)
@@ -170,13 +174,15 @@ class _Tally:
         sampling, num_prompt = request.sampling, len(request.prompt_tokens)
         self.max_total_tokens = max(self.max_total_tokens, num_prompt + sampling.max_tokens)
         self.max_new_tokens = max(self.max_new_tokens, sampling.max_tokens)
-        for _ in range(sampling.n):
+        for choice in range(sampling.n):
             shared = self.beginnings.add(request.prompt_tokens) if self.shares else 0
+            known = num_prompt + request.num_begun(choice)
+            new = num_prompt + sampling.max_tokens - known
             self.num_sequences += 1
-            self.num_prompt_tokens += num_prompt
-            self.num_new_tokens += sampling.max_tokens
+            self.num_prompt_tokens += known
+            self.num_new_tokens += new
             self.num_shared_tokens += shared
-            self.lengths.add(Length(num_prompt, sampling.max_tokens, shared))
+            self.lengths.add(Length(known, new, shared))
 
     def _add_bad(self, bad: FailedRow) -> None:
         self.num_bad_rows += 1
@@ -187,12 +193,11 @@ class _Tally:
             self.faults.append(fault)
 
     def summary(self) -> InputSummary:
-        plain = self.dialects["plain"] > self.dialects["openai"]
         return InputSummary(
             num_rows=self.num_rows,
             num_done=self.num_done,
             num_bad_rows=self.num_bad_rows,
-            dialect="plain" if plain else "openai",
+            dialect=self.dialect or "openai",
             first_chat=self.first_chat,
             whole=tuple(self.whole),
             faults=tuple(self.faults),

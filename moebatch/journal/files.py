@@ -11,6 +11,7 @@ from moebatch.errors import StorageError
 from moebatch.units import format_bytes
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_BUFFER_BYTES = 2**20
 _NO_FOLDER_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES)
 
 
@@ -68,6 +69,36 @@ def write_all(files: Files, descriptor: int, data: bytes) -> None:
     rest = memoryview(data)
     while rest:
         rest = rest[files.write(descriptor, bytes(rest)) :]
+
+
+class NewFile:
+    """A new file that is written from its beginning to its end. All methods raise OSError."""
+
+    def __init__(self, files: Files, path: Path) -> None:
+        self._files = files
+        self._descriptor = files.create(path)
+        self._buffer = bytearray()
+
+    def write(self, data: bytes) -> int:
+        """Appends all of it, sooner or later."""
+        self._buffer += data
+        if len(self._buffer) >= _BUFFER_BYTES:
+            self.flush()
+        return len(data)
+
+    def flush(self) -> None:
+        """Hands everything to the system."""
+        write_all(self._files, self._descriptor, bytes(self._buffer))
+        self._buffer.clear()
+
+    def sync(self) -> None:
+        """Returns when everything outlives a loss of power."""
+        self.flush()
+        self._files.sync(self._descriptor)
+
+    def close(self) -> None:
+        """Gives the descriptor back."""
+        self._files.close(self._descriptor)
 
 
 @contextmanager

@@ -20,6 +20,9 @@ _STALE_S = 120.0
 """A holder that has not been heard of for so long is gone, where only its heart beat tells."""
 
 
+_SHARED = "runs of its shards are at work on it (`moebatch status` names them)"
+
+
 class RunLock:
     """A file that is locked while this process lives, whatever becomes of it.
 
@@ -34,22 +37,26 @@ class RunLock:
         """
         self._path = path
         self._subject = subject
+        self._shared = shared
         self._beat: _HeartBeat | None = None
-        try:
-            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        except OSError as error:
-            raise StorageError(f"{path}: cannot be locked: {error.strerror}") from error
-        try:
-            self._lock(shared=shared)
-        except BaseException:
-            os.close(self._descriptor)
-            raise
+        while True:
+            self._descriptor = self._opened()
+            try:
+                self._lock()
+            except BaseException:
+                os.close(self._descriptor)
+                raise
+            if self._is_there():
+                return
+            self.release()
 
     def release(self) -> None:
         """Lets others in."""
         if self._beat is not None:
             self._beat.stop()
         with contextlib.suppress(OSError):
+            if not self._shared:
+                os.ftruncate(self._descriptor, 0)
             os.close(self._descriptor)
 
     def __enter__(self) -> Self:
@@ -63,19 +70,34 @@ class RunLock:
     ) -> None:
         self.release()
 
-    def _lock(self, *, shared: bool) -> None:
+    def _opened(self) -> int:
         try:
-            fcntl.flock(
-                self._descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB
-            )
+            return os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        except OSError as error:
+            raise StorageError(f"{self._path}: cannot be locked: {error.strerror}") from error
+
+    def _is_there(self) -> bool:
+        """Whether others find the file that is locked: whoever had it before may have removed it
+        meanwhile, and they would lock another one of the same name."""
+        try:
+            there = self._path.stat()
+        except OSError:
+            return False
+        ours = os.fstat(self._descriptor)
+        return (ours.st_dev, ours.st_ino) == (there.st_dev, there.st_ino)
+
+    def _lock(self) -> None:
+        kind = fcntl.LOCK_SH if self._shared else fcntl.LOCK_EX
+        try:
+            fcntl.flock(self._descriptor, kind | fcntl.LOCK_NB)
         except BlockingIOError:
             raise LockHeld(self._held_by(_holder_in(self._path), is_known_alive=True)) from None
         except OSError as error:
             if error.errno not in _NO_FLOCK:
                 raise StorageError(f"{self._path}: cannot be locked: {error.strerror}") from error
-            if not shared:
+            if not self._shared:
                 self._take_by_creating()
-        if not shared:
+        if not self._shared:
             os.ftruncate(self._descriptor, 0)
             os.pwrite(self._descriptor, json.dumps(_holder()).encode() + b"\n", 0)
 
@@ -101,10 +123,9 @@ class RunLock:
             if holder.get(key)
         )
         since = f" since {holder['start']}" if holder.get("start") else ""
-        message = (
-            f"{self._subject}: another run is at work on it ({who or 'unknown'}{since}); wait for "
-            "its end, or choose another output.path"
-        )
+        # Runs that share the file do not write their names into it.
+        others = f"another run is at work on it ({who}{since})" if who else _SHARED
+        message = f"{self._subject}: {others}; wait for its end, or choose another output.path"
         if is_known_alive:
             return message
         return f"{message}. If it is gone for good: rm {self._path}.held"

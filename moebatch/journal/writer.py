@@ -33,7 +33,7 @@ class JournalWriter:
         self.path = folder / journal_name()
         self._wake = threading.Condition()
         self._num_unsynced = 0
-        self._failure: OSError | None = None
+        self._failure: Exception | None = None
         self._is_closing = False
         self._end = 0
         with told(self.path, needed=0):
@@ -106,7 +106,7 @@ class JournalWriter:
             self._num_unsynced = 0
             try:
                 self._files.sync(self._descriptor)
-            except OSError as error:
+            except Exception as error:  # Whatever it is must reach the thread that adds records.
                 self._failure = error
                 return
 

@@ -3,9 +3,9 @@
 import time
 
 from rich.console import Group, RenderableType
-from rich.markup import escape
 from rich.table import Table
 
+from moebatch.report.console import plain
 from moebatch.job.overview import Overview
 from moebatch.job.status_file import ShardStatus
 from moebatch.report.tables import named_rows, share_bar, titled_columns
@@ -18,7 +18,7 @@ def overview_table(job: Overview) -> RenderableType:
     share = (job.num_done + job.num_failed) / job.num_rows if job.num_rows else 1.0
     grid.add_row("rows", share_bar(share))
     grid.add_row("", _rows(job))
-    grid.add_row("output", escape(job.output) + ("" if job.has_output else " (not written yet)"))
+    grid.add_row("output", plain(job.output) + ("" if job.has_output else " (not written yet)"))
     if job.rows_per_s:
         left = "" if job.eta_s is None else f", {format_duration(job.eta_s)} left"
         grid.add_row("rate", f"{job.rows_per_s * 60:.1f} rows a minute{left}")
@@ -50,11 +50,11 @@ def _shard(shard: ShardStatus) -> tuple[str, ...]:
     is_lost = not shard.is_alive and shard.state not in ("done", "stopped", "failed")
     return (
         shard.shard,
-        "[red]lost[/]" if is_lost else escape(shard.state),
+        "[red]lost[/]" if is_lost else plain(shard.state),
         str(shard.done),
         str(shard.failed),
         str(shard.rows),
         f"{shard.tokens_per_s:.1f}",
-        escape(where),
+        plain(where),
         f"{format_duration(max(0.0, time.time() - shard.updated))} ago",
     )

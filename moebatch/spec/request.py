@@ -42,6 +42,10 @@ class Request:
     begun: tuple[Begun, ...] = ()
     """By choice, what an earlier run has left; empty where nothing has been generated."""
 
+    def num_begun(self, choice: int) -> int:
+        """Tokens of a choice that an earlier run has left."""
+        return len(self.begun[choice].tokens) if self.begun else 0
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Choice:

@@ -16,7 +16,7 @@ from moebatch.errors import ConfigError, StorageError
 from moebatch.job.final_file import FinalFile, RowsMissing
 from moebatch.job.output_path import require_writable
 from moebatch.job.raw import Source
-from moebatch.job.row_key import keys_of
+from moebatch.job.row_key import RowKeys
 from moebatch.job.run_folder import RunFolder
 from moebatch.job.source import open_source
 from moebatch.journal.files import Files
@@ -36,7 +36,7 @@ def source_of(path: Path, num_rows: int) -> Source:
 def journal(path: Path, order: list[int], num_rows: int, failed: set[int] = frozenset()) -> Source:  # type: ignore[assignment]
     """Rows that ended in that order."""
     source = source_of(path, num_rows)
-    keys = [keys_of(raw).placed for raw in source]
+    keys = [RowKeys().pair(raw).placed for raw in source]
     folder = RunFolder(path)
     folder.path.mkdir(exist_ok=True)
     with JournalWriter(folder.journal) as writer:
@@ -57,7 +57,7 @@ def write(
 ) -> tuple[int, int]:
     source = journal(path, order, num_rows or len(order), failed)
     with Finished(RunFolder(path).journal) as finished:
-        return FinalFile(path, errors=errors, files=files).write(source, finished)
+        return FinalFile(path, RowKeys(), errors=errors, files=files).write(source, finished)
 
 
 def rows(path: Path) -> list[int]:
@@ -157,7 +157,7 @@ def test_memory_of_many_rows(tmp_path: Path) -> None:
     with Finished(RunFolder(path).journal) as finished:
         tracemalloc.start()
         try:
-            FinalFile(path).write(source, finished)
+            FinalFile(path, RowKeys()).write(source, finished)
             assert tracemalloc.get_traced_memory()[1] < 2**20
         finally:
             tracemalloc.stop()

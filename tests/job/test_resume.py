@@ -1,5 +1,6 @@
 """A job that was stopped goes on where it was: the same bytes in the end, and nothing twice."""
 
+import datetime
 import json
 import random
 import threading
@@ -15,7 +16,7 @@ from moebatch.job.merge import merge
 from moebatch.job.options import RunOptions
 from moebatch.job.overview import overview
 from moebatch.job.run import JobRun
-from moebatch.job.shard import Shard
+from moebatch.job.shard import AskedShard, Shard
 from moebatch.job.stop import Stop
 from moebatch.spec.job import load_job
 
@@ -193,10 +194,10 @@ def test_shards_are_merged_into_the_same_bytes(shards: tuple[Path, bytes]) -> No
     for number in (2, 3, 1):
         with pytest.raises(MoebatchError, match="rows have not ended yet, the first in line"):
             if number == 2:
-                run(job, shard=Shard(2, 3))
+                run(job, shard=AskedShard(2, 3))
             merge(load_job(job))
         if number != 2:
-            run(job, shard=Shard(number, 3))
+            run(job, shard=AskedShard(number, 3))
     assert (merge(load_job(job)).num_rows, overview(load_job(job)).num_left) == (20, 0)
     assert (job.parent / "out.jsonl").read_bytes() == expected
 
@@ -214,7 +215,89 @@ def test_a_shard_keeps_others_out_but_not_other_shards(shards: tuple[Path, bytes
     folder = RunFolder(job.parent / "out.jsonl")
     with folder.locked(Shard(1, 2)):
         with pytest.raises(LockHeld, match="shard 1/2: another run"):
-            run(job, shard=Shard(1, 2))
-        with pytest.raises(LockHeld):
+            run(job, shard=AskedShard(1, 2))
+        with pytest.raises(LockHeld, match="runs of its shards are at work"):
             run(job)
-        run(job, shard=Shard(2, 2))
+        run(job, shard=AskedShard(2, 2))
+
+
+def test_how_many_shards_there_are_is_said_once(
+    shards: tuple[Path, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Task 3 of an array that was asked for tasks 2 and 3 only knows that it is the third."""
+    job, expected = shards
+    with pytest.raises(ConfigError, match="no run of this job has said yet"):
+        run(job, shard=AskedShard(1))
+    run(job, shard=AskedShard(1, 3))
+    with pytest.raises(ConfigError, match="divided into 3 shards, not 2"):
+        run(job, shard=AskedShard(2, 2))
+    assert run(job, shard=AskedShard(2)).status().num_ended == 7
+    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "3")
+    monkeypatch.setenv("SLURM_ARRAY_TASK_COUNT", "2")
+    assert run(job).status().num_ended == 6
+    assert merge(load_job(job)).num_rows == 20
+    assert (job.parent / "out.jsonl").read_bytes() == expected
+
+
+def test_all_rows_may_be_done_at_once_after_all(shards: tuple[Path, bytes]) -> None:
+    job, expected = shards
+    run(job, shard=AskedShard(2, 3))
+    assert run(job).status().num_ended == 13
+    assert (job.parent / "out.jsonl").read_bytes() == expected
+
+
+def test_prompts_have_the_date_of_the_first_run(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from moebatch.job import settled
+
+    template = "{{ strftime_now('%d %b %Y') }}: {{ messages[0]['content'] }}"
+    (tmp_path / "dated.jinja").write_text(template)
+    content = [{"custom_id": f"r{i}", "messages": [{"role": "user", "content": "hi"}]} for i in "ab"]
+
+    def job(folder: str, content: list[dict[str, object]]) -> Path:
+        path = write(tmp_path / folder, model, content, **GREEDY)
+        described = json.loads(path.read_text())
+        described["model"]["chat_template"] = str(tmp_path / "dated.jinja")
+        path.write_text(json.dumps(described))
+        return path
+
+    run(job("whole", content))  # type: ignore[arg-type]
+    run(job("cut", content[:1]))  # type: ignore[arg-type]
+
+    class Tomorrow(datetime.date):
+        @classmethod
+        def today(cls) -> "Tomorrow":
+            return cls(2031, 1, 1)
+
+    monkeypatch.setattr(settled.datetime, "date", Tomorrow)
+    run(job("cut", content))  # type: ignore[arg-type]
+    assert (tmp_path / "cut/out.jsonl").read_bytes() == (tmp_path / "whole/out.jsonl").read_bytes()
+
+
+def test_bad_rows_of_no_dialect_look_alike_in_every_run(tmp_path: Path, model: Path) -> None:
+    content = [rows(1)[0], *({"nonsense": i} for i in range(3))]
+    batch = {
+        "custom_id": "b",
+        "method": "POST",
+        "url": "/v1/completions",
+        "body": {"prompt": [5], "max_tokens": 2},
+    }
+    run(write(tmp_path / "whole", model, [*content, batch, {**batch, "custom_id": "c"}], **GREEDY))
+    run(write(tmp_path / "cut", model, content[:2], **GREEDY))
+    run(write(tmp_path / "cut", model, [*content, batch, {**batch, "custom_id": "c"}], **GREEDY))
+    assert (tmp_path / "cut/out.jsonl").read_bytes() == (tmp_path / "whole/out.jsonl").read_bytes()
+
+
+def test_what_was_begun_counts_as_prompt_when_the_rest_is_planned(
+    tmp_path: Path, model: Path
+) -> None:
+    content: list[dict[str, object]] = [{"custom_id": "x", "prompt": [5] * 4, "max_tokens": 300}]
+    job = write(tmp_path, model, content, temperature=0, ignore_eos=True)
+    assert stopped_after(job, 0.1) is not None, "it ended before it could be stopped"
+    said: list[str] = []
+    JobRun(load_job(job), said.append, RunOptions()).execute()
+    lengths = [int(word) for word in said[0].replace(",", "").split() if word.isdigit()]
+    _, known, new, _ = lengths
+    assert known + new == 304
+    assert known > 4

@@ -10,7 +10,7 @@ from moebatch.job.final_file import FinalFile
 from moebatch.job.prepare import prepare
 from moebatch.job.prompts import RowReader
 from moebatch.job.row import FailedRow, ReadyRow
-from moebatch.job.row_key import key_of
+from moebatch.job.row_key import RowKeys
 from moebatch.job.run_folder import RunFolder
 from moebatch.job.scan import scan
 from moebatch.job.source import open_source
@@ -62,11 +62,11 @@ def test_round_trip(tmp_path: Path, suffix: str) -> None:
     with JournalWriter(folder.journal) as journal:
         for raw in reversed(list(source)):
             item = reader.request(raw)
-            key, failed = key_of(raw, item.row), isinstance(item, FailedRow)
+            key, failed = RowKeys().of(raw, item.row), isinstance(item, FailedRow)
             line = result_line(item.row, _outcome(item, reader), served)
             journal.add(Record(key, 0, "fail" if failed else "done", line))
     with Finished(folder.journal) as finished:
-        FinalFile(job.output.path).write(source, finished)
+        FinalFile(job.output.path, RowKeys()).write(source, finished)
 
     lines = [row.content for row in open_source(job.output.path)]
     first, chat, tools, cut = (json.loads(line) for line in lines if isinstance(line, bytes))
