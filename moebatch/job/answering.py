@@ -6,10 +6,9 @@ from typing import NamedTuple
 
 from moebatch.job.dialects import Served, result_line
 from moebatch.job.prompts import RowReader
-from moebatch.job.raw import Source
+from moebatch.job.raw import Source, refusal
 from moebatch.job.results import Results
 from moebatch.job.row import FailedRow, Row
-from moebatch.job.todo import Todo
 from moebatch.spec.request import Begun, Outcome, Request, RowError
 
 
@@ -23,8 +22,9 @@ class Answering:
     goes in once, and comes out once."""
 
     def __init__(
-        self, source: Source, reader: RowReader, results: Results, served: Served, todo: Todo
+        self, source: Source, reader: RowReader, results: Results, served: Served, is_left: bytes
     ) -> None:
+        """`is_left` says by the place of a row whether it is to be answered."""
         self.num_ended = 0
         """Rows that ended in this run."""
         self.errors: Counter[str] = Counter()
@@ -33,14 +33,16 @@ class Answering:
         self._reader = reader
         self._results = results
         self._served = served
-        self._todo = todo
+        self._is_left = is_left
         self._in_work: dict[int, _InWork] = {}
 
     def requests(self) -> Iterator[Request]:
         """Rows that can be computed, one by one; bad ones end at once. Raises InputError if the
         input was changed, and StorageError."""
         for raw in self._source:
-            if not self._todo.has(raw) or self._todo.name_if_done(raw) is not None:
+            if raw.index >= len(self._is_left):
+                raise refusal(self._source.path, "has grown while the job ran; run the job again")
+            if not self._is_left[raw.index]:
                 continue
             item = self._results.resumed(raw, self._reader.request(raw))
             in_work = _InWork(item.row, self._results.keys.of(raw, item.row))

@@ -113,8 +113,13 @@ class Attempt:
             todo = Todo(shard=ground.shard, answered=results.answered)
             self.input = counted = self._scan(results, todo)
             self.repeats = Repeats(counted.repeated)
-            reader = ground.preparation.reader
-            self.answering = Answering(ground.source, reader, results, self._served(counted), todo)
+            self.answering = Answering(
+                ground.source,
+                ground.preparation.reader,
+                results,
+                self._served(counted),
+                counted.is_left,
+            )
             predictor = self._load_predictor()
             if counted.workload is not None:
                 self.plan = self._planned(counted.workload)

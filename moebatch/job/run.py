@@ -6,11 +6,11 @@ import time
 from collections.abc import Callable
 
 from moebatch.engine.model_files import ModelFiles, open_model
-from moebatch.errors import DoesNotFit, OutOfMemory
+from moebatch.errors import DoesNotFit, OutOfMemory, StorageError
 from moebatch.job.attempt import Attempt, Ground
 from moebatch.job.claim import claim, require_own
 from moebatch.job.figures import status_of, summary_of
-from moebatch.job.final_file import FinalFile
+from moebatch.job.final_file import FinalFile, RowsMissing
 from moebatch.job.less_memory import with_less_memory
 from moebatch.job.machine import known_device
 from moebatch.job.manifest import Manifest
@@ -180,7 +180,13 @@ class JobRun:
         self._tell(f"warning: {refusal}. Going on with a plan for {room}")
 
     def _write_output(self, keys: RowKeys) -> None:
-        """All rows in the order of the input."""
+        """All rows in the order of the input. Raises StorageError."""
         output = self._job.output
         with Finished(self._folder.journal) as all_rows:
-            FinalFile(output.path, keys, errors=output.errors).write(self._source, all_rows)
+            try:
+                FinalFile(output.path, keys, errors=output.errors).write(self._source, all_rows)
+            except RowsMissing as missing:
+                raise StorageError(
+                    f"{self._folder.journal}: {missing.num_missing} rows that were written are not "
+                    "there any more; has somebody removed files? Run the job again"
+                ) from None

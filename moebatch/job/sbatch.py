@@ -70,12 +70,12 @@ def submission_script(job_file: Path, job: Job, asked: Submission) -> str:
 
 def _of_shards(path: Path, job: Job, folder: Path, asked: Submission) -> list[str]:
     options = [
-        f"--job-name={path.stem}",
+        f'--job-name="{path.stem}"',
         f"--array=1-{asked.num_shards}",
         f"--signal=B:USR1@{_notice_s(asked.time_limit):.0f}",
         "--requeue",
         "--open-mode=append",
-        f"--output={folder}/slurm-%A_%a.log",
+        f'--output="{folder}/slurm-%A_%a.log"',
     ]
     if asked.time_limit is not None:
         options.append(f"--time={asked.time_limit}")
@@ -98,8 +98,8 @@ def _notice_s(time_limit: str | None) -> float:
 
 
 def _of_merge(path: Path, folder: Path, asked: Submission) -> list[str]:
-    name = f"--job-name={path.stem}-merge"
-    return [name, f"--output={folder}/slurm-%A-merge.log", *asked.options]
+    name = f'--job-name="{path.stem}-merge"'
+    return [name, f'--output="{folder}/slurm-%A-merge.log"', *asked.options]
 
 
 def _directives(options: list[str]) -> list[str]:

@@ -45,6 +45,8 @@ class InputSummary:
     are answered once, one counts."""
     num_done: int = 0
     """Rows of those to do that have an answer from an earlier run; no other count has them."""
+    is_left: bytes = b""
+    """By the place of a row, whether it is to be answered: 1 or 0."""
     num_repeated: int = 0
     """Good rows that get the answer of an earlier one."""
     repeated: Mapping[int, int] = field(default_factory=dict)
@@ -80,6 +82,7 @@ def scan(
     for raw in source:
         tally.look(raw)
         name = todo.name_if_done(raw)
+        tally.is_left.append(name is None and todo.has(raw))
         if name is not None:
             tally.num_rows += 1
             tally.num_done += todo.has(raw)
@@ -136,6 +139,7 @@ class _Tally:
     num_rows: int = 0
     num_done: int = 0
     num_bad_rows: int = 0
+    is_left: bytearray = field(default_factory=bytearray)
     dialect: Dialect | None = None
     first_chat: Row | None = None
     whole: list[Fault] = field(default_factory=list)
@@ -196,6 +200,7 @@ class _Tally:
         return InputSummary(
             num_rows=self.num_rows,
             num_done=self.num_done,
+            is_left=bytes(self.is_left),
             num_bad_rows=self.num_bad_rows,
             dialect=self.dialect or "openai",
             first_chat=self.first_chat,

@@ -39,6 +39,13 @@ class Files:
         """Returns when what was written outlives a loss of power."""
         os.fsync(descriptor)
 
+    def require_there(self, descriptor: int, path: Path) -> None:
+        """Raises FileNotFoundError unless an open file is still the one of that name: what is
+        written into one that somebody has removed is lost."""
+        ours, theirs = os.fstat(descriptor), os.stat(path)
+        if (ours.st_dev, ours.st_ino) != (theirs.st_dev, theirs.st_ino):
+            raise FileNotFoundError(errno.ENOENT, "another file has its name now")
+
     def close(self, descriptor: int) -> None:
         """Gives a descriptor back."""
         os.close(descriptor)

@@ -106,6 +106,7 @@ class JournalWriter:
             self._num_unsynced = 0
             try:
                 self._files.sync(self._descriptor)
+                self._files.require_there(self._descriptor, self.path)
             except Exception as error:  # Whatever it is must reach the thread that adds records.
                 self._failure = error
                 return

@@ -43,6 +43,10 @@ class FaultyFiles(Files):
         self._count()
         super().sync(descriptor)
 
+    def require_there(self, descriptor: int, path: Path) -> None:
+        self._count()
+        super().require_there(descriptor, path)
+
     def replace(self, source: Path, target: Path) -> None:
         self._count()
         super().replace(source, target)

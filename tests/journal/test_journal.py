@@ -5,6 +5,7 @@ import errno
 import hashlib
 import os
 import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -121,6 +122,15 @@ def test_a_full_disk_says_how_much_is_needed_and_keeps_what_was_there(tmp_path: 
             journal.add(record(number))
     journal.close()
     assert 2 <= len(found(tmp_path / "journal", 100)) == number
+
+
+def test_a_folder_that_is_removed_meanwhile_ends_the_run_within_seconds(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match="No such file"), JournalWriter(tmp_path / "j") as journal:
+        shutil.rmtree(tmp_path / "j")
+        for number in range(1000):
+            journal.add(record(number))
+            time.sleep(0.01)
+    assert number < 900
 
 
 def _operations(folder: Path) -> int:

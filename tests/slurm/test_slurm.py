@@ -5,13 +5,13 @@ import os
 import subprocess
 import sys
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
+from tests.conftest import NOT_TESTED
 from tests.slurm.cluster import Cluster, Missing, one_node_cluster
 
 NUM_ROWS = 24
@@ -51,8 +51,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
             made = one_node_cluster(tmp_path_factory.mktemp("cluster"), base / "moebatch/slurm")
             running = stack.enter_context(made)
         except Missing as why:
-            warnings.warn(f"NOT TESTED on Slurm: {why}", stacklevel=1, category=UserWarning)
-            pytest.skip(f"no Slurm: {why}")
+            pytest.skip(f"{NOT_TESTED} on a real Slurm: {why}")
         yield running
 
 
@@ -94,11 +93,11 @@ def write_job(folder: Path, model: Path, *, rate: str | None) -> Path:
 
 
 def submit(
-    cluster: Cluster, job: Path, *, shards: int, time: str | None = None, array: str | None = None
+    cluster: Cluster, job: Path, *, shards: int, limit: str | None = None, array: str | None = None
 ) -> tuple[str, str]:
     """Numbers of the array and of the merge."""
     script = job.parent / "submit.sh"
-    options = ["--time", time] if time else []
+    options = ["--time", limit] if limit else []
     cluster.run(
         *(sys.executable, "-m", "moebatch", "sbatch", str(job), "--shards", str(shards)),
         *("-o", str(script), *options),
@@ -134,7 +133,7 @@ def test_a_task_that_runs_out_of_time_is_queued_again_until_it_is_done(
     cluster: Cluster, model: Path, answers: bytes, tmp_path: Path
 ) -> None:
     job = write_job(tmp_path, model, rate="50MB/s")
-    array, merge = submit(cluster, job, shards=1, time="1")
+    array, merge = submit(cluster, job, shards=1, limit="1")
     assert cluster.wait(array, patience_s=400) == ["COMPLETED"], logs(job)
     assert int(cluster.field(array, "Restarts")) >= 1
     assert "stopped early" in logs(job)
