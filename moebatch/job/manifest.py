@@ -8,10 +8,12 @@ from functools import cached_property
 from pathlib import Path
 
 from moebatch.engine.model_files import ModelFiles
+from moebatch.errors import CheckpointError
 from moebatch.job.fingerprint import numerics_fingerprint
 from moebatch.job.row_key import RowKeys
 from moebatch.spec.job import Job
 from moebatch.spec.limits import shown
+from moebatch.store.fingerprint import weights_sample
 
 _TOKENIZER_FILES = (
     "tokenizer.json",
@@ -33,9 +35,11 @@ class Manifest:
 
     @classmethod
     def of(cls, job: Job, files: ModelFiles) -> "Manifest":
-        """The identity of `job` with the model `files`."""
+        """The identity of `job` with the model `files`. Raises CheckpointError if any of them
+        cannot be read."""
         fields = {
             "model": numerics_fingerprint(files),
+            "model.weights": weights_sample(files.checkpoint),
             "tokenizer": _digest([job.model.path / name for name in _TOKENIZER_FILES]),
             "model.chat_template": _digest([p for p in (job.model.chat_template,) if p]),
             "model.name": str(job.model.name),
@@ -66,8 +70,12 @@ class Manifest:
 def _digest(paths: list[Path]) -> str:
     digest = hashlib.blake2b(digest_size=8)
     for path in paths:
-        if path.is_file():
+        try:
             digest.update(path.name.encode() + path.read_bytes())
+        except (FileNotFoundError, IsADirectoryError):
+            continue
+        except OSError as error:
+            raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
     return digest.hexdigest()
 
 

@@ -98,8 +98,9 @@ class RunLock:
             if not self._shared:
                 self._take_by_creating()
         if not self._shared:
-            os.ftruncate(self._descriptor, 0)
-            os.pwrite(self._descriptor, json.dumps(_holder()).encode() + b"\n", 0)
+            with contextlib.suppress(OSError):  # for information only
+                os.ftruncate(self._descriptor, 0)
+                os.pwrite(self._descriptor, json.dumps(_holder()).encode() + b"\n", 0)
 
     def _take_by_creating(self) -> None:
         path = self._path.with_name(self._path.name + ".held")
