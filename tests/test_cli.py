@@ -296,9 +296,7 @@ with stopping_on_signals(stop), stop.deferred(lambda error: None):
 
 def test_a_second_signal_ends_a_run_at_once_with_130() -> None:
     """However long it takes to stop."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", STUBBORN], stdout=subprocess.PIPE, text=True
-    )
+    process = subprocess.Popen([sys.executable, "-c", STUBBORN], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     with process.stdout as said:
         assert said.readline() == "ready\n"

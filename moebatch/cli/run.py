@@ -37,7 +37,10 @@ NoShare = Annotated[
 ]
 ShardOf = Annotated[
     str | None,
-    typer.Option("--shard", help="Only every n-th row: 3/8, or 3 if runs before have said 8; then `moebatch merge`."),
+    typer.Option(
+        "--shard",
+        help="Only every n-th row: 3/8, or 3 if runs before have said 8; then `moebatch merge`.",
+    ),
 ]
 SkipIfLocked = Annotated[
     bool,

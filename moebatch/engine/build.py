@@ -69,9 +69,7 @@ def build_engine(
     return BuiltEngine(engine=engine, made=made, opened=opened, recorder=recorder, log=log)
 
 
-def _make(
-    order: Order, recorder: Recorder | None, log: PassLog | None, opened: ExitStack
-) -> Made:
+def _make(order: Order, recorder: Recorder | None, log: PassLog | None, opened: ExitStack) -> Made:
     """Whatever has been `opened` is closed again should anything fail."""
     if recorder is None:
         return plain_sweep(order, opened)

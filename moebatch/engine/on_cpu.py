@@ -43,9 +43,7 @@ def plain_sweep(order: Order, opened: ExitStack) -> Made:
     return Made(passes=sweep, experts=experts, cache=cache)
 
 
-def cpu_pipeline(
-    order: Order, recorder: Recorder, log: PassLog | None, opened: ExitStack
-) -> Made:
+def cpu_pipeline(order: Order, recorder: Recorder, log: PassLog | None, opened: ExitStack) -> Made:
     """Lanes: the CPU, which is the thread that runs passes, and the disk. What is to be closed goes
     to `opened`."""
     files, policy = order.files, order.policy

@@ -39,9 +39,7 @@ from moebatch.store.paged_experts import PagedExperts
 from moebatch.store.vram_experts import VramExperts
 
 
-def gpu_pipeline(
-    order: Order, recorder: Recorder, log: PassLog | None, opened: ExitStack
-) -> Made:
+def gpu_pipeline(order: Order, recorder: Recorder, log: PassLog | None, opened: ExitStack) -> Made:
     """Lanes: GPU, CPU, the link to the GPU in both directions, staging, and the disk. What is to be
     closed goes to `opened`.
 

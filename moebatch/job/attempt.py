@@ -1,4 +1,4 @@
-"""Rows that have no answer yet are looked at, planned for, and answered: once, in so much memory."""
+"""Rows without an answer are looked at, planned for, and answered: once, in so much memory."""
 
 import time
 from collections.abc import Callable, Hashable

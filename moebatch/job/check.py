@@ -7,9 +7,9 @@ from typing import TypeVar
 
 from moebatch.engine.model_files import ModelFiles, open_model
 from moebatch.errors import ExitCode, Fault, FaultyFile, MoebatchError
+from moebatch.job.claim import require_own
 from moebatch.job.hints import load_predictor
 from moebatch.job.machine import job_machine, known_device
-from moebatch.job.claim import require_own
 from moebatch.job.manifest import Manifest
 from moebatch.job.output_path import require_writable
 from moebatch.job.planning import job_problem, plan_job

@@ -28,9 +28,7 @@ class Results:
         found = self.answered.of(raw)
         if isinstance(item, FailedRow) or found is None or found.state != "part":
             return item
-        begun = begun_from(
-            self._before.line(found.place), num_choices=item.request.sampling.n
-        )
+        begun = begun_from(self._before.line(found.place), num_choices=item.request.sampling.n)
         return replace(item, request=replace(item.request, begun=begun))
 
     def add(self, key: bytes, row: Row, line: bytes, *, failed: bool) -> None:

@@ -123,9 +123,7 @@ class JobRun:
             self._tell(f"note: this is task {shard.number} of an array: shard {shard}")
         return shard
 
-    def _ground(
-        self, files: ModelFiles, keys: RowKeys, shard: Shard, settled: Settled
-    ) -> Ground:
+    def _ground(self, files: ModelFiles, keys: RowKeys, shard: Shard, settled: Settled) -> Ground:
         return Ground(
             source=self._source,
             files=files,

@@ -26,9 +26,7 @@ def parse_time_limit(text: str) -> float | None:
     if match is None:
         return None
     days, first, second, third = (None if part is None else int(part) for part in match.groups())
-    if days is not None:
-        hours, minutes, seconds = first, second, third
-    elif third is not None:
+    if days is not None or third is not None:
         hours, minutes, seconds = first, second, third
     else:
         hours, minutes, seconds = 0, first, second

@@ -42,7 +42,7 @@ class Files:
     def require_there(self, descriptor: int, path: Path) -> None:
         """Raises FileNotFoundError unless an open file is still the one of that name: what is
         written into one that somebody has removed is lost."""
-        ours, theirs = os.fstat(descriptor), os.stat(path)
+        ours, theirs = os.fstat(descriptor), path.stat()
         if (ours.st_dev, ours.st_ino) != (theirs.st_dev, theirs.st_ino):
             raise FileNotFoundError(errno.ENOENT, "another file has its name now")
 

@@ -6,9 +6,9 @@ from contextlib import contextmanager
 from rich.console import Console, Group, RenderableType
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from moebatch.report.console import plain
 from moebatch.job.calibrate import CalibrationSummary, Comparison
 from moebatch.predict.accuracy import mean_accuracy
+from moebatch.report.console import plain
 from moebatch.report.tables import named_rows, titled_columns
 from moebatch.units import format_duration
 

@@ -5,9 +5,9 @@ import time
 from rich.console import Group, RenderableType
 from rich.table import Table
 
-from moebatch.report.console import plain
 from moebatch.job.overview import Overview
 from moebatch.job.status_file import ShardStatus
+from moebatch.report.console import plain
 from moebatch.report.tables import named_rows, share_bar, titled_columns
 from moebatch.units import format_duration
 

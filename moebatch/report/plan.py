@@ -5,11 +5,11 @@ from collections.abc import Iterator
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from moebatch.report.console import plain
 from moebatch.errors import ConfigError, Fault
 from moebatch.plan.answer import Answer
 from moebatch.plan.prediction import Prediction
 from moebatch.plan.roofs import PolicyRoofs, policy_roofs
+from moebatch.report.console import plain
 from moebatch.report.roofline import roofline_svg
 from moebatch.report.roofline_panel import Mark, Panel
 from moebatch.report.tables import NAME_WIDTH, named_rows, share_bar

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from moebatch.report.console import plain
 from moebatch.plan.answer import Answer
 from moebatch.plan.simulation import Simulation, timelines_of
+from moebatch.report.console import plain
 from moebatch.report.timeline_view import simulation_view
 
 

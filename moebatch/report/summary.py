@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterator
 
 from rich.console import Group, RenderableType
 
-from moebatch.report.console import plain
 from moebatch.job.status import RunStatus, RunSummary
 from moebatch.plan.prediction import Prediction
+from moebatch.report.console import plain
 from moebatch.report.tables import named_rows, titled_columns
 from moebatch.report.timeline_view import waits_table
 from moebatch.units import format_bytes, format_duration, format_rate

@@ -1,4 +1,4 @@
-"""What the journal costs: a record while a job runs, and the start of a job of which nearly all is done.
+"""What the journal costs: a record while a job runs, and the start of a job that is nearly done.
 
 python -m tests.benchmarks.journal [--rows 1000000]
 """

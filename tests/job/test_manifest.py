@@ -63,7 +63,9 @@ def test_a_file_without_a_manifest_is_somebody_elses(tmp_path: Path) -> None:
     assert not (tmp_path / "out.jsonl.moebatch").exists()
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", "\x00", "{}", '{"job": {}}', '{"job": {}, "settled": {"date": 3}}'])
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", "\x00", "{}", '{"job": {}}', '{"job": {}, "settled": {"date": 3}}']
+)
 def test_a_damaged_manifest_is_a_message(tmp_path: Path, content: str) -> None:
     folder = tmp_path / "out.jsonl.moebatch"
     folder.mkdir()

@@ -253,7 +253,9 @@ def test_prompts_have_the_date_of_the_first_run(
 
     template = "{{ strftime_now('%d %b %Y') }}: {{ messages[0]['content'] }}"
     (tmp_path / "dated.jinja").write_text(template)
-    content = [{"custom_id": f"r{i}", "messages": [{"role": "user", "content": "hi"}]} for i in "ab"]
+    content = [
+        {"custom_id": f"r{i}", "messages": [{"role": "user", "content": "hi"}]} for i in "ab"
+    ]
 
     def job(folder: str, content: list[dict[str, object]]) -> Path:
         path = write(tmp_path / folder, model, content, **GREEDY)

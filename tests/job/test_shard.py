@@ -53,8 +53,6 @@ def test_what_is_agreed(
         (AskedShard(9), 8, "there are 8 shards"),
     ],
 )
-def test_what_does_not_go_together(
-    asked: AskedShard, num_shards: int | None, message: str
-) -> None:
+def test_what_does_not_go_together(asked: AskedShard, num_shards: int | None, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         agreed_shard(asked, num_shards, None)

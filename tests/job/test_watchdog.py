@@ -53,7 +53,9 @@ def test_when_the_disk_hangs_the_task_that_waits_for_it_is_named(
         thread = threading.Thread(target=lambda: outcomes.extend(built.engine.run(requests([5]))))
         thread.start()
         said: list[str] = []
-        with watched(lambda: built.engine.num_ended, built.engine.doing, said.append, patience_s=0.2):
+        with watched(
+            lambda: built.engine.num_ended, built.engine.doing, said.append, patience_s=0.2
+        ):
             time.sleep(1.5)
         over.set()
         thread.join()

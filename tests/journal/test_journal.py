@@ -125,7 +125,10 @@ def test_a_full_disk_says_how_much_is_needed_and_keeps_what_was_there(tmp_path: 
 
 
 def test_a_folder_that_is_removed_meanwhile_ends_the_run_within_seconds(tmp_path: Path) -> None:
-    with pytest.raises(StorageError, match="No such file"), JournalWriter(tmp_path / "j") as journal:
+    with (
+        pytest.raises(StorageError, match="No such file"),
+        JournalWriter(tmp_path / "j") as journal,
+    ):
         shutil.rmtree(tmp_path / "j")
         for number in range(1000):
             journal.add(record(number))

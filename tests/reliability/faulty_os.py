@@ -73,7 +73,7 @@ class FaultyOs:
     def _has(self, path: object) -> bool:
         if not isinstance(path, str | Path):
             return False
-        return os.path.abspath(path).startswith(self._folders)
+        return str(Path(path).absolute()).startswith(self._folders)
 
     def _by_path(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
         def call(path: Any, *others: Any, **options: Any) -> Any:

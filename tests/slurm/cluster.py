@@ -14,9 +14,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-_PACKAGES = (
-    "libhwloc15 liblua5.1-0 libmunge2 munge slurm-wlm-basic-plugins slurm-client slurmd slurmctld"
-).split()
+_PACKAGES = [
+    "libhwloc15",
+    "liblua5.1-0",
+    "libmunge2",
+    "munge",
+    "slurm-wlm-basic-plugins",
+    "slurm-client",
+    "slurmd",
+    "slurmctld",
+]
 _START_S = 30.0
 _CONFIG = """\
 ClusterName=moebatch
@@ -143,9 +150,7 @@ def _daemons(root: Path, run: Path, environment: Mapping[str, str]) -> Iterator[
     try:
         for command in commands:
             log = (run / f"{Path(command[0]).name}.out").open("wb")
-            started.append(
-                subprocess.Popen(command, env=dict(environment), stdout=log, stderr=log)
-            )
+            started.append(subprocess.Popen(command, env=dict(environment), stdout=log, stderr=log))
             time.sleep(1.0)
         yield
     finally:

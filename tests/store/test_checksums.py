@@ -41,7 +41,9 @@ def test_blobs_of_the_hugging_face_cache_are_named_by_theirs(tmp_path: Path) -> 
 
 
 def test_damage_is_named(tmp_path: Path, files: dict[str, Path]) -> None:
-    with pytest.raises(CheckpointError, match=f"{NAME}: its SHA-256 is {sha(b'weights')}, expected"):
+    with pytest.raises(
+        CheckpointError, match=f"{NAME}: its SHA-256 is {sha(b'weights')}, expected"
+    ):
         require_checksums({NAME: "0" * 64}, files, lambda count: None)
 
 
