@@ -2,7 +2,7 @@
 
 import json
 import os
-import socket
+import uuid
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -87,7 +87,7 @@ def _parts(content: Any) -> tuple[dict[str, str] | None, Settled | None]:
 def _write(wanted: Claim, folder: RunFolder, *, only_new: bool) -> bool:
     """Puts a claim there in one step; says False if it is to be `only_new`, and somebody else was
     first."""
-    draft = folder.path / f"manifest.{socket.gethostname()}-{os.getpid()}"
+    draft = folder.path / f".manifest.{uuid.uuid4().hex}"
     content = {"job": dict(wanted.manifest.fields), "settled": wanted.settled.as_json()}
     try:
         folder.path.mkdir(exist_ok=True)

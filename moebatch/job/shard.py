@@ -42,7 +42,7 @@ class AskedShard:
 
 
 def parse_shard(text: str) -> AskedShard:
-    """``3/8`` is the third of eight, ``3`` the third of as many as are known. Raises ConfigError."""
+    """``3/8`` is the third of eight, ``3`` the third of all there are. Raises ConfigError."""
     match = re.fullmatch(r"(\d{1,6})(?:/(\d{1,6}))?", text)
     if match is not None:
         asked = AskedShard(int(match[1]), int(match[2]) if match[2] else None)
