@@ -308,13 +308,13 @@ def test_a_second_signal_ends_a_run_at_once_with_130() -> None:
 
 def test_a_full_disk_is_code_74_and_what_was_written_stays(tmp_path: Path, model: Path) -> None:
     """The system takes no more than so many bytes of each file."""
-    rows: list[object] = [{"prompt": f"The lamp {i}"} for i in range(60)]
+    rows: list[object] = [{"prompt": f"The lamp {i}", "note": "x" * 900} for i in range(300)]
     job = write_job(tmp_path, model, rows)
     full = subprocess.run(
         [sys.executable, "-m", "moebatch", "run", str(job), "--sync"],
         capture_output=True,
         text=True,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (6000, 6000)),
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (2**17, 2**17)),
         env={**os.environ, "MOEBATCH_NATIVE": "0"},
     )
     assert full.returncode == ExitCode.STORAGE
@@ -322,12 +322,12 @@ def test_a_full_disk_is_code_74_and_what_was_written_stays(tmp_path: Path, model
     assert not (tmp_path / "out.jsonl").exists()
     (journal,) = (tmp_path / "out.jsonl.moebatch/journal").iterdir()
     num_kept = journal.read_bytes().count(b"\n")
-    assert num_kept > 5
+    assert num_kept > 50
     done = moebatch("run", job)
     assert done.returncode == ExitCode.OK
-    assert len(answers(tmp_path)) == 60
+    assert len(answers(tmp_path)) == 300
     again = sorted((tmp_path / "out.jsonl.moebatch/journal").iterdir())[-1]
-    assert again.read_bytes().count(b"\n") == 60 - num_kept
+    assert again.read_bytes().count(b"\n") == 300 - num_kept
 
 
 def test_merging_before_all_rows_have_ended_is_code_1(tmp_path: Path, model: Path) -> None:

@@ -67,7 +67,7 @@ class Finished:
             descriptor = self._open.get(number)
             if descriptor is None:
                 descriptor = self._open[number] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            data = os.pread(descriptor, self._lengths[place], self._offsets[place])
+            data = _bytes_at(descriptor, self._lengths[place], self._offsets[place])
         except OSError as error:
             raise StorageError(f"{path}: reading failed: {error.strerror}") from error
         if decode(data) is None:
@@ -120,6 +120,17 @@ class Finished:
             chosen = array(column.typecode)
             chosen.frombytes(np.frombuffer(column, dtype=column.typecode)[kept].tobytes())
             setattr(self, name, chosen)
+
+
+def _bytes_at(descriptor: int, length: int, offset: int) -> bytes:
+    """All of them, as far as the file goes: the system may give fewer at a time."""
+    data = os.pread(descriptor, length, offset)
+    while len(data) < length:
+        more = os.pread(descriptor, length - len(data), offset + len(data))
+        if not more:
+            break
+        data += more
+    return data
 
 
 def journals(folder: Path) -> list[Path]:

@@ -149,8 +149,10 @@ def _daemons(root: Path, run: Path, environment: Mapping[str, str]) -> Iterator[
     started: list[subprocess.Popen[bytes]] = []
     try:
         for command in commands:
-            log = (run / f"{Path(command[0]).name}.out").open("wb")
-            started.append(subprocess.Popen(command, env=dict(environment), stdout=log, stderr=log))
+            with (run / f"{Path(command[0]).name}.out").open("wb") as log:
+                started.append(
+                    subprocess.Popen(command, env=dict(environment), stdout=log, stderr=log)
+                )
             time.sleep(1.0)
         yield
     finally:

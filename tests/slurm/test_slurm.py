@@ -14,6 +14,7 @@ import pytest
 from tests.conftest import NOT_TESTED
 from tests.slurm.cluster import Cluster, Missing, one_node_cluster
 
+pytestmark = pytest.mark.slurm
 NUM_ROWS = 24
 HARDWARE = """\
 name: slow-link
@@ -132,7 +133,7 @@ def test_an_array_and_its_merge_give_what_one_run_gives(
 def test_a_task_that_runs_out_of_time_is_queued_again_until_it_is_done(
     cluster: Cluster, model: Path, answers: bytes, tmp_path: Path
 ) -> None:
-    job = write_job(tmp_path, model, rate="50MB/s")
+    job = write_job(tmp_path, model, rate="75MB/s")
     array, merge = submit(cluster, job, shards=1, limit="1")
     assert cluster.wait(array, patience_s=400) == ["COMPLETED"], logs(job)
     assert int(cluster.field(array, "Restarts")) >= 1
