@@ -10,7 +10,7 @@
 here=$(cd "$(dirname "$0")" && pwd)
 job=${1:-$here/demo.yaml}
 moebatch=${MOEBATCH:-$here/../.venv/bin/moebatch}
-said=$("$moebatch" run "$job" --quiet --skip-if-locked --max-runtime "${MOEBATCH_HOURS:-8}h" 2>&1)
+said=$("$moebatch" run "$job" --quiet --skip-if-locked --max-runtime "${MOEBATCH_RUNTIME:-8h}" 2>&1)
 code=$?
 # 75: time is over, what is done is kept. Everything else that is said is worth a mail.
 [ "$code" -eq 75 ] && exit 0

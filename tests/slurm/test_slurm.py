@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -173,3 +174,21 @@ def test_two_shards_that_were_lost_are_run_again_alone(
     assert cluster.wait(array, patience_s=120) == ["COMPLETED"] * 2, logs(job)
     assert cluster.wait(merge, patience_s=60) == ["COMPLETED"], logs(job)
     assert (tmp_path / "out.jsonl").read_bytes() == answers
+
+
+def test_the_example_runs_as_it_stands(cluster: Cluster, tmp_path: Path) -> None:
+    repository = Path(__file__).parents[2]
+    (tmp_path / "jobs").mkdir()
+    for name in ("slurm.sh", "demo.yaml", "demo.jsonl"):
+        shutil.copy(repository / "jobs" / name, tmp_path / "jobs")
+    (tmp_path / "moebatch").symlink_to(repository / "moebatch")
+    program = tmp_path / "program"
+    program.write_text(f"#!/bin/sh\nexec '{sys.executable}' -m moebatch \"$@\"\n")
+    program.chmod(0o755)
+    said = cluster.run(
+        "env", f"MOEBATCH={program}", "sh", str(tmp_path / "jobs/slurm.sh"), cwd=repository
+    )
+    merge = said.split()[-1]
+    assert cluster.wait(merge, patience_s=240) == ["COMPLETED"]
+    answers = (tmp_path / "jobs/demo.answers.jsonl").read_text()
+    assert answers.count("\n") == (tmp_path / "jobs/demo.jsonl").read_text().count("\n")
