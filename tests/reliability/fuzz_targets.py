@@ -1,5 +1,6 @@
 """What is fed with bytes that nobody has checked, and what must hold whatever they are."""
 
+import gzip
 import json
 import struct
 from collections.abc import Callable
@@ -97,6 +98,8 @@ def _raw_tensors(folder: Path, data: bytes) -> None:
 
 def _index(folder: Path, data: bytes) -> None:
     (folder / INDEX_NAME).write_bytes(data)
+    file = struct.pack("<Q", len(_HEADER)) + _HEADER + bytes(64)
+    (folder / "model-1.safetensors").write_bytes(file)
     Checkpoint.open(folder)
 
 
@@ -136,6 +139,7 @@ sampling: {temperature: 0.7, max_tokens: 10, stop: ["a"], seed: 1}
 resources: {dram: 3GiB, threads: 2, hardware: t4, device: cpu}
 """
 _PROFILE = b"""name: x
+source: a data sheet
 levels:
   dram:
     capacity: {achieved: 16GiB, source: a}
@@ -165,7 +169,7 @@ _HEADER = json.dumps(
     }
 ).encode()
 _INDEX = json.dumps(
-    {"metadata": {}, "weight_map": {"a": "model-1.safetensors", "b": "../b.safetensors"}}
+    {"metadata": {}, "weight_map": {"a": "model-1.safetensors", "b": "model-1.safetensors"}}
 ).encode()
 _CONFIG = json.dumps(
     {
@@ -198,7 +202,9 @@ TARGETS = (
     Target(name="hardware profile", seeds=(_PROFILE,), feed=_profile),
     Target(name="policy file", seeds=(_POLICY,), feed=_policy),
     Target(name="input rows", seeds=_ROWS, feed=_rows),
-    Target(name="compressed input", seeds=(b"\x08\0\0\0\0\0\0\xff",), feed=_compressed),
+    Target(
+        name="compressed input", seeds=(gzip.compress(b"\n".join(_ROWS * 3))[2:],), feed=_compressed
+    ),
     Target(name="safetensors header", seeds=(_HEADER,), feed=_header),
     Target(
         name="safetensors file",
