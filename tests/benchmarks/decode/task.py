@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from moebatch.job.planning import plan_job
+from moebatch.plan.load import PassLoad
 from moebatch.plan.problem import Problem
 from moebatch.plan.refusal import too_large
 from moebatch.spec.policy import Placement, Policy, pages_of
@@ -18,6 +19,7 @@ RIDER_ANSWER = 2
 """Riders come in one pass and end in the next; then others come."""
 FILLING_TOKENS = 2048
 """Tokens of a pass while prompts come in; more would take memory that decoding can use."""
+_SLOTS = range(2, 13)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,8 +57,27 @@ class Task:
             max_total_tokens=longest,
         )
 
+    @property
+    def measured_loads(self) -> list[PassLoad]:
+        """A pass of each kind that is measured."""
+        alone = PassLoad(
+            decode_sequences=self.sequences,
+            decode_positions=self.sequences * (PROMPT_TOKENS + self.answer / 2),
+            logits_rows=self.sequences,
+        )
+        if not self.ride:
+            return [alone]
+        riding = replace(
+            alone,
+            prompt_tokens=self.riders * RIDER_TOKENS,
+            prompt_pairs=self.riders * RIDER_TOKENS * (RIDER_TOKENS + 1) / 2,
+            logits_rows=self.sequences + self.riders,
+        )
+        return [alone, riding]
+
     def policy(self, problem: Problem) -> Policy:
-        """The planner's, with all sequences at once. Raises SystemExit if they do not fit."""
+        """The planner's, with all sequences at once, and as many slots as the cost model gives the
+        passes that are measured. Raises SystemExit if they do not fit."""
         own = self.sequences * pages_of(PROMPT_TOKENS + self.answer)
         of_riders = self.riders * pages_of(RIDER_TOKENS + RIDER_ANSWER)
         policy = replace(
@@ -65,7 +86,14 @@ class Task:
             tokens_per_pass=self.tokens_per_pass,
             num_kv_pages=own + of_riders,
         )
-        return _with_most_experts(problem, policy)
+        tried = (_with_most_experts(problem, replace(policy, num_slots=n)) for n in _SLOTS)
+        fitting = [one for one in tried if one is not None]
+        if not fitting:
+            raise SystemExit("so many sequences do not fit into --dram")
+        return min(fitting, key=lambda one: self._seconds(problem, one))
+
+    def _seconds(self, problem: Problem, policy: Policy) -> float:
+        return sum(problem.cost.seconds(load, policy) for load in self.measured_loads)
 
     def requests(self, vocab_size: int) -> Iterator[Request]:
         """Those that stay first."""
@@ -82,11 +110,11 @@ class Task:
             )
 
 
-def _with_most_experts(problem: Problem, policy: Policy) -> Policy:
+def _with_most_experts(problem: Problem, policy: Policy) -> Policy | None:
     """As many in memory as there is room for: the planner's choice also serves the filling."""
     for count in range(problem.num_experts, -1, -1):
         share = count / problem.num_experts
         tried = replace(policy, weights=Placement(dram=share, disk=1 - share))
         if too_large(problem, tried) is None:
             return tried
-    raise SystemExit("so many sequences do not fit into --dram")
+    return None
