@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 # Pinned: pip then takes a CPU build where one is at hand; a range may pull gigabytes of CUDA.
 TORCH  := torch==2.13.0
 
-.PHONY: demo test test-slow test-gpu bench bench-small bench-decode lint format setup clean
+.PHONY: demo test test-slurm test-slow test-gpu bench bench-small bench-decode lint format setup clean
 
 demo: $(STAMP)
 	$(BIN)/moebatch run jobs/demo.yaml
@@ -18,6 +18,11 @@ test: $(STAMP)
 
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -m slow
+
+# On a Slurm of one node that is started on the spot, as root; says so loudly where it cannot be had.
+# Waits most of the time.
+test-slurm: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slurm tests/slurm
 
 # Needs a CUDA device and a torch build for it; says so of every test that it skips.
 test-gpu: $(STAMP)

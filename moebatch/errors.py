@@ -8,6 +8,7 @@
     ├── OutOfMemory               1   the system refuses memory even for the smallest pass
     ├── LockHeld                 11   another run is using the same output
     ├── StorageError             74   disk full, or reading and writing failed
+    ├── Stopped                  75   stopped early; what is done is kept, run it again to go on
     └── Interrupted             130   stopped by the user
 
 A user's mistake raises one of these and is shown as one message, never as a traceback. Our own
@@ -31,6 +32,7 @@ class ExitCode(enum.IntEnum):
     DOES_NOT_FIT = 6
     LOCK_HELD = 11
     STORAGE = 74
+    STOPPED = 75
     INTERRUPTED = 130
 
 
@@ -105,6 +107,17 @@ class StorageError(MoebatchError):
     """Reading or writing failed: disk full, folder gone, device error."""
 
     exit_code = ExitCode.STORAGE
+
+
+class Stopped(MoebatchError):
+    """Asked to stop by a signal, or out of time. What is done is kept: run it again to go on."""
+
+    exit_code = ExitCode.STOPPED
+
+    def __init__(self, message: str, *, has_gained: bool = False) -> None:
+        super().__init__(message)
+        self.has_gained = has_gained
+        """Whether anything was computed that will not have to be computed again."""
 
 
 class Interrupted(MoebatchError):

@@ -8,6 +8,9 @@ import pytest
 
 from tests.tiny import write_checkpoint
 
+NOT_TESTED = "NOT TESTED"
+"""Begins the reason of a skip that the user should read."""
+
 
 @pytest.fixture(scope="session")
 def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
@@ -21,3 +24,11 @@ def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., P
         return written[key]
 
     return write
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """What could not be tested on this machine is said, whatever the options."""
+    skipped = terminalreporter.stats.get("skipped", [])
+    reasons = {report.longrepr[2] for report in skipped if isinstance(report.longrepr, tuple)}
+    for reason in sorted(reason for reason in reasons if NOT_TESTED in reason):
+        terminalreporter.write_line(reason, yellow=True, bold=True)

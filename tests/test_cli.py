@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -73,7 +74,8 @@ def test_answers_come_in_input_order_with_the_columns_of_their_rows(
     assert all(row["response"]["usage"]["completion_tokens"] <= 5 for row in rows)  # type: ignore[index]
     left = ["in.jsonl", "job.yaml", "out.jsonl", "out.jsonl.moebatch"]
     assert sorted(path.name for path in tmp_path.iterdir()) == left
-    assert [path.name for path in (tmp_path / "out.jsonl.moebatch").iterdir()] == ["manifest.json"]
+    kept = ["journal", "lock", "manifest.json", "status-1-of-1.json"]
+    assert sorted(path.name for path in (tmp_path / "out.jsonl.moebatch").iterdir()) == kept
 
 
 def test_the_report_has_what_was_done_and_no_control_characters(
@@ -221,41 +223,150 @@ def test_a_file_that_no_job_wrote_is_never_replaced(tmp_path: Path, model: Path)
 
 
 def test_two_runs_cannot_share_an_output(tmp_path: Path, model: Path) -> None:
-    from moebatch.job.results import ResultFile
+    from moebatch.job.run_folder import RunFolder
+    from moebatch.job.shard import ALL
 
     job = write_job(tmp_path, model, PROMPTS)
-    with ResultFile(tmp_path / "out.jsonl", num_rows=7):
+    with RunFolder(tmp_path / "out.jsonl").locked(ALL):
         done = moebatch("run", job)
+        skipped = moebatch("run", job, "--skip-if-locked", "--quiet")
     assert done.returncode == ExitCode.LOCK_HELD
-    assert "out.jsonl" in done.stderr
+    assert f"another run is at work on it (process {os.getpid()}" in done.stderr
+    assert (skipped.returncode, skipped.stderr) == (ExitCode.OK, "")
 
 
-def test_ctrl_c_ends_with_130_and_says_where_the_finished_rows_are(
-    tmp_path: Path, model: Path
-) -> None:
-    rows: list[object] = [{"prompt": f"The lamp {i}"} for i in range(3000)]
-    sampling = {"max_tokens": 100, "temperature": 0, "ignore_eos": True}
-    job = write_job(tmp_path, model, rows, sampling=sampling)
+LONG = {"max_tokens": 100, "temperature": 0, "ignore_eos": True}
+LAMPS: list[object] = [{"prompt": f"The lamp {i}"} for i in range(3000)]
+
+
+def started(job: Path, *options: str) -> "subprocess.Popen[str]":
+    """A run that has been planned and will take long."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "moebatch", "run", str(job)],
+        [sys.executable, "-m", "moebatch", "run", str(job), *options],
         stderr=subprocess.PIPE,
         text=True,
         # A shell without job control has what it starts in the background ignore Ctrl-C.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     assert process.stderr is not None
+    for line in process.stderr:
+        if line.startswith("policy:"):
+            break
+    time.sleep(1)
+    return process
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2"])
+def test_a_signal_ends_a_run_with_75_and_the_next_one_goes_on(
+    tmp_path: Path, model: Path, name: str
+) -> None:
+    job = write_job(tmp_path, model, LAMPS, sampling=LONG)
+    process = started(job)
+    assert process.stderr is not None
+    journal = tmp_path / "out.jsonl.moebatch/journal"
+    while not any(path.stat().st_size for path in journal.iterdir()):
+        time.sleep(0.05)
     with process.stderr:
-        for line in process.stderr:
-            if line.startswith("policy:"):
-                break
-        time.sleep(1)
-        process.send_signal(signal.SIGINT)
+        since = time.monotonic()
+        process.send_signal(getattr(signal, name))
         message = process.stderr.read()
-    assert process.wait(60) == ExitCode.INTERRUPTED
-    assert "of 3000 rows done; they are in" in message
+    assert process.wait(60) == ExitCode.STOPPED
+    assert time.monotonic() - since < 10
+    assert f"stopped early ({name}):" in message
+    assert "of 3000 rows are done" in message
     assert "Traceback" not in message
-    assert (tmp_path / "out.jsonl.moebatch/records.jsonl").exists()
+    assert list((tmp_path / "out.jsonl.moebatch/journal").iterdir())
     assert not (tmp_path / "out.jsonl").exists()
+
+
+STUBBORN = """
+import time
+from moebatch.cli.signals import stopping_on_signals
+from moebatch.job.stop import Stop
+
+stop = Stop()
+with stopping_on_signals(stop), stop.deferred(lambda error: None):
+    print("ready", flush=True)
+    while stop.reason is None:
+        time.sleep(0.01)
+    print(stop.reason, flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_second_signal_ends_a_run_at_once_with_130() -> None:
+    """However long it takes to stop."""
+    process = subprocess.Popen([sys.executable, "-c", STUBBORN], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    with process.stdout as said:
+        assert said.readline() == "ready\n"
+        process.send_signal(signal.SIGUSR2)
+        assert said.readline() == "SIGUSR2\n"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(5) == ExitCode.INTERRUPTED
+
+
+def test_a_full_disk_is_code_74_and_what_was_written_stays(tmp_path: Path, model: Path) -> None:
+    """The system takes no more than so many bytes of each file."""
+    rows: list[object] = [{"prompt": f"The lamp {i}", "note": "x" * 900} for i in range(300)]
+    job = write_job(tmp_path, model, rows)
+    full = subprocess.run(
+        [sys.executable, "-m", "moebatch", "run", str(job), "--sync"],
+        capture_output=True,
+        text=True,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (2**17, 2**17)),
+        env={**os.environ, "MOEBATCH_NATIVE": "0"},
+    )
+    assert full.returncode == ExitCode.STORAGE
+    assert "no room left" in full.stderr
+    assert not (tmp_path / "out.jsonl").exists()
+    (journal,) = (tmp_path / "out.jsonl.moebatch/journal").iterdir()
+    num_kept = journal.read_bytes().count(b"\n")
+    assert num_kept > 50
+    done = moebatch("run", job)
+    assert done.returncode == ExitCode.OK
+    assert len(answers(tmp_path)) == 300
+    again = sorted((tmp_path / "out.jsonl.moebatch/journal").iterdir())[-1]
+    assert again.read_bytes().count(b"\n") == 300 - num_kept
+
+
+def test_merging_before_all_rows_have_ended_is_code_1(tmp_path: Path, model: Path) -> None:
+    job = write_job(tmp_path, model, PROMPTS)
+    assert moebatch("run", job, "--shard", "2/3", "--quiet").returncode == ExitCode.OK
+    merged = moebatch("merge", job)
+    assert merged.returncode == ExitCode.FAILED
+    assert "5 rows have not ended yet, the first in line 1" in merged.stderr
+    shown = moebatch("status", job)
+    assert shown.returncode == ExitCode.OK
+    assert "2 of 7 done" in shown.stdout
+    assert "2/3" in shown.stdout
+
+
+def test_files_cannot_command_the_terminal(tmp_path: Path, model: Path) -> None:
+    rows: list[object] = [{"custom_id": "\x1b[2J", "prompt": 3}, {"\x1b]0;title\x07": 1}]
+    for command in ("check", "run"):
+        done = moebatch(command, write_job(tmp_path, model, rows))
+        assert "\x1b" not in done.stdout + done.stderr
+        assert "\x07" not in done.stdout + done.stderr
+
+
+def test_files_have_the_rights_that_the_user_gives(tmp_path: Path, model: Path) -> None:
+    job = write_job(tmp_path, model, PROMPTS[:1])
+    subprocess.run(
+        [sys.executable, "-m", "moebatch", "run", str(job), "--quiet"],
+        preexec_fn=lambda: os.umask(0o027),
+        check=True,
+    )
+    rights = {path.stat().st_mode & 0o777 for path in tmp_path.rglob("out.jsonl*/**/*")}
+    assert (tmp_path / "out.jsonl").stat().st_mode & 0o777 == 0o640
+    assert rights <= {0o640, 0o750}
+
+
+def test_a_run_stops_when_its_time_is_over(tmp_path: Path, model: Path) -> None:
+    job = write_job(tmp_path, model, LAMPS, sampling=LONG)
+    done = moebatch("run", job, "--max-runtime", "3s")
+    assert done.returncode == ExitCode.STOPPED
+    assert "stopped early (the run has had its 3.0s)" in done.stderr
 
 
 def test_a_usage_error_is_code_2(tmp_path: Path) -> None:
@@ -272,10 +383,14 @@ def test_the_options_are_these_and_no_more() -> None:
     }
     assert found == {
         "run": [
-            *("--gantt", "--no-share", "--policy", "--quiet", "--recalibrate", "--schedule"),
-            *("--static", "--sync", "--trace", "--trace-passes", "job"),
+            *("--gantt", "--max-runtime", "--no-share", "--policy", "--quiet", "--recalibrate"),
+            *("--requeue", "--schedule", "--shard", "--skip-if-locked", "--static", "--sync"),
+            *("--trace", "--trace-passes", "job"),
         ],
-        "check": ["job"],
+        "merge": ["--quiet", "job"],
+        "status": ["job"],
+        "sbatch": ["--cpus", "--option", "--output", "--shards", "--time", "-o", "job"],
+        "check": ["--checksums", "job"],
         "plan": [
             *("--gen-len", "--hw", "--json", "--method", "--model", "--output", "--paper"),
             *("--policy", "--prompt-len", "--requests", "--roofline", "--vendor", "--what-if"),

@@ -1,16 +1,26 @@
 """``moebatch check``."""
 
+from typing import Annotated
+
 import typer
 from rich.console import Console
 
 from moebatch.cli.options import JobFile
+from moebatch.report.console import error_console
+
+Checksums = Annotated[
+    bool,
+    typer.Option("--checksums", help="Read all weights, and compare checksums where known."),
+]
 
 
-def check(job: JobFile) -> None:
+def check(job: JobFile, checksums: Checksums = False) -> None:
     """Check job file, input and checkpoint without running; list every fault with its line."""
     from moebatch.job.check import check_job
     from moebatch.report.findings import print_findings
+    from moebatch.report.reading import counting_bytes
 
-    findings = check_job(job)
+    with counting_bytes(error_console()) as told:
+        findings = check_job(job, checksums=told if checksums else None)
     print_findings(findings, Console())
     raise typer.Exit(findings.exit_code)

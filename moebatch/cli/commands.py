@@ -8,10 +8,13 @@ import typer
 import moebatch
 from moebatch.cli.calibrate import calibrate
 from moebatch.cli.check import check
+from moebatch.cli.merge import merge
 from moebatch.cli.plan import plan
 from moebatch.cli.profile import profile
 from moebatch.cli.run import run
+from moebatch.cli.sbatch import sbatch
 from moebatch.cli.simulate import simulate
+from moebatch.cli.status import status
 from moebatch.errors import MoebatchError
 from moebatch.report.console import complain
 
@@ -23,7 +26,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for _command in (run, plan, simulate, check, profile, calibrate):
+for _command in (run, merge, status, sbatch, plan, simulate, check, profile, calibrate):
     app.command()(_command)
 
 

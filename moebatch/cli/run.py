@@ -7,14 +7,16 @@ import typer
 from rich.console import Console
 
 from moebatch.cli.options import Gantt, JobFile, Quiet, Schedule
+from moebatch.cli.signals import stopping_on_signals
 from moebatch.cli.threads import let_threads_sleep
-from moebatch.errors import ExitCode, Interrupted
+from moebatch.errors import ExitCode, LockHeld, Stopped
 from moebatch.report.console import error_console, say, teller
 
 if TYPE_CHECKING:
     from moebatch.job.options import RunOptions
     from moebatch.job.run import JobRun
     from moebatch.job.status import RunSummary
+    from moebatch.job.stop import Stop
 
 Policy = Annotated[
     str | None, typer.Option("--policy", help="Run this policy instead of planning one.")
@@ -32,6 +34,25 @@ Static = Annotated[
 ]
 NoShare = Annotated[
     bool, typer.Option("--no-share", help="Compute rows alone, however alike they begin.")
+]
+ShardOf = Annotated[
+    str | None,
+    typer.Option(
+        "--shard",
+        help="Only every n-th row: 3/8, or 3 if runs before have said 8; then `moebatch merge`.",
+    ),
+]
+SkipIfLocked = Annotated[
+    bool,
+    typer.Option("--skip-if-locked", help="Do nothing if another run is at work on it; for cron."),
+]
+Requeue = Annotated[
+    bool,
+    typer.Option("--requeue", help="In Slurm: when out of time, ask to be queued again."),
+]
+MaxRuntime = Annotated[
+    str | None,
+    typer.Option("--max-runtime", help="Stop and keep what is done after so long, such as 3h30m."),
 ]
 Trace = Annotated[
     Path | None,
@@ -51,6 +72,10 @@ def run(
     sync: Sync = False,
     static: Static = False,
     no_share: NoShare = False,
+    shard: ShardOf = None,
+    max_runtime: MaxRuntime = None,
+    skip_if_locked: SkipIfLocked = False,
+    requeue: Requeue = False,
     trace: Trace = None,
     gantt: Gantt = None,
     trace_passes: TracePasses = 8,
@@ -58,6 +83,9 @@ def run(
     """Run a job: read its prompts, write its answers in the same order."""
     let_threads_sleep()
     from moebatch.job.options import RunOptions
+    from moebatch.job.runtime import allowed_s
+    from moebatch.job.shard import parse_shard
+    from moebatch.job.stop import Stop
     from moebatch.spec.policy_file import load_policy
 
     options = RunOptions(
@@ -66,24 +94,51 @@ def run(
         is_plain=sync,
         is_static=static,
         shares=not no_share,
+        shard=None if shard is None else parse_shard(shard),
         num_traced_passes=trace_passes,
         trace=trace,
         gantt=gantt,
     )
     options.require_consistent()
-    summary = _execute(job, options, quiet=quiet, recalibrate=recalibrate)
+    stop = Stop(max_runtime_s=allowed_s(max_runtime))
+    try:
+        summary = _execute(job, options, stop, quiet=quiet, recalibrate=recalibrate)
+    except LockHeld as held:
+        if not skip_if_locked:
+            raise
+        teller(error_console(), quiet=quiet)(f"skipped: {held}")
+        raise typer.Exit(ExitCode.OK) from None
+    except Stopped as stopped:
+        if requeue and stop.is_out_of_time:
+            _queue_again(stopped)
+        raise
     raise typer.Exit(ExitCode.ROWS_FAILED if summary.num_failed else ExitCode.OK)
 
 
-def _execute(job: Path, options: "RunOptions", *, quiet: bool, recalibrate: bool) -> "RunSummary":
+def _queue_again(stopped: Stopped) -> None:
+    from moebatch.job.slurm import requeue, slurm_job_id
+
+    job = slurm_job_id()
+    if not stopped.has_gained:
+        refusal: str | None = "it has got nowhere in its time, and would not the next time either"
+    else:
+        refusal = requeue(job) if job is not None else "this is no Slurm job"
+    if refusal is not None:
+        say(error_console(), f"could not be queued again: {refusal}")
+
+
+def _execute(
+    job: Path, options: "RunOptions", stop: "Stop", *, quiet: bool, recalibrate: bool
+) -> "RunSummary":
     from moebatch.job.run import JobRun
     from moebatch.report.drawings import write_drawings
     from moebatch.spec.job import load_job
 
     console = error_console()
     tell = teller(console, quiet=quiet)
-    job_run = JobRun(load_job(job), tell, options)
-    summary = _watched(job_run, console, quiet=quiet)
+    with stopping_on_signals(stop):
+        job_run = JobRun(load_job(job), tell, options, stop)
+        summary = _watched(job_run, console, quiet=quiet)
     _report(summary, console, quiet=quiet)
     if options.is_drawn:
         timelines = job_run.timelines()
@@ -98,13 +153,9 @@ def _execute(job: Path, options: "RunOptions", *, quiet: bool, recalibrate: bool
 
 def _watched(job_run: "JobRun", console: Console, *, quiet: bool) -> "RunSummary":
     from moebatch.report.progress import watching
-    from moebatch.report.summary import stopped_early
 
-    try:
-        with watching(job_run.status, console, quiet=quiet):
-            return job_run.execute()
-    except KeyboardInterrupt:
-        raise Interrupted(stopped_early(job_run.status())) from None
+    with watching(job_run.status, console, quiet=quiet):
+        return job_run.execute()
 
 
 def _report(summary: "RunSummary", console: Console, *, quiet: bool) -> None:

@@ -1,5 +1,6 @@
 """From a model folder and a policy to an engine that can run."""
 
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 from moebatch.engine.engine import Engine
@@ -21,6 +22,8 @@ class BuiltEngine:
 
     engine: Engine
     made: Made
+    opened: ExitStack
+    """Ends lanes and readers, and gives files back."""
     recorder: Recorder | None
     """What the lanes do; None where there are none."""
     log: PassLog | None = None
@@ -38,7 +41,7 @@ class BuiltEngine:
 
     def close(self) -> None:
         """Ends lanes and readers, and gives files back."""
-        self.made.close()
+        self.opened.close()
 
 
 def build_engine(
@@ -51,7 +54,9 @@ def build_engine(
     shape = order.files.shape
     recorder = None if order.is_plain else Recorder(shape.num_layers, order.num_traced_passes)
     log = PassLog(shape, order.num_traced_passes) if recorder and order.num_traced_passes else None
-    made = _make(order, recorder, log)
+    with ExitStack() as opening:
+        made = _make(order, recorder, log, opening)
+        opened = opening.pop_all()
     engine = Engine(
         sweep=made.passes,
         cache=made.cache,
@@ -61,12 +66,13 @@ def build_engine(
         end_tokens=end_tokens,
         tail=made.tail,
     )
-    return BuiltEngine(engine=engine, made=made, recorder=recorder, log=log)
+    return BuiltEngine(engine=engine, made=made, opened=opened, recorder=recorder, log=log)
 
 
-def _make(order: Order, recorder: Recorder | None, log: PassLog | None) -> Made:
+def _make(order: Order, recorder: Recorder | None, log: PassLog | None, opened: ExitStack) -> Made:
+    """Whatever has been `opened` is closed again should anything fail."""
     if recorder is None:
-        return plain_sweep(order)
+        return plain_sweep(order, opened)
     if order.device.with_vram:
-        return gpu_pipeline(order, recorder, log)
-    return cpu_pipeline(order, recorder, log)
+        return gpu_pipeline(order, recorder, log, opened)
+    return cpu_pipeline(order, recorder, log, opened)

@@ -12,12 +12,15 @@ from moebatch.engine.tail import Tail
 from moebatch.engine.text import AnswerText, End, TextDecoder, end_reason
 from moebatch.errors import CheckpointError, OutOfMemory
 from moebatch.spec.policy import PAGE_TOKENS, Policy
-from moebatch.spec.request import Choice, Outcome, Request, RowError
+from moebatch.spec.request import Begun, Choice, Outcome, Request, RowError
 from moebatch.store.kv import KVCache
 from moebatch.store.memory import is_out_of_memory, return_freed_memory
 
 MAX_BROKEN_REQUESTS = 100
 """More requests with logits that are no numbers, and the run is given up: it is the weights."""
+
+MOST_SHRINKS = 3
+"""Even smaller passes would take a night for what a smaller plan does in an hour."""
 
 
 @dataclass(slots=True)
@@ -64,6 +67,7 @@ class Engine:
         self._end_tokens = end_tokens
         self._tail = tail
         self._num_broken = 0
+        self._interruption: BaseException | None = None
         self._in_work: dict[int, list[Sequence]] = {}
         self._done: deque[Outcome] = deque()
 
@@ -75,6 +79,7 @@ class Engine:
         """
         batcher = Batcher(self._sequences(requests), self._cache, self._policy)
         while True:
+            self._raise_interruption()
             slices = batcher.next_pass()
             if slices and self._run_or_shrink(slices, batcher):
                 if self._tail is not None:
@@ -86,6 +91,26 @@ class Engine:
             if not slices:
                 return
 
+    def interrupt(self, error: BaseException) -> None:
+        """Ends the run within a task or so: `run` raises `error`. Any thread may say so."""
+        self._interruption = error
+        self._sweep.interrupt(error)
+
+    @property
+    def num_ended(self) -> int:
+        """Steps of work that have ended so far; grows while anything moves."""
+        return self._sweep.num_ended
+
+    def doing(self) -> str:
+        """What is being done, in words, for when nothing moves."""
+        return self._sweep.doing()
+
+    def unfinished(self) -> Iterator[tuple[Request, tuple[Begun, ...]]]:
+        """Requests in work that have tokens, with what there is of each choice."""
+        for sequences in self._in_work.values():
+            if any(sequence.output_tokens for sequence in sequences):
+                yield sequences[0].request, tuple(map(_begun, sequences))
+
     def _run_or_shrink(self, slices: list[Slice], batcher: Batcher) -> bool:
         """Runs a pass; if the system refuses memory, prepares for smaller ones and says False."""
         try:
@@ -94,10 +119,11 @@ class Engine:
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
-            if not batcher.shrink():
+            if self.statistics.num_shrunk == MOST_SHRINKS or not batcher.shrink():
                 raise OutOfMemory(
-                    f"the system refuses memory even for a pass of one token: {error}; "
-                    "lower resources.dram, so that less is allocated beforehand"
+                    f"the system refuses memory even for passes that were halved "
+                    f"{self.statistics.num_shrunk} times: {error}; lower resources.dram, so that "
+                    "less is allocated beforehand"
                 ) from error
         self._sweep.give_up()
         for piece in slices:
@@ -124,12 +150,22 @@ class Engine:
             if not fits_cache(longest, self._policy.num_kv_pages):
                 self._done.append(Outcome(request=request, error=self._too_long(longest)))
                 continue
-            sequences = [
-                Sequence(request, choice, AnswerText(self._decoder, request.sampling))
-                for choice in range(request.sampling.n)
-            ]
+            sequences = [self._sequence(request, choice) for choice in range(request.sampling.n)]
             self._in_work[request.index] = sequences
-            yield from sequences
+            self._finish_if_complete(request)
+            yield from (sequence for sequence in sequences if sequence.result is None)
+
+    def _sequence(self, request: Request, choice: int) -> Sequence:
+        """With what an earlier run has left; that may be all of it, where other choices were still
+        in work."""
+        sequence = Sequence(request, choice, AnswerText(self._decoder, request.sampling))
+        if request.begun and request.begun[choice].tokens:
+            sequence.output_tokens.extend(request.begun[choice].tokens)
+            sequence.logprobs.extend(request.begun[choice].logprobs)
+            end = self._end_of(sequence)
+            if end is not None:
+                sequence.result = self._choice(sequence, end)
+        return sequence
 
     def _take_in(self, sequence: Sequence, sampled: Sampled, batcher: Batcher) -> None:
         """Appends the new token, and retires the sequence if that is its last."""
@@ -193,7 +229,12 @@ class Engine:
             param="max_tokens",
         )
 
+    def _raise_interruption(self) -> None:
+        if self._interruption is not None:
+            raise self._interruption
+
     def _count_layer(self, layer: int) -> None:
+        self._raise_interruption()
         self.statistics.layer = layer
 
     def _count_pass(self, slices: list[Slice], batcher: Batcher) -> None:
@@ -204,3 +245,7 @@ class Engine:
         counts.shared_tokens = batcher.num_shared_tokens
         counts.num_preempted = batcher.num_preempted
         counts.num_grown = self._tail.num_grown if self._tail else 0
+
+
+def _begun(sequence: Sequence) -> Begun:
+    return Begun(tokens=tuple(sequence.output_tokens), logprobs=tuple(sequence.logprobs))

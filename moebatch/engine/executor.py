@@ -56,6 +56,8 @@ class Executor:
         self._driver: Driver | None = None
         self._failure: BaseException | None = None
         self._pending: set[Task] = set()
+        self._num_ended = 0
+        self._waits_for: str | None = None
         self._num_results = 0
         """Pending tasks that compute or store something."""
         self._ended_s: dict[Task, float] = {}
@@ -105,6 +107,21 @@ class Executor:
                 known.clear()
             self._num_results = 0
 
+    @property
+    def num_ended(self) -> int:
+        """Tasks that have ended so far."""
+        return self._num_ended
+
+    def doing(self) -> str:
+        """What the lanes do, or wait for, in words. Takes no lock: it is asked when all stands
+        still."""
+        said = {name: lane.doing for name, lane in self._lanes.items()}
+        if self._inline is not None and self._inline.task is not None:
+            said[self._inline.name] = f"began {self._inline.task}"
+        if self._waits_for is not None:
+            said["launching"] = f"waits for {self._waits_for}"
+        return "; ".join(f"{name}: {what}" for name, what in said.items() if what) or "nothing"
+
     def close(self) -> None:
         """Ends all lanes."""
         for lane in self._lanes.values():
@@ -142,8 +159,9 @@ class Executor:
                 if condition():
                     if has_slept:
                         self._woken_by = self._last_ended
+                    self._waits_for = None
                     return
-                has_slept = True
+                has_slept, self._waits_for = True, reason
                 self.changed.wait()
 
     def slots_changed(self) -> None:
@@ -172,6 +190,7 @@ class Executor:
             slot = self._slots.slot_of(ExpertKey(self._setup.layer(task.step), task.expert))
         self._recorder.add(Span(task, lane, start, end, slot, self._reason(task)))
         self._last_ended = str(task)
+        self._num_ended += 1
         if task in self._pending:
             self._pending.remove(task)
             self._num_results -= lane_of(task, with_vram=self._with_vram) in RESULT_LANES

@@ -84,6 +84,7 @@ class ThreadLane:
         self._board = board
         self._work = work
         self._is_busy = False
+        self._item: Item | None = None
         self._waiting: deque[Task] = deque()
         self._closing = False
         self._thread = threading.Thread(target=self._loop, name=name, daemon=True)
@@ -93,6 +94,13 @@ class ThreadLane:
     def is_running(self) -> bool:
         """Whether anything has begun that has not ended; called with the lock held."""
         return self._is_busy
+
+    @property
+    def doing(self) -> str | None:
+        """What it runs, or else what it would run next if it could; called with the lock held."""
+        if self._is_busy and self._item is not None:
+            return str(self._item.task)
+        return f"waits to begin {self._waiting[0]}" if self._waiting else None
 
     def launch(self, task: Task) -> None:
         """Puts a task behind the others; called with the lock held."""
@@ -137,7 +145,7 @@ class ThreadLane:
             while not self._closing:
                 item = None if board.has_failed else self._next()
                 if item is not None:
-                    self._is_busy = True
+                    self._is_busy, self._item = True, item
                     return item
                 board.changed.wait()
             return None
@@ -187,9 +195,12 @@ class InlineLane:
         self.name = name
         self._board = board
         self._work = work
+        self.task: Task | None = None
+        """What it runs, or ran last."""
 
     def run(self, task: Task) -> None:
         """Runs a task whose time has come; called without the lock."""
+        self.task = task
         start_s = time.perf_counter()
         self._work.run(task)
         end_s = time.perf_counter()

@@ -1,6 +1,5 @@
 """Passes with what they read and write."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from moebatch.engine.passes import Passes
@@ -22,13 +21,3 @@ class Made:
     """Where memory can go from the cache to experts."""
     memory: DeviceMemory | None = None
     """Of the GPU, where there is one."""
-    others: tuple[Callable[[], None], ...] = ()
-    """Closes whatever else has been opened."""
-
-    def close(self) -> None:
-        """Ends lanes and readers, and gives files back."""
-        self.passes.close()
-        for close in self.others:
-            close()
-        self.experts.close()
-        self.cache.close()

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 
 import torch
 
@@ -29,25 +30,28 @@ from moebatch.store.page_sources import FilePages
 from moebatch.store.paged_experts import PagedExperts
 
 
-def plain_sweep(order: Order) -> Made:
-    """The synchronous reference."""
+def plain_sweep(order: Order, opened: ExitStack) -> Made:
+    """The synchronous reference. What is to be closed goes to `opened`."""
     files, policy = order.files, order.policy
     records = expert_records(files)
     resident = residents(files.shape, policy, with_vram=False)
     experts = ExpertStore(records, num_slots=policy.num_slots, resident=resident)
+    opened.callback(experts.close)
     cache = _cache(order)
+    opened.callback(cache.close)
     sweep = PlainSweep(_decoder(order), cache, experts, policy, order.observer)
     return Made(passes=sweep, experts=experts, cache=cache)
 
 
-def cpu_pipeline(order: Order, recorder: Recorder, log: PassLog | None) -> Made:
-    """Lanes: the CPU, which is the thread that runs passes, and the disk."""
+def cpu_pipeline(order: Order, recorder: Recorder, log: PassLog | None, opened: ExitStack) -> Made:
+    """Lanes: the CPU, which is the thread that runs passes, and the disk. What is to be closed goes
+    to `opened`."""
     files, policy = order.files, order.policy
     setup = setup_of(files.shape, policy, with_vram=False)
     reads = ReadSpans(recorder, Kind.CHUNK)
     is_paged = policy.schedule in PAGED
     records, resident = expert_records(files), residents(files.shape, policy, with_vram=False)
-    pages = _pages(order) if is_paged else None
+    pages = _pages(order, opened) if is_paged else None
     changed = threading.Condition()
     experts = ExpertStore(
         {} if is_paged else records,
@@ -56,7 +60,9 @@ def cpu_pipeline(order: Order, recorder: Recorder, log: PassLog | None) -> Made:
         changed=changed,
         on_read=reads,
     )
+    opened.callback(experts.close)
     cache = _cache(order)
+    opened.callback(cache.close)
     executor = Executor(
         setup, recorder, changed, slots=experts.slots, reading_failed=lambda: experts.failure
     )
@@ -76,6 +82,7 @@ def cpu_pipeline(order: Order, recorder: Recorder, log: PassLog | None) -> Made:
         log=log,
     )
     pipeline = Pipeline(parts, executor, recorder)
+    opened.callback(pipeline.close)
     reads.task_of, reads.ended = pipeline.chunk_task, executor.noticed
     works = {"cpu": LaneWork(run=pipeline.do)}
     if is_paged or setup.kv_homes:
@@ -84,12 +91,11 @@ def cpu_pipeline(order: Order, recorder: Recorder, log: PassLog | None) -> Made:
         works["dram->disk"] = LaneWork(run=pipeline.do)
     executor.add_lanes(works, lambda name, work: ThreadLane(name, executor, work))
     pipeline.start()
-    others = (pages.close,) if pages else ()
     tail = None if is_paged or not order.plans_tail else Tail(cache, experts)
-    return Made(passes=pipeline, experts=experts, cache=cache, tail=tail, others=others)
+    return Made(passes=pipeline, experts=experts, cache=cache, tail=tail)
 
 
-def _pages(order: Order) -> PagedExperts:
+def _pages(order: Order, opened: ExitStack) -> PagedExperts:
     files = order.files
     records = expert_records(files)
     everything = DeviceMemory(torch.device("cpu"), 2**62, level="dram")
@@ -100,6 +106,7 @@ def _pages(order: Order) -> PagedExperts:
         num_layers=files.shape.num_layers,
         resident=residents(files.shape, order.policy, with_vram=False),
     )
+    opened.callback(pages.close)
     pages.load_residents()
     return pages
 

@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -39,12 +39,13 @@ from moebatch.store.paged_experts import PagedExperts
 from moebatch.store.vram_experts import VramExperts
 
 
-def gpu_pipeline(order: Order, recorder: Recorder, log: PassLog | None) -> Made:
-    """Lanes: GPU, CPU, the link to the GPU in both directions, staging, and the disk.
+def gpu_pipeline(order: Order, recorder: Recorder, log: PassLog | None, opened: ExitStack) -> Made:
+    """Lanes: GPU, CPU, the link to the GPU in both directions, staging, and the disk. What is to be
+    closed goes to `opened`.
 
     Raises DoesNotFit if the device has no room for what the policy puts there.
     """
-    return _Assembly(order, recorder, log).made()
+    return _Assembly(order, recorder, log, opened).made()
 
 
 @dataclass(slots=True)
@@ -73,13 +74,16 @@ class _Mover:
 class _Assembly:
     """Puts a pipeline together, from the memory of the device to the lanes."""
 
-    def __init__(self, order: Order, recorder: Recorder, log: PassLog | None) -> None:
+    def __init__(
+        self, order: Order, recorder: Recorder, log: PassLog | None, opened: ExitStack
+    ) -> None:
         device = order.device
         assert device.hardware is not None and device.hardware.vram is not None, "it has a GPU"
         self._order = order
         self._device = device
         self._recorder = recorder
         self._log = log
+        self._opened = opened
         self._memory = DeviceMemory(device.torch_device, device.hardware.vram.capacity_bytes)
         self._homes = expert_homes(order.files.shape, order.policy)
         self._is_paged = order.policy.schedule in PAGED
@@ -125,18 +129,18 @@ class _Assembly:
             computing=self._streams.computing if self._streams else nullcontext,
         )
         pipeline = Pipeline(parts, executor, self._recorder)
+        self._opened.callback(pipeline.close)
         self._reads.task_of, self._reads.ended = pipeline.chunk_task, executor.noticed
         executor.add_lanes(self._works(pipeline, experts), self._make_lane(executor))
         pipeline.start()
-        others = (pages.close,) if pages else (experts.close,) if experts else ()
-        return Made(passes=pipeline, experts=store, cache=cache, memory=self._memory, others=others)
+        return Made(passes=pipeline, experts=store, cache=cache, memory=self._memory)
 
     # --- memory ---------------------------------------------------------------------------------
 
     def _store(self) -> ExpertStore:
         """Experts in main memory: those that live there, and slots for those on disk."""
         on_disk = self._homes["disk"]
-        return ExpertStore(
+        store = ExpertStore(
             expert_records(self._order.files),
             num_slots=self._order.policy.num_slots if on_disk else 0,
             resident=self._homes["dram"],
@@ -144,6 +148,8 @@ class _Assembly:
             pinned=self._device.is_cuda,
             on_read=self._reads,
         )
+        self._opened.callback(store.close)
+        return store
 
     def _decoder(self) -> Decoder:
         files = self._order.files
@@ -176,6 +182,7 @@ class _Assembly:
             layout=layout,
             shares=self._order.shares_prefixes,
         )
+        self._opened.callback(cache.close)
         self._memory.reserve(cache.bytes_on("vram"), "keys and values")
         return cache
 
@@ -186,6 +193,7 @@ class _Assembly:
             num_slots=self._order.policy.num_slots,
             resident=self._homes["vram"],
         )
+        self._opened.callback(experts.close)
         experts.load_residents()
         return experts
 
@@ -198,6 +206,7 @@ class _Assembly:
             resident=self._homes["vram"],
             has_staging=self._setup.has_staging,
         )
+        self._opened.callback(pages.close)
         pages.load_residents()
         return pages
 

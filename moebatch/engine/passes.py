@@ -26,5 +26,15 @@ class Passes(Protocol):
     def give_up(self) -> None:
         """After a pass that failed: the next one may begin at the first layer again."""
 
+    @property
+    def num_ended(self) -> int:
+        """Tasks that have ended so far; grows while anything moves."""
+
+    def doing(self) -> str:
+        """What is being done, in words."""
+
+    def interrupt(self, error: BaseException) -> None:
+        """Has a pass that is in work end with `error`, as soon as may be; any thread may say so."""
+
     def close(self) -> None:
         """Ends whatever runs beside it."""

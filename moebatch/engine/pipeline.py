@@ -87,6 +87,20 @@ class Pipeline:
         self._driver = self._new_driver()
         self.start()
 
+    def interrupt(self, error: BaseException) -> None:
+        """Has a pass that is in work end with `error`; any thread may say so."""
+        with self._executor.lock:
+            self._executor.failed(error)
+
+    @property
+    def num_ended(self) -> int:
+        """Tasks that have ended so far."""
+        return self._executor.num_ended
+
+    def doing(self) -> str:
+        """What the lanes do, or wait for, in words."""
+        return self._executor.doing()
+
     def do(self, task: Task) -> None:
         """Does what a task says in the pass in work; called by its lane."""
         assert self._work is not None, "a pass is in work"

@@ -43,8 +43,9 @@ class Sequence:
 
     @property
     def length(self) -> Length:
-        """Prompt and longest answer."""
-        return Length(self.num_prompt_tokens, self.request.sampling.max_tokens)
+        """Tokens that are known, and how many the answer may still get."""
+        left = self.request.sampling.max_tokens - len(self.output_tokens)
+        return Length(self.num_tokens, left)
 
     @property
     def max_tokens(self) -> int:

@@ -38,6 +38,7 @@ class PlainSweep:
         self._experts = experts
         self._policy = policy
         self._observer = observer
+        self._num_layers_begun = 0
 
     @property
     def num_layers(self) -> int:
@@ -70,6 +71,18 @@ class PlainSweep:
         """After a pass that failed: the next one may begin at the first layer again."""
         self._experts.forget_required()
 
+    @property
+    def num_ended(self) -> int:
+        """Layers that have begun."""
+        return self._num_layers_begun
+
+    def doing(self) -> str:
+        """The layer in work."""
+        return f"layer {self._num_layers_begun - 1}, counted on from pass to pass"
+
+    def interrupt(self, error: BaseException) -> None:
+        """Whoever is told of every layer has to raise it there."""
+
     def close(self) -> None:
         """Nothing runs beside it."""
 
@@ -81,6 +94,7 @@ class PlainSweep:
     ) -> BrokenRows:
         decoder, shape, broken = self._decoder, self._decoder.shape, BrokenRows()
         for layer in range(shape.num_layers):
+            self._num_layers_begun += 1
             layer_begins(layer)
             for micro_batch in micro_batches:
                 keys, values = self._cache.keys_RGC[layer], self._cache.values_RGC[layer]

@@ -7,6 +7,7 @@ from typing import TypeVar
 
 from moebatch.engine.model_files import ModelFiles, open_model
 from moebatch.errors import ExitCode, Fault, FaultyFile, MoebatchError
+from moebatch.job.claim import require_own
 from moebatch.job.hints import load_predictor
 from moebatch.job.machine import job_machine, known_device
 from moebatch.job.manifest import Manifest
@@ -19,6 +20,7 @@ from moebatch.job.source import open_source
 from moebatch.measure.saved import machine_profile
 from moebatch.spec.job import Job, load_job
 from moebatch.spec.workload import Workload
+from moebatch.store.checksums import SUMS_NAME, known_checksums, require_checksums
 
 MOST_FAULTS = 10_000
 T = TypeVar("T")
@@ -63,9 +65,10 @@ class _Collector:
             self.exit_code = exit_code
 
 
-def check_job(path: Path) -> Findings:
-    """Validates job file, output, model folder and every row of the input. Raises nothing that a
-    user could cause: all of it is in the findings."""
+def check_job(path: Path, *, checksums: Callable[[int], None] | None = None) -> Findings:
+    """Validates job file, output, model folder and every row of the input, and the bytes of all
+    weights if `checksums` wants to be told how many have been read. Raises nothing that a user
+    could cause: all of it is in the findings."""
     found = _Collector()
     job = found.attempt(lambda: load_job(path), str(path))
     if job is None:
@@ -78,6 +81,7 @@ def check_job(path: Path) -> Findings:
     has_device = len(found.faults) == num_faults
     folder = str(job.model.path)
     files = found.attempt(lambda: open_model(job.model.path, job.model.dtype), folder)
+    no_sums = found.attempt(lambda: _require_bytes(files, checksums), folder) if files else None
     preparation = found.attempt(lambda: _prepare(job, files), folder) if files else None
     counted = found.attempt(lambda: _scan(job, preparation), str(job.input.path))
     if counted is not None:
@@ -88,7 +92,7 @@ def check_job(path: Path) -> Findings:
             found.attempt(lambda: tokenizer.require_chat_template(place), folder)
         if files:
             manifest = Manifest.of(job, files)
-            found.attempt(lambda: manifest.require_own(job.output.path), str(path))
+            found.attempt(lambda: require_own(manifest, job.output.path), str(path))
         workload = counted.workload
         if files and workload and has_device:
             found.attempt(lambda: _plan(job, files, workload), str(path))
@@ -100,8 +104,23 @@ def check_job(path: Path) -> Findings:
         warnings=(
             *(preparation.warnings if preparation else ()),
             *(load_predictor(job, files)[1] if files else ()),
+            *(no_sums or ()),
         ),
     )
+
+
+def _require_bytes(files: ModelFiles, told: Callable[[int], None] | None) -> list[str]:
+    """What the user should know of files without a checksum. Raises CheckpointError."""
+    if told is None:
+        return []
+    folder, weights = files.checkpoint.folder, files.checkpoint.files
+    known = known_checksums(folder, weights)
+    require_checksums(known, weights, told)
+    unknown = sorted(weights.keys() - known.keys())
+    if not unknown:
+        return []
+    named = f"{unknown[0]}{f' and {len(unknown) - 1} more' if len(unknown) > 1 else ''}"
+    return [f"{folder}: no checksum is known of {named}; {SUMS_NAME} beside them may list them"]
 
 
 def _plan(job: Job, files: ModelFiles, workload: Workload) -> None:

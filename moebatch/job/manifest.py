@@ -2,17 +2,18 @@
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from moebatch.engine.model_files import ModelFiles
-from moebatch.errors import ConfigError, Fault, StorageError
+from moebatch.errors import CheckpointError
 from moebatch.job.fingerprint import numerics_fingerprint
-from moebatch.job.output_path import has_records, run_folder
+from moebatch.job.row_key import RowKeys
 from moebatch.spec.job import Job
 from moebatch.spec.limits import shown
+from moebatch.store.fingerprint import weights_sample
 
 _TOKENIZER_FILES = (
     "tokenizer.json",
@@ -25,7 +26,7 @@ _TOKENIZER_FILES = (
 )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class Manifest:
     """Identity of a job: two jobs with equal fields give the same answers to the same rows."""
 
@@ -34,9 +35,11 @@ class Manifest:
 
     @classmethod
     def of(cls, job: Job, files: ModelFiles) -> "Manifest":
-        """The identity of `job` with the model `files`."""
+        """The identity of `job` with the model `files`. Raises CheckpointError if any of them
+        cannot be read."""
         fields = {
             "model": numerics_fingerprint(files),
+            "model.weights": weights_sample(files.checkpoint),
             "tokenizer": _digest([job.model.path / name for name in _TOKENIZER_FILES]),
             "model.chat_template": _digest([p for p in (job.model.chat_template,) if p]),
             "model.name": str(job.model.name),
@@ -48,6 +51,12 @@ class Manifest:
             fields[f"sampling.{name}"] = _stable(value)
         return cls(fields=fields)
 
+    @cached_property
+    def row_keys(self) -> RowKeys:
+        """What the rows of this job are known by."""
+        text = json.dumps(dict(self.fields), sort_keys=True)
+        return RowKeys(hashlib.blake2b(text.encode(), digest_size=32).digest())
+
     def differences(self, other: "Manifest") -> list[str]:
         """Fields that are not as in `other`, with both values."""
         names = sorted(self.fields.keys() | other.fields.keys())
@@ -57,64 +66,16 @@ class Manifest:
             if self.fields.get(name) != other.fields.get(name)
         ]
 
-    def claim(self, output: Path) -> None:
-        """Makes the run folder of `output` that of this job.
-
-        Raises ConfigError, before anything is touched, if the output is of another job or not
-        known to be of this one, and StorageError if the folder cannot be written.
-        """
-        self.require_own(output)
-        folder = run_folder(output)
-        draft = folder / f"manifest.{os.getpid()}"
-        try:
-            folder.mkdir(exist_ok=True)
-            draft.write_text(json.dumps(self.fields, indent=1) + "\n")
-            draft.replace(folder / "manifest.json")
-        except OSError as error:
-            raise StorageError(f"{folder}: cannot be written: {error.strerror}") from error
-
-    def require_own(self, output: Path) -> None:
-        """Raises ConfigError unless `output` is free or an earlier answer to this job.
-
-        A run that ended before its first row binds nobody: its job may be changed and run again.
-        """
-        folder = run_folder(output)
-        before = _read(folder / "manifest.json")
-        if before is None:
-            if output.exists():
-                message = "exists and is not the output of a job; remove it or choose another"
-                raise _refusal(output, message)
-            return
-        differences = self.differences(before)
-        if differences and (output.exists() or has_records(output)):
-            raise _refusal(
-                output,
-                f"belongs to another job: {'; '.join(differences)}. Choose another output.path, "
-                f"or remove it together with {folder}",
-            )
-
-
-def _refusal(output: Path, message: str) -> ConfigError:
-    return ConfigError([Fault(file=str(output), where="output.path", message=message)])
-
-
-def _read(path: Path) -> Manifest | None:
-    try:
-        fields = json.loads(path.read_text())
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, RecursionError) as error:
-        raise _refusal(path, f"cannot be read ({error}); remove its folder") from None
-    if not isinstance(fields, dict):
-        raise _refusal(path, "is no manifest; remove its folder")
-    return Manifest(fields={str(name): str(value) for name, value in fields.items()})
-
 
 def _digest(paths: list[Path]) -> str:
     digest = hashlib.blake2b(digest_size=8)
     for path in paths:
-        if path.is_file():
+        try:
             digest.update(path.name.encode() + path.read_bytes())
+        except (FileNotFoundError, IsADirectoryError):
+            continue
+        except OSError as error:
+            raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
     return digest.hexdigest()
 
 

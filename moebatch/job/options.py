@@ -6,6 +6,7 @@ from pathlib import Path
 
 from moebatch.engine.device import DeviceKind
 from moebatch.errors import ConfigError, Fault
+from moebatch.job.shard import AskedShard
 from moebatch.measure.saved import require_writable_file
 from moebatch.spec.policy import SCHEDULES, Schedule
 from moebatch.spec.policy_file import PolicyFile
@@ -23,6 +24,8 @@ class RunOptions:
     """Everything one after the other."""
     is_static: bool = False
     """A batch ends before the next one begins."""
+    shard: AskedShard | None = None
+    """Only its rows."""
     shares: bool = True
     """Rows and beginnings that are alike are computed once."""
     num_traced_passes: int = 8

@@ -17,23 +17,6 @@ def require_writable(job: Job) -> None:
         raise ConfigError(faults)
 
 
-def run_folder(output: Path) -> Path:
-    """Where a run keeps its finished rows until the output is whole."""
-    target = output.resolve()
-    return target.with_name(target.name + ".moebatch")
-
-
-def records_path(output: Path) -> Path:
-    """The file of finished rows in the run folder."""
-    return run_folder(output) / "records.jsonl"
-
-
-def has_records(output: Path) -> bool:
-    """Whether an earlier run has left finished rows."""
-    path = records_path(output)
-    return path.is_file() and path.stat().st_size > 0
-
-
 def _faults(job: Job) -> Iterator[Fault]:
     taken = {"input.path": job.input.path, "model.path": job.model.path}
     outputs = {"output.path": job.output.path, "output.errors": job.output.errors}

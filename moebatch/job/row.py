@@ -26,6 +26,8 @@ class Row:
     """What the row asks for."""
     model: str | None = None
     """The model name that the row asked for."""
+    is_named: bool = False
+    """Whether the name is the row's own; otherwise it is its place."""
     columns: bytes = b""
     """A plain row as JSON, for the output; empty for batch lines, whose answers repeat nothing."""
 

@@ -118,7 +118,7 @@ class _Draft:
     def _custom_id(self, custom_id: object) -> None:
         if not isinstance(custom_id, str) or not custom_id:
             raise wrong("custom_id", f"must be a text that is not empty, got {shown(custom_id)}")
-        self.row = replace(self.row, custom_id=custom_id)
+        self.row = replace(self.row, custom_id=custom_id, is_named=True)
 
     def _plain_id(self, content: Mapping[str, object]) -> None:
         number = self.row.index + 1 if self.row.line is None else self.row.line
@@ -128,7 +128,7 @@ class _Draft:
         elif name is None:
             self.row = replace(self.row, custom_id=str(number))
         elif isinstance(name, str | int) and not isinstance(name, bool) and name != "":
-            self.row = replace(self.row, custom_id=str(name))
+            self.row = replace(self.row, custom_id=str(name), is_named=True)
         else:
             raise wrong("id", f"must be a text or a whole number, got {shown(name)}")
 

@@ -1,8 +1,6 @@
 """One pass over the input before anything runs: how many rows, of which kind, and what is wrong."""
 
-import hashlib
 from array import array
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -12,7 +10,9 @@ from moebatch.job.beginnings import Beginnings
 from moebatch.job.raw import RawRow, Source
 from moebatch.job.repeats import RepeatCounter
 from moebatch.job.row import Dialect, FailedRow, ParsedRow, ReadyRow, Row
+from moebatch.job.row_key import name_hash
 from moebatch.job.rows import COLUMN_TAKEN, RowRules, parse_row
+from moebatch.job.todo import EVERYTHING, Todo
 from moebatch.job.tokenizer import NO_CHAT_TEMPLATE
 from moebatch.spec.request import Request
 from moebatch.spec.workload import Length, LengthSample, Workload
@@ -32,7 +32,8 @@ class InputSummary:
     num_bad_rows: int
     """Rows that get an error as their answer."""
     dialect: Dialect
-    """The more frequent one; bad rows of no dialect are written in it."""
+    """That of the first row that has one, whatever was done before; bad rows of no dialect are
+    written in it."""
     first_chat: Row | None
     """The first row with messages, None if there is none: without one, no template is needed."""
     whole: tuple[Fault, ...]
@@ -42,6 +43,10 @@ class InputSummary:
     workload: Workload | None
     """Lengths of prompts and answers; None if rows were only parsed, or none is good. Of rows that
     are answered once, one counts."""
+    num_done: int = 0
+    """Rows of those to do that have an answer from an earlier run; no other count has them."""
+    is_left: bytes = b""
+    """By the place of a row, whether it is to be answered: 1 or 0."""
     num_repeated: int = 0
     """Good rows that get the answer of an earlier one."""
     repeated: Mapping[int, int] = field(default_factory=dict)
@@ -58,21 +63,33 @@ class InputSummary:
 
 
 def scan(
-    source: Source, read: Read, *, most_faults: int = MOST_FAULTS, shares: bool = True
+    source: Source,
+    read: Read,
+    *,
+    most_faults: int = MOST_FAULTS,
+    shares: bool = True,
+    todo: Todo = EVERYTHING,
 ) -> InputSummary:
     """Reads all rows, in memory of a few bytes per row.
 
-    `shares` looks for rows, and beginnings of prompts, that need to be computed once only.
+    `shares` looks for rows, and beginnings of prompts, that need to be computed once only. Of rows
+    that are done, or not `todo`, only the names are looked at: no two rows may have the same.
 
     Raises InputError if the source is damaged.
     """
     tally = _Tally(file=str(source.path), most_faults=most_faults, shares=shares)
     names = array("Q")
     for raw in source:
-        result = read(raw)
-        tally.add(result)
-        if result.row.custom_id is not None:
-            names.append(_name_hash(result.row.custom_id))
+        tally.look(raw)
+        name = todo.name_if_done(raw)
+        tally.is_left.append(name is None and todo.has(raw))
+        if name is not None:
+            tally.num_rows += 1
+            tally.num_done += todo.has(raw)
+        else:
+            name = _add(tally, raw, read, todo)
+        if name:
+            names.append(name)
     if not tally.num_rows:
         message = "holds no rows"
         tally.whole.append(Fault(file=tally.file, message=message, code="empty_file"))
@@ -80,6 +97,18 @@ def scan(
     if twice:
         tally.whole += _duplicates(source, twice)
     return tally.summary()
+
+
+def _add(tally: "_Tally", raw: RawRow, read: Read, todo: Todo) -> int:
+    """Takes a row in that is not done; returns the hash of its name, 0 if it has none."""
+    if todo.has(raw):
+        result = read(raw)
+        tally.add(result)
+        row = result.row
+    else:
+        tally.num_rows += 1
+        row = parse_row(raw, RowRules()).row
+    return 0 if row.custom_id is None else name_hash(row.custom_id)
 
 
 def sample_workload(source: Source, parse: Read, request: Read, *, most_rows: int) -> Workload:
@@ -108,8 +137,10 @@ class _Tally:
     most_faults: int
     shares: bool = True
     num_rows: int = 0
+    num_done: int = 0
     num_bad_rows: int = 0
-    dialects: Counter[Dialect | None] = field(default_factory=Counter)
+    is_left: bytearray = field(default_factory=bytearray)
+    dialect: Dialect | None = None
     first_chat: Row | None = None
     whole: list[Fault] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
@@ -124,10 +155,13 @@ class _Tally:
     beginnings: Beginnings = field(default_factory=Beginnings)
     repeats: RepeatCounter = field(default_factory=RepeatCounter)
 
+    def look(self, raw: RawRow) -> None:
+        if self.dialect is None:
+            self.dialect = parse_row(raw, RowRules()).row.dialect
+
     def add(self, result: ParsedRow | ReadyRow | FailedRow) -> None:
         row = result.row
         self.num_rows += 1
-        self.dialects[row.dialect] += 1
         no_template = isinstance(result, FailedRow) and result.error.code == NO_CHAT_TEMPLATE
         if isinstance(result, FailedRow) and not no_template:
             self._add_bad(result)
@@ -144,13 +178,15 @@ class _Tally:
         sampling, num_prompt = request.sampling, len(request.prompt_tokens)
         self.max_total_tokens = max(self.max_total_tokens, num_prompt + sampling.max_tokens)
         self.max_new_tokens = max(self.max_new_tokens, sampling.max_tokens)
-        for _ in range(sampling.n):
+        for choice in range(sampling.n):
             shared = self.beginnings.add(request.prompt_tokens) if self.shares else 0
+            known = num_prompt + request.num_begun(choice)
+            new = num_prompt + sampling.max_tokens - known
             self.num_sequences += 1
-            self.num_prompt_tokens += num_prompt
-            self.num_new_tokens += sampling.max_tokens
+            self.num_prompt_tokens += known
+            self.num_new_tokens += new
             self.num_shared_tokens += shared
-            self.lengths.add(Length(num_prompt, sampling.max_tokens, shared))
+            self.lengths.add(Length(known, new, shared))
 
     def _add_bad(self, bad: FailedRow) -> None:
         self.num_bad_rows += 1
@@ -161,11 +197,12 @@ class _Tally:
             self.faults.append(fault)
 
     def summary(self) -> InputSummary:
-        plain = self.dialects["plain"] > self.dialects["openai"]
         return InputSummary(
             num_rows=self.num_rows,
+            num_done=self.num_done,
+            is_left=bytes(self.is_left),
             num_bad_rows=self.num_bad_rows,
-            dialect="plain" if plain else "openai",
+            dialect=self.dialect or "openai",
             first_chat=self.first_chat,
             whole=tuple(self.whole),
             faults=tuple(self.faults),
@@ -200,11 +237,6 @@ def fault_of(bad: FailedRow, file: str) -> Fault:
     )
 
 
-def _name_hash(custom_id: str) -> int:
-    digest = hashlib.blake2b(custom_id.encode("utf-8"), digest_size=8).digest()
-    return int.from_bytes(digest, "big")
-
-
 def _repeated(names: "array[int]") -> set[int]:
     """Some hashes that occur more than once. Numpy sorts them in place, eight bytes each."""
     import numpy as np
@@ -220,7 +252,7 @@ def _duplicates(source: Source, suspects: set[int]) -> Iterator[Fault]:
     num_found = 0
     for raw in source:
         row = parse_row(raw, RowRules()).row
-        if row.custom_id is None or _name_hash(row.custom_id) not in suspects:
+        if row.custom_id is None or name_hash(row.custom_id) not in suspects:
             continue
         index, place = first.setdefault(row.custom_id, (row.index, row.place))
         if index == row.index:

@@ -35,6 +35,8 @@ class RunStatus:
     num_done: int
     """Rows with a line in the output, failed ones among them."""
     num_failed: int
+    num_ended: int
+    """Rows that ended in this run."""
     num_running: int
     """Sequences in work."""
     num_passes: int

@@ -18,11 +18,13 @@ there are no big constants, and the relaxation is the convex hull of all of them
 solver finds integer solutions without branching.
 """
 
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import pulp
 
+from moebatch.errors import StorageError
 from moebatch.plan.affine import Affine, AffineCandidate, Variable
 from moebatch.plan.problem import Problem
 from moebatch.spec.hardware import LevelName
@@ -60,11 +62,16 @@ class NoSolution(Exception):
 def solve(problem: Problem, items: Sequence[AffineCandidate], *, unit_s: float) -> Solution:
     """The best of `items` with its shares; `unit_s` is about what it takes per sequence.
 
-    Raises NoSolution.
+    Raises NoSolution, and StorageError where a solver cannot write its files.
     """
     program = _Program(problem, items, unit_s)
     solver = make_solver()
-    program.lp.solve(solver)
+    try:
+        program.lp.solve(solver)
+    except OSError as error:
+        folder = tempfile.gettempdir()
+        message = f"{folder}: the solver cannot write its files: {error.strerror}"
+        raise StorageError(f"{message}; make room, or set TMPDIR to another folder") from error
     status = pulp.LpStatus[program.lp.status]
     if status != "Optimal":
         raise NoSolution(status)

@@ -4,11 +4,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console, Group, RenderableType
-from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from moebatch.job.calibrate import CalibrationSummary, Comparison
 from moebatch.predict.accuracy import mean_accuracy
+from moebatch.report.console import plain
 from moebatch.report.tables import named_rows, titled_columns
 from moebatch.units import format_duration
 
@@ -31,9 +31,9 @@ def calibration_view(summary: CalibrationSummary) -> RenderableType:
     read = f"{summary.num_tokens} tokens in {summary.num_sequences} sequences"
     in_time = f"{summary.num_passes} passes, {format_duration(summary.run_s)}"
     grid.add_row("read", f"{read}, {in_time}")
-    grid.add_row("table", escape(str(summary.table)))
+    grid.add_row("table", plain(str(summary.table)))
     if summary.trace is not None:
-        grid.add_row("trace", escape(str(summary.trace)))
+        grid.add_row("trace", plain(str(summary.trace)))
     if not summary.comparisons:
         grid.add_row("accuracy", "not measured: the text is too short to hold a tenth out")
         return Group("", grid)

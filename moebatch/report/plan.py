@@ -3,13 +3,13 @@
 from collections.abc import Iterator
 
 from rich.console import Group, RenderableType
-from rich.markup import escape
 from rich.text import Text
 
 from moebatch.errors import ConfigError, Fault
 from moebatch.plan.answer import Answer
 from moebatch.plan.prediction import Prediction
 from moebatch.plan.roofs import PolicyRoofs, policy_roofs
+from moebatch.report.console import plain
 from moebatch.report.roofline import roofline_svg
 from moebatch.report.roofline_panel import Mark, Panel
 from moebatch.report.tables import NAME_WIDTH, named_rows, share_bar
@@ -64,7 +64,7 @@ def _title(answer: Answer) -> RenderableType:
     hardware = answer.problem.hardware
     machine = f"{hardware.name}: {hardware.title}" if hardware.title else hardware.name
     return Group(
-        Text.from_markup(f"[bold]{escape(answer.model)}[/] on [bold]{escape(machine)}[/]"),
+        Text.from_markup(f"[bold]{plain(answer.model)}[/] on [bold]{plain(machine)}[/]"),
         Text(_workload(answer.problem.workload), style="dim"),
     )
 
@@ -81,7 +81,7 @@ def _workload(workload: Workload) -> str:
 
 def _policy(answer: Answer) -> RenderableType:
     policy, grid = answer.policy, named_rows(NAME_WIDTH)
-    grid.add_row("policy", f"[dim]{_METHODS[answer.method]} ({escape(answer.solver)})[/]")
+    grid.add_row("policy", f"[dim]{_METHODS[answer.method]} ({plain(answer.solver)})[/]")
     tokens = f", up to {policy.tokens_per_pass} tokens a pass" * (policy.batching == "mixed")
     grid.add_row(
         "batch",
@@ -190,5 +190,5 @@ def _help(answer: Answer) -> Iterator[RenderableType]:
     grid = named_rows(NAME_WIDTH)
     for better in answer.improvements:
         option = f"  [dim]--what-if '{better.what_if}'[/]" if better.what_if else ""
-        grid.add_row(f"[green]{better.speedup:.2f}x[/]", f"{escape(better.change)}{option}")
+        grid.add_row(f"[green]{better.speedup:.2f}x[/]", f"{plain(better.change)}{option}")
     yield grid

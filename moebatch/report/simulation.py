@@ -3,18 +3,18 @@
 from collections.abc import Mapping
 
 from rich.console import Group, RenderableType
-from rich.markup import escape
 from rich.text import Text
 
 from moebatch.plan.answer import Answer
 from moebatch.plan.simulation import Simulation, timelines_of
+from moebatch.report.console import plain
 from moebatch.report.timeline_view import simulation_view
 
 
 def simulated_view(answer: Answer, simulated: Mapping[str, Simulation]) -> RenderableType:
     """Model, machine and policy, what the lanes did under each schedule, and notes."""
     hardware = answer.problem.hardware
-    title = f"[bold]{escape(answer.model)}[/] on [bold]{escape(hardware.name)}[/]"
+    title = f"[bold]{plain(answer.model)}[/] on [bold]{plain(hardware.name)}[/]"
     view = simulation_view(
         timelines_of(simulated),
         {name: one.tokens_per_pass for name, one in simulated.items()},
@@ -22,7 +22,7 @@ def simulated_view(answer: Answer, simulated: Mapping[str, Simulation]) -> Rende
     first = next(iter(simulated.values()))
     notes = [note for one in simulated.values() for note in one.notes]
     return Group(
-        Text.from_markup(f"{title}: {escape(hardware.title)}"),
+        Text.from_markup(f"{title}: {plain(hardware.title)}"),
         Text(str(first.policy), style="dim"),
         "",
         view,

@@ -3,10 +3,10 @@
 from collections.abc import Callable, Iterator
 
 from rich.console import Group, RenderableType
-from rich.markup import escape
 
 from moebatch.job.status import RunStatus, RunSummary
 from moebatch.plan.prediction import Prediction
+from moebatch.report.console import plain
 from moebatch.report.tables import named_rows, titled_columns
 from moebatch.report.timeline_view import waits_table
 from moebatch.units import format_bytes, format_duration, format_rate
@@ -18,9 +18,9 @@ def summary_table(summary: RunSummary) -> RenderableType:
     """What was done, how fast, what the lanes did, and what it took."""
     grid = named_rows()
     if summary.emulated is not None:
-        grid.add_row("[bold yellow]emulated[/]", escape(summary.emulated))
+        grid.add_row("[bold yellow]emulated[/]", plain(summary.emulated))
     grid.add_row("rows", _rows(summary))
-    grid.add_row("output", escape(summary.output))
+    grid.add_row("output", plain(summary.output))
     for name, text in _speed(summary):
         grid.add_row(name, text)
     for lane in summary.lanes:
@@ -39,7 +39,7 @@ def summary_table(summary: RunSummary) -> RenderableType:
         times = f"passes were halved {summary.num_shrunk} times, since the system refused memory"
         grid.add_row("backed off", times)
     if summary.torch_only is not None:
-        grid.add_row("kernels", f"torch only: {escape(summary.torch_only)}")
+        grid.add_row("kernels", f"torch only: {plain(summary.torch_only)}")
     grid.add_row("peak memory", _memory(summary))
     if summary.policy is not None:
         grid.add_row("policy", str(summary.policy))
@@ -68,7 +68,7 @@ def stopped_early(status: RunStatus) -> str:
 def _rows(summary: RunSummary) -> str:
     if not summary.num_failed:
         return f"{summary.num_rows} done"
-    return f"{summary.num_rows} done, [red]{escape(failed_rows(summary))}[/]"
+    return f"{summary.num_rows} done, [red]{plain(failed_rows(summary))}[/]"
 
 
 def _sharing(summary: RunSummary) -> str:

@@ -10,6 +10,25 @@ FinishReason = Literal["stop", "length"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class TokenLogprob:
+    """Log-probability of a chosen token under the model's raw distribution, and alternatives."""
+
+    token: int
+    logprob: float
+    top: Mapping[int, float]
+    """The likeliest tokens and their log-probabilities, likeliest first."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Begun:
+    """What there is of a choice that was cut off: it goes on from there."""
+
+    tokens: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...] = ()
+    """Of the tokens, where they are wanted."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Request:
     """One row of the input, ready to be computed."""
 
@@ -20,16 +39,12 @@ class Request:
     prompt_tokens: tuple[int, ...]
     """Token ids, at least one."""
     sampling: Sampling
+    begun: tuple[Begun, ...] = ()
+    """By choice, what an earlier run has left; empty where nothing has been generated."""
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TokenLogprob:
-    """Log-probability of a chosen token under the model's raw distribution, and alternatives."""
-
-    token: int
-    logprob: float
-    top: Mapping[int, float]
-    """The likeliest tokens and their log-probabilities, likeliest first."""
+    def num_begun(self, choice: int) -> int:
+        """Tokens of a choice that an earlier run has left."""
+        return len(self.begun[choice].tokens) if self.begun else 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -33,6 +33,8 @@ class Checkpoint:
 
     folder: Path
     tensors: Mapping[str, tuple[Path, TensorEntry]]
+    files: Mapping[str, Path]
+    """Those that hold them, by their names in the folder, links resolved."""
 
     @classmethod
     def open(cls, folder: Path) -> "Checkpoint":
@@ -44,10 +46,14 @@ class Checkpoint:
         if not folder.is_dir():
             raise CheckpointError(f"{folder}: no such model folder")
         if (folder / INDEX_NAME).exists():
-            return cls(folder=folder, tensors=_indexed_tensors(folder))
+            weight_map = _weight_map(folder)
+            paths = {name: file_inside(folder, name) for name in sorted(set(weight_map.values()))}
+            tensors = _indexed_tensors(folder, weight_map, paths)
+            return cls(folder=folder, tensors=tensors, files=paths)
         if (folder / SINGLE_NAME).exists():
             path = file_inside(folder, SINGLE_NAME)
-            return cls(folder=folder, tensors={k: (path, v) for k, v in read_header(path).items()})
+            tensors = {name: (path, entry) for name, entry in read_header(path).items()}
+            return cls(folder=folder, tensors=tensors, files={SINGLE_NAME: path})
         raise CheckpointError(_nothing_to_read(folder))
 
     def extent(self, name: str, index: int | None = None) -> Extent:
@@ -105,9 +111,9 @@ def file_inside(folder: Path, name: str) -> Path:
     return path
 
 
-def _indexed_tensors(folder: Path) -> dict[str, tuple[Path, TensorEntry]]:
-    weight_map = _weight_map(folder)
-    paths = {name: file_inside(folder, name) for name in sorted(set(weight_map.values()))}
+def _indexed_tensors(
+    folder: Path, weight_map: Mapping[str, str], paths: Mapping[str, Path]
+) -> dict[str, tuple[Path, TensorEntry]]:
     headers = {name: read_header(path) for name, path in paths.items()}
     tensors = {}
     for tensor, file in weight_map.items():

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Generator, Iterable, Mapping
 
 from torch import Tensor
 
-from moebatch.errors import StorageError
+from moebatch.errors import OutOfMemory
 from moebatch.schedule.expert_load import Chunk, ExpertKey
 from moebatch.schedule.slots import SlotQueue
 from moebatch.store.memory import Arena, is_out_of_memory
@@ -243,7 +243,7 @@ class ExpertStore:
             # Whatever ends a reader must reach the compute side, which waits for it. Memory that
             # is refused here is no reason to make passes smaller: the reader is gone.
             with self.changed:
-                self.failure = self.failure or _as_storage_error(error)
+                self.failure = self.failure or _as_refusal(error)
                 self.changed.notify_all()
 
     def _read(self, chunk: Chunk, reader: int) -> None:
@@ -275,7 +275,7 @@ class ExpertStore:
             self.changed.notify_all()
 
 
-def _as_storage_error(error: BaseException) -> BaseException:
+def _as_refusal(error: BaseException) -> BaseException:
     if is_out_of_memory(error):
-        return StorageError(f"the system refuses memory for reading experts: {error}")
+        return OutOfMemory(f"the system refuses memory for reading experts: {error}")
     return error

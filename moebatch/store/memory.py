@@ -1,6 +1,7 @@
 """Host memory that the program owns: page-aligned arenas, and what the process really holds."""
 
 import ctypes
+import errno
 import mmap
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Whether the system, or a device, has refused memory. torch has no type of its own for it on
     the CPU."""
     refused = isinstance(error, MemoryError | torch.OutOfMemoryError)
+    refused |= isinstance(error, OSError) and error.errno == errno.ENOMEM
     return refused or (isinstance(error, RuntimeError) and "can't allocate memory" in str(error))
 
 

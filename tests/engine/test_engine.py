@@ -295,7 +295,7 @@ def test_when_memory_is_always_refused_the_run_ends_with_a_message(
         raise MemoryError
 
     monkeypatch.setattr(Decoder, "attend", refuse)
-    with pytest.raises(OutOfMemory, match="even for a pass of one token"):
+    with pytest.raises(OutOfMemory, match="even for passes that were halved 3 times"):
         run(tiny_checkpoint("mixtral"), policy(), requests())
 
 

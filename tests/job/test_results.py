@@ -1,4 +1,4 @@
-"""Writing the output: order, splitting, replacing in one step, full disks and locked folders."""
+"""Writing the output: order, splitting, replacing in one step, full disks and missing rows."""
 
 import errno
 import gzip
@@ -7,24 +7,57 @@ import os
 import stat
 import tracemalloc
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moebatch.errors import ConfigError, LockHeld, StorageError
-from moebatch.job.output_path import require_writable, run_folder
-from moebatch.job.results import ResultFile
+from moebatch.errors import ConfigError, StorageError
+from moebatch.job.final_file import FinalFile, RowsMissing
+from moebatch.job.output_path import require_writable
+from moebatch.job.raw import Source
+from moebatch.job.row_key import RowKeys
+from moebatch.job.run_folder import RunFolder
+from moebatch.job.source import open_source
+from moebatch.journal.files import Files
+from moebatch.journal.finished import Finished
+from moebatch.journal.record import Record
+from moebatch.journal.writer import JournalWriter
 from moebatch.spec.job import Job
 
 
-def write(path: Path, order: list[int], *, failed: set[int] = frozenset(), **options: Any) -> None:
-    with ResultFile(path, num_rows=len(order), **options) as results:
+def source_of(path: Path, num_rows: int) -> Source:
+    """An input of so many rows, beside the output."""
+    text = "".join(json.dumps({"prompt": [row]}) + "\n" for row in range(num_rows))
+    (path.parent / "in.jsonl").write_text(text)
+    return open_source(path.parent / "in.jsonl")
+
+
+def journal(path: Path, order: list[int], num_rows: int, failed: set[int] = frozenset()) -> Source:  # type: ignore[assignment]
+    """Rows that ended in that order."""
+    source = source_of(path, num_rows)
+    keys = [RowKeys().pair(raw).placed for raw in source]
+    folder = RunFolder(path)
+    folder.path.mkdir(exist_ok=True)
+    with JournalWriter(folder.journal) as writer:
         for index in order:
-            results.add(index, b'{"row":%d}' % index, failed=index in failed)
-        assert (results.num_done, results.num_failed) == (len(order), len(failed))
-        results.finish()
+            state = "fail" if index in failed else "done"
+            writer.add(Record(keys[index], index, state, b'{"row":%d}' % index))  # type: ignore[arg-type]
+    return source
+
+
+def write(
+    path: Path,
+    order: list[int],
+    *,
+    failed: set[int] = frozenset(),  # type: ignore[assignment]
+    errors: Path | None = None,
+    files: Files | None = None,
+    num_rows: int | None = None,
+) -> tuple[int, int]:
+    source = journal(path, order, num_rows or len(order), failed)
+    with Finished(RunFolder(path).journal) as finished:
+        return FinalFile(path, RowKeys(), errors=errors, files=files).write(source, finished)
 
 
 def rows(path: Path) -> list[int]:
@@ -38,37 +71,23 @@ def names(folder: Path) -> list[str]:
 @given(st.permutations(range(12)))
 def test_order_of_the_input(tmp_path_factory: pytest.TempPathFactory, order: list[int]) -> None:
     folder = tmp_path_factory.mktemp("order")
-    write(folder / "out.jsonl", order)
+    assert write(folder / "out.jsonl", order) == (12, 0)
     assert rows(folder / "out.jsonl") == list(range(12))
-    assert names(folder) == ["out.jsonl"]
+    assert names(folder) == ["in.jsonl", "out.jsonl", "out.jsonl.moebatch"]
 
 
-def test_nothing_in_place_before_the_end(tmp_path: Path) -> None:
+def test_nothing_is_touched_while_rows_are_missing(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
     path.write_bytes(b"old\n")
-    with ResultFile(path, num_rows=1) as results:
-        results.add(0, b'{"row":0}', failed=False)
-        assert path.read_bytes() == b"old\n"
-        records = (run_folder(path) / "records.jsonl").read_bytes()
-        assert json.loads(records) == {"index": 0, "failed": False, "line": {"row": 0}}
-        results.finish()
-    assert path.read_bytes() == b'{"row":0}\n'
-
-
-def test_interrupted_run_keeps_its_rows(tmp_path: Path) -> None:
-    path = tmp_path / "out.jsonl"
-    with pytest.raises(KeyboardInterrupt), ResultFile(path, num_rows=2) as results:
-        results.add(1, b'{"row":1}', failed=False)
-        raise KeyboardInterrupt
-    assert (run_folder(path) / "records.jsonl").read_bytes().count(b"\n") == 1
-    assert not path.exists()
-    write(path, [1, 0])
-    assert rows(path) == [0, 1]
+    with pytest.raises(RowsMissing) as caught:
+        write(path, [2, 0], num_rows=4)
+    assert (caught.value.num_missing, caught.value.missing[0].index) == (2, 1)
+    assert path.read_bytes() == b"old\n"
 
 
 def test_failed_rows_apart(tmp_path: Path) -> None:
     path, errors = tmp_path / "out.jsonl", tmp_path / "errors.jsonl"
-    write(path, [2, 1, 0, 3], failed={1, 3}, errors=errors)
+    assert write(path, [2, 1, 0, 3], failed={1, 3}, errors=errors) == (4, 2)
     assert (rows(path), rows(errors)) == ([0, 2], [1, 3])
     write(path, [0], errors=errors)
     assert (rows(path), rows(errors)) == ([0], [])
@@ -93,7 +112,8 @@ def test_umask(tmp_path: Path) -> None:
         write(tmp_path / "out.jsonl", [0])
     finally:
         os.umask(before)
-    assert stat.S_IMODE((tmp_path / "out.jsonl").stat().st_mode) == 0o640
+    left = [tmp_path / "out.jsonl", *RunFolder(tmp_path / "out.jsonl").journal.iterdir()]
+    assert {stat.S_IMODE(path.stat().st_mode) for path in left} == {0o640}
 
 
 def test_link_stays_a_link(tmp_path: Path) -> None:
@@ -104,75 +124,40 @@ def test_link_stays_a_link(tmp_path: Path) -> None:
     assert rows(tmp_path / "real" / "out.jsonl") == [0]
 
 
-def test_two_runs_on_one_output(tmp_path: Path) -> None:
-    path = tmp_path / "out.jsonl"
-    with ResultFile(path, num_rows=1) as first:
-        first.add(0, b'{"row":0}', failed=False)
-        with pytest.raises(LockHeld, match="another run is writing this output"):
-            ResultFile(path, num_rows=1)
-        first.finish()
-    assert rows(path) == [0]
+class Full(Files):
+    """No room when the output is to reach the disk."""
+
+    def sync(self, descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
 
 
-def test_row_twice_and_rows_missing_are_our_mistakes(tmp_path: Path) -> None:
-    with ResultFile(tmp_path / "out.jsonl", num_rows=2) as results:
-        results.add(0, b"{}", failed=False)
-        with pytest.raises(AssertionError, match="row 0 has finished twice"):
-            results.add(0, b"{}", failed=False)
-        with pytest.raises(AssertionError, match="rows are missing"):
-            results.finish()
-
-
-def full(*_: object) -> None:
-    raise OSError(errno.ENOSPC, "No space left on device")
-
-
-def test_disk_full_while_adding(tmp_path: Path) -> None:
-    with (
-        ResultFile(tmp_path / "out.jsonl", num_rows=1) as results,
-        Path("/dev/full").open("ab", buffering=0) as device,
-    ):
-        os.dup2(device.fileno(), results._records.fileno())
-        with pytest.raises(StorageError) as caught:
-            results.add(0, b'{"row":0}', failed=False)
-    message = str(caught.value)
-    assert message.startswith(
-        f"{run_folder(tmp_path / 'out.jsonl')}: no room left: 44 B (44 bytes)"
-    )
-    assert message.endswith("free; make room and run the job again")
-    assert caught.value.exit_code == 74
-
-
-def test_disk_full_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "out.jsonl"
-    path.write_bytes(b"old\n")
-    with ResultFile(path, num_rows=1) as results:
-        results.add(0, b'{"row":0}', failed=False)
-        monkeypatch.setattr("os.fsync", full)
-        with pytest.raises(StorageError, match="no room left: 44 B"):
-            results.finish()
-    assert path.read_bytes() == b"old\n"
-    assert names(tmp_path) == ["out.jsonl", "out.jsonl.moebatch"]
-
-
-def test_other_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: object) -> None:
+class Broken(Files):
+    def replace(self, source: Path, target: Path) -> None:
         raise OSError(errno.EIO, "Input/output error")
 
-    with ResultFile(tmp_path / "out.jsonl", num_rows=0) as results:
-        monkeypatch.setattr("os.fsync", broken)
-        with pytest.raises(StorageError, match="writing failed: Input/output error"):
-            results.finish()
+
+@pytest.mark.parametrize(
+    ("files", "message"), [(Full(), "no room left"), (Broken(), "failed: Input/output error")]
+)
+def test_an_output_that_cannot_be_written_leaves_the_old_one(
+    tmp_path: Path, files: Files, message: str
+) -> None:
+    path = tmp_path / "out.jsonl"
+    path.write_bytes(b"old\n")
+    with pytest.raises(StorageError, match=message) as caught:
+        write(path, [0], files=files)
+    assert caught.value.exit_code == 74
+    assert path.read_bytes() == b"old\n"
+    assert names(tmp_path) == ["in.jsonl", "out.jsonl", "out.jsonl.moebatch"]
 
 
 def test_memory_of_many_rows(tmp_path: Path) -> None:
-    num_rows, line = 50_000, b'{"row":1}'
-    with ResultFile(tmp_path / "out.jsonl", num_rows=num_rows) as results:
-        for index in range(num_rows):
-            results.add(num_rows - 1 - index, line, failed=False)
+    num_rows, path = 20_000, tmp_path / "out.jsonl"
+    source = journal(path, list(reversed(range(num_rows))), num_rows)
+    with Finished(RunFolder(path).journal) as finished:
         tracemalloc.start()
         try:
-            results.finish()
+            FinalFile(path, RowKeys()).write(source, finished)
             assert tracemalloc.get_traced_memory()[1] < 2**20
         finally:
             tracemalloc.stop()

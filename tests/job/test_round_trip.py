@@ -6,13 +6,19 @@ from pathlib import Path
 import pytest
 
 from moebatch.job.dialects import Served, result_line
+from moebatch.job.final_file import FinalFile
 from moebatch.job.prepare import prepare
-from moebatch.job.results import ResultFile
-from moebatch.job.row import FailedRow
+from moebatch.job.prompts import RowReader
+from moebatch.job.row import FailedRow, ReadyRow
+from moebatch.job.row_key import RowKeys
+from moebatch.job.run_folder import RunFolder
 from moebatch.job.scan import scan
 from moebatch.job.source import open_source
+from moebatch.journal.finished import Finished
+from moebatch.journal.record import Record
+from moebatch.journal.writer import JournalWriter
 from moebatch.spec.job import load_job
-from moebatch.spec.request import Choice, Outcome
+from moebatch.spec.request import Choice, Outcome, RowError
 from tests.tiny import write_tokenizer
 
 BAD = b'{"prompt": "cut of'
@@ -24,6 +30,15 @@ LINES = [
     b'{"prompt": "x", "stream": false, "tools": [1]}\n',
     BAD,
 ]
+
+
+def _outcome(item: ReadyRow | FailedRow, reader: RowReader) -> Outcome | RowError:
+    if isinstance(item, FailedRow):
+        return item.error
+    tokens = item.request.prompt_tokens
+    text = reader.tokenizer.decode(tokens)
+    choice = Choice(index=0, tokens=tokens, text=text, finish_reason="stop")
+    return Outcome(request=item.request, choices=(choice,))
 
 
 @pytest.mark.parametrize("suffix", ["", ".gz"])
@@ -42,17 +57,16 @@ def test_round_trip(tmp_path: Path, suffix: str) -> None:
     assert summary.first_chat is not None
     reader.tokenizer.require_chat_template(summary.first_chat.place)
     served = Served(model="m", token_bytes=reader.tokenizer.token_bytes, fallback=summary.dialect)
-    with ResultFile(job.output.path, num_rows=summary.num_rows) as results:
-        for item in reversed(list(reader.requests(source))):
-            if isinstance(item, FailedRow):
-                results.add(item.row.index, result_line(item.row, item.error, served), failed=True)
-                continue
-            tokens = item.request.prompt_tokens
-            text = reader.tokenizer.decode(tokens)
-            choice = Choice(index=0, tokens=tokens, text=text, finish_reason="stop")
-            outcome = Outcome(request=item.request, choices=(choice,))
-            results.add(item.row.index, result_line(item.row, outcome, served), failed=False)
-        results.finish()
+    folder = RunFolder(job.output.path)
+    folder.path.mkdir()
+    with JournalWriter(folder.journal) as journal:
+        for raw in reversed(list(source)):
+            item = reader.request(raw)
+            key, failed = RowKeys().of(raw, item.row), isinstance(item, FailedRow)
+            line = result_line(item.row, _outcome(item, reader), served)
+            journal.add(Record(key, 0, "fail" if failed else "done", line))
+    with Finished(folder.journal) as finished:
+        FinalFile(job.output.path, RowKeys()).write(source, finished)
 
     lines = [row.content for row in open_source(job.output.path)]
     first, chat, tools, cut = (json.loads(line) for line in lines if isinstance(line, bytes))

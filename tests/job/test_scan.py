@@ -76,7 +76,7 @@ def test_duplicates_name_both_lines(tmp_path: Path) -> None:
 
 
 def test_equal_hashes_are_no_duplicates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scan_module, "_name_hash", lambda custom_id: 5)
+    monkeypatch.setattr(scan_module, "name_hash", lambda custom_id: 5)
     assert summary(tmp_path, batch("a"), batch("b"), batch("c")).whole == ()
 
 

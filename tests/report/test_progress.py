@@ -20,6 +20,7 @@ def status(elapsed_s: float, generated: int, done: int = 0) -> RunStatus:
         num_rows=100,
         num_done=done,
         num_failed=0,
+        num_ended=0,
         num_running=64,
         num_passes=3,
         layer=16,

@@ -1,0 +1,34 @@
+"""Signals that ask a run to stop."""
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from moebatch.errors import ExitCode
+
+if TYPE_CHECKING:
+    from moebatch.job.stop import Stop
+
+_NAMES = ("SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2")
+
+
+@contextmanager
+def stopping_on_signals(stop: "Stop") -> Iterator[None]:
+    """While the block runs, the first signal asks for a stop, and a second one ends the process at
+    once: what was finished by then is kept all the same."""
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if stop.reason is not None:
+            os._exit(ExitCode.INTERRUPTED)
+        stop.ask(signal.Signals(number).name)
+
+    numbers = [getattr(signal, name) for name in _NAMES if hasattr(signal, name)]
+    before = {number: signal.signal(number, handle) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

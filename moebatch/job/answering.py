@@ -1,0 +1,76 @@
+"""Rows on their way: requests of those that wait, lines of those that have ended."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from moebatch.job.dialects import Served, result_line
+from moebatch.job.prompts import RowReader
+from moebatch.job.raw import Source, refusal
+from moebatch.job.results import Results
+from moebatch.job.row import FailedRow, Row
+from moebatch.spec.request import Begun, Outcome, Request, RowError
+
+
+class _InWork(NamedTuple):
+    row: Row
+    key: bytes
+
+
+class Answering:
+    """Between the input, the engine and the journal: every row of a shard that has no answer yet
+    goes in once, and comes out once."""
+
+    def __init__(
+        self, source: Source, reader: RowReader, results: Results, served: Served, is_left: bytes
+    ) -> None:
+        """`is_left` says by the place of a row whether it is to be answered."""
+        self.num_ended = 0
+        """Rows that ended in this run."""
+        self.errors: Counter[str] = Counter()
+        """Those that failed, by the code of their error."""
+        self._source = source
+        self._reader = reader
+        self._results = results
+        self._served = served
+        self._is_left = is_left
+        self._in_work: dict[int, _InWork] = {}
+
+    def requests(self) -> Iterator[Request]:
+        """Rows that can be computed, one by one; bad ones end at once. Raises InputError if the
+        input was changed, and StorageError."""
+        for raw in self._source:
+            if raw.index >= len(self._is_left):
+                raise refusal(self._source.path, "has grown while the job ran; run the job again")
+            if not self._is_left[raw.index]:
+                continue
+            item = self._results.resumed(raw, self._reader.request(raw))
+            in_work = _InWork(item.row, self._results.keys.of(raw, item.row))
+            if isinstance(item, FailedRow):
+                self._end(in_work, item.error)
+            else:
+                self._in_work[item.row.index] = in_work
+                yield item.request
+
+    def ended(self, outcome: Outcome) -> None:
+        """Keeps what has become of a request. Raises StorageError."""
+        self._end(self._in_work.pop(outcome.request.index), outcome.error or outcome)
+
+    def keep_unfinished(self, unfinished: Iterable[tuple[Request, tuple[Begun, ...]]]) -> int:
+        """Keeps what there is of requests that are cut off; returns how many tokens that are.
+        Raises StorageError."""
+        num_tokens = 0
+        for request, begun in unfinished:
+            row, key = self._in_work[request.index]
+            self._results.keep(key, row, begun)
+            num_tokens += sum(len(choice.tokens) for choice in begun)
+        return num_tokens
+
+    def _end(self, in_work: _InWork, result: Outcome | RowError) -> None:
+        row, key = in_work
+        line = result_line(row, result, self._served)
+        failed = isinstance(result, RowError)
+        self._results.add(key, row, line, failed=failed)
+        self.num_ended += 1
+        if isinstance(result, RowError):
+            self.errors[result.code] += 1

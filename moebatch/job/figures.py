@@ -1,0 +1,98 @@
+"""Where a run is, and what came of it, in figures."""
+
+import time
+
+from moebatch.job.attempt import Attempt
+from moebatch.job.lane_times import lane_times, waited_s, without_readers
+from moebatch.job.notices import describe_emulation
+from moebatch.job.planning import JobPlan
+from moebatch.job.status import RunStatus, RunSummary
+from moebatch.plan.prediction import Prediction, predict
+from moebatch.store.memory import peak_resident_bytes, resident_bytes
+
+_LEAST_READING_S = 1.0
+"""Less reading says nothing about the disk."""
+
+
+def status_of(attempt: Attempt | None, *, run_folder: str, budget_bytes: int) -> RunStatus:
+    """Of a run that is in the middle of it; asked from another thread. None before it has begun to
+    look at rows."""
+    built = attempt.built if attempt else None
+    counted = attempt.input if attempt else None
+    answering = attempt.answering if attempt else None
+    elapsed_s = attempt.elapsed_s if attempt else 0.0
+    engine = built.engine.statistics if built else None
+    workload = counted.workload if counted else None
+    expected = (workload.num_sequences or 0) * workload.mean_new_tokens if workload else 0
+    return RunStatus(
+        phase=attempt.phase if attempt else "checking input",
+        run_folder=run_folder,
+        num_rows=counted.num_rows if counted else 0,
+        num_done=attempt.num_done if attempt else 0,
+        num_failed=answering.errors.total() if answering else 0,
+        num_ended=answering.num_ended if answering else 0,
+        num_running=engine.num_running if engine else 0,
+        num_passes=engine.num_passes if engine else 0,
+        layer=engine.layer if engine else 0,
+        num_layers=engine.num_layers if engine else 0,
+        prompt_tokens=engine.prompt_tokens if engine else 0,
+        generated_tokens=engine.generated_tokens if engine else 0,
+        expected_tokens=round(expected),
+        elapsed_s=elapsed_s,
+        memory_bytes=resident_bytes(),
+        budget_bytes=budget_bytes,
+        lanes=lane_times(built, elapsed_s) if built else (),
+        is_emulated=attempt is not None and attempt.kind == "emulate",
+    )
+
+
+def summary_of(attempt: Attempt, *, output: str, budget_bytes: int, begun_s: float) -> RunSummary:
+    """Of a run that is over; it began at `begun_s` of `time.perf_counter`."""
+    now = status_of(attempt, run_folder="", budget_bytes=budget_bytes)
+    built, plan = attempt.built, attempt.plan
+    engine = built.engine.statistics if built else None
+    return RunSummary(
+        output=output,
+        num_rows=now.num_rows,
+        num_failed=now.num_failed,
+        errors=dict(attempt.answering.errors) if attempt.answering else {},
+        prompt_tokens=now.prompt_tokens,
+        generated_tokens=now.generated_tokens,
+        load_s=(attempt.first_pass_s or begun_s) - begun_s,
+        run_s=now.elapsed_s,
+        total_s=time.perf_counter() - begun_s,
+        lanes=now.lanes,
+        waited_s=waited_s(built) if built else 0.0,
+        bytes_read=built.experts.statistics.num_bytes if built else 0,
+        num_passes=engine.num_passes if engine else 0,
+        num_preempted=engine.num_preempted if engine else 0,
+        num_copied=attempt.repeats.num_copied,
+        shared_tokens=engine.shared_tokens if engine else 0,
+        num_shrunk=engine.num_shrunk if engine else 0,
+        num_grown=engine.num_grown if engine else 0,
+        peak_bytes=peak_resident_bytes(),
+        budget_bytes=budget_bytes,
+        policy=plan.policy if plan else None,
+        prediction=plan.prediction if plan else None,
+        hindsight=_hindsight(attempt, plan) if plan else None,
+        reads_past_page_cache=built.experts.reads_past_page_cache if built else True,
+        emulated=_emulated(attempt),
+        vram_peak_bytes=built.made.memory.peak_bytes if built and built.made.memory else None,
+        waits=without_readers(built.recorder.statistics) if built and built.recorder else None,
+        torch_only=attempt.torch_only,
+    )
+
+
+def _hindsight(attempt: Attempt, plan: JobPlan) -> Prediction | None:
+    """The prediction at the rate at which the disk has been read."""
+    reads = attempt.built.experts.statistics if attempt.built else None
+    if reads is None or reads.busy.total_s < _LEAST_READING_S or not plan.problem.has_disk:
+        return None
+    rate = reads.num_bytes / reads.busy.total_s
+    return predict(plan.problem.with_link_rate("disk->dram", rate), plan.policy)
+
+
+def _emulated(attempt: Attempt) -> str | None:
+    if attempt.plan is None or attempt.kind != "emulate":
+        return None
+    return describe_emulation(attempt.plan.problem.hardware)

@@ -1,0 +1,57 @@
+"""Puts the rows of all shards together."""
+
+from dataclasses import dataclass
+
+from moebatch.engine.model_files import open_model
+from moebatch.errors import ConfigError, Fault, MoebatchError
+from moebatch.job.claim import require_own
+from moebatch.job.final_file import FinalFile, RowsMissing
+from moebatch.job.manifest import Manifest
+from moebatch.job.output_path import require_writable
+from moebatch.job.run_folder import RunFolder
+from moebatch.job.shard import ALL
+from moebatch.job.source import open_source
+from moebatch.journal.finished import Finished
+from moebatch.spec.job import Job
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Merged:
+    """What came of it."""
+
+    output: str
+    num_rows: int
+    num_failed: int
+
+
+def merge(job: Job) -> Merged:
+    """Writes the output of a job whose rows have all ended, in whatever runs.
+
+    Raises MoebatchError if some have not, LockHeld if a run is still at work, ConfigError if the
+    output is of another job, and what reading and writing raise.
+    """
+    require_writable(job)
+    folder = RunFolder(job.output.path)
+    if not folder.path.is_dir():
+        message = f"there is nothing to merge: no run has left {folder.path}"
+        raise ConfigError([Fault(file=str(job.output.path), message=message)])
+    manifest = Manifest.of(job, open_model(job.model.path, job.model.dtype))
+    require_own(manifest, job.output.path)
+    source = open_source(job.input.path)
+    final = FinalFile(job.output.path, manifest.row_keys, errors=job.output.errors)
+    with folder.locked(ALL), Finished(folder.journal) as finished:
+        try:
+            num_rows, num_failed = final.write(source, finished)
+        except RowsMissing as missing:
+            raise MoebatchError(_not_ended(missing, folder)) from None
+    return Merged(output=str(job.output.path), num_rows=num_rows, num_failed=num_failed)
+
+
+def _not_ended(missing: RowsMissing, folder: RunFolder) -> str:
+    first = missing.missing[0]
+    place = f"line {first.line}" if first.line is not None else f"row {first.index + 1}"
+    return (
+        f"{missing.num_missing} rows have not ended yet, the first in {place}; run the shards that "
+        f"have them again (`moebatch status` lists them), then merge. What is there is kept in "
+        f"{folder.path}"
+    )

@@ -1,0 +1,65 @@
+"""How far a job is, over all of its shards, from files alone."""
+
+from dataclasses import dataclass
+
+from moebatch.job.answered import Answered
+from moebatch.job.claim import read_claim
+from moebatch.job.row_key import RowKeys
+from moebatch.job.run_folder import RunFolder
+from moebatch.job.source import open_source
+from moebatch.job.status_file import ShardStatus, read_status
+from moebatch.journal.finished import Finished
+from moebatch.spec.job import Job
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Overview:
+    """Rows of an input by what has become of them, and who is at work."""
+
+    output: str
+    has_output: bool
+    num_rows: int
+    num_done: int
+    num_failed: int
+    """Rows with an error in the place of an answer; not among those done."""
+    num_begun: int
+    """Rows that were cut off, of which tokens are kept."""
+    shards: tuple[ShardStatus, ...]
+
+    @property
+    def num_left(self) -> int:
+        """Rows that have not ended."""
+        return self.num_rows - self.num_done - self.num_failed
+
+    @property
+    def rows_per_s(self) -> float:
+        """Of all runs that are at work."""
+        return sum(shard.rows_per_s for shard in self.shards if shard.is_alive)
+
+    @property
+    def eta_s(self) -> float | None:
+        """Seconds that are left, if all that are at work go on as they do; None if none is."""
+        return self.num_left / self.rows_per_s if self.rows_per_s > 0 else None
+
+
+def overview(job: Job) -> Overview:
+    """Reads journals and the input. Raises InputError and StorageError, and ConfigError if the run
+    folder is damaged."""
+    folder = RunFolder(job.output.path)
+    claim = read_claim(folder)
+    keys = claim.manifest.row_keys if claim else RowKeys()
+    counts = {"done": 0, "fail": 0, "part": 0, None: 0}
+    with Finished(folder.journal) as finished:
+        answered = Answered(finished, keys)
+        for raw in open_source(job.input.path):
+            found = answered.of(raw)
+            counts[found.state if found else None] += 1
+    return Overview(
+        output=str(job.output.path),
+        has_output=job.output.path.exists(),
+        num_rows=sum(counts.values()),
+        num_done=counts["done"],
+        num_failed=counts["fail"],
+        num_begun=counts["part"],
+        shards=tuple(filter(None, map(read_status, folder.statuses))),
+    )

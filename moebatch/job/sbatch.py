@@ -1,0 +1,106 @@
+"""A script that runs a job on a Slurm cluster: its shards as an array, then the merge."""
+
+import math
+import shlex
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from moebatch.errors import ConfigError, Fault
+from moebatch.job.run_folder import RunFolder
+from moebatch.job.slurm import parse_time_limit
+from moebatch.spec.job import Job
+
+_NOTICE_S = 120.0
+"""Before the end of a task: Slurm may be a minute late with a signal, and a run stops within ten
+seconds."""
+_SHORT = 0.25
+"""Of short tasks, notice is given after all but so much of their time."""
+_MORE_MEMORY = 1.1
+"""Slurm counts the page cache and its own processes, too."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Submission:
+    """What is asked of the cluster."""
+
+    num_shards: int
+    time_limit: str | None = None
+    """As Slurm writes it; None leaves the cluster's own."""
+    cpus: int | None = None
+    options: tuple[str, ...] = ()
+    """Further lines, such as ``--partition=gpu``."""
+
+
+def submission_script(job_file: Path, job: Job, asked: Submission) -> str:
+    """A shell script to be run where sbatch is: it submits an array with one task for every shard,
+    and a merge that waits until all of them have ended, and says so if any rows are missing.
+
+    Each task replaces its shell (`exec`), so that signals reach it; is told to stop two minutes
+    before its time is over; keeps what it has, asks to be queued again, and goes on from there.
+    Raises ConfigError for a limit that Slurm would not understand.
+    """
+    path, folder = job_file.resolve(), RunFolder(job.output.path).path
+    program = f"{shlex.quote(sys.executable)} -m moebatch"
+    run = (
+        f'{program} run {shlex.quote(str(path))} --shard "$SLURM_ARRAY_TASK_ID/{asked.num_shards}"'
+    )
+    lines = [
+        "#!/bin/sh",
+        f"# {path.name} in {asked.num_shards} shards, then the merge. Submit it with: sh THIS_FILE",
+        "# Shards 3 and 7 again, and then the merge: sh THIS_FILE --array=3,7",
+        "set -eu",
+        f"mkdir -p {shlex.quote(str(folder))}",
+        "shards=$(sbatch --parsable \"$@\" <<'END'",
+        "#!/bin/bash",
+        *_directives(_of_shards(path, job, folder, asked)),
+        f"exec {run} --quiet --requeue",
+        "END",
+        ")",
+        "merge=$(sbatch --parsable --dependency=\"afterany:${shards%%;*}\" <<'END'",
+        "#!/bin/bash",
+        *_directives(_of_merge(path, folder, asked)),
+        f"exec {program} merge {shlex.quote(str(path))} --quiet",
+        "END",
+        ")",
+        'echo "shards: job ${shards%%;*}, merge: job ${merge%%;*}"',
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _of_shards(path: Path, job: Job, folder: Path, asked: Submission) -> list[str]:
+    options = [
+        f'--job-name="{path.stem}"',
+        f"--array=1-{asked.num_shards}",
+        f"--signal=B:USR1@{_notice_s(asked.time_limit):.0f}",
+        "--requeue",
+        "--open-mode=append",
+        f'--output="{folder}/slurm-%A_%a.log"',
+    ]
+    if asked.time_limit is not None:
+        options.append(f"--time={asked.time_limit}")
+    cpus = asked.cpus or job.resources.threads
+    if cpus is not None:
+        options.append(f"--cpus-per-task={cpus}")
+    if job.resources.dram is not None:
+        options.append(f"--mem={math.ceil(_MORE_MEMORY * job.resources.dram / 2**20)}M")
+    return [*options, *asked.options]
+
+
+def _notice_s(time_limit: str | None) -> float:
+    if time_limit is None:
+        return _NOTICE_S
+    limit_s = parse_time_limit(time_limit)
+    if limit_s is None:
+        message = f"must be a time such as 4:00:00 or 1-12:00:00, got {time_limit!r}"
+        raise ConfigError([Fault(file="moebatch sbatch", where="--time", message=message)])
+    return min(_NOTICE_S, _SHORT * limit_s)
+
+
+def _of_merge(path: Path, folder: Path, asked: Submission) -> list[str]:
+    name = f'--job-name="{path.stem}-merge"'
+    return [name, f'--output="{folder}/slurm-%A-merge.log"', *asked.options]
+
+
+def _directives(options: list[str]) -> list[str]:
+    return [f"#SBATCH {option}" for option in options]

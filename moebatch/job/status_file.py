@@ -1,0 +1,104 @@
+"""How far a run is, as a file that others can read while it goes on and after it has ended."""
+
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from moebatch.errors import Stopped
+from moebatch.job.shard import Shard
+from moebatch.job.status import RunStatus
+
+_INTERVAL_S = 10.0
+FRESH_S = 60.0
+"""A run that has not written for so long has ended, or is out of reach."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShardStatus:
+    """What a run has last said of itself."""
+
+    shard: str
+    state: str
+    """A phase, or how it ended."""
+    rows: int
+    done: int
+    failed: int
+    rows_per_s: float
+    tokens_per_s: float
+    """Generated, since its first pass."""
+    host: str
+    pid: int
+    job_id: str | None
+    updated: float
+    """Unix time."""
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it was at work a moment ago."""
+        return self.state not in _ENDS and time.time() - self.updated < FRESH_S
+
+
+_ENDS = ("done", "stopped", "failed")
+
+
+@contextmanager
+def written_to(path: Path, shard: Shard, source: Callable[[], RunStatus]) -> Iterator[None]:
+    """Writes what `source` says every ten seconds while the block runs, and how that ended. What
+    cannot be written is left out: it is for information only."""
+    over = threading.Event()
+
+    def keep_writing() -> None:
+        while True:
+            _write(path, shard, source(), None)
+            if over.wait(_INTERVAL_S):
+                return
+
+    thread = threading.Thread(target=keep_writing, name="status", daemon=True)
+    thread.start()
+    end = "failed"
+    try:
+        yield
+        end = "done"
+    except Stopped:
+        end = "stopped"
+        raise
+    finally:
+        over.set()
+        thread.join()
+        _write(path, shard, source(), end)
+
+
+def read_status(path: Path) -> ShardStatus | None:
+    """None if there is no such file, or another kind of content."""
+    try:
+        return ShardStatus(**json.loads(path.read_bytes()))
+    except (OSError, ValueError, TypeError, RecursionError):
+        return None
+
+
+def _write(path: Path, shard: Shard, now: RunStatus, end: str | None) -> None:
+    elapsed_s = max(now.elapsed_s, 1e-9)
+    content: dict[str, Any] = {
+        "shard": str(shard),
+        "state": end or now.phase,
+        "rows": now.num_rows,
+        "done": now.num_done,
+        "failed": now.num_failed,
+        "rows_per_s": now.num_ended / elapsed_s if now.elapsed_s else 0.0,
+        "tokens_per_s": now.generated_tokens / elapsed_s if now.elapsed_s else 0.0,
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "job_id": os.environ.get("SLURM_JOB_ID"),
+        "updated": time.time(),
+    }
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    with suppress(OSError):
+        draft.write_text(json.dumps(content) + "\n")
+        draft.replace(path)

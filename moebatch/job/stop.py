@@ -1,0 +1,72 @@
+"""Whether a run has been asked to stop, by a signal or by the clock."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from moebatch.errors import Stopped
+from moebatch.units import format_duration
+
+
+class Stop:
+    """Asked from any thread, and from handlers of signals."""
+
+    def __init__(self, *, max_runtime_s: float | None = None) -> None:
+        """The clock starts now."""
+        self._reason: str | None = None
+        self._asked = threading.Event()
+        self._is_deferred = False
+        self._is_late = False
+        self._runtime_s = max_runtime_s
+        self._deadline = None if max_runtime_s is None else time.monotonic() + max_runtime_s
+
+    @property
+    def reason(self) -> str | None:
+        """Why, in words; None as long as the run may go on."""
+        return self._reason
+
+    @property
+    def is_out_of_time(self) -> bool:
+        """Whether it was the clock, or the signal by which Slurm says that time is nearly over."""
+        return self._is_late or self._reason == "SIGUSR1"
+
+    def ask(self, reason: str) -> None:
+        """Has the run stop: at once by raising Stopped, or where it has more to do before, soon.
+
+        Called in the main thread, by the handler of a signal.
+        """
+        self._reason = self._reason or reason
+        self._asked.set()
+        if not self._is_deferred:
+            raise Stopped(f"{reason}; nothing was computed yet")
+
+    @contextmanager
+    def deferred(self, interrupt: Callable[[BaseException], None]) -> Iterator[None]:
+        """While the block runs, whoever asks for a stop is heard by `interrupt`, from a thread of
+        its own, which has the block raise what it is given."""
+        over = threading.Event()
+        watcher = threading.Thread(
+            target=self._watch, args=(interrupt, over), name="stop", daemon=True
+        )
+        self._is_deferred = True
+        watcher.start()
+        try:
+            yield
+        finally:
+            over.set()
+            self._asked.set()
+            watcher.join()
+            if self._reason is None:
+                self._asked.clear()
+            self._is_deferred = False
+
+    def _watch(self, interrupt: Callable[[BaseException], None], over: threading.Event) -> None:
+        left_s = None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
+        self._asked.wait(left_s)
+        if over.is_set():
+            return
+        if self._reason is None and self._runtime_s is not None:
+            self._is_late = True
+            self._reason = f"the run has had its {format_duration(self._runtime_s)}"
+        interrupt(Stopped(self._reason or ""))

@@ -1,0 +1,130 @@
+"""What a journal asks of the file system, in one place, so that tests can make any of it fail."""
+
+import errno
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from moebatch.errors import StorageError
+from moebatch.units import format_bytes
+
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_BUFFER_BYTES = 2**20
+_NO_FOLDER_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES)
+
+
+class Files:
+    """The file system as it is. Every method raises OSError."""
+
+    def make_folder(self, path: Path) -> None:
+        """Makes a folder unless it is there."""
+        path.mkdir(exist_ok=True)
+
+    def create(self, path: Path) -> int:
+        """Opens a new file to append to. Raises FileExistsError if there is one."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
+        return os.open(path, flags, 0o666)
+
+    def write(self, descriptor: int, data: bytes) -> int:
+        """Appends what the system takes at once, and says how much that was."""
+        return os.write(descriptor, data)
+
+    def cut(self, descriptor: int, num_bytes: int) -> None:
+        """Shortens a file to so many bytes."""
+        os.ftruncate(descriptor, num_bytes)
+
+    def sync(self, descriptor: int) -> None:
+        """Returns when what was written outlives a loss of power."""
+        os.fsync(descriptor)
+
+    def require_there(self, descriptor: int, path: Path) -> None:
+        """Raises FileNotFoundError unless an open file is still the one of that name: what is
+        written into one that somebody has removed is lost."""
+        ours, theirs = os.fstat(descriptor), path.stat()
+        if (ours.st_dev, ours.st_ino) != (theirs.st_dev, theirs.st_ino):
+            raise FileNotFoundError(errno.ENOENT, "another file has its name now")
+
+    def close(self, descriptor: int) -> None:
+        """Gives a descriptor back."""
+        os.close(descriptor)
+
+    def replace(self, source: Path, target: Path) -> None:
+        """Puts a file in the place of another one in a single step."""
+        source.replace(target)
+
+    def remove(self, path: Path) -> None:
+        """Removes a file, if it is there."""
+        path.unlink(missing_ok=True)
+
+    def sync_folder(self, path: Path) -> None:
+        """Returns when names in the folder outlive a loss of power."""
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        except OSError as error:
+            # Some network file systems do not sync folders; their renames last all the same.
+            if error.errno not in _NO_FOLDER_SYNC:
+                raise
+        finally:
+            os.close(descriptor)
+
+
+def write_all(files: Files, descriptor: int, data: bytes) -> None:
+    """Appends all of it. Raises OSError; a part may have been written then."""
+    rest = memoryview(data)
+    while rest:
+        rest = rest[files.write(descriptor, bytes(rest)) :]
+
+
+class NewFile:
+    """A new file that is written from its beginning to its end. All methods raise OSError."""
+
+    def __init__(self, files: Files, path: Path) -> None:
+        self._files = files
+        self._descriptor = files.create(path)
+        self._buffer = bytearray()
+
+    def write(self, data: bytes) -> int:
+        """Appends all of it, sooner or later."""
+        self._buffer += data
+        if len(self._buffer) >= _BUFFER_BYTES:
+            self.flush()
+        return len(data)
+
+    def flush(self) -> None:
+        """Hands everything to the system."""
+        write_all(self._files, self._descriptor, bytes(self._buffer))
+        self._buffer.clear()
+
+    def sync(self) -> None:
+        """Returns when everything outlives a loss of power."""
+        self.flush()
+        self._files.sync(self._descriptor)
+
+    def close(self) -> None:
+        """Gives the descriptor back."""
+        self._files.close(self._descriptor)
+
+
+@contextmanager
+def told(path: Path, *, needed: int) -> Iterator[None]:
+    """Turns what the operating system says of `path` into what the user needs to know: raises
+    StorageError."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _NO_ROOM:
+            raise StorageError(f"{path}: writing failed: {error.strerror or error}") from error
+        raise StorageError(
+            f"{path}: no room left: {format_bytes(needed)} ({needed} bytes) to write, "
+            f"{_free(path)} free; make room and run the job again"
+        ) from error
+
+
+def _free(path: Path) -> str:
+    try:
+        return format_bytes(shutil.disk_usage(path.parent).free)
+    except OSError:
+        return "an unknown number of bytes"

@@ -1,0 +1,176 @@
+"""Who is writing an output: one run at a time, or one for each shard."""
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import socket
+import threading
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from moebatch.errors import LockHeld, StorageError
+
+_NO_FLOCK = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
+_HEARTBEAT_S = 10.0
+_STALE_S = 120.0
+"""A holder that has not been heard of for so long is gone, where only its heart beat tells."""
+
+
+_SHARED = "runs of its shards are at work on it (`moebatch status` names them)"
+
+
+class RunLock:
+    """A file that is locked while this process lives, whatever becomes of it.
+
+    Where the file system knows no locks there is a file beside it that only one can create, kept
+    fresh by a thread; one that has not been touched for two minutes is taken over.
+    """
+
+    def __init__(self, path: Path, *, subject: str, shared: bool = False) -> None:
+        """`subject` is what is locked, for messages; `shared` holders bear others of their kind.
+
+        Raises LockHeld with who holds it, and StorageError.
+        """
+        self._path = path
+        self._subject = subject
+        self._shared = shared
+        self._beat: _HeartBeat | None = None
+        while True:
+            self._descriptor = self._opened()
+            try:
+                self._lock()
+            except BaseException:
+                os.close(self._descriptor)
+                raise
+            if self._is_there():
+                return
+            self.release()
+
+    def release(self) -> None:
+        """Lets others in."""
+        if self._beat is not None:
+            self._beat.stop()
+        with contextlib.suppress(OSError):
+            if not self._shared:
+                os.ftruncate(self._descriptor, 0)
+            os.close(self._descriptor)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.release()
+
+    def _opened(self) -> int:
+        try:
+            return os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        except OSError as error:
+            raise StorageError(f"{self._path}: cannot be locked: {error.strerror}") from error
+
+    def _is_there(self) -> bool:
+        """Whether others find the file that is locked: whoever had it before may have removed it
+        meanwhile, and they would lock another one of the same name."""
+        try:
+            there = self._path.stat()
+        except OSError:
+            return False
+        ours = os.fstat(self._descriptor)
+        return (ours.st_dev, ours.st_ino) == (there.st_dev, there.st_ino)
+
+    def _lock(self) -> None:
+        kind = fcntl.LOCK_SH if self._shared else fcntl.LOCK_EX
+        try:
+            fcntl.flock(self._descriptor, kind | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise LockHeld(self._held_by(_holder_in(self._path), is_known_alive=True)) from None
+        except OSError as error:
+            if error.errno not in _NO_FLOCK:
+                raise StorageError(f"{self._path}: cannot be locked: {error.strerror}") from error
+            if not self._shared:
+                self._take_by_creating()
+        if not self._shared:
+            with contextlib.suppress(OSError):  # for information only
+                os.ftruncate(self._descriptor, 0)
+                os.pwrite(self._descriptor, json.dumps(_holder()).encode() + b"\n", 0)
+
+    def _take_by_creating(self) -> None:
+        path = self._path.with_name(self._path.name + ".held")
+        for _ in range(2):
+            try:
+                os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
+            except FileExistsError:
+                if not _is_stale(path):
+                    holder = _holder_in(self._path)
+                    raise LockHeld(self._held_by(holder, is_known_alive=False)) from None
+                path.unlink(missing_ok=True)
+            else:
+                self._beat = _HeartBeat(path)
+                return
+        raise LockHeld(self._held_by(_holder_in(self._path), is_known_alive=False))
+
+    def _held_by(self, holder: dict[str, Any], *, is_known_alive: bool) -> str:
+        who = ", ".join(
+            f"{words} {holder[key]}"
+            for key, words in (("pid", "process"), ("host", "on"), ("job_id", "Slurm job"))
+            if holder.get(key)
+        )
+        since = f" since {holder['start']}" if holder.get("start") else ""
+        # Runs that share the file do not write their names into it.
+        others = f"another run is at work on it ({who}{since})" if who else _SHARED
+        message = f"{self._subject}: {others}; wait for its end, or choose another output.path"
+        if is_known_alive:
+            return message
+        return f"{message}. If it is gone for good: rm {self._path}.held"
+
+
+class _HeartBeat:
+    """Touches a file now and then, and removes it in the end."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="lock", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._over.set()
+        self._thread.join()
+        self._path.unlink(missing_ok=True)
+
+    def _beat(self) -> None:
+        while not self._over.wait(_HEARTBEAT_S):
+            with contextlib.suppress(OSError):
+                os.utime(self._path)
+
+
+def _holder() -> dict[str, Any]:
+    return {
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "job_id": os.environ.get("SLURM_JOB_ID"),
+        "start": time.strftime("%Y-%m-%d %H:%M:%S"),
+    }
+
+
+def _holder_in(path: Path) -> dict[str, Any]:
+    try:
+        holder = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return holder if isinstance(holder, dict) else {}
+
+
+def _is_stale(path: Path) -> bool:
+    try:
+        return time.time() - path.stat().st_mtime > _STALE_S
+    except OSError:
+        return True

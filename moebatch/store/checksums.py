@@ -1,0 +1,67 @@
+"""Checksums of a model's files, where somebody has left any."""
+
+import hashlib
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from moebatch.errors import CheckpointError
+
+SUMS_NAME = "SHA256SUMS"
+_LINE = re.compile(r"([0-9a-fA-F]{64}) [ *](.+)")
+_HASH = re.compile(r"[0-9a-f]{64}")
+_CHUNK_BYTES = 2**24
+_MAX_FAULTS = 8
+
+
+def known_checksums(folder: Path, files: Mapping[str, Path]) -> dict[str, str]:
+    """SHA-256 in hex of those of `files`, by their names in the folder, of which it is known.
+
+    From ``SHA256SUMS`` or ``NAME.sha256`` beside them, as ``sha256sum`` writes them; and in the
+    Hugging Face cache from the names of the blobs. Raises CheckpointError if a list is damaged.
+    """
+    known = {name: path.name for name, path in files.items() if _HASH.fullmatch(path.name)}
+    for listed in (folder / SUMS_NAME, *(folder / f"{name}.sha256" for name in files)):
+        if listed.is_file():
+            known.update((n, s) for n, s in _listed(listed).items() if n in files)
+    return known
+
+
+def require_checksums(
+    known: Mapping[str, str], files: Mapping[str, Path], told: Callable[[int], None]
+) -> None:
+    """Reads `files` from end to end; `told` gets numbers of bytes as they are read. Raises
+    CheckpointError, with every file whose bytes are not those that they should be."""
+    faults = []
+    for name, expected in known.items():
+        found = _sha256(files[name], told)
+        if found != expected.lower():
+            faults.append(f"{name}: its SHA-256 is {found}, expected {expected.lower()}")
+    if faults:
+        shown = "\n  ".join(faults[:_MAX_FAULTS])
+        raise CheckpointError(f"damaged files, fetch them again:\n  {shown}")
+
+
+def _listed(path: Path) -> dict[str, str]:
+    sums = {}
+    try:
+        for line in path.read_text(encoding="utf-8").splitlines():
+            match = _LINE.fullmatch(line.strip())
+            if match is None:
+                raise CheckpointError(f"{path}: not a list of SHA-256 checksums: {line[:80]!r}")
+            sums[match[2].removeprefix("./")] = match[1]
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path}: cannot be read: {error}") from None
+    return sums
+
+
+def _sha256(path: Path, told: Callable[[int], None]) -> str:
+    digest = hashlib.sha256()
+    try:
+        with path.open("rb", buffering=0) as file:
+            while data := file.read(_CHUNK_BYTES):
+                digest.update(data)
+                told(len(data))
+    except OSError as error:
+        raise CheckpointError(f"{path}: reading failed: {error.strerror}") from error
+    return digest.hexdigest()

@@ -1,0 +1,90 @@
+"""When the system refuses memory that was promised, the run goes on with less of it."""
+
+import errno
+import mmap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moebatch.errors import OutOfMemory
+from moebatch.job.options import RunOptions
+from moebatch.job.run import JobRun
+from moebatch.model.decoder import Decoder
+from moebatch.spec.job import load_job
+from tests.job.test_resume import GREEDY, run, write
+
+MANY: list[dict[str, object]] = [
+    {"custom_id": f"r{i}", "prompt": [3 + i % 200] * (40 + i % 9), "max_tokens": 4}
+    for i in range(300)
+]
+
+
+@pytest.fixture
+def jobs(tmp_path: Path, tiny_checkpoint: Callable[..., Path]) -> tuple[Path, Path]:
+    """One that is disturbed, and one that is not."""
+    model = tiny_checkpoint("mixtral")
+    cut, whole = (write(tmp_path / name, model, MANY, **GREEDY) for name in ("cut", "whole"))
+    cut.write_text(cut.read_text().replace("1GiB", "4GiB"))
+    return cut, whole
+
+
+def answers(job: Path) -> bytes:
+    return (job.parent / "out.jsonl").read_bytes()
+
+
+def said_by(job: Path) -> list[str]:
+    said: list[str] = []
+    JobRun(load_job(job), said.append, RunOptions()).execute()
+    return said
+
+
+def test_what_cannot_be_allocated_is_planned_again(
+    jobs: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cut, whole = jobs
+    run(whole)
+    real, num_refused = mmap.mmap, 0
+
+    def refusing(descriptor: int, length: int, **options: Any) -> mmap.mmap:
+        nonlocal num_refused
+        if num_refused < 2:
+            num_refused += 1
+            raise OSError(errno.ENOMEM, "Cannot allocate memory")
+        return real(descriptor, length, **options)
+
+    monkeypatch.setattr(mmap, "mmap", refusing)
+    said = [line for line in said_by(cut) if "going on" in line.lower()]
+    assert [line.split("plan for ")[1] for line in said] == ["3.00 GiB", "2.25 GiB"]
+    assert answers(cut) == answers(whole)
+
+
+def test_passes_that_stay_too_large_when_halved_are_planned_again(
+    jobs: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cut, whole = jobs
+    run(whole)
+    calls = iter([False] * 30 + [True] * 4 + [False] * 10**6)
+    real = Decoder.attend
+
+    def refusing(self: Decoder, *arguments: object) -> object:
+        if next(calls):
+            raise MemoryError
+        return real(self, *arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Decoder, "attend", refusing)
+    said = said_by(cut)
+    assert any("halved 3 times" in line and "Going on with a plan for" in line for line in said)
+    assert answers(cut) == answers(whole)
+
+
+def test_when_nothing_does_there_is_a_message(
+    jobs: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: Decoder, *arguments: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(Decoder, "attend", refuse)
+    with pytest.raises(OutOfMemory, match="nor is there a plan for less"):
+        run(jobs[0])

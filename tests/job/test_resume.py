@@ -1,0 +1,305 @@
+"""A job that was stopped goes on where it was: the same bytes in the end, and nothing twice."""
+
+import datetime
+import json
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moebatch.errors import ConfigError, LockHeld, MoebatchError, Stopped
+from moebatch.job.merge import merge
+from moebatch.job.options import RunOptions
+from moebatch.job.overview import overview
+from moebatch.job.run import JobRun
+from moebatch.job.shard import AskedShard, Shard
+from moebatch.job.stop import Stop
+from moebatch.spec.job import load_job
+
+Checkpoint = Callable[..., Path]
+GREEDY = {"temperature": 0, "max_tokens": 12}
+SAMPLED = {"temperature": 0.9, "max_tokens": 12, "n": 2, "stop": ["e "]}
+
+
+def rows(count: int) -> list[dict[str, object]]:
+    return [
+        {
+            "custom_id": f"r{i}",
+            "prompt": [3 + (7 * i) % 200] * (2 + i % 9),
+            "max_tokens": 1 + i % 12,
+        }
+        for i in range(count)
+    ]
+
+
+def write(folder: Path, model: Path, content: list[dict[str, object]], **sampling: object) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in content))
+    job = {
+        "model": {"path": str(model), "dtype": "float32"},
+        "input": {"path": "in.jsonl"},
+        "output": {"path": "out.jsonl"},
+        "sampling": sampling,
+        "resources": {"dram": "1GiB", "threads": 1},
+    }
+    (folder / "job.yaml").write_text(json.dumps(job))
+    return folder / "job.yaml"
+
+
+def run(path: Path, stop: Stop | None = None, **options: object) -> JobRun:
+    job_run = JobRun(load_job(path), lambda line: None, RunOptions(**options), stop)  # type: ignore[arg-type]
+    job_run.execute()
+    return job_run
+
+
+def stopped_after(path: Path, seconds: float) -> JobRun | None:
+    """The run if it was stopped so long after its first pass; None if it had ended by then."""
+    stop = Stop()
+    job_run = JobRun(load_job(path), lambda line: None, RunOptions(), stop)
+
+    def ask() -> None:
+        while job_run.status().phase not in ("running", "writing answers"):
+            time.sleep(0.001)
+        time.sleep(seconds)
+        stop._reason = "the test"
+        stop._asked.set()
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    try:
+        job_run.execute()
+        return None
+    except Stopped:
+        return job_run
+    finally:
+        asking.join()
+
+
+@pytest.fixture
+def model(tiny_checkpoint: Checkpoint) -> Path:
+    return tiny_checkpoint("mixtral")
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_stopped_again_and_again_it_ends_with_the_same_bytes_and_no_token_twice(
+    tmp_path: Path, model: Path, sampling: dict[str, object]
+) -> None:
+    content = rows(60)
+    whole = run(write(tmp_path / "whole", model, content, **sampling))
+    job = write(tmp_path / "cut", model, content, **sampling)
+    noise = random.Random(1)
+    num_tokens, num_stops = 0, 0
+    while (cut := stopped_after(job, noise.uniform(0.0, 0.15))) is not None:
+        num_tokens += cut.status().generated_tokens
+        num_stops += 1
+        assert not (tmp_path / "cut/out.jsonl").exists()
+        assert num_stops < 500
+    assert (tmp_path / "cut/out.jsonl").read_bytes() == (tmp_path / "whole/out.jsonl").read_bytes()
+    assert num_stops > 0
+    assert num_tokens <= whole.status().generated_tokens
+
+
+def test_log_probabilities_of_what_was_begun_are_kept(tmp_path: Path, model: Path) -> None:
+    """Later ones may differ in their last digits, as they do between batches."""
+    sampling = {**SAMPLED, "logprobs": 2, "max_tokens": 12}
+    run(write(tmp_path / "whole", model, rows(30), **sampling))
+    job = write(tmp_path / "cut", model, rows(30), **sampling)
+    while stopped_after(job, 0.1) is not None:
+        pass
+    for whole, cut in zip(*(_answers(tmp_path / name) for name in ("whole", "cut")), strict=True):
+        assert cut["text"] == whole["text"]
+        for ours, theirs in zip(cut["logprobs"], whole["logprobs"], strict=True):
+            values = [[each["logprob"] for each in side["content"]] for side in (ours, theirs)]
+            assert values[0] == pytest.approx(values[1], abs=1e-4)
+
+
+def _answers(folder: Path) -> list[dict[str, Any]]:
+    lines = (folder / "out.jsonl").read_bytes().splitlines()
+    return [json.loads(line)["response"] for line in lines]
+
+
+def test_a_finished_job_has_nothing_to_do(tmp_path: Path, model: Path) -> None:
+    job = write(tmp_path, model, rows(9), **GREEDY)
+    run(job)
+    before = (tmp_path / "out.jsonl").read_bytes()
+    again = run(job)
+    assert again.status().generated_tokens == 0
+    assert again.status().num_done == 9
+    assert (tmp_path / "out.jsonl").read_bytes() == before
+
+
+def test_an_output_that_was_removed_is_written_again_from_the_journal(
+    tmp_path: Path, model: Path
+) -> None:
+    job = write(tmp_path, model, rows(9), **GREEDY)
+    run(job)
+    before = (tmp_path / "out.jsonl").read_bytes()
+    (tmp_path / "out.jsonl").unlink()
+    assert run(job).status().generated_tokens == 0
+    assert (tmp_path / "out.jsonl").read_bytes() == before
+
+
+def test_rows_that_were_appended_edited_or_put_in_are_computed_and_no_others(
+    tmp_path: Path, model: Path
+) -> None:
+    content = rows(12)
+    job = write(tmp_path, model, content, **GREEDY)
+    run(job)
+    content[3] = {**content[3], "prompt": [9, 9, 9], "max_tokens": 5}
+    new: list[dict[str, object]] = [
+        {"custom_id": "in front", "prompt": [5], "max_tokens": 2},
+        *content,
+        {"custom_id": "behind", "prompt": [6], "max_tokens": 3},
+    ]
+    write(tmp_path, model, new, **GREEDY)
+    again = run(job)
+    assert again.status().num_ended == 3
+    lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_bytes().splitlines()]
+    assert [line["custom_id"] for line in lines] == [row["custom_id"] for row in new]
+    assert lines[4]["prompt"] == [9, 9, 9]
+
+
+def test_rows_without_names_are_named_by_their_lines(tmp_path: Path, model: Path) -> None:
+    content: list[dict[str, object]] = [{"prompt": [4]}, {"prompt": [4]}, {"prompt": [5]}]
+    job = write(tmp_path, model, content, **GREEDY)
+    run(job)
+    write(tmp_path, model, [{"prompt": [8]}, *content], **GREEDY)
+    run(job)
+    lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_bytes().splitlines()]
+    assert [line["response"]["custom_id"] for line in lines] == ["1", "2", "3", "4"]
+
+
+def test_failed_rows_are_tried_again(tmp_path: Path, model: Path) -> None:
+    content: list[dict[str, object]] = [*rows(3), {"custom_id": "bad", "prompt": []}]
+    job = write(tmp_path, model, content, **GREEDY)
+    for _ in range(2):
+        assert run(job).status().num_failed == 1
+    assert len((tmp_path / "out.jsonl").read_bytes().splitlines()) == 4
+
+
+@pytest.fixture
+def shards(tmp_path: Path, model: Path) -> Iterator[tuple[Path, bytes]]:
+    """A job to be run in shards, and what it should end with."""
+    content = rows(20)
+    run(write(tmp_path / "whole", model, content, **GREEDY))
+    yield write(tmp_path, model, content, **GREEDY), (tmp_path / "whole/out.jsonl").read_bytes()
+
+
+def test_shards_are_merged_into_the_same_bytes(shards: tuple[Path, bytes]) -> None:
+    job, expected = shards
+    for number in (2, 3, 1):
+        with pytest.raises(MoebatchError, match="rows have not ended yet, the first in line"):
+            if number == 2:
+                run(job, shard=AskedShard(2, 3))
+            merge(load_job(job))
+        if number != 2:
+            run(job, shard=AskedShard(number, 3))
+    assert (merge(load_job(job)).num_rows, overview(load_job(job)).num_left) == (20, 0)
+    assert (job.parent / "out.jsonl").read_bytes() == expected
+
+
+def test_nothing_to_merge_is_a_message(tmp_path: Path, model: Path) -> None:
+    job = write(tmp_path, model, rows(2), **GREEDY)
+    with pytest.raises(ConfigError, match="there is nothing to merge"):
+        merge(load_job(job))
+
+
+def test_a_shard_keeps_others_out_but_not_other_shards(shards: tuple[Path, bytes]) -> None:
+    from moebatch.job.run_folder import RunFolder
+
+    job, _ = shards
+    folder = RunFolder(job.parent / "out.jsonl")
+    with folder.locked(Shard(1, 2)):
+        with pytest.raises(LockHeld, match="shard 1/2: another run"):
+            run(job, shard=AskedShard(1, 2))
+        with pytest.raises(LockHeld, match="runs of its shards are at work"):
+            run(job)
+        run(job, shard=AskedShard(2, 2))
+
+
+def test_how_many_shards_there_are_is_said_once(
+    shards: tuple[Path, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Task 3 of an array that was asked for tasks 2 and 3 only knows that it is the third."""
+    job, expected = shards
+    with pytest.raises(ConfigError, match="no run of this job has said yet"):
+        run(job, shard=AskedShard(1))
+    run(job, shard=AskedShard(1, 3))
+    with pytest.raises(ConfigError, match="divided into 3 shards, not 2"):
+        run(job, shard=AskedShard(2, 2))
+    assert run(job, shard=AskedShard(2)).status().num_ended == 7
+    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "3")
+    monkeypatch.setenv("SLURM_ARRAY_TASK_COUNT", "2")
+    assert run(job).status().num_ended == 6
+    assert merge(load_job(job)).num_rows == 20
+    assert (job.parent / "out.jsonl").read_bytes() == expected
+
+
+def test_all_rows_may_be_done_at_once_after_all(shards: tuple[Path, bytes]) -> None:
+    job, expected = shards
+    run(job, shard=AskedShard(2, 3))
+    assert run(job).status().num_ended == 13
+    assert (job.parent / "out.jsonl").read_bytes() == expected
+
+
+def test_prompts_have_the_date_of_the_first_run(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from moebatch.job import settled
+
+    template = "{{ strftime_now('%d %b %Y') }}: {{ messages[0]['content'] }}"
+    (tmp_path / "dated.jinja").write_text(template)
+    content = [
+        {"custom_id": f"r{i}", "messages": [{"role": "user", "content": "hi"}]} for i in "ab"
+    ]
+
+    def job(folder: str, content: list[dict[str, object]]) -> Path:
+        path = write(tmp_path / folder, model, content, **GREEDY)
+        described = json.loads(path.read_text())
+        described["model"]["chat_template"] = str(tmp_path / "dated.jinja")
+        path.write_text(json.dumps(described))
+        return path
+
+    run(job("whole", content))  # type: ignore[arg-type]
+    run(job("cut", content[:1]))  # type: ignore[arg-type]
+
+    class Tomorrow(datetime.date):
+        @classmethod
+        def today(cls) -> "Tomorrow":
+            return cls(2031, 1, 1)
+
+    monkeypatch.setattr(settled.datetime, "date", Tomorrow)
+    run(job("cut", content))  # type: ignore[arg-type]
+    assert (tmp_path / "cut/out.jsonl").read_bytes() == (tmp_path / "whole/out.jsonl").read_bytes()
+
+
+def test_bad_rows_of_no_dialect_look_alike_in_every_run(tmp_path: Path, model: Path) -> None:
+    content = [rows(1)[0], *({"nonsense": i} for i in range(3))]
+    batch = {
+        "custom_id": "b",
+        "method": "POST",
+        "url": "/v1/completions",
+        "body": {"prompt": [5], "max_tokens": 2},
+    }
+    run(write(tmp_path / "whole", model, [*content, batch, {**batch, "custom_id": "c"}], **GREEDY))
+    run(write(tmp_path / "cut", model, content[:2], **GREEDY))
+    run(write(tmp_path / "cut", model, [*content, batch, {**batch, "custom_id": "c"}], **GREEDY))
+    assert (tmp_path / "cut/out.jsonl").read_bytes() == (tmp_path / "whole/out.jsonl").read_bytes()
+
+
+def test_what_was_begun_counts_as_prompt_when_the_rest_is_planned(
+    tmp_path: Path, model: Path
+) -> None:
+    content: list[dict[str, object]] = [{"custom_id": "x", "prompt": [5] * 4, "max_tokens": 300}]
+    job = write(tmp_path, model, content, temperature=0, ignore_eos=True)
+    assert stopped_after(job, 0.1) is not None, "it ended before it could be stopped"
+    said: list[str] = []
+    JobRun(load_job(job), said.append, RunOptions()).execute()
+    lengths = [int(word) for word in said[0].replace(",", "").split() if word.isdigit()]
+    _, known, new, _ = lengths
+    assert known + new == 304
+    assert known > 4

@@ -1,0 +1,109 @@
+"""Times as Slurm writes them, what a run makes of them, and the script for a cluster."""
+
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from moebatch.errors import ConfigError
+from moebatch.job.runtime import parse_runtime
+from moebatch.job.sbatch import Submission, submission_script
+from moebatch.job.slurm import array_task, parse_time_limit, reserve_s, seconds_left, slurm_job_id
+from moebatch.spec.job import load_job
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("90", 5400),
+        ("1:30", 90),
+        ("4:00:00", 14_400),
+        ("1-12", 129_600),
+        ("1-12:30", 131_400),
+        ("0-0:0:5", 5),
+    ],
+)
+def test_limits_are_read_as_slurm_reads_them(text: str, seconds: float) -> None:
+    assert parse_time_limit(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "x", "1:2:3:4", "4h", "-5", "0", "1-"])
+def test_what_slurm_would_not_understand(text: str) -> None:
+    assert parse_time_limit(text) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("3h30m", 12_600), ("45s", 45), ("1d", 86_400), ("2:00", 120), ("1-00:00", 86_400)],
+)
+def test_how_long_a_run_may_take(text: str, seconds: float) -> None:
+    assert parse_runtime(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "0s", "soon", "3x", "-1h", "1h 30m"])
+def test_other_times_are_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="such as 3h30m"):
+        parse_runtime(text)
+
+
+def test_short_jobs_keep_most_of_their_time() -> None:
+    assert reserve_s(60.0) == 15.0
+    assert reserve_s(86_400.0) == 90.0
+
+
+def test_the_task_of_an_array_has_a_name_of_its_own() -> None:
+    array = {"SLURM_JOB_ID": "70", "SLURM_ARRAY_JOB_ID": "68", "SLURM_ARRAY_TASK_ID": "2"}
+    assert (slurm_job_id(array), array_task(array)) == ("68_2", 2)
+    assert (slurm_job_id({"SLURM_JOB_ID": "70"}), array_task({})) == ("70", None)
+
+
+def test_time_that_is_left() -> None:
+    known = {"SLURM_JOB_ID": "7", "SLURM_JOB_END_TIME": str(int(time.time()) + 100)}
+    left_s = seconds_left(known)
+    assert left_s is not None
+    assert 95 < left_s <= 100
+    assert seconds_left({}) is None
+
+
+@pytest.fixture
+def job_file(tmp_path: Path) -> Path:
+    path = tmp_path / "my job.yaml"
+    path.write_text(
+        "model: {path: m}\ninput: {path: in.jsonl}\noutput: {path: out.jsonl}\n"
+        "resources: {dram: 10GiB, threads: 3}"
+    )
+    return path
+
+
+def test_the_script_asks_for_what_the_job_needs(job_file: Path) -> None:
+    script = submission_script(
+        job_file,
+        load_job(job_file),
+        Submission(num_shards=8, time_limit="4:00:00", options=("--partition=gpu",)),
+    )
+    for line in (
+        "#SBATCH --array=1-8",
+        "#SBATCH --signal=B:USR1@120",
+        "#SBATCH --requeue",
+        "#SBATCH --open-mode=append",
+        "#SBATCH --time=4:00:00",
+        "#SBATCH --cpus-per-task=3",
+        "#SBATCH --mem=11264M",
+    ):
+        assert script.count(f"{line}\n") == 1
+    assert script.count("#SBATCH --partition=gpu\n") == 2, "the merge needs it, too"
+    assert "exec" in script and f"'{job_file}' --shard \"$SLURM_ARRAY_TASK_ID/8\"" in script
+    assert subprocess.run(["sh", "-n"], input=script, text=True).returncode == 0
+
+
+def test_short_tasks_are_told_in_time(job_file: Path) -> None:
+    script = submission_script(
+        job_file, load_job(job_file), Submission(num_shards=1, time_limit="1")
+    )
+    assert "--signal=B:USR1@15\n" in script
+
+
+def test_a_limit_that_slurm_would_not_understand_is_refused(job_file: Path) -> None:
+    with pytest.raises(ConfigError, match="4:00:00"):
+        submission_script(job_file, load_job(job_file), Submission(num_shards=1, time_limit="4h"))

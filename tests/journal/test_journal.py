@@ -1,0 +1,169 @@
+"""Journals of one run and of many: nothing that was said to be kept is lost, and nothing comes
+back that was not."""
+
+import errno
+import hashlib
+import os
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moebatch.errors import StorageError
+from moebatch.journal.files import Files
+from moebatch.journal.finished import Finished, journals
+from moebatch.journal.record import Record, State, encode
+from moebatch.journal.writer import JournalWriter
+from tests.journal.faults import FaultyFiles
+
+
+def key(number: int) -> bytes:
+    return hashlib.blake2b(b"%d" % number, digest_size=16).digest()
+
+
+def record(number: int, text: str = "", state: State = "done") -> Record:
+    return Record(key(number), number, state, b'{"row":%d,"text":"%s"}' % (number, text.encode()))
+
+
+def found(folder: Path, count: int) -> dict[int, tuple[State, bytes]]:
+    """By number, what journals say of the first rows."""
+    said = {}
+    with Finished(folder) as finished:
+        for number in range(count):
+            best = finished.find(key(number))
+            if best is not None:
+                assert best.name == number
+                said[number] = (best.state, finished.line(best.place))
+    return said
+
+
+def test_what_was_added_is_found(tmp_path: Path) -> None:
+    with JournalWriter(tmp_path / "journal") as journal:
+        for number in range(100):
+            journal.add(record(number))
+    assert found(tmp_path / "journal", 200) == {n: ("done", record(n).line) for n in range(100)}
+
+
+def test_it_is_with_the_system_before_the_journal_is_closed(tmp_path: Path) -> None:
+    with JournalWriter(tmp_path / "journal") as journal:
+        journal.add(record(1))
+        assert len(found(tmp_path / "journal", 5)) == 1
+
+
+def test_a_run_without_rows_leaves_no_journal(tmp_path: Path) -> None:
+    with JournalWriter(tmp_path / "journal"):
+        pass
+    assert journals(tmp_path / "journal") == []
+
+
+def test_no_journal_is_no_rows(tmp_path: Path) -> None:
+    assert found(tmp_path / "nowhere", 3) == {}
+
+
+@given(
+    st.lists(
+        st.lists(st.tuples(st.integers(0, 5), st.sampled_from(["part", "fail", "done"]))),
+        max_size=4,
+    )
+)
+def test_success_beats_failure_and_then_the_newest_counts(
+    tmp_path_factory: pytest.TempPathFactory, runs: list[list[tuple[int, State]]]
+) -> None:
+    folder = tmp_path_factory.mktemp("journals") / "journal"
+    expected: dict[int, tuple[State, bytes]] = {}
+    ranks = {"part": 0, "fail": 1, "done": 2}
+    for run, rows in enumerate(runs):
+        with JournalWriter(folder) as journal:
+            for place, (number, state) in enumerate(rows):
+                new = record(number, f"{run}.{place}", state)
+                journal.add(new)
+                before = expected.get(number)
+                if before is None or ranks[state] >= ranks[before[0]]:
+                    expected[number] = (state, new.line)
+    assert found(folder, 6) == expected
+
+
+@given(st.integers(0, 10**6))
+def test_a_journal_that_was_cut_off_anywhere_has_all_that_is_whole(
+    tmp_path_factory: pytest.TempPathFactory, seed: int
+) -> None:
+    folder = tmp_path_factory.mktemp("torn")
+    records = [record(number, "x" * (number * 37 % 90)) for number in range(8)]
+    data = b"".join(map(encode, records))
+    cut = seed % (len(data) + 1)
+    (folder / "1.jsonl").write_bytes(data[:cut])
+    ends = [len(b"".join(map(encode, records[: n + 1]))) for n in range(8)]
+    whole = {n: ("done", records[n].line) for n in range(8) if ends[n] <= cut}
+    assert found(folder, 8) == whole
+
+
+def test_a_damaged_record_in_the_middle_is_left_out_and_counted(tmp_path: Path) -> None:
+    lines = [encode(record(number)) for number in range(3)]
+    lines[1] = lines[1].replace(b'"row":1', b'"row":7')
+    (tmp_path / "1.jsonl").write_bytes(b"".join(lines))
+    assert found(tmp_path, 3).keys() == {0, 2}
+    with Finished(tmp_path) as finished:
+        assert finished.num_damaged == 1
+
+
+def test_a_full_disk_says_how_much_is_needed_and_keeps_what_was_there(tmp_path: Path) -> None:
+    class Full(Files):
+        def write(self, descriptor: int, data: bytes) -> int:
+            if os.fstat(descriptor).st_size > 500:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return super().write(descriptor, data[:100])
+
+    journal = JournalWriter(tmp_path / "journal", files=Full())
+    with pytest.raises(StorageError, match=r"no room left: .* to write, .* free"):
+        for number in range(100):
+            journal.add(record(number))
+    journal.close()
+    assert 2 <= len(found(tmp_path / "journal", 100)) == number
+
+
+def test_a_folder_that_is_removed_meanwhile_ends_the_run_within_seconds(tmp_path: Path) -> None:
+    with (
+        pytest.raises(StorageError, match="No such file"),
+        JournalWriter(tmp_path / "j") as journal,
+    ):
+        shutil.rmtree(tmp_path / "j")
+        for number in range(1000):
+            journal.add(record(number))
+            time.sleep(0.01)
+    assert number < 900
+
+
+def _operations(folder: Path) -> int:
+    counting = FaultyFiles(fails_at=-1)
+    _write_rows(folder, counting)
+    return counting.num_operations
+
+
+def _write_rows(folder: Path, files: Files) -> int:
+    """Returns how many rows were taken."""
+    num_taken = 0
+    try:
+        with JournalWriter(folder, files=files) as journal:
+            for number in range(6):
+                journal.add(record(number))
+                num_taken += 1
+    except StorageError:
+        pass
+    return num_taken
+
+
+@pytest.mark.parametrize("is_short", [False, True])
+def test_whatever_operation_fails_what_was_taken_is_there_and_nothing_else(
+    tmp_path: Path, is_short: bool
+) -> None:
+    for fails_at in range(1, _operations(tmp_path / "whole") + 3):
+        folder = tmp_path / "journal"
+        shutil.rmtree(folder, ignore_errors=True)
+        num_taken = _write_rows(folder, FaultyFiles(fails_at, is_short=is_short))
+        lines = {n: ("done", record(n).line) for n in range(num_taken)}
+        assert found(folder, 6) == lines
+        _write_rows(folder, Files())
+        assert len(found(folder, 6)) == 6

@@ -1,0 +1,52 @@
+"""One line of a journal and back; nothing that is damaged is taken for whole."""
+
+import json
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moebatch.journal.record import STATES, Record, decode, encode, line_of
+
+KEYS = st.binary(min_size=16, max_size=16)
+LINES = st.dictionaries(st.text(), st.text() | st.integers()).map(
+    lambda content: json.dumps(content).encode()
+)
+RECORDS = st.builds(Record, KEYS, st.integers(0, 2**64 - 1), st.sampled_from(STATES), LINES)
+
+
+@given(RECORDS)
+def test_a_record_comes_back_as_it_was(record: Record) -> None:
+    data = encode(record)
+    assert decode(data) == record
+    assert line_of(data) == record.line
+    assert data.count(b"\n") == 1
+
+
+@given(RECORDS)
+def test_for_others_it_is_json(record: Record) -> None:
+    content = json.loads(encode(record))
+    assert content["line"] == json.loads(record.line)
+    assert content["key"] == record.key.hex()
+
+
+@given(RECORDS, st.data())
+def test_a_record_with_another_byte_in_it_is_none(record: Record, data: st.DataObject) -> None:
+    good = encode(record)
+    place = data.draw(st.integers(0, len(good) - 1))
+    changed = (
+        good[:place] + bytes([good[place] ^ data.draw(st.integers(1, 255))]) + good[place + 1 :]
+    )
+    found = decode(changed)
+    # Only what is between the fields may differ: it says nothing.
+    assert found is None or found == record
+
+
+@given(RECORDS, st.data())
+def test_half_a_record_is_none(record: Record, data: st.DataObject) -> None:
+    good = encode(record)
+    assert decode(good[: data.draw(st.integers(0, len(good) - 1))]) is None
+
+
+@given(st.binary(max_size=300))
+def test_whatever_else_stands_there_is_none(data: bytes) -> None:
+    assert decode(data) is None
