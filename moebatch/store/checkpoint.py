@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from moebatch.errors import CheckpointError
+from moebatch.spec.limits import shown
 from moebatch.store.header import TensorEntry, read_header
 
 INDEX_NAME = "model.safetensors.index.json"
@@ -100,13 +101,17 @@ def file_inside(folder: Path, name: str) -> Path:
     """
     if name != Path(name).name or name in ("", ".", "..") or "\\" in name or "\0" in name:
         raise CheckpointError(f"{folder}: file name {name!r} must not contain a path")
-    path = (folder / name).resolve()
+    try:
+        path = (folder / name).resolve()
+        is_file = path.is_file()
+    except (OSError, RuntimeError) as error:  # too long a name, or links in a circle
+        raise CheckpointError(f"{folder}: file {shown(name)} cannot be found: {error}") from None
     allowed = [folder.resolve()]
     if folder.resolve().parent.name == "snapshots":
         allowed.append(folder.resolve().parent.parent / "blobs")
     if not any(path.is_relative_to(root) for root in allowed):
         raise CheckpointError(f"{folder}: {name} is a link that leads outside the model folder")
-    if not path.is_file():
+    if not is_file:
         raise CheckpointError(f"{folder}: file {name} is missing")
     return path
 

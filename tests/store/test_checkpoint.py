@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 
 from moebatch.errors import CheckpointError
-from moebatch.store.checkpoint import INDEX_NAME, SINGLE_NAME, Checkpoint
+from moebatch.store.checkpoint import INDEX_NAME, SINGLE_NAME, Checkpoint, file_inside
 
 
 @pytest.fixture
@@ -120,3 +120,10 @@ def test_a_truncated_shard_is_found_before_anything_runs(folder: Path) -> None:
     (folder / "two.safetensors").write_bytes(content[:-8])
     with pytest.raises(CheckpointError, match=r"two.safetensors: .*truncated"):
         Checkpoint.open(folder)
+
+
+@pytest.mark.parametrize("name", ["m" * 5000, "loop.safetensors"])
+def test_names_that_the_system_refuses_are_a_message(tmp_path: Path, name: str) -> None:
+    (tmp_path / "loop.safetensors").symlink_to(tmp_path / "loop.safetensors")
+    with pytest.raises(CheckpointError):
+        file_inside(tmp_path, name)
