@@ -1,7 +1,6 @@
-"""Feeds whatever reads files with damaged ones, by mutation, and with Atheris where it is there.
+"""Feeds whatever reads files with damaged ones; `fuzz_atheris` does it guided by coverage.
 
 python -m tests.reliability.fuzz --inputs 100000 [--only "input rows"] [--seed 1]
-python -m tests.reliability.fuzz --atheris --inputs 100000
 """
 
 import argparse
@@ -19,7 +18,7 @@ from types import FrameType
 from tests.reliability.fuzz_targets import TARGETS, Target
 
 _LONGEST_S = 5
-_WORDS = (
+WORDS = (
     *(
         b"{",
         b"}",
@@ -72,7 +71,7 @@ def mutated(noise: random.Random, seeds: tuple[bytes, ...]) -> bytes:
         end = min(len(data), start + noise.choice((0, 1, 1, 3, 10, 50)))
         kind = noise.randrange(5)
         if kind == 0:
-            data[start:end] = noise.choice(_WORDS)
+            data[start:end] = noise.choice(WORDS)
         elif kind == 1:
             data[start:end] = b""
         elif kind == 2:
@@ -90,7 +89,7 @@ def fuzz(target: Target, num_inputs: int, seed: int) -> int:
     """Feeds a target; returns how many inputs it took. Raises what a user must never see, with the
     input that did it."""
     noise, num_taken = random.Random(f"{seed} {target.name}"), 0
-    with _scratch() as folder:
+    with scratch() as folder:
         for number in range(num_inputs):
             num_taken += hit(target, folder, mutated(noise, target.seeds), f"input {number}")
     return num_taken
@@ -123,26 +122,10 @@ def _limited() -> Iterator[None]:
 
 
 @contextmanager
-def _scratch() -> Iterator[Path]:
+def scratch() -> Iterator[Path]:
+    """An empty folder while the block runs."""
     with tempfile.TemporaryDirectory(prefix="moebatch-fuzz-") as name:
         yield Path(name)
-
-
-def _with_atheris(target: Target, num_inputs: int) -> None:
-    """Coverage-guided; ends this process."""
-    import atheris
-
-    atheris.instrument_all()
-    with _scratch() as folder, _scratch() as corpus:
-        for number, seed in enumerate(target.seeds):
-            (corpus / str(number)).write_bytes(seed)
-        words = corpus.parent / f"{corpus.name}.dict"
-        entries = ("".join(f"\\x{byte:02x}" for byte in word) for word in _WORDS if len(word) < 64)
-        words.write_text("".join(f'"{entry}"\n' for entry in entries))
-        options = [sys.argv[0], f"-runs={num_inputs}", f"-dict={words}", "-max_len=4096"]
-        options += ["-timeout=5", "-rss_limit_mb=4096", str(corpus)]
-        atheris.Setup(options, lambda data: hit(target, folder, data, "found by Atheris"))
-        atheris.Fuzz()
 
 
 def main() -> None:
@@ -150,14 +133,8 @@ def main() -> None:
     parser.add_argument("--inputs", type=int, default=100_000, help="all targets together")
     parser.add_argument("--only", choices=[target.name for target in TARGETS], action="append")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--atheris", action="store_true", help="one target, coverage-guided")
     asked = parser.parse_args()
     targets = [target for target in TARGETS if target.name in (asked.only or target.name)]
-    if asked.atheris:
-        if len(targets) != 1:
-            parser.error("--atheris takes one target, named by --only")
-        _with_atheris(targets[0], asked.inputs)
-        return
     start, share = time.monotonic(), -(-asked.inputs // len(targets))
     for target in targets:
         taken = fuzz(target, share, asked.seed)
