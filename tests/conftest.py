@@ -5,9 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from tests.tiny import write_checkpoint
 
+settings.register_profile("moebatch", deadline=None)  # timing never decides a test
+settings.load_profile("moebatch")
 NOT_TESTED = "NOT TESTED"
 """Begins the reason of a skip that the user should read."""
 
