@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from moebatch.engine.batcher import Batcher
@@ -92,7 +92,6 @@ def run_pass(batcher: Batcher, work: list[Work]) -> list[tuple[int, int]]:
     return done
 
 
-@settings(deadline=None)
 @given(
     work=st.lists(works, max_size=30),
     extra_pages=st.integers(0, 20),
@@ -115,7 +114,6 @@ def test_everything_ends_and_no_pass_is_too_large(
     assert batcher._cache.num_free_pages == batcher._cache.num_pages
 
 
-@settings(deadline=None)
 @given(
     work=st.lists(works, max_size=30),
     extra_pages=st.integers(0, 20),
@@ -196,7 +194,6 @@ def test_a_sequence_that_was_sent_back_keeps_what_it_has_generated() -> None:
     assert sequence.pending_tokens(1) == [8]
 
 
-@settings(deadline=None)
 @given(
     work=st.lists(st.tuples(st.integers(1, 60), st.integers(1, 40)), min_size=1, max_size=15),
     tokens_per_pass=st.integers(1, 80),

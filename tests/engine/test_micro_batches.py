@@ -2,7 +2,7 @@
 
 from itertools import chain
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from moebatch.engine.batcher import Slice
@@ -28,7 +28,6 @@ def piece(num_tokens: int, context: int) -> Slice:
 slices = st.lists(st.builds(piece, st.sampled_from((1, 1, 2, 60, 700)), st.integers(0, 900)))
 
 
-@settings(deadline=None)
 @given(slices, st.integers(1, 9))
 def test_everything_is_in_one_micro_batch_of_its_kind(work: list[Slice], size: int) -> None:
     groups = micro_batches(work, size)
@@ -42,7 +41,6 @@ def test_everything_is_in_one_micro_batch_of_its_kind(work: list[Slice], size: i
     assert list(map(id, prompts)) == [id(one) for one in work if one.num_tokens > 1]
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(0, 900), min_size=1, max_size=60), st.integers(1, 20))
 def test_no_two_micro_batches_differ_by_more_than_one_sequence(
     contexts: list[int], size: int

@@ -402,7 +402,7 @@ SAMPLINGS = st.builds(
 class TestIndependence:
     """A row gets the same token and logprobs whatever else is in the block."""
 
-    @settings(max_examples=40, deadline=None)
+    @settings(max_examples=40)
     @given(
         samplings=st.lists(SAMPLINGS, min_size=2, max_size=24),
         dtype=st.sampled_from([torch.float32, torch.bfloat16]),

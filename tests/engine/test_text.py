@@ -211,7 +211,7 @@ class TestSentencepiece:
 
 
 class TestAnyText:
-    @settings(max_examples=300, deadline=None)
+    @settings(max_examples=300)
     @given(
         text=SHORT_TEXT,
         stops=st.lists(SHORT_TEXT.filter(bool).map(lambda s: s[:4]), min_size=1, max_size=3),
@@ -239,7 +239,7 @@ class TestAnyText:
             before = decoder.decode(tokens[: num_tokens - 1]).rstrip("\ufffd")
             assert len(before) < match.end
 
-    @settings(max_examples=200, deadline=None)
+    @settings(max_examples=200)
     @given(
         pieces=st.lists(st.one_of(st.binary(max_size=6), SHORT_TEXT.map(str.encode)), max_size=12),
         stop=st.sampled_from(["a", "🙂", "世界", "é.", "b a"]),

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 from itertools import islice
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from moebatch.job.beginnings import Beginnings
@@ -52,7 +52,6 @@ def answers(rows: list[Request], num_at_once: int) -> tuple[list[Outcome], Engin
     return outcomes, engine
 
 
-@settings(deadline=None)
 @given(
     prompts=st.lists(st.integers(0, 5), max_size=40),
     temperatures=st.lists(st.sampled_from((0.0, 0.0, 1.0)), min_size=40, max_size=40),

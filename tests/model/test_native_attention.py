@@ -35,7 +35,7 @@ needs_kernels = pytest.mark.skipif(
 
 
 @needs_kernels
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     contexts=st.lists(st.integers(1, 700), min_size=1, max_size=6),
     heads=st.sampled_from([(4, 4), (8, 2), (8, 1), (6, 2), (5, 1), (28, 4)]),

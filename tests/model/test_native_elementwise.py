@@ -22,7 +22,7 @@ needs_kernels = pytest.mark.skipif(
     loader.kernels() is None, reason=f"no kernels: {loader.prepare()}"
 )
 
-sizes = settings(max_examples=40, deadline=None)
+sizes = settings(max_examples=40)
 rows = st.integers(0, 70)
 widths = st.sampled_from([1, 7, 16, 31, 32, 33, 64, 100, 257, 2048])
 dtypes = st.sampled_from(DTYPES)

@@ -126,7 +126,7 @@ def assert_close(case: Case, got: Tensor) -> None:
 
 
 @needs_kernel
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     slices=st.lists(st.tuples(st.integers(1, 150), st.integers(0, 400)), min_size=1, max_size=4),
     heads=st.sampled_from([(4, 4), (8, 2), (8, 1), (6, 2), (5, 1), (28, 4)]),

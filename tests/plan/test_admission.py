@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from moebatch.plan.admission import AHEAD_TOKENS, longest_first
@@ -17,7 +17,6 @@ def of(length: Length) -> Length:
     return length
 
 
-@settings(deadline=None)
 @given(lengths)
 def test_within_sight_long_answers_go_first_and_equal_ones_keep_their_order(
     work: list[Length],
@@ -25,7 +24,6 @@ def test_within_sight_long_answers_go_first_and_equal_ones_keep_their_order(
     assert list(longest_first(work, of)) == sorted(work, key=lambda length: -length.new_tokens)
 
 
-@settings(deadline=None)
 @given(lengths)
 def test_a_long_file_is_read_only_so_far_ahead(work: list[Length]) -> None:
     scale, held = AHEAD_TOKENS // 200, 0

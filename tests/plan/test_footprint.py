@@ -29,7 +29,7 @@ from moebatch.store.kv_layout import KvLayout
 from moebatch.store.kv_levels import NUM_WINDOWS
 from tests.plan.problems import SHAPE, SMALL, cpu_machine, gpu_machine, problem
 
-MANY = settings(max_examples=15, deadline=None)
+MANY = settings(max_examples=15)
 MIB = 2**20
 MANY_EXPERTS = load_model("qwen3-30b-a3b").shape
 DENSE_FIRST = load_model("deepseek-moe-16b").shape

@@ -20,7 +20,7 @@ from moebatch.spec.workload import Workload
 from tests.plan.problems import GIB, cpu_machine, gpu_machine, problem
 
 STEPS = 12
-MANY = settings(max_examples=20, deadline=None)
+MANY = settings(max_examples=20)
 PROBLEMS = st.builds(
     lambda vram, dram, link, disk, prompt, new: problem(
         gpu_machine(vram, dram, link=link, disk=disk),

@@ -1,6 +1,6 @@
 """The largest number of pages that sequences hold until they end."""
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from moebatch.plan.occupancy import peak_pages, peaks
@@ -9,7 +9,6 @@ from moebatch.spec.policy import pages_of
 sequences = st.lists(st.tuples(st.integers(1, 70), st.integers(0, 60)), max_size=12)
 
 
-@settings(deadline=None)
 @given(sequences)
 def test_it_is_that_of_letting_all_of_them_grow(work: list[tuple[int, int]]) -> None:
     most = 0

@@ -215,7 +215,7 @@ def test_the_grid_is_that_of_the_authors():
     assert [next(grid) for _ in range(8)] == [1, 2, 3, 4, 36, 68, 100, 132]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     mu=st.integers(1, 400),
     num_micro_batches=st.integers(1, 40),

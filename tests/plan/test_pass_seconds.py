@@ -112,7 +112,7 @@ def test_hidden_states_of_a_static_prefill_leave_the_gpu_in_every_layer() -> Non
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(load=LOADS, one=SHARES, other=SHARES, share=st.floats(0, 1))
 def test_lanes_are_affine_in_the_shares(
     schedule: Schedule, load: PassLoad, one: Placement, other: Placement, share: float

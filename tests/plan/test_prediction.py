@@ -24,7 +24,7 @@ from moebatch.spec.policy import Placement, Policy
 from moebatch.spec.workload import Length, LengthSample, Workload
 from tests.plan.problems import GB, SMALL, cpu_machine, gpu_machine, problem
 
-MANY = settings(max_examples=40, deadline=None)
+MANY = settings(max_examples=40)
 LENGTHS = st.lists(st.tuples(st.integers(1, 300), st.integers(1, 100)), min_size=1, max_size=60)
 
 

@@ -188,7 +188,7 @@ peaks = st.floats(1e10, 1e16)
 sizes = st.floats(1e5, 1e12)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.builds(
         Roofline,

@@ -67,7 +67,7 @@ def cases(draw: st.DrawFn) -> tuple[Setup, Room, RandomWorld, int]:
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(case=cases())
 def test_no_deadlock_nothing_before_its_loads_and_no_slot_overwritten(
     name: str, case: tuple[Setup, Room, RandomWorld, int]

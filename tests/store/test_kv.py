@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from moebatch.spec.policy import PAGE_TOKENS, pages_of
@@ -105,7 +105,6 @@ class Owned:
                 assert values[rows, 0, 1].equal(-expected - layer)
 
 
-@settings(deadline=None)
 @given(
     steps=st.lists(
         st.tuples(

@@ -1,7 +1,7 @@
 """Sequences that begin alike hold that beginning together, and only what is really alike."""
 
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from moebatch.spec.policy import PAGE_TOKENS, pages_of
@@ -97,7 +97,6 @@ steps = st.lists(
 )
 
 
-@settings(deadline=None)
 @given(steps)
 def test_whatever_happens_pages_add_up_and_nobody_sees_what_is_not_his(
     steps: list[tuple[str, int, int, int]],

@@ -1,6 +1,6 @@
 """Continuous batching on lengths alone."""
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.benchmarks.jobs.lengths import Lengths, even
@@ -9,7 +9,6 @@ from tests.benchmarks.jobs.seats import Seats
 ROWS = st.lists(st.tuples(st.integers(1, 30), st.integers(1, 9)), min_size=1, max_size=20)
 
 
-@settings(deadline=None)
 @given(rows=ROWS, num_seats=st.integers(1, 6), extra=st.integers(0, 20))
 def test_every_token_is_computed_once_in_calls_that_are_not_too_large(
     rows: list[tuple[int, int]], num_seats: int, extra: int
