@@ -44,7 +44,7 @@ def write(folder: Path, model: Path, content: list[dict[str, object]], **samplin
         "input": {"path": "in.jsonl"},
         "output": {"path": "out.jsonl"},
         "sampling": sampling,
-        "resources": {"dram": "1GiB", "threads": 1},
+        "resources": {"dram": "4GiB", "threads": 1},
     }
     (folder / "job.yaml").write_text(json.dumps(job))
     return folder / "job.yaml"

@@ -59,7 +59,7 @@ def write_job(folder: Path, model: Path) -> Path:
         "input": {"path": "in.jsonl"},
         "output": {"path": "out.jsonl"},
         "sampling": {"temperature": 0, "ignore_eos": True},
-        "resources": {"dram": "1GiB", "threads": 1, "hardware": "generic-cpu"},
+        "resources": {"dram": "8GiB", "threads": 1, "hardware": "generic-cpu"},
     }
     (folder / "job.yaml").write_text(json.dumps(job))
     return folder / "job.yaml"
