@@ -29,6 +29,7 @@ class InputSummary:
     """What the input holds."""
 
     num_rows: int
+    """Those to do, whether they have an answer already or not: all, or those of a shard."""
     num_bad_rows: int
     """Rows that get an error as their answer."""
     dialect: Dialect
@@ -84,13 +85,13 @@ def scan(
         name = todo.name_if_done(raw)
         tally.is_left.append(name is None and todo.has(raw))
         if name is not None:
-            tally.num_rows += 1
+            tally.num_rows += todo.has(raw)
             tally.num_done += todo.has(raw)
         else:
             name = _add(tally, raw, read, todo)
         if name:
             names.append(name)
-    if not tally.num_rows:
+    if not tally.is_left:
         message = "holds no rows"
         tally.whole.append(Fault(file=tally.file, message=message, code="empty_file"))
     twice = _repeated(names)
@@ -106,7 +107,6 @@ def _add(tally: "_Tally", raw: RawRow, read: Read, todo: Todo) -> int:
         tally.add(result)
         row = result.row
     else:
-        tally.num_rows += 1
         row = parse_row(raw, RowRules()).row
     return 0 if row.custom_id is None else name_hash(row.custom_id)
 

@@ -231,7 +231,8 @@ def test_how_many_shards_there_are_is_said_once(
     run(job, shard=AskedShard(1, 3))
     with pytest.raises(ConfigError, match="divided into 3 shards, not 2"):
         run(job, shard=AskedShard(2, 2))
-    assert run(job, shard=AskedShard(2)).status().num_ended == 7
+    second = run(job, shard=AskedShard(2)).status()
+    assert (second.num_ended, second.num_rows) == (7, 7)
     monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "3")
     monkeypatch.setenv("SLURM_ARRAY_TASK_COUNT", "2")
     assert run(job).status().num_ended == 6
@@ -303,3 +304,10 @@ def test_what_was_begun_counts_as_prompt_when_the_rest_is_planned(
     _, known, new, _ = lengths
     assert known + new == 304
     assert known > 4
+
+
+def test_a_shard_without_rows_has_nothing_to_do(tmp_path: Path, model: Path) -> None:
+    job = write(tmp_path, model, rows(2), **GREEDY)
+    assert run(job, shard=AskedShard(3, 3)).status().num_rows == 0
+    assert [run(job, shard=AskedShard(n)).status().num_done for n in (1, 2)] == [1, 1]
+    assert merge(load_job(job)).num_rows == 2
