@@ -54,9 +54,10 @@ class RunLock:
         """Lets others in."""
         if self._beat is not None:
             self._beat.stop()
-        with contextlib.suppress(OSError):
-            if not self._shared:
+        if not self._shared:
+            with contextlib.suppress(OSError):  # a name that stays there does no harm
                 os.ftruncate(self._descriptor, 0)
+        with contextlib.suppress(OSError):
             os.close(self._descriptor)
 
     def __enter__(self) -> Self:
