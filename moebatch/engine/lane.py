@@ -97,7 +97,7 @@ class ThreadLane:
 
     @property
     def doing(self) -> str | None:
-        """What it runs, or else what it would run next if it could; called with the lock held."""
+        """What it runs, or else what it would run next if it could; a glance, without the lock."""
         if self._is_busy and self._item is not None:
             return str(self._item.task)
         return f"waits to begin {self._waiting[0]}" if self._waiting else None
