@@ -116,8 +116,8 @@ class Stopped(MoebatchError):
 
     def __init__(self, message: str, *, has_gained: bool = False) -> None:
         super().__init__(message)
-        self.has_gained = has_gained
-        """Whether anything was computed that will not have to be computed again."""
+        self.num_fruitless = 0 if has_gained else 1
+        """Runs in a row, this one the last, that computed nothing that is kept."""
 
 
 class Interrupted(MoebatchError):

@@ -223,8 +223,8 @@ def test_a_file_that_no_job_wrote_is_never_replaced(tmp_path: Path, model: Path)
 
 
 def test_two_runs_cannot_share_an_output(tmp_path: Path, model: Path) -> None:
-    from moebatch.job.run_folder import RunFolder
-    from moebatch.job.shard import ALL
+    from moebatch.folder.run_folder import RunFolder
+    from moebatch.folder.shard import ALL
 
     job = write_job(tmp_path, model, PROMPTS)
     with RunFolder(tmp_path / "out.jsonl").locked(ALL):

@@ -62,6 +62,10 @@ TracePasses = Annotated[
     int, typer.Option("--trace-passes", min=1, max=1000, help="How many of them.")
 ]
 
+_MOST_FRUITLESS = 3
+"""Runs in a row without any gain: one may have been cut short, since Slurm's signal can come a
+minute early; a job that needs more time than it gets would be queued again for ever."""
+
 
 def run(
     job: JobFile,
@@ -82,9 +86,9 @@ def run(
 ) -> None:
     """Run a job: read its prompts, write its answers in the same order."""
     let_threads_sleep()
+    from moebatch.folder.shard import parse_shard
     from moebatch.job.options import RunOptions
     from moebatch.job.runtime import allowed_s
-    from moebatch.job.shard import parse_shard
     from moebatch.job.stop import Stop
     from moebatch.spec.policy_file import load_policy
 
@@ -119,8 +123,10 @@ def _queue_again(stopped: Stopped) -> None:
     from moebatch.job.slurm import requeue, slurm_job_id
 
     job = slurm_job_id()
-    if not stopped.has_gained:
-        refusal: str | None = "it has got nowhere in its time, and would not the next time either"
+    if stopped.num_fruitless >= _MOST_FRUITLESS:
+        refusal: str | None = (
+            f"it has got nowhere {stopped.num_fruitless} times in a row; it needs more time"
+        )
     else:
         refusal = requeue(job) if job is not None else "this is no Slurm job"
     if refusal is not None:
@@ -130,13 +136,14 @@ def _queue_again(stopped: Stopped) -> None:
 def _execute(
     job: Path, options: "RunOptions", stop: "Stop", *, quiet: bool, recalibrate: bool
 ) -> "RunSummary":
-    from moebatch.job.run import JobRun
-    from moebatch.report.drawings import write_drawings
-    from moebatch.spec.job import load_job
-
     console = error_console()
     tell = teller(console, quiet=quiet)
     with stopping_on_signals(stop):
+        # Not before: that takes seconds, in which a signal would just end the process.
+        from moebatch.job.run import JobRun
+        from moebatch.report.drawings import write_drawings
+        from moebatch.spec.job import load_job
+
         job_run = JobRun(load_job(job), tell, options, stop)
         summary = _watched(job_run, console, quiet=quiet)
     _report(summary, console, quiet=quiet)

@@ -1,13 +1,10 @@
 """Where a run computes: in main memory, on a GPU, or on one that is only emulated."""
 
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 
-from moebatch.spec.hardware import Hardware
-
-DeviceKind = Literal["cpu", "cuda", "emulate"]
+from moebatch.spec.hardware import DeviceKind, Hardware
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -4,11 +4,11 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from moebatch.job.dialects import Served, result_line
-from moebatch.job.prompts import RowReader
-from moebatch.job.raw import Source, refusal
-from moebatch.job.results import Results
-from moebatch.job.row import FailedRow, Row
+from moebatch.folder.results import Results
+from moebatch.rows.dialects import Served, result_line
+from moebatch.rows.prompts import RowReader
+from moebatch.rows.raw import Source, refusal
+from moebatch.rows.row import FailedRow, Row
 from moebatch.spec.request import Begun, Outcome, Request, RowError
 
 

@@ -7,12 +7,16 @@ from dataclasses import dataclass, replace
 import torch
 
 from moebatch.engine.build import BuiltEngine, build_engine
-from moebatch.engine.device import Device, DeviceKind
+from moebatch.engine.device import Device
 from moebatch.engine.model_files import ModelFiles
 from moebatch.engine.order import Order, has_common_keys
 from moebatch.errors import OutOfMemory, Stopped
+from moebatch.folder.results import Results
+from moebatch.folder.row_key import RowKeys
+from moebatch.folder.run_folder import RunFolder
+from moebatch.folder.shard import Shard
+from moebatch.folder.todo import Todo
 from moebatch.job.answering import Answering
-from moebatch.job.dialects import Served
 from moebatch.job.fingerprint import numerics_fingerprint
 from moebatch.job.hints import load_predictor
 from moebatch.job.machine import JobMachine, sharing_cores
@@ -24,23 +28,20 @@ from moebatch.job.notices import (
 )
 from moebatch.job.options import RunOptions
 from moebatch.job.planning import JobPlan, job_problem, measured_machine, plan_job
-from moebatch.job.prepare import Preparation
-from moebatch.job.raw import RawRow, Source
-from moebatch.job.repeats import Repeats
-from moebatch.job.results import Results
-from moebatch.job.row import FailedRow, ReadyRow
-from moebatch.job.row_key import RowKeys
-from moebatch.job.run_folder import RunFolder
 from moebatch.job.scan import InputSummary, scan
-from moebatch.job.shard import Shard
 from moebatch.job.status import Phase
 from moebatch.job.stop import Stop
-from moebatch.job.todo import Todo
 from moebatch.job.watchdog import watched
 from moebatch.journal.finished import Finished
 from moebatch.journal.writer import JournalWriter
 from moebatch.model.native.loader import prepare as prepare_kernels
 from moebatch.predict.predictor import Predictor
+from moebatch.rows.dialects import Served
+from moebatch.rows.prepare import Preparation
+from moebatch.rows.raw import RawRow, Source
+from moebatch.rows.repeats import Repeats
+from moebatch.rows.row import FailedRow, ReadyRow
+from moebatch.spec.hardware import DeviceKind
 from moebatch.spec.job import Job
 from moebatch.spec.policy import Policy
 from moebatch.spec.workload import Workload

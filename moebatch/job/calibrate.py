@@ -20,8 +20,6 @@ from moebatch.engine.model_files import ModelFiles, open_model
 from moebatch.engine.order import Order
 from moebatch.errors import CheckpointError, ConfigError, DoesNotFit, Fault
 from moebatch.job.planning import job_problem
-from moebatch.job.prepare import prepare
-from moebatch.job.prompts import RowReader
 from moebatch.job.reading_policy import reading_policy
 from moebatch.job.texts import TokenSequence, read_sequences
 from moebatch.measure.saved import machine_profile, require_writable_file
@@ -32,6 +30,8 @@ from moebatch.predict.path_table import PathTable
 from moebatch.predict.predictor import Chosen
 from moebatch.predict.table_file import TableOwner, save_table, table_path
 from moebatch.predict.trace import RoutingTrace, TraceRecorder
+from moebatch.rows.prepare import prepare
+from moebatch.rows.prompts import RowReader
 from moebatch.spec.job import InputSection, Job, ModelSection, OutputSection, ResourcesSection
 from moebatch.spec.policy import Policy
 from moebatch.spec.request import Request

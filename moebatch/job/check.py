@@ -7,17 +7,17 @@ from typing import TypeVar
 
 from moebatch.engine.model_files import ModelFiles, open_model
 from moebatch.errors import ExitCode, Fault, FaultyFile, MoebatchError
-from moebatch.job.claim import require_own
+from moebatch.folder.claim import require_own
+from moebatch.folder.output_path import require_writable
 from moebatch.job.hints import load_predictor
+from moebatch.job.identity import manifest_of
 from moebatch.job.machine import job_machine, known_device
-from moebatch.job.manifest import Manifest
-from moebatch.job.output_path import require_writable
 from moebatch.job.planning import job_problem, plan_job
-from moebatch.job.prepare import Preparation, prepare, row_rules
-from moebatch.job.rows import parse_row
 from moebatch.job.scan import InputSummary, scan
-from moebatch.job.source import open_source
 from moebatch.measure.saved import machine_profile
+from moebatch.rows.parse import parse_row
+from moebatch.rows.prepare import Preparation, prepare, row_rules
+from moebatch.rows.source import open_source
 from moebatch.spec.job import Job, load_job
 from moebatch.spec.workload import Workload
 from moebatch.store.checksums import SUMS_NAME, known_checksums, require_checksums
@@ -91,7 +91,7 @@ def check_job(path: Path, *, checksums: Callable[[int], None] | None = None) -> 
             tokenizer = preparation.reader.tokenizer
             found.attempt(lambda: tokenizer.require_chat_template(place), folder)
         if files:
-            manifest = Manifest.of(job, files)
+            manifest = manifest_of(job, files)
             found.attempt(lambda: require_own(manifest, job.output.path), str(path))
         workload = counted.workload
         if files and workload and has_device:

@@ -5,10 +5,17 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from moebatch.engine.device import DeviceKind
 from moebatch.errors import ConfigError, Fault
 from moebatch.measure.saved import load_saved
-from moebatch.spec.hardware import Basis, Dtype, Hardware, LinkName, Processor, RateCurve
+from moebatch.spec.hardware import (
+    Basis,
+    DeviceKind,
+    Dtype,
+    Hardware,
+    LinkName,
+    Processor,
+    RateCurve,
+)
 from moebatch.spec.job import Job
 from moebatch.spec.profile import HardwareProfile, load_profile
 

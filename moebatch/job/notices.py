@@ -3,10 +3,9 @@
 from collections.abc import Iterator
 from dataclasses import fields
 
-from moebatch.engine.device import DeviceKind
 from moebatch.job.scan import InputSummary
 from moebatch.plan.prediction import Prediction
-from moebatch.spec.hardware import Hardware
+from moebatch.spec.hardware import DeviceKind, Hardware
 from moebatch.spec.job import Job
 from moebatch.spec.sampling import Sampling
 from moebatch.spec.workload import Workload

@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from moebatch.engine.device import DeviceKind
 from moebatch.errors import ConfigError, Fault
-from moebatch.job.shard import AskedShard
+from moebatch.folder.shard import AskedShard
 from moebatch.measure.saved import require_writable_file
+from moebatch.spec.hardware import DeviceKind
 from moebatch.spec.policy import SCHEDULES, Schedule
 from moebatch.spec.policy_file import PolicyFile
 

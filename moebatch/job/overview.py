@@ -2,13 +2,13 @@
 
 from dataclasses import dataclass
 
-from moebatch.job.answered import Answered
-from moebatch.job.claim import read_claim
-from moebatch.job.row_key import RowKeys
-from moebatch.job.run_folder import RunFolder
-from moebatch.job.source import open_source
+from moebatch.folder.answered import Answered
+from moebatch.folder.claim import read_claim
+from moebatch.folder.row_key import RowKeys
+from moebatch.folder.run_folder import RunFolder
 from moebatch.job.status_file import ShardStatus, read_status
 from moebatch.journal.finished import Finished
+from moebatch.rows.source import open_source
 from moebatch.spec.job import Job
 
 

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from moebatch.engine.device import DeviceKind
 from moebatch.engine.model_files import ModelFiles
 from moebatch.errors import ConfigError, DoesNotFit, Fault, StorageError
 from moebatch.job.fitting import fitted, slot_notes, with_room
@@ -18,7 +17,7 @@ from moebatch.plan.prediction import Prediction, predict
 from moebatch.plan.problem import PROGRAM_BYTES_WITH_GPU, Problem
 from moebatch.plan.refusal import too_large, too_small
 from moebatch.plan.simulation import policy_for
-from moebatch.spec.hardware import Hardware, LevelName
+from moebatch.spec.hardware import DeviceKind, Hardware, LevelName
 from moebatch.spec.job import Job
 from moebatch.spec.policy import Policy, Schedule
 from moebatch.spec.policy_file import PolicyFile

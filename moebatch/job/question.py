@@ -5,12 +5,12 @@ from dataclasses import replace
 from moebatch.engine.model_files import ModelFiles, open_model
 from moebatch.job.machine import JobMachine
 from moebatch.job.planning import job_problem, measured_machine, settled
-from moebatch.job.prepare import prepare
 from moebatch.job.scan import sample_workload
-from moebatch.job.source import open_source
 from moebatch.plan.options import PlanOptions
 from moebatch.plan.problem import Problem
 from moebatch.plan.question import Question, changed_profile, figure_notes
+from moebatch.rows.prepare import prepare
+from moebatch.rows.source import open_source
 from moebatch.spec.hardware import LevelName
 from moebatch.spec.job import Job
 from moebatch.spec.profile import load_profile

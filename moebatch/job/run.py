@@ -7,29 +7,29 @@ from collections.abc import Callable
 
 from moebatch.engine.model_files import ModelFiles, open_model
 from moebatch.errors import DoesNotFit, OutOfMemory, StorageError
+from moebatch.folder.claim import claim, require_own
+from moebatch.folder.final_file import FinalFile, RowsMissing
+from moebatch.folder.output_path import require_writable
+from moebatch.folder.row_key import RowKeys
+from moebatch.folder.run_folder import RunFolder
+from moebatch.folder.settled import Settled, of_today
+from moebatch.folder.shard import Shard, agreed_shard
 from moebatch.job.attempt import Attempt, Ground
-from moebatch.job.claim import claim, require_own
 from moebatch.job.figures import status_of, summary_of
-from moebatch.job.final_file import FinalFile, RowsMissing
+from moebatch.job.identity import manifest_of
 from moebatch.job.less_memory import with_less_memory
 from moebatch.job.machine import known_device
-from moebatch.job.manifest import Manifest
 from moebatch.job.options import RunOptions
-from moebatch.job.output_path import require_writable
-from moebatch.job.prepare import Preparation, prepare
 from moebatch.job.recalibrate import keep, lesson
-from moebatch.job.row_key import RowKeys
-from moebatch.job.run_folder import RunFolder
-from moebatch.job.settled import Settled, of_today
-from moebatch.job.shard import Shard, agreed_shard
 from moebatch.job.slurm import array_task
-from moebatch.job.source import open_source
 from moebatch.job.status import RunStatus, RunSummary
 from moebatch.job.status_file import written_to
 from moebatch.job.stop import Stop
 from moebatch.job.timelines import run_timelines
 from moebatch.journal.finished import Finished
 from moebatch.plan.machine import detect_machine
+from moebatch.rows.prepare import Preparation, prepare
+from moebatch.rows.source import open_source
 from moebatch.schedule.timeline import Timeline
 from moebatch.spec.job import Job
 from moebatch.store.memory import return_freed_memory
@@ -71,7 +71,7 @@ class JobRun:
         require_writable(self._job)
         self._options.require_device(known_device(self._job))
         files = open_model(self._job.model.path, self._job.model.dtype)
-        manifest, output = Manifest.of(self._job, files), self._job.output.path
+        manifest, output = manifest_of(self._job, files), self._job.output.path
         shard = self._agreed_shard(require_own(manifest, output))
         with self._folder.locked(shard):
             settled = claim(manifest, output, of_today(shard))

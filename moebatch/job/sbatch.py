@@ -7,15 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from moebatch.errors import ConfigError, Fault
-from moebatch.job.run_folder import RunFolder
-from moebatch.job.slurm import parse_time_limit
+from moebatch.folder.claim import read_claim
+from moebatch.folder.run_folder import RunFolder
+from moebatch.job.slurm import notice_s, parse_time_limit
 from moebatch.spec.job import Job
 
-_NOTICE_S = 120.0
-"""Before the end of a task: Slurm may be a minute late with a signal, and a run stops within ten
-seconds."""
-_SHORT = 0.25
-"""Of short tasks, notice is given after all but so much of their time."""
 _MORE_MEMORY = 1.1
 """Slurm counts the page cache and its own processes, too."""
 
@@ -38,9 +34,11 @@ def submission_script(job_file: Path, job: Job, asked: Submission) -> str:
 
     Each task replaces its shell (`exec`), so that signals reach it; is told to stop two minutes
     before its time is over; keeps what it has, asks to be queued again, and goes on from there.
-    Raises ConfigError for a limit that Slurm would not understand.
+    Raises ConfigError for a limit that Slurm would not understand, and for another number of shards
+    than the job has.
     """
     path, folder = job_file.resolve(), RunFolder(job.output.path).path
+    _require_settled(RunFolder(job.output.path), asked.num_shards)
     program = f"{shlex.quote(sys.executable)} -m moebatch"
     run = (
         f'{program} run {shlex.quote(str(path))} --shard "$SLURM_ARRAY_TASK_ID/{asked.num_shards}"'
@@ -72,7 +70,7 @@ def _of_shards(path: Path, job: Job, folder: Path, asked: Submission) -> list[st
     options = [
         f'--job-name="{path.stem}"',
         f"--array=1-{asked.num_shards}",
-        f"--signal=B:USR1@{_notice_s(asked.time_limit):.0f}",
+        f"--signal=B:USR1@{notice_s(_limit_s(asked.time_limit)):.0f}",
         "--requeue",
         "--open-mode=append",
         f'--output="{folder}/slurm-%A_%a.log"',
@@ -87,14 +85,31 @@ def _of_shards(path: Path, job: Job, folder: Path, asked: Submission) -> list[st
     return [*options, *asked.options]
 
 
-def _notice_s(time_limit: str | None) -> float:
+def _limit_s(time_limit: str | None) -> float:
     if time_limit is None:
-        return _NOTICE_S
+        return math.inf
     limit_s = parse_time_limit(time_limit)
     if limit_s is None:
-        message = f"must be a time such as 4:00:00 or 1-12:00:00, got {time_limit!r}"
-        raise ConfigError([Fault(file="moebatch sbatch", where="--time", message=message)])
-    return min(_NOTICE_S, _SHORT * limit_s)
+        raise _refusal(
+            "--time", f"must be a time such as 4:00:00 or 1-12:00:00, got {time_limit!r}"
+        )
+    return limit_s
+
+
+def _require_settled(folder: RunFolder, num_shards: int) -> None:
+    """Whoever divides rows in another way than earlier runs did would have every task refused."""
+    claim = read_claim(folder)
+    settled = claim.settled.num_shards if claim else None
+    if settled not in (None, num_shards):
+        raise _refusal(
+            "--shards",
+            f"the rows of this job are divided into {settled} shards, as its first run said; use "
+            f"--shards {settled}, or remove {folder.path} to begin anew",
+        )
+
+
+def _refusal(where: str, message: str) -> ConfigError:
+    return ConfigError([Fault(file="moebatch sbatch", where=where, message=message)])
 
 
 def _of_merge(path: Path, folder: Path, asked: Submission) -> list[str]:

@@ -6,14 +6,14 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 
 from moebatch.errors import Fault, InputError
-from moebatch.job.beginnings import Beginnings
-from moebatch.job.raw import RawRow, Source
-from moebatch.job.repeats import RepeatCounter
-from moebatch.job.row import Dialect, FailedRow, ParsedRow, ReadyRow, Row
-from moebatch.job.row_key import name_hash
-from moebatch.job.rows import COLUMN_TAKEN, RowRules, parse_row
-from moebatch.job.todo import EVERYTHING, Todo
-from moebatch.job.tokenizer import NO_CHAT_TEMPLATE
+from moebatch.folder.row_key import name_hash
+from moebatch.folder.todo import EVERYTHING, Todo
+from moebatch.rows.beginnings import Beginnings
+from moebatch.rows.parse import COLUMN_TAKEN, RowRules, parse_row
+from moebatch.rows.raw import RawRow, Source
+from moebatch.rows.repeats import RepeatCounter
+from moebatch.rows.row import Dialect, FailedRow, ParsedRow, ReadyRow, Row
+from moebatch.rows.tokenizer import NO_CHAT_TEMPLATE
 from moebatch.spec.request import Request
 from moebatch.spec.workload import Length, LengthSample, Workload
 

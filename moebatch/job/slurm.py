@@ -8,14 +8,21 @@ from collections.abc import Mapping
 from datetime import datetime
 
 _PATIENCE_S = 10.0
+_NOTICE_S = 120.0
 _RESERVE_S = 90.0
 _SHORT = 0.25
+"""Of short jobs, both are so much of their time."""
 _TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
 
 
+def notice_s(limit_s: float) -> float:
+    """So long before the end of a job Slurm is asked for a signal: it may be a minute late, and a
+    run stops within ten seconds."""
+    return min(_NOTICE_S, _SHORT * limit_s)
+
+
 def reserve_s(limit_s: float) -> float:
-    """So long before the end of a job its run stops by itself, since Slurm's own signal may come a
-    minute late; of short jobs it is a quarter."""
+    """So long before the end of a job its run stops by itself, should no signal have come."""
     return min(_RESERVE_S, _SHORT * limit_s)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from moebatch.errors import Stopped
-from moebatch.job.shard import Shard
+from moebatch.folder.shard import Shard
 from moebatch.job.status import RunStatus
 
 _INTERVAL_S = 10.0
@@ -38,6 +38,8 @@ class ShardStatus:
     job_id: str | None
     updated: float
     """Unix time."""
+    fruitless: int = 0
+    """Runs in a row, this one the last, that were stopped before anything was gained."""
 
     @property
     def is_alive(self) -> bool:
@@ -51,12 +53,15 @@ _ENDS = ("done", "stopped", "failed")
 @contextmanager
 def written_to(path: Path, shard: Shard, source: Callable[[], RunStatus]) -> Iterator[None]:
     """Writes what `source` says every ten seconds while the block runs, and how that ended. What
-    cannot be written is left out: it is for information only."""
+    cannot be written is left out: it is for information only. A `Stopped` that has gained nothing
+    learns how many runs before it did not either."""
     over = threading.Event()
+    before = read_status(path)
+    fruitless = before.fruitless if before else 0
 
     def keep_writing() -> None:
         while True:
-            _write(path, shard, source(), None)
+            _write(path, shard, source(), None, fruitless)
             if over.wait(_INTERVAL_S):
                 return
 
@@ -65,14 +70,15 @@ def written_to(path: Path, shard: Shard, source: Callable[[], RunStatus]) -> Ite
     end = "failed"
     try:
         yield
-        end = "done"
-    except Stopped:
-        end = "stopped"
+        end, fruitless = "done", 0
+    except Stopped as stopped:
+        stopped.num_fruitless += fruitless if stopped.num_fruitless else 0
+        end, fruitless = "stopped", stopped.num_fruitless
         raise
     finally:
         over.set()
         thread.join()
-        _write(path, shard, source(), end)
+        _write(path, shard, source(), end, fruitless)
 
 
 def read_status(path: Path) -> ShardStatus | None:
@@ -83,7 +89,7 @@ def read_status(path: Path) -> ShardStatus | None:
         return None
 
 
-def _write(path: Path, shard: Shard, now: RunStatus, end: str | None) -> None:
+def _write(path: Path, shard: Shard, now: RunStatus, end: str | None, fruitless: int) -> None:
     elapsed_s = max(now.elapsed_s, 1e-9)
     content: dict[str, Any] = {
         "shard": str(shard),
@@ -97,6 +103,7 @@ def _write(path: Path, shard: Shard, now: RunStatus, end: str | None) -> None:
         "pid": os.getpid(),
         "job_id": os.environ.get("SLURM_JOB_ID"),
         "updated": time.time(),
+        "fruitless": fruitless,
     }
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     with suppress(OSError):

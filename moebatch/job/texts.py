@@ -4,11 +4,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from moebatch.errors import InputError
-from moebatch.job.prompts import RowReader
-from moebatch.job.raw import refusal
-from moebatch.job.row import FailedRow
 from moebatch.job.scan import fault_of
-from moebatch.job.source import open_source
+from moebatch.rows.prompts import RowReader
+from moebatch.rows.raw import refusal
+from moebatch.rows.row import FailedRow
+from moebatch.rows.source import open_source
 
 _TEXT_SUFFIXES = frozenset({"", ".txt", ".text", ".md", ".rst", ".tokens"})
 _BLOCK_CHARACTERS = 2**16

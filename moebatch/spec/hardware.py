@@ -10,6 +10,8 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 LevelName = Literal["vram", "dram", "disk"]
+DeviceKind = Literal["cpu", "cuda", "emulate"]
+"""Where a run computes: in main memory, on a GPU, or on one that main memory stands in for."""
 LEVELS: tuple[LevelName, ...] = ("vram", "dram", "disk")
 LinkName = Literal["disk->dram", "dram->disk", "dram->vram", "vram->dram"]
 LINKS: tuple[LinkName, ...] = ("disk->dram", "dram->disk", "dram->vram", "vram->dram")

@@ -14,14 +14,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from moebatch.engine.model_files import open_model
-from moebatch.job.claim import claim
-from moebatch.job.manifest import Manifest
-from moebatch.job.row_key import RowKeys, name_hash
-from moebatch.job.settled import of_today
-from moebatch.job.shard import ALL
-from moebatch.job.source import open_source
+from moebatch.folder.claim import claim
+from moebatch.folder.row_key import RowKeys, name_hash
+from moebatch.folder.settled import of_today
+from moebatch.folder.shard import ALL
+from moebatch.job.identity import manifest_of
 from moebatch.journal.record import Record
 from moebatch.journal.writer import JournalWriter
+from moebatch.rows.source import open_source
 from moebatch.spec.job import load_job
 from moebatch.units import format_bytes
 from tests.tiny import write_checkpoint
@@ -70,7 +70,7 @@ def _write_job(folder: Path, num_rows: int) -> Path:
 def _fill(path: Path, count: int) -> float:
     """Writes records of all rows but the last; returns seconds that one of them takes."""
     job = load_job(path)
-    manifest = Manifest.of(job, open_model(job.model.path, "auto"))
+    manifest = manifest_of(job, open_model(job.model.path, "auto"))
     claim(manifest, job.output.path, of_today(ALL))
     total_s = 0.0
     with JournalWriter(job.output.path.with_name("out.jsonl.moebatch") / "journal") as journal:

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from moebatch.errors import ConfigError, LockHeld, MoebatchError, Stopped
+from moebatch.folder.shard import AskedShard, Shard
 from moebatch.job.merge import merge
 from moebatch.job.options import RunOptions
 from moebatch.job.overview import overview
 from moebatch.job.run import JobRun
-from moebatch.job.shard import AskedShard, Shard
 from moebatch.job.stop import Stop
 from moebatch.spec.job import load_job
 
@@ -209,7 +209,7 @@ def test_nothing_to_merge_is_a_message(tmp_path: Path, model: Path) -> None:
 
 
 def test_a_shard_keeps_others_out_but_not_other_shards(shards: tuple[Path, bytes]) -> None:
-    from moebatch.job.run_folder import RunFolder
+    from moebatch.folder.run_folder import RunFolder
 
     job, _ = shards
     folder = RunFolder(job.parent / "out.jsonl")

@@ -5,18 +5,18 @@ from pathlib import Path
 
 import pytest
 
-from moebatch.job.dialects import Served, result_line
-from moebatch.job.final_file import FinalFile
-from moebatch.job.prepare import prepare
-from moebatch.job.prompts import RowReader
-from moebatch.job.row import FailedRow, ReadyRow
-from moebatch.job.row_key import RowKeys
-from moebatch.job.run_folder import RunFolder
+from moebatch.folder.final_file import FinalFile
+from moebatch.folder.row_key import RowKeys
+from moebatch.folder.run_folder import RunFolder
 from moebatch.job.scan import scan
-from moebatch.job.source import open_source
 from moebatch.journal.finished import Finished
 from moebatch.journal.record import Record
 from moebatch.journal.writer import JournalWriter
+from moebatch.rows.dialects import Served, result_line
+from moebatch.rows.prepare import prepare
+from moebatch.rows.prompts import RowReader
+from moebatch.rows.row import FailedRow, ReadyRow
+from moebatch.rows.source import open_source
 from moebatch.spec.job import load_job
 from moebatch.spec.request import Choice, Outcome, RowError
 from tests.tiny import write_tokenizer

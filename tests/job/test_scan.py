@@ -9,11 +9,11 @@ import pytest
 
 from moebatch.errors import InputError
 from moebatch.job import scan as scan_module
-from moebatch.job.raw import RawRow
-from moebatch.job.row import FailedRow, ParsedRow, ReadyRow, Row
-from moebatch.job.rows import RowRules, parse_row
 from moebatch.job.scan import InputSummary, scan
-from moebatch.job.source import open_source
+from moebatch.rows.parse import RowRules, parse_row
+from moebatch.rows.raw import RawRow
+from moebatch.rows.row import FailedRow, ParsedRow, ReadyRow, Row
+from moebatch.rows.source import open_source
 from moebatch.spec.request import Request
 from moebatch.spec.sampling import Sampling
 from moebatch.spec.workload import Length, Workload

@@ -7,6 +7,10 @@ from pathlib import Path
 import pytest
 
 from moebatch.errors import ConfigError
+from moebatch.folder.claim import claim
+from moebatch.folder.manifest import Manifest
+from moebatch.folder.settled import of_today
+from moebatch.folder.shard import Shard
 from moebatch.job.runtime import parse_runtime
 from moebatch.job.sbatch import Submission, submission_script
 from moebatch.job.slurm import array_task, parse_time_limit, reserve_s, seconds_left, slurm_job_id
@@ -95,6 +99,14 @@ def test_the_script_asks_for_what_the_job_needs(job_file: Path) -> None:
     assert script.count("#SBATCH --partition=gpu\n") == 2, "the merge needs it, too"
     assert "exec" in script and f"'{job_file}' --shard \"$SLURM_ARRAY_TASK_ID/8\"" in script
     assert subprocess.run(["sh", "-n"], input=script, text=True).returncode == 0
+
+
+def test_another_number_of_shards_than_the_job_has_is_refused_at_once(job_file: Path) -> None:
+    job = load_job(job_file)
+    claim(Manifest(fields={}), job.output.path, of_today(Shard(1, 3)))
+    with pytest.raises(ConfigError, match="divided into 3 shards"):
+        submission_script(job_file, job, Submission(num_shards=2))
+    assert "--array=1-3" in submission_script(job_file, job, Submission(num_shards=3))
 
 
 def test_short_tasks_are_told_in_time(job_file: Path) -> None:

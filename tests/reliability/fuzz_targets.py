@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from moebatch.errors import MoebatchError
-from moebatch.job.claim import read_claim
-from moebatch.job.row import ReadyRow
-from moebatch.job.rows import RowRules, parse_row
-from moebatch.job.run_folder import RunFolder
+from moebatch.folder.claim import read_claim
+from moebatch.folder.run_folder import RunFolder
 from moebatch.job.scan import scan
-from moebatch.job.source import open_source
 from moebatch.job.status_file import read_status
 from moebatch.journal.finished import Finished
 from moebatch.journal.record import Record, encode
+from moebatch.rows.parse import RowRules, parse_row
+from moebatch.rows.row import ReadyRow
+from moebatch.rows.source import open_source
 from moebatch.spec.config_file import load_config
 from moebatch.spec.job import load_job
 from moebatch.spec.policy_file import load_policy

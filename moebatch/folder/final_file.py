@@ -1,0 +1,115 @@
+"""The output of a job: its rows put in the order of the input, when all of them have ended."""
+
+import gzip
+from array import array
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO, Protocol, cast
+
+from moebatch.folder.answered import Answered
+from moebatch.folder.row_key import RowKeys
+from moebatch.journal.files import Files, NewFile, told
+from moebatch.journal.finished import Finished
+from moebatch.rows.raw import RawRow, Source
+
+
+class _Writable(Protocol):
+    def write(self, data: bytes, /) -> int: ...
+
+
+class RowsMissing(Exception):
+    """Not all rows have ended."""
+
+    def __init__(self, missing: list[RawRow], num_missing: int) -> None:
+        super().__init__(f"{num_missing} rows have not ended")
+        self.missing = missing
+        """The first ones."""
+        self.num_missing = num_missing
+
+
+class FinalFile:
+    """Replaces the output in one step: there is either the old one or all of the new one."""
+
+    def __init__(
+        self,
+        path: Path,
+        keys: RowKeys,
+        *,
+        errors: Path | None = None,
+        files: Files | None = None,
+    ) -> None:
+        """Of the job whose rows have these `keys`. Failed rows go to `errors` if that is given,
+        instead of among the answers."""
+        self._keys = keys
+        self._path = path.resolve()
+        self._errors = None if errors is None else errors.resolve()
+        self._files = files or Files()
+
+    def write(self, source: Source, finished: Finished) -> tuple[int, int]:
+        """Writes what journals say of the rows of an input; returns how many there are, and how
+        many of them failed.
+
+        Raises RowsMissing before anything is touched, StorageError if the disk is full or fails,
+        and InputError if the input is damaged.
+        """
+        places, states = _ended(source, Answered(finished, self._keys))
+        with told(self._path, needed=0):
+            if self._errors is not None:
+                self._replace(self._errors, _chosen(places, states, failed=True), finished)
+                self._replace(self._path, _chosen(places, states, failed=False), finished)
+            else:
+                self._replace(self._path, iter(places), finished)
+        return len(states), sum(states)
+
+    def _replace(self, path: Path, places: Iterator[int], finished: Finished) -> None:
+        # Beside its target, since a rename works only within a file system.
+        draft = path.with_name(f".{path.name}.moebatch-draft")
+        self._files.remove(draft)  # of a run that was killed
+        try:
+            with closing(NewFile(self._files, draft)) as file:
+                with _compressed(file, path) as stream:
+                    for place in places:
+                        stream.write(finished.line(place) + b"\n")
+                file.sync()
+            self._files.replace(draft, path)
+            self._files.sync_folder(path.parent)
+        except BaseException:
+            with suppress(OSError):
+                self._files.remove(draft)
+            raise
+
+
+def _ended(source: Source, answered: Answered) -> tuple["array[int]", bytearray]:
+    """Where the record of each row is, and whether it failed; in nine bytes per row."""
+    places, states = array("q"), bytearray()
+    missing: list[RawRow] = []
+    num_missing = 0
+    for raw in source:
+        found = answered.of(raw)
+        if found is None or found.state == "part":
+            num_missing += 1
+            if len(missing) < 3:
+                missing.append(raw)
+            continue
+        places.append(found.place)
+        states.append(found.state == "fail")
+    if num_missing:
+        raise RowsMissing(missing, num_missing)
+    return places, states
+
+
+def _chosen(places: "array[int]", states: bytearray, *, failed: bool) -> Iterator[int]:
+    return (place for place, state in zip(places, states, strict=True) if bool(state) == failed)
+
+
+@contextmanager
+def _compressed(file: NewFile, path: Path) -> Iterator[_Writable]:
+    if path.suffix.lower() != ".gz":
+        yield file
+        return
+    # Neither name nor time, so that a re-run has the same bytes.
+    with gzip.GzipFile(
+        filename="", fileobj=cast(BinaryIO, file), mode="wb", compresslevel=6, mtime=0
+    ) as stream:
+        yield stream

@@ -1,0 +1,80 @@
+"""The folder beside an output in which everything is that outlives a run."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from moebatch.folder.shard import ALL, Shard
+from moebatch.journal.files import told
+from moebatch.journal.finished import journals
+from moebatch.journal.lock import RunLock
+
+
+class RunFolder:
+    """Of one output, whoever runs the job, and in how many shards."""
+
+    def __init__(self, output: Path) -> None:
+        target = output.resolve()
+        self.path = target.with_name(target.name + ".moebatch")
+
+    @property
+    def journal(self) -> Path:
+        """Folder of the journals, one file for every run."""
+        return self.path / "journal"
+
+    @property
+    def manifest(self) -> Path:
+        """What job it belongs to."""
+        return self.path / "manifest.json"
+
+    @property
+    def lock(self) -> Path:
+        """Held by a run of all rows, or shared by those of shards."""
+        return self.path / "lock"
+
+    def shard_lock(self, shard: Shard) -> Path:
+        """Held by the run of a shard."""
+        return self.path / f"lock-{shard.number}-of-{shard.count}"
+
+    def status(self, shard: Shard) -> Path:
+        """How far the last run of a shard is, or was."""
+        return self.path / f"status-{shard.number}-of-{shard.count}.json"
+
+    @contextmanager
+    def locked(self, shard: Shard) -> Iterator[None]:
+        """Nobody else runs the shard, or all rows, while the block runs. Raises LockHeld, and
+        StorageError where the folder cannot be written."""
+        subject = str(self.path.with_suffix(""))
+        with told(self.path, needed=0):
+            self.path.mkdir(exist_ok=True)
+        with RunLock(self.lock, subject=subject, shared=not shard.is_all):
+            if not shard.is_all:
+                with RunLock(self.shard_lock(shard), subject=f"{subject}, shard {shard}"):
+                    yield
+                return
+            try:
+                yield
+            finally:
+                self._remove_if_empty()
+
+    def _remove_if_empty(self) -> None:
+        """A run that ended before its first row leaves nothing behind, and binds nobody. Other runs
+        of shards may be about to begin, so these leave the folder."""
+        if journals(self.journal) or self.path.with_suffix("").exists():
+            return
+        with suppress(OSError):
+            for path in (self.status(ALL), self.manifest, self.lock):
+                path.unlink(missing_ok=True)
+            if self.journal.is_dir():
+                self.journal.rmdir()
+            self.path.rmdir()
+
+    @property
+    def statuses(self) -> list[Path]:
+        """Those of all shards."""
+        return sorted(self.path.glob("status-*.json"))
+
+    @property
+    def has_records(self) -> bool:
+        """Whether any run has left rows."""
+        return any(path.stat().st_size > 0 for path in journals(self.journal))

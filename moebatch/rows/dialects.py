@@ -1,0 +1,161 @@
+"""Outcomes as result lines: batch results as OpenAI writes them, or the row with its answer.
+
+Lines depend on nothing but row, outcome and `Served`, so that a job run again writes the same
+bytes. A failed batch line says so twice, as an HTTP status with a body and at the top level,
+because some readers look at one and some at the other.
+
+A plain result is the row unchanged plus one key, ``response`` by default::
+
+    {"prompt": …, "response": {"custom_id": "1", "text": …, "finish_reason": "stop",
+                               "stop_reason": null, "usage": {…}, "error": null}}
+
+With ``n`` above 1, text, finish_reason, stop_reason and logprobs are lists.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from moebatch.rows.logprobs import TokenText, chat_logprobs, completion_logprobs
+from moebatch.rows.row import Dialect, Row
+from moebatch.spec.request import Choice, Outcome, RowError
+
+Line = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Served:
+    """What every result line of a run has in common."""
+
+    model: str
+    """Name of the model where the row gave none."""
+    token_bytes: TokenText
+    """Bytes of a token, for log-probabilities."""
+    fingerprint: str | None = None
+    """Stands for everything that may change numbers: model, quantisation, plan."""
+    created: int = 0
+    """Unix time of all answers; a fixed one, since re-runs would differ otherwise."""
+    format: Literal["auto", "openai", "plain"] = "auto"
+    """auto writes each row in its own dialect."""
+    fallback: Dialect = "openai"
+    """Dialect of rows that could not be read."""
+    column: str = "response"
+    """Key of the answer in a plain result."""
+
+
+def result_line(row: Row, result: Outcome | RowError, served: Served) -> bytes:
+    """One line of the output, without its newline: ASCII only, never NaN or infinity."""
+    if isinstance(result, Outcome) and result.error is not None:
+        result = result.error
+    dialect = row.dialect or served.fallback if served.format == "auto" else served.format
+    make = _batch_line if dialect == "openai" else _plain_line
+    return json.dumps(make(row, result, served), allow_nan=False, separators=(",", ":")).encode()
+
+
+def _batch_line(row: Row, result: Outcome | RowError, served: Served) -> Line:
+    name = stable_id(row)
+    if isinstance(result, RowError):
+        status, body = result.status, {"error": _error_body(row, result)}
+        error = {"code": result.code, "message": body["error"]["message"]}
+    else:
+        status, body, error = 200, _body(row, result, served), None
+    return {
+        "id": f"batch_req_{name}",
+        "custom_id": row.custom_id,
+        "response": {"status_code": status, "request_id": f"req_{name}", "body": body},
+        "error": error,
+    }
+
+
+def stable_id(row: Row) -> str:
+    """Same row, same id, in every run."""
+    key = f"{row.index}:{row.custom_id}"
+    return hashlib.blake2b(key.encode("utf-8"), digest_size=12).hexdigest()
+
+
+def _error_body(row: Row, error: RowError) -> dict[str, Any]:
+    # Without a custom_id only its place tells which row it was.
+    place = "" if row.custom_id is not None else f"{row.place}: "
+    return {
+        "message": place + error.message,
+        "type": error.type,
+        "param": error.param,
+        "code": error.code,
+    }
+
+
+def _body(row: Row, outcome: Outcome, served: Served) -> Line:
+    chat = row.kind == "chat"
+    choice = _chat_choice if chat else _completion_choice
+    return {
+        "id": ("chatcmpl-" if chat else "cmpl-") + stable_id(row),
+        "object": "chat.completion" if chat else "text_completion",
+        "created": served.created,
+        "model": row.model if row.model is not None else served.model,
+        "choices": [choice(each, served) for each in outcome.choices],
+        "usage": _usage(outcome),
+        "system_fingerprint": served.fingerprint,
+    }
+
+
+def _chat_choice(choice: Choice, served: Served) -> Line:
+    return {
+        "index": choice.index,
+        "message": {"role": "assistant", "content": choice.text, "refusal": None},
+        "logprobs": chat_logprobs(choice, served.token_bytes),
+        "finish_reason": choice.finish_reason,
+        "stop_reason": choice.stop_reason,
+    }
+
+
+def _completion_choice(choice: Choice, served: Served) -> Line:
+    return {
+        "index": choice.index,
+        "text": choice.text,
+        "logprobs": completion_logprobs(choice, served.token_bytes),
+        "finish_reason": choice.finish_reason,
+        "stop_reason": choice.stop_reason,
+    }
+
+
+def _usage(outcome: Outcome) -> dict[str, int]:
+    num_prompt = len(outcome.request.prompt_tokens)
+    num_new = sum(len(choice.tokens) for choice in outcome.choices)
+    return {
+        "prompt_tokens": num_prompt,
+        "completion_tokens": num_new,
+        "total_tokens": num_prompt + num_new,
+    }
+
+
+def _plain_line(row: Row, result: Outcome | RowError, served: Served) -> Line:
+    columns: Line = json.loads(row.columns) if row.columns else {"custom_id": row.custom_id}
+    answer = (
+        _plain_error(row, result)
+        if isinstance(result, RowError)
+        else _plain_answer(row, result, served)
+    )
+    return {**columns, served.column: answer}
+
+
+def _plain_error(row: Row, error: RowError) -> Line:
+    nothing = dict.fromkeys(("text", "finish_reason", "stop_reason", "usage"))
+    details = {"status": error.status, "line": row.line, **_error_body(row, error)}
+    return {"custom_id": row.custom_id, **nothing, "error": details}
+
+
+def _plain_answer(row: Row, outcome: Outcome, served: Served) -> Line:
+    choices = outcome.choices
+    fields: Mapping[str, list[Any]] = {
+        "text": [choice.text for choice in choices],
+        "finish_reason": [choice.finish_reason for choice in choices],
+        "stop_reason": [choice.stop_reason for choice in choices],
+        "logprobs": [chat_logprobs(choice, served.token_bytes) for choice in choices],
+    }
+    several = outcome.request.sampling.n > 1
+    answer = {name: values if several else values[0] for name, values in fields.items()}
+    if outcome.request.sampling.logprobs is None:
+        del answer["logprobs"]
+    return {"custom_id": row.custom_id, **answer, "usage": _usage(outcome), "error": None}

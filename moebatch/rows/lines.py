@@ -1,0 +1,116 @@
+"""JSON lines, plain or compressed, as a stream of raw rows."""
+
+import gzip
+import io
+import os
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, cast
+
+from moebatch.errors import StorageError
+from moebatch.rows.raw import RawRow, refusal
+from moebatch.spec.request import RowError
+from moebatch.units import format_bytes
+
+MAX_LINE_BYTES = 16 * 2**20
+"""A longer line is an error of its row. Parsing may take a hundred times as much memory."""
+_BOM = b"\xef\xbb\xbf"
+_GZIP_MAGIC = b"\x1f\x8b"
+_ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+_UTF_16_OR_32 = (b"\xff\xfe", b"\xfe\xff", b"\0\0\xfe\xff")
+Stamp = tuple[int, int, int, int]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LineSource:
+    """Rows of a .jsonl file, one per line that is not blank. Lines end at newlines only."""
+
+    path: Path
+    stamp: Stamp
+    """What `stamp_of` said when the source was opened."""
+
+    def __iter__(self) -> Iterator[RawRow]:
+        """The rows; raises InputError if the file is damaged or has changed in between."""
+        line: int | None = 0
+        try:
+            with self.path.open("rb") as file:
+                if stamp_of(os.fstat(file.fileno())) != self.stamp:
+                    raise refusal(self.path, "was changed while the job ran; run the job again")
+                for row in _rows(self.path, file):
+                    line = row.line
+                    yield row
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            message = f"the compressed data is damaged behind line {line}: {error}"
+            raise refusal(self.path, message) from None
+        except OSError as error:
+            raise StorageError(f"{self.path}: reading failed: {error.strerror or error}") from error
+
+
+def stamp_of(status: os.stat_result) -> Stamp:
+    """What changes when a file is written again: its identity, size and time."""
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def _rows(path: Path, file: BinaryIO) -> Iterator[RawRow]:
+    index = 0
+    for line, content in enumerate(_lines(_decompressed(path, file)), start=1):
+        if line == 1:
+            content = _first_line(path, content)
+        if isinstance(content, RowError) or content.strip():
+            yield RawRow(index=index, line=line, content=content)
+            index += 1
+
+
+def _lines(stream: BinaryIO) -> Iterator[bytes | RowError]:
+    while data := stream.readline(MAX_LINE_BYTES + 1):
+        if len(data) <= MAX_LINE_BYTES or data.endswith(b"\n"):
+            yield data.removesuffix(b"\n").removesuffix(b"\r")
+            continue
+        del data
+        limit = format_bytes(MAX_LINE_BYTES)
+        message = f"the line is longer than {limit}, the most that is read as one row"
+        yield RowError(status=400, code="invalid_json_line", message=message)
+        while (rest := stream.readline(2**16)) and not rest.endswith(b"\n"):
+            pass
+
+
+def _first_line(path: Path, content: bytes | RowError) -> bytes | RowError:
+    """Without a byte order mark; raises InputError if the file as a whole is of another kind."""
+    if isinstance(content, RowError):
+        return content
+    if content.startswith(_UTF_16_OR_32):
+        raise refusal(path, "is UTF-16 or UTF-32; save it as UTF-8", line=1)
+    content = content.removeprefix(_BOM)
+    if content.lstrip().startswith(b"["):
+        message = (
+            "is a JSON array; JSON lines are needed, one object per line "
+            f"(jq -c '.[]' {path.name} > rows.jsonl makes them)"
+        )
+        raise refusal(path, message, line=1, code="invalid_json_line")
+    return content
+
+
+def _decompressed(path: Path, file: BinaryIO) -> BinaryIO:
+    head = file.read(4)
+    file.seek(0)
+    if head.startswith(_GZIP_MAGIC):
+        return cast(BinaryIO, gzip.GzipFile(fileobj=file))
+    if head == _ZSTD_MAGIC:
+        return _zstd(path)(file)
+    if path.suffix.lower() in (".gz", ".zst") and head:
+        raise refusal(path, f"is not {path.suffix[1:]} data although its name says so")
+    return file
+
+
+def _zstd(path: Path) -> Callable[[BinaryIO], BinaryIO]:
+    try:
+        import pyarrow
+
+        if not pyarrow.Codec.is_available("zstd"):
+            raise ImportError("pyarrow was built without zstd")
+    except ImportError:
+        message = "is zstd data, which pyarrow would decode; install it, or unzstd the file"
+        raise refusal(path, message) from None
+    return lambda file: io.BufferedReader(pyarrow.CompressedInputStream(file, "zstd"))

@@ -1,0 +1,190 @@
+"""Request parameters become sampling: row over job over model over library."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from moebatch.errors import ConfigError, Fault
+from moebatch.rows.refused import RowRefused, wrong
+from moebatch.rows.row import ParsedRow, Row
+from moebatch.rows.unsupported import refuse_unless_neutral
+from moebatch.spec.job import SamplingSection
+from moebatch.spec.limits import CHECKS, MAX_LOGPROBS, contradictions, flag, shown, whole
+from moebatch.spec.sampling import Sampling
+
+_NAMES = {
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "repetition_penalty": "repetition_penalty",
+    "max_new_tokens": "max_tokens",
+}
+"""Keys of generation_config.json that are defaults, as in vLLM, and what we call them."""
+_OWN_RULES = frozenset({"max_tokens", "max_completion_tokens", "logprobs", "top_logprobs"})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ResolvedRow:
+    """Sampling of a row, and what of it the row itself insists on."""
+
+    sampling: Sampling
+    limit_is_own: bool
+    """Whether the row gives max_tokens itself, so that it must not be cut."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Defaults:
+    """Parameters of rows that do not say otherwise: job over model."""
+
+    values: Mapping[str, object]
+    """By their names in `Sampling`; what is missing has the library's default."""
+    vocab_size: int
+
+    @property
+    def sampling(self) -> Sampling:
+        """What a row gets that says nothing."""
+        return _sampling(self.values)
+
+    def resolve(self, parsed: ParsedRow) -> ResolvedRow:
+        """Sampling of one row. Raises RowRefused."""
+        given = _checked(parsed.parameters, parsed.row)
+        _in_vocabulary(given, self.vocab_size)
+        values = {**self.values, **given}
+        for name, message in contradictions(_with_library(values)).items():
+            raise wrong(name, message)
+        return ResolvedRow(sampling=_sampling(values), limit_is_own="max_tokens" in given)
+
+
+def merge_defaults(
+    job: SamplingSection, generation_config: Mapping[str, object], *, vocab_size: int
+) -> Defaults:
+    """Defaults of a job on a model.
+
+    Like vLLM it takes numbers from generation_config.json and ignores its do_sample. Raises
+    ConfigError where the job names tokens that the model does not have, or where the job's own
+    values do not go with those of the model.
+    """
+    model = _model_defaults(generation_config)
+    own = job.defaults()
+    try:
+        _in_vocabulary(own, vocab_size)
+    except RowRefused as refused:
+        raise _config_error(f"sampling.{refused.error.param}", refused.error.message) from None
+    values = {**model, **own}
+    for name, message in contradictions(_with_library(values)).items():
+        # Only what the job says can be wrong for all rows; the rest may be put right by each row.
+        if name in own:
+            raise _config_error(f"sampling.{name}", f"{name} {message}")
+    return Defaults(values=values, vocab_size=vocab_size)
+
+
+def _model_defaults(generation_config: Mapping[str, object]) -> dict[str, object]:
+    values: dict[str, object] = {}
+    for theirs, ours in _NAMES.items():
+        value = generation_config.get(theirs)
+        if value is None:
+            continue
+        try:
+            values[ours] = CHECKS[ours](value)
+        except ValueError as error:
+            raise _config_error(
+                f"sampling.{ours}",
+                f"generation_config.json of the model has a {theirs} that cannot be used: it "
+                f"{error}; set sampling.{ours} in the job file and remove it there",
+            ) from None
+    return values
+
+
+def _config_error(where: str, message: str) -> ConfigError:
+    return ConfigError([Fault(file="job file", where=where, message=message)])
+
+
+def _checked(parameters: Mapping[str, object], row: Row) -> dict[str, object]:
+    """The row's own parameters in the form of `Sampling`."""
+    given: dict[str, object] = {}
+    for name, value in parameters.items():
+        if value is None or name in _OWN_RULES:
+            continue
+        if name not in CHECKS:
+            refuse_unless_neutral(name, value)
+            continue
+        given[name] = _check(name, value)
+    _check_limit(parameters, given)
+    _check_logprobs(parameters, row, given)
+    return given
+
+
+def _check(name: str, value: object) -> object:
+    try:
+        return CHECKS[name](value)
+    except ValueError as error:
+        raise wrong(name, str(error)) from None
+
+
+def _check_limit(parameters: Mapping[str, object], given: dict[str, object]) -> None:
+    """``max_completion_tokens`` is OpenAI's newer name of ``max_tokens``."""
+    for name in ("max_tokens", "max_completion_tokens"):
+        value = parameters.get(name)
+        if value is None:
+            continue
+        try:
+            limit = whole(value, 1)
+        except ValueError as error:
+            raise wrong(name, str(error)) from None
+        if given.setdefault("max_tokens", limit) != limit:
+            raise wrong(name, f"is {limit}, but max_tokens is {given['max_tokens']}; give one")
+
+
+def _check_logprobs(parameters: Mapping[str, object], row: Row, given: dict[str, object]) -> None:
+    """Chats say ``logprobs: true, top_logprobs: 5``, completions ``logprobs: 5``; plain rows
+    may use either."""
+    value, top = parameters.get("logprobs"), parameters.get("top_logprobs")
+    as_chat = row.dialect == "plain" or row.kind == "chat"
+    as_completion = row.dialect == "plain" or row.kind == "completion"
+    if value is not None and not (isinstance(value, bool) and as_chat):
+        if not as_completion:
+            _call(flag, "logprobs", value)
+        given["logprobs"] = _check("logprobs", value)
+    if isinstance(value, bool):
+        given["logprobs"] = 0 if value else None
+    if top is None:
+        return
+    if not as_chat:
+        raise wrong("top_logprobs", "is for chats; a completion takes a number as logprobs")
+    most = _call(_top_logprobs, "top_logprobs", top)
+    if most and value is not True:
+        raise wrong("top_logprobs", f"is {most} without logprobs: true, got {shown(value)}")
+    if value is True:
+        given["logprobs"] = most
+
+
+def _call(check: Any, name: str, value: object) -> Any:
+    try:
+        return check(value)
+    except ValueError as error:
+        raise wrong(name, str(error)) from None
+
+
+def _top_logprobs(value: object) -> int:
+    return whole(value, 0, MAX_LOGPROBS)
+
+
+def _in_vocabulary(values: Mapping[str, object], vocab_size: int) -> None:
+    for name in ("stop_token_ids", "logit_bias"):
+        tokens = values.get(name)
+        if not isinstance(tokens, Iterable):
+            continue
+        beyond = sorted(token for token in tokens if token >= vocab_size)
+        if beyond:
+            has = f"the model has {vocab_size} tokens, 0 to {vocab_size - 1}"
+            raise wrong(name, f"holds the token id {beyond[0]}, but {has}")
+
+
+def _with_library(values: Mapping[str, object]) -> dict[str, object]:
+    library = Sampling()
+    return {name: values.get(name, getattr(library, name)) for name in CHECKS}
+
+
+def _sampling(values: Mapping[str, Any]) -> Sampling:
+    return Sampling(**values)

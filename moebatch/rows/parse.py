@@ -1,0 +1,188 @@
+"""Raw rows become parsed rows: batch lines of OpenAI, or plain rows with a prompt."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from moebatch.rows.messages import TEMPLATE_KEYS, chat_of, prompt_of
+from moebatch.rows.raw import RawRow
+from moebatch.rows.refused import RowRefused, missing, unsupported, wrong
+from moebatch.rows.row import FailedRow, Kind, ParsedRow, Prompt, Row
+from moebatch.rows.strict_json import parse
+from moebatch.rows.unsupported import NEUTRAL
+from moebatch.spec.limits import CHECKS, shown
+from moebatch.spec.request import RowError
+
+URLS: Mapping[str, Kind] = {"/v1/chat/completions": "chat", "/v1/completions": "completion"}
+COLUMN_TAKEN = "column_taken"
+"""Code of rows that already have the column of the answers: a fault of the whole input."""
+_NOT_SAMPLING = TEMPLATE_KEYS | {"model", "messages", "prompt"}
+_PLAIN_PARAMETERS = (
+    CHECKS.keys()
+    | TEMPLATE_KEYS
+    | {"max_completion_tokens", "top_logprobs", "sampling_params"}
+    | (NEUTRAL.keys() - {"suffix", "documents", "modalities"})
+)
+"""Columns of a plain row that are parameters, those that are refused included. The words left out
+are such as tables have as columns of their own; any other column may have any meaning."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RowRules:
+    """What the job file says about rows."""
+
+    model_name: str | None = None
+    """The only name that a row may give its model; None allows any."""
+    answer_column: str | None = None
+    """Key that plain rows must leave free; None if no plain rows are written."""
+
+
+def parse_row(raw: RawRow, rules: RowRules) -> ParsedRow | FailedRow:
+    """Understands one row. Never raises, whatever the row holds."""
+    row = Row(index=raw.index, line=raw.line)
+    if isinstance(raw.content, RowError):
+        return FailedRow(row=row, error=raw.content)
+    draft = _Draft(row)
+    try:
+        content = parse(raw.content) if isinstance(raw.content, bytes) else raw.content
+        if not isinstance(content, Mapping):
+            message = f'must be an object such as {{"prompt": …}}, got {shown(content)}'
+            raise RowRefused(message, code="invalid_json_line")
+        if _is_plain(content):
+            return draft.plain(content, raw.content, rules)
+        return draft.batch_line(content, rules)
+    except RowRefused as refused:
+        return FailedRow(row=draft.row, error=refused.error)
+
+
+def _is_plain(content: Mapping[str, object]) -> bool:
+    """Whether it is a plain row; tables may well have columns called url or method."""
+    if content.get("prompt") is None and content.get("messages") is None:
+        return False
+    return any(content.get(key) is None for key in ("custom_id", "method", "url", "body"))
+
+
+class _Draft:
+    """A row that gets to be known bit by bit, so that an error names what was known by then."""
+
+    def __init__(self, row: Row) -> None:
+        self.row = row
+
+    def batch_line(self, content: Mapping[str, object], rules: RowRules) -> ParsedRow:
+        if not content.keys() & {"custom_id", "method", "url", "body"}:
+            message = (
+                "is neither a plain row, which has prompt or messages, nor a batch line, "
+                "which has custom_id, method, url and body"
+            )
+            raise RowRefused(message, code="missing_required_parameter", param="prompt")
+        self.row = replace(self.row, dialect="openai")
+        self._custom_id(_required(content, "custom_id"))
+        if _required(content, "method") != "POST":
+            raise wrong("method", f'must be "POST", got {shown(content["method"])}')
+        kind = self._kind(_required(content, "url"))
+        body = _required(content, "body")
+        if not isinstance(body, Mapping):
+            raise wrong("body", f"must be an object, got {shown(body)}")
+        misplaced = sorted(content.keys() & CHECKS.keys())
+        if misplaced:
+            raise unsupported(misplaced[0], "stands beside body; it belongs inside")
+        self._model(body.get("model"), rules)
+        parameters = {key: body[key] for key in body if key not in _NOT_SAMPLING}
+        return ParsedRow(row=self.row, prompt=_batch_prompt(body, kind), parameters=parameters)
+
+    def plain(
+        self, content: Mapping[str, object], raw: bytes | Mapping[str, object], rules: RowRules
+    ) -> ParsedRow:
+        columns = raw if isinstance(raw, bytes) else json.dumps(raw, allow_nan=False).encode()
+        chat = content.get("messages") is not None
+        kind: Kind = "chat" if chat else "completion"
+        self.row = replace(self.row, dialect="plain", kind=kind, columns=columns)
+        self._plain_id(content)
+        if rules.answer_column is not None and rules.answer_column in content:
+            message = (
+                f"the row has a column {rules.answer_column!r} already, under which the answer "
+                "would be written; choose another name as output.column"
+            )
+            raise RowRefused(message, code=COLUMN_TAKEN, param=rules.answer_column)
+        if chat and content.get("prompt") is not None:
+            raise wrong("prompt", "stands beside messages; a row may have only one of them")
+        parameters = _plain_parameters(content)
+        prompt = chat_of({**parameters, "messages": content["messages"]}) if chat else None
+        sampling = {key: parameters[key] for key in parameters if key not in _NOT_SAMPLING}
+        return ParsedRow(
+            row=self.row,
+            prompt=prompt_of(content) if prompt is None else prompt,
+            parameters=sampling,
+        )
+
+    def _custom_id(self, custom_id: object) -> None:
+        if not isinstance(custom_id, str) or not custom_id:
+            raise wrong("custom_id", f"must be a text that is not empty, got {shown(custom_id)}")
+        self.row = replace(self.row, custom_id=custom_id, is_named=True)
+
+    def _plain_id(self, content: Mapping[str, object]) -> None:
+        number = self.row.index + 1 if self.row.line is None else self.row.line
+        name = content.get("id")
+        if content.get("custom_id") is not None:
+            self._custom_id(content["custom_id"])
+        elif name is None:
+            self.row = replace(self.row, custom_id=str(number))
+        elif isinstance(name, str | int) and not isinstance(name, bool) and name != "":
+            self.row = replace(self.row, custom_id=str(name), is_named=True)
+        else:
+            raise wrong("id", f"must be a text or a whole number, got {shown(name)}")
+
+    def _kind(self, url: object) -> Kind:
+        kind = URLS.get(url) if isinstance(url, str) else None
+        if kind is None:
+            message = f"url must be one of {', '.join(URLS)}, got {shown(url)}"
+            raise RowRefused(message, code="url_mismatch", param="url")
+        self.row = replace(self.row, kind=kind)
+        return kind
+
+    def _model(self, model: object, rules: RowRules) -> None:
+        if model is not None and not isinstance(model, str):
+            raise wrong("model", f"must be a text, got {shown(model)}")
+        if model is not None and rules.model_name not in (None, model):
+            message = (
+                f"model {shown(model)} is not the one of this job, {rules.model_name!r}; "
+                "change model.name in the job file, or leave it out to accept any name"
+            )
+            raise RowRefused(message, code="model_mismatch", param="model")
+        self.row = replace(self.row, model=model)
+
+
+def _required(content: Mapping[str, object], key: str) -> object:
+    value = content.get(key)
+    if value is None:
+        raise missing(key, "is missing; a batch line has custom_id, method, url and body")
+    return value
+
+
+def _batch_prompt(body: Mapping[str, object], kind: Kind) -> Prompt:
+    ours, others = ("messages", "prompt") if kind == "chat" else ("prompt", "messages")
+    if body.get(others) is None:
+        if body.get(ours) is None:
+            raise missing(ours, "is missing")
+        return chat_of(body) if kind == "chat" else prompt_of(body)
+    url, other = next(url for url in URLS if URLS[url] == kind), shown(others)
+    raise RowRefused(
+        f"the body has {other}, which {url} does not take", code="url_mismatch", param=others
+    )
+
+
+def _plain_parameters(content: Mapping[str, object]) -> dict[str, object]:
+    """Parameters among the columns and those under sampling_params, which must not disagree."""
+    parameters = {key: content[key] for key in content if key in _PLAIN_PARAMETERS}
+    nested = parameters.pop("sampling_params", None)
+    if nested is None:
+        return parameters
+    if not isinstance(nested, Mapping):
+        raise wrong("sampling_params", f"must be an object, got {shown(nested)}")
+    for key, value in nested.items():
+        if key in _NOT_SAMPLING - TEMPLATE_KEYS:
+            raise unsupported(f"sampling_params.{key}", "belongs beside sampling_params")
+        if parameters.get(key) not in (None, value):
+            raise wrong(key, "is given twice, in sampling_params and beside it, and differs")
+        parameters[key] = value
+    return parameters

@@ -1,0 +1,65 @@
+"""Recognises what kind of input a path holds."""
+
+import json
+from pathlib import Path
+
+from moebatch.rows.lines import LineSource, stamp_of
+from moebatch.rows.raw import Source, refusal
+from moebatch.rows.tables import DatasetSource, ParquetSource
+
+SUPPORTED = "JSON lines (.jsonl, .jsonl.gz, .jsonl.zst), .parquet and folders saved by datasets"
+_OTHER_SUFFIXES = frozenset(
+    {".csv", ".tsv", ".txt", ".xlsx", ".yaml", ".yml", ".zip", ".bz2", ".xz"}
+)
+_PARQUET_MAGIC = b"PAR1"
+
+
+def open_source(path: Path) -> Source:
+    """Recognises what a path holds, by content before name. Reads nothing but a few bytes.
+
+    Raises InputError if there is nothing to read or its kind is not supported.
+    """
+    if path.is_dir():
+        return _saved_dataset(path)
+    head = _head(path)
+    if head.startswith(_PARQUET_MAGIC):
+        return ParquetSource(path=path)
+    if path.suffix.lower() == ".parquet":
+        raise refusal(path, "is not a parquet file although its name says so")
+    if path.suffix.lower() in _OTHER_SUFFIXES:
+        raise refusal(path, f"{path.suffix} files are not supported; supported are {SUPPORTED}")
+    return LineSource(path=path, stamp=stamp_of(path.stat()))
+
+
+def _head(path: Path) -> bytes:
+    try:
+        if path.exists() and not path.is_file():
+            raise refusal(
+                path, "is no regular file; rows are read more than once, so save it first"
+            )
+        with path.open("rb") as file:
+            return file.read(len(_PARQUET_MAGIC))
+    except FileNotFoundError:
+        raise refusal(path, "no such file; check input.path in the job file") from None
+    except (OSError, ValueError) as error:
+        raise refusal(path, f"cannot be read: {getattr(error, 'strerror', error)}") from None
+
+
+def _saved_dataset(path: Path) -> Source:
+    if (path / "dataset_dict.json").is_file():
+        splits = _splits(path / "dataset_dict.json")
+        choice = f"; choose one, such as {path / splits[0]}" if splits else ""
+        raise refusal(path, f"holds several splits ({', '.join(splits)}){choice}")
+    if not (path / "state.json").is_file():
+        raise refusal(
+            path, f"is a folder, but not one saved by datasets; supported are {SUPPORTED}"
+        )
+    return DatasetSource(path=path)
+
+
+def _splits(file: Path) -> list[str]:
+    try:
+        splits = json.loads(file.read_bytes())["splits"]
+        return [str(split) for split in splits]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return []

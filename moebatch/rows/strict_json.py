@@ -1,0 +1,87 @@
+"""JSON as the standard has it: nothing that another reader would refuse or understand otherwise."""
+
+import json
+import re
+from typing import Any, NoReturn
+
+from moebatch.rows.refused import RowRefused
+
+MAX_DEPTH = 100
+"""Deeper nesting could be read here and then overflow the stack of whoever writes or renders."""
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+
+
+def parse(data: bytes) -> Any:
+    """The value of a line of JSON.
+
+    Raises RowRefused with code ``invalid_json_line`` on anything but UTF-8, on NaN and infinity,
+    numbers beyond floats, a key given twice, lone surrogates and nesting beyond `MAX_DEPTH`.
+    """
+    try:
+        value = _DECODER.decode(data.decode("utf-8"))
+        if _SURROGATE.search(data):
+            # Surrogates are fine in pairs; alone they are no text and cannot be written again.
+            json.dumps(value, ensure_ascii=False).encode("utf-8")
+    except UnicodeDecodeError as error:
+        raise _invalid(f"not UTF-8 text (byte {error.start + 1} of the line)") from None
+    except UnicodeEncodeError:
+        raise _invalid("half of a surrogate pair, which is no character") from None
+    except json.JSONDecodeError as error:
+        raise _invalid(f"not JSON: {error.msg} (column {error.colno})") from None
+    except RecursionError:
+        raise _invalid(f"nested deeper than {MAX_DEPTH} levels") from None
+    except ValueError as error:
+        raise _invalid(_shortened(str(error))) from None
+    if data.count(b"[") + data.count(b"{") > MAX_DEPTH and _depth_exceeds(value):
+        raise _invalid(f"nested deeper than {MAX_DEPTH} levels")
+    return value
+
+
+def _invalid(message: str) -> RowRefused:
+    return RowRefused(message, code="invalid_json_line")
+
+
+def _shortened(message: str) -> str:
+    if "integer string conversion" in message:
+        return "holds a whole number of thousands of digits"
+    return message[:200]
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    content = dict(pairs)
+    if len(content) < len(pairs):
+        seen: set[str] = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        raise ValueError(f"the key {twice[:60]!r} is given twice")
+    return content
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if value in (float("inf"), float("-inf")):
+        raise ValueError(f"the number {text[:40]} is too large")
+    return value
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+_DECODER = json.JSONDecoder(
+    object_pairs_hook=_unique, parse_float=_finite, parse_constant=_no_constant
+)
+
+
+def _depth_exceeds(value: object) -> bool:
+    level = [value]
+    for _ in range(MAX_DEPTH + 1):
+        inner: list[object] = []
+        for item in level:
+            if isinstance(item, dict):
+                inner.extend(item.values())
+            elif isinstance(item, list):
+                inner.extend(item)
+        level = [item for item in inner if isinstance(item, dict | list)]
+        if not level:
+            return False
+    return True

@@ -1,0 +1,107 @@
+"""Parquet files and saved datasets as streams of raw rows, a few at a time."""
+
+import base64
+import datetime
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+from moebatch.errors import StorageError
+from moebatch.rows.raw import RawRow, refusal
+
+_ROWS_AT_ONCE = 64
+"""Rows that are Python objects at the same time."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ParquetSource:
+    """Rows of a parquet file."""
+
+    path: Path
+
+    def __iter__(self) -> Iterator[RawRow]:
+        """The rows; raises InputError if the file is damaged."""
+        return _raw_rows(self.path, self._batches)
+
+    def _batches(self) -> Iterator[Any]:
+        import pyarrow.parquet
+
+        with pyarrow.parquet.ParquetFile(self.path, pre_buffer=False) as file:
+            yield from file.iter_batches(batch_size=_ROWS_AT_ONCE, use_threads=False)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DatasetSource:
+    """Rows of a folder written by ``datasets.Dataset.save_to_disk``, read without datasets."""
+
+    path: Path
+
+    def __iter__(self) -> Iterator[RawRow]:
+        """The rows; raises InputError if the folder is damaged."""
+        return _raw_rows(self.path, self._batches)
+
+    def _batches(self) -> Iterator[Any]:
+        import pyarrow
+
+        for file in self._arrow_files():
+            with pyarrow.OSFile(str(file)) as data, pyarrow.ipc.open_stream(data) as batches:
+                yield from batches
+
+    def _arrow_files(self) -> list[Path]:
+        try:
+            state = json.loads((self.path / "state.json").read_bytes())
+            if state.get("_indices_data_files"):
+                raise refusal(self.path, "has an indices mapping; flatten_indices() and save again")
+            names = [entry["filename"] for entry in state["_data_files"]]
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OSError):
+            raise refusal(self.path, "state.json does not name the files of a dataset") from None
+        for name in names:
+            # A name with a path in it could make us read any file of the machine.
+            if not isinstance(name, str) or Path(name).name != name:
+                raise refusal(self.path, f"state.json names a file outside the folder: {name!r}")
+        return [self.path / name for name in names]
+
+
+def _raw_rows(path: Path, batches: Callable[[], Iterable[Any]]) -> Iterator[RawRow]:
+    try:
+        import pyarrow
+    except ImportError:
+        raise refusal(path, "reading it needs pyarrow; install it, or save as .jsonl") from None
+    index = 0
+    try:
+        for batch in batches():
+            for start in range(0, batch.num_rows, _ROWS_AT_ONCE):
+                for columns in batch.slice(start, _ROWS_AT_ONCE).to_pylist():
+                    yield RawRow(index=index, line=None, content=_plain(columns))
+                    index += 1
+    except FileNotFoundError as error:
+        raise refusal(path, f"a file is missing: {error.filename or error}") from None
+    except (pyarrow.ArrowInvalid, pyarrow.ArrowNotImplementedError, UnicodeDecodeError) as error:
+        reason = str(error).splitlines()[0]
+        raise refusal(path, f"the data is damaged behind row {index}: {reason}") from None
+    except OSError as error:
+        raise StorageError(f"{path}: reading failed behind row {index}: {error}") from error
+
+
+def _plain(value: Any) -> Any:
+    """What JSON can hold: times as ISO text, bytes as base64, NaN and infinity as null."""
+    match value:
+        case None | bool() | int() | str():
+            return value
+        case float():
+            return value if math.isfinite(value) else None
+        case Mapping():
+            return {str(key): _plain(item) for key, item in value.items()}
+        case list() | tuple():
+            return [_plain(item) for item in value]
+        case datetime.date() | datetime.time():
+            return value.isoformat()
+        case bytes():
+            return base64.b64encode(value).decode("ascii")
+        case Decimal():
+            return str(value)
+    return str(value)

@@ -1,0 +1,41 @@
+"""What a run says of itself while it goes on and after it has ended."""
+
+from pathlib import Path
+
+import pytest
+
+from moebatch.errors import Stopped
+from moebatch.folder.shard import ALL
+from moebatch.job.figures import status_of
+from moebatch.job.status import RunStatus
+from moebatch.job.status_file import read_status, written_to
+
+
+def status() -> RunStatus:
+    return status_of(None, run_folder="", budget_bytes=1)
+
+
+def stop_a_run(path: Path, *, has_gained: bool) -> int:
+    with pytest.raises(Stopped) as stopped, written_to(path, ALL, status):
+        raise Stopped("out of time", has_gained=has_gained)
+    return stopped.value.num_fruitless
+
+
+def test_runs_in_a_row_that_gain_nothing_are_counted(tmp_path: Path) -> None:
+    path = tmp_path / "status.json"
+    assert [stop_a_run(path, has_gained=False) for _ in range(3)] == [1, 2, 3]
+    assert stop_a_run(path, has_gained=True) == 0
+    assert stop_a_run(path, has_gained=False) == 1
+
+
+def test_a_run_that_ends_leaves_word(tmp_path: Path) -> None:
+    path = tmp_path / "status.json"
+    with written_to(path, ALL, status):
+        pass
+    there = read_status(path)
+    assert there is not None
+    assert (there.state, there.is_alive) == ("done", False)
+    with pytest.raises(ZeroDivisionError), written_to(path, ALL, status):
+        raise ZeroDivisionError
+    there = read_status(path)
+    assert there is not None and there.state == "failed"

@@ -1,0 +1,286 @@
+"""From a line to a parsed row: what is understood, and every way a line can be wrong."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moebatch.rows.parse import RowRules, parse_row
+from moebatch.rows.raw import RawRow
+from moebatch.rows.row import Chat, FailedRow, ParsedRow
+from moebatch.spec.request import RowError
+
+
+def parse(content: Any, **rules: Any) -> ParsedRow | FailedRow:
+    data = content if isinstance(content, bytes) else json.dumps(content).encode()
+    return parse_row(RawRow(index=4, line=7, content=data), RowRules(**rules))
+
+
+def good(content: Any, **rules: Any) -> ParsedRow:
+    parsed = parse(content, **rules)
+    assert isinstance(parsed, ParsedRow), parsed
+    return parsed
+
+
+def bad(content: Any, **rules: Any) -> RowError:
+    parsed = parse(content, **rules)
+    assert isinstance(parsed, FailedRow), parsed
+    assert parsed.error.status == 400
+    return parsed.error
+
+
+def batch(body: Any = None, **changes: Any) -> dict[str, Any]:
+    body = {"messages": [{"role": "user", "content": "Hi"}]} if body is None else body
+    line = {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": body}
+    return {key: value for key, value in (line | changes).items() if value is not ...}
+
+
+class TestBatchLines:
+    def test_chat(self) -> None:
+        messages = [{"role": "user", "content": "Hi", "name": None}]
+        body = {"model": "m", "messages": messages, "temperature": 0.5, "top_p": None}
+        parsed = good(batch(body))
+        assert parsed.prompt == Chat(messages=({"role": "user", "content": "Hi"},))
+        assert parsed.parameters == {"temperature": 0.5, "top_p": None}
+        row = parsed.row
+        assert (row.index, row.line, row.custom_id, row.dialect) == (4, 7, "a", "openai")
+        assert (row.kind, row.model, row.columns, row.place) == ("chat", "m", b"", "line 7")
+
+    @pytest.mark.parametrize(
+        ("prompt", "understood"),
+        [("Hi", "Hi"), ([1, 2], (1, 2)), (["Hi"], "Hi"), ([[1, 2]], (1, 2)), ("", ""), ([], ())],
+    )
+    def test_completion(self, prompt: object, understood: object) -> None:
+        parsed = good(batch({"prompt": prompt}, url="/v1/completions"))
+        assert parsed.prompt == understood
+        assert parsed.row.kind == "completion"
+
+    def test_template_options(self) -> None:
+        message = {"role": "assistant", "content": [{"type": "text", "text": "a"}] * 2}
+        body = {"messages": [message], "chat_template_kwargs": {"x": 1}}
+        parsed = good(batch(body | {"continue_final_message": True}))
+        assert parsed.prompt == Chat(
+            messages=({"role": "assistant", "content": "a\na"},),
+            variables={"x": 1},
+            add_generation_prompt=False,
+            continue_final_message=True,
+        )
+        assert parsed.parameters == {}
+
+    @pytest.mark.parametrize(
+        ("line", "code", "param", "message"),
+        [
+            (batch(custom_id=...), "missing_required_parameter", "custom_id", "is missing"),
+            (batch(custom_id=5), "invalid_value", "custom_id", "must be a text that is not empty"),
+            (batch(custom_id=""), "invalid_value", "custom_id", "must be a text that is not empty"),
+            (batch(method=...), "missing_required_parameter", "method", "is missing"),
+            (batch(method="GET"), "invalid_value", "method", "must be \"POST\", got 'GET'"),
+            (batch(url=...), "missing_required_parameter", "url", "is missing"),
+            (batch(url="/v1/embeddings"), "url_mismatch", "url", "got '/v1/embeddings'"),
+            (batch(url=[]), "url_mismatch", "url", "got []"),
+            (batch(url="/v1/completions"), "url_mismatch", "messages", "does not take"),
+            (batch({"prompt": "x"}), "url_mismatch", "prompt", "does not take"),
+            (batch(body=...), "missing_required_parameter", "body", "is missing"),
+            (batch([1]), "invalid_value", "body", "must be an object, got [1]"),
+            (batch({}), "missing_required_parameter", "messages", "is missing"),
+            (batch(temperature=1), "unsupported_parameter", "temperature", "it belongs inside"),
+            (batch({"model": 5}), "invalid_value", "model", "must be a text, got 5"),
+            (batch({"model": "x"}), "model_mismatch", "model", "is not the one of this job, 'm'"),
+        ],
+    )
+    def test_refused(self, line: Any, code: str, param: str, message: str) -> None:
+        error = bad(line, model_name="m")
+        assert (error.code, error.param) == (code, param)
+        assert message in error.message
+
+    def test_what_is_known_stays_known(self) -> None:
+        failed = parse(batch(url="/v1/embeddings"))
+        assert failed.row.custom_id == "a"
+        assert failed.row.dialect == "openai"
+
+
+class TestMessages:
+    @pytest.mark.parametrize(
+        ("messages", "code", "param", "message"),
+        [
+            ("Hi", "invalid_value", "messages", "must be a list of messages, got 'Hi'"),
+            ([], "invalid_value", "messages", "must hold at least one message"),
+            (["Hi"], "invalid_value", "messages[0]", "must be an object with role and content"),
+            ([{"content": "Hi"}], "invalid_value", "messages[0].role", "must be a text such as"),
+            ([{"role": 1}], "invalid_value", "messages[0].role", "got 1"),
+            ([{"role": "user"}], "missing_required_parameter", "messages[0].content", "is missing"),
+            ([{"role": "user", "content": 5}], "invalid_value", "messages[0].content", "got 5"),
+            (
+                [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}],
+                "unsupported_parameter",
+                "messages[0].content[0]",
+                "is a part of type 'image_url'; only text is supported",
+            ),
+            (
+                [{"role": "user", "content": [{"type": "text"}]}],
+                "invalid_value",
+                "messages[0].content[0].text",
+                "must be a text, got null",
+            ),
+            (
+                [{"role": "user", "content": ["Hi"]}],
+                "invalid_value",
+                "messages[0].content[0]",
+                "must be an object with a type, got 'Hi'",
+            ),
+        ],
+    )
+    def test_refused(self, messages: Any, code: str, param: str, message: str) -> None:
+        error = bad({"messages": messages})
+        assert (error.code, error.param) == (code, param)
+        assert message in error.message
+
+    def test_both_ends_of_a_template(self) -> None:
+        body = {"add_generation_prompt": True, "continue_final_message": True}
+        error = bad(batch(body | {"messages": [{"role": "user", "content": "Hi"}]}))
+        assert error.message.endswith("cannot be true together with add_generation_prompt")
+
+    def test_tool_calls_need_no_content(self) -> None:
+        call = {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}
+        prompt = good({"messages": [call]}).prompt
+        assert prompt == Chat(messages=({"role": "assistant", "tool_calls": [{"id": "1"}]},))
+
+
+class TestPrompts:
+    @pytest.mark.parametrize(
+        ("prompt", "message"),
+        [
+            (5, "must be a text or a list of token ids, got 5"),
+            ([1, True], "must hold token ids, got true"),
+            ([1, 2.0], "must hold token ids, got 2.0"),
+            (["a", "b"], "holds 2 prompts; give each a row of its own"),
+            ([[1], [2]], "holds 2 prompts; give each a row of its own"),
+            ([{"role": "user", "content": "Hi"}], "is a list of messages; give it the name"),
+        ],
+    )
+    def test_refused(self, prompt: object, message: str) -> None:
+        error = bad({"prompt": prompt})
+        assert (error.code, error.param) == ("invalid_value", "prompt")
+        assert message in error.message
+
+
+class TestPlainRows:
+    def test_columns_and_parameters(self) -> None:
+        line = {"prompt": "Hi", "id": 5, "url": "http://x", "body": None, "user": "u"}
+        parsed = good(line | {"temperature": 0, "sampling_params": {"top_k": 3}})
+        assert parsed.prompt == "Hi"
+        assert parsed.parameters == {"temperature": 0, "top_k": 3}
+        assert (parsed.row.dialect, parsed.row.kind) == ("plain", "completion")
+        assert parsed.row.custom_id == "5"
+        assert json.loads(parsed.row.columns)["url"] == "http://x"
+
+    @pytest.mark.parametrize(
+        ("names", "custom_id"),
+        [({"custom_id": "a", "id": "b"}, "a"), ({"id": "b"}, "b"), ({"id": None}, "7"), ({}, "7")],
+    )
+    def test_names(self, names: dict[str, Any], custom_id: str) -> None:
+        assert good({"prompt": "Hi"} | names).row.custom_id == custom_id
+
+    def test_tables_have_rows_instead_of_lines(self) -> None:
+        raw = RawRow(index=4, line=None, content={"prompt": "Hi", "messages": None})
+        parsed = parse_row(raw, RowRules())
+        assert isinstance(parsed, ParsedRow)
+        assert parsed.row.custom_id == "5"
+        assert parsed.row.place == "row 5"
+        assert json.loads(parsed.row.columns) == {"prompt": "Hi", "messages": None}
+
+    @pytest.mark.parametrize(
+        ("line", "code", "message"),
+        [
+            ({}, "missing_required_parameter", "is neither a plain row"),
+            ({"prompt": None}, "missing_required_parameter", "is neither a plain row"),
+            ({"prompt": "a", "messages": []}, "invalid_value", "a row may have only one of them"),
+            ({"prompt": "a", "id": 1.5}, "invalid_value", "must be a text or a whole number"),
+            ({"prompt": "a", "id": True}, "invalid_value", "must be a text or a whole number"),
+            ({"prompt": "a", "custom_id": 1}, "invalid_value", "must be a text that is not empty"),
+            ({"prompt": "a", "sampling_params": 1}, "invalid_value", "must be an object, got 1"),
+            (
+                {"prompt": "a", "n": 1, "sampling_params": {"n": 2}},
+                "invalid_value",
+                "is given twice, in sampling_params and beside it",
+            ),
+            (
+                {"prompt": "a", "sampling_params": {"model": "m"}},
+                "unsupported_parameter",
+                "belongs beside sampling_params",
+            ),
+            ({"prompt": "a", "answer": 1}, "column_taken", "choose another name as output.column"),
+        ],
+    )
+    def test_refused(self, line: Any, code: str, message: str) -> None:
+        error = bad(line, answer_column="answer")
+        assert error.code == code
+        assert message in error.message
+
+
+class TestStrictJson:
+    @pytest.mark.parametrize(
+        ("line", "message"),
+        [
+            (b'{"prompt": "cut of', "not JSON: Unterminated string starting at (column 12)"),
+            (b"hello", "not JSON: Expecting value (column 1)"),
+            (b"{} {}", "not JSON: Extra data (column 4)"),
+            (b"[1]", 'must be an object such as {"prompt": …}, got [1]'),
+            (b"null", 'must be an object such as {"prompt": …}, got null'),
+            (b'{"prompt": "\xff"}', "not UTF-8 text (byte 13 of the line)"),
+            ('{"prompt": "a"}'.encode("utf-16"), "not UTF-8 text (byte 1 of the line)"),
+            (b'{"prompt": "\\ud800"}', "half of a surrogate pair, which is no character"),
+            (b'{"prompt": "\xed\xa0\x80"}', "not UTF-8 text (byte 13 of the line)"),
+            (b'{"\\udfff": 1}', "half of a surrogate pair, which is no character"),
+            (b'{"n": NaN}', "NaN is not JSON"),
+            (b'{"n": -Infinity}', "-Infinity is not JSON"),
+            (b'{"n": 1e999}', "the number 1e999 is too large"),
+            (b'{"n": ' + b"1" * 5000 + b"}", "holds a whole number of thousands of digits"),
+            (b'{"a": 1, "b": 2, "a": 3}', "the key 'a' is given twice"),
+            (b'{"b": {"a": 1, "a": 1}}', "the key 'a' is given twice"),
+            (b'{"a": ' + b"[" * 100_000, "nested deeper than 100 levels"),
+            (b'{"a": ' + b"[" * 200 + b"]" * 200 + b"}", "nested deeper than 100 levels"),
+            (b'{"prompt": "a\tb"}', "not JSON: Invalid control character at (column 14)"),
+        ],
+    )
+    def test_refused(self, line: bytes, message: str) -> None:
+        error = bad(line)
+        assert error.code == "invalid_json_line"
+        assert error.message == message
+
+    def test_accepted(self) -> None:
+        text = "\u2028\x85 \U0001f600\r"
+        assert good(json.dumps({"prompt": text}).encode()).prompt == text
+        assert good(json.dumps({"prompt": text}, ensure_ascii=False).encode()).prompt == text
+        deep = b'{"prompt": "a", "x": ' + b"[" * 98 + b"]" * 98 + b"}"
+        assert good(deep).prompt == "a"
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
+    max_leaves=8,
+)
+KEYS = st.sampled_from(
+    ["custom_id", "method", "url", "body", "prompt", "messages", "id", "sampling_params", "model"]
+)
+OBJECTS = st.dictionaries(KEYS, JSON | st.sampled_from(["POST", "/v1/completions"]))
+
+
+@pytest.mark.parametrize("name", ["best_of", "echo", "stream", "response_format", "tools"])
+def test_parameters_of_plain_rows_are_never_ignored(name: str) -> None:
+    assert good({"prompt": "x", name: 1}).parameters == {name: 1}
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_never_raise(data: bytes) -> None:
+    assert isinstance(parse(data), ParsedRow | FailedRow)
+
+
+@given(OBJECTS, JSON)
+def test_any_json_never_raises(content: dict[str, Any], body: Any) -> None:
+    for line in (content, batch(content), batch(body), body, {"messages": body}):
+        parsed = parse(json.dumps(line).encode())
+        assert isinstance(parsed, ParsedRow | FailedRow)

@@ -1,0 +1,302 @@
+"""From a parsed row to tokens: templates, contexts, end tokens and damaged model folders."""
+
+import datetime
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moebatch.errors import CheckpointError, ConfigError
+from moebatch.job.scan import scan
+from moebatch.rows.prepare import Preparation, prepare
+from moebatch.rows.raw import RawRow
+from moebatch.rows.row import FailedRow, ReadyRow
+from moebatch.rows.source import open_source
+from moebatch.rows.tokenizer import Tokenizer, load_tokenizer
+from moebatch.spec.job import Job
+from moebatch.spec.request import RowError
+from tests.tiny import write_tokenizer
+
+VOCABULARY = 320
+Prepare = Callable[..., Preparation]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    write_tokenizer(folder)
+    (folder / "config.json").write_text('{"model_type": "mixtral", "eos_token_id": 2}')
+    return folder
+
+
+def job_of(model: Path, /, **sections: dict[str, Any]) -> Job:
+    base = {"model": {"path": str(model)}, "input": {"path": "i"}, "output": {"path": "o"}}
+    merged = {key: base.get(key, {}) | sections.get(key, {}) for key in base | sections}
+    return Job.model_validate(merged)
+
+
+@pytest.fixture(scope="module")
+def ready(model: Path) -> Prepare:
+    def make(max_positions: int = 64, **sections: dict[str, Any]) -> Preparation:
+        job = job_of(model, **sections)
+        return prepare(job, vocab_size=VOCABULARY, max_positions=max_positions)
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def tokenizer(model: Path) -> Tokenizer:
+    return load_tokenizer(model, vocab_size=VOCABULARY)
+
+
+def request(preparation: Preparation, content: dict[str, Any]) -> ReadyRow | FailedRow:
+    raw = RawRow(index=0, line=1, content=json.dumps(content).encode())
+    return preparation.reader.request(raw)
+
+
+def good(preparation: Preparation, content: dict[str, Any]) -> ReadyRow:
+    row = request(preparation, content)
+    assert isinstance(row, ReadyRow), row
+    return row
+
+
+def bad(preparation: Preparation, content: dict[str, Any]) -> RowError:
+    row = request(preparation, content)
+    assert isinstance(row, FailedRow), row
+    return row.error
+
+
+class TestTokens:
+    def test_text(self, ready: Prepare, tokenizer: Tokenizer) -> None:
+        row = good(ready(), {"prompt": "The river", "id": "x", "max_tokens": 5})
+        assert row.request.prompt_tokens == tokenizer.encode("The river")
+        assert tokenizer.decode(row.request.prompt_tokens) == "The river"
+        assert (row.request.custom_id, row.request.sampling.max_tokens) == ("x", 5)
+
+    def test_chat_renders_the_template_once(self, ready: Prepare, tokenizer: Tokenizer) -> None:
+        row = good(ready(), {"messages": [{"role": "user", "content": "Hi"}]})
+        tokens = row.request.prompt_tokens
+        special = tokenizer.token_bytes
+        assert special(tokens[0]) == b"<|user|>"
+        assert [special(token) for token in tokens[-2:]] == [b"</s>", b"<|assistant|>"]
+        assert b"".join(map(special, tokens)) == b"<|user|>Hi</s><|assistant|>"
+
+    def test_continued_message(self, ready: Prepare, tokenizer: Tokenizer) -> None:
+        message = {"role": "assistant", "content": "The river"}
+        row = good(ready(), {"messages": [message], "continue_final_message": True})
+        text = b"".join(map(tokenizer.token_bytes, row.request.prompt_tokens))
+        assert text == b"<|assistant|>The river"
+
+    def test_token_ids(self, ready: Prepare) -> None:
+        assert good(ready(), {"prompt": [5, 319]}).request.prompt_tokens == (5, 319)
+        for token in (320, -1, 10**20):
+            error = bad(ready(), {"prompt": [5, token]})
+            assert error.message == (
+                f"prompt holds the token id {token}, but the model has 320 tokens, 0 to 319"
+            )
+
+    def test_empty_prompts(self, ready: Prepare) -> None:
+        for prompt in ("", []):
+            assert bad(ready(), {"prompt": prompt}).message == (
+                "prompt must hold at least one token, got none"
+            )
+
+    def test_bytes_of_tokens_join_to_the_text(self, tokenizer: Tokenizer) -> None:
+        text = "Grüße \U0001f600 \x00 ok"
+        assert b"".join(map(tokenizer.token_bytes, tokenizer.encode(text))) == text.encode()
+        assert tokenizer.token_bytes(10**6) == b""
+
+
+class TestTemplates:
+    def write(self, tmp_path: Path, template: str) -> dict[str, Any]:
+        (tmp_path / "chat.jinja").write_text(template)
+        return {"chat_template": str(tmp_path / "chat.jinja")}
+
+    def text(self, preparation: Preparation, **row: Any) -> str:
+        line = {"messages": [{"role": "user", "content": "Hi"}]} | row
+        tokens = good(preparation, line).request.prompt_tokens
+        return preparation.reader.tokenizer.decode(tokens)
+
+    def test_variables_of_job_and_row(self, ready: Prepare, tmp_path: Path) -> None:
+        model = self.write(tmp_path, "{{ a }}-{{ b }}")
+        kwargs = {"chat_template_kwargs": {"a": "job", "b": "job"}}
+        preparation = ready(model=model, sampling=kwargs)
+        assert self.text(preparation) == "job-job"
+        assert self.text(preparation, chat_template_kwargs={"b": "row"}) == "job-row"
+
+    def test_variables_that_are_ours(self, ready: Prepare) -> None:
+        line = {"messages": [{"role": "user", "content": "Hi"}]}
+        for name in ("tokenize", "messages", "tools", "chat_template", "strftime_now"):
+            error = bad(ready(), line | {"chat_template_kwargs": {name: 1}})
+            assert error.message == f"chat_template_kwargs may not set {name}"
+
+    def test_template_says_no(self, ready: Prepare, tmp_path: Path) -> None:
+        model = self.write(tmp_path, "{{ raise_exception('roles must alternate') }}")
+        error = bad(ready(model=model), {"messages": [{"role": "user", "content": "Hi"}]})
+        assert (error.status, error.code, error.param) == (400, "invalid_value", "messages")
+        assert error.message == (
+            "messages do not fit the model's chat template: roles must alternate"
+        )
+
+    def test_template_fails(self, ready: Prepare, tmp_path: Path) -> None:
+        model = self.write(tmp_path, "{{ messages[5].content }}")
+        error = bad(ready(model=model), {"messages": [{"role": "user", "content": "Hi"}]})
+        assert "do not fit the model's chat template" in error.message
+
+    def test_syntax_error(self, ready: Prepare, tmp_path: Path) -> None:
+        model = self.write(tmp_path, "\n{% for %}")
+        with pytest.raises(CheckpointError, match="the chat template is broken in line 2"):
+            ready(model=model)
+
+    def test_template_file_is_missing(self, ready: Prepare, tmp_path: Path) -> None:
+        with pytest.raises(ConfigError, match=r"model\.chat_template: not read: No such file"):
+            ready(model={"chat_template": str(tmp_path / "gone.jinja")})
+
+    def test_date_is_that_of_the_run(self, model: Path, tmp_path: Path) -> None:
+        job = job_of(model, model=self.write(tmp_path, "{{ strftime_now('%d %b %Y') }}"))
+        preparation = prepare(
+            job, vocab_size=VOCABULARY, max_positions=64, today=datetime.date(2001, 2, 3)
+        )
+        assert self.text(preparation) == "03 Feb 2001"
+
+    def test_no_template(self, model: Path, tmp_path: Path) -> None:
+        for name in ("tokenizer.json", "tokenizer_config.json"):
+            (tmp_path / name).write_bytes((model / name).read_bytes())
+        tokenizer = load_tokenizer(tmp_path, vocab_size=VOCABULARY)
+        assert not tokenizer.has_chat_template
+        with pytest.raises(CheckpointError) as caught:
+            tokenizer.require_chat_template("line 3")
+        assert str(caught.value) == (
+            f"{tmp_path}: the tokenizer has no chat template, but line 3 has messages; "
+            "set model.chat_template to a jinja file, or use rows with prompt"
+        )
+
+    def test_no_template_is_found_by_the_scan(self, model: Path, tmp_path: Path) -> None:
+        for name in ("tokenizer.json", "tokenizer_config.json"):
+            (tmp_path / name).write_bytes((model / name).read_bytes())
+        rows = tmp_path / "in.jsonl"
+        rows.write_text('{"prompt": "a"}\n{"messages": [{"role": "user", "content": "Hi"}]}\n')
+        preparation = prepare(job_of(tmp_path), vocab_size=VOCABULARY, max_positions=64)
+        for read in (preparation.reader.request, preparation.reader.parse):
+            found = scan(open_source(rows), read)
+            assert (found.num_bad_rows, found.faults) == (0, ())
+            assert found.first_chat is not None
+            assert found.first_chat.place == "line 2"
+
+
+class TestContext:
+    def test_own_limit_beyond_the_context(self, ready: Prepare) -> None:
+        error = bad(ready(max_positions=10), {"prompt": [5] * 8, "max_tokens": 3})
+        assert (error.status, error.code) == (400, "context_length_exceeded")
+        assert error.message == (
+            "the context of the model is 10 tokens, but the row needs 11: 8 of the prompt and 3 "
+            "as max_tokens; shorten the prompt or lower max_tokens"
+        )
+        assert good(ready(max_positions=11), {"prompt": [5] * 8, "max_tokens": 3})
+
+    def test_default_limit_is_cut(self, ready: Prepare) -> None:
+        preparation = ready(max_positions=10, sampling={"max_tokens": 50})
+        assert good(preparation, {"prompt": [5] * 8}).request.sampling.max_tokens == 2
+        error = bad(preparation, {"prompt": [5] * 10})
+        assert error.code == "context_length_exceeded"
+        assert "needs 11: 10 of the prompt and 1 of the answer at least" in error.message
+
+    def test_cut_below_min_tokens(self, ready: Prepare) -> None:
+        error = bad(ready(max_positions=10), {"prompt": [5] * 8, "min_tokens": 3})
+        assert error.code == "context_length_exceeded"
+
+
+class TestModelFolder:
+    def copy(self, model: Path, tmp_path: Path, **files: Any) -> Path:
+        for name in ("tokenizer.json", "tokenizer_config.json"):
+            (tmp_path / name).write_bytes((model / name).read_bytes())
+        for name, content in files.items():
+            text = content if isinstance(content, str) else json.dumps(content)
+            (tmp_path / f"{name}.json").write_text(text)
+        return tmp_path
+
+    def load(self, folder: Path) -> Preparation:
+        return prepare(job_of(folder), vocab_size=VOCABULARY, max_positions=64)
+
+    @pytest.mark.parametrize(
+        ("generation", "config", "expected"),
+        [
+            ({}, {"eos_token_id": 2}, {2}),
+            ({"eos_token_id": [2, 5]}, {"eos_token_id": 7}, {2, 5, 7}),
+            ({"eos_token_id": None}, {"text_config": {"eos_token_id": [9]}}, {9}),
+            ({}, {}, {2}),
+        ],
+    )
+    def test_end_tokens(
+        self, model: Path, tmp_path: Path, generation: Any, config: Any, expected: set[int]
+    ) -> None:
+        config = {"model_type": "mixtral"} | config
+        folder = self.copy(model, tmp_path, generation_config=generation, config=config)
+        preparation = self.load(folder)
+        assert preparation.end_tokens == expected
+        assert preparation.warnings == ()
+
+    def test_no_end_token_warns(self, model: Path, tmp_path: Path) -> None:
+        folder = self.copy(model, tmp_path, config={"model_type": "mixtral"})
+        settings = json.loads((folder / "tokenizer_config.json").read_text())
+        settings.pop("eos_token", None)
+        (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+        preparation = self.load(folder)
+        assert preparation.end_tokens == frozenset()
+        assert "every answer will run to max_tokens" in preparation.warnings[0]
+
+    @pytest.mark.parametrize(
+        ("files", "message"),
+        [
+            ({"generation_config": {"eos_token_id": 320}}, "from 0 to 319, got 320"),
+            ({"generation_config": {"eos_token_id": "2"}}, "from 0 to 319, got '2'"),
+            ({"generation_config": "{"}, "generation_config.json: cannot be read"),
+            ({"config": []}, "config.json: expected an object, got []"),
+        ],
+    )
+    def test_damaged(self, model: Path, tmp_path: Path, files: Any, message: str) -> None:
+        with pytest.raises(CheckpointError) as caught:
+            self.load(self.copy(model, tmp_path, **files))
+        assert message in str(caught.value)
+
+    def test_missing_folder(self, tmp_path: Path) -> None:
+        with pytest.raises(CheckpointError, match=r"no such folder; check model\.path"):
+            load_tokenizer(tmp_path / "gone", vocab_size=VOCABULARY)
+
+    def test_tokenizer_is_missing(self, tmp_path: Path) -> None:
+        (tmp_path / "config.json").write_text('{"model_type": "mixtral"}')
+        with pytest.raises(CheckpointError, match="the tokenizer cannot be loaded"):
+            load_tokenizer(tmp_path, vocab_size=VOCABULARY)
+
+    def test_code_of_the_folder_is_not_run(self, model: Path, tmp_path: Path) -> None:
+        folder = self.copy(model, tmp_path)
+        (folder / "evil.py").write_text("raise SystemExit('run')")
+        settings = json.loads((folder / "tokenizer_config.json").read_text())
+        settings |= {"tokenizer_class": "Evil", "auto_map": {"AutoTokenizer": [None, "evil.Evil"]}}
+        (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+        try:
+            load_tokenizer(folder, vocab_size=VOCABULARY)
+        except CheckpointError as error:
+            assert "cannot be loaded" in str(error)
+
+    def test_tokenizer_of_a_larger_model(self, model: Path) -> None:
+        with pytest.raises(CheckpointError, match="the model has only 300 tokens; they do not"):
+            load_tokenizer(model, vocab_size=300)
+
+
+def test_requests_keep_the_order_and_are_lazy(ready: Prepare, tmp_path: Path) -> None:
+    path = tmp_path / "in.jsonl"
+    path.write_bytes(b'{"prompt": "a"}\n{\n\n{"prompt": "b"}\n')
+    rows = ready().reader.requests(open_source(path))
+    assert isinstance(next(rows), ReadyRow)
+    kinds = [(row.row.index, row.row.line, type(row)) for row in rows]
+    assert kinds == [(1, 2, FailedRow), (2, 4, ReadyRow)]
+
+
+def test_parse_checks_parameters_without_encoding(ready: Prepare) -> None:
+    raw = RawRow(index=0, line=1, content=b'{"prompt": "a", "n": true}')
+    failed = ready().reader.parse(raw)
+    assert isinstance(failed, FailedRow)
+    assert failed.error.param == "n"
