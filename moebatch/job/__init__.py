@@ -1,1 +1,1 @@
-"""Rows in, rows out: reading the input, making requests of it, writing the answers."""
+"""Runs, checks, plans and calibrates: what the commands of the program do."""

@@ -1,1 +1,1 @@
-"""Rows of an input as prompts, and outcomes as lines of an output. Knows no model but its tokens."""
+"""Rows of an input as prompts, outcomes as lines of an output. Of a model it knows the tokens."""
