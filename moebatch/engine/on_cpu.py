@@ -19,9 +19,9 @@ from moebatch.engine.recorder import Recorder
 from moebatch.engine.sweep import PlainSweep
 from moebatch.engine.tail import Tail
 from moebatch.model.decoder import Decoder
-from moebatch.plan.setup import residents, setup_of
-from moebatch.schedule.names import PAGED
+from moebatch.plan.setup import cache_of, residents, setup_of
 from moebatch.schedule.task import Kind, Task
+from moebatch.spec.policy import PAGED
 from moebatch.store.device_memory import DeviceMemory
 from moebatch.store.experts import ExpertStore
 from moebatch.store.kv import KVCache
@@ -57,6 +57,7 @@ def cpu_pipeline(order: Order, recorder: Recorder, log: PassLog | None, opened: 
         {} if is_paged else records,
         num_slots=0 if is_paged else policy.num_slots,
         resident=() if is_paged else resident,
+        cache=cache_of(files.shape, policy, with_vram=False),
         changed=changed,
         on_read=reads,
     )

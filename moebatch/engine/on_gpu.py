@@ -24,12 +24,12 @@ from moebatch.engine.recorder import Recorder
 from moebatch.model.attention_core import AttentionCore
 from moebatch.model.decoder import Decoder
 from moebatch.plan.scratch import bucket_rows
-from moebatch.plan.setup import expert_homes, setup_of
+from moebatch.plan.setup import cache_of, expert_homes, setup_of
 from moebatch.schedule.expert_load import Chunk
 from moebatch.schedule.kv_route import Place
-from moebatch.schedule.names import PAGED
 from moebatch.schedule.slots import SlotQueue
 from moebatch.schedule.task import Kind, Task
+from moebatch.spec.policy import PAGED
 from moebatch.store.device_memory import DeviceMemory
 from moebatch.store.experts import ExpertStore
 from moebatch.store.kv import KVCache
@@ -192,6 +192,7 @@ class _Assembly:
             self._memory,
             num_slots=self._order.policy.num_slots,
             resident=self._homes["vram"],
+            cache=cache_of(self._order.files.shape, self._order.policy, with_vram=True),
         )
         self._opened.callback(experts.close)
         experts.load_residents()

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -13,6 +13,7 @@ from moebatch.model.attention_core import AttentionCore
 from moebatch.model.decoder import Decoder
 from moebatch.predict.predictor import Predictor, RoutingObserver
 from moebatch.schedule.expert_load import ExpertKey
+from moebatch.schedule.foresight import Foresight
 from moebatch.schedule.setup import Setup
 from moebatch.schedule.slots import SlotQueue
 from moebatch.spec.policy import Policy
@@ -72,3 +73,5 @@ class Parts:
     log: PassLog | None = None
     computing: Callable[[], AbstractContextManager[Any]] = nullcontext
     """Where the thread that launches computes what comes before a pass and after it."""
+    foresight: Foresight = field(default_factory=Foresight)
+    """How well experts are foreseen at the level that computes."""

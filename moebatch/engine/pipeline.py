@@ -84,6 +84,7 @@ class Pipeline:
                 self._parts.below.forget()
         if self._parts.pages is not None:
             self._parts.pages.forget()
+        self._parts.foresight.forget()
         self._driver = self._new_driver()
         self.start()
 
@@ -147,6 +148,7 @@ class Pipeline:
             router=self._guesses,
             slots=parts.slots,
             below=parts.below,
+            foresight=parts.foresight,
         )
 
     def _lay_out(self, slices: Sequence[Slice]) -> Layout:

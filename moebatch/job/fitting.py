@@ -6,8 +6,7 @@ from moebatch.errors import DoesNotFit
 from moebatch.plan.problem import Problem
 from moebatch.plan.refusal import too_large
 from moebatch.plan.setup import slots_wanted
-from moebatch.schedule.names import PAGED
-from moebatch.spec.policy import Placement, Policy
+from moebatch.spec.policy import PAGED, Placement, Policy
 
 
 def with_room(problem: Problem, policy: Policy) -> Policy:

@@ -3,8 +3,7 @@
 from collections.abc import Iterator
 
 from moebatch.plan.problem import Problem
-from moebatch.schedule.names import PAGED
-from moebatch.spec.policy import Policy
+from moebatch.spec.policy import PAGED, Policy
 
 _NO_GPU = "this run has no GPU; set it to"
 

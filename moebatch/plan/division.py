@@ -4,9 +4,8 @@ are when it runs, or in parts, as a solver of shares sees them."""
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from moebatch.schedule.names import PAGED
 from moebatch.spec.hardware import LEVELS, LevelName
-from moebatch.spec.policy import Policy
+from moebatch.spec.policy import PAGED, Policy
 from moebatch.spec.rounding import whole
 from moebatch.spec.shape import ModelShape
 
@@ -84,12 +83,13 @@ class Division:
 
 def whole_experts(shape: ModelShape, policy: Policy, *, with_vram: bool) -> dict[LevelName, int]:
     """Whole experts by level: what is left of one goes to main memory below a GPU, and to the disk
-    below main memory."""
+    below main memory. Where those on the GPU change, all of them live below it as well."""
     total = len(shape.moe_layers) * shape.num_experts
     if with_vram and policy.ffn_on_gpu:
         on_gpu = whole(policy.weights.vram, total)
         on_disk = min(total - on_gpu, whole(policy.weights.disk, total))
-        return {"vram": on_gpu, "dram": total - on_gpu - on_disk, "disk": on_disk}
+        lent = on_gpu if policy.cache == "static" else 0
+        return {"vram": on_gpu, "dram": total - lent - on_disk, "disk": on_disk}
     in_memory = whole(policy.weights.dram, total)
     return {"vram": 0, "dram": in_memory, "disk": total - in_memory}
 

@@ -8,9 +8,8 @@ from moebatch.plan.lanes import BLOCK_SCHEDULES, WHOLE_LAYER_SCHEDULES
 from moebatch.plan.load import PassLoad
 from moebatch.plan.prices import Prices
 from moebatch.plan.scratch import gpu_prompt_rows
-from moebatch.schedule.names import PAGED
 from moebatch.spec.hardware import LinkName
-from moebatch.spec.policy import Policy
+from moebatch.spec.policy import PAGED, Policy
 
 LaneTime = tuple[str, float]
 

@@ -8,9 +8,8 @@ from moebatch.plan.lanes import bottleneck
 from moebatch.plan.load import PassLoad
 from moebatch.plan.problem import Problem
 from moebatch.plan.replay import job_loads
-from moebatch.schedule.names import PAGED
 from moebatch.spec.hardware import LevelName
-from moebatch.spec.policy import Placement, Policy
+from moebatch.spec.policy import PAGED, Placement, Policy
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

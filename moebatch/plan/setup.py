@@ -4,13 +4,14 @@ from collections.abc import Collection, Sequence
 from math import ceil
 from typing import TypeVar
 
+from moebatch.plan.cache_sizes import even_sizes
 from moebatch.plan.lanes import WHOLE_LAYER_SCHEDULES
+from moebatch.schedule.cache import Cache, Rule
 from moebatch.schedule.expert_load import ExpertKey
-from moebatch.schedule.names import PAGED
 from moebatch.schedule.setup import Setup
 from moebatch.schedule.simulate import Room
 from moebatch.spec.hardware import Hardware, LevelName
-from moebatch.spec.policy import Policy
+from moebatch.spec.policy import PAGED, Policy
 from moebatch.spec.rounding import whole
 from moebatch.spec.shape import ModelShape
 
@@ -62,6 +63,8 @@ def room_of(shape: ModelShape, policy: Policy, *, with_vram: bool, expert_bytes:
         num_slots_below=policy.num_slots if on_disk else 0,
         # Those that live on the GPU have nothing to do in main memory, so they need not come there.
         resident_below=everything - on_disk if on_disk else None,
+        cache_sizes=cache_sizes(shape, policy, with_vram=with_vram),
+        cache_rule=_rule(policy),
         num_chunks=max(1, min(MAX_CHUNKS, ceil(expert_bytes / CHUNK_BYTES))),
     )
 
@@ -76,10 +79,39 @@ def expert_keys(shape: ModelShape) -> list[ExpertKey]:
 
 
 def residents(shape: ModelShape, policy: Policy, *, with_vram: bool) -> list[ExpertKey]:
-    """Experts that live where they are computed, spread evenly over the layers."""
-    keys = expert_keys(shape)
+    """Experts that live where they are computed, spread evenly over the layers; none where those
+    that stay change."""
+    if policy.cache != "static":
+        return []
+    return spread(expert_keys(shape), _num_staying(shape, policy, with_vram=with_vram))
+
+
+def cache_of(shape: ModelShape, policy: Policy, *, with_vram: bool) -> Cache:
+    """What keeps experts that have been computed, where those that stay change; else nothing."""
+    return Cache(cache_sizes(shape, policy, with_vram=with_vram), _rule(policy))
+
+
+def cache_sizes(shape: ModelShape, policy: Policy, *, with_vram: bool) -> dict[int, int]:
+    """Slots by layer for experts that have been computed and stay; empty where they do not
+    change."""
+    if policy.cache == "static":
+        return {}
+    layers = tuple(shape.moe_layers)
+    sizes = policy.cache_sizes
+    if not sizes:
+        num_staying = _num_staying(shape, policy, with_vram=with_vram)
+        sizes = even_sizes(len(layers), shape.num_experts, num_staying)
+    assert len(sizes) == len(layers), "one for each layer with experts"
+    return dict(zip(layers, sizes, strict=True))
+
+
+def _rule(policy: Policy) -> Rule:
+    return "lifo" if policy.cache == "static" else policy.cache
+
+
+def _num_staying(shape: ModelShape, policy: Policy, *, with_vram: bool) -> int:
     share = policy.weights.vram if with_vram else policy.weights.dram
-    return spread(keys, whole(share, len(keys)))
+    return whole(share, len(shape.moe_layers) * shape.num_experts)
 
 
 def expert_homes(shape: ModelShape, policy: Policy) -> dict[LevelName, list[ExpertKey]]:

@@ -15,11 +15,10 @@ from moebatch.plan.sim_world import Routing, SimWorld
 from moebatch.plan.skew import SkewedRouting
 from moebatch.plan.work import Work
 from moebatch.schedule.as_json import timeline_json
-from moebatch.schedule.names import PAGED
 from moebatch.schedule.simulate import simulate
 from moebatch.schedule.task import Kind
 from moebatch.schedule.timeline import Timeline
-from moebatch.spec.policy import SCHEDULES, Placement, Policy, Schedule
+from moebatch.spec.policy import PAGED, SCHEDULES, Placement, Policy, Schedule
 
 _ATTENTION: Mapping[Schedule, bool] = {
     "cgopipe": False,

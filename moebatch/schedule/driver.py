@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from moebatch.schedule.expert_load import ExpertKey, Load
+from moebatch.schedule.foresight import Foresight
 from moebatch.schedule.request import (
     Announce,
     Arrivals,
@@ -72,15 +73,17 @@ class Driver:
         router: Router,
         slots: SlotQueue,
         below: SlotQueue | None = None,
+        foresight: Foresight | None = None,
     ) -> None:
         """`slots` are those of the level that computes; `below` are those of main memory under it,
-        where experts pass that live on disk."""
+        where experts pass that live on disk. `foresight` counts how well experts were foreseen."""
         self._schedule = schedule
         self._setup = setup
         self._lanes = lanes
         self._router = router
         self._slots = slots
         self._below = below
+        self._foresight = foresight or Foresight()
         self._going_up: set[ExpertKey] = set()
         slots.tell_drops(self._not_needed_below)
         self._freed: set[int] = set()
@@ -149,6 +152,7 @@ class Driver:
                 self._chosen.clear()
                 self._wanted.clear()
                 self._freed.clear()
+                self._foresight.end_pass()
                 return
             else:
                 answer = self._answer(item)
@@ -186,6 +190,8 @@ class Driver:
         if count is not None:
             experts = self._router.ranked(step)[:count]
         layer = self._begin(step)
+        if count is not None:
+            self._foresight.foresee(step, layer, experts)
         keys = [ExpertKey(layer, expert) for expert in experts]
         with self._lanes.lock:
             self._slots.announce(keys)
@@ -209,8 +215,12 @@ class Driver:
         self._chosen.setdefault(step, {})[micro_batch] = chosen
         wanted = self._wanted.setdefault(step, set())
         layer = self._begin(step)
+        news = sorted(set(chosen) - wanted)
         with self._lanes.lock:
-            for expert in sorted(set(chosen) - wanted):
+            self._foresight.ask(
+                step, layer, news, lambda expert: self._slots.state(ExpertKey(layer, expert))
+            )
+            for expert in news:
                 self._require(ExpertKey(layer, expert))
             self._lanes.slots_changed()
         wanted.update(chosen)

@@ -28,6 +28,9 @@ class Load:
     """A gate has chosen it, and it has not been computed yet."""
     is_kept: bool = False
     """It has been computed, and stays until its step is over or somebody needs its slot."""
+    is_cached: bool = False
+    """It has been computed, and stays beyond its step for as long as its layer's cache has a place
+    for it."""
     num_users: int = 0
     """Computations launched with it that have not ended."""
     is_wanted_again: bool = False
@@ -48,15 +51,20 @@ class Load:
         return self.num_issued < self.num_chunks
 
     @property
+    def is_claimed(self) -> bool:
+        """Whether it is, or is going to be, computed in its step."""
+        return bool(self.is_required or self.is_kept or self.num_users)
+
+    @property
     def is_announced(self) -> bool:
         """Likely at most: it has no claim to its slot."""
-        return not (self.is_resident or self.is_required or self.is_kept or self.num_users)
+        return not (self.is_resident or self.is_cached or self.is_claimed)
 
     @property
     def state(self) -> State:
         """How near it is to being computed."""
         if self.is_ready:
-            return "resident" if self.is_resident else "arrived"
+            return "resident" if self.is_resident or self.is_cached else "arrived"
         return "in flight" if self.num_issued else "absent"
 
 

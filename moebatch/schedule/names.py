@@ -21,5 +21,3 @@ SCHEDULES: Mapping[str, Callable[[Setup], Schedule]] = {
     "ondemand": ondemand,
     "prefetch_all": prefetch_all,
 }
-PAGED = frozenset({"cgopipe", "fastdecode", "flexgen", "flexgen_c"})
-"""Those that bring weights layer by layer into two halves of a buffer, not expert by expert."""

@@ -50,7 +50,7 @@ class SendOrder:
         ones that of the last, then one of those that have been computed."""
         claims: tuple[Callable[[Load], bool], ...] = (
             lambda load: load.is_announced,
-            lambda load: load.is_kept and not load.num_users,
+            lambda load: load.is_kept and not (load.num_users or load.is_cached),
         )
         for unclaimed in claims:
             for load in self._table.from_last():
@@ -65,7 +65,7 @@ class SendOrder:
             if (
                 load.is_required
                 and load is not self.awaited
-                and not (load.num_users or load.num_in_flight)
+                and not (load.num_users or load.num_in_flight or load.is_cached)
                 and load.slot is not None
             ):
                 self._table.free_slot(load)

@@ -1,14 +1,16 @@
 """The simulator: a schedule on lanes with a virtual clock."""
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import Protocol
 
+from moebatch.schedule.cache import Cache, Rule
 from moebatch.schedule.driver import Driver, Router
 from moebatch.schedule.expert_load import Chunk, ExpertKey
+from moebatch.schedule.foresight import Foresight
 from moebatch.schedule.lanes import RESULT_LANES, lane_of
 from moebatch.schedule.names import SCHEDULES
 from moebatch.schedule.request import Schedule, Sweep
@@ -40,6 +42,10 @@ class Room:
     """Experts that live in main memory, others on disk; None if nothing comes from disk there."""
     num_chunks: int = 1
     """Parts of an expert that are moved one by one."""
+    cache_sizes: Mapping[int, int] = field(default_factory=dict)
+    """Slots by layer for experts that stay after they have been computed."""
+    cache_rule: Rule = "lifo"
+    """Which of them leaves for another one."""
 
 
 def simulate(name: str, setup: Setup, room: Room, world: World, *, num_passes: int) -> Timeline:
@@ -89,7 +95,9 @@ class Simulator:
         self._last_reason: str | None = None
         self._spans: list[Span] = []
         self._chunks: dict[Task, tuple[Chunk, SlotQueue]] = {}
-        self._slots = _slot_queue(setup, room.num_chunks, room.num_slots, room.resident)
+        cache = Cache(room.cache_sizes, room.cache_rule)
+        self._slots = _slot_queue(setup, room.num_chunks, room.num_slots, room.resident, cache)
+        self.foresight = Foresight()
         self._below: SlotQueue | None = None
         if room.resident_below is not None:
             self._below = _slot_queue(
@@ -102,6 +110,7 @@ class Simulator:
             router=world,
             slots=self._slots,
             below=self._below,
+            foresight=self.foresight,
         )
         self._add_streams()
 
@@ -246,14 +255,20 @@ class Simulator:
 
 
 def _slot_queue(
-    setup: Setup, num_chunks: int, num_slots: int, resident: frozenset[ExpertKey]
+    setup: Setup,
+    num_chunks: int,
+    num_slots: int,
+    resident: frozenset[ExpertKey],
+    cache: Cache | None = None,
 ) -> SlotQueue:
     keys = (
         ExpertKey(layer, expert)
         for layer in sorted(setup.moe_layers)
         for expert in range(setup.num_experts)
     )
-    queue = SlotQueue(dict.fromkeys(keys, num_chunks), num_slots=num_slots, resident=resident)
+    queue = SlotQueue(
+        dict.fromkeys(keys, num_chunks), num_slots=num_slots, resident=resident, cache=cache
+    )
     queue.fill_residents()
     return queue
 

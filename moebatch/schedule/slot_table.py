@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 
+from moebatch.schedule.cache import Cache
 from moebatch.schedule.expert_load import ExpertKey, Load
 
 
@@ -19,9 +20,11 @@ class SlotTable:
         *,
         num_slots: int,
         resident: Collection[ExpertKey],
+        cache: Cache,
     ) -> None:
-        """`num_slots` are those for experts that come and go; residents have their own."""
-        self.num_slots = num_slots + len(resident)
+        """`num_slots` are those for experts that come and go; residents, and those that `cache`
+        keeps, have their own."""
+        self.num_slots = num_slots + len(resident) + cache.num_slots
         self.num_streaming_slots = num_slots
         """Those for experts that come and go."""
         self.num_vacancies = 0
@@ -31,6 +34,7 @@ class SlotTable:
         """Those that are not resident."""
         self.required: list[Load] = []
         self.announced: list[Load] = []
+        self.cache = cache
         self.on_drop: Callable[[ExpertKey], None] = lambda key: None
         self._num_chunks = num_chunks
         self._num_passed_over = 0
@@ -53,6 +57,8 @@ class SlotTable:
         """Gives up a load; its slot is free once no chunk is on its way into it."""
         self.unlist(load)
         load.is_dropped = True
+        if load.is_cached:
+            self.cache.leave(load)
         if load.num_in_flight == 0:
             del self.loads[load.key], self.passing[load.key]
             self.on_drop(load.key)
@@ -90,7 +96,7 @@ class SlotTable:
 
     @property
     def num_homes(self) -> int:
-        """Experts that are resident, or will be when their slots have found them."""
+        """Experts that are resident or cached, or will be when their slots have found them."""
         return self.num_slots - self.num_streaming_slots + self.num_vacancies
 
     def offer_home(self, load: Load) -> None:
@@ -106,6 +112,8 @@ class SlotTable:
         self._num_passed_over = 0
         self.num_vacancies -= 1
         self.num_streaming_slots -= 1
+        if load.is_cached:
+            self.cache.leave(load)
         load.is_resident, load.is_kept, load.is_wanted_again = True, False, False
         del self.passing[load.key]
 
@@ -124,7 +132,9 @@ class SlotTable:
         owned = [load.slot for load in self.loads.values() if load.slot is not None]
         assert sorted(owned + self._free) == list(range(self.num_slots)), "slot owners differ"
         residents = [load for load in self.loads.values() if load.is_resident]
-        assert len(residents) + self.num_streaming_slots == self.num_slots, "residents differ"
+        staying = len(residents) + self.cache.num_slots
+        assert staying + self.num_streaming_slots == self.num_slots, "residents differ"
+        self.cache.check_integrity(self.loads)
         assert all(load.slot is not None for load in residents), "a resident has no slot"
         passing = {key for key, load in self.loads.items() if not load.is_resident}
         assert passing == set(self.passing), "residents do not pass"

@@ -67,21 +67,29 @@ class SlotUse:
         return load.slot
 
     def finish(self, key: ExpertKey, *, keep: bool) -> None:
-        """A computation has ended; the expert stays if it may be used again, or becomes resident
-        where a slot has been added for one."""
+        """A computation has ended; the expert stays if it may be used again, if its layer's cache
+        keeps it, or becomes resident where a slot has been added for one."""
         load = self._table.loads[key]
         load.num_users -= 1
         self._table.offer_home(load)
         load.is_kept = keep and not (load.is_required or load.is_resident)
-        if load.is_announced:
-            self._let_go(load)
+        if not (load.is_resident or load.is_claimed):
+            self._computed(load)
 
     def release(self, layer: int) -> None:
         """Experts of a layer that were kept are not needed any more, nor are announced ones."""
         for load in self._table.of(layer):
-            load.is_kept = False
-            if load.is_announced:
+            was_kept, load.is_kept = load.is_kept, False
+            if was_kept and not load.is_claimed:
+                self._computed(load)
+            elif load.is_announced:
                 self._let_go(load)
+
+    def _computed(self, load: Load) -> None:
+        """A load has been used as often as its step needs it."""
+        leaving = self._table.cache.take(load)
+        if leaving is not None:
+            self._let_go(leaving)
 
     def _let_go(self, load: Load) -> None:
         """Nobody needs a load for this step any more."""

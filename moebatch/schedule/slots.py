@@ -6,6 +6,7 @@ computes says what it needs. Reader threads drive it as well as a virtual clock 
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 
+from moebatch.schedule.cache import Cache
 from moebatch.schedule.expert_load import Chunk, ExpertKey, Load
 from moebatch.schedule.send_order import SendOrder
 from moebatch.schedule.slot_table import SlotTable
@@ -30,9 +31,14 @@ class SlotQueue(SlotUse):
         *,
         num_slots: int,
         resident: Collection[ExpertKey] = (),
+        cache: Cache | None = None,
     ) -> None:
-        """`num_slots` are those for experts that come and go; residents have their own."""
-        super().__init__(SlotTable(num_chunks, num_slots=num_slots, resident=resident))
+        """`num_slots` are those for experts that come and go; residents, and those that `cache`
+        keeps, have their own."""
+        table = SlotTable(
+            num_chunks, num_slots=num_slots, resident=resident, cache=cache or Cache({})
+        )
+        super().__init__(table)
         self._order = SendOrder(self._table)
         self._num_arrived = 0
         self._num_experts = len(num_chunks)
@@ -77,16 +83,17 @@ class SlotQueue(SlotUse):
     def announce(self, upcoming: Iterable[ExpertKey]) -> None:
         """Experts that are likely to be needed, in this order, as far as there are slots."""
         passing = self._table.passing.values()
-        room = self.num_streaming_slots - sum(not load.is_required for load in passing)
+        taken = sum(not (load.is_required or load.is_cached) for load in passing)
+        room = self.num_streaming_slots - taken
         for key in upcoming:
-            if room <= 0:
-                return
             load = self._table.loads.get(key)
-            if load is None:
+            if load is not None:
+                load.is_wanted_again |= bool(load.num_users or load.is_kept or load.is_cached)
+            elif room <= 0:
+                return
+            else:
                 self._table.announced.append(self._table.add(key))
                 room -= 1
-            elif load.num_users or load.is_kept:
-                load.is_wanted_again = True
 
     def require(self, key: ExpertKey) -> None:
         """An expert that is certain to be computed."""
@@ -107,8 +114,12 @@ class SlotQueue(SlotUse):
     def withdraw(self, layer: int, *, keep: Collection[int] = ()) -> None:
         """Announced experts of a layer are not wanted any more."""
         for load in self._table.of(layer):
-            if load.is_announced and load.key.expert not in keep:
+            if load.key.expert in keep:
+                continue
+            if load.is_announced:
                 self._table.drop(load)
+            elif load.is_cached:
+                load.is_wanted_again = False
 
     def forget(self) -> None:
         """Nothing is required any more, after a pass that was given up."""

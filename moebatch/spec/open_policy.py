@@ -3,7 +3,15 @@
 from dataclasses import dataclass
 from math import ceil
 
-from moebatch.spec.policy import STREAMING_SLOTS, Batching, Placement, Policy, Schedule, pages_of
+from moebatch.spec.policy import (
+    STREAMING_SLOTS,
+    Batching,
+    CacheRule,
+    Placement,
+    Policy,
+    Schedule,
+    pages_of,
+)
 from moebatch.spec.workload import Workload
 
 _IN_DRAM = Placement(dram=1.0)
@@ -27,6 +35,8 @@ class OpenPolicy:
     num_kv_pages: int | None = None
     num_hot: int | None = None
     """None stays None, see `Policy`."""
+    cache: CacheRule = "static"
+    cache_sizes: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, policy: Policy) -> "OpenPolicy":
@@ -45,6 +55,8 @@ class OpenPolicy:
             num_slots=policy.num_slots,
             num_kv_pages=policy.num_kv_pages,
             num_hot=policy.num_hot,
+            cache=policy.cache,
+            cache_sizes=policy.cache_sizes,
         )
 
     @property
@@ -76,6 +88,8 @@ class OpenPolicy:
             schedule=self.schedule,
             batching=self.batching,
             num_hot=self.num_hot,
+            cache=self.cache,
+            cache_sizes=self.cache_sizes,
         )
 
     def _tokens(self, workload: Workload) -> int:

@@ -29,6 +29,13 @@ Batching = Literal["mixed", "static"]
 """mixed: places of ended sequences are refilled, prompts come in slices beside decoding ones.
 static: all prompts of a batch first, then its answers, then the next batch."""
 SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)
+PAGED = frozenset({"cgopipe", "fastdecode", "flexgen", "flexgen_c"})
+"""Schedules that bring weights layer by layer into two halves of a buffer, not expert by expert."""
+CacheRule = Literal["static", "lru", "lfu", "lifo"]
+"""Which experts stay where they are computed. static: the same ones throughout. Otherwise those
+that have been computed, until another one of their layer takes their place; the rule says whose:
+that whose last use is longest ago, that of the one used least often, that of the one that came
+last."""
 
 
 def pages_of(num_tokens: int) -> int:
@@ -95,6 +102,10 @@ class Policy:
     num_hot: int | None = None
     """Experts of a layer that come before its gates have spoken (K); None: all that are likelier
     than not to be chosen."""
+    cache: CacheRule = "static"
+    """Which experts are those that stay, as many as `weights` says."""
+    cache_sizes: tuple[int, ...] = ()
+    """How many of each MoE layer; empty is evenly."""
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "micro_batch_size", "tokens_per_pass", "num_kv_pages"):
@@ -102,6 +113,8 @@ class Policy:
         assert self.batch_size <= self.tokens_per_pass, "every sequence needs room for one token"
         assert self.num_slots >= 0, "counts are not negative"
         assert self.num_hot is None or self.num_hot >= 0, "counts are not negative"
+        assert all(size >= 0 for size in self.cache_sizes), "counts are not negative"
+        assert self.cache != "static" or not self.cache_sizes, "experts that stay are spread evenly"
 
     @property
     def num_micro_batches(self) -> int:
@@ -122,8 +135,14 @@ class Policy:
             f"{self.tokens_per_pass} tokens a pass, "
             f"experts {shares_text(self.weights)}, {self.num_slots} slots, "
             f"{self.num_kv_pages} KV pages {shares_text(self.kv_cache)}, "
-            f"schedule {self.schedule}"
+            f"schedule {self.schedule}{self._cache_text()}"
         )
+
+    def _cache_text(self) -> str:
+        if self.cache == "static":
+            return ""
+        sizes = f" of {' '.join(map(str, self.cache_sizes))}" if self.cache_sizes else ""
+        return f", cache {self.cache}{sizes}"
 
 
 def shares_text(placement: Placement) -> str:

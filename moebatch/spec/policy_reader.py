@@ -8,7 +8,7 @@ from typing import Any, TypeVar, get_args
 from moebatch.spec.hardware import LEVELS
 from moebatch.spec.limits import flag, number, shown, whole
 from moebatch.spec.open_policy import OpenPolicy
-from moebatch.spec.policy import SCHEDULES, Batching, Placement
+from moebatch.spec.policy import PAGED, SCHEDULES, Batching, CacheRule, Placement
 from moebatch.spec.workload import Workload
 from moebatch.spec.yaml_file import Place, YamlFile, dotted
 from moebatch.spec.yaml_reader import YamlReader
@@ -132,7 +132,20 @@ class PolicyReader(YamlReader):
             return self._choice(place, value, SCHEDULES)
         if key == "batching":
             return self._choice(place, value, get_args(Batching))
+        if key == "cache":
+            return self._choice(place, value, get_args(CacheRule))
+        if key == "cache_sizes":
+            return self._sizes(place, value)
         return self._checked(place, value, flag)
+
+    def _sizes(self, place: Place, value: object) -> tuple[int, ...] | None:
+        if not isinstance(value, list):
+            self._fault(place, f"must be a list of numbers, one for each layer, got {shown(value)}")
+            return None
+        sizes = [
+            self._whole((*place, index), size, 0, _MAX_SLOTS) for index, size in enumerate(value)
+        ]
+        return tuple(size for size in sizes if size is not None)
 
     def _placement(self, place: Place, value: object) -> Placement | None:
         entries = self._mapping(place, value, LEVELS)
@@ -191,6 +204,10 @@ def _contradictions(policy: OpenPolicy) -> Iterator[tuple[str, str]]:
         yield "weights", "vram must be 0 where ffn_on_gpu is false: a CPU reads from dram"
     if policy.kv_cache.vram and not policy.attention_on_gpu:
         yield "kv_cache", "vram must be 0 where attention_on_gpu is false: a CPU reads from dram"
+    if policy.cache_sizes and policy.cache == "static":
+        yield "cache_sizes", "mean nothing with cache: static, which is spread evenly"
+    if policy.cache != "static" and policy.schedule in PAGED:
+        yield "cache", f"must be static with schedule: {policy.schedule}, which brings whole layers"
     if policy.schedule == "flexgen" and not policy.attention_on_gpu:
         yield "schedule", "flexgen needs attention_on_gpu: true; on the CPU it is flexgen_c"
     if policy.schedule == "flexgen_c" and policy.attention_on_gpu:

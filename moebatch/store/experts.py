@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Generator, Iterable, Mapping
 from torch import Tensor
 
 from moebatch.errors import OutOfMemory
+from moebatch.schedule.cache import Cache
 from moebatch.schedule.expert_load import Chunk, ExpertKey
 from moebatch.schedule.slots import SlotQueue
 from moebatch.store.memory import Arena, is_out_of_memory
@@ -37,12 +38,13 @@ class ExpertStore:
         *,
         num_slots: int,
         resident: Collection[ExpertKey] = (),
+        cache: Cache | None = None,
         num_readers: int = 2,
         changed: threading.Condition | None = None,
         pinned: bool = False,
         on_read: OnRead | None = None,
     ) -> None:
-        """`changed` may be shared with other levels; `pinned` slots are what a CUDA device copies
+        """`cache` keeps experts that have been computed. `changed` may be shared with other levels; `pinned` slots are what a CUDA device copies
         from beside other work."""
         self.statistics = ReadStatistics()
         self.records = records
@@ -51,7 +53,7 @@ class ExpertStore:
         """What a reader has failed with."""
         self.is_pinned = pinned
         num_pieces = {key: len(record.pieces) for key, record in records.items()}
-        self.slots = SlotQueue(num_pieces, num_slots=num_slots, resident=resident)
+        self.slots = SlotQueue(num_pieces, num_slots=num_slots, resident=resident, cache=cache)
         self.slot_bytes = slot_bytes(records.values())
         """Memory of a slot."""
         self._resident = tuple(resident)

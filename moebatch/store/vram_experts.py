@@ -4,6 +4,7 @@ from collections.abc import Collection
 
 from torch import Tensor
 
+from moebatch.schedule.cache import Cache
 from moebatch.schedule.expert_load import Chunk, ExpertKey
 from moebatch.schedule.slots import SlotQueue
 from moebatch.store.device_memory import DeviceMemory
@@ -38,6 +39,7 @@ class VramExperts:
         *,
         num_slots: int,
         resident: Collection[ExpertKey] = (),
+        cache: Cache | None = None,
         stages: bool = False,
         chunk_bytes: int = CHUNK_BYTES,
     ) -> None:
@@ -48,7 +50,7 @@ class VramExperts:
         self.changed = source.changed
         self.layout = PackedLayout.of(source.records.values(), chunk_bytes)
         num_chunks = dict.fromkeys(source.records, len(self.layout.chunks))
-        self.slots = SlotQueue(num_chunks, num_slots=num_slots, resident=resident)
+        self.slots = SlotQueue(num_chunks, num_slots=num_slots, resident=resident, cache=cache)
         self._source = source
         self._resident = tuple(resident)
         num_bytes = self.slots.num_slots * self.layout.num_bytes

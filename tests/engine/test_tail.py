@@ -15,8 +15,8 @@ from moebatch.engine.model_files import open_model
 from moebatch.engine.order import Order
 from moebatch.engine.tail import Tail
 from moebatch.schedule.check import check_timeline
-from moebatch.schedule.names import PAGED, SCHEDULES
-from moebatch.spec.policy import Placement, Policy
+from moebatch.schedule.names import SCHEDULES
+from moebatch.spec.policy import PAGED, Placement, Policy
 from moebatch.spec.request import Outcome, Request
 from moebatch.spec.sampling import Sampling
 from moebatch.store.experts import ExpertStore

@@ -19,11 +19,10 @@ from moebatch.plan.planner import best_policy
 from moebatch.plan.problem import Problem
 from moebatch.plan.setup import expert_homes, expert_keys, residents
 from moebatch.schedule.kv_route import Place
-from moebatch.schedule.names import PAGED
 from moebatch.schedule.paged_room import num_paged_slots
 from moebatch.spec.hardware import Hardware, LevelName
 from moebatch.spec.models import load_model
-from moebatch.spec.policy import SCHEDULES, Placement, Policy, pages_of
+from moebatch.spec.policy import PAGED, SCHEDULES, Placement, Policy, pages_of
 from moebatch.spec.workload import Workload
 from moebatch.store.kv_layout import KvLayout
 from moebatch.store.kv_levels import NUM_WINDOWS

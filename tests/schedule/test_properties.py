@@ -8,14 +8,16 @@ from hypothesis import strategies as st
 
 from moebatch.schedule.check import check_timeline
 from moebatch.schedule.expert_load import ExpertKey
-from moebatch.schedule.names import PAGED, SCHEDULES
+from moebatch.schedule.names import SCHEDULES
 from moebatch.schedule.request import Sweep
 from moebatch.schedule.setup import Setup
 from moebatch.schedule.simulate import Room, simulate
 from moebatch.schedule.task import Kind
+from moebatch.spec.policy import PAGED
 from tests.schedule.worlds import RandomWorld
 
 EXPERTS, LAYERS = 5, 4
+_SIZES = st.integers(0, EXPERTS)
 
 
 @st.composite
@@ -47,6 +49,8 @@ def cases(draw: st.DrawFn) -> tuple[Setup, Room, RandomWorld, int]:
         num_slots_below=draw(st.integers(1, 6)),
         resident_below=None if below is None else frozenset(below),
         num_chunks=draw(st.integers(1, 3)),
+        cache_sizes=draw(st.dictionaries(st.sampled_from(sorted(moe_layers)), _SIZES)),
+        cache_rule=draw(st.sampled_from(["lru", "lfu", "lifo"])),
     )
     num_passes = draw(st.integers(1, 3))
     sweeps = []
@@ -81,4 +85,4 @@ def test_no_deadlock_nothing_before_its_loads_and_no_slot_overwritten(
     if name not in PAGED:
         assert computed or not setup.moe_layers
     slots = {span.slot for span in timeline.spans if span.task.kind is Kind.CHUNK}
-    assert len(slots) <= room.num_slots
+    assert len(slots) <= room.num_slots + sum(room.cache_sizes.values())

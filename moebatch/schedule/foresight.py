@@ -1,0 +1,111 @@
+"""How well experts were foreseen: what was there when a gate asked for it, and what came for
+nothing."""
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+
+from moebatch.schedule.expert_load import State
+
+
+@dataclass(slots=True)
+class LayerForesight:
+    """Counts of one layer, over passes."""
+
+    num_asked: int = 0
+    """Experts that gates have chosen, each once in a pass."""
+    num_there: int = 0
+    """Of these, those that had stayed: hits of residents and of the cache."""
+    num_arrived: int = 0
+    """Of these, those that had come because they were foreseen."""
+    num_on_their_way: int = 0
+    """Of these, those that had come in part."""
+    num_foreseen: int = 0
+    """Experts that were said to be likely before the gate spoke, wherever they were."""
+    num_true: int = 0
+    """Of these, those that were chosen."""
+    num_in_time: int = 0
+    """Of those foreseen, chosen or not, those that were at hand when the gate spoke."""
+    num_good: int = 0
+    """Chosen, and at hand."""
+
+    @property
+    def hit_rate(self) -> float:
+        """Of what was asked for, the share that had stayed."""
+        return self.num_there / self.num_asked if self.num_asked else 0.0
+
+    @property
+    def accuracy(self) -> float:
+        """Of what was foreseen, the share that was chosen (ProMoE)."""
+        return self.num_true / self.num_foreseen if self.num_foreseen else 0.0
+
+    @property
+    def fetch_rate(self) -> float:
+        """Of what was foreseen, the share that was at hand in time (ProMoE)."""
+        return self.num_in_time / self.num_foreseen if self.num_foreseen else 0.0
+
+    @property
+    def good_prediction(self) -> float:
+        """Of what was foreseen, the share that was both: GoodPred, counted and not multiplied."""
+        return self.num_good / self.num_foreseen if self.num_foreseen else 0.0
+
+
+@dataclass(slots=True)
+class _Step:
+    """What was said of a step whose pass is not over."""
+
+    foreseen: frozenset[int]
+    in_time: frozenset[int] | None = None
+    """None before the first gate has spoken."""
+    asked: set[int] = field(default_factory=set)
+
+
+class Foresight:
+    """Keeps the counts of all layers. Whoever drives a schedule tells it what happens."""
+
+    def __init__(self) -> None:
+        self._layers: dict[int, LayerForesight] = {}
+        self._steps: dict[tuple[int, int], _Step] = {}
+
+    @property
+    def layers(self) -> Mapping[int, LayerForesight]:
+        """Counts of passes that are over, by layer, in order."""
+        return dict(sorted(self._layers.items()))
+
+    def foresee(self, step: int, layer: int, experts: Collection[int]) -> None:
+        """Experts of a step are likely to be chosen; the last word before a gate speaks counts."""
+        known = self._steps.get((step, layer))
+        if known is None or known.in_time is None:
+            self._steps[step, layer] = _Step(frozenset(experts))
+
+    def ask(
+        self, step: int, layer: int, experts: Collection[int], state: Callable[[int], State]
+    ) -> None:
+        """A gate has chosen experts, none of them asked for before at this step; `state` is that of
+        any expert of the layer."""
+        counts = self._layers.setdefault(layer, LayerForesight())
+        known = self._steps.setdefault((step, layer), _Step(frozenset()))
+        if known.in_time is None:
+            at_hand = ("resident", "arrived")
+            known.in_time = frozenset(e for e in known.foreseen if state(e) in at_hand)
+        known.asked.update(experts)
+        for expert in experts:
+            found = state(expert)
+            counts.num_asked += 1
+            counts.num_there += found == "resident"
+            counts.num_arrived += found == "arrived"
+            counts.num_on_their_way += found == "in flight"
+
+    def end_pass(self) -> None:
+        """What was foreseen for steps whose gates have spoken is settled."""
+        for (step, layer), known in list(self._steps.items()):
+            if known.in_time is not None:
+                counts = self._layers[layer]
+                counts.num_foreseen += len(known.foreseen)
+                counts.num_true += len(known.foreseen & known.asked)
+                counts.num_in_time += len(known.in_time)
+                counts.num_good += len(known.in_time & known.asked)
+                del self._steps[step, layer]
+
+    def forget(self) -> None:
+        """A pass was given up: nothing of it counts."""
+        self._steps.clear()

@@ -1,0 +1,136 @@
+"""Which experts stay after they have been computed, and what foreseeing them was worth."""
+
+from collections.abc import Iterable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moebatch.schedule.cache import Cache, Rule
+from moebatch.schedule.expert_load import ExpertKey
+from moebatch.schedule.foresight import Foresight
+from moebatch.schedule.slots import SlotQueue
+
+EXPERTS = 4
+KEYS = [ExpertKey(layer, expert) for layer in range(2) for expert in range(EXPERTS)]
+
+
+def queue(rule: Rule, size: int, *, num_slots: int = 1) -> SlotQueue:
+    return SlotQueue(
+        dict.fromkeys(KEYS, 2), num_slots=num_slots, cache=Cache(dict.fromkeys((0, 1), size), rule)
+    )
+
+
+def bring(slots: SlotQueue, key: ExpertKey) -> None:
+    while not slots.is_ready(key):
+        chunk = slots.next_chunk()
+        assert chunk is not None
+        slots.finish_chunk(chunk)
+        slots.check_integrity()
+
+
+def compute(slots: SlotQueue, key: ExpertKey, *, keep: bool = False) -> bool:
+    """Whether it was there."""
+    was_there = slots.is_ready(key)
+    slots.require(key)
+    bring(slots, key)
+    slots.use(key)
+    slots.finish(key, keep=keep)
+    slots.check_integrity()
+    return was_there
+
+
+def hits(slots: SlotQueue, experts: Iterable[int], layer: int = 0) -> int:
+    return sum(compute(slots, ExpertKey(layer, expert)) for expert in experts)
+
+
+@pytest.mark.parametrize(("rule", "expected"), [("lru", 0), ("lfu", 2), ("lifo", 2)])
+def test_where_every_expert_is_used_in_turn_only_lru_keeps_nothing(
+    rule: Rule, expected: int
+) -> None:
+    slots = queue(rule, 2)
+    hits(slots, range(EXPERTS))
+    for _ in range(3):
+        assert hits(slots, range(EXPERTS)) == expected
+
+
+def test_lru_keeps_what_was_used_last() -> None:
+    slots = queue("lru", 2)
+    hits(slots, [0, 1, 0, 2])
+    assert [slots.holds(key) for key in KEYS[:4]] == [True, False, True, False]
+
+
+def test_lfu_keeps_what_is_used_often() -> None:
+    slots = queue("lfu", 2)
+    hits(slots, [0, 0, 1, 2, 2, 3])
+    assert [slots.holds(key) for key in KEYS[:4]] == [True, False, True, False]
+
+
+def test_layers_do_not_take_each_others_places() -> None:
+    slots = queue("lru", 2)
+    hits(slots, [0, 1])
+    hits(slots, range(EXPERTS), layer=1)
+    assert hits(slots, [0, 1]) == 2
+
+
+def test_what_came_for_nothing_does_not_stay() -> None:
+    slots = queue("lru", 2, num_slots=2)
+    slots.announce([KEYS[0], KEYS[1]])
+    for key in KEYS[:2]:
+        bring(slots, key)
+    slots.withdraw(0)
+    assert not slots.holds(KEYS[0]) and not slots.holds(KEYS[1])
+
+
+def test_an_expert_that_is_likely_next_does_not_leave_for_another() -> None:
+    slots = queue("lru", 1)
+    hits(slots, [0])
+    slots.announce([KEYS[0]])
+    hits(slots, [1])
+    assert slots.is_ready(KEYS[0]) and slots.is_ready(KEYS[1])
+    assert hits(slots, [0]) == 1
+    slots.withdraw(0)
+    hits(slots, [2])
+    assert sum(slots.holds(key) for key in KEYS[:4]) == 1
+
+
+def test_an_expert_that_is_used_batch_by_batch_counts_as_used_once_its_step_is_over() -> None:
+    slots = queue("lru", 1)
+    compute(slots, KEYS[0], keep=True)
+    compute(slots, KEYS[0], keep=True)
+    slots.release(0)
+    slots.check_integrity()
+    assert slots.state(KEYS[0]) == "resident"
+
+
+@given(
+    st.sampled_from(["lru", "lfu", "lifo"]),
+    st.integers(0, EXPERTS),
+    st.integers(1, 3),
+    st.lists(st.tuples(st.sampled_from(KEYS), st.booleans()), max_size=40),
+)
+def test_books_are_kept_whatever_is_used(
+    rule: Rule, size: int, num_slots: int, uses: list[tuple[ExpertKey, bool]]
+) -> None:
+    slots = queue(rule, size, num_slots=num_slots)
+    for key, is_foreseen in uses:
+        if is_foreseen:
+            slots.announce([key])
+        compute(slots, key)
+    slots.forget()
+    slots.check_integrity()
+
+
+def test_foreseeing_is_counted_by_what_was_chosen_and_what_was_in_time() -> None:
+    foresight = Foresight()
+    states = {0: "resident", 1: "arrived", 2: "in flight", 3: "absent"}
+    foresight.foresee(7, 1, [0, 1, 2])
+    foresight.ask(7, 1, [1, 2], states.__getitem__)
+    foresight.foresee(7, 1, [3])  # too late
+    foresight.ask(7, 1, [3], states.__getitem__)
+    foresight.end_pass()
+    of_layer = foresight.layers[1]
+    assert (of_layer.num_asked, of_layer.num_there, of_layer.num_arrived) == (3, 0, 1)
+    assert of_layer.accuracy == pytest.approx(2 / 3)
+    assert of_layer.fetch_rate == pytest.approx(2 / 3)
+    assert of_layer.good_prediction == pytest.approx(1 / 3)
