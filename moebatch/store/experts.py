@@ -44,8 +44,8 @@ class ExpertStore:
         pinned: bool = False,
         on_read: OnRead | None = None,
     ) -> None:
-        """`cache` keeps experts that have been computed. `changed` may be shared with other levels; `pinned` slots are what a CUDA device copies
-        from beside other work."""
+        """`cache` keeps experts that have been computed. `changed` may be shared with other levels;
+        `pinned` slots are what a CUDA device copies from beside other work."""
         self.statistics = ReadStatistics()
         self.records = records
         self.changed = changed or threading.Condition()

@@ -3,7 +3,7 @@
 import pytest
 
 from moebatch.plan.setup import room_of, setup_of, slots_wanted, spread, streamed_per_layer
-from moebatch.schedule.names import SCHEDULESas FUNCTIONS
+from moebatch.schedule.names import SCHEDULES as FUNCTIONS
 from moebatch.spec.policy import SCHEDULES, Placement, Policy, Schedule
 from tests.plan.problems import SHAPE
 
