@@ -39,6 +39,11 @@ class BuiltEngine:
         """Keys and values."""
         return self.made.cache
 
+    @property
+    def foresight(self) -> Foresight:
+        """How well experts have been foreseen."""
+        return self.made.foresight
+
     def close(self) -> None:
         """Ends lanes and readers, and gives files back."""
         self.opened.close()

@@ -1,9 +1,10 @@
 """Passes with what they read and write."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from moebatch.engine.passes import Passes
 from moebatch.engine.tail import Tail
+from moebatch.schedule.foresight import Foresight
 from moebatch.store.device_memory import DeviceMemory
 from moebatch.store.experts import ExpertStore
 from moebatch.store.kv import KVCache
@@ -21,3 +22,5 @@ class Made:
     """Where memory can go from the cache to experts."""
     memory: DeviceMemory | None = None
     """Of the GPU, where there is one."""
+    foresight: Foresight = field(default_factory=Foresight)
+    """How well experts have been foreseen so far."""

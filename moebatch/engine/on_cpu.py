@@ -93,7 +93,7 @@ def cpu_pipeline(order: Order, recorder: Recorder, log: PassLog | None, opened: 
     executor.add_lanes(works, lambda name, work: ThreadLane(name, executor, work))
     pipeline.start()
     tail = None if is_paged or not order.plans_tail else Tail(cache, experts)
-    return Made(passes=pipeline, experts=experts, cache=cache, tail=tail)
+    return Made(passes=pipeline, experts=experts, cache=cache, tail=tail, foresight=parts.foresight)
 
 
 def _pages(order: Order, opened: ExitStack) -> PagedExperts:

@@ -133,7 +133,13 @@ class _Assembly:
         self._reads.task_of, self._reads.ended = pipeline.chunk_task, executor.noticed
         executor.add_lanes(self._works(pipeline, experts), self._make_lane(executor))
         pipeline.start()
-        return Made(passes=pipeline, experts=store, cache=cache, memory=self._memory)
+        return Made(
+            passes=pipeline,
+            experts=store,
+            cache=cache,
+            memory=self._memory,
+            foresight=parts.foresight,
+        )
 
     # --- memory ---------------------------------------------------------------------------------
 

@@ -1,0 +1,76 @@
+"""Experts that stay after they have been computed change nothing but what is read."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from moebatch.schedule.names import SCHEDULES
+from moebatch.spec.policy import PAGED, CacheRule, Policy
+from tests.engine.test_engine import policy, requests, tokens_of
+from tests.engine.test_schedules import emulated, gpu_policy, run
+from tests.tiny import FAMILIES
+
+RULES: tuple[CacheRule, ...] = ("lru", "lfu", "lifo")
+ONE_BY_ONE = sorted(set(SCHEDULES) - PAGED)
+IN_MEMORY = {
+    "half stays": policy(num_slots=2, resident=0.5),
+    "one slot and a little": policy(num_slots=1, micro_batch_size=1, resident=0.2),
+    "everything stays": policy(num_slots=2, resident=1),
+}
+EMULATED = {
+    "half stays": gpu_policy(vram=0.5, num_slots=2),
+    "a little stays, three levels": gpu_policy(vram=0.2, disk=0.5, num_slots=3),
+    "one sequence": gpu_policy(vram=0.4, batch_size=1, num_slots=2),
+}
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("name", ONE_BY_ONE)
+def test_in_main_memory_tokens_are_those_of_transformers(
+    tiny_checkpoint: Callable[..., Path],
+    expected: Callable[[str], list[tuple[int, ...]]],
+    rule: CacheRule,
+    name: str,
+) -> None:
+    for title, chosen in IN_MEMORY.items():
+        chosen = replace(chosen, schedule=name, cache=rule)
+        outcomes, _ = run(tiny_checkpoint("mixtral"), chosen, requests())
+        assert tokens_of(outcomes) == expected("mixtral"), title
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("name", ONE_BY_ONE)
+def test_on_an_emulated_gpu_tokens_are_those_of_transformers(
+    tiny_checkpoint: Callable[..., Path],
+    expected: Callable[[str], list[tuple[int, ...]]],
+    rule: CacheRule,
+    name: str,
+) -> None:
+    for title, chosen in EMULATED.items():
+        chosen = replace(chosen, schedule=name, cache=rule)
+        outcomes, _ = run(tiny_checkpoint("mixtral"), chosen, requests(), device=emulated())
+        assert tokens_of(outcomes) == expected("mixtral"), title
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_slots_may_be_divided_among_layers_in_any_way(
+    tiny_checkpoint: Callable[..., Path],
+    expected: Callable[[str], list[tuple[int, ...]]],
+    family: str,
+) -> None:
+    folder = tiny_checkpoint(family)
+    outcomes, built = run(folder, _uneven(policy(num_slots=2, resident=0.5), folder), requests())
+    assert tokens_of(outcomes) == expected(family)
+    assert any(of_layer.num_there for of_layer in built.foresight.layers.values())
+
+
+def _uneven(chosen: Policy, folder: Path) -> Policy:
+    """The first layer keeps everything, the last one nothing."""
+    from moebatch.engine.model_files import open_model
+
+    shape = open_model(folder, "float32").shape
+    sizes = [1] * len(shape.moe_layers)
+    sizes[0], sizes[-1] = shape.num_experts, 0
+    return replace(chosen, cache="lru", cache_sizes=tuple(sizes))
