@@ -12,6 +12,7 @@ from moebatch.engine.pass_log import PassLog
 from moebatch.engine.recorder import Recorder
 from moebatch.engine.sampler import Sampler
 from moebatch.engine.text import TextDecoder
+from moebatch.schedule.foresight import Foresight
 from moebatch.store.experts import ExpertStore
 from moebatch.store.kv import KVCache
 
