@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from moebatch.model.router import Routing
-from moebatch.predict.predictor import Predictor, RoutingObserver
+from moebatch.predict.predictor import PassTokens, Predictor, RoutingObserver
 from moebatch.schedule.setup import Setup
 
 _LIKELY = math.log(2)
@@ -28,10 +28,10 @@ class Guesses:
         self._routing = routing
         self._observers = (predictor, observer) if observer else (predictor,)
 
-    def begin_pass(self, num_rows: int) -> None:
-        """A pass of so many tokens begins."""
+    def begin_pass(self, tokens: PassTokens) -> None:
+        """A pass of those tokens begins."""
         for observer in self._observers:
-            observer.begin_pass(num_rows)
+            observer.begin_pass(len(tokens.tokens_T), tokens)
 
     def chosen(self, step: int, micro_batch: int) -> Sequence[int]:
         """Experts that a micro-batch chose."""
@@ -40,7 +40,7 @@ class Guesses:
         for rows in routing.rows:
             experts_RK = routing.experts_TK[rows].cpu().numpy()
             for observer in self._observers:
-                observer.observe(layer, rows, experts_RK)
+                observer.observe(layer, rows, experts_RK, routing.normed_TD[rows])
         return list(routing.tokens)
 
     def ranked(self, step: int) -> Sequence[int]:

@@ -6,11 +6,14 @@ Shape letters: T tokens of the pass.
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from moebatch.engine.batcher import Slice
 from moebatch.engine.micro_batches import micro_batches
 from moebatch.engine.sequence import Sequence as TokenSequence
 from moebatch.model.batch import MicroBatch, Span
 from moebatch.plan.scratch import PROMPT_ROWS
+from moebatch.predict.predictor import PassTokens
 from moebatch.schedule.kv import NUM_WINDOWS
 from moebatch.schedule.kv_route import Place
 from moebatch.schedule.request import Sweep
@@ -53,6 +56,14 @@ class Layout:
             for piece in self.ordered
             for token in piece.sequence.pending_tokens(piece.num_tokens)
         ]
+
+    @property
+    def pass_tokens(self) -> PassTokens:
+        """The same, as predictors see the pass."""
+        tokens_T = np.array(self.tokens, np.int64)
+        is_last_T = np.zeros(len(tokens_T), np.bool_)
+        is_last_T[[row for _, row in self.ends]] = True
+        return PassTokens(tokens_T=tokens_T, is_last_T=is_last_T)
 
     def sweep(self, compute: LevelName) -> Sweep:
         """The pass, as schedules know it, where everything else is computed at that level."""

@@ -7,12 +7,13 @@ from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from moebatch.engine.layout import Group, Layout
 from moebatch.plan.load import PassLoad
 from moebatch.plan.sim_passes import MicroBatches
 from moebatch.plan.skew import SkewedRouting
-from moebatch.predict.predictor import Chosen
+from moebatch.predict.predictor import Chosen, PassTokens
 from moebatch.spec.hardware import LevelName
 from moebatch.spec.shape import ModelShape
 
@@ -54,10 +55,12 @@ class PassLog:
 
     # --- as an observer -------------------------------------------------------------------------
 
-    def begin_pass(self, num_rows: int) -> None:
+    def begin_pass(self, num_rows: int, tokens: PassTokens | None = None) -> None:
         """Told by `begin`, which knows more."""
 
-    def observe(self, layer: int, rows: slice, experts_RK: Chosen) -> None:
+    def observe(
+        self, layer: int, rows: slice, experts_RK: Chosen, hidden_RD: Tensor | None = None
+    ) -> None:
         """The gate of `layer` has spoken for those rows."""
         if self._layout is None:
             return

@@ -61,7 +61,7 @@ class Pipeline:
             self._work = self._pass_work(x_TD, layout)
         if self._parts.log is not None:
             self._parts.log.begin(layout, self._parts.setup.compute)
-        self._guesses.begin_pass(len(x_TD))
+        self._guesses.begin_pass(layout.pass_tokens)
         self._executor.run_pass(layout.sweep(self._parts.setup.compute))
         blocks = logits_blocks(decoder, x_TD, layout, self._work.broken)
         while True:

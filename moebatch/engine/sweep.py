@@ -63,7 +63,7 @@ class PlainSweep:
         inputs = attention_inputs(layout, self._cache, self._micro_batch)
         x_TD = self._decoder.embed(torch.tensor(layout.tokens))
         if self._observer is not None:
-            self._observer.begin_pass(len(x_TD))
+            self._observer.begin_pass(len(x_TD), layout.pass_tokens)
         broken = self._run_layers(x_TD, [item.direct for item in inputs], layer_begins)
         yield from logits_blocks(self._decoder, x_TD, layout, broken)
 
@@ -106,7 +106,8 @@ class PlainSweep:
             routing = decoder.route(layer, x_TD)
             if self._observer is not None:
                 experts_TK = routing.experts_TK.cpu().numpy()
-                self._observer.observe(layer, slice(0, len(x_TD)), experts_TK)
+                every = slice(0, len(x_TD))
+                self._observer.observe(layer, every, experts_TK, routing.normed_TD[every])
             with closing(self._experts.require(layer, routing.experts)) as chosen:
                 for expert, tensors in chosen:
                     decoder.run_expert(layer, routing, expert, tensors)

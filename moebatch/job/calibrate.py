@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from moebatch.engine.build import BuiltEngine, build_engine
 from moebatch.engine.model_files import ModelFiles, open_model
@@ -26,9 +27,10 @@ from moebatch.measure.saved import machine_profile, require_writable_file
 from moebatch.plan.machine import detect_machine
 from moebatch.predict.accuracy import LayerAccuracy, accuracy
 from moebatch.predict.correlation import CorrelationPredictor
+from moebatch.predict.owner import ModelOwner
 from moebatch.predict.path_table import PathTable
-from moebatch.predict.predictor import Chosen
-from moebatch.predict.table_file import TableOwner, save_table, table_path
+from moebatch.predict.predictor import Chosen, PassTokens
+from moebatch.predict.table_file import TABLE, empty_table, save_table
 from moebatch.predict.trace import RoutingTrace, TraceRecorder
 from moebatch.rows.prepare import prepare
 from moebatch.rows.prompts import RowReader
@@ -67,7 +69,7 @@ class CalibrationOrder:
     @property
     def table(self) -> Path:
         """Where the table goes."""
-        return self.output or table_path(self.model)
+        return self.output or TABLE.path(self.model)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -119,10 +121,10 @@ class Calibration:
         order = self._order
         _require_places(order)
         files = open_model(order.model, "auto")
-        owner = TableOwner.of(
+        owner = ModelOwner.of(
             order.model, checkpoint_fingerprint(files.config, files.checkpoint), files.shape
         )
-        table = owner.empty_table(order.path_length)
+        table = empty_table(owner, order.path_length)
         job = _job(order)
         reader = self._reader(job, files)
         sequences = self._sequences(reader, files)
@@ -194,7 +196,7 @@ class Calibration:
         self,
         built: BuiltEngine,
         table: PathTable,
-        owner: TableOwner,
+        owner: ModelOwner,
         sequences: Sequence[TokenSequence],
     ) -> CalibrationSummary:
         begun = time.perf_counter()
@@ -223,7 +225,7 @@ class Calibration:
             comparisons=comparisons,
         )
 
-    def _write(self, table: PathTable, owner: TableOwner) -> None:
+    def _write(self, table: PathTable, owner: ModelOwner) -> None:
         save_table(self._order.table, table, owner)
         if self._order.trace is not None:
             trace = _trace(self._recorded, table)
@@ -258,11 +260,13 @@ class _Progress:
         self._steps = num_layers * total
         self._done = 0
 
-    def begin_pass(self, num_rows: int) -> None:
-        self._recorder.begin_pass(num_rows)
+    def begin_pass(self, num_rows: int, tokens: PassTokens | None = None) -> None:
+        self._recorder.begin_pass(num_rows, tokens)
 
-    def observe(self, layer: int, rows: slice, experts_RK: Chosen) -> None:
-        self._recorder.observe(layer, rows, experts_RK)
+    def observe(
+        self, layer: int, rows: slice, experts_RK: Chosen, hidden_RD: Tensor | None = None
+    ) -> None:
+        self._recorder.observe(layer, rows, experts_RK, hidden_RD)
         self._done += rows.stop - rows.start
         self._advance(min(1.0, self._done / self._steps))
 

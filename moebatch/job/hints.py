@@ -3,8 +3,9 @@
 from moebatch.engine.model_files import ModelFiles
 from moebatch.errors import CheckpointError
 from moebatch.predict.correlation import CorrelationPredictor
+from moebatch.predict.owner import ModelOwner
 from moebatch.predict.predictor import Predictor
-from moebatch.predict.table_file import TableOwner, load_table, table_path
+from moebatch.predict.table_file import TABLE, load_table
 from moebatch.spec.job import Job
 from moebatch.store.fingerprint import checkpoint_fingerprint
 
@@ -16,12 +17,12 @@ def load_predictor(job: Job, files: ModelFiles) -> tuple[Predictor | None, tuple
     job must not die of it.
     """
     folder = job.model.path
-    path = table_path(folder)
+    path = TABLE.path(folder)
     if not path.is_file():
         return None, ()
     fingerprint = checkpoint_fingerprint(files.config, files.checkpoint)
     try:
-        table = load_table(path, TableOwner.of(folder, fingerprint, files.shape))
+        table = load_table(path, ModelOwner.of(folder, fingerprint, files.shape))
     except CheckpointError as error:
         return None, (f"going on without the correlation table: {error}",)
     return CorrelationPredictor(table), ()

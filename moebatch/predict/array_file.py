@@ -18,14 +18,14 @@ _KEY = "moebatch"
 
 
 def write_arrays(
-    path: Path, arrays: Mapping[str, NDArray[np.integer]], description: Mapping[str, Any]
+    path: Path, arrays: Mapping[str, NDArray[Any]], description: Mapping[str, Any]
 ) -> None:
     """Writes the arrays with a description that JSON can hold. Raises StorageError."""
     contiguous = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
     write_bytes(path, save(contiguous, metadata={_KEY: json.dumps(description)}))
 
 
-def read_arrays(path: Path) -> tuple[dict[str, NDArray[np.integer]], dict[str, Any]]:
+def read_arrays(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
     """Arrays and description. Raises CheckpointError where the file is missing or damaged."""
     if not path.is_file():
         raise CheckpointError(f"{path}: no such file")

@@ -8,10 +8,11 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from moebatch.predict.choices import Choices
 from moebatch.predict.path_table import Counts, PathTable, path_codes
-from moebatch.predict.predictor import Chosen
+from moebatch.predict.predictor import Chosen, PassTokens
 
 MAX_LEARNT_ROWS = 512
 """Of a larger micro-batch so many rows, evenly taken, are counted while a job runs."""
@@ -41,12 +42,14 @@ class CorrelationPredictor:
         self._choices = Choices(table.moe_layers, experts_per_token=table.experts_per_token)
         self._rest: dict[int, Floats] = {}
 
-    def begin_pass(self, num_rows: int) -> None:
+    def begin_pass(self, num_rows: int, tokens: PassTokens | None = None) -> None:
         """A pass of so many tokens begins."""
         self._choices.begin_pass(num_rows)
         self._rest.clear()
 
-    def observe(self, layer: int, rows: slice, experts_RK: Chosen) -> None:
+    def observe(
+        self, layer: int, rows: slice, experts_RK: Chosen, hidden_RD: Tensor | None = None
+    ) -> None:
         """The gate of `layer` has spoken for those rows."""
         position = self._choices.position(layer)
         self._choices.add(position, rows, experts_RK)
@@ -66,9 +69,13 @@ class CorrelationPredictor:
 
     def expected(self, layer: int) -> Floats:
         """How many tokens of the pass are expected to choose each expert, [E]."""
+        return self.spoken(layer) + self._expected_of_rest(self._choices.position(layer))
+
+    def spoken(self, layer: int) -> Floats:
+        """How many tokens of the pass have chosen each expert so far, [E]."""
         position = self._choices.position(layer)
-        spoken = self._choices.of(position, slice(0, self._choices.num_spoken(position)))
-        return self._count(spoken) + self._expected_of_rest(position)
+        chosen = self._choices.of(position, slice(0, self._choices.num_spoken(position)))
+        return self._count(chosen)
 
     def _expected_of_rest(self, position: int) -> Floats:
         """The same, of the tokens whose gate has not spoken there."""

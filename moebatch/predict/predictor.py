@@ -1,28 +1,44 @@
 """What a predictor of experts is asked and told.
 
-Shape letters: T tokens of the pass, R rows of a micro-batch, E experts, K experts per token.
+Shape letters: T tokens of the pass, R rows of a micro-batch, D hidden, E experts, K experts per
+token.
 """
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 Chosen = NDArray[np.integer]
 """Experts that each of some tokens has chosen at one layer, [R, K]."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PassTokens:
+    """What is known of a pass before its first layer."""
+
+    tokens_T: NDArray[np.int64]
+    """The token of each row."""
+    is_last_T: NDArray[np.bool_]
+    """Rows behind which the next token of their sequence comes in the next pass."""
+
+
 class RoutingObserver(Protocol):
     """Whoever is told what the gates of a pass have chosen."""
 
-    def begin_pass(self, num_rows: int) -> None:
+    def begin_pass(self, num_rows: int, tokens: PassTokens | None = None) -> None:
         """A pass of so many tokens begins; what was observed before belongs to an earlier one.
 
         A pass that is broken off ends with the next call.
         """
 
-    def observe(self, layer: int, rows: slice, experts_RK: Chosen) -> None:
-        """The gate of `layer` has spoken for those rows of the pass.
+    def observe(
+        self, layer: int, rows: slice, experts_RK: Chosen, hidden_RD: Tensor | None = None
+    ) -> None:
+        """The gate of `layer` has spoken for those rows of the pass; `hidden_RD` is what it saw,
+        valid during the call.
 
         Row r is the same token in all layers of a pass. Micro-batches of a layer come one behind
         the other, the first rows first; those of several layers may take turns.

@@ -1,95 +1,49 @@
 """The correlation table of a model, kept beside it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from datetime import date
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from moebatch.errors import CheckpointError
-from moebatch.predict.array_file import is_whole, read_arrays, write_arrays
+from moebatch.predict.array_file import is_whole
+from moebatch.predict.owner import Arrays, Kind, ModelOwner
 from moebatch.predict.path_table import PathTable
-from moebatch.spec.shape import ModelShape
 
-_KIND = "correlation table"
-_VERSION = 1
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TableOwner:
-    """The model that a table belongs to."""
-
-    folder: Path
-    fingerprint: str
-    """`moebatch.store.fingerprint.checkpoint_fingerprint` of it."""
-    moe_layers: tuple[int, ...]
-    num_experts: int
-    experts_per_token: int
-
-    @classmethod
-    def of(cls, folder: Path, fingerprint: str, shape: ModelShape) -> "TableOwner":
-        """The model of that shape."""
-        return cls(
-            folder=folder,
-            fingerprint=fingerprint,
-            moe_layers=tuple(shape.moe_layers),
-            num_experts=shape.num_experts,
-            experts_per_token=shape.experts_per_token,
-        )
-
-    def empty_table(self, path_length: int) -> PathTable:
-        """A table without counts. Raises ConfigError if it would be too large."""
-        return PathTable.empty(
-            self.moe_layers,
-            num_experts=self.num_experts,
-            experts_per_token=self.experts_per_token,
-            path_length=path_length,
-        )
-
-    @property
-    def description(self) -> dict[str, Any]:
-        """What a file says about the model that it belongs to."""
-        return {
-            "kind": _KIND,
-            "version": _VERSION,
-            "model": self.fingerprint,
-            "moe_layers": list(self.moe_layers),
-            "num_experts": self.num_experts,
-            "experts_per_token": self.experts_per_token,
-        }
+TABLE = Kind(
+    title="correlation table",
+    file="correlation",
+    version=1,
+    remedy="moebatch calibrate {folder} --text FILE",
+)
 
 
-def table_path(folder: Path) -> Path:
-    """Where the table of a model is kept."""
-    return folder / "moebatch" / "correlation.safetensors"
+def empty_table(owner: ModelOwner, path_length: int) -> PathTable:
+    """A table without counts. Raises ConfigError if it would be too large."""
+    return PathTable.empty(
+        owner.moe_layers,
+        num_experts=owner.num_experts,
+        experts_per_token=owner.experts_per_token,
+        path_length=path_length,
+    )
 
 
-def save_table(path: Path, table: PathTable, owner: TableOwner) -> None:
+def save_table(path: Path, table: PathTable, owner: ModelOwner) -> None:
     """Writes the table, whole or not at all. Raises StorageError."""
-    description = {
-        **owner.description,
-        "path_length": table.path_length,
-        "num_tokens": table.num_tokens,
-        "date": date.today().isoformat(),
-    }
     arrays = {f"paths.{length}": counts for length, counts in enumerate(table.counts)}
-    write_arrays(path, arrays, description)
+    length, tokens = table.path_length, table.num_tokens
+    TABLE.save(path, owner, arrays, path_length=length, num_tokens=tokens)
 
 
-def load_table(path: Path, owner: TableOwner) -> PathTable:
+def load_table(path: Path, owner: ModelOwner) -> PathTable:
     """The table at `path`, if it is one of that model.
 
     Raises CheckpointError where it is missing, damaged or of another model.
     """
-    try:
-        arrays, description = read_arrays(path)
-        reason = _reason(arrays, description, owner)
-    except CheckpointError as error:
-        raise CheckpointError(f"{error}; {_advice(owner)}") from None
+    arrays, description = TABLE.load(path, owner)
+    reason = _reason(arrays, description, owner)
     if reason:
-        raise CheckpointError(f"{path}: {reason}; {_advice(owner)}")
+        raise TABLE.refusal(path, owner, reason)
     return PathTable(
         moe_layers=owner.moe_layers,
         num_experts=owner.num_experts,
@@ -99,14 +53,8 @@ def load_table(path: Path, owner: TableOwner) -> PathTable:
     )
 
 
-def _reason(arrays: Mapping[str, Any], found: Mapping[str, Any], owner: TableOwner) -> str | None:
-    """Why a file is no table of that model."""
-    if found.get("kind") != _KIND:
-        return "is no correlation table"
-    if found.get("version") != _VERSION:
-        return f"is of version {found.get('version')!r}, this program reads {_VERSION}"
-    if any(found.get(name) != value for name, value in owner.description.items()):
-        return "was made for another model, or for another state of this one"
+def _reason(arrays: Arrays, found: Mapping[str, Any], owner: ModelOwner) -> str | None:
+    """Why a file has no counts for that model."""
     length = len(arrays) - 1
     if found.get("path_length") != length or not is_whole(found.get("num_tokens")):
         return "its description is damaged"
@@ -117,7 +65,3 @@ def _reason(arrays: Mapping[str, Any], found: Mapping[str, Any], owner: TableOwn
     if any(array.dtype != np.uint32 for array in arrays.values()):
         return "its counts are of another type"
     return None
-
-
-def _advice(owner: TableOwner) -> str:
-    return f"run `moebatch calibrate {owner.folder} --text FILE` again"

@@ -10,11 +10,12 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from moebatch.errors import CheckpointError
 from moebatch.predict.array_file import is_whole, read_arrays, whole_numbers, write_arrays
 from moebatch.predict.choices import Choices
-from moebatch.predict.predictor import Chosen
+from moebatch.predict.predictor import Chosen, PassTokens
 
 _KIND = "routing trace"
 _VERSION = 1
@@ -115,11 +116,13 @@ class TraceRecorder:
         self._choices = Choices(moe_layers, experts_per_token=experts_per_token)
         self._take = take
 
-    def begin_pass(self, num_rows: int) -> None:
+    def begin_pass(self, num_rows: int, tokens: PassTokens | None = None) -> None:
         """A pass of so many tokens begins."""
         self._choices.begin_pass(num_rows)
 
-    def observe(self, layer: int, rows: slice, experts_RK: Chosen) -> None:
+    def observe(
+        self, layer: int, rows: slice, experts_RK: Chosen, hidden_RD: Tensor | None = None
+    ) -> None:
         """The gate of `layer` has spoken for those rows."""
         self._choices.add(self._choices.position(layer), rows, experts_RK)
         if self._choices.is_complete:

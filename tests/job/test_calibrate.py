@@ -13,8 +13,9 @@ from moebatch.engine.model_files import open_model
 from moebatch.errors import CheckpointError, ConfigError, DoesNotFit, InputError, StorageError
 from moebatch.job import calibrate
 from moebatch.job.calibrate import Calibration, CalibrationOrder, CalibrationSummary
+from moebatch.predict.owner import ModelOwner
 from moebatch.predict.path_table import PathTable
-from moebatch.predict.table_file import TableOwner, load_table
+from moebatch.predict.table_file import load_table
 from moebatch.predict.trace import RoutingTrace
 from moebatch.store.fingerprint import checkpoint_fingerprint
 from tests.test_cli import moebatch
@@ -49,9 +50,9 @@ def run(order: CalibrationOrder) -> CalibrationSummary:
         torch.set_num_threads(threads)
 
 
-def owner_of(model: Path) -> TableOwner:
+def owner_of(model: Path) -> ModelOwner:
     files = open_model(model, "auto")
-    return TableOwner.of(model, checkpoint_fingerprint(files.config, files.checkpoint), files.shape)
+    return ModelOwner.of(model, checkpoint_fingerprint(files.config, files.checkpoint), files.shape)
 
 
 def routing_of_transformers(model: Path, num_tokens: int) -> list[np.ndarray[Any, Any]]:

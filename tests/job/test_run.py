@@ -24,7 +24,8 @@ from moebatch.job.run import JobRun
 from moebatch.job.status import RunSummary
 from moebatch.measure.saved import save_profile, this_machine_path
 from moebatch.plan.options import PlanOptions
-from moebatch.predict.table_file import TableOwner, save_table, table_path
+from moebatch.predict.owner import ModelOwner
+from moebatch.predict.table_file import TABLE, save_table
 from moebatch.report.summary import summary_table
 from moebatch.schedule.names import SCHEDULES
 from moebatch.spec.job import Job, load_job
@@ -393,10 +394,10 @@ def test_plans_on_a_gpu_compute_experts_there(write_job: Callable[..., Path]) ->
 # --- hints --------------------------------------------------------------------------------------
 
 
-def owner_of(folder: Path) -> TableOwner:
+def owner_of(folder: Path) -> ModelOwner:
     files = open_model(folder, "float32")
     fingerprint = checkpoint_fingerprint(files.config, files.checkpoint)
-    return TableOwner.of(folder, fingerprint, files.shape)
+    return ModelOwner.of(folder, fingerprint, files.shape)
 
 
 def test_a_correlation_table_is_used_and_a_stale_one_is_told_and_left_aside(
@@ -404,8 +405,8 @@ def test_a_correlation_table_is_used_and_a_stale_one_is_told_and_left_aside(
 ) -> None:
     model = write_checkpoint(tmp_path / "model")
     owner = owner_of(model)
-    table_path(model).parent.mkdir()
-    save_table(table_path(model), owner.empty_table(1), owner)
+    TABLE.path(model).parent.mkdir()
+    save_table(TABLE.path(model), owner.empty_table(1), owner)
     path = write_job(model)
     _, told = run(path, policy=policy())
     assert texts(path) == reference
@@ -413,7 +414,7 @@ def test_a_correlation_table_is_used_and_a_stale_one_is_told_and_left_aside(
     assert not check_job(path).warnings
 
     stale = replace(owner, fingerprint="another")
-    save_table(table_path(model), stale.empty_table(1), stale)
+    save_table(TABLE.path(model), stale.empty_table(1), stale)
     _, told = run(path, policy=policy())
     assert texts(path) == reference
     warning = next(line for line in told if "correlation table" in line)

@@ -10,11 +10,12 @@ import pytest
 from safetensors.numpy import load, save
 
 from moebatch.errors import CheckpointError, StorageError
+from moebatch.predict.owner import ModelOwner
 from moebatch.predict.path_table import PathTable
-from moebatch.predict.table_file import TableOwner, load_table, save_table, table_path
+from moebatch.predict.table_file import TABLE, load_table, save_table
 from tests.predict.test_path_table import pencil_table
 
-OWNER = TableOwner(
+OWNER = ModelOwner(
     folder=Path("/models/mixtral"),
     fingerprint="abc",
     moe_layers=(0, 1),
@@ -38,7 +39,7 @@ def change(path: Path, counts: dict[str, Any] | None = None, **description: obje
     path.write_bytes(save(arrays, metadata={"moebatch": json.dumps(known)}))
 
 
-def refused(path: Path, owner: TableOwner = OWNER) -> str:
+def refused(path: Path, owner: ModelOwner = OWNER) -> str:
     with pytest.raises(CheckpointError) as caught:
         load_table(path, owner)
     message = str(caught.value)
@@ -48,7 +49,7 @@ def refused(path: Path, owner: TableOwner = OWNER) -> str:
 
 
 def test_it_is_kept_beside_the_model() -> None:
-    assert table_path(Path("/m")) == Path("/m/moebatch/correlation.safetensors")
+    assert TABLE.path(Path("/m")) == Path("/m/moebatch/correlation.safetensors")
 
 
 @pytest.mark.parametrize("path_length", [1, 2])

@@ -1,0 +1,152 @@
+"""What a single token lets one guess: from its id, or from its hidden state.
+
+Shape letters: R rows, D hidden, E experts, K experts per token, V vocabulary, W width.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+Shares = NDArray[np.float32]
+"""With what chance each of some tokens chooses each expert of a layer, [R, E]; K in a row."""
+
+
+class Guess(NamedTuple):
+    """What some rows will probably choose at a layer."""
+
+    position: int
+    """Of the layer, among those with experts."""
+    shares_RE: Shares
+    is_next_pass: bool = False
+    """Of the tokens that follow these, in the next pass."""
+
+
+class Guesser(Protocol):
+    """Looks at tokens one by one. Positions are those of layers with experts, from 0."""
+
+    def from_tokens(self, tokens_T: NDArray[np.int64]) -> Iterator[Guess]:
+        """Guesses before the pass begins, from the ids of its tokens."""
+
+    def from_hidden(self, position: int, hidden_RD: Tensor) -> Iterator[Guess]:
+        """Guesses from what the gate at a position has seen."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenGuesser:
+    """What each token of the vocabulary has chosen, at every layer: known a whole pass ahead."""
+
+    shares_LVE: NDArray[np.float16]
+
+    def from_tokens(self, tokens_T: NDArray[np.int64]) -> Iterator[Guess]:
+        """All layers at once."""
+        for position, shares_VE in enumerate(self.shares_LVE):
+            yield Guess(position, shares_VE[tokens_T].astype(np.float32))
+
+    def from_hidden(self, position: int, hidden_RD: Tensor) -> Iterator[Guess]:
+        """Nothing: a token says the same everywhere."""
+        return iter(())
+
+
+@dataclass(frozen=True, slots=True)
+class GateGuesser:
+    """The gates of the next layers, asked with what this layer's gate has seen (AdapMoE, section
+    4.3): hidden states change slowly from layer to layer."""
+
+    gates_LED: Sequence[Tensor]
+    num_chosen: int
+    depth: int = 1
+    """Layers ahead: 1 to 3."""
+
+    def from_tokens(self, tokens_T: NDArray[np.int64]) -> Iterator[Guess]:
+        """Nothing."""
+        return iter(())
+
+    def from_hidden(self, position: int, hidden_RD: Tensor) -> Iterator[Guess]:
+        """The next `depth` layers."""
+        following = range(position + 1, min(position + 1 + self.depth, len(self.gates_LED)))
+        for later in following:
+            logits_RE = linear_of(hidden_RD, self.gates_LED[later])
+            yield Guess(later, top_shares(logits_RE, self.num_chosen))
+
+
+@dataclass(frozen=True, slots=True)
+class FirstGateGuesser:
+    """A gate for the first layer of the next token, on what the last layer has seen of this one
+    (AdapMoE, Eq. 9, with its slices put right: the prediction from a token is held against the
+    choice of the token after it)."""
+
+    gate_ED: Tensor
+    num_layers: int
+    num_chosen: int
+
+    def from_tokens(self, tokens_T: NDArray[np.int64]) -> Iterator[Guess]:
+        """Nothing."""
+        return iter(())
+
+    def from_hidden(self, position: int, hidden_RD: Tensor) -> Iterator[Guess]:
+        """From the last layer, the first one of the next pass."""
+        if position == self.num_layers - 1:
+            shares_RE = top_shares(linear_of(hidden_RD, self.gate_ED), self.num_chosen)
+            yield Guess(0, shares_RE, is_next_pass=True)
+
+
+class Perceptron(NamedTuple):
+    """Two layers."""
+
+    into_WD: Tensor
+    bias_W: Tensor
+    out_EW: Tensor
+    bias_E: Tensor
+
+    def logits(self, hidden_RD: Tensor) -> Tensor:
+        """One for each expert, [R, E]."""
+        hidden_RD = hidden_RD.to(self.into_WD.device, self.into_WD.dtype)
+        return F.linear(
+            F.silu(F.linear(hidden_RD, self.into_WD, self.bias_W)), self.out_EW, self.bias_E
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class LearnedGuesser:
+    """A perceptron for every layer, trained on what its tokens chose `stride` layers on (ProMoE):
+    with a stride of two, what is foreseen has a whole layer's time to come."""
+
+    by_position: Mapping[int, Perceptron]
+    num_chosen: int
+    stride: int = 2
+
+    def from_tokens(self, tokens_T: NDArray[np.int64]) -> Iterator[Guess]:
+        """Nothing."""
+        return iter(())
+
+    def from_hidden(self, position: int, hidden_RD: Tensor) -> Iterator[Guess]:
+        """The layer `stride` further."""
+        perceptron = self.by_position.get(position)
+        if perceptron is not None:
+            shares_RE = top_shares(perceptron.logits(hidden_RD), self.num_chosen)
+            yield Guess(position + self.stride, shares_RE)
+
+
+def linear_of(hidden_RD: Tensor, gate_ED: Tensor) -> Tensor:
+    """Logits of a gate without bias, computed where its weights are, [R, E]."""
+    return F.linear(hidden_RD.to(gate_ED.device, gate_ED.dtype), gate_ED)
+
+
+def top_shares(logits_RE: Tensor, num_chosen: int) -> Shares:
+    """Chances that sum to K, spread over experts as a softmax is, none above one: a token chooses
+    no expert twice."""
+    shares_RE = torch.softmax(logits_RE.float(), dim=-1) * num_chosen
+    for _ in range(num_chosen - 1):  # what is cut off goes to the others, in proportion
+        over_RE = shares_RE > 1
+        left_R1 = num_chosen - over_RE.sum(-1, keepdim=True)
+        rest_RE = shares_RE.masked_fill(over_RE, 0.0)
+        total_R1 = rest_RE.sum(-1, keepdim=True).clamp_min(1e-20)
+        shares_RE = torch.where(over_RE, 1.0, rest_RE * left_R1 / total_R1)
+    found: Shares = shares_RE.clamp_max(1.0).cpu().numpy()
+    return found

@@ -1,0 +1,99 @@
+"""A predictor that looks at every token of a pass, and falls back on frequencies for the rest.
+
+Shape letters: T tokens of the pass, R rows, D hidden, E experts, K experts per token.
+"""
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from moebatch.predict.correlation import CorrelationPredictor
+from moebatch.predict.guesser import Guess, Guesser
+from moebatch.predict.predictor import Chosen, PassTokens
+
+Floats = NDArray[np.float64]
+
+
+class GuessingPredictor:
+    """Ranks experts by how many tokens of the pass are guessed to choose them.
+
+    Of several guesses about a row and a layer the last one holds: it comes from nearer by. Rows of
+    which nothing is guessed are expected to choose as `rest` says. One thread may use it at a time.
+    """
+
+    def __init__(
+        self, guessers: Sequence[Guesser], rest: CorrelationPredictor, *, moe_layers: Sequence[int]
+    ) -> None:
+        self._guessers = guessers
+        self._rest = rest
+        self._position = {layer: position for position, layer in enumerate(moe_layers)}
+        self._num_rows = 0
+        self._is_last_T: NDArray[np.bool_] | None = None
+        self._shares: dict[int, NDArray[np.float32]] = {}
+        """Of a position, [T, E]; rows of which nothing is guessed are not numbers."""
+        self._next: dict[int, Floats] = {}
+        """Of a position in the next pass, all its tokens together, [E]."""
+        self._num_spoken: dict[int, int] = {}
+
+    def begin_pass(self, num_rows: int, tokens: PassTokens | None = None) -> None:
+        """A pass of so many tokens begins."""
+        self._rest.begin_pass(num_rows, tokens)
+        self._num_rows = num_rows
+        self._is_last_T = None if tokens is None else tokens.is_last_T
+        self._shares.clear()
+        self._next.clear()
+        self._num_spoken.clear()
+        if tokens is not None:
+            for guesser in self._guessers:
+                self._take(slice(0, num_rows), guesser.from_tokens(tokens.tokens_T))
+
+    def observe(
+        self, layer: int, rows: slice, experts_RK: Chosen, hidden_RD: Tensor | None = None
+    ) -> None:
+        """The gate of `layer` has spoken for those rows."""
+        self._rest.observe(layer, rows, experts_RK, hidden_RD)
+        position = self._position[layer]
+        self._num_spoken[position] = rows.stop
+        if hidden_RD is not None:
+            for guesser in self._guessers:
+                self._take(rows, guesser.from_hidden(position, hidden_RD))
+
+    def rank(self, layer: int) -> list[int]:
+        """All experts of the layer, likeliest first; among equals as `rest` ranks them."""
+        expected_E = self.expected(layer)
+        return sorted(self._rest.rank(layer), key=lambda expert: -expected_E[expert])
+
+    def expected(self, layer: int) -> Floats:
+        """How many tokens of the pass are expected to choose each expert, [E]."""
+        position = self._position[layer]
+        num_spoken = self._num_spoken.get(position, 0)
+        if self._num_rows and num_spoken == self._num_rows and position in self._next:
+            return self._next[position]
+        expected_E = self._rest.expected(layer)
+        shares_TE = self._shares.get(position)
+        if shares_TE is None or num_spoken == self._num_rows:
+            return expected_E
+        spoken_E = self._rest.spoken(layer)
+        open_RE = shares_TE[num_spoken:]
+        is_guessed_R = ~np.isnan(open_RE[:, 0])
+        share_of_rest = 1 - is_guessed_R.mean()
+        guessed_E: Floats = open_RE[is_guessed_R].sum(axis=0, dtype=np.float64)
+        return spoken_E + guessed_E + (expected_E - spoken_E) * share_of_rest
+
+    def _take(self, rows: slice, guesses: Iterable[Guess]) -> None:
+        for position, shares_RE, is_next_pass in guesses:
+            if is_next_pass:
+                self._take_next(position, rows, shares_RE)
+                continue
+            if position not in self._shares:
+                size = (self._num_rows, shares_RE.shape[1])
+                self._shares[position] = np.full(size, np.nan, np.float32)
+            self._shares[position][rows] = shares_RE
+
+    def _take_next(self, position: int, rows: slice, shares_RE: NDArray[np.float32]) -> None:
+        if self._is_last_T is not None:
+            shares_RE = shares_RE[self._is_last_T[rows]]
+        expected_E = shares_RE.sum(axis=0, dtype=np.float64)
+        self._next[position] = self._next.get(position, 0.0) + expected_E
