@@ -61,9 +61,11 @@ class Layout:
     def pass_tokens(self) -> PassTokens:
         """The same, as predictors see the pass."""
         tokens_T = np.array(self.tokens, np.int64)
-        is_last_T = np.zeros(len(tokens_T), np.bool_)
+        is_first_T, is_last_T = np.zeros((2, len(tokens_T)), np.bool_)
+        lengths = [piece.num_tokens for piece in self.ordered]
+        is_first_T[np.cumsum([0, *lengths[:-1]])] = True
         is_last_T[[row for _, row in self.ends]] = True
-        return PassTokens(tokens_T=tokens_T, is_last_T=is_last_T)
+        return PassTokens(tokens_T=tokens_T, is_first_T=is_first_T, is_last_T=is_last_T)
 
     def sweep(self, compute: LevelName) -> Sweep:
         """The pass, as schedules know it, where everything else is computed at that level."""

@@ -21,8 +21,10 @@ class PassTokens:
 
     tokens_T: NDArray[np.int64]
     """The token of each row."""
+    is_first_T: NDArray[np.bool_]
+    """Rows that do not follow the row before them in the same sequence."""
     is_last_T: NDArray[np.bool_]
-    """Rows behind which the next token of their sequence comes in the next pass."""
+    """Rows behind which the next token of their sequence is not known yet."""
 
 
 class RoutingObserver(Protocol):

@@ -1,0 +1,147 @@
+"""Predictors that learn from a trace of what gates have seen and chosen.
+
+Shape letters: L MoE layers, N tokens of the trace, B of a batch, D hidden, E experts, K experts per
+token, V vocabulary, W width.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from moebatch.predict.guesser import Perceptron, Shares
+from moebatch.predict.hidden_trace import HiddenTrace
+
+PARAMETERS = 2_000_000
+"""Of the perceptron of a layer (ProMoE)."""
+_WIDEST = 4
+"""Times the hidden size: small models do not need as many."""
+_BATCH = 256
+_RATE = 1e-3
+_SEED = 0
+Loss = Callable[[NDArray[np.intp], Tensor], Tensor]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Effort:
+    """How long a predictor is trained."""
+
+    num_epochs: int = 8
+    """Times that each token is seen at most."""
+    most_steps: int = 3000
+    """Batches in all, at most."""
+
+
+def token_shares(
+    experts_LNK: NDArray[np.uint16],
+    tokens_N: NDArray[np.int64],
+    *,
+    num_experts: int,
+    vocab_size: int,
+) -> NDArray[np.float16]:
+    """With what chance each token of the vocabulary chooses each expert, [L, V, E]; one that was
+    seen rarely, or never, goes by what all tokens choose."""
+    num_layers, num_tokens, _ = experts_LNK.shape
+    shares_LVE = np.empty((num_layers, vocab_size, num_experts), np.float16)
+    seen_V1 = np.bincount(tokens_N, minlength=vocab_size)[:, None]
+    for position, experts_NK in enumerate(experts_LNK):
+        counts_VE = np.zeros((vocab_size, num_experts), np.float32)
+        np.add.at(counts_VE, (tokens_N[:, None], experts_NK), 1)
+        usual_E = counts_VE.sum(axis=0) / max(1, num_tokens)
+        shares_LVE[position] = (counts_VE + usual_E) / (seen_V1 + 1)
+    return shares_LVE
+
+
+def learn_perceptron(
+    hidden_ND: NDArray[np.float16],
+    experts_NK: NDArray[np.uint16],
+    *,
+    num_experts: int,
+    effort: Effort,
+    advance: Callable[[float], None] = lambda share: None,
+) -> Perceptron:
+    """Learns which experts tokens choose at a later layer: each of them yes or no (the paper names
+    no loss)."""
+    hidden_size = hidden_ND.shape[1]
+    width = min(PARAMETERS // (hidden_size + num_experts), _WIDEST * hidden_size)
+    torch.manual_seed(_SEED)
+    net = nn.Sequential(nn.Linear(hidden_size, width), nn.SiLU(), nn.Linear(width, num_experts))
+
+    def loss(places_B: NDArray[np.intp], hidden_BD: Tensor) -> Tensor:
+        chosen_BK = torch.from_numpy(experts_NK[places_B].astype(np.int64))
+        wanted_BE = torch.zeros(len(places_B), num_experts).scatter_(1, chosen_BK, 1.0)
+        return F.binary_cross_entropy_with_logits(net(hidden_BD), wanted_BE)
+
+    _train(net, hidden_ND, np.arange(len(hidden_ND)), loss, effort, advance)
+    first, last = net[0], net[2]
+    parts = (first.weight, first.bias, last.weight, last.bias)
+    return Perceptron(*(part.detach() for part in parts))
+
+
+def learn_first_gate(
+    trace: HiddenTrace,
+    first_gate_ED: Tensor,
+    *,
+    effort: Effort,
+    advance: Callable[[float], None] = lambda share: None,
+) -> Tensor:
+    """A gate for the first layer of the next token on what the last layer has seen of this one,
+    [E, D] (AdapMoE, Eq. 9): its softmax is to be that of the first gate one token later."""
+    first_ND, last_ND = trace.hidden(0), trace.hidden(len(trace.experts_LNK) - 1)
+    torch.manual_seed(_SEED)
+    gate = nn.Linear(last_ND.shape[1], len(first_gate_ED), bias=False)
+
+    def loss(places_B: NDArray[np.intp], hidden_BD: Tensor) -> Tensor:
+        seen_BD = torch.from_numpy(first_ND[places_B + 1].astype(np.float32))
+        wanted_BE = F.softmax(F.linear(seen_BD, first_gate_ED.float()), dim=-1)
+        return F.kl_div(F.log_softmax(gate(hidden_BD), dim=-1), wanted_BE, reduction="batchmean")
+
+    _train(gate, last_ND, trace.followed_N, loss, effort, advance)
+    return gate.weight.detach()
+
+
+def _train(
+    net: nn.Module,
+    hidden_ND: NDArray[np.float16],
+    places_N: NDArray[np.intp],
+    loss: Loss,
+    effort: Effort,
+    advance: Callable[[float], None],
+) -> None:
+    """Adam with a rate that falls to nothing; `loss` gets places of the trace and what was seen
+    there."""
+    batches = list(_batches(places_N, effort))
+    optimiser = torch.optim.AdamW(net.parameters(), lr=_RATE, weight_decay=0.01)
+    rate = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, max(1, len(batches)))
+    for number, places_B in enumerate(batches, start=1):
+        hidden_BD = torch.from_numpy(hidden_ND[places_B].astype(np.float32))
+        optimiser.zero_grad(set_to_none=True)
+        loss(places_B, hidden_BD).backward()
+        optimiser.step()
+        rate.step()
+        advance(number / len(batches))
+
+
+def _batches(places_N: NDArray[np.intp], effort: Effort) -> Iterator[NDArray[np.intp]]:
+    """Ascending within a batch, as files are read."""
+    rng = np.random.default_rng(_SEED)
+    num_left = effort.most_steps
+    for _ in range(effort.num_epochs):
+        shuffled = rng.permutation(places_N)
+        for start in range(0, len(shuffled), _BATCH):
+            if not num_left:
+                return
+            num_left -= 1
+            yield np.sort(shuffled[start : start + _BATCH])
+
+
+def precision(shares_NE: Shares, experts_NK: NDArray[np.uint16]) -> float:
+    """Of the K likeliest experts of each token, the share that it chose."""
+    num_chosen = experts_NK.shape[1]
+    guessed_NK = np.argsort(-shares_NE, axis=1, kind="stable")[:, :num_chosen]
+    is_right_NK = (guessed_NK[:, :, None] == experts_NK[:, None, :]).any(axis=2)
+    return float(is_right_NK.mean())
