@@ -1,0 +1,165 @@
+"""Predictors learn what can be learnt from a trace, and come back from their files as they were."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from moebatch.errors import CheckpointError
+from moebatch.predict.guesser import LearnedGuesser, Perceptron, top_shares
+from moebatch.predict.hidden_trace import HiddenTrace
+from moebatch.predict.learn import (
+    Effort,
+    learn_first_gate,
+    learn_perceptron,
+    precision,
+    token_shares,
+)
+from moebatch.predict.learnt_files import (
+    FIRST_GATE,
+    LEARNED,
+    TOKENS,
+    load_first_gate,
+    load_learned,
+    load_tokens,
+    save_first_gate,
+    save_learned,
+    save_tokens,
+)
+from moebatch.predict.owner import ModelOwner
+from moebatch.predict.predictor import PassTokens
+
+LAYERS, EXPERTS, CHOSEN, HIDDEN, VOCAB = (0, 1, 2), 6, 2, 16, 10
+OWNER = ModelOwner(
+    folder=Path("/models/m"),
+    fingerprint="abc",
+    moe_layers=LAYERS,
+    num_experts=EXPERTS,
+    experts_per_token=CHOSEN,
+)
+
+
+def top(logits: torch.Tensor) -> np.ndarray:
+    return logits.topk(CHOSEN, dim=-1).indices.numpy().astype(np.uint16)
+
+
+def trace_of(folder: Path, passes: int = 8, rows: int = 128) -> tuple[HiddenTrace, torch.Tensor]:
+    """Tokens whose later choices are a function of what the first gate sees; the token of a row
+    decides over what the first gate sees of the row after it."""
+    random = torch.Generator().manual_seed(0)
+    gates = torch.randn(len(LAYERS), EXPERTS, HIDDEN, generator=random)
+    step = torch.randn(HIDDEN, HIDDEN, generator=random) / HIDDEN**0.5
+    trace = HiddenTrace(
+        folder, LAYERS, hidden_size=HIDDEN, experts_per_token=CHOSEN, most_tokens=passes * rows
+    )
+    for _ in range(passes):
+        last = torch.randn(rows, HIDDEN, generator=random)
+        first = torch.cat([torch.randn(1, HIDDEN, generator=random), last[:-1] @ step])
+        middle = first.roll(1, dims=1)
+        is_first = np.zeros(rows, bool)
+        is_first[0] = True
+        tokens = first[:, 0].gt(0).numpy().astype(np.int64)
+        trace.begin_pass(
+            rows, PassTokens(tokens_T=tokens, is_first_T=is_first, is_last_T=~is_first)
+        )
+        for layer, hidden in zip(LAYERS, (first, middle, last), strict=True):
+            chosen = top(hidden @ gates[layer].T)
+            if layer == 2:
+                chosen = top(first @ gates[layer].T)
+            half = rows // 2
+            for some in (slice(0, half), slice(half, rows)):
+                trace.observe(layer, some, chosen[some], hidden[some])
+    return trace, gates
+
+
+def test_what_a_later_layer_chooses_is_learnt_from_what_an_earlier_one_sees(tmp_path: Path) -> None:
+    trace, _ = trace_of(tmp_path)
+    hidden, chosen = trace.hidden(0), trace.experts_LNK[2]
+    perceptron = learn_perceptron(
+        hidden[:800], chosen[:800], num_experts=EXPERTS, effort=Effort(num_epochs=60)
+    )
+    unseen = torch.from_numpy(hidden[800:].astype(np.float32))
+    found = precision(top_shares(perceptron.logits(unseen), CHOSEN), chosen[800:])
+    by_chance = CHOSEN / EXPERTS
+    assert found > 0.8 > by_chance
+
+
+def test_the_first_gate_of_the_next_token_is_learnt_across_the_right_step(tmp_path: Path) -> None:
+    trace, gates = trace_of(tmp_path)
+    gate = learn_first_gate(trace, gates[0], effort=Effort(num_epochs=120))
+    followed = trace.followed_N
+    last = torch.from_numpy(trace.hidden(2)[followed].astype(np.float32))
+    chosen = trace.experts_LNK[0][followed + 1]
+    assert precision(top_shares(last @ gate.T, CHOSEN), chosen) > 0.7
+
+
+def test_tokens_keep_what_they_chose_and_unseen_ones_go_by_all(tmp_path: Path) -> None:
+    trace, _ = trace_of(tmp_path)
+    shares = token_shares(trace.experts_LNK, trace.tokens_N, num_experts=EXPERTS, vocab_size=VOCAB)
+    assert shares.shape == (len(LAYERS), VOCAB, EXPERTS)
+    assert shares.astype(np.float64).sum(axis=2) == pytest.approx(
+        np.full((len(LAYERS), VOCAB), CHOSEN), rel=0.01
+    )
+    usual = np.bincount(trace.experts_LNK[0].ravel(), minlength=EXPERTS) / len(trace)
+    assert shares[0, 9] == pytest.approx(usual, rel=0.01)
+    assert not np.allclose(shares[0, 0], shares[0, 1], atol=0.02)
+
+
+def test_a_pass_that_was_broken_off_is_no_part_of_a_trace(tmp_path: Path) -> None:
+    trace = HiddenTrace(tmp_path, LAYERS, hidden_size=4, experts_per_token=CHOSEN, most_tokens=10)
+    tokens = PassTokens(
+        tokens_T=np.arange(6), is_first_T=np.zeros(6, bool), is_last_T=np.zeros(6, bool)
+    )
+    trace.begin_pass(6, tokens)
+    trace.observe(0, slice(0, 6), np.zeros((6, CHOSEN)), torch.zeros(6, 4))
+    trace.begin_pass(6, tokens)
+    for layer in LAYERS:
+        trace.observe(layer, slice(0, 6), np.ones((6, CHOSEN)), torch.ones(6, 4))
+    assert len(trace) == 6
+    assert (trace.experts_LNK == 1).all() and (trace.hidden(2) == 1).all()
+    trace.begin_pass(6, tokens)
+    for layer in LAYERS:
+        trace.observe(layer, slice(0, 6), np.full((6, CHOSEN), 2), torch.ones(6, 4))
+    assert len(trace) == 10 and trace.is_full
+
+
+def learned() -> LearnedGuesser:
+    torch.manual_seed(0)
+    perceptron = Perceptron(
+        torch.randn(5, HIDDEN), torch.randn(5), torch.randn(EXPERTS, 5), torch.randn(EXPERTS)
+    )
+    return LearnedGuesser({0: perceptron}, CHOSEN, 2)
+
+
+def test_files_come_back_as_they_were(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    save_learned(path, learned(), OWNER)
+    again = load_learned(path, OWNER, hidden_size=HIDDEN)
+    for one, other in zip(learned().by_position[0], again.by_position[0], strict=True):
+        assert torch.allclose(one, other, atol=1e-3)
+    gate = torch.randn(EXPERTS, HIDDEN)
+    save_first_gate(path, gate, OWNER)
+    assert torch.allclose(load_first_gate(path, OWNER, hidden_size=HIDDEN), gate, atol=1e-2)
+    shares = np.full((len(LAYERS), VOCAB, EXPERTS), 0.25, np.float16)
+    save_tokens(path, shares, OWNER)
+    assert np.array_equal(load_tokens(path, OWNER, vocab_size=VOCAB).shares_LVE, shares)
+
+
+def test_files_of_another_model_or_kind_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    save_learned(path, learned(), OWNER)
+    with pytest.raises(CheckpointError, match="is no first gate; run `moebatch calibrate"):
+        load_first_gate(path, OWNER, hidden_size=HIDDEN)
+    with pytest.raises(CheckpointError, match="layer 0 is damaged"):
+        load_learned(path, OWNER, hidden_size=HIDDEN + 1)
+    other = ModelOwner(
+        folder=OWNER.folder,
+        fingerprint="abd",
+        moe_layers=LAYERS,
+        num_experts=EXPERTS,
+        experts_per_token=CHOSEN,
+    )
+    with pytest.raises(CheckpointError, match="another state"):
+        load_learned(path, other, hidden_size=HIDDEN)
+    assert len({kind.path(Path("/m")) for kind in (TOKENS, LEARNED, FIRST_GATE)}) == 3
