@@ -4,15 +4,17 @@ Shape letters: T tokens of the pass, R rows, E experts, K experts per token, P p
 """
 
 from collections.abc import Callable
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from moebatch.predict.choices import Choices
 from moebatch.predict.path_table import Counts, PathTable, path_codes
 from moebatch.predict.predictor import Chosen, PassTokens
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 MAX_LEARNT_ROWS = 512
 """Of a larger micro-batch so many rows, evenly taken, are counted while a job runs."""
@@ -48,7 +50,7 @@ class CorrelationPredictor:
         self._rest.clear()
 
     def observe(
-        self, layer: int, rows: slice, experts_RK: Chosen, hidden_RD: Tensor | None = None
+        self, layer: int, rows: slice, experts_RK: Chosen, hidden_RD: "Tensor | None" = None
     ) -> None:
         """The gate of `layer` has spoken for those rows."""
         position = self._choices.position(layer)

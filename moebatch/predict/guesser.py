@@ -143,7 +143,7 @@ def top_shares(logits_RE: Tensor, num_chosen: int) -> Shares:
     no expert twice."""
     shares_RE = torch.softmax(logits_RE.float(), dim=-1) * num_chosen
     for _ in range(num_chosen - 1):  # what is cut off goes to the others, in proportion
-        over_RE = shares_RE > 1
+        over_RE = shares_RE >= 1
         left_R1 = num_chosen - over_RE.sum(-1, keepdim=True)
         rest_RE = shares_RE.masked_fill(over_RE, 0.0)
         total_R1 = rest_RE.sum(-1, keepdim=True).clamp_min(1e-20)

@@ -4,14 +4,17 @@ Shape letters: T tokens of the pass, R rows, D hidden, E experts, K experts per 
 """
 
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from moebatch.predict.correlation import CorrelationPredictor
 from moebatch.predict.guesser import Guess, Guesser
 from moebatch.predict.predictor import Chosen, PassTokens
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Floats = NDArray[np.float64]
 
@@ -50,7 +53,7 @@ class GuessingPredictor:
                 self._take(slice(0, num_rows), guesser.from_tokens(tokens.tokens_T))
 
     def observe(
-        self, layer: int, rows: slice, experts_RK: Chosen, hidden_RD: Tensor | None = None
+        self, layer: int, rows: slice, experts_RK: Chosen, hidden_RD: "Tensor | None" = None
     ) -> None:
         """The gate of `layer` has spoken for those rows."""
         self._rest.observe(layer, rows, experts_RK, hidden_RD)

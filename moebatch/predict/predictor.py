@@ -5,11 +5,13 @@ token.
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Chosen = NDArray[np.integer]
 """Experts that each of some tokens has chosen at one layer, [R, K]."""
@@ -37,7 +39,7 @@ class RoutingObserver(Protocol):
         """
 
     def observe(
-        self, layer: int, rows: slice, experts_RK: Chosen, hidden_RD: Tensor | None = None
+        self, layer: int, rows: slice, experts_RK: Chosen, hidden_RD: "Tensor | None" = None
     ) -> None:
         """The gate of `layer` has spoken for those rows of the pass; `hidden_RD` is what it saw,
         valid during the call.

@@ -6,16 +6,18 @@ Shape letters: L MoE layers, T tokens of a pass, K experts per token.
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from moebatch.errors import CheckpointError
 from moebatch.predict.array_file import is_whole, read_arrays, whole_numbers, write_arrays
 from moebatch.predict.choices import Choices
 from moebatch.predict.predictor import Chosen, PassTokens
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _KIND = "routing trace"
 _VERSION = 1
@@ -121,7 +123,7 @@ class TraceRecorder:
         self._choices.begin_pass(num_rows)
 
     def observe(
-        self, layer: int, rows: slice, experts_RK: Chosen, hidden_RD: Tensor | None = None
+        self, layer: int, rows: slice, experts_RK: Chosen, hidden_RD: "Tensor | None" = None
     ) -> None:
         """The gate of `layer` has spoken for those rows."""
         self._choices.add(self._choices.position(layer), rows, experts_RK)

@@ -250,7 +250,7 @@ def test_all_rows_may_be_done_at_once_after_all(shards: tuple[Path, bytes]) -> N
 def test_prompts_have_the_date_of_the_first_run(
     tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from moebatch.job import settled
+    from moebatch.folder import settled
 
     template = "{{ strftime_now('%d %b %Y') }}: {{ messages[0]['content'] }}"
     (tmp_path / "dated.jinja").write_text(template)

@@ -25,7 +25,7 @@ from moebatch.job.status import RunSummary
 from moebatch.measure.saved import save_profile, this_machine_path
 from moebatch.plan.options import PlanOptions
 from moebatch.predict.owner import ModelOwner
-from moebatch.predict.table_file import TABLE, save_table
+from moebatch.predict.table_file import TABLE, empty_table, save_table
 from moebatch.report.summary import summary_table
 from moebatch.schedule.names import SCHEDULES
 from moebatch.spec.job import Job, load_job
@@ -406,7 +406,7 @@ def test_a_correlation_table_is_used_and_a_stale_one_is_told_and_left_aside(
     model = write_checkpoint(tmp_path / "model")
     owner = owner_of(model)
     TABLE.path(model).parent.mkdir()
-    save_table(TABLE.path(model), owner.empty_table(1), owner)
+    save_table(TABLE.path(model), empty_table(owner, 1), owner)
     path = write_job(model)
     _, told = run(path, policy=policy())
     assert texts(path) == reference
@@ -414,7 +414,7 @@ def test_a_correlation_table_is_used_and_a_stale_one_is_told_and_left_aside(
     assert not check_job(path).warnings
 
     stale = replace(owner, fingerprint="another")
-    save_table(TABLE.path(model), stale.empty_table(1), stale)
+    save_table(TABLE.path(model), empty_table(stale, 1), stale)
     _, told = run(path, policy=policy())
     assert texts(path) == reference
     warning = next(line for line in told if "correlation table" in line)

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moebatch.errors import InputError, StorageError
-from moebatch.job import lines
+from moebatch.rows import lines
 from moebatch.rows.raw import RawRow
 from moebatch.rows.source import open_source
 from moebatch.spec.request import RowError
