@@ -32,6 +32,13 @@ Output = Annotated[
 Trace = Annotated[
     Path | None, typer.Option("--trace", help="Write what all tokens chose to this file.")
 ]
+Predictors = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--predictor",
+        help="What is to learn beside the table: token, next-gate, learned or all; repeatable.",
+    ),
+]
 Dram = Annotated[str | None, typer.Option("--dram", help="Most main memory, such as 4GiB.")]
 
 
@@ -42,6 +49,7 @@ def calibrate(
     tokens: Tokens = 65536,
     output: Output = None,
     trace: Trace = None,
+    predictor: Predictors = None,
     dram: Dram = None,
     quiet: Quiet = False,
 ) -> None:
@@ -49,6 +57,7 @@ def calibrate(
     given_text, dram_bytes = _given(text), _bytes(dram)
     let_threads_sleep()
     from moebatch.job.calibrate import CalibrationOrder
+    from moebatch.job.lessons import parse_predictors
 
     order = CalibrationOrder(
         model=model.absolute(),
@@ -58,6 +67,7 @@ def calibrate(
         dram_bytes=dram_bytes,
         output=output,
         trace=trace,
+        predictors=parse_predictors(predictor or ()),
     )
     _execute(order, quiet=quiet)
 

@@ -123,3 +123,16 @@ def load_dense(files: ModelFiles, memory: DeviceMemory | None = None) -> DenseWe
     weights = DenseWeights.of(load(of_all), [load(roles) for roles in of_layers])
     loader.close()
     return weights
+
+
+def load_gates(files: ModelFiles) -> list[Tensor]:
+    """The gates of all layers with experts, [E, D] each, without anything else."""
+    names, checkpoint = files.checkpoint.tensors, files.checkpoint
+    of_layers = (
+        files.family.layer_tensors(files.shape, layer, names) for layer in files.shape.moe_layers
+    )
+    extents = [checkpoint.extent(roles["router"]) for roles in of_layers]
+    loader = DenseLoader(extents, files.dtype)
+    gates = [loader.load(extent) for extent in extents]
+    loader.close()
+    return gates

@@ -6,10 +6,13 @@ then that tenth is counted as well.
 Shape letters: L MoE layers, T tokens of a pass, K experts per token.
 """
 
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -17,9 +20,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from moebatch.engine.build import BuiltEngine, build_engine
-from moebatch.engine.model_files import ModelFiles, open_model
+from moebatch.engine.model_files import ModelFiles, load_gates, open_model
 from moebatch.engine.order import Order
-from moebatch.errors import CheckpointError, ConfigError, DoesNotFit, Fault
+from moebatch.errors import CheckpointError, ConfigError, DoesNotFit, Fault, StorageError
+from moebatch.job.lessons import Lesson, PredictorName, Teacher
 from moebatch.job.planning import job_problem
 from moebatch.job.reading_policy import reading_policy
 from moebatch.job.texts import TokenSequence, read_sequences
@@ -27,9 +31,10 @@ from moebatch.measure.saved import machine_profile, require_writable_file
 from moebatch.plan.machine import detect_machine
 from moebatch.predict.accuracy import LayerAccuracy, accuracy
 from moebatch.predict.correlation import CorrelationPredictor
+from moebatch.predict.hidden_trace import HiddenTrace
 from moebatch.predict.owner import ModelOwner
 from moebatch.predict.path_table import PathTable
-from moebatch.predict.predictor import Chosen, PassTokens
+from moebatch.predict.predictor import Chosen, PassTokens, RoutingObserver
 from moebatch.predict.table_file import TABLE, empty_table, save_table
 from moebatch.predict.trace import RoutingTrace, TraceRecorder
 from moebatch.rows.prepare import prepare
@@ -65,6 +70,8 @@ class CalibrationOrder:
     """The table; None puts it beside the model."""
     trace: Path | None = None
     """Where all routing is written to, if anywhere."""
+    predictors: frozenset[PredictorName] = frozenset()
+    """Those that learn beside the table; each is kept in a file of its own beside that."""
 
     @property
     def table(self) -> Path:
@@ -95,6 +102,10 @@ class CalibrationSummary:
     run_s: float
     comparisons: tuple[Comparison, ...]
     """Empty where the text was too short to hold something out."""
+    lessons: tuple[Lesson, ...] = ()
+    """Of predictors that have learnt beside the table."""
+    learn_s: float = 0.0
+    """How long they took."""
 
 
 class Calibration:
@@ -129,22 +140,29 @@ class Calibration:
         reader = self._reader(job, files)
         sequences = self._sequences(reader, files)
         policy, max_tokens = self._policy(job, files, table, sequences)
-        recorder = TraceRecorder(
-            owner.moe_layers,
-            experts_per_token=owner.experts_per_token,
-            take=lambda experts_LTK: self._take(table, experts_LTK),
-        )
-        progress = _Progress(
-            recorder, self._advance, num_layers=len(owner.moe_layers), total=_count(sequences)
-        )
-        torch.set_num_threads(detect_machine().num_cores)
-        built = build_engine(
-            Order(files=files, policy=policy, max_tokens=max_tokens, observer=progress),
-            decoder=reader.tokenizer,
-            end_tokens=frozenset(),
-            job_seed=0,
-        )
-        return self._run(built, table, owner, sequences)
+        with self._trace(owner, files, _count(sequences)) as trace:
+            recorder = TraceRecorder(
+                owner.moe_layers,
+                experts_per_token=owner.experts_per_token,
+                take=lambda experts_LTK: self._take(table, experts_LTK),
+            )
+            progress = _Progress(
+                [recorder, *([trace] if trace else [])],
+                self._advance,
+                num_layers=len(owner.moe_layers),
+                total=_count(sequences),
+            )
+            torch.set_num_threads(detect_machine().num_cores)
+            built = build_engine(
+                Order(files=files, policy=policy, max_tokens=max_tokens, observer=progress),
+                decoder=reader.tokenizer,
+                end_tokens=frozenset(),
+                job_seed=0,
+            )
+            summary, num_known = self._run(built, table, owner, sequences)
+            if trace is None:
+                return summary
+            return self._teach(summary, Material(files, owner, trace, num_known))
 
     # --- before the first pass ------------------------------------------------------------------
 
@@ -198,7 +216,8 @@ class Calibration:
         table: PathTable,
         owner: ModelOwner,
         sequences: Sequence[TokenSequence],
-    ) -> CalibrationSummary:
+    ) -> tuple[CalibrationSummary, int]:
+        """The summary, and tokens that were not held out."""
         begun = time.perf_counter()
         num_counted = len(sequences) - round(len(sequences) * HELD_OUT_SHARE)
         counted, held_out = sequences[:num_counted], sequences[num_counted:]
@@ -214,7 +233,7 @@ class Calibration:
         for experts_LTK in unseen:
             table.add_pass(experts_LTK)
         self._write(replace(table, num_tokens=_count(sequences)), owner)
-        return CalibrationSummary(
+        summary = CalibrationSummary(
             table=self._order.table,
             trace=self._order.trace,
             num_sequences=len(sequences),
@@ -224,6 +243,49 @@ class Calibration:
             run_s=run_s,
             comparisons=comparisons,
         )
+        return summary, _count(counted)
+
+    @contextmanager
+    def _trace(
+        self, owner: ModelOwner, files: ModelFiles, num_tokens: int
+    ) -> Iterator[HiddenTrace | None]:
+        """Room for what gates see, in a folder that is gone afterwards; None if nobody learns."""
+        if not self._order.predictors:
+            yield None
+            return
+        where = self._order.table.parent
+        try:
+            where.mkdir(parents=True, exist_ok=True)
+            folder = tempfile.TemporaryDirectory(dir=where, prefix=".trace-")
+            trace = HiddenTrace(
+                Path(folder.name),
+                owner.moe_layers,
+                hidden_size=files.shape.hidden_size,
+                experts_per_token=owner.experts_per_token,
+                most_tokens=num_tokens,
+            )
+        except OSError as error:
+            raise StorageError(f"{where}: cannot be written: {error.strerror}") from error
+        with folder:
+            yield trace
+
+    def _teach(self, summary: CalibrationSummary, material: "Material") -> CalibrationSummary:
+        """Has the predictors that were asked for learn from what was read."""
+        begun = time.perf_counter()
+        trace, num_known = material.trace, material.num_known
+        if len(trace) <= num_known:  # nothing of what was held out was kept
+            num_known = round(len(trace) * (1 - HELD_OUT_SHARE))
+        teacher = Teacher(
+            owner=material.owner,
+            gates_LED=[gate.float() for gate in load_gates(material.files)],
+            vocab_size=material.files.shape.vocab_size,
+            known=trace.part(0, num_known),
+            unseen=trace.part(num_known, len(trace)),
+        )
+        names = ", ".join(sorted(self._order.predictors))
+        self._tell(f"learning from {len(teacher.known)} tokens: {names}")
+        lessons = teacher.teach(self._order.predictors, self._order.table.parent, self._advance)
+        return replace(summary, lessons=tuple(lessons), learn_s=time.perf_counter() - begun)
 
     def _write(self, table: PathTable, owner: ModelOwner) -> None:
         save_table(self._order.table, table, owner)
@@ -244,29 +306,41 @@ class Calibration:
             self._recorded.append(experts_LTK.astype(np.uint16, copy=True))
 
 
+class Material(NamedTuple):
+    """What predictors learn from."""
+
+    files: ModelFiles
+    owner: ModelOwner
+    trace: HiddenTrace
+    num_known: int
+    """Tokens that are not held out."""
+
+
 class _Progress:
     """Passes on what it observes and tells how far the text has been read."""
 
     def __init__(
         self,
-        recorder: TraceRecorder,
+        observers: Sequence[RoutingObserver],
         advance: Callable[[float], None],
         *,
         num_layers: int,
         total: int,
     ) -> None:
-        self._recorder = recorder
+        self._observers = observers
         self._advance = advance
         self._steps = num_layers * total
         self._done = 0
 
     def begin_pass(self, num_rows: int, tokens: PassTokens | None = None) -> None:
-        self._recorder.begin_pass(num_rows, tokens)
+        for observer in self._observers:
+            observer.begin_pass(num_rows, tokens)
 
     def observe(
         self, layer: int, rows: slice, experts_RK: Chosen, hidden_RD: Tensor | None = None
     ) -> None:
-        self._recorder.observe(layer, rows, experts_RK, hidden_RD)
+        for observer in self._observers:
+            observer.observe(layer, rows, experts_RK, hidden_RD)
         self._done += rows.stop - rows.start
         self._advance(min(1.0, self._done / self._steps))
 

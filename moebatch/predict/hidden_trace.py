@@ -6,6 +6,7 @@ Shape letters: L MoE layers, N tokens of the trace, R rows, D hidden, K experts 
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,31 @@ from moebatch.predict.predictor import Chosen, PassTokens
 
 MAX_TRACE_BYTES = 4 * 2**30
 """Tokens beyond that are not kept: a gate of a large model has seen enough by then."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Seen:
+    """Tokens with what each gate has seen of them, and what it chose."""
+
+    hidden_LND: NDArray[np.float16]
+    experts_LNK: NDArray[np.uint16]
+    tokens_N: NDArray[np.int64]
+    is_first_N: NDArray[np.bool_]
+    """Tokens that do not follow the one before them in the same sequence."""
+
+    def __len__(self) -> int:
+        """How many tokens."""
+        return len(self.tokens_N)
+
+    @property
+    def num_layers(self) -> int:
+        """Layers with experts."""
+        return len(self.experts_LNK)
+
+    @property
+    def followed_N(self) -> NDArray[np.intp]:
+        """Tokens whose successor in their sequence is the next one."""
+        return np.flatnonzero(~self.is_first_N[1:])
 
 
 class HiddenTrace:
@@ -80,24 +106,12 @@ class HiddenTrace:
         self._experts_LNK[position, first:last] = experts_RK[:kept]
         self._counts[position] += kept
 
-    # --- what it holds --------------------------------------------------------------------------
-
-    def hidden(self, position: int) -> NDArray[np.float16]:
-        """What the gate at a position has seen, [N, D]."""
-        of_layer: NDArray[np.float16] = self._hidden_LND[position, : len(self)]
-        return of_layer
-
-    @property
-    def experts_LNK(self) -> NDArray[np.uint16]:
-        """What all gates chose."""
-        return self._experts_LNK[:, : len(self)]
-
-    @property
-    def tokens_N(self) -> NDArray[np.int64]:
-        """Tokens by their ids."""
-        return self._tokens_N[: len(self)]
-
-    @property
-    def followed_N(self) -> NDArray[np.intp]:
-        """Tokens whose successor in their sequence is the next one of the trace."""
-        return np.flatnonzero(~self._is_first_N[1 : len(self)])
+    def part(self, start: int, stop: int) -> Seen:
+        """Some of the tokens of whole passes."""
+        stop = min(stop, len(self))
+        return Seen(
+            hidden_LND=self._hidden_LND[:, start:stop],
+            experts_LNK=self._experts_LNK[:, start:stop],
+            tokens_N=self._tokens_N[start:stop],
+            is_first_N=self._is_first_N[start:stop],
+        )

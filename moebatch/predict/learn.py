@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from moebatch.predict.guesser import Perceptron, Shares
-from moebatch.predict.hidden_trace import HiddenTrace
+from moebatch.predict.hidden_trace import Seen
 
 PARAMETERS = 2_000_000
 """Of the perceptron of a layer (ProMoE)."""
@@ -36,23 +36,16 @@ class Effort:
     """Batches in all, at most."""
 
 
-def token_shares(
-    experts_LNK: NDArray[np.uint16],
-    tokens_N: NDArray[np.int64],
-    *,
-    num_experts: int,
-    vocab_size: int,
-) -> NDArray[np.float16]:
+def token_shares(seen: Seen, *, num_experts: int, vocab_size: int) -> NDArray[np.float16]:
     """With what chance each token of the vocabulary chooses each expert, [L, V, E]; one that was
     seen rarely, or never, goes by what all tokens choose."""
-    num_layers, num_tokens, _ = experts_LNK.shape
-    shares_LVE = np.empty((num_layers, vocab_size, num_experts), np.float16)
-    seen_V1 = np.bincount(tokens_N, minlength=vocab_size)[:, None]
-    for position, experts_NK in enumerate(experts_LNK):
+    shares_LVE = np.empty((seen.num_layers, vocab_size, num_experts), np.float16)
+    times_V1 = np.bincount(seen.tokens_N, minlength=vocab_size)[:, None]
+    for position, experts_NK in enumerate(seen.experts_LNK):
         counts_VE = np.zeros((vocab_size, num_experts), np.float32)
-        np.add.at(counts_VE, (tokens_N[:, None], experts_NK), 1)
-        usual_E = counts_VE.sum(axis=0) / max(1, num_tokens)
-        shares_LVE[position] = (counts_VE + usual_E) / (seen_V1 + 1)
+        np.add.at(counts_VE, (seen.tokens_N[:, None], experts_NK), 1)
+        usual_E = counts_VE.sum(axis=0) / max(1, len(seen))
+        shares_LVE[position] = (counts_VE + usual_E) / (times_V1 + 1)
     return shares_LVE
 
 
@@ -83,7 +76,7 @@ def learn_perceptron(
 
 
 def learn_first_gate(
-    trace: HiddenTrace,
+    seen: Seen,
     first_gate_ED: Tensor,
     *,
     effort: Effort,
@@ -91,16 +84,16 @@ def learn_first_gate(
 ) -> Tensor:
     """A gate for the first layer of the next token on what the last layer has seen of this one,
     [E, D] (AdapMoE, Eq. 9): its softmax is to be that of the first gate one token later."""
-    first_ND, last_ND = trace.hidden(0), trace.hidden(len(trace.experts_LNK) - 1)
+    first_ND, last_ND = seen.hidden_LND[0], seen.hidden_LND[-1]
     torch.manual_seed(_SEED)
     gate = nn.Linear(last_ND.shape[1], len(first_gate_ED), bias=False)
 
     def loss(places_B: NDArray[np.intp], hidden_BD: Tensor) -> Tensor:
-        seen_BD = torch.from_numpy(first_ND[places_B + 1].astype(np.float32))
-        wanted_BE = F.softmax(F.linear(seen_BD, first_gate_ED.float()), dim=-1)
+        next_BD = torch.from_numpy(first_ND[places_B + 1].astype(np.float32))
+        wanted_BE = F.softmax(F.linear(next_BD, first_gate_ED.float()), dim=-1)
         return F.kl_div(F.log_softmax(gate(hidden_BD), dim=-1), wanted_BE, reduction="batchmean")
 
-    _train(gate, last_ND, trace.followed_N, loss, effort, advance)
+    _train(gate, last_ND, seen.followed_N, loss, effort, advance)
     return gate.weight.detach()
 
 

@@ -62,7 +62,12 @@ class Kind:
 
     def path(self, folder: Path) -> Path:
         """Where that of a model is kept."""
-        return folder / "moebatch" / f"{self.file}.safetensors"
+        return folder / "moebatch" / self.file_name
+
+    @property
+    def file_name(self) -> str:
+        """How it is called."""
+        return f"{self.file}.safetensors"
 
     def save(self, path: Path, owner: ModelOwner, arrays: Arrays, **further: object) -> None:
         """Writes it, whole or not at all. Raises StorageError."""

@@ -32,13 +32,20 @@ def calibration_view(summary: CalibrationSummary) -> RenderableType:
     in_time = f"{summary.num_passes} passes, {format_duration(summary.run_s)}"
     grid.add_row("read", f"{read}, {in_time}")
     grid.add_row("table", plain(str(summary.table)))
+    for lesson in summary.lessons:
+        grid.add_row(lesson.name, plain(str(lesson.file)))
+    if summary.lessons:
+        grid.add_row("learning", format_duration(summary.learn_s))
     if summary.trace is not None:
         grid.add_row("trace", plain(str(summary.trace)))
     if not summary.comparisons:
         grid.add_row("accuracy", "not measured: the text is too short to hold a tenth out")
         return Group("", grid)
     grid.add_row("accuracy", f"on the last {summary.num_held_out} tokens, before they were counted")
-    return Group("", grid, "", _accuracy(summary.comparisons))
+    tables = [_accuracy(summary.comparisons)]
+    if summary.lessons:
+        tables += ["", _lessons(summary)]
+    return Group("", grid, "", *tables)
 
 
 def _accuracy(comparisons: tuple[Comparison, ...]) -> RenderableType:
@@ -58,6 +65,23 @@ def _accuracy(comparisons: tuple[Comparison, ...]) -> RenderableType:
         table.add_row(str(layer), *_cells(comparisons, position))
     table.add_section()
     table.add_row("mean", *_cells(comparisons, None))
+    return table
+
+
+def _lessons(summary: CalibrationSummary) -> RenderableType:
+    """Of the K experts that a predictor names for a token, the share that is chosen."""
+    table = titled_columns()
+    table.add_column("layer", style="dim", justify="right")
+    by_table = {layer.layer: layer.hot for layer in summary.comparisons[0].correlation}
+    columns = {"correlation": by_table} | {one.name: one.accuracy for one in summary.lessons}
+    for name in columns:
+        table.add_column(name, justify="right")
+    for layer in by_table:
+        of_layer = (accuracy.get(layer) for accuracy in columns.values())
+        table.add_row(str(layer), *("" if one is None else f"{one:.1%}" for one in of_layer))
+    table.add_section()
+    means = (sum(accuracy.values()) / max(1, len(accuracy)) for accuracy in columns.values())
+    table.add_row("mean", *(f"{mean:.1%}" for mean in means))
     return table
 
 

@@ -8,7 +8,7 @@ import torch
 
 from moebatch.errors import CheckpointError
 from moebatch.predict.guesser import LearnedGuesser, Perceptron, top_shares
-from moebatch.predict.hidden_trace import HiddenTrace
+from moebatch.predict.hidden_trace import HiddenTrace, Seen
 from moebatch.predict.learn import (
     Effort,
     learn_first_gate,
@@ -44,7 +44,7 @@ def top(logits: torch.Tensor) -> np.ndarray:
     return logits.topk(CHOSEN, dim=-1).indices.numpy().astype(np.uint16)
 
 
-def trace_of(folder: Path, passes: int = 8, rows: int = 128) -> tuple[HiddenTrace, torch.Tensor]:
+def seen_by(folder: Path, passes: int = 8, rows: int = 128) -> tuple[Seen, torch.Tensor]:
     """Tokens whose later choices are a function of what the first gate sees; the token of a row
     decides over what the first gate sees of the row after it."""
     random = torch.Generator().manual_seed(0)
@@ -70,12 +70,12 @@ def trace_of(folder: Path, passes: int = 8, rows: int = 128) -> tuple[HiddenTrac
             half = rows // 2
             for some in (slice(0, half), slice(half, rows)):
                 trace.observe(layer, some, chosen[some], hidden[some])
-    return trace, gates
+    return trace.part(0, len(trace)), gates
 
 
 def test_what_a_later_layer_chooses_is_learnt_from_what_an_earlier_one_sees(tmp_path: Path) -> None:
-    trace, _ = trace_of(tmp_path)
-    hidden, chosen = trace.hidden(0), trace.experts_LNK[2]
+    seen, _ = seen_by(tmp_path)
+    hidden, chosen = seen.hidden_LND[0], seen.experts_LNK[2]
     perceptron = learn_perceptron(
         hidden[:800], chosen[:800], num_experts=EXPERTS, effort=Effort(num_epochs=60)
     )
@@ -86,22 +86,22 @@ def test_what_a_later_layer_chooses_is_learnt_from_what_an_earlier_one_sees(tmp_
 
 
 def test_the_first_gate_of_the_next_token_is_learnt_across_the_right_step(tmp_path: Path) -> None:
-    trace, gates = trace_of(tmp_path)
-    gate = learn_first_gate(trace, gates[0], effort=Effort(num_epochs=120))
-    followed = trace.followed_N
-    last = torch.from_numpy(trace.hidden(2)[followed].astype(np.float32))
-    chosen = trace.experts_LNK[0][followed + 1]
+    seen, gates = seen_by(tmp_path)
+    gate = learn_first_gate(seen, gates[0], effort=Effort(num_epochs=120))
+    followed = seen.followed_N
+    last = torch.from_numpy(seen.hidden_LND[2][followed].astype(np.float32))
+    chosen = seen.experts_LNK[0][followed + 1]
     assert precision(top_shares(last @ gate.T, CHOSEN), chosen) > 0.7
 
 
 def test_tokens_keep_what_they_chose_and_unseen_ones_go_by_all(tmp_path: Path) -> None:
-    trace, _ = trace_of(tmp_path)
-    shares = token_shares(trace.experts_LNK, trace.tokens_N, num_experts=EXPERTS, vocab_size=VOCAB)
+    seen, _ = seen_by(tmp_path)
+    shares = token_shares(seen, num_experts=EXPERTS, vocab_size=VOCAB)
     assert shares.shape == (len(LAYERS), VOCAB, EXPERTS)
     assert shares.astype(np.float64).sum(axis=2) == pytest.approx(
         np.full((len(LAYERS), VOCAB), CHOSEN), rel=0.01
     )
-    usual = np.bincount(trace.experts_LNK[0].ravel(), minlength=EXPERTS) / len(trace)
+    usual = np.bincount(seen.experts_LNK[0].ravel(), minlength=EXPERTS) / len(seen)
     assert shares[0, 9] == pytest.approx(usual, rel=0.01)
     assert not np.allclose(shares[0, 0], shares[0, 1], atol=0.02)
 
@@ -117,7 +117,8 @@ def test_a_pass_that_was_broken_off_is_no_part_of_a_trace(tmp_path: Path) -> Non
     for layer in LAYERS:
         trace.observe(layer, slice(0, 6), np.ones((6, CHOSEN)), torch.ones(6, 4))
     assert len(trace) == 6
-    assert (trace.experts_LNK == 1).all() and (trace.hidden(2) == 1).all()
+    seen = trace.part(0, 6)
+    assert (seen.experts_LNK == 1).all() and (seen.hidden_LND == 1).all()
     trace.begin_pass(6, tokens)
     for layer in LAYERS:
         trace.observe(layer, slice(0, 6), np.full((6, CHOSEN), 2), torch.ones(6, 4))

@@ -1,0 +1,179 @@
+"""What predictors learn from a trace, and how often each is right about tokens that it has not
+seen.
+
+Shape letters: L MoE layers, N tokens, D hidden, E experts, K experts per token.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, get_args
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from moebatch.errors import ConfigError, Fault
+from moebatch.predict.guesser import (
+    GateGuesser,
+    LearnedGuesser,
+    Perceptron,
+    Shares,
+    TokenGuesser,
+    linear_of,
+    top_shares,
+)
+from moebatch.predict.hidden_trace import Seen
+from moebatch.predict.learn import (
+    Effort,
+    learn_first_gate,
+    learn_perceptron,
+    precision,
+    token_shares,
+)
+from moebatch.predict.learnt_files import (
+    FIRST_GATE,
+    LEARNED,
+    TOKENS,
+    save_first_gate,
+    save_learned,
+    save_tokens,
+)
+from moebatch.predict.owner import ModelOwner
+
+PredictorName = Literal["correlation", "token", "next-gate", "learned"]
+PREDICTORS: tuple[PredictorName, ...] = get_args(PredictorName)
+STRIDE = 2
+"""Layers ahead of a learned predictor: what it foresees has the time of a whole layer to come."""
+_MOST_EXAMINED = 8192
+"""Unseen tokens on which a predictor is examined."""
+Advance = Callable[[float], None]
+
+
+def parse_predictors(names: Iterable[str]) -> frozenset[PredictorName]:
+    """Predictors by their names, or all that there are. Raises ConfigError for unknown names."""
+    found: set[PredictorName] = set()
+    for name in names:
+        known = [each for each in PREDICTORS if name in (each, "all")]
+        if not known:
+            message = f"must be one of {', '.join(PREDICTORS)} or all, got {name!r}"
+            raise ConfigError(
+                [Fault(file="moebatch calibrate", where="--predictor", message=message)]
+            )
+        found.update(known)
+    return frozenset(found) - {"correlation"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Lesson:
+    """What a predictor has learnt, and what it is worth."""
+
+    name: PredictorName
+    file: Path
+    accuracy: Mapping[int, float]
+    """Of the K experts that it names for a token, the share that is chosen, by layer; layers of
+    which it says nothing are left out. Empty if there was nothing to examine it on."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Teacher:
+    """A model, and what its gates have seen and chosen."""
+
+    owner: ModelOwner
+    gates_LED: Sequence[Tensor]
+    vocab_size: int
+    known: Seen
+    unseen: Seen
+    """Held out."""
+    effort: Effort = field(default_factory=Effort)
+
+    def teach(
+        self, names: Collection[PredictorName], folder: Path, advance: Advance
+    ) -> list[Lesson]:
+        """Has predictors learn, one after the other, and writes what they know to files of `folder`;
+        `advance` gets the share that is done. Raises StorageError."""
+        ways: dict[PredictorName, Callable[[Path, Advance], Lesson]] = {
+            "token": self._token,
+            "next-gate": self._next_gate,
+            "learned": self._learned,
+        }
+        wanted = [way for name, way in ways.items() if name in names]
+        return [
+            way(folder, lambda share, done=done: advance((done + share) / len(wanted)))
+            for done, way in enumerate(wanted)
+        ]
+
+    def _token(self, folder: Path, advance: Advance) -> Lesson:
+        shares_LVE = token_shares(
+            self.known, num_experts=self.owner.num_experts, vocab_size=self.vocab_size
+        )
+        path = folder / TOKENS.file_name
+        save_tokens(path, shares_LVE, self.owner)
+        guesses = TokenGuesser(shares_LVE).from_tokens(self._examined.tokens_N)
+        found = {guess.position: guess.shares_RE for guess in guesses}
+        return self._lesson("token", path, found)
+
+    def _next_gate(self, folder: Path, advance: Advance) -> Lesson:
+        first = learn_first_gate(self.known, self.gates_LED[0], effort=self.effort, advance=advance)
+        path = folder / FIRST_GATE.file_name
+        save_first_gate(path, first, self.owner)
+        found = self._seen_by(GateGuesser(self.gates_LED, self.owner.experts_per_token))
+        lesson = self._lesson("next-gate", path, found)
+        accuracy = {**self._of_first_gate(first), **lesson.accuracy}
+        return Lesson(name="next-gate", file=path, accuracy=dict(sorted(accuracy.items())))
+
+    def _learned(self, folder: Path, advance: Advance) -> Lesson:
+        num_layers = self.known.num_layers
+        by_position: dict[int, Perceptron] = {}
+        for position in range(num_layers - STRIDE):
+            by_position[position] = learn_perceptron(
+                self.known.hidden_LND[position],
+                self.known.experts_LNK[position + STRIDE],
+                num_experts=self.owner.num_experts,
+                effort=self.effort,
+                advance=lambda share, done=position: advance((done + share) / num_layers),
+            )
+        guesser = LearnedGuesser(by_position, self.owner.experts_per_token, STRIDE)
+        path = folder / LEARNED.file_name
+        save_learned(path, guesser, self.owner)
+        return self._lesson("learned", path, self._seen_by(guesser))
+
+    # --- the examination ------------------------------------------------------------------------
+
+    @property
+    def _examined(self) -> Seen:
+        unseen, most = self.unseen, min(len(self.unseen), _MOST_EXAMINED)
+        return Seen(
+            hidden_LND=unseen.hidden_LND[:, :most],
+            experts_LNK=unseen.experts_LNK[:, :most],
+            tokens_N=unseen.tokens_N[:most],
+            is_first_N=unseen.is_first_N[:most],
+        )
+
+    def _seen_by(self, guesser: GateGuesser | LearnedGuesser) -> dict[int, Shares]:
+        """The guesses of all layers."""
+        found = {}
+        for position, hidden_ND in enumerate(self._examined.hidden_LND):
+            seen = torch.from_numpy(hidden_ND.astype(np.float32))
+            for guess in guesser.from_hidden(position, seen):
+                found[guess.position] = guess.shares_RE
+        return found
+
+    def _of_first_gate(self, gate_ED: Tensor) -> dict[int, float]:
+        examined = self._examined
+        followed = examined.followed_N
+        if not len(followed):
+            return {}
+        last = torch.from_numpy(examined.hidden_LND[-1][followed].astype(np.float32))
+        shares_NE = top_shares(linear_of(last, gate_ED), self.owner.experts_per_token)
+        chosen_NK = examined.experts_LNK[0][followed + 1]
+        return {self.owner.moe_layers[0]: precision(shares_NE, chosen_NK)}
+
+    def _lesson(self, name: PredictorName, path: Path, found: Mapping[int, Shares]) -> Lesson:
+        examined = self._examined
+        accuracy = {
+            self.owner.moe_layers[position]: precision(shares_NE, examined.experts_LNK[position])
+            for position, shares_NE in found.items()
+            if len(examined)
+        }
+        return Lesson(name=name, file=path, accuracy=accuracy)
