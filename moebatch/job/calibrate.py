@@ -147,7 +147,7 @@ class Calibration:
                 take=lambda experts_LTK: self._take(table, experts_LTK),
             )
             progress = _Progress(
-                [recorder, *([trace] if trace else [])],
+                [recorder] if trace is None else [recorder, trace],
                 self._advance,
                 num_layers=len(owner.moe_layers),
                 total=_count(sequences),

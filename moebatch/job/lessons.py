@@ -90,7 +90,7 @@ class Teacher:
     def teach(
         self, names: Collection[PredictorName], folder: Path, advance: Advance
     ) -> list[Lesson]:
-        """Has predictors learn, one after the other, and writes what they know to files of `folder`;
+        """Has predictors learn, one after the other, and writes what they know into `folder`;
         `advance` gets the share that is done. Raises StorageError."""
         ways: dict[PredictorName, Callable[[Path, Advance], Lesson]] = {
             "token": self._token,

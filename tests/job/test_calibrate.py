@@ -13,6 +13,8 @@ from moebatch.engine.model_files import open_model
 from moebatch.errors import CheckpointError, ConfigError, DoesNotFit, InputError, StorageError
 from moebatch.job import calibrate
 from moebatch.job.calibrate import Calibration, CalibrationOrder, CalibrationSummary
+from moebatch.job.lessons import parse_predictors
+from moebatch.predict.learnt_files import load_first_gate, load_learned, load_tokens
 from moebatch.predict.owner import ModelOwner
 from moebatch.predict.path_table import PathTable
 from moebatch.predict.table_file import load_table
@@ -222,3 +224,56 @@ def test_the_command_wants_a_text_and_a_size() -> None:
     done = moebatch("calibrate", "model", "--text", "t.txt", "--dram", "much")
     assert done.returncode == 2
     assert "--dram: expected a size such as 12GiB" in done.stderr
+
+
+def test_predictors_learn_and_are_examined_on_what_was_held_out(tmp_path: Path, text: Path) -> None:
+    model = write_checkpoint(tmp_path / "model", "mixtral")
+    summary = run(
+        CalibrationOrder(
+            model=model, text=text, num_tokens=1500, predictors=parse_predictors(["all"])
+        )
+    )
+    by_name = {lesson.name: lesson for lesson in summary.lessons}
+    assert list(by_name) == ["token", "next-gate", "learned"]
+    layers = list(open_model(model, "auto").shape.moe_layers)
+    assert list(by_name["token"].accuracy) == list(by_name["next-gate"].accuracy) == layers
+    assert list(by_name["learned"].accuracy) == layers[2:]
+    for lesson in summary.lessons:
+        assert lesson.file.parent == model / "moebatch"
+        assert all(0 <= share <= 1 for share in lesson.accuracy.values())
+    shape, owner = open_model(model, "auto").shape, owner_of(model)
+    load_learned(by_name["learned"].file, owner, hidden_size=shape.hidden_size)
+    load_first_gate(by_name["next-gate"].file, owner, hidden_size=shape.hidden_size)
+    load_tokens(by_name["token"].file, owner, vocab_size=shape.vocab_size)
+    left = {path.name for path in (model / "moebatch").iterdir()}
+    names = ("correlation", "tokens", "first-gate", "learned")
+    assert left == {f"{name}.safetensors" for name in names}, "no traces are left behind"
+
+
+def test_the_gate_of_the_next_layer_is_asked_with_what_this_one_saw(
+    tmp_path: Path, text: Path
+) -> None:
+    """Held against transformers' own gates and hidden states."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = write_checkpoint(tmp_path / "model", "mixtral", dtype="float32")
+    order = CalibrationOrder(
+        model=model, text=text, num_tokens=600, predictors=parse_predictors(["next-gate"])
+    )
+    (lesson,) = run(order).lessons
+    loaded = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+    tokens = AutoTokenizer.from_pretrained(model)(TEXT)["input_ids"][540:600]
+    seen: list[torch.Tensor] = []
+    for layer in loaded.model.layers:
+        layer.mlp.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0][0]))
+    with torch.inference_mode():
+        logits = loaded(torch.tensor([tokens]), output_router_logits=True).router_logits
+    guessed = (seen[0] @ loaded.model.layers[1].mlp.gate.weight.T).topk(2, dim=-1).indices
+    chosen = logits[1].topk(2, dim=-1).indices
+    right = (guessed[:, :, None] == chosen[:, None, :]).any(dim=2).float().mean()
+    assert lesson.accuracy[1] == pytest.approx(float(right), abs=1e-6)
+
+
+def test_a_predictor_that_nobody_knows_is_refused() -> None:
+    with pytest.raises(ConfigError, match="must be one of correlation, token"):
+        parse_predictors(["oracle"])
