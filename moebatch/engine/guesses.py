@@ -38,7 +38,7 @@ class Guesses:
         routing = self._routing(step, micro_batch)
         layer = self._setup.layer(step)
         for rows in routing.rows:
-            experts_RK = routing.experts_TK[rows].cpu().numpy()
+            experts_RK = routing.chosen(rows)
             for observer in self._observers:
                 observer.observe(layer, rows, experts_RK, routing.normed_TD[rows])
         return list(routing.tokens)

@@ -105,7 +105,7 @@ class PlainSweep:
                 continue
             routing = decoder.route(layer, x_TD)
             if self._observer is not None:
-                experts_TK = routing.experts_TK.cpu().numpy()
+                experts_TK = routing.chosen(slice(0, len(x_TD)))
                 every = slice(0, len(x_TD))
                 self._observer.observe(layer, every, experts_TK, routing.normed_TD[every])
             with closing(self._experts.require(layer, routing.experts)) as chosen:

@@ -96,6 +96,7 @@ def _routing(layer: SyntheticLayer, num_rows: int) -> Routing:
         normed_TD=layer.hidden_states(num_tokens),
         weights_TK=torch.full(size, 0.5, device=device),
         experts_TK=torch.zeros(size, dtype=torch.int64, device=device),
+        num_experts=shape.num_experts,
         tokens={0: ExpertTokens(rows_M, choices_M)},
         outputs_TKD=torch.zeros(*size, shape.hidden_size, dtype=layer.decoder.dtype, device=device),
     )

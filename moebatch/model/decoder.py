@@ -19,6 +19,7 @@ from moebatch.model.dense_weights import DenseWeights
 from moebatch.model.elementwise import Elementwise
 from moebatch.model.families import ExpertWeights, expert_weights
 from moebatch.model.gated_mlp import gated_mlp
+from moebatch.model.gating import AdaptiveGating
 from moebatch.model.layers import linear
 from moebatch.model.rope import Rope
 from moebatch.model.router import ExpertTokens, Routing, choose_experts, group_by_expert
@@ -42,8 +43,10 @@ class Decoder:
         limits: Limits,
         *,
         expert_dtype: torch.dtype | None = None,
+        gating: AdaptiveGating | None = None,
     ) -> None:
-        """`config` is the raw config.json; `expert_dtype` is that of stored experts, if another.
+        """`config` is the raw config.json; `expert_dtype` is that of stored experts, if another;
+        `gating` leaves out experts that matter little.
 
         Raises CheckpointError for rotary parameters and activations that are not known.
         """
@@ -53,6 +56,7 @@ class Decoder:
         self.device = embedding.device
         self._weights = weights
         self._limits = limits
+        self._gating = gating
         self._core = AttentionCore(shape, limits, dtype=self.dtype, device=self.device)
         self._rope = Rope(shape, config, self.device)
         self._elementwise = Elementwise(shape.activation, self.device)
@@ -161,14 +165,24 @@ class Decoder:
                 normalise=self.shape.norm_topk_prob,
                 weights_dtype=torch.float32 if is_mixtral else self.dtype,
             )
+            self._leave_out(layer, chunk)
         return Routing(
             rows=(rows,),
             normed_TD=normed_TD,
             weights_TK=weights_TK,
             experts_TK=experts_TK,
+            num_experts=self.shape.num_experts,
             tokens=group_by_expert(experts_TK, rows, self.shape.num_experts),
             outputs_TKD=self._outputs_TKD[:num_tokens],
         )
+
+    def _leave_out(self, layer: int, rows: slice) -> None:
+        """Choices that are left out count as done, and have made nothing."""
+        if self._gating is None:
+            return
+        experts_RK, num_experts = self._experts_TK[rows], self.shape.num_experts
+        self._gating.drop(layer, self._weights_TK[rows], experts_RK, num_experts)
+        self._outputs_TKD[rows].masked_fill_((experts_RK == num_experts)[..., None], 0.0)
 
     def run_expert(
         self, layer: int, routing: Routing, expert: int, parts: Sequence[Tensor]

@@ -8,8 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
 
@@ -36,7 +38,9 @@ class Routing:
     weights_TK: Tensor
     """Float32."""
     experts_TK: Tensor
-    """Int64."""
+    """Int64; the number of experts stands for a choice that was left out."""
+    num_experts: int
+    """E."""
     tokens: Mapping[int, ExpertTokens]
     """Per chosen expert the tokens that chose it, ascending by expert."""
     outputs_TKD: Tensor
@@ -52,6 +56,12 @@ class Routing:
     def num_tokens(self) -> int:
         """Tokens that have been routed."""
         return sum(rows.stop - rows.start for rows in self.rows)
+
+    def chosen(self, rows: slice) -> NDArray[np.int64]:
+        """What those rows chose, in main memory, [R, K]; a choice that was left out is shown as the
+        first one of its token once more."""
+        experts_RK: NDArray[np.int64] = self.experts_TK[rows].cpu().numpy()
+        return np.where(experts_RK < self.num_experts, experts_RK, experts_RK[:, :1])
 
     @classmethod
     def join(cls, routings: Sequence["Routing"]) -> "Routing":
@@ -92,8 +102,8 @@ def group_by_expert(experts_TK: Tensor, rows: slice, num_experts: int) -> dict[i
     """Tokens of every expert that was chosen, among some rows; waits for a GPU to know how many."""
     chosen = experts_TK[rows].flatten()
     # Like bincount, which makes a GPU wait three times.
-    counts_E = chosen.new_zeros(num_experts).scatter_add_(0, chosen, torch.ones_like(chosen))
-    counts = {expert: count for expert, count in enumerate(counts_E.tolist()) if count}
+    counts_E = chosen.new_zeros(num_experts + 1).scatter_add_(0, chosen, torch.ones_like(chosen))
+    counts = {expert: count for expert, count in enumerate(counts_E[:-1].tolist()) if count}
     return group_rows(experts_TK, (rows,), counts)
 
 
@@ -106,7 +116,7 @@ def group_rows(
     """
     num_choices, sizes = experts_TK.shape[1], list(counts.values())
     chosen_TK = experts_TK[rows[0]] if len(rows) == 1 else torch.cat([experts_TK[r] for r in rows])
-    order = chosen_TK.flatten().argsort(stable=True)
+    order = chosen_TK.flatten().argsort(stable=True)[: sum(sizes)]  # left out ones come last
     rows_by_expert = torch.split(_in_pass(order // num_choices, rows), sizes)
     choices_by_expert = torch.split(order % num_choices, sizes)
     return {

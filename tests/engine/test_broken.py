@@ -18,6 +18,7 @@ def routing(x_TD: torch.Tensor) -> Routing:
         normed_TD=torch.zeros_like(x_TD),
         weights_TK=torch.ones(NUM_ROWS, 2),
         experts_TK=experts_TK,
+        num_experts=NUM_EXPERTS,
         tokens=group_by_expert(experts_TK, slice(0, NUM_ROWS), NUM_EXPERTS),
         outputs_TKD=torch.zeros(NUM_ROWS, 2, x_TD.shape[1]),
     )

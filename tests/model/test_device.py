@@ -91,6 +91,7 @@ def test_of_all_steps_only_routing_waits_for_its_device(decoder: Decoder) -> Non
             normed_TD=x_TD,
             weights_TK=torch.zeros(size, device=AWAY),
             experts_TK=experts_TK,
+            num_experts=shape.num_experts,
             tokens=group_rows(experts_TK, [rows], {3: (rows.stop - rows.start) * size[1]}),
             outputs_TKD=x_TD.new_zeros(*size, shape.hidden_size),
         )

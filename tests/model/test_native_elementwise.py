@@ -251,6 +251,7 @@ def routing_of(
         normed_TD=noise(seed, dtype, num_tokens, width),
         weights_TK=weights_TK,
         experts_TK=experts_TK,
+        num_experts=8,
         tokens=tokens,
         outputs_TKD=torch.empty(num_tokens, num_choices, width, dtype=dtype),
     )

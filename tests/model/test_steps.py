@@ -186,6 +186,7 @@ def routing_of(experts_TK: torch.Tensor, rows: slice, num_experts: int) -> Routi
         normed_TD=experts_TK,
         weights_TK=experts_TK,
         experts_TK=experts_TK,
+        num_experts=num_experts,
         tokens=group_by_expert(experts_TK, rows, num_experts),
         outputs_TKD=experts_TK,
     )
