@@ -6,10 +6,16 @@ from moebatch.spec.policy import Policy, Schedule
 
 BLOCK_SCHEDULES: tuple[Schedule, ...] = ("flexgen", "flexgen_c")
 """Weights of a layer come up in one piece."""
-PASS_WIDE_SCHEDULES: tuple[Schedule, ...] = ("klotski", "ondemand", "prefetch_all")
+PASS_WIDE_SCHEDULES: tuple[Schedule, ...] = ("klotski", "ondemand", "prefetch_all", "promoe")
 """Each expert runs once over all tokens of a pass; in the others once for every micro-batch."""
 WHOLE_LAYER_SCHEDULES: tuple[Schedule, ...] = ("simple", "multi", "prefetch_all")
 """All experts of a layer come, chosen or not."""
+SERIAL_SCHEDULES: tuple[Schedule, ...] = ("ondemand", "promoe_base")
+"""Nothing is loaded before a gate has spoken."""
+BATCH_BY_BATCH_SCHEDULES: tuple[Schedule, ...] = (
+    *("hot", "promoe_base", "promoe_prefetch", "promoe_preempt"),
+)
+"""Experts that a micro-batch chose stay until all of them have been through the layer."""
 _PROCESSORS = ("gpu", "cpu")
 _SERIAL_LANES = ("gpu", "cpu", "dram->vram", "vram->dram")
 LaneSeconds = Mapping[str, float]
@@ -20,10 +26,10 @@ def pass_seconds(lanes: LaneSeconds, policy: Policy) -> float:
     """Seconds of a pass: the busiest lane where lanes run side by side (Eq 12).
 
     `simple`, `multi` and `hot` are priced like that too, although they leave bubbles: how long
-    these are only a simulation tells. `ondemand` has nothing to load before a gate has spoken, so
-    the busiest processor and the busiest link take turns (Pre-gated MoE, section 2).
+    these are only a simulation tells. Where nothing is loaded before a gate has spoken, the busiest
+    processor and the busiest link take turns (Pre-gated MoE, section 2).
     """
-    if policy.schedule == "ondemand":
+    if policy.schedule in SERIAL_SCHEDULES:
         computing = max((lanes.get(lane, 0.0) for lane in _PROCESSORS), default=0.0)
         moving = (time_s for lane, time_s in lanes.items() if lane not in _PROCESSORS)
         return computing + max(moving, default=0.0)

@@ -5,7 +5,7 @@ from math import ceil
 from typing import TypeVar
 
 from moebatch.plan.cache_sizes import even_sizes
-from moebatch.plan.lanes import WHOLE_LAYER_SCHEDULES
+from moebatch.plan.lanes import BATCH_BY_BATCH_SCHEDULES, WHOLE_LAYER_SCHEDULES
 from moebatch.schedule.cache import Cache, Rule
 from moebatch.schedule.expert_load import ExpertKey
 from moebatch.schedule.setup import Setup
@@ -142,7 +142,7 @@ def slots_wanted(shape: ModelShape, policy: Policy, *, with_vram: bool) -> int:
     most = max(streamed.values(), default=0)
     if policy.schedule in PAGED or policy.schedule in WHOLE_LAYER_SCHEDULES:
         return 2 * most
-    if policy.schedule == "hot":
+    if policy.schedule in BATCH_BY_BATCH_SCHEDULES:
         return most + min(most, most if policy.num_hot is None else policy.num_hot)
     return min(2, most)
 

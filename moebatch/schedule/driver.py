@@ -18,6 +18,7 @@ from moebatch.schedule.request import (
     Request,
     Route,
     Schedule,
+    Spoken,
     Sweep,
     Sync,
     Whole,
@@ -171,6 +172,8 @@ class Driver:
                 self._fetch(step)
             case Route(step, micro_batch):
                 self._route(step, micro_batch)
+            case Spoken(step, micro_batch):
+                self._listen(step, micro_batch)
             case Drop(step):
                 self._drop(step)
             case Whole(step):
@@ -209,21 +212,28 @@ class Driver:
             self._lanes.slots_changed()
 
     def _route(self, step: int, micro_batch: int) -> None:
+        news = self._listen(step, micro_batch)
+        layer = self._setup.layer(step)
+        with self._lanes.lock:
+            for expert in news:
+                self._require(ExpertKey(layer, expert))
+            self._lanes.slots_changed()
+
+    def _listen(self, step: int, micro_batch: int) -> Sequence[int]:
+        """Waits for a gate, and returns what it is the first one to choose."""
         spoken = gate(step, micro_batch)
         self._lanes.wait(lambda: self._lanes.has_ended(spoken), str(spoken))
         chosen = tuple(self._router.chosen(step, micro_batch))
         self._chosen.setdefault(step, {})[micro_batch] = chosen
         wanted = self._wanted.setdefault(step, set())
-        layer = self._begin(step)
         news = sorted(set(chosen) - wanted)
+        wanted.update(chosen)
+        layer = self._begin(step)
         with self._lanes.lock:
             self._foresight.ask(
                 step, layer, news, lambda expert: self._slots.state(ExpertKey(layer, expert))
             )
-            for expert in news:
-                self._require(ExpertKey(layer, expert))
-            self._lanes.slots_changed()
-        wanted.update(chosen)
+        return news
 
     def _require(self, key: ExpertKey) -> None:
         self._slots.require(key)

@@ -6,6 +6,7 @@ from moebatch.schedule.cgopipe import cgopipe, fastdecode
 from moebatch.schedule.flexgen import flexgen, flexgen_c
 from moebatch.schedule.klotski import hot, klotski, multi, simple
 from moebatch.schedule.pregated import ondemand, prefetch_all
+from moebatch.schedule.promoe import promoe, promoe_base, promoe_preempt, promoe_prefetch
 from moebatch.schedule.request import Schedule
 from moebatch.schedule.setup import Setup
 
@@ -20,4 +21,8 @@ SCHEDULES: Mapping[str, Callable[[Setup], Schedule]] = {
     "flexgen_c": flexgen_c,
     "ondemand": ondemand,
     "prefetch_all": prefetch_all,
+    "promoe": promoe,
+    "promoe_preempt": promoe_preempt,
+    "promoe_prefetch": promoe_prefetch,
+    "promoe_base": promoe_base,
 }

@@ -40,6 +40,14 @@ class Route:
 
 
 @dataclass(frozen=True, slots=True)
+class Spoken:
+    """Answered when the gate of a micro-batch has spoken. Nothing is asked for yet."""
+
+    step: int
+    micro_batch: int
+
+
+@dataclass(frozen=True, slots=True)
 class Drop:
     """Announced experts of a step that no gate has chosen are not wanted any more."""
 
@@ -83,7 +91,9 @@ class Sync:
     """Answered when all that has been launched is done."""
 
 
-Request = NextPass | Announce | Fetch | Route | Drop | Whole | Arrivals | InOrder | Free | Sync
+Request = (
+    NextPass | Announce | Fetch | Route | Spoken | Drop | Whole | Arrivals | InOrder | Free | Sync
+)
 Schedule = Generator[Task | Request, Any, None]
 """Tasks in the order of their launch, with requests in between."""
 

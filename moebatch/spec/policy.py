@@ -23,6 +23,10 @@ Schedule = Literal[
     "flexgen_c",
     "ondemand",
     "prefetch_all",
+    "promoe",
+    "promoe_preempt",
+    "promoe_prefetch",
+    "promoe_base",
 ]
 """Order of tasks of a pass, by the name that its paper uses."""
 Batching = Literal["mixed", "static"]
