@@ -91,9 +91,9 @@ class Sync:
     """Answered when all that has been launched is done."""
 
 
-Request = (
-    NextPass | Announce | Fetch | Route | Spoken | Drop | Whole | Arrivals | InOrder | Free | Sync
-)
+Question = NextPass | Spoken | Route | Whole | Arrivals | InOrder | Sync
+Word = Announce | Fetch | Drop | Free
+Request = Question | Word
 Schedule = Generator[Task | Request, Any, None]
 """Tasks in the order of their launch, with requests in between."""
 
