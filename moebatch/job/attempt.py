@@ -188,6 +188,7 @@ class Attempt:
             schedule=options.known_schedule,
             is_plain=options.is_plain,
             is_static=options.is_static,
+            cache=self._job.experts.cache,
         )
         share = self._threads_of(plan.policy) / self._ground.num_threads
         if share < 1:

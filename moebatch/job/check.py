@@ -83,6 +83,7 @@ def check_job(path: Path, *, checksums: Callable[[int], None] | None = None) -> 
     files = found.attempt(lambda: open_model(job.model.path, job.model.dtype), folder)
     no_sums = found.attempt(lambda: _require_bytes(files, checksums), folder) if files else None
     preparation = found.attempt(lambda: _prepare(job, files), folder) if files else None
+    hints = found.attempt(lambda: load_predictor(job, files), folder) if files else None
     counted = found.attempt(lambda: _scan(job, preparation), str(job.input.path))
     if counted is not None:
         found.add([*counted.whole, *counted.faults], ExitCode.INPUT)
@@ -103,7 +104,7 @@ def check_job(path: Path, *, checksums: Callable[[int], None] | None = None) -> 
         exit_code=found.exit_code,
         warnings=(
             *(preparation.warnings if preparation else ()),
-            *(load_predictor(job, files)[1] if files else ()),
+            *(hints[1] if hints else ()),
             *(no_sums or ()),
         ),
     )
@@ -126,7 +127,8 @@ def _require_bytes(files: ModelFiles, told: Callable[[int], None] | None) -> lis
 def _plan(job: Job, files: ModelFiles, workload: Workload) -> None:
     """Whether anything fits does not depend on how fast the machine is."""
     machine = job_machine(job, machine_profile)
-    plan_job(job_problem(job, files, workload, machine.hardware(), machine.kind))
+    problem = job_problem(job, files, workload, machine.hardware(), machine.kind)
+    plan_job(problem, cache=job.experts.cache)
 
 
 def _prepare(job: Job, files: ModelFiles) -> Preparation:

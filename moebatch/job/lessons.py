@@ -61,6 +61,8 @@ def parse_predictors(names: Iterable[str]) -> frozenset[PredictorName]:
                 [Fault(file="moebatch calibrate", where="--predictor", message=message)]
             )
         found.update(known)
+    if "learned" in found:
+        found.add("next-gate")  # its first gate speaks for the first layer
     return frozenset(found) - {"correlation"}
 
 

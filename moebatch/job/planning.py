@@ -19,7 +19,7 @@ from moebatch.plan.refusal import too_large, too_small
 from moebatch.plan.simulation import policy_for
 from moebatch.spec.hardware import DeviceKind, Hardware, LevelName
 from moebatch.spec.job import Job
-from moebatch.spec.policy import Policy, Schedule
+from moebatch.spec.policy import PAGED, CacheRule, Policy, Schedule
 from moebatch.spec.policy_file import PolicyFile
 from moebatch.spec.workload import Workload
 from moebatch.store.memory import resident_bytes
@@ -156,11 +156,13 @@ def plan_job(
     schedule: Schedule | None = None,
     is_plain: bool = False,
     is_static: bool = False,
+    cache: CacheRule = "static",
 ) -> JobPlan:
     """The policy that a file gives, or the best one; with another schedule, if one is given, and
     with static batches, if they are asked for.
 
     Args:
+        cache: which experts stay under a planned policy; whole layers leave no choice.
         is_plain: everything is done one after the other, so only main memory has keys and values.
 
     Raises DoesNotFit, and ConfigError for a policy that cannot be run.
@@ -171,6 +173,8 @@ def plan_job(
         policy = _given(problem, given, is_plain)
     if schedule is not None:
         policy = policy_for(policy, schedule, problem)
+    if given is None and policy.schedule not in PAGED:
+        policy = replace(policy, cache=cache)
     if given is None or schedule is not None:
         policy = fitted(problem, policy)
     if is_static:

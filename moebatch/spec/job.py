@@ -130,6 +130,24 @@ class SamplingSection(Section):
         return {name: value for name, value in values if value is not None}
 
 
+class ExpertsSection(Section):
+    """Which experts are brought before they are asked for, and which stay. Changes no answer."""
+
+    predictor: Annotated[
+        Literal["auto", "none", "correlation", "token", "next-gate", "learned"],
+        one_of("auto", "none", "correlation", "token", "next-gate", "learned"),
+    ] = "auto"
+    """What says which experts come next. auto: the correlation table, if `moebatch calibrate` has
+    left one beside the model; none: how often each was chosen so far; the others have to be there.
+    """
+    cache: Annotated[
+        Literal["static", "lru", "lfu", "lifo"], one_of("static", "lru", "lfu", "lifo")
+    ] = "static"
+    """Which experts stay where they are computed. static: the same ones throughout, which cannot
+    thrash; the others keep what has been computed, until another one of its layer takes the place
+    of the one that was not used for longest, was used least often, or came last."""
+
+
 class ResourcesSection(Section):
     """Hard budgets: what the job may take of the machine."""
 
@@ -171,6 +189,8 @@ class Job(Section):
     """Where the answers go."""
     sampling: SamplingSection = Field(default_factory=SamplingSection)
     """Sampling of rows that do not say otherwise."""
+    experts: ExpertsSection = Field(default_factory=ExpertsSection)
+    """Which experts come early, and which stay."""
     resources: ResourcesSection = Field(default_factory=ResourcesSection)
     """What the job may take of the machine."""
 

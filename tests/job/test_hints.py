@@ -1,0 +1,94 @@
+"""Predictors and caches change what comes when, and no answer."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from moebatch.errors import CheckpointError
+from moebatch.job.calibrate import Calibration, CalibrationOrder
+from moebatch.job.check import check_job
+from moebatch.job.lessons import parse_predictors
+from tests.job.test_run import on_gpu, policy, run, texts, write
+from tests.tiny import write_checkpoint
+
+Checkpoint = Callable[..., Path]
+LEARNT = ("correlation", "token", "next-gate", "learned")
+TEXT = "".join(
+    f"The {noun} counts {n} of the rows.\n" for n in range(40) for noun in ("sea", "fox")
+)
+
+
+@pytest.fixture(scope="module")
+def calibrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model with everything that can be learnt of it."""
+    folder = tmp_path_factory.mktemp("calibrated")
+    model = write_checkpoint(folder / "model", "mixtral")
+    (folder / "text.txt").write_text(TEXT)
+    order = CalibrationOrder(
+        model=model,
+        text=folder / "text.txt",
+        num_tokens=1200,
+        predictors=parse_predictors(["all"]),
+    )
+    threads = torch.get_num_threads()
+    try:
+        Calibration(order, lambda line: None).execute()
+    finally:
+        torch.set_num_threads(threads)
+    return model
+
+
+@pytest.fixture(scope="module")
+def reference(calibrated: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    path = write(tmp_path_factory.mktemp("plain"), calibrated)
+    run(path, policy=policy(), is_plain=True)
+    return texts(path)
+
+
+def with_experts(path: Path, **experts: str) -> Path:
+    job = yaml.safe_load(path.read_text())
+    path.write_text(json.dumps({**job, "experts": experts}))
+    return path
+
+
+@pytest.mark.parametrize("name", ["none", *LEARNT])
+@pytest.mark.parametrize("cache", ["static", "lru"])
+def test_answers_are_those_of_the_plain_driver(
+    tmp_path: Path, calibrated: Path, reference: list[str], name: str, cache: str
+) -> None:
+    path = with_experts(write(tmp_path, calibrated), predictor=name)
+    for schedule in ("klotski", "promoe", "promoe_base"):
+        run(path, policy=policy(cache=cache), schedule=schedule)
+        assert texts(path) == reference, schedule
+
+
+@pytest.mark.parametrize("name", LEARNT)
+def test_on_an_emulated_gpu_too(
+    tmp_path: Path, calibrated: Path, reference: list[str], name: str
+) -> None:
+    resources = {"device": "emulate", "hardware": "t4", "vram": "300MiB", "dram": "2GiB"}
+    path = with_experts(write(tmp_path, calibrated, **resources), predictor=name)
+    run(path, policy=on_gpu(cache="lfu"), schedule="promoe")
+    assert texts(path) == reference
+
+
+def test_what_is_asked_for_and_not_there_is_refused(
+    tmp_path: Path, tiny_checkpoint: Checkpoint
+) -> None:
+    path = with_experts(write(tmp_path, tiny_checkpoint("mixtral")), predictor="learned")
+    with pytest.raises(CheckpointError, match="moebatch calibrate .* --predictor learned"):
+        run(path, policy=policy())
+    assert any("--predictor learned" in fault.message for fault in check_job(path).faults)
+
+
+def test_a_planned_job_has_the_cache_that_it_asks_for(
+    tmp_path: Path, calibrated: Path, reference: list[str]
+) -> None:
+    path = with_experts(write(tmp_path, calibrated), cache="lru")
+    _, told = run(path)
+    assert any("cache lru" in line for line in told)
+    assert texts(path) == reference
