@@ -12,7 +12,7 @@ from moebatch.errors import CheckpointError
 from moebatch.job.calibrate import Calibration, CalibrationOrder
 from moebatch.job.check import check_job
 from moebatch.job.lessons import parse_predictors
-from tests.job.test_run import on_gpu, policy, run, texts, write
+from tests.job.test_run import EMULATED, on_gpu, policy, run, texts, write
 from tests.tiny import write_checkpoint
 
 Checkpoint = Callable[..., Path]
@@ -70,8 +70,7 @@ def test_answers_are_those_of_the_plain_driver(
 def test_on_an_emulated_gpu_too(
     tmp_path: Path, calibrated: Path, reference: list[str], name: str
 ) -> None:
-    resources = {"device": "emulate", "hardware": "t4", "vram": "300MiB", "dram": "2GiB"}
-    path = with_experts(write(tmp_path, calibrated, **resources), predictor=name)
+    path = with_experts(write(tmp_path, calibrated, **EMULATED), predictor=name)
     run(path, policy=on_gpu(cache="lfu"), schedule="promoe")
     assert texts(path) == reference
 
@@ -80,7 +79,7 @@ def test_what_is_asked_for_and_not_there_is_refused(
     tmp_path: Path, tiny_checkpoint: Checkpoint
 ) -> None:
     path = with_experts(write(tmp_path, tiny_checkpoint("mixtral")), predictor="learned")
-    with pytest.raises(CheckpointError, match="moebatch calibrate .* --predictor learned"):
+    with pytest.raises(CheckpointError, match=r"moebatch calibrate .* --predictor learned"):
         run(path, policy=policy())
     assert any("--predictor learned" in fault.message for fault in check_job(path).faults)
 
