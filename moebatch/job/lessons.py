@@ -6,6 +6,7 @@ Shape letters: L MoE layers, N tokens, D hidden, E experts, K experts per token.
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -100,10 +101,8 @@ class Teacher:
             "learned": self._learned,
         }
         wanted = [way for name, way in ways.items() if name in names]
-        return [
-            way(folder, lambda share, done=done: advance((done + share) / len(wanted)))
-            for done, way in enumerate(wanted)
-        ]
+        parts = _parts(advance, len(wanted))
+        return [way(folder, part) for way, part in zip(wanted, parts, strict=True)]
 
     def _token(self, folder: Path, advance: Advance) -> Lesson:
         shares_LVE = token_shares(
@@ -125,15 +124,15 @@ class Teacher:
         return Lesson(name="next-gate", file=path, accuracy=dict(sorted(accuracy.items())))
 
     def _learned(self, folder: Path, advance: Advance) -> Lesson:
-        num_layers = self.known.num_layers
         by_position: dict[int, Perceptron] = {}
-        for position in range(num_layers - STRIDE):
+        parts = _parts(advance, max(0, self.known.num_layers - STRIDE))
+        for position, part in enumerate(parts):
             by_position[position] = learn_perceptron(
                 self.known.hidden_LND[position],
                 self.known.experts_LNK[position + STRIDE],
                 num_experts=self.owner.num_experts,
                 effort=self.effort,
-                advance=lambda share, done=position: advance((done + share) / num_layers),
+                advance=part,
             )
         guesser = LearnedGuesser(by_position, self.owner.experts_per_token, STRIDE)
         path = folder / LEARNED.file_name
@@ -179,3 +178,12 @@ class Teacher:
             if len(examined)
         }
         return Lesson(name=name, file=path, accuracy=accuracy)
+
+
+def _parts(advance: Advance, count: int) -> list[Advance]:
+    """What each of several parts that follow each other tells its own share to."""
+    return [partial(_tell_part, advance, number, count) for number in range(count)]
+
+
+def _tell_part(advance: Advance, number: int, count: int, share: float) -> None:
+    advance((number + share) / count)

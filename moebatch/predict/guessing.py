@@ -83,7 +83,8 @@ class GuessingPredictor:
         is_guessed_R = ~np.isnan(open_RE[:, 0])
         share_of_rest = 1 - is_guessed_R.mean()
         guessed_E: Floats = open_RE[is_guessed_R].sum(axis=0, dtype=np.float64)
-        return spoken_E + guessed_E + (expected_E - spoken_E) * share_of_rest
+        others_E: Floats = (expected_E - spoken_E) * share_of_rest
+        return spoken_E + guessed_E + others_E
 
     def _take(self, rows: slice, guesses: Iterable[Guess]) -> None:
         for position, shares_RE, is_next_pass in guesses:

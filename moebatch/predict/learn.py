@@ -61,8 +61,10 @@ def learn_perceptron(
     no loss)."""
     hidden_size = hidden_ND.shape[1]
     width = min(PARAMETERS // (hidden_size + num_experts), _WIDEST * hidden_size)
-    torch.manual_seed(_SEED)
-    net = nn.Sequential(nn.Linear(hidden_size, width), nn.SiLU(), nn.Linear(width, num_experts))
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(_SEED)
+        first, last = nn.Linear(hidden_size, width), nn.Linear(width, num_experts)
+    net = nn.Sequential(first, nn.SiLU(), last)
 
     def loss(places_B: NDArray[np.intp], hidden_BD: Tensor) -> Tensor:
         chosen_BK = torch.from_numpy(experts_NK[places_B].astype(np.int64))
@@ -70,7 +72,6 @@ def learn_perceptron(
         return F.binary_cross_entropy_with_logits(net(hidden_BD), wanted_BE)
 
     _train(net, hidden_ND, np.arange(len(hidden_ND)), loss, effort, advance)
-    first, last = net[0], net[2]
     parts = (first.weight, first.bias, last.weight, last.bias)
     return Perceptron(*(part.detach() for part in parts))
 
@@ -85,8 +86,9 @@ def learn_first_gate(
     """A gate for the first layer of the next token on what the last layer has seen of this one,
     [E, D] (AdapMoE, Eq. 9): its softmax is to be that of the first gate one token later."""
     first_ND, last_ND = seen.hidden_LND[0], seen.hidden_LND[-1]
-    torch.manual_seed(_SEED)
-    gate = nn.Linear(last_ND.shape[1], len(first_gate_ED), bias=False)
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(_SEED)
+        gate = nn.Linear(last_ND.shape[1], len(first_gate_ED), bias=False)
 
     def loss(places_B: NDArray[np.intp], hidden_BD: Tensor) -> Tensor:
         next_BD = torch.from_numpy(first_ND[places_B + 1].astype(np.float32))
@@ -113,7 +115,7 @@ def _train(
     for number, places_B in enumerate(batches, start=1):
         hidden_BD = torch.from_numpy(hidden_ND[places_B].astype(np.float32))
         optimiser.zero_grad(set_to_none=True)
-        loss(places_B, hidden_BD).backward()
+        torch.autograd.backward(loss(places_B, hidden_BD))
         optimiser.step()
         rate.step()
         advance(number / len(batches))

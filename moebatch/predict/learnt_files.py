@@ -48,7 +48,7 @@ def load_learned(path: Path, owner: ModelOwner, *, hidden_size: int) -> LearnedG
     """Perceptrons of that model, in float32. Raises CheckpointError."""
     arrays, description = LEARNED.load(path, owner)
     stride = description.get("stride")
-    if not is_whole(stride) or not stride >= 1:
+    if not isinstance(stride, int) or not is_whole(stride) or stride < 1:
         raise LEARNED.refusal(path, owner, "its description is damaged")
     by_position = {}
     for position in range(len(owner.moe_layers) - stride):

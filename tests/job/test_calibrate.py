@@ -268,7 +268,7 @@ def test_the_gate_of_the_next_layer_is_asked_with_what_this_one_saw(
         layer.mlp.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0][0]))
     with torch.inference_mode():
         logits = loaded(torch.tensor([tokens]), output_router_logits=True).router_logits
-    guessed = (seen[0] @ loaded.model.layers[1].mlp.gate.weight.T).topk(2, dim=-1).indices
+        guessed = (seen[0] @ loaded.model.layers[1].mlp.gate.weight.T).topk(2, dim=-1).indices
     chosen = logits[1].topk(2, dim=-1).indices
     right = (guessed[:, :, None] == chosen[:, None, :]).any(dim=2).float().mean()
     assert lesson.accuracy[1] == pytest.approx(float(right), abs=1e-6)
