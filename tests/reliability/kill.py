@@ -8,7 +8,6 @@ import contextlib
 import json
 import os
 import random
-import re
 import signal
 import subprocess
 import sys
@@ -22,7 +21,15 @@ from tests.tiny import write_checkpoint
 
 _WORDS = ["river", "lamp", "stone", "counts", "under", "seven", "light", "of", "the", "and"]
 _FINISHED, _STOPPED = 0, 75
-_TOKENS = re.compile(r"tokens\s+(\d+) generated")
+_POLICY = """\
+title: many small passes, so that most kills find the job at work
+policy:
+  batch_size: 8
+  micro_batch_size: 4
+  tokens_per_pass: 64
+  num_slots: 4
+  weights: {dram: 0.3, disk: 0.7}
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +64,7 @@ def write_job(folder: Path, model: Path, *, num_rows: int, is_sampled: bool) -> 
         "sampling": {"temperature": 0.8 if is_sampled else 0, "ignore_eos": True},
         "resources": {"dram": "1GiB", "threads": 1, "hardware": "generic-cpu"},
     }
+    (folder / "policy.yaml").write_text(_POLICY)
     (folder / "job.yaml").write_text(json.dumps(job))
     return folder / "job.yaml"
 
@@ -103,7 +111,10 @@ def _run_for(job: Path, seconds: float, number: int) -> tuple[int, str]:
     log = job.parent / "log.txt"
     with log.open("w") as file:
         process = subprocess.Popen(
-            [sys.executable, "-m", "moebatch", "run", str(job)],
+            [
+                *(sys.executable, "-m", "moebatch", "run", str(job)),
+                *("--policy", str(job.with_name("policy.yaml"))),
+            ],
             stderr=file,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
         )
