@@ -138,7 +138,7 @@ def _execute(
 ) -> "RunSummary":
     console = error_console()
     tell = teller(console, quiet=quiet)
-    with stopping_on_signals(stop):
+    with stopping_on_signals(stop), stop.heard():
         # Not before: that takes seconds, in which a signal would just end the process.
         from moebatch.job.run import JobRun
         from moebatch.report.drawings import write_drawings

@@ -75,7 +75,7 @@ class JobRun:
         shard = self._agreed_shard(require_own(manifest, output))
         with self._folder.locked(shard):
             settled = claim(manifest, output, of_today(shard))
-            with written_to(self._folder.status(shard), shard, self.status):
+            with written_to(self._folder.status(shard), shard, self.status), self._stop.heard():
                 ground = self._ground(files, manifest.row_keys, shard, settled)
                 attempt = self._answer_rows(ground)
                 if shard.is_all:

@@ -9,6 +9,11 @@ from moebatch.errors import Stopped
 from moebatch.units import format_duration
 
 
+class StopNow(KeyboardInterrupt):
+    """A signal, wherever the program was: a library that is being imported, or tries something,
+    holds back exceptions, but not these."""
+
+
 class Stop:
     """Asked from any thread, and from handlers of signals."""
 
@@ -32,14 +37,22 @@ class Stop:
         return self._is_late or self._reason == "SIGUSR1"
 
     def ask(self, reason: str) -> None:
-        """Has the run stop: at once by raising Stopped, or where it has more to do before, soon.
+        """Has the run stop: at once by raising StopNow, or where it has more to do before, soon.
 
         Called in the main thread, by the handler of a signal.
         """
         self._reason = self._reason or reason
         self._asked.set()
         if not self._is_deferred:
-            raise Stopped(f"{reason}; nothing was computed yet")
+            raise StopNow(f"{reason}; nothing was computed yet")
+
+    @contextmanager
+    def heard(self) -> Iterator[None]:
+        """While the block runs, a stop at once becomes `Stopped`, for whoever is around the block."""
+        try:
+            yield
+        except StopNow as now:
+            raise Stopped(str(now)) from None
 
     @contextmanager
     def deferred(self, interrupt: Callable[[BaseException], None]) -> Iterator[None]:

@@ -1,0 +1,26 @@
+"""Being asked to stop, before there is anything to interrupt."""
+
+import queue
+
+import pytest
+
+from moebatch.errors import Stopped
+from moebatch.job.stop import Stop
+
+
+def test_a_library_that_holds_back_exceptions_does_not_hold_back_a_stop() -> None:
+    stop, went_on = Stop(), False
+    with pytest.raises(Stopped, match="SIGTERM; nothing was computed yet"), stop.heard():
+        try:
+            stop.ask("SIGTERM")
+        except Exception:  # as libraries do around imports
+            went_on = True
+    assert not went_on
+
+
+def test_while_something_can_be_interrupted_it_is_told_and_nothing_is_raised() -> None:
+    stop, told = Stop(), queue.SimpleQueue[BaseException]()
+    with stop.heard(), stop.deferred(told.put):
+        stop.ask("SIGUSR1")
+        assert str(told.get(timeout=10)) == "SIGUSR1"
+    assert stop.is_out_of_time
