@@ -48,7 +48,7 @@ class Stop:
 
     @contextmanager
     def heard(self) -> Iterator[None]:
-        """While the block runs, a stop at once becomes `Stopped`, for whoever is around the block."""
+        """While the block runs, a stop at once becomes `Stopped` for whoever is around it."""
         try:
             yield
         except StopNow as now:
