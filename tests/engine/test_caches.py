@@ -6,14 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from moebatch.schedule.names import SCHEDULES
-from moebatch.spec.policy import PAGED, CacheRule, Policy
+from moebatch.spec.policy import CacheRule, Policy
 from tests.engine.test_engine import policy, requests, tokens_of
 from tests.engine.test_schedules import emulated, gpu_policy, run
 from tests.tiny import FAMILIES
 
 RULES: tuple[CacheRule, ...] = ("lru", "lfu", "lifo")
-ONE_BY_ONE = sorted(set(SCHEDULES) - PAGED)
+ONE_BY_ONE = ("klotski", "hot", "simple", "promoe")
 IN_MEMORY = {
     "half stays": policy(num_slots=2, resident=0.5),
     "one slot and a little": policy(num_slots=1, micro_batch_size=1, resident=0.2),
