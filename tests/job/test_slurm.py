@@ -97,6 +97,7 @@ def test_the_script_asks_for_what_the_job_needs(job_file: Path) -> None:
     ):
         assert script.count(f"{line}\n") == 1
     assert script.count("#SBATCH --partition=gpu\n") == 2, "the merge needs it, too"
+    assert script.index("trap '' USR1") < script.index("exec "), "early signals are let pass"
     assert "exec" in script and f"'{job_file}' --shard \"$SLURM_ARRAY_TASK_ID/8\"" in script
     assert subprocess.run(["sh", "-n"], input=script, text=True).returncode == 0
 
