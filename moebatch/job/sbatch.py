@@ -52,7 +52,7 @@ def submission_script(job_file: Path, job: Job, asked: Submission) -> str:
         "shards=$(sbatch --parsable \"$@\" <<'END'",
         "#!/bin/bash",
         *_directives(_of_shards(path, job, folder, asked)),
-        "# A signal that comes before the program listens would end it, and it knows the time itself.",
+        "# A signal before the program listens would end it, and it knows the time itself.",
         "trap '' USR1",
         f"exec {run} --quiet --requeue",
         "END",
