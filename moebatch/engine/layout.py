@@ -5,6 +5,7 @@ Shape letters: T tokens of the pass.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 
@@ -49,18 +50,10 @@ class Layout:
     groups: tuple[Group, ...]
 
     @property
-    def tokens(self) -> list[int]:
-        """Token of every row."""
-        return [
-            token
-            for piece in self.ordered
-            for token in piece.sequence.pending_tokens(piece.num_tokens)
-        ]
-
-    @property
     def pass_tokens(self) -> PassTokens:
-        """The same, as predictors see the pass."""
-        tokens_T = np.array(self.tokens, np.int64)
+        """The token of every row, and where sequences begin and end."""
+        pieces = (piece.sequence.pending_tokens(piece.num_tokens) for piece in self.ordered)
+        tokens_T = np.array(list(chain.from_iterable(pieces)), np.int64)
         is_first_T, is_last_T = np.zeros((2, len(tokens_T)), np.bool_)
         lengths = [piece.num_tokens for piece in self.ordered]
         is_first_T[np.cumsum([0, *lengths[:-1]])] = True

@@ -61,9 +61,10 @@ class PlainSweep:
             prompt_place="dram",
         )
         inputs = attention_inputs(layout, self._cache, self._micro_batch)
-        x_TD = self._decoder.embed(torch.tensor(layout.tokens))
+        tokens = layout.pass_tokens
+        x_TD = self._decoder.embed(torch.from_numpy(tokens.tokens_T))
         if self._observer is not None:
-            self._observer.begin_pass(len(x_TD), layout.pass_tokens)
+            self._observer.begin_pass(len(x_TD), tokens)
         broken = self._run_layers(x_TD, [item.direct for item in inputs], layer_begins)
         yield from logits_blocks(self._decoder, x_TD, layout, broken)
 
@@ -105,9 +106,8 @@ class PlainSweep:
                 continue
             routing = decoder.route(layer, x_TD)
             if self._observer is not None:
-                experts_TK = routing.chosen(slice(0, len(x_TD)))
                 every = slice(0, len(x_TD))
-                self._observer.observe(layer, every, experts_TK, routing.normed_TD[every])
+                self._observer.observe(layer, every, routing.chosen(every), routing.normed_TD)
             with closing(self._experts.require(layer, routing.experts)) as chosen:
                 for expert, tensors in chosen:
                     decoder.run_expert(layer, routing, expert, tensors)

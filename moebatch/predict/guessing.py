@@ -59,6 +59,8 @@ class GuessingPredictor:
         self._rest.observe(layer, rows, experts_RK, hidden_RD)
         position = self._position[layer]
         self._num_spoken[position] = rows.stop
+        if rows.stop == self._num_rows:
+            self._shares.pop(position, None)
         if hidden_RD is not None:
             for guesser in self._guessers:
                 self._take(rows, guesser.from_hidden(position, hidden_RD))
@@ -76,7 +78,7 @@ class GuessingPredictor:
             return self._next[position]
         expected_E = self._rest.expected(layer)
         shares_TE = self._shares.get(position)
-        if shares_TE is None or num_spoken == self._num_rows:
+        if shares_TE is None:
             return expected_E
         spoken_E = self._rest.spoken(layer)
         open_RE = shares_TE[num_spoken:]
