@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -84,9 +84,16 @@ def written_to(path: Path, shard: Shard, source: Callable[[], RunStatus]) -> Ite
 def read_status(path: Path) -> ShardStatus | None:
     """None if there is no such file, or another kind of content."""
     try:
-        return ShardStatus(**json.loads(path.read_bytes()))
+        status = ShardStatus(**json.loads(path.read_bytes()))
     except (OSError, ValueError, TypeError, RecursionError):
         return None
+    return status if _is_sound(status) else None
+
+
+def _is_sound(status: ShardStatus) -> bool:
+    """Whether every field is of its type; whole numbers will do for others."""
+    values = ((getattr(status, field.name), field.type) for field in fields(status))
+    return all(isinstance(value, int | float if of is float else of) for value, of in values)  # type: ignore[arg-type]
 
 
 def _write(path: Path, shard: Shard, now: RunStatus, end: str | None, fruitless: int) -> None:

@@ -1,5 +1,6 @@
 """What a run says of itself while it goes on and after it has ended."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -39,3 +40,12 @@ def test_a_run_that_ends_leaves_word(tmp_path: Path) -> None:
         raise ZeroDivisionError
     there = read_status(path)
     assert there is not None and there.state == "failed"
+
+
+def test_a_file_with_other_values_counts_as_none(tmp_path: Path) -> None:
+    path = tmp_path / "status.json"
+    stop_a_run(path, has_gained=False)
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps({**content, "fruitless": "many"}))
+    assert read_status(path) is None
+    assert stop_a_run(path, has_gained=False) == 1
