@@ -5,8 +5,11 @@ Hidden states are many bytes, so they lie in a file and are mapped layer by laye
 Shape letters: L MoE layers, N tokens of the trace, R rows, D hidden, K experts per token.
 """
 
+import os
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 
 import numpy as np
@@ -57,14 +60,17 @@ class HiddenTrace:
         experts_per_token: int,
         most_tokens: int,
     ) -> None:
-        """Room for `most_tokens`, or as many as `MAX_TRACE_BYTES` hold, in a new file of `folder`.
-        Raises OSError."""
+        """Room for `most_tokens`, or as many as `MAX_TRACE_BYTES` hold, in a file without a name on
+        the disk of `folder`, gone with this process. Raises OSError if there is no room."""
         self._position = {layer: position for position, layer in enumerate(moe_layers)}
         num_layers = len(self._position)
         fitting = MAX_TRACE_BYTES // (num_layers * hidden_size * np.dtype(np.float16).itemsize)
         self._most = max(1, min(most_tokens, fitting))
         size = (num_layers, self._most, hidden_size)
-        self._hidden_LND = np.memmap(folder / "hidden", np.float16, "w+", shape=size)
+        with tempfile.TemporaryFile(dir=folder) as file:
+            # A disk that is full later would end the process without a word.
+            os.posix_fallocate(file.fileno(), 0, prod(size) * np.dtype(np.float16).itemsize)
+            self._hidden_LND = np.memmap(file, np.float16, "r+", shape=size)
         self._experts_LNK = np.zeros((num_layers, self._most, experts_per_token), np.uint16)
         self._tokens_N = np.zeros(self._most, np.int64)
         self._is_first_N = np.ones(self._most, np.bool_)

@@ -1,5 +1,7 @@
 """Predictors learn what can be learnt from a trace, and come back from their files as they were."""
 
+import errno
+import os
 from pathlib import Path
 
 import numpy as np
@@ -164,3 +166,15 @@ def test_files_of_another_model_or_kind_are_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="another state"):
         load_learned(path, other, hidden_size=HIDDEN)
     assert len({kind.path(Path("/m")) for kind in (TOKENS, LEARNED, FIRST_GATE)}) == 3
+
+
+def test_a_disk_without_room_is_told_before_the_first_token(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(descriptor: int, offset: int, length: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    with pytest.raises(OSError, match="No space left"):
+        HiddenTrace(tmp_path, LAYERS, hidden_size=4, experts_per_token=CHOSEN, most_tokens=10)
+    assert not list(tmp_path.iterdir())
