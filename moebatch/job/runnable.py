@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from moebatch.plan.problem import Problem
+from moebatch.plan.setup import cache_fault
 from moebatch.spec.policy import PAGED, Policy
 
 _NO_GPU = "this run has no GPU; set it to"
@@ -22,6 +23,9 @@ def not_runnable(
         yield from _without_gpu(policy)
     if policy.kv_cache.disk:
         yield from _cache_on_disk(problem, is_plain=is_plain)
+    fault = cache_fault(problem.shape, policy, with_vram=problem.with_vram)
+    if fault is not None:
+        yield "cache_sizes", fault
     if policy.batching != "mixed":
         advice = "write mixed, and compare with moebatch run --static"
         yield "batching", f"a run refills places as they come free; {advice}"

@@ -105,6 +105,21 @@ def cache_sizes(shape: ModelShape, policy: Policy, *, with_vram: bool) -> dict[i
     return dict(zip(layers, sizes, strict=True))
 
 
+def cache_fault(shape: ModelShape, policy: Policy, *, with_vram: bool) -> str | None:
+    """Why sizes that a policy names cannot be those of a cache; None if they can."""
+    sizes, num_layers = policy.cache_sizes, len(shape.moe_layers)
+    if not sizes:
+        return None
+    if len(sizes) != num_layers:
+        return f"are {len(sizes)}, the model has {num_layers} layers with experts"
+    if max(sizes) > shape.num_experts:
+        return f"must be at most {shape.num_experts}, the experts of a layer, got {max(sizes)}"
+    num_staying = _num_staying(shape, policy, with_vram=with_vram)
+    if sum(sizes) != num_staying:
+        return f"sum to {sum(sizes)}, the weights that stay are {num_staying} experts"
+    return None
+
+
 def _rule(policy: Policy) -> Rule:
     return "lifo" if policy.cache == "static" else policy.cache
 

@@ -110,6 +110,8 @@ def timelines_of(simulated: Mapping[str, Simulation]) -> dict[str, Timeline]:
 def policy_for(policy: Policy, schedule: Schedule, problem: Problem) -> Policy:
     """The policy with another schedule, and attention where that one wants it."""
     changed = replace(policy, schedule=schedule)
+    if schedule in PAGED:
+        changed = replace(changed, cache="static", cache_sizes=())
     on_gpu = _ATTENTION.get(schedule, policy.attention_on_gpu)
     if not problem.with_vram or on_gpu == policy.attention_on_gpu:
         return changed

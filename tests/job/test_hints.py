@@ -8,8 +8,9 @@ import pytest
 import torch
 import yaml
 
-from moebatch.errors import CheckpointError
-from moebatch.job.calibrate import Calibration, CalibrationOrder
+from moebatch.errors import CheckpointError, ConfigError
+from moebatch.job.calibrate import Calibration
+from moebatch.job.calibration_order import CalibrationOrder
 from moebatch.job.check import check_job
 from moebatch.job.lessons import parse_predictors
 from tests.job.test_run import EMULATED, on_gpu, policy, run, texts, write
@@ -90,3 +91,15 @@ def test_a_planned_job_has_the_cache_that_it_asks_for(
     _, told = run(path)
     assert any("cache lru" in line for line in told)
     assert texts(path) == reference
+
+
+@pytest.mark.parametrize(
+    ("sizes", "fault"),
+    [((1, 2), "are 2, the model has 3"), ((9, 0, 0), "must be at most"), ((6, 6, 6), "sum to 18")],
+)
+def test_sizes_of_a_cache_that_are_not_those_of_the_policy_are_refused(
+    tmp_path: Path, calibrated: Path, sizes: tuple[int, ...], fault: str
+) -> None:
+    """They would take memory that nobody has counted."""
+    with pytest.raises(ConfigError, match=fault):
+        run(write(tmp_path, calibrated), policy=policy(cache="lru", cache_sizes=sizes))
