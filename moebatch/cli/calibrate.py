@@ -12,7 +12,7 @@ from moebatch.report.console import error_console, teller
 from moebatch.units import parse_bytes
 
 if TYPE_CHECKING:
-    from moebatch.job.calibrate import CalibrationOrder
+    from moebatch.job.calibration_order import CalibrationOrder
 
 ModelFolder = Annotated[Path, typer.Argument(metavar="MODEL", help="Model folder.")]
 Text = Annotated[
@@ -56,7 +56,7 @@ def calibrate(
     """Read a text and keep which experts follow which, so that runs load the right ones early."""
     given_text, dram_bytes = _given(text), _bytes(dram)
     let_threads_sleep()
-    from moebatch.job.calibrate import CalibrationOrder
+    from moebatch.job.calibration_order import CalibrationOrder
     from moebatch.job.lessons import parse_predictors
 
     order = CalibrationOrder(

@@ -6,13 +6,10 @@ then that tenth is counted as well.
 Shape letters: L MoE layers, T tokens of a pass, K experts per token.
 """
 
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -23,20 +20,20 @@ from moebatch.engine.build import BuiltEngine, build_engine
 from moebatch.engine.model_files import ModelFiles, load_gates, open_model
 from moebatch.engine.order import Order
 from moebatch.errors import CheckpointError, ConfigError, DoesNotFit, Fault, StorageError
-from moebatch.job.lessons import Lesson, PredictorName, Teacher
+from moebatch.job.calibration_order import CalibrationOrder
+from moebatch.job.comparison import Comparison, compare, trace_of
+from moebatch.job.lessons import Lesson, Teacher, require_sizes
 from moebatch.job.planning import job_problem
 from moebatch.job.reading_policy import reading_policy
 from moebatch.job.texts import TokenSequence, read_sequences
 from moebatch.measure.saved import machine_profile, require_writable_file
 from moebatch.plan.machine import detect_machine
-from moebatch.predict.accuracy import LayerAccuracy, accuracy
-from moebatch.predict.correlation import CorrelationPredictor
 from moebatch.predict.hidden_trace import HiddenTrace
 from moebatch.predict.owner import ModelOwner
 from moebatch.predict.path_table import PathTable
 from moebatch.predict.predictor import Chosen, PassTokens, RoutingObserver
-from moebatch.predict.table_file import TABLE, empty_table, save_table
-from moebatch.predict.trace import RoutingTrace, TraceRecorder
+from moebatch.predict.table_file import empty_table, save_table
+from moebatch.predict.trace import TraceRecorder
 from moebatch.rows.prepare import prepare
 from moebatch.rows.prompts import RowReader
 from moebatch.spec.job import InputSection, Job, ModelSection, OutputSection, ResourcesSection
@@ -45,47 +42,12 @@ from moebatch.spec.request import Request
 from moebatch.spec.sampling import Sampling
 from moebatch.spec.workload import Workload
 from moebatch.store.fingerprint import checkpoint_fingerprint
+from moebatch.store.memory import return_freed_memory
 
 SEQUENCE_TOKENS = 512
 """As in Klotski's warm-up."""
 HELD_OUT_SHARE = 0.1
-GROUP_TOKENS = (1, 64)
-"""Accuracy is told for so many tokens at a time."""
 _READING = Sampling(max_tokens=1, temperature=0.0)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CalibrationOrder:
-    """What is to be read and what is to be written."""
-
-    model: Path
-    text: Path
-    """Plain text, or what a job reads its prompts from."""
-    path_length: int = 1
-    num_tokens: int = 65536
-    """So much of the text is read at most."""
-    dram_bytes: int | None = None
-    """Most main memory; None is all that is free."""
-    output: Path | None = None
-    """The table; None puts it beside the model."""
-    trace: Path | None = None
-    """Where all routing is written to, if anywhere."""
-    predictors: frozenset[PredictorName] = frozenset()
-    """Those that learn beside the table; each is kept in a file of its own beside that."""
-
-    @property
-    def table(self) -> Path:
-        """Where the table goes."""
-        return self.output or TABLE.path(self.model)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Comparison:
-    """Accuracy on the held-out text, of the table and of its marginal counts alone."""
-
-    group_tokens: int
-    correlation: tuple[LayerAccuracy, ...]
-    marginal: tuple[LayerAccuracy, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -123,6 +85,10 @@ class Calibration:
         self._advance = advance
         self._recorded: list[NDArray[np.integer]] = []
         self._counting = True
+        self._trace: HiddenTrace | None = None
+        """What gates see; None if nobody learns from it."""
+        self._num_known = 0
+        """Its tokens that are not held out."""
 
     def execute(self) -> CalibrationSummary:
         """Reads, counts and writes.
@@ -136,33 +102,46 @@ class Calibration:
             order.model, checkpoint_fingerprint(files.config, files.checkpoint), files.shape
         )
         table = empty_table(owner, order.path_length)
+        require_sizes(order.predictors, owner, vocab_size=files.shape.vocab_size)
         job = _job(order)
         reader = self._reader(job, files)
         sequences = self._sequences(reader, files)
         policy, max_tokens = self._policy(job, files, table, sequences)
-        with self._trace(owner, files, _count(sequences)) as trace:
-            recorder = TraceRecorder(
-                owner.moe_layers,
-                experts_per_token=owner.experts_per_token,
-                take=lambda experts_LTK: self._take(table, experts_LTK),
-            )
-            progress = _Progress(
-                [recorder] if trace is None else [recorder, trace],
-                self._advance,
-                num_layers=len(owner.moe_layers),
-                total=_count(sequences),
-            )
-            torch.set_num_threads(detect_machine().num_cores)
-            built = build_engine(
-                Order(files=files, policy=policy, max_tokens=max_tokens, observer=progress),
-                decoder=reader.tokenizer,
-                end_tokens=frozenset(),
-                job_seed=0,
-            )
-            summary, num_known = self._run(built, table, owner, sequences)
-            if trace is None:
-                return summary
-            return self._teach(summary, Material(files, owner, trace, num_known))
+        if order.predictors:
+            self._trace = _trace_beside(order.table, owner, files, _count(sequences))
+        built = self._built(files, owner, table, policy, max_tokens, reader, _count(sequences))
+        summary = self._run(built, table, owner, sequences)
+        del built  # those who learn may have its memory
+        return summary if self._trace is None else self._teach(summary, self._trace, files, owner)
+
+    def _built(
+        self,
+        files: ModelFiles,
+        owner: ModelOwner,
+        table: PathTable,
+        policy: Policy,
+        max_tokens: int,
+        reader: RowReader,
+        num_tokens: int,
+    ) -> BuiltEngine:
+        recorder = TraceRecorder(
+            owner.moe_layers,
+            experts_per_token=owner.experts_per_token,
+            take=lambda experts_LTK: self._take(table, experts_LTK),
+        )
+        progress = _Progress(
+            [recorder] if self._trace is None else [recorder, self._trace],
+            self._advance,
+            num_layers=len(owner.moe_layers),
+            total=num_tokens,
+        )
+        torch.set_num_threads(detect_machine().num_cores)
+        return build_engine(
+            Order(files=files, policy=policy, max_tokens=max_tokens, observer=progress),
+            decoder=reader.tokenizer,
+            end_tokens=frozenset(),
+            job_seed=0,
+        )
 
     # --- before the first pass ------------------------------------------------------------------
 
@@ -216,24 +195,25 @@ class Calibration:
         table: PathTable,
         owner: ModelOwner,
         sequences: Sequence[TokenSequence],
-    ) -> tuple[CalibrationSummary, int]:
-        """The summary, and tokens that were not held out."""
+    ) -> CalibrationSummary:
         begun = time.perf_counter()
         num_counted = len(sequences) - round(len(sequences) * HELD_OUT_SHARE)
         counted, held_out = sequences[:num_counted], sequences[num_counted:]
         try:
             self._read(built, counted, first=0)
+            # Not the tokens of those sequences: what they have in common was computed once.
+            self._num_known = 0 if self._trace is None else len(self._trace)
             num_before, self._counting = len(self._recorded), False
             self._read(built, held_out, first=num_counted)
         finally:
             built.close()
         run_s = time.perf_counter() - begun
         unseen = self._recorded[num_before:]
-        comparisons = _compare(table, unseen) if unseen else ()
+        comparisons = compare(table, unseen) if unseen else ()
         for experts_LTK in unseen:
             table.add_pass(experts_LTK)
         self._write(replace(table, num_tokens=_count(sequences)), owner)
-        summary = CalibrationSummary(
+        return CalibrationSummary(
             table=self._order.table,
             trace=self._order.trace,
             num_sequences=len(sequences),
@@ -243,42 +223,24 @@ class Calibration:
             run_s=run_s,
             comparisons=comparisons,
         )
-        return summary, _count(counted)
 
-    @contextmanager
-    def _trace(
-        self, owner: ModelOwner, files: ModelFiles, num_tokens: int
-    ) -> Iterator[HiddenTrace | None]:
-        """Room for what gates see, in a folder that is gone afterwards; None if nobody learns."""
-        if not self._order.predictors:
-            yield None
-            return
-        where = self._order.table.parent
-        try:
-            where.mkdir(parents=True, exist_ok=True)
-            folder = tempfile.TemporaryDirectory(dir=where, prefix=".trace-")
-            trace = HiddenTrace(
-                Path(folder.name),
-                owner.moe_layers,
-                hidden_size=files.shape.hidden_size,
-                experts_per_token=owner.experts_per_token,
-                most_tokens=num_tokens,
-            )
-        except OSError as error:
-            raise StorageError(f"{where}: cannot be written: {error.strerror}") from error
-        with folder:
-            yield trace
-
-    def _teach(self, summary: CalibrationSummary, material: "Material") -> CalibrationSummary:
+    def _teach(
+        self,
+        summary: CalibrationSummary,
+        trace: HiddenTrace,
+        files: ModelFiles,
+        owner: ModelOwner,
+    ) -> CalibrationSummary:
         """Has the predictors that were asked for learn from what was read."""
         begun = time.perf_counter()
-        trace, num_known = material.trace, material.num_known
+        return_freed_memory()
+        num_known = self._num_known
         if len(trace) <= num_known:  # nothing of what was held out was kept
             num_known = round(len(trace) * (1 - HELD_OUT_SHARE))
         teacher = Teacher(
-            owner=material.owner,
-            gates_LED=[gate.float() for gate in load_gates(material.files)],
-            vocab_size=material.files.shape.vocab_size,
+            owner=owner,
+            gates_LED=[gate.float() for gate in load_gates(files)],
+            vocab_size=files.shape.vocab_size,
             known=trace.part(0, num_known),
             unseen=trace.part(num_known, len(trace)),
         )
@@ -290,7 +252,7 @@ class Calibration:
     def _write(self, table: PathTable, owner: ModelOwner) -> None:
         save_table(self._order.table, table, owner)
         if self._order.trace is not None:
-            trace = _trace(self._recorded, table)
+            trace = trace_of(self._recorded, table)
             trace.save(self._order.trace, fingerprint=owner.fingerprint)
 
     def _read(self, built: BuiltEngine, sequences: Sequence[TokenSequence], *, first: int) -> None:
@@ -304,16 +266,6 @@ class Calibration:
             table.add_pass(experts_LTK)
         if self._order.trace is not None or not self._counting:
             self._recorded.append(experts_LTK.astype(np.uint16, copy=True))
-
-
-class Material(NamedTuple):
-    """What predictors learn from."""
-
-    files: ModelFiles
-    owner: ModelOwner
-    trace: HiddenTrace
-    num_known: int
-    """Tokens that are not held out."""
 
 
 class _Progress:
@@ -357,6 +309,24 @@ def _require_places(order: CalibrationOrder) -> None:
         raise ConfigError([fault])
 
 
+def _trace_beside(
+    table: Path, owner: ModelOwner, files: ModelFiles, num_tokens: int
+) -> HiddenTrace:
+    """Room for what gates see. Raises StorageError."""
+    try:
+        table.parent.mkdir(parents=True, exist_ok=True)
+        return HiddenTrace(
+            table.parent,
+            owner.moe_layers,
+            hidden_size=files.shape.hidden_size,
+            experts_per_token=owner.experts_per_token,
+            most_tokens=num_tokens,
+        )
+    except OSError as error:
+        message = f"{table.parent}: no room for what gates see: {error.strerror}"
+        raise StorageError(message) from error
+
+
 def _job(order: CalibrationOrder) -> Job:
     """A job of the same model, text and memory, for everything that is asked of jobs."""
     return Job(
@@ -370,23 +340,6 @@ def _job(order: CalibrationOrder) -> Job:
 def _requests(sequences: Sequence[TokenSequence], first: int) -> Iterator[Request]:
     for index, tokens in enumerate(sequences, start=first):
         yield Request(index=index, custom_id=str(index), prompt_tokens=tokens, sampling=_READING)
-
-
-def _compare(table: PathTable, unseen: Sequence[NDArray[np.integer]]) -> tuple[Comparison, ...]:
-    trace, found = _trace(unseen, table), []
-    for group_tokens in GROUP_TOKENS:
-        of_paths, of_marginal = (
-            accuracy(CorrelationPredictor(some, learns=False), trace, group_tokens=group_tokens)
-            for some in (table, table.shortened(0))
-        )
-        found.append(
-            Comparison(group_tokens=group_tokens, correlation=of_paths, marginal=of_marginal)
-        )
-    return tuple(found)
-
-
-def _trace(passes: Sequence[NDArray[np.integer]], table: PathTable) -> RoutingTrace:
-    return RoutingTrace.of(passes, table.moe_layers, num_experts=table.num_experts)
 
 
 def _count(sequences: Sequence[TokenSequence]) -> int:

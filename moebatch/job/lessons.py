@@ -41,11 +41,14 @@ from moebatch.predict.learnt_files import (
     save_tokens,
 )
 from moebatch.predict.owner import ModelOwner
+from moebatch.predict.path_table import MAX_TABLE_BYTES
+from moebatch.units import format_bytes
 
 PredictorName = Literal["correlation", "token", "next-gate", "learned"]
 PREDICTORS: tuple[PredictorName, ...] = get_args(PredictorName)
 STRIDE = 2
 """Layers ahead of a learned predictor: what it foresees has the time of a whole layer to come."""
+_SHARE_BYTES = 2
 _MOST_EXAMINED = 8192
 """Unseen tokens on which a predictor is examined."""
 Advance = Callable[[float], None]
@@ -65,6 +68,18 @@ def parse_predictors(names: Iterable[str]) -> frozenset[PredictorName]:
     if "learned" in found:
         found.add("next-gate")  # its first gate speaks for the first layer
     return frozenset(found) - {"correlation"}
+
+
+def require_sizes(names: Collection[PredictorName], owner: ModelOwner, *, vocab_size: int) -> None:
+    """Raises ConfigError, before anything is read, for what would take more memory than a hint
+    may."""
+    num_bytes = len(owner.moe_layers) * vocab_size * owner.num_experts * _SHARE_BYTES
+    if "token" in names and num_bytes > MAX_TABLE_BYTES:
+        message = (
+            f"token would keep {format_bytes(num_bytes)} for {vocab_size} tokens of this model, at "
+            f"most {format_bytes(MAX_TABLE_BYTES)} are kept in memory; name the others"
+        )
+        raise ConfigError([Fault(file="moebatch calibrate", where="--predictor", message=message)])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

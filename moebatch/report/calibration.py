@@ -6,7 +6,8 @@ from contextlib import contextmanager
 from rich.console import Console, Group, RenderableType
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from moebatch.job.calibrate import CalibrationSummary, Comparison
+from moebatch.job.calibrate import CalibrationSummary
+from moebatch.job.comparison import Comparison
 from moebatch.predict.accuracy import mean_accuracy
 from moebatch.report.console import plain
 from moebatch.report.tables import named_rows, titled_columns

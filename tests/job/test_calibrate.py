@@ -11,9 +11,10 @@ import torch
 
 from moebatch.engine.model_files import open_model
 from moebatch.errors import CheckpointError, ConfigError, DoesNotFit, InputError, StorageError
-from moebatch.job import calibrate
-from moebatch.job.calibrate import Calibration, CalibrationOrder, CalibrationSummary
-from moebatch.job.lessons import parse_predictors
+from moebatch.job import calibrate, lessons
+from moebatch.job.calibrate import Calibration, CalibrationSummary
+from moebatch.job.calibration_order import CalibrationOrder
+from moebatch.job.lessons import Teacher, parse_predictors
 from moebatch.predict.learnt_files import load_first_gate, load_learned, load_tokens
 from moebatch.predict.owner import ModelOwner
 from moebatch.predict.path_table import PathTable
@@ -277,3 +278,45 @@ def test_the_gate_of_the_next_layer_is_asked_with_what_this_one_saw(
 def test_a_predictor_that_nobody_knows_is_refused() -> None:
     with pytest.raises(ConfigError, match="must be one of correlation, token"):
         parse_predictors(["oracle"])
+
+
+def test_nothing_that_was_held_out_is_learnt_from_where_rows_begin_alike(
+    tmp_path: Path, tiny_checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What prompts have in common is computed once, so the trace is shorter than the text."""
+    rows = tmp_path / "rows.jsonl"
+    common = "the river counts the letters of the city " * 2
+    rows.write_text(
+        "".join(f'{{"prompt": "{common}{number} {number * 7}"}}\n' for number in range(40))
+    )
+    found: list[Teacher] = []
+    teach = Teacher.teach
+    monkeypatch.setattr(
+        Teacher, "teach", lambda teacher, *rest: (found.append(teacher), teach(teacher, *rest))[1]
+    )
+    summary = run(
+        CalibrationOrder(
+            model=tiny_checkpoint("mixtral"),
+            text=rows,
+            output=tmp_path / "table",
+            predictors=parse_predictors(["token"]),
+        )
+    )
+    (teacher,) = found
+    assert len(teacher.known) + len(teacher.unseen) < summary.num_tokens, "beginnings are shared"
+    assert 0 < len(teacher.unseen) <= summary.num_held_out
+    assert teacher.unseen.is_first_N[0], "it begins with a sequence"
+
+
+def test_a_token_table_that_is_too_large_is_refused_before_anything_is_read(
+    tmp_path: Path, text: Path, tiny_checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lessons, "MAX_TABLE_BYTES", 1000)
+    order = CalibrationOrder(
+        model=tiny_checkpoint("mixtral"),
+        text=text,
+        output=tmp_path / "table",
+        predictors=parse_predictors(["token"]),
+    )
+    with pytest.raises(ConfigError, match="name the others"):
+        run(order)

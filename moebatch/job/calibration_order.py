@@ -1,0 +1,32 @@
+"""What a calibration is asked for."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from moebatch.job.lessons import PredictorName
+from moebatch.predict.table_file import TABLE
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CalibrationOrder:
+    """What is to be read and what is to be written."""
+
+    model: Path
+    text: Path
+    """Plain text, or what a job reads its prompts from."""
+    path_length: int = 1
+    num_tokens: int = 65536
+    """So much of the text is read at most."""
+    dram_bytes: int | None = None
+    """Most main memory; None is all that is free."""
+    output: Path | None = None
+    """The table; None puts it beside the model."""
+    trace: Path | None = None
+    """Where all routing is written to, if anywhere."""
+    predictors: frozenset[PredictorName] = frozenset()
+    """Those that learn beside the table; each is kept in a file of its own beside that."""
+
+    @property
+    def table(self) -> Path:
+        """Where the table goes."""
+        return self.output or TABLE.path(self.model)
