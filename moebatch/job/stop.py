@@ -22,6 +22,7 @@ class Stop:
         self._reason: str | None = None
         self._asked = threading.Event()
         self._is_deferred = False
+        self._broke_off = False
         self._is_late = False
         self._runtime_s = max_runtime_s
         self._deadline = None if max_runtime_s is None else time.monotonic() + max_runtime_s
@@ -44,15 +45,27 @@ class Stop:
         self._reason = self._reason or reason
         self._asked.set()
         if not self._is_deferred:
-            raise StopNow(f"{reason}; nothing was computed yet")
+            self._broke_off = True
+            raise StopNow(self._said_at_once)
 
     @contextmanager
     def heard(self) -> Iterator[None]:
         """While the block runs, a stop at once becomes `Stopped` for whoever is around it."""
         try:
             yield
-        except StopNow as now:
-            raise Stopped(str(now)) from None
+        except Stopped:
+            raise
+        except StopNow:
+            raise Stopped(self._said_at_once) from None
+        except Exception:
+            # What is written in C may make another error of it, in the middle of an import.
+            if not self._broke_off:
+                raise
+            raise Stopped(self._said_at_once) from None
+
+    @property
+    def _said_at_once(self) -> str:
+        return f"{self._reason}; nothing was computed yet"
 
     @contextmanager
     def deferred(self, interrupt: Callable[[BaseException], None]) -> Iterator[None]:

@@ -18,6 +18,20 @@ def test_a_library_that_holds_back_exceptions_does_not_hold_back_a_stop() -> Non
     assert not went_on
 
 
+def test_what_a_library_makes_of_being_broken_off_is_still_a_stop() -> None:
+    stop = Stop()
+    with pytest.raises(Stopped, match="SIGTERM; nothing was computed yet"), stop.heard():
+        try:
+            stop.ask("SIGTERM")
+        except BaseException as error:
+            raise ImportError("failed to import") from error  # as modules written in C do
+
+
+def test_an_error_without_a_stop_stays_what_it_is() -> None:
+    with pytest.raises(ImportError), Stop().heard():
+        raise ImportError("no such module")
+
+
 def test_while_something_can_be_interrupted_it_is_told_and_nothing_is_raised() -> None:
     stop, told = Stop(), queue.SimpleQueue[BaseException]()
     with stop.heard(), stop.deferred(told.put):
