@@ -19,7 +19,7 @@ from moebatch.engine.recorder import Recorder
 from moebatch.engine.sweep import PlainSweep
 from moebatch.engine.tail import Tail
 from moebatch.model.decoder import Decoder
-from moebatch.plan.setup import cache_of, residents, setup_of
+from moebatch.plan.setup import cache_of, setup_of
 from moebatch.schedule.task import Kind, Task
 from moebatch.spec.policy import PAGED
 from moebatch.store.device_memory import DeviceMemory
@@ -34,8 +34,7 @@ def plain_sweep(order: Order, opened: ExitStack) -> Made:
     """The synchronous reference. What is to be closed goes to `opened`."""
     files, policy = order.files, order.policy
     records = expert_records(files)
-    resident = residents(files.shape, policy, with_vram=False)
-    experts = ExpertStore(records, num_slots=policy.num_slots, resident=resident)
+    experts = ExpertStore(records, num_slots=policy.num_slots, resident=order.residents)
     opened.callback(experts.close)
     cache = _cache(order)
     opened.callback(cache.close)
@@ -50,13 +49,13 @@ def cpu_pipeline(order: Order, recorder: Recorder, log: PassLog | None, opened: 
     setup = setup_of(files.shape, policy, with_vram=False)
     reads = ReadSpans(recorder, Kind.CHUNK)
     is_paged = policy.schedule in PAGED
-    records, resident = expert_records(files), residents(files.shape, policy, with_vram=False)
+    records = expert_records(files)
     pages = _pages(order, opened) if is_paged else None
     changed = threading.Condition()
     experts = ExpertStore(
         {} if is_paged else records,
         num_slots=0 if is_paged else policy.num_slots,
-        resident=() if is_paged else resident,
+        resident=() if is_paged else order.residents,
         cache=cache_of(files.shape, policy, with_vram=False),
         changed=changed,
         on_read=reads,
@@ -105,7 +104,7 @@ def _pages(order: Order, opened: ExitStack) -> PagedExperts:
         everything,
         list(records),
         num_layers=files.shape.num_layers,
-        resident=residents(files.shape, order.policy, with_vram=False),
+        resident=order.residents,
     )
     opened.callback(pages.close)
     pages.load_residents()

@@ -85,7 +85,7 @@ class _Assembly:
         self._log = log
         self._opened = opened
         self._memory = DeviceMemory(device.torch_device, device.hardware.vram.capacity_bytes)
-        self._homes = expert_homes(order.files.shape, order.policy)
+        self._homes = expert_homes(order.files.shape, order.policy, hottest=order.hottest)
         self._is_paged = order.policy.schedule in PAGED
         self._setup = setup_of(
             order.files.shape,

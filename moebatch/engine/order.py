@@ -9,9 +9,11 @@ from moebatch.engine.device import IN_MAIN_MEMORY, Device
 from moebatch.engine.model_files import ModelFiles
 from moebatch.model.rope import Rope
 from moebatch.plan.scratch import Limits, limits_of
+from moebatch.plan.setup import Hottest, residents
 from moebatch.predict.correlation import CorrelationPredictor
 from moebatch.predict.path_table import PathTable
 from moebatch.predict.predictor import Predictor, RoutingObserver
+from moebatch.schedule.expert_load import ExpertKey
 from moebatch.spec.policy import Policy, pages_of
 
 
@@ -28,6 +30,8 @@ class Order:
     """Everything one after the other, in main memory, instead of the policy's schedule."""
     predictor: Predictor | None = None
     """Which experts next; None learns their frequencies as it goes."""
+    hottest: Hottest | None = None
+    """Experts by layer, those that are chosen most often first: these stay. None is by number."""
     observer: RoutingObserver | None = None
     """Told what the gates choose."""
     scratch: Path | None = None
@@ -46,6 +50,12 @@ class Order:
     def shares_prefixes(self) -> bool:
         """Whether keys of a beginning are the same for all sequences that begin so."""
         return self.shares and has_common_keys(self.files)
+
+    @property
+    def residents(self) -> list[ExpertKey]:
+        """Experts that stay in main memory, where they are computed."""
+        shape = self.files.shape
+        return residents(shape, self.policy, with_vram=False, hottest=self.hottest)
 
     @property
     def limits(self) -> Limits:

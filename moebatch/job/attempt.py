@@ -18,9 +18,10 @@ from moebatch.folder.shard import Shard
 from moebatch.folder.todo import Todo
 from moebatch.job.answering import Answering
 from moebatch.job.fingerprint import numerics_fingerprint
-from moebatch.job.hints import load_predictor
+from moebatch.job.hints import Hints, load_hints
 from moebatch.job.machine import JobMachine, sharing_cores
 from moebatch.job.notices import (
+    describe_experts,
     describe_input,
     describe_prediction,
     describe_sampling,
@@ -35,6 +36,7 @@ from moebatch.job.watchdog import watched
 from moebatch.journal.finished import Finished
 from moebatch.journal.writer import JournalWriter
 from moebatch.model.native.loader import prepare as prepare_kernels
+from moebatch.plan.expert_choice import Wishes
 from moebatch.predict.predictor import Predictor
 from moebatch.rows.dialects import Served
 from moebatch.rows.prepare import Preparation
@@ -121,11 +123,11 @@ class Attempt:
                 self._served(counted),
                 counted.is_left,
             )
-            predictor = self._load_predictor()
+            hints = self._load_hints()
             if counted.workload is not None:
-                self.plan = self._planned(counted.workload)
+                self.plan, predictor = self._planned(counted.workload, hints)
                 self.phase = "loading weights"
-                self.built = self._build(self.plan, predictor)
+                self.built = self._build(self.plan, hints, predictor)
             self.first_pass_s = time.perf_counter()
             self.phase = "running"
             if self.built is None:
@@ -163,16 +165,14 @@ class Attempt:
             column=job.output.column,
         )
 
-    def _load_predictor(self) -> Predictor | None:
-        """Before planning, which counts what the process holds."""
-        if self._ground.options.is_plain:
-            return None
-        predictor, warnings = load_predictor(self._job, self._ground.files)
-        for warning in warnings:
+    def _load_hints(self) -> Hints:
+        hints = load_hints(self._job, self._ground.files)
+        for warning in hints.warnings:
             self._ground.tell(f"warning: {warning}")
-        return predictor
+        return hints
 
-    def _planned(self, workload: Workload) -> JobPlan:
+    def _planned(self, workload: Workload, hints: Hints) -> tuple[JobPlan, Predictor | None]:
+        """A plan, and the predictor that it asks for."""
         files, options, tell = self._ground.files, self._ground.options, self._ground.tell
         self.torch_only = prepare_kernels()  # a compiler takes memory, too
         machine = self.machine = measured_machine(self._job, files, tell)
@@ -181,26 +181,41 @@ class Attempt:
             tell(f"warning: {warning}")
         if not has_common_keys(files):
             workload = workload.unshared
-        problem = job_problem(self._job, files, workload, machine.hardware(), machine.kind)
-        plan = plan_job(
-            replace(problem, kv_on_disk=not options.is_plain),
-            options.policy,
-            schedule=options.known_schedule,
-            is_plain=options.is_plain,
-            is_static=options.is_static,
-            cache=self._job.experts.cache,
-        )
+        plan = self._plan(workload, machine, hints, hints.wishes)
+        name = "none" if options.is_plain else hints.resolved(plan.policy.predictor)
+        predictor, experts = hints.predictor(name), plan.experts
+        if predictor is not None:  # what it holds counts now
+            wishes = replace(hints.wishes, predictor=name)
+            plan = self._plan(workload, machine, hints, wishes)
         share = self._threads_of(plan.policy) / self._ground.num_threads
         if share < 1:
             plan = plan.on(sharing_cores(plan.problem.hardware, share))
         for note in (*machine.notes, *plan.notes):
             tell(f"note: {note}")
         tell(f"policy: {plan.policy}")
+        if experts is not None:
+            tell(f"experts: {describe_experts(experts)}")
         how = " on the emulated GPU, computed by the CPU" if machine.kind == "emulate" else ""
         tell(f"expected{how}: {describe_prediction(plan.prediction)}")
-        return plan
+        return plan, predictor
 
-    def _build(self, plan: JobPlan, predictor: Predictor | None) -> BuiltEngine:
+    def _plan(
+        self, workload: Workload, machine: JobMachine, hints: Hints, wishes: Wishes
+    ) -> JobPlan:
+        options = self._ground.options
+        problem = job_problem(
+            self._job, self._ground.files, workload, machine.hardware(), machine.kind
+        )
+        return plan_job(
+            replace(problem, kv_on_disk=not options.is_plain, habits=hints.habits),
+            options.policy,
+            schedule=options.known_schedule,
+            is_plain=options.is_plain,
+            is_static=options.is_static,
+            wishes=wishes,
+        )
+
+    def _build(self, plan: JobPlan, hints: Hints, predictor: Predictor | None) -> BuiltEngine:
         num_threads = self._threads_of(plan.policy)
         torch.set_num_threads(num_threads)
         options = self._ground.options
@@ -212,6 +227,7 @@ class Attempt:
             is_plain=options.is_plain,
             shares=options.shares,
             predictor=predictor,
+            hottest=hints.hottest,
             scratch=self._ground.folder.path,
             num_traced_passes=options.num_traced_passes if options.is_drawn else 0,
         )

@@ -22,16 +22,18 @@ from moebatch.engine.order import Order
 from moebatch.errors import CheckpointError, ConfigError, DoesNotFit, Fault, StorageError
 from moebatch.job.calibration_order import CalibrationOrder
 from moebatch.job.comparison import Comparison, compare, trace_of
-from moebatch.job.lessons import Lesson, Teacher, require_sizes
+from moebatch.job.lessons import Lesson, Teacher, accuracies, require_sizes
 from moebatch.job.planning import job_problem
 from moebatch.job.reading_policy import reading_policy
 from moebatch.job.texts import TokenSequence, read_sequences
 from moebatch.measure.saved import machine_profile, require_writable_file
 from moebatch.plan.machine import detect_machine
+from moebatch.predict.habits_file import HABITS, save_habits
 from moebatch.predict.hidden_trace import HiddenTrace
 from moebatch.predict.owner import ModelOwner
 from moebatch.predict.path_table import PathTable
 from moebatch.predict.predictor import Chosen, PassTokens, RoutingObserver
+from moebatch.predict.routing_habits import measure_habits
 from moebatch.predict.table_file import empty_table, save_table
 from moebatch.predict.trace import TraceRecorder
 from moebatch.rows.prepare import prepare
@@ -85,6 +87,10 @@ class Calibration:
         self._advance = advance
         self._recorded: list[NDArray[np.integer]] = []
         self._counting = True
+        self._num_counted = 0
+        """Of the recorded passes, those that the table has counted before the rest."""
+        self._popular_LE: NDArray[np.integer] = np.zeros((0, 0), np.int64)
+        """How often each expert was chosen in these."""
         self._trace: HiddenTrace | None = None
         """What gates see; None if nobody learns from it."""
         self._num_known = 0
@@ -112,7 +118,18 @@ class Calibration:
         built = self._built(files, owner, table, policy, max_tokens, reader, _count(sequences))
         summary = self._run(built, table, owner, sequences)
         del built  # those who learn may have its memory
-        return summary if self._trace is None else self._teach(summary, self._trace, files, owner)
+        if self._trace is not None:
+            summary = self._teach(summary, self._trace, files, owner)
+        if summary.comparisons:
+            self._save_habits(summary, owner)
+        return summary
+
+    def _save_habits(self, summary: CalibrationSummary, owner: ModelOwner) -> None:
+        """What caches and predictors are worth, for the planner."""
+        unseen_LTK = np.concatenate(self._recorded[self._num_counted :], axis=1)
+        accuracy = accuracies(summary.comparisons, summary.lessons)
+        habits = measure_habits(unseen_LTK, self._popular_LE, accuracy)
+        save_habits(self._order.table.with_name(HABITS.file_name), habits, owner)
 
     def _built(
         self,
@@ -203,12 +220,13 @@ class Calibration:
             self._read(built, counted, first=0)
             # Not the tokens of those sequences: what they have in common was computed once.
             self._num_known = 0 if self._trace is None else len(self._trace)
-            num_before, self._counting = len(self._recorded), False
+            self._num_counted, self._counting = len(self._recorded), False
             self._read(built, held_out, first=num_counted)
         finally:
             built.close()
         run_s = time.perf_counter() - begun
-        unseen = self._recorded[num_before:]
+        self._popular_LE = table.counts[0][:, 0].copy()
+        unseen = self._recorded[self._num_counted :]
         comparisons = compare(table, unseen) if unseen else ()
         for experts_LTK in unseen:
             table.add_pass(experts_LTK)

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from moebatch.job.lessons import PredictorName
 from moebatch.predict.table_file import TABLE
+from moebatch.spec.policy import PredictorName
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

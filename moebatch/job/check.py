@@ -9,7 +9,7 @@ from moebatch.engine.model_files import ModelFiles, open_model
 from moebatch.errors import ExitCode, Fault, FaultyFile, MoebatchError
 from moebatch.folder.claim import require_own
 from moebatch.folder.output_path import require_writable
-from moebatch.job.hints import load_predictor
+from moebatch.job.hints import load_hints
 from moebatch.job.identity import manifest_of
 from moebatch.job.machine import job_machine, known_device
 from moebatch.job.planning import job_problem, plan_job
@@ -83,7 +83,7 @@ def check_job(path: Path, *, checksums: Callable[[int], None] | None = None) -> 
     files = found.attempt(lambda: open_model(job.model.path, job.model.dtype), folder)
     no_sums = found.attempt(lambda: _require_bytes(files, checksums), folder) if files else None
     preparation = found.attempt(lambda: _prepare(job, files), folder) if files else None
-    hints = found.attempt(lambda: load_predictor(job, files), folder) if files else None
+    hints = found.attempt(lambda: load_hints(job, files), folder) if files else None
     counted = found.attempt(lambda: _scan(job, preparation), str(job.input.path))
     if counted is not None:
         found.add([*counted.whole, *counted.faults], ExitCode.INPUT)
@@ -104,7 +104,7 @@ def check_job(path: Path, *, checksums: Callable[[int], None] | None = None) -> 
         exit_code=found.exit_code,
         warnings=(
             *(preparation.warnings if preparation else ()),
-            *(hints[1] if hints else ()),
+            *(hints.warnings if hints else ()),
             *(no_sums or ()),
         ),
     )
@@ -128,7 +128,7 @@ def _plan(job: Job, files: ModelFiles, workload: Workload) -> None:
     """Whether anything fits does not depend on how fast the machine is."""
     machine = job_machine(job, machine_profile)
     problem = job_problem(job, files, workload, machine.hardware(), machine.kind)
-    plan_job(problem, cache=job.experts.cache)
+    plan_job(problem)
 
 
 def _prepare(job: Job, files: ModelFiles) -> Preparation:

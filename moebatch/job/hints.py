@@ -1,12 +1,19 @@
 """What earlier runs have learnt of a model's routing, if anything lies beside it."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
 
 from moebatch.engine.model_files import ModelFiles, load_gates
 from moebatch.errors import CheckpointError
+from moebatch.plan.expert_choice import Wishes
+from moebatch.plan.habits import Habits
+from moebatch.plan.setup import Hottest
 from moebatch.predict.correlation import CorrelationPredictor
 from moebatch.predict.guesser import FirstGateGuesser, GateGuesser, Guesser
 from moebatch.predict.guessing import GuessingPredictor
+from moebatch.predict.habits_file import HABITS, load_habits
 from moebatch.predict.learnt_files import (
     FIRST_GATE,
     LEARNED,
@@ -20,31 +27,59 @@ from moebatch.predict.path_table import PathTable
 from moebatch.predict.predictor import Predictor
 from moebatch.predict.table_file import TABLE, empty_table, load_table
 from moebatch.spec.job import Job
+from moebatch.spec.policy import PredictorName
 from moebatch.store.fingerprint import checkpoint_fingerprint
 
 
-def load_predictor(job: Job, files: ModelFiles) -> tuple[Predictor | None, tuple[str, ...]]:
-    """The predictor of a job with what `moebatch calibrate` has left beside the model, and
-    warnings.
+@dataclass(frozen=True, kw_only=True)
+class Hints:
+    """What is known of a model, and what its job wants done with it."""
 
-    None is one that learns as it goes. A table of no use is left aside with a warning where nobody
-    has asked for it: it only says what to load early. Raises CheckpointError where somebody has.
+    wishes: Wishes
+    habits: Habits | None
+    hottest: Hottest | None
+    """Experts by layer, those that were chosen most often first."""
+    warnings: tuple[str, ...]
+    _beside: "_Beside"
+
+    def resolved(self, name: PredictorName | None) -> PredictorName:
+        """The predictor that a policy means: without a name the table, if there is one."""
+        if name is None:
+            return "none" if self.hottest is None else "correlation"
+        return name
+
+    def predictor(self, name: PredictorName) -> Predictor | None:
+        """The one of that name; None is one that learns as it goes.
+
+        Raises CheckpointError if the file of one that was asked for is missing or stale.
+        """
+        return self._beside.predictor(name)
+
+
+def load_hints(job: Job, files: ModelFiles) -> Hints:
+    """What `moebatch calibrate` has left beside the model of a job.
+
+    Files of no use are left aside with a warning where nobody has asked for them: they only say
+    what to load early and what to keep. Raises CheckpointError where somebody has.
     """
-    name = job.experts.predictor
-    if name == "none":
-        return None, ()
-    hints = _Hints(job, files)
-    if name != "auto":
-        return hints.predictor(name), ()
-    if not TABLE.path(job.model.path).is_file():
-        return None, ()
-    try:
-        return hints.predictor("correlation"), ()
-    except CheckpointError as error:
-        return None, (f"going on without the correlation table: {error}",)
+    beside, asked = _Beside(job, files), job.experts
+    wishes = Wishes(
+        predictor=None if asked.predictor == "auto" else asked.predictor, cache=asked.cache
+    )
+    if wishes.predictor is not None:
+        beside.predictor(wishes.predictor)
+    warnings: list[str] = []
+    habits = beside.habits(warnings, must=asked.cache == "dp")
+    return Hints(
+        wishes=wishes,
+        habits=habits,
+        hottest=beside.hottest(warnings),
+        warnings=tuple(warnings),
+        _beside=beside,
+    )
 
 
-class _Hints:
+class _Beside:
     """The files beside a model."""
 
     def __init__(self, job: Job, files: ModelFiles) -> None:
@@ -53,8 +88,35 @@ class _Hints:
         fingerprint = checkpoint_fingerprint(files.config, files.checkpoint)
         self._owner = ModelOwner.of(self._folder, fingerprint, files.shape)
 
-    def predictor(self, name: str) -> Predictor:
+    def habits(self, warnings: list[str], *, must: bool) -> Habits | None:
+        """What is known of the routing. Raises CheckpointError where there `must` be something."""
+        path = HABITS.path(self._folder)
+        if not must and not path.is_file():
+            return None
+        try:
+            return load_habits(path, self._owner)
+        except CheckpointError as error:
+            if must:
+                raise
+            warnings.append(f"planning without the model's habits: {error}")
+            return None
+
+    def hottest(self, warnings: list[str]) -> Hottest | None:
+        """Experts by how often they were chosen, if that is known."""
+        if not TABLE.path(self._folder).is_file():
+            return None
+        try:
+            counts_LE = load_table(TABLE.path(self._folder), self._owner).counts[0][:, 0]
+        except CheckpointError as error:
+            warnings.append(f"going on without the correlation table: {error}")
+            return None
+        order_LE = np.argsort(-counts_LE.astype(np.int64), axis=1, kind="stable")
+        return dict(zip(self._owner.moe_layers, order_LE.tolist(), strict=True))
+
+    def predictor(self, name: PredictorName) -> Predictor | None:
         """The one of that name. Raises CheckpointError if its file is missing or stale."""
+        if name == "none":
+            return None
         if name == "correlation":
             return CorrelationPredictor(load_table(TABLE.path(self._folder), self._owner))
         guessers: Mapping[str, Callable[[], list[Guesser]]] = {

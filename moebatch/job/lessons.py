@@ -8,13 +8,13 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Literal, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from moebatch.errors import ConfigError, Fault
+from moebatch.job.comparison import Comparison
 from moebatch.predict.guesser import (
     GateGuesser,
     LearnedGuesser,
@@ -42,10 +42,10 @@ from moebatch.predict.learnt_files import (
 )
 from moebatch.predict.owner import ModelOwner
 from moebatch.predict.path_table import MAX_TABLE_BYTES
+from moebatch.spec.policy import PREDICTORS, PredictorName
 from moebatch.units import format_bytes
 
-PredictorName = Literal["correlation", "token", "next-gate", "learned"]
-PREDICTORS: tuple[PredictorName, ...] = get_args(PredictorName)
+LEARNING = tuple(name for name in PREDICTORS if name != "none")
 STRIDE = 2
 """Layers ahead of a learned predictor: what it foresees has the time of a whole layer to come."""
 _SHARE_BYTES = 2
@@ -58,9 +58,9 @@ def parse_predictors(names: Iterable[str]) -> frozenset[PredictorName]:
     """Predictors by their names, or all that there are. Raises ConfigError for unknown names."""
     found: set[PredictorName] = set()
     for name in names:
-        known = [each for each in PREDICTORS if name in (each, "all")]
+        known = [each for each in LEARNING if name in (each, "all")]
         if not known:
-            message = f"must be one of {', '.join(PREDICTORS)} or all, got {name!r}"
+            message = f"must be one of {', '.join(LEARNING)} or all, got {name!r}"
             raise ConfigError(
                 [Fault(file="moebatch calibrate", where="--predictor", message=message)]
             )
@@ -193,6 +193,26 @@ class Teacher:
             if len(examined)
         }
         return Lesson(name=name, file=path, accuracy=accuracy)
+
+
+def accuracies(
+    comparisons: Sequence[Comparison], lessons: Iterable[Lesson]
+) -> dict[PredictorName, tuple[float, ...]]:
+    """Of every predictor that was examined, by layer; of one that says nothing of a layer, that of
+    the frequencies which stand in for it."""
+    one_token = next(one for one in comparisons if one.group_tokens == 1)
+    usual = {layer.layer: layer.hot for layer in one_token.marginal}
+    found: dict[PredictorName, tuple[float, ...]] = {
+        "none": tuple(usual.values()),
+        "correlation": tuple(layer.hot for layer in one_token.correlation),
+    }
+    of_lessons = {lesson.name: lesson.accuracy for lesson in lessons}
+    for name, accuracy in of_lessons.items():
+        # The first gate speaks for the first layer beside the perceptrons, too.
+        first = of_lessons["next-gate"] if name == "learned" else {}
+        beside = {layer: share for layer, share in first.items() if layer == next(iter(usual))}
+        found[name] = tuple({**usual, **beside, **accuracy}.values())
+    return found
 
 
 def _parts(advance: Advance, count: int) -> list[Advance]:

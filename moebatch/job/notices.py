@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import fields
 
 from moebatch.job.scan import InputSummary
+from moebatch.plan.expert_choice import ExpertChoice
 from moebatch.plan.prediction import Prediction
 from moebatch.spec.hardware import DeviceKind, Hardware
 from moebatch.spec.job import Job
@@ -61,6 +62,17 @@ def describe_prediction(expected: Prediction) -> str:
     time = "" if expected.job_time_s is None else f"{format_duration(expected.job_time_s)}, "
     passes = "" if expected.num_passes is None else f"{expected.num_passes:.0f} passes, "
     return f"{time}{passes}{expected.tokens_per_s:.1f} tok/s, bound by {expected.bottleneck}"
+
+
+def describe_experts(choice: ExpertChoice) -> str:
+    """Which predictor and cache were chosen, and what they gain."""
+    chosen, policy = choice.chosen, choice.chosen.policy
+    divided = ", divided among layers" * bool(policy.cache_sizes)
+    gain = f", {choice.gain:.2f} x the plainest way" if chosen is not choice.plainest else ""
+    return (
+        f"predictor {policy.predictor}, cache {policy.cache}{divided}: {chosen.at_hand:.0%} of "
+        f"what gates ask for should be there by then{gain}"
+    )
 
 
 def describe_sampling(sampling: Sampling) -> str:

@@ -11,6 +11,7 @@ from moebatch.job.runnable import not_runnable
 from moebatch.measure.disk import free_bytes
 from moebatch.measure.machine import measure_machine
 from moebatch.measure.saved import load_saved, machine_profile
+from moebatch.plan.expert_choice import ExpertChoice, Wishes, choose_experts, wished
 from moebatch.plan.machine import detect_machine
 from moebatch.plan.planner import best_policy
 from moebatch.plan.prediction import Prediction, predict
@@ -19,7 +20,7 @@ from moebatch.plan.refusal import too_large, too_small
 from moebatch.plan.simulation import policy_for
 from moebatch.spec.hardware import DeviceKind, Hardware, LevelName
 from moebatch.spec.job import Job
-from moebatch.spec.policy import PAGED, CacheRule, Policy, Schedule
+from moebatch.spec.policy import Policy, Schedule
 from moebatch.spec.policy_file import PolicyFile
 from moebatch.spec.workload import Workload
 from moebatch.store.memory import resident_bytes
@@ -40,6 +41,8 @@ class JobPlan:
     problem: Problem
     policy: Policy
     prediction: Prediction
+    experts: ExpertChoice | None = None
+    """What was chosen among predictors and caches, where that matters."""
     notes: tuple[str, ...] = ()
 
     def on(self, hardware: Hardware) -> "JobPlan":
@@ -156,33 +159,36 @@ def plan_job(
     schedule: Schedule | None = None,
     is_plain: bool = False,
     is_static: bool = False,
-    cache: CacheRule = "static",
+    wishes: Wishes | None = None,
 ) -> JobPlan:
     """The policy that a file gives, or the best one; with another schedule, if one is given, and
     with static batches, if they are asked for.
 
     Args:
-        cache: which experts stay under a planned policy; whole layers leave no choice.
+        wishes: what the job says of its experts; the planner chooses the rest.
         is_plain: everything is done one after the other, so only main memory has keys and values.
 
     Raises DoesNotFit, and ConfigError for a policy that cannot be run.
     """
+    wishes = wishes or Wishes()
     if given is None:
-        policy = best_policy(settled(problem)).policy
+        policy = wished(best_policy(settled(problem.evenly)).policy, wishes)
     else:
-        policy = _given(problem, given, is_plain)
+        policy = _given(problem, given, wishes, is_plain=is_plain)
     if schedule is not None:
         policy = policy_for(policy, schedule, problem)
-    if given is None and policy.schedule not in PAGED:
-        policy = replace(policy, cache=cache)
     if given is None or schedule is not None:
         policy = fitted(problem, policy)
+    experts = choose_experts(problem, policy, wishes) if given is None and not is_plain else None
+    if experts is not None:
+        policy = experts.chosen.policy
     if is_static:
         policy = replace(policy, batching="static")
     return JobPlan(
         problem=problem,
         policy=policy,
         prediction=predict(problem, policy),
+        experts=experts,
         notes=slot_notes(problem, policy),
     )
 
@@ -198,8 +204,9 @@ def settled(problem: Problem) -> Problem:
     return in_memory
 
 
-def _given(problem: Problem, given: PolicyFile, is_plain: bool) -> Policy:
+def _given(problem: Problem, given: PolicyFile, wishes: Wishes, *, is_plain: bool) -> Policy:
     policy = given.resolve(problem.workload, num_experts=problem.num_experts)
+    policy = replace(policy, predictor=wishes.predictor or policy.predictor)
     faults = [
         Fault(file=given.path, where=f"policy.{where}", message=message)
         for where, message in not_runnable(problem, policy, is_plain=is_plain)

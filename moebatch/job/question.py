@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from moebatch.engine.model_files import ModelFiles, open_model
+from moebatch.job.hints import load_hints
 from moebatch.job.machine import JobMachine
 from moebatch.job.planning import job_problem, measured_machine, settled
 from moebatch.job.scan import sample_workload
@@ -25,16 +26,19 @@ def job_question(job: Job, options: PlanOptions) -> Question:
     Raises what reading job, model and input raises.
     """
     files = open_model(job.model.path, job.model.dtype)
+    hints = load_hints(job, files)
     workload, notes = _workload(job, files)
     machine = _machine(job, files, options)
     profile = changed_profile(machine.profile, options.what_if)
     problem = _problem(job, files, workload, replace(machine, profile=profile), options)
     if options.hw is None:
         problem = settled(problem)
+    problem = replace(problem, habits=hints.habits)
     return Question(
         problem=problem,
         model=job.model.name or job.model.path.name,
-        notes=(*machine.notes, *notes, *figure_notes(profile, options.basis)),
+        notes=(*machine.notes, *hints.warnings, *notes, *figure_notes(profile, options.basis)),
+        wishes=hints.wishes,
     )
 
 

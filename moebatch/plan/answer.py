@@ -6,6 +6,7 @@ from typing import Literal
 
 from moebatch.errors import ConfigError, Fault
 from moebatch.plan.advice import Improvement, improvements
+from moebatch.plan.expert_choice import ExpertChoice, Wishes, choose_experts, wished
 from moebatch.plan.planner import Planned, best_policy
 from moebatch.plan.prediction import Prediction, predict
 from moebatch.plan.problem import Problem
@@ -28,6 +29,8 @@ class Answer:
     """What found the shares, and how well."""
     policy: Policy
     prediction: Prediction
+    experts: ExpertChoice | None = None
+    """What was chosen among predictors and caches, where that matters."""
     improvements: tuple[Improvement, ...] = ()
     """The best first."""
     notes: tuple[str, ...] = field(default=())
@@ -39,17 +42,23 @@ class Answer:
         return f"{self.model} on {self.problem.hardware.name}"
 
 
-def answer_milp(problem: Problem, model: str) -> Answer:
+def answer_milp(problem: Problem, model: str, wishes: Wishes | None = None) -> Answer:
     """The best policy by the MILP, with what would help most. Raises DoesNotFit."""
-    planned = best_policy(problem)
-    better = improvements(problem, planned)
+    wishes = wishes or Wishes()
+    planned = best_policy(problem.evenly)
+    better = improvements(problem.evenly, planned)
+    policy = wished(planned.policy, wishes)
+    experts = choose_experts(problem, policy, wishes)
+    if experts is not None:
+        policy = experts.chosen.policy
     return Answer(
         problem=problem,
         model=model,
         method="milp",
         solver=_solver_text(planned),
-        policy=planned.policy,
-        prediction=predict(problem, planned.policy),
+        policy=policy,
+        prediction=predict(problem, policy),
+        experts=experts,
         improvements=tuple(better[:3]),
     )
 

@@ -45,4 +45,4 @@ def _answer(question: Question, options: PlanOptions, given: PolicyFile | None) 
         return answer_paper(problem, model)
     if options.method == "klotski":
         return answer_klotski(problem, model)
-    return answer_milp(problem, model)
+    return answer_milp(problem, model, question.wishes)

@@ -52,6 +52,9 @@ def policy_json(policy: Policy) -> dict[str, Any]:
         "num_slots": policy.num_slots,
         "num_kv_pages": policy.num_kv_pages,
         "num_hot": policy.num_hot,
+        "cache": policy.cache,
+        "cache_sizes": list(policy.cache_sizes),
+        "predictor": policy.predictor,
     }
 
 

@@ -8,11 +8,14 @@ keys and values on their way between levels; the copy into pinned buffers; and t
 
 from dataclasses import dataclass
 
-from moebatch.plan.lanes import LaneSeconds, pass_seconds
+from moebatch.plan.expected_loads import ExpectedLoads, LayerTimes, expected_loads
+from moebatch.plan.habits import Habits
+from moebatch.plan.lanes import FORESEEING, LaneSeconds, pass_seconds
 from moebatch.plan.load import PassLoad
 from moebatch.plan.pass_arithmetic import PassArithmetic
 from moebatch.plan.pass_transfers import PassTransfers
 from moebatch.plan.prices import Prices
+from moebatch.plan.setup import staying
 from moebatch.schedule.lanes import LANES
 from moebatch.spec.policy import Policy
 
@@ -22,11 +25,19 @@ class CostModel:
     """Prices passes of one model on one machine."""
 
     prices: Prices
+    habits: Habits | None = None
+    """Of the model's routing, which else is taken to be even and foreseen."""
 
     def lanes(self, load: PassLoad, policy: Policy) -> dict[str, float]:
         """Busy seconds of every lane during a pass under `policy`; idle lanes are left out."""
         arithmetic = PassArithmetic(prices=self.prices, load=load, policy=policy)
-        transfers = PassTransfers(prices=self.prices, load=load, policy=policy)
+        loads = self.loads(load, policy)
+        transfers = PassTransfers(
+            prices=self.prices,
+            load=load,
+            policy=policy,
+            num_loads=None if loads is None else loads.num_loads,
+        )
         seconds = dict.fromkeys(LANES, 0.0)
         for lane, time_s in (*arithmetic.lanes(), *transfers.lanes()):
             seconds[lane] += time_s
@@ -39,7 +50,39 @@ class CostModel:
     def seconds_of(self, lanes: LaneSeconds, load: PassLoad, policy: Policy) -> float:
         """The same where its `lanes` are known: side by side, and with what they wait for."""
         reading_s = lanes.get("disk->dram", 0.0) + self.full_slots_s(load, policy)
-        return max(pass_seconds(lanes, policy), reading_s)
+        return max(pass_seconds(lanes, policy), reading_s, self._waiting_s(load, policy))
+
+    def loads(self, load: PassLoad, policy: Policy) -> ExpectedLoads | None:
+        """Experts that come in a pass of few tokens, in time, late and in vain; None where habits
+        are not known or of no account."""
+        habits, shape = self.habits, self.prices.shape
+        streams = policy.schedule in FORESEEING and policy.num_slots > 0
+        if habits is None or not streams or not habits.covers(load.tokens):
+            return None
+        sizes = staying(shape, policy, with_vram=self.prices.hardware.vram is not None)
+        arithmetic = PassArithmetic(prices=self.prices, load=load, policy=policy)
+        transfers = PassTransfers(prices=self.prices, load=load, policy=policy)
+        times = LayerTimes(
+            outside_s=arithmetic.outside_s / shape.num_layers,
+            expert_s=arithmetic.expert_s,
+            load_s=transfers.load_s,
+        )
+        return expected_loads(
+            times,
+            habits.chosen(load.tokens),
+            habits.absent(policy.cache, load.tokens, sizes),
+            habits.right(habits.predictor_of(policy), load.tokens),
+            num_slots=policy.num_slots,
+        )
+
+    def _waiting_s(self, load: PassLoad, policy: Policy) -> float:
+        """Length of a pass that waits for experts which nobody has foreseen."""
+        loads = self.loads(load, policy)
+        if loads is None:
+            return 0.0
+        arithmetic = PassArithmetic(prices=self.prices, load=load, policy=policy)
+        num_dense = self.prices.shape.num_layers - len(self.prices.shape.moe_layers)
+        return loads.seconds + num_dense / self.prices.shape.num_layers * arithmetic.outside_s
 
     def full_slots_s(self, load: PassLoad, policy: Policy) -> float:
         """Seconds of a pass in which the disk is not read: all slots of main memory hold experts

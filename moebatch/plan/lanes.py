@@ -16,6 +16,10 @@ BATCH_BY_BATCH_SCHEDULES: tuple[Schedule, ...] = (
     *("hot", "promoe_base", "promoe_prefetch", "promoe_preempt"),
 )
 """Experts that a micro-batch chose stay until all of them have been through the layer."""
+FORESEEING: tuple[Schedule, ...] = (
+    *("klotski", "hot", "promoe", "promoe_preempt", "promoe_prefetch"),
+)
+"""Experts come one by one, as a predictor says, before a gate has spoken."""
 _PROCESSORS = ("gpu", "cpu")
 _SERIAL_LANES = ("gpu", "cpu", "dram->vram", "vram->dram")
 LaneSeconds = Mapping[str, float]

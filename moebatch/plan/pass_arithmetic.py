@@ -34,8 +34,20 @@ class PassArithmetic:
         yield lane, layers * prices.prompt_attention_s(load, main)
         lane, attending = self._where(on_gpu=self.policy.attention_on_gpu)
         yield lane, layers * prices.decode_attention_s(load, attending)
-        lane, experts = self._where(on_gpu=self.policy.ffn_on_gpu)
-        yield lane, self._gpu_experts_s(experts) if lane == "gpu" else self._cpu_experts_s(experts)
+        yield self._experts()
+
+    @property
+    def outside_s(self) -> float:
+        """Everything but the experts, one after the other."""
+        everything_s, experts_s = sum(seconds for _, seconds in self.lanes()), self._experts()[1]
+        return everything_s - experts_s
+
+    @property
+    def expert_s(self) -> float:
+        """One expert, on those tokens of the pass that choose it."""
+        shape = self.prices.shape
+        active = len(shape.moe_layers) * distinct_experts(shape, self.load.tokens)
+        return self._experts()[1] / max(1.0, active)
 
     @property
     def gaps_s(self) -> tuple[float, float]:
@@ -52,6 +64,11 @@ class PassArithmetic:
         staying_s = self.policy.weights.dram * experts_s
         gap_s = outside_s + staying_s + 2 * each_s
         return gap_s, gap_s + head_s
+
+    def _experts(self) -> tuple[str, float]:
+        lane, processor = self._where(on_gpu=self.policy.ffn_on_gpu)
+        on_gpu = lane == "gpu"
+        return lane, self._gpu_experts_s(processor) if on_gpu else self._cpu_experts_s(processor)
 
     def _where(self, *, on_gpu: bool) -> tuple[str, Processor]:
         """Lane and processor of what the policy would have on the GPU, or on the CPU beside it."""

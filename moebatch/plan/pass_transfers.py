@@ -1,7 +1,7 @@
 """Seconds in which links, and the copy into pinned buffers, are busy during a pass."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from moebatch.plan.distinct_experts import distinct_experts
 from moebatch.plan.lanes import BLOCK_SCHEDULES, WHOLE_LAYER_SCHEDULES
@@ -21,6 +21,15 @@ class PassTransfers:
     prices: Prices
     load: PassLoad
     policy: Policy
+    num_loads: float | None = None
+    """Experts that come to where they are computed; None counts those that some token chooses, if
+    routing is even, and that do not live there."""
+
+    @property
+    def load_s(self) -> float:
+        """Seconds until an expert has come from below, on all the way together."""
+        one = replace(self, num_loads=1.0)
+        return sum(seconds for _, seconds in one._weights())
 
     def lanes(self) -> Iterator[LaneTime]:
         """Lane and seconds of each kind of transfer."""
@@ -36,11 +45,13 @@ class PassTransfers:
 
     def _weights(self) -> Iterator[LaneTime]:
         """Experts that some token chooses and that do not live where they are computed."""
-        weights = self.policy.weights
-        moved = self._moved_experts() * self.prices.dtypes.expert_bytes(self.prices.shape)
-        yield self._on("disk->dram", weights.disk * moved)
-        if self.policy.ffn_on_gpu:
-            yield from self._weights_up((1 - weights.vram) * moved)
+        weights, ffn_on_gpu = self.policy.weights, self.policy.ffn_on_gpu
+        below = 1 - weights.vram if ffn_on_gpu else weights.disk
+        num_loads = below * self._moved_experts() if self.num_loads is None else self.num_loads
+        num_bytes = num_loads * self.prices.dtypes.expert_bytes(self.prices.shape)
+        yield self._on("disk->dram", num_bytes * weights.disk / below if below else 0.0)
+        if ffn_on_gpu:
+            yield from self._weights_up(num_bytes)
 
     def _weights_up(self, num_bytes: float) -> Iterator[LaneTime]:
         """Weights are copied into pinned buffers first; caches and hidden states lie in such."""

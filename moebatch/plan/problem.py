@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from moebatch.plan.cost import CostModel
 from moebatch.plan.division import Division
 from moebatch.plan.footprint import Dtypes, Footprint, footprints
+from moebatch.plan.habits import Habits
 from moebatch.plan.prices import Prices
 from moebatch.plan.setup import staged
 from moebatch.spec.hardware import Hardware, LevelName, LinkName
@@ -34,6 +35,8 @@ class Problem:
     """Whether keys and values may live on disk."""
     experts_on_cpu: bool = True
     """Whether a CPU beside a GPU may compute experts."""
+    habits: Habits | None = None
+    """What is known of the model's routing."""
 
     @property
     def prices(self) -> Prices:
@@ -43,7 +46,13 @@ class Problem:
     @property
     def cost(self) -> CostModel:
         """What whole passes cost."""
-        return CostModel(prices=self.prices)
+        return CostModel(prices=self.prices, habits=self.habits)
+
+    @property
+    def evenly(self) -> "Problem":
+        """The same problem, with routing taken to be even and foreseen: as it is wherever a pass
+        needs all experts anyway."""
+        return replace(self, habits=None)
 
     @property
     def num_experts(self) -> int:

@@ -1,8 +1,9 @@
 """A planning question asked in words: names of a machine and a model, and lengths."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
+from moebatch.plan.expert_choice import Wishes
 from moebatch.plan.footprint import Dtypes
 from moebatch.plan.options import PlanOptions
 from moebatch.plan.problem import Problem
@@ -21,6 +22,8 @@ class Question:
     problem: Problem
     model: str
     notes: tuple[str, ...] = ()
+    wishes: Wishes = field(default_factory=Wishes)
+    """What its job says of experts."""
 
     def noted(self, notes: Iterable[str]) -> "Question":
         """The same question with more to know."""

@@ -95,10 +95,11 @@ def _static_batch(count: int, batch: int, prompt: float, new: float) -> list[Cou
 def _thinned(loads: Sequence[CountedLoad]) -> list[CountedLoad]:
     together = ceil(len(loads) / _MOST_LOADS) or 1
     groups = (loads[first : first + together] for first in range(0, len(loads), together))
-    return [_mean(group) for group in groups]
+    return [mean_of(group) for group in groups]
 
 
-def _mean(loads: Sequence[CountedLoad]) -> CountedLoad:
+def mean_of(loads: Sequence[CountedLoad]) -> CountedLoad:
+    """So many passes, counted together as their mean."""
     if len(loads) == 1:
         return loads[0]
     total = sum(count for count, _ in loads)

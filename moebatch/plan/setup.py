@@ -1,6 +1,7 @@
 """What a schedule and its simulation have to know of a model under a policy."""
 
-from collections.abc import Collection, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from math import ceil
 from typing import TypeVar
 
@@ -20,6 +21,8 @@ CHUNK_BYTES = 16 * 2**20
 MAX_CHUNKS = 8
 """Pieces of an expert in a simulation; more only take longer to simulate."""
 Key = TypeVar("Key")
+Hottest = Mapping[int, Sequence[int]]
+"""All experts of each MoE layer in an order."""
 
 
 def spread(keys: Sequence[Key], count: int) -> list[Key]:
@@ -78,12 +81,25 @@ def expert_keys(shape: ModelShape) -> list[ExpertKey]:
     ]
 
 
-def residents(shape: ModelShape, policy: Policy, *, with_vram: bool) -> list[ExpertKey]:
+def residents(
+    shape: ModelShape, policy: Policy, *, with_vram: bool, hottest: Hottest | None = None
+) -> list[ExpertKey]:
     """Experts that live where they are computed, spread evenly over the layers; none where those
-    that stay change."""
+    that stay change.
+
+    Args:
+        hottest: experts by layer, those that are chosen most often first; by number if not known.
+    """
     if policy.cache != "static":
         return []
-    return spread(expert_keys(shape), _num_staying(shape, policy, with_vram=with_vram))
+    keys = expert_keys(shape)
+    staying = spread(keys, _num_staying(shape, policy, with_vram=with_vram))
+    if not hottest:
+        return staying
+    counts = Counter(key.layer for key in staying)
+    return [
+        ExpertKey(layer, e) for layer in shape.moe_layers for e in hottest[layer][: counts[layer]]
+    ]
 
 
 def cache_of(shape: ModelShape, policy: Policy, *, with_vram: bool) -> Cache:
@@ -103,6 +119,17 @@ def cache_sizes(shape: ModelShape, policy: Policy, *, with_vram: bool) -> dict[i
         sizes = even_sizes(len(layers), shape.num_experts, num_staying)
     assert len(sizes) == len(layers), "one for each layer with experts"
     return dict(zip(layers, sizes, strict=True))
+
+
+def staying(shape: ModelShape, policy: Policy, *, with_vram: bool) -> tuple[int, ...]:
+    """How many experts of each MoE layer stay where they are computed, always the same ones or
+    not."""
+    sizes = cache_sizes(shape, policy, with_vram=with_vram)
+    if policy.cache == "static":
+        resident = residents(shape, policy, with_vram=with_vram)
+        streamed = streamed_per_layer(shape, resident)
+        sizes = {layer: shape.num_experts - count for layer, count in streamed.items()}
+    return tuple(sizes[layer] for layer in shape.moe_layers)
 
 
 def cache_fault(shape: ModelShape, policy: Policy, *, with_vram: bool) -> str | None:
@@ -129,10 +156,13 @@ def _num_staying(shape: ModelShape, policy: Policy, *, with_vram: bool) -> int:
     return whole(share, len(shape.moe_layers) * shape.num_experts)
 
 
-def expert_homes(shape: ModelShape, policy: Policy) -> dict[LevelName, list[ExpertKey]]:
-    """Where every expert lives on a machine with a GPU, each level spread evenly over layers."""
+def expert_homes(
+    shape: ModelShape, policy: Policy, *, hottest: Hottest | None = None
+) -> dict[LevelName, list[ExpertKey]]:
+    """Where every expert lives on a machine with a GPU, each level spread evenly over layers; the
+    `hottest` of each layer on the GPU, if they are known."""
     keys = expert_keys(shape)
-    on_gpu = residents(shape, policy, with_vram=True)
+    on_gpu = residents(shape, policy, with_vram=True, hottest=hottest)
     held = frozenset(on_gpu)
     below = [key for key in keys if key not in held]
     on_disk = spread(below, min(len(below), whole(policy.weights.disk, len(keys))))

@@ -10,6 +10,7 @@ from moebatch.plan.answer import Answer
 from moebatch.plan.prediction import Prediction
 from moebatch.plan.roofs import PolicyRoofs, policy_roofs
 from moebatch.report.console import plain
+from moebatch.report.experts import experts_view
 from moebatch.report.roofline import roofline_svg
 from moebatch.report.roofline_panel import Mark, Panel
 from moebatch.report.tables import NAME_WIDTH, named_rows, share_bar
@@ -29,6 +30,8 @@ def plan_view(answer: Answer) -> RenderableType:
     """Policy, speed, memory, lanes, turning points, and what would help."""
     parts: list[RenderableType] = [_title(answer), "", _policy(answer), "", _speed(answer)]
     parts += ["", _memory(answer.prediction), "", _lanes(answer.prediction)]
+    if answer.experts is not None:
+        parts += ["", experts_view(answer.experts)]
     turning = [
         line for roofs in policy_roofs(answer.problem, answer.policy) for line in _turning(roofs)
     ]

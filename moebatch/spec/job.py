@@ -137,15 +137,18 @@ class ExpertsSection(Section):
         Literal["auto", "none", "correlation", "token", "next-gate", "learned"],
         one_of("auto", "none", "correlation", "token", "next-gate", "learned"),
     ] = "auto"
-    """What says which experts come next. auto: the correlation table, if `moebatch calibrate` has
-    left one beside the model; none: how often each was chosen so far; the others have to be there.
-    """
+    """What says which experts come next. auto: what suits the job best of all that `moebatch
+    calibrate` has left beside the model; none: how often each was chosen so far; the others have to
+    be there."""
     cache: Annotated[
-        Literal["static", "lru", "lfu", "lifo"], one_of("static", "lru", "lfu", "lifo")
-    ] = "static"
-    """Which experts stay where they are computed. static: the same ones throughout, which cannot
-    thrash; the others keep what has been computed, until another one of its layer takes the place
-    of the one that was not used for longest, was used least often, or came last."""
+        Literal["auto", "static", "lru", "lfu", "lifo", "dp"],
+        one_of("auto", "static", "lru", "lfu", "lifo", "dp"),
+    ] = "auto"
+    """Which experts stay where they are computed. static: the same ones throughout, those that are
+    chosen most often, which cannot thrash; lru, lfu and lifo keep what has been computed, until
+    another one of its layer takes the place of the one that was not used for longest, was used
+    least often, or came last; dp: lru, divided among the layers as calibration has shown to be
+    best. auto: what suits the job best, static where nothing is known."""
 
 
 class ResourcesSection(Section):

@@ -9,6 +9,7 @@ from moebatch.spec.policy import (
     CacheRule,
     Placement,
     Policy,
+    PredictorName,
     Schedule,
     pages_of,
 )
@@ -37,6 +38,8 @@ class OpenPolicy:
     """None stays None, see `Policy`."""
     cache: CacheRule = "static"
     cache_sizes: tuple[int, ...] = ()
+    predictor: PredictorName | None = None
+    """None stays None, see `Policy`."""
 
     @classmethod
     def of(cls, policy: Policy) -> "OpenPolicy":
@@ -57,6 +60,7 @@ class OpenPolicy:
             num_hot=policy.num_hot,
             cache=policy.cache,
             cache_sizes=policy.cache_sizes,
+            predictor=policy.predictor,
         )
 
     @property
@@ -90,6 +94,7 @@ class OpenPolicy:
             num_hot=self.num_hot,
             cache=self.cache,
             cache_sizes=self.cache_sizes,
+            predictor=self.predictor,
         )
 
     def _tokens(self, workload: Workload) -> int:

@@ -40,6 +40,13 @@ CacheRule = Literal["static", "lru", "lfu", "lifo"]
 that have been computed, until another one of their layer takes their place; the rule says whose:
 that whose last use is longest ago, that of the one used least often, that of the one that came
 last."""
+CACHE_RULES: tuple[CacheRule, ...] = get_args(CacheRule)
+PredictorName = Literal["none", "correlation", "token", "next-gate", "learned"]
+"""What says which experts come next. none: how often each was chosen so far; correlation: what was
+chosen in the layers before (Klotski); token: what the token chose elsewhere; next-gate: what the
+next layers' gates say of what this one sees (AdapMoE); learned: a perceptron's word on the same
+(ProMoE)."""
+PREDICTORS: tuple[PredictorName, ...] = get_args(PredictorName)
 
 
 def pages_of(num_tokens: int) -> int:
@@ -110,6 +117,8 @@ class Policy:
     """Which experts are those that stay, as many as `weights` says."""
     cache_sizes: tuple[int, ...] = ()
     """How many of each MoE layer; empty is evenly."""
+    predictor: PredictorName | None = None
+    """What says which experts come next; None: the correlation table, if there is one."""
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "micro_batch_size", "tokens_per_pass", "num_kv_pages"):
@@ -139,14 +148,13 @@ class Policy:
             f"{self.tokens_per_pass} tokens a pass, "
             f"experts {shares_text(self.weights)}, {self.num_slots} slots, "
             f"{self.num_kv_pages} KV pages {shares_text(self.kv_cache)}, "
-            f"schedule {self.schedule}{self._cache_text()}"
+            f"schedule {self.schedule}{self._experts_text()}"
         )
 
-    def _cache_text(self) -> str:
-        if self.cache == "static":
-            return ""
+    def _experts_text(self) -> str:
         sizes = f" of {' '.join(map(str, self.cache_sizes))}" if self.cache_sizes else ""
-        return f", cache {self.cache}{sizes}"
+        cache = "" if self.cache == "static" else f", cache {self.cache}{sizes}"
+        return cache if self.predictor is None else f"{cache}, predictor {self.predictor}"
 
 
 def shares_text(placement: Placement) -> str:

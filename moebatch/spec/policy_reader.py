@@ -8,7 +8,7 @@ from typing import Any, TypeVar, get_args
 from moebatch.spec.hardware import LEVELS
 from moebatch.spec.limits import flag, number, shown, whole
 from moebatch.spec.open_policy import OpenPolicy
-from moebatch.spec.policy import PAGED, SCHEDULES, Batching, CacheRule, Placement
+from moebatch.spec.policy import PAGED, PREDICTORS, SCHEDULES, Batching, CacheRule, Placement
 from moebatch.spec.workload import Workload
 from moebatch.spec.yaml_file import Place, YamlFile, dotted
 from moebatch.spec.yaml_reader import YamlReader
@@ -134,6 +134,8 @@ class PolicyReader(YamlReader):
             return self._choice(place, value, get_args(Batching))
         if key == "cache":
             return self._choice(place, value, get_args(CacheRule))
+        if key == "predictor":
+            return self._choice(place, value, PREDICTORS)
         if key == "cache_sizes":
             return self._sizes(place, value)
         return self._checked(place, value, flag)

@@ -8,11 +8,16 @@ import pytest
 import torch
 import yaml
 
+from moebatch.engine.model_files import open_model
 from moebatch.errors import CheckpointError, ConfigError
+from moebatch.job import calibrate
 from moebatch.job.calibrate import Calibration
 from moebatch.job.calibration_order import CalibrationOrder
 from moebatch.job.check import check_job
+from moebatch.job.hints import load_hints
 from moebatch.job.lessons import parse_predictors
+from moebatch.predict.habits_file import HABITS
+from moebatch.spec.job import load_job
 from tests.job.test_run import EMULATED, on_gpu, policy, run, texts, write
 from tests.tiny import write_checkpoint
 
@@ -37,7 +42,9 @@ def calibrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     threads = torch.get_num_threads()
     try:
-        Calibration(order, lambda line: None).execute()
+        with pytest.MonkeyPatch.context() as short:
+            short.setattr(calibrate, "SEQUENCE_TOKENS", 60)  # so that some are held out
+            Calibration(order, lambda line: None).execute()
     finally:
         torch.set_num_threads(threads)
     return model
@@ -103,3 +110,29 @@ def test_sizes_of_a_cache_that_are_not_those_of_the_policy_are_refused(
     """They would take memory that nobody has counted."""
     with pytest.raises(ConfigError, match=fault):
         run(write(tmp_path, calibrated), policy=policy(cache="lru", cache_sizes=sizes))
+
+
+def test_habits_of_no_use_are_left_aside_but_not_where_a_cache_is_divided_by_them(
+    tmp_path: Path, tiny_checkpoint: Checkpoint
+) -> None:
+    model = tiny_checkpoint("mixtral")
+    path = HABITS.path(model)
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(b"no habits")
+    job = load_job(write(tmp_path, model))
+    files = open_model(model, "auto")
+    hints = load_hints(job, files)
+    assert hints.habits is None and "planning without" in hints.warnings[0]
+    divided = load_job(with_experts(write(tmp_path, model), cache="dp"))
+    with pytest.raises(CheckpointError, match="moebatch calibrate"):
+        load_hints(divided, files)
+
+
+def test_a_calibrated_model_has_habits_of_all_predictors_and_its_hottest_stay(
+    tmp_path: Path, calibrated: Path
+) -> None:
+    hints = load_hints(load_job(write(tmp_path, calibrated)), open_model(calibrated, "auto"))
+    assert hints.habits is not None
+    assert set(hints.habits.accuracy) == {"none", *LEARNT}
+    hottest = hints.hottest
+    assert hottest is not None and all(len(set(order)) == 6 for order in hottest.values())

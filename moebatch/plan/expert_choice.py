@@ -1,0 +1,205 @@
+"""Which predictor and which cache suit a job, and how far ahead experts are foreseen.
+
+Where a pass needs all experts, order is all, and nothing here matters. Where few tokens choose, in
+small jobs and at the end of large ones, what is known of a model's routing decides.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import ceil
+from typing import Literal
+
+import numpy as np
+
+from moebatch.plan.cache_sizes import best_sizes
+from moebatch.plan.habits import Habits
+from moebatch.plan.lanes import FORESEEING
+from moebatch.plan.load import CountedLoad
+from moebatch.plan.prediction import at_end
+from moebatch.plan.problem import Problem
+from moebatch.plan.refusal import too_large
+from moebatch.plan.replay import job_loads, mean_of
+from moebatch.plan.setup import setup_of, staying
+from moebatch.spec.policy import CACHE_RULES, PAGED, PREDICTORS, CacheRule, Policy, PredictorName
+
+CacheWish = Literal["auto", "static", "lru", "lfu", "lifo", "dp"]
+WORTH_CHANGING = 1.02
+"""What gains less than that is not chosen over what is simpler."""
+_MOST_LOADS = 16
+"""Passes of a job are counted together to so many, to compare."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Wishes:
+    """What a job says itself of its experts."""
+
+    predictor: PredictorName | None = None
+    """None leaves it to the planner."""
+    cache: CacheWish = "auto"
+
+    @property
+    def rule(self) -> CacheRule:
+        """Of the cache, where nothing is known to choose by."""
+        if self.cache == "auto":
+            return "static"
+        return "lru" if self.cache == "dp" else self.cache
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Alternative:
+    """A way of foreseeing and keeping experts, and what it is worth for a job."""
+
+    policy: Policy
+    seconds: float
+    """Of all passes."""
+    num_loads: float
+    """Experts that are brought in a mean pass."""
+    at_hand: float
+    """Share of the experts that are asked for which are there by then."""
+
+    @property
+    def is_divided(self) -> bool:
+        """Whether layers have caches of different sizes, as pays best (AdapMoE)."""
+        return bool(self.policy.cache_sizes)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExpertChoice:
+    """What was chosen among what."""
+
+    chosen: Alternative
+    alternatives: tuple[Alternative, ...]
+    """All of them, the fastest first."""
+    depth: int
+    """Steps ahead for which experts are brought."""
+
+    @property
+    def plainest(self) -> Alternative:
+        """Nothing is foreseen but by frequency, and the same experts stay; or what comes nearest
+        to that among what a job allows."""
+        return min(self.alternatives, key=lambda one: _plainness(one.policy))
+
+    @property
+    def gain(self) -> float:
+        """How much faster than the plainest."""
+        return self.plainest.seconds / self.chosen.seconds
+
+
+def choose_experts(problem: Problem, policy: Policy, wishes: Wishes) -> ExpertChoice | None:
+    """The plainest way that is nearly as fast as the fastest; None where habits are not known, or
+    all experts of all passes are asked for anyway."""
+    habits = problem.habits
+    if habits is None or policy.schedule not in FORESEEING or not policy.num_slots:
+        return None
+    loads = _together(job_loads(problem.workload, policy))
+    if not any(habits.covers(load.tokens) for _, load in loads):
+        return None
+    ways = _ways(problem, policy, habits, wishes, loads)
+    ranked = sorted((_tried(problem, way, loads) for way in ways), key=lambda one: one.seconds)
+    enough_s = ranked[0].seconds * WORTH_CHANGING
+    good = [one for one in ranked if one.seconds <= enough_s]
+    chosen = min(good, key=lambda one: _plainness(one.policy))
+    setup = setup_of(problem.shape, chosen.policy, with_vram=problem.with_vram)
+    return ExpertChoice(chosen=chosen, alternatives=tuple(ranked), depth=setup.depth)
+
+
+def wished(policy: Policy, wishes: Wishes) -> Policy:
+    """A policy with what a job says of its experts; whole layers leave no choice of a cache."""
+    cache = "static" if policy.schedule in PAGED else wishes.rule
+    return replace(policy, cache=cache, predictor=wishes.predictor)
+
+
+def _plainness(policy: Policy) -> tuple[int, int, int]:
+    predictor = policy.predictor or "correlation"
+    return CACHE_RULES.index(policy.cache), len(policy.cache_sizes), PREDICTORS.index(predictor)
+
+
+# --- ways ---------------------------------------------------------------------------------------
+
+
+def _ways(
+    problem: Problem,
+    policy: Policy,
+    habits: Habits,
+    wishes: Wishes,
+    loads: Sequence[CountedLoad],
+) -> Iterator[Policy]:
+    """Policies that differ in predictor and cache; those that fit."""
+    known = [name for name in PREDICTORS if name in habits.accuracy]
+    predictors = known if wishes.predictor is None else [wishes.predictor]
+    tokens = _mean_tokens(loads)
+    num_hot = _num_hot(habits, policy, tokens)
+    for predictor in predictors:
+        for cache, is_divided in _caches(wishes.cache):
+            way = replace(policy, cache=cache, predictor=predictor, num_hot=num_hot)
+            if is_divided:
+                way = replace(way, cache_sizes=divided(problem, way, tokens))
+            if cache == policy.cache or too_large(problem, way) is None:
+                yield way
+
+
+def _caches(wish: CacheWish) -> Iterator[tuple[CacheRule, bool]]:
+    """Rules, and whether the cache is divided unevenly among layers."""
+    if wish == "auto":
+        for rule in CACHE_RULES:
+            yield rule, False
+    if wish == "auto" or wish == "dp":
+        yield "lru", True
+    else:
+        yield wish, False
+
+
+def divided(problem: Problem, policy: Policy, tokens: float) -> tuple[int, ...]:
+    """How the slots of a cache are best divided among layers, so that a pass of so many tokens
+    waits for the fewest experts (AdapMoE's knapsack, on measured misses)."""
+    habits = problem.habits
+    assert habits is not None, "nothing is known that could be divided by"
+    late_L = 1 - habits.right(habits.predictor_of(policy), tokens)
+    sizes = range(habits.num_experts + 1)
+    absent_LS = np.stack(
+        [habits.absent(policy.cache, tokens, [size] * habits.num_layers) for size in sizes], axis=1
+    )
+    even = staying(problem.shape, replace(policy, cache_sizes=()), with_vram=problem.with_vram)
+    return best_sizes(absent_LS * late_L[:, None], sum(even))
+
+
+def _num_hot(habits: Habits, policy: Policy, tokens: float) -> int | None:
+    """Experts of a layer that are foreseen: as many as a pass needs; None where that is most of
+    them."""
+    needed = ceil(float(habits.chosen(tokens).mean()))
+    return needed if 2 * needed <= habits.num_experts else policy.num_hot
+
+
+# --- what they are worth ------------------------------------------------------------------------
+
+
+def _tried(problem: Problem, policy: Policy, loads: Sequence[CountedLoad]) -> Alternative:
+    seconds = num_loads = asked = at_hand = num_passes = 0.0
+    for count, load in loads:
+        then = at_end(problem, policy, load)
+        seconds += count * problem.cost.seconds(load, then)
+        found = problem.cost.loads(load, then)
+        if found is not None:
+            num_passes += count
+            num_loads += count * found.num_loads
+            asked += count * float(found.chosen_L.sum())
+            at_hand += count * float(found.chosen_L.sum()) * found.at_hand
+    return Alternative(
+        policy=policy,
+        seconds=seconds,
+        num_loads=num_loads / num_passes,
+        at_hand=at_hand / asked,
+    )
+
+
+def _together(loads: Sequence[CountedLoad]) -> list[CountedLoad]:
+    """Passes of alike numbers of tokens counted together, as their mean."""
+    ordered = sorted(loads, key=lambda pair: pair[1].tokens)
+    step = -(-len(ordered) // _MOST_LOADS)
+    return [mean_of(ordered[first : first + step]) for first in range(0, len(ordered), step)]
+
+
+def _mean_tokens(loads: Sequence[CountedLoad]) -> float:
+    """Of passes that generate, mostly."""
+    total = sum(count for count, _ in loads)
+    return max(1.0, sum(count * load.logits_rows for count, load in loads) / total)
