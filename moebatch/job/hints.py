@@ -15,12 +15,10 @@ from moebatch.predict.learnt_files import (
     load_learned,
     load_tokens,
 )
-from moebatch.predict.owner import ModelOwner
 from moebatch.predict.path_table import PathTable
 from moebatch.predict.predictor import Predictor
 from moebatch.predict.table_file import TABLE, empty_table, load_table
 from moebatch.spec.job import Job
-from moebatch.store.fingerprint import checkpoint_fingerprint
 
 
 def load_predictor(job: Job, files: ModelFiles) -> tuple[Predictor | None, tuple[str, ...]]:
@@ -50,8 +48,7 @@ class _Hints:
     def __init__(self, job: Job, files: ModelFiles) -> None:
         self._folder = job.model.path
         self._files = files
-        fingerprint = checkpoint_fingerprint(files.config, files.checkpoint)
-        self._owner = ModelOwner.of(self._folder, fingerprint, files.shape)
+        self._owner = files.owner
 
     def predictor(self, name: str) -> Predictor:
         """The one of that name. Raises CheckpointError if its file is missing or stale."""
