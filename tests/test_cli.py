@@ -383,14 +383,14 @@ def test_the_options_are_these_and_no_more() -> None:
     }
     assert found == {
         "run": [
-            *("--gantt", "--max-runtime", "--no-share", "--policy", "--quiet", "--recalibrate"),
-            *("--requeue", "--schedule", "--shard", "--skip-if-locked", "--static", "--sync"),
-            *("--trace", "--trace-passes", "job"),
+            *("--exact", "--gantt", "--max-runtime", "--no-share", "--policy", "--quiet"),
+            *("--recalibrate", "--requeue", "--schedule", "--shard", "--skip-if-locked"),
+            *("--static", "--sync", "--trace", "--trace-passes", "job"),
         ],
         "merge": ["--quiet", "job"],
         "status": ["job"],
         "sbatch": ["--cpus", "--option", "--output", "--shards", "--time", "-o", "job"],
-        "check": ["--checksums", "job"],
+        "check": ["--checksums", "--exact", "job"],
         "plan": [
             *("--gen-len", "--hw", "--json", "--method", "--model", "--output", "--paper"),
             *("--policy", "--prompt-len", "--requests", "--roofline", "--vendor", "--what-if"),
@@ -404,7 +404,7 @@ def test_the_options_are_these_and_no_more() -> None:
         ],
         "profile": ["--output", "--quiet", "--read", "-o"],
         "calibrate": [
-            *("--dram", "--output", "--path-length", "--predictor", "--quiet", "--text"),
-            *("--tokens", "--trace", "-o", "model"),
+            *("--dram", "--gating", "--loss", "--output", "--path-length", "--predictor"),
+            *("--quiet", "--text", "--tokens", "--trace", "-o", "model"),
         ],
     }

@@ -39,6 +39,16 @@ Predictors = Annotated[
         help="What is to learn beside the table: token, next-gate, learned or all; repeatable.",
     ),
 ]
+Gating = Annotated[
+    str | None,
+    typer.Option("--gating", help="Learn what gates may leave out, too: adaptive."),
+]
+Loss = Annotated[
+    float,
+    typer.Option(
+        "--loss", min=0.0, max=100.0, help="Most percent of perplexity that gating may cost."
+    ),
+]
 Dram = Annotated[str | None, typer.Option("--dram", help="Most main memory, such as 4GiB.")]
 
 
@@ -50,11 +60,14 @@ def calibrate(
     output: Output = None,
     trace: Trace = None,
     predictor: Predictors = None,
+    gating: Gating = None,
+    loss: Loss = 1.0,
     dram: Dram = None,
     quiet: Quiet = False,
 ) -> None:
     """Read a text and keep which experts follow which, so that runs load the right ones early."""
     given_text, dram_bytes = _given(text), _bytes(dram)
+    gating_loss = _gating_loss(gating, loss)
     let_threads_sleep()
     from moebatch.job.calibration_order import CalibrationOrder
     from moebatch.job.lessons import parse_predictors
@@ -68,6 +81,7 @@ def calibrate(
         output=output,
         trace=trace,
         predictors=parse_predictors(predictor or ()),
+        gating_loss=gating_loss,
     )
     _execute(order, quiet=quiet)
 
@@ -91,6 +105,13 @@ def _given(text: Path | None) -> Path:
         message = "is needed: a text like those of your jobs, as .txt, or the input file of a job"
         raise ConfigError([Fault(file="--text", message=message)])
     return text
+
+
+def _gating_loss(gating: str | None, percent: float) -> float | None:
+    if gating not in (None, "adaptive"):
+        message = f"must be adaptive, got {gating!r}"
+        raise ConfigError([Fault(file="moebatch calibrate", where="--gating", message=message)])
+    return None if gating is None else percent / 100
 
 
 def _bytes(dram: str | None) -> int | None:

@@ -10,6 +10,9 @@ PlannedJob = Annotated[
     Path | None, typer.Argument(metavar="JOB", help="Job file; or --model and lengths.")
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Say nothing unless something is wrong.")]
+Exact = Annotated[
+    bool, typer.Option("--exact", help="Refuse a job whose answers are not exactly the model's.")
+]
 
 # --- what is asked about, instead of a job ------------------------------------------------------
 

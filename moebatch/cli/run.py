@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from moebatch.cli.options import Gantt, JobFile, Quiet, Schedule
+from moebatch.cli.options import Exact, Gantt, JobFile, Quiet, Schedule
 from moebatch.cli.signals import stopping_on_signals
 from moebatch.cli.threads import let_threads_sleep
 from moebatch.errors import ExitCode, LockHeld, Stopped
@@ -76,6 +76,7 @@ def run(
     sync: Sync = False,
     static: Static = False,
     no_share: NoShare = False,
+    exact: Exact = False,
     shard: ShardOf = None,
     max_runtime: MaxRuntime = None,
     skip_if_locked: SkipIfLocked = False,
@@ -98,6 +99,7 @@ def run(
         is_plain=sync,
         is_static=static,
         shares=not no_share,
+        is_exact=exact,
         shard=None if shard is None else parse_shard(shard),
         num_traced_passes=trace_passes,
         trace=trace,

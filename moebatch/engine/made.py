@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from moebatch.engine.passes import Passes
 from moebatch.engine.tail import Tail
+from moebatch.model.gating_count import GatingCount
 from moebatch.schedule.foresight import Foresight
 from moebatch.store.device_memory import DeviceMemory
 from moebatch.store.experts import ExpertStore
@@ -22,5 +23,7 @@ class Made:
     """Where memory can go from the cache to experts."""
     memory: DeviceMemory | None = None
     """Of the GPU, where there is one."""
+    gating_count: GatingCount | None = None
+    """What was left out of the choices of gates; None if nothing may be."""
     foresight: Foresight = field(default_factory=Foresight)
     """How well experts have been foreseen so far."""

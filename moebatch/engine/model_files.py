@@ -12,6 +12,7 @@ from moebatch.errors import CheckpointError
 from moebatch.model.dense_weights import DenseWeights
 from moebatch.model.families import Family, family_of, required_tensors
 from moebatch.plan.footprint import Dtypes
+from moebatch.predict.owner import ModelOwner
 from moebatch.schedule.expert_load import ExpertKey
 from moebatch.spec.config_file import load_config
 from moebatch.spec.hardware import Dtype
@@ -20,6 +21,7 @@ from moebatch.spec.shape_reader import read_shape, require_runnable
 from moebatch.store.checkpoint import Checkpoint, file_inside
 from moebatch.store.dense import DenseLoader
 from moebatch.store.device_memory import DeviceMemory
+from moebatch.store.fingerprint import checkpoint_fingerprint
 from moebatch.store.record import TORCH_DTYPES, Record
 
 COMPUTE_DTYPES: Mapping[Dtype, torch.dtype] = {
@@ -41,6 +43,12 @@ class ModelFiles:
     """In which everything is computed."""
     expert_dtype: torch.dtype
     """In which experts are stored."""
+
+    @property
+    def owner(self) -> ModelOwner:
+        """The model, as files that are made for it name it."""
+        fingerprint = checkpoint_fingerprint(self.config, self.checkpoint)
+        return ModelOwner.of(self.checkpoint.folder, fingerprint, self.shape)
 
     @property
     def dtypes(self) -> Dtypes:

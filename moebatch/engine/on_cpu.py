@@ -38,8 +38,9 @@ def plain_sweep(order: Order, opened: ExitStack) -> Made:
     opened.callback(experts.close)
     cache = _cache(order)
     opened.callback(cache.close)
-    sweep = PlainSweep(_decoder(order), cache, experts, policy, order.observer)
-    return Made(passes=sweep, experts=experts, cache=cache)
+    decoder = _decoder(order)
+    sweep = PlainSweep(decoder, cache, experts, policy, order.observer)
+    return Made(passes=sweep, experts=experts, cache=cache, gating_count=decoder.gating_count)
 
 
 def cpu_pipeline(order: Order, recorder: Recorder, log: PassLog | None, opened: ExitStack) -> Made:
@@ -92,7 +93,14 @@ def cpu_pipeline(order: Order, recorder: Recorder, log: PassLog | None, opened: 
     executor.add_lanes(works, lambda name, work: ThreadLane(name, executor, work))
     pipeline.start()
     tail = None if is_paged or not order.plans_tail else Tail(cache, experts)
-    return Made(passes=pipeline, experts=experts, cache=cache, tail=tail, foresight=parts.foresight)
+    return Made(
+        passes=pipeline,
+        experts=experts,
+        cache=cache,
+        tail=tail,
+        gating_count=parts.decoder.gating_count,
+        foresight=parts.foresight,
+    )
 
 
 def _pages(order: Order, opened: ExitStack) -> PagedExperts:
@@ -132,7 +140,14 @@ def _counted(pipeline: Pipeline, experts: ExpertStore) -> Callable[[Task], None]
 def _decoder(order: Order) -> Decoder:
     files = order.files
     dense = load_dense(files)
-    return Decoder(files.shape, files.config, dense, order.limits, expert_dtype=files.expert_dtype)
+    return Decoder(
+        files.shape,
+        files.config,
+        dense,
+        order.limits,
+        expert_dtype=files.expert_dtype,
+        gating=order.approximation.gating,
+    )
 
 
 def _cache(order: Order) -> KVCache:

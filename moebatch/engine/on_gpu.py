@@ -138,6 +138,7 @@ class _Assembly:
             experts=store,
             cache=cache,
             memory=self._memory,
+            gating_count=parts.decoder.gating_count,
             foresight=parts.foresight,
         )
 
@@ -165,6 +166,7 @@ class _Assembly:
             load_dense(files, self._memory),
             self._order.limits,
             expert_dtype=files.expert_dtype,
+            gating=self._order.approximation.gating,
         )
         self._memory.reserve(decoder.scratch_bytes, "activations")
         return decoder

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import torch
 
+from moebatch.engine.approximation import EXACT, Approximation
 from moebatch.engine.device import IN_MAIN_MEMORY, Device
 from moebatch.engine.model_files import ModelFiles
 from moebatch.model.rope import Rope
@@ -26,6 +27,8 @@ class Order:
     max_tokens: int
     """The longest sequence, prompt and answer, that passes may meet."""
     device: Device = IN_MAIN_MEMORY
+    approximation: Approximation = EXACT
+    """What changes the answers."""
     is_plain: bool = False
     """Everything one after the other, in main memory, instead of the policy's schedule."""
     predictor: Predictor | None = None

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from moebatch.engine.approximation import EXACT, Approximation
 from moebatch.engine.build import BuiltEngine, build_engine
 from moebatch.engine.device import Device
 from moebatch.engine.model_files import ModelFiles
@@ -21,6 +22,7 @@ from moebatch.job.fingerprint import numerics_fingerprint
 from moebatch.job.hints import Hints, load_hints
 from moebatch.job.machine import JobMachine, sharing_cores
 from moebatch.job.notices import (
+    describe_approximation,
     describe_experts,
     describe_input,
     describe_prediction,
@@ -56,6 +58,7 @@ class Ground:
 
     source: Source
     files: ModelFiles
+    approximation: Approximation
     preparation: Preparation
     keys: RowKeys
     shard: Shard
@@ -90,6 +93,11 @@ class Attempt:
     def kind(self) -> DeviceKind:
         """Where it computes, as far as that is known."""
         return self.machine.kind if self.machine else "cpu"
+
+    @property
+    def approximation(self) -> Approximation:
+        """What changes the answers."""
+        return self._ground.approximation
 
     @property
     def num_done(self) -> int:
@@ -152,6 +160,8 @@ class Attempt:
             reader.tokenizer.require_chat_template(counted.first_chat.place)
         ground.tell(describe_input(counted))
         ground.tell(f"defaults of rows: {describe_sampling(reader.defaults.sampling)}")
+        if ground.approximation != EXACT:
+            ground.tell(f"note: {describe_approximation(ground.approximation)}")
         return counted
 
     def _served(self, counted: InputSummary) -> Served:
@@ -159,7 +169,7 @@ class Attempt:
         return Served(
             model=job.model.name or job.model.path.name,
             token_bytes=self._ground.preparation.reader.tokenizer.token_bytes,
-            fingerprint=numerics_fingerprint(self._ground.files),
+            fingerprint=numerics_fingerprint(self._ground.files, self._ground.approximation),
             format=job.output.format,
             fallback=counted.dialect,
             column=job.output.column,
@@ -224,6 +234,7 @@ class Attempt:
             policy=plan.policy,
             max_tokens=plan.problem.workload.max_total_tokens,
             device=Device(kind=self.kind, hardware=plan.problem.hardware, num_threads=num_threads),
+            approximation=self._ground.approximation,
             is_plain=options.is_plain,
             shares=options.shares,
             predictor=predictor,

@@ -17,15 +17,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from moebatch.engine.build import BuiltEngine, build_engine
+from moebatch.engine.gating_file import GATING
 from moebatch.engine.model_files import ModelFiles, load_gates, open_model
 from moebatch.engine.order import Order
 from moebatch.errors import CheckpointError, ConfigError, DoesNotFit, Fault, StorageError
 from moebatch.job.calibration_order import CalibrationOrder
 from moebatch.job.comparison import Comparison, compare, trace_of
+from moebatch.job.gating_lesson import ANSWER_TOKENS, GatingLesson, GatingTeacher, require_learnable
 from moebatch.job.lessons import Lesson, Teacher, accuracies, require_sizes
 from moebatch.job.planning import job_problem
 from moebatch.job.reading_policy import reading_policy
-from moebatch.job.texts import TokenSequence, read_sequences
+from moebatch.job.texts import TokenSequence, is_plain_text, read_sequences
 from moebatch.measure.saved import machine_profile, require_writable_file
 from moebatch.plan.machine import detect_machine
 from moebatch.predict.habits_file import HABITS, save_habits
@@ -43,7 +45,6 @@ from moebatch.spec.policy import Policy
 from moebatch.spec.request import Request
 from moebatch.spec.sampling import Sampling
 from moebatch.spec.workload import Workload
-from moebatch.store.fingerprint import checkpoint_fingerprint
 from moebatch.store.memory import return_freed_memory
 
 SEQUENCE_TOKENS = 512
@@ -70,6 +71,8 @@ class CalibrationSummary:
     """Of predictors that have learnt beside the table."""
     learn_s: float = 0.0
     """How long they took."""
+    gating: GatingLesson | None = None
+    """What gates may leave out, if that was asked for."""
 
 
 class Calibration:
@@ -104,14 +107,13 @@ class Calibration:
         order = self._order
         _require_places(order)
         files = open_model(order.model, "auto")
-        owner = ModelOwner.of(
-            order.model, checkpoint_fingerprint(files.config, files.checkpoint), files.shape
-        )
+        owner = files.owner
         table = empty_table(owner, order.path_length)
         require_sizes(order.predictors, owner, vocab_size=files.shape.vocab_size)
         job = _job(order)
         reader = self._reader(job, files)
         sequences = self._sequences(reader, files)
+        self._require_gating(files, sequences)
         policy, max_tokens = self._policy(job, files, table, sequences)
         if order.predictors:
             self._trace = _trace_beside(order.table, owner, files, _count(sequences))
@@ -122,6 +124,8 @@ class Calibration:
             summary = self._teach(summary, self._trace, files, owner)
         if summary.comparisons:
             self._save_habits(summary, owner)
+        if order.gating_loss is not None:
+            summary = self._teach_gating(summary, files, sequences, order.gating_loss)
         return summary
 
     def _save_habits(self, summary: CalibrationSummary, owner: ModelOwner) -> None:
@@ -177,6 +181,15 @@ class Calibration:
         self._tell(f"text: {found} tokens in {len(sequences)} sequences{less}")
         return sequences
 
+    def _require_gating(self, files: ModelFiles, sequences: Sequence[TokenSequence]) -> None:
+        if self._order.gating_loss is not None:
+            require_learnable(
+                files,
+                num_unseen=len(_held_out(sequences)),
+                longest=max(map(len, sequences)) + ANSWER_TOKENS,
+                budget_bytes=self._order.dram_bytes or detect_machine().dram_bytes,
+            )
+
     def _policy(
         self,
         job: Job,
@@ -214,8 +227,9 @@ class Calibration:
         sequences: Sequence[TokenSequence],
     ) -> CalibrationSummary:
         begun = time.perf_counter()
-        num_counted = len(sequences) - round(len(sequences) * HELD_OUT_SHARE)
-        counted, held_out = sequences[:num_counted], sequences[num_counted:]
+        held_out = _held_out(sequences)
+        num_counted = len(sequences) - len(held_out)
+        counted = sequences[:num_counted]
         try:
             self._read(built, counted, first=0)
             # Not the tokens of those sequences: what they have in common was computed once.
@@ -266,6 +280,27 @@ class Calibration:
         self._tell(f"learning from {len(teacher.known)} tokens: {names}")
         lessons = teacher.teach(self._order.predictors, self._order.table.parent, self._advance)
         return replace(summary, lessons=tuple(lessons), learn_s=time.perf_counter() - begun)
+
+    def _teach_gating(
+        self,
+        summary: CalibrationSummary,
+        files: ModelFiles,
+        sequences: Sequence[TokenSequence],
+        wanted_loss: float,
+    ) -> CalibrationSummary:
+        """Learns how much gates may leave out."""
+        return_freed_memory()
+        held_out = _held_out(sequences)
+        self._tell(f"learning what gates may leave out for {wanted_loss:.3g} of perplexity")
+        teacher = GatingTeacher(
+            files,
+            sequences[: len(sequences) - len(held_out)],
+            held_out,
+            are_prompts=not is_plain_text(self._order.text),
+            advance=self._advance,
+        )
+        path = self._order.table.parent / GATING.file_name
+        return replace(summary, gating=teacher.teach(path, wanted_loss=wanted_loss))
 
     def _write(self, table: PathTable, owner: ModelOwner) -> None:
         save_table(self._order.table, table, owner)
@@ -358,6 +393,11 @@ def _job(order: CalibrationOrder) -> Job:
 def _requests(sequences: Sequence[TokenSequence], first: int) -> Iterator[Request]:
     for index, tokens in enumerate(sequences, start=first):
         yield Request(index=index, custom_id=str(index), prompt_tokens=tokens, sampling=_READING)
+
+
+def _held_out(sequences: Sequence[TokenSequence]) -> Sequence[TokenSequence]:
+    """Those from which nothing is learnt before it was examined."""
+    return sequences[len(sequences) - round(len(sequences) * HELD_OUT_SHARE) :]
 
 
 def _count(sequences: Sequence[TokenSequence]) -> int:

@@ -25,6 +25,9 @@ class CalibrationOrder:
     """Where all routing is written to, if anywhere."""
     predictors: frozenset[PredictorName] = frozenset()
     """Those that learn beside the table; each is kept in a file of its own beside that."""
+    gating_loss: float | None = None
+    """By how much perplexity may grow through adaptive gating, as a share; None learns nothing of
+    gating."""
 
     @property
     def table(self) -> Path:

@@ -9,6 +9,7 @@ from moebatch.engine.model_files import ModelFiles, open_model
 from moebatch.errors import ExitCode, Fault, FaultyFile, MoebatchError
 from moebatch.folder.claim import require_own
 from moebatch.folder.output_path import require_writable
+from moebatch.job.approximation import load_approximation, require_exact
 from moebatch.job.hints import load_hints
 from moebatch.job.identity import manifest_of
 from moebatch.job.machine import job_machine, known_device
@@ -65,16 +66,20 @@ class _Collector:
             self.exit_code = exit_code
 
 
-def check_job(path: Path, *, checksums: Callable[[int], None] | None = None) -> Findings:
-    """Validates job file, output, model folder and every row of the input, and the bytes of all
-    weights if `checksums` wants to be told how many have been read. Raises nothing that a user
-    could cause: all of it is in the findings."""
+def check_job(
+    path: Path, *, checksums: Callable[[int], None] | None = None, is_exact: bool = False
+) -> Findings:
+    """Validates job file, output, model folder and every row of the input, the bytes of all weights
+    if `checksums` wants to be told how many have been read, and that nothing changes answers if
+    they are to be exact. Raises nothing that a user could cause: all of it is in the findings."""
     found = _Collector()
     job = found.attempt(lambda: load_job(path), str(path))
     if job is None:
         return Findings(
             faults=tuple(found.faults), num_rows=0, num_bad_rows=0, exit_code=found.exit_code
         )
+    if is_exact:
+        found.attempt(lambda: require_exact(job), str(path))
     found.attempt(lambda: require_writable(job), str(path))
     num_faults = len(found.faults)
     found.attempt(lambda: known_device(job), str(path))
@@ -84,6 +89,7 @@ def check_job(path: Path, *, checksums: Callable[[int], None] | None = None) -> 
     no_sums = found.attempt(lambda: _require_bytes(files, checksums), folder) if files else None
     preparation = found.attempt(lambda: _prepare(job, files), folder) if files else None
     hints = found.attempt(lambda: load_hints(job, files), folder) if files else None
+    approximation = found.attempt(lambda: load_approximation(job, files), folder) if files else None
     counted = found.attempt(lambda: _scan(job, preparation), str(job.input.path))
     if counted is not None:
         found.add([*counted.whole, *counted.faults], ExitCode.INPUT)
@@ -91,8 +97,8 @@ def check_job(path: Path, *, checksums: Callable[[int], None] | None = None) -> 
             place = counted.first_chat.place
             tokenizer = preparation.reader.tokenizer
             found.attempt(lambda: tokenizer.require_chat_template(place), folder)
-        if files:
-            manifest = manifest_of(job, files)
+        if files and approximation:
+            manifest = manifest_of(job, files, approximation)
             found.attempt(lambda: require_own(manifest, job.output.path), str(path))
         workload = counted.workload
         if files and workload and has_device:

@@ -6,7 +6,7 @@ from moebatch.job.attempt import Attempt
 from moebatch.job.lane_times import lane_times, waited_s, without_readers
 from moebatch.job.notices import describe_emulation
 from moebatch.job.planning import JobPlan
-from moebatch.job.status import RunStatus, RunSummary
+from moebatch.job.status import GatingUse, RunStatus, RunSummary
 from moebatch.plan.prediction import Prediction, predict
 from moebatch.store.memory import peak_resident_bytes, resident_bytes
 
@@ -76,6 +76,7 @@ def summary_of(attempt: Attempt, *, output: str, budget_bytes: int, begun_s: flo
         prediction=plan.prediction if plan else None,
         hindsight=_hindsight(attempt, plan) if plan else None,
         reads_past_page_cache=built.experts.reads_past_page_cache if built else True,
+        gating=_gating(attempt),
         emulated=_emulated(attempt),
         vram_peak_bytes=built.made.memory.peak_bytes if built and built.made.memory else None,
         waits=without_readers(built.recorder.statistics) if built and built.recorder else None,
@@ -90,6 +91,17 @@ def _hindsight(attempt: Attempt, plan: JobPlan) -> Prediction | None:
         return None
     rate = reads.num_bytes / reads.busy.total_s
     return predict(plan.problem.with_link_rate("disk->dram", rate), plan.policy)
+
+
+def _gating(attempt: Attempt) -> GatingUse | None:
+    count = attempt.built.made.gating_count if attempt.built else None
+    if count is None:
+        return None
+    return GatingUse(
+        how=str(attempt.approximation),
+        single_share=count.single_share,
+        mean_experts=count.mean_experts,
+    )
 
 
 def _emulated(attempt: Attempt) -> str | None:

@@ -1,13 +1,16 @@
 """A short name for everything that decides over numbers."""
 
+from moebatch.engine.approximation import EXACT, Approximation
 from moebatch.engine.model_files import ModelFiles
 from moebatch.store.fingerprint import checkpoint_fingerprint
 
 
-def numerics_fingerprint(files: ModelFiles) -> str:
-    """Stands for what decides over the numbers: configuration, tensors and dtype.
+def numerics_fingerprint(files: ModelFiles, approximation: Approximation = EXACT) -> str:
+    """Stands for what decides over the numbers: configuration, tensors, dtype, and what is left out
+    of the arithmetic.
 
     Weights themselves are not read for it: names, shapes, places and file sizes must do.
     """
     digest = checkpoint_fingerprint(files.config, files.checkpoint)
-    return f"moebatch-{str(files.dtype).removeprefix('torch.')}-{digest}"
+    parts = ("moebatch", str(files.dtype).removeprefix("torch."), digest, approximation.fingerprint)
+    return "-".join(part for part in parts if part)

@@ -22,13 +22,11 @@ from moebatch.predict.learnt_files import (
     load_learned,
     load_tokens,
 )
-from moebatch.predict.owner import ModelOwner
 from moebatch.predict.path_table import PathTable
 from moebatch.predict.predictor import Predictor
 from moebatch.predict.table_file import TABLE, empty_table, load_table
 from moebatch.spec.job import Job
 from moebatch.spec.policy import PredictorName
-from moebatch.store.fingerprint import checkpoint_fingerprint
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,8 +83,7 @@ class _Beside:
     def __init__(self, job: Job, files: ModelFiles) -> None:
         self._folder = job.model.path
         self._files = files
-        fingerprint = checkpoint_fingerprint(files.config, files.checkpoint)
-        self._owner = ModelOwner.of(self._folder, fingerprint, files.shape)
+        self._owner = files.owner
 
     def habits(self, warnings: list[str], *, must: bool) -> Habits | None:
         """What is known of the routing. Raises CheckpointError where there `must` be something."""

@@ -5,6 +5,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
+from moebatch.engine.approximation import Approximation
 from moebatch.engine.model_files import ModelFiles
 from moebatch.errors import CheckpointError
 from moebatch.folder.manifest import Manifest
@@ -23,9 +24,9 @@ _TOKENIZER_FILES = (
 )
 
 
-def manifest_of(job: Job, files: ModelFiles) -> Manifest:
-    """The identity of `job` with the model `files`. Raises CheckpointError if any of them
-    cannot be read."""
+def manifest_of(job: Job, files: ModelFiles, approximation: Approximation) -> Manifest:
+    """The identity of `job` with the model `files` computed as `approximation` says. Raises
+    CheckpointError if any of them cannot be read."""
     fields = {
         "model": numerics_fingerprint(files),
         "model.weights": weights_sample(files.checkpoint),
@@ -35,6 +36,7 @@ def manifest_of(job: Job, files: ModelFiles) -> Manifest:
         "input.path": str(job.input.path),
         "output.format": job.output.format,
         "output.column": job.output.column,
+        **approximation.fields,
     }
     for name, value in job.sampling:
         fields[f"sampling.{name}"] = _stable(value)

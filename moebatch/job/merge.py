@@ -9,6 +9,7 @@ from moebatch.folder.final_file import FinalFile, RowsMissing
 from moebatch.folder.output_path import require_writable
 from moebatch.folder.run_folder import RunFolder
 from moebatch.folder.shard import ALL
+from moebatch.job.approximation import load_approximation
 from moebatch.job.identity import manifest_of
 from moebatch.journal.finished import Finished
 from moebatch.rows.source import open_source
@@ -35,7 +36,8 @@ def merge(job: Job) -> Merged:
     if not folder.path.is_dir():
         message = f"there is nothing to merge: no run has left {folder.path}"
         raise ConfigError([Fault(file=str(job.output.path), message=message)])
-    manifest = manifest_of(job, open_model(job.model.path, job.model.dtype))
+    files = open_model(job.model.path, job.model.dtype)
+    manifest = manifest_of(job, files, load_approximation(job, files))
     require_own(manifest, job.output.path)
     source = open_source(job.input.path)
     final = FinalFile(job.output.path, manifest.row_keys, errors=job.output.errors)

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import fields
 
+from moebatch.engine.approximation import Approximation
 from moebatch.job.scan import InputSummary
 from moebatch.plan.expert_choice import ExpertChoice
 from moebatch.plan.prediction import Prediction
@@ -29,6 +30,11 @@ def describe_emulation(hardware: Hardware) -> str:
         f"{hardware.name}: {format_bytes(capacity)} in main memory, its link held to "
         f"{format_rate(link.bandwidth)}; all arithmetic is the CPU's"
     )
+
+
+def describe_approximation(approximation: Approximation) -> str:
+    """What is left out, and what that means."""
+    return f"gating is {approximation}: answers are not exactly the model's own"
 
 
 def describe_input(counted: InputSummary) -> str:

@@ -24,6 +24,8 @@ class RunOptions:
     """Everything one after the other."""
     is_static: bool = False
     """A batch ends before the next one begins."""
+    is_exact: bool = False
+    """Nothing may change the answers."""
     shard: AskedShard | None = None
     """Only its rows."""
     shares: bool = True

@@ -5,6 +5,7 @@ import gc
 import time
 from collections.abc import Callable
 
+from moebatch.engine.approximation import Approximation
 from moebatch.engine.model_files import ModelFiles, open_model
 from moebatch.errors import DoesNotFit, OutOfMemory, StorageError
 from moebatch.folder.claim import claim, require_own
@@ -14,6 +15,7 @@ from moebatch.folder.row_key import RowKeys
 from moebatch.folder.run_folder import RunFolder
 from moebatch.folder.settled import Settled, of_today
 from moebatch.folder.shard import Shard, agreed_shard
+from moebatch.job.approximation import load_approximation, require_exact
 from moebatch.job.attempt import Attempt, Ground
 from moebatch.job.figures import status_of, summary_of
 from moebatch.job.identity import manifest_of
@@ -70,13 +72,17 @@ class JobRun:
         """
         require_writable(self._job)
         self._options.require_device(known_device(self._job))
+        if self._options.is_exact:
+            require_exact(self._job)
         files = open_model(self._job.model.path, self._job.model.dtype)
-        manifest, output = manifest_of(self._job, files), self._job.output.path
+        approximation = load_approximation(self._job, files)
+        manifest = manifest_of(self._job, files, approximation)
+        output = self._job.output.path
         shard = self._agreed_shard(require_own(manifest, output))
         with self._folder.locked(shard):
             settled = claim(manifest, output, of_today(shard))
             with written_to(self._folder.status(shard), shard, self.status), self._stop.heard():
-                ground = self._ground(files, manifest.row_keys, shard, settled)
+                ground = self._ground(files, approximation, manifest.row_keys, shard, settled)
                 attempt = self._answer_rows(ground)
                 if shard.is_all:
                     attempt.phase = "writing answers"
@@ -123,10 +129,18 @@ class JobRun:
             self._tell(f"note: this is task {shard.number} of an array: shard {shard}")
         return shard
 
-    def _ground(self, files: ModelFiles, keys: RowKeys, shard: Shard, settled: Settled) -> Ground:
+    def _ground(
+        self,
+        files: ModelFiles,
+        approximation: Approximation,
+        keys: RowKeys,
+        shard: Shard,
+        settled: Settled,
+    ) -> Ground:
         return Ground(
             source=self._source,
             files=files,
+            approximation=approximation,
             preparation=self._prepare(files, settled.date),
             keys=keys,
             shard=shard,

@@ -73,6 +73,17 @@ class RunStatus:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class GatingUse:
+    """How gates have departed from the model, and how far."""
+
+    how: str
+    single_share: float
+    """Decisions for a single expert among all, 0..1."""
+    mean_experts: float
+    """Experts of a decision."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class RunSummary:
     """What a finished run leaves to say."""
 
@@ -113,6 +124,8 @@ class RunSummary:
     """What would have been expected had the rate of the disk during the run been known: disks
     drift, and this tells their drift from errors of the cost model."""
     reads_past_page_cache: bool
+    gating: GatingUse | None = None
+    """None if it was exact."""
     emulated: str | None = None
     """The GPU that was emulated, and how; None if none was."""
     vram_peak_bytes: int | None = None

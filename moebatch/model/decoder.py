@@ -20,6 +20,7 @@ from moebatch.model.elementwise import Elementwise
 from moebatch.model.families import ExpertWeights, expert_weights
 from moebatch.model.gated_mlp import gated_mlp
 from moebatch.model.gating import AdaptiveGating
+from moebatch.model.gating_count import GatingCount
 from moebatch.model.layers import linear
 from moebatch.model.rope import Rope
 from moebatch.model.router import ExpertTokens, Routing, choose_experts, group_by_expert
@@ -56,6 +57,7 @@ class Decoder:
         self.device = embedding.device
         self._weights = weights
         self._limits = limits
+        self.gating_count = GatingCount() if gating else None
         self._gating = gating
         self._core = AttentionCore(shape, limits, dtype=self.dtype, device=self.device)
         self._rope = Rope(shape, config, self.device)
@@ -178,11 +180,13 @@ class Decoder:
 
     def _leave_out(self, layer: int, rows: slice) -> None:
         """Choices that are left out count as done, and have made nothing."""
-        if self._gating is None:
+        if self._gating is None or self.gating_count is None:
             return
         experts_RK, num_experts = self._experts_TK[rows], self.shape.num_experts
         self._gating.drop(layer, self._weights_TK[rows], experts_RK, num_experts)
-        self._outputs_TKD[rows].masked_fill_((experts_RK == num_experts)[..., None], 0.0)
+        is_left_out_RK = experts_RK == num_experts
+        self._outputs_TKD[rows].masked_fill_(is_left_out_RK[..., None], 0.0)
+        self.gating_count.add(is_left_out_RK)
 
     def run_expert(
         self, layer: int, routing: Routing, expert: int, parts: Sequence[Tensor]

@@ -32,6 +32,14 @@ class AdaptiveGating:
             return 0.0
         return 1.0 if sensitivity <= self.threshold else sqrt(self.threshold / sensitivity)
 
+    def least_thresholds(self, layer: int, weights_RK: Tensor) -> Tensor:
+        """The least T at which each choice but a token's first one is left out, [R, K-1].
+
+        `weights_RK` are in descending order.
+        """
+        total_R1 = weights_RK.sum(dim=-1, keepdim=True)
+        return (_rest(weights_RK)[:, 1:] / total_R1).square() * self.sensitivities[layer]
+
     def drop(self, layer: int, weights_RK: Tensor, experts_RK: Tensor, num_experts: int) -> None:
         """Puts 0 in the place of weights that are left out, in place, and `num_experts` in that of
         their experts. The others of the token sum to what all of them did.
@@ -42,11 +50,14 @@ class AdaptiveGating:
         if limit <= 0:
             return
         total_R1 = weights_RK.sum(dim=-1, keepdim=True)
-        # Of each choice, it and all behind it.
-        rest_RK = weights_RK.flip(-1).cumsum(-1).flip(-1)
-        is_dropped_RK = rest_RK <= limit * total_R1
+        is_dropped_RK = _rest(weights_RK) <= limit * total_R1
         is_dropped_RK[:, 0] = False
         weights_RK.masked_fill_(is_dropped_RK, 0.0)
         kept_R1 = weights_RK.sum(dim=-1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
         weights_RK.mul_(total_R1 / kept_R1)
         experts_RK.masked_fill_(is_dropped_RK, num_experts)
+
+
+def _rest(weights_RK: Tensor) -> Tensor:
+    """Of each choice, the weight of it and of all behind it."""
+    return weights_RK.flip(-1).cumsum(-1).flip(-1)

@@ -10,6 +10,7 @@ from moebatch.job.calibrate import CalibrationSummary
 from moebatch.job.comparison import Comparison
 from moebatch.predict.accuracy import mean_accuracy
 from moebatch.report.console import plain
+from moebatch.report.gating import gating_rows, gating_tables
 from moebatch.report.tables import named_rows, titled_columns
 from moebatch.units import format_duration
 
@@ -39,6 +40,8 @@ def calibration_view(summary: CalibrationSummary) -> RenderableType:
         grid.add_row("learning", format_duration(summary.learn_s))
     if summary.trace is not None:
         grid.add_row("trace", plain(str(summary.trace)))
+    if summary.gating is not None:
+        gating_rows(grid, summary.gating)
     if not summary.comparisons:
         grid.add_row("accuracy", "not measured: the text is too short to hold a tenth out")
         return Group("", grid)
@@ -46,6 +49,8 @@ def calibration_view(summary: CalibrationSummary) -> RenderableType:
     tables = [_accuracy(summary.comparisons)]
     if summary.lessons:
         tables += ["", _lessons(summary)]
+    if summary.gating is not None:
+        tables += ["", *gating_tables(summary.gating.learnt)]
     return Group("", grid, "", *tables)
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 
 from rich.console import Group, RenderableType
 
-from moebatch.job.status import RunStatus, RunSummary
+from moebatch.job.status import GatingUse, RunStatus, RunSummary
 from moebatch.plan.prediction import Prediction
 from moebatch.report.console import plain
 from moebatch.report.tables import named_rows, titled_columns
@@ -40,6 +40,8 @@ def summary_table(summary: RunSummary) -> RenderableType:
         grid.add_row("backed off", times)
     if summary.torch_only is not None:
         grid.add_row("kernels", f"torch only: {plain(summary.torch_only)}")
+    if summary.gating is not None:
+        grid.add_row("gating", _gating(summary.gating))
     grid.add_row("peak memory", _memory(summary))
     if summary.policy is not None:
         grid.add_row("policy", str(summary.policy))
@@ -82,6 +84,13 @@ def _sharing(summary: RunSummary) -> str:
     if summary.num_copied:
         found.append(f"{summary.num_copied} rows got the answer of an equal one")
     return "; ".join(found)
+
+
+def _gating(use: GatingUse) -> str:
+    return (
+        f"[bold yellow]{plain(use.how)}[/]: a single expert in {use.single_share:.1%} of all "
+        f"decisions, {use.mean_experts:.2f} experts in the mean"
+    )
 
 
 def _speed(summary: RunSummary) -> list[tuple[str, str]]:

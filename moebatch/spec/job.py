@@ -19,6 +19,7 @@ from moebatch.spec.job_values import (
     TemplateVariables,
     Text,
     Threads,
+    Threshold,
     one_of,
     row_default,
 )
@@ -131,7 +132,8 @@ class SamplingSection(Section):
 
 
 class ExpertsSection(Section):
-    """Which experts are brought before they are asked for, and which stay. Changes no answer."""
+    """Which experts are brought before they are asked for, which stay, and which are left out. Only
+    the last changes answers."""
 
     predictor: Annotated[
         Literal["auto", "none", "correlation", "token", "next-gate", "learned"],
@@ -149,6 +151,20 @@ class ExpertsSection(Section):
     another one of its layer takes the place of the one that was not used for longest, was used
     least often, or came last; dp: lru, divided among the layers as calibration has shown to be
     best. auto: what suits the job best, static where nothing is known."""
+    gating: Annotated[Literal["exact", "adaptive"], one_of("exact", "adaptive")] = "exact"
+    """How many experts a token gets. exact: as many as the model says. adaptive: fewer where that
+    hardly changes the loss, by what ``moebatch calibrate --gating adaptive`` has left beside the
+    model; answers are then not exactly the model's own."""
+    threshold: Threshold = None
+    """How much of the loss adaptive gating may give up for a token at a layer; None is what the
+    calibration has chosen."""
+
+    @model_validator(mode="after")
+    def _agree(self) -> "ExpertsSection":
+        if self.threshold is not None and self.gating != "adaptive":
+            message = f"means nothing while gating is {self.gating}; set gating to adaptive"
+            raise WrongValues({"threshold": message})
+        return self
 
 
 class ResourcesSection(Section):
@@ -193,7 +209,7 @@ class Job(Section):
     sampling: SamplingSection = Field(default_factory=SamplingSection)
     """Sampling of rows that do not say otherwise."""
     experts: ExpertsSection = Field(default_factory=ExpertsSection)
-    """Which experts come early, and which stay."""
+    """Which experts come early, which stay, and which are left out."""
     resources: ResourcesSection = Field(default_factory=ResourcesSection)
     """What the job may take of the machine."""
 

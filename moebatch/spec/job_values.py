@@ -9,8 +9,11 @@ from typing import Annotated, Any
 
 from pydantic import PlainValidator
 
-from moebatch.spec.limits import CHECKS, shown, whole
+from moebatch.spec.limits import CHECKS, number, shown, whole
 from moebatch.units import parse_bytes
+
+_LARGEST = 1e300
+"""Any float, but no huge integer that is none."""
 
 
 def one_of(*allowed: str) -> PlainValidator:
@@ -73,6 +76,15 @@ def _threads(value: object) -> int | None:
         ) from None
 
 
+def _threshold(value: object) -> float | None:
+    if value == "auto" or value is None:
+        return None
+    try:
+        return number(value, 0, _LARGEST)
+    except ValueError:
+        raise ValueError(f"must be auto or a number of at least 0, got {shown(value)}") from None
+
+
 def _job_seed(value: object) -> int:
     return whole(value, -(2**63), 2**63 - 1)
 
@@ -100,6 +112,8 @@ Size = Annotated[int | None, PlainValidator(_size)]
 """Bytes; None is auto."""
 Threads = Annotated[int | None, PlainValidator(_threads)]
 """A number of threads; None is auto."""
+Threshold = Annotated[float | None, PlainValidator(_threshold)]
+"""How much a gate may change the loss; None is auto."""
 Hardware = Annotated[str, PlainValidator(_hardware)]
 """auto, or the name or path of a hardware profile."""
 JobSeed = Annotated[int, PlainValidator(_job_seed)]

@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from moebatch.engine.approximation import EXACT
 from moebatch.engine.model_files import open_model
 from moebatch.folder.claim import claim
 from moebatch.folder.row_key import RowKeys, name_hash
@@ -70,7 +71,7 @@ def _write_job(folder: Path, num_rows: int) -> Path:
 def _fill(path: Path, count: int) -> float:
     """Writes records of all rows but the last; returns seconds that one of them takes."""
     job = load_job(path)
-    manifest = manifest_of(job, open_model(job.model.path, "auto"))
+    manifest = manifest_of(job, open_model(job.model.path, "auto"), EXACT)
     claim(manifest, job.output.path, of_today(ALL))
     total_s = 0.0
     with JournalWriter(job.output.path.with_name("out.jsonl.moebatch") / "journal") as journal:

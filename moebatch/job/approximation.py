@@ -1,0 +1,33 @@
+"""What a job lets a run change about answers."""
+
+from dataclasses import replace
+
+from moebatch.engine.approximation import EXACT, Approximation
+from moebatch.engine.gating_file import GATING, load_gating
+from moebatch.engine.model_files import ModelFiles
+from moebatch.errors import ConfigError, Fault
+from moebatch.spec.job import Job
+
+
+def load_approximation(job: Job, files: ModelFiles) -> Approximation:
+    """What the job asks for, with what `moebatch calibrate` has left beside the model.
+
+    Raises CheckpointError if that is missing, damaged or of another state of the model.
+    """
+    if job.experts.gating == "exact":
+        return EXACT
+    gating = load_gating(GATING.path(job.model.path), files.owner).gating
+    if job.experts.threshold is not None:
+        gating = replace(gating, threshold=job.experts.threshold)
+    return Approximation(gating=gating)
+
+
+def require_exact(job: Job) -> None:
+    """Raises ConfigError unless answers are exactly the model's own."""
+    gating = job.experts.gating
+    if gating != "exact":
+        message = (
+            f"forbids experts.gating: {gating}, with which answers are not exactly the model's "
+            "own; set it to exact, or leave --exact out"
+        )
+        raise ConfigError([Fault(file="--exact", message=message)])

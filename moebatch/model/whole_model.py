@@ -1,0 +1,102 @@
+"""A model as transformers computes it, all of it in memory, for what a stream cannot tell.
+
+Shape letters: B sequences, S positions, D hidden, V vocabulary, R rows, K experts per token.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from moebatch.model.readings import ReadingBatch
+from moebatch.spec.shape import ModelShape
+
+ChangeGate = Callable[[int, Tensor, Tensor], None]
+"""Gets the layer, weights [R, K] in float32 and experts [R, K], which it may change in place; the
+number of experts stands for a choice that is left out."""
+
+
+class WholeModel:
+    """Losses, their gradients, and what becomes of both when gates choose otherwise."""
+
+    def __init__(self, module: Any, shape: ModelShape) -> None:
+        """`module` is a causal model of transformers whose experts are computed one by one: only
+        so are choices that are left out skipped."""
+        self._module = module.eval().requires_grad_(False)
+        layers = module.model.layers
+        self._blocks = {layer: layers[layer].mlp for layer in shape.moe_layers}
+
+    def loss(self, batch: ReadingBatch) -> Tensor:
+        """Sum of the losses of all tokens that count, in nats, in float32."""
+        embedded_BSD = self._module.get_input_embeddings()(batch.tokens_BS)
+        if torch.is_grad_enabled():
+            embedded_BSD.requires_grad_()
+        logits_BSV = self._module(inputs_embeds=embedded_BSD, use_cache=False).logits
+        is_expected = batch.is_expected_BS[:, 1:]
+        expected = batch.tokens_BS[:, 1:][is_expected]
+        return F.cross_entropy(logits_BSV[:, :-1][is_expected].float(), expected, reduction="sum")
+
+    def squared_gradients(self, batch: ReadingBatch) -> dict[int, float]:
+        """By MoE layer, the sum of (dL/dO)^2 over tokens and hidden dimensions: L the loss of the
+        batch, O what the layer's experts make of a token."""
+        outputs: dict[int, Tensor] = {}
+
+        def keep(layer: int) -> Callable[[Any, Any, Tensor], None]:
+            return lambda module, inputs, output: outputs.__setitem__(layer, output)
+
+        with ExitStack() as hooks, torch.enable_grad():
+            for layer, block in self._blocks.items():
+                hooks.callback(block.register_forward_hook(keep(layer)).remove)
+            gradients = torch.autograd.grad(self.loss(batch), list(outputs.values()))
+        return {
+            layer: float(gradient.double().square().sum())
+            for layer, gradient in zip(outputs, gradients, strict=True)
+        }
+
+    @contextmanager
+    def changed_gates(self, change: ChangeGate) -> Iterator[None]:
+        """What all gates say goes through `change` first."""
+        with ExitStack() as hooks:
+            for layer, block in self._blocks.items():
+                hook = _changing(layer, change)
+                hooks.callback(block.gate.register_forward_hook(hook).remove)
+            yield
+
+    def answers(self, prompts_BS: Tensor, max_tokens: int) -> list[tuple[int, ...]]:
+        """What the model says, greedily, to prompts of one length; up to its end token, or to so
+        many tokens."""
+        from transformers import GenerationConfig
+
+        usual = self._module.generation_config
+        ends = usual.eos_token_id
+        config = GenerationConfig(
+            do_sample=False,
+            max_new_tokens=max_tokens,
+            eos_token_id=ends,
+            pad_token_id=0 if usual.pad_token_id is None else usual.pad_token_id,
+        )
+        with torch.inference_mode():
+            said_BS = self._module.generate(
+                prompts_BS, attention_mask=torch.ones_like(prompts_BS), generation_config=config
+            )
+        ends = [] if ends is None else [ends] if isinstance(ends, int) else ends
+        return [_up_to_end(said, ends) for said in said_BS[:, prompts_BS.shape[1] :].tolist()]
+
+
+def _changing(layer: int, change: ChangeGate) -> Callable[[Any, Any, Any], Any]:
+    def hook(module: Any, inputs: Any, output: tuple[Tensor, Tensor, Tensor]) -> Any:
+        logits_RE, weights_RK, experts_RK = output
+        changed_RK, experts_RK = weights_RK.to(torch.float32, copy=True), experts_RK.clone()
+        change(layer, changed_RK, experts_RK)
+        return logits_RE, changed_RK.to(weights_RK.dtype), experts_RK
+
+    return hook
+
+
+def _up_to_end(said: list[int], ends: Sequence[int]) -> tuple[int, ...]:
+    """With its end token."""
+    stop = next((place + 1 for place, token in enumerate(said) if token in ends), len(said))
+    return tuple(said[:stop])
