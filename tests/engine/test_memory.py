@@ -15,13 +15,11 @@ from moebatch.plan.footprint import KV_TERM, KV_WINDOW_TERM, RESIDENT_TERM, SLOT
 from moebatch.plan.planner import best_policy
 from moebatch.plan.problem import Problem
 from moebatch.plan.scratch import limits_of, scratch_bytes
-from moebatch.schedule.names import SCHEDULES
 from moebatch.spec.hardware import Hardware
 from moebatch.spec.policy import Policy
 from moebatch.spec.workload import Length, Workload
 from tests.engine.test_engine import NEW_TOKENS, TokenText, requests, tokens_of
-from tests.engine.test_schedules import EMULATED, emulated
-from tests.tiny import FAMILIES
+from tests.engine.test_schedules import CASES, EMULATED, emulated
 
 MAX_TOKENS = 112
 FEW_BYTES = 2**20
@@ -68,10 +66,9 @@ def reserved_bytes(asked: Problem, policy: Policy) -> int:
     return footprint.total_bytes - footprint.terms["activations"] + scratch
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize(("name", "family"), CASES)
 def test_a_device_holds_what_was_priced(
-    tiny_checkpoint: Callable[..., Path], tmp_path: Path, family: str, name: str
+    tiny_checkpoint: Callable[..., Path], tmp_path: Path, name: str, family: str
 ) -> None:
     files = open_model(tiny_checkpoint(family), "float32")
     device = emulated()
