@@ -4,6 +4,7 @@ from math import isfinite
 from typing import Any
 
 from moebatch.plan.answer import Answer
+from moebatch.plan.expert_choice import ExpertChoice
 from moebatch.plan.prediction import Prediction
 from moebatch.plan.roofs import PolicyRoofs, policy_roofs
 from moebatch.spec.policy import Placement, Policy
@@ -25,6 +26,7 @@ def answer_json(answer: Answer) -> dict[str, Any]:
         "solver": answer.solver,
         "policy": policy_json(answer.policy),
         "prediction": prediction_json(answer.prediction),
+        "experts": None if answer.experts is None else _experts(answer.experts),
         "turning_points": [
             _turning_points(roofs) for roofs in policy_roofs(problem, answer.policy)
         ],
@@ -33,6 +35,25 @@ def answer_json(answer: Answer) -> dict[str, Any]:
             for better in answer.improvements
         ],
         "notes": list(answer.notes),
+    }
+
+
+def _experts(choice: ExpertChoice) -> dict[str, Any]:
+    return {
+        "gain": choice.gain,
+        "layers_ahead": choice.depth,
+        "alternatives": [
+            {
+                "predictor": one.policy.predictor,
+                "cache": one.policy.cache,
+                "cache_sizes": list(one.policy.cache_sizes),
+                "job_time_s": one.seconds,
+                "loads_per_pass": one.num_loads,
+                "at_hand": one.at_hand,
+                "is_chosen": one is choice.chosen,
+            }
+            for one in choice.alternatives
+        ],
     }
 
 

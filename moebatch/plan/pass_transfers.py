@@ -72,7 +72,7 @@ class PassTransfers:
         whole layers, chosen or not; `simple` does so again for each micro-batch."""
         shape, load, policy = self.prices.shape, self.load, self.policy
         layers = len(shape.moe_layers)
-        if policy.schedule not in WHOLE_LAYER_SCHEDULES:
+        if policy.schedule not in (*WHOLE_LAYER_SCHEDULES, *PAGED):
             return distinct_experts(shape, load.tokens) * layers
         walks = load.decode_sequences / policy.micro_batch_size
         walks += load.prompt_tokens / gpu_prompt_rows(policy)

@@ -79,7 +79,8 @@ def _workload(workload: Workload) -> str:
     )
     if workload.num_sequences is None:
         return f"{lengths}; as many as there are (give --requests for a job time)"
-    return f"{workload.num_sequences} sequences: {lengths}"
+    more = "s" * (workload.num_sequences > 1)
+    return f"{workload.num_sequences} sequence{more}: {lengths}"
 
 
 def _policy(answer: Answer) -> RenderableType:
