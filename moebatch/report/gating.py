@@ -15,10 +15,8 @@ def gating_rows(grid: Table, lesson: GatingLesson) -> None:
     learnt = lesson.learnt
     grid.add_row("gating", plain(str(lesson.file)))
     text = "the model's own answers to prompts" if lesson.answers else "text"
-    grid.add_row(
-        "tried on",
-        f"{lesson.num_expected} held-out tokens of {text}, {format_duration(lesson.learn_s)} in all",
-    )
+    tried = f"{lesson.num_expected} held-out tokens of {text}"
+    grid.add_row("tried on", f"{tried}, {format_duration(lesson.learn_s)} in all")
     grid.add_row("threshold", _chosen(learnt))
 
 
@@ -32,8 +30,8 @@ def _chosen(learnt: LearntGating) -> str:
     if not point.threshold:
         return f"none costs {learnt.wanted_loss:.2%} of perplexity or less; 0, which is exact"
     return (
-        f"[bold green]{point.threshold:.4g}[/] for {learnt.wanted_loss:.2%} of perplexity: a single "
-        f"expert in {point.single_share:.1%} of all decisions"
+        f"[bold green]{point.threshold:.4g}[/] for {learnt.wanted_loss:.2%} of perplexity: a "
+        f"single expert in {point.single_share:.1%} of all decisions"
     )
 
 

@@ -13,6 +13,7 @@ from moebatch.model.batch import MicroBatch, Span
 from moebatch.model.decoder import Decoder
 from moebatch.model.dense_weights import DenseWeights
 from moebatch.model.families import family_of, required_tensors
+from moebatch.model.gating import AdaptiveGating
 from moebatch.model.router import Routing
 from moebatch.plan.scratch import Limits
 from moebatch.spec.config_file import load_config
@@ -47,7 +48,11 @@ class Driver:
     """Runs sequences together; how they are cut and grouped must not matter."""
 
     def __init__(
-        self, folder: Path, dtype: torch.dtype = torch.float32, limits: Limits = LIMITS
+        self,
+        folder: Path,
+        dtype: torch.dtype = torch.float32,
+        limits: Limits = LIMITS,
+        gating: AdaptiveGating | None = None,
     ) -> None:
         config = load_config(folder / "config.json")
         self.shape = read_shape(config, str(folder))
@@ -59,7 +64,12 @@ class Driver:
         assert found == required
         self.weights = self._dense(dtype)
         self.decoder = Decoder(
-            self.shape, config, self.weights, limits, expert_dtype=self._stored_dtype()
+            self.shape,
+            config,
+            self.weights,
+            limits,
+            expert_dtype=self._stored_dtype(),
+            gating=gating,
         )
         size = (self.shape.num_layers, NUM_ROWS, self.shape.num_kv_heads, self.shape.head_dim)
         self.keys = torch.full(size, torch.nan, dtype=dtype)

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moebatch.model.gating import AdaptiveGating
+from moebatch.model.gating_count import GatingCount
 from moebatch.model.router import choose_experts, group_by_expert
 
 EXPERTS = 6
@@ -39,6 +40,31 @@ def test_of_more_than_two_the_smallest_go_together() -> None:
 def test_weights_that_do_not_sum_to_one_keep_their_sum() -> None:
     weights, experts = dropped(gating(0.04), [0.4, 0.05])
     assert experts == [0, EXPERTS] and weights == pytest.approx([0.45, 0.0])
+
+
+@given(st.integers(0, 10**6), st.floats(1e-4, 0.3))
+def test_a_choice_is_left_out_from_its_least_threshold_on(seed: int, sensitivity: float) -> None:
+    logits = torch.randn(20, EXPERTS, generator=torch.Generator().manual_seed(seed))
+    weights_RK, experts_RK = choose_experts(logits, 3, normalise=False, weights_dtype=torch.float32)
+    least_RK = gating(0.0, sensitivity).least_thresholds(0, weights_RK)
+    for factor, expected in ((0.99, False), (1.01, True)):
+        for row in range(len(logits)):
+            for choice in (1, 2):
+                threshold = factor * float(least_RK[row, choice - 1])
+                one, experts_1K = (
+                    weights_RK[row : row + 1].clone(),
+                    experts_RK[row : row + 1].clone(),
+                )
+                gating(threshold, sensitivity).drop(0, one, experts_1K, EXPERTS)
+                assert (int(experts_1K[0, choice]) == EXPERTS) is expected
+
+
+def test_decisions_are_counted() -> None:
+    count = GatingCount()
+    assert (count.num_decisions, count.single_share, count.mean_experts) == (0, 0.0, 0.0)
+    count.add(torch.tensor([[False, False, True], [False, True, True]]))
+    count.add(torch.tensor([[False, False, False], [False, True, True]]))
+    assert (count.num_decisions, count.single_share, count.mean_experts) == (4, 0.5, 3 - 5 / 4)
 
 
 def test_layers_of_which_the_loss_hardly_depends_use_one_expert() -> None:

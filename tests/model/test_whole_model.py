@@ -1,0 +1,102 @@
+"""A model in memory: its gradients are those of plain autograd, its gates can leave out what those
+of a decoder leave out."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from moebatch.model.gating import AdaptiveGating
+from moebatch.model.gating_count import GatingCount
+from moebatch.model.readings import Reading, reading_batches
+from moebatch.model.whole_model import WholeModel
+from tests.model.driver import Driver
+from tests.model.oracle import load, prompts
+from tests.tiny import FAMILIES
+
+Checkpoint = Callable[..., Path]
+SENSITIVITIES = {0: 1.0, 1: 0.3, 2: 3.0}
+
+
+def opened(folder: Path) -> tuple[Any, WholeModel]:
+    module = load(folder)
+    module.set_experts_implementation("eager")
+    return module, WholeModel(module, Driver(folder).shape)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_gates_leave_out_what_those_of_a_decoder_do(
+    tiny_checkpoint: Checkpoint, family: str
+) -> None:
+    folder = tiny_checkpoint(family, num_experts_per_tok=3)
+    gating, count = AdaptiveGating(0.06, SENSITIVITIES), GatingCount()
+    driver = Driver(folder, gating=gating)
+    module, whole = opened(folder)
+    num_experts = driver.shape.num_experts
+
+    def drop(layer: int, weights_RK: torch.Tensor, experts_RK: torch.Tensor) -> None:
+        gating.drop(layer, weights_RK, experts_RK, num_experts)
+        count.add(experts_RK == num_experts)
+
+    texts = prompts(lengths=(17, 40))
+    sequences = driver.generate(texts, 1)
+    for text, sequence in zip(texts, sequences, strict=True):
+        tokens = torch.tensor([text])
+        with torch.inference_mode():
+            exact = module(tokens).logits[0, -1]
+            with whole.changed_gates(drop):
+                expected = module(tokens).logits[0, -1]
+            assert torch.equal(module(tokens).logits[0, -1], exact), "gates are as they were"
+        assert torch.allclose(sequence.logits[0], expected, atol=2e-4)
+        assert not torch.allclose(expected, exact, atol=1e-2), "something was left out"
+    mine = driver.decoder.gating_count
+    assert mine is not None and 0.05 < count.single_share < 0.95
+    assert (mine.num_decisions, mine.single_share, mine.mean_experts) == (
+        count.num_decisions,
+        count.single_share,
+        count.mean_experts,
+    )
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_squared_gradients_are_those_of_plain_autograd(
+    tiny_checkpoint: Checkpoint, family: str
+) -> None:
+    """Of something that is added to what the experts make, one sequence after the other."""
+    module, whole = opened(tiny_checkpoint(family))
+    readings = [Reading(tuple(text), 5) for text in prompts(lengths=(9, 9, 14))]
+    expected = dict.fromkeys(range(3), 0.0)
+    for tokens, num_given in readings:
+        added = [torch.zeros(1, len(tokens), 32, requires_grad=True) for _ in range(3)]
+        hooks = [
+            layer.mlp.register_forward_hook(lambda _, inputs, output, more=more: output + more)
+            for layer, more in zip(module.model.layers, added, strict=True)
+        ]
+        shares = module(torch.tensor([tokens])).logits[0].log_softmax(-1)
+        said = [-shares[place - 1, tokens[place]] for place in range(num_given, len(tokens))]
+        torch.autograd.backward(torch.stack(said).sum())
+        for hook in hooks:
+            hook.remove()
+        for layer, more in enumerate(added):
+            assert more.grad is not None
+            expected[layer] += float((more.grad**2).sum())
+    found = dict.fromkeys(range(3), 0.0)
+    for batch in reading_batches(readings, most_tokens=20):
+        for layer, of_batch in whole.squared_gradients(batch).items():
+            found[layer] += of_batch
+    assert found == {layer: pytest.approx(of, rel=1e-3) for layer, of in expected.items()}
+
+
+def test_a_prompt_is_answered_as_transformers_answers_it(tiny_checkpoint: Checkpoint) -> None:
+    module, whole = opened(tiny_checkpoint("mixtral"))
+    module.generation_config.eos_token_id = 2
+    asked = torch.tensor(prompts(lengths=(6, 6)))
+    for prompt, answer in zip(asked, whole.answers(asked, 5), strict=True):
+        tokens = prompt.tolist()
+        for token in answer:
+            with torch.inference_mode():
+                assert token == int(module(torch.tensor([tokens])).logits[0, -1].argmax())
+            tokens.append(token)
+        assert len(answer) == 5 or answer[-1] == 2
