@@ -75,9 +75,12 @@ class Driver:
         slots: SlotQueue,
         below: SlotQueue | None = None,
         foresight: Foresight | None = None,
+        learn: Callable[[int, int], None] = lambda step, micro_batch: None,
     ) -> None:
         """`slots` are those of the level that computes; `below` are those of main memory under it,
-        where experts pass that live on disk. `foresight` counts how well experts were foreseen."""
+        where experts pass that live on disk. `foresight` counts how well experts were foreseen.
+        `learn` is told of a step and a micro-batch whose gate has spoken, when what it asks for is
+        on its way: guesses take time."""
         self._schedule = schedule
         self._setup = setup
         self._lanes = lanes
@@ -85,6 +88,7 @@ class Driver:
         self._slots = slots
         self._below = below
         self._foresight = foresight or Foresight()
+        self._learn = learn
         self._going_up: set[ExpertKey] = set()
         slots.tell_drops(self._not_needed_below)
         self._freed: set[int] = set()
@@ -174,6 +178,7 @@ class Driver:
                 self._route(step, micro_batch)
             case Spoken(step, micro_batch):
                 self._listen(step, micro_batch)
+                self._learn(step, micro_batch)
             case Drop(step):
                 self._drop(step)
             case Whole(step):
@@ -197,6 +202,8 @@ class Driver:
             self._foresight.foresee(step, layer, experts)
         keys = [ExpertKey(layer, expert) for expert in experts]
         with self._lanes.lock:
+            if count is not None:  # what was said of the step before was said from further away
+                self._slots.withdraw(layer, keep=experts)
             self._slots.announce(keys)
             if self._below is not None:
                 self._below.announce(key for key in keys if self._slots.is_missing(key))
@@ -218,6 +225,7 @@ class Driver:
             for expert in news:
                 self._require(ExpertKey(layer, expert))
             self._lanes.slots_changed()
+        self._learn(step, micro_batch)
 
     def _listen(self, step: int, micro_batch: int) -> Sequence[int]:
         """Waits for a gate, and returns what it is the first one to choose."""
