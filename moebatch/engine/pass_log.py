@@ -80,7 +80,7 @@ class PassLog:
         return self._even.rows(number, layer, micro_batch, tokens) if known is None else known
 
     def ranked(self, layer: int, tokens: float | None) -> Sequence[int]:
-        """Experts by how often they were chosen: all, or as many as so many tokens will choose."""
+        """Experts by how often they were chosen: all, or as many as those tokens choose."""
         counts_E = self._chosen.get(layer)
         if counts_E is None:
             return self._even.ranked(layer, tokens)

@@ -27,7 +27,7 @@ class Routing(Protocol):
         """Tokens of each expert, [E], where so many tokens of a pass choose."""
 
     def ranked(self, layer: int, tokens: float | None) -> Sequence[int]:
-        """Experts by their popularity: all, or as many as so many tokens will choose."""
+        """Experts by their popularity: all, or as many as those tokens choose."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -114,8 +114,8 @@ class SimWorld:
         return [int(expert) for expert in np.flatnonzero(rows > 0)]
 
     def ranked(self, step: int) -> Sequence[int]:
-        """The most popular experts of the layer: as many as the policy asks for, or as will probably
-        be chosen."""
+        """The most popular experts of the layer: as many as the policy asks for, or as will
+        probably be chosen."""
         tokens = self._now.tokens if self.policy.num_hot is None else None
         return self.routing.ranked(self.setup.layer(step), tokens)
 

@@ -42,7 +42,7 @@ class SkewedRouting:
         return rows
 
     def ranked(self, layer: int, tokens: float | None) -> Sequence[int]:
-        """Experts by their popularity: all, or as many as so many tokens will choose."""
+        """Experts by their popularity: all, or as many as those tokens choose."""
         ranks = self._orders[layer]
         if tokens is not None:
             ranks = ranks[: num_likely(self.chances, tokens)]

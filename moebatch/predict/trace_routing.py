@@ -54,7 +54,7 @@ class TraceRouting:
         return self._counts(of_layer[taken]) * (count / len(taken))
 
     def ranked(self, layer: int, tokens: float | None) -> Sequence[int]:
-        """Experts by how often the trace has them: all, or as many as so many tokens will choose."""
+        """Experts by how often the trace has them: all, or as many as those tokens choose."""
         chances_E = self._chances_LE[self._layers[layer]]
         order = np.argsort(-chances_E, kind="stable")
         if tokens is not None:
