@@ -91,7 +91,6 @@ class Driver:
         self._learn = learn
         self._going_up: set[ExpertKey] = set()
         slots.tell_drops(self._not_needed_below)
-        self._freed: set[int] = set()
         self._steps: dict[int, int] = {}
         self._chosen: dict[int, dict[int, tuple[int, ...]]] = {}
         """Experts by step and micro-batch."""
@@ -156,7 +155,6 @@ class Driver:
                 self._lanes.wait(lambda: self._lanes.is_idle(results_only=True), "end of pass")
                 self._chosen.clear()
                 self._wanted.clear()
-                self._freed.clear()
                 self._foresight.end_pass()
                 return
             else:
@@ -261,7 +259,6 @@ class Driver:
     def _free(self, step: int) -> None:
         layer = self._setup.layer(step)
         with self._lanes.lock:
-            self._freed.add(step)
             self._slots.release(layer)
             self._lanes.slots_changed()
 
@@ -322,7 +319,11 @@ class Driver:
             self._lanes.slots_changed()
 
     def _is_kept(self, task: Task) -> bool:
-        return task.micro_batch is not None and task.step not in self._freed
+        """Whether a later micro-batch of the step has chosen the same expert."""
+        if task.micro_batch is None:
+            return False
+        chosen = self._chosen.get(task.step, {})
+        return any(task.expert in chosen[k] for k in chosen if k > task.micro_batch)
 
     def _begin(self, step: int) -> int:
         """The layer of a step for which experts are moved from now on."""
