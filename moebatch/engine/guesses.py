@@ -1,14 +1,11 @@
 """What gates say and what is likely before they do, for whoever drives a schedule."""
 
-import math
 from collections.abc import Callable, Sequence
 
 from moebatch.model.router import Routing
+from moebatch.plan.likely import num_likely
 from moebatch.predict.predictor import PassTokens, Predictor, RoutingObserver
 from moebatch.schedule.setup import Setup
-
-_LIKELY = math.log(2)
-"""Expected tokens beyond which an expert is likelier than not to be chosen."""
 
 
 class Guesses:
@@ -20,9 +17,16 @@ class Guesses:
         predictor: Predictor,
         routing: Callable[[int, int], Routing],
         observer: RoutingObserver | None = None,
+        *,
+        experts_per_token: int,
     ) -> None:
         """`routing` gives what the gate of a step and a micro-batch has said; `observer` is told
         what the predictor is told."""
+        self._experts_per_token = experts_per_token
+        self._num_tokens = self._num_next = 0
+        """Of the pass in work, and what is known to come in the next one."""
+        self._last_spoken = -1
+        """The layer whose gate has spoken last in this pass."""
         self._setup = setup
         self._predictor = predictor
         self._routing = routing
@@ -30,21 +34,31 @@ class Guesses:
 
     def begin_pass(self, tokens: PassTokens) -> None:
         """A pass of those tokens begins."""
+        self._num_tokens, self._num_next = len(tokens.tokens_T), int(tokens.is_last_T.sum())
+        self._last_spoken = -1
         for observer in self._observers:
-            observer.begin_pass(len(tokens.tokens_T), tokens)
+            observer.begin_pass(self._num_tokens, tokens)
 
     def chosen(self, step: int, micro_batch: int) -> Sequence[int]:
         """Experts that a micro-batch chose."""
+        return list(self._routing(step, micro_batch).tokens)
+
+    def learn(self, step: int, micro_batch: int) -> None:
+        """Tells predictor and observer what a micro-batch chose, and what its gate saw."""
         routing = self._routing(step, micro_batch)
-        layer = self._setup.layer(step)
+        self._last_spoken = layer = self._setup.layer(step)
         for rows in routing.rows:
             experts_RK = routing.chosen(rows)
             for observer in self._observers:
                 observer.observe(layer, rows, experts_RK, routing.normed_TD[rows])
-        return list(routing.tokens)
 
     def ranked(self, step: int) -> Sequence[int]:
-        """Experts that are likelier than not to be chosen, the likeliest first."""
+        """As many experts as will probably be chosen, the likeliest first."""
         layer = self._setup.layer(step)
         expected_E = self._predictor.expected(layer)
-        return [e for e in self._predictor.rank(layer) if expected_E[e] >= _LIKELY]
+        num_expected = expected_E.sum() / self._experts_per_token
+        if not num_expected:
+            return []
+        is_next_pass = layer <= self._last_spoken
+        tokens = self._num_next if is_next_pass else self._num_tokens
+        return self._predictor.rank(layer)[: num_likely(expected_E / num_expected, tokens)]

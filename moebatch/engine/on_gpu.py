@@ -201,6 +201,7 @@ class _Assembly:
             num_slots=self._order.policy.num_slots,
             resident=self._homes["vram"],
             cache=cache_of(self._order.files.shape, self._order.policy, with_vram=True),
+            chunk_bytes=self._order.chunk_bytes,
         )
         self._opened.callback(experts.close)
         experts.load_residents()

@@ -16,6 +16,7 @@ from moebatch.predict.path_table import PathTable
 from moebatch.predict.predictor import Predictor, RoutingObserver
 from moebatch.schedule.expert_load import ExpertKey
 from moebatch.spec.policy import Policy, pages_of
+from moebatch.store.packed import CHUNK_BYTES
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,6 +46,8 @@ class Order:
     """When nobody waits any more, experts get the memory of pages that are not needed again."""
     num_traced_passes: int = 0
     """Passes whose timeline is kept task by task."""
+    chunk_bytes: int = CHUNK_BYTES
+    """Most bytes of an expert that go up to a GPU at once."""
 
     def __post_init__(self) -> None:
         assert not (self.observer and self.num_traced_passes), "one looks at the gates"

@@ -10,14 +10,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from moebatch.engine.layout import Group, Layout
+from moebatch.plan.likely import num_likely
 from moebatch.plan.load import PassLoad
 from moebatch.plan.sim_passes import MicroBatches
 from moebatch.plan.skew import SkewedRouting
 from moebatch.predict.predictor import Chosen, PassTokens
 from moebatch.spec.hardware import LevelName
 from moebatch.spec.shape import ModelShape
-
-_WORTH_HAVING = 0.5
 
 
 class PassLog:
@@ -81,15 +80,13 @@ class PassLog:
         return self._even.rows(number, layer, micro_batch, tokens) if known is None else known
 
     def ranked(self, layer: int, tokens: float | None) -> Sequence[int]:
-        """Experts by how often they were chosen: all, or those likelier than not to be chosen by
-        one of so many tokens."""
+        """Experts by how often they were chosen: all, or as many as those tokens choose."""
         counts_E = self._chosen.get(layer)
         if counts_E is None:
             return self._even.ranked(layer, tokens)
         order = np.argsort(-counts_E, kind="stable")
         if tokens is not None:
-            chances_E = counts_E[order] / self._num_tokens[layer]
-            order = order[1 - (1 - chances_E) ** max(1.0, tokens) > _WORTH_HAVING]
+            order = order[: num_likely(counts_E / self._num_tokens[layer], tokens)]
         return [int(expert) for expert in order]
 
     def _count(self, experts_RK: Chosen) -> NDArray[np.float64]:

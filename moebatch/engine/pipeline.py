@@ -33,7 +33,13 @@ class Pipeline:
         self._parts = parts
         self._executor = executor
         self._work: PassWork | None = None
-        self._guesses = Guesses(parts.setup, parts.predictor, self._routing, parts.observer)
+        self._guesses = Guesses(
+            parts.setup,
+            parts.predictor,
+            self._routing,
+            parts.observer,
+            experts_per_token=parts.decoder.shape.experts_per_token,
+        )
         self._layer_done: Callable[[int], None] = lambda layer: None
         self._driver = self._new_driver()
 
@@ -147,6 +153,7 @@ class Pipeline:
             parts.setup,
             lanes=self._executor,
             router=self._guesses,
+            learn=self._guesses.learn,
             slots=parts.slots,
             below=parts.below,
             foresight=parts.foresight,

@@ -43,6 +43,7 @@ def status_of(attempt: Attempt | None, *, run_folder: str, budget_bytes: int) ->
         budget_bytes=budget_bytes,
         lanes=lane_times(built, elapsed_s) if built else (),
         is_emulated=attempt is not None and attempt.kind == "emulate",
+        foresight=built.foresight.layers if built and built.foresight.has_news else {},
     )
 
 
@@ -80,6 +81,7 @@ def summary_of(attempt: Attempt, *, output: str, budget_bytes: int, begun_s: flo
         emulated=_emulated(attempt),
         vram_peak_bytes=built.made.memory.peak_bytes if built and built.made.memory else None,
         waits=without_readers(built.recorder.statistics) if built and built.recorder else None,
+        foresight=now.foresight,
         torch_only=attempt.torch_only,
     )
 

@@ -208,10 +208,9 @@ def accuracies(
     }
     of_lessons = {lesson.name: lesson.accuracy for lesson in lessons}
     for name, accuracy in of_lessons.items():
-        # The first gate speaks for the first layer beside the perceptrons, too.
-        first = of_lessons["next-gate"] if name == "learned" else {}
-        beside = {layer: share for layer, share in first.items() if layer == next(iter(usual))}
-        found[name] = tuple({**usual, **beside, **accuracy}.values())
+        # Gates speak for the layers that are too near for the perceptrons.
+        nearer = of_lessons["next-gate"] if name == "learned" else {}
+        found[name] = tuple({**usual, **nearer, **accuracy}.values())
     return found
 
 

@@ -1,9 +1,11 @@
 """How far a run is, and what came of it: figures only, drawn elsewhere."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 from moebatch.plan.prediction import Prediction
+from moebatch.schedule.foresight import LayerForesight
 from moebatch.schedule.statistics import Statistics
 from moebatch.spec.policy import Policy
 
@@ -55,6 +57,8 @@ class RunStatus:
     lanes: tuple[LaneTime, ...]
     is_emulated: bool = False
     """Whether a GPU is only emulated."""
+    foresight: Mapping[int, LayerForesight] = field(default_factory=dict)
+    """By layer, how well experts were foreseen; empty where all of them have stayed."""
 
     @property
     def fraction(self) -> float:
@@ -132,5 +136,7 @@ class RunSummary:
     """Most memory of the GPU that was in use; None without one."""
     waits: Statistics | None = None
     """What the lanes waited for; None if everything was done one after the other."""
+    foresight: Mapping[int, LayerForesight] = field(default_factory=dict)
+    """By layer, how well experts were foreseen; empty where all of them have stayed."""
     torch_only: str | None = None
     """Why there were no compiled kernels; None if there were."""

@@ -7,9 +7,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_origin
 
 from moebatch.errors import Stopped
 from moebatch.folder.shard import Shard
@@ -40,6 +40,9 @@ class ShardStatus:
     """Unix time."""
     fruitless: int = 0
     """Runs in a row, this one the last, that were stopped before anything was gained."""
+    foresight: dict[str, dict[str, int]] = field(default_factory=dict)
+    """By layer, what was asked for, was there, was foreseen and so on; empty where all experts have
+    stayed."""
 
     @property
     def is_alive(self) -> bool:
@@ -92,8 +95,14 @@ def read_status(path: Path) -> ShardStatus | None:
 
 def _is_sound(status: ShardStatus) -> bool:
     """Whether every field is of its type; whole numbers will do for others."""
-    values = ((getattr(status, field.name), field.type) for field in fields(status))
-    return all(isinstance(value, int | float if of is float else of) for value, of in values)  # type: ignore[arg-type]
+    return all(isinstance(getattr(status, one.name), _class(one.type)) for one in fields(status))
+
+
+def _class(of: Any) -> Any:
+    """What values of a type are instances of."""
+    if of is float:
+        return int | float
+    return dict if get_origin(of) is dict else of
 
 
 def _write(path: Path, shard: Shard, now: RunStatus, end: str | None, fruitless: int) -> None:
@@ -111,6 +120,7 @@ def _write(path: Path, shard: Shard, now: RunStatus, end: str | None, fruitless:
         "job_id": os.environ.get("SLURM_JOB_ID"),
         "updated": time.time(),
         "fruitless": fruitless,
+        "foresight": {layer: asdict(counts) for layer, counts in now.foresight.items()},
     }
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     with suppress(OSError):

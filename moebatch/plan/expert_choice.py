@@ -6,7 +6,6 @@ small jobs and at the end of large ones, what is known of a model's routing deci
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from math import ceil
 from typing import Literal
 
 import numpy as np
@@ -128,10 +127,9 @@ def _ways(
     known = [name for name in PREDICTORS if name in habits.accuracy]
     predictors = known if wishes.predictor is None else [wishes.predictor]
     tokens = _mean_tokens(loads)
-    num_hot = _num_hot(habits, policy, tokens)
     for predictor in predictors:
         for cache, is_divided in _caches(wishes.cache):
-            way = replace(policy, cache=cache, predictor=predictor, num_hot=num_hot)
+            way = replace(policy, cache=cache, predictor=predictor)
             if is_divided:
                 way = replace(way, cache_sizes=divided(problem, way, tokens))
             if cache == policy.cache or too_large(problem, way) is None:
@@ -161,13 +159,6 @@ def divided(problem: Problem, policy: Policy, tokens: float) -> tuple[int, ...]:
     )
     even = staying(problem.shape, replace(policy, cache_sizes=()), with_vram=problem.with_vram)
     return best_sizes(absent_LS * late_L[:, None], sum(even))
-
-
-def _num_hot(habits: Habits, policy: Policy, tokens: float) -> int | None:
-    """Experts of a layer that are foreseen: as many as a pass needs; None where that is most of
-    them."""
-    needed = ceil(float(habits.chosen(tokens).mean()))
-    return needed if 2 * needed <= habits.num_experts else policy.num_hot
 
 
 # --- what they are worth ------------------------------------------------------------------------

@@ -1,10 +1,20 @@
-"""Which experts are worth having before a gate has spoken."""
+"""How many experts are worth having before a gate has spoken.
+
+Shape letters: E experts, K experts per token.
+"""
 
 import numpy as np
 from numpy.typing import NDArray
 
 
-def likely(chances: NDArray[np.float64], tokens: float) -> NDArray[np.bool_]:
-    """Whether experts are likelier than not to be chosen by one of so many tokens, if `chances` are
-    those of a single one."""
-    return np.asarray(1 - (1 - chances) ** max(1.0, tokens) > 0.5)
+def num_likely(chances_E: NDArray[np.float64], tokens: float) -> int:
+    """As many experts as so many tokens will probably choose between them, if `chances_E` are those
+    of a single one: their expected number, sum of 1 - (1 - p)^T. Of one token that is K, as ProMoE
+    predicts (its section on the predictor); of many it is all that are popular.
+
+    No bar for each of them: what was foreseen in vain comes behind all that was chosen and is given
+    up when the gate has spoken, so it costs a chunk at most, and what was not foreseen costs an
+    expert's whole time.
+    """
+    chances_E = np.clip(chances_E, 0.0, 1.0)
+    return round(float((1 - (1 - chances_E) ** max(1.0, tokens)).sum()))

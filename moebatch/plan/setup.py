@@ -6,6 +6,7 @@ from math import ceil
 from typing import TypeVar
 
 from moebatch.plan.cache_sizes import even_sizes
+from moebatch.plan.distinct_experts import distinct_experts
 from moebatch.plan.lanes import BATCH_BY_BATCH_SCHEDULES, WHOLE_LAYER_SCHEDULES
 from moebatch.schedule.cache import Cache, Rule
 from moebatch.schedule.expert_load import ExpertKey
@@ -47,7 +48,7 @@ def setup_of(
         num_experts=shape.num_experts,
         moe_layers=frozenset(shape.moe_layers),
         num_hot=hot,
-        depth=_depth(shape, policy.num_slots, hot),
+        depth=_depth(shape, policy, hot),
         window=_window(policy, on_disk),
         has_staging=has_staging and policy.schedule in PAGED,
         kv_homes=_kv_homes(shape, policy, with_vram=with_vram),
@@ -200,9 +201,10 @@ def _on_disk(shape: ModelShape, policy: Policy, *, with_vram: bool) -> frozenset
     return frozenset(expert_homes(shape, policy)["disk"])
 
 
-def _depth(shape: ModelShape, num_slots: int, num_hot: int) -> int:
-    """Steps ahead that slots can hold."""
-    steps = ceil(num_slots / max(1, num_hot))
+def _depth(shape: ModelShape, policy: Policy, num_hot: int) -> int:
+    """Steps ahead that slots can hold, of experts that a batch chooses when all of it decodes."""
+    foreseen = min(num_hot, round(distinct_experts(shape, policy.batch_size)))
+    steps = ceil(policy.num_slots / max(1, foreseen))
     return max(1, min(steps, len(shape.moe_layers) - 1))
 
 

@@ -27,8 +27,7 @@ class Routing(Protocol):
         """Tokens of each expert, [E], where so many tokens of a pass choose."""
 
     def ranked(self, layer: int, tokens: float | None) -> Sequence[int]:
-        """Experts by their popularity: all, or those likelier than not to be chosen by one of so
-        many tokens."""
+        """Experts by their popularity: all, or as many as those tokens choose."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -115,8 +114,8 @@ class SimWorld:
         return [int(expert) for expert in np.flatnonzero(rows > 0)]
 
     def ranked(self, step: int) -> Sequence[int]:
-        """The most popular experts of the layer: as many as the policy asks for, or those that are
-        likelier than not."""
+        """The most popular experts of the layer: as many as the policy asks for, or as will
+        probably be chosen."""
         tokens = self._now.tokens if self.policy.num_hot is None else None
         return self.routing.ranked(self.setup.layer(step), tokens)
 

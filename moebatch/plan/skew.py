@@ -11,7 +11,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from moebatch.plan.likely import likely
+from moebatch.plan.likely import num_likely
 from moebatch.spec.shape import ModelShape
 
 _MOST_DRAWN = 1024
@@ -42,11 +42,10 @@ class SkewedRouting:
         return rows
 
     def ranked(self, layer: int, tokens: float | None) -> Sequence[int]:
-        """Experts by their popularity: all, or those likelier than not to be chosen by one of so
-        many tokens."""
+        """Experts by their popularity: all, or as many as those tokens choose."""
         ranks = self._orders[layer]
         if tokens is not None:
-            ranks = ranks[: int(likely(self.chances, tokens).sum())]
+            ranks = ranks[: num_likely(self.chances, tokens)]
         return [int(expert) for expert in ranks]
 
     @cached_property

@@ -63,6 +63,5 @@ class Predictor(RoutingObserver, Protocol):
     def expected(self, layer: int) -> NDArray[np.float64]:
         """How many tokens of the pass are expected to choose each expert, [E].
 
-        They sum to T times K. An expert is chosen at all with a probability of about
-        1 - exp(-expected), so beyond ln 2 it is likelier than not to be needed.
+        They sum to T times K, where T are the tokens of the pass for which this is a guess.
         """

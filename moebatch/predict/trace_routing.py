@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moebatch.errors import ConfigError, Fault
-from moebatch.plan.likely import likely
+from moebatch.plan.likely import num_likely
 from moebatch.predict.trace import RoutingTrace
 from moebatch.spec.shape import ModelShape
 
@@ -54,12 +54,11 @@ class TraceRouting:
         return self._counts(of_layer[taken]) * (count / len(taken))
 
     def ranked(self, layer: int, tokens: float | None) -> Sequence[int]:
-        """Experts by how often the trace has them: all, or those likelier than not to be chosen by
-        one of so many tokens."""
+        """Experts by how often the trace has them: all, or as many as those tokens choose."""
         chances_E = self._chances_LE[self._layers[layer]]
         order = np.argsort(-chances_E, kind="stable")
         if tokens is not None:
-            order = order[likely(chances_E[order], tokens)]
+            order = order[: num_likely(chances_E, tokens)]
         return [int(expert) for expert in order]
 
     def _counts(self, experts_TK: NDArray[np.integer]) -> NDArray[np.float64]:

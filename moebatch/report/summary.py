@@ -7,6 +7,7 @@ from rich.console import Group, RenderableType
 from moebatch.job.status import GatingUse, RunStatus, RunSummary
 from moebatch.plan.prediction import Prediction
 from moebatch.report.console import plain
+from moebatch.report.foresight import foresight_table
 from moebatch.report.tables import named_rows, titled_columns
 from moebatch.report.timeline_view import waits_table
 from moebatch.units import format_bytes, format_duration, format_rate
@@ -48,6 +49,8 @@ def summary_table(summary: RunSummary) -> RenderableType:
     parts: list[RenderableType] = ["", grid]
     if summary.waits is not None and summary.waits.names:
         parts += ["", waits_table(summary.waits, _NUM_WAITS)]
+    if summary.foresight:
+        parts += ["", foresight_table(summary.foresight)]
     if summary.prediction is not None and summary.run_s:
         parts += ["", _beside(summary, summary.prediction)]
     return Group(*parts)

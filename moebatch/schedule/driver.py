@@ -75,9 +75,12 @@ class Driver:
         slots: SlotQueue,
         below: SlotQueue | None = None,
         foresight: Foresight | None = None,
+        learn: Callable[[int, int], None] = lambda step, micro_batch: None,
     ) -> None:
         """`slots` are those of the level that computes; `below` are those of main memory under it,
-        where experts pass that live on disk. `foresight` counts how well experts were foreseen."""
+        where experts pass that live on disk. `foresight` counts how well experts were foreseen.
+        `learn` is told of a step and a micro-batch whose gate has spoken, when what it asks for is
+        on its way: guesses take time."""
         self._schedule = schedule
         self._setup = setup
         self._lanes = lanes
@@ -85,9 +88,9 @@ class Driver:
         self._slots = slots
         self._below = below
         self._foresight = foresight or Foresight()
+        self._learn = learn
         self._going_up: set[ExpertKey] = set()
         slots.tell_drops(self._not_needed_below)
-        self._freed: set[int] = set()
         self._steps: dict[int, int] = {}
         self._chosen: dict[int, dict[int, tuple[int, ...]]] = {}
         """Experts by step and micro-batch."""
@@ -152,7 +155,6 @@ class Driver:
                 self._lanes.wait(lambda: self._lanes.is_idle(results_only=True), "end of pass")
                 self._chosen.clear()
                 self._wanted.clear()
-                self._freed.clear()
                 self._foresight.end_pass()
                 return
             else:
@@ -174,6 +176,7 @@ class Driver:
                 self._route(step, micro_batch)
             case Spoken(step, micro_batch):
                 self._listen(step, micro_batch)
+                self._learn(step, micro_batch)
             case Drop(step):
                 self._drop(step)
             case Whole(step):
@@ -197,6 +200,8 @@ class Driver:
             self._foresight.foresee(step, layer, experts)
         keys = [ExpertKey(layer, expert) for expert in experts]
         with self._lanes.lock:
+            if count is not None:  # what was said of the step before was said from further away
+                self._slots.withdraw(layer, keep=experts)
             self._slots.announce(keys)
             if self._below is not None:
                 self._below.announce(key for key in keys if self._slots.is_missing(key))
@@ -218,6 +223,7 @@ class Driver:
             for expert in news:
                 self._require(ExpertKey(layer, expert))
             self._lanes.slots_changed()
+        self._learn(step, micro_batch)
 
     def _listen(self, step: int, micro_batch: int) -> Sequence[int]:
         """Waits for a gate, and returns what it is the first one to choose."""
@@ -253,7 +259,6 @@ class Driver:
     def _free(self, step: int) -> None:
         layer = self._setup.layer(step)
         with self._lanes.lock:
-            self._freed.add(step)
             self._slots.release(layer)
             self._lanes.slots_changed()
 
@@ -314,7 +319,11 @@ class Driver:
             self._lanes.slots_changed()
 
     def _is_kept(self, task: Task) -> bool:
-        return task.micro_batch is not None and task.step not in self._freed
+        """Whether a later micro-batch of the step has chosen the same expert."""
+        if task.micro_batch is None:
+            return False
+        chosen = self._chosen.get(task.step, {})
+        return any(task.expert in chosen[k] for k in chosen if k > task.micro_batch)
 
     def _begin(self, step: int) -> int:
         """The layer of a step for which experts are moved from now on."""

@@ -1,8 +1,8 @@
 """How well experts were foreseen: what was there when a gate asked for it, and what came for
 nothing."""
 
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field, fields
 
 from moebatch.schedule.expert_load import State
 
@@ -28,10 +28,21 @@ class LayerForesight:
     num_good: int = 0
     """Chosen, and at hand."""
 
+    @classmethod
+    def total(cls, layers: Iterable["LayerForesight"]) -> "LayerForesight":
+        """Layers together."""
+        of_all, names = list(layers), [field.name for field in fields(cls)]
+        return cls(**{name: sum(getattr(one, name) for one in of_all) for name in names})
+
     @property
     def hit_rate(self) -> float:
         """Of what was asked for, the share that had stayed."""
         return self.num_there / self.num_asked if self.num_asked else 0.0
+
+    @property
+    def at_hand(self) -> float:
+        """Of what was asked for, the share that nobody had to wait for."""
+        return (self.num_there + self.num_arrived) / self.num_asked if self.num_asked else 0.0
 
     @property
     def accuracy(self) -> float:
@@ -47,6 +58,12 @@ class LayerForesight:
     def good_prediction(self) -> float:
         """Of what was foreseen, the share that was both: GoodPred, counted and not multiplied."""
         return self.num_good / self.num_foreseen if self.num_foreseen else 0.0
+
+    @property
+    def good_of_asked(self) -> float:
+        """Of what was asked for, the share that was foreseen and at hand. ProMoE foresees as many
+        as are chosen, so that this is its GoodPred, too."""
+        return self.num_good / self.num_asked if self.num_asked else 0.0
 
 
 @dataclass(slots=True)
@@ -70,6 +87,11 @@ class Foresight:
     def layers(self) -> Mapping[int, LayerForesight]:
         """Counts of passes that are over, by layer, in order."""
         return dict(sorted(self._layers.items()))
+
+    @property
+    def has_news(self) -> bool:
+        """Whether gates have asked for anything that had not stayed."""
+        return any(of_layer.num_there < of_layer.num_asked for of_layer in self.layers.values())
 
     def foresee(self, step: int, layer: int, experts: Collection[int]) -> None:
         """Experts of a step are likely to be chosen; the last word before a gate speaks counts."""

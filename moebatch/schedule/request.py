@@ -16,7 +16,7 @@ class NextPass:
 @dataclass(frozen=True, slots=True)
 class Announce:
     """Experts of a step that are likely to be chosen: they come with low priority, as far as there
-    are slots to hold them."""
+    are slots to hold them. The likeliest of a step replace those that were announced before."""
 
     step: int
     count: int | None = None

@@ -111,8 +111,8 @@ class Policy:
     schedule: Schedule = "klotski"
     batching: Batching = "mixed"
     num_hot: int | None = None
-    """Experts of a layer that come before its gates have spoken (K); None: all that are likelier
-    than not to be chosen."""
+    """Experts of a layer that come before its gates have spoken (K); None: as many as will probably
+    be chosen."""
     cache: CacheRule = "static"
     """Which experts are those that stay, as many as `weights` says."""
     cache_sizes: tuple[int, ...] = ()

@@ -16,9 +16,11 @@ from moebatch.job.calibration_order import CalibrationOrder
 from moebatch.job.check import check_job
 from moebatch.job.hints import load_hints
 from moebatch.job.lessons import parse_predictors
+from moebatch.job.status_file import read_status
 from moebatch.predict.habits_file import HABITS
 from moebatch.spec.job import load_job
-from tests.job.test_run import EMULATED, on_gpu, policy, run, texts, write
+from moebatch.spec.policy import Placement
+from tests.job.test_run import EMULATED, on_gpu, policy, run, shown, texts, write
 from tests.tiny import write_checkpoint
 
 Checkpoint = Callable[..., Path]
@@ -80,6 +82,23 @@ def test_on_an_emulated_gpu_too(
     path = with_experts(write(tmp_path, calibrated, **EMULATED), predictor=name)
     run(path, policy=on_gpu(cache="lfu"), schedule="promoe")
     assert texts(path) == reference
+
+
+def test_how_well_experts_were_foreseen_is_said_and_kept(tmp_path: Path, calibrated: Path) -> None:
+    path = with_experts(write(tmp_path, calibrated, **EMULATED), predictor="next-gate")
+    summary, _ = run(path, policy=on_gpu(cache="lru"), schedule="promoe")
+    assert "GoodPred" in shown(summary)
+    status = read_status(tmp_path / "out.jsonl.moebatch" / "status-1-of-1.json")
+    assert status is not None
+    asked = {layer: counts["num_asked"] for layer, counts in status.foresight.items()}
+    assert asked == {str(layer): of.num_asked for layer, of in summary.foresight.items()}
+    assert all(asked.values())
+
+
+def test_where_all_experts_stay_there_is_nothing_to_say(tmp_path: Path, calibrated: Path) -> None:
+    path = write(tmp_path, calibrated, **EMULATED)
+    summary, _ = run(path, policy=on_gpu(weights=Placement(vram=1.0), num_slots=0))
+    assert not summary.foresight and "GoodPred" not in shown(summary)
 
 
 def test_what_is_asked_for_and_not_there_is_refused(

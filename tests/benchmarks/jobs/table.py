@@ -33,12 +33,12 @@ _PEERS = ("job", "program", "batch", "time", "tok/s", "moebatch is faster", "how
 
 def jobs_table(results: Iterable[JobResult]) -> str:
     """A line for each job."""
-    return _markdown(_JOBS, [_job_cells(result) for result in results])
+    return markdown(_JOBS, [_job_cells(result) for result in results])
 
 
 def comparisons_table(results: Iterable[JobResult]) -> str:
     """A line for each variant and each peer."""
-    return _markdown(_PEERS, [cells for result in results for cells in _comparisons(result)])
+    return markdown(_PEERS, [cells for result in results for cells in _comparisons(result)])
 
 
 def _job_cells(result: JobResult) -> list[str]:
@@ -102,6 +102,7 @@ def _duration(seconds: float | None) -> str:
     return "?" if seconds is None else format_duration(seconds)
 
 
-def _markdown(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def markdown(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table of titles and rows."""
     lines = [titles, ["---"] * len(titles), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -1,0 +1,118 @@
+"""ProMoE's ablation on an emulated GPU: LRU alone, then prefetching, chunks, early preemption and
+reordered inference on top of each other, on the built-in model and rows that it has not seen.
+
+    python -m tests.benchmarks.ablation [--batch 1,4] [--rounds 7] [--gantt FILE.svg] ...
+
+Half of the experts find room on the device; the link to it is so slow that an expert weighs as much
+as on ProMoE's machine. Steps take turns, so what disturbs one disturbs the others; times are
+medians, ratios are those of rounds that were neighbours. All steps have to answer alike.
+"""
+
+import argparse
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+from moebatch.report.gantt import gantt_svg
+from moebatch.schedule.timeline import Timeline
+from tests.benchmarks.ablation.step_times import Choose, StepTimes
+from tests.benchmarks.ablation.steps import BASE, STEPS
+from tests.benchmarks.jobs.table import markdown
+from tests.benchmarks.predictors.bench import (
+    Options,
+    Taken,
+    add_options,
+    batches_of,
+    ground_of,
+    in_turn,
+    in_words,
+    job_of,
+    options_of,
+)
+from tests.benchmarks.predictors.rows import conversations, decodes, prefills, questions
+
+_TITLES = ("step", "a pass", "faster", "least to most", "passes", "GPU busy", "link busy")
+_DRAWN_PASSES = 3
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.ablation")
+    add_options(parser, batch_sizes="1,4", rounds=7)
+    parser.add_argument("--gantt", type=Path, help="draw decoding passes, base and whole, as SVG")
+    asked = parser.parse_args()
+    options = options_of(asked)
+    for batch_size in options.batch_sizes:
+        taken = measured(options, batch_size)
+        if asked.gantt is not None:
+            name = asked.gantt.with_stem(f"{asked.gantt.stem}-{batch_size}")
+            name.write_text(picture(taken))
+            print(f"picture: {name}")
+
+
+def measured(options: Options, batch_size: int) -> dict[str, Taken]:
+    """Runs all steps with so many sequences, and prints what came of it."""
+    job = job_of(options)
+    short, long = options.rows or options.folder / "rows.jsonl", options.folder / "long.jsonl"
+    if options.rows is None:
+        short.write_text("".join(f"{line}\n" for line in questions(options.count)))
+    long.write_text("".join(f"{line}\n" for line in conversations(options.count)))
+    rows = {
+        "decode": batches_of(job, short, batch_size, options.count),
+        "prefill": batches_of(job, long, batch_size, options.count),
+    }
+    ground = ground_of(job, (*rows["decode"], *rows["prefill"]), options.ratio)
+    print(in_words(ground, options.ratio), flush=True)
+    taken = in_turn(STEPS, ground, rows, options.rounds)
+    kinds: Mapping[str, Choose] = {
+        "decode": partial(decodes, batch_size=batch_size),
+        "prefill": prefills,
+    }
+    for kind, choose in kinds.items():
+        print(f"\n{kind}\n\n{table(times(taken, kind, choose))}", flush=True)
+    return taken
+
+
+def times(taken: Mapping[str, Taken], kind: str, choose: Choose) -> dict[str, StepTimes]:
+    """By step, of rows of one kind."""
+    return {
+        name: StepTimes.of(
+            [done.passes for done in one.rounds[kind]],
+            [timeline for done in one.rounds[kind] for timeline in done.timelines],
+            choose,
+        )
+        for name, one in taken.items()
+    }
+
+
+def table(found: Mapping[str, StepTimes]) -> str:
+    """A line for each step."""
+    return markdown(_TITLES, [_cells(name, one, found[BASE]) for name, one in found.items()])
+
+
+def _cells(name: str, one: StepTimes, base: StepTimes) -> Sequence[str]:
+    least, usual, most = one.faster_than(base)
+    return [
+        name,
+        f"{one.pass_s * 1e3:.1f} ms",
+        f"{usual:.2f} x",
+        f"{least:.2f} to {most:.2f}",
+        str(one.num_passes),
+        f"{one.shares.get('gpu', 0.0):.0%}",
+        f"{one.shares.get('dram->vram', 0.0):.0%}",
+    ]
+
+
+def picture(taken: Mapping[str, Taken]) -> str:
+    """Some decoding passes of the first step and of the last, from the same moment of a row."""
+    names = (BASE, list(taken)[-1])
+    shown = {name: _longest(taken[name].rounds["decode"][-1].timelines) for name in names}
+    until_s = max(timeline.pass_ends_s[_DRAWN_PASSES] for timeline in shown.values())
+    return gantt_svg(shown, since_s=0.0, until_s=until_s, title="ProMoE's ablation")
+
+
+def _longest(timelines: Sequence[Timeline]) -> Timeline:
+    return max(timelines, key=lambda timeline: len(timeline.pass_ends_s))
+
+
+if __name__ == "__main__":
+    main()

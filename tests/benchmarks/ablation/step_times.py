@@ -1,0 +1,54 @@
+"""How long passes of a step took, and how busy the lanes were meanwhile."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from moebatch.schedule.statistics import Statistics
+from moebatch.schedule.timeline import Timeline
+from tests.benchmarks.predictors.rows import Pass
+
+Choose = Callable[[Sequence[Pass]], list[float]]
+"""Seconds of the passes that count."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepTimes:
+    """A step, measured."""
+
+    rounds_s: tuple[float, ...]
+    """Median seconds of a pass in each round."""
+    num_passes: int
+    """Of all rounds."""
+    shares: dict[str, float]
+    """Of the time of all rows in which each lane was busy, 0..1."""
+
+    @classmethod
+    def of(
+        cls, rounds: Sequence[Sequence[Pass]], timelines: Sequence[Timeline], choose: Choose
+    ) -> "StepTimes":
+        """From the passes of each round."""
+        chosen = [choose(passes) for passes in rounds]
+        statistics = [Statistics.of(timeline) for timeline in timelines]
+        length_s = sum(one.length_s for one in statistics)
+        lanes = dict.fromkeys(lane for one in statistics for lane in one.names)
+        return cls(
+            rounds_s=tuple(median(seconds) for seconds in chosen),
+            num_passes=sum(map(len, chosen)),
+            shares={
+                lane: sum(one.lanes[lane].busy_s for one in statistics if lane in one.lanes)
+                / length_s
+                for lane in lanes
+            },
+        )
+
+    @property
+    def pass_s(self) -> float:
+        """The median of the rounds."""
+        return median(self.rounds_s)
+
+    def faster_than(self, other: "StepTimes") -> tuple[float, float, float]:
+        """How many times as fast, by rounds that were neighbours in time: least, median, most."""
+        pairs = zip(other.rounds_s, self.rounds_s, strict=True)
+        ratios = sorted(theirs / ours for theirs, ours in pairs)
+        return ratios[0], median(ratios), ratios[-1]

@@ -1,0 +1,155 @@
+"""What the benchmarks of predictors and of schedules have in common: a model, rows, a machine whose
+link is as slow as ProMoE's, and settings that take turns."""
+
+import argparse
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+import torch
+
+from moebatch.engine.model_files import open_model
+from moebatch.schedule.foresight import LayerForesight
+from moebatch.spec.job import InputSection, Job, ModelSection, OutputSection
+from moebatch.spec.profile import load_profile
+from moebatch.units import format_bytes, format_rate
+from tests.benchmarks.jobs.machine import commit, machine_in_words, today
+from tests.benchmarks.jobs.options import default_folder
+from tests.benchmarks.predictors.model import demo_model
+from tests.benchmarks.predictors.paper import TRANSFER_RATIO
+from tests.benchmarks.predictors.rig import ALL_RESIDENT, Ground, Rig, Round, Setting
+from tests.benchmarks.predictors.rows import Batches, decodes, longest, read_batches
+
+_DTYPE = "float32"
+_WARM_UP_ROUNDS = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What both commands ask for."""
+
+    folder: Path
+    model: Path | None
+    rows: Path | None
+    batch_sizes: tuple[int, ...]
+    count: int
+    rounds: int
+    ratio: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Taken:
+    """What a setting has made of the rows."""
+
+    rounds: Mapping[str, list[Round]]
+    """By name of the rows."""
+    foresight: Mapping[int, LayerForesight]
+    """By layer, of all rounds."""
+
+
+def add_options(parser: argparse.ArgumentParser, *, batch_sizes: str, rounds: int) -> None:
+    """Those that both commands have."""
+    parser.add_argument("--folder", type=Path, default=default_folder() / "predictors")
+    parser.add_argument("--model", type=Path, help="calibrated; default: the built-in one")
+    parser.add_argument("--rows", type=Path, help="input of a job; default: demo rows")
+    parser.add_argument("--batch", default=batch_sizes, help="sequences; default: %(default)s")
+    parser.add_argument("--count", type=int, default=20, help="rows of a round")
+    parser.add_argument("--rounds", type=int, default=rounds, help="default: %(default)s")
+    parser.add_argument(
+        "--ratio",
+        type=float,
+        default=TRANSFER_RATIO,
+        help="layers that are computed while one expert comes; default: %(default).2f, as in ProMoE",
+    )
+
+
+def options_of(asked: argparse.Namespace) -> Options:
+    """As they were given."""
+    return Options(
+        folder=asked.folder.expanduser().absolute(),
+        model=asked.model,
+        rows=asked.rows,
+        batch_sizes=tuple(map(int, asked.batch.split(","))),
+        count=asked.count,
+        rounds=asked.rounds,
+        ratio=asked.ratio,
+    )
+
+
+def job_of(options: Options) -> Job:
+    """A job on the model that was asked for; the built-in one is made ready first."""
+    options.folder.mkdir(parents=True, exist_ok=True)
+    model = options.model or demo_model(options.folder, lambda line: print(line, flush=True))
+    return Job(
+        model=ModelSection(path=model.absolute()),
+        input=InputSection(path=options.rows or options.folder / "rows.jsonl"),
+        output=OutputSection(path=options.folder / "answers.jsonl"),
+    )
+
+
+def batches_of(job: Job, path: Path, batch_size: int, count: int) -> Batches:
+    """Whole batches of rows of a file."""
+    files = open_model(job.model.path, _DTYPE)
+    return read_batches(job, files, path, batch_size=batch_size, count=count)
+
+
+def ground_of(job: Job, rows: Batches, ratio: float) -> Ground:
+    """The machine of ProMoE, its link so slow that as many layers are computed while an expert
+    comes; what a layer takes here is measured first."""
+    torch.set_num_threads(1)
+    ground = Ground(
+        job=job,
+        files=open_model(job.model.path, _DTYPE),
+        hardware=load_profile("rtx4090").hardware(),
+        batch_size=len(rows[0]),
+        longest=longest(rows),
+    )
+    return ground.with_link(ground.expert_bytes / (ratio * layer_s(ground, rows)))
+
+
+def layer_s(ground: Ground, rows: Batches) -> float:
+    """Seconds of a layer of a decoding pass where nothing has to come."""
+    with Rig(ALL_RESIDENT, ground.with_link(1e15)) as rig:
+        rounds = [rig.run(rows) for _ in range(1 + _WARM_UP_ROUNDS)]
+    passes = decodes(rounds[-1].passes, ground.batch_size)
+    return median(passes) / ground.files.shape.num_layers
+
+
+def in_turn(
+    settings: Mapping[str, Setting], ground: Ground, rows: Mapping[str, Batches], num_rounds: int
+) -> dict[str, Taken]:
+    """Rounds of all settings in turn, forth and back, the first of each left out.
+
+    Raises AssertionError if two settings answer differently.
+    """
+    with ExitStack() as opened:
+        rigs = {name: opened.enter_context(Rig(one, ground)) for name, one in settings.items()}
+        rounds = {name: {kind: list[Round]() for kind in rows} for name in settings}
+        for number in range(num_rounds + _WARM_UP_ROUNDS):
+            for name in list(rigs) if number % 2 else reversed(list(rigs)):
+                for kind, batches in rows.items():
+                    rounds[name][kind].append(rigs[name].run(batches))
+        for kind in rows:
+            answers = [done.tokens for of_one in rounds.values() for done in of_one[kind]]
+            assert all(one == answers[0] for one in answers), f"{kind} are answered differently"
+        return {
+            name: Taken(
+                rounds={kind: done[_WARM_UP_ROUNDS:] for kind, done in rounds[name].items()},
+                foresight=rig.foresight,
+            )
+            for name, rig in rigs.items()
+        }
+
+
+def in_words(ground: Ground, ratio: float) -> str:
+    """What is measured on what."""
+    rate = ground.hardware.links["dram->vram"].bandwidth
+    expert_s = ground.expert_bytes / rate
+    return (
+        f"{machine_in_words()}, one thread; commit {commit()}, {today()}\n"
+        f"batch {ground.batch_size}; an expert of {format_bytes(ground.expert_bytes)} at "
+        f"{format_rate(rate)} takes {expert_s * 1e3:.2f} ms, {ratio:.2f} times as long as a layer "
+        f"of a decoding pass without waits, {expert_s / ratio * 1e3:.2f} ms"
+    )

@@ -1,0 +1,161 @@
+"""An engine on an emulated device that answers rows again and again."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from types import TracebackType
+
+import torch
+
+from moebatch.engine.build import BuiltEngine, build_engine
+from moebatch.engine.device import Device
+from moebatch.engine.model_files import ModelFiles, expert_records
+from moebatch.engine.order import Order
+from moebatch.job.hints import load_predictor
+from moebatch.rows.prepare import prepare
+from moebatch.schedule.foresight import LayerForesight
+from moebatch.schedule.timeline import Timeline
+from moebatch.spec.hardware import Hardware
+from moebatch.spec.job import Job
+from moebatch.spec.policy import CacheRule, Placement, Policy, Schedule, pages_of
+from moebatch.store.packed import PackedLayout
+from tests.benchmarks.predictors.rows import Batches, Pass
+
+_MOST_PASSES = 10**6
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ground:
+    """What all settings stand on."""
+
+    job: Job
+    files: ModelFiles
+    hardware: Hardware
+    batch_size: int
+    longest: int
+    """Most tokens of a sequence."""
+
+    @property
+    def expert_bytes(self) -> int:
+        """Of one expert."""
+        return PackedLayout.of(expert_records(self.files).values()).num_bytes
+
+    def with_link(self, bytes_per_s: float) -> "Ground":
+        """The same with links to the GPU of that rate."""
+        links = {
+            name: replace(link, bandwidth=bytes_per_s, staging_bandwidth=None)
+            if "vram" in name
+            else link
+            for name, link in self.hardware.links.items()
+        }
+        return replace(self, hardware=replace(self.hardware, links=links))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """How rows are answered."""
+
+    predictor: str
+    schedule: Schedule
+    resident: float = 0.5
+    """Share of the experts for which the device has room: for those that stay, and for those that
+    come and go."""
+    cache: CacheRule = "lru"
+    num_chunks: int = 1
+    """In which an expert comes."""
+
+    def policy(self, ground: Ground) -> Policy:
+        """Everything but experts lives on the device. Slots are for the experts of two layers that
+        a batch would choose if no two of its tokens chose alike."""
+        shape = ground.files.shape
+        num_slots = min(2 * ground.batch_size * shape.experts_per_token, shape.num_experts)
+        num_slots = 0 if self.resident == 1 else num_slots
+        share = self.resident - num_slots / (shape.num_experts * len(shape.moe_layers))
+        return Policy(
+            batch_size=ground.batch_size,
+            micro_batch_size=ground.batch_size,
+            tokens_per_pass=ground.batch_size * ground.longest,
+            num_slots=num_slots,
+            num_kv_pages=ground.batch_size * pages_of(ground.longest),
+            weights=Placement(vram=share, dram=1 - share),
+            kv_cache=Placement(vram=1.0),
+            attention_on_gpu=True,
+            ffn_on_gpu=True,
+            schedule=self.schedule,
+            batching="static",
+            cache=self.cache,
+        )
+
+
+ALL_RESIDENT = Setting(predictor="none", schedule="klotski", resident=1.0, cache="static")
+"""Nothing has to come."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Round:
+    """Some rows answered once."""
+
+    passes: list[Pass]
+    timelines: list[Timeline]
+    """Of each batch."""
+    tokens: dict[str, tuple[int, ...]]
+    """The answers by name."""
+
+
+class Rig:
+    """A setting, built. To be closed."""
+
+    def __init__(self, setting: Setting, ground: Ground) -> None:
+        job, files = ground.job, ground.files
+        experts = job.experts.model_copy(update={"predictor": setting.predictor})
+        predictor, _ = load_predictor(job.model_copy(update={"experts": experts}), files)
+        order = Order(
+            files=files,
+            policy=setting.policy(ground),
+            max_tokens=ground.longest,
+            device=Device(kind="emulate", hardware=ground.hardware, num_threads=1),
+            predictor=predictor,
+            shares=False,  # or rows that come again would have been computed
+            num_traced_passes=_MOST_PASSES,
+            chunk_bytes=-(-ground.expert_bytes // setting.num_chunks),
+        )
+        shape = files.shape
+        preparation = prepare(job, vocab_size=shape.vocab_size, max_positions=shape.max_positions)
+        self.built: BuiltEngine = build_engine(
+            order,
+            decoder=preparation.reader.tokenizer,
+            end_tokens=preparation.end_tokens,
+            job_seed=0,
+        )
+
+    def __enter__(self) -> "Rig":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.built.close()
+
+    @property
+    def foresight(self) -> Mapping[int, LayerForesight]:
+        """How well experts have been foreseen so far, by layer."""
+        return self.built.foresight.layers
+
+    def run(self, batches: Batches) -> Round:
+        """Answers rows, batch by batch."""
+        recorder, log = self.built.recorder, self.built.log
+        assert recorder is not None and log is not None, "passes are kept"
+        done = Round(passes=[], timelines=[], tokens={})
+        for batch in batches:
+            num_before = len(log.passes)
+            recorder.begin()
+            with torch.inference_mode():
+                for outcome in self.built.engine.run(batch):
+                    assert outcome.error is None, outcome.error
+                    done.tokens[outcome.request.custom_id] = outcome.choices[0].tokens
+            done.timelines.append(recorder.timeline)
+            loads = [one.loads for one in log.passes[num_before:]]
+            done.passes.extend(map(Pass.of, loads, recorder.timeline.pass_s))
+        return done
