@@ -10,7 +10,7 @@ from moebatch.engine.build import BuiltEngine, build_engine
 from moebatch.engine.device import Device
 from moebatch.engine.model_files import ModelFiles, expert_records
 from moebatch.engine.order import Order
-from moebatch.job.hints import load_predictor
+from moebatch.job.hints import load_hints
 from moebatch.rows.prepare import prepare
 from moebatch.schedule.foresight import LayerForesight
 from moebatch.schedule.timeline import Timeline
@@ -107,13 +107,14 @@ class Rig:
     def __init__(self, setting: Setting, ground: Ground) -> None:
         job, files = ground.job, ground.files
         experts = job.experts.model_copy(update={"predictor": setting.predictor})
-        predictor, _ = load_predictor(job.model_copy(update={"experts": experts}), files)
+        hints = load_hints(job.model_copy(update={"experts": experts}), files)
         order = Order(
             files=files,
             policy=setting.policy(ground),
             max_tokens=ground.longest,
             device=Device(kind="emulate", hardware=ground.hardware, num_threads=1),
-            predictor=predictor,
+            predictor=hints.predictor(hints.resolved(hints.wishes.predictor)),
+            hottest=hints.hottest,
             shares=False,  # or rows that come again would have been computed
             num_traced_passes=_MOST_PASSES,
             chunk_bytes=-(-ground.expert_bytes // setting.num_chunks),
