@@ -43,6 +43,10 @@ class Guesses:
                 observer.observe(layer, rows, experts_RK, routing.normed_TD[rows])
         return list(routing.tokens)
 
+    def selected(self, step: int, micro_batch: int, later: int) -> Sequence[int]:
+        """Experts of a later step that a micro-batch has chosen at this one."""
+        return self._routing(step, micro_batch).ahead
+
     def ranked(self, step: int) -> Sequence[int]:
         """Experts that are likelier than not to be chosen, the likeliest first."""
         layer = self._setup.layer(step)

@@ -47,7 +47,7 @@ def cpu_pipeline(order: Order, recorder: Recorder, log: PassLog | None, opened: 
     """Lanes: the CPU, which is the thread that runs passes, and the disk. What is to be closed goes
     to `opened`."""
     files, policy = order.files, order.policy
-    setup = setup_of(files.shape, policy, with_vram=False)
+    setup = setup_of(files.shape, policy, with_vram=False, activation_level=order.activation_level)
     reads = ReadSpans(recorder, Kind.CHUNK)
     is_paged = policy.schedule in PAGED
     records, resident = expert_records(files), residents(files.shape, policy, with_vram=False)
@@ -133,7 +133,14 @@ def _counted(pipeline: Pipeline, experts: ExpertStore) -> Callable[[Task], None]
 def _decoder(order: Order) -> Decoder:
     files = order.files
     dense = load_dense(files)
-    return Decoder(files.shape, files.config, dense, order.limits, expert_dtype=files.expert_dtype)
+    return Decoder(
+        files.shape,
+        files.config,
+        dense,
+        order.limits,
+        expert_dtype=files.expert_dtype,
+        pregates=order.pregates,
+    )
 
 
 def _cache(order: Order) -> KVCache:

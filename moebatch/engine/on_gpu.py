@@ -23,6 +23,7 @@ from moebatch.engine.reads import ReadSpans
 from moebatch.engine.recorder import Recorder
 from moebatch.model.attention_core import AttentionCore
 from moebatch.model.decoder import Decoder
+from moebatch.model.pregates import PreGates
 from moebatch.plan.scratch import bucket_rows
 from moebatch.plan.setup import cache_of, expert_homes, setup_of
 from moebatch.schedule.expert_load import Chunk
@@ -92,6 +93,7 @@ class _Assembly:
             order.policy,
             with_vram=True,
             has_staging=device.pace("staging") is not None,
+            activation_level=order.activation_level,
         )
         self._reads = ReadSpans(recorder, Kind.FETCH)
         self._streams = CudaStreams() if device.is_cuda else None
@@ -165,9 +167,17 @@ class _Assembly:
             load_dense(files, self._memory),
             self._order.limits,
             expert_dtype=files.expert_dtype,
+            pregates=self._pregates(),
         )
         self._memory.reserve(decoder.scratch_bytes, "activations")
         return decoder
+
+    def _pregates(self) -> PreGates | None:
+        pregates = self._order.pregates
+        if pregates is None:
+            return None
+        self._memory.reserve(pregates.num_bytes, "pre-gates")
+        return pregates.to(self._device.torch_device, self._order.files.dtype)
 
     def _cache(self) -> KVCache:
         shape, policy = self._order.files.shape, self._order.policy
