@@ -1,6 +1,6 @@
 """Pre-gates give the tokens of transformers with the same gates, under every kind of schedule."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from moebatch.engine.build import build_engine
 from moebatch.engine.model_files import open_model
 from moebatch.engine.order import Order
 from moebatch.model.pregates import PreGates
-from moebatch.schedule.task import Kind, Task
+from moebatch.schedule.task import Kind
 from moebatch.spec.request import Request
 from tests.engine.test_engine import TokenText, policy, requests, tokens_of
 from tests.engine.test_schedules import emulated, gpu_policy, run
@@ -99,24 +99,17 @@ def test_the_plain_driver_equals_transformers(case: Callable[..., Case]) -> None
     assert tokens_of(outcomes) == expected
 
 
-def test_selected_experts_come_before_their_own_layer_asks(case: Callable[..., Case]) -> None:
-    """Nothing else does: all that is on its way is computed."""
+def test_exactly_what_is_computed_comes_and_all_of_it_is_foreseen(
+    case: Callable[..., Case],
+) -> None:
     folder, pregates, _ = case(0)
     chosen = policy(num_slots=12, resident=0, schedule="pregated")
     _, built = run(folder, chosen, rows(), pregates=pregates, plans_tail=False)
     assert built.recorder is not None
-    spans = built.recorder.timeline.spans
-    ended = {span.task: span.end_s for span in spans}
-    begins: dict[tuple[int, int | None], float] = {}
-    for span in spans:
-        if span.task.kind is Kind.CHUNK:
-            begins.setdefault((span.task.step, span.task.expert), span.start_s)
-    computed = {(task.step, task.expert) for task in ended if task.kind is Kind.EXPERT}
-    assert begins.keys() == computed
-    early = {step for (step, _), s in begins.items() if s < min(gates_end(ended, step))}
-    assert {step % 5 for step in early} == {1, 2, 3, 4}, "only the first gate is asked too late"
-
-
-def gates_end(ended: Mapping[Task, float], step: int) -> list[float]:
-    """When the gates of a step have spoken."""
-    return [end for task, end in ended.items() if (task.kind, task.step) == (Kind.GATE, step)]
+    tasks = [span.task for span in built.recorder.timeline.spans]
+    moved = {(task.step, task.expert) for task in tasks if task.kind is Kind.CHUNK}
+    assert moved == {(task.step, task.expert) for task in tasks if task.kind is Kind.EXPERT}
+    first, *others = built.foresight.layers.values()
+    assert first.num_asked > 0 and first.num_foreseen == 0, "it has its own gate"
+    for layer in others:
+        assert layer.num_true == layer.num_foreseen == layer.num_asked > 0
