@@ -11,6 +11,7 @@ from torch import Tensor
 from moebatch.errors import CheckpointError
 from moebatch.model.dense_weights import DenseWeights
 from moebatch.model.families import Family, family_of, required_tensors
+from moebatch.model.pregates import PreGates
 from moebatch.plan.footprint import Dtypes
 from moebatch.schedule.expert_load import ExpertKey
 from moebatch.spec.config_file import load_config
@@ -103,8 +104,11 @@ def expert_records(files: ModelFiles) -> dict[ExpertKey, Record]:
     return records
 
 
-def load_dense(files: ModelFiles, memory: DeviceMemory | None = None) -> DenseWeights:
-    """Weights outside experts, as they are computed with, in main memory or on a device."""
+def load_dense(
+    files: ModelFiles, memory: DeviceMemory | None = None, pregates: PreGates | None = None
+) -> DenseWeights:
+    """Weights outside experts, as they are computed with, in main memory or on a device; with
+    `pregates`, if there are any, in the place of the model's gates."""
     names, checkpoint = files.checkpoint.tensors, files.checkpoint
     of_all = files.family.global_tensors(files.shape, names)
     of_layers = [
@@ -122,6 +126,8 @@ def load_dense(files: ModelFiles, memory: DeviceMemory | None = None) -> DenseWe
 
     weights = DenseWeights.of(load(of_all), [load(roles) for roles in of_layers])
     loader.close()
+    if pregates is not None:
+        pregates.replace_routers(weights)
     return weights
 
 

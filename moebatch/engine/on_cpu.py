@@ -132,14 +132,14 @@ def _counted(pipeline: Pipeline, experts: ExpertStore) -> Callable[[Task], None]
 
 def _decoder(order: Order) -> Decoder:
     files = order.files
-    dense = load_dense(files)
+    dense = load_dense(files, pregates=order.pregates)
     return Decoder(
         files.shape,
         files.config,
         dense,
         order.limits,
         expert_dtype=files.expert_dtype,
-        pregates=order.pregates,
+        activation_level=order.activation_level,
     )
 
 

@@ -23,7 +23,6 @@ from moebatch.engine.reads import ReadSpans
 from moebatch.engine.recorder import Recorder
 from moebatch.model.attention_core import AttentionCore
 from moebatch.model.decoder import Decoder
-from moebatch.model.pregates import PreGates
 from moebatch.plan.scratch import bucket_rows
 from moebatch.plan.setup import cache_of, expert_homes, setup_of
 from moebatch.schedule.expert_load import Chunk
@@ -164,20 +163,13 @@ class _Assembly:
         decoder = Decoder(
             files.shape,
             files.config,
-            load_dense(files, self._memory),
+            load_dense(files, self._memory, self._order.pregates),
             self._order.limits,
             expert_dtype=files.expert_dtype,
-            pregates=self._pregates(),
+            activation_level=self._order.activation_level,
         )
         self._memory.reserve(decoder.scratch_bytes, "activations")
         return decoder
-
-    def _pregates(self) -> PreGates | None:
-        pregates = self._order.pregates
-        if pregates is None:
-            return None
-        self._memory.reserve(pregates.num_bytes, "pre-gates")
-        return pregates.to(self._device.torch_device, self._order.files.dtype)
 
     def _cache(self) -> KVCache:
         shape, policy = self._order.files.shape, self._order.policy

@@ -21,7 +21,7 @@ from moebatch.model.families import ExpertWeights, expert_weights
 from moebatch.model.gated_mlp import gated_mlp
 from moebatch.model.gating import AdaptiveGating
 from moebatch.model.layers import linear
-from moebatch.model.pregates import ChoicesAhead, PreGates
+from moebatch.model.pregates import ChoicesAhead
 from moebatch.model.rope import Rope
 from moebatch.model.router import ExpertTokens, Routing, choose_experts, group_by_expert
 from moebatch.model.scratch import Frame, Scratch
@@ -45,11 +45,12 @@ class Decoder:
         *,
         expert_dtype: torch.dtype | None = None,
         gating: AdaptiveGating | None = None,
-        pregates: PreGates | None = None,
+        activation_level: int = 0,
     ) -> None:
         """`config` is the raw config.json; `expert_dtype` is that of stored experts, if another;
-        `gating` leaves out experts that matter little; `pregates` choose instead of the gates of
-        later layers, and are of the decoder's device and dtype.
+        `gating` leaves out experts that matter little; the gate of a layer reads the input of
+        the one that is `activation_level` layers with experts earlier, of which the first few have
+        none (Pre-gated MoE).
 
         Raises CheckpointError for rotary parameters and activations that are not known.
         """
@@ -69,7 +70,9 @@ class Decoder:
         tokens, choices, hidden = limits.pass_tokens, shape.experts_per_token, shape.hidden_size
         self._weights_TK = torch.empty(tokens, choices, device=self.device, dtype=torch.float32)
         self._experts_TK = torch.empty(tokens, choices, device=self.device, dtype=torch.int64)
-        self._ahead = ChoicesAhead(pregates or PreGates.none(), self._weights_TK, self._experts_TK)
+        self._ahead = ChoicesAhead(
+            shape.moe_layers, activation_level, self._weights_TK, self._experts_TK
+        )
         self._normed_TD = torch.empty(tokens, hidden, device=self.device, dtype=self.dtype)
         self._outputs_TKD = torch.empty(
             tokens, choices, hidden, device=self.device, dtype=self.dtype
@@ -170,35 +173,35 @@ class Decoder:
             num_experts=self.shape.num_experts,
             tokens=group_by_expert(experts_TK, rows, self.shape.num_experts),
             outputs_TKD=self._outputs_TKD[:num_tokens],
-            ahead=self._ahead.experts(layer, rows),
+            ahead=self._ahead.experts(layer, rows, self.shape.num_experts),
         )
 
     def _choose(self, layer: int, rows: slice, normed_ND: Tensor, room_NE: Tensor) -> None:
-        """Choices of rows: those of the layer's gate, or what an earlier layer has chosen for it;
-        and of the layer's pre-gate, if it has one, those for a later layer."""
-        chosen = weights_RK, experts_RK = self._weights_TK[rows], self._experts_TK[rows]
-        kept = self._ahead.kept(layer, rows)
-        if kept is None:
-            self._ask(self._weights.layers[layer]["router"], normed_ND, room_NE, *chosen)
+        """Choices of rows for the layer, by its gate now or kept since an earlier layer; and for
+        the later one whose gate reads this layer's input, if there is one."""
+        weights_RK, experts_RK = self._weights_TK[rows], self._experts_TK[rows]
+        if self._ahead.is_chosen_earlier(layer):
+            kept_weights_RK, kept_experts_RK = self._ahead.kept(layer, rows)
+            weights_RK.copy_(kept_weights_RK)
+            experts_RK.copy_(kept_experts_RK)
         else:
-            weights_RK.copy_(kept[0])
-            experts_RK.copy_(kept[1])
-        pregate_ED = self._ahead.gate(layer)
-        if pregate_ED is not None:
-            self._ask(pregate_ED, normed_ND, room_NE, *self._ahead.room(layer, rows))
+            self._ask(layer, normed_ND, room_NE, weights_RK, experts_RK)
+        later = self._ahead.later(layer)
+        if later is not None:
+            self._ask(later, normed_ND, room_NE, *self._ahead.kept(later, rows))
 
     def _ask(
         self,
-        gate_ED: Tensor,
+        layer: int,
         normed_ND: Tensor,
         room_NE: Tensor,
         weights_RK: Tensor,
         experts_RK: Tensor,
     ) -> None:
-        """What a gate makes of rows, into the two tensors; rows beyond theirs are garbage."""
+        """Asks the gate of a layer; what it chooses for rows goes into the two tensors."""
         # Mixtral alone keeps the weights in float32.
         is_mixtral = self.shape.architecture == "MixtralForCausalLM"
-        logits_NE = linear(normed_ND, gate_ED, None, room_NE)
+        logits_NE = linear(normed_ND, self._weights.layers[layer]["router"], None, room_NE)
         weights, experts = choose_experts(
             logits_NE[: len(weights_RK)],
             self.shape.experts_per_token,

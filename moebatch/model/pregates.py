@@ -4,71 +4,60 @@ Shape letters: T tokens of the pass, R rows, D hidden, E experts, K experts per 
 activation level.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
+from moebatch.model.dense_weights import DenseWeights
 from moebatch.model.router import count_by_expert
 from moebatch.schedule.activation import chosen_ahead
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PreGates:
-    """Gates that stand in for those of later layers: they change what a model answers.
+    """Gates in the place of a model's own, which change what it answers.
 
-    Of B layers with experts the first B - N have one each, which reads what the experts of its
-    layer read. The first N layers choose with their own gates, all others not at all.
+    Each layer with experts has one that chooses for it. Those of the first N read what the experts
+    of their own layer read, the others what those of the layer read that is N such layers earlier.
     """
 
-    moe_layers: tuple[int, ...]
     activation_level: int
-    """N. At 0 every layer chooses with its own gate: there are no pre-gates."""
+    """N, at least 1 and less than there are layers with experts."""
+    moe_layers: tuple[int, ...]
     gates_ED: Sequence[Tensor]
-    """In the order of the layers."""
+    """By the layers for which they choose."""
 
     def __post_init__(self) -> None:
-        assert len(self.gates_ED) == len(self.later), "one for each layer that chooses ahead"
+        assert 0 < self.activation_level < len(self.moe_layers), "some gates choose ahead"
+        assert len(self.gates_ED) == len(self.moe_layers), "one for each layer with experts"
 
-    @classmethod
-    def none(cls) -> "PreGates":
-        """Every layer chooses with its own gate, as the model says."""
-        return cls(moe_layers=(), activation_level=0, gates_ED=())
-
-    @property
-    def later(self) -> Mapping[int, int]:
-        """By layer, the one for which its pre-gate chooses."""
-        return chosen_ahead(self.moe_layers, self.activation_level)
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of all gates."""
-        return sum(gate.nbytes for gate in self.gates_ED)
-
-    def of(self, layer: int) -> Tensor:
-        """The pre-gate that reads the input of a layer, [E, D]."""
-        return self.gates_ED[self.moe_layers.index(layer)]
-
-    def to(self, device: torch.device, dtype: torch.dtype) -> "PreGates":
-        """The same where they are computed with."""
-        return replace(self, gates_ED=[gate.to(device, dtype) for gate in self.gates_ED])
+    def replace_routers(self, weights: DenseWeights) -> None:
+        """Writes the gates over the model's own, in their dtype and on their device."""
+        for layer, gate_ED in zip(self.moe_layers, self.gates_ED, strict=True):
+            weights.layers[layer]["router"].copy_(gate_ED)
 
 
 class ChoicesAhead:
-    """What pre-gates have chosen, by row of the pass, until the layer that it is for is routed.
+    """What gates have chosen for later layers, by row of the pass, until those are routed.
 
-    Rows may be in different layers at a time. There is room for one choice more of each row than
-    lies between two layers of which one chooses for the other: what is kept for a layer has to be
-    read before the layer chooses ahead.
+    Rows may be in different layers at a time. N choices of each row are kept, so what is kept for a
+    layer has to be read before the gate that reads the layer's input chooses.
     """
 
-    def __init__(self, pregates: PreGates, weights_TK: Tensor, experts_TK: Tensor) -> None:
-        """Rows are as many as those of the two tensors, which are for the layer in work."""
-        self._pregates = pregates
-        self._later = pregates.later
+    def __init__(
+        self,
+        moe_layers: Sequence[int],
+        activation_level: int,
+        weights_TK: Tensor,
+        experts_TK: Tensor,
+    ) -> None:
+        """Rows are as many as those of the two tensors, which are for the layer in work. Nothing is
+        chosen ahead at level 0."""
+        self._later = chosen_ahead(moe_layers, activation_level)
         self._chosen_earlier = frozenset(self._later.values())
-        level = pregates.activation_level
+        level = activation_level
+        self._places = {layer: i % level for i, layer in enumerate(moe_layers) if level}
         self._weights_NTK = weights_TK.new_empty(level, *weights_TK.shape)
         self._experts_NTK = experts_TK.new_empty(level, *experts_TK.shape)
 
@@ -77,28 +66,24 @@ class ChoicesAhead:
         """Bytes that are allocated up front."""
         return self._weights_NTK.nbytes + self._experts_NTK.nbytes
 
-    def kept(self, layer: int, rows: slice) -> tuple[Tensor, Tensor] | None:
-        """Weights and experts [R, K] that were chosen earlier for a layer; None if the layer has a
-        gate of its own."""
-        return self._of(layer, rows) if layer in self._chosen_earlier else None
+    def later(self, layer: int) -> int | None:
+        """The layer whose gate reads the input of this one; None if it is this one's alone."""
+        return self._later.get(layer)
 
-    def gate(self, layer: int) -> Tensor | None:
-        """The pre-gate that reads the input of a layer, [E, D]; None if it has none."""
-        return self._pregates.of(layer) if layer in self._later else None
+    def is_chosen_earlier(self, layer: int) -> bool:
+        """Whether the gate of a layer reads the input of another one."""
+        return layer in self._chosen_earlier
 
-    def room(self, layer: int, rows: slice) -> tuple[Tensor, Tensor]:
-        """Where weights and experts [R, K] go that the pre-gate of a layer chooses."""
-        return self._of(self._later[layer], rows)
-
-    def experts(self, layer: int, rows: slice) -> tuple[int, ...]:
-        """Experts that the pre-gate of a layer has chosen for rows, ascending; waits for a GPU to
-        know them. None of them if there is no such gate."""
-        gate_ED = self.gate(layer)
-        if gate_ED is None:
-            return ()
-        _, experts_RK = self.room(layer, rows)
-        return tuple(count_by_expert(experts_RK, len(gate_ED)))
-
-    def _of(self, layer: int, rows: slice) -> tuple[Tensor, Tensor]:
-        place = self._pregates.moe_layers.index(layer) % self._pregates.activation_level
+    def kept(self, layer: int, rows: slice) -> tuple[Tensor, Tensor]:
+        """Weights and experts [R, K] of a layer that is chosen for by an earlier one."""
+        place = self._places[layer]
         return self._weights_NTK[place, rows], self._experts_NTK[place, rows]
+
+    def experts(self, layer: int, rows: slice, num_experts: int) -> tuple[int, ...]:
+        """Experts that rows have chosen at a layer for a later one, ascending; waits for a GPU to
+        know them. None of them where nothing is chosen ahead."""
+        later = self.later(layer)
+        if later is None:
+            return ()
+        _, experts_RK = self.kept(later, rows)
+        return tuple(count_by_expert(experts_RK, num_experts))

@@ -19,7 +19,7 @@ def random_pregates(model: Any, level: int, *, seed: int = 0) -> PreGates:
     moe_layers = moe_layers_of(model)
     generator = torch.Generator().manual_seed(seed)
     size = model.model.layers[moe_layers[0]].mlp.gate.weight.shape
-    gates = [0.6 * torch.randn(size, generator=generator) for _ in moe_layers[level:]]
+    gates = [0.6 * torch.randn(size, generator=generator) for _ in moe_layers]
     return PreGates(moe_layers=moe_layers, activation_level=level, gates_ED=gates)
 
 
@@ -39,10 +39,13 @@ def _gate(model: Any, pregates: PreGates, number: int, chosen: dict[int, Any]) -
     own = type(router).forward
 
     def forward(hidden: torch.Tensor) -> Any:
-        answer = own(router, hidden) if number < level else chosen.pop(number)
+        def ask(which: int) -> Any:
+            weight = pregates.gates_ED[which]
+            return own(types.SimpleNamespace(**vars(router), weight=weight), hidden)
+
+        answer = ask(number) if number < level else chosen.pop(number)
         if number + level < len(blocks):
-            asked = types.SimpleNamespace(**vars(router), weight=pregates.gates_ED[number])
-            chosen[number + level] = own(asked, hidden)
+            chosen[number + level] = ask(number + level)
         return answer
 
     return forward
