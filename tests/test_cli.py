@@ -404,7 +404,7 @@ def test_the_options_are_these_and_no_more() -> None:
         ],
         "profile": ["--output", "--quiet", "--read", "-o"],
         "calibrate": [
-            *("--dram", "--output", "--path-length", "--predictor", "--quiet", "--text"),
-            *("--tokens", "--trace", "-o", "model"),
+            *("--dram", "--level", "--output", "--path-length", "--predictor", "--pregate"),
+            *("--quiet", "--text", "--tokens", "--trace", "-o", "model"),
         ],
     }

@@ -39,6 +39,13 @@ Predictors = Annotated[
         help="What is to learn beside the table: token, next-gate, learned or all; repeatable.",
     ),
 ]
+Pregate = Annotated[
+    bool,
+    typer.Option("--pregate", help="Have gates learn to choose for a later layer (minutes)."),
+]
+Level = Annotated[
+    int, typer.Option("--level", min=1, max=3, help="Layers with experts ahead, for --pregate.")
+]
 Dram = Annotated[str | None, typer.Option("--dram", help="Most main memory, such as 4GiB.")]
 
 
@@ -50,6 +57,8 @@ def calibrate(
     output: Output = None,
     trace: Trace = None,
     predictor: Predictors = None,
+    pregate: Pregate = False,
+    level: Level = 1,
     dram: Dram = None,
     quiet: Quiet = False,
 ) -> None:
@@ -68,6 +77,7 @@ def calibrate(
         output=output,
         trace=trace,
         predictors=parse_predictors(predictor or ()),
+        activation_level=level if pregate else None,
     )
     _execute(order, quiet=quiet)
 

@@ -42,6 +42,13 @@ class ModelFiles:
     """In which everything is computed."""
     expert_dtype: torch.dtype
     """In which experts are stored."""
+    pregates: PreGates | None = None
+    """Gates instead of the model's own, which choose for later layers."""
+
+    @property
+    def activation_level(self) -> int:
+        """Gates choose for so many layers with experts ahead; 0 where each chooses for its own."""
+        return self.pregates.activation_level if self.pregates else 0
 
     @property
     def dtypes(self) -> Dtypes:
@@ -104,11 +111,9 @@ def expert_records(files: ModelFiles) -> dict[ExpertKey, Record]:
     return records
 
 
-def load_dense(
-    files: ModelFiles, memory: DeviceMemory | None = None, pregates: PreGates | None = None
-) -> DenseWeights:
-    """Weights outside experts, as they are computed with, in main memory or on a device; with
-    `pregates`, if there are any, in the place of the model's gates."""
+def load_dense(files: ModelFiles, memory: DeviceMemory | None = None) -> DenseWeights:
+    """Weights outside experts, as they are computed with, in main memory or on a device; pre-gates,
+    if there are any, are in the place of the model's gates."""
     names, checkpoint = files.checkpoint.tensors, files.checkpoint
     of_all = files.family.global_tensors(files.shape, names)
     of_layers = [
@@ -126,8 +131,8 @@ def load_dense(
 
     weights = DenseWeights.of(load(of_all), [load(roles) for roles in of_layers])
     loader.close()
-    if pregates is not None:
-        pregates.replace_routers(weights)
+    if files.pregates is not None:
+        files.pregates.replace_routers(weights)
     return weights
 
 

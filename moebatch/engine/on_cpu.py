@@ -47,7 +47,7 @@ def cpu_pipeline(order: Order, recorder: Recorder, log: PassLog | None, opened: 
     """Lanes: the CPU, which is the thread that runs passes, and the disk. What is to be closed goes
     to `opened`."""
     files, policy = order.files, order.policy
-    setup = setup_of(files.shape, policy, with_vram=False, activation_level=order.activation_level)
+    setup = setup_of(files.shape, policy, with_vram=False, activation_level=files.activation_level)
     reads = ReadSpans(recorder, Kind.CHUNK)
     is_paged = policy.schedule in PAGED
     records, resident = expert_records(files), residents(files.shape, policy, with_vram=False)
@@ -132,14 +132,14 @@ def _counted(pipeline: Pipeline, experts: ExpertStore) -> Callable[[Task], None]
 
 def _decoder(order: Order) -> Decoder:
     files = order.files
-    dense = load_dense(files, pregates=order.pregates)
+    dense = load_dense(files)
     return Decoder(
         files.shape,
         files.config,
         dense,
         order.limits,
         expert_dtype=files.expert_dtype,
-        activation_level=order.activation_level,
+        activation_level=files.activation_level,
     )
 
 

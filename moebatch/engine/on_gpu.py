@@ -92,7 +92,7 @@ class _Assembly:
             order.policy,
             with_vram=True,
             has_staging=device.pace("staging") is not None,
-            activation_level=order.activation_level,
+            activation_level=order.files.activation_level,
         )
         self._reads = ReadSpans(recorder, Kind.FETCH)
         self._streams = CudaStreams() if device.is_cuda else None
@@ -163,10 +163,10 @@ class _Assembly:
         decoder = Decoder(
             files.shape,
             files.config,
-            load_dense(files, self._memory, self._order.pregates),
+            load_dense(files, self._memory),
             self._order.limits,
             expert_dtype=files.expert_dtype,
-            activation_level=self._order.activation_level,
+            activation_level=files.activation_level,
         )
         self._memory.reserve(decoder.scratch_bytes, "activations")
         return decoder

@@ -7,7 +7,6 @@ import torch
 
 from moebatch.engine.device import IN_MAIN_MEMORY, Device
 from moebatch.engine.model_files import ModelFiles
-from moebatch.model.pregates import PreGates
 from moebatch.model.rope import Rope
 from moebatch.plan.scratch import Limits, limits_of
 from moebatch.predict.correlation import CorrelationPredictor
@@ -31,8 +30,6 @@ class Order:
     """Which experts next; None learns their frequencies as it goes."""
     observer: RoutingObserver | None = None
     """Told what the gates choose."""
-    pregates: PreGates | None = None
-    """Gates that choose for later layers, instead of the model's own."""
     scratch: Path | None = None
     """Folder for keys and values that live on disk."""
     shares: bool = True
@@ -54,11 +51,6 @@ class Order:
     def limits(self) -> Limits:
         """The largest pieces of work."""
         return limits_of(self.policy, max_tokens=self.max_tokens)
-
-    @property
-    def activation_level(self) -> int:
-        """So many layers with experts ahead gates choose; 0 where each chooses for its own."""
-        return self.pregates.activation_level if self.pregates else 0
 
     @property
     def window_pages(self) -> int:

@@ -21,9 +21,11 @@ from moebatch.job.fingerprint import numerics_fingerprint
 from moebatch.job.hints import load_predictor
 from moebatch.job.machine import JobMachine, sharing_cores
 from moebatch.job.notices import (
+    describe_gating,
     describe_input,
     describe_prediction,
     describe_sampling,
+    gating_without_effect,
     settings_without_effect,
 )
 from moebatch.job.options import RunOptions
@@ -43,7 +45,7 @@ from moebatch.rows.repeats import Repeats
 from moebatch.rows.row import FailedRow, ReadyRow
 from moebatch.spec.hardware import DeviceKind
 from moebatch.spec.job import Job
-from moebatch.spec.policy import Policy
+from moebatch.spec.policy import Policy, Schedule
 from moebatch.spec.workload import Workload
 from moebatch.store.memory import is_out_of_memory
 
@@ -88,6 +90,11 @@ class Attempt:
     def kind(self) -> DeviceKind:
         """Where it computes, as far as that is known."""
         return self.machine.kind if self.machine else "cpu"
+
+    @property
+    def gating(self) -> str | None:
+        """What chooses experts, if that is not what the model says."""
+        return describe_gating(self._ground.files)
 
     @property
     def num_done(self) -> int:
@@ -185,7 +192,7 @@ class Attempt:
         plan = plan_job(
             replace(problem, kv_on_disk=not options.is_plain),
             options.policy,
-            schedule=options.known_schedule,
+            schedule=self._schedule(),
             is_plain=options.is_plain,
             is_static=options.is_static,
             cache=self._job.experts.cache,
@@ -193,12 +200,22 @@ class Attempt:
         share = self._threads_of(plan.policy) / self._ground.num_threads
         if share < 1:
             plan = plan.on(sharing_cores(plan.problem.hardware, share))
-        for note in (*machine.notes, *plan.notes):
+        for warning in gating_without_effect(files, plan.policy.schedule):
+            tell(f"warning: {warning}")
+        for note in (*machine.notes, *plan.notes, *([self.gating] if self.gating else [])):
             tell(f"note: {note}")
         tell(f"policy: {plan.policy}")
         how = " on the emulated GPU, computed by the CPU" if machine.kind == "emulate" else ""
         tell(f"expected{how}: {describe_prediction(plan.prediction)}")
         return plan
+
+    def _schedule(self) -> Schedule | None:
+        """The one that is asked for; of planned policies, that which pre-gates have been made for
+        where there are any; None is the policy's own."""
+        options = self._ground.options
+        if options.known_schedule is None and options.policy is None and self.gating is not None:
+            return "pregated"
+        return options.known_schedule
 
     def _build(self, plan: JobPlan, predictor: Predictor | None) -> BuiltEngine:
         num_threads = self._threads_of(plan.policy)

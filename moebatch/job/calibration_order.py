@@ -26,6 +26,9 @@ class CalibrationOrder:
     predictors: frozenset[PredictorName] = frozenset()
     """Those that learn beside the table; each is kept in a file of its own beside that."""
 
+    activation_level: int | None = None
+    """Layers with experts ahead for which gates are to learn to choose; None if they are not."""
+
     @property
     def table(self) -> Path:
         """Where the table goes."""

@@ -5,13 +5,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from moebatch.engine.model_files import ModelFiles, open_model
+from moebatch.engine.model_files import ModelFiles
 from moebatch.errors import ExitCode, Fault, FaultyFile, MoebatchError
 from moebatch.folder.claim import require_own
 from moebatch.folder.output_path import require_writable
 from moebatch.job.hints import load_predictor
 from moebatch.job.identity import manifest_of
 from moebatch.job.machine import job_machine, known_device
+from moebatch.job.model import job_model
 from moebatch.job.planning import job_problem, plan_job
 from moebatch.job.scan import InputSummary, scan
 from moebatch.measure.saved import machine_profile
@@ -80,7 +81,7 @@ def check_job(path: Path, *, checksums: Callable[[int], None] | None = None) -> 
     found.attempt(lambda: known_device(job), str(path))
     has_device = len(found.faults) == num_faults
     folder = str(job.model.path)
-    files = found.attempt(lambda: open_model(job.model.path, job.model.dtype), folder)
+    files = found.attempt(lambda: job_model(job), folder)
     no_sums = found.attempt(lambda: _require_bytes(files, checksums), folder) if files else None
     preparation = found.attempt(lambda: _prepare(job, files), folder) if files else None
     hints = found.attempt(lambda: load_predictor(job, files), folder) if files else None

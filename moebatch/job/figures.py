@@ -80,6 +80,7 @@ def summary_of(attempt: Attempt, *, output: str, budget_bytes: int, begun_s: flo
         vram_peak_bytes=built.made.memory.peak_bytes if built and built.made.memory else None,
         waits=without_readers(built.recorder.statistics) if built and built.recorder else None,
         torch_only=attempt.torch_only,
+        gating=attempt.gating,
     )
 
 

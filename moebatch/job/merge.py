@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-from moebatch.engine.model_files import open_model
 from moebatch.errors import ConfigError, Fault, MoebatchError
 from moebatch.folder.claim import require_own
 from moebatch.folder.final_file import FinalFile, RowsMissing
@@ -10,6 +9,7 @@ from moebatch.folder.output_path import require_writable
 from moebatch.folder.run_folder import RunFolder
 from moebatch.folder.shard import ALL
 from moebatch.job.identity import manifest_of
+from moebatch.job.model import job_model
 from moebatch.journal.finished import Finished
 from moebatch.rows.source import open_source
 from moebatch.spec.job import Job
@@ -35,7 +35,7 @@ def merge(job: Job) -> Merged:
     if not folder.path.is_dir():
         message = f"there is nothing to merge: no run has left {folder.path}"
         raise ConfigError([Fault(file=str(job.output.path), message=message)])
-    manifest = manifest_of(job, open_model(job.model.path, job.model.dtype))
+    manifest = manifest_of(job, job_model(job))
     require_own(manifest, job.output.path)
     source = open_source(job.input.path)
     final = FinalFile(job.output.path, manifest.row_keys, errors=job.output.errors)

@@ -3,10 +3,12 @@
 from collections.abc import Iterator
 from dataclasses import fields
 
+from moebatch.engine.model_files import ModelFiles
 from moebatch.job.scan import InputSummary
 from moebatch.plan.prediction import Prediction
 from moebatch.spec.hardware import DeviceKind, Hardware
 from moebatch.spec.job import Job
+from moebatch.spec.policy import Schedule
 from moebatch.spec.sampling import Sampling
 from moebatch.spec.workload import Workload
 from moebatch.units import format_bytes, format_duration, format_rate
@@ -18,6 +20,29 @@ def settings_without_effect(job: Job, kind: DeviceKind) -> Iterator[str]:
     """Budgets of levels that a run on such a device does not use."""
     if job.resources.vram is not None and kind == "cpu":
         yield "resources.vram has no effect: this run computes on the CPU"
+
+
+def describe_gating(files: ModelFiles) -> str | None:
+    """What chooses experts, if that is not what the model says."""
+    if files.pregates is None:
+        return None
+    level = files.activation_level
+    layers = "the next layer" if level == 1 else f"the layer {level} further"
+    return f"pre-gates choose for {layers} with experts: answers are not those of the model itself"
+
+
+def gating_without_effect(files: ModelFiles, schedule: Schedule) -> Iterator[str]:
+    """Gates and a schedule that were made for each other, one without the other."""
+    if files.pregates is not None and schedule != "pregated":
+        yield (
+            f"schedule {schedule} brings nothing early that pre-gates have chosen; leave "
+            "--schedule and --policy out, or set experts.gating to exact"
+        )
+    if files.pregates is None and schedule == "pregated":
+        yield (
+            "schedule pregated brings experts on demand: no gate chooses for a later layer; set "
+            "experts.gating to pre-gated"
+        )
 
 
 def describe_emulation(hardware: Hardware) -> str:

@@ -2,8 +2,9 @@
 
 from dataclasses import replace
 
-from moebatch.engine.model_files import ModelFiles, open_model
+from moebatch.engine.model_files import ModelFiles
 from moebatch.job.machine import JobMachine
+from moebatch.job.model import job_model
 from moebatch.job.planning import job_problem, measured_machine, settled
 from moebatch.job.scan import sample_workload
 from moebatch.plan.options import PlanOptions
@@ -24,7 +25,7 @@ def job_question(job: Job, options: PlanOptions) -> Question:
 
     Raises what reading job, model and input raises.
     """
-    files = open_model(job.model.path, job.model.dtype)
+    files = job_model(job)
     workload, notes = _workload(job, files)
     machine = _machine(job, files, options)
     profile = changed_profile(machine.profile, options.what_if)

@@ -5,7 +5,7 @@ import gc
 import time
 from collections.abc import Callable
 
-from moebatch.engine.model_files import ModelFiles, open_model
+from moebatch.engine.model_files import ModelFiles
 from moebatch.errors import DoesNotFit, OutOfMemory, StorageError
 from moebatch.folder.claim import claim, require_own
 from moebatch.folder.final_file import FinalFile, RowsMissing
@@ -19,6 +19,7 @@ from moebatch.job.figures import status_of, summary_of
 from moebatch.job.identity import manifest_of
 from moebatch.job.less_memory import with_less_memory
 from moebatch.job.machine import known_device
+from moebatch.job.model import job_model
 from moebatch.job.options import RunOptions
 from moebatch.job.recalibrate import keep, lesson
 from moebatch.job.slurm import array_task
@@ -70,7 +71,7 @@ class JobRun:
         """
         require_writable(self._job)
         self._options.require_device(known_device(self._job))
-        files = open_model(self._job.model.path, self._job.model.dtype)
+        files = job_model(self._job)
         manifest, output = manifest_of(self._job, files), self._job.output.path
         shard = self._agreed_shard(require_own(manifest, output))
         with self._folder.locked(shard):

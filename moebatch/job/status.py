@@ -121,3 +121,5 @@ class RunSummary:
     """What the lanes waited for; None if everything was done one after the other."""
     torch_only: str | None = None
     """Why there were no compiled kernels; None if there were."""
+    gating: str | None = None
+    """What has chosen experts, if that is not what the model says."""

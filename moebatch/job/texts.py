@@ -25,7 +25,7 @@ def read_sequences(
 
     Raises InputError if there is nothing to read.
     """
-    texts = _of_text(path, reader) if _is_text(path) else _of_rows(path, reader)
+    texts = _of_text(path, reader) if is_text(path) else _of_rows(path, reader)
     sequences, left = [], num_tokens
     for tokens in texts:
         for start in range(0, min(len(tokens), left), sequence_tokens):
@@ -39,7 +39,8 @@ def read_sequences(
     return sequences
 
 
-def _is_text(path: Path) -> bool:
+def is_text(path: Path) -> bool:
+    """Whether a file is a plain text, and no input of a job."""
     return not path.is_dir() and path.suffix.lower() in _TEXT_SUFFIXES
 
 

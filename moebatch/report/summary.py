@@ -19,6 +19,8 @@ def summary_table(summary: RunSummary) -> RenderableType:
     grid = named_rows()
     if summary.emulated is not None:
         grid.add_row("[bold yellow]emulated[/]", plain(summary.emulated))
+    if summary.gating is not None:
+        grid.add_row("[bold yellow]gating[/]", plain(summary.gating))
     grid.add_row("rows", _rows(summary))
     grid.add_row("output", plain(summary.output))
     for name, text in _speed(summary):

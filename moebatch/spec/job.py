@@ -131,7 +131,8 @@ class SamplingSection(Section):
 
 
 class ExpertsSection(Section):
-    """Which experts are brought before they are asked for, and which stay. Changes no answer."""
+    """Which experts are brought before they are asked for, and which stay; that changes no answer.
+    How they are chosen does."""
 
     predictor: Annotated[
         Literal["auto", "none", "correlation", "token", "next-gate", "learned"],
@@ -146,6 +147,15 @@ class ExpertsSection(Section):
     """Which experts stay where they are computed. static: the same ones throughout, which cannot
     thrash; the others keep what has been computed, until another one of its layer takes the place
     of the one that was not used for longest, was used least often, or came last."""
+    gating: Annotated[Literal["exact", "pre-gated"], one_of("exact", "pre-gated")] = "exact"
+    """What chooses experts. exact: the gates of the model. pre-gated: gates that `moebatch
+    calibrate --pregate` has left beside the model, which choose for a later layer; other experts,
+    and so other answers."""
+
+    @property
+    def changes_answers(self) -> bool:
+        """Whether rows get other answers than the model itself would give."""
+        return self.gating != "exact"
 
 
 class ResourcesSection(Section):
@@ -190,7 +200,7 @@ class Job(Section):
     sampling: SamplingSection = Field(default_factory=SamplingSection)
     """Sampling of rows that do not say otherwise."""
     experts: ExpertsSection = Field(default_factory=ExpertsSection)
-    """Which experts come early, and which stay."""
+    """Which experts come early, which stay, and how they are chosen."""
     resources: ResourcesSection = Field(default_factory=ResourcesSection)
     """What the job may take of the machine."""
 

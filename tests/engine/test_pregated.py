@@ -1,6 +1,7 @@
 """Pre-gates give the tokens of transformers with the same gates, under every kind of schedule."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -85,11 +86,10 @@ def test_no_schedule_changes_them(case: Callable[..., Case], way: str) -> None:
 def test_the_plain_driver_equals_transformers(case: Callable[..., Case]) -> None:
     folder, pregates, expected = case(0)
     order = Order(
-        files=open_model(folder, "float32"),
+        files=replace(open_model(folder, "float32"), pregates=pregates),
         policy=policy(),
         max_tokens=512,
         is_plain=True,
-        pregates=pregates,
     )
     built = build_engine(order, decoder=TokenText(), end_tokens=frozenset(), job_seed=0)
     with torch.inference_mode():

@@ -13,6 +13,7 @@ from moebatch.engine.build import BuiltEngine, build_engine
 from moebatch.engine.device import IN_MAIN_MEMORY, Device
 from moebatch.engine.model_files import open_model
 from moebatch.engine.order import Order
+from moebatch.model.pregates import PreGates
 from moebatch.schedule.check import check_timeline
 from moebatch.schedule.names import SCHEDULES
 from moebatch.spec.policy import Placement, Policy
@@ -46,11 +47,12 @@ def run(
     rows: Sequence[Request],
     *,
     clock_s: float = 1e-9,
+    pregates: PreGates | None = None,
     **options: object,
 ) -> tuple[list[Outcome], BuiltEngine]:
     """Outcomes in input order; every timeline and every owner checked."""
     order = Order(
-        files=open_model(folder, "float32"),
+        files=replace(open_model(folder, "float32"), pregates=pregates),
         policy=chosen,
         max_tokens=512,
         num_traced_passes=10**6,
