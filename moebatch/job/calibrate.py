@@ -25,7 +25,7 @@ from moebatch.job.comparison import Comparison, compare, trace_of
 from moebatch.job.learning_text import samples_of
 from moebatch.job.lessons import Lesson, Teacher, require_sizes
 from moebatch.job.planning import job_problem
-from moebatch.job.pregating import PreGateLesson, PreGateTeacher, parted, require_possible
+from moebatch.job.pregating import PreGateLesson, PreGateTeacher, require_possible
 from moebatch.job.reading_policy import reading_policy
 from moebatch.job.texts import TokenSequence, read_sequences
 from moebatch.measure.saved import machine_profile, require_writable_file
@@ -107,11 +107,11 @@ class Calibration:
         )
         table = empty_table(owner, order.path_length)
         require_sizes(order.predictors, owner, vocab_size=files.shape.vocab_size)
-        self._require_pregates_fit(files)
+        require_possible(order, files.shape, longest=SEQUENCE_TOKENS)
         job = _job(order)
         reader = self._reader(job, files)
         sequences = self._sequences(reader, files)
-        teacher = self._pregate_teacher(reader, sequences, owner)
+        pregates = _pregates_of(order, reader, sequences, owner)
         policy, max_tokens = self._policy(job, files, table, sequences)
         if order.predictors:
             self._trace = _trace_beside(order.table, owner, files, _count(sequences))
@@ -120,8 +120,11 @@ class Calibration:
         del built  # those who learn may have its memory
         if self._trace is not None:
             summary = self._teach(summary, self._trace, files, owner)
-        if teacher is not None:
-            summary = self._teach_pregates(summary, teacher)
+        if pregates is not None:
+            return_freed_memory()
+            self._tell(pregates.description)
+            lesson = pregates.teach(order.table.parent, self._advance)
+            summary = replace(summary, pregates=lesson)
         return summary
 
     def _built(
@@ -259,39 +262,6 @@ class Calibration:
         lessons = teacher.teach(self._order.predictors, self._order.table.parent, self._advance)
         return replace(summary, lessons=tuple(lessons), learn_s=time.perf_counter() - begun)
 
-    def _require_pregates_fit(self, files: ModelFiles) -> None:
-        level = self._order.activation_level
-        if level is not None:
-            have = self._order.dram_bytes or detect_machine().dram_bytes
-            longest = min(SEQUENCE_TOKENS, files.shape.max_positions)
-            require_possible(files.shape, level, longest=longest, dram_bytes=have)
-
-    def _pregate_teacher(
-        self, reader: RowReader, sequences: Sequence[TokenSequence], owner: ModelOwner
-    ) -> PreGateTeacher | None:
-        """Who has gates learn, if they are to; says from what. Raises InputError."""
-        level = self._order.activation_level
-        if level is None:
-            return None
-        samples = samples_of(self._order.text, reader, sequences, longest=SEQUENCE_TOKENS)
-        known, unseen = parted(samples)
-        wanted = sum(sample.num_wanted for sample in known)
-        self._tell(
-            f"gates learn from {len(known)} sequences, of which they foretell {wanted} tokens"
-        )
-        return PreGateTeacher(owner=owner, known=known, unseen=unseen, activation_level=level)
-
-    def _teach_pregates(
-        self, summary: CalibrationSummary, teacher: PreGateTeacher
-    ) -> CalibrationSummary:
-        """Has gates learn to choose for later layers."""
-        return_freed_memory()
-        recipe = teacher.recipe
-        steps = f"{recipe.num_steps} steps of {recipe.batch_tokens} tokens"
-        self._tell(f"gates learn twice, where they are and moved: {steps} each")
-        lesson = teacher.teach(self._order.table.parent, self._advance)
-        return replace(summary, pregates=lesson)
-
     def _write(self, table: PathTable, owner: ModelOwner) -> None:
         save_table(self._order.table, table, owner)
         if self._order.trace is not None:
@@ -350,6 +320,19 @@ def _require_places(order: CalibrationOrder) -> None:
     if order.trace.absolute() == order.table.absolute():
         fault = Fault(file="--trace", message="is where the table goes; give another place")
         raise ConfigError([fault])
+
+
+def _pregates_of(
+    order: CalibrationOrder,
+    reader: RowReader,
+    sequences: Sequence[TokenSequence],
+    owner: ModelOwner,
+) -> PreGateTeacher | None:
+    """Who has gates learn to choose for later layers, if they are to. Raises InputError."""
+    if order.activation_level is None:
+        return None
+    samples = samples_of(order.text, reader, sequences, longest=SEQUENCE_TOKENS)
+    return PreGateTeacher.of(samples, owner, order.activation_level)
 
 
 def _trace_beside(

@@ -3,12 +3,14 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from moebatch.engine.pregate_file import PREGATES, save_pregates
 from moebatch.errors import ConfigError, DoesNotFit, Fault, InputError
+from moebatch.job.calibration_order import CalibrationOrder
+from moebatch.plan.machine import detect_machine
 from moebatch.predict.owner import ModelOwner
 from moebatch.spec.shape import ModelShape
 from moebatch.store.memory import resident_bytes
@@ -17,22 +19,24 @@ from moebatch.training.memory import training_bytes
 from moebatch.training.recipe import Recipe, Sample, learn, perplexity
 from moebatch.units import format_bytes
 
+USUAL = Recipe()
 HELD_OUT_SHARE = 0.1
 MOST_HELD_OUT = 512
 """Sequences on which perplexity is measured at most."""
 Advance = Callable[[float], None]
 
 
-def require_possible(
-    shape: ModelShape, activation_level: int, *, longest: int, dram_bytes: int
-) -> None:
-    """Raises ConfigError and DoesNotFit, before anything is read, for what cannot be learnt."""
-    if activation_level >= len(shape.moe_layers):
-        message = (
-            f"must be less than the {len(shape.moe_layers)} layers with experts that there are"
-        )
+def require_possible(order: CalibrationOrder, shape: ModelShape, *, longest: int) -> None:
+    """Raises ConfigError and DoesNotFit, before anything is read, if gates are to learn what they
+    cannot, from sequences of at most `longest` tokens."""
+    if order.activation_level is None:
+        return
+    if order.activation_level >= len(shape.moe_layers):
+        message = f"must be less than {len(shape.moe_layers)}, the layers that have experts"
         raise ConfigError([Fault(file="moebatch calibrate", where="--level", message=message)])
-    held, needed = resident_bytes(), training_bytes(shape, longest)
+    dram_bytes = order.dram_bytes or detect_machine().dram_bytes
+    held = resident_bytes()
+    needed = training_bytes(shape, min(longest, shape.max_positions))
     if held + needed > dram_bytes:
         raise DoesNotFit(
             f"dram: for gates to learn, the whole model has to be in memory, in float32 and with "
@@ -40,16 +44,6 @@ def require_possible(
             f"{format_bytes(dram_bytes)}; raise --dram, leave --pregate out, or let them learn on "
             "a larger machine and copy the file"
         )
-
-
-def parted(samples: Sequence[Sample]) -> tuple[Sequence[Sample], Sequence[Sample]]:
-    """What is learnt from, and the last tenth, which is held out. Raises InputError where that is
-    nothing."""
-    num_unseen = round(len(samples) * HELD_OUT_SHARE)
-    if not num_unseen:
-        message = f"has {len(samples)} sequences; for gates to learn and to be examined, give 10"
-        raise InputError([Fault(file="--text", message=message)])
-    return samples[:-num_unseen], samples[-num_unseen:][:MOST_HELD_OUT]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,7 +81,34 @@ class PreGateTeacher:
     unseen: Sequence[Sample]
     """Held out."""
     activation_level: int
-    recipe: Recipe = field(default_factory=Recipe)
+    recipe: Recipe
+
+    @classmethod
+    def of(
+        cls, samples: Sequence[Sample], owner: ModelOwner, activation_level: int
+    ) -> "PreGateTeacher":
+        """One who holds the last tenth out. Raises InputError where that is nothing."""
+        num_unseen = round(len(samples) * HELD_OUT_SHARE)
+        if not num_unseen:
+            message = f"has {len(samples)} sequences, too few to hold a tenth out; give 10"
+            raise InputError([Fault(file="--text", message=message)])
+        return cls(
+            owner=owner,
+            known=samples[:-num_unseen],
+            unseen=samples[-num_unseen:][:MOST_HELD_OUT],
+            activation_level=activation_level,
+            recipe=USUAL,
+        )
+
+    @property
+    def description(self) -> str:
+        """What is going to happen."""
+        steps = f"{self.recipe.num_steps} steps of {self.recipe.batch_tokens} tokens"
+        wanted = sum(sample.num_wanted for sample in self.known)
+        return (
+            f"gates learn twice, where they are and moved, {steps} each, from {len(self.known)} "
+            f"sequences of which they foretell {wanted} tokens"
+        )
 
     def teach(self, folder: Path, advance: Advance) -> PreGateLesson:
         """Trains gates that stay and gates that move alike, and writes the latter into `folder`;
