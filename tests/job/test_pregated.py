@@ -160,7 +160,7 @@ def test_a_job_with_pregates_answers_as_transformers_does_and_says_so(
     tokenizer = load_tokenizer(model, vocab_size=320)
     for i, row in enumerate(answers(job.output.path)):
         tokens, _ = greedy(oracle, tokenizer.encode(f"The river counts {i} of"), 6)
-        assert row["response"].removesuffix("</s>") == tokenizer.decode(tokens)
+        assert row["response"]["text"] == tokenizer.decode(tokens)
     assert answers(job.output.path) != answers(exact.output.path)
     assert any("note: pre-gates choose for the layer 2 further" in line for line in told)
     assert summary.gating is not None and summary.policy is not None
