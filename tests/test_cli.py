@@ -404,7 +404,8 @@ def test_the_options_are_these_and_no_more() -> None:
         ],
         "profile": ["--output", "--quiet", "--read", "-o"],
         "calibrate": [
-            *("--dram", "--gating", "--loss", "--output", "--path-length", "--predictor"),
+            *("--dram", "--gating", "--level", "--loss", "--output", "--path-length"),
+            *("--predictor", "--pregate"),
             *("--quiet", "--text", "--tokens", "--trace", "-o", "model"),
         ],
     }

@@ -49,6 +49,13 @@ Loss = Annotated[
         "--loss", min=0.0, max=100.0, help="Most percent of perplexity that gating may cost."
     ),
 ]
+Pregate = Annotated[
+    bool,
+    typer.Option("--pregate", help="Have gates learn to choose for a later layer (minutes)."),
+]
+Level = Annotated[
+    int, typer.Option("--level", min=1, max=3, help="Layers with experts ahead, for --pregate.")
+]
 Dram = Annotated[str | None, typer.Option("--dram", help="Most main memory, such as 4GiB.")]
 
 
@@ -62,6 +69,8 @@ def calibrate(
     predictor: Predictors = None,
     gating: Gating = None,
     loss: Loss = 1.0,
+    pregate: Pregate = False,
+    level: Level = 1,
     dram: Dram = None,
     quiet: Quiet = False,
 ) -> None:
@@ -82,6 +91,7 @@ def calibrate(
         trace=trace,
         predictors=parse_predictors(predictor or ()),
         gating_loss=gating_loss,
+        activation_level=level if pregate else None,
     )
     _execute(order, quiet=quiet)
 

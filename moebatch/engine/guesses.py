@@ -52,6 +52,10 @@ class Guesses:
             for observer in self._observers:
                 observer.observe(layer, rows, experts_RK, routing.normed_TD[rows])
 
+    def selected(self, step: int, micro_batch: int, later: int) -> Sequence[int]:
+        """Experts of a later step that a micro-batch has chosen at this one."""
+        return self._routing(step, micro_batch).ahead
+
     def ranked(self, step: int) -> Sequence[int]:
         """As many experts as will probably be chosen, the likeliest first."""
         layer = self._setup.layer(step)

@@ -47,7 +47,8 @@ def cpu_pipeline(order: Order, recorder: Recorder, log: PassLog | None, opened: 
     """Lanes: the CPU, which is the thread that runs passes, and the disk. What is to be closed goes
     to `opened`."""
     files, policy = order.files, order.policy
-    setup = setup_of(files.shape, policy, with_vram=False)
+    level = order.approximation.activation_level
+    setup = setup_of(files.shape, policy, with_vram=False, activation_level=level)
     reads = ReadSpans(recorder, Kind.CHUNK)
     is_paged = policy.schedule in PAGED
     records = expert_records(files)
@@ -140,6 +141,7 @@ def _counted(pipeline: Pipeline, experts: ExpertStore) -> Callable[[Task], None]
 def _decoder(order: Order) -> Decoder:
     files = order.files
     dense = load_dense(files)
+    order.approximation.replace_routers(dense)
     return Decoder(
         files.shape,
         files.config,
@@ -147,6 +149,7 @@ def _decoder(order: Order) -> Decoder:
         order.limits,
         expert_dtype=files.expert_dtype,
         gating=order.approximation.gating,
+        activation_level=order.approximation.activation_level,
     )
 
 

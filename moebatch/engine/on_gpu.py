@@ -92,6 +92,7 @@ class _Assembly:
             order.policy,
             with_vram=True,
             has_staging=device.pace("staging") is not None,
+            activation_level=order.approximation.activation_level,
         )
         self._reads = ReadSpans(recorder, Kind.FETCH)
         self._streams = CudaStreams() if device.is_cuda else None
@@ -160,13 +161,16 @@ class _Assembly:
 
     def _decoder(self) -> Decoder:
         files = self._order.files
+        dense = load_dense(files, self._memory)
+        self._order.approximation.replace_routers(dense)
         decoder = Decoder(
             files.shape,
             files.config,
-            load_dense(files, self._memory),
+            dense,
             self._order.limits,
             expert_dtype=files.expert_dtype,
             gating=self._order.approximation.gating,
+            activation_level=self._order.approximation.activation_level,
         )
         self._memory.reserve(decoder.scratch_bytes, "activations")
         return decoder

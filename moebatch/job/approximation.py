@@ -5,6 +5,7 @@ from dataclasses import replace
 from moebatch.engine.approximation import EXACT, Approximation
 from moebatch.engine.gating_file import GATING, load_gating
 from moebatch.engine.model_files import ModelFiles
+from moebatch.engine.pregate_file import PREGATES, load_pregates
 from moebatch.errors import ConfigError, Fault
 from moebatch.spec.job import Job
 
@@ -14,11 +15,15 @@ def load_approximation(job: Job, files: ModelFiles) -> Approximation:
 
     Raises CheckpointError if that is missing, damaged or of another state of the model.
     """
-    if job.experts.gating == "exact":
+    folder, owner, asked = job.model.path, files.owner, job.experts
+    if asked.gating == "exact":
         return EXACT
-    gating = load_gating(GATING.path(job.model.path), files.owner).gating
-    if job.experts.threshold is not None:
-        gating = replace(gating, threshold=job.experts.threshold)
+    if asked.gating == "pre-gated":
+        path, hidden_size = PREGATES.path(folder), files.shape.hidden_size
+        return Approximation(pregates=load_pregates(path, owner, hidden_size=hidden_size))
+    gating = load_gating(GATING.path(folder), owner).gating
+    if asked.threshold is not None:
+        gating = replace(gating, threshold=asked.threshold)
     return Approximation(gating=gating)
 
 

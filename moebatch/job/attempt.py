@@ -27,6 +27,7 @@ from moebatch.job.notices import (
     describe_input,
     describe_prediction,
     describe_sampling,
+    gating_without_effect,
     settings_without_effect,
 )
 from moebatch.job.options import RunOptions
@@ -47,7 +48,7 @@ from moebatch.rows.repeats import Repeats
 from moebatch.rows.row import FailedRow, ReadyRow
 from moebatch.spec.hardware import DeviceKind
 from moebatch.spec.job import Job
-from moebatch.spec.policy import Policy
+from moebatch.spec.policy import Policy, Schedule
 from moebatch.spec.workload import Workload
 from moebatch.store.memory import is_out_of_memory
 
@@ -200,6 +201,8 @@ class Attempt:
         share = self._threads_of(plan.policy) / self._ground.num_threads
         if share < 1:
             plan = plan.on(sharing_cores(plan.problem.hardware, share))
+        for warning in gating_without_effect(self.approximation, plan.policy.schedule):
+            tell(f"warning: {warning}")
         for note in (*machine.notes, *plan.notes):
             tell(f"note: {note}")
         tell(f"policy: {plan.policy}")
@@ -219,11 +222,20 @@ class Attempt:
         return plan_job(
             replace(problem, kv_on_disk=not options.is_plain, habits=hints.habits),
             options.policy,
-            schedule=options.known_schedule,
+            schedule=self._schedule(),
             is_plain=options.is_plain,
             is_static=options.is_static,
             wishes=wishes,
         )
+
+    def _schedule(self) -> Schedule | None:
+        """The one that is asked for; of planned policies, that which pre-gates have been made for
+        where there are any; None is the policy's own."""
+        options = self._ground.options
+        is_free = options.known_schedule is None and options.policy is None
+        if is_free and self.approximation.activation_level:
+            return "pregated"
+        return options.known_schedule
 
     def _build(self, plan: JobPlan, hints: Hints, predictor: Predictor | None) -> BuiltEngine:
         num_threads = self._threads_of(plan.policy)

@@ -24,8 +24,10 @@ from moebatch.errors import CheckpointError, ConfigError, DoesNotFit, Fault, Sto
 from moebatch.job.calibration_order import CalibrationOrder
 from moebatch.job.comparison import Comparison, compare, trace_of
 from moebatch.job.gating_lesson import ANSWER_TOKENS, GatingLesson, GatingTeacher, require_learnable
+from moebatch.job.learning_text import samples_of
 from moebatch.job.lessons import Lesson, Teacher, accuracies, require_sizes
 from moebatch.job.planning import job_problem
+from moebatch.job.pregating import PreGateLesson, PreGateTeacher, require_possible
 from moebatch.job.reading_policy import reading_policy
 from moebatch.job.texts import TokenSequence, is_plain_text, read_sequences
 from moebatch.measure.saved import machine_profile, require_writable_file
@@ -73,6 +75,8 @@ class CalibrationSummary:
     """How long they took."""
     gating: GatingLesson | None = None
     """What gates may leave out, if that was asked for."""
+    pregates: PreGateLesson | None = None
+    """Of gates that have learnt to choose for later layers, if they were to."""
 
 
 class Calibration:
@@ -110,10 +114,12 @@ class Calibration:
         owner = files.owner
         table = empty_table(owner, order.path_length)
         require_sizes(order.predictors, owner, vocab_size=files.shape.vocab_size)
+        require_possible(order, files.shape, longest=SEQUENCE_TOKENS)
         job = _job(order)
         reader = self._reader(job, files)
         sequences = self._sequences(reader, files)
         self._require_gating(files, sequences)
+        pregates = _pregates_of(order, reader, sequences, owner)
         policy, max_tokens = self._policy(job, files, table, sequences)
         if order.predictors:
             self._trace = _trace_beside(order.table, owner, files, _count(sequences))
@@ -126,6 +132,11 @@ class Calibration:
             self._save_habits(summary, owner)
         if order.gating_loss is not None:
             summary = self._teach_gating(summary, files, sequences, order.gating_loss)
+        if pregates is not None:
+            return_freed_memory()
+            self._tell(pregates.description)
+            lesson = pregates.teach(order.table.parent, self._advance)
+            summary = replace(summary, pregates=lesson)
         return summary
 
     def _save_habits(self, summary: CalibrationSummary, owner: ModelOwner) -> None:
@@ -360,6 +371,19 @@ def _require_places(order: CalibrationOrder) -> None:
     if order.trace.absolute() == order.table.absolute():
         fault = Fault(file="--trace", message="is where the table goes; give another place")
         raise ConfigError([fault])
+
+
+def _pregates_of(
+    order: CalibrationOrder,
+    reader: RowReader,
+    sequences: Sequence[TokenSequence],
+    owner: ModelOwner,
+) -> PreGateTeacher | None:
+    """Who has gates learn to choose for later layers, if they are to. Raises InputError."""
+    if order.activation_level is None:
+        return None
+    samples = samples_of(order.text, reader, sequences, longest=SEQUENCE_TOKENS)
+    return PreGateTeacher.of(samples, owner, order.activation_level)
 
 
 def _trace_beside(

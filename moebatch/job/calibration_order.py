@@ -29,6 +29,9 @@ class CalibrationOrder:
     """By how much perplexity may grow through adaptive gating, as a share; None learns nothing of
     gating."""
 
+    activation_level: int | None = None
+    """Layers with experts ahead for which gates are to learn to choose; None if they are not."""
+
     @property
     def table(self) -> Path:
         """Where the table goes."""

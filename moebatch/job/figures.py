@@ -2,6 +2,7 @@
 
 import time
 
+from moebatch.engine.approximation import EXACT
 from moebatch.job.attempt import Attempt
 from moebatch.job.lane_times import lane_times, waited_s, without_readers
 from moebatch.job.notices import describe_emulation
@@ -96,13 +97,13 @@ def _hindsight(attempt: Attempt, plan: JobPlan) -> Prediction | None:
 
 
 def _gating(attempt: Attempt) -> GatingUse | None:
-    count = attempt.built.made.gating_count if attempt.built else None
-    if count is None:
+    if attempt.approximation == EXACT:
         return None
+    count = attempt.built.made.gating_count if attempt.built else None
     return GatingUse(
         how=str(attempt.approximation),
-        single_share=count.single_share,
-        mean_experts=count.mean_experts,
+        single_share=count.single_share if count else None,
+        mean_experts=count.mean_experts if count else None,
     )
 
 

@@ -9,6 +9,7 @@ from moebatch.plan.expert_choice import ExpertChoice
 from moebatch.plan.prediction import Prediction
 from moebatch.spec.hardware import DeviceKind, Hardware
 from moebatch.spec.job import Job
+from moebatch.spec.policy import Schedule
 from moebatch.spec.sampling import Sampling
 from moebatch.spec.workload import Workload
 from moebatch.units import format_bytes, format_duration, format_rate
@@ -20,6 +21,20 @@ def settings_without_effect(job: Job, kind: DeviceKind) -> Iterator[str]:
     """Budgets of levels that a run on such a device does not use."""
     if job.resources.vram is not None and kind == "cpu":
         yield "resources.vram has no effect: this run computes on the CPU"
+
+
+def gating_without_effect(approximation: Approximation, schedule: Schedule) -> Iterator[str]:
+    """Gates and a schedule that were made for each other, one without the other."""
+    if approximation.activation_level and schedule != "pregated":
+        yield (
+            f"schedule {schedule} brings nothing early that pre-gates have chosen; leave "
+            "--schedule and --policy out, or set experts.gating to exact"
+        )
+    if not approximation.activation_level and schedule == "pregated":
+        yield (
+            "schedule pregated brings experts on demand: no gate chooses for a later layer; set "
+            "experts.gating to pre-gated"
+        )
 
 
 def describe_emulation(hardware: Hardware) -> str:

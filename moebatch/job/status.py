@@ -81,9 +81,9 @@ class GatingUse:
     """How gates have departed from the model, and how far."""
 
     how: str
-    single_share: float
-    """Decisions for a single expert among all, 0..1."""
-    mean_experts: float
+    single_share: float | None
+    """Decisions for a single expert among all, 0..1; None where nothing may be left out."""
+    mean_experts: float | None
     """Experts of a decision."""
 
 

@@ -22,6 +22,7 @@ from moebatch.model.gated_mlp import gated_mlp
 from moebatch.model.gating import AdaptiveGating
 from moebatch.model.gating_count import GatingCount
 from moebatch.model.layers import linear
+from moebatch.model.pregates import ChoicesAhead
 from moebatch.model.rope import Rope
 from moebatch.model.router import ExpertTokens, Routing, choose_experts, group_by_expert
 from moebatch.model.scratch import Frame, Scratch
@@ -45,9 +46,12 @@ class Decoder:
         *,
         expert_dtype: torch.dtype | None = None,
         gating: AdaptiveGating | None = None,
+        activation_level: int = 0,
     ) -> None:
         """`config` is the raw config.json; `expert_dtype` is that of stored experts, if another;
-        `gating` leaves out experts that matter little.
+        `gating` leaves out experts that matter little; the gate of a layer reads the input of
+        the one that is `activation_level` layers with experts earlier, of which the first few have
+        none (Pre-gated MoE).
 
         Raises CheckpointError for rotary parameters and activations that are not known.
         """
@@ -68,6 +72,9 @@ class Decoder:
         tokens, choices, hidden = limits.pass_tokens, shape.experts_per_token, shape.hidden_size
         self._weights_TK = torch.empty(tokens, choices, device=self.device, dtype=torch.float32)
         self._experts_TK = torch.empty(tokens, choices, device=self.device, dtype=torch.int64)
+        self._ahead = ChoicesAhead(
+            shape.moe_layers, activation_level, self._weights_TK, self._experts_TK
+        )
         self._normed_TD = torch.empty(tokens, hidden, device=self.device, dtype=self.dtype)
         self._outputs_TKD = torch.empty(
             tokens, choices, hidden, device=self.device, dtype=self.dtype
@@ -78,7 +85,7 @@ class Decoder:
         """Bytes that are allocated up front."""
         by_row = (self._normed_TD, self._weights_TK, self._experts_TK, self._outputs_TKD)
         steps = self.scratch.buffer.nbytes + self._core.scratch_bytes
-        return steps + sum(tensor.nbytes for tensor in by_row)
+        return steps + self._ahead.num_bytes + sum(tensor.nbytes for tensor in by_row)
 
     def micro_batch(
         self, spans: Sequence[Span], *, attention_device: torch.device | None = None
@@ -153,20 +160,12 @@ class Decoder:
         rows = slice(0, num_tokens) if rows is None else rows
         normed_TD, weights_TK = self._normed_TD[:num_tokens], self._weights_TK[:num_tokens]
         experts_TK = self._experts_TK[:num_tokens]
-        # Mixtral alone keeps the weights in float32.
-        is_mixtral = self.shape.architecture == "MixtralForCausalLM"
         for chunk in self._chunks(rows):
             frame, num_rows = self.scratch.frame(), chunk.stop - chunk.start
             normed = self._normed(frame, x_TD[chunk], weights["mlp_norm"])
             room = frame.take(len(normed), self.shape.num_experts)
-            logits = linear(normed, weights["router"], None, room)
             normed_TD[chunk] = normed[:num_rows]
-            weights_TK[chunk], experts_TK[chunk] = choose_experts(
-                logits[:num_rows],
-                self.shape.experts_per_token,
-                normalise=self.shape.norm_topk_prob,
-                weights_dtype=torch.float32 if is_mixtral else self.dtype,
-            )
+            self._choose(layer, chunk, normed, room)
             self._leave_out(layer, chunk)
         return Routing(
             rows=(rows,),
@@ -176,7 +175,43 @@ class Decoder:
             num_experts=self.shape.num_experts,
             tokens=group_by_expert(experts_TK, rows, self.shape.num_experts),
             outputs_TKD=self._outputs_TKD[:num_tokens],
+            ahead=self._ahead.experts(layer, rows, self.shape.num_experts),
         )
+
+    def _choose(self, layer: int, rows: slice, normed_ND: Tensor, room_NE: Tensor) -> None:
+        """Choices of rows for the layer, by its gate now or kept since an earlier layer; and for
+        the later one whose gate reads this layer's input, if there is one."""
+        weights_RK, experts_RK = self._weights_TK[rows], self._experts_TK[rows]
+        if self._ahead.is_chosen_earlier(layer):
+            kept_weights_RK, kept_experts_RK = self._ahead.kept(layer, rows)
+            weights_RK.copy_(kept_weights_RK)
+            experts_RK.copy_(kept_experts_RK)
+        else:
+            self._ask(layer, normed_ND, room_NE, weights_RK, experts_RK)
+        later = self._ahead.later(layer)
+        if later is not None:
+            self._ask(later, normed_ND, room_NE, *self._ahead.kept(later, rows))
+
+    def _ask(
+        self,
+        layer: int,
+        normed_ND: Tensor,
+        room_NE: Tensor,
+        weights_RK: Tensor,
+        experts_RK: Tensor,
+    ) -> None:
+        """Asks the gate of a layer; what it chooses for rows goes into the two tensors."""
+        # Mixtral alone keeps the weights in float32.
+        is_mixtral = self.shape.architecture == "MixtralForCausalLM"
+        logits_NE = linear(normed_ND, self._weights.layers[layer]["router"], None, room_NE)
+        weights, experts = choose_experts(
+            logits_NE[: len(weights_RK)],
+            self.shape.experts_per_token,
+            normalise=self.shape.norm_topk_prob,
+            weights_dtype=torch.float32 if is_mixtral else self.dtype,
+        )
+        weights_RK.copy_(weights)
+        experts_RK.copy_(experts)
 
     def _leave_out(self, layer: int, rows: slice) -> None:
         """Choices that are left out count as done, and have made nothing."""

@@ -46,6 +46,8 @@ class Routing:
     outputs_TKD: Tensor
     """Weighted outputs of the experts, each in its own place: they are summed in a fixed order, so
     that results do not depend on the order in which experts arrive."""
+    ahead: tuple[int, ...] = ()
+    """Experts of a later layer that the rows have chosen here, by a pre-gate, ascending."""
 
     @property
     def experts(self) -> tuple[int, ...]:
@@ -100,11 +102,15 @@ def choose_experts(
 
 def group_by_expert(experts_TK: Tensor, rows: slice, num_experts: int) -> dict[int, ExpertTokens]:
     """Tokens of every expert that was chosen, among some rows; waits for a GPU to know how many."""
-    chosen = experts_TK[rows].flatten()
+    return group_rows(experts_TK, (rows,), count_by_expert(experts_TK[rows], num_experts))
+
+
+def count_by_expert(experts_RK: Tensor, num_experts: int) -> dict[int, int]:
+    """How often each expert was chosen that was chosen at all, ascending; waits for a GPU."""
+    chosen = experts_RK.flatten()
     # Like bincount, which makes a GPU wait three times.
     counts_E = chosen.new_zeros(num_experts + 1).scatter_add_(0, chosen, torch.ones_like(chosen))
-    counts = {expert: count for expert, count in enumerate(counts_E[:-1].tolist()) if count}
-    return group_rows(experts_TK, (rows,), counts)
+    return {expert: count for expert, count in enumerate(counts_E[:-1].tolist()) if count}
 
 
 def group_rows(

@@ -6,7 +6,9 @@ from moebatch.spec.policy import Policy, Schedule
 
 BLOCK_SCHEDULES: tuple[Schedule, ...] = ("flexgen", "flexgen_c")
 """Weights of a layer come up in one piece."""
-PASS_WIDE_SCHEDULES: tuple[Schedule, ...] = ("klotski", "ondemand", "prefetch_all", "promoe")
+PASS_WIDE_SCHEDULES: tuple[Schedule, ...] = (
+    *("klotski", "pregated", "ondemand", "prefetch_all", "promoe"),
+)
 """Each expert runs once over all tokens of a pass; in the others once for every micro-batch."""
 WHOLE_LAYER_SCHEDULES: tuple[Schedule, ...] = ("simple", "multi", "prefetch_all")
 """All experts of a layer come, chosen or not."""

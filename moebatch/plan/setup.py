@@ -32,7 +32,12 @@ def spread(keys: Sequence[Key], count: int) -> list[Key]:
 
 
 def setup_of(
-    shape: ModelShape, policy: Policy, *, with_vram: bool, has_staging: bool = False
+    shape: ModelShape,
+    policy: Policy,
+    *,
+    with_vram: bool,
+    has_staging: bool = False,
+    activation_level: int = 0,
 ) -> Setup:
     """A model under a policy, for schedules. Experts are computed on the GPU where there is one.
 
@@ -40,6 +45,7 @@ def setup_of(
         with_vram: whether the machine has a GPU.
         has_staging: whether weights are copied into pinned buffers on their way up, on a lane of
             its own.
+        activation_level: so many layers with experts ahead gates choose (Pre-gated MoE).
     """
     on_disk = _on_disk(shape, policy, with_vram=with_vram)
     hot = shape.num_experts if policy.num_hot is None else min(policy.num_hot, shape.num_experts)
@@ -53,6 +59,7 @@ def setup_of(
         has_staging=has_staging and policy.schedule in PAGED,
         kv_homes=_kv_homes(shape, policy, with_vram=with_vram),
         compute="vram" if with_vram else "dram",
+        activation_level=activation_level,
     )
 
 

@@ -89,7 +89,11 @@ class SimWorld:
         return cls(
             policy=policy,
             setup=setup_of(
-                shape, policy, with_vram=with_vram, has_staging=staged(problem.hardware)
+                shape,
+                policy,
+                with_vram=with_vram,
+                has_staging=staged(problem.hardware),
+                activation_level=int(policy.schedule == "pregated"),
             ),
             room=room,
             costs=TaskCosts(prices=problem.prices, policy=policy, num_chunks=room.num_chunks),
@@ -112,6 +116,10 @@ class SimWorld:
         """Experts that the micro-batch has tokens for."""
         rows = self._rows_of(self.setup.layer(step), micro_batch)
         return [int(expert) for expert in np.flatnonzero(rows > 0)]
+
+    def selected(self, step: int, micro_batch: int, later: int) -> list[int]:
+        """What the micro-batch will choose: a pre-gate says it earlier."""
+        return self.chosen(later, micro_batch)
 
     def ranked(self, step: int) -> Sequence[int]:
         """The most popular experts of the layer: as many as the policy asks for, or as will

@@ -8,6 +8,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from moebatch.job.calibrate import CalibrationSummary
 from moebatch.job.comparison import Comparison
+from moebatch.job.pregating import PreGateLesson
 from moebatch.predict.accuracy import mean_accuracy
 from moebatch.report.console import plain
 from moebatch.report.gating import gating_rows, gating_tables
@@ -44,14 +45,31 @@ def calibration_view(summary: CalibrationSummary) -> RenderableType:
         gating_rows(grid, summary.gating)
     if not summary.comparisons:
         grid.add_row("accuracy", "not measured: the text is too short to hold a tenth out")
-        return Group("", grid)
+        return Group("", grid, *_pregates(summary.pregates))
     grid.add_row("accuracy", f"on the last {summary.num_held_out} tokens, before they were counted")
     tables = [_accuracy(summary.comparisons)]
     if summary.lessons:
         tables += ["", _lessons(summary)]
     if summary.gating is not None:
         tables += ["", *gating_tables(summary.gating.learnt)]
-    return Group("", grid, "", *tables)
+    return Group("", grid, "", *tables, *_pregates(summary.pregates))
+
+
+def _pregates(lesson: PreGateLesson | None) -> Iterator[RenderableType]:
+    """What gates that choose for a later layer cost in quality."""
+    if lesson is None:
+        return
+    grid = named_rows()
+    grid.add_row("pre-gates", plain(str(lesson.file)))
+    learnt = f"{lesson.num_tokens} tokens, {format_duration(lesson.learn_s)} with what they are"
+    grid.add_row("learnt from", f"{learnt} compared with")
+    grid.add_row("perplexity", f"of {lesson.num_held_out} tokens that were held out")
+    table = titled_columns()
+    table.add_column(f"level {lesson.activation_level}", style="dim")
+    table.add_column("perplexity", justify="right")
+    for name, figure in lesson.perplexity.items():
+        table.add_row(name, f"{figure:.4f}")
+    yield from ("", grid, "", table)
 
 
 def _accuracy(comparisons: tuple[Comparison, ...]) -> RenderableType:

@@ -90,9 +90,12 @@ def _sharing(summary: RunSummary) -> str:
 
 
 def _gating(use: GatingUse) -> str:
+    how = f"[bold yellow]{plain(use.how)}[/]"
+    if use.single_share is None:
+        return how
     return (
-        f"[bold yellow]{plain(use.how)}[/]: a single expert in {use.single_share:.1%} of all "
-        f"decisions, {use.mean_experts:.2f} experts in the mean"
+        f"{how}: a single expert in {use.single_share:.1%} of all decisions, "
+        f"{use.mean_experts:.2f} experts in the mean"
     )
 
 

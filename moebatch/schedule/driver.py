@@ -1,8 +1,9 @@
 """Drives a schedule: launches its tasks and answers what it asks, on any kind of lanes."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
+from itertools import chain
 from typing import Any, Protocol
 
 from moebatch.schedule.expert_load import ExpertKey, Load
@@ -18,6 +19,7 @@ from moebatch.schedule.request import (
     Request,
     Route,
     Schedule,
+    Select,
     Spoken,
     Sweep,
     Sync,
@@ -57,6 +59,10 @@ class Router(Protocol):
 
     def chosen(self, step: int, micro_batch: int) -> Sequence[int]:
         """Experts that at least one token of the micro-batch chose, once its gate has spoken."""
+
+    def selected(self, step: int, micro_batch: int, later: int) -> Sequence[int]:
+        """Experts that the pre-gate of a step has chosen for a later one, once it has spoken for
+        the micro-batch."""
 
     def ranked(self, step: int) -> Sequence[int]:
         """Experts of the step's layer worth having beforehand, the likeliest first."""
@@ -174,6 +180,8 @@ class Driver:
                 self._fetch(step)
             case Route(step, micro_batch):
                 self._route(step, micro_batch)
+            case Select(step):
+                self._select(step)
             case Spoken(step, micro_batch):
                 self._listen(step, micro_batch)
                 self._learn(step, micro_batch)
@@ -192,16 +200,27 @@ class Driver:
         return None
 
     def _announce(self, step: int, count: int | None) -> None:
-        experts: Sequence[int] = range(self._setup.num_experts)
-        if count is not None:
-            experts = self._router.ranked(step)[:count]
+        if count is None:
+            self._bring(step, range(self._setup.num_experts))
+        else:
+            self._foresee(step, self._router.ranked(step)[:count])
+
+    def _select(self, step: int) -> None:
+        later = self._setup.selected_by(step)
+        if later is not None:
+            batches = (self._router.selected(step, k, later) for k in self._chosen[step])
+            self._foresee(later, sorted(set(chain.from_iterable(batches))))
+
+    def _foresee(self, step: int, experts: Sequence[int]) -> None:
+        self._foresight.foresee(step, self._setup.layer(step), experts)
+        self._bring(step, experts)
+
+    def _bring(self, step: int, experts: Collection[int]) -> None:
+        """These, and not what was said of the step before, from further away."""
         layer = self._begin(step)
-        if count is not None:
-            self._foresight.foresee(step, layer, experts)
         keys = [ExpertKey(layer, expert) for expert in experts]
         with self._lanes.lock:
-            if count is not None:  # what was said of the step before was said from further away
-                self._slots.withdraw(layer, keep=experts)
+            self._slots.withdraw(layer, keep=experts)
             self._slots.announce(keys)
             if self._below is not None:
                 self._below.announce(key for key in keys if self._slots.is_missing(key))

@@ -1,4 +1,4 @@
-"""The two baselines that Pre-gated MoE compares itself with."""
+"""Pre-gated MoE, and the two baselines that it compares itself with."""
 
 from moebatch.schedule.attention import Attention
 from moebatch.schedule.disk_window import fetch_window
@@ -8,9 +8,30 @@ from moebatch.schedule.klotski import (
     prefetch_layer,
 )
 from moebatch.schedule.kv import KvTraffic
-from moebatch.schedule.request import Arrivals, Free, NextPass, Route, Schedule, Whole
+from moebatch.schedule.request import Arrivals, Free, NextPass, Route, Schedule, Select, Whole
 from moebatch.schedule.setup import Setup
 from moebatch.schedule.task import combine, expert, gate
+
+
+def pregated(setup: Setup) -> Schedule:
+    """The gate of a block selects the experts of the block that is N later, N being the activation
+    level, which migrate while this one computes; the first N blocks have gates of their own.
+
+    Exactly the experts that are chosen come, and the slot of each is free when its block is done.
+    From disk to main memory, too, they come one by one, since they are known early enough.
+    """
+    kv, i = KvTraffic(setup), 0
+    while sweep := (yield NextPass()):
+        for _ in range(setup.num_layers):
+            if setup.is_moe(i):
+                yield from attend_and_route(sweep, i, kv)
+                yield Select(i)
+                for e in (yield Arrivals(i)):
+                    yield expert(i, e)
+                yield combine(i)
+            else:
+                yield from dense_layer(sweep, i, kv)
+            i += 1
 
 
 def ondemand(setup: Setup) -> Schedule:

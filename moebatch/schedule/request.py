@@ -48,6 +48,15 @@ class Spoken:
 
 
 @dataclass(frozen=True, slots=True)
+class Select:
+    """What the gates of a step that have spoken have chosen for a later one, as Pre-gated MoE's do,
+    comes behind what is asked for already, as far as there are slots. Gates that choose for their
+    own step alone have nothing to say to it."""
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
 class Drop:
     """Announced experts of a step that no gate has chosen are not wanted any more."""
 
@@ -92,7 +101,7 @@ class Sync:
 
 
 Question = NextPass | Spoken | Route | Whole | Arrivals | InOrder | Sync
-Word = Announce | Fetch | Drop | Free
+Word = Announce | Fetch | Select | Drop | Free
 Request = Question | Word
 Schedule = Generator[Task | Request, Any, None]
 """Tasks in the order of their launch, with requests in between."""

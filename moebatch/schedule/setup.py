@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from moebatch.schedule.activation import chosen_ahead
 from moebatch.spec.hardware import LevelName
 
 
@@ -28,6 +29,9 @@ class Setup:
     """Where keys and values of each layer live; empty where all are where attention is."""
     compute: LevelName = "dram"
     """Where experts are computed: ``vram`` with a GPU."""
+    activation_level: int = 0
+    """N of Pre-gated MoE: gates choose for so many layers with experts ahead; 0 where every one
+    chooses for its own."""
 
     def layer(self, step: int) -> int:
         """The layer of a step."""
@@ -42,3 +46,10 @@ class Setup:
         after it included, the step's own layer left out."""
         following = (step + distance for distance in range(1, self.num_layers))
         return [later for later in following if self.is_moe(later)][:count]
+
+    def selected_by(self, step: int) -> int | None:
+        """The later step of the same walk for which the gates of `step` choose; None if they only
+        choose for their own."""
+        layer = self.layer(step)
+        later = chosen_ahead(self.moe_layers, self.activation_level).get(layer)
+        return None if later is None else step - layer + later

@@ -132,8 +132,8 @@ class SamplingSection(Section):
 
 
 class ExpertsSection(Section):
-    """Which experts are brought before they are asked for, which stay, and which are left out. Only
-    the last changes answers."""
+    """Which experts are brought before they are asked for, which stay, and how they are chosen;
+    only the last changes answers."""
 
     predictor: Annotated[
         Literal["auto", "none", "correlation", "token", "next-gate", "learned"],
@@ -151,10 +151,13 @@ class ExpertsSection(Section):
     another one of its layer takes the place of the one that was not used for longest, was used
     least often, or came last; dp: lru, divided among the layers as calibration has shown to be
     best. auto: what suits the job best, static where nothing is known."""
-    gating: Annotated[Literal["exact", "adaptive"], one_of("exact", "adaptive")] = "exact"
-    """How many experts a token gets. exact: as many as the model says. adaptive: fewer where that
-    hardly changes the loss, by what ``moebatch calibrate --gating adaptive`` has left beside the
-    model; answers are then not exactly the model's own."""
+    gating: Annotated[
+        Literal["exact", "adaptive", "pre-gated"], one_of("exact", "adaptive", "pre-gated")
+    ] = "exact"
+    """What chooses experts. exact: the gates of the model. With the others answers are not exactly
+    the model's own. adaptive: fewer of them where that hardly changes the loss, by what ``moebatch
+    calibrate --gating adaptive`` has left beside the model. pre-gated: gates that choose for a
+    later layer, which ``moebatch calibrate --pregate`` has left there."""
     threshold: Threshold = None
     """How much of the loss adaptive gating may give up for a token at a layer; None is what the
     calibration has chosen."""
@@ -209,7 +212,7 @@ class Job(Section):
     sampling: SamplingSection = Field(default_factory=SamplingSection)
     """Sampling of rows that do not say otherwise."""
     experts: ExpertsSection = Field(default_factory=ExpertsSection)
-    """Which experts come early, which stay, and which are left out."""
+    """Which experts come early, which stay, and how they are chosen."""
     resources: ResourcesSection = Field(default_factory=ResourcesSection)
     """What the job may take of the machine."""
 

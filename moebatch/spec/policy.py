@@ -21,6 +21,7 @@ Schedule = Literal[
     "fastdecode",
     "flexgen",
     "flexgen_c",
+    "pregated",
     "ondemand",
     "prefetch_all",
     "promoe",

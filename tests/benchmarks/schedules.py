@@ -195,6 +195,9 @@ class World:
         rows = self.rows(self.number, self.setup.layer(step), micro_batch)
         return [int(e) for e in np.flatnonzero(rows)]
 
+    def selected(self, step: int, micro_batch: int, later: int) -> list[int]:
+        return self.chosen(later, micro_batch)
+
     def ranked(self, step: int) -> list[int]:
         return list(self.log.ranked(self.setup.layer(step), None))
 

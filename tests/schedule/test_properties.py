@@ -40,6 +40,7 @@ def cases(draw: st.DrawFn) -> tuple[Setup, Room, RandomWorld, int]:
         has_staging=draw(st.booleans()),
         kv_homes=tuple(kv_homes),
         compute=compute,
+        activation_level=draw(st.integers(0, 3)),
     )
     resident = draw(st.sets(st.sampled_from(keys), max_size=len(keys) - 1))
     below = draw(st.sets(st.sampled_from(keys))) if has_disk else None

@@ -27,6 +27,9 @@ class TableWorld:
     def chosen(self, step: int, micro_batch: int) -> Sequence[int]:
         return self.choices[step % self.num_layers, micro_batch]
 
+    def selected(self, step: int, micro_batch: int, later: int) -> Sequence[int]:
+        return self.chosen(later, micro_batch)
+
     def ranked(self, step: int) -> Sequence[int]:
         return self.hot.get(step % self.num_layers, range(self.num_experts))
 
@@ -56,6 +59,9 @@ class RandomWorld:
                 range(self.num_experts), self.experts_per_batch
             )
         )
+
+    def selected(self, step: int, micro_batch: int, later: int) -> Sequence[int]:
+        return self.chosen(later, micro_batch)
 
     def ranked(self, step: int) -> Sequence[int]:
         experts = list(range(self.num_experts))

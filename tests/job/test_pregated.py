@@ -1,0 +1,203 @@
+"""Pre-gates from calibration to a run: learnt, kept, asked for, and told of."""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from moebatch.engine.approximation import Approximation
+from moebatch.engine.model_files import open_model
+from moebatch.engine.pregate_file import PREGATES, load_pregates, save_pregates
+from moebatch.errors import CheckpointError, ConfigError, DoesNotFit, InputError
+from moebatch.job import pregating
+from moebatch.job.approximation import load_approximation
+from moebatch.job.calibrate import Calibration
+from moebatch.job.calibration_order import CalibrationOrder
+from moebatch.job.identity import manifest_of
+from moebatch.job.run import JobRun
+from moebatch.rows.tokenizer import load_tokenizer
+from moebatch.spec.job import Job, load_job
+from moebatch.training.gated_model import GatedModel, load_frozen
+from moebatch.training.recipe import Recipe, Sample, learn, perplexity
+from tests.job.test_calibrate import TEXT, owner_of
+from tests.model.oracle import greedy, load
+from tests.model.pregated import random_pregates, with_pregates
+from tests.tiny import write_checkpoint
+
+Checkpoint = Callable[..., Path]
+
+
+def samples(count: int, length: int = 24, vocab: int = 320) -> list[Sample]:
+    """Sequences in which each token is followed by the next one."""
+    return [
+        Sample(tuple((start + i) % vocab for i in range(length - start % 5)))
+        for start in range(count)
+    ]
+
+
+def job_file(folder: Path, model: Path, gating: str = "pre-gated") -> Path:
+    rows = [
+        {
+            "custom_id": str(i),
+            "prompt": f"The river counts {i} of",
+            "max_tokens": 6,
+            "temperature": 0,
+        }
+        for i in range(4)
+    ]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    job = {
+        "model": {"path": str(model), "dtype": "float32"},
+        "input": {"path": "rows.jsonl"},
+        "output": {"path": f"{gating}.jsonl", "format": "plain"},
+        "sampling": {"temperature": 0},
+        "experts": {"gating": gating},
+        "resources": {"dram": "2GiB", "hardware": "generic-cpu"},
+    }
+    path = folder / f"{gating}.yaml"
+    path.write_text(yaml.safe_dump(job))
+    return path
+
+
+def answers(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A model folder of its own with pre-gates unlike its gates."""
+    folder = write_checkpoint(tmp_path / "model", "mixtral", num_hidden_layers=4)
+    (folder / "moebatch").mkdir()
+    save_pregates(PREGATES.path(folder), random_pregates(load(folder), 2), owner_of(folder))
+    return folder
+
+
+@pytest.mark.parametrize("level", [0, 2])
+def test_gates_that_learn_choose_as_they_do_in_the_decoder(
+    tiny_checkpoint: Checkpoint, level: int
+) -> None:
+    """Before they learn they are the checkpoint's, moved; nothing else of the model changes."""
+    folder = tiny_checkpoint("qwen3_moe", num_hidden_layers=4)
+    model, tokens = load_frozen(folder), torch.tensor([samples(1)[0].tokens])
+    exact = model(tokens, use_cache=False).logits
+    gates = GatedModel(model, range(4), level)
+    moved, expected = gates.logits(tokens), exact
+    if level:
+        expected = with_pregates(load(folder), gates.pregates())(tokens).logits
+        assert not torch.allclose(moved, exact, atol=0.1), "moved gates choose otherwise"
+    assert torch.allclose(moved, expected, atol=1e-3)
+    learn(gates, samples(20), Recipe(num_steps=1, batch_tokens=50))
+    gates.close()
+    assert torch.equal(model(tokens, use_cache=False).logits, exact)
+
+
+def test_gates_learn_what_is_wanted_of_them(tiny_checkpoint: Checkpoint) -> None:
+    model = load_frozen(tiny_checkpoint("olmoe", num_hidden_layers=4))
+    gates, texts = GatedModel(model, range(4), 1), samples(30)
+    before = perplexity(gates, texts)
+    told: list[float] = []
+    num_tokens = learn(gates, texts, Recipe(num_steps=20, batch_tokens=200, rate=3e-3), told.append)
+    assert perplexity(gates, texts) < before
+    assert num_tokens >= 20 * 200 and told[-1] == 1.0
+    short, tail = Sample((1, 2, 3, 4, 5), 1), Sample((1, 2, 3, 4, 5), 4)
+    assert perplexity(gates, [short]) != pytest.approx(perplexity(gates, [tail]))
+
+
+def test_calibration_teaches_and_keeps_pregates(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pregating, "USUAL", Recipe(num_steps=3, batch_tokens=200))
+    folder = write_checkpoint(tmp_path / "model", "qwen2_moe", num_hidden_layers=4)
+    rows = [{"messages": [{"role": "user", "content": f"Count {i}"}]} for i in range(30)]
+    for i, row in enumerate(rows):
+        row["messages"].append({"role": "assistant", "content": f"{i} and {i + 1}"})
+    text = tmp_path / "rows.jsonl"
+    text.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    order = CalibrationOrder(model=folder, text=text, activation_level=2)
+    summary = Calibration(order, lambda line: None).execute()
+    lesson = summary.pregates
+    assert lesson is not None and lesson.file == PREGATES.path(folder)
+    assert len(set(lesson.perplexity.values())) == 4, "all four are measured apart"
+    answered = sum(len(f"{i} and {i + 1}") for i in range(27, 30))
+    assert 0 < lesson.num_held_out <= answered + 3 * 8, "of answers, not of prompts"
+    found = load_pregates(lesson.file, owner_of(folder), hidden_size=32)
+    assert found.activation_level == 2
+    own = [layer.mlp.gate.weight for layer in load(folder).model.layers]
+    for gate_ED, before_ED in zip(found.gates_ED, own, strict=True):
+        assert 0 < (gate_ED - before_ED).abs().max() < 0.1
+
+
+def test_what_cannot_learn_is_refused_before_anything_is_read(
+    tmp_path: Path, tiny_checkpoint: Checkpoint
+) -> None:
+    order = CalibrationOrder(
+        model=tiny_checkpoint("mixtral"), text=tmp_path / "none.txt", activation_level=1
+    )
+    with pytest.raises(DoesNotFit, match=r"needs [^$]*, there are 400 MiB; raise --dram"):
+        Calibration(replace(order, dram_bytes=400 * 2**20), lambda line: None).execute()
+    with pytest.raises(ConfigError, match="--level: must be less than 3, the layers that have"):
+        Calibration(replace(order, activation_level=3), lambda line: None).execute()
+    short = tmp_path / "short.txt"
+    short.write_text(TEXT[:100])
+    with pytest.raises(InputError, match="too few to hold a tenth out"):
+        order = replace(order, text=short, output=tmp_path / "table")
+        Calibration(order, lambda line: None).execute()
+
+
+def test_a_job_with_pregates_answers_as_transformers_does_and_says_so(
+    tmp_path: Path, model: Path
+) -> None:
+    told: list[str] = []
+    exact, job = (load_job(job_file(tmp_path, model, how)) for how in ("exact", "pre-gated"))
+    run = JobRun(job, told.append)
+    summary = run.execute()
+    JobRun(exact, lambda line: None).execute()
+    oracle = load(model)
+    with_pregates(oracle, load_pregates(PREGATES.path(model), owner_of(model), hidden_size=32))
+    tokenizer = load_tokenizer(model, vocab_size=320)
+    for i, row in enumerate(answers(job.output.path)):
+        tokens, _ = greedy(oracle, tokenizer.encode(f"The river counts {i} of"), 6)
+        assert row["response"]["text"] == tokenizer.decode(tokens)
+    assert answers(job.output.path) != answers(exact.output.path)
+    assert any("gating is pre-gated, activation level 2" in line for line in told)
+    assert summary.gating is not None and summary.policy is not None
+    assert summary.policy.schedule == "pregated"
+
+
+def test_other_pregates_are_another_job(tmp_path: Path, model: Path) -> None:
+    exact, job = (load_job(job_file(tmp_path, model, how)) for how in ("exact", "pre-gated"))
+    before = identity(job)
+    assert before != identity(exact)
+    save_pregates(PREGATES.path(model), random_pregates(load(model), 2, seed=1), owner_of(model))
+    assert identity(job) != before
+
+
+def identity(job: Job) -> Mapping[str, str]:
+    return manifest_of(job, open_model(job.model.path, "float32"), approximation(job)).fields
+
+
+def approximation(job: Job) -> Approximation:
+    return load_approximation(job, open_model(job.model.path, "float32"))
+
+
+def test_pregates_that_are_missing_stale_or_damaged_are_refused(
+    tmp_path: Path, model: Path
+) -> None:
+    job = load_job(job_file(tmp_path, model))
+    path = PREGATES.path(model)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-40])
+    with pytest.raises(CheckpointError, match=r"run `moebatch calibrate .* --pregate` again"):
+        approximation(job)
+    other = replace(owner_of(model), fingerprint="another")
+    save_pregates(path, random_pregates(load(model), 1), other)
+    with pytest.raises(CheckpointError, match="was made for another model, or for another state"):
+        approximation(job)
+    path.unlink()
+    with pytest.raises(CheckpointError, match="no such file; run"):
+        approximation(job)
