@@ -2,8 +2,6 @@
 
 The last tenth of the text is held out: the table is first asked what it would have predicted there,
 then that tenth is counted as well.
-
-Shape letters: L MoE layers, T tokens of a portion, E experts, K experts per token.
 """
 
 import time
@@ -13,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from moebatch.engine.build import build_engine
 from moebatch.engine.gating_file import GATING
@@ -21,7 +18,8 @@ from moebatch.engine.model_files import ModelFiles, load_gates, open_model
 from moebatch.engine.order import Order, has_common_keys
 from moebatch.errors import ConfigError, DoesNotFit, Fault
 from moebatch.job.calibration_order import CalibrationOrder
-from moebatch.job.comparison import Comparison, compare, trace_of
+from moebatch.job.comparison import Comparison, trace_of
+from moebatch.job.counting import Counted, count
 from moebatch.job.gating_lesson import ANSWER_TOKENS, GatingLesson, GatingTeacher, require_learnable
 from moebatch.job.lessons import LEARNT_FILES, Lesson, Teacher, accuracies, require_sizes
 from moebatch.job.placed_text import HELD_OUT_SHARE, PlacedText
@@ -124,11 +122,24 @@ class Calibration:
             tell=self._tell,
             advance=self._advance,
         )
-        begun, num_passes = time.perf_counter(), 0
+        begun = time.perf_counter()
+        num_passes = 0
         if not reading.is_over:
             num_passes = self._go_on(reading, files, policy, max_tokens, reader)
         run_s = time.perf_counter() - begun
-        counting = _Counting.of(table, reading)
+        return self._learn(reading, files, table, num_passes=num_passes, run_s=run_s)
+
+    def _learn(
+        self,
+        reading: TextReading,
+        files: ModelFiles,
+        table: PathTable,
+        *,
+        num_passes: int,
+        run_s: float,
+    ) -> CalibrationSummary:
+        order, text = self._order, reading.text
+        counted = count(table, reading.known, reading.unseen)
         self._write(replace(table, num_tokens=text.num_tokens), reading, files.owner)
         summary = CalibrationSummary(
             table=order.table,
@@ -138,12 +149,12 @@ class Calibration:
             num_held_out=sum(map(len, text.held_out)),
             num_passes=num_passes,
             run_s=run_s,
-            comparisons=counting.comparisons,
+            comparisons=counted.comparisons,
         )
         if order.predictors:
-            summary = self._teach(summary, reading, text, files)
+            summary = self._teach(summary, reading, files)
         if summary.comparisons:
-            self._save_habits(summary, reading, counting, files.owner)
+            self._save_habits(summary, reading, counted, files.owner)
         if order.gating_loss is not None:
             summary = self._teach_gating(summary, files, text, order.gating_loss)
         return summary
@@ -232,7 +243,6 @@ class Calibration:
         self,
         summary: CalibrationSummary,
         reading: TextReading,
-        text: PlacedText,
         files: ModelFiles,
     ) -> CalibrationSummary:
         """Has the predictors that were asked for learn from what was read, unless they have."""
@@ -247,7 +257,7 @@ class Calibration:
         lessons = {lesson.name: lesson for lesson in reading.lessons(places)}
         missing = [name for name in places if name not in lessons]
         if missing:
-            teacher = self._teacher(reading, text, files)
+            teacher = self._teacher(reading, files)
             self._tell(f"learning from {len(teacher.known)} tokens: {', '.join(missing)}")
             for lesson in teacher.teach(missing, folder, self._advance):
                 reading.keep_lesson(lesson)
@@ -255,8 +265,8 @@ class Calibration:
         ordered = tuple(lessons[name] for name in places)
         return replace(summary, lessons=ordered, learn_s=time.perf_counter() - begun)
 
-    def _teacher(self, reading: TextReading, text: PlacedText, files: ModelFiles) -> Teacher:
-        num_known, num_seen = text.num_known, reading.num_seen
+    def _teacher(self, reading: TextReading, files: ModelFiles) -> Teacher:
+        num_known, num_seen = reading.text.num_known, reading.num_seen
         if num_seen <= num_known:  # nothing of what was held out was kept
             num_known = round(num_seen * (1 - HELD_OUT_SHARE))
         return Teacher(
@@ -271,13 +281,13 @@ class Calibration:
         self,
         summary: CalibrationSummary,
         reading: TextReading,
-        counting: "_Counting",
+        counted: Counted,
         owner: ModelOwner,
     ) -> None:
         """What caches and predictors are worth, for the planner."""
         unseen_LTK = np.concatenate(reading.unseen, axis=1)
         accuracy = accuracies(summary.comparisons, summary.lessons)
-        habits = measure_habits(unseen_LTK, counting.popular_LE, accuracy)
+        habits = measure_habits(unseen_LTK, counted.popular_LE, accuracy)
         save_habits(self._order.table.with_name(HABITS.file_name), habits, owner)
 
     def _teach_gating(
@@ -299,27 +309,6 @@ class Calibration:
         )
         path = self._order.table.parent / GATING.file_name
         return replace(summary, gating=teacher.teach(path, wanted_loss=wanted_loss))
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Counting:
-    """What counting has shown by the way."""
-
-    popular_LE: NDArray[np.integer]
-    """How often each expert was chosen in what is not held out."""
-    comparisons: tuple[Comparison, ...]
-    """What the table foresaw of what is held out."""
-
-    @classmethod
-    def of(cls, table: PathTable, reading: TextReading) -> "_Counting":
-        """Counts all of a reading, and looks at the table before the held-out part is counted."""
-        for experts_LTK in reading.known:
-            table.add_pass(experts_LTK)
-        unseen, popular_LE = reading.unseen, table.counts[0][:, 0].copy()
-        comparisons = compare(table, unseen) if unseen else ()
-        for experts_LTK in unseen:
-            table.add_pass(experts_LTK)
-        return cls(popular_LE=popular_LE, comparisons=comparisons)
 
 
 def _require_places(order: CalibrationOrder) -> None:

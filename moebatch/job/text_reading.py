@@ -51,7 +51,8 @@ class TextReading:
 
         Raises StorageError.
         """
-        self._folder, self._text, self._files = folder, text, files
+        self.text = text
+        self._folder, self._files = folder, files
         fingerprint = _fingerprint(text, files, with_hidden=with_hidden)
         new = ReadingRecord(fingerprint=fingerprint)
         owner = files.owner
@@ -78,18 +79,18 @@ class TextReading:
     @property
     def num_kept(self) -> int:
         """Tokens that need not be read again."""
-        return self._text.place_behind(self._record.num_sequences)
+        return self.text.place_behind(self._record.num_sequences)
 
     @property
     def is_over(self) -> bool:
         """Whether everything has been read."""
-        return self._record.num_sequences == len(self._text.sequences)
+        return self._record.num_sequences == len(self.text.sequences)
 
     def go_on(self, engine: Engine, policy: Policy) -> None:
         """Reads what is left. Raises CheckpointError for weights that are no numbers, and
         StorageError."""
         with torch.inference_mode():
-            for each in portions(self._text, policy, first=self._record.num_sequences):
+            for each in portions(self.text, policy, first=self._record.num_sequences):
                 self._recorder.begin(each.places)
                 for outcome in engine.run(self._requests(each)):
                     if outcome.error is not None:
@@ -122,8 +123,8 @@ class TextReading:
         return Seen(
             hidden_LND=self._trace.hidden_LND[:, some],
             experts_LNK=self._trace.experts_LNK[:, some],
-            tokens_N=self._text.tokens_N[some],
-            is_first_N=self._text.is_first_N[some],
+            tokens_N=self.text.tokens_N[some],
+            is_first_N=self.text.is_first_N[some],
         )
 
     # --- what was learnt from it ----------------------------------------------------------------
@@ -148,17 +149,17 @@ class TextReading:
 
     @property
     def _portions(self) -> Iterator[Portion]:
-        return _portions_of(self._text, self._record.ends)
+        return _portions_of(self.text, self._record.ends)
 
     def _chosen(self, one: Portion) -> NDArray[np.uint16]:
         return self._trace.experts_LNK[:, one.places.start : one.places.stop]
 
     def _is_held_out(self, one: Portion) -> bool:
-        return one.sequences.start >= self._text.num_counted
+        return one.sequences.start >= self.text.num_counted
 
     def _requests(self, one: Portion) -> Iterator[Request]:
         for number in one.sequences:
-            tokens = self._text.sequences[number]
+            tokens = self.text.sequences[number]
             name = str(number)
             yield Request(index=number, custom_id=name, prompt_tokens=tokens, sampling=_READING)
 
@@ -167,14 +168,14 @@ class TextReading:
         return GateTrace(
             self._folder.path,
             num_layers=len(owner.moe_layers),
-            num_tokens=self._text.num_tokens,
+            num_tokens=self.text.num_tokens,
             experts_per_token=owner.experts_per_token,
             hidden_size=shape.hidden_size if with_hidden else 0,
         )
 
     def _require_whole(self, record: ReadingRecord) -> None:
         """Raises CheckpointError unless everything is there that a record speaks of."""
-        kept = _portions_of(self._text, record.ends)
+        kept = _portions_of(self.text, record.ends)
         for one, checksum in zip(kept, record.checksums, strict=True):
             if self._trace.checksum(one.places) != checksum:
                 raise CheckpointError(f"{self._folder.path}: is damaged")

@@ -42,13 +42,17 @@ class GateTrace:
         token_bytes = num_layers * hidden_size * _HIDDEN.itemsize
         most = min(num_tokens, max(1, MAX_HIDDEN_BYTES // token_bytes)) if hidden_size else 0
         experts, hidden = (num_tokens, experts_per_token), (most, hidden_size)
-        self.experts_LNK = _mapped(folder / "experts", _EXPERTS, (num_layers, *experts))
-        self.hidden_LND = _mapped(folder / "hidden", _HIDDEN, (num_layers, *hidden))
+        self.experts_LNK: NDArray[np.uint16] = _mapped(
+            folder / "experts", _EXPERTS, (num_layers, *experts)
+        )
+        self.hidden_LND: NDArray[np.float16] = _mapped(
+            folder / "hidden", _HIDDEN, (num_layers, *hidden)
+        )
 
     @property
     def num_hidden(self) -> int:
         """Tokens, the first ones, of which is kept what gates see."""
-        return self.hidden_LND.shape[1]
+        return int(self.hidden_LND.shape[1])
 
     def put_choices(self, position: int, places_R: NDArray[np.integer], experts_RK: Chosen) -> None:
         """Keeps what the gate of a layer, by its position, has chosen for some tokens."""
@@ -64,8 +68,7 @@ class GateTrace:
     def checksum(self, places: range) -> int:
         """Stands for everything that is kept at those places."""
         found = 0
-        arrays: tuple[NDArray[Any], ...] = (self.experts_LNK, self.hidden_LND)
-        for array in arrays:
+        for array in (self.experts_LNK, self.hidden_LND):
             for of_layer in array[:, places.start : places.stop]:
                 found = crc32(of_layer, found)
         return found

@@ -1,6 +1,7 @@
 """Calibration end to end on tiny checkpoints, held against transformers' routing."""
 
 import json
+import signal
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,14 +11,18 @@ import numpy as np
 import pytest
 import torch
 
+import moebatch.cli.calibrate as cli
 from moebatch.engine.model_files import open_model
 from moebatch.errors import (
     CheckpointError,
     ConfigError,
     DoesNotFit,
     InputError,
+    Interrupted,
     LockHeld,
+    MoebatchError,
     StorageError,
+    Terminated,
 )
 from moebatch.job import calibrate, lessons, reading_policy
 from moebatch.job.calibrate import Calibration, CalibrationSummary
@@ -374,7 +379,7 @@ def order(
     return CalibrationOrder(
         model=tiny_checkpoint("mixtral"),
         text=text,
-        num_tokens=1200,
+        num_tokens=780,
         output=folder / "table",
         trace=folder / "trace",
         predictors=parse_predictors(["token"]),
@@ -389,7 +394,7 @@ def test_one_that_was_broken_off_ends_as_if_it_had_not_been(
     broken_off(order, 0.95)
     lines: list[str] = []
     summary = run(order, lines.append)
-    assert any("1080 of 1200 tokens have been read before" in line for line in lines)
+    assert any("720 of 780 tokens have been read before" in line for line in lines)
     assert summary.num_passes == 1
     other = tmp_path / "undisturbed"
     expected = run(replace(order, output=other / "table", trace=other / "trace"))
@@ -419,7 +424,7 @@ def test_another_text_or_a_damaged_file_begins_anew(
     other = tmp_path / "undisturbed"
     run(replace(order, output=other / "table", trace=other / "trace"))
     reading = order.table.parent / "table.reading"
-    broken_off(replace(order, num_tokens=1000), 0.5)
+    broken_off(replace(order, num_tokens=600), 0.5)
     for change, said in (
         (lambda: None, "is of another reading; the text is read from its beginning"),
         (lambda: flip(reading / "record"), "record: is damaged; the text is read"),
@@ -469,3 +474,26 @@ def test_two_at_a_time_do_not_write_the_same_table(order: CalibrationOrder) -> N
     ):
         run(order)
     assert not list(order.table.parent.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "said"),
+    [("SIGTERM", Terminated, "ended by SIGTERM"), ("SIGINT", Interrupted, "stopped by Ctrl-C")],
+)
+def test_a_signal_ends_it_with_what_is_kept(
+    order: CalibrationOrder,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    error: type[MoebatchError],
+    said: str,
+) -> None:
+    def stop(calibration: Calibration) -> CalibrationSummary:
+        signal.raise_signal(getattr(signal, name))
+        raise AssertionError("goes on")
+
+    monkeypatch.setattr(Calibration, "execute", stop)
+    monkeypatch.setattr(Calibration, "num_kept", 360)
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(error, match=f"{said}; 360 tokens are read and kept: the same command"):
+        cli._execute(order, quiet=True)
+    assert signal.getsignal(signal.SIGTERM) == before
