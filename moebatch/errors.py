@@ -9,7 +9,8 @@
     ├── LockHeld                 11   another run is using the same output
     ├── StorageError             74   disk full, or reading and writing failed
     ├── Stopped                  75   stopped early; what is done is kept, run it again to go on
-    └── Interrupted             130   stopped by the user
+    ├── Interrupted             130   stopped by the user
+    └── Terminated              143   ended by SIGTERM
 
 A user's mistake raises one of these and is shown as one message, never as a traceback. Our own
 mistakes are asserts.
@@ -34,6 +35,7 @@ class ExitCode(enum.IntEnum):
     STORAGE = 74
     STOPPED = 75
     INTERRUPTED = 130
+    TERMINATED = 143
 
 
 class MoebatchError(Exception):
@@ -124,3 +126,9 @@ class Interrupted(MoebatchError):
     """Stopped by the user before it was done."""
 
     exit_code = ExitCode.INTERRUPTED
+
+
+class Terminated(MoebatchError):
+    """Ended by SIGTERM before it was done."""
+
+    exit_code = ExitCode.TERMINATED

@@ -6,12 +6,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from moebatch.cli.options import Quiet
+from moebatch.cli.signals import SignalledEnd, ending_on_sigterm
 from moebatch.cli.threads import let_threads_sleep
-from moebatch.errors import ConfigError, Fault, Interrupted
+from moebatch.errors import ConfigError, Fault, Interrupted, Terminated
 from moebatch.report.console import error_console, teller
 from moebatch.units import parse_bytes
 
 if TYPE_CHECKING:
+    from moebatch.job.calibrate import Calibration
     from moebatch.job.calibration_order import CalibrationOrder
 
 ModelFolder = Annotated[Path, typer.Argument(metavar="MODEL", help="Model folder.")]
@@ -101,13 +103,24 @@ def _execute(order: "CalibrationOrder", *, quiet: bool) -> None:
     from moebatch.report.calibration import calibration_view, reading_bar
 
     console = error_console()
-    try:
-        with reading_bar(console, quiet=quiet) as advance:
-            summary = Calibration(order, teller(console, quiet=quiet), advance).execute()
-    except KeyboardInterrupt:
-        raise Interrupted("stopped by Ctrl-C; no table was written") from None
+    with reading_bar(console, quiet=quiet) as advance:
+        calibration = Calibration(order, teller(console, quiet=quiet), advance)
+        try:
+            with ending_on_sigterm():
+                summary = calibration.execute()
+        except SignalledEnd:
+            raise Terminated(f"ended by SIGTERM; {_left(calibration)}") from None
+        except KeyboardInterrupt:
+            raise Interrupted(f"stopped by Ctrl-C; {_left(calibration)}") from None
     if not quiet:
         console.print(calibration_view(summary))
+
+
+def _left(calibration: "Calibration") -> str:
+    """What somebody has of a calibration that was broken off."""
+    if not calibration.num_kept:
+        return "nothing was kept yet"
+    return f"{calibration.num_kept} tokens are read and kept: the same command goes on behind them"
 
 
 def _given(text: Path | None) -> Path:

@@ -32,3 +32,21 @@ def stopping_on_signals(stop: "Stop") -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+class SignalledEnd(KeyboardInterrupt):
+    """SIGTERM, raised where Ctrl-C would be."""
+
+
+@contextmanager
+def ending_on_sigterm() -> Iterator[None]:
+    """While the block runs, SIGTERM breaks it off as Ctrl-C does."""
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        raise SignalledEnd
+
+    before = signal.signal(signal.SIGTERM, handle)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -51,14 +51,23 @@ class Layout:
 
     @property
     def pass_tokens(self) -> PassTokens:
-        """The token of every row, and where sequences begin and end."""
+        """The token of every row, where it comes from, and where sequences begin and end."""
         pieces = (piece.sequence.pending_tokens(piece.num_tokens) for piece in self.ordered)
         tokens_T = np.array(list(chain.from_iterable(pieces)), np.int64)
         is_first_T, is_last_T = np.zeros((2, len(tokens_T)), np.bool_)
         lengths = [piece.num_tokens for piece in self.ordered]
-        is_first_T[np.cumsum([0, *lengths[:-1]])] = True
+        starts = np.cumsum([0, *lengths[:-1]])
+        is_first_T[starts] = True
         is_last_T[[row for _, row in self.ends]] = True
-        return PassTokens(tokens_T=tokens_T, is_first_T=is_first_T, is_last_T=is_last_T)
+        requests = [piece.sequence.request.index for piece in self.ordered]
+        before = [piece.sequence.num_cached for piece in self.ordered]
+        return PassTokens(
+            tokens_T=tokens_T,
+            requests_T=np.repeat(np.array(requests, np.int64), lengths),
+            positions_T=np.arange(len(tokens_T)) + np.repeat(before - starts, lengths),
+            is_first_T=is_first_T,
+            is_last_T=is_last_T,
+        )
 
     def sweep(self, compute: LevelName) -> Sweep:
         """The pass, as schedules know it, where everything else is computed at that level."""

@@ -4,7 +4,7 @@ seen.
 Shape letters: L MoE layers, N tokens, D hidden, E experts, K experts per token.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,6 @@ from moebatch.predict.guesser import (
     linear_of,
     top_shares,
 )
-from moebatch.predict.hidden_trace import Seen
 from moebatch.predict.learn import (
     Effort,
     learn_first_gate,
@@ -40,12 +39,19 @@ from moebatch.predict.learnt_files import (
     save_learned,
     save_tokens,
 )
-from moebatch.predict.owner import ModelOwner
+from moebatch.predict.owner import Kind, ModelOwner
 from moebatch.predict.path_table import MAX_TABLE_BYTES
+from moebatch.predict.seen import Seen
 from moebatch.spec.policy import PREDICTORS, PredictorName
 from moebatch.units import format_bytes
 
 LEARNING = tuple(name for name in PREDICTORS if name != "none")
+LEARNT_FILES: Mapping[PredictorName, Kind] = {
+    "token": TOKENS,
+    "next-gate": FIRST_GATE,
+    "learned": LEARNED,
+}
+"""Where those that learn beside the table keep what they know, in the order in which they do."""
 STRIDE = 2
 """Layers ahead of a learned predictor: what it foresees has the time of a whole layer to come."""
 _SHARE_BYTES = 2
@@ -107,9 +113,10 @@ class Teacher:
 
     def teach(
         self, names: Collection[PredictorName], folder: Path, advance: Advance
-    ) -> list[Lesson]:
+    ) -> Iterator[Lesson]:
         """Has predictors learn, one after the other, and writes what they know into `folder`;
-        `advance` gets the share that is done. Raises StorageError."""
+        yields what each has learnt when its file is there. `advance` gets the share that is done.
+        Raises StorageError."""
         ways: dict[PredictorName, Callable[[Path, Advance], Lesson]] = {
             "token": self._token,
             "next-gate": self._next_gate,
@@ -117,7 +124,8 @@ class Teacher:
         }
         wanted = [way for name, way in ways.items() if name in names]
         parts = _parts(advance, len(wanted))
-        return [way(folder, part) for way, part in zip(wanted, parts, strict=True)]
+        for way, part in zip(wanted, parts, strict=True):
+            yield way(folder, part)
 
     def _token(self, folder: Path, advance: Advance) -> Lesson:
         shares_LVE = token_shares(

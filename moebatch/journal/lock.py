@@ -29,13 +29,22 @@ class RunLock:
     fresh by a thread; one that has not been touched for two minutes is taken over.
     """
 
-    def __init__(self, path: Path, *, subject: str, shared: bool = False) -> None:
-        """`subject` is what is locked, for messages; `shared` holders bear others of their kind.
+    def __init__(
+        self,
+        path: Path,
+        *,
+        subject: str,
+        shared: bool = False,
+        elsewhere: str = "another output.path",
+    ) -> None:
+        """`subject` is what is locked and `elsewhere` what to choose instead, for messages;
+        `shared` holders bear others of their kind.
 
         Raises LockHeld with who holds it, and StorageError.
         """
         self._path = path
         self._subject = subject
+        self._elsewhere = elsewhere
         self._shared = shared
         self._beat: _HeartBeat | None = None
         while True:
@@ -121,7 +130,7 @@ class RunLock:
         since = f" since {holder['start']}" if holder.get("start") else ""
         # Runs that share the file do not write their names into it.
         others = f"another run is at work on it ({who}{since})" if who else _SHARED
-        message = f"{self._subject}: {others}; wait for its end, or choose another output.path"
+        message = f"{self._subject}: {others}; wait for its end, or choose {self._elsewhere}"
         if is_known_alive:
             return message
         return f"{message}. If it is gone for good: rm {self._path}.held"

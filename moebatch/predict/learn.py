@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from moebatch.predict.guesser import Perceptron, Shares
-from moebatch.predict.hidden_trace import Seen
+from moebatch.predict.seen import Seen
 
 PARAMETERS = 2_000_000
 """Of the perceptron of a layer (ProMoE)."""

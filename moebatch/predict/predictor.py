@@ -23,6 +23,10 @@ class PassTokens:
 
     tokens_T: NDArray[np.int64]
     """The token of each row."""
+    requests_T: NDArray[np.int64]
+    """The request that it belongs to, by its index."""
+    positions_T: NDArray[np.int64]
+    """Its position in its sequence."""
     is_first_T: NDArray[np.bool_]
     """Rows that do not follow the row before them in the same sequence."""
     is_last_T: NDArray[np.bool_]

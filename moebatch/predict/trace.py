@@ -1,23 +1,19 @@
-"""What the gates of a run have chosen, pass by pass: recorded, kept in a file, played back.
+"""What the gates of a run have chosen, pass by pass: kept in a file, played back.
 
 Shape letters: L MoE layers, T tokens of a pass, K experts per token.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from moebatch.errors import CheckpointError
 from moebatch.predict.array_file import is_whole, read_arrays, whole_numbers, write_arrays
-from moebatch.predict.choices import Choices
-from moebatch.predict.predictor import Chosen, PassTokens
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from moebatch.predict.predictor import Chosen
 
 _KIND = "routing trace"
 _VERSION = 1
@@ -102,33 +98,6 @@ class RoutingTrace:
     def __iter__(self) -> Iterator[TracePass]:
         """The passes in order."""
         return iter(self.passes)
-
-
-class TraceRecorder:
-    """Observes passes and hands out each that became whole; those broken off are dropped."""
-
-    def __init__(
-        self,
-        moe_layers: Sequence[int],
-        *,
-        experts_per_token: int,
-        take: Callable[[NDArray[np.integer]], None],
-    ) -> None:
-        """`take` gets [L, T, K] at the end of a pass, valid during the call."""
-        self._choices = Choices(moe_layers, experts_per_token=experts_per_token)
-        self._take = take
-
-    def begin_pass(self, num_rows: int, tokens: PassTokens | None = None) -> None:
-        """A pass of so many tokens begins."""
-        self._choices.begin_pass(num_rows)
-
-    def observe(
-        self, layer: int, rows: slice, experts_RK: Chosen, hidden_RD: "Tensor | None" = None
-    ) -> None:
-        """The gate of `layer` has spoken for those rows."""
-        self._choices.add(self._choices.position(layer), rows, experts_RK)
-        if self._choices.is_complete:
-            self._take(self._choices.experts_LTK)
 
 
 def _reason(arrays: dict[str, NDArray[np.integer]], found: dict[str, Any]) -> str | None:

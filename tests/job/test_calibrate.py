@@ -1,7 +1,9 @@
 """Calibration end to end on tiny checkpoints, held against transformers' routing."""
 
 import json
+import signal
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +11,24 @@ import numpy as np
 import pytest
 import torch
 
+import moebatch.cli.calibrate as cli
 from moebatch.engine.model_files import open_model
-from moebatch.errors import CheckpointError, ConfigError, DoesNotFit, InputError, StorageError
-from moebatch.job import calibrate, lessons
+from moebatch.errors import (
+    CheckpointError,
+    ConfigError,
+    DoesNotFit,
+    InputError,
+    Interrupted,
+    LockHeld,
+    MoebatchError,
+    StorageError,
+    Terminated,
+)
+from moebatch.job import calibrate, lessons, reading_policy
 from moebatch.job.calibrate import Calibration, CalibrationSummary
 from moebatch.job.calibration_order import CalibrationOrder
 from moebatch.job.lessons import Teacher, parse_predictors
+from moebatch.job.reading_folder import ReadingFolder
 from moebatch.predict.learnt_files import load_first_gate, load_learned, load_tokens
 from moebatch.predict.owner import ModelOwner
 from moebatch.predict.path_table import PathTable
@@ -45,10 +59,14 @@ def short_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calibrate, "SEQUENCE_TOKENS", 60)
 
 
-def run(order: CalibrationOrder) -> CalibrationSummary:
+def run(
+    order: CalibrationOrder,
+    tell: Callable[[str], None] = lambda line: None,
+    advance: Callable[[float], None] = lambda share: None,
+) -> CalibrationSummary:
     threads = torch.get_num_threads()
     try:
-        return Calibration(order, lambda line: None).execute()
+        return Calibration(order, tell, advance).execute()
     finally:
         torch.set_num_threads(threads)
 
@@ -213,7 +231,8 @@ def test_the_command_writes_a_table_and_reports_its_accuracy(tmp_path: Path, tex
     assert done.stdout == ""
     for word in ("read", "moebatch/correlation.safetensors", "1 token: chosen", "mean", "%"):
         assert word in done.stderr
-    assert [path.name for path in (model / "moebatch").iterdir()] == ["correlation.safetensors"]
+    left = {path.name for path in (model / "moebatch").iterdir()}
+    assert left == {"correlation.safetensors", "habits.safetensors"}
     again = moebatch("calibrate", model, "--text", text, "--quiet", "--dram", "2GiB")
     assert (again.returncode, again.stdout, again.stderr) == (0, "", "")
 
@@ -247,7 +266,7 @@ def test_predictors_learn_and_are_examined_on_what_was_held_out(tmp_path: Path, 
     load_first_gate(by_name["next-gate"].file, owner, hidden_size=shape.hidden_size)
     load_tokens(by_name["token"].file, owner, vocab_size=shape.vocab_size)
     left = {path.name for path in (model / "moebatch").iterdir()}
-    names = ("correlation", "tokens", "first-gate", "learned")
+    names = ("correlation", "habits", "tokens", "first-gate", "learned")
     assert left == {f"{name}.safetensors" for name in names}, "no traces are left behind"
 
 
@@ -320,3 +339,161 @@ def test_a_token_table_that_is_too_large_is_refused_before_anything_is_read(
     )
     with pytest.raises(ConfigError, match="name the others"):
         run(order)
+
+
+def broken_off(order: CalibrationOrder, share: float) -> list[str]:
+    """Ctrl-C when so much of the text is read; what the user was told."""
+    lines: list[str] = []
+
+    def advance(done: float) -> None:
+        if done > share:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(order, lines.append, advance)
+    return lines
+
+
+def flip(path: Path) -> None:
+    """Changes a bit in the middle of what is there."""
+    data = bytearray(path.read_bytes())
+    data[len(data) // 8] ^= 1
+    path.write_bytes(data)
+
+
+def files_in(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.fixture
+def short_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a portion is two sequences."""
+    monkeypatch.setattr(reading_policy, "_MOST_PASS_TOKENS", 128)
+
+
+@pytest.fixture
+def order(
+    tmp_path: Path, text: Path, tiny_checkpoint: Checkpoint, short_passes: None
+) -> CalibrationOrder:
+    folder = tmp_path / "kept"
+    return CalibrationOrder(
+        model=tiny_checkpoint("mixtral"),
+        text=text,
+        num_tokens=780,
+        output=folder / "table",
+        trace=folder / "trace",
+        predictors=parse_predictors(["token"]),
+    )
+
+
+def test_one_that_was_broken_off_ends_as_if_it_had_not_been(
+    tmp_path: Path, order: CalibrationOrder
+) -> None:
+    """Twice, in the middle of a portion of what is counted and of what is held out."""
+    broken_off(order, 0.45)
+    broken_off(order, 0.95)
+    lines: list[str] = []
+    summary = run(order, lines.append)
+    assert any("720 of 780 tokens have been read before" in line for line in lines)
+    assert summary.num_passes == 1
+    other = tmp_path / "undisturbed"
+    expected = run(replace(order, output=other / "table", trace=other / "trace"))
+    assert files_in(order.table.parent) == files_in(other)
+    assert summary.comparisons == expected.comparisons
+    assert [one.accuracy for one in summary.lessons] == [one.accuracy for one in expected.lessons]
+
+
+def test_rows_that_begin_alike_are_counted_once_wherever_it_was_broken_off(
+    tmp_path: Path, order: CalibrationOrder
+) -> None:
+    """A pass shares what it finds computed, and after a stop nothing is."""
+    rows, common = tmp_path / "rows.jsonl", "the river counts the letters of the city " * 2
+    rows.write_text("".join(f'{{"prompt": "{common}{n} {n * 7}"}}\n' for n in range(40)))
+    order = replace(order, text=rows)
+    broken_off(order, 0.5)
+    summary = run(order)
+    other = tmp_path / "undisturbed"
+    run(replace(order, output=other / "table", trace=other / "trace"))
+    assert files_in(order.table.parent) == files_in(other)
+    assert RoutingTrace.load(other / "trace").num_tokens < summary.num_tokens * 0.6
+
+
+def test_another_text_or_a_damaged_file_begins_anew(
+    tmp_path: Path, order: CalibrationOrder, text: Path
+) -> None:
+    other = tmp_path / "undisturbed"
+    run(replace(order, output=other / "table", trace=other / "trace"))
+    reading = order.table.parent / "table.reading"
+    broken_off(replace(order, num_tokens=600), 0.5)
+    for change, said in (
+        (lambda: None, "is of another reading; the text is read from its beginning"),
+        (lambda: flip(reading / "record"), "record: is damaged; the text is read"),
+        (lambda: flip(reading / "hidden"), "reading: is damaged; the text is read"),
+    ):
+        change()
+        lines = broken_off(order, 0.5)
+        assert sum(said in line for line in lines) == 1, lines
+        assert not any("read before" in line for line in lines)
+    run(order)
+    assert files_in(order.table.parent) == files_in(other)
+
+
+def test_a_predictor_that_has_learnt_is_not_taught_again(
+    order: CalibrationOrder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order = replace(order, predictors=parse_predictors(["token", "next-gate"]))
+    taught: list[str] = []
+    token, next_gate = Teacher._token, Teacher._next_gate
+
+    def learn_token(teacher: Teacher, *rest: Any) -> lessons.Lesson:
+        taught.append("token")
+        return token(teacher, *rest)
+
+    def learn_next_gate(teacher: Teacher, *rest: Any) -> lessons.Lesson:
+        taught.append("next-gate")
+        if taught.count("next-gate") == 1:
+            raise KeyboardInterrupt
+        return next_gate(teacher, *rest)
+
+    monkeypatch.setattr(Teacher, "_token", learn_token)
+    monkeypatch.setattr(Teacher, "_next_gate", learn_next_gate)
+    with pytest.raises(KeyboardInterrupt):
+        run(order)
+    summary = run(order)
+    assert taught == ["token", "next-gate", "next-gate"]
+    assert summary.num_passes == 0, "nothing is read again"
+    assert [lesson.name for lesson in summary.lessons] == ["token", "next-gate"]
+    assert all(lesson.accuracy for lesson in summary.lessons)
+
+
+def test_two_at_a_time_do_not_write_the_same_table(order: CalibrationOrder) -> None:
+    order.table.parent.mkdir()
+    with (
+        ReadingFolder(order.table).locked(),
+        pytest.raises(LockHeld, match=r"table: another run is at work .* choose another --output"),
+    ):
+        run(order)
+    assert not list(order.table.parent.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "said"),
+    [("SIGTERM", Terminated, "ended by SIGTERM"), ("SIGINT", Interrupted, "stopped by Ctrl-C")],
+)
+def test_a_signal_ends_it_with_what_is_kept(
+    order: CalibrationOrder,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    error: type[MoebatchError],
+    said: str,
+) -> None:
+    def stop(calibration: Calibration) -> CalibrationSummary:
+        signal.raise_signal(getattr(signal, name))
+        raise AssertionError("goes on")
+
+    monkeypatch.setattr(Calibration, "execute", stop)
+    monkeypatch.setattr(Calibration, "num_kept", 360)
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(error, match=f"{said}; 360 tokens are read and kept: the same command"):
+        cli._execute(order, quiet=True)
+    assert signal.getsignal(signal.SIGTERM) == before

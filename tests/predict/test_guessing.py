@@ -1,6 +1,7 @@
 """What tokens and hidden states let a predictor guess, and how it falls back on frequencies."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -35,7 +36,11 @@ def usual() -> CorrelationPredictor:
 def tokens(ids: list[int]) -> PassTokens:
     count = len(ids)
     return PassTokens(
-        tokens_T=np.array(ids), is_first_T=np.ones(count, bool), is_last_T=np.ones(count, bool)
+        tokens_T=np.array(ids),
+        requests_T=np.arange(count),
+        positions_T=np.zeros(count, np.int64),
+        is_first_T=np.ones(count, bool),
+        is_last_T=np.ones(count, bool),
     )
 
 
@@ -118,10 +123,7 @@ def test_the_last_layer_tells_the_first_one_of_the_next_pass() -> None:
     gate_ED[2, 0] = 50.0
     guesser = FirstGateGuesser(gate_ED, num_layers=3, num_chosen=1)
     predictor = GuessingPredictor([guesser], usual(), moe_layers=LAYERS)
-    ended = tokens([5, 6])
-    ended = PassTokens(
-        tokens_T=ended.tokens_T, is_first_T=ended.is_first_T, is_last_T=np.array([False, True])
-    )
+    ended = replace(tokens([5, 6]), is_last_T=np.array([False, True]))
     predictor.begin_pass(2, ended)
     hidden_RD = torch.ones(2, 8)
     for layer in LAYERS:

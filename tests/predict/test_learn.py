@@ -1,7 +1,5 @@
 """Predictors learn what can be learnt from a trace, and come back from their files as they were."""
 
-import errno
-import os
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +8,6 @@ import torch
 
 from moebatch.errors import CheckpointError
 from moebatch.predict.guesser import LearnedGuesser, Perceptron, top_shares
-from moebatch.predict.hidden_trace import HiddenTrace, Seen
 from moebatch.predict.learn import (
     Effort,
     learn_first_gate,
@@ -30,7 +27,7 @@ from moebatch.predict.learnt_files import (
     save_tokens,
 )
 from moebatch.predict.owner import ModelOwner
-from moebatch.predict.predictor import PassTokens
+from moebatch.predict.seen import Seen
 
 LAYERS, EXPERTS, CHOSEN, HIDDEN, VOCAB = (0, 1, 2), 6, 2, 16, 10
 OWNER = ModelOwner(
@@ -46,37 +43,32 @@ def top(logits: torch.Tensor) -> np.ndarray:
     return logits.topk(CHOSEN, dim=-1).indices.numpy().astype(np.uint16)
 
 
-def seen_by(folder: Path, passes: int = 8, rows: int = 128) -> tuple[Seen, torch.Tensor]:
+def seen_by(passes: int = 8, rows: int = 128) -> tuple[Seen, torch.Tensor]:
     """Tokens whose later choices are a function of what the first gate sees; the token of a row
     decides over what the first gate sees of the row after it."""
     random = torch.Generator().manual_seed(0)
     gates = torch.randn(len(LAYERS), EXPERTS, HIDDEN, generator=random)
     step = torch.randn(HIDDEN, HIDDEN, generator=random) / HIDDEN**0.5
-    trace = HiddenTrace(
-        folder, LAYERS, hidden_size=HIDDEN, experts_per_token=CHOSEN, most_tokens=passes * rows
-    )
+    hidden, chosen, tokens = [], [], []
     for _ in range(passes):
         last = torch.randn(rows, HIDDEN, generator=random)
         first = torch.cat([torch.randn(1, HIDDEN, generator=random), last[:-1] @ step])
         middle = first.roll(1, dims=1)
-        is_first = np.zeros(rows, bool)
-        is_first[0] = True
-        tokens = first[:, 0].gt(0).numpy().astype(np.int64)
-        trace.begin_pass(
-            rows, PassTokens(tokens_T=tokens, is_first_T=is_first, is_last_T=~is_first)
-        )
-        for layer, hidden in zip(LAYERS, (first, middle, last), strict=True):
-            chosen = top(hidden @ gates[layer].T)
-            if layer == 2:
-                chosen = top(first @ gates[layer].T)
-            half = rows // 2
-            for some in (slice(0, half), slice(half, rows)):
-                trace.observe(layer, some, chosen[some], hidden[some])
-    return trace.part(0, len(trace)), gates
+        tokens.append(first[:, 0].gt(0).numpy().astype(np.int64))
+        hidden.append(torch.stack([first, middle, last]).to(torch.float16).numpy())
+        logits = (first @ gates[0].T, middle @ gates[1].T, first @ gates[2].T)
+        chosen.append(np.stack([top(of_layer) for of_layer in logits]))
+    seen = Seen(
+        hidden_LND=np.concatenate(hidden, axis=1),
+        experts_LNK=np.concatenate(chosen, axis=1),
+        tokens_N=np.concatenate(tokens),
+        is_first_N=np.arange(passes * rows) % rows == 0,
+    )
+    return seen, gates
 
 
-def test_what_a_later_layer_chooses_is_learnt_from_what_an_earlier_one_sees(tmp_path: Path) -> None:
-    seen, _ = seen_by(tmp_path)
+def test_what_a_later_layer_chooses_is_learnt_from_what_an_earlier_one_sees() -> None:
+    seen, _ = seen_by()
     hidden, chosen = seen.hidden_LND[0], seen.experts_LNK[2]
     perceptron = learn_perceptron(
         hidden[:800], chosen[:800], num_experts=EXPERTS, effort=Effort(num_epochs=60)
@@ -87,8 +79,8 @@ def test_what_a_later_layer_chooses_is_learnt_from_what_an_earlier_one_sees(tmp_
     assert found > 0.8 > by_chance
 
 
-def test_the_first_gate_of_the_next_token_is_learnt_across_the_right_step(tmp_path: Path) -> None:
-    seen, gates = seen_by(tmp_path)
+def test_the_first_gate_of_the_next_token_is_learnt_across_the_right_step() -> None:
+    seen, gates = seen_by()
     gate = learn_first_gate(seen, gates[0], effort=Effort(num_epochs=120))
     followed = seen.followed_N
     last = torch.from_numpy(seen.hidden_LND[2][followed].astype(np.float32))
@@ -96,8 +88,8 @@ def test_the_first_gate_of_the_next_token_is_learnt_across_the_right_step(tmp_pa
     assert precision(top_shares(last @ gate.T, CHOSEN), chosen) > 0.7
 
 
-def test_tokens_keep_what_they_chose_and_unseen_ones_go_by_all(tmp_path: Path) -> None:
-    seen, _ = seen_by(tmp_path)
+def test_tokens_keep_what_they_chose_and_unseen_ones_go_by_all() -> None:
+    seen, _ = seen_by()
     shares = token_shares(seen, num_experts=EXPERTS, vocab_size=VOCAB)
     assert shares.shape == (len(LAYERS), VOCAB, EXPERTS)
     assert shares.astype(np.float64).sum(axis=2) == pytest.approx(
@@ -106,25 +98,6 @@ def test_tokens_keep_what_they_chose_and_unseen_ones_go_by_all(tmp_path: Path) -
     usual = np.bincount(seen.experts_LNK[0].ravel(), minlength=EXPERTS) / len(seen)
     assert shares[0, 9] == pytest.approx(usual, rel=0.01)
     assert not np.allclose(shares[0, 0], shares[0, 1], atol=0.02)
-
-
-def test_a_pass_that_was_broken_off_is_no_part_of_a_trace(tmp_path: Path) -> None:
-    trace = HiddenTrace(tmp_path, LAYERS, hidden_size=4, experts_per_token=CHOSEN, most_tokens=10)
-    tokens = PassTokens(
-        tokens_T=np.arange(6), is_first_T=np.zeros(6, bool), is_last_T=np.zeros(6, bool)
-    )
-    trace.begin_pass(6, tokens)
-    trace.observe(0, slice(0, 6), np.zeros((6, CHOSEN)), torch.zeros(6, 4))
-    trace.begin_pass(6, tokens)
-    for layer in LAYERS:
-        trace.observe(layer, slice(0, 6), np.ones((6, CHOSEN)), torch.ones(6, 4))
-    assert len(trace) == 6
-    seen = trace.part(0, 6)
-    assert (seen.experts_LNK == 1).all() and (seen.hidden_LND == 1).all()
-    trace.begin_pass(6, tokens)
-    for layer in LAYERS:
-        trace.observe(layer, slice(0, 6), np.full((6, CHOSEN), 2), torch.ones(6, 4))
-    assert len(trace) == 10 and trace.is_full
 
 
 def learned() -> LearnedGuesser:
@@ -166,15 +139,3 @@ def test_files_of_another_model_or_kind_are_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="another state"):
         load_learned(path, other, hidden_size=HIDDEN)
     assert len({kind.path(Path("/m")) for kind in (TOKENS, LEARNED, FIRST_GATE)}) == 3
-
-
-def test_a_disk_without_room_is_told_before_the_first_token(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(descriptor: int, offset: int, length: int) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(os, "posix_fallocate", refuse)
-    with pytest.raises(OSError, match="No space left"):
-        HiddenTrace(tmp_path, LAYERS, hidden_size=4, experts_per_token=CHOSEN, most_tokens=10)
-    assert not list(tmp_path.iterdir())

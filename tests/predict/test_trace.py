@@ -7,7 +7,7 @@ import pytest
 from safetensors.numpy import save
 
 from moebatch.errors import CheckpointError
-from moebatch.predict.trace import RoutingTrace, TraceRecorder
+from moebatch.predict.trace import RoutingTrace
 from tests.predict.test_path_table import random_pass
 
 
@@ -47,20 +47,6 @@ def test_the_order_of_many_passes_is_kept(tmp_path: Path) -> None:
     path = tmp_path / "trace"
     RoutingTrace.of(passes, (0,), num_experts=3).save(path)
     assert [one.num_rows for one in RoutingTrace.load(path)] == list(range(1, 13))
-
-
-def test_whole_passes_are_recorded_and_broken_ones_dropped() -> None:
-    taken: list[list[list[list[int]]]] = []
-    recorder = TraceRecorder(
-        (0, 2), experts_per_token=1, take=lambda experts: taken.append(experts.tolist())
-    )
-    recorder.begin_pass(2)
-    recorder.observe(0, slice(0, 2), np.array([[5], [6]]))
-    recorder.begin_pass(2)  # the one before was given up
-    recorder.observe(0, slice(0, 1), np.array([[1]]))
-    recorder.observe(0, slice(1, 2), np.array([[2]]))
-    recorder.observe(2, slice(0, 2), np.array([[3], [4]]))
-    assert taken == [[[[1], [2]], [[3], [4]]]]
 
 
 def test_other_files_are_refused_with_their_reason(tmp_path: Path) -> None:
