@@ -10,27 +10,29 @@ from moebatch.model.whole_model import WholeModel
 from moebatch.plan.footprint import FLOAT_BYTES, LIBRARY_BYTES, Footprint
 from moebatch.spec.shape import ModelShape
 
+_LOGITS = 6
+"""Logits, those that count, their logarithms of shares, and gradients."""
+_MODULE_BYTES = 96 * 2**20
+"""What transformers' models bring into the process."""
+
 
 def whole_footprint(files: ModelFiles, *, batch_tokens: int) -> Footprint:
     """What a `WholeModel` takes with the gradients of so many tokens at a time, all that the
     process holds besides left out."""
-    size = files.dtype.itemsize
-    weights = sum(prod(entry.shape) for _, entry in files.checkpoint.tensors.values())
+    size, entries = files.dtype.itemsize, [e for _, e in files.checkpoint.tensors.values()]
     per_token = _activations(files.shape) * size + _LOGITS * files.shape.vocab_size * FLOAT_BYTES
+    passing = {
+        "files while they are loaded": sum(entry.num_bytes for entry in entries),
+        "activations and their gradients": batch_tokens * per_token,
+    }
+    largest = max(passing, key=lambda name: passing[name])
     return Footprint(
         terms={
-            "weights": weights * size,
-            "a layer's experts while they are loaded": files.shape.num_experts
-            * files.shape.expert_params
-            * size,
-            "activations and their gradients": batch_tokens * per_token,
-            "libraries": LIBRARY_BYTES,
+            "weights": sum(prod(entry.shape) for entry in entries) * size,
+            largest: passing[largest],
+            "libraries": LIBRARY_BYTES + _MODULE_BYTES,
         }
     )
-
-
-_LOGITS = 4
-"""Logits, those that count, their logarithms of shares, and a gradient."""
 
 
 def _activations(shape: ModelShape) -> int:
@@ -58,6 +60,8 @@ def load_whole(files: ModelFiles) -> WholeModel:
             )
     except Exception as error:  # Damaged files make its libraries raise anything.
         raise CheckpointError(f"{folder}: transformers cannot load it: {error}") from error
+    for parameter in module.parameters():
+        parameter.data = parameter.data.clone()  # some are still the mapped files themselves
     return WholeModel(module, files.shape)
 
 
