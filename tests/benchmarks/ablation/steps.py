@@ -11,9 +11,7 @@ BASE = "base, LRU"
 STEPS: Mapping[str, Setting] = {
     BASE: Setting(predictor=PREDICTOR, schedule="promoe_base"),
     "+ prefetch": Setting(predictor=PREDICTOR, schedule="promoe_prefetch"),
-    "+ chunks": Setting(
-        predictor=PREDICTOR, schedule="promoe_prefetch", num_chunks=NUM_CHUNKS
-    ),
+    "+ chunks": Setting(predictor=PREDICTOR, schedule="promoe_prefetch", num_chunks=NUM_CHUNKS),
     "+ early preemption": Setting(
         predictor=PREDICTOR, schedule="promoe_preempt", num_chunks=NUM_CHUNKS
     ),

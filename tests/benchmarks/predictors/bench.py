@@ -61,7 +61,7 @@ def add_options(parser: argparse.ArgumentParser, *, batch_sizes: str, rounds: in
         "--ratio",
         type=float,
         default=TRANSFER_RATIO,
-        help="layers that are computed while one expert comes; default: %(default).2f, as in ProMoE",
+        help="layers computed while one expert comes; default: %(default).2f, as in ProMoE",
     )
 
 
