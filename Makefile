@@ -6,7 +6,8 @@ STAMP  := $(VENV)/.installed
 # Pinned: pip then takes a CPU build where one is at hand; a range may pull gigabytes of CUDA.
 TORCH  := torch==2.13.0
 
-.PHONY: demo test test-slurm test-slow test-gpu bench bench-small bench-decode lint format setup clean
+.PHONY: demo test test-slurm test-slow test-gpu bench bench-small bench-decode \
+	bench-predictors bench-ablation lint format setup clean
 
 demo: $(STAMP)
 	$(BIN)/moebatch run jobs/demo.yaml
@@ -39,6 +40,13 @@ bench-small: $(STAMP)
 # Steady decoding, and prompts riding on it.
 bench-decode: $(STAMP)
 	$(BIN)/python -m tests.benchmarks.decode $(ARGS)
+
+# What each predictor of experts is worth, by layer; ProMoE's ablation. On an emulated GPU.
+bench-predictors: $(STAMP)
+	$(BIN)/python -m tests.benchmarks.predictors $(ARGS)
+
+bench-ablation: $(STAMP)
+	$(BIN)/python -m tests.benchmarks.ablation $(ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff format --check .

@@ -4,8 +4,8 @@ reordered inference on top of each other, on the built-in model and rows that it
     python -m tests.benchmarks.ablation [--batch 1,4] [--rounds 7] [--gantt FILE.svg] ...
 
 Half of the experts find room on the device; the link to it is so slow that an expert weighs as much
-as on ProMoE's machine. Steps take turns, so what disturbs one disturbs the others; times are
-medians, ratios are those of rounds that were neighbours. All steps have to answer alike.
+as on ProMoE's machine. Steps take turns, so what disturbs one disturbs the others; a time is
+the median of rounds, ratios are those of rounds that were neighbours. All have to answer alike.
 """
 
 import argparse

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import mean, median
 
 from moebatch.schedule.statistics import Statistics
 from moebatch.schedule.timeline import Timeline
@@ -17,7 +17,8 @@ class StepTimes:
     """A step, measured."""
 
     rounds_s: tuple[float, ...]
-    """Median seconds of a pass in each round."""
+    """Mean seconds of a pass in each round: some passes miss several experts, others none, and the
+    rows need all of them."""
     num_passes: int
     """Of all rounds."""
     shares: dict[str, float]
@@ -33,7 +34,7 @@ class StepTimes:
         length_s = sum(one.length_s for one in statistics)
         lanes = dict.fromkeys(lane for one in statistics for lane in one.names)
         return cls(
-            rounds_s=tuple(median(seconds) for seconds in chosen),
+            rounds_s=tuple(map(mean, chosen)),
             num_passes=sum(map(len, chosen)),
             shares={
                 lane: sum(one.lanes[lane].busy_s for one in statistics if lane in one.lanes)
