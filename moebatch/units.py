@@ -140,9 +140,11 @@ def format_flops(num_flop_per_s: float) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """``3h55m``, ``4m07s``, ``12.3s``: the two units that matter."""
+    """``3h55m``, ``4m07s``, ``12.3s``, ``0.4ms``: the two units that matter."""
     if not math.isfinite(seconds):
         return "?"
+    if 0 < seconds < 0.00995:
+        return f"{seconds * 1e3:.1f}ms"
     if seconds < 60:
         return f"{seconds:.1f}s" if seconds >= 0.95 else f"{seconds * 1e3:.0f}ms"
     total = round(seconds)

@@ -49,7 +49,8 @@ def test_what_is_shown_is_near_what_is_meant(num_bytes: int) -> None:
 @pytest.mark.parametrize(
     "seconds, expected",
     [
-        (0.0032, "3ms"),
+        (0.0032, "3.2ms"),
+        (0.032, "32ms"),
         (12.34, "12.3s"),
         (247, "4m07s"),
         (3 * 3600 + 55 * 60, "3h55m"),
