@@ -225,7 +225,6 @@ def world_of(bench: Bench, name: str, executed: Executed) -> World:
         policy,
         with_vram=True,
         has_staging=bench.device.pace("staging") is not None,
-        activation_level=bench.files.activation_level,
     )
     walks = policy.num_micro_batches if name == "simple" else 1
     return World(policy, setup, executed.log, walks_per_pass=walks)
