@@ -34,7 +34,13 @@ def ranked(expected_E: Sequence[float], num_tokens: int, *, K: int = 2) -> Seque
     guesses = Guesses(setup, Fixed(expected_E), lambda step, k: None, experts_per_token=K)
     every = np.ones(num_tokens, bool)
     guesses.begin_pass(
-        PassTokens(tokens_T=np.arange(num_tokens), is_first_T=every, is_last_T=every)
+        PassTokens(
+            tokens_T=np.arange(num_tokens),
+            requests_T=np.arange(num_tokens),
+            positions_T=np.zeros(num_tokens, np.int64),
+            is_first_T=every,
+            is_last_T=every,
+        )
     )
     return guesses.ranked(1)
 

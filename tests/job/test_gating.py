@@ -182,7 +182,7 @@ def test_a_threshold_without_adaptive_gating_is_refused(tmp_path: Path, model: P
     for experts, message in (
         ({"gating": "exact", "threshold": 0.1}, "experts.threshold: means nothing while gating is"),
         ({"threshold": -1}, "must be auto or a number of at least 0, got -1"),
-        ({"gating": "some"}, "must be one of exact, adaptive, got 'some'"),
+        ({"gating": "some"}, "must be one of exact, adaptive, pre-gated, got 'some'"),
     ):
         path = gated(write(tmp_path, model), **experts)
         with pytest.raises(ConfigError, match=message):
