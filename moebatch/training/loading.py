@@ -12,8 +12,8 @@ from moebatch.training.whole_model import WholeModel
 
 ExpertsWay = Literal["eager", "grouped_mm"]
 """How transformers computes experts. One by one (eager) is the only way in which choices that are
-left out cost nothing and may stand among the others; all in one product (grouped_mm) is several
-times as fast with gradients where many experts have few tokens each."""
+left out are passed over; all in one product (grouped_mm) is about three times as fast with
+gradients (16 experts, 4 of which are chosen, 1,024 tokens, float32)."""
 
 
 def load_whole(files: ModelFiles, *, dtype: torch.dtype, experts: ExpertsWay) -> WholeModel:

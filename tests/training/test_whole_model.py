@@ -2,6 +2,7 @@
 of a decoder leave out."""
 
 from collections.abc import Callable
+from math import log
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 
 from moebatch.model.gating import AdaptiveGating
 from moebatch.model.gating_count import GatingCount
+from moebatch.training.gating_trial import GatingTrial
 from moebatch.training.reading import Reading, reading_batches
 from moebatch.training.whole_model import WholeModel
 from tests.model.driver import Driver
@@ -102,3 +104,25 @@ def test_a_prompt_is_answered_as_transformers_answers_it(tiny_checkpoint: Checkp
                 assert token == int(module(torch.tensor([tokens])).logits[0, -1].argmax())
             tokens.append(token)
         assert len(answer) == 5 or answer[-1] == 2
+
+
+def test_a_trial_counts_no_filling(tiny_checkpoint: Checkpoint) -> None:
+    """Together, texts of several lengths give what each gives by itself."""
+    folder = tiny_checkpoint("olmoe")
+    _, whole = opened(folder)
+    readings = [Reading(tuple(text)) for text in prompts(lengths=(4, 9, 23))]
+    num_experts = Driver(folder).shape.num_experts
+
+    def trial(texts: list[Reading]) -> GatingTrial:
+        return GatingTrial(whole, texts, SENSITIVITIES, num_experts)
+
+    together = trial(readings).at(0.02)
+    alone = [trial([reading]).at(0.02) for reading in readings]
+    assert 0.05 < together.single_share < 0.95
+    shares = [point.single_share * len(of) for point, of in zip(alone, readings, strict=True)]
+    assert together.single_share == pytest.approx(sum(shares) / 36)
+    losses = [
+        log(point.perplexity) * of.num_expected for point, of in zip(alone, readings, strict=True)
+    ]
+    assert log(together.perplexity) == pytest.approx(sum(losses) / 33, rel=1e-4)
+    assert trial(readings).measure(1.0).single_share > 0.99
