@@ -20,16 +20,16 @@ from moebatch.errors import ConfigError, DoesNotFit, Fault
 from moebatch.job.calibration_order import CalibrationOrder
 from moebatch.job.comparison import Comparison, trace_of
 from moebatch.job.counting import Counted, count
-from moebatch.job.gating_lesson import ANSWER_TOKENS, GatingLesson, GatingTeacher, require_learnable
-from moebatch.job.learning_text import samples_of
+from moebatch.job.gating_lesson import GatingLesson, GatingTeacher, require_learnable
+from moebatch.job.learning_text import LearningText
 from moebatch.job.lessons import LEARNT_FILES, Lesson, Teacher, accuracies, require_sizes
 from moebatch.job.placed_text import HELD_OUT_SHARE, PlacedText
 from moebatch.job.planning import job_problem
-from moebatch.job.pregating import PreGateLesson, PreGateTeacher, require_possible
+from moebatch.job.pregating import USUAL, PreGateLesson, PreGateTeacher, require_possible
 from moebatch.job.reading_folder import ReadingFolder
 from moebatch.job.reading_policy import reading_policy
 from moebatch.job.text_reading import TextReading
-from moebatch.job.texts import is_plain_text, read_sequences
+from moebatch.job.texts import read_sequences
 from moebatch.measure.saved import machine_profile, require_writable_file
 from moebatch.plan.machine import detect_machine
 from moebatch.predict.habits_file import HABITS, save_habits
@@ -43,6 +43,7 @@ from moebatch.spec.job import InputSection, Job, ModelSection, OutputSection, Re
 from moebatch.spec.policy import Policy
 from moebatch.spec.workload import Workload
 from moebatch.store.memory import return_freed_memory
+from moebatch.training.answers import ANSWER_TOKENS
 
 SEQUENCE_TOKENS = 512
 """As in Klotski's warm-up."""
@@ -104,7 +105,7 @@ class Calibration:
         files = open_model(order.model, "auto")
         table = empty_table(files.owner, order.path_length)
         require_sizes(order.predictors, files.owner, vocab_size=files.shape.vocab_size)
-        require_possible(order, files.shape, longest=SEQUENCE_TOKENS)
+        _require_whole(order, files)
         folder = ReadingFolder(order.table)
         with folder.locked():
             summary = self._read_and_learn(folder, files, table)
@@ -117,8 +118,7 @@ class Calibration:
         order, job = self._order, _job(self._order)
         reader = self._reader(job, files)
         text = self._text(reader, files)
-        self._require_gating(files, text)
-        pregates = _pregates_of(order, reader, text, files.owner)
+        to_learn = _learning_text(order, reader, text)
         policy, max_tokens = self._policy(job, files, table, text)
         reading = self._reading = TextReading(
             folder,
@@ -134,7 +134,7 @@ class Calibration:
             num_passes = self._go_on(reading, files, policy, max_tokens, reader)
         run_s = time.perf_counter() - begun
         summary = self._learn(reading, files, table, num_passes=num_passes, run_s=run_s)
-        return summary if pregates is None else self._teach_pregates(summary, pregates)
+        return summary if to_learn is None else self._teach_gates(summary, files, to_learn)
 
     def _learn(
         self,
@@ -162,8 +162,6 @@ class Calibration:
             summary = self._teach(summary, reading, files)
         if summary.comparisons:
             self._save_habits(summary, reading, counted, files.owner)
-        if order.gating_loss is not None:
-            summary = self._teach_gating(summary, files, text, order.gating_loss)
         return summary
 
     # --- before the first pass ------------------------------------------------------------------
@@ -183,15 +181,6 @@ class Calibration:
         less = f", fewer than the {wanted} asked for" if found < wanted else ""
         self._tell(f"text: {found} tokens in {len(sequences)} sequences{less}")
         return text
-
-    def _require_gating(self, files: ModelFiles, text: PlacedText) -> None:
-        if self._order.gating_loss is not None:
-            require_learnable(
-                files,
-                num_unseen=len(text.held_out),
-                longest=max(map(len, text.sequences)) + ANSWER_TOKENS,
-                budget_bytes=self._order.dram_bytes or detect_machine().dram_bytes,
-            )
 
     def _policy(
         self, job: Job, files: ModelFiles, table: PathTable, text: PlacedText
@@ -297,34 +286,39 @@ class Calibration:
         habits = measure_habits(unseen_LTK, counted.popular_LE, accuracy)
         save_habits(self._order.table.with_name(HABITS.file_name), habits, owner)
 
-    def _teach_pregates(
-        self, summary: CalibrationSummary, teacher: PreGateTeacher
+    def _teach_gates(
+        self, summary: CalibrationSummary, files: ModelFiles, text: LearningText
     ) -> CalibrationSummary:
-        """Has gates learn to choose for later layers."""
-        return_freed_memory()
-        self._tell(teacher.description)
-        lesson = teacher.teach(self._order.table.parent, self._advance)
-        return replace(summary, pregates=lesson)
+        """Learns what is learnt from gradients."""
+        order = self._order
+        if order.gating_loss is not None:
+            gating = self._teach_gating(files, text, order.gating_loss)
+            summary = replace(summary, gating=gating)
+        if order.activation_level is not None:
+            pregates = self._teach_pregates(files, text, order.activation_level)
+            summary = replace(summary, pregates=pregates)
+        return summary
 
     def _teach_gating(
-        self,
-        summary: CalibrationSummary,
-        files: ModelFiles,
-        text: PlacedText,
-        wanted_loss: float,
-    ) -> CalibrationSummary:
+        self, files: ModelFiles, text: LearningText, wanted_loss: float
+    ) -> GatingLesson:
         """Learns how much gates may leave out."""
         return_freed_memory()
         self._tell(f"learning what gates may leave out for {wanted_loss:.3g} of perplexity")
-        teacher = GatingTeacher(
-            files,
-            text.counted,
-            text.held_out,
-            are_prompts=not is_plain_text(self._order.text),
-            advance=self._advance,
-        )
+        teacher = GatingTeacher(files, text, advance=self._advance)
         path = self._order.table.parent / GATING.file_name
-        return replace(summary, gating=teacher.teach(path, wanted_loss=wanted_loss))
+        return teacher.teach(path, wanted_loss=wanted_loss)
+
+    def _teach_pregates(
+        self, files: ModelFiles, text: LearningText, activation_level: int
+    ) -> PreGateLesson:
+        """Has gates learn to choose for later layers."""
+        return_freed_memory()
+        teacher = PreGateTeacher(
+            files=files, text=text, activation_level=activation_level, recipe=USUAL
+        )
+        self._tell(teacher.description)
+        return teacher.teach(self._order.table.parent, self._advance)
 
 
 def _require_places(order: CalibrationOrder) -> None:
@@ -339,14 +333,25 @@ def _require_places(order: CalibrationOrder) -> None:
         raise ConfigError([fault])
 
 
-def _pregates_of(
-    order: CalibrationOrder, reader: RowReader, text: PlacedText, owner: ModelOwner
-) -> PreGateTeacher | None:
-    """Who has gates learn to choose for later layers, if they are to. Raises InputError."""
-    if order.activation_level is None:
+def _require_whole(order: CalibrationOrder, files: ModelFiles) -> None:
+    """Raises ConfigError and DoesNotFit, before anything is read, for what cannot be learnt from
+    gradients."""
+    room = order.dram_bytes or detect_machine().dram_bytes
+    longest = min(SEQUENCE_TOKENS + ANSWER_TOKENS, files.shape.max_positions)
+    if order.gating_loss is not None:
+        require_learnable(files, longest=longest, budget_bytes=room)
+    if order.activation_level is not None:
+        level = order.activation_level
+        require_possible(files, level, longest=longest, budget_bytes=room)
+
+
+def _learning_text(
+    order: CalibrationOrder, reader: RowReader, text: PlacedText
+) -> LearningText | None:
+    """What gradients are taken of, if of anything. Raises InputError."""
+    if order.gating_loss is None and order.activation_level is None:
         return None
-    samples = samples_of(order.text, reader, text.sequences, longest=SEQUENCE_TOKENS)
-    return PreGateTeacher.of(samples, owner, order.activation_level)
+    return LearningText.of(order.text, reader, text.sequences, longest=SEQUENCE_TOKENS)
 
 
 def _job(order: CalibrationOrder) -> Job:

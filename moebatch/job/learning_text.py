@@ -1,52 +1,125 @@
-"""A text as a model learns from it: all of a plain text, the last answers of conversations."""
+"""A text as a model learns from it and is examined by it: what it should say of
+it, and what it need not.
+
+A plain text is expected word for word, of conversations the answers with which they end. Prompts
+without an answer are nothing that a model was made to say: what counts is what the exact model
+itself answers to them.
+"""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
+from moebatch.errors import Fault, InputError
+from moebatch.job.placed_text import HELD_OUT_SHARE
 from moebatch.job.texts import TokenSequence, is_plain_text
 from moebatch.rows.prompts import RowReader
 from moebatch.rows.refused import RowRefused
 from moebatch.rows.row import Chat, FailedRow
 from moebatch.rows.source import open_source
-from moebatch.training.recipe import Sample
+from moebatch.training.answers import answered
+from moebatch.training.reading import Reading, num_expected
+from moebatch.training.whole_model import WholeModel
+
+Expected = Literal["text", "answers of conversations", "the model's own answers to prompts"]
+"""What counts, as people call it."""
+MOST_EXAMINED_TOKENS = 8192
+"""Of what is held out."""
 
 
-def samples_of(
-    path: Path, reader: RowReader, sequences: Sequence[TokenSequence], *, longest: int
-) -> list[Sample]:
-    """Conversations of a job's input that end with an answer, of which that is learnt; of a text
-    without any, `sequences`, of which everything is. Conversations of more than `longest` tokens,
-    and all beyond as many tokens as `sequences` have, are left out."""
-    left, found = sum(map(len, sequences)), []
-    for sample in () if is_plain_text(path) else _answered(path, reader):
-        if len(sample) <= longest:
-            found.append(sample)
-            left -= len(sample)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LearningText:
+    """What is learnt from, and what that is examined by."""
+
+    known: Sequence[Reading]
+    unseen: Sequence[Reading]
+    """Held out."""
+    expected: Expected
+
+    @classmethod
+    def of(
+        cls, path: Path, reader: RowReader, sequences: Sequence[TokenSequence], *, longest: int
+    ) -> "LearningText":
+        """Conversations of a job's input that end with an answer; of an input without any, or of a
+        plain text, `sequences`, as which it was read. Conversations of more than `longest` tokens,
+        and all beyond as many tokens as `sequences` have, are left out, and so are sequences in
+        which nothing is expected. The last tenth is held out.
+
+        Raises InputError where that is nothing.
+        """
+        is_plain = is_plain_text(path)
+        expected: Expected = "text" if is_plain else "the model's own answers to prompts"
+        least_tokens = 2 if is_plain else 1
+        readings = [Reading(tokens) for tokens in sequences if len(tokens) >= least_tokens]
+        if not is_plain:
+            most_tokens = sum(map(len, sequences))
+            found = list(_conversations(path, reader, longest=longest, most_tokens=most_tokens))
+            if found:
+                expected, readings = "answers of conversations", found
+        num_unseen = round(len(readings) * HELD_OUT_SHARE)
+        if not num_unseen:
+            message = f"has {len(readings)} sequences, too few to hold a tenth out; give 10"
+            raise InputError([Fault(file=str(path), message=message)])
+        return cls(
+            known=readings[:-num_unseen],
+            unseen=evenly(readings[-num_unseen:], MOST_EXAMINED_TOKENS),
+            expected=expected,
+        )
+
+    @property
+    def num_examined(self) -> int:
+        """Tokens that count among those that are held out; prompts have none until they are
+        answered."""
+        return num_expected(self.unseen)
+
+    def answered(self, model: WholeModel, max_positions: int) -> "LearningText":
+        """With what the model, as it is now, answers to prompts; others stay what they are."""
+        if self.expected != "the model's own answers to prompts":
+            return self
+        return replace(
+            self,
+            known=answered(model, self.known, max_positions),
+            unseen=answered(model, self.unseen, max_positions),
+        )
+
+
+def evenly(readings: Sequence[Reading], most_tokens: int) -> Sequence[Reading]:
+    """About so many tokens of them, from all over."""
+    return readings[:: -(-sum(map(len, readings)) // most_tokens)]
+
+
+def _conversations(
+    path: Path, reader: RowReader, *, longest: int, most_tokens: int
+) -> Iterator[Reading]:
+    left = most_tokens
+    for reading in _answers(path, reader):
+        if len(reading) <= longest:
+            yield reading
+            left -= len(reading)
         if left <= 0:
-            break
-    return found or [Sample(tokens) for tokens in sequences if len(tokens) > 1]
+            return
 
 
-def _answered(path: Path, reader: RowReader) -> Iterator[Sample]:
+def _answers(path: Path, reader: RowReader) -> Iterator[Reading]:
     for raw in open_source(path):
         parsed = reader.parse(raw)
         if isinstance(parsed, FailedRow) or not isinstance(parsed.prompt, Chat):
             continue
         if parsed.prompt.messages[-1].get("role") == "assistant":
-            sample = _sample(parsed.prompt, reader)
-            if sample is not None:
-                yield sample
+            reading = _reading(parsed.prompt, reader)
+            if reading is not None:
+                yield reading
 
 
-def _sample(chat: Chat, reader: RowReader) -> Sample | None:
+def _reading(chat: Chat, reader: RowReader) -> Reading | None:
     """None where the template does not write a conversation as it writes its beginning."""
     asked = replace(chat, messages=chat.messages[:-1], add_generation_prompt=True)
-    answered = replace(chat, add_generation_prompt=False, continue_final_message=False)
+    ended = replace(chat, add_generation_prompt=False, continue_final_message=False)
     try:
         before = reader.tokenizer.encode_chat(asked, reader.template_variables)
-        tokens = reader.tokenizer.encode_chat(answered, reader.template_variables)
+        tokens = reader.tokenizer.encode_chat(ended, reader.template_variables)
     except RowRefused:
         return None
     fits = len(before) < len(tokens) <= reader.max_positions and tokens[: len(before)] == before
-    return Sample(tokens, max(1, len(before))) if fits else None
+    return Reading(tokens, max(1, len(before))) if fits else None

@@ -63,7 +63,7 @@ def _pregates(lesson: PreGateLesson | None) -> Iterator[RenderableType]:
     grid.add_row("pre-gates", plain(str(lesson.file)))
     learnt = f"{lesson.num_tokens} tokens, {format_duration(lesson.learn_s)} with what they are"
     grid.add_row("learnt from", f"{learnt} compared with")
-    grid.add_row("perplexity", f"of {lesson.num_held_out} tokens that were held out")
+    grid.add_row("perplexity", f"of {lesson.num_held_out} held-out tokens of {lesson.expected}")
     table = titled_columns()
     table.add_column(f"level {lesson.activation_level}", style="dim")
     table.add_column("perplexity", justify="right")

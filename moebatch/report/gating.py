@@ -14,8 +14,7 @@ def gating_rows(grid: Table, lesson: GatingLesson) -> None:
     """Adds where it is, what it was tried on, and what was chosen."""
     learnt = lesson.learnt
     grid.add_row("gating", plain(str(lesson.file)))
-    text = "the model's own answers to prompts" if lesson.answers else "text"
-    tried = f"{lesson.num_expected} held-out tokens of {text}"
+    tried = f"{lesson.num_expected} held-out tokens of {lesson.expected}"
     grid.add_row("tried on", f"{tried}, {format_duration(lesson.learn_s)} in all")
     grid.add_row("threshold", _chosen(learnt))
 

@@ -1,1 +1,1 @@
-"""Gates that learn: a whole model in memory, of which nothing else changes."""
+"""A whole model in memory, for what is learnt from gradients."""

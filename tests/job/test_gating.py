@@ -14,7 +14,7 @@ from rich.console import Console
 
 from moebatch.engine.gating_file import GATING, load_gating, save_gating
 from moebatch.engine.model_files import open_model
-from moebatch.errors import CheckpointError, ConfigError, DoesNotFit
+from moebatch.errors import CheckpointError, ConfigError, DoesNotFit, InputError
 from moebatch.job import gating_lesson
 from moebatch.job.calibrate import Calibration
 from moebatch.job.calibration_order import CalibrationOrder
@@ -235,7 +235,7 @@ def test_a_model_that_does_not_fit_whole_is_refused_before_it_is_loaded(
     text.write_text(TEXT * 5)
     monkeypatch.setattr(gating_lesson, "load_whole", None)
     monkeypatch.setattr("moebatch.job.calibrate.build_engine", None)
-    with pytest.raises(DoesNotFit, match=r"all of the model has to be in memory: .* \(weights "):
+    with pytest.raises(DoesNotFit, match=r"--gating learns .* in memory: .* \(weights "):
         Calibration(order(model, text, dram_bytes=2**28), lambda line: None).execute()
 
 
@@ -245,7 +245,7 @@ def test_what_gates_cannot_learn_from_is_refused(
     text = tmp_path / "text.txt"
     text.write_text("Too short.")
     output = tmp_path / "table"
-    with pytest.raises(ConfigError, match="a tenth of the text"):
+    with pytest.raises(InputError, match="too few to hold a tenth out"):
         asked = order(tiny_checkpoint("mixtral"), text, output=output)
         Calibration(asked, lambda line: None).execute()
     single = tiny_checkpoint("mixtral", num_experts_per_tok=1)

@@ -14,7 +14,7 @@ from moebatch.engine.approximation import Approximation
 from moebatch.engine.model_files import open_model
 from moebatch.engine.pregate_file import PREGATES, load_pregates, save_pregates
 from moebatch.errors import CheckpointError, ConfigError, DoesNotFit, InputError
-from moebatch.job import pregating
+from moebatch.job import calibrate
 from moebatch.job.approximation import load_approximation
 from moebatch.job.calibrate import Calibration
 from moebatch.job.calibration_order import CalibrationOrder
@@ -22,8 +22,11 @@ from moebatch.job.identity import manifest_of
 from moebatch.job.run import JobRun
 from moebatch.rows.tokenizer import load_tokenizer
 from moebatch.spec.job import Job, load_job
-from moebatch.training.gated_model import GatedModel, load_frozen
-from moebatch.training.recipe import Recipe, Sample, learn, perplexity
+from moebatch.training.learning_gates import LearningGates
+from moebatch.training.loading import load_whole
+from moebatch.training.reading import Reading
+from moebatch.training.recipe import Recipe, learn
+from moebatch.training.whole_model import WholeModel
 from tests.job.test_calibrate import TEXT, owner_of
 from tests.model.oracle import greedy, load
 from tests.model.pregated import random_pregates, with_pregates
@@ -32,12 +35,16 @@ from tests.tiny import write_checkpoint
 Checkpoint = Callable[..., Path]
 
 
-def samples(count: int, length: int = 24, vocab: int = 320) -> list[Sample]:
+def readings(count: int, length: int = 24, vocab: int = 320) -> list[Reading]:
     """Sequences in which each token is followed by the next one."""
     return [
-        Sample(tuple((start + i) % vocab for i in range(length - start % 5)))
+        Reading(tuple((start + i) % vocab for i in range(length - start % 5)))
         for start in range(count)
     ]
+
+
+def whole(folder: Path) -> WholeModel:
+    return load_whole(open_model(folder, "auto"), dtype=torch.float32, experts="grouped_mm")
 
 
 def job_file(folder: Path, model: Path, gating: str = "pre-gated") -> Path:
@@ -83,35 +90,36 @@ def test_gates_that_learn_choose_as_they_do_in_the_decoder(
 ) -> None:
     """Before they learn they are the checkpoint's, moved; nothing else of the model changes."""
     folder = tiny_checkpoint("qwen3_moe", num_hidden_layers=4)
-    model, tokens = load_frozen(folder), torch.tensor([samples(1)[0].tokens])
-    exact = model(tokens, use_cache=False).logits
-    gates = GatedModel(model, range(4), level)
-    moved, expected = gates.logits(tokens), exact
+    model, tokens = whole(folder), torch.tensor([readings(1)[0].tokens])
+    exact = model.logits(tokens)
+    gates = LearningGates(model, level)
+    moved, expected = model.logits(tokens), exact
     if level:
         expected = with_pregates(load(folder), gates.pregates())(tokens).logits
         assert not torch.allclose(moved, exact, atol=0.1), "moved gates choose otherwise"
     assert torch.allclose(moved, expected, atol=1e-3)
-    learn(gates, samples(20), Recipe(num_steps=1, batch_tokens=50))
+    learn(model, gates, readings(20), Recipe(num_steps=1, batch_tokens=50))
     gates.close()
-    assert torch.equal(model(tokens, use_cache=False).logits, exact)
+    assert torch.equal(model.logits(tokens), exact)
 
 
 def test_gates_learn_what_is_wanted_of_them(tiny_checkpoint: Checkpoint) -> None:
-    model = load_frozen(tiny_checkpoint("olmoe", num_hidden_layers=4))
-    gates, texts = GatedModel(model, range(4), 1), samples(30)
-    before = perplexity(gates, texts)
+    model = whole(tiny_checkpoint("olmoe", num_hidden_layers=4))
+    gates, texts = LearningGates(model, 1), readings(30)
+    before = model.perplexity(texts)
     told: list[float] = []
-    num_tokens = learn(gates, texts, Recipe(num_steps=20, batch_tokens=200, rate=3e-3), told.append)
-    assert perplexity(gates, texts) < before
+    recipe = Recipe(num_steps=20, batch_tokens=200, rate=3e-3)
+    num_tokens = learn(model, gates, texts, recipe, told.append)
+    assert model.perplexity(texts) < before
     assert num_tokens >= 20 * 200 and told[-1] == 1.0
-    short, tail = Sample((1, 2, 3, 4, 5), 1), Sample((1, 2, 3, 4, 5), 4)
-    assert perplexity(gates, [short]) != pytest.approx(perplexity(gates, [tail]))
+    short, tail = Reading((1, 2, 3, 4, 5), 1), Reading((1, 2, 3, 4, 5), 4)
+    assert model.perplexity([short]) != pytest.approx(model.perplexity([tail]))
 
 
 def test_calibration_teaches_and_keeps_pregates(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pregating, "USUAL", Recipe(num_steps=3, batch_tokens=200))
+    monkeypatch.setattr(calibrate, "USUAL", Recipe(num_steps=3, batch_tokens=200))
     folder = write_checkpoint(tmp_path / "model", "qwen2_moe", num_hidden_layers=4)
     rows = [{"messages": [{"role": "user", "content": f"Count {i}"}]} for i in range(30)]
     for i, row in enumerate(rows):

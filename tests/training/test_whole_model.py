@@ -2,6 +2,7 @@
 of a decoder leave out."""
 
 from collections.abc import Callable
+from math import log
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,9 @@ import torch
 
 from moebatch.model.gating import AdaptiveGating
 from moebatch.model.gating_count import GatingCount
-from moebatch.model.readings import Reading, reading_batches
-from moebatch.model.whole_model import WholeModel
+from moebatch.training.gating_trial import GatingTrial
+from moebatch.training.reading import Reading, reading_batches
+from moebatch.training.whole_model import WholeModel
 from tests.model.driver import Driver
 from tests.model.oracle import load, prompts
 from tests.tiny import FAMILIES
@@ -64,18 +66,20 @@ def test_gates_leave_out_what_those_of_a_decoder_do(
 def test_squared_gradients_are_those_of_plain_autograd(
     tiny_checkpoint: Checkpoint, family: str
 ) -> None:
-    """Of something that is added to what the experts make, one sequence after the other."""
+    """Of something that is added to what the experts make, one sequence after the other; together
+    they are filled up to one length."""
     module, whole = opened(tiny_checkpoint(family))
     readings = [Reading(tuple(text), 5) for text in prompts(lengths=(9, 9, 14))]
     expected = dict.fromkeys(range(3), 0.0)
-    for tokens, num_given in readings:
+    for reading in readings:
+        tokens = reading.tokens
         added = [torch.zeros(1, len(tokens), 32, requires_grad=True) for _ in range(3)]
         hooks = [
             layer.mlp.register_forward_hook(lambda _, inputs, output, more=more: output + more)
             for layer, more in zip(module.model.layers, added, strict=True)
         ]
         shares = module(torch.tensor([tokens])).logits[0].log_softmax(-1)
-        said = [-shares[place - 1, tokens[place]] for place in range(num_given, len(tokens))]
+        said = [-shares[place - 1, tokens[place]] for place in range(5, len(tokens))]
         torch.autograd.backward(torch.stack(said).sum())
         for hook in hooks:
             hook.remove()
@@ -83,7 +87,7 @@ def test_squared_gradients_are_those_of_plain_autograd(
             assert more.grad is not None
             expected[layer] += float((more.grad**2).sum())
     found = dict.fromkeys(range(3), 0.0)
-    for batch in reading_batches(readings, most_tokens=20):
+    for batch in reading_batches(readings):
         for layer, of_batch in whole.squared_gradients(batch).items():
             found[layer] += of_batch
     assert found == {layer: pytest.approx(of, rel=1e-3) for layer, of in expected.items()}
@@ -100,3 +104,25 @@ def test_a_prompt_is_answered_as_transformers_answers_it(tiny_checkpoint: Checkp
                 assert token == int(module(torch.tensor([tokens])).logits[0, -1].argmax())
             tokens.append(token)
         assert len(answer) == 5 or answer[-1] == 2
+
+
+def test_a_trial_counts_no_filling(tiny_checkpoint: Checkpoint) -> None:
+    """Together, texts of several lengths give what each gives by itself."""
+    folder = tiny_checkpoint("olmoe")
+    _, whole = opened(folder)
+    readings = [Reading(tuple(text)) for text in prompts(lengths=(4, 9, 23))]
+    num_experts = Driver(folder).shape.num_experts
+
+    def trial(texts: list[Reading]) -> GatingTrial:
+        return GatingTrial(whole, texts, SENSITIVITIES, num_experts)
+
+    together = trial(readings).at(0.02)
+    alone = [trial([reading]).at(0.02) for reading in readings]
+    assert 0.05 < together.single_share < 0.95
+    shares = [point.single_share * len(of) for point, of in zip(alone, readings, strict=True)]
+    assert together.single_share == pytest.approx(sum(shares) / 36)
+    losses = [
+        log(point.perplexity) * of.num_expected for point, of in zip(alone, readings, strict=True)
+    ]
+    assert log(together.perplexity) == pytest.approx(sum(losses) / 33, rel=1e-4)
+    assert trial(readings).measure(1.0).single_share > 0.99

@@ -1,52 +1,40 @@
-"""A transformers model whose gates may choose for later layers, and learn.
+"""Gates in the place of a model's own, which may choose for later layers, and learn."""
 
-Shape letters: B sequences, S positions, V vocabulary.
-"""
-
-from collections.abc import Sequence
 from copy import deepcopy
-from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from moebatch.model.pregates import PreGates
 from moebatch.schedule.activation import chosen_ahead
+from moebatch.training.whole_model import WholeModel
 
 
-class GatedModel:
-    """A model with gates of its own making: copies of the checkpoint's, which begin as these.
+class LearningGates:
+    """Copies of a model's gates, which begin as these. The model chooses with them until `close`.
 
     At activation level N the gate of a layer is moved to where it reads the input of the layer with
     experts that is N earlier (Pre-gated MoE, section 3); at level 0 all stay where they are. Only
-    the gates can learn.
+    they can learn.
     """
 
-    def __init__(self, model: Any, moe_layers: Sequence[int], activation_level: int) -> None:
-        """`model` is from transformers; its own gates are not changed. `close` gives it back."""
-        self._model = model
-        self._moe_layers = tuple(moe_layers)
+    def __init__(self, model: WholeModel, activation_level: int) -> None:
+        self._moe_layers = tuple(model.routers)
         self._level = activation_level
-        routers = {layer: model.model.layers[layer].mlp.gate for layer in moe_layers}
-        self._gates = {layer: deepcopy(router) for layer, router in routers.items()}
+        self._gates = {layer: deepcopy(router) for layer, router in model.routers.items()}
         for weight in self.weights:
             weight.requires_grad_(True)
-        self._later = chosen_ahead(moe_layers, activation_level)
+        self._later = chosen_ahead(self._moe_layers, activation_level)
         self._chosen: dict[int, Any] = {}
         self._hooks = [
-            router.register_forward_hook(self._hook(layer)) for layer, router in routers.items()
+            router.register_forward_hook(self._hook(layer))
+            for layer, router in model.routers.items()
         ]
 
     @property
     def weights(self) -> list[nn.Parameter]:
         """What learns: a matrix [E, D] for each layer with experts."""
         return [gate.weight for gate in self._gates.values()]
-
-    def logits(self, tokens_BS: Tensor) -> Tensor:
-        """Of the token after each, [B, S, V]."""
-        logits: Tensor = self._model(tokens_BS, use_cache=False).logits
-        return logits
 
     def pregates(self) -> PreGates:
         """The gates as they are now."""
@@ -73,20 +61,3 @@ class GatedModel:
             return self._chosen.pop(layer)
 
         return choose
-
-
-def load_frozen(folder: Path) -> Any:
-    """The model of a folder as transformers reads it, in float32; nothing of it can learn."""
-    from transformers import AutoModelForCausalLM
-    from transformers.utils import logging
-
-    bars = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        model = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=torch.float32, experts_implementation="grouped_mm"
-        )
-    finally:
-        if bars:
-            logging.enable_progress_bar()
-    return model.eval().requires_grad_(False)

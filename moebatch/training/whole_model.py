@@ -1,18 +1,19 @@
 """A model as transformers computes it, all of it in memory, for what a stream cannot tell.
 
-Shape letters: B sequences, S positions, D hidden, V vocabulary, R rows, K experts per token.
+Shape letters: B sequences, S positions, V vocabulary, R rows, K experts per token.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from math import exp
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from moebatch.model.readings import ReadingBatch
 from moebatch.spec.shape import ModelShape
+from moebatch.training.reading import Reading, ReadingBatch, num_expected, reading_batches
 
 ChangeGate = Callable[[int, Tensor, Tensor], None]
 """Gets the layer, weights [R, K] in float32 and experts [R, K], which it may change in place; the
@@ -23,21 +24,33 @@ class WholeModel:
     """Losses, their gradients, and what becomes of both when gates choose otherwise."""
 
     def __init__(self, module: Any, shape: ModelShape) -> None:
-        """`module` is a causal model of transformers whose experts are computed one by one: only
-        so are choices that are left out skipped."""
+        """`module` is a causal model of transformers; nothing of it can learn from now on."""
         self._module = module.eval().requires_grad_(False)
         layers = module.model.layers
         self._blocks = {layer: layers[layer].mlp for layer in shape.moe_layers}
 
+    @property
+    def routers(self) -> Mapping[int, Any]:
+        """The gates, by layer: modules with a weight [E, D]."""
+        return {layer: block.gate for layer, block in self._blocks.items()}
+
+    def logits(self, tokens_BS: Tensor) -> Tensor:
+        """Of the token after each, [B, S, V]."""
+        logits_BSV: Tensor = self._module(tokens_BS, use_cache=False).logits
+        return logits_BSV
+
     def loss(self, batch: ReadingBatch) -> Tensor:
         """Sum of the losses of all tokens that count, in nats, in float32."""
-        embedded_BSD = self._module.get_input_embeddings()(batch.tokens_BS)
-        if torch.is_grad_enabled():
-            embedded_BSD.requires_grad_()
-        logits_BSV = self._module(inputs_embeds=embedded_BSD, use_cache=False).logits
         is_expected = batch.is_expected_BS[:, 1:]
         expected = batch.tokens_BS[:, 1:][is_expected]
-        return F.cross_entropy(logits_BSV[:, :-1][is_expected].float(), expected, reduction="sum")
+        logits = self.logits(batch.tokens_BS)[:, :-1][is_expected]
+        return F.cross_entropy(logits.float(), expected, reduction="sum")
+
+    def perplexity(self, readings: Sequence[Reading]) -> float:
+        """exp of the mean loss of the tokens that count."""
+        with torch.inference_mode():
+            loss = sum(float(self.loss(batch)) for batch in reading_batches(readings))
+        return exp(loss / num_expected(readings))
 
     def squared_gradients(self, batch: ReadingBatch) -> dict[int, float]:
         """By MoE layer, the sum of (dL/dO)^2 over tokens and hidden dimensions: L the loss of the
@@ -45,7 +58,10 @@ class WholeModel:
         outputs: dict[int, Tensor] = {}
 
         def keep(layer: int) -> Callable[[Any, Any, Tensor], None]:
-            return lambda module, inputs, output: outputs.__setitem__(layer, output)
+            # Nothing before the first of them has to be kept.
+            return lambda module, inputs, output: outputs.__setitem__(
+                layer, output.requires_grad_()
+            )
 
         with ExitStack() as hooks, torch.enable_grad():
             for layer, block in self._blocks.items():
@@ -60,9 +76,8 @@ class WholeModel:
     def changed_gates(self, change: ChangeGate) -> Iterator[None]:
         """What all gates say goes through `change` first."""
         with ExitStack() as hooks:
-            for layer, block in self._blocks.items():
-                hook = _changing(layer, change)
-                hooks.callback(block.gate.register_forward_hook(hook).remove)
+            for layer, router in self.routers.items():
+                hooks.callback(router.register_forward_hook(_changing(layer, change)).remove)
             yield
 
     def answers(self, prompts_BS: Tensor, max_tokens: int) -> list[tuple[int, ...]]:

@@ -1,0 +1,81 @@
+"""What of a text a model is expected to say, whatever is learnt from that."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moebatch.engine.model_files import open_model
+from moebatch.errors import InputError
+from moebatch.job.learning_text import LearningText
+from moebatch.job.texts import read_sequences
+from moebatch.rows.prepare import prepare
+from moebatch.spec.job import InputSection, Job, ModelSection, OutputSection
+from moebatch.training.answers import ANSWER_TOKENS
+from moebatch.training.loading import load_whole
+from tests.model.oracle import greedy, load
+
+Checkpoint = Callable[..., Path]
+LONGEST = 80
+QUESTION = {"role": "user", "content": "Count to two."}
+
+
+def text_of(model: Path, path: Path) -> LearningText:
+    sections = {"input": InputSection(path=path), "output": OutputSection(path=path)}
+    job = Job(model=ModelSection(path=model), **sections)
+    reader = prepare(job, vocab_size=320, max_positions=512).reader
+    sequences = read_sequences(path, reader, num_tokens=4000, sequence_tokens=LONGEST)
+    return LearningText.of(path, reader, sequences, longest=LONGEST)
+
+
+def write_rows(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_all_of_a_plain_text_is_expected(tmp_path: Path, tiny_checkpoint: Checkpoint) -> None:
+    path = tmp_path / "text.txt"
+    path.write_text("The river counts the letters.\n" * 60)
+    text = text_of(tiny_checkpoint("mixtral"), path)
+    assert text.expected == "text" and len(text.unseen) == round(len(text.known) / 9)
+    assert {reading.num_given for reading in text.known} == {1}
+
+
+def test_conversations_are_expected_to_end_as_they_do(
+    tmp_path: Path, tiny_checkpoint: Checkpoint
+) -> None:
+    """Rows without an answer and conversations that are too long stand back."""
+    rows = [{"messages": [QUESTION, {"role": "assistant", "content": "1 2"}]}] * 20
+    rows += [{"messages": [QUESTION, {"role": "assistant", "content": "1 " * LONGEST}]}]
+    rows += [{"messages": [QUESTION]}] * 3
+    text = text_of(tiny_checkpoint("mixtral"), write_rows(tmp_path / "rows.jsonl", rows))
+    assert text.expected == "answers of conversations"
+    assert (len(text.known), len(text.unseen)) == (18, 2)
+    first = text.known[0]
+    assert 3 <= first.num_expected < first.num_given < len(first) <= LONGEST
+
+
+def test_prompts_are_expected_to_be_answered_as_the_model_does(
+    tmp_path: Path, tiny_checkpoint: Checkpoint
+) -> None:
+    model = tiny_checkpoint("mixtral")
+    rows = [{"prompt": [5 + n, 9, 11, *[20] * (n % 3)]} for n in range(10)]
+    text = text_of(model, write_rows(tmp_path / "rows.jsonl", rows))
+    assert text.expected == "the model's own answers to prompts"
+    files = open_model(model, "float32")
+    whole = load_whole(files, dtype=files.dtype, experts="eager")
+    (reading,) = text.answered(whole, files.shape.max_positions).unseen
+    prompt = rows[-1]["prompt"]
+    tokens, _ = greedy(load(model), prompt, min(8, ANSWER_TOKENS))
+    assert reading.num_given == len(prompt)
+    assert reading.tokens[: len(prompt) + 8] == (*prompt, *tokens)
+
+
+def test_a_text_of_which_nothing_can_be_held_out_is_refused(
+    tmp_path: Path, tiny_checkpoint: Checkpoint
+) -> None:
+    path = write_rows(tmp_path / "rows.jsonl", [{"prompt": [5, 6, 7]}] * 3)
+    with pytest.raises(InputError, match=r"rows.jsonl: has 3 sequences, too few to hold a tenth"):
+        text_of(tiny_checkpoint("mixtral"), path)
