@@ -59,7 +59,7 @@ def test_json_has_stable_keys() -> None:
     assert set(found["policy"]) == {
         *("batch_size", "micro_batch_size", "num_micro_batches", "attention_on_gpu"),
         *("ffn_on_gpu", "weights", "kv_cache", "schedule", "batching", "tokens_per_pass"),
-        *("num_slots", "num_kv_pages", "num_hot"),
+        *("num_slots", "num_kv_pages", "num_hot", "cache", "cache_sizes", "predictor"),
     }
     assert set(found["prediction"]) == {
         *("decode_tokens_per_s", "prefill_tokens_per_s", "tokens_per_s", "layer_time_s"),

@@ -494,6 +494,9 @@ def test_a_signal_ends_it_with_what_is_kept(
     monkeypatch.setattr(Calibration, "execute", stop)
     monkeypatch.setattr(Calibration, "num_kept", 360)
     before = signal.getsignal(signal.SIGTERM)
+    # Whoever was started in the background ignores Ctrl-C.
+    usual = signal.signal(signal.SIGINT, signal.default_int_handler)
     with pytest.raises(error, match=f"{said}; 360 tokens are read and kept: the same command"):
         cli._execute(order, quiet=True)
+    signal.signal(signal.SIGINT, usual)
     assert signal.getsignal(signal.SIGTERM) == before

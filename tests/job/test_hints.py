@@ -132,9 +132,9 @@ def test_sizes_of_a_cache_that_are_not_those_of_the_policy_are_refused(
 
 
 def test_habits_of_no_use_are_left_aside_but_not_where_a_cache_is_divided_by_them(
-    tmp_path: Path, tiny_checkpoint: Checkpoint
+    tmp_path: Path,
 ) -> None:
-    model = tiny_checkpoint("mixtral")
+    model = write_checkpoint(tmp_path / "model", "mixtral")
     path = HABITS.path(model)
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(b"no habits")
