@@ -10,7 +10,7 @@ from moebatch.errors import ExitCode, Fault, FaultyFile, MoebatchError
 from moebatch.folder.claim import require_own
 from moebatch.folder.output_path import require_writable
 from moebatch.job.approximation import load_approximation, require_exact
-from moebatch.job.hints import load_hints
+from moebatch.job.hints import Hints, load_hints
 from moebatch.job.identity import manifest_of
 from moebatch.job.machine import job_machine, known_device
 from moebatch.job.planning import job_problem, plan_job
@@ -102,7 +102,7 @@ def check_job(
             found.attempt(lambda: require_own(manifest, job.output.path), str(path))
         workload = counted.workload
         if files and workload and has_device:
-            found.attempt(lambda: _plan(job, files, workload), str(path))
+            found.attempt(lambda: _plan(job, files, workload, hints), str(path))
     return Findings(
         faults=tuple(found.faults),
         num_rows=counted.num_rows if counted else 0,
@@ -130,11 +130,11 @@ def _require_bytes(files: ModelFiles, told: Callable[[int], None] | None) -> lis
     return [f"{folder}: no checksum is known of {named}; {SUMS_NAME} beside them may list them"]
 
 
-def _plan(job: Job, files: ModelFiles, workload: Workload) -> None:
+def _plan(job: Job, files: ModelFiles, workload: Workload, hints: Hints | None) -> None:
     """Whether anything fits does not depend on how fast the machine is."""
     machine = job_machine(job, machine_profile)
     problem = job_problem(job, files, workload, machine.hardware(), machine.kind)
-    plan_job(problem)
+    plan_job(problem, wishes=hints.wishes if hints else None)
 
 
 def _prepare(job: Job, files: ModelFiles) -> Preparation:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -85,6 +86,11 @@ class _Beside:
         self._files = files
         self._owner = files.owner
 
+    @cached_property
+    def _table(self) -> PathTable:
+        """Raises CheckpointError if it is missing or stale."""
+        return load_table(TABLE.path(self._folder), self._owner)
+
     def habits(self, warnings: list[str], *, must: bool) -> Habits | None:
         """What is known of the routing. Raises CheckpointError where there `must` be something."""
         path = HABITS.path(self._folder)
@@ -103,7 +109,7 @@ class _Beside:
         if not TABLE.path(self._folder).is_file():
             return None
         try:
-            counts_LE = load_table(TABLE.path(self._folder), self._owner).counts[0][:, 0]
+            counts_LE = self._table.counts[0][:, 0]
         except CheckpointError as error:
             warnings.append(f"going on without the correlation table: {error}")
             return None
@@ -115,7 +121,7 @@ class _Beside:
         if name == "none":
             return None
         if name == "correlation":
-            return CorrelationPredictor(load_table(TABLE.path(self._folder), self._owner))
+            return CorrelationPredictor(self._table)
         guessers: Mapping[str, Callable[[], list[Guesser]]] = {
             "token": lambda: [self._tokens()],
             "next-gate": lambda: [self._gates(), self._first_gate()],
@@ -149,7 +155,6 @@ class _Beside:
 
     def _frequencies(self) -> PathTable:
         """How often each expert was chosen: as it was counted, else as it will be."""
-        path = TABLE.path(self._folder)
-        if path.is_file():
-            return load_table(path, self._owner).shortened(0)
+        if TABLE.path(self._folder).is_file():
+            return self._table.shortened(0)
         return empty_table(self._owner, 0)

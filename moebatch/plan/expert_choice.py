@@ -56,11 +56,6 @@ class Alternative:
     at_hand: float
     """Share of the experts that are asked for which are there by then."""
 
-    @property
-    def is_divided(self) -> bool:
-        """Whether layers have caches of different sizes, as pays best (AdapMoE)."""
-        return bool(self.policy.cache_sizes)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExpertChoice:
