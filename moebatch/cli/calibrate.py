@@ -13,8 +13,8 @@ from moebatch.report.console import error_console, teller
 from moebatch.units import parse_bytes
 
 if TYPE_CHECKING:
-    from moebatch.job.calibrate import Calibration
-    from moebatch.job.calibration_order import CalibrationOrder
+    from moebatch.calibration.calibrate import Calibration
+    from moebatch.calibration.order import CalibrationOrder
 
 ModelFolder = Annotated[Path, typer.Argument(metavar="MODEL", help="Model folder.")]
 Text = Annotated[
@@ -80,8 +80,8 @@ def calibrate(
     given_text, dram_bytes = _given(text), _bytes(dram)
     gating_loss = _gating_loss(gating, loss)
     let_threads_sleep()
-    from moebatch.job.calibration_order import CalibrationOrder
-    from moebatch.job.lessons import parse_predictors
+    from moebatch.calibration.lessons import parse_predictors
+    from moebatch.calibration.order import CalibrationOrder
 
     order = CalibrationOrder(
         model=model.absolute(),
@@ -99,7 +99,7 @@ def calibrate(
 
 
 def _execute(order: "CalibrationOrder", *, quiet: bool) -> None:
-    from moebatch.job.calibrate import Calibration
+    from moebatch.calibration.calibrate import Calibration
     from moebatch.report.calibration import calibration_view, reading_bar
 
     console = error_console()

@@ -1,1 +1,1 @@
-"""Runs, checks, plans and calibrates: what the commands of the program do."""
+"""Runs, checks and plans: what the commands of the program do."""

@@ -6,9 +6,9 @@ from contextlib import contextmanager
 from rich.console import Console, Group, RenderableType
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from moebatch.job.calibrate import CalibrationSummary
-from moebatch.job.comparison import Comparison
-from moebatch.job.pregating import PreGateLesson
+from moebatch.calibration.comparison import Comparison
+from moebatch.calibration.pregating import PreGateLesson
+from moebatch.calibration.summary import CalibrationSummary
 from moebatch.predict.accuracy import mean_accuracy
 from moebatch.report.console import plain
 from moebatch.report.gating import gating_rows, gating_tables

@@ -3,7 +3,7 @@
 from rich.console import RenderableType
 from rich.table import Table
 
-from moebatch.job.gating_lesson import GatingLesson
+from moebatch.calibration.gating_lesson import GatingLesson
 from moebatch.model.learnt_gating import GatingPoint, LearntGating
 from moebatch.report.console import plain
 from moebatch.report.tables import titled_columns

@@ -12,15 +12,15 @@ import pytest
 import torch
 from rich.console import Console
 
+from moebatch.calibration.calibrate import Calibration
+from moebatch.calibration.order import CalibrationOrder
+from moebatch.calibration.trade_off import trade_off
 from moebatch.engine.gating_file import GATING, load_gating, save_gating
 from moebatch.engine.model_files import open_model
 from moebatch.errors import CheckpointError, ConfigError, DoesNotFit, InputError
 from moebatch.job import gating_lesson
-from moebatch.job.calibrate import Calibration
-from moebatch.job.calibration_order import CalibrationOrder
 from moebatch.job.check import check_job
 from moebatch.job.run import JobRun
-from moebatch.job.trade_off import trade_off
 from moebatch.model.learnt_gating import GatingPoint, LearntGating
 from moebatch.report.calibration import calibration_view
 from moebatch.spec.job import load_job
@@ -197,7 +197,7 @@ def order(model: Path, text: Path, **changes: object) -> CalibrationOrder:
 def test_a_calibration_finds_a_threshold_that_jobs_can_use(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("moebatch.job.calibrate.SEQUENCE_TOKENS", 60)
+    monkeypatch.setattr("moebatch.calibration.calibrate.SEQUENCE_TOKENS", 60)
     model, text = write_checkpoint(tmp_path / "model", "mixtral"), tmp_path / "text.txt"
     text.write_text(TEXT)
     summary = Calibration(order(model, text), lambda line: None).execute()
@@ -234,7 +234,7 @@ def test_a_model_that_does_not_fit_whole_is_refused_before_it_is_loaded(
     text = tmp_path / "text.txt"
     text.write_text(TEXT * 5)
     monkeypatch.setattr(gating_lesson, "load_whole", None)
-    monkeypatch.setattr("moebatch.job.calibrate.build_engine", None)
+    monkeypatch.setattr("moebatch.calibration.calibrate.build_engine", None)
     with pytest.raises(DoesNotFit, match=r"--gating learns .* in memory: .* \(weights "):
         Calibration(order(model, text, dram_bytes=2**28), lambda line: None).execute()
 

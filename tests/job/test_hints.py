@@ -8,14 +8,14 @@ import pytest
 import torch
 import yaml
 
+from moebatch.calibration.calibrate import Calibration
+from moebatch.calibration.lessons import parse_predictors
+from moebatch.calibration.order import CalibrationOrder
 from moebatch.engine.model_files import open_model
 from moebatch.errors import CheckpointError, ConfigError
 from moebatch.job import calibrate
-from moebatch.job.calibrate import Calibration
-from moebatch.job.calibration_order import CalibrationOrder
 from moebatch.job.check import check_job
 from moebatch.job.hints import load_hints
-from moebatch.job.lessons import parse_predictors
 from moebatch.job.status_file import read_status
 from moebatch.predict.habits_file import HABITS
 from moebatch.spec.job import load_job

@@ -8,10 +8,10 @@ from pathlib import Path
 from random import Random
 
 from moebatch import demo
+from moebatch.calibration.calibrate import Calibration
+from moebatch.calibration.lessons import parse_predictors
+from moebatch.calibration.order import CalibrationOrder
 from moebatch.demo.tasks import KINDS, draw_task
-from moebatch.job.calibrate import Calibration
-from moebatch.job.calibration_order import CalibrationOrder
-from moebatch.job.lessons import parse_predictors
 from tests.benchmarks.predictors.rows import turns
 
 _NUM_CONVERSATIONS = 2500

@@ -10,6 +10,8 @@ from moebatch.rows.raw import refusal
 from moebatch.rows.row import FailedRow
 from moebatch.rows.source import open_source
 
+SEQUENCE_TOKENS = 512
+"""As in Klotski's warm-up."""
 _TEXT_SUFFIXES = frozenset({"", ".txt", ".text", ".md", ".rst", ".tokens"})
 _BLOCK_CHARACTERS = 2**16
 """A text is encoded in blocks of about so much, which end with a line."""

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from moebatch.calibration.learning_text import LearningText
+from moebatch.calibration.texts import read_sequences
 from moebatch.engine.model_files import open_model
 from moebatch.errors import InputError
-from moebatch.job.learning_text import LearningText
-from moebatch.job.texts import read_sequences
 from moebatch.rows.prepare import prepare
 from moebatch.spec.job import InputSection, Job, ModelSection, OutputSection
 from moebatch.training.answers import ANSWER_TOKENS

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from moebatch.job.comparison import Comparison, compare
+from moebatch.calibration.comparison import Comparison, compare
 from moebatch.predict.path_table import PathTable
 from moebatch.predict.predictor import Chosen
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from moebatch.job.placed_text import PlacedText
+from moebatch.calibration.placed_text import PlacedText
 from moebatch.spec.policy import Policy, pages_of
 
 

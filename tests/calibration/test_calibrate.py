@@ -12,6 +12,11 @@ import pytest
 import torch
 
 import moebatch.cli.calibrate as cli
+from moebatch.calibration.calibrate import Calibration
+from moebatch.calibration.lessons import Teacher, parse_predictors
+from moebatch.calibration.order import CalibrationOrder
+from moebatch.calibration.reading_folder import ReadingFolder
+from moebatch.calibration.summary import CalibrationSummary
 from moebatch.engine.model_files import open_model
 from moebatch.errors import (
     CheckpointError,
@@ -25,10 +30,6 @@ from moebatch.errors import (
     Terminated,
 )
 from moebatch.job import calibrate, lessons, reading_policy
-from moebatch.job.calibrate import Calibration, CalibrationSummary
-from moebatch.job.calibration_order import CalibrationOrder
-from moebatch.job.lessons import Teacher, parse_predictors
-from moebatch.job.reading_folder import ReadingFolder
 from moebatch.predict.learnt_files import load_first_gate, load_learned, load_tokens
 from moebatch.predict.owner import ModelOwner
 from moebatch.predict.path_table import PathTable

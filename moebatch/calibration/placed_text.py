@@ -14,7 +14,7 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
-from moebatch.job.texts import TokenSequence
+from moebatch.calibration.texts import TokenSequence
 from moebatch.predict.predictor import PassTokens
 from moebatch.spec.policy import PAGE_TOKENS
 from moebatch.store.kv_prefixes import KvPrefixes

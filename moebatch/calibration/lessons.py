@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from moebatch.calibration.comparison import Comparison
 from moebatch.errors import ConfigError, Fault
-from moebatch.job.comparison import Comparison
 from moebatch.predict.guesser import (
     GateGuesser,
     LearnedGuesser,

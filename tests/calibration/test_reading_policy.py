@@ -2,8 +2,8 @@
 
 import pytest
 
+from moebatch.calibration.reading_policy import reading_policy
 from moebatch.errors import DoesNotFit
-from moebatch.job.reading_policy import reading_policy
 from moebatch.plan.problem import Problem
 from moebatch.plan.refusal import too_large, too_small
 from moebatch.spec.workload import Workload

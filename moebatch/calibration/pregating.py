@@ -8,12 +8,12 @@ from pathlib import Path
 
 import torch
 
+from moebatch.calibration.learning_text import Expected, LearningText
+from moebatch.calibration.lessons import Advance
+from moebatch.calibration.whole_memory import require_whole
 from moebatch.engine.model_files import ModelFiles
 from moebatch.engine.pregate_file import PREGATES, save_pregates
 from moebatch.errors import ConfigError, Fault
-from moebatch.job.learning_text import Expected, LearningText
-from moebatch.job.lessons import Advance
-from moebatch.job.whole_memory import require_whole
 from moebatch.training.learning_gates import LearningGates
 from moebatch.training.loading import load_whole
 from moebatch.training.recipe import Recipe, learn

@@ -12,15 +12,15 @@ import torch
 from numpy.typing import NDArray
 
 import moebatch
+from moebatch.calibration.lessons import Advance, Lesson
+from moebatch.calibration.placed_text import PlacedText
+from moebatch.calibration.portion import Portion, portion, portions
+from moebatch.calibration.reading_folder import ReadingFolder
+from moebatch.calibration.reading_record import KeptLesson, ReadingRecord
 from moebatch.engine.engine import Engine
 from moebatch.engine.model_files import ModelFiles
 from moebatch.errors import CheckpointError
 from moebatch.job.fingerprint import numerics_fingerprint
-from moebatch.job.lessons import Advance, Lesson
-from moebatch.job.placed_text import PlacedText
-from moebatch.job.portion import Portion, portion, portions
-from moebatch.job.reading_folder import ReadingFolder
-from moebatch.job.reading_record import KeptLesson, ReadingRecord
 from moebatch.predict.gate_recorder import GateRecorder
 from moebatch.predict.gate_trace import GateTrace
 from moebatch.predict.predictor import RoutingObserver

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from moebatch.calibration.placed_text import HELD_OUT_SHARE
+from moebatch.calibration.texts import TokenSequence, is_plain_text
 from moebatch.errors import Fault, InputError
-from moebatch.job.placed_text import HELD_OUT_SHARE
-from moebatch.job.texts import TokenSequence, is_plain_text
 from moebatch.rows.prompts import RowReader
 from moebatch.rows.refused import RowRefused
 from moebatch.rows.row import Chat, FailedRow

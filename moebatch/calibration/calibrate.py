@@ -6,30 +6,28 @@ then that tenth is counted as well.
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 
 import numpy as np
 import torch
 
+from moebatch.calibration.comparison import trace_of
+from moebatch.calibration.counting import Counted, count
+from moebatch.calibration.gate_lessons import GateLessons
+from moebatch.calibration.lessons import accuracies, require_sizes
+from moebatch.calibration.order import CalibrationOrder
+from moebatch.calibration.placed_text import HELD_OUT_SHARE, PlacedText
+from moebatch.calibration.predictor_lessons import teach_predictors
+from moebatch.calibration.reading_folder import ReadingFolder
+from moebatch.calibration.reading_policy import reading_policy
+from moebatch.calibration.summary import CalibrationSummary
+from moebatch.calibration.text_reading import TextReading
+from moebatch.calibration.texts import SEQUENCE_TOKENS, read_sequences
 from moebatch.engine.build import build_engine
-from moebatch.engine.gating_file import GATING
-from moebatch.engine.model_files import ModelFiles, load_gates, open_model
+from moebatch.engine.model_files import ModelFiles, open_model
 from moebatch.engine.order import Order, has_common_keys
 from moebatch.errors import ConfigError, DoesNotFit, Fault
-from moebatch.job.calibration_order import CalibrationOrder
-from moebatch.job.comparison import Comparison, trace_of
-from moebatch.job.counting import Counted, count
-from moebatch.job.gating_lesson import GatingLesson, GatingTeacher, require_learnable
-from moebatch.job.learning_text import LearningText
-from moebatch.job.lessons import LEARNT_FILES, Lesson, Teacher, accuracies, require_sizes
-from moebatch.job.placed_text import HELD_OUT_SHARE, PlacedText
 from moebatch.job.planning import job_problem
-from moebatch.job.pregating import USUAL, PreGateLesson, PreGateTeacher, require_possible
-from moebatch.job.reading_folder import ReadingFolder
-from moebatch.job.reading_policy import reading_policy
-from moebatch.job.text_reading import TextReading
-from moebatch.job.texts import read_sequences
 from moebatch.measure.saved import machine_profile, require_writable_file
 from moebatch.plan.machine import detect_machine
 from moebatch.predict.habits_file import HABITS, save_habits
@@ -42,35 +40,6 @@ from moebatch.rows.prompts import RowReader
 from moebatch.spec.job import InputSection, Job, ModelSection, OutputSection, ResourcesSection
 from moebatch.spec.policy import Policy
 from moebatch.spec.workload import Workload
-from moebatch.store.memory import return_freed_memory
-from moebatch.training.answers import ANSWER_TOKENS
-
-SEQUENCE_TOKENS = 512
-"""As in Klotski's warm-up."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CalibrationSummary:
-    """What a calibration has done."""
-
-    table: Path
-    trace: Path | None
-    num_sequences: int
-    num_tokens: int
-    num_held_out: int
-    """Tokens among them on which accuracy was measured."""
-    num_passes: int
-    run_s: float
-    comparisons: tuple[Comparison, ...]
-    """Empty where the text was too short to hold something out."""
-    lessons: tuple[Lesson, ...] = ()
-    """Of predictors that have learnt beside the table."""
-    learn_s: float = 0.0
-    """How long they took."""
-    gating: GatingLesson | None = None
-    """What gates may leave out, if that was asked for."""
-    pregates: PreGateLesson | None = None
-    """Of gates that have learnt to choose for later layers, if they were to."""
 
 
 class Calibration:
@@ -105,20 +74,26 @@ class Calibration:
         files = open_model(order.model, "auto")
         table = empty_table(files.owner, order.path_length)
         require_sizes(order.predictors, files.owner, vocab_size=files.shape.vocab_size)
-        _require_whole(order, files)
+        gates = GateLessons(
+            order,
+            files,
+            sequence_tokens=SEQUENCE_TOKENS,
+            tell=self._tell,
+            advance=self._advance,
+        )
         folder = ReadingFolder(order.table)
         with folder.locked():
-            summary = self._read_and_learn(folder, files, table)
+            summary = self._read_and_learn(folder, files, table, gates)
             folder.remove()
         return summary
 
     def _read_and_learn(
-        self, folder: ReadingFolder, files: ModelFiles, table: PathTable
+        self, folder: ReadingFolder, files: ModelFiles, table: PathTable, gates: GateLessons
     ) -> CalibrationSummary:
         order, job = self._order, _job(self._order)
         reader = self._reader(job, files)
         text = self._text(reader, files)
-        to_learn = _learning_text(order, reader, text)
+        gates.take(reader, text)
         policy, max_tokens = self._policy(job, files, table, text)
         reading = self._reading = TextReading(
             folder,
@@ -134,7 +109,7 @@ class Calibration:
             num_passes = self._go_on(reading, files, policy, max_tokens, reader)
         run_s = time.perf_counter() - begun
         summary = self._learn(reading, files, table, num_passes=num_passes, run_s=run_s)
-        return summary if to_learn is None else self._teach_gates(summary, files, to_learn)
+        return replace(summary, gating=gates.teach_gating(), pregates=gates.teach_pregates())
 
     def _learn(
         self,
@@ -159,7 +134,10 @@ class Calibration:
             comparisons=counted.comparisons,
         )
         if order.predictors:
-            summary = self._teach(summary, reading, files)
+            begun = time.perf_counter()
+            lessons = teach_predictors(order, reading, files, self._tell, self._advance)
+            learn_s = time.perf_counter() - begun
+            summary = replace(summary, lessons=lessons, learn_s=learn_s)
         if summary.comparisons:
             self._save_habits(summary, reading, counted, files.owner)
         return summary
@@ -235,44 +213,6 @@ class Calibration:
             trace = trace_of([*reading.known, *reading.unseen], table)
             trace.save(self._order.trace, fingerprint=owner.fingerprint)
 
-    def _teach(
-        self,
-        summary: CalibrationSummary,
-        reading: TextReading,
-        files: ModelFiles,
-    ) -> CalibrationSummary:
-        """Has the predictors that were asked for learn from what was read, unless they have."""
-        begun = time.perf_counter()
-        return_freed_memory()
-        folder = self._order.table.parent
-        places = {
-            name: folder / kind.file_name
-            for name, kind in LEARNT_FILES.items()
-            if name in self._order.predictors
-        }
-        lessons = {lesson.name: lesson for lesson in reading.lessons(places)}
-        missing = [name for name in places if name not in lessons]
-        if missing:
-            teacher = self._teacher(reading, files)
-            self._tell(f"learning from {len(teacher.known)} tokens: {', '.join(missing)}")
-            for lesson in teacher.teach(missing, folder, self._advance):
-                reading.keep_lesson(lesson)
-                lessons[lesson.name] = lesson
-        ordered = tuple(lessons[name] for name in places)
-        return replace(summary, lessons=ordered, learn_s=time.perf_counter() - begun)
-
-    def _teacher(self, reading: TextReading, files: ModelFiles) -> Teacher:
-        num_known, num_seen = reading.text.num_known, reading.num_seen
-        if num_seen <= num_known:  # nothing of what was held out was kept
-            num_known = round(num_seen * (1 - HELD_OUT_SHARE))
-        return Teacher(
-            owner=files.owner,
-            gates_LED=[gate.float() for gate in load_gates(files)],
-            vocab_size=files.shape.vocab_size,
-            known=reading.seen(range(num_known)),
-            unseen=reading.seen(range(num_known, num_seen)),
-        )
-
     def _save_habits(
         self,
         summary: CalibrationSummary,
@@ -286,40 +226,6 @@ class Calibration:
         habits = measure_habits(unseen_LTK, counted.popular_LE, accuracy)
         save_habits(self._order.table.with_name(HABITS.file_name), habits, owner)
 
-    def _teach_gates(
-        self, summary: CalibrationSummary, files: ModelFiles, text: LearningText
-    ) -> CalibrationSummary:
-        """Learns what is learnt from gradients."""
-        order = self._order
-        if order.gating_loss is not None:
-            gating = self._teach_gating(files, text, order.gating_loss)
-            summary = replace(summary, gating=gating)
-        if order.activation_level is not None:
-            pregates = self._teach_pregates(files, text, order.activation_level)
-            summary = replace(summary, pregates=pregates)
-        return summary
-
-    def _teach_gating(
-        self, files: ModelFiles, text: LearningText, wanted_loss: float
-    ) -> GatingLesson:
-        """Learns how much gates may leave out."""
-        return_freed_memory()
-        self._tell(f"learning what gates may leave out for {wanted_loss:.3g} of perplexity")
-        teacher = GatingTeacher(files, text, advance=self._advance)
-        path = self._order.table.parent / GATING.file_name
-        return teacher.teach(path, wanted_loss=wanted_loss)
-
-    def _teach_pregates(
-        self, files: ModelFiles, text: LearningText, activation_level: int
-    ) -> PreGateLesson:
-        """Has gates learn to choose for later layers."""
-        return_freed_memory()
-        teacher = PreGateTeacher(
-            files=files, text=text, activation_level=activation_level, recipe=USUAL
-        )
-        self._tell(teacher.description)
-        return teacher.teach(self._order.table.parent, self._advance)
-
 
 def _require_places(order: CalibrationOrder) -> None:
     """Raises StorageError and ConfigError before anything is computed."""
@@ -331,27 +237,6 @@ def _require_places(order: CalibrationOrder) -> None:
     if order.trace.absolute() == order.table.absolute():
         fault = Fault(file="--trace", message="is where the table goes; give another place")
         raise ConfigError([fault])
-
-
-def _require_whole(order: CalibrationOrder, files: ModelFiles) -> None:
-    """Raises ConfigError and DoesNotFit, before anything is read, for what cannot be learnt from
-    gradients."""
-    room = order.dram_bytes or detect_machine().dram_bytes
-    longest = min(SEQUENCE_TOKENS + ANSWER_TOKENS, files.shape.max_positions)
-    if order.gating_loss is not None:
-        require_learnable(files, longest=longest, budget_bytes=room)
-    if order.activation_level is not None:
-        level = order.activation_level
-        require_possible(files, level, longest=longest, budget_bytes=room)
-
-
-def _learning_text(
-    order: CalibrationOrder, reader: RowReader, text: PlacedText
-) -> LearningText | None:
-    """What gradients are taken of, if of anything. Raises InputError."""
-    if order.gating_loss is None and order.activation_level is None:
-        return None
-    return LearningText.of(order.text, reader, text.sequences, longest=SEQUENCE_TOKENS)
 
 
 def _job(order: CalibrationOrder) -> Job:
