@@ -1,73 +1,42 @@
 """Rows without an answer are looked at, planned for, and answered: once, in so much memory."""
 
 import time
-from collections.abc import Callable, Hashable
-from dataclasses import dataclass, replace
+from collections.abc import Hashable
 
 import torch
 
 from moebatch.engine.approximation import EXACT, Approximation
 from moebatch.engine.build import BuiltEngine, build_engine
 from moebatch.engine.device import Device
-from moebatch.engine.model_files import ModelFiles
-from moebatch.engine.order import Order, has_common_keys
+from moebatch.engine.order import Order
 from moebatch.errors import OutOfMemory, Stopped
 from moebatch.folder.results import Results
-from moebatch.folder.row_key import RowKeys
-from moebatch.folder.run_folder import RunFolder
-from moebatch.folder.shard import Shard
 from moebatch.folder.todo import Todo
 from moebatch.job.answering import Answering
 from moebatch.job.fingerprint import numerics_fingerprint
+from moebatch.job.ground import Ground
 from moebatch.job.hints import Hints, load_hints
-from moebatch.job.machine import JobMachine, sharing_cores
+from moebatch.job.machine import JobMachine
 from moebatch.job.notices import (
     describe_approximation,
-    describe_experts,
     describe_input,
-    describe_prediction,
     describe_sampling,
-    gating_without_effect,
-    settings_without_effect,
 )
-from moebatch.job.options import RunOptions
-from moebatch.job.planning import JobPlan, job_problem, measured_machine, plan_job
+from moebatch.job.planning import JobPlan, measured_machine
+from moebatch.job.run_planning import RunPlanning
 from moebatch.job.scan import InputSummary, scan
 from moebatch.job.status import Phase
-from moebatch.job.stop import Stop
 from moebatch.job.watchdog import watched
 from moebatch.journal.finished import Finished
 from moebatch.journal.writer import JournalWriter
 from moebatch.model.native.loader import prepare as prepare_kernels
-from moebatch.plan.expert_choice import Wishes
-from moebatch.predict.predictor import Predictor
 from moebatch.rows.dialects import Served
-from moebatch.rows.prepare import Preparation
-from moebatch.rows.raw import RawRow, Source
+from moebatch.rows.raw import RawRow
 from moebatch.rows.repeats import Repeats
 from moebatch.rows.row import FailedRow, ReadyRow
 from moebatch.spec.hardware import DeviceKind
 from moebatch.spec.job import Job
-from moebatch.spec.policy import Policy, Schedule
-from moebatch.spec.workload import Workload
 from moebatch.store.memory import is_out_of_memory
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Ground:
-    """What an attempt stands on: all that holds for a run, whatever becomes of it."""
-
-    source: Source
-    files: ModelFiles
-    approximation: Approximation
-    preparation: Preparation
-    keys: RowKeys
-    shard: Shard
-    folder: RunFolder
-    num_threads: int
-    options: RunOptions
-    stop: Stop
-    tell: Callable[[str], None]
 
 
 class Attempt:
@@ -134,9 +103,12 @@ class Attempt:
             )
             hints = self._load_hints()
             if counted.workload is not None:
-                self.plan, predictor = self._planned(counted.workload, hints)
+                self.torch_only = prepare_kernels()  # a compiler takes memory, too
+                self.machine = measured_machine(self._job, ground.files, ground.tell)
+                planning = RunPlanning(self._job, ground, hints, self.machine)
+                self.plan = planning.plan(counted.workload)
                 self.phase = "loading weights"
-                self.built = self._build(self.plan, hints, predictor)
+                self.built = self._build(self.plan, planning, hints)
             self.first_pass_s = time.perf_counter()
             self.phase = "running"
             if self.built is None:
@@ -182,63 +154,8 @@ class Attempt:
             self._ground.tell(f"warning: {warning}")
         return hints
 
-    def _planned(self, workload: Workload, hints: Hints) -> tuple[JobPlan, Predictor | None]:
-        """A plan, and the predictor that it asks for."""
-        files, options, tell = self._ground.files, self._ground.options, self._ground.tell
-        self.torch_only = prepare_kernels()  # a compiler takes memory, too
-        machine = self.machine = measured_machine(self._job, files, tell)
-        options.require_device(machine.kind)  # a GPU may have been found only now
-        for warning in settings_without_effect(self._job, machine.kind):
-            tell(f"warning: {warning}")
-        if not has_common_keys(files):
-            workload = workload.unshared
-        plan = self._plan(workload, machine, hints, hints.wishes)
-        name = "none" if options.is_plain else hints.resolved(plan.policy.predictor)
-        predictor, experts = hints.predictor(name), plan.experts
-        if predictor is not None:  # what it holds counts now
-            wishes = replace(hints.wishes, predictor=name)
-            plan = self._plan(workload, machine, hints, wishes)
-        share = self._threads_of(plan.policy) / self._ground.num_threads
-        if share < 1:
-            plan = plan.on(sharing_cores(plan.problem.hardware, share))
-        for warning in gating_without_effect(self.approximation, plan.policy.schedule):
-            tell(f"warning: {warning}")
-        for note in (*machine.notes, *plan.notes):
-            tell(f"note: {note}")
-        tell(f"policy: {plan.policy}")
-        if experts is not None:
-            tell(f"experts: {describe_experts(experts)}")
-        how = " on the emulated GPU, computed by the CPU" if machine.kind == "emulate" else ""
-        tell(f"expected{how}: {describe_prediction(plan.prediction)}")
-        return plan, predictor
-
-    def _plan(
-        self, workload: Workload, machine: JobMachine, hints: Hints, wishes: Wishes
-    ) -> JobPlan:
-        options = self._ground.options
-        problem = job_problem(
-            self._job, self._ground.files, workload, machine.hardware(), machine.kind
-        )
-        return plan_job(
-            replace(problem, kv_on_disk=not options.is_plain, habits=hints.habits),
-            options.policy,
-            schedule=self._schedule(),
-            is_plain=options.is_plain,
-            is_static=options.is_static,
-            wishes=wishes,
-        )
-
-    def _schedule(self) -> Schedule | None:
-        """The one that is asked for; of planned policies, that which pre-gates have been made for
-        where there are any; None is the policy's own."""
-        options = self._ground.options
-        is_free = options.known_schedule is None and options.policy is None
-        if is_free and self.approximation.activation_level:
-            return "pregated"
-        return options.known_schedule
-
-    def _build(self, plan: JobPlan, hints: Hints, predictor: Predictor | None) -> BuiltEngine:
-        num_threads = self._threads_of(plan.policy)
+    def _build(self, plan: JobPlan, planning: RunPlanning, hints: Hints) -> BuiltEngine:
+        num_threads = planning.num_threads(plan.policy)
         torch.set_num_threads(num_threads)
         options = self._ground.options
         order = Order(
@@ -249,7 +166,7 @@ class Attempt:
             approximation=self._ground.approximation,
             is_plain=options.is_plain,
             shares=options.shares,
-            predictor=predictor,
+            predictor=planning.predictor,
             hottest=hints.hottest,
             scratch=self._ground.folder.path,
             num_traced_passes=options.num_traced_passes if options.is_drawn else 0,
@@ -266,13 +183,6 @@ class Attempt:
             if not is_out_of_memory(error):
                 raise
             raise OutOfMemory(f"the system refuses memory for what was planned: {error}") from error
-
-    def _threads_of(self, policy: Policy) -> int:
-        """Threads of one lane. Where the CPU stands in for a GPU and attends beside it, two lanes
-        compute at a time."""
-        if self.kind == "emulate" and not policy.attention_on_gpu:
-            return max(1, self._ground.num_threads // 2)
-        return self._ground.num_threads
 
     # --- the passes -----------------------------------------------------------------------------
 

@@ -16,8 +16,9 @@ from moebatch.folder.run_folder import RunFolder
 from moebatch.folder.settled import Settled, of_today
 from moebatch.folder.shard import Shard, agreed_shard
 from moebatch.job.approximation import load_approximation, require_exact
-from moebatch.job.attempt import Attempt, Ground
+from moebatch.job.attempt import Attempt
 from moebatch.job.figures import status_of, summary_of
+from moebatch.job.ground import Ground
 from moebatch.job.identity import manifest_of
 from moebatch.job.less_memory import with_less_memory
 from moebatch.job.machine import known_device
