@@ -7,7 +7,7 @@ STAMP  := $(VENV)/.installed
 TORCH  := torch==2.13.0
 
 .PHONY: demo test test-slurm test-slow test-gpu bench bench-small bench-decode \
-	bench-predictors bench-ablation lint format setup clean
+	bench-predictors bench-ablation bench-approximations lint format setup clean
 
 demo: $(STAMP)
 	$(BIN)/moebatch run jobs/demo.yaml
@@ -47,6 +47,10 @@ bench-predictors: $(STAMP)
 
 bench-ablation: $(STAMP)
 	$(BIN)/python -m tests.benchmarks.ablation $(ARGS)
+
+# What adaptive gating and pre-gates buy, the same way.
+bench-approximations: $(STAMP)
+	$(BIN)/python -m tests.benchmarks.approximations $(ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff format --check .

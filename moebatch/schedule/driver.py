@@ -6,6 +6,7 @@ from functools import partial
 from itertools import chain
 from typing import Any, Protocol
 
+from moebatch.schedule.arriving import Arriving
 from moebatch.schedule.expert_load import ExpertKey, Load
 from moebatch.schedule.foresight import Foresight
 from moebatch.schedule.request import (
@@ -86,7 +87,7 @@ class Driver:
         """`slots` are those of the level that computes; `below` are those of main memory under it,
         where experts pass that live on disk. `foresight` counts how well experts were foreseen.
         `learn` is told of a step and a micro-batch whose gate has spoken, when what it asks for is
-        on its way: guesses take time."""
+        on its way and what is at hand has been launched: guesses take time."""
         self._schedule = schedule
         self._setup = setup
         self._lanes = lanes
@@ -95,6 +96,8 @@ class Driver:
         self._below = below
         self._foresight = foresight or Foresight()
         self._learn = learn
+        self._to_learn: list[tuple[int, int]] = []
+        """Steps and micro-batches whose gates have spoken."""
         self._going_up: set[ExpertKey] = set()
         slots.tell_drops(self._not_needed_below)
         self._steps: dict[int, int] = {}
@@ -154,6 +157,8 @@ class Driver:
         """Up to the next request for a pass, when all before it has been computed."""
         while True:
             item = self._schedule.send(answer)
+            if not _is_urgent(item):
+                self._learn_now()
             if isinstance(item, Task):
                 self._launch(item)
                 answer = None
@@ -184,7 +189,6 @@ class Driver:
                 self._select(step)
             case Spoken(step, micro_batch):
                 self._listen(step, micro_batch)
-                self._learn(step, micro_batch)
             case Drop(step):
                 self._drop(step)
             case Whole(step):
@@ -242,7 +246,6 @@ class Driver:
             for expert in news:
                 self._require(ExpertKey(layer, expert))
             self._lanes.slots_changed()
-        self._learn(step, micro_batch)
 
     def _listen(self, step: int, micro_batch: int) -> Sequence[int]:
         """Waits for a gate, and returns what it is the first one to choose."""
@@ -253,12 +256,17 @@ class Driver:
         wanted = self._wanted.setdefault(step, set())
         news = sorted(set(chosen) - wanted)
         wanted.update(chosen)
+        self._to_learn.append((step, micro_batch))
         layer = self._begin(step)
         with self._lanes.lock:
             self._foresight.ask(
                 step, layer, news, lambda expert: self._slots.state(ExpertKey(layer, expert))
             )
         return news
+
+    def _learn_now(self) -> None:
+        while self._to_learn:
+            self._learn(*self._to_learn.pop(0))
 
     def _require(self, key: ExpertKey) -> None:
         self._slots.require(key)
@@ -297,19 +305,22 @@ class Driver:
         """Whether waiting for an expert makes no sense any more."""
         return not self._slots.is_missing(key) or self._slots.is_settled(key.layer)
 
-    def _arrivals(self, step: int) -> Iterator[int]:
+    def _arrivals(self, step: int) -> Arriving:
         layer = self._setup.layer(step)
-        waiting = [ExpertKey(layer, expert) for expert in sorted(self._wanted[step])]
-        while waiting:
+        keys = [ExpertKey(layer, expert) for expert in sorted(self._wanted[step])]
+
+        def wait(waiting: Sequence[ExpertKey]) -> None:
+            self._learn_now()
             self._hurry_below(waiting)
             self._lanes.wait(
                 lambda: self._slots.first_ready(waiting) is not None, _some_of(step, waiting)
             )
-            with self._lanes.lock:
-                key = self._slots.first_ready(waiting)
-            assert key is not None, "it cannot have left: it is required"
-            waiting.remove(key)
-            yield key.expert
+
+        return Arriving(keys, self._first_ready, wait)
+
+    def _first_ready(self, waiting: Sequence[ExpertKey]) -> ExpertKey | None:
+        with self._lanes.lock:
+            return self._slots.first_ready(waiting)
 
     def _in_order(self, step: int, micro_batch: int) -> Iterator[int]:
         layer = self._setup.layer(step)
@@ -353,6 +364,13 @@ class Driver:
     def _key(self, task: Task) -> ExpertKey:
         assert task.expert is not None, "a task of an expert"
         return ExpertKey(self._setup.layer(task.step), task.expert)
+
+
+def _is_urgent(item: Task | Request) -> bool:
+    """Whether it is part of getting experts under way that a gate has chosen."""
+    if isinstance(item, Task):
+        return item.kind is Kind.EXPERT
+    return isinstance(item, Drop | Arrivals)
 
 
 def _some_of(step: int, keys: Sequence[ExpertKey]) -> str:

@@ -8,6 +8,7 @@ klotski: experts run once over all batches, hot ones first, then in the order in
 
 from collections.abc import Iterator, Sequence
 
+from moebatch.schedule.arriving import Arriving
 from moebatch.schedule.attention import Attention
 from moebatch.schedule.disk_window import fetch_window
 from moebatch.schedule.kv import KvTraffic
@@ -37,9 +38,11 @@ def klotski(setup: Setup) -> Schedule:
             if setup.is_moe(i):
                 yield from attend_and_route(sweep, i, kv)
                 yield Drop(i)
+                chosen = yield Arrivals(i)
+                yield from launch_at_hand(setup, i, chosen)
                 yield from prefetch_hot(setup, i)
                 yield from kv.up(sweep, i + 1, 0) if _goes_on(setup, i) else ()
-                for e in (yield Arrivals(i)):
+                for e in chosen:
                     yield expert(i, e)  # over all batches; its slot is free afterwards
                 yield combine(i)
             else:
@@ -94,6 +97,14 @@ def prefetch_hot(setup: Setup, i: int) -> Iterator[Request]:
     for later in setup.next_moe(i, setup.depth):
         yield Announce(later, setup.num_hot)
     yield from fetch_window(setup, i)
+
+
+def launch_at_hand(setup: Setup, i: int, chosen: Arriving) -> Iterator[Task]:
+    """Experts that are there, for a GPU to have work while what comes next is thought about. Not
+    where they are computed by whoever launches them: links would stand still meanwhile."""
+    if setup.compute == "vram":
+        for e in chosen.at_hand:
+            yield expert(i, e)
 
 
 def prefetch_layer(setup: Setup, i: int) -> Iterator[Request]:

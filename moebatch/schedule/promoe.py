@@ -16,6 +16,7 @@ from moebatch.schedule.klotski import (
     attend_and_route,
     batch_by_batch,
     dense_layer,
+    launch_at_hand,
     prefetch_hot,
 )
 from moebatch.schedule.kv import KvTraffic
@@ -33,8 +34,10 @@ def promoe(setup: Setup) -> Schedule:
     def step(setup: Setup, sweep: Sweep, i: int, kv: KvTraffic) -> Schedule:
         yield from attend_and_route(sweep, i, kv)
         yield Drop(i)
+        chosen = yield Arrivals(i)
+        yield from launch_at_hand(setup, i, chosen)
         yield from prefetch_hot(setup, i)
-        for e in (yield Arrivals(i)):
+        for e in chosen:
             yield expert(i, e)
         yield combine(i)
 

@@ -73,8 +73,8 @@ class Whole:
 
 @dataclass(frozen=True, slots=True)
 class Arrivals:
-    """Answered with an iterator over the experts that were chosen at a step, by any micro-batch, in
-    the order in which they are at hand: resident, arrived, in flight, absent."""
+    """Answered with an `Arriving` of the experts that were chosen at a step, by any micro-batch: in
+    the order in which they are at hand."""
 
     step: int
 

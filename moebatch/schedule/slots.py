@@ -83,7 +83,7 @@ class SlotQueue(SlotUse):
     def announce(self, upcoming: Iterable[ExpertKey]) -> None:
         """Experts that are likely to be needed, in this order, as far as there are slots."""
         passing = self._table.passing.values()
-        taken = sum(not (load.is_required or load.is_cached) for load in passing)
+        taken = sum(not (load.is_claimed or load.is_cached) for load in passing)
         room = self.num_streaming_slots - taken
         for key in upcoming:
             load = self._table.loads.get(key)

@@ -9,7 +9,7 @@ NUM_CHUNKS = 3
 """An expert's three matrices, as in the paper."""
 BASE = "base, LRU"
 STEPS: Mapping[str, Setting] = {
-    BASE: Setting(predictor=PREDICTOR, schedule="promoe_base"),
+    BASE: Setting(predictor="none", schedule="promoe_base"),
     "+ prefetch": Setting(predictor=PREDICTOR, schedule="promoe_prefetch"),
     "+ chunks": Setting(predictor=PREDICTOR, schedule="promoe_prefetch", num_chunks=NUM_CHUNKS),
     "+ early preemption": Setting(

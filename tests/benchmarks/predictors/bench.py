@@ -2,9 +2,10 @@
 link is as slow as ProMoE's, and settings that take turns."""
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from statistics import median
 
@@ -24,6 +25,8 @@ from tests.benchmarks.predictors.rows import Batches, decodes, longest, read_bat
 
 _DTYPE = "float32"
 _WARM_UP_ROUNDS = 1
+MakeModel = Callable[[Path, Callable[[str], None]], Path]
+"""Makes a model ready in a folder, and tells how it goes on."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +50,17 @@ class Taken:
     """By name of the rows."""
     foresight: Mapping[int, LayerForesight]
     """By layer, of all rounds."""
+    single_share: float | None = None
+    """Gates' decisions for a single expert among all, where some are left out."""
+
+    def answers(self, kind: str) -> Mapping[str, tuple[int, ...]]:
+        """Tokens of rows of one kind by name; they are the same in all rounds."""
+        return self.rounds[kind][0].tokens
+
+    @property
+    def total(self) -> LayerForesight:
+        """Of all layers together."""
+        return LayerForesight.total(self.foresight.values())
 
 
 def add_options(parser: argparse.ArgumentParser, *, batch_sizes: str, rounds: int) -> None:
@@ -78,10 +92,11 @@ def options_of(asked: argparse.Namespace) -> Options:
     )
 
 
-def job_of(options: Options) -> Job:
-    """A job on the model that was asked for; the built-in one is made ready first."""
+def job_of(options: Options, made: MakeModel = demo_model) -> Job:
+    """A job on the model that was asked for, or else on the built-in one that is `made` ready
+    first."""
     options.folder.mkdir(parents=True, exist_ok=True)
-    model = options.model or demo_model(options.folder, lambda line: print(line, flush=True))
+    model = options.model or made(options.folder, lambda line: print(line, flush=True))
     return Job(
         model=ModelSection(path=model.absolute()),
         input=InputSection(path=options.rows or options.folder / "rows.jsonl"),
@@ -122,7 +137,7 @@ def in_turn(
 ) -> dict[str, Taken]:
     """Rounds of all settings in turn, forth and back, the first of each left out.
 
-    Raises AssertionError if two settings answer differently.
+    Raises AssertionError if two settings of the same gating answer differently.
     """
     with ExitStack() as opened:
         rigs = {name: opened.enter_context(Rig(one, ground)) for name, one in settings.items()}
@@ -131,13 +146,15 @@ def in_turn(
             for name in list(rigs) if number % 2 else reversed(list(rigs)):
                 for kind, batches in rows.items():
                     rounds[name][kind].append(rigs[name].run(batches))
-        for kind in rows:
-            answers = [done.tokens for of_one in rounds.values() for done in of_one[kind]]
+        for kind, gating in product(rows, {one.gating for one in settings.values()}):
+            alike = [name for name, one in settings.items() if one.gating == gating]
+            answers = [done.tokens for name in alike for done in rounds[name][kind]]
             assert all(one == answers[0] for one in answers), f"{kind} are answered differently"
         return {
             name: Taken(
                 rounds={kind: done[_WARM_UP_ROUNDS:] for kind, done in rounds[name].items()},
                 foresight=rig.foresight,
+                single_share=rig.single_share,
             )
             for name, rig in rigs.items()
         }

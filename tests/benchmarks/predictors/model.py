@@ -11,35 +11,71 @@ from moebatch import demo
 from moebatch.calibration.calibrate import Calibration
 from moebatch.calibration.lessons import parse_predictors
 from moebatch.calibration.order import CalibrationOrder
-from moebatch.demo.tasks import KINDS, draw_task
+from moebatch.demo.tasks import KINDS, Task, draw_task
 from tests.benchmarks.predictors.rows import turns
 
 _NUM_CONVERSATIONS = 2500
+_NUM_PROMPTS = 4000
 _NUM_TOKENS = 65536
+_GATING_LOSS = 0.01
+"""Of perplexity."""
 _DONE = "calibrated"
 
 
 def demo_model(folder: Path, tell: Callable[[str], None]) -> Path:
-    """A calibrated copy of the built-in model, made once in `folder`."""
-    model, text = folder / "model", folder / "text.jsonl"
+    """A copy of the built-in model with all predictors, made once in `folder`."""
+    text = folder / "text.jsonl"
+    order = CalibrationOrder(
+        model=folder / "model",
+        text=text,
+        num_tokens=_NUM_TOKENS,
+        predictors=parse_predictors(["all"]),
+    )
+    return _calibrated(order, _conversations(), tell)
+
+
+def gated_model(folder: Path, tell: Callable[[str], None]) -> Path:
+    """The same with a threshold for adaptive gating and with pre-gates, too, learnt from what the
+    model answers (minutes)."""
+    order = CalibrationOrder(
+        model=folder / "gated",
+        text=folder / "prompts.jsonl",
+        num_tokens=_NUM_TOKENS,
+        predictors=parse_predictors(["all"]),
+        gating_loss=_GATING_LOSS,
+        activation_level=1,
+    )
+    return _calibrated(order, _prompts(), tell)
+
+
+def _calibrated(order: CalibrationOrder, text: Iterator[str], tell: Callable[[str], None]) -> Path:
+    model = order.model
     if not (model / _DONE).is_file():
         shutil.rmtree(model, ignore_errors=True)
         shutil.copytree(Path(demo.__file__).parent / "model", model)
-        text.write_text("".join(f"{line}\n" for line in _lessons(_NUM_CONVERSATIONS)))
-        order = CalibrationOrder(
-            model=model, text=text, num_tokens=_NUM_TOKENS, predictors=parse_predictors(["all"])
-        )
+        order.text.write_text("".join(f"{line}\n" for line in text))
         Calibration(order, tell).execute()
         (model / _DONE).touch()
     return model
 
 
-def _lessons(count: int) -> Iterator[str]:
-    """Rows with questions of the model's training and their answers: none of them is among those
-    that are measured, and answers are routed as answers are."""
-    rng = Random(0)
-    for number, kind in enumerate(islice(cycle(KINDS), count)):
-        task = draw_task(rng, kind, held_out=False)
+def _conversations() -> Iterator[str]:
+    """Rows with questions of the model's training and their answers, since answers are routed as
+    answers are."""
+    for number, task in enumerate(_tasks(_NUM_CONVERSATIONS)):
         said = turns(task.prompt, task.answer)
-        row = {"id": str(number), "messages": said, "add_generation_prompt": False}
-        yield json.dumps(row)
+        yield json.dumps({"id": str(number), "messages": said, "add_generation_prompt": False})
+
+
+def _prompts() -> Iterator[str]:
+    """The same questions without their answers."""
+    for number, task in enumerate(_tasks(_NUM_PROMPTS)):
+        said = turns(task.prompt, task.answer)[:1]
+        yield json.dumps({"id": str(number), "messages": said})
+
+
+def _tasks(count: int) -> Iterator[Task]:
+    """None of them is among those that are measured."""
+    rng = Random(0)
+    for kind in islice(cycle(KINDS), count):
+        yield draw_task(rng, kind, held_out=False)

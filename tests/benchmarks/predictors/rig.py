@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import TracebackType
+from typing import Literal
 
 import torch
 
@@ -10,6 +11,7 @@ from moebatch.engine.build import BuiltEngine, build_engine
 from moebatch.engine.device import Device
 from moebatch.engine.model_files import ModelFiles, expert_records
 from moebatch.engine.order import Order
+from moebatch.job.approximation import load_approximation
 from moebatch.job.hints import load_hints
 from moebatch.rows.prepare import prepare
 from moebatch.schedule.foresight import LayerForesight
@@ -62,6 +64,8 @@ class Setting:
     cache: CacheRule = "lru"
     num_chunks: int = 1
     """In which an expert comes."""
+    gating: Literal["exact", "adaptive", "pre-gated"] = "exact"
+    """Settings of the same gating answer alike."""
 
     def policy(self, ground: Ground) -> Policy:
         """Everything but experts lives on the device. Slots are for the experts of two layers that
@@ -106,13 +110,15 @@ class Rig:
 
     def __init__(self, setting: Setting, ground: Ground) -> None:
         job, files = ground.job, ground.files
-        experts = job.experts.model_copy(update={"predictor": setting.predictor})
-        hints = load_hints(job.model_copy(update={"experts": experts}), files)
+        asked = {"predictor": setting.predictor, "gating": setting.gating}
+        job = job.model_copy(update={"experts": job.experts.model_copy(update=asked)})
+        hints = load_hints(job, files)
         order = Order(
             files=files,
             policy=setting.policy(ground),
             max_tokens=ground.longest,
             device=Device(kind="emulate", hardware=ground.hardware, num_threads=1),
+            approximation=load_approximation(job, files),
             predictor=hints.predictor(hints.resolved(hints.wishes.predictor)),
             hottest=hints.hottest,
             shares=False,  # or rows that come again would have been computed
@@ -143,6 +149,12 @@ class Rig:
     def foresight(self) -> Mapping[int, LayerForesight]:
         """How well experts have been foreseen so far, by layer."""
         return self.built.foresight.layers
+
+    @property
+    def single_share(self) -> float | None:
+        """Gates' decisions for a single expert among all, where some are left out."""
+        count = self.built.made.gating_count
+        return count.single_share if count else None
 
     def run(self, batches: Batches) -> Round:
         """Answers rows, batch by batch."""
