@@ -121,34 +121,34 @@ class CudaLane(ThreadLane):
             with suppress(Exception):
                 stream.synchronize()
             raise
-        with self._board.changed:
+        with self._board.monitor:
             self._is_busy = False
             self._flights.add(flight)
             if item.chunk is None:
                 self._streams.issued[item.task] = flight
-                self._board.changed.notify_all()
+                self._board.monitor.changed()
         self._to_watch.put(flight)
 
     def _awaited(self, task: Task) -> list[Event]:
         """Ends on other streams that this task waits for; those that are not there have come."""
-        with self._board.changed:
+        with self._board.monitor:
             found = [self._streams.issued.get(other) for other in task.after]
         return [flight.end for flight in found if flight and flight.stream is not self._stream]
 
     # --- the thread that waits ------------------------------------------------------------------
 
     def _watch(self) -> None:
-        changed = self._board.changed
+        monitor = self._board.monitor
         while (flight := self._to_watch.get()) is not None:
             try:
                 flight.end.synchronize()
                 start_s, end_s = self._times(flight)
-                with changed:
+                with monitor:
                     self._wait_for_others(flight.item.task)
                     self._forget(flight)
                     self._end(flight.item, start_s, end_s)
             except BaseException as error:
-                with changed:
+                with monitor:
                     self._forget(flight)
                 self._fail(flight.item, error)
 
@@ -164,7 +164,7 @@ class CudaLane(ThreadLane):
     def _wait_for_others(self, task: Task) -> None:
         """Ends are told in an order that makes sense: other threads may be later to see them."""
         board = self._board
-        board.changed.wait_for(lambda: board.has_failed or board.can_start(task))
+        board.monitor.wait_for(lambda: board.has_failed or board.can_start(task))
 
     def _forget(self, flight: _Flight) -> None:
         self._flights.discard(flight)

@@ -1,6 +1,5 @@
 """The executor: a schedule on real lanes."""
 
-import threading
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
@@ -16,6 +15,7 @@ from moebatch.schedule.setup import Setup
 from moebatch.schedule.slots import SlotQueue
 from moebatch.schedule.task import Kind, Task
 from moebatch.schedule.timeline import Span
+from moebatch.store.monitor import Monitor
 
 MakeLane = Callable[[str, LaneWork], ThreadLane]
 
@@ -40,14 +40,14 @@ class Executor:
         self,
         setup: Setup,
         recorder: Recorder,
-        changed: threading.Condition,
+        monitor: Monitor,
         *,
         slots: SlotQueue,
         reading_failed: Callable[[], BaseException | None],
     ) -> None:
-        """`changed` is the lock of `slots`; `reading_failed` says what kept files from being read,
+        """`monitor` is the lock of `slots`; `reading_failed` says what kept files from being read,
         if anything has."""
-        self.changed = changed
+        self.monitor = monitor
         self._setup = setup
         self._recorder = recorder
         self._with_vram = setup.compute == "vram"
@@ -79,9 +79,9 @@ class Executor:
 
     def drive(self, driver: Driver) -> None:
         """Lanes are driven by `driver` from now on."""
-        with self.changed:
+        with self.monitor:
             self._driver, self._failure = driver, None
-            self.changed.notify_all()
+            self.monitor.changed()
         driver.start()
 
     def run_pass(self, sweep: Sweep) -> None:
@@ -90,17 +90,17 @@ class Executor:
         self._woken_by = LAUNCH
         self._driver.run_pass(sweep)
         self._recorder.end_pass()
-        with self.changed:
+        with self.monitor:
             self._ended_s.clear()
 
     def abandon(self) -> None:
         """Forgets a pass that failed, once no lane runs any of it. Lanes stand still until `drive`
         is called again."""
         lanes = self._lanes.values()
-        with self.changed:
+        with self.monitor:
             self._failure = self._failure or GivenUp()
-            self.changed.notify_all()
-            self.changed.wait_for(lambda: not any(lane.is_running for lane in lanes))
+            self.monitor.changed()
+            self.monitor.wait_for(lambda: not any(lane.is_running for lane in lanes))
             for lane in lanes:
                 lane.abandon()
             for known in (self._pending, self._launched_s, self._reason_of_launch, self._ended_s):
@@ -132,12 +132,12 @@ class Executor:
     @property
     def lock(self) -> AbstractContextManager[Any]:
         """One for everything."""
-        return self.changed
+        return self.monitor
 
     def launch(self, task: Task) -> None:
         """Hands a task to its lane, or runs it."""
         name = lane_of(task, with_vram=self._with_vram)
-        with self.changed:
+        with self.monitor:
             self.wait(lambda: len(self._pending) < _MOST_PENDING, str(task))
             self._launched_s[task] = self._recorder.now()
             self._reason_of_launch[task] = self._woken_by
@@ -152,21 +152,21 @@ class Executor:
 
     def wait(self, condition: Callable[[], bool], reason: str) -> None:
         """Sleeps until `condition` holds."""
-        has_slept = False
-        with self.changed:
-            while True:
-                self._raise_failure()
-                if condition():
-                    if has_slept:
-                        self._woken_by = self._last_ended
-                    self._waits_for = None
-                    return
-                has_slept, self._waits_for = True, reason
-                self.changed.wait()
+
+        def holds() -> bool:
+            self._raise_failure()
+            return condition()
+
+        with self.monitor:
+            if not holds():
+                self._waits_for = reason
+                self.monitor.wait_for(holds)
+                self._woken_by = self._last_ended
+            self._waits_for = None
 
     def slots_changed(self) -> None:
         """Wakes whoever moves experts."""
-        self.changed.notify_all()
+        self.monitor.changed()
 
     def has_ended(self, task: Task) -> bool:
         """Whether a launched task is done."""
@@ -209,7 +209,7 @@ class Executor:
     def failed(self, error: BaseException) -> None:
         """A task has failed: whoever waits is told."""
         self._failure = self._failure or error
-        self.changed.notify_all()
+        self.monitor.changed()
 
     # --- inside ---------------------------------------------------------------------------------
 

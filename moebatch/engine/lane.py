@@ -12,6 +12,7 @@ import torch
 
 from moebatch.schedule.expert_load import Chunk
 from moebatch.schedule.task import Task
+from moebatch.store.monitor import End, Monitor
 
 
 class Mover(Protocol):
@@ -36,7 +37,7 @@ class Mover(Protocol):
 class Board(Protocol):
     """What lanes share: one lock, which tasks have ended, and whoever is told of it."""
 
-    changed: threading.Condition
+    monitor: Monitor
 
     @property
     def has_failed(self) -> bool:
@@ -105,13 +106,13 @@ class ThreadLane:
     def launch(self, task: Task) -> None:
         """Puts a task behind the others; called with the lock held."""
         self._waiting.append(task)
-        self._board.changed.notify_all()
+        self._board.monitor.changed()
 
     def close(self) -> None:
         """Ends the thread after what it runs now."""
-        with self._board.changed:
+        with self._board.monitor:
             self._closing = True
-            self._board.changed.notify_all()
+            self._board.monitor.changed()
         self._thread.join()
 
     def abandon(self) -> None:
@@ -132,7 +133,7 @@ class ThreadLane:
                     self._fail(item, error)
 
     def _fail(self, item: Item | None, error: BaseException) -> None:
-        with self._board.changed:
+        with self._board.monitor:
             self._is_busy = False
             self._board.failed(error)
             if item is not None and item.chunk is not None and self._work.mover is not None:
@@ -140,15 +141,18 @@ class ThreadLane:
 
     def _take(self) -> Item | None:
         """The next task, or a chunk where that one cannot start yet; None at the end."""
-        board = self._board
-        with board.changed:
-            while not self._closing:
-                item = None if board.has_failed else self._next()
-                if item is not None:
-                    self._is_busy, self._item = True, item
-                    return item
-                board.changed.wait()
-            return None
+        with self._board.monitor as monitor:
+            item = monitor.take(self._find)
+        return item if isinstance(item, Item) else None
+
+    def _find(self) -> Item | End | None:
+        """What there is to do now; from here on it is being done."""
+        if self._closing:
+            return End()
+        item = None if self._board.has_failed else self._next()
+        if item is not None:
+            self._is_busy, self._item = True, item
+        return item
 
     def _next(self) -> Item | None:
         if self._waiting and self._can_start(self._waiting[0]):
@@ -165,7 +169,7 @@ class ThreadLane:
         self._begin(item)
         self._work.hold(item.task, start_s)
         end_s = time.perf_counter()
-        with self._board.changed:
+        with self._board.monitor:
             self._is_busy = False
             self._end(item, start_s, end_s)
 
@@ -185,7 +189,7 @@ class ThreadLane:
             slot = item.chunk.slot
             self._work.mover.moved(item.chunk)
         self._board.ended(item.task, self._work.title or self.name, start_s, end_s, slot)
-        self._board.changed.notify_all()
+        self._board.monitor.changed()
 
 
 class InlineLane:
@@ -204,9 +208,9 @@ class InlineLane:
         start_s = time.perf_counter()
         self._work.run(task)
         end_s = time.perf_counter()
-        with self._board.changed:
+        with self._board.monitor:
             self._board.ended(task, self.name, start_s, end_s, None)
-            self._board.changed.notify_all()
+            self._board.monitor.changed()
 
     def close(self) -> None:
         """Has nothing to end."""

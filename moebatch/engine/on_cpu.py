@@ -1,6 +1,5 @@
 """Passes that are computed in main memory: experts come from disk."""
 
-import threading
 from collections.abc import Callable
 from contextlib import ExitStack
 
@@ -26,6 +25,7 @@ from moebatch.store.device_memory import DeviceMemory
 from moebatch.store.experts import ExpertStore
 from moebatch.store.kv import KVCache
 from moebatch.store.kv_layout import KvLayout
+from moebatch.store.monitor import Monitor
 from moebatch.store.page_sources import FilePages
 from moebatch.store.paged_experts import PagedExperts
 
@@ -53,20 +53,20 @@ def cpu_pipeline(order: Order, recorder: Recorder, log: PassLog | None, opened: 
     is_paged = policy.schedule in PAGED
     records = expert_records(files)
     pages = _pages(order, opened) if is_paged else None
-    changed = threading.Condition()
+    monitor = Monitor()
     experts = ExpertStore(
         {} if is_paged else records,
         num_slots=0 if is_paged else policy.num_slots,
         resident=() if is_paged else order.residents,
         cache=cache_of(files.shape, policy, with_vram=False),
-        changed=changed,
+        monitor=monitor,
         on_read=reads,
     )
     opened.callback(experts.close)
     cache = _cache(order)
     opened.callback(cache.close)
     executor = Executor(
-        setup, recorder, changed, slots=experts.slots, reading_failed=lambda: experts.failure
+        setup, recorder, monitor, slots=experts.slots, reading_failed=lambda: experts.failure
     )
     parts = Parts(
         decoder=_decoder(order),
@@ -125,14 +125,14 @@ def _counted(pipeline: Pipeline, experts: ExpertStore) -> Callable[[Task], None]
 
     def run(task: Task) -> None:
         statistics = experts.statistics
-        with experts.changed:
+        with experts.monitor:
             statistics.busy.enter()
         try:
             pipeline.do(task)
         finally:
-            with experts.changed:
+            with experts.monitor:
                 statistics.busy.leave()
-        with experts.changed:
+        with experts.monitor:
             statistics.num_bytes += pipeline.num_bytes(task)
 
     return run

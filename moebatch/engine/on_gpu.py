@@ -1,6 +1,5 @@
 """Passes whose experts are computed on a GPU, a real one or one that is emulated."""
 
-import threading
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
@@ -34,6 +33,7 @@ from moebatch.store.device_memory import DeviceMemory
 from moebatch.store.experts import ExpertStore
 from moebatch.store.kv import KVCache
 from moebatch.store.kv_layout import KvLayout
+from moebatch.store.monitor import Monitor
 from moebatch.store.page_sources import MemoryPages
 from moebatch.store.paged_experts import PagedExperts
 from moebatch.store.vram_experts import VramExperts
@@ -109,7 +109,7 @@ class _Assembly:
         executor = Executor(
             self._setup,
             self._recorder,
-            store.changed,
+            store.monitor,
             slots=slots,
             reading_failed=lambda: store.failure,
         )
@@ -152,7 +152,7 @@ class _Assembly:
             expert_records(self._order.files),
             num_slots=self._order.policy.num_slots if on_disk else 0,
             resident=self._homes["dram"],
-            changed=threading.Condition(),
+            monitor=Monitor(),
             pinned=self._device.is_cuda,
             on_read=self._reads,
         )

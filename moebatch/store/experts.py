@@ -11,6 +11,7 @@ from moebatch.schedule.cache import Cache
 from moebatch.schedule.expert_load import Chunk, ExpertKey
 from moebatch.schedule.slots import SlotQueue
 from moebatch.store.memory import Arena, is_out_of_memory
+from moebatch.store.monitor import End, Monitor
 from moebatch.store.record import Record, open_files, slot_bytes
 from moebatch.store.statistics import ReadStatistics
 
@@ -28,7 +29,7 @@ class ExpertStore:
     reader works while the experts before it are computed. An expert is required by one party at a
     time: it may leave when that one has had it.
 
-    `changed` guards `slots`, here and for everybody else who looks at them; it is notified whenever
+    `monitor` guards `slots`, here and for everybody else who looks at them; it is told whenever
     something has been read. Whoever waits on it by himself has to look at `failure` as well.
     """
 
@@ -40,15 +41,15 @@ class ExpertStore:
         resident: Collection[ExpertKey] = (),
         cache: Cache | None = None,
         num_readers: int = 2,
-        changed: threading.Condition | None = None,
+        monitor: Monitor | None = None,
         pinned: bool = False,
         on_read: OnRead | None = None,
     ) -> None:
-        """`cache` keeps experts that have been computed. `changed` may be shared with other levels;
+        """`cache` keeps experts that have been computed. `monitor` may be shared with other levels;
         `pinned` slots are what a CUDA device copies from beside other work."""
         self.statistics = ReadStatistics()
         self.records = records
-        self.changed = changed or threading.Condition()
+        self.monitor = monitor or Monitor()
         self.failure: BaseException | None = None
         """What a reader has failed with."""
         self.is_pinned = pinned
@@ -84,7 +85,7 @@ class ExpertStore:
     @property
     def can_grow(self) -> bool:
         """Whether there are experts that come and go, in memory that need not be pinned."""
-        with self.changed:
+        with self.monitor:
             return self.slots.can_grow and not self.is_pinned
 
     def grow(self) -> None:
@@ -94,18 +95,18 @@ class ExpertStore:
         """
         assert not self.is_pinned, "memory that a device copies from does not grow"
         arena = Arena(self.slot_bytes)
-        with self.changed:
+        with self.monitor:
             self._more.append(arena)
             slot = self.slots.grow()
             assert slot == self._num_first_slots + len(self._more) - 1, "one adds slots"
             self.statistics.num_grown += 1
-            self.changed.notify_all()
+            self.monitor.changed()
 
     def announce(self, upcoming: Iterable[ExpertKey]) -> None:
         """Reads `upcoming` experts ahead, in this order, as far as there are slots to hold them."""
-        with self.changed:
+        with self.monitor:
             self.slots.announce(upcoming)
-            self.changed.notify_all()
+            self.monitor.changed()
 
     def require(
         self, layer: int, experts: Collection[int]
@@ -117,11 +118,11 @@ class ExpertStore:
         are not among them are given up. Raises what a reader failed with.
         """
         waiting = [ExpertKey(layer, expert) for expert in experts]
-        with self.changed:
+        with self.monitor:
             self.slots.withdraw(layer, keep=experts)
             for key in waiting:
                 self._require(key)
-            self.changed.notify_all()
+            self.monitor.changed()
         return self._as_ready(waiting)
 
     def hold(self, key: ExpertKey) -> None:
@@ -129,37 +130,39 @@ class ExpertStore:
 
         Raises what a reader failed with.
         """
-        with self.changed:
+        with self.monitor:
             self._require(key)
             if not self.slots.is_ready(key):
                 self.slots.hurry(key)
-                self.changed.notify_all()
+                self.monitor.changed()
                 self.wait(lambda: self.slots.is_ready(key))
             self.slots.use(key)
 
     def let_go(self, key: ExpertKey) -> None:
         """Frees the slot of an expert that was held, if it is not resident."""
-        with self.changed:
+        with self.monitor:
             self.slots.finish(key, keep=False)
-            self.changed.notify_all()
+            self.monitor.changed()
 
     def wait_for_residents(self) -> None:
         """Returns when all residents have been read. Raises what a reader failed with."""
-        with self.changed:
+        with self.monitor:
             self.wait(lambda: all(map(self.slots.is_ready, self._resident)))
 
     def wait(self, condition: Callable[[], bool]) -> None:
-        """Returns when `condition` holds. Called with `changed` held.
+        """Returns when `condition` holds. Called with the lock held.
 
         Raises what a reader failed with.
         """
-        while True:
+
+        def holds() -> bool:
             if self.failure is not None:
                 raise self.failure
-            if condition():
-                return
+            return condition()
+
+        if not holds():
             assert not self._closing, "nothing is read any more"
-            self.changed.wait()
+            self.monitor.wait_for(holds)
 
     def tensors(self, key: ExpertKey) -> tuple[Tensor, ...]:
         """The tensors of an expert that is there, valid as long as it is in use; no copies."""
@@ -171,15 +174,15 @@ class ExpertStore:
 
     def forget_required(self) -> None:
         """Makes required experts announced ones again, after a pass that was given up."""
-        with self.changed:
+        with self.monitor:
             self.slots.forget()
-            self.changed.notify_all()
+            self.monitor.changed()
 
     def close(self) -> None:
         """Stops the readers after the pieces in flight and closes the files."""
-        with self.changed:
+        with self.monitor:
             self._closing = True
-            self.changed.notify_all()
+            self.monitor.changed()
         for reader in self._readers:
             reader.join()
         for file in self._files.values():
@@ -188,7 +191,7 @@ class ExpertStore:
 
     def check_integrity(self) -> None:
         """Asserts that each slot has one owner and that the queues hold only live loads."""
-        with self.changed:
+        with self.monitor:
             self.slots.check_integrity()
 
     # --- compute side ---------------------------------------------------------------------------
@@ -206,7 +209,7 @@ class ExpertStore:
 
     def _use_first(self, waiting: list[ExpertKey]) -> ExpertKey:
         """The first expert that can be computed now; waits until there is one."""
-        with self.changed:
+        with self.monitor:
             start = time.perf_counter()
             self.wait(lambda: self.slots.first_ready(waiting) is not None)
             self.statistics.waited_s += time.perf_counter() - start
@@ -238,15 +241,15 @@ class ExpertStore:
                 try:
                     self._read(chunk, reader)
                 finally:
-                    with self.changed:
+                    with self.monitor:
                         self.statistics.busy.leave()
                 self._arrived(chunk)
         except BaseException as error:
             # Whatever ends a reader must reach the compute side, which waits for it. Memory that
             # is refused here is no reason to make passes smaller: the reader is gone.
-            with self.changed:
+            with self.monitor:
                 self.failure = self.failure or _as_refusal(error)
-                self.changed.notify_all()
+                self.monitor.changed()
 
     def _read(self, chunk: Chunk, reader: int) -> None:
         key, start_s = chunk.load.key, time.perf_counter()
@@ -260,21 +263,25 @@ class ExpertStore:
 
     def _take_chunk(self) -> Chunk | None:
         """The most urgent piece that has a slot; None at the end."""
-        with self.changed:
-            while not (self._closing or self.failure):
-                chunk = self.slots.next_chunk()
-                if chunk is not None:
-                    self.statistics.busy.enter()
-                    return chunk
-                self.changed.wait()
-            return None
+        with self.monitor:
+            chunk = self.monitor.take(self._find_chunk)
+        return chunk if isinstance(chunk, Chunk) else None
+
+    def _find_chunk(self) -> Chunk | End | None:
+        """What there is to read now, and counts as being read from here on."""
+        if self._closing or self.failure:
+            return End()
+        chunk = self.slots.next_chunk()
+        if chunk is not None:
+            self.statistics.busy.enter()
+        return chunk
 
     def _arrived(self, chunk: Chunk) -> None:
         piece = self.records[chunk.load.key].pieces[chunk.number]
-        with self.changed:
+        with self.monitor:
             self.statistics.num_bytes += piece.num_bytes
             self.slots.finish_chunk(chunk)
-            self.changed.notify_all()
+            self.monitor.changed()
 
 
 def _as_refusal(error: BaseException) -> BaseException:

@@ -108,7 +108,7 @@ class MemoryPages:
 
     def _wait_for_copies(self, key: ExpertKey, room: Tensor) -> None:
         """An expert that only passes through must not be overwritten on its way to a GPU."""
-        with self._store.changed:
+        with self._store.monitor:
             stays = self._store.slots.state(key) == "resident"
         if room.device.type == "cuda" and self._store.is_pinned and not stays:
             torch.cuda.current_stream(room.device).synchronize()

@@ -20,14 +20,14 @@ class VramExperts:
     """Slots of a device, all of the same layout, and the copies into them.
 
     `slots` decides what is where; a `PackedChunk` is a chunk there. Whoever moves them takes the
-    next one that main memory has, copies it without holding `changed`, and reports its arrival:
+    next one that main memory has, copies it without holding the lock, and reports its arrival:
 
-        with experts.changed:
+        with experts.monitor:
             chunk = experts.slots.next_chunk(lambda load: source.slots.is_ready(load.key))
         experts.copy(chunk)
-        with experts.changed:
+        with experts.monitor:
             experts.slots.finish_chunk(chunk)
-            experts.changed.notify_all()
+            experts.monitor.changed()
 
     Below, an expert has to be in use from its first chunk to its last.
     """
@@ -47,7 +47,7 @@ class VramExperts:
 
         Raises DoesNotFit if the device has no room for `num_slots` and the residents.
         """
-        self.changed = source.changed
+        self.monitor = source.monitor
         self.layout = PackedLayout.of(source.records.values(), chunk_bytes)
         num_chunks = dict.fromkeys(source.records, len(self.layout.chunks))
         self.slots = SlotQueue(num_chunks, num_slots=num_slots, resident=resident, cache=cache)
@@ -72,7 +72,7 @@ class VramExperts:
         """
         rooms = {key: self._rooms[self._slot(key)] for key in self._resident}
         load_packed(self._source.records, self.layout, rooms)
-        with self.changed:
+        with self.monitor:
             self.slots.fill_residents()
 
     def chunk_bytes(self, chunk: Chunk) -> int:

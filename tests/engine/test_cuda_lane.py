@@ -29,6 +29,7 @@ from moebatch.model.decoder import Decoder
 from moebatch.schedule.expert_load import Chunk, ExpertKey, Load
 from moebatch.schedule.task import Kind, Task
 from moebatch.schedule.timeline import Span
+from moebatch.store.monitor import Monitor
 from tests.engine.fake_gpu import FakeEvent, FakeGpu
 from tests.engine.test_engine import TokenText, requests, tokens_of
 from tests.engine.test_schedules import EMULATED, emulated, run
@@ -42,7 +43,7 @@ class Machine:
     """Lanes with a board; kernels of tasks are whatever a test says."""
 
     def __init__(self) -> None:
-        self.changed = threading.Condition()
+        self.monitor = Monitor()
         self.failure: BaseException | None = None
         self.spans: list[Span] = []
         self.issued: list[Task] = []
@@ -73,7 +74,7 @@ class Machine:
 
     def failed(self, error: BaseException) -> None:
         self.failure = self.failure or error
-        self.changed.notify_all()
+        self.monitor.changed()
 
     # --- for tests ------------------------------------------------------------------------------
 
@@ -83,14 +84,14 @@ class Machine:
         self.lanes[name] = self._make(name, work)
 
     def launch(self, name: str, *tasks: Task) -> None:
-        with self.changed:
+        with self.monitor:
             for task in tasks:
                 self._pending.add(task)
                 self.lanes[name].launch(task)
 
     def wait(self, condition: Callable[[], object]) -> None:
-        with self.changed:
-            assert self.changed.wait_for(condition, PATIENCE_S), "nothing happens"
+        with self.monitor:
+            assert self.monitor.wait_for(lambda: bool(condition()), PATIENCE_S), "nothing happens"
 
     def finish(self) -> None:
         self.wait(lambda: not self._pending or self.failure)
@@ -102,22 +103,22 @@ class Machine:
             lane.close()
 
     def _issue(self, task: Task) -> None:
-        with self.changed:
+        with self.monitor:
             self.issued.append(task)
-            self.changed.notify_all()
+            self.monitor.changed()
         self.gpu.launch(lambda: self._compute(task))
 
     def _run_here(self, task: Task) -> None:
-        with self.changed:
+        with self.monitor:
             self.issued.append(task)
-            self.changed.notify_all()
+            self.monitor.changed()
         self._compute(task)
 
     def _compute(self, task: Task) -> None:
         self.kernels.get(task, lambda: None)()
-        with self.changed:
+        with self.monitor:
             self.done.append(task)
-            self.changed.notify_all()
+            self.monitor.changed()
 
 
 @pytest.fixture
@@ -214,7 +215,7 @@ def test_only_so_many_tasks_are_issued_at_once(machine: Machine) -> None:
 
     def count() -> None:
         nonlocal most
-        with machine.changed:
+        with machine.monitor:
             most = max(most, len(machine.issued) - len(machine.done))
 
     tasks = [task(number) for number in range(3 * MAX_ISSUED)]
@@ -293,7 +294,7 @@ def test_a_failure_on_the_device_is_told_and_ends_what_was_issued(machine: Machi
     machine.wait(lambda: not machine.lanes["gpu"].is_running)
     assert str(machine.failure) == "device-side failure"
     assert machine.done == tasks[:5]
-    with machine.changed:
+    with machine.monitor:
         machine.lanes["gpu"].abandon()
 
 
@@ -334,7 +335,7 @@ def test_after_a_failure_that_was_forgotten_lanes_go_on(machine: Machine) -> Non
     machine.lanes["cpu"] = machine._make("gpu", LaneWork(run=refuse))
     machine.launch("cpu", refused, task(1))
     machine.wait(lambda: machine.failure)
-    with machine.changed:
+    with machine.monitor:
         machine.lanes["cpu"].abandon()
         machine.failure = None
         machine._pending.clear()

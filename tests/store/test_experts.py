@@ -19,6 +19,7 @@ from moebatch.store import record as record_module
 from moebatch.store.checkpoint import Checkpoint
 from moebatch.store.direct import DirectFile
 from moebatch.store.experts import ExpertStore
+from moebatch.store.monitor import Monitor
 from moebatch.store.record import Record
 
 LAYERS, EXPERTS = 3, 4
@@ -201,12 +202,12 @@ def test_whoever_waits_by_himself_is_woken_by_a_failure(
         raise StorageError("disk broke")
 
     monkeypatch.setattr(DirectFile, "read", fail)
-    changed = threading.Condition()
-    store = ExpertStore(records, num_slots=2, changed=changed)
+    monitor = Monitor()
+    store = ExpertStore(records, num_slots=2, monitor=monitor)
     opened.append(store)
     store.announce(KEYS[:1])
-    with changed:
-        assert changed.wait_for(lambda: store.failure is not None, timeout=10)
+    with monitor:
+        assert monitor.wait_for(lambda: store.failure is not None, timeout_s=10)
     with pytest.raises(StorageError, match="disk broke"):
         store.hold(KEYS[5])
 

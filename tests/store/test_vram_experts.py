@@ -117,7 +117,7 @@ def test_no_more_chunks_can_be_staged_than_there_are_buffers(
     dram = ExpertStore(records, num_slots=0, resident=KEYS)
     memory = DeviceMemory(CPU, 2**20)
     vram = VramExperts(dram, memory, num_slots=2, stages=True, chunk_bytes=CHUNK_BYTES)
-    with vram.changed:
+    with vram.monitor:
         dram.wait(lambda: all(map(dram.slots.is_ready, KEYS)))
         vram.slots.announce(KEYS)
     chunks = [vram.slots.next_chunk() for _ in range(NUM_STAGING_BUFFERS + 1)]

@@ -7,6 +7,7 @@ import torch
 from moebatch.schedule.expert_load import Chunk, ExpertKey, Load
 from moebatch.store.device_memory import DeviceMemory
 from moebatch.store.experts import ExpertStore
+from moebatch.store.monitor import End
 from moebatch.store.record import Record
 from moebatch.store.vram_experts import VramExperts
 from tests.store.expert_files import CHUNK_BYTES, assert_is
@@ -39,7 +40,7 @@ class TwoLevels:
             chunk_bytes=CHUNK_BYTES,
         )
         self.vram.load_residents()
-        self.changed = self.dram.changed
+        self.monitor = self.dram.monitor
         self.num_moved_bytes = 0
         self._going_up: set[ExpertKey] = set()
         self._is_closing = False
@@ -49,36 +50,36 @@ class TwoLevels:
         self._mover.start()
 
     def announce(self, keys: list[ExpertKey]) -> None:
-        with self.changed:
+        with self.monitor:
             self.vram.slots.announce(keys)
             self.dram.slots.announce(key for key in keys if self.vram.slots.holds(key))
-            self.changed.notify_all()
+            self.monitor.changed()
 
     def compute(self, layer: int, experts: list[int]) -> list[int]:
         """Requires experts, compares every byte of each, and returns the order of their arrival."""
         waiting = [ExpertKey(layer, expert) for expert in experts]
-        with self.changed:
+        with self.monitor:
             self.vram.slots.withdraw(layer, keep=experts)
             for key in waiting:
                 self._require(key)
-            self.changed.notify_all()
+            self.monitor.changed()
         order = []
         while waiting:
             key = self._use_first(waiting)
             waiting.remove(key)
             assert_is(key, self.vram.tensors(key))
             order.append(key.expert)
-            with self.changed:
+            with self.monitor:
                 self.vram.slots.finish(key, keep=False)
                 self.vram.slots.check_integrity()
                 self.dram.slots.check_integrity()
-                self.changed.notify_all()
+                self.monitor.changed()
         return order
 
     def close(self) -> None:
-        with self.changed:
+        with self.monitor:
             self._is_closing = True
-            self.changed.notify_all()
+            self.monitor.changed()
         self._mover.join()
         self.vram.close()
         self.dram.close()
@@ -89,12 +90,11 @@ class TwoLevels:
             self.dram.slots.require(key)
 
     def _use_first(self, waiting: list[ExpertKey]) -> ExpertKey:
-        with self.changed:
-            while (key := self.vram.slots.first_ready(waiting)) is None:
-                self._hurry_below(waiting)
-                if self.dram.failure is not None:
-                    raise self.dram.failure
-                self.changed.wait()
+        with self.monitor:
+            self._hurry_below(waiting)
+            self.dram.wait(lambda: self.vram.slots.first_ready(waiting) is not None)
+            key = self.vram.slots.first_ready(waiting)
+            assert key is not None, "the lock is held"
             self.vram.slots.use(key)
             return key
 
@@ -104,7 +104,7 @@ class TwoLevels:
         for key in (here or missing)[:1]:
             self.dram.slots.require(key)
             self.dram.slots.hurry(key)
-            self.changed.notify_all()
+            self.monitor.changed()
 
     def _move(self) -> None:
         while (chunk := self._next_chunk()) is not None:
@@ -112,23 +112,25 @@ class TwoLevels:
             if self._is_cuda:
                 torch.cuda.synchronize()
             self.num_moved_bytes += self.vram.chunk_bytes(chunk)
-            with self.changed:
+            with self.monitor:
                 self.vram.slots.finish_chunk(chunk)
                 if chunk.load.is_ready:
                     self._not_needed_below(chunk.load.key)
-                self.changed.notify_all()
+                self.monitor.changed()
 
     def _next_chunk(self) -> Chunk | None:
-        with self.changed:
-            while not self._is_closing:
-                chunk = self.vram.slots.next_chunk(self._is_below)
-                if chunk is not None:
-                    if chunk.load.key not in self._going_up:
-                        self._going_up.add(chunk.load.key)
-                        self.dram.slots.use(chunk.load.key)
-                    return chunk
-                self.changed.wait()
-            return None
+        with self.monitor:
+            chunk = self.monitor.take(self._find_chunk)
+        return chunk if isinstance(chunk, Chunk) else None
+
+    def _find_chunk(self) -> Chunk | End | None:
+        if self._is_closing:
+            return End()
+        chunk = self.vram.slots.next_chunk(self._is_below)
+        if chunk is not None and chunk.load.key not in self._going_up:
+            self._going_up.add(chunk.load.key)
+            self.dram.slots.use(chunk.load.key)
+        return chunk
 
     def _is_below(self, load: Load) -> bool:
         return self.dram.slots.is_ready(load.key)

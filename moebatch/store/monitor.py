@@ -1,0 +1,97 @@
+"""One lock for many threads, of which only those are woken that can go on."""
+
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import Generic, TypeVar
+
+Found = TypeVar("Found")
+
+
+class End:
+    """Found by who need not wait for anything any more."""
+
+
+class Monitor:
+    """A lock, and threads that sleep until what they wait for has come about.
+
+    Whoever changes something, with the lock held, says so; what sleepers wait for is looked at
+    there and then, by the same thread. With a dozen threads of which each waits for something else,
+    waking all of them to look for themselves costs more than most changes: one can run at a time.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._sleepers: list[_Sleeper[object]] = []
+
+    def __enter__(self) -> "Monitor":
+        self._lock.acquire()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._lock.release()
+
+    def wait_for(self, condition: Callable[[], bool], timeout_s: float | None = None) -> bool:
+        """Sleeps until `condition` holds, and returns whether it does. Called with the lock held,
+        as `condition` is, by any thread."""
+        while not (holds := condition()):
+            if not self._sleep(_Sleeper(lambda: condition() or None, self._lock), timeout_s):
+                break
+        return holds
+
+    def take(self, find: Callable[[], Found | None]) -> Found:
+        """Sleeps until `find` finds something, and returns it. Called with the lock held, as `find`
+        is, by any thread; what it finds is taken with that."""
+        found = find()
+        if found is not None:
+            return found
+        sleeper = _Sleeper(find, self._lock)
+        self._sleep(sleeper, None)
+        assert sleeper.found is not None, "nobody else ends its sleep"
+        return sleeper.found
+
+    def changed(self) -> None:
+        """Wakes those that can go on now. Called with the lock held."""
+        for sleeper in self._sleepers[:]:
+            sleeper.look()
+
+    def _sleep(self, sleeper: "_Sleeper[Found]", timeout_s: float | None) -> bool:
+        """Whether it was woken. Raises what looking for it has raised."""
+        self._sleepers.append(sleeper)  # type: ignore[arg-type]
+        try:
+            woken = sleeper.woken.wait_for(sleeper.is_over, timeout_s)
+        finally:
+            self._sleepers.remove(sleeper)  # type: ignore[arg-type]
+        if sleeper.error is not None:
+            raise sleeper.error
+        return woken
+
+
+class _Sleeper(Generic[Found]):
+    """A thread that waits for something."""
+
+    def __init__(self, find: Callable[[], Found | None], lock: threading.RLock) -> None:
+        self.woken = threading.Condition(lock)
+        self.found: Found | None = None
+        self.error: BaseException | None = None
+        self._find = find
+
+    def is_over(self) -> bool:
+        """Whether it need not sleep any longer."""
+        return self.error is not None or self.found is not None
+
+    def look(self) -> None:
+        """Wakes it if what it waits for is there. What goes wrong is its own business."""
+        if self.is_over():
+            return
+        try:
+            self.found = self._find()
+        except BaseException as error:
+            self.error = error
+        if self.is_over():
+            self.woken.notify()

@@ -1,0 +1,123 @@
+"""Threads that wait for different things on one lock."""
+
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from moebatch.store.monitor import Monitor
+
+PATIENCE_S = 20.0
+
+
+def started(run: Callable[[], None]) -> threading.Thread:
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    return thread
+
+
+def sleeping(monitor: Monitor, count: int) -> None:
+    """Returns when so many threads sleep."""
+    while True:
+        with monitor:
+            if len(monitor._sleepers) == count:
+                return
+
+
+def test_whoever_changes_something_wakes_only_those_that_can_go_on() -> None:
+    monitor, things, looked = Monitor(), list[str](), list[str]()
+
+    def wait(name: str) -> None:
+        def is_there() -> bool:
+            looked.append(threading.current_thread().name)
+            return name in things
+
+        with monitor:
+            assert monitor.wait_for(is_there)
+            things.append(f"{name} seen")
+
+    threads = [started(lambda name=name: wait(name)) for name in ("a", "b", "c")]
+    sleeping(monitor, 3)
+    looked.clear()
+    with monitor:
+        things.append("b")
+        monitor.changed()
+    threads[1].join(PATIENCE_S)
+    assert things == ["b", "b seen"] and not threads[1].is_alive()
+    # All three were looked at by the one that changed something; the one that woke looked again.
+    assert looked == [threading.current_thread().name] * 3 + [threads[1].name]
+    with monitor:
+        things.extend("ac")
+        monitor.changed()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    assert sorted(things) == ["a", "a seen", "b", "b seen", "c", "c seen"]
+
+
+def test_a_thing_is_taken_once() -> None:
+    monitor, things, taken = Monitor(), list[int](), list[int]()
+
+    def take() -> None:
+        with monitor:
+            taken.append(monitor.take(lambda: things.pop() if things else None))
+
+    threads = [started(take) for _ in range(4)]
+    sleeping(monitor, 4)
+    for number in range(4):
+        with monitor:
+            things.append(number)
+            monitor.changed()
+            monitor.changed()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    assert sorted(taken) == [0, 1, 2, 3]
+
+
+def test_what_is_there_already_is_not_waited_for() -> None:
+    monitor = Monitor()
+    with monitor:
+        assert monitor.take(lambda: 0) == 0  # false, but not nothing
+        assert monitor.wait_for(lambda: True)
+
+
+def test_patience_may_end() -> None:
+    monitor = Monitor()
+    with monitor:
+        assert not monitor.wait_for(lambda: False, timeout_s=0.01)
+        assert not monitor._sleepers
+
+
+def test_what_goes_wrong_is_raised_where_it_is_waited_for() -> None:
+    monitor, broken, errors = Monitor(), list[bool](), list[str]()
+
+    def is_there() -> bool:
+        if broken:
+            raise ValueError("broken")
+        return False
+
+    def wait() -> None:
+        with monitor, pytest.raises(ValueError, match="broken"):
+            monitor.wait_for(is_there)
+        errors.append("seen")
+
+    thread = started(wait)
+    sleeping(monitor, 1)
+    with monitor:
+        broken.append(True)
+        monitor.changed()
+    thread.join(PATIENCE_S)
+    assert errors == ["seen"] and not monitor._sleepers
+
+
+def test_a_lock_that_is_held_twice_is_given_up_while_sleeping() -> None:
+    monitor, things = Monitor(), list[int]()
+
+    def give() -> None:
+        with monitor:
+            things.append(1)
+            monitor.changed()
+
+    with monitor, monitor:
+        thread = started(give)
+        assert monitor.wait_for(lambda: bool(things), PATIENCE_S)
+    thread.join(PATIENCE_S)
