@@ -16,6 +16,7 @@ import yaml
 
 from moebatch.cli import app
 from moebatch.errors import ExitCode
+from tests.command import moebatch
 
 Checkpoint = Callable[..., Path]
 
@@ -38,18 +39,6 @@ def write_job(folder: Path, model: Path, rows: list[object] | bytes, **sections:
     }
     (folder / "job.yaml").write_text(yaml.safe_dump(job))
     return folder / "job.yaml"
-
-
-def moebatch(*arguments: object, **environment: str) -> "subprocess.CompletedProcess[str]":
-    """The real command in a process of its own, without a terminal."""
-    return subprocess.run(
-        [sys.executable, "-m", "moebatch", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
-        check=False,
-    )
 
 
 def answers(folder: Path) -> list[dict[str, object]]:
@@ -237,6 +226,8 @@ def test_two_runs_cannot_share_an_output(tmp_path: Path, model: Path) -> None:
 
 LONG = {"max_tokens": 100, "temperature": 0, "ignore_eos": True}
 LAMPS: list[object] = [{"prompt": f"The lamp {i}"} for i in range(3000)]
+ONE_SHORT: list[object] = [{"prompt": "The lamp", "max_tokens": 1}, *LAMPS[1:]]
+"""One of them has ended after the first pass."""
 
 
 def started(job: Path, *options: str) -> "subprocess.Popen[str]":
@@ -260,7 +251,7 @@ def started(job: Path, *options: str) -> "subprocess.Popen[str]":
 def test_a_signal_ends_a_run_with_75_and_the_next_one_goes_on(
     tmp_path: Path, model: Path, name: str
 ) -> None:
-    job = write_job(tmp_path, model, LAMPS, sampling=LONG)
+    job = write_job(tmp_path, model, ONE_SHORT, sampling=LONG)
     process = started(job)
     assert process.stderr is not None
     journal = tmp_path / "out.jsonl.moebatch/journal"

@@ -11,20 +11,9 @@ import pytest
 import yaml
 
 from moebatch.errors import ExitCode
+from tests.command import moebatch
 
 T4 = ("--hw", "t4", "--model", "mixtral-8x7b", "--prompt-len", "77", "--gen-len", "128")
-
-
-def moebatch(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    import os
-
-    return subprocess.run(
-        [sys.executable, "-m", "moebatch", *arguments],
-        capture_output=True,
-        text=True,
-        env={**os.environ, **environment},
-        check=False,
-    )
 
 
 def answer(*arguments: str) -> dict[str, dict[str, float]]:

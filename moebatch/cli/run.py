@@ -142,11 +142,13 @@ def _execute(
     tell = teller(console, quiet=quiet)
     with stopping_on_signals(stop), stop.heard():
         # Not before: that takes seconds, in which a signal would just end the process.
-        from moebatch.job.run import JobRun
-        from moebatch.report.drawings import write_drawings
         from moebatch.spec.job import load_job
 
-        job_run = JobRun(load_job(job), tell, options, stop)
+        loaded = load_job(job)  # what is wrong with it is said before the longer imports
+        from moebatch.job.run import JobRun
+        from moebatch.report.drawings import write_drawings
+
+        job_run = JobRun(loaded, tell, options, stop)
         summary = _watched(job_run, console, quiet=quiet)
     _report(summary, console, quiet=quiet)
     if options.is_drawn:

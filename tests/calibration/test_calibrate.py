@@ -36,7 +36,7 @@ from moebatch.predict.path_table import PathTable
 from moebatch.predict.table_file import load_table
 from moebatch.predict.trace import RoutingTrace
 from moebatch.store.fingerprint import checkpoint_fingerprint
-from tests.test_cli import moebatch
+from tests.command import moebatch
 from tests.tiny import write_checkpoint
 
 Checkpoint = Callable[..., Path]

@@ -24,8 +24,8 @@ from moebatch.job.run import JobRun
 from moebatch.model.learnt_gating import GatingPoint, LearntGating
 from moebatch.report.calibration import calibration_view
 from moebatch.spec.job import load_job
+from tests.command import moebatch
 from tests.job.test_run import EMULATED, on_gpu, policy, run, shown, texts, write
-from tests.test_cli import moebatch
 from tests.tiny import edit_config, write_checkpoint
 
 Checkpoint = Callable[..., Path]

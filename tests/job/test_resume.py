@@ -56,15 +56,17 @@ def run(path: Path, stop: Stop | None = None, **options: object) -> JobRun:
     return job_run
 
 
-def stopped_after(path: Path, seconds: float) -> JobRun | None:
-    """The run if it was stopped so long after its first pass; None if it had ended by then."""
+def stopped_after(path: Path, num_tokens: int) -> JobRun | None:
+    """The run if it was stopped when it had generated so many tokens, at some point of a pass; None
+    if it had ended by then."""
     stop = Stop()
     job_run = JobRun(load_job(path), lambda line: None, RunOptions(), stop)
 
     def ask() -> None:
-        while job_run.status().phase not in ("running", "writing answers"):
+        while (status := job_run.status()).phase != "writing answers" and (
+            status.phase != "running" or status.generated_tokens < num_tokens
+        ):
             time.sleep(0.001)
-        time.sleep(seconds)
         stop._reason = "the test"
         stop._asked.set()
 
@@ -93,7 +95,7 @@ def test_stopped_again_and_again_it_ends_with_the_same_bytes_and_no_token_twice(
     job = write(tmp_path / "cut", model, content, **sampling)
     noise = random.Random(1)
     num_tokens, num_stops = 0, 0
-    while (cut := stopped_after(job, noise.uniform(0.0, 0.15))) is not None:
+    while (cut := stopped_after(job, noise.randrange(100))) is not None:
         num_tokens += cut.status().generated_tokens
         num_stops += 1
         assert not (tmp_path / "cut/out.jsonl").exists()
@@ -108,7 +110,7 @@ def test_log_probabilities_of_what_was_begun_are_kept(tmp_path: Path, model: Pat
     sampling = {**SAMPLED, "logprobs": 2, "max_tokens": 12}
     run(write(tmp_path / "whole", model, rows(30), **sampling))
     job = write(tmp_path / "cut", model, rows(30), **sampling)
-    while stopped_after(job, 0.1) is not None:
+    while stopped_after(job, 40) is not None:
         pass
     for whole, cut in zip(*(_answers(tmp_path / name) for name in ("whole", "cut")), strict=True):
         assert cut["text"] == whole["text"]
@@ -297,7 +299,7 @@ def test_what_was_begun_counts_as_prompt_when_the_rest_is_planned(
 ) -> None:
     content: list[dict[str, object]] = [{"custom_id": "x", "prompt": [5] * 4, "max_tokens": 300}]
     job = write(tmp_path, model, content, temperature=0, ignore_eos=True)
-    assert stopped_after(job, 0.1) is not None, "it ended before it could be stopped"
+    assert stopped_after(job, 1) is not None, "it ended before it could be stopped"
     said: list[str] = []
     JobRun(load_job(job), said.append, RunOptions()).execute()
     lengths = [int(word) for word in said[0].replace(",", "").split() if word.isdigit()]
