@@ -24,7 +24,7 @@ from moebatch.spec.profile import load_profile
 from moebatch.spec.workload import Workload
 from tests.plan.problems import GB, GIB, SMALL, cpu_machine, gpu_machine, problem
 
-MANY = settings(max_examples=15)
+MANY = settings(max_examples=8)
 MS = 1e-3
 TIMES = st.builds(
     LayerTimes,

@@ -18,7 +18,7 @@ from moebatch.spec.shape import ModelShape
 from moebatch.spec.workload import Workload
 from tests.plan.problems import GIB, SHAPE, SMALL, WORKLOAD, cpu_machine, gpu_machine, problem
 
-MANY = settings(max_examples=25)
+MANY = settings(max_examples=12)
 WORKLOADS = st.builds(
     lambda sequences, prompt, new: Workload.uniform(
         prompt_tokens=prompt, new_tokens=new, num_sequences=sequences
