@@ -1,9 +1,11 @@
 """Where a run computes: in main memory, on a GPU, or on one that is only emulated."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import torch
 
+from moebatch.schedule.task import Kind
 from moebatch.spec.hardware import DeviceKind, Hardware
 
 
@@ -16,6 +18,8 @@ class Device:
     """Of an emulated GPU: its capacity, and the rates to which its links are held."""
     num_threads: int = 1
     """Threads that compute, all processors together."""
+    least_s: Mapping[Kind, float] = field(default_factory=dict)
+    """Seconds that an emulated GPU takes for tasks at least, however fast the CPU computes them."""
 
     @property
     def with_vram(self) -> bool:

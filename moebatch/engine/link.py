@@ -1,4 +1,4 @@
-"""Links of an emulated GPU: copies take as long as the bytes would take on the real one."""
+"""An emulated GPU: copies take as long as the bytes would take on the real one."""
 
 import time
 
@@ -22,6 +22,11 @@ class PacedLink:
         late = 0.0 <= start_s - self._free_s < _CATCH_UP_S
         begin_s = self._free_s if late else start_s
         self._free_s = begin_s + num_bytes / self._bandwidth
-        left_s = self._free_s - time.perf_counter()
-        if left_s > 0:
-            time.sleep(left_s)
+        sleep_until(self._free_s)
+
+
+def sleep_until(moment_s: float) -> None:
+    """Returns at a moment of ``perf_counter``, or at once if it is over."""
+    left_s = moment_s - time.perf_counter()
+    if left_s > 0:
+        time.sleep(left_s)

@@ -11,7 +11,7 @@ from moebatch.engine.cuda_lane import CudaStreams, cuda_lanes
 from moebatch.engine.exchange import Exchange
 from moebatch.engine.executor import Executor, MakeLane
 from moebatch.engine.lane import LaneWork, ThreadLane
-from moebatch.engine.link import PacedLink
+from moebatch.engine.link import PacedLink, sleep_until
 from moebatch.engine.made import Made
 from moebatch.engine.model_files import expert_records, load_dense
 from moebatch.engine.order import Order
@@ -283,6 +283,9 @@ class _Assembly:
         return names
 
     def _hold(self, lane: str, num_bytes: Callable[[Task], int]) -> Callable[[Task, float], None]:
+        if lane == "gpu":
+            least_s = self._device.least_s
+            return lambda task, start_s: sleep_until(start_s + least_s.get(task.kind, 0.0))
         rate = self._device.pace(lane)
         if rate is None:
             return lambda task, start_s: None

@@ -29,9 +29,19 @@ from tests.benchmarks.predictors.bench import (
     job_of,
     options_of,
 )
-from tests.benchmarks.predictors.rows import conversations, decodes, prefills, questions
+from tests.benchmarks.predictors.rows import conversations, is_decode, is_prefill, questions
 
 _TITLES = ("step", "a pass", "faster", "least to most", "passes", "GPU busy", "link busy")
+_WHERE = (
+    "step",
+    "GPU computes",
+    "waits for experts not foreseen",
+    "for foreseen ones",
+    "for launching",
+    "link: needed",
+    "in vain",
+    "at most",
+)
 _DRAWN_PASSES = 3
 
 
@@ -60,15 +70,16 @@ def measured(options: Options, batch_size: int) -> dict[str, Taken]:
         "decode": batches_of(job, short, batch_size, options.count),
         "prefill": batches_of(job, long, batch_size, options.count),
     }
-    ground = ground_of(job, (*rows["decode"], *rows["prefill"]), options.ratio)
-    print(in_words(ground, options.ratio), flush=True)
+    ground = ground_of(job, (*rows["decode"], *rows["prefill"]), options)
+    print(in_words(ground, options), flush=True)
     taken = in_turn(STEPS, ground, rows, options.rounds)
     kinds: Mapping[str, Choose] = {
-        "decode": partial(decodes, batch_size=batch_size),
-        "prefill": prefills,
+        "decode": partial(is_decode, batch_size=batch_size),
+        "prefill": is_prefill,
     }
     for kind, choose in kinds.items():
-        print(f"\n{kind}\n\n{table(times(taken, kind, choose))}", flush=True)
+        found = times(taken, kind, choose)
+        print(f"\n{kind}\n\n{table(found)}\n\n{where_table(found)}", flush=True)
     return taken
 
 
@@ -87,6 +98,26 @@ def times(taken: Mapping[str, Taken], kind: str, choose: Choose) -> dict[str, St
 def table(found: Mapping[str, StepTimes]) -> str:
     """A line for each step."""
     return markdown(_TITLES, [_cells(name, one, found[BASE]) for name, one in found.items()])
+
+
+def where_table(found: Mapping[str, StepTimes]) -> str:
+    """Where the time of a pass goes, by step, in ms; and what binds: how fast a pass could be at
+    most that foresees everything, with the same cache and the same launching."""
+    return markdown(_WHERE, [_where_cells(name, one, found[BASE]) for name, one in found.items()])
+
+
+def _where_cells(name: str, one: StepTimes, base: StepTimes) -> Sequence[str]:
+    trace = one.trace
+    assert trace is not None, "it was measured"
+    seconds = (
+        trace.computing_s,
+        trace.waiting_s,
+        trace.waiting_foreseen_s,
+        trace.launching_s,
+        trace.needed_s,
+        trace.in_vain_s,
+    )
+    return [name, *(f"{s * 1e3:.1f}" for s in seconds), f"{base.pass_s / trace.least_s:.2f} x"]
 
 
 def _cells(name: str, one: StepTimes, base: StepTimes) -> Sequence[str]:

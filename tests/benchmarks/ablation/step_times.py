@@ -6,10 +6,11 @@ from statistics import mean, median
 
 from moebatch.schedule.statistics import Statistics
 from moebatch.schedule.timeline import Timeline
+from tests.benchmarks.ablation.pass_trace import PassTrace, pass_traces
 from tests.benchmarks.predictors.rows import Pass
 
-Choose = Callable[[Sequence[Pass]], list[float]]
-"""Seconds of the passes that count."""
+Choose = Callable[[Pass], bool]
+"""Whether a pass counts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,19 +24,24 @@ class StepTimes:
     """Of all rounds."""
     shares: dict[str, float]
     """Of the time of all rows in which each lane was busy, 0..1."""
+    trace: PassTrace | None = None
+    """Where the time of a pass goes."""
 
     @classmethod
     def of(
         cls, rounds: Sequence[Sequence[Pass]], timelines: Sequence[Timeline], choose: Choose
     ) -> "StepTimes":
-        """From the passes of each round."""
-        chosen = [choose(passes) for passes in rounds]
+        """From the passes of each round, and the timelines of the same passes."""
+        chosen = [[one.seconds for one in passes if choose(one)] for passes in rounds]
+        traces = [trace for timeline in timelines for trace in pass_traces(timeline)]
+        counted = zip((one for passes in rounds for one in passes), traces, strict=True)
         statistics = [Statistics.of(timeline) for timeline in timelines]
         length_s = sum(one.length_s for one in statistics)
         lanes = dict.fromkeys(lane for one in statistics for lane in one.names)
         return cls(
             rounds_s=tuple(map(mean, chosen)),
             num_passes=sum(map(len, chosen)),
+            trace=PassTrace.mean([trace for one, trace in counted if choose(one)]),
             shares={
                 lane: sum(one.lanes[lane].busy_s for one in statistics if lane in one.lanes)
                 / length_s

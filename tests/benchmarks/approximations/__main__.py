@@ -28,7 +28,7 @@ from tests.benchmarks.predictors.bench import (
     options_of,
 )
 from tests.benchmarks.predictors.model import gated_model
-from tests.benchmarks.predictors.rows import decodes, questions
+from tests.benchmarks.predictors.rows import is_decode, questions
 
 _TITLES = (
     "setting",
@@ -59,14 +59,14 @@ def measured(options: Options, batch_size: int) -> tuple[dict[str, Taken], str]:
     if options.rows is None:
         job.input.path.write_text("".join(f"{line}\n" for line in questions(options.count)))
     batches = batches_of(job, job.input.path, batch_size, options.count)
-    ground = ground_of(job, batches, options.ratio)
+    ground = ground_of(job, batches, options)
     taken = in_turn(SETTINGS, ground, {_ROWS: batches}, options.rounds)
-    return taken, in_words(ground, options.ratio)
+    return taken, in_words(ground, options)
 
 
 def table(taken: Mapping[str, Taken], batch_size: int) -> str:
     """A line for each setting."""
-    choose = partial(decodes, batch_size=batch_size)
+    choose = partial(is_decode, batch_size=batch_size)
     times = {
         name: StepTimes.of(
             [done.passes for done in one.rounds[_ROWS]],

@@ -58,9 +58,9 @@ def measured(options: Options, batch_size: int) -> tuple[dict[str, Taken], str]:
         lines = "".join(f"{line}\n" for line in questions(options.count))
         job.input.path.write_text(lines)
     batches = batches_of(job, job.input.path, batch_size, options.count)
-    ground = ground_of(job, batches, options.ratio)
+    ground = ground_of(job, batches, options)
     taken = in_turn(SETTINGS, ground, {_ROWS: batches}, options.rounds)
-    return taken, in_words(ground, options.ratio)
+    return taken, in_words(ground, options)
 
 
 def passes(taken: Mapping[str, Taken], batch_size: int) -> str:

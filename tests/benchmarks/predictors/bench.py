@@ -4,7 +4,7 @@ link is as slow as ProMoE's, and settings that take turns."""
 import argparse
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from statistics import median
@@ -13,6 +13,7 @@ import torch
 
 from moebatch.engine.model_files import open_model
 from moebatch.schedule.foresight import LayerForesight
+from moebatch.schedule.task import Kind
 from moebatch.spec.job import InputSection, Job, ModelSection, OutputSection
 from moebatch.spec.profile import load_profile
 from moebatch.units import format_bytes, format_rate
@@ -40,6 +41,8 @@ class Options:
     count: int
     rounds: int
     ratio: float
+    layer_s: float | None
+    """Seconds of a layer on the emulated GPU; None is as fast as the CPU computes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +80,12 @@ def add_options(parser: argparse.ArgumentParser, *, batch_sizes: str, rounds: in
         default=TRANSFER_RATIO,
         help="layers computed while one expert comes; default: %(default).2f, as in ProMoE",
     )
+    parser.add_argument(
+        "--layer-ms",
+        type=float,
+        help="what the emulated GPU takes for a layer of one token at least, for less noise and "
+        "less of the interpreter; default: what the CPU takes",
+    )
 
 
 def options_of(asked: argparse.Namespace) -> Options:
@@ -89,6 +98,7 @@ def options_of(asked: argparse.Namespace) -> Options:
         count=asked.count,
         rounds=asked.rounds,
         ratio=asked.ratio,
+        layer_s=None if asked.layer_ms is None else asked.layer_ms / 1e3,
     )
 
 
@@ -110,7 +120,7 @@ def batches_of(job: Job, path: Path, batch_size: int, count: int) -> Batches:
     return read_batches(job, files, path, batch_size=batch_size, count=count)
 
 
-def ground_of(job: Job, rows: Batches, ratio: float) -> Ground:
+def ground_of(job: Job, rows: Batches, options: Options) -> Ground:
     """The machine of ProMoE, its link so slow that as many layers are computed while an expert
     comes; what a layer takes here is measured first."""
     torch.set_num_threads(1)
@@ -121,15 +131,42 @@ def ground_of(job: Job, rows: Batches, ratio: float) -> Ground:
         batch_size=len(rows[0]),
         longest=longest(rows),
     )
-    return ground.with_link(ground.expert_bytes / (ratio * layer_s(ground, rows)))
+    if options.layer_s is not None:
+        usual_s = resident_passes(ground, rows).task_s
+        factor = options.layer_s / layer_of(usual_s, ground)
+        slowed_s = {kind: seconds * factor for kind, seconds in usual_s.items()}
+        ground = replace(ground, least_s=slowed_s)
+    layer_s = resident_passes(ground, rows).layer_s
+    return ground.with_link(ground.expert_bytes / (options.ratio * layer_s))
 
 
-def layer_s(ground: Ground, rows: Batches) -> float:
-    """Seconds of a layer of a decoding pass where nothing has to come."""
+@dataclass(frozen=True, kw_only=True)
+class ResidentPasses:
+    """Decoding passes for which nothing has to come."""
+
+    layer_s: float
+    """Of a layer, waits for whoever launches included."""
+    task_s: Mapping[Kind, float]
+    """Of the GPU's tasks by kind."""
+
+
+def resident_passes(ground: Ground, rows: Batches) -> ResidentPasses:
+    """Medians of a round."""
     with Rig(ALL_RESIDENT, ground.with_link(1e15)) as rig:
-        rounds = [rig.run(rows) for _ in range(1 + _WARM_UP_ROUNDS)]
-    passes = decodes(rounds[-1].passes, ground.batch_size)
-    return median(passes) / ground.files.shape.num_layers
+        done = [rig.run(rows) for _ in range(1 + _WARM_UP_ROUNDS)][-1]
+    seconds: dict[Kind, list[float]] = {}
+    for span in (span for timeline in done.timelines for span in timeline.on("gpu")):
+        seconds.setdefault(span.task.kind, []).append(span.seconds)
+    pass_s = median(decodes(done.passes, ground.batch_size))
+    return ResidentPasses(
+        layer_s=pass_s / ground.files.shape.num_layers,
+        task_s={kind: median(of_kind) for kind, of_kind in seconds.items()},
+    )
+
+
+def layer_of(task_s: Mapping[Kind, float], ground: Ground) -> float:
+    """Seconds of the tasks of a layer in which a token chooses its experts."""
+    return sum(task_s.values()) + (ground.files.shape.experts_per_token - 1) * task_s[Kind.EXPERT]
 
 
 def in_turn(
@@ -160,13 +197,13 @@ def in_turn(
         }
 
 
-def in_words(ground: Ground, ratio: float) -> str:
+def in_words(ground: Ground, options: Options) -> str:
     """What is measured on what."""
     rate = ground.hardware.links["dram->vram"].bandwidth
     expert_s = ground.expert_bytes / rate
     return (
         f"{machine_in_words()}, one thread; commit {commit()}, {today()}\n"
         f"batch {ground.batch_size}; an expert of {format_bytes(ground.expert_bytes)} at "
-        f"{format_rate(rate)} takes {expert_s * 1e3:.2f} ms, {ratio:.2f} times as long as a layer "
-        f"of a decoding pass without waits, {expert_s / ratio * 1e3:.2f} ms"
+        f"{format_rate(rate)} takes {expert_s * 1e3:.2f} ms, {options.ratio:.2f} times as long as "
+        f"a layer of a decoding pass without waits, {expert_s / options.ratio * 1e3:.2f} ms"
     )

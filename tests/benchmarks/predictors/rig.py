@@ -1,7 +1,7 @@
 """An engine on an emulated device that answers rows again and again."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Literal
 
@@ -15,6 +15,7 @@ from moebatch.job.approximation import load_approximation
 from moebatch.job.hints import load_hints
 from moebatch.rows.prepare import prepare
 from moebatch.schedule.foresight import LayerForesight
+from moebatch.schedule.task import Kind
 from moebatch.schedule.timeline import Timeline
 from moebatch.spec.hardware import Hardware
 from moebatch.spec.job import Job
@@ -35,6 +36,8 @@ class Ground:
     batch_size: int
     longest: int
     """Most tokens of a sequence."""
+    least_s: Mapping[Kind, float] = field(default_factory=dict)
+    """Seconds that tasks of the emulated GPU take at least."""
 
     @property
     def expert_bytes(self) -> int:
@@ -117,7 +120,9 @@ class Rig:
             files=files,
             policy=setting.policy(ground),
             max_tokens=ground.longest,
-            device=Device(kind="emulate", hardware=ground.hardware, num_threads=1),
+            device=Device(
+                kind="emulate", hardware=ground.hardware, num_threads=1, least_s=ground.least_s
+            ),
             approximation=load_approximation(job, files),
             predictor=hints.predictor(hints.resolved(hints.wishes.predictor)),
             hottest=hints.hottest,

@@ -89,12 +89,16 @@ def turns(question: str, answer: str) -> list[dict[str, str]]:
     return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
 
 
-def prefills(passes: Sequence[Pass]) -> list[float]:
-    """Seconds of passes of prompts alone."""
-    return [one.seconds for one in passes if one.prompt_tokens and not one.decoding]
+def is_prefill(one: Pass) -> bool:
+    """Whether it is a pass of prompts alone."""
+    return bool(one.prompt_tokens and not one.decoding)
+
+
+def is_decode(one: Pass, batch_size: int) -> bool:
+    """Whether all of a batch decode, and nothing else is computed."""
+    return one.decoding == batch_size and not one.prompt_tokens
 
 
 def decodes(passes: Sequence[Pass], batch_size: int) -> list[float]:
     """Seconds of passes in which all of a batch decode."""
-    whole = (one for one in passes if one.decoding == batch_size and not one.prompt_tokens)
-    return [one.seconds for one in whole]
+    return [one.seconds for one in passes if is_decode(one, batch_size)]

@@ -6,7 +6,7 @@ from moebatch.schedule.foresight import LayerForesight
 from tests.benchmarks.ablation.step_times import StepTimes
 from tests.benchmarks.predictors.paper import TRANSFER_RATIO
 from tests.benchmarks.predictors.picture import picture
-from tests.benchmarks.predictors.rows import Pass, decodes, prefills
+from tests.benchmarks.predictors.rows import Pass, decodes, is_prefill
 from tests.benchmarks.predictors.table import FIGURES, shares, table
 
 GOOD = LayerForesight(num_asked=4, num_there=2, num_foreseen=4, num_true=4, num_in_time=4)
@@ -18,7 +18,7 @@ def test_passes_of_prompts_and_of_whole_batches_count() -> None:
         return Pass(decoding=decoding, prompt_tokens=prompt_tokens, seconds=seconds)
 
     passes = [one(0, 9, 1), one(2, 3, 2), one(4, 0, 3), one(2, 0, 4)]
-    assert prefills(passes) == [1]
+    assert [is_prefill(one) for one in passes] == [True, False, False, False]
     assert decodes(passes, 4) == [3]
 
 
