@@ -20,7 +20,19 @@ def peak_pages(tokens: Sequence[int] | Ints, left: Sequence[int] | Ints) -> int:
         tokens: what each sequence has now, at least 1.
         left: how many tokens each will still get.
     """
-    return int(peaks(tokens, left).max(initial=0))
+    tokens, left = np.asarray(tokens, np.int64), np.asarray(left, np.int64)
+    if not len(left):
+        return 0
+    # As in `peaks`, but sequences that end together count as one: asked thousands of times.
+    ends, group = np.unique(-left, return_inverse=True)
+    full, over = np.divmod(tokens - 1, PAGE_TOKENS)
+    by_over = np.bincount(group * PAGE_TOKENS + over, minlength=len(ends) * PAGE_TOKENS)
+    alive_by_over = by_over.reshape(-1, PAGE_TOKENS).cumsum(axis=0)
+    at_least = alive_by_over[:, ::-1].cumsum(axis=1)
+    whole, rest = np.divmod(-ends, PAGE_TOKENS)
+    one_more = np.where(rest > 0, at_least[np.arange(len(ends)), rest - 1], 0)
+    full_pages = np.cumsum(np.bincount(group, weights=full))
+    return int((full_pages + at_least[:, -1] * (whole + 1) + one_more).max())
 
 
 def peaks(tokens: Sequence[int] | Ints, left: Sequence[int] | Ints) -> Ints:

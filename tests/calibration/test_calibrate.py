@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import moebatch.cli.calibrate as cli
+from moebatch.calibration import calibrate, lessons, reading_policy
 from moebatch.calibration.calibrate import Calibration
 from moebatch.calibration.lessons import Teacher, parse_predictors
 from moebatch.calibration.order import CalibrationOrder
@@ -29,7 +30,6 @@ from moebatch.errors import (
     StorageError,
     Terminated,
 )
-from moebatch.job import calibrate, lessons, reading_policy
 from moebatch.predict.learnt_files import load_first_gate, load_learned, load_tokens
 from moebatch.predict.owner import ModelOwner
 from moebatch.predict.path_table import PathTable

@@ -10,13 +10,13 @@ import pytest
 import torch
 import yaml
 
+from moebatch.calibration import calibrate
 from moebatch.calibration.calibrate import Calibration
 from moebatch.calibration.order import CalibrationOrder
 from moebatch.engine.approximation import Approximation
 from moebatch.engine.model_files import open_model
 from moebatch.engine.pregate_file import PREGATES, load_pregates, save_pregates
 from moebatch.errors import CheckpointError, ConfigError, DoesNotFit, InputError
-from moebatch.job import calibrate
 from moebatch.job.approximation import load_approximation
 from moebatch.job.identity import manifest_of
 from moebatch.job.run import JobRun
