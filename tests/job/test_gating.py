@@ -12,13 +12,13 @@ import pytest
 import torch
 from rich.console import Console
 
+from moebatch.calibration import gating_lesson
 from moebatch.calibration.calibrate import Calibration
 from moebatch.calibration.order import CalibrationOrder
 from moebatch.calibration.trade_off import trade_off
 from moebatch.engine.gating_file import GATING, load_gating, save_gating
 from moebatch.engine.model_files import open_model
 from moebatch.errors import CheckpointError, ConfigError, DoesNotFit, InputError
-from moebatch.job import gating_lesson
 from moebatch.job.check import check_job
 from moebatch.job.run import JobRun
 from moebatch.model.learnt_gating import GatingPoint, LearntGating

@@ -27,7 +27,7 @@ from moebatch.training.loading import load_whole
 from moebatch.training.reading import Reading
 from moebatch.training.recipe import Recipe, learn
 from moebatch.training.whole_model import WholeModel
-from tests.job.test_calibrate import TEXT, owner_of
+from tests.calibration.test_calibrate import TEXT, owner_of
 from tests.model.oracle import greedy, load
 from tests.model.pregated import random_pregates, with_pregates
 from tests.tiny import write_checkpoint
