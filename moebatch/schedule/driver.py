@@ -174,7 +174,8 @@ class Driver:
     def _launch(self, task: Task) -> None:
         if task.kind is Kind.EXPERT:
             with self._lanes.lock:
-                self._slots.use(self._key(task))
+                # Once over all micro-batches, or over one of them.
+                self._slots.use(self._key(task), is_last=task.micro_batch is None)
         self._lanes.launch(task)
 
     def _answer(self, request: Request) -> Any:

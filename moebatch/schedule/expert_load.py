@@ -31,6 +31,8 @@ class Load:
     is_cached: bool = False
     """It has been computed, and stays beyond its step for as long as its layer's cache has a place
     for it."""
+    is_leaving: bool = False
+    """It is being computed, and not needed by its step after that."""
     num_users: int = 0
     """Computations launched with it that have not ended."""
     is_wanted_again: bool = False

@@ -58,12 +58,13 @@ class SlotUse:
 
     # --- what is in use -------------------------------------------------------------------------
 
-    def use(self, key: ExpertKey) -> int:
-        """A computation with an expert that has arrived is launched; returns its slot."""
+    def use(self, key: ExpertKey, *, is_last: bool = False) -> int:
+        """A computation with an expert that has arrived is launched, the last one of its step or
+        not; returns its slot."""
         load = self._table.loads[key]
         assert load.is_ready and load.slot is not None, f"{key} is not there"
         load.num_users += 1
-        load.is_required = False
+        load.is_required, load.is_leaving = False, is_last
         return load.slot
 
     def finish(self, key: ExpertKey, *, keep: bool) -> None:
@@ -71,6 +72,7 @@ class SlotUse:
         keeps it, or becomes resident where a slot has been added for one."""
         load = self._table.loads[key]
         load.num_users -= 1
+        load.is_leaving = False
         self._table.offer_home(load)
         load.is_kept = keep and not (load.is_required or load.is_resident)
         if not (load.is_resident or load.is_claimed):

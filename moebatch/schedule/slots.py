@@ -83,7 +83,7 @@ class SlotQueue(SlotUse):
     def announce(self, upcoming: Iterable[ExpertKey]) -> None:
         """Experts that are likely to be needed, in this order, as far as there are slots."""
         passing = self._table.passing.values()
-        taken = sum(not (load.is_claimed or load.is_cached) for load in passing)
+        taken = sum(not (load.is_required or load.is_leaving or load.is_cached) for load in passing)
         room = self.num_streaming_slots - taken
         for key in upcoming:
             load = self._table.loads.get(key)
@@ -125,7 +125,7 @@ class SlotQueue(SlotUse):
         """Nothing is required any more, after a pass that was given up."""
         for load in self._table.loads.values():
             load.is_required = load.is_kept = load.is_wanted_again = False
-            load.num_users = 0
+            load.is_leaving, load.num_users = False, 0
         self._order.awaited = None
         self._table.announced[:0] = self._table.required
         self._table.required.clear()
