@@ -71,10 +71,10 @@ class Setting:
     """Settings of the same gating answer alike."""
 
     def policy(self, ground: Ground) -> Policy:
-        """Everything but experts lives on the device. Slots are for the experts of two layers that
-        a batch would choose if no two of its tokens chose alike."""
+        """Everything but experts lives on the device. Slots for experts on their way are those of a
+        token at two layers; the rest is cache, as all of it is in ProMoE."""
         shape = ground.files.shape
-        num_slots = min(2 * ground.batch_size * shape.experts_per_token, shape.num_experts)
+        num_slots = 2 * shape.experts_per_token
         num_slots = 0 if self.resident == 1 else num_slots
         share = self.resident - num_slots / (shape.num_experts * len(shape.moe_layers))
         return Policy(
