@@ -45,6 +45,13 @@ class LayerForesight:
         return (self.num_there + self.num_arrived) / self.num_asked if self.num_asked else 0.0
 
     @property
+    def begun(self) -> float:
+        """Of what was asked for and had not stayed, the share that had come or was on its way: how
+        right predictions are where it matters, as far as the link had time for them."""
+        num_absent = self.num_asked - self.num_there
+        return (self.num_arrived + self.num_on_their_way) / num_absent if num_absent else 0.0
+
+    @property
     def accuracy(self) -> float:
         """Of what was foreseen, the share that was chosen (ProMoE)."""
         return self.num_true / self.num_foreseen if self.num_foreseen else 0.0

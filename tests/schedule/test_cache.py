@@ -134,3 +134,4 @@ def test_foreseeing_is_counted_by_what_was_chosen_and_what_was_in_time() -> None
     assert of_layer.accuracy == pytest.approx(2 / 3)
     assert of_layer.fetch_rate == pytest.approx(2 / 3)
     assert of_layer.good_prediction == pytest.approx(1 / 3)
+    assert of_layer.begun == pytest.approx(2 / 3)

@@ -13,6 +13,7 @@ FIGURES: Mapping[str, Figure] = {
     "GoodPred": lambda counts: counts.good_prediction,
     "foreseen and at hand, of those asked for": lambda counts: counts.good_of_asked,
     "at hand, of those asked for": lambda counts: counts.at_hand,
+    "begun by then, of those that had not stayed": lambda counts: counts.begun,
 }
 
 

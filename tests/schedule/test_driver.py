@@ -1,0 +1,118 @@
+"""The order in which a driver launches, learns and looks ahead."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+
+import pytest
+
+from moebatch.schedule.driver import Driver
+from moebatch.schedule.expert_load import ExpertKey
+from moebatch.schedule.names import SCHEDULES
+from moebatch.schedule.request import Sweep
+from moebatch.schedule.setup import Setup
+from moebatch.schedule.slots import SlotQueue
+from moebatch.schedule.task import Kind, Task
+
+SETUP = Setup(num_layers=2, num_experts=3, moe_layers=frozenset({0, 1}), num_hot=1, compute="vram")
+CHOSEN = (0, 2)
+THERE, NOT_THERE = CHOSEN
+
+
+class Instant:
+    """Lanes on which everything is done when it is launched, and experts come when they are waited
+    for; and gates that always choose alike."""
+
+    def __init__(self, name: str, setup: Setup) -> None:
+        keys = [ExpertKey(layer, expert) for layer in range(2) for expert in range(3)]
+        resident = [key for key in keys if key.expert == THERE]
+        self.slots = SlotQueue(dict.fromkeys(keys, 1), num_slots=2, resident=resident)
+        self.slots.fill_residents()
+        self.events: list[str] = []
+        self.driver = Driver(
+            SCHEDULES[name](setup),
+            setup,
+            lanes=self,
+            router=self,
+            slots=self.slots,
+            learn=lambda step, micro_batch: self.events.append(f"learn({step}, k{micro_batch})"),
+        )
+
+    @property
+    def lock(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def launch(self, task: Task) -> None:
+        if task.kind in (Kind.EXPERT, Kind.GATE, Kind.COMBINE):
+            self.events.append(str(task))
+        self.driver.task_ended(task)
+
+    def wait(self, condition: Callable[[], bool], reason: str) -> None:
+        while not condition():
+            chunk = self.slots.next_chunk()
+            assert chunk is not None, reason
+            self.slots.finish_chunk(chunk)
+
+    def slots_changed(self) -> None: ...
+
+    def has_ended(self, task: Task) -> bool:
+        return True
+
+    def is_idle(self, *, results_only: bool) -> bool:
+        return True
+
+    def chosen(self, step: int, micro_batch: int) -> tuple[int, ...]:
+        return CHOSEN
+
+    def selected(self, step: int, micro_batch: int, later: int) -> tuple[int, ...]:
+        return ()
+
+    def ranked(self, step: int) -> tuple[int, ...]:
+        self.events.append(f"rank({step})")
+        return (1, 2, 0)
+
+
+def first_step(name: str, setup: Setup) -> list[str]:
+    """What happens from the first gate to the end of its step."""
+    lanes = Instant(name, setup)
+    lanes.driver.start()
+    lanes.driver.run_pass(Sweep(num_micro_batches=1))
+    events = lanes.events
+    return events[events.index("gate(0, k0)") : events.index("combine(0)")]
+
+
+@pytest.mark.parametrize("name", ["klotski", "promoe"])
+def test_a_gpu_gets_what_is_at_hand_before_anything_is_learnt_or_foreseen(name: str) -> None:
+    assert first_step(name, SETUP) == [
+        "gate(0, k0)",
+        f"expert(0, e{THERE})",
+        "learn(0, k0)",
+        "rank(1)",
+        f"expert(0, e{NOT_THERE})",
+    ]
+
+
+@pytest.mark.parametrize("name", ["klotski", "promoe"])
+def test_where_launching_is_computing_what_is_foreseen_is_asked_for_first(name: str) -> None:
+    assert first_step(name, replace(SETUP, compute="dram")) == [
+        "gate(0, k0)",
+        "learn(0, k0)",
+        "rank(1)",
+        f"expert(0, e{THERE})",
+        f"expert(0, e{NOT_THERE})",
+    ]
+
+
+@pytest.mark.parametrize("name", sorted(SCHEDULES))
+def test_whatever_a_gate_has_said_is_learnt_before_its_step_is_over(name: str) -> None:
+    lanes = Instant(name, SETUP)
+    lanes.driver.start()
+    for _ in range(2):
+        lanes.driver.run_pass(Sweep(num_micro_batches=2))
+    learnt = [event for event in lanes.events if event.startswith("learn")]
+    gates = [event for event in lanes.events if event.startswith("gate")]
+    assert [event.replace("learn", "gate") for event in learnt] == gates
+    for place, event in enumerate(lanes.events):
+        if event.startswith("learn"):
+            step = event.removeprefix("learn(").partition(",")[0]
+            assert f"combine({step})" in lanes.events[place:]
