@@ -235,7 +235,7 @@ def test_a_request_that_can_never_fit_is_an_error_and_the_others_are_answered(
     outcomes = run(tiny_checkpoint("mixtral"), policy(num_kv_pages=3), rows)
     assert outcomes[1].error is not None
     assert outcomes[1].error.code == "kv_cache_exceeded"
-    assert "need 102 tokens of keys and values, the memory budget holds 48" in (
+    assert f"need {90 + NEW_TOKENS} tokens of keys and values, the memory budget holds 48" in (
         outcomes[1].error.message
     )
     assert [len(outcomes[i].choices) for i in (0, 2)] == [1, 1]
@@ -277,7 +277,7 @@ def test_when_memory_is_refused_passes_shrink_and_answers_stay_the_same(
 ) -> None:
     from moebatch.model.decoder import Decoder
 
-    refusals = iter([False] * 7 + [True] + [False] * 20 + [True] * 2 + [False] * 10**6)
+    refusals = iter([False] * 7 + [True] + [False] * 6 + [True] * 2 + [False] * 10**6)
     real = getattr(Decoder, step)
 
     def refusing(self: Decoder, *arguments: object) -> object:

@@ -10,7 +10,7 @@ import pytest
 import torch
 import yaml
 
-from moebatch.calibration import calibrate
+from moebatch.calibration import gate_lessons
 from moebatch.calibration.calibrate import Calibration
 from moebatch.calibration.order import CalibrationOrder
 from moebatch.engine.approximation import Approximation
@@ -119,7 +119,7 @@ def test_gates_learn_what_is_wanted_of_them(tiny_checkpoint: Checkpoint) -> None
 def test_calibration_teaches_and_keeps_pregates(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(calibrate, "USUAL", Recipe(num_steps=3, batch_tokens=200))
+    monkeypatch.setattr(gate_lessons, "USUAL", Recipe(num_steps=3, batch_tokens=200))
     folder = write_checkpoint(tmp_path / "model", "qwen2_moe", num_hidden_layers=4)
     rows = [{"messages": [{"role": "user", "content": f"Count {i}"}]} for i in range(30)]
     for i, row in enumerate(rows):
