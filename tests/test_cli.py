@@ -111,6 +111,17 @@ def test_check_says_so_when_nothing_is_wrong(tmp_path: Path, model: Path) -> Non
     assert (done.returncode, done.stdout) == (0, "7 rows, no faults\n")
 
 
+def test_a_job_file_is_read_before_the_seconds_of_imports(tmp_path: Path) -> None:
+    code = (
+        "import sys\nfrom moebatch.cli import app\nfrom moebatch.errors import ConfigError\n"
+        f"try:\n    app(['run', {str(tmp_path / 'no.yaml')!r}], standalone_mode=False)\n"
+        "except ConfigError:\n    sys.exit('torch' in sys.modules)\n"
+        "sys.exit('no fault was found')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 def break_config(folder: Path) -> Path:
     copy = folder / "model"
     copy.mkdir()

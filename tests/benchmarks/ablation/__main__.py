@@ -35,8 +35,8 @@ _TITLES = ("step", "a pass", "faster", "least to most", "passes", "GPU busy", "l
 _WHERE = (
     "step",
     "GPU computes",
-    "waits for experts not foreseen",
-    "for foreseen ones",
+    "waits for experts not begun when the gate spoke",
+    "for those begun",
     "for launching",
     "link: needed",
     "in vain",
@@ -108,11 +108,10 @@ def where_table(found: Mapping[str, StepTimes]) -> str:
 
 def _where_cells(name: str, one: StepTimes, base: StepTimes) -> Sequence[str]:
     trace = one.trace
-    assert trace is not None, "it was measured"
     seconds = (
         trace.computing_s,
         trace.waiting_s,
-        trace.waiting_foreseen_s,
+        trace.waiting_begun_s,
         trace.launching_s,
         trace.needed_s,
         trace.in_vain_s,

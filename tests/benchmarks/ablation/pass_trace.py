@@ -18,7 +18,7 @@ class PassTrace:
     computing_s: float
     waiting_s: float
     """For experts on their way that nobody had begun to bring when the gate spoke."""
-    waiting_foreseen_s: float
+    waiting_begun_s: float
     """For experts on their way that had been begun by then."""
     launching_s: float
     """For anything else: the gate's word, the predictor, sampling."""
@@ -48,7 +48,7 @@ def pass_traces(timeline: Timeline) -> list[PassTrace]:
     found, start_s = [], 0.0
     for end_s in timeline.pass_ends_s:
         spans = timeline.between(start_s, end_s)
-        computing_s = launching_s = waiting_s = foreseen_s = 0.0
+        computing_s = launching_s = waiting_s = begun_early_s = 0.0
         free_s = start_s
         for span in _of(_GPU, spans):
             computing_s += span.end_s - max(span.start_s, start_s)
@@ -57,7 +57,7 @@ def pass_traces(timeline: Timeline) -> list[PassTrace]:
             waited_s = min(max(0.0, arrived_s - free_s), gap_s)
             launching_s += gap_s - waited_s
             if begun.get(_expert(span), end_s) < spoken.get(span.task.step, start_s):
-                foreseen_s += waited_s
+                begun_early_s += waited_s
             else:
                 waiting_s += waited_s
             free_s = max(free_s, span.end_s)
@@ -69,7 +69,7 @@ def pass_traces(timeline: Timeline) -> list[PassTrace]:
             PassTrace(
                 computing_s=computing_s,
                 waiting_s=waiting_s,
-                waiting_foreseen_s=foreseen_s,
+                waiting_begun_s=begun_early_s,
                 launching_s=launching_s + max(0.0, end_s - free_s),
                 needed_s=sum(seconds for is_needed, seconds in moved if is_needed),
                 in_vain_s=sum(seconds for is_needed, seconds in moved if not is_needed),

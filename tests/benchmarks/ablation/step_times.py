@@ -24,7 +24,7 @@ class StepTimes:
     """Of all rounds."""
     shares: dict[str, float]
     """Of the time of all rows in which each lane was busy, 0..1."""
-    trace: PassTrace | None = None
+    trace: PassTrace
     """Where the time of a pass goes."""
 
     @classmethod

@@ -1,8 +1,11 @@
 """The benchmarks of predictors and schedules: what they count, and what they make of it."""
 
+from dataclasses import fields
+
 import pytest
 
 from moebatch.schedule.foresight import LayerForesight
+from tests.benchmarks.ablation.pass_trace import PassTrace
 from tests.benchmarks.ablation.step_times import StepTimes
 from tests.benchmarks.predictors.paper import TRANSFER_RATIO
 from tests.benchmarks.predictors.picture import picture
@@ -35,8 +38,10 @@ def test_the_picture_has_a_point_for_every_figure_predictor_and_layer() -> None:
 
 
 def test_steps_are_compared_round_by_round() -> None:
-    base = StepTimes(rounds_s=(2.0, 4.0, 8.0), num_passes=3, shares={})
-    step = StepTimes(rounds_s=(2.0, 2.0, 2.0), num_passes=3, shares={})
+    names = [field.name for field in fields(PassTrace)]
+    trace = PassTrace(**dict.fromkeys(names, 0.0))
+    base = StepTimes(rounds_s=(2.0, 4.0, 8.0), num_passes=3, shares={}, trace=trace)
+    step = StepTimes(rounds_s=(2.0, 2.0, 2.0), num_passes=3, shares={}, trace=trace)
     assert step.faster_than(base) == (1.0, 2.0, 4.0)
 
 
