@@ -158,11 +158,11 @@ class ExpertStore:
         def holds() -> bool:
             if self.failure is not None:
                 raise self.failure
-            return condition()
+            is_over = condition()
+            assert is_over or not self._closing, "nothing is read any more"
+            return is_over
 
-        if not holds():
-            assert not self._closing, "nothing is read any more"
-            self.monitor.wait_for(holds)
+        self.monitor.wait_for(holds)
 
     def tensors(self, key: ExpertKey) -> tuple[Tensor, ...]:
         """The tensors of an expert that is there, valid as long as it is in use; no copies."""
