@@ -17,8 +17,8 @@ from moebatch.calibration.comparison import Comparison
 from moebatch.errors import ConfigError, Fault
 from moebatch.predict.guesser import (
     GateGuesser,
+    KnownTokens,
     LearnedGuesser,
-    Perceptron,
     Shares,
     TokenGuesser,
     linear_of,
@@ -26,6 +26,10 @@ from moebatch.predict.guesser import (
 )
 from moebatch.predict.learn import (
     Effort,
+    Embed,
+    Examples,
+    examples_ahead,
+    examples_of_beginning,
     learn_first_gate,
     learn_perceptron,
     precision,
@@ -71,8 +75,6 @@ def parse_predictors(names: Iterable[str]) -> frozenset[PredictorName]:
                 [Fault(file="moebatch calibrate", where="--predictor", message=message)]
             )
         found.update(known)
-    if "learned" in found:
-        found.add("next-gate")  # its first gate speaks for the first layer
     return frozenset(found) - {"correlation"}
 
 
@@ -106,6 +108,7 @@ class Teacher:
     owner: ModelOwner
     gates_LED: Sequence[Tensor]
     vocab_size: int
+    embed: Embed
     known: Seen
     unseen: Seen
     """Held out."""
@@ -133,7 +136,7 @@ class Teacher:
         )
         path = folder / TOKENS.file_name
         save_tokens(path, shares_LVE, self.owner)
-        guesses = TokenGuesser(shares_LVE).from_tokens(self._examined.tokens_N)
+        guesses = TokenGuesser(shares_LVE).from_tokens(KnownTokens(self._examined.tokens_N))
         found = {guess.position: guess.shares_RE for guess in guesses}
         return self._lesson("token", path, found)
 
@@ -147,20 +150,28 @@ class Teacher:
         return Lesson(name="next-gate", file=path, accuracy=dict(sorted(accuracy.items())))
 
     def _learned(self, folder: Path, advance: Advance) -> Lesson:
-        by_position: dict[int, Perceptron] = {}
-        parts = _parts(advance, max(0, self.known.num_layers - STRIDE))
-        for position, part in enumerate(parts):
-            by_position[position] = learn_perceptron(
-                self.known.hidden_LND[position],
-                self.known.experts_LNK[position + STRIDE],
-                num_experts=self.owner.num_experts,
-                effort=self.effort,
-                advance=part,
+        known, num_layers = self.known, self.known.num_layers
+        stride = min(STRIDE, num_layers)
+        lessons = [examples_ahead(known, position, stride=stride) for position in range(num_layers)]
+        lessons += [examples_of_beginning(known, each, self.embed) for each in range(stride)]
+        parts = _parts(advance, len(lessons))
+        perceptrons = [
+            learn_perceptron(
+                examples, num_experts=self.owner.num_experts, effort=self.effort, advance=part
             )
-        guesser = LearnedGuesser(by_position, self.owner.experts_per_token, STRIDE)
+            for examples, part in zip(lessons, parts, strict=True)
+        ]
+        ahead, beginning = perceptrons[:num_layers], perceptrons[num_layers:]
         path = folder / LEARNED.file_name
-        save_learned(path, guesser, self.owner)
-        return self._lesson("learned", path, self._seen_by(guesser))
+        save_learned(
+            path, LearnedGuesser(ahead, beginning, self.owner.experts_per_token), self.owner
+        )
+        accuracy: dict[int, float] = {}
+        for position, perceptron in enumerate(ahead):
+            examples = examples_ahead(self._examined, position, stride=stride)
+            later = (position + stride) % num_layers
+            accuracy |= self._right(later, examples, perceptron.logits)
+        return Lesson(name="learned", file=path, accuracy=dict(sorted(accuracy.items())))
 
     # --- the examination ------------------------------------------------------------------------
 
@@ -174,7 +185,7 @@ class Teacher:
             is_first_N=unseen.is_first_N[:most],
         )
 
-    def _seen_by(self, guesser: GateGuesser | LearnedGuesser) -> dict[int, Shares]:
+    def _seen_by(self, guesser: GateGuesser) -> dict[int, Shares]:
         """The guesses of all layers."""
         found = {}
         for position, hidden_ND in enumerate(self._examined.hidden_LND):
@@ -184,14 +195,19 @@ class Teacher:
         return found
 
     def _of_first_gate(self, gate_ED: Tensor) -> dict[int, float]:
-        examined = self._examined
-        followed = examined.followed_N
-        if not len(followed):
+        examples = examples_ahead(self._examined, len(self.gates_LED) - 1, stride=1)
+        return self._right(0, examples, partial(linear_of, gate_ED=gate_ED))
+
+    def _right(
+        self, position: int, examples: Examples, logits_of: Callable[[Tensor], Tensor]
+    ) -> dict[int, float]:
+        """How right somebody is about a position, by its layer; nothing without examples."""
+        places_N = examples.places_N
+        if not len(places_N):
             return {}
-        last = torch.from_numpy(examined.hidden_LND[-1][followed].astype(np.float32))
-        shares_NE = top_shares(linear_of(last, gate_ED), self.owner.experts_per_token)
-        chosen_NK = examined.experts_LNK[0][followed + 1]
-        return {self.owner.moe_layers[0]: precision(shares_NE, chosen_NK)}
+        logits_NE = logits_of(examples.input_of(places_N))
+        shares_NE = top_shares(logits_NE, self.owner.experts_per_token)
+        return {self.owner.moe_layers[position]: precision(shares_NE, examples.chosen_of(places_N))}
 
     def _lesson(self, name: PredictorName, path: Path, found: Mapping[int, Shares]) -> Lesson:
         examined = self._examined
@@ -214,11 +230,8 @@ def accuracies(
         "none": tuple(usual.values()),
         "correlation": tuple(layer.hot for layer in one_token.correlation),
     }
-    of_lessons = {lesson.name: lesson.accuracy for lesson in lessons}
-    for name, accuracy in of_lessons.items():
-        # Gates speak for the layers that are too near for the perceptrons.
-        nearer = of_lessons["next-gate"] if name == "learned" else {}
-        found[name] = tuple({**usual, **nearer, **accuracy}.values())
+    for lesson in lessons:
+        found[lesson.name] = tuple({**usual, **lesson.accuracy}.values())
     return found
 
 

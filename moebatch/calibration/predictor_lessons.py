@@ -5,6 +5,7 @@ from collections.abc import Callable
 from moebatch.calibration.lessons import LEARNT_FILES, Lesson, Teacher
 from moebatch.calibration.order import CalibrationOrder
 from moebatch.calibration.placed_text import HELD_OUT_SHARE
+from moebatch.calibration.text_embedding import TextEmbedding
 from moebatch.calibration.text_reading import TextReading
 from moebatch.engine.model_files import ModelFiles, load_gates
 from moebatch.store.memory import return_freed_memory
@@ -40,10 +41,12 @@ def _teacher(reading: TextReading, files: ModelFiles) -> Teacher:
     num_known, num_seen = reading.text.num_known, reading.num_seen
     if num_seen <= num_known:  # nothing of what was held out was kept
         num_known = round(num_seen * (1 - HELD_OUT_SHARE))
+    known = reading.seen(range(num_known))
     return Teacher(
         owner=files.owner,
         gates_LED=[gate.float() for gate in load_gates(files)],
         vocab_size=files.shape.vocab_size,
-        known=reading.seen(range(num_known)),
+        embed=TextEmbedding(files, known.tokens_N),
+        known=known,
         unseen=reading.seen(range(num_known, num_seen)),
     )

@@ -1,6 +1,6 @@
 """A model folder: what it holds, checked, and how its weights are brought."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -144,3 +144,15 @@ def load_gates(files: ModelFiles) -> list[Tensor]:
     gates = [loader.load(extent) for extent in extents]
     loader.close()
     return gates
+
+
+def load_embedded(files: ModelFiles, tokens: Iterable[int]) -> Tensor:
+    """What the model makes of each of these tokens, N, before its first layer, [N, D] in float16,
+    without the rest of the vocabulary."""
+    checkpoint = files.checkpoint
+    name = files.family.global_tensors(files.shape, checkpoint.tensors)["embedding"]
+    extents = [checkpoint.extent(name, token) for token in tokens]
+    loader = DenseLoader(extents, torch.float16)
+    rows = torch.stack([loader.load(extent) for extent in extents])
+    loader.close()
+    return rows

@@ -1,6 +1,7 @@
 """Passes of a schedule on overlapped lanes: what `run` uses unless told otherwise."""
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -68,7 +69,7 @@ class Pipeline:
             self._work = self._pass_work(x_TD, layout)
         if self._parts.log is not None:
             self._parts.log.begin(layout, self._parts.setup.compute)
-        self._guesses.begin_pass(tokens)
+        self._guesses.begin_pass(replace(tokens, embedded_TD=x_TD))
         self._executor.run_pass(layout.sweep(self._parts.setup.compute))
         blocks = logits_blocks(decoder, x_TD, layout, self._work.broken)
         while True:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -64,7 +65,7 @@ class PlainSweep:
         tokens = layout.pass_tokens
         x_TD = self._decoder.embed(torch.from_numpy(tokens.tokens_T))
         if self._observer is not None:
-            self._observer.begin_pass(len(x_TD), tokens)
+            self._observer.begin_pass(len(x_TD), replace(tokens, embedded_TD=x_TD))
         broken = self._run_layers(x_TD, [item.direct for item in inputs], layer_begins)
         yield from logits_blocks(self._decoder, x_TD, layout, broken)
 

@@ -125,7 +125,7 @@ class _Beside:
         guessers: Mapping[str, Callable[[], list[Guesser]]] = {
             "token": lambda: [self._tokens()],
             "next-gate": lambda: [self._gates(), self._first_gate()],
-            "learned": self._learned_and_nearer,
+            "learned": lambda: [self._learned()],
         }
         rest = CorrelationPredictor(self._frequencies())
         return GuessingPredictor(guessers[name](), rest, moe_layers=self._owner.moe_layers)
@@ -134,17 +134,12 @@ class _Beside:
         vocab_size = self._files.shape.vocab_size
         return load_tokens(TOKENS.path(self._folder), self._owner, vocab_size=vocab_size)
 
-    def _gates(self, num_layers: int | None = None) -> Guesser:
-        """Of all layers, or of the first ones."""
-        gates_LED = load_gates(self._files)[:num_layers]
-        return GateGuesser(gates_LED, self._owner.experts_per_token)
+    def _gates(self) -> Guesser:
+        return GateGuesser(load_gates(self._files), self._owner.experts_per_token)
 
-    def _learned_and_nearer(self) -> list[Guesser]:
-        """What has been learnt, and gates for the layers that are too near the first one."""
-        hidden_size = self._files.shape.hidden_size
-        path = LEARNED.path(self._folder)
-        learned = load_learned(path, self._owner, hidden_size=hidden_size)
-        return [self._gates(learned.stride), learned, self._first_gate()]
+    def _learned(self) -> Guesser:
+        path, hidden_size = LEARNED.path(self._folder), self._files.shape.hidden_size
+        return load_learned(path, self._owner, hidden_size=hidden_size)
 
     def _first_gate(self) -> Guesser:
         hidden_size = self._files.shape.hidden_size

@@ -3,7 +3,7 @@
 Shape letters: R rows, D hidden, E experts, K experts per token, V vocabulary, W width.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -27,11 +27,20 @@ class Guess(NamedTuple):
     """Of the tokens that follow these, in the next pass."""
 
 
+class KnownTokens(NamedTuple):
+    """What is known of the tokens of a pass before its first layer."""
+
+    tokens_T: NDArray[np.int64]
+    embedded_TD: Tensor | None = None
+    before_TD: Tensor | None = None
+    """What the last gate has seen of the token before each; zeros where nobody knows."""
+
+
 class Guesser(Protocol):
     """Looks at tokens one by one. Positions are those of layers with experts, from 0."""
 
-    def from_tokens(self, tokens_T: NDArray[np.int64]) -> Iterator[Guess]:
-        """Guesses before the pass begins, from the ids of its tokens."""
+    def from_tokens(self, known: KnownTokens) -> Iterator[Guess]:
+        """Guesses when a pass begins, from what its tokens are."""
 
     def from_hidden(self, position: int, hidden_RD: Tensor) -> Iterator[Guess]:
         """Guesses from what the gate at a position has seen."""
@@ -43,10 +52,10 @@ class TokenGuesser:
 
     shares_LVE: NDArray[np.float16]
 
-    def from_tokens(self, tokens_T: NDArray[np.int64]) -> Iterator[Guess]:
+    def from_tokens(self, known: KnownTokens) -> Iterator[Guess]:
         """All layers at once."""
         for position, shares_VE in enumerate(self.shares_LVE):
-            yield Guess(position, shares_VE[tokens_T].astype(np.float32))
+            yield Guess(position, shares_VE[known.tokens_T].astype(np.float32))
 
     def from_hidden(self, position: int, hidden_RD: Tensor) -> Iterator[Guess]:
         """Nothing: a token says the same everywhere."""
@@ -63,7 +72,7 @@ class GateGuesser:
     depth: int = 1
     """Layers ahead: 1 to 3."""
 
-    def from_tokens(self, tokens_T: NDArray[np.int64]) -> Iterator[Guess]:
+    def from_tokens(self, known: KnownTokens) -> Iterator[Guess]:
         """Nothing."""
         return iter(())
 
@@ -85,7 +94,7 @@ class FirstGateGuesser:
     num_layers: int
     num_chosen: int
 
-    def from_tokens(self, tokens_T: NDArray[np.int64]) -> Iterator[Guess]:
+    def from_tokens(self, known: KnownTokens) -> Iterator[Guess]:
         """Nothing."""
         return iter(())
 
@@ -114,23 +123,46 @@ class Perceptron(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LearnedGuesser:
-    """A perceptron for every layer, trained on what its tokens chose `stride` layers on (ProMoE):
-    with a stride of two, what is foreseen has a whole layer's time to come."""
+    """A perceptron at every layer, trained on what its tokens choose a stride further on (ProMoE):
+    with a stride of two, what is foreseen has a whole layer's time to come.
 
-    by_position: Mapping[int, Perceptron]
+    The paper leaves open who speaks for the first layers. Here the last ones do, for the token that
+    comes next, and once that one is known, perceptrons that look at what it is and at what the last
+    gate has seen of its predecessor.
+    """
+
+    ahead: Sequence[Perceptron]
+    """By position; behind the last layer come the first ones of the next token."""
+    beginning: Sequence[Perceptron]
+    """Of the first layers, as many as the stride is long."""
     num_chosen: int
-    stride: int = 2
 
-    def from_tokens(self, tokens_T: NDArray[np.int64]) -> Iterator[Guess]:
-        """Nothing."""
-        return iter(())
+    @property
+    def stride(self) -> int:
+        """Layers from what is looked at to what is foreseen."""
+        return len(self.beginning)
+
+    def from_tokens(self, known: KnownTokens) -> Iterator[Guess]:
+        """The first layers."""
+        if known.embedded_TD is None:
+            return
+        input_TD = beginning_of(known.embedded_TD, known.before_TD)
+        for position, perceptron in enumerate(self.beginning):
+            yield Guess(position, top_shares(perceptron.logits(input_TD), self.num_chosen))
 
     def from_hidden(self, position: int, hidden_RD: Tensor) -> Iterator[Guess]:
-        """The layer `stride` further."""
-        perceptron = self.by_position.get(position)
-        if perceptron is not None:
-            shares_RE = top_shares(perceptron.logits(hidden_RD), self.num_chosen)
-            yield Guess(position + self.stride, shares_RE)
+        """The layer a stride further."""
+        pass_, later = divmod(position + self.stride, len(self.ahead))
+        shares_RE = top_shares(self.ahead[position].logits(hidden_RD), self.num_chosen)
+        yield Guess(later, shares_RE, is_next_pass=bool(pass_))
+
+
+def beginning_of(embedded_TD: Tensor, before_TD: Tensor | None) -> Tensor:
+    """What tokens are, as long as vectors that gates see are, beside what was seen before them,
+    [T, 2 D]."""
+    embedded_TD = F.rms_norm(embedded_TD.float().cpu(), embedded_TD.shape[-1:])
+    before_TD = torch.zeros_like(embedded_TD) if before_TD is None else before_TD
+    return torch.cat([embedded_TD, before_TD], dim=1)
 
 
 def linear_of(hidden_RD: Tensor, gate_ED: Tensor) -> Tensor:

@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moebatch.predict.correlation import CorrelationPredictor
-from moebatch.predict.guesser import Guess, Guesser
+from moebatch.predict.guesser import Guess, Guesser, KnownTokens, Shares
 from moebatch.predict.predictor import Chosen, PassTokens
+from moebatch.predict.successors import Successors
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,8 +23,9 @@ Floats = NDArray[np.float64]
 class GuessingPredictor:
     """Ranks experts by how many tokens of the pass are guessed to choose them.
 
-    Of several guesses about a row and a layer the last one holds: it comes from nearer by. Rows of
-    which nothing is guessed are expected to choose as `rest` says. One thread may use it at a time.
+    Of several guesses about a row and a layer the last one holds: it comes from nearer by, and may
+    have been made in the pass before. Rows of which nothing is guessed are expected to choose as
+    `rest` says. One thread may use it at a time.
     """
 
     def __init__(
@@ -33,24 +35,22 @@ class GuessingPredictor:
         self._rest = rest
         self._position = {layer: position for position, layer in enumerate(moe_layers)}
         self._num_rows = 0
-        self._is_last_T: NDArray[np.bool_] | None = None
-        self._shares: dict[int, NDArray[np.float32]] = {}
+        self._shares: dict[int, Shares] = {}
         """Of a position, [T, E]; rows of which nothing is guessed are not numbers."""
-        self._next: dict[int, Floats] = {}
-        """Of a position in the next pass, all its tokens together, [E]."""
+        self._next = Successors(0)
         self._num_spoken: dict[int, int] = {}
 
     def begin_pass(self, num_rows: int, tokens: PassTokens | None = None) -> None:
         """A pass of so many tokens begins."""
         self._rest.begin_pass(num_rows, tokens)
         self._num_rows = num_rows
-        self._is_last_T = None if tokens is None else tokens.is_last_T
-        self._shares.clear()
-        self._next.clear()
         self._num_spoken.clear()
+        before, self._next = self._next, Successors(num_rows, tokens)
+        self._shares = {} if tokens is None else before.shares(tokens)
         if tokens is not None:
+            known = KnownTokens(tokens.tokens_T, tokens.embedded_TD, before.before(tokens))
             for guesser in self._guessers:
-                self._take(slice(0, num_rows), guesser.from_tokens(tokens.tokens_T))
+                self._take(slice(0, num_rows), guesser.from_tokens(known))
 
     def observe(
         self, layer: int, rows: slice, experts_RK: Chosen, hidden_RD: "Tensor | None" = None
@@ -62,6 +62,8 @@ class GuessingPredictor:
         if rows.stop == self._num_rows:
             self._shares.pop(position, None)
         if hidden_RD is not None:
+            if position == len(self._position) - 1:
+                self._next.see(rows, hidden_RD)
             for guesser in self._guessers:
                 self._take(rows, guesser.from_hidden(position, hidden_RD))
 
@@ -74,8 +76,9 @@ class GuessingPredictor:
         """How many tokens of the pass are expected to choose each expert, [E]."""
         position = self._position[layer]
         num_spoken = self._num_spoken.get(position, 0)
-        if self._num_rows and num_spoken == self._num_rows and position in self._next:
-            return self._next[position]
+        next_E = self._next.expected(position)
+        if self._num_rows and num_spoken == self._num_rows and next_E is not None:
+            return next_E
         expected_E = self._rest.expected(layer)
         shares_TE = self._shares.get(position)
         if shares_TE is None:
@@ -91,15 +94,9 @@ class GuessingPredictor:
     def _take(self, rows: slice, guesses: Iterable[Guess]) -> None:
         for position, shares_RE, is_next_pass in guesses:
             if is_next_pass:
-                self._take_next(position, rows, shares_RE)
+                self._next.guess(position, rows, shares_RE)
                 continue
             if position not in self._shares:
                 size = (self._num_rows, shares_RE.shape[1])
                 self._shares[position] = np.full(size, np.nan, np.float32)
             self._shares[position][rows] = shares_RE
-
-    def _take_next(self, position: int, rows: slice, shares_RE: NDArray[np.float32]) -> None:
-        if self._is_last_T is not None:
-            shares_RE = shares_RE[self._is_last_T[rows]]
-        expected_E = shares_RE.sum(axis=0, dtype=np.float64)
-        self._next[position] = self._next.get(position, 0.0) + expected_E

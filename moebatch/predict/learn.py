@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from moebatch.predict.guesser import Perceptron, Shares
+from moebatch.predict.guesser import Perceptron, Shares, beginning_of
 from moebatch.predict.seen import Seen
 
 PARAMETERS = 2_000_000
@@ -23,7 +23,9 @@ _WIDEST = 4
 _BATCH = 256
 _RATE = 1e-3
 _SEED = 0
-Loss = Callable[[NDArray[np.intp], Tensor], Tensor]
+Loss = Callable[[NDArray[np.intp]], Tensor]
+Embed = Callable[[NDArray[np.int64]], Tensor]
+"""What a model makes of tokens before its first layer, [N, D]."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,29 +51,69 @@ def token_shares(seen: Seen, *, num_experts: int, vocab_size: int) -> NDArray[np
     return shares_LVE
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Examples:
+    """What is seen at some places of a trace, and what is chosen there or one place further."""
+
+    places_N: NDArray[np.intp]
+    input_of: Callable[[NDArray[np.intp]], Tensor]
+    """Of some places, [B, D]."""
+    chosen_of: Callable[[NDArray[np.intp]], NDArray[np.uint16]]
+    """Of some places, [B, K]."""
+
+
+def examples_ahead(seen: Seen, position: int, *, stride: int) -> Examples:
+    """What tokens choose a stride further than `position`; behind the last layer the first ones of
+    the next token."""
+    pass_, later = divmod(position + stride, seen.num_layers)
+    hidden_ND, experts_NK = seen.hidden_LND[position], seen.experts_LNK[later]
+    return Examples(
+        places_N=seen.followed_N if pass_ else np.arange(len(seen)),
+        input_of=lambda places: torch.from_numpy(hidden_ND[places].astype(np.float32)),
+        chosen_of=lambda places: experts_NK[places + pass_],
+    )
+
+
+def examples_of_beginning(seen: Seen, position: int, embed: Embed) -> Examples:
+    """What tokens choose at one of the first positions, as far as it can be known when their pass
+    begins. Each other of them is taken for one of which nobody knows what was seen before it, as
+    all but the last of a prompt are."""
+    last_ND, experts_NK = seen.hidden_LND[-1], seen.experts_LNK[position]
+    is_known_N = np.random.default_rng(_SEED).random(len(seen)) < 0.5
+
+    def look(places: NDArray[np.intp]) -> Tensor:
+        before_BD = last_ND[places] * is_known_N[places, None]
+        embedded_BD = embed(seen.tokens_N[places + 1])
+        return beginning_of(embedded_BD, torch.from_numpy(before_BD.astype(np.float32)))
+
+    return Examples(
+        places_N=seen.followed_N,
+        input_of=look,
+        chosen_of=lambda places: experts_NK[places + 1],
+    )
+
+
 def learn_perceptron(
-    hidden_ND: NDArray[np.float16],
-    experts_NK: NDArray[np.uint16],
+    examples: Examples,
     *,
     num_experts: int,
     effort: Effort,
     advance: Callable[[float], None] = lambda share: None,
 ) -> Perceptron:
-    """Learns which experts tokens choose at a later layer: each of them yes or no (the paper names
-    no loss)."""
-    hidden_size = hidden_ND.shape[1]
-    width = min(PARAMETERS // (hidden_size + num_experts), _WIDEST * hidden_size)
+    """Learns which experts tokens choose: each of them yes or no (the paper names no loss)."""
+    input_size = examples.input_of(examples.places_N[:1]).shape[1]
+    width = min(PARAMETERS // (input_size + num_experts), _WIDEST * input_size)
     with torch.random.fork_rng(devices=()):
         torch.manual_seed(_SEED)
-        first, last = nn.Linear(hidden_size, width), nn.Linear(width, num_experts)
+        first, last = nn.Linear(input_size, width), nn.Linear(width, num_experts)
     net = nn.Sequential(first, nn.SiLU(), last)
 
-    def loss(places_B: NDArray[np.intp], hidden_BD: Tensor) -> Tensor:
-        chosen_BK = torch.from_numpy(experts_NK[places_B].astype(np.int64))
+    def loss(places_B: NDArray[np.intp]) -> Tensor:
+        chosen_BK = torch.from_numpy(examples.chosen_of(places_B).astype(np.int64))
         wanted_BE = torch.zeros(len(places_B), num_experts).scatter_(1, chosen_BK, 1.0)
-        return F.binary_cross_entropy_with_logits(net(hidden_BD), wanted_BE)
+        return F.binary_cross_entropy_with_logits(net(examples.input_of(places_B)), wanted_BE)
 
-    _train(net, hidden_ND, np.arange(len(hidden_ND)), loss, effort, advance)
+    _train(net, examples.places_N, loss, effort, advance)
     parts = (first.weight, first.bias, last.weight, last.bias)
     return Perceptron(*(part.detach() for part in parts))
 
@@ -90,32 +132,30 @@ def learn_first_gate(
         torch.manual_seed(_SEED)
         gate = nn.Linear(last_ND.shape[1], len(first_gate_ED), bias=False)
 
-    def loss(places_B: NDArray[np.intp], hidden_BD: Tensor) -> Tensor:
+    def loss(places_B: NDArray[np.intp]) -> Tensor:
+        last_BD = torch.from_numpy(last_ND[places_B].astype(np.float32))
         next_BD = torch.from_numpy(first_ND[places_B + 1].astype(np.float32))
         wanted_BE = F.softmax(F.linear(next_BD, first_gate_ED.float()), dim=-1)
-        return F.kl_div(F.log_softmax(gate(hidden_BD), dim=-1), wanted_BE, reduction="batchmean")
+        return F.kl_div(F.log_softmax(gate(last_BD), dim=-1), wanted_BE, reduction="batchmean")
 
-    _train(gate, last_ND, seen.followed_N, loss, effort, advance)
+    _train(gate, seen.followed_N, loss, effort, advance)
     return gate.weight.detach()
 
 
 def _train(
     net: nn.Module,
-    hidden_ND: NDArray[np.float16],
     places_N: NDArray[np.intp],
     loss: Loss,
     effort: Effort,
     advance: Callable[[float], None],
 ) -> None:
-    """Adam with a rate that falls to nothing; `loss` gets places of the trace and what was seen
-    there."""
+    """Adam with a rate that falls to nothing; `loss` gets places of the trace."""
     batches = list(_batches(places_N, effort))
     optimiser = torch.optim.AdamW(net.parameters(), lr=_RATE, weight_decay=0.01)
     rate = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, max(1, len(batches)))
     for number, places_B in enumerate(batches, start=1):
-        hidden_BD = torch.from_numpy(hidden_ND[places_B].astype(np.float32))
         optimiser.zero_grad(set_to_none=True)
-        torch.autograd.backward(loss(places_B, hidden_BD))
+        torch.autograd.backward(loss(places_B))
         optimiser.step()
         rate.step()
         advance(number / len(batches))

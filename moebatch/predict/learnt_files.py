@@ -16,7 +16,7 @@ from moebatch.predict.owner import Arrays, Kind, ModelOwner
 
 _REMEDY = "moebatch calibrate {folder} --text FILE --predictor "
 TOKENS = Kind(title="token table", file="tokens", version=1, remedy=_REMEDY + "token")
-LEARNED = Kind(title="learned predictor", file="learned", version=1, remedy=_REMEDY + "learned")
+LEARNED = Kind(title="learned predictor", file="learned", version=2, remedy=_REMEDY + "learned")
 FIRST_GATE = Kind(title="first gate", file="first-gate", version=1, remedy=_REMEDY + "next-gate")
 
 
@@ -37,8 +37,8 @@ def load_tokens(path: Path, owner: ModelOwner, *, vocab_size: int) -> TokenGuess
 def save_learned(path: Path, guesser: LearnedGuesser, owner: ModelOwner) -> None:
     """Writes the perceptrons of all layers. Raises StorageError."""
     arrays = {
-        f"{position}.{name}": tensor.to(torch.float16).numpy()
-        for position, perceptron in guesser.by_position.items()
+        f"{place}.{name}": tensor.to(torch.float16).numpy()
+        for place, perceptron in _by_place(guesser).items()
         for name, tensor in zip(Perceptron._fields, perceptron, strict=True)
     }
     LEARNED.save(path, owner, arrays, stride=guesser.stride)
@@ -47,25 +47,38 @@ def save_learned(path: Path, guesser: LearnedGuesser, owner: ModelOwner) -> None
 def load_learned(path: Path, owner: ModelOwner, *, hidden_size: int) -> LearnedGuesser:
     """Perceptrons of that model, in float32. Raises CheckpointError."""
     arrays, description = LEARNED.load(path, owner)
-    stride = description.get("stride")
-    if not isinstance(stride, int) or not is_whole(stride) or stride < 1:
+    num_layers, stride = len(owner.moe_layers), description.get("stride")
+    if not isinstance(stride, int) or not is_whole(stride) or not 1 <= stride <= num_layers:
         raise LEARNED.refusal(path, owner, "its description is damaged")
-    by_position = {}
-    for position in range(len(owner.moe_layers) - stride):
-        width = len(arrays.get(f"{position}.bias_W", ()))
+
+    def perceptron(place: str, input_size: int) -> Perceptron:
+        width = len(arrays.get(f"{place}.bias_W", ()))
         sizes = (
-            ("into_WD", (width, hidden_size)),
+            ("into_WD", (width, input_size)),
             ("bias_W", (width,)),
             ("out_EW", (owner.num_experts, width)),
             ("bias_E", (owner.num_experts,)),
         )
-        wanted = {f"{position}.{name}": (size, "float16") for name, size in sizes}
+        wanted = {f"{place}.{name}": (size, "float16") for name, size in sizes}
         found = {name: of for name, of in _sizes(arrays).items() if name in wanted}
         if found != wanted:
-            raise LEARNED.refusal(path, owner, f"layer {owner.moe_layers[position]} is damaged")
-        parts = (torch.from_numpy(arrays[name]).float() for name in wanted)
-        by_position[position] = Perceptron(*parts)
-    return LearnedGuesser(by_position, owner.experts_per_token, stride)
+            raise LEARNED.refusal(path, owner, f"perceptron {place} is damaged")
+        return Perceptron(*(torch.from_numpy(arrays[name]).float() for name in wanted))
+
+    return LearnedGuesser(
+        [perceptron(f"ahead.{position}", hidden_size) for position in range(num_layers)],
+        [perceptron(f"beginning.{position}", 2 * hidden_size) for position in range(stride)],
+        owner.experts_per_token,
+    )
+
+
+def _by_place(guesser: LearnedGuesser) -> dict[str, Perceptron]:
+    kinds = {"ahead": guesser.ahead, "beginning": guesser.beginning}
+    return {
+        f"{kind}.{position}": perceptron
+        for kind, perceptrons in kinds.items()
+        for position, perceptron in enumerate(perceptrons)
+    }
 
 
 def save_first_gate(path: Path, gate_ED: Tensor, owner: ModelOwner) -> None:

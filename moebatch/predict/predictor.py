@@ -31,6 +31,8 @@ class PassTokens:
     """Rows that do not follow the row before them in the same sequence."""
     is_last_T: NDArray[np.bool_]
     """Rows behind which the next token of their sequence is not known yet."""
+    embedded_TD: "Tensor | None" = None
+    """What the model makes of them before its first layer, valid until that begins."""
 
 
 class RoutingObserver(Protocol):

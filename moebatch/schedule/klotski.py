@@ -34,6 +34,7 @@ def klotski(setup: Setup) -> Schedule:
     kv, i = KvTraffic(setup), 0
     yield from prefetch_hot(setup, i - 1)
     while sweep := (yield NextPass()):
+        yield from prefetch_hot(setup, i - 1)  # its tokens are known now
         for _ in range(setup.num_layers):
             if setup.is_moe(i):
                 yield from attend_and_route(sweep, i, kv)
@@ -55,6 +56,7 @@ def hot(setup: Setup) -> Schedule:
     kv, i = KvTraffic(setup), 0
     yield from prefetch_hot(setup, i - 1)
     while sweep := (yield NextPass()):
+        yield from prefetch_hot(setup, i - 1)  # its tokens are known now
         for _ in range(setup.num_layers):
             if setup.is_moe(i):
                 yield from attend_and_route(sweep, i, kv)

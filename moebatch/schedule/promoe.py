@@ -75,12 +75,13 @@ def promoe_base(setup: Setup) -> Schedule:
         yield from _attend_and_listen(sweep, i, kv)
         yield from batch_by_batch(sweep.micro_batches, i)
 
-    yield from _layer_by_layer(setup, step)
+    yield from _layer_by_layer(setup, step, foresees=False)
 
 
-def _layer_by_layer(setup: Setup, step: Step) -> Schedule:
+def _layer_by_layer(setup: Setup, step: Step, *, foresees: bool = True) -> Schedule:
     kv, i = KvTraffic(setup), 0
     while sweep := (yield NextPass()):
+        yield from prefetch_hot(setup, i - 1) if foresees else ()
         for _ in range(setup.num_layers):
             yield from (step if setup.is_moe(i) else _dense)(setup, sweep, i, kv)
             i += 1

@@ -1,0 +1,92 @@
+"""What is guessed of tokens before they are known: those that follow the last ones of a pass.
+
+Shape letters: T tokens of the next pass, N sequences that end in a pass, M of them that go on in
+the next one, R rows, D hidden, E experts.
+"""
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from moebatch.predict.guesser import Shares
+from moebatch.predict.predictor import PassTokens
+
+Floats = NDArray[np.float64]
+
+
+class Successors:
+    """Of the tokens behind which the next one of their sequence is not known yet. Of several
+    guesses about a layer the last one holds: it comes from nearer by."""
+
+    def __init__(self, num_rows: int, tokens: PassTokens | None = None) -> None:
+        """Those of a pass; without `tokens` there is one behind each of its rows."""
+        last_T = np.ones(num_rows, np.bool_) if tokens is None else tokens.is_last_T
+        self._ends_N = np.flatnonzero(last_T)
+        self._names: dict[tuple[int, int], int] = {}
+        """Who is who: by request and position in it."""
+        if tokens is not None:
+            requests_N = tokens.requests_T[self._ends_N].tolist()
+            positions_N = (tokens.positions_T[self._ends_N] + 1).tolist()
+            names = zip(requests_N, positions_N, strict=True)
+            self._names = {name: end for end, name in enumerate(names)}
+        self._shares: dict[int, Shares] = {}
+        """Of a position, [N, E]; those of whom nothing is guessed are not numbers."""
+        self._seen_ND: Tensor | None = None
+
+    def guess(self, position: int, rows: slice, shares_RE: Shares) -> None:
+        """What those behind some rows will choose at a position."""
+        ours = self._behind(rows)
+        if position not in self._shares:
+            size = (len(self._ends_N), shares_RE.shape[1])
+            self._shares[position] = np.full(size, np.nan, np.float32)
+        self._shares[position][ours] = shares_RE[self._ends_N[ours] - rows.start]
+
+    def see(self, rows: slice, hidden_RD: Tensor) -> None:
+        """What the last gate of the pass has seen of the tokens before them."""
+        ours = self._behind(rows)
+        if self._seen_ND is None:
+            self._seen_ND = torch.zeros(len(self._ends_N), hidden_RD.shape[1])
+        places = torch.from_numpy(self._ends_N[ours] - rows.start)
+        self._seen_ND[ours] = hidden_RD[places.to(hidden_RD.device)].float().cpu()
+
+    def expected(self, position: int) -> Floats | None:
+        """How many of them are expected to choose each expert, [E], if anything is guessed."""
+        shares_NE = self._shares.get(position)
+        return None if shares_NE is None else np.nansum(shares_NE, axis=0, dtype=np.float64)
+
+    def shares(self, tokens: PassTokens) -> dict[int, Shares]:
+        """What was guessed of the tokens of the next pass, by position, [T, E]."""
+        rows_M, ends_M = self._found_in(tokens)
+        found = {}
+        for position, shares_NE in self._shares.items():
+            size = (len(tokens.tokens_T), shares_NE.shape[1])
+            found[position] = np.full(size, np.nan, np.float32)
+            found[position][rows_M] = shares_NE[ends_M]
+        return found
+
+    def before(self, tokens: PassTokens) -> Tensor | None:
+        """What was seen of the token before each of the next pass, [T, D]; zeros where that is not
+        known, None if nothing is."""
+        if self._seen_ND is None:
+            return None
+        rows_M, ends_M = self._found_in(tokens)
+        before_TD = torch.zeros(len(tokens.tokens_T), self._seen_ND.shape[1])
+        before_TD[torch.from_numpy(rows_M)] = self._seen_ND[torch.from_numpy(ends_M)]
+        return before_TD
+
+    def _behind(self, rows: slice) -> slice:
+        """Those that follow tokens of some rows."""
+        first, last = np.searchsorted(self._ends_N, (rows.start, rows.stop))
+        return slice(int(first), int(last))
+
+    def _found_in(self, tokens: PassTokens) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+        """Rows of the next pass, and who of these each is, [M] and [M]."""
+        starts = np.flatnonzero(tokens.is_first_T)
+        requests, positions = (
+            tokens.requests_T[starts].tolist(),
+            tokens.positions_T[starts].tolist(),
+        )
+        names = zip(requests, positions, strict=True)
+        ends_N = np.array([self._names.get(name, -1) for name in names], np.intp)
+        return starts[ends_N >= 0], ends_N[ends_N >= 0]
