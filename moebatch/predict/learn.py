@@ -21,7 +21,7 @@ PARAMETERS = 2_000_000
 _WIDEST = 4
 """Times the hidden size: small models do not need as many."""
 _BATCH = 256
-_RATE = 1e-3
+_RATE = 3e-3
 _SEED = 0
 Loss = Callable[[NDArray[np.intp]], Tensor]
 Embed = Callable[[NDArray[np.int64]], Tensor]
