@@ -257,8 +257,7 @@ def test_predictors_learn_and_are_examined_on_what_was_held_out(tmp_path: Path, 
     by_name = {lesson.name: lesson for lesson in summary.lessons}
     assert list(by_name) == ["token", "next-gate", "learned"]
     layers = list(open_model(model, "auto").shape.moe_layers)
-    assert list(by_name["token"].accuracy) == list(by_name["next-gate"].accuracy) == layers
-    assert list(by_name["learned"].accuracy) == layers[2:]
+    assert all(list(lesson.accuracy) == layers for lesson in by_name.values())
     for lesson in summary.lessons:
         assert lesson.file.parent == model / "moebatch"
         assert all(0 <= share <= 1 for share in lesson.accuracy.values())

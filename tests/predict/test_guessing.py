@@ -8,7 +8,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 from torch import Tensor
 
 from moebatch.predict.correlation import CorrelationPredictor
@@ -16,6 +15,7 @@ from moebatch.predict.guesser import (
     FirstGateGuesser,
     GateGuesser,
     Guess,
+    KnownTokens,
     LearnedGuesser,
     Perceptron,
     TokenGuesser,
@@ -33,12 +33,12 @@ def usual() -> CorrelationPredictor:
     return CorrelationPredictor(table)
 
 
-def tokens(ids: list[int]) -> PassTokens:
+def tokens(ids: list[int], *, position: int = 0) -> PassTokens:
     count = len(ids)
     return PassTokens(
         tokens_T=np.array(ids),
         requests_T=np.arange(count),
-        positions_T=np.zeros(count, np.int64),
+        positions_T=np.full(count, position),
         is_first_T=np.ones(count, bool),
         is_last_T=np.ones(count, bool),
     )
@@ -50,7 +50,7 @@ class Always:
     def __init__(self, sees: int, position: int, expert: int) -> None:
         self._sees, self._position, self._expert = sees, position, expert
 
-    def from_tokens(self, tokens_T: NDArray[np.int64]) -> Iterator[Guess]:
+    def from_tokens(self, known: KnownTokens) -> Iterator[Guess]:
         return iter(())
 
     def from_hidden(self, position: int, hidden_RD: Tensor) -> Iterator[Guess]:
@@ -133,17 +133,93 @@ def test_the_last_layer_tells_the_first_one_of_the_next_pass() -> None:
     assert predictor.expected(0)[2] < 0.9
 
 
-def test_a_learned_predictor_looks_a_stride_ahead() -> None:
+def certain(expert: int, input_size: int = 8) -> Perceptron:
+    """Always of one opinion."""
     perceptron = Perceptron(
-        torch.eye(8), torch.zeros(8), torch.zeros(EXPERTS, 8), torch.zeros(EXPERTS)
+        torch.zeros(1, input_size),
+        torch.zeros(1),
+        torch.zeros(EXPERTS, 1),
+        torch.zeros(EXPERTS),
     )
-    perceptron.bias_E[1] = 30.0
-    guesser = LearnedGuesser({0: perceptron}, num_chosen=1, stride=2)
-    predictor = GuessingPredictor([guesser], usual(), moe_layers=LAYERS)
-    predictor.begin_pass(1)
-    predictor.observe(0, slice(0, 1), np.array([[0]]), torch.ones(1, 8))
+    perceptron.bias_E[expert] = 30.0
+    return perceptron
+
+
+def learned(*ahead: int, beginning: tuple[int, ...] = (3, 3)) -> LearnedGuesser:
+    return LearnedGuesser(
+        [certain(expert) for expert in ahead], [certain(one, 16) for one in beginning], num_chosen=1
+    )
+
+
+def speak(predictor: GuessingPredictor, layer: int, num_rows: int = 1) -> None:
+    chosen_RK = np.zeros((num_rows, 1), int)
+    predictor.observe(layer, slice(0, num_rows), chosen_RK, torch.ones(num_rows, 8))
+
+
+def test_a_learned_predictor_looks_a_stride_ahead() -> None:
+    predictor = GuessingPredictor([learned(1, 2, 2)], usual(), moe_layers=LAYERS)
+    predictor.begin_pass(1, tokens([5]))
+    speak(predictor, 0)
     assert predictor.rank(3)[0] == 1
     assert predictor.expected(2).max() < 0.9
+
+
+def test_the_last_layers_of_a_token_foresee_the_first_ones_of_the_next() -> None:
+    predictor = GuessingPredictor([learned(1, 2, 0)], usual(), moe_layers=LAYERS)
+    predictor.begin_pass(1, tokens([5]))
+    for layer in LAYERS:
+        speak(predictor, layer)
+    assert (predictor.rank(0)[0], predictor.rank(2)[0]) == (2, 0)
+
+
+def test_what_was_foreseen_of_a_sequence_holds_in_its_next_pass() -> None:
+    predictor = GuessingPredictor([learned(1, 2, 1)], usual(), moe_layers=LAYERS)
+    predictor.begin_pass(2, replace(tokens([5, 6]), is_last_T=np.array([False, True])))
+    for layer in LAYERS:
+        speak(predictor, layer, 2)
+    following = tokens([7, 8], position=1)
+    predictor.begin_pass(2, following)
+    # The other sequence goes by what was chosen before.
+    assert predictor.expected(0) == pytest.approx([1, 0, 1, 0], abs=1e-6)
+    predictor.begin_pass(2, following)  # nobody has said anything of what comes then
+    assert predictor.expected(0) == pytest.approx([2, 0, 0, 0], abs=1e-6)
+
+
+def test_other_places_of_a_sequence_are_not_what_was_foreseen() -> None:
+    predictor = GuessingPredictor([learned(1, 2, 1)], usual(), moe_layers=LAYERS)
+    predictor.begin_pass(1, tokens([5]))
+    for layer in LAYERS:
+        speak(predictor, layer)
+    predictor.begin_pass(1, tokens([7], position=2))
+    assert predictor.expected(0)[2] == pytest.approx(0, abs=1e-6)
+
+
+def test_tokens_that_are_known_replace_what_was_foreseen_of_them() -> None:
+    predictor = GuessingPredictor([learned(1, 2, 1)], usual(), moe_layers=LAYERS)
+    predictor.begin_pass(1, tokens([5]))
+    for layer in LAYERS:
+        speak(predictor, layer)
+    predictor.begin_pass(1, replace(tokens([7], position=1), embedded_TD=torch.ones(1, 8)))
+    assert (predictor.rank(0)[0], predictor.rank(2)[0]) == (3, 3)
+
+
+def test_the_beginning_is_foreseen_from_a_token_and_what_was_seen_before_it() -> None:
+    seen: list[KnownTokens] = []
+
+    class Looks(Always):
+        def from_tokens(self, known: KnownTokens) -> Iterator[Guess]:
+            seen.append(known)
+            return iter(())
+
+    predictor = GuessingPredictor([Looks(0, 1, 0)], usual(), moe_layers=LAYERS)
+    predictor.begin_pass(2, replace(tokens([5, 6]), is_last_T=np.array([False, True])))
+    hidden_RD = torch.arange(16.0).view(2, 8)
+    for layer in LAYERS:
+        predictor.observe(layer, slice(0, 2), np.zeros((2, 1), int), hidden_RD * (1 + layer))
+    predictor.begin_pass(2, tokens([7, 8], position=1))
+    first, second = seen
+    assert first.before_TD is None and second.before_TD is not None
+    assert torch.equal(second.before_TD, torch.stack([torch.zeros(8), hidden_RD[1] * 4]))
 
 
 @given(st.integers(1, 6), st.integers(6, 12), st.integers(0, 1000))

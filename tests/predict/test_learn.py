@@ -1,5 +1,6 @@
 """Predictors learn what can be learnt from a trace, and come back from their files as they were."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -7,9 +8,12 @@ import pytest
 import torch
 
 from moebatch.errors import CheckpointError
-from moebatch.predict.guesser import LearnedGuesser, Perceptron, top_shares
+from moebatch.predict.guesser import LearnedGuesser, Perceptron, beginning_of, top_shares
 from moebatch.predict.learn import (
     Effort,
+    Examples,
+    examples_ahead,
+    examples_of_beginning,
     learn_first_gate,
     learn_perceptron,
     precision,
@@ -67,16 +71,43 @@ def seen_by(passes: int = 8, rows: int = 128) -> tuple[Seen, torch.Tensor]:
     return seen, gates
 
 
+def right(examples: Examples, epochs: int) -> float:
+    """How right one is who has learnt from the first part, about the rest."""
+    places = examples.places_N
+    known = replace(examples, places_N=places[:800])
+    perceptron = learn_perceptron(known, num_experts=EXPERTS, effort=Effort(num_epochs=epochs))
+    unseen = places[800:]
+    shares = top_shares(perceptron.logits(examples.input_of(unseen)), CHOSEN)
+    return precision(shares, examples.chosen_of(unseen))
+
+
+BY_CHANCE = CHOSEN / EXPERTS
+
+
 def test_what_a_later_layer_chooses_is_learnt_from_what_an_earlier_one_sees() -> None:
     seen, _ = seen_by()
-    hidden, chosen = seen.hidden_LND[0], seen.experts_LNK[2]
-    perceptron = learn_perceptron(
-        hidden[:800], chosen[:800], num_experts=EXPERTS, effort=Effort(num_epochs=60)
-    )
-    unseen = torch.from_numpy(hidden[800:].astype(np.float32))
-    found = precision(top_shares(perceptron.logits(unseen), CHOSEN), chosen[800:])
-    by_chance = CHOSEN / EXPERTS
-    assert found > 0.8 > by_chance
+    assert right(examples_ahead(seen, 0, stride=2), 40) > 0.8 > BY_CHANCE
+
+
+def test_what_the_next_token_chooses_is_learnt_from_what_the_last_layer_sees() -> None:
+    seen, _ = seen_by()
+    examples = examples_ahead(seen, 2, stride=1)
+    assert not seen.is_first_N[examples.places_N + 1].any()
+    assert right(examples, 40) > 0.8
+
+
+def test_what_a_token_chooses_is_learnt_from_what_it_is_and_what_was_seen_before_it() -> None:
+    seen, _ = seen_by()
+    of_tokens = torch.randn(VOCAB, HIDDEN, generator=torch.Generator().manual_seed(1))
+    examples = examples_of_beginning(seen, 0, lambda tokens: of_tokens[torch.from_numpy(tokens)])
+    input_BD = examples.input_of(examples.places_N)
+    embedded = of_tokens[torch.from_numpy(seen.tokens_N[examples.places_N + 1])]
+    before = torch.from_numpy(seen.hidden_LND[2][examples.places_N].astype(np.float32))
+    known = input_BD[:, HIDDEN:].any(dim=1)
+    assert 0.4 < known.float().mean() < 0.6
+    assert torch.equal(input_BD[known], beginning_of(embedded, before)[known])
+    assert torch.equal(input_BD[~known], beginning_of(embedded, None)[~known])
+    assert right(examples, 60) > BY_CHANCE + 0.2
 
 
 def test_the_first_gate_of_the_next_token_is_learnt_across_the_right_step() -> None:
@@ -102,18 +133,29 @@ def test_tokens_keep_what_they_chose_and_unseen_ones_go_by_all() -> None:
 
 def learned() -> LearnedGuesser:
     torch.manual_seed(0)
-    perceptron = Perceptron(
-        torch.randn(5, HIDDEN), torch.randn(5), torch.randn(EXPERTS, 5), torch.randn(EXPERTS)
-    )
-    return LearnedGuesser({0: perceptron}, CHOSEN, 2)
+
+    def perceptron(input_size: int) -> Perceptron:
+        return Perceptron(
+            torch.randn(5, input_size),
+            torch.randn(5),
+            torch.randn(EXPERTS, 5),
+            torch.randn(EXPERTS),
+        )
+
+    ahead, beginning = ([perceptron(size * HIDDEN) for _ in range(4 - size)] for size in (1, 2))
+    return LearnedGuesser(ahead, beginning, CHOSEN)
 
 
 def test_files_come_back_as_they_were(tmp_path: Path) -> None:
     path = tmp_path / "file"
-    save_learned(path, learned(), OWNER)
+    written = learned()
+    save_learned(path, written, OWNER)
     again = load_learned(path, OWNER, hidden_size=HIDDEN)
-    for one, other in zip(learned().by_position[0], again.by_position[0], strict=True):
-        assert torch.allclose(one, other, atol=1e-3)
+    assert (again.stride, again.num_chosen) == (2, CHOSEN)
+    perceptrons = [*written.ahead, *written.beginning], [*again.ahead, *again.beginning]
+    for one, other in zip(*perceptrons, strict=True):
+        for theirs, ours in zip(one, other, strict=True):
+            assert torch.allclose(theirs, ours, atol=1e-2)
     gate = torch.randn(EXPERTS, HIDDEN)
     save_first_gate(path, gate, OWNER)
     assert torch.allclose(load_first_gate(path, OWNER, hidden_size=HIDDEN), gate, atol=1e-2)
@@ -127,7 +169,7 @@ def test_files_of_another_model_or_kind_are_refused(tmp_path: Path) -> None:
     save_learned(path, learned(), OWNER)
     with pytest.raises(CheckpointError, match="is no first gate; run `moebatch calibrate"):
         load_first_gate(path, OWNER, hidden_size=HIDDEN)
-    with pytest.raises(CheckpointError, match="layer 0 is damaged"):
+    with pytest.raises(CheckpointError, match=r"perceptron ahead\.0 is damaged"):
         load_learned(path, OWNER, hidden_size=HIDDEN + 1)
     other = ModelOwner(
         folder=OWNER.folder,
