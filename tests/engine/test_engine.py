@@ -20,7 +20,7 @@ from tests.model.oracle import greedy, load
 from tests.tiny import FAMILIES
 
 LENGTHS = (1, 12, 17, 40, 3, 96, 16, 2, 33, 8)
-NEW_TOKENS = 8
+NEW_TOKENS = 5
 
 
 class TokenText:
@@ -277,7 +277,7 @@ def test_when_memory_is_refused_passes_shrink_and_answers_stay_the_same(
 ) -> None:
     from moebatch.model.decoder import Decoder
 
-    refusals = iter([False] * 7 + [True] + [False] * 6 + [True] * 2 + [False] * 10**6)
+    refusals = iter([False] * 5 + [True] + [False] * 3 + [True] * 2 + [False] * 10**6)
     real = getattr(Decoder, step)
 
     def refusing(self: Decoder, *arguments: object) -> object:
