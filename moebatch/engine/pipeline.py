@@ -131,15 +131,15 @@ class Pipeline:
 
     def next_chunk(self) -> Chunk | None:
         """The next part of an expert to go up; called with the lock held."""
-        chunk = self._parts.slots.next_chunk(self._driver.can_be_sent)
+        chunk = self._parts.slots.next_chunk(self._driver.way_up.can_be_sent)
         if chunk is not None:
-            self._driver.sending(chunk.load)
+            self._driver.way_up.sending(chunk.load)
         return chunk
 
     def chunk_moved(self, chunk: Chunk) -> None:
         """A part of an expert has gone up; called with the lock held."""
         self._parts.slots.finish_chunk(chunk)
-        self._driver.sent(chunk.load)
+        self._driver.way_up.sent(chunk.load)
 
     def chunk_task(self, key: ExpertKey, number: int, kind: Kind) -> Task:
         """A part of an expert on its way, as a task of the timeline."""

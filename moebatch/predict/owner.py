@@ -108,4 +108,4 @@ class Kind:
         return None
 
     def _advice(self, owner: ModelOwner) -> str:
-        return f"run `{self.remedy.format(folder=owner.folder)}` again"
+        return f"run `{self.remedy.format(folder=owner.folder)}`"

@@ -7,7 +7,7 @@ from itertools import chain
 from typing import Any, Protocol
 
 from moebatch.schedule.arriving import Arriving
-from moebatch.schedule.expert_load import ExpertKey, Load
+from moebatch.schedule.expert_load import ExpertKey
 from moebatch.schedule.foresight import Foresight
 from moebatch.schedule.request import (
     Announce,
@@ -29,6 +29,7 @@ from moebatch.schedule.request import (
 from moebatch.schedule.setup import Setup
 from moebatch.schedule.slots import SlotQueue
 from moebatch.schedule.task import Kind, Task, gate
+from moebatch.schedule.way_up import Straight, ThroughMemory, WayUp
 
 
 class Lanes(Protocol):
@@ -85,7 +86,7 @@ class Driver:
         learn: Callable[[int, int], None] = lambda step, micro_batch: None,
     ) -> None:
         """`slots` are those of the level that computes; `below` are those of main memory under it,
-        where experts pass that live on disk. `foresight` counts how well experts were foreseen.
+        through which experts come that live on disk. `foresight` counts how well they are foreseen.
         `learn` is told of a step and a micro-batch whose gate has spoken, when what it asks for is
         on its way and what is at hand has been launched: guesses take time."""
         self._schedule = schedule
@@ -93,13 +94,11 @@ class Driver:
         self._lanes = lanes
         self._router = router
         self._slots = slots
-        self._below = below
+        self.way_up: WayUp = Straight() if below is None else ThroughMemory(below, slots)
         self._foresight = foresight or Foresight()
         self._learn = learn
         self._to_learn: list[tuple[int, int]] = []
         """Steps and micro-batches whose gates have spoken."""
-        self._going_up: set[ExpertKey] = set()
-        slots.tell_drops(self._not_needed_below)
         self._steps: dict[int, int] = {}
         self._chosen: dict[int, dict[int, tuple[int, ...]]] = {}
         """Experts by step and micro-batch."""
@@ -128,28 +127,6 @@ class Driver:
     def step_of(self, layer: int) -> int:
         """The step for which experts of a layer are moved now."""
         return self._steps.get(layer, layer)
-
-    def can_be_sent(self, load: Load) -> bool:
-        """Whether the next chunk of an expert can go up: it has come from disk if it lives there.
-        Called by the lanes, with the lock held."""
-        return self._below is None or self._below.is_ready(load.key)
-
-    def sending(self, load: Load) -> None:
-        """A chunk of an expert goes up: below, it must stay until the last one has."""
-        if self._below is not None and load.key not in self._going_up:
-            self._going_up.add(load.key)
-            self._below.use(load.key)
-
-    def sent(self, load: Load) -> None:
-        """A chunk has gone up."""
-        if load.is_ready:
-            self._not_needed_below(load.key)
-
-    def _not_needed_below(self, key: ExpertKey) -> None:
-        """An expert has gone up, or has been given up on its way."""
-        if self._below is not None and key in self._going_up:
-            self._going_up.remove(key)
-            self._below.finish(key, keep=False)
 
     # --- requests -------------------------------------------------------------------------------
 
@@ -227,17 +204,13 @@ class Driver:
         with self._lanes.lock:
             self._slots.withdraw(layer, keep=experts)
             self._slots.announce(keys)
-            if self._below is not None:
-                self._below.announce(key for key in keys if self._slots.is_missing(key))
+            self.way_up.announce(keys)
             self._lanes.slots_changed()
 
     def _fetch(self, step: int) -> None:
-        if self._below is None:
-            return
         layer = self._begin(step)
         with self._lanes.lock:
-            keys = (ExpertKey(layer, expert) for expert in range(self._setup.num_experts))
-            self._below.announce(key for key in keys if not self._slots.is_ready(key))
+            self.way_up.fetch(ExpertKey(layer, expert) for expert in range(self._setup.num_experts))
             self._lanes.slots_changed()
 
     def _route(self, step: int, micro_batch: int) -> None:
@@ -271,13 +244,7 @@ class Driver:
 
     def _require(self, key: ExpertKey) -> None:
         self._slots.require(key)
-        if self._below is not None and not self._slots.is_ready(key):
-            self._require_below(self._below, key)
-
-    def _require_below(self, below: SlotQueue, key: ExpertKey) -> None:
-        """What goes up already stays until it has; a claim beyond that would never end."""
-        if key not in self._going_up:
-            below.require(key)
+        self.way_up.require(key)
 
     def _drop(self, step: int) -> None:
         with self._lanes.lock:
@@ -298,8 +265,8 @@ class Driver:
             key = ExpertKey(layer, expert)
             with self._lanes.lock:
                 self._slots.announce([key])
+                self.way_up.hurry([key])
                 self._lanes.slots_changed()
-            self._hurry_below([key])
             self._lanes.wait(partial(self._is_there, key), f"expert {expert} of step {step}")
 
     def _is_there(self, key: ExpertKey) -> bool:
@@ -312,7 +279,9 @@ class Driver:
 
         def wait(waiting: Sequence[ExpertKey]) -> None:
             self._learn_now()
-            self._hurry_below(waiting)
+            with self._lanes.lock:
+                self.way_up.hurry(waiting)
+                self._lanes.slots_changed()
             self._lanes.wait(
                 lambda: self._slots.first_ready(waiting) is not None, _some_of(step, waiting)
             )
@@ -330,24 +299,11 @@ class Driver:
             with self._lanes.lock:
                 self._require(key)  # nobody takes its slot between now and its launch
                 self._slots.hurry(key)
+                self.way_up.hurry([key])
                 self._lanes.slots_changed()
-            self._hurry_below([key])
             ready = partial(self._slots.is_ready, key)
             self._lanes.wait(ready, f"expert {expert} of step {step}")
             yield expert
-
-    def _hurry_below(self, waiting: Sequence[ExpertKey]) -> None:
-        """Where experts come from disk, one of those that are waited for comes first, and stays
-        until it can go up."""
-        if self._below is None:
-            return
-        with self._lanes.lock:
-            missing = [key for key in waiting if self._slots.is_missing(key)]
-            here = [key for key in missing if self._below.is_ready(key)]
-            for key in (here or missing)[:1]:
-                self._require_below(self._below, key)
-                self._below.hurry(key)
-            self._lanes.slots_changed()
 
     def _is_kept(self, task: Task) -> bool:
         """Whether a later micro-batch of the step has chosen the same expert."""

@@ -189,7 +189,7 @@ class Simulator:
     def _chunk_ended(self, chunk: Chunk, slots: SlotQueue) -> None:
         slots.finish_chunk(chunk)
         if slots is self._slots:
-            self._driver.sent(chunk.load)
+            self._driver.way_up.sent(chunk.load)
 
     def _start(self, lane: _Lane) -> None:
         """The next task of an idle lane, or a chunk where that one cannot start yet."""
@@ -207,7 +207,7 @@ class Simulator:
         if stream is None or chunk is None:
             return
         if stream.slots is self._slots:
-            self._driver.sending(chunk.load)
+            self._driver.way_up.sending(chunk.load)
         key = chunk.load.key
         step = self._driver.step_of(key.layer)
         task = Task(stream.kind, step, expert=key.expert, part=chunk.number)
@@ -236,7 +236,7 @@ class Simulator:
         self._streams: dict[str, _Stream] = {}
         if self._with_vram:
             self._streams = {
-                "dram->vram": _Stream(Kind.CHUNK, self._slots, self._driver.can_be_sent)
+                "dram->vram": _Stream(Kind.CHUNK, self._slots, self._driver.way_up.can_be_sent)
             }
             if self._below is not None:
                 self._streams |= {"disk->dram": _Stream(Kind.FETCH, self._below, _always)}

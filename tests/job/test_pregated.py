@@ -200,7 +200,7 @@ def test_pregates_that_are_missing_stale_or_damaged_are_refused(
     path = PREGATES.path(model)
     whole = path.read_bytes()
     path.write_bytes(whole[:-40])
-    with pytest.raises(CheckpointError, match=r"run `moebatch calibrate .* --pregate` again"):
+    with pytest.raises(CheckpointError, match=r"run `moebatch calibrate .* --pregate`"):
         approximation(job)
     other = replace(owner_of(model), fingerprint="another")
     save_pregates(path, random_pregates(load(model), 1), other)

@@ -44,7 +44,7 @@ def refused(path: Path, owner: ModelOwner = OWNER) -> str:
         load_table(path, owner)
     message = str(caught.value)
     assert message.startswith(f"{path}: ")
-    assert message.endswith("; run `moebatch calibrate /models/mixtral --text FILE` again")
+    assert message.endswith("; run `moebatch calibrate /models/mixtral --text FILE`")
     return message
 
 
