@@ -64,12 +64,12 @@ class Pipeline:
         self._layer_done = layer_begins
         decoder, layout = self._parts.decoder, self._lay_out(slices)
         tokens = layout.pass_tokens
+        if self._parts.log is not None:
+            self._parts.log.begin(layout, self._parts.setup.compute)
         with self._parts.computing():
             x_TD = decoder.embed(torch.from_numpy(tokens.tokens_T))
             self._work = self._pass_work(x_TD, layout)
-        if self._parts.log is not None:
-            self._parts.log.begin(layout, self._parts.setup.compute)
-        self._guesses.begin_pass(replace(tokens, embedded_TD=x_TD))
+            self._guesses.begin_pass(replace(tokens, embedded_TD=x_TD))
         self._executor.run_pass(layout.sweep(self._parts.setup.compute))
         blocks = logits_blocks(decoder, x_TD, layout, self._work.broken)
         while True:
