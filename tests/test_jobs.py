@@ -1,5 +1,6 @@
 """Examples that people copy work as they stand."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -26,7 +27,8 @@ def program(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def nightly(program: Path, tmp_path: Path) -> Callable[..., "subprocess.CompletedProcess[str]"]:
-    """What cron runs: nearly no environment, no terminal, another folder."""
+    """What cron runs: nearly no environment, no terminal, another folder. What has been compiled
+    before need not be again."""
 
     def run(job: Path, runtime: str = "1h") -> "subprocess.CompletedProcess[str]":
         return subprocess.run(
@@ -40,6 +42,7 @@ def nightly(program: Path, tmp_path: Path) -> Callable[..., "subprocess.Complete
                 "PATH": "/usr/bin:/bin",
                 "MOEBATCH": str(program),
                 "MOEBATCH_RUNTIME": runtime,
+                "XDG_CACHE_HOME": os.environ.get("XDG_CACHE_HOME", f"{Path.home()}/.cache"),
             },
         )
 

@@ -46,6 +46,11 @@ IN_MEMORY = {
 }
 
 
+_ALONE = ("three levels, CPU attention, batches of one", "one sequence")
+"""Policies under which each sequence takes passes, or tasks, of its own."""
+_FEW = 5
+
+
 def policies_of(family: str, policies: Mapping[str, Policy]) -> list[str]:
     """All of them, or those that families after the first one are tried with."""
     return [title for title in policies if family == _TWO_FAMILIES[0] or title in _USUAL]
@@ -153,10 +158,11 @@ def test_on_an_emulated_gpu_every_schedule_equals_transformers(
 ) -> None:
     for title in policies_of(family, EMULATED):
         chosen = replace(EMULATED[title], schedule=name)
+        rows = requests()[: _FEW if title in _ALONE else None]
         outcomes, _ = run(
-            tiny_checkpoint(family), chosen, requests(), device=emulated(), scratch=tmp_path
+            tiny_checkpoint(family), chosen, rows, device=emulated(), scratch=tmp_path
         )
-        assert tokens_of(outcomes) == expected(family), title
+        assert tokens_of(outcomes) == expected(family)[: len(rows)], title
 
 
 @pytest.mark.parametrize("device", [IN_MAIN_MEMORY, "emulated"], ids=["memory", "emulated"])
