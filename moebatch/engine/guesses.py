@@ -1,6 +1,5 @@
 """What gates say and what is likely before they do, for whoever drives a schedule."""
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 
 from moebatch.model.router import Routing
@@ -28,9 +27,6 @@ class Guesses:
         """Of the pass in work, and what is known to come in the next one."""
         self._last_spoken = -1
         """The layer whose gate has spoken last in this pass."""
-        self._num_kept: Counter[int] = Counter()
-        self._num_left_out: Counter[int] = Counter()
-        """Choices by layer: adaptive gating computes fewer experts than tokens choose."""
         self._setup = setup
         self._predictor = predictor
         self._routing = routing
@@ -51,9 +47,6 @@ class Guesses:
         """Tells predictor and observer what a micro-batch chose, and what its gate saw."""
         routing = self._routing(step, micro_batch)
         self._last_spoken = layer = self._setup.layer(step)
-        num_kept = sum(len(chose.rows_M) for chose in routing.tokens.values())
-        self._num_kept[layer] += num_kept
-        self._num_left_out[layer] += routing.num_tokens * self._experts_per_token - num_kept
         for rows in routing.rows:
             experts_RK = routing.chosen(rows)
             for observer in self._observers:
@@ -72,10 +65,4 @@ class Guesses:
             return []
         is_next_pass = layer <= self._last_spoken
         tokens = self._num_next if is_next_pass else self._num_tokens
-        chances_E = expected_E / num_expected * self._share_kept(layer)
-        return self._predictor.rank(layer)[: num_likely(chances_E, tokens)]
-
-    def _share_kept(self, layer: int) -> float:
-        """How many of the experts that tokens choose are computed, 0..1, as far as is known."""
-        num_kept, num_left_out = self._num_kept[layer], self._num_left_out[layer]
-        return num_kept / (num_kept + num_left_out) if num_kept else 1.0
+        return self._predictor.rank(layer)[: num_likely(expected_E / num_expected, tokens)]

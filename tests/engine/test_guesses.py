@@ -1,14 +1,12 @@
 """How many experts are said to be likely."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
-import torch
 from numpy.typing import NDArray
 
 from moebatch.engine.guesses import Guesses
-from moebatch.model.router import Routing, group_by_expert
 from moebatch.plan.likely import num_likely
 from moebatch.predict.predictor import PassTokens
 from moebatch.schedule.setup import Setup
@@ -31,17 +29,9 @@ class Fixed:
         return self.expected_E
 
 
-def guessing(
-    expected_E: Sequence[float],
-    num_tokens: int,
-    *,
-    K: int = 2,
-    routing: Callable[[int, int], Routing] | None = None,
-) -> Guesses:
-    """At the beginning of a pass."""
+def ranked(expected_E: Sequence[float], num_tokens: int, *, K: int = 2) -> Sequence[int]:
     setup = Setup(num_layers=2, num_experts=4, moe_layers=frozenset({0, 1}), num_hot=4)
-    spoken = routing or (lambda step, k: pytest.fail("no gate has spoken"))
-    guesses = Guesses(setup, Fixed(expected_E), spoken, experts_per_token=K)
+    guesses = Guesses(setup, Fixed(expected_E), lambda step, k: None, experts_per_token=K)
     every = np.ones(num_tokens, bool)
     guesses.begin_pass(
         PassTokens(
@@ -52,11 +42,7 @@ def guessing(
             is_last_T=every,
         )
     )
-    return guesses
-
-
-def ranked(expected_E: Sequence[float], num_tokens: int) -> Sequence[int]:
-    return guessing(expected_E, num_tokens).ranked(1)
+    return guesses.ranked(1)
 
 
 @pytest.mark.parametrize("expected_E", [(1, 0, 1, 0), (0.4, 0.6, 0.3, 0.7), (0.5, 0.5, 0.5, 0.5)])
@@ -80,20 +66,3 @@ def test_nothing_is_likely_before_anything_is_known() -> None:
 def test_as_many_are_likely_as_even_routing_makes_distinct() -> None:
     # 8 (1 - (1 - 1/4)^4) = 5.47
     assert num_likely(np.full(8, 0.25), 4) == 5
-
-
-def test_where_gates_leave_experts_out_fewer_are_likely() -> None:
-    experts_TK = torch.tensor([[2, 4], [0, 4], [3, 1]])  # 4 is none of them
-    routing = Routing(
-        rows=(slice(0, 3),),
-        normed_TD=torch.zeros(3, 8),
-        weights_TK=torch.zeros(3, 2),
-        experts_TK=experts_TK,
-        num_experts=4,
-        tokens=group_by_expert(experts_TK, slice(0, 3), 4),
-        outputs_TKD=torch.zeros(3, 2, 8),
-    )
-    guesses = guessing((0.4, 0.5, 0.2, 0.9), 1, routing=lambda step, k: routing)
-    guesses.learn(1, 0)
-    assert guesses.ranked(1) == [3]  # 4 of 6 choices: 1.3 experts of a token
-    assert guesses.ranked(0) == [3, 1]
