@@ -18,8 +18,8 @@ from moebatch.predict.seen import Seen
 
 PARAMETERS = 2_000_000
 """Of the perceptron of a layer (ProMoE)."""
-_WIDEST = 4
-"""Times the hidden size: small models do not need as many."""
+_WIDEST = 2
+"""Times what is looked at: small models do not need as many."""
 _BATCH = 256
 _RATE = 3e-3
 _SEED = 0
