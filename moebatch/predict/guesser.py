@@ -3,7 +3,7 @@
 Shape letters: R rows, D hidden, E experts, K experts per token, V vocabulary, W width.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -15,6 +15,7 @@ from torch import Tensor
 
 Shares = NDArray[np.float32]
 """With what chance each of some tokens chooses each expert of a layer, [R, E]; K in a row."""
+_BLOCK_ROWS = 256
 
 
 class Guess(NamedTuple):
@@ -32,8 +33,9 @@ class KnownTokens(NamedTuple):
 
     tokens_T: NDArray[np.int64]
     embedded_TD: Tensor | None = None
-    before_TD: Tensor | None = None
-    """What the last gate has seen of the token before each; zeros where nobody knows."""
+    before: Callable[[slice], Tensor | None] = lambda rows: None
+    """What the last gate has seen of the token before each of some rows, [R, D]; zeros where nobody
+    knows."""
 
 
 class Guesser(Protocol):
@@ -146,15 +148,27 @@ class LearnedGuesser:
         """The first layers."""
         if known.embedded_TD is None:
             return
-        input_TD = beginning_of(known.embedded_TD, known.before_TD)
-        for position, perceptron in enumerate(self.beginning):
-            yield Guess(position, top_shares(perceptron.logits(input_TD), self.num_chosen))
+        blocks = [self._begin(known, rows) for rows in _blocks(len(known.tokens_T))]
+        for position, shares in enumerate(zip(*blocks, strict=True)):
+            yield Guess(position, np.concatenate(shares))
 
     def from_hidden(self, position: int, hidden_RD: Tensor) -> Iterator[Guess]:
         """The layer a stride further."""
         pass_, later = divmod(position + self.stride, len(self.ahead))
         shares_RE = top_shares(self.ahead[position].logits(hidden_RD), self.num_chosen)
         yield Guess(later, shares_RE, is_next_pass=bool(pass_))
+
+    def _begin(self, known: KnownTokens, rows: slice) -> list[Shares]:
+        """What some tokens choose in the first layers."""
+        assert known.embedded_TD is not None, "asked by whoever has looked"
+        input_RD = beginning_of(known.embedded_TD[rows], known.before(rows))
+        return [top_shares(one.logits(input_RD), self.num_chosen) for one in self.beginning]
+
+
+def _blocks(num_rows: int) -> list[slice]:
+    """Long prompts are looked at a few tokens at a time: nobody has counted the memory."""
+    starts = range(0, num_rows, _BLOCK_ROWS)
+    return [slice(start, min(start + _BLOCK_ROWS, num_rows)) for start in starts]
 
 
 def beginning_of(embedded_TD: Tensor, before_TD: Tensor | None) -> Tensor:

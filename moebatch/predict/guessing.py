@@ -4,6 +4,7 @@ Shape letters: T tokens of the pass, R rows, D hidden, E experts, K experts per 
 """
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -48,7 +49,7 @@ class GuessingPredictor:
         before, self._next = self._next, Successors(num_rows, tokens)
         self._shares = {} if tokens is None else before.shares(tokens)
         if tokens is not None:
-            known = KnownTokens(tokens.tokens_T, tokens.embedded_TD, before.before(tokens))
+            known = KnownTokens(tokens.tokens_T, tokens.embedded_TD, partial(before.before, tokens))
             for guesser in self._guessers:
                 self._take(slice(0, num_rows), guesser.from_tokens(known))
 

@@ -65,15 +65,17 @@ class Successors:
             found[position][rows_M] = shares_NE[ends_M]
         return found
 
-    def before(self, tokens: PassTokens) -> Tensor | None:
-        """What was seen of the token before each of the next pass, [T, D]; zeros where that is not
-        known, None if nothing is."""
+    def before(self, tokens: PassTokens, rows: slice) -> Tensor | None:
+        """What was seen of the token before each of some rows of the next pass, [R, D]; zeros where
+        that is not known, None if nothing is."""
         if self._seen_ND is None:
             return None
         rows_M, ends_M = self._found_in(tokens)
-        before_TD = torch.zeros(len(tokens.tokens_T), self._seen_ND.shape[1])
-        before_TD[torch.from_numpy(rows_M)] = self._seen_ND[torch.from_numpy(ends_M)]
-        return before_TD
+        is_asked_M = (rows_M >= rows.start) & (rows_M < rows.stop)
+        places, ends = rows_M[is_asked_M] - rows.start, ends_M[is_asked_M]
+        before_RD = torch.zeros(rows.stop - rows.start, self._seen_ND.shape[1])
+        before_RD[torch.from_numpy(places)] = self._seen_ND[torch.from_numpy(ends)]
+        return before_RD
 
     def _behind(self, rows: slice) -> slice:
         """Those that follow tokens of some rows."""

@@ -218,8 +218,29 @@ def test_the_beginning_is_foreseen_from_a_token_and_what_was_seen_before_it() ->
         predictor.observe(layer, slice(0, 2), np.zeros((2, 1), int), hidden_RD * (1 + layer))
     predictor.begin_pass(2, tokens([7, 8], position=1))
     first, second = seen
-    assert first.before_TD is None and second.before_TD is not None
-    assert torch.equal(second.before_TD, torch.stack([torch.zeros(8), hidden_RD[1] * 4]))
+    assert first.before(slice(0, 2)) is None
+    wanted = torch.stack([torch.zeros(8), hidden_RD[1] * 4])
+    for rows in (slice(0, 2), slice(0, 1), slice(1, 2)):
+        before = second.before(rows)
+        assert before is not None and torch.equal(before, wanted[rows])
+
+
+def test_long_prompts_are_looked_at_block_by_block_and_the_guesses_are_the_same() -> None:
+    torch.manual_seed(0)
+    random = Perceptron(
+        torch.randn(4, 16), torch.randn(4), torch.randn(EXPERTS, 4), torch.randn(EXPERTS)
+    )
+    guesser = LearnedGuesser([certain(1)], [random], num_chosen=1)
+    embedded_TD, before_TD = torch.randn(700, 8), torch.randn(700, 8)
+    ids = np.arange(700)
+    (together,) = guesser.from_tokens(KnownTokens(ids, embedded_TD, lambda rows: before_TD[rows]))
+    for row in (0, 255, 256, 699):
+        here = slice(row, row + 1)
+        known = KnownTokens(
+            ids[here], embedded_TD[here], lambda rows, row=row: before_TD[row:][rows]
+        )
+        (alone,) = guesser.from_tokens(known)
+        assert together.shares_RE[row] == pytest.approx(alone.shares_RE[0], abs=1e-5)
 
 
 @given(st.integers(1, 6), st.integers(6, 12), st.integers(0, 1000))

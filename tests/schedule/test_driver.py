@@ -9,7 +9,7 @@ import pytest
 from moebatch.schedule.driver import Driver
 from moebatch.schedule.expert_load import ExpertKey
 from moebatch.schedule.names import SCHEDULES
-from moebatch.schedule.request import Sweep
+from moebatch.schedule.request import Announce, NextPass, Sweep
 from moebatch.schedule.setup import Setup
 from moebatch.schedule.slots import SlotQueue
 from moebatch.schedule.task import Kind, Task
@@ -116,3 +116,13 @@ def test_whatever_a_gate_has_said_is_learnt_before_its_step_is_over(name: str) -
         if event.startswith("learn"):
             step = event.removeprefix("learn(").partition(",")[0]
             assert f"combine({step})" in lanes.events[place:]
+
+
+@pytest.mark.parametrize("name", ["klotski", "hot", "promoe", "promoe_prefetch"])
+def test_what_tokens_say_of_the_first_layers_is_asked_when_their_pass_begins(name: str) -> None:
+    setup = Setup(num_layers=3, num_experts=4, moe_layers=frozenset(range(3)), num_hot=2, depth=2)
+    schedule = SCHEDULES[name](setup)
+    while not isinstance(next(schedule), NextPass):
+        pass
+    asked = [schedule.send(Sweep(num_micro_batches=1)), next(schedule)]
+    assert asked == [Announce(0, 2), Announce(1, 2)]
