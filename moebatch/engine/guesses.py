@@ -2,9 +2,13 @@
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
+from numpy.typing import NDArray
+
 from moebatch.model.router import Routing
-from moebatch.plan.likely import num_likely
+from moebatch.plan.likely import chances_of_any, num_likely
 from moebatch.predict.predictor import PassTokens, Predictor, RoutingObserver
+from moebatch.predict.recent_use import RecentUse
 from moebatch.schedule.setup import Setup
 
 
@@ -30,7 +34,9 @@ class Guesses:
         self._setup = setup
         self._predictor = predictor
         self._routing = routing
-        self._observers = (predictor, observer) if observer else (predictor,)
+        self._recent = RecentUse(setup.num_experts)
+        told = (predictor, self._recent)
+        self._observers = (*told, observer) if observer else told
 
     def begin_pass(self, tokens: PassTokens) -> None:
         """A pass of those tokens begins."""
@@ -59,10 +65,28 @@ class Guesses:
     def ranked(self, step: int) -> Sequence[int]:
         """As many experts as will probably be chosen, the likeliest first."""
         layer = self._setup.layer(step)
+        chances_E = self._chances_of_token(layer)
+        count = 0 if chances_E is None else num_likely(chances_E, self._tokens_at(layer))
+        return self._predictor.rank(layer)[:count]
+
+    def chances(self, layer: int) -> Sequence[float]:
+        """As they are guessed from tokens; before anybody can, as tokens have chosen of late, or as
+        often as so many do anyway."""
+        chances_E, recent_E = self._chances_of_token(layer), self._recent.chances(layer)
+        is_guess = self._predictor.is_guess(layer)
+        found_E = recent_E
+        if chances_E is not None and (is_guess or layer > self._last_spoken):
+            guessed_E = chances_of_any(chances_E, self._tokens_at(layer))
+            found_E = guessed_E if is_guess else np.maximum(guessed_E, recent_E)
+        found: list[float] = found_E.tolist()
+        return found
+
+    def _chances_of_token(self, layer: int) -> NDArray[np.float64] | None:
+        """With what chance a token chooses each expert, [E]; None if nothing is expected."""
         expected_E = self._predictor.expected(layer)
         num_expected = expected_E.sum() / self._experts_per_token
-        if not num_expected:
-            return []
-        is_next_pass = layer <= self._last_spoken
-        tokens = self._num_next if is_next_pass else self._num_tokens
-        return self._predictor.rank(layer)[: num_likely(expected_E / num_expected, tokens)]
+        return expected_E / num_expected if num_expected else None
+
+    def _tokens_at(self, layer: int) -> int:
+        """Tokens that the gate of a layer is asked about next, as far as they are known to come."""
+        return self._num_next if layer <= self._last_spoken else self._num_tokens

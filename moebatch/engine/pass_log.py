@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from moebatch.engine.layout import Group, Layout
-from moebatch.plan.likely import num_likely
 from moebatch.plan.load import PassLoad
 from moebatch.plan.sim_passes import MicroBatches
 from moebatch.plan.skew import SkewedRouting
@@ -79,15 +78,12 @@ class PassLog:
         known = self._rows.get((number, layer, micro_batch))
         return self._even.rows(number, layer, micro_batch, tokens) if known is None else known
 
-    def ranked(self, layer: int, tokens: float | None) -> Sequence[int]:
-        """Experts by how often they were chosen: all, or as many as those tokens choose."""
+    def chances(self, layer: int) -> NDArray[np.float64]:
+        """With what chance a token has chosen each expert, [E]; K in all."""
         counts_E = self._chosen.get(layer)
         if counts_E is None:
-            return self._even.ranked(layer, tokens)
-        order = np.argsort(-counts_E, kind="stable")
-        if tokens is not None:
-            order = order[: num_likely(counts_E / self._num_tokens[layer], tokens)]
-        return [int(expert) for expert in order]
+            return self._even.chances(layer)
+        return counts_E / self._num_tokens[layer]
 
     def _count(self, experts_RK: Chosen) -> NDArray[np.float64]:
         counts_E = np.bincount(experts_RK.reshape(-1), minlength=self._num_experts)

@@ -59,6 +59,7 @@ class CostModel:
         streams = policy.schedule in FORESEEING and policy.num_slots > 0
         if habits is None or not streams or not habits.covers(load.tokens):
             return None
+        predictor = habits.predictor_of(policy)
         sizes = staying(shape, policy, with_vram=self.prices.hardware.vram is not None)
         arithmetic = PassArithmetic(prices=self.prices, load=load, policy=policy)
         transfers = PassTransfers(prices=self.prices, load=load, policy=policy)
@@ -70,8 +71,8 @@ class CostModel:
         return expected_loads(
             times,
             habits.chosen(load.tokens),
-            habits.absent(policy.cache, load.tokens, sizes),
-            habits.right(habits.predictor_of(policy), load.tokens),
+            habits.absent(policy.cache, predictor, load.tokens, sizes),
+            habits.right(predictor, load.tokens),
             num_slots=policy.num_slots,
         )
 

@@ -21,7 +21,7 @@ from moebatch.plan.replay import job_loads, mean_of
 from moebatch.plan.setup import setup_of, staying
 from moebatch.spec.policy import CACHE_RULES, PAGED, PREDICTORS, CacheRule, Policy, PredictorName
 
-CacheWish = Literal["auto", "static", "lru", "lfu", "lifo", "dp"]
+CacheWish = Literal["auto", "static", "lru", "lfu", "lifo", "foreseen", "dp"]
 WORTH_CHANGING = 1.02
 """What gains less than that is not chosen over what is simpler."""
 _MOST_LOADS = 16
@@ -147,10 +147,15 @@ def divided(problem: Problem, policy: Policy, tokens: float) -> tuple[int, ...]:
     waits for the fewest experts (AdapMoE's knapsack, on measured misses)."""
     habits = problem.habits
     assert habits is not None, "nothing is known that could be divided by"
-    late_L = 1 - habits.right(habits.predictor_of(policy), tokens)
+    predictor = habits.predictor_of(policy)
+    late_L = 1 - habits.right(predictor, tokens)
     sizes = range(habits.num_experts + 1)
     absent_LS = np.stack(
-        [habits.absent(policy.cache, tokens, [size] * habits.num_layers) for size in sizes], axis=1
+        [
+            habits.absent(policy.cache, predictor, tokens, [size] * habits.num_layers)
+            for size in sizes
+        ],
+        axis=1,
     )
     even = staying(problem.shape, replace(policy, cache_sizes=()), with_vram=problem.with_vram)
     return best_sizes(absent_LS * late_L[:, None], sum(even))

@@ -25,7 +25,9 @@ class Habits:
     """Experts of a layer that are chosen by at least one token."""
     missing: Mapping[CacheRule, Floats]
     """Of these, those that are not there, by how many of the layer's experts stay,
-    [B, L, E + 1]."""
+    [B, L, E + 1]. With the rule foreseen: if nobody foresees anything."""
+    missing_known: Floats
+    """The same with the rule foreseen, if all that the next pass chooses is known."""
     accuracy: Mapping[PredictorName, tuple[float, ...]]
     """Of the K experts that a predictor names for a token, the share that is chosen, by layer;
     `none` names those that are chosen most often."""
@@ -48,10 +50,17 @@ class Habits:
         """Experts of each layer that a pass needs, [L]."""
         return self._between(self.chosen_BL, tokens)
 
-    def absent(self, rule: CacheRule, tokens: float, sizes: Sequence[int]) -> Floats:
-        """Of these, those that are not among the so many that stay in each layer, [L]."""
+    def absent(
+        self, rule: CacheRule, predictor: PredictorName, tokens: float, sizes: Sequence[int]
+    ) -> Floats:
+        """Of these, those that are not among the so many that stay in each layer, [L]. What a
+        predictor is right about is known to a cache that goes by it."""
+        layers = np.arange(self.num_layers)
         missing_LS = self._between(self.missing[rule], tokens)
-        absent_L: Floats = missing_LS[np.arange(self.num_layers), np.asarray(sizes)]
+        if rule == "foreseen" and predictor != "none":
+            known_LS = self._between(self.missing_known, tokens)
+            missing_LS += np.asarray(self.accuracy[predictor])[:, None] * (known_LS - missing_LS)
+        absent_L: Floats = missing_LS[layers, np.asarray(sizes)]
         return absent_L
 
     def right(self, predictor: PredictorName, tokens: float) -> Floats:

@@ -9,6 +9,7 @@ from moebatch.plan.cache_sizes import even_sizes
 from moebatch.plan.distinct_experts import distinct_experts
 from moebatch.plan.lanes import BATCH_BY_BATCH_SCHEDULES, WHOLE_LAYER_SCHEDULES
 from moebatch.schedule.cache import Cache, Rule
+from moebatch.schedule.caches import make_cache
 from moebatch.schedule.expert_load import ExpertKey
 from moebatch.schedule.setup import Setup
 from moebatch.schedule.simulate import Room
@@ -21,6 +22,8 @@ CHUNK_BYTES = 16 * 2**20
 """A required expert waits for one such piece of another at most."""
 MAX_CHUNKS = 8
 """Pieces of an expert in a simulation; more only take longer to simulate."""
+FORESEEN_STEPS = 2
+"""As far ahead as predictors look, by their papers."""
 Key = TypeVar("Key")
 Hottest = Mapping[int, Sequence[int]]
 """All experts of each MoE layer in an order."""
@@ -112,7 +115,7 @@ def residents(
 
 def cache_of(shape: ModelShape, policy: Policy, *, with_vram: bool) -> Cache:
     """What keeps experts that have been computed, where those that stay change; else nothing."""
-    return Cache(cache_sizes(shape, policy, with_vram=with_vram), _rule(policy))
+    return make_cache(cache_sizes(shape, policy, with_vram=with_vram), _rule(policy))
 
 
 def cache_sizes(shape: ModelShape, policy: Policy, *, with_vram: bool) -> dict[int, int]:
@@ -212,6 +215,8 @@ def _depth(shape: ModelShape, policy: Policy, num_hot: int) -> int:
     """Steps ahead that slots can hold, of experts that a batch chooses when all of it decodes."""
     foreseen = min(num_hot, round(distinct_experts(shape, policy.batch_size)))
     steps = ceil(policy.num_slots / max(1, foreseen))
+    if policy.cache == "foreseen":  # all slots are for whoever comes
+        steps = max(steps, FORESEEN_STEPS)
     return max(1, min(steps, len(shape.moe_layers) - 1))
 
 

@@ -7,6 +7,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from moebatch.plan.likely import chances_of_any, num_likely
 from moebatch.plan.load import PassLoad
 from moebatch.plan.problem import Problem
 from moebatch.plan.setup import room_of, setup_of, staged, streamed_per_layer
@@ -26,8 +27,8 @@ class Routing(Protocol):
     def rows(self, number: int, layer: int, micro_batch: int, tokens: float) -> NDArray[np.float64]:
         """Tokens of each expert, [E], where so many tokens of a pass choose."""
 
-    def ranked(self, layer: int, tokens: float | None) -> Sequence[int]:
-        """Experts by their popularity: all, or as many as those tokens choose."""
+    def chances(self, layer: int) -> NDArray[np.float64]:
+        """With what chance a token chooses each expert, [E]; K in all."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -124,8 +125,18 @@ class SimWorld:
     def ranked(self, step: int) -> Sequence[int]:
         """The most popular experts of the layer: as many as the policy asks for, or as will
         probably be chosen."""
-        tokens = self._now.tokens if self.policy.num_hot is None else None
-        return self.routing.ranked(self.setup.layer(step), tokens)
+        chances_E = self.routing.chances(self.setup.layer(step))
+        ranked: list[int] = np.argsort(-chances_E, kind="stable").tolist()
+        if self.policy.num_hot is None:
+            return ranked[: num_likely(chances_E, self._now.tokens)]
+        return ranked
+
+    def chances(self, layer: int) -> Sequence[float]:
+        """What so many tokens choose that like some experts better than others."""
+        chances: list[float] = chances_of_any(
+            self.routing.chances(layer), self._now.tokens
+        ).tolist()
+        return chances
 
     def seconds(self, task: Task) -> float:
         """What the table says of a kind of task, or the cost model."""

@@ -4,14 +4,12 @@ Popularity falls as rank**-s, ranks shuffled in each layer; 0 is even, as gates 
 are. Shape letters: L layers, T tokens, E experts, K experts per token.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
-from moebatch.plan.likely import num_likely
 from moebatch.spec.shape import ModelShape
 
 _MOST_DRAWN = 1024
@@ -36,20 +34,19 @@ class SkewedRouting:
                 self._choices(rng, count).ravel(), minlength=self.shape.num_experts
             )
         else:
-            by_rank = rng.binomial(count, self.chances)
+            by_rank = rng.binomial(count, self.chances_by_rank)
         rows = np.zeros(self.shape.num_experts)
         rows[self._orders[layer]] = by_rank
         return rows
 
-    def ranked(self, layer: int, tokens: float | None) -> Sequence[int]:
-        """Experts by their popularity: all, or as many as those tokens choose."""
-        ranks = self._orders[layer]
-        if tokens is not None:
-            ranks = ranks[: num_likely(self.chances, tokens)]
-        return [int(expert) for expert in ranks]
+    def chances(self, layer: int) -> NDArray[np.float64]:
+        """With what chance a token chooses each expert, [E]; K in all."""
+        chances = np.zeros(self.shape.num_experts)
+        chances[self._orders[layer]] = self.chances_by_rank
+        return chances
 
     @cached_property
-    def chances(self) -> NDArray[np.float64]:
+    def chances_by_rank(self) -> NDArray[np.float64]:
         """With what chance a token chooses the expert of each rank, [E]; K in all."""
         if self.exponent == 0:
             share = self.shape.experts_per_token / self.shape.num_experts

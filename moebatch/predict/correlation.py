@@ -73,6 +73,13 @@ class CorrelationPredictor:
         """How many tokens of the pass are expected to choose each expert, [E]."""
         return self.spoken(layer) + self._expected_of_rest(self._choices.position(layer))
 
+    def is_guess(self, layer: int) -> bool:
+        """Whether tokens have chosen in the layer before and not in this one."""
+        position = self._choices.position(layer)
+        if position == 0 or self._table.path_length == 0:
+            return False
+        return self._choices.num_spoken(position - 1) > self._choices.num_spoken(position)
+
     def spoken(self, layer: int) -> Floats:
         """How many tokens of the pass have chosen each expert so far, [E]."""
         position = self._choices.position(layer)

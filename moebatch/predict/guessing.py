@@ -77,9 +77,8 @@ class GuessingPredictor:
         """How many tokens of the pass are expected to choose each expert, [E]."""
         position = self._position[layer]
         num_spoken = self._num_spoken.get(position, 0)
-        next_E = self._next.expected(position)
-        if self._num_rows and num_spoken == self._num_rows and next_E is not None:
-            return next_E
+        if self._speaks_of_next(position):
+            return self._next.expected(position)
         expected_E = self._rest.expected(layer)
         shares_TE = self._shares.get(position)
         if shares_TE is None:
@@ -91,6 +90,17 @@ class GuessingPredictor:
         guessed_E: Floats = open_RE[is_guessed_R].sum(axis=0, dtype=np.float64)
         others_E: Floats = (expected_E - spoken_E) * share_of_rest
         return spoken_E + guessed_E + others_E
+
+    def is_guess(self, layer: int) -> bool:
+        """Whether somebody has looked at tokens that have not chosen there yet."""
+        position = self._position[layer]
+        is_guessed = position in self._shares or self._speaks_of_next(position)
+        return is_guessed or self._rest.is_guess(layer)
+
+    def _speaks_of_next(self, position: int) -> bool:
+        """Whether all tokens of the pass have chosen, and something is foreseen of the next."""
+        num_spoken = self._num_spoken.get(position, 0)
+        return 0 < num_spoken == self._num_rows and self._next.is_guessed(position)
 
     def _take(self, rows: slice, guesses: Iterable[Guess]) -> None:
         for position, shares_RE, is_next_pass in guesses:

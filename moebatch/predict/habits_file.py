@@ -17,7 +17,7 @@ from moebatch.spec.policy import CACHE_RULES, PREDICTORS
 HABITS = Kind(
     title="file of habits",
     file="habits",
-    version=1,
+    version=2,
     remedy="moebatch calibrate {folder} --text FILE",
 )
 
@@ -26,6 +26,7 @@ def save_habits(path: Path, habits: Habits, owner: ModelOwner) -> None:
     """Writes them, whole or not at all. Raises StorageError."""
     arrays = {"chosen": habits.chosen_BL.astype(np.float32)}
     arrays |= {f"missing.{rule}": f.astype(np.float32) for rule, f in habits.missing.items()}
+    arrays["missing.known"] = habits.missing_known.astype(np.float32)
     for name, of_L in habits.accuracy.items():
         arrays[f"accuracy.{name}"] = np.array(of_L, np.float32)
     HABITS.save(path, owner, arrays, batches=list(habits.batches))
@@ -46,6 +47,7 @@ def load_habits(path: Path, owner: ModelOwner) -> Habits:
         batches=tuple(batches),
         chosen_BL=figures["chosen"],
         missing={rule: figures[f"missing.{rule}"] for rule in CACHE_RULES},
+        missing_known=figures["missing.known"],
         accuracy={name: tuple(of_L) for name, of_L in accuracy.items() if of_L is not None},
     )
 
@@ -55,7 +57,7 @@ def _reason(arrays: Arrays, batches: Any, owner: ModelOwner) -> str | None:
         return "its description is damaged"
     sizes = len(batches), len(owner.moe_layers), owner.num_experts + 1
     expected = {"chosen": sizes[:2], "accuracy.none": sizes[1:2]}
-    expected |= {f"missing.{rule}": sizes for rule in CACHE_RULES}
+    expected |= {f"missing.{rule}": sizes for rule in (*CACHE_RULES, "known")}
     expected |= dict.fromkeys(_accuracies(arrays), sizes[1:2])
     if {name: array.shape for name, array in arrays.items()} != expected:
         return "its figures are not those of the model's layers"

@@ -71,3 +71,7 @@ class Predictor(RoutingObserver, Protocol):
 
         They sum to T times K, where T are the tokens of the pass for which this is a guess.
         """
+
+    def is_guess(self, layer: int) -> bool:
+        """Whether `expected` goes by what is known of tokens that have not chosen there yet, of
+        this pass or of the next, and not only by what others have chosen."""

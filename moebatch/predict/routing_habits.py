@@ -11,11 +11,14 @@ from numpy.typing import NDArray
 
 from moebatch.plan.habits import Floats, Habits
 from moebatch.predict.predictor import Chosen
+from moebatch.predict.recent_use import after_pass
 from moebatch.spec.policy import CacheRule, PredictorName
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _MOST_PASSES = 768
 """So many of each size are looked at."""
+_MOST_KNOWN_PASSES = 256
+"""The same where caches of all sizes are tried out."""
 _FEWEST_PASSES = 16
 _WARM_SHARE = 4
 """One of so many only fills the caches."""
@@ -40,11 +43,13 @@ def measure_habits(
     """
     num_tokens, num_experts = experts_LTK.shape[1], popular_LE.shape[1]
     batches = [size for size in BATCHES if size == 1 or num_tokens // size >= _FEWEST_PASSES]
-    found = [_missing(_passes(experts_LTK, size, num_experts), popular_LE) for size in batches]
+    passes = [_passes(experts_LTK, size, num_experts) for size in batches]
+    found = [_missing(of_size, popular_LE) for of_size in passes]
     return Habits(
         batches=tuple(batches),
         chosen_BL=np.stack([missing["static"][:, 0] for missing in found]),
         missing={rule: np.stack([missing[rule] for missing in found]) for rule in found[0]},
+        missing_known=np.stack([_missing_known(of_size) for of_size in passes]),
         accuracy=accuracy,
     )
 
@@ -76,6 +81,29 @@ def _missing(passes: list[Bools], popular_LE: NDArray[np.integer]) -> dict[Cache
     return {rule: _from_rank_on(ranked_LE / num_counted) for rule, ranked_LE in by_rank.items()}
 
 
+def _missing_known(passes: list[Bools]) -> Floats:
+    """Experts of a mean pass that are not there, by how many stay, if those leave first that the
+    next pass of their layer does not choose, [L, E + 1]."""
+    passes = passes[:_MOST_KNOWN_PASSES]
+    num_warm = len(passes) // _WARM_SHARE
+    num_layers, num_experts = passes[0].shape
+    sizes_S = np.arange(num_experts + 1)
+    held_LSE = np.zeros((num_layers, num_experts + 1, num_experts), np.bool_)
+    recent_LE = np.zeros((num_layers, num_experts))
+    missing_LS = np.zeros((num_layers, num_experts + 1))
+    for number, is_chosen_LE in enumerate(passes):
+        order_LE = np.argsort(-(is_chosen_LE + recent_LE / 2), axis=1, kind="stable")
+        rank_LE = np.argsort(order_LE, axis=1)
+        ranked_LSE = np.take_along_axis(held_LSE, order_LE[:, None], axis=2)
+        ranked_LSE &= ranked_LSE.cumsum(axis=2) <= sizes_S[:, None]
+        held_LSE = np.take_along_axis(ranked_LSE, rank_LE[:, None], axis=2)
+        if number >= num_warm:
+            missing_LS += (is_chosen_LE[:, None] & ~held_LSE).sum(axis=2)
+        held_LSE |= is_chosen_LE[:, None]
+        recent_LE = after_pass(recent_LE, is_chosen_LE)
+    return missing_LS / (len(passes) - num_warm)
+
+
 def _with_worths(
     passes: list[Bools], popular_LE: NDArray[np.integer]
 ) -> Iterator[tuple[Bools, dict[CacheRule, Floats]]]:
@@ -84,6 +112,7 @@ def _with_worths(
     last_LE = np.full(popular_LE.shape, -1.0)
     first_LE = np.full(popular_LE.shape, float(len(passes)))
     count_LE = np.zeros(popular_LE.shape)
+    recent_LE = np.zeros(popular_LE.shape)
     for number, is_chosen_LE in enumerate(passes):
         yield (
             is_chosen_LE,
@@ -92,11 +121,13 @@ def _with_worths(
                 "lru": last_LE,
                 "lfu": count_LE + last_LE / len(passes),  # of equals the one used last
                 "lifo": -first_LE,
+                "foreseen": recent_LE,
             },
         )
         first_LE = np.where(is_chosen_LE, np.minimum(first_LE, number), first_LE)
         last_LE = np.where(is_chosen_LE, float(number), last_LE)
         count_LE = count_LE + is_chosen_LE
+        recent_LE = after_pass(recent_LE, is_chosen_LE)
 
 
 def _from_rank_on(ranked_LE: Floats) -> Floats:

@@ -50,10 +50,14 @@ class Successors:
         places = torch.from_numpy(self._ends_N[ours] - rows.start)
         self._seen_ND[ours] = hidden_RD[places.to(hidden_RD.device)].float().cpu()
 
-    def expected(self, position: int) -> Floats | None:
-        """How many of them are expected to choose each expert, [E], if anything is guessed."""
-        shares_NE = self._shares.get(position)
-        return None if shares_NE is None else np.nansum(shares_NE, axis=0, dtype=np.float64)
+    def is_guessed(self, position: int) -> bool:
+        """Whether anything is guessed about a layer."""
+        return position in self._shares
+
+    def expected(self, position: int) -> Floats:
+        """How many of them are expected to choose each expert of a guessed layer, [E]."""
+        expected_E: Floats = np.nansum(self._shares[position], axis=0, dtype=np.float64)
+        return expected_E
 
     def shares(self, tokens: PassTokens) -> dict[int, Shares]:
         """What was guessed of the tokens of the next pass, by position, [T, E]."""

@@ -3,14 +3,12 @@
 Shape letters: L MoE layers, T tokens, E experts, K experts per token.
 """
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from moebatch.errors import ConfigError, Fault
-from moebatch.plan.likely import num_likely
 from moebatch.predict.trace import RoutingTrace
 from moebatch.spec.shape import ModelShape
 
@@ -53,13 +51,10 @@ class TraceRouting:
         taken = np.arange(first, first + min(count, len(of_layer))) % len(of_layer)
         return self._counts(of_layer[taken]) * (count / len(taken))
 
-    def ranked(self, layer: int, tokens: float | None) -> Sequence[int]:
-        """Experts by how often the trace has them: all, or as many as those tokens choose."""
-        chances_E = self._chances_LE[self._layers[layer]]
-        order = np.argsort(-chances_E, kind="stable")
-        if tokens is not None:
-            order = order[: num_likely(chances_E, tokens)]
-        return [int(expert) for expert in order]
+    def chances(self, layer: int) -> NDArray[np.float64]:
+        """With what chance a token of the trace chooses each expert, [E]; K in all."""
+        chances_E: NDArray[np.float64] = self._chances_LE[self._layers[layer]]
+        return chances_E
 
     def _counts(self, experts_TK: NDArray[np.integer]) -> NDArray[np.float64]:
         counts = np.bincount(experts_TK.ravel(), minlength=self._num_experts)

@@ -1,87 +1,43 @@
-"""Experts that stay in case after they have been computed: how many of each layer, and which one
-leaves when there is one too many.
+"""Experts that stay in case after they have been computed, and which one leaves for another."""
 
-Every layer has slots of its own, since layers come in turn: one list for all of them would always
-give up what is needed next.
-"""
-
-from collections import Counter
-from collections.abc import Callable, Mapping
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from typing import Literal, Protocol
 
 from moebatch.schedule.expert_load import ExpertKey, Load
 
-Rule = Literal["lru", "lfu", "lifo"]
+Rule = Literal["lru", "lfu", "lifo", "foreseen"]
 """Who leaves: the one whose last use is longest ago; the one that was used least often; the one
-that came last. Where each expert is used in each pass, the first rule keeps nothing until it is
-used again (it thrashes), the others keep as many as there are slots."""
+that came last; the one that is least likely to be used when its layer's turn comes. Where each
+expert is used in each pass, the first rule keeps nothing until it is used again (it thrashes), the
+next two keep as many as there are slots."""
 
 
-class Cache:
-    """Which experts stay. `take` is asked whenever one has been computed."""
-
-    def __init__(self, sizes: Mapping[int, int], rule: Rule = "lifo") -> None:
-        """`sizes` are slots by layer; a layer that is not there has none."""
-        self._sizes = dict(sizes)
-        self._leaves = _RULES[rule]
-        self._held: dict[int, list[Load]] = {}
-        """By layer, the one whose last use is longest ago first."""
-        self._uses: Counter[ExpertKey] = Counter()
-        self._entries: Counter[ExpertKey] = Counter()
-        self._num_entered = 0
+class Cache(Protocol):
+    """Which experts stay. To be asked by whoever owns the slots."""
 
     @property
     def num_slots(self) -> int:
-        """Of all layers together."""
-        return sum(self._sizes.values())
+        """For experts that stay, of all layers together."""
+
+    @property
+    def asks_for_chances(self) -> bool:
+        """Whether `expect` is of any use."""
+
+    def expect(self, layer: int, chances_E: Sequence[float]) -> None:
+        """With what chance each expert of a layer is used when its turn comes."""
 
     def take(self, load: Load) -> Load | None:
-        """Keeps an expert that has just been used, and says which one leaves for it: itself, if it
-        does not stay; None if there is room."""
-        held = self._held.setdefault(load.key.layer, [])
-        self._uses[load.key] += 1
-        if load.is_cached:
-            held.remove(load)
-        else:
-            self._num_entered += 1
-            self._entries[load.key] = self._num_entered
-        held.append(load)
-        load.is_cached = True
-        if len(held) <= self._sizes.get(load.key.layer, 0):
-            return None
-        free = [other for other in held if not other.is_claimed]
-        leaving = min(free, key=lambda other: self._leaves(self, held, other))
-        self.leave(leaving)
-        return leaving
+        """Keeps an expert that has just been used, and says which one leaves for it at once:
+        itself, if it does not stay; None if there is room."""
+
+    def keep_idle(self, load: Load) -> bool:
+        """Keeps an expert that nobody wants now, if that is any use; whether it does."""
+
+    def give_way(self, newcomer: Load, *, is_certain: bool) -> Load | None:
+        """The one whose slot a newcomer without one should have; None if it is worth less."""
 
     def leave(self, load: Load) -> None:
         """An expert that was kept is kept no more."""
-        load.is_cached = False
-        self._held[load.key.layer].remove(load)
 
-    def check_integrity(self, layer_loads: Mapping[ExpertKey, Load]) -> None:
+    def check_integrity(self, loads: Mapping[ExpertKey, Load]) -> None:
         """Asserts that what is kept is there, and not more than there are slots for."""
-        kept = {key for key, load in layer_loads.items() if load.is_cached}
-        assert kept == {load.key for held in self._held.values() for load in held}, "kept differs"
-        for layer, held in self._held.items():
-            assert len(held) <= self._sizes.get(layer, 0), f"layer {layer} keeps too many"
-            assert all(load.is_ready for load in held), "what is kept has arrived"
-
-    # --- who leaves: whoever has the smallest of these ------------------------------------------
-
-    def _by_last_use(self, held: list[Load], load: Load) -> tuple[int, ...]:
-        return (held.index(load),)
-
-    def _by_uses(self, held: list[Load], load: Load) -> tuple[int, ...]:
-        # Of equals the last that came, or cyclic use would keep nothing.
-        return (self._uses[load.key], -self._entries[load.key])
-
-    def _by_entry(self, held: list[Load], load: Load) -> tuple[int, ...]:
-        return (-self._entries[load.key],)
-
-
-_RULES: Mapping[str, Callable[[Cache, list[Load], Load], tuple[int, ...]]] = {
-    "lru": Cache._by_last_use,
-    "lfu": Cache._by_uses,
-    "lifo": Cache._by_entry,
-}

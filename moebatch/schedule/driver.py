@@ -69,6 +69,9 @@ class Router(Protocol):
     def ranked(self, step: int) -> Sequence[int]:
         """Experts of the step's layer worth having beforehand, the likeliest first."""
 
+    def chances(self, layer: int) -> Sequence[float]:
+        """With what chance each expert of a layer is chosen when its turn comes, [E]."""
+
 
 class Driver:
     """Answers a schedule's requests with what slots, gates and lanes say."""
@@ -111,6 +114,8 @@ class Driver:
 
     def run_pass(self, sweep: Sweep) -> None:
         """Goes through one pass; all of it has been computed when this returns."""
+        for layer in sorted(self._setup.moe_layers):
+            self._expect(layer)
         self._advance(sweep)
 
     def close(self) -> None:
@@ -185,6 +190,7 @@ class Driver:
         if count is None:
             self._bring(step, range(self._setup.num_experts))
         else:
+            self._expect(self._setup.layer(step))
             self._foresee(step, self._router.ranked(step)[:count])
 
     def _select(self, step: int) -> None:
@@ -240,7 +246,16 @@ class Driver:
 
     def _learn_now(self) -> None:
         while self._to_learn:
-            self._learn(*self._to_learn.pop(0))
+            step, micro_batch = self._to_learn.pop(0)
+            self._learn(step, micro_batch)
+            self._expect(self._setup.layer(step))
+
+    def _expect(self, layer: int) -> None:
+        """Says how likely experts of a layer are, where that decides who stays."""
+        if self._slots.asks_for_chances:
+            chances_E = self._router.chances(layer)
+            with self._lanes.lock:
+                self._slots.expect(layer, chances_E)
 
     def _require(self, key: ExpertKey) -> None:
         self._slots.require(key)

@@ -9,8 +9,9 @@ from moebatch.schedule.slot_table import SlotTable
 class SendOrder:
     """Required experts in their order, then announced ones in theirs, as far as there are slots.
 
-    Announced experts take free slots only. Required ones also take the slot of one that has no
-    claim to it; the one that is awaited, in the end, that of another required one.
+    Announced experts take free slots, and those that the cache gives up for them. Required ones
+    also take the slot of one that has no claim to it; the one that is awaited, in the end, that of
+    another required one.
     """
 
     def __init__(self, table: SlotTable) -> None:
@@ -30,13 +31,24 @@ class SendOrder:
                 return load
             is_full = True
         for load in self._table.announced:
-            if available(load) and (load.slot is not None or self._take_free(load)):
+            if available(load) and (load.slot is not None or self._find_spare(load)):
                 return load
         return None
 
+    def _find_spare(self, load: Load) -> bool:
+        """Gives an announced load a slot that nobody needs as much; whether there was one."""
+        if not self._table.has_free_slot:
+            self._give_way(load, is_certain=False)
+        return self._take_free(load)
+
     def _find_slot(self, load: Load) -> bool:
         """Gives a required load a slot, another's if need be; whether there was one."""
-        if not self._table.has_free_slot and not self._make_room() and load is self.awaited:
+        if not (
+            self._table.has_free_slot
+            or self._give_way(load, is_certain=True)
+            or self._make_room()
+            or load is not self.awaited
+        ):
             self._take_back()
         return self._take_free(load)
 
@@ -44,6 +56,13 @@ class SendOrder:
         if self._table.has_free_slot:
             self._table.take_slot(load)
         return load.slot is not None
+
+    def _give_way(self, load: Load, *, is_certain: bool) -> bool:
+        """Frees the slot of an expert that stays in case; whether there was one."""
+        leaving = self._table.cache.give_way(load, is_certain=is_certain)
+        if leaving is not None:
+            self._table.drop(leaving)
+        return leaving is not None
 
     def _make_room(self) -> bool:
         """Frees the slot of a load that has no claim to it, if one can be freed now: of announced

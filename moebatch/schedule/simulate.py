@@ -8,6 +8,7 @@ from heapq import heappop, heappush
 from typing import Protocol
 
 from moebatch.schedule.cache import Cache, Rule
+from moebatch.schedule.caches import make_cache
 from moebatch.schedule.driver import Driver, Router
 from moebatch.schedule.expert_load import Chunk, ExpertKey
 from moebatch.schedule.foresight import Foresight
@@ -95,7 +96,7 @@ class Simulator:
         self._last_reason: str | None = None
         self._spans: list[Span] = []
         self._chunks: dict[Task, tuple[Chunk, SlotQueue]] = {}
-        cache = Cache(room.cache_sizes, room.cache_rule)
+        cache = make_cache(room.cache_sizes, room.cache_rule)
         self._slots = _slot_queue(setup, room.num_chunks, room.num_slots, room.resident, cache)
         self.foresight = Foresight()
         self._below: SlotQueue | None = None

@@ -98,4 +98,9 @@ class SlotUse:
         if load.is_wanted_again:
             load.is_wanted_again = False
         else:
+            self._part_with(load)
+
+    def _part_with(self, load: Load) -> None:
+        """Nobody needs a load: it stays in case, or leaves."""
+        if not self._table.cache.keep_idle(load):
             self._table.drop(load)

@@ -4,9 +4,10 @@ Pure bookkeeping: whoever moves bytes asks what to move next and says when it is
 computes says what it needs. Reader threads drive it as well as a virtual clock does.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from moebatch.schedule.cache import Cache
+from moebatch.schedule.caches import make_cache
 from moebatch.schedule.expert_load import Chunk, ExpertKey, Load
 from moebatch.schedule.send_order import SendOrder
 from moebatch.schedule.slot_table import SlotTable
@@ -16,11 +17,12 @@ from moebatch.schedule.slot_use import SlotUse
 class SlotQueue(SlotUse):
     """Slots of one level, and the queue of experts that want to be in them.
 
-    Announced experts take free slots only. Required ones come first, and take the slot of an
-    announced one, of the one that is needed last, when none is free; next those of experts that
-    have been computed already and only stay in case. A chunk in flight is never cancelled, so a
-    required expert waits for one chunk at most. An expert that is required is never given up before
-    it has been computed, but for one that somebody waits for when there is no other slot.
+    Announced experts take free slots, and those of experts that the cache gives up for them.
+    Required ones come first, and take the slot of one of these, of an announced one, of the one
+    that is needed last, when none is free; next those of experts that have been computed already
+    and are kept until their step is over. A chunk in flight is never cancelled, so a required
+    expert waits for one chunk at most. An expert that is required is never given up before it has
+    been computed, but for one that somebody waits for when there is no other slot.
 
     Here is what is wanted and what moves; `SlotUse` is what computes.
     """
@@ -36,7 +38,7 @@ class SlotQueue(SlotUse):
         """`num_slots` are those for experts that come and go; residents, and those that `cache`
         keeps, have their own."""
         table = SlotTable(
-            num_chunks, num_slots=num_slots, resident=resident, cache=cache or Cache({})
+            num_chunks, num_slots=num_slots, resident=resident, cache=cache or make_cache({})
         )
         super().__init__(table)
         self._order = SendOrder(self._table)
@@ -78,6 +80,17 @@ class SlotQueue(SlotUse):
         """Asserts that each slot has one owner and that nothing is sent that nobody wants."""
         self._table.check_integrity()
 
+    # --- what is likely -------------------------------------------------------------------------
+
+    @property
+    def asks_for_chances(self) -> bool:
+        """Whether `expect` is of any use."""
+        return self._table.cache.asks_for_chances
+
+    def expect(self, layer: int, chances_E: Sequence[float]) -> None:
+        """With what chance each expert of a layer is used when its turn comes."""
+        self._table.cache.expect(layer, chances_E)
+
     # --- what is wanted -------------------------------------------------------------------------
 
     def announce(self, upcoming: Iterable[ExpertKey]) -> None:
@@ -117,7 +130,7 @@ class SlotQueue(SlotUse):
             if load.key.expert in keep:
                 continue
             if load.is_announced:
-                self._table.drop(load)
+                self._part_with(load)
             elif load.is_cached:
                 load.is_wanted_again = False
 

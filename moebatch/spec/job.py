@@ -143,14 +143,16 @@ class ExpertsSection(Section):
     calibrate` has left beside the model; none: how often each was chosen so far; the others have to
     be there."""
     cache: Annotated[
-        Literal["auto", "static", "lru", "lfu", "lifo", "dp"],
-        one_of("auto", "static", "lru", "lfu", "lifo", "dp"),
+        Literal["auto", "static", "lru", "lfu", "lifo", "foreseen", "dp"],
+        one_of("auto", "static", "lru", "lfu", "lifo", "foreseen", "dp"),
     ] = "auto"
     """Which experts stay where they are computed. static: the same ones throughout, those that are
     chosen most often, which cannot thrash; lru, lfu and lifo keep what has been computed, until
     another one of its layer takes the place of the one that was not used for longest, was used
-    least often, or came last; dp: lru, divided among the layers as calibration has shown to be
-    best. auto: what suits the job best, static where nothing is known."""
+    least often, or came last; foreseen: whoever needs room takes that of the expert, of whatever
+    layer, that the predictor holds for least likely to be chosen next; dp: lru, divided among the
+    layers as calibration has shown to be best. auto: what suits the job best, static where nothing
+    is known."""
     gating: Annotated[
         Literal["exact", "adaptive", "pre-gated"], one_of("exact", "adaptive", "pre-gated")
     ] = "exact"

@@ -36,11 +36,14 @@ static: all prompts of a batch first, then its answers, then the next batch."""
 SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)
 PAGED = frozenset({"cgopipe", "fastdecode", "flexgen", "flexgen_c"})
 """Schedules that bring weights layer by layer into two halves of a buffer, not expert by expert."""
-CacheRule = Literal["static", "lru", "lfu", "lifo"]
+CacheRule = Literal["static", "lru", "lfu", "lifo", "foreseen"]
 """Which experts stay where they are computed. static: the same ones throughout. Otherwise those
 that have been computed, until another one of their layer takes their place; the rule says whose:
 that whose last use is longest ago, that of the one used least often, that of the one that came
-last."""
+last. foreseen: whoever needs a slot, of whatever layer, takes that of the one least likely to be
+chosen when its layer's turn comes."""
+UNDIVIDED: frozenset[CacheRule] = frozenset({"static", "foreseen"})
+"""Spread evenly over the layers, or shared by all of them."""
 CACHE_RULES: tuple[CacheRule, ...] = get_args(CacheRule)
 PredictorName = Literal["none", "correlation", "token", "next-gate", "learned"]
 """What says which experts come next. none: how often each was chosen so far; correlation: what was
@@ -128,7 +131,7 @@ class Policy:
         assert self.num_slots >= 0, "counts are not negative"
         assert self.num_hot is None or self.num_hot >= 0, "counts are not negative"
         assert all(size >= 0 for size in self.cache_sizes), "counts are not negative"
-        assert self.cache != "static" or not self.cache_sizes, "experts that stay are spread evenly"
+        assert self.cache not in UNDIVIDED or not self.cache_sizes, "layers have no sizes there"
 
     @property
     def num_micro_batches(self) -> int:

@@ -8,7 +8,15 @@ from typing import Any, TypeVar, get_args
 from moebatch.spec.hardware import LEVELS
 from moebatch.spec.limits import flag, number, shown, whole
 from moebatch.spec.open_policy import OpenPolicy
-from moebatch.spec.policy import PAGED, PREDICTORS, SCHEDULES, Batching, CacheRule, Placement
+from moebatch.spec.policy import (
+    PAGED,
+    PREDICTORS,
+    SCHEDULES,
+    UNDIVIDED,
+    Batching,
+    CacheRule,
+    Placement,
+)
 from moebatch.spec.workload import Workload
 from moebatch.spec.yaml_file import Place, YamlFile, dotted
 from moebatch.spec.yaml_reader import YamlReader
@@ -206,8 +214,11 @@ def _contradictions(policy: OpenPolicy) -> Iterator[tuple[str, str]]:
         yield "weights", "vram must be 0 where ffn_on_gpu is false: a CPU reads from dram"
     if policy.kv_cache.vram and not policy.attention_on_gpu:
         yield "kv_cache", "vram must be 0 where attention_on_gpu is false: a CPU reads from dram"
-    if policy.cache_sizes and policy.cache == "static":
-        yield "cache_sizes", "mean nothing with cache: static, which is spread evenly"
+    if policy.cache_sizes and policy.cache in UNDIVIDED:
+        yield (
+            "cache_sizes",
+            f"mean nothing with cache: {policy.cache}, which is not divided by hand",
+        )
     if policy.cache != "static" and policy.schedule in PAGED:
         yield "cache", f"must be static with schedule: {policy.schedule}, which brings whole layers"
     if policy.schedule == "flexgen" and not policy.attention_on_gpu:

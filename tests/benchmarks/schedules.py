@@ -199,7 +199,10 @@ class World:
         return self.chosen(later, micro_batch)
 
     def ranked(self, step: int) -> list[int]:
-        return list(self.log.ranked(self.setup.layer(step), None))
+        return np.argsort(-self.log.chances(self.setup.layer(step)), kind="stable").tolist()
+
+    def chances(self, layer: int) -> list[float]:
+        return self.log.chances(layer).tolist()
 
     def rows_of(self, task: Task) -> int:
         """Rows of an expert's task of the run; its pass follows from its step."""

@@ -11,7 +11,7 @@ from tests.engine.test_engine import policy, requests, tokens_of
 from tests.engine.test_schedules import emulated, gpu_policy, run
 from tests.tiny import FAMILIES
 
-RULES: tuple[CacheRule, ...] = ("lru", "lfu", "lifo")
+RULES: tuple[CacheRule, ...] = ("lru", "lfu", "lifo", "foreseen")
 ONE_BY_ONE = ("klotski", "hot", "simple", "promoe")
 _EVERY_RULE = ("klotski", "promoe")
 IN_MEMORY = {

@@ -4,9 +4,11 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 
 from moebatch.engine.guesses import Guesses
+from moebatch.model.router import Routing
 from moebatch.plan.likely import num_likely
 from moebatch.predict.predictor import PassTokens
 from moebatch.schedule.setup import Setup
@@ -15,8 +17,9 @@ from moebatch.schedule.setup import Setup
 class Fixed:
     """A predictor that always expects the same."""
 
-    def __init__(self, expected_E: Sequence[float]) -> None:
+    def __init__(self, expected_E: Sequence[float], *, guesses: bool) -> None:
         self.expected_E = np.array(expected_E)
+        self.guesses = guesses
 
     def begin_pass(self, num_rows: int, tokens: PassTokens | None = None) -> None: ...
 
@@ -28,10 +31,26 @@ class Fixed:
     def expected(self, layer: int) -> NDArray[np.float64]:
         return self.expected_E
 
+    def is_guess(self, layer: int) -> bool:
+        return self.guesses
 
-def ranked(expected_E: Sequence[float], num_tokens: int, *, K: int = 2) -> Sequence[int]:
+
+def guesses_of(
+    expected_E: Sequence[float],
+    num_tokens: int,
+    *,
+    K: int = 2,
+    is_guess: bool = True,
+    routing: Routing | None = None,
+) -> Guesses:
     setup = Setup(num_layers=2, num_experts=4, moe_layers=frozenset({0, 1}), num_hot=4)
-    guesses = Guesses(setup, Fixed(expected_E), lambda step, k: None, experts_per_token=K)
+    predictor = Fixed(expected_E, guesses=is_guess)
+    guesses = Guesses(setup, predictor, lambda step, k: routing, experts_per_token=K)
+    begin(guesses, num_tokens)
+    return guesses
+
+
+def begin(guesses: Guesses, num_tokens: int) -> None:
     every = np.ones(num_tokens, bool)
     guesses.begin_pass(
         PassTokens(
@@ -42,7 +61,10 @@ def ranked(expected_E: Sequence[float], num_tokens: int, *, K: int = 2) -> Seque
             is_last_T=every,
         )
     )
-    return guesses.ranked(1)
+
+
+def ranked(expected_E: Sequence[float], num_tokens: int) -> Sequence[int]:
+    return guesses_of(expected_E, num_tokens).ranked(1)
 
 
 @pytest.mark.parametrize("expected_E", [(1, 0, 1, 0), (0.4, 0.6, 0.3, 0.7), (0.5, 0.5, 0.5, 0.5)])
@@ -66,3 +88,38 @@ def test_nothing_is_likely_before_anything_is_known() -> None:
 def test_as_many_are_likely_as_even_routing_makes_distinct() -> None:
     # 8 (1 - (1 - 1/4)^4) = 5.47
     assert num_likely(np.full(8, 0.25), 4) == 5
+
+
+def spoken(experts_TK: Sequence[Sequence[int]]) -> Routing:
+    """What a gate has said."""
+    num_tokens = len(experts_TK)
+    return Routing(
+        rows=(slice(0, num_tokens),),
+        normed_TD=torch.zeros(num_tokens, 3),
+        weights_TK=torch.ones(num_tokens, 2),
+        experts_TK=torch.tensor(experts_TK),
+        num_experts=4,
+        tokens={},
+        outputs_TKD=torch.zeros(num_tokens, 2, 3),
+    )
+
+
+def test_what_is_guessed_of_tokens_is_the_chance_that_any_of_them_chooses_it() -> None:
+    assert guesses_of((0.2, 0.8, 0.4, 0.6), 1).chances(1) == pytest.approx((0.2, 0.8, 0.4, 0.6))
+    assert guesses_of((1, 1, 2, 0), 2).chances(1) == pytest.approx((0.75, 0.75, 1, 0))
+
+
+def test_of_a_layer_of_which_nothing_is_known_chances_are_those_of_passes_of_late() -> None:
+    guesses = guesses_of((1, 0.2, 0.5, 0.3), 1, is_guess=False, routing=spoken([[0, 1]]))
+    guesses.learn(1, 0)
+    assert guesses.chances(1) == [0.5, 0.5, 0, 0]
+    begin(guesses, 1)
+    guesses.learn(1, 0)
+    assert guesses.chances(1) == [0.75, 0.75, 0, 0]
+
+
+def test_before_its_turn_a_layer_is_as_likely_to_choose_as_it_ever_was_or_was_of_late() -> None:
+    guesses = guesses_of((0.1, 0.6, 0.9, 0.4), 1, is_guess=False, routing=spoken([[0, 1]]))
+    guesses.learn(1, 0)
+    begin(guesses, 1)
+    assert guesses.chances(1) == pytest.approx((0.5, 0.6, 0.9, 0.4))

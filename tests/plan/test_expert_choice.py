@@ -30,9 +30,12 @@ POLICY = Policy(
 )
 
 
-def habits(accuracy: dict[str, float], kept_by_lru: float = 0.5) -> Habits:
-    """Half of what is asked for is there with half of a layer, if it is static; with lru more or
-    less. Batches of 1 and 64 tokens, of which the latter need all experts."""
+def habits(
+    accuracy: dict[str, float], kept_by_lru: float = 0.5, kept_if_known: float = 0.5
+) -> Habits:
+    """Half of what is asked for is there with half of a layer, if it is static; more or less with
+    lru, or if it is known what the next pass needs. Batches of 1 and 64 tokens, of which the latter
+    need all experts."""
     share_S = 1 - np.arange(E + 1) / E
     chosen_BL = np.array([[K] * L, [E] * L], float)
     rules = {rule: share_S ** (2 * kept_by_lru if rule == "lru" else 1) for rule in CACHE_RULES}
@@ -40,6 +43,7 @@ def habits(accuracy: dict[str, float], kept_by_lru: float = 0.5) -> Habits:
         batches=(1, 64),
         chosen_BL=chosen_BL,
         missing={rule: chosen_BL[:, :, None] * share for rule, share in rules.items()},
+        missing_known=chosen_BL[:, :, None] * share_S ** (2 * kept_if_known),
         accuracy={name: (share,) * L for name, share in accuracy.items()},  # type: ignore[misc]
     )
 
@@ -93,6 +97,27 @@ def test_a_small_job_gets_the_predictor_and_the_cache_that_are_worth_it() -> Non
     assert choice.chosen.seconds <= choice.plainest.seconds
     prediction = predict(small_job(known), choice.chosen.policy)
     assert prediction.job_time_s == pytest.approx(choice.chosen.seconds, rel=0.05)
+
+
+def test_a_cache_goes_by_a_predictor_where_that_is_right_often_enough() -> None:
+    known = habits({"none": 0.2, "learned": 0.9}, kept_by_lru=0.7, kept_if_known=1.2)
+    choice = choose_experts(small_job(known), POLICY, Wishes())
+    assert choice is not None
+    assert (choice.chosen.policy.predictor, choice.chosen.policy.cache) == ("learned", "foreseen")
+    seldom = replace(known, accuracy={"none": (0.2,) * L, "learned": (0.3,) * L})
+    choice = choose_experts(small_job(seldom), POLICY, Wishes())
+    assert choice is not None and choice.chosen.policy.cache == "lru"
+
+
+def test_nothing_is_known_to_a_cache_without_a_predictor() -> None:
+    known = habits({"none": 0.2, "learned": 0.5}, kept_if_known=1.2)
+    none, learned, all_known = (
+        known.absent("foreseen", "none", 1, [E // 2] * L),
+        known.absent("foreseen", "learned", 1, [E // 2] * L),
+        known.missing_known[0, :, E // 2],
+    )
+    assert none == pytest.approx(known.missing["foreseen"][0, :, E // 2])
+    assert learned == pytest.approx((none + all_known) / 2)
 
 
 def test_where_every_pass_needs_all_experts_nothing_but_the_plainest_is_chosen() -> None:

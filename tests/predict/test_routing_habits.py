@@ -9,8 +9,10 @@ from moebatch.errors import CheckpointError
 from moebatch.predict.habits_file import load_habits, save_habits
 from moebatch.predict.owner import ModelOwner
 from moebatch.predict.routing_habits import measure_habits
-from moebatch.schedule.cache import Cache
+from moebatch.schedule.cache import Rule
+from moebatch.schedule.caches import make_cache
 from moebatch.schedule.expert_load import ExpertKey, Load
+from moebatch.spec.policy import CACHE_RULES
 
 L, E, K = 2, 6, 2
 POPULAR_LE = np.array([[5, 4, 3, 2, 1, 0], [0, 1, 2, 3, 4, 5]])
@@ -36,13 +38,13 @@ def test_lru_and_lifo_miss_what_a_cache_of_that_size_misses() -> None:
     trace_LTK = sticky_trace(2000)
     habits = measure_habits(trace_LTK, POPULAR_LE, {"none": (0.5, 0.5)})
     for rule, size in (("lru", 2), ("lru", 4), ("lifo", 4)):
-        missing = habits.absent(rule, 1, [size] * L).sum()
+        missing = habits.absent(rule, "none", 1, [size] * L).sum()
         assert missing == pytest.approx(misses(trace_LTK[:, :768], rule, size), abs=0.15), rule
 
 
-def misses(trace_LTK: np.ndarray, rule: str, size: int) -> float:
+def misses(trace_LTK: np.ndarray, rule: Rule, size: int) -> float:
     """Of a mean token, in all layers, once the caches are full."""
-    cache = Cache(dict.fromkeys(range(L), size), rule)
+    cache = make_cache(dict.fromkeys(range(L), size), rule)
     loads = {
         ExpertKey(l, e): Load(key=ExpertKey(l, e), num_chunks=1) for l in range(L) for e in range(E)
     }
@@ -67,7 +69,32 @@ def test_static_holds_what_was_chosen_most_before() -> None:
         np.mean([sum(e not in held[layer] for e in token) for token in counted[layer]])
         for layer in range(L)
     ]
-    assert habits.absent("static", 1, [2, 2]) == pytest.approx(expected)
+    assert habits.absent("static", "none", 1, [2, 2]) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("size", [0, 2, 4, E])
+def test_whoever_knows_the_next_pass_keeps_what_it_needs(size: int) -> None:
+    trace_LTK = sticky_trace(256)
+    habits = measure_habits(trace_LTK, POPULAR_LE, {"none": (0.5, 0.5)})
+    missing_BLS = habits.missing_known
+    assert missing_BLS[0, :, size].sum() == pytest.approx(misses_if_known(trace_LTK, size))
+    assert missing_BLS[0, :, size].sum() <= habits.absent("lru", "none", 1, [size] * L).sum() + 1e-9
+
+
+def misses_if_known(trace_LTK: np.ndarray, size: int) -> float:
+    """Of a mean token, in all layers: of what is held, that is given up which is not needed next,
+    and of that the one that was used least of late."""
+    found = np.zeros(trace_LTK.shape[1])
+    for experts_TK in trace_LTK:
+        held, recent_E = set[int](), np.zeros(E)
+        for token, needed_K in enumerate(experts_TK.tolist()):
+            worth = {expert: (expert in needed_K) + recent_E[expert] / 2 for expert in held}
+            held = set(sorted(sorted(held), key=lambda expert: -worth[expert])[:size])
+            found[token] += len(set(needed_K) - held)
+            held |= set(needed_K)
+            recent_E = recent_E / 2
+            recent_E[needed_K] += 0.5
+    return float(found[len(found) // 4 :].mean())
 
 
 def test_larger_passes_choose_more_and_a_cache_of_all_misses_nothing() -> None:
@@ -75,9 +102,9 @@ def test_larger_passes_choose_more_and_a_cache_of_all_misses_nothing() -> None:
     chosen = [habits.chosen(tokens).mean() for tokens in (1, 2, 3, 4, 8, 32)]
     assert chosen == sorted(chosen) and chosen[0] == pytest.approx(K)
     assert habits.covers(32) and not habits.covers(1000)
-    for rule in ("static", "lru", "lfu", "lifo"):
-        assert habits.absent(rule, 3, [E] * L).sum() == 0
-        assert habits.absent(rule, 3, [0] * L) == pytest.approx(habits.chosen(3))
+    for rule in CACHE_RULES:
+        assert habits.absent(rule, "none", 3, [E] * L).sum() == 0
+        assert habits.absent(rule, "none", 3, [0] * L) == pytest.approx(habits.chosen(3))
 
 
 def test_a_file_of_habits_reads_as_it_was_written_and_is_refused_when_stale(tmp_path: Path) -> None:

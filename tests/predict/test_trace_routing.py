@@ -29,10 +29,10 @@ def test_more_tokens_than_the_trace_has_repeat_it() -> None:
     assert list(routing().rows(0, 3, 0, 100)) == [0, 10, 90, 100]
 
 
-def test_experts_are_ranked_by_how_often_the_trace_has_them() -> None:
-    assert routing().ranked(3, None) == [3, 2, 1, 0]
-    assert routing().ranked(3, 1) == [3, 2]
-    assert routing().ranked(3, 100) == [3, 2, 1]
+def test_a_token_chooses_an_expert_as_often_as_the_trace_has_it() -> None:
+    chances_E = routing().chances(3)
+    assert list(np.argsort(-chances_E)) == [3, 2, 1, 0]
+    assert chances_E.sum() == pytest.approx(2)
 
 
 @pytest.mark.parametrize("layer", LAYERS)

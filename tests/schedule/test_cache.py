@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moebatch.schedule.cache import Cache, Rule
+from moebatch.schedule.cache import Rule
+from moebatch.schedule.caches import make_cache
 from moebatch.schedule.expert_load import ExpertKey
 from moebatch.schedule.foresight import Foresight
 from moebatch.schedule.slots import SlotQueue
@@ -16,9 +17,8 @@ KEYS = [ExpertKey(layer, expert) for layer in range(2) for expert in range(EXPER
 
 
 def queue(rule: Rule, size: int, *, num_slots: int = 1) -> SlotQueue:
-    return SlotQueue(
-        dict.fromkeys(KEYS, 2), num_slots=num_slots, cache=Cache(dict.fromkeys((0, 1), size), rule)
-    )
+    cache = make_cache(dict.fromkeys((0, 1), size), rule)
+    return SlotQueue(dict.fromkeys(KEYS, 2), num_slots=num_slots, cache=cache)
 
 
 def bring(slots: SlotQueue, key: ExpertKey) -> None:
@@ -103,20 +103,79 @@ def test_an_expert_that_is_used_batch_by_batch_counts_as_used_once_its_step_is_o
     assert slots.state(KEYS[0]) == "resident"
 
 
+def shared(*held: ExpertKey, chances: dict[int, tuple[float, ...]]) -> SlotQueue:
+    """Slots that go by chances and are full."""
+    slots = SlotQueue(
+        dict.fromkeys(KEYS, 2),
+        num_slots=1,
+        cache=make_cache({0: len(held) - 1}, "foreseen"),
+    )
+    for key in held:
+        compute(slots, key)
+    for layer, chances_E in chances.items():
+        slots.expect(layer, chances_E)
+    return slots
+
+
+def test_the_least_likely_of_all_layers_leaves_for_what_a_gate_has_chosen() -> None:
+    likely = {0: (0.3, 0.1, 0, 0), 1: (0.2, 0.9, 0, 0)}
+    slots = shared(KEYS[0], KEYS[1], KEYS[4], KEYS[5], chances=likely)
+    hits(slots, [2])
+    assert [slots.holds(key) for key in KEYS[:6]] == [True, False, True, False, True, True]
+
+
+def test_the_least_likely_leaves_for_what_is_foreseen_only_if_that_is_likelier() -> None:
+    slots = shared(KEYS[0], KEYS[1], chances={0: (0.3, 0.5, 0.2, 0.4)})
+    slots.announce([KEYS[2]])
+    assert slots.next_chunk() is None
+    slots.withdraw(0)
+    slots.announce([KEYS[3]])
+    bring(slots, KEYS[3])
+    assert [slots.holds(key) for key in KEYS[:4]] == [False, True, False, True]
+
+
+def test_what_came_for_nothing_stays_as_long_as_it_is_likelier_than_others() -> None:
+    slots = shared(KEYS[0], KEYS[4], chances={0: (0.1, 0.6, 0, 0), 1: (0.5, 0, 0, 0)})
+    slots.announce([KEYS[1]])
+    bring(slots, KEYS[1])
+    slots.withdraw(0)
+    slots.check_integrity()
+    assert slots.state(KEYS[1]) == "resident"
+    slots.expect(0, (0, 0.2, 0, 0))
+    hits(slots, [1], layer=1)
+    assert slots.holds(KEYS[4]) and not slots.holds(KEYS[1])
+
+
+def test_of_equal_chances_the_layer_that_was_just_computed_gives_way() -> None:
+    slots = shared(KEYS[0], KEYS[4], chances={0: (1, 1, 1, 1), 1: (1, 1, 1, 1)})
+    hits(slots, [1], layer=1)
+    assert slots.holds(KEYS[0]) and not slots.holds(KEYS[4])
+
+
+def test_what_is_going_to_be_computed_does_not_leave_however_unlikely_it_was() -> None:
+    slots = shared(KEYS[0], KEYS[1], chances={0: (0, 0.9, 0, 0)})
+    slots.require(KEYS[0])
+    slots.require(KEYS[2])
+    bring(slots, KEYS[2])
+    assert slots.holds(KEYS[0]) and not slots.holds(KEYS[1])
+
+
 @given(
-    st.sampled_from(["lru", "lfu", "lifo"]),
+    st.sampled_from(["lru", "lfu", "lifo", "foreseen"]),
     st.integers(0, EXPERTS),
     st.integers(1, 3),
-    st.lists(st.tuples(st.sampled_from(KEYS), st.booleans()), max_size=40),
+    st.lists(st.tuples(st.sampled_from(KEYS), st.booleans(), st.floats(0, 1)), max_size=40),
 )
 def test_books_are_kept_whatever_is_used(
-    rule: Rule, size: int, num_slots: int, uses: list[tuple[ExpertKey, bool]]
+    rule: Rule, size: int, num_slots: int, uses: list[tuple[ExpertKey, bool, float]]
 ) -> None:
     slots = queue(rule, size, num_slots=num_slots)
-    for key, is_foreseen in uses:
+    for key, is_foreseen, chance in uses:
+        slots.expect(key.layer, [chance if e == key.expert else 0.5 for e in range(EXPERTS)])
         if is_foreseen:
             slots.announce([key])
         compute(slots, key)
+        slots.withdraw(1 - key.layer)
     slots.forget()
     slots.check_integrity()
 

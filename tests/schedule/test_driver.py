@@ -71,6 +71,9 @@ class Instant:
         self.events.append(f"rank({step})")
         return (1, 2, 0)
 
+    def chances(self, layer: int) -> tuple[float, ...]:
+        raise AssertionError("nobody goes by chance")
+
 
 def first_step(name: str, setup: Setup) -> list[str]:
     """What happens from the first gate to the end of its step."""

@@ -51,7 +51,7 @@ def cases(draw: st.DrawFn) -> tuple[Setup, Room, RandomWorld, int]:
         resident_below=None if below is None else frozenset(below),
         num_chunks=draw(st.integers(1, 3)),
         cache_sizes=draw(st.dictionaries(st.sampled_from(sorted(moe_layers)), _SIZES)),
-        cache_rule=draw(st.sampled_from(["lru", "lfu", "lifo"])),
+        cache_rule=draw(st.sampled_from(["lru", "lfu", "lifo", "foreseen"])),
     )
     num_passes = draw(st.integers(1, 3))
     sweeps = []

@@ -33,6 +33,10 @@ class TableWorld:
     def ranked(self, step: int) -> Sequence[int]:
         return self.hot.get(step % self.num_layers, range(self.num_experts))
 
+    def chances(self, layer: int) -> Sequence[float]:
+        hot = self.hot.get(layer, range(self.num_experts))
+        return [float(expert in hot) for expert in range(self.num_experts)]
+
     def seconds(self, task: Task) -> float:
         return self.seconds_of.get(task.kind, 0.0)
 
@@ -67,6 +71,10 @@ class RandomWorld:
         experts = list(range(self.num_experts))
         self._random("ranked", step).shuffle(experts)
         return experts
+
+    def chances(self, layer: int) -> Sequence[float]:
+        chances = self._random("chances", layer)
+        return [chances.choice((0.0, 0.5, 1.0)) for _ in range(self.num_experts)]
 
     def seconds(self, task: Task) -> float:
         return self._random("seconds", str(task)).choice((0.0, 0.1, 1.0, 2.5))

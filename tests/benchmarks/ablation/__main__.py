@@ -1,5 +1,6 @@
 """ProMoE's ablation on an emulated GPU: LRU alone, then prefetching, chunks, early preemption and
-reordered inference on top of each other, on the built-in model and rows that it has not seen.
+reordered inference on top of each other, and in the end a cache that goes by what is foreseen, on
+the built-in model and rows that it has not seen.
 
     python -m tests.benchmarks.ablation [--batch 1,4] [--rounds 7] [--gantt FILE.svg] ...
 

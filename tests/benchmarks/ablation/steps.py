@@ -1,4 +1,5 @@
-"""ProMoE's ablation: each step is what the one before it is, and one thing more."""
+"""ProMoE's ablation: each step is what the one before it is, and one thing more. The last one is
+not in the paper: what is foreseen also decides who stays."""
 
 from collections.abc import Mapping
 
@@ -16,4 +17,7 @@ STEPS: Mapping[str, Setting] = {
         predictor=PREDICTOR, schedule="promoe_preempt", num_chunks=NUM_CHUNKS
     ),
     "+ reordered": Setting(predictor=PREDICTOR, schedule="promoe", num_chunks=NUM_CHUNKS),
+    "+ foreseen stay": Setting(
+        predictor=PREDICTOR, schedule="promoe", num_chunks=NUM_CHUNKS, cache="foreseen"
+    ),
 }
