@@ -64,10 +64,14 @@ class CorrelationPredictor:
 
     def rank(self, layer: int) -> list[int]:
         """All experts of the layer, likeliest first; the more frequent first among equals."""
-        position = self._choices.position(layer)
-        frequency = self._table.counts[0][position, 0].astype(np.float64)
-        ranked: list[int] = np.lexsort((-frequency, -self.expected(layer))).tolist()
+        ranked: list[int] = np.lexsort((-self.frequency(layer), -self.expected(layer))).tolist()
         return ranked
+
+    def frequency(self, layer: int) -> Floats:
+        """How often each expert has been chosen in all, [E]."""
+        position = self._choices.position(layer)
+        found: Floats = self._table.counts[0][position, 0].astype(np.float64)
+        return found
 
     def expected(self, layer: int) -> Floats:
         """How many tokens of the pass are expected to choose each expert, [E]."""

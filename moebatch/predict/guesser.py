@@ -16,6 +16,7 @@ from torch import Tensor
 Shares = NDArray[np.float32]
 """With what chance each of some tokens chooses each expert of a layer, [R, E]; K in a row."""
 _BLOCK_ROWS = 256
+_LEAST_TOTAL = 1e-20
 
 
 class Guess(NamedTuple):
@@ -187,12 +188,14 @@ def linear_of(hidden_RD: Tensor, gate_ED: Tensor) -> Tensor:
 def top_shares(logits_RE: Tensor, num_chosen: int) -> Shares:
     """Chances that sum to K, spread over experts as a softmax is, none above one: a token chooses
     no expert twice."""
-    shares_RE = torch.softmax(logits_RE.float(), dim=-1) * num_chosen
-    for _ in range(num_chosen - 1):  # what is cut off goes to the others, in proportion
-        over_RE = shares_RE >= 1
-        left_R1 = num_chosen - over_RE.sum(-1, keepdim=True)
-        rest_RE = shares_RE.masked_fill(over_RE, 0.0)
-        total_R1 = rest_RE.sum(-1, keepdim=True).clamp_min(1e-20)
-        shares_RE = torch.where(over_RE, 1.0, rest_RE * left_R1 / total_R1)
-    found: Shares = shares_RE.clamp_max(1.0).cpu().numpy()
-    return found
+    values_RE = logits_RE.float().cpu().numpy()
+    shares_RE: Shares = np.exp(values_RE - values_RE.max(axis=1, keepdims=True))
+    shares_RE *= num_chosen / shares_RE.sum(axis=1, keepdims=True)
+    while (shares_RE > 1).any():  # what is cut off goes to the others, in proportion
+        is_sure_RE = shares_RE >= 1
+        shares_RE[is_sure_RE] = 0.0
+        left_R1 = num_chosen - is_sure_RE.sum(axis=1, keepdims=True)
+        total_R1 = shares_RE.sum(axis=1, keepdims=True)
+        shares_RE *= left_R1 / np.maximum(total_R1, _LEAST_TOTAL)
+        shares_RE[is_sure_RE] = 1.0
+    return shares_RE

@@ -69,9 +69,11 @@ class GuessingPredictor:
                 self._take(rows, guesser.from_hidden(position, hidden_RD))
 
     def rank(self, layer: int) -> list[int]:
-        """All experts of the layer, likeliest first; among equals as `rest` ranks them."""
-        expected_E = self.expected(layer)
-        return sorted(self._rest.rank(layer), key=lambda expert: -expected_E[expert])
+        """All experts of the layer, likeliest first; the more frequent first among equals."""
+        ranked: list[int] = np.lexsort(
+            (-self._rest.frequency(layer), -self.expected(layer))
+        ).tolist()
+        return ranked
 
     def expected(self, layer: int) -> Floats:
         """How many tokens of the pass are expected to choose each expert, [E]."""
@@ -79,17 +81,17 @@ class GuessingPredictor:
         num_spoken = self._num_spoken.get(position, 0)
         if self._speaks_of_next(position):
             return self._next.expected(position)
-        expected_E = self._rest.expected(layer)
         shares_TE = self._shares.get(position)
         if shares_TE is None:
-            return expected_E
-        spoken_E = self._rest.spoken(layer)
+            return self._rest.expected(layer)
         open_RE = shares_TE[num_spoken:]
         is_guessed_R = ~np.isnan(open_RE[:, 0])
+        spoken_E = self._rest.spoken(layer)
+        expected_E: Floats = spoken_E + open_RE[is_guessed_R].sum(axis=0, dtype=np.float64)
         share_of_rest = 1 - is_guessed_R.mean()
-        guessed_E: Floats = open_RE[is_guessed_R].sum(axis=0, dtype=np.float64)
-        others_E: Floats = (expected_E - spoken_E) * share_of_rest
-        return spoken_E + guessed_E + others_E
+        if share_of_rest:
+            expected_E += (self._rest.expected(layer) - spoken_E) * share_of_rest
+        return expected_E
 
     def is_guess(self, layer: int) -> bool:
         """Whether somebody has looked at tokens that have not chosen there yet."""
