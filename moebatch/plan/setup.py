@@ -134,8 +134,11 @@ def cache_sizes(shape: ModelShape, policy: Policy, *, with_vram: bool) -> dict[i
 
 def staying(shape: ModelShape, policy: Policy, *, with_vram: bool) -> tuple[int, ...]:
     """How many experts of each MoE layer stay where they are computed, always the same ones or
-    not."""
+    not. Where all slots are shared, all but the one into which something comes."""
     sizes = cache_sizes(shape, policy, with_vram=with_vram)
+    if policy.cache == "foreseen":
+        num_staying = sum(sizes.values()) + max(0, policy.num_slots - 1)
+        return even_sizes(len(sizes), shape.num_experts, num_staying)
     if policy.cache == "static":
         resident = residents(shape, policy, with_vram=with_vram)
         streamed = streamed_per_layer(shape, resident)

@@ -22,7 +22,7 @@ class SharedCache:
         """By layer, the one whose last use is longest ago first."""
         self._chances: dict[int, Sequence[float]] = {}
         self._turns: dict[int, int] = {}
-        """When something of a layer was used last."""
+        """When something of a layer was used last: the later, the later is its next turn."""
         self._num_taken = 0
         self._worst: dict[int, Load | None] = {}
         """Of each layer the one that leaves first, as far as that is known."""
@@ -50,9 +50,9 @@ class SharedCache:
         return load.is_ready
 
     def give_way(self, newcomer: Load, *, is_certain: bool) -> Load | None:
-        """The least likely one, if the newcomer is likelier."""
+        """The least likely one, if the newcomer is likelier, or as likely and needed earlier."""
         worst = min(filter(None, map(self._worst_of, self._held)), key=self._worth, default=None)
-        if worst is None or is_certain or self._chance(worst) < self._chance(newcomer):
+        if worst is None or is_certain or self._worth(worst) < self._worth(newcomer):
             return worst
         return None
 
@@ -80,7 +80,7 @@ class SharedCache:
         return reversed(self._held[layer].values())
 
     def _worth(self, load: Load) -> tuple[float, int]:
-        return self._chance(load), -self._turns[load.key.layer]
+        return self._chance(load), -self._turns.get(load.key.layer, 0)
 
     def _chance(self, load: Load) -> float:
         chances_E = self._chances.get(load.key.layer)

@@ -100,11 +100,11 @@ def test_a_small_job_gets_the_predictor_and_the_cache_that_are_worth_it() -> Non
 
 
 def test_a_cache_goes_by_a_predictor_where_that_is_right_often_enough() -> None:
-    known = habits({"none": 0.2, "learned": 0.9}, kept_by_lru=0.7, kept_if_known=1.2)
+    known = habits({"none": 0.2, "learned": 0.9}, kept_by_lru=0.9, kept_if_known=1.2)
     choice = choose_experts(small_job(known), POLICY, Wishes())
     assert choice is not None
     assert (choice.chosen.policy.predictor, choice.chosen.policy.cache) == ("learned", "foreseen")
-    seldom = replace(known, accuracy={"none": (0.2,) * L, "learned": (0.3,) * L})
+    seldom = replace(known, accuracy={"none": (0.2,) * L, "learned": (0.1,) * L})
     choice = choose_experts(small_job(seldom), POLICY, Wishes())
     assert choice is not None and choice.chosen.policy.cache == "lru"
 
@@ -120,16 +120,18 @@ def test_nothing_is_known_to_a_cache_without_a_predictor() -> None:
     assert learned == pytest.approx((none + all_known) / 2)
 
 
-def test_where_every_pass_needs_all_experts_nothing_but_the_plainest_is_chosen() -> None:
+@pytest.mark.parametrize(("num_slots", "cache"), [(1, "static"), (8, "foreseen")])
+def test_where_every_pass_needs_all_experts_only_slots_that_are_shared_gain_anything(
+    num_slots: int, cache: str
+) -> None:
     known = habits({"none": 0.2, "learned": 0.95})
-    choice = choose_experts(
-        small_job(known, num_sequences=64),
-        replace(POLICY, batch_size=64, micro_batch_size=64, tokens_per_pass=128),
-        Wishes(),
+    policy = replace(
+        POLICY, batch_size=64, micro_batch_size=64, tokens_per_pass=128, num_slots=num_slots
     )
+    choice = choose_experts(small_job(known, num_sequences=64), policy, Wishes())
     assert choice is not None
-    assert (choice.chosen.policy.predictor, choice.chosen.policy.cache) == ("none", "static")
-    assert choice.chosen is choice.plainest
+    assert (choice.chosen.policy.predictor, choice.chosen.policy.cache) == ("none", cache)
+    assert (choice.chosen is choice.plainest) == (cache == "static")
 
 
 def test_what_a_job_asks_for_is_what_it_gets() -> None:

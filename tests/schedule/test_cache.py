@@ -152,6 +152,18 @@ def test_of_equal_chances_the_layer_that_was_just_computed_gives_way() -> None:
     assert slots.holds(KEYS[0]) and not slots.holds(KEYS[4])
 
 
+def test_of_equal_chances_what_is_foreseen_comes_if_its_turn_is_earlier() -> None:
+    alike = {0: (1, 1, 1, 1), 1: (1, 1, 1, 1)}
+    slots = shared(KEYS[0], KEYS[4], chances=alike)  # layer 0 is next
+    slots.announce([KEYS[1]])
+    bring(slots, KEYS[1])
+    assert slots.holds(KEYS[0]) and not slots.holds(KEYS[4])
+    slots = shared(KEYS[4], KEYS[0], chances=alike)
+    slots.withdraw(0)
+    slots.announce([KEYS[1]])
+    assert slots.next_chunk() is None
+
+
 def test_what_is_going_to_be_computed_does_not_leave_however_unlikely_it_was() -> None:
     slots = shared(KEYS[0], KEYS[1], chances={0: (0, 0.9, 0, 0)})
     slots.require(KEYS[0])
