@@ -59,11 +59,14 @@ class Layout:
         starts = np.cumsum([0, *lengths[:-1]])
         is_first_T[starts] = True
         is_last_T[[row for _, row in self.ends]] = True
-        requests = [piece.sequence.request.index for piece in self.ordered]
-        before = [piece.sequence.num_cached for piece in self.ordered]
+        sequences = [piece.sequence for piece in self.ordered]
+        requests = [sequence.request.index for sequence in sequences]
+        choices = [sequence.choice for sequence in sequences]
+        before = [sequence.num_cached for sequence in sequences]
         return PassTokens(
             tokens_T=tokens_T,
             requests_T=np.repeat(np.array(requests, np.int64), lengths),
+            choices_T=np.repeat(np.array(choices, np.int64), lengths),
             positions_T=np.arange(len(tokens_T)) + np.repeat(before - starts, lengths),
             is_first_T=is_first_T,
             is_last_T=is_last_T,

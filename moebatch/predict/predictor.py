@@ -25,6 +25,8 @@ class PassTokens:
     """The token of each row."""
     requests_T: NDArray[np.int64]
     """The request that it belongs to, by its index."""
+    choices_T: NDArray[np.int64]
+    """Which one of its request's answers it belongs to."""
     positions_T: NDArray[np.int64]
     """Its position in its sequence."""
     is_first_T: NDArray[np.bool_]

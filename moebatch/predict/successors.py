@@ -4,6 +4,8 @@ Shape letters: T tokens of the next pass, N sequences that end in a pass, M of t
 the next one, R rows, D hidden, E experts.
 """
 
+from collections.abc import Iterator
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -13,6 +15,8 @@ from moebatch.predict.guesser import Shares
 from moebatch.predict.predictor import PassTokens
 
 Floats = NDArray[np.float64]
+_Name = tuple[int, int, int]
+"""Of a token: its request, which of the answers to it, and the position in that."""
 
 
 class Successors:
@@ -23,12 +27,9 @@ class Successors:
         """Those of a pass; without `tokens` there is one behind each of its rows."""
         last_T = np.ones(num_rows, np.bool_) if tokens is None else tokens.is_last_T
         self._ends_N = np.flatnonzero(last_T)
-        self._names: dict[tuple[int, int], int] = {}
-        """Who is who: by request and position in it."""
+        self._names: dict[_Name, int] = {}
         if tokens is not None:
-            requests_N = tokens.requests_T[self._ends_N].tolist()
-            positions_N = (tokens.positions_T[self._ends_N] + 1).tolist()
-            names = zip(requests_N, positions_N, strict=True)
+            names = _names(tokens, self._ends_N, later=1)
             self._names = {name: end for end, name in enumerate(names)}
         self._shares: dict[int, Shares] = {}
         """Of a position, [N, E]; those of whom nothing is guessed are not numbers."""
@@ -89,10 +90,16 @@ class Successors:
     def _found_in(self, tokens: PassTokens) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
         """Rows of the next pass, and who of these each is, [M] and [M]."""
         starts = np.flatnonzero(tokens.is_first_T)
-        requests, positions = (
-            tokens.requests_T[starts].tolist(),
-            tokens.positions_T[starts].tolist(),
-        )
-        names = zip(requests, positions, strict=True)
+        names = _names(tokens, starts)
         ends_N = np.array([self._names.get(name, -1) for name in names], np.intp)
         return starts[ends_N >= 0], ends_N[ends_N >= 0]
+
+
+def _names(tokens: PassTokens, rows_R: NDArray[np.intp], *, later: int = 0) -> Iterator[_Name]:
+    """Of the tokens of some rows, or of those so many positions behind them."""
+    return zip(
+        tokens.requests_T[rows_R].tolist(),
+        tokens.choices_T[rows_R].tolist(),
+        (tokens.positions_T[rows_R] + later).tolist(),
+        strict=True,
+    )

@@ -56,6 +56,7 @@ def begin(guesses: Guesses, num_tokens: int) -> None:
         PassTokens(
             tokens_T=np.arange(num_tokens),
             requests_T=np.arange(num_tokens),
+            choices_T=np.zeros(num_tokens, np.int64),
             positions_T=np.zeros(num_tokens, np.int64),
             is_first_T=every,
             is_last_T=every,

@@ -28,11 +28,14 @@ _TWO_FAMILIES = ("mixtral", "qwen2_moe")
 """Without shared experts and with them."""
 _STEPS = ("promoe_base", "promoe_prefetch", "promoe_preempt")
 """Steps to a schedule that is tested itself, out of the same parts."""
+_ONE_FAMILY = (*_STEPS, "simple", "multi", "hot", "ondemand", "prefetch_all")
+"""These, and those of which the same is true for Klotski and Pre-gated MoE."""
 CASES = [
     (name, family)
     for name in SCHEDULES
     for family in FAMILIES
-    if name in _EVERY_FAMILY or family in (_TWO_FAMILIES[:1] if name in _STEPS else _TWO_FAMILIES)
+    if name in _EVERY_FAMILY
+    or family in (_TWO_FAMILIES[:1] if name in _ONE_FAMILY else _TWO_FAMILIES)
 ]
 _USUAL = ("usual", "everything resident", "CPU attention", "three levels", "all at once")
 """Policies for families after the first one."""

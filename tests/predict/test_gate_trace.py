@@ -32,6 +32,7 @@ def tokens(places: list[int]) -> PassTokens:
     return PassTokens(
         tokens_T=numbers,
         requests_T=numbers,
+        choices_T=np.zeros_like(numbers),
         positions_T=numbers,
         is_first_T=nothing,
         is_last_T=nothing,

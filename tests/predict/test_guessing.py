@@ -38,6 +38,7 @@ def tokens(ids: list[int], *, position: int = 0) -> PassTokens:
     return PassTokens(
         tokens_T=np.array(ids),
         requests_T=np.arange(count),
+        choices_T=np.zeros(count, np.int64),
         positions_T=np.full(count, position),
         is_first_T=np.ones(count, bool),
         is_last_T=np.ones(count, bool),
@@ -183,6 +184,22 @@ def test_what_was_foreseen_of_a_sequence_holds_in_its_next_pass() -> None:
     assert predictor.expected(0) == pytest.approx([1, 0, 1, 0], abs=1e-6)
     predictor.begin_pass(2, following)  # nobody has said anything of what comes then
     assert predictor.expected(0) == pytest.approx([2, 0, 0, 0], abs=1e-6)
+
+
+def test_answers_to_one_request_are_not_taken_for_each_other() -> None:
+    nobody = np.zeros(1, np.int64)
+    predictor = GuessingPredictor([learned(1, 2, 1)], usual(), moe_layers=LAYERS)
+    predictor.begin_pass(1, replace(tokens([5]), choices_T=nobody))
+    for layer in LAYERS:
+        speak(predictor, layer)
+    here, later = predictor.expected(0), tokens([7], position=1)
+    predictor.begin_pass(1, replace(later, choices_T=nobody + 1))
+    assert predictor.expected(0) != pytest.approx(here)
+    predictor.begin_pass(1, tokens([5]))
+    for layer in LAYERS:
+        speak(predictor, layer)
+    predictor.begin_pass(1, replace(later, choices_T=nobody))
+    assert predictor.expected(0) == pytest.approx(here)
 
 
 def test_other_places_of_a_sequence_are_not_what_was_foreseen() -> None:
