@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 Floats = NDArray[np.float64]
 _LASTING = 0.5
 """What a pass counts for when the next one is over. Of answers of the built-in model, experts that
-were chosen in the last pass alone come again with a chance of 0.33, those of the last two with 0.50:
+were chosen in the last pass alone come again with a chance of 0.33, those of the last two of 0.50:
 less than is said here, in the same proportion."""
 
 
