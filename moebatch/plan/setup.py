@@ -134,10 +134,11 @@ def cache_sizes(shape: ModelShape, policy: Policy, *, with_vram: bool) -> dict[i
 
 def staying(shape: ModelShape, policy: Policy, *, with_vram: bool) -> tuple[int, ...]:
     """How many experts of each MoE layer stay where they are computed, always the same ones or
-    not. Where all slots are shared, all but the one into which something comes."""
+    not. Where all slots are shared, half of those for experts on their way count among them: the
+    other half holds what has come and is not given up yet (so many fit replayed routings)."""
     sizes = cache_sizes(shape, policy, with_vram=with_vram)
     if policy.cache == "foreseen":
-        num_staying = sum(sizes.values()) + max(0, policy.num_slots - 1)
+        num_staying = sum(sizes.values()) + policy.num_slots // 2
         return even_sizes(len(sizes), shape.num_experts, num_staying)
     if policy.cache == "static":
         resident = residents(shape, policy, with_vram=with_vram)

@@ -66,7 +66,7 @@ def with_experts(path: Path, **experts: str) -> Path:
 
 
 @pytest.mark.parametrize("name", ["none", *LEARNT])
-@pytest.mark.parametrize("cache", ["static", "lru"])
+@pytest.mark.parametrize("cache", ["static", "lru", "foreseen"])
 def test_answers_are_those_of_the_plain_driver(
     tmp_path: Path, calibrated: Path, reference: list[str], name: str, cache: str
 ) -> None:
@@ -76,11 +76,12 @@ def test_answers_are_those_of_the_plain_driver(
 
 
 @pytest.mark.parametrize("name", LEARNT)
+@pytest.mark.parametrize("cache", ["lfu", "foreseen"])
 def test_on_an_emulated_gpu_too(
-    tmp_path: Path, calibrated: Path, reference: list[str], name: str
+    tmp_path: Path, calibrated: Path, reference: list[str], name: str, cache: str
 ) -> None:
     path = with_experts(write(tmp_path, calibrated, **EMULATED), predictor=name)
-    run(path, policy=on_gpu(cache="lfu"), schedule="promoe")
+    run(path, policy=on_gpu(cache=cache), schedule="promoe")
     assert texts(path) == reference
 
 
