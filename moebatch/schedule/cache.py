@@ -20,6 +20,10 @@ class Cache(Protocol):
         """For experts that stay, of all layers together."""
 
     @property
+    def is_shared(self) -> bool:
+        """Whether what stays lies in slots that others can have."""
+
+    @property
     def asks_for_chances(self) -> bool:
         """Whether `expect` is of any use."""
 

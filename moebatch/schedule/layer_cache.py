@@ -18,6 +18,7 @@ class LayerCache:
     """Experts stay in slots of their layer, whoever is wanted elsewhere; one leaves when another of
     the layer has been computed."""
 
+    is_shared = False
     asks_for_chances = False
 
     def __init__(self, sizes: Mapping[int, int], rule: LayerRule = "lifo") -> None:

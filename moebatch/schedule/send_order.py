@@ -69,7 +69,7 @@ class SendOrder:
         ones that of the last, then one of those that have been computed."""
         claims: tuple[Callable[[Load], bool], ...] = (
             lambda load: load.is_announced,
-            lambda load: load.is_kept and not (load.num_users or load.is_cached),
+            lambda load: load.is_kept and not (load.num_users or self._has_own_slot(load)),
         )
         for unclaimed in claims:
             for load in self._table.from_last():
@@ -84,11 +84,17 @@ class SendOrder:
             if (
                 load.is_required
                 and load is not self.awaited
-                and not (load.num_users or load.num_in_flight or load.is_cached)
+                and not (load.num_users or load.num_in_flight or self._has_own_slot(load))
                 and load.slot is not None
             ):
+                if load.is_cached:
+                    self._table.cache.leave(load)
                 self._table.free_slot(load)
                 load.num_issued = 0
                 if load not in self._table.required:
                     self._table.required.append(load)
                 return
+
+    def _has_own_slot(self, load: Load) -> bool:
+        """Whether nobody gains anything by its leaving."""
+        return load.is_cached and not self._table.cache.is_shared

@@ -14,6 +14,7 @@ class SharedCache:
     """Experts leave in the order of their chances, the least likely first; of equals the one that
     was used last, which in cyclic use is needed last."""
 
+    is_shared = True
     asks_for_chances = True
 
     def __init__(self, num_slots: int) -> None:
@@ -34,19 +35,14 @@ class SharedCache:
 
     def take(self, load: Load) -> None:
         """Keeps an expert that has just been used; nobody has to leave for that."""
-        layer = load.key.layer
-        held = self._held.setdefault(layer, {})
-        held.pop(load.key, None)
-        held[load.key] = load
-        load.is_cached = True
         self._num_taken += 1
-        self._turns[layer] = self._num_taken
-        self._worst.pop(layer, None)
+        self._turns[load.key.layer] = self._num_taken
+        self._hold(load)
 
     def keep_idle(self, load: Load) -> bool:
         """Keeps an expert that has come for nothing: it may be wanted the next time."""
         if load.is_ready:
-            self.take(load)
+            self._hold(load)
         return load.is_ready
 
     def give_way(self, newcomer: Load, *, is_certain: bool) -> Load | None:
@@ -67,6 +63,13 @@ class SharedCache:
         kept = {key for key, load in loads.items() if load.is_cached}
         assert kept == {key for held in self._held.values() for key in held}, "kept differs"
         assert all(loads[key].is_ready for key in kept), "what is kept has arrived"
+
+    def _hold(self, load: Load) -> None:
+        held = self._held.setdefault(load.key.layer, {})
+        held.pop(load.key, None)
+        held[load.key] = load
+        load.is_cached = True
+        self._worst.pop(load.key.layer, None)
 
     def _worst_of(self, layer: int) -> Load | None:
         """The one of a layer that leaves first; None if all are going to be computed."""

@@ -164,6 +164,17 @@ def test_of_equal_chances_what_is_foreseen_comes_if_its_turn_is_earlier() -> Non
     assert slots.next_chunk() is None
 
 
+def test_what_came_for_nothing_does_not_put_off_the_turn_of_its_layer() -> None:
+    alike = {0: (1, 1, 1, 1), 1: (1, 1, 1, 1)}
+    slots = shared(KEYS[0], KEYS[4], KEYS[5], chances=alike)  # layer 0 is next
+    slots.announce([KEYS[1]])
+    bring(slots, KEYS[1])
+    slots.withdraw(0)
+    slots.announce([KEYS[2]])
+    bring(slots, KEYS[2])
+    assert [slots.holds(key) for key in (KEYS[0], KEYS[1], KEYS[4], KEYS[5])] == [1, 1, 0, 0]
+
+
 def test_what_is_going_to_be_computed_does_not_leave_however_unlikely_it_was() -> None:
     slots = shared(KEYS[0], KEYS[1], chances={0: (0, 0.9, 0, 0)})
     slots.require(KEYS[0])

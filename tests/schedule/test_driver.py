@@ -1,8 +1,8 @@
 """The order in which a driver launches, learns and looks ahead."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import pytest
 
@@ -11,8 +11,10 @@ from moebatch.schedule.expert_load import ExpertKey
 from moebatch.schedule.names import SCHEDULES
 from moebatch.schedule.request import Announce, NextPass, Sweep
 from moebatch.schedule.setup import Setup
+from moebatch.schedule.simulate import Room, simulate
 from moebatch.schedule.slots import SlotQueue
 from moebatch.schedule.task import Kind, Task
+from tests.schedule.worlds import TableWorld
 
 SETUP = Setup(num_layers=2, num_experts=3, moe_layers=frozenset({0, 1}), num_hot=1, compute="vram")
 CHOSEN = (0, 2)
@@ -129,3 +131,37 @@ def test_what_tokens_say_of_the_first_layers_is_asked_when_their_pass_begins(nam
         pass
     asked = [schedule.send(Sweep(num_micro_batches=1)), next(schedule)]
     assert asked == [Announce(0, 2), Announce(1, 2)]
+
+
+@dataclass
+class Asked(TableWorld):
+    """A world that remembers of which layers it was asked for chances, and when."""
+
+    asked: list[int | str] = field(default_factory=list)
+
+    def begin_pass(self, number: int) -> Sweep:
+        self.asked.append("pass")
+        return super().begin_pass(number)
+
+    def chosen(self, step: int, micro_batch: int) -> Sequence[int]:
+        self.asked.append("gate")
+        return super().chosen(step, micro_batch)
+
+    def chances(self, layer: int) -> Sequence[float]:
+        self.asked.append(layer)
+        return super().chances(layer)
+
+
+def test_a_cache_that_goes_by_chances_hears_of_all_layers_and_of_each_whose_gate_has_spoken() -> (
+    None
+):
+    world = Asked(
+        seconds_of={}, sweeps=[Sweep(num_micro_batches=1)] * 2, choices={(0, 0): [1], (1, 0): [2]}
+    )
+    room = Room(num_slots=1, cache_sizes={0: 1, 1: 1}, cache_rule="foreseen")
+    setup = replace(SETUP, num_experts=4)
+    simulate("klotski", setup, room, world, num_passes=2)
+    second = world.asked[len(world.asked) - world.asked[::-1].index("pass") :]
+    assert second[:2] == [0, 1]  # before anything is computed
+    first, last = [place for place, what in enumerate(second) if what == "gate"]
+    assert 0 in second[first:last] and 1 in second[last:]

@@ -87,3 +87,23 @@ def test_no_deadlock_nothing_before_its_loads_and_no_slot_overwritten(
         assert computed or not setup.moe_layers
     slots = {span.slot for span in timeline.spans if span.task.kind is Kind.CHUNK}
     assert len(slots) <= room.num_slots + sum(room.cache_sizes.values())
+
+
+@pytest.mark.parametrize("num_slots", [1, 2, 3])
+@pytest.mark.parametrize("name", sorted(set(SCHEDULES) - PAGED))
+def test_few_slots_that_all_layers_share_are_enough(name: str, num_slots: int) -> None:
+    setup = Setup(
+        num_layers=LAYERS,
+        num_experts=EXPERTS,
+        moe_layers=frozenset({0, 2}),
+        num_hot=1,
+        compute="vram",
+        activation_level=1,
+    )
+    room = Room(num_slots=num_slots, cache_rule="foreseen")
+    for seed in range(3):
+        sweeps = [Sweep(num_micro_batches=1 + seed)] * 3
+        world = RandomWorld(
+            seed=seed, num_layers=LAYERS, num_experts=EXPERTS, experts_per_batch=3, sweeps=sweeps
+        )
+        simulate(name, setup, room, world, num_passes=3)
