@@ -10,7 +10,7 @@ from moebatch.cli.options import Exact, Gantt, JobFile, Quiet, Schedule
 from moebatch.cli.signals import stopping_on_signals
 from moebatch.cli.threads import let_threads_sleep
 from moebatch.errors import ExitCode, LockHeld, Stopped
-from moebatch.report.console import error_console, say, teller
+from moebatch.report.console import complain, error_console, say, teller
 
 if TYPE_CHECKING:
     from moebatch.job.options import RunOptions
@@ -115,9 +115,11 @@ def run(
         teller(error_console(), quiet=quiet)(f"skipped: {held}")
         raise typer.Exit(ExitCode.OK) from None
     except Stopped as stopped:
-        if requeue and stop.is_out_of_time:
-            _queue_again(stopped)
-        raise
+        if not (requeue and stop.is_out_of_time):
+            raise
+        complain(str(stopped))  # first: what is queued again is killed at once
+        _queue_again(stopped)
+        raise typer.Exit(stopped.exit_code) from None
     raise typer.Exit(ExitCode.ROWS_FAILED if summary.num_failed else ExitCode.OK)
 
 

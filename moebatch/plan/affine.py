@@ -78,10 +78,11 @@ def affine(
         levels = footprints_in_parts(problem, candidate, policy)
         return {level: footprint.total_bytes for level, footprint in levels.items()}
 
+    corners = _corners(candidate)
     return AffineCandidate(
         candidate=candidate,
-        lanes=tuple(_probe(candidate, partial(lanes_of, p.load)) for p in candidate.phases),
-        memory=_probe(candidate, memory),
+        lanes=tuple(_probe(corners, partial(lanes_of, p.load)) for p in candidate.phases),
+        memory=_probe(corners, memory),
     )
 
 
@@ -108,27 +109,30 @@ def placement(candidate: Candidate, kind: str, shares: Mapping[Variable, float])
 
 
 def _probe(
-    candidate: Candidate, ask: Callable[[Policy], Mapping[Name, float]]
+    corners: Mapping[Variable | None, Policy], ask: Callable[[Policy], Mapping[Name, float]]
 ) -> dict[Name, Affine]:
-    variables = open_variables(candidate)
-    origin = ask(_corner(candidate, None))
-    corners = {variable: ask(_corner(candidate, variable)) for variable in variables}
-    names = set(origin).union(*corners.values())
+    values = {moved: ask(policy) for moved, policy in corners.items()}
+    origin = values.pop(None)
     return {
         name: Affine(
             constant=origin.get(name, 0.0),
             slopes={
-                variable: slope
-                for variable, corner in corners.items()
-                if (slope := corner.get(name, 0.0) - origin.get(name, 0.0))
+                moved: slope
+                for moved, there in values.items()
+                if moved and (slope := there.get(name, 0.0) - origin.get(name, 0.0))
             },
         )
-        for name in sorted(names)
+        for name in sorted(set(origin).union(*values.values()))
     }
 
 
-def _corner(candidate: Candidate, moved: Variable | None) -> Policy:
-    shares = {variable: float(variable == moved) for variable in open_variables(candidate)}
-    return candidate.placed(
-        placement(candidate, "weights", shares), placement(candidate, "kv_cache", shares)
-    )
+def _corners(candidate: Candidate) -> dict[Variable | None, Policy]:
+    """Everything where it is computed (None), and one thing at a time somewhere else."""
+    variables = open_variables(candidate)
+    corners = {}
+    for moved in (None, *variables):
+        shares = {variable: float(variable == moved) for variable in variables}
+        corners[moved] = candidate.placed(
+            placement(candidate, "weights", shares), placement(candidate, "kv_cache", shares)
+        )
+    return corners

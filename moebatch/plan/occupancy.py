@@ -23,14 +23,17 @@ def peak_pages(tokens: Sequence[int] | Ints, left: Sequence[int] | Ints) -> int:
     tokens, left = np.asarray(tokens, np.int64), np.asarray(left, np.int64)
     if not len(left):
         return 0
-    # As in `peaks`, but sequences that end together count as one: asked thousands of times.
-    ends, group = np.unique(-left, return_inverse=True)
+    # As in `peaks`, but sequences that end together count as one, and none is sorted: this is
+    # asked thousands of times.
+    somebody_ends = np.bincount(left) > 0
+    passes = np.flatnonzero(somebody_ends)[::-1]
+    group = np.cumsum(somebody_ends[::-1])[::-1][left] - 1
     full, over = np.divmod(tokens - 1, PAGE_TOKENS)
-    by_over = np.bincount(group * PAGE_TOKENS + over, minlength=len(ends) * PAGE_TOKENS)
+    by_over = np.bincount(group * PAGE_TOKENS + over, minlength=len(passes) * PAGE_TOKENS)
     alive_by_over = by_over.reshape(-1, PAGE_TOKENS).cumsum(axis=0)
     at_least = alive_by_over[:, ::-1].cumsum(axis=1)
-    whole, rest = np.divmod(-ends, PAGE_TOKENS)
-    one_more = np.where(rest > 0, at_least[np.arange(len(ends)), rest - 1], 0)
+    whole, rest = np.divmod(passes, PAGE_TOKENS)
+    one_more = np.where(rest > 0, at_least[np.arange(len(passes)), rest - 1], 0)
     full_pages = np.cumsum(np.bincount(group, weights=full))
     return int((full_pages + at_least[:, -1] * (whole + 1) + one_more).max())
 

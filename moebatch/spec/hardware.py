@@ -18,6 +18,12 @@ LINKS: tuple[LinkName, ...] = ("disk->dram", "dram->disk", "dram->vram", "vram->
 Basis = Literal["achieved", "peak", "paper"]
 """Which figures of a profile are meant: measured ones, those of data sheets, MoE-Lightning's."""
 Dtype = Literal["float32", "bfloat16", "float16"]
+_NEAREST: Mapping[Dtype, tuple[Dtype, ...]] = {
+    "bfloat16": ("bfloat16", "float16", "float32"),
+    "float16": ("float16", "bfloat16", "float32"),
+    "float32": ("float32", "bfloat16", "float16"),
+}
+"""Itself first, then those whose rates are most like its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +77,7 @@ class Processor:
 
     def gemm_for(self, dtype: Dtype, *, streamed: bool = False) -> RateCurve:
         """The curve of `dtype`; where it has none, of the nearest that the processor can do."""
-        nearest: dict[Dtype, tuple[Dtype, ...]] = {
-            "bfloat16": ("bfloat16", "float16", "float32"),
-            "float16": ("float16", "bfloat16", "float32"),
-            "float32": ("float32", "bfloat16", "float16"),
-        }
-        name = next(name for name in nearest[dtype] if name in self.gemm)
+        name = next(name for name in _NEAREST[dtype] if name in self.gemm)
         return self.gemm_streamed.get(name, self.gemm[name]) if streamed else self.gemm[name]
 
 

@@ -1,6 +1,7 @@
 """Sizes, counts and kinds of a model, and what follows from them: no weights, no torch."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from math import ceil
 from typing import Literal
 
@@ -10,7 +11,7 @@ from moebatch.spec.latent_attention import LatentAttention
 QkNorm = Literal["none", "head", "full"]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)  # no slots: what follows from them is worked out once
 class ModelShape:
     """A decoder with Mixture-of-Experts layers; enough for every byte and every FLOP of it."""
 
@@ -83,7 +84,7 @@ class ModelShape:
         caches less, see `cache_width`."""
         return self.num_kv_heads * self.head_dim
 
-    @property
+    @cached_property
     def cache_width(self) -> int:
         """Numbers that the cache holds of a token in one layer."""
         if self.latent:
@@ -110,7 +111,7 @@ class ModelShape:
             return self.attention_flops_per_pair
         return 2 * self.num_heads * (self.cache_width + self.latent.kv_rank)
 
-    @property
+    @cached_property
     def expert_params(self) -> int:
         """Numbers in one expert."""
         return self._expert_matrix_params + self._expert_bias_params
@@ -122,7 +123,7 @@ class ModelShape:
         biases = self._expert_bias_params * self.dtype_bytes
         return ceil(self._expert_matrix_params * bits / 8) + biases
 
-    @property
+    @cached_property
     def embedding_params(self) -> int:
         """Numbers in the embedding, the final norm and, where it is not tied, the head."""
         tables = 1 if self.tie_word_embeddings else 2
@@ -142,14 +143,14 @@ class ModelShape:
             params += self.hidden_size * self.shared_expert_gate
         return params
 
-    @property
+    @cached_property
     def resident_params(self) -> int:
         """Numbers outside the experts."""
         with_experts = len(self.moe_layers)
         params = self.embedding_params + with_experts * self._resident_params_of(is_moe=True)
         return params + (self.num_layers - with_experts) * self._resident_params_of(is_moe=False)
 
-    @property
+    @cached_property
     def num_params(self) -> int:
         """Numbers in the whole model."""
         return self.resident_params + len(self.moe_layers) * self.num_experts * self.expert_params
@@ -158,7 +159,7 @@ class ModelShape:
         """Bytes of the cache of one token in all layers, sliding windows or not."""
         return self.num_layers * self.cache_width * dtype_bytes
 
-    @property
+    @cached_property
     def attention_params(self) -> int:
         """Numbers in the attention of one layer: projections, biases, norms and sinks."""
         projections = self._latent_params(self.latent) if self.latent else self._head_params

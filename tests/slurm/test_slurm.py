@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import NOT_TESTED
-from tests.slurm.cluster import Cluster, Missing, one_node_cluster
+from tests.slurm.cluster import PATIENCE_S, Cluster, Missing, one_node_cluster
 
 pytestmark = pytest.mark.slurm
 NUM_ROWS = 24
@@ -114,8 +114,8 @@ def logs(job: Path) -> str:
     return "\n".join(f"{file.name}: {file.read_text()}" for file in files)
 
 
-def wait_for(condition: Callable[[], bool], *, patience_s: float) -> None:
-    end = time.monotonic() + patience_s
+def wait_for(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + PATIENCE_S
     while not condition():
         assert time.monotonic() < end, "it has not come to that"
         time.sleep(0.2)
@@ -126,20 +126,22 @@ def test_an_array_and_its_merge_give_what_one_run_gives(
 ) -> None:
     job = write_job(tmp_path, model, rate="1GB/s")
     array, merge = submit(cluster, job, shards=4)
-    assert cluster.wait(array, patience_s=120) == ["COMPLETED"] * 4, logs(job)
-    assert cluster.wait(merge, patience_s=60) == ["COMPLETED"], logs(job)
+    assert cluster.wait(array) == ["COMPLETED"] * 4, logs(job)
+    assert cluster.wait(merge) == ["COMPLETED"], logs(job)
     assert (tmp_path / "out.jsonl").read_bytes() == answers
 
 
 def test_a_task_that_runs_out_of_time_is_queued_again_until_it_is_done(
     cluster: Cluster, model: Path, answers: bytes, tmp_path: Path
 ) -> None:
-    job = write_job(tmp_path, model, rate="75MB/s")
-    array, merge = submit(cluster, job, shards=1, limit="1")
-    assert cluster.wait(array, patience_s=400) == ["COMPLETED"], logs(job)
+    """Slurm looks at its clock twice a minute: the signal comes after 60 to 90 seconds, and the
+    link alone needs 100."""
+    job = write_job(tmp_path, model, rate="35MB/s")
+    array, merge = submit(cluster, job, shards=1, limit="2")
+    assert cluster.wait(array) == ["COMPLETED"], logs(job)
     assert int(cluster.field(array, "Restarts")) >= 1
     assert "stopped early" in logs(job)
-    assert cluster.wait(merge, patience_s=60) == ["COMPLETED"], logs(job)
+    assert cluster.wait(merge) == ["COMPLETED"], logs(job)
     assert (tmp_path / "out.jsonl").read_bytes() == answers
 
 
@@ -149,16 +151,16 @@ def test_a_task_that_is_cancelled_keeps_what_it_has(
     job = write_job(tmp_path, model, rate="200MB/s")
     array, merge = submit(cluster, job, shards=1)
     journal = tmp_path / "out.jsonl.moebatch/journal"
-    wait_for(lambda: any(f.stat().st_size for f in journal.glob("*")), patience_s=120)
+    wait_for(lambda: any(f.stat().st_size for f in journal.glob("*")))
     cluster.run("scancel", array)
-    cluster.wait(array, patience_s=60)
+    cluster.wait(array)
     assert "stopped early (SIGTERM)" in logs(job)
-    assert cluster.wait(merge, patience_s=60) == ["FAILED"], "there is nothing to merge yet"
+    assert cluster.wait(merge) == ["FAILED"], "there is nothing to merge yet"
     assert "rows have not ended yet" in logs(job)
     assert not (tmp_path / "out.jsonl").exists()
     array, merge = submit(cluster, job, shards=1)
-    assert cluster.wait(array, patience_s=120) == ["COMPLETED"], logs(job)
-    assert cluster.wait(merge, patience_s=60) == ["COMPLETED"], logs(job)
+    assert cluster.wait(array) == ["COMPLETED"], logs(job)
+    assert cluster.wait(merge) == ["COMPLETED"], logs(job)
     assert (tmp_path / "out.jsonl").read_bytes() == answers
 
 
@@ -168,11 +170,11 @@ def test_two_shards_that_were_lost_are_run_again_alone(
     job = write_job(tmp_path, model, rate="300MB/s")
     array, merge = submit(cluster, job, shards=8)
     cluster.run("scancel", f"{array}_[3,7]")
-    cluster.wait(array, patience_s=240)
-    assert cluster.wait(merge, patience_s=60) == ["FAILED"], logs(job)
+    cluster.wait(array)
+    assert cluster.wait(merge) == ["FAILED"], logs(job)
     array, merge = submit(cluster, job, shards=8, array="3,7")
-    assert cluster.wait(array, patience_s=120) == ["COMPLETED"] * 2, logs(job)
-    assert cluster.wait(merge, patience_s=60) == ["COMPLETED"], logs(job)
+    assert cluster.wait(array) == ["COMPLETED"] * 2, logs(job)
+    assert cluster.wait(merge) == ["COMPLETED"], logs(job)
     assert (tmp_path / "out.jsonl").read_bytes() == answers
 
 
@@ -189,6 +191,6 @@ def test_the_example_runs_as_it_stands(cluster: Cluster, tmp_path: Path) -> None
         "env", f"MOEBATCH={program}", "sh", str(tmp_path / "jobs/slurm.sh"), cwd=repository
     )
     merge = said.split()[-1]
-    assert cluster.wait(merge, patience_s=240) == ["COMPLETED"]
+    assert cluster.wait(merge) == ["COMPLETED"]
     answers = (tmp_path / "jobs/demo.answers.jsonl").read_text()
     assert answers.count("\n") == (tmp_path / "jobs/demo.jsonl").read_text().count("\n")
