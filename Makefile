@@ -13,9 +13,10 @@ demo: $(STAMP)
 	$(BIN)/moebatch run jobs/demo.yaml
 	$(BIN)/python -m moebatch.demo mark jobs/demo.jsonl jobs/demo.answers.jsonl
 
-# One thread per test process: the machine's cores are shared out among the processes.
+# One thread per test process: the machine's cores are shared out among the processes. Each begins
+# with neighbouring tests, which share checkpoints and what is worked out of them.
 test: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
 
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -m slow

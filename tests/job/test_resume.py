@@ -90,7 +90,7 @@ def model(tiny_checkpoint: Checkpoint) -> Path:
 def test_stopped_again_and_again_it_ends_with_the_same_bytes_and_no_token_twice(
     tmp_path: Path, model: Path, sampling: dict[str, object]
 ) -> None:
-    content = rows(60)
+    content = rows(30)
     whole = run(write(tmp_path / "whole", model, content, **sampling))
     job = write(tmp_path / "cut", model, content, **sampling)
     noise = random.Random(1)

@@ -21,6 +21,7 @@ TINY = Sizes(
     prompt_contexts=(0, 30),
     elementwise_tokens=24,
     point_s=0.0,
+    streamed_point_s=0.0,
     patience_s=0.0,
     disk=TINY_DISK,
 )

@@ -11,7 +11,7 @@ from moebatch.plan.scratch import Limits
 from tests.model import oracle
 from tests.model.driver import Driver, Seq
 
-NUM_NEW = 12
+NUM_NEW = 8
 Checkpoint = Callable[..., Path]
 
 

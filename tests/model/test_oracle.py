@@ -12,7 +12,7 @@ from tests.model import oracle
 from tests.model.cases import CASES
 from tests.model.driver import Driver, Seq
 
-NUM_NEW = 16
+NUM_NEW = 8
 Checkpoint = Callable[..., Path]
 
 
