@@ -237,7 +237,7 @@ def test_two_runs_cannot_share_an_output(tmp_path: Path, model: Path) -> None:
 
 LONG = {"max_tokens": 100, "temperature": 0, "ignore_eos": True}
 LAMPS: list[object] = [{"prompt": f"The lamp {i}"} for i in range(3000)]
-TWO_WAVES = {**LONG, "max_tokens": 20}
+TWO_WAVES = {**LONG, "max_tokens": 10}
 """Half of the lamps end together, and as many are left then."""
 
 

@@ -162,13 +162,13 @@ def test_a_slice_longer_than_a_micro_batch_is_attended_in_pieces(
     assert tokens_of(outcomes) == expected
 
 
-def test_a_row_alone_and_among_a_thousand_gets_the_same_answer(
+def test_a_row_alone_and_among_hundreds_gets_the_same_answer(
     tiny_checkpoint: Callable[..., Path],
 ) -> None:
     folder = tiny_checkpoint("qwen3_moe")
-    rows = requests((1, 5, 17, 40, 3, 30, 16, 2, 33, 8) * 100, max_tokens=3)
+    rows = requests((1, 5, 17, 40, 3, 30, 16, 2, 33, 8) * 40, max_tokens=3)
     together = run(folder, policy(batch_size=100, tokens_per_pass=400, num_kv_pages=700), rows)
-    for i in (0, 7, 503, 999):
+    for i in (0, 7, 203, 399):
         alone = run(folder, policy(), [rows[i]])
         assert tokens_of(alone) == tokens_of([together[i]])
 

@@ -106,18 +106,26 @@ def ragged(lengths: Sequence[int]) -> list[Request]:
     ]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("chosen", POLICIES.values(), ids=POLICIES.keys())
+CASES = [
+    (title, family)
+    for title in POLICIES
+    for family in FAMILIES
+    if family == FAMILIES[0] or title in ("usual", "much room")
+]
+
+
+@pytest.mark.parametrize(("title", "family"), CASES)
 def test_tokens_stay_those_of_transformers_and_memory_never_grows(
     tiny_checkpoint: Callable[..., Path],
     expected: Callable[[str], list[tuple[int, ...]]],
     monkeypatch: pytest.MonkeyPatch,
+    title: str,
     family: str,
-    chosen: Policy,
 ) -> None:
+    chosen = POLICIES[title]
     with watched(tiny_checkpoint(family), chosen, monkeypatch) as found:
         assert answers(found.built, requests()) == expected(family)
-        if chosen is POLICIES["much room"]:
+        if title == "much room":
             assert found.built.engine.statistics.num_grown > 0
 
 
