@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -164,12 +165,12 @@ def _positions(spans: Sequence[Span]) -> tuple[Tensor, Tensor]:
     A token counts with the prompt's length even if only a slice of the prompt is there yet, so
     results do not depend on how a prompt is sliced.
     """
-    counts = torch.tensor([span.num_tokens for span in spans])
-    first = torch.tensor([span.context - span.start for span in spans])
-    lengths = torch.tensor([span.rope_length for span in spans])
-    rows_T = torch.arange(int(counts.sum())) + spans[0].start
-    positions_T = rows_T + first.repeat_interleave(counts)
-    return positions_T, torch.maximum(lengths.repeat_interleave(counts), positions_T + 1)
+    # In numpy: torch would wake all its threads for a few numbers.
+    counts = [span.num_tokens for span in spans]
+    first_T = np.repeat([span.context - span.start for span in spans], counts)
+    lengths_T = np.repeat([span.rope_length for span in spans], counts)
+    positions_T = np.arange(len(first_T)) + spans[0].start + first_T
+    return torch.from_numpy(positions_T), torch.from_numpy(np.maximum(lengths_T, positions_T + 1))
 
 
 def _plan(
