@@ -23,7 +23,7 @@ class Recipe:
     """How long gates learn, and how fast."""
 
     num_steps: int = 128
-    batch_tokens: int = 4096
+    batch_tokens: int = 2048
     """Of each step, about."""
     rate: float = 1e-3
     """Constant, as in the paper."""
