@@ -372,6 +372,22 @@ def test_a_run_stops_when_its_time_is_over(tmp_path: Path, model: Path) -> None:
     assert "stopped early (the run has had its 3.0s)" in done.stderr
 
 
+def test_a_task_says_what_it_has_before_it_is_queued_again(tmp_path: Path, model: Path) -> None:
+    """Slurm kills it at once then, and so does what stands in for `scontrol` here."""
+    scontrol = tmp_path / "scontrol"
+    scontrol.write_text("#!/bin/sh\nkill -9 $PPID\n")
+    scontrol.chmod(0o755)
+    job = write_job(tmp_path, model, LAMPS, sampling=LONG)
+    done = moebatch(
+        *("run", job, "--requeue", "--max-runtime", "3s"),
+        PATH=f"{tmp_path}:{os.environ['PATH']}",
+        SLURM_JOB_ID="7",
+        SLURM_JOB_END_TIME=str(2**40),
+    )
+    assert done.returncode == -signal.SIGKILL
+    assert "stopped early (the run has had its 3.0s)" in done.stderr
+
+
 def test_a_usage_error_is_code_2(tmp_path: Path) -> None:
     assert moebatch("run").returncode == ExitCode.CONFIG
     assert moebatch("fly").returncode == ExitCode.CONFIG
