@@ -121,6 +121,8 @@ def _slower(processor: Processor, share: float) -> Processor:
         attention_flops=processor.attention_flops * share,
         elementwise_bandwidth=processor.elementwise_bandwidth * share,
         sequence_s=processor.sequence_s / share,
+        widening_bandwidth=processor.widening_bandwidth * share,
+        instruction_set=processor.instruction_set,
     )
 
 

@@ -4,6 +4,7 @@ Shape letters: T tokens, M tokens of the expert, D hidden, K experts per token.
 """
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -27,16 +28,18 @@ def gemm_curve(
     timer: Timer,
     *,
     longest_s: float,
+    stored: torch.dtype | None = None,
 ) -> Points:
     """Rates of ``Decoder.run_expert``: gathering, three products, activation, putting back.
 
     FLOP are 2 * rows * parameters. `experts` gives the bytes (uint8) of one after the other, for
-    ever, on the timer's device; how long it takes to give one does not count. Points that would
-    take longer than `longest_s` each are left out, but never the first.
+    ever, on the timer's device; how long it takes to give one does not count. Their numbers are
+    `stored` so, if another way than they are computed in. Points that would take longer than
+    `longest_s` each are left out, but never the first.
     """
     limits = Limits(pass_tokens=1, micro_batch_tokens=1, context_tokens=1, expert_rows=max(rows))
-    layer = synthetic_layer(sizes, limits, dtype, timer.device)
-    expert = _NextExpert(layer, experts)
+    layer = synthetic_layer(sizes, limits, dtype, timer.device, expert_dtype=stored)
+    expert = _NextExpert(layer, experts, stored or dtype)
     points: list[tuple[int, float]] = []
     for count in sorted(rows):
         flop = 2 * count * layer.shape.expert_params
@@ -50,6 +53,23 @@ def gemm_curve(
 
         points.append((count, flop / timer.seconds(run, prepare=expert.take)))
     return tuple(points)
+
+
+def widening_bandwidth(
+    sizes: ModelSizes, plain: Points, stored: torch.dtype, experts: Iterator[Tensor], timer: Timer
+) -> float:
+    """Bytes per second of `stored` weights that are computed in float32, from the time that an
+    expert takes beyond that of one that is float32 already, which has the rates `plain`.
+
+    A hundredth of that time is the least that can be told.
+    """
+    count, rate = plain[len(plain) // 2]
+    ((_, widened_rate),) = gemm_curve(
+        sizes, (count,), torch.float32, experts, timer, longest_s=math.inf, stored=stored
+    )
+    flop = 2 * count * 3 * sizes.hidden_size * sizes.expert_width
+    extra_s = flop / widened_rate - flop / rate
+    return expert_bytes(sizes, stored) / max(extra_s, flop / rate / 100)
 
 
 def expert_bytes(sizes: ModelSizes, dtype: torch.dtype) -> int:
@@ -69,8 +89,11 @@ def experts_in(memory: Tensor, sizes: ModelSizes, dtype: torch.dtype) -> Iterato
 class _NextExpert:
     """The three matrices of the expert whose turn it is."""
 
-    def __init__(self, layer: SyntheticLayer, experts: Iterator[Tensor]) -> None:
+    def __init__(
+        self, layer: SyntheticLayer, experts: Iterator[Tensor], stored: torch.dtype
+    ) -> None:
         self._layer = layer
+        self._stored = stored
         self._experts = experts
         self.parts: tuple[Tensor, ...] = ()
 
@@ -78,7 +101,7 @@ class _NextExpert:
         """Goes on to the next one."""
         shape = self._layer.shape
         wide = (shape.expert_width, shape.hidden_size)
-        matrices = next(self._experts).view(self._layer.decoder.dtype).view(3, -1)
+        matrices = next(self._experts).view(self._stored).view(3, -1)
         gate, up, down = matrices
         self.parts = (gate.view(wide), up.view(wide), down.view(wide[::-1]))
 

@@ -260,7 +260,7 @@ def _level(name: LevelName, capacity_bytes: int, rates: ProcessorRates | None) -
     capacity = _figure(CAPACITIES[name], capacity_bytes)
     if rates is None:
         return LevelFigures(name=name, capacity=capacity)
-    sequence_s = rates.attention.decode.sequence_s
+    sequence_s, widening = rates.attention.decode.sequence_s, rates.widening_bandwidth
 
     def figure(quantity: str, number: float) -> Figure:
         return _figure(PROCESSOR_FIGURES[quantity], number)
@@ -273,7 +273,9 @@ def _level(name: LevelName, capacity_bytes: int, rates: ProcessorRates | None) -
         attention_bandwidth=figure("attention_bandwidth", rates.attention.decode.bandwidth),
         attention_flops=figure("attention_flops", rates.attention.prompt_flops),
         elementwise_bandwidth=figure("elementwise_bandwidth", rates.elementwise_bandwidth),
+        widening_bandwidth=figure("widening_bandwidth", widening) if widening else None,
         sequence_time=figure("sequence_time", sequence_s) if sequence_s else None,
+        instruction_set=rates.instruction_set,
     )
 
 

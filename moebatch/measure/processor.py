@@ -13,10 +13,11 @@ from moebatch.engine.model_files import COMPUTE_DTYPES
 from moebatch.measure.attention import AttentionRates, attention_rates
 from moebatch.measure.contention import Patience
 from moebatch.measure.elementwise import elementwise_bandwidth
-from moebatch.measure.gemm import experts_in, gemm_curve
+from moebatch.measure.gemm import experts_in, gemm_curve, widening_bandwidth
 from moebatch.measure.memory import read_bandwidth
 from moebatch.measure.sizes import Sizes
 from moebatch.measure.timer import Allocate, Timer
+from moebatch.model.products import Products
 from moebatch.spec.hardware import Dtype, RateCurve
 from moebatch.units import format_flops, format_rate
 
@@ -37,6 +38,10 @@ class ProcessorRates:
     gemm: Mapping[Dtype, RateCurve]
     attention: AttentionRates
     elementwise_bandwidth: float
+    widening_bandwidth: float | None
+    """None where it has not been measured."""
+    instruction_set: str
+    """Of kernels; empty where there are none."""
 
 
 def processor_rates(
@@ -57,7 +62,15 @@ def processor_rates(
     timer = Timer(device=device, budget_s=sizes.point_s)
     share = free_bytes // _SHARE_OF_MEMORY
     walked_bytes = max(min(sizes.buffer_bytes, share), _largest_expert_bytes(sizes))
-    bandwidth, gemm = _weights_rates(sizes, allocate(walked_bytes), timer, patience, tell)
+    memory = allocate(walked_bytes)
+    instruction_set = Products(device, torch.float32).instruction_set
+    tell(f"kernels: {instruction_set or 'none'}")
+    bandwidth, gemm = _weights_rates(sizes, memory, timer, patience, tell)
+    widening = None
+    if device.type == "cpu" and "float32" in gemm:
+        widening = patience.calmest(partial(_widening, sizes, memory, gemm["float32"], timer))
+        tell(f"bfloat16 weights widened to float32: {format_rate(widening)}")
+    del memory
     dtype = COMPUTE_DTYPES[sizes.attention_dtype]
     with beside() if beside else nullcontext():
         timer = replace(timer, beside_reading=beside is not None)
@@ -74,7 +87,12 @@ def processor_rates(
     )
     tell(f"norms, routing and sums: {format_rate(elementwise)}")
     return ProcessorRates(
-        bandwidth=bandwidth, gemm=gemm, attention=attention, elementwise_bandwidth=elementwise
+        bandwidth=bandwidth,
+        gemm=gemm,
+        attention=attention,
+        elementwise_bandwidth=elementwise,
+        widening_bandwidth=widening,
+        instruction_set=instruction_set,
     )
 
 
@@ -96,6 +114,12 @@ def _weights_rates(
         gemm[dtype] = curve
         bandwidth = max(bandwidth, _weights_bandwidth(curve, dtype))
     return bandwidth, gemm
+
+
+def _widening(sizes: Sizes, memory: Tensor, plain: RateCurve, timer: Timer) -> float:
+    """Bytes of bfloat16 weights per second that become float32."""
+    experts = experts_in(memory, sizes.model, torch.bfloat16)
+    return widening_bandwidth(sizes.model, plain.points, torch.bfloat16, experts, timer)
 
 
 def curve_of(sizes: Sizes, dtype: Dtype, experts: Iterator[Tensor], timer: Timer) -> RateCurve:

@@ -38,9 +38,17 @@ class SyntheticLayer:
 
 
 def synthetic_layer(
-    sizes: ModelSizes, limits: Limits, dtype: torch.dtype, device: torch.device
+    sizes: ModelSizes,
+    limits: Limits,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    expert_dtype: torch.dtype | None = None,
 ) -> SyntheticLayer:
-    """A layer of that size whose attention adds nothing, so that it may be applied for ever."""
+    """A layer of that size whose attention adds nothing, so that it may be applied for ever.
+
+    `expert_dtype` is that of stored experts, if another.
+    """
     config = _config(sizes, limits.context_tokens)
     shape = read_shape(config, "synthetic")
 
@@ -52,7 +60,7 @@ def synthetic_layer(
     dense = DenseWeights.of(
         {"embedding": weight("embedding"), "final_norm": weight("final_norm")}, [weights]
     )
-    decoder = Decoder(shape, config, dense, limits)
+    decoder = Decoder(shape, config, dense, limits, expert_dtype=expert_dtype)
     decoder.scratch.buffer.zero_()
     return SyntheticLayer(shape=shape, decoder=decoder, weights=dict(dense.layers[0]))
 

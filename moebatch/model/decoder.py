@@ -21,12 +21,12 @@ from moebatch.model.families import ExpertWeights, expert_weights
 from moebatch.model.gated_mlp import gated_mlp
 from moebatch.model.gating import AdaptiveGating
 from moebatch.model.gating_count import GatingCount
-from moebatch.model.layers import linear
 from moebatch.model.pregates import ChoicesAhead
+from moebatch.model.products import Products
 from moebatch.model.rope import Rope
 from moebatch.model.router import ExpertTokens, Routing, choose_experts, group_by_expert
 from moebatch.model.scratch import Frame, Scratch
-from moebatch.plan.scratch import Limits, bucket_rows, step_elements
+from moebatch.plan.scratch import Limits, converted_elements, step_elements
 from moebatch.spec.shape import ModelShape
 
 
@@ -67,7 +67,12 @@ class Decoder:
         self._rope = Rope(shape, config, self.device)
         self._elementwise = Elementwise(shape.activation, self.device)
         converts = expert_dtype not in (None, self.dtype)
-        step = step_elements(shape, limits, converts=converts)
+        self._products = Products(
+            self.device,
+            self.dtype,
+            largest_converted=converted_elements(shape) if converts else 0,
+        )
+        step = step_elements(shape, limits)
         self.scratch = Scratch(step, device=self.device, dtype=self.dtype)
         tokens, choices, hidden = limits.pass_tokens, shape.experts_per_token, shape.hidden_size
         self._weights_TK = torch.empty(tokens, choices, device=self.device, dtype=torch.float32)
@@ -85,6 +90,7 @@ class Decoder:
         """Bytes that are allocated up front."""
         by_row = (self._normed_TD, self._weights_TK, self._experts_TK, self._outputs_TKD)
         steps = self.scratch.buffer.nbytes + self._core.scratch_bytes
+        steps += self._products.scratch_bytes
         return steps + self._ahead.num_bytes + sum(tensor.nbytes for tensor in by_row)
 
     def micro_batch(
@@ -144,7 +150,7 @@ class Decoder:
 
         `out_THC` is on the decoder's device and may have more rows than the micro-batch.
         """
-        frame, num_rows = self.scratch.frame(), self._product_rows(micro_batch.num_tokens)
+        frame, num_rows = self.scratch.frame(), self._products.rows(micro_batch.num_tokens)
         if len(out_THC) < num_rows:
             room_NHC = frame.take(num_rows, *out_THC.shape[1:])
             room_NHC[: len(out_THC)] = out_THC
@@ -203,7 +209,9 @@ class Decoder:
         """Asks the gate of a layer; what it chooses for rows goes into the two tensors."""
         # Mixtral alone keeps the weights in float32.
         is_mixtral = self.shape.architecture == "MixtralForCausalLM"
-        logits_NE = linear(normed_ND, self._weights.layers[layer]["router"], None, room_NE)
+        logits_NE = self._products.linear(
+            normed_ND, self._weights.layers[layer]["router"], None, room_NE
+        )
         weights, experts = choose_experts(
             logits_NE[: len(weights_RK)],
             self.shape.experts_per_token,
@@ -235,9 +243,9 @@ class Decoder:
         for chunk in self._chunks(slice(0, len(rows_M))):
             tokens = ExpertTokens(rows_M[chunk], choices_M[chunk])
             frame, num_rows = self.scratch.frame(), len(tokens.rows_M)
-            x_ND = frame.take(self._product_rows(num_rows), self.shape.hidden_size)
+            x_ND = frame.take(self._products.rows(num_rows), self.shape.hidden_size)
             torch.index_select(routing.normed_TD, 0, tokens.rows_M, out=x_ND[:num_rows])
-            y_MD = gated_mlp(frame, x_ND, num_rows, weights, self._elementwise)
+            y_MD = gated_mlp(frame, x_ND, num_rows, weights, self._products, self._elementwise)
             self._elementwise.place(y_MD, tokens, routing)
 
     def combine(self, layer: int, x_TD: Tensor, routing: Routing) -> None:
@@ -255,10 +263,12 @@ class Decoder:
     def _shared_expert(self, frame: Frame, layer: int, normed_MD: Tensor) -> Tensor:
         weights = self._weights.layers[layer]
         num_rows, mlp = len(normed_MD), _mlp_weights(weights, "shared")
-        normed_ND = frame.take(self._product_rows(num_rows), self.shape.hidden_size)
+        normed_ND = frame.take(self._products.rows(num_rows), self.shape.hidden_size)
         normed_ND[:num_rows] = normed_MD
-        mix_N1 = linear(normed_ND, weights["shared_mix"], None, frame.take(len(normed_ND), 1))
-        y_MD = gated_mlp(frame, normed_ND, num_rows, mlp, self._elementwise)
+        mix_N1 = self._products.linear(
+            normed_ND, weights["shared_mix"], None, frame.take(len(normed_ND), 1)
+        )
+        y_MD = gated_mlp(frame, normed_ND, num_rows, mlp, self._products, self._elementwise)
         return y_MD.mul_(mix_N1[:num_rows].sigmoid_())
 
     def add_dense(self, layer: int, x_TD: Tensor, rows: slice | None = None) -> None:
@@ -268,7 +278,7 @@ class Decoder:
         for chunk in self._chunks(slice(0, len(x_TD)) if rows is None else rows):
             frame, x = self.scratch.frame(), x_TD[chunk]
             normed = self._normed(frame, x, weights["mlp_norm"])
-            y = gated_mlp(frame, normed, len(x), mlp, self._elementwise)
+            y = gated_mlp(frame, normed, len(x), mlp, self._products, self._elementwise)
             self._elementwise.add(frame, x, y)
 
     def logits(self, x_RD: Tensor) -> Tensor:
@@ -277,11 +287,12 @@ class Decoder:
         frame = self.scratch.frame()
         normed = self._normed(frame, x_RD, weights["final_norm"])
         head = weights.get("head", weights["embedding"])
-        return F.linear(normed, head)[: len(x_RD)]
+        logits = torch.empty(len(normed), len(head), device=self.device, dtype=self.dtype)
+        return self._products.linear(normed, head, None, logits)[: len(x_RD)]
 
     def _normed(self, frame: Frame, x_TD: Tensor, weight_D: Tensor) -> Tensor:
         """The norm of x with rows up to the next bucket; those beyond x hold garbage."""
-        normed_ND = frame.take(self._product_rows(len(x_TD)), self.shape.hidden_size)
+        normed_ND = frame.take(self._products.rows(len(x_TD)), self.shape.hidden_size)
         room = frame.take_float(*x_TD.shape)
         out_TD = normed_ND[: len(x_TD)]
         self._elementwise.rms_norm(x_TD, weight_D, self.shape.rms_eps, room, out_TD)
@@ -303,7 +314,7 @@ class Decoder:
         shape, projected = self.shape, []
         norm_room = frame.take_float(len(normed_ND) * shape.query_width * (shape.qk_norm != "none"))
         room = frame.take(len(normed_ND), len(weights["qkv"]))
-        together = linear(normed_ND, weights["qkv"], weights.get("qkv_bias"), room)
+        together = self._products.linear(normed_ND, weights["qkv"], weights.get("qkv_bias"), room)
         widths = (shape.query_width, shape.kv_width, shape.kv_width)
         parts = torch.split(together, list(widths), dim=1)
         for role, y in zip("qkv", parts, strict=True):
@@ -322,13 +333,11 @@ class Decoder:
     ) -> None:
         weights = self._weights.layers[layer]
         room_ND = frame.take(len(out_NHC), self.shape.hidden_size)
-        out_ND = linear(out_NHC.flatten(1), weights["o"], weights.get("o_bias"), room_ND)
+        out_ND = self._products.linear(
+            out_NHC.flatten(1), weights["o"], weights.get("o_bias"), room_ND
+        )
         x = x_TD[micro_batch.start : micro_batch.stop]
         self._elementwise.add(frame, x, out_ND[: micro_batch.num_tokens])
-
-    def _product_rows(self, num_rows: int) -> int:
-        """Rows of a matrix product that needs so many: only a CPU minds many different counts."""
-        return num_rows if self.device.type == "cuda" else bucket_rows(num_rows)
 
     def _chunks(self, *rows: slice) -> Iterator[slice]:
         """The rows in portions that the scratch has room for."""

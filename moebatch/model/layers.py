@@ -15,7 +15,7 @@ Activation = Callable[[Tensor], Tensor]
 
 
 def linear(x_NI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, out_NO: Tensor) -> Tensor:
-    """``x @ weight.T + bias`` into `out_NO`; the one place where matrices are multiplied."""
+    """``x @ weight.T + bias`` into `out_NO`, by torch."""
     if bias_O is None:
         return torch.mm(x_NI, weight_OI.t(), out=out_NO)
     return torch.addmm(bias_O, x_NI, weight_OI.t(), out=out_NO)

@@ -9,7 +9,7 @@ from moebatch.plan.elementwise import elementwise_bytes
 from moebatch.plan.lanes import PASS_WIDE_SCHEDULES
 from moebatch.plan.load import PassLoad
 from moebatch.plan.prices import Prices
-from moebatch.plan.scratch import gpu_prompt_rows, mean_bucket_rows
+from moebatch.plan.scratch import gpu_prompt_rows, mean_product_rows
 from moebatch.spec.hardware import Processor
 from moebatch.spec.policy import Policy
 
@@ -89,7 +89,9 @@ class PassArithmetic:
         fresh, prices = self.policy.weights.disk, self.prices
 
         def each_s(rows: float) -> float:
-            return prices.cpu_expert_s(processor, mean_bucket_rows(rows), fresh=fresh)
+            compute_bytes = prices.dtypes.compute_bytes
+            padded = mean_product_rows(rows, compute_bytes, processor.instruction_set)
+            return prices.cpu_expert_s(processor, padded, fresh=fresh)
 
         return self._expert_layers_s(self.load.tokens, each_s)
 

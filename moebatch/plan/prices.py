@@ -54,16 +54,29 @@ class Prices:
 
     def expert_s(self, processor: Processor, rows: float) -> float:
         """Seconds of one expert on a GPU over so many tokens."""
-        return self.gemm_s(processor, rows, self.shape.expert_params)
+        return self._expert_s(processor, rows)
 
     def cpu_expert_s(self, processor: Processor, rows: float, *, fresh: float) -> float:
         """Seconds of one expert on a CPU over so many rows, padding counted; with the chance
         `fresh` it has just arrived from the level below."""
-        params, at_once = self.shape.expert_params, min(rows, MAX_GEMM_ROWS)
-        arrived_s = self._gemm_s(processor, rows, params, at_once, streamed=True)
-        stayed_s = self._gemm_s(processor, rows, params, at_once)
+        arrived_s = self._expert_s(processor, rows, streamed=True)
+        stayed_s = self._expert_s(processor, rows)
         # Where noise says that arriving helps, it does not.
         return fresh * max(arrived_s, stayed_s) + (1 - fresh) * stayed_s
+
+    def _expert_s(self, processor: Processor, rows: float, *, streamed: bool = False) -> float:
+        """Seconds of one expert over so many rows: its weights become what products want, as often
+        as they are read."""
+        if rows <= 0:
+            return 0.0
+        params, at_once = self.shape.expert_params, min(rows, MAX_GEMM_ROWS)
+        stored_bytes = self.dtypes.expert_bytes(self.shape)
+        widened_bytes = ceil(rows / at_once) * stored_bytes * self.dtypes.converts
+        widening_s = widened_bytes / processor.widening_bandwidth
+        product_s = self._gemm_s(
+            processor, rows, params, at_once, stored_bytes=stored_bytes, streamed=streamed
+        )
+        return widening_s + product_s
 
     def _gemm_s(
         self,
@@ -72,15 +85,19 @@ class Prices:
         params: int,
         rows_at_once: float,
         *,
+        stored_bytes: int | None = None,
         streamed: bool = False,
     ) -> float:
-        """Eq 14: the slower of arithmetic and reading the weights from the level's memory."""
+        """Eq 14: the slower of arithmetic and reading the weights from the level's memory, where
+        they take `stored_bytes`, if not those of the compute dtype."""
         if rows <= 0:
             return 0.0
+        if stored_bytes is None:
+            stored_bytes = params * self.dtypes.compute_bytes
         curve = processor.gemm_for(self.dtypes.compute, streamed=streamed)
         rate = curve.at(max(1.0, rows_at_once))
         num_reads = ceil(rows / rows_at_once)
-        read_s = num_reads * params * self.dtypes.compute_bytes / processor.bandwidth
+        read_s = num_reads * stored_bytes / processor.bandwidth
         return max(2 * rows * params / rate, read_s)
 
     # --- the rest of arithmetic -----------------------------------------------------------------

@@ -73,9 +73,9 @@ def gpu_prompt_rows(policy: Policy) -> int:
 def bucket_rows(num_rows: int) -> int:
     """The next row count in use: powers of two to 16, then steps of 16, 64, 128 and 256.
 
-    On a CPU each new row count of a matrix product costs some 10 ms and stays in oneDNN for good,
-    with about 1 MB below 256 rows and 5 MB above (measured at 2048 x 7168), so the finer steps are
-    where they are cheap. Up to 1,024 rows there are 28 counts.
+    Each new row count of a matrix product costs some 10 ms and stays in oneDNN for good, with about
+    1 MB below 256 rows and 5 MB above (measured at 2048 x 7168), so the finer steps are where they
+    are cheap. Up to 1,024 rows there are 28 counts.
     """
     if num_rows <= 16:
         return 1 << max(0, num_rows - 1).bit_length()
@@ -83,9 +83,21 @@ def bucket_rows(num_rows: int) -> int:
     return -(-num_rows // step) * step
 
 
-def mean_bucket_rows(num_rows: float) -> float:
-    """Rows that are computed for `num_rows`, where the number varies from case to case."""
-    return num_rows + _bucket_step(num_rows) / 2 if num_rows > 16 else num_rows
+def product_rows(num_rows: int, dtype_bytes: int, instruction_set: str) -> int:
+    """Rows of a matrix product on a CPU that needs so many."""
+    return bucket_rows(num_rows) if _minds_row_counts(dtype_bytes, instruction_set) else num_rows
+
+
+def mean_product_rows(num_rows: float, dtype_bytes: int, instruction_set: str) -> float:
+    """The same where the number varies from case to case."""
+    if num_rows <= 16 or not _minds_row_counts(dtype_bytes, instruction_set):
+        return num_rows
+    return num_rows + _bucket_step(num_rows) / 2
+
+
+def _minds_row_counts(dtype_bytes: int, instruction_set: str) -> bool:
+    """Whether products are oneDNN's: of 16 bits by AMX, or where no kernels are known of."""
+    return dtype_bytes == 2 and instruction_set in ("", "amx")
 
 
 def _bucket_step(num_rows: float) -> int:
@@ -109,7 +121,7 @@ def scratch_bytes(shape: ModelShape, limits: Limits, dtype_bytes: int, *, conver
 
     `converts` says that experts arrive in another dtype than they are computed in.
     """
-    step = step_elements(shape, limits, converts=converts)
+    step = step_elements(shape, limits) + converts * converted_elements(shape)
     core = attention_core_elements(shape, limits)
     normed = limits.pass_tokens * shape.hidden_size
     choices = limits.pass_tokens * shape.experts_per_token
@@ -122,7 +134,12 @@ def attention_core_elements(shape: ModelShape, limits: Limits) -> int:
     return 2 * aligned(limits.kv_rows * shape.cache_width // 2)
 
 
-def step_elements(shape: ModelShape, limits: Limits, *, converts: bool) -> int:
+def converted_elements(shape: ModelShape) -> int:
+    """Elements of the compute dtype that a stored matrix of an expert becomes at most."""
+    return shape.hidden_size * shape.expert_width
+
+
+def step_elements(shape: ModelShape, limits: Limits) -> int:
     """Elements of the compute dtype that the largest step takes from its frame."""
     D, rows = shape.hidden_size, bucket_rows(limits.micro_batch_tokens)
     attention = (
@@ -142,7 +159,6 @@ def step_elements(shape: ModelShape, limits: Limits, *, converts: bool) -> int:
         rows * width,  # gate
         rows * width,  # up
         rows * D,  # output
-        D * shape.expert_width * converts,  # one converted matrix of an expert
     )
     return max(sum(map(aligned, attention)), sum(map(aligned, mlp)))
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from moebatch.plan.elementwise import CHOICE_STATES, NORM_STATES
 from moebatch.plan.load import PassLoad
 from moebatch.plan.prices import Prices
-from moebatch.plan.scratch import bucket_rows
+from moebatch.plan.scratch import product_rows
 from moebatch.spec.hardware import LinkName, Processor
 from moebatch.spec.policy import Policy
 from moebatch.spec.shape import ModelShape
@@ -59,7 +59,8 @@ class TaskCosts:
         moving_s = self._moving_s(CHOICE_STATES * rows)
         if self.prices.hardware.vram:
             return self.prices.expert_s(self._main, rows) + moving_s
-        padded, fresh = bucket_rows(round(rows)), float(not is_resident)
+        compute_bytes, fresh = self.prices.dtypes.compute_bytes, float(not is_resident)
+        padded = product_rows(round(rows), compute_bytes, self._main.instruction_set)
         return self.prices.cpu_expert_s(self._main, padded, fresh=fresh) + moving_s
 
     def head_s(self, rows: float) -> float:

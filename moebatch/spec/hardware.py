@@ -74,6 +74,10 @@ class Processor:
     """Bytes per second of norms, gathering and adding."""
     sequence_s: float = 0.0
     """Fixed seconds of decode attention per sequence and layer."""
+    widening_bandwidth: float = math.inf
+    """Bytes per second of stored weights that become wider numbers to be multiplied."""
+    instruction_set: str = ""
+    """What the kernels of a CPU use; empty where none are known of."""
 
     def gemm_for(self, dtype: Dtype, *, streamed: bool = False) -> RateCurve:
         """The curve of `dtype`; where it has none, of the nearest that the processor can do."""

@@ -8,7 +8,13 @@ from moebatch.spec.profile import HardwareProfile
 from moebatch.spec.profile_levels import LevelFigures, LinkFigures
 from moebatch.spec.profile_values import CurveFigure, Figure
 
-_RATES = ("bandwidth", "attention_bandwidth", "attention_flops", "elementwise_bandwidth")
+_RATES = (
+    "bandwidth",
+    "attention_bandwidth",
+    "attention_flops",
+    "elementwise_bandwidth",
+    "widening_bandwidth",
+)
 
 
 def with_link_rate(

@@ -30,6 +30,7 @@ PROCESSOR_FIGURES: Mapping[str, Quantity] = MappingProxyType(
         "attention_bandwidth": MEMORY_RATE,
         "attention_flops": SPEED,
         "elementwise_bandwidth": MEMORY_RATE,
+        "widening_bandwidth": MEMORY_RATE,
         "sequence_time": DURATION,
     }
 )
@@ -61,8 +62,12 @@ class LevelFigures:
     """FLOP/s of attention among the tokens of a prompt; None is the highest of gemm."""
     elementwise_bandwidth: Figure | None = None
     """Bytes per second of norms and the like; None is the bandwidth."""
+    widening_bandwidth: Figure | None = None
+    """Bytes per second of stored weights that become wider numbers; None is the bandwidth."""
     sequence_time: Figure | None = None
     """Seconds of decode attention per sequence and layer; None is none."""
+    instruction_set: str = ""
+    """What the kernels of a CPU use; empty where none are known of."""
 
     def level(self, basis: Basis) -> Level:
         """The level in figures of one basis."""
@@ -89,6 +94,8 @@ class LevelFigures:
             attention_flops=_on(self.attention_flops, basis, fastest),
             elementwise_bandwidth=_on(self.elementwise_bandwidth, basis, bandwidth),
             sequence_s=_on(self.sequence_time, basis, 0.0),
+            widening_bandwidth=_on(self.widening_bandwidth, basis, bandwidth),
+            instruction_set=self.instruction_set,
         )
 
     def figures(self) -> Iterator[tuple[str, Figure | CurveFigure]]:

@@ -28,6 +28,7 @@ from moebatch.spec.profile_values import (
 from moebatch.spec.yaml_file import Place, YamlFile
 from moebatch.spec.yaml_reader import YamlReader
 
+INSTRUCTION_SET = "instruction_set"
 TEXTS = ("name", "title", "date", "method", "source")
 _MAX_DEVICES = 1024
 _MAX_ROWS = 2**31
@@ -88,7 +89,8 @@ class ProfileReader(YamlReader):
     def _level(self, name: LevelName, value: object) -> LevelFigures | None:
         place: Place = ("levels", name)
         computes = name != "disk"
-        allowed = ("devices", "capacity", *((*CURVES, *PROCESSOR_FIGURES) if computes else ()))
+        processing = (INSTRUCTION_SET, *CURVES, *PROCESSOR_FIGURES) if computes else ()
+        allowed = ("devices", "capacity", *processing)
         entries = self._mapping(place, value, allowed)
         if not isinstance(value, Mapping):
             return None
@@ -103,6 +105,9 @@ class ProfileReader(YamlReader):
         curves: dict[str, Any] = {
             key: self._gemm((*place, key), entries[key]) for key in CURVES if key in entries
         }
+        if INSTRUCTION_SET in entries:
+            text = self._text((*place, INSTRUCTION_SET), entries[INSTRUCTION_SET])
+            processor[INSTRUCTION_SET] = text
         devices = self._devices((*place, "devices"), entries)
         if capacity is None:
             return None

@@ -35,6 +35,8 @@ class ProfileText:
         """A level with all its figures."""
         content: dict[str, object] = {} if level.devices == 1 else {"devices": level.devices}
         content["capacity"] = self._figure(level.capacity, CAPACITIES[level.name])
+        if level.instruction_set:
+            content["instruction_set"] = level.instruction_set
         for name, quantity in PROCESSOR_FIGURES.items():
             figure = getattr(level, name)
             if figure is not None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _NAMES = ("cc", "gcc", "clang")
-_FLAGS = ("-O3", "-march=native", "-std=gnu11", "-fopenmp-simd", "-fPIC", "-shared")
+_FLAGS = ("-O3", "-std=gnu11", "-fopenmp-simd", "-fPIC", "-shared")
 _LONGEST_S = 120
 _OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
@@ -24,39 +24,37 @@ class NotCompiled(Exception):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Compiler:
-    """A compiler and what its output depends on besides the source."""
+class Library:
+    """What is compiled, and how; a compiler is looked for only when it is needed."""
 
-    command: tuple[str, ...]
-    version: str
+    source: str
+    flags: tuple[str, ...]
+    """Beside those that all have: the instruction set."""
+    compiler: str
+    """The command that ``$CC`` names; empty for the first of the usual names in `path`."""
+    path: str | None
 
-    @classmethod
-    def found(cls, environment: Mapping[str, str]) -> "Compiler":
-        """That of ``$CC``, or else the first of the usual names in the path.
-
-        Raises NotCompiled if there is none that works.
-        """
-        command = shlex.split(environment.get("CC", "")) or _first_in_path()
-        return cls(command=tuple(command), version=_output([*command, "--version"]))
-
-    def name_of(self, source: str) -> str:
-        """A file name for the library: the same only where the library would be the same.
+    @property
+    def name(self) -> str:
+        """A file name: the same only where the library would do as well.
 
         The processor counts, since nodes of a cluster may share a folder.
         """
-        parts = (source, self.version, *self.command, *_FLAGS, _processor())
+        parts = (self.source, self.compiler, *_FLAGS, *self.flags, _processor())
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32] + ".so"
 
-    def compile(self, source: str, target: Path) -> None:
+    def compile(self, target: Path) -> None:
         """Makes the library; `target` is there whole or not at all.
 
-        Raises NotCompiled when the compiler fails, OSError when `target` cannot be written.
+        Raises NotCompiled when there is no compiler or it fails, OSError when `target` cannot be
+        written.
         """
+        command = shlex.split(self.compiler) or _first_in(self.path)
         handle, name = tempfile.mkstemp(prefix=".", suffix=".so", dir=target.parent)
         os.close(handle)
         made = Path(name)
         try:
-            _output([*self.command, *_FLAGS, "-x", "c", "-", "-o", name], source)
+            _run([*command, *_FLAGS, *self.flags, "-x", "c", "-", "-o", name], self.source)
             made.chmod(0o500)
             made.replace(target)
         finally:
@@ -89,15 +87,15 @@ def is_ours(path: Path) -> bool:
     return status.st_uid == os.getuid() and not status.st_mode & _OTHERS_MAY_WRITE
 
 
-def _first_in_path() -> list[str]:
+def _first_in(path: str | None) -> list[str]:
     for name in _NAMES:
-        path = shutil.which(name)
-        if path is not None:
-            return [path]
+        found = shutil.which(name, path=path)
+        if found is not None:
+            return [found]
     raise NotCompiled(f"there is no C compiler: none of {', '.join(_NAMES)} is in the path")
 
 
-def _output(command: Sequence[str], text: str | None = None) -> str:
+def _run(command: Sequence[str], text: str) -> None:
     try:
         done = subprocess.run(
             command, input=text, capture_output=True, text=True, timeout=_LONGEST_S, check=False
@@ -108,12 +106,11 @@ def _output(command: Sequence[str], text: str | None = None) -> str:
         said = done.stderr.strip().splitlines()
         why = said[0] if said else f"exit code {done.returncode}"
         raise NotCompiled(f"{command[0]} failed: {why}")
-    return done.stdout
 
 
 @functools.cache
 def _processor() -> str:
-    """What ``-march=native`` looks at."""
+    """What the compiler looks at for this machine."""
     try:
         first = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
     except OSError:

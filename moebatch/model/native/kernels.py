@@ -4,6 +4,8 @@ import ctypes
 
 import torch
 
+from moebatch.model.native.instruction_set import INSTRUCTION_SETS, InstructionSet, is_intel
+
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 """Numbers of the C files for types of numbers."""
 
@@ -35,9 +37,15 @@ class Kernel:
 class Kernels:
     """All of them."""
 
-    def __init__(self, library: ctypes.CDLL) -> None:
-        """Raises OSError where the library is another one."""
+    def __init__(self, library: ctypes.CDLL, *, is_forced: bool = False) -> None:
+        """`is_forced` says that the instruction set is not the best that there is.
+
+        Raises OSError where the library is another one.
+        """
+        self.is_forced = is_forced
+        self.is_intel = is_intel()
         try:
+            self.multiply = Kernel(library, "moebatch_multiply")
             self.attend = Kernel(library, "moebatch_attend")
             self.attend_slices = Kernel(library, "moebatch_attend_slices")
             self.gate = Kernel(library, "moebatch_gate")
@@ -47,11 +55,19 @@ class Kernels:
             self.rotate = Kernel(library, "moebatch_rotate")
             self._supports = library.moebatch_supports
             self._supports_slices = library.moebatch_supports_slices
+            self._instruction_set = library.moebatch_instruction_set
         except AttributeError as error:
             raise OSError(str(error)) from error
         for function in (self._supports, self._supports_slices):
             function.argtypes = (ctypes.c_int,)
             function.restype = ctypes.c_int
+        self._instruction_set.restype = ctypes.c_char_p
+
+    @property
+    def instruction_set(self) -> InstructionSet:
+        """What the compiler has made use of."""
+        name = self._instruction_set().decode()
+        return next(known for known in INSTRUCTION_SETS if known == name)
 
     def attends(self, dtype: torch.dtype) -> bool:
         """Whether queries, keys and values may be of that type; those that attend to nothing know

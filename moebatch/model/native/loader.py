@@ -8,7 +8,8 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from moebatch.model.native.compiler import Compiler, NotCompiled, cache_folder, is_ours
+from moebatch.model.native import instruction_set
+from moebatch.model.native.compiler import Library, NotCompiled, cache_folder, is_ours
 from moebatch.model.native.kernels import Kernels
 
 SWITCH = "MOEBATCH_NATIVE"
@@ -20,6 +21,7 @@ _SOURCES = (
     "slice_layout.h",
     "slice_attention.c",
     "elementwise.c",
+    "products.c",
 )
 
 
@@ -54,31 +56,54 @@ def _loaded() -> Kernels | str:
 
 
 def load(environment: Mapping[str, str]) -> Kernels | str:
-    """The kernels, or why there are none. Uses ``CC``, ``XDG_CACHE_HOME`` and ``HOME``."""
+    """The kernels, or why there are none. Uses ``MOEBATCH_ISA``, ``CC``, ``PATH``,
+    ``XDG_CACHE_HOME`` and ``HOME``.
+
+    Raises ConfigError for an instruction set that this processor lacks.
+    """
+    library, name = _library(environment), instruction_set.chosen(environment)
+    is_forced = name != instruction_set.highest()
     try:
-        compiler = Compiler.found(environment)
         folder = cache_folder(environment)
         if folder is not None:
-            return Kernels(_kept(compiler, folder))
-        with tempfile.TemporaryDirectory(prefix="moebatch-") as name:
+            return Kernels(_kept(library, folder), is_forced=is_forced)
+        with tempfile.TemporaryDirectory(prefix="moebatch-") as temporary:
             # Once loaded, the library needs no file.
-            return Kernels(_made(compiler, Path(name) / "kernels.so"))
+            made = _made(library, Path(temporary) / "kernels.so")
+            return Kernels(made, is_forced=is_forced)
     except NotCompiled as error:
         return str(error)
     except OSError as error:
         return f"the compiled kernels cannot be kept or loaded: {error}"
 
 
-def _kept(compiler: Compiler, folder: Path) -> ctypes.CDLL:
-    path = folder / compiler.name_of(source())
+def needs_compiling(environment: Mapping[str, str]) -> bool:
+    """Whether `load` would take the seconds of a compiler."""
+    folder = cache_folder(environment)
+    is_off = environment.get(SWITCH) == "0"
+    return not is_off and (folder is None or not is_ours(folder / _library(environment).name))
+
+
+def _library(environment: Mapping[str, str]) -> Library:
+    flags = instruction_set.compiler_flags(instruction_set.chosen(environment))
+    return Library(
+        source=source(),
+        flags=flags,
+        compiler=environment.get("CC", ""),
+        path=environment.get("PATH"),
+    )
+
+
+def _kept(library: Library, folder: Path) -> ctypes.CDLL:
+    path = folder / library.name
     if is_ours(path):
         try:
             return ctypes.CDLL(str(path))
         except OSError:
             pass  # damaged, say by a full disk: made anew
-    return _made(compiler, path)
+    return _made(library, path)
 
 
-def _made(compiler: Compiler, path: Path) -> ctypes.CDLL:
-    compiler.compile(source(), path)
+def _made(library: Library, path: Path) -> ctypes.CDLL:
+    library.compile(path)
     return ctypes.CDLL(str(path))

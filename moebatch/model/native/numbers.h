@@ -12,8 +12,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#if defined(__AVX512F__)
+#if defined(__AVX__)
 #include <immintrin.h>
+#endif
+#if defined(__AVX512F__)
 #define LANES 16
 #elif defined(__AVX__)
 #define LANES 8
@@ -33,6 +35,21 @@ typedef struct {
 } Lot;
 
 enum { FLOAT32, BFLOAT16, FLOAT16 };
+
+/* As instruction_set.py names them. */
+const char *moebatch_instruction_set(void) {
+#if defined(__AMX_BF16__)
+    return "amx";
+#elif defined(__AVX512BF16__)
+    return "avx512bf16";
+#elif defined(__AVX512F__)
+    return "avx512";
+#elif defined(__AVX2__) && defined(__FMA__)
+    return "avx2";
+#else
+    return "portable";
+#endif
+}
 
 int moebatch_supports(int dtype) {
 #if defined(__FLT16_MAX__)
@@ -69,6 +86,9 @@ INLINE Lot load(const char *p, int dtype) {
 #if defined(__AVX512F__)
     lot.first = (Floats)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p));
     lot.second = (Floats)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p + 1));
+#elif defined(__F16C__)
+    lot.first = (Floats)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p));
+    lot.second = (Floats)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p + 1));
 #elif defined(__FLT16_MAX__)
     _Float16 halves[LOT];
     float numbers[LOT];

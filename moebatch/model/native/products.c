@@ -1,0 +1,397 @@
+/* Products of rows with weights as they are stored: out = x @ weights' (+ bias).
+
+   Letters: N rows, O outputs, I inputs; x is [N, I], weights are [O, I], out is [N, O]. Both
+   factors have their inputs side by side, so sums run along vectors and nothing is transposed.
+
+   Many rows: OUTPUT_GROUP rows of weights become a tile in the first-level cache, their vectors
+   taking turns. The tile meets all rows of a block, ROW_GROUP of them at a time; these lie in the
+   same way in the second-level cache. So a stored weight is read and widened once a block, and
+   while a tile is multiplied the weights of the next one are fetched. Few rows wait for memory:
+   there weights are widened in registers, where they are stored.
+
+   What is multiplied is float32; or pairs of bfloat16, if all is bfloat16 and the processor adds
+   products of pairs. Sums are float32 always. Which numbers are summed together depends on N only by whether it is
+   FEW, and neither on threads nor on other rows. */
+
+/* Rows and outputs whose sums, and what these are made of, stay in registers: in 32, in 16, and in
+   16 where products take one as well. */
+#if defined(__AVX512F__) || defined(__ARM_NEON)
+#define ROW_GROUP 4
+#define OUTPUT_GROUP 6
+#elif defined(__FMA__)
+#define ROW_GROUP 3
+#define OUTPUT_GROUP 4
+#else
+#define ROW_GROUP 2
+#define OUTPUT_GROUP 4
+#endif
+#define SUMS (ROW_GROUP * OUTPUT_GROUP)
+
+/* Rows that are multiplied without tiles. */
+#define FEW_ROWS (4 * ROW_GROUP)
+
+/* Bytes of a row of a tile, and most outputs that a thread takes at a time. */
+#define BLOCK_BYTES 4096
+#define ITEM_OUTPUTS 504
+
+#if defined(__AVX512BF16__)
+#define HAS_PAIRS 1
+#else
+#define HAS_PAIRS 0
+#endif
+
+/* x in a register: compilers would rather read it again for each sum, as if reading were free. */
+#if defined(__AVX512F__)
+#define IN_REGISTER(x) __asm__("" : "+v"(x))
+#elif defined(__SSE2__)
+#define IN_REGISTER(x) __asm__("" : "+x"(x))
+#else
+#define IN_REGISTER(x)
+#endif
+
+/* The same as ProductWork in products.py. */
+struct product_work {
+    const char *x;       /* rows x_row numbers apart */
+    const char *weights; /* without gaps */
+    const char *bias;    /* [O], or NULL */
+    char *out;           /* rows out_row numbers apart */
+    int64_t num_rows, num_outputs, num_inputs;
+    int64_t x_row, out_row;
+    int64_t num_threads;
+    int64_t cache_bytes; /* of the second-level cache */
+    int64_t next_item;   /* taken by whichever thread is free */
+    int32_t dtype, weight_dtype; /* of x, bias and out; of weights */
+    int32_t has_failed; /* for want of memory */
+};
+
+/* How a product is divided. */
+typedef struct {
+    int64_t block_rows, num_blocks;
+    int64_t item_outputs, num_items; /* of a block */
+    int64_t block_inputs;
+} Division;
+
+/* Scratch of a thread. */
+typedef struct {
+    char *rows;  /* [block_rows / ROW_GROUP, vectors, ROW_GROUP, LANES] */
+    char *tile;  /* [vectors, OUTPUT_GROUP, LANES] */
+    float *sums; /* [block_rows, item_outputs] */
+} ProductRoom;
+
+/* Some inputs of some rows with some outputs. */
+typedef struct {
+    const char *rows;
+    int64_t num_rows, num_vectors;
+    const char *weights; /* stored; so many bytes from one row to the next */
+    int64_t row_bytes, num_inputs;
+    float *sums;
+    int64_t sums_row, num_outputs;
+    int is_first; /* inputs of these sums */
+} Patch;
+
+#define VECTOR_BYTES ((int64_t)sizeof(Floats))
+
+INLINE int64_t parts_of(int64_t num, int64_t size) { return (num + size - 1) / size; }
+
+INLINE Lot load_up_to(const char *p, int64_t num, int dtype) {
+    return num < LOT ? load_part(p, num, dtype) : load(p, dtype);
+}
+
+/* A vector of pairs; zeros behind the last number. */
+INLINE Floats load_pairs(const char *p, int64_t num) {
+    Floats pairs = {0};
+    if (num >= LOT)
+        memcpy(&pairs, p, sizeof pairs);
+    else
+        memcpy(&pairs, p, 2 * num);
+    return pairs;
+}
+
+INLINE Floats add_pairs(Floats sum, Floats x, Floats y) {
+#if HAS_PAIRS
+    return (Floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)x, (__m512bh)y);
+#else
+    return sum;
+#endif
+}
+
+INLINE void total_sums(const Floats *sums, float *totals) {
+    Floats padded[(SUMS + MOST_SUMS - 1) / MOST_SUMS * MOST_SUMS] = {{0}};
+    float all[(SUMS + MOST_SUMS - 1) / MOST_SUMS * MOST_SUMS];
+#pragma GCC unroll 32
+    for (int i = 0; i < SUMS; i++)
+        padded[i] = sums[i];
+#pragma GCC unroll 4
+    for (int i = 0; i < SUMS; i += MOST_SUMS)
+        add_lanes(padded + i, all + i);
+    memcpy(totals, all, SUMS * sizeof(float));
+}
+
+/* Adds what ROW_GROUP rows have made of these inputs. */
+INLINE void keep(Patch patch, int64_t row, const Floats *parts) {
+    float totals[SUMS];
+    total_sums(parts, totals);
+    for (int64_t r = 0; r < ROW_GROUP && row + r < patch.num_rows; r++) {
+        float *sums = patch.sums + (row + r) * patch.sums_row;
+        for (int64_t o = 0; o < patch.num_outputs; o++)
+            sums[o] = totals[r * OUTPUT_GROUP + o] + (patch.is_first ? 0 : sums[o]);
+    }
+}
+
+/* --- few rows ----------------------------------------------------------------------------------*/
+
+/* parts += a lot of so many inputs of rows, which are `num_rows`, and of OUTPUT_GROUP outputs. */
+INLINE void add_stored_lot(Floats *parts, const char *rows, Patch patch, int64_t i, int64_t num,
+                           int num_rows, int dtype, int is_pairs) {
+    const float *x = (const float *)rows + (is_pairs ? i / 2 : i) * ROW_GROUP;
+#pragma GCC unroll 8
+    for (int o = 0; o < OUTPUT_GROUP; o++) {
+        /* Outputs that are not there repeat the first. */
+        int64_t place = (o < patch.num_outputs ? o : 0) * patch.row_bytes;
+        const char *p = patch.weights + place + i * size_of(dtype);
+        prefetch(p + OUTPUT_GROUP * patch.row_bytes, dtype);
+        Floats *sums = parts + o;
+        if (is_pairs) {
+            Floats pairs = load_pairs(p, num);
+#pragma GCC unroll 8
+            for (int r = 0; r < num_rows; r++) {
+                Floats *sum = sums + r * OUTPUT_GROUP;
+                *sum = add_pairs(*sum, read_floats(x + r * LANES), pairs);
+            }
+            continue;
+        }
+        Lot lot = load_up_to(p, num, dtype);
+#pragma GCC unroll 8
+        for (int r = 0; r < num_rows; r++) {
+            sums[r * OUTPUT_GROUP] += lot.first * read_floats(x + r * LANES);
+            sums[r * OUTPUT_GROUP] += lot.second * read_floats(x + (ROW_GROUP + r) * LANES);
+        }
+    }
+}
+
+INLINE void multiply_stored(Patch patch, int64_t row, int num_rows, int dtype, int is_pairs) {
+    const char *rows = patch.rows + row * patch.num_vectors * VECTOR_BYTES;
+    Floats parts[SUMS];
+#pragma GCC unroll 32
+    for (int i = 0; i < SUMS; i++)
+        parts[i] = (Floats){0};
+    int64_t i = 0;
+    for (; i + LOT <= patch.num_inputs; i += LOT)
+        add_stored_lot(parts, rows, patch, i, LOT, num_rows, dtype, is_pairs);
+    if (i < patch.num_inputs)
+        add_stored_lot(parts, rows, patch, i, patch.num_inputs - i, num_rows, dtype, is_pairs);
+    keep(patch, row, parts);
+}
+
+INLINE void multiply_few(Patch patch, int dtype, int is_pairs) {
+    for (int64_t row = 0; row < patch.num_rows; row += ROW_GROUP)
+        switch (patch.num_rows - row) {
+        case 1:
+            multiply_stored(patch, row, 1, dtype, is_pairs);
+            break;
+        case 2:
+            multiply_stored(patch, row, 2, dtype, is_pairs);
+            break;
+        default:
+            multiply_stored(patch, row, ROW_GROUP, dtype, is_pairs);
+        }
+}
+
+/* --- many rows ---------------------------------------------------------------------------------*/
+
+/* Into the second-level cache: the weights of the next tile that lie where a vector of this one
+   did. */
+INLINE void fetch_weights(Patch patch, int64_t vector, int dtype, int is_pairs) {
+    const char *next = patch.weights + OUTPUT_GROUP * patch.row_bytes;
+    const int64_t vectors_of_line = is_pairs ? 1 : 64 / (LANES * size_of(dtype));
+    const char *line = next + vector / vectors_of_line * 64;
+    for (int64_t o = vector % vectors_of_line; o < OUTPUT_GROUP; o += vectors_of_line)
+        __builtin_prefetch(line + o * patch.row_bytes, 0, 2);
+}
+
+INLINE void multiply_tile(Patch patch, const char *tile, int64_t row, int fetches, int dtype,
+                          int is_pairs) {
+    const float *x = (const float *)(patch.rows + row * patch.num_vectors * VECTOR_BYTES);
+    const float *y = (const float *)tile;
+    Floats parts[SUMS];
+#pragma GCC unroll 32
+    for (int i = 0; i < SUMS; i++)
+        parts[i] = (Floats){0};
+    for (int64_t v = 0; v < patch.num_vectors; v++) {
+        Floats xs[ROW_GROUP];
+#pragma GCC unroll 8
+        for (int r = 0; r < ROW_GROUP; r++, x += LANES) {
+            xs[r] = read_floats(x);
+            IN_REGISTER(xs[r]);
+        }
+        if (fetches)
+            fetch_weights(patch, v, dtype, is_pairs);
+#pragma GCC unroll 8
+        for (int o = 0; o < OUTPUT_GROUP; o++, y += LANES) {
+            Floats weights = read_floats(y);
+            IN_REGISTER(weights);
+#pragma GCC unroll 8
+            for (int r = 0; r < ROW_GROUP; r++) {
+                Floats *sum = parts + r * OUTPUT_GROUP + o;
+                *sum = is_pairs ? add_pairs(*sum, xs[r], weights) : *sum + xs[r] * weights;
+            }
+        }
+    }
+    keep(patch, row, parts);
+}
+
+/* A row of stored numbers, its vectors `step` bytes apart: as float32 in the order that numbers of
+   another type have when they are widened, or as pairs. */
+INLINE void spread(char *to, int64_t step, const char *from, int64_t num, int from_dtype, int order,
+                   int is_pairs) {
+    for (int64_t i = 0; i < num; i += LOT, to += step) {
+        const char *p = from + i * size_of(from_dtype);
+        if (is_pairs) {
+            Floats pairs = load_pairs(p, num - i);
+            memcpy(to, &pairs, VECTOR_BYTES);
+            continue;
+        }
+        Lot lot = reordered(load_up_to(p, num - i, from_dtype), from_dtype, order);
+        memcpy(to, &lot.first, VECTOR_BYTES);
+        to += step;
+        memcpy(to, &lot.second, VECTOR_BYTES);
+    }
+}
+
+INLINE void multiply_many(Patch patch, char *tile, int dtype, int is_pairs) {
+    for (int64_t o = 0; o < patch.num_outputs; o++)
+        spread(tile + o * VECTOR_BYTES, OUTPUT_GROUP * VECTOR_BYTES,
+               patch.weights + o * patch.row_bytes, patch.num_inputs, dtype, dtype, is_pairs);
+    multiply_tile(patch, tile, 0, 1, dtype, is_pairs);
+    for (int64_t row = ROW_GROUP; row < patch.num_rows; row += ROW_GROUP)
+        multiply_tile(patch, tile, row, 0, dtype, is_pairs);
+}
+
+/* --- all of it ---------------------------------------------------------------------------------*/
+
+/* Some inputs of the rows of a block; rows up to ROW_GROUP that are not there may hold
+   anything. */
+INLINE void pack_rows(const struct product_work *w, int64_t first_row, int64_t first_input,
+                      Patch *patch, char *room, int order, int is_pairs) {
+    const int64_t bytes = size_of(w->dtype);
+    patch->num_vectors = parts_of(patch->num_inputs, LOT) * (is_pairs ? 1 : 2);
+    patch->rows = room;
+    for (int64_t row = 0; row < patch->num_rows; row++) {
+        int64_t group = row / ROW_GROUP * ROW_GROUP, member = row - group;
+        char *to = room + (group * patch->num_vectors + member) * VECTOR_BYTES;
+        const char *from = w->x + ((first_row + row) * w->x_row + first_input) * bytes;
+        spread(to, ROW_GROUP * VECTOR_BYTES, from, patch->num_inputs, w->dtype, order, is_pairs);
+    }
+}
+
+/* Sums, with the bias, into their places. */
+INLINE void put_sums(const struct product_work *w, int64_t row, int64_t output, Patch patch,
+                     int64_t num_outputs) {
+    const int64_t bytes = size_of(w->dtype);
+    const char *bias = w->bias + output * bytes;
+    for (int64_t r = 0; r < patch.num_rows; r++) {
+        char *to = w->out + ((row + r) * w->out_row + output) * bytes;
+        const float *sums = patch.sums + r * patch.sums_row;
+        for (int64_t o = 0; o < num_outputs; o += LOT) {
+            Lot lot = load_up_to((const char *)(sums + o), num_outputs - o, FLOAT32);
+            lot = reordered(lot, FLOAT32, w->dtype);
+            if (w->bias) {
+                Lot more = load_up_to(bias + o * bytes, num_outputs - o, w->dtype);
+                lot.first += more.first;
+                lot.second += more.second;
+            }
+            store_part(to + o * bytes, lot, num_outputs - o, w->dtype);
+        }
+    }
+}
+
+INLINE void multiply_item(const struct product_work *w, Division division, int64_t item,
+                          ProductRoom room, int weight_dtype, int is_pairs) {
+    int64_t row = item / division.num_items * division.block_rows;
+    int64_t output = item % division.num_items * division.item_outputs;
+    int64_t num_outputs = smaller(division.item_outputs, w->num_outputs - output);
+    const int64_t bytes = size_of(weight_dtype);
+    Patch patch = {.num_rows = smaller(division.block_rows, w->num_rows - row),
+                   .row_bytes = w->num_inputs * bytes,
+                   .sums_row = division.item_outputs};
+    for (int64_t first = 0; first < w->num_inputs; first += division.block_inputs) {
+        patch.num_inputs = smaller(division.block_inputs, w->num_inputs - first);
+        patch.is_first = first == 0;
+        pack_rows(w, row, first, &patch, room.rows, weight_dtype, is_pairs);
+        for (int64_t o = 0; o < num_outputs; o += OUTPUT_GROUP) {
+            patch.num_outputs = smaller(OUTPUT_GROUP, num_outputs - o);
+            patch.weights = w->weights + (output + o) * patch.row_bytes + first * bytes;
+            patch.sums = room.sums + o;
+            if (w->num_rows <= FEW_ROWS)
+                multiply_few(patch, weight_dtype, is_pairs);
+            else
+                multiply_many(patch, room.tile, weight_dtype, is_pairs);
+        }
+    }
+    patch.sums = room.sums;
+    put_sums(w, row, output, patch, num_outputs);
+}
+
+INLINE Division divided(const struct product_work *w, int is_pairs) {
+    Division division;
+    const int64_t most_inputs = BLOCK_BYTES / (is_pairs ? 2 : 4);
+    int64_t fitting = w->cache_bytes / 2 / BLOCK_BYTES;
+    int64_t most = smaller(larger(fitting, 32), 192) / ROW_GROUP * ROW_GROUP;
+    /* Blocks of a size, as far as can be. */
+    int64_t rows = parts_of(w->num_rows, parts_of(w->num_rows, most));
+    division.block_rows = up_to(rows, ROW_GROUP);
+    division.num_blocks = parts_of(w->num_rows, division.block_rows);
+    int64_t inputs = parts_of(w->num_inputs, parts_of(w->num_inputs, most_inputs));
+    division.block_inputs = up_to(inputs, LOT);
+    int64_t outputs = parts_of(w->num_outputs, 4 * w->num_threads);
+    division.item_outputs = smaller(up_to(outputs, OUTPUT_GROUP), ITEM_OUTPUTS);
+    division.num_items = parts_of(w->num_outputs, division.item_outputs);
+    return division;
+}
+
+/* Parts of the memory, if any; returns how many bytes they are. */
+INLINE int64_t divide_room(Division division, ProductRoom *room, char *memory) {
+    int64_t offset = 0, row_bytes = division.block_inputs * 4; /* half of it for pairs */
+    room->rows = taken(memory, &offset, division.block_rows * row_bytes);
+    room->tile = taken(memory, &offset, OUTPUT_GROUP * row_bytes);
+    room->sums = taken(memory, &offset, division.block_rows * division.item_outputs * 4);
+    return offset;
+}
+
+INLINE void multiply_items(struct product_work *w, Division division, ProductRoom room,
+                           int weight_dtype, int is_pairs) {
+    for (;;) {
+        int64_t item = __atomic_fetch_add(&w->next_item, 1, __ATOMIC_RELAXED);
+        if (item >= division.num_blocks * division.num_items)
+            return;
+        multiply_item(w, division, item, room, weight_dtype, is_pairs);
+    }
+}
+
+/* Computes items until none is left. Several threads may share the same work. */
+void moebatch_multiply(struct product_work *w) {
+    ProductRoom room;
+    const int is_pairs = HAS_PAIRS && w->dtype == BFLOAT16 && w->weight_dtype == BFLOAT16;
+    Division division = divided(w, is_pairs);
+    char *memory = aligned_alloc(64, divide_room(division, &room, NULL));
+    if (!memory) {
+        __atomic_store_n(&w->has_failed, 1, __ATOMIC_RELAXED);
+        return;
+    }
+    divide_room(division, &room, memory);
+    switch (w->weight_dtype) {
+    case FLOAT32:
+        multiply_items(w, division, room, FLOAT32, 0);
+        break;
+    case BFLOAT16:
+        if (is_pairs)
+            multiply_items(w, division, room, BFLOAT16, 1);
+        else
+            multiply_items(w, division, room, BFLOAT16, 0);
+        break;
+    case FLOAT16:
+        multiply_items(w, division, room, FLOAT16, 0);
+        break;
+    }
+    free(memory);
+}

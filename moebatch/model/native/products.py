@@ -1,0 +1,81 @@
+"""What the compiled products are given: tensors, as addresses.
+
+Shape letters: N rows, O outputs, I inputs.
+"""
+
+import ctypes
+import functools
+import os
+
+from torch import Tensor
+
+from moebatch.model.native.kernels import DTYPES
+
+_USUAL_CACHE_BYTES = 2**19
+
+
+class ProductWork(ctypes.Structure):
+    """``struct product_work`` of the C file."""
+
+    _fields_ = (
+        ("x", ctypes.c_void_p),
+        ("weights", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
+        ("out", ctypes.c_void_p),
+        ("num_rows", ctypes.c_int64),
+        ("num_outputs", ctypes.c_int64),
+        ("num_inputs", ctypes.c_int64),
+        ("x_row", ctypes.c_int64),
+        ("out_row", ctypes.c_int64),
+        ("num_threads", ctypes.c_int64),
+        ("cache_bytes", ctypes.c_int64),
+        ("next_item", ctypes.c_int64),
+        ("dtype", ctypes.c_int32),
+        ("weight_dtype", ctypes.c_int32),
+        ("has_failed", ctypes.c_int32),
+    )
+
+
+def multipliable(x_NI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, out_NO: Tensor) -> bool:
+    """Whether these are numbers that the kernel knows, in rows without gaps, in main memory."""
+    tensors = [x_NI, weight_OI, out_NO, *([] if bias_O is None else [bias_O])]
+    return (
+        all(tensor.device.type == "cpu" and tensor.dtype in DTYPES for tensor in tensors)
+        and all(tensor.stride(-1) == 1 or tensor.shape[-1] == 1 for tensor in tensors)
+        and weight_OI.is_contiguous()
+        and x_NI.dtype == out_NO.dtype
+        and (bias_O is None or bias_O.dtype == x_NI.dtype)
+    )
+
+
+def product_work(
+    x_NI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, out_NO: Tensor, *, num_threads: int
+) -> ProductWork:
+    """A product of tensors that are `multipliable`. Only pointers: they must live until it is
+    done."""
+    (num_rows, num_inputs), num_outputs = x_NI.shape, len(weight_OI)
+    assert weight_OI.shape[1] == num_inputs and out_NO.shape == (num_rows, num_outputs)
+    return ProductWork(
+        x=x_NI.data_ptr(),
+        weights=weight_OI.data_ptr(),
+        bias=None if bias_O is None else bias_O.data_ptr(),
+        out=out_NO.data_ptr(),
+        num_rows=num_rows,
+        num_outputs=num_outputs,
+        num_inputs=num_inputs,
+        x_row=x_NI.stride(0),
+        out_row=out_NO.stride(0),
+        num_threads=num_threads,
+        cache_bytes=_cache_bytes(),
+        dtype=DTYPES[x_NI.dtype],
+        weight_dtype=DTYPES[weight_OI.dtype],
+    )
+
+
+@functools.cache
+def _cache_bytes() -> int:
+    """Second-level cache of a core; asking takes a while on virtual machines."""
+    try:
+        return os.sysconf("SC_LEVEL2_CACHE_SIZE") or _USUAL_CACHE_BYTES
+    except (ValueError, OSError):
+        return _USUAL_CACHE_BYTES

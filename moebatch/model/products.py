@@ -1,0 +1,102 @@
+"""Products of rows with stored weights: the one place where matrices are multiplied.
+
+Weights stay as they are stored. The compiled kernel widens them on the way, tile by tile; torch is
+given a matrix of the compute dtype, made in a buffer that all products share.
+
+Shape letters: N rows, O outputs, I inputs.
+"""
+
+import torch
+from torch import Tensor
+
+from moebatch.model.layers import linear
+from moebatch.model.native import loader
+from moebatch.model.native.helpers import Helpers, torch_parallel
+from moebatch.model.native.kernels import Kernels
+from moebatch.model.native.products import multipliable, product_work
+from moebatch.plan.scratch import product_rows
+
+_LEAST_SHARED_PRODUCTS = 2**18
+"""What one thread has multiplied before another one would be awake."""
+
+
+class Products:
+    """Owns the threads of the kernel and the buffer, so one thread may use it at a time."""
+
+    def __init__(
+        self,
+        device: torch.device,
+        dtype: torch.dtype,
+        *,
+        largest_converted: int = 0,
+        kernels: Kernels | None = None,
+    ) -> None:
+        """For rows of `dtype`.
+
+        Args:
+            largest_converted: numbers of the largest matrix that is stored in another dtype.
+            kernels: instead of those that there are.
+        """
+        self._kernels = (kernels or loader.kernels()) if device.type == "cpu" else None
+        self._helpers = Helpers(torch_parallel())
+        self._dtype = dtype
+        self._device = device
+        size = 0 if self._kernels else largest_converted
+        self._matrix = torch.empty(size, device=device, dtype=dtype)
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Bytes that are allocated up front."""
+        return self._matrix.nbytes
+
+    @property
+    def instruction_set(self) -> str:
+        """That of the kernel; empty where there is none."""
+        return self._kernels.instruction_set if self._kernels else ""
+
+    def rows(self, num_rows: int) -> int:
+        """Rows of a product that needs so many."""
+        if self._device.type != "cpu":
+            return num_rows
+        return product_rows(num_rows, self._dtype.itemsize, self.instruction_set)
+
+    def linear(
+        self, x_NI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, out_NO: Tensor
+    ) -> Tensor:
+        """``x @ weight.T + bias`` into `out_NO`. Raises MemoryError if scratch is refused."""
+        if not self._is_ours(weight_OI.dtype) or not multipliable(x_NI, weight_OI, bias_O, out_NO):
+            return linear(x_NI, self._as_matrix(weight_OI), bias_O, out_NO)
+        assert self._kernels is not None
+        if out_NO.numel():
+            shared = out_NO.numel() * weight_OI.shape[1] >= _LEAST_SHARED_PRODUCTS
+            num_threads = torch.get_num_threads() if shared else 1
+            work = product_work(x_NI, weight_OI, bias_O, out_NO, num_threads=num_threads)
+            self._helpers.run(self._kernels.multiply, work, num_threads)
+            if work.has_failed:
+                raise MemoryError("no memory for the scratch of products")
+        return out_NO
+
+    def _as_matrix(self, weight_OI: Tensor) -> Tensor:
+        """The weights as torch multiplies them, until the next product."""
+        if weight_OI.dtype == self._dtype:
+            return weight_OI
+        room = self._matrix
+        if room.numel() < weight_OI.numel():
+            return weight_OI.to(self._dtype)
+        return room[: weight_OI.numel()].view(weight_OI.shape).copy_(weight_OI)
+
+    def _is_ours(self, weight_dtype: torch.dtype) -> bool:
+        """Whether the kernel is the faster one, or is to be used whatever is faster.
+
+        Torch's libraries do as well or better with bfloat16 by AMX, and with float32 on processors
+        of the maker of its library. With float32 on Zen 5 torch reaches 185 GFLOP/s and the kernel
+        420; with bfloat16 by AVX512-BF16 870 and 800, but torch minds many different row counts.
+        """
+        kernels = self._kernels
+        if kernels is None:
+            return False
+        if weight_dtype != self._dtype or kernels.is_forced:
+            return True
+        if self._dtype == torch.bfloat16:
+            return kernels.instruction_set != "amx"
+        return self._dtype != torch.float32 or not kernels.is_intel

@@ -1,0 +1,158 @@
+"""Products with stored weights: near the exact ones on every instruction set that there is."""
+
+import os
+from functools import cache
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from moebatch.errors import ConfigError
+from moebatch.model.native import instruction_set, loader
+from moebatch.model.native.helpers import Helpers, torch_parallel
+from moebatch.model.native.instruction_set import INSTRUCTION_SETS, InstructionSet
+from moebatch.model.native.kernels import Kernels
+from moebatch.model.native.products import product_work
+from moebatch.model.products import Products
+
+CPU = torch.device("cpu")
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+HALF_UNIT = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
+"""What rounding to a number may add, as a share of it."""
+HERE = INSTRUCTION_SETS[INSTRUCTION_SETS.index(instruction_set.highest()) :]
+
+
+@cache
+def kernels_of(name: InstructionSet) -> Kernels:
+    found = loader.load({**os.environ, instruction_set.VARIABLE: name})
+    if isinstance(found, str):
+        pytest.skip(found)
+    return found
+
+
+def noise(seed: int, *size: int) -> Tensor:
+    return torch.randn(*size, generator=torch.Generator().manual_seed(seed))
+
+
+def exact(x_NI: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
+    product = x_NI.double() @ weight_OI.double().t()
+    return product if bias_O is None else product + bias_O.double()
+
+
+def multiplied(kernels: Kernels, *tensors: Tensor | None, num_threads: int = 1) -> Tensor:
+    """What the kernel makes of rows, weights and a bias, in a place that held something else."""
+    x_NI, weight_OI, bias_O = tensors
+    assert x_NI is not None and weight_OI is not None
+    out_NO = torch.full((len(x_NI), len(weight_OI)), torch.nan, dtype=x_NI.dtype)
+    work = product_work(x_NI, weight_OI, bias_O, out_NO, num_threads=num_threads)
+    Helpers(torch_parallel()).run(kernels.multiply, work, num_threads)
+    assert not work.has_failed
+    return out_NO
+
+
+@pytest.mark.parametrize("name", HERE)
+@settings(max_examples=60)
+@given(
+    num_rows=st.one_of(st.integers(1, 40), st.sampled_from([127, 128, 129, 200, 385])),
+    num_outputs=st.sampled_from([1, 3, 4, 5, 6, 7, 31, 32, 100, 505]),
+    num_inputs=st.sampled_from([1, 7, 15, 16, 17, 32, 33, 63, 96, 1024, 1025, 1100]),
+    dtype=st.sampled_from(DTYPES),
+    weight_dtype=st.sampled_from(DTYPES),
+    has_bias=st.booleans(),
+    num_threads=st.integers(1, 3),
+    seed=st.integers(0, 99),
+)
+def test_a_product_is_the_exact_one_within_rounding(
+    name: InstructionSet,
+    num_rows: int,
+    num_outputs: int,
+    num_inputs: int,
+    dtype: torch.dtype,
+    weight_dtype: torch.dtype,
+    has_bias: bool,
+    num_threads: int,
+    seed: int,
+) -> None:
+    x = noise(seed, num_rows, num_inputs).to(dtype)
+    weight = noise(seed + 1, num_outputs, num_inputs).to(weight_dtype)
+    bias = noise(seed + 2, num_outputs).to(dtype) if has_bias else None
+    found = multiplied(kernels_of(name), x, weight, bias, num_threads=num_threads).double()
+    wanted = exact(x, weight, bias)
+    # Sums of float32: of the size of what is summed, whatever cancels.
+    summed = exact(x.abs(), weight.abs(), None if bias is None else bias.abs())
+    allowed = summed * 2.0**-22 + wanted.abs() * 1.01 * HALF_UNIT[dtype]
+    assert bool(((found - wanted).abs() <= allowed).all())
+
+
+@pytest.mark.parametrize("name", HERE)
+@pytest.mark.parametrize("num_rows", [5, 130])
+def test_threads_change_no_bit(name: InstructionSet, num_rows: int) -> None:
+    x, weight = noise(1, num_rows, 700), noise(2, 1100, 700).bfloat16()
+    one, *others = [
+        multiplied(kernels_of(name), x, weight, None, num_threads=count) for count in (1, 2, 5)
+    ]
+    assert all(torch.equal(one, other) for other in others)
+
+
+@pytest.mark.parametrize("name", HERE)
+@pytest.mark.parametrize("weight_dtype", DTYPES)
+def test_a_row_does_not_depend_on_those_beside_it(
+    name: InstructionSet, weight_dtype: torch.dtype
+) -> None:
+    x, weight = noise(1, 300, 1500), noise(2, 50, 1500).to(weight_dtype)
+    together = multiplied(kernels_of(name), x, weight, None)
+    some = multiplied(kernels_of(name), x[100:150].contiguous(), weight, None)
+    assert torch.equal(together[100:150], some)
+
+
+@pytest.mark.parametrize("name", HERE)
+@pytest.mark.parametrize("num_rows", [2, 50])
+def test_rows_may_lie_apart(name: InstructionSet, num_rows: int) -> None:
+    wide, room = noise(1, num_rows, 90), torch.zeros(num_rows, 60)
+    weight = noise(2, 20, 40)
+    work = product_work(wide[:, 10:50], weight, None, room[:, 5:25], num_threads=1)
+    kernels_of(name).multiply(work)
+    torch.testing.assert_close(room[:, 5:25], wide[:, 10:50] @ weight.t(), rtol=1e-5, atol=1e-5)
+    assert not room[:, :5].any() and not room[:, 25:].any()
+
+
+@pytest.mark.parametrize("name", HERE)
+@pytest.mark.parametrize("broken", [torch.nan, torch.inf])
+def test_numbers_that_are_none_stay_in_their_row(name: InstructionSet, broken: float) -> None:
+    x, weight = noise(1, 40, 64), noise(2, 30, 64)
+    x[7, 3] = broken
+    found = multiplied(kernels_of(name), x, weight, None)
+    assert not found[7].isfinite().any()
+    assert found[:7].isfinite().all() and found[8:].isfinite().all()
+
+
+@pytest.mark.parametrize("name", HERE)
+def test_a_library_is_of_the_set_that_it_was_asked_for(name: InstructionSet) -> None:
+    kernels = kernels_of(name)
+    assert kernels.instruction_set == name
+    assert kernels.is_forced == (name != instruction_set.highest())
+
+
+@pytest.mark.parametrize("name", ["sse5", "AVX2", *INSTRUCTION_SETS[: -len(HERE)]])
+def test_a_set_that_the_processor_lacks_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"MOEBATCH_ISA: is '{name}'.*portable, or nothing"):
+        loader.load({**os.environ, instruction_set.VARIABLE: name})
+
+
+@pytest.mark.parametrize("weight_dtype", DTYPES)
+def test_without_kernels_torch_multiplies_what_is_widened(
+    weight_dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(loader.SWITCH, "0")
+    x, weight = noise(1, 20, 48), noise(2, 24, 48).to(weight_dtype)
+    products = Products(CPU, torch.float32, largest_converted=48 * 24)
+    found = products.linear(x, weight, None, torch.empty(20, 24))
+    torch.testing.assert_close(found, exact(x, weight, None).float(), rtol=1e-5, atol=1e-5)
+    assert products.rows(19) == 32, "torch minds many different counts"
+
+
+def test_forced_kernels_multiply_whatever_torch_does_as_well() -> None:
+    products = Products(CPU, torch.bfloat16, kernels=kernels_of("portable"))
+    assert products.rows(19) == 19
