@@ -99,7 +99,7 @@ def test_check_lists_every_fault_with_its_line_and_runs_nothing(
 ) -> None:
     rows = b'{"prompt": "a"}\nnonsense\n{"prompt": "b", "tools": [1]}\n'
     done = moebatch("check", write_job(tmp_path, model, rows))
-    assert done.returncode == ExitCode.INPUT
+    assert done.returncode == ExitCode.ROWS_FAILED, "as a run would end"
     assert "in.jsonl:2: " in done.stdout and "invalid_json_line" in done.stdout
     assert "in.jsonl:3: " in done.stdout and "tools" in done.stdout
     assert "2 of 3 rows" in done.stdout
@@ -146,12 +146,10 @@ ENDINGS: dict[str, tuple[Callable[[Path, Path], Path], ExitCode, str]] = {
         ExitCode.INPUT,
         "no rows",
     ),
-    "ids twice": (
-        lambda tmp, model: write_job(
-            tmp, model, [{"custom_id": "a", "prompt": "x"}, {"custom_id": "a", "prompt": "y"}]
-        ),
+    "no prompts": (
+        lambda tmp, model: write_job(tmp, model, [{"id": i, "question": "x"} for i in range(50)]),
         ExitCode.INPUT,
-        "already that of line 1",
+        "its columns are 'id', 'question', and input.prompt in the job file may make",
     ),
     "architecture unknown": (
         lambda tmp, model: write_job(tmp, break_config(tmp), PROMPTS),
@@ -218,7 +216,7 @@ def test_a_file_that_no_job_wrote_is_never_replaced(tmp_path: Path, model: Path)
     (tmp_path / "out.jsonl").write_text("precious")
     done = moebatch("run", write_job(tmp_path, model, PROMPTS))
     assert done.returncode == ExitCode.CONFIG
-    assert "is not the output of a job" in done.stderr
+    assert "no job has written it" in done.stderr
     assert (tmp_path / "out.jsonl").read_text() == "precious"
 
 
@@ -402,14 +400,14 @@ def test_the_options_are_these_and_no_more() -> None:
     }
     assert found == {
         "run": [
-            *("--exact", "--gantt", "--max-runtime", "--no-share", "--policy", "--quiet"),
-            *("--recalibrate", "--requeue", "--schedule", "--shard", "--skip-if-locked"),
-            *("--static", "--sync", "--trace", "--trace-passes", "job"),
+            *("--exact", "--gantt", "--limit", "--max-runtime", "--no-share", "--policy"),
+            *("--quiet", "--recalibrate", "--requeue", "--schedule", "--shard"),
+            *("--skip-if-locked", "--static", "--sync", "--trace", "--trace-passes", "job"),
         ],
         "merge": ["--quiet", "job"],
         "status": ["job"],
         "sbatch": ["--cpus", "--option", "--output", "--shards", "--time", "-o", "job"],
-        "check": ["--checksums", "--exact", "job"],
+        "check": ["--checksums", "--exact", "--limit", "job"],
         "plan": [
             *("--gen-len", "--hw", "--json", "--method", "--model", "--output", "--paper"),
             *("--policy", "--prompt-len", "--requests", "--roofline", "--vendor", "--what-if"),
