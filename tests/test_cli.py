@@ -106,9 +106,68 @@ def test_check_lists_every_fault_with_its_line_and_runs_nothing(
     assert not (tmp_path / "out.jsonl").exists()
 
 
+def test_bad_rows_come_back_with_their_columns_and_names(tmp_path: Path, model: Path) -> None:
+    rows: list[object] = [
+        {"id": "a", "prompt": None, "topic": "é"},
+        {"id": "b", "prompt": "x", "max_tokens": 10**6, "ignore_eos": True},
+        {"id": "c", "question": "x", "topic": 1},
+        {"id": "b", "prompt": "x", "topic": 2},
+    ]
+    job = write_job(tmp_path, model, rows)
+    checked = moebatch("check", job)
+    done = moebatch("run", job, "--quiet")
+    assert checked.returncode == done.returncode == ExitCode.ROWS_FAILED
+    found = answers(tmp_path)
+    assert [{**row, "response": ...} for row in found] == [{**row, "response": ...} for row in rows]  # type: ignore[dict-item]
+    responses: list[dict[str, object]] = [row["response"] for row in found]  # type: ignore[misc]
+    assert [response["custom_id"] for response in responses] == ["a", "b", "c", "b"]
+    codes = [response["error"] and response["error"]["code"] for response in responses]  # type: ignore[index]
+    missing = "missing_required_parameter"
+    assert codes == [missing, None, "no_prompt", "duplicate_custom_id"]
+    assert responses[1]["finish_reason"] == "length"
+
+
+def test_prompts_are_made_of_columns_and_asked_as_messages(tmp_path: Path, model: Path) -> None:
+    rows: list[object] = [{"q": "The river", "n items": 2}, {"q": "The lamp"}]
+    messages = {"messages": [{"role": "user", "content": "2: The river"}]}
+    section = {"path": "in.jsonl", "prompt": "{n items}: {q}", "chat": True}
+    done = moebatch("run", write_job(tmp_path, model, rows, input=section))
+    assert done.returncode == ExitCode.ROWS_FAILED
+    assert "note: line" not in done.stderr
+    made, lacking = answers(tmp_path)
+    assert made.items() >= {"q": "The river", "n items": 2}.items()
+    assert lacking["response"]["error"]["code"] == "no_prompt"  # type: ignore[index]
+    asked = tmp_path / "asked"
+    asked.mkdir()
+    assert moebatch("run", write_job(asked, model, [messages])).returncode == ExitCode.OK
+    assert made["response"] == answers(asked)[0]["response"]
+
+
+def test_plain_prompts_of_a_chat_model_are_told_once(tmp_path: Path, model: Path) -> None:
+    job = write_job(tmp_path, model, PROMPTS)
+    for command in ("check", "run"):
+        done = moebatch(command, job)
+        told = done.stdout + done.stderr
+        assert told.count("has a plain prompt, which the model gets as it stands") == 1
+    write_job(tmp_path, model, PROMPTS, input={"path": "in.jsonl", "chat": True})
+    assert "as it stands" not in moebatch("check", job).stdout
+
+
+def test_an_output_that_is_the_input_is_not_advised_to_be_removed(
+    tmp_path: Path, model: Path
+) -> None:
+    job = write_job(tmp_path, model, PROMPTS, output={"path": "in.jsonl"})
+    for command in ("run", "check"):
+        done = moebatch(command, job)
+        told = (done.stdout + done.stderr).replace("\n", " ")
+        assert done.returncode == ExitCode.CONFIG
+        assert "output.path: is the same as input.path; choose another" in told
+        assert "remove" not in told
+
+
 def test_check_says_so_when_nothing_is_wrong(tmp_path: Path, model: Path) -> None:
     done = moebatch("check", write_job(tmp_path, model, PROMPTS))
-    assert (done.returncode, done.stdout) == (0, "7 rows, no faults\n")
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "7 rows, no faults")
 
 
 def test_a_job_file_is_read_before_the_seconds_of_imports(tmp_path: Path) -> None:

@@ -105,6 +105,7 @@ def test_the_script_asks_for_what_the_job_needs(job_file: Path) -> None:
 
 def test_another_number_of_shards_than_the_job_has_is_refused_at_once(job_file: Path) -> None:
     job = load_job(job_file)
+    job.input.path.touch()
     source = open_source(job.input.path)
     claim(Manifest(fields={}), job.output.path, source, of_today(Shard(1, 3)))
     with pytest.raises(ConfigError, match="divided into 3 shards"):
