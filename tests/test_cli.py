@@ -208,7 +208,7 @@ ENDINGS: dict[str, tuple[Callable[[Path, Path], Path], ExitCode, str]] = {
     "no prompts": (
         lambda tmp, model: write_job(tmp, model, [{"id": i, "question": "x"} for i in range(50)]),
         ExitCode.INPUT,
-        "its columns are 'id', 'question', and input.prompt in the job file may make",
+        "its columns are 'id', 'question': input.prompt in the job file says which",
     ),
     "architecture unknown": (
         lambda tmp, model: write_job(tmp, break_config(tmp), PROMPTS),

@@ -62,7 +62,7 @@ def require_own(manifest: Manifest, output: Path, source: Source) -> Claim | Non
     differences = manifest.differences(before.manifest)
     if not output.exists() and not folder.has_records:
         return None if differences else before
-    if not differences and _has_other_rows(before.manifest, folder, source):
+    if not differences and _has_other_rows(before.manifest, output, source):
         there = before.manifest.fields.get(INPUT_PATH)
         differences = [f"its rows were those of {there}, and no row of {source.path} is among them"]
     if differences:
@@ -74,12 +74,14 @@ def require_own(manifest: Manifest, output: Path, source: Source) -> Claim | Non
     return before
 
 
-def _has_other_rows(manifest: Manifest, folder: RunFolder, source: Source) -> bool:
+def _has_other_rows(manifest: Manifest, output: Path, source: Source) -> bool:
     """An input that has moved, or was compressed, is known by its rows: one that was looked at
     before is enough. Of an input in its old place all rows may have been edited."""
     if manifest.fields.get(INPUT_PATH) == str(source.path):
         return False
-    with Finished(folder.journal) as finished:
+    with Finished(RunFolder(output).journal) as finished:
+        if not len(finished):
+            return output.exists()
         answered = Answered(finished, manifest.row_keys)
         return all(answered.of(raw) is None for raw in source)
 

@@ -240,16 +240,16 @@ class _Tally:
         )
 
     def _faults_of_all(self) -> tuple[Fault, ...]:
-        """What makes the input useless, said once instead of for each row."""
+        """What makes the input useless, said once instead of for each row: columns of another name
+        are a mistake in the job file, if no row can be answered and that is why."""
         if not self.is_left:
             return (Fault(file=self.file, message="holds no rows", code="empty_file"),)
-        bad = self.first_promptless
-        is_same = self.num_promptless == self.num_rows > self.num_done
-        if bad is None or not is_same:
+        bad, num_rows = self.first_promptless, self.num_rows
+        if bad is None or self.num_bad_rows < num_rows or 2 * self.num_promptless < num_rows:
             return tuple(self.whole)
         fault = fault_of(bad, self.file)
-        rows = f"; so it is with all {self.num_rows} rows" * (self.num_rows > 1)
-        return (replace(fault, message=fault.message + rows),)
+        more = f"; so it is with {self.num_promptless} of {num_rows} rows" * (num_rows > 1)
+        return (replace(fault, message=fault.message + more),)
 
     def _workload(self) -> Workload | None:
         if not self.num_sequences:

@@ -205,9 +205,8 @@ def _own_prompt(content: Mapping[str, object]) -> str | tuple[int, ...]:
     if content.keys() & {"prompt", "messages"}:
         return prompt_of(content)
     message = (
-        "is neither a plain row, which has prompt or messages, nor a batch line, which has "
-        f"custom_id, method, url and body; its columns are {_names(content)}, and input.prompt in "
-        "the job file may make a prompt of them"
+        f"has neither prompt nor messages; its columns are {_names(content)}: input.prompt in the "
+        "job file says which of them is the prompt"
     )
     raise RowRefused(message, code=NO_PROMPT, param="prompt")
 

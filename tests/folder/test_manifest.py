@@ -170,6 +170,12 @@ def test_an_output_without_its_journal_is_not_replaced_by_an_input_from_elsewher
         require_own(JOB, tmp_path / "out.jsonl", Rows(Path("/new")))
 
 
+def test_half_a_record_is_no_reason_to_refuse_an_input_that_has_moved(tmp_path: Path) -> None:
+    claim(JOB, tmp_path / "out.jsonl", TODAY)
+    _journal(tmp_path).write_text('{"key":"cut')
+    assert require_own(JOB, tmp_path / "out.jsonl", Rows(Path("/new"))) is not None
+
+
 def test_a_manifest_of_the_former_version_is_still_one(tmp_path: Path) -> None:
     """It kept no time, so answers stay without one, as those that are there."""
     folder = RunFolder(tmp_path / "out.jsonl")

@@ -83,7 +83,7 @@ def test_equal_hashes_are_no_duplicates(tmp_path: Path, monkeypatch: pytest.Monk
     ]
 
 
-NO_COLUMN = "input.prompt in the job file may make a prompt of them"
+NO_COLUMN = "input.prompt in the job file says which of them is the prompt"
 
 
 def test_what_all_rows_lack_is_said_once_with_the_columns_that_there_are(tmp_path: Path) -> None:
@@ -91,9 +91,27 @@ def test_what_all_rows_lack_is_said_once_with_the_columns_that_there_are(tmp_pat
     (fault,) = found.whole
     assert (fault.line, fault.code, found.faults, found.num_unlisted) == (1, "no_prompt", (), 0)
     assert "its columns are 'id', 'question'" in fault.message
-    assert fault.message.endswith(f"{NO_COLUMN}; so it is with all 50 rows")
+    assert fault.message.endswith(f"{NO_COLUMN}; so it is with 50 of 50 rows")
     with pytest.raises(InputError):
         found.require_usable()
+
+
+def test_other_faults_are_said_beside_what_most_rows_lack(tmp_path: Path) -> None:
+    found = summary(tmp_path, {"id": 1, "question": "a"}, {"id": 2, "question": "b"}, b"{")
+    assert [fault.message[-21:] for fault in found.whole] == ["it is with 2 of 3 rows"[-21:]]
+    assert [fault.line for fault in found.faults] == [3]
+
+
+def test_rows_of_tables_are_counted_from_1_in_names_and_errors(tmp_path: Path) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    path = tmp_path / "in.parquet"
+    pyarrow.parquet.write_table(pyarrow.table({"prompt": ["a", None, "c"]}), path)
+    found = scan(open_source(path), read)
+    assert [(fault.where, fault.line) for fault in found.faults] == [("row 2", None)]
+    assert found.num_unlisted == 0
+    assert [read(raw).row.custom_id for raw in open_source(path)] == ["1", "2", "3"]
 
 
 def test_what_some_rows_lack_is_their_own_fault(tmp_path: Path) -> None:

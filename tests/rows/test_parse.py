@@ -228,8 +228,8 @@ class TestPlainRows:
     @pytest.mark.parametrize(
         ("line", "code", "message"),
         [
-            ({}, "no_prompt", "is neither a plain row"),
-            ({"id": 1, "url": "x"}, "no_prompt", "its columns are 'id', 'url', and input.prompt"),
+            ({}, "no_prompt", "has neither prompt nor messages; its columns are none"),
+            ({"id": 1, "url": "x"}, "no_prompt", "its columns are 'id', 'url': input.prompt"),
             ({"prompt": None}, "missing_required_parameter", "prompt is null"),
             ({"prompt": "a", "messages": []}, "invalid_value", "a row may have only one of them"),
             ({"prompt": "a", "id": 1.5}, "invalid_value", "must be a text or a whole number"),
