@@ -99,16 +99,75 @@ def test_check_lists_every_fault_with_its_line_and_runs_nothing(
 ) -> None:
     rows = b'{"prompt": "a"}\nnonsense\n{"prompt": "b", "tools": [1]}\n'
     done = moebatch("check", write_job(tmp_path, model, rows))
-    assert done.returncode == ExitCode.INPUT
+    assert done.returncode == ExitCode.ROWS_FAILED, "as a run would end"
     assert "in.jsonl:2: " in done.stdout and "invalid_json_line" in done.stdout
     assert "in.jsonl:3: " in done.stdout and "tools" in done.stdout
     assert "2 of 3 rows" in done.stdout
     assert not (tmp_path / "out.jsonl").exists()
 
 
+def test_bad_rows_come_back_with_their_columns_and_names(tmp_path: Path, model: Path) -> None:
+    rows: list[object] = [
+        {"id": "a", "prompt": None, "topic": "é"},
+        {"id": "b", "prompt": "x", "max_tokens": 10**6, "ignore_eos": True},
+        {"id": "c", "question": "x", "topic": 1},
+        {"id": "b", "prompt": "x", "topic": 2},
+    ]
+    job = write_job(tmp_path, model, rows)
+    checked = moebatch("check", job)
+    done = moebatch("run", job, "--quiet")
+    assert checked.returncode == done.returncode == ExitCode.ROWS_FAILED
+    found = answers(tmp_path)
+    assert [{**row, "response": ...} for row in found] == [{**row, "response": ...} for row in rows]  # type: ignore[dict-item]
+    responses: list[dict[str, object]] = [row["response"] for row in found]  # type: ignore[misc]
+    assert [response["custom_id"] for response in responses] == ["a", "b", "c", "b"]
+    codes = [response["error"] and response["error"]["code"] for response in responses]  # type: ignore[index]
+    missing = "missing_required_parameter"
+    assert codes == [missing, None, "no_prompt", "duplicate_custom_id"]
+    assert responses[1]["finish_reason"] == "length"
+
+
+def test_prompts_are_made_of_columns_and_asked_as_messages(tmp_path: Path, model: Path) -> None:
+    rows: list[object] = [{"q": "The river", "n items": 2}, {"q": "The lamp"}]
+    messages = {"messages": [{"role": "user", "content": "2: The river"}]}
+    section = {"path": "in.jsonl", "prompt": "{n items}: {q}", "chat": True}
+    done = moebatch("run", write_job(tmp_path, model, rows, input=section))
+    assert done.returncode == ExitCode.ROWS_FAILED
+    assert "note: line" not in done.stderr
+    made, lacking = answers(tmp_path)
+    assert made.items() >= {"q": "The river", "n items": 2}.items()
+    assert lacking["response"]["error"]["code"] == "no_prompt"  # type: ignore[index]
+    asked = tmp_path / "asked"
+    asked.mkdir()
+    assert moebatch("run", write_job(asked, model, [messages])).returncode == ExitCode.OK
+    assert made["response"] == answers(asked)[0]["response"]
+
+
+def test_plain_prompts_of_a_chat_model_are_told_once(tmp_path: Path, model: Path) -> None:
+    job = write_job(tmp_path, model, PROMPTS)
+    for command in ("check", "run"):
+        done = moebatch(command, job)
+        told = done.stdout + done.stderr
+        assert told.count("has a plain prompt, which the model gets as it stands") == 1
+    write_job(tmp_path, model, PROMPTS, input={"path": "in.jsonl", "chat": True})
+    assert "as it stands" not in moebatch("check", job).stdout
+
+
+def test_an_output_that_is_the_input_is_not_advised_to_be_removed(
+    tmp_path: Path, model: Path
+) -> None:
+    job = write_job(tmp_path, model, PROMPTS, output={"path": "in.jsonl"})
+    for command in ("run", "check"):
+        done = moebatch(command, job)
+        told = (done.stdout + done.stderr).replace("\n", " ")
+        assert done.returncode == ExitCode.CONFIG
+        assert "output.path: is the same as input.path; choose another" in told
+        assert "remove" not in told and "move it away" not in told
+
+
 def test_check_says_so_when_nothing_is_wrong(tmp_path: Path, model: Path) -> None:
     done = moebatch("check", write_job(tmp_path, model, PROMPTS))
-    assert (done.returncode, done.stdout) == (0, "7 rows, no faults\n")
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "7 rows, no faults")
 
 
 def test_a_job_file_is_read_before_the_seconds_of_imports(tmp_path: Path) -> None:
@@ -146,12 +205,10 @@ ENDINGS: dict[str, tuple[Callable[[Path, Path], Path], ExitCode, str]] = {
         ExitCode.INPUT,
         "no rows",
     ),
-    "ids twice": (
-        lambda tmp, model: write_job(
-            tmp, model, [{"custom_id": "a", "prompt": "x"}, {"custom_id": "a", "prompt": "y"}]
-        ),
+    "no prompts": (
+        lambda tmp, model: write_job(tmp, model, [{"id": i, "question": "x"} for i in range(50)]),
         ExitCode.INPUT,
-        "already that of line 1",
+        "its columns are 'id', 'question': input.prompt in the job file says which",
     ),
     "architecture unknown": (
         lambda tmp, model: write_job(tmp, break_config(tmp), PROMPTS),
@@ -218,7 +275,7 @@ def test_a_file_that_no_job_wrote_is_never_replaced(tmp_path: Path, model: Path)
     (tmp_path / "out.jsonl").write_text("precious")
     done = moebatch("run", write_job(tmp_path, model, PROMPTS))
     assert done.returncode == ExitCode.CONFIG
-    assert "is not the output of a job" in done.stderr
+    assert "no job has written it" in done.stderr
     assert (tmp_path / "out.jsonl").read_text() == "precious"
 
 
@@ -402,14 +459,14 @@ def test_the_options_are_these_and_no_more() -> None:
     }
     assert found == {
         "run": [
-            *("--exact", "--gantt", "--max-runtime", "--no-share", "--policy", "--quiet"),
-            *("--recalibrate", "--requeue", "--schedule", "--shard", "--skip-if-locked"),
-            *("--static", "--sync", "--trace", "--trace-passes", "job"),
+            *("--exact", "--gantt", "--limit", "--max-runtime", "--no-share", "--policy"),
+            *("--quiet", "--recalibrate", "--requeue", "--schedule", "--shard"),
+            *("--skip-if-locked", "--static", "--sync", "--trace", "--trace-passes", "job"),
         ],
         "merge": ["--quiet", "job"],
         "status": ["job"],
         "sbatch": ["--cpus", "--option", "--output", "--shards", "--time", "-o", "job"],
-        "check": ["--checksums", "--exact", "job"],
+        "check": ["--checksums", "--exact", "--limit", "job"],
         "plan": [
             *("--gen-len", "--hw", "--json", "--method", "--model", "--output", "--paper"),
             *("--policy", "--prompt-len", "--requests", "--roofline", "--vendor", "--what-if"),

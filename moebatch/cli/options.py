@@ -14,6 +14,11 @@ Exact = Annotated[
     bool, typer.Option("--exact", help="Refuse a job whose answers are not exactly the model's.")
 ]
 
+Limit = Annotated[
+    int | None,
+    typer.Option("--limit", min=1, help="Only the first rows of the input, for a trial."),
+]
+
 # --- what is asked about, instead of a job ------------------------------------------------------
 
 Hw = Annotated[

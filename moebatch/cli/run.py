@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from moebatch.cli.options import Exact, Gantt, JobFile, Quiet, Schedule
+from moebatch.cli.options import Exact, Gantt, JobFile, Limit, Quiet, Schedule
 from moebatch.cli.signals import stopping_on_signals
 from moebatch.cli.threads import let_threads_sleep
 from moebatch.errors import ExitCode, LockHeld, Stopped
@@ -78,6 +78,7 @@ def run(
     no_share: NoShare = False,
     exact: Exact = False,
     shard: ShardOf = None,
+    limit: Limit = None,
     max_runtime: MaxRuntime = None,
     skip_if_locked: SkipIfLocked = False,
     requeue: Requeue = False,
@@ -101,6 +102,7 @@ def run(
         shares=not no_share,
         is_exact=exact,
         shard=None if shard is None else parse_shard(shard),
+        limit=limit,
         num_traced_passes=trace_passes,
         trace=trace,
         gantt=gantt,

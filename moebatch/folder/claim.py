@@ -3,14 +3,17 @@
 import json
 import os
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from moebatch.errors import ConfigError, Fault, StorageError
-from moebatch.folder.manifest import Manifest
+from moebatch.folder.answered import Answered
+from moebatch.folder.manifest import INPUT_PATH, Manifest
 from moebatch.folder.run_folder import RunFolder
 from moebatch.folder.settled import Settled
+from moebatch.journal.finished import Finished
+from moebatch.rows.raw import Source
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -20,45 +23,67 @@ class Claim:
     manifest: Manifest
     settled: Settled
 
+    def joined(self, later: Settled) -> "Claim":
+        """What it says when a `later` run of the same job comes."""
+        return replace(self, settled=self.settled.joined(later))
 
-def claim(manifest: Manifest, output: Path, ours: Settled) -> Settled:
+
+def claim(manifest: Manifest, output: Path, source: Source, ours: Settled) -> Claim:
     """Makes the run folder of `output` that of a job, and returns what holds for all of its runs:
-    `ours`, or what an earlier one has settled.
+    its own manifest and `ours`, or what an earlier one has left there.
 
     Raises ConfigError, before anything is touched, if the output is of another job or not known to
     be of this one, and StorageError if the folder cannot be written.
     """
     folder = RunFolder(output)
     for _ in range(2):
-        before = require_own(manifest, output)
-        wanted = Claim(manifest=manifest, settled=before.joined(ours) if before else ours)
+        before = require_own(manifest, output, source)
+        wanted = before.joined(ours) if before else Claim(manifest=manifest, settled=ours)
         there = read_claim(folder)
         if there == wanted or _write(wanted, folder, only_new=there is None):
-            return wanted.settled
+            return wanted
     raise StorageError(f"{folder.manifest}: other runs keep writing it")
 
 
-def require_own(manifest: Manifest, output: Path) -> Settled | None:
-    """What earlier runs of a job have settled, None if there were none.
+def require_own(manifest: Manifest, output: Path, source: Source) -> Claim | None:
+    """What earlier runs of a job have left, None if there were none.
 
-    Raises ConfigError unless `output` is free or an earlier answer to this job. A run that ended
-    before its first row binds nobody: its job may be changed and run again.
+    Raises ConfigError unless `output` is free or an earlier answer to this job, and what reading
+    the input raises. A run that ended before its first row binds nobody: its job may be changed and
+    run again.
     """
     folder = RunFolder(output)
     before = read_claim(folder)
     if before is None:
         if output.exists():
-            message = "exists and is not the output of a job; remove it or choose another"
+            message = "exists, and no job has written it; choose another, or move it away"
             raise _refusal(output, message)
         return None
     differences = manifest.differences(before.manifest)
-    if differences and (output.exists() or folder.has_records):
+    if not output.exists() and not folder.has_records:
+        return None if differences else before
+    if not differences and _has_other_rows(before.manifest, output, source):
+        there = before.manifest.fields.get(INPUT_PATH)
+        differences = [f"its rows were those of {there}, and no row of {source.path} is among them"]
+    if differences:
         raise _refusal(
             output,
             f"belongs to another job: {'; '.join(differences)}. Choose another output.path, or "
             f"remove it together with {folder.path}",
         )
-    return None if differences else before.settled
+    return before
+
+
+def _has_other_rows(manifest: Manifest, output: Path, source: Source) -> bool:
+    """An input that has moved, or was compressed, is known by its rows: one that was looked at
+    before is enough. Of an input in its old place all rows may have been edited."""
+    if manifest.fields.get(INPUT_PATH) == str(source.path):
+        return False
+    with Finished(RunFolder(output).journal) as finished:
+        if not len(finished):
+            return output.exists()
+        answered = Answered(finished, manifest.row_keys)
+        return all(answered.of(raw) is None for raw in source)
 
 
 def read_claim(folder: RunFolder) -> Claim | None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import BinaryIO, Protocol, cast
 
 from moebatch.folder.answered import Answered
+from moebatch.folder.duplicates import Duplicates
 from moebatch.folder.row_key import RowKeys
 from moebatch.journal.files import Files, NewFile, told
 from moebatch.journal.finished import Finished
@@ -46,14 +47,14 @@ class FinalFile:
         self._errors = None if errors is None else errors.resolve()
         self._files = files or Files()
 
-    def write(self, source: Source, finished: Finished) -> tuple[int, int]:
-        """Writes what journals say of the rows of an input; returns how many there are, and how
-        many of them failed.
+    def write(self, source: Source, finished: Finished, duplicates: Duplicates) -> tuple[int, int]:
+        """Writes what journals say of the rows of an input with these `duplicates`; returns how
+        many there are, and how many of them failed.
 
         Raises RowsMissing before anything is touched, StorageError if the disk is full or fails,
         and InputError if the input is damaged.
         """
-        places, states = _ended(source, Answered(finished, self._keys))
+        places, states = _ended(source, Answered(finished, self._keys), duplicates)
         with told(self._path, needed=0):
             if self._errors is not None:
                 self._replace(self._errors, _chosen(places, states, failed=True), finished)
@@ -80,13 +81,15 @@ class FinalFile:
             raise
 
 
-def _ended(source: Source, answered: Answered) -> tuple["array[int]", bytearray]:
+def _ended(
+    source: Source, answered: Answered, duplicates: Duplicates
+) -> tuple["array[int]", bytearray]:
     """Where the record of each row is, and whether it failed; in nine bytes per row."""
     places, states = array("q"), bytearray()
     missing: list[RawRow] = []
     num_missing = 0
     for raw in source:
-        found = answered.of(raw)
+        found = answered.of(raw, is_duplicate=duplicates.error_of(raw) is not None)
         if found is None or found.state == "part":
             num_missing += 1
             if len(missing) < 3:

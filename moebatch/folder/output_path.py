@@ -1,10 +1,12 @@
 """Whether the output can be written, asked before anything is computed."""
 
+import gzip
 import os
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from moebatch.errors import ConfigError, Fault
+from moebatch.errors import ConfigError, Fault, StorageError
 from moebatch.spec.job import Job
 
 _OTHER_FORMATS = frozenset({".parquet", ".csv", ".zst", ".bz2", ".xz", ".zip"})
@@ -15,6 +17,32 @@ def require_writable(job: Job) -> None:
     faults = list(_faults(job))
     if faults:
         raise ConfigError(faults)
+
+
+def require_no_fewer(job: Job, limit: int | None) -> None:
+    """Raises ConfigError if the output has more rows already than a run up to a `limit` would
+    leave there."""
+    if limit is None:
+        return
+    outputs = [path for path in (job.output.path, job.output.errors) if path]
+    num_rows = sum(map(_num_lines, outputs))
+    if num_rows > limit:
+        message = (
+            f"{job.output.path} has the answers of {num_rows} rows, and would be left with "
+            f"{limit}; leave --limit out, or move that file away"
+        )
+        raise ConfigError([Fault(file="moebatch run", where="--limit", message=message)])
+
+
+def _num_lines(path: Path) -> int:
+    try:
+        opened = gzip.open if path.suffix.lower() == ".gz" else open
+        with opened(path, "rb") as file:
+            return sum(1 for _ in file)
+    except FileNotFoundError:
+        return 0
+    except (OSError, EOFError, zlib.error) as error:
+        raise StorageError(f"{path}: reading failed: {error}") from error
 
 
 def _faults(job: Job) -> Iterator[Fault]:

@@ -44,5 +44,4 @@ class Results:
 
 
 def _record(key: bytes, row: Row, state: State, line: bytes) -> Record:
-    name = 0 if row.custom_id is None else name_hash(row.custom_id)
-    return Record(key, name, state, line)
+    return Record(key, name_hash(row.custom_id), state, line)

@@ -11,13 +11,15 @@ from moebatch.spec.request import RowError
 KEY_BYTES = 16
 
 
-class KeyPair(NamedTuple):
-    """Of a row as it stands in the input: if any of it is edited, both change."""
+class Keys(NamedTuple):
+    """Of a row as it stands in the input: if any of it is edited, all change."""
 
     own: bytes
     """Of a row that has a name of its own, wherever it stands."""
     placed: bytes
     """Of a row that is named by its place: it is another row when lines are put in before it."""
+    duplicate: bytes
+    """Of a row whose name an earlier row has already: that one may have the same content."""
 
 
 class RowKeys:
@@ -28,21 +30,27 @@ class RowKeys:
         """`identity` is that of the job, at most 64 bytes."""
         self._identity = identity
 
-    def pair(self, raw: RawRow) -> KeyPair:
+    def all_of(self, raw: RawRow) -> Keys:
         """16 bytes each, the same in every process."""
         own = hashlib.blake2b(_content(raw), digest_size=KEY_BYTES, key=self._identity)
         placed = own.copy()
         placed.update(b"\n%d" % raw.index)
-        return KeyPair(own.digest(), placed.digest())
+        duplicate = placed.copy()
+        duplicate.update(b"\nduplicate")
+        return Keys(own.digest(), placed.digest(), duplicate.digest())
 
-    def of(self, raw: RawRow, row: Row) -> bytes:
+    def of(self, raw: RawRow, row: Row, *, is_duplicate: bool = False) -> bytes:
         """The one that holds for a row."""
-        pair = self.pair(raw)
-        return pair.own if row.is_named else pair.placed
+        keys = self.all_of(raw)
+        if is_duplicate:
+            return keys.duplicate
+        return keys.own if row.is_named else keys.placed
 
 
-def name_hash(custom_id: str) -> int:
-    """64 bits of a name."""
+def name_hash(custom_id: str | None) -> int:
+    """64 bits of a name, 0 if there is none."""
+    if custom_id is None:
+        return 0
     digest = hashlib.blake2b(custom_id.encode("utf-8"), digest_size=8).digest()
     return int.from_bytes(digest, "big")
 

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from moebatch.folder.results import Results
+from moebatch.job.scan import InputSummary
 from moebatch.rows.dialects import Served, result_line
 from moebatch.rows.prompts import RowReader
 from moebatch.rows.raw import Source, refusal
@@ -22,9 +23,14 @@ class Answering:
     goes in once, and comes out once."""
 
     def __init__(
-        self, source: Source, reader: RowReader, results: Results, served: Served, is_left: bytes
+        self,
+        source: Source,
+        reader: RowReader,
+        results: Results,
+        served: Served,
+        counted: InputSummary,
     ) -> None:
-        """`is_left` says by the place of a row whether it is to be answered."""
+        """`counted` says which rows are to be answered."""
         self.num_ended = 0
         """Rows that ended in this run."""
         self.errors: Counter[str] = Counter()
@@ -33,7 +39,8 @@ class Answering:
         self._reader = reader
         self._results = results
         self._served = served
-        self._is_left = is_left
+        self._is_left = counted.is_left
+        self._duplicates = counted.duplicates
         self._in_work: dict[int, _InWork] = {}
 
     def requests(self) -> Iterator[Request]:
@@ -45,8 +52,12 @@ class Answering:
             if not self._is_left[raw.index]:
                 continue
             item = self._results.resumed(raw, self._reader.request(raw))
-            in_work = _InWork(item.row, self._results.keys.of(raw, item.row))
-            if isinstance(item, FailedRow):
+            error = self._duplicates.error_of(raw)
+            key = self._results.keys.of(raw, item.row, is_duplicate=error is not None)
+            in_work = _InWork(item.row, key)
+            if error is not None:
+                self._end(in_work, error)
+            elif isinstance(item, FailedRow):
                 self._end(in_work, item.error)
             else:
                 self._in_work[item.row.index] = in_work

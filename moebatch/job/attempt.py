@@ -21,6 +21,7 @@ from moebatch.job.notices import (
     describe_approximation,
     describe_input,
     describe_sampling,
+    prompts_without_template,
 )
 from moebatch.job.planning import JobPlan, measured_machine
 from moebatch.job.run_planning import RunPlanning
@@ -99,7 +100,7 @@ class Attempt:
                 ground.preparation.reader,
                 results,
                 self._served(counted),
-                counted.is_left,
+                counted,
             )
             hints = self._load_hints()
             if counted.workload is not None:
@@ -127,11 +128,15 @@ class Attempt:
         def read(raw: RawRow) -> ReadyRow | FailedRow:
             return results.resumed(raw, reader.request(raw))
 
-        counted = scan(ground.source, read, shares=ground.options.shares, todo=todo)
+        counted = scan(
+            ground.source, read, rules=reader.rules, shares=ground.options.shares, todo=todo
+        )
         counted.require_usable(every_row=self._job.input.on_bad_row == "fail")
         if counted.first_chat is not None:
             reader.tokenizer.require_chat_template(counted.first_chat.place)
         ground.tell(describe_input(counted))
+        for note in prompts_without_template(counted, ground.preparation):
+            ground.tell(f"note: {note}")
         ground.tell(f"defaults of rows: {describe_sampling(reader.defaults.sampling)}")
         if ground.approximation != EXACT:
             ground.tell(f"note: {describe_approximation(ground.approximation)}")
@@ -143,6 +148,7 @@ class Attempt:
             model=job.model.name or job.model.path.name,
             token_bytes=self._ground.preparation.reader.tokenizer.token_bytes,
             fingerprint=numerics_fingerprint(self._ground.files, self._ground.approximation),
+            created=self._ground.created,
             format=job.output.format,
             fallback=counted.dialect,
             column=job.output.column,

@@ -23,6 +23,8 @@ class Ground:
     approximation: Approximation
     preparation: Preparation
     keys: RowKeys
+    created: int
+    """Unix time of all answers."""
     shard: Shard
     folder: RunFolder
     num_threads: int

@@ -8,7 +8,7 @@ from pathlib import Path
 from moebatch.engine.approximation import Approximation
 from moebatch.engine.model_files import ModelFiles
 from moebatch.errors import CheckpointError
-from moebatch.folder.manifest import Manifest
+from moebatch.folder.manifest import INPUT_PATH, Manifest
 from moebatch.job.fingerprint import numerics_fingerprint
 from moebatch.spec.job import Job
 from moebatch.store.fingerprint import weights_sample
@@ -27,15 +27,17 @@ _TOKENIZER_FILES = (
 def manifest_of(job: Job, files: ModelFiles, approximation: Approximation) -> Manifest:
     """The identity of `job` with the model `files` computed as `approximation` says. Raises
     CheckpointError if any of them cannot be read."""
+    template = job.model.chat_template
     fields = {
         "model": numerics_fingerprint(files),
         "model.weights": weights_sample(files.checkpoint),
-        "tokenizer": _digest([job.model.path / name for name in _TOKENIZER_FILES]),
-        "model.chat_template": _digest([p for p in (job.model.chat_template,) if p]),
+        "tokenizer": _digest({name: job.model.path / name for name in _TOKENIZER_FILES}),
+        "model.chat_template": _digest({"": template} if template else {}),
         "model.name": str(job.model.name),
-        "input.path": str(job.input.path),
+        INPUT_PATH: str(job.input.path),
         "output.format": job.output.format,
         "output.column": job.output.column,
+        **_prompt_fields(job),
         **approximation.fields,
     }
     for name, value in job.sampling:
@@ -43,11 +45,18 @@ def manifest_of(job: Job, files: ModelFiles, approximation: Approximation) -> Ma
     return Manifest(fields=fields)
 
 
-def _digest(paths: list[Path]) -> str:
+def _prompt_fields(job: Job) -> dict[str, str]:
+    """What makes prompts of columns, as far as the job says anything about that."""
+    fields = {} if job.input.prompt is None else {"input.prompt": job.input.prompt}
+    return {**fields, "input.chat": "True"} if job.input.chat else fields
+
+
+def _digest(paths: Mapping[str, Path]) -> str:
+    """Stands for what is in those files that exist, and for what they are to the job."""
     digest = hashlib.blake2b(digest_size=8)
-    for path in paths:
+    for name, path in paths.items():
         try:
-            digest.update(path.name.encode() + path.read_bytes())
+            digest.update(name.encode() + path.read_bytes())
         except (FileNotFoundError, IsADirectoryError):
             continue
         except OSError as error:

@@ -4,7 +4,9 @@ from dataclasses import dataclass
 
 from moebatch.engine.model_files import open_model
 from moebatch.errors import ConfigError, Fault, MoebatchError
+from moebatch.folder.answered import Answered
 from moebatch.folder.claim import require_own
+from moebatch.folder.duplicates import recorded_duplicates
 from moebatch.folder.final_file import FinalFile, RowsMissing
 from moebatch.folder.output_path import require_writable
 from moebatch.folder.run_folder import RunFolder
@@ -38,12 +40,14 @@ def merge(job: Job) -> Merged:
         raise ConfigError([Fault(file=str(job.output.path), message=message)])
     files = open_model(job.model.path, job.model.dtype)
     manifest = manifest_of(job, files, load_approximation(job, files))
-    require_own(manifest, job.output.path)
     source = open_source(job.input.path)
-    final = FinalFile(job.output.path, manifest.row_keys, errors=job.output.errors)
+    before = require_own(manifest, job.output.path, source)
+    keys = (before.manifest if before else manifest).row_keys
+    final = FinalFile(job.output.path, keys, errors=job.output.errors)
     with folder.locked(ALL), Finished(folder.journal) as finished:
+        duplicates = recorded_duplicates(source, Answered(finished, keys))
         try:
-            num_rows, num_failed = final.write(source, finished)
+            num_rows, num_failed = final.write(source, finished, duplicates)
         except RowsMissing as missing:
             raise MoebatchError(_not_ended(missing, folder)) from None
     return Merged(output=str(job.output.path), num_rows=num_rows, num_failed=num_failed)

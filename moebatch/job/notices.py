@@ -7,6 +7,7 @@ from moebatch.engine.approximation import Approximation
 from moebatch.job.scan import InputSummary
 from moebatch.plan.expert_choice import ExpertChoice
 from moebatch.plan.prediction import Prediction
+from moebatch.rows.prepare import Preparation
 from moebatch.spec.hardware import DeviceKind, Hardware
 from moebatch.spec.job import Job
 from moebatch.spec.policy import Schedule
@@ -65,6 +66,15 @@ def describe_input(counted: InputSummary) -> str:
         f"{work.mean_new_tokens:.0f} in the mean, at most {work.max_total_tokens} together"
         f"{_alike(counted, work)}"
     )
+
+
+def prompts_without_template(counted: InputSummary, preparation: Preparation) -> Iterator[str]:
+    """Prompts that a model for chats gets as they stand, which is seldom what is meant."""
+    if counted.first_bare is not None and preparation.reader.tokenizer.has_chat_template:
+        yield (
+            f"{counted.first_bare.place} has a plain prompt, which the model gets as it stands, "
+            "although it has a chat template; input.chat: true asks prompts through the template"
+        )
 
 
 def _alike(counted: InputSummary, work: Workload) -> str:

@@ -28,6 +28,8 @@ class RunOptions:
     """Nothing may change the answers."""
     shard: AskedShard | None = None
     """Only its rows."""
+    limit: int | None = None
+    """Only so many rows of the input, the first ones."""
     shares: bool = True
     """Rows and beginnings that are alike are computed once."""
     num_traced_passes: int = 8

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from moebatch.folder.answered import Answered
 from moebatch.folder.claim import read_claim
+from moebatch.folder.duplicates import recorded_duplicates
 from moebatch.folder.row_key import RowKeys
 from moebatch.folder.run_folder import RunFolder
 from moebatch.job.status_file import ShardStatus, read_status
@@ -51,8 +52,10 @@ def overview(job: Job) -> Overview:
     counts = {"done": 0, "fail": 0, "part": 0, None: 0}
     with Finished(folder.journal) as finished:
         answered = Answered(finished, keys)
-        for raw in open_source(job.input.path):
-            found = answered.of(raw)
+        source = open_source(job.input.path)
+        duplicates = recorded_duplicates(source, answered)
+        for raw in source:
+            found = answered.of(raw, is_duplicate=duplicates.error_of(raw) is not None)
             counts[found.state if found else None] += 1
     return Overview(
         output=str(job.output.path),

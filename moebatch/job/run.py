@@ -8,12 +8,12 @@ from collections.abc import Callable
 from moebatch.engine.approximation import Approximation
 from moebatch.engine.model_files import ModelFiles, open_model
 from moebatch.errors import DoesNotFit, OutOfMemory, StorageError
-from moebatch.folder.claim import claim, require_own
+from moebatch.folder.claim import Claim, claim, require_own
 from moebatch.folder.final_file import FinalFile, RowsMissing
-from moebatch.folder.output_path import require_writable
+from moebatch.folder.output_path import require_no_fewer, require_writable
 from moebatch.folder.row_key import RowKeys
 from moebatch.folder.run_folder import RunFolder
-from moebatch.folder.settled import Settled, of_today
+from moebatch.folder.settled import of_today
 from moebatch.folder.shard import Shard, agreed_shard
 from moebatch.job.approximation import load_approximation, require_exact
 from moebatch.job.attempt import Attempt
@@ -32,7 +32,7 @@ from moebatch.job.timelines import run_timelines
 from moebatch.journal.finished import Finished
 from moebatch.plan.machine import detect_machine
 from moebatch.rows.prepare import Preparation, prepare
-from moebatch.rows.source import open_source
+from moebatch.rows.source import FirstRows, first_rows, open_source
 from moebatch.schedule.timeline import Timeline
 from moebatch.spec.job import Job
 from moebatch.store.memory import return_freed_memory
@@ -60,7 +60,7 @@ class JobRun:
         self._options = options
         self._stop = stop or Stop()
         self._folder = RunFolder(job.output.path)
-        self._source = open_source(job.input.path)
+        self._source = first_rows(open_source(job.input.path), options.limit)
         self._budget_bytes = job.resources.dram or machine.dram_bytes
         self._num_threads = job.resources.threads or machine.num_cores
         self._attempt: Attempt | None = None
@@ -72,6 +72,7 @@ class JobRun:
         the run folder beside the output. Bad rows do not stop a run.
         """
         require_writable(self._job)
+        require_no_fewer(self._job, self._options.limit)
         self._options.require_device(known_device(self._job))
         if self._options.is_exact:
             require_exact(self._job)
@@ -79,15 +80,15 @@ class JobRun:
         approximation = load_approximation(self._job, files)
         manifest = manifest_of(self._job, files, approximation)
         output = self._job.output.path
-        shard = self._agreed_shard(require_own(manifest, output))
+        shard = self._agreed_shard(require_own(manifest, output, self._source))
         with self._folder.locked(shard):
-            settled = claim(manifest, output, of_today(shard))
+            ours = claim(manifest, output, self._source, of_today(shard))
             with written_to(self._folder.status(shard), shard, self.status), self._stop.heard():
-                ground = self._ground(files, approximation, manifest.row_keys, shard, settled)
+                ground = self._ground(files, approximation, ours, shard)
                 attempt = self._answer_rows(ground)
                 if shard.is_all:
                     attempt.phase = "writing answers"
-                    self._write_output(manifest.row_keys)
+                    self._write_output(ground.keys, attempt)
         return summary_of(
             attempt,
             output=str(output),
@@ -123,8 +124,8 @@ class JobRun:
         folder = str(self._folder.path)
         return status_of(self._attempt, run_folder=folder, budget_bytes=self._budget_bytes)
 
-    def _agreed_shard(self, settled: Settled | None) -> Shard:
-        num_shards = settled.num_shards if settled else None
+    def _agreed_shard(self, before: Claim | None) -> Shard:
+        num_shards = before.settled.num_shards if before else None
         shard = agreed_shard(self._options.shard, num_shards, array_task())
         if self._options.shard is None and not shard.is_all:
             self._tell(f"note: this is task {shard.number} of an array: shard {shard}")
@@ -134,16 +135,16 @@ class JobRun:
         self,
         files: ModelFiles,
         approximation: Approximation,
-        keys: RowKeys,
+        ours: Claim,
         shard: Shard,
-        settled: Settled,
     ) -> Ground:
         return Ground(
             source=self._source,
             files=files,
             approximation=approximation,
-            preparation=self._prepare(files, settled.date),
-            keys=keys,
+            preparation=self._prepare(files, ours.settled.date),
+            keys=ours.manifest.row_keys,
+            created=ours.settled.created,
             shard=shard,
             folder=self._folder,
             num_threads=self._num_threads,
@@ -192,14 +193,21 @@ class JobRun:
         room = format_bytes(self._budget_bytes)
         self._tell(f"warning: {refusal}. Going on with a plan for {room}")
 
-    def _write_output(self, keys: RowKeys) -> None:
+    def _write_output(self, keys: RowKeys, attempt: Attempt) -> None:
         """All rows in the order of the input. Raises StorageError."""
-        output = self._job.output
+        assert attempt.input is not None, "rows were looked at"
+        output, duplicates = self._job.output, attempt.input.duplicates
+        final = FinalFile(output.path, keys, errors=output.errors)
         with Finished(self._folder.journal) as all_rows:
             try:
-                FinalFile(output.path, keys, errors=output.errors).write(self._source, all_rows)
+                num_rows, _ = final.write(self._source, all_rows, duplicates)
             except RowsMissing as missing:
                 raise StorageError(
                     f"{self._folder.journal}: {missing.num_missing} rows that were written are not "
                     "there any more; has somebody removed files? Run the job again"
                 ) from None
+        if isinstance(self._source, FirstRows) and self._source.has_more:
+            self._tell(
+                f"trial: {output.path} has the answers of the first {num_rows} rows only; a run "
+                "without --limit goes on from there and replaces it"
+            )

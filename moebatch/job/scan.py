@@ -1,15 +1,16 @@
 """One pass over the input before anything runs: how many rows, of which kind, and what is wrong."""
 
 from array import array
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
 from moebatch.errors import Fault, InputError
+from moebatch.folder.duplicates import NO_DUPLICATES, Duplicates, find_duplicates
 from moebatch.folder.row_key import name_hash
 from moebatch.folder.todo import EVERYTHING, Todo
 from moebatch.rows.beginnings import Beginnings
-from moebatch.rows.parse import COLUMN_TAKEN, RowRules, parse_row
+from moebatch.rows.parse import ANY_ROW, COLUMN_TAKEN, NO_PROMPT, RowRules, parse_row
 from moebatch.rows.raw import RawRow, Source
 from moebatch.rows.repeats import RepeatCounter
 from moebatch.rows.row import Dialect, FailedRow, ParsedRow, ReadyRow, Row
@@ -19,7 +20,6 @@ from moebatch.spec.workload import Length, LengthSample, Workload
 
 MOST_FAULTS = 100
 """So many faults are kept unless told otherwise; all are counted."""
-_MOST_SUSPECTS = 10_000
 Read = Callable[[RawRow], ParsedRow | ReadyRow | FailedRow]
 """`RowReader.parse`, or `RowReader.request` to try the tokenizer on every row as well."""
 
@@ -37,10 +37,15 @@ class InputSummary:
     written in it."""
     first_chat: Row | None
     """The first row with messages, None if there is none: without one, no template is needed."""
+    first_bare: Row | None
+    """The first row whose prompt goes to the model without a chat template, though no API was asked
+    for that; None if there is none."""
     whole: tuple[Fault, ...]
     """Why nothing can be run, if so."""
     faults: tuple[Fault, ...]
     """What is wrong with single rows, as far as they were kept."""
+    num_unlisted: int
+    """Bad rows that neither is about."""
     workload: Workload | None
     """Lengths of prompts and answers; None if rows were only parsed, or none is good. Of rows that
     are answered once, one counts."""
@@ -48,6 +53,8 @@ class InputSummary:
     """Rows of those to do that have an answer from an earlier run; no other count has them."""
     is_left: bytes = b""
     """By the place of a row, whether it is to be answered: 1 or 0."""
+    duplicates: Duplicates = NO_DUPLICATES
+    """Rows with the name of an earlier one."""
     num_repeated: int = 0
     """Good rows that get the answer of an earlier one."""
     repeated: Mapping[int, int] = field(default_factory=dict)
@@ -58,9 +65,9 @@ class InputSummary:
         if self.whole:
             raise InputError(self.whole)
         if every_row and self.faults:
-            more = self.num_bad_rows - len(self.faults)
-            rest = [Fault(file=self.faults[0].file, message=f"and {more} more bad rows")]
-            raise InputError([*self.faults, *(rest if more else [])])
+            message = f"and {self.num_unlisted} more bad rows"
+            rest = [Fault(file=self.faults[0].file, message=message)] * (self.num_unlisted > 0)
+            raise InputError([*self.faults, *rest])
 
 
 def scan(
@@ -68,47 +75,35 @@ def scan(
     read: Read,
     *,
     most_faults: int = MOST_FAULTS,
+    rules: RowRules = ANY_ROW,
     shares: bool = True,
     todo: Todo = EVERYTHING,
 ) -> InputSummary:
     """Reads all rows, in memory of a few bytes per row.
 
-    `shares` looks for rows, and beginnings of prompts, that need to be computed once only. Of rows
-    that are done, or not `todo`, only the names are looked at: no two rows may have the same.
+    `rules` are those that `read` goes by. `shares` looks for rows, and beginnings of prompts, that
+    need to be computed once only. Of rows that are done, or not `todo`, only the names are looked
+    at: of rows with the same name all but the first are bad.
 
     Raises InputError if the source is damaged.
     """
-    tally = _Tally(file=str(source.path), most_faults=most_faults, shares=shares)
-    names = array("Q")
-    for raw in source:
-        tally.look(raw)
-        name = todo.name_if_done(raw)
-        tally.is_left.append(name is None and todo.has(raw))
-        if name is not None:
-            tally.num_rows += todo.has(raw)
-            tally.num_done += todo.has(raw)
-        else:
-            name = _add(tally, raw, read, todo)
-        if name:
-            names.append(name)
-    if not tally.is_left:
-        message = "holds no rows"
-        tally.whole.append(Fault(file=tally.file, message=message, code="empty_file"))
-    twice = _repeated(names)
-    if twice:
-        tally.whole += _duplicates(source, twice)
-    return tally.summary()
 
+    def look(duplicates: Duplicates) -> _Tally:
+        tally = _Tally(
+            file=str(source.path),
+            most_faults=most_faults,
+            shares=shares,
+            todo=todo,
+            rules=rules,
+            duplicates=duplicates,
+        )
+        for raw in source:
+            tally.take(raw, read)
+        return tally
 
-def _add(tally: "_Tally", raw: RawRow, read: Read, todo: Todo) -> int:
-    """Takes a row in that is not done; returns the hash of its name, 0 if it has none."""
-    if todo.has(raw):
-        result = read(raw)
-        tally.add(result)
-        row = result.row
-    else:
-        row = parse_row(raw, RowRules()).row
-    return 0 if row.custom_id is None else name_hash(row.custom_id)
+    tally = look(NO_DUPLICATES)
+    duplicates = find_duplicates(source, tally.names)
+    return (look(duplicates) if duplicates else tally).summary()
 
 
 def sample_workload(source: Source, parse: Read, request: Read, *, most_rows: int) -> Workload:
@@ -136,12 +131,19 @@ class _Tally:
     file: str
     most_faults: int
     shares: bool = True
+    todo: Todo = EVERYTHING
+    rules: RowRules = ANY_ROW
+    duplicates: Duplicates = NO_DUPLICATES
+    names: "array[int]" = field(default_factory=lambda: array("Q"))
     num_rows: int = 0
     num_done: int = 0
     num_bad_rows: int = 0
     is_left: bytearray = field(default_factory=bytearray)
     dialect: Dialect | None = None
     first_chat: Row | None = None
+    first_bare: Row | None = None
+    first_promptless: FailedRow | None = None
+    num_promptless: int = 0
     whole: list[Fault] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
     num_sequences: int = 0
@@ -155,9 +157,24 @@ class _Tally:
     beginnings: Beginnings = field(default_factory=Beginnings)
     repeats: RepeatCounter = field(default_factory=RepeatCounter)
 
-    def look(self, raw: RawRow) -> None:
+    def take(self, raw: RawRow, read: Read) -> None:
         if self.dialect is None:
-            self.dialect = parse_row(raw, RowRules()).row.dialect
+            self.dialect = parse_row(raw, self.rules).row.dialect
+        error, is_ours = self.duplicates.error_of(raw), self.todo.has(raw)
+        name = self.todo.name_if_done(raw) if error is None else None
+        self.is_left.append(is_ours and name is None)
+        if name is None:
+            reads = is_ours and error is None
+            result = read(raw) if reads else parse_row(raw, self.rules)
+            name = name_hash(result.row.custom_id)
+            if error is not None:
+                result = FailedRow(row=result.row, error=error)
+            if is_ours:
+                self.add(result)
+        elif is_ours:
+            self.num_rows += 1
+            self.num_done += 1
+        self.names.append(name)
 
     def add(self, result: ParsedRow | ReadyRow | FailedRow) -> None:
         row = result.row
@@ -168,6 +185,8 @@ class _Tally:
             return
         if row.kind == "chat" and self.first_chat is None:
             self.first_chat = row
+        if row.is_bare and self.first_bare is None:
+            self.first_bare = row
         if isinstance(result, ReadyRow):
             self._add_good(result.request)
 
@@ -193,10 +212,14 @@ class _Tally:
         fault = fault_of(bad, self.file)
         if bad.error.code == COLUMN_TAKEN and not self.whole:
             self.whole.append(fault)
+        if bad.error.code == NO_PROMPT:
+            self.num_promptless += 1
+            self.first_promptless = self.first_promptless or bad
         if len(self.faults) < self.most_faults:
             self.faults.append(fault)
 
     def summary(self) -> InputSummary:
+        whole = self._faults_of_all()
         return InputSummary(
             num_rows=self.num_rows,
             num_done=self.num_done,
@@ -204,12 +227,29 @@ class _Tally:
             num_bad_rows=self.num_bad_rows,
             dialect=self.dialect or "openai",
             first_chat=self.first_chat,
-            whole=tuple(self.whole),
-            faults=tuple(self.faults),
+            first_bare=self.first_bare,
+            whole=whole,
+            faults=tuple(
+                fault for fault in self.faults if not whole or fault.code != whole[0].code
+            ),
+            num_unlisted=self.num_bad_rows - len(self.faults),
+            duplicates=self.duplicates,
             workload=self._workload(),
             num_repeated=self.num_repeated,
             repeated=self.repeats.repeated,
         )
+
+    def _faults_of_all(self) -> tuple[Fault, ...]:
+        """What makes the input useless, said once instead of for each row: columns of another name
+        are a mistake in the job file, if no row can be answered and that is why."""
+        if not self.is_left:
+            return (Fault(file=self.file, message="holds no rows", code="empty_file"),)
+        bad, num_rows = self.first_promptless, self.num_rows
+        if bad is None or self.num_bad_rows < num_rows or 2 * self.num_promptless < num_rows:
+            return tuple(self.whole)
+        fault = fault_of(bad, self.file)
+        more = f"; so it is with {self.num_promptless} of {num_rows} rows" * (num_rows > 1)
+        return (replace(fault, message=fault.message + more),)
 
     def _workload(self) -> Workload | None:
         if not self.num_sequences:
@@ -235,36 +275,3 @@ def fault_of(bad: FailedRow, file: str) -> Fault:
         message=bad.error.message,
         code=bad.error.code,
     )
-
-
-def _repeated(names: "array[int]") -> set[int]:
-    """Some hashes that occur more than once. Numpy sorts them in place, eight bytes each."""
-    import numpy as np
-
-    hashes = np.frombuffer(names, dtype=np.uint64) if names else np.empty(0, np.uint64)
-    hashes.sort()
-    return set(hashes[1:][hashes[1:] == hashes[:-1]][:_MOST_SUSPECTS].tolist())
-
-
-def _duplicates(source: Source, suspects: set[int]) -> Iterator[Fault]:
-    """The names that really are given twice; equal hashes alone prove nothing."""
-    first: dict[str, tuple[int, str]] = {}
-    num_found = 0
-    for raw in source:
-        row = parse_row(raw, RowRules()).row
-        if row.custom_id is None or name_hash(row.custom_id) not in suspects:
-            continue
-        index, place = first.setdefault(row.custom_id, (row.index, row.place))
-        if index == row.index:
-            continue
-        num_found += 1
-        if num_found > MOST_FAULTS:
-            yield Fault(file=str(source.path), message="and more", code="duplicate_custom_id")
-            return
-        yield Fault(
-            file=str(source.path),
-            line=row.line,
-            where=row.place if row.line is None else None,
-            message=f"custom_id {row.custom_id[:80]!r} is already that of {place}",
-            code="duplicate_custom_id",
-        )

@@ -16,7 +16,7 @@ def print_findings(findings: Findings, console: Console) -> None:
     if not findings.faults:
         say(console, f"{findings.num_rows} rows, no faults")
         return
-    hidden = findings.num_bad_rows - sum(fault.line is not None for fault in findings.faults)
-    more = f" (and {hidden} more bad rows)" if hidden > 0 else ""
+    unlisted = findings.num_unlisted
+    more = f" (and {unlisted} more bad rows)" if unlisted else ""
     rows = f"{findings.num_bad_rows} of {findings.num_rows} rows"
     say(console, f"{len(findings.faults)} faults{more}, {rows}")

@@ -14,6 +14,7 @@ With ``n`` above 1, text, finish_reason, stop_reason and logprobs are lists.
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -23,6 +24,7 @@ from moebatch.rows.row import Dialect, Row
 from moebatch.spec.request import Choice, Outcome, RowError
 
 Line = dict[str, Any]
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,7 +38,7 @@ class Served:
     fingerprint: str | None = None
     """Stands for everything that may change numbers: model, quantisation, plan."""
     created: int = 0
-    """Unix time of all answers; a fixed one, since re-runs would differ otherwise."""
+    """Unix time of all answers of a job, whenever they are computed."""
     format: Literal["auto", "openai", "plain"] = "auto"
     """auto writes each row in its own dialect."""
     fallback: Dialect = "openai"
@@ -46,12 +48,16 @@ class Served:
 
 
 def result_line(row: Row, result: Outcome | RowError, served: Served) -> bytes:
-    """One line of the output, without its newline: ASCII only, never NaN or infinity."""
+    """One line of the output, without its newline: UTF-8, never NaN or infinity."""
     if isinstance(result, Outcome) and result.error is not None:
         result = result.error
     dialect = row.dialect or served.fallback if served.format == "auto" else served.format
     make = _batch_line if dialect == "openai" else _plain_line
-    return json.dumps(make(row, result, served), allow_nan=False, separators=(",", ":")).encode()
+    text = json.dumps(
+        make(row, result, served), allow_nan=False, ensure_ascii=False, separators=(",", ":")
+    )
+    # Half of a surrogate pair has no UTF-8; JSON can write it, in a text, where it must be.
+    return _SURROGATE.sub(lambda half: f"\\u{ord(half[0]):04x}", text).encode()
 
 
 def _batch_line(row: Row, result: Outcome | RowError, served: Served) -> Line:

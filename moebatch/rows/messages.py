@@ -34,24 +34,24 @@ def chat_of(body: Mapping[str, object]) -> Chat:
     )
 
 
-def prompt_of(body: Mapping[str, object]) -> str | tuple[int, ...]:
-    """Text or token ids of a completion request. Raises RowRefused."""
-    prompt = body.get("prompt")
+def prompt_of(body: Mapping[str, object], name: str = "prompt") -> str | tuple[int, ...]:
+    """Text or token ids of a completion request, under that name. Raises RowRefused."""
+    prompt = body.get(name)
     if prompt is None:
-        raise missing("prompt", "is missing")
+        raise missing(name, "is null" if name in body else "is missing")
     if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
         prompt = prompt[0]
     if isinstance(prompt, str):
         return prompt
     if not isinstance(prompt, list):
-        raise wrong("prompt", f"must be a text or a list of token ids, got {shown(prompt)}")
+        raise wrong(name, f"must be a text or a list of token ids, got {shown(prompt)}")
     if prompt and all(isinstance(item, dict) for item in prompt):
-        raise wrong("prompt", "is a list of messages; give it the name messages")
+        raise wrong(name, "is a list of messages; give it the name messages")
     if len(prompt) > 1 and all(isinstance(item, str | list) for item in prompt):
-        raise wrong("prompt", f"holds {len(prompt)} prompts; give each a row of its own")
+        raise wrong(name, f"holds {len(prompt)} prompts; give each a row of its own")
     for token in prompt:
         if not isinstance(token, int) or isinstance(token, bool):
-            raise wrong("prompt", f"must hold token ids, got {shown(token)}")
+            raise wrong(name, f"must hold token ids, got {shown(token)}")
     return tuple(prompt)
 
 
@@ -64,10 +64,16 @@ def _message(message: object, place: int) -> Mapping[str, object]:
     role = given.get("role")
     if not isinstance(role, str) or not role:
         raise wrong(f"{where}.role", f"must be a text such as user, got {shown(role)}")
-    if "content" in given:
-        given["content"] = _content(given["content"], f"{where}.content")
-    elif not given.get("tool_calls"):
+    calls = given.get("tool_calls", [])
+    if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
+        message = f"must be a list of objects, got {shown(calls)}"
+        raise wrong(f"{where}.tool_calls", message)
+    if "function_call" in given:
+        raise unsupported(f"{where}.function_call", "is not supported; tool_calls are")
+    if "content" not in given and not calls:
         raise missing(f"{where}.content", "is missing")
+    # Templates add what goes before the calls, so nothing is an empty text for them.
+    given["content"] = _content(given.get("content", ""), f"{where}.content")
     return given
 
 

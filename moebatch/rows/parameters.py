@@ -25,15 +25,6 @@ _OWN_RULES = frozenset({"max_tokens", "max_completion_tokens", "logprobs", "top_
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ResolvedRow:
-    """Sampling of a row, and what of it the row itself insists on."""
-
-    sampling: Sampling
-    limit_is_own: bool
-    """Whether the row gives max_tokens itself, so that it must not be cut."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Defaults:
     """Parameters of rows that do not say otherwise: job over model."""
 
@@ -46,14 +37,14 @@ class Defaults:
         """What a row gets that says nothing."""
         return _sampling(self.values)
 
-    def resolve(self, parsed: ParsedRow) -> ResolvedRow:
+    def resolve(self, parsed: ParsedRow) -> Sampling:
         """Sampling of one row. Raises RowRefused."""
         given = _checked(parsed.parameters, parsed.row)
         _in_vocabulary(given, self.vocab_size)
         values = {**self.values, **given}
         for name, message in contradictions(_with_library(values)).items():
             raise wrong(name, message)
-        return ResolvedRow(sampling=_sampling(values), limit_is_own="max_tokens" in given)
+        return _sampling(values)
 
 
 def merge_defaults(

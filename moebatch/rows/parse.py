@@ -7,16 +7,21 @@ from dataclasses import dataclass, replace
 from moebatch.rows.messages import TEMPLATE_KEYS, chat_of, prompt_of
 from moebatch.rows.raw import RawRow
 from moebatch.rows.refused import RowRefused, missing, unsupported, wrong
-from moebatch.rows.row import FailedRow, Kind, ParsedRow, Prompt, Row
+from moebatch.rows.row import Dialect, FailedRow, Kind, ParsedRow, Prompt, Row
 from moebatch.rows.strict_json import parse
 from moebatch.rows.unsupported import NEUTRAL
 from moebatch.spec.limits import CHECKS, shown
+from moebatch.spec.prompt_template import PromptTemplate
 from moebatch.spec.request import RowError
 
+BATCH_KEYS = frozenset({"custom_id", "method", "url", "body"})
 URLS: Mapping[str, Kind] = {"/v1/chat/completions": "chat", "/v1/completions": "completion"}
 COLUMN_TAKEN = "column_taken"
 """Code of rows that already have the column of the answers: a fault of the whole input."""
+NO_PROMPT = "no_prompt"
+"""Code of rows without the columns that could be a prompt: if all are, so is the whole input."""
 _NOT_SAMPLING = TEMPLATE_KEYS | {"model", "messages", "prompt"}
+_MOST_NAMES = 20
 _PLAIN_PARAMETERS = (
     CHECKS.keys()
     | TEMPLATE_KEYS
@@ -35,6 +40,14 @@ class RowRules:
     """The only name that a row may give its model; None allows any."""
     answer_column: str | None = None
     """Key that plain rows must leave free; None if no plain rows are written."""
+    prompt: PromptTemplate | None = None
+    """What makes prompts of columns; None takes prompt or messages."""
+    is_chat: bool = False
+    """Whether prompts of plain rows are asked through the chat template."""
+
+
+ANY_ROW = RowRules()
+"""Of a job that says nothing about rows; they have the same names in every job."""
 
 
 def parse_row(raw: RawRow, rules: RowRules) -> ParsedRow | FailedRow:
@@ -48,18 +61,25 @@ def parse_row(raw: RawRow, rules: RowRules) -> ParsedRow | FailedRow:
         if not isinstance(content, Mapping):
             message = f'must be an object such as {{"prompt": …}}, got {shown(content)}'
             raise RowRefused(message, code="invalid_json_line")
-        if _is_plain(content):
-            return draft.plain(content, raw.content, rules)
-        return draft.batch_line(content, rules)
+        dialect = _dialect(content, rules)
+        if dialect == "openai":
+            return draft.batch_line(content, rules)
+        return draft.plain(content, raw.content, rules, dialect)
     except RowRefused as refused:
         return FailedRow(row=draft.row, error=refused.error)
 
 
-def _is_plain(content: Mapping[str, object]) -> bool:
-    """Whether it is a plain row; tables may well have columns called url or method."""
-    if content.get("prompt") is None and content.get("messages") is None:
-        return False
-    return any(content.get(key) is None for key in ("custom_id", "method", "url", "body"))
+def _dialect(content: Mapping[str, object], rules: RowRules) -> Dialect | None:
+    """How a row is written, as far as it can be told; tables may well have columns called url or
+    method."""
+    if rules.prompt is not None:
+        return "plain"
+    if any(content.get(key) is not None for key in ("prompt", "messages")):
+        return "plain" if any(content.get(key) is None for key in BATCH_KEYS) else "openai"
+    given = BATCH_KEYS & content.keys()
+    if len(given) >= 3 or (given and given == content.keys()):
+        return "openai"
+    return "plain" if content.keys() & {"prompt", "messages"} else None
 
 
 class _Draft:
@@ -69,12 +89,6 @@ class _Draft:
         self.row = row
 
     def batch_line(self, content: Mapping[str, object], rules: RowRules) -> ParsedRow:
-        if not content.keys() & {"custom_id", "method", "url", "body"}:
-            message = (
-                "is neither a plain row, which has prompt or messages, nor a batch line, "
-                "which has custom_id, method, url and body"
-            )
-            raise RowRefused(message, code="missing_required_parameter", param="prompt")
         self.row = replace(self.row, dialect="openai")
         self._custom_id(_required(content, "custom_id"))
         if _required(content, "method") != "POST":
@@ -91,12 +105,16 @@ class _Draft:
         return ParsedRow(row=self.row, prompt=_batch_prompt(body, kind), parameters=parameters)
 
     def plain(
-        self, content: Mapping[str, object], raw: bytes | Mapping[str, object], rules: RowRules
+        self,
+        content: Mapping[str, object],
+        raw: bytes | Mapping[str, object],
+        rules: RowRules,
+        dialect: Dialect | None,
     ) -> ParsedRow:
         columns = raw if isinstance(raw, bytes) else json.dumps(raw, allow_nan=False).encode()
-        chat = content.get("messages") is not None
+        chat = rules.is_chat or (rules.prompt is None and content.get("messages") is not None)
         kind: Kind = "chat" if chat else "completion"
-        self.row = replace(self.row, dialect="plain", kind=kind, columns=columns)
+        self.row = replace(self.row, dialect=dialect, kind=kind, columns=columns)
         self._plain_id(content)
         if rules.answer_column is not None and rules.answer_column in content:
             message = (
@@ -104,16 +122,11 @@ class _Draft:
                 "would be written; choose another name as output.column"
             )
             raise RowRefused(message, code=COLUMN_TAKEN, param=rules.answer_column)
-        if chat and content.get("prompt") is not None:
-            raise wrong("prompt", "stands beside messages; a row may have only one of them")
         parameters = _plain_parameters(content)
-        prompt = chat_of({**parameters, "messages": content["messages"]}) if chat else None
+        prompt = _plain_prompt(content, parameters, rules)
+        self.row = replace(self.row, is_bare=isinstance(prompt, str))
         sampling = {key: parameters[key] for key in parameters if key not in _NOT_SAMPLING}
-        return ParsedRow(
-            row=self.row,
-            prompt=prompt_of(content) if prompt is None else prompt,
-            parameters=sampling,
-        )
+        return ParsedRow(row=self.row, prompt=prompt, parameters=sampling)
 
     def _custom_id(self, custom_id: object) -> None:
         if not isinstance(custom_id, str) or not custom_id:
@@ -169,6 +182,58 @@ def _batch_prompt(body: Mapping[str, object], kind: Kind) -> Prompt:
     raise RowRefused(
         f"the body has {other}, which {url} does not take", code="url_mismatch", param=others
     )
+
+
+def _plain_prompt(
+    content: Mapping[str, object], parameters: Mapping[str, object], rules: RowRules
+) -> Prompt:
+    messages = content.get("messages") if rules.prompt is None else None
+    if messages is not None:
+        if content.get("prompt") is not None:
+            raise wrong("prompt", "stands beside messages; a row may have only one of them")
+        return chat_of({**parameters, "messages": messages})
+    prompt = _own_prompt(content) if rules.prompt is None else _made_prompt(content, rules.prompt)
+    if not rules.is_chat:
+        return prompt
+    if not isinstance(prompt, str):
+        message = "holds token ids, of which input.chat can make no message; give text"
+        raise wrong("prompt", message)
+    return chat_of({**parameters, "messages": [{"role": "user", "content": prompt}]})
+
+
+def _own_prompt(content: Mapping[str, object]) -> str | tuple[int, ...]:
+    if content.keys() & {"prompt", "messages"}:
+        return prompt_of(content)
+    message = (
+        f"has neither prompt nor messages; its columns are {_names(content)}: input.prompt in the "
+        "job file says which of them is the prompt"
+    )
+    raise RowRefused(message, code=NO_PROMPT, param="prompt")
+
+
+def _made_prompt(content: Mapping[str, object], template: PromptTemplate) -> str | tuple[int, ...]:
+    unknown = next((name for name in template.columns if name not in content), None)
+    if unknown is not None:
+        message = (
+            f"has no column {shown(unknown)}, which input.prompt in the job file names; its "
+            f"columns are {_names(content)}"
+        )
+        raise RowRefused(message, code=NO_PROMPT, param=unknown)
+    if template.is_column:
+        return prompt_of(content, template.columns[0])
+    return template.filled({name: _as_text(content[name], name) for name in template.columns})
+
+
+def _as_text(value: object, column: str) -> str:
+    if value is None:
+        raise missing(column, "is null")
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _names(content: Mapping[str, object]) -> str:
+    names = [shown(name) for name in list(content)[:_MOST_NAMES]]
+    more = len(content) - len(names)
+    return (", ".join(names) or "none") + (f" and {more} more" if more else "")
 
 
 def _plain_parameters(content: Mapping[str, object]) -> dict[str, object]:

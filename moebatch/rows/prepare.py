@@ -9,6 +9,7 @@ from moebatch.rows.parse import RowRules
 from moebatch.rows.prompts import RowReader
 from moebatch.rows.tokenizer import load_tokenizer
 from moebatch.spec.job import Job
+from moebatch.spec.prompt_template import PromptTemplate
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,4 +62,6 @@ def row_rules(job: Job) -> RowRules:
     return RowRules(
         model_name=job.model.name,
         answer_column=job.output.column if plain_output else None,
+        prompt=None if job.input.prompt is None else PromptTemplate.parse(job.input.prompt),
+        is_chat=job.input.chat,
     )

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from moebatch.rows.parameters import Defaults, ResolvedRow
+from moebatch.rows.parameters import Defaults
 from moebatch.rows.parse import RowRules, parse_row
 from moebatch.rows.raw import RawRow, Source
 from moebatch.rows.refused import RowRefused, wrong
@@ -43,9 +43,9 @@ class RowReader:
             return parsed
         row = parsed.row
         try:
-            resolved = self.defaults.resolve(parsed)
+            sampling = self.defaults.resolve(parsed)
             tokens = self._encode(parsed.prompt)
-            sampling = self._within_context(resolved, len(tokens))
+            sampling = self._within_context(sampling, len(tokens))
         except RowRefused as refused:
             return FailedRow(row=row, error=refused.error)
         assert row.custom_id is not None, "a parsed row has a name"
@@ -74,17 +74,15 @@ class RowReader:
             raise wrong(name, "must hold at least one token, got none")
         return tokens
 
-    def _within_context(self, resolved: ResolvedRow, num_prompt_tokens: int) -> Sampling:
-        """Sampling with max_tokens cut to what the context leaves, unless the row insists."""
-        sampling = resolved.sampling
+    def _within_context(self, sampling: Sampling, num_prompt_tokens: int) -> Sampling:
+        """Sampling with max_tokens cut to what the context leaves."""
         left = self.max_positions - num_prompt_tokens
-        needed = sampling.max_tokens if resolved.limit_is_own else max(1, sampling.min_tokens)
+        needed = max(1, sampling.min_tokens)
         if needed > left:
-            answer = "as max_tokens" if resolved.limit_is_own else "of the answer at least"
             message = (
                 f"the context of the model is {self.max_positions} tokens, but the row needs "
-                f"{num_prompt_tokens + needed}: {num_prompt_tokens} of the prompt and {needed} "
-                f"{answer}; shorten the prompt or lower max_tokens"
+                f"{num_prompt_tokens + needed}: {num_prompt_tokens} of the prompt and {needed} of "
+                "the answer at least; shorten the prompt"
             )
-            raise RowRefused(message, code="context_length_exceeded", param="max_tokens")
+            raise RowRefused(message, code="context_length_exceeded", param="prompt")
         return replace(sampling, max_tokens=min(sampling.max_tokens, left))

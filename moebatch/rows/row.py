@@ -28,6 +28,9 @@ class Row:
     """The model name that the row asked for."""
     is_named: bool = False
     """Whether the name is the row's own; otherwise it is its place."""
+    is_bare: bool = False
+    """Whether its prompt is text that the model gets as it stands, without a chat template, though
+    no API was asked for that."""
     columns: bytes = b""
     """A plain row as JSON, for the output; empty for batch lines, whose answers repeat nothing."""
 

@@ -1,10 +1,11 @@
 """Recognises what kind of input a path holds."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 from moebatch.rows.lines import LineSource, stamp_of
-from moebatch.rows.raw import Source, refusal
+from moebatch.rows.raw import RawRow, Source, refusal
 from moebatch.rows.tables import DatasetSource, ParquetSource
 
 SUPPORTED = "JSON lines (.jsonl, .jsonl.gz, .jsonl.zst), .parquet and folders saved by datasets"
@@ -29,6 +30,34 @@ def open_source(path: Path) -> Source:
     if path.suffix.lower() in _OTHER_SUFFIXES:
         raise refusal(path, f"{path.suffix} files are not supported; supported are {SUPPORTED}")
     return LineSource(path=path, stamp=stamp_of(path.stat()))
+
+
+class FirstRows:
+    """An input of which only the first rows are looked at."""
+
+    def __init__(self, source: Source, most_rows: int) -> None:
+        self.has_more = False
+        """Whether there are others, as far as it has been read."""
+        self._source = source
+        self._most_rows = most_rows
+
+    @property
+    def path(self) -> Path:
+        """That of the whole input."""
+        return self._source.path
+
+    def __iter__(self) -> Iterator[RawRow]:
+        """The rows in order. Raises InputError."""
+        for raw in self._source:
+            if raw.index >= self._most_rows:
+                self.has_more = True
+                return
+            yield raw
+
+
+def first_rows(source: Source, limit: int | None) -> Source:
+    """At most so many rows, or all."""
+    return source if limit is None else FirstRows(source, limit)
 
 
 def _head(path: Path) -> bytes:

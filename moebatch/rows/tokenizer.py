@@ -4,13 +4,15 @@ import datetime
 import inspect
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from moebatch.errors import CheckpointError, ConfigError, Fault
-from moebatch.rows.refused import RowRefused, wrong
+from moebatch.rows.refused import RowRefused, unsupported, wrong
 from moebatch.rows.row import Chat
+from moebatch.rows.strict_json import parse
 from moebatch.rows.token_bytes import TokenBytes
 from moebatch.spec.limits import shown
 
@@ -59,11 +61,16 @@ class Tokenizer:
         own = {**variables, **chat.variables}
         for name in own.keys() & self._reserved:
             raise wrong("chat_template_kwargs", f"may not set {name}")
+        place = _first_with_tools(chat)
         try:
-            text = self._render(chat, own)
+            text = self._render(chat, own) if place is None else self._render_tools(chat, own)
         except Exception as error:  # A template is a program: it may raise anything.
+            if place is not None:
+                raise _no_tools(place, f"does not take: {_reason(error)}") from None
             message = f"messages do not fit the model's chat template: {_reason(error)}"
             raise RowRefused(message, code="invalid_value", param="messages") from None
+        if place is not None and self._leaves_calls_out(chat, own, text):
+            raise _no_tools(place, "leaves out")
         # The template has written the begin token already.
         encoded = self._tokenizer(text, add_special_tokens=False, verbose=False)
         return tuple(encoded["input_ids"])
@@ -99,6 +106,23 @@ class Tokenizer:
                 **variables,
             )
         )
+
+    def _render_tools(self, chat: Chat, variables: Mapping[str, object]) -> str:
+        """Some templates want the arguments of calls as objects, and some as the JSON text that the
+        API has."""
+        try:
+            return self._render(_changed_calls(chat, _with_objects), variables)
+        except Exception:
+            return self._render(chat, variables)
+
+    def _leaves_calls_out(self, chat: Chat, variables: Mapping[str, object], text: str) -> bool:
+        """Whether a conversation looks the same without its calls. A template may refuse it then,
+        since answers of tools are left that nobody asked for."""
+        without = _changed_calls(chat, _without_calls)
+        try:
+            return without != chat and text == self._render(without, variables)
+        except Exception:
+            return False
 
     def _refuse_broken_template(self) -> None:
         from jinja2 import TemplateSyntaxError
@@ -177,6 +201,46 @@ def _with_date(template: str, today: datetime.date) -> str:
         return json.dumps(moment.strftime(match[2]))
 
     return _DATE.sub(date, template)
+
+
+def _first_with_tools(chat: Chat) -> str | None:
+    """The first message with tool calls, or with the answer of a tool."""
+    for place, message in enumerate(chat.messages):
+        if message.get("tool_calls"):
+            return f"messages[{place}].tool_calls"
+        if message["role"] == "tool":
+            return f"messages[{place}].role"
+    return None
+
+
+def _no_tools(place: str, what: str) -> RowRefused:
+    return unsupported(place, f"belongs to a use of tools, which the model's chat template {what}")
+
+
+def _changed_calls(chat: Chat, change: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> Chat:
+    messages = (change(each) if each.get("tool_calls") else each for each in chat.messages)
+    return replace(chat, messages=tuple(messages))
+
+
+def _without_calls(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {key: value for key, value in message.items() if key != "tool_calls"}
+
+
+def _with_objects(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {**message, "tool_calls": [_with_object(call) for call in message["tool_calls"]]}
+
+
+def _with_object(call: Mapping[str, Any]) -> Mapping[str, Any]:
+    function = call.get("function")
+    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        return {
+            **call,
+            "function": {**function, "arguments": parse(function["arguments"].encode())},
+        }
+    except RowRefused:
+        return call
 
 
 def _reason(error: Exception) -> str:

@@ -5,7 +5,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    ValidationError,
+    model_validator,
+)
 
 from moebatch.errors import ConfigError
 from moebatch.spec.job_faults import WrongValues, faults_of
@@ -15,6 +22,7 @@ from moebatch.spec.job_values import (
     JobSeed,
     OptionalPath,
     OptionalText,
+    Prompt,
     Size,
     TemplateVariables,
     Text,
@@ -24,7 +32,7 @@ from moebatch.spec.job_values import (
     row_default,
 )
 from moebatch.spec.library import is_path
-from moebatch.spec.limits import CHECKS, contradictions
+from moebatch.spec.limits import CHECKS, contradictions, flag
 from moebatch.spec.yaml_file import read_yaml
 
 
@@ -61,6 +69,11 @@ class InputSection(Section):
 
     path: FilePath
     """A .jsonl, .jsonl.gz, .jsonl.zst or .parquet file, or a folder saved by datasets."""
+    prompt: Prompt = None
+    """Name of the column that is the prompt, or a template such as ``Q: {question}``, and then all
+    rows are plain ones; None takes the columns prompt or messages."""
+    chat: Annotated[bool, PlainValidator(flag)] = False
+    """Ask each prompt of a plain row as one message of a user, through the chat template."""
     on_bad_row: Annotated[Literal["record", "fail"], one_of("record", "fail")] = "record"
     """record: a bad row gets an error as its answer. fail: one bad row, and nothing is run."""
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 from pydantic import PlainValidator
 
 from moebatch.spec.limits import CHECKS, number, shown, whole
+from moebatch.spec.prompt_template import PromptTemplate
 from moebatch.units import parse_bytes
 
 _LARGEST = 1e300
@@ -49,6 +50,12 @@ def _text(value: object) -> str:
     if isinstance(value, str) and value.strip():
         return value
     raise ValueError(f"must be a text, got {shown(value)}")
+
+
+def _prompt(value: object) -> str:
+    text = _text(value)
+    PromptTemplate.parse(text)
+    return text
 
 
 def _size(value: object) -> int | None:
@@ -108,6 +115,8 @@ FilePath = Annotated[Path, PlainValidator(_path)]
 OptionalPath = Annotated[Path | None, optional(_path)]
 Text = Annotated[str, PlainValidator(_text)]
 OptionalText = Annotated[str | None, optional(_text)]
+Prompt = Annotated[str | None, optional(_prompt)]
+"""A column, or a `PromptTemplate`."""
 Size = Annotated[int | None, PlainValidator(_size)]
 """Bytes; None is auto."""
 Threads = Annotated[int | None, PlainValidator(_threads)]

@@ -16,8 +16,10 @@ def checkpoint_fingerprint(config: Mapping[str, Any], checkpoint: Checkpoint) ->
     """Stands for a configuration and for names, shapes, dtypes and places of all tensors."""
     digest = hashlib.blake2b(digest_size=8)
     digest.update(repr(sorted(config.items())).encode())
+    # Not the names of what the files of a folder are links to: those change when it is copied.
+    files = {path: name for name, path in checkpoint.files.items()}
     for name, (path, entry) in sorted(checkpoint.tensors.items()):
-        digest.update(f"{name}{path.name}{asdict(entry)}".encode())
+        digest.update(f"{name}{files[path]}{asdict(entry)}".encode())
     return digest.hexdigest()
 
 

@@ -72,7 +72,7 @@ def _fill(path: Path, count: int) -> float:
     """Writes records of all rows but the last; returns seconds that one of them takes."""
     job = load_job(path)
     manifest = manifest_of(job, open_model(job.model.path, "auto"), EXACT)
-    claim(manifest, job.output.path, of_today(ALL))
+    claim(manifest, job.output.path, open_source(job.input.path), of_today(ALL))
     total_s = 0.0
     with JournalWriter(job.output.path.with_name("out.jsonl.moebatch") / "journal") as journal:
         for number, record in _records(job.input.path, manifest.row_keys):
@@ -88,7 +88,7 @@ def _records(path: Path, keys: RowKeys) -> Iterator[tuple[int, Record]]:
     for raw in open_source(path):
         custom_id = f"row-{raw.index}"
         line = json.dumps({"custom_id": custom_id, "response": {"text": _TEXT}}).encode()
-        yield raw.index, Record(keys.pair(raw).own, name_hash(custom_id), "done", line)
+        yield raw.index, Record(keys.all_of(raw).own, name_hash(custom_id), "done", line)
 
 
 def _start(job: Path) -> tuple[float, int]:

@@ -1,21 +1,53 @@
 """An output belongs to one job, and nothing that somebody else wrote is replaced."""
 
 import datetime
+import json
 import os
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from moebatch.errors import ConfigError, ExitCode, StorageError
-from moebatch.folder.claim import claim, require_own
+from moebatch.folder.claim import Claim
+from moebatch.folder.claim import claim as claim_output
+from moebatch.folder.claim import require_own as require_own_output
 from moebatch.folder.manifest import Manifest
+from moebatch.folder.run_folder import RunFolder
 from moebatch.folder.settled import Settled
+from moebatch.journal.record import Record
+from moebatch.journal.writer import JournalWriter
 from moebatch.rows.raw import RawRow
 from moebatch.rows.row import Row
 
-JOB = Manifest(fields={"model": "m", "sampling.temperature": "0"})
-TODAY = Settled(date=datetime.date(2026, 11, 21))
+PLACE = "/old/in.jsonl"
+JOB = Manifest(fields={"model": "m", "sampling.temperature": "0", "input.path": PLACE})
+TODAY = Settled(date=datetime.date(2026, 11, 21), created=7)
 OTHER = Manifest(fields={"model": "m", "sampling.temperature": "0.7", "output.column": "answer"})
+
+
+@dataclass(frozen=True)
+class Rows:
+    """An input that lies in some place."""
+
+    path: Path = Path(PLACE)
+    contents: tuple[bytes, ...] = (b'{"prompt": "a"}', b'{"prompt": "b"}')
+
+    def __iter__(self) -> Iterator[RawRow]:
+        for index, content in enumerate(self.contents):
+            yield RawRow(index=index, line=index + 1, content=content)
+
+
+HERE = Rows()
+
+
+def claim(manifest: Manifest, output: Path, settled: Settled, source: Rows = HERE) -> Settled:
+    return claim_output(manifest, output, source, settled).settled
+
+
+def require_own(manifest: Manifest, output: Path, source: Rows = HERE) -> Claim | None:
+    return require_own_output(manifest, output, source)
 
 
 def _journal(folder: Path) -> Path:
@@ -58,7 +90,7 @@ def test_a_run_without_any_row_binds_nobody(tmp_path: Path) -> None:
 
 def test_a_file_without_a_manifest_is_somebody_elses(tmp_path: Path) -> None:
     (tmp_path / "out.jsonl").write_text("precious")
-    with pytest.raises(ConfigError, match="not the output of a job"):
+    with pytest.raises(ConfigError, match="no job has written it"):
         claim(JOB, tmp_path / "out.jsonl", TODAY)
     assert not (tmp_path / "out.jsonl.moebatch").exists()
 
@@ -84,9 +116,11 @@ def test_a_folder_that_cannot_be_made_is_a_message(tmp_path: Path) -> None:
 def test_what_the_first_run_settles_holds_for_all_later_ones(tmp_path: Path) -> None:
     output = tmp_path / "out.jsonl"
     assert claim(JOB, output, TODAY) == TODAY
-    tomorrow = Settled(date=datetime.date(2026, 11, 22), num_shards=3)
-    assert claim(JOB, output, tomorrow) == Settled(date=TODAY.date, num_shards=3)
-    assert require_own(JOB, output) == Settled(date=TODAY.date, num_shards=3)
+    tomorrow = Settled(date=datetime.date(2026, 11, 22), created=8, num_shards=3)
+    assert claim(JOB, output, tomorrow) == Settled(date=TODAY.date, created=7, num_shards=3)
+    before = require_own(JOB, output)
+    assert before is not None
+    assert before.settled == Settled(date=TODAY.date, created=7, num_shards=3)
 
 
 def test_of_two_first_runs_at_once_one_settles_for_both(
@@ -109,3 +143,44 @@ def test_rows_of_another_job_have_other_keys() -> None:
     raw, row = RawRow(index=0, line=1, content=b"{}"), Row(index=0, line=1)
     assert JOB.row_keys.of(raw, row) != OTHER.row_keys.of(raw, row)
     assert JOB.row_keys.of(raw, row) == Manifest(fields=dict(JOB.fields)).row_keys.of(raw, row)
+
+
+def test_rows_that_have_moved_are_known_and_those_of_another_input_are_not(tmp_path: Path) -> None:
+    output, moved = tmp_path / "out.jsonl", Path("/new/in.jsonl.gz")
+    claim(JOB, output, TODAY)
+    with JournalWriter(RunFolder(output).journal) as journal:
+        raw = list(HERE)[1]
+        journal.add(Record(JOB.row_keys.all_of(raw).placed, 0, "done", b"{}"))
+    there = Manifest(fields={**JOB.fields, "input.path": str(moved)})
+    found = require_own(there, output, Rows(moved))
+    assert found is not None
+    assert found.manifest.row_keys.all_of(raw) == JOB.row_keys.all_of(raw)
+    with pytest.raises(ConfigError, match=r"those of /old/in\.jsonl, and no row of /new"):
+        require_own(there, output, Rows(moved, (b'{"prompt": "c"}',)))
+    edited_in_place = Rows(contents=(b'{"prompt": "c"}',))
+    assert require_own(JOB, output, edited_in_place) is not None
+
+
+def test_an_output_without_its_journal_is_not_replaced_by_an_input_from_elsewhere(
+    tmp_path: Path,
+) -> None:
+    claim(JOB, tmp_path / "out.jsonl", TODAY)
+    (tmp_path / "out.jsonl").write_text("answers")
+    with pytest.raises(ConfigError, match="no row of /new is among them"):
+        require_own(JOB, tmp_path / "out.jsonl", Rows(Path("/new")))
+
+
+def test_half_a_record_is_no_reason_to_refuse_an_input_that_has_moved(tmp_path: Path) -> None:
+    claim(JOB, tmp_path / "out.jsonl", TODAY)
+    _journal(tmp_path).write_text('{"key":"cut')
+    assert require_own(JOB, tmp_path / "out.jsonl", Rows(Path("/new"))) is not None
+
+
+def test_a_manifest_of_the_former_version_is_still_one(tmp_path: Path) -> None:
+    """It kept no time, so answers stay without one, as those that are there."""
+    folder = RunFolder(tmp_path / "out.jsonl")
+    folder.path.mkdir()
+    settled = {"date": "2026-11-20", "num_shards": None}
+    folder.manifest.write_text(json.dumps({"job": dict(JOB.fields), "settled": settled}))
+    _journal(tmp_path).write_text("a row\n")
+    assert claim(JOB, tmp_path / "out.jsonl", TODAY).created == 0

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moebatch.errors import ConfigError, StorageError
+from moebatch.folder.duplicates import NO_DUPLICATES
 from moebatch.folder.final_file import FinalFile, RowsMissing
 from moebatch.folder.output_path import require_writable
 from moebatch.folder.row_key import RowKeys
@@ -36,7 +37,7 @@ def source_of(path: Path, num_rows: int) -> Source:
 def journal(path: Path, order: list[int], num_rows: int, failed: set[int] = frozenset()) -> Source:  # type: ignore[assignment]
     """Rows that ended in that order."""
     source = source_of(path, num_rows)
-    keys = [RowKeys().pair(raw).placed for raw in source]
+    keys = [RowKeys().all_of(raw).placed for raw in source]
     folder = RunFolder(path)
     folder.path.mkdir(exist_ok=True)
     with JournalWriter(folder.journal) as writer:
@@ -57,7 +58,9 @@ def write(
 ) -> tuple[int, int]:
     source = journal(path, order, num_rows or len(order), failed)
     with Finished(RunFolder(path).journal) as finished:
-        return FinalFile(path, RowKeys(), errors=errors, files=files).write(source, finished)
+        return FinalFile(path, RowKeys(), errors=errors, files=files).write(
+            source, finished, NO_DUPLICATES
+        )
 
 
 def rows(path: Path) -> list[int]:
@@ -157,7 +160,7 @@ def test_memory_of_many_rows(tmp_path: Path) -> None:
     with Finished(RunFolder(path).journal) as finished:
         tracemalloc.start()
         try:
-            FinalFile(path, RowKeys()).write(source, finished)
+            FinalFile(path, RowKeys()).write(source, finished, NO_DUPLICATES)
             assert tracemalloc.get_traced_memory()[1] < 2**20
         finally:
             tracemalloc.stop()

@@ -3,6 +3,7 @@
 import datetime
 import json
 import random
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -291,7 +292,26 @@ def test_bad_rows_of_no_dialect_look_alike_in_every_run(tmp_path: Path, model: P
     run(write(tmp_path / "whole", model, [*content, batch, {**batch, "custom_id": "c"}], **GREEDY))
     run(write(tmp_path / "cut", model, content[:2], **GREEDY))
     run(write(tmp_path / "cut", model, [*content, batch, {**batch, "custom_id": "c"}], **GREEDY))
-    assert (tmp_path / "cut/out.jsonl").read_bytes() == (tmp_path / "whole/out.jsonl").read_bytes()
+    outputs = ((tmp_path / name / "out.jsonl").read_bytes() for name in ("whole", "cut"))
+    whole, cut = (re.sub(rb'"created":\d+', b"", output) for output in outputs)
+    assert cut == whole
+
+
+def test_answers_have_the_time_of_the_first_run(tmp_path: Path, model: Path) -> None:
+    body = {"prompt": [5], "max_tokens": 2}
+    batch = {"method": "POST", "url": "/v1/completions", "body": body}
+    content: list[dict[str, object]] = [{"custom_id": name, **batch} for name in "abc"]
+    before = int(time.time())
+    run(write(tmp_path, model, content[:2], **GREEDY))
+    manifest = tmp_path / "out.jsonl.moebatch/manifest.json"
+    said = json.loads(manifest.read_text())
+    said["settled"]["created"] -= 3600
+    manifest.write_text(json.dumps(said))
+    run(write(tmp_path, model, content, **GREEDY))
+    lines = (tmp_path / "out.jsonl").read_text().splitlines()
+    first, second, third = (json.loads(line)["response"]["body"]["created"] for line in lines)
+    assert before <= first == second <= time.time()
+    assert third == first - 3600
 
 
 def test_what_was_begun_counts_as_prompt_when_the_rest_is_planned(

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from moebatch.folder.duplicates import NO_DUPLICATES
 from moebatch.folder.final_file import FinalFile
 from moebatch.folder.row_key import RowKeys
 from moebatch.folder.run_folder import RunFolder
@@ -66,7 +67,7 @@ def test_round_trip(tmp_path: Path, suffix: str) -> None:
             line = result_line(item.row, _outcome(item, reader), served)
             journal.add(Record(key, 0, "fail" if failed else "done", line))
     with Finished(folder.journal) as finished:
-        FinalFile(job.output.path, RowKeys()).write(source, finished)
+        FinalFile(job.output.path, RowKeys()).write(source, finished, NO_DUPLICATES)
 
     lines = [row.content for row in open_source(job.output.path)]
     first, chat, tools, cut = (json.loads(line) for line in lines if isinstance(line, bytes))

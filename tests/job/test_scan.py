@@ -66,24 +66,58 @@ def test_empty_file(tmp_path: Path, data: bytes) -> None:
 def test_duplicates_name_both_lines(tmp_path: Path) -> None:
     rows = [batch("a"), batch("b"), b"", batch("a"), b"{", {"prompt": "x", "id": "b"}, batch("a")]
     found = summary(tmp_path, *rows)
-    assert [(f.line, f.code, f.message) for f in found.whole] == [
+    assert [(f.line, f.code, f.message) for f in found.faults if f.line != 5] == [
         (4, "duplicate_custom_id", "custom_id 'a' is already that of line 1"),
         (6, "duplicate_custom_id", "custom_id 'b' is already that of line 2"),
         (7, "duplicate_custom_id", "custom_id 'a' is already that of line 1"),
     ]
-    with pytest.raises(InputError):
-        found.require_usable()
+    assert (found.num_rows, found.num_bad_rows) == (6, 4)
+    found.require_usable()
 
 
 def test_equal_hashes_are_no_duplicates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scan_module, "name_hash", lambda custom_id: 5)
-    assert summary(tmp_path, batch("a"), batch("b"), batch("c")).whole == ()
+    found = summary(tmp_path, batch("a"), batch("b"), batch("c"), batch("b"))
+    assert [(fault.line, fault.message) for fault in found.faults] == [
+        (4, "custom_id 'b' is already that of line 2")
+    ]
 
 
-def test_many_duplicates_are_cut_short(tmp_path: Path) -> None:
-    found = summary(tmp_path, *[batch("a")] * 150)
-    assert len(found.whole) == 101
-    assert found.whole[-1].message == "and more"
+NO_COLUMN = "input.prompt in the job file says which of them is the prompt"
+
+
+def test_what_all_rows_lack_is_said_once_with_the_columns_that_there_are(tmp_path: Path) -> None:
+    found = summary(tmp_path, *[{"id": i, "question": "Why?"} for i in range(50)])
+    (fault,) = found.whole
+    assert (fault.line, fault.code, found.faults, found.num_unlisted) == (1, "no_prompt", (), 0)
+    assert "its columns are 'id', 'question'" in fault.message
+    assert fault.message.endswith(f"{NO_COLUMN}; so it is with 50 of 50 rows")
+    with pytest.raises(InputError):
+        found.require_usable()
+
+
+def test_other_faults_are_said_beside_what_most_rows_lack(tmp_path: Path) -> None:
+    found = summary(tmp_path, {"id": 1, "question": "a"}, {"id": 2, "question": "b"}, b"{")
+    assert [fault.message[-21:] for fault in found.whole] == ["it is with 2 of 3 rows"[-21:]]
+    assert [fault.line for fault in found.faults] == [3]
+
+
+def test_rows_of_tables_are_counted_from_1_in_names_and_errors(tmp_path: Path) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    path = tmp_path / "in.parquet"
+    pyarrow.parquet.write_table(pyarrow.table({"prompt": ["a", None, "c"]}), path)
+    found = scan(open_source(path), read)
+    assert [(fault.where, fault.line) for fault in found.faults] == [("row 2", None)]
+    assert found.num_unlisted == 0
+    assert [read(raw).row.custom_id for raw in open_source(path)] == ["1", "2", "3"]
+
+
+def test_what_some_rows_lack_is_their_own_fault(tmp_path: Path) -> None:
+    found = summary(tmp_path, {"question": "Why?"}, {"prompt": "a"})
+    assert (found.whole, [fault.line for fault in found.faults]) == ((), [1])
+    assert found.faults[0].message.endswith(NO_COLUMN)
 
 
 def test_column_that_is_taken_stops_the_run(tmp_path: Path) -> None:
@@ -96,6 +130,7 @@ def test_column_that_is_taken_stops_the_run(tmp_path: Path) -> None:
 def test_faults_are_kept_up_to_a_bound(tmp_path: Path) -> None:
     found = summary(tmp_path, *[b"{"] * 30, most_faults=10)
     assert (found.num_bad_rows, len(found.faults)) == (30, 10)
+    assert found.num_unlisted == 20
     with pytest.raises(InputError, match="and 20 more bad rows"):
         found.require_usable(every_row=True)
 

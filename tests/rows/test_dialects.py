@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import given
@@ -37,7 +38,7 @@ def choice(text: str = "Hi", **fields: Any) -> Choice:
 
 def strict(line: bytes) -> Any:
     assert b"\n" not in line
-    assert line.isascii()
+    assert line.decode("utf-8"), "or it raises"
 
     def never(constant: str) -> None:
         raise AssertionError(constant)
@@ -235,3 +236,10 @@ def test_any_answer_is_strict_json(text: str, stop: str, logprob: float, form: s
     found = outcome(choice(text, stop_reason=stop, logprobs=logprobs), logprobs=1)
     for row in (CHAT, PLAIN):
         written(row, found, format=form)
+
+
+def test_texts_are_written_as_they_are_and_only_half_a_surrogate_pair_is_escaped() -> None:
+    line = result_line(CHAT, outcome(choice("Grüße 😀 \u2028 \ud83d!")), SERVED)
+    assert "Grüße 😀 \u2028 \\ud83d!".encode() in line
+    row = replace(PLAIN, columns='{"prompt":"Où?"}'.encode())
+    assert result_line(row, REFUSED, SERVED).startswith('{"prompt":"Où?",'.encode())

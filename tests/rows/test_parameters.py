@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moebatch.errors import ConfigError
-from moebatch.rows.parameters import Defaults, ResolvedRow, merge_defaults
+from moebatch.rows.parameters import Defaults, merge_defaults
 from moebatch.rows.refused import RowRefused
 from moebatch.rows.row import ParsedRow, Row
 from moebatch.spec.job import SamplingSection
@@ -28,14 +28,10 @@ def resolve(
     *,
     kind: Any = "chat",
     dialect: Any = "openai",
-) -> ResolvedRow:
+) -> Sampling:
     row = Row(index=0, custom_id="a", kind=kind, dialect=dialect)
     parsed = ParsedRow(row=row, prompt="x", parameters=parameters)
     return (base or defaults()).resolve(parsed)
-
-
-def sampling(parameters: dict[str, Any], base: Defaults | None = None, **row: Any) -> Sampling:
-    return resolve(parameters, base, **row).sampling
 
 
 def refused(parameters: dict[str, Any], base: Defaults | None = None, **row: Any) -> RowError:
@@ -48,7 +44,7 @@ class TestPrecedence:
     def test_row_over_job_over_model_over_library(self) -> None:
         model = {"temperature": 0.6, "top_p": 0.9, "top_k": 20, "do_sample": False}
         base = defaults(model, top_p=0.8, top_k=7)
-        found = sampling({"top_k": 3}, base)
+        found = resolve({"top_k": 3}, base)
         assert (found.temperature, found.top_p, found.top_k, found.min_p) == (0.6, 0.8, 3, 0.0)
         assert base.sampling == Sampling(temperature=0.6, top_p=0.8, top_k=7)
 
@@ -56,13 +52,13 @@ class TestPrecedence:
         assert defaults({"max_new_tokens": 99, "top_k": None}).sampling.max_tokens == 99
 
     def test_nothing_said(self) -> None:
-        assert resolve({}) == ResolvedRow(sampling=Sampling(), limit_is_own=False)
+        assert resolve({}) == Sampling()
 
     def test_seed_of_the_job_is_no_seed_of_rows(self) -> None:
-        assert sampling({}, defaults(seed=5)).seed is None
+        assert resolve({}, defaults(seed=5)).seed is None
 
     def test_null_is_not_given(self) -> None:
-        assert sampling({"top_p": None, "nonsense": None}, defaults(top_p=0.5)).top_p == 0.5
+        assert resolve({"top_p": None, "nonsense": None}, defaults(top_p=0.5)).top_p == 0.5
 
     def test_all_of_a_row(self) -> None:
         given = {
@@ -88,10 +84,10 @@ class TestPrecedence:
             "stop_token_ids": frozenset({3, 4}),
             "logit_bias": {5: -100.0, 6: 1.0},
         }
-        assert sampling(given) == Sampling(**expected)
+        assert resolve(given) == Sampling(**expected)
 
     def test_seed_of_vllm_for_none(self) -> None:
-        assert sampling({"seed": -1}).seed is None
+        assert resolve({"seed": -1}).seed is None
 
     def test_wrong_defaults_of_the_model(self) -> None:
         with pytest.raises(ConfigError) as caught:
@@ -119,10 +115,10 @@ class TestLimit:
     @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
     def test_either_name(self, name: str) -> None:
         found = resolve({name: 5}, defaults(max_tokens=9))
-        assert (found.sampling.max_tokens, found.limit_is_own) == (5, True)
+        assert found.max_tokens == 5
 
     def test_both_names(self) -> None:
-        assert sampling({"max_tokens": 5, "max_completion_tokens": 5}).max_tokens == 5
+        assert resolve({"max_tokens": 5, "max_completion_tokens": 5}).max_tokens == 5
         error = refused({"max_tokens": 5, "max_completion_tokens": 6})
         assert error.message == "max_completion_tokens is 6, but max_tokens is 5; give one"
 
@@ -142,13 +138,13 @@ class TestLogprobs:
         ],
     )
     def test_forms(self, kind: str, parameters: dict[str, Any], expected: int | None) -> None:
-        assert sampling(parameters, defaults(logprobs=4), kind=kind).logprobs == expected
+        assert resolve(parameters, defaults(logprobs=4), kind=kind).logprobs == expected
 
     def test_plain_rows_may_use_both(self) -> None:
         for kind in ("chat", "completion"):
-            assert sampling({"logprobs": 2}, kind=kind, dialect="plain").logprobs == 2
+            assert resolve({"logprobs": 2}, kind=kind, dialect="plain").logprobs == 2
             both = {"logprobs": True, "top_logprobs": 2}
-            assert sampling(both, kind=kind, dialect="plain").logprobs == 2
+            assert resolve(both, kind=kind, dialect="plain").logprobs == 2
 
     @pytest.mark.parametrize(
         ("kind", "parameters", "message"),
@@ -266,7 +262,7 @@ class TestRefused:
             "safety_identifier": "s",
             "anything": None,
         }
-        assert sampling(neutral) == Sampling()
+        assert resolve(neutral) == Sampling()
 
 
 VALUES = st.recursive(
@@ -286,5 +282,5 @@ def test_any_value_is_resolved_or_refused(parameters: dict[str, Any], kind: str)
     except RowRefused as refusal:
         assert refusal.error.param is not None
     else:
-        assert resolved.sampling.max_tokens >= 1
-        assert isinstance(resolved.sampling.temperature, float)
+        assert resolved.max_tokens >= 1
+        assert isinstance(resolved.temperature, float)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from moebatch.rows.parse import RowRules, parse_row
 from moebatch.rows.raw import RawRow
 from moebatch.rows.row import Chat, FailedRow, ParsedRow
+from moebatch.spec.prompt_template import PromptTemplate
 from moebatch.spec.request import RowError
 
 
@@ -125,6 +126,18 @@ class TestMessages:
                 "must be a text, got null",
             ),
             (
+                [{"role": "assistant", "tool_calls": "f()"}],
+                "invalid_value",
+                "messages[0].tool_calls",
+                "must be a list of objects, got 'f()'",
+            ),
+            (
+                [{"role": "assistant", "function_call": {"name": "f"}}],
+                "unsupported_parameter",
+                "messages[0].function_call",
+                "is not supported; tool_calls are",
+            ),
+            (
                 [{"role": "user", "content": ["Hi"]}],
                 "invalid_value",
                 "messages[0].content[0]",
@@ -145,7 +158,8 @@ class TestMessages:
     def test_tool_calls_need_no_content(self) -> None:
         call = {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}
         prompt = good({"messages": [call]}).prompt
-        assert prompt == Chat(messages=({"role": "assistant", "tool_calls": [{"id": "1"}]},))
+        message = {"role": "assistant", "content": "", "tool_calls": [{"id": "1"}]}
+        assert prompt == Chat(messages=(message,))
 
 
 class TestPrompts:
@@ -183,6 +197,26 @@ class TestPlainRows:
     def test_names(self, names: dict[str, Any], custom_id: str) -> None:
         assert good({"prompt": "Hi"} | names).row.custom_id == custom_id
 
+    @pytest.mark.parametrize(
+        ("line", "dialect"),
+        [
+            ({"custom_id": "a", "prompt": None, "topic": 1}, "plain"),
+            ({"custom_id": "a", "question": "Hi", "url": "http://x"}, None),
+            ({"id": "a", "prompt": 5}, "plain"),
+        ],
+    )
+    def test_a_bad_row_keeps_its_name_and_its_columns(self, line: Any, dialect: str | None) -> None:
+        failed = parse(line)
+        assert isinstance(failed, FailedRow)
+        assert (failed.row.custom_id, failed.row.dialect) == ("a", dialect)
+        assert json.loads(failed.row.columns) == line
+
+    def test_a_prompt_goes_to_the_model_as_it_stands_and_is_marked_so(self) -> None:
+        assert good({"prompt": "Hi"}).row.is_bare
+        others = {"prompt": [1]}, {"messages": [{"role": "user", "content": "Hi"}]}
+        completion = batch({"prompt": "Hi"}, url="/v1/completions")
+        assert not any(good(row).row.is_bare for row in (*others, completion))
+
     def test_tables_have_rows_instead_of_lines(self) -> None:
         raw = RawRow(index=4, line=None, content={"prompt": "Hi", "messages": None})
         parsed = parse_row(raw, RowRules())
@@ -194,8 +228,9 @@ class TestPlainRows:
     @pytest.mark.parametrize(
         ("line", "code", "message"),
         [
-            ({}, "missing_required_parameter", "is neither a plain row"),
-            ({"prompt": None}, "missing_required_parameter", "is neither a plain row"),
+            ({}, "no_prompt", "has neither prompt nor messages; its columns are none"),
+            ({"id": 1, "url": "x"}, "no_prompt", "its columns are 'id', 'url': input.prompt"),
+            ({"prompt": None}, "missing_required_parameter", "prompt is null"),
             ({"prompt": "a", "messages": []}, "invalid_value", "a row may have only one of them"),
             ({"prompt": "a", "id": 1.5}, "invalid_value", "must be a text or a whole number"),
             ({"prompt": "a", "id": True}, "invalid_value", "must be a text or a whole number"),
@@ -218,6 +253,75 @@ class TestPlainRows:
         error = bad(line, answer_column="answer")
         assert error.code == code
         assert message in error.message
+
+
+class TestPromptsOfColumns:
+    def made(self, template: str, line: Any, **rules: Any) -> Any:
+        return good(line, prompt=PromptTemplate.parse(template), **rules).prompt
+
+    def refused(self, template: str, line: Any, **rules: Any) -> RowError:
+        return bad(line, prompt=PromptTemplate.parse(template), **rules)
+
+    @pytest.mark.parametrize(
+        ("template", "prompt"),
+        [
+            ("question", "Why?"),
+            ("{question}", "Why?"),
+            ("Q: {question}\nA:", "Q: Why?\nA:"),
+            ("{n items} of {{{tags}}} {half} {is it}", '2 of {["a", "ü"]} 0.5 true'),
+            ("{prompt}: {messages}", 'x: {"a": 1}'),
+        ],
+    )
+    def test_made(self, template: str, prompt: str) -> None:
+        line = {"question": "Why?", "n items": 2, "tags": ["a", "ü"], "half": 0.5, "is it": True}
+        assert self.made(template, line | {"prompt": "x", "messages": {"a": 1}}) == prompt
+
+    def test_a_column_may_hold_tokens(self) -> None:
+        assert self.made("tokens", {"tokens": [1, 2]}) == (1, 2)
+
+    def test_rows_are_plain_ones_then(self) -> None:
+        row = good(batch(), prompt=PromptTemplate.parse("{url}")).row
+        assert (row.dialect, row.custom_id) == ("plain", "a")
+
+    @pytest.mark.parametrize(
+        ("template", "line", "code", "param", "message"),
+        [
+            ("a", {"b": 1}, "no_prompt", "a", "has no column 'a', which input.prompt in the job"),
+            ("{a}{c}", {"a": 1}, "no_prompt", "c", "its columns are 'a'"),
+            ("a", {"a": None}, "missing_required_parameter", "a", "a is null"),
+            ("{a}!", {"a": None}, "missing_required_parameter", "a", "a is null"),
+            ("a", {"a": 5}, "invalid_value", "a", "a must be a text or a list of token ids, got 5"),
+        ],
+    )
+    def test_refused(self, template: str, line: Any, code: str, param: str, message: str) -> None:
+        error = self.refused(template, line)
+        assert (error.code, error.param) == (code, param)
+        assert message in error.message
+
+    @given(st.text(), st.text())
+    def test_any_text_between_columns_stays(self, before: str, value: str) -> None:
+        escaped = before.replace("{", "{{").replace("}", "}}")
+        assert self.made(f"{escaped}{{a}}{escaped}", {"a": value}) == before + value + before
+
+
+class TestPromptsAsMessages:
+    def test_a_prompt_is_one_message_of_a_user(self) -> None:
+        line = {"prompt": "Hi", "chat_template_kwargs": {"x": 1}}
+        parsed = good(line, is_chat=True)
+        asked = ({"role": "user", "content": "Hi"},)
+        assert parsed.prompt == Chat(messages=asked, variables={"x": 1})
+        assert (parsed.row.kind, parsed.row.is_bare) == ("chat", False)
+        made = good({"q": "Hi"}, is_chat=True, prompt=PromptTemplate.parse("q"))
+        assert made.prompt == Chat(messages=asked)
+
+    def test_what_is_no_plain_prompt_stays_as_it_is(self) -> None:
+        assert good(batch({"prompt": "Hi"}, url="/v1/completions"), is_chat=True).prompt == "Hi"
+        messages = [{"role": "system", "content": "Hi"}]
+        assert good({"messages": messages}, is_chat=True).prompt == Chat(messages=tuple(messages))
+
+    def test_tokens_are_no_message(self) -> None:
+        error = bad({"prompt": [1]}, is_chat=True)
+        assert "holds token ids, of which input.chat can make no message" in error.message
 
 
 class TestStrictJson:

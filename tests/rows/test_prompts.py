@@ -186,21 +186,68 @@ class TestTemplates:
             assert found.first_chat.place == "line 2"
 
 
-class TestContext:
-    def test_own_limit_beyond_the_context(self, ready: Prepare) -> None:
-        error = bad(ready(max_positions=10), {"prompt": [5] * 8, "max_tokens": 3})
-        assert (error.status, error.code) == (400, "context_length_exceeded")
-        assert error.message == (
-            "the context of the model is 10 tokens, but the row needs 11: 8 of the prompt and 3 "
-            "as max_tokens; shorten the prompt or lower max_tokens"
+CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 2}'}}
+WITH_TOOLS = [
+    {"role": "user", "content": "2 + 3?"},
+    {"role": "assistant", "content": None, "tool_calls": [CALL]},
+    {"role": "tool", "tool_call_id": "c1", "content": "5"},
+]
+EACH = "{% for m in messages %}%s;{% endfor %}"
+
+
+class TestTools:
+    def template(self, tmp_path: Path, each: str) -> dict[str, Any]:
+        (tmp_path / "chat.jinja").write_text(EACH.replace("%s", each))
+        return {"model": {"chat_template": str(tmp_path / "chat.jinja")}}
+
+    @pytest.mark.parametrize(
+        "arguments",
+        ["call.arguments.a", "call.arguments | tojson", "'' + call.arguments"],
+        ids=["entry", "object", "text"],
+    )
+    def test_calls_are_rendered_with_arguments_as_the_template_wants_them(
+        self, ready: Prepare, tmp_path: Path, arguments: str
+    ) -> None:
+        each = (
+            "{{ m.role + ' ' + m.content }}{% for c in m.tool_calls or [] %}"
+            "{% set call = c.function %}{{ call.name }}({{ " + arguments + " }}){% endfor %}"
         )
-        assert good(ready(max_positions=11), {"prompt": [5] * 8, "max_tokens": 3})
+        preparation = ready(**self.template(tmp_path, each))
+        tokens = good(preparation, {"messages": WITH_TOOLS}).request.prompt_tokens
+        value = "2" if arguments.endswith(".a") else '{"a": 2}'
+        expected = f"user 2 + 3?;assistant add({value});tool 5;"
+        assert preparation.reader.tokenizer.decode(tokens) == expected
+
+    def test_a_template_that_leaves_calls_out_is_not_asked(self, ready: Prepare) -> None:
+        error = bad(ready(), {"messages": WITH_TOOLS})
+        assert (error.code, error.param) == ("unsupported_parameter", "messages[1].tool_calls")
+        assert error.message == (
+            "messages[1].tool_calls belongs to a use of tools, which the model's chat template "
+            "leaves out"
+        )
+
+    def test_a_template_that_does_not_take_tools_is_named_before_its_own_words(
+        self, ready: Prepare, tmp_path: Path
+    ) -> None:
+        each = "{% if m.role == 'tool' %}{{ raise_exception('roles!') }}{% endif %}{{ m.content }}"
+        error = bad(ready(**self.template(tmp_path, each)), {"messages": WITH_TOOLS[2:]})
+        assert (error.code, error.param) == ("unsupported_parameter", "messages[0].role")
+        assert error.message == (
+            "messages[0].role belongs to a use of tools, which the model's chat template does not "
+            "take: roles!"
+        )
+
+
+class TestContext:
+    def test_the_limit_of_a_row_is_cut_as_that_of_the_job(self, ready: Prepare) -> None:
+        row = good(ready(max_positions=10), {"prompt": [5] * 8, "max_tokens": 3})
+        assert row.request.sampling.max_tokens == 2
 
     def test_default_limit_is_cut(self, ready: Prepare) -> None:
         preparation = ready(max_positions=10, sampling={"max_tokens": 50})
         assert good(preparation, {"prompt": [5] * 8}).request.sampling.max_tokens == 2
         error = bad(preparation, {"prompt": [5] * 10})
-        assert error.code == "context_length_exceeded"
+        assert (error.status, error.code) == (400, "context_length_exceeded")
         assert "needs 11: 10 of the prompt and 1 of the answer at least" in error.message
 
     def test_cut_below_min_tokens(self, ready: Prepare) -> None:

@@ -294,6 +294,23 @@ def test_wrong_value(tmp_path: Path, section: str, line: str, message: str) -> N
             "must be one of record, fail, got 'skip'",
         ),
         (
+            "path: in.jsonl",
+            "path: i, prompt: 'Q: {question'",
+            2,
+            "input.prompt",
+            "has '{' where a column such as {question} could be; a brace that is meant as such "
+            "is written twice",
+        ),
+        (
+            "path: in.jsonl",
+            "path: i, prompt: '{{question}}'",
+            2,
+            "input.prompt",
+            "names no column, got '{{question}}'; a column stands in single braces, such as "
+            "{question}",
+        ),
+        ("path: in.jsonl", "path: i, chat: 1", 2, "input.chat", "must be true or false, got 1"),
+        (
             "path: out.jsonl",
             "path: o, format: csv",
             3,
@@ -307,7 +324,8 @@ def test_wrong_value(tmp_path: Path, section: str, line: str, message: str) -> N
             "in.jsonl",
             2,
             "input",
-            "must be a mapping with keys of its own (path, on_bad_row), got 'in.jsonl'",
+            "must be a mapping with keys of its own (path, prompt, chat, on_bad_row), "
+            "got 'in.jsonl'",
         ),
         (
             "output:",

@@ -1,0 +1,74 @@
+"""Rows that have the name of an earlier row: an answer under it would be taken for that one's."""
+
+from array import array
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from moebatch.folder.answered import Answered
+from moebatch.rows.parse import ANY_ROW, parse_row
+from moebatch.rows.raw import RawRow, Source
+from moebatch.rows.row import Row
+from moebatch.spec.request import RowError
+
+DUPLICATE = "duplicate_custom_id"
+"""Code of rows whose custom_id is that of an earlier one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Duplicates:
+    """Which rows of an input these are: of several with one name all but the first."""
+
+    first: Mapping[str, Row] = field(default_factory=dict)
+    """The first rows, by the names that are there more than once."""
+
+    def __bool__(self) -> bool:
+        return bool(self.first)
+
+    def error_of(self, raw: RawRow) -> RowError | None:
+        """What is wrong with a row, None if it is no duplicate."""
+        if not self.first:
+            return None
+        name = parse_row(raw, ANY_ROW).row.custom_id
+        first = None if name is None else self.first.get(name)
+        if first is None or first.index == raw.index:
+            return None
+        message = f"custom_id {first.custom_id!r:.80} is already that of {first.place}"
+        return RowError(status=400, code=DUPLICATE, message=message, param="custom_id")
+
+
+NO_DUPLICATES = Duplicates()
+
+
+def find_duplicates(source: Source, names: "array[int]") -> Duplicates:
+    """Those of an input whose rows have names of these hashes, in order; 0 is no name.
+
+    Looks at the input again only if hashes are equal, which alone proves nothing.
+    """
+    suspects = _repeated(names)
+    if not suspects:
+        return NO_DUPLICATES
+    first: dict[str, Row] = {}
+    repeated: dict[str, Row] = {}
+    for raw in source:
+        if raw.index >= len(names) or names[raw.index] not in suspects:
+            continue
+        row = parse_row(raw, ANY_ROW).row
+        if row.custom_id is None:
+            continue
+        if first.setdefault(row.custom_id, row) is not row:
+            repeated[row.custom_id] = first[row.custom_id]
+    return Duplicates(repeated)
+
+
+def recorded_duplicates(source: Source, answered: Answered) -> Duplicates:
+    """Those of an input as far as its rows are known from earlier runs."""
+    return find_duplicates(source, array("Q", map(answered.name_of, source)))
+
+
+def _repeated(names: "array[int]") -> set[int]:
+    """Hashes that occur more than once. Numpy sorts a copy, eight bytes each."""
+    import numpy as np
+
+    hashes = np.array(names, dtype=np.uint64)
+    hashes.sort()
+    return set(hashes[1:][hashes[1:] == hashes[:-1]].tolist()) - {0}
