@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Hashable
+from dataclasses import replace
 
 import torch
 
@@ -23,7 +24,7 @@ from moebatch.job.notices import (
     describe_sampling,
     prompts_without_template,
 )
-from moebatch.job.planning import JobPlan, measured_machine
+from moebatch.job.planning import JobPlan, in_fastest_dtype, measured_machine
 from moebatch.job.run_planning import RunPlanning
 from moebatch.job.scan import InputSummary, scan
 from moebatch.job.status import Phase
@@ -95,18 +96,19 @@ class Attempt:
             todo = Todo(shard=ground.shard, answered=results.answered)
             self.input = counted = self._scan(results, todo)
             self.repeats = Repeats(counted.repeated)
+            if counted.workload is not None:
+                self.torch_only = prepare_kernels()  # a compiler takes memory, too
+                self.machine = self._measured()
             self.answering = Answering(
-                ground.source,
+                self._ground.source,
                 ground.preparation.reader,
                 results,
                 self._served(counted),
                 counted,
             )
             hints = self._load_hints()
-            if counted.workload is not None:
-                self.torch_only = prepare_kernels()  # a compiler takes memory, too
-                self.machine = measured_machine(self._job, ground.files, ground.tell)
-                planning = RunPlanning(self._job, ground, hints, self.machine)
+            if counted.workload is not None and self.machine is not None:
+                planning = RunPlanning(self._job, self._ground, hints, self.machine)
                 self.plan = planning.plan(counted.workload)
                 self.phase = "loading weights"
                 self.built = self._build(self.plan, planning, hints)
@@ -141,6 +143,14 @@ class Attempt:
         if ground.approximation != EXACT:
             ground.tell(f"note: {describe_approximation(ground.approximation)}")
         return counted
+
+    def _measured(self) -> JobMachine:
+        """The machine, and the model as it is best computed there."""
+        ground, job = self._ground, self._job
+        machine = measured_machine(job, ground.files, ground.tell)
+        files = in_fastest_dtype(job, ground.files, machine, ground.tell)
+        self._ground = replace(ground, files=files)
+        return machine
 
     def _served(self, counted: InputSummary) -> Served:
         job = self._job

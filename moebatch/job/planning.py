@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from moebatch.engine.model_files import ModelFiles
+from moebatch.engine.model_files import COMPUTE_DTYPES, ModelFiles
 from moebatch.errors import ConfigError, DoesNotFit, Fault, StorageError
 from moebatch.job.fitting import fitted, slot_notes, with_room
 from moebatch.job.machine import JobMachine, NotedProfile, job_machine
@@ -15,10 +15,11 @@ from moebatch.plan.expert_choice import ExpertChoice, Wishes, choose_experts, wi
 from moebatch.plan.machine import detect_machine
 from moebatch.plan.planner import best_policy
 from moebatch.plan.prediction import Prediction, predict
+from moebatch.plan.prices import fastest_dtypes
 from moebatch.plan.problem import PROGRAM_BYTES_WITH_GPU, Problem
 from moebatch.plan.refusal import too_large, too_small
 from moebatch.plan.simulation import policy_for
-from moebatch.spec.hardware import DeviceKind, Hardware, LevelName
+from moebatch.spec.hardware import DeviceKind, Dtype, Hardware, LevelName
 from moebatch.spec.job import Job
 from moebatch.spec.policy import Policy, Schedule
 from moebatch.spec.policy_file import PolicyFile
@@ -77,11 +78,33 @@ def _own_profile(job: Job, files: ModelFiles, tell: Callable[[str], None]) -> No
             num_threads=num_threads,
             tell=lambda line: None,
             quick=True,
-            dtype=files.dtypes.compute,
+            dtypes=_possible_dtypes(job, files),
         )
     except ConfigError:  # files of the model that are too short to be timed
         return machine_profile()
     return measured, (MEASURED_IN_SECONDS,)
+
+
+def in_fastest_dtype(
+    job: Job, files: ModelFiles, machine: JobMachine, tell: Callable[[str], None]
+) -> ModelFiles:
+    """What ``model.dtype: auto`` means on this machine, from its rates."""
+    if machine.kind != "cpu" or len(_possible_dtypes(job, files)) == 1:
+        return files
+    hardware, stored = machine.hardware(), files.dtypes.compute
+    known = hardware.dram.processor.gemm if hardware.dram.processor else {}
+    fastest = fastest_dtypes(files.shape, files.dtypes, hardware).compute
+    if fastest == stored or not {fastest, stored} <= known.keys():
+        return files
+    tell(f"note: computed in {fastest}, which is faster here than the model's {stored}")
+    return replace(files, dtype=COMPUTE_DTYPES[fastest])
+
+
+def _possible_dtypes(job: Job, files: ModelFiles) -> tuple[Dtype, ...]:
+    """In which the job may be computed: as it says, or as stored and wider."""
+    stored = files.dtypes.compute
+    wider: tuple[Dtype, ...] = ("float32",) if stored != "float32" else ()
+    return (stored, *(wider if job.model.dtype == "auto" else ()))
 
 
 def _worth_measuring(job: Job, files: ModelFiles) -> bool:

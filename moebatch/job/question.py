@@ -5,7 +5,7 @@ from dataclasses import replace
 from moebatch.engine.model_files import ModelFiles, open_model
 from moebatch.job.hints import load_hints
 from moebatch.job.machine import JobMachine
-from moebatch.job.planning import job_problem, measured_machine, settled
+from moebatch.job.planning import in_fastest_dtype, job_problem, measured_machine, settled
 from moebatch.job.scan import sample_workload
 from moebatch.plan.options import PlanOptions
 from moebatch.plan.problem import Problem
@@ -30,6 +30,8 @@ def job_question(job: Job, options: PlanOptions) -> Question:
     workload, notes = _workload(job, files)
     machine = _machine(job, files, options)
     profile = changed_profile(machine.profile, options.what_if)
+    said: list[str] = []
+    files = in_fastest_dtype(job, files, machine, said.append)
     problem = _problem(job, files, workload, replace(machine, profile=profile), options)
     if options.hw is None:
         problem = settled(problem)
@@ -37,7 +39,13 @@ def job_question(job: Job, options: PlanOptions) -> Question:
     return Question(
         problem=problem,
         model=job.model.name or job.model.path.name,
-        notes=(*machine.notes, *hints.warnings, *notes, *figure_notes(profile, options.basis)),
+        notes=(
+            *machine.notes,
+            *said,
+            *hints.warnings,
+            *notes,
+            *figure_notes(profile, options.basis),
+        ),
         wishes=hints.wishes,
     )
 

@@ -70,7 +70,7 @@ def measure_machine(
     num_threads: int,
     tell: Tell,
     quick: bool = False,
-    dtype: Dtype = "bfloat16",
+    dtypes: tuple[Dtype, ...] = ("bfloat16",),
     sizes: Sizes | None = None,
 ) -> HardwareProfile:
     """Measures this machine: about a minute, or a few seconds if `quick`.
@@ -81,13 +81,13 @@ def measure_machine(
             `quick` writes nothing: without it the profile has no rates of the disk.
         num_threads: threads that compute.
         tell: gets a line for each step.
-        dtype: the only one that `quick` measures.
+        dtypes: those that `quick` measures, the one of attention first.
         sizes: in place of those that `quick` decides on.
 
     Raises StorageError when the folder cannot be written and there is nothing else to read, or
     when the disk fails, and ConfigError when `read` has nothing to read.
     """
-    sizes = sizes or (quick_sizes(dtype) if quick else Sizes())
+    sizes = sizes or (quick_sizes(dtypes) if quick else Sizes())
     with ExitStack() as stack:
         capacity_bytes = detect_machine().dram_bytes
         tell(f"memory that a job may take: {format_bytes(capacity_bytes)}")

@@ -63,11 +63,11 @@ class Sizes:
     """Whether a file is written, to measure writing or to have something to read."""
 
 
-def quick_sizes(dtype: Dtype) -> Sizes:
-    """A few seconds in all: one data type, few points, and no file is written."""
+def quick_sizes(dtypes: tuple[Dtype, ...]) -> Sizes:
+    """A few seconds in all: few data types, few points, and no file is written."""
     return Sizes(
-        dtypes=(dtype,),
-        attention_dtype=dtype,
+        dtypes=dtypes,
+        attention_dtype=dtypes[0],
         gemm_rows=(4, 64, 256, MAX_GEMM_ROWS),
         buffer_bytes=384 * 2**20,
         decode_sequences=(64,),

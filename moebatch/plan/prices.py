@@ -1,6 +1,6 @@
 """Seconds of the pieces of a pass: one matrix product, one layer's attention, one transfer."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 
 from moebatch.plan.footprint import FLOAT_BYTES, Dtypes
@@ -8,6 +8,21 @@ from moebatch.plan.load import PassLoad
 from moebatch.plan.scratch import MAX_GEMM_ROWS, PROMPT_ROWS
 from moebatch.spec.hardware import Hardware, LinkName, Processor
 from moebatch.spec.shape import ModelShape
+
+_CLEARLY = 0.8
+"""Wider numbers take more memory, so they must save at least the rest of the time."""
+_USUAL_ROWS = 256
+
+
+def fastest_dtypes(shape: ModelShape, dtypes: Dtypes, hardware: Hardware) -> Dtypes:
+    """Those in which the CPU computes experts fastest: `dtypes` as stored, or float32 where a
+    processor is slow with fewer bits, widening counted. Never less precise than stored."""
+    wider = replace(dtypes, compute="float32")
+    stored_s, wider_s = (
+        Prices(shape=shape, dtypes=kind, hardware=hardware).usual_expert_s
+        for kind in (dtypes, wider)
+    )
+    return wider if wider_s < _CLEARLY * stored_s else dtypes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,6 +70,11 @@ class Prices:
     def expert_s(self, processor: Processor, rows: float) -> float:
         """Seconds of one expert on a GPU over so many tokens."""
         return self._expert_s(processor, rows)
+
+    @property
+    def usual_expert_s(self) -> float:
+        """Seconds of one expert on the CPU over as many rows as is usual."""
+        return self._expert_s(self.cpu, _USUAL_ROWS)
 
     def cpu_expert_s(self, processor: Processor, rows: float, *, fresh: float) -> float:
         """Seconds of one expert on a CPU over so many rows, padding counted; with the chance

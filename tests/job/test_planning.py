@@ -7,11 +7,19 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from moebatch.engine.model_files import open_model
 from moebatch.errors import ConfigError, DoesNotFit
+from moebatch.job.machine import JobMachine
 from moebatch.job.options import RunOptions
-from moebatch.job.planning import JobPlan, job_problem, measured_machine, plan_job
+from moebatch.job.planning import (
+    JobPlan,
+    in_fastest_dtype,
+    job_problem,
+    measured_machine,
+    plan_job,
+)
 from moebatch.job.question import job_question
 from moebatch.job.recalibrate import lesson
 from moebatch.job.run import JobRun
@@ -23,6 +31,13 @@ from moebatch.spec.open_policy import OpenPolicy
 from moebatch.spec.policy import Placement
 from moebatch.spec.policy_file import PolicyFile
 from moebatch.spec.profile import load_profile
+from moebatch.spec.profile_values import (
+    MEMORY_RATE,
+    SPEED,
+    CurveFigure,
+    Figure,
+    level_curve,
+)
 from moebatch.spec.workload import Workload
 
 Checkpoint = Callable[..., Path]
@@ -52,6 +67,65 @@ def write_job(folder: Path, model: Path, *, num_rows: int = 7, **resources: obje
     }
     (folder / "job.yaml").write_text(json.dumps(content))
     return load_job(folder / "job.yaml")
+
+
+class TestDtype:
+    """What ``model.dtype: auto`` means."""
+
+    @pytest.mark.parametrize(
+        ("speed", "widening", "wanted"),
+        [
+            ("60GFLOP/s", "20GB/s", torch.float32),
+            ("60GFLOP/s", "0.2GB/s", torch.bfloat16),
+            ("190GFLOP/s", "200GB/s", torch.bfloat16),
+            ("2TFLOP/s", "20GB/s", torch.bfloat16),
+        ],
+    )
+    def test_auto_is_float32_only_where_that_is_clearly_faster(
+        self,
+        speed: str,
+        widening: str,
+        wanted: torch.dtype,
+        tmp_path: Path,
+        tiny_checkpoint: Checkpoint,
+    ) -> None:
+        job = write_job(tmp_path, tiny_checkpoint("mixtral", dtype="bfloat16"))
+        assert computed(job, machine_of(speed, widening)) == wanted
+
+    def test_what_the_job_says_is_not_questioned(
+        self, tmp_path: Path, tiny_checkpoint: Checkpoint
+    ) -> None:
+        model = {"path": str(tiny_checkpoint("mixtral", dtype="bfloat16")), "dtype": "bfloat16"}
+        write_job(tmp_path, Path(model["path"]))
+        content = json.loads((tmp_path / "job.yaml").read_text()) | {"model": model}
+        (tmp_path / "job.yaml").write_text(json.dumps(content))
+        job = load_job(tmp_path / "job.yaml")
+        assert computed(job, machine_of("60GFLOP/s", "20GB/s")) == torch.bfloat16
+
+    def test_more_precise_checkpoints_stay_so(self, job: Job) -> None:
+        assert computed(job, machine_of("60GFLOP/s", "20GB/s")) == torch.float32
+
+
+def machine_of(bfloat16: str, widening: str) -> JobMachine:
+    """A CPU that multiplies float32 with 200 GFLOP/s."""
+    profile = load_profile("generic-cpu")
+    dram = profile.levels["dram"]
+    gemm = {
+        "float32": CurveFigure(achieved=level_curve(2e11), source="test"),
+        "bfloat16": CurveFigure(achieved=level_curve(SPEED.read(bfloat16)), source="test"),
+    }
+    rate = Figure(achieved=MEMORY_RATE.read(widening), source="test")
+    dram = replace(dram, gemm=gemm, gemm_streamed={}, widening_bandwidth=rate)
+    profile = replace(profile, levels={**profile.levels, "dram": dram})
+    return JobMachine(kind="cpu", profile=profile)
+
+
+def computed(job: Job, machine: JobMachine) -> torch.dtype:
+    files = open_model(job.model.path, job.model.dtype)
+    said: list[str] = []
+    found = in_fastest_dtype(job, files, machine, said.append)
+    assert bool(said) == (found.dtype != files.dtype)
+    return found.dtype
 
 
 def planned(job: Job, given: PolicyFile | None = None) -> JobPlan:

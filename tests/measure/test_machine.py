@@ -99,7 +99,7 @@ def test_without_writing_and_reading_the_disk_has_room_and_no_rates(folder: Path
 
 
 def test_quick_writes_nothing_and_measures_one_dtype_at_few_points() -> None:
-    quick, full = quick_sizes("float16"), Sizes()
+    quick, full = quick_sizes(("float16",)), Sizes()
     assert not quick.is_written
     assert quick.dtypes == ("float16",)
     assert quick.attention_dtype == "float16"
