@@ -1,11 +1,18 @@
 """Fixtures that several rooms share."""
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import settings
+
+# Test processes share the cores, and so do the commands that they start: one thread each, and none
+# that spins. Has to be said before torch is loaded.
+os.environ |= {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+
+import torch
 
 from tests.tiny import write_checkpoint
 
@@ -13,6 +20,14 @@ settings.register_profile("moebatch", deadline=None)  # timing never decides a t
 settings.load_profile("moebatch")
 NOT_TESTED = "NOT TESTED"
 """Begins the reason of a skip that the user should read."""
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_thread() -> Iterator[None]:
+    """What runs in this process and would compute with more threads, jobs for one, does not."""
+    with pytest.MonkeyPatch.context() as always:
+        always.setattr(torch, "set_num_threads", lambda number: None)
+        yield
 
 
 @pytest.fixture(scope="session")
