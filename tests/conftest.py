@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 # Test processes share the cores, and so do the commands that they start: one thread each, and none
 # that spins. Has to be said before torch is loaded.
@@ -14,12 +14,22 @@ os.environ |= {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
 
 import torch
 
+from tests.few import mark_the_others
 from tests.tiny import write_checkpoint
 
-settings.register_profile("moebatch", deadline=None)  # timing never decides a test
-settings.load_profile("moebatch")
+
+# Timing never decides a test: neither how long an example takes, nor how long it takes to make one.
+TIMELESS = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("random", TIMELESS)
+settings.register_profile("same", TIMELESS, derandomize=True, database=None)
 NOT_TESTED = "NOT TESTED"
 """Begins the reason of a skip that the user should read."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """`make test` draws the same examples every time; only when everything is run new ones."""
+    is_all = "not exhaustive" not in config.getoption("markexpr")
+    settings.load_profile("random" if is_all else "same")
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -42,6 +52,12 @@ def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., P
         return written[key]
 
     return write
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Before those that are asked for by their marks are chosen."""
+    mark_the_others(items)
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

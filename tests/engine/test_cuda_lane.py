@@ -419,6 +419,7 @@ def streams(monkeypatch: pytest.MonkeyPatch) -> CudaStreams:
     return streams
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("name", ["klotski", "cgopipe", "flexgen"])
 @pytest.mark.parametrize(
     "title", ["three levels", "CPU attention", "GPU attention, cache in main memory"]

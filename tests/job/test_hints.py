@@ -60,6 +60,7 @@ def with_experts(path: Path, **experts: str) -> Path:
     return path
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("name", ["none", *LEARNT])
 @pytest.mark.parametrize("cache", ["static", "lru", "foreseen"])
 def test_answers_are_those_of_the_plain_driver(
@@ -70,6 +71,7 @@ def test_answers_are_those_of_the_plain_driver(
     assert texts(path) == reference
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("name", LEARNT)
 @pytest.mark.parametrize("cache", ["lfu", "foreseen"])
 def test_on_an_emulated_gpu_too(

@@ -138,6 +138,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory, tiny_checkpoint: Checkpo
     return texts(path)
 
 
+@pytest.mark.few(name=("klotski", "cgopipe", "flexgen", "pregated", "promoe"))
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_every_schedule_gives_the_answers_of_the_plain_driver(
     write_job: Callable[..., Path], reference: list[str], name: str
