@@ -6,30 +6,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
 
 # Test processes share the cores, and so do the commands that they start: one thread each, and none
 # that spins. Has to be said before torch is loaded.
 os.environ |= {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
-
 import torch
 
-from tests.few import mark_the_others
+from tests.few import choose, mark_the_others
 from tests.tiny import write_checkpoint
 
-
-# Timing never decides a test: neither how long an example takes, nor how long it takes to make one.
-TIMELESS = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("random", TIMELESS)
-settings.register_profile("same", TIMELESS, derandomize=True, database=None)
 NOT_TESTED = "NOT TESTED"
 """Begins the reason of a skip that the user should read."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """`make test` draws the same examples every time; only when everything is run new ones."""
-    is_all = "not exhaustive" not in config.getoption("markexpr")
-    settings.load_profile("random" if is_all else "same")
+    choose(runs_all="not exhaustive" not in config.getoption("markexpr"))
 
 
 @pytest.fixture(autouse=True, scope="session")

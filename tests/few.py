@@ -1,4 +1,4 @@
-"""Which cases of a matrix `make test` runs; `make test-all` runs them all.
+"""What `make test` runs of much that is alike; `make test-all` runs it all.
 
 A matrix is a test with cases that are alike but for their parameters. Marked with ``few``, it keeps
 as many of them as together have every value of every parameter, and the others are exhaustive::
@@ -11,9 +11,35 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 Case = Mapping[str, object]
 """Values by the names of parameters."""
+
+
+# Timing never decides a test: neither how long an example takes, nor how long it takes to make one.
+_TIMELESS = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+_MANY = _TIMELESS.max_examples
+_SHARE = 4
+settings.register_profile("all", _TIMELESS)
+settings.register_profile(
+    "few", _TIMELESS, max_examples=_MANY // _SHARE, derandomize=True, database=None
+)
+
+
+def choose(*, runs_all: bool) -> None:
+    """Properties get new examples each time when everything is run. Else they get a part of them,
+    the same every time."""
+    settings.load_profile("all" if runs_all else "few")
+
+
+def examples(most: int, *borne: HealthCheck) -> settings:
+    """For a property whose examples take long: so many, and a part of them in `make test`."""
+    runs_all = settings().max_examples == _MANY
+    return settings(
+        max_examples=most if runs_all else max(most // _SHARE, 2),
+        suppress_health_check=[*settings().suppress_health_check, *borne],
+    )
 
 
 def mark_the_others(items: Iterable[pytest.Item]) -> None:

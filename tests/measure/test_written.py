@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from moebatch.errors import ConfigError
@@ -20,6 +20,7 @@ from moebatch.spec.hardware import RateCurve
 from moebatch.spec.learnt import with_level_speed, with_link_rate
 from moebatch.spec.profile import HardwareProfile
 from moebatch.spec.profile_values import DURATION, LINK_RATE, MEMORY_RATE, SPEED, Quantity
+from tests.few import examples
 
 
 def numbers(quantity: Quantity) -> st.SearchStrategy[float]:
@@ -84,7 +85,7 @@ def figures(profile: HardwareProfile) -> dict[str, float]:
     }
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(profile=PROFILES)
 def test_whatever_a_machine_can_measure_is_read_as_it_was_written(
     tmp_path_factory: pytest.TempPathFactory, profile: HardwareProfile
