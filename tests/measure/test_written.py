@@ -50,6 +50,8 @@ PROCESSORS = st.builds(
         prompt_flops=numbers(SPEED),
     ),
     elementwise_bandwidth=numbers(MEMORY_RATE),
+    widening_bandwidth=st.none() | numbers(MEMORY_RATE),
+    instruction_set=st.sampled_from(["", "avx2", "portable"]),
 )
 CHUNKS = st.lists(numbers(LINK_RATE), min_size=1, max_size=3).map(tuple)
 DISKS = st.builds(
@@ -107,6 +109,8 @@ def plain() -> HardwareProfile:
             decode=DecodeRates(sequence_s=1e-6, bandwidth=1e10), prompt_flops=1e9
         ),
         elementwise_bandwidth=1e9,
+        widening_bandwidth=1e9,
+        instruction_set="avx2",
     )
     disk = _Disk(
         capacity_bytes=10**12,
