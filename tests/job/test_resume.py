@@ -4,6 +4,7 @@ import datetime
 import json
 import random
 import re
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
