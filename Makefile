@@ -5,18 +5,24 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 # Pinned: pip then takes a CPU build where one is at hand; a range may pull gigabytes of CUDA.
 TORCH  := torch==2.13.0
+PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal
 
-.PHONY: demo test test-slurm test-slow test-gpu bench bench-small bench-decode \
+.PHONY: demo test test-all test-slurm test-slow test-gpu bench bench-small bench-decode \
 	bench-predictors bench-ablation bench-approximations lint format setup clean
 
 demo: $(STAMP)
 	$(BIN)/moebatch run jobs/demo.yaml
 	$(BIN)/python -m moebatch.demo mark jobs/demo.jsonl jobs/demo.answers.jsonl
 
-# One thread per test process: the machine's cores are shared out among the processes. Each begins
-# with neighbouring tests, which share checkpoints and what is worked out of them.
+# Each test process begins with neighbouring tests, which share checkpoints and what is worked out
+# of them. Of matrices, such as schedule by family by policy, it runs as many cases as have every
+# schedule, every family and every policy.
 test: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
+	$(PYTEST)
+
+# All cases of all matrices, properties with new examples each time.
+test-all: $(STAMP)
+	$(PYTEST) -m 'not slow and not gpu and not slurm'
 
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -m slow
@@ -24,7 +30,7 @@ test-slow: $(STAMP)
 # On a Slurm of one node that is started on the spot, as root; says so loudly where it cannot be had.
 # Waits most of the time.
 test-slurm: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slurm tests/slurm
+	$(BIN)/python -m pytest -m slurm tests/slurm
 
 # Needs a CUDA device and a torch build for it; says so of every test that it skips.
 test-gpu: $(STAMP)

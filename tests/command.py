@@ -11,8 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import IO, Any
 
-PATIENCE_S = 120
-"""After which a command is ended that does not end by itself."""
+from tests.patience import PATIENCE_S
 
 
 def moebatch(*arguments: object, **environment: str) -> "subprocess.CompletedProcess[str]":
@@ -68,7 +67,7 @@ def _become(asked: dict[str, Any]) -> None:
     """This process is the command from here on."""
     from moebatch.cli import main
 
-    signal.alarm(PATIENCE_S)
+    signal.alarm(round(PATIENCE_S))
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     for place, number in zip(asked["places"], (1, 2), strict=True):
         os.dup2(os.open(place, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)

@@ -1,18 +1,34 @@
 """Fixtures that several rooms share."""
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import settings
 
+# Test processes share the cores, and so do the commands that they start: one thread each, and none
+# that spins. Has to be said before torch is loaded.
+os.environ |= {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+import torch
+
+from tests.few import choose, mark_the_others
 from tests.tiny import write_checkpoint
 
-settings.register_profile("moebatch", deadline=None)  # timing never decides a test
-settings.load_profile("moebatch")
 NOT_TESTED = "NOT TESTED"
 """Begins the reason of a skip that the user should read."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    choose(runs_all="not exhaustive" not in config.getoption("markexpr"))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_thread() -> Iterator[None]:
+    """What runs in this process and would compute with more threads, jobs for one, does not."""
+    with pytest.MonkeyPatch.context() as always:
+        always.setattr(torch, "set_num_threads", lambda number: None)
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -27,6 +43,12 @@ def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., P
         return written[key]
 
     return write
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Before those that are asked for by their marks are chosen."""
+    mark_the_others(items)
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

@@ -80,7 +80,7 @@ def _own_profile(job: Job, files: ModelFiles, tell: Callable[[str], None]) -> No
             quick=True,
             dtypes=_possible_dtypes(job, files),
         )
-    except ConfigError:  # files of the model that are too short to be timed
+    except ConfigError:  # files of the model that are too short to be timed, or nothing but noise
         return machine_profile()
     return measured, (MEASURED_IN_SECONDS,)
 

@@ -7,6 +7,10 @@ from typing import NamedTuple
 _LEAST_DETERMINANT = 1e-9
 """Below it samples are alike up to a factor, and two rates cannot be told apart."""
 
+_LEAST_SHARE = 1e-5
+"""Of the time of positions when sequences take none. Below it, other programs have disturbed the
+samples so much that positions seem to take nothing, which is a rate without bounds."""
+
 
 class DecodeSample(NamedTuple):
     """Seconds of one layer's decode attention, projections left out."""
@@ -45,6 +49,6 @@ def decode_rates(samples: Iterable[DecodeSample], position_bytes: int) -> Decode
     determinant = xx * yy - xy * xy
     if determinant > _LEAST_DETERMINANT * xx * yy:
         both = (x * yy - y * xy) / determinant, (y * xx - x * xy) / determinant
-        if both[0] >= 0 and both[1] > 0:
+        if both[0] >= 0 and both[1] > _LEAST_SHARE * position_s:
             sequence_s, position_s = both
     return DecodeRates(sequence_s=sequence_s, bandwidth=position_bytes / position_s)

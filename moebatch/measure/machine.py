@@ -38,8 +38,8 @@ from moebatch.measure.timer import Timer
 from moebatch.plan.machine import detect_machine
 from moebatch.spec.hardware import Dtype, LevelName, LinkName, RateCurve
 from moebatch.spec.profile import HardwareProfile
-from moebatch.spec.profile_levels import CAPACITIES, PROCESSOR_FIGURES, LevelFigures, LinkFigures
-from moebatch.spec.profile_values import LINK_RATE, CurveFigure, Figure, Quantity
+from moebatch.spec.profile_levels import CAPACITIES, LevelFigures, LinkFigures
+from moebatch.spec.profile_values import DURATION, CurveFigure, Figure
 from moebatch.store.memory import Arena, resident_bytes, return_freed_memory
 from moebatch.units import format_bytes, format_rate
 
@@ -85,7 +85,8 @@ def measure_machine(
         sizes: in place of those that `quick` decides on.
 
     Raises StorageError when the folder cannot be written and there is nothing else to read, or
-    when the disk fails, and ConfigError when `read` has nothing to read.
+    when the disk fails, and ConfigError when `read` has nothing to read, or when a figure is
+    impossible, such as a rate of nothing.
     """
     sizes = sizes or (quick_sizes(dtypes) if quick else Sizes())
     with ExitStack() as stack:
@@ -114,7 +115,9 @@ def measure_machine(
         tell(f"{disturbance}; measure again when the machine is idle")
     return_freed_memory()
     method = _method(num_threads, disk, disturbance)
-    return _profile(method, capacity_bytes, cpu, disk, gpu)
+    profile = _profile(method, capacity_bytes, cpu, disk, gpu)
+    profile.require_believable()
+    return profile
 
 
 @contextmanager
@@ -257,24 +260,25 @@ def _cpu_model(root: Path = Path("/")) -> str:
 
 
 def _level(name: LevelName, capacity_bytes: int, rates: ProcessorRates | None) -> LevelFigures:
-    capacity = _figure(CAPACITIES[name], capacity_bytes)
+    # A full disk has no room at all, and some file systems say more than there is on earth.
+    kind = CAPACITIES[name]
+    capacity = _figure(min(max(capacity_bytes, kind.least), kind.most))
     if rates is None:
         return LevelFigures(name=name, capacity=capacity)
-    sequence_s, widening = rates.attention.decode.sequence_s, rates.widening_bandwidth
-
-    def figure(quantity: str, number: float) -> Figure:
-        return _figure(PROCESSOR_FIGURES[quantity], number)
-
+    widening = rates.widening_bandwidth
+    # The fit gives what is too short to be told from nothing, too.
+    sequence_s = rates.attention.decode.sequence_s
+    is_long = sequence_s >= DURATION.least
     return LevelFigures(
         name=name,
         capacity=capacity,
-        bandwidth=figure("bandwidth", rates.bandwidth),
+        bandwidth=_figure(rates.bandwidth),
         gemm=_curves(rates.gemm),
-        attention_bandwidth=figure("attention_bandwidth", rates.attention.decode.bandwidth),
-        attention_flops=figure("attention_flops", rates.attention.prompt_flops),
-        elementwise_bandwidth=figure("elementwise_bandwidth", rates.elementwise_bandwidth),
-        widening_bandwidth=figure("widening_bandwidth", widening) if widening else None,
-        sequence_time=figure("sequence_time", sequence_s) if sequence_s else None,
+        attention_bandwidth=_figure(rates.attention.decode.bandwidth),
+        attention_flops=_figure(rates.attention.prompt_flops),
+        elementwise_bandwidth=_figure(rates.elementwise_bandwidth),
+        widening_bandwidth=None if widening is None else _figure(widening),
+        sequence_time=_figure(sequence_s) if is_long else None,
         instruction_set=rates.instruction_set,
     )
 
@@ -286,9 +290,8 @@ def _curves(curves: Mapping[Dtype, RateCurve]) -> dict[Dtype, CurveFigure]:
 def _link(
     name: LinkName, bandwidth: float, *, source: str = _SOURCE, staging: float | None = None
 ) -> LinkFigures:
-    return LinkFigures(name=name, bandwidth=_figure(LINK_RATE, bandwidth, source), staging=staging)
+    return LinkFigures(name=name, bandwidth=_figure(bandwidth, source), staging=staging)
 
 
-def _figure(quantity: Quantity, number: float, source: str = _SOURCE) -> Figure:
-    """A measured figure, kept within what a profile may say, so that it can be read again."""
-    return Figure(achieved=min(max(number, quantity.least), quantity.most), source=source)
+def _figure(number: float, source: str = _SOURCE) -> Figure:
+    return Figure(achieved=number, source=source)

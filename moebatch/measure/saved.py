@@ -56,7 +56,9 @@ def require_writable_file(path: Path) -> None:
 
 
 def save_profile(profile: HardwareProfile, path: Path) -> None:
-    """Writes the profile, whole or not at all. Raises StorageError."""
+    """Writes the profile, whole or not at all. Raises StorageError, and ConfigError if a figure is
+    none that could be read again."""
+    profile.require_believable()
     require_writable_file(path)
     write_text(path, profile.to_yaml())
 

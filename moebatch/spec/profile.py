@@ -65,6 +65,25 @@ class HardwareProfile:
                 yield f"levels.{level.name}.{name}", figure
         yield from ((f"links.{link.name}", link.bandwidth) for link in self.links.values())
 
+    def require_believable(self) -> None:
+        """Raises ConfigError that names every number that no profile may say, so that nobody plans
+        with it and none is written that cannot be read."""
+        parts = {f"levels.{name}": level.numbers() for name, level in self.levels.items()}
+        parts |= {f"links.{name}": link.numbers() for name, link in self.links.items()}
+        remedy = "`moebatch profile` measures again"
+        faults = [
+            Fault(
+                file=self.path or self.name,
+                where=f"{place}.{key}",
+                message=f"is {number:.4g}, not {kind.noun} {kind.reach}; {remedy}",
+            )
+            for place, numbers in parts.items()
+            for key, kind, number in numbers
+            if not kind.holds(number)
+        ]
+        if faults:
+            raise ConfigError(faults)
+
     def with_change(self, text: str) -> "HardwareProfile":
         """The profile with one figure replaced on every basis: ``dram=416GiB`` (the capacity),
         ``dram->vram=25GB/s``, ``vram.bandwidth=600GB/s``, ``dram.gemm=3TFLOP/s`` (all data types;

@@ -10,6 +10,7 @@ from moebatch.spec.profile_values import (
     DISK_SIZE,
     DRAM_SIZE,
     DURATION,
+    LINK_RATE,
     MEMORY_RATE,
     SPEED,
     VRAM_SIZE,
@@ -110,6 +111,13 @@ class LevelFigures:
             if figure is not None:
                 yield name, figure
 
+    def numbers(self) -> Iterator[tuple[str, Quantity, float]]:
+        """All single numbers, by their dotted names in the profile."""
+        kinds = {"capacity": CAPACITIES[self.name], **PROCESSOR_FIGURES}
+        for name, figure in self.figures():
+            kind = kinds.get(name, SPEED)
+            yield from ((f"{name}.{key}", kind, number) for key, number in figure.numbers())
+
     def quantities(self) -> dict[str, Quantity]:
         """What a what-if may set."""
         if self.bandwidth is None:
@@ -139,6 +147,12 @@ class LinkFigures:
     def ends(self) -> tuple[str, str]:
         """The levels where it starts and where it ends."""
         return ends_of(self.name)
+
+    def numbers(self) -> Iterator[tuple[str, Quantity, float]]:
+        """All single numbers, by their dotted names in the profile."""
+        yield from ((key, LINK_RATE, number) for key, number in self.bandwidth.numbers())
+        if self.staging is not None:
+            yield "staging", LINK_RATE, self.staging
 
     def link(self, basis: Basis) -> Link:
         """The link in figures of one basis. Data sheets and MoE-Lightning know no staging."""

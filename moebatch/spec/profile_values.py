@@ -1,6 +1,6 @@
 """Single figures of a hardware profile: what may stand there, and which one is meant."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
@@ -42,9 +42,13 @@ class Quantity:
             number = self.parse(value)
         except (ValueError, OverflowError):
             raise self._refusal(value) from None
-        if not self.least <= number <= self.most:
+        if not self.holds(number):
             raise self._refusal(value)
         return float(number)
+
+    def holds(self, number: float) -> bool:
+        """Whether a profile may say this; if so, what `write` makes of it is in the range too."""
+        return self.least <= number <= self.most
 
     def write(self, number: float) -> str:
         """``12.9GB/s``: four significant figures, in the unit that keeps the number exactly if
@@ -56,11 +60,15 @@ class Quantity:
         scales = [(unit, self.parse(f"1{unit}")) for unit in self.units]
         return [(unit, scale) for unit, scale in scales if number >= scale] or scales[-1:]
 
+    @property
+    def reach(self) -> str:
+        """``from 1ns to 60s``."""
+        return f"from {self.write(self.least)} to {self.write(self.most)}"
+
     def _refusal(self, value: object) -> ValueError:
         return ValueError(
-            f"must be {self.noun} such as {self.example}, from {self.write(self.least)} to "
-            f"{self.write(self.most)} (units: {', '.join(reversed(self.units))}), "
-            f"got {shown(value)}"
+            f"must be {self.noun} such as {self.example}, {self.reach} "
+            f"(units: {', '.join(reversed(self.units))}), got {shown(value)}"
         )
 
 
@@ -74,7 +82,7 @@ def _size(example: str, most: float) -> Quantity:
         example=example,
         parse=parse_bytes,
         units=("TB", "TiB", "GB", "GiB", "MB", "MiB", "KiB", "B"),
-        least=64 * 2**20,
+        least=2.0**20,
         most=most,
         most_of_peak=1.1,
     )
@@ -92,18 +100,20 @@ def _rate(least: float, most: float) -> Quantity:
     )
 
 
-# Wide enough for a single-board computer and for a rack, too narrow for a slip of the unit.
-VRAM_SIZE = _size("15GiB", 64 * 2.0**40)
-DRAM_SIZE = _size("180GiB", 2.0**50)
+# For people who forget or mistake a unit. Whatever a machine can measure of itself lies within,
+# were it a rack, or a single board with so much other work that a product of two small matrices
+# takes seconds. Bounds are figures of few digits, so that rounding never leads out.
+VRAM_SIZE = _size("15GiB", 1e14)
+DRAM_SIZE = _size("180GiB", 1e15)
 DISK_SIZE = _size("1TB", 1e18)
-MEMORY_RATE = _rate(1e8, 1e15)
-LINK_RATE = _rate(1e6, 1e14)
+MEMORY_RATE = _rate(1e3, 1e17)
+LINK_RATE = _rate(1e3, 1e14)
 SPEED = Quantity(
     noun="a speed",
     example="65TFLOP/s",
     parse=parse_flops,
     units=("TFLOP/s", "GFLOP/s", "MFLOP/s", "FLOP/s"),
-    least=1e7,
+    least=1e3,
     most=1e18,
     most_of_peak=1.5,
 )
@@ -113,7 +123,7 @@ DURATION = Quantity(
     parse=parse_duration,
     units=("s", "ms", "us", "ns"),
     least=1e-9,
-    most=1.0,
+    most=60.0,
 )
 
 
@@ -129,6 +139,10 @@ class Figure:
 
     def __post_init__(self) -> None:
         assert any(self.has(basis) for basis in BASES), "a figure has a value"
+
+    def numbers(self) -> Iterator[tuple[str, float]]:
+        """All that are there, by their keys in the profile."""
+        yield from ((basis, getattr(self, basis)) for basis in BASES if self.has(basis))
 
     def on(self, basis: Basis) -> float:
         """The figure of that basis, or the nearest there is."""
@@ -152,6 +166,13 @@ class CurveFigure:
 
     def __post_init__(self) -> None:
         assert any(self.has(basis) for basis in BASES), "a figure has a value"
+
+    def numbers(self) -> Iterator[tuple[str, float]]:
+        """All that are there, by their keys in the profile."""
+        speeds = (("peak", self.peak), ("paper", self.paper))
+        yield from ((key, speed) for key, speed in speeds if speed is not None)
+        points = () if self.achieved is None else self.achieved.points
+        yield from ((f"achieved.{rows}", speed) for rows, speed in points)
 
     def on(self, basis: Basis) -> RateCurve:
         """The curve of that basis, or the nearest there is; without a table the same speed for

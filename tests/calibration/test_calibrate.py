@@ -65,11 +65,7 @@ def run(
     tell: Callable[[str], None] = lambda line: None,
     advance: Callable[[float], None] = lambda share: None,
 ) -> CalibrationSummary:
-    threads = torch.get_num_threads()
-    try:
-        return Calibration(order, tell, advance).execute()
-    finally:
-        torch.set_num_threads(threads)
+    return Calibration(order, tell, advance).execute()
 
 
 def owner_of(model: Path) -> ModelOwner:

@@ -31,30 +31,34 @@ CASES = [
 ]
 
 
+@pytest.mark.few
+@pytest.mark.parametrize("title", IN_MEMORY)
 @pytest.mark.parametrize(("name", "rule"), CASES)
 def test_in_main_memory_tokens_are_those_of_transformers(
     tiny_checkpoint: Callable[..., Path],
     expected: Callable[[str], list[tuple[int, ...]]],
     name: str,
     rule: CacheRule,
+    title: str,
 ) -> None:
-    for title, chosen in IN_MEMORY.items():
-        chosen = replace(chosen, schedule=name, cache=rule)
-        outcomes, _ = run(tiny_checkpoint("mixtral"), chosen, requests())
-        assert tokens_of(outcomes) == expected("mixtral"), title
+    chosen = replace(IN_MEMORY[title], schedule=name, cache=rule)
+    outcomes, _ = run(tiny_checkpoint("mixtral"), chosen, requests())
+    assert tokens_of(outcomes) == expected("mixtral")
 
 
+@pytest.mark.few
+@pytest.mark.parametrize("title", EMULATED)
 @pytest.mark.parametrize(("name", "rule"), CASES)
 def test_on_an_emulated_gpu_tokens_are_those_of_transformers(
     tiny_checkpoint: Callable[..., Path],
     expected: Callable[[str], list[tuple[int, ...]]],
     name: str,
     rule: CacheRule,
+    title: str,
 ) -> None:
-    for title, chosen in EMULATED.items():
-        chosen = replace(chosen, schedule=name, cache=rule)
-        outcomes, _ = run(tiny_checkpoint("mixtral"), chosen, requests(), device=emulated())
-        assert tokens_of(outcomes) == expected("mixtral"), title
+    chosen = replace(EMULATED[title], schedule=name, cache=rule)
+    outcomes, _ = run(tiny_checkpoint("mixtral"), chosen, requests(), device=emulated())
+    assert tokens_of(outcomes) == expected("mixtral")
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -115,6 +115,7 @@ CASES = [
 ]
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(("family", "name"), CASES)
 def test_equals_transformers_whatever_the_policy(
     tiny_checkpoint: Callable[..., Path],
@@ -266,6 +267,7 @@ def test_a_row_with_broken_logits_fails_alone(
             assert tokens_of([outcome]) == tokens_of([before])
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("step", ["attend", "run_expert", "logits"])
 @pytest.mark.parametrize("num_slots", [1, 3])
 def test_when_memory_is_refused_passes_shrink_and_answers_stay_the_same(

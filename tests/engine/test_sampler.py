@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 from transformers import (
@@ -24,6 +24,7 @@ from moebatch.engine.penalties import adjust
 from moebatch.engine.sampler import Sampled, Sampler, first_max
 from moebatch.spec.request import Request
 from moebatch.spec.sampling import Sampling
+from tests.few import examples
 
 END = 2
 GREEDY = Sampling(temperature=0.0)
@@ -402,7 +403,7 @@ SAMPLINGS = st.builds(
 class TestIndependence:
     """A row gets the same token and logprobs whatever else is in the block."""
 
-    @settings(max_examples=40)
+    @examples(40)
     @given(
         samplings=st.lists(SAMPLINGS, min_size=2, max_size=24),
         dtype=st.sampled_from([torch.float32, torch.bfloat16]),

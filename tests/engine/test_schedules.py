@@ -54,10 +54,14 @@ _ALONE = ("three levels, CPU attention, batches of one", "one sequence")
 _FEW = 5
 
 
-def policies_of(name: str, family: str, policies: Mapping[str, Policy]) -> list[str]:
-    """All of them, or the usual ones."""
-    takes_all = family == _TWO_FAMILIES[0] and name not in _ONE_FAMILY
-    return [title for title in policies if takes_all or title in _USUAL]
+def with_policies(policies: Mapping[str, Policy]) -> list[tuple[str, str, str]]:
+    """Schedule, family, and all of the policies or the usual ones."""
+    return [
+        (name, family, title)
+        for name, family in CASES
+        for title in policies
+        if title in _USUAL or (family == _TWO_FAMILIES[0] and name not in _ONE_FAMILY)
+    ]
 
 
 def run(
@@ -89,17 +93,18 @@ def run(
     return sorted(outcomes, key=lambda outcome: outcome.request.index), built
 
 
-@pytest.mark.parametrize(("name", "family"), CASES)
+@pytest.mark.few
+@pytest.mark.parametrize(("name", "family", "title"), with_policies(IN_MEMORY))
 def test_in_main_memory_every_schedule_equals_transformers(
     tiny_checkpoint: Callable[..., Path],
     expected: Callable[[str], list[tuple[int, ...]]],
     name: str,
     family: str,
+    title: str,
 ) -> None:
-    for title in policies_of(name, family, IN_MEMORY):
-        chosen = IN_MEMORY[title]
-        outcomes, _ = run(tiny_checkpoint(family), replace(chosen, schedule=name), requests())
-        assert tokens_of(outcomes) == expected(family), title
+    chosen = replace(IN_MEMORY[title], schedule=name)
+    outcomes, _ = run(tiny_checkpoint(family), chosen, requests())
+    assert tokens_of(outcomes) == expected(family)
 
 
 def gpu_policy(
@@ -152,23 +157,23 @@ def emulated(vram_bytes: int = 2**30, rate: float = 1e12) -> Device:
     return Device(kind="emulate", hardware=hardware)
 
 
-@pytest.mark.parametrize(("name", "family"), CASES)
+@pytest.mark.few
+@pytest.mark.parametrize(("name", "family", "title"), with_policies(EMULATED))
 def test_on_an_emulated_gpu_every_schedule_equals_transformers(
     tiny_checkpoint: Callable[..., Path],
     expected: Callable[[str], list[tuple[int, ...]]],
     tmp_path: Path,
     name: str,
     family: str,
+    title: str,
 ) -> None:
-    for title in policies_of(name, family, EMULATED):
-        chosen = replace(EMULATED[title], schedule=name)
-        rows = requests()[: _FEW if title in _ALONE else None]
-        outcomes, _ = run(
-            tiny_checkpoint(family), chosen, rows, device=emulated(), scratch=tmp_path
-        )
-        assert tokens_of(outcomes) == expected(family)[: len(rows)], title
+    chosen = replace(EMULATED[title], schedule=name)
+    rows = requests()[: _FEW if title in _ALONE else None]
+    outcomes, _ = run(tiny_checkpoint(family), chosen, rows, device=emulated(), scratch=tmp_path)
+    assert tokens_of(outcomes) == expected(family)[: len(rows)]
 
 
+@pytest.mark.few(name=("klotski", "cgopipe", "flexgen", "pregated", "promoe"))
 @pytest.mark.parametrize("device", [IN_MAIN_MEMORY, "emulated"], ids=["memory", "emulated"])
 @pytest.mark.parametrize("name", sorted(set(SCHEDULES) - set(_STEPS)))
 def test_hundreds_of_sequences_equal_the_plain_driver(

@@ -56,6 +56,7 @@ def model_and_tokens(
     return folder, [tuple(greedy(model, row.prompt_tokens, NEW_TOKENS)[0]) for row in rows()]
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("chosen", IN_MEMORY.values(), ids=IN_MEMORY.keys())
 @pytest.mark.parametrize("schedule", ["klotski", "cgopipe"])
 def test_answers_stay_those_of_transformers(
@@ -67,6 +68,7 @@ def test_answers_stay_those_of_transformers(
     assert built.engine.statistics.shared_tokens > 0
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("chosen", ON_GPU.values(), ids=ON_GPU.keys())
 @pytest.mark.parametrize("schedule", ["klotski", "cgopipe"])
 def test_answers_stay_those_of_transformers_wherever_the_cache_lives(

@@ -114,6 +114,7 @@ CASES = [
 ]
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(("title", "family"), CASES)
 def test_tokens_stay_those_of_transformers_and_memory_never_grows(
     tiny_checkpoint: Callable[..., Path],
@@ -129,6 +130,7 @@ def test_tokens_stay_those_of_transformers_and_memory_never_grows(
             assert found.built.engine.statistics.num_grown > 0
 
 
+@pytest.mark.few(name=("klotski", "cgopipe", "flexgen", "pregated", "promoe"))
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_every_schedule_goes_on_with_experts_that_stay(
     tiny_checkpoint: Callable[..., Path],

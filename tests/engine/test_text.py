@@ -4,13 +4,14 @@ from dataclasses import dataclass, field
 from functools import cache
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from moebatch.engine.text import AnswerText, End, end_reason, first_stop
 from moebatch.spec.request import Request
 from moebatch.spec.sampling import Sampling
+from tests.few import examples
 
 CORPUS = [
     "The quick brown fox jumps over the lazy dog.\n\nQuestion: why?\nAnswer: because.",
@@ -211,7 +212,7 @@ class TestSentencepiece:
 
 
 class TestAnyText:
-    @settings(max_examples=300)
+    @examples(300)
     @given(
         text=SHORT_TEXT,
         stops=st.lists(SHORT_TEXT.filter(bool).map(lambda s: s[:4]), min_size=1, max_size=3),
@@ -239,7 +240,7 @@ class TestAnyText:
             before = decoder.decode(tokens[: num_tokens - 1]).rstrip("\ufffd")
             assert len(before) < match.end
 
-    @settings(max_examples=200)
+    @examples(200)
     @given(
         pieces=st.lists(st.one_of(st.binary(max_size=6), SHORT_TEXT.map(str.encode)), max_size=12),
         stop=st.sampled_from(["a", "🙂", "世界", "é.", "b a"]),

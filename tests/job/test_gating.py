@@ -9,7 +9,6 @@ from io import StringIO
 from pathlib import Path
 
 import pytest
-import torch
 from rich.console import Console
 
 from moebatch.calibration import gating_lesson
@@ -54,12 +53,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = write_checkpoint(tmp_path_factory.mktemp("gating") / "model", "mixtral")
     leave(folder)
     return folder
-
-
-@pytest.fixture(autouse=True)
-def single_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The cores of the machine are shared out among the tests."""
-    monkeypatch.setattr(torch, "set_num_threads", lambda number: None)
 
 
 def gated(path: Path, **experts: object) -> Path:

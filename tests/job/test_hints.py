@@ -5,7 +5,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 import yaml
 
 from moebatch.calibration import calibrate
@@ -42,13 +41,9 @@ def calibrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
         num_tokens=1200,
         predictors=parse_predictors(["all"]),
     )
-    threads = torch.get_num_threads()
-    try:
-        with pytest.MonkeyPatch.context() as short:
-            short.setattr(calibrate, "SEQUENCE_TOKENS", 60)  # so that some are held out
-            Calibration(order, lambda line: None).execute()
-    finally:
-        torch.set_num_threads(threads)
+    with pytest.MonkeyPatch.context() as short:
+        short.setattr(calibrate, "SEQUENCE_TOKENS", 60)  # so that some are held out
+        Calibration(order, lambda line: None).execute()
     return model
 
 
@@ -65,6 +60,7 @@ def with_experts(path: Path, **experts: str) -> Path:
     return path
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("name", ["none", *LEARNT])
 @pytest.mark.parametrize("cache", ["static", "lru", "foreseen"])
 def test_answers_are_those_of_the_plain_driver(
@@ -75,6 +71,7 @@ def test_answers_are_those_of_the_plain_driver(
     assert texts(path) == reference
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("name", LEARNT)
 @pytest.mark.parametrize("cache", ["lfu", "foreseen"])
 def test_on_an_emulated_gpu_too(

@@ -63,7 +63,7 @@ def write_job(folder: Path, model: Path, *, num_rows: int = 7, **resources: obje
         "input": {"path": "in.jsonl"},
         "output": {"path": "out.jsonl"},
         "sampling": {"max_tokens": 5, "temperature": 0},
-        "resources": {"dram": "1GiB", "threads": 1, **resources},
+        "resources": {"dram": "4GiB", "threads": 1, **resources},
     }
     (folder / "job.yaml").write_text(json.dumps(content))
     return load_job(folder / "job.yaml")
@@ -196,7 +196,7 @@ def test_policies_that_cannot_be_run_are_refused_by_their_keys(
 
 def test_a_policy_too_large_for_the_budget_is_refused_with_figures(job: Job) -> None:
     with pytest.raises(
-        DoesNotFit, match=r"mine.yaml: dram: the policy needs .* there are 1.00 GiB"
+        DoesNotFit, match=r"mine.yaml: dram: the policy needs .* there are 4.00 GiB"
     ):
         planned(job, a_policy(num_kv_pages=10**7))
 
@@ -222,7 +222,7 @@ def test_a_question_about_a_job_samples_its_rows(tmp_path: Path, job: Job) -> No
 def test_a_question_about_a_job_on_another_machine_has_all_of_it(job: Job) -> None:
     question = job_question(job, PlanOptions(has_job=True, hw="t4"))
     assert question.problem.hardware.vram is not None
-    assert question.problem.capacity_bytes("dram") == 2**30, "the job's budget still holds"
+    assert question.problem.capacity_bytes("dram") == 2**32, "the job's budget still holds"
     more = PlanOptions(has_job=True, hw="t4", what_if=("dram=64GiB",))
     assert job_question(job, more).problem.capacity_bytes("dram") == 64 * 2**30
 

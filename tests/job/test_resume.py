@@ -4,7 +4,6 @@ import datetime
 import json
 import random
 import re
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,7 +18,9 @@ from moebatch.job.options import RunOptions
 from moebatch.job.overview import overview
 from moebatch.job.run import JobRun
 from moebatch.job.stop import Stop
+from moebatch.model.decoder import Decoder
 from moebatch.spec.job import load_job
+from tests.patience import until
 
 Checkpoint = Callable[..., Path]
 GREEDY = {"temperature": 0, "max_tokens": 12}
@@ -62,24 +63,26 @@ def stopped_after(path: Path, num_tokens: int) -> JobRun | None:
     if it had ended by then."""
     stop = Stop()
     job_run = JobRun(load_job(path), lambda line: None, RunOptions(), stop)
+    attend, num_left = Decoder.attend, [1 + num_tokens % 7]
 
-    def ask() -> None:
-        while (status := job_run.status()).phase != "writing answers" and (
-            status.phase != "running" or status.generated_tokens < num_tokens
-        ):
-            time.sleep(0.001)
-        stop._reason = "the test"
-        stop._asked.set()
+    def attend_and_ask(self: Decoder, *arguments: Any) -> object:
+        if job_run.status().generated_tokens >= num_tokens:
+            num_left[0] -= 1
+            if num_left[0] == 0:
+                stop._reason = "the test"
+                stop._asked.set()
+                assert job_run._attempt is not None and job_run._attempt.built is not None
+                engine = job_run._attempt.built.engine
+                until(lambda: engine._interruption is not None)
+        return attend(self, *arguments)
 
-    asking = threading.Thread(target=ask)
-    asking.start()
-    try:
-        job_run.execute()
-        return None
-    except Stopped:
-        return job_run
-    finally:
-        asking.join()
+    with pytest.MonkeyPatch.context() as watching:
+        watching.setattr(Decoder, "attend", attend_and_ask)
+        try:
+            job_run.execute()
+            return None
+        except Stopped:
+            return job_run
 
 
 @pytest.fixture

@@ -58,7 +58,7 @@ links:
   disk->dram: {achieved: 1GB/s}
   dram->disk: {achieved: 1GB/s}
 """
-EMULATED = {"device": "emulate", "hardware": "small.yaml"}
+EMULATED = {"device": "emulate", "hardware": "small.yaml", "threads": 2}
 ROWS = [{"prompt": [3 + (7 * i) % 200] * (4 + 3 * i)} for i in range(6)]
 
 
@@ -77,7 +77,7 @@ def write(folder: Path, model: Path, **resources: object) -> Path:
         "input": {"path": "in.jsonl"},
         "output": {"path": "out.jsonl"},
         "sampling": {"max_tokens": 4, "temperature": 0},
-        "resources": {"dram": "4GiB", "threads": 2, **resources},
+        "resources": {"dram": "4GiB", "threads": 1, **resources},
     }
     (folder / "job.yaml").write_text(json.dumps(job))
     return folder / "job.yaml"
@@ -138,6 +138,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory, tiny_checkpoint: Checkpo
     return texts(path)
 
 
+@pytest.mark.few(name=("klotski", "cgopipe", "flexgen", "pregated", "promoe"))
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_every_schedule_gives_the_answers_of_the_plain_driver(
     write_job: Callable[..., Path], reference: list[str], name: str

@@ -6,6 +6,7 @@ import pytest
 
 from moebatch.errors import Stopped
 from moebatch.job.stop import Stop
+from tests.patience import PATIENCE_S
 
 
 def test_a_library_that_holds_back_exceptions_does_not_hold_back_a_stop() -> None:
@@ -36,5 +37,5 @@ def test_while_something_can_be_interrupted_it_is_told_and_nothing_is_raised() -
     stop, told = Stop(), queue.SimpleQueue[BaseException]()
     with stop.heard(), stop.deferred(told.put):
         stop.ask("SIGUSR1")
-        assert str(told.get(timeout=10)) == "SIGUSR1"
+        assert str(told.get(timeout=PATIENCE_S)) == "SIGUSR1"
     assert stop.is_out_of_time

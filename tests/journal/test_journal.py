@@ -5,7 +5,6 @@ import errno
 import hashlib
 import os
 import shutil
-import time
 from pathlib import Path
 
 import pytest
@@ -13,11 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moebatch.errors import StorageError
+from moebatch.journal import writer
 from moebatch.journal.files import Files
 from moebatch.journal.finished import Finished, journals
 from moebatch.journal.record import Record, State, encode
 from moebatch.journal.writer import JournalWriter
 from tests.journal.faults import FaultyFiles
+from tests.patience import PATIENCE_S
 
 
 def key(number: int) -> bytes:
@@ -124,16 +125,20 @@ def test_a_full_disk_says_how_much_is_needed_and_keeps_what_was_there(tmp_path: 
     assert 2 <= len(found(tmp_path / "journal", 100)) == number
 
 
-def test_a_folder_that_is_removed_meanwhile_ends_the_run_within_seconds(tmp_path: Path) -> None:
+def test_a_folder_that_is_removed_meanwhile_ends_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As soon as the thread that has records written to the disk looks, which it does in time."""
+    monkeypatch.setattr(writer, "COMMIT_S", 0.01)
     with (
         pytest.raises(StorageError, match="No such file"),
         JournalWriter(tmp_path / "j") as journal,
     ):
         shutil.rmtree(tmp_path / "j")
-        for number in range(1000):
-            journal.add(record(number))
-            time.sleep(0.01)
-    assert number < 900
+        journal.add(record(0))
+        journal._thread.join(PATIENCE_S)
+        journal.add(record(1))
+        pytest.fail("a record was taken although nobody will find it")
 
 
 def _operations(folder: Path) -> int:

@@ -55,6 +55,15 @@ def test_noise_of_a_tenth_moves_no_prediction_by_a_third(
     assert predicted(timings) == pytest.approx([s.seconds for s in timings], rel=0.33)
 
 
+@pytest.mark.parametrize("position_s", [1e-12, 1e-16, 1e-20])
+def test_however_little_time_positions_seem_to_take_their_rate_has_bounds(
+    position_s: float,
+) -> None:
+    timings = [DecodeSample(n, n * c, n * 1e-3 + n * c * position_s) for n, c in GRID]
+    fastest = max(POSITION_BYTES * sample.positions / sample.seconds for sample in timings)
+    assert decode_rates(timings, POSITION_BYTES).bandwidth <= 1e5 * fastest
+
+
 @given(
     seconds=st.lists(st.floats(1e-6, 1.0), min_size=len(GRID), max_size=len(GRID)),
 )

@@ -1,5 +1,7 @@
 """The whole way from this machine to a profile, in tiny sizes."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,10 +23,19 @@ def measure(
     folder: Path, read: Path | None = None, sizes: Sizes = TINY
 ) -> tuple[HardwareProfile, list[str]]:
     lines: list[str] = []
-    threads = torch.get_num_threads()
-    profile = measure_machine(folder, read=read, num_threads=1, tell=lines.append, sizes=sizes)
-    assert torch.get_num_threads() == threads
+    with threads_given_back():
+        profile = measure_machine(folder, read=read, num_threads=1, tell=lines.append, sizes=sizes)
     return profile, lines
+
+
+@contextmanager
+def threads_given_back() -> Iterator[None]:
+    """Sees to it that torch gets the threads that it shall measure with, and then its own."""
+    asked: list[int] = []
+    with pytest.MonkeyPatch.context() as watching:
+        watching.setattr(torch, "set_num_threads", asked.append)
+        yield
+    assert asked == [1, torch.get_num_threads()]
 
 
 @pytest.fixture
@@ -83,11 +94,9 @@ def test_a_folder_that_cannot_be_written_costs_the_rate_of_writing_only(
 
 def test_a_failure_leaves_no_file_and_no_threads_changed(folder: Path) -> None:
     too_large = replace(TINY, disk=replace(TINY_DISK, extent_bytes=2**28))
-    threads = torch.get_num_threads()
-    with pytest.raises(ConfigError, match="too short"):
-        measure(folder, sizes=too_large)
+    with threads_given_back(), pytest.raises(ConfigError, match="too short"):
+        measure_machine(folder, num_threads=1, tell=print, sizes=too_large)
     assert list(folder.iterdir()) == []
-    assert torch.get_num_threads() == threads
 
 
 @ONLY_CPU

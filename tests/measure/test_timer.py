@@ -1,5 +1,8 @@
 """What is repeated, in which order, and for how long."""
 
+import itertools
+
+import pytest
 import torch
 
 from moebatch.measure.timer import Timer
@@ -16,10 +19,14 @@ def test_calls_take_turns_after_a_first_round() -> None:
     assert all(seconds > 0 for seconds in times)
 
 
-def test_quick_calls_fill_the_budget() -> None:
+def test_quick_calls_fill_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock that goes on by a second whenever it is looked at."""
+    clock = itertools.count()
+    monkeypatch.setattr("time.perf_counter", lambda: float(next(clock)))
     called: list[int] = []
-    Timer(device=CPU, budget_s=0.01, least_repeats=1).seconds(lambda: called.append(1))
-    assert len(called) > 3
+    timer = Timer(device=CPU, budget_s=30.0, least_repeats=1)
+    assert timer.seconds(lambda: called.append(1)) == 1.0
+    assert len(called) == 11, "the first call, and one for every three looks"
 
 
 def test_a_call_that_takes_longer_than_the_budget_is_repeated_once() -> None:

@@ -14,8 +14,11 @@ from tests.model.driver import Driver, Seq
 
 NUM_NEW = 8
 Checkpoint = Callable[..., Path]
+KINDS = {case.partition("-")[2] or case: case for case in CASES}
+"""Of families that have an option, the last one with it; and all families without any."""
 
 
+@pytest.mark.few(case=tuple(KINDS.values()))
 @pytest.mark.parametrize("case", CASES)
 def test_greedy_tokens_are_those_of_transformers(case: str, tiny_checkpoint: Checkpoint) -> None:
     """Prompts in slices of seven, joining one by one, mixed with decoding, three to a batch."""
@@ -58,6 +61,7 @@ def test_long_prompts(window: int | None, slice_tokens: int, tiny_checkpoint: Ch
         assert_same(seq, *oracle.greedy(model, seq.prompt, 3))
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("family", tiny.FAMILIES)
 @pytest.mark.parametrize("fused", [False, True])
 def test_bfloat16_is_as_close_to_float32_as_transformers(

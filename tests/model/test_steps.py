@@ -24,6 +24,7 @@ WAYS = [ApartDriver, CgoPipeDriver]
 NUM_NEW = 8
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(
     "case", ["mixtral", "mixtral-window", "qwen2", "qwen2-mlp-only", "qwen3", "olmoe", "olmoe-clip"]

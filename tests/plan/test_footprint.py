@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from moebatch.errors import DoesNotFit
@@ -26,9 +26,10 @@ from moebatch.spec.policy import PAGED, SCHEDULES, Placement, Policy, pages_of
 from moebatch.spec.workload import Workload
 from moebatch.store.kv_layout import KvLayout
 from moebatch.store.kv_levels import NUM_WINDOWS
+from tests.few import examples
 from tests.plan.problems import SHAPE, SMALL, cpu_machine, gpu_machine, problem
 
-MANY = settings(max_examples=15)
+MANY = examples(15)
 MIB = 2**20
 MANY_EXPERTS = load_model("qwen3-30b-a3b").shape
 DENSE_FIRST = load_model("deepseek-moe-16b").shape

@@ -6,7 +6,7 @@ from dataclasses import replace
 from math import ceil
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from moebatch.errors import DoesNotFit
@@ -22,9 +22,10 @@ from moebatch.spec.models import load_model
 from moebatch.spec.policy import PAGE_TOKENS, Placement
 from moebatch.spec.profile import load_profile
 from moebatch.spec.workload import Workload
+from tests.few import examples
 from tests.plan.problems import GB, GIB, SMALL, cpu_machine, gpu_machine, problem
 
-MANY = settings(max_examples=8)
+MANY = examples(8)
 MS = 1e-3
 TIMES = st.builds(
     LayerTimes,

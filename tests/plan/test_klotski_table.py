@@ -110,6 +110,7 @@ def test_the_rate_of_the_profile_is_the_one_that_gives_multi() -> None:
     assert found == pytest.approx(PAPER["multi"], rel=0.01)
 
 
+@pytest.mark.few(batch_size=(16,))
 @pytest.mark.parametrize("batch_size", [4, 16, 64])
 def test_splitting_off_the_gate_and_turning_experts_around_gain_what_the_paper_says(
     batch_size: int,

@@ -5,7 +5,7 @@ from dataclasses import replace
 from itertools import product
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from moebatch.errors import DoesNotFit
@@ -17,10 +17,11 @@ from moebatch.plan.planner import best_policy, ranked_candidates, screen
 from moebatch.plan.problem import Problem
 from moebatch.plan.verify import violations
 from moebatch.spec.workload import Workload
+from tests.few import examples
 from tests.plan.problems import GIB, cpu_machine, gpu_machine, problem
 
 STEPS = 12
-MANY = settings(max_examples=20)
+MANY = examples(20)
 PROBLEMS = st.builds(
     lambda vram, dram, link, disk, prompt, new: problem(
         gpu_machine(vram, dram, link=link, disk=disk),

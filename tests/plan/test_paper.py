@@ -4,7 +4,7 @@ import math
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from moebatch.errors import ConfigError, DoesNotFit, ExitCode
@@ -16,6 +16,7 @@ from moebatch.plan.paper_work import attention_bytes, attention_flops, ffn_bytes
 from moebatch.spec.hardware import Hardware, Level, Link, Processor, RateCurve
 from moebatch.spec.shape import ModelShape
 from moebatch.spec.shape_reader import read_shape
+from tests.few import examples
 from tests.plan.problems import MIXTRAL
 
 GIB = 2**30
@@ -215,7 +216,7 @@ def test_the_grid_is_that_of_the_authors():
     assert [next(grid) for _ in range(8)] == [1, 2, 3, 4, 36, 68, 100, 132]
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(
     mu=st.integers(1, 400),
     num_micro_batches=st.integers(1, 40),

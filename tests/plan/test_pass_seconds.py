@@ -3,12 +3,13 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from moebatch.plan.lanes import BLOCK_SCHEDULES, pass_seconds
 from moebatch.plan.load import PassLoad
 from moebatch.spec.policy import SCHEDULES, Batching, Placement, Policy, Schedule
+from tests.few import examples
 from tests.plan.problems import gpu_machine, problem
 
 COST = problem(gpu_machine()).cost
@@ -112,7 +113,7 @@ def test_hidden_states_of_a_static_prefill_leave_the_gpu_in_every_layer() -> Non
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-@settings(max_examples=40)
+@examples(40)
 @given(load=LOADS, one=SHARES, other=SHARES, share=st.floats(0, 1))
 def test_lanes_are_affine_in_the_shares(
     schedule: Schedule, load: PassLoad, one: Placement, other: Placement, share: float

@@ -5,7 +5,7 @@ import re
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from moebatch.errors import DoesNotFit, ExitCode
@@ -16,9 +16,10 @@ from moebatch.spec.hardware import Hardware, Processor
 from moebatch.spec.policy import PAGE_TOKENS, Policy
 from moebatch.spec.shape import ModelShape
 from moebatch.spec.workload import Workload
+from tests.few import examples
 from tests.plan.problems import GIB, SHAPE, SMALL, WORKLOAD, cpu_machine, gpu_machine, problem
 
-MANY = settings(max_examples=12)
+MANY = examples(12)
 WORKLOADS = st.builds(
     lambda sequences, prompt, new: Workload.uniform(
         prompt_tokens=prompt, new_tokens=new, num_sequences=sequences

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from moebatch.plan.advice import improvements
@@ -22,9 +22,10 @@ from moebatch.plan.roofs import policy_roofs
 from moebatch.spec.hardware import RateCurve
 from moebatch.spec.policy import Placement, Policy
 from moebatch.spec.workload import Length, LengthSample, Workload
+from tests.few import examples
 from tests.plan.problems import GB, SMALL, cpu_machine, gpu_machine, problem
 
-MANY = settings(max_examples=40)
+MANY = examples(40)
 LENGTHS = st.lists(st.tuples(st.integers(1, 300), st.integers(1, 100)), min_size=1, max_size=60)
 
 

@@ -90,6 +90,7 @@ def of_a_pass(timeline: Timeline) -> dict[str, float]:
     return {lane: timeline.busy_s(lane, since_s=since_s) / count for lane in timeline.lanes}
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("work", ["decode", "mean"])
 @pytest.mark.parametrize("name", CASES)
 def test_lanes_are_as_busy_as_the_planner_says(name: str, work: Work) -> None:
@@ -113,6 +114,7 @@ def test_a_simulated_pass_takes_as_long_as_the_planner_says(name: str) -> None:
     assert simulated(of, under, "mean").steady_pass_s == pytest.approx(planned_s, rel=0.1)
 
 
+@pytest.mark.few(num_slots=(2, 10))
 @pytest.mark.parametrize("num_slots", [2, 3, 4, 6, 10])
 @pytest.mark.parametrize("residents", [0.0, 0.125])
 def test_where_few_slots_fill_the_disk_waits_as_long_as_the_planner_says(

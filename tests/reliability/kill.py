@@ -122,7 +122,7 @@ def _run_for(job: Path, seconds: float, number: int) -> tuple[int, str]:
             process.wait(seconds)
         if process.poll() is None:
             process.send_signal(number)
-        code = process.wait(60)
+        code = process.wait(600)
     lines = [line.split(":")[0] for line in log.read_text().splitlines() if ":" in line]
     return code, (lines or ["nothing yet"])[-1]
 

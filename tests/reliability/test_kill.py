@@ -4,18 +4,22 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from tests.reliability.kill import kill_again_and_again
 
 
+@pytest.mark.few(kills=(1,))
+@pytest.mark.parametrize("kills", [1, 3])
 def test_a_job_that_is_killed_ends_with_the_same_bytes(
-    tmp_path: Path, tiny_checkpoint: Callable[..., Path]
+    tmp_path: Path, tiny_checkpoint: Callable[..., Path], kills: int
 ) -> None:
     outcome = kill_again_and_again(
         tmp_path,
         tiny_checkpoint("mixtral"),
-        kills=2,
+        kills=kills,
         number=signal.SIGKILL,
         num_rows=40,
         is_sampled=True,
     )
-    assert outcome.num_kills >= 2
+    assert outcome.num_kills >= kills

@@ -6,13 +6,14 @@ from itertools import combinations, pairwise
 from xml.etree import ElementTree
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from moebatch.plan.roofline import Operation, Roofline
 from moebatch.report.log_axes import Box
 from moebatch.report.roofline import Mark, Panel, roofline_svg
 from moebatch.report.svg import text_width
+from tests.few import examples
 
 SVG = "{http://www.w3.org/2000/svg}"
 GPU = Roofline(
@@ -188,7 +189,7 @@ peaks = st.floats(1e10, 1e16)
 sizes = st.floats(1e5, 1e12)
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(
     st.builds(
         Roofline,

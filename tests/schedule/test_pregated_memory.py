@@ -5,7 +5,7 @@ schedules hold those of one block, or all of two.
 """
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from moebatch.schedule.check import check_timeline
@@ -14,6 +14,7 @@ from moebatch.schedule.setup import Setup
 from moebatch.schedule.simulate import Room, simulate
 from moebatch.schedule.task import Kind
 from moebatch.schedule.timeline import Timeline
+from tests.few import examples
 from tests.schedule.worlds import TableWorld
 
 EXPERT_BYTES = 18_874_368
@@ -73,7 +74,7 @@ blocks_of_experts = st.lists(
 )
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(blocks=blocks_of_experts, level=st.integers(1, 3))
 def test_pregated_holds_what_consecutive_blocks_have_chosen(blocks: Blocks, level: int) -> None:
     timeline = run("pregated", blocks, level=level)
@@ -82,7 +83,7 @@ def test_pregated_holds_what_consecutive_blocks_have_chosen(blocks: Blocks, leve
     assert len(moved) == 2 * sum(map(len, blocks)), "exactly the chosen ones come, each once"
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(
     blocks=blocks_of_experts,
     level=st.integers(1, 3),
@@ -100,7 +101,7 @@ def test_more_slots_than_that_bring_nothing(
     assert few.length_s == many.length_s
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(blocks=blocks_of_experts)
 def test_the_baselines_hold_one_block_or_all_of_two(blocks: Blocks) -> None:
     assert peak_slots(run("ondemand", blocks)) == max(map(len, blocks))

@@ -3,7 +3,7 @@
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from moebatch.schedule.check import check_timeline
@@ -14,6 +14,7 @@ from moebatch.schedule.setup import Setup
 from moebatch.schedule.simulate import Room, simulate
 from moebatch.schedule.task import Kind
 from moebatch.spec.policy import PAGED
+from tests.few import examples
 from tests.schedule.worlds import RandomWorld
 
 EXPERTS, LAYERS = 5, 4
@@ -72,7 +73,7 @@ def cases(draw: st.DrawFn) -> tuple[Setup, Room, RandomWorld, int]:
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-@settings(max_examples=100)
+@examples(100)
 @given(case=cases())
 def test_no_deadlock_nothing_before_its_loads_and_no_slot_overwritten(
     name: str, case: tuple[Setup, Room, RandomWorld, int]

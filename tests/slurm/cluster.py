@@ -24,7 +24,7 @@ _PACKAGES = [
     "slurmd",
     "slurmctld",
 ]
-_START_S = 30.0
+_START_S = 300.0
 PATIENCE_S = 900.0
 """Whatever takes longer hangs: machines that are busy with other tests are slow."""
 _CONFIG = """\
@@ -75,7 +75,12 @@ class Cluster:
     def run(self, *command: str, cwd: Path | None = None) -> str:
         """What a command prints. Raises AssertionError with all of it if it fails."""
         done = subprocess.run(
-            command, env=dict(self.environment), cwd=cwd, capture_output=True, text=True, timeout=60
+            command,
+            env=dict(self.environment),
+            cwd=cwd,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
         )
         assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
         return done.stdout.strip()

@@ -8,6 +8,7 @@ import pytest
 
 from moebatch.errors import StorageError
 from moebatch.spec.text_file import write_text
+from tests.patience import PATIENCE_S
 
 
 def test_a_file_is_replaced_and_nothing_else_is_left(tmp_path: Path) -> None:
@@ -32,7 +33,7 @@ def test_a_pipe_stays_a_pipe(tmp_path: Path) -> None:
     reader = threading.Thread(target=lambda: read.append(path.read_text()))
     reader.start()
     write_text(path, "text")
-    reader.join(10)
+    reader.join(PATIENCE_S)
     assert read == ["text"]
     assert path.is_fifo()
 

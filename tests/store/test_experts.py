@@ -21,6 +21,7 @@ from moebatch.store.direct import DirectFile
 from moebatch.store.experts import ExpertStore
 from moebatch.store.monitor import Monitor
 from moebatch.store.record import Record
+from tests.patience import PATIENCE_S
 
 LAYERS, EXPERTS = 3, 4
 KEYS = [ExpertKey(layer, expert) for layer in range(LAYERS) for expert in range(EXPERTS)]
@@ -146,7 +147,7 @@ def test_a_required_expert_is_read_before_all_announced_ones(
 
     def slow_read(self: DirectFile, target: memoryview, offset: int) -> None:
         offsets.append(offset)
-        gate.wait(10)
+        gate.wait(PATIENCE_S)
         read(self, target, offset)
 
     monkeypatch.setattr(DirectFile, "read", slow_read)
@@ -207,7 +208,7 @@ def test_whoever_waits_by_himself_is_woken_by_a_failure(
     opened.append(store)
     store.announce(KEYS[:1])
     with monitor:
-        assert monitor.wait_for(lambda: store.failure is not None, timeout_s=10)
+        assert monitor.wait_for(lambda: store.failure is not None, timeout_s=PATIENCE_S)
     with pytest.raises(StorageError, match="disk broke"):
         store.hold(KEYS[5])
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from moebatch.schedule.kv_route import Place
@@ -19,6 +19,7 @@ from moebatch.spec.policy import PAGE_TOKENS, pages_of
 from moebatch.store.kv import KVCache
 from moebatch.store.kv_layout import KvLayout, WindowName
 from moebatch.store.kv_view import KvPiece, KvView
+from tests.few import examples
 
 MAX_TOKENS = 4 * PAGE_TOKENS
 SEATS = 2
@@ -143,7 +144,7 @@ passes = st.lists(
 
 @pytest.mark.parametrize("head_dim", [SMALL, BLOCKS])
 @pytest.mark.parametrize("places", [NO_GPU, ON_GPU, ON_BOTH], ids="+".join)
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(25, HealthCheck.function_scoped_fixture)
 @given(program=passes)
 def test_attention_finds_all_that_was_stored(
     tmp_path: Path,

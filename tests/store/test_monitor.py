@@ -6,8 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from moebatch.store.monitor import Monitor
-
-PATIENCE_S = 20.0
+from tests.patience import PATIENCE_S
 
 
 def started(run: Callable[[], None]) -> threading.Thread:
