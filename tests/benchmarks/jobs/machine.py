@@ -7,15 +7,18 @@ import sys
 from datetime import date
 from pathlib import Path
 
+from moebatch.model.native import loader
 from moebatch.plan.machine import detect_machine
 from tests.benchmarks.jobs.peer import REPOSITORY
 
 
 def machine_in_words() -> str:
-    """Processor, cores and memory."""
+    """Processor, cores, what kernels make of them, and memory."""
     machine = detect_machine()
     memory = f"{machine.dram_bytes / 2**30:.0f} GiB"
-    return f"{_processor()}, {machine.num_cores} cores, {memory}"
+    kernels = loader.kernels()
+    used = f"{kernels.instruction_set} kernels" if kernels else "no kernels"
+    return f"{_processor()}, {machine.num_cores} cores, {used}, {memory}"
 
 
 def commit() -> str:

@@ -1,18 +1,21 @@
 """What the machine gives in these minutes: the disk as jobs read it, and matrix products."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import harmonic_mean
 
 import torch
+from torch import Tensor
 from torch.nn.functional import linear
 
 from moebatch.measure.disk import read_rates
 from moebatch.measure.sizes import DiskSizes
+from moebatch.model.products import Products
 from tests.benchmarks.jobs.checkpoint import HIDDEN, WIDTH
 
+Product = Callable[[Tensor, Tensor], Tensor]
 _ROWS = 1024
 _MATRICES = 4
 """More than any cache holds."""
@@ -26,7 +29,8 @@ class Probe:
     disk_rate: float
     """Bytes per second past the page cache, through the store's own readers."""
     gemm_rate: float
-    """FLOP/s of bfloat16 products of 1,024 rows with the matrices of experts."""
+    """FLOP/s of products of 1,024 rows with the matrices of experts: the best of torch's in
+    bfloat16 and in float32, and of our own."""
 
     def with_disk_of(self, rate: float) -> "Probe":
         """The same if the disk has given more in between than when it was probed."""
@@ -48,15 +52,25 @@ def between(before: Probe, after: Probe) -> Probe:
 
 
 def _gemm_rate() -> float:
-    rows = torch.randn(_ROWS, HIDDEN).bfloat16()
-    weights = [torch.randn(WIDTH, HIDDEN).bfloat16() for _ in range(_MATRICES)]
+    own = Products(torch.device("cpu"), torch.bfloat16)
+    out = torch.empty(_ROWS, WIDTH, dtype=torch.bfloat16)
+    ways: dict[torch.dtype, list[Product]] = {
+        torch.bfloat16: [linear, lambda rows, weight: own.linear(rows, weight, None, out)],
+        torch.float32: [linear],
+    }
     with torch.inference_mode():
-        linear(rows, weights[0])
-        best, end = 0.0, time.perf_counter() + _GEMM_S
-        while time.perf_counter() < end:
-            start = time.perf_counter()
-            for weight in weights:
-                linear(rows, weight)
-            seconds = time.perf_counter() - start
-            best = max(best, _MATRICES * 2 * _ROWS * HIDDEN * WIDTH / seconds)
+        return max(_rate_of(way, dtype) for dtype, some in ways.items() for way in some)
+
+
+def _rate_of(multiply: Product, dtype: torch.dtype) -> float:
+    rows = torch.randn(_ROWS, HIDDEN).to(dtype)
+    weights = [torch.randn(WIDTH, HIDDEN).to(dtype) for _ in range(_MATRICES)]
+    multiply(rows, weights[0])
+    best, end = 0.0, time.perf_counter() + _GEMM_S
+    while time.perf_counter() < end:
+        start = time.perf_counter()
+        for weight in weights:
+            multiply(rows, weight)
+        seconds = time.perf_counter() - start
+        best = max(best, _MATRICES * 2 * _ROWS * HIDDEN * WIDTH / seconds)
     return best
