@@ -20,6 +20,8 @@ import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from moebatch.quoting import presentable
+
 
 class ExitCode(enum.IntEnum):
     """What the shell, cron and Slurm see. An unknown code must be treated as failure."""
@@ -43,6 +45,10 @@ class MoebatchError(Exception):
 
     exit_code = ExitCode.FAILED
 
+    def __init__(self, message: str) -> None:
+        """The message may hold words of others; people are shown it as `presentable` makes it."""
+        super().__init__(presentable(message))
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fault:
@@ -62,13 +68,20 @@ class Fault:
         return f"{place}: {subject}{self.message}"
 
 
+_MOST_FAULTS = 200
+
+
 class FaultyFile(MoebatchError):
     """A file with one or more faults, all of them shown at once."""
 
     def __init__(self, faults: Sequence[Fault]) -> None:
         assert faults, "an error about faults must carry at least one"
-        super().__init__("\n".join(map(str, faults)))
-        self.faults = tuple(faults)
+        kept = list(faults[:_MOST_FAULTS])
+        if len(faults) > len(kept):
+            kept.append(Fault(file=faults[0].file, message=f"and {len(faults) - len(kept)} more"))
+        super().__init__("\n".join(map(str, kept)))
+        self.faults = tuple(kept)
+        """At most so many that they can be read."""
 
 
 class ConfigError(FaultyFile):

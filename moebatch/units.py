@@ -5,6 +5,8 @@ import re
 from collections.abc import Mapping
 from fractions import Fraction
 
+from moebatch.quoting import shown
+
 _SIZE_UNITS = {
     "": 1,
     "b": 1,
@@ -58,17 +60,19 @@ def parse_bytes(text: str | int) -> int:
     Raises ValueError, with what is allowed, on anything else, on zero and on negative sizes.
     """
     if isinstance(text, bool) or not isinstance(text, str | int):
-        raise ValueError(f"expected a size such as 12GiB, got {text!r}")
+        raise ValueError(f"expected a size such as 12GiB, got {shown(text)}")
     match = _SIZE.fullmatch(str(text))
     unit = match and _SIZE_UNITS.get(match[2].lower())
     if not match or not unit:
         raise ValueError(
             f"expected a size such as 12GiB, 1.5GB or 800MiB (units: B, KB, MB, GB, TB, "
-            f"KiB, MiB, GiB, TiB), got {text!r}"
+            f"KiB, MiB, GiB, TiB), got {shown(text)}"
         )
     number = float(match[1]) * unit
     if not 1 <= number < _MAX_BYTES:
-        raise ValueError(f"a size must be from 1 byte to {_MAX_BYTES // 2**40} TiB, got {text!r}")
+        raise ValueError(
+            f"a size must be from 1 byte to {_MAX_BYTES // 2**40} TiB, got {shown(text)}"
+        )
     return round(number)
 
 
@@ -101,11 +105,11 @@ def _measure(text: object, units: Mapping[str, Fraction], most: float, expected:
     match = _MEASURE.fullmatch(text) if isinstance(text, str) else None
     unit = units.get(match[2]) if match else None
     if not match or not unit:
-        raise ValueError(f"expected {expected} (units: {', '.join(units)}), got {text!r}")
+        raise ValueError(f"expected {expected} (units: {', '.join(units)}), got {shown(text)}")
     # Fractions, so that 0.8TFLOP/s is the same number as 0.8e12.
     number = float(Fraction(match[1]) * unit)
     if not 0 < number <= most:
-        raise ValueError(f"expected {expected}, above 0 and at most {most:g}, got {text!r}")
+        raise ValueError(f"expected {expected}, above 0 and at most {most:g}, got {shown(text)}")
     return number
 
 

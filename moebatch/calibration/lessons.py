@@ -46,6 +46,7 @@ from moebatch.predict.learnt_files import (
 from moebatch.predict.owner import Kind, ModelOwner
 from moebatch.predict.path_table import MAX_TABLE_BYTES
 from moebatch.predict.seen import Seen
+from moebatch.quoting import shown
 from moebatch.spec.policy import PREDICTORS, PredictorName
 from moebatch.units import format_bytes
 
@@ -70,7 +71,7 @@ def parse_predictors(names: Iterable[str]) -> frozenset[PredictorName]:
     for name in names:
         known = [each for each in LEARNING if name in (each, "all")]
         if not known:
-            message = f"must be one of {', '.join(LEARNING)} or all, got {name!r}"
+            message = f"must be one of {', '.join(LEARNING)} or all, got {shown(name)}"
             raise ConfigError(
                 [Fault(file="moebatch calibrate", where="--predictor", message=message)]
             )

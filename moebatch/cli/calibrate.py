@@ -9,6 +9,7 @@ from moebatch.cli.options import Quiet
 from moebatch.cli.signals import SignalledEnd, ending_on_sigterm
 from moebatch.cli.threads import let_threads_sleep
 from moebatch.errors import ConfigError, Fault, Interrupted, Terminated
+from moebatch.quoting import shown
 from moebatch.report.console import error_console, teller
 from moebatch.units import parse_bytes
 
@@ -132,7 +133,7 @@ def _given(text: Path | None) -> Path:
 
 def _gating_loss(gating: str | None, percent: float) -> float | None:
     if gating not in (None, "adaptive"):
-        message = f"must be adaptive, got {gating!r}"
+        message = f"must be adaptive, got {shown(gating)}"
         raise ConfigError([Fault(file="moebatch calibrate", where="--gating", message=message)])
     return None if gating is None else percent / 100
 

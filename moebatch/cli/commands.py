@@ -16,7 +16,7 @@ from moebatch.cli.sbatch import sbatch
 from moebatch.cli.simulate import simulate
 from moebatch.cli.status import status
 from moebatch.errors import MoebatchError
-from moebatch.report.console import complain
+from moebatch.report.console import complain, tame_libraries
 
 app = typer.Typer(
     name="moebatch",
@@ -41,6 +41,7 @@ def _options(
 
 def main() -> None:
     """Entry point: a user's mistake is a message and an exit code, never a traceback."""
+    tame_libraries()
     try:
         app(standalone_mode=True)
     except MoebatchError as error:

@@ -15,6 +15,7 @@ from moebatch.demo.kind import Kind
 from moebatch.demo.number_kinds import NUMBER_KINDS
 from moebatch.demo.text_kinds import TEXT_KINDS
 from moebatch.errors import MoebatchError
+from moebatch.quoting import shown
 
 KINDS: Final[dict[str, Kind]] = {kind.name: kind for kind in (*NUMBER_KINDS, *TEXT_KINDS)}
 HELD_OUT_ONE_IN: Final = 16
@@ -82,7 +83,7 @@ def _recognise(prompt: str) -> tuple[Kind, str]:
         subject = kind.subject_of(prompt)
         if subject is not None:
             return kind, subject
-    raise UnknownTask(f"no kind of task has this prompt: {prompt!r}")
+    raise UnknownTask(f"no kind of task has this prompt: {shown(prompt)}")
 
 
 def _is_held_out(kind: Kind, subject: str) -> bool:

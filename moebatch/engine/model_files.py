@@ -11,6 +11,7 @@ from torch import Tensor
 from moebatch.errors import CheckpointError
 from moebatch.model.dense_weights import DenseWeights
 from moebatch.model.families import Family, family_of, required_tensors
+from moebatch.model.layers import activation_of
 from moebatch.plan.footprint import Dtypes
 from moebatch.predict.owner import ModelOwner
 from moebatch.schedule.expert_load import ExpertKey
@@ -68,6 +69,7 @@ def open_model(folder: Path, dtype: Dtype | Literal["auto"]) -> ModelFiles:
     config = load_config(path)
     require_runnable(config, str(path))
     shape = read_shape(config, str(path))
+    activation_of(shape.activation)
     checkpoint = Checkpoint.open(folder)
     required = required_tensors(shape, checkpoint.tensors)
     checkpoint.require(required)

@@ -22,8 +22,11 @@ def begun_line(choices: Sequence[Begun]) -> bytes:
 
 
 def begun_from(line: bytes, *, num_choices: int) -> tuple[Begun, ...]:
-    """The choices of a line; nothing if they are not those of a request with so many."""
-    choices = tuple(_choice(choice) for choice in json.loads(line))
+    """The choices of a line; nothing if they are not those of a request with so many, or none."""
+    try:
+        choices = tuple(_choice(choice) for choice in json.loads(line))
+    except (ValueError, TypeError, LookupError, RecursionError):
+        return ()
     return choices if len(choices) == num_choices else ()
 
 

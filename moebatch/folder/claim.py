@@ -13,7 +13,9 @@ from moebatch.folder.manifest import INPUT_PATH, Manifest
 from moebatch.folder.run_folder import RunFolder
 from moebatch.folder.settled import Settled
 from moebatch.journal.finished import Finished
+from moebatch.quoting import reason
 from moebatch.rows.raw import Source
+from moebatch.spec.json_file import read_json
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,11 +92,11 @@ def read_claim(folder: RunFolder) -> Claim | None:
     """What is known of the job of a folder, None if nothing is. Raises ConfigError if its manifest
     is damaged."""
     try:
-        content = json.loads(folder.manifest.read_bytes())
+        content = read_json(folder.manifest)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, RecursionError) as error:
-        message = f"cannot be read ({error}); remove its folder"
+    except (OSError, ValueError) as error:
+        message = f"cannot be read ({reason(error)}); remove its folder"
         raise _refusal(folder.manifest, message) from None
     fields, settled = _parts(content)
     if fields is None or settled is None:

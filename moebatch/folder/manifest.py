@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from moebatch.folder.row_key import RowKeys
-from moebatch.spec.limits import shown
+from moebatch.quoting import shown
 
 INPUT_PATH = "input.path"
 """The one field that decides nothing: folders and files may be moved, linked and compressed."""

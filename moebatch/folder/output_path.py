@@ -59,7 +59,10 @@ def _faults(job: Job) -> Iterator[Fault]:
 
 
 def _obstacle(path: Path) -> str | None:
-    folder = path.resolve().parent
+    try:
+        folder = path.resolve().parent
+    except RuntimeError:
+        return "is a link that leads back to itself"
     if path.is_dir():
         return "is a folder; give the path of a file"
     if path.exists() and not path.is_file():
@@ -78,5 +81,5 @@ def _obstacle(path: Path) -> str | None:
 def _same(path: Path, other: Path) -> bool:
     try:
         return path.resolve() == other.resolve() or path.samefile(other)
-    except OSError:
+    except (OSError, RuntimeError):  # a name that is too long, links in a circle
         return False

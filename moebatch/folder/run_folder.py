@@ -1,9 +1,11 @@
 """The folder beside an output in which everything is that outlives a run."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from moebatch.errors import StorageError
 from moebatch.folder.shard import ALL, Shard
 from moebatch.journal.files import told
 from moebatch.journal.finished import journals
@@ -14,7 +16,7 @@ class RunFolder:
     """Of one output, whoever runs the job, and in how many shards."""
 
     def __init__(self, output: Path) -> None:
-        target = output.resolve()
+        target = Path(os.path.realpath(output))  # which says nothing against links in a circle
         self.path = target.with_name(target.name + ".moebatch")
 
     @property
@@ -76,5 +78,8 @@ class RunFolder:
 
     @property
     def has_records(self) -> bool:
-        """Whether any run has left rows."""
-        return any(path.stat().st_size > 0 for path in journals(self.journal))
+        """Whether any run has left rows. Raises StorageError."""
+        try:
+            return any(path.stat().st_size > 0 for path in journals(self.journal))
+        except OSError as error:
+            raise StorageError(f"{error.filename}: reading failed: {error.strerror}") from error

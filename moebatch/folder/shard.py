@@ -4,6 +4,7 @@ import re
 from dataclasses import dataclass
 
 from moebatch.errors import ConfigError, Fault
+from moebatch.quoting import shown
 
 _MOST_SHARDS = 100_000
 
@@ -48,7 +49,7 @@ def parse_shard(text: str) -> AskedShard:
         asked = AskedShard(int(match[1]), int(match[2]) if match[2] else None)
         if 1 <= asked.number <= (asked.count or _MOST_SHARDS) <= _MOST_SHARDS:
             return asked
-    raise _refusal(f"must be a number from 1 to n and n, such as 3/8, got {text!r}")
+    raise _refusal(f"must be a number from 1 to n and n, such as 3/8, got {shown(text)}")
 
 
 def agreed_shard(asked: AskedShard | None, num_shards: int | None, task: int | None) -> Shard:

@@ -7,6 +7,7 @@ from pathlib import Path
 from moebatch.errors import ConfigError, Fault
 from moebatch.folder.shard import AskedShard
 from moebatch.measure.saved import require_writable_file
+from moebatch.quoting import shown
 from moebatch.spec.hardware import DeviceKind
 from moebatch.spec.policy import SCHEDULES, Schedule
 from moebatch.spec.policy_file import PolicyFile
@@ -69,7 +70,9 @@ class RunOptions:
     def _faults(self) -> Iterator[Fault]:
         if self.schedule is not None and self.known_schedule is None:
             there = ", ".join(SCHEDULES)
-            yield _about("--schedule", f"no schedule is named {self.schedule!r}; there are {there}")
+            yield _about(
+                "--schedule", f"no schedule is named {shown(self.schedule)}; there are {there}"
+            )
         if not self.is_plain:
             return
         if self.schedule is not None:

@@ -4,6 +4,7 @@ import re
 
 from moebatch.errors import ConfigError, Fault
 from moebatch.job.slurm import reserve_s, seconds_left
+from moebatch.quoting import shown
 
 _UNITS = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?")
 _CLOCK = re.compile(r"(?:(\d+)-)?(\d+):(\d{2})(?::(\d{2}))?")
@@ -27,7 +28,7 @@ def parse_runtime(text: str) -> float:
     parts = _units(text.strip()) or _clock(text.strip())
     seconds = sum(number * unit for number, unit in zip(parts, _SECONDS, strict=False))
     if seconds <= 0:
-        message = f"must be a time such as 3h30m, 45m or 1-12:00:00, got {text!r}"
+        message = f"must be a time such as 3h30m, 45m or 1-12:00:00, got {shown(text)}"
         raise ConfigError([Fault(file="moebatch run", where="--max-runtime", message=message)])
     return float(seconds)
 

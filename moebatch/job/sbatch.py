@@ -10,6 +10,7 @@ from moebatch.errors import ConfigError, Fault
 from moebatch.folder.claim import read_claim
 from moebatch.folder.run_folder import RunFolder
 from moebatch.job.slurm import notice_s, parse_time_limit
+from moebatch.quoting import shown
 from moebatch.spec.job import Job
 
 _MORE_MEMORY = 1.1
@@ -93,7 +94,7 @@ def _limit_s(time_limit: str | None) -> float:
     limit_s = parse_time_limit(time_limit)
     if limit_s is None:
         raise _refusal(
-            "--time", f"must be a time such as 4:00:00 or 1-12:00:00, got {time_limit!r}"
+            "--time", f"must be a time such as 4:00:00 or 1-12:00:00, got {shown(time_limit)}"
         )
     return limit_s
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import socket
 import threading
 import time
@@ -14,6 +15,7 @@ from typing import Any, get_origin
 from moebatch.errors import Stopped
 from moebatch.folder.shard import Shard
 from moebatch.job.status import RunStatus
+from moebatch.spec.json_file import read_json
 
 _INTERVAL_S = 10.0
 FRESH_S = 60.0
@@ -50,6 +52,7 @@ class ShardStatus:
         return self.state not in _ENDS and time.time() - self.updated < FRESH_S
 
 
+_SHARD = re.compile(r"[1-9][0-9]{0,8}/[1-9][0-9]{0,8}")
 _ENDS = ("done", "stopped", "failed")
 
 
@@ -87,14 +90,16 @@ def written_to(path: Path, shard: Shard, source: Callable[[], RunStatus]) -> Ite
 def read_status(path: Path) -> ShardStatus | None:
     """None if there is no such file, or another kind of content."""
     try:
-        status = ShardStatus(**json.loads(path.read_bytes()))
-    except (OSError, ValueError, TypeError, RecursionError):
+        status = ShardStatus(**read_json(path))
+    except (OSError, ValueError, TypeError):
         return None
     return status if _is_sound(status) else None
 
 
 def _is_sound(status: ShardStatus) -> bool:
     """Whether every field is of its type; whole numbers will do for others."""
+    if not isinstance(status.shard, str) or not _SHARD.fullmatch(status.shard):
+        return False
     return all(isinstance(getattr(status, one.name), _class(one.type)) for one in fields(status))
 
 

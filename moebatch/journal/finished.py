@@ -1,6 +1,7 @@
 """What all journals of a job say together."""
 
 import os
+import stat
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterator
@@ -142,7 +143,11 @@ def records(path: Path) -> Iterator[tuple[int, int, Record | None]]:
     read may come or not. Raises StorageError."""
     offset = 0
     try:
-        with path.open("rb", buffering=_BUFFER_BYTES) as file:
+        # A pipe of that name would otherwise be waited for.
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        with os.fdopen(descriptor, "rb", buffering=_BUFFER_BYTES) as file:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise StorageError(f"{path}: is no regular file")
             for data in file:
                 if data.endswith(b"\n"):
                     yield offset, len(data), decode(data)

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from moebatch.errors import CheckpointError
+from moebatch.quoting import shown
 
 Activation = Callable[[Tensor], Tensor]
 
@@ -42,7 +43,7 @@ def activation_of(name: str) -> Activation:
     try:
         function: Activation = ACT2FN[name]
     except (KeyError, ImportError) as error:
-        raise CheckpointError(f"config.json: hidden_act {name!r} is not known") from error
+        raise CheckpointError(f"config.json: hidden_act {shown(name)} is not known") from error
     return function
 
 

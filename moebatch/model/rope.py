@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from moebatch.errors import CheckpointError
+from moebatch.quoting import reason
 from moebatch.spec.shape import ModelShape
 from moebatch.spec.shape_keys import FAMILY_KEYS
 
@@ -39,7 +40,7 @@ class Rope:
         except Exception as error:
             # transformers checks little: a bad entry shows as almost any exception.
             raise CheckpointError(
-                f"config.json: rope parameters: {type(error).__name__}: {error}"
+                f"config.json: rope parameters: {type(error).__name__}: {reason(error)}"
             ) from error
         if frequencies.shape != (shape.head_dim // 2,):
             raise CheckpointError(

@@ -14,6 +14,7 @@ from moebatch.plan.sim_passes import passes_of
 from moebatch.plan.sim_world import Routing, SimWorld
 from moebatch.plan.skew import SkewedRouting
 from moebatch.plan.work import Work
+from moebatch.quoting import shown
 from moebatch.schedule.as_json import timeline_json
 from moebatch.schedule.simulate import simulate
 from moebatch.schedule.task import Kind
@@ -56,7 +57,7 @@ class SimOptions:
             Fault(
                 file="moebatch simulate",
                 where=option,
-                message=f"no schedule is named {name!r}; there are {', '.join(SCHEDULES)}",
+                message=f"no schedule is named {shown(name)}; there are {', '.join(SCHEDULES)}",
             )
             for option, name in asked
             if name is not None and name not in SCHEDULES

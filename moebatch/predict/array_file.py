@@ -11,6 +11,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from moebatch.errors import CheckpointError
+from moebatch.quoting import reason
 from moebatch.spec.text_file import write_bytes
 from moebatch.store.header import read_header
 
@@ -35,7 +36,7 @@ def read_arrays(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
             text = (file.metadata() or {}).get(_KEY)
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"{path}: cannot be read: {error}") from None
+        raise CheckpointError(f"{path}: cannot be read: {reason(error)}") from None
     try:
         description = json.loads(text or "")
     except (ValueError, RecursionError):

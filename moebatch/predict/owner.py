@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from moebatch.errors import CheckpointError
 from moebatch.predict.array_file import read_arrays, write_arrays
+from moebatch.quoting import shown
 from moebatch.spec.shape import ModelShape
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -102,7 +103,7 @@ class Kind:
         if found.get("kind") != self.title:
             return f"is no {self.title}"
         if found.get("version") != self.version:
-            return f"is of version {found.get('version')!r}, this program reads {self.version}"
+            return f"is of version {shown(found.get('version'))}, this program reads {self.version}"
         if any(found.get(name) != value for name, value in owner.description.items()):
             return "was made for another model, or for another state of this one"
         return None

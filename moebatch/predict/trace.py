@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from moebatch.errors import CheckpointError
 from moebatch.predict.array_file import is_whole, read_arrays, whole_numbers, write_arrays
 from moebatch.predict.predictor import Chosen
+from moebatch.quoting import shown
 
 _KIND = "routing trace"
 _VERSION = 1
@@ -105,7 +106,7 @@ def _reason(arrays: dict[str, NDArray[np.integer]], found: dict[str, Any]) -> st
     if found.get("kind") != _KIND:
         return "is no routing trace"
     if found.get("version") != _VERSION:
-        return f"is of version {found.get('version')!r}, this program reads {_VERSION}"
+        return f"is of version {shown(found.get('version'))}, this program reads {_VERSION}"
     layers, num_experts = found.get("moe_layers"), found.get("num_experts")
     num_choices = found.get("experts_per_token")
     if not (whole_numbers(layers) and is_whole(num_experts) and is_whole(num_choices)):

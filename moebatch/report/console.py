@@ -1,14 +1,16 @@
 """Lines on a terminal or in a log file, as they are."""
 
-import re
+import logging
 from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 
+from moebatch.quoting import presentable
+
 _LOG_WIDTH = 160
-_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
-"""All but tabs and line ends, and what turns the direction of text."""
 
 
 def error_console() -> Console:
@@ -20,22 +22,31 @@ def error_console() -> Console:
 def say(console: Console, line: str) -> None:
     """Prints a line without looking for markup in it, and without breaking it. Characters by which
     files could command a terminal are shown as their codes."""
-    console.print(harmless(line), markup=False, highlight=False, soft_wrap=True)
+    console.print(presentable(line), markup=False, highlight=False, soft_wrap=True)
 
 
 def plain(text: str) -> str:
     """Text for a cell of a table: neither markup nor commands."""
-    return escape(harmless(text))
-
-
-def harmless(text: str) -> str:
-    """Text of which no character commands a terminal."""
-    return _CONTROLS.sub(lambda match: f"\\x{ord(match[0]):02x}", text)
+    return escape(presentable(text))
 
 
 def teller(console: Console, *, quiet: bool) -> Callable[[str], None]:
     """What takes lines for the user; `quiet` swallows them."""
     return (lambda line: None) if quiet else lambda line: say(console, line)
+
+
+def tame_libraries() -> None:
+    """What libraries log or warn of quotes files, too: from now on it is made presentable."""
+    make = logging.getLogRecordFactory()
+
+    def presentable_record(*args: Any, **kwargs: Any) -> logging.LogRecord:
+        record = make(*args, **kwargs)
+        with suppress(Exception):  # words and arguments may not go together; logging says so
+            record.msg, record.args = presentable(record.getMessage()), ()
+        return record
+
+    logging.setLogRecordFactory(presentable_record)
+    logging.captureWarnings(True)
 
 
 def complain(message: str) -> None:

@@ -1,14 +1,13 @@
 """What a model folder says about generating: default parameters and end tokens."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from moebatch.errors import CheckpointError
-from moebatch.spec.limits import shown, whole
-
-_MAX_BYTES = 2**24
+from moebatch.quoting import shown
+from moebatch.spec.json_file import read_json
+from moebatch.spec.limits import whole
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,15 +49,13 @@ def _end_tokens(file: Path, value: object, vocab_size: int) -> set[int]:
 
 def _read(file: Path) -> dict[str, object]:
     try:
-        with file.open("rb") as stream:
-            data = stream.read(_MAX_BYTES + 1)
-        if len(data) > _MAX_BYTES:
-            raise CheckpointError(f"{file}: more than {_MAX_BYTES} bytes")
-        content = json.loads(data.decode("utf-8-sig"))
+        content = read_json(file)
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{file}: cannot be read: {error}") from None
+    except OSError as error:
+        raise CheckpointError(f"{file}: cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise CheckpointError(f"{file}: {error}") from None
     if not isinstance(content, dict):
         raise CheckpointError(f"{file}: expected an object, got {shown(content)}")
     return content

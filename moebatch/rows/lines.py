@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 from moebatch.errors import StorageError
+from moebatch.quoting import reason
 from moebatch.rows.raw import RawRow, refusal
 from moebatch.spec.request import RowError
 from moebatch.units import format_bytes
@@ -41,11 +42,11 @@ class LineSource:
                 for row in _rows(self.path, file):
                     line = row.line
                     yield row
-        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            message = f"the compressed data is damaged behind line {line}: {error}"
+        except (EOFError, zlib.error, OSError) as error:
+            if isinstance(error, OSError) and error.errno is not None:
+                raise StorageError(f"{self.path}: reading failed: {error.strerror}") from error
+            message = f"the compressed data is damaged behind line {line}: {reason(error)}"
             raise refusal(self.path, message) from None
-        except OSError as error:
-            raise StorageError(f"{self.path}: reading failed: {error.strerror or error}") from error
 
 
 def stamp_of(status: os.stat_result) -> Stamp:

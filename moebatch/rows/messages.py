@@ -2,9 +2,10 @@
 
 from collections.abc import Mapping
 
+from moebatch.quoting import shown
 from moebatch.rows.refused import missing, unsupported, wrong
 from moebatch.rows.row import Chat
-from moebatch.spec.limits import flag, shown
+from moebatch.spec.limits import flag
 
 TEMPLATE_KEYS = frozenset(
     {"chat_template_kwargs", "add_generation_prompt", "continue_final_message"}

@@ -5,11 +5,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from moebatch.errors import ConfigError, Fault
+from moebatch.quoting import shown
 from moebatch.rows.refused import RowRefused, wrong
 from moebatch.rows.row import ParsedRow, Row
 from moebatch.rows.unsupported import refuse_unless_neutral
 from moebatch.spec.job import SamplingSection
-from moebatch.spec.limits import CHECKS, MAX_LOGPROBS, contradictions, flag, shown, whole
+from moebatch.spec.limits import CHECKS, MAX_LOGPROBS, contradictions, flag, whole
 from moebatch.spec.sampling import Sampling
 
 _NAMES = {

@@ -4,13 +4,14 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from moebatch.quoting import shown
 from moebatch.rows.messages import TEMPLATE_KEYS, chat_of, prompt_of
 from moebatch.rows.raw import RawRow
 from moebatch.rows.refused import RowRefused, missing, unsupported, wrong
 from moebatch.rows.row import Dialect, FailedRow, Kind, ParsedRow, Prompt, Row
 from moebatch.rows.strict_json import parse
 from moebatch.rows.unsupported import NEUTRAL
-from moebatch.spec.limits import CHECKS, shown
+from moebatch.spec.limits import CHECKS
 from moebatch.spec.prompt_template import PromptTemplate
 from moebatch.spec.request import RowError
 
@@ -118,8 +119,8 @@ class _Draft:
         self._plain_id(content)
         if rules.answer_column is not None and rules.answer_column in content:
             message = (
-                f"the row has a column {rules.answer_column!r} already, under which the answer "
-                "would be written; choose another name as output.column"
+                f"the row has a column {shown(rules.answer_column)} already, under which the "
+                "answer would be written; choose another name as output.column"
             )
             raise RowRefused(message, code=COLUMN_TAKEN, param=rules.answer_column)
         parameters = _plain_parameters(content)
@@ -158,7 +159,7 @@ class _Draft:
             raise wrong("model", f"must be a text, got {shown(model)}")
         if model is not None and rules.model_name not in (None, model):
             message = (
-                f"model {shown(model)} is not the one of this job, {rules.model_name!r}; "
+                f"model {shown(model)} is not the one of this job, {shown(rules.model_name)}; "
                 "change model.name in the job file, or leave it out to accept any name"
             )
             raise RowRefused(message, code="model_mismatch", param="model")

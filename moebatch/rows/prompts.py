@@ -60,9 +60,11 @@ class RowReader:
 
     def _encode(self, prompt: Prompt) -> tuple[int, ...]:
         if isinstance(prompt, Chat):
-            name, tokens = "messages", self.tokenizer.encode_chat(prompt, self.template_variables)
+            variables, enough = self.template_variables, self.max_positions
+            tokens = self.tokenizer.encode_chat(prompt, variables, enough=enough)
+            name = "messages"
         elif isinstance(prompt, str):
-            name, tokens = "prompt", self.tokenizer.encode(prompt)
+            name, tokens = "prompt", self.tokenizer.encode(prompt, enough=self.max_positions)
         else:
             name, tokens = "prompt", prompt
             vocab_size = self.defaults.vocab_size
@@ -79,10 +81,11 @@ class RowReader:
         left = self.max_positions - num_prompt_tokens
         needed = max(1, sampling.min_tokens)
         if needed > left:
+            more = " or more" if num_prompt_tokens > self.max_positions else ""
             message = (
                 f"the context of the model is {self.max_positions} tokens, but the row needs "
-                f"{num_prompt_tokens + needed}: {num_prompt_tokens} of the prompt and {needed} of "
-                "the answer at least; shorten the prompt"
+                f"{num_prompt_tokens + needed}{more}: {num_prompt_tokens} of the prompt and "
+                f"{needed} of the answer at least; shorten the prompt"
             )
             raise RowRefused(message, code="context_length_exceeded", param="prompt")
         return replace(sampling, max_tokens=min(sampling.max_tokens, left))

@@ -1,12 +1,12 @@
 """Recognises what kind of input a path holds."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
 from moebatch.rows.lines import LineSource, stamp_of
 from moebatch.rows.raw import RawRow, Source, refusal
 from moebatch.rows.tables import DatasetSource, ParquetSource
+from moebatch.spec.json_file import read_json
 
 SUPPORTED = "JSON lines (.jsonl, .jsonl.gz, .jsonl.zst), .parquet and folders saved by datasets"
 _OTHER_SUFFIXES = frozenset(
@@ -88,7 +88,7 @@ def _saved_dataset(path: Path) -> Source:
 
 def _splits(file: Path) -> list[str]:
     try:
-        splits = json.loads(file.read_bytes())["splits"]
+        splits = read_json(file)["splits"]
         return [str(split) for split in splits]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    except (OSError, ValueError, KeyError, TypeError):
         return []

@@ -4,6 +4,7 @@ import json
 import re
 from typing import Any, NoReturn
 
+from moebatch.quoting import shown
 from moebatch.rows.refused import RowRefused
 
 MAX_DEPTH = 100
@@ -52,7 +53,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(content) < len(pairs):
         seen: set[str] = set()
         twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-        raise ValueError(f"the key {twice[:60]!r} is given twice")
+        raise ValueError(f"the key {shown(twice)} is given twice")
     return content
 
 

@@ -2,7 +2,6 @@
 
 import base64
 import datetime
-import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -10,8 +9,10 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from moebatch.errors import StorageError
+from moebatch.errors import MoebatchError, StorageError
+from moebatch.quoting import reason, shown
 from moebatch.rows.raw import RawRow, refusal
+from moebatch.spec.json_file import read_json
 
 _ROWS_AT_ONCE = 64
 """Rows that are Python objects at the same time."""
@@ -53,22 +54,26 @@ class DatasetSource:
 
     def _arrow_files(self) -> list[Path]:
         try:
-            state = json.loads((self.path / "state.json").read_bytes())
+            state = read_json(self.path / "state.json")
             if state.get("_indices_data_files"):
                 raise refusal(self.path, "has an indices mapping; flatten_indices() and save again")
             names = [entry["filename"] for entry in state["_data_files"]]
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OSError):
+        except (ValueError, KeyError, TypeError, AttributeError, OSError):
             raise refusal(self.path, "state.json does not name the files of a dataset") from None
         for name in names:
             # A name with a path in it could make us read any file of the machine.
             if not isinstance(name, str) or Path(name).name != name:
-                raise refusal(self.path, f"state.json names a file outside the folder: {name!r}")
+                raise refusal(
+                    self.path, f"state.json names a file outside the folder: {shown(name)}"
+                )
+            if (self.path / name).exists() and not (self.path / name).is_file():
+                raise refusal(self.path, f"{shown(name)} is no regular file")
         return [self.path / name for name in names]
 
 
 def _raw_rows(path: Path, batches: Callable[[], Iterable[Any]]) -> Iterator[RawRow]:
     try:
-        import pyarrow
+        import pyarrow  # noqa: F401
     except ImportError:
         raise refusal(path, "reading it needs pyarrow; install it, or save as .jsonl") from None
     index = 0
@@ -80,11 +85,14 @@ def _raw_rows(path: Path, batches: Callable[[], Iterable[Any]]) -> Iterator[RawR
                     index += 1
     except FileNotFoundError as error:
         raise refusal(path, f"a file is missing: {error.filename or error}") from None
-    except (pyarrow.ArrowInvalid, pyarrow.ArrowNotImplementedError, UnicodeDecodeError) as error:
-        reason = str(error).splitlines()[0]
-        raise refusal(path, f"the data is damaged behind row {index}: {reason}") from None
-    except OSError as error:
-        raise StorageError(f"{path}: reading failed behind row {index}: {error}") from error
+    except MoebatchError:
+        raise
+    except Exception as error:  # Damaged files, and values beyond Python's, raise anything.
+        if isinstance(error, OSError) and error.errno is not None:
+            message = f"reading failed behind row {index}: {error.strerror}"
+            raise StorageError(f"{path}: {message}") from error
+        message = f"the data cannot be read behind row {index}: {reason(error)}"
+        raise refusal(path, message) from None
 
 
 def _plain(value: Any) -> Any:

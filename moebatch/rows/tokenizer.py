@@ -5,19 +5,31 @@ import inspect
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from moebatch.errors import CheckpointError, ConfigError, Fault
+from moebatch.quoting import reason, shown
+from moebatch.rows.guards import TimeLimit, TooLong, blamed, silence
 from moebatch.rows.refused import RowRefused, unsupported, wrong
 from moebatch.rows.row import Chat
 from moebatch.rows.strict_json import parse
 from moebatch.rows.token_bytes import TokenBytes
-from moebatch.spec.limits import shown
+from moebatch.spec.json_file import read_regular
+from moebatch.units import format_bytes
 
 NO_CHAT_TEMPLATE = "no_chat_template"
 """Code of rows with messages on a model without a template: a fault of the model, not of rows."""
+_READ_BY_LIBRARIES = frozenset({".json", ".txt", ".model", ".jinja", ".tiktoken"})
+_MOST_FILE_BYTES = 2**26
+"""Of a file that is read with the tokenizer; those of the largest vocabularies have half of it."""
+_MOST_TEMPLATE_BYTES = 2**20
+_LONGEST_RENDERING_S = 10.0
+_LONGEST_PROMPT = 2**26
+_LOOKED_AT_FIRST = 64
+"""Characters for every token that is allowed: so long are few texts, and none that is prose."""
 _DATE = re.compile(r"""strftime_now\(\s*(["'])(.*?)\1\s*\)""")
 
 
@@ -31,7 +43,9 @@ class Tokenizer:
         self._template = template
         reserved = set(inspect.signature(tokenizer.apply_chat_template).parameters)
         self._reserved = reserved | {"messages", "raise_exception", "strftime_now"}
-        self._bytes = TokenBytes(tokenizer)
+        self._limit = TimeLimit(_LONGEST_RENDERING_S)
+        with self._blamed("cannot be used"):
+            self._bytes = TokenBytes(tokenizer)
         if template is not None:
             self._refuse_broken_template()
 
@@ -46,14 +60,20 @@ class Tokenizer:
         token = self._tokenizer.eos_token_id
         return token if isinstance(token, int) else None
 
-    def encode(self, text: str) -> tuple[int, ...]:
-        """Tokens of a text, with the begin token if the model wants one."""
-        return tuple(self._tokenizer(text, verbose=False)["input_ids"])
+    def encode(self, text: str, *, enough: int | None = None) -> tuple[int, ...]:
+        """Tokens of a text, with the begin token if the model wants one; of one that has more than
+        `enough`, at least so many. Raises CheckpointError where the tokenizer breaks down over it.
+        """
+        return self._encoded(text, enough, add_special_tokens=True)
 
-    def encode_chat(self, chat: Chat, variables: Mapping[str, object]) -> tuple[int, ...]:
-        """Tokens of a conversation; `variables` of the job give way to those of the chat.
+    def encode_chat(
+        self, chat: Chat, variables: Mapping[str, object], *, enough: int | None = None
+    ) -> tuple[int, ...]:
+        """Tokens of a conversation, as `encode` has them; `variables` of the job give way to those
+        of the chat.
 
-        Raises RowRefused if the template does not take the messages.
+        Raises RowRefused if the template does not take the messages, and CheckpointError where the
+        tokenizer breaks down over them.
         """
         if self._template is None:
             message = "messages need a chat template, and the tokenizer of the model has none"
@@ -66,26 +86,28 @@ class Tokenizer:
             text = self._render(chat, own) if place is None else self._render_tools(chat, own)
         except Exception as error:  # A template is a program: it may raise anything.
             if place is not None:
-                raise _no_tools(place, f"does not take: {_reason(error)}") from None
-            message = f"messages do not fit the model's chat template: {_reason(error)}"
+                raise _no_tools(place, f"does not take: {self._reason(error)}") from None
+            message = f"messages do not fit the model's chat template: {self._reason(error)}"
             raise RowRefused(message, code="invalid_value", param="messages") from None
         if place is not None and self._leaves_calls_out(chat, own, text):
             raise _no_tools(place, "leaves out")
         # The template has written the begin token already.
-        encoded = self._tokenizer(text, add_special_tokens=False, verbose=False)
-        return tuple(encoded["input_ids"])
+        return self._encoded(text, enough, add_special_tokens=False)
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Text of the tokens, without special ones; U+FFFD where bytes are no character."""
-        return str(
-            self._tokenizer.decode(
-                list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False
+        """Text of the tokens, without special ones; U+FFFD where bytes are no character. Raises
+        CheckpointError where the tokenizer breaks down over them."""
+        with self._blamed(f"cannot decode {shown(list(tokens))}"):
+            return str(
+                self._tokenizer.decode(
+                    list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False
+                )
             )
-        )
 
     def token_bytes(self, token: int) -> bytes:
         """What one token stands for, special ones by their name; empty if it has no text."""
-        return self._bytes.of(token)
+        with self._blamed(f"cannot decode {token}"):
+            return self._bytes.of(token)
 
     def require_chat_template(self, first_chat: str) -> None:
         """Raises CheckpointError if there is none; `first_chat` names a row that needs it."""
@@ -95,17 +117,50 @@ class Tokenizer:
                 "messages; set model.chat_template to a jinja file, or use rows with prompt"
             )
 
+    def _encoded(
+        self, text: str, enough: int | None, *, add_special_tokens: bool
+    ) -> tuple[int, ...]:
+        """A text is looked at as a whole only where its beginning has not too many tokens already:
+        encoding takes a hundred times as much memory as the text."""
+        beginning = text if enough is None else text[: _LOOKED_AT_FIRST * (enough + 1)]
+        tokens: list[int] = []
+        with self._blamed(f"cannot encode {shown(text)}"):
+            for piece in (beginning, text):
+                encoded = self._tokenizer(
+                    piece, add_special_tokens=add_special_tokens, verbose=False
+                )
+                tokens = encoded["input_ids"]
+                if len(piece) == len(text) or (enough is not None and len(tokens) > 2 * enough):
+                    break
+        return tuple(tokens)
+
+    def _blamed(self, fault: str) -> AbstractContextManager[None]:
+        return blamed(self._folder, fault)
+
     def _render(self, chat: Chat, variables: Mapping[str, object]) -> str:
-        return str(
-            self._tokenizer.apply_chat_template(
-                [dict(message) for message in chat.messages],
-                chat_template=self._template,
-                tokenize=False,
-                add_generation_prompt=chat.add_generation_prompt,
-                continue_final_message=chat.continue_final_message,
-                **variables,
+        """Raises whatever the template does, and TooLong or ValueError where it would never end."""
+        with self._limit.held():
+            text = str(
+                self._tokenizer.apply_chat_template(
+                    [dict(message) for message in chat.messages],
+                    chat_template=self._template,
+                    tokenize=False,
+                    add_generation_prompt=chat.add_generation_prompt,
+                    continue_final_message=chat.continue_final_message,
+                    **variables,
+                )
             )
-        )
+        if len(text) > _LONGEST_PROMPT:
+            raise ValueError(f"it makes more than {_LONGEST_PROMPT} characters of them")
+        return text
+
+    def _reason(self, error: Exception) -> str:
+        """Why a template has not rendered."""
+        if isinstance(error, TooLong):
+            return f"it has not ended within {self._limit.seconds:.0f} s"
+        if isinstance(error, MemoryError):
+            return "it takes too much memory"
+        return reason(error)
 
     def _render_tools(self, chat: Chat, variables: Mapping[str, object]) -> str:
         """Some templates want the arguments of calls as objects, and some as the JSON text that the
@@ -130,7 +185,10 @@ class Tokenizer:
         try:
             self._render(Chat(messages=({"role": "user", "content": "Hello"},)), {})
         except TemplateSyntaxError as error:
-            message = f"the chat template is broken in line {error.lineno}: {error.message}"
+            message = f"the chat template is broken in line {error.lineno}: {reason(error)}"
+            raise CheckpointError(f"{self._folder}: {message}") from None
+        except (TooLong, MemoryError, RecursionError) as error:
+            message = f"the chat template is broken: {self._reason(error)}"
             raise CheckpointError(f"{self._folder}: {message}") from None
         except Exception:
             return  # It may well refuse this conversation; rows are told when they are refused.
@@ -150,8 +208,8 @@ def load_tokenizer(
     embedding, and ConfigError if `chat_template` cannot be read.
     """
     override = None if chat_template is None else _template_file(chat_template)
-    tokenizer = _load(folder)
-    largest = max(tokenizer.get_vocab().values(), default=-1)
+    _require_readable(folder)
+    tokenizer, largest = _load(folder)
     if largest >= vocab_size:
         raise CheckpointError(
             f"{folder}: the tokenizer has token ids up to {largest}, but the model has only "
@@ -163,18 +221,37 @@ def load_tokenizer(
     return Tokenizer(tokenizer, folder=folder, template=template)
 
 
-def _load(folder: Path) -> Any:
-    from transformers import AutoTokenizer
-
+def _require_readable(folder: Path) -> None:
+    """Raises CheckpointError for files that would keep the libraries busy for ever."""
     if not folder.is_dir():
         raise CheckpointError(f"{folder}: no such folder; check model.path in the job file")
-    try:
-        return AutoTokenizer.from_pretrained(
+    for path in sorted(folder.iterdir()):
+        if path.suffix not in _READ_BY_LIBRARIES or path.name.endswith(".index.json"):
+            continue
+        if path.exists() and not path.is_file() and not path.is_dir():
+            raise CheckpointError(f"{path}: is no regular file")
+        num_bytes = path.stat().st_size if path.is_file() else 0
+        if num_bytes > _MOST_FILE_BYTES:
+            has, most = format_bytes(num_bytes), format_bytes(_MOST_FILE_BYTES)
+            raise CheckpointError(
+                f"{path}: {has}, at most {most} are read: is this the file of a tokenizer?"
+            )
+
+
+def _load(folder: Path) -> tuple[Any, int]:
+    """A tokenizer that has encoded and decoded something, and its largest token id."""
+    from transformers import AutoTokenizer
+
+    with silence(), blamed(folder, "cannot be loaded"):
+        tokenizer = AutoTokenizer.from_pretrained(
             str(folder), local_files_only=True, trust_remote_code=False
         )
-    except Exception as error:  # Damaged files make its libraries raise anything.
-        message = f"{folder}: the tokenizer cannot be loaded: {_reason(error)}"
-        raise CheckpointError(message) from error
+        with suppress(Exception):  # It need not know these words; rows may have others.
+            tokenizer("Hello", verbose=False)
+        # What breaks down over a token had better do so before hours of work.
+        tokens = sorted(tokenizer.get_vocab().values())
+        tokenizer.decode(tokens, skip_special_tokens=True)
+        return tokenizer, tokens[-1] if tokens else -1
 
 
 def _own_template(tokenizer: Any) -> str | None:
@@ -186,10 +263,10 @@ def _own_template(tokenizer: Any) -> str | None:
 
 def _template_file(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return read_regular(path, most_bytes=_MOST_TEMPLATE_BYTES).decode("utf-8")
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        fault = Fault(file=str(path), where="model.chat_template", message=f"not read: {reason}")
+        why = getattr(error, "strerror", None) or reason(error)
+        fault = Fault(file=str(path), where="model.chat_template", message=f"not read: {why}")
         raise ConfigError([fault]) from None
 
 
@@ -241,8 +318,3 @@ def _with_object(call: Mapping[str, Any]) -> Mapping[str, Any]:
         }
     except RowRefused:
         return call
-
-
-def _reason(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return shown(lines[0])[1:-1] if lines and len(lines[0]) > 300 else (lines or [repr(error)])[0]

@@ -6,8 +6,8 @@ either implemented, harmless, given with the value that asks for nothing, or ref
 
 from collections.abc import Mapping
 
+from moebatch.quoting import shown
 from moebatch.rows.refused import unsupported
-from moebatch.spec.limits import shown
 
 HARMLESS = frozenset(
     {

@@ -4,12 +4,15 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from moebatch.quoting import shown
 from moebatch.spec.config_faults import ConfigFault
 from moebatch.spec.hardware import Dtype
 from moebatch.spec.shape_keys import FamilyKeys
 
 MAX_LAYERS = 10_000
 MAX_COUNT = 2**31 - 1
+MAX_EXPERTS = 2**18
+"""Of all layers together: ten times what the largest models have, each of which has a name."""
 DTYPES: tuple[Dtype, ...] = ("float32", "float16", "bfloat16")
 
 
@@ -25,7 +28,9 @@ class ConfigKeys:
         self.faults: list[ConfigFault] = []
         model_type = config.get("model_type", family.model_type)
         if model_type != family.model_type:
-            self._fault("model_type", f"{family.model_type!r} as in the architecture", model_type)
+            self._fault(
+                "model_type", f"{shown(family.model_type)} as in the architecture", model_type
+            )
 
     def count(self, key: str, most: int = MAX_COUNT) -> int:
         """A whole number of at least 1."""
@@ -119,12 +124,18 @@ class ConfigKeys:
         if len(given) == 2 and given["num_experts"] != given["num_local_experts"]:
             self._wrong(
                 "num_experts",
-                f"num_experts ({given['num_experts']!r}) and num_local_experts "
-                f"({given['num_local_experts']!r}) contradict each other",
+                f"num_experts ({shown(given['num_experts'])}) and num_local_experts "
+                f"({shown(given['num_local_experts'])}) contradict each other",
             )
         for key, value in given.items():
-            return self._checked_count(key, value, MAX_COUNT)
+            return self._checked_count(key, value)
         return int(self._family.defaults["num_experts"])
+
+    def require_countable(self, num_layers: int, num_experts: int) -> None:
+        """Refuses more experts than could be looked at one by one."""
+        if num_layers * num_experts > MAX_EXPERTS:
+            experts = f"{self._shown('num_experts', num_experts)} in {num_layers} layers"
+            self._wrong("num_experts", f"{experts} are more than {MAX_EXPERTS} in all")
 
     def experts_per_token(self) -> int:
         """Experts that each token chooses, at most all of them."""
@@ -211,8 +222,8 @@ class ConfigKeys:
         return 1
 
     def _fault(self, key: str, expected: str, found: object) -> None:
-        shown = repr(found)
-        self._add(ConfigFault(self._spelled(key), f"expected {expected}, got {shown[:60]}"))
+        message = f"expected {expected}, got {shown(found)}"
+        self._add(ConfigFault(self._spelled(key), message))
 
     def _wrong(self, key: str, message: str) -> None:
         self._add(ConfigFault(self._spelled(key), message, names_key=True))

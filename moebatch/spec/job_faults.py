@@ -7,7 +7,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from moebatch.errors import Fault
-from moebatch.spec.limits import shown
+from moebatch.quoting import shown
 from moebatch.spec.yaml_file import Place, YamlFile, dotted
 
 

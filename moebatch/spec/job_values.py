@@ -9,10 +9,13 @@ from typing import Annotated, Any
 
 from pydantic import PlainValidator
 
-from moebatch.spec.limits import CHECKS, number, shown, whole
+from moebatch.quoting import shown
+from moebatch.spec.limits import CHECKS, number, whole
 from moebatch.spec.prompt_template import PromptTemplate
 from moebatch.units import parse_bytes
 
+_LONGEST_PATH, _LONGEST_NAME = 4096, 255
+"""In bytes, as Linux has it."""
 _LARGEST = 1e300
 """Any float, but no huge integer that is none."""
 
@@ -40,10 +43,16 @@ def row_default(name: str) -> PlainValidator:
 
 def _path(value: object) -> Path:
     if isinstance(value, str) and value.strip() and "\0" not in value:
+        if len(value.encode()) >= _LONGEST_PATH or _longest_name(value) > _LONGEST_NAME:
+            raise ValueError(f"is longer than a path can be: {shown(value)}")
         return Path(value)
     if isinstance(value, Path):
         return value
     raise ValueError(f"must be a path, got {shown(value)}")
+
+
+def _longest_name(path: str) -> int:
+    return max(len(name.encode()) for name in path.split("/"))
 
 
 def _text(value: object) -> str:

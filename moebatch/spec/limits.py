@@ -10,22 +10,12 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import TypeGuard
 
+from moebatch.quoting import shown
+
 MAX_CHOICES = 1024
 """Most sequences of one request: beyond it a typo is likelier than a wish."""
 MAX_LOGPROBS = 20
 """Most alternatives per token, as OpenAI allows."""
-_LONGEST_SHOWN = 60
-
-
-def shown(value: object) -> str:
-    """A value for an error message: as JSON-like text, cut where it would flood the screen."""
-    words = {"None": "null", "True": "true", "False": "false"}
-    text = repr(value[:_LONGEST_SHOWN] if isinstance(value, str | list) else value)
-    text = words.get(text, text)
-    long = len(text) > _LONGEST_SHOWN
-    if isinstance(value, str | list) and len(value) > _LONGEST_SHOWN:
-        long = True
-    return text[:_LONGEST_SHOWN] + "…" if long else text
 
 
 def whole(value: object, low: int, high: int | None = None) -> int:

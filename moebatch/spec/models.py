@@ -6,10 +6,10 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from moebatch.errors import ConfigError, Fault
+from moebatch.quoting import shown
 from moebatch.spec.config_faults import FaultyConfig
 from moebatch.spec.config_file import load_config
 from moebatch.spec.library import find
-from moebatch.spec.limits import shown
 from moebatch.spec.shape import ModelShape
 from moebatch.spec.shape_reader import read_shape
 from moebatch.spec.yaml_file import Place, YamlFile, dotted, read_yaml

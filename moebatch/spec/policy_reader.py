@@ -5,8 +5,9 @@ from dataclasses import fields
 from math import ceil, isfinite
 from typing import Any, TypeVar, get_args
 
+from moebatch.quoting import shown
 from moebatch.spec.hardware import LEVELS
-from moebatch.spec.limits import flag, number, shown, whole
+from moebatch.spec.limits import flag, number, whole
 from moebatch.spec.open_policy import OpenPolicy
 from moebatch.spec.policy import (
     PAGED,

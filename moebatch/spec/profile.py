@@ -11,6 +11,7 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from moebatch.errors import ConfigError, Fault
+from moebatch.quoting import shown
 from moebatch.spec.hardware import LINKS, Basis, Hardware, LevelName, LinkName
 from moebatch.spec.library import find
 from moebatch.spec.profile_levels import LevelFigures, LinkFigures, ends_of
@@ -143,7 +144,9 @@ class HardwareProfile:
         near = get_close_matches(name, names, n=1)
         guess = f"did you mean {near[0]}? " if near else ""
         message = f"{guess}write NAME=VALUE such as dram=64GiB; names are {', '.join(names)}"
-        subject = f"{self.name} has no figure {name!r}" if name else f"cannot read {text!r}"
+        subject = (
+            f"{self.name} has no figure {shown(name)}" if name else f"cannot read {shown(text)}"
+        )
         return Fault(file=WHAT_IF, message=f"{subject}; {message}")
 
 

@@ -5,8 +5,9 @@ from difflib import get_close_matches
 from itertools import pairwise
 from typing import Any
 
+from moebatch.quoting import shown
 from moebatch.spec.hardware import LEVELS, LINKS, Dtype, LevelName, LinkName, RateCurve
-from moebatch.spec.limits import shown, whole
+from moebatch.spec.limits import whole
 from moebatch.spec.profile_levels import (
     CAPACITIES,
     CURVES,

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
+from moebatch.quoting import shown
 from moebatch.spec.hardware import Basis, RateCurve
-from moebatch.spec.limits import shown
 from moebatch.units import parse_bytes, parse_duration, parse_flops, parse_rate
 
 BASES: tuple[Basis, ...] = ("peak", "achieved", "paper")

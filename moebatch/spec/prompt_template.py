@@ -4,6 +4,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from moebatch.quoting import shown
+
 _PIECE = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
 
 
@@ -32,12 +34,12 @@ class PromptTemplate:
                 texts.append("")
             else:
                 raise ValueError(
-                    f"has {piece[0]!r} where a column such as {{question}} could be; a brace that "
-                    "is meant as such is written twice"
+                    f"has {shown(piece[0])} where a column such as {{question}} could be; a brace "
+                    "that is meant as such is written twice"
                 )
         if not columns:
             raise ValueError(
-                f"names no column, got {template[:60]!r}; a column stands in single braces, such "
+                f"names no column, got {shown(template)}; a column stands in single braces, such "
                 "as {question}"
             )
         texts[-1] += template[end:]

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from moebatch.quoting import presentable
 from moebatch.spec.sampling import Sampling
 
 FinishReason = Literal["stop", "length"]
@@ -71,6 +72,12 @@ class RowError:
     code: str
     message: str
     param: str | None = None
+
+    def __post_init__(self) -> None:
+        """Both may quote the row, which may be anything."""
+        object.__setattr__(self, "message", presentable(self.message))
+        if self.param is not None:
+            object.__setattr__(self, "param", presentable(self.param))
 
     @property
     def type(self) -> str:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from moebatch.quoting import shown
 from moebatch.spec.config_faults import ConfigFault, FaultyConfig
 from moebatch.spec.config_file import load_config
 from moebatch.spec.config_keys import ConfigKeys
@@ -29,6 +30,7 @@ def read_shape(config: Mapping[str, Any], where: str) -> ModelShape:
     expert_bits = _expert_bits(config, family, where)
     keys = ConfigKeys(config, family)
     shape = _shape(keys, family, expert_bits)
+    keys.require_countable(len(shape.moe_layers), shape.num_experts)
     if keys.faults:
         raise FaultyConfig(where, keys.faults)
     return shape
@@ -58,7 +60,7 @@ def _family_keys(config: Mapping[str, Any], where: str) -> FamilyKeys:
     if family is None:
         plannable = [name for name in FAMILY_KEYS if name not in RUNNABLE]
         message = (
-            f"architecture {found!r} is not supported; supported are {', '.join(RUNNABLE)}, "
+            f"architecture {shown(found)} is not supported; supported are {', '.join(RUNNABLE)}, "
             f"and for plans only {', '.join(plannable)}"
         )
         raise FaultyConfig(where, [ConfigFault("architectures", message, names_key=True)])
@@ -73,8 +75,8 @@ def _expert_bits(config: Mapping[str, Any], family: FamilyKeys, where: str) -> f
     if isinstance(method, str) and method in family.expert_bits:
         return family.expert_bits[method]
     message = (
-        f"quantization_config ({method or 'unnamed'}): quantised checkpoints are not "
-        "supported; use the model's bfloat16, float16 or float32 checkpoint"
+        f"quantization_config ({shown(method) if method else 'unnamed'}): quantised checkpoints "
+        "are not supported; use the model's bfloat16, float16 or float32 checkpoint"
     )
     raise FaultyConfig(where, [ConfigFault("quantization_config", message, names_key=True)])
 

@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 
 from moebatch.errors import ConfigError, Fault
+from moebatch.quoting import is_text, shown
 
 Place = tuple[str | int, ...]
 """Way from the top to a value: keys of mappings, positions in lists."""
@@ -19,6 +20,8 @@ _MAX_BYTES = 2**20
 _MAX_NODES = 20_000
 """Aliases count every time they are used, so that a few lines cannot grow into gigabytes."""
 _MAX_DEPTH = 32
+_LONGEST_NUMBER = 400
+_NO_TEXT = "holds half of a surrogate pair, which is no character"
 _TAG = "tag:yaml.org,2002:"
 _EXPONENTIAL = re.compile(r"[+-]?[0-9]+[eE][+-]?[0-9]+")
 
@@ -89,7 +92,7 @@ def _compose(path: Path, text: str) -> tuple[yaml.Node | None, yaml.SafeLoader]:
         return loader.get_single_node(), loader
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
-        message = f"holds a character that YAML does not allow: {chr(error.character)!r}"
+        message = f"holds a character that YAML does not allow: {shown(chr(error.character))}"
         raise _refusal(path, message, line) from None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
@@ -138,6 +141,9 @@ class _Walk:
                 self._fault("a key must be a plain word", line, place)
                 continue
             key = key_node.value
+            if not is_text(key):
+                self._fault(_NO_TEXT, line, place)
+                continue
             if key in first_lines:
                 self._fault(f"given twice, first in line {first_lines[key]}", line, (*place, key))
                 continue
@@ -159,17 +165,23 @@ class _Walk:
             return float(node.value)
         # Dates are text to us: no key takes one, and a text is what the user wrote.
         if kind in ("str", "timestamp", "value", "merge"):
+            if not is_text(node.value):
+                self._fault(_NO_TEXT, node.start_mark.line + 1, place)
+                return node.value.encode("utf-8", "replace").decode()
             return node.value
         self._refuse_tag(node, place, "null", "bool", "int", "float")
+        if len(node.value) > _LONGEST_NUMBER:  # 1:1:1:… is a number of base 60, read ever slower
+            self._fault(f"cannot be read as {kind}", node.start_mark.line + 1, place)
+            return None
         try:
             return self._loader.construct_object(node)
-        except (ValueError, KeyError, yaml.YAMLError):
+        except (ValueError, KeyError, ArithmeticError, yaml.YAMLError):
             self._fault(f"cannot be read as {kind}", node.start_mark.line + 1, place)
             return None
 
     def _refuse_tag(self, node: yaml.Node, place: Place, *allowed: str) -> None:
         if node.tag.removeprefix(_TAG) not in allowed:
-            message = f"the tag {node.tag} is not allowed here; write plain YAML"
+            message = f"the tag {shown(node.tag)} is not allowed here; write plain YAML"
             self._fault(message, node.start_mark.line + 1, place)
             raise ConfigError(self.faults)
 

@@ -5,7 +5,7 @@ from difflib import get_close_matches
 from typing import TypeVar
 
 from moebatch.errors import ConfigError, Fault
-from moebatch.spec.limits import shown
+from moebatch.quoting import shown
 from moebatch.spec.yaml_file import Place, YamlFile, dotted
 
 Value = TypeVar("Value")

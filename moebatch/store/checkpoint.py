@@ -1,13 +1,13 @@
 """A model folder read in place: which file, offset and length every tensor has."""
 
-import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from moebatch.errors import CheckpointError
-from moebatch.spec.limits import shown
-from moebatch.store.header import TensorEntry, read_header
+from moebatch.quoting import reason, shown
+from moebatch.spec.json_file import read_json
+from moebatch.store.header import MAX_HEADER_BYTES, TensorEntry, read_header
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
@@ -100,19 +100,22 @@ def file_inside(folder: Path, name: str) -> Path:
     ``snapshots/REVISION`` to ``blobs`` beside it; anywhere else raises CheckpointError.
     """
     if name != Path(name).name or name in ("", ".", "..") or "\\" in name or "\0" in name:
-        raise CheckpointError(f"{folder}: file name {name!r} must not contain a path")
+        raise CheckpointError(f"{folder}: file name {shown(name)} must not contain a path")
     try:
         path = (folder / name).resolve()
         is_file = path.is_file()
     except (OSError, RuntimeError) as error:  # too long a name, or links in a circle
-        raise CheckpointError(f"{folder}: file {shown(name)} cannot be found: {error}") from None
+        message = f"file {shown(name)} cannot be found: {reason(error)}"
+        raise CheckpointError(f"{folder}: {message}") from None
     allowed = [folder.resolve()]
     if folder.resolve().parent.name == "snapshots":
         allowed.append(folder.resolve().parent.parent / "blobs")
     if not any(path.is_relative_to(root) for root in allowed):
-        raise CheckpointError(f"{folder}: {name} is a link that leads outside the model folder")
+        raise CheckpointError(
+            f"{folder}: {shown(name)} is a link that leads outside the model folder"
+        )
     if not is_file:
-        raise CheckpointError(f"{folder}: file {name} is missing")
+        raise CheckpointError(f"{folder}: file {shown(name)} is missing")
     return path
 
 
@@ -124,7 +127,7 @@ def _indexed_tensors(
     for tensor, file in weight_map.items():
         if tensor not in headers[file]:
             raise CheckpointError(
-                f"{folder}: {INDEX_NAME} places {tensor} in {file}, it is not there"
+                f"{folder}: {INDEX_NAME} places {shown(tensor)} in {shown(file)}, it is not there"
             )
         tensors[tensor] = (paths[file], headers[file][tensor])
     return tensors
@@ -133,18 +136,20 @@ def _indexed_tensors(
 def _weight_map(folder: Path) -> dict[str, str]:
     path = file_inside(folder, INDEX_NAME)
     try:
-        index = json.loads(path.read_bytes().decode("utf-8"))
-        weight_map = index["weight_map"]
-    except (ValueError, RecursionError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{path}: not an index of safetensors files: {error}") from None
+        index = read_json(path, most_bytes=MAX_HEADER_BYTES)
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise CheckpointError(f"{path}: {error}") from None
+    weight_map = index.get("weight_map") if isinstance(index, dict) else None
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f"{path}: weight_map is empty or not a mapping")
     for tensor, file in weight_map.items():
         if not isinstance(file, str):
-            raise CheckpointError(f"{path}: weight_map[{tensor!r}] is not a file name")
+            raise CheckpointError(f"{path}: weight_map[{shown(tensor)}] is not a file name")
         if not file.endswith(".safetensors"):
             raise CheckpointError(
-                f"{path}: {file!r} is not a safetensors file; others are not read"
+                f"{path}: {shown(file)} is not a safetensors file; others are not read"
             )
     return weight_map
 

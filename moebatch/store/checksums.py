@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from moebatch.errors import CheckpointError
+from moebatch.quoting import shown
 
 SUMS_NAME = "SHA256SUMS"
 _LINE = re.compile(r"([0-9a-fA-F]{64}) [ *](.+)")
@@ -48,7 +49,7 @@ def _listed(path: Path) -> dict[str, str]:
         for line in path.read_text(encoding="utf-8").splitlines():
             match = _LINE.fullmatch(line.strip())
             if match is None:
-                raise CheckpointError(f"{path}: not a list of SHA-256 checksums: {line[:80]!r}")
+                raise CheckpointError(f"{path}: not a list of SHA-256 checksums: {shown(line)}")
             sums[match[2].removeprefix("./")] = match[1]
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path}: cannot be read: {error}") from None

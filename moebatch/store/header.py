@@ -2,15 +2,20 @@
 
 import json
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard
 
 from moebatch.errors import CheckpointError
+from moebatch.quoting import is_text, reason, shown
 
 MAX_HEADER_BYTES = 100_000_000
 """The format's own limit."""
+MAX_TENSORS = 2**18
+"""Of one file: many times what the largest models put into one, and seconds to look at."""
+MAX_DIMENSIONS = 64
 
 DTYPE_BITS = {
     "BOOL": 8,
@@ -51,7 +56,8 @@ def read_header(path: Path) -> dict[str, TensorEntry]:
 
     Raises CheckpointError, naming the file and the rule, when the file breaks the format: header
     longer than allowed or than the file, not a JSON object, duplicate keys, offsets that overlap
-    or leave holes, sizes that disagree with shape and dtype, bytes missing or left over.
+    or leave holes, sizes that disagree with shape and dtype, bytes missing or left over; or when it
+    has more than `MAX_TENSORS` tensors or `MAX_DIMENSIONS` dimensions.
     """
     try:
         with path.open("rb") as file:
@@ -83,18 +89,21 @@ def _header_length(path: Path, prefix: bytes, file_bytes: int) -> int:
 def _parse(path: Path, text: bytes) -> dict[str, Any]:
     if not text.startswith(b"{"):
         raise CheckpointError(f"{path}: the header does not start with '{{'")
+    if text.count(b"{") > MAX_TENSORS + 2:  # looked at before it grows into objects
+        raise CheckpointError(f"{path}: more than {MAX_TENSORS} tensors, the most of one file")
     try:
         return dict(json.loads(text.decode("utf-8"), object_pairs_hook=_unique_keys))
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path}: the header is not valid JSON: {error}") from None
+        raise CheckpointError(f"{path}: the header is not valid JSON: {reason(error)}") from None
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     unique = dict(pairs)
     if len(unique) != len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"key {twice!r} occurs twice")
+        twice = next(
+            name for name, times in Counter(name for name, _ in pairs).items() if times > 1
+        )
+        raise ValueError(f"key {shown(twice)} occurs twice")
     return unique
 
 
@@ -104,6 +113,9 @@ def _entries(
     metadata = header.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
         raise CheckpointError(f"{path}: __metadata__ may hold strings only")
+    nameless = next((name for name in header if not is_text(name)), None)
+    if nameless is not None:
+        raise CheckpointError(f"{path}: the name {shown(nameless)} is no text that UTF-8 can hold")
     entries = {name: _entry(path, name, raw, data_start) for name, raw in header.items()}
     end = data_start
     for name, entry in sorted(
@@ -113,7 +125,7 @@ def _entries(
             kind = (
                 "overlaps the tensor before it" if entry.offset < end else "leaves a hole before it"
             )
-            raise CheckpointError(f"{path}: tensor {name!r} {kind}")
+            raise CheckpointError(f"{path}: tensor {shown(name)} {kind}")
         end = entry.offset + entry.num_bytes
     if end != file_bytes:
         raise CheckpointError(
@@ -125,25 +137,26 @@ def _entries(
 
 def _entry(path: Path, name: str, raw: object, data_start: int) -> TensorEntry:
     def refuse(why: str) -> CheckpointError:
-        return CheckpointError(f"{path}: tensor {name!r}: {why}")
+        return CheckpointError(f"{path}: tensor {shown(name)}: {why}")
 
     if not isinstance(raw, Mapping) or set(raw) != {"dtype", "shape", "data_offsets"}:
         raise refuse("needs exactly dtype, shape and data_offsets")
     dtype, shape, offsets = raw["dtype"], raw["shape"], raw["data_offsets"]
     if not isinstance(dtype, str) or dtype not in DTYPE_BITS:
-        raise refuse(f"unknown dtype {dtype!r}")
+        raise refuse(f"unknown dtype {shown(dtype)}")
     if not _natural_numbers(shape):
-        raise refuse(f"shape {shape!r} is not a list of sizes")
+        raise refuse(f"shape {shown(shape)} is not a list of sizes")
+    if len(shape) > MAX_DIMENSIONS:
+        raise refuse(f"has {len(shape)} dimensions, at most {MAX_DIMENSIONS} are read")
     if not _natural_numbers(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
-        raise refuse(f"data_offsets {offsets!r} are not [begin, end]")
+        raise refuse(f"data_offsets {shown(offsets)} are not [begin, end]")
     num_bits = math.prod(shape) * DTYPE_BITS[dtype]
     begin, end = offsets
     if num_bits % 8:
-        raise refuse(f"{dtype} of shape {shape} does not end on a byte")
+        raise refuse(f"{dtype} of shape {shown(shape)} does not end on a byte")
     if num_bits // 8 != end - begin:
-        raise refuse(
-            f"{dtype} of shape {shape} is {num_bits // 8} bytes, its offsets span {end - begin}"
-        )
+        size = f"{dtype} of shape {shown(shape)} is {shown(num_bits // 8)} bytes"
+        raise refuse(f"{size}, its offsets span {end - begin}")
     return TensorEntry(
         dtype=dtype, shape=tuple(shape), offset=data_start + begin, num_bytes=end - begin
     )

@@ -8,6 +8,7 @@ import torch
 
 from moebatch.engine.model_files import ModelFiles
 from moebatch.errors import CheckpointError
+from moebatch.quoting import reason
 from moebatch.training.whole_model import WholeModel
 
 ExpertsWay = Literal["eager", "grouped_mm"]
@@ -38,7 +39,7 @@ def load_whole(files: ModelFiles, *, dtype: torch.dtype, experts: ExpertsWay) ->
                 experts_implementation=experts,
             )
     except Exception as error:  # Damaged files make its libraries raise anything.
-        raise CheckpointError(f"{folder}: transformers cannot load it: {error}") from error
+        raise CheckpointError(f"{folder}: transformers cannot load it: {reason(error)}") from error
     for parameter in module.parameters():
         parameter.data = parameter.data.clone()  # some are still the mapped files themselves
     return WholeModel(module, files.shape)

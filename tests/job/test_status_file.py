@@ -42,6 +42,16 @@ def test_a_run_that_ends_leaves_word(tmp_path: Path) -> None:
     assert there is not None and there.state == "failed"
 
 
+@pytest.mark.parametrize("shard", ["\x1b[2J", "a/b", "1/" + "9" * 5000, "1", 7])
+def test_a_file_of_no_shard_counts_as_none(tmp_path: Path, shard: object) -> None:
+    path = tmp_path / "status-1-of-1.json"
+    with written_to(path, ALL, status):
+        pass
+    assert read_status(path) is not None
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"shard": shard}))
+    assert read_status(path) is None
+
+
 def test_a_file_with_other_values_counts_as_none(tmp_path: Path) -> None:
     path = tmp_path / "status.json"
     stop_a_run(path, has_gained=False)

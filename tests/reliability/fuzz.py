@@ -52,7 +52,18 @@ WORDS = (
     *(rb'"\ud800"', rb'"\u0000"', b"[" * 3000, b'{"a":' * 3000, b"&a [*a]", b"*a", b"<<: *a"),
     *(b"!!python/object/apply:os.system [x]", b"!!binary aaaa", b"2026-11-21", b"0x1f", b"1_000"),
     *(b"../../etc/passwd", b"/dev/zero", b"/dev/stdin", b"~", b"$HOME", b"{{ 7*7 }}", b"{% for %}"),
-    *(b"18446744073709551616", b"-9223372036854775809", b"inf", b"1GiB", b"0GiB", b"1e30GiB"),
+    *(b"\x1b[2J" * 3000, b"\xe2\x80\xae", rb'"\udfff"', b"9" * 4000, b"1:" * 3000 + b"1"),
+    *(
+        b"range(99999)",
+        b"{{ 'a' * 99999 }}",
+        b"Precompiled",
+        b"18446744073709551616",
+        b"-9223372036854775809",
+        b"inf",
+        b"1GiB",
+        b"0GiB",
+        b"1e30GiB",
+    ),
 )
 """What has broken readers before."""
 
@@ -90,6 +101,7 @@ def fuzz(target: Target, num_inputs: int, seed: int) -> int:
     input that did it."""
     noise, num_taken = random.Random(f"{seed} {target.name}"), 0
     with scratch() as folder:
+        target.hit(folder, target.seeds[0])  # imports what it needs, in its own time
         for number in range(num_inputs):
             num_taken += hit(target, folder, mutated(noise, target.seeds), f"input {number}")
     return num_taken

@@ -1,6 +1,8 @@
 """What is fed with bytes that nobody has checked, and what must hold whatever they are."""
 
+import datetime
 import gzip
+import io
 import json
 import struct
 from collections.abc import Callable
@@ -14,9 +16,13 @@ from moebatch.job.scan import scan
 from moebatch.job.status_file import read_status
 from moebatch.journal.finished import Finished
 from moebatch.journal.record import Record, encode
+from moebatch.quoting import harmless
+from moebatch.rows.generation_config import read_generation_config
 from moebatch.rows.parse import RowRules, parse_row
-from moebatch.rows.row import ReadyRow
+from moebatch.rows.refused import RowRefused
+from moebatch.rows.row import Chat, FailedRow, ReadyRow
 from moebatch.rows.source import open_source
+from moebatch.rows.tokenizer import load_tokenizer
 from moebatch.spec.config_file import load_config
 from moebatch.spec.job import load_job
 from moebatch.spec.policy_file import load_policy
@@ -26,6 +32,7 @@ from moebatch.store.checkpoint import INDEX_NAME, Checkpoint
 from moebatch.store.header import read_header
 
 Feed = Callable[[Path, bytes], None]
+_LONGEST_MESSAGE = 100_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +53,8 @@ class Target:
             message = str(error)
             assert message, "an error without a message"
             assert "Traceback" not in message
+            assert message == harmless(message), "a message that commands the terminal"
+            assert len(message) < _LONGEST_MESSAGE, "a message that nobody reads"
             return False
         return True
 
@@ -72,6 +81,8 @@ def _rows(folder: Path, data: bytes) -> None:
     path.write_bytes(first + b"\n" + data + b"\n" + last + b"\n")
     source = open_source(path)
     parsed = [parse_row(raw, RowRules()) for raw in source]
+    errors = [item.error.message for item in parsed if isinstance(item, FailedRow)]
+    assert all(error == harmless(error) and len(error) < _LONGEST_MESSAGE for error in errors)
     names = [item.row.custom_id for item in parsed if not hasattr(item, "error")]
     assert "first" in names, "a good row is lost"
     assert "last" in names, "a good row is lost"
@@ -106,6 +117,52 @@ def _index(folder: Path, data: bytes) -> None:
 def _config(folder: Path, data: bytes) -> None:
     (folder / "config.json").write_bytes(data)
     read_shape(load_config(folder / "config.json"), "config.json")
+
+
+def _generation(folder: Path, data: bytes) -> None:
+    (folder / "generation_config.json").write_bytes(data)
+    read_generation_config(folder, vocab_size=100)
+
+
+def _tokenizer(folder: Path, data: bytes) -> None:
+    (folder / "tokenizer.json").write_bytes(data)
+    (folder / "tokenizer_config.json").write_bytes(_TOKENIZER_CONFIG)
+    tokenizer = load_tokenizer(folder, vocab_size=100)
+    tokenizer.decode(tokenizer.encode("Hello zebra"))
+    assert all(isinstance(tokenizer.token_bytes(token), bytes) for token in range(100))
+
+
+def _template(folder: Path, data: bytes) -> None:
+    """Rows may be refused by it, with a message like any other."""
+    (folder / "tokenizer.json").write_bytes(_TOKENIZER)
+    (folder / "tokenizer_config.json").write_bytes(_TOKENIZER_CONFIG)
+    (folder / "chat_template.jinja").write_bytes(data)
+    tokenizer = load_tokenizer(folder, vocab_size=100)
+    try:
+        tokenizer.encode_chat(Chat(messages=({"role": "user", "content": "Hello"},)), {})
+    except RowRefused as refused:
+        message = refused.error.message
+        assert message == harmless(message)
+        assert len(message) < _LONGEST_MESSAGE
+
+
+def _parquet(folder: Path, data: bytes) -> None:
+    (folder / "in.parquet").write_bytes(data)
+    scan(open_source(folder / "in.parquet"), lambda raw: parse_row(raw, RowRules()))
+
+
+def _table() -> bytes:
+    import pyarrow
+    import pyarrow.parquet
+
+    file = io.BytesIO()
+    columns = {
+        "prompt": ["a", "b"],
+        "max_tokens": [1, 2],
+        "when": [datetime.datetime(2026, 1, 1)] * 2,
+    }
+    pyarrow.parquet.write_table(pyarrow.table(columns), file)
+    return file.getvalue()
 
 
 def _journal(folder: Path, data: bytes) -> None:
@@ -189,6 +246,43 @@ _CONFIG = json.dumps(
         "hidden_act": "silu",
     }
 ).encode()
+_GENERATION = b'{"eos_token_id": [2, 3], "temperature": 0.6, "top_p": 0.9, "do_sample": true}'
+_TOKENIZER = json.dumps(
+    {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [
+            {
+                "id": 0,
+                "content": "<s>",
+                "single_word": False,
+                "lstrip": False,
+                "rstrip": False,
+                "normalized": False,
+                "special": True,
+            }
+        ],
+        "normalizer": {"type": "NFC"},
+        "pre_tokenizer": {"type": "Whitespace"},
+        "post_processor": None,
+        "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True},
+        "model": {
+            "type": "WordPiece",
+            "unk_token": "<s>",
+            "continuing_subword_prefix": "##",
+            "max_input_chars_per_word": 100,
+            "vocab": {"<s>": 0, "Hello": 1, "z": 2, "##ebra": 3},
+        },
+    }
+).encode()
+_TOKENIZER_CONFIG = b'{"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>"}'
+_TEMPLATES = (
+    b"{% for message in messages %}<s>{{ message['role'] }}: {{ message.content | trim }}"
+    b"{% endfor %}{% if add_generation_prompt %}{{ 'assistant' }}{% endif %}",
+    b"{%- set x = namespace(a=1) %}{% macro f(y) %}{{ y|tojson }}{% endmacro %}{{ f(messages) }}"
+    b"{{ raise_exception('no') if x.a > 2 }}{{ strftime_now('%Y') }}",
+)
 _RECORD = encode(Record(b"\7" * 16, 9, "part", b'{"row":1}'))
 _MANIFEST = json.dumps(
     {"job": {"model": "m"}, "settled": {"date": "2026-11-21", "num_shards": 3}}
@@ -213,6 +307,10 @@ TARGETS = (
     ),
     Target(name="safetensors index", seeds=(_INDEX,), feed=_index),
     Target(name="model config", seeds=(_CONFIG,), feed=_config),
+    Target(name="generation config", seeds=(_GENERATION,), feed=_generation),
+    Target(name="tokenizer", seeds=(_TOKENIZER,), feed=_tokenizer),
+    Target(name="chat template", seeds=_TEMPLATES, feed=_template),
+    Target(name="parquet file", seeds=(_table(),), feed=_parquet),
     Target(name="journal", seeds=(_RECORD, _RECORD * 3), feed=_journal),
     Target(name="run folder", seeds=(_MANIFEST, _STATUS), feed=_run_folder),
 )

@@ -299,7 +299,7 @@ class TestModelFolder:
         [
             ({"generation_config": {"eos_token_id": 320}}, "from 0 to 319, got 320"),
             ({"generation_config": {"eos_token_id": "2"}}, "from 0 to 319, got '2'"),
-            ({"generation_config": "{"}, "generation_config.json: cannot be read"),
+            ({"generation_config": "{"}, "generation_config.json: is not JSON"),
             ({"config": []}, "config.json: expected an object, got []"),
         ],
     )

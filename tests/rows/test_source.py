@@ -132,6 +132,13 @@ class TestCompressed:
         with pytest.raises(InputError, match="damaged behind line 0"):
             rows_of(write(tmp_path / "a.jsonl.gz", bytes(data)))
 
+    def test_half_of_a_zstd_file_is_damaged_input(self, tmp_path: Path) -> None:
+        pyarrow = pytest.importorskip("pyarrow")
+        data = pyarrow.compress(os.urandom(5000), codec="zstd", asbytes=True)
+        path = write(tmp_path / "a.jsonl.zst", data[:-100])
+        with pytest.raises(InputError, match="the compressed data is damaged behind line"):
+            rows_of(path)
+
     @pytest.mark.parametrize("suffix", ["gz", "zst"])
     def test_only_called_so(self, tmp_path: Path, suffix: str) -> None:
         with pytest.raises(InputError, match=f"is not {suffix} data although its name says so"):
@@ -148,7 +155,7 @@ class TestRefused:
             ("a.jsonl", b"\xfe\xff\0{\0}", "is UTF-16 or UTF-32; save it as UTF-8"),
             ("a.json", b'[{"prompt": 1}]', "is a JSON array; JSON lines are needed"),
             ("a.jsonl", b"\xef\xbb\xbf [\n", "is a JSON array"),
-            ("a.parquet", b"PAR1garbage", "the data is damaged behind row 0: "),
+            ("a.parquet", b"PAR1garbage", "the data cannot be read behind row 0: "),
         ],
     )
     def test_other_kinds(self, tmp_path: Path, name: str, data: bytes, message: str) -> None:
@@ -243,7 +250,7 @@ class TestTables:
     def test_damaged_arrow_file(self, tmp_path: Path) -> None:
         write(tmp_path / "state.json", b'{"_data_files": [{"filename": "a.arrow"}]}')
         write(tmp_path / "a.arrow", b"garbage" * 10)
-        with pytest.raises(InputError, match="the data is damaged behind row 0"):
+        with pytest.raises(InputError, match="the data cannot be read behind row 0"):
             rows_of(tmp_path)
 
 
@@ -262,3 +269,35 @@ def test_memory_does_not_grow_with_rows(tmp_path: Path) -> None:
         assert tracemalloc.get_traced_memory()[1] < 2 * 2**20
     finally:
         tracemalloc.stop()
+
+
+class TestHostileTables:
+    """Files of which the library says almost anything."""
+
+    def parquet(self, path: Path, **columns: object) -> Path:
+        pyarrow = pytest.importorskip("pyarrow")
+        pyarrow.parquet.write_table(pyarrow.table(columns), path)
+        return path
+
+    @pytest.mark.parametrize("start", [-60, -100, 4])
+    def test_damage_anywhere_is_damaged_input(self, tmp_path: Path, start: int) -> None:
+        path = self.parquet(tmp_path / "a.parquet", prompt=["a", "b"])
+        data = bytearray(path.read_bytes())
+        place = start % len(data)
+        data[place : place + 40] = b"\xff" * 40
+        path.write_bytes(data)
+        with pytest.raises(InputError, match="the data cannot be read behind row 0: "):
+            rows_of(path)
+
+    def test_a_time_beyond_python_is_a_message(self, tmp_path: Path) -> None:
+        pyarrow = pytest.importorskip("pyarrow")
+        late = pyarrow.array([2**62], pyarrow.timestamp("us"))
+        path = self.parquet(tmp_path / "a.parquet", prompt=["a"], when=late)
+        with pytest.raises(InputError, match="the data cannot be read behind row 0: "):
+            rows_of(path)
+
+    def test_a_pipe_in_a_dataset_is_not_waited_for(self, tmp_path: Path) -> None:
+        (tmp_path / "state.json").write_text('{"_data_files": [{"filename": "x"}]}')
+        os.mkfifo(tmp_path / "x")
+        with pytest.raises(InputError, match="'x' is no regular file"):
+            rows_of(tmp_path)

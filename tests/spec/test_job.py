@@ -176,9 +176,44 @@ class TestFile:
         _, _, message = fault(tmp_path, "\n".join(lines))
         assert message == "more than 20000 values or 32 levels once aliases are used"
 
+    @pytest.mark.parametrize(
+        "written, message",
+        [
+            (":".join(["1"] * 300_000), "cannot be read as int"),
+            (":".join(["1"] * 190) + ".5", "cannot be read as float"),
+            ("9" * 5000, "cannot be read as int"),
+        ],
+        ids=["base 60", "base 60 beyond floats", "decimal"],
+    )
+    def test_endless_numbers_are_not_computed(
+        self, tmp_path: Path, written: str, message: str
+    ) -> None:
+        found = faults(tmp_path, f"{MINIMAL}sampling: {{seed: {written}}}\n")
+        assert (found[0].line, found[0].where, found[0].message) == (4, "sampling.seed", message)
+
+    @pytest.mark.parametrize("key", ["model", "input", "output"])
+    @pytest.mark.parametrize("path", ["x" * 256, "x/" * 2048, "é" * 128])
+    def test_a_path_that_cannot_be(self, tmp_path: Path, key: str, path: str) -> None:
+        text = re.sub(f"{key}: {{path: [^}}]*", f"{key}: {{path: {path}", MINIMAL)
+        _, where, message = fault(tmp_path, text)
+        assert where == f"{key}.path"
+        assert message.startswith(f"is longer than a path can be: '{path[:20]}")
+
+    @pytest.mark.parametrize(
+        "line, where",
+        [
+            ('sampling: {stop: ["a\\ud800"]}', "sampling.stop[0]"),
+            ('sampling: {chat_template_kwargs: {"\\udfff": 1}}', "sampling.chat_template_kwargs"),
+            ('experts: {"\\ud800": 1}', "experts"),
+        ],
+    )
+    def test_halves_of_surrogate_pairs(self, tmp_path: Path, line: str, where: str) -> None:
+        message = "holds half of a surrogate pair, which is no character"
+        assert fault(tmp_path, MINIMAL + line) == (4, where, message)
+
     def test_python_objects(self, tmp_path: Path) -> None:
         text = "model: !!python/object/apply:os.system [ls]\n"
-        message = "the tag tag:yaml.org,2002:python/object/apply:os.system is not allowed here"
+        message = "the tag 'tag:yaml.org,2002:python/object/apply:os.system' is not allowed here"
         assert fault(tmp_path, text) == (1, "model", f"{message}; write plain YAML")
 
     def test_key_that_is_no_word(self, tmp_path: Path) -> None:

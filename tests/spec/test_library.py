@@ -92,7 +92,7 @@ def test_names_that_are_none(name: str) -> None:
 def test_an_installed_package_brings_its_own(tmp_path: Path) -> None:
     """The layout of the wheel: policies inside the package, nothing beside it."""
     shutil.copytree(ROOT / "moebatch" / "spec", tmp_path / "site" / "moebatch" / "spec")
-    for file in ("__init__.py", "errors.py", "units.py"):
+    for file in ("__init__.py", "errors.py", "quoting.py", "units.py"):
         shutil.copy(ROOT / "moebatch" / file, tmp_path / "site" / "moebatch" / file)
     shutil.copytree(ROOT / "policies", tmp_path / "site" / "moebatch" / "policies")
     code = "from moebatch.spec.library import find; print(find('hardware', 'T4'))"

@@ -183,9 +183,9 @@ class TestYaml:
             (".inf", "inf"),
             ("'4096'", "'4096'"),
             ("4096.0", "4096.0"),
-            ("true", "True"),
+            ("true", "true"),
             ("[4096]", "[4096]"),
-            ("null", "None"),
+            ("null", "null"),
         ],
     )
     def test_absurd_sizes(self, written: str, shown: str, tmp_path: Path) -> None:
@@ -204,7 +204,7 @@ class TestYaml:
         text = "config:\n  architectures: [DeepseekForCausalLM]\n  num_experts_per_tok: 6\n"
         line, where, message = fault(tmp_path, text)
         assert (line, where) == (1, "config.n_routed_experts")
-        assert message == "expected a whole number from 1 to 2147483647, got None"
+        assert message == "expected a whole number from 1 to 2147483647, got null"
 
     def test_all_faults_at_once(self, tmp_path: Path) -> None:
         text = OLMOE.replace("name: My OLMoE", "name: 7\nsource: here\nsauce: ''")
@@ -234,7 +234,7 @@ class TestYaml:
             ),
             (
                 "config: {}\n",
-                (1, "config.architectures", "architecture None is not supported; sup"),
+                (1, "config.architectures", "architecture null is not supported; sup"),
             ),
             (
                 "config: {architectures: [LlamaForCausalLM]}\n",
@@ -242,7 +242,7 @@ class TestYaml:
             ),
             (
                 OLMOE + "  quantization_config:\n    quant_method: gptq\n",
-                (8, "config.quantization_config", "quantization_config (gptq): quantised checkp"),
+                (8, "config.quantization_config", "quantization_config ('gptq'): quantised checkp"),
             ),
             (
                 OLMOE + "hidden_size: 7\n",

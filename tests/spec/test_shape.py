@@ -9,6 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from moebatch.errors import CheckpointError
+from moebatch.quoting import shown
 from moebatch.spec.shape import ModelShape
 from moebatch.spec.shape_reader import load_shape, read_shape
 from tests import tiny
@@ -139,14 +140,14 @@ def test_all_faults_are_told_at_once() -> None:
     assert faults_of(config).splitlines() == [
         "m/config.json: num_hidden_layers: expected a whole number from 1 to 10000, got '32'",
         "m/config.json: num_attention_heads: expected a whole number from 1 to 2147483647, "
-        "got True",
+        "got true",
         "m/config.json: hidden_size: expected a whole number from 1 to 2147483647, got 0",
         "m/config.json: vocab_size: expected a whole number from 1 to 2147483647, got -5",
         "m/config.json: tie_word_embeddings: expected true or false, got 'no'",
         "m/config.json: num_experts_per_tok (9) is more than num_experts (8)",
         "m/config.json: sliding_window: expected a whole number from 1 to 2147483647, got 0",
         "m/config.json: rms_norm_eps: expected a number above 0, got nan",
-        "m/config.json: hidden_act: expected a name, got None",
+        "m/config.json: hidden_act: expected a name, got null",
         "m/config.json: dtype: expected one of float32, float16, bfloat16, got 'int8'",
     ]
 
@@ -159,6 +160,11 @@ def test_all_faults_are_told_at_once() -> None:
         ("mixtral", {"head_dim": 7}, "head_dim (7) must be even"),
         ("mixtral", {"hidden_size": 4096.0}, "got 4096.0"),
         ("mixtral", {"num_hidden_layers": 10**9}, "from 1 to 10000, got 1000000000"),
+        (
+            "mixtral",
+            {"num_local_experts": 10**6},
+            "num_experts (1000000) in 32 layers are more than 262144 in all",
+        ),
         ("olmoe", {"head_dim": 64}, "num_attention_heads (16) x head_dim (64) must be hidden_size"),
         ("olmoe", {"clip_qkv": -1}, "clip_qkv: expected a number above 0, got -1"),
         ("olmoe", {"model_type": "mixtral"}, "model_type: expected 'olmoe'"),
@@ -195,7 +201,7 @@ def test_figures_that_make_no_sense(family: str, entries: dict[str, Any], messag
 def test_other_architectures_are_refused_by_name(config: dict[str, Any]) -> None:
     named = (config.get("architectures") or [config.get("model_type")])[0]
     assert faults_of(config) == (
-        f"m/config.json: architecture {named!r} is not supported; supported are "
+        f"m/config.json: architecture {shown(named)} is not supported; supported are "
         "MixtralForCausalLM, Qwen2MoeForCausalLM, Qwen3MoeForCausalLM, OlmoeForCausalLM, "
         "and for plans only DbrxForCausalLM, DeepseekForCausalLM, DeepseekV2ForCausalLM, "
         "GptOssForCausalLM"
@@ -211,7 +217,7 @@ def test_a_number_of_experts_that_makes_no_sense_is_told_once() -> None:
 
 def test_quantised_checkpoints_are_refused() -> None:
     message = faults_of(minimal(quantization_config={"quant_method": "gptq", "bits": 4}))
-    assert "quantization_config (gptq): quantised checkpoints are not supported" in message
+    assert "quantization_config ('gptq'): quantised checkpoints are not supported" in message
 
 
 def test_architecture_from_the_model_type_alone() -> None:

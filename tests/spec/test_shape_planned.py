@@ -11,6 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from moebatch.engine.model_files import open_model
 from moebatch.errors import CheckpointError
 from moebatch.model import families
+from moebatch.quoting import shown
 from moebatch.spec.config_faults import FaultyConfig
 from moebatch.spec.latent_attention import LatentAttention
 from moebatch.spec.shape import ModelShape
@@ -265,7 +266,7 @@ def test_data_type_that_released_files_leave_out() -> None:
 )
 def test_other_quantisations_are_refused(family: str, method: object) -> None:
     message = faults_of(family, quantization_config={"quant_method": method})
-    assert f"quantization_config ({method}): quantised checkpoints are not supported" in message
+    assert f"quantization_config ({shown(method)}): quantised checkpoints are not" in message
 
 
 @pytest.mark.parametrize(
@@ -281,7 +282,7 @@ def test_other_quantisations_are_refused(family: str, method: object) -> None:
         (
             "deepseek",
             {},
-            "n_routed_experts: expected a whole number from 1 to 2147483647, got None",
+            "n_routed_experts: expected a whole number from 1 to 2147483647, got null",
         ),
         ("deepseek", {"n_shared_experts": -1}, "n_shared_experts: expected a whole number"),
         ("deepseek_v2", {"first_k_dense_replace": True}, "first_k_dense_replace: expected a whole"),

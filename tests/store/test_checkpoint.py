@@ -76,8 +76,8 @@ def test_links_of_the_hugging_face_cache_work(folder: Path, tmp_path: Path) -> N
         ([], "empty"),
         ({"a": 3}, "not a file name"),
         ({"a": "model.bin"}, "not a safetensors file"),
-        ({"a": "gone.safetensors"}, "gone.safetensors is missing"),
-        ({"c": "one.safetensors"}, "places c in one.safetensors, it is not there"),
+        ({"a": "gone.safetensors"}, "'gone.safetensors' is missing"),
+        ({"c": "one.safetensors"}, "places 'c' in 'one.safetensors', it is not there"),
     ],
 )
 def test_refuses_a_broken_index(folder: Path, weight_map: object, message: str) -> None:
@@ -88,7 +88,7 @@ def test_refuses_a_broken_index(folder: Path, weight_map: object, message: str) 
 
 def test_refuses_an_index_that_is_not_json(folder: Path) -> None:
     (folder / INDEX_NAME).write_bytes(b"\xff{")
-    with pytest.raises(CheckpointError, match="not an index"):
+    with pytest.raises(CheckpointError, match="is not JSON"):
         Checkpoint.open(folder)
 
 
@@ -127,3 +127,25 @@ def test_names_that_the_system_refuses_are_a_message(tmp_path: Path, name: str) 
     (tmp_path / "loop.safetensors").symlink_to(tmp_path / "loop.safetensors")
     with pytest.raises(CheckpointError):
         file_inside(tmp_path, name)
+
+
+@pytest.mark.parametrize("text", ['{"weight_map": {"\\ud800": "one.safetensors"}}', "[" * 10**5])
+def test_an_index_of_no_text_is_refused(folder: Path, text: str) -> None:
+    (folder / INDEX_NAME).write_text(text)
+    with pytest.raises(CheckpointError, match=r"index\.json: is not JSON: ") as caught:
+        Checkpoint.open(folder)
+    str(caught.value).encode()
+
+
+def test_an_index_of_a_hundred_megabytes_is_not_read(folder: Path) -> None:
+    with (folder / INDEX_NAME).open("wb") as file:
+        file.truncate(10**8 + 1)
+    with pytest.raises(CheckpointError, match=r"is longer than 95\.4 MiB, the most that is read"):
+        Checkpoint.open(folder)
+
+
+def test_what_an_index_names_commands_no_terminal(folder: Path) -> None:
+    write_index(folder, {"a\x1b[2J": "one.safetensors", "b": "\x1b[2J.safetensors"})
+    with pytest.raises(CheckpointError) as caught:
+        Checkpoint.open(folder)
+    assert "\x1b" not in str(caught.value)

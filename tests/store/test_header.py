@@ -11,7 +11,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from moebatch.errors import CheckpointError
-from moebatch.store.header import read_header
+from moebatch.store.header import MAX_TENSORS, read_header
 
 
 def write(path: Path, header: object, data: bytes = b"", *, raw: bytes | None = None) -> Path:
@@ -119,3 +119,49 @@ def test_arbitrary_bytes_are_refused_or_read(
             file.keys()
     except SafetensorError as error:
         pytest.fail(f"we accept what the library refuses: {error}")
+
+
+def flat(path: Path, shape: object, end: int = 4) -> Path:
+    return write(path, {"a": tensor(0, end, shape=shape)}, bytes(end))
+
+
+@pytest.mark.parametrize(
+    "shape, message",
+    [
+        ([10**18] * 64, r"tensor 'a': F32 of shape \[.*… is 40{59}… bytes, its offsets span 4"),
+        ([2**62] * 64, r"is \d{60}… bytes, its offsets span 4"),
+        ([2] * 65, "has 65 dimensions, at most 64 are read"),
+        ([2**62 + 1] * 10**5, "has 100000 dimensions, at most 64 are read"),
+        ([10**1000], "is not a list of sizes"),
+        ([[[[1]]]] * 10**5, r"shape \[\[\[\[1\]\]\], .*… is not a list of sizes"),
+    ],
+)
+def test_absurd_shapes_are_refused_in_a_short_line(
+    tmp_path: Path, shape: object, message: str
+) -> None:
+    with pytest.raises(CheckpointError, match=message) as caught:
+        read_header(flat(tmp_path / "m.safetensors", shape))
+    assert len(str(caught.value)) < 1000
+
+
+def test_more_tensors_than_any_model_has_are_refused_before_they_are_objects(
+    tmp_path: Path,
+) -> None:
+    empty = b'{"dtype":"F32","shape":[0],"data_offsets":[0,0]}'
+    raw = b"{" + b",".join(b'"%d":%s' % (n, empty) for n in range(MAX_TENSORS + 2)) + b"}"
+    with pytest.raises(CheckpointError, match=f"more than {MAX_TENSORS} tensors"):
+        read_header(write(tmp_path / "m.safetensors", None, raw=raw))
+
+
+def test_a_name_that_comes_twice_is_found_among_many(tmp_path: Path) -> None:
+    raw = b"{" + b"".join(b'"%d":0,' % n for n in range(200_000)) + b'"twice":0,"twice":0}'
+    with pytest.raises(CheckpointError, match="key 'twice' occurs twice"):
+        read_header(write(tmp_path / "m.safetensors", None, raw=raw))
+
+
+@pytest.mark.parametrize("name", ["\ud800", "a\udcff"])
+def test_names_that_are_no_text_are_refused(tmp_path: Path, name: str) -> None:
+    header = {name: tensor(0, 4)}
+    with pytest.raises(CheckpointError, match="is no text that UTF-8 can hold") as caught:
+        read_header(write(tmp_path / "m.safetensors", header, bytes(4)))
+    str(caught.value).encode()

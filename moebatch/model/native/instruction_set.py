@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from moebatch.errors import ConfigError, Fault
+from moebatch.quoting import shown
 
 InstructionSet = Literal["amx", "avx512bf16", "avx512", "avx2", "portable"]
 INSTRUCTION_SETS: tuple[InstructionSet, ...] = get_args(InstructionSet)
@@ -49,7 +50,7 @@ def chosen(environment: Mapping[str, str]) -> InstructionSet:
         if name == known:
             return known
     why = "this processor lacks it" if name in INSTRUCTION_SETS else "it is not known"
-    message = f"is {name!r}, but {why}; write one of {', '.join(possible)}, or nothing"
+    message = f"is {shown(name)}, but {why}; write one of {', '.join(possible)}, or nothing"
     raise ConfigError([Fault(file=VARIABLE, message=message)])
 
 

@@ -1,0 +1,109 @@
+"""Keeps in check what comes with a model: libraries that break down over its files, templates that
+never end, and what either would print."""
+
+import ctypes
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+from moebatch.errors import CheckpointError
+from moebatch.quoting import reason
+
+_LOOKS_PER_LIMIT = 10
+
+
+class TooLong(Exception):
+    """What was limited has not ended in time."""
+
+
+class TimeLimit:
+    """Blocks of Python code that may take so many seconds each; entering one costs next to nothing.
+
+    A thread of its own watches them: signals would reach the main thread only.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self._lock = threading.Lock()
+        self._begun: dict[int, float] = {}
+        """When each thread has entered its block; one that has been told is out of it."""
+        self._watcher: threading.Thread | None = None
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Raises TooLong in the block, as soon as it next computes anything in Python."""
+        thread = threading.get_ident()
+        with self._lock:
+            self._begun[thread] = time.monotonic()
+            self._watch()
+        try:
+            yield
+        finally:
+            self._leave(thread)
+
+    def _leave(self, thread: int) -> None:
+        with self._lock:
+            if self._begun.pop(thread, None) is None:
+                _raise_in(thread, None)  # told, but it may have ended before that reached it
+
+    def _watch(self) -> None:
+        if self._watcher is None:
+            self._watcher = threading.Thread(target=self._look, name="time limit", daemon=True)
+            self._watcher.start()
+
+    def _look(self) -> None:
+        while True:
+            time.sleep(self.seconds / _LOOKS_PER_LIMIT)
+            with self._lock:
+                if not self._begun:
+                    self._watcher = None
+                    return
+                now = time.monotonic()
+                late = [t for t, begun in self._begun.items() if now - begun > self.seconds]
+                for thread in late:
+                    del self._begun[thread]
+                    _raise_in(thread, TooLong)
+
+
+def _raise_in(thread: int, error: type[Exception] | None) -> None:
+    """Makes a thread raise at its next instruction; None takes that back."""
+    what = ctypes.py_object(error) if error else ctypes.c_void_p(None)
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), what)
+
+
+@contextmanager
+def blamed(folder: Path, fault: str) -> Iterator[None]:
+    """Whatever the libraries raise over damaged files is a CheckpointError. Panics of those that
+    are written in Rust are no Exception."""
+    try:
+        yield
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        message = f"{folder}: the tokenizer {fault}: {reason(error)}"
+        raise CheckpointError(message) from error
+
+
+@contextmanager
+def silence() -> Iterator[None]:
+    """Keeps off the screen what libraries write there themselves: backtraces of panics, and words
+    of files as they are. Other threads are not heard meanwhile either."""
+    streams = [stream for stream in (sys.stdout, sys.stderr) if stream is not None]
+    with ExitStack() as ends:
+        for stream in streams:
+            stream.flush()
+        for descriptor in (1, 2):
+            with suppress(OSError):  # there may be none
+                screen = os.dup(descriptor)
+                ends.callback(os.close, screen)
+                ends.callback(os.dup2, screen, descriptor)
+                nowhere = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(nowhere, descriptor)
+                os.close(nowhere)
+        for stream in streams:
+            ends.callback(stream.flush)
+        yield

@@ -1,0 +1,41 @@
+"""JSON files that others have written: whatever they are, reading them ends soon and in words."""
+
+import json
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+from moebatch.quoting import is_text, reason
+from moebatch.units import format_bytes
+
+MOST_BYTES = 2**24
+"""Of files that describe something; those of the largest models have some ten thousand."""
+
+
+def read_json(path: Path, *, most_bytes: int = MOST_BYTES) -> Any:
+    """What a file holds. Raises OSError where it cannot be read, and ValueError, with words to
+    stand behind the path, where it is no regular file, longer than `most_bytes` or not JSON."""
+    data = read_regular(path, most_bytes=most_bytes)
+    try:
+        content = json.loads(data.decode("utf-8-sig"))
+    except RecursionError:
+        raise ValueError("is not JSON: nested too deeply") from None
+    except ValueError as error:
+        raise ValueError(f"is not JSON: {reason(error)}") from None
+    # Halves of surrogate pairs are no text: nothing that holds them can be printed or hashed.
+    if b"\\u" in data and not is_text(json.dumps(content, ensure_ascii=False)):
+        raise ValueError("is not JSON: half of a surrogate pair, which is no character")
+    return content
+
+
+def read_regular(path: Path, *, most_bytes: int) -> bytes:
+    """All bytes of a file. Raises as `read_json` does; never waits for the far end of a pipe."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    with os.fdopen(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise ValueError("is no regular file")
+        data = file.read(most_bytes + 1)
+    if len(data) > most_bytes:
+        raise ValueError(f"is longer than {format_bytes(most_bytes)}, the most that is read")
+    return data

@@ -1,0 +1,205 @@
+"""Tokenizers and chat templates that are damaged, or were made to do harm."""
+
+import json
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from moebatch.errors import CheckpointError, ExitCode
+from moebatch.rows import tokenizer as module
+from moebatch.rows.guards import TimeLimit, TooLong
+from moebatch.rows.refused import RowRefused
+from moebatch.rows.row import Chat
+from moebatch.rows.tokenizer import Tokenizer, load_tokenizer
+from tests.tiny import write_tokenizer
+
+Make = Callable[..., Path]
+HELLO = Chat(messages=({"role": "user", "content": "Hello"},))
+ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Make:
+    """A folder with a good tokenizer, parts of which are replaced."""
+
+    def make(template: str | None = None, **parts: Any) -> Path:
+        write_tokenizer(tmp_path)
+        file = tmp_path / "tokenizer.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | parts))
+        if template is not None:
+            (tmp_path / "chat_template.jinja").write_text(template)
+        return tmp_path
+
+    return make
+
+
+def words(kind: str) -> dict[str, Any]:
+    """A model of two words that names an unknown token which it does not have."""
+    model = {"type": kind, "vocab": {"Hello": 0, "you": 1}, "unk_token": "[UNK]"}
+    if kind == "WordPiece":
+        model |= {"continuing_subword_prefix": "##", "max_input_chars_per_word": 100}
+    nothing = {"added_tokens": [], "post_processor": None, "decoder": None}
+    return {"model": model, "pre_tokenizer": {"type": "Whitespace"}, **nothing}
+
+
+def load(folder: Path) -> Tokenizer:
+    return load_tokenizer(folder, vocab_size=320)
+
+
+@pytest.mark.parametrize("kind", ["WordLevel", "WordPiece"])
+def test_words_that_a_tokenizer_breaks_down_over_are_its_fault(make: Make, kind: str) -> None:
+    tokenizer = load(make(**words(kind), template="{{ messages[0].content }}"))
+    assert tokenizer.encode("you Hello") == (1, 0)
+    for encode in (
+        lambda: tokenizer.encode("some zebra"),
+        lambda: tokenizer.encode_chat(Chat(messages=({"role": "u", "content": "some zebra"},)), {}),
+    ):
+        with pytest.raises(CheckpointError, match=r"Missing \[UNK\] token") as caught:
+            encode()
+        assert "the tokenizer cannot encode 'some zebra'" in str(caught.value)
+        assert caught.value.exit_code == ExitCode.CHECKPOINT
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}},
+        {
+            "post_processor": {
+                "type": "TemplateProcessing",
+                "single": [{"SpecialToken": {"id": "nobody", "type_id": 0}}],
+                "pair": [],
+                "special_tokens": {},
+            }
+        },
+    ],
+    ids=["while it is loaded", "while it encodes"],
+)
+def test_a_tokenizer_that_panics_is_refused_without_its_backtrace(
+    make: Make, parts: dict[str, Any], capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(CheckpointError, match="the tokenizer cannot be loaded"):
+        load(make(**parts))
+    assert capfd.readouterr() == ("", "")
+    os.write(1, b"heard")  # afterwards
+    os.write(2, b"again")
+    assert capfd.readouterr() == ("heard", "again")
+
+
+def test_what_the_library_prints_of_a_file_is_not_on_the_screen(
+    make: Make, capfd: pytest.CaptureFixture[str]
+) -> None:
+    token = {"id": 0, "content": "<pad>", "special": True, "lstrip": False, "rstrip": False}
+    token |= {"single_word": False, "normalized": False, "\x1b[2J": True}
+    load(make(added_tokens=[token]))
+    assert capfd.readouterr() == ("", "")
+
+
+class Panicking:
+    """A tokenizer that breaks down whatever it is asked."""
+
+    eos_token_id = None
+    added_tokens_decoder: ClassVar[dict[int, str]] = {}
+
+    def apply_chat_template(self) -> str:
+        return ""
+
+    def decode(self, tokens: list[int], **_: object) -> str:
+        raise type("PanicException", (BaseException,), {})("index out of bounds")
+
+    def convert_ids_to_tokens(self, token: int) -> str:
+        raise KeyError(token)
+
+
+def test_breaking_down_over_tokens_is_the_fault_of_the_tokenizer(tmp_path: Path) -> None:
+    tokenizer = Tokenizer(Panicking(), folder=tmp_path, template=None)
+    with pytest.raises(CheckpointError, match=r"cannot decode \[1, 2\]: index out of bounds"):
+        tokenizer.decode([1, 2])
+    with pytest.raises(CheckpointError, match="cannot decode 7: 7"):
+        tokenizer.token_bytes(7)
+
+
+def test_ctrl_c_is_nobodys_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Panicking, "decode", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        Tokenizer(Panicking(), folder=tmp_path, template=None).decode([1])
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "merges.txt", "tokenizer.model"])
+def test_a_file_larger_than_any_vocabulary_is_refused_unread(make: Make, name: str) -> None:
+    folder = make()
+    with (folder / name).open("wb") as file:
+        file.truncate(200_000_000)
+    with pytest.raises(CheckpointError, match=rf"{name}: 191 MiB, at most 64.0 MiB are read"):
+        load(folder)
+
+
+def test_a_pipe_is_not_waited_for(make: Make) -> None:
+    os.mkfifo(make() / "merges.txt")
+    with pytest.raises(CheckpointError, match=r"merges\.txt: is no regular file"):
+        load(make())
+
+
+def test_a_template_that_never_ends_is_ended(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_LONGEST_RENDERING_S", 0.2)
+    with pytest.raises(CheckpointError, match="template is broken: it has not ended within 0 s"):
+        load(make(ENDLESS))
+    tokenizer = load(make("{% if messages|length > 1 %}" + ENDLESS + "{% endif %}x"))
+    assert tokenizer.encode_chat(HELLO, {})
+    with pytest.raises(RowRefused, match="it has not ended within 0 s"):
+        tokenizer.encode_chat(Chat(messages=HELLO.messages * 2), {})
+
+
+def test_a_template_that_makes_gigabytes_is_refused(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_LONGEST_PROMPT", 1000)
+    tokenizer = load(make("{{ messages[0].content * 3 }}"))
+    with pytest.raises(RowRefused, match="it makes more than 1000 characters of them"):
+        tokenizer.encode_chat(Chat(messages=({"role": "u", "content": "x" * 400},)), {})
+
+
+def test_a_text_far_beyond_what_is_enough_is_not_encoded_to_its_end(make: Make) -> None:
+    tokenizer = load(make())
+    text = "The river finds " * 10_000
+    whole = tokenizer.encode(text)
+    begun = tokenizer.encode(text, enough=10)
+    assert 10 < len(begun) < 1000
+    assert begun == whole[: len(begun)]
+    assert tokenizer.encode(text, enough=len(whole)) == whole
+    # Few tokens may be many characters: then all of it is looked at.
+    long = load(make(normalizer={"type": "Replace", "pattern": {"String": "  "}, "content": ""}))
+    assert long.encode(" " * 100_000 + "river", enough=10) == long.encode("river")
+
+
+def test_a_time_limit_ends_what_is_late_and_nothing_else() -> None:
+    limit, seen = TimeLimit(0.1), []
+
+    def endless() -> None:
+        while True:
+            seen.append(1)
+            seen.clear()
+
+    def ended() -> bool:
+        with pytest.raises(TooLong), limit.held():
+            endless()
+        for _ in range(1000):  # what comes behind it is left alone
+            with limit.held():
+                pass
+        return True
+
+    assert ended()
+    results: list[bool] = []
+    threads = [threading.Thread(target=lambda: results.append(ended())) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == [True] * 3
