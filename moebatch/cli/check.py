@@ -3,10 +3,9 @@
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from moebatch.cli.options import Exact, JobFile, Limit
-from moebatch.report.console import error_console
+from moebatch.report.console import error_console, output_console
 
 Checksums = Annotated[
     bool,
@@ -25,5 +24,5 @@ def check(
     with counting_bytes(error_console()) as told:
         asked = told if checksums else None
         findings = check_job(job, checksums=asked, is_exact=exact, limit=limit)
-    print_findings(findings, Console())
+    print_findings(findings, output_console())
     raise typer.Exit(findings.exit_code)

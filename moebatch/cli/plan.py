@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from moebatch.cli.options import GenLen, Hw, Model, PlannedJob, PromptLen, Requests, WhatIf
 from moebatch.cli.question import asked_question
 from moebatch.plan.options import ChosenMethod, PlanOptions
+from moebatch.report.console import output_console, show
 
 Method = Annotated[ChosenMethod, typer.Option("--method", help="How to choose the policy.")]
 Paper = Annotated[bool, typer.Option("--paper", help="MoE-Lightning's own forms and constants.")]
@@ -84,4 +84,4 @@ def _answer(
     if as_json:
         typer.echo(json.dumps(answer_json(answer), indent=2))
     else:
-        Console(highlight=False).print(plan_view(answer))
+        show(output_console(), plan_view(answer))

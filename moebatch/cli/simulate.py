@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
 from moebatch.cli.options import (
     Gantt,
@@ -22,6 +21,7 @@ from moebatch.cli.options import (
 from moebatch.cli.question import asked_question
 from moebatch.plan.options import PlanOptions
 from moebatch.plan.work import Work
+from moebatch.report.console import output_console, show
 
 if TYPE_CHECKING:
     from moebatch.plan.answer import Answer
@@ -137,7 +137,7 @@ def _show(answer: "Answer", simulated: "dict[str, Simulation]", *, as_json: bool
     if as_json:
         typer.echo(json.dumps(simulation_json(answer, simulated), indent=2))
     else:
-        Console(highlight=False).print(simulated_view(answer, simulated))
+        show(output_console(), simulated_view(answer, simulated))
 
 
 def _names(listed: str) -> tuple[str, ...]:

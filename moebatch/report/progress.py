@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from moebatch.job.status import RunStatus
+from moebatch.report.console import say
 from moebatch.units import format_bytes, format_duration
 
 PLAIN_INTERVAL_S = 30.0
@@ -157,8 +158,7 @@ def _plain_lines(source: StatusSource, console: Console) -> Iterator[None]:
             rates.add(status)
             if time.monotonic() >= due:
                 due += PLAIN_INTERVAL_S
-                line = plain_line(status, rates)
-                console.print(line, markup=False, highlight=False, soft_wrap=True)
+                say(console, plain_line(status, rates))
 
     thread = threading.Thread(target=print_lines, name="progress", daemon=True)
     thread.start()

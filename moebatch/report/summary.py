@@ -8,7 +8,7 @@ from moebatch.job.status import GatingUse, RunStatus, RunSummary
 from moebatch.plan.prediction import Prediction
 from moebatch.report.console import plain
 from moebatch.report.foresight import foresight_table
-from moebatch.report.tables import named_rows, titled_columns
+from moebatch.report.tables import NamedRows, titled_columns
 from moebatch.report.timeline_view import waits_table
 from moebatch.units import format_bytes, format_duration, format_rate
 
@@ -17,7 +17,7 @@ _NUM_WAITS = 3
 
 def summary_table(summary: RunSummary) -> RenderableType:
     """What was done, how fast, what the lanes did, and what it took."""
-    grid = named_rows()
+    grid = NamedRows()
     if summary.emulated is not None:
         grid.add_row("[bold yellow]emulated[/]", plain(summary.emulated))
     grid.add_row("rows", _rows(summary))
