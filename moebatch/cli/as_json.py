@@ -19,6 +19,11 @@ def print_json(content: Mapping[str, Any]) -> None:
     typer.echo(json.dumps(content, indent=2))
 
 
+def error_json(error: MoebatchError) -> dict[str, Any]:
+    """What ended a command."""
+    return {"exit_code": int(error.exit_code), "error": str(error)}
+
+
 @contextmanager
 def answering(as_json: bool) -> Iterator[None]:
     """While the block runs, an error that ends the command is an object, too, if one is wanted."""
@@ -26,5 +31,5 @@ def answering(as_json: bool) -> Iterator[None]:
         yield
     except MoebatchError as error:
         if as_json:
-            print_json({"exit_code": int(error.exit_code), "error": str(error)})
+            print_json(error_json(error))
         raise

@@ -25,6 +25,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 for _command in (run, merge, status, sbatch, plan, simulate, check, profile, calibrate):
     app.command()(_command)

@@ -1,13 +1,14 @@
 """``moebatch simulate``."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from moebatch.cli.as_json import AsJson, print_json
 from moebatch.cli.options import (
+    TRACES,
     Gantt,
     GenLen,
     Hw,
@@ -17,6 +18,7 @@ from moebatch.cli.options import (
     Requests,
     Schedule,
     WhatIf,
+    named,
 )
 from moebatch.cli.question import asked_question
 from moebatch.plan.options import PlanOptions
@@ -54,9 +56,11 @@ Durations = Annotated[
     Path | None, typer.Option("--durations", help="File of seconds by kinds of tasks.")
 ]
 Trace = Annotated[
-    Path | None, typer.Option("--trace", help="Write a Chrome trace (.json or .json.gz).")
+    Path | None,
+    typer.Option(
+        "--trace", callback=named(*TRACES), help="Write a Chrome trace (.json or .json.gz)."
+    ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
 
 def simulate(
@@ -135,7 +139,7 @@ def _show(answer: "Answer", simulated: "dict[str, Simulation]", *, as_json: bool
     from moebatch.report.simulation import simulated_view
 
     if as_json:
-        typer.echo(json.dumps(simulation_json(answer, simulated), indent=2))
+        print_json(simulation_json(answer, simulated))
     else:
         show(output_console(), simulated_view(answer, simulated))
 

@@ -1,9 +1,9 @@
 """Everything that can be known to be wrong with a job before it runs."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from moebatch.engine.model_files import ModelFiles, open_model
 from moebatch.errors import ExitCode, Fault, FaultyFile, MoebatchError
@@ -44,6 +44,16 @@ class Findings:
     exit_code: ExitCode
     """That with which a run would end."""
     warnings: tuple[str, ...] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain data, as `moebatch check --json` prints it."""
+        return {
+            "exit_code": int(self.exit_code),
+            "rows": self.num_rows,
+            "bad_rows": self.num_bad_rows,
+            "faults": [asdict(fault) for fault in self.faults],
+            "warnings": list(self.warnings),
+        }
 
 
 class _Collector:

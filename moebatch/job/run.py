@@ -94,6 +94,7 @@ class JobRun:
         return summary_of(
             attempt,
             output=str(output),
+            shard=shard,
             budget_bytes=self._budget_bytes,
             begun_s=self._begun_s,
         )

@@ -16,7 +16,7 @@ from moebatch.report.roofline_panel import Mark, Panel
 from moebatch.report.tables import NAME_WIDTH, NamedRows, named_bars, notes_view, share_bar
 from moebatch.spec.policy import Placement, Policy, shares_text
 from moebatch.spec.workload import Workload
-from moebatch.units import format_bytes, format_duration, format_number
+from moebatch.units import count_of, format_bytes, format_duration, format_number
 
 _METHODS = {
     "milp": "MILP",
@@ -79,8 +79,7 @@ def _workload(workload: Workload) -> str:
     )
     if workload.num_sequences is None:
         return f"{lengths}; as many as there are (give --requests for a job time)"
-    more = "s" * (workload.num_sequences > 1)
-    return f"{workload.num_sequences} sequence{more}: {lengths}"
+    return f"{count_of(workload.num_sequences, 'sequence')}: {lengths}"
 
 
 def _policy(answer: Answer) -> RenderableType:
@@ -127,7 +126,7 @@ def _speed(answer: Answer) -> RenderableType:
     if prediction.job_time_s is not None:
         job += f", [bold]{format_duration(prediction.job_time_s)}[/] in all"
     if prediction.num_passes is not None:
-        job += f", {prediction.num_passes:.0f} passes"
+        job += f", {count_of(round(prediction.num_passes), 'pass', 'passes')}"
     grid.add_row("job", job)
     grid.add_row(
         "",

@@ -1,4 +1,4 @@
-"""What `moebatch status` says: from the journals, and without a guess where a process can be seen."""
+"""What `moebatch status` says: from journals, and without a guess where a process can be seen."""
 
 import json
 import os

@@ -5,7 +5,7 @@ import functools
 import importlib.resources
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from moebatch.model.native import instruction_set
@@ -38,6 +38,19 @@ def prepare() -> str | None:
     """
     found = _kernels_or_reason()
     return None if isinstance(found, Kernels) else found
+
+
+def announce(tell: Callable[[str], None], environment: Mapping[str, str] = os.environ) -> None:
+    """Has `tell` say so if `prepare` is going to compile."""
+    if environment.get(SWITCH) == "0" or _loaded.cache_info().currsize:
+        return
+    try:
+        name = Compiler.found(environment).name_of(source())
+    except NotCompiled:
+        return
+    folder = cache_folder(environment)
+    if folder is None or not is_ours(folder / name):
+        tell("compiling kernels, once (some ten seconds)")
 
 
 def source() -> str:
