@@ -10,11 +10,12 @@ def _end(number: int, frame: FrameType | None) -> None:
 
 
 def main() -> None:
-    """Entry point. While the command line itself is being loaded, Ctrl-C ends it without a word."""
-    before = signal.signal(signal.SIGINT, _end)
+    """Entry point. Until a command begins, Ctrl-C ends it without a word: that would be a traceback
+    through imports, and some of what is written in C makes another error of it."""
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, _end)
     from moebatch.cli import main as command
 
-    signal.signal(signal.SIGINT, before)
     command()
 
 

@@ -110,9 +110,9 @@ def _measure(text: object, units: Mapping[str, Fraction], most: float, expected:
     return number
 
 
-def format_number(value: float) -> str:
-    """``143,400``, ``258.3``, ``0.0213``: four significant figures, in digits that people read."""
-    return format(Decimal(f"{value:.4g}"), ",f") if math.isfinite(value) else "?"
+def format_number(value: float, *, figures: int = 4) -> str:
+    """``143,400``, ``258.3``, ``0.0213``: so many significant figures, without an exponent."""
+    return format(Decimal(f"{value:.{figures}g}"), ",f") if math.isfinite(value) else "?"
 
 
 def count_of(number: int, thing: str, things: str | None = None) -> str:

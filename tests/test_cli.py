@@ -167,23 +167,32 @@ def test_a_picture_may_be_a_page(tmp_path: Path) -> None:
 
 
 INTERRUPTED = """
-import signal, sys, builtins
+import signal, sys
+import typer.main
 from moebatch.__main__ import main
 
 class Meddler:
     def find_spec(self, name, path=None, target=None):
-        if name == "moebatch.cli":
+        if name == {name!r}:
             signal.raise_signal(signal.SIGINT)
 
-sys.meta_path.insert(0, Meddler())
+def build(*arguments, **options):
+    signal.raise_signal(signal.SIGINT)
+
+if {name!r}:
+    sys.meta_path.insert(0, Meddler())
+else:
+    typer.main.get_command = build
+sys.argv[1:] = ["run", "no.yaml"]
 main()
 """
 
 
-def test_ctrl_c_while_the_command_line_is_loaded_is_no_traceback() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, check=False
-    )
+@pytest.mark.parametrize("name", ["moebatch.cli", "", "moebatch.job.options"])
+def test_ctrl_c_before_a_command_has_begun_is_no_traceback(name: str) -> None:
+    """While the command line is loaded, while its options are looked at, while a run is loaded."""
+    code = INTERRUPTED.format(name=name)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (ExitCode.INTERRUPTED, "", "")
 
 

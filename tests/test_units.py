@@ -165,6 +165,10 @@ def test_numbers_have_four_figures_and_no_exponent(value: float, text: str) -> N
     assert format_number(value) == text
 
 
+def test_fewer_figures_have_no_exponent_either() -> None:
+    assert [format_number(value, figures=3) for value in (57.76, 1234.5)] == ["57.8", "1,230"]
+
+
 def test_one_is_not_several() -> None:
     assert [count_of(n, "row") for n in (0, 1, 2)] == ["0 rows", "1 row", "2 rows"]
     assert count_of(2, "pass", "passes") == "2 passes"

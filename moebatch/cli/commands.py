@@ -13,6 +13,7 @@ from moebatch.cli.plan import plan
 from moebatch.cli.profile import profile
 from moebatch.cli.run import run
 from moebatch.cli.sbatch import sbatch
+from moebatch.cli.signals import hear_interrupts
 from moebatch.cli.simulate import simulate
 from moebatch.cli.status import status
 from moebatch.errors import MoebatchError
@@ -35,6 +36,7 @@ for _command in (run, merge, status, sbatch, plan, simulate, check, profile, cal
 def _options(
     version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
 ) -> None:
+    hear_interrupts()
     if version:
         typer.echo(f"moebatch {moebatch.__version__}")
         raise typer.Exit

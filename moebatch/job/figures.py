@@ -85,6 +85,7 @@ def summary_of(
         policy=plan.policy if plan else None,
         prediction=plan.prediction if plan else None,
         hindsight=_hindsight(attempt, plan) if plan else None,
+        disk_rate=_disk_rate(attempt),
         mean_answer_tokens=answers.mean_new_tokens if answers else None,
         reads_past_page_cache=built.experts.reads_past_page_cache if built else True,
         gating=_gating(attempt),
@@ -103,10 +104,18 @@ def _hindsight(attempt: Attempt, plan: JobPlan) -> Prediction | None:
     answers = _early_answers(attempt, problem.workload)
     if answers is not None:
         problem = replace(problem, workload=answers)
-    reads = attempt.built.experts.statistics if attempt.built else None
-    if reads is not None and reads.busy.total_s >= _LEAST_READING_S and problem.has_disk:
-        problem = problem.with_link_rate("disk->dram", reads.num_bytes / reads.busy.total_s)
+    rate = _disk_rate(attempt)
+    if rate is not None and problem.has_disk:
+        problem = problem.with_link_rate("disk->dram", rate)
     return None if problem is plan.problem else predict(problem, plan.policy)
+
+
+def _disk_rate(attempt: Attempt) -> float | None:
+    """Bytes per second at which experts were read; None where too few were to tell."""
+    reads = attempt.built.experts.statistics if attempt.built else None
+    if reads is None or reads.busy.total_s < _LEAST_READING_S:
+        return None
+    return reads.num_bytes / reads.busy.total_s
 
 
 def _early_answers(attempt: Attempt, planned: Workload) -> Workload | None:

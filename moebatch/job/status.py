@@ -137,6 +137,8 @@ class RunSummary:
     """What would have been expected had the rate of the disk during the run and the lengths of the
     answers been known: disks drift and answers end early, and this tells that from errors of the
     cost model. None where nothing of the kind is known."""
+    disk_rate: float | None = None
+    """Bytes per second at which experts were read; None where too few were to tell."""
     mean_answer_tokens: float | None = None
     """New tokens of a sequence that was computed, where answers ended earlier than they might."""
     reads_past_page_cache: bool

@@ -171,12 +171,12 @@ def _turning(roofs: PolicyRoofs) -> Iterator[RenderableType]:
         grid.add_row(
             f"P1 {lower}",
             f"from {_tokens(roofs.p1_tokens)} a batch on, experts are better computed at {upper} "
-            f"({format_number(roofs.p1)} FLOP/B)",
+            f"({format_number(roofs.p1, figures=3)} FLOP/B)",
         )
     grid.add_row(
         f"P2 {lower}",
         f"from {_tokens(roofs.p2_tokens)} a batch on, {lower}->{upper} does not bind "
-        f"({format_number(roofs.p2)} FLOP/B)",
+        f"({format_number(roofs.p2, figures=3)} FLOP/B)",
     )
     yield grid
 

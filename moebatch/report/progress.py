@@ -64,7 +64,8 @@ class RecentRates:
         first, last = self._history[0], self._history[-1]
         seconds = last.elapsed_s - first.elapsed_s
         if seconds <= 0:
-            return 0.0, 0.0
+            seconds = max(last.elapsed_s, 1e-9)
+            return last.prompt_tokens / seconds, last.generated_tokens / seconds
         return (
             (last.prompt_tokens - first.prompt_tokens) / seconds,
             (last.generated_tokens - first.generated_tokens) / seconds,

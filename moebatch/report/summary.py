@@ -56,8 +56,9 @@ def _details(summary: RunSummary) -> Iterator[RenderableType]:
     for name, text in _took(summary):
         grid.add_row(name, text)
     yield from ("", grid)
-    if summary.waits is not None and summary.waits.names:
-        yield from ("", waits_table(summary.waits, _NUM_WAITS))
+    waits = None if summary.waits is None else waits_table(summary.waits, _NUM_WAITS)
+    if waits is not None and waits.row_count:
+        yield from ("", waits)
     if summary.foresight:
         yield from ("", foresight_table(summary.foresight))
     if summary.prediction is not None and summary.run_s:
@@ -192,8 +193,8 @@ def _beside(summary: RunSummary, expected: Prediction) -> Iterator[RenderableTyp
 def _known_now(summary: RunSummary) -> Iterator[str]:
     if summary.mean_answer_tokens is not None:
         yield f"answers ended after {format_number(summary.mean_answer_tokens)} tokens in the mean"
-    if summary.bytes_read:
-        yield f"the disk gave {_disk_rate(summary)}"
+    if summary.disk_rate is not None:
+        yield f"the disk gave {format_rate(summary.disk_rate)}"
 
 
 def _figures(summary: RunSummary, expected: Prediction) -> Iterator[_Figure]:

@@ -39,7 +39,7 @@ def simulation_view(
     return Group(*parts, _comparison(rows)) if len(rows) > 1 else Group(*parts[:-1])
 
 
-def waits_table(statistics: Statistics, count: int = _NUM_WAITS) -> RenderableType:
+def waits_table(statistics: Statistics, count: int = _NUM_WAITS) -> NamedRows:
     """What the lanes of a run waited for, and the longest waits of those that matter most.
 
     Of each lane the main reasons, as far as they cost it some of the time.

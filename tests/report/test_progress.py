@@ -53,7 +53,9 @@ def test_rates_are_those_of_the_last_half_minute() -> None:
 def test_rates_start_anew_with_a_new_phase() -> None:
     rates = RecentRates()
     rates.add(replace(status(0, 0), phase="loading weights", lanes=()))
+    assert rates.tokens_per_s() == (0.0, 0.0)
     rates.add(status(1, 10))
+    assert rates.tokens_per_s() == (20.0, 10.0), "of the run so far"
     rates.add(status(2, 30))
     assert rates.tokens_per_s() == (40.0, 20.0)
 
