@@ -23,6 +23,8 @@ def summary_view(summary: RunSummary, job_file: Path, *, details: bool) -> Rende
     """What was done, how fast, and where it is; on request, what the lanes did, what it took, and
     what was expected."""
     grid = NamedRows()
+    if summary.emulated is not None:
+        grid.add_row("[bold yellow]emulated[/]", plain(summary.emulated))
     for name, text in (*_outcome(summary, job_file), *_caveats(summary)):
         grid.add_row(name, text)
     if details:
@@ -40,8 +42,6 @@ def _outcome(summary: RunSummary, job_file: Path) -> Iterator[tuple[str, str]]:
 
 def _caveats(summary: RunSummary) -> Iterator[tuple[str, str]]:
     """What a reader of the answers, or of their speed, has to know."""
-    if summary.emulated is not None:
-        yield "[bold yellow]emulated[/]", plain(summary.emulated)
     if summary.gating is not None:
         yield "gating", _gating(summary.gating)
     if summary.num_shrunk:
