@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from moebatch.model.native import loader
-from moebatch.model.native.compiler import Compiler
 
 
 @pytest.fixture(autouse=True)
@@ -16,11 +15,10 @@ def nothing_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
-    """With a compiler that says which it is."""
-    compiler = tmp_path / "cc"
-    compiler.write_text("#!/bin/sh\necho version 1\n")
-    compiler.chmod(0o700)
-    return {"CC": str(compiler), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    """With something that passes for a compiler."""
+    (tmp_path / "cc").write_text("#!/bin/sh\n")
+    (tmp_path / "cc").chmod(0o700)
+    return {"PATH": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "cache")}
 
 
 def told(environment: dict[str, str]) -> list[str]:
@@ -31,14 +29,13 @@ def told(environment: dict[str, str]) -> list[str]:
 
 def test_a_compilation_is_announced_until_there_is_a_library(environment: dict[str, str]) -> None:
     assert told(environment) == ["compiling kernels, once (some ten seconds)"]
-    name = Compiler.found(environment).name_of(loader.source())
-    library = Path(environment["XDG_CACHE_HOME"], "moebatch", name)
+    library = Path(environment["XDG_CACHE_HOME"], "moebatch", loader._library(environment).name)
     library.touch(mode=0o500)
     assert told(environment) == []
 
 
 def test_nothing_is_announced_where_nothing_will_be_compiled(environment: dict[str, str]) -> None:
     assert told({**environment, loader.SWITCH: "0"}) == []
-    assert told({**environment, "CC": "/no/such/cc"}) == []
+    assert told({**environment, "PATH": "/no/such/folder"}) == []
     loader._loaded()
     assert told(environment) == [], "this process has tried"

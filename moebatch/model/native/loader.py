@@ -1,5 +1,6 @@
 """Whether there are compiled kernels, and these."""
 
+import contextlib
 import ctypes
 import functools
 import importlib.resources
@@ -42,15 +43,11 @@ def prepare() -> str | None:
 
 def announce(tell: Callable[[str], None], environment: Mapping[str, str] = os.environ) -> None:
     """Has `tell` say so if `prepare` is going to compile."""
-    if environment.get(SWITCH) == "0" or _loaded.cache_info().currsize:
+    if _loaded.cache_info().currsize or not needs_compiling(environment):
         return
-    try:
-        name = Compiler.found(environment).name_of(source())
-    except NotCompiled:
-        return
-    folder = cache_folder(environment)
-    if folder is None or not is_ours(folder / name):
-        tell("compiling kernels, once (some ten seconds)")
+    with contextlib.suppress(NotCompiled):
+        if _library(environment).command:
+            tell("compiling kernels, once (some ten seconds)")
 
 
 def source() -> str:
