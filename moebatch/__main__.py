@@ -1,6 +1,23 @@
 """``python -m moebatch`` is the command ``moebatch``."""
 
-from moebatch.cli import main
+import os
+import signal
+from types import FrameType
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    os._exit(130)
+
+
+def main() -> None:
+    """Entry point. Until a command begins, Ctrl-C ends it without a word: that would be a traceback
+    through imports, and some of what is written in C makes another error of it."""
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, _end)
+    from moebatch.cli import main as command
+
+    command()
+
 
 if __name__ == "__main__":
     main()

@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Mapping
+from decimal import Decimal
 from fractions import Fraction
 
 from moebatch.quoting import shown
@@ -111,6 +112,16 @@ def _measure(text: object, units: Mapping[str, Fraction], most: float, expected:
     if not 0 < number <= most:
         raise ValueError(f"expected {expected}, above 0 and at most {most:g}, got {shown(text)}")
     return number
+
+
+def format_number(value: float, *, figures: int = 4) -> str:
+    """``143,400``, ``258.3``, ``0.0213``: so many significant figures, without an exponent."""
+    return format(Decimal(f"{value:.{figures}g}"), ",f") if math.isfinite(value) else "?"
+
+
+def count_of(number: int, thing: str, things: str | None = None) -> str:
+    """``1 row``, ``2 rows``."""
+    return f"{number} {thing if number == 1 else things or thing + 's'}"
 
 
 def format_bytes(num_bytes: float) -> str:

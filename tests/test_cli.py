@@ -72,10 +72,128 @@ def test_the_report_has_what_was_done_and_no_control_characters(
     tmp_path: Path, model: Path
 ) -> None:
     done = moebatch("run", write_job(tmp_path, model, PROMPTS))
-    for word in ("7 done", "tok/s", "disk", "cpu", "peak memory", "of 1.00 GiB", "policy"):
+    for word in ("7 done in", "tokens/s generated", str(tmp_path / "out.jsonl"), "--details"):
         assert word in done.stderr
     assert done.stdout == ""
     assert "\x1b" not in done.stderr
+    assert all(line == line.rstrip() for line in done.stderr.splitlines())
+    again = moebatch("run", tmp_path / "job.yaml")
+    assert "7 done before; nothing had to be computed" in again.stderr
+    assert "tokens/s" not in again.stderr
+
+
+def test_details_are_on_request(tmp_path: Path, model: Path) -> None:
+    done = moebatch("run", write_job(tmp_path, model, PROMPTS), "--details")
+    words = (
+        "7 done in",
+        "tok/s",
+        "disk",
+        "cpu",
+        "peak memory",
+        "of 1.00 GiB",
+        "policy",
+        "measured",
+    )
+    for word in words:
+        assert word in done.stderr
+    assert "--details" not in done.stderr
+
+
+def test_programs_get_one_object_on_standard_output(tmp_path: Path, model: Path) -> None:
+    job = write_job(tmp_path, model, PROMPTS)
+    before = json.loads(moebatch("status", job, "--json").stdout)
+    assert (before["rows"], before["left"], before["next"]) == (7, 7, f"moebatch run {job}")
+    checked = json.loads(moebatch("check", job, "--json").stdout)
+    assert (checked["exit_code"], checked["rows"], checked["faults"]) == (0, 7, [])
+    done = moebatch("run", job, "--json")
+    run = json.loads(done.stdout)
+    assert (run["exit_code"], run["rows"], run["failed"], run["ended_now"]) == (0, 7, 0, 7)
+    assert run["output"] == str(tmp_path / "out.jsonl")
+    assert "policy:" in done.stderr
+    after = json.loads(moebatch("status", job, "--json").stdout)
+    assert (after["done"], after["next"], after["shards"][0]["state"]) == (7, None, "done")
+
+
+def test_an_error_is_an_object_too_if_one_is_asked_for(tmp_path: Path, model: Path) -> None:
+    done = moebatch("run", write_job(tmp_path, model, b"\n"), "--json")
+    ended = json.loads(done.stdout)
+    assert ended["exit_code"] == done.returncode == ExitCode.INPUT
+    assert "no rows" in ended["error"] and "no rows" in done.stderr
+    done = moebatch("check", write_job(tmp_path, model, b"nonsense\n"), "--json")
+    found = json.loads(done.stdout)
+    assert found["exit_code"] == done.returncode == ExitCode.ROWS_FAILED
+    assert (found["faults"][0]["line"], found["bad_rows"]) == (1, 1)
+
+
+def test_a_shard_says_who_writes_the_output(tmp_path: Path, model: Path) -> None:
+    job = write_job(tmp_path, model, PROMPTS)
+    done = moebatch("run", job, "--shard", "1/2")
+    assert "4 of shard 1/2 done in" in done.stderr
+    assert f"when all shards have ended, moebatch merge {job} writes" in done.stderr
+
+
+def test_help_has_a_short_name_everywhere() -> None:
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    for words in ([], *([name] for name in commands)):
+        done = moebatch(*words, "-h")
+        assert done.returncode == 0, done.stderr
+        assert "Usage:" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("command", "option", "name", "endings"),
+    [
+        ("run", "--gantt", "lanes.png", ".svg or .html"),
+        ("run", "--trace", "trace.txt", ".json or .json.gz"),
+        ("plan", "--roofline", "roof.pdf", ".svg or .html"),
+        ("simulate", "--gantt", "lanes", ".svg or .html"),
+        ("simulate", "--trace", "trace.gz", ".json or .json.gz"),
+    ],
+)
+def test_a_drawing_has_a_name_that_says_what_it_is(
+    tmp_path: Path, command: str, option: str, name: str, endings: str
+) -> None:
+    done = moebatch(command, tmp_path / "no.yaml", option, tmp_path / name)
+    assert done.returncode == ExitCode.CONFIG
+    assert f"must end in {endings}, got " in " ".join(done.stderr.split())
+
+
+def test_a_picture_may_be_a_page(tmp_path: Path) -> None:
+    asked = ("--hw", "t4", "--model", "mixtral-8x7b", "--prompt-len", "77", "--gen-len", "32")
+    for name, head in (("roof.svg", "<svg"), ("roof.HTML", "<!doctype html>")):
+        done = moebatch("plan", *asked, "--roofline", tmp_path / name)
+        assert done.returncode == 0, done.stderr
+        assert (tmp_path / name).read_text().startswith(head)
+
+
+INTERRUPTED = """
+import signal, sys
+import typer.main
+from moebatch.__main__ import main
+
+class Meddler:
+    def find_spec(self, name, path=None, target=None):
+        if name == {name!r}:
+            signal.raise_signal(signal.SIGINT)
+
+def build(*arguments, **options):
+    signal.raise_signal(signal.SIGINT)
+
+if {name!r}:
+    sys.meta_path.insert(0, Meddler())
+else:
+    typer.main.get_command = build
+sys.argv[1:] = ["run", "no.yaml"]
+main()
+"""
+
+
+@pytest.mark.parametrize("name", ["moebatch.cli", "", "moebatch.job.options"])
+def test_ctrl_c_before_a_command_has_begun_is_no_traceback(name: str) -> None:
+    """While the command line is loaded, while its options are looked at, while a run is loaded."""
+    code = INTERRUPTED.format(name=name)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (ExitCode.INTERRUPTED, "", "")
 
 
 def test_quiet_is_silent_on_success(tmp_path: Path, model: Path) -> None:
@@ -457,14 +575,15 @@ def test_the_options_are_these_and_no_more() -> None:
     }
     assert found == {
         "run": [
-            *("--exact", "--gantt", "--limit", "--max-runtime", "--no-share", "--policy"),
-            *("--quiet", "--recalibrate", "--requeue", "--schedule", "--shard"),
-            *("--skip-if-locked", "--static", "--sync", "--trace", "--trace-passes", "job"),
+            *("--details", "--exact", "--gantt", "--json", "--limit", "--max-runtime"),
+            *("--no-share", "--policy", "--quiet", "--recalibrate", "--requeue", "--schedule"),
+            *("--shard", "--skip-if-locked", "--static", "--sync", "--trace", "--trace-passes"),
+            "job",
         ],
         "merge": ["--quiet", "job"],
-        "status": ["job"],
+        "status": ["--json", "job"],
         "sbatch": ["--cpus", "--option", "--output", "--shards", "--time", "-o", "job"],
-        "check": ["--checksums", "--exact", "--limit", "job"],
+        "check": ["--checksums", "--exact", "--json", "--limit", "job"],
         "plan": [
             *("--gen-len", "--hw", "--json", "--method", "--model", "--output", "--paper"),
             *("--policy", "--prompt-len", "--requests", "--roofline", "--vendor", "--what-if"),

@@ -5,9 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moebatch.units import (
+    count_of,
     format_bytes,
     format_duration,
     format_flops,
+    format_number,
     format_rate,
     parse_bytes,
     parse_duration,
@@ -143,3 +145,30 @@ def test_nonsense_is_no_duration(text: object) -> None:
 )
 def test_speeds_are_shown(flops: float, expected: str) -> None:
     assert format_flops(flops) == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (143_412, "143,400"),
+        (4201.5, "4,202"),
+        (999.95, "1,000"),
+        (258.34, "258.3"),
+        (0.021_34, "0.02134"),
+        (0.000_012_3, "0.0000123"),
+        (20, "20"),
+        (0, "0"),
+        (float("nan"), "?"),
+    ],
+)
+def test_numbers_have_four_figures_and_no_exponent(value: float, text: str) -> None:
+    assert format_number(value) == text
+
+
+def test_fewer_figures_have_no_exponent_either() -> None:
+    assert [format_number(value, figures=3) for value in (57.76, 1234.5)] == ["57.8", "1,230"]
+
+
+def test_one_is_not_several() -> None:
+    assert [count_of(n, "row") for n in (0, 1, 2)] == ["0 rows", "1 row", "2 rows"]
+    assert count_of(2, "pass", "passes") == "2 passes"

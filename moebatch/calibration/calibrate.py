@@ -29,6 +29,7 @@ from moebatch.engine.order import Order, has_common_keys
 from moebatch.errors import ConfigError, DoesNotFit, Fault
 from moebatch.job.planning import job_problem
 from moebatch.measure.saved import machine_profile, require_writable_file
+from moebatch.model.native import loader
 from moebatch.plan.machine import detect_machine
 from moebatch.predict.habits_file import HABITS, save_habits
 from moebatch.predict.owner import ModelOwner
@@ -194,6 +195,7 @@ class Calibration:
         reader: RowReader,
     ) -> int:
         """Reads what is left; returns the number of passes. The model is gone from memory then."""
+        loader.announce(self._tell)
         torch.set_num_threads(detect_machine().num_cores)
         built = build_engine(
             Order(files=files, policy=policy, max_tokens=max_tokens, observer=reading.observer),

@@ -10,7 +10,7 @@ from moebatch.cli.signals import SignalledEnd, ending_on_sigterm
 from moebatch.cli.threads import let_threads_sleep
 from moebatch.errors import ConfigError, Fault, Interrupted, Terminated
 from moebatch.quoting import shown
-from moebatch.report.console import error_console, teller
+from moebatch.report.console import error_console, show, teller
 from moebatch.units import parse_bytes
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def _execute(order: "CalibrationOrder", *, quiet: bool) -> None:
         except KeyboardInterrupt:
             raise Interrupted(f"stopped by Ctrl-C; {_left(calibration)}") from None
     if not quiet:
-        console.print(calibration_view(summary))
+        show(console, calibration_view(summary))
 
 
 def _left(calibration: "Calibration") -> str:

@@ -3,10 +3,10 @@
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
+from moebatch.cli.as_json import AsJson, print_json
 from moebatch.cli.options import Exact, JobFile, Limit
-from moebatch.report.console import error_console
+from moebatch.report.console import error_console, output_console
 
 Checksums = Annotated[
     bool,
@@ -15,7 +15,11 @@ Checksums = Annotated[
 
 
 def check(
-    job: JobFile, checksums: Checksums = False, exact: Exact = False, limit: Limit = None
+    job: JobFile,
+    checksums: Checksums = False,
+    exact: Exact = False,
+    limit: Limit = None,
+    as_json: AsJson = False,
 ) -> None:
     """Check job file, input and checkpoint without running; list every fault with its line."""
     from moebatch.job.check import check_job
@@ -25,5 +29,8 @@ def check(
     with counting_bytes(error_console()) as told:
         asked = told if checksums else None
         findings = check_job(job, checksums=asked, is_exact=exact, limit=limit)
-    print_findings(findings, Console())
+    if as_json:
+        print_json(findings.as_json())
+    else:
+        print_findings(findings, output_console())
     raise typer.Exit(findings.exit_code)

@@ -13,6 +13,7 @@ from moebatch.cli.plan import plan
 from moebatch.cli.profile import profile
 from moebatch.cli.run import run
 from moebatch.cli.sbatch import sbatch
+from moebatch.cli.signals import hear_interrupts
 from moebatch.cli.simulate import simulate
 from moebatch.cli.status import status
 from moebatch.errors import MoebatchError
@@ -25,6 +26,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 for _command in (run, merge, status, sbatch, plan, simulate, check, profile, calibrate):
     app.command()(_command)
@@ -34,6 +36,7 @@ for _command in (run, merge, status, sbatch, plan, simulate, check, profile, cal
 def _options(
     version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
 ) -> None:
+    hear_interrupts()
     if version:
         typer.echo(f"moebatch {moebatch.__version__}")
         raise typer.Exit

@@ -5,6 +5,7 @@ import typer
 from moebatch.cli.options import JobFile, Quiet
 from moebatch.errors import ExitCode
 from moebatch.report.console import error_console, teller
+from moebatch.units import count_of
 
 
 def merge(job: JobFile, quiet: Quiet = False) -> None:
@@ -15,5 +16,5 @@ def merge(job: JobFile, quiet: Quiet = False) -> None:
     tell = teller(error_console(), quiet=quiet)
     merged = merged_rows(load_job(job))
     failed = f", {merged.num_failed} of them failed" if merged.num_failed else ""
-    tell(f"{merged.num_rows} rows{failed}: {merged.output}")
+    tell(f"{count_of(merged.num_rows, 'row')}{failed}: {merged.output}")
     raise typer.Exit(ExitCode.ROWS_FAILED if merged.num_failed else ExitCode.OK)

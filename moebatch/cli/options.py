@@ -1,5 +1,6 @@
 """Arguments and options that several commands have."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -45,4 +46,26 @@ WhatIf = Annotated[
 # --- schedules and what is drawn of them --------------------------------------------------------
 
 Schedule = Annotated[str | None, typer.Option("--schedule", help="Instead of the policy's own.")]
-Gantt = Annotated[Path | None, typer.Option("--gantt", help="Draw the lanes into this SVG file.")]
+
+
+def named(*endings: str) -> Callable[[Path | None], Path | None]:
+    """A check of what a file is called, before anything runs: what is written into it goes by that.
+    Pipes and devices may be called anything."""
+
+    def check(path: Path | None) -> Path | None:
+        is_file = path is not None and (path.is_file() or not path.exists())
+        if path is not None and is_file and not path.name.lower().endswith(endings):
+            raise typer.BadParameter(f"must end in {' or '.join(endings)}, got {str(path)!r}")
+        return path
+
+    return check
+
+
+PICTURES = (".svg", ".html")
+TRACES = (".json", ".json.gz")
+Gantt = Annotated[
+    Path | None,
+    typer.Option(
+        "--gantt", callback=named(*PICTURES), help="Draw the lanes into this .svg or .html file."
+    ),
+]

@@ -1,15 +1,25 @@
 """``moebatch plan``."""
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
-from moebatch.cli.options import GenLen, Hw, Model, PlannedJob, PromptLen, Requests, WhatIf
+from moebatch.cli.as_json import AsJson, print_json
+from moebatch.cli.options import (
+    PICTURES,
+    GenLen,
+    Hw,
+    Model,
+    PlannedJob,
+    PromptLen,
+    Requests,
+    WhatIf,
+    named,
+)
 from moebatch.cli.question import asked_question
 from moebatch.plan.options import ChosenMethod, PlanOptions
+from moebatch.report.console import output_console, show
 
 Method = Annotated[ChosenMethod, typer.Option("--method", help="How to choose the policy.")]
 Paper = Annotated[bool, typer.Option("--paper", help="MoE-Lightning's own forms and constants.")]
@@ -23,9 +33,13 @@ Output = Annotated[
     Path | None, typer.Option("-o", "--output", help="Write the policy to this file.")
 ]
 Roofline = Annotated[
-    Path | None, typer.Option("--roofline", help="Draw the rooflines into this SVG file.")
+    Path | None,
+    typer.Option(
+        "--roofline",
+        callback=named(*PICTURES),
+        help="Draw the rooflines into this .svg or .html file.",
+    ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")]
 
 
 def plan(
@@ -73,15 +87,16 @@ def _answer(
     from moebatch.plan.answers import answer_policy_file, answer_question
     from moebatch.plan.as_json import answer_json
     from moebatch.report.plan import plan_svg, plan_view
+    from moebatch.report.svg import write_picture
     from moebatch.spec.text_file import write_text
 
     given = options.given_policy()
     answer = answer_question(asked_question(job, options), options, given)
     if roofline is not None:
-        write_text(roofline, plan_svg(answer))
+        write_picture(roofline, plan_svg(answer))
     if output is not None:
         write_text(output, answer_policy_file(answer).to_yaml())
     if as_json:
-        typer.echo(json.dumps(answer_json(answer), indent=2))
+        print_json(answer_json(answer))
     else:
-        Console(highlight=False).print(plan_view(answer))
+        show(output_console(), plan_view(answer))

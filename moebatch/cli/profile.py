@@ -25,11 +25,13 @@ def profile(output: Output = None, read: Read = None, quiet: Quiet = False) -> N
     let_threads_sleep()
     from moebatch.measure.machine import measure_machine
     from moebatch.measure.saved import require_writable_file, save_profile, this_machine_path
+    from moebatch.model.native import loader
     from moebatch.plan.machine import detect_machine
 
     path = output or this_machine_path()
     require_writable_file(path)
     tell = teller(error_console(), quiet=quiet)
+    loader.announce(tell)
     num_threads = detect_machine().num_cores
     save_profile(measure_machine(Path.cwd(), read=read, num_threads=num_threads, tell=tell), path)
     tell(f"written to {path}")

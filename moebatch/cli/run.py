@@ -1,16 +1,18 @@
 """``moebatch run``."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
-from moebatch.cli.options import Exact, Gantt, JobFile, Limit, Quiet, Schedule
+from moebatch.cli.as_json import AsJson, answering, error_json, print_json
+from moebatch.cli.options import TRACES, Exact, Gantt, JobFile, Limit, Quiet, Schedule, named
 from moebatch.cli.signals import stopping_on_signals
 from moebatch.cli.threads import let_threads_sleep
 from moebatch.errors import ExitCode, LockHeld, Stopped
-from moebatch.report.console import complain, error_console, say, teller
+from moebatch.report.console import complain, error_console, say, show, teller
 
 if TYPE_CHECKING:
     from moebatch.job.options import RunOptions
@@ -56,7 +58,14 @@ MaxRuntime = Annotated[
 ]
 Trace = Annotated[
     Path | None,
-    typer.Option("--trace", help="Write a Chrome trace (.json or .json.gz) of first passes."),
+    typer.Option(
+        "--trace",
+        callback=named(*TRACES),
+        help="Write a Chrome trace (.json or .json.gz) of first passes.",
+    ),
+]
+Details = Annotated[
+    bool, typer.Option("--details", help="Report lanes, memory, and predicted beside measured.")
 ]
 TracePasses = Annotated[
     int, typer.Option("--trace-passes", min=1, max=1000, help="How many of them.")
@@ -85,44 +94,78 @@ def run(
     trace: Trace = None,
     gantt: Gantt = None,
     trace_passes: TracePasses = 8,
+    details: Details = False,
+    as_json: AsJson = False,
 ) -> None:
     """Run a job: read its prompts, write its answers in the same order."""
     let_threads_sleep()
-    from moebatch.folder.shard import parse_shard
-    from moebatch.job.options import RunOptions
-    from moebatch.job.runtime import allowed_s
-    from moebatch.job.stop import Stop
-    from moebatch.spec.policy_file import load_policy
+    report = _Reporting(quiet=quiet, details=details, as_json=as_json)
+    with answering(as_json):
+        from moebatch.folder.shard import parse_shard
+        from moebatch.job.options import RunOptions
+        from moebatch.job.runtime import allowed_s
+        from moebatch.job.stop import Stop
+        from moebatch.spec.policy_file import load_policy
 
-    options = RunOptions(
-        policy=None if policy is None else load_policy(policy),
-        schedule=schedule,
-        is_plain=sync,
-        is_static=static,
-        shares=not no_share,
-        is_exact=exact,
-        shard=None if shard is None else parse_shard(shard),
-        limit=limit,
-        num_traced_passes=trace_passes,
-        trace=trace,
-        gantt=gantt,
-    )
-    options.require_consistent()
-    stop = Stop(max_runtime_s=allowed_s(max_runtime))
-    try:
-        summary = _execute(job, options, stop, quiet=quiet, recalibrate=recalibrate)
-    except LockHeld as held:
-        if not skip_if_locked:
-            raise
-        teller(error_console(), quiet=quiet)(f"skipped: {held}")
-        raise typer.Exit(ExitCode.OK) from None
-    except Stopped as stopped:
-        if not (requeue and stop.is_out_of_time):
-            raise
-        complain(str(stopped))  # first: what is queued again is killed at once
-        _queue_again(stopped)
-        raise typer.Exit(stopped.exit_code) from None
+        options = RunOptions(
+            policy=None if policy is None else load_policy(policy),
+            schedule=schedule,
+            is_plain=sync,
+            is_static=static,
+            shares=not no_share,
+            is_exact=exact,
+            shard=None if shard is None else parse_shard(shard),
+            limit=limit,
+            num_traced_passes=trace_passes,
+            trace=trace,
+            gantt=gantt,
+        )
+        options.require_consistent()
+        stop = Stop(max_runtime_s=allowed_s(max_runtime))
+        try:
+            summary = _execute(job, options, stop, report, recalibrate=recalibrate)
+        except LockHeld as held:
+            if not skip_if_locked:
+                raise
+            report.skipped(held)
+            raise typer.Exit(ExitCode.OK) from None
+        except Stopped as stopped:
+            if not (requeue and stop.is_out_of_time):
+                raise
+            complain(str(stopped))  # first: what is queued again is killed at once
+            report.ended(stopped)
+            _queue_again(stopped)
+            raise typer.Exit(stopped.exit_code) from None
     raise typer.Exit(ExitCode.ROWS_FAILED if summary.num_failed else ExitCode.OK)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Reporting:
+    """How much is said of a run, and where."""
+
+    quiet: bool
+    details: bool
+    as_json: bool
+
+    def skipped(self, held: LockHeld) -> None:
+        teller(error_console(), quiet=self.quiet)(f"skipped: {held}")
+        if self.as_json:
+            print_json({"exit_code": int(ExitCode.OK), "skipped": str(held)})
+
+    def ended(self, stopped: Stopped) -> None:
+        if self.as_json:
+            print_json(error_json(stopped))
+
+    def done(self, summary: "RunSummary", job: Path) -> None:
+        from moebatch.report.summary import failed_rows, summary_view
+
+        if self.as_json:
+            code = ExitCode.ROWS_FAILED if summary.num_failed else ExitCode.OK
+            print_json({"exit_code": int(code), **summary.as_json()})
+        elif not self.quiet:
+            show(error_console(), summary_view(summary, job, details=self.details))
+        if self.quiet and summary.num_failed:
+            say(error_console(), failed_rows(summary))
 
 
 def _queue_again(stopped: Stopped) -> None:
@@ -140,10 +183,10 @@ def _queue_again(stopped: Stopped) -> None:
 
 
 def _execute(
-    job: Path, options: "RunOptions", stop: "Stop", *, quiet: bool, recalibrate: bool
+    job: Path, options: "RunOptions", stop: "Stop", report: _Reporting, *, recalibrate: bool
 ) -> "RunSummary":
     console = error_console()
-    tell = teller(console, quiet=quiet)
+    tell = teller(console, quiet=report.quiet)
     with stopping_on_signals(stop), stop.heard():
         # Not before: that takes seconds, in which a signal would just end the process.
         from moebatch.spec.job import load_job
@@ -153,8 +196,8 @@ def _execute(
         from moebatch.report.drawings import write_drawings
 
         job_run = JobRun(loaded, tell, options, stop)
-        summary = _watched(job_run, console, quiet=quiet)
-    _report(summary, console, quiet=quiet)
+        summary = _watched(job_run, console, quiet=report.quiet)
+    report.done(summary, job)
     if options.is_drawn:
         timelines = job_run.timelines()
         if timelines:
@@ -171,12 +214,3 @@ def _watched(job_run: "JobRun", console: Console, *, quiet: bool) -> "RunSummary
 
     with watching(job_run.status, console, quiet=quiet):
         return job_run.execute()
-
-
-def _report(summary: "RunSummary", console: Console, *, quiet: bool) -> None:
-    from moebatch.report.summary import failed_rows, summary_table
-
-    if not quiet:
-        console.print(summary_table(summary))
-    elif summary.num_failed:
-        say(console, failed_rows(summary))

@@ -14,7 +14,7 @@ Time = Annotated[
 Cpus = Annotated[int | None, typer.Option("--cpus", min=1, help="Cores of each task.")]
 Further = Annotated[
     list[str] | None,
-    typer.Option("--option", help="A further line for sbatch, such as --partition=x; repeatable."),
+    typer.Option("--option", help="A further option of sbatch, such as partition=gpu; repeatable."),
 ]
 Target = Annotated[
     Path | None, typer.Option("-o", "--output", help="File to write; default: the screen.")

@@ -34,6 +34,12 @@ def stopping_on_signals(stop: "Stop") -> Iterator[None]:
             signal.signal(number, handler)
 
 
+def hear_interrupts() -> None:
+    """From here on Ctrl-C is a KeyboardInterrupt, so that a command can clear up behind itself."""
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 class SignalledEnd(KeyboardInterrupt):
     """SIGTERM, raised where Ctrl-C would be."""
 

@@ -1,14 +1,14 @@
 """``moebatch simulate``."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
+from moebatch.cli.as_json import AsJson, print_json
 from moebatch.cli.options import (
+    TRACES,
     Gantt,
     GenLen,
     Hw,
@@ -18,10 +18,12 @@ from moebatch.cli.options import (
     Requests,
     Schedule,
     WhatIf,
+    named,
 )
 from moebatch.cli.question import asked_question
 from moebatch.plan.options import PlanOptions
 from moebatch.plan.work import Work
+from moebatch.report.console import output_console, show
 
 if TYPE_CHECKING:
     from moebatch.plan.answer import Answer
@@ -54,9 +56,11 @@ Durations = Annotated[
     Path | None, typer.Option("--durations", help="File of seconds by kinds of tasks.")
 ]
 Trace = Annotated[
-    Path | None, typer.Option("--trace", help="Write a Chrome trace (.json or .json.gz).")
+    Path | None,
+    typer.Option(
+        "--trace", callback=named(*TRACES), help="Write a Chrome trace (.json or .json.gz)."
+    ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
 
 def simulate(
@@ -135,9 +139,9 @@ def _show(answer: "Answer", simulated: "dict[str, Simulation]", *, as_json: bool
     from moebatch.report.simulation import simulated_view
 
     if as_json:
-        typer.echo(json.dumps(simulation_json(answer, simulated), indent=2))
+        print_json(simulation_json(answer, simulated))
     else:
-        Console(highlight=False).print(simulated_view(answer, simulated))
+        show(output_console(), simulated_view(answer, simulated))
 
 
 def _names(listed: str) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from rich.table import Table
 from moebatch.demo.marking import PASS_SHARE, Mark, mark_files
 from moebatch.demo.rows import demo_rows
 from moebatch.errors import ExitCode, MoebatchError
+from moebatch.units import count_of
 
 
 def mark_table(mark: Mark) -> Table:
@@ -28,9 +29,11 @@ def _print_mark(mark: Mark) -> None:
     console = Console()
     console.print(mark_table(mark))
     if mark.num_unanswered:
-        console.print(f"{mark.num_unanswered} rows have no answer")
+        console.print(f"{count_of(mark.num_unanswered, 'row has', 'rows have')} no answer")
     if mark.num_unasked:
-        console.print(f"{mark.num_unasked} answers belong to no row of the job")
+        console.print(
+            f"{count_of(mark.num_unasked, 'answer belongs', 'answers belong')} to no row of the job"
+        )
     verdict = "passed" if mark.passed else "failed"
     console.print(f"{100 * mark.share:.1f} % right, {100 * PASS_SHARE:.0f} % needed: {verdict}")
 

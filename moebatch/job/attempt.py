@@ -1,7 +1,7 @@
 """Rows without an answer are looked at, planned for, and answered: once, in so much memory."""
 
 import time
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import replace
 
 import torch
@@ -9,11 +9,12 @@ import torch
 from moebatch.engine.approximation import EXACT, Approximation
 from moebatch.engine.build import BuiltEngine, build_engine
 from moebatch.engine.device import Device
+from moebatch.engine.engine import Engine
 from moebatch.engine.order import Order
 from moebatch.errors import OutOfMemory, Stopped
 from moebatch.folder.results import Results
 from moebatch.folder.todo import Todo
-from moebatch.job.answering import Answering
+from moebatch.job.answering import Answering, Answers
 from moebatch.job.fingerprint import numerics_fingerprint
 from moebatch.job.ground import Ground
 from moebatch.job.hints import Hints, load_hints
@@ -31,13 +32,14 @@ from moebatch.job.status import Phase
 from moebatch.job.watchdog import watched
 from moebatch.journal.finished import Finished
 from moebatch.journal.writer import JournalWriter
-from moebatch.model.native.loader import prepare as prepare_kernels
+from moebatch.model.native import loader
 from moebatch.rows.dialects import Served
 from moebatch.rows.raw import RawRow
-from moebatch.rows.repeats import Repeats
+from moebatch.rows.repeats import Repeats, Run
 from moebatch.rows.row import FailedRow, ReadyRow
 from moebatch.spec.hardware import DeviceKind
 from moebatch.spec.job import Job
+from moebatch.spec.request import Outcome, Request
 from moebatch.store.memory import is_out_of_memory
 
 
@@ -52,6 +54,7 @@ class Attempt:
         self.plan: JobPlan | None = None
         self.built: BuiltEngine | None = None
         self.answering: Answering | None = None
+        self.answers = Answers()
         self.repeats = Repeats({})
         self.torch_only: str | None = None
         """Why there are no compiled kernels, if so."""
@@ -97,7 +100,8 @@ class Attempt:
             self.input = counted = self._scan(results, todo)
             self.repeats = Repeats(counted.repeated)
             if counted.workload is not None:
-                self.torch_only = prepare_kernels()  # a compiler takes memory, too
+                loader.announce(ground.tell)
+                self.torch_only = loader.prepare()  # a compiler takes memory, too
                 self.machine = self._measured()
             self.answering = Answering(
                 self._ground.source,
@@ -216,7 +220,7 @@ class Attempt:
                 stop.deferred(engine.interrupt),
                 watched(moved, engine.doing, self._ground.tell),
             ):
-                for outcome in self.repeats.answer(answering.requests(), engine.run):
+                for outcome in self.repeats.answer(answering.requests(), self._run(engine)):
                     answering.ended(outcome)
         except Stopped:
             kept = answering.keep_unfinished(engine.unfinished())
@@ -227,6 +231,16 @@ class Attempt:
             raise
         finally:
             built.close()
+
+    def _run(self, engine: Engine) -> Run:
+        """Computes requests, and notes how long their answers have become."""
+
+        def run(requests: Iterable[Request]) -> Iterator[Outcome]:
+            for outcome in engine.run(requests):
+                self.answers.add(outcome)
+                yield outcome
+
+        return run
 
     def _stopped_early(self, num_tokens: int) -> str:
         num_rows = self.input.num_rows if self.input else 0

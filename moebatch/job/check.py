@@ -1,9 +1,9 @@
 """Everything that can be known to be wrong with a job before it runs."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from moebatch.engine.model_files import ModelFiles, open_model
 from moebatch.errors import ExitCode, Fault, FaultyFile, MoebatchError
@@ -13,11 +13,13 @@ from moebatch.folder.output_path import require_writable
 from moebatch.job.approximation import load_approximation, require_exact
 from moebatch.job.hints import Hints, load_hints
 from moebatch.job.identity import manifest_of
+from moebatch.job.limits import require_within_machine
 from moebatch.job.machine import job_machine, known_device
 from moebatch.job.notices import prompts_without_template
 from moebatch.job.planning import job_problem, plan_job
 from moebatch.job.scan import InputSummary, scan
 from moebatch.measure.saved import machine_profile
+from moebatch.plan.machine import detect_machine
 from moebatch.rows.parse import parse_row
 from moebatch.rows.prepare import Preparation, prepare, row_rules
 from moebatch.rows.source import first_rows, open_source
@@ -42,6 +44,16 @@ class Findings:
     exit_code: ExitCode
     """That with which a run would end."""
     warnings: tuple[str, ...] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain data, as `moebatch check --json` prints it."""
+        return {
+            "exit_code": int(self.exit_code),
+            "rows": self.num_rows,
+            "bad_rows": self.num_bad_rows,
+            "faults": [asdict(fault) for fault in self.faults],
+            "warnings": list(self.warnings),
+        }
 
 
 class _Collector:
@@ -97,6 +109,7 @@ def check_job(
     if is_exact:
         found.attempt(lambda: require_exact(job), str(path))
     has_output = found.passes(lambda: require_writable(job), str(path))
+    found.attempt(lambda: require_within_machine(job, detect_machine()), str(path))
     has_device = found.passes(lambda: known_device(job), str(path))
     folder = str(job.model.path)
     files = found.attempt(lambda: open_model(job.model.path, job.model.dtype), folder)

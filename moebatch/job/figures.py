@@ -1,14 +1,17 @@
 """Where a run is, and what came of it, in figures."""
 
 import time
+from dataclasses import replace
 
 from moebatch.engine.approximation import EXACT
+from moebatch.folder.shard import Shard
 from moebatch.job.attempt import Attempt
-from moebatch.job.lane_times import lane_times, waited_s, without_readers
+from moebatch.job.lane_times import lane_times, shown_waits, waited_s
 from moebatch.job.notices import describe_emulation
 from moebatch.job.planning import JobPlan
 from moebatch.job.status import GatingUse, RunStatus, RunSummary
 from moebatch.plan.prediction import Prediction, predict
+from moebatch.spec.workload import Workload
 from moebatch.store.memory import peak_resident_bytes, resident_bytes
 
 _LEAST_READING_S = 1.0
@@ -48,13 +51,18 @@ def status_of(attempt: Attempt | None, *, run_folder: str, budget_bytes: int) ->
     )
 
 
-def summary_of(attempt: Attempt, *, output: str, budget_bytes: int, begun_s: float) -> RunSummary:
+def summary_of(
+    attempt: Attempt, *, output: str, shard: Shard, budget_bytes: int, begun_s: float
+) -> RunSummary:
     """Of a run that is over; it began at `begun_s` of `time.perf_counter`."""
     now = status_of(attempt, run_folder="", budget_bytes=budget_bytes)
     built, plan = attempt.built, attempt.plan
     engine = built.engine.statistics if built else None
+    answers = _early_answers(attempt, plan.problem.workload) if plan else None
     return RunSummary(
         output=output,
+        shard=shard,
+        num_ended=now.num_ended,
         num_rows=now.num_rows,
         num_failed=now.num_failed,
         errors=dict(attempt.answering.errors) if attempt.answering else {},
@@ -77,23 +85,55 @@ def summary_of(attempt: Attempt, *, output: str, budget_bytes: int, begun_s: flo
         policy=plan.policy if plan else None,
         prediction=plan.prediction if plan else None,
         hindsight=_hindsight(attempt, plan) if plan else None,
+        disk_rate=_disk_rate(attempt),
+        mean_answer_tokens=answers.mean_new_tokens if answers else None,
         reads_past_page_cache=built.experts.reads_past_page_cache if built else True,
         gating=_gating(attempt),
         emulated=_emulated(attempt),
         vram_peak_bytes=built.made.memory.peak_bytes if built and built.made.memory else None,
-        waits=without_readers(built.recorder.statistics) if built and built.recorder else None,
+        waits=shown_waits(built.recorder.statistics) if built and built.recorder else None,
         foresight=now.foresight,
         torch_only=attempt.torch_only,
     )
 
 
 def _hindsight(attempt: Attempt, plan: JobPlan) -> Prediction | None:
-    """The prediction at the rate at which the disk has been read."""
+    """The prediction at the rate at which the disk has been read, for answers as long as they
+    were."""
+    problem = plan.problem
+    answers = _early_answers(attempt, problem.workload)
+    if answers is not None:
+        problem = replace(problem, workload=answers)
+    rate = _disk_rate(attempt)
+    if rate is not None and problem.has_disk:
+        problem = problem.with_link_rate("disk->dram", rate)
+    return None if problem is plan.problem else predict(problem, plan.policy)
+
+
+def _disk_rate(attempt: Attempt) -> float | None:
+    """Bytes per second at which experts were read; None where too few were to tell."""
     reads = attempt.built.experts.statistics if attempt.built else None
-    if reads is None or reads.busy.total_s < _LEAST_READING_S or not plan.problem.has_disk:
+    if reads is None or reads.busy.total_s < _LEAST_READING_S:
         return None
-    rate = reads.num_bytes / reads.busy.total_s
-    return predict(plan.problem.with_link_rate("disk->dram", rate), plan.policy)
+    return reads.num_bytes / reads.busy.total_s
+
+
+def _early_answers(attempt: Attempt, planned: Workload) -> Workload | None:
+    """The work as it turned out; None where all answers were as long as they might be."""
+    answers = attempt.answers
+    if not answers.num_sequences or answers.mean_new_tokens >= planned.mean_new_tokens:
+        return None
+    shared = round(planned.mean_shared_tokens)
+    return replace(
+        planned,
+        num_sequences=answers.num_sequences,
+        mean_new_tokens=answers.mean_new_tokens,
+        max_new_tokens=answers.max_new_tokens,
+        lengths=tuple(
+            length._replace(shared_tokens=min(shared, length.prompt_tokens - 1))
+            for length in answers.lengths.kept
+        ),
+    )
 
 
 def _gating(attempt: Attempt) -> GatingUse | None:

@@ -1,6 +1,7 @@
 """What the lanes of a run have done, as reports show it."""
 
 import re
+from collections.abc import Collection
 
 from moebatch.engine.build import BuiltEngine
 from moebatch.job.status import LaneTime
@@ -16,19 +17,22 @@ _EXPERTS_COMING = (Kind.CHUNK, Kind.FETCH, Kind.STAGE, Kind.PAGE, Kind.BLOCK)
 
 def lane_times(built: BuiltEngine, elapsed_s: float) -> tuple[LaneTime, ...]:
     """Busy seconds of every lane that has done something."""
-    reads = built.experts.statistics
+    reads, between = built.experts.statistics, dict[str, float]()
     if built.recorder is None:
         busy = {"cpu": max(0.0, elapsed_s - reads.waited_s), DISK: reads.busy.total_s}
     else:
         lanes = built.recorder.statistics.lanes
         busy = {name: lanes[name].busy_s for name in list(lanes) if not _READER.fullmatch(name)}
-        if "gpu" not in busy and "cpu" in busy:
-            # It is the thread that launches: what it does between tasks is work too.
+        if _cpu_launches(busy):
             busy["cpu"] = max(0.0, elapsed_s - _waits_s(lanes["cpu"]))
+            between["cpu"] = max(0.0, busy["cpu"] - lanes["cpu"].busy_s)
         if reads.num_bytes:
             busy[DISK] = reads.busy.total_s
     return tuple(
-        LaneTime(name=name, busy_s=busy[name], elapsed_s=elapsed_s) for name in in_order(busy)
+        LaneTime(
+            name=name, busy_s=busy[name], elapsed_s=elapsed_s, between_s=between.get(name, 0.0)
+        )
+        for name in in_order(busy)
     )
 
 
@@ -40,15 +44,23 @@ def waited_s(built: BuiltEngine) -> float:
     return sum(lane.idle_s.get(kind, 0.0) for kind in _EXPERTS_COMING) if lane else 0.0
 
 
-def without_readers(statistics: Statistics) -> Statistics:
-    """The same without the readers of a disk, whose rows say little one by one."""
+def shown_waits(statistics: Statistics) -> Statistics:
+    """The same without the readers of a disk, whose rows say little one by one, and without what
+    `lane_times` takes for work."""
     shown = Statistics(
         num_layers=statistics.num_layers, since_s=statistics.since_s, until_s=statistics.until_s
     )
-    for name in list(statistics.lanes):
+    for name, lane in list(statistics.lanes.items()):
         if not _READER.fullmatch(name):
-            shown.lanes[name] = statistics.lanes[name]
+            works = name == "cpu" and _cpu_launches(statistics.lanes)
+            shown.lanes[name] = lane.apart_from(LAUNCH) if works else lane
     return shown
+
+
+def _cpu_launches(lanes: Collection[str]) -> bool:
+    """Whether the CPU's lane is that of the thread that launches: what it does between tasks is
+    work, too."""
+    return "gpu" not in lanes and "cpu" in lanes
 
 
 def _waits_s(lane: LaneStatistics) -> float:

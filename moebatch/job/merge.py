@@ -16,6 +16,7 @@ from moebatch.job.identity import manifest_of
 from moebatch.journal.finished import Finished
 from moebatch.rows.source import open_source
 from moebatch.spec.job import Job
+from moebatch.units import count_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,7 +58,7 @@ def _not_ended(missing: RowsMissing, folder: RunFolder) -> str:
     first = missing.missing[0]
     place = f"line {first.line}" if first.line is not None else f"row {first.index + 1}"
     return (
-        f"{missing.num_missing} rows have not ended yet, the first in {place}; run the shards that "
-        f"have them again (`moebatch status` lists them), then merge. What is there is kept in "
-        f"{folder.path}"
+        f"{count_of(missing.num_missing, 'row has', 'rows have')} not ended yet, the first in "
+        f"{place}; run the shards that have them again (`moebatch status` lists them), then "
+        f"merge. What is there is kept in {folder.path}"
     )

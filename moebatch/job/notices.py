@@ -13,7 +13,7 @@ from moebatch.spec.job import Job
 from moebatch.spec.policy import Schedule
 from moebatch.spec.sampling import Sampling
 from moebatch.spec.workload import Workload
-from moebatch.units import format_bytes, format_duration, format_rate
+from moebatch.units import count_of, format_bytes, format_duration, format_number, format_rate
 
 _LEAST_SHARE = 0.01
 
@@ -55,7 +55,7 @@ def describe_approximation(approximation: Approximation) -> str:
 
 def describe_input(counted: InputSummary) -> str:
     """How many rows there are, and how long."""
-    rows = f"{counted.num_rows} rows"
+    rows = count_of(counted.num_rows, "row")
     if counted.num_bad_rows:
         rows += f" ({counted.num_bad_rows} bad, their errors are in the output)"
     work = counted.workload
@@ -81,7 +81,7 @@ def _alike(counted: InputSummary, work: Workload) -> str:
     """What need not be computed again."""
     found = ""
     if counted.num_repeated:
-        found += f"; {counted.num_repeated} rows repeat others"
+        found += f"; {count_of(counted.num_repeated, 'row repeats', 'rows repeat')} others"
     share = work.mean_shared_tokens / work.mean_prompt_tokens
     if share >= _LEAST_SHARE:
         found += f"; {share:.0%} of all prompt tokens begin like earlier ones"
@@ -91,8 +91,11 @@ def _alike(counted: InputSummary, work: Workload) -> str:
 def describe_prediction(expected: Prediction) -> str:
     """How long the passes should take, how fast, and what binds."""
     time = "" if expected.job_time_s is None else f"{format_duration(expected.job_time_s)}, "
-    passes = "" if expected.num_passes is None else f"{expected.num_passes:.0f} passes, "
-    return f"{time}{passes}{expected.tokens_per_s:.1f} tok/s, bound by {expected.bottleneck}"
+    passes = ""
+    if expected.num_passes is not None:
+        passes = f"{count_of(round(expected.num_passes), 'pass', 'passes')}, "
+    rate = f"{format_number(expected.tokens_per_s)} tok/s"
+    return f"{time}{passes}{rate}, bound by {expected.bottleneck}"
 
 
 def describe_experts(choice: ExpertChoice) -> str:

@@ -1,16 +1,54 @@
 """How far a job is, over all of its shards, from files alone."""
 
+import re
+import shlex
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from moebatch.folder.answered import Answered
 from moebatch.folder.claim import read_claim
 from moebatch.folder.duplicates import recorded_duplicates
 from moebatch.folder.row_key import RowKeys
 from moebatch.folder.run_folder import RunFolder
+from moebatch.folder.shard import ALL, Shard
 from moebatch.job.status_file import ShardStatus, read_status
 from moebatch.journal.finished import Finished
 from moebatch.rows.source import open_source
 from moebatch.spec.job import Job
+
+_SHARD = re.compile(r"([1-9]\d{0,5})/([1-9]\d{0,5})")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShardOverview:
+    """The rows of a shard, by what the journals say of them now, and the last run of it."""
+
+    shard: Shard
+    num_rows: int
+    num_done: int
+    num_failed: int
+    run: ShardStatus | None
+    """None if none has begun."""
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether a run is at work on it."""
+        return self.run is not None and self.run.is_alive
+
+    @property
+    def num_left(self) -> int:
+        """Rows that have not ended."""
+        return self.num_rows - self.num_done - self.num_failed
+
+    @property
+    def state(self) -> str:
+        """``lost`` is a run that is gone without a word."""
+        if self.run is None:
+            return "not begun" if self.num_left else "done"
+        return self.run.state if self.run.has_ended or self.run.is_alive else "lost"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,7 +63,8 @@ class Overview:
     """Rows with an error in the place of an answer; not among those done."""
     num_begun: int
     """Rows that were cut off, of which tokens are kept."""
-    shards: tuple[ShardStatus, ...]
+    shards: tuple[ShardOverview, ...]
+    """All that there are, and before them all rows if a run has had them."""
 
     @property
     def num_left(self) -> int:
@@ -33,14 +72,45 @@ class Overview:
         return self.num_rows - self.num_done - self.num_failed
 
     @property
+    def is_alive(self) -> bool:
+        """Whether any run is at work."""
+        return any(shard.is_alive for shard in self.shards)
+
+    @property
     def rows_per_s(self) -> float:
         """Of all runs that are at work."""
-        return sum(shard.rows_per_s for shard in self.shards if shard.is_alive)
+        return sum(one.run.rows_per_s for one in self.shards if one.run and one.is_alive)
 
     @property
     def eta_s(self) -> float | None:
         """Seconds that are left, if all that are at work go on as they do; None if none is."""
         return self.num_left / self.rows_per_s if self.rows_per_s > 0 else None
+
+    def next_command(self, job_file: Path) -> str | None:
+        """What brings the job further; None if nothing has to be done."""
+        job = shlex.quote(str(job_file))
+        if self.is_alive:
+            return None
+        if not self.num_left:
+            return None if self.has_output else f"moebatch merge {job}"
+        waiting = [one.shard for one in self.shards if one.num_left and not one.shard.is_all]
+        return f"moebatch run {job}" + (f" --shard {waiting[0]}" if waiting else "")
+
+    def as_json(self, job_file: Path) -> dict[str, Any]:
+        """Plain data."""
+        return {
+            "output": self.output,
+            "has_output": self.has_output,
+            "rows": self.num_rows,
+            "done": self.num_done,
+            "failed": self.num_failed,
+            "cut_off": self.num_begun,
+            "left": self.num_left,
+            "rows_per_s": self.rows_per_s,
+            "eta_s": self.eta_s,
+            "next": self.next_command(job_file),
+            "shards": [_shard_json(one) for one in self.shards],
+        }
 
 
 def overview(job: Job) -> Overview:
@@ -49,20 +119,72 @@ def overview(job: Job) -> Overview:
     folder = RunFolder(job.output.path)
     claim = read_claim(folder)
     keys = claim.manifest.row_keys if claim else RowKeys()
-    counts = {"done": 0, "fail": 0, "part": 0, None: 0}
+    runs = _runs(folder)
+    shards = set(runs)
+    if claim and claim.settled.num_shards:
+        num_shards = claim.settled.num_shards
+        shards |= {Shard(number, num_shards) for number in range(1, num_shards + 1)}
+    # By number of shards, place of a row among them, and what has become of it.
+    counts = {count: Counter[tuple[int, str | None]]() for count in {1, *(s.count for s in shards)}}
     with Finished(folder.journal) as finished:
         answered = Answered(finished, keys)
         source = open_source(job.input.path)
         duplicates = recorded_duplicates(source, answered)
         for raw in source:
             found = answered.of(raw, is_duplicate=duplicates.error_of(raw) is not None)
-            counts[found.state if found else None] += 1
+            for count, counter in counts.items():
+                counter[raw.index % count, found.state if found else None] += 1
+    in_order = sorted(shards, key=lambda shard: (shard.count, shard.number))
+    whole = _counted(ALL, counts[1], None)
     return Overview(
         output=str(job.output.path),
         has_output=job.output.path.exists(),
-        num_rows=sum(counts.values()),
-        num_done=counts["done"],
-        num_failed=counts["fail"],
-        num_begun=counts["part"],
-        shards=tuple(filter(None, map(read_status, folder.statuses))),
+        num_rows=whole.num_rows,
+        num_done=whole.num_done,
+        num_failed=whole.num_failed,
+        num_begun=counts[1][0, "part"],
+        shards=tuple(_counted(one, counts[one.count], runs.get(one)) for one in in_order),
     )
+
+
+def _runs(folder: RunFolder) -> dict[Shard, ShardStatus]:
+    """The last run of every shard of which there is word."""
+    found = {}
+    for status in filter(None, map(read_status, folder.statuses)):
+        match = _SHARD.fullmatch(status.shard)
+        if match is not None:
+            found[Shard(int(match[1]), int(match[2]))] = status
+    return found
+
+
+def _counted(
+    shard: Shard, counts: Mapping[tuple[int, str | None], int], run: ShardStatus | None
+) -> ShardOverview:
+    num = {
+        state: counts.get((shard.number - 1, state), 0) for state in ("done", "fail", "part", None)
+    }
+    return ShardOverview(
+        shard=shard,
+        num_rows=sum(num.values()),
+        num_done=num["done"],
+        num_failed=num["fail"],
+        run=run,
+    )
+
+
+def _shard_json(one: ShardOverview) -> dict[str, Any]:
+    run = one.run
+    return {
+        "shard": str(one.shard),
+        "state": one.state,
+        "alive": one.is_alive,
+        "rows": one.num_rows,
+        "done": one.num_done,
+        "failed": one.num_failed,
+        "host": run and run.host,
+        "pid": run and run.pid,
+        "job_id": run and run.job_id,
+        "updated": run and run.updated,
+        "rows_per_s": run and run.rows_per_s,
+        "tokens_per_s": run and run.tokens_per_s,
+    }

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from moebatch.engine.model_files import COMPUTE_DTYPES, ModelFiles
 from moebatch.errors import ConfigError, DoesNotFit, Fault, StorageError
 from moebatch.job.fitting import fitted, slot_notes, with_room
+from moebatch.job.limits import require_within_levels
 from moebatch.job.machine import JobMachine, NotedProfile, job_machine
 from moebatch.job.runnable import not_runnable
 from moebatch.measure.disk import free_bytes
@@ -123,7 +124,7 @@ def job_problem(
 ) -> Problem:
     """The problem within the job's budgets, counting from what the process holds now.
 
-    Raises DoesNotFit if an emulated GPU leaves no main memory.
+    Raises DoesNotFit if an emulated GPU leaves no main memory, or the GPU has less than is asked.
     """
     problem = Problem(
         shape=files.shape,
@@ -152,9 +153,9 @@ def _budgets(job: Job, hardware: Hardware, kind: DeviceKind) -> dict[LevelName, 
     memory comes out of it."""
     limits = job.resources
     budgets: dict[LevelName, int] = {"dram": limits.dram or detect_machine().dram_bytes}
+    require_within_levels(job, hardware, ["vram"])
     if hardware.vram is not None:
-        capacity = hardware.vram.capacity_bytes
-        budgets["vram"] = min(capacity, limits.vram or capacity)
+        budgets["vram"] = limits.vram or hardware.vram.capacity_bytes
     if kind == "emulate":
         left = budgets["dram"] - budgets["vram"]
         if left <= 0:
@@ -164,7 +165,7 @@ def _budgets(job: Job, hardware: Hardware, kind: DeviceKind) -> dict[LevelName, 
             )
         budgets["dram"] = min(left, hardware.dram.capacity_bytes)
     if hardware.disk is not None:
-        budgets["disk"] = min(hardware.disk.capacity_bytes, limits.disk or _free_on_disk(job))
+        budgets["disk"] = limits.disk or min(hardware.disk.capacity_bytes, _free_on_disk(job))
     return budgets
 
 

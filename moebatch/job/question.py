@@ -1,18 +1,21 @@
 """A planning question asked by a job file."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from moebatch.engine.model_files import ModelFiles, open_model
 from moebatch.job.hints import load_hints
+from moebatch.job.limits import require_within_levels, require_within_machine
 from moebatch.job.machine import JobMachine
 from moebatch.job.planning import in_fastest_dtype, job_problem, measured_machine, settled
 from moebatch.job.scan import sample_workload
+from moebatch.plan.machine import detect_machine
 from moebatch.plan.options import PlanOptions
 from moebatch.plan.problem import Problem
 from moebatch.plan.question import Question, changed_profile, figure_notes
 from moebatch.rows.prepare import prepare
 from moebatch.rows.source import open_source
-from moebatch.spec.hardware import LevelName
+from moebatch.spec.hardware import LEVELS, LevelName
 from moebatch.spec.job import Job
 from moebatch.spec.profile import load_profile
 from moebatch.spec.workload import Workload
@@ -25,6 +28,9 @@ def job_question(job: Job, options: PlanOptions) -> Question:
 
     Raises what reading job, model and input raises.
     """
+    job = _without_budgets(job, _changed(options))
+    if options.hw is None:
+        require_within_machine(job, detect_machine())
     files = open_model(job.model.path, job.model.dtype)
     hints = load_hints(job, files)
     workload, notes = _workload(job, files)
@@ -80,21 +86,27 @@ def _problem(
 ) -> Problem:
     """On another machine the job has all of it, as far as its budgets go."""
     hardware = machine.hardware(options.basis)
-    names = (change.partition("=")[0].strip() for change in options.what_if)
-    changed = {name.removesuffix(".capacity") for name in names}
     if options.hw is None:
         problem = job_problem(job, files, workload, hardware, machine.kind)
-        if "dram" in changed:
-            problem = problem.with_capacity("dram", hardware.dram.capacity_bytes)
+        for level in _changed(options) & problem.hardware.levels.keys():
+            problem = problem.with_capacity(level, hardware.levels[level].capacity_bytes)
         return problem
+    require_within_levels(job, hardware)
     problem = Problem(shape=files.shape, dtypes=files.dtypes, hardware=hardware, workload=workload)
-    budgets: dict[LevelName, int | None] = {
-        "dram": job.resources.dram,
-        "vram": job.resources.vram,
-        "disk": job.resources.disk,
-    }
-    for level, budget in budgets.items():
-        if budget is not None and level in hardware.levels and level not in changed:
-            capacity = hardware.levels[level].capacity_bytes
-            problem = problem.with_capacity(level, min(budget, capacity))
+    for level in hardware.levels:
+        budget: int | None = getattr(job.resources, level)
+        if budget is not None:
+            problem = problem.with_capacity(level, budget)
     return problem
+
+
+def _changed(options: PlanOptions) -> set[LevelName]:
+    """Levels to which ``--what-if`` gives another capacity."""
+    named = {change.partition("=")[0].strip() for change in options.what_if}
+    return {level for level in LEVELS if not named.isdisjoint((level, f"{level}.capacity"))}
+
+
+def _without_budgets(job: Job, levels: Iterable[LevelName]) -> Job:
+    """The same job with all of those levels."""
+    resources = job.resources.model_copy(update=dict.fromkeys(levels))
+    return job.model_copy(update={"resources": resources})

@@ -45,7 +45,8 @@ def lesson(profile: HardwareProfile, summary: RunSummary) -> Lesson:
         profile = with_link_rate(profile, "disk->dram", rate, source)
         lines.append(f"disk->dram achieves {format_rate(rate)}")
     for lane, level in _PROCESSORS.items():
-        expected_s = summary.prediction.busy_s.get(lane, 0.0) if summary.prediction else 0.0
+        expected = summary.hindsight or summary.prediction
+        expected_s = expected.busy_s.get(lane, 0.0) if expected else 0.0
         measured_s = busy.get(lane, 0.0)
         if expected_s and measured_s >= _LEAST_BUSY_S:
             factor = min(_MOST_FACTOR, max(1 / _MOST_FACTOR, expected_s / measured_s))

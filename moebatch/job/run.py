@@ -21,6 +21,7 @@ from moebatch.job.figures import status_of, summary_of
 from moebatch.job.ground import Ground
 from moebatch.job.identity import manifest_of
 from moebatch.job.less_memory import with_less_memory
+from moebatch.job.limits import require_within_machine
 from moebatch.job.machine import known_device
 from moebatch.job.options import RunOptions
 from moebatch.job.recalibrate import keep, lesson
@@ -53,7 +54,7 @@ class JobRun:
     ) -> None:
         """`tell` gets what the user should know before the first pass, line by line; `stop` may be
         asked to end the run early."""
-        machine = detect_machine()
+        machine = self._machine = detect_machine()
         self._begun_s = time.perf_counter()
         self._job = job
         self._tell = tell
@@ -73,6 +74,7 @@ class JobRun:
         """
         require_writable(self._job)
         require_no_fewer(self._job, self._options.limit)
+        require_within_machine(self._job, self._machine)
         self._options.require_device(known_device(self._job))
         if self._options.is_exact:
             require_exact(self._job)
@@ -92,6 +94,7 @@ class JobRun:
         return summary_of(
             attempt,
             output=str(output),
+            shard=shard,
             budget_bytes=self._budget_bytes,
             begun_s=self._begun_s,
         )

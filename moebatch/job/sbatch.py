@@ -26,7 +26,7 @@ class Submission:
     """As Slurm writes it; None leaves the cluster's own."""
     cpus: int | None = None
     options: tuple[str, ...] = ()
-    """Further lines, such as ``--partition=gpu``."""
+    """Further lines, such as ``--partition=gpu``, with or without the dashes."""
 
 
 def submission_script(job_file: Path, job: Job, asked: Submission) -> str:
@@ -85,7 +85,16 @@ def _of_shards(path: Path, job: Job, folder: Path, asked: Submission) -> list[st
         options.append(f"--cpus-per-task={cpus}")
     if job.resources.dram is not None:
         options.append(f"--mem={math.ceil(_MORE_MEMORY * job.resources.dram / 2**20)}M")
-    return [*options, *asked.options]
+    return [*options, *map(_option, asked.options)]
+
+
+def _option(text: str) -> str:
+    """As sbatch wants it."""
+    text = text.strip()
+    if not text.strip("-") or not text.isprintable():
+        message = f"must be one option of sbatch, such as partition=gpu, got {text!r}"
+        raise _refusal("--option", message)
+    return text if text.startswith("-") else f"--{text}"
 
 
 def _limit_s(time_limit: str | None) -> float:
@@ -117,7 +126,7 @@ def _refusal(where: str, message: str) -> ConfigError:
 
 def _of_merge(path: Path, folder: Path, asked: Submission) -> list[str]:
     name = f'--job-name="{path.stem}-merge"'
-    return [name, f'--output="{folder}/slurm-%A-merge.log"', *asked.options]
+    return [name, f'--output="{folder}/slurm-%A-merge.log"', *map(_option, asked.options)]
 
 
 def _directives(options: list[str]) -> list[str]:

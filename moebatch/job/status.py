@@ -2,8 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
+from moebatch.folder.shard import Shard
+from moebatch.plan.as_json import policy_json, prediction_json
 from moebatch.plan.prediction import Prediction
 from moebatch.schedule.foresight import LayerForesight
 from moebatch.schedule.statistics import Statistics
@@ -19,6 +21,9 @@ class LaneTime:
     name: str
     busy_s: float
     elapsed_s: float
+    between_s: float = 0.0
+    """Of the busy time, what went into things that are no tasks of the schedule: choosing tokens,
+    gathering the next batch, and so on."""
 
     @property
     def share(self) -> float:
@@ -92,8 +97,12 @@ class RunSummary:
     """What a finished run leaves to say."""
 
     output: str
+    shard: Shard
+    """Of several, none writes the output: that is left to the merge."""
     num_rows: int
     num_failed: int
+    num_ended: int
+    """Rows that ended in this run; the others were done before."""
     errors: dict[str, int]
     """Failed rows by the code of their error."""
     prompt_tokens: int
@@ -125,8 +134,13 @@ class RunSummary:
     prediction: Prediction | None = None
     """What was expected of the policy before the first pass."""
     hindsight: Prediction | None = None
-    """What would have been expected had the rate of the disk during the run been known: disks
-    drift, and this tells their drift from errors of the cost model."""
+    """What would have been expected had the rate of the disk during the run and the lengths of the
+    answers been known: disks drift and answers end early, and this tells that from errors of the
+    cost model. None where nothing of the kind is known."""
+    disk_rate: float | None = None
+    """Bytes per second at which experts were read; None where too few were to tell."""
+    mean_answer_tokens: float | None = None
+    """New tokens of a sequence that was computed, where answers ended earlier than they might."""
     reads_past_page_cache: bool
     gating: GatingUse | None = None
     """None if it was exact."""
@@ -140,3 +154,35 @@ class RunSummary:
     """By layer, how well experts were foreseen; empty where all of them have stayed."""
     torch_only: str | None = None
     """Why there were no compiled kernels; None if there were."""
+
+    @property
+    def has_output(self) -> bool:
+        """Whether the output was written."""
+        return self.shard.is_all
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain data, as `moebatch run --json` prints it."""
+        foreseen = {"prediction": self.prediction, "hindsight": self.hindsight}
+        return {
+            "output": self.output,
+            "has_output": self.has_output,
+            "shard": str(self.shard),
+            "rows": self.num_rows,
+            "failed": self.num_failed,
+            "errors": self.errors,
+            "ended_now": self.num_ended,
+            "prompt_tokens": self.prompt_tokens,
+            "generated_tokens": self.generated_tokens,
+            "load_s": self.load_s,
+            "run_s": self.run_s,
+            "total_s": self.total_s,
+            "passes": self.num_passes,
+            "busy_s": {lane.name: lane.busy_s for lane in self.lanes},
+            "bytes_read": self.bytes_read,
+            "peak_bytes": self.peak_bytes,
+            "vram_peak_bytes": self.vram_peak_bytes,
+            "budget_bytes": self.budget_bytes,
+            "emulated": self.emulated,
+            "policy": self.policy and policy_json(self.policy),
+            **{name: one and prediction_json(one) for name, one in foreseen.items()},
+        }

@@ -1,5 +1,6 @@
 """How far a run is, as a file that others can read while it goes on and after it has ended."""
 
+import functools
 import json
 import os
 import re
@@ -19,7 +20,7 @@ from moebatch.spec.json_file import read_json
 
 _INTERVAL_S = 10.0
 FRESH_S = 60.0
-"""A run that has not written for so long has ended, or is out of reach."""
+"""A run elsewhere that has not written for so long has ended, or is out of reach."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,15 +46,29 @@ class ShardStatus:
     foresight: dict[str, dict[str, int]] = field(default_factory=dict)
     """By layer, what was asked for, was there, was foreseen and so on; empty where all experts have
     stayed."""
+    sight: str = ""
+    """From where the number of its process means something."""
+    started: int = 0
+    """When its process began, as the kernel counts: numbers are given again."""
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it has said so itself."""
+        return self.state in _ENDS
 
     @property
     def is_alive(self) -> bool:
-        """Whether it was at work a moment ago."""
-        return self.state not in _ENDS and time.time() - self.updated < FRESH_S
+        """Whether it is at work: where its process can be seen, that is known; elsewhere it was a
+        moment ago."""
+        if self.has_ended:
+            return False
+        seen = _is_running(self.pid, self.started) if self.sight == _sight() else None
+        return time.time() - self.updated < FRESH_S if seen is None else seen
 
 
 _SHARD = re.compile(r"[1-9][0-9]{0,8}/[1-9][0-9]{0,8}")
 _ENDS = ("done", "stopped", "failed")
+_PROC = Path("/proc")
 
 
 @contextmanager
@@ -123,6 +138,8 @@ def _write(path: Path, shard: Shard, now: RunStatus, end: str | None, fruitless:
         "host": socket.gethostname(),
         "pid": os.getpid(),
         "job_id": os.environ.get("SLURM_JOB_ID"),
+        "sight": _sight(),
+        "started": _started(os.getpid()),
         "updated": time.time(),
         "fruitless": fruitless,
         "foresight": {layer: asdict(counts) for layer, counts in now.foresight.items()},
@@ -131,3 +148,30 @@ def _write(path: Path, shard: Shard, now: RunStatus, end: str | None, fruitless:
     with suppress(OSError):
         draft.write_text(json.dumps(content) + "\n")
         draft.replace(path)
+
+
+@functools.cache
+def _sight() -> str:
+    """The same wherever the number of this process is that of the same process: a container on the
+    same host may count for itself, and another host may have the same name."""
+    with suppress(OSError):
+        boot = (_PROC / "sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot}/{(_PROC / 'self/ns/pid').readlink()}"
+    return ""
+
+
+def _is_running(pid: int, started: int) -> bool | None:
+    """Whether the process that had this number then is still there; None where that is hidden."""
+    try:
+        return 0 != _started(pid) == started
+    except (FileNotFoundError, ProcessLookupError):
+        # A system may hide other users' processes: that of all of them is then hidden, too.
+        return False if (_PROC / "1").exists() else None
+    except OSError:
+        return None
+
+
+def _started(pid: int) -> int:
+    """Ticks after the boot; 0 for one that has ended and is not buried yet. Raises OSError."""
+    state, *numbers = (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
+    return 0 if state in "ZX" else int(numbers[18])

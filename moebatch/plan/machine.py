@@ -6,9 +6,19 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-_SHARE_OF_FREE_MEMORY = 0.9
+SAFE_SHARE = 0.9
+"""Of the memory that there is; the system needs some for what it does for a process."""
 _UNLIMITED = 2**60
 _SLURM_MEGABYTE = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """The most of something that this process gets."""
+
+    amount: int
+    source: str
+    """What it is, such as ``all main memory of this machine``."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -18,18 +28,32 @@ class Machine:
     dram_bytes: int
     """Memory that a job may take when the user sets no budget."""
     num_cores: int
+    memory: Limit
+    """Bytes beyond which the system ends the process, whatever is free now."""
+    cpus: Limit
+    """Beyond them threads take turns."""
 
 
 def detect_machine(root: Path = Path("/"), environ: Mapping[str, str] = os.environ) -> Machine:
     """Reads what is free and what binds this process: the limits of its cgroups, its CPU affinity,
     and inside a Slurm job what the job was given on this node."""
     cores = len(os.sched_getaffinity(0))
-    limits = [*_memory_limits(root), *_slurm_memory(environ, cores)]
-    free = _meminfo(root, "MemAvailable")
-    return Machine(
-        dram_bytes=int(min([free, *limits]) * _SHARE_OF_FREE_MEMORY),
-        num_cores=min([cores, *_cpu_quotas(root), *_slurm_cores(environ)]),
+    memory = _smallest(
+        Limit(_meminfo(root, "MemTotal"), "all main memory of this machine"),
+        *_memory_limits(root),
     )
+    cpus = _smallest(Limit(cores, "the CPUs that this process may use"), *_cpu_quotas(root))
+    promised = [_meminfo(root, "MemAvailable"), memory.amount, *_slurm_memory(environ, cores)]
+    return Machine(
+        dram_bytes=int(min(promised) * SAFE_SHARE),
+        num_cores=min([cpus.amount, *_slurm_cores(environ)]),
+        memory=memory,
+        cpus=cpus,
+    )
+
+
+def _smallest(*limits: Limit) -> Limit:
+    return min(limits, key=lambda limit: limit.amount)
 
 
 def _meminfo(root: Path, field: str) -> int:
@@ -42,23 +66,30 @@ def _meminfo(root: Path, field: str) -> int:
 # --- control groups, versions 1 and 2 ---------------------------------------------------------
 
 
-def _memory_limits(root: Path) -> Iterator[int]:
+def _memory_limits(root: Path) -> Iterator[Limit]:
     for group, version in _groups(root, "memory"):
-        text = _read(group / ("memory.max" if version == 2 else "memory.limit_in_bytes"))
+        file = group / ("memory.max" if version == 2 else "memory.limit_in_bytes")
+        text = _read(file)
         if text.isdigit() and int(text) < _UNLIMITED:
-            yield int(text)
+            yield _of_group(int(text), file)
 
 
-def _cpu_quotas(root: Path) -> Iterator[int]:
+def _cpu_quotas(root: Path) -> Iterator[Limit]:
     """Cores that the CPU time of a group is worth, parts of one rounded up."""
     for group, version in _groups(root, "cpu"):
         if version == 2:
-            words = _read(group / "cpu.max").split()
+            file = group / "cpu.max"
+            words = _read(file).split()
         else:
-            words = [_read(group / "cpu.cfs_quota_us"), _read(group / "cpu.cfs_period_us")]
+            file = group / "cpu.cfs_quota_us"
+            words = [_read(file), _read(group / "cpu.cfs_period_us")]
         if len(words) == 2 and all(word.isdigit() and int(word) for word in words):
             quota, period = map(int, words)
-            yield -(-quota // period)
+            yield _of_group(-(-quota // period), file)
+
+
+def _of_group(amount: int, file: Path) -> Limit:
+    return Limit(amount, f"what this process gets by {file}")
 
 
 def _groups(root: Path, controller: str) -> Iterator[tuple[Path, int]]:

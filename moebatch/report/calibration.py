@@ -12,7 +12,7 @@ from moebatch.calibration.summary import CalibrationSummary
 from moebatch.predict.accuracy import mean_accuracy
 from moebatch.report.console import plain
 from moebatch.report.gating import gating_rows, gating_tables
-from moebatch.report.tables import named_rows, titled_columns
+from moebatch.report.tables import NamedRows, titled_columns
 from moebatch.units import format_duration
 
 
@@ -30,7 +30,7 @@ def reading_bar(console: Console, *, quiet: bool) -> Iterator[Callable[[float], 
 
 def calibration_view(summary: CalibrationSummary) -> RenderableType:
     """What was read, where the table is, and how well it predicts."""
-    grid = named_rows()
+    grid = NamedRows()
     read = f"{summary.num_tokens} tokens in {summary.num_sequences} sequences"
     in_time = f"{summary.num_passes} passes, {format_duration(summary.run_s)}"
     grid.add_row("read", f"{read}, {in_time}")
@@ -59,7 +59,7 @@ def _pregates(lesson: PreGateLesson | None) -> Iterator[RenderableType]:
     """What gates that choose for a later layer cost in quality."""
     if lesson is None:
         return
-    grid = named_rows()
+    grid = NamedRows()
     grid.add_row("pre-gates", plain(str(lesson.file)))
     learnt = f"{lesson.num_tokens} tokens, {format_duration(lesson.learn_s)} with what they are"
     grid.add_row("learnt from", f"{learnt} compared with")

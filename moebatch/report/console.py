@@ -1,33 +1,81 @@
 """Lines on a terminal or in a log file, as they are."""
 
 import logging
-from collections.abc import Callable
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
-from rich.console import Console
+from rich.cells import cell_len
+from rich.console import Console, RenderableType
 from rich.markup import escape
+from rich.text import Text
 
 from moebatch.quoting import presentable
 
 _LOG_WIDTH = 160
+_WORD = re.compile(r"(?:`[^`\n]*`|\S)+\s*")
+"""What stands between backticks is a command or a name: it is to be copied, and stays whole."""
+_KEPT_BLANK = "\ue000"
+"""Stands for a blank at which no line ends, until lines have been divided."""
 
 
 def error_console() -> Console:
     """Standard error; in a log file lines are longer than rich would guess."""
-    console = Console(stderr=True)
-    return console if console.is_terminal else Console(stderr=True, width=_LOG_WIDTH)
+    return _console(stderr=True)
+
+
+def output_console() -> Console:
+    """Standard output, in the same way."""
+    return _console(stderr=False)
+
+
+def _console(*, stderr: bool) -> Console:
+    stream = sys.stderr if stderr else sys.stdout
+    is_log = not stream.isatty() and "COLUMNS" not in os.environ
+    return Console(stderr=stderr, highlight=False, width=_LOG_WIDTH if is_log else None)
+
+
+def show(console: Console, view: RenderableType) -> None:
+    """Prints a view; where it is no terminal that fills its lines, these end with their last
+    word."""
+    if console.is_terminal:
+        console.print(view, crop=False)
+        return
+    with console.capture() as captured:
+        console.print(view, crop=False)
+    for line in captured.get().splitlines():
+        console.print(Text(line.rstrip()), soft_wrap=True)
 
 
 def say(console: Console, line: str) -> None:
-    """Prints a line without looking for markup in it, and without breaking it. Characters by which
-    files could command a terminal are shown as their codes."""
-    console.print(presentable(line), markup=False, highlight=False, soft_wrap=True)
+    """Prints a line without looking for markup in it; on a terminal it is broken between words
+    only, and never within a command. Characters by which files could command a terminal are shown
+    as their codes."""
+    _print_words(console, Text(presentable(line)))
+
+
+def wrapped(text: Text, width: int | None) -> Iterator[Text]:
+    """Lines of a text, divided between words; a longer word has a line of its own, and more than
+    the width if need be. Without a width only where the text itself has line ends."""
+    for line in text.split(allow_blank=True):
+        for part in line.divide(_places(line.plain, width)) if width else [line]:
+            part.rstrip()
+            part.plain = part.plain.replace(_KEPT_BLANK, " ")
+            part.no_wrap, part.overflow = True, "ignore"
+            yield part
 
 
 def plain(text: str) -> str:
     """Text for a cell of a table: neither markup nor commands."""
     return escape(presentable(text))
+
+
+def whole(text: str) -> str:
+    """`plain` for what is to be copied: it stays in one line."""
+    return plain(text).replace(" ", _KEPT_BLANK)
 
 
 def teller(console: Console, *, quiet: bool) -> Callable[[str], None]:
@@ -51,6 +99,21 @@ def tame_libraries() -> None:
 
 def complain(message: str) -> None:
     """Says what a user has to mend."""
-    console = error_console()
-    console.print("[bold red]error:[/] ", end="")
-    say(console, message)
+    text = Text.assemble(("error:", "bold red"), " ", presentable(message))
+    _print_words(error_console(), text)
+
+
+def _print_words(console: Console, text: Text) -> None:
+    for line in wrapped(text, console.width if console.is_terminal else None):
+        console.print(line, soft_wrap=True)
+
+
+def _places(line: str, width: int) -> Sequence[int]:
+    """Where new lines begin."""
+    places, used = [], 0
+    for word in _WORD.finditer(line):
+        if used and used + cell_len(word[0].rstrip()) > width:
+            places.append(word.start())
+            used = 0
+        used += cell_len(word[0])
+    return places

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from moebatch.report.chrome_trace import write_chrome_trace
 from moebatch.report.gantt import USUAL_TITLE, gantt_svg
+from moebatch.report.svg import write_picture
 from moebatch.schedule.timeline import Timeline
-from moebatch.spec.text_file import write_text
 
 
 def write_drawings(
@@ -23,5 +23,5 @@ def write_drawings(
         write_chrome_trace(trace, timelines)
         tell(f"trace: {trace}, for ui.perfetto.dev")
     if gantt is not None:
-        write_text(gantt, gantt_svg(timelines, title=title))
+        write_picture(gantt, gantt_svg(timelines, title=title))
         tell(f"picture: {gantt}")

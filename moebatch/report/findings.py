@@ -4,6 +4,7 @@ from rich.console import Console
 
 from moebatch.job.check import Findings
 from moebatch.report.console import say
+from moebatch.units import count_of
 
 
 def print_findings(findings: Findings, console: Console) -> None:
@@ -14,9 +15,9 @@ def print_findings(findings: Findings, console: Console) -> None:
         code = f" [{fault.code}]" if fault.code else ""
         say(console, f"{fault}{code}")
     if not findings.faults:
-        say(console, f"{findings.num_rows} rows, no faults")
+        say(console, f"{count_of(findings.num_rows, 'row')}, no faults")
         return
     unlisted = findings.num_unlisted
-    more = f" (and {unlisted} more bad rows)" if unlisted else ""
-    rows = f"{findings.num_bad_rows} of {findings.num_rows} rows"
-    say(console, f"{len(findings.faults)} faults{more}, {rows}")
+    more = f" (and {count_of(unlisted, 'more bad row')})" if unlisted else ""
+    rows = f"{findings.num_bad_rows} of {count_of(findings.num_rows, 'row')}"
+    say(console, f"{count_of(len(findings.faults), 'fault')}{more}, {rows}")

@@ -1,16 +1,15 @@
 """What adaptive gating has learnt, as a table."""
 
 from rich.console import RenderableType
-from rich.table import Table
 
 from moebatch.calibration.gating_lesson import GatingLesson
 from moebatch.model.learnt_gating import GatingPoint, LearntGating
 from moebatch.report.console import plain
-from moebatch.report.tables import titled_columns
+from moebatch.report.tables import NamedRows, titled_columns
 from moebatch.units import format_duration
 
 
-def gating_rows(grid: Table, lesson: GatingLesson) -> None:
+def gating_rows(grid: NamedRows, lesson: GatingLesson) -> None:
     """Adds where it is, what it was tried on, and what was chosen."""
     learnt = lesson.learnt
     grid.add_row("gating", plain(str(lesson.file)))

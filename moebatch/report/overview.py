@@ -1,20 +1,23 @@
 """A job from outside: how far it is, and who is at work."""
 
 import time
+from collections.abc import Iterator
+from itertools import groupby
+from pathlib import Path
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 
-from moebatch.job.overview import Overview
+from moebatch.job.overview import Overview, ShardOverview
 from moebatch.job.status_file import ShardStatus
-from moebatch.report.console import plain
-from moebatch.report.tables import named_rows, share_bar, titled_columns
+from moebatch.report.console import plain, whole
+from moebatch.report.tables import NamedRows, share_bar, titled_columns
 from moebatch.units import format_duration
 
 
-def overview_table(job: Overview) -> RenderableType:
-    """Rows, rate and time left, and a line for each run."""
-    grid = named_rows()
+def overview_table(job: Overview, job_file: Path) -> RenderableType:
+    """Rows, rate and time left, a line for each run, and what to do next."""
+    grid = NamedRows()
     share = (job.num_done + job.num_failed) / job.num_rows if job.num_rows else 1.0
     grid.add_row("rows", share_bar(share))
     grid.add_row("", _rows(job))
@@ -22,6 +25,9 @@ def overview_table(job: Overview) -> RenderableType:
     if job.rows_per_s:
         left = "" if job.eta_s is None else f", {format_duration(job.eta_s)} left"
         grid.add_row("rate", f"{job.rows_per_s * 60:.1f} rows a minute{left}")
+    following = job.next_command(job_file)
+    if following is not None:
+        grid.add_row("next", whole(following))
     return Group(grid, "", _shards(job)) if job.shards else grid
 
 
@@ -38,23 +44,38 @@ def _shards(job: Overview) -> Table:
     table = titled_columns()
     for title in ("shard", "state", "done", "failed", "rows", "tok/s", "where", "heard of"):
         table.add_column(title, style="dim" if title == "heard of" else None)
-    for shard in sorted(job.shards, key=lambda shard: [int(n) for n in shard.shard.split("/")]):
-        table.add_row(*_shard(shard))
+    for cells in _lines(job):
+        table.add_row(*cells)
     return table
 
 
-def _shard(shard: ShardStatus) -> tuple[str, ...]:
-    where = f"{shard.host}, process {shard.pid}"
-    if shard.job_id:
-        where += f", Slurm job {shard.job_id}"
-    is_lost = not shard.is_alive and shard.state not in ("done", "stopped", "failed")
+def _lines(job: Overview) -> Iterator[tuple[str, ...]]:
+    """Neighbours that have not begun share one."""
+    for state, group in groupby(job.shards, lambda one: one.state if one.run is None else None):
+        shards = list(group)
+        if state is None:
+            yield from (_shard(one, one.run) for one in shards if one.run is not None)
+            continue
+        name = f"{shards[0].shard}" + (f" to {shards[-1].shard}" if len(shards) > 1 else "")
+        yield name, state, *_counts(shards), "", "", ""
+
+
+def _shard(one: ShardOverview, run: ShardStatus) -> tuple[str, ...]:
+    where = f"{run.host}, process {run.pid}"
+    if run.job_id:
+        where += f", Slurm job {run.job_id}"
     return (
-        shard.shard,
-        "[red]lost[/]" if is_lost else plain(shard.state),
-        str(shard.done),
-        str(shard.failed),
-        str(shard.rows),
-        f"{shard.tokens_per_s:.1f}",
+        str(one.shard),
+        "[red]lost[/]" if one.state == "lost" else plain(one.state),
+        *_counts([one]),
+        f"{run.tokens_per_s:.1f}",
         plain(where),
-        f"{format_duration(max(0.0, time.time() - shard.updated))} ago",
+        f"{format_duration(max(0.0, time.time() - run.updated))} ago",
     )
+
+
+def _counts(shards: list[ShardOverview]) -> Iterator[str]:
+    """Rows that are done, that have failed, and all."""
+    yield str(sum(one.num_done for one in shards))
+    yield str(sum(one.num_failed for one in shards))
+    yield str(sum(one.num_rows for one in shards))

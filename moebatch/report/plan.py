@@ -9,14 +9,14 @@ from moebatch.errors import ConfigError, Fault
 from moebatch.plan.answer import Answer
 from moebatch.plan.prediction import Prediction
 from moebatch.plan.roofs import PolicyRoofs, policy_roofs
-from moebatch.report.console import plain
+from moebatch.report.console import plain, whole
 from moebatch.report.experts import experts_view
 from moebatch.report.roofline import roofline_svg
 from moebatch.report.roofline_panel import Mark, Panel
-from moebatch.report.tables import NAME_WIDTH, named_rows, share_bar
+from moebatch.report.tables import NAME_WIDTH, NamedRows, named_bars, notes_view, share_bar
 from moebatch.spec.policy import Placement, Policy, shares_text
 from moebatch.spec.workload import Workload
-from moebatch.units import format_bytes, format_duration
+from moebatch.units import count_of, format_bytes, format_duration, format_number
 
 _METHODS = {
     "milp": "MILP",
@@ -38,7 +38,7 @@ def plan_view(answer: Answer) -> RenderableType:
     if turning:
         parts += ["", Text("turning points of the experts", style="bold"), *turning]
     parts += ["", *_help(answer)]
-    parts += ["", *(Text(f"note: {note}", style="dim") for note in answer.notes)]
+    parts += ["", *notes_view(answer.notes)]
     return Group(*parts)
 
 
@@ -79,12 +79,11 @@ def _workload(workload: Workload) -> str:
     )
     if workload.num_sequences is None:
         return f"{lengths}; as many as there are (give --requests for a job time)"
-    more = "s" * (workload.num_sequences > 1)
-    return f"{workload.num_sequences} sequence{more}: {lengths}"
+    return f"{count_of(workload.num_sequences, 'sequence')}: {lengths}"
 
 
 def _policy(answer: Answer) -> RenderableType:
-    policy, grid = answer.policy, named_rows(NAME_WIDTH)
+    policy, grid = answer.policy, NamedRows(NAME_WIDTH)
     grid.add_row("policy", f"[dim]{_METHODS[answer.method]} ({plain(answer.solver)})[/]")
     tokens = f", up to {policy.tokens_per_pass} tokens a pass" * (policy.batching == "mixed")
     grid.add_row(
@@ -111,7 +110,7 @@ def _places(policy: Policy, *, with_gpu: bool) -> str:
 
 def _placed(weights: Placement, num_experts: int) -> str:
     counts = [
-        f"{weights.on(level) * num_experts:.4g} on {level}"
+        f"{format_number(weights.on(level) * num_experts)} on {level}"
         for level in ("vram", "dram", "disk")
         if weights.on(level) > 0
     ]
@@ -119,19 +118,20 @@ def _placed(weights: Placement, num_experts: int) -> str:
 
 
 def _speed(answer: Answer) -> RenderableType:
-    prediction, grid = answer.prediction, named_rows(NAME_WIDTH)
+    prediction, grid = answer.prediction, NamedRows(NAME_WIDTH)
     workload = answer.problem.workload
-    job = f"[bold green]{prediction.tokens_per_s:.4g}[/] generated"
-    job += f" and {prediction.tokens_per_s * _prompts_per_token(workload):.4g} prompt tok/s"
+    prompts = prediction.tokens_per_s * _prompts_per_token(workload)
+    job = f"[bold green]{format_number(prediction.tokens_per_s)}[/] generated"
+    job += f" and {format_number(prompts)} prompt tok/s"
     if prediction.job_time_s is not None:
         job += f", [bold]{format_duration(prediction.job_time_s)}[/] in all"
     if prediction.num_passes is not None:
-        job += f", {prediction.num_passes:.0f} passes"
+        job += f", {count_of(round(prediction.num_passes), 'pass', 'passes')}"
     grid.add_row("job", job)
     grid.add_row(
         "",
-        f"[dim]decoding alone {prediction.decode_tokens_per_s:.4g} tok/s, prompts alone "
-        f"{prediction.prefill_tokens_per_s:.4g} tok/s[/]",
+        f"[dim]decoding alone {format_number(prediction.decode_tokens_per_s)} tok/s, prompts alone "
+        f"{format_number(prediction.prefill_tokens_per_s)} tok/s[/]",
     )
     return grid
 
@@ -141,8 +141,7 @@ def _prompts_per_token(workload: Workload) -> float:
 
 
 def _memory(prediction: Prediction) -> RenderableType:
-    grid = named_rows(NAME_WIDTH)
-    grid.add_column(justify="right")
+    grid = named_bars(NAME_WIDTH)
     for level, capacity in prediction.capacity_bytes.items():
         peak = prediction.peak_bytes[level]
         if not peak:
@@ -154,8 +153,7 @@ def _memory(prediction: Prediction) -> RenderableType:
 
 
 def _lanes(prediction: Prediction) -> RenderableType:
-    grid = named_rows(NAME_WIDTH)
-    grid.add_column(justify="right")
+    grid = named_bars(NAME_WIDTH)
     grid.add_row("per layer", "", f"[bold]{format_duration(prediction.layer_time_s)}[/]")
     for lane, seconds in sorted(prediction.lanes_s.items(), key=lambda pair: -pair[1]):
         binds = lane == prediction.bottleneck
@@ -168,17 +166,17 @@ def _lanes(prediction: Prediction) -> RenderableType:
 
 def _turning(roofs: PolicyRoofs) -> Iterator[RenderableType]:
     upper, lower = roofs.roofline.level_i, roofs.roofline.level_j
-    grid = named_rows(NAME_WIDTH)
+    grid = NamedRows(NAME_WIDTH)
     if roofs.p1 > 0:
         grid.add_row(
             f"P1 {lower}",
             f"from {_tokens(roofs.p1_tokens)} a batch on, experts are better computed at {upper} "
-            f"({roofs.p1:.3g} FLOP/B)",
+            f"({format_number(roofs.p1, figures=3)} FLOP/B)",
         )
     grid.add_row(
         f"P2 {lower}",
         f"from {_tokens(roofs.p2_tokens)} a batch on, {lower}->{upper} does not bind "
-        f"({roofs.p2:.3g} FLOP/B)",
+        f"({format_number(roofs.p2, figures=3)} FLOP/B)",
     )
     yield grid
 
@@ -191,8 +189,10 @@ def _help(answer: Answer) -> Iterator[RenderableType]:
     if not answer.improvements:
         return
     yield Text("what would help most", style="bold")
-    grid = named_rows(NAME_WIDTH)
+    grid = NamedRows(NAME_WIDTH)
     for better in answer.improvements:
-        option = f"  [dim]--what-if '{better.what_if}'[/]" if better.what_if else ""
-        grid.add_row(f"[green]{better.speedup:.2f}x[/]", f"{plain(better.change)}{option}")
+        option = whole(f"--what-if '{better.what_if}'") if better.what_if else ""
+        grid.add_row(
+            f"[green]{better.speedup:.2f}x[/]", f"{plain(better.change)}  [dim]{option}[/]"
+        )
     yield grid

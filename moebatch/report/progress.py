@@ -5,6 +5,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import repeat
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -16,7 +17,8 @@ from moebatch.job.status import RunStatus
 from moebatch.report.console import say
 from moebatch.units import format_bytes, format_duration
 
-PLAIN_INTERVAL_S = 30.0
+_PLAIN_INTERVALS_S = (3.0, 5.0, 10.0, 20.0, 30.0)
+_LONGEST_INTERVAL_S = 60.0
 _SAMPLE_INTERVAL_S = 1.0
 _WINDOW_S = 30.0
 _REFRESHES_PER_S = 4
@@ -29,7 +31,7 @@ def watching(source: StatusSource, console: Console, *, quiet: bool) -> Iterator
     """Shows what `source` says while the block runs; nothing when `quiet`."""
     if quiet:
         yield
-    elif console.is_terminal:
+    elif console.is_terminal and not console.is_dumb_terminal:
         view = _LiveView(source)
         with Live(
             get_renderable=view.render,
@@ -62,7 +64,8 @@ class RecentRates:
         first, last = self._history[0], self._history[-1]
         seconds = last.elapsed_s - first.elapsed_s
         if seconds <= 0:
-            return 0.0, 0.0
+            seconds = max(last.elapsed_s, 1e-9)
+            return last.prompt_tokens / seconds, last.generated_tokens / seconds
         return (
             (last.prompt_tokens - first.prompt_tokens) / seconds,
             (last.generated_tokens - first.generated_tokens) / seconds,
@@ -83,7 +86,8 @@ class RecentRates:
 def plain_line(status: RunStatus, rates: RecentRates) -> str:
     """One line for logs: no colours, no control characters."""
     if status.phase != "running":
-        return f"moebatch: {status.phase}, {status.num_done}/{status.num_rows} rows"
+        rows = f", {status.num_done}/{status.num_rows} rows" if status.num_rows else ""
+        return f"moebatch: {status.phase}{rows}"
     prompt, generated = rates.tokens_per_s()
     lanes = " ".join(f"{name} {share:.0%}" for name, share in rates.busy_shares().items())
     name = "moebatch (emulated GPU)" if status.is_emulated else "moebatch"
@@ -146,20 +150,27 @@ class _LiveView:
         return grid
 
 
+def plain_intervals() -> Iterator[float]:
+    """Seconds between lines: a reader sees soon that something happens, and a night's log stays
+    short."""
+    yield from _PLAIN_INTERVALS_S
+    yield from repeat(_LONGEST_INTERVAL_S)
+
+
 @contextmanager
 def _plain_lines(source: StatusSource, console: Console) -> Iterator[None]:
     done = threading.Event()
     rates = RecentRates()
 
     def print_lines() -> None:
-        due = time.monotonic() + PLAIN_INTERVAL_S
+        intervals = plain_intervals()
+        due = time.monotonic() + next(intervals)
         while not done.wait(_SAMPLE_INTERVAL_S):
             status = source()
             rates.add(status)
             if time.monotonic() >= due:
-                due += PLAIN_INTERVAL_S
-                line = plain_line(status, rates)
-                say(console, line)
+                due += next(intervals)
+                say(console, plain_line(status, rates))
 
     thread = threading.Thread(target=print_lines, name="progress", daemon=True)
     thread.start()

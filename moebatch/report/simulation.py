@@ -8,6 +8,7 @@ from rich.text import Text
 from moebatch.plan.answer import Answer
 from moebatch.plan.simulation import Simulation, timelines_of
 from moebatch.report.console import plain
+from moebatch.report.tables import Words, notes_view
 from moebatch.report.timeline_view import simulation_view
 
 
@@ -23,9 +24,9 @@ def simulated_view(answer: Answer, simulated: Mapping[str, Simulation]) -> Rende
     notes = [note for one in simulated.values() for note in one.notes]
     return Group(
         Text.from_markup(f"{title}: {plain(hardware.title)}"),
-        Text(str(first.policy), style="dim"),
+        Words(str(first.policy), "dim"),
         "",
         view,
         *([""] if notes or answer.notes else []),
-        *(Text(f"note: {note}", style="dim") for note in (*notes, *answer.notes)),
+        *notes_view((*notes, *answer.notes)),
     )

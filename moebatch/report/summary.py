@@ -1,79 +1,132 @@
 """The report at the end of a run."""
 
+import shlex
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 from rich.console import Group, RenderableType
 
-from moebatch.job.status import GatingUse, RunStatus, RunSummary
+from moebatch.job.status import GatingUse, LaneTime, RunSummary
 from moebatch.plan.prediction import Prediction
-from moebatch.report.console import plain
+from moebatch.report.console import plain, whole
 from moebatch.report.foresight import foresight_table
-from moebatch.report.tables import named_rows, titled_columns
+from moebatch.report.tables import NamedRows, Words, titled_columns
 from moebatch.report.timeline_view import waits_table
-from moebatch.units import format_bytes, format_duration, format_rate
+from moebatch.units import count_of, format_bytes, format_duration, format_number, format_rate
 
 _NUM_WAITS = 3
+_LEAST_SHARE = 0.005
+_Figure = tuple[str, float, float, Callable[[float], str]]
 
 
-def summary_table(summary: RunSummary) -> RenderableType:
-    """What was done, how fast, what the lanes did, and what it took."""
-    grid = named_rows()
+def summary_view(summary: RunSummary, job_file: Path, *, details: bool) -> RenderableType:
+    """What was done, how fast, and where it is; on request, what the lanes did, what it took, and
+    what was expected."""
+    grid = NamedRows()
     if summary.emulated is not None:
         grid.add_row("[bold yellow]emulated[/]", plain(summary.emulated))
-    grid.add_row("rows", _rows(summary))
-    grid.add_row("output", plain(summary.output))
-    for name, text in _speed(summary):
+    for name, text in (*_outcome(summary, job_file), *_caveats(summary)):
         grid.add_row(name, text)
-    for lane in summary.lanes:
-        grid.add_row(lane.name, f"busy {format_duration(lane.busy_s)} ({lane.share:.0%})")
-    grid.add_row("waiting", f"compute waited {format_duration(summary.waited_s)} for experts")
-    if summary.bytes_read:
-        grid.add_row("read", _reading(summary))
-    if summary.num_copied or summary.shared_tokens:
-        grid.add_row("alike", _sharing(summary))
-    if summary.num_grown:
-        text = f"{summary.num_grown} more experts stayed in memory when no rows were waiting"
-        grid.add_row("at the end", text)
-    if summary.num_preempted:
-        grid.add_row("sent back", f"{summary.num_preempted} sequences, when the cache was full")
-    if summary.num_shrunk:
-        times = f"passes were halved {summary.num_shrunk} times, since the system refused memory"
-        grid.add_row("backed off", times)
-    if summary.torch_only is not None:
-        grid.add_row("kernels", f"torch only: {plain(summary.torch_only)}")
+    if details:
+        return Group("", grid, *_details(summary))
+    grid.add_row("more", "--details shows lanes, memory, and predicted beside measured")
+    return Group("", grid)
+
+
+def _outcome(summary: RunSummary, job_file: Path) -> Iterator[tuple[str, str]]:
+    yield "rows", _rows(summary)
+    if summary.run_s and summary.num_passes:
+        yield "speed", _speed(summary)
+    yield "output", _output(summary, job_file)
+
+
+def _caveats(summary: RunSummary) -> Iterator[tuple[str, str]]:
+    """What a reader of the answers, or of their speed, has to know."""
     if summary.gating is not None:
-        grid.add_row("gating", _gating(summary.gating))
-    grid.add_row("peak memory", _memory(summary))
-    if summary.policy is not None:
-        grid.add_row("policy", str(summary.policy))
-    parts: list[RenderableType] = ["", grid]
-    if summary.waits is not None and summary.waits.names:
-        parts += ["", waits_table(summary.waits, _NUM_WAITS)]
+        yield "gating", _gating(summary.gating)
+    if summary.num_shrunk:
+        times = count_of(summary.num_shrunk, "time")
+        yield "backed off", f"passes were halved {times}, since the system refused memory"
+    if summary.torch_only is not None:
+        yield "kernels", f"torch only: {plain(summary.torch_only)}"
+
+
+def _details(summary: RunSummary) -> Iterator[RenderableType]:
+    grid = NamedRows()
+    for name, text in _took(summary):
+        grid.add_row(name, text)
+    yield from ("", grid)
+    waits = None if summary.waits is None else waits_table(summary.waits, _NUM_WAITS)
+    if waits is not None and waits.row_count:
+        yield from ("", waits)
     if summary.foresight:
-        parts += ["", foresight_table(summary.foresight)]
+        yield from ("", foresight_table(summary.foresight))
     if summary.prediction is not None and summary.run_s:
-        parts += ["", _beside(summary, summary.prediction)]
-    return Group(*parts)
+        yield from ("", *_beside(summary, summary.prediction))
+
+
+def _took(summary: RunSummary) -> Iterator[tuple[str, str]]:
+    yield "tokens", _tokens(summary)
+    yield "time", _time(summary)
+    for lane in summary.lanes:
+        yield lane.name, _lane(lane)
+    if summary.waited_s:
+        yield "waiting", f"compute waited {format_duration(summary.waited_s)} for experts"
+    if summary.bytes_read:
+        yield "read", _reading(summary)
+    if summary.num_copied or summary.shared_tokens:
+        yield "alike", _sharing(summary)
+    if summary.num_grown:
+        grown = count_of(summary.num_grown, "more expert")
+        yield "at the end", f"{grown} stayed in memory when no rows were waiting"
+    if summary.num_preempted:
+        sent = count_of(summary.num_preempted, "sequence")
+        yield "sent back", f"{sent}, when the cache was full"
+    yield "peak memory", _memory(summary)
+    if summary.policy is not None:
+        yield "policy", str(summary.policy)
 
 
 def failed_rows(summary: RunSummary) -> str:
     """How many rows failed and why, in one line."""
     codes = ", ".join(f"{count} {code}" for code, count in sorted(summary.errors.items()))
-    return f"{summary.num_failed} of {summary.num_rows} rows failed ({codes}); see {summary.output}"
-
-
-def stopped_early(status: RunStatus) -> str:
-    """What is left of a run that was interrupted."""
-    return (
-        f"stopped by Ctrl-C with {status.num_done} of {status.num_rows} rows done; "
-        f"they are in {status.run_folder}"
-    )
+    failed = f"{summary.num_failed} of {count_of(summary.num_rows, 'row')} failed ({codes})"
+    return f"{failed}; see {summary.output}" if summary.has_output else failed
 
 
 def _rows(summary: RunSummary) -> str:
-    if not summary.num_failed:
-        return f"{summary.num_rows} done"
-    return f"{summary.num_rows} done, [red]{plain(failed_rows(summary))}[/]"
+    of_shard = "" if summary.shard.is_all else f" of shard {summary.shard}"
+    before = summary.num_rows - summary.num_ended
+    if not summary.num_rows:
+        return f"none{of_shard}"
+    if not summary.num_ended:
+        return f"{summary.num_rows}{of_shard} done before; nothing had to be computed"
+    parts = [f"{summary.num_rows}{of_shard} done in {format_duration(summary.total_s)}"]
+    if before:
+        parts.append(f"{before} of them by earlier runs")
+    if summary.num_failed:
+        parts.append(f"[red]{plain(failed_rows(summary))}[/]")
+    return ", ".join(parts)
+
+
+def _speed(summary: RunSummary) -> str:
+    generated = format_number(summary.generated_tokens / summary.run_s)
+    prompt = format_number(summary.prompt_tokens / summary.run_s)
+    return f"[bold green]{generated}[/] tokens/s generated, {prompt} tokens/s of prompts"
+
+
+def _output(summary: RunSummary, job_file: Path) -> str:
+    if summary.has_output:
+        return whole(summary.output)
+    merge = whole(f"moebatch merge {shlex.quote(str(job_file))}")
+    return f"when all shards have ended, {merge} writes {whole(summary.output)}"
+
+
+def _lane(lane: LaneTime) -> str:
+    between = ""
+    if lane.between_s >= _LEAST_SHARE * lane.elapsed_s > 0:
+        between = f", {format_duration(lane.between_s)} of it between tasks"
+    return f"busy {format_duration(lane.busy_s)} ({lane.share:.0%}){between}"
 
 
 def _sharing(summary: RunSummary) -> str:
@@ -85,7 +138,7 @@ def _sharing(summary: RunSummary) -> str:
             f"{summary.shared_tokens} prompt tokens ({share:.0%}) had been computed for other rows"
         )
     if summary.num_copied:
-        found.append(f"{summary.num_copied} rows got the answer of an equal one")
+        found.append(f"{count_of(summary.num_copied, 'row')} got the answer of an equal one")
     return "; ".join(found)
 
 
@@ -99,21 +152,16 @@ def _gating(use: GatingUse) -> str:
     )
 
 
-def _speed(summary: RunSummary) -> list[tuple[str, str]]:
-    seconds = summary.run_s or float("nan")
-    return [
-        (
-            "tokens",
-            f"{summary.generated_tokens} generated ([bold green]"
-            f"{summary.generated_tokens / seconds:.1f} tok/s[/]), "
-            f"{summary.prompt_tokens} prompt ({summary.prompt_tokens / seconds:.1f} tok/s)",
-        ),
-        (
-            "time",
-            f"{format_duration(summary.total_s)} in all: {format_duration(summary.load_s)} to "
-            f"start, {format_duration(summary.run_s)} for {summary.num_passes} passes",
-        ),
-    ]
+def _tokens(summary: RunSummary) -> str:
+    return f"{summary.generated_tokens} generated, {summary.prompt_tokens} of prompts"
+
+
+def _time(summary: RunSummary) -> str:
+    passes = count_of(summary.num_passes, "pass", "passes")
+    return (
+        f"{format_duration(summary.total_s)} in all: {format_duration(summary.load_s)} to start, "
+        f"{format_duration(summary.run_s)} for {passes}"
+    )
 
 
 def _reading(summary: RunSummary) -> str:
@@ -122,40 +170,47 @@ def _reading(summary: RunSummary) -> str:
     return f"{format_bytes(summary.bytes_read)} of experts{rate}{how}"
 
 
-def _beside(summary: RunSummary, expected: Prediction) -> RenderableType:
-    """What was expected beside what was measured."""
-    table = titled_columns()
+def _beside(summary: RunSummary, expected: Prediction) -> Iterator[RenderableType]:
+    """What was expected beside what was measured, like beside like: where more is known now than
+    before the first pass, the ratio is to what would have been expected then."""
+    again, table = summary.hindsight, titled_columns()
     table.add_column("", style="dim", justify="right")
-    for title in ("predicted", "measured", "measured / predicted"):
+    titles = ["predicted", *(["in hindsight"] if again else []), "measured", "ratio"]
+    for title in titles:
         table.add_column(title, justify="right")
-    for name, figure, measured, shown in _figures(summary, expected):
-        ratio = f"{measured / figure:.2f}" if figure else ""
-        table.add_row(name, shown(figure), shown(measured), ratio)
-    return table
+    now = _figures(summary, again or expected)
+    for (name, before, measured, shown), (_, known, _, _) in zip(
+        _figures(summary, expected), now, strict=True
+    ):
+        ratio = f"{measured / known:.2f}" if known else ""
+        hindsight = [shown(known)] if again else []
+        table.add_row(name, shown(before), *hindsight, shown(measured), ratio)
+    yield table
+    if again:
+        yield Words(f"in hindsight: {' and '.join(_known_now(summary))}", "dim")
 
 
-def _figures(
-    summary: RunSummary, expected: Prediction
-) -> Iterator[tuple[str, float, float, Callable[[float], str]]]:
+def _known_now(summary: RunSummary) -> Iterator[str]:
+    if summary.mean_answer_tokens is not None:
+        yield f"answers ended after {format_number(summary.mean_answer_tokens)} tokens in the mean"
+    if summary.disk_rate is not None:
+        yield f"the disk gave {format_rate(summary.disk_rate)}"
+
+
+def _figures(summary: RunSummary, expected: Prediction) -> Iterator[_Figure]:
     """Name, predicted, measured, and how to write them."""
     if expected.job_time_s is not None and expected.num_passes is not None:
         yield "time of all passes", expected.job_time_s, summary.run_s, format_duration
-        again = summary.hindsight
-        if again is not None and again.job_time_s is not None:
-            name = f"the same at {_disk_rate(summary)}"
-            yield name, again.job_time_s, summary.run_s, format_duration
         yield "passes", expected.num_passes, summary.num_passes, lambda number: f"{number:.0f}"
         for lane in summary.lanes:
             busy_s = expected.busy_s.get(lane.name, 0.0)
             yield f"{lane.name} busy", busy_s, lane.busy_s, format_duration
     measured = summary.generated_tokens / summary.run_s
-    yield "generated tok/s", expected.tokens_per_s, measured, lambda rate: f"{rate:.1f}"
+    yield "generated tok/s", expected.tokens_per_s, measured, format_number
     yield from _peaks(summary, expected)
 
 
-def _peaks(
-    summary: RunSummary, expected: Prediction
-) -> Iterator[tuple[str, float, float, Callable[[float], str]]]:
+def _peaks(summary: RunSummary, expected: Prediction) -> Iterator[_Figure]:
     peak, name = expected.peak_bytes["dram"], "peak of dram"
     if summary.vram_peak_bytes is not None:
         vram = expected.peak_bytes["vram"]

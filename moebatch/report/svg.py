@@ -2,6 +2,9 @@
 
 from collections.abc import Sequence
 from html import escape
+from pathlib import Path
+
+from moebatch.spec.text_file import write_text
 
 Point = tuple[float, float]
 """Across and down, in units of the drawing."""
@@ -11,6 +14,14 @@ INK = "#1a1a1a"
 _GLYPH_WIDTH = 0.56
 """Mean width of a letter by font size: rather more than sans-serif fonts have."""
 _BOLDER = 1.12
+
+
+def write_picture(path: Path, svg: str) -> None:
+    """Writes a picture, as a page of its own where the name ends in ``.html``. Raises
+    StorageError."""
+    is_page = path.suffix.lower() == ".html"
+    head = '<!doctype html>\n<meta charset="utf-8">\n' if is_page else ""
+    write_text(path, head + svg)
 
 
 def svg(elements: Sequence[str], *, title: str, width: int, height: int) -> str:

@@ -1,23 +1,76 @@
 """Tables without lines, and shares as bars, as all reports draw them."""
 
+from collections.abc import Iterator
+
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.table import Table
+from rich.text import Text
+
+from moebatch.report.console import wrapped
 
 NAME_WIDTH = 14
 """Of names in reports of several tables, so that these line up."""
 _BAR_LENGTH = 24
+_GAP = 2
 
 
-def named_rows(min_width: int | None = None) -> Table:
-    """A name on the left of every row, and what it is on the right."""
-    grid = Table.grid(padding=(0, 2))
+class NamedRows:
+    """A name on the left of every row, and what it is on the right, which on a terminal is broken
+    between words."""
+
+    def __init__(self, min_width: int = 0) -> None:
+        self._width = min_width
+        self._rows: list[tuple[Text, Text]] = []
+
+    def add_row(self, name: str, text: str) -> None:
+        """Both in rich's markup."""
+        row = Text.from_markup(name, style="dim"), Text.from_markup(text)
+        self._width = max(self._width, row[0].cell_len)
+        self._rows.append(row)
+
+    @property
+    def row_count(self) -> int:
+        """How many there are."""
+        return len(self._rows)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
+        margin = self._width + _GAP
+        width = max(1, options.max_width - margin) if options.is_terminal else None
+        for name, text in self._rows:
+            head = Text(" " * (self._width - name.cell_len)) + name + Text(" " * _GAP)
+            for line in wrapped(text, width):
+                yield Text("", no_wrap=True, overflow="ignore") + head + line
+                head = Text(" " * margin)
+
+
+class Words:
+    """A paragraph that on a terminal is broken between words."""
+
+    def __init__(self, text: str, style: str = "") -> None:
+        """Not markup."""
+        self._text = Text(text, style=style)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
+        yield from wrapped(self._text, options.max_width if options.is_terminal else None)
+
+
+def notes_view(notes: tuple[str, ...]) -> list[RenderableType]:
+    """What a reader should know, one paragraph each."""
+    return [Words(f"note: {note}", "dim") for note in notes]
+
+
+def named_bars(min_width: int | None = None) -> Table:
+    """A name on the left of every row, a bar beside it, and figures on the right."""
+    grid = Table.grid(padding=(0, _GAP))
     grid.add_column(style="dim", justify="right", min_width=min_width)
     grid.add_column()
+    grid.add_column(justify="right")
     return grid
 
 
 def titled_columns() -> Table:
     """Columns that have titles; they are still to be added."""
-    return Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_edge=False)
+    return Table(box=None, padding=(0, _GAP, 0, 0), pad_edge=False, show_edge=False)
 
 
 def share_bar(share: float) -> str:

@@ -7,11 +7,12 @@ from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.text import Text
 
-from moebatch.report.tables import NAME_WIDTH, named_rows, share_bar, titled_columns
+from moebatch.report.tables import NAME_WIDTH, NamedRows, named_bars, share_bar, titled_columns
 from moebatch.report.task_words import bubble_words, seconds_text, waits_words
 from moebatch.schedule.lane_statistics import LaneStatistics
 from moebatch.schedule.statistics import Statistics
 from moebatch.schedule.timeline import Timeline
+from moebatch.units import format_number
 
 _NUM_WAITS = 5
 _NUM_REASONS = 2
@@ -38,12 +39,12 @@ def simulation_view(
     return Group(*parts, _comparison(rows)) if len(rows) > 1 else Group(*parts[:-1])
 
 
-def waits_table(statistics: Statistics, count: int = _NUM_WAITS) -> RenderableType:
+def waits_table(statistics: Statistics, count: int = _NUM_WAITS) -> NamedRows:
     """What the lanes of a run waited for, and the longest waits of those that matter most.
 
     Of each lane the main reasons, as far as they cost it some of the time.
     """
-    grid, least_s = named_rows(NAME_WIDTH), _LEAST_SHARE * statistics.length_s
+    grid, least_s = NamedRows(NAME_WIDTH), _LEAST_SHARE * statistics.length_s
     for name in statistics.names:
         for number, words in enumerate(_reasons(statistics.lanes[name], least_s)):
             grid.add_row("" if number else escape(name), words)
@@ -68,8 +69,7 @@ class _Simulated:
 
 
 def _schedule(row: _Simulated) -> RenderableType:
-    statistics, lanes, waits = row.statistics, named_rows(NAME_WIDTH), named_rows(NAME_WIDTH)
-    lanes.add_column(justify="right")
+    statistics, lanes, waits = row.statistics, named_bars(NAME_WIDTH), NamedRows(NAME_WIDTH)
     lanes.add_row("per pass", _speed(row), "")
     for name in statistics.names:
         lane, binds = statistics.lanes[name], name == statistics.bottleneck
@@ -89,7 +89,7 @@ def _speed(row: _Simulated) -> str:
     pass_s = row.timeline.steady_pass_s
     if not row.num_tokens or not pass_s:
         return f"[bold]{seconds_text(pass_s)}[/]"
-    rate = f"[bold green]{row.num_tokens / pass_s:.4g}[/] tok/s"
+    rate = f"[bold green]{format_number(row.num_tokens / pass_s)}[/] tok/s"
     return f"[bold]{seconds_text(pass_s)}[/], {rate}"
 
 

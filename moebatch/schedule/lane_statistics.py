@@ -1,7 +1,7 @@
 """What one lane did in a job of millions of tasks, without keeping them."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from heapq import heappush, heapreplace
 
 from moebatch.schedule.task_name import reason_kind
@@ -60,6 +60,13 @@ class LaneStatistics:
     def main_reason(self) -> str | None:
         """The kind of what the lane waited for longest; None if it never waited."""
         return max(self.idle_s, key=lambda kind: self.idle_s[kind], default=None)
+
+    def apart_from(self, kind: str) -> "LaneStatistics":
+        """The same without bubbles of one kind."""
+        kept = replace(self, idle_s={of: s for of, s in self.idle_s.items() if of != kind})
+        kept.free_s = self.free_s
+        kept._heap = [one for one in self._heap if reason_kind(one[2].waited_for) != kind]
+        return kept
 
     def _add_bubble(self, end_s: float, span: Span) -> None:
         seconds, reason = end_s - self.free_s, span.waited_for or LAUNCH

@@ -11,6 +11,7 @@ import torch
 
 from moebatch.engine.model_files import open_model
 from moebatch.errors import ConfigError, DoesNotFit
+from moebatch.folder.shard import ALL
 from moebatch.job.machine import JobMachine
 from moebatch.job.options import RunOptions
 from moebatch.job.planning import (
@@ -26,6 +27,7 @@ from moebatch.job.run import JobRun
 from moebatch.job.status import LaneTime, RunSummary
 from moebatch.measure.saved import load_saved, save_profile, this_machine_path
 from moebatch.plan.options import PlanOptions
+from moebatch.schedule.lane_statistics import LAUNCH
 from moebatch.spec.job import Job, load_job
 from moebatch.spec.open_policy import OpenPolicy
 from moebatch.spec.policy import Placement
@@ -229,8 +231,10 @@ def test_a_question_about_a_job_on_another_machine_has_all_of_it(job: Job) -> No
 
 SUMMARY = RunSummary(
     output="out.jsonl",
+    shard=ALL,
     num_rows=1,
     num_failed=0,
+    num_ended=1,
     errors={},
     prompt_tokens=1,
     generated_tokens=1,
@@ -266,6 +270,39 @@ def test_a_run_teaches_the_rate_of_the_disk_and_the_speed_of_the_cpu(job: Job) -
     )
     assert fast.sequence_s == pytest.approx(slow.sequence_s / 0.8)
     assert len(learnt.lines) == 2
+
+
+def test_answers_that_ended_early_are_not_taken_for_a_fast_cpu(job: Job) -> None:
+    """Without what was to be expected of them it would seem eight times as fast."""
+    prediction = replace(planned(job).prediction, busy_s={"cpu": 400.0})
+    early = replace(
+        SUMMARY, prediction=prediction, hindsight=replace(prediction, busy_s={"cpu": 50.0})
+    )
+    assert lesson(load_profile("generic-cpu"), early).lines[-1].startswith("the CPU achieves 1.00 ")
+
+
+def test_hindsight_knows_how_long_answers_were(tmp_path: Path, job: Job) -> None:
+    content = json.loads((tmp_path / "job.yaml").read_text())
+    content["sampling"] = {"max_tokens": 60, "temperature": 0}
+    (tmp_path / "job.yaml").write_text(json.dumps(content))
+    whole = JobRun(load_job(tmp_path / "job.yaml"), lambda line: None).execute()
+    content["sampling"]["stop_token_ids"] = list(range(320))
+    content["output"] = {"path": "early.jsonl"}
+    (tmp_path / "job.yaml").write_text(json.dumps(content))
+    early = JobRun(load_job(tmp_path / "job.yaml"), lambda line: None).execute()
+    assert early.mean_answer_tokens == 1.0
+    assert early.prediction is not None and early.prediction.num_passes == 60
+    assert early.hindsight is not None and early.hindsight.num_passes == early.num_passes == 1
+    assert whole.mean_answer_tokens is None or whole.mean_answer_tokens > 1
+
+
+def test_what_the_cpu_does_between_tasks_is_work_and_no_wait(job: Job) -> None:
+    summary = JobRun(job, lambda line: None).execute()
+    cpu = next(lane for lane in summary.lanes if lane.name == "cpu")
+    assert 0 < cpu.between_s < cpu.busy_s <= cpu.elapsed_s
+    assert summary.waits is not None
+    assert LAUNCH not in summary.waits.lanes["cpu"].idle_s
+    assert all(bubble.waited_for != LAUNCH for bubble in summary.waits.lanes["cpu"].longest)
 
 
 def test_a_short_run_teaches_nothing(job: Job) -> None:

@@ -26,7 +26,7 @@ from moebatch.measure.saved import save_profile, this_machine_path
 from moebatch.plan.options import PlanOptions
 from moebatch.predict.owner import ModelOwner
 from moebatch.predict.table_file import TABLE, empty_table, save_table
-from moebatch.report.summary import summary_table
+from moebatch.report.summary import summary_view
 from moebatch.schedule.names import SCHEDULES
 from moebatch.spec.job import Job, load_job
 from moebatch.spec.open_policy import OpenPolicy
@@ -124,7 +124,8 @@ def texts(path: Path) -> list[str]:
 
 def shown(summary: RunSummary) -> str:
     screen = StringIO()
-    Console(file=screen, width=160).print(summary_table(summary))
+    console = Console(file=screen, width=160)
+    console.print(summary_view(summary, Path("job.yaml"), details=True))
     return screen.getvalue()
 
 
@@ -256,9 +257,9 @@ def test_sync_on_the_machines_own_gpu_is_refused_before_rows_are_looked_at(
 
 def test_sync_runs_the_plain_driver(write_job: Callable[..., Path], reference: list[str]) -> None:
     path = write_job()
-    said = invoke("run", path, "--sync")
+    said = invoke("run", path, "--sync", "--details")
     assert texts(path) == reference
-    assert "compute waited" in said and "longest waits" not in said
+    assert "busy" in said and "longest waits" not in said
 
 
 REFUSED = {

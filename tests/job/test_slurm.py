@@ -105,6 +105,19 @@ def test_the_script_asks_for_what_the_job_needs(job_file: Path) -> None:
     assert subprocess.run(["sh", "-n"], input=script, text=True).returncode == 0
 
 
+@pytest.mark.parametrize("option", ["partition=gpu", "--partition=gpu", " --partition=gpu "])
+def test_options_need_no_dashes(job_file: Path, option: str) -> None:
+    asked = Submission(num_shards=1, options=(option, "-A mine"))
+    script = submission_script(job_file, load_job(job_file), asked)
+    assert script.count("#SBATCH --partition=gpu\n#SBATCH -A mine\n") == 2
+
+
+@pytest.mark.parametrize("option", ["", "--", "partition=gpu\nrm -r /"])
+def test_what_is_no_option_is_refused(job_file: Path, option: str) -> None:
+    with pytest.raises(ConfigError, match="must be one option of sbatch"):
+        submission_script(job_file, load_job(job_file), Submission(num_shards=1, options=(option,)))
+
+
 def test_another_number_of_shards_than_the_job_has_is_refused_at_once(job_file: Path) -> None:
     job = load_job(job_file)
     job.input.path.touch()

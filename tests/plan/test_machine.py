@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from moebatch.plan.machine import Machine, detect_machine
+from moebatch.plan.machine import Limit, Machine, detect_machine
 
 GIB = 2**30
 CORES = len(os.sched_getaffinity(0))
@@ -54,6 +54,17 @@ def test_limits_of_version_1_count_and_unlimited_does_not(root: Path) -> None:
     assert detect(root).dram_bytes == int(0.9 * 3 * GIB)
 
 
+def test_the_most_of_memory_is_the_smallest_limit_and_is_named(root: Path) -> None:
+    """Whatever is free at the moment."""
+    assert detect(root).memory == Limit(128 * GIB, "all main memory of this machine")
+    (root / "proc/self/cgroup").write_text("0::/box/inner\n")
+    limit(root, "box", "memory.max", str(3 * GIB))
+    limit(root, "box/inner", "memory.max", str(5 * GIB))
+    memory = detect(root).memory
+    assert memory.amount == 3 * GIB
+    assert str(root / "sys/fs/cgroup/box/memory.max") in memory.source
+
+
 # --- CPU time ---------------------------------------------------------------------------------
 
 
@@ -71,7 +82,8 @@ def test_cpu_time_bounds_the_cores_in_version_2(root: Path, quota: str, cores: i
     (root / "proc/self/cgroup").write_text("0::/box/inner\n")
     limit(root, "box", "cpu.max", quota)
     limit(root, "box/inner", "cpu.max", "max 100000")
-    assert detect(root).num_cores == cores
+    machine = detect(root)
+    assert machine.num_cores == machine.cpus.amount == cores
 
 
 @pytest.mark.parametrize(("quota", "cores"), [("20000", 1), ("-1", CORES)])

@@ -1,12 +1,79 @@
-"""What is printed commands no terminal, whoever has said it."""
+"""Lines are broken between words, never in what is to be copied, and end with their last word."""
 
 import logging
 import warnings
 from collections.abc import Iterator
+from io import StringIO
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console, Group
+from rich.text import Text
 
-from moebatch.report.console import complain, plain, tame_libraries
+from moebatch.report.console import complain, plain, say, show, tame_libraries, whole, wrapped
+from moebatch.report.tables import NamedRows, Words, share_bar, titled_columns
+
+NOTE = (
+    "warning: predictors learnt for another model are left aside; run `moebatch calibrate "
+    "/models/Mixtral-8x7B-Instruct-v0.1 --text texts.jsonl` again, or set experts.predictor to none"
+)
+COMMAND = "moebatch calibrate /models/Mixtral-8x7B-Instruct-v0.1 --text texts.jsonl"
+
+
+def screen(width: int, *, is_terminal: bool = True) -> tuple[Console, StringIO]:
+    file = StringIO()
+    return Console(file=file, width=width, force_terminal=is_terminal, color_system=None), file
+
+
+@pytest.mark.parametrize("width", [20, 40, 80])
+def test_on_a_terminal_lines_end_between_words_and_commands_stay_whole(width: int) -> None:
+    console, file = screen(width)
+    say(console, NOTE)
+    lines = file.getvalue().splitlines()
+    assert " ".join(lines) == NOTE
+    assert sum(f"`{COMMAND}`" in line for line in lines) == 1
+    assert all(len(line) <= width or " " not in line or COMMAND in line for line in lines)
+
+
+def test_in_a_log_a_message_is_one_line() -> None:
+    console, file = screen(40, is_terminal=False)
+    say(console, NOTE)
+    assert file.getvalue() == f"{NOTE}\n"
+
+
+@given(st.lists(st.text("ab`é漢", min_size=1, max_size=30)), st.integers(1, 40))
+def test_wrapping_loses_no_word(words: list[str], width: int) -> None:
+    lines = [line.plain for line in wrapped(Text(" ".join(words)), width)]
+    assert " ".join(lines).split() == " ".join(words).split()
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_rows_with_names_keep_paths_and_commands_whole(is_terminal: bool) -> None:
+    rows = NamedRows()
+    rows.add_row("output", whole("/a/very/long/path with blanks/that/fits/into/no/line.jsonl"))
+    rows.add_row("next", f"then run {whole(COMMAND)} and go on")
+    console, file = screen(40, is_terminal=is_terminal)
+    show(console, rows)
+    lines = file.getvalue().splitlines()
+    assert lines[0] == "output  /a/very/long/path with blanks/that/fits/into/no/line.jsonl"
+    assert sum(COMMAND in line for line in lines) == 1
+
+
+def test_logs_have_no_blanks_at_the_ends_of_lines() -> None:
+    table = titled_columns()
+    table.add_column("state")
+    table.add_column("where")
+    table.add_row("running", "a host with a long name")
+    table.add_row("done", "here")
+    rows = NamedRows()
+    rows.add_row("rows", share_bar(0.5))
+    rows.add_row("", "")
+    console, file = screen(80, is_terminal=False)
+    show(console, Group(table, "", rows, Words("note: [no] markup", "dim")))
+    lines = file.getvalue().splitlines()
+    assert all(line == line.rstrip() for line in lines)
+    assert lines[-1] == "note: [no] markup"
 
 
 @pytest.fixture

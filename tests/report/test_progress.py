@@ -1,14 +1,16 @@
 """What people read while a run goes on, and after it."""
 
+import threading
 from dataclasses import replace
 from io import StringIO
+from itertools import islice
 
+import pytest
 from rich.console import Console
 
-from moebatch.job.status import LaneTime, RunStatus, RunSummary
-from moebatch.report.progress import RecentRates, plain_line
-from moebatch.report.summary import failed_rows, stopped_early, summary_table
-from moebatch.spec.policy import Placement, Policy
+from moebatch.job.status import LaneTime, RunStatus
+from moebatch.report import progress
+from moebatch.report.progress import RecentRates, plain_intervals, plain_line, watching
 
 GIB = 2**30
 
@@ -38,36 +40,6 @@ def status(elapsed_s: float, generated: int, done: int = 0) -> RunStatus:
     )
 
 
-SUMMARY = RunSummary(
-    output="answers.jsonl",
-    num_rows=100,
-    num_failed=3,
-    errors={"nan_logits": 1, "invalid_json_line": 2},
-    prompt_tokens=2000,
-    generated_tokens=1000,
-    load_s=5,
-    run_s=50,
-    total_s=56,
-    lanes=(LaneTime(name="disk->dram", busy_s=49, elapsed_s=50),),
-    waited_s=30,
-    bytes_read=98 * 10**9,
-    num_passes=20,
-    num_preempted=0,
-    num_shrunk=1,
-    peak_bytes=int(2.25 * GIB),
-    budget_bytes=int(2.5 * GIB),
-    policy=Policy(
-        batch_size=64,
-        micro_batch_size=32,
-        tokens_per_pass=512,
-        num_slots=6,
-        weights=Placement(dram=0.25, disk=0.75),
-        num_kv_pages=100,
-    ),
-    reads_past_page_cache=True,
-)
-
-
 def test_rates_are_those_of_the_last_half_minute() -> None:
     rates = RecentRates()
     for second in range(0, 301, 10):
@@ -81,7 +53,9 @@ def test_rates_are_those_of_the_last_half_minute() -> None:
 def test_rates_start_anew_with_a_new_phase() -> None:
     rates = RecentRates()
     rates.add(replace(status(0, 0), phase="loading weights", lanes=()))
+    assert rates.tokens_per_s() == (0.0, 0.0)
     rates.add(status(1, 10))
+    assert rates.tokens_per_s() == (20.0, 10.0), "of the run so far"
     rates.add(status(2, 30))
     assert rates.tokens_per_s() == (40.0, 20.0)
 
@@ -105,45 +79,26 @@ def test_progress_counts_tokens_while_no_row_is_done_and_is_whole_at_the_end() -
     assert status(0, 0).eta_s is None
 
 
-def test_the_summary_names_speed_lanes_bytes_memory_and_failures() -> None:
-    screen = StringIO()
-    Console(file=screen, width=160).print(summary_table(SUMMARY))
-    text = screen.getvalue()
-    for part in (
-        "3 of 100 rows failed (2 invalid_json_line, 1 nan_logits); see answers.jsonl",
-        "1000 generated (20.0 tok/s)",
-        "2000 prompt (40.0 tok/s)",
-        "busy 49.0s (98%)",
-        "compute waited 30.0s",
-        "91.3 GiB of experts at 2.00 GB/s",
-        "2.25 GiB of 2.50 GiB",
-        "experts 25 % dram, 75 % disk, 6 slots",
-        "passes were halved 1 times",
-    ):
-        assert part in text
+def test_lines_come_soon_and_then_more_and_more_rarely() -> None:
+    intervals = list(islice(plain_intervals(), 20))
+    assert intervals[0] <= 5
+    assert intervals == sorted(intervals)
+    assert intervals[-1] == intervals[-2] > 30
 
 
-def test_kernels_are_a_line_only_where_there_are_none() -> None:
-    screen = StringIO()
-    Console(file=screen, width=160).print(summary_table(SUMMARY))
-    assert "kernels" not in screen.getvalue()
-    without = replace(SUMMARY, torch_only="there is no C compiler")
-    Console(file=screen, width=160).print(summary_table(without))
-    assert "torch only: there is no C compiler" in screen.getvalue()
+@pytest.mark.parametrize("term", ["dumb", "unknown"])
+def test_a_terminal_that_cannot_draw_gets_lines(term: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", term)
+    monkeypatch.setattr(progress, "_PLAIN_INTERVALS_S", (0.0,))
+    monkeypatch.setattr(progress, "_SAMPLE_INTERVAL_S", 0.001)
+    screen, asked = StringIO(), threading.Event()
+    console = Console(file=screen, force_terminal=True, width=40)
 
+    def source() -> RunStatus:
+        if screen.getvalue():
+            asked.set()
+        return replace(status(1, 1), phase="loading weights")
 
-def test_brackets_in_a_path_are_no_markup() -> None:
-    screen = StringIO()
-    Console(file=screen, width=160).print(summary_table(replace(SUMMARY, output="out[red].jsonl")))
-    assert screen.getvalue().count("out[red].jsonl") == 2
-
-
-def test_a_summary_without_any_good_row_has_no_policy() -> None:
-    screen = StringIO()
-    Console(file=screen, width=160).print(summary_table(replace(SUMMARY, policy=None, run_s=0.0)))
-    assert "policy" not in screen.getvalue()
-
-
-def test_short_messages() -> None:
-    assert failed_rows(SUMMARY).startswith("3 of 100 rows failed")
-    assert "5 of 100 rows done; they are in /data/out" in stopped_early(status(1, 1, done=5))
+    with watching(source, console, quiet=False):
+        assert asked.wait(60)
+    assert screen.getvalue() == "moebatch: loading weights, 0/100 rows\n"

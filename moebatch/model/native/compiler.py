@@ -43,13 +43,18 @@ class Library:
         parts = (self.source, self.compiler, *_FLAGS, *self.flags, _processor())
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32] + ".so"
 
+    @property
+    def command(self) -> list[str]:
+        """The compiler. Raises NotCompiled if there is none."""
+        return shlex.split(self.compiler) or _first_in(self.path)
+
     def compile(self, target: Path) -> None:
         """Makes the library; `target` is there whole or not at all.
 
         Raises NotCompiled when there is no compiler or it fails, OSError when `target` cannot be
         written.
         """
-        command = shlex.split(self.compiler) or _first_in(self.path)
+        command = self.command
         handle, name = tempfile.mkstemp(prefix=".", suffix=".so", dir=target.parent)
         os.close(handle)
         made = Path(name)

@@ -1,11 +1,12 @@
 """Whether there are compiled kernels, and these."""
 
+import contextlib
 import ctypes
 import functools
 import importlib.resources
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from moebatch.model.native import instruction_set
@@ -38,6 +39,15 @@ def prepare() -> str | None:
     """
     found = _kernels_or_reason()
     return None if isinstance(found, Kernels) else found
+
+
+def announce(tell: Callable[[str], None], environment: Mapping[str, str] = os.environ) -> None:
+    """Has `tell` say so if `prepare` is going to compile."""
+    if _loaded.cache_info().currsize or not needs_compiling(environment):
+        return
+    with contextlib.suppress(NotCompiled):
+        if _library(environment).command:
+            tell("compiling kernels, once (some ten seconds)")
 
 
 def source() -> str:

@@ -1,0 +1,74 @@
+"""Budgets of a job that are more than there is."""
+
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+from moebatch.errors import DoesNotFit, StorageError
+from moebatch.measure.disk import free_bytes
+from moebatch.plan.machine import SAFE_SHARE, Limit, Machine
+from moebatch.spec.hardware import LEVELS, Hardware, LevelName
+from moebatch.spec.job import Job
+from moebatch.units import format_bytes
+
+_GIB, _MIB = 2**30, 2**20
+_PRECISE_BELOW = 10 * _GIB
+
+
+def require_within_machine(job: Job, machine: Machine) -> None:
+    """Raises DoesNotFit, with the real limit, for main memory, threads and room on disk that a run
+    on this machine would not get."""
+    asked = job.resources
+    found: list[str] = []
+    if asked.dram is not None:
+        found += _too_many_bytes("dram", asked.dram, machine.memory, share=SAFE_SHARE)
+    if asked.threads is not None and asked.threads > machine.cpus.amount:
+        have = machine.cpus
+        found.append(
+            f"resources.threads: {asked.threads} is more than {have.amount}, {have.source}; write "
+            f"threads: {have.amount} or less, or leave it out"
+        )
+    if asked.disk is not None:
+        free = _free(job.output.path.parent)
+        found += _too_many_bytes("disk", asked.disk, free) if free else ()
+    if found:
+        raise DoesNotFit("\n".join(found))
+
+
+def require_within_levels(
+    job: Job, hardware: Hardware, levels: Collection[LevelName] = LEVELS
+) -> None:
+    """Raises DoesNotFit for budgets that are larger than the levels of a machine that need not be
+    this one."""
+    found: list[str] = []
+    for name in levels:
+        asked, level = getattr(job.resources, name), hardware.levels.get(name)
+        if asked is not None and level is not None:
+            there = Limit(level.capacity_bytes, f"what {hardware.name} has of it by its profile")
+            found += _too_many_bytes(name, asked, there)
+    if found:
+        raise DoesNotFit("\n".join(found))
+
+
+def _too_many_bytes(level: str, asked: int, have: Limit, *, share: float = 1.0) -> Iterator[str]:
+    """What is wrong, and the most that should be written instead: a `share` of what there is."""
+    if asked <= have.amount:
+        return
+    advice = f"write {level}: {_written(share * have.amount)} or less, or leave it out"
+    yield (
+        f"resources.{level}: {format_bytes(asked)} is more than {format_bytes(have.amount)}, "
+        f"{have.source}; {advice}"
+    )
+
+
+def _written(num_bytes: float) -> str:
+    """Rounded down, as a job file has it."""
+    if num_bytes >= _PRECISE_BELOW:
+        return f"{int(num_bytes) // _GIB}GiB"
+    return f"{int(num_bytes) // _MIB}MiB" if num_bytes >= _MIB else f"{max(1, int(num_bytes))}B"
+
+
+def _free(folder: Path) -> Limit | None:
+    try:
+        return Limit(free_bytes(folder), f"what is free in {folder}")
+    except StorageError:  # whoever looks at the output says what is wrong with its folder
+        return None

@@ -1,0 +1,139 @@
+"""What `moebatch status` says: from journals, and without a guess where a process can be seen."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from moebatch.folder.run_folder import RunFolder
+from moebatch.folder.shard import ALL, AskedShard
+from moebatch.job.merge import merge
+from moebatch.job.overview import Overview, overview
+from moebatch.job.status_file import read_status
+from moebatch.report.console import output_console, show
+from moebatch.report.overview import overview_table
+from moebatch.spec.job import load_job
+from tests.job.test_resume import GREEDY, rows, run, write
+
+DYING = """
+import os, signal, sys
+from pathlib import Path
+from moebatch.folder.shard import ALL
+from moebatch.job.figures import status_of
+from moebatch.job.status_file import written_to
+path = Path(sys.argv[1])
+with written_to(path, ALL, lambda: status_of(None, run_folder="", budget_bytes=1)):
+    while not path.exists():
+        pass
+    print("at work", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def job(tmp_path: Path, tiny_checkpoint: Callable[..., Path]) -> Path:
+    return write(tmp_path, tiny_checkpoint("mixtral"), rows(20), **GREEDY)
+
+
+def seen(job: Path) -> Overview:
+    return overview(load_job(job))
+
+
+def said(job: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    show(output_console(), overview_table(seen(job), job))
+    return capsys.readouterr().out
+
+
+def rewrite(job: Path, **changes: object) -> None:
+    """Changes what the last run of all rows has said of itself."""
+    path = RunFolder(job.parent / "out.jsonl").status(ALL)
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def test_a_run_that_was_killed_is_lost_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "status-1-of-1.json"
+    process = subprocess.Popen(
+        [sys.executable, "-c", DYING, str(path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdin is not None and process.stdout is not None
+    with process.stdin, process.stdout:
+        assert process.stdout.readline() == "at work\n"
+        status = read_status(path)
+        assert status is not None and status.is_alive
+        process.send_signal(signal.SIGKILL)
+        # Until somebody waits for it, its number is still taken.
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert not status.is_alive
+        process.wait()
+        assert not status.is_alive
+
+
+def test_another_process_of_the_same_number_is_not_that_run(job: Path) -> None:
+    run(job)
+    rewrite(job, state="running")
+    assert seen(job).is_alive
+    rewrite(job, state="running", started=1)
+    assert not seen(job).is_alive
+    assert seen(job).shards[0].state == "lost"
+
+
+def test_elsewhere_a_run_is_believed_for_a_minute(job: Path) -> None:
+    run(job)
+    rewrite(job, state="running", sight="another host", started=1)
+    assert seen(job).is_alive
+    rewrite(job, updated=0.0)
+    assert not seen(job).is_alive
+
+
+def test_rows_are_those_of_the_journal_not_of_the_last_word(
+    job: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(job)
+    rewrite(job, state="running", done=3, rows=5)
+    (one,) = seen(job).shards
+    assert (one.num_rows, one.num_done, one.num_failed) == (20, 20, 0)
+    assert said(job, capsys).splitlines()[-1].split()[:5] == ["1/1", "running", "20", "0", "20"]
+
+
+def test_shards_that_never_began_are_listed_and_what_to_do_is_said(
+    job: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert seen(job).next_command(job) == f"moebatch run {job}"
+    run(job, shard=AskedShard(3, 5))
+    lines = said(job, capsys).splitlines()
+    assert [line.split("  ")[0] for line in lines[-3:]] == ["1/5 to 2/5", "3/5", "4/5 to 5/5"]
+    assert [one.state for one in seen(job).shards] == [
+        *["not begun"] * 2,
+        "done",
+        *["not begun"] * 2,
+    ]
+    assert [one.num_left for one in seen(job).shards] == [4, 4, 0, 4, 4]
+    assert seen(job).next_command(job) == f"moebatch run {job} --shard 1/5"
+    for number in (1, 2, 4, 5):
+        run(job, shard=AskedShard(number))
+    assert seen(job).next_command(job) == f"moebatch merge {job}"
+    assert f"moebatch merge {job}\n" in said(job, capsys)
+    merge(load_job(job))
+    assert seen(job).next_command(job) is None
+    assert "not written yet" not in said(job, capsys)
+
+
+def test_nothing_has_to_be_done_while_a_run_is_at_work(job: Path) -> None:
+    run(job, shard=AskedShard(1, 2))
+    path = RunFolder(job.parent / "out.jsonl").path / "status-1-of-2.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "state": "running"}))
+    assert seen(job).next_command(job) is None
+
+
+def test_word_of_a_shard_that_cannot_be_is_left_out(job: Path) -> None:
+    run(job)
+    rewrite(job, shard="first/0")
+    assert seen(job).shards == ()

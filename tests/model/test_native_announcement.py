@@ -1,0 +1,41 @@
+"""Whoever has to wait for a compiler is told so, and only then."""
+
+import functools
+from pathlib import Path
+
+import pytest
+
+from moebatch.model.native import loader
+
+
+@pytest.fixture(autouse=True)
+def nothing_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loader, "_loaded", functools.cache(lambda: "none are needed here"))
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    """With something that passes for a compiler."""
+    (tmp_path / "cc").write_text("#!/bin/sh\n")
+    (tmp_path / "cc").chmod(0o700)
+    return {"PATH": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+
+
+def told(environment: dict[str, str]) -> list[str]:
+    lines: list[str] = []
+    loader.announce(lines.append, environment)
+    return lines
+
+
+def test_a_compilation_is_announced_until_there_is_a_library(environment: dict[str, str]) -> None:
+    assert told(environment) == ["compiling kernels, once (some ten seconds)"]
+    library = Path(environment["XDG_CACHE_HOME"], "moebatch", loader._library(environment).name)
+    library.touch(mode=0o500)
+    assert told(environment) == []
+
+
+def test_nothing_is_announced_where_nothing_will_be_compiled(environment: dict[str, str]) -> None:
+    assert told({**environment, loader.SWITCH: "0"}) == []
+    assert told({**environment, "PATH": "/no/such/folder"}) == []
+    loader._loaded()
+    assert told(environment) == [], "this process has tried"

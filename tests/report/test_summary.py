@@ -1,0 +1,150 @@
+"""The report of a run: three lines for everybody, the rest on request, like beside like."""
+
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+
+from rich.console import Console
+
+from moebatch.folder.shard import ALL, Shard
+from moebatch.job.status import LaneTime, RunSummary
+from moebatch.plan.prediction import Prediction
+from moebatch.report.console import show
+from moebatch.report.summary import failed_rows, summary_view
+from moebatch.spec.policy import Placement, Policy
+
+GIB = 2**30
+JOB = Path("my job.yaml")
+SUMMARY = RunSummary(
+    output="answers.jsonl",
+    shard=ALL,
+    num_rows=100,
+    num_failed=3,
+    num_ended=100,
+    errors={"nan_logits": 1, "invalid_json_line": 2},
+    prompt_tokens=2000,
+    generated_tokens=1000,
+    load_s=5,
+    run_s=50,
+    total_s=56,
+    lanes=(
+        LaneTime(name="cpu", busy_s=50, elapsed_s=50, between_s=5.68),
+        LaneTime(name="disk->dram", busy_s=49, elapsed_s=50),
+    ),
+    waited_s=30,
+    bytes_read=98 * 10**9,
+    num_passes=20,
+    num_preempted=0,
+    num_shrunk=1,
+    peak_bytes=int(2.25 * GIB),
+    budget_bytes=int(2.5 * GIB),
+    policy=Policy(
+        batch_size=64,
+        micro_batch_size=32,
+        tokens_per_pass=512,
+        num_slots=6,
+        weights=Placement(dram=0.25, disk=0.75),
+        num_kv_pages=100,
+    ),
+    reads_past_page_cache=True,
+)
+PREDICTION = Prediction(
+    tokens_per_s=1000,
+    decode_tokens_per_s=1000,
+    prefill_tokens_per_s=1000,
+    layer_time_s=1,
+    lanes_s={},
+    bottleneck="cpu",
+    peak_bytes={"dram": GIB},
+    capacity_bytes={"dram": GIB},
+    busy_s={"cpu": 400.0},
+    num_passes=256,
+    job_time_s=400.0,
+)
+HINDSIGHT = replace(
+    PREDICTION, tokens_per_s=25, busy_s={"cpu": 40.0}, num_passes=20, job_time_s=40.0
+)
+
+
+def lines(summary: RunSummary, *, details: bool = False) -> list[str]:
+    screen = StringIO()
+    show(Console(file=screen, width=160), summary_view(summary, JOB, details=details))
+    return screen.getvalue().splitlines()
+
+
+def test_first_come_rows_with_their_time_speed_and_where_the_output_is() -> None:
+    assert lines(SUMMARY) == [
+        "",
+        "      rows  100 done in 56.0s, 3 of 100 rows failed (2 invalid_json_line, 1 nan_logits); "
+        "see answers.jsonl",
+        "     speed  20 tokens/s generated, 40 tokens/s of prompts",
+        "    output  answers.jsonl",
+        "backed off  passes were halved 1 time, since the system refused memory",
+        "      more  --details shows lanes, memory, and predicted beside measured",
+    ]
+    assert lines(SUMMARY, details=True)[:5] == lines(SUMMARY)[:5]
+
+
+def test_details_name_lanes_bytes_memory_and_policy() -> None:
+    text = "\n".join(lines(SUMMARY, details=True))
+    for part in (
+        "1000 generated, 2000 of prompts",
+        "busy 49.0s (98%)",
+        "compute waited 30.0s",
+        "91.3 GiB of experts at 2.00 GB/s",
+        "2.25 GiB of 2.50 GiB",
+        "experts 25 % dram, 75 % disk, 6 slots",
+    ):
+        assert part in text
+
+
+def test_a_busy_lane_says_what_was_between_its_tasks() -> None:
+    (line,) = [line for line in lines(SUMMARY, details=True) if line.strip().startswith("cpu")]
+    assert line.split("  ")[-1] == "busy 50.0s (100%), 5.7s of it between tasks"
+
+
+def test_answers_that_end_early_are_compared_with_what_was_to_be_expected_of_them() -> None:
+    early = replace(
+        SUMMARY, prediction=PREDICTION, hindsight=HINDSIGHT, mean_answer_tokens=10.0, bytes_read=0
+    )
+    shown = lines(early, details=True)
+    rows = {line[:18].strip(): line[18:].split() for line in shown[-8:]}
+    assert rows["time of all passes"] == ["6m40s", "40.0s", "50.0s", "1.25"]
+    assert rows["generated tok/s"] == ["1,000", "25", "20", "0.80"]
+    assert shown[-1] == "in hindsight: answers ended after 10 tokens in the mean"
+    plain = lines(replace(SUMMARY, prediction=PREDICTION), details=True)
+    assert plain[-2].split() == ["generated", "tok/s", "1,000", "20", "0.02"]
+
+
+def test_what_was_done_before_is_said() -> None:
+    assert lines(replace(SUMMARY, num_failed=0, num_ended=40))[1].endswith(
+        "100 done in 56.0s, 60 of them by earlier runs"
+    )
+    nothing = replace(SUMMARY, num_failed=0, num_ended=0, num_passes=0, run_s=0.0, policy=None)
+    assert lines(nothing)[1].endswith("100 done before; nothing had to be computed")
+
+
+def test_a_shard_names_the_command_that_writes_the_output() -> None:
+    text = "\n".join(lines(replace(SUMMARY, shard=Shard(2, 3), num_failed=0)))
+    assert "100 of shard 2/3 done" in text
+    assert "when all shards have ended, moebatch merge 'my job.yaml' writes answers.jsonl" in text
+
+
+def test_kernels_are_a_line_only_where_there_are_none() -> None:
+    assert not any("kernels" in line for line in lines(SUMMARY))
+    without = lines(replace(SUMMARY, torch_only="there is no C compiler"))
+    assert any("torch only: there is no C compiler" in line for line in without)
+
+
+def test_brackets_in_a_path_are_no_markup() -> None:
+    text = "\n".join(lines(replace(SUMMARY, output="out[red].jsonl")))
+    assert text.count("out[red].jsonl") == 2
+
+
+def test_a_summary_without_any_good_row_has_no_policy() -> None:
+    text = "\n".join(lines(replace(SUMMARY, policy=None, run_s=0.0), details=True))
+    assert "policy" not in text
+
+
+def test_failed_rows_are_named_by_their_codes() -> None:
+    assert failed_rows(SUMMARY).startswith("3 of 100 rows failed")
