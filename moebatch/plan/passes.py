@@ -22,19 +22,23 @@ _Ints = NDArray[np.int64]
 def job_passes(workload: Workload, policy: Policy, num_sequences: int) -> Iterator[CountedLoad]:
     """Loads of all passes of `num_sequences` sequences, those in which nothing begins or ends
     counted together."""
-    lengths = _lengths(workload.sample, num_sequences)
-    if policy.batching == "mixed":
-        lengths = list(longest_first(lengths, lambda length: length))
-    seats = _Seats(np.array(lengths, dtype=np.int64), policy)
+    seats = _Seats(_lengths(workload.sample, num_sequences, policy), policy)
     while (load := seats.next_pass()) is not None:
         yield load
 
 
-def _lengths(sample: Sequence[Length], count: int) -> list[Length]:
-    """So many lengths: all of the sample again and again, or some of it, evenly taken."""
+def _lengths(sample: Sequence[Length], count: int, policy: Policy) -> _Ints:
+    """So many lengths in the order of their admission: all of the sample again and again, or some
+    of it, evenly taken."""
+    if len(sample) == 1:
+        return np.tile(np.array(sample, dtype=np.int64), (count, 1))
     if count >= len(sample):
-        return list(islice(cycle(sample), count))
-    return [sample[index * len(sample) // count] for index in range(count)]
+        lengths = list(islice(cycle(sample), count))
+    else:
+        lengths = [sample[index * len(sample) // count] for index in range(count)]
+    if policy.batching == "mixed":
+        lengths = list(longest_first(lengths, lambda length: length))
+    return np.array(lengths, dtype=np.int64)
 
 
 class _Seats:
