@@ -1,5 +1,6 @@
 """Rows without an answer are looked at, planned for, and answered: once, in so much memory."""
 
+import threading
 import time
 from collections.abc import Hashable
 from dataclasses import replace
@@ -32,6 +33,7 @@ from moebatch.job.watchdog import watched
 from moebatch.journal.finished import Finished
 from moebatch.journal.writer import JournalWriter
 from moebatch.model.native.loader import prepare as prepare_kernels
+from moebatch.plan.time_left import TimeLeft
 from moebatch.rows.dialects import Served
 from moebatch.rows.raw import RawRow
 from moebatch.rows.repeats import Repeats
@@ -60,6 +62,8 @@ class Attempt:
         self._job = job
         self._ground = ground
         self._run_s: float | None = None
+        self._time_left: TimeLeft | None = None
+        self._asking = threading.Lock()
 
     @property
     def kind(self) -> DeviceKind:
@@ -83,6 +87,21 @@ class Attempt:
         if self._run_s is not None:
             return self._run_s
         return time.perf_counter() - self.first_pass_s if self.first_pass_s else 0.0
+
+    def eta_s(self) -> float | None:
+        """Seconds of passes that are left; None before they are planned. Any thread may ask."""
+        time_left, built = self._time_left, self.built
+        if self._run_s is not None:
+            return 0.0
+        if time_left is None or built is None:
+            return None
+        course = built.engine.course
+        with self._asking:
+            standing = course.standing
+            taken = [course.passes.popleft() for _ in range(len(course.passes))]
+            time_left.add(taken)
+            since_s = course.since_s if self.first_pass_s else 0.0
+            return time_left.seconds(standing, course.endings, since_s=since_s)
 
     def execute(self) -> None:
         """Returns when all rows have ended.
@@ -112,6 +131,7 @@ class Attempt:
                 self.plan = planning.plan(counted.workload)
                 self.phase = "loading weights"
                 self.built = self._build(self.plan, planning, hints)
+                self._time_left = TimeLeft(self.plan.problem, self.plan.policy)
             self.first_pass_s = time.perf_counter()
             self.phase = "running"
             if self.built is None:

@@ -39,8 +39,15 @@ class Overview:
 
     @property
     def eta_s(self) -> float | None:
-        """Seconds that are left, if all that are at work go on as they do; None if none is."""
-        return self.num_left / self.rows_per_s if self.rows_per_s > 0 else None
+        """Seconds until the last of the runs that are at work ends; None if none is, if one of them
+        does not know, or if rows are left that none of them answers."""
+        working = [shard for shard in self.shards if shard.is_alive]
+        left = [shard.left_s for shard in working]
+        known = [left_s for left_s in left if left_s is not None]
+        num_rows = sum(shard.rows - shard.done for shard in working)
+        return (
+            max(known) if known and len(known) == len(left) and num_rows >= self.num_left else None
+        )
 
 
 def overview(job: Job) -> Overview:
