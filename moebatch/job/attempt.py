@@ -18,6 +18,7 @@ from moebatch.job.answering import Answering
 from moebatch.job.fingerprint import numerics_fingerprint
 from moebatch.job.ground import Ground
 from moebatch.job.hints import Hints, load_hints
+from moebatch.job.lane_times import lane_times
 from moebatch.job.machine import JobMachine
 from moebatch.job.notices import (
     describe_approximation,
@@ -101,7 +102,9 @@ class Attempt:
             taken = [course.passes.popleft() for _ in range(len(course.passes))]
             time_left.add(taken)
             since_s = course.since_s if self.first_pass_s else 0.0
-            return time_left.seconds(standing, course.endings, since_s=since_s)
+            lanes = lane_times(built, self.elapsed_s)
+            busy_s = {lane.name: lane.busy_s for lane in lanes if lane.busy_s}
+            return time_left.seconds(standing, course.endings, busy_s=busy_s, since_s=since_s)
 
     def execute(self) -> None:
         """Returns when all rows have ended.

@@ -1,20 +1,23 @@
 """How long the rest of a run takes: the passes that are left, at the rate of those so far.
 
 What is left is replayed from where the run stands, as the planner replays whole jobs, and priced
-by its cost model; how much slower or faster the machine is than that shows in the passes so far.
+by its cost model; how much slower or faster the machine is than that shows in the passes so far,
+and in how busy each lane was.
 """
 
 import time
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
+from typing import NamedTuple
 
 import numpy as np
 
 from moebatch.plan.endings import Endings, InWork
+from moebatch.plan.lanes import pass_seconds
 from moebatch.plan.load import PassLoad
 from moebatch.plan.passes import Ints, Seats, admission_order
 from moebatch.plan.prediction import at_end, with_more_residents
@@ -93,9 +96,14 @@ class TimeLeft:
         self._policy = policy
         self._cost = problem.cost
         self._clock = clock
-        self._rates = _Rates()
-        self._priced: deque[tuple[int, float]] = deque([(0, 0.0)], maxlen=_MOST_REMEMBERED)
-        """Passes, and what all up to them should have taken."""
+        self._kinds: dict[bool, deque[tuple[float, _Priced]]] = {
+            kind: deque(maxlen=_WINDOW) for kind in (True, False)
+        }
+        """Seconds of the newest passes with prompts, and of those without."""
+        self._since_rest: deque[tuple[int, _Priced]] = deque(maxlen=_MOST_REMEMBERED)
+        self._num_passes = 0
+        self._lanes_s: dict[str, float] = {}
+        """Seconds that lanes should have been busy in all passes so far."""
         self._rest: _Rest | None = None
         self._due_s = float("-inf")
 
@@ -105,17 +113,67 @@ class TimeLeft:
             policy = self._policy
             if done.num_grown:
                 policy = with_more_residents(self._problem, policy, done.num_grown)
-            priced_s = self._cost.seconds(done.load, policy)
-            self._rates.add(done.load, done.seconds, priced_s)
-            self._priced.append((done.number, self._priced[-1][1] + priced_s))
+            priced = self._price(done.load, policy)
+            self._kinds[done.load.prompt_tokens > 0].append((done.seconds, priced))
+            self._since_rest.append((done.number, priced))
+            self._num_passes += 1
+            for lane, seconds in priced.lanes.items():
+                self._lanes_s[lane] = self._lanes_s.get(lane, 0.0) + seconds
 
-    def seconds(self, standing: Standing, endings: Endings, *, since_s: float = 0.0) -> float:
-        """Seconds that are left, `since_s` after the last pass that was added."""
+    def seconds(
+        self,
+        standing: Standing,
+        endings: Endings,
+        *,
+        busy_s: Mapping[str, float] | None = None,
+        since_s: float = 0.0,
+    ) -> float:
+        """Seconds that are left, `since_s` after the last pass that was added; `busy_s` are those
+        in which lanes have been busy so far."""
         rest = self._rest_at(standing, endings)
-        rate = self._rates.of(rest)
-        gone_s = self._priced[-1][1] - self._priced_at(rest.num_passes)
+        slowness = self._slowness(busy_s or {})
+        by_kind = dict.fromkeys((True, False), 0.0)
+        for count, has_prompts, priced in rest.passes:
+            by_kind[has_prompts] += count * priced.at(slowness)
+        total_s = sum(by_kind.values())
+        if not total_s:
+            return 0.0
+        rates = self._rates(slowness)
+        rate = sum(by_kind[kind] * rates[kind] for kind in by_kind) / total_s
+        gone_s = sum(priced.at(slowness) for _, priced in self._since_rest)
+        next_s = rest.passes[0][2].at(slowness)
         # Of the pass in work no more can be over than what it should take.
-        return max(0.0, (rest.total_s - gone_s) * rate - min(since_s, rest.next_s * rate))
+        return max(0.0, total_s - gone_s - min(since_s / rate, next_s)) * rate
+
+    def _slowness(self, busy_s: Mapping[str, float]) -> dict[str, float]:
+        """How much longer than priced lanes are busy. Which of them a pass waits for may be another
+        one than was planned; at first they are taken to be as fast as the plan says."""
+        slowness = {}
+        for lane, priced_s in self._lanes_s.items():
+            prior_s = _PRIOR_PASSES * priced_s / self._num_passes
+            if lane in busy_s:
+                slowness[lane] = (busy_s[lane] + prior_s) / (priced_s + prior_s)
+        return slowness
+
+    def _rates(self, slowness: Mapping[str, float]) -> dict[bool, float]:
+        """How long passes with prompts, and those without, take: measured over priced."""
+        seen = {
+            kind: [(seconds / price, price) for seconds, p in some if (price := p.at(slowness)) > 0]
+            for kind, some in self._kinds.items()
+        }
+        everything = [*seen[True], *seen[False]]
+        if not everything:
+            return dict.fromkeys(seen, 1.0)
+        each_s = sum(price for _, price in everything) / len(everything)
+        common = _typical([*everything, (1.0, _PRIOR_PASSES * each_s)])
+        return {
+            kind: _typical([*ratios, (common, _COMMON_PASSES * each_s)])
+            for kind, ratios in seen.items()
+        }
+
+    def _price(self, load: PassLoad, policy: Policy) -> "_Priced":
+        lanes = self._cost.lanes(load, policy)
+        return _Priced(lanes, policy, self._cost.seconds_of(lanes, load, policy))
 
     def _rest_at(self, standing: Standing, endings: Endings) -> "_Rest":
         """The rest as it was at the last replay, or at a new one where that pays."""
@@ -123,13 +181,10 @@ class TimeLeft:
         is_old = self._rest is None or standing.num_passes > self._rest.num_passes
         if self._rest is None or (is_old and begun_s >= self._due_s):
             self._rest = self._replayed(standing, endings)
+            while self._since_rest and self._since_rest[0][0] <= standing.num_passes:
+                self._since_rest.popleft()
             self._due_s = self._clock() + (self._clock() - begun_s) / _COST_SHARE
         return self._rest
-
-    def _priced_at(self, num_passes: int) -> float:
-        """What all passes up to one should have taken."""
-        known = (seconds for number, seconds in reversed(self._priced) if number <= num_passes)
-        return next(known, self._priced[0][1])
 
     def _replayed(self, standing: Standing, endings: Endings) -> "_Rest":
         policy = standing.limited(self._policy)
@@ -142,11 +197,15 @@ class TimeLeft:
         returned = first[num_running:, [0, 3, 2]]
         seats = Seats(np.concatenate([returned, waiting]), policy, first[:num_running])
         mean_new = float(waiting[:, 1].mean()) if len(waiting) else 1.0
-        rest = _Rest(num_passes=standing.num_passes)
-        for count, load in rest_loads(seats, policy, num_more, mean_new, most=_MOST_LOADS):
-            then = at_end(self._problem, self._policy, load)
-            rest.add(count, load, self._cost.seconds(load, then))
-        return rest
+        loads = rest_loads(seats, policy, num_more, mean_new, most=_MOST_LOADS)
+        passes = (
+            (count, load.prompt_tokens > 0, at_end(self._problem, self._policy, load), load)
+            for count, load in loads
+        )
+        return _Rest(
+            standing.num_passes,
+            [(count, kind, self._price(load, then)) for count, kind, then, load in passes],
+        )
 
     def _waiting(self, standing: Standing) -> tuple[Ints, int]:
         """Lengths of sequences that have not been taken in, or of some that stand for all, and how
@@ -166,54 +225,28 @@ class TimeLeft:
         return admission_order(workload.sample, count, self._policy)
 
 
-@dataclass(kw_only=True, slots=True)
-class _Rest:
-    """What passes that are left should take, those with prompts and those without."""
+class _Priced(NamedTuple):
+    """What a pass should take."""
+
+    lanes: Mapping[str, float]
+    policy: Policy
+    seconds: float
+
+    def at(self, slowness: Mapping[str, float]) -> float:
+        """Seconds where lanes take so much longer. What lanes wait for beside each other grows as
+        the slowest of them."""
+        lanes = {lane: seconds * slowness.get(lane, 1.0) for lane, seconds in self.lanes.items()}
+        planned_s, now_s = pass_seconds(self.lanes, self.policy), pass_seconds(lanes, self.policy)
+        waits_s = self.seconds - planned_s
+        return now_s + waits_s * now_s / planned_s if waits_s > 0 and planned_s else now_s
+
+
+class _Rest(NamedTuple):
+    """Passes that are left: how many of each, whether they have prompts, and what each takes."""
 
     num_passes: int
     """Passes that had ended when it was replayed."""
-    with_prompts_s: float = 0.0
-    decoding_s: float = 0.0
-    next_s: float = 0.0
-    """Of the first of them."""
-
-    @property
-    def total_s(self) -> float:
-        return self.with_prompts_s + self.decoding_s
-
-    def add(self, count: float, load: PassLoad, each_s: float) -> None:
-        self.next_s = self.next_s or each_s
-        if load.prompt_tokens:
-            self.with_prompts_s += count * each_s
-        else:
-            self.decoding_s += count * each_s
-
-
-class _Rates:
-    """How long passes take, measured over priced: those with prompts, and those without."""
-
-    def __init__(self) -> None:
-        self._seen: dict[bool, deque[_Weighed]] = {
-            kind: deque(maxlen=_WINDOW) for kind in (True, False)
-        }
-
-    def add(self, load: PassLoad, seconds: float, priced_s: float) -> None:
-        if priced_s > 0:
-            self._seen[load.prompt_tokens > 0].append((seconds / priced_s, priced_s))
-
-    def of(self, rest: _Rest) -> float:
-        """Of the passes that are left, by what kinds they are of."""
-        everything = [*self._seen[True], *self._seen[False]]
-        if not everything or not rest.total_s:
-            return 1.0
-        each_s = sum(weight for _, weight in everything) / len(everything)
-        common = _typical([*everything, (1.0, _PRIOR_PASSES * each_s)])
-        with_prompts, decoding = (
-            _typical([*self._seen[kind], (common, _COMMON_PASSES * each_s)])
-            for kind in (True, False)
-        )
-        total_s = rest.with_prompts_s * with_prompts + rest.decoding_s * decoding
-        return total_s / rest.total_s
+    passes: Sequence[tuple[float, bool, _Priced]]
 
 
 _Weighed = tuple[float, float]
