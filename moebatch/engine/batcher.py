@@ -6,7 +6,9 @@ from dataclasses import dataclass, replace
 
 from moebatch.engine.sequence import Sequence
 from moebatch.plan.admission import longest_first
+from moebatch.plan.endings import InWork
 from moebatch.plan.occupancy import peak_pages
+from moebatch.plan.time_left import Standing
 from moebatch.spec.policy import PAGE_TOKENS, Policy, pages_of
 from moebatch.store.kv import KVCache
 from moebatch.store.kv_prefixes import KvPrefix
@@ -64,6 +66,7 @@ class Batcher:
         self.num_preempted = 0
         self.num_shared_tokens = 0
         """Prompt tokens that had been computed for others."""
+        self._num_taken = 0
         is_mixed = policy.batching == "mixed"
         self._source = longest_first(waiting, lambda s: s.length) if is_mixed else waiting
         self._waiting: deque[Sequence] = deque()
@@ -114,6 +117,18 @@ class Batcher:
         room = self._room(_longest_left)
         num_passes = max(map(_longest_left, self.running))
         return Rest(num_pages=room.peak + self._cache.num_pages_held_jointly, num_passes=num_passes)
+
+    def standing(self, num_passes: int) -> Standing:
+        """Where the job stands after so many passes."""
+        return Standing(
+            num_passes=num_passes,
+            in_work=tuple(map(self._in_work, self.running)),
+            returned=tuple(self._in_work(s) for s in self._waiting if not s.is_dropped),
+            num_taken=self._num_taken,
+            batch_size=self._policy.batch_size,
+            tokens_per_pass=self._policy.tokens_per_pass,
+            num_joint_pages=self._cache.num_pages_held_jointly,
+        )
 
     def retire(self, sequence: Sequence) -> None:
         """Takes a sequence that has ended, or failed, out of work."""
@@ -233,7 +248,22 @@ class Batcher:
             sequence = self._waiting.popleft()
             if not sequence.is_dropped:
                 return sequence
-        return next((sequence for sequence in self._source if not sequence.is_dropped), None)
+        for sequence in self._source:
+            self._num_taken += 1
+            if not sequence.is_dropped:
+                return sequence
+        return None
+
+    def _in_work(self, sequence: Sequence) -> InWork:
+        shared = PAGE_TOKENS * self._cache.num_joint_pages(sequence)
+        return InWork(
+            pending=0 if sequence.is_decoding else sequence.num_pending,
+            cached=sequence.num_cached,
+            shared=min(shared, sequence.num_cached),
+            generated=len(sequence.output_tokens),
+            allowed=sequence.request.sampling.max_tokens,
+            begun=sequence.num_begun,
+        )
 
     def _expected_left(self, sequence: Sequence) -> int:
         """Tokens that a sequence will probably still get."""

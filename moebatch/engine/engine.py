@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from moebatch.engine.batcher import Batcher, Slice, fits_cache
+from moebatch.engine.course import Course
 from moebatch.engine.passes import Passes
 from moebatch.engine.sampler import Sampled, Sampler
 from moebatch.engine.sequence import Sequence
@@ -59,6 +60,7 @@ class Engine:
         tail: Tail | None = None,
     ) -> None:
         self.statistics = EngineStatistics(num_layers=sweep.num_layers)
+        self.course = Course()
         self._sweep = sweep
         self._cache = cache
         self._policy = policy
@@ -78,6 +80,7 @@ class Engine:
         within the cache is an outcome with an error, as is one whose logits are not finite.
         """
         batcher = Batcher(self._sequences(requests), self._cache, self._policy)
+        self.course.begin()
         while True:
             self._raise_interruption()
             slices = batcher.next_pass()
@@ -176,6 +179,7 @@ class Engine:
         end = self._end_of(sequence)
         if end is not None:
             batcher.retire(sequence)
+            self.course.ended(sequence)
             sequence.result = self._choice(sequence, end)
             self._finish_if_complete(sequence.request)
 
@@ -245,6 +249,7 @@ class Engine:
         counts.shared_tokens = batcher.num_shared_tokens
         counts.num_preempted = batcher.num_preempted
         counts.num_grown = self._tail.num_grown if self._tail else 0
+        self.course.after_pass(slices, batcher, num_grown=counts.num_grown)
 
 
 def _begun(sequence: Sequence) -> Begun:

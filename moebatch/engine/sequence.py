@@ -48,6 +48,11 @@ class Sequence:
         return Length(self.num_tokens, left)
 
     @property
+    def num_begun(self) -> int:
+        """Tokens of its answer that an earlier run has left."""
+        return self.request.num_begun(self.choice)
+
+    @property
     def max_tokens(self) -> int:
         """Prompt and longest answer together."""
         return self.num_prompt_tokens + self.request.sampling.max_tokens

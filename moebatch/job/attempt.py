@@ -1,5 +1,6 @@
 """Rows without an answer are looked at, planned for, and answered: once, in so much memory."""
 
+import threading
 import time
 from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import replace
@@ -18,6 +19,7 @@ from moebatch.job.answering import Answering, Answers
 from moebatch.job.fingerprint import numerics_fingerprint
 from moebatch.job.ground import Ground
 from moebatch.job.hints import Hints, load_hints
+from moebatch.job.lane_times import lane_times
 from moebatch.job.machine import JobMachine
 from moebatch.job.notices import (
     describe_approximation,
@@ -33,6 +35,7 @@ from moebatch.job.watchdog import watched
 from moebatch.journal.finished import Finished
 from moebatch.journal.writer import JournalWriter
 from moebatch.model.native import loader
+from moebatch.plan.time_left import TimeLeft
 from moebatch.rows.dialects import Served
 from moebatch.rows.raw import RawRow
 from moebatch.rows.repeats import Repeats, Run
@@ -63,6 +66,8 @@ class Attempt:
         self._job = job
         self._ground = ground
         self._run_s: float | None = None
+        self._time_left: TimeLeft | None = None
+        self._asking = threading.Lock()
 
     @property
     def kind(self) -> DeviceKind:
@@ -86,6 +91,23 @@ class Attempt:
         if self._run_s is not None:
             return self._run_s
         return time.perf_counter() - self.first_pass_s if self.first_pass_s else 0.0
+
+    def eta_s(self) -> float | None:
+        """Seconds of passes that are left; None before they are planned. Any thread may ask."""
+        time_left, built = self._time_left, self.built
+        if self._run_s is not None:
+            return 0.0
+        if time_left is None or built is None:
+            return None
+        course = built.engine.course
+        with self._asking:
+            standing = course.standing
+            taken = [course.passes.popleft() for _ in range(len(course.passes))]
+            time_left.add(taken)
+            since_s = course.since_s if self.first_pass_s else 0.0
+            lanes = lane_times(built, self.elapsed_s)
+            busy_s = {lane.name: lane.busy_s for lane in lanes if lane.busy_s}
+            return time_left.seconds(standing, course.endings, busy_s=busy_s, since_s=since_s)
 
     def execute(self) -> None:
         """Returns when all rows have ended.
@@ -116,6 +138,7 @@ class Attempt:
                 self.plan = planning.plan(counted.workload)
                 self.phase = "loading weights"
                 self.built = self._build(self.plan, planning, hints)
+                self._time_left = TimeLeft(self.plan.problem, self.plan.policy)
             self.first_pass_s = time.perf_counter()
             self.phase = "running"
             if self.built is None:

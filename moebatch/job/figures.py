@@ -43,6 +43,7 @@ def status_of(attempt: Attempt | None, *, run_folder: str, budget_bytes: int) ->
         generated_tokens=engine.generated_tokens if engine else 0,
         expected_tokens=round(expected),
         elapsed_s=elapsed_s,
+        eta_s=attempt.eta_s() if attempt else None,
         memory_bytes=resident_bytes(),
         budget_bytes=budget_bytes,
         lanes=lane_times(built, elapsed_s) if built else (),

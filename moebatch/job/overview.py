@@ -83,8 +83,14 @@ class Overview:
 
     @property
     def eta_s(self) -> float | None:
-        """Seconds that are left, if all that are at work go on as they do; None if none is."""
-        return self.num_left / self.rows_per_s if self.rows_per_s > 0 else None
+        """Seconds until the last of the runs that are at work ends; None if none is, if one of them
+        does not know, or if rows are left that none of them answers."""
+        working = [shard for shard in self.shards if shard.is_alive]
+        left = [shard.run.left_s if shard.run else None for shard in working]
+        known = [left_s for left_s in left if left_s is not None]
+        is_known = bool(known) and len(known) == len(left)
+        has_all = sum(shard.num_left for shard in working) >= self.num_left
+        return max(known) if is_known and has_all else None
 
     def next_command(self, job_file: Path) -> str | None:
         """What brings the job further; None if nothing has to be done."""

@@ -57,6 +57,8 @@ class RunStatus:
     """New tokens of the whole job, when every answer is as long as it may be."""
     elapsed_s: float
     """Since the first pass began."""
+    eta_s: float | None
+    """Of the passes that are left, at the rate of those so far; None before there is a plan."""
     memory_bytes: int
     budget_bytes: int
     lanes: tuple[LaneTime, ...]
@@ -72,13 +74,6 @@ class RunStatus:
             return 1.0
         by_tokens = self.generated_tokens / max(1, self.expected_tokens)
         return max(self.num_done / self.num_rows, min(by_tokens, 0.99))
-
-    @property
-    def eta_s(self) -> float | None:
-        """Seconds that are left, if it goes on as it went; None before anything is done."""
-        if self.fraction <= 0 or self.elapsed_s <= 0:
-            return None
-        return self.elapsed_s * (1 - self.fraction) / self.fraction
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -41,6 +41,8 @@ class ShardStatus:
     job_id: str | None
     updated: float
     """Unix time."""
+    eta_s: float = -1.0
+    """Seconds that were left of its rows then; negative where that was not known."""
     fruitless: int = 0
     """Runs in a row, this one the last, that were stopped before anything was gained."""
     foresight: dict[str, dict[str, int]] = field(default_factory=dict)
@@ -55,6 +57,11 @@ class ShardStatus:
     def has_ended(self) -> bool:
         """Whether it has said so itself."""
         return self.state in _ENDS
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds that are left of its rows now; None where that is not known."""
+        return max(0.0, self.eta_s - (time.time() - self.updated)) if self.eta_s >= 0 else None
 
     @property
     def is_alive(self) -> bool:
@@ -141,6 +148,7 @@ def _write(path: Path, shard: Shard, now: RunStatus, end: str | None, fruitless:
         "sight": _sight(),
         "started": _started(os.getpid()),
         "updated": time.time(),
+        "eta_s": -1.0 if now.eta_s is None else now.eta_s,
         "fruitless": fruitless,
         "foresight": {layer: asdict(counts) for layer, counts in now.foresight.items()},
     }

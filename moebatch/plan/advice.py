@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from moebatch.plan.bounds import lower_seconds
 from moebatch.plan.planner import Planned, best_seconds, ranked_among, screen
 from moebatch.plan.problem import Problem
 from moebatch.spec.hardware import Hardware, Level, LevelName, Link, Processor
@@ -10,6 +11,8 @@ from moebatch.units import format_bytes, format_rate
 
 FACTOR = 2.0
 _WORTH_SAYING = 1.01
+_NEAR = 1 + 1e-6
+"""What comes no nearer than this to the best is not looked at: room for rounding."""
 _NOUNS: dict[LevelName, str] = {"vram": "GPU", "dram": "CPU", "disk": "disk"}
 
 
@@ -25,52 +28,83 @@ class Improvement:
     """Job time now over job time then, batch and shares being chosen anew."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Change:
+    """A machine with twice as much of one thing."""
+
+    words: str
+    what_if: str | None
+    hardware: Hardware
+    lanes: frozenset[str] = frozenset()
+    """Those that are faster then, though no more than that; none where memory grows."""
+
+
 def improvements(problem: Problem, planned: Planned) -> list[Improvement]:
     """All changes worth saying, the best first; each is planned anew, over all candidates where
     memory grows, over those that were near the best where something gets faster."""
     now_s = planned.solution.seconds_per_sequence
-    near = [item.candidate for item in planned.candidates]
     found = []
-    for change, what_if, hardware in _changes(problem.hardware):
-        changed = replace(problem, hardware=hardware)
-        more_memory = hardware.links == problem.hardware.links and what_if is not None
-        ranked = planned.ranked if more_memory else ranked_among(changed, near)
-        best_s = min(best_seconds(screen(changed, ranked)), now_s)
-        if now_s / best_s >= _WORTH_SAYING:
-            found.append(Improvement(change=change, what_if=what_if, speedup=now_s / best_s))
+    for change in _changes(problem.hardware):
+        speedup = now_s / _best_seconds(problem, planned, change)
+        if speedup >= _WORTH_SAYING:
+            found.append(Improvement(change=change.words, what_if=change.what_if, speedup=speedup))
     return sorted(found, key=lambda improvement: -improvement.speedup)
 
 
-def _changes(hardware: Hardware) -> Iterator[tuple[str, str | None, Hardware]]:
+def _best_seconds(problem: Problem, planned: Planned, change: _Change) -> float:
+    """Seconds per sequence after a change; infinite if they are not worth saying."""
+    enough_s = planned.solution.seconds_per_sequence / _WORTH_SAYING
+    changed = replace(problem, hardware=change.hardware)
+    ranked, known = planned.ranked, planned.known
+    if change.lanes:
+        # Most changes are of something that nobody waits for: that shows before anything is
+        # worked out for the new machine.
+        promising = [
+            item.candidate
+            for item in planned.candidates
+            if lower_seconds(problem, item.faster(change.lanes, FACTOR)) <= enough_s * _NEAR
+        ]
+        known = known.at_rates_of(changed)
+        ranked = ranked_among(known, promising)
+    return best_seconds(screen(changed, ranked, known, best_s=enough_s, near=_NEAR))
+
+
+def _changes(hardware: Hardware) -> Iterator[_Change]:
     """Twice the capacity of a level, the bandwidth of a link, the speed of a processor."""
     for level in hardware.levels.values():
         if level.name != "disk":
             twice = int(level.capacity_bytes * FACTOR)
-            changed = replace(level, capacity_bytes=twice)
-            size = f"{twice / 2**30:.4g}GiB"
-            yield (
-                f"twice the {level.name} ({format_bytes(twice)})",
-                f"{level.name}={size}",
-                _with_level(hardware, changed),
+            yield _Change(
+                words=f"twice the {level.name} ({format_bytes(twice)})",
+                what_if=f"{level.name}={twice / 2**30:.4g}GiB",
+                hardware=_with_level(hardware, replace(level, capacity_bytes=twice)),
             )
         if level.processor is not None:
-            faster = replace(level, processor=_faster(level.processor))
             name = _NOUNS[level.name]
-            yield f"a {name} twice as fast", None, _with_level(hardware, faster)
+            yield _Change(
+                words=f"a {name} twice as fast",
+                what_if=None,
+                hardware=_with_level(hardware, replace(level, processor=_faster(level.processor))),
+                lanes=frozenset({name.lower()}),
+            )
     for link in hardware.links.values():
         yield from _link_changes(hardware, link)
 
 
-def _link_changes(hardware: Hardware, link: Link) -> Iterator[tuple[str, str | None, Hardware]]:
-    figures = {link.name: "bandwidth", f"{link.name}.staging": "staging_bandwidth"}
-    for name, field in figures.items():
+def _link_changes(hardware: Hardware, link: Link) -> Iterator[_Change]:
+    figures: dict[str, tuple[str, frozenset[str]]] = {
+        link.name: ("bandwidth", frozenset({link.name})),
+        f"{link.name}.staging": ("staging_bandwidth", frozenset({link.name, "staging"})),
+    }
+    for name, (field, lanes) in figures.items():
         rate = getattr(link, field)
         if rate:
             changed = replace(link, **{field: rate * FACTOR})
-            yield (
-                f"twice the rate of {name} ({format_rate(rate * FACTOR)})",
-                f"{name}={rate * FACTOR / 1e9:.4g}GB/s",
-                replace(hardware, links={**hardware.links, link.name: changed}),
+            yield _Change(
+                words=f"twice the rate of {name} ({format_rate(rate * FACTOR)})",
+                what_if=f"{name}={rate * FACTOR / 1e9:.4g}GB/s",
+                hardware=replace(hardware, links={**hardware.links, link.name: changed}),
+                lanes=lanes,
             )
 
 

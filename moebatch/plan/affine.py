@@ -5,8 +5,8 @@ coefficients are found by asking for them at the corners: everything where it is
 then one thing at a time somewhere else. Nothing is written down twice.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Hashable, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
@@ -14,14 +14,13 @@ from moebatch.plan.candidates import Candidate
 from moebatch.plan.division import Division
 from moebatch.plan.footprint import Footprint
 from moebatch.plan.load import PassLoad
+from moebatch.plan.pass_arithmetic import PassArithmetic
 from moebatch.plan.problem import Problem
 from moebatch.spec.hardware import LevelName
 from moebatch.spec.policy import Placement, Policy
 
 Variable = tuple[str, LevelName]
 """``("weights", "dram")``: the share of the weights in main memory."""
-KnownLanes = dict[tuple[PassLoad, Policy], Mapping[str, float]]
-"""Seconds of lanes that have been asked for: candidates of several kinds share them."""
 Name = TypeVar("Name", bound=str)
 
 
@@ -31,6 +30,11 @@ class Affine:
 
     constant: float
     slopes: Mapping[Variable, float]
+
+    def over(self, factor: float) -> "Affine":
+        """The same divided by so much."""
+        slopes = {variable: slope / factor for variable, slope in self.slopes.items()}
+        return Affine(constant=self.constant / factor, slopes=slopes)
 
     def at(self, shares: Mapping[Variable, float]) -> float:
         """The value for given shares."""
@@ -52,6 +56,14 @@ class AffineCandidate:
         """Shares that are open."""
         return open_variables(self.candidate)
 
+    def faster(self, lanes: Collection[str], factor: float) -> "AffineCandidate":
+        """The same where some lanes take that much less time."""
+        phases = (
+            {name: time.over(factor) if name in lanes else time for name, time in phase.items()}
+            for phase in self.lanes
+        )
+        return replace(self, lanes=tuple(phases))
+
 
 def open_variables(candidate: Candidate) -> tuple[Variable, ...]:
     """Shares on levels below the one that computes; what is left to 1 is there."""
@@ -60,30 +72,60 @@ def open_variables(candidate: Candidate) -> tuple[Variable, ...]:
     return (*weights, *caches)
 
 
-def affine(
-    problem: Problem, candidate: Candidate, known: KnownLanes | None = None
-) -> AffineCandidate:
-    """Probes cost and footprint of a candidate at the corners of its shares.
+class Known:
+    """What has been asked about candidates for a problem, and need not be worked out again:
+    candidates of several kinds share lanes, and nothing of it depends on capacities."""
 
-    `known` are corners of other candidates for the same problem; those of this one are added.
-    """
-    cost, known = problem.cost, {} if known is None else known
+    def __init__(self, problem: Problem) -> None:
+        self._problem = problem
+        self._cost = problem.cost
+        self._arithmetic: dict[Hashable, Mapping[str, float]] = {}
+        self._lanes: dict[tuple[PassLoad, Policy], Mapping[str, float]] = {}
+        self._memory: dict[Candidate, Mapping[LevelName, Affine]] = {}
+        self._items: dict[Candidate, AffineCandidate] = {}
 
-    def lanes_of(load: PassLoad, policy: Policy) -> Mapping[str, float]:
-        if (load, policy) not in known:
-            known[load, policy] = cost.lanes(load, policy)
-        return known[load, policy]
+    def at_rates_of(self, problem: Problem) -> "Known":
+        """What of it is known of the same problem where links or processors have other rates:
+        candidates take as much memory there."""
+        known = Known(problem)
+        known._memory = self._memory
+        return known
 
-    def memory(policy: Policy) -> dict[LevelName, float]:
-        levels = footprints_in_parts(problem, candidate, policy)
+    def lanes(self, load: PassLoad, policy: Policy) -> Mapping[str, float]:
+        """Seconds of every lane during a pass."""
+        found = self._lanes.get((load, policy))
+        if found is None:
+            found = self._cost.lanes(load, policy, self._computing(load, policy))
+            self._lanes[load, policy] = found
+        return found
+
+    def _computing(self, load: PassLoad, policy: Policy) -> Mapping[str, float]:
+        key = PassArithmetic(prices=self._cost.prices, load=load, policy=policy).key
+        found = self._arithmetic.get(key)
+        if found is None:
+            found = self._arithmetic[key] = self._cost.arithmetic(load, policy)
+        return found
+
+    def affine(self, candidate: Candidate) -> AffineCandidate:
+        """Probes cost and footprint of a candidate at the corners of its shares."""
+        found = self._items.get(candidate)
+        if found is None:
+            found = self._items[candidate] = self._probed(candidate)
+        return found
+
+    def _probed(self, candidate: Candidate) -> AffineCandidate:
+        corners = _corners(candidate)
+        if candidate not in self._memory:
+            self._memory[candidate] = _probe(corners, partial(self._bytes, candidate))
+        return AffineCandidate(
+            candidate=candidate,
+            lanes=tuple(_probe(corners, partial(self.lanes, p.load)) for p in candidate.phases),
+            memory=self._memory[candidate],
+        )
+
+    def _bytes(self, candidate: Candidate, policy: Policy) -> dict[LevelName, float]:
+        levels = footprints_in_parts(self._problem, candidate, policy)
         return {level: footprint.total_bytes for level, footprint in levels.items()}
-
-    corners = _corners(candidate)
-    return AffineCandidate(
-        candidate=candidate,
-        lanes=tuple(_probe(corners, partial(lanes_of, p.load)) for p in candidate.phases),
-        memory=_probe(corners, memory),
-    )
 
 
 def footprints_in_parts(

@@ -3,19 +3,24 @@
 Screening: only candidates that could still be the best are handed to the MILP.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import permutations
+from math import inf
 
-from moebatch.plan.affine import Affine, AffineCandidate, Variable
+from moebatch.plan.affine import Affine, AffineCandidate, Known, Variable
 from moebatch.plan.candidates import Candidate
+from moebatch.plan.footprint import packed_bytes, slot_bytes
 from moebatch.plan.lanes import pass_seconds
+from moebatch.plan.pass_transfers import PassTransfers
 from moebatch.plan.problem import Problem
 from moebatch.spec.hardware import LevelName
-from moebatch.spec.policy import Policy
+from moebatch.spec.policy import Placement, Policy
 
 Shares = dict[Variable, float]
 _KINDS = ("weights", "kv_cache")
+_TOLERANCE = 1e-6
+"""By so much bounds that save work are looser, so that no rounding makes them untrue."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,10 +48,54 @@ def lane_seconds(lanes: Mapping[str, Affine], shares: Mapping[Variable, float]) 
     return {lane: formula.at(shares) for lane, formula in lanes.items()}
 
 
-def least_seconds(problem: Problem, candidate: Candidate) -> float:
+def least_seconds(known: Known, candidate: Candidate) -> float:
     """Seconds per sequence if everything were where it is computed: cheap to know, and no
     placement takes less."""
-    return seconds_under(problem, candidate, candidate.policy)
+    policy = candidate.policy
+    return sum(
+        phase.num_passes * pass_seconds(known.lanes(phase.load, policy), policy)
+        for phase in candidate.phases
+    )
+
+
+class Streaming:
+    """What streaming costs at the least, within the budgets of a machine: what many candidates
+    share is worked out once."""
+
+    def __init__(self, problem: Problem) -> None:
+        self._problem = problem
+        self._prices = problem.prices
+        self._known: dict[Hashable, float] = {}
+
+    def seconds(self, candidate: Candidate) -> float:
+        """Seconds per sequence in which those experts come for which there would be no room where
+        they are computed if nothing else were there: cheap to know, and no placement takes less.
+        Infinite if there must be room for all."""
+        policy, levels = candidate.policy, candidate.weight_levels[:2]
+        key = candidate.phases, levels, policy.schedule, policy.micro_batch_size
+        found = self._known.get(key)
+        if found is None:
+            found = self._known[key] = self._seconds(candidate, *levels)
+        return found
+
+    def _seconds(
+        self, candidate: Candidate, level: LevelName, below: LevelName | None = None
+    ) -> float:
+        problem, size = self._problem, packed_bytes if level == "vram" else slot_bytes
+        needed = problem.num_experts * size(problem.shape, problem.dtypes)
+        share = problem.capacity_bytes(level) * (1 + _TOLERANCE) / needed
+        if share >= 1:
+            return 0.0
+        if below is None:
+            return inf
+        weights = Placement(**{level: share, below: 1 - share})
+        policy = replace(candidate.policy, weights=weights)
+        transfers = (
+            (phase, PassTransfers(prices=self._prices, load=phase.load, policy=policy))
+            for phase in candidate.phases
+        )
+        seconds = sum(phase.num_passes * moving.weights_s for phase, moving in transfers)
+        return (1 - _TOLERANCE) * seconds
 
 
 def seconds_under(problem: Problem, candidate: Candidate, policy: Policy) -> float:
@@ -59,13 +108,12 @@ def seconds_under(problem: Problem, candidate: Candidate, policy: Policy) -> flo
 
 
 def bounds(problem: Problem, item: AffineCandidate) -> Bounds:
-    """Upper: what does not fit is moved down, the one kind first or the other. Lower: experts
-    have all memory that the cache could leave them, and the cache costs no time."""
+    """Upper: what does not fit is moved down, the one kind first or the other."""
     best = min(
         (_upper(problem, item, order) for order in permutations(_KINDS)),
         key=lambda found: found[0],
     )
-    return Bounds(lower_s=_lower(problem, item), upper_s=best[0], shares=best[1])
+    return Bounds(lower_s=lower_seconds(problem, item), upper_s=best[0], shares=best[1])
 
 
 def filled(problem: Problem, item: AffineCandidate, order: Sequence[str] = _KINDS) -> Shares:
@@ -106,7 +154,9 @@ def _move_down(
     shares[kind, below] += moved
 
 
-def _lower(problem: Problem, item: AffineCandidate) -> float:
+def lower_seconds(problem: Problem, item: AffineCandidate) -> float:
+    """Seconds per sequence that no placement goes below: experts have all memory that the cache
+    could leave them, and the cache costs no time."""
     shares: Shares = dict.fromkeys(item.variables, 0.0)
     levels = item.candidate.weight_levels
     for index, level in enumerate(levels[:-1]):

@@ -74,11 +74,17 @@ def candidates(problem: Problem, *, slots: int = STREAMING_SLOTS) -> Iterator[Ca
     Each comes in several kinds: experts stream through so many `slots`, or all are where they are
     computed; and they, like keys and values, may live on that level only, or on lower ones too.
     """
-    of_machine = _gpu_candidates if problem.with_vram else _cpu_candidates
-    yield from of_machine(problem, (min(slots, problem.num_experts), 0))
+    of_machine = _gpu_policies if problem.with_vram else _cpu_policies
+    phases: dict[tuple[int, int], tuple[Phase, ...]] = {}  # of all policies with as many tokens
+    for policy, is_widest in of_machine(problem, (min(slots, problem.num_experts), 0)):
+        sizes = policy.batch_size, policy.tokens_per_pass
+        if sizes not in phases:
+            phases[sizes] = phases_of(problem.workload, policy)
+        yield from _kinds(problem, policy, phases[sizes], is_widest=is_widest)
 
 
-def _cpu_candidates(problem: Problem, slot_counts: Sequence[int]) -> Iterator[Candidate]:
+def _cpu_policies(problem: Problem, slot_counts: Sequence[int]) -> Iterator[tuple[Policy, bool]]:
+    """And whether their micro-batches are the widest."""
     for batch_size, tokens in product(batch_sizes(problem), _PASS_TOKENS):
         if batch_size > tokens:
             continue
@@ -86,10 +92,11 @@ def _cpu_candidates(problem: Problem, slot_counts: Sequence[int]) -> Iterator[Ca
             policy = _policy(
                 problem, batch_size, micro_batch, tokens, slots, "klotski", (False, False)
             )
-            yield from _kinds(problem, policy, is_widest=micro_batch == CPU_MICRO_BATCH_SIZE)
+            yield policy, micro_batch == CPU_MICRO_BATCH_SIZE
 
 
-def _gpu_candidates(problem: Problem, slot_counts: Sequence[int]) -> Iterator[Candidate]:
+def _gpu_policies(problem: Problem, slot_counts: Sequence[int]) -> Iterator[tuple[Policy, bool]]:
+    """And whether their micro-batches are the widest."""
     for attention, ffn in product((False, True), repeat=2):
         if not (ffn or problem.experts_on_cpu):
             continue
@@ -107,8 +114,7 @@ def _gpu_candidates(problem: Problem, slot_counts: Sequence[int]) -> Iterator[Ca
                 policy = _policy(
                     problem, batch_size, micro_batch, tokens, slots, schedule, (attention, ffn)
                 )
-                is_widest = schedule == "cgopipe" or micro_batch == micro_batches[-1]
-                yield from _kinds(problem, policy, is_widest=is_widest)
+                yield policy, schedule == "cgopipe" or micro_batch == micro_batches[-1]
 
 
 def _widest(schedule: Schedule, batch_size: int) -> int:
@@ -172,13 +178,14 @@ def kv_pages(problem: Problem, batch_size: int) -> int:
     return max(longest, min(wanted, batch_size * longest))
 
 
-def _kinds(problem: Problem, policy: Policy, *, is_widest: bool) -> Iterator[Candidate]:
+def _kinds(
+    problem: Problem, policy: Policy, phases: tuple[Phase, ...], *, is_widest: bool
+) -> Iterator[Candidate]:
     """The policy with all levels on which experts, or keys and values, may live. Lower levels take
     windows and slots of their own, so each kind is a candidate.
 
     Micro-batches that are not the widest are only for keys and values that need windows.
     """
-    phases = phases_of(problem.workload, policy)
     for weight_levels, kv_levels in product(
         _weight_levels(problem, policy), _kv_levels(problem, policy)
     ):

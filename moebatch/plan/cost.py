@@ -28,9 +28,19 @@ class CostModel:
     habits: Habits | None = None
     """Of the model's routing, which else is taken to be even and foreseen."""
 
-    def lanes(self, load: PassLoad, policy: Policy) -> dict[str, float]:
-        """Busy seconds of every lane during a pass under `policy`; idle lanes are left out."""
-        arithmetic = PassArithmetic(prices=self.prices, load=load, policy=policy)
+    def arithmetic(self, load: PassLoad, policy: Policy) -> dict[str, float]:
+        """Seconds in which processors compute during a pass under `policy`."""
+        seconds: dict[str, float] = {}
+        for lane, time_s in PassArithmetic(prices=self.prices, load=load, policy=policy).lanes():
+            seconds[lane] = seconds.get(lane, 0.0) + time_s
+        return seconds
+
+    def lanes(
+        self, load: PassLoad, policy: Policy, arithmetic: LaneSeconds | None = None
+    ) -> dict[str, float]:
+        """Busy seconds of every lane during a pass under `policy`; idle lanes are left out.
+        `arithmetic` is that of the pass, if it is known already."""
+        computing = self.arithmetic(load, policy) if arithmetic is None else arithmetic
         loads = self.loads(load, policy)
         transfers = PassTransfers(
             prices=self.prices,
@@ -38,8 +48,8 @@ class CostModel:
             policy=policy,
             num_loads=None if loads is None else loads.num_loads,
         )
-        seconds = dict.fromkeys(LANES, 0.0)
-        for lane, time_s in (*arithmetic.lanes(), *transfers.lanes()):
+        seconds = {**dict.fromkeys(LANES, 0.0), **computing}
+        for lane, time_s in transfers.lanes():
             seconds[lane] += time_s
         return {lane: time_s for lane, time_s in seconds.items() if time_s > 0}
 

@@ -1,6 +1,6 @@
 """Seconds in which processors compute during a pass."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -25,6 +25,19 @@ class PassArithmetic:
     prices: Prices
     load: PassLoad
     policy: Policy
+
+    @property
+    def key(self) -> Hashable:
+        """All that `lanes` depends on beside the prices: many policies share it."""
+        policy = self.policy
+        return (
+            self.load,
+            policy.micro_batch_size,
+            policy.schedule,
+            policy.attention_on_gpu,
+            policy.ffn_on_gpu,
+            policy.weights.disk,
+        )
 
     def lanes(self) -> Iterator[tuple[str, float]]:
         """Lane and seconds of each kind of arithmetic."""

@@ -31,6 +31,11 @@ class PassTransfers:
         one = replace(self, num_loads=1.0)
         return sum(seconds for _, seconds in one._weights())
 
+    @property
+    def weights_s(self) -> float:
+        """Seconds in which the busiest lane brings experts."""
+        return max(seconds for _, seconds in self._weights())
+
     def lanes(self) -> Iterator[LaneTime]:
         """Lane and seconds of each kind of transfer."""
         yield from self._weights()

@@ -16,40 +16,71 @@ from moebatch.plan.scratch import PROMPT_ROWS
 from moebatch.spec.policy import PAGE_TOKENS, Policy
 from moebatch.spec.workload import Length, Workload
 
-_Ints = NDArray[np.int64]
+Ints = NDArray[np.int64]
+NOBODY: Ints = np.empty((0, 4), np.int64)
+"""Nothing is in work."""
 
 
 def job_passes(workload: Workload, policy: Policy, num_sequences: int) -> Iterator[CountedLoad]:
     """Loads of all passes of `num_sequences` sequences, those in which nothing begins or ends
     counted together."""
-    lengths = _lengths(workload.sample, num_sequences)
+    return seated(Seats(admission_order(workload.sample, num_sequences, policy), policy))
+
+
+def admission_order(sample: Sequence[Length], count: int, policy: Policy) -> Ints:
+    """So many lengths in the order of their admission, rows of prompt, new and shared tokens: all
+    of the sample again and again, or some of it, evenly taken."""
+    if len(sample) == 1:
+        return np.tile(np.array(sample, dtype=np.int64), (count, 1))
+    if count >= len(sample):
+        lengths = list(islice(cycle(sample), count))
+    else:
+        lengths = [sample[index * len(sample) // count] for index in range(count)]
     if policy.batching == "mixed":
         lengths = list(longest_first(lengths, lambda length: length))
-    seats = _Seats(np.array(lengths, dtype=np.int64), policy)
+    return np.array(lengths, dtype=np.int64)
+
+
+def load_of(contexts: Ints, tokens: Ints, cached: Ints, *, num_ending: int) -> PassLoad:
+    """What a pass has to do.
+
+    Args:
+        contexts: positions that each decoding sequence attends to, itself included.
+        tokens: of each slice of a prompt.
+        cached: positions before each of these slices.
+        num_ending: so many of them are the last ones of their prompts.
+    """
+    pieces = -(-tokens // PROMPT_ROWS)
+    earlier = PROMPT_ROWS * pieces * (pieces - 1) // 2
+    read_again = np.where(cached > 0, pieces * cached, 0) + earlier
+    return PassLoad(
+        decode_sequences=float(len(contexts)),
+        decode_positions=float(contexts.sum()),
+        prompt_tokens=float(tokens.sum()),
+        prompt_pairs=float((tokens * cached + tokens * (tokens + 1) // 2).sum()),
+        prompt_context=float(read_again.sum()),
+        logits_rows=float(len(contexts) + num_ending),
+    )
+
+
+def seated(seats: "Seats") -> Iterator[CountedLoad]:
+    """All passes until everybody has ended."""
     while (load := seats.next_pass()) is not None:
         yield load
 
 
-def _lengths(sample: Sequence[Length], count: int) -> list[Length]:
-    """So many lengths: all of the sample again and again, or some of it, evenly taken."""
-    if count >= len(sample):
-        return list(islice(cycle(sample), count))
-    return [sample[index * len(sample) // count] for index in range(count)]
-
-
-class _Seats:
+class Seats:
     """Sequences in work, in the order of their admission, and those that wait."""
 
-    def __init__(self, lengths: _Ints, policy: Policy) -> None:
-        """`lengths` are rows of prompt, new and shared tokens."""
+    def __init__(self, lengths: Ints, policy: Policy, in_work: Ints = NOBODY) -> None:
+        """`lengths` are those of `admission_order`; `in_work` are rows of tokens to compute before
+        the next one is chosen, 0 if that is the newest one, of cached and of shared tokens, and of
+        new ones that are still to come."""
         self._waiting = lengths
         self._next = 0
         self._policy = policy
-        self._prompt_left = np.empty(0, np.int64)
-        self._cached = np.empty(0, np.int64)
-        self._shared = np.empty(0, np.int64)
-        self._new_left = np.empty(0, np.int64)
-        self._peaks: _Ints | None = None
+        self._prompt_left, self._cached, self._shared, self._new_left = in_work.T.copy()
+        self._peaks: Ints | None = None
         """Pages that will be needed by how many are left, once nobody waits and all decode."""
 
     def next_pass(self) -> CountedLoad | None:
@@ -162,18 +193,9 @@ class _Seats:
         self._prompt_left, self._new_left = self._prompt_left[going_on], self._new_left[going_on]
         self._cached, self._shared = self._cached[going_on], self._shared[going_on]
 
-    def _load(self, decodes: NDArray[np.bool_], slices: _Ints) -> PassLoad:
+    def _load(self, decodes: NDArray[np.bool_], slices: Ints) -> PassLoad:
         sliced = slices > 0
-        tokens, cached = slices[sliced], self._cached[sliced]
-        pieces = -(-tokens // PROMPT_ROWS)
-        earlier = PROMPT_ROWS * pieces * (pieces - 1) // 2
-        read_again = np.where(cached > 0, pieces * cached, 0) + earlier
-        ends = (self._prompt_left[sliced] == tokens).sum()
-        return PassLoad(
-            decode_sequences=float(decodes.sum()),
-            decode_positions=float(self._cached[decodes].sum() + decodes.sum()),
-            prompt_tokens=float(tokens.sum()),
-            prompt_pairs=float((tokens * cached + tokens * (tokens + 1) // 2).sum()),
-            prompt_context=float(read_again.sum()),
-            logits_rows=float(decodes.sum() + ends),
-        )
+        tokens = slices[sliced]
+        num_ending = int((self._prompt_left[sliced] == tokens).sum())
+        contexts = self._cached[decodes] + 1
+        return load_of(contexts, tokens, self._cached[sliced], num_ending=num_ending)

@@ -1,10 +1,11 @@
 """The way from a problem to a policy."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from math import inf
 
-from moebatch.plan.affine import AffineCandidate, KnownLanes, affine
-from moebatch.plan.bounds import Bounds, bounds, least_seconds, seconds_under
+from moebatch.plan.affine import AffineCandidate, Known
+from moebatch.plan.bounds import Bounds, Streaming, bounds, least_seconds, seconds_under
 from moebatch.plan.candidates import FEWEST_SLOTS, Candidate, candidates
 from moebatch.plan.division import comes_in_pages
 from moebatch.plan.footprint import slot_bytes
@@ -43,15 +44,18 @@ class Planned:
     """Those that the solver saw."""
     ranked: Ranked
     """All of them."""
+    known: Known
+    """What has been worked out about them."""
 
 
 def best_policy(problem: Problem) -> Planned:
     """The policy that finishes the job first. Raises DoesNotFit."""
-    ranked = ranked_candidates(problem, slots=STREAMING_SLOTS)
-    screened = screen(problem, ranked)
+    known = Known(problem)
+    ranked = ranked_among(known, candidates(problem, slots=STREAMING_SLOTS))
+    screened = screen(problem, ranked, known)
     if not screened or _slots_are_dear(problem):
         few = _with_fewest_slots(problem, ranked)
-        screened = merged(screened, screen(problem, few, best_s=best_seconds(screened)))
+        screened = merged(screened, screen(problem, few, known, best_s=best_seconds(screened)))
         ranked = sorted((*ranked, *few), key=lambda pair: pair[0])
     if not screened:
         raise refusal(problem)
@@ -62,6 +66,7 @@ def best_policy(problem: Problem) -> Planned:
         solution=solution,
         candidates=items,
         ranked=ranked,
+        known=known,
     )
 
 
@@ -85,7 +90,7 @@ def _rounded(problem: Problem, solution: Solution, screened: Sequence[Screened])
 
 def best_seconds(screened: Sequence[Screened]) -> float:
     """Seconds per sequence of the best placement found by hand; infinite if there is none."""
-    return min((limits.upper_s for _, limits in screened), default=float("inf"))
+    return min((limits.upper_s for _, limits in screened), default=inf)
 
 
 def _with_fewest_slots(problem: Problem, ranked: Ranked) -> Ranked:
@@ -125,40 +130,44 @@ def _solved(problem: Problem, items: Sequence[AffineCandidate], by_hand: Bounds)
     )
 
 
-def ranked_candidates(problem: Problem, *, slots: int) -> Ranked:
-    """All candidates by what they would take if everything were where it is computed; that does
-    not depend on capacities."""
-    return ranked_among(problem, candidates(problem, slots=slots))
-
-
-def ranked_among(problem: Problem, some: Iterable[Candidate]) -> Ranked:
-    """Some candidates in the same order."""
-    known: dict[Policy, float] = {}  # candidates of several kinds share one
+def ranked_among(known: Known, some: Iterable[Candidate]) -> Ranked:
+    """Candidates by what they would take if everything were where it is computed; that does not
+    depend on capacities."""
+    least: dict[Hashable, float] = {}
 
     def least_s(candidate: Candidate) -> float:
-        if candidate.policy not in known:
-            known[candidate.policy] = least_seconds(problem, candidate)
-        return known[candidate.policy]
+        policy = candidate.policy
+        places = policy.attention_on_gpu, policy.ffn_on_gpu
+        # Where nothing streams, levels below and slots do nothing: many candidates share one.
+        key = candidate.phases, policy.micro_batch_size, policy.schedule, places
+        found = least.get(key)
+        if found is None:
+            found = least[key] = least_seconds(known, candidate)
+        return found
 
     return sorted(((least_s(c), c) for c in some), key=lambda pair: pair[0])
 
 
-def screen(problem: Problem, ranked: Ranked, *, best_s: float = float("inf")) -> list[Screened]:
+def screen(
+    problem: Problem, ranked: Ranked, known: Known, *, best_s: float = inf, near: float = NEAR
+) -> list[Screened]:
     """Candidates that may be the best or come close to it, and to the `best_s` that is known
     already; most promising first."""
     found: list[Screened] = []
-    known: KnownLanes = {}
     roomy: set[Policy] = set()
+    streaming = Streaming(problem)
     for least_s, candidate in ranked:
-        if least_s > best_s * NEAR:
+        if least_s > best_s * near:
             break
         if candidate.uses_disk and candidate.policy in roomy:
             continue
-        item = affine(problem, candidate, known)
+        if streaming.seconds(candidate) > best_s * near:
+            continue
+        item = known.affine(candidate)
         if not candidate.uses_disk and _holds_all(problem, item):
             roomy.add(candidate.policy)
         limits = bounds(problem, item)
-        if limits.upper_s < float("inf"):
+        if limits.upper_s < inf:
             best_s = min(best_s, limits.upper_s)
             found.append((item, limits))
     return merged(found)

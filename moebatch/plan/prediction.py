@@ -80,7 +80,12 @@ def at_end(problem: Problem, policy: Policy, load: PassLoad) -> Policy:
         return policy
     spare_bytes = load.spare_pages * kv_page_bytes(problem.shape, problem.dtypes)
     more = spare_bytes // slot_bytes(problem.shape, problem.dtypes)
-    share = min(1.0, weights.dram + more / problem.num_experts)
+    return with_more_residents(problem, policy, more)
+
+
+def with_more_residents(problem: Problem, policy: Policy, num_experts: float) -> Policy:
+    """The policy with so many experts more in main memory, in the place of the disk."""
+    share = min(1.0, policy.weights.dram + num_experts / problem.num_experts)
     return replace(policy, weights=Placement(dram=share, disk=1 - share))
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from moebatch.errors import DoesNotFit
-from moebatch.plan.affine import affine, footprints_in_parts, placement
+from moebatch.plan.affine import Known, footprints_in_parts, placement
 from moebatch.plan.bounds import filled
 from moebatch.plan.candidates import FEWEST_SLOTS, candidates
 from moebatch.plan.footprint import KV_TERM, Footprint
@@ -51,13 +51,14 @@ def too_large(problem: Problem, policy: Policy) -> str | None:
 def _least_needs(problem: Problem) -> list[_Needs]:
     """What the first candidate of every kind takes, with what does not fit moved down."""
     least: dict[object, _Needs] = {}
+    known = Known(problem)
     for candidate in candidates(problem, slots=FEWEST_SLOTS):
         policy = candidate.policy
         places = (policy.attention_on_gpu, policy.ffn_on_gpu, policy.num_slots > 0)
         kind = (places, candidate.weight_levels, candidate.kv_levels)
         if kind in least:
             continue
-        shares = filled(problem, affine(problem, candidate))
+        shares = filled(problem, known.affine(candidate))
         placed = candidate.placed(
             placement(candidate, "weights", shares), placement(candidate, "kv_cache", shares)
         )

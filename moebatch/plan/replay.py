@@ -7,7 +7,7 @@ from itertools import accumulate
 from math import ceil
 
 from moebatch.plan.load import CountedLoad, PassLoad
-from moebatch.plan.passes import job_passes
+from moebatch.plan.passes import Seats, job_passes, seated
 from moebatch.spec.policy import Policy
 from moebatch.spec.workload import Workload
 
@@ -39,16 +39,37 @@ def num_replayed(workload: Workload, policy: Policy) -> int:
 def _replayed(workload: Workload, policy: Policy) -> list[CountedLoad]:
     """Long jobs are replayed in part, and their middle is drawn out to the whole length."""
     total, count = workload.num_sequences, num_replayed(workload, policy)
-    loads = _thinned(list(job_passes(workload, policy, count)))
+    loads = thinned(list(job_passes(workload, policy, count)), _MOST_LOADS)
     if total == count:
         return loads
     first, last = _middle(loads, policy.batch_size * workload.mean_new_tokens)
     middle = loads[first:last]
     if total is None:
         return middle
-    ended = sum(count * load.logits_rows for count, load in middle) / workload.mean_new_tokens
-    longer = 1 + (total - count) / ended
-    return [*loads[:first], *((count * longer, load) for count, load in middle), *loads[last:]]
+    return _drawn_out(loads, (first, last), total - count, workload.mean_new_tokens)
+
+
+def rest_loads(
+    seats: Seats, policy: Policy, num_more: int, mean_new_tokens: float, *, most: int
+) -> list[CountedLoad]:
+    """At most `most` loads of what is left of a job, where so many more sequences wait than those
+    in `seats`: these take their turn in the middle."""
+    loads = thinned(list(seated(seats)), most)
+    if not num_more or not loads:
+        return loads
+    middle = _middle(loads, policy.batch_size * mean_new_tokens)
+    return _drawn_out(loads, middle, num_more, mean_new_tokens)
+
+
+def _drawn_out(
+    loads: Sequence[CountedLoad], middle: tuple[int, int], num_more: int, mean_new_tokens: float
+) -> list[CountedLoad]:
+    """The same passes where those in the middle last until so many more sequences have ended."""
+    first, last = middle
+    come = sum(count * load.logits_rows for count, load in loads[first:last])
+    longer = 1 + num_more / (come / mean_new_tokens)
+    drawn = ((count * longer, load) for count, load in loads[first:last])
+    return [*loads[:first], *drawn, *loads[last:]]
 
 
 def _middle(loads: Sequence[CountedLoad], tokens_of_wave: float) -> tuple[int, int]:
@@ -92,8 +113,9 @@ def _static_batch(count: int, batch: int, prompt: float, new: float) -> list[Cou
     return [(times, load) for times, load in passes if times]
 
 
-def _thinned(loads: Sequence[CountedLoad]) -> list[CountedLoad]:
-    together = ceil(len(loads) / _MOST_LOADS) or 1
+def thinned(loads: Sequence[CountedLoad], most: int) -> list[CountedLoad]:
+    """Neighbours counted together, so that there are no more than so many."""
+    together = ceil(len(loads) / most) or 1
     groups = (loads[first : first + together] for first in range(0, len(loads), together))
     return [mean_of(group) for group in groups]
 

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from math import ceil
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from moebatch.plan.cache_sizes import even_sizes
 from moebatch.plan.distinct_experts import distinct_experts
@@ -12,11 +12,13 @@ from moebatch.schedule.cache import Cache, Rule
 from moebatch.schedule.caches import make_cache
 from moebatch.schedule.expert_load import ExpertKey
 from moebatch.schedule.setup import Setup
-from moebatch.schedule.simulate import Room
 from moebatch.spec.hardware import Hardware, LevelName
 from moebatch.spec.policy import PAGED, Policy
 from moebatch.spec.rounding import whole
 from moebatch.spec.shape import ModelShape
+
+if TYPE_CHECKING:
+    from moebatch.schedule.simulate import Room
 
 CHUNK_BYTES = 16 * 2**20
 """A required expert waits for one such piece of another at most."""
@@ -66,8 +68,10 @@ def setup_of(
     )
 
 
-def room_of(shape: ModelShape, policy: Policy, *, with_vram: bool, expert_bytes: int) -> Room:
+def room_of(shape: ModelShape, policy: Policy, *, with_vram: bool, expert_bytes: int) -> "Room":
     """Slots, residents and pieces of experts, for the simulator."""
+    from moebatch.schedule.simulate import Room  # which a plan does without
+
     resident = residents(shape, policy, with_vram=with_vram)
     on_disk = _on_disk(shape, policy, with_vram=with_vram)
     everything = frozenset(expert_keys(shape))

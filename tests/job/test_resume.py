@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from moebatch.engine.engine import Engine
 from moebatch.errors import ConfigError, LockHeld, MoebatchError, Stopped
 from moebatch.folder.shard import AskedShard, Shard
 from moebatch.job.merge import merge
@@ -336,3 +337,22 @@ def test_a_shard_without_rows_has_nothing_to_do(tmp_path: Path, model: Path) -> 
     assert run(job, shard=AskedShard(3, 3)).status().num_rows == 0
     assert [run(job, shard=AskedShard(n)).status().num_done for n in (1, 2)] == [1, 1]
     assert merge(load_job(job)).num_rows == 2
+
+
+def test_after_every_pass_a_run_knows_how_long_it_has_left(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_run = JobRun(load_job(write(tmp_path, model, rows(30), **GREEDY)), lambda line: None)
+    told: list[float | None] = []
+    count_pass = Engine._count_pass
+
+    def counted(self: Engine, *args: Any) -> None:
+        count_pass(self, *args)
+        told.append(job_run.status().eta_s)
+
+    monkeypatch.setattr(Engine, "_count_pass", counted)
+    assert job_run.status().eta_s is None, "nothing is planned yet"
+    job_run.execute()
+    assert len(told) > 2 and all(eta_s is not None for eta_s in told)
+    assert told[0] and told[0] > 0
+    assert job_run.status().eta_s == 0.0

@@ -1,6 +1,8 @@
 """What a run says of itself while it goes on and after it has ended."""
 
 import json
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,8 +10,9 @@ import pytest
 from moebatch.errors import Stopped
 from moebatch.folder.shard import ALL
 from moebatch.job.figures import status_of
+from moebatch.job.overview import Overview
 from moebatch.job.status import RunStatus
-from moebatch.job.status_file import read_status, written_to
+from moebatch.job.status_file import ShardStatus, read_status, written_to
 
 
 def status() -> RunStatus:
@@ -59,3 +62,56 @@ def test_a_file_with_other_values_counts_as_none(tmp_path: Path) -> None:
     path.write_text(json.dumps({**content, "fruitless": "many"}))
     assert read_status(path) is None
     assert stop_a_run(path, has_gained=False) == 1
+
+
+def shard(number: int, *, rows: int, done: int, eta_s: float, age_s: float = 5.0) -> ShardStatus:
+    return ShardStatus(
+        shard=f"{number}/2",
+        state="running",
+        rows=rows,
+        done=done,
+        failed=0,
+        rows_per_s=1.0,
+        tokens_per_s=40.0,
+        host="here",
+        pid=1,
+        job_id=None,
+        updated=time.time() - age_s,
+        eta_s=eta_s,
+    )
+
+
+def eta_of(*shards: ShardStatus) -> float | None:
+    job = Overview(
+        output="out.jsonl",
+        has_output=False,
+        num_rows=200,
+        num_done=120,
+        num_failed=0,
+        num_begun=0,
+        shards=shards,
+    )
+    return job.eta_s
+
+
+def test_a_run_says_how_long_it_has_left(tmp_path: Path) -> None:
+    path = tmp_path / "status.json"
+    with written_to(path, ALL, lambda: replace(status(), eta_s=90.0)):
+        pass
+    there = read_status(path)
+    assert there is not None and there.left_s == pytest.approx(90.0, abs=5.0)
+    with written_to(path, ALL, status):
+        pass
+    there = read_status(path)
+    assert there is not None and there.left_s is None
+
+
+def test_a_job_lasts_as_long_as_the_last_of_its_shards_at_work() -> None:
+    ours, theirs = (
+        shard(1, rows=100, done=90, eta_s=60),
+        shard(2, rows=100, done=30, eta_s=500, age_s=20),
+    )
+    assert eta_of(ours, theirs) == pytest.approx(480, abs=2)
+    assert eta_of(ours, replace(theirs, eta_s=-1.0)) is None, "one of them does not know"
+    assert eta_of(ours) is None, "nobody is at work on the rows of the other one"
+    assert eta_of(ours, replace(theirs, state="stopped")) is None

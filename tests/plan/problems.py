@@ -2,7 +2,10 @@
 
 from dataclasses import replace
 
+from moebatch.plan.affine import Known
+from moebatch.plan.candidates import candidates
 from moebatch.plan.footprint import Dtypes
+from moebatch.plan.planner import Screened, ranked_among, screen
 from moebatch.plan.problem import Problem
 from moebatch.spec.hardware import Hardware, Level, Link, Processor, RateCurve
 from moebatch.spec.shape import ModelShape
@@ -94,3 +97,9 @@ def problem(
         workload=workload,
         kv_on_disk=kv_on_disk,
     )
+
+
+def screened_of(asked: Problem) -> list[Screened]:
+    """Candidates that a planner would look at closely."""
+    known = Known(asked)
+    return screen(asked, ranked_among(known, candidates(asked)), known)

@@ -9,16 +9,16 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from moebatch.errors import DoesNotFit
-from moebatch.plan.affine import AffineCandidate, KnownLanes, affine
+from moebatch.plan.affine import AffineCandidate, Known
 from moebatch.plan.bounds import bounds, least_seconds, seconds_per_sequence
 from moebatch.plan.candidates import candidates
 from moebatch.plan.milp import NoSolution, make_solver, solve
-from moebatch.plan.planner import best_policy, ranked_candidates, screen
+from moebatch.plan.planner import best_policy
 from moebatch.plan.problem import Problem
 from moebatch.plan.verify import violations
 from moebatch.spec.workload import Workload
 from tests.few import examples
-from tests.plan.problems import GIB, cpu_machine, gpu_machine, problem
+from tests.plan.problems import GIB, cpu_machine, gpu_machine, problem, screened_of
 
 STEPS = 12
 MANY = examples(20)
@@ -57,7 +57,7 @@ def fits(asked: Problem, item: AffineCandidate, shares: dict[tuple[str, str], fl
 def few_items(asked: Problem, data: st.DataObject) -> list[AffineCandidate]:
     pool = list(candidates(asked))
     chosen = data.draw(st.lists(st.sampled_from(range(len(pool))), min_size=1, max_size=4))
-    return [affine(asked, pool[index]) for index in chosen]
+    return [Known(asked).affine(pool[index]) for index in chosen]
 
 
 @MANY
@@ -92,7 +92,7 @@ def test_bounds_hold_the_optimum_between_them(asked: Problem, data: st.DataObjec
     # What breaks ties may cost one part in 10,000.
     assert solution.seconds_per_sequence >= found.lower_s * (1 - 1e-6)
     assert solution.seconds_per_sequence <= found.upper_s * (1 + 2e-4)
-    assert found.lower_s >= least_seconds(asked, item.candidate) * (1 - 1e-9)
+    assert found.lower_s >= least_seconds(Known(asked), item.candidate) * (1 - 1e-9)
 
 
 @MANY
@@ -129,12 +129,12 @@ def test_coefficients_are_those_of_cost_and_footprint_everywhere(
 )
 def test_screening_drops_no_candidate_that_is_better(asked: Problem) -> None:
     best = best_policy(asked).solution.seconds_per_sequence
-    known: KnownLanes = {}
-    everything = [bounds(asked, affine(asked, c, known)) for c in candidates(asked)]
+    known = Known(asked)
+    everything = [bounds(asked, known.affine(c)) for c in candidates(asked)]
     assert min(found.lower_s for found in everything if found.upper_s < float("inf")) <= best * (
         1 + 1e-6
     )
-    pool = screen(asked, ranked_candidates(asked, slots=6))
+    pool = screened_of(asked)
     assert best <= min(found.upper_s for _, found in pool) * (1 + 2e-4)
     assert min(found.upper_s for found in everything) >= best * (1 - 2e-4)
 
@@ -156,7 +156,7 @@ def test_the_checker_finds_what_is_wrong() -> None:
 
 def test_without_a_fitting_candidate_there_is_no_solution() -> None:
     asked = problem(cpu_machine(2))
-    items = [affine(asked, candidate) for candidate in candidates(asked)][:3]
+    items = [Known(asked).affine(candidate) for candidate in candidates(asked)][:3]
     with pytest.raises(NoSolution, match="Infeasible"):
         solve(asked, items, unit_s=1.0)
     with pytest.raises(DoesNotFit):
@@ -175,7 +175,7 @@ def test_constraints_carry_names() -> None:
     from moebatch.plan.milp import _Program
 
     asked = problem(gpu_machine())
-    items = [item for item, _ in screen(asked, ranked_candidates(asked, slots=6))][:2]
+    items = [item for item, _ in screened_of(asked)][:2]
     names = set(_Program(asked, items, 1.0).lp.constraints)
     assert {"one_policy", "attention_on_gpu", "ffn_on_gpu"} <= names
     assert {"memory_vram_0", "memory_dram_0", "memory_disk_0", "share_weights_0"} <= names

@@ -23,7 +23,7 @@ from moebatch.spec.hardware import RateCurve
 from moebatch.spec.policy import Placement, Policy
 from moebatch.spec.workload import Length, LengthSample, Workload
 from tests.few import examples
-from tests.plan.problems import GB, SMALL, cpu_machine, gpu_machine, problem
+from tests.plan.problems import GB, SMALL, cpu_machine, gpu_machine, problem, screened_of
 
 MANY = examples(40)
 LENGTHS = st.lists(st.tuples(st.integers(1, 300), st.integers(1, 100)), min_size=1, max_size=60)
@@ -110,10 +110,9 @@ def test_no_candidate_is_much_better_when_replayed() -> None:
     planned = best_policy(asked)
     chosen = predict(asked, planned.policy).job_time_s
     assert chosen is not None
-    from moebatch.plan.planner import ranked_candidates, screen
     from moebatch.plan.whole import whole_policy
 
-    near = screen(asked, ranked_candidates(asked, slots=6))
+    near = screened_of(asked)
     policies = (whole_policy(asked, item.candidate, limits.shares) for item, limits in near)
     others = (predict(asked, policy).job_time_s for policy in policies if policy is not None)
     assert chosen <= 1.06 * min(time for time in others if time is not None)

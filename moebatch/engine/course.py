@@ -1,0 +1,80 @@
+"""How a run goes, pass by pass, for others who want to know how long the rest of it takes."""
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from moebatch.engine.batcher import Batcher, Slice
+from moebatch.engine.sequence import Sequence as Generation
+from moebatch.plan.endings import Endings
+from moebatch.plan.load import PassLoad
+from moebatch.plan.passes import load_of
+from moebatch.plan.time_left import PassDone, Standing
+
+_MOST_KEPT = 256
+"""Passes that nobody has asked for yet."""
+_STANDING_EVERY_S = 1.0
+"""Where short passes leave the run standing is looked at only so often."""
+
+
+class Course:
+    """Written by the thread that runs passes; others may read, and take passes away."""
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.passes: deque[PassDone] = deque(maxlen=_MOST_KEPT)
+        self.endings = Endings()
+        self.standing = Standing()
+        self._clock = clock
+        self._num_passes = 0
+        self._ended_s = clock()
+        self._looked_s = float("-inf")
+
+    def begin(self) -> None:
+        """The first pass begins now."""
+        self._ended_s = self._clock()
+
+    @property
+    def since_s(self) -> float:
+        """Seconds since the last pass ended."""
+        return self._clock() - self._ended_s
+
+    def after_pass(self, slices: Sequence[Slice], batcher: Batcher, *, num_grown: int) -> None:
+        """A pass of these slices has ended; so many experts stay now that did not at first."""
+        now_s = self._clock()
+        self._num_passes += 1
+        self.passes.append(
+            PassDone(
+                number=self._num_passes,
+                load=_load(slices),
+                seconds=now_s - self._ended_s,
+                num_grown=num_grown,
+            )
+        )
+        self._ended_s = now_s
+        if now_s - self._looked_s >= _STANDING_EVERY_S:
+            self._looked_s = now_s
+            self.standing = batcher.standing(self._num_passes)
+
+    def ended(self, sequence: Generation) -> None:
+        """An answer has come to its end."""
+        self.endings.add(
+            len(sequence.output_tokens),
+            sequence.request.sampling.max_tokens,
+            begun=sequence.num_begun,
+        )
+
+
+def _load(slices: Sequence[Slice]) -> PassLoad:
+    """What a pass had to do, once it is computed."""
+    contexts, tokens, cached, num_ending = [], [], [], 0
+    for piece in slices:
+        if piece.was_decoding:
+            contexts.append(piece.sequence.num_cached)
+        else:
+            tokens.append(piece.num_tokens)
+            cached.append(piece.sequence.num_cached - piece.num_tokens)
+            num_ending += piece.sequence.num_pending <= 1
+    as_array = (np.array(some, np.int64) for some in (contexts, tokens, cached))
+    return load_of(*as_array, num_ending=num_ending)

@@ -1,0 +1,127 @@
+"""What the planner leaves out: only what cannot matter, and it works nothing out twice."""
+
+from dataclasses import replace
+from math import inf
+
+import pytest
+
+from moebatch.plan.advice import FACTOR, improvements
+from moebatch.plan.affine import Known
+from moebatch.plan.bounds import Streaming, bounds, lower_seconds
+from moebatch.plan.candidates import Candidate, candidates
+from moebatch.plan.load import PassLoad
+from moebatch.plan.pass_arithmetic import PassArithmetic
+from moebatch.plan.planner import MOST_CANDIDATES, best_policy, best_seconds, screen
+from moebatch.plan.problem import Problem
+from moebatch.spec.hardware import LinkName
+from moebatch.spec.policy import Policy
+from moebatch.spec.workload import Workload
+from tests.plan.problems import GIB, cpu_machine, gpu_machine, problem, screened_of
+
+PROBLEMS = {
+    "cpu": problem(cpu_machine(16)),
+    "gpu": problem(gpu_machine()),
+    "gpu with disk": problem(gpu_machine(dram_gib=40)),
+    "larger gpu": problem(gpu_machine(vram_gib=60)),
+    "endless": problem(workload=Workload.uniform(prompt_tokens=77, new_tokens=128)),
+}
+every_problem = pytest.mark.parametrize("asked", PROBLEMS.values(), ids=PROBLEMS.keys())
+
+
+def some_candidates(asked: Problem) -> list[Candidate]:
+    return list(candidates(asked))[::7]
+
+
+@every_problem
+def test_streaming_takes_no_longer_than_any_placement_that_fits(asked: Problem) -> None:
+    known, streaming = Known(asked), Streaming(asked)
+    seconds = {c: streaming.seconds(c) for c in some_candidates(asked)}
+    for candidate, least_s in seconds.items():
+        item = known.affine(candidate)
+        limits = bounds(asked, item)
+        assert limits.upper_s >= least_s
+        assert limits.upper_s == inf or limits.lower_s >= least_s
+    assert any(least_s > 0 for least_s in seconds.values()), "otherwise it saves nothing"
+
+
+@every_problem
+def test_screening_finds_what_looking_at_all_finds(asked: Problem) -> None:
+    known = Known(asked)
+    everything = [bounds(asked, known.affine(candidate)) for candidate in candidates(asked)]
+    best_s = min(limits.upper_s for limits in everything)
+    assert best_seconds(screened_of(asked)) == best_s
+
+
+@every_problem
+def test_lanes_that_candidates_share_are_those_of_each(asked: Problem) -> None:
+    known = Known(asked)
+    for candidate in some_candidates(asked):
+        known.affine(candidate)
+    for (load, policy), lanes in known._lanes.items():
+        assert lanes == asked.cost.lanes(load, policy)
+
+
+def test_nothing_that_is_known_of_candidates_depends_on_capacities() -> None:
+    asked = PROBLEMS["gpu with disk"]
+    larger = asked.with_capacity("vram", 64 * GIB).with_capacity("dram", 200 * GIB)
+    for candidate in some_candidates(asked):
+        assert Known(asked).affine(candidate) == Known(larger).affine(candidate)
+
+
+def test_no_arithmetic_of_a_pass_is_worked_out_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked_for: list[object] = []
+    lanes = PassArithmetic.lanes
+
+    def counted(self: PassArithmetic) -> object:
+        asked_for.append(self.key)
+        return lanes(self)
+
+    monkeypatch.setattr(PassArithmetic, "lanes", counted)
+    screened_of(PROBLEMS["gpu with disk"])
+    assert len(asked_for) == len(set(asked_for)) > 100
+
+
+def test_policies_with_other_micro_batches_or_places_compute_otherwise() -> None:
+    load = PassLoad(decode_sequences=64, decode_positions=6400, prompt_tokens=700, logits_rows=64)
+    asked = PROBLEMS["gpu"]
+    policies = list({candidate.policy for candidate in some_candidates(asked)})
+    by_key: dict[object, dict[str, float]] = {}
+    for policy in policies:
+        key = PassArithmetic(prices=asked.prices, load=load, policy=policy).key
+        assert by_key.setdefault(key, seconds(asked, load, policy)) == seconds(asked, load, policy)
+    assert len(by_key) > 1
+
+
+def seconds(asked: Problem, load: PassLoad, policy: Policy) -> dict[str, float]:
+    return asked.cost.arithmetic(load, policy)
+
+
+@every_problem
+def test_advice_is_what_looking_at_all_candidates_gives(asked: Problem) -> None:
+    planned = best_policy(asked)
+    now_s = planned.solution.seconds_per_sequence
+    said = {better.what_if: better.speedup for better in improvements(asked, planned)}
+    assert len(planned.candidates) <= MOST_CANDIDATES
+    for name in asked.hardware.links:
+        best_s = least_with_faster(asked, name, [item.candidate for item in planned.candidates])
+        rate = asked.hardware.links[name].bandwidth * FACTOR
+        expected = now_s / best_s if now_s / best_s >= 1.01 else None
+        assert said.get(f"{name}={rate / 1e9:.4g}GB/s") == expected
+
+
+def least_with_faster(asked: Problem, name: LinkName, some: list[Candidate]) -> float:
+    faster = asked.with_link_rate(name, asked.hardware.links[name].bandwidth * FACTOR)
+    known = Known(faster)
+    return best_seconds(screen(faster, [(0.0, candidate) for candidate in some], known))
+
+
+def test_a_lane_that_is_twice_as_fast_takes_half_and_the_others_what_they_took() -> None:
+    asked = PROBLEMS["gpu"]
+    item = Known(asked).affine(best_policy(asked).solution.chosen.candidate)
+    faster = item.faster({"dram->vram"}, 2.0)
+    for before, after in zip(item.lanes, faster.lanes, strict=True):
+        assert after["dram->vram"].constant == before["dram->vram"].constant / 2
+        assert {**after, "dram->vram": None} == {**before, "dram->vram": None}
+    twice = asked.with_link_rate("dram->vram", 2 * asked.hardware.links["dram->vram"].bandwidth)
+    exact = replace(item, lanes=Known(twice).affine(item.candidate).lanes)
+    assert lower_seconds(asked, faster) <= lower_seconds(asked, exact) * (1 + 1e-9)
