@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from moebatch.errors import Stopped
-from moebatch.folder.shard import ALL
+from moebatch.folder.shard import ALL, Shard
 from moebatch.job.figures import status_of
-from moebatch.job.overview import Overview
+from moebatch.job.overview import Overview, ShardOverview
 from moebatch.job.status import RunStatus
 from moebatch.job.status_file import ShardStatus, read_status, written_to
 
@@ -81,7 +81,13 @@ def shard(number: int, *, rows: int, done: int, eta_s: float, age_s: float = 5.0
     )
 
 
-def eta_of(*shards: ShardStatus) -> float | None:
+def eta_of(*runs: ShardStatus) -> float | None:
+    shards = (
+        ShardOverview(
+            shard=Shard(number, 2), num_rows=run.rows, num_done=run.done, num_failed=0, run=run
+        )
+        for number, run in enumerate(runs, start=1)
+    )
     job = Overview(
         output="out.jsonl",
         has_output=False,
@@ -89,7 +95,7 @@ def eta_of(*shards: ShardStatus) -> float | None:
         num_done=120,
         num_failed=0,
         num_begun=0,
-        shards=shards,
+        shards=tuple(shards),
     )
     return job.eta_s
 
