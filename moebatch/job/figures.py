@@ -10,9 +10,11 @@ from moebatch.job.lane_times import lane_times, shown_waits, waited_s
 from moebatch.job.notices import describe_emulation
 from moebatch.job.planning import JobPlan
 from moebatch.job.status import GatingUse, RunStatus, RunSummary
+from moebatch.model.native import loader
 from moebatch.plan.prediction import Prediction, predict
 from moebatch.spec.workload import Workload
 from moebatch.store.memory import peak_resident_bytes, resident_bytes
+from moebatch.units import format_flops
 
 _LEAST_READING_S = 1.0
 """Less reading says nothing about the disk."""
@@ -95,7 +97,15 @@ def summary_of(
         waits=shown_waits(built.recorder.statistics) if built and built.recorder else None,
         foresight=now.foresight,
         torch_only=attempt.torch_only,
+        products=_products(plan) if plan and attempt.kind == "cpu" else "",
     )
+
+
+def _products(plan: JobPlan) -> str:
+    prices, kernels = plan.problem.prices, loader.kernels()
+    peak = prices.cpu.gemm_for(prices.dtypes.compute).peak
+    used = f"{kernels.instruction_set} kernels" if kernels else "torch"
+    return f"{prices.dtypes.compute} by {used}, up to {format_flops(peak)} as the profile says"
 
 
 def _hindsight(attempt: Attempt, plan: JobPlan) -> Prediction | None:

@@ -149,6 +149,8 @@ class RunSummary:
     """By layer, how well experts were foreseen; empty where all of them have stayed."""
     torch_only: str | None = None
     """Why there were no compiled kernels; None if there were."""
+    products: str = ""
+    """What the CPU multiplied, by which instruction set, and how fast it is known to be."""
 
     @property
     def has_output(self) -> bool:
@@ -165,6 +167,7 @@ class RunSummary:
             "rows": self.num_rows,
             "failed": self.num_failed,
             "errors": self.errors,
+            "products": self.products,
             "ended_now": self.num_ended,
             "prompt_tokens": self.prompt_tokens,
             "generated_tokens": self.generated_tokens,

@@ -14,7 +14,8 @@ from moebatch.model.native import loader
 from moebatch.model.native.helpers import Helpers, torch_parallel
 from moebatch.model.native.kernels import Kernels
 from moebatch.model.native.products import multipliable, product_work
-from moebatch.plan.scratch import product_rows
+from moebatch.plan.scratch import kernel_multiplies, product_rows
+from moebatch.spec.profile_levels import DTYPES
 
 _LEAST_SHARED_PRODUCTS = 2**18
 """What one thread has multiplied before another one would be awake."""
@@ -40,9 +41,14 @@ class Products:
         self._kernels = (kernels or loader.kernels()) if device.type == "cpu" else None
         self._helpers = Helpers(torch_parallel())
         self._dtype = dtype
+        self._name = next(name for name in DTYPES if getattr(torch, name) == dtype)
         self._device = device
         size = 0 if self._kernels else largest_converted
         self._matrix = torch.empty(size, device=device, dtype=dtype)
+
+    @property
+    def _is_forced(self) -> bool:
+        return self._kernels is not None and self._kernels.is_forced
 
     @property
     def scratch_bytes(self) -> int:
@@ -58,13 +64,19 @@ class Products:
         """Rows of a product that needs so many."""
         if self._device.type != "cpu":
             return num_rows
-        return product_rows(num_rows, self._dtype.itemsize, self.instruction_set)
+        return (
+            num_rows
+            if self._is_forced
+            else product_rows(num_rows, self._name, self.instruction_set)
+        )
 
     def linear(
         self, x_NI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, out_NO: Tensor
     ) -> Tensor:
         """``x @ weight.T + bias`` into `out_NO`. Raises MemoryError if scratch is refused."""
-        if not self._is_ours(weight_OI.dtype) or not multipliable(x_NI, weight_OI, bias_O, out_NO):
+        if not self._is_ours(weight_OI.dtype, len(x_NI)) or not multipliable(
+            x_NI, weight_OI, bias_O, out_NO
+        ):
             return linear(x_NI, self._as_matrix(weight_OI), bias_O, out_NO)
         assert self._kernels is not None
         if out_NO.numel():
@@ -85,18 +97,17 @@ class Products:
             return weight_OI.to(self._dtype)
         return room[: weight_OI.numel()].view(weight_OI.shape).copy_(weight_OI)
 
-    def _is_ours(self, weight_dtype: torch.dtype) -> bool:
+    def _is_ours(self, weight_dtype: torch.dtype, num_rows: int) -> bool:
         """Whether the kernel is the faster one, or is to be used whatever is faster.
 
-        Torch's libraries do as well or better with bfloat16 by AMX, and with float32 on processors
-        of the maker of its library. With float32 on Zen 5 torch reaches 185 GFLOP/s and the kernel
-        420; with bfloat16 by AVX512-BF16 870 and 800, but torch minds many different row counts.
+        Of float32 torch's library does as much on processors of its maker. On others it does not:
+        on Zen 5 it reaches 185 GFLOP/s, the kernel 320.
         """
         kernels = self._kernels
         if kernels is None:
             return False
         if weight_dtype != self._dtype or kernels.is_forced:
             return True
-        if self._dtype == torch.bfloat16:
-            return kernels.instruction_set != "amx"
-        return self._dtype != torch.float32 or not kernels.is_intel
+        if self._dtype == torch.float32:
+            return not kernels.is_intel
+        return kernel_multiplies(num_rows, self._name, kernels.instruction_set)

@@ -102,8 +102,8 @@ class PassArithmetic:
         fresh, prices = self.policy.weights.disk, self.prices
 
         def each_s(rows: float) -> float:
-            compute_bytes = prices.dtypes.compute_bytes
-            padded = mean_product_rows(rows, compute_bytes, processor.instruction_set)
+            compute = prices.dtypes.compute
+            padded = mean_product_rows(rows, compute, processor.instruction_set)
             return prices.cpu_expert_s(processor, padded, fresh=fresh)
 
         return self._expert_layers_s(self.load.tokens, each_s)

@@ -59,8 +59,8 @@ class TaskCosts:
         moving_s = self._moving_s(CHOICE_STATES * rows)
         if self.prices.hardware.vram:
             return self.prices.expert_s(self._main, rows) + moving_s
-        compute_bytes, fresh = self.prices.dtypes.compute_bytes, float(not is_resident)
-        padded = product_rows(round(rows), compute_bytes, self._main.instruction_set)
+        compute, fresh = self.prices.dtypes.compute, float(not is_resident)
+        padded = product_rows(round(rows), compute, self._main.instruction_set)
         return self.prices.cpu_expert_s(self._main, padded, fresh=fresh) + moving_s
 
     def head_s(self, rows: float) -> float:

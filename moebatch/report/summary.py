@@ -70,6 +70,8 @@ def _took(summary: RunSummary) -> Iterator[tuple[str, str]]:
     yield "time", _time(summary)
     for lane in summary.lanes:
         yield lane.name, _lane(lane)
+    if summary.products:
+        yield "products", summary.products
     if summary.waited_s:
         yield "waiting", f"compute waited {format_duration(summary.waited_s)} for experts"
     if summary.bytes_read:
