@@ -53,7 +53,7 @@ main()
 def watched_run(job: Path) -> tuple[int, str, int]:
     """Exit code, report, and the most memory that the kernel saw the process hold, in bytes."""
     status = job.with_name("status")
-    command = [sys.executable, "-c", WATCHED, "run", str(job), str(status)]
+    command = [sys.executable, "-c", WATCHED, "run", str(job), "--details", str(status)]
     done = subprocess.run(command, stderr=subprocess.PIPE, text=True)
     held = re.search(r"VmHWM:\s+(\d+) kB", status.read_text())
     assert held is not None

@@ -171,6 +171,9 @@ import signal, sys
 import typer.main
 from moebatch.__main__ import main
 
+# Whoever runs the tests in the background may have it ignored.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
 class Meddler:
     def find_spec(self, name, path=None, target=None):
         if name == {name!r}:

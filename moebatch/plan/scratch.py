@@ -104,13 +104,14 @@ def kernel_multiplies(num_rows: float, dtype: Dtype, instruction_set: str) -> bo
     type faster than torch's library does, on a CPU with the instruction set; an empty one stands
     for no kernel.
 
-    oneDNN is as fast in bfloat16 by AMX, and faster by AVX512-BF16 from some 64 rows on (Zen 5, two
-    cores: 575 and 600 GFLOP/s at 64 rows, 800 and 660 at 256; 110 and 215 at 4).
+    oneDNN is as fast by AMX, and with the float16 that comes with it. By AVX512-BF16 it is faster
+    from some 64 rows on (Zen 5, two cores: 575 and 600 GFLOP/s at 64 rows, 800 and 660 at 256; 110
+    and 215 at 4).
     """
-    if dtype != "bfloat16":
-        return instruction_set != ""
-    most = {"": 0, "amx": 0, "avx512bf16": _FEW_BFLOAT16_ROWS}.get(instruction_set)
-    return most is None or num_rows <= most
+    if instruction_set in ("", "amx"):
+        return False
+    is_few = num_rows <= _FEW_BFLOAT16_ROWS
+    return is_few or (dtype, instruction_set) != ("bfloat16", "avx512bf16")
 
 
 def _bucket_step(num_rows: float) -> int:

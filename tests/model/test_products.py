@@ -16,6 +16,8 @@ from moebatch.model.native.instruction_set import INSTRUCTION_SETS, InstructionS
 from moebatch.model.native.kernels import Kernels
 from moebatch.model.native.products import product_work
 from moebatch.model.products import Products
+from moebatch.plan.scratch import product_rows
+from moebatch.spec.hardware import Dtype
 
 CPU = torch.device("cpu")
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -152,6 +154,26 @@ def test_without_kernels_torch_multiplies_what_is_widened(
     products = Products(CPU, torch.float32, largest_converted=48 * 24)
     found = products.linear(x, weight, None, torch.empty(20, 24))
     torch.testing.assert_close(found, exact(x, weight, None).float(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("instruction_set", "dtype", "num_rows", "wanted"),
+    [
+        ("", "bfloat16", 19, 32),
+        ("", "float32", 19, 19),
+        ("amx", "bfloat16", 3, 4),
+        ("amx", "float16", 19, 32),
+        ("amx", "float32", 19, 19),
+        ("avx512bf16", "bfloat16", 63, 63),
+        ("avx512bf16", "bfloat16", 65, 80),
+        ("avx512bf16", "float16", 65, 65),
+        ("avx2", "bfloat16", 65, 65),
+    ],
+)
+def test_rows_are_padded_where_onednn_is_the_faster_one(
+    instruction_set: str, dtype: Dtype, num_rows: int, wanted: int
+) -> None:
+    assert product_rows(num_rows, dtype, instruction_set) == wanted
 
 
 def test_rows_are_padded_where_torch_minds_many_different_counts(
