@@ -122,8 +122,11 @@ class Batcher:
         """Where the job stands after so many passes."""
         return Standing(
             num_passes=num_passes,
-            in_work=tuple(map(self._in_work, self.running)),
-            returned=tuple(self._in_work(s) for s in self._waiting if not s.is_dropped),
+            in_work=tuple(
+                self._in_work(sequence, self._cache.num_joint_pages(sequence))
+                for sequence in self.running
+            ),
+            returned=tuple(self._in_work(s, 0) for s in self._waiting if not s.is_dropped),
             num_taken=self._num_taken,
             batch_size=self._policy.batch_size,
             tokens_per_pass=self._policy.tokens_per_pass,
@@ -254,12 +257,11 @@ class Batcher:
                 return sequence
         return None
 
-    def _in_work(self, sequence: Sequence) -> InWork:
-        shared = PAGE_TOKENS * self._cache.num_joint_pages(sequence)
+    def _in_work(self, sequence: Sequence, num_joint_pages: int) -> InWork:
         return InWork(
             pending=0 if sequence.is_decoding else sequence.num_pending,
             cached=sequence.num_cached,
-            shared=min(shared, sequence.num_cached),
+            shared=min(PAGE_TOKENS * num_joint_pages, sequence.num_cached),
             generated=len(sequence.output_tokens),
             allowed=sequence.request.sampling.max_tokens,
             begun=sequence.num_begun,

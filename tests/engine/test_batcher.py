@@ -57,9 +57,16 @@ def make(
     tokens_per_pass: int,
     batch_size: int,
     batching: Batching = "mixed",
+    *,
+    shares: bool = False,
 ) -> Batcher:
     cache = KVCache(
-        num_layers=1, num_kv_heads=1, head_dim=1, num_pages=num_pages, dtype=torch.float32
+        num_layers=1,
+        num_kv_heads=1,
+        head_dim=1,
+        num_pages=num_pages,
+        dtype=torch.float32,
+        shares=shares,
     )
     policy = Policy(
         batch_size=batch_size,
@@ -181,6 +188,19 @@ def test_short_answers_let_more_sequences_in_and_a_full_cache_sends_the_youngest
         most_running = max(most_running, len(batcher.running))
     assert most_running > 40 * 16 // 304
     assert batcher.num_preempted > 0
+
+
+def test_where_the_job_stands_can_be_told_while_some_share_pages_and_others_wait() -> None:
+    work = [Work(40, 300, 4)] * 40 + [Work(40, 300, 200)] * 8
+    batcher = make(work, 40, tokens_per_pass=64, batch_size=16, shares=True)
+    seen = False
+    while run_pass(batcher, work):
+        standing = batcher.standing(1)
+        assert [one.cached for one in standing.in_work] == [s.num_cached for s in batcher.running]
+        assert all(one.shared <= one.cached for one in standing.in_work)
+        assert all(one.shared == one.cached == 0 for one in standing.returned)
+        seen |= bool(standing.returned) and any(one.shared for one in standing.in_work)
+    assert seen, "both at once"
 
 
 def test_a_sequence_that_was_sent_back_keeps_what_it_has_generated() -> None:
