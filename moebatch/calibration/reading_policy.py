@@ -7,8 +7,8 @@ counts is how many tokens share one walk of the weights.
 from collections.abc import Iterator
 from dataclasses import replace
 
+from moebatch.layout.footprint import slot_bytes
 from moebatch.plan.candidates import FEWEST_SLOTS
-from moebatch.plan.footprint import slot_bytes
 from moebatch.plan.planner import best_policy
 from moebatch.plan.problem import Problem
 from moebatch.plan.refusal import too_large

@@ -4,7 +4,7 @@ import torch
 
 from moebatch.engine.model_files import ModelFiles
 from moebatch.errors import DoesNotFit
-from moebatch.plan.footprint import Footprint
+from moebatch.layout.footprint import Footprint
 from moebatch.store.memory import resident_bytes
 from moebatch.training.memory import whole_footprint
 from moebatch.units import format_bytes

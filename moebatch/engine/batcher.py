@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from moebatch.engine.sequence import Sequence
-from moebatch.plan.admission import longest_first
+from moebatch.layout.admission import longest_first
+from moebatch.layout.occupancy import peak_pages
 from moebatch.plan.endings import InWork
-from moebatch.plan.occupancy import peak_pages
 from moebatch.plan.time_left import Standing
 from moebatch.spec.policy import PAGE_TOKENS, Policy, pages_of
 from moebatch.store.kv import KVCache

@@ -8,8 +8,8 @@ import numpy as np
 
 from moebatch.engine.batcher import Batcher, Slice
 from moebatch.engine.sequence import Sequence as Generation
+from moebatch.layout.load import PassLoad
 from moebatch.plan.endings import Endings
-from moebatch.plan.load import PassLoad
 from moebatch.plan.passes import load_of
 from moebatch.plan.time_left import PassDone, Standing
 

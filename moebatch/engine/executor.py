@@ -7,14 +7,14 @@ from typing import Any
 from moebatch.engine.lane import InlineLane, LaneWork, ThreadLane
 from moebatch.engine.recorder import Recorder
 from moebatch.schedule.driver import Driver
-from moebatch.schedule.expert_load import ExpertKey
-from moebatch.schedule.lane_statistics import LAUNCH
 from moebatch.schedule.lanes import RESULT_LANES, lane_of
 from moebatch.schedule.request import Sweep
 from moebatch.schedule.setup import Setup
-from moebatch.schedule.slots import SlotQueue
+from moebatch.schedule.slots.expert_load import ExpertKey
+from moebatch.schedule.slots.slots import SlotQueue
 from moebatch.schedule.task import Kind, Task
-from moebatch.schedule.timeline import Span
+from moebatch.schedule.timeline.lane_statistics import LAUNCH
+from moebatch.schedule.timeline.timeline import Span
 from moebatch.store.monitor import Monitor
 
 MakeLane = Callable[[str, LaneWork], ThreadLane]

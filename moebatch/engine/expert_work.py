@@ -7,7 +7,7 @@ from moebatch.engine.broken import BrokenRows
 from moebatch.engine.parts import Pages, Parts
 from moebatch.engine.pass_rows import PassRows
 from moebatch.model.router import Routing
-from moebatch.schedule.expert_load import ExpertKey
+from moebatch.schedule.slots.expert_load import ExpertKey
 from moebatch.schedule.task import Kind, Task
 
 

@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from moebatch.layout.likely import chances_of_any, num_likely
 from moebatch.model.router import Routing
-from moebatch.plan.likely import chances_of_any, num_likely
 from moebatch.predict.predictor import PassTokens, Predictor, RoutingObserver
 from moebatch.predict.recent_use import RecentUse
 from moebatch.schedule.setup import Setup

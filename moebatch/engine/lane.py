@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import torch
 
-from moebatch.schedule.expert_load import Chunk
+from moebatch.schedule.slots.expert_load import Chunk
 from moebatch.schedule.task import Task
 from moebatch.store.monitor import End, Monitor
 

@@ -12,8 +12,8 @@ import numpy as np
 from moebatch.engine.batcher import Slice
 from moebatch.engine.micro_batches import micro_batches
 from moebatch.engine.sequence import Sequence as TokenSequence
+from moebatch.layout.scratch import PROMPT_ROWS
 from moebatch.model.batch import MicroBatch, Span
-from moebatch.plan.scratch import PROMPT_ROWS
 from moebatch.predict.predictor import PassTokens
 from moebatch.schedule.kv import NUM_WINDOWS
 from moebatch.schedule.kv_route import Place

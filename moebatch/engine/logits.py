@@ -11,8 +11,8 @@ from torch import Tensor
 from moebatch.engine.broken import BrokenRows
 from moebatch.engine.layout import Layout
 from moebatch.engine.sequence import Sequence as TokenSequence
+from moebatch.layout.scratch import logits_rows
 from moebatch.model.decoder import Decoder
-from moebatch.plan.scratch import logits_rows
 
 
 class LogitsBlock(NamedTuple):

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from math import ceil
 
 from moebatch.engine.batcher import Slice
-from moebatch.plan.scratch import PROMPT_ROWS
+from moebatch.layout.scratch import PROMPT_ROWS
 
 
 def micro_batches(slices: Sequence[Slice], size: int) -> list[list[Slice]]:

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from moebatch.errors import CheckpointError
+from moebatch.layout.footprint import Dtypes
 from moebatch.model.dense_weights import DenseWeights
 from moebatch.model.families import Family, family_of, required_tensors
 from moebatch.model.layers import activation_of
-from moebatch.plan.footprint import Dtypes
 from moebatch.predict.owner import ModelOwner
-from moebatch.schedule.expert_load import ExpertKey
+from moebatch.schedule.slots.expert_load import ExpertKey
 from moebatch.spec.config_file import load_config
 from moebatch.spec.hardware import Dtype
 from moebatch.spec.shape import ModelShape

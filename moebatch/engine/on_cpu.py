@@ -17,8 +17,8 @@ from moebatch.engine.reads import ReadSpans
 from moebatch.engine.recorder import Recorder
 from moebatch.engine.sweep import PlainSweep
 from moebatch.engine.tail import Tail
+from moebatch.layout.setup import cache_of, setup_of
 from moebatch.model.decoder import Decoder
-from moebatch.plan.setup import cache_of, setup_of
 from moebatch.schedule.task import Kind, Task
 from moebatch.spec.policy import PAGED
 from moebatch.store.device_memory import DeviceMemory

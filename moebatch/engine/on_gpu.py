@@ -20,13 +20,13 @@ from moebatch.engine.pass_log import PassLog
 from moebatch.engine.pipeline import Pipeline
 from moebatch.engine.reads import ReadSpans
 from moebatch.engine.recorder import Recorder
+from moebatch.layout.scratch import bucket_rows
+from moebatch.layout.setup import cache_of, expert_homes, setup_of
 from moebatch.model.attention_core import AttentionCore
 from moebatch.model.decoder import Decoder
-from moebatch.plan.scratch import bucket_rows
-from moebatch.plan.setup import cache_of, expert_homes, setup_of
-from moebatch.schedule.expert_load import Chunk
 from moebatch.schedule.kv_route import Place
-from moebatch.schedule.slots import SlotQueue
+from moebatch.schedule.slots.expert_load import Chunk
+from moebatch.schedule.slots.slots import SlotQueue
 from moebatch.schedule.task import Kind, Task
 from moebatch.spec.policy import PAGED
 from moebatch.store.device_memory import DeviceMemory

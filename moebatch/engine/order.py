@@ -8,13 +8,13 @@ import torch
 from moebatch.engine.approximation import EXACT, Approximation
 from moebatch.engine.device import IN_MAIN_MEMORY, Device
 from moebatch.engine.model_files import ModelFiles
+from moebatch.layout.scratch import Limits, limits_of
+from moebatch.layout.setup import Hottest, residents
 from moebatch.model.rope import Rope
-from moebatch.plan.scratch import Limits, limits_of
-from moebatch.plan.setup import Hottest, residents
 from moebatch.predict.correlation import CorrelationPredictor
 from moebatch.predict.path_table import PathTable
 from moebatch.predict.predictor import Predictor, RoutingObserver
-from moebatch.schedule.expert_load import ExpertKey
+from moebatch.schedule.slots.expert_load import ExpertKey
 from moebatch.spec.policy import Policy, pages_of
 from moebatch.store.packed import CHUNK_BYTES
 

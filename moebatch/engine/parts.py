@@ -12,10 +12,10 @@ from moebatch.engine.pass_log import PassLog
 from moebatch.model.attention_core import AttentionCore
 from moebatch.model.decoder import Decoder
 from moebatch.predict.predictor import Predictor, RoutingObserver
-from moebatch.schedule.expert_load import ExpertKey
 from moebatch.schedule.foresight import Foresight
 from moebatch.schedule.setup import Setup
-from moebatch.schedule.slots import SlotQueue
+from moebatch.schedule.slots.expert_load import ExpertKey
+from moebatch.schedule.slots.slots import SlotQueue
 from moebatch.spec.policy import Policy
 from moebatch.store.kv import KVCache
 

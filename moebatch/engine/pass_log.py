@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from moebatch.engine.layout import Group, Layout
-from moebatch.plan.load import PassLoad
+from moebatch.layout.load import PassLoad
+from moebatch.layout.skew import SkewedRouting
 from moebatch.plan.sim_passes import MicroBatches
-from moebatch.plan.skew import SkewedRouting
 from moebatch.predict.predictor import Chosen, PassTokens
 from moebatch.spec.hardware import LevelName
 from moebatch.spec.shape import ModelShape

@@ -18,9 +18,9 @@ from moebatch.engine.work import PassWork
 from moebatch.model.batch import MicroBatch, Span
 from moebatch.model.router import Routing
 from moebatch.schedule.driver import Driver
-from moebatch.schedule.expert_load import Chunk, ExpertKey
 from moebatch.schedule.kv_route import Place
 from moebatch.schedule.names import SCHEDULES
+from moebatch.schedule.slots.expert_load import Chunk, ExpertKey
 from moebatch.schedule.task import Kind, Task
 
 _LAST_OF_LAYER = (Kind.COMBINE, Kind.DENSE, Kind.POST)

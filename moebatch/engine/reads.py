@@ -3,9 +3,9 @@
 from collections.abc import Callable
 
 from moebatch.engine.recorder import Recorder
-from moebatch.schedule.expert_load import ExpertKey
+from moebatch.schedule.slots.expert_load import ExpertKey
 from moebatch.schedule.task import Kind, Task
-from moebatch.schedule.timeline import Span
+from moebatch.schedule.timeline.timeline import Span
 
 MakeTask = Callable[[ExpertKey, int, Kind], Task]
 

@@ -4,8 +4,8 @@ import math
 import time
 from dataclasses import dataclass, field
 
-from moebatch.schedule.statistics import Statistics
-from moebatch.schedule.timeline import Span, Timeline
+from moebatch.schedule.timeline.statistics import Statistics
+from moebatch.schedule.timeline.timeline import Span, Timeline
 
 _MOST_SPANS = 200_000
 

@@ -3,9 +3,9 @@
 from dataclasses import replace
 
 from moebatch.errors import DoesNotFit
+from moebatch.layout.setup import slots_wanted
 from moebatch.plan.problem import Problem
 from moebatch.plan.refusal import too_large
-from moebatch.plan.setup import slots_wanted
 from moebatch.spec.policy import PAGED, Placement, Policy
 
 

@@ -8,9 +8,9 @@ import numpy as np
 
 from moebatch.engine.model_files import ModelFiles, load_gates
 from moebatch.errors import CheckpointError
+from moebatch.layout.habits import Habits
+from moebatch.layout.setup import Hottest
 from moebatch.plan.expert_choice import Wishes
-from moebatch.plan.habits import Habits
-from moebatch.plan.setup import Hottest
 from moebatch.predict.correlation import CorrelationPredictor
 from moebatch.predict.guesser import FirstGateGuesser, GateGuesser, Guesser
 from moebatch.predict.guessing import GuessingPredictor

@@ -5,9 +5,9 @@ from collections.abc import Collection
 
 from moebatch.engine.build import BuiltEngine
 from moebatch.job.status import LaneTime
-from moebatch.schedule.lane_statistics import LAUNCH, LaneStatistics
-from moebatch.schedule.statistics import PROCESSORS, Statistics, in_order
 from moebatch.schedule.task import Kind
+from moebatch.schedule.timeline.lane_statistics import LAUNCH, LaneStatistics
+from moebatch.schedule.timeline.statistics import PROCESSORS, Statistics, in_order
 
 DISK = "disk->dram"
 _READER = re.compile(re.escape(DISK) + r"( \(\d+\))?")

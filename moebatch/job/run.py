@@ -34,7 +34,7 @@ from moebatch.journal.finished import Finished
 from moebatch.plan.machine import detect_machine
 from moebatch.rows.prepare import Preparation, prepare
 from moebatch.rows.source import FirstRows, first_rows, open_source
-from moebatch.schedule.timeline import Timeline
+from moebatch.schedule.timeline.timeline import Timeline
 from moebatch.spec.job import Job
 from moebatch.store.memory import return_freed_memory
 from moebatch.units import format_bytes

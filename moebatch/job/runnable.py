@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
+from moebatch.layout.setup import cache_fault
 from moebatch.plan.problem import Problem
-from moebatch.plan.setup import cache_fault
 from moebatch.spec.policy import PAGED, Policy
 
 _NO_GPU = "this run has no GPU; set it to"

@@ -8,7 +8,7 @@ from moebatch.folder.shard import Shard
 from moebatch.plan.as_json import policy_json, prediction_json
 from moebatch.plan.prediction import Prediction
 from moebatch.schedule.foresight import LayerForesight
-from moebatch.schedule.statistics import Statistics
+from moebatch.schedule.timeline.statistics import Statistics
 from moebatch.spec.policy import Policy
 
 Phase = Literal["checking input", "loading weights", "running", "writing answers"]

@@ -4,7 +4,7 @@ from moebatch.engine.build import BuiltEngine
 from moebatch.job.planning import JobPlan
 from moebatch.plan.sim_world import SimWorld
 from moebatch.schedule.simulate import simulate
-from moebatch.schedule.timeline import Timeline
+from moebatch.schedule.timeline.timeline import Timeline
 
 
 def run_timelines(built: BuiltEngine, plan: JobPlan) -> dict[str, Timeline]:

@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from moebatch.layout.scratch import Limits
 from moebatch.measure.fit import DecodeRates, DecodeSample, decode_rates
 from moebatch.measure.sizes import Sizes
 from moebatch.measure.synthetic import SyntheticLayer, synthetic_layer
 from moebatch.measure.timer import Allocate, Timer
 from moebatch.model.batch import AttentionPlan, MicroBatch, Span
-from moebatch.plan.scratch import Limits
 from moebatch.spec.policy import PAGE_TOKENS, pages_of
 
 _LEAST_SHARE = 0.05

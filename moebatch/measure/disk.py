@@ -18,7 +18,7 @@ from torch import Tensor
 
 from moebatch.errors import ConfigError, Fault, StorageError
 from moebatch.measure.sizes import DiskSizes
-from moebatch.schedule.expert_load import ExpertKey
+from moebatch.schedule.slots.expert_load import ExpertKey
 from moebatch.store.checkpoint import Extent
 from moebatch.store.experts import ExpertStore
 from moebatch.store.memory import Arena

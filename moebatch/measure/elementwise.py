@@ -7,14 +7,14 @@ from collections.abc import Callable
 
 import torch
 
+from moebatch.layout.elementwise import elementwise_bytes
+from moebatch.layout.scratch import Limits
 from moebatch.measure.attention import nothing_to_attend
 from moebatch.measure.sizes import Sizes
 from moebatch.measure.synthetic import SyntheticLayer, synthetic_layer
 from moebatch.measure.timer import Timer
 from moebatch.model.batch import Span
 from moebatch.model.layers import linear
-from moebatch.plan.elementwise import elementwise_bytes
-from moebatch.plan.scratch import Limits
 
 Call = Callable[[], object]
 _PROJECTIONS = ("qkv", "o")

@@ -10,11 +10,11 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from moebatch.layout.scratch import Limits
 from moebatch.measure.sizes import ModelSizes
 from moebatch.measure.synthetic import SyntheticLayer, fill, synthetic_layer
 from moebatch.measure.timer import Timer
 from moebatch.model.router import ExpertTokens, Routing
-from moebatch.plan.scratch import Limits
 
 Points = tuple[tuple[int, float], ...]
 """(rows, FLOP/s), ascending in rows."""

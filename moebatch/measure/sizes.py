@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from moebatch.plan.scratch import MAX_GEMM_ROWS, PROMPT_ROWS
+from moebatch.layout.scratch import MAX_GEMM_ROWS, PROMPT_ROWS
 from moebatch.spec.hardware import Dtype
 
 

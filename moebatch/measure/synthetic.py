@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from moebatch.layout.scratch import Limits
 from moebatch.measure.sizes import ModelSizes
 from moebatch.model.decoder import Decoder
 from moebatch.model.dense_weights import DenseWeights
 from moebatch.model.families import expected_shape
-from moebatch.plan.scratch import Limits
 from moebatch.spec.shape import ModelShape
 from moebatch.spec.shape_reader import read_shape
 

@@ -7,6 +7,7 @@ R rows of the cache.
 import torch
 from torch import Tensor
 
+from moebatch.layout.scratch import Limits, attention_core_elements
 from moebatch.model.attention import LayerKv, Qkv, attend
 from moebatch.model.batch import MicroBatch
 from moebatch.model.native import loader
@@ -20,7 +21,6 @@ from moebatch.model.native.query_slices import (
 )
 from moebatch.model.native.single_queries import SingleQueries, Work, work_of
 from moebatch.model.scratch import Scratch
-from moebatch.plan.scratch import Limits, attention_core_elements
 from moebatch.spec.shape import ModelShape
 
 _LEAST_SHARED_BYTES = 2**19

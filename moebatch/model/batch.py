@@ -14,11 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from moebatch.layout.scratch import bucket_positions
 from moebatch.model.native import loader
 from moebatch.model.native.query_slices import QuerySlices
 from moebatch.model.native.single_queries import SingleQueries
 from moebatch.model.rope import Rope
-from moebatch.plan.scratch import bucket_positions
 
 QUERY_BLOCK = 512
 """Queries of a prompt that are attended at a time where a mask is needed: bounds its size."""

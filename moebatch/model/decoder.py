@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from moebatch.layout.scratch import Limits, converted_elements, step_elements
 from moebatch.model.attention import Qkv
 from moebatch.model.attention_core import AttentionCore
 from moebatch.model.batch import MicroBatch, Span
@@ -26,7 +27,6 @@ from moebatch.model.products import Products
 from moebatch.model.rope import Rope
 from moebatch.model.router import ExpertTokens, Routing, choose_experts, group_by_expert
 from moebatch.model.scratch import Frame, Scratch
-from moebatch.plan.scratch import Limits, converted_elements, step_elements
 from moebatch.spec.shape import ModelShape
 
 

@@ -9,12 +9,12 @@ Shape letters: N rows, O outputs, I inputs.
 import torch
 from torch import Tensor
 
+from moebatch.layout.scratch import kernel_multiplies, product_rows
 from moebatch.model.layers import linear
 from moebatch.model.native import loader
 from moebatch.model.native.helpers import Helpers, torch_parallel
 from moebatch.model.native.kernels import Kernels
 from moebatch.model.native.products import multipliable, product_work
-from moebatch.plan.scratch import kernel_multiplies, product_rows
 from moebatch.spec.profile_levels import DTYPES
 
 _LEAST_SHARED_PRODUCTS = 2**18

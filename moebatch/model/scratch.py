@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from moebatch.plan.scratch import aligned
+from moebatch.layout.scratch import aligned
 
 
 class Scratch:

@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
+from moebatch.layout.division import Division
+from moebatch.layout.footprint import Footprint
+from moebatch.layout.load import PassLoad
 from moebatch.plan.candidates import Candidate
-from moebatch.plan.division import Division
-from moebatch.plan.footprint import Footprint
-from moebatch.plan.load import PassLoad
 from moebatch.plan.pass_arithmetic import PassArithmetic
 from moebatch.plan.problem import Problem
 from moebatch.spec.hardware import LevelName

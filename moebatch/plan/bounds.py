@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from itertools import permutations
 from math import inf
 
+from moebatch.layout.footprint import packed_bytes, slot_bytes
+from moebatch.layout.lanes import pass_seconds
 from moebatch.plan.affine import Affine, AffineCandidate, Known, Variable
 from moebatch.plan.candidates import Candidate
-from moebatch.plan.footprint import packed_bytes, slot_bytes
-from moebatch.plan.lanes import pass_seconds
 from moebatch.plan.pass_transfers import PassTransfers
 from moebatch.plan.problem import Problem
 from moebatch.spec.hardware import LevelName

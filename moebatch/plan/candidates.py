@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from math import ceil
 
-from moebatch.plan.footprint import kv_page_bytes
+from moebatch.layout.footprint import kv_page_bytes
 from moebatch.plan.phases import Phase, phases_of
 from moebatch.plan.problem import Problem
 from moebatch.schedule.attention import LOOK_AHEAD

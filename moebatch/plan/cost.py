@@ -8,14 +8,14 @@ keys and values on their way between levels; the copy into pinned buffers; and t
 
 from dataclasses import dataclass
 
+from moebatch.layout.habits import Habits
+from moebatch.layout.lanes import FORESEEING, LaneSeconds, pass_seconds
+from moebatch.layout.load import PassLoad
+from moebatch.layout.setup import staying
 from moebatch.plan.expected_loads import ExpectedLoads, LayerTimes, expected_loads
-from moebatch.plan.habits import Habits
-from moebatch.plan.lanes import FORESEEING, LaneSeconds, pass_seconds
-from moebatch.plan.load import PassLoad
 from moebatch.plan.pass_arithmetic import PassArithmetic
 from moebatch.plan.pass_transfers import PassTransfers
 from moebatch.plan.prices import Prices
-from moebatch.plan.setup import staying
 from moebatch.schedule.lanes import LANES
 from moebatch.spec.policy import Policy
 

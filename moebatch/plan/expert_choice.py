@@ -10,15 +10,15 @@ from typing import Literal
 
 import numpy as np
 
-from moebatch.plan.cache_sizes import best_sizes
-from moebatch.plan.habits import Habits
-from moebatch.plan.lanes import FORESEEING
-from moebatch.plan.load import CountedLoad
+from moebatch.layout.cache_sizes import best_sizes
+from moebatch.layout.habits import Habits
+from moebatch.layout.lanes import FORESEEING
+from moebatch.layout.load import CountedLoad
+from moebatch.layout.setup import setup_of, staying
 from moebatch.plan.prediction import at_end
 from moebatch.plan.problem import Problem
 from moebatch.plan.refusal import too_large
 from moebatch.plan.replay import job_loads, mean_of
-from moebatch.plan.setup import setup_of, staying
 from moebatch.spec.policy import CACHE_RULES, PAGED, PREDICTORS, CacheRule, Policy, PredictorName
 
 CacheWish = Literal["auto", "static", "lru", "lfu", "lifo", "foreseen", "dp"]

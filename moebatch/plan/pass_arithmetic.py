@@ -4,12 +4,12 @@ from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
-from moebatch.plan.distinct_experts import distinct_experts
-from moebatch.plan.elementwise import elementwise_bytes
-from moebatch.plan.lanes import PASS_WIDE_SCHEDULES
-from moebatch.plan.load import PassLoad
+from moebatch.layout.distinct_experts import distinct_experts
+from moebatch.layout.elementwise import elementwise_bytes
+from moebatch.layout.lanes import PASS_WIDE_SCHEDULES
+from moebatch.layout.load import PassLoad
+from moebatch.layout.scratch import gpu_prompt_rows, mean_product_rows
 from moebatch.plan.prices import Prices
-from moebatch.plan.scratch import gpu_prompt_rows, mean_product_rows
 from moebatch.spec.hardware import Processor
 from moebatch.spec.policy import Policy
 

@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from moebatch.plan.distinct_experts import distinct_experts
-from moebatch.plan.lanes import BLOCK_SCHEDULES, WHOLE_LAYER_SCHEDULES
-from moebatch.plan.load import PassLoad
+from moebatch.layout.distinct_experts import distinct_experts
+from moebatch.layout.lanes import BLOCK_SCHEDULES, WHOLE_LAYER_SCHEDULES
+from moebatch.layout.load import PassLoad
+from moebatch.layout.scratch import gpu_prompt_rows
 from moebatch.plan.prices import Prices
-from moebatch.plan.scratch import gpu_prompt_rows
 from moebatch.spec.hardware import LinkName
 from moebatch.spec.policy import PAGED, Policy
 

@@ -9,10 +9,10 @@ from itertools import cycle, islice
 import numpy as np
 from numpy.typing import NDArray
 
-from moebatch.plan.admission import longest_first
-from moebatch.plan.load import CountedLoad, PassLoad
-from moebatch.plan.occupancy import peak_pages, peaks
-from moebatch.plan.scratch import PROMPT_ROWS
+from moebatch.layout.admission import longest_first
+from moebatch.layout.load import CountedLoad, PassLoad
+from moebatch.layout.occupancy import peak_pages, peaks
+from moebatch.layout.scratch import PROMPT_ROWS
 from moebatch.spec.policy import PAGE_TOKENS, Policy
 from moebatch.spec.workload import Length, Workload
 

@@ -8,8 +8,8 @@ sequences end, their places are filled by full passes again.
 from dataclasses import dataclass
 from math import ceil
 
-from moebatch.plan.load import PassLoad
-from moebatch.plan.scratch import PROMPT_ROWS
+from moebatch.layout.load import PassLoad
+from moebatch.layout.scratch import PROMPT_ROWS
 from moebatch.spec.policy import Policy
 from moebatch.spec.workload import Workload
 

@@ -4,11 +4,11 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from math import inf
 
+from moebatch.layout.division import comes_in_pages
+from moebatch.layout.footprint import slot_bytes
 from moebatch.plan.affine import AffineCandidate, Known
 from moebatch.plan.bounds import Bounds, Streaming, bounds, least_seconds, seconds_under
 from moebatch.plan.candidates import FEWEST_SLOTS, Candidate, candidates
-from moebatch.plan.division import comes_in_pages
-from moebatch.plan.footprint import slot_bytes
 from moebatch.plan.milp import NoSolution, Solution, solve
 from moebatch.plan.problem import Problem
 from moebatch.plan.refine import refined

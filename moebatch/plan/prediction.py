@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from moebatch.plan.footprint import kv_page_bytes, slot_bytes
-from moebatch.plan.lanes import bottleneck
-from moebatch.plan.load import PassLoad
+from moebatch.layout.footprint import kv_page_bytes, slot_bytes
+from moebatch.layout.lanes import bottleneck
+from moebatch.layout.load import PassLoad
 from moebatch.plan.problem import Problem
 from moebatch.plan.replay import job_loads
 from moebatch.spec.hardware import LevelName

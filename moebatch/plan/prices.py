@@ -3,9 +3,9 @@
 from dataclasses import dataclass, replace
 from math import ceil
 
-from moebatch.plan.footprint import FLOAT_BYTES, Dtypes
-from moebatch.plan.load import PassLoad
-from moebatch.plan.scratch import MAX_GEMM_ROWS, PROMPT_ROWS
+from moebatch.layout.footprint import FLOAT_BYTES, Dtypes
+from moebatch.layout.load import PassLoad
+from moebatch.layout.scratch import MAX_GEMM_ROWS, PROMPT_ROWS
 from moebatch.spec.hardware import Hardware, LinkName, Processor
 from moebatch.spec.shape import ModelShape
 

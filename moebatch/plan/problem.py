@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from moebatch.layout.division import Division
+from moebatch.layout.footprint import Dtypes, Footprint, footprints
+from moebatch.layout.habits import Habits
+from moebatch.layout.setup import staged
 from moebatch.plan.cost import CostModel
-from moebatch.plan.division import Division
-from moebatch.plan.footprint import Dtypes, Footprint, footprints
-from moebatch.plan.habits import Habits
 from moebatch.plan.prices import Prices
-from moebatch.plan.setup import staged
 from moebatch.spec.hardware import Hardware, LevelName, LinkName
 from moebatch.spec.policy import Policy
 from moebatch.spec.shape import ModelShape

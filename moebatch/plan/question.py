@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
+from moebatch.layout.footprint import Dtypes
 from moebatch.plan.expert_choice import Wishes
-from moebatch.plan.footprint import Dtypes
 from moebatch.plan.options import PlanOptions
 from moebatch.plan.problem import Problem
 from moebatch.spec.hardware import Basis

@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 
 from moebatch.errors import DoesNotFit
+from moebatch.layout.footprint import KV_TERM, Footprint
 from moebatch.plan.affine import Known, footprints_in_parts, placement
 from moebatch.plan.bounds import filled
 from moebatch.plan.candidates import FEWEST_SLOTS, candidates
-from moebatch.plan.footprint import KV_TERM, Footprint
 from moebatch.plan.problem import Problem
 from moebatch.spec.hardware import LevelName
 from moebatch.spec.policy import Policy, pages_of

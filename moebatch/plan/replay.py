@@ -6,7 +6,7 @@ from dataclasses import fields
 from itertools import accumulate
 from math import ceil
 
-from moebatch.plan.load import CountedLoad, PassLoad
+from moebatch.layout.load import CountedLoad, PassLoad
 from moebatch.plan.passes import Seats, job_passes, seated
 from moebatch.spec.policy import Policy
 from moebatch.spec.workload import Workload

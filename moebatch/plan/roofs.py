@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from moebatch.plan.lanes import PASS_WIDE_SCHEDULES
+from moebatch.layout.lanes import PASS_WIDE_SCHEDULES
 from moebatch.plan.problem import Problem
 from moebatch.plan.roofline import (
     Operation,

@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from math import ceil
 
-from moebatch.plan.load import PassLoad
+from moebatch.layout.load import PassLoad
+from moebatch.layout.scratch import PROMPT_ROWS, gpu_prompt_rows
 from moebatch.plan.problem import Problem
 from moebatch.plan.replay import job_loads
-from moebatch.plan.scratch import PROMPT_ROWS, gpu_prompt_rows
 from moebatch.plan.work import Work
 from moebatch.spec.policy import Policy
 

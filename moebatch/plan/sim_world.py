@@ -7,16 +7,16 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from moebatch.plan.likely import chances_of_any, num_likely
-from moebatch.plan.load import PassLoad
+from moebatch.layout.likely import chances_of_any, num_likely
+from moebatch.layout.load import PassLoad
+from moebatch.layout.setup import room_of, setup_of, staged, streamed_per_layer
 from moebatch.plan.problem import Problem
-from moebatch.plan.setup import room_of, setup_of, staged, streamed_per_layer
 from moebatch.plan.sim_passes import MicroBatches
 from moebatch.plan.task_costs import TaskCosts
-from moebatch.schedule.expert_load import ExpertKey
 from moebatch.schedule.request import Sweep
 from moebatch.schedule.setup import Setup
 from moebatch.schedule.simulate import Room
+from moebatch.schedule.slots.expert_load import ExpertKey
 from moebatch.schedule.task import Kind, Task
 from moebatch.spec.policy import Policy
 

@@ -5,20 +5,20 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from moebatch.errors import ConfigError, Fault
+from moebatch.layout.setup import slots_wanted
+from moebatch.layout.skew import SkewedRouting
 from moebatch.plan.answer import Answer
 from moebatch.plan.as_json import policy_json
 from moebatch.plan.problem import Problem
 from moebatch.plan.refusal import too_large
-from moebatch.plan.setup import slots_wanted
 from moebatch.plan.sim_passes import passes_of
 from moebatch.plan.sim_world import Routing, SimWorld
-from moebatch.plan.skew import SkewedRouting
 from moebatch.plan.work import Work
 from moebatch.quoting import shown
-from moebatch.schedule.as_json import timeline_json
 from moebatch.schedule.simulate import simulate
 from moebatch.schedule.task import Kind
-from moebatch.schedule.timeline import Timeline
+from moebatch.schedule.timeline.as_json import timeline_json
+from moebatch.schedule.timeline.timeline import Timeline
 from moebatch.spec.policy import PAGED, SCHEDULES, Placement, Policy, Schedule
 
 _ATTENTION: Mapping[Schedule, bool] = {

@@ -6,10 +6,10 @@ whole layers and experts where that takes shares, and for routing where that tak
 
 from dataclasses import dataclass
 
-from moebatch.plan.elementwise import CHOICE_STATES, NORM_STATES
-from moebatch.plan.load import PassLoad
+from moebatch.layout.elementwise import CHOICE_STATES, NORM_STATES
+from moebatch.layout.load import PassLoad
+from moebatch.layout.scratch import product_rows
 from moebatch.plan.prices import Prices
-from moebatch.plan.scratch import product_rows
 from moebatch.spec.hardware import LinkName, Processor
 from moebatch.spec.policy import Policy
 from moebatch.spec.shape import ModelShape

@@ -16,9 +16,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from moebatch.layout.lanes import pass_seconds
+from moebatch.layout.load import PassLoad
 from moebatch.plan.endings import Endings, InWork
-from moebatch.plan.lanes import pass_seconds
-from moebatch.plan.load import PassLoad
 from moebatch.plan.passes import Ints, Seats, admission_order
 from moebatch.plan.prediction import at_end, with_more_residents
 from moebatch.plan.problem import Problem

@@ -3,11 +3,11 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
+from moebatch.layout.division import comes_in_pages, most_streamed
+from moebatch.layout.footprint import RESIDENT_TERM, SLOTS_TERM, packed_bytes, slot_bytes
 from moebatch.plan.affine import Variable, placement
 from moebatch.plan.bounds import seconds_under
 from moebatch.plan.candidates import Candidate
-from moebatch.plan.division import comes_in_pages, most_streamed
-from moebatch.plan.footprint import RESIDENT_TERM, SLOTS_TERM, packed_bytes, slot_bytes
 from moebatch.plan.problem import Problem
 from moebatch.plan.refusal import too_large
 from moebatch.spec.hardware import LevelName

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from moebatch.plan.habits import Habits
+from moebatch.layout.habits import Habits
 from moebatch.predict.array_file import whole_numbers
 from moebatch.predict.owner import Arrays, Kind, ModelOwner
 from moebatch.spec.policy import CACHE_RULES, PREDICTORS

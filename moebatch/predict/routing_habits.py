@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from moebatch.plan.habits import Floats, Habits
+from moebatch.layout.habits import Floats, Habits
 from moebatch.predict.predictor import Chosen
 from moebatch.predict.recent_use import after_pass
 from moebatch.spec.policy import CacheRule, PredictorName

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from moebatch.report.task_words import bubble_words, task_label, waits_words
-from moebatch.schedule.statistics import Statistics, in_order
-from moebatch.schedule.task_name import reason_kind
-from moebatch.schedule.timeline import Bubble, Span, Timeline
+from moebatch.schedule.timeline.statistics import Statistics, in_order
+from moebatch.schedule.timeline.task_name import reason_kind
+from moebatch.schedule.timeline.timeline import Bubble, Span, Timeline
 from moebatch.spec.text_file import write_bytes
 
 _Event = dict[str, Any]

@@ -6,7 +6,7 @@ from pathlib import Path
 from moebatch.report.chrome_trace import write_chrome_trace
 from moebatch.report.gantt import USUAL_TITLE, gantt_svg
 from moebatch.report.svg import write_picture
-from moebatch.schedule.timeline import Timeline
+from moebatch.schedule.timeline.timeline import Timeline
 
 
 def write_drawings(

@@ -12,7 +12,7 @@ from moebatch.report.gantt_panel import PALE, GanttPanel
 from moebatch.report.gantt_window import windows
 from moebatch.report.svg import line, rectangle, svg, text, text_width
 from moebatch.report.time_axis import TimeAxis
-from moebatch.schedule.timeline import Timeline
+from moebatch.schedule.timeline.timeline import Timeline
 
 WIDTH = 1120
 USUAL_TITLE = "What the lanes did"

@@ -8,7 +8,7 @@ from moebatch.report.gantt_window import Window
 from moebatch.report.svg import INK
 from moebatch.report.time_axis import TimeAxis
 from moebatch.schedule.task import Kind, Task
-from moebatch.schedule.timeline import Span
+from moebatch.schedule.timeline.timeline import Span
 
 _NARROW = 1.0
 """Bars below this width are drawn together."""

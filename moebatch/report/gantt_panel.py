@@ -8,9 +8,9 @@ from moebatch.report.gantt_window import Window, layer_starts, starts_within
 from moebatch.report.svg import INK, fitted, line, rectangle, text, text_width
 from moebatch.report.task_words import seconds_text, task_label
 from moebatch.report.time_axis import TimeAxis
-from moebatch.schedule.statistics import in_order
 from moebatch.schedule.task import Task
-from moebatch.schedule.timeline import Span, Timeline
+from moebatch.schedule.timeline.statistics import in_order
+from moebatch.schedule.timeline.timeline import Span, Timeline
 
 PALE, FRAME = "#555555", "#d8d8d8"
 _HEADING, _BORDERS, _ROW, _BAR = 16, 20, 24, 18

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from moebatch.schedule.task import Kind
-from moebatch.schedule.timeline import Timeline
+from moebatch.schedule.timeline.timeline import Timeline
 
 MOST_LAYERS = 6
 """As many are shown whole."""

@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping
 
-from moebatch.schedule.lane_statistics import LAUNCH
 from moebatch.schedule.task import Kind, Task
-from moebatch.schedule.task_name import reason_kind, task_named
-from moebatch.schedule.timeline import Bubble
+from moebatch.schedule.timeline.lane_statistics import LAUNCH
+from moebatch.schedule.timeline.task_name import reason_kind, task_named
+from moebatch.schedule.timeline.timeline import Bubble
 
 _NOUNS: Mapping[Kind, str] = {
     Kind.ATTEND: "attention",

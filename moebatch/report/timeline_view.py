@@ -9,9 +9,9 @@ from rich.text import Text
 
 from moebatch.report.tables import NAME_WIDTH, NamedRows, named_bars, share_bar, titled_columns
 from moebatch.report.task_words import bubble_words, seconds_text, waits_words
-from moebatch.schedule.lane_statistics import LaneStatistics
-from moebatch.schedule.statistics import Statistics
-from moebatch.schedule.timeline import Timeline
+from moebatch.schedule.timeline.lane_statistics import LaneStatistics
+from moebatch.schedule.timeline.statistics import Statistics
+from moebatch.schedule.timeline.timeline import Timeline
 from moebatch.units import format_number
 
 _NUM_WAITS = 5

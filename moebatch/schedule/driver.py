@@ -6,8 +6,6 @@ from functools import partial
 from itertools import chain
 from typing import Any, Protocol
 
-from moebatch.schedule.arriving import Arriving
-from moebatch.schedule.expert_load import ExpertKey
 from moebatch.schedule.foresight import Foresight
 from moebatch.schedule.request import (
     Announce,
@@ -27,9 +25,11 @@ from moebatch.schedule.request import (
     Whole,
 )
 from moebatch.schedule.setup import Setup
-from moebatch.schedule.slots import SlotQueue
+from moebatch.schedule.slots.arriving import Arriving
+from moebatch.schedule.slots.expert_load import ExpertKey
+from moebatch.schedule.slots.slots import SlotQueue
+from moebatch.schedule.slots.way_up import Straight, ThroughMemory, WayUp
 from moebatch.schedule.task import Kind, Task, gate
-from moebatch.schedule.way_up import Straight, ThroughMemory, WayUp
 
 
 class Lanes(Protocol):

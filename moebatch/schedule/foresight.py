@@ -4,7 +4,7 @@ nothing."""
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 
-from moebatch.schedule.expert_load import State
+from moebatch.schedule.slots.expert_load import State
 
 
 @dataclass(slots=True)

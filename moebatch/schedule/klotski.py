@@ -8,7 +8,6 @@ klotski: experts run once over all batches, hot ones first, then in the order in
 
 from collections.abc import Iterator, Sequence
 
-from moebatch.schedule.arriving import Arriving
 from moebatch.schedule.attention import Attention
 from moebatch.schedule.disk_window import fetch_window
 from moebatch.schedule.kv import KvTraffic
@@ -26,6 +25,7 @@ from moebatch.schedule.request import (
     Whole,
 )
 from moebatch.schedule.setup import Setup
+from moebatch.schedule.slots.arriving import Arriving
 from moebatch.schedule.task import Task, combine, dense, expert, gate
 
 

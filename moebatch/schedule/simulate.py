@@ -7,18 +7,18 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import Protocol
 
-from moebatch.schedule.cache import Cache, Rule
-from moebatch.schedule.caches import make_cache
 from moebatch.schedule.driver import Driver, Router
-from moebatch.schedule.expert_load import Chunk, ExpertKey
 from moebatch.schedule.foresight import Foresight
 from moebatch.schedule.lanes import RESULT_LANES, lane_of
 from moebatch.schedule.names import SCHEDULES
 from moebatch.schedule.request import Schedule, Sweep
 from moebatch.schedule.setup import Setup
-from moebatch.schedule.slots import SlotQueue
+from moebatch.schedule.slots.cache import Cache, Rule
+from moebatch.schedule.slots.caches import make_cache
+from moebatch.schedule.slots.expert_load import Chunk, ExpertKey
+from moebatch.schedule.slots.slots import SlotQueue
 from moebatch.schedule.task import Kind, Task
-from moebatch.schedule.timeline import Span, Timeline
+from moebatch.schedule.timeline.timeline import Span, Timeline
 
 
 class World(Router, Protocol):

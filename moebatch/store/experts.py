@@ -7,9 +7,9 @@ from collections.abc import Callable, Collection, Generator, Iterable, Mapping
 from torch import Tensor
 
 from moebatch.errors import OutOfMemory
-from moebatch.schedule.cache import Cache
-from moebatch.schedule.expert_load import Chunk, ExpertKey
-from moebatch.schedule.slots import SlotQueue
+from moebatch.schedule.slots.cache import Cache
+from moebatch.schedule.slots.expert_load import Chunk, ExpertKey
+from moebatch.schedule.slots.slots import SlotQueue
 from moebatch.store.memory import Arena, is_out_of_memory
 from moebatch.store.monitor import End, Monitor
 from moebatch.store.record import Record, open_files, slot_bytes

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from moebatch.schedule.expert_load import ExpertKey
+from moebatch.schedule.slots.expert_load import ExpertKey
 from moebatch.store.copy_bytes import copy_bytes
 from moebatch.store.memory import Arena
 from moebatch.store.packed import PackedLayout

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import NamedTuple
 
-from moebatch.schedule.expert_load import ExpertKey
+from moebatch.schedule.slots.expert_load import ExpertKey
 from moebatch.store.memory import align_up
 from moebatch.store.page_sources import PageSource
 

@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from moebatch.schedule.expert_load import ExpertKey
+from moebatch.schedule.slots.expert_load import ExpertKey
 from moebatch.store.experts import ExpertStore
 from moebatch.store.memory import PAGE_BYTES
 from moebatch.store.packed import ALIGNMENT_BYTES, PackedLayout, copy_parts

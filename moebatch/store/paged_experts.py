@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from moebatch.schedule.expert_load import ExpertKey
-from moebatch.schedule.paged_room import most_streamed
+from moebatch.schedule.slots.expert_load import ExpertKey
+from moebatch.schedule.slots.paged_room import most_streamed
 from moebatch.store.copy_bytes import copy_bytes
 from moebatch.store.device_memory import DeviceMemory
 from moebatch.store.memory import Arena

@@ -4,9 +4,9 @@ from collections.abc import Collection
 
 from torch import Tensor
 
-from moebatch.schedule.cache import Cache
-from moebatch.schedule.expert_load import Chunk, ExpertKey
-from moebatch.schedule.slots import SlotQueue
+from moebatch.schedule.slots.cache import Cache
+from moebatch.schedule.slots.expert_load import Chunk, ExpertKey
+from moebatch.schedule.slots.slots import SlotQueue
 from moebatch.store.device_memory import DeviceMemory
 from moebatch.store.experts import ExpertStore
 from moebatch.store.packed import CHUNK_BYTES, PackedChunk, PackedLayout

@@ -24,12 +24,12 @@ from moebatch.engine.device import Device
 from moebatch.engine.model_files import ModelFiles, open_model
 from moebatch.engine.order import Order
 from moebatch.engine.pass_log import PassLog
-from moebatch.plan.setup import room_of, setup_of
+from moebatch.layout.setup import room_of, setup_of
 from moebatch.schedule.request import Sweep
 from moebatch.schedule.setup import Setup
 from moebatch.schedule.simulate import Room, simulate
 from moebatch.schedule.task import Kind, Task
-from moebatch.schedule.timeline import Timeline
+from moebatch.schedule.timeline.timeline import Timeline
 from moebatch.spec.policy import PAGED, Placement, Policy, pages_of
 from moebatch.spec.profile import load_profile
 from moebatch.spec.request import Request

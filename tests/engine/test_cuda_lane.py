@@ -27,9 +27,9 @@ from moebatch.engine.on_gpu import _Assembly
 from moebatch.engine.order import Order
 from moebatch.engine.streams import StreamClock
 from moebatch.model.decoder import Decoder
-from moebatch.schedule.expert_load import Chunk, ExpertKey, Load
+from moebatch.schedule.slots.expert_load import Chunk, ExpertKey, Load
 from moebatch.schedule.task import Kind, Task
-from moebatch.schedule.timeline import Span
+from moebatch.schedule.timeline.timeline import Span
 from moebatch.store.monitor import Monitor
 from tests.engine.fake_gpu import FakeEvent, FakeGpu
 from tests.engine.test_engine import TokenText, requests, tokens_of

@@ -11,10 +11,10 @@ from moebatch.engine.build import BuiltEngine, build_engine
 from moebatch.engine.device import Device
 from moebatch.engine.model_files import ModelFiles, open_model
 from moebatch.engine.order import Order
-from moebatch.plan.footprint import KV_TERM, KV_WINDOW_TERM, RESIDENT_TERM, SLOTS_TERM
+from moebatch.layout.footprint import KV_TERM, KV_WINDOW_TERM, RESIDENT_TERM, SLOTS_TERM
+from moebatch.layout.scratch import limits_of, scratch_bytes
 from moebatch.plan.planner import best_policy
 from moebatch.plan.problem import Problem
-from moebatch.plan.scratch import limits_of, scratch_bytes
 from moebatch.spec.hardware import Hardware
 from moebatch.spec.policy import Policy
 from moebatch.spec.workload import Length, Workload

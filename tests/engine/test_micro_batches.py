@@ -9,7 +9,7 @@ from moebatch.engine.batcher import Slice
 from moebatch.engine.micro_batches import balanced, micro_batches
 from moebatch.engine.sequence import Sequence
 from moebatch.engine.text import AnswerText
-from moebatch.plan.scratch import PROMPT_ROWS
+from moebatch.layout.scratch import PROMPT_ROWS
 from moebatch.spec.request import Request
 from moebatch.spec.sampling import Sampling
 from tests.engine.test_engine import TokenText

@@ -14,8 +14,8 @@ from moebatch.engine.build import BuiltEngine, build_engine
 from moebatch.engine.model_files import open_model
 from moebatch.engine.order import Order
 from moebatch.engine.tail import Tail
-from moebatch.schedule.check import check_timeline
 from moebatch.schedule.names import SCHEDULES
+from moebatch.schedule.timeline.check import check_timeline
 from moebatch.spec.policy import PAGED, Placement, Policy
 from moebatch.spec.request import Outcome, Request
 from moebatch.spec.sampling import Sampling

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
+from moebatch.layout.scratch import Limits
 from moebatch.model.batch import MicroBatch, Span
 from moebatch.model.decoder import Decoder
 from moebatch.model.dense_weights import DenseWeights
 from moebatch.model.families import family_of, required_tensors
 from moebatch.model.gating import AdaptiveGating
 from moebatch.model.router import Routing
-from moebatch.plan.scratch import Limits
 from moebatch.spec.config_file import load_config
 from moebatch.spec.shape_reader import read_shape
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from moebatch.layout.scratch import Limits
 from moebatch.model.scratch import Frame, Scratch
-from moebatch.plan.scratch import Limits
 from tests.model import oracle
 from tests.model.driver import Driver, Seq
 

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from moebatch.layout.scratch import Limits
 from moebatch.model.attention import Qkv
 from moebatch.model.attention_core import AttentionCore
 from moebatch.model.batch import MicroBatch, Span
@@ -17,7 +18,6 @@ from moebatch.model.native import loader
 from moebatch.model.native.helpers import Helpers, torch_parallel
 from moebatch.model.native.kernels import Kernels
 from moebatch.model.native.query_slices import QuerySlices, slice_work_of
-from moebatch.plan.scratch import Limits
 from moebatch.spec.shape_reader import read_shape
 from tests.model.test_native_attention import KERNELS, Cache
 from tests.model.test_parts import rope_of

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from moebatch.plan.scratch import Limits
+from moebatch.layout.scratch import Limits
 from tests import tiny
 from tests.model import oracle
 from tests.model.cases import CASES

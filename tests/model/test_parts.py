@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moebatch.errors import CheckpointError
+from moebatch.layout.scratch import Limits, bucket_rows, scratch_bytes
 from moebatch.model.batch import MicroBatch, Span
 from moebatch.model.layers import activation_of
 from moebatch.model.native.loader import SWITCH
 from moebatch.model.rope import Rope
 from moebatch.model.router import choose_experts, group_by_expert
 from moebatch.model.scratch import Scratch
-from moebatch.plan.scratch import Limits, bucket_rows, scratch_bytes
 from moebatch.spec.shape_reader import read_shape
 from tests.model.driver import LIMITS, Driver
 from tests.spec.test_shape import minimal

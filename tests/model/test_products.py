@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from moebatch.errors import ConfigError
+from moebatch.layout.scratch import product_rows
 from moebatch.model.native import instruction_set, loader
 from moebatch.model.native.helpers import Helpers, torch_parallel
 from moebatch.model.native.instruction_set import INSTRUCTION_SETS, InstructionSet
 from moebatch.model.native.kernels import Kernels
 from moebatch.model.native.products import product_work
 from moebatch.model.products import Products
-from moebatch.plan.scratch import product_rows
 from moebatch.spec.hardware import Dtype
 
 CPU = torch.device("cpu")

@@ -9,10 +9,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from moebatch.layout.scratch import attention_core_elements
 from moebatch.model.batch import MicroBatch
 from moebatch.model.router import Routing, group_by_expert
 from moebatch.model.scratch import Frame, Scratch
-from moebatch.plan.scratch import attention_core_elements
 from tests import tiny
 from tests.model import oracle
 from tests.model.cases import CASES

@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
+from moebatch.layout.footprint import Dtypes
 from moebatch.plan.affine import Known
 from moebatch.plan.candidates import candidates
-from moebatch.plan.footprint import Dtypes
 from moebatch.plan.planner import Screened, ranked_among, screen
 from moebatch.plan.problem import Problem
 from moebatch.spec.hardware import Hardware, Level, Link, Processor, RateCurve

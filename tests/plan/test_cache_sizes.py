@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moebatch.plan.cache_sizes import (
+from moebatch.layout.cache_sizes import (
     Costs,
     LayerHabits,
     best_sizes,

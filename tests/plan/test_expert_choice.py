@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from moebatch.layout.habits import Habits
 from moebatch.plan.expected_loads import LayerTimes, expected_loads
 from moebatch.plan.expert_choice import Wishes, choose_experts, divided, wished
-from moebatch.plan.habits import Habits
 from moebatch.plan.prediction import predict
 from moebatch.plan.problem import Problem
 from moebatch.spec.policy import CACHE_RULES, Placement, Policy

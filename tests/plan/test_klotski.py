@@ -10,11 +10,11 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from moebatch.errors import DoesNotFit
-from moebatch.plan.footprint import Dtypes
-from moebatch.plan.klotski import BATCH_SIZES, KlotskiPlan, klotski_policy
-from moebatch.plan.klotski_bubbles import LayerTimes, inequalities
-from moebatch.plan.klotski_placement import RESERVED_BYTES
-from moebatch.plan.load import PassLoad
+from moebatch.layout.footprint import Dtypes
+from moebatch.layout.load import PassLoad
+from moebatch.plan.papers.klotski import BATCH_SIZES, KlotskiPlan, klotski_policy
+from moebatch.plan.papers.klotski_bubbles import LayerTimes, inequalities
+from moebatch.plan.papers.klotski_placement import RESERVED_BYTES
 from moebatch.plan.prediction import predict
 from moebatch.plan.problem import Problem
 from moebatch.spec.hardware import Hardware, Link

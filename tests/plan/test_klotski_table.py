@@ -11,12 +11,12 @@ from functools import cache
 
 import pytest
 
-from moebatch.plan.footprint import Dtypes
-from moebatch.plan.load import PassLoad
+from moebatch.layout.footprint import Dtypes
+from moebatch.layout.load import PassLoad
+from moebatch.layout.skew import SkewedRouting
 from moebatch.plan.problem import Problem
 from moebatch.plan.sim_passes import MicroBatches
 from moebatch.plan.sim_world import SimWorld
-from moebatch.plan.skew import SkewedRouting
 from moebatch.schedule.simulate import simulate
 from moebatch.spec.models import load_model
 from moebatch.spec.policy import Placement, Policy, Schedule

@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moebatch.errors import ConfigError, DoesNotFit, ExitCode
-from moebatch.plan.paper import PaperModel
-from moebatch.plan.paper_policy import PaperPolicy
-from moebatch.plan.paper_problem import PaperProblem
-from moebatch.plan.paper_search import MAIN_SETTING, SETTINGS, PaperSearch, micro_batch_grid
-from moebatch.plan.paper_work import attention_bytes, attention_flops, ffn_bytes, ffn_flops
+from moebatch.plan.papers.paper import PaperModel
+from moebatch.plan.papers.paper_policy import PaperPolicy
+from moebatch.plan.papers.paper_problem import PaperProblem
+from moebatch.plan.papers.paper_search import MAIN_SETTING, SETTINGS, PaperSearch, micro_batch_grid
+from moebatch.plan.papers.paper_work import attention_bytes, attention_flops, ffn_bytes, ffn_flops
 from moebatch.spec.hardware import Hardware, Level, Link, Processor, RateCurve
 from moebatch.spec.shape import ModelShape
 from moebatch.spec.shape_reader import read_shape

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moebatch.plan.lanes import BLOCK_SCHEDULES, pass_seconds
-from moebatch.plan.load import PassLoad
+from moebatch.layout.lanes import BLOCK_SCHEDULES, pass_seconds
+from moebatch.layout.load import PassLoad
 from moebatch.spec.policy import SCHEDULES, Batching, Placement, Policy, Schedule
 from tests.few import examples
 from tests.plan.problems import gpu_machine, problem

@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from moebatch.layout.footprint import kv_page_bytes, slot_bytes
+from moebatch.layout.lanes import pass_seconds
+from moebatch.layout.load import PassLoad
 from moebatch.plan.advice import improvements
 from moebatch.plan.answer import answer_milp
 from moebatch.plan.candidates import candidates
 from moebatch.plan.cost import CostModel
-from moebatch.plan.footprint import kv_page_bytes, slot_bytes
-from moebatch.plan.lanes import pass_seconds
-from moebatch.plan.load import PassLoad
 from moebatch.plan.phases import phases_of
 from moebatch.plan.planner import best_policy
 from moebatch.plan.prediction import at_end, predict

@@ -2,7 +2,7 @@
 
 import pytest
 
-from moebatch.plan.footprint import Dtypes
+from moebatch.layout.footprint import Dtypes
 from moebatch.plan.prediction import Prediction, predict
 from moebatch.plan.problem import Problem
 from moebatch.spec.library import names

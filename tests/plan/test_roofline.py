@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moebatch.plan import paper_work
-from moebatch.plan.distinct_experts import distinct_experts
+from moebatch.layout.distinct_experts import distinct_experts
+from moebatch.plan.papers import paper_work
 from moebatch.plan.roofline import (
     Operation,
     Roofline,

@@ -5,11 +5,11 @@ from math import inf
 
 import pytest
 
+from moebatch.layout.load import PassLoad
 from moebatch.plan.advice import FACTOR, improvements
 from moebatch.plan.affine import Known
 from moebatch.plan.bounds import Streaming, bounds, lower_seconds
 from moebatch.plan.candidates import Candidate, candidates
-from moebatch.plan.load import PassLoad
 from moebatch.plan.pass_arithmetic import PassArithmetic
 from moebatch.plan.planner import MOST_CANDIDATES, best_policy, best_seconds, screen
 from moebatch.plan.problem import Problem

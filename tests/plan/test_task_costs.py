@@ -4,17 +4,17 @@ from dataclasses import replace
 
 import pytest
 
-from moebatch.plan.lanes import pass_seconds
-from moebatch.plan.load import PassLoad
+from moebatch.layout.lanes import pass_seconds
+from moebatch.layout.load import PassLoad
+from moebatch.layout.skew import SkewedRouting
 from moebatch.plan.problem import Problem
 from moebatch.plan.sim_passes import Work, decode_load, mean_load, passes_of, split
 from moebatch.plan.sim_world import SimWorld
-from moebatch.plan.skew import SkewedRouting
 from moebatch.plan.task_costs import TaskCosts
-from moebatch.schedule.check import check_timeline
 from moebatch.schedule.simulate import simulate
 from moebatch.schedule.task import page
-from moebatch.schedule.timeline import Timeline
+from moebatch.schedule.timeline.check import check_timeline
+from moebatch.schedule.timeline.timeline import Timeline
 from moebatch.spec.policy import Placement, Policy, Schedule
 from tests.plan.problems import GB, SHAPE, cpu_machine, gpu_machine, problem
 

@@ -9,9 +9,9 @@ from moebatch.errors import CheckpointError
 from moebatch.predict.habits_file import load_habits, save_habits
 from moebatch.predict.owner import ModelOwner
 from moebatch.predict.routing_habits import measure_habits
-from moebatch.schedule.cache import Rule
-from moebatch.schedule.caches import make_cache
-from moebatch.schedule.expert_load import ExpertKey, Load
+from moebatch.schedule.slots.cache import Rule
+from moebatch.schedule.slots.caches import make_cache
+from moebatch.schedule.slots.expert_load import ExpertKey, Load
 from moebatch.spec.policy import CACHE_RULES
 
 L, E, K = 2, 6, 2

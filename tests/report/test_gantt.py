@@ -13,7 +13,7 @@ from moebatch.report.gantt_bars import EXPERTS, WEIGHTS, bars, group_of
 from moebatch.report.gantt_window import Window, usual_window
 from moebatch.report.time_axis import TimeAxis
 from moebatch.schedule.task import Kind, Task
-from moebatch.schedule.timeline import Span, Timeline
+from moebatch.schedule.timeline.timeline import Span, Timeline
 from tests.report.timelines import cgopipe, expert_major
 
 SVG = "{http://www.w3.org/2000/svg}"

@@ -7,9 +7,9 @@ from rich.console import Console, RenderableType
 
 from moebatch.report.task_words import WAITS, bubble_words, seconds_text, task_words, waits_words
 from moebatch.report.timeline_view import simulation_view, waits_table
-from moebatch.schedule.statistics import Statistics
 from moebatch.schedule.task import Kind, Task
-from moebatch.schedule.timeline import Bubble, Timeline
+from moebatch.schedule.timeline.statistics import Statistics
+from moebatch.schedule.timeline.timeline import Bubble, Timeline
 from tests.report.timelines import cgopipe, expert_major
 
 

@@ -2,7 +2,7 @@
 
 from moebatch.schedule.lanes import lane_of
 from moebatch.schedule.task import Kind, Task
-from moebatch.schedule.timeline import Span, Timeline
+from moebatch.schedule.timeline.timeline import Span, Timeline
 
 _CGOPIPE = """
 Pre(0,0) 0-1 | Off(0,0) 1-1.2 | Attn(0,0) 1.2-3.2 | Stage(1,0) 0-1 | Pre(0,1) 1-2

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moebatch.schedule.cache import Rule
-from moebatch.schedule.caches import make_cache
-from moebatch.schedule.expert_load import ExpertKey
 from moebatch.schedule.foresight import Foresight
-from moebatch.schedule.slots import SlotQueue
+from moebatch.schedule.slots.cache import Rule
+from moebatch.schedule.slots.caches import make_cache
+from moebatch.schedule.slots.expert_load import ExpertKey
+from moebatch.schedule.slots.slots import SlotQueue
 
 EXPERTS = 4
 KEYS = [ExpertKey(layer, expert) for layer in range(2) for expert in range(EXPERTS)]

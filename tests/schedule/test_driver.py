@@ -7,12 +7,12 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from moebatch.schedule.driver import Driver
-from moebatch.schedule.expert_load import ExpertKey
 from moebatch.schedule.names import SCHEDULES
 from moebatch.schedule.request import Announce, NextPass, Sweep
 from moebatch.schedule.setup import Setup
 from moebatch.schedule.simulate import Room, simulate
-from moebatch.schedule.slots import SlotQueue
+from moebatch.schedule.slots.expert_load import ExpertKey
+from moebatch.schedule.slots.slots import SlotQueue
 from moebatch.schedule.task import Kind, Task
 from tests.schedule.worlds import TableWorld
 

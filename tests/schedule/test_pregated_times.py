@@ -14,7 +14,7 @@ from moebatch.schedule.request import Sweep
 from moebatch.schedule.setup import Setup
 from moebatch.schedule.simulate import Room, simulate
 from moebatch.schedule.task import Kind
-from moebatch.schedule.timeline import Timeline
+from moebatch.schedule.timeline.timeline import Timeline
 from tests.schedule.worlds import TableWorld
 
 NUM_BLOCKS, NUM_EXPERTS = 6, 64

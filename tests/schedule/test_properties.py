@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moebatch.schedule.check import check_timeline
-from moebatch.schedule.expert_load import ExpertKey
 from moebatch.schedule.names import SCHEDULES
 from moebatch.schedule.request import Sweep
 from moebatch.schedule.setup import Setup
 from moebatch.schedule.simulate import Room, simulate
+from moebatch.schedule.slots.expert_load import ExpertKey
 from moebatch.schedule.task import Kind
+from moebatch.schedule.timeline.check import check_timeline
 from moebatch.spec.policy import PAGED
 from tests.few import examples
 from tests.schedule.worlds import RandomWorld

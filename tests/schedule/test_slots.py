@@ -1,7 +1,7 @@
 """What a queue of slots promises, beside what the properties of timelines show."""
 
-from moebatch.schedule.expert_load import ExpertKey
-from moebatch.schedule.slots import SlotQueue
+from moebatch.schedule.slots.expert_load import ExpertKey
+from moebatch.schedule.slots.slots import SlotQueue
 
 KEYS = [ExpertKey(layer, expert) for layer in range(2) for expert in range(4)]
 

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moebatch.schedule.as_json import timeline_json
-from moebatch.schedule.lane_statistics import LaneStatistics
-from moebatch.schedule.statistics import Statistics, in_order
 from moebatch.schedule.task import Kind, Task
-from moebatch.schedule.timeline import Span, Timeline
+from moebatch.schedule.timeline.as_json import timeline_json
+from moebatch.schedule.timeline.lane_statistics import LaneStatistics
+from moebatch.schedule.timeline.statistics import Statistics, in_order
+from moebatch.schedule.timeline.timeline import Span, Timeline
 from tests.report.timelines import cgopipe, expert_major
 
 REASONS = (None, "chunk(1, e2)", "chunk(7, e0)", "gate(3, k1)")

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import save_file
 
 from moebatch.errors import StorageError
-from moebatch.schedule.expert_load import ExpertKey
+from moebatch.schedule.slots.expert_load import ExpertKey
 from moebatch.store import record as record_module
 from moebatch.store.checkpoint import Checkpoint
 from moebatch.store.direct import DirectFile

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from moebatch.schedule.expert_load import ExpertKey
+from moebatch.schedule.slots.expert_load import ExpertKey
 from moebatch.store.device_memory import DeviceMemory
 from moebatch.store.experts import ExpertStore
 from moebatch.store.page_sources import MemoryPages

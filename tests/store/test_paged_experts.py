@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from moebatch.errors import DoesNotFit, StorageError
-from moebatch.schedule.expert_load import ExpertKey
-from moebatch.schedule.paged_room import most_streamed, num_paged_slots
+from moebatch.schedule.slots.expert_load import ExpertKey
+from moebatch.schedule.slots.paged_room import most_streamed, num_paged_slots
 from moebatch.store.device_memory import DeviceMemory
 from moebatch.store.direct import DirectFile
 from moebatch.store.experts import ExpertStore

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from moebatch.errors import DoesNotFit, StorageError
-from moebatch.schedule.expert_load import ExpertKey
+from moebatch.schedule.slots.expert_load import ExpertKey
 from moebatch.store.device_memory import DeviceMemory
 from moebatch.store.direct import DirectFile
 from moebatch.store.experts import ExpertStore

@@ -4,7 +4,7 @@ import threading
 
 import torch
 
-from moebatch.schedule.expert_load import Chunk, ExpertKey, Load
+from moebatch.schedule.slots.expert_load import Chunk, ExpertKey, Load
 from moebatch.store.device_memory import DeviceMemory
 from moebatch.store.experts import ExpertStore
 from moebatch.store.monitor import End

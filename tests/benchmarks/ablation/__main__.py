@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 
 from moebatch.report.gantt import gantt_svg
-from moebatch.schedule.timeline import Timeline
+from moebatch.schedule.timeline.timeline import Timeline
 from tests.benchmarks.ablation.step_times import Choose, StepTimes
 from tests.benchmarks.ablation.steps import BASE, STEPS
 from tests.benchmarks.jobs.table import markdown

@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 from statistics import mean
 
 from moebatch.schedule.task import Kind
-from moebatch.schedule.timeline import Span, Timeline
+from moebatch.schedule.timeline.timeline import Span, Timeline
 
 _LINK = "dram->vram"
 _GPU = "gpu"

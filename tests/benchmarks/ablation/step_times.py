@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import mean, median
 
-from moebatch.schedule.statistics import Statistics
-from moebatch.schedule.timeline import Timeline
+from moebatch.schedule.timeline.statistics import Statistics
+from moebatch.schedule.timeline.timeline import Timeline
 from tests.benchmarks.ablation.pass_trace import PassTrace, pass_traces
 from tests.benchmarks.predictors.rows import Pass
 

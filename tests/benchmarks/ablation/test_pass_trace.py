@@ -3,7 +3,7 @@
 import pytest
 
 from moebatch.schedule.task import Kind, Task
-from moebatch.schedule.timeline import Span, Timeline
+from moebatch.schedule.timeline.timeline import Span, Timeline
 from tests.benchmarks.ablation.pass_trace import PassTrace, pass_traces
 
 CHOSEN, BEGUN, IN_VAIN = 1, 2, 3

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from moebatch.job.planning import plan_job
-from moebatch.plan.load import PassLoad
+from moebatch.layout.load import PassLoad
 from moebatch.plan.problem import Problem
 from moebatch.plan.refusal import too_large
 from moebatch.spec.policy import Placement, Policy, pages_of

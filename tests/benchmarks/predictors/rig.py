@@ -16,7 +16,7 @@ from moebatch.job.hints import load_hints
 from moebatch.rows.prepare import prepare
 from moebatch.schedule.foresight import LayerForesight
 from moebatch.schedule.task import Kind
-from moebatch.schedule.timeline import Timeline
+from moebatch.schedule.timeline.timeline import Timeline
 from moebatch.spec.hardware import Hardware
 from moebatch.spec.job import Job
 from moebatch.spec.policy import CacheRule, Placement, Policy, Schedule, pages_of

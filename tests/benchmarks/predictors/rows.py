@@ -9,7 +9,7 @@ from random import Random
 from moebatch.demo.rows import demo_rows
 from moebatch.demo.tasks import KINDS, draw_task
 from moebatch.engine.model_files import ModelFiles
-from moebatch.plan.load import PassLoad
+from moebatch.layout.load import PassLoad
 from moebatch.rows.prepare import prepare
 from moebatch.rows.row import ReadyRow
 from moebatch.rows.source import open_source

@@ -1,0 +1,250 @@
+"""What a schedule and its simulation have to know of a model under a policy."""
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from math import ceil
+from typing import TYPE_CHECKING, TypeVar
+
+from moebatch.layout.cache_sizes import even_sizes
+from moebatch.layout.distinct_experts import distinct_experts
+from moebatch.layout.lanes import BATCH_BY_BATCH_SCHEDULES, WHOLE_LAYER_SCHEDULES
+from moebatch.schedule.setup import Setup
+from moebatch.schedule.slots.cache import Cache, Rule
+from moebatch.schedule.slots.caches import make_cache
+from moebatch.schedule.slots.expert_load import ExpertKey
+from moebatch.spec.hardware import Hardware, LevelName
+from moebatch.spec.policy import PAGED, Policy
+from moebatch.spec.rounding import whole
+from moebatch.spec.shape import ModelShape
+
+if TYPE_CHECKING:
+    from moebatch.schedule.simulate import Room
+
+CHUNK_BYTES = 16 * 2**20
+"""A required expert waits for one such piece of another at most."""
+MAX_CHUNKS = 8
+"""Pieces of an expert in a simulation; more only take longer to simulate."""
+FORESEEN_STEPS = 2
+"""As far ahead as predictors look, by their papers."""
+Key = TypeVar("Key")
+Hottest = Mapping[int, Sequence[int]]
+"""All experts of each MoE layer in an order."""
+
+
+def spread(keys: Sequence[Key], count: int) -> list[Key]:
+    """`count` of the experts, evenly over the layers, so that no stretch of a pass loads more."""
+    return [keys[i * len(keys) // count] for i in range(count)]
+
+
+def setup_of(
+    shape: ModelShape,
+    policy: Policy,
+    *,
+    with_vram: bool,
+    has_staging: bool = False,
+    activation_level: int = 0,
+) -> Setup:
+    """A model under a policy, for schedules. Experts are computed on the GPU where there is one.
+
+    Args:
+        with_vram: whether the machine has a GPU.
+        has_staging: whether weights are copied into pinned buffers on their way up, on a lane of
+            its own.
+        activation_level: so many layers with experts ahead gates choose (Pre-gated MoE).
+    """
+    on_disk = _on_disk(shape, policy, with_vram=with_vram)
+    hot = shape.num_experts if policy.num_hot is None else min(policy.num_hot, shape.num_experts)
+    return Setup(
+        num_layers=shape.num_layers,
+        num_experts=shape.num_experts,
+        moe_layers=frozenset(shape.moe_layers),
+        num_hot=hot,
+        depth=_depth(shape, policy, hot),
+        window=_window(policy, on_disk),
+        has_staging=has_staging and policy.schedule in PAGED,
+        kv_homes=_kv_homes(shape, policy, with_vram=with_vram),
+        compute="vram" if with_vram else "dram",
+        activation_level=activation_level,
+    )
+
+
+def room_of(shape: ModelShape, policy: Policy, *, with_vram: bool, expert_bytes: int) -> "Room":
+    """Slots, residents and pieces of experts, for the simulator."""
+    from moebatch.schedule.simulate import Room  # which a plan does without
+
+    resident = residents(shape, policy, with_vram=with_vram)
+    on_disk = _on_disk(shape, policy, with_vram=with_vram)
+    everything = frozenset(expert_keys(shape))
+    return Room(
+        num_slots=policy.num_slots,
+        resident=frozenset(resident),
+        num_slots_below=policy.num_slots if on_disk else 0,
+        # Those that live on the GPU have nothing to do in main memory, so they need not come there.
+        resident_below=everything - on_disk if on_disk else None,
+        cache_sizes=cache_sizes(shape, policy, with_vram=with_vram),
+        cache_rule=_rule(policy),
+        num_chunks=max(1, min(MAX_CHUNKS, ceil(expert_bytes / CHUNK_BYTES))),
+    )
+
+
+def expert_keys(shape: ModelShape) -> list[ExpertKey]:
+    """All experts of all layers, in order."""
+    return [
+        ExpertKey(layer, expert)
+        for layer in shape.moe_layers
+        for expert in range(shape.num_experts)
+    ]
+
+
+def residents(
+    shape: ModelShape, policy: Policy, *, with_vram: bool, hottest: Hottest | None = None
+) -> list[ExpertKey]:
+    """Experts that live where they are computed, spread evenly over the layers; none where those
+    that stay change.
+
+    Args:
+        hottest: experts by layer, those that are chosen most often first; by number if not known.
+    """
+    if policy.cache != "static":
+        return []
+    keys = expert_keys(shape)
+    staying = spread(keys, _num_staying(shape, policy, with_vram=with_vram))
+    if not hottest:
+        return staying
+    counts = Counter(key.layer for key in staying)
+    return [
+        ExpertKey(layer, e) for layer in shape.moe_layers for e in hottest[layer][: counts[layer]]
+    ]
+
+
+def cache_of(shape: ModelShape, policy: Policy, *, with_vram: bool) -> Cache:
+    """What keeps experts that have been computed, where those that stay change; else nothing."""
+    return make_cache(cache_sizes(shape, policy, with_vram=with_vram), _rule(policy))
+
+
+def cache_sizes(shape: ModelShape, policy: Policy, *, with_vram: bool) -> dict[int, int]:
+    """Slots by layer for experts that have been computed and stay; empty where they do not
+    change."""
+    if policy.cache == "static":
+        return {}
+    layers = tuple(shape.moe_layers)
+    sizes = policy.cache_sizes
+    if not sizes:
+        num_staying = _num_staying(shape, policy, with_vram=with_vram)
+        sizes = even_sizes(len(layers), shape.num_experts, num_staying)
+    assert len(sizes) == len(layers), "one for each layer with experts"
+    return dict(zip(layers, sizes, strict=True))
+
+
+def staying(shape: ModelShape, policy: Policy, *, with_vram: bool) -> tuple[int, ...]:
+    """How many experts of each MoE layer stay where they are computed, always the same ones or
+    not. Where all slots are shared, half of those for experts on their way count among them: the
+    other half holds what has come and is not given up yet (so many fit replayed routings)."""
+    sizes = cache_sizes(shape, policy, with_vram=with_vram)
+    if policy.cache == "foreseen":
+        num_staying = sum(sizes.values()) + policy.num_slots // 2
+        return even_sizes(len(sizes), shape.num_experts, num_staying)
+    if policy.cache == "static":
+        resident = residents(shape, policy, with_vram=with_vram)
+        streamed = streamed_per_layer(shape, resident)
+        sizes = {layer: shape.num_experts - count for layer, count in streamed.items()}
+    return tuple(sizes[layer] for layer in shape.moe_layers)
+
+
+def cache_fault(shape: ModelShape, policy: Policy, *, with_vram: bool) -> str | None:
+    """Why sizes that a policy names cannot be those of a cache; None if they can."""
+    sizes, num_layers = policy.cache_sizes, len(shape.moe_layers)
+    if not sizes:
+        return None
+    if len(sizes) != num_layers:
+        return f"are {len(sizes)}, the model has {num_layers} layers with experts"
+    if max(sizes) > shape.num_experts:
+        return f"must be at most {shape.num_experts}, the experts of a layer, got {max(sizes)}"
+    num_staying = _num_staying(shape, policy, with_vram=with_vram)
+    if sum(sizes) != num_staying:
+        return f"sum to {sum(sizes)}, the weights that stay are {num_staying} experts"
+    return None
+
+
+def _rule(policy: Policy) -> Rule:
+    return "lifo" if policy.cache == "static" else policy.cache
+
+
+def _num_staying(shape: ModelShape, policy: Policy, *, with_vram: bool) -> int:
+    share = policy.weights.vram if with_vram else policy.weights.dram
+    return whole(share, len(shape.moe_layers) * shape.num_experts)
+
+
+def expert_homes(
+    shape: ModelShape, policy: Policy, *, hottest: Hottest | None = None
+) -> dict[LevelName, list[ExpertKey]]:
+    """Where every expert lives on a machine with a GPU, each level spread evenly over layers; the
+    `hottest` of each layer on the GPU, if they are known."""
+    keys = expert_keys(shape)
+    on_gpu = residents(shape, policy, with_vram=True, hottest=hottest)
+    held = frozenset(on_gpu)
+    below = [key for key in keys if key not in held]
+    on_disk = spread(below, min(len(below), whole(policy.weights.disk, len(keys))))
+    passing = frozenset(on_disk)
+    in_memory = [key for key in below if key not in passing]
+    return {"vram": on_gpu, "dram": in_memory, "disk": on_disk}
+
+
+def streamed_per_layer(shape: ModelShape, resident: Collection[ExpertKey]) -> dict[int, int]:
+    """How many experts of each MoE layer have to come from elsewhere."""
+    held = dict.fromkeys(shape.moe_layers, 0)
+    for key in resident:
+        held[key.layer] += 1
+    return {layer: shape.num_experts - count for layer, count in held.items()}
+
+
+def slots_wanted(shape: ModelShape, policy: Policy, *, with_vram: bool) -> int:
+    """Slots without which a schedule cannot work as its paper says: two layers' worth where whole
+    layers come at a time; one layer's, and room for what is announced, where all batches go
+    through an expert one after the other; else one in use and one on its way."""
+    streamed = streamed_per_layer(shape, residents(shape, policy, with_vram=with_vram))
+    most = max(streamed.values(), default=0)
+    if policy.schedule in PAGED or policy.schedule in WHOLE_LAYER_SCHEDULES:
+        return 2 * most
+    if policy.schedule in BATCH_BY_BATCH_SCHEDULES:
+        return most + min(most, most if policy.num_hot is None else policy.num_hot)
+    return min(2, most)
+
+
+def _on_disk(shape: ModelShape, policy: Policy, *, with_vram: bool) -> frozenset[ExpertKey]:
+    """Experts on disk under a GPU that come through slots of main memory; pages read the disk
+    themselves."""
+    if not with_vram or policy.schedule in PAGED:
+        return frozenset()
+    return frozenset(expert_homes(shape, policy)["disk"])
+
+
+def _depth(shape: ModelShape, policy: Policy, num_hot: int) -> int:
+    """Steps ahead that slots can hold, of experts that a batch chooses when all of it decodes."""
+    foreseen = min(num_hot, round(distinct_experts(shape, policy.batch_size)))
+    steps = ceil(policy.num_slots / max(1, foreseen))
+    if policy.cache == "foreseen":  # all slots are for whoever comes
+        steps = max(steps, FORESEEN_STEPS)
+    return max(1, min(steps, len(shape.moe_layers) - 1))
+
+
+def _window(policy: Policy, on_disk: frozenset[ExpertKey]) -> int:
+    if not on_disk:
+        return 0
+    of_layers: dict[int, int] = {}
+    for key in on_disk:
+        of_layers[key.layer] = of_layers.get(key.layer, 0) + 1
+    return max(1, policy.num_slots // max(of_layers.values()))
+
+
+def _kv_homes(shape: ModelShape, policy: Policy, *, with_vram: bool) -> tuple[LevelName, ...]:
+    """Empty where nothing has to move. Prompts attend on the GPU wherever decoding does."""
+    homes = policy.kv_levels(shape.num_layers)
+    where: LevelName = "vram" if with_vram else "dram"
+    return () if all(home == where for home in homes) else homes
+
+
+def staged(hardware: Hardware) -> bool:
+    """Whether weights are copied into pinned buffers on their way up."""
+    link = hardware.links.get("dram->vram")
+    return link is not None and link.staging_bandwidth is not None

@@ -1,0 +1,1 @@
+"""Slots for experts, and who gets one."""

@@ -1,0 +1,180 @@
+"""Experts in the slots of a level: which are wanted, which is moved next, which can be computed.
+
+Pure bookkeeping: whoever moves bytes asks what to move next and says when it is done, whoever
+computes says what it needs. Reader threads drive it as well as a virtual clock does.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+
+from moebatch.schedule.slots.cache import Cache
+from moebatch.schedule.slots.caches import make_cache
+from moebatch.schedule.slots.expert_load import Chunk, ExpertKey, Load
+from moebatch.schedule.slots.send_order import SendOrder
+from moebatch.schedule.slots.slot_table import SlotTable
+from moebatch.schedule.slots.slot_use import SlotUse
+
+
+class SlotQueue(SlotUse):
+    """Slots of one level, and the queue of experts that want to be in them.
+
+    Announced experts take free slots, and those of experts that the cache gives up for them.
+    Required ones come first, and take the slot of one of these, of an announced one, of the one
+    that is needed last, when none is free; next those of experts that have been computed already
+    and are kept until their step is over. A chunk in flight is never cancelled, so a required
+    expert waits for one chunk at most. An expert that is required is never given up before it has
+    been computed, but for one that somebody waits for when there is no other slot.
+
+    Here is what is wanted and what moves; `SlotUse` is what computes.
+    """
+
+    def __init__(
+        self,
+        num_chunks: Mapping[ExpertKey, int],
+        *,
+        num_slots: int,
+        resident: Collection[ExpertKey] = (),
+        cache: Cache | None = None,
+    ) -> None:
+        """`num_slots` are those for experts that come and go; residents, and those that `cache`
+        keeps, have their own."""
+        table = SlotTable(
+            num_chunks, num_slots=num_slots, resident=resident, cache=cache or make_cache({})
+        )
+        super().__init__(table)
+        self._order = SendOrder(self._table)
+        self._num_arrived = 0
+        self._num_experts = len(num_chunks)
+
+    @property
+    def num_slots(self) -> int:
+        """All of them."""
+        return self._table.num_slots
+
+    @property
+    def num_streaming_slots(self) -> int:
+        """Those for experts that come and go."""
+        return self._table.num_streaming_slots
+
+    @property
+    def can_grow(self) -> bool:
+        """Whether there are experts that come and go."""
+        return self._table.num_homes < self._num_experts
+
+    def grow(self) -> int:
+        """One slot more, whose number is returned. An expert that is computed from now on stays
+        for good; layers take turns."""
+        assert self.can_grow, "all experts are resident"
+        return self._table.add_slot()
+
+    def tell_drops(self, on_drop: Callable[[ExpertKey], None]) -> None:
+        """`on_drop` is told of every expert that has left, from now on."""
+        self._table.on_drop = on_drop
+
+    def fill_residents(self) -> None:
+        """Counts residents as arrived, where nothing is really moved."""
+        for load in self._table.loads.values():
+            load.num_issued = load.num_chunks
+        self._table.announced.clear()
+
+    def check_integrity(self) -> None:
+        """Asserts that each slot has one owner and that nothing is sent that nobody wants."""
+        self._table.check_integrity()
+
+    # --- what is likely -------------------------------------------------------------------------
+
+    @property
+    def asks_for_chances(self) -> bool:
+        """Whether `expect` is of any use."""
+        return self._table.cache.asks_for_chances
+
+    def expect(self, layer: int, chances_E: Sequence[float]) -> None:
+        """With what chance each expert of a layer is used when its turn comes."""
+        self._table.cache.expect(layer, chances_E)
+
+    # --- what is wanted -------------------------------------------------------------------------
+
+    def announce(self, upcoming: Iterable[ExpertKey]) -> None:
+        """Experts that are likely to be needed, in this order, as far as there are slots."""
+        passing = self._table.passing.values()
+        taken = sum(not (load.is_required or load.is_leaving or load.is_cached) for load in passing)
+        room = self.num_streaming_slots - taken
+        for key in upcoming:
+            load = self._table.loads.get(key)
+            if load is not None:
+                load.is_wanted_again |= bool(load.num_users or load.is_kept or load.is_cached)
+            elif room <= 0:
+                return
+            else:
+                self._table.announced.append(self._table.add(key))
+                room -= 1
+
+    def require(self, key: ExpertKey) -> None:
+        """An expert that is certain to be computed."""
+        load = self._table.loads.get(key) or self._table.add(key)
+        load.is_required, load.is_dropped, load.is_kept = True, False, False
+        if load.has_chunks_left and load not in self._table.required:
+            self._table.unlist(load)
+            self._table.required.append(load)
+
+    def hurry(self, key: ExpertKey) -> None:
+        """A required expert without which nothing goes on: it comes first, and where there is no
+        other slot takes that of a required one that is not in use."""
+        self._order.awaited = load = self._table.loads[key]
+        if load.has_chunks_left:
+            self._table.unlist(load)
+            self._table.required.insert(0, load)
+
+    def withdraw(self, layer: int, *, keep: Collection[int] = ()) -> None:
+        """Announced experts of a layer are not wanted any more."""
+        for load in self._table.of(layer):
+            if load.key.expert in keep:
+                continue
+            if load.is_announced:
+                self._part_with(load)
+            elif load.is_cached:
+                load.is_wanted_again = False
+
+    def forget(self) -> None:
+        """Nothing is required any more, after a pass that was given up."""
+        for load in self._table.loads.values():
+            load.is_required = load.is_kept = load.is_wanted_again = False
+            load.is_leaving, load.num_users = False, 0
+        self._order.awaited = None
+        self._table.announced[:0] = self._table.required
+        self._table.required.clear()
+
+    # --- what moves -----------------------------------------------------------------------------
+
+    def next_chunk(self, available: Callable[[Load], bool] = lambda load: True) -> Chunk | None:
+        """The most urgent chunk that has a slot to go to; it counts as in flight from now on.
+
+        `available` tells whether the next chunk of a load can be had from where it comes.
+        """
+        load = self._order.next(available)
+        if load is None:
+            return None
+        assert load.slot is not None, "it has been given one"
+        chunk = Chunk(load, load.num_issued, load.slot)
+        load.num_issued += 1
+        load.num_in_flight += 1
+        if not load.has_chunks_left:
+            self._table.unlist(load)
+        return chunk
+
+    def finish_chunk(self, chunk: Chunk) -> None:
+        """A chunk has arrived."""
+        load = chunk.load
+        load.num_in_flight -= 1
+        if load.is_ready:
+            self._num_arrived += 1
+            load.arrival = self._num_arrived
+        if load.is_dropped and load.num_in_flight == 0:
+            self._table.drop(load)
+
+    def lose_chunk(self, chunk: Chunk) -> None:
+        """A chunk could not be moved: its expert has to come anew, if anybody asks for it."""
+        load = chunk.load
+        load.num_in_flight -= 1
+        load.num_issued = 0
+        load.is_required = load.is_kept = False
+        self._table.drop(load)

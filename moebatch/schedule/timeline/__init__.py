@@ -1,0 +1,1 @@
+"""Tasks with start and end, predicted or measured, and what can be said of them."""

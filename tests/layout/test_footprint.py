@@ -1,0 +1,201 @@
+"""What is priced is what the executor allocates, on every level, for any policy."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moebatch.errors import DoesNotFit
+from moebatch.layout.division import most_streamed
+from moebatch.layout.footprint import (
+    KV_TERM,
+    KV_WINDOW_TERM,
+    RESIDENT_TERM,
+    SLOTS_TERM,
+    Footprint,
+)
+from moebatch.layout.setup import expert_homes, expert_keys, residents
+from moebatch.plan.planner import best_policy
+from moebatch.plan.problem import Problem
+from moebatch.schedule.kv_route import Place
+from moebatch.schedule.slots.paged_room import num_paged_slots
+from moebatch.spec.hardware import Hardware, LevelName
+from moebatch.spec.models import load_model
+from moebatch.spec.policy import PAGED, SCHEDULES, Placement, Policy, pages_of
+from moebatch.spec.workload import Workload
+from moebatch.store.kv_layout import KvLayout
+from moebatch.store.kv_levels import NUM_WINDOWS
+from tests.few import examples
+from tests.plan.problems import SHAPE, SMALL, cpu_machine, gpu_machine, problem
+
+MANY = examples(15)
+MIB = 2**20
+MANY_EXPERTS = load_model("qwen3-30b-a3b").shape
+DENSE_FIRST = load_model("deepseek-moe-16b").shape
+SHAPES = st.sampled_from([SHAPE, SMALL, MANY_EXPERTS, DENSE_FIRST])
+WORKLOADS = st.builds(
+    lambda sequences, prompt, new: Workload.uniform(
+        prompt_tokens=prompt, new_tokens=new, num_sequences=sequences
+    ),
+    st.integers(1, 10**5),
+    st.integers(1, 2000),
+    st.integers(1, 500),
+)
+CPU_MACHINES = st.builds(cpu_machine, st.floats(2, 200), disk=st.floats(0.3e9, 8e9))
+GPU_MACHINES = st.builds(
+    gpu_machine, st.floats(3, 90), st.floats(8, 600), link=st.floats(3e9, 60e9)
+)
+
+
+def allocated(asked: Problem, policy: Policy) -> dict[LevelName, dict[str, int]]:
+    """Bytes of experts and of keys and values, added up as stores and engine do it."""
+    shape, level_of_all = asked.shape, ("vram" if asked.with_vram else "dram")
+    keys = expert_keys(shape)
+    expert = asked.dtypes.expert_bytes(shape)
+    held: dict[LevelName, dict[str, int]] = {name: {} for name in ("vram", "dram", "disk")}
+    living = residents(shape, policy, with_vram=asked.with_vram)
+    held[level_of_all][RESIDENT_TERM] = len(living) * expert
+    paged = policy.schedule in PAGED
+    slots = num_paged_slots(keys, living) if paged else policy.num_slots
+    held[level_of_all][SLOTS_TERM] = slots * expert
+    if asked.with_vram:
+        homes = expert_homes(shape, policy)
+        held["dram"][RESIDENT_TERM] = len(homes["dram"]) * expert
+        held["dram"][SLOTS_TERM] = policy.num_slots * expert * bool(homes["disk"])
+    places: set[Place] = {"vram"} if asked.with_vram else {"dram"}
+    if not policy.attention_on_gpu:
+        places.add("dram")
+    longest = pages_of(asked.workload.max_total_tokens)
+    layout = KvLayout(
+        levels=policy.kv_levels(shape.num_layers),
+        places=places,
+        window_pages=min(policy.num_kv_pages, policy.micro_batch_size * longest),
+    )
+    page = 16 * shape.cache_width * asked.dtypes.compute_bytes
+    for name in held:
+        held[name][KV_TERM] = layout.levels.count(name) * policy.num_kv_pages * page
+        pairs = sum(window.level == name for window in layout.windows)
+        held[name][KV_WINDOW_TERM] = pairs * NUM_WINDOWS * layout.window_pages * page
+    return held
+
+
+def assert_priced(asked: Problem, policy: Policy) -> None:
+    """At least what is allocated, and little more."""
+    for level, terms in allocated(asked, policy).items():
+        if level not in asked.hardware.levels:
+            continue
+        footprint = asked.footprints(policy)[level]
+        for term, num_bytes in terms.items():
+            priced = footprint.terms.get(term, 0)
+            assert num_bytes <= priced <= 1.02 * num_bytes, f"{term} on {level}"
+
+
+def machines() -> st.SearchStrategy[Hardware]:
+    without_disk = st.one_of(CPU_MACHINES, GPU_MACHINES).map(lambda m: m.without("disk"))
+    return st.one_of(CPU_MACHINES, GPU_MACHINES, without_disk)
+
+
+@MANY
+@given(machines(), SHAPES, WORKLOADS, st.booleans(), st.booleans())
+def test_a_planned_policy_is_one_that_runs_and_fits_with_what_is_really_allocated(
+    machine: Hardware, shape: object, workload: Workload, kv_on_disk: bool, experts_on_cpu: bool
+) -> None:
+    asked = replace(
+        problem(machine, shape=shape, workload=workload, kv_on_disk=kv_on_disk),
+        experts_on_cpu=experts_on_cpu,
+    )
+    try:
+        policy = best_policy(asked).policy
+    except DoesNotFit:
+        return
+    for level, footprint in asked.footprints(policy).items():
+        assert footprint.total_bytes <= asked.capacity_bytes(level), level
+    if asked.with_vram and not policy.ffn_on_gpu:
+        assert experts_on_cpu
+        return  # nothing runs that
+    assert_priced(asked, policy)
+    if policy.schedule in PAGED:
+        living = residents(shape, policy, with_vram=asked.with_vram)
+        assert policy.num_slots == num_paged_slots(expert_keys(shape), living)
+    homes = policy.kv_levels(shape.num_layers)
+    for level in asked.hardware.levels:
+        layers = policy.kv_cache.on(level) * shape.num_layers
+        assert layers == pytest.approx(homes.count(level)), "whole layers"
+
+
+def given_policy(**changes: object) -> Policy:
+    usual = {
+        "batch_size": 64,
+        "micro_batch_size": 16,
+        "tokens_per_pass": 256,
+        "num_slots": 5,
+        "num_kv_pages": 1000,
+        "attention_on_gpu": True,
+        "ffn_on_gpu": True,
+        "weights": Placement(vram=0.23, dram=0.47, disk=0.3),
+    }
+    return Policy(**{**usual, **changes})
+
+
+@pytest.mark.parametrize("attention_on_gpu", [False, True])
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_odd_shares_are_priced_as_the_whole_layers_and_experts_that_they_become(
+    schedule: str, attention_on_gpu: bool
+) -> None:
+    asked = problem(gpu_machine())
+    caches = [Placement(dram=1), Placement(dram=0.51, disk=0.49), Placement(disk=1)]
+    if attention_on_gpu:
+        caches += [Placement(vram=1), Placement(vram=0.34, dram=0.33, disk=0.33)]
+    for cache in caches:
+        policy = given_policy(schedule=schedule, attention_on_gpu=attention_on_gpu, kv_cache=cache)
+        assert_priced(asked, policy)
+
+
+def test_residents_leave_every_layer_with_about_as_many_to_stream() -> None:
+    keys = expert_keys(DENSE_FIRST)
+    for share in (0, 0.003, 0.1, 1 / 3, 0.99, 1):
+        policy = given_policy(weights=Placement(vram=share, dram=1 - share))
+        living = residents(DENSE_FIRST, policy, with_vram=True)
+        assert 2 * most_streamed(DENSE_FIRST, len(living)) == num_paged_slots(keys, living)
+
+
+def vram(policy: Policy, machine: Hardware | None = None) -> Footprint:
+    return problem(machine or gpu_machine()).footprints(policy)["vram"]
+
+
+def dram(policy: Policy, machine: Hardware | None = None) -> Footprint:
+    return problem(machine or gpu_machine()).footprints(policy)["dram"]
+
+
+def test_a_window_is_there_as_soon_as_one_layer_is_not_where_it_attends() -> None:
+    all_above = given_policy(kv_cache=Placement(vram=1))
+    one_below = given_policy(kv_cache=Placement(vram=31 / 32, dram=1 / 32))
+    assert KV_WINDOW_TERM not in vram(all_above).terms
+    of_all = vram(given_policy(kv_cache=Placement(dram=1))).terms[KV_WINDOW_TERM]
+    assert vram(one_below).terms[KV_WINDOW_TERM] == of_all
+
+
+def test_prompts_need_a_window_on_the_gpu_where_decoding_attends_in_main_memory() -> None:
+    policy = given_policy(attention_on_gpu=False, kv_cache=Placement(dram=1))
+    assert KV_WINDOW_TERM in vram(policy).terms and KV_WINDOW_TERM not in dram(policy).terms
+    on_disk = replace(policy, kv_cache=Placement(disk=1))
+    window = vram(on_disk).terms[KV_WINDOW_TERM]
+    assert dram(on_disk).terms[KV_WINDOW_TERM] == 2 * window, "one for either place"
+
+
+def test_experts_of_main_memory_need_no_second_copy_there_and_those_of_the_disk_pass_slots() -> (
+    None
+):
+    none_on_disk = given_policy(weights=Placement(vram=0.2, dram=0.8))
+    assert not {SLOTS_TERM, "staging"} & set(dram(none_on_disk).terms)
+    assert dram(given_policy()).terms[SLOTS_TERM] >= 5 * 3 * 4096 * 14336 * 2
+
+
+def test_pages_are_staged_only_where_the_link_wants_pinned_buffers() -> None:
+    policy = given_policy(schedule="cgopipe", weights=Placement(vram=0.25, dram=0.75))
+    machine = gpu_machine()
+    up = replace(machine.links["dram->vram"], staging_bandwidth=None)
+    direct = replace(machine, links={**machine.links, "dram->vram": up})
+    assert dram(policy).terms["staging"] == pytest.approx(6 * 3 * 4096 * 14336 * 2, rel=0.01)
+    assert "staging" not in dram(policy, direct).terms

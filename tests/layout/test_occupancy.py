@@ -1,0 +1,40 @@
+"""The largest number of pages that sequences hold until they end."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moebatch.layout.occupancy import peak_pages, peaks
+from moebatch.spec.policy import pages_of
+
+sequences = st.lists(st.tuples(st.integers(1, 70), st.integers(0, 60)), max_size=12)
+
+
+@given(sequences)
+def test_it_is_that_of_letting_all_of_them_grow(work: list[tuple[int, int]]) -> None:
+    most = 0
+    for passes in range(61):
+        held = [pages_of(tokens + passes) for tokens, left in work if left >= passes]
+        most = max(most, sum(held))
+    assert peak_pages([tokens for tokens, _ in work], [left for _, left in work]) == most
+
+
+@given(sequences)
+def test_the_peaks_to_come_are_those_of_the_longest_that_are_left(
+    work: list[tuple[int, int]],
+) -> None:
+    longest = sorted(work, key=lambda pair: -pair[1])
+    found = peaks([tokens for tokens, _ in work], [left for _, left in work])
+    for passes in range(61):
+        going_on = [(tokens + passes, left - passes) for tokens, left in longest if left > passes]
+        if going_on:
+            expected = peak_pages(*zip(*going_on, strict=True))
+            assert found[len(going_on) - 1] == expected
+
+
+def test_sequences_of_one_length_need_all_their_pages_at_once() -> None:
+    assert peak_pages([450] * 100, [32] * 100) == 100 * pages_of(482)
+
+
+def test_sequences_that_end_one_after_the_other_make_room_for_each_other() -> None:
+    alone = [pages_of(16 + left) for left in range(0, 160, 16)]
+    assert peak_pages([16] * 10, list(range(0, 160, 16))) < 0.7 * sum(alone)
