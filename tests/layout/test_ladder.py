@@ -1,0 +1,76 @@
+"""Which levels a machine has, and which lanes there are between them under a policy."""
+
+from dataclasses import replace
+
+import pytest
+
+from moebatch.layout.ladder import Ladder, lanes_of
+from moebatch.schedule.lanes import LANES
+from moebatch.spec.policy import SCHEDULES, Placement, Policy, Schedule
+from tests.plan.problems import cpu_machine, gpu_machine
+
+CPU, GPU = Ladder(("disk", "dram")), Ladder(("disk", "dram", "vram"))
+POLICY = Policy(
+    batch_size=8,
+    micro_batch_size=4,
+    tokens_per_pass=16,
+    num_slots=2,
+    num_kv_pages=8,
+    weights=Placement(dram=1),
+)
+ON_GPU = replace(POLICY, attention_on_gpu=True, ffn_on_gpu=True)
+
+
+def names(ladder: Ladder, policy: Policy) -> list[str]:
+    return [lane.name for lane in lanes_of(ladder, policy)]
+
+
+@pytest.mark.parametrize("ladder", [CPU, GPU])
+def test_levels_and_links_agree(ladder: Ladder) -> None:
+    for level in ladder.levels:
+        below = ladder.below(level)
+        if below is None:
+            assert (level, ladder.link_up(level), ladder.link_down(level)) == ("disk", None, None)
+        else:
+            assert ladder.above(below) == level
+            assert ladder.link_up(level) == f"{below}->{level}"
+            assert ladder.link_down(level) == f"{level}->{below}"
+    assert ladder.above(ladder.top) is None
+
+
+def test_levels_are_those_of_the_machine() -> None:
+    assert Ladder.of(cpu_machine()).levels == ("disk", "dram")
+    assert Ladder.of(gpu_machine()).levels == ("disk", "dram", "vram")
+
+
+def test_without_a_gpu_everything_is_computed_in_main_memory() -> None:
+    assert (CPU.top, CPU.experts_at(ON_GPU), CPU.attends_at(ON_GPU)) == ("dram",) * 3
+    assert (GPU.top, GPU.experts_at(POLICY), GPU.attends_at(POLICY)) == ("vram", "dram", "dram")
+    assert names(CPU, POLICY) == ["cpu", "disk->dram"]
+
+
+def test_the_cpu_has_a_lane_beside_a_gpu_where_it_computes() -> None:
+    assert "cpu" in names(GPU, replace(ON_GPU, attention_on_gpu=False))
+    assert "cpu" in names(GPU, replace(ON_GPU, ffn_on_gpu=False))
+    assert "cpu" not in names(GPU, ON_GPU)
+
+
+def test_pages_are_staged_only_where_copies_are() -> None:
+    pages, experts = replace(ON_GPU, schedule="cgopipe"), ON_GPU
+    staging = Ladder(GPU.levels, stages=True)
+    assert "staging" in names(staging, pages)
+    assert "staging" not in names(GPU, pages)
+    assert "staging" not in names(staging, experts)
+
+
+def test_only_keys_and_values_are_written_to_disk() -> None:
+    assert "dram->disk" in names(CPU, replace(POLICY, kv_cache=Placement(dram=0.5, disk=0.5)))
+    assert "dram->disk" not in names(CPU, POLICY)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("ladder", [CPU, GPU, Ladder(GPU.levels, stages=True)])
+def test_lanes_are_known_and_there_once(ladder: Ladder, schedule: Schedule) -> None:
+    found = names(ladder, replace(ON_GPU, schedule=schedule))
+    assert len(set(found)) == len(found)
+    assert set(found) <= set(LANES)
