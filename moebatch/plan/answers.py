@@ -8,7 +8,7 @@ from moebatch.plan.answer import Answer, answer_given, answer_milp
 from moebatch.plan.as_json import prediction_json
 from moebatch.plan.options import PlanOptions
 from moebatch.plan.question import Question
-from moebatch.spec.open_policy import OpenPolicy
+from moebatch.spec.policy import OpenPolicy
 from moebatch.spec.policy_file import PolicyFile
 
 

@@ -3,20 +3,14 @@
 import contextlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    PlainValidator,
-    ValidationError,
-    model_validator,
-)
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from moebatch.errors import ConfigError
-from moebatch.spec.job_faults import WrongValues, faults_of
-from moebatch.spec.job_values import (
+from moebatch.spec.form import Form, read_form
+from moebatch.spec.library import is_path
+from moebatch.spec.limits import CHECKS, contradictions
+from moebatch.spec.values import (
     FilePath,
     Hardware,
     JobSeed,
@@ -28,18 +22,14 @@ from moebatch.spec.job_values import (
     Text,
     Threads,
     Threshold,
-    one_of,
-    row_default,
+    WrongValues,
 )
-from moebatch.spec.library import is_path
-from moebatch.spec.limits import CHECKS, contradictions, flag
-from moebatch.spec.yaml_file import read_yaml
+
+_ROW_DEFAULTS = tuple(name for name in CHECKS if name != "seed")
 
 
-class Section(BaseModel):
-    """A mapping of the job file: frozen, and without room for unknown keys."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+class Section(Form):
+    """A mapping of the job file."""
 
     @model_validator(mode="before")
     @classmethod
@@ -53,10 +43,7 @@ class ModelSection(Section):
 
     path: FilePath
     """Folder with config.json, tokenizer and safetensors files."""
-    dtype: Annotated[
-        Literal["auto", "float32", "bfloat16", "float16"],
-        one_of("auto", "float32", "bfloat16", "float16"),
-    ] = "auto"
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Number format to compute in; auto is that of the checkpoint, or float32 where the machine is
     clearly faster with it."""
     name: OptionalText = None
@@ -73,9 +60,9 @@ class InputSection(Section):
     prompt: Prompt = None
     """Name of the column that is the prompt, or a template such as ``Q: {question}``, and then all
     rows are plain ones; None takes the columns prompt or messages."""
-    chat: Annotated[bool, PlainValidator(flag)] = False
+    chat: bool = False
     """Ask each prompt of a plain row as one message of a user, through the chat template."""
-    on_bad_row: Annotated[Literal["record", "fail"], one_of("record", "fail")] = "record"
+    on_bad_row: Literal["record", "fail"] = "record"
     """record: a bad row gets an error as its answer. fail: one bad row, and nothing is run."""
 
 
@@ -84,9 +71,7 @@ class OutputSection(Section):
 
     path: FilePath
     """A .jsonl or .jsonl.gz file; it appears when the job is done, in the order of the input."""
-    format: Annotated[Literal["auto", "openai", "plain"], one_of("auto", "openai", "plain")] = (
-        "auto"
-    )
+    format: Literal["auto", "openai", "plain"] = "auto"
     """openai: batch result lines. plain: the row itself with the answer added. auto: as asked."""
     errors: OptionalPath = None
     """File for the rows that failed; None leaves them among the answers."""
@@ -97,51 +82,56 @@ class OutputSection(Section):
 class SamplingSection(Section):
     """Sampling of rows that do not say otherwise; None leaves it to the model and the library."""
 
-    max_tokens: Annotated[int | None, row_default("max_tokens")] = None
+    max_tokens: int | None = None
     """Most new tokens per sequence; cut to what the model's context leaves."""
-    temperature: Annotated[float | None, row_default("temperature")] = None
+    temperature: float | None = None
     """0 is greedy; up to 2."""
-    top_p: Annotated[float | None, row_default("top_p")] = None
+    top_p: float | None = None
     """Keep the likeliest tokens whose probabilities first reach this sum, in (0, 1]."""
-    top_k: Annotated[int | None, row_default("top_k")] = None
+    top_k: int | None = None
     """Keep that many likeliest tokens; 0 is off."""
-    min_p: Annotated[float | None, row_default("min_p")] = None
+    min_p: float | None = None
     """Drop tokens less likely than this share of the likeliest one, in [0, 1]."""
-    n: Annotated[int | None, row_default("n")] = None
+    n: int | None = None
     """Sequences per row."""
     seed: JobSeed = 0
     """Seed of the job: with a row's custom_id it decides over rows without a seed of their own."""
-    stop: Annotated[tuple[str, ...] | None, row_default("stop")] = None
+    stop: tuple[str, ...] | None = None
     """Texts that end a sequence; they are not part of the answer."""
-    stop_token_ids: Annotated[frozenset[int] | None, row_default("stop_token_ids")] = None
+    stop_token_ids: frozenset[int] | None = None
     """Tokens that end a sequence beside the model's own end tokens."""
-    ignore_eos: Annotated[bool | None, row_default("ignore_eos")] = None
+    ignore_eos: bool | None = None
     """Go on after the model's end tokens."""
-    min_tokens: Annotated[int | None, row_default("min_tokens")] = None
+    min_tokens: int | None = None
     """New tokens before a sequence may end."""
-    logprobs: Annotated[int | None, row_default("logprobs")] = None
+    logprobs: int | None = None
     """Alternatives reported with every token; None reports nothing, 0 only the token."""
-    presence_penalty: Annotated[float | None, row_default("presence_penalty")] = None
+    presence_penalty: float | None = None
     """Subtracted from the logit of every token that the answer already holds, in [-2, 2]."""
-    frequency_penalty: Annotated[float | None, row_default("frequency_penalty")] = None
+    frequency_penalty: float | None = None
     """Subtracted once per occurrence in the answer, in [-2, 2]."""
-    repetition_penalty: Annotated[float | None, row_default("repetition_penalty")] = None
+    repetition_penalty: float | None = None
     """Weakens tokens of prompt and answer, above 0; 1 is off."""
-    logit_bias: Annotated[Mapping[int, float] | None, row_default("logit_bias")] = None
+    logit_bias: Mapping[int, float] | None = None
     """Added to the logits of these token ids, each in [-100, 100]."""
     chat_template_kwargs: TemplateVariables = Field(default_factory=dict)
     """Variables for the chat template, such as enable_thinking; a row's own come on top."""
+
+    @field_validator(*_ROW_DEFAULTS, mode="plain")
+    @classmethod
+    def _check_as_in_rows(cls, value: object, info: ValidationInfo) -> object:
+        return None if value is None else CHECKS[str(info.field_name)](value)
 
     @model_validator(mode="after")
     def _agree(self) -> "SamplingSection":
         found = contradictions(self.defaults())
         if found:
-            raise WrongValues(found)
+            raise WrongValues({(name,): message for name, message in found.items()})
         return self
 
     def defaults(self) -> dict[str, object]:
         """The parameters of a row that are set here, by their names in `Sampling`."""
-        values = ((name, getattr(self, name)) for name in CHECKS if name != "seed")
+        values = ((name, getattr(self, name)) for name in _ROW_DEFAULTS)
         return {name: value for name, value in values if value is not None}
 
 
@@ -149,17 +139,11 @@ class ExpertsSection(Section):
     """Which experts are brought before they are asked for, which stay, and how they are chosen;
     only the last changes answers."""
 
-    predictor: Annotated[
-        Literal["auto", "none", "correlation", "token", "next-gate", "learned"],
-        one_of("auto", "none", "correlation", "token", "next-gate", "learned"),
-    ] = "auto"
+    predictor: Literal["auto", "none", "correlation", "token", "next-gate", "learned"] = "auto"
     """What says which experts come next. auto: what suits the job best of all that `moebatch
     calibrate` has left beside the model; none: how often each was chosen so far; the others have to
     be there."""
-    cache: Annotated[
-        Literal["auto", "static", "lru", "lfu", "lifo", "foreseen", "dp"],
-        one_of("auto", "static", "lru", "lfu", "lifo", "foreseen", "dp"),
-    ] = "auto"
+    cache: Literal["auto", "static", "lru", "lfu", "lifo", "foreseen", "dp"] = "auto"
     """Which experts stay where they are computed. static: the same ones throughout, those that are
     chosen most often, which cannot thrash; lru, lfu and lifo keep what has been computed, until
     another one of its layer takes the place of the one that was not used for longest, was used
@@ -167,9 +151,7 @@ class ExpertsSection(Section):
     layer, that the predictor holds for least likely to be chosen next; dp: lru, divided among the
     layers as calibration has shown to be best. auto: what suits the job best, static where nothing
     is known."""
-    gating: Annotated[
-        Literal["exact", "adaptive", "pre-gated"], one_of("exact", "adaptive", "pre-gated")
-    ] = "exact"
+    gating: Literal["exact", "adaptive", "pre-gated"] = "exact"
     """What chooses experts. exact: the gates of the model. With the others answers are not exactly
     the model's own. adaptive: fewer of them where that hardly changes the loss, by what ``moebatch
     calibrate --gating adaptive`` has left beside the model. pre-gated: gates that choose for a
@@ -182,7 +164,7 @@ class ExpertsSection(Section):
     def _agree(self) -> "ExpertsSection":
         if self.threshold is not None and self.gating != "adaptive":
             message = f"means nothing while gating is {self.gating}; set gating to adaptive"
-            raise WrongValues({"threshold": message})
+            raise WrongValues({("threshold",): message})
         return self
 
 
@@ -192,9 +174,7 @@ class ResourcesSection(Section):
     hardware: Hardware = "auto"
     """auto measures this machine; else the name of a profile that comes with moebatch, such as
     t4, or the path of one, which has a slash or ends in .yaml."""
-    device: Annotated[
-        Literal["auto", "cpu", "cuda", "emulate"], one_of("auto", "cpu", "cuda", "emulate")
-    ] = "auto"
+    device: Literal["auto", "cpu", "cuda", "emulate"] = "auto"
     """Where it is computed. auto: on the GPU, if there is one and the profile knows it. emulate: a
     GPU is stood in for by main memory, with the capacity and the links of the profile; all
     arithmetic is done by the CPU."""
@@ -250,14 +230,7 @@ def load_job(path: Path | str) -> Job:
 
     Raises ConfigError with all faults of the file at once.
     """
-    file = read_yaml(Path(path), kind="job file")
-    faults = list(file.faults)
-    try:
-        job = Job.model_validate(file.content)
-    except ValidationError as error:
-        faults += faults_of(error, file, Job)
-    if faults:
-        raise ConfigError(sorted(faults, key=lambda fault: fault.line or 0))
+    job = read_form(Path(path), Job, kind="job file")
     return job.relative_to(Path(path).absolute().parent)
 
 

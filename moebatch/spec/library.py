@@ -2,11 +2,11 @@
 
 import os
 import re
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Literal
 
 from moebatch.errors import ConfigError, Fault
+from moebatch.spec.suggestion import did_you_mean
 
 Kind = Literal["hardware", "models", "saved"]
 """Folders of the library."""
@@ -48,10 +48,10 @@ def names(kind: Kind) -> tuple[str, ...]:
 
 def _unknown(kind: Kind, name: str) -> str:
     known = _files(kind)
-    near = [known[key].stem for key in get_close_matches(_plain(name), known, n=2)]
-    guess = f"did you mean {' or '.join(near)}? " if near else ""
+    guess = did_you_mean(_plain(name), known, spelled=lambda key: known[key].stem, most=2)
     shipped = f"there are {', '.join(names(kind))}" if known else "none comes with moebatch"
-    return f"no {_NOUNS[kind]} of that name; {guess}{shipped}; or give the path of a file"
+    advice = f"{guess} {shipped}".strip()
+    return f"no {_NOUNS[kind]} of that name; {advice}; or give the path of a file"
 
 
 def _files(kind: Kind) -> dict[str, Path]:

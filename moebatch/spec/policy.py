@@ -1,10 +1,13 @@
 """The planner's answer: how large a pass is, what lives where, and what is computed where."""
 
-from dataclasses import dataclass
-from typing import Literal, get_args
+from dataclasses import dataclass, fields
+from math import ceil
+from typing import Annotated, Literal, get_args
 
 from moebatch.spec.hardware import LevelName
 from moebatch.spec.rounding import ROUNDING, whole
+from moebatch.spec.values import one_of, real_number, whole_number
+from moebatch.spec.workload import Workload
 
 PAGE_TOKENS = 16
 """Tokens of a page of keys and values: on average half a page per sequence is unused."""
@@ -53,6 +56,12 @@ next layers' gates say of what this one sees (AdapMoE); learned: a perceptron's 
 PREDICTORS: tuple[PredictorName, ...] = get_args(PredictorName)
 
 
+_MAX_SEQUENCES = 2**20
+_MAX_TOKENS = 2**24
+MAX_SLOTS = 2**16
+_MAX_PAGES = 2**40
+
+
 def pages_of(num_tokens: int) -> int:
     """Pages that hold `num_tokens` tokens."""
     return -(-num_tokens // PAGE_TOKENS)
@@ -62,9 +71,9 @@ def pages_of(num_tokens: int) -> int:
 class Placement:
     """Which share of something lives on each level, each from 0 to 1, 1 in all."""
 
-    vram: float = 0.0
-    dram: float = 0.0
-    disk: float = 0.0
+    vram: Annotated[float, real_number(0, 1)] = 0.0
+    dram: Annotated[float, real_number(0, 1)] = 0.0
+    disk: Annotated[float, real_number(0, 1)] = 0.0
 
     def __post_init__(self) -> None:
         shares = (self.vram, self.dram, self.disk)
@@ -91,19 +100,13 @@ def kv_levels(placement: Placement, num_layers: int) -> tuple[LevelName, ...]:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Policy:
-    """How a job is run on one machine. Nothing in it changes what is computed."""
+class OpenPolicy:
+    """A policy in which details may be left open until the job is known: None is what suits it."""
 
-    batch_size: int
+    batch_size: Annotated[int, whole_number(1, _MAX_SEQUENCES)]
     """Most sequences that are in work at once (N)."""
-    micro_batch_size: int
+    micro_batch_size: Annotated[int, whole_number(1, _MAX_SEQUENCES)]
     """Most sequences whose attention is computed together (mu)."""
-    tokens_per_pass: int
-    """Most tokens of one pass: one of each decoding sequence, the rest slices of prompts."""
-    num_slots: int
-    """Slots through which experts stream to where they are computed; 0 when none has to."""
-    num_kv_pages: int
-    """Pages of the cache of keys and values, on all levels together."""
     weights: Placement
     """Where the experts live (r_w and the shares below)."""
     kv_cache: Placement = Placement(dram=1.0)
@@ -114,15 +117,68 @@ class Policy:
     """F_g."""
     schedule: Schedule = "klotski"
     batching: Batching = "mixed"
-    num_hot: int | None = None
-    """Experts of a layer that come before its gates have spoken (K); None: as many as will probably
+    tokens_per_pass: Annotated[int | None, whole_number(1, _MAX_TOKENS)] = None
+    """Most tokens of one pass: one of each decoding sequence, the rest slices of prompts. Left open
+    with static batching, where it means nothing."""
+    num_slots: Annotated[int | None, whole_number(0, MAX_SLOTS)] = None
+    """Slots through which experts stream to where they are computed; 0 when none has to."""
+    num_kv_pages: Annotated[int | None, whole_number(1, _MAX_PAGES)] = None
+    """Pages of the cache of keys and values, on all levels together."""
+    num_hot: Annotated[int | None, whole_number(0, MAX_SLOTS)] = None
+    """Experts of a layer that come before its gates have chosen (K); None: as many as will probably
     be chosen."""
     cache: CacheRule = "static"
-    """Which experts are those that stay, as many as `weights` says."""
+    """Which experts stay, as many as `weights` says."""
     cache_sizes: tuple[int, ...] = ()
     """How many of each MoE layer; empty is evenly."""
-    predictor: PredictorName | None = None
+    predictor: Annotated[PredictorName | None, one_of(*PREDICTORS)] = None
     """What says which experts come next; None: the correlation table, if there is one."""
+
+    @classmethod
+    def of(cls, policy: "Policy") -> "OpenPolicy":
+        """A policy with nothing left open. Micro-batches larger than the batch become as large."""
+        values = {entry.name: getattr(policy, entry.name) for entry in fields(cls)}
+        values["micro_batch_size"] = min(policy.micro_batch_size, policy.batch_size)
+        if policy.batching == "static":
+            del values["tokens_per_pass"]
+        return cls(**values)
+
+    @property
+    def streams_experts(self) -> bool:
+        """Whether some experts do not live where they are computed."""
+        return (self.weights.vram if self.ffn_on_gpu else self.weights.dram) < 1
+
+    def resolve(self, workload: Workload, *, num_experts: int) -> "Policy":
+        """The policy for a job on a model with so many experts in all its layers.
+
+        What is open becomes: as many tokens of a pass as a job needs whose sequences begin and
+        end steadily; a few slots if experts stream; pages for a batch of the longest sequences.
+        """
+        values = {entry.name: getattr(self, entry.name) for entry in fields(self)}
+        values["tokens_per_pass"] = self._tokens(workload)
+        if self.num_slots is None:
+            values["num_slots"] = min(STREAMING_SLOTS, num_experts) if self.streams_experts else 0
+        if self.num_kv_pages is None:
+            pages = self.batch_size * pages_of(workload.max_total_tokens)
+            values["num_kv_pages"] = max(1, pages)
+        return Policy(**values)
+
+    def _tokens(self, workload: Workload) -> int:
+        if self.batching == "static":
+            return self.batch_size
+        if self.tokens_per_pass is not None:
+            return self.tokens_per_pass
+        prompts = workload.mean_prompt_tokens / max(1.0, workload.mean_new_tokens)
+        return ceil(self.batch_size * (1 + prompts))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Policy(OpenPolicy):
+    """How a job is run on one machine. Nothing in it changes what is computed."""
+
+    tokens_per_pass: int
+    num_slots: int
+    num_kv_pages: int
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "micro_batch_size", "tokens_per_pass", "num_kv_pages"):

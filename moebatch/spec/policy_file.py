@@ -10,12 +10,14 @@ from typing import Any
 
 from moebatch.spec.hardware import LEVELS
 from moebatch.spec.library import find
-from moebatch.spec.open_policy import OpenPolicy
-from moebatch.spec.policy import Placement, Policy
-from moebatch.spec.policy_reader import MEASURED, RECORDS, TEXTS, PolicyReader
+from moebatch.spec.policy import OpenPolicy, Placement, Policy
 from moebatch.spec.profile_text import as_yaml
 from moebatch.spec.workload import Workload
-from moebatch.spec.yaml_file import read_yaml
+
+_TEXTS = ("title", "source", "note", "model", "hardware")
+_RECORDS = ("published", "prediction")
+MEASURED = "tokens_per_s"
+"""The figure of a record that predictions are compared with."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,7 +37,7 @@ class PolicyFile:
     workload: Workload | None = None
     """Means of the workload that it was made for."""
     published: Mapping[str, Any] = field(default_factory=dict)
-    """Figures that somebody measured with it, such as ``tokens_per_s``."""
+    """Figures that were measured with it, such as ``tokens_per_s``."""
     prediction: Mapping[str, Any] = field(default_factory=dict)
     """What was predicted when it was made: any plain data."""
     path: str = ""
@@ -55,12 +57,12 @@ class PolicyFile:
     def to_yaml(self) -> str:
         """The text of a policy file that reads as this one."""
         content: dict[str, object] = {
-            key: getattr(self, key) for key in TEXTS if getattr(self, key)
+            key: getattr(self, key) for key in _TEXTS if getattr(self, key)
         }
         if self.workload is not None:
-            content["workload"] = _workload(self.workload)
-        content["policy"] = _policy(self.policy)
-        content |= {key: dict(getattr(self, key)) for key in RECORDS if getattr(self, key)}
+            content["workload"] = _workload_keys(self.workload)
+        content["policy"] = _policy_keys(self.policy)
+        content |= {key: dict(getattr(self, key)) for key in _RECORDS if getattr(self, key)}
         return as_yaml(content)
 
 
@@ -69,17 +71,16 @@ def load_policy(name_or_path: str | Path) -> PolicyFile:
 
     Raises ConfigError with all faults of the file at once, or with the names that exist.
     """
+    # Here, so that commands start without pydantic.
+    from moebatch.spec.form import given, read_form
+    from moebatch.spec.policy_form import PolicyForm
+
     path = find("saved", str(name_or_path))
-    reader = PolicyReader(read_yaml(path, kind="policy file"))
-    content: dict[str, Any] = {key: reader.text(key) for key in TEXTS}
-    content["title"] = content["title"] or path.stem
-    content |= {"workload": reader.workload(), "policy": reader.policy()}
-    content |= {key: reader.record(key) for key in RECORDS}
-    reader.finish()
-    return PolicyFile(path=str(path), **content)
+    content = given(read_form(path, PolicyForm, kind="policy file"))
+    return PolicyFile(**{"title": path.stem, **content, "path": str(path)})
 
 
-def _workload(workload: Workload) -> dict[str, object]:
+def _workload_keys(workload: Workload) -> dict[str, object]:
     content: dict[str, object] = {
         "prompt_tokens": workload.mean_prompt_tokens,
         "new_tokens": workload.mean_new_tokens,
@@ -89,7 +90,7 @@ def _workload(workload: Workload) -> dict[str, object]:
     return content
 
 
-def _policy(policy: OpenPolicy) -> dict[str, object]:
+def _policy_keys(policy: OpenPolicy) -> dict[str, object]:
     values = {entry.name: getattr(policy, entry.name) for entry in fields(OpenPolicy)}
     return {
         name: _shares(value) if isinstance(value, Placement) else value

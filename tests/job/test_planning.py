@@ -29,8 +29,7 @@ from moebatch.measure.saved import load_saved, save_profile, this_machine_path
 from moebatch.plan.options import PlanOptions
 from moebatch.schedule.timeline.lane_statistics import LAUNCH
 from moebatch.spec.job import Job, load_job
-from moebatch.spec.open_policy import OpenPolicy
-from moebatch.spec.policy import Placement
+from moebatch.spec.policy import OpenPolicy, Placement
 from moebatch.spec.policy_file import PolicyFile
 from moebatch.spec.profile import load_profile
 from moebatch.spec.profile_values import (

@@ -29,8 +29,7 @@ from moebatch.predict.table_file import TABLE, empty_table, save_table
 from moebatch.report.summary import summary_view
 from moebatch.schedule.names import SCHEDULES
 from moebatch.spec.job import Job, load_job
-from moebatch.spec.open_policy import OpenPolicy
-from moebatch.spec.policy import Placement
+from moebatch.spec.policy import OpenPolicy, Placement
 from moebatch.spec.policy_file import PolicyFile
 from moebatch.spec.profile import load_profile
 from moebatch.spec.workload import Workload

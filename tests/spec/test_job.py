@@ -282,8 +282,8 @@ WRONG = [
     ("resources", "dram: 0", SIZE + "0"),
     ("resources", "vram: -1GiB", SIZE + "'-1GiB'"),
     ("resources", "disk: " + "9" * 400, SIZE + "9" * 60 + "…"),
-    ("resources", "dram: 1.5", "must be auto or a size such as 12GiB, got 1.5"),
-    ("resources", "dram: true", "must be auto or a size such as 12GiB, got true"),
+    ("resources", "dram: 1.5", SIZE + "1.5"),
+    ("resources", "dram: true", SIZE + "true"),
     ("resources", "threads: 0", "must be auto or a whole number from 1 to 4096, got 0"),
     (
         "resources",

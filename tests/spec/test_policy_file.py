@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from moebatch.errors import ConfigError, Fault
 from moebatch.spec.library import names
 from moebatch.spec.models import load_model
-from moebatch.spec.open_policy import OpenPolicy
-from moebatch.spec.policy import SCHEDULES, STREAMING_SLOTS, Placement, Policy
+from moebatch.spec.policy import SCHEDULES, STREAMING_SLOTS, OpenPolicy, Placement, Policy
 from moebatch.spec.policy_file import PolicyFile, load_policy
 from moebatch.spec.profile import load_profile
 from moebatch.spec.workload import Workload
@@ -457,7 +456,7 @@ class TestRefusals:
         assert [str(each).partition(":")[2] for each in faults(tmp_path, "policy: {}\n")] == [
             "1: policy.batch_size: is missing and has no default",
             "1: policy.micro_batch_size: is missing and has no default",
-            "1: policy.weights: is missing and has no default",
+            "1: policy.weights: is missing; add it with vram, dram, disk",
         ]
 
     def test_all_faults_at_once(self, tmp_path: Path) -> None:
