@@ -1,0 +1,42 @@
+"""Links between pages, and paths that pages name, lead somewhere."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.docs.pages import PAGES, REPOSITORY, anchors, codes, links
+
+_IN_REPOSITORY = re.compile(
+    r"^(?:moebatch|tests|policies|jobs|docs)/[\w./-]+$|^[A-Z]+(?:\.md)?$|^Makefile$"
+)
+_MADE_BY_RUNS = re.compile(r"^jobs/demo\.(?:answers|submit)")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_links_lead_somewhere(page: Path) -> None:
+    for link in links(page.read_text()):
+        if "://" in link:
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), f"{page.name}: {link}: there is no {target}"
+        assert REPOSITORY in (target, *target.parents), f"{page.name}: {link} is elsewhere"
+        if anchor:
+            assert anchor in anchors(target.read_text()), f"{page.name}: {link}: no such heading"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_paths_in_the_repository_exist(page: Path) -> None:
+    """Where things are is said by path, so whoever moves them moves this with them."""
+    if page.name == "CHANGELOG.md":
+        return
+    for code in codes(page.read_text()):
+        if "/" in code and _IN_REPOSITORY.match(code) and not _MADE_BY_RUNS.match(code):
+            assert (REPOSITORY / code).exists(), f"{page.name}: there is no {code}"
+
+
+def test_every_page_can_be_reached_from_the_index() -> None:
+    index = REPOSITORY / "docs/index.md"
+    linked = {(index.parent / link).resolve() for link in links(index.read_text())}
+    assert linked | {index} == set(PAGES)
