@@ -5,8 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from moebatch.engine.sequence import Sequence
-from moebatch.layout.admission import longest_first
-from moebatch.layout.occupancy import peak_pages
+from moebatch.layout.admission import Admission, Caps, fields_of, longest_first
 from moebatch.plan.endings import InWork
 from moebatch.plan.time_left import Standing
 from moebatch.spec.policy import PAGE_TOKENS, Policy, pages_of
@@ -15,7 +14,6 @@ from moebatch.store.kv_prefixes import KvPrefix
 
 _OBSERVED_ANSWERS = 256
 _ENOUGH_ANSWERS = 16
-_ANY_BUDGET = 2**62
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,19 +37,16 @@ class Slice:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rest:
-    """What is left when nobody waits any more, if all answers become as long as they may."""
+    """What is left when no sequence waits any more, if all answers become as long as they may."""
 
     num_pages: int
-    """Most pages that will be held at once."""
+    """Pages that suffice to the end."""
     num_passes: int
 
 
 class Batcher:
-    """Fills passes: one token of every decoding sequence, then slices of prompts.
+    """Fills passes with sequences, by the rules of `Admission`.
 
-    A waiting sequence is admitted when there is a seat, when its prompt can be begun in the pass,
-    and when the cache will probably hold it until it ends, beside all others until they do; with
-    static batching, only when nobody is in work.
     Answers are expected to be as long as nine of ten so far, or as long as they may become until
     some have been seen. When the cache runs full all the same, the sequence that was admitted last
     gives its pages back, and is computed again later from its prompt and what it has generated;
@@ -78,45 +73,46 @@ class Batcher:
         """Sequences whose prompts others may wait for."""
 
     def next_pass(self) -> list[Slice]:
-        """Slices of the next pass with pages for their tokens; empty when all work is done."""
+        """Slices of the next pass with pages for their tokens, those of decoding sequences first;
+        empty when all work is done."""
         self._publish()
-        slices = [Slice(sequence, 1) for sequence in self._decoding()]
-        budget = self._policy.tokens_per_pass - len(slices)
-        self._admit(budget - sum(s.num_pending for s in self.running if not s.is_decoding))
+        self._usual_answer = self._observed()
+        while (admission := self._admission(self._expected_left)).lacks_pages:
+            self._preempt(self.running[-1])
         for sequence in self.running:
-            if not sequence.is_decoding:
-                if budget <= 0:
-                    break
-                slices.append(Slice(sequence, min(sequence.num_pending, budget)))
-                budget -= slices[-1].num_tokens
-        return slices
+            if sequence.is_decoding:
+                self._cache.grow(sequence, sequence.num_tokens)
+        self._admit(admission)
+        sizes = admission.slices().tolist()
+        pieces = [Slice(s, size) for s, size in zip(self.running, sizes, strict=True) if size]
+        return sorted(pieces, key=lambda piece: not piece.sequence.is_decoding)
 
     def shrink(self) -> bool:
-        """Makes passes half as large and sends back sequences that have no seat in them any more.
+        """Makes passes half as large and sends back sequences that have no place in them any more.
 
         False if passes are as small as they can be.
         """
         if self._policy.tokens_per_pass == 1:
             return False
         tokens = self._policy.tokens_per_pass // 2
-        seats = min(tokens, max(1, self._policy.batch_size // 2))
-        self._policy = replace(self._policy, tokens_per_pass=tokens, batch_size=seats)
-        while len(self.running) > seats:
+        most = min(tokens, max(1, self._policy.batch_size // 2))
+        self._policy = replace(self._policy, tokens_per_pass=tokens, batch_size=most)
+        while len(self.running) > most:
             self._preempt(self.running[-1])
         return True
 
     def rest(self) -> Rest | None:
-        """What is still to be done; None if anybody waits, or not all are past their prompts: these
-        would grow later than the others."""
+        """What is still to be done; None if a sequence waits, or not all are past their prompts:
+        these would grow later than the others."""
         if not self.running or not all(sequence.is_decoding for sequence in self.running):
             return None
         following = self._next_waiting()
         if following is not None:
             self._waiting.appendleft(following)
             return None
-        room = self._room(_longest_left)
+        num_pages = self._admission(_longest_left).pages_to_the_end
         num_passes = max(map(_longest_left, self.running))
-        return Rest(num_pages=room.peak + self._cache.num_pages_held_jointly, num_passes=num_passes)
+        return Rest(num_pages=num_pages + self._cache.num_pages_held_jointly, num_passes=num_passes)
 
     def standing(self, num_passes: int) -> Standing:
         """Where the job stands after so many passes."""
@@ -142,18 +138,6 @@ class Batcher:
             self._cache.publish(sequence, sequence.num_cached)
         self._cache.release(sequence)
 
-    def _decoding(self) -> list[Sequence]:
-        """Running sequences with one token to compute, after making room for that token."""
-        while True:
-            decoding = [s for s in self.running if s.is_decoding]
-            missing = sum(self._cache.pages_to_grow(s, s.num_tokens) for s in decoding)
-            if missing <= self._cache.num_free_pages:
-                break
-            self._preempt(self.running[-1])
-        for sequence in decoding:
-            self._cache.grow(sequence, sequence.num_tokens)
-        return decoding
-
     def _preempt(self, sequence: Sequence) -> None:
         self.running.remove(sequence)
         self._cache.publish(sequence, sequence.num_cached)
@@ -162,22 +146,23 @@ class Batcher:
         self._waiting.appendleft(sequence)
         self.num_preempted += 1
 
-    def _admit(self, budget: int) -> None:
-        """Takes waiting sequences in, in their order, with pages for all of their known tokens.
+    def _admission(self, left: Callable[[Sequence], int]) -> Admission:
+        """The sequences in work as numbers, `left` being the tokens that each will still get."""
+        caps = replace(
+            Caps.of(self._policy), pages=self._cache.num_pages - self._cache.num_pages_held_jointly
+        )
+        rows = [
+            (*self._in_work(s, self._cache.num_joint_pages(s)).row, left(s)) for s in self.running
+        ]
+        return Admission(caps, fields_of(rows))
 
-        No more of them than there is `budget` to compute in this pass, so that they hold pages no
-        longer than they must; but static batches are taken in whole.
-        """
-        if self._policy.batching == "static":
-            if self.running:
-                return
-            budget = _ANY_BUDGET
-        self._usual_answer = self._observed()
-        room = self._room(self._expected_left)
+    def _admit(self, admission: Admission) -> None:
+        """Takes waiting sequences in, in their order, with pages for all of their known tokens."""
+        if not admission.takes_more:
+            return
         later: deque[Sequence] = deque()
         num_pending_tokens = 0
-        most = self._policy.batch_size
-        while budget > 0 and len(self.running) < most and len(later) < most:
+        while len(later) < self._policy.batch_size and admission.has_place:
             sequence = self._next_waiting()
             if sequence is None:
                 break
@@ -185,32 +170,37 @@ class Batcher:
             if prefix.num_pending_tokens:
                 later.append(sequence)
                 num_pending_tokens += prefix.num_pending_tokens
-            elif self._take_in(sequence, prefix, room):
-                budget -= sequence.num_pending
-            else:
+            elif not self._take_in(sequence, prefix, admission):
                 self._waiting.appendleft(sequence)
                 break
         # To wait until others have computed a beginning costs at most one pass; not to wait, the
         # tokens that are computed several times.
         if num_pending_tokens < self._policy.tokens_per_pass / 2:
-            self._take_in_at_once(later, room)
+            self._take_in_at_once(later, admission)
         self._waiting.extendleft(reversed(later))
 
-    def _take_in_at_once(self, later: deque[Sequence], room: "_Room") -> None:
+    def _take_in_at_once(self, later: deque[Sequence], admission: Admission) -> None:
         """Those of `later` that there is room for, although their beginning is being computed."""
-        while later and len(self.running) < self._policy.batch_size:
+        while later:
             prefix = self._cache.find(later[0].request.prompt_tokens)
-            if not self._take_in(later[0], prefix, room):
+            if not self._take_in(later[0], prefix, admission, begins_now=False):
                 return
             later.popleft()
 
-    def _take_in(self, sequence: Sequence, prefix: KvPrefix, room: "_Room") -> bool:
-        """Admits a sequence, if the cache will probably hold it until it ends."""
-        if not self._will_fit(sequence, prefix, room):
-            if self.running:
-                return False
-            # Alone it can have all pages; whoever feeds us has checked that these suffice.
-            room.add(sequence, 0, self._expected_left(sequence))
+    def _take_in(
+        self,
+        sequence: Sequence,
+        prefix: KvPrefix,
+        admission: Admission,
+        *,
+        begins_now: bool = True,
+    ) -> bool:
+        """Admits a sequence, if there is room for it."""
+        num_joint = len(prefix.pages) - self._cache.num_unheld(prefix)
+        num_pending, left = sequence.num_tokens - prefix.num_tokens, self._expected_left(sequence)
+        row = num_pending, prefix.num_tokens, PAGE_TOKENS * num_joint, left
+        if not admission.take_in(fields_of([row]), begins_now=begins_now):
+            return False
         self._cache.begin(
             sequence, sequence.request.prompt_tokens, prefix, tokens=sequence.num_tokens
         )
@@ -219,22 +209,6 @@ class Batcher:
         self._prefilling.append(sequence)
         self.running.append(sequence)
         return True
-
-    def _will_fit(self, sequence: Sequence, prefix: KvPrefix, room: "_Room") -> bool:
-        """Whether there are pages now, and probably will be until everybody has ended."""
-        num_kept = self._cache.num_unheld(prefix)
-        needed = pages_of(sequence.num_tokens) - len(prefix.pages) + num_kept
-        return needed <= self._cache.num_free_pages and room.holds(
-            sequence, len(prefix.pages) - num_kept, self._expected_left(sequence)
-        )
-
-    def _room(self, left: Callable[[Sequence], int]) -> "_Room":
-        """The cache with everybody who is in work, and the tokens that each will still get."""
-        room = _Room(self._cache.num_pages - self._cache.num_pages_held_jointly)
-        for sequence in self.running:
-            num_joint = self._cache.num_joint_pages(sequence)
-            room.add(sequence, num_joint, left(sequence))
-        return room
 
     def _publish(self) -> None:
         """Says what the last pass has computed of prompts."""
@@ -281,34 +255,6 @@ class Batcher:
         if len(self._answer_lengths) < _ENOUGH_ANSWERS:
             return None
         return sorted(self._answer_lengths)[len(self._answer_lengths) * 9 // 10]
-
-
-class _Room:
-    """Sequences in a cache: what each has now, and what it will still get."""
-
-    def __init__(self, num_pages: int) -> None:
-        self._num_pages = num_pages
-        self._tokens: list[int] = []
-        self._left: list[int] = []
-
-    def add(self, sequence: Sequence, num_joint_pages: int, left: int) -> None:
-        """Pages that it holds jointly are not counted as its own."""
-        self._tokens.append(sequence.num_tokens - PAGE_TOKENS * num_joint_pages)
-        self._left.append(left)
-
-    def holds(self, sequence: Sequence, num_joint_pages: int, left: int) -> bool:
-        """Adds a sequence, if there is room for all of them until they end."""
-        self.add(sequence, num_joint_pages, left)
-        if self.peak <= self._num_pages:
-            return True
-        self._tokens.pop()
-        self._left.pop()
-        return False
-
-    @property
-    def peak(self) -> int:
-        """Most pages that they will hold at once, joint ones left out."""
-        return peak_pages(self._tokens, self._left)
 
 
 def _longest_left(sequence: Sequence) -> int:

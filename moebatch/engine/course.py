@@ -1,4 +1,4 @@
-"""How a run goes, pass by pass, for others who want to know how long the rest of it takes."""
+"""How a run goes, pass by pass: what an estimate of the time left is made of."""
 
 import time
 from collections import deque
@@ -14,13 +14,13 @@ from moebatch.plan.passes import load_of
 from moebatch.plan.time_left import PassDone, Standing
 
 _MOST_KEPT = 256
-"""Passes that nobody has asked for yet."""
+"""Passes that no estimate has taken yet."""
 _STANDING_EVERY_S = 1.0
-"""Where short passes leave the run standing is looked at only so often."""
+"""The standing is looked at so often, however short passes are."""
 
 
 class Course:
-    """Written by the thread that runs passes; others may read, and take passes away."""
+    """Written by the thread that runs passes; another one reads it, and takes passes away."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self.passes: deque[PassDone] = deque(maxlen=_MOST_KEPT)

@@ -19,8 +19,8 @@ class Passes(Protocol):
     ) -> Iterator[LogitsBlock]:
         """Yields the logits from which next tokens come, block by block.
 
-        All slices are counted as cached when the first block is yielded. `layer_begins` is told
-        how far it is.
+        All slices are counted as cached when the first block is yielded. `layer_begins` is called
+        with every layer.
         """
 
     def give_up(self) -> None:
@@ -34,7 +34,7 @@ class Passes(Protocol):
         """What is being done, in words."""
 
     def interrupt(self, error: BaseException) -> None:
-        """Has a pass that is in work end with `error`, as soon as may be; any thread may say so."""
+        """Ends the pass in work with `error`, as soon as may be; any thread may call it."""
 
     def close(self) -> None:
-        """Ends whatever runs beside it."""
+        """Ends what runs beside it."""

@@ -33,7 +33,7 @@ class PlainSweep:
         policy: Policy,
         observer: RoutingObserver | None = None,
     ) -> None:
-        """`observer` is told what the gates choose."""
+        """`observer` sees what the gates choose."""
         self._decoder = decoder
         self._cache = cache
         self._experts = experts
@@ -51,8 +51,8 @@ class PlainSweep:
     ) -> Iterator[LogitsBlock]:
         """Yields the logits from which next tokens come, block by block.
 
-        All slices are counted as cached when the first block is yielded. `layer_begins` is told
-        of every layer.
+        All slices are counted as cached when the first block is yielded. `layer_begins` is called
+        with every layer.
         """
         layout = lay_out(
             slices,
@@ -83,7 +83,7 @@ class PlainSweep:
         return f"layer {self._num_layers_begun - 1}, counted on from pass to pass"
 
     def interrupt(self, error: BaseException) -> None:
-        """Whoever is told of every layer has to raise it there."""
+        """Nothing to do: `layer_begins` raises the error."""
 
     def close(self) -> None:
         """Nothing runs beside it."""

@@ -1,7 +1,6 @@
-"""The end of a job: memory of pages that nobody will need any more goes to experts that stay."""
+"""The end of a job: memory of pages that are not needed any more goes to experts that stay."""
 
 from moebatch.engine.batcher import Batcher
-from moebatch.spec.policy import PAGE_TOKENS
 from moebatch.store.experts import ExpertStore
 from moebatch.store.kv import KVCache
 
@@ -12,7 +11,7 @@ _LEAST_PASSES = 3
 class Tail:
     """Shrinks the cache of keys and values, and grows the number of resident experts.
 
-    When nobody waits any more the batch only shrinks, and so do the pages that it holds at its
+    When no sequence waits any more the batch only shrinks, and so do the pages that it holds at its
     peak. Each expert that has room in what is left stays in memory: where every expert is used in
     each pass, that saves its bytes in each of them. Memory is given back before it is taken, so
     there is never more of it than at the start.
@@ -38,12 +37,10 @@ class Tail:
         rest = batcher.rest()
         if rest is None or rest.num_passes < _LEAST_PASSES or not self._experts.can_grow:
             return
-        # They all grow by a token a pass; should one fall behind, it can still begin a page.
-        num_pages = rest.num_pages + 1 + len(batcher.running) // PAGE_TOKENS
-        free_pages = self._cache.num_pages - num_pages
+        free_pages = self._cache.num_pages - rest.num_pages
         free_bytes = max(0, free_pages) * self._cache.page_bytes + self._spare_bytes
         if free_pages > 0 and free_bytes >= self._experts.slot_bytes:
-            self._spare_bytes += self._cache.give_back(num_pages)
+            self._spare_bytes += self._cache.give_back(rest.num_pages)
             self._grow()
 
     def _grow(self) -> None:

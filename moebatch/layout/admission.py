@@ -1,14 +1,23 @@
-"""In which order waiting sequences are taken in."""
+"""Which sequences are in a pass, which of their tokens it computes, and which are sent back.
+
+Shape letters: S sequences in work, N sequences that wait, F the four fields of either.
+"""
 
 import heapq
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
+from moebatch.spec.policy import PAGE_TOKENS, Policy
 from moebatch.spec.workload import Length
 
 AHEAD_TOKENS = 2**18
 """Prompt tokens that are looked ahead: some 10 MB of them."""
 
+Ints = NDArray[np.int64]
 T = TypeVar("T")
 
 
@@ -16,7 +25,7 @@ def longest_first(source: Iterable[T], length_of: Callable[[T], Length]) -> Iter
     """Hands out the sequence with the longest possible answer among those within sight.
 
     Passes cost much the same with few sequences as with many, and the longest answer ends last,
-    so it should begin first: short ones are kept for the end, where they fill the seats that
+    so it should begin first: short ones are kept for the end, where they fill the places that
     become free. (The rule of the longest processing time: Graham 1969.) Sequences with equal
     answers keep their order. More than `AHEAD_TOKENS` prompt tokens are never held, unless one
     sequence has more.
@@ -33,3 +42,258 @@ def longest_first(source: Iterable[T], length_of: Callable[[T], Length]) -> Iter
             yield taken
     while waiting:
         yield heapq.heappop(waiting)[2]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Caps:
+    """What bounds a pass."""
+
+    sequences: int
+    tokens: int
+    pages: int
+    """Pages of keys and values that sequences hold alone."""
+    is_static: bool
+    """Whether sequences are taken in only when none is in work."""
+
+    @classmethod
+    def of(cls, policy: Policy) -> "Caps":
+        """As the policy says."""
+        return cls(
+            sequences=policy.batch_size,
+            tokens=policy.tokens_per_pass,
+            pages=policy.num_kv_pages,
+            is_static=policy.batching == "static",
+        )
+
+
+def fields_of(rows: Sequence[tuple[int, int, int, int]]) -> Ints:
+    """Sequences as `Admission` takes them, [F, S], from one row for each: tokens to compute before
+    the next one is chosen (0 where that is the newest one), cached tokens, how many of these other
+    sequences hold as well, and new tokens that are still to come."""
+    return np.array(rows, np.int64).reshape(-1, 4).T
+
+
+class Admission:
+    """Sequences in work, as numbers, in the order of their admission.
+
+    These are the rules of a run and of its prediction: the engine's batcher describes the sequences
+    that it has, and does what is decided; the planner lets the numbers `advance` by themselves.
+
+    - A pass computes one token of every decoding sequence, then slices of prompts, oldest first,
+      until it is full.
+    - A waiting sequence is taken in when there is a place, when its prompt can be begun in the
+      pass, and when the cache will hold it until it ends beside all others until they do; with
+      static batching, only when none is in work. One that is alone is always taken in.
+    - When decoding sequences need more pages than there are, the youngest sequence is sent back.
+    """
+
+    def __init__(self, caps: Caps, in_work_FS: Ints | None = None) -> None:
+        """`in_work_FS` are the `fields_of` sequences in work, if there are any."""
+        self._caps = caps
+        self._in_work_FS = fields_of(()) if in_work_FS is None else in_work_FS.copy()
+        self._peaks_S: Ints | None = None
+        """Pages that will be needed by how many are left, while all of them decode."""
+
+    def __len__(self) -> int:
+        return len(self.pending_S)
+
+    @property
+    def pending_S(self) -> Ints:
+        """Tokens to compute before the next one is chosen; 0 for a decoding sequence."""
+        pending_S: Ints = self._in_work_FS[0]
+        return pending_S
+
+    @property
+    def cached_S(self) -> Ints:
+        """Tokens whose keys and values are cached."""
+        cached_S: Ints = self._in_work_FS[1]
+        return cached_S
+
+    @property
+    def decodes_S(self) -> NDArray[np.bool_]:
+        """Which sequences compute the newest token of their answers."""
+        decodes_S: NDArray[np.bool_] = self.pending_S == 0
+        return decodes_S
+
+    @property
+    def lacks_pages(self) -> bool:
+        """Whether decoding sequences need more pages in this pass than there are."""
+        return len(self) > 1 and self.pages_held() > self._caps.pages
+
+    @property
+    def takes_more(self) -> bool:
+        """Whether sequences may be taken in before this pass, as far as there is room."""
+        return not (self._caps.is_static and len(self))
+
+    @property
+    def has_place(self) -> bool:
+        """Whether there is a place, and room for the beginning of another prompt in this pass."""
+        return len(self) < self._caps.sequences and (self._caps.is_static or self._tokens_left > 0)
+
+    def send_back(self) -> Ints:
+        """Takes the youngest sequence out of work; returns it as one that waits, [F, 1]."""
+        (pending,), (cached,), (shared,), (left,) = self._in_work_FS[:, -1:]
+        self._in_work_FS, self._peaks_S = self._in_work_FS[:, :-1], None
+        num_tokens = cached + (pending or 1)
+        return fields_of([(num_tokens - shared, shared, shared, left)])
+
+    def take_in(self, waiting_FN: Ints, *, begins_now: bool = True) -> int:
+        """Takes in as many of the next sequences as there are places, tokens of the pass, and pages
+        for; returns how many.
+
+        `begins_now` says that their prompts have to be begun in this pass.
+        """
+        room = self._caps.sequences - len(self)
+        if begins_now and not self._caps.is_static:
+            room = min(room, self._num_begun(waiting_FN[:, :room]))
+        count = self._num_fitting(waiting_FN, min(room, waiting_FN.shape[1]))
+        if count:
+            self._in_work_FS = np.concatenate([self._in_work_FS, waiting_FN[:, :count]], axis=1)
+            self._peaks_S = None
+        return count
+
+    def slices(self) -> Ints:
+        """Tokens of every sequence in this pass, [S]."""
+        decodes_S, pending_S = self.decodes_S, self.pending_S
+        budget = self._caps.tokens - int(decodes_S.sum())
+        before_S = np.cumsum(pending_S) - pending_S
+        slices_S: Ints = np.clip(budget - before_S, 0, pending_S) + decodes_S
+        return slices_S
+
+    def advance(self, slices_S: Ints, num_passes: int = 1) -> None:
+        """Passes of these slices are over, of which all decoding ones may be several: their tokens
+        are cached, next ones are chosen, and sequences without any to come have ended."""
+        pending_S, cached_S, _, left_S = self._in_work_FS
+        left_S -= num_passes * ((slices_S > 0) & (slices_S >= pending_S))
+        cached_S += num_passes * slices_S
+        np.maximum(pending_S - slices_S, 0, out=pending_S)
+        goes_on_S = left_S > 0
+        if not goes_on_S.all():
+            self._in_work_FS = self._in_work_FS[:, goes_on_S]
+
+    def passes_alike(self, waiting_FN: Ints) -> int:
+        """Passes, where all sequences decode, until one ends or is sent back or the next waiting
+        one fits. The later it begins, the less room it takes before others have ended."""
+        most = int(self._in_work_FS[3].min())
+        if len(self) > 1 and self.pages_held(most - 1) > self._caps.pages:
+            most = _first(1, most, lambda count: self.pages_held(count) > self._caps.pages)
+        may_come = self.takes_more and len(self) < self._caps.sequences
+        if not may_come or not waiting_FN.shape[1]:
+            return most
+        return _first(1, most, lambda count: self._fits(waiting_FN[:, :1], count))
+
+    def pages_held(self, passes_later: int = 0) -> int:
+        """Pages of all tokens that are known, if all sequences decode until then."""
+        last_S = self._own_tokens_S + passes_later - 1
+        return int((last_S // PAGE_TOKENS).sum()) + len(self)
+
+    @property
+    def pages_to_the_end(self) -> int:
+        """Most pages that are held from now on if all sequences decode and none comes. They grow by
+        a token a pass; should one fall behind, it can still begin a page."""
+        if self._peaks_S is None:
+            self._peaks_S = peaks(self._own_tokens_S, self._in_work_FS[3])
+        return int(self._peaks_S[len(self) - 1]) + 1 + len(self) // PAGE_TOKENS
+
+    @property
+    def spare_pages(self) -> int:
+        """Pages that are not needed any more, if all sequences decode and none comes."""
+        return max(0, self._caps.pages - self.pages_to_the_end)
+
+    @property
+    def _tokens_left(self) -> int:
+        """Tokens of the pass that sequences in work do not take."""
+        return self._caps.tokens - int(self.decodes_S.sum()) - int(self.pending_S.sum())
+
+    @property
+    def _own_tokens_S(self) -> Ints:
+        """Tokens that are known, without those that other sequences hold as well."""
+        pending_S, cached_S, shared_S, _ = self._in_work_FS
+        own_tokens_S: Ints = cached_S + pending_S - shared_S + self.decodes_S
+        return own_tokens_S
+
+    def _num_begun(self, waiting_FN: Ints) -> int:
+        """How many of the next sequences would have tokens in this pass."""
+        tokens_left = self._tokens_left
+        if tokens_left <= 0:
+            return 0
+        # All but the last one are computed in this pass.
+        return 1 + int(np.searchsorted(np.cumsum(waiting_FN[0]), tokens_left))
+
+    def _num_fitting(self, waiting_FN: Ints, most: int) -> int:
+        """How many of the next sequences the cache will hold until they end."""
+        least = int(most > 0 and not len(self))
+        while least < most:
+            # Mostly few of them fit, if any.
+            tried = least + 1 if least == 0 else min(most, 2 * least)
+            if self._fits(waiting_FN[:, :tried]):
+                least = tried
+            else:
+                most = tried - 1
+                break
+        while least < most:
+            tried = (least + most + 1) // 2
+            fits = self._fits(waiting_FN[:, :tried])
+            least, most = (tried, most) if fits else (least, tried - 1)
+        return least
+
+    def _fits(self, waiting_FN: Ints, passes_later: int = 0) -> bool:
+        """Whether so many more would fit, if all sequences in work decode until then."""
+        pending_N, cached_N, shared_N, left_N = waiting_FN
+        own_N = pending_N + cached_N - shared_N
+        tokens = np.concatenate([self._own_tokens_S + passes_later, own_N])
+        left = np.concatenate([self._in_work_FS[3] - passes_later, left_N])
+        return peak_pages(tokens, left) <= self._caps.pages
+
+
+def peak_pages(tokens: Sequence[int] | Ints, left: Sequence[int] | Ints) -> int:
+    """Most pages that sequences hold at any time, if all of them grow by one token a pass.
+
+    Less than the sum of what each needs in the end, since they do not end together: one that ends
+    gives its pages to those that are still growing.
+
+    Args:
+        tokens: what each sequence has now, at least 1.
+        left: how many tokens each will still get.
+    """
+    tokens, left = np.asarray(tokens, np.int64), np.asarray(left, np.int64)
+    if not len(left):
+        return 0
+    # As in `peaks`, but sequences that end together count as one, and none is sorted: this is
+    # called thousands of times.
+    one_ends = np.bincount(left) > 0
+    passes = np.flatnonzero(one_ends)[::-1]
+    group = np.cumsum(one_ends[::-1])[::-1][left] - 1
+    full, over = np.divmod(tokens - 1, PAGE_TOKENS)
+    by_over = np.bincount(group * PAGE_TOKENS + over, minlength=len(passes) * PAGE_TOKENS)
+    alive_by_over = by_over.reshape(-1, PAGE_TOKENS).cumsum(axis=0)
+    at_least = alive_by_over[:, ::-1].cumsum(axis=1)
+    whole, rest = np.divmod(passes, PAGE_TOKENS)
+    one_more = np.where(rest > 0, at_least[np.arange(len(passes)), rest - 1], 0)
+    full_pages = np.cumsum(np.bincount(group, weights=full))
+    return int((full_pages + at_least[:, -1] * (whole + 1) + one_more).max())
+
+
+def peaks(tokens: Sequence[int] | Ints, left: Sequence[int] | Ints) -> Ints:
+    """The same from when on only the k longest of them are left, for k = 1, 2, and so on."""
+    tokens, left = np.asarray(tokens, np.int64), np.asarray(left, np.int64)
+    order = np.argsort(-left, kind="stable")
+    # What is held only shrinks when a sequence ends, so it is largest when one has its last token.
+    # Those alive then are the first `alive` ones; each holds (begun - 1 + passes) // page + 1.
+    begun, passes = tokens[order] - 1, left[order]
+    full, over = np.divmod(begun, PAGE_TOKENS)
+    alive = np.arange(1, len(begun) + 1)
+    whole, rest = np.divmod(passes, PAGE_TOKENS)
+    # By how far its last page is filled, how many sequences begin one page more.
+    at_least = np.cumsum(over[:, None] >= np.arange(PAGE_TOKENS + 1), axis=0)
+    one_more = at_least[alive - 1, PAGE_TOKENS - rest]
+    held = np.cumsum(full) + alive * (whole + 1) + one_more
+    return np.maximum.accumulate(held)
+
+
+def _first(least: int, most: int, holds: Callable[[int], bool]) -> int:
+    """The first number of a range from which on something holds; the last one if it never does."""
+    while least < most:
+        middle = (least + most) // 2
+        least, most = (least, middle) if holds(middle) else (middle + 1, most)
+    return least

@@ -13,7 +13,7 @@ _NUM_BINS = 256
 _LONGEST = 1.0
 """Answers beside those seen that are taken to get as long as they may."""
 _ALIKE = 0.25
-"""Answers beside those seen that are taken to end anywhere alike: they tell where none got."""
+"""Answers beside those seen that are taken to end anywhere alike: the estimate where none got."""
 _GOLDEN = (5**0.5 - 1) / 2
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

@@ -1,30 +1,24 @@
-"""A job pass by pass: what the batcher would do with sequences of these lengths.
+"""A job pass by pass: what the batcher does with sequences of these lengths.
 
-Admission, prompt slices and refilled places are those of `engine/batcher.py`, on numbers alone.
+Shape letters: S sequences in work, N sequences that wait, F the four fields of either.
 """
 
 from collections.abc import Iterator, Sequence
 from itertools import cycle, islice
 
 import numpy as np
-from numpy.typing import NDArray
 
-from moebatch.layout.admission import longest_first
+from moebatch.layout.admission import Admission, Caps, Ints, longest_first
 from moebatch.layout.load import CountedLoad, PassLoad
-from moebatch.layout.occupancy import peak_pages, peaks
 from moebatch.layout.scratch import PROMPT_ROWS
-from moebatch.spec.policy import PAGE_TOKENS, Policy
+from moebatch.spec.policy import Policy
 from moebatch.spec.workload import Length, Workload
-
-Ints = NDArray[np.int64]
-NOBODY: Ints = np.empty((0, 4), np.int64)
-"""Nothing is in work."""
 
 
 def job_passes(workload: Workload, policy: Policy, num_sequences: int) -> Iterator[CountedLoad]:
     """Loads of all passes of `num_sequences` sequences, those in which nothing begins or ends
     counted together."""
-    return seated(Seats(admission_order(workload.sample, num_sequences, policy), policy))
+    return iter(Replay(admission_order(workload.sample, num_sequences, policy), policy))
 
 
 def admission_order(sample: Sequence[Length], count: int, policy: Policy) -> Ints:
@@ -63,139 +57,58 @@ def load_of(contexts: Ints, tokens: Ints, cached: Ints, *, num_ending: int) -> P
     )
 
 
-def seated(seats: "Seats") -> Iterator[CountedLoad]:
-    """All passes until everybody has ended."""
-    while (load := seats.next_pass()) is not None:
-        yield load
+class Replay:
+    """A job that goes on pass by pass: sequences in work, and those that wait."""
 
+    def __init__(self, lengths: Ints, policy: Policy, in_work_FS: Ints | None = None) -> None:
+        """`lengths` are those of `admission_order`; `in_work_FS` are the `fields_of` sequences in
+        work."""
+        prompts, new, shared = lengths.reshape(-1, 3).T
+        self._waiting_FN = np.stack([prompts - shared, shared, shared, new])
+        self._admission = Admission(Caps.of(policy), in_work_FS)
 
-class Seats:
-    """Sequences in work, in the order of their admission, and those that wait."""
+    def __iter__(self) -> Iterator[CountedLoad]:
+        """All passes until every sequence has ended."""
+        while (load := self._next_pass()) is not None:
+            yield load
 
-    def __init__(self, lengths: Ints, policy: Policy, in_work: Ints = NOBODY) -> None:
-        """`lengths` are those of `admission_order`; `in_work` are rows of tokens to compute before
-        the next one is chosen, 0 if that is the newest one, of cached and of shared tokens, and of
-        new ones that are still to come."""
-        self._waiting = lengths
-        self._next = 0
-        self._policy = policy
-        self._prompt_left, self._cached, self._shared, self._new_left = in_work.T.copy()
-        self._peaks: Ints | None = None
-        """Pages that will be needed by how many are left, once nobody waits and all decode."""
-
-    def next_pass(self) -> CountedLoad | None:
+    def _next_pass(self) -> CountedLoad | None:
         """Takes everything one pass further, or several if they are alike; None when all is
         done."""
-        decodes = self._prompt_left == 0
-        budget = self._policy.tokens_per_pass - int(decodes.sum())
-        self._admit(budget - int(self._prompt_left.sum()))
-        if not len(self._prompt_left):
+        admission = self._admission
+        while admission.lacks_pages:
+            self._waiting_FN = np.concatenate([admission.send_back(), self._waiting_FN], axis=1)
+        if admission.takes_more:
+            self._waiting_FN = self._waiting_FN[:, admission.take_in(self._waiting_FN) :]
+        if not len(admission):
             return None
-        if decodes.all() and len(decodes) == len(self._prompt_left):
+        if admission.decodes_S.all():
             return self._decode_until_one_ends()
-        decodes = np.concatenate([decodes, np.zeros(len(self._prompt_left) - len(decodes), bool)])
-        before = np.cumsum(self._prompt_left) - self._prompt_left
-        slices = np.clip(budget - before, 0, self._prompt_left)
-        load = self._load(decodes, slices)
-        self._cached += slices + decodes
-        self._prompt_left -= slices
-        chosen = decodes | ((self._prompt_left == 0) & (slices > 0))
-        self._new_left -= chosen
-        self._retire()
+        slices_S = admission.slices()
+        load = _load(admission, slices_S)
+        admission.advance(slices_S)
         return 1, load
 
     def _decode_until_one_ends(self) -> CountedLoad:
-        """Or until somebody can be admitted."""
-        count, sequences = self._passes_alike(), len(self._cached)
+        """Or is sent back, or until a waiting one can be taken in."""
+        admission = self._admission
+        count, sequences = admission.passes_alike(self._waiting_FN), len(admission)
         load = PassLoad(
             decode_sequences=float(sequences),
-            decode_positions=float(self._cached.sum() + sequences * (count + 1) / 2),
+            decode_positions=float(admission.cached_S.sum() + sequences * (count + 1) / 2),
             logits_rows=float(sequences),
-            spare_pages=float(self._spare_pages()),
+            spare_pages=0.0 if self._waiting_FN.shape[1] else float(admission.spare_pages),
         )
-        self._cached += count
-        self._new_left -= count
-        self._retire()
+        admission.advance(np.ones(sequences, np.int64), count)
         return count, load
 
-    def _spare_pages(self) -> int:
-        """As `Tail` of the engine has them."""
-        if self._next < len(self._waiting):
-            return 0
-        if self._peaks is None:
-            self._peaks = peaks(self._cached + 1 - self._shared, self._new_left)
-        num_left = len(self._cached)
-        needed = int(self._peaks[num_left - 1]) + 1 + num_left // PAGE_TOKENS
-        return max(0, self._policy.num_kv_pages - needed)
 
-    def _admit(self, budget: int) -> None:
-        """As many as there are seats, tokens in the pass and pages for; the first one always."""
-        is_static = self._policy.batching == "static"
-        if is_static and len(self._prompt_left):
-            return
-        room = self._policy.batch_size - len(self._prompt_left)
-        if not is_static:
-            # All but the last one are computed in this pass.
-            prompts, _, shared = self._waiting[self._next : self._next + room].T
-            before = np.cumsum(prompts - shared)
-            room = min(room, 1 + int(np.searchsorted(before, budget))) if budget > 0 else 0
-        fitting = self._num_fitting(min(room, len(self._waiting) - self._next))
-        admitted = slice(self._next, self._next + fitting)
-        self._next += fitting
-        prompts, new, shared = self._waiting[admitted].T
-        self._prompt_left = np.concatenate([self._prompt_left, prompts - shared])
-        self._new_left = np.concatenate([self._new_left, new])
-        self._cached = np.concatenate([self._cached, shared])
-        self._shared = np.concatenate([self._shared, shared])
-
-    def _num_fitting(self, most: int) -> int:
-        """How many of the next ones the cache will hold until they end; it has always room for
-        one that is alone."""
-        least = int(most > 0 and not len(self._prompt_left))
-        while least < most:
-            # Mostly few of them fit, if any.
-            tried = least + 1 if least == 0 else min(most, 2 * least)
-            if self._fits(tried):
-                least = tried
-            else:
-                most = tried - 1
-                break
-        while least < most:
-            tried = (least + most + 1) // 2
-            least, most = (tried, most) if self._fits(tried) else (least, tried - 1)
-        return least
-
-    def _fits(self, count: int, passes_later: int = 0) -> bool:
-        """Whether so many more would fit, if everybody in work decodes until then."""
-        prompts, new, shared = self._waiting[self._next : self._next + count].T
-        decoding = self._prompt_left == 0
-        grown = self._cached + self._prompt_left - self._shared + decoding + passes_later
-        tokens = np.concatenate([grown, prompts - shared])
-        left = np.concatenate([self._new_left - passes_later, new])
-        return peak_pages(tokens, left) <= self._policy.num_kv_pages
-
-    def _passes_alike(self) -> int:
-        """Passes until one ends or the next one fits. The later it begins, the less room it
-        takes before others have ended."""
-        least, most = 1, int(self._new_left.min())
-        is_full = len(self._cached) >= self._policy.batch_size
-        if is_full or self._next == len(self._waiting) or self._policy.batching == "static":
-            return most
-        while least < most:
-            middle = (least + most) // 2
-            least, most = (least, middle) if self._fits(1, middle) else (middle + 1, most)
-        return most
-
-    def _retire(self) -> None:
-        going_on = self._new_left > 0
-        if going_on.all():
-            return
-        self._prompt_left, self._new_left = self._prompt_left[going_on], self._new_left[going_on]
-        self._cached, self._shared = self._cached[going_on], self._shared[going_on]
-
-    def _load(self, decodes: NDArray[np.bool_], slices: Ints) -> PassLoad:
-        sliced = slices > 0
-        tokens = slices[sliced]
-        num_ending = int((self._prompt_left[sliced] == tokens).sum())
-        contexts = self._cached[decodes] + 1
-        return load_of(contexts, tokens, self._cached[sliced], num_ending=num_ending)
+def _load(admission: Admission, slices_S: Ints) -> PassLoad:
+    decodes_S, sliced_S = admission.decodes_S, admission.pending_S > 0
+    sliced_S &= slices_S > 0
+    return load_of(
+        admission.cached_S[decodes_S] + 1,
+        slices_S[sliced_S],
+        admission.cached_S[sliced_S],
+        num_ending=int((admission.pending_S[sliced_S] == slices_S[sliced_S]).sum()),
+    )

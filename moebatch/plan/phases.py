@@ -1,8 +1,11 @@
 """A job as a few kinds of passes: how many of each, and what each has to do.
 
-The fluid picture behind the planner's objective. With N seats and T tokens a pass, prompts of s
-tokens and answers of g: while seats are being filled, passes are full; then they decode; as
-sequences end, their places are filled by full passes again.
+An approximation of the passes that `Admission` decides on, for the planner's objective: hundreds of
+candidates are weighed, and a replay of one takes a tenth of a second. All sequences are as long as
+the mean (but for the longest answer, with which a job ends), places and tokens are divisible, and
+pages always suffice. With N places and T tokens a pass, prompts of s tokens and answers of g:
+while places are being filled, passes are full; then they decode; as sequences end, their places are
+filled by full passes again. The chosen policy is replayed pass by pass (`plan/passes.py`).
 """
 
 from dataclasses import dataclass
@@ -31,16 +34,16 @@ def phases_of(workload: Workload, policy: Policy) -> tuple[Phase, ...]:
     total = workload.num_sequences
     prompt, steps = workload.mean_own_tokens, max(0.0, workload.mean_new_tokens - 1)
     tokens = policy.tokens_per_pass
-    seats = policy.batch_size if total is None else min(policy.batch_size, total)
-    waves = 1.0 if total is None else max(1.0, total / seats)
-    # While seats are filled for the first time half of them decode; later, nearly all.
-    in_full = seats * (1.0 if total is None else 1 - 0.5 / waves)
-    filling = seats * prompt / max(1.0, tokens - in_full)
+    places = policy.batch_size if total is None else min(policy.batch_size, total)
+    waves = 1.0 if total is None else max(1.0, total / places)
+    # While places are filled for the first time half of them decode; later, nearly all.
+    in_full = places * (1.0 if total is None else 1 - 0.5 / waves)
+    filling = places * prompt / max(1.0, tokens - in_full)
     at_start = 0.0 if total is None else filling
     if filling >= steps:  # prompts never stop coming in: every pass is full
-        decoding = min(tokens * steps / (steps + prompt), seats)
+        decoding = min(tokens * steps / (steps + prompt), places)
         prompts = tokens - decoding
-        num_full = waves * seats * prompt / prompts
+        num_full = waves * places * prompt / prompts
         at_end = 0.0 if total is None else max(0.0, workload.longest_answer - 1)
         phases = [
             Phase(num_passes=num_full, load=_load(workload, decoding, prompts)),
@@ -49,12 +52,12 @@ def phases_of(workload: Workload, policy: Policy) -> tuple[Phase, ...]:
     else:
         num_full = waves * filling
         rest = _waves_passes(workload, waves) + at_start - num_full
-        decoding = max(1.0, (waves * seats * steps - num_full * in_full) / max(rest, 1e-9))
+        decoding = max(1.0, (waves * places * steps - num_full * in_full) / max(rest, 1e-9))
         phases = [
             Phase(num_passes=num_full, load=_load(workload, in_full, tokens - in_full)),
-            Phase(num_passes=rest, load=_load(workload, min(decoding, seats), 0.0)),
+            Phase(num_passes=rest, load=_load(workload, min(decoding, places), 0.0)),
         ]
-    sequences = waves * seats
+    sequences = waves * places
     return tuple(
         Phase(num_passes=phase.num_passes / sequences, load=phase.load)
         for phase in phases
@@ -65,7 +68,7 @@ def phases_of(workload: Workload, policy: Policy) -> tuple[Phase, ...]:
 def _waves_passes(workload: Workload, waves: float) -> float:
     """Passes in which answers go on; their first tokens come with their prompts.
 
-    Answers of one length end together, so the last wave takes as long as any; otherwise seats are
+    Answers of one length end together, so the last wave takes as long as any; otherwise places are
     refilled one by one, and since the longest answers begin first, all end at about the same time.
     """
     steps = max(0.0, workload.mean_new_tokens - 1)

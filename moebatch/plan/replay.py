@@ -7,7 +7,7 @@ from itertools import accumulate
 from math import ceil
 
 from moebatch.layout.load import CountedLoad, PassLoad
-from moebatch.plan.passes import Seats, job_passes, seated
+from moebatch.plan.passes import Replay, job_passes
 from moebatch.spec.policy import Policy
 from moebatch.spec.workload import Workload
 
@@ -50,11 +50,11 @@ def _replayed(workload: Workload, policy: Policy) -> list[CountedLoad]:
 
 
 def rest_loads(
-    seats: Seats, policy: Policy, num_more: int, mean_new_tokens: float, *, most: int
+    rest: Replay, policy: Policy, num_more: int, mean_new_tokens: float, *, most: int
 ) -> list[CountedLoad]:
     """At most `most` loads of what is left of a job, where so many more sequences wait than those
-    in `seats`: these take their turn in the middle."""
-    loads = thinned(list(seated(seats)), most)
+    in `rest`: these take their turn in the middle."""
+    loads = thinned(list(rest), most)
     if not num_more or not loads:
         return loads
     middle = _middle(loads, policy.batch_size * mean_new_tokens)

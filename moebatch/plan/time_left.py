@@ -16,10 +16,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from moebatch.layout.admission import Ints, fields_of
 from moebatch.layout.lanes import pass_seconds
 from moebatch.layout.load import PassLoad
 from moebatch.plan.endings import Endings, InWork
-from moebatch.plan.passes import Ints, Seats, admission_order
+from moebatch.plan.passes import Replay, admission_order
 from moebatch.plan.prediction import at_end, with_more_residents
 from moebatch.plan.problem import Problem
 from moebatch.plan.replay import num_replayed, rest_loads
@@ -32,12 +33,12 @@ _MOST_SEQUENCES = 24_000
 _COST_SHARE = 0.005
 """Share of its time that a run may spend on replays of its rest."""
 _WINDOW = 64
-"""Passes of a kind that tell its rate."""
+"""Passes of a kind from which its rate is estimated."""
 _MOST_REMEMBERED = 4096
 _PRIOR_PASSES = 0.5
-"""So many passes speak for the plan."""
+"""Weight of the plan, in passes."""
 _COMMON_PASSES = 2.0
-"""So many passes of a kind speak for the rate of all."""
+"""Weight of the rate of all passes in that of a kind, in passes."""
 _FAR = 1.3
 """A pass that is further from the median than this counts as if it were so far."""
 
@@ -67,13 +68,13 @@ class Standing:
     num_taken: int = 0
     """Sequences that have been taken from those that wait."""
     batch_size: int | None = None
-    """Seats and tokens of a pass, where they are fewer than the policy says."""
+    """Sequences and tokens of a pass, where they are fewer than the policy says."""
     tokens_per_pass: int | None = None
     num_joint_pages: int = 0
     """Pages that several sequences hold."""
 
     def limited(self, policy: Policy) -> Policy:
-        """The policy with the seats, tokens and pages that there are."""
+        """The policy with the sequences, tokens and pages that there are."""
         return replace(
             policy,
             batch_size=self.batch_size or policy.batch_size,
@@ -91,7 +92,7 @@ class TimeLeft:
         policy: Policy,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`clock` tells what a replay costs."""
+        """`clock` measures what a replay costs."""
         self._problem = problem
         self._policy = policy
         self._cost = problem.cost
@@ -191,13 +192,14 @@ class TimeLeft:
         waiting, num_more = self._waiting(standing)
         before = (*standing.in_work, *standing.returned)
         left, waiting[:, 1] = endings.expected_new(before, waiting[:, 1])
-        first = np.array([one.row for one in before], np.int64).reshape(-1, 3)
-        first, num_running = np.column_stack([first, left]), len(standing.in_work)
+        rows = [(*one.row, new) for one, new in zip(before, left.tolist(), strict=True)]
+        num_running = len(standing.in_work)
         # Those that were sent back have nothing in the cache.
-        returned = first[num_running:, [0, 3, 2]]
-        seats = Seats(np.concatenate([returned, waiting]), policy, first[:num_running])
+        returned = np.array(rows[num_running:], np.int64).reshape(-1, 4)[:, [0, 3, 2]]
+        lengths = np.concatenate([returned, waiting])
+        rest = Replay(lengths, policy, fields_of(rows[:num_running]))
         mean_new = float(waiting[:, 1].mean()) if len(waiting) else 1.0
-        loads = rest_loads(seats, policy, num_more, mean_new, most=_MOST_LOADS)
+        loads = rest_loads(rest, policy, num_more, mean_new, most=_MOST_LOADS)
         passes = (
             (count, load.prompt_tokens > 0, at_end(self._problem, self._policy, load), load)
             for count, load in loads

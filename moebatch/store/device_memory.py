@@ -54,7 +54,7 @@ class DeviceMemory:
             assert self.used_bytes >= 0, "freed more than was allocated"
 
     def reserve(self, num_bytes: int, what: str) -> None:
-        """Counts what somebody else allocates on the device. Raises DoesNotFit."""
+        """Counts what is allocated elsewhere on the device. Raises DoesNotFit."""
         num_bytes = align_up(num_bytes, _ALIGNMENT_BYTES)
         with self._lock:
             left = self.capacity_bytes - self.used_bytes

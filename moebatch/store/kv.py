@@ -61,7 +61,7 @@ class KVCache:
         self._free = list(range(num_pages))
         """A heap: the lowest ones are given out first, so that the highest fall free for good."""
         self._kept: dict[int, None] = {}
-        """Pages that nobody holds, but somebody may want again: those left longest ago first."""
+        """Pages without an owner whose content may be used again: those left longest ago first."""
         self._num_holders = [0] * num_pages
         self._num_joint = 0
         self._prefixes = KvPrefixes() if shares else None
@@ -80,7 +80,7 @@ class KVCache:
 
     @property
     def num_free_pages(self) -> int:
-        """Pages that nobody holds."""
+        """Pages without an owner."""
         return len(self._free) + len(self._kept)
 
     def find(self, prompt: Sequence[int]) -> KvPrefix:
@@ -265,13 +265,13 @@ class KVCache:
         return page
 
     def _forget(self, page: int) -> None:
-        """Nobody will want a kept page again."""
+        """Forgets what kept pages hold."""
         del self._kept[page]
         assert self._prefixes is not None, "only known pages are kept"
         self._prefixes.forget(page)
 
     def _move(self, moved: Mapping[int, int]) -> None:
-        """What held pages hold goes to others that nobody has."""
+        """What held pages hold goes to free ones."""
         self._levels.copy_pages(moved)
         for source, target in moved.items():
             self._num_holders[target] = self._num_holders[source]

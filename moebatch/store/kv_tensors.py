@@ -81,7 +81,7 @@ class KvRoom:
         self.tensors = [KvTensors(*halves[i : i + 2]) for i in range(0, 2 * count, 2)]
 
     def give_back(self, num_pages: int) -> int:
-        """Gives back all but the first pages of its tensors, which nobody may look at any more;
+        """Gives back all but the first pages of its tensors, which are not read any more;
         returns the bytes that the system has back, those of whole pages of its own."""
         assert self._arena is not None, "memory of a device stays where it is"
         num_bytes = 0

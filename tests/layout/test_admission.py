@@ -1,11 +1,19 @@
-"""The order in which waiting sequences are taken in."""
+"""Passes are within their caps, and every token of every sequence is computed."""
 
 from collections.abc import Iterator
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moebatch.layout.admission import AHEAD_TOKENS, longest_first
+from moebatch.layout.admission import (
+    AHEAD_TOKENS,
+    Admission,
+    Caps,
+    fields_of,
+    longest_first,
+)
+from moebatch.spec.policy import pages_of
 from moebatch.spec.workload import Length
 
 lengths = st.lists(
@@ -40,3 +48,45 @@ def test_a_long_file_is_read_only_so_far_ahead(work: list[Length]) -> None:
         held -= prompt
         taken.append(Length(prompt // scale, new))
     assert sorted(taken) == sorted(work)
+
+
+@given(
+    work=st.lists(st.tuples(st.integers(1, 60), st.integers(1, 40)), min_size=1, max_size=15),
+    sequences=st.integers(1, 12),
+    tokens=st.integers(12, 80),
+    spare=st.integers(0, 20),
+    is_static=st.booleans(),
+)
+def test_no_pass_exceeds_a_cap_and_all_tokens_are_computed(
+    work: list[tuple[int, int]], sequences: int, tokens: int, spare: int, is_static: bool
+) -> None:
+    pages = max(pages_of(prompt + new) for prompt, new in work) + spare
+    admission = Admission(
+        Caps(sequences=sequences, tokens=tokens, pages=pages, is_static=is_static)
+    )
+    waiting_FN = fields_of([(prompt, 0, 0, new) for prompt, new in work])
+    num_computed = num_again = 0
+    while waiting_FN.shape[1] or len(admission):
+        while admission.lacks_pages:
+            returned_F1 = admission.send_back()
+            num_again += int(returned_F1[0, 0])
+            waiting_FN = np.concatenate([returned_F1, waiting_FN], axis=1)
+        if admission.takes_more:
+            waiting_FN = waiting_FN[:, admission.take_in(waiting_FN) :]
+        slices_S = admission.slices()
+        assert 0 < slices_S.sum() <= tokens
+        assert len(admission) <= sequences
+        assert admission.pages_held() <= pages or len(admission) == 1
+        num_computed += int(slices_S.sum())
+        admission.advance(slices_S)
+    # The newest token of what was sent back had not been computed, but is counted as sent back.
+    num_once = sum(prompt + new - 1 for prompt, new in work)
+    assert num_once <= num_computed <= num_once + num_again
+
+
+def test_the_youngest_sequence_is_sent_back_with_all_that_is_known_of_it() -> None:
+    caps = Caps(sequences=3, tokens=64, pages=3, is_static=False)
+    admission = Admission(caps, fields_of([(0, 32, 0, 5), (0, 15, 0, 9)]))
+    assert admission.lacks_pages
+    assert admission.send_back().T.tolist() == [[16, 0, 0, 9]]
+    assert not admission.lacks_pages

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moebatch.layout.occupancy import peak_pages, peaks
+from moebatch.layout.admission import peak_pages, peaks
 from moebatch.spec.policy import pages_of
 
 sequences = st.lists(st.tuples(st.integers(1, 70), st.integers(0, 60)), max_size=12)
