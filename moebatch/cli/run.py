@@ -105,10 +105,11 @@ def run(
         from moebatch.job.options import RunOptions
         from moebatch.job.runtime import allowed_s
         from moebatch.job.stop import Stop
+        from moebatch.schedule.registry import schedule_faults
         from moebatch.spec.policy_file import load_policy
 
         options = RunOptions(
-            policy=None if policy is None else load_policy(policy),
+            policy=None if policy is None else load_policy(policy, rules=schedule_faults),
             schedule=schedule,
             is_plain=sync,
             is_static=static,

@@ -19,8 +19,8 @@ from moebatch.engine.sweep import PlainSweep
 from moebatch.engine.tail import Tail
 from moebatch.layout.setup import cache_of, setup_of
 from moebatch.model.decoder import Decoder
+from moebatch.schedule.registry import traits_of
 from moebatch.schedule.task import Kind, Task
-from moebatch.spec.policy import PAGED
 from moebatch.store.device_memory import DeviceMemory
 from moebatch.store.experts import ExpertStore
 from moebatch.store.kv import KVCache
@@ -50,7 +50,7 @@ def cpu_pipeline(order: Order, recorder: Recorder, log: PassLog | None, opened: 
     level = order.approximation.activation_level
     setup = setup_of(files.shape, policy, with_vram=False, activation_level=level)
     reads = ReadSpans(recorder, Kind.CHUNK)
-    is_paged = policy.schedule in PAGED
+    is_paged = traits_of(policy).is_paged
     records = expert_records(files)
     pages = _pages(order, opened) if is_paged else None
     monitor = Monitor()

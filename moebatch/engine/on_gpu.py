@@ -25,10 +25,10 @@ from moebatch.layout.setup import cache_of, expert_homes, setup_of
 from moebatch.model.attention_core import AttentionCore
 from moebatch.model.decoder import Decoder
 from moebatch.schedule.kv_route import Place
+from moebatch.schedule.registry import traits_of
 from moebatch.schedule.slots.expert_load import Chunk
 from moebatch.schedule.slots.slots import SlotQueue
 from moebatch.schedule.task import Kind, Task
-from moebatch.spec.policy import PAGED
 from moebatch.store.device_memory import DeviceMemory
 from moebatch.store.experts import ExpertStore
 from moebatch.store.kv import KVCache
@@ -86,7 +86,7 @@ class _Assembly:
         self._opened = opened
         self._memory = DeviceMemory(device.torch_device, device.hardware.vram.capacity_bytes)
         self._homes = expert_homes(order.files.shape, order.policy, hottest=order.hottest)
-        self._is_paged = order.policy.schedule in PAGED
+        self._is_paged = traits_of(order.policy).is_paged
         self._setup = setup_of(
             order.files.shape,
             order.policy,

@@ -19,7 +19,7 @@ from moebatch.model.batch import MicroBatch, Span
 from moebatch.model.router import Routing
 from moebatch.schedule.driver import Driver
 from moebatch.schedule.kv_route import Place
-from moebatch.schedule.names import SCHEDULES
+from moebatch.schedule.registry import find_schedule
 from moebatch.schedule.slots.expert_load import Chunk, ExpertKey
 from moebatch.schedule.task import Kind, Task
 
@@ -150,7 +150,7 @@ class Pipeline:
     def _new_driver(self) -> Driver:
         parts = self._parts
         return Driver(
-            SCHEDULES[parts.policy.schedule](parts.setup),
+            find_schedule(parts.policy.schedule)(parts.setup),
             parts.setup,
             lanes=self._executor,
             router=self._guesses,

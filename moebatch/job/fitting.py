@@ -6,12 +6,13 @@ from moebatch.errors import DoesNotFit
 from moebatch.layout.setup import slots_wanted
 from moebatch.plan.problem import Problem
 from moebatch.plan.refusal import too_large
-from moebatch.spec.policy import PAGED, Placement, Policy
+from moebatch.schedule.registry import traits_of
+from moebatch.spec.policy import Placement, Policy
 
 
 def with_room(problem: Problem, policy: Policy) -> Policy:
     """The policy with slots for the two halves of a buffer that a paged schedule has anyway."""
-    if policy.schedule not in PAGED:
+    if not traits_of(policy).is_paged:
         return policy
     wanted = slots_wanted(problem.shape, policy, with_vram=problem.with_vram)
     return replace(policy, num_slots=max(policy.num_slots, wanted))

@@ -8,9 +8,9 @@ from moebatch.job.scan import InputSummary
 from moebatch.plan.expert_choice import ExpertChoice
 from moebatch.plan.prediction import Prediction
 from moebatch.rows.prepare import Preparation
+from moebatch.schedule.registry import find_schedule
 from moebatch.spec.hardware import DeviceKind, Hardware
 from moebatch.spec.job import Job
-from moebatch.spec.policy import Schedule
 from moebatch.spec.sampling import Sampling
 from moebatch.spec.workload import Workload
 from moebatch.units import count_of, format_bytes, format_duration, format_number, format_rate
@@ -24,16 +24,17 @@ def settings_without_effect(job: Job, kind: DeviceKind) -> Iterator[str]:
         yield "resources.vram has no effect: this run computes on the CPU"
 
 
-def gating_without_effect(approximation: Approximation, schedule: Schedule) -> Iterator[str]:
+def gating_without_effect(approximation: Approximation, schedule: str) -> Iterator[str]:
     """Gates and a schedule that were made for each other, one without the other."""
-    if approximation.activation_level and schedule != "pregated":
+    follows = find_schedule(schedule).traits.foresees == "pre-gate"
+    if approximation.activation_level and not follows:
         yield (
             f"schedule {schedule} brings nothing early that pre-gates have chosen; leave "
             "--schedule and --policy out, or set experts.gating to exact"
         )
-    if not approximation.activation_level and schedule == "pregated":
+    if not approximation.activation_level and follows:
         yield (
-            "schedule pregated brings experts on demand: no gate chooses for a later layer; set "
+            f"schedule {schedule} brings experts on demand: no gate chooses for a later layer; set "
             "experts.gating to pre-gated"
         )
 

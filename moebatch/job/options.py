@@ -7,9 +7,8 @@ from pathlib import Path
 from moebatch.errors import ConfigError, Fault
 from moebatch.folder.shard import AskedShard
 from moebatch.measure.saved import require_writable_file
-from moebatch.quoting import shown
+from moebatch.schedule.registry import find_schedule
 from moebatch.spec.hardware import DeviceKind
-from moebatch.spec.policy import SCHEDULES, Schedule
 from moebatch.spec.policy_file import PolicyFile
 
 
@@ -45,11 +44,6 @@ class RunOptions:
         """Whether timelines are wanted."""
         return self.trace is not None or self.gantt is not None
 
-    @property
-    def known_schedule(self) -> Schedule | None:
-        """The schedule asked for, by the name of one that exists."""
-        return next((name for name in SCHEDULES if name == self.schedule), None)
-
     def require_consistent(self) -> None:
         """Raises ConfigError for options that contradict each other, and StorageError for places
         that cannot be written."""
@@ -68,11 +62,11 @@ class RunOptions:
             raise ConfigError([_about("--sync", message)])
 
     def _faults(self) -> Iterator[Fault]:
-        if self.schedule is not None and self.known_schedule is None:
-            there = ", ".join(SCHEDULES)
-            yield _about(
-                "--schedule", f"no schedule is named {shown(self.schedule)}; there are {there}"
-            )
+        if self.schedule is not None:
+            try:
+                find_schedule(self.schedule)
+            except ConfigError as error:
+                yield from (_about("--schedule", fault.message) for fault in error.faults)
         if not self.is_plain:
             return
         if self.schedule is not None:

@@ -22,7 +22,7 @@ from moebatch.plan.refusal import too_large, too_small
 from moebatch.plan.simulation import policy_for
 from moebatch.spec.hardware import DeviceKind, Dtype, Hardware, LevelName
 from moebatch.spec.job import Job
-from moebatch.spec.policy import Policy, Schedule
+from moebatch.spec.policy import Policy
 from moebatch.spec.policy_file import PolicyFile
 from moebatch.spec.workload import Workload
 from moebatch.store.memory import resident_bytes
@@ -180,7 +180,7 @@ def plan_job(
     problem: Problem,
     given: PolicyFile | None = None,
     *,
-    schedule: Schedule | None = None,
+    schedule: str | None = None,
     is_plain: bool = False,
     is_static: bool = False,
     wishes: Wishes | None = None,

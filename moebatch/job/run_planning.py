@@ -15,8 +15,9 @@ from moebatch.job.notices import (
 from moebatch.job.planning import JobPlan, job_problem, plan_job
 from moebatch.plan.expert_choice import Wishes
 from moebatch.predict.predictor import Predictor
+from moebatch.schedule.pregated import pregated
 from moebatch.spec.job import Job
-from moebatch.spec.policy import Policy, Schedule
+from moebatch.spec.policy import Policy
 from moebatch.spec.workload import Workload
 
 
@@ -82,11 +83,11 @@ class RunPlanning:
             wishes=wishes,
         )
 
-    def _schedule(self) -> Schedule | None:
+    def _schedule(self) -> str | None:
         """The one that is asked for; of planned policies, that which pre-gates have been made for
         where there are any; None is the policy's own."""
         options = self._ground.options
-        is_free = options.known_schedule is None and options.policy is None
+        is_free = options.schedule is None and options.policy is None
         if is_free and self._ground.approximation.activation_level:
-            return "pregated"
-        return options.known_schedule
+            return pregated.name
+        return options.schedule

@@ -4,7 +4,8 @@ from collections.abc import Iterator
 
 from moebatch.layout.setup import cache_fault
 from moebatch.plan.problem import Problem
-from moebatch.spec.policy import PAGED, Policy
+from moebatch.schedule.registry import traits_of
+from moebatch.spec.policy import Policy
 
 _NO_GPU = "this run has no GPU; set it to"
 
@@ -30,7 +31,7 @@ def not_runnable(
         advice = "write mixed, and compare with moebatch run --static"
         yield "batching", f"a run refills places as they come free; {advice}"
     home = policy.weights.vram if problem.with_vram else policy.weights.dram
-    if policy.num_slots == 0 and home < 1 and policy.schedule not in PAGED:
+    if policy.num_slots == 0 and home < 1 and not traits_of(policy).is_paged:
         where = "below the GPU" if problem.with_vram else "on disk"
         yield "num_slots", f"experts {where} need slots to stream through"
 

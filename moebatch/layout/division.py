@@ -4,8 +4,9 @@ are when it runs, or in parts, as a solver of shares sees them."""
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from moebatch.schedule.registry import traits_of
 from moebatch.spec.hardware import LEVELS, LevelName
-from moebatch.spec.policy import PAGED, Policy
+from moebatch.spec.policy import Policy
 from moebatch.spec.rounding import whole
 from moebatch.spec.shape import ModelShape
 
@@ -107,7 +108,7 @@ def computing_level(policy: Policy, *, with_vram: bool) -> LevelName:
 
 def comes_in_pages(policy: Policy, *, with_vram: bool) -> bool:
     """Whether experts come layer by layer into two halves of a buffer."""
-    return policy.schedule in PAGED and (policy.ffn_on_gpu or not with_vram)
+    return traits_of(policy).is_paged and (policy.ffn_on_gpu or not with_vram)
 
 
 def _spare(levels: Sequence[LevelName], count: int) -> dict[LevelName, float]:

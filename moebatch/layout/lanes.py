@@ -2,26 +2,9 @@
 
 from collections.abc import Mapping
 
-from moebatch.spec.policy import Policy, Schedule
+from moebatch.schedule.registry import traits_of
+from moebatch.spec.policy import Policy
 
-BLOCK_SCHEDULES: tuple[Schedule, ...] = ("flexgen", "flexgen_c")
-"""Weights of a layer come up in one piece."""
-PASS_WIDE_SCHEDULES: tuple[Schedule, ...] = (
-    *("klotski", "pregated", "ondemand", "prefetch_all", "promoe"),
-)
-"""Each expert runs once over all tokens of a pass; in the others once for every micro-batch."""
-WHOLE_LAYER_SCHEDULES: tuple[Schedule, ...] = ("simple", "multi", "prefetch_all")
-"""All experts of a layer come, chosen or not."""
-SERIAL_SCHEDULES: tuple[Schedule, ...] = ("ondemand", "promoe_base")
-"""Nothing is loaded before a gate has spoken."""
-BATCH_BY_BATCH_SCHEDULES: tuple[Schedule, ...] = (
-    *("hot", "promoe_base", "promoe_prefetch", "promoe_preempt"),
-)
-"""Experts that a micro-batch chose stay until all of them have been through the layer."""
-FORESEEING: tuple[Schedule, ...] = (
-    *("klotski", "hot", "promoe", "promoe_preempt", "promoe_prefetch"),
-)
-"""Experts come one by one, as a predictor says, before a gate has spoken."""
 _PROCESSORS = ("gpu", "cpu")
 _SERIAL_LANES = ("gpu", "cpu", "dram->vram", "vram->dram")
 LaneSeconds = Mapping[str, float]
@@ -35,11 +18,12 @@ def pass_seconds(lanes: LaneSeconds, policy: Policy) -> float:
     these are only a simulation tells. Where nothing is loaded before a gate has spoken, the busiest
     processor and the busiest link take turns (Pre-gated MoE, section 2).
     """
-    if policy.schedule in SERIAL_SCHEDULES:
+    traits = traits_of(policy)
+    if traits.foresees == "nothing":
         computing = max((lanes.get(lane, 0.0) for lane in _PROCESSORS), default=0.0)
         moving = (time_s for lane, time_s in lanes.items() if lane not in _PROCESSORS)
         return computing + max(moving, default=0.0)
-    if policy.schedule in BLOCK_SCHEDULES:
+    if traits.moves == "block":
         return _block_seconds(lanes, policy)
     return max(lanes.values(), default=0.0)
 
@@ -54,7 +38,7 @@ def _block_seconds(lanes: LaneSeconds, policy: Policy) -> float:
     GPU, CPU and the copies between them one after the other.
     """
     work = max((time_s for lane, time_s in lanes.items() if lane != "weight block"), default=0.0)
-    if policy.schedule == "flexgen_c":
+    if traits_of(policy).attention == "cpu":
         work = max(work, sum(lanes.get(lane, 0.0) for lane in _SERIAL_LANES))
     each = work / policy.num_micro_batches
     return max(lanes.get("weight block", 0.0), each) + work - each

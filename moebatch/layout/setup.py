@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, TypeVar
 
 from moebatch.layout.cache_sizes import even_sizes
 from moebatch.layout.distinct_experts import distinct_experts
-from moebatch.layout.lanes import BATCH_BY_BATCH_SCHEDULES, WHOLE_LAYER_SCHEDULES
+from moebatch.schedule.registry import traits_of
 from moebatch.schedule.setup import Setup
 from moebatch.schedule.slots.cache import Cache, Rule
 from moebatch.schedule.slots.caches import make_cache
 from moebatch.schedule.slots.expert_load import ExpertKey
 from moebatch.spec.hardware import Hardware, LevelName
-from moebatch.spec.policy import PAGED, Policy
+from moebatch.spec.policy import Policy
 from moebatch.spec.rounding import whole
 from moebatch.spec.shape import ModelShape
 
@@ -61,7 +61,7 @@ def setup_of(
         num_hot=hot,
         depth=_depth(shape, policy, hot),
         window=_window(policy, on_disk),
-        has_staging=has_staging and policy.schedule in PAGED,
+        has_staging=has_staging and traits_of(policy).is_paged,
         kv_homes=_kv_homes(shape, policy, with_vram=with_vram),
         compute="vram" if with_vram else "dram",
         activation_level=activation_level,
@@ -204,9 +204,10 @@ def slots_wanted(shape: ModelShape, policy: Policy, *, with_vram: bool) -> int:
     through an expert one after the other; else one in use and one on its way."""
     streamed = streamed_per_layer(shape, residents(shape, policy, with_vram=with_vram))
     most = max(streamed.values(), default=0)
-    if policy.schedule in PAGED or policy.schedule in WHOLE_LAYER_SCHEDULES:
+    traits = traits_of(policy)
+    if traits.foresees == "layer":
         return 2 * most
-    if policy.schedule in BATCH_BY_BATCH_SCHEDULES:
+    if traits.holds_layer:
         return most + min(most, most if policy.num_hot is None else policy.num_hot)
     return min(2, most)
 
@@ -214,7 +215,7 @@ def slots_wanted(shape: ModelShape, policy: Policy, *, with_vram: bool) -> int:
 def _on_disk(shape: ModelShape, policy: Policy, *, with_vram: bool) -> frozenset[ExpertKey]:
     """Experts on disk under a GPU that come through slots of main memory; pages read the disk
     themselves."""
-    if not with_vram or policy.schedule in PAGED:
+    if not with_vram or traits_of(policy).is_paged:
         return frozenset()
     return frozenset(expert_homes(shape, policy)["disk"])
 

@@ -14,8 +14,11 @@ from moebatch.layout.footprint import kv_page_bytes
 from moebatch.plan.phases import Phase, phases_of
 from moebatch.plan.problem import Problem
 from moebatch.schedule.attention import LOOK_AHEAD
+from moebatch.schedule.cgopipe import cgopipe
+from moebatch.schedule.definition import NamedSchedule
+from moebatch.schedule.klotski import klotski
 from moebatch.spec.hardware import LevelName
-from moebatch.spec.policy import STREAMING_SLOTS, Placement, Policy, Schedule, pages_of
+from moebatch.spec.policy import STREAMING_SLOTS, Placement, Policy, pages_of
 
 MAX_BATCH_SIZE = 4096
 CPU_MICRO_BATCH_SIZE = 256
@@ -90,7 +93,7 @@ def _cpu_policies(problem: Problem, slot_counts: Sequence[int]) -> Iterator[tupl
             continue
         for slots, micro_batch in product(slot_counts, _CPU_MICRO_BATCH_SIZES):
             policy = _policy(
-                problem, batch_size, micro_batch, tokens, slots, "klotski", (False, False)
+                problem, batch_size, micro_batch, tokens, slots, klotski, (False, False)
             )
             yield policy, micro_batch == CPU_MICRO_BATCH_SIZE
 
@@ -102,10 +105,10 @@ def _gpu_policies(problem: Problem, slot_counts: Sequence[int]) -> Iterator[tupl
             continue
         # Where attention and experts are computed apart, one micro-batch is in each at a time;
         # where they are together, an expert takes all tokens of the pass at once.
-        schedule: Schedule = "klotski" if attention == ffn else "cgopipe"
-        sizes = _MICRO_BATCH_SIZES if schedule == "cgopipe" else _WIDE_MICRO_BATCH_SIZES
+        schedule = klotski if attention == ffn else cgopipe
+        sizes = _MICRO_BATCH_SIZES if schedule is cgopipe else _WIDE_MICRO_BATCH_SIZES
         counts = slot_counts
-        if schedule == "cgopipe" and ffn:  # two layers come in pages, whatever is resident
+        if schedule is cgopipe and ffn:  # two layers come in pages, whatever is resident
             counts = (2 * problem.shape.num_experts,)
         for batch_size in batch_sizes(problem):
             micro_batches = sorted({min(size, _widest(schedule, batch_size)) for size in sizes})
@@ -114,13 +117,13 @@ def _gpu_policies(problem: Problem, slot_counts: Sequence[int]) -> Iterator[tupl
                 policy = _policy(
                     problem, batch_size, micro_batch, tokens, slots, schedule, (attention, ffn)
                 )
-                yield policy, schedule == "cgopipe" or micro_batch == micro_batches[-1]
+                yield policy, schedule is cgopipe or micro_batch == micro_batches[-1]
 
 
-def _widest(schedule: Schedule, batch_size: int) -> int:
+def _widest(schedule: NamedSchedule, batch_size: int) -> int:
     """CGOPipe needs one micro-batch in work and others ahead of it: with fewer, its lanes wait for
     each other, which busy times do not show."""
-    return ceil(batch_size / (LOOK_AHEAD + 1)) if schedule == "cgopipe" else batch_size
+    return ceil(batch_size / (LOOK_AHEAD + 1)) if schedule is cgopipe else batch_size
 
 
 def batch_sizes(problem: Problem) -> tuple[int, ...]:
@@ -147,7 +150,7 @@ def _policy(
     micro_batch_size: int,
     tokens: int,
     slots: int,
-    schedule: Schedule,
+    schedule: NamedSchedule,
     on_gpu: tuple[bool, bool],
 ) -> Policy:
     attention, ffn = on_gpu
@@ -161,7 +164,7 @@ def _policy(
         kv_cache=Placement(vram=1.0) if attention else Placement(dram=1.0),
         attention_on_gpu=attention,
         ffn_on_gpu=ffn,
-        schedule=schedule,
+        schedule=schedule.name,
     )
 
 

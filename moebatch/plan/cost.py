@@ -9,7 +9,7 @@ keys and values on their way between levels; the copy into pinned buffers; and t
 from dataclasses import dataclass
 
 from moebatch.layout.habits import Habits
-from moebatch.layout.lanes import FORESEEING, LaneSeconds, pass_seconds
+from moebatch.layout.lanes import LaneSeconds, pass_seconds
 from moebatch.layout.load import PassLoad
 from moebatch.layout.setup import staying
 from moebatch.plan.expected_loads import ExpectedLoads, LayerTimes, expected_loads
@@ -17,6 +17,7 @@ from moebatch.plan.pass_arithmetic import PassArithmetic
 from moebatch.plan.pass_transfers import PassTransfers
 from moebatch.plan.prices import Prices
 from moebatch.schedule.lanes import LANES
+from moebatch.schedule.registry import traits_of
 from moebatch.spec.policy import Policy
 
 
@@ -66,7 +67,7 @@ class CostModel:
         """Experts that come in a pass of few tokens, in time, late and in vain; None where habits
         are not known or of no account."""
         habits, shape = self.habits, self.prices.shape
-        streams = policy.schedule in FORESEEING and policy.num_slots > 0
+        streams = traits_of(policy).foresees == "likely" and policy.num_slots > 0
         if habits is None or not streams or not habits.covers(load.tokens):
             return None
         predictor = habits.predictor_of(policy)

@@ -12,14 +12,14 @@ import numpy as np
 
 from moebatch.layout.cache_sizes import best_sizes
 from moebatch.layout.habits import Habits
-from moebatch.layout.lanes import FORESEEING
 from moebatch.layout.load import CountedLoad
 from moebatch.layout.setup import setup_of, staying
 from moebatch.plan.prediction import at_end
 from moebatch.plan.problem import Problem
 from moebatch.plan.refusal import too_large
 from moebatch.plan.replay import job_loads, mean_of
-from moebatch.spec.policy import CACHE_RULES, PAGED, PREDICTORS, CacheRule, Policy, PredictorName
+from moebatch.schedule.registry import traits_of
+from moebatch.spec.policy import CACHE_RULES, PREDICTORS, CacheRule, Policy, PredictorName
 
 CacheWish = Literal["auto", "static", "lru", "lfu", "lifo", "foreseen", "dp"]
 WORTH_CHANGING = 1.02
@@ -83,7 +83,7 @@ def choose_experts(problem: Problem, policy: Policy, wishes: Wishes) -> ExpertCh
     """The plainest way that is nearly as fast as the fastest; None where habits are not known, or
     all experts of all passes are asked for anyway."""
     habits = problem.habits
-    if habits is None or policy.schedule not in FORESEEING or not policy.num_slots:
+    if habits is None or traits_of(policy).foresees != "likely" or not policy.num_slots:
         return None
     loads = _together(job_loads(problem.workload, policy))
     if not any(habits.covers(load.tokens) for _, load in loads):
@@ -99,7 +99,7 @@ def choose_experts(problem: Problem, policy: Policy, wishes: Wishes) -> ExpertCh
 
 def wished(policy: Policy, wishes: Wishes) -> Policy:
     """A policy with what a job says of its experts; whole layers leave no choice of a cache."""
-    cache = "static" if policy.schedule in PAGED else wishes.rule
+    cache = "static" if traits_of(policy).is_paged else wishes.rule
     return replace(policy, cache=cache, predictor=wishes.predictor)
 
 

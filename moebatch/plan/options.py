@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from moebatch.errors import ConfigError, Fault
+from moebatch.schedule.registry import schedule_faults
 from moebatch.spec.hardware import Basis
 from moebatch.spec.policy_file import PolicyFile, load_policy
 from moebatch.spec.workload import Workload
@@ -54,7 +55,7 @@ class PlanOptions:
 
     def given_policy(self) -> PolicyFile | None:
         """The policy of ``--policy``, if there is one. Raises ConfigError."""
-        return None if self.policy is None else load_policy(self.policy)
+        return None if self.policy is None else load_policy(self.policy, rules=schedule_faults)
 
     def _contradictions(self) -> Iterator[tuple[str, str]]:
         lengths = {

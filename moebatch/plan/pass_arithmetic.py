@@ -6,10 +6,10 @@ from functools import partial
 
 from moebatch.layout.distinct_experts import distinct_experts
 from moebatch.layout.elementwise import elementwise_bytes
-from moebatch.layout.lanes import PASS_WIDE_SCHEDULES
 from moebatch.layout.load import PassLoad
 from moebatch.layout.scratch import gpu_prompt_rows, mean_product_rows
 from moebatch.plan.prices import Prices
+from moebatch.schedule.registry import traits_of
 from moebatch.spec.hardware import Processor
 from moebatch.spec.policy import Policy
 
@@ -112,7 +112,7 @@ class PassArithmetic:
         """Once over all tokens of the pass; or, in schedules that go micro-batch by micro-batch,
         once for each, with the weights read from the level's memory every time."""
         each_s = partial(self.prices.expert_s, processor)
-        if self.policy.schedule in PASS_WIDE_SCHEDULES:
+        if traits_of(self.policy).runs == "pass":
             return self._expert_layers_s(self.load.tokens, each_s)
         kinds = (
             (self.load.decode_sequences, self.policy.micro_batch_size),

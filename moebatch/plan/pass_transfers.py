@@ -4,12 +4,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from moebatch.layout.distinct_experts import distinct_experts
-from moebatch.layout.lanes import BLOCK_SCHEDULES, WHOLE_LAYER_SCHEDULES
 from moebatch.layout.load import PassLoad
 from moebatch.layout.scratch import gpu_prompt_rows
 from moebatch.plan.prices import Prices
+from moebatch.schedule.registry import traits_of
 from moebatch.spec.hardware import LinkName
-from moebatch.spec.policy import PAGED, Policy
+from moebatch.spec.policy import Policy
 
 LaneTime = tuple[str, float]
 
@@ -62,10 +62,10 @@ class PassTransfers:
         """Weights are copied into pinned buffers first; caches and hidden states lie in such."""
         link_s = self.prices.link_s("dram->vram", num_bytes)
         staging_s = self.prices.staging_s(num_bytes)
-        if self.policy.schedule in BLOCK_SCHEDULES:
+        if traits_of(self.policy).moves == "block":
             # A stream of its own, in which pinned buffers and the link take turns piece by piece.
             yield "weight block", max(link_s, staging_s)
-        elif self.policy.schedule in PAGED:
+        elif traits_of(self.policy).moves == "pages":
             yield "dram->vram", link_s
             yield "staging", staging_s
         else:
@@ -77,11 +77,11 @@ class PassTransfers:
         whole layers, chosen or not; `simple` does so again for each micro-batch."""
         shape, load, policy = self.prices.shape, self.load, self.policy
         layers = len(shape.moe_layers)
-        if policy.schedule not in (*WHOLE_LAYER_SCHEDULES, *PAGED):
+        if traits_of(policy).foresees != "layer":
             return distinct_experts(shape, load.tokens) * layers
         walks = load.decode_sequences / policy.micro_batch_size
         walks += load.prompt_tokens / gpu_prompt_rows(policy)
-        num_walks = max(1.0, walks) if policy.schedule == "simple" else 1.0
+        num_walks = max(1.0, walks) if not traits_of(policy).shares_weights else 1.0
         return num_walks * shape.num_experts * layers
 
     # --- keys and values ------------------------------------------------------------------------

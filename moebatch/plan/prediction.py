@@ -8,8 +8,9 @@ from moebatch.layout.lanes import bottleneck
 from moebatch.layout.load import PassLoad
 from moebatch.plan.problem import Problem
 from moebatch.plan.replay import job_loads
+from moebatch.schedule.registry import traits_of
 from moebatch.spec.hardware import LevelName
-from moebatch.spec.policy import PAGED, Placement, Policy
+from moebatch.spec.policy import Placement, Policy
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,7 +76,7 @@ def at_end(problem: Problem, policy: Policy, load: PassLoad) -> Policy:
     when nobody waits any more.
     """
     weights = policy.weights
-    elsewhere = problem.with_vram or policy.kv_cache.dram < 1 or policy.schedule in PAGED
+    elsewhere = problem.with_vram or policy.kv_cache.dram < 1 or traits_of(policy).is_paged
     if elsewhere or not weights.disk or not load.spare_pages:
         return policy
     spare_bytes = load.spare_pages * kv_page_bytes(problem.shape, problem.dtypes)

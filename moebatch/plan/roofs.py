@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass, replace
 
-from moebatch.layout.lanes import PASS_WIDE_SCHEDULES
 from moebatch.plan.problem import Problem
 from moebatch.plan.roofline import (
     Operation,
@@ -13,6 +12,7 @@ from moebatch.plan.roofline import (
     rooflines,
     tokens_reaching,
 )
+from moebatch.schedule.registry import traits_of
 from moebatch.spec.hardware import LevelName
 from moebatch.spec.policy import Placement, Policy
 
@@ -81,7 +81,7 @@ def _operations(problem: Problem, policy: Policy) -> tuple[PlacedOperation, Plac
     dtype_bytes, workload = problem.dtypes.compute_bytes, problem.workload
     context = workload.mean_prompt_tokens + workload.mean_new_tokens / 2
     # Experts take the whole batch at once unless the schedule goes micro-batch by micro-batch.
-    whole = policy.schedule in PASS_WIDE_SCHEDULES or not policy.ffn_on_gpu
+    whole = traits_of(policy).runs == "pass" or not policy.ffn_on_gpu
     ffn = ffn_operation(
         problem.shape,
         batch=policy.batch_size,

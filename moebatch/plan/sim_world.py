@@ -13,6 +13,7 @@ from moebatch.layout.setup import room_of, setup_of, staged, streamed_per_layer
 from moebatch.plan.problem import Problem
 from moebatch.plan.sim_passes import MicroBatches
 from moebatch.plan.task_costs import TaskCosts
+from moebatch.schedule.registry import traits_of
 from moebatch.schedule.request import Sweep
 from moebatch.schedule.setup import Setup
 from moebatch.schedule.simulate import Room
@@ -94,7 +95,7 @@ class SimWorld:
                 policy,
                 with_vram=with_vram,
                 has_staging=staged(problem.hardware),
-                activation_level=int(policy.schedule == "pregated"),
+                activation_level=int(traits_of(policy).foresees == "pre-gate"),
             ),
             room=room,
             costs=TaskCosts(prices=problem.prices, policy=policy, num_chunks=room.num_chunks),

@@ -14,20 +14,12 @@ from moebatch.plan.refusal import too_large
 from moebatch.plan.sim_passes import passes_of
 from moebatch.plan.sim_world import Routing, SimWorld
 from moebatch.plan.work import Work
-from moebatch.quoting import shown
+from moebatch.schedule.registry import find_schedule, traits_of
 from moebatch.schedule.simulate import simulate
 from moebatch.schedule.task import Kind
 from moebatch.schedule.timeline.as_json import timeline_json
 from moebatch.schedule.timeline.timeline import Timeline
-from moebatch.spec.policy import PAGED, SCHEDULES, Placement, Policy, Schedule
-
-_ATTENTION: Mapping[Schedule, bool] = {
-    "cgopipe": False,
-    "fastdecode": False,
-    "flexgen_c": False,
-    "flexgen": True,
-}
-"""Schedules that say where decoding sequences attend: on the GPU or not."""
+from moebatch.spec.policy import Placement, Policy
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,22 +45,22 @@ class SimOptions:
     def require_known(self) -> None:
         """Raises ConfigError for schedules that do not exist."""
         asked = [("--schedule", self.schedule), *(("--compare", name) for name in self.compare)]
-        faults = [
-            Fault(
-                file="moebatch simulate",
-                where=option,
-                message=f"no schedule is named {shown(name)}; there are {', '.join(SCHEDULES)}",
-            )
-            for option, name in asked
-            if name is not None and name not in SCHEDULES
-        ]
+        faults: list[Fault] = []
+        for option, name in asked:
+            if name is None:
+                continue
+            try:
+                find_schedule(name)
+            except ConfigError as error:
+                faults += [
+                    replace(fault, file="moebatch simulate", where=option) for fault in error.faults
+                ]
         if faults:
             raise ConfigError(faults)
 
-    def schedules(self, own: Schedule) -> list[Schedule]:
+    def schedules(self, own: str) -> list[str]:
         """Those to be simulated, each once, the policy's own if no other is asked for."""
-        names = dict.fromkeys((self.schedule or own, *self.compare))
-        return [known for name in names for known in SCHEDULES if known == name]
+        return list(dict.fromkeys((self.schedule or own, *self.compare)))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,12 +100,13 @@ def timelines_of(simulated: Mapping[str, Simulation]) -> dict[str, Timeline]:
     return {name: one.timeline for name, one in simulated.items()}
 
 
-def policy_for(policy: Policy, schedule: Schedule, problem: Problem) -> Policy:
+def policy_for(policy: Policy, schedule: str, problem: Problem) -> Policy:
     """The policy with another schedule, and attention where that one wants it."""
     changed = replace(policy, schedule=schedule)
-    if schedule in PAGED:
+    traits = traits_of(changed)
+    if traits.is_paged:
         changed = replace(changed, cache="static", cache_sizes=())
-    on_gpu = _ATTENTION.get(schedule, policy.attention_on_gpu)
+    on_gpu = policy.attention_on_gpu if traits.attention is None else traits.attention == "gpu"
     if not problem.with_vram or on_gpu == policy.attention_on_gpu:
         return changed
     cache = policy.kv_cache
@@ -145,7 +138,7 @@ def _notes(problem: Problem, policy: Policy, options: SimOptions) -> Iterator[st
     if policy.num_slots < wanted:
         what = (
             "simulated as if there were enough"
-            if policy.schedule in PAGED
+            if traits_of(policy).is_paged
             else "what does not fit comes later, or again for every micro-batch"
         )
         yield f"{policy.schedule} wants {wanted} slots, the policy has {policy.num_slots}: {what}"

@@ -3,14 +3,17 @@
 from collections.abc import Iterator
 
 from moebatch.schedule.attention import LOOK_AHEAD, before_load, up_or_attend
-from moebatch.schedule.disk_window import fetch_window
+from moebatch.schedule.definition import Traits, fetch_window, job_schedule
 from moebatch.schedule.kv import KvTraffic
 from moebatch.schedule.paged import PagedWeights
 from moebatch.schedule.request import NextPass, Schedule, Sweep
 from moebatch.schedule.setup import Setup
 from moebatch.schedule.task import Task
 
+_TRAITS = Traits(moves="pages", attention="cpu")
 
+
+@job_schedule(_TRAITS)
 def cgopipe(setup: Setup) -> Schedule:
     """One page of the next layer's weights goes up behind the hidden states of each micro-batch, so
     that these never wait for a whole layer (Algorithm 1).
@@ -50,6 +53,7 @@ def _prepare(
         yield from pages.stage(j + 1, k, m)
 
 
+@job_schedule(_TRAITS)
 def fastdecode(setup: Setup) -> Schedule:
     """The CPU attends beside the GPU, but weights of a layer go up in one piece, behind which the
     hidden states of the next layer have to wait (schedule S2 of MoE-Lightning's Figure 6)."""

@@ -8,13 +8,13 @@ from typing import Any, Protocol
 
 from moebatch.schedule.foresight import Foresight
 from moebatch.schedule.request import (
-    Announce,
     Arrivals,
-    Drop,
-    Fetch,
+    CancelPrefetch,
     Free,
     InOrder,
     NextPass,
+    Prefetch,
+    PrefetchToDram,
     Request,
     Route,
     Schedule,
@@ -162,9 +162,9 @@ class Driver:
 
     def _answer(self, request: Request) -> Any:
         match request:
-            case Announce(step, count):
+            case Prefetch(step, count):
                 self._announce(step, count)
-            case Fetch(step):
+            case PrefetchToDram(step):
                 self._fetch(step)
             case Route(step, micro_batch):
                 self._route(step, micro_batch)
@@ -172,7 +172,7 @@ class Driver:
                 self._select(step)
             case Spoken(step, micro_batch):
                 self._listen(step, micro_batch)
-            case Drop(step):
+            case CancelPrefetch(step):
                 self._drop(step)
             case Whole(step):
                 self._whole(step)
@@ -342,7 +342,7 @@ def _is_urgent(item: Task | Request) -> bool:
     """Whether it is part of getting experts under way that a gate has chosen."""
     if isinstance(item, Task):
         return item.kind is Kind.EXPERT
-    return isinstance(item, Drop | Arrivals)
+    return isinstance(item, CancelPrefetch | Arrivals)
 
 
 def _some_of(step: int, keys: Sequence[ExpertKey]) -> str:

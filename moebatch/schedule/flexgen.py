@@ -1,19 +1,21 @@
 """FlexGen's zig-zag block schedule, with attention on the GPU or on the CPU."""
 
 from moebatch.schedule.attention import before_load, up_or_attend
-from moebatch.schedule.disk_window import fetch_window
+from moebatch.schedule.definition import Traits, fetch_window, job_schedule
 from moebatch.schedule.kv import KvTraffic
 from moebatch.schedule.paged import PagedWeights
 from moebatch.schedule.request import NextPass, Schedule, Sync
 from moebatch.schedule.setup import Setup
 
 
+@job_schedule(Traits(moves="block", attention="gpu"))
 def flexgen(setup: Setup) -> Schedule:
     """Attention on the GPU: the cache of each micro-batch comes up while the one before computes
     (S4 of MoE-Lightning's Figure 6)."""
     yield from zig_zag(setup)
 
 
+@job_schedule(Traits(moves="block", attention="cpu"))
 def flexgen_c(setup: Setup) -> Schedule:
     """Attention on the CPU: each micro-batch goes through GPU, CPU and the copies between them, one
     after the other (S3)."""

@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Iterator
 
-from moebatch.schedule.disk_window import fetch_window
+from moebatch.schedule.definition import fetch_window
 from moebatch.schedule.request import Request, Sweep
 from moebatch.schedule.setup import Setup
 from moebatch.schedule.task import Task, attend, block, load, page, post, stage

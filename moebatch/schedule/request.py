@@ -14,7 +14,7 @@ class NextPass:
 
 
 @dataclass(frozen=True, slots=True)
-class Announce:
+class Prefetch:
     """Experts of a step that are likely to be chosen: they come with low priority, as far as there
     are slots to hold them. The likeliest of a step replace those that were announced before."""
 
@@ -24,7 +24,7 @@ class Announce:
 
 
 @dataclass(frozen=True, slots=True)
-class Fetch:
+class PrefetchToDram:
     """Experts of a step that live on disk come to main memory, below the level that computes."""
 
     step: int
@@ -57,7 +57,7 @@ class Select:
 
 
 @dataclass(frozen=True, slots=True)
-class Drop:
+class CancelPrefetch:
     """Announced experts of a step that no gate has chosen are not wanted any more."""
 
     step: int
@@ -101,7 +101,7 @@ class Sync:
 
 
 Question = NextPass | Spoken | Route | Whole | Arrivals | InOrder | Sync
-Word = Announce | Fetch | Select | Drop | Free
+Word = Prefetch | PrefetchToDram | Select | CancelPrefetch | Free
 Request = Question | Word
 Schedule = Generator[Task | Request, Any, None]
 """Tasks in the order of their launch, with requests in between."""

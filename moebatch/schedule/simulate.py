@@ -10,7 +10,7 @@ from typing import Protocol
 from moebatch.schedule.driver import Driver, Router
 from moebatch.schedule.foresight import Foresight
 from moebatch.schedule.lanes import RESULT_LANES, lane_of
-from moebatch.schedule.names import SCHEDULES
+from moebatch.schedule.registry import find_schedule
 from moebatch.schedule.request import Schedule, Sweep
 from moebatch.schedule.setup import Setup
 from moebatch.schedule.slots.cache import Cache, Rule
@@ -54,7 +54,7 @@ def simulate(name: str, setup: Setup, room: Room, world: World, *, num_passes: i
 
     Raises AssertionError if it cannot go on: no lane has anything to do that could start.
     """
-    simulator = Simulator(SCHEDULES[name](setup), setup, room, world)
+    simulator = Simulator(find_schedule(name)(setup), setup, room, world)
     return simulator.run(num_passes)
 
 

@@ -38,9 +38,20 @@ class Form(BaseModel):
 Filled = TypeVar("Filled", bound=Form)
 
 
-def read_form(path: Path, form: type[Filled], *, kind: str) -> Filled:
+Findings = Iterable[tuple[Place, str]]
+"""Places in a file, and what is wrong there."""
+
+
+def read_form(
+    path: Path,
+    form: type[Filled],
+    *,
+    kind: str,
+    check: Callable[[Filled], Findings] | None = None,
+) -> Filled:
     """The form that a YAML file fills in; a ``kind="job file"`` is called so in messages. The
-    validators of the form share a dict as their context.
+    validators of the form share a dict as their context. `check` finds what is wrong with a form
+    that is right in itself.
 
     Raises ConfigError with all faults of the file at once.
     """
@@ -50,6 +61,8 @@ def read_form(path: Path, form: type[Filled], *, kind: str) -> Filled:
         filled = form.model_validate(file.content, context={})
     except ValidationError as error:
         findings += _findings(error, form)
+    else:
+        findings += check(filled) if check else ()
     faults = [*file.faults, *_new_faults(findings, file)]
     if faults:
         raise ConfigError(sorted(faults, key=lambda fault: fault.line or 0))

@@ -15,30 +15,9 @@ PAGE_TOKENS = 16
 STREAMING_SLOTS = 6
 """Enough for two readers and the compute to be apart; more bring nothing, three cost 5 %."""
 
-Schedule = Literal[
-    "klotski",
-    "hot",
-    "multi",
-    "simple",
-    "cgopipe",
-    "fastdecode",
-    "flexgen",
-    "flexgen_c",
-    "pregated",
-    "ondemand",
-    "prefetch_all",
-    "promoe",
-    "promoe_preempt",
-    "promoe_prefetch",
-    "promoe_base",
-]
-"""Order of tasks of a pass, by the name that its paper uses."""
 Batching = Literal["mixed", "static"]
 """mixed: places of ended sequences are refilled, prompts come in slices beside decoding ones.
 static: all prompts of a batch first, then its answers, then the next batch."""
-SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)
-PAGED = frozenset({"cgopipe", "fastdecode", "flexgen", "flexgen_c"})
-"""Schedules that bring weights layer by layer into two halves of a buffer, not expert by expert."""
 CacheRule = Literal["static", "lru", "lfu", "lifo", "foreseen"]
 """Which experts stay where they are computed. static: the same ones throughout. Otherwise those
 that have been computed, until another one of their layer takes their place; the rule says whose:
@@ -115,7 +94,7 @@ class OpenPolicy:
     """A_g."""
     ffn_on_gpu: bool = False
     """F_g."""
-    schedule: Schedule = "klotski"
+    schedule: str = "klotski"
     batching: Batching = "mixed"
     tokens_per_pass: Annotated[int | None, whole_number(1, _MAX_TOKENS)] = None
     """Most tokens of one pass: one of each decoding sequence, the rest slices of prompts. Left open

@@ -3,7 +3,7 @@
 `moebatch plan` writes one, and commands that need a policy take one instead of planning.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from moebatch.spec.library import find
 from moebatch.spec.policy import OpenPolicy, Placement, Policy
 from moebatch.spec.profile_text import as_yaml
 from moebatch.spec.workload import Workload
+from moebatch.spec.yaml_file import Place
 
 _TEXTS = ("title", "source", "note", "model", "hardware")
 _RECORDS = ("published", "prediction")
@@ -66,8 +67,15 @@ class PolicyFile:
         return as_yaml(content)
 
 
-def load_policy(name_or_path: str | Path) -> PolicyFile:
+Rules = Callable[[OpenPolicy], Iterable[tuple[str, str]]]
+"""Field and message of all that a policy contradicts."""
+
+
+def load_policy(name_or_path: str | Path, *, rules: Rules = lambda policy: ()) -> PolicyFile:
     """The policy of a file, or the one of that name which comes with moebatch.
+
+    Args:
+        rules: what a policy has to keep to beside its own form, such as the needs of a schedule.
 
     Raises ConfigError with all faults of the file at once, or with the names that exist.
     """
@@ -76,7 +84,12 @@ def load_policy(name_or_path: str | Path) -> PolicyFile:
     from moebatch.spec.policy_form import PolicyForm
 
     path = find("saved", str(name_or_path))
-    content = given(read_form(path, PolicyForm, kind="policy file"))
+
+    def broken_rules(filled: PolicyForm) -> Iterable[tuple[Place, str]]:
+        return ((("policy", key), message) for key, message in rules(filled.policy))
+
+    filled = read_form(path, PolicyForm, kind="policy file", check=broken_rules)
+    content = given(filled)
     return PolicyFile(**{"title": path.stem, **content, "path": str(path)})
 
 

@@ -11,12 +11,9 @@ from moebatch.spec.form import Built, Form, form_of
 from moebatch.spec.limits import number
 from moebatch.spec.policy import (
     MAX_SLOTS,
-    PAGED,
-    SCHEDULES,
     UNDIVIDED,
     OpenPolicy,
     Placement,
-    Schedule,
 )
 from moebatch.spec.policy_file import MEASURED
 from moebatch.spec.values import (
@@ -24,7 +21,6 @@ from moebatch.spec.values import (
     Line,
     WrongValues,
     one_line,
-    one_of,
     real_number,
     whole_number,
 )
@@ -34,16 +30,6 @@ from moebatch.spec.yaml_file import Place
 _SHARES_TOLERANCE = 1e-4
 _MAX_REQUESTS = 10**12
 _MAX_RATE = 1e12
-
-
-def _schedule_contradictions(policy: OpenPolicy) -> Iterator[tuple[str, str]]:
-    """Field and message of what does not go with the schedule."""
-    if policy.cache != "static" and policy.schedule in PAGED:
-        yield "cache", f"must be static with schedule: {policy.schedule}, which brings whole layers"
-    if policy.schedule == "flexgen" and not policy.attention_on_gpu:
-        yield "schedule", "flexgen needs attention_on_gpu: true; on the CPU it is flexgen_c"
-    if policy.schedule == "flexgen_c" and policy.attention_on_gpu:
-        yield "schedule", "flexgen_c needs attention_on_gpu: false; on the GPU it is flexgen"
 
 
 def _contradictions(policy: OpenPolicy) -> Iterator[tuple[str, str]]:
@@ -69,7 +55,6 @@ def _contradictions(policy: OpenPolicy) -> Iterator[tuple[str, str]]:
             "cache_sizes",
             f"mean nothing with cache: {policy.cache}, which is not divided by hand",
         )
-    yield from _schedule_contradictions(policy)
 
 
 def _token_contradictions(policy: OpenPolicy) -> Iterator[tuple[str, str]]:
@@ -168,7 +153,7 @@ _POLICY = form_of(
     weights=_Shares,
     kv_cache=_Shares,
     cache_sizes=_Sizes,
-    schedule=Annotated[Schedule, one_of(*SCHEDULES)],
+    schedule=Annotated[str, Check(one_line)],
 )
 _Tokens = Annotated[float, real_number(1, 2**31)]
 _Record = Annotated[Mapping[str, Any] | None, Check(_record)]

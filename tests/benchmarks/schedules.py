@@ -25,12 +25,13 @@ from moebatch.engine.model_files import ModelFiles, open_model
 from moebatch.engine.order import Order
 from moebatch.engine.pass_log import PassLog
 from moebatch.layout.setup import room_of, setup_of
+from moebatch.schedule.registry import find_schedule
 from moebatch.schedule.request import Sweep
 from moebatch.schedule.setup import Setup
 from moebatch.schedule.simulate import Room, simulate
 from moebatch.schedule.task import Kind, Task
 from moebatch.schedule.timeline.timeline import Timeline
-from moebatch.spec.policy import PAGED, Placement, Policy, pages_of
+from moebatch.spec.policy import Placement, Policy, pages_of
 from moebatch.spec.profile import load_profile
 from moebatch.spec.request import Request
 from moebatch.spec.sampling import Sampling
@@ -306,7 +307,9 @@ def main() -> None:
     for name in names:
         runs = executed[name]
         seconds = median(run.decode_s for run in runs)
-        known = beforehand["fastdecode" if name in PAGED else _ALIKE.get(name, "ondemand")]
+        known = beforehand[
+            "fastdecode" if find_schedule(name).traits.is_paged else _ALIKE.get(name, "ondemand")
+        ]
         expected = median(simulated_s(bench, name, run, known) for run in runs)
         ratio = f"{before / seconds:.2f} x the one before" if before else ""
         print(

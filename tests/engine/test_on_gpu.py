@@ -11,7 +11,7 @@ from moebatch.engine.build import BuiltEngine, build_engine
 from moebatch.engine.device import Device
 from moebatch.engine.model_files import open_model
 from moebatch.engine.order import Order
-from moebatch.schedule.names import SCHEDULES
+from moebatch.schedule.registry import SCHEDULES
 from moebatch.schedule.timeline.check import check_timeline
 from moebatch.schedule.timeline.timeline import Timeline
 from moebatch.spec.policy import Placement, Policy

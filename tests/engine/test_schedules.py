@@ -13,7 +13,7 @@ from moebatch.engine.build import BuiltEngine, build_engine
 from moebatch.engine.device import IN_MAIN_MEMORY, Device
 from moebatch.engine.model_files import open_model
 from moebatch.engine.order import Order
-from moebatch.schedule.names import SCHEDULES
+from moebatch.schedule.registry import SCHEDULES
 from moebatch.schedule.timeline.check import check_timeline
 from moebatch.spec.policy import Placement, Policy
 from moebatch.spec.profile import load_profile

@@ -14,9 +14,9 @@ from moebatch.engine.build import BuiltEngine, build_engine
 from moebatch.engine.model_files import open_model
 from moebatch.engine.order import Order
 from moebatch.engine.tail import Tail
-from moebatch.schedule.names import SCHEDULES
+from moebatch.schedule.registry import SCHEDULES
 from moebatch.schedule.timeline.check import check_timeline
-from moebatch.spec.policy import PAGED, Placement, Policy
+from moebatch.spec.policy import Placement, Policy
 from moebatch.spec.request import Outcome, Request
 from moebatch.spec.sampling import Sampling
 from moebatch.store.experts import ExpertStore
@@ -141,7 +141,9 @@ def test_every_schedule_goes_on_with_experts_that_stay(
     chosen = replace(policy(num_kv_pages=150, num_slots=9), schedule=name)
     with watched(tiny_checkpoint("mixtral"), chosen, monkeypatch) as found:
         assert answers(found.built, requests()) == expected("mixtral")
-        assert (found.built.engine.statistics.num_grown > 0) == (name not in PAGED)
+        assert (found.built.engine.statistics.num_grown > 0) == (
+            not SCHEDULES[name].traits.is_paged
+        )
 
 
 def test_less_is_read_the_longer_a_tail_lasts_and_the_answers_are_the_same(

@@ -27,7 +27,7 @@ from moebatch.plan.options import PlanOptions
 from moebatch.predict.owner import ModelOwner
 from moebatch.predict.table_file import TABLE, empty_table, save_table
 from moebatch.report.summary import summary_view
-from moebatch.schedule.names import SCHEDULES
+from moebatch.schedule.registry import SCHEDULES
 from moebatch.spec.job import Job, load_job
 from moebatch.spec.policy import OpenPolicy, Placement
 from moebatch.spec.policy_file import PolicyFile

@@ -19,10 +19,11 @@ from moebatch.layout.setup import expert_homes, expert_keys, residents
 from moebatch.plan.planner import best_policy
 from moebatch.plan.problem import Problem
 from moebatch.schedule.kv_route import Place
+from moebatch.schedule.registry import SCHEDULES, traits_of
 from moebatch.schedule.slots.paged_room import num_paged_slots
 from moebatch.spec.hardware import Hardware, LevelName
 from moebatch.spec.models import load_model
-from moebatch.spec.policy import PAGED, SCHEDULES, Placement, Policy, pages_of
+from moebatch.spec.policy import Placement, Policy, pages_of
 from moebatch.spec.workload import Workload
 from moebatch.store.kv_layout import KvLayout
 from moebatch.store.kv_levels import NUM_WINDOWS
@@ -56,7 +57,7 @@ def allocated(asked: Problem, policy: Policy) -> dict[LevelName, dict[str, int]]
     held: dict[LevelName, dict[str, int]] = {name: {} for name in ("vram", "dram", "disk")}
     living = residents(shape, policy, with_vram=asked.with_vram)
     held[level_of_all][RESIDENT_TERM] = len(living) * expert
-    paged = policy.schedule in PAGED
+    paged = traits_of(policy).is_paged
     slots = num_paged_slots(keys, living) if paged else policy.num_slots
     held[level_of_all][SLOTS_TERM] = slots * expert
     if asked.with_vram:
@@ -115,7 +116,7 @@ def test_a_planned_policy_is_one_that_runs_and_fits_with_what_is_really_allocate
         assert experts_on_cpu
         return  # nothing runs that
     assert_priced(asked, policy)
-    if policy.schedule in PAGED:
+    if traits_of(policy).is_paged:
         living = residents(shape, policy, with_vram=asked.with_vram)
         assert policy.num_slots == num_paged_slots(expert_keys(shape), living)
     homes = policy.kv_levels(shape.num_layers)

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from moebatch.schedule.driver import Driver
-from moebatch.schedule.names import SCHEDULES
-from moebatch.schedule.request import Announce, NextPass, Sweep
+from moebatch.schedule.registry import SCHEDULES
+from moebatch.schedule.request import NextPass, Prefetch, Sweep
 from moebatch.schedule.setup import Setup
 from moebatch.schedule.simulate import Room, simulate
 from moebatch.schedule.slots.expert_load import ExpertKey
@@ -130,7 +130,7 @@ def test_what_tokens_say_of_the_first_layers_is_asked_when_their_pass_begins(nam
     while not isinstance(next(schedule), NextPass):
         pass
     asked = [schedule.send(Sweep(num_micro_batches=1)), next(schedule)]
-    assert asked == [Announce(0, 2), Announce(1, 2)]
+    assert asked == [Prefetch(0, 2), Prefetch(1, 2)]
 
 
 @dataclass

@@ -6,14 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moebatch.schedule.names import SCHEDULES
+from moebatch.schedule.registry import SCHEDULES
 from moebatch.schedule.request import Sweep
 from moebatch.schedule.setup import Setup
 from moebatch.schedule.simulate import Room, simulate
 from moebatch.schedule.slots.expert_load import ExpertKey
 from moebatch.schedule.task import Kind
 from moebatch.schedule.timeline.check import check_timeline
-from moebatch.spec.policy import PAGED
 from tests.few import examples
 from tests.schedule.worlds import RandomWorld
 
@@ -70,6 +69,9 @@ def cases(draw: st.DrawFn) -> tuple[Setup, Room, RandomWorld, int]:
         sweeps=sweeps,
     )
     return setup, room, world, num_passes
+
+
+PAGED = {name for name, one in SCHEDULES.items() if one.traits.is_paged}
 
 
 @pytest.mark.parametrize("name", SCHEDULES)

@@ -8,9 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moebatch.errors import ConfigError, Fault
+from moebatch.schedule.registry import SCHEDULES, schedule_faults
 from moebatch.spec.library import names
 from moebatch.spec.models import load_model
-from moebatch.spec.policy import SCHEDULES, STREAMING_SLOTS, OpenPolicy, Placement, Policy
+from moebatch.spec.policy import STREAMING_SLOTS, OpenPolicy, Placement, Policy
 from moebatch.spec.policy_file import PolicyFile, load_policy
 from moebatch.spec.profile import load_profile
 from moebatch.spec.workload import Workload
@@ -51,7 +52,7 @@ JOB = Workload.uniform(prompt_tokens=418, new_tokens=128, num_sequences=1000)
 def load(tmp_path: Path, text: str) -> PolicyFile:
     path = tmp_path / "mine.yaml"
     path.write_text(text)
-    return load_policy(path)
+    return load_policy(path, rules=schedule_faults)
 
 
 def faults(tmp_path: Path, text: str) -> tuple[Fault, ...]:
@@ -329,12 +330,13 @@ class TestRefusals:
             (
                 "  schedule: cgopipes",
                 "policy.schedule",
-                f"must be one of {', '.join(SCHEDULES)}, got 'cgopipes'",
+                f"no schedule is named 'cgopipes'; there are {', '.join(SCHEDULES)}, and "
+                "your own as file.py:name",
             ),
             (
                 "  schedule: [cgopipe]",
                 "policy.schedule",
-                f"must be one of {', '.join(SCHEDULES)}, got ['cgopipe']",
+                "must be a text, got ['cgopipe']",
             ),
             (
                 "  schedule: flexgen",

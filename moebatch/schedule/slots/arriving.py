@@ -19,7 +19,7 @@ class Arriving:
         self._wait = wait
 
     @property
-    def at_hand(self) -> Iterator[int]:
+    def ready(self) -> Iterator[int]:
         """Those that nobody has to wait for."""
         while self._left and (key := self._first_ready(self._left)) is not None:
             self._left.remove(key)
@@ -27,7 +27,7 @@ class Arriving:
 
     def __iter__(self) -> Iterator[int]:
         """All that are left, those at hand first."""
-        yield from self.at_hand
+        yield from self.ready
         while self._left:
             self._wait(self._left)
-            yield from self.at_hand
+            yield from self.ready

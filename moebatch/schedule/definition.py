@@ -1,0 +1,180 @@
+"""What makes a schedule out of a generator: a decorator that says what the schedule is like.
+
+    @schedule(moves="experts", runs="pass", foresees="likely")
+    def mine(layer: Layer) -> Schedule:
+        yield from attend_and_route(layer)
+        for e in (yield Arrivals(layer.step)):
+            yield expert(layer.step, e)
+        yield combine(layer.step)
+
+Planner, simulator and executor read the traits; none of them knows a schedule's name.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from moebatch.schedule.attention import Attention
+from moebatch.schedule.kv import KvTraffic
+from moebatch.schedule.request import NextPass, Prefetch, PrefetchToDram, Request, Schedule, Sweep
+from moebatch.schedule.setup import Setup
+from moebatch.schedule.task import Task, dense
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Traits:
+    """What a schedule is like, as far as costs, memory and the engine depend on it."""
+
+    moves: Literal["experts", "pages", "block"] = "experts"
+    """How weights come to the level that computes: expert by expert into slots; a layer in pages
+    into one half of a buffer (CGOPipe); a layer in one piece, on a lane of its own (FlexGen)."""
+    runs: Literal["pass", "batch"] = "batch"
+    """An expert runs once over all tokens of a pass, or once for every micro-batch."""
+    foresees: Literal["nothing", "likely", "pre-gate", "layer"] = "layer"
+    """What comes before a layer's own gate has spoken: nothing; the experts that a predictor says;
+    those that the gate of an earlier layer has chosen; all of the layer, chosen or not."""
+    attention: Literal["cpu", "gpu"] | None = None
+    """Where decoding sequences attend on a machine with a GPU; None leaves it to the policy."""
+    shares_weights: bool = True
+    """Micro-batches walk through a layer together, so that its weights come once a pass."""
+
+    @property
+    def is_paged(self) -> bool:
+        """Weights come layer by layer into two halves of a buffer, so nothing is kept in slots."""
+        return self.moves != "experts"
+
+    @property
+    def holds_layer(self) -> bool:
+        """Experts that any micro-batch chose stay until all of them have been through the layer."""
+        return self.runs == "batch" and self.moves == "experts" and self.foresees != "layer"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Layer:
+    """One layer of one pass, as its schedule sees it."""
+
+    setup: Setup
+    sweep: Sweep
+    step: int
+    """Layers are counted on from pass to pass."""
+    kv: KvTraffic
+
+    @property
+    def micro_batches(self) -> range:
+        """Numbers of the micro-batches of the pass."""
+        return self.sweep.micro_batches
+
+    def attention(self) -> Attention:
+        """Attention of all micro-batches, wherever it is computed."""
+        return Attention(self.sweep, self.micro_batches, self.step, self.kv)
+
+    def prefetch_cache(self) -> Iterator[Task]:
+        """Brings up keys and values that the next layer needs first, if the pass has one."""
+        if self.setup.layer(self.step) + 1 < self.setup.num_layers:
+            yield from self.kv.up(self.sweep, self.step + 1, 0)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NamedSchedule:
+    """A schedule under its name; called with a `Setup`, it begins a job."""
+
+    name: str
+    traits: Traits
+    begin: Callable[[Setup], Schedule]
+    doc: str = ""
+
+    def __call__(self, setup: Setup) -> Schedule:
+        return self.begin(setup)
+
+
+LayerSchedule = Callable[[Layer], Schedule]
+JobSchedule = Callable[[Setup], Schedule]
+
+
+def schedule(
+    *,
+    moves: Literal["experts", "pages", "block"] = "experts",
+    runs: Literal["pass", "batch"],
+    foresees: Literal["nothing", "likely", "pre-gate", "layer"],
+    attention: Literal["cpu", "gpu"] | None = None,
+) -> Callable[[LayerSchedule], NamedSchedule]:
+    """Makes a schedule of a generator over one layer with experts. `walk` does the rest: passes,
+    layers without experts, and what is foreseen before a layer begins."""
+    traits = Traits(moves=moves, runs=runs, foresees=foresees, attention=attention)
+
+    def named(of_layer: LayerSchedule) -> NamedSchedule:
+        return NamedSchedule(
+            name=of_layer.__name__,
+            traits=traits,
+            begin=lambda setup: walk(setup, traits, of_layer),
+            doc=of_layer.__doc__ or "",
+        )
+
+    return named
+
+
+def job_schedule(traits: Traits) -> Callable[[JobSchedule], NamedSchedule]:
+    """Makes a schedule of a generator over a whole job, where layers are not walked through one
+    after the other."""
+
+    def named(begin: JobSchedule) -> NamedSchedule:
+        return NamedSchedule(
+            name=begin.__name__, traits=traits, begin=begin, doc=begin.__doc__ or ""
+        )
+
+    return named
+
+
+def walk(setup: Setup, traits: Traits, of_layer: LayerSchedule) -> Schedule:
+    """All layers of all passes, one after the other."""
+    kv, step = KvTraffic(setup), 0
+    yield from _before_pass(setup, traits, step)
+    while sweep := (yield NextPass()):
+        if traits.foresees == "likely":  # the tokens of the pass are known now
+            yield from prefetch_likely(setup, step - 1)
+        for _ in range(setup.num_layers):
+            if traits.foresees == "layer":
+                yield from prefetch_layer(setup, step)
+            layer = Layer(setup=setup, sweep=sweep, step=step, kv=kv)
+            yield from (of_layer if setup.is_moe(step) else dense_layer)(layer)
+            step += 1
+
+
+def fetch_window(setup: Setup, step: int) -> Iterator[Request]:
+    """While one step computes and the next one goes up from main memory, experts of those that
+    follow come from disk (Klotski); nothing where no experts live on disk below a GPU."""
+    for later in setup.next_moe(step, setup.window):
+        yield PrefetchToDram(later)
+
+
+def prefetch_likely(setup: Setup, step: int) -> Iterator[Request]:
+    """The K likeliest experts of each of the steps that follow, the nearest first."""
+    for later in setup.next_moe(step, setup.depth):
+        yield Prefetch(later, setup.num_hot)
+    yield from fetch_window(setup, step)
+
+
+def prefetch_layer(setup: Setup, step: int) -> Iterator[Request]:
+    """All experts of the next step that has any, behind those of this one for which there was no
+    slot so far: they would only be driven out again."""
+    if step >= 0 and setup.is_moe(step):
+        yield Prefetch(step)
+    for later in setup.next_moe(step, 1):
+        yield Prefetch(later)
+    yield from fetch_window(setup, step)
+
+
+def dense_layer(layer: Layer) -> Schedule:
+    """A layer without experts."""
+    attention = layer.attention()
+    for k in layer.micro_batches:
+        yield from attention.of(k)
+    yield dense(layer.step)
+
+
+def _before_pass(setup: Setup, traits: Traits, step: int) -> Iterator[Request]:
+    """What comes before the very first pass is known."""
+    if traits.foresees == "likely":
+        yield from prefetch_likely(setup, step - 1)
+    elif traits.foresees == "layer":
+        yield from prefetch_layer(setup, step - 1)

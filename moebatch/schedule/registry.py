@@ -1,0 +1,120 @@
+"""All schedules by name, those of the user's own files included."""
+
+from collections.abc import Iterator, Mapping
+from functools import cache
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from typing import Any
+
+from moebatch.errors import ConfigError, Fault
+from moebatch.quoting import shown
+from moebatch.schedule.cgopipe import cgopipe, fastdecode
+from moebatch.schedule.definition import NamedSchedule, Traits
+from moebatch.schedule.flexgen import flexgen, flexgen_c
+from moebatch.schedule.klotski import hot, klotski, multi, simple
+from moebatch.schedule.pregated import ondemand, prefetch_all, pregated
+from moebatch.schedule.promoe import promoe, promoe_base, promoe_preempt, promoe_prefetch
+from moebatch.spec.policy import OpenPolicy, Policy
+
+SCHEDULES: Mapping[str, NamedSchedule] = {
+    one.name: one
+    for one in (
+        *(klotski, hot, multi, simple),
+        *(cgopipe, fastdecode, flexgen, flexgen_c),
+        *(pregated, ondemand, prefetch_all),
+        *(promoe, promoe_preempt, promoe_prefetch, promoe_base),
+    )
+}
+
+
+@cache
+def find_schedule(name: str) -> NamedSchedule:
+    """The schedule of that name, or of a file: ``my_schedule.py:mine``.
+
+    Raises ConfigError for a name that does not exist, and for a file that has no such schedule.
+    """
+    if name in SCHEDULES:
+        return SCHEDULES[name]
+    path, colon, function = name.rpartition(":")
+    if not colon or not path.endswith(".py"):
+        there = ", ".join(SCHEDULES)
+        raise _fault(
+            name,
+            f"no schedule is named {shown(name)}; there are {there}, and your own as file.py:name",
+        )
+    found = getattr(_module(Path(path), name), function, None)
+    if not isinstance(found, NamedSchedule):
+        raise _fault(
+            name,
+            f"{shown(path)} has no schedule {shown(function)}; it takes a function with the "
+            "decorator moebatch.schedule.definition.schedule",
+        )
+    return found
+
+
+def traits_of(policy: Policy | OpenPolicy) -> Traits:
+    """What the schedule of a policy is like."""
+    return find_schedule(policy.schedule).traits
+
+
+def schedule_faults(policy: OpenPolicy) -> Iterator[tuple[str, str]]:
+    """Field and message of all that a policy and its schedule contradict each other in."""
+    try:
+        traits = traits_of(policy)
+    except ConfigError as error:
+        yield "schedule", "; ".join(fault.message for fault in error.faults)
+        return
+    name = policy.schedule
+    if policy.cache != "static" and traits.is_paged:
+        yield "cache", f"must be static with schedule: {name}, which brings whole layers"
+    if traits.attention is None or traits.moves != "block":
+        return
+    wants_gpu = traits.attention == "gpu"
+    if policy.attention_on_gpu != wants_gpu:
+        there = "GPU" if policy.attention_on_gpu else "CPU"
+        other = _other_attention(traits)
+        yield (
+            "schedule",
+            f"{name} needs attention_on_gpu: {str(wants_gpu).lower()}; on the {there} it is "
+            f"{other}",
+        )
+
+
+def _other_attention(traits: Traits) -> str:
+    """The schedule that is like this one but for where it attends."""
+    return next(
+        one.name
+        for one in SCHEDULES.values()
+        if one.traits.moves == traits.moves and one.traits.attention != traits.attention
+    )
+
+
+def _module(path: Path, name: str) -> Any:
+    """A user's file, run as a module."""
+    found = spec_from_file_location(f"moebatch_schedule_{path.stem}", path)
+    if found is None or found.loader is None or not path.is_file():
+        raise _fault(name, f"there is no file {shown(str(path))}")
+    module = module_from_spec(found)
+    try:
+        found.loader.exec_module(module)
+    except Exception as error:  # whatever a user's file raises is a fault of that file
+        line = _line_of(error, path)
+        raise _fault(name, f"{shown(str(path))}{line}: {shown(repr(error))}") from error
+    return module
+
+
+def _line_of(error: Exception, path: Path) -> str:
+    """Where in the user's file an error was raised, or which line cannot be read."""
+    if isinstance(error, SyntaxError):
+        return f", line {error.lineno}"
+    lines = []
+    trace = error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename == str(path):
+            lines.append(trace.tb_lineno)
+        trace = trace.tb_next
+    return f", line {lines[-1]}" if lines else ""
+
+
+def _fault(name: str, message: str) -> ConfigError:
+    return ConfigError([Fault(file="schedule", where=shown(name), message=message)])
