@@ -45,7 +45,10 @@ WhatIf = Annotated[
 
 # --- schedules and what is drawn of them --------------------------------------------------------
 
-Schedule = Annotated[str | None, typer.Option("--schedule", help="Instead of the policy's own.")]
+Schedule = Annotated[
+    str | None,
+    typer.Option("--schedule", help="Instead of the policy's own: a name, or file.py:name."),
+]
 
 
 def named(*endings: str) -> Callable[[Path | None], Path | None]:

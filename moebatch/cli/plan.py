@@ -14,6 +14,7 @@ from moebatch.cli.options import (
     PlannedJob,
     PromptLen,
     Requests,
+    Schedule,
     WhatIf,
     named,
 )
@@ -54,6 +55,7 @@ def plan(
     paper: Paper = False,
     vendor: Vendor = False,
     policy: Policy = None,
+    schedule: Schedule = None,
     output: Output = None,
     roofline: Roofline = None,
     as_json: AsJson = False,
@@ -71,6 +73,7 @@ def plan(
         paper=paper,
         vendor=vendor,
         policy=policy,
+        schedule=schedule,
     )
     options.require_consistent()
     _answer(job, options, output=output, roofline=roofline, as_json=as_json)

@@ -7,7 +7,7 @@ from pathlib import Path
 from moebatch.errors import ConfigError, Fault
 from moebatch.folder.shard import AskedShard
 from moebatch.measure.saved import require_writable_file
-from moebatch.schedule.registry import find_schedule
+from moebatch.schedule.registry import unknown_schedule
 from moebatch.spec.hardware import DeviceKind
 from moebatch.spec.policy_file import PolicyFile
 
@@ -63,10 +63,7 @@ class RunOptions:
 
     def _faults(self) -> Iterator[Fault]:
         if self.schedule is not None:
-            try:
-                find_schedule(self.schedule)
-            except ConfigError as error:
-                yield from (_about("--schedule", fault.message) for fault in error.faults)
+            yield from (_about("--schedule", said) for said in unknown_schedule(self.schedule))
         if not self.is_plain:
             return
         if self.schedule is not None:

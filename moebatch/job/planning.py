@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 
 from moebatch.engine.model_files import COMPUTE_DTYPES, ModelFiles
 from moebatch.errors import ConfigError, DoesNotFit, Fault, StorageError
-from moebatch.job.fitting import fitted, slot_notes, with_room
 from moebatch.job.limits import require_within_levels
 from moebatch.job.machine import JobMachine, NotedProfile, job_machine
 from moebatch.job.runnable import not_runnable
@@ -13,13 +12,13 @@ from moebatch.measure.disk import free_bytes
 from moebatch.measure.machine import measure_machine
 from moebatch.measure.saved import load_saved, machine_profile
 from moebatch.plan.expert_choice import ExpertChoice, Wishes, choose_experts, wished
+from moebatch.plan.fitting import fitted, policy_for, slot_notes, with_room
 from moebatch.plan.machine import detect_machine
 from moebatch.plan.planner import best_policy
 from moebatch.plan.prediction import Prediction, predict
 from moebatch.plan.prices import fastest_dtypes
 from moebatch.plan.problem import PROGRAM_BYTES_WITH_GPU, Problem
 from moebatch.plan.refusal import too_large, too_small
-from moebatch.plan.simulation import policy_for
 from moebatch.spec.hardware import DeviceKind, Dtype, Hardware, LevelName
 from moebatch.spec.job import Job
 from moebatch.spec.policy import Policy

@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from moebatch.layout.lanes import BLOCK_SCHEDULES
 from moebatch.schedule.kv_route import Place
+from moebatch.schedule.registry import traits_of
 from moebatch.spec.hardware import LEVELS, Hardware, LevelName, LinkName
-from moebatch.spec.policy import PAGED, Policy
+from moebatch.spec.policy import Policy
 
 NUM_READERS = 2
 """Reads of a disk in flight: one more hides the time between two of them."""
@@ -102,9 +102,9 @@ def _processors(ladder: Ladder, policy: Policy) -> Iterator[Lane]:
 def _gpu_links(ladder: Ladder, policy: Policy) -> Iterator[Lane]:
     yield Lane("dram->vram", "dram->vram")
     yield Lane("vram->dram", "vram->dram")
-    if policy.schedule in BLOCK_SCHEDULES:
+    if traits_of(policy).moves == "block":
         yield Lane("weight block", "dram->vram")
-    elif policy.schedule in PAGED and ladder.stages:
+    elif traits_of(policy).moves == "pages" and ladder.stages:
         yield Lane("staging", "dram->vram")
 
 

@@ -6,7 +6,9 @@ from dataclasses import replace
 import moebatch
 from moebatch.plan.answer import Answer, answer_given, answer_milp
 from moebatch.plan.as_json import prediction_json
+from moebatch.plan.fitting import fitted, policy_for, slot_notes
 from moebatch.plan.options import PlanOptions
+from moebatch.plan.prediction import predict
 from moebatch.plan.question import Question
 from moebatch.spec.policy import OpenPolicy
 from moebatch.spec.policy_file import PolicyFile
@@ -17,6 +19,8 @@ def answer_question(
 ) -> Answer:
     """The answer with the question's notes. Raises DoesNotFit and ConfigError."""
     answer = _answer(question, options, given)
+    if options.schedule is not None:
+        answer = _with_schedule(answer, options.schedule)
     return replace(answer, notes=(*question.notes, *answer.notes))
 
 
@@ -31,6 +35,20 @@ def answer_policy_file(answer: Answer) -> PolicyFile:
         hardware=answer.problem.hardware.name,
         workload=workload,
         prediction=prediction_json(answer.prediction),
+    )
+
+
+def _with_schedule(answer: Answer, schedule: str) -> Answer:
+    """The same policy under another schedule, with fewer experts where they are computed if that
+    needs the room. Raises DoesNotFit."""
+    problem = answer.problem
+    policy = fitted(problem, policy_for(answer.policy, schedule, problem))
+    return replace(
+        answer,
+        policy=policy,
+        prediction=predict(problem, policy),
+        improvements=(),
+        notes=(*answer.notes, *slot_notes(problem, policy)),
     )
 
 

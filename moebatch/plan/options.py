@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from moebatch.errors import ConfigError, Fault
-from moebatch.schedule.registry import schedule_faults
+from moebatch.schedule.registry import schedule_faults, unknown_schedule
 from moebatch.spec.hardware import Basis
 from moebatch.spec.policy_file import PolicyFile, load_policy
 from moebatch.spec.workload import Workload
@@ -29,6 +29,8 @@ class PlanOptions:
     paper: bool = False
     vendor: bool = False
     policy: str | None = None
+    schedule: str | None = None
+    """Instead of the policy's own."""
     command: str = "moebatch plan"
     """What was typed."""
 
@@ -76,3 +78,7 @@ class PlanOptions:
             yield "--method", "not together with --paper, which has a method of its own"
         if self.policy is not None and (self.paper or self.method != "milp"):
             yield "--policy", "is predicted as it is; leave out --paper and --method"
+        if self.schedule is not None:
+            if self.paper or self.method != "milp":
+                yield "--schedule", "is chosen by --paper and by --method; leave these out"
+            yield from (("--schedule", message) for message in unknown_schedule(self.schedule))

@@ -9,17 +9,18 @@ from moebatch.layout.setup import slots_wanted
 from moebatch.layout.skew import SkewedRouting
 from moebatch.plan.answer import Answer
 from moebatch.plan.as_json import policy_json
+from moebatch.plan.fitting import policy_for
 from moebatch.plan.problem import Problem
 from moebatch.plan.refusal import too_large
 from moebatch.plan.sim_passes import passes_of
 from moebatch.plan.sim_world import Routing, SimWorld
 from moebatch.plan.work import Work
-from moebatch.schedule.registry import find_schedule, traits_of
+from moebatch.schedule.registry import traits_of, unknown_schedule
 from moebatch.schedule.simulate import simulate
 from moebatch.schedule.task import Kind
 from moebatch.schedule.timeline.as_json import timeline_json
 from moebatch.schedule.timeline.timeline import Timeline
-from moebatch.spec.policy import Placement, Policy
+from moebatch.spec.policy import Policy
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,16 +46,12 @@ class SimOptions:
     def require_known(self) -> None:
         """Raises ConfigError for schedules that do not exist."""
         asked = [("--schedule", self.schedule), *(("--compare", name) for name in self.compare)]
-        faults: list[Fault] = []
-        for option, name in asked:
-            if name is None:
-                continue
-            try:
-                find_schedule(name)
-            except ConfigError as error:
-                faults += [
-                    replace(fault, file="moebatch simulate", where=option) for fault in error.faults
-                ]
+        faults = [
+            Fault(file="moebatch simulate", where=option, message=message)
+            for option, name in asked
+            if name is not None
+            for message in unknown_schedule(name)
+        ]
         if faults:
             raise ConfigError(faults)
 
@@ -98,20 +95,6 @@ def simulations(problem: Problem, policy: Policy, options: SimOptions) -> dict[s
 def timelines_of(simulated: Mapping[str, Simulation]) -> dict[str, Timeline]:
     """Timelines by schedule."""
     return {name: one.timeline for name, one in simulated.items()}
-
-
-def policy_for(policy: Policy, schedule: str, problem: Problem) -> Policy:
-    """The policy with another schedule, and attention where that one wants it."""
-    changed = replace(policy, schedule=schedule)
-    traits = traits_of(changed)
-    if traits.is_paged:
-        changed = replace(changed, cache="static", cache_sizes=())
-    on_gpu = policy.attention_on_gpu if traits.attention is None else traits.attention == "gpu"
-    if not problem.with_vram or on_gpu == policy.attention_on_gpu:
-        return changed
-    cache = policy.kv_cache
-    below = Placement(dram=cache.dram + cache.vram, disk=cache.disk)
-    return replace(changed, attention_on_gpu=on_gpu, kv_cache=cache if on_gpu else below)
 
 
 def _simulation(problem: Problem, policy: Policy, options: SimOptions) -> Simulation:

@@ -52,6 +52,15 @@ def find_schedule(name: str) -> NamedSchedule:
     return found
 
 
+def unknown_schedule(name: str) -> tuple[str, ...]:
+    """What is wrong with the name of a schedule; nothing if there is one."""
+    try:
+        find_schedule(name)
+    except ConfigError as error:
+        return tuple(fault.message for fault in error.faults)
+    return ()
+
+
 def traits_of(policy: Policy | OpenPolicy) -> Traits:
     """What the schedule of a policy is like."""
     return find_schedule(policy.schedule).traits
@@ -59,12 +68,12 @@ def traits_of(policy: Policy | OpenPolicy) -> Traits:
 
 def schedule_faults(policy: OpenPolicy) -> Iterator[tuple[str, str]]:
     """Field and message of all that a policy and its schedule contradict each other in."""
-    try:
-        traits = traits_of(policy)
-    except ConfigError as error:
-        yield "schedule", "; ".join(fault.message for fault in error.faults)
-        return
     name = policy.schedule
+    unknown = unknown_schedule(name)
+    if unknown:
+        yield from (("schedule", message) for message in unknown)
+        return
+    traits = traits_of(policy)
     if policy.cache != "static" and traits.is_paged:
         yield "cache", f"must be static with schedule: {name}, which brings whole layers"
     if traits.attention is None or traits.moves != "block":

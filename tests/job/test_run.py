@@ -36,6 +36,9 @@ from moebatch.spec.workload import Workload
 from moebatch.store.fingerprint import checkpoint_fingerprint
 from tests.tiny import write_checkpoint
 
+OWN = str(Path(__file__).parents[1] / "schedule" / "own_schedule.py") + ":mine"
+"""A schedule in a file of the user's own."""
+
 Checkpoint = Callable[..., Path]
 PROFILE = """
 name: small
@@ -138,8 +141,8 @@ def reference(tmp_path_factory: pytest.TempPathFactory, tiny_checkpoint: Checkpo
     return texts(path)
 
 
-@pytest.mark.few(name=("klotski", "cgopipe", "flexgen", "pregated", "promoe"))
-@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.few(name=("klotski", "cgopipe", "flexgen", "pregated", "promoe", OWN))
+@pytest.mark.parametrize("name", [*SCHEDULES, OWN])
 def test_every_schedule_gives_the_answers_of_the_plain_driver(
     write_job: Callable[..., Path], reference: list[str], name: str
 ) -> None:

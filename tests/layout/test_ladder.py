@@ -6,7 +6,8 @@ import pytest
 
 from moebatch.layout.ladder import Ladder, lanes_of
 from moebatch.schedule.lanes import LANES
-from moebatch.spec.policy import SCHEDULES, Placement, Policy, Schedule
+from moebatch.schedule.registry import SCHEDULES
+from moebatch.spec.policy import Placement, Policy
 from tests.plan.problems import cpu_machine, gpu_machine
 
 CPU, GPU = Ladder(("disk", "dram")), Ladder(("disk", "dram", "vram"))
@@ -70,7 +71,7 @@ def test_only_keys_and_values_are_written_to_disk() -> None:
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("ladder", [CPU, GPU, Ladder(GPU.levels, stages=True)])
-def test_lanes_are_known_and_there_once(ladder: Ladder, schedule: Schedule) -> None:
+def test_lanes_are_known_and_there_once(ladder: Ladder, schedule: str) -> None:
     found = names(ladder, replace(ON_GPU, schedule=schedule))
     assert len(set(found)) == len(found)
     assert set(found) <= set(LANES)

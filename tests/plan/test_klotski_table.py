@@ -19,12 +19,12 @@ from moebatch.plan.sim_passes import MicroBatches
 from moebatch.plan.sim_world import SimWorld
 from moebatch.schedule.simulate import simulate
 from moebatch.spec.models import load_model
-from moebatch.spec.policy import Placement, Policy, Schedule
+from moebatch.spec.policy import Placement, Policy
 from moebatch.spec.profile import load_profile
 from moebatch.spec.workload import Workload
 
-PAPER: dict[Schedule, float] = {"simple": 5.721, "multi": 18.24, "hot": 19.074, "klotski": 22.414}
-STEPS: tuple[tuple[Schedule, Schedule], ...] = (
+PAPER: dict[str, float] = {"simple": 5.721, "multi": 18.24, "hot": 19.074, "klotski": 22.414}
+STEPS: tuple[tuple[str, str], ...] = (
     ("multi", "simple"),
     ("hot", "multi"),
     ("klotski", "hot"),
@@ -41,7 +41,7 @@ SKEW = 1.2
 
 
 @cache
-def tokens_per_s(schedule: Schedule, batch_size: int, profile: str) -> float:
+def tokens_per_s(schedule: str, batch_size: int, profile: str) -> float:
     """Generated tokens over the time of prompts and answers; `simple` has one batch in work."""
     num_batches = 1 if schedule == "simple" else NUM_BATCHES
     total = num_batches * batch_size
@@ -88,7 +88,7 @@ def tokens_per_s(schedule: Schedule, batch_size: int, profile: str) -> float:
     return total * ANSWER / (first_s + (ANSWER - 1) * steady_s)
 
 
-def step(after: Schedule, before: Schedule, batch_size: int, profile: str = "rtx3090") -> float:
+def step(after: str, before: str, batch_size: int, profile: str = "rtx3090") -> float:
     """By what factor one schedule is faster than the one before."""
     return tokens_per_s(after, batch_size, profile) / tokens_per_s(before, batch_size, profile)
 
@@ -122,16 +122,14 @@ def test_splitting_off_the_gate_and_turning_experts_around_gain_what_the_paper_s
 
 
 @pytest.mark.parametrize(("after", "before"), STEPS)
-def test_every_step_gains_what_the_paper_says_under_its_software(
-    after: Schedule, before: Schedule
-) -> None:
+def test_every_step_gains_what_the_paper_says_under_its_software(after: str, before: str) -> None:
     found = step(after, before, BATCH_SIZE, "rtx3090-klotski")
     assert found > 1
     assert found == pytest.approx(PAPER[after] / PAPER[before], rel=0.2)
 
 
 @pytest.mark.parametrize("schedule", PAPER)
-def test_all_figures_are_those_of_the_paper_under_its_software(schedule: Schedule) -> None:
+def test_all_figures_are_those_of_the_paper_under_its_software(schedule: str) -> None:
     found = tokens_per_s(schedule, BATCH_SIZE, "rtx3090-klotski")
     assert found == pytest.approx(PAPER[schedule], rel=0.2)
 

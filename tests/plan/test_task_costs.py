@@ -15,7 +15,7 @@ from moebatch.schedule.simulate import simulate
 from moebatch.schedule.task import page
 from moebatch.schedule.timeline.check import check_timeline
 from moebatch.schedule.timeline.timeline import Timeline
-from moebatch.spec.policy import Placement, Policy, Schedule
+from moebatch.spec.policy import Placement, Policy
 from tests.plan.problems import GB, SHAPE, cpu_machine, gpu_machine, problem
 
 ON_GPU = problem(gpu_machine(disk=20 * GB))
@@ -159,7 +159,7 @@ def test_alone_each_batch_brings_all_weights_up_again() -> None:
 
 
 @pytest.mark.parametrize("schedule", ["simple", "multi", "hot", "klotski", "ondemand"])
-def test_a_skew_changes_who_is_busy_and_not_what_is_sound(schedule: Schedule) -> None:
+def test_a_skew_changes_who_is_busy_and_not_what_is_sound(schedule: str) -> None:
     under = policy(schedule=schedule, batch_size=32, micro_batch_size=8, num_hot=2, num_slots=4)
     assert simulated(ON_GPU, under, "decode", skew=1.2).length_s > 0
 

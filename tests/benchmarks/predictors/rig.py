@@ -19,7 +19,7 @@ from moebatch.schedule.task import Kind
 from moebatch.schedule.timeline.timeline import Timeline
 from moebatch.spec.hardware import Hardware
 from moebatch.spec.job import Job
-from moebatch.spec.policy import CacheRule, Placement, Policy, Schedule, pages_of
+from moebatch.spec.policy import CacheRule, Placement, Policy, pages_of
 from moebatch.store.packed import PackedLayout
 from tests.benchmarks.predictors.rows import Batches, Pass
 
@@ -60,7 +60,7 @@ class Setting:
     """How rows are answered."""
 
     predictor: str
-    schedule: Schedule
+    schedule: str
     resident: float = 0.5
     """Share of the experts for which the device has room: for those that stay, and for those that
     come and go."""

@@ -10,6 +10,20 @@ from moebatch.schedule.registry import traits_of
 from moebatch.spec.policy import Placement, Policy
 
 
+def policy_for(policy: Policy, schedule: str, problem: Problem) -> Policy:
+    """The policy with another schedule, and attention where that one wants it."""
+    changed = replace(policy, schedule=schedule)
+    traits = traits_of(changed)
+    if traits.is_paged:
+        changed = replace(changed, cache="static", cache_sizes=())
+    on_gpu = policy.attention_on_gpu if traits.attention is None else traits.attention == "gpu"
+    if not problem.with_vram or on_gpu == policy.attention_on_gpu:
+        return changed
+    cache = policy.kv_cache
+    below = Placement(dram=cache.dram + cache.vram, disk=cache.disk)
+    return replace(changed, attention_on_gpu=on_gpu, kv_cache=cache if on_gpu else below)
+
+
 def with_room(problem: Problem, policy: Policy) -> Policy:
     """The policy with slots for the two halves of a buffer that a paged schedule has anyway."""
     if not traits_of(policy).is_paged:
