@@ -11,7 +11,7 @@ from pydantic_core import PydanticUndefined
 
 from moebatch.cli import app
 from moebatch.errors import ExitCode
-from moebatch.schedule.names import SCHEDULES
+from moebatch.schedule.registry import SCHEDULES
 from moebatch.spec.job import Job
 from tests.docs.pages import PAGES, REPOSITORY, codes, first_cells, table_rows
 
