@@ -143,10 +143,10 @@ def test_help_has_a_short_name_everywhere() -> None:
 @pytest.mark.parametrize(
     ("command", "option", "name", "endings"),
     [
-        ("run", "--gantt", "lanes.png", ".svg or .html"),
+        ("run", "--gantt", "lanes.jpg", ".svg, .html, .png or .pdf"),
         ("run", "--trace", "trace.txt", ".json or .json.gz"),
-        ("plan", "--roofline", "roof.pdf", ".svg or .html"),
-        ("simulate", "--gantt", "lanes", ".svg or .html"),
+        ("plan", "--roofline", "roof.ps", ".svg, .html, .png or .pdf"),
+        ("simulate", "--gantt", "lanes", ".svg, .html, .png or .pdf"),
         ("simulate", "--trace", "trace.gz", ".json or .json.gz"),
     ],
 )
@@ -158,12 +158,23 @@ def test_a_drawing_has_a_name_that_says_what_it_is(
     assert f"must end in {endings}, got " in " ".join(done.stderr.split())
 
 
-def test_a_picture_may_be_a_page(tmp_path: Path) -> None:
+def test_a_picture_may_be_a_page_or_an_image(tmp_path: Path) -> None:
     asked = ("--hw", "t4", "--model", "mixtral-8x7b", "--prompt-len", "77", "--gen-len", "32")
-    for name, head in (("roof.svg", "<svg"), ("roof.HTML", "<!doctype html>")):
+    for name, head in (("roof.HTML", b"<!doctype html>"), ("roof.png", b"\x89PNG")):
         done = moebatch("plan", *asked, "--roofline", tmp_path / name)
         assert done.returncode == 0, done.stderr
-        assert (tmp_path / name).read_text().startswith(head)
+        assert (tmp_path / name).read_bytes().startswith(head)
+
+
+@pytest.mark.parametrize("words", [["--help"], ["plan", "--help"], ["simulate", "--help"]])
+def test_help_loads_nothing_that_draws(words: list[str]) -> None:
+    code = (
+        "import sys\nfrom moebatch.cli import app\n"
+        f"app({words!r}, standalone_mode=False)\n"
+        "sys.exit('matplotlib' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 INTERRUPTED = """

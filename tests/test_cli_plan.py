@@ -67,11 +67,11 @@ def test_without_requests_there_is_no_job_time() -> None:
     assert answer(*T4)["prediction"]["job_time_s"] is None
 
 
-def test_neither_torch_nor_transformers_is_loaded() -> None:
+def test_neither_torch_nor_transformers_nor_matplotlib_is_loaded() -> None:
     code = (
         "import sys\nfrom moebatch.cli import app\n"
         f"app(['plan', *{T4!r}, '--json'], standalone_mode=False)\n"
-        "heavy = {'torch', 'transformers', 'datasets'} & set(sys.modules)\n"
+        "heavy = {'torch', 'transformers', 'datasets', 'matplotlib'} & set(sys.modules)\n"
         "sys.exit(f'loaded {heavy}' if heavy else 0)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
@@ -118,6 +118,17 @@ def test_a_written_policy_can_be_predicted_again(tmp_path: Path) -> None:
 def test_a_policy_that_does_not_fit_is_predicted_with_a_note() -> None:
     found = answer(*T4, "--policy", "moe-lightning-t4-synthetic", "--what-if", "dram=40GiB")
     assert any("does not fit: dram: the policy needs" in note for note in found["notes"])
+
+
+def test_a_picture_is_drawn_without_pyplot_and_its_global_state(tmp_path: Path) -> None:
+    path = str(tmp_path / "out.pdf")
+    code = (
+        "import sys\nfrom moebatch.cli import app\n"
+        f"app(['plan', *{T4!r}, '--json', '--roofline', {path!r}], standalone_mode=False)\n"
+        "sys.exit('matplotlib.pyplot' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_roofline_is_an_svg_with_both_operations(tmp_path: Path) -> None:

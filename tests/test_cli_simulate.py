@@ -97,11 +97,11 @@ def test_routing_may_come_from_a_trace(tmp_path: Path) -> None:
     assert lanes["dram->vram"]["busy_s"] < 0.7 * even["dram->vram"]["busy_s"]
 
 
-def test_neither_torch_nor_transformers_is_loaded() -> None:
+def test_neither_torch_nor_transformers_nor_matplotlib_is_loaded() -> None:
     code = (
         "import sys\nfrom moebatch.cli import app\n"
         f"app(['simulate', *{FEW!r}, '--passes', '1', '--json'], standalone_mode=False)\n"
-        "heavy = {'torch', 'transformers', 'datasets'} & set(sys.modules)\n"
+        "heavy = {'torch', 'transformers', 'datasets', 'matplotlib'} & set(sys.modules)\n"
         "sys.exit(f'loaded {heavy}' if heavy else 0)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -1,6 +1,6 @@
 """Arguments and options that several commands have."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -51,6 +51,12 @@ Schedule = Annotated[
 ]
 
 
+def either(endings: Sequence[str]) -> str:
+    """``.svg, .png or .pdf``."""
+    *others, last = endings
+    return f"{', '.join(others)} or {last}"
+
+
 def named(*endings: str) -> Callable[[Path | None], Path | None]:
     """A check of what a file is called, before anything runs: what is written into it goes by that.
     Pipes and devices may be called anything."""
@@ -58,17 +64,19 @@ def named(*endings: str) -> Callable[[Path | None], Path | None]:
     def check(path: Path | None) -> Path | None:
         is_file = path is not None and (path.is_file() or not path.exists())
         if path is not None and is_file and not path.name.lower().endswith(endings):
-            raise typer.BadParameter(f"must end in {' or '.join(endings)}, got {str(path)!r}")
+            raise typer.BadParameter(f"must end in {either(endings)}, got {str(path)!r}")
         return path
 
     return check
 
 
-PICTURES = (".svg", ".html")
+PICTURES = (".svg", ".html", ".png", ".pdf")
 TRACES = (".json", ".json.gz")
 Gantt = Annotated[
     Path | None,
     typer.Option(
-        "--gantt", callback=named(*PICTURES), help="Draw the lanes into this .svg or .html file."
+        "--gantt",
+        callback=named(*PICTURES),
+        help=f"Draw the lanes into this file: {either(PICTURES)}.",
     ),
 ]

@@ -16,6 +16,7 @@ from moebatch.cli.options import (
     Requests,
     Schedule,
     WhatIf,
+    either,
     named,
 )
 from moebatch.cli.question import asked_question
@@ -38,7 +39,7 @@ Roofline = Annotated[
     typer.Option(
         "--roofline",
         callback=named(*PICTURES),
-        help="Draw the rooflines into this .svg or .html file.",
+        help=f"Draw the rooflines into this file: {either(PICTURES)}.",
     ),
 ]
 
@@ -89,14 +90,14 @@ def _answer(
 ) -> None:
     from moebatch.plan.answers import answer_policy_file, answer_question
     from moebatch.plan.as_json import answer_json
-    from moebatch.report.plan import plan_svg, plan_view
-    from moebatch.report.svg import write_picture
+    from moebatch.report.drawings import write_roofline
+    from moebatch.report.plan import plan_view
     from moebatch.spec.text_file import write_text
 
     given = options.given_policy()
     answer = answer_question(asked_question(job, options), options, given)
     if roofline is not None:
-        write_picture(roofline, plan_svg(answer))
+        write_roofline(roofline, answer)
     if output is not None:
         write_text(output, answer_policy_file(answer).to_yaml())
     if as_json:

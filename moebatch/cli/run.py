@@ -194,7 +194,7 @@ def _execute(
 
         loaded = load_job(job)  # what is wrong with it is said before the longer imports
         from moebatch.job.run import JobRun
-        from moebatch.report.drawings import write_drawings
+        from moebatch.report.drawings import write_timelines
 
         job_run = JobRun(loaded, tell, options, stop)
         summary = _watched(job_run, console, quiet=report.quiet)
@@ -202,7 +202,7 @@ def _execute(
     if options.is_drawn:
         timelines = job_run.timelines()
         if timelines:
-            write_drawings(timelines, trace=options.trace, gantt=options.gantt, tell=tell)
+            write_timelines(timelines, trace=options.trace, gantt=options.gantt, log=tell)
         else:
             tell("there is nothing to draw: no pass was computed")
     if recalibrate:

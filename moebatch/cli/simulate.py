@@ -89,7 +89,7 @@ def simulate(
     """Show what every lane would do under one schedule or several, and what it would wait for."""
     from moebatch.plan.durations import load_durations
     from moebatch.plan.simulation import SimOptions, timelines_of
-    from moebatch.report.drawings import write_drawings
+    from moebatch.report.drawings import write_timelines
 
     options = PlanOptions(
         has_job=job is not None,
@@ -116,7 +116,7 @@ def simulate(
     )
     asked.require_known()
     answer, simulated = _simulate(job, options, asked, routing)
-    write_drawings(timelines_of(simulated), trace=trace, gantt=gantt, title=answer.title)
+    write_timelines(timelines_of(simulated), trace=trace, gantt=gantt, title=answer.title)
     _show(answer, simulated, as_json=as_json)
 
 

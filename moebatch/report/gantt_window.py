@@ -1,32 +1,21 @@
 """Which part of a timeline a Gantt picture shows."""
 
-from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from moebatch.schedule.task import Kind
 from moebatch.schedule.timeline.timeline import Timeline
 
-MOST_LAYERS = 6
+_MOST_LAYERS = 6
 """As many are shown whole."""
 _MIDDLE = 4
 """Layers of the middle of a pass that has more."""
-_MOVING = frozenset(
+_COMPUTING = frozenset(
     {
-        Kind.OFF,
-        Kind.LOAD,
-        Kind.CHUNK,
-        Kind.FETCH,
-        Kind.STAGE,
-        Kind.PAGE,
-        Kind.BLOCK,
-        Kind.KV_READ,
-        Kind.KV_UP,
-        Kind.KV_DOWN,
-        Kind.KV_WRITE,
+        *(Kind.ATTEND, Kind.PRE, Kind.ATTN, Kind.OUT, Kind.POST),
+        *(Kind.GATE, Kind.EXPERT, Kind.COMBINE, Kind.DENSE),
     }
 )
-"""What computes nothing."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,8 +24,8 @@ class Window:
 
     start_s: float
     end_s: float
-    title: str
-    """What it is, such as ``layers 14 to 17 of the last pass``; "" if that needs no words."""
+    title: str = ""
+    """What it is, such as ``layers 14 to 17 of the last pass``; "" if that needs no explanation."""
 
     @property
     def length_s(self) -> float:
@@ -52,22 +41,17 @@ class LayerStart:
     start_s: float
 
 
-def layer_starts(timeline: Timeline) -> list[LayerStart]:
-    """Of every step that computes something, in order of time."""
+def layer_starts(timeline: Timeline, window: Window) -> list[LayerStart]:
+    """Of every step that computes something and begins within a window, its end excluded; in order
+    of time."""
     first: dict[int, float] = {}
     for span in timeline.spans:
-        if span.task.kind not in _MOVING:
+        if span.task.kind in _COMPUTING:
             step = span.task.step
             first[step] = min(span.start_s, first.get(step, span.start_s))
     starts = (LayerStart(step=step, start_s=start_s) for step, start_s in first.items())
-    return sorted(starts, key=lambda start: (start.start_s, start.step))
-
-
-def chosen_window(timeline: Timeline, since_s: float | None, until_s: float | None) -> Window:
-    """What somebody has asked for, as far as the timeline goes."""
-    start_s = max(0.0, since_s or 0.0)
-    end_s = timeline.length_s if until_s is None else min(until_s, timeline.length_s)
-    return Window(start_s=min(start_s, end_s), end_s=end_s, title="")
+    within = (start for start in starts if window.start_s <= start.start_s < window.end_s)
+    return sorted(within, key=lambda start: (start.start_s, start.step))
 
 
 def usual_window(timeline: Timeline) -> Window:
@@ -75,11 +59,11 @@ def usual_window(timeline: Timeline) -> Window:
     schedule, so that pictures compare, though some walk through the layers several times."""
     ends = (0.0, *timeline.pass_ends_s)
     number = max(0, len(timeline.pass_ends_s) - 1)
-    start_s, end_s = ends[number], ends[-1]
-    starts = [start for start in layer_starts(timeline) if start_s <= start.start_s < end_s]
+    last = Window(start_s=ends[number], end_s=ends[-1], title="last pass" if number else "")
+    starts = layer_starts(timeline, last)
     count = round(len(starts) * _MIDDLE / timeline.num_layers)
-    if timeline.num_layers <= MOST_LAYERS or not 0 < count < len(starts):
-        return Window(start_s=start_s, end_s=end_s, title="last pass" if number else "")
+    if timeline.num_layers <= _MOST_LAYERS or not 0 < count < len(starts):
+        return last
     first = (len(starts) - count) // 2
     layers = [start.step % timeline.num_layers for start in starts[first : first + count]]
     shown = f"layers {layers[0]} to {layers[-1]}"
@@ -98,11 +82,9 @@ def windows(
     """The part of each timeline that is shown: the usual one if neither end is given."""
     if since_s is None and until_s is None:
         return {name: usual_window(timeline) for name, timeline in timelines.items()}
-    return {name: chosen_window(timeline, since_s, until_s) for name, timeline in timelines.items()}
-
-
-def starts_within(starts: list[LayerStart], window: Window) -> list[LayerStart]:
-    """Those that lie in a window, its end excluded."""
-    first = bisect_left(starts, window.start_s, key=lambda start: start.start_s)
-    last = bisect_left(starts, window.end_s, key=lambda start: start.start_s)
-    return starts[first:last]
+    found = {}
+    for name, timeline in timelines.items():
+        start_s = max(0.0, since_s or 0.0)
+        end_s = timeline.length_s if until_s is None else min(until_s, timeline.length_s)
+        found[name] = Window(start_s=min(start_s, end_s), end_s=end_s)
+    return found

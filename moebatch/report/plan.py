@@ -5,14 +5,11 @@ from collections.abc import Iterator
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from moebatch.errors import ConfigError, Fault
 from moebatch.plan.answer import Answer
 from moebatch.plan.prediction import Prediction
 from moebatch.plan.roofs import PolicyRoofs, policy_roofs
 from moebatch.report.console import plain, whole
 from moebatch.report.experts import experts_view
-from moebatch.report.roofline import roofline_svg
-from moebatch.report.roofline_panel import Mark, Panel
 from moebatch.report.tables import NAME_WIDTH, NamedRows, named_bars, notes_view, share_bar
 from moebatch.spec.policy import Placement, Policy, shares_text
 from moebatch.spec.workload import Workload
@@ -40,27 +37,6 @@ def plan_view(answer: Answer) -> RenderableType:
     parts += ["", *_help(answer)]
     parts += ["", *notes_view(answer.notes)]
     return Group(*parts)
-
-
-def plan_svg(answer: Answer) -> str:
-    """The roofline picture of an answer. Raises ConfigError if the machine has but one level."""
-    panels = [
-        Panel(
-            roofline=roofs.roofline,
-            marks=tuple(Mark(operation=o.operation, level=o.level) for o in roofs.operations),
-        )
-        for roofs in policy_roofs(answer.problem, answer.policy)
-    ]
-    if not panels:
-        message = "there is nothing to draw: only one level of this machine is known"
-        raise ConfigError([Fault(file="--roofline", message=message)])
-    policy = answer.policy
-    return roofline_svg(
-        panels,
-        title=answer.title,
-        subtitle=f"batch {policy.batch_size}, micro-batches of {policy.micro_batch_size}, "
-        f"schedule {policy.schedule}",
-    )
 
 
 def _title(answer: Answer) -> RenderableType:

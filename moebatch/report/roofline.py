@@ -3,27 +3,40 @@
 Performance is drawn over operational intensity, both logarithmic: the roofs of both levels of
 memory, the roof of the link between them, the turning points, and where the operations of a policy
 lie. Where a label would lie on something else it is left out: the legend beside the plot has every
-figure. The same figures give the same text.
+figure.
 """
 
-from collections.abc import Sequence
-from math import ceil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import ceil, floor, isfinite, log10
+from typing import Any
 
-from moebatch.report.log_axes import Box
-from moebatch.report.roofline_legend import legend, legend_height
-from moebatch.report.roofline_panel import Mark, Panel
-from moebatch.report.roofline_plot import PALE, RooflinePlot, panel_axes
-from moebatch.report.svg import svg, text
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.ticker import EngFormatter, FuncFormatter
 
-__all__ = ["Mark", "Panel", "roofline_svg"]
+from moebatch.plan.roofline import Roof
+from moebatch.plan.roofs import PlacedOperation
+from moebatch.report.figure import INK, MARGIN, PALE, Picture, Style, fitted, text_width
+from moebatch.report.label_room import LabelRoom, Place, Points_N2, along, around, dotted
+from moebatch.report.roofline_panel import COLOURS, NAMES, Limits, Panel, Value, number_text
+from moebatch.units import format_flops
 
 WIDTH = 980
 _HEADER, _PANEL, _GAP = 62, 470, 24
-_PLOT = Box(left=74, top=44, width=568, height=358)
-_LEGEND = Box(left=668, top=40, width=300, height=420)
+_PLOT = (74, 44, 568, 358)
+"""Left, top, width and height within a panel."""
+_LEGEND_LEFT, _LEGEND_TOP, _LEGEND_WIDTH = 668, 40, 300
+_HEADING, _ROW, _NOTE, _INDENT = 12, 24, 15, 34
+_AXIS_ROUNDING = 4
+"""Ends of an axis are at multiples of a quarter of a power of ten."""
+_SYMBOLS = (("o", 11), ("D", 10), ("s", 10.5), ("^", 12.5))
+"""Of the operations, with their sizes."""
+_TURNING: Style = {"color": PALE, "linewidth": 1, "linestyle": (0, (5, 4))}
+_CEILING: Style = {"linewidth": 1.6, "linestyle": (0, (1.25, 1.9))}
 
 
-def roofline_svg(panels: Sequence[Panel], *, title: str, subtitle: str = "") -> str:
+def roofline_picture(panels: Sequence[Panel], *, title: str, subtitle: str = "") -> Picture:
     """The picture: a panel for each pair of levels, one below the other.
 
     Args:
@@ -31,14 +44,257 @@ def roofline_svg(panels: Sequence[Panel], *, title: str, subtitle: str = "") -> 
         subtitle: a second line, such as the policy.
     """
     assert panels, "a picture needs a panel"
-    elements = [
-        text((24, 30), title, size=17, weight="bold", room=WIDTH - 48),
-        text((24, 51), subtitle, fill=PALE, room=WIDTH - 48),
-    ]
+    heights = [max(_PANEL, ceil(_LEGEND_TOP + _legend_height(panel)) + _GAP) for panel in panels]
+    picture = Picture(title=title, width=WIDTH, height=_HEADER + sum(heights))
+    picture.text(MARGIN, 51, subtitle, size=12, color=PALE)
     top = _HEADER
-    for panel in panels:
-        plot = RooflinePlot(panel=panel, axes=panel_axes(panel, _PLOT))
-        elements.append(f'<g transform="translate(0 {top})">')
-        elements += [*plot.elements(), *legend(panel, _LEGEND), "</g>"]
-        top += max(_PANEL, ceil(_LEGEND.top + legend_height(panel)) + _GAP)
-    return svg(elements, title=title, width=WIDTH, height=top)
+    for panel, height in zip(panels, heights, strict=True):
+        left, below, *size = _PLOT
+        plot = _Plot(picture, panel, picture.axes(left, top + below, *size))
+        plot.draw()
+        _draw_legend(picture, panel, top + _LEGEND_TOP)
+        top += height
+    return picture
+
+
+@dataclass(frozen=True, slots=True)
+class _Plot:
+    picture: Picture
+    panel: Panel
+    axes: Axes
+
+    def draw(self) -> None:
+        self._draw_axes()
+        for name, intensity in self.panel.turning_points.items():
+            self.axes.axvline(intensity, **_TURNING, gid=f"turning-point {name}")
+        for start, end in self._ceilings():
+            colour = COLOURS[self.panel.roofline.level_i]
+            self.axes.plot(*zip(start, end, strict=True), color=colour, **_CEILING)
+        for roof in self.panel.roofs:
+            corners = [end for _, ends in roof.pieces(self._limits) for end in ends]
+            if corners:
+                style: Style = {"color": roof.colour, "linewidth": 2.4, "gid": f"roof {roof.name}"}
+                self.axes.plot(*zip(*corners, strict=True), **style, solid_joinstyle="round")
+        self._draw_marks()
+        self._name_turning_points()
+        self._draw_labels()
+
+    @property
+    def _limits(self) -> Limits:
+        return self.axes.get_xlim(), self.axes.get_ylim()
+
+    def _draw_axes(self) -> None:
+        axes, panel = self.axes, self.panel
+        roofline, places = panel.roofline, panel.places
+        across = [roofline.p1, roofline.ridge_i, roofline.ridge_j, *panel.moving.values()]
+        across += [intensity for intensity, _ in places]
+        up = [roofline.peak_i, roofline.peak_j, *(flops for _, flops in places)]
+        axes.set(xscale="log", yscale="log", facecolor="#fcfcfc")
+        axes.set(xlim=_ends(across, margin=3), ylim=_ends(up, margin=2))
+        axes.set_xlabel("operational intensity, FLOP/byte", labelpad=8)
+        axes.set_ylabel("attainable performance, FLOP/s")
+        axes.yaxis.set_label_coords(-52 / _PLOT[2], 0.5)
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_formatter(FuncFormatter(_power_text))
+            axis.set_minor_formatter("")
+        axes.tick_params(which="major", length=0, pad=8, labelcolor=PALE)
+        axes.tick_params(which="minor", direction="in", length=4, color="#a0a0a0")
+        axes.grid(color="#e4e4e4")
+        axes.set_axisbelow(True)
+        for spine in axes.spines.values():
+            spine.set_color(PALE)
+
+    def _ceilings(self) -> Iterator[tuple[Value, Value]]:
+        """What level i allows an operation at its micro-batch, right of P2."""
+        for intensity, flops in self.panel.ceilings:
+            yield (intensity, flops), (self._limits[0][1], flops)
+
+    def _draw_marks(self) -> None:
+        """Symbols, and hollow ones on the level that the policy has not chosen."""
+        for number, mark in enumerate(self.panel.marks):
+            place, other = self.panel.place(mark), self.panel.other(mark)
+            if other:
+                self.axes.plot(*zip(place, other, strict=True), ":", color=PALE, linewidth=1)
+                self._draw_symbol(number, other, f"{mark.operation.name}, not chosen", hollow=True)
+            note = f"{mark.operation.name}: {_place_text(self.panel, mark)}"
+            self._draw_symbol(number, place, note, hollow=False)
+
+    def _draw_symbol(self, number: int, place: Value, note: str, *, hollow: bool) -> None:
+        gid = self.picture.note("alternative" if hollow else "mark", [note])
+        self.axes.plot(*place, **_symbol(number, hollow=hollow), zorder=4, clip_on=False, gid=gid)
+
+    # --- labels ---------------------------------------------------------------------------------
+
+    def _pixels(self, values: Sequence[Value]) -> Points_N2:
+        pixels_N2: Points_N2 = self.axes.transData.transform(np.array(values))
+        return pixels_N2
+
+    @property
+    def _corners_22(self) -> Points_N2:
+        return self._pixels(list(zip(*self._limits, strict=True)))
+
+    def _write(self, place: Place | None, label: str, **style: Any) -> None:
+        if place is not None:
+            at = place.x, place.y
+            self.axes.annotate(
+                label,
+                at,
+                xycoords="figure points",
+                annotation_clip=False,
+                rotation=place.angle,
+                rotation_mode="anchor",
+                **style,
+            )
+
+    def _name_turning_points(self) -> None:
+        """Names above the plot, in rows where they are close."""
+        (left, _), (right, top) = self._corners_22
+        nothing = np.empty((0, 2))
+        room = LabelRoom(np.array([(left, top), (right, top + 100)]), nothing, nothing)
+        for name, intensity in self.panel.turning_points.items():
+            label = f"{name} = {number_text(intensity)}"
+            width = text_width(label, bold=True)
+            ((x, _),) = self._pixels([(intensity, self._limits[1][0])])
+            start = min(max(x - width / 2, left), right - width)
+            rows = (Place(x=start, y=top + 7 + 17 * row) for row in range(6))
+            self._write(room.take(rows, width), label, weight="bold")
+
+    def _draw_labels(self) -> None:
+        room = LabelRoom(self._corners_22, self._drawn(), self._faint())
+        for mark in self.panel.marks:
+            name = mark.operation.name
+            width = text_width(name, bold=True)
+            ((x, y),) = self._pixels([self.panel.place(mark)])
+            self._write(room.take(around(x, y, width), width), name, weight="bold")
+        for roof in self.panel.roofs:
+            for label, ends in roof.pieces(self._limits):
+                width, is_flat = text_width(label), ends[0][1] == ends[1][1]
+                places = along(self._pixels(ends), width, from_end=is_flat)
+                self._write(room.take(places, width), label, color=roof.colour)
+
+    def _drawn(self) -> Points_N2:
+        """Points along roofs, and on symbols."""
+        pieces = [ends for roof in self.panel.roofs for _, ends in roof.pieces(self._limits)]
+        lines = [dotted(self._pixels(ends)) for ends in pieces]
+        symbol_92 = np.array([(x, y) for x in (-6, 0, 6) for y in (-6, 0, 6)])
+        symbols = [self._pixels([place]) + symbol_92 for place in self.panel.places]
+        return np.concatenate([*lines, *symbols])
+
+    def _faint(self) -> Points_N2:
+        """Points along dashed and dotted lines."""
+        ends = [*self._ceilings()]
+        ends += [
+            ((p, self._limits[1][0]), (p, self._limits[1][1]))
+            for p in self.panel.turning_points.values()
+        ]
+        ends += [
+            (self.panel.place(mark), other)
+            for mark in self.panel.marks
+            if (other := self.panel.other(mark))
+        ]
+        return np.concatenate([np.empty((0, 2)), *(dotted(self._pixels(pair)) for pair in ends)])
+
+
+# --- legend ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Row:
+    """How something is drawn, what it stands for, and notes below."""
+
+    style: Style
+    title: str
+    notes: tuple[str, ...] = ()
+
+
+def _draw_legend(picture: Picture, panel: Panel, top: float) -> None:
+    height = _legend_height(panel)
+    axes = picture.axes(_LEGEND_LEFT, top, _LEGEND_WIDTH, height)
+    axes.set(xlim=(0, _LEGEND_WIDTH), ylim=(height, 0))
+    axes.set_axis_off()
+    upper, lower = NAMES[panel.roofline.level_i], NAMES[panel.roofline.level_j]
+    axes.text(0, _HEADING, f"{upper} over {lower}", size=13, weight="bold")
+    y, room = float(_HEADING), _LEGEND_WIDTH - _INDENT
+    for row in _rows(panel):
+        y += _ROW
+        across = [12] if "marker" in row.style else [0, 24]
+        axes.plot(across, [y - 4] * len(across), **row.style, clip_on=False)
+        axes.text(_INDENT, y, fitted(row.title, 12, room))
+        for note in row.notes:
+            y += _NOTE
+            axes.text(_INDENT, y, fitted(note, 11, room), color=PALE, size=11)
+
+
+def _legend_height(panel: Panel) -> float:
+    return _HEADING + sum(_ROW + _NOTE * len(row.notes) for row in _rows(panel))
+
+
+def _rows(panel: Panel) -> Iterator[_Row]:
+    for roof in panel.roofs:
+        style = {"color": roof.colour, "linewidth": 2.4}
+        yield _Row(style=style, title=f"{roof.name}: {roof.figures}")
+    yield from _turning_rows(panel)
+    if panel.ceilings:
+        upper = panel.roofline.level_i
+        title = f"dotted: what {NAMES[upper]} allows at mu"
+        yield _Row(style={"color": COLOURS[upper], **_CEILING}, title=title)
+    for number, mark in enumerate(panel.marks):
+        yield _Row(
+            style=_symbol(number, hollow=False),
+            title=f"{mark.operation.name} on {NAMES[mark.level]}",
+            notes=(_place_text(panel, mark), f"bound by {_binding(panel, mark)}"),
+        )
+    if any(map(panel.other, panel.marks)):
+        yield _Row(style=_symbol(0, hollow=True), title="hollow: on the other level")
+
+
+def _turning_rows(panel: Panel) -> Iterator[_Row]:
+    upper, lower = NAMES[panel.roofline.level_i], NAMES[panel.roofline.level_j]
+    notes = {
+        "P1": f"below it, better computed on {lower}",
+        "P2": f"from there on {upper} binds, not the link",
+    }
+    for name, intensity in panel.turning_points.items():
+        title = f"{name}: {number_text(intensity)} FLOP/byte"
+        yield _Row(style=_TURNING, title=title, notes=(notes[name[:2]],))
+    if not panel.roofline.p1:
+        why = "the link is as fast" if panel.roofline.peak_j else f"{lower} does not compute"
+        yield _Row(style={"alpha": 0}, title="P1: none", notes=(f"data always moves: {why}",))
+
+
+def _binding(panel: Panel, mark: PlacedOperation) -> str:
+    names: dict[Roof, str] = {
+        "compute": "arithmetic",
+        "memory": f"reading {NAMES[mark.level]}",
+        "link": f"the link from {NAMES[panel.roofline.level_j]}",
+    }
+    return names[panel.bound(mark)]
+
+
+def _place_text(panel: Panel, mark: PlacedOperation) -> str:
+    """``4.0 FLOP/byte, 326 GFLOP/s``: where an operation lies as the policy computes it."""
+    intensity, flops = panel.place(mark)
+    return f"{number_text(intensity)} FLOP/byte, {format_flops(flops)}"
+
+
+def _symbol(number: int, *, hollow: bool) -> Style:
+    """The sign of the operation of that number: circle, diamond, square, triangle."""
+    marker, size = _SYMBOLS[number % len(_SYMBOLS)]
+    fill = "#ffffff" if hollow else INK
+    style = {"markerfacecolor": fill, "markeredgecolor": INK, "markeredgewidth": 1.6}
+    return {"marker": marker, "markersize": size, "linestyle": "none", **style}
+
+
+def _ends(values: Sequence[float], *, margin: float) -> tuple[float, float]:
+    """Ends of a logarithmic axis that has the values, of which infinite ones and zeros do not
+    count, a factor `margin` to spare at either end, and no fewer than three powers of ten."""
+    inside = [value for value in values if value > 0 and isfinite(value)]
+    assert inside, "an axis needs a positive number"
+    low = floor(log10(min(inside) / margin) * _AXIS_ROUNDING) / _AXIS_ROUNDING
+    high = ceil(log10(max(inside) * margin) * _AXIS_ROUNDING) / _AXIS_ROUNDING
+    return 10 ** min(low, high - 3), 10**high
+
+
+def _power_text(value: float, _: int | None) -> str:
+    """``0.01``, ``10``, ``100 G``."""
+    return f"{value:g}" if value < 1000 else EngFormatter(places=0)(value)

@@ -3,43 +3,44 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from moebatch.plan.roofline import Operation, Roof, Roofline
-from moebatch.report.log_axes import LogAxes
-from moebatch.report.svg import INK, Point, circle, polygon
+from moebatch.plan.roofline import Roof, Roofline
+from moebatch.plan.roofs import PlacedOperation
+from moebatch.report.figure import BLUE, GREEN, ORANGE, PALE
 from moebatch.spec.hardware import LevelName
 from moebatch.units import format_flops, format_rate
 
-COLOURS: dict[LevelName, str] = {"vram": "#0072b2", "dram": "#d55e00", "disk": "#555555"}
-LINK_COLOUR = "#00805e"
-"""All told apart by people who see few colours, too."""
-CEILING_DASH = "2 3"
-RADIUS = 5.5
-"""Of a symbol."""
+COLOURS: dict[LevelName, str] = {"vram": BLUE, "dram": ORANGE, "disk": PALE}
 NAMES: dict[LevelName, str] = {"vram": "VRAM", "dram": "DRAM", "disk": "disk"}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Mark:
-    """An operation, and the level where the policy computes it."""
-
-    operation: Operation
-    level: LevelName
+Value = tuple[float, float]
+"""FLOP per byte, and FLOP/s."""
+Limits = tuple[Value, Value]
+"""Both ends of the axis of FLOP per byte, then of the axis of FLOP/s."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Panel:
-    """One pair of levels, with the operations to be shown on it."""
+    """One pair of levels, with the operations that are shown on it."""
 
     roofline: Roofline
-    marks: tuple[Mark, ...] = ()
+    marks: tuple[PlacedOperation, ...] = ()
 
     def __post_init__(self) -> None:
         levels = (self.roofline.level_i, self.roofline.level_j)
         for mark in self.marks:
             assert mark.level in levels, f"{mark.operation.name} is on neither level of the panel"
 
-    def place(self, mark: Mark, level: LevelName) -> tuple[float, float] | None:
-        """(I, FLOP/s) of an operation on a level; None if it cannot be computed there."""
+    def place(self, mark: PlacedOperation) -> Value:
+        """Where an operation lies on the level on which the policy computes it."""
+        place = self._place_on(mark, mark.level)
+        assert place is not None, f"{mark.operation.name} cannot be computed on {mark.level}"
+        return place
+
+    def other(self, mark: PlacedOperation) -> Value | None:
+        """Where it lies on the level that the policy has not chosen; None without a choice."""
+        i, j = self.roofline.level_i, self.roofline.level_j
+        return self._place_on(mark, j if mark.level == i else i)
+
+    def _place_on(self, mark: PlacedOperation, level: LevelName) -> Value | None:
         roofline, operation = self.roofline, mark.operation
         on_i = level == roofline.level_i
         if not operation.bytes_j:
@@ -52,28 +53,13 @@ class Panel:
             return intensity, roofline.attainable_i(operation.intensity_i, intensity)
         return intensity, roofline.attainable_j(intensity)
 
-    def other(self, mark: Mark) -> tuple[float, float] | None:
-        """(I, FLOP/s) on the level that the policy has not chosen; None if there is no choice."""
-        i, j = self.roofline.level_i, self.roofline.level_j
-        return self.place(mark, j if mark.level == i else i)
-
     @property
-    def moving(self) -> tuple[Mark, ...]:
-        """Operations whose data is moved up: those that have a turning point P2."""
-        level = self.roofline.level_i
-        return tuple(mark for mark in self.marks if mark.level == level and mark.operation.bytes_j)
+    def places(self) -> list[Value]:
+        """All places of all operations."""
+        others = [place for mark in self.marks if (place := self.other(mark))]
+        return [*map(self.place, self.marks), *others]
 
-    def p2(self, mark: Mark) -> float:
-        """P2 of an operation, FLOP per byte."""
-        return self.roofline.p2(mark.operation.intensity_i)
-
-    def place_text(self, mark: Mark) -> str:
-        """``4.0 FLOP/byte, 326 GFLOP/s``: where an operation lies as the policy computes it."""
-        place = self.place(mark, mark.level)
-        assert place is not None, f"{mark.operation.name} cannot be computed on {mark.level}"
-        return f"{number_text(place[0])} FLOP/byte, {format_flops(place[1])}"
-
-    def bound(self, mark: Mark) -> Roof:
+    def bound(self, mark: PlacedOperation) -> Roof:
         """What binds an operation where the policy computes it."""
         operation = mark.operation
         if mark.level == self.roofline.level_i:
@@ -81,50 +67,42 @@ class Panel:
         return self.roofline.bound_j(operation.intensity_j)
 
     @property
-    def turning_points(self) -> Iterator[tuple[str, float]]:
-        """Names and FLOP per byte of P1, if there is one, and of P2 of each operation that is
-        moved; with a name only where there is more than one."""
-        if self.roofline.p1:
-            yield "P1", self.roofline.p1
-        for mark in self.moving:
-            yield f"P2 {mark.operation.name}" if len(self.moving) > 1 else "P2", self.p2(mark)
+    def moving(self) -> dict[str, float]:
+        """P2, FLOP per byte, of operations whose data is moved up, by name."""
+        return {
+            mark.operation.name: self.roofline.p2(mark.operation.intensity_i)
+            for mark in self.marks
+            if mark.level == self.roofline.level_i and mark.operation.bytes_j
+        }
 
     @property
-    def ceilings(self) -> Iterator[tuple[float, float]]:
-        """P2, and FLOP/s that the upper level allows from there on, of operations that its memory
-        binds, not its arithmetic."""
-        for mark in self.moving:
-            flops = self.roofline.local_i(mark.operation.intensity_i)
-            if flops < self.roofline.peak_i:
-                yield self.p2(mark), flops
+    def turning_points(self) -> dict[str, float]:
+        """FLOP per byte of P1, if there is one, and of P2 of each operation that is moved; with
+        the operation's name only where there are several."""
+        p1 = {"P1": self.roofline.p1} if self.roofline.p1 else {}
+        is_one = len(self.moving) == 1
+        return p1 | {"P2" if is_one else f"P2 {name}": p2 for name, p2 in self.moving.items()}
+
+    @property
+    def ceilings(self) -> list[Value]:
+        """P2 of operations that the memory of the upper level binds, not its arithmetic, and the
+        FLOP/s that it allows from there on."""
+        flops = {p2: p2 * self.roofline.cross_bandwidth for p2 in self.moving.values()}
+        return [pair for pair in flops.items() if pair[1] < self.roofline.peak_i * (1 - 1e-9)]
 
     @property
     def roofs(self) -> list["RoofLine"]:
-        """The roofs to be drawn: none for a level where nothing computes."""
-        roofline = self.roofline
-        upper = RoofLine(
-            name=NAMES[roofline.level_i],
-            colour=COLOURS[roofline.level_i],
-            bandwidth=roofline.bandwidth_i,
-            peak=roofline.peak_i,
-        )
-        lower = RoofLine(
-            name=NAMES[roofline.level_j],
-            colour=COLOURS[roofline.level_j],
-            bandwidth=roofline.bandwidth_j,
-            peak=roofline.peak_j,
-        )
-        link = RoofLine(
-            name=f"{lower.name} to {upper.name}",
-            colour=LINK_COLOUR,
-            bandwidth=roofline.cross_bandwidth,
-            peak=roofline.peak_i,
-            is_link=True,
-        )
-        return [upper, lower, link] if lower.peak else [upper, link]
+        """The roofs that are drawn: none for a level where nothing computes."""
+        one = self.roofline
+        upper, lower = NAMES[one.level_i], NAMES[one.level_j]
+        roofs = [RoofLine(upper, COLOURS[one.level_i], one.bandwidth_i, one.peak_i)]
+        if one.peak_j:
+            roofs.append(RoofLine(lower, COLOURS[one.level_j], one.bandwidth_j, one.peak_j))
+        link = RoofLine(f"{lower} to {upper}", GREEN, one.cross_bandwidth, one.peak_i, is_link=True)
+        return [*roofs, link]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class RoofLine:
     """A memory roof up to the ridge, then a compute roof."""
 
@@ -141,42 +119,18 @@ class RoofLine:
         rate = format_rate(self.bandwidth)
         return rate if self.is_link else f"{rate}, {format_flops(self.peak)}"
 
-    def slanted(self, axes: LogAxes) -> tuple[Point, Point] | None:
-        """Ends of the memory roof within the axes, None if there is none."""
-        (left, right), (bottom, top) = axes.across.ends, axes.up.ends
+    def pieces(self, limits: Limits) -> Iterator[tuple[str, tuple[Value, Value]]]:
+        """The memory roof and the compute roof as far as they lie within the axes, each with what
+        is written on it."""
+        (left, right), (bottom, top) = limits
         start = max(left, bottom / self.bandwidth)
         end = min(right, min(self.peak, top) / self.bandwidth)
-        if start >= end:
-            return None
-        return axes.point(start, self.bandwidth * start), axes.point(end, self.bandwidth * end)
-
-    def flat(self, axes: LogAxes) -> tuple[Point, Point] | None:
-        """Ends of the compute roof within the axes, None if there is none."""
-        left, right = axes.across.ends
-        start = max(left, self.peak / self.bandwidth)
-        if self.is_link or start >= right:
-            return None
-        return axes.point(start, self.peak), axes.point(right, self.peak)
-
-    def corners(self, axes: LogAxes) -> list[Point]:
-        """Both as one line."""
-        slanted, flat = self.slanted(axes), self.flat(axes)
-        points = [*(slanted or ()), *(flat or ())]
-        return points[:2] + points[3:] if slanted and flat else points
-
-
-def symbol(index: int, at: Point, *, hollow: bool = False, note: str = "") -> str:
-    """The sign of the operation of that number: circle, diamond, square, triangle."""
-    fill, kind = ("#ffffff", "alternative") if hollow else (INK, "mark")
-    x, y, r = *at, RADIUS
-    if index % 4 == 0:
-        return circle(at, r, fill=fill, stroke=INK, kind=kind, note=note)
-    corners = {
-        1: ((x, y - 1.3 * r), (x + 1.3 * r, y), (x, y + 1.3 * r), (x - 1.3 * r, y)),
-        2: ((x - r, y - r), (x + r, y - r), (x + r, y + r), (x - r, y + r)),
-        3: ((x, y - 1.2 * r), (x + 1.2 * r, y + r), (x - 1.2 * r, y + r)),
-    }[index % 4]
-    return polygon(corners, fill=fill, stroke=INK, kind=kind, note=note)
+        if start < end:
+            slanted = (start, self.bandwidth * start), (end, self.bandwidth * end)
+            yield f"{self.name}, {format_rate(self.bandwidth)}", slanted
+        ridge = max(left, self.peak / self.bandwidth)
+        if not self.is_link and ridge < right:
+            yield format_flops(self.peak), ((ridge, self.peak), (right, self.peak))
 
 
 def number_text(number: float) -> str:

@@ -2,22 +2,20 @@
 
 from dataclasses import replace
 from itertools import pairwise
-from xml.etree import ElementTree
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from matplotlib.axes import Axes
 
-from moebatch.report.gantt import WIDTH, gantt_svg
+from moebatch.report.figure import Picture, rendered
+from moebatch.report.gantt import WIDTH, gantt_picture, time_axis
 from moebatch.report.gantt_bars import EXPERTS, WEIGHTS, bars, group_of
 from moebatch.report.gantt_window import Window, usual_window
-from moebatch.report.time_axis import TimeAxis
 from moebatch.schedule.task import Kind, Task
 from moebatch.schedule.timeline.timeline import Span, Timeline
+from tests.report.pictures import groups, notes, svg, svg_texts, texts
 from tests.report.timelines import cgopipe, expert_major
-
-SVG = "{http://www.w3.org/2000/svg}"
-
 
 WIDTH_OF_LANE = 40
 Step = tuple[float, float, Kind]
@@ -29,26 +27,28 @@ STEPS = st.lists(
 )
 
 
-def parse(timelines: dict[str, Timeline], **ends: float) -> ElementTree.Element:
-    return ElementTree.fromstring(gantt_svg(timelines, **ends))  # type: ignore[arg-type]
+def drawn(timelines: dict[str, Timeline], **ends: float) -> Picture:
+    return gantt_picture(timelines, title="lanes", **ends)
 
 
-def texts(root: ElementTree.Element) -> list[str]:
-    return [element.text or "" for element in root.iter(f"{SVG}text")]
+def rows(picture: Picture) -> list[list[tuple[float, float]]]:
+    """Left and right edges of the bars of each lane."""
+    axes = picture.figure.axes[0]
+    assert isinstance(axes, Axes)
+    found = []
+    for shapes in axes.collections[1::2]:  # the others are the white rows below
+        across = [path.vertices[:, 0] for path in shapes.get_paths()]
+        found.append([(float(x.min()), float(x.max())) for x in across])
+    return found
 
 
-def tasks(root: ElementTree.Element) -> list[tuple[float, float]]:
-    """Left and right edges of bars."""
-    found = [element for element in root.iter(f"{SVG}rect") if element.get("class") == "task"]
-    lefts = [float(element.get("x", "nan")) for element in found]
-    widths = [float(element.get("width", "nan")) for element in found]
-    return [(left, left + width) for left, width in zip(lefts, widths, strict=True)]
+def tasks(picture: Picture) -> list[tuple[float, float]]:
+    return [bar for row in rows(picture) for bar in row]
 
 
 def lane_bars(spans: list[Span], length_s: float, width: float) -> list[tuple[float, float, float]]:
-    axis = TimeAxis(left=0, width=width, length_s=length_s)
-    window = Window(start_s=0, end_s=length_s, title="")
-    return [(bar.left, bar.right, bar.busy) for bar in bars(spans, window, axis)]
+    window = Window(start_s=0, end_s=length_s)
+    return [(bar.left, bar.right, bar.busy) for bar in bars(spans, window, width / length_s)]
 
 
 def expert(start_s: float, end_s: float, kind: Kind = Kind.EXPERT) -> Span:
@@ -68,53 +68,58 @@ def test_every_kind_of_task_has_a_colour() -> None:
 
 
 def test_the_whole_example_is_drawn() -> None:
-    root = parse({"cgopipe": cgopipe()})
-    assert len(tasks(root)) == 42
-    found = texts(root)
+    picture = drawn({"cgopipe": cgopipe()})
+    assert len(rows(picture)) == 5
+    assert len(tasks(picture)) == 42
+    found = texts(picture)
     for name in ("cgopipe", "gpu", "cpu", "dram->vram", "vram->dram", "staging"):
         assert name in found
     for share in ("90%", "60%", "54%", "6%", "30%"):
         assert share in found
     assert {"layer 0", "layer 1"} <= set(found)
     assert {"L0 post mb 0", "L1 page 2", "L1 k2", "k0"} <= set(found), "as far as there is room"
+    assert "experts" in found
     assert "KV cache moved" not in found, "the legend names only what is seen"
 
 
+def test_bars_say_what_they_are_when_pointed_at() -> None:
+    root = svg(lambda: drawn({"cgopipe": cgopipe()}))
+    assert len(notes(root)) == 42
+    assert "L0 post mb 0: 2.00 s from 3.50 s, waited for load(0, k0)" in notes(root)
+    assert all(group.get("shape-rendering") == "crispEdges" for group in groups(root, "bars"))
+
+
 def test_nothing_lies_outside_the_picture() -> None:
-    root = parse({"a": expert_major(), "b": expert_major(load_s=0.08)})
-    width, height = float(root.get("width", 0)), float(root.get("height", 0))
-    assert width == WIDTH
-    for left, right in tasks(root):
-        assert 0 <= left <= right <= width
-    for rect in root.iter(f"{SVG}rect"):
-        assert float(rect.get("y", -1)) + float(rect.get("height", 0)) <= height
+    picture = drawn({"a": expert_major(), "b": expert_major(load_s=0.08)})
+    assert picture.width == WIDTH
+    box = picture.figure.get_tightbbox()
+    assert 0 <= box.x0 <= box.x1 <= picture.width / 72
+    assert 0 <= box.y0 <= box.y1 <= picture.height / 72
 
 
 def test_timelines_share_one_axis() -> None:
     fast, slow = expert_major(compute_s=0.03), expert_major(load_s=0.1)
-    ends = [max(right for _, right in tasks(parse({"x": timeline}))) for timeline in (fast, slow)]
+    ends = [max(right for _, right in tasks(drawn({"x": one}))) for one in (fast, slow)]
     assert ends[0] == pytest.approx(ends[1], abs=0.2), "alone, each takes the whole width"
-    root = parse({"fast": fast, "slow": slow})
-    panels = [tasks(group) for group in root.iter(f"{SVG}g")]
-    left = min(left for left, _ in panels[1])
-    lengths = [max(right for _, right in panel) - left for panel in panels]
+    cpu, disk, slow_cpu, slow_disk = rows(drawn({"fast": fast, "slow": slow}))
+    lengths = [max(right for _, right in (*cpu, *disk)), max(r for _, r in (*slow_cpu, *slow_disk))]
     assert lengths[0] / lengths[1] == pytest.approx(0.5, abs=0.01)
 
 
 def test_bars_end_with_the_window() -> None:
     timeline = cgopipe()
-    root = parse({"part": timeline}, since_s=4.0, until_s=8.0)
-    spans = timeline.between(4, 8)
-    assert len(tasks(root)) == len(spans)
-    lefts, rights = zip(*tasks(root), strict=True)
-    whole = parse({"all": timeline})
-    assert min(lefts) == min(left for left, _ in tasks(whole))
-    assert max(rights) == max(right for _, right in tasks(whole))
+    part = drawn({"part": timeline}, since_s=4.0, until_s=8.0)
+    assert len(tasks(part)) == len(timeline.between(4, 8))
+    ends = [
+        (min(left for left, _ in tasks(one)), max(right for _, right in tasks(one)))
+        for one in (part, drawn({"all": timeline}))
+    ]
+    assert ends[0] == ends[1]
 
 
 def test_a_window_with_nothing_in_it_is_refused() -> None:
     with pytest.raises(AssertionError, match="nothing lies between"):
-        gantt_svg({"one": cgopipe()}, since_s=30.0)
+        drawn({"one": cgopipe()}, since_s=30.0)
 
 
 def test_few_layers_show_the_last_pass_and_many_its_middle() -> None:
@@ -147,59 +152,56 @@ def test_twenty_thousand_tasks_are_a_small_file() -> None:
         num_passes=2, num_layers=32, num_experts=160, load_s=3e-3, compute_s=2e-3
     )
     assert len(timeline.spans) > 20_000
-    assert len(gantt_svg({"all": timeline}, since_s=0.0)) < 200_000
+    assert len(rendered(lambda: drawn({"all": timeline}, since_s=0.0))) < 250_000
 
 
 @given(STEPS)
 def test_there_are_never_more_than_two_bars_per_pixel(steps: list[Step]) -> None:
     spans = spans_of(steps)
-    drawn = lane_bars(spans, spans[-1].end_s + 1, WIDTH_OF_LANE)
-    assert len(drawn) <= 2 * WIDTH_OF_LANE
-    assert all(0 < busy <= 1 and left < right for left, right, busy in drawn)
+    found = lane_bars(spans, spans[-1].end_s + 1, WIDTH_OF_LANE)
+    assert len(found) <= 2 * WIDTH_OF_LANE
+    assert all(0 < busy <= 1 and left < right for left, right, busy in found)
 
 
 @given(STEPS)
 def test_bars_of_narrow_spans_are_as_strong_as_the_lane_was_busy(steps: list[Step]) -> None:
     spans = spans_of([(idle, busy / 200, kind) for idle, busy, kind in steps])
     length_s = spans[-1].end_s + 1
-    drawn = lane_bars(spans, length_s, WIDTH_OF_LANE)
+    found = lane_bars(spans, length_s, WIDTH_OF_LANE)
     pixels = sum(span.seconds for span in spans) / length_s * WIDTH_OF_LANE
-    assert sum((right - left) * busy for left, right, busy in drawn) == pytest.approx(pixels)
+    assert sum((right - left) * busy for left, right, busy in found) == pytest.approx(pixels)
 
 
 def test_a_pixel_between_wide_bars_is_full() -> None:
     gate = Span(Task(Kind.GATE, 0), "cpu", 4.3, 4.6)
-    drawn = lane_bars([expert(0, 4.3), gate, expert(4.6, 10)], 10, 10)
-    assert drawn[0] == (4, 5, pytest.approx(1))
+    found = lane_bars([expert(0, 4.3), gate, expert(4.6, 10)], 10, 10)
+    assert found[0] == (4, 5, pytest.approx(1))
 
 
 def test_a_gap_of_a_pixel_stays_white() -> None:
     spans = [expert(k / 10, (k + 1) / 10) for k in range(100) if not 50 <= k < 70]
-    drawn = lane_bars(spans, 10, 10)
-    assert [(left, right) for left, right, _ in drawn] == [(0, 5), (7, 10)]
-    assert [busy for *_, busy in drawn] == pytest.approx([1, 1])
+    found = lane_bars(spans, 10, 10)
+    assert [(left, right) for left, right, _ in found] == [(0, 5), (7, 10)]
+    assert [busy for *_, busy in found] == pytest.approx([1, 1])
 
 
 def test_neighbours_meet_in_the_drawing() -> None:
     timeline = expert_major(num_layers=3, num_experts=37, load_s=0.007, compute_s=0.00713)
-    drawn = tasks(parse({"busy": timeline}))
-    rows = [index for index, (left, _) in enumerate(drawn) if left == drawn[0][0]]
-    computed = drawn[: rows[1]]
+    computed, _ = rows(drawn({"busy": timeline}))
     assert len(computed) == 3 * 38
     for (_, right), (left, _) in pairwise(computed):
         assert left - right == pytest.approx(0, abs=1e-6)
 
 
 def test_what_is_half_idle_is_half_as_strong() -> None:
-    drawn = lane_bars([expert(k / 10, k / 10 + 0.05) for k in range(100)], 10, 10)
-    assert drawn == [(0, 10, pytest.approx(0.5))]
+    found = lane_bars([expert(k / 10, k / 10 + 0.05) for k in range(100)], 10, 10)
+    assert found == [(0, 10, pytest.approx(0.5))]
 
 
 def test_a_pixel_shows_what_most_of_it_is() -> None:
     spans = [expert(0, 0.3), expert(0.3, 0.9, Kind.CHUNK), expert(1, 1.6), expert(1.6, 1.8)]
-    axis = TimeAxis(left=0, width=10, length_s=10)
-    drawn = bars(spans, Window(start_s=0, end_s=10, title=""), axis)
-    assert [bar.group for bar in drawn] == [WEIGHTS, EXPERTS]
+    found = bars(spans, Window(start_s=0, end_s=10), 1.0)
+    assert [bar.group for bar in found] == [WEIGHTS, EXPERTS]
 
 
 @pytest.mark.parametrize(
@@ -213,17 +215,14 @@ def test_a_pixel_shows_what_most_of_it_is() -> None:
     ],
 )
 def test_ticks_are_round(length_s: float, unit: str, labels: list[str]) -> None:
-    axis = TimeAxis(left=0, width=100, length_s=length_s)
-    assert axis.unit == unit
-    assert [axis.label(tick) for tick in axis.ticks_s[:3]] == labels
+    span = Span(Task(Kind.EXPERT, 0), "cpu", 0, length_s)
+    timeline = Timeline(num_layers=1, pass_ends_s=(length_s,), spans=(span,))
+    found = svg_texts(svg(lambda: drawn({"x": timeline})))
+    assert f"{unit} from the left edge" in found
+    assert set(labels) <= set(found)
 
 
 @given(st.floats(1e-6, 1e7))
 def test_there_are_a_few_ticks_within_the_axis(length_s: float) -> None:
-    ticks = TimeAxis(left=0, width=100, length_s=length_s).ticks_s
-    assert 4 <= len(ticks) <= 13
-    assert ticks[-1] <= length_s * (1 + 1e-6)
-
-
-def test_the_same_timelines_are_the_same_text() -> None:
-    assert gantt_svg({"a": cgopipe()}) == gantt_svg({"a": cgopipe()})
+    tick_s, _, _ = time_axis(length_s)
+    assert 4 <= length_s / tick_s + 1 <= 14

@@ -14,7 +14,8 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from moebatch.report.gantt import gantt_svg
+from moebatch.report.figure import Picture, write_picture
+from moebatch.report.gantt import gantt_picture
 from moebatch.schedule.timeline.timeline import Timeline
 from tests.benchmarks.ablation.step_times import Choose, StepTimes
 from tests.benchmarks.ablation.steps import BASE, STEPS
@@ -56,7 +57,7 @@ def main() -> None:
         taken = measured(options, batch_size)
         if asked.gantt is not None:
             name = asked.gantt.with_stem(f"{asked.gantt.stem}-{batch_size}")
-            name.write_text(picture(taken))
+            write_picture(name, partial(picture, taken))
             print(f"picture: {name}")
 
 
@@ -133,12 +134,12 @@ def _cells(name: str, one: StepTimes, base: StepTimes) -> Sequence[str]:
     ]
 
 
-def picture(taken: Mapping[str, Taken]) -> str:
+def picture(taken: Mapping[str, Taken]) -> Picture:
     """Some decoding passes of the first step and of the last, from the same moment of a row."""
     names = (BASE, list(taken)[-1])
     shown = {name: _longest(taken[name].rounds["decode"][-1].timelines) for name in names}
     until_s = max(timeline.pass_ends_s[_DRAWN_PASSES] for timeline in shown.values())
-    return gantt_svg(shown, since_s=0.0, until_s=until_s, title="ProMoE's ablation")
+    return gantt_picture(shown, since_s=0.0, until_s=until_s, title="ProMoE's ablation")
 
 
 def _longest(timelines: Sequence[Timeline]) -> Timeline:

@@ -10,9 +10,11 @@ calibrated: moebatch calibrate MODEL --text FILE --predictor all. All have to an
 
 import argparse
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from statistics import median
 
+from moebatch.report.figure import write_picture
 from tests.benchmarks.jobs.table import markdown
 from tests.benchmarks.predictors.bench import (
     Options,
@@ -46,8 +48,9 @@ def main() -> None:
         found = {name: one.foresight for name, one in taken.items()}
         print(f"{words}\n\n{table(found)}\n\n{passes(taken, batch_size)}", flush=True)
         if asked.svg is not None:
+            subtitle = words.splitlines()[-1]
             path = asked.svg.with_stem(f"{asked.svg.stem}-{batch_size}")
-            path.write_text(picture(found, title="Predictors", subtitle=words.splitlines()[-1]))
+            write_picture(path, partial(picture, found, title="Predictors", subtitle=subtitle))
             print(f"picture: {path}")
 
 

@@ -1,0 +1,157 @@
+"""Figures measured in pixels, and the files they are written to: SVG, HTML, PNG and PDF.
+
+matplotlib is imported with this module: only what draws imports it. Its settings hold while a
+figure is drawn, whatever a user's matplotlibrc says, and the same figure gives the same bytes.
+"""
+
+import re
+import warnings
+from bisect import bisect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties
+from matplotlib.textpath import text_to_path
+
+from moebatch.spec.text_file import write_bytes
+
+INK, PALE, FRAME = "#1a1a1a", "#555555", "#d8d8d8"
+Style = dict[str, Any]
+"""Keywords of matplotlib."""
+BLUE, ORANGE, GREEN = "#0072b2", "#d55e00", "#00805e"
+"""People who see few colours distinguish these, too."""
+BARS = "bars"
+"""Kind of artists whose shapes touch each other."""
+MARGIN = 24.0
+TITLE_SIZE, TEXT_SIZE = 17.0, 12.0
+_SETTINGS: dict[Any, Any] = {
+    "font.family": "DejaVu Sans",
+    "font.size": TEXT_SIZE,
+    "text.color": INK,
+    "text.parse_math": False,
+    "axes.labelcolor": INK,
+    "xtick.labelcolor": INK,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "moebatch",
+}
+_PIXELS_PER_INCH = 72
+"""A pixel is a point, so that sizes of letters are pixels, too."""
+_FORMATS = {".html": "svg", ".png": "png", ".pdf": "pdf"}
+"""By suffix; SVG otherwise."""
+_FINENESS = {"png": 2}
+"""Dots per pixel."""
+_UNDATED = {
+    "svg": {"Date": None, "Creator": None},
+    "png": {"Software": None},
+    "pdf": {"CreationDate": None, "Creator": None, "Producer": None},
+}
+_SVG = "http://www.w3.org/2000/svg"
+_HTML_HEAD = b'<!doctype html>\n<meta charset="utf-8">\n'
+_LONGEST_TEXT = 1000
+ElementTree.register_namespace("", _SVG)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Picture:
+    """A figure with a title, and what an SVG viewer shows of a shape that is pointed at."""
+
+    title: str
+    width: float
+    height: float
+    figure: Figure = field(init=False)
+    notes: dict[str, Sequence[str]] = field(default_factory=dict, init=False)
+    """By the gid of an artist: a note for each of its shapes."""
+
+    def __post_init__(self) -> None:
+        size = (self.width / _PIXELS_PER_INCH, self.height / _PIXELS_PER_INCH)
+        object.__setattr__(self, "figure", Figure(figsize=size, dpi=_PIXELS_PER_INCH))
+        self.text(MARGIN, 30, self.title, size=TITLE_SIZE, weight="bold")
+
+    def text(self, x: float, y: float, content: str, *, size: float, **style: Any) -> None:
+        """A line of text at pixels from the upper left corner, cut where the picture ends."""
+        room = self.width - x - MARGIN
+        shown = fitted(content, size, room, bold=style.get("weight") == "bold")
+        self.figure.text(x / self.width, 1 - y / self.height, shown, size=size, **style)
+
+    def axes(self, left: float, top: float, width: float, height: float) -> Axes:
+        """Axes at pixels from the upper left corner."""
+        bottom = 1 - (top + height) / self.height
+        shares = left / self.width, bottom, width / self.width, height / self.height
+        return self.figure.add_axes(shares)
+
+    def note(self, kind: str, notes: Sequence[str]) -> str:
+        """A gid for an artist of a kind, so that its shapes have these notes."""
+        gid = f"{kind}-{len(self.notes)}"
+        self.notes[gid] = notes
+        return gid
+
+
+def write_picture(path: Path, draw: Callable[[], Picture]) -> None:
+    """Writes what `draw` draws, as SVG, as a page with it, as PNG or as PDF by the suffix of the
+    file. Raises StorageError."""
+    suffix = path.suffix.lower()
+    data = rendered(draw, _FORMATS.get(suffix, "svg"))
+    write_bytes(path, _HTML_HEAD + data if suffix == ".html" else data)
+
+
+def rendered(draw: Callable[[], Picture], file_format: str = "svg") -> bytes:
+    """What `draw` draws as the content of a file: svg, png or pdf."""
+    with matplotlib.rc_context(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of letters that the font lacks; viewers have others
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(_SETTINGS)
+        picture, content = draw(), BytesIO()
+        picture.figure.savefig(
+            content,
+            format=file_format,
+            dpi=_PIXELS_PER_INCH * _FINENESS.get(file_format, 1),
+            metadata={"Title": _printable(picture.title), **_UNDATED[file_format]},
+        )
+    data = content.getvalue()
+    return _noted(data, picture.notes) if file_format == "svg" else data
+
+
+def text_width(content: str, size: float = TEXT_SIZE, *, bold: bool = False) -> float:
+    """Pixels that a line of text takes."""
+    font = FontProperties(family="DejaVu Sans", size=size, weight="bold" if bold else "normal")
+    return float(text_to_path.get_text_width_height_descent(content, font, ismath=False)[0])
+
+
+def fitted(content: str, size: float, room: float, *, bold: bool = False) -> str:
+    """The text as a picture can show it: without control characters, and its end cut off if it is
+    wider than `room` pixels."""
+    shown = _printable(content)[:_LONGEST_TEXT]
+    if text_width(shown, size, bold=bold) <= room:
+        return shown
+    ends = range(1, len(shown))
+    end = bisect(ends, room, key=lambda end: text_width(shown[:end] + "…", size, bold=bold))
+    return shown[:end].rstrip() + "…"
+
+
+def _printable(content: str) -> str:
+    return "".join(letter if letter.isprintable() else " " for letter in content)
+
+
+def _noted(data: bytes, notes: Mapping[str, Sequence[str]]) -> bytes:
+    """An SVG with its notes, its size in pixels, and bars with sharp edges."""
+    root = ElementTree.fromstring(data)
+    root.set("role", "img")
+    for side in ("width", "height"):
+        root.set(side, re.sub(r"pt$", "", root.get(side, "")))
+    for group in root.iter(f"{{{_SVG}}}g"):
+        gid = group.get("id", "")
+        if gid.startswith(BARS):
+            # Smoothed edges of neighbours would look like gaps.
+            group.set("shape-rendering", "crispEdges")
+        shapes = (child for child in group if child.tag != f"{{{_SVG}}}defs")
+        for shape, note in zip(shapes, notes.get(gid, ()), strict=False):
+            if note:
+                ElementTree.SubElement(shape, f"{{{_SVG}}}title").text = note
+    return ElementTree.tostring(root, encoding="unicode").encode() + b"\n"
