@@ -38,6 +38,7 @@ _SETTINGS: dict[Any, Any] = {
     "text.parse_math": False,
     "axes.labelcolor": INK,
     "xtick.labelcolor": INK,
+    "lines.solid_capstyle": "butt",
     "svg.fonttype": "none",
     "svg.hashsalt": "moebatch",
 }

@@ -214,7 +214,7 @@ class _Panel:
         if bar.span is None:
             return
         for label in _labels(bar.span.task, self.timeline.num_layers):
-            if text_width(label, _LABEL) + 1 <= bar.width:
+            if text_width(label, _LABEL) + 2 <= bar.width:
                 at = (bar.left + bar.right) / 2, top + 12.5
                 self.axes.text(*at, label, size=_LABEL, color=bar.group.ink, ha="center")
                 return
