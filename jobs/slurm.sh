@@ -1,6 +1,6 @@
 #!/bin/sh
-# The demo on a Slurm cluster: two shards as an array of tasks, then the merge. Each task is told to
-# stop before its ten minutes are over, keeps what it has and queues itself again.
+# The demo on a Slurm cluster: two shards as an array of tasks, then the merge. Slurm tells each task to
+# stop before its ten minutes are over; the task keeps what it has and queues itself again.
 #
 #   sh slurm.sh                   all shards
 #   sh slurm.sh --array=2         the second shard again, and the merge
