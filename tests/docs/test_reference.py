@@ -12,6 +12,7 @@ from pydantic_core import PydanticUndefined
 from moebatch.cli import app
 from moebatch.errors import ExitCode
 from moebatch.schedule.registry import SCHEDULES
+from moebatch.schedule.task import Kind
 from moebatch.spec.job import Job
 from tests.docs.pages import PAGES, REPOSITORY, codes, first_cells, table_rows
 
@@ -63,6 +64,11 @@ def test_schedules_md_lists_every_schedule() -> None:
         for name in re.findall(r"`([^`]+)`", cell)
     ]
     assert sorted(listed) == sorted(SCHEDULES)
+
+
+def test_schedules_md_lists_every_kind_of_task() -> None:
+    listed = re.findall(r"`([^`]+)`", " ".join(first_cells(text("schedules.md"), "## Tasks")))
+    assert sorted(listed) == sorted(Kind)
 
 
 @pytest.mark.parametrize(
