@@ -27,7 +27,7 @@ MODEL = "models/Mixtral-8x7B-Instruct-v0.1"
 WIDTH = 100
 """Columns of the reader's terminal."""
 _NUM_PROMPTS = 12
-_SHELL = ("cat", "head", "ls", "mkdir", "cp", "tail", "mv")
+_SHELL = ("cat", "cp", "diff", "head", "ls", "mkdir", "mv", "tail")
 _UNIT = r"(?:[kMGT]?i?B/s|[KMGT]i?B|[MGT]?FLOP(?:/s|/B)?|ms|µs|min|[hmsdx%])(?![A-Za-z])"
 _FIGURE = re.compile(rf"[-+]?(?:\d(?:[\d.,]*\d)?(?:[dhm](?=\d)|\s?{_UNIT})?)+")
 _BAR = re.compile("[█▏▎▍▌▋▊▉·]{3,}")
