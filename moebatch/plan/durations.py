@@ -2,11 +2,10 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Annotated, Any
 
 from moebatch.schedule.task import Kind
-from moebatch.spec.limits import number
-from moebatch.spec.yaml_file import read_yaml
-from moebatch.spec.yaml_reader import YamlReader
+from moebatch.spec.values import real_number
 
 _MOST_S = 1e6
 
@@ -16,18 +15,12 @@ def load_durations(path: Path) -> Mapping[Kind, float]:
 
     Raises ConfigError with all faults of the file at once.
     """
-    reader = _DurationsReader(read_yaml(path, kind="durations file"))
-    durations = reader.durations()
-    reader.finish()
-    return durations
+    # Here, so that commands start without pydantic.
+    from pydantic import create_model
 
+    from moebatch.spec.form import Form, given, read_form
 
-class _DurationsReader(YamlReader):
-    def durations(self) -> dict[Kind, float]:
-        """All entries; faults are kept."""
-        entries = self._mapping((), self._file.content, tuple(Kind))
-        found = {
-            Kind(name): self._checked((name,), value, lambda value: number(value, 0, _MOST_S))
-            for name, value in entries.items()
-        }
-        return {kind: seconds for kind, seconds in found.items() if seconds is not None}
+    seconds: Any = (Annotated[float | None, real_number(0, _MOST_S)], None)
+    form = create_model("Durations", __base__=Form, **dict.fromkeys(Kind, seconds))
+    found = given(read_form(path, form, kind="durations file"))
+    return {Kind(name): seconds for name, seconds in found.items()}

@@ -21,13 +21,15 @@ from moebatch.spec.yaml_file import Place, YamlFile, dotted, read_yaml
 
 
 class Form(BaseModel):
-    """A mapping with keys of its own: frozen, and without room for unknown keys."""
+    """A mapping with keys of its own, and without room for others."""
 
     model_config = ConfigDict(
-        frozen=True, extra="forbid", strict=True, arbitrary_types_allowed=True, defer_build=True
+        extra="forbid", strict=True, arbitrary_types_allowed=True, defer_build=True
     )
+    example: ClassVar[str] = ""
+    """``{path: x}``, for where the mapping is missing or is none; by default its keys."""
     unknown_hint: ClassVar[str] = ""
-    """What to say of a key that is like none of this mapping; by default all its keys."""
+    """Shown with a key that is like none of this mapping; by default all its keys are."""
 
     @classmethod
     def contradictions(cls, content: Mapping[str, Any]) -> Iterator[tuple[Place, str]]:
@@ -133,9 +135,14 @@ def _message(details: ErrorDetails, place: Place, form: type[Form]) -> str:
         case "bool_type":
             return f"must be true or false, got {found}"
         case "model_type" | "model_attributes_type":
-            keys = ", ".join(_form_at(place, form).model_fields)
-            return f"must be a mapping with keys of its own ({keys}), got {found}"
+            return f"must be a mapping {_keys_of(_form_at(place, form))}, got {found}"
     return details["msg"]  # pragma: no cover - all fields have checks of their own
+
+
+def _keys_of(form: type[Form]) -> str:
+    if form.example:
+        return f"such as {form.example}"
+    return f"with keys of its own ({', '.join(form.model_fields)})"
 
 
 def _missing(place: Place, form: type[Form]) -> str:
@@ -144,6 +151,8 @@ def _missing(place: Place, form: type[Form]) -> str:
     if found is None:
         return "is missing and has no default"
     needed = [name for name, entry in found.model_fields.items() if entry.is_required()]
+    if found.example:
+        return f"is missing; write it like {found.example}"
     return f"is missing; add it with {', '.join(needed or found.model_fields)}"
 
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from moebatch.spec.form import Form, read_form
 from moebatch.spec.library import is_path
@@ -29,7 +29,9 @@ _ROW_DEFAULTS = tuple(name for name in CHECKS if name != "seed")
 
 
 class Section(Form):
-    """A mapping of the job file."""
+    """A mapping of the job file: frozen."""
+
+    model_config = ConfigDict(frozen=True)
 
     @model_validator(mode="before")
     @classmethod

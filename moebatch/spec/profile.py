@@ -7,7 +7,6 @@ says where it comes from. Figures are totals of all devices of a level.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from pathlib import Path
 
 from moebatch.errors import ConfigError, Fault
@@ -15,7 +14,6 @@ from moebatch.quoting import shown
 from moebatch.spec.hardware import LINKS, Basis, Hardware, LevelName, LinkName
 from moebatch.spec.library import find
 from moebatch.spec.profile_levels import LevelFigures, LinkFigures, ends_of
-from moebatch.spec.profile_reader import TEXTS, ProfileReader
 from moebatch.spec.profile_text import ProfileText, as_yaml
 from moebatch.spec.profile_values import (
     LINK_RATE,
@@ -25,7 +23,9 @@ from moebatch.spec.profile_values import (
     Quantity,
     supposed,
 )
-from moebatch.spec.yaml_file import read_yaml
+from moebatch.spec.suggestion import did_you_mean
+
+_TEXTS = ("name", "title", "date", "method", "source")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,7 +105,7 @@ class HardwareProfile:
     def to_yaml(self) -> str:
         """The text of a profile file, figures rounded to four significant digits."""
         writer = ProfileText(source=self.source or self.method)
-        texts = {key: getattr(self, key) for key in TEXTS}
+        texts = {key: getattr(self, key) for key in _TEXTS}
         content = {
             **{key: text for key, text in texts.items() if text},
             "levels": {name: writer.level(level) for name, level in self.levels.items()},
@@ -141,9 +141,8 @@ class HardwareProfile:
 
     def _no_such_change(self, text: str, name: str) -> Fault:
         names = list(self._changeable())
-        near = get_close_matches(name, names, n=1)
-        guess = f"did you mean {near[0]}? " if near else ""
-        message = f"{guess}write NAME=VALUE such as dram=64GiB; names are {', '.join(names)}"
+        message = f"write NAME=VALUE such as dram=64GiB; names are {', '.join(names)}"
+        message = f"{did_you_mean(name, names)} {message}".strip()
         subject = (
             f"{self.name} has no figure {shown(name)}" if name else f"cannot read {shown(text)}"
         )
@@ -155,18 +154,11 @@ def load_profile(name_or_path: str | Path) -> HardwareProfile:
 
     Raises ConfigError with all faults of the file at once, or with the names that exist.
     """
+    # Here, so that commands start without pydantic.
+    from moebatch.spec.form import given, read_form
+    from moebatch.spec.profile_form import ProfileForm
+
     path = find("hardware", str(name_or_path))
-    reader = ProfileReader(read_yaml(path, kind="hardware profile"))
-    name = reader.text("name") or path.stem
-    profile = HardwareProfile(
-        name=name,
-        title=reader.text("title") or name,
-        date=reader.text("date"),
-        method=reader.text("method"),
-        source=reader.text("source"),
-        levels=reader.levels(),
-        links=reader.links(),
-        path=str(path),
-    )
-    reader.finish()
-    return profile
+    content = given(read_form(path, ProfileForm, kind="hardware profile"))
+    name = content.get("name", path.stem)
+    return HardwareProfile(**{"title": name, **content, "name": name, "path": str(path)})

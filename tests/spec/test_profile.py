@@ -288,8 +288,18 @@ WRONG = [
         "levels.vram.devices",
         "must be a whole number from 1 to 1024, got 0",
     ),
-    ("    bandwidth: {peak: 100GB/s}\n", "", "levels.dram.bandwidth", "is missing and has no"),
-    ("    capacity: {achieved: 100GiB}\n", "", "levels.dram.capacity", "is missing and has no"),
+    (
+        "    bandwidth: {peak: 100GB/s}\n",
+        "",
+        "levels.dram.bandwidth",
+        "is missing; write it like {",
+    ),
+    (
+        "    capacity: {achieved: 100GiB}\n",
+        "",
+        "levels.dram.capacity",
+        "is missing; write it like {",
+    ),
     (
         "{float32: {achieved: 1TFLOP/s}, bfloat16: {peak: 4TFLOP/s, paper: 3TFLOP/s}}",
         "{}",
@@ -350,9 +360,9 @@ class TestRefusal:
         assert found == [
             (1, "titel"),
             (2, "levels"),
-            (3, "levels.vram.bandwidth"),
-            (3, "levels.vram.gemm"),
             (3, "levels.vram.capacity"),
+            (3, "levels.vram.gemm"),
+            (3, "levels.vram.bandwidth"),
             (4, "levels.disk"),
             (5, "links"),
         ]
@@ -360,7 +370,7 @@ class TestRefusal:
     def test_every_figure_needs_a_source(self, tmp_path: Path) -> None:
         found = faults(tmp_path, PLAIN.replace("source: measured", "date: today"))
         assert len(found) == len(list(load(tmp_path, PLAIN).figures()))
-        message = "has no source; say where the figure comes from, here or at the top"
+        message = "is missing; say where the figure comes from, here or at the top"
         assert {fault.message for fault in found} == {message}
 
     def test_dram_is_always_there(self, tmp_path: Path) -> None:
