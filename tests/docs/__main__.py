@@ -1,7 +1,7 @@
 """Puts today's output into the console blocks of the pages: `make docs`.
 
-Outputs with `…` stay as they are, since they show a part that somebody chose; commands whose
-output differs from what is shown there are listed.
+Outputs with `…` stay as they are, since the author of the page chose which part to show; they are
+listed beside today's output.
 """
 
 import tempfile

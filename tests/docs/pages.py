@@ -15,7 +15,7 @@ RUNNABLE = ("console", "python")
 
 _FENCE = re.compile(r"^```(\w*)$")
 _NOT_RUN = re.compile(r"^<!-- not run: (\S.*) -->$")
-_FILE_NAME = re.compile(r"^# ([\w.-]+\.(?:yaml|py))$")
+_FILE_NAME = re.compile(r"^(?:# |<!-- file: )([\w-]+\.(?:yaml|py|jsonl))(?: -->)?$")
 _LINK = re.compile(r"(?<!!)\[[^\]]+\]\(([^)\s]+)\)")
 _CODE = re.compile(r"`[^`\n]+`")
 
@@ -27,15 +27,21 @@ class Block:
     language: str
     line: int
     """Line number of its first line, counted from 1."""
-    not_run: str | None
-    """Why its commands are not run, as the comment before it says."""
+    before: str
+    """The line before the block that is not empty."""
     lines: list[str] = field(default_factory=list)
 
     @property
-    def file_name(self) -> str | None:
-        """The file that a reader makes of it, named in a comment in its first line."""
-        found = _FILE_NAME.match(self.lines[0]) if self.lines else None
+    def not_run(self) -> str | None:
+        """Why its commands are not run, as the comment before it says."""
+        found = _NOT_RUN.match(self.before)
         return found[1] if found else None
+
+    @property
+    def file_name(self) -> str | None:
+        """The file that a reader makes of it, named in a comment in its first line or before it."""
+        named = (_FILE_NAME.match(line) for line in (self.before, *self.lines[:1]))
+        return next((found[1] for found in named if found), None)
 
 
 def blocks(text: str) -> list[Block]:
@@ -45,9 +51,7 @@ def blocks(text: str) -> list[Block]:
     for number, line in enumerate(text.splitlines(), start=1):
         fence = _FENCE.match(line)
         if fence and not is_open:
-            reason = _NOT_RUN.match(before)
-            not_run = reason[1] if reason else None
-            found.append(Block(language=fence[1], line=number + 1, not_run=not_run))
+            found.append(Block(language=fence[1], line=number + 1, before=before))
             is_open = True
         elif fence:
             is_open = False

@@ -57,6 +57,11 @@ def test_operations_md_lists_every_exit_code() -> None:
     assert list(map(int, listed)) == list(ExitCode)
 
 
+def test_index_md_lists_every_command() -> None:
+    listed = first_cells(text("index.md"), "# Documentation")
+    assert sorted(listed) == sorted(f"`moebatch {command}`" for command in _options())
+
+
 def test_schedules_md_lists_every_schedule() -> None:
     listed = [
         name

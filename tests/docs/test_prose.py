@@ -1,14 +1,17 @@
-"""Links between pages, and paths that pages name, lead somewhere."""
+"""Links between pages, and paths that pages name, lead somewhere; pages keep to plain English."""
 
 import re
 from pathlib import Path
 
 import pytest
 
-from tests.docs.pages import PAGES, REPOSITORY, anchors, codes, links
+from tests.docs.pages import PAGES, REPOSITORY, anchors, codes, links, prose
 
 _IN_REPOSITORY = re.compile(
     r"^(?:moebatch|tests|policies|jobs|docs)/[\w./-]+$|^[A-Z]+(?:\.md)?$|^Makefile$"
+)
+_IDIOMS = re.compile(
+    r"\b(?:whoever|somebody|nobody|so-manieth|is had back|at hand|is told|at work)\b", re.IGNORECASE
 )
 _MADE_BY_RUNS = re.compile(r"^jobs/demo\.(?:answers|submit)")
 
@@ -36,7 +39,13 @@ def test_paths_in_the_repository_exist(page: Path) -> None:
             assert (REPOSITORY / code).exists(), f"{page.name}: there is no {code}"
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_sentences_name_their_actor_and_use_the_terms_of_the_field(page: Path) -> None:
+    found = _IDIOMS.findall(prose(page.read_text()))
+    assert not found, f"{page.name}: {found}"
+
+
 def test_every_page_can_be_reached_from_the_index() -> None:
     index = REPOSITORY / "docs/index.md"
-    linked = {(index.parent / link).resolve() for link in links(index.read_text())}
-    assert linked | {index} == set(PAGES)
+    targets = (link.partition("#")[0] for link in links(index.read_text()))
+    assert set(PAGES) <= {index, *((index.parent / target).resolve() for target in targets)}
