@@ -25,7 +25,7 @@ from moebatch.calibration.text_reading import TextReading
 from moebatch.calibration.texts import SEQUENCE_TOKENS, read_sequences
 from moebatch.engine.build import build_engine
 from moebatch.engine.model_files import ModelFiles, open_model
-from moebatch.engine.order import Order, has_common_keys
+from moebatch.engine.spec import EngineSpec, has_common_keys
 from moebatch.errors import ConfigError, DoesNotFit, Fault
 from moebatch.job.planning import job_problem
 from moebatch.measure.saved import machine_profile, require_writable_file
@@ -198,7 +198,9 @@ class Calibration:
         loader.announce(self._tell)
         torch.set_num_threads(detect_machine().num_cores)
         built = build_engine(
-            Order(files=files, policy=policy, max_tokens=max_tokens, observer=reading.observer),
+            EngineSpec(
+                files=files, policy=policy, max_tokens=max_tokens, observer=reading.observer
+            ),
             decoder=reader.tokenizer,
             end_tokens=frozenset(),
             job_seed=0,

@@ -4,20 +4,18 @@ from collections.abc import Callable, Mapping
 
 from moebatch.engine.exchange import Exchange, load_bytes, off_bytes
 from moebatch.engine.layout import AttentionInput
-from moebatch.engine.parts import Parts
-from moebatch.engine.pass_rows import PassRows
+from moebatch.engine.pass_context import PassContext, PassRows
 from moebatch.schedule.task import Kind, Task
 
 
 class AttentionWork:
     """Attention of one pass, where everything else is computed or on the CPU beside it."""
 
-    def __init__(self, rows: PassRows, parts: Parts) -> None:
+    def __init__(self, rows: PassRows, context: PassContext) -> None:
         self._rows = rows
-        self._decoder = parts.decoder
-        self._cache = parts.cache
-        self._core = parts.core
-        self._exchange = parts.exchange
+        self._decoder = context.decoder
+        self._cache = context.cache
+        self._beside = context.beside
         self._attended: dict[int, list[slice]] = {}
         on_cpu = [k for k, item in enumerate(rows.inputs) if rows.is_beside(item)]
         self._place_on_cpu = {k: place for place, k in enumerate(on_cpu)}
@@ -80,11 +78,11 @@ class AttentionWork:
         self._ring.off(self._number(task), self._rows.num_tokens(task))
 
     def _attn(self, task: Task) -> None:
-        assert self._core is not None, "the CPU attends"
+        assert self._beside is not None, "the CPU attends"
         layer, item = self._rows.layer(task), self._rows.input(task)
         number = self._number(task)
         kv = self._cache.tensors(item.group.place, layer, item.window)
-        self._core.attend(
+        self._beside.core.attend(
             layer,
             self._ring.host_qkv(number),
             item.micro_batch(direct=self._is_direct(item, layer)),
@@ -109,8 +107,8 @@ class AttentionWork:
 
     @property
     def _ring(self) -> Exchange:
-        assert self._exchange is not None, "the CPU attends"
-        return self._exchange
+        assert self._beside is not None, "the CPU attends"
+        return self._beside.exchange
 
     def _number(self, task: Task) -> int:
         """Counts micro-batches that attend on the CPU, in the order of their turns."""

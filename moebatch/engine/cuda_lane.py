@@ -83,7 +83,7 @@ class CudaLane(ThreadLane):
     @property
     def is_running(self) -> bool:
         """Whether anything has begun that has not ended; called with the lock held."""
-        return self._is_busy or bool(self._flights)
+        return bool(self._in_work or self._flights)
 
     def close(self) -> None:
         """Ends the threads after what has been issued."""
@@ -93,8 +93,8 @@ class CudaLane(ThreadLane):
 
     # --- the thread that issues -----------------------------------------------------------------
 
-    def _next(self) -> Item | None:
-        return super()._next() if len(self._flights) < self._most else None
+    def _next(self, row: str) -> Item | None:
+        return super()._next(row) if len(self._flights) < self._most else None
 
     def _can_start(self, task: Task) -> bool:
         """Whether it can be issued: what it waits for has ended, or a stream can wait for it.
@@ -122,7 +122,7 @@ class CudaLane(ThreadLane):
                 stream.synchronize()
             raise
         with self._board.monitor:
-            self._is_busy = False
+            self._leave(item)
             self._flights.add(flight)
             if item.chunk is None:
                 self._streams.issued[item.task] = flight

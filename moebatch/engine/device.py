@@ -1,12 +1,20 @@
 """Where a run computes: in main memory, on a GPU, or on one that is only emulated."""
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import torch
 
-from moebatch.schedule.task import Kind
+from moebatch.layout.ladder import Ladder
+from moebatch.schedule.task import Kind, Task
 from moebatch.spec.hardware import DeviceKind, Hardware
+from moebatch.store.device_memory import DeviceMemory
+
+_CATCH_UP_S = 0.005
+_NO_LIMIT_BYTES = 2**62
+Hold = Callable[[Task, float], None]
+"""Returns when a task that began at a moment of ``perf_counter`` would have ended."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,9 +30,11 @@ class Device:
     """Seconds that an emulated GPU takes for tasks at least, however fast the CPU computes them."""
 
     @property
-    def with_vram(self) -> bool:
-        """Whether there is a GPU, if only an emulated one."""
-        return self.kind != "cpu"
+    def ladder(self) -> Ladder:
+        """Its levels; files are at the bottom of every one."""
+        if self.kind == "cpu":
+            return Ladder(("disk", "dram"))
+        return Ladder(("disk", "dram", "vram"), stages=self.pace("staging") is not None)
 
     @property
     def is_cuda(self) -> bool:
@@ -46,5 +56,50 @@ class Device:
             return self.hardware.links["dram->vram"].bandwidth
         return self.hardware.links["vram->dram"].bandwidth if lane == "vram->dram" else None
 
+    def hold(self, lane: str, num_bytes: Callable[[Task], int]) -> Hold:
+        """How long tasks of a lane take at least, where the GPU is emulated."""
+        rate = self.pace(lane)
+        if rate is not None:
+            link = _PacedLink(rate)
+            return lambda task, start_s: link.hold(num_bytes(task), start_s)
+        if lane == "gpu":
+            least_s = self.least_s
+            return lambda task, start_s: _sleep_until(start_s + least_s.get(task.kind, 0.0))
+        return lambda task, start_s: None
+
+    def memory(self) -> DeviceMemory:
+        """That of the level that computes, with its capacity; main memory is planned beforehand."""
+        if self.kind == "cpu":
+            return DeviceMemory(self.torch_device, _NO_LIMIT_BYTES, level="dram")
+        assert self.hardware is not None and self.hardware.vram is not None, "it has a GPU"
+        return DeviceMemory(self.torch_device, self.hardware.vram.capacity_bytes)
+
 
 IN_MAIN_MEMORY = Device()
+
+
+class _PacedLink:
+    """Lets one lane go on no earlier than its bandwidth allows.
+
+    Sleeping is inexact; what one transfer was late, the next may be early, so that a lane that is
+    always busy keeps its mean rate.
+    """
+
+    def __init__(self, bandwidth: float) -> None:
+        """`bandwidth` in bytes per second."""
+        self._bandwidth = bandwidth
+        self._free_s = 0.0
+
+    def hold(self, num_bytes: int, start_s: float) -> None:
+        """Returns when a transfer that began at `start_s` of ``perf_counter`` would have ended."""
+        late = 0.0 <= start_s - self._free_s < _CATCH_UP_S
+        begin_s = self._free_s if late else start_s
+        self._free_s = begin_s + num_bytes / self._bandwidth
+        _sleep_until(self._free_s)
+
+
+def _sleep_until(moment_s: float) -> None:
+    """Returns at a moment of ``perf_counter``, or at once if it is over."""
+    left_s = moment_s - time.perf_counter()
+    if left_s > 0:
+        time.sleep(left_s)

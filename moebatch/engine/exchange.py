@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from moebatch.model.attention import Qkv
+from moebatch.model.attention_core import AttentionCore
 from moebatch.schedule.attention import LOOK_AHEAD
 from moebatch.spec.shape import ModelShape
 
@@ -26,6 +27,14 @@ class _Buffers:
     out_NHC: Tensor
     host_qkv: Qkv
     host_out_NHC: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class CpuAttention:
+    """What the CPU beside a GPU attends with."""
+
+    core: AttentionCore
+    exchange: "Exchange"
 
 
 class Exchange:
@@ -58,7 +67,7 @@ class Exchange:
         ]
 
     def qkv(self, number: int) -> Qkv:
-        """Where the projections of the so-manieth micro-batch go."""
+        """Where the projections of the micro-batch of that number go."""
         return self._of(number).qkv
 
     def host_qkv(self, number: int) -> Qkv:

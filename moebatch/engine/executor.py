@@ -1,6 +1,6 @@
 """The executor: a schedule on real lanes."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -16,9 +16,6 @@ from moebatch.schedule.task import Kind, Task
 from moebatch.schedule.timeline.lane_statistics import LAUNCH
 from moebatch.schedule.timeline.timeline import Span
 from moebatch.store.monitor import Monitor
-
-MakeLane = Callable[[str, LaneWork], ThreadLane]
-
 
 _MOST_PENDING = 2000
 """Tasks that are launched ahead: more would only take memory. All wait for earlier ones, so those
@@ -41,16 +38,11 @@ class Executor:
         setup: Setup,
         recorder: Recorder,
         monitor: Monitor,
-        *,
-        slots: SlotQueue,
-        reading_failed: Callable[[], BaseException | None],
     ) -> None:
-        """`monitor` is the lock of `slots`; `reading_failed` says what kept files from being read,
-        if anything has."""
+        """`monitor` is the lock of all slots."""
         self.monitor = monitor
         self._setup = setup
         self._recorder = recorder
-        self._with_vram = setup.compute == "vram"
         self._lanes: dict[str, ThreadLane] = {}
         self._inline: InlineLane | None = None
         self._driver: Driver | None = None
@@ -66,27 +58,28 @@ class Executor:
         self._last_ended = LAUNCH
         self._woken_by = LAUNCH
         """What the launcher last slept for; nothing when a pass begins."""
-        self._slots = slots
-        self._reading_failed = reading_failed
+        self._slots: SlotQueue | None = None
 
-    def add_lanes(self, works: Mapping[str, LaneWork], make: MakeLane) -> None:
-        """Lanes by name; without a GPU the ``cpu`` is the thread that calls `run_pass`."""
-        for name, work in works.items():
-            if name == "cpu" and not self._with_vram:
-                self._inline = InlineLane(name, self, work)
-            else:
-                self._lanes[name] = make(name, work)
+    def add(self, lane: ThreadLane) -> None:
+        """A lane that has threads of its own."""
+        self._lanes[lane.name] = lane
 
-    def drive(self, driver: Driver) -> None:
-        """Lanes are driven by `driver` from now on."""
+    def add_inline(self, name: str, work: LaneWork) -> None:
+        """The lane of the thread that calls `run_pass`."""
+        self._inline = InlineLane(name, self, work)
+
+    def drive(self, driver: Driver, slots: SlotQueue) -> None:
+        """Lanes are driven by `driver` from now on; experts are computed out of `slots`."""
         with self.monitor:
-            self._driver, self._failure = driver, None
+            if isinstance(self._failure, GivenUp):
+                self._failure = None
+            self._driver, self._slots = driver, slots
             self.monitor.changed()
         driver.start()
 
     def run_pass(self, sweep: Sweep) -> None:
         """Goes through one pass. Raises what a lane failed with."""
-        assert self._driver is not None, "nobody drives"
+        assert self._driver is not None, "a driver has been given"
         self._woken_by = LAUNCH
         self._driver.run_pass(sweep)
         self._recorder.end_pass()
@@ -106,6 +99,7 @@ class Executor:
             for known in (self._pending, self._launched_s, self._reason_of_launch, self._ended_s):
                 known.clear()
             self._num_results = 0
+            self._failure = GivenUp()
 
     @property
     def num_ended(self) -> int:
@@ -136,7 +130,7 @@ class Executor:
 
     def launch(self, task: Task) -> None:
         """Hands a task to its lane, or runs it."""
-        name = lane_of(task, with_vram=self._with_vram)
+        name = lane_of(task, self._setup.compute)
         with self.monitor:
             self.wait(lambda: len(self._pending) < _MOST_PENDING, str(task))
             self._launched_s[task] = self._recorder.now()
@@ -151,21 +145,21 @@ class Executor:
         self._woken_by = LAUNCH
 
     def wait(self, condition: Callable[[], bool], reason: str) -> None:
-        """Sleeps until `condition` holds."""
-
-        def holds() -> bool:
-            self._raise_failure()
-            return condition()
-
+        """Sleeps until `condition` holds; for the thread that launches."""
         with self.monitor:
-            if not holds():
+            if not self._holds(condition):
                 self._waits_for = reason
-                self.monitor.wait_for(holds)
+                self.sleep(condition)
                 self._woken_by = self._last_ended
             self._waits_for = None
 
+    def sleep(self, condition: Callable[[], bool]) -> None:
+        """Sleeps until `condition` holds, on any thread. Raises what a lane failed with."""
+        with self.monitor:
+            self.monitor.wait_for(lambda: self._holds(condition))
+
     def slots_changed(self) -> None:
-        """Wakes whoever moves experts."""
+        """Wakes the lanes that move experts."""
         self.monitor.changed()
 
     def has_ended(self, task: Task) -> bool:
@@ -183,23 +177,19 @@ class Executor:
         return not any(other in self._pending for other in task.after)
 
     def ended(self, task: Task, lane: str, start_s: float, end_s: float, slot: int | None) -> None:
-        """Takes note of a task that has been run."""
-        assert self._driver is not None, "nobody drives"
+        """Takes note of a task that has been run, or of a chunk that has been moved."""
         start, end = self._recorder.seconds(start_s), self._recorder.seconds(end_s)
-        if task.kind is Kind.EXPERT and task.expert is not None:
+        if task.kind is Kind.EXPERT and task.expert is not None and self._slots is not None:
             slot = self._slots.slot_of(ExpertKey(self._setup.layer(task.step), task.expert))
         self._recorder.add(Span(task, lane, start, end, slot, self._reason(task)))
         self._last_ended = str(task)
         self._num_ended += 1
         if task in self._pending:
+            assert self._driver is not None, "tasks are launched by a driver"
             self._pending.remove(task)
-            self._num_results -= lane_of(task, with_vram=self._with_vram) in RESULT_LANES
+            self._num_results -= lane_of(task, self._setup.compute) in RESULT_LANES
             self._ended_s[task] = end
             self._driver.task_ended(task)
-
-    def noticed(self, task: Task) -> None:
-        """Somebody else has done something that tasks wait for, such as reading an expert."""
-        self._last_ended = str(task)
 
     @property
     def has_failed(self) -> bool:
@@ -207,16 +197,16 @@ class Executor:
         return self._failure is not None
 
     def failed(self, error: BaseException) -> None:
-        """A task has failed: whoever waits is told."""
+        """A task has failed: what waits for others is woken, and raises it."""
         self._failure = self._failure or error
         self.monitor.changed()
 
     # --- inside ---------------------------------------------------------------------------------
 
-    def _raise_failure(self) -> None:
-        failure = self._failure or self._reading_failed()
-        if failure is not None:
-            raise failure
+    def _holds(self, condition: Callable[[], bool]) -> bool:
+        if self._failure is not None:
+            raise self._failure
+        return condition()
 
     def _reason(self, task: Task) -> str:
         """What kept a task from beginning earlier."""

@@ -1,4 +1,4 @@
-"""Lanes: threads that run tasks in the order of their launch, and move experts in between."""
+"""Lanes: threads that run tasks in the order of their launch, and move experts beside them."""
 
 import threading
 import time
@@ -10,9 +10,13 @@ from typing import Any, Protocol
 
 import torch
 
+from moebatch.schedule.lanes import rows_of
 from moebatch.schedule.slots.expert_load import Chunk
-from moebatch.schedule.task import Task
+from moebatch.schedule.slots.slots import SlotQueue
+from moebatch.schedule.slots.way_up import Straight, WayUp
+from moebatch.schedule.task import Kind, Task
 from moebatch.store.monitor import End, Monitor
+from moebatch.store.statistics import ReadStatistics
 
 
 class Mover(Protocol):
@@ -34,8 +38,43 @@ class Mover(Protocol):
         """It could not be moved; called with the lock held."""
 
 
+@dataclass(frozen=True, slots=True)
+class ChunkMover:
+    """Moves experts over one link into the slots of the level above it."""
+
+    slots: SlotQueue
+    move: Callable[[Chunk], None]
+    kind: Kind = Kind.CHUNK
+    step_of: Callable[[int], int] = lambda layer: layer
+    """The step for which experts of a layer are moved now."""
+    path: Callable[[], WayUp] = Straight
+    """What has to be done at the level from which they come."""
+
+    def next_chunk(self) -> Chunk | None:
+        """The most urgent chunk; called with the lock held."""
+        path = self.path()
+        chunk = self.slots.next_chunk(path.can_be_sent)
+        if chunk is not None:
+            path.sending(chunk.load)
+        return chunk
+
+    def task_of(self, chunk: Chunk) -> Task:
+        """The chunk as a task of the timeline; called with the lock held."""
+        key = chunk.load.key
+        return Task(self.kind, self.step_of(key.layer), expert=key.expert, part=chunk.number)
+
+    def moved(self, chunk: Chunk) -> None:
+        """It has arrived; called with the lock held."""
+        self.slots.finish_chunk(chunk)
+        self.path().sent(chunk.load)
+
+    def lost(self, chunk: Chunk) -> None:
+        """It could not be moved; called with the lock held."""
+        self.slots.lose_chunk(chunk)
+
+
 class Board(Protocol):
-    """What lanes share: one lock, which tasks have ended, and whoever is told of it."""
+    """What lanes share: one lock, and which tasks have ended."""
 
     monitor: Monitor
 
@@ -65,42 +104,56 @@ class LaneWork:
     """Waits until the lane would be done on the machine that is emulated."""
     context: Callable[[], AbstractContextManager[Any]] = nullcontext
     mover: Mover | None = None
-    title: str | None = None
-    """Its row of a timeline, if that is not its name: a disk serves several at once."""
+    width: int = 1
+    """Things that the lane does side by side: one launched task at most, the others are chunks."""
+    num_bytes: Callable[[Task], int] = lambda task: 0
+    """What a task or a chunk moves."""
+    statistics: ReadStatistics | None = None
+    """Where the lane counts what it moves, if anybody reads it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
     """What a lane does next: a task that was launched, or a chunk under the name of one."""
 
+    row: str
+    """Of the timeline: which of the things that the lane does side by side."""
     task: Task
     chunk: Chunk | None = None
 
 
 class ThreadLane:
-    """A lane of its own thread: a link, or a processor beside the one that launches."""
+    """A lane of its own threads: a link, or a processor beside the one that launches.
+
+    Launched tasks run one after the other, in their order. Where the next one cannot start yet, and
+    beside it where the lane is wide, chunks are moved.
+    """
 
     def __init__(self, name: str, board: Board, work: LaneWork) -> None:
         self.name = name
         self._board = board
         self._work = work
-        self._is_busy = False
-        self._item: Item | None = None
+        self._in_work: dict[str, Item] = {}
+        """By row."""
         self._waiting: deque[Task] = deque()
         self._closing = False
-        self._thread = threading.Thread(target=self._loop, name=name, daemon=True)
-        self._thread.start()
+        self._threads = [
+            threading.Thread(target=self._loop, args=(row,), name=row, daemon=True)
+            for row in rows_of(name, work.width)
+        ]
+        for thread in self._threads:
+            thread.start()
 
     @property
     def is_running(self) -> bool:
         """Whether anything has begun that has not ended; called with the lock held."""
-        return self._is_busy
+        return bool(self._in_work)
 
     @property
     def doing(self) -> str | None:
         """What it runs, or else what it would run next if it could; a glance, without the lock."""
-        if self._is_busy and self._item is not None:
-            return str(self._item.task)
+        if items := list(self._in_work.values()):
+            return ", ".join(str(item.task) for item in items)
         return f"waits to begin {self._waiting[0]}" if self._waiting else None
 
     def launch(self, task: Task) -> None:
@@ -109,57 +162,68 @@ class ThreadLane:
         self._board.monitor.changed()
 
     def close(self) -> None:
-        """Ends the thread after what it runs now."""
+        """Ends the threads after what they run now."""
         with self._board.monitor:
             self._closing = True
             self._board.monitor.changed()
-        self._thread.join()
+        for thread in self._threads:
+            thread.join()
 
     def abandon(self) -> None:
         """Forgets what has been launched, once it runs nothing; called with the lock held."""
         assert not self.is_running, "something is still running"
         self._waiting.clear()
 
-    def _loop(self) -> None:
+    def _loop(self, row: str) -> None:
         with torch.inference_mode(), self._work.context():
             while not self._closing:
                 item: Item | None = None
                 try:
-                    item = self._take()
+                    item = self._take(row)
                     if item is not None:
                         self._do(item)
                 except BaseException as error:
-                    # Whatever stops a lane must reach whoever waits for it.
+                    # Whatever stops a lane must reach the thread that waits for it.
                     self._fail(item, error)
 
     def _fail(self, item: Item | None, error: BaseException) -> None:
         with self._board.monitor:
-            self._is_busy = False
             self._board.failed(error)
-            if item is not None and item.chunk is not None and self._work.mover is not None:
-                self._work.mover.lost(item.chunk)
+            if item is not None:
+                self._leave(item)
+                if item.chunk is not None and self._work.mover is not None:
+                    self._work.mover.lost(item.chunk)
+                self._board.monitor.changed()
 
-    def _take(self) -> Item | None:
+    def _take(self, row: str) -> Item | None:
         """The next task, or a chunk where that one cannot start yet; None at the end."""
         with self._board.monitor as monitor:
-            item = monitor.take(self._find)
+            item = monitor.take(lambda: self._find(row))
         return item if isinstance(item, Item) else None
 
-    def _find(self) -> Item | End | None:
+    def _find(self, row: str) -> Item | End | None:
         """What there is to do now; from here on it is being done."""
         if self._closing:
             return End()
-        item = None if self._board.has_failed else self._next()
+        item = None if self._board.has_failed else self._next(row)
         if item is not None:
-            self._is_busy, self._item = True, item
+            self._in_work[row] = item
+            if self._work.statistics is not None:
+                self._work.statistics.busy.enter()
         return item
 
-    def _next(self) -> Item | None:
-        if self._waiting and self._can_start(self._waiting[0]):
-            return Item(self._waiting.popleft())
+    def _leave(self, item: Item) -> None:
+        """A row has done what it took, or has failed to; called with the lock held."""
+        if self._in_work.pop(item.row, None) is not None and self._work.statistics is not None:
+            self._work.statistics.busy.leave()
+
+    def _next(self, row: str) -> Item | None:
+        is_free = all(item.chunk is not None for item in self._in_work.values())
+        if self._waiting and is_free and self._can_start(self._waiting[0]):
+            return Item(row, self._waiting.popleft())
         mover = self._work.mover
         chunk = mover.next_chunk() if mover else None
-        return Item(mover.task_of(chunk), chunk) if mover and chunk else None
+        return Item(row, mover.task_of(chunk), chunk) if mover and chunk else None
 
     def _can_start(self, task: Task) -> bool:
         return self._board.can_start(task)
@@ -170,7 +234,7 @@ class ThreadLane:
         self._work.hold(item.task, start_s)
         end_s = time.perf_counter()
         with self._board.monitor:
-            self._is_busy = False
+            self._leave(item)
             self._end(item, start_s, end_s)
 
     def _begin(self, item: Item) -> None:
@@ -182,18 +246,20 @@ class ThreadLane:
         self._work.mover.move(item.chunk)
 
     def _end(self, item: Item, start_s: float, end_s: float) -> None:
-        """Tells that something is done; called with the lock held."""
+        """Reports that something is done; called with the lock held."""
         slot = None
+        if self._work.statistics is not None:
+            self._work.statistics.num_bytes += self._work.num_bytes(item.task)
         if item.chunk is not None:
             assert self._work.mover is not None, "chunks come from a mover"
             slot = item.chunk.slot
             self._work.mover.moved(item.chunk)
-        self._board.ended(item.task, self._work.title or self.name, start_s, end_s, slot)
+        self._board.ended(item.task, item.row, start_s, end_s, slot)
         self._board.monitor.changed()
 
 
 class InlineLane:
-    """The lane of whoever launches: a task is done when `launch` returns."""
+    """The lane of the thread that launches: a task is done when `run` returns."""
 
     def __init__(self, name: str, board: Board, work: LaneWork) -> None:
         self.name = name

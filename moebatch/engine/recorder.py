@@ -2,7 +2,7 @@
 
 import math
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from moebatch.schedule.timeline.statistics import Statistics
 from moebatch.schedule.timeline.timeline import Span, Timeline
@@ -41,7 +41,9 @@ class Recorder:
         return moment_s - self._begin_s
 
     def add(self, span: Span) -> None:
-        """A task has been run."""
+        """A task has been run. What began before `begin` counts from there on."""
+        if span.start_s < 0.0:
+            span = replace(span, start_s=0.0, end_s=max(0.0, span.end_s))
         self.statistics.add(span)
         if self._is_tracing:
             self._spans.append(span)

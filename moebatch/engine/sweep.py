@@ -11,12 +11,12 @@ from moebatch.engine.batcher import Slice
 from moebatch.engine.broken import BrokenRows
 from moebatch.engine.layout import attention_inputs, lay_out
 from moebatch.engine.logits import LogitsBlock, logits_blocks
+from moebatch.engine.read_ahead import ReadAhead
 from moebatch.model.batch import MicroBatch, Span
 from moebatch.model.decoder import Decoder
 from moebatch.predict.predictor import RoutingObserver
 from moebatch.schedule.kv_route import Place
 from moebatch.spec.policy import Policy
-from moebatch.store.experts import ExpertStore
 from moebatch.store.kv import KVCache
 
 
@@ -29,7 +29,7 @@ class PlainSweep:
         self,
         decoder: Decoder,
         cache: KVCache,
-        experts: ExpertStore,
+        experts: ReadAhead,
         policy: Policy,
         observer: RoutingObserver | None = None,
     ) -> None:

@@ -27,7 +27,7 @@ class Tail:
     @property
     def num_grown(self) -> int:
         """Experts that have become resident, or are about to."""
-        return self._experts.statistics.num_grown
+        return self._experts.num_grown
 
     def after_pass(self, batcher: Batcher) -> None:
         """Moves memory from pages to experts, as far as all sequences in work can get the longest

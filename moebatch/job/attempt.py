@@ -11,7 +11,7 @@ from moebatch.engine.approximation import EXACT, Approximation
 from moebatch.engine.build import BuiltEngine, build_engine
 from moebatch.engine.device import Device
 from moebatch.engine.engine import Engine
-from moebatch.engine.order import Order
+from moebatch.engine.spec import EngineSpec
 from moebatch.errors import OutOfMemory, Stopped
 from moebatch.folder.results import Results
 from moebatch.folder.todo import Todo
@@ -201,7 +201,7 @@ class Attempt:
         num_threads = planning.num_threads(plan.policy)
         torch.set_num_threads(num_threads)
         options = self._ground.options
-        order = Order(
+        order = EngineSpec(
             files=self._ground.files,
             policy=plan.policy,
             max_tokens=plan.problem.workload.max_total_tokens,
@@ -235,7 +235,7 @@ class Attempt:
             built.recorder.begin()
 
         def moved() -> Hashable:
-            return engine.num_ended, built.experts.statistics.num_bytes
+            return engine.num_ended, built.runtime.reads.num_bytes
 
         try:
             with (

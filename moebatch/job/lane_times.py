@@ -1,28 +1,26 @@
 """What the lanes of a run have done, as reports show it."""
 
-import re
 from collections.abc import Collection
 
 from moebatch.engine.build import BuiltEngine
 from moebatch.job.status import LaneTime
+from moebatch.schedule.lanes import lane_of_row
 from moebatch.schedule.task import Kind
 from moebatch.schedule.timeline.lane_statistics import LAUNCH, LaneStatistics
 from moebatch.schedule.timeline.statistics import PROCESSORS, Statistics, in_order
 
 DISK = "disk->dram"
-_READER = re.compile(re.escape(DISK) + r"( \(\d+\))?")
-"""Several readers keep a disk busy; together they are one lane."""
 _EXPERTS_COMING = (Kind.CHUNK, Kind.FETCH, Kind.STAGE, Kind.PAGE, Kind.BLOCK)
 
 
 def lane_times(built: BuiltEngine, elapsed_s: float) -> tuple[LaneTime, ...]:
     """Busy seconds of every lane that has done something."""
-    reads, between = built.experts.statistics, dict[str, float]()
+    reads, between = built.runtime.reads, dict[str, float]()
     if built.recorder is None:
         busy = {"cpu": max(0.0, elapsed_s - reads.waited_s), DISK: reads.busy.total_s}
     else:
         lanes = built.recorder.statistics.lanes
-        busy = {name: lanes[name].busy_s for name in list(lanes) if not _READER.fullmatch(name)}
+        busy = {name: lanes[name].busy_s for name in list(lanes) if lane_of_row(name) != DISK}
         if _cpu_launches(busy):
             busy["cpu"] = max(0.0, elapsed_s - _waits_s(lanes["cpu"]))
             between["cpu"] = max(0.0, busy["cpu"] - lanes["cpu"].busy_s)
@@ -39,19 +37,19 @@ def lane_times(built: BuiltEngine, elapsed_s: float) -> tuple[LaneTime, ...]:
 def waited_s(built: BuiltEngine) -> float:
     """Seconds in which what computes experts waited for them."""
     if built.recorder is None:
-        return built.experts.statistics.waited_s
+        return built.runtime.reads.waited_s
     lane = _main_lane(built.recorder.statistics)
     return sum(lane.idle_s.get(kind, 0.0) for kind in _EXPERTS_COMING) if lane else 0.0
 
 
 def shown_waits(statistics: Statistics) -> Statistics:
-    """The same without the readers of a disk, whose rows say little one by one, and without what
+    """The same without reads of a disk, whose rows say little one by one, and without what
     `lane_times` takes for work."""
     shown = Statistics(
         num_layers=statistics.num_layers, since_s=statistics.since_s, until_s=statistics.until_s
     )
     for name, lane in list(statistics.lanes.items()):
-        if not _READER.fullmatch(name):
+        if lane_of_row(name) != DISK:
             works = name == "cpu" and _cpu_launches(statistics.lanes)
             shown.lanes[name] = lane.apart_from(LAUNCH) if works else lane
     return shown

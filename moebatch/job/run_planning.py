@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from moebatch.engine.order import has_common_keys
+from moebatch.engine.spec import has_common_keys
 from moebatch.job.ground import Ground
 from moebatch.job.hints import Hints
 from moebatch.job.machine import JobMachine, sharing_cores

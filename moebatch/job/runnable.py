@@ -24,7 +24,7 @@ def not_runnable(
         yield from _without_gpu(policy)
     if policy.kv_cache.disk:
         yield from _cache_on_disk(problem, is_plain=is_plain)
-    fault = cache_fault(problem.shape, policy, with_vram=problem.with_vram)
+    fault = cache_fault(problem.shape, policy, problem.ladder)
     if fault is not None:
         yield "cache_sizes", fault
     if policy.batching != "mixed":

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from moebatch.layout.cache_sizes import even_sizes
 from moebatch.layout.distinct_experts import distinct_experts
+from moebatch.layout.ladder import Ladder, lanes_of
 from moebatch.schedule.registry import traits_of
 from moebatch.schedule.setup import Setup
 from moebatch.schedule.slots.cache import Cache, Rule
@@ -39,20 +40,16 @@ def spread(keys: Sequence[Key], count: int) -> list[Key]:
 def setup_of(
     shape: ModelShape,
     policy: Policy,
+    ladder: Ladder,
     *,
-    with_vram: bool,
-    has_staging: bool = False,
     activation_level: int = 0,
 ) -> Setup:
-    """A model under a policy, for schedules. Experts are computed on the GPU where there is one.
+    """A model under a policy, for schedules. Experts are computed at the top of the ladder.
 
     Args:
-        with_vram: whether the machine has a GPU.
-        has_staging: whether weights are copied into pinned buffers on their way up, on a lane of
-            its own.
         activation_level: so many layers with experts ahead gates choose (Pre-gated MoE).
     """
-    on_disk = _on_disk(shape, policy, with_vram=with_vram)
+    on_disk = _on_disk(shape, policy, ladder)
     hot = shape.num_experts if policy.num_hot is None else min(policy.num_hot, shape.num_experts)
     return Setup(
         num_layers=shape.num_layers,
@@ -61,19 +58,19 @@ def setup_of(
         num_hot=hot,
         depth=_depth(shape, policy, hot),
         window=_window(policy, on_disk),
-        has_staging=has_staging and traits_of(policy).is_paged,
-        kv_homes=_kv_homes(shape, policy, with_vram=with_vram),
-        compute="vram" if with_vram else "dram",
+        has_staging=any(lane.name == "staging" for lane in lanes_of(ladder, policy)),
+        kv_homes=_kv_homes(shape, policy, ladder),
+        compute=ladder.top,
         activation_level=activation_level,
     )
 
 
-def room_of(shape: ModelShape, policy: Policy, *, with_vram: bool, expert_bytes: int) -> "Room":
+def room_of(shape: ModelShape, policy: Policy, ladder: Ladder, *, expert_bytes: int) -> "Room":
     """Slots, residents and pieces of experts, for the simulator."""
     from moebatch.schedule.simulate import Room  # which a plan does without
 
-    resident = residents(shape, policy, with_vram=with_vram)
-    on_disk = _on_disk(shape, policy, with_vram=with_vram)
+    resident = residents(shape, policy, ladder)
+    on_disk = _on_disk(shape, policy, ladder)
     everything = frozenset(expert_keys(shape))
     return Room(
         num_slots=policy.num_slots,
@@ -81,7 +78,7 @@ def room_of(shape: ModelShape, policy: Policy, *, with_vram: bool, expert_bytes:
         num_slots_below=policy.num_slots if on_disk else 0,
         # Those that live on the GPU have nothing to do in main memory, so they need not come there.
         resident_below=everything - on_disk if on_disk else None,
-        cache_sizes=cache_sizes(shape, policy, with_vram=with_vram),
+        cache_sizes=cache_sizes(shape, policy, ladder),
         cache_rule=_rule(policy),
         num_chunks=max(1, min(MAX_CHUNKS, ceil(expert_bytes / CHUNK_BYTES))),
     )
@@ -97,7 +94,7 @@ def expert_keys(shape: ModelShape) -> list[ExpertKey]:
 
 
 def residents(
-    shape: ModelShape, policy: Policy, *, with_vram: bool, hottest: Hottest | None = None
+    shape: ModelShape, policy: Policy, ladder: Ladder, *, hottest: Hottest | None = None
 ) -> list[ExpertKey]:
     """Experts that live where they are computed, spread evenly over the layers; none where those
     that stay change.
@@ -108,7 +105,7 @@ def residents(
     if policy.cache != "static":
         return []
     keys = expert_keys(shape)
-    staying = spread(keys, _num_staying(shape, policy, with_vram=with_vram))
+    staying = spread(keys, _num_staying(shape, policy, ladder))
     if not hottest:
         return staying
     counts = Counter(key.layer for key in staying)
@@ -117,12 +114,12 @@ def residents(
     ]
 
 
-def cache_of(shape: ModelShape, policy: Policy, *, with_vram: bool) -> Cache:
+def cache_of(shape: ModelShape, policy: Policy, ladder: Ladder) -> Cache:
     """What keeps experts that have been computed, where those that stay change; else nothing."""
-    return make_cache(cache_sizes(shape, policy, with_vram=with_vram), _rule(policy))
+    return make_cache(cache_sizes(shape, policy, ladder), _rule(policy))
 
 
-def cache_sizes(shape: ModelShape, policy: Policy, *, with_vram: bool) -> dict[int, int]:
+def cache_sizes(shape: ModelShape, policy: Policy, ladder: Ladder) -> dict[int, int]:
     """Slots by layer for experts that have been computed and stay; empty where they do not
     change."""
     if policy.cache == "static":
@@ -130,28 +127,28 @@ def cache_sizes(shape: ModelShape, policy: Policy, *, with_vram: bool) -> dict[i
     layers = tuple(shape.moe_layers)
     sizes = policy.cache_sizes
     if not sizes:
-        num_staying = _num_staying(shape, policy, with_vram=with_vram)
+        num_staying = _num_staying(shape, policy, ladder)
         sizes = even_sizes(len(layers), shape.num_experts, num_staying)
     assert len(sizes) == len(layers), "one for each layer with experts"
     return dict(zip(layers, sizes, strict=True))
 
 
-def staying(shape: ModelShape, policy: Policy, *, with_vram: bool) -> tuple[int, ...]:
+def staying(shape: ModelShape, policy: Policy, ladder: Ladder) -> tuple[int, ...]:
     """How many experts of each MoE layer stay where they are computed, always the same ones or
     not. Where all slots are shared, half of those for experts on their way count among them: the
     other half holds what has come and is not given up yet (so many fit replayed routings)."""
-    sizes = cache_sizes(shape, policy, with_vram=with_vram)
+    sizes = cache_sizes(shape, policy, ladder)
     if policy.cache == "foreseen":
         num_staying = sum(sizes.values()) + policy.num_slots // 2
         return even_sizes(len(sizes), shape.num_experts, num_staying)
     if policy.cache == "static":
-        resident = residents(shape, policy, with_vram=with_vram)
+        resident = residents(shape, policy, ladder)
         streamed = streamed_per_layer(shape, resident)
         sizes = {layer: shape.num_experts - count for layer, count in streamed.items()}
     return tuple(sizes[layer] for layer in shape.moe_layers)
 
 
-def cache_fault(shape: ModelShape, policy: Policy, *, with_vram: bool) -> str | None:
+def cache_fault(shape: ModelShape, policy: Policy, ladder: Ladder) -> str | None:
     """Why sizes that a policy names cannot be those of a cache; None if they can."""
     sizes, num_layers = policy.cache_sizes, len(shape.moe_layers)
     if not sizes:
@@ -160,7 +157,7 @@ def cache_fault(shape: ModelShape, policy: Policy, *, with_vram: bool) -> str | 
         return f"are {len(sizes)}, the model has {num_layers} layers with experts"
     if max(sizes) > shape.num_experts:
         return f"must be at most {shape.num_experts}, the experts of a layer, got {max(sizes)}"
-    num_staying = _num_staying(shape, policy, with_vram=with_vram)
+    num_staying = _num_staying(shape, policy, ladder)
     if sum(sizes) != num_staying:
         return f"sum to {sum(sizes)}, the weights that stay are {num_staying} experts"
     return None
@@ -170,24 +167,29 @@ def _rule(policy: Policy) -> Rule:
     return "lifo" if policy.cache == "static" else policy.cache
 
 
-def _num_staying(shape: ModelShape, policy: Policy, *, with_vram: bool) -> int:
-    share = policy.weights.vram if with_vram else policy.weights.dram
+def _num_staying(shape: ModelShape, policy: Policy, ladder: Ladder) -> int:
+    share = policy.weights.on(ladder.top)
     return whole(share, len(shape.moe_layers) * shape.num_experts)
 
 
 def expert_homes(
-    shape: ModelShape, policy: Policy, *, hottest: Hottest | None = None
+    shape: ModelShape, policy: Policy, ladder: Ladder, *, hottest: Hottest | None = None
 ) -> dict[LevelName, list[ExpertKey]]:
-    """Where every expert lives on a machine with a GPU, each level spread evenly over layers; the
-    `hottest` of each layer on the GPU, if they are known."""
+    """Where every expert lives, each level spread evenly over layers; the `hottest` of each layer
+    where they are computed, if they are known. What is left of one goes to the level below."""
     keys = expert_keys(shape)
-    on_gpu = residents(shape, policy, with_vram=True, hottest=hottest)
-    held = frozenset(on_gpu)
+    at_top = residents(shape, policy, ladder, hottest=hottest)
+    held = frozenset(at_top)
     below = [key for key in keys if key not in held]
-    on_disk = spread(below, min(len(below), whole(policy.weights.disk, len(keys))))
+    num_on_disk = len(below)
+    if ladder.below(ladder.top) == "dram":
+        num_on_disk = min(num_on_disk, whole(policy.weights.disk, len(keys)))
+    on_disk = spread(below, num_on_disk)
     passing = frozenset(on_disk)
-    in_memory = [key for key in below if key not in passing]
-    return {"vram": on_gpu, "dram": in_memory, "disk": on_disk}
+    homes: dict[LevelName, list[ExpertKey]] = {"vram": [], "disk": on_disk}
+    homes["dram"] = [key for key in below if key not in passing]
+    homes[ladder.top] = at_top
+    return homes
 
 
 def streamed_per_layer(shape: ModelShape, resident: Collection[ExpertKey]) -> dict[int, int]:
@@ -198,11 +200,11 @@ def streamed_per_layer(shape: ModelShape, resident: Collection[ExpertKey]) -> di
     return {layer: shape.num_experts - count for layer, count in held.items()}
 
 
-def slots_wanted(shape: ModelShape, policy: Policy, *, with_vram: bool) -> int:
+def slots_wanted(shape: ModelShape, policy: Policy, ladder: Ladder) -> int:
     """Slots without which a schedule cannot work as its paper says: two layers' worth where whole
     layers come at a time; one layer's, and room for what is announced, where all batches go
     through an expert one after the other; else one in use and one on its way."""
-    streamed = streamed_per_layer(shape, residents(shape, policy, with_vram=with_vram))
+    streamed = streamed_per_layer(shape, residents(shape, policy, ladder))
     most = max(streamed.values(), default=0)
     traits = traits_of(policy)
     if traits.foresees == "layer":
@@ -212,12 +214,12 @@ def slots_wanted(shape: ModelShape, policy: Policy, *, with_vram: bool) -> int:
     return min(2, most)
 
 
-def _on_disk(shape: ModelShape, policy: Policy, *, with_vram: bool) -> frozenset[ExpertKey]:
+def _on_disk(shape: ModelShape, policy: Policy, ladder: Ladder) -> frozenset[ExpertKey]:
     """Experts on disk under a GPU that come through slots of main memory; pages read the disk
     themselves."""
-    if not with_vram or traits_of(policy).is_paged:
+    if ladder.top == "dram" or traits_of(policy).is_paged:
         return frozenset()
-    return frozenset(expert_homes(shape, policy)["disk"])
+    return frozenset(expert_homes(shape, policy, ladder)["disk"])
 
 
 def _depth(shape: ModelShape, policy: Policy, num_hot: int) -> int:
@@ -238,11 +240,10 @@ def _window(policy: Policy, on_disk: frozenset[ExpertKey]) -> int:
     return max(1, policy.num_slots // max(of_layers.values()))
 
 
-def _kv_homes(shape: ModelShape, policy: Policy, *, with_vram: bool) -> tuple[LevelName, ...]:
+def _kv_homes(shape: ModelShape, policy: Policy, ladder: Ladder) -> tuple[LevelName, ...]:
     """Empty where nothing has to move. Prompts attend on the GPU wherever decoding does."""
     homes = policy.kv_levels(shape.num_layers)
-    where: LevelName = "vram" if with_vram else "dram"
-    return () if all(home == where for home in homes) else homes
+    return () if all(home == ladder.top for home in homes) else homes
 
 
 def staged(hardware: Hardware) -> bool:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from moebatch.engine.read_ahead import ReadAhead
 from moebatch.errors import ConfigError, Fault, StorageError
 from moebatch.measure.sizes import DiskSizes
 from moebatch.schedule.slots.expert_load import ExpertKey
@@ -65,7 +66,8 @@ class ExpertStream:
             ExpertKey(layer, expert): Record.of([extent])
             for (layer, expert), extent in zip(places, itertools.cycle(extents), strict=False)
         }
-        self._store = ExpertStore(records, num_slots=sizes.num_slots, num_readers=sizes.num_readers)
+        self._store = ExpertStore(records, num_slots=sizes.num_slots)
+        self._reading = ReadAhead(self._store, num_readers=sizes.num_readers)
         self._rates: list[float] = []
 
     def experts(self) -> Iterator[Tensor]:
@@ -73,8 +75,8 @@ class ExpertStream:
         experts, before = range(_EXTENTS_OF_CHUNK), self._progress()
         for number in itertools.count():
             layer, following = number % self._num_layers, (number + 1) % self._num_layers
-            ready = self._store.require(layer, experts)
-            self._store.announce(ExpertKey(following, expert) for expert in experts)
+            ready = self._reading.require(layer, experts)
+            self._reading.prefetch(ExpertKey(following, expert) for expert in experts)
             with closing(ready):
                 for _, (tensor,) in ready:
                     yield tensor
@@ -86,15 +88,16 @@ class ExpertStream:
     @property
     def rates(self) -> DiskRates:
         """Of the chunks that were read so far, over the time in which reads were in flight."""
-        return DiskRates(rates=tuple(self._rates), is_direct=self._store.reads_past_page_cache)
+        return DiskRates(rates=tuple(self._rates), is_direct=self._store.is_direct)
 
     def close(self) -> None:
-        """Stops the readers."""
+        """Stops reading."""
+        self._reading.close()
         self._store.close()
 
     def _progress(self) -> tuple[int, float]:
         """Bytes read, and seconds in which reads were in flight."""
-        statistics = self._store.statistics
+        statistics = self._reading.statistics
         return statistics.num_bytes, statistics.busy.total_s
 
 

@@ -9,6 +9,7 @@ keys and values on their way between levels; the copy into pinned buffers; and t
 from dataclasses import dataclass
 
 from moebatch.layout.habits import Habits
+from moebatch.layout.ladder import Ladder
 from moebatch.layout.lanes import LaneSeconds, pass_seconds
 from moebatch.layout.load import PassLoad
 from moebatch.layout.setup import staying
@@ -71,7 +72,7 @@ class CostModel:
         if habits is None or not streams or not habits.covers(load.tokens):
             return None
         predictor = habits.predictor_of(policy)
-        sizes = staying(shape, policy, with_vram=self.prices.hardware.vram is not None)
+        sizes = staying(shape, policy, Ladder.of(self.prices.hardware))
         arithmetic = PassArithmetic(prices=self.prices, load=load, policy=policy)
         transfers = PassTransfers(prices=self.prices, load=load, policy=policy)
         times = LayerTimes(

@@ -93,7 +93,7 @@ def choose_experts(problem: Problem, policy: Policy, wishes: Wishes) -> ExpertCh
     enough_s = ranked[0].seconds * WORTH_CHANGING
     good = [one for one in ranked if one.seconds <= enough_s]
     chosen = min(good, key=lambda one: _plainness(one.policy))
-    setup = setup_of(problem.shape, chosen.policy, with_vram=problem.with_vram)
+    setup = setup_of(problem.shape, chosen.policy, problem.ladder)
     return ExpertChoice(chosen=chosen, alternatives=tuple(ranked), depth=setup.depth)
 
 
@@ -157,7 +157,7 @@ def divided(problem: Problem, policy: Policy, tokens: float) -> tuple[int, ...]:
         ],
         axis=1,
     )
-    even = staying(problem.shape, replace(policy, cache_sizes=()), with_vram=problem.with_vram)
+    even = staying(problem.shape, replace(policy, cache_sizes=()), problem.ladder)
     return best_sizes(absent_LS * late_L[:, None], sum(even))
 
 

@@ -28,7 +28,7 @@ def with_room(problem: Problem, policy: Policy) -> Policy:
     """The policy with slots for the two halves of a buffer that a paged schedule has anyway."""
     if not traits_of(policy).is_paged:
         return policy
-    wanted = slots_wanted(problem.shape, policy, with_vram=problem.with_vram)
+    wanted = slots_wanted(problem.shape, policy, problem.ladder)
     return replace(policy, num_slots=max(policy.num_slots, wanted))
 
 
@@ -54,7 +54,7 @@ def fitted(problem: Problem, policy: Policy) -> Policy:
 
 def slot_notes(problem: Problem, policy: Policy) -> tuple[str, ...]:
     """What a schedule does otherwise than its paper says, for want of slots."""
-    wanted = slots_wanted(problem.shape, policy, with_vram=problem.with_vram)
+    wanted = slots_wanted(problem.shape, policy, problem.ladder)
     if policy.num_slots >= wanted:
         return ()
     return (

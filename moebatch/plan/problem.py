@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from moebatch.layout.division import Division
 from moebatch.layout.footprint import Dtypes, Footprint, footprints
 from moebatch.layout.habits import Habits
+from moebatch.layout.ladder import Ladder
 from moebatch.layout.setup import staged
 from moebatch.plan.cost import CostModel
 from moebatch.plan.prices import Prices
@@ -58,6 +59,11 @@ class Problem:
     def num_experts(self) -> int:
         """Experts of all layers together."""
         return len(self.shape.moe_layers) * self.shape.num_experts
+
+    @property
+    def ladder(self) -> Ladder:
+        """The levels of the machine."""
+        return Ladder.of(self.hardware, stages=staged(self.hardware))
 
     @property
     def with_vram(self) -> bool:

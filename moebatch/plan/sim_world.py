@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from moebatch.layout.likely import chances_of_any, num_likely
 from moebatch.layout.load import PassLoad
-from moebatch.layout.setup import room_of, setup_of, staged, streamed_per_layer
+from moebatch.layout.setup import room_of, setup_of, streamed_per_layer
 from moebatch.plan.problem import Problem
 from moebatch.plan.sim_passes import MicroBatches
 from moebatch.plan.task_costs import TaskCosts
@@ -81,11 +81,11 @@ class SimWorld:
         table: Mapping[Kind, float] | None = None,
     ) -> "SimWorld":
         """The world of a policy, with the setup and the room that go with it."""
-        shape, with_vram = problem.shape, problem.with_vram
+        shape, ladder = problem.shape, problem.ladder
         room = room_of(
             shape,
             policy,
-            with_vram=with_vram,
+            ladder,
             expert_bytes=problem.dtypes.expert_bytes(shape),
         )
         return cls(
@@ -93,8 +93,7 @@ class SimWorld:
             setup=setup_of(
                 shape,
                 policy,
-                with_vram=with_vram,
-                has_staging=staged(problem.hardware),
+                ladder,
                 activation_level=int(traits_of(policy).foresees == "pre-gate"),
             ),
             room=room,

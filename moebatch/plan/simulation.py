@@ -117,7 +117,7 @@ def _notes(problem: Problem, policy: Policy, options: SimOptions) -> Iterator[st
     reason = too_large(problem, policy)
     if options.num_slots is not None and reason:
         yield f"with {policy.num_slots} slots the policy does not fit: {reason}"
-    wanted = slots_wanted(problem.shape, policy, with_vram=problem.with_vram)
+    wanted = slots_wanted(problem.shape, policy, problem.ladder)
     if policy.num_slots < wanted:
         what = (
             "simulated as if there were enough"

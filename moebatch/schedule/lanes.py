@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from moebatch.schedule.task import Kind, Task
+from moebatch.spec.hardware import LevelName
 
 LANES = (
     "gpu",
@@ -44,7 +45,20 @@ _WITHOUT_VRAM: Mapping[Kind, str] = {
     Kind.KV_WRITE: "dram->disk",
 }
 
+_LANES_OF: Mapping[LevelName, Mapping[Kind, str]] = {"vram": _WITH_VRAM, "dram": _WITHOUT_VRAM}
 
-def lane_of(task: Task, *, with_vram: bool) -> str:
-    """The lane of a task on a machine with or without a GPU."""
-    return (_WITH_VRAM if with_vram else _WITHOUT_VRAM)[task.kind]
+
+def lane_of(task: Task, compute: LevelName) -> str:
+    """The lane of a task where experts are computed at the level `compute`."""
+    return _LANES_OF[compute][task.kind]
+
+
+def rows_of(lane: str, width: int) -> tuple[str, ...]:
+    """Rows of a timeline, one for each thing that a lane does side by side; the first one is named
+    like the lane."""
+    return (lane, *(f"{lane} ({number})" for number in range(2, width + 1)))
+
+
+def lane_of_row(row: str) -> str:
+    """The lane that a row of a timeline belongs to."""
+    return row.partition(" (")[0]

@@ -85,7 +85,6 @@ class Simulator:
     def __init__(self, schedule: Schedule, setup: Setup, room: Room, world: World) -> None:
         self._setup = setup
         self._world = world
-        self._with_vram = setup.compute == "vram"
         self._lanes: dict[str, _Lane] = {}
         self._now_s = 0.0
         self._ends: list[tuple[float, int, _Lane, Task]] = []
@@ -142,7 +141,7 @@ class Simulator:
         for other in task.after:
             launched = other in self._pending or other in self._ended_s
             assert launched, f"{task} waits for {other}, which has not been launched"
-        lane = self._lane(lane_of(task, with_vram=self._with_vram))
+        lane = self._lane(lane_of(task, self._setup.compute))
         self._pending.add(task)
         lane.num_pending += 1
         self._ended_s.pop(task, None)
@@ -235,7 +234,7 @@ class Simulator:
 
     def _add_streams(self) -> None:
         self._streams: dict[str, _Stream] = {}
-        if self._with_vram:
+        if self._setup.compute == "vram":
             self._streams = {
                 "dram->vram": _Stream(Kind.CHUNK, self._slots, self._driver.way_up.can_be_sent)
             }

@@ -1,6 +1,6 @@
 """Where pages of a layer's weights come from: main memory below a device, or files."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from typing import Protocol
 
@@ -17,6 +17,10 @@ from moebatch.store.record import Record, open_files, slot_bytes
 
 class PageSource(Protocol):
     """Experts of which any part can be had. A slot is uint8 [slot_bytes]."""
+
+    @property
+    def is_direct(self) -> bool:
+        """Whether files are read past the page cache."""
 
     @property
     def slot_bytes(self) -> int:
@@ -58,11 +62,19 @@ class MemoryPages:
 
     step_bytes = ALIGNMENT_BYTES
 
-    def __init__(self, store: ExpertStore) -> None:
+    def __init__(self, store: ExpertStore, sleep: Callable[[Callable[[], bool]], None]) -> None:
+        """`sleep` returns when a condition holds that is looked at with the lock of `store` held;
+        it raises what reading has failed with."""
         self._store = store
+        self._sleep = sleep
         self._layout = PackedLayout.of(store.records.values())
         self._held: ExpertKey | None = None
         self._bytes: tuple[Tensor, ...] = ()
+
+    @property
+    def is_direct(self) -> bool:
+        """Whether the store below reads past the page cache."""
+        return self._store.is_direct
 
     @property
     def slot_bytes(self) -> int:
@@ -83,13 +95,15 @@ class MemoryPages:
 
     def announce(self, keys: Sequence[ExpertKey]) -> None:
         """Has those that live on disk read ahead, as far as there are slots below."""
-        self._store.announce(keys)
+        with self._store.monitor:
+            self._store.slots.announce(keys)
+            self._store.monitor.changed()
 
     def move(self, key: ExpertKey, start: int, room: Tensor) -> None:
         """Copies a part when its expert is there. Raises what reading it failed with."""
         if self._held != key:
             assert self._held is None, f"{self._held} has not been moved as a whole"
-            self._store.hold(key)
+            self._hold(key)
             self._held, self._bytes = key, self._store.tensor_bytes(key)
         stop = start + len(room)
         copy_parts(self._layout.parts(start, stop), self._bytes, room, start)
@@ -100,11 +114,24 @@ class MemoryPages:
     def forget(self) -> None:
         """Frees the slot below."""
         if self._held is not None:
-            self._store.let_go(self._held)
+            with self._store.monitor:
+                self._store.slots.finish(self._held, keep=False)
+                self._store.monitor.changed()
             self._held, self._bytes = None, ()
 
     def close(self) -> None:
         """The store below has an owner of its own."""
+
+    def _hold(self, key: ExpertKey) -> None:
+        """Waits until an expert is there, before all others, and keeps it."""
+        slots = self._store.slots
+        with self._store.monitor:
+            slots.require(key)
+            if not slots.is_ready(key):
+                slots.hurry(key)
+                self._store.monitor.changed()
+                self._sleep(lambda: slots.is_ready(key))
+            slots.use(key)
 
     def _wait_for_copies(self, key: ExpertKey, room: Tensor) -> None:
         """An expert that only passes through must not be overwritten on its way to a GPU."""
@@ -127,6 +154,11 @@ class FilePages:
         self._records = records
         self._files = open_files(records.values())
         self._slot_bytes = slot_bytes(records.values())
+
+    @property
+    def is_direct(self) -> bool:
+        """Whether every file is read with O_DIRECT."""
+        return all(file.is_direct for file in self._files.values())
 
     @property
     def slot_bytes(self) -> int:

@@ -70,6 +70,11 @@ class PagedExperts:
             num_bytes = self._cut.largest_bytes + MAX_PAGES * source.step_bytes
             self._staging = Arena(num_bytes, pinned=memory.device.type == "cuda")
 
+    @property
+    def is_direct(self) -> bool:
+        """Whether files are read past the page cache."""
+        return self._source.is_direct
+
     def load_residents(self) -> None:
         """Reads experts that live here, before anything else goes on. Raises StorageError."""
         self._source.load(self._resident)

@@ -1,4 +1,4 @@
-"""What the disk lane did, counted while it does it."""
+"""What a lane that reads files did, counted while it does it."""
 
 import time
 from dataclasses import dataclass, field
@@ -33,12 +33,12 @@ class BusyClock:
 
 @dataclass(slots=True)
 class ReadStatistics:
-    """What the disk lane did so far."""
+    """What has been read so far."""
 
+    is_direct: bool = True
+    """Whether the page cache is bypassed."""
     num_bytes: int = 0
     busy: BusyClock = field(default_factory=BusyClock)
     """Time in which at least one read was in flight."""
     waited_s: float = 0.0
     """Time in which compute waited for an expert."""
-    num_grown: int = 0
-    """Experts that became resident on the way, or will when they are next computed."""

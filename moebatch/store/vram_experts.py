@@ -9,18 +9,15 @@ from moebatch.schedule.slots.expert_load import Chunk, ExpertKey
 from moebatch.schedule.slots.slots import SlotQueue
 from moebatch.store.device_memory import DeviceMemory
 from moebatch.store.experts import ExpertStore
-from moebatch.store.packed import CHUNK_BYTES, PackedChunk, PackedLayout
+from moebatch.store.packed import CHUNK_BYTES, PackedLayout
 from moebatch.store.packed_loader import load_packed
-from moebatch.store.staging import StagingBuffer, StagingRing
-
-NUM_STAGING_BUFFERS = 4
 
 
 class VramExperts:
     """Slots of a device, all of the same layout, and the copies into them.
 
-    `slots` decides what is where; a `PackedChunk` is a chunk there. Whoever moves them takes the
-    next one that main memory has, copies it without holding the lock, and reports its arrival:
+    `slots` decides what is where; a `PackedChunk` is a chunk there. A lane takes the next one that
+    main memory has, copies it without holding the lock, and reports its arrival:
 
         with experts.monitor:
             chunk = experts.slots.next_chunk(lambda load: source.slots.is_ready(load.key))
@@ -40,13 +37,9 @@ class VramExperts:
         num_slots: int,
         resident: Collection[ExpertKey] = (),
         cache: Cache | None = None,
-        stages: bool = False,
         chunk_bytes: int = CHUNK_BYTES,
     ) -> None:
-        """`stages` is for a source that is not pinned: chunks go through pinned buffers then.
-
-        Raises DoesNotFit if the device has no room for `num_slots` and the residents.
-        """
+        """Raises DoesNotFit if the device has no room for `num_slots` and the residents."""
         self.monitor = source.monitor
         self.layout = PackedLayout.of(source.records.values(), chunk_bytes)
         num_chunks = dict.fromkeys(source.records, len(self.layout.chunks))
@@ -59,11 +52,6 @@ class VramExperts:
         """Each tensor over all slots: [slots, *its shape]."""
         self._rooms = bytes_of_slots.view(-1, self.layout.num_bytes).unbind()
         self._tensors = [self.layout.tensors(room) for room in self._rooms]
-        self._ring: StagingRing | None = None
-        self._staged: dict[tuple[ExpertKey, int], StagingBuffer] = {}
-        if stages:
-            largest = max(chunk.stop - chunk.start for chunk in self.layout.chunks)
-            self._ring = StagingRing(NUM_STAGING_BUFFERS, largest, memory.device)
 
     def load_residents(self) -> None:
         """Reads experts that live here from their files, before anything else goes on.
@@ -75,21 +63,9 @@ class VramExperts:
         with self.monitor:
             self.slots.fill_residents()
 
-    def chunk_bytes(self, chunk: Chunk) -> int:
-        """Bytes that `copy` moves."""
-        return self._packed(chunk).num_bytes
-
-    def stage(self, chunk: Chunk) -> None:
-        """Copies a chunk into a pinned buffer, out of which `copy` takes it then.
-
-        Only if there are such buffers, and for as many chunks as there are; called by the thread
-        that copies. Waits until the buffer is free.
-        """
-        assert self._ring is not None, "there are no staging buffers"
-        assert len(self._staged) < len(self._ring), "all staging buffers are full"
-        buffer = self._ring.take()
-        self._packed(chunk).copy(self._source.tensor_bytes(chunk.load.key), buffer.room)
-        self._staged[chunk.load.key, chunk.number] = buffer
+    def chunk_bytes(self, key: ExpertKey, number: int) -> int:
+        """Bytes that `copy` moves of a chunk, alike for all experts."""
+        return self.layout.chunks[number].num_bytes
 
     def copy(self, chunk: Chunk) -> None:
         """Copies a chunk up from main memory, where its expert is in use.
@@ -97,28 +73,14 @@ class VramExperts:
         It has arrived when this returns on an emulated device; on a GPU the copy is issued on the
         current stream.
         """
-        packed = self._packed(chunk)
+        packed = self.layout.chunks[chunk.number]
         room = self._rooms[chunk.slot][packed.start : packed.stop]
-        if self._ring is None:
-            packed.copy(self._source.tensor_bytes(chunk.load.key), room)
-            return
-        name = chunk.load.key, chunk.number
-        if name not in self._staged:
-            self.stage(chunk)
-        self._staged.pop(name).send(room)
+        packed.copy(self._source.tensor_bytes(chunk.load.key), room)
 
     def tensors(self, key: ExpertKey) -> tuple[Tensor, ...]:
         """The tensors of an expert that has arrived, valid as long as it is in use."""
         assert self.slots.is_ready(key), f"{key} is not there"
         return self._tensors[self._slot(key)]
-
-    def close(self) -> None:
-        """Unpins the staging buffers. Nothing may be on its way."""
-        if self._ring is not None:
-            self._ring.close()
-
-    def _packed(self, chunk: Chunk) -> PackedChunk:
-        return self.layout.chunks[chunk.number]
 
     def _slot(self, key: ExpertKey) -> int:
         slot = self.slots.slot_of(key)

@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 from moebatch.engine.build import build_engine
 from moebatch.engine.device import Device
 from moebatch.engine.model_files import ModelFiles, open_model
-from moebatch.engine.order import Order
 from moebatch.engine.pass_log import PassLog
+from moebatch.engine.spec import EngineSpec
 from moebatch.layout.setup import room_of, setup_of
 from moebatch.schedule.registry import find_schedule
 from moebatch.schedule.request import Sweep
@@ -79,7 +79,7 @@ class Bench:
 
     def run(self, name: str) -> Executed:
         """All sequences of one batch, from prompts to last tokens."""
-        order = Order(
+        order = EngineSpec(
             files=self.files,
             policy=self.of(name),
             max_tokens=self.prompt_tokens + self.new_tokens,
@@ -224,12 +224,7 @@ class World:
 
 def world_of(bench: Bench, name: str, executed: Executed) -> World:
     policy = bench.of(name)
-    setup = setup_of(
-        bench.files.shape,
-        policy,
-        with_vram=True,
-        has_staging=bench.device.pace("staging") is not None,
-    )
+    setup = setup_of(bench.files.shape, policy, bench.device.ladder)
     walks = policy.num_micro_batches if name == "simple" else 1
     return World(policy, setup, executed.log, walks_per_pass=walks)
 
@@ -239,7 +234,10 @@ def simulated_s(bench: Bench, name: str, executed: Executed, prices: Prices) -> 
     world.prices = prices
     shape = bench.files.shape
     room: Room = room_of(
-        shape, world.policy, with_vram=True, expert_bytes=bench.files.dtypes.expert_bytes(shape)
+        shape,
+        world.policy,
+        bench.device.ladder,
+        expert_bytes=bench.files.dtypes.expert_bytes(shape),
     )
     num_passes = len(executed.timeline.pass_s) - 2 - WARM_UP_PASSES
     timeline = simulate(name, world.setup, room, world, num_passes=num_passes)

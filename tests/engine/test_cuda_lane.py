@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from moebatch.engine.assembly import _Assembly
 from moebatch.engine.broken import BrokenRows
 from moebatch.engine.build import build_engine
 from moebatch.engine.cuda_lane import (
@@ -23,8 +24,7 @@ from moebatch.engine.cuda_lane import (
 )
 from moebatch.engine.lane import LaneWork, ThreadLane
 from moebatch.engine.model_files import open_model
-from moebatch.engine.on_gpu import _Assembly
-from moebatch.engine.order import Order
+from moebatch.engine.spec import EngineSpec
 from moebatch.engine.streams import StreamClock
 from moebatch.model.decoder import Decoder
 from moebatch.schedule.slots.expert_load import Chunk, ExpertKey, Load
@@ -471,7 +471,7 @@ def test_when_memory_is_refused_on_streams_passes_shrink(
 
     monkeypatch.setattr(Decoder, step, refusing)
     folder, rows = tiny_checkpoint("mixtral"), requests((1, 17, 40, 3, 33, 8), max_tokens=6)
-    order = Order(
+    order = EngineSpec(
         files=open_model(folder, "float32"),
         policy=EMULATED["GPU attention, cache in main memory"],
         max_tokens=512,

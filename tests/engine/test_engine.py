@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from moebatch.engine.build import BuiltEngine, build_engine
 from moebatch.engine.model_files import open_model
-from moebatch.engine.order import Order
+from moebatch.engine.spec import EngineSpec
 from moebatch.errors import CheckpointError, OutOfMemory
 from moebatch.spec.policy import Placement, Policy, pages_of
 from moebatch.spec.request import Outcome, Request
@@ -66,7 +66,7 @@ def engine(
     max_tokens: int = 512,
 ) -> Iterator[BuiltEngine]:
     built = build_engine(
-        Order(files=open_model(folder, dtype), policy=chosen, max_tokens=max_tokens),
+        EngineSpec(files=open_model(folder, dtype), policy=chosen, max_tokens=max_tokens),
         decoder=TokenText(),
         end_tokens=end_tokens or frozenset(),
         job_seed=0,
@@ -82,9 +82,8 @@ def run(folder: Path, chosen: Policy, rows: Sequence[Request], **options: object
     """Outcomes in input order, after checks of everything that owns something."""
     with engine(folder, chosen, **options) as built:
         outcomes = list(built.engine.run(rows))
-        built.experts.check_integrity()
-        built.cache.check_integrity()
-        assert built.cache.num_free_pages == built.cache.num_pages
+        built.runtime.check_integrity()
+        assert built.runtime.cache.num_free_pages == built.runtime.cache.num_pages
     return sorted(outcomes, key=lambda outcome: outcome.request.index)
 
 
@@ -292,8 +291,7 @@ def test_when_memory_is_refused_passes_shrink_and_answers_stay_the_same(
     with engine(folder, policy(num_slots=num_slots, resident=0)) as built:
         outcomes = sorted(built.engine.run(requests()), key=lambda o: o.request.index)
         assert built.engine.statistics.num_shrunk == 3
-        built.experts.check_integrity()
-        built.cache.check_integrity()
+        built.runtime.check_integrity()
     assert tokens_of(outcomes) == expected("mixtral")
 
 

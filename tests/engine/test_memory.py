@@ -10,7 +10,7 @@ import torch
 from moebatch.engine.build import BuiltEngine, build_engine
 from moebatch.engine.device import Device
 from moebatch.engine.model_files import ModelFiles, open_model
-from moebatch.engine.order import Order
+from moebatch.engine.spec import EngineSpec
 from moebatch.layout.footprint import KV_TERM, KV_WINDOW_TERM, RESIDENT_TERM, SLOTS_TERM
 from moebatch.layout.scratch import limits_of, scratch_bytes
 from moebatch.plan.planner import best_policy
@@ -47,7 +47,9 @@ def problem_of(files: ModelFiles, hardware: Hardware) -> Problem:
 
 def build(files: ModelFiles, policy: Policy, device: Device, scratch: Path) -> BuiltEngine:
     return build_engine(
-        Order(files=files, policy=policy, max_tokens=MAX_TOKENS, device=device, scratch=scratch),
+        EngineSpec(
+            files=files, policy=policy, max_tokens=MAX_TOKENS, device=device, scratch=scratch
+        ),
         decoder=TokenText(),
         end_tokens=frozenset(),
         job_seed=0,
@@ -80,9 +82,9 @@ def test_a_device_holds_what_was_priced(
     built = build(files, policy, device, tmp_path)
     priced = reserved_bytes(asked, policy)
     below = asked.footprints(policy)["dram"].terms
-    assert built.made.memory is not None
-    used, in_cache = built.made.memory.used_bytes, built.cache.bytes_on("dram")
-    in_slots = built.experts._arena.num_bytes
+    assert built.runtime.memory is not None
+    used, in_cache = built.runtime.memory.used_bytes, built.runtime.cache.bytes_on("dram")
+    in_slots = built.runtime.experts._arena.num_bytes
     built.close()
     assert used <= priced <= 1.1 * used + FEW_BYTES
     assert in_cache == below.get(KV_TERM, 0) + below.get(KV_WINDOW_TERM, 0)

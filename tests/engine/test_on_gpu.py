@@ -10,7 +10,7 @@ import torch
 from moebatch.engine.build import BuiltEngine, build_engine
 from moebatch.engine.device import Device
 from moebatch.engine.model_files import open_model
-from moebatch.engine.order import Order
+from moebatch.engine.spec import EngineSpec
 from moebatch.schedule.registry import SCHEDULES
 from moebatch.schedule.timeline.check import check_timeline
 from moebatch.schedule.timeline.timeline import Timeline
@@ -86,7 +86,7 @@ def large(tiny_checkpoint: Callable[..., Path]) -> Path:
 
 
 def built_for(folder: Path, name: str) -> BuiltEngine:
-    order = Order(
+    order = EngineSpec(
         files=open_model(folder, "float32"),
         policy=streaming(name),
         max_tokens=64,

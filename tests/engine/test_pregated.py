@@ -10,7 +10,7 @@ import torch
 from moebatch.engine.approximation import Approximation
 from moebatch.engine.build import build_engine
 from moebatch.engine.model_files import open_model
-from moebatch.engine.order import Order
+from moebatch.engine.spec import EngineSpec
 from moebatch.schedule.task import Kind
 from moebatch.spec.request import Request
 from tests.engine.test_engine import TokenText, policy, requests, tokens_of
@@ -70,7 +70,7 @@ def test_tokens_are_those_of_transformers_with_the_same_gates(
     chosen = gpu_policy(schedule="pregated")
     outcomes, built = run(folder, chosen, rows(), device=emulated(), approximation=changed)
     assert tokens_of(outcomes) == expected
-    assert list(built.foresight.layers.values())[-1].accuracy == 1.0
+    assert list(built.runtime.foresight.layers.values())[-1].accuracy == 1.0
     outcomes, _ = run(
         folder, policy(num_slots=9, schedule="pregated"), rows(), approximation=changed
     )
@@ -86,7 +86,7 @@ def test_no_schedule_changes_them(case: Callable[..., Case], way: str) -> None:
 
 def test_the_plain_driver_equals_transformers(case: Callable[..., Case]) -> None:
     folder, changed, expected = case(0)
-    order = Order(
+    order = EngineSpec(
         files=open_model(folder, "float32"),
         approximation=changed,
         policy=policy(),
@@ -111,7 +111,7 @@ def test_exactly_what_is_computed_comes_and_all_of_it_is_foreseen(
     tasks = [span.task for span in built.recorder.timeline.spans]
     moved = {(task.step, task.expert) for task in tasks if task.kind is Kind.CHUNK}
     assert moved == {(task.step, task.expert) for task in tasks if task.kind is Kind.EXPERT}
-    first, *others = built.foresight.layers.values()
+    first, *others = built.runtime.foresight.layers.values()
     assert first.num_asked > 0 and first.num_foreseen == 0, "it has its own gate"
     for layer in others:
         assert layer.num_true == layer.num_foreseen == layer.num_asked > 0

@@ -12,7 +12,7 @@ import torch
 from moebatch.engine.build import BuiltEngine, build_engine
 from moebatch.engine.device import IN_MAIN_MEMORY, Device
 from moebatch.engine.model_files import open_model
-from moebatch.engine.order import Order
+from moebatch.engine.spec import EngineSpec
 from moebatch.schedule.registry import SCHEDULES
 from moebatch.schedule.timeline.check import check_timeline
 from moebatch.spec.policy import Placement, Policy
@@ -73,7 +73,7 @@ def run(
     **options: object,
 ) -> tuple[list[Outcome], BuiltEngine]:
     """Outcomes in input order; every timeline and every owner checked."""
-    order = Order(
+    order = EngineSpec(
         files=open_model(folder, "float32"),
         policy=chosen,
         max_tokens=512,
@@ -84,8 +84,7 @@ def run(
     try:
         with torch.inference_mode():
             outcomes = list(built.engine.run(rows))
-        built.experts.check_integrity()
-        built.cache.check_integrity()
+        built.runtime.check_integrity()
         assert built.recorder is not None
         check_timeline(built.recorder.timeline, clock_s=clock_s)
     finally:
@@ -200,7 +199,7 @@ def hundreds(
 ) -> tuple[list[Request], list[tuple[int, ...]]]:
     """Rows and what the plain driver makes of them, a few at a time."""
     rows = requests([1 + i % 9 for i in range(300)], max_tokens=3)
-    order = Order(
+    order = EngineSpec(
         files=open_model(tiny_checkpoint("mixtral"), "float32"),
         policy=policy(),
         max_tokens=512,

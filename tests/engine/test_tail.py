@@ -12,7 +12,7 @@ import torch
 from moebatch.engine.batcher import Batcher
 from moebatch.engine.build import BuiltEngine, build_engine
 from moebatch.engine.model_files import open_model
-from moebatch.engine.order import Order
+from moebatch.engine.spec import EngineSpec
 from moebatch.engine.tail import Tail
 from moebatch.schedule.registry import SCHEDULES
 from moebatch.schedule.timeline.check import check_timeline
@@ -47,16 +47,17 @@ class Watched:
     """Pages of the cache and sequences sent back so far, after each pass."""
 
     def look(self) -> None:
-        self.built.experts.check_integrity()
-        self.built.cache.check_integrity()
-        self.sizes.append(self.built.cache.bytes_on("dram") + self.built.experts.num_bytes)
+        self.built.runtime.check_integrity()
+        runtime = self.built.runtime
+        in_slots = runtime.experts.num_bytes if runtime.experts is not None else 0
+        self.sizes.append(runtime.cache.bytes_on("dram") + in_slots)
 
 
 @contextmanager
 def watched(
     folder: Path, chosen: Policy, monkeypatch: pytest.MonkeyPatch, **options: object
 ) -> Iterator[Watched]:
-    order = Order(
+    order = EngineSpec(
         files=open_model(folder, "float32"),
         policy=chosen,
         max_tokens=512,
@@ -70,8 +71,8 @@ def watched(
     def watch_pass(self: Tail, batcher: Batcher) -> None:
         after_pass(self, batcher)
         found.look()
-        found.reads.append(built.experts.statistics.num_bytes)
-        found.preempted.append((built.cache.num_pages, batcher.num_preempted))
+        found.reads.append(built.runtime.reads.num_bytes)
+        found.preempted.append((built.runtime.cache.num_pages, batcher.num_preempted))
 
     def watch_growth(self: ExpertStore) -> None:
         grow(self)
@@ -156,7 +157,7 @@ def test_less_is_read_the_longer_a_tail_lasts_and_the_answers_are_the_same(
         with watched(folder, chosen, monkeypatch, plans_tail=plans_tail) as run:
             num_tokens = answers(run.built, rows)
             statistics = run.built.engine.statistics
-            found[plans_tail] = num_tokens, run.built.experts.statistics.num_bytes
+            found[plans_tail] = num_tokens, run.built.runtime.reads.num_bytes
             assert (statistics.num_grown > 0) == plans_tail
             assert statistics.num_preempted == 0
     assert found[True][0] == found[False][0]
@@ -217,7 +218,7 @@ def test_if_the_system_refuses_the_memory_everything_goes_on_without(
     with watched(tiny_checkpoint("mixtral"), policy(num_kv_pages=300), monkeypatch) as found:
         assert answers(found.built, requests()) == expected("mixtral")
         assert found.built.engine.statistics.num_grown == 0
-        assert found.built.cache.num_pages < 300
+        assert found.built.runtime.cache.num_pages < 300
 
 
 def test_keys_and_values_on_disk_stay_where_they_are(
@@ -229,4 +230,4 @@ def test_keys_and_values_on_disk_stay_where_they_are(
     chosen = replace(policy(num_kv_pages=300), kv_cache=Placement(dram=0.5, disk=0.5))
     with watched(tiny_checkpoint("mixtral"), chosen, monkeypatch, scratch=tmp_path) as found:
         assert answers(found.built, requests()) == expected("mixtral")
-        assert found.built.cache.num_pages == 300
+        assert found.built.runtime.cache.num_pages == 300

@@ -15,6 +15,7 @@ from moebatch.layout.footprint import (
     SLOTS_TERM,
     Footprint,
 )
+from moebatch.layout.ladder import Ladder
 from moebatch.layout.setup import expert_homes, expert_keys, residents
 from moebatch.plan.planner import best_policy
 from moebatch.plan.problem import Problem
@@ -55,13 +56,13 @@ def allocated(asked: Problem, policy: Policy) -> dict[LevelName, dict[str, int]]
     keys = expert_keys(shape)
     expert = asked.dtypes.expert_bytes(shape)
     held: dict[LevelName, dict[str, int]] = {name: {} for name in ("vram", "dram", "disk")}
-    living = residents(shape, policy, with_vram=asked.with_vram)
+    living = residents(shape, policy, asked.ladder)
     held[level_of_all][RESIDENT_TERM] = len(living) * expert
     paged = traits_of(policy).is_paged
     slots = num_paged_slots(keys, living) if paged else policy.num_slots
     held[level_of_all][SLOTS_TERM] = slots * expert
     if asked.with_vram:
-        homes = expert_homes(shape, policy)
+        homes = expert_homes(shape, policy, asked.ladder)
         held["dram"][RESIDENT_TERM] = len(homes["dram"]) * expert
         held["dram"][SLOTS_TERM] = policy.num_slots * expert * bool(homes["disk"])
     places: set[Place] = {"vram"} if asked.with_vram else {"dram"}
@@ -117,7 +118,7 @@ def test_a_planned_policy_is_one_that_runs_and_fits_with_what_is_really_allocate
         return  # nothing runs that
     assert_priced(asked, policy)
     if traits_of(policy).is_paged:
-        living = residents(shape, policy, with_vram=asked.with_vram)
+        living = residents(shape, policy, asked.ladder)
         assert policy.num_slots == num_paged_slots(expert_keys(shape), living)
     homes = policy.kv_levels(shape.num_layers)
     for level in asked.hardware.levels:
@@ -157,7 +158,7 @@ def test_residents_leave_every_layer_with_about_as_many_to_stream() -> None:
     keys = expert_keys(DENSE_FIRST)
     for share in (0, 0.003, 0.1, 1 / 3, 0.99, 1):
         policy = given_policy(weights=Placement(vram=share, dram=1 - share))
-        living = residents(DENSE_FIRST, policy, with_vram=True)
+        living = residents(DENSE_FIRST, policy, Ladder(("disk", "dram", "vram")))
         assert 2 * most_streamed(DENSE_FIRST, len(living)) == num_paged_slots(keys, living)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from moebatch.engine.read_ahead import ReadAhead
 from moebatch.errors import DoesNotFit, StorageError
 from moebatch.schedule.slots.expert_load import ExpertKey
 from moebatch.schedule.slots.paged_room import most_streamed, num_paged_slots
@@ -38,11 +39,13 @@ def records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[ExpertKey, 
 
 
 @pytest.fixture
-def opened() -> Iterator[list[ExpertStore | PagedExperts]]:
-    things: list[ExpertStore | PagedExperts] = []
+def opened() -> Iterator[list[ReadAhead | PagedExperts]]:
+    things: list[ReadAhead | PagedExperts] = []
     yield things
     for thing in reversed(things):
         thing.close()
+        if isinstance(thing, ReadAhead):
+            thing.store.close()
 
 
 def assert_step_is_there(paged: PagedExperts, step: int, num_layers: int = NUM_LAYERS) -> None:
@@ -63,18 +66,18 @@ def move(paged: PagedExperts, step: int, num_pages: int, *, has_staging: bool) -
 
 def over_dram(
     records: dict[ExpertKey, Record],
-    opened: list[ExpertStore | PagedExperts],
+    opened: list[ReadAhead | PagedExperts],
     *,
     num_slots: int,
     in_dram: tuple[ExpertKey, ...] = (),
     resident: tuple[ExpertKey, ...] = RESIDENT,
     has_staging: bool = False,
-) -> tuple[ExpertStore, PagedExperts]:
+) -> tuple[ReadAhead, PagedExperts]:
     """Pages of a device above main memory."""
-    dram = ExpertStore(records, num_slots=num_slots, resident=in_dram)
+    dram = ReadAhead(ExpertStore(records, num_slots=num_slots, resident=in_dram))
     opened.append(dram)
     paged = PagedExperts(
-        MemoryPages(dram),
+        MemoryPages(dram.store, dram.sleep),
         DeviceMemory(CPU, 2**24),
         records,
         num_layers=NUM_LAYERS,
@@ -91,7 +94,7 @@ def over_dram(
 @pytest.mark.parametrize("in_dram", [(), KEYS[4:9], KEYS])
 def test_two_layers_in_turn_are_there_in_full(
     records: dict[ExpertKey, Record],
-    opened: list[ExpertStore | PagedExperts],
+    opened: list[ReadAhead | PagedExperts],
     num_slots: int,
     in_dram: tuple[ExpertKey, ...],
     has_staging: bool,
@@ -106,12 +109,12 @@ def test_two_layers_in_turn_are_there_in_full(
         assert_step_is_there(paged, step)
         if step:
             assert_step_is_there(paged, step - 1)
-        dram.check_integrity()
+        dram.store.check_integrity()
 
 
 @pytest.mark.parametrize("num_pages", PAGES)
 def test_files_are_read_straight_into_halves_where_there_is_no_device(
-    records: dict[ExpertKey, Record], opened: list[ExpertStore | PagedExperts], num_pages: int
+    records: dict[ExpertKey, Record], opened: list[ReadAhead | PagedExperts], num_pages: int
 ) -> None:
     memory = DeviceMemory(CPU, 2**24, level="dram")
     paged = PagedExperts(
@@ -130,7 +133,7 @@ def test_files_are_read_straight_into_halves_where_there_is_no_device(
 
 
 def test_a_block_comes_straight_from_below_past_the_staging_buffer(
-    records: dict[ExpertKey, Record], opened: list[ExpertStore | PagedExperts]
+    records: dict[ExpertKey, Record], opened: list[ReadAhead | PagedExperts]
 ) -> None:
     _, paged = over_dram(records, opened, num_slots=1, has_staging=True)
     paged.block(2)
@@ -138,7 +141,7 @@ def test_a_block_comes_straight_from_below_past_the_staging_buffer(
 
 
 def test_the_third_step_takes_the_half_of_the_first_and_a_half_page_is_no_weight(
-    records: dict[ExpertKey, Record], opened: list[ExpertStore | PagedExperts]
+    records: dict[ExpertKey, Record], opened: list[ReadAhead | PagedExperts]
 ) -> None:
     _, paged = over_dram(records, opened, num_slots=1, resident=())
     paged.block(0)
@@ -153,7 +156,7 @@ def test_the_third_step_takes_the_half_of_the_first_and_a_half_page_is_no_weight
 
 
 def test_a_layer_is_in_both_halves_where_no_other_has_experts(
-    tmp_path: Path, opened: list[ExpertStore | PagedExperts]
+    tmp_path: Path, opened: list[ReadAhead | PagedExperts]
 ) -> None:
     records = write_experts(tmp_path, KEYS[:NUM_EXPERTS])
     paged = PagedExperts(FilePages(records), DeviceMemory(CPU, 2**24), records, num_layers=1)
@@ -169,11 +172,11 @@ def test_a_layer_is_in_both_halves_where_no_other_has_experts(
 
 @pytest.mark.parametrize("num_pages", PAGES)
 def test_pages_are_of_equal_bytes_and_leave_nothing_out(
-    records: dict[ExpertKey, Record], opened: list[ExpertStore | PagedExperts], num_pages: int
+    records: dict[ExpertKey, Record], opened: list[ReadAhead | PagedExperts], num_pages: int
 ) -> None:
-    dram = ExpertStore(records, num_slots=1)
+    dram = ReadAhead(ExpertStore(records, num_slots=1))
     opened.append(dram)
-    source = MemoryPages(dram)
+    source = MemoryPages(dram.store, dram.sleep)
     cut = PageCut(source, records, RESIDENT)
     for layer in range(NUM_LAYERS):
         pages = [cut.page(layer, number, num_pages) for number in range(num_pages)]
@@ -191,11 +194,11 @@ def test_pages_are_of_equal_bytes_and_leave_nothing_out(
 
 @pytest.mark.parametrize("num_pages", PAGES)
 def test_pages_of_another_number_are_staged_elsewhere_whatever_the_layer(
-    records: dict[ExpertKey, Record], opened: list[ExpertStore | PagedExperts], num_pages: int
+    records: dict[ExpertKey, Record], opened: list[ReadAhead | PagedExperts], num_pages: int
 ) -> None:
-    dram = ExpertStore(records, num_slots=1)
+    dram = ReadAhead(ExpertStore(records, num_slots=1))
     opened.append(dram)
-    cut = PageCut(MemoryPages(dram), records, RESIDENT)
+    cut = PageCut(MemoryPages(dram.store, dram.sleep), records, RESIDENT)
     pages = [
         [cut.page(layer, number, num_pages) for layer in range(NUM_LAYERS)]
         for number in range(num_pages)
@@ -207,7 +210,7 @@ def test_pages_of_another_number_are_staged_elsewhere_whatever_the_layer(
 
 
 def test_no_staging_buffer_is_staged_into_when_there_is_none(
-    records: dict[ExpertKey, Record], opened: list[ExpertStore | PagedExperts]
+    records: dict[ExpertKey, Record], opened: list[ReadAhead | PagedExperts]
 ) -> None:
     _, paged = over_dram(records, opened, num_slots=1)
     with pytest.raises(AssertionError, match="no staging buffer"):
@@ -215,7 +218,7 @@ def test_no_staging_buffer_is_staged_into_when_there_is_none(
 
 
 def test_staging_is_ahead_of_the_pages_that_go_up(
-    records: dict[ExpertKey, Record], opened: list[ExpertStore | PagedExperts]
+    records: dict[ExpertKey, Record], opened: list[ReadAhead | PagedExperts]
 ) -> None:
     _, paged = over_dram(records, opened, num_slots=1, has_staging=True)
     for page in range(3):
@@ -228,11 +231,11 @@ def test_staging_is_ahead_of_the_pages_that_go_up(
 
 
 def test_both_halves_and_residents_are_part_of_the_capacity(
-    records: dict[ExpertKey, Record], opened: list[ExpertStore | PagedExperts]
+    records: dict[ExpertKey, Record], opened: list[ReadAhead | PagedExperts]
 ) -> None:
-    dram = ExpertStore(records, num_slots=1)
+    dram = ReadAhead(ExpertStore(records, num_slots=1))
     opened.append(dram)
-    source = MemoryPages(dram)
+    source = MemoryPages(dram.store, dram.sleep)
     room = (num_paged_slots(KEYS, RESIDENT) + len(RESIDENT)) * source.slot_bytes
     memory = DeviceMemory(CPU, room + 2 * 512)
     PagedExperts(source, memory, KEYS, num_layers=NUM_LAYERS, resident=RESIDENT)
@@ -249,7 +252,7 @@ def test_room_is_twice_the_layer_that_streams_most() -> None:
 
 
 def test_everything_resident_moves_nothing(
-    records: dict[ExpertKey, Record], opened: list[ExpertStore | PagedExperts]
+    records: dict[ExpertKey, Record], opened: list[ReadAhead | PagedExperts]
 ) -> None:
     dram, paged = over_dram(records, opened, num_slots=0, resident=KEYS, has_staging=True)
     for step in range(3):
@@ -259,7 +262,7 @@ def test_everything_resident_moves_nothing(
 
 
 def test_after_a_pass_that_was_given_up_the_next_one_begins_anew(
-    records: dict[ExpertKey, Record], opened: list[ExpertStore | PagedExperts]
+    records: dict[ExpertKey, Record], opened: list[ReadAhead | PagedExperts]
 ) -> None:
     dram, paged = over_dram(records, opened, num_slots=1, has_staging=True)
     move(paged, 0, 2, has_staging=True)
@@ -273,7 +276,7 @@ def test_after_a_pass_that_was_given_up_the_next_one_begins_anew(
 
 def test_a_reader_that_fails_fails_whoever_stages(
     records: dict[ExpertKey, Record],
-    opened: list[ExpertStore | PagedExperts],
+    opened: list[ReadAhead | PagedExperts],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     _, paged = over_dram(records, opened, num_slots=1, has_staging=True)
@@ -288,7 +291,7 @@ def test_a_reader_that_fails_fails_whoever_stages(
 
 
 def test_another_thread_may_require_other_layers_from_the_same_slot_meanwhile(
-    records: dict[ExpertKey, Record], opened: list[ExpertStore | PagedExperts]
+    records: dict[ExpertKey, Record], opened: list[ReadAhead | PagedExperts]
 ) -> None:
     dram, paged = over_dram(records, opened, num_slots=1, resident=())
 

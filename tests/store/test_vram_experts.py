@@ -13,7 +13,7 @@ from moebatch.store.device_memory import DeviceMemory
 from moebatch.store.direct import DirectFile
 from moebatch.store.experts import ExpertStore
 from moebatch.store.record import Record
-from moebatch.store.vram_experts import NUM_STAGING_BUFFERS, VramExperts
+from moebatch.store.vram_experts import VramExperts
 from tests.store.expert_files import (
     CHUNK_BYTES,
     KEYS,
@@ -44,14 +44,12 @@ def opened() -> Iterator[list[TwoLevels]]:
 @pytest.mark.parametrize("dram_slots", [1, 2, len(KEYS)])
 @pytest.mark.parametrize("vram_slots", [1, 2, 5])
 @pytest.mark.parametrize("num_resident", [0, 2])
-@pytest.mark.parametrize("stages", [False, True])
 def test_every_expert_arrives_whole_whatever_is_announced(
     records: dict[ExpertKey, Record],
     opened: list[TwoLevels],
     dram_slots: int,
     vram_slots: int,
     num_resident: int,
-    stages: bool,
 ) -> None:
     rng = random.Random(10 * dram_slots + vram_slots)
     resident = rng.sample(KEYS, 2 * num_resident)
@@ -61,7 +59,6 @@ def test_every_expert_arrives_whole_whatever_is_announced(
         vram_slots=vram_slots,
         in_dram=tuple(resident[:num_resident]),
         in_vram=tuple(resident[num_resident:]),
-        stages=stages,
     )
     opened.append(levels)
     for step in range(16):
@@ -77,7 +74,7 @@ def test_residents_are_there_at_once_and_nothing_of_them_stays_below(
     opened.append(levels)
     for layer in range(NUM_LAYERS):
         levels.compute(layer, list(range(NUM_EXPERTS)))
-    assert levels.dram.statistics.num_bytes == 0
+    assert levels.reading.statistics.num_bytes == 0
     assert levels.num_moved_bytes == 0
 
 
@@ -91,7 +88,7 @@ def test_experts_of_main_memory_are_read_once_and_moved_each_time(
             levels.compute(layer, list(range(NUM_EXPERTS)))
     tensor_bytes = sum(place.num_bytes for place in records[KEYS[0]].places)
     assert levels.num_moved_bytes == 2 * len(KEYS) * tensor_bytes
-    assert levels.dram.statistics.num_bytes == sum(r.num_bytes for r in records.values())
+    assert levels.reading.statistics.num_bytes == sum(r.num_bytes for r in records.values())
 
 
 def test_slots_are_stacked_weights(
@@ -108,26 +105,6 @@ def test_slots_are_part_of_the_capacity_of_the_device(records: dict[ExpertKey, R
     dram = ExpertStore(records, num_slots=1)
     with pytest.raises(DoesNotFit, match=r"^vram: experts and their slots take 81\.0 KiB"):
         VramExperts(dram, DeviceMemory(CPU, 80 * 2**10), num_slots=2, resident=KEYS[:1])
-    dram.close()
-
-
-def test_no_more_chunks_can_be_staged_than_there_are_buffers(
-    records: dict[ExpertKey, Record],
-) -> None:
-    dram = ExpertStore(records, num_slots=0, resident=KEYS)
-    memory = DeviceMemory(CPU, 2**20)
-    vram = VramExperts(dram, memory, num_slots=2, stages=True, chunk_bytes=CHUNK_BYTES)
-    with vram.monitor:
-        dram.wait(lambda: all(map(dram.slots.is_ready, KEYS)))
-        vram.slots.announce(KEYS)
-    chunks = [vram.slots.next_chunk() for _ in range(NUM_STAGING_BUFFERS + 1)]
-    for chunk in chunks[:-1]:
-        assert chunk is not None
-        vram.stage(chunk)
-    assert chunks[-1] is not None
-    with pytest.raises(AssertionError, match="all staging buffers are full"):
-        vram.stage(chunks[-1])
-    vram.close()
     dram.close()
 
 

@@ -4,6 +4,7 @@ import threading
 
 import torch
 
+from moebatch.engine.read_ahead import ReadAhead
 from moebatch.schedule.slots.expert_load import Chunk, ExpertKey, Load
 from moebatch.store.device_memory import DeviceMemory
 from moebatch.store.experts import ExpertStore
@@ -26,17 +27,16 @@ class TwoLevels:
         vram_slots: int,
         in_dram: tuple[ExpertKey, ...] = (),
         in_vram: tuple[ExpertKey, ...] = (),
-        stages: bool = False,
         device: torch.device = CPU,
         pinned: bool = False,
     ) -> None:
         self.dram = ExpertStore(records, num_slots=dram_slots, resident=in_dram, pinned=pinned)
+        self.reading = ReadAhead(self.dram)
         self.vram = VramExperts(
             self.dram,
             DeviceMemory(device, 2**24),
             num_slots=vram_slots,
             resident=in_vram,
-            stages=stages,
             chunk_bytes=CHUNK_BYTES,
         )
         self.vram.load_residents()
@@ -81,7 +81,7 @@ class TwoLevels:
             self._is_closing = True
             self.monitor.changed()
         self._mover.join()
-        self.vram.close()
+        self.reading.close()
         self.dram.close()
 
     def _require(self, key: ExpertKey) -> None:
@@ -92,7 +92,7 @@ class TwoLevels:
     def _use_first(self, waiting: list[ExpertKey]) -> ExpertKey:
         with self.monitor:
             self._hurry_below(waiting)
-            self.dram.wait(lambda: self.vram.slots.first_ready(waiting) is not None)
+            self.reading.sleep(lambda: self.vram.slots.first_ready(waiting) is not None)
             key = self.vram.slots.first_ready(waiting)
             assert key is not None, "the lock is held"
             self.vram.slots.use(key)
@@ -111,7 +111,7 @@ class TwoLevels:
             self.vram.copy(chunk)
             if self._is_cuda:
                 torch.cuda.synchronize()
-            self.num_moved_bytes += self.vram.chunk_bytes(chunk)
+            self.num_moved_bytes += self.vram.chunk_bytes(chunk.load.key, chunk.number)
             with self.monitor:
                 self.vram.slots.finish_chunk(chunk)
                 if chunk.load.is_ready:

@@ -172,9 +172,13 @@ class SlotQueue(SlotUse):
             self._table.drop(load)
 
     def lose_chunk(self, chunk: Chunk) -> None:
-        """A chunk could not be moved: its expert has to come anew, if anybody asks for it."""
+        """A chunk could not be moved: its expert has to come anew, if it is still wanted."""
         load = chunk.load
         load.num_in_flight -= 1
         load.num_issued = 0
         load.is_required = load.is_kept = False
-        self._table.drop(load)
+        if load.is_resident:
+            self._table.unlist(load)
+            self._table.announced.append(load)
+        else:
+            self._table.drop(load)

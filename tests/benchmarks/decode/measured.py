@@ -13,7 +13,7 @@ import torch
 
 from moebatch.engine.build import BuiltEngine, build_engine
 from moebatch.engine.model_files import ModelFiles, open_model
-from moebatch.engine.order import Order
+from moebatch.engine.spec import EngineSpec
 from moebatch.plan.machine import detect_machine
 from moebatch.plan.problem import Problem
 from moebatch.spec.policy import Policy
@@ -48,7 +48,7 @@ def measured(model: Path, profile: Path, dram_bytes: int, task: Task) -> Measure
     torch.set_num_threads(detect_machine().num_cores)
     files = open_model(model, "auto")
     policy = task.policy(_problem(files, profile, dram_bytes, task))
-    order = Order(
+    order = EngineSpec(
         files=files,
         policy=policy,
         max_tokens=task.workload.max_total_tokens,
@@ -89,7 +89,7 @@ def _figures(built: BuiltEngine, policy: Policy) -> Measured:
         )
         for of_pass, seconds in zip(loads, built.recorder.timeline.pass_s, strict=True)
     ]
-    reads, total_s = built.experts.statistics, sum(done.seconds for done in passes)
+    reads, total_s = built.runtime.reads, sum(done.seconds for done in passes)
     return Measured(
         passes=passes,
         disk_rate=reads.num_bytes / reads.busy.total_s if reads.num_bytes else 0.0,

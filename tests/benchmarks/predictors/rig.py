@@ -10,7 +10,7 @@ import torch
 from moebatch.engine.build import BuiltEngine, build_engine
 from moebatch.engine.device import Device
 from moebatch.engine.model_files import ModelFiles, expert_records
-from moebatch.engine.order import Order
+from moebatch.engine.spec import EngineSpec
 from moebatch.job.approximation import load_approximation
 from moebatch.job.hints import load_hints
 from moebatch.rows.prepare import prepare
@@ -116,7 +116,7 @@ class Rig:
         asked = {"predictor": setting.predictor, "gating": setting.gating}
         job = job.model_copy(update={"experts": job.experts.model_copy(update=asked)})
         hints = load_hints(job, files)
-        order = Order(
+        order = EngineSpec(
             files=files,
             policy=setting.policy(ground),
             max_tokens=ground.longest,
@@ -153,12 +153,12 @@ class Rig:
     @property
     def foresight(self) -> Mapping[int, LayerForesight]:
         """How well experts have been foreseen so far, by layer."""
-        return self.built.foresight.layers
+        return self.built.runtime.foresight.layers
 
     @property
     def single_share(self) -> float | None:
         """Gates' decisions for a single expert among all, where some are left out."""
-        count = self.built.made.gating_count
+        count = self.built.runtime.gating_count
         return count.single_share if count else None
 
     def run(self, batches: Batches) -> Round:

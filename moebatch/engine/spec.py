@@ -1,5 +1,6 @@
-"""What is to be built: a model under a policy, and what belongs to the job."""
+"""What an engine is built from: a model under a policy, and what belongs to the job."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -8,20 +9,22 @@ import torch
 from moebatch.engine.approximation import EXACT, Approximation
 from moebatch.engine.device import IN_MAIN_MEMORY, Device
 from moebatch.engine.model_files import ModelFiles
+from moebatch.layout.ladder import Ladder
 from moebatch.layout.scratch import Limits, limits_of
-from moebatch.layout.setup import Hottest, residents
+from moebatch.layout.setup import Hottest, expert_homes
 from moebatch.model.rope import Rope
 from moebatch.predict.correlation import CorrelationPredictor
 from moebatch.predict.path_table import PathTable
 from moebatch.predict.predictor import Predictor, RoutingObserver
 from moebatch.schedule.slots.expert_load import ExpertKey
+from moebatch.spec.hardware import LevelName
 from moebatch.spec.policy import Policy, pages_of
 from moebatch.store.packed import CHUNK_BYTES
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Order:
-    """Everything that passes are made from."""
+class EngineSpec:
+    """Everything that an engine is built from."""
 
     files: ModelFiles
     policy: Policy
@@ -43,7 +46,7 @@ class Order:
     shares: bool = True
     """Sequences that begin alike compute that beginning once and hold it together."""
     plans_tail: bool = True
-    """When nobody waits any more, experts get the memory of pages that are not needed again."""
+    """When no sequence waits any more, experts get the memory of pages that nothing needs."""
     num_traced_passes: int = 0
     """Passes whose timeline is kept task by task."""
     chunk_bytes: int = CHUNK_BYTES
@@ -58,10 +61,14 @@ class Order:
         return self.shares and has_common_keys(self.files)
 
     @property
-    def residents(self) -> list[ExpertKey]:
-        """Experts that stay in main memory, where they are computed."""
-        shape = self.files.shape
-        return residents(shape, self.policy, with_vram=False, hottest=self.hottest)
+    def ladder(self) -> Ladder:
+        """The levels that are used."""
+        return IN_MAIN_MEMORY.ladder if self.is_plain else self.device.ladder
+
+    @property
+    def homes(self) -> Mapping[LevelName, list[ExpertKey]]:
+        """Experts that live on each level."""
+        return expert_homes(self.files.shape, self.policy, self.ladder, hottest=self.hottest)
 
     @property
     def limits(self) -> Limits:
@@ -75,7 +82,7 @@ class Order:
         return min(self.policy.num_kv_pages, wanted)
 
     def new_predictor(self) -> Predictor:
-        """The one that is ordered, or one that starts from how often each expert is chosen."""
+        """The one that is given, or one that starts from how often each expert is chosen."""
         if self.predictor is not None:
             return self.predictor
         shape = self.files.shape

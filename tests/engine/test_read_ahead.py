@@ -1,0 +1,222 @@
+"""Experts read ahead: slots, reads, and the order in which experts come back."""
+
+import errno
+import os
+import random
+import threading
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from moebatch.engine.read_ahead import ReadAhead
+from moebatch.errors import StorageError
+from moebatch.schedule.slots.expert_load import ExpertKey
+from moebatch.store import record as record_module
+from moebatch.store.checkpoint import Checkpoint
+from moebatch.store.direct import DirectFile
+from moebatch.store.experts import ExpertStore
+from moebatch.store.record import Record
+from tests.patience import PATIENCE_S
+
+LAYERS, EXPERTS = 3, 4
+KEYS = [ExpertKey(layer, expert) for layer in range(LAYERS) for expert in range(EXPERTS)]
+
+
+def weight(key: ExpertKey, part: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(100 * key.layer + 10 * key.expert + part)
+    return torch.randn(70 + part, 33, generator=generator)
+
+
+@pytest.fixture
+def records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[ExpertKey, Record]:
+    """Experts of two matrices each; small pieces, so that every expert takes several reads."""
+    monkeypatch.setattr(record_module, "PIECE_BYTES", 4096)
+    tensors = {f"{k.layer}.{k.expert}.{part}": weight(k, part) for k in KEYS for part in (0, 1)}
+    save_file(tensors, tmp_path / "model.safetensors")
+    checkpoint = Checkpoint.open(tmp_path)
+    return {
+        k: Record.of([checkpoint.extent(f"{k.layer}.{k.expert}.{part}") for part in (0, 1)])
+        for k in KEYS
+    }
+
+
+@pytest.fixture
+def opened() -> Iterator[list[ReadAhead]]:
+    found: list[ReadAhead] = []
+    yield found
+    for reading in found:
+        reading.close()
+        reading.store.close()
+
+
+@pytest.fixture
+def reading(records: dict[ExpertKey, Record], opened: list[ReadAhead]) -> Callable[..., ReadAhead]:
+    """Reads ahead through so many slots."""
+
+    def start(*, num_readers: int = 2, **options: object) -> ReadAhead:
+        opened.append(ReadAhead(ExpertStore(records, **options), num_readers=num_readers))
+        return opened[-1]
+
+    return start
+
+
+def take(ahead: ReadAhead, layer: int, experts: list[int]) -> list[int]:
+    """Requires experts, compares every byte, and returns the order in which they came."""
+    order = []
+    for expert, tensors in ahead.require(layer, experts):
+        ahead.store.check_integrity()
+        for part, tensor in enumerate(tensors):
+            assert tensor.equal(weight(ExpertKey(layer, expert), part))
+        order.append(expert)
+    assert sorted(order) == sorted(experts)
+    return order
+
+
+@pytest.mark.parametrize("num_slots", [1, 2, 5, len(KEYS)])
+@pytest.mark.parametrize("num_resident", [0, 3])
+def test_every_expert_arrives_whole_whatever_is_prefetched(
+    reading: Callable[..., ReadAhead],
+    num_slots: int,
+    num_resident: int,
+) -> None:
+    ahead = reading(num_slots=num_slots, resident=KEYS[:num_resident])
+    rng = random.Random(num_slots)
+    for step in range(40):
+        layer = step % LAYERS
+        ahead.prefetch(rng.sample(KEYS, rng.randrange(len(KEYS))))
+        ahead.store.check_integrity()
+        take(ahead, layer, rng.sample(range(EXPERTS), rng.randint(1, EXPERTS)))
+
+
+def test_everything_resident_needs_no_slot_and_is_read_once(
+    records: dict[ExpertKey, Record],
+    reading: Callable[..., ReadAhead],
+) -> None:
+    ahead = reading(num_slots=0, resident=KEYS)
+    for _ in range(3):
+        for layer in range(LAYERS):
+            take(ahead, layer, list(range(EXPERTS)))
+    assert ahead.statistics.num_bytes == sum(record.num_bytes for record in records.values())
+
+
+@pytest.mark.parametrize("num_slots", [1, 3])
+def test_experts_stay_in_memory_that_is_added_until_nothing_is_read_any_more(
+    reading: Callable[..., ReadAhead], num_slots: int
+) -> None:
+    ahead = reading(num_slots=num_slots, resident=KEYS[:2])
+    before, num_read = ahead.store.num_bytes, []
+    while ahead.store.can_grow:
+        ahead.store.grow()
+        ahead.store.check_integrity()
+        num_bytes = ahead.statistics.num_bytes
+        for layer in range(LAYERS):
+            take(ahead, layer, list(range(EXPERTS)))
+        num_read.append(ahead.statistics.num_bytes - num_bytes)
+    added = len(KEYS) - 2
+    assert ahead.store.num_grown == added
+    assert ahead.store.num_bytes == before + added * ahead.store.slot_bytes
+    assert all(later < earlier for earlier, later in pairwise(num_read[1:]))
+    num_bytes = ahead.statistics.num_bytes
+    for layer in range(LAYERS):
+        take(ahead, layer, list(range(EXPERTS)))
+    assert ahead.statistics.num_bytes == num_bytes
+
+
+def test_what_is_is_ready_comes_before_what_must_be_read(reading: Callable[..., ReadAhead]) -> None:
+    ahead = reading(num_slots=2, resident=[ExpertKey(0, 3)])
+    take(ahead, 0, [3])
+    assert take(ahead, 0, [0, 1, 3])[0] == 3
+
+
+def test_an_prefetched_expert_is_not_read_again_when_it_is_required(
+    records: dict[ExpertKey, Record],
+    reading: Callable[..., ReadAhead],
+) -> None:
+    ahead = reading(num_slots=2)
+    ahead.prefetch(KEYS[:2])
+    take(ahead, 0, [0, 1])
+    assert ahead.statistics.num_bytes == sum(records[key].num_bytes for key in KEYS[:2])
+
+
+def test_a_required_expert_is_read_before_all_prefetched_ones(
+    records: dict[ExpertKey, Record],
+    reading: Callable[..., ReadAhead],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gate, offsets = threading.Event(), []
+    read = DirectFile.read
+
+    def slow_read(self: DirectFile, target: memoryview, offset: int) -> None:
+        offsets.append(offset)
+        gate.wait(PATIENCE_S)
+        read(self, target, offset)
+
+    monkeypatch.setattr(DirectFile, "read", slow_read)
+    ahead = reading(num_slots=4, num_readers=1)
+    ahead.prefetch(KEYS[:4])
+    while not offsets:
+        pass
+    chosen = ahead.require(2, [3])
+    threading.Timer(0.05, gate.set).start()
+    assert next(chosen)[0] == 3
+    wanted = [piece.file_offset for piece in records[ExpertKey(2, 3)].pieces]
+    assert offsets[1 : 1 + len(wanted)] == wanted
+    chosen.close()
+
+
+@pytest.mark.parametrize("error", [StorageError("disk broke"), RuntimeError("bug")])
+def test_a_reader_that_fails_fails_the_compute_and_does_not_hang_it(
+    reading: Callable[..., ReadAhead],
+    monkeypatch: pytest.MonkeyPatch,
+    error: Exception,
+) -> None:
+    def fail(self: DirectFile, target: memoryview, offset: int) -> None:
+        raise error
+
+    monkeypatch.setattr(DirectFile, "read", fail)
+    ahead = reading(num_slots=2)
+    with pytest.raises(type(error), match=str(error)):
+        take(ahead, 1, [0, 2])
+
+
+def test_a_file_that_became_shorter_is_an_error_not_garbage(
+    reading: Callable[..., ReadAhead], tmp_path: Path
+) -> None:
+    ahead = reading(num_slots=2)
+    path = tmp_path / "model.safetensors"
+    with path.open("r+b") as file:
+        file.truncate(path.stat().st_size // 2)
+    with pytest.raises(StorageError, match="was it changed"):
+        for layer in range(LAYERS):
+            take(ahead, layer, list(range(EXPERTS)))
+
+
+def test_where_o_direct_is_refused_files_are_read_through_the_page_cache(
+    reading: Callable[..., ReadAhead],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    really_open = os.open
+
+    def refuse_direct(path: str, flags: int, *mode: int) -> int:
+        if flags & os.O_DIRECT:
+            raise OSError(errno.EINVAL, "no O_DIRECT here")
+        return really_open(path, flags, *mode)
+
+    monkeypatch.setattr(os, "open", refuse_direct)
+    ahead = reading(num_slots=2)
+    for layer in range(LAYERS):
+        take(ahead, layer, list(range(EXPERTS)))
+    assert not ahead.store.is_direct
+
+
+def test_neighbouring_tensors_are_read_in_one_run(tmp_path: Path) -> None:
+    save_file({name: torch.zeros(64, 16) for name in "abc"}, tmp_path / "model.safetensors")
+    checkpoint = Checkpoint.open(tmp_path)
+    together = Record.of([checkpoint.extent(name) for name in "abc"])
+    apart = Record.of([checkpoint.extent(name) for name in "ac"])
+    assert len(together.pieces) == 1
+    assert len(apart.pieces) == 2
