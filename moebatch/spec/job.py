@@ -1,11 +1,17 @@
 """The job file: which model answers which prompts, how, and with how much of the machine."""
 
 import contextlib
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    create_model,
+    field_validator,
+    model_validator,
+)
 
 from moebatch.spec.form import Form, read_form
 from moebatch.spec.library import is_path
@@ -81,41 +87,17 @@ class OutputSection(Section):
     """Key of a plain result line under which the answer stands."""
 
 
-class SamplingSection(Section):
-    """Sampling of rows that do not say otherwise; None leaves it to the model and the library."""
+_entries: dict[str, Any] = dict.fromkeys(_ROW_DEFAULTS, (Any, None))
+_RowDefaults = create_model("_RowDefaults", __base__=Section, **_entries)
 
-    max_tokens: int | None = None
-    """Most new tokens per sequence; cut to what the model's context leaves."""
-    temperature: float | None = None
-    """0 is greedy; up to 2."""
-    top_p: float | None = None
-    """Keep the likeliest tokens whose probabilities first reach this sum, in (0, 1]."""
-    top_k: int | None = None
-    """Keep that many likeliest tokens; 0 is off."""
-    min_p: float | None = None
-    """Drop tokens less likely than this share of the likeliest one, in [0, 1]."""
-    n: int | None = None
-    """Sequences per row."""
+
+# mypy knows no base classes that are made while the program runs.
+class SamplingSection(_RowDefaults):  # type: ignore[misc, valid-type]
+    """Parameters of `Sampling`, as defaults of rows that do not say otherwise; None leaves one to
+    the model and the library."""
+
     seed: JobSeed = 0
     """Seed of the job: with a row's custom_id it decides over rows without a seed of their own."""
-    stop: tuple[str, ...] | None = None
-    """Texts that end a sequence; they are not part of the answer."""
-    stop_token_ids: frozenset[int] | None = None
-    """Tokens that end a sequence beside the model's own end tokens."""
-    ignore_eos: bool | None = None
-    """Go on after the model's end tokens."""
-    min_tokens: int | None = None
-    """New tokens before a sequence may end."""
-    logprobs: int | None = None
-    """Alternatives reported with every token; None reports nothing, 0 only the token."""
-    presence_penalty: float | None = None
-    """Subtracted from the logit of every token that the answer already holds, in [-2, 2]."""
-    frequency_penalty: float | None = None
-    """Subtracted once per occurrence in the answer, in [-2, 2]."""
-    repetition_penalty: float | None = None
-    """Weakens tokens of prompt and answer, above 0; 1 is off."""
-    logit_bias: Mapping[int, float] | None = None
-    """Added to the logits of these token ids, each in [-100, 100]."""
     chat_template_kwargs: TemplateVariables = Field(default_factory=dict)
     """Variables for the chat template, such as enable_thinking; a row's own come on top."""
 

@@ -5,16 +5,8 @@ from typing import Any
 
 from moebatch.spec.hardware import LevelName, LinkName
 from moebatch.spec.profile import HardwareProfile
-from moebatch.spec.profile_levels import LevelFigures, LinkFigures
-from moebatch.spec.profile_values import CurveFigure, Figure
-
-_RATES = (
-    "bandwidth",
-    "attention_bandwidth",
-    "attention_flops",
-    "elementwise_bandwidth",
-    "widening_bandwidth",
-)
+from moebatch.spec.profile_levels import CURVES, PROCESSOR_FIGURES, LevelFigures, LinkFigures
+from moebatch.spec.profile_values import DURATION, Figure
 
 
 def with_link_rate(
@@ -46,27 +38,12 @@ def with_level_speed(
 
 
 def _scaled(level: LevelFigures, factor: float, source: str) -> LevelFigures:
-    rates: dict[str, Any] = {
-        name: _figure(getattr(level, name), factor, source)
-        for name in _RATES
-        if getattr(level, name) is not None
+    changed: dict[str, Any] = {
+        name: figure.scaled(1 / factor if quantity is DURATION else factor, source)
+        for name, quantity in PROCESSOR_FIGURES.items()
+        if (figure := getattr(level, name)) is not None
     }
-    if level.sequence_time is not None:
-        rates["sequence_time"] = _figure(level.sequence_time, 1 / factor, source)
-    return replace(
-        level,
-        gemm={dtype: _curve(figure, factor, source) for dtype, figure in level.gemm.items()},
-        gemm_streamed={
-            dtype: _curve(figure, factor, source) for dtype, figure in level.gemm_streamed.items()
-        },
-        **rates,
-    )
-
-
-def _figure(figure: Figure, factor: float, source: str) -> Figure:
-    return replace(figure, peak=None, achieved=figure.on("achieved") * factor, source=source)
-
-
-def _curve(figure: CurveFigure, factor: float, source: str) -> CurveFigure:
-    curve = figure.on("achieved").scaled(factor)
-    return replace(figure, peak=None, achieved=curve, source=source)
+    for name in CURVES:
+        curves = getattr(level, name).items()
+        changed[name] = {dtype: curve.scaled(factor, source) for dtype, curve in curves}
+    return replace(level, **changed)

@@ -11,9 +11,8 @@ from typing import Any
 from moebatch.spec.hardware import LEVELS
 from moebatch.spec.library import find
 from moebatch.spec.policy import OpenPolicy, Placement, Policy
-from moebatch.spec.profile_text import as_yaml
 from moebatch.spec.workload import Workload
-from moebatch.spec.yaml_file import Place
+from moebatch.spec.yaml_file import Place, as_yaml
 
 _TEXTS = ("title", "source", "note", "model", "hardware")
 _RECORDS = ("published", "prediction")

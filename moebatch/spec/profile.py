@@ -5,8 +5,9 @@ The file lists levels and links. Every figure has a ``peak`` (data sheet), an ``
 says where it comes from. Figures are totals of all devices of a level.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from moebatch.errors import ConfigError, Fault
@@ -14,7 +15,6 @@ from moebatch.quoting import shown
 from moebatch.spec.hardware import LINKS, Basis, Hardware, LevelName, LinkName
 from moebatch.spec.library import find
 from moebatch.spec.profile_levels import LevelFigures, LinkFigures, ends_of
-from moebatch.spec.profile_text import ProfileText, as_yaml
 from moebatch.spec.profile_values import (
     LINK_RATE,
     WHAT_IF,
@@ -24,6 +24,7 @@ from moebatch.spec.profile_values import (
     supposed,
 )
 from moebatch.spec.suggestion import did_you_mean
+from moebatch.spec.yaml_file import as_yaml
 
 _TEXTS = ("name", "title", "date", "method", "source")
 
@@ -61,26 +62,28 @@ class HardwareProfile:
 
     def figures(self) -> Iterator[tuple[str, Figure | CurveFigure]]:
         """All figures by their dotted paths."""
-        for level in self.levels.values():
-            for name, figure in level.figures():
-                yield f"levels.{level.name}.{name}", figure
-        yield from ((f"links.{link.name}", link.bandwidth) for link in self.links.values())
+        yield from ((path, figure) for path, _, figure in self._figures())
+
+    def numbers(self) -> Iterator[tuple[str, Quantity, float]]:
+        """All single numbers by their dotted paths."""
+        for path, quantity, figure in self._figures():
+            yield from ((f"{path}.{key}", quantity, number) for key, number in figure.numbers())
+        for name, link in self.links.items():
+            if link.staging is not None:
+                yield f"links.{name}.staging", LINK_RATE, link.staging
 
     def require_believable(self) -> None:
-        """Raises ConfigError that names every number that no profile may say, so that nobody plans
-        with it and none is written that cannot be read."""
-        parts = {f"levels.{name}": level.numbers() for name, level in self.levels.items()}
-        parts |= {f"links.{name}": link.numbers() for name, link in self.links.items()}
+        """Raises ConfigError that names every number that no profile may say, so that no plan is
+        made with it and no profile is written that cannot be read."""
         remedy = "`moebatch profile` measures again"
         faults = [
             Fault(
                 file=self.path or self.name,
-                where=f"{place}.{key}",
-                message=f"is {number:.4g}, not {kind.noun} {kind.reach}; {remedy}",
+                where=path,
+                message=f"is {number:.4g}, not {quantity.noun} {quantity.reach}; {remedy}",
             )
-            for place, numbers in parts.items()
-            for key, kind, number in numbers
-            if not kind.holds(number)
+            for path, quantity, number in self.numbers()
+            if not quantity.holds(number)
         ]
         if faults:
             raise ConfigError(faults)
@@ -94,59 +97,68 @@ class HardwareProfile:
         """
         name, equals, value = (part.strip() for part in text.partition("="))
         name = name.removesuffix(".capacity")
-        quantity = self._changeable().get(name)
-        if not equals or quantity is None:
-            raise ConfigError([self._no_such_change(text, name if equals else "")])
+        known = {known: (quantity, change) for known, quantity, change in self._changes()}
+        if not equals or name not in known:
+            raise ConfigError([self._no_such_change(text, name if equals else "", list(known))])
+        quantity, change = known[name]
         try:
-            return self._changed(name, quantity.read(value))
+            return change(quantity.read(value))
         except ValueError as error:
             raise ConfigError([Fault(file=WHAT_IF, where=name, message=str(error))]) from None
 
     def to_yaml(self) -> str:
         """The text of a profile file, figures rounded to four significant digits."""
-        writer = ProfileText(source=self.source or self.method)
+        source = self.source or self.method
         texts = {key: getattr(self, key) for key in _TEXTS}
         content = {
             **{key: text for key, text in texts.items() if text},
-            "levels": {name: writer.level(level) for name, level in self.levels.items()},
-            "links": {name: writer.link(link) for name, link in self.links.items()},
+            "levels": {name: level.plain(source) for name, level in self.levels.items()},
+            "links": {name: link.plain(source) for name, link in self.links.items()},
         }
         return as_yaml(content)
 
-    def _changeable(self) -> dict[str, Quantity]:
-        found = {
-            name if figure == "capacity" else f"{name}.{figure}": quantity
-            for name, level in self.levels.items()
-            for figure, quantity in level.quantities().items()
-        }
+    def _figures(self) -> Iterator[tuple[str, Quantity, Figure | CurveFigure]]:
+        for level in self.levels.values():
+            for name, quantity, figure in level.figures():
+                yield f"levels.{level.name}.{name}", quantity, figure
+        for link in self.links.values():
+            yield f"links.{link.name}", LINK_RATE, link.bandwidth
+
+    def _changes(self) -> Iterator[tuple[str, Quantity, Callable[[float], "HardwareProfile"]]]:
+        """What `with_change` may be asked for, and how it is done."""
+        for level in self.levels.values():
+            for figure, quantity in level.quantities().items():
+                name = level.name if figure == "capacity" else f"{level.name}.{figure}"
+                yield name, quantity, partial(self._with_level_figure, level, figure)
         for link in LINKS:
             if all(level in self.levels for level in ends_of(link)):
-                found[link] = LINK_RATE
-        found |= {f"{name}.staging": LINK_RATE for name in self.links if "vram" in name}
-        return found
+                yield link, LINK_RATE, partial(self._with_link_rate, link)
+        for name, figures in self.links.items():
+            if "vram" in name:
+                yield f"{name}.staging", LINK_RATE, partial(self._with_staging, figures)
 
-    def _changed(self, name: str, number: float) -> "HardwareProfile":
-        place, _, figure = name.partition(".")
-        level = next((level for level in self.levels.values() if level.name == place), None)
-        if level is not None:
-            changed = level.with_figure(figure or "capacity", number)
-            return replace(self, levels={**self.levels, level.name: changed})
-        link = next(link for link in LINKS if link == place)
-        before = self.links.get(link, LinkFigures(name=link, bandwidth=supposed(number)))
-        if figure == "staging":
-            after = replace(before, staging=number)
-        else:
-            after = replace(before, bandwidth=supposed(number))
-        return replace(self, links={**self.links, link: after})
+    def _with_level_figure(
+        self, level: LevelFigures, figure: str, number: float
+    ) -> "HardwareProfile":
+        changed = level.with_figure(figure, number)
+        return replace(self, levels={**self.levels, level.name: changed})
 
-    def _no_such_change(self, text: str, name: str) -> Fault:
-        names = list(self._changeable())
-        message = f"write NAME=VALUE such as dram=64GiB; names are {', '.join(names)}"
-        message = f"{did_you_mean(name, names)} {message}".strip()
+    def _with_link_rate(self, name: LinkName, rate: float) -> "HardwareProfile":
+        before = self.links.get(name)
+        staging = before.staging if before else None
+        link = LinkFigures(name=name, bandwidth=supposed(rate), staging=staging)
+        return replace(self, links={**self.links, name: link})
+
+    def _with_staging(self, link: LinkFigures, rate: float) -> "HardwareProfile":
+        return replace(self, links={**self.links, link.name: replace(link, staging=rate)})
+
+    def _no_such_change(self, text: str, name: str, known: Sequence[str]) -> Fault:
+        advice = f"write NAME=VALUE such as dram=64GiB; names are {', '.join(known)}"
         subject = (
             f"{self.name} has no figure {shown(name)}" if name else f"cannot read {shown(text)}"
         )
-        return Fault(file=WHAT_IF, message=f"{subject}; {message}")
+        guess = f"{did_you_mean(name, known)} ".lstrip()
+        return Fault(file=WHAT_IF, message=f"{subject}; {guess}{advice}")
 
 
 def load_profile(name_or_path: str | Path) -> HardwareProfile:

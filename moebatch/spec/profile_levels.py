@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import get_args
+from typing import Any, get_args
 
 from moebatch.spec.hardware import Basis, Dtype, Level, LevelName, Link, LinkName, Processor
 from moebatch.spec.profile_values import (
@@ -99,24 +99,26 @@ class LevelFigures:
             instruction_set=self.instruction_set,
         )
 
-    def figures(self) -> Iterator[tuple[str, Figure | CurveFigure]]:
-        """All that are there, by their names in the profile."""
-        yield "capacity", self.capacity
+    def figures(self) -> Iterator[tuple[str, Quantity, Figure | CurveFigure]]:
+        """All that are there, by their dotted names in the profile."""
+        yield "capacity", CAPACITIES[self.name], self.capacity
         for name in CURVES:
-            yield from (
-                (f"{name}.{dtype}", figure) for dtype, figure in getattr(self, name).items()
-            )
-        for name in PROCESSOR_FIGURES:
+            for dtype, curve in getattr(self, name).items():
+                yield f"{name}.{dtype}", SPEED, curve
+        for name, quantity in PROCESSOR_FIGURES.items():
             figure = getattr(self, name)
             if figure is not None:
-                yield name, figure
+                yield name, quantity, figure
 
-    def numbers(self) -> Iterator[tuple[str, Quantity, float]]:
-        """All single numbers, by their dotted names in the profile."""
-        kinds = {"capacity": CAPACITIES[self.name], **PROCESSOR_FIGURES}
-        for name, figure in self.figures():
-            kind = kinds.get(name, SPEED)
-            yield from ((f"{name}.{key}", kind, number) for key, number in figure.numbers())
+    def plain(self, source: str) -> dict[str, object]:
+        """The keys of the level in a profile whose figures come from `source`."""
+        content: dict[str, Any] = {} if self.devices == 1 else {"devices": self.devices}
+        for path, quantity, figure in self.figures():
+            name, _, dtype = path.partition(".")
+            keys = figure.plain(quantity, source)
+            content[name] = {**content.get(name, {}), dtype: keys} if dtype else keys
+        named = {"instruction_set": self.instruction_set} if self.instruction_set else {}
+        return {**content, **named}
 
     def quantities(self) -> dict[str, Quantity]:
         """What a what-if may set."""
@@ -148,11 +150,12 @@ class LinkFigures:
         """The levels where it starts and where it ends."""
         return ends_of(self.name)
 
-    def numbers(self) -> Iterator[tuple[str, Quantity, float]]:
-        """All single numbers, by their dotted names in the profile."""
-        yield from ((key, LINK_RATE, number) for key, number in self.bandwidth.numbers())
-        if self.staging is not None:
-            yield "staging", LINK_RATE, self.staging
+    def plain(self, source: str) -> dict[str, object]:
+        """The keys of the link in a profile whose figures come from `source`."""
+        figures = self.bandwidth.plain(LINK_RATE, source)
+        own_source = {"source": figures.pop("source")} if "source" in figures else {}
+        staging = {} if self.staging is None else {"staging": LINK_RATE.write(self.staging)}
+        return {**figures, **staging, **own_source}
 
     def link(self, basis: Basis) -> Link:
         """The link in figures of one basis. Data sheets and MoE-Lightning know no staging."""

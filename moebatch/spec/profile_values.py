@@ -1,9 +1,9 @@
 """Single figures of a hardware profile: what may stand there, and which one is meant."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
-from typing import Any
+from typing import Any, Generic, Self, TypeVar
 
 from moebatch.quoting import shown
 from moebatch.spec.hardware import Basis, RateCurve
@@ -100,9 +100,9 @@ def _rate(least: float, most: float) -> Quantity:
     )
 
 
-# For people who forget or mistake a unit. Whatever a machine can measure of itself lies within,
-# were it a rack, or a single board with so much other work that a product of two small matrices
-# takes seconds. Bounds are figures of few digits, so that rounding never leads out.
+# Bounds catch a unit that was forgotten or mistaken. Whatever a machine can measure of itself lies
+# within, were it a rack, or a single board with so much other work that a product of two small
+# matrices takes seconds. They are figures of few digits, so that rounding never leads out.
 VRAM_SIZE = _size("15GiB", 1e14)
 DRAM_SIZE = _size("180GiB", 1e15)
 DISK_SIZE = _size("1TB", 1e18)
@@ -127,62 +127,75 @@ DURATION = Quantity(
 )
 
 
+Achieved = TypeVar("Achieved", float, RateCurve)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Figure:
+class Figures(Generic[Achieved]):
     """One property of a machine, by data sheet, by measurement and by MoE-Lightning's paper."""
 
     peak: float | None = None
-    achieved: float | None = None
+    achieved: Achieved | None = None
     paper: float | None = None
     source: str
     """Where the figure comes from."""
 
     def __post_init__(self) -> None:
         assert any(self.has(basis) for basis in BASES), "a figure has a value"
-
-    def numbers(self) -> Iterator[tuple[str, float]]:
-        """All that are there, by their keys in the profile."""
-        yield from ((basis, getattr(self, basis)) for basis in BASES if self.has(basis))
-
-    def on(self, basis: Basis) -> float:
-        """The figure of that basis, or the nearest there is."""
-        value: float = _nearest(self, basis)
-        return value
 
     def has(self, basis: Basis) -> bool:
         """Whether the figure of that basis is there itself."""
         return getattr(self, basis) is not None
 
+    def numbers(self) -> Iterator[tuple[str, float]]:
+        """All that are there, by their dotted keys in the profile."""
+        for basis, value in self._given():
+            if isinstance(value, RateCurve):
+                yield from ((f"{basis}.{rows}", speed) for rows, speed in value.points)
+            else:
+                yield basis, value
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CurveFigure:
+    def plain(self, quantity: Quantity, source: str) -> dict[str, object]:
+        """The keys of the figure in a profile whose figures come from `source` unless they say
+        otherwise."""
+        content: dict[str, object] = {
+            basis: _plain(value, quantity) for basis, value in self._given()
+        }
+        return content if self.source == source else {**content, "source": self.source}
+
+    def scaled(self, factor: float, source: str) -> Self:
+        """As measured, `factor` times as much as it was; whatever the data sheet says."""
+        before = self._nearest("achieved")
+        after: Any = before.scaled(factor) if isinstance(before, RateCurve) else before * factor
+        return replace(self, peak=None, achieved=after, source=source)
+
+    def _given(self) -> Iterator[tuple[Basis, float | RateCurve]]:
+        yield from ((basis, getattr(self, basis)) for basis in BASES if self.has(basis))
+
+    def _nearest(self, basis: Basis) -> Any:
+        return getattr(self, next(name for name in _FALLBACKS[basis] if self.has(name)))
+
+
+class Figure(Figures[float]):
+    """A property that is one number on each basis."""
+
+    __slots__ = ()
+
+    def on(self, basis: Basis) -> float:
+        """The figure of that basis, or the nearest there is."""
+        return float(self._nearest(basis))
+
+
+class CurveFigure(Figures[RateCurve]):
     """Speed of matrix products of one data type, FLOP/s; where measured, by the number of rows."""
 
-    peak: float | None = None
-    achieved: RateCurve | None = None
-    paper: float | None = None
-    source: str
-    """Where the figure comes from."""
-
-    def __post_init__(self) -> None:
-        assert any(self.has(basis) for basis in BASES), "a figure has a value"
-
-    def numbers(self) -> Iterator[tuple[str, float]]:
-        """All that are there, by their keys in the profile."""
-        speeds = (("peak", self.peak), ("paper", self.paper))
-        yield from ((key, speed) for key, speed in speeds if speed is not None)
-        points = () if self.achieved is None else self.achieved.points
-        yield from ((f"achieved.{rows}", speed) for rows, speed in points)
+    __slots__ = ()
 
     def on(self, basis: Basis) -> RateCurve:
         """The curve of that basis, or the nearest there is; without a table the same speed for
         every number of rows."""
-        value: RateCurve | float = _nearest(self, basis)
+        value: RateCurve | float = self._nearest(basis)
         return value if isinstance(value, RateCurve) else level_curve(value)
-
-    def has(self, basis: Basis) -> bool:
-        """Whether the figure of that basis is there itself."""
-        return getattr(self, basis) is not None
 
 
 def level_curve(flop_per_s: float) -> RateCurve:
@@ -191,19 +204,20 @@ def level_curve(flop_per_s: float) -> RateCurve:
 
 
 def supposed(number: float) -> Figure:
-    """A figure that somebody wants to know the consequences of, whatever the basis."""
+    """A figure whose consequences a user asks for, whatever the basis."""
     return Figure(peak=number, achieved=number, paper=number, source=WHAT_IF)
 
 
-def supposed_speed(figure: CurveFigure | None, flop_per_s: float) -> CurveFigure:
+def supposed_speed(figure: CurveFigure, flop_per_s: float) -> CurveFigure:
     """A measured curve keeps its form and gets `flop_per_s` as its top."""
-    achieved = level_curve(flop_per_s)
-    if figure is not None and figure.achieved is not None:
-        top = figure.achieved.peak
-        points = ((rows, rate / top * flop_per_s) for rows, rate in figure.achieved.points)
-        achieved = RateCurve(points=tuple(points))
+    before = figure.achieved or level_curve(flop_per_s)
+    achieved = before.scaled(flop_per_s / before.peak)
     return CurveFigure(peak=flop_per_s, achieved=achieved, paper=flop_per_s, source=WHAT_IF)
 
 
-def _nearest(figure: Figure | CurveFigure, basis: Basis) -> Any:
-    return getattr(figure, next(name for name in _FALLBACKS[basis] if figure.has(name)))
+def _plain(value: float | RateCurve, quantity: Quantity) -> object:
+    if not isinstance(value, RateCurve):
+        return quantity.write(value)
+    if value == level_curve(value.peak):
+        return quantity.write(value.peak)
+    return {rows: quantity.write(speed) for rows, speed in value.points}

@@ -192,6 +192,18 @@ class _Walk:
         )
 
 
+def as_yaml(content: Mapping[str, object]) -> str:
+    """YAML that `read_yaml` reads as the same plain data, the innermost mappings in one line."""
+    return yaml.dump(
+        dict(content),
+        Dumper=_Dumper,
+        sort_keys=False,
+        allow_unicode=True,
+        default_flow_style=None,
+        width=10**6,
+    )
+
+
 def dotted(place: Place) -> str:
     """``sampling.stop[1]``: a place as the user would write it."""
     text = ""
@@ -203,3 +215,10 @@ def dotted(place: Place) -> str:
 def _is_float(text: str) -> bool:
     """Numbers such as 1e-5, which YAML 1.1 takes for text since they have no point."""
     return bool(_EXPONENTIAL.fullmatch(text))
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes texts such as 1e5, which are numbers to `read_yaml` though not to YAML 1.1."""
+
+
+_Dumper.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"[-+]*\d+[eE][-+]*\d+$"), None)

@@ -81,10 +81,7 @@ PROFILES = st.builds(profile_of, dram=ROOM, cpu=PROCESSORS, disk=DISKS, gpu=st.n
 
 def figures(profile: HardwareProfile) -> dict[str, float]:
     """All single numbers by their places."""
-    parts = {**profile.levels, **profile.links}
-    return {
-        f"{name}.{key}": number for name, part in parts.items() for key, _, number in part.numbers()
-    }
+    return {path: number for path, _, number in profile.numbers()}
 
 
 @examples(50)
