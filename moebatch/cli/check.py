@@ -23,12 +23,11 @@ def check(
 ) -> None:
     """Check job file, input and checkpoint without running; list every fault with its line."""
     from moebatch.job.check import check_job
-    from moebatch.report.findings import print_findings
-    from moebatch.report.reading import counting_bytes
+    from moebatch.report.check import counting_bytes, print_findings
 
-    with counting_bytes(error_console()) as told:
-        asked = told if checksums else None
-        findings = check_job(job, checksums=asked, is_exact=exact, limit=limit)
+    with counting_bytes(error_console()) as count:
+        log_bytes = count if checksums else None
+        findings = check_job(job, checksums=log_bytes, is_exact=exact, limit=limit)
     if as_json:
         print_json(findings.as_json())
     else:

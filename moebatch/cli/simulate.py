@@ -136,7 +136,7 @@ def _simulate(
 
 def _show(answer: "Answer", simulated: "dict[str, Simulation]", *, as_json: bool) -> None:
     from moebatch.plan.simulation import simulation_json
-    from moebatch.report.simulation import simulated_view
+    from moebatch.report.timeline_view import simulated_view
 
     if as_json:
         print_json(simulation_json(answer, simulated))

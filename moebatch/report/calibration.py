@@ -7,11 +7,12 @@ from rich.console import Console, Group, RenderableType
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from moebatch.calibration.comparison import Comparison
+from moebatch.calibration.gating_lesson import GatingLesson
 from moebatch.calibration.pregating import PreGateLesson
 from moebatch.calibration.summary import CalibrationSummary
+from moebatch.model.learnt_gating import GatingPoint, LearntGating
 from moebatch.predict.accuracy import mean_accuracy
 from moebatch.report.console import plain
-from moebatch.report.gating import gating_rows, gating_tables
 from moebatch.report.tables import NamedRows, titled_columns
 from moebatch.units import format_duration
 
@@ -42,7 +43,7 @@ def calibration_view(summary: CalibrationSummary) -> RenderableType:
     if summary.trace is not None:
         grid.add_row("trace", plain(str(summary.trace)))
     if summary.gating is not None:
-        gating_rows(grid, summary.gating)
+        _gating_rows(grid, summary.gating)
     if not summary.comparisons:
         grid.add_row("accuracy", "not measured: the text is too short to hold a tenth out")
         return Group("", grid, *_pregates(summary.pregates))
@@ -51,7 +52,7 @@ def calibration_view(summary: CalibrationSummary) -> RenderableType:
     if summary.lessons:
         tables += ["", _lessons(summary)]
     if summary.gating is not None:
-        tables += ["", *gating_tables(summary.gating.learnt)]
+        tables += ["", *_gating_tables(summary.gating.learnt)]
     return Group("", grid, "", *tables, *_pregates(summary.pregates))
 
 
@@ -64,9 +65,8 @@ def _pregates(lesson: PreGateLesson | None) -> Iterator[RenderableType]:
     learnt = f"{lesson.num_tokens} tokens, {format_duration(lesson.learn_s)} with what they are"
     grid.add_row("learnt from", f"{learnt} compared with")
     grid.add_row("perplexity", f"of {lesson.num_held_out} held-out tokens of {lesson.expected}")
-    table = titled_columns()
-    table.add_column(f"level {lesson.activation_level}", style="dim")
-    table.add_column("perplexity", justify="right")
+    level = f"level {lesson.activation_level}"
+    table = titled_columns(level, "perplexity", left=(level,), dim=(level,))
     for name, figure in lesson.perplexity.items():
         table.add_row(name, f"{figure:.4f}")
     yield from ("", grid, "", table)
@@ -74,16 +74,12 @@ def _pregates(lesson: PreGateLesson | None) -> Iterator[RenderableType]:
 
 def _accuracy(comparisons: tuple[Comparison, ...]) -> RenderableType:
     """Of the K experts that are predicted to be hot: how many took part, how many were hot."""
-    table = titled_columns()
-    table.add_column("layer", style="dim", justify="right")
+    titles = ["layer"]
     for one in comparisons:
-        if one.group_tokens == 1:
-            table.add_column("1 token: chosen", justify="right")
-            table.add_column("by marginal", justify="right", style="dim")
-        else:
-            table.add_column(f"{one.group_tokens} tokens: took part", justify="right")
-            table.add_column("hottest", justify="right")
-            table.add_column("by marginal", justify="right", style="dim")
+        is_one = one.group_tokens == 1
+        several = f"{one.group_tokens} tokens: took part", "hottest"
+        titles += [*(["1 token: chosen"] if is_one else several), "by marginal"]
+    table = titled_columns(*titles, dim=("layer", "by marginal"))
     layers = [layer.layer for layer in comparisons[0].correlation]
     for position, layer in enumerate(layers):
         table.add_row(str(layer), *_cells(comparisons, position))
@@ -94,12 +90,9 @@ def _accuracy(comparisons: tuple[Comparison, ...]) -> RenderableType:
 
 def _lessons(summary: CalibrationSummary) -> RenderableType:
     """Of the K experts that a predictor names for a token, the share that is chosen."""
-    table = titled_columns()
-    table.add_column("layer", style="dim", justify="right")
     by_table = {layer.layer: layer.hot for layer in summary.comparisons[0].correlation}
     columns = {"correlation": by_table} | {one.name: one.accuracy for one in summary.lessons}
-    for name in columns:
-        table.add_column(name, justify="right")
+    table = titled_columns("layer", *columns, dim=("layer",))
     for layer in by_table:
         of_layer = (accuracy.get(layer) for accuracy in columns.values())
         table.add_row(str(layer), *("" if one is None else f"{one:.1%}" for one in of_layer))
@@ -123,3 +116,52 @@ def _cells(comparisons: tuple[Comparison, ...], position: int | None) -> Iterato
             yield f"{took_part:.1%}"
         yield f"{hot:.1%}"
         yield f"{marginal:.1%}"
+
+
+def _gating_rows(grid: NamedRows, lesson: GatingLesson) -> None:
+    """Adds where it is, what it was tried on, and what was chosen."""
+    learnt = lesson.learnt
+    grid.add_row("gating", plain(str(lesson.file)))
+    tried = f"{lesson.num_expected} held-out tokens of {lesson.expected}"
+    grid.add_row("tried on", f"{tried}, {format_duration(lesson.learn_s)} in all")
+    grid.add_row("threshold", _chosen(learnt))
+
+
+def _gating_tables(learnt: LearntGating) -> list[RenderableType]:
+    """How much layers matter, and what thresholds cost and save."""
+    return [_sensitivities(learnt), "", _curve(learnt)]
+
+
+def _chosen(learnt: LearntGating) -> str:
+    point = learnt.chosen
+    if not point.threshold:
+        return f"none costs {learnt.wanted_loss:.2%} of perplexity or less; 0, which is exact"
+    return (
+        f"[bold green]{point.threshold:.4g}[/] for {learnt.wanted_loss:.2%} of perplexity: a "
+        f"single expert in {point.single_share:.1%} of all decisions"
+    )
+
+
+def _sensitivities(learnt: LearntGating) -> RenderableType:
+    table = titled_columns("layer", "sensitivity", dim=("layer",))
+    for layer, sensitivity in learnt.sensitivities.items():
+        table.add_row(str(layer), f"{sensitivity:.3g}")
+    return table
+
+
+def _curve(learnt: LearntGating) -> RenderableType:
+    table = titled_columns("threshold", "single expert", "experts", "perplexity", "loss")
+    for point in learnt.curve:
+        style = "bold green" if point.threshold == learnt.threshold else None
+        table.add_row(*_gating_cells(learnt, point), style=style)
+    return table
+
+
+def _gating_cells(learnt: LearntGating, point: GatingPoint) -> tuple[str, ...]:
+    return (
+        f"{point.threshold:.4g}",
+        f"{point.single_share:.1%}",
+        f"{point.mean_experts:.2f}",
+        f"{point.perplexity:.4f}",
+        f"{learnt.loss(point):.2%}",
+    )

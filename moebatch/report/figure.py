@@ -30,7 +30,7 @@ BLUE, ORANGE, GREEN = "#0072b2", "#d55e00", "#00805e"
 BARS = "bars"
 """Kind of artists whose shapes touch each other."""
 MARGIN = 24.0
-TITLE_SIZE, TEXT_SIZE = 17.0, 12.0
+_TITLE_SIZE, TEXT_SIZE = 17.0, 12.0
 _SETTINGS: dict[Any, Any] = {
     "font.family": "DejaVu Sans",
     "font.size": TEXT_SIZE,
@@ -64,6 +64,7 @@ class Picture:
     """A figure with a title, and what an SVG viewer shows of a shape that is pointed at."""
 
     title: str
+    subtitle: str = ""
     width: float
     height: float
     figure: Figure = field(init=False)
@@ -73,13 +74,12 @@ class Picture:
     def __post_init__(self) -> None:
         size = (self.width / _PIXELS_PER_INCH, self.height / _PIXELS_PER_INCH)
         object.__setattr__(self, "figure", Figure(figsize=size, dpi=_PIXELS_PER_INCH))
-        self.text(MARGIN, 30, self.title, size=TITLE_SIZE, weight="bold")
-
-    def text(self, x: float, y: float, content: str, *, size: float, **style: Any) -> None:
-        """A line of text at pixels from the upper left corner, cut where the picture ends."""
-        room = self.width - x - MARGIN
-        shown = fitted(content, size, room, bold=style.get("weight") == "bold")
-        self.figure.text(x / self.width, 1 - y / self.height, shown, size=size, **style)
+        room = self.width - 2 * MARGIN
+        title = fitted(self.title, _TITLE_SIZE, room, bold=True)
+        x, y = MARGIN / self.width, 1 - 30 / self.height
+        self.figure.text(x, y, title, size=_TITLE_SIZE, weight="bold")
+        subtitle = fitted(self.subtitle, TEXT_SIZE, room)
+        self.figure.text(x, y - 21 / self.height, subtitle, color=PALE)
 
     def axes(self, left: float, top: float, width: float, height: float) -> Axes:
         """Axes at pixels from the upper left corner."""

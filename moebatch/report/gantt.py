@@ -15,18 +15,9 @@ from matplotlib.colors import to_rgb
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator, MultipleLocator
 
-from moebatch.report.figure import (
-    BARS,
-    FRAME,
-    INK,
-    MARGIN,
-    PALE,
-    Picture,
-    fitted,
-    text_width,
-)
+from moebatch.report.figure import BARS, FRAME, INK, MARGIN, PALE, Picture, fitted, text_width
 from moebatch.report.gantt_bars import GROUPS, Bar, Group, bars, group_of
-from moebatch.report.gantt_window import Window, layer_starts, windows
+from moebatch.report.gantt_window import Window, layer_starts, shown_window
 from moebatch.report.task_words import seconds_text, task_label
 from moebatch.schedule.task import Task
 from moebatch.schedule.timeline.statistics import in_order
@@ -68,7 +59,7 @@ def gantt_picture(
         title: what is shown, such as the model and the machine.
     """
     assert timelines, "a picture needs a timeline"
-    shown = windows(timelines, since_s, until_s)
+    shown = {name: shown_window(one, since_s, until_s) for name, one in timelines.items()}
     length_s = max(window.length_s for window in shown.values())
     assert length_s > 0, "nothing lies between the two moments"
     height = sum(_height(timeline) + _GAP for timeline in timelines.values())
@@ -162,7 +153,7 @@ class _Panel:
         self._draw_layers()
         for end_s in self.timeline.pass_ends_s:
             if self.window.start_s < end_s <= self.window.end_s:
-                self._draw_border(self._x(end_s), gid="pass", linewidth=1.4)
+                self._draw_border(self._x(end_s), linewidth=1.4)
 
     def _x(self, moment_s: float) -> float:
         return (moment_s - self.window.start_s) * self.pixels_per_s
@@ -185,7 +176,7 @@ class _Panel:
 
     def _draw_lane(self, lane: str, top: float, share: float, weight: str) -> None:
         """A white row, the name of its lane on the left, and its busy share on the right."""
-        width = self.window.length_s * self.pixels_per_s
+        width = self._x(self.window.end_s)
         row = PolyCollection([_corners(0, width, top)], facecolor="white", edgecolor=FRAME)
         row.set(linewidth=1, clip_on=False, zorder=1, gid=self.picture.note(BARS, ()))
         self.axes.add_collection(row)
@@ -224,15 +215,16 @@ class _Panel:
     def _draw_layers(self) -> None:
         """Where layers begin, with the number of the layer where there is room."""
         starts = layer_starts(self.timeline, self.window)
-        every = _every(len(starts), self.window.length_s * self.pixels_per_s / _LAYER_ROOM)
-        free = 0.0
-        for start in starts:
-            layer, x = start.step % self.timeline.num_layers, self._x(start.start_s)
+        most, every, free = self._x(self.window.end_s) / _LAYER_ROOM, 1, 0.0
+        while len(starts) > most * every and every < len(starts):
+            every *= 2
+        for start_s, step in starts:
+            layer, x = step % self.timeline.num_layers, self._x(start_s)
             if layer % every or x < free:
                 continue
             label = f"layer {layer}"
             free = x + text_width(label, _SMALL) + 6
-            self._draw_border(x, gid="layer", linewidth=0.8, linestyle=(0, (2.5, 2.5)))
+            self._draw_border(x, linewidth=0.8, linestyle=(0, (2.5, 2.5)))
             if free - 6 <= _PLOT:
                 at = x + 3, self.top + _HEADING + 15
                 self.axes.text(*at, label, size=_SMALL, color=PALE)
@@ -260,11 +252,3 @@ def _labels(task: Task, num_layers: int) -> Iterator[str]:
     short = " ".join(f"{sign}{number}" for sign, number in signs if number is not None)
     yield f"L{task.step % num_layers} {short}".rstrip()
     yield short
-
-
-def _every(count: int, most: float) -> int:
-    """Which layers are marked, so that there are no more than `most`: each, or every 2, 4, 8..."""
-    every = 1
-    while count > most * every and every < count:
-        every *= 2
-    return every

@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import ceil, floor
 
 from moebatch.report.figure import BLUE, GREEN, INK, ORANGE
@@ -14,33 +14,31 @@ _NARROW = 1.0
 """Bars below this width are drawn together."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Group:
     """Kinds of tasks that are drawn alike."""
 
     name: str
     fill: str
-    ink: str = "#ffffff"
+    ink: str
     kinds: tuple[Kind, ...]
 
 
-ATTENTION = Group(name="attention", fill=BLUE, kinds=(Kind.ATTEND, Kind.ATTN))
-PROJECTIONS = Group(name="projections", fill="#8fcdf2", ink=INK, kinds=(Kind.PRE, Kind.OUT))
-GATES = Group(name="gate, combine", fill="#8c5a9e", kinds=(Kind.GATE, Kind.COMBINE))
-EXPERTS = Group(name="experts", fill=ORANGE, kinds=(Kind.POST, Kind.EXPERT, Kind.DENSE))
-WEIGHTS = Group(
-    name="weights moved", fill=GREEN, kinds=(Kind.CHUNK, Kind.FETCH, Kind.PAGE, Kind.BLOCK)
-)
-STAGING = Group(name="weights pinned", fill="#a5d9c0", ink=INK, kinds=(Kind.STAGE,))
-HIDDEN = Group(name="hidden states moved", fill="#7d7d7d", kinds=(Kind.OFF, Kind.LOAD))
-CACHE = Group(
-    name="KV cache moved",
-    fill="#f0c03c",
-    ink=INK,
-    kinds=(Kind.KV_READ, Kind.KV_UP, Kind.KV_DOWN, Kind.KV_WRITE),
+_WHITE = "#ffffff"
+EXPERTS = Group("experts", ORANGE, _WHITE, (Kind.POST, Kind.EXPERT, Kind.DENSE))
+WEIGHTS = Group("weights moved", GREEN, _WHITE, (Kind.CHUNK, Kind.FETCH, Kind.PAGE, Kind.BLOCK))
+_CACHE = (Kind.KV_READ, Kind.KV_UP, Kind.KV_DOWN, Kind.KV_WRITE)
+GROUPS = (
+    Group("attention", BLUE, _WHITE, (Kind.ATTEND, Kind.ATTN)),
+    Group("projections", "#8fcdf2", INK, (Kind.PRE, Kind.OUT)),
+    Group("gate, combine", "#8c5a9e", _WHITE, (Kind.GATE, Kind.COMBINE)),
+    EXPERTS,
+    WEIGHTS,
+    Group("weights pinned", "#a5d9c0", INK, (Kind.STAGE,)),
+    Group("hidden states moved", "#7d7d7d", _WHITE, (Kind.OFF, Kind.LOAD)),
+    Group("KV cache moved", "#f0c03c", INK, _CACHE),
 )
 """People who see few colours distinguish these, too: they differ in lightness."""
-GROUPS = (ATTENTION, PROJECTIONS, GATES, EXPERTS, WEIGHTS, STAGING, HIDDEN, CACHE)
 _Columns = dict[int, dict[Group | None, float]]
 """By pixel: how much of it each group takes with narrow spans, and wide ones under None."""
 _GROUP_OF: Mapping[Kind, Group] = {kind: group for group in GROUPS for kind in group.kinds}
@@ -81,21 +79,17 @@ def bars(spans: Iterable[Span], window: Window, pixels_per_s: float) -> list[Bar
     wide: list[Bar] = []
     columns: _Columns = defaultdict(lambda: defaultdict(float))
     for span in spans:
+        group = group_of(span.task)
         left = (max(span.start_s, window.start_s) - window.start_s) * pixels_per_s
         right = (min(span.end_s, window.end_s) - window.start_s) * pixels_per_s
         if right - left >= _NARROW:
-            wide.append(_wide(left, right, span, wide[-1] if wide else None))
+            touches = bool(wide) and left - wide[-1].right < _NARROW
+            shade = touches and wide[-1].group is group and not wide[-1].is_shaded
+            wide.append(Bar(left=left, right=right, group=group, span=span, is_shaded=shade))
             _gather(columns, left, right, None)
         elif right > left:
-            _gather(columns, left, right, group_of(span.task))
+            _gather(columns, left, right, group)
     return [*_merged(columns), *wide]
-
-
-def _wide(left: float, right: float, span: Span, last: Bar | None) -> Bar:
-    group = group_of(span.task)
-    touches = last is not None and last.group is group and left - last.right < _NARROW
-    shade = touches and last is not None and not last.is_shaded
-    return Bar(left=left, right=right, group=group, span=span, is_shaded=shade)
 
 
 def _gather(columns: _Columns, left: float, right: float, group: Group | None) -> None:
@@ -105,20 +99,18 @@ def _gather(columns: _Columns, left: float, right: float, group: Group | None) -
 
 
 def _merged(columns: _Columns) -> Iterator[Bar]:
-    """Bars of pixels in which narrow spans lie."""
+    """Bars of pixels in which narrow spans lie, neighbours of one group together."""
     last: Bar | None = None
     for column, widths in sorted(columns.items()):
         groups = [group for group in widths if group is not None]
         if not groups:
             continue
-        group = max(groups, key=lambda group: widths[group])
-        busy = min(1.0, sum(widths.values()))
+        group, busy = max(groups, key=lambda group: widths[group]), min(1.0, sum(widths.values()))
+        left: float = column
         if last and last.right == column and last.group is group:
-            mean = (last.busy * last.width + busy) / (last.width + 1)
-            last = replace(last, right=column + 1, busy=mean)
-            continue
-        if last:
+            left, busy = last.left, (last.busy * last.width + busy) / (last.width + 1)
+        elif last:
             yield last
-        last = Bar(left=column, right=column + 1, group=group, busy=busy)
+        last = Bar(left=left, right=column + 1, group=group, busy=busy)
     if last:
         yield last

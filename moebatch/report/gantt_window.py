@@ -1,6 +1,5 @@
 """Which part of a timeline a Gantt picture shows."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from moebatch.schedule.task import Kind
@@ -10,12 +9,8 @@ _MOST_LAYERS = 6
 """As many are shown whole."""
 _MIDDLE = 4
 """Layers of the middle of a pass that has more."""
-_COMPUTING = frozenset(
-    {
-        *(Kind.ATTEND, Kind.PRE, Kind.ATTN, Kind.OUT, Kind.POST),
-        *(Kind.GATE, Kind.EXPERT, Kind.COMBINE, Kind.DENSE),
-    }
-)
+_ATTENTION = (Kind.ATTEND, Kind.PRE, Kind.ATTN, Kind.OUT)
+_COMPUTING = {*_ATTENTION, Kind.POST, Kind.GATE, Kind.EXPERT, Kind.COMBINE, Kind.DENSE}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,25 +28,16 @@ class Window:
         return self.end_s - self.start_s
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LayerStart:
-    """Where the computation of a layer begins; the one before need not have ended."""
-
-    step: int
-    start_s: float
-
-
-def layer_starts(timeline: Timeline, window: Window) -> list[LayerStart]:
-    """Of every step that computes something and begins within a window, its end excluded; in order
-    of time."""
+def layer_starts(timeline: Timeline, window: Window) -> list[tuple[float, int]]:
+    """When the computation of each step begins, and its number, in order of time: of steps that
+    begin within a window, its end excluded. The step before need not have ended."""
     first: dict[int, float] = {}
     for span in timeline.spans:
         if span.task.kind in _COMPUTING:
             step = span.task.step
             first[step] = min(span.start_s, first.get(step, span.start_s))
-    starts = (LayerStart(step=step, start_s=start_s) for step, start_s in first.items())
-    within = (start for start in starts if window.start_s <= start.start_s < window.end_s)
-    return sorted(within, key=lambda start: (start.start_s, start.step))
+    starts = ((start_s, step) for step, start_s in first.items())
+    return sorted(start for start in starts if window.start_s <= start[0] < window.end_s)
 
 
 def usual_window(timeline: Timeline) -> Window:
@@ -65,26 +51,17 @@ def usual_window(timeline: Timeline) -> Window:
     if timeline.num_layers <= _MOST_LAYERS or not 0 < count < len(starts):
         return last
     first = (len(starts) - count) // 2
-    layers = [start.step % timeline.num_layers for start in starts[first : first + count]]
-    shown = f"layers {layers[0]} to {layers[-1]}"
+    (start_s, step), (end_s, _) = starts[first], starts[first + count]
+    layer = step % timeline.num_layers
+    shown = f"layers {layer} to {layer + count - 1}"
     if len(starts) != timeline.num_layers:
         shown = f"{count} of {len(starts)} steps"
-    return Window(
-        start_s=starts[first].start_s,
-        end_s=starts[first + count].start_s,
-        title=f"{shown} of the last pass",
-    )
+    return Window(start_s=start_s, end_s=end_s, title=f"{shown} of the last pass")
 
 
-def windows(
-    timelines: Mapping[str, Timeline], since_s: float | None, until_s: float | None
-) -> dict[str, Window]:
-    """The part of each timeline that is shown: the usual one if neither end is given."""
+def shown_window(timeline: Timeline, since_s: float | None, until_s: float | None) -> Window:
+    """The part of a timeline that is shown: the usual one if neither end is given."""
     if since_s is None and until_s is None:
-        return {name: usual_window(timeline) for name, timeline in timelines.items()}
-    found = {}
-    for name, timeline in timelines.items():
-        start_s = max(0.0, since_s or 0.0)
-        end_s = timeline.length_s if until_s is None else min(until_s, timeline.length_s)
-        found[name] = Window(start_s=min(start_s, end_s), end_s=end_s)
-    return found
+        return usual_window(timeline)
+    end_s = timeline.length_s if until_s is None else min(until_s, timeline.length_s)
+    return Window(start_s=min(max(0.0, since_s or 0.0), end_s), end_s=end_s)

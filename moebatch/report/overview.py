@@ -1,4 +1,4 @@
-"""A job from outside: how far it is, and who is at work."""
+"""A job from outside: how far it is, and which runs work on it."""
 
 import time
 from collections.abc import Iterator
@@ -17,18 +17,21 @@ from moebatch.units import format_duration
 
 def overview_table(job: Overview, job_file: Path) -> RenderableType:
     """Rows, rate and time left, a line for each run, and what to do next."""
-    grid = NamedRows()
+    grid = NamedRows(_progress(job, job_file))
+    return Group(grid, "", _shards(job)) if job.shards else grid
+
+
+def _progress(job: Overview, job_file: Path) -> Iterator[tuple[str, str]]:
     share = (job.num_done + job.num_failed) / job.num_rows if job.num_rows else 1.0
-    grid.add_row("rows", share_bar(share))
-    grid.add_row("", _rows(job))
-    grid.add_row("output", plain(job.output) + ("" if job.has_output else " (not written yet)"))
+    yield "rows", share_bar(share)
+    yield "", _rows(job)
+    yield "output", plain(job.output) + ("" if job.has_output else " (not written yet)")
     if job.rows_per_s:
         left = "" if job.eta_s is None else f", {format_duration(job.eta_s)} left"
-        grid.add_row("rate", f"{job.rows_per_s * 60:.1f} rows a minute{left}")
+        yield "rate", f"{job.rows_per_s * 60:.1f} rows a minute{left}"
     following = job.next_command(job_file)
     if following is not None:
-        grid.add_row("next", whole(following))
-    return Group(grid, "", _shards(job)) if job.shards else grid
+        yield "next", whole(following)
 
 
 def _rows(job: Overview) -> str:
@@ -36,14 +39,13 @@ def _rows(job: Overview) -> str:
     if job.num_failed:
         parts.append(f"[red]{job.num_failed} failed[/]")
     if job.num_begun:
-        parts.append(f"{job.num_begun} cut off, to be gone on with")
+        parts.append(f"{job.num_begun} cut off, to be continued")
     return ", ".join(parts)
 
 
 def _shards(job: Overview) -> Table:
-    table = titled_columns()
-    for title in ("shard", "state", "done", "failed", "rows", "tok/s", "where", "heard of"):
-        table.add_column(title, style="dim" if title == "heard of" else None)
+    titles = "shard", "state", "done", "failed", "rows", "tok/s", "where", "heard of"
+    table = titled_columns(*titles, left=titles, dim=("heard of",))
     for cells in _lines(job):
         table.add_row(*cells)
     return table

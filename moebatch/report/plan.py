@@ -6,11 +6,18 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from moebatch.plan.answer import Answer
+from moebatch.plan.expert_choice import Alternative, ExpertChoice
 from moebatch.plan.prediction import Prediction
 from moebatch.plan.roofs import PolicyRoofs, policy_roofs
 from moebatch.report.console import plain, whole
-from moebatch.report.experts import experts_view
-from moebatch.report.tables import NAME_WIDTH, NamedRows, named_bars, notes_view, share_bar
+from moebatch.report.tables import (
+    NAME_WIDTH,
+    NamedRows,
+    named_bars,
+    notes_view,
+    share_bar,
+    titled_columns,
+)
 from moebatch.spec.policy import Placement, Policy, shares_text
 from moebatch.spec.workload import Workload
 from moebatch.units import count_of, format_bytes, format_duration, format_number
@@ -21,20 +28,24 @@ _METHODS = {
     "paper": "MoE-Lightning's own forms",
     "given": "as given",
 }
+_MOST_EXPERT_CHOICES = 6
 
 
 def plan_view(answer: Answer) -> RenderableType:
     """Policy, speed, memory, lanes, turning points, and what would help."""
-    parts: list[RenderableType] = [_title(answer), "", _policy(answer), "", _speed(answer)]
+    policy = NamedRows(_policy(answer), min_width=NAME_WIDTH)
+    speed = NamedRows(_speed(answer), min_width=NAME_WIDTH)
+    parts: list[RenderableType] = [_title(answer), "", policy, "", speed]
     parts += ["", _memory(answer.prediction), "", _lanes(answer.prediction)]
     if answer.experts is not None:
-        parts += ["", experts_view(answer.experts)]
-    turning = [
-        line for roofs in policy_roofs(answer.problem, answer.policy) for line in _turning(roofs)
-    ]
+        parts += ["", _experts(answer.experts)]
+    turning = [_turning(roofs) for roofs in policy_roofs(answer.problem, answer.policy)]
     if turning:
         parts += ["", Text("turning points of the experts", style="bold"), *turning]
-    parts += ["", *_help(answer)]
+    parts.append("")
+    if answer.improvements:
+        advice = NamedRows(_advice(answer), min_width=NAME_WIDTH)
+        parts += [Text("what would help most", style="bold"), advice]
     parts += ["", *notes_view(answer.notes)]
     return Group(*parts)
 
@@ -58,22 +69,16 @@ def _workload(workload: Workload) -> str:
     return f"{count_of(workload.num_sequences, 'sequence')}: {lengths}"
 
 
-def _policy(answer: Answer) -> RenderableType:
-    policy, grid = answer.policy, NamedRows(NAME_WIDTH)
-    grid.add_row("policy", f"[dim]{_METHODS[answer.method]} ({plain(answer.solver)})[/]")
+def _policy(answer: Answer) -> Iterator[tuple[str, str]]:
+    policy = answer.policy
+    yield "policy", f"[dim]{_METHODS[answer.method]} ({plain(answer.solver)})[/]"
     tokens = f", up to {policy.tokens_per_pass} tokens a pass" * (policy.batching == "mixed")
-    grid.add_row(
-        "batch",
-        f"[bold]{policy.batch_size}[/] sequences in {policy.num_micro_batches} micro-batches of "
-        f"[bold]{policy.micro_batch_size}[/]{tokens}",
-    )
-    grid.add_row("computed", _places(policy, with_gpu=answer.problem.with_vram))
-    grid.add_row("experts", _placed(policy.weights, answer.problem.num_experts))
-    grid.add_row("KV cache", shares_text(policy.kv_cache) + f" ({policy.num_kv_pages} pages)")
-    grid.add_row(
-        "schedule", f"{policy.schedule}, {policy.num_slots} slots, {policy.batching} batches"
-    )
-    return grid
+    batch = f"[bold]{policy.batch_size}[/] sequences in {policy.num_micro_batches} micro-batches"
+    yield "batch", f"{batch} of [bold]{policy.micro_batch_size}[/]{tokens}"
+    yield "computed", _places(policy, with_gpu=answer.problem.with_vram)
+    yield "experts", _placed(policy.weights, answer.problem.num_experts)
+    yield "KV cache", f"{shares_text(policy.kv_cache)} ({policy.num_kv_pages} pages)"
+    yield "schedule", f"{policy.schedule}, {policy.num_slots} slots, {policy.batching} batches"
 
 
 def _places(policy: Policy, *, with_gpu: bool) -> str:
@@ -93,27 +98,19 @@ def _placed(weights: Placement, num_experts: int) -> str:
     return f"{shares_text(weights)} ({', '.join(counts)} of {num_experts})"
 
 
-def _speed(answer: Answer) -> RenderableType:
-    prediction, grid = answer.prediction, NamedRows(NAME_WIDTH)
-    workload = answer.problem.workload
-    prompts = prediction.tokens_per_s * _prompts_per_token(workload)
+def _speed(answer: Answer) -> Iterator[tuple[str, str]]:
+    prediction, workload = answer.prediction, answer.problem.workload
+    prompts = prediction.tokens_per_s * workload.mean_prompt_tokens / workload.mean_new_tokens
     job = f"[bold green]{format_number(prediction.tokens_per_s)}[/] generated"
     job += f" and {format_number(prompts)} prompt tok/s"
     if prediction.job_time_s is not None:
         job += f", [bold]{format_duration(prediction.job_time_s)}[/] in all"
     if prediction.num_passes is not None:
         job += f", {count_of(round(prediction.num_passes), 'pass', 'passes')}"
-    grid.add_row("job", job)
-    grid.add_row(
-        "",
-        f"[dim]decoding alone {format_number(prediction.decode_tokens_per_s)} tok/s, prompts alone "
-        f"{format_number(prediction.prefill_tokens_per_s)} tok/s[/]",
-    )
-    return grid
-
-
-def _prompts_per_token(workload: Workload) -> float:
-    return workload.mean_prompt_tokens / workload.mean_new_tokens
+    yield "job", job
+    decode = format_number(prediction.decode_tokens_per_s)
+    prefill = format_number(prediction.prefill_tokens_per_s)
+    yield "", f"[dim]decoding alone {decode} tok/s, prompts alone {prefill} tok/s[/]"
 
 
 def _memory(prediction: Prediction) -> RenderableType:
@@ -140,9 +137,57 @@ def _lanes(prediction: Prediction) -> RenderableType:
     return grid
 
 
-def _turning(roofs: PolicyRoofs) -> Iterator[RenderableType]:
+def _experts(choice: ExpertChoice) -> RenderableType:
+    """The alternatives side by side, the one that was chosen marked, and why."""
+    titles = "predictor", "cache", "ready", "loads a pass", "job", ""
+    table = titled_columns(*titles, left=titles[:2])
+    for one in _shown_experts(choice):
+        is_chosen = one is choice.chosen
+        speedup = choice.plainest.seconds / one.seconds
+        table.add_row(
+            _predictor(one.policy),
+            _cache(one.policy),
+            f"{one.at_hand:.0%}",
+            f"{one.num_loads:.1f}",
+            format_duration(one.seconds),
+            f"{speedup:.2f}x" + (" [bold green]chosen[/]" if is_chosen else ""),
+            style="bold" if is_chosen else "dim",
+        )
+    return Group(Text("experts", style="bold"), table, Text(_why(choice), style="dim"))
+
+
+def _why(choice: ExpertChoice) -> str:
+    """One sentence on the choice."""
+    chosen, plainest = choice.chosen, choice.plainest
+    steps = f"{choice.depth} layer{'s' if choice.depth > 1 else ''} ahead"
+    if chosen is plainest:
+        return f"nothing else is worth it; experts come up to {steps}"
+    return (
+        f"{chosen.at_hand:.0%} of what gates ask for is there by then, not {plainest.at_hand:.0%}; "
+        f"experts come up to {steps}"
+    )
+
+
+def _predictor(policy: Policy) -> str:
+    """The name of a predictor."""
+    return policy.predictor or "correlation"
+
+
+def _cache(policy: Policy) -> str:
+    """The rule of a cache, and whether layers differ in size."""
+    return f"{policy.cache}, divided" if policy.cache_sizes else policy.cache
+
+
+def _shown_experts(choice: ExpertChoice) -> Iterator[Alternative]:
+    """The fastest ones, and always what was chosen and what is plainest."""
+    for number, one in enumerate(choice.alternatives):
+        if number < _MOST_EXPERT_CHOICES or one in (choice.chosen, choice.plainest):
+            yield one
+
+
+def _turning(roofs: PolicyRoofs) -> RenderableType:
     upper, lower = roofs.roofline.level_i, roofs.roofline.level_j
-    grid = NamedRows(NAME_WIDTH)
+    grid = NamedRows(min_width=NAME_WIDTH)
     if roofs.p1 > 0:
         grid.add_row(
             f"P1 {lower}",
@@ -154,21 +199,14 @@ def _turning(roofs: PolicyRoofs) -> Iterator[RenderableType]:
         f"from {_tokens(roofs.p2_tokens)} a batch on, {lower}->{upper} does not bind "
         f"({format_number(roofs.p2, figures=3)} FLOP/B)",
     )
-    yield grid
+    return grid
 
 
 def _tokens(count: float) -> str:
     return f"{count:.0f} tokens" if count < 1e9 else "no number of tokens"
 
 
-def _help(answer: Answer) -> Iterator[RenderableType]:
-    if not answer.improvements:
-        return
-    yield Text("what would help most", style="bold")
-    grid = NamedRows(NAME_WIDTH)
+def _advice(answer: Answer) -> Iterator[tuple[str, str]]:
     for better in answer.improvements:
         option = whole(f"--what-if '{better.what_if}'") if better.what_if else ""
-        grid.add_row(
-            f"[green]{better.speedup:.2f}x[/]", f"{plain(better.change)}  [dim]{option}[/]"
-        )
-    yield grid
+        yield f"[green]{better.speedup:.2f}x[/]", f"{plain(better.change)}  [dim]{option}[/]"

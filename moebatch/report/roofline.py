@@ -6,19 +6,22 @@ lie. Where a label would lie on something else it is left out: the legend beside
 figure.
 """
 
+from cmath import phase
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from math import ceil, floor, isfinite, log10
+from math import ceil, degrees, floor, isfinite, log10
 from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter, FuncFormatter
+from matplotlib.transforms import Transform
+from numpy.typing import ArrayLike
 
 from moebatch.plan.roofline import Roof
 from moebatch.plan.roofs import PlacedOperation
-from moebatch.report.figure import INK, MARGIN, PALE, Picture, Style, fitted, text_width
-from moebatch.report.label_room import LabelRoom, Place, Points_N2, along, around, dotted
+from moebatch.report.figure import INK, PALE, Picture, Style, fitted, text_width
+from moebatch.report.label_room import LabelRoom, Place, Points_N, along, around, dotted
 from moebatch.report.roofline_panel import COLOURS, NAMES, Limits, Panel, Value, number_text
 from moebatch.units import format_flops
 
@@ -45,8 +48,8 @@ def roofline_picture(panels: Sequence[Panel], *, title: str, subtitle: str = "")
     """
     assert panels, "a picture needs a panel"
     heights = [max(_PANEL, ceil(_LEGEND_TOP + _legend_height(panel)) + _GAP) for panel in panels]
-    picture = Picture(title=title, width=WIDTH, height=_HEADER + sum(heights))
-    picture.text(MARGIN, 51, subtitle, size=12, color=PALE)
+    height = _HEADER + sum(heights)
+    picture = Picture(title=title, subtitle=subtitle, width=WIDTH, height=height)
     top = _HEADER
     for panel, height in zip(panels, heights, strict=True):
         left, below, *size = _PLOT
@@ -67,9 +70,9 @@ class _Plot:
         self._draw_axes()
         for name, intensity in self.panel.turning_points.items():
             self.axes.axvline(intensity, **_TURNING, gid=f"turning-point {name}")
-        for start, end in self._ceilings():
-            colour = COLOURS[self.panel.roofline.level_i]
-            self.axes.plot(*zip(start, end, strict=True), color=colour, **_CEILING)
+        for intensity, flops in self.panel.ceilings:  # of level i at a micro-batch
+            colour, right = COLOURS[self.panel.roofline.level_i], self._limits[0][1]
+            self.axes.plot([intensity, right], [flops, flops], color=colour, **_CEILING)
         for roof in self.panel.roofs:
             corners = [end for _, ends in roof.pieces(self._limits) for end in ends]
             if corners:
@@ -104,11 +107,6 @@ class _Plot:
         for spine in axes.spines.values():
             spine.set_color(PALE)
 
-    def _ceilings(self) -> Iterator[tuple[Value, Value]]:
-        """What level i allows an operation at its micro-batch, right of P2."""
-        for intensity, flops in self.panel.ceilings:
-            yield (intensity, flops), (self._limits[0][1], flops)
-
     def _draw_marks(self) -> None:
         """Symbols, and hollow ones on the level that the policy has not chosen."""
         for number, mark in enumerate(self.panel.marks):
@@ -125,74 +123,55 @@ class _Plot:
 
     # --- labels ---------------------------------------------------------------------------------
 
-    def _pixels(self, values: Sequence[Value]) -> Points_N2:
-        pixels_N2: Points_N2 = self.axes.transData.transform(np.array(values))
-        return pixels_N2
-
-    @property
-    def _corners_22(self) -> Points_N2:
-        return self._pixels(list(zip(*self._limits, strict=True)))
-
     def _write(self, place: Place | None, label: str, **style: Any) -> None:
-        if place is not None:
-            at = place.x, place.y
-            self.axes.annotate(
-                label,
-                at,
-                xycoords="figure points",
-                annotation_clip=False,
-                rotation=place.angle,
-                rotation_mode="anchor",
-                **style,
-            )
+        if place is None:
+            return
+        at, direction = place
+        style |= {"rotation": degrees(phase(direction)), "rotation_mode": "anchor"}
+        where = at.real, at.imag
+        self.axes.annotate(label, where, xycoords="figure points", annotation_clip=False, **style)
 
     def _name_turning_points(self) -> None:
         """Names above the plot, in rows where they are close."""
-        (left, _), (right, top) = self._corners_22
-        nothing = np.empty((0, 2))
-        room = LabelRoom(np.array([(left, top), (right, top + 100)]), nothing, nothing)
+        low, high = _pixels(self.axes.transAxes, [(0, 1), (1, 1)])
+        room = LabelRoom(low, high + 100j, np.empty(0, complex), np.empty(0, complex))
         for name, intensity in self.panel.turning_points.items():
             label = f"{name} = {number_text(intensity)}"
             width = text_width(label, bold=True)
-            ((x, _),) = self._pixels([(intensity, self._limits[1][0])])
-            start = min(max(x - width / 2, left), right - width)
-            rows = (Place(x=start, y=top + 7 + 17 * row) for row in range(6))
+            (middle,) = _pixels(self.axes.get_xaxis_transform(), [(intensity, 1)])
+            left = min(max(middle.real - width / 2, low.real), high.real - width)
+            rows = ((complex(left, middle.imag + 7 + 17 * row), 1 + 0j) for row in range(6))
             self._write(room.take(rows, width), label, weight="bold")
 
     def _draw_labels(self) -> None:
-        room = LabelRoom(self._corners_22, self._drawn(), self._faint())
+        low, high = _pixels(self.axes.transAxes, [(0, 0), (1, 1)])
+        room = LabelRoom(low, high, self._drawn(faint=False), self._drawn(faint=True))
         for mark in self.panel.marks:
             name = mark.operation.name
             width = text_width(name, bold=True)
-            ((x, y),) = self._pixels([self.panel.place(mark)])
-            self._write(room.take(around(x, y, width), width), name, weight="bold")
+            (point,) = _pixels(self.axes.transData, [self.panel.place(mark)])
+            self._write(room.take(around(point, width), width), name, weight="bold")
         for roof in self.panel.roofs:
             for label, ends in roof.pieces(self._limits):
                 width, is_flat = text_width(label), ends[0][1] == ends[1][1]
-                places = along(self._pixels(ends), width, from_end=is_flat)
+                places = along(_pixels(self.axes.transData, ends), width, from_end=is_flat)
                 self._write(room.take(places, width), label, color=roof.colour)
 
-    def _drawn(self) -> Points_N2:
-        """Points along roofs, and on symbols."""
-        pieces = [ends for roof in self.panel.roofs for _, ends in roof.pieces(self._limits)]
-        lines = [dotted(self._pixels(ends)) for ends in pieces]
-        symbol_92 = np.array([(x, y) for x in (-6, 0, 6) for y in (-6, 0, 6)])
-        symbols = [self._pixels([place]) + symbol_92 for place in self.panel.places]
-        return np.concatenate([*lines, *symbols])
+    def _drawn(self, *, faint: bool) -> Points_N:
+        """Points along roofs and on symbols; or else along dashed and dotted lines."""
+        around_9 = np.array([complex(x, y) for x in (-6, 0, 6) for y in (-6, 0, 6)])
+        points = [np.empty(0, complex)]
+        for line in self.axes.lines:
+            line_N = _pixels(line.get_transform(), line.get_xydata())
+            if faint == line.is_dashed():
+                points.append(dotted(line_N) if len(line_N) > 1 else line_N + around_9)
+        return np.concatenate(points)
 
-    def _faint(self) -> Points_N2:
-        """Points along dashed and dotted lines."""
-        ends = [*self._ceilings()]
-        ends += [
-            ((p, self._limits[1][0]), (p, self._limits[1][1]))
-            for p in self.panel.turning_points.values()
-        ]
-        ends += [
-            (self.panel.place(mark), other)
-            for mark in self.panel.marks
-            if (other := self.panel.other(mark))
-        ]
-        return np.concatenate([np.empty((0, 2)), *(dotted(self._pixels(pair)) for pair in ends)])
+
+def _pixels(transform: Transform, values: ArrayLike) -> Points_N:
+    pixels_N2 = transform.transform(np.asarray(values, float))
+    points_N: Points_N = pixels_N2 @ (1, 1j)
+    return points_N
 
 
 # --- legend ---------------------------------------------------------------------------------------

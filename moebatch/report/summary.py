@@ -1,7 +1,7 @@
 """The report at the end of a run."""
 
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Group, RenderableType
@@ -9,24 +9,23 @@ from rich.console import Group, RenderableType
 from moebatch.job.status import GatingUse, LaneTime, RunSummary
 from moebatch.plan.prediction import Prediction
 from moebatch.report.console import plain, whole
-from moebatch.report.foresight import foresight_table
 from moebatch.report.tables import NamedRows, Words, titled_columns
 from moebatch.report.timeline_view import waits_table
+from moebatch.schedule.foresight import LayerForesight
 from moebatch.units import count_of, format_bytes, format_duration, format_number, format_rate
 
 _NUM_WAITS = 3
 _LEAST_SHARE = 0.005
+MOST_LAYERS = 16
+"""Rows of layers: of more than that, neighbours share one."""
+_FORESIGHT = ("experts asked for", "had stayed", "ready", "foreseen", "accuracy", "FetchRate")
 _Figure = tuple[str, float, float, Callable[[float], str]]
 
 
 def summary_view(summary: RunSummary, job_file: Path, *, details: bool) -> RenderableType:
     """What was done, how fast, and where it is; on request, what the lanes did, what it took, and
     what was expected."""
-    grid = NamedRows()
-    if summary.emulated is not None:
-        grid.add_row("[bold yellow]emulated[/]", plain(summary.emulated))
-    for name, text in (*_outcome(summary, job_file), *_caveats(summary)):
-        grid.add_row(name, text)
+    grid = NamedRows((*_outcome(summary, job_file), *_caveats(summary)))
     if details:
         return Group("", grid, *_details(summary))
     grid.add_row("more", "--details shows lanes, memory, and predicted beside measured")
@@ -34,6 +33,8 @@ def summary_view(summary: RunSummary, job_file: Path, *, details: bool) -> Rende
 
 
 def _outcome(summary: RunSummary, job_file: Path) -> Iterator[tuple[str, str]]:
+    if summary.emulated is not None:
+        yield "[bold yellow]emulated[/]", plain(summary.emulated)
     yield "rows", _rows(summary)
     if summary.run_s and summary.num_passes:
         yield "speed", _speed(summary)
@@ -52,10 +53,7 @@ def _caveats(summary: RunSummary) -> Iterator[tuple[str, str]]:
 
 
 def _details(summary: RunSummary) -> Iterator[RenderableType]:
-    grid = NamedRows()
-    for name, text in _took(summary):
-        grid.add_row(name, text)
-    yield from ("", grid)
+    yield from ("", NamedRows(_took(summary)))
     waits = None if summary.waits is None else waits_table(summary.waits, _NUM_WAITS)
     if waits is not None and waits.row_count:
         yield from ("", waits)
@@ -66,7 +64,7 @@ def _details(summary: RunSummary) -> Iterator[RenderableType]:
 
 
 def _took(summary: RunSummary) -> Iterator[tuple[str, str]]:
-    yield "tokens", _tokens(summary)
+    yield "tokens", f"{summary.generated_tokens} generated, {summary.prompt_tokens} of prompts"
     yield "time", _time(summary)
     for lane in summary.lanes:
         yield lane.name, _lane(lane)
@@ -84,7 +82,8 @@ def _took(summary: RunSummary) -> Iterator[tuple[str, str]]:
     if summary.num_preempted:
         sent = count_of(summary.num_preempted, "sequence")
         yield "sent back", f"{sent}, when the cache was full"
-    yield "peak memory", _memory(summary)
+    peak, budget = format_bytes(summary.peak_bytes), format_bytes(summary.budget_bytes)
+    yield "peak memory", f"{peak} of {budget}"
     if summary.policy is not None:
         yield "policy", str(summary.policy)
 
@@ -154,10 +153,6 @@ def _gating(use: GatingUse) -> str:
     )
 
 
-def _tokens(summary: RunSummary) -> str:
-    return f"{summary.generated_tokens} generated, {summary.prompt_tokens} of prompts"
-
-
 def _time(summary: RunSummary) -> str:
     passes = count_of(summary.num_passes, "pass", "passes")
     return (
@@ -167,19 +162,18 @@ def _time(summary: RunSummary) -> str:
 
 
 def _reading(summary: RunSummary) -> str:
-    rate = f" at {_disk_rate(summary)}" if summary.bytes_read else ""
+    busy_s = next((lane.busy_s for lane in summary.lanes if lane.name == "disk->dram"), 0.0)
+    rate = format_rate(summary.bytes_read / busy_s) if busy_s else "no rate"
     how = "" if summary.reads_past_page_cache else ", through the page cache (O_DIRECT refused)"
-    return f"{format_bytes(summary.bytes_read)} of experts{rate}{how}"
+    return f"{format_bytes(summary.bytes_read)} of experts at {rate}{how}"
 
 
 def _beside(summary: RunSummary, expected: Prediction) -> Iterator[RenderableType]:
     """What was expected beside what was measured, like beside like: where more is known now than
     before the first pass, the ratio is to what would have been expected then."""
-    again, table = summary.hindsight, titled_columns()
-    table.add_column("", style="dim", justify="right")
-    titles = ["predicted", *(["in hindsight"] if again else []), "measured", "ratio"]
-    for title in titles:
-        table.add_column(title, justify="right")
+    again = summary.hindsight
+    titles = ("", "predicted", *(["in hindsight"] if again else []), "measured", "ratio")
+    table = titled_columns(*titles, dim=("",))
     now = _figures(summary, again or expected)
     for (name, before, measured, shown), (_, known, _, _) in zip(
         _figures(summary, expected), now, strict=True
@@ -223,10 +217,36 @@ def _peaks(summary: RunSummary, expected: Prediction) -> Iterator[_Figure]:
     yield name, peak, summary.peak_bytes, format_bytes
 
 
-def _disk_rate(summary: RunSummary) -> str:
-    busy = next((lane.busy_s for lane in summary.lanes if lane.name == "disk->dram"), 0.0)
-    return format_rate(summary.bytes_read / busy) if busy else "no rate"
+def foresight_table(layers: Mapping[int, LayerForesight]) -> RenderableType:
+    """By layer: of what gates asked for, what had stayed and what was at hand; of what was
+    foreseen, what was chosen, what was at hand in time, and what was both."""
+    table = titled_columns("layer", *_FORESIGHT, "GoodPred", dim=("layer",))
+    for name, counts in _grouped(layers):
+        table.add_row(name, *_foresight(counts))
+    table.add_section()
+    table.add_row("all", *_foresight(LayerForesight.total(layers.values())))
+    return table
 
 
-def _memory(summary: RunSummary) -> str:
-    return f"{format_bytes(summary.peak_bytes)} of {format_bytes(summary.budget_bytes)}"
+def _grouped(layers: Mapping[int, LayerForesight]) -> Iterator[tuple[str, LayerForesight]]:
+    """Layers, or as many neighbours at a time as make few rows."""
+    numbers, together = list(layers), -(-len(layers) // MOST_LAYERS)
+    for first in range(0, len(numbers), together):
+        some = numbers[first : first + together]
+        yield _layers(some), LayerForesight.total(layers[layer] for layer in some)
+
+
+def _layers(numbers: Sequence[int]) -> str:
+    first, last = numbers[0], numbers[-1]
+    return str(first) if first == last else f"{first} to {last}"
+
+
+def _foresight(counts: LayerForesight) -> Iterator[str]:
+    yield str(counts.num_asked)
+    yield f"{counts.hit_rate:.1%}"
+    yield f"{counts.at_hand:.1%}"
+    if not counts.num_foreseen:
+        return
+    yield str(counts.num_foreseen)
+    for share in (counts.accuracy, counts.fetch_rate, counts.good_prediction):
+        yield f"{share:.1%}"

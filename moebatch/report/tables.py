@@ -1,6 +1,6 @@
 """Tables without lines, and shares as bars, as all reports draw them."""
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterable, Iterator
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.table import Table
@@ -18,9 +18,12 @@ class NamedRows:
     """A name on the left of every row, and what it is on the right, which on a terminal is broken
     between words."""
 
-    def __init__(self, min_width: int = 0) -> None:
+    def __init__(self, rows: Iterable[tuple[str, str]] = (), *, min_width: int = 0) -> None:
+        """Rows as `add_row` takes them."""
         self._width = min_width
         self._rows: list[tuple[Text, Text]] = []
+        for name, text in rows:
+            self.add_row(name, text)
 
     def add_row(self, name: str, text: str) -> None:
         """Both in rich's markup."""
@@ -68,9 +71,15 @@ def named_bars(min_width: int | None = None) -> Table:
     return grid
 
 
-def titled_columns() -> Table:
-    """Columns that have titles; they are still to be added."""
-    return Table(box=None, padding=(0, _GAP, 0, 0), pad_edge=False, show_edge=False)
+def titled_columns(
+    *titles: str, left: Container[str] = (), dim: Container[str] = (), bold: Container[str] = ()
+) -> Table:
+    """Columns that have titles, figures to the right unless they are named under `left`."""
+    table = Table(box=None, padding=(0, _GAP, 0, 0), pad_edge=False, show_edge=False)
+    for title in titles:
+        style = "dim" if title in dim else "bold" if title in bold else None
+        table.add_column(title, justify="left" if title in left else "right", style=style)
+    return table
 
 
 def share_bar(share: float) -> str:

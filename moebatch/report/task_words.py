@@ -7,56 +7,37 @@ from moebatch.schedule.timeline.lane_statistics import LAUNCH
 from moebatch.schedule.timeline.task_name import reason_kind, task_named
 from moebatch.schedule.timeline.timeline import Bubble
 
-_NOUNS: Mapping[Kind, str] = {
-    Kind.ATTEND: "attention",
-    Kind.PRE: "projections",
-    Kind.OFF: "queries",
-    Kind.ATTN: "CPU attention",
-    Kind.LOAD: "attention results",
-    Kind.OUT: "output projection",
-    Kind.POST: "MoE block",
-    Kind.GATE: "gate",
-    Kind.COMBINE: "sum over experts",
-    Kind.DENSE: "dense MLP",
-    Kind.CHUNK: "transfer",
-    Kind.FETCH: "read",
-    Kind.STAGE: "staging",
-    Kind.PAGE: "transfer",
-    Kind.BLOCK: "transfer of all weights",
-    Kind.KV_READ: "KV read",
-    Kind.KV_UP: "KV copy up",
-    Kind.KV_DOWN: "KV copy down",
-    Kind.KV_WRITE: "KV write",
+_NAMES: Mapping[str, tuple[str, str]] = {
+    Kind.ATTEND: ("attention", "attention"),
+    Kind.PRE: ("projections", "projections"),
+    Kind.OFF: ("queries", "queries on their way to the CPU"),
+    Kind.ATTN: ("CPU attention", "attention on the CPU"),
+    Kind.LOAD: ("attention results", "results of attention on their way up"),
+    Kind.OUT: ("output projection", "output projections"),
+    Kind.POST: ("MoE block", "MoE blocks being computed"),
+    Kind.GATE: ("gate", "gates"),
+    Kind.EXPERT: ("expert", "experts being computed"),
+    Kind.COMBINE: ("sum over experts", "outputs of experts being added up"),
+    Kind.DENSE: ("dense MLP", "dense MLPs"),
+    Kind.CHUNK: ("transfer", "experts on their way"),
+    Kind.FETCH: ("read", "experts being read from disk"),
+    Kind.STAGE: ("staging", "weights being pinned"),
+    Kind.PAGE: ("transfer", "weights on their way"),
+    Kind.BLOCK: ("transfer of all weights", "weights of a whole layer on their way"),
+    Kind.KV_READ: ("KV read", "KV cache being read from disk"),
+    Kind.KV_UP: ("KV copy up", "KV cache on its way up"),
+    Kind.KV_DOWN: ("KV copy down", "KV cache on its way down"),
+    Kind.KV_WRITE: ("KV write", "KV cache being written to disk"),
+    LAUNCH: ("launch", "work to be launched"),
 }
-WAITS: Mapping[str, str] = {
-    Kind.ATTEND: "attention",
-    Kind.PRE: "projections",
-    Kind.OFF: "queries on their way to the CPU",
-    Kind.ATTN: "attention on the CPU",
-    Kind.LOAD: "results of attention on their way up",
-    Kind.OUT: "output projections",
-    Kind.POST: "MoE blocks being computed",
-    Kind.GATE: "gates",
-    Kind.EXPERT: "experts being computed",
-    Kind.COMBINE: "outputs of experts being added up",
-    Kind.DENSE: "dense MLPs",
-    Kind.CHUNK: "experts on their way",
-    Kind.FETCH: "experts being read from disk",
-    Kind.STAGE: "weights being pinned",
-    Kind.PAGE: "weights on their way",
-    Kind.BLOCK: "weights of a whole layer on their way",
-    Kind.KV_READ: "KV cache being read from disk",
-    Kind.KV_UP: "KV cache on its way up",
-    Kind.KV_DOWN: "KV cache on its way down",
-    Kind.KV_WRITE: "KV cache being written to disk",
-    LAUNCH: "work to be launched",
-}
-"""What a lane waits for, by the kind of task that ended last; for "waited for ..."."""
+"""What a task is called, and what a lane waits for while a task of that kind runs; for "waited for
+..."."""
 
 
 def waits_words(kind: str) -> str:
-    """What tasks of a kind are for those who wait for them; unknown kinds are named as they are."""
-    return WAITS.get(kind, kind)
+    """What a lane waits for, by the kind of task that ended last; an unknown kind is its own
+    name."""
+    return _NAMES[kind][1] if kind in _NAMES else kind
 
 
 def task_words(task: Task, num_layers: int) -> str:
@@ -98,13 +79,13 @@ def _reason(bubble: Bubble, num_layers: int) -> str:
     if task is None:
         return waits_words(reason_kind(bubble.waited_for))
     if _is_own(task, before):
-        return f"its {_NOUNS[task.kind]}"
+        return f"its {_NAMES[task.kind][0]}"
     return task_words(task, num_layers)
 
 
 def _is_own(task: Task, before: Task) -> bool:
-    """Whether a task was for nobody but the one that waited for it."""
-    if task.step != before.step or task.kind not in _NOUNS or task.kind == before.kind:
+    """Whether only `before` needed the task."""
+    if task.step != before.step or task.kind is Kind.EXPERT or task.kind == before.kind:
         return False
     if task.expert is not None:
         return task.expert == before.expert
@@ -115,7 +96,7 @@ def _is_own(task: Task, before: Task) -> bool:
 
 def _what(task: Task) -> str:
     expert = None if task.expert is None else f"expert {task.expert}"
-    words = expert if task.kind is Kind.EXPERT and expert else _NOUNS.get(task.kind, task.kind)
+    words = expert if task.kind is Kind.EXPERT and expert else _NAMES[task.kind][0]
     if expert and words != expert:
         words += f" of {expert}"
     if task.page is not None:

@@ -7,7 +7,18 @@ from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.text import Text
 
-from moebatch.report.tables import NAME_WIDTH, NamedRows, named_bars, share_bar, titled_columns
+from moebatch.plan.answer import Answer
+from moebatch.plan.simulation import Simulation, timelines_of
+from moebatch.report.console import plain
+from moebatch.report.tables import (
+    NAME_WIDTH,
+    NamedRows,
+    Words,
+    named_bars,
+    notes_view,
+    share_bar,
+    titled_columns,
+)
 from moebatch.report.task_words import bubble_words, seconds_text, waits_words
 from moebatch.schedule.timeline.lane_statistics import LaneStatistics
 from moebatch.schedule.timeline.statistics import Statistics
@@ -18,6 +29,26 @@ _NUM_WAITS = 5
 _NUM_REASONS = 2
 _LEAST_SHARE = 0.005
 """Of the time of a run; lanes that waited less for something are not said to have waited."""
+
+
+def simulated_view(answer: Answer, simulated: Mapping[str, Simulation]) -> RenderableType:
+    """Model, machine and policy, what the lanes did under each schedule, and notes."""
+    hardware = answer.problem.hardware
+    title = f"[bold]{plain(answer.model)}[/] on [bold]{plain(hardware.name)}[/]"
+    view = simulation_view(
+        timelines_of(simulated),
+        {name: one.tokens_per_pass for name, one in simulated.items()},
+    )
+    first = next(iter(simulated.values()))
+    notes = [note for one in simulated.values() for note in one.notes]
+    return Group(
+        Text.from_markup(f"{title}: {plain(hardware.title)}"),
+        Words(str(first.policy), "dim"),
+        "",
+        view,
+        *([""] if notes or answer.notes else []),
+        *notes_view((*notes, *answer.notes)),
+    )
 
 
 def simulation_view(
@@ -44,7 +75,7 @@ def waits_table(statistics: Statistics, count: int = _NUM_WAITS) -> NamedRows:
 
     Of each lane the main reasons, as far as they cost it some of the time.
     """
-    grid, least_s = NamedRows(NAME_WIDTH), _LEAST_SHARE * statistics.length_s
+    grid, least_s = NamedRows(min_width=NAME_WIDTH), _LEAST_SHARE * statistics.length_s
     for name in statistics.names:
         for number, words in enumerate(_reasons(statistics.lanes[name], least_s)):
             grid.add_row("" if number else escape(name), words)
@@ -69,7 +100,8 @@ class _Simulated:
 
 
 def _schedule(row: _Simulated) -> RenderableType:
-    statistics, lanes, waits = row.statistics, named_bars(NAME_WIDTH), NamedRows(NAME_WIDTH)
+    statistics, lanes = row.statistics, named_bars(NAME_WIDTH)
+    waits = NamedRows(min_width=NAME_WIDTH)
     lanes.add_row("per pass", _speed(row), "")
     for name in statistics.names:
         lane, binds = statistics.lanes[name], name == statistics.bottleneck
@@ -94,12 +126,8 @@ def _speed(row: _Simulated) -> str:
 
 
 def _comparison(rows: list[_Simulated]) -> RenderableType:
-    table = titled_columns()
-    table.add_column("schedule", style="bold")
-    table.add_column("per pass", justify="right")
-    table.add_column("ratio", justify="right")
-    table.add_column("busiest lane")
-    table.add_column("which waits for")
+    titles = "schedule", "per pass", "ratio", "busiest lane", "which waits for"
+    table = titled_columns(*titles, left=(titles[0], *titles[3:]), bold=titles[:1])
     first_s = rows[0].timeline.steady_pass_s
     for row in rows:
         pass_s, statistics = row.timeline.steady_pass_s, row.statistics

@@ -4,7 +4,7 @@ from io import StringIO
 
 from rich.console import Console
 
-from moebatch.report.foresight import MOST_ROWS, foresight_table
+from moebatch.report.summary import MOST_LAYERS, foresight_table
 from moebatch.schedule.foresight import LayerForesight
 
 
@@ -34,6 +34,6 @@ def test_every_layer_and_all_together_have_their_shares() -> None:
 
 
 def test_neighbours_share_rows_where_there_are_many_layers() -> None:
-    rows = shown({layer: counts(4) for layer in range(3, 3 + 3 * MOST_ROWS - 1)})
-    assert len(rows) <= MOST_ROWS + 3
+    rows = shown({layer: counts(4) for layer in range(3, 3 + 3 * MOST_LAYERS - 1)})
+    assert len(rows) <= MOST_LAYERS + 3
     assert rows[1][:4] == ["3", "to", "5", "12"]

@@ -6,7 +6,7 @@ from itertools import cycle
 
 from matplotlib.ticker import PercentFormatter
 
-from moebatch.report.figure import MARGIN, PALE, Picture
+from moebatch.report.figure import PALE, Picture
 from tests.benchmarks.predictors.table import FIGURES, ByLayer
 
 WIDTH = 980
@@ -21,8 +21,7 @@ _MOST_NAMES = 32
 def picture(found: Mapping[str, ByLayer], *, title: str, subtitle: str) -> Picture:
     """A picture of predictors by name."""
     height = _HEADER + _LEGEND + _PANEL * len(FIGURES)
-    drawn = Picture(title=title, width=WIDTH, height=height)
-    drawn.text(MARGIN, 51, subtitle, size=12, color=PALE)
+    drawn = Picture(title=title, subtitle=subtitle, width=WIDTH, height=height)
     for number, (name, figure) in enumerate(FIGURES.items()):
         top = _HEADER + _LEGEND + number * _PANEL + 24
         axes = drawn.axes(_LEFT, top, _PLOT_WIDTH, _PLOT_HEIGHT)

@@ -1,10 +1,30 @@
-"""What a check has found, one line per fault."""
+"""What a check shows: how much it has read, and what it has found."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from rich.console import Console
+from rich.progress import DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from moebatch.job.check import Findings
 from moebatch.report.console import say
 from moebatch.units import count_of
+
+
+@contextmanager
+def counting_bytes(console: Console) -> Iterator[Callable[[int], None]]:
+    """Yields what takes how many more bytes have been read; silent without a terminal."""
+    bar = Progress(
+        TextColumn("reading weights"),
+        DownloadColumn(binary_units=True),
+        TransferSpeedColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
+    with bar:
+        task = bar.add_task("reading", total=None, visible=False)
+        yield lambda num_bytes: bar.update(task, advance=num_bytes, visible=True)
 
 
 def print_findings(findings: Findings, console: Console) -> None:
