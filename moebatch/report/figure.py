@@ -9,6 +9,7 @@ import warnings
 from bisect import bisect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -119,6 +120,7 @@ def rendered(draw: Callable[[], Picture], file_format: str = "svg") -> bytes:
     return _noted(data, picture.notes) if file_format == "svg" else data
 
 
+@lru_cache(4096)
 def text_width(content: str, size: float = TEXT_SIZE, *, bold: bool = False) -> float:
     """Pixels that a line of text takes."""
     font = FontProperties(family="DejaVu Sans", size=size, weight="bold" if bold else "normal")

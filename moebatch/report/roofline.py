@@ -177,13 +177,8 @@ def _pixels(transform: Transform, values: ArrayLike) -> Points_N:
 # --- legend ---------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Row:
-    """How something is drawn, what it stands for, and notes below."""
-
-    style: Style
-    title: str
-    notes: tuple[str, ...] = ()
+_Row = tuple[Style, str, Sequence[str]]
+"""How something is drawn, what it stands for, and notes below."""
 
 
 def _draw_legend(picture: Picture, panel: Panel, top: float) -> None:
@@ -194,51 +189,40 @@ def _draw_legend(picture: Picture, panel: Panel, top: float) -> None:
     upper, lower = NAMES[panel.roofline.level_i], NAMES[panel.roofline.level_j]
     axes.text(0, _HEADING, f"{upper} over {lower}", size=13, weight="bold")
     y, room = float(_HEADING), _LEGEND_WIDTH - _INDENT
-    for row in _rows(panel):
+    for style, title, notes in _rows(panel):
         y += _ROW
-        across = [12] if "marker" in row.style else [0, 24]
-        axes.plot(across, [y - 4] * len(across), **row.style, clip_on=False)
-        axes.text(_INDENT, y, fitted(row.title, 12, room))
-        for note in row.notes:
+        across = [12] if "marker" in style else [0, 24]
+        axes.plot(across, [y - 4] * len(across), **style, clip_on=False)
+        axes.text(_INDENT, y, fitted(title, 12, room))
+        for note in notes:
             y += _NOTE
             axes.text(_INDENT, y, fitted(note, 11, room), color=PALE, size=11)
 
 
 def _legend_height(panel: Panel) -> float:
-    return _HEADING + sum(_ROW + _NOTE * len(row.notes) for row in _rows(panel))
+    return _HEADING + sum(_ROW + _NOTE * len(notes) for _, _, notes in _rows(panel))
 
 
 def _rows(panel: Panel) -> Iterator[_Row]:
-    for roof in panel.roofs:
-        style = {"color": roof.colour, "linewidth": 2.4}
-        yield _Row(style=style, title=f"{roof.name}: {roof.figures}")
-    yield from _turning_rows(panel)
-    if panel.ceilings:
-        upper = panel.roofline.level_i
-        title = f"dotted: what {NAMES[upper]} allows at mu"
-        yield _Row(style={"color": COLOURS[upper], **_CEILING}, title=title)
-    for number, mark in enumerate(panel.marks):
-        yield _Row(
-            style=_symbol(number, hollow=False),
-            title=f"{mark.operation.name} on {NAMES[mark.level]}",
-            notes=(_place_text(panel, mark), f"bound by {_binding(panel, mark)}"),
-        )
-    if any(map(panel.other, panel.marks)):
-        yield _Row(style=_symbol(0, hollow=True), title="hollow: on the other level")
-
-
-def _turning_rows(panel: Panel) -> Iterator[_Row]:
     upper, lower = NAMES[panel.roofline.level_i], NAMES[panel.roofline.level_j]
-    notes = {
-        "P1": f"below it, better computed on {lower}",
-        "P2": f"from there on {upper} binds, not the link",
-    }
+    for roof in panel.roofs:
+        yield {"color": roof.colour, "linewidth": 2.4}, f"{roof.name}: {roof.figures}", ()
     for name, intensity in panel.turning_points.items():
-        title = f"{name}: {number_text(intensity)} FLOP/byte"
-        yield _Row(style=_TURNING, title=title, notes=(notes[name[:2]],))
+        below, above = f"below it, better computed on {lower}", f"from there on {upper} binds"
+        note = below if name == "P1" else f"{above}, not the link"
+        yield _TURNING, f"{name}: {number_text(intensity)} FLOP/byte", [note]
     if not panel.roofline.p1:
         why = "the link is as fast" if panel.roofline.peak_j else f"{lower} does not compute"
-        yield _Row(style={"alpha": 0}, title="P1: none", notes=(f"data always moves: {why}",))
+        yield {"alpha": 0}, "P1: none", [f"data always moves: {why}"]
+    if panel.ceilings:
+        colour = COLOURS[panel.roofline.level_i]
+        yield {"color": colour, **_CEILING}, f"dotted: what {upper} allows at mu", ()
+    for number, mark in enumerate(panel.marks):
+        title = f"{mark.operation.name} on {NAMES[mark.level]}"
+        notes = _place_text(panel, mark), f"bound by {_binding(panel, mark)}"
+        yield _symbol(number, hollow=False), title, notes
+    if any(map(panel.other, panel.marks)):
+        yield _symbol(0, hollow=True), "hollow: on the other level", ()
 
 
 def _binding(panel: Panel, mark: PlacedOperation) -> str:

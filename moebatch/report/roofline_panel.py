@@ -42,16 +42,12 @@ class Panel:
 
     def _place_on(self, mark: PlacedOperation, level: LevelName) -> Value | None:
         roofline, operation = self.roofline, mark.operation
-        on_i = level == roofline.level_i
-        if not operation.bytes_j:
-            intensity = operation.intensity_i
-            return (intensity, roofline.local_i(intensity)) if on_i else None
-        if not on_i and not roofline.peak_j:
+        i, j = operation.intensity_i, operation.intensity_j
+        if level == roofline.level_i:
+            return j if operation.bytes_j else i, roofline.attainable_i(i, j)
+        if not (operation.bytes_j and roofline.peak_j):
             return None
-        intensity = operation.intensity_j
-        if on_i:
-            return intensity, roofline.attainable_i(operation.intensity_i, intensity)
-        return intensity, roofline.attainable_j(intensity)
+        return j, roofline.attainable_j(j)
 
     @property
     def places(self) -> list[Value]:
