@@ -23,8 +23,9 @@ from moebatch.calibration.reading_policy import reading_policy
 from moebatch.calibration.summary import CalibrationSummary
 from moebatch.calibration.text_reading import TextReading
 from moebatch.calibration.texts import SEQUENCE_TOKENS, read_sequences
+from moebatch.checkpoint.fingerprint import ModelOwner
+from moebatch.checkpoint.model_files import ModelFiles, open_model
 from moebatch.engine.build import build_engine
-from moebatch.engine.model_files import ModelFiles, open_model
 from moebatch.engine.spec import EngineSpec, has_common_keys
 from moebatch.errors import ConfigError, DoesNotFit, Fault
 from moebatch.job.planning import job_problem
@@ -32,7 +33,6 @@ from moebatch.measure.saved import machine_profile, require_writable_file
 from moebatch.model.native import loader
 from moebatch.plan.machine import detect_machine
 from moebatch.predict.habits_file import HABITS, save_habits
-from moebatch.predict.owner import ModelOwner
 from moebatch.predict.path_table import PathTable
 from moebatch.predict.routing_habits import measure_habits
 from moebatch.predict.table_file import empty_table, save_table
@@ -195,7 +195,7 @@ class Calibration:
         reader: RowReader,
     ) -> int:
         """Reads what is left; returns the number of passes. The model is gone from memory then."""
-        loader.announce(self._tell)
+        loader.log_compiling(self._tell)
         torch.set_num_threads(detect_machine().num_cores)
         built = build_engine(
             EngineSpec(

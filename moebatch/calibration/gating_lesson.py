@@ -10,10 +10,10 @@ from moebatch.calibration.learning_text import Expected, LearningText, evenly
 from moebatch.calibration.lessons import Advance
 from moebatch.calibration.trade_off import trade_off
 from moebatch.calibration.whole_memory import require_whole
+from moebatch.checkpoint.model_files import ModelFiles
 from moebatch.engine.gating_file import save_gating
-from moebatch.engine.model_files import ModelFiles
 from moebatch.errors import CheckpointError, ConfigError, Fault
-from moebatch.model.learnt_gating import LearntGating
+from moebatch.model.gating import LearntGating
 from moebatch.training.fisher import fisher_sums
 from moebatch.training.gating_trial import GatingTrial
 from moebatch.training.loading import load_whole

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from moebatch.calibration.comparison import Comparison
+from moebatch.checkpoint.fingerprint import ModelOwner
 from moebatch.errors import ConfigError, Fault
 from moebatch.predict.guesser import (
     GateGuesser,
@@ -43,7 +44,7 @@ from moebatch.predict.learnt_files import (
     save_learned,
     save_tokens,
 )
-from moebatch.predict.owner import Kind, ModelOwner
+from moebatch.predict.owner import Kind
 from moebatch.predict.path_table import MAX_TABLE_BYTES
 from moebatch.predict.seen import Seen
 from moebatch.quoting import shown

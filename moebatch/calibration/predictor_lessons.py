@@ -7,7 +7,8 @@ from moebatch.calibration.order import CalibrationOrder
 from moebatch.calibration.placed_text import HELD_OUT_SHARE
 from moebatch.calibration.text_embedding import TextEmbedding
 from moebatch.calibration.text_reading import TextReading
-from moebatch.engine.model_files import ModelFiles, load_gates
+from moebatch.checkpoint.model_files import ModelFiles
+from moebatch.store.dense import load_gates
 from moebatch.store.memory import return_freed_memory
 
 

@@ -11,7 +11,7 @@ import torch
 from moebatch.calibration.learning_text import Expected, LearningText
 from moebatch.calibration.lessons import Advance
 from moebatch.calibration.whole_memory import require_whole
-from moebatch.engine.model_files import ModelFiles
+from moebatch.checkpoint.model_files import ModelFiles
 from moebatch.engine.pregate_file import PREGATES, save_pregates
 from moebatch.errors import ConfigError, Fault
 from moebatch.training.learning_gates import LearningGates

@@ -10,7 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from moebatch.engine.model_files import ModelFiles, load_embedded
+from moebatch.checkpoint.model_files import ModelFiles
+from moebatch.store.dense import load_embedded
 
 
 class TextEmbedding:

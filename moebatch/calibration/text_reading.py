@@ -17,8 +17,9 @@ from moebatch.calibration.placed_text import PlacedText
 from moebatch.calibration.portion import Portion, portion, portions
 from moebatch.calibration.reading_folder import ReadingFolder
 from moebatch.calibration.reading_record import KeptLesson, ReadingRecord
+from moebatch.checkpoint.fingerprint import weights_sample
+from moebatch.checkpoint.model_files import ModelFiles
 from moebatch.engine.engine import Engine
-from moebatch.engine.model_files import ModelFiles
 from moebatch.errors import CheckpointError
 from moebatch.job.fingerprint import numerics_fingerprint
 from moebatch.predict.gate_recorder import GateRecorder
@@ -28,7 +29,6 @@ from moebatch.predict.seen import Seen
 from moebatch.spec.policy import Policy, PredictorName
 from moebatch.spec.request import Request
 from moebatch.spec.sampling import Sampling
-from moebatch.store.fingerprint import weights_sample
 
 _READING = Sampling(max_tokens=1, temperature=0.0)
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from moebatch.model.learnt_gating import GatingPoint
+from moebatch.model.gating import GatingPoint
 
 _SHARES = tuple(tenth / 10 for tenth in range(11))
 _FINEST = 0.005

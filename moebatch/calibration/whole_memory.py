@@ -2,7 +2,7 @@
 
 import torch
 
-from moebatch.engine.model_files import ModelFiles
+from moebatch.checkpoint.model_files import ModelFiles
 from moebatch.errors import DoesNotFit
 from moebatch.layout.footprint import Footprint
 from moebatch.store.memory import resident_bytes

@@ -36,7 +36,7 @@ def profile(output: Output = None, read: Read = None, quiet: Quiet = False) -> N
     path = output or this_machine_path()
     require_writable_file(path)
     tell = teller(error_console(), quiet=quiet)
-    loader.announce(tell)
+    loader.log_compiling(tell)
     num_threads = detect_machine().num_cores
     measured = measure_machine(Path.cwd(), read=read, num_threads=num_threads, tell=tell)
     save_profile(measured, path)

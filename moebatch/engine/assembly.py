@@ -12,7 +12,6 @@ from moebatch.engine.device import IN_MAIN_MEMORY
 from moebatch.engine.exchange import CpuAttention, Exchange
 from moebatch.engine.executor import Executor
 from moebatch.engine.lane import LaneWork, ThreadLane
-from moebatch.engine.model_files import expert_records, load_dense
 from moebatch.engine.pass_context import PassContext
 from moebatch.engine.pass_log import PassLog
 from moebatch.engine.passes import Passes
@@ -28,7 +27,8 @@ from moebatch.layout.scratch import bucket_rows
 from moebatch.layout.setup import cache_of, setup_of
 from moebatch.model.attention_core import AttentionCore
 from moebatch.model.decoder import Decoder
-from moebatch.model.gating_count import GatingCount
+from moebatch.model.dense_weights import DenseWeights
+from moebatch.model.gating import GatingCount
 from moebatch.schedule.foresight import Foresight
 from moebatch.schedule.registry import traits_of
 from moebatch.schedule.setup import Setup
@@ -175,7 +175,7 @@ class _Assembly:
     def _store(self, cache: Cache | None = None) -> ExpertStore:
         """Experts in main memory: those that live there, and slots for those on disk."""
         store = ExpertStore(
-            expert_records(self._files),
+            self._files.expert_records(),
             num_slots=self._policy.num_slots if self._homes["disk"] else 0,
             resident=self._homes["dram"],
             cache=cache,
@@ -187,14 +187,14 @@ class _Assembly:
 
     def _decoder(self) -> Decoder:
         approximation = self._spec.approximation
-        dense = load_dense(self._files, self._memory)
+        dense = DenseWeights.load(self._files, self._memory)
         approximation.replace_routers(dense)
         decoder = Decoder(
             self._files.shape,
             self._files.config,
             dense,
             self._spec.limits,
-            expert_dtype=self._files.expert_dtype,
+            experts=self._files.experts,
             gating=approximation.gating,
             activation_level=approximation.activation_level,
         )
@@ -229,7 +229,7 @@ class _Assembly:
             assert store is not None, "experts come one by one through main memory"
             vram = self._vram(store) if self._ladder.top == "vram" else None
             return ExpertwiseWeights(self._ladder, setup, store, vram)
-        records = expert_records(self._files)
+        records = self._files.expert_records()
         pages = PagedExperts(
             FilePages(records) if store is None else MemoryPages(store, executor.sleep),
             self._memory,

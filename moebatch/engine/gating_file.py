@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from moebatch.model.learnt_gating import GatingPoint, LearntGating
-from moebatch.predict.owner import Arrays, Kind, ModelOwner
+from moebatch.checkpoint.fingerprint import ModelOwner
+from moebatch.model.gating import GatingPoint, LearntGating
+from moebatch.predict.owner import Arrays, Kind
 
 GATING = Kind(
     title="adaptive gating",

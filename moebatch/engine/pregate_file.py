@@ -7,9 +7,10 @@ from pathlib import Path
 
 import torch
 
+from moebatch.checkpoint.fingerprint import ModelOwner
 from moebatch.model.pregates import PreGates
 from moebatch.predict.array_file import is_whole
-from moebatch.predict.owner import Kind, ModelOwner
+from moebatch.predict.owner import Kind
 
 PREGATES = Kind(
     title="file of pre-gates",

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import torch
 
+from moebatch.checkpoint.model_files import ModelFiles
 from moebatch.engine.approximation import EXACT, Approximation
 from moebatch.engine.device import IN_MAIN_MEMORY, Device
-from moebatch.engine.model_files import ModelFiles
 from moebatch.layout.ladder import Ladder
 from moebatch.layout.scratch import Limits, limits_of
 from moebatch.layout.setup import Hottest, expert_homes

@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
+from moebatch.checkpoint.model_files import ModelFiles
 from moebatch.engine.approximation import EXACT, Approximation
 from moebatch.engine.gating_file import GATING, load_gating
-from moebatch.engine.model_files import ModelFiles
 from moebatch.engine.pregate_file import PREGATES, load_pregates
 from moebatch.errors import ConfigError, Fault
 from moebatch.spec.job import Job

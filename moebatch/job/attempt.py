@@ -122,7 +122,7 @@ class Attempt:
             self.input = counted = self._scan(results, todo)
             self.repeats = Repeats(counted.repeated)
             if counted.workload is not None:
-                loader.announce(ground.tell)
+                loader.log_compiling(ground.tell)
                 self.torch_only = loader.prepare()  # a compiler takes memory, too
                 self.machine = self._measured()
             self.answering = Answering(

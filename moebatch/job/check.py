@@ -5,7 +5,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from moebatch.engine.model_files import ModelFiles, open_model
+from moebatch.checkpoint.checksums import SUMS_NAME, known_checksums, require_checksums
+from moebatch.checkpoint.model_files import ModelFiles, open_model
 from moebatch.errors import ExitCode, Fault, FaultyFile, MoebatchError
 from moebatch.folder.claim import require_own
 from moebatch.folder.manifest import Manifest
@@ -25,7 +26,6 @@ from moebatch.rows.prepare import Preparation, prepare, row_rules
 from moebatch.rows.source import first_rows, open_source
 from moebatch.spec.job import Job, load_job
 from moebatch.spec.workload import Workload
-from moebatch.store.checksums import SUMS_NAME, known_checksums, require_checksums
 
 MOST_FAULTS = 10_000
 T = TypeVar("T")

@@ -1,8 +1,8 @@
 """A short name for everything that decides over numbers."""
 
+from moebatch.checkpoint.fingerprint import checkpoint_fingerprint
+from moebatch.checkpoint.model_files import ModelFiles
 from moebatch.engine.approximation import EXACT, Approximation
-from moebatch.engine.model_files import ModelFiles
-from moebatch.store.fingerprint import checkpoint_fingerprint
 
 
 def numerics_fingerprint(files: ModelFiles, approximation: Approximation = EXACT) -> str:

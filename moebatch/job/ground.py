@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from moebatch.checkpoint.model_files import ModelFiles
 from moebatch.engine.approximation import Approximation
-from moebatch.engine.model_files import ModelFiles
 from moebatch.folder.row_key import RowKeys
 from moebatch.folder.run_folder import RunFolder
 from moebatch.folder.shard import Shard

@@ -6,7 +6,7 @@ from functools import cached_property
 
 import numpy as np
 
-from moebatch.engine.model_files import ModelFiles, load_gates
+from moebatch.checkpoint.model_files import ModelFiles
 from moebatch.errors import CheckpointError
 from moebatch.layout.habits import Habits
 from moebatch.layout.setup import Hottest
@@ -28,6 +28,7 @@ from moebatch.predict.predictor import Predictor
 from moebatch.predict.table_file import TABLE, empty_table, load_table
 from moebatch.spec.job import Job
 from moebatch.spec.policy import PredictorName
+from moebatch.store.dense import load_gates
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,13 +5,13 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
+from moebatch.checkpoint.fingerprint import weights_sample
+from moebatch.checkpoint.model_files import ModelFiles
 from moebatch.engine.approximation import Approximation
-from moebatch.engine.model_files import ModelFiles
 from moebatch.errors import CheckpointError
 from moebatch.folder.manifest import INPUT_PATH, Manifest
 from moebatch.job.fingerprint import numerics_fingerprint
 from moebatch.spec.job import Job
-from moebatch.store.fingerprint import weights_sample
 
 _TOKENIZER_FILES = (
     "tokenizer.json",

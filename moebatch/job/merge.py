@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from moebatch.engine.model_files import open_model
+from moebatch.checkpoint.model_files import open_model
 from moebatch.errors import ConfigError, Fault, MoebatchError
 from moebatch.folder.answered import Answered
 from moebatch.folder.claim import require_own

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from moebatch.engine.model_files import COMPUTE_DTYPES, ModelFiles
+from moebatch.checkpoint.model_files import COMPUTE_DTYPES, ModelFiles
 from moebatch.errors import ConfigError, DoesNotFit, Fault, StorageError
 from moebatch.job.limits import require_within_levels
 from moebatch.job.machine import JobMachine, NotedProfile, job_machine

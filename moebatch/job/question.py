@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import replace
 
-from moebatch.engine.model_files import ModelFiles, open_model
+from moebatch.checkpoint.model_files import ModelFiles, open_model
 from moebatch.job.hints import load_hints
 from moebatch.job.limits import require_within_levels, require_within_machine
 from moebatch.job.machine import JobMachine

@@ -5,8 +5,8 @@ import gc
 import time
 from collections.abc import Callable
 
+from moebatch.checkpoint.model_files import ModelFiles, open_model
 from moebatch.engine.approximation import Approximation
-from moebatch.engine.model_files import ModelFiles, open_model
 from moebatch.errors import DoesNotFit, OutOfMemory, StorageError
 from moebatch.folder.claim import Claim, claim, require_own
 from moebatch.folder.final_file import FinalFile, RowsMissing

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil
 
+from moebatch.formats.weight_format import WeightFormat
 from moebatch.layout.division import Division, computing_level
 from moebatch.layout.scratch import (
     attention_core_elements,
@@ -46,8 +47,7 @@ _TENSORS_PER_LAYER = 24
 class Dtypes:
     """How experts lie in their files, and what everything is computed in."""
 
-    stored_bits: float
-    """Bits per number of an expert: 16, 32, or what a quantisation takes with its scales."""
+    stored: WeightFormat
     compute: Dtype
 
     @property
@@ -58,11 +58,11 @@ class Dtypes:
     @property
     def converts(self) -> bool:
         """Whether experts are computed in other numbers than they are stored in."""
-        return self.stored_bits != 8 * self.compute_bytes
+        return not self.stored.is_computed_in(self.compute)
 
     def expert_bytes(self, shape: ModelShape) -> int:
         """Bytes of one expert as it lies in its file."""
-        return ceil(shape.expert_params * self.stored_bits / 8)
+        return shape.expert_bytes(self.stored)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -159,7 +159,7 @@ def step_elements(shape: ModelShape, limits: Limits) -> int:
     attention = (
         rows * D,  # normed input
         rows * D * 2,  # the norm's input in float32
-        rows * shape.query_width * 2 * (shape.qk_norm != "none"),  # the same of queries or keys
+        rows * shape.query_width * 2 * shape.attention.norms_queries,  # the same of queries or keys
         rows * (shape.query_width + 2 * shape.kv_width),  # queries, keys and values
         rows * shape.query_width,  # attention output
         rows * D,  # projected output

@@ -58,7 +58,7 @@ def attention_rates(
     seconds = sum(seconds for _, seconds in prompts)
     return AttentionRates(
         decode=decode_rates(samples, shape.kv_bytes_per_token(dtype.itemsize)),
-        prompt_flops=num_pairs * shape.attention_flops_per_pair / seconds,
+        prompt_flops=num_pairs * shape.attention.flops_per_pair / seconds,
     )
 
 

@@ -16,14 +16,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from moebatch.checkpoint.index import Extent
+from moebatch.checkpoint.record import PIECE_BYTES, Record
 from moebatch.engine.read_ahead import ReadAhead
 from moebatch.errors import ConfigError, Fault, StorageError
 from moebatch.measure.sizes import DiskSizes
 from moebatch.schedule.slots.expert_load import ExpertKey
-from moebatch.store.checkpoint import Extent
 from moebatch.store.experts import ExpertStore
 from moebatch.store.memory import Arena
-from moebatch.store.record import PIECE_BYTES, Record
 
 _EXTENTS_OF_CHUNK = 4
 _SHARE_OF_FREE_DISK = 0.25

@@ -38,7 +38,7 @@ def gemm_curve(
     `longest_s` each are left out, but never the first.
     """
     limits = Limits(pass_tokens=1, micro_batch_tokens=1, context_tokens=1, expert_rows=max(rows))
-    layer = synthetic_layer(sizes, limits, dtype, timer.device, expert_dtype=stored)
+    layer = synthetic_layer(sizes, limits, dtype, timer.device, stored=stored)
     expert = _NextExpert(layer, experts, stored or dtype)
     points: list[tuple[int, float]] = []
     for count in sorted(rows):

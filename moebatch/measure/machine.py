@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from moebatch import __version__
-from moebatch.engine.model_files import COMPUTE_DTYPES
+from moebatch.checkpoint.model_files import COMPUTE_DTYPES
 from moebatch.errors import ConfigError, StorageError
 from moebatch.measure.contention import HARMLESS_WAITING, Patience
 from moebatch.measure.disk import (

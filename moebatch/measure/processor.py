@@ -9,7 +9,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from moebatch.engine.model_files import COMPUTE_DTYPES
+from moebatch.checkpoint.model_files import COMPUTE_DTYPES
 from moebatch.measure.attention import AttentionRates, attention_rates
 from moebatch.measure.contention import Patience
 from moebatch.measure.elementwise import elementwise_bandwidth

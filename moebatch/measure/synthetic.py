@@ -9,15 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from moebatch.formats.registry import FORMATS
 from moebatch.layout.scratch import Limits
 from moebatch.measure.sizes import ModelSizes
 from moebatch.model.decoder import Decoder
 from moebatch.model.dense_weights import DenseWeights
-from moebatch.model.families import expected_shape
+from moebatch.spec.attention import Sizes
 from moebatch.spec.shape import ModelShape
 from moebatch.spec.shape_reader import read_shape
+from moebatch.spec.stored_experts import StoredExperts
 
-_ROLES = ("input_norm", "mlp_norm", "q", "k", "v", "o", "router")
 _PATTERN_ELEMENTS = 2**16
 
 
@@ -43,24 +44,22 @@ def synthetic_layer(
     dtype: torch.dtype,
     device: torch.device,
     *,
-    expert_dtype: torch.dtype | None = None,
+    stored: torch.dtype | None = None,
 ) -> SyntheticLayer:
     """A layer of that size whose attention adds nothing, so that it may be applied for ever.
 
-    `expert_dtype` is that of stored experts, if another.
+    Experts are `stored` so, if another way than they are computed in.
     """
     config = _config(sizes, limits.context_tokens)
     shape = read_shape(config, "synthetic")
 
-    def weight(role: str) -> Tensor:
-        tensor = torch.empty(expected_shape(shape, role), dtype=dtype, device=device)
-        return tensor.zero_() if role == "o" else fill(tensor, scale=0.02)
+    def weights(sizes: Sizes) -> dict[str, Tensor]:
+        made = {role: torch.empty(size, dtype=dtype, device=device) for role, size in sizes.items()}
+        return {role: w.zero_() if role == "o" else fill(w, scale=0.02) for role, w in made.items()}
 
-    weights = {role: weight(role) for role in _ROLES}
-    dense = DenseWeights.of(
-        {"embedding": weight("embedding"), "final_norm": weight("final_norm")}, [weights]
-    )
-    decoder = Decoder(shape, config, dense, limits, expert_dtype=expert_dtype)
+    dense = DenseWeights.of(weights(shape.global_tensors()), [weights(shape.layer_tensors(0))])
+    plain = FORMATS[str(stored or dtype).removeprefix("torch.")]
+    decoder = Decoder(shape, config, dense, limits, experts=StoredExperts.of(shape, plain))
     decoder.scratch.buffer.zero_()
     return SyntheticLayer(shape=shape, decoder=decoder, weights=dict(dense.layers[0]))
 

@@ -66,7 +66,7 @@ class DecodeGroup:
     tokens_B: Tensor
     """Row of each span's token in the micro-batch."""
     rows_BS: Tensor
-    """Cache rows that each of them sees; padding repeats the newest, since rows that nobody has
+    """Cache rows that each of them sees; padding repeats the newest, since rows that no token has
     written may hold NaN, which no mask hides."""
     mask_B11S: Tensor
     """0 where a position counts, -inf where it is padding."""

@@ -1,4 +1,5 @@
-"""The decoder of all families, one step at a time: the caller decides what runs when.
+"""The decoder of all families, one step at a time: the caller decides what runs when, the family
+what a step computes.
 
 Shape letters: T tokens of the pass, N rows after bucketing, R rows of the cache or of logits,
 M tokens of one expert, D hidden, K experts per token, H query heads, G KV heads, C head size,
@@ -12,22 +13,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from moebatch.formats.weight_format import Matrix
 from moebatch.layout.scratch import Limits, converted_elements, step_elements
 from moebatch.model.attention import Qkv
 from moebatch.model.attention_core import AttentionCore
 from moebatch.model.batch import MicroBatch, Span
 from moebatch.model.dense_weights import DenseWeights
 from moebatch.model.elementwise import Elementwise
-from moebatch.model.families import ExpertWeights, expert_weights
-from moebatch.model.gated_mlp import gated_mlp
-from moebatch.model.gating import AdaptiveGating
-from moebatch.model.gating_count import GatingCount
+from moebatch.model.families.registry import FAMILIES
+from moebatch.model.gating import AdaptiveGating, GatingCount
 from moebatch.model.pregates import ChoicesAhead
 from moebatch.model.products import Products
 from moebatch.model.rope import Rope
-from moebatch.model.router import ExpertTokens, Routing, choose_experts, group_by_expert
+from moebatch.model.router import ExpertTokens, Routing, group_by_expert
 from moebatch.model.scratch import Frame, Scratch
-from moebatch.spec.shape import ModelShape
+from moebatch.spec.shape import Mlp, ModelShape
+from moebatch.spec.stored_experts import StoredExperts
 
 
 class Decoder:
@@ -44,14 +45,14 @@ class Decoder:
         weights: DenseWeights,
         limits: Limits,
         *,
-        expert_dtype: torch.dtype | None = None,
+        experts: StoredExperts,
         gating: AdaptiveGating | None = None,
         activation_level: int = 0,
     ) -> None:
-        """`config` is the raw config.json; `expert_dtype` is that of stored experts, if another;
-        `gating` leaves out experts that matter little; the gate of a layer reads the input of
-        the one that is `activation_level` layers with experts earlier, of which the first few have
-        none (Pre-gated MoE).
+        """`config` is the raw config.json; `experts` says how those are stored; `gating` leaves
+        out experts that matter little; the gate of a layer reads the input of the one that is
+        `activation_level` layers with experts earlier, of which the first few have none (Pre-gated
+        MoE).
 
         Raises CheckpointError for rotary parameters and activations that are not known.
         """
@@ -66,12 +67,15 @@ class Decoder:
         self._core = AttentionCore(shape, limits, dtype=self.dtype, device=self.device)
         self._rope = Rope(shape, config, self.device)
         self._elementwise = Elementwise(shape.activation, self.device)
-        converts = expert_dtype not in (None, self.dtype)
+        self._experts = experts
         self._products = Products(
             self.device,
             self.dtype,
-            largest_converted=converted_elements(shape) if converts else 0,
+            stored=experts.format,
+            largest_matrix=converted_elements(shape),
         )
+        self._family = FAMILIES[shape.architecture]
+        self._attention = self._family.attention(shape, self._products, self._elementwise)
         step = step_elements(shape, limits)
         self.scratch = Scratch(step, device=self.device, dtype=self.dtype)
         tokens, choices, hidden = limits.pass_tokens, shape.experts_per_token, shape.hidden_size
@@ -207,19 +211,16 @@ class Decoder:
         experts_RK: Tensor,
     ) -> None:
         """Asks the gate of a layer; what it chooses for rows goes into the two tensors."""
-        # Mixtral alone keeps the weights in float32.
-        is_mixtral = self.shape.architecture == "MixtralForCausalLM"
+        weights = self._weights.layers[layer]
         logits_NE = self._products.linear(
-            normed_ND, self._weights.layers[layer]["router"], None, room_NE
+            normed_ND, weights["router"], weights.get("router_bias"), room_NE
         )
-        weights, experts = choose_experts(
-            logits_NE[: len(weights_RK)],
-            self.shape.experts_per_token,
-            normalise=self.shape.norm_topk_prob,
-            weights_dtype=torch.float32 if is_mixtral else self.dtype,
+        logits_RE = logits_NE[: len(weights_RK)]
+        chosen_RK, chosen_experts_RK = self._family.router(
+            logits_RE, self.shape, weights, self.dtype
         )
-        weights_RK.copy_(weights)
-        experts_RK.copy_(experts)
+        weights_RK.copy_(chosen_RK)
+        experts_RK.copy_(chosen_experts_RK)
 
     def _leave_out(self, layer: int, rows: slice) -> None:
         """Choices that are left out count as done, and have made nothing."""
@@ -236,16 +237,16 @@ class Decoder:
     ) -> None:
         """Runs one expert over all tokens that chose it and fills its ``routing.outputs_TKD``.
 
-        `parts` are the tensors of `Family.expert_parts`, in any floating dtype.
+        `parts` are what was read of it, as `StoredExperts.pieces` names them.
         """
-        weights = expert_weights(parts)
+        matrices = self._experts.matrices(parts)
         rows_M, choices_M = routing.tokens[expert]
         for chunk in self._chunks(slice(0, len(rows_M))):
             tokens = ExpertTokens(rows_M[chunk], choices_M[chunk])
             frame, num_rows = self.scratch.frame(), len(tokens.rows_M)
             x_ND = frame.take(self._products.rows(num_rows), self.shape.hidden_size)
             torch.index_select(routing.normed_TD, 0, tokens.rows_M, out=x_ND[:num_rows])
-            y_MD = gated_mlp(frame, x_ND, num_rows, weights, self._products, self._elementwise)
+            y_MD = self._mlp(frame, x_ND, num_rows, matrices)
             self._elementwise.place(y_MD, tokens, routing)
 
     def combine(self, layer: int, x_TD: Tensor, routing: Routing) -> None:
@@ -256,30 +257,37 @@ class Decoder:
         """
         for rows in self._chunks(*routing.rows):
             frame, parts = self.scratch.frame(), [routing.outputs_TKD[rows]]
-            if self.shape.shared_expert_width:
+            if self.shape.shared_expert:
                 parts.append(self._shared_expert(frame, layer, routing.normed_TD[rows]))
             self._elementwise.add(frame, x_TD[rows], *parts)
 
     def _shared_expert(self, frame: Frame, layer: int, normed_MD: Tensor) -> Tensor:
-        weights = self._weights.layers[layer]
-        num_rows, mlp = len(normed_MD), _mlp_weights(weights, "shared")
+        weights, num_rows = self._weights.layers[layer], len(normed_MD)
         normed_ND = frame.take(self._products.rows(num_rows), self.shape.hidden_size)
         normed_ND[:num_rows] = normed_MD
-        mix_N1 = self._products.linear(
-            normed_ND, weights["shared_mix"], None, frame.take(len(normed_ND), 1)
+        room_N1 = frame.take(len(normed_ND), 1)
+        y_MD = self._mlp(
+            frame, normed_ND, num_rows, _mlp_weights(weights, "shared", self.shape.shared_expert)
         )
-        y_MD = gated_mlp(frame, normed_ND, num_rows, mlp, self._products, self._elementwise)
+        if not self.shape.shared_expert_gate:
+            return y_MD
+        mix_N1 = self._products.linear(normed_ND, weights["shared_mix"], None, room_N1)
         return y_MD.mul_(mix_N1[:num_rows].sigmoid_())
+
+    def _mlp(
+        self, frame: Frame, x_ND: Tensor, num_rows: int, matrices: Mapping[str, Matrix]
+    ) -> Tensor:
+        products, elementwise = self._products, self._elementwise
+        return self._family.expert(frame, x_ND, num_rows, matrices, products, elementwise)
 
     def add_dense(self, layer: int, x_TD: Tensor, rows: slice | None = None) -> None:
         """Adds the MLP of a layer without experts to rows, in place; to all if None."""
         weights = self._weights.layers[layer]
-        mlp = _mlp_weights(weights, "mlp")
+        mlp = _mlp_weights(weights, "mlp", self.shape.dense)
         for chunk in self._chunks(slice(0, len(x_TD)) if rows is None else rows):
             frame, x = self.scratch.frame(), x_TD[chunk]
             normed = self._normed(frame, x, weights["mlp_norm"])
-            y = gated_mlp(frame, normed, len(x), mlp, self._products, self._elementwise)
-            self._elementwise.add(frame, x, y)
+            self._elementwise.add(frame, x, self._mlp(frame, normed, len(x), mlp))
 
     def logits(self, x_RD: Tensor) -> Tensor:
         """Logits [R, V] of the next token from the hidden states after all layers."""
@@ -295,47 +303,20 @@ class Decoder:
         normed_ND = frame.take(self._products.rows(len(x_TD)), self.shape.hidden_size)
         room = frame.take_float(*x_TD.shape)
         out_TD = normed_ND[: len(x_TD)]
-        self._elementwise.rms_norm(x_TD, weight_D, self.shape.rms_eps, room, out_TD)
+        self._family.norm(self._elementwise, x_TD, weight_D, self.shape.rms_eps, room, out_TD)
         return normed_ND
 
     def _project(self, frame: Frame, layer: int, x_TD: Tensor, micro_batch: MicroBatch) -> Qkv:
         """As `project`, with rows up to the next bucket; those beyond hold garbage."""
-        weights, num_tokens = self._weights.layers[layer], micro_batch.num_tokens
+        weights = self._weights.layers[layer]
         x = x_TD[micro_batch.start : micro_batch.stop]
         normed_ND = self._normed(frame, x, weights["input_norm"])
-        qkv = self._unrotated(frame, normed_ND, num_tokens, weights)
-        for y_NHC in (qkv.q_THC, qkv.k_TGC):
-            self._elementwise.rotate(y_NHC[:num_tokens], micro_batch.cos_TR, micro_batch.sin_TR)
-        return qkv
-
-    def _unrotated(
-        self, frame: Frame, normed_ND: Tensor, num_tokens: int, weights: Mapping[str, Tensor]
-    ) -> Qkv:
-        shape, projected = self.shape, []
-        norm_room = frame.take_float(len(normed_ND) * shape.query_width * (shape.qk_norm != "none"))
-        room = frame.take(len(normed_ND), len(weights["qkv"]))
-        together = self._products.linear(normed_ND, weights["qkv"], weights.get("qkv_bias"), room)
-        widths = (shape.query_width, shape.kv_width, shape.kv_width)
-        parts = torch.split(together, list(widths), dim=1)
-        for role, y in zip("qkv", parts, strict=True):
-            y_NHC = y.view(len(y), -1, shape.head_dim)
-            norm = weights.get(f"{role}_norm")
-            if norm is not None:
-                normed = (y_NHC if shape.qk_norm == "head" else y)[:num_tokens]
-                self._elementwise.rms_norm(normed, norm, shape.rms_eps, norm_room, normed)
-            projected.append(y_NHC)
-        if shape.clip_qkv is not None:
-            together.clamp_(-shape.clip_qkv, shape.clip_qkv)
-        return Qkv(*projected)
+        return self._attention.project(frame, normed_ND, micro_batch, weights)
 
     def _add_projected(
         self, frame: Frame, layer: int, x_TD: Tensor, micro_batch: MicroBatch, out_NHC: Tensor
     ) -> None:
-        weights = self._weights.layers[layer]
-        room_ND = frame.take(len(out_NHC), self.shape.hidden_size)
-        out_ND = self._products.linear(
-            out_NHC.flatten(1), weights["o"], weights.get("o_bias"), room_ND
-        )
+        out_ND = self._attention.output(frame, out_NHC, self._weights.layers[layer])
         x = x_TD[micro_batch.start : micro_batch.stop]
         self._elementwise.add(frame, x, out_ND[: micro_batch.num_tokens])
 
@@ -347,5 +328,6 @@ class Decoder:
                 yield slice(start, min(start + step, part.stop))
 
 
-def _mlp_weights(weights: Mapping[str, Tensor], prefix: str) -> ExpertWeights:
-    return ExpertWeights(*(weights[f"{prefix}_{part}"] for part in ("gate", "up", "down")))
+def _mlp_weights(weights: Mapping[str, Tensor], prefix: str, mlp: Mlp | None) -> dict[str, Matrix]:
+    assert mlp is not None, "the model has one"
+    return {role: weights[f"{prefix}_{role}"] for role in mlp.roles}

@@ -6,6 +6,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from moebatch.checkpoint.index import Weight
+from moebatch.checkpoint.model_files import ModelFiles
+from moebatch.store.dense import DenseLoader
+from moebatch.store.device_memory import DeviceMemory
+
 _TOGETHER = {"qkv": ("q", "k", "v"), "qkv_bias": ("q_bias", "k_bias", "v_bias")}
 """Projections of the same input: one product of one matrix is a third faster than three."""
 
@@ -22,8 +27,24 @@ class DenseWeights:
     def of(
         cls, all_layers: Mapping[str, Tensor], layers: Sequence[Mapping[str, Tensor]]
     ) -> "DenseWeights":
-        """From the roles of `Family.global_tensors` and `Family.layer_tensors`."""
+        """From the roles of `ModelShape.global_tensors` and `ModelShape.layer_tensors`."""
         return cls(globals=all_layers, layers=[_with_joined(roles) for roles in layers])
+
+    @classmethod
+    def load(cls, files: ModelFiles, memory: DeviceMemory | None = None) -> "DenseWeights":
+        """Those of a model, in main memory or on a device. Raises StorageError, and DoesNotFit if
+        the device has no room."""
+        of_all = files.global_weights()
+        of_layers = [files.layer_weights(layer) for layer in range(files.shape.num_layers)]
+        weights = [weight for roles in (of_all, *of_layers) for weight in roles.values()]
+        loader = DenseLoader(weights, files.dtype, memory)
+
+        def load(roles: Mapping[str, Weight]) -> dict[str, Tensor]:
+            return {role: loader.load(weight) for role, weight in roles.items()}
+
+        loaded = cls.of(load(of_all), [load(roles) for roles in of_layers])
+        loader.close()
+        return loaded
 
 
 def _with_joined(roles: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -1,14 +1,18 @@
 """Products of rows with stored weights: the one place where matrices are multiplied.
 
-Weights stay as they are stored. The compiled kernel widens them on the way, tile by tile; torch is
-given a matrix of the compute dtype, made in a buffer that all products share.
+Weights stay as they are stored. The compiled kernel widens plain numbers on the way, tile by tile;
+torch, and weights in other formats, need a matrix of the compute dtype, which is decoded into a
+buffer that all products share.
 
 Shape letters: N rows, O outputs, I inputs.
 """
 
+import math
+
 import torch
 from torch import Tensor
 
+from moebatch.formats.weight_format import Matrix, StoredMatrix, WeightFormat
 from moebatch.layout.scratch import kernel_multiplies, product_rows
 from moebatch.model.layers import linear
 from moebatch.model.native import loader
@@ -29,13 +33,15 @@ class Products:
         device: torch.device,
         dtype: torch.dtype,
         *,
-        largest_converted: int = 0,
+        stored: WeightFormat | None = None,
+        largest_matrix: int = 0,
         kernels: Kernels | None = None,
     ) -> None:
         """For rows of `dtype`.
 
         Args:
-            largest_converted: numbers of the largest matrix that is stored in another dtype.
+            stored: format of stored weights; None is `dtype`.
+            largest_matrix: numbers of the largest one.
             kernels: instead of those that there are.
         """
         self._kernels = (kernels or loader.kernels()) if device.type == "cpu" else None
@@ -43,8 +49,10 @@ class Products:
         self._dtype = dtype
         self._name = next(name for name in DTYPES if getattr(torch, name) == dtype)
         self._device = device
-        size = 0 if self._kernels else largest_converted
-        self._matrix = torch.empty(size, device=device, dtype=dtype)
+        decodes = stored is not None and not stored.is_computed_in(self._name)
+        if stored is not None and stored.is_tiled and self._kernels:
+            decodes = False
+        self._matrix = torch.empty(decodes * largest_matrix, device=device, dtype=dtype)
 
     @property
     def _is_forced(self) -> bool:
@@ -71,9 +79,11 @@ class Products:
         )
 
     def linear(
-        self, x_NI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, out_NO: Tensor
+        self, x_NI: Tensor, weight_OI: Matrix, bias_O: Tensor | None, out_NO: Tensor
     ) -> Tensor:
         """``x @ weight.T + bias`` into `out_NO`. Raises MemoryError if scratch is refused."""
+        if isinstance(weight_OI, StoredMatrix):
+            weight_OI = self._decoded(weight_OI)
         if not self._is_ours(weight_OI.dtype, len(x_NI)) or not multipliable(
             x_NI, weight_OI, bias_O, out_NO
         ):
@@ -92,10 +102,19 @@ class Products:
         """The weights as torch multiplies them, until the next product."""
         if weight_OI.dtype == self._dtype:
             return weight_OI
-        room = self._matrix
-        if room.numel() < weight_OI.numel():
-            return weight_OI.to(self._dtype)
-        return room[: weight_OI.numel()].view(weight_OI.shape).copy_(weight_OI)
+        return self._room(weight_OI.shape).copy_(weight_OI)
+
+    def _decoded(self, weight_OI: StoredMatrix) -> Tensor:
+        """The same of weights in a format that only it knows to read."""
+        room = self._room(weight_OI.shape)
+        weight_OI.format.decode(weight_OI.parts, room)
+        return room
+
+    def _room(self, shape: tuple[int, ...]) -> Tensor:
+        size = math.prod(shape)
+        if self._matrix.numel() < size:
+            return torch.empty(shape, device=self._device, dtype=self._dtype)
+        return self._matrix[:size].view(shape)
 
     def _is_ours(self, weight_dtype: torch.dtype, num_rows: int) -> bool:
         """Whether the kernel is the faster one, or is to be used whatever is faster.

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from moebatch.errors import CheckpointError
 from moebatch.quoting import reason
+from moebatch.spec.families.registry import FAMILIES
 from moebatch.spec.shape import ModelShape
-from moebatch.spec.shape_keys import FAMILY_KEYS
 
 _KEYS = (
     "rope_parameters",
@@ -121,7 +121,8 @@ def _rope_config(shape: ModelShape, config: Mapping[str, Any]) -> Any:
     """A transformers config with what matters for rotary positions and no more."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    model_type = FAMILY_KEYS[shape.architecture].model_type
+    family = FAMILIES[shape.architecture]
+    model_type = family.rotary_type or family.model_type
     given = {key: deepcopy(config[key]) for key in _KEYS if config.get(key) is not None}
     return CONFIG_MAPPING[model_type](**given, head_dim=shape.head_dim)
 

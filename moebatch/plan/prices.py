@@ -130,13 +130,13 @@ class Prices:
         """Seconds of the attention of decoding sequences in one layer, projections left out."""
         positions = load.decode_positions * self._share_in_window(load)
         read_s = self.cache_bytes(positions) / processor.attention_bandwidth
-        flops = positions * self.shape.decode_flops_per_pair
+        flops = positions * self.shape.attention.decode_flops_per_pair
         fixed_s = load.decode_sequences * processor.sequence_s
         return fixed_s + max(read_s, flops / processor.attention_flops)
 
     def prompt_attention_s(self, load: PassLoad, processor: Processor) -> float:
         """Seconds of the attention among tokens of prompts in one layer."""
-        flops = load.prompt_pairs * self.shape.attention_flops_per_pair
+        flops = load.prompt_pairs * self.shape.attention.flops_per_pair
         read_s = self.cache_bytes(load.prompt_context) / processor.attention_bandwidth
         return flops / processor.attention_flops + read_s
 

@@ -59,8 +59,7 @@ def changed_profile(profile: HardwareProfile, what_if: Iterable[str]) -> Hardwar
 
 def stated_dtypes(shape: ModelShape) -> Dtypes:
     """Weights as the configuration says they are stored, computed as they are declared."""
-    stored = shape.expert_bits_per_param or 8 * shape.dtype_bytes
-    return Dtypes(stored_bits=stored, compute=shape.dtype)
+    return Dtypes(stored=shape.expert_format, compute=shape.dtype)
 
 
 def figure_notes(profile: HardwareProfile, basis: Basis) -> list[str]:

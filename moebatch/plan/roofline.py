@@ -184,7 +184,7 @@ def attention_operation(
     num_bytes = dtype_bytes * (cache + ends)
     return Operation(
         name="attention",
-        flops=batch * context * shape.decode_flops_per_pair,
+        flops=batch * context * shape.attention.decode_flops_per_pair,
         bytes_i=num_bytes,
         bytes_j=num_bytes,
     )

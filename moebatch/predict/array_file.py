@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
+from moebatch.checkpoint.header import read_header
 from moebatch.errors import CheckpointError
 from moebatch.quoting import reason
 from moebatch.spec.text_file import write_bytes
-from moebatch.store.header import read_header
 
 _KEY = "moebatch"
 

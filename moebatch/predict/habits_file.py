@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from moebatch.checkpoint.fingerprint import ModelOwner
 from moebatch.layout.habits import Habits
 from moebatch.predict.array_file import whole_numbers
-from moebatch.predict.owner import Arrays, Kind, ModelOwner
+from moebatch.predict.owner import Arrays, Kind
 from moebatch.spec.policy import CACHE_RULES, PREDICTORS
 
 HABITS = Kind(

@@ -10,9 +10,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from moebatch.checkpoint.fingerprint import ModelOwner
 from moebatch.predict.array_file import is_whole
 from moebatch.predict.guesser import LearnedGuesser, Perceptron, TokenGuesser
-from moebatch.predict.owner import Arrays, Kind, ModelOwner
+from moebatch.predict.owner import Arrays, Kind
 
 _REMEDY = "moebatch calibrate {folder} --text FILE --predictor "
 TOKENS = Kind(title="token table", file="tokens", version=1, remedy=_REMEDY + "token")

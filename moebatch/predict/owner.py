@@ -1,4 +1,4 @@
-"""The model that something learnt belongs to, and the files beside it."""
+"""Files beside a model, of what was learnt of it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,45 +8,12 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from moebatch.checkpoint.fingerprint import ModelOwner
 from moebatch.errors import CheckpointError
 from moebatch.predict.array_file import read_arrays, write_arrays
 from moebatch.quoting import shown
-from moebatch.spec.shape import ModelShape
 
 Arrays = Mapping[str, NDArray[Any]]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ModelOwner:
-    """A model, as the files that were made for it name it."""
-
-    folder: Path
-    fingerprint: str
-    """`moebatch.store.fingerprint.checkpoint_fingerprint` of it."""
-    moe_layers: tuple[int, ...]
-    num_experts: int
-    experts_per_token: int
-
-    @classmethod
-    def of(cls, folder: Path, fingerprint: str, shape: ModelShape) -> "ModelOwner":
-        """The model of that shape."""
-        return cls(
-            folder=folder,
-            fingerprint=fingerprint,
-            moe_layers=tuple(shape.moe_layers),
-            num_experts=shape.num_experts,
-            experts_per_token=shape.experts_per_token,
-        )
-
-    @property
-    def description(self) -> dict[str, Any]:
-        """What a file says about the model that it belongs to."""
-        return {
-            "model": self.fingerprint,
-            "moe_layers": list(self.moe_layers),
-            "num_experts": self.num_experts,
-            "experts_per_token": self.experts_per_token,
-        }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from moebatch.checkpoint.fingerprint import ModelOwner
 from moebatch.predict.array_file import is_whole
-from moebatch.predict.owner import Arrays, Kind, ModelOwner
+from moebatch.predict.owner import Arrays, Kind
 from moebatch.predict.path_table import PathTable
 
 TABLE = Kind(

@@ -10,7 +10,7 @@ from moebatch.calibration.comparison import Comparison
 from moebatch.calibration.gating_lesson import GatingLesson
 from moebatch.calibration.pregating import PreGateLesson
 from moebatch.calibration.summary import CalibrationSummary
-from moebatch.model.learnt_gating import GatingPoint, LearntGating
+from moebatch.model.gating import GatingPoint, LearntGating
 from moebatch.predict.accuracy import mean_accuracy
 from moebatch.report.console import plain
 from moebatch.report.tables import NamedRows, titled_columns

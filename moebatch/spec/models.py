@@ -7,11 +7,10 @@ from pathlib import Path
 
 from moebatch.errors import ConfigError, Fault
 from moebatch.quoting import shown
-from moebatch.spec.config_faults import FaultyConfig
-from moebatch.spec.config_file import load_config
+from moebatch.spec.config_keys import FaultyConfig
 from moebatch.spec.library import find
 from moebatch.spec.shape import ModelShape
-from moebatch.spec.shape_reader import read_shape
+from moebatch.spec.shape_reader import load_config, read_shape
 from moebatch.spec.yaml_file import Place, YamlFile, dotted, read_yaml
 
 _KEYS = ("name", "source", "config")
@@ -23,7 +22,7 @@ class ModelEntry:
     """A model that can be planned."""
 
     name: str
-    """For people: what the YAML file says, else the name of the folder or file."""
+    """For the user: what the YAML file says, else the name of the folder or file."""
     shape: ModelShape
     path: Path
     """Where the figures were read: a YAML file or a ``config.json``."""

@@ -6,9 +6,10 @@ from math import prod
 import torch
 from torch import Tensor
 
+from moebatch.checkpoint.direct import PAGE_BYTES, align_up
 from moebatch.errors import DoesNotFit
 from moebatch.spec.hardware import LevelName
-from moebatch.store.memory import PAGE_BYTES, Arena, align_up
+from moebatch.store.memory import Arena
 from moebatch.units import format_bytes
 
 _ALIGNMENT_BYTES = 512

@@ -4,13 +4,13 @@ from collections.abc import Collection, Mapping
 
 from torch import Tensor
 
+from moebatch.checkpoint.record import Record, open_files, slot_bytes
 from moebatch.errors import OutOfMemory
 from moebatch.schedule.slots.cache import Cache
 from moebatch.schedule.slots.expert_load import Chunk, ExpertKey
 from moebatch.schedule.slots.slots import SlotQueue
 from moebatch.store.memory import Arena, is_out_of_memory
 from moebatch.store.monitor import Monitor
-from moebatch.store.record import Record, open_files, slot_bytes
 
 
 class ExpertStore:

@@ -6,8 +6,8 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from moebatch.checkpoint.direct import PAGE_BYTES
 from moebatch.errors import StorageError
-from moebatch.store.memory import PAGE_BYTES
 from moebatch.units import format_bytes
 
 _MAX_BUFFERS = 1024

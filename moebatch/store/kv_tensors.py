@@ -9,8 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from moebatch.checkpoint.direct import align_up
 from moebatch.spec.policy import PAGE_TOKENS
-from moebatch.store.memory import Arena, align_up
+from moebatch.store.memory import Arena
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,16 +6,11 @@ import mmap
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-PAGE_BYTES = 4096
-"""Alignment that O_DIRECT accepts on every device in use."""
-
-
-def align_up(num_bytes: int, alignment: int = PAGE_BYTES) -> int:
-    """The next multiple of `alignment`."""
-    return -(-num_bytes // alignment) * alignment
+from moebatch.checkpoint.direct import PAGE_BYTES, align_up
 
 
 class Arena:
@@ -72,6 +67,19 @@ class Arena:
         return torch.frombuffer(self._memory, dtype=dtype, count=num_elements, offset=start).view(
             shape
         )
+
+
+def copy_bytes(target: Tensor, source: Tensor) -> None:
+    """Copies uint8 [num_bytes] into another tensor of that size.
+
+    Within main memory by the calling thread alone: torch would take all processors for it, and run
+    at a third of the speed while they compute. With a GPU the copy is only issued, on the current
+    stream.
+    """
+    if target.device.type == "cpu" == source.device.type:
+        np.copyto(target.numpy(), source.numpy())
+    else:
+        target.copy_(source, non_blocking=True)
 
 
 def return_freed_memory() -> None:

@@ -1,6 +1,6 @@
 """Experts packed: the layout that all slots of a device share, whatever files they come from."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import NamedTuple
@@ -8,9 +8,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from moebatch.store.copy_bytes import copy_bytes
-from moebatch.store.memory import align_up
-from moebatch.store.record import Record
+from moebatch.checkpoint.direct import align_up
+from moebatch.checkpoint.record import Record, open_files
+from moebatch.schedule.slots.expert_load import ExpertKey
+from moebatch.store.memory import Arena, copy_bytes
 
 CHUNK_BYTES = 16 * 2**20
 """Most bytes that are moved at once; something more urgent waits for one such chunk at most."""
@@ -103,6 +104,32 @@ def copy_parts(parts: Iterable[Part], sources: Sequence[Tensor], room: Tensor, s
     for tensor, first, offset, num_bytes in parts:
         to = offset - start
         copy_bytes(room[to : to + num_bytes], sources[tensor][first : first + num_bytes])
+
+
+def load_packed(
+    records: Mapping[ExpertKey, Record], layout: PackedLayout, rooms: Mapping[ExpertKey, Tensor]
+) -> None:
+    """Reads the experts of `rooms` into their slots, piece by piece through a small window, so that
+    nothing of them stays in main memory. Raises StorageError when reading fails.
+    """
+    pieces = [(key, piece) for key in rooms for piece in records[key].pieces]
+    window = Arena(max((piece.num_bytes for _, piece in pieces), default=0))
+    files = open_files(records[key] for key in rooms)
+    for key, piece in pieces:
+        files[piece.path].read(window.view(0, piece.num_bytes), piece.file_offset)
+        start, stop = piece.buffer_offset, piece.buffer_offset + piece.num_bytes
+        for place, offset in zip(records[key].places, layout.offsets, strict=True):
+            first = max(start, place.buffer_offset)
+            num_bytes = min(stop, place.buffer_offset + place.num_bytes) - first
+            if num_bytes > 0:
+                to = offset + first - place.buffer_offset
+                source = window.bytes[first - start : first - start + num_bytes]
+                # From memory that is not pinned, this returns when it may be filled again.
+                copy_bytes(rooms[key][to : to + num_bytes], source)
+    for file in files.values():
+        file.close()
+    if any(room.device.type == "cuda" for room in rooms.values()):
+        torch.cuda.synchronize()  # copies run on whatever stream is next
 
 
 def _tensor_bytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import NamedTuple
 
+from moebatch.checkpoint.direct import align_up
 from moebatch.schedule.slots.expert_load import ExpertKey
-from moebatch.store.memory import align_up
 from moebatch.store.page_sources import PageSource
 
 

@@ -7,12 +7,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from moebatch.checkpoint.direct import PAGE_BYTES
+from moebatch.checkpoint.record import Record, open_files, slot_bytes
 from moebatch.schedule.slots.expert_load import ExpertKey
 from moebatch.store.experts import ExpertStore
-from moebatch.store.memory import PAGE_BYTES
-from moebatch.store.packed import ALIGNMENT_BYTES, PackedLayout, copy_parts
-from moebatch.store.packed_loader import load_packed
-from moebatch.store.record import Record, open_files, slot_bytes
+from moebatch.store.packed import ALIGNMENT_BYTES, PackedLayout, copy_parts, load_packed
 
 
 class PageSource(Protocol):
@@ -39,7 +38,7 @@ class PageSource(Protocol):
     def load(self, slots: Mapping[ExpertKey, Tensor]) -> None:
         """Reads experts from their files into slots where they stay. Raises StorageError."""
 
-    def announce(self, keys: Sequence[ExpertKey]) -> None:
+    def prefetch(self, keys: Sequence[ExpertKey]) -> None:
         """These come next, one after the other, each from its first part to its last."""
 
     def move(self, key: ExpertKey, start: int, room: Tensor) -> None:
@@ -93,7 +92,7 @@ class MemoryPages:
         """Reads experts from their files, past the slots below. Raises StorageError."""
         load_packed(self._store.records, self._layout, slots)
 
-    def announce(self, keys: Sequence[ExpertKey]) -> None:
+    def prefetch(self, keys: Sequence[ExpertKey]) -> None:
         """Has those that live on disk read ahead, as far as there are slots below."""
         with self._store.monitor:
             self._store.slots.announce(keys)
@@ -184,7 +183,7 @@ class FilePages:
         for key, slot in slots.items():
             self.move(key, 0, slot[: self.num_bytes(key)])
 
-    def announce(self, keys: Sequence[ExpertKey]) -> None:
+    def prefetch(self, keys: Sequence[ExpertKey]) -> None:
         """Nothing is read ahead: slots are where experts are computed."""
 
     def move(self, key: ExpertKey, start: int, room: Tensor) -> None:

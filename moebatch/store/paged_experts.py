@@ -7,9 +7,8 @@ from torch import Tensor
 
 from moebatch.schedule.slots.expert_load import ExpertKey
 from moebatch.schedule.slots.paged_room import most_streamed
-from moebatch.store.copy_bytes import copy_bytes
 from moebatch.store.device_memory import DeviceMemory
-from moebatch.store.memory import Arena
+from moebatch.store.memory import Arena, copy_bytes
 from moebatch.store.page_cut import Page, PageCut
 from moebatch.store.page_sources import PageSource
 
@@ -89,7 +88,7 @@ class PagedExperts:
         Waits for experts that come from disk; raises what reading them failed with.
         """
         assert num_pages <= MAX_PAGES, "more pages than staging buffers have room for"
-        self._announce(step, page)
+        self._prefetch(step, page)
         cut = self._page(step, page, num_pages)
         done, room = 0, self._staged(cut)
         for part in cut.parts:
@@ -105,7 +104,7 @@ class PagedExperts:
         """
         half, cut = self._half_of(step), self._page(step, page, num_pages)
         if self._staging is None:
-            self._announce(step, page)
+            self._prefetch(step, page)
             self._bring(cut, half.slots)
         else:
             copy_bytes(half.room[cut.start : cut.start + cut.num_bytes], self._staged(cut))
@@ -117,7 +116,7 @@ class PagedExperts:
         Waits for experts that come from disk; raises what reading them failed with.
         """
         half = self._half_of(step)
-        self._announce(step, 0)
+        self._prefetch(step, 0)
         self._bring(self._page(step, 0, 1), half.slots)
         half.is_whole = True
 
@@ -161,9 +160,9 @@ class PagedExperts:
         half.step, half.is_whole = step, False
         return half
 
-    def _announce(self, step: int, page: int) -> None:
+    def _prefetch(self, step: int, page: int) -> None:
         if page == 0:
-            self._source.announce(self._cut.keys(step % self._num_layers))
+            self._source.prefetch(self._cut.keys(step % self._num_layers))
 
     def _bring(self, page: Page, slots: Slots) -> None:
         for key, slot, start, num_bytes in page.parts:

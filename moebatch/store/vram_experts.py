@@ -9,8 +9,7 @@ from moebatch.schedule.slots.expert_load import Chunk, ExpertKey
 from moebatch.schedule.slots.slots import SlotQueue
 from moebatch.store.device_memory import DeviceMemory
 from moebatch.store.experts import ExpertStore
-from moebatch.store.packed import CHUNK_BYTES, PackedLayout
-from moebatch.store.packed_loader import load_packed
+from moebatch.store.packed import CHUNK_BYTES, PackedLayout, load_packed
 
 
 class VramExperts:

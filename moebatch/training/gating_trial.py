@@ -10,9 +10,7 @@ from math import exp
 import torch
 from torch import Tensor
 
-from moebatch.model.gating import AdaptiveGating
-from moebatch.model.gating_count import GatingCount
-from moebatch.model.learnt_gating import GatingPoint
+from moebatch.model.gating import AdaptiveGating, GatingCount, GatingPoint
 from moebatch.training.reading import Reading, num_expected, reading_batches
 from moebatch.training.whole_model import WholeModel
 

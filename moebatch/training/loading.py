@@ -6,7 +6,7 @@ from typing import Literal
 
 import torch
 
-from moebatch.engine.model_files import ModelFiles
+from moebatch.checkpoint.model_files import ModelFiles
 from moebatch.errors import CheckpointError
 from moebatch.quoting import reason
 from moebatch.training.whole_model import WholeModel

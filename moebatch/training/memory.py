@@ -4,7 +4,7 @@ from math import prod
 
 import torch
 
-from moebatch.engine.model_files import ModelFiles
+from moebatch.checkpoint.model_files import ModelFiles
 from moebatch.layout.footprint import FLOAT_BYTES, LIBRARY_BYTES, Footprint
 from moebatch.spec.shape import ModelShape
 from moebatch.training.reading import BATCH_TOKENS

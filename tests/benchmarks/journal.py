@@ -13,8 +13,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from moebatch.checkpoint.model_files import open_model
 from moebatch.engine.approximation import EXACT
-from moebatch.engine.model_files import open_model
 from moebatch.folder.claim import claim
 from moebatch.folder.row_key import RowKeys, name_hash
 from moebatch.folder.settled import of_today

@@ -19,9 +19,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from moebatch.checkpoint.model_files import ModelFiles, open_model
 from moebatch.engine.build import build_engine
 from moebatch.engine.device import Device
-from moebatch.engine.model_files import ModelFiles, open_model
 from moebatch.engine.pass_log import PassLog
 from moebatch.engine.spec import EngineSpec
 from moebatch.layout.setup import room_of, setup_of

@@ -18,7 +18,8 @@ from moebatch.calibration.lessons import Teacher, parse_predictors
 from moebatch.calibration.order import CalibrationOrder
 from moebatch.calibration.reading_folder import ReadingFolder
 from moebatch.calibration.summary import CalibrationSummary
-from moebatch.engine.model_files import open_model
+from moebatch.checkpoint.fingerprint import ModelOwner, checkpoint_fingerprint
+from moebatch.checkpoint.model_files import open_model
 from moebatch.errors import (
     CheckpointError,
     ConfigError,
@@ -31,11 +32,9 @@ from moebatch.errors import (
     Terminated,
 )
 from moebatch.predict.learnt_files import load_first_gate, load_learned, load_tokens
-from moebatch.predict.owner import ModelOwner
 from moebatch.predict.path_table import PathTable
 from moebatch.predict.table_file import load_table
 from moebatch.predict.trace import RoutingTrace
-from moebatch.store.fingerprint import checkpoint_fingerprint
 from tests.command import moebatch
 from tests.tiny import write_checkpoint
 

@@ -9,7 +9,7 @@ import pytest
 
 from moebatch.calibration.learning_text import LearningText
 from moebatch.calibration.texts import read_sequences
-from moebatch.engine.model_files import open_model
+from moebatch.checkpoint.model_files import open_model
 from moebatch.errors import InputError
 from moebatch.rows.prepare import prepare
 from moebatch.spec.job import InputSection, Job, ModelSection, OutputSection

@@ -75,7 +75,7 @@ def test_slots_may_be_divided_among_layers_in_any_way(
 
 def _uneven(chosen: Policy, folder: Path) -> Policy:
     """The first layer keeps everything, the last one nothing."""
-    from moebatch.engine.model_files import open_model
+    from moebatch.checkpoint.model_files import open_model
 
     shape = open_model(folder, "float32").shape
     sizes = [1] * len(shape.moe_layers)

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from moebatch.checkpoint.model_files import open_model
 from moebatch.engine.assembly import _Assembly
 from moebatch.engine.broken import BrokenRows
 from moebatch.engine.build import build_engine
@@ -23,7 +24,6 @@ from moebatch.engine.cuda_lane import (
     cuda_lanes,
 )
 from moebatch.engine.lane import LaneWork, ThreadLane
-from moebatch.engine.model_files import open_model
 from moebatch.engine.spec import EngineSpec
 from moebatch.engine.streams import StreamClock
 from moebatch.model.decoder import Decoder

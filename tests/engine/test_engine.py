@@ -9,8 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from moebatch.checkpoint.model_files import open_model
 from moebatch.engine.build import BuiltEngine, build_engine
-from moebatch.engine.model_files import open_model
 from moebatch.engine.spec import EngineSpec
 from moebatch.errors import CheckpointError, OutOfMemory
 from moebatch.spec.policy import Placement, Policy, pages_of

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from moebatch.checkpoint.model_files import ModelFiles, open_model
 from moebatch.engine.build import BuiltEngine, build_engine
 from moebatch.engine.device import Device
-from moebatch.engine.model_files import ModelFiles, open_model
 from moebatch.engine.spec import EngineSpec
 from moebatch.layout.footprint import KV_TERM, KV_WINDOW_TERM, RESIDENT_TERM, SLOTS_TERM
 from moebatch.layout.scratch import limits_of, scratch_bytes

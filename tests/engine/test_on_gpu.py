@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from moebatch.checkpoint.model_files import open_model
 from moebatch.engine.build import BuiltEngine, build_engine
 from moebatch.engine.device import Device
-from moebatch.engine.model_files import open_model
 from moebatch.engine.spec import EngineSpec
 from moebatch.schedule.registry import SCHEDULES
 from moebatch.schedule.timeline.check import check_timeline

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from moebatch.checkpoint.model_files import open_model
 from moebatch.engine.approximation import Approximation
 from moebatch.engine.build import build_engine
-from moebatch.engine.model_files import open_model
 from moebatch.engine.spec import EngineSpec
 from moebatch.schedule.task import Kind
 from moebatch.spec.request import Request

@@ -12,14 +12,14 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from moebatch.checkpoint import record as record_module
+from moebatch.checkpoint.direct import DirectFile
+from moebatch.checkpoint.index import Checkpoint
+from moebatch.checkpoint.record import Record
 from moebatch.engine.read_ahead import ReadAhead
 from moebatch.errors import StorageError
 from moebatch.schedule.slots.expert_load import ExpertKey
-from moebatch.store import record as record_module
-from moebatch.store.checkpoint import Checkpoint
-from moebatch.store.direct import DirectFile
 from moebatch.store.experts import ExpertStore
-from moebatch.store.record import Record
 from tests.patience import PATIENCE_S
 
 LAYERS, EXPERTS = 3, 4

@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 import torch
 
+from moebatch.checkpoint.direct import DirectFile
+from moebatch.checkpoint.model_files import open_model
 from moebatch.engine.build import BuiltEngine, build_engine
 from moebatch.engine.device import IN_MAIN_MEMORY, Device
-from moebatch.engine.model_files import open_model
 from moebatch.engine.spec import EngineSpec
 from moebatch.schedule.registry import SCHEDULES
 from moebatch.schedule.timeline.check import check_timeline
 from moebatch.spec.policy import Placement, Policy
 from moebatch.spec.profile import load_profile
 from moebatch.spec.request import Outcome, Request
-from moebatch.store.direct import DirectFile
 from tests.engine.test_engine import TokenText, policy, requests, tokens_of
 from tests.tiny import FAMILIES
 

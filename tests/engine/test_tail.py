@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from moebatch.checkpoint.model_files import open_model
 from moebatch.engine.batcher import Batcher
 from moebatch.engine.build import BuiltEngine, build_engine
-from moebatch.engine.model_files import open_model
 from moebatch.engine.spec import EngineSpec
 from moebatch.engine.tail import Tail
 from moebatch.schedule.registry import SCHEDULES

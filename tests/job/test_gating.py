@@ -15,12 +15,12 @@ from moebatch.calibration import gating_lesson
 from moebatch.calibration.calibrate import Calibration
 from moebatch.calibration.order import CalibrationOrder
 from moebatch.calibration.trade_off import trade_off
+from moebatch.checkpoint.model_files import open_model
 from moebatch.engine.gating_file import GATING, load_gating, save_gating
-from moebatch.engine.model_files import open_model
 from moebatch.errors import CheckpointError, ConfigError, DoesNotFit, InputError
 from moebatch.job.check import check_job
 from moebatch.job.run import JobRun
-from moebatch.model.learnt_gating import GatingPoint, LearntGating
+from moebatch.model.gating import GatingPoint, LearntGating
 from moebatch.report.calibration import calibration_view
 from moebatch.spec.job import load_job
 from tests.command import moebatch

@@ -11,7 +11,7 @@ from moebatch.calibration import calibrate
 from moebatch.calibration.calibrate import Calibration
 from moebatch.calibration.lessons import parse_predictors
 from moebatch.calibration.order import CalibrationOrder
-from moebatch.engine.model_files import open_model
+from moebatch.checkpoint.model_files import open_model
 from moebatch.errors import CheckpointError, ConfigError
 from moebatch.job.check import check_job
 from moebatch.job.hints import load_hints

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from moebatch.engine.model_files import open_model
+from moebatch.checkpoint.model_files import open_model
 from moebatch.errors import ConfigError, DoesNotFit
 from moebatch.folder.shard import ALL
 from moebatch.job.machine import JobMachine

@@ -12,8 +12,9 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
+from moebatch.checkpoint.fingerprint import ModelOwner, checkpoint_fingerprint
+from moebatch.checkpoint.model_files import open_model
 from moebatch.cli import app
-from moebatch.engine.model_files import open_model
 from moebatch.errors import ConfigError, DoesNotFit, MoebatchError
 from moebatch.job.check import check_job
 from moebatch.job.machine import emulated_hardware, job_machine, sharing_cores
@@ -24,7 +25,6 @@ from moebatch.job.run import JobRun
 from moebatch.job.status import RunSummary
 from moebatch.measure.saved import save_profile, this_machine_path
 from moebatch.plan.options import PlanOptions
-from moebatch.predict.owner import ModelOwner
 from moebatch.predict.table_file import TABLE, empty_table, save_table
 from moebatch.report.summary import summary_view
 from moebatch.schedule.registry import SCHEDULES
@@ -33,7 +33,6 @@ from moebatch.spec.policy import OpenPolicy, Placement
 from moebatch.spec.policy_file import PolicyFile
 from moebatch.spec.profile import load_profile
 from moebatch.spec.workload import Workload
-from moebatch.store.fingerprint import checkpoint_fingerprint
 from tests.tiny import write_checkpoint
 
 OWN = str(Path(__file__).parents[1] / "schedule" / "own_schedule.py") + ":mine"

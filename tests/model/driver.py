@@ -2,22 +2,20 @@
 
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import safe_open
 
+from moebatch.checkpoint.model_files import open_model
 from moebatch.layout.scratch import Limits
 from moebatch.model.batch import MicroBatch, Span
 from moebatch.model.decoder import Decoder
 from moebatch.model.dense_weights import DenseWeights
-from moebatch.model.families import family_of, required_tensors
 from moebatch.model.gating import AdaptiveGating
 from moebatch.model.router import Routing
-from moebatch.spec.config_file import load_config
-from moebatch.spec.shape_reader import read_shape
+from moebatch.spec.stored_experts import StoredPiece
 
 NUM_ROWS = 8192
 LIMITS = Limits(
@@ -54,22 +52,13 @@ class Driver:
         limits: Limits = LIMITS,
         gating: AdaptiveGating | None = None,
     ) -> None:
-        config = load_config(folder / "config.json")
-        self.shape = read_shape(config, str(folder))
+        self.files = open_model(folder, "auto")
+        self.shape, config = self.files.shape, self.files.config
         self.folder, self.limits = folder, limits
         self._tensors = read_tensors(folder)
-        self._family = family_of(self.shape)
-        required = required_tensors(self.shape, self._tensors)
-        found = {name: tuple(self._tensors[name].shape) for name in required}
-        assert found == required
-        self.weights = self._dense(dtype)
+        self.weights = DenseWeights.load(replace(self.files, dtype=dtype))
         self.decoder = Decoder(
-            self.shape,
-            config,
-            self.weights,
-            limits,
-            expert_dtype=self._stored_dtype(),
-            gating=gating,
+            self.shape, config, self.weights, limits, experts=self.files.experts, gating=gating
         )
         size = (self.shape.num_layers, NUM_ROWS, self.shape.num_kv_heads, self.shape.head_dim)
         self.keys = torch.full(size, torch.nan, dtype=dtype)
@@ -142,9 +131,8 @@ class Driver:
     def run_experts(self, layer: int, routing: Routing) -> None:
         """All experts that were chosen, last one first."""
         for expert in reversed(routing.experts):
-            parts = self._family.expert_parts(self.shape, layer, expert, self._tensors)
-            tensors = [self._slice(part) for part in parts]
-            self.decoder.run_expert(layer, routing, expert, tensors)
+            tensors = map(self._slice, self.files.experts.pieces(layer, expert))
+            self.decoder.run_expert(layer, routing, expert, list(tensors))
 
     def lay_out(
         self, work: Sequence[tuple[Seq, int]], micro_batch: int, span_tokens: int
@@ -168,25 +156,9 @@ class Driver:
         groups = (spans[i : i + micro_batch] for i in range(0, len(spans), micro_batch))
         return [self.decoder.micro_batch(group) for group in groups], tokens, ends
 
-    def _dense(self, dtype: torch.dtype) -> DenseWeights:
-        def pick(names: dict[str, str]) -> dict[str, torch.Tensor]:
-            return {role: self._tensors[name].to(dtype) for role, name in names.items()}
-
-        layers = range(self.shape.num_layers)
-        return DenseWeights.of(
-            pick(self._family.global_tensors(self.shape, self._tensors)),
-            [
-                pick(self._family.layer_tensors(self.shape, layer, self._tensors))
-                for layer in layers
-            ],
-        )
-
-    def _stored_dtype(self) -> torch.dtype:
-        return next(iter(self._tensors.values())).dtype
-
-    def _slice(self, part: Any) -> torch.Tensor:
-        tensor = self._tensors[part.name]
-        return tensor if part.index is None else tensor[part.index]
+    def _slice(self, piece: StoredPiece) -> torch.Tensor:
+        tensor = self._tensors[piece.name]
+        return tensor if piece.index is None else tensor[piece.index]
 
 
 def read_tensors(folder: Path) -> dict[str, torch.Tensor]:

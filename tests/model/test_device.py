@@ -19,7 +19,7 @@ from moebatch.model.batch import MicroBatch, Span
 from moebatch.model.decoder import Decoder
 from moebatch.model.dense_weights import DenseWeights
 from moebatch.model.router import Routing, group_rows
-from moebatch.spec.config_file import load_config
+from moebatch.spec.shape_reader import load_config
 from tests.model.driver import LIMITS, Driver
 
 Checkpoint = Callable[..., Path]
@@ -53,7 +53,7 @@ def decoder(request: pytest.FixtureRequest, tiny_checkpoint: Checkpoint) -> Iter
     )
     config = load_config(driver.folder / "config.json")
     with OneDevice():
-        yield Decoder(driver.shape, config, weights, LIMITS)
+        yield Decoder(driver.shape, config, weights, LIMITS, experts=driver.files.experts)
 
 
 def test_attention_is_planned_on_the_cpu_and_computed_where_the_decoder_is(

@@ -5,8 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moebatch.model.gating import AdaptiveGating
-from moebatch.model.gating_count import GatingCount
+from moebatch.model.gating import AdaptiveGating, GatingCount
 from moebatch.model.router import choose_experts, group_by_expert
 
 EXPERTS = 6

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from moebatch.errors import ConfigError
+from moebatch.formats.plain import BFLOAT16
 from moebatch.layout.scratch import product_rows
 from moebatch.model.native import instruction_set, loader
 from moebatch.model.native.helpers import Helpers, torch_parallel
@@ -151,7 +152,7 @@ def test_without_kernels_torch_multiplies_what_is_widened(
 ) -> None:
     monkeypatch.setenv(loader.SWITCH, "0")
     x, weight = noise(1, 20, 48), noise(2, 24, 48).to(weight_dtype)
-    products = Products(CPU, torch.float32, largest_converted=48 * 24)
+    products = Products(CPU, torch.float32, stored=BFLOAT16, largest_matrix=48 * 24)
     found = products.linear(x, weight, None, torch.empty(20, 24))
     torch.testing.assert_close(found, exact(x, weight, None).float(), rtol=1e-5, atol=1e-5)
 

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from moebatch.formats.plain import BFLOAT16
 from moebatch.layout.footprint import Dtypes
 from moebatch.plan.affine import Known
 from moebatch.plan.candidates import candidates
@@ -92,7 +93,7 @@ def problem(
     """A Mixtral on a machine with 16 GiB unless told otherwise."""
     return Problem(
         shape=shape,
-        dtypes=Dtypes(stored_bits=16, compute="bfloat16"),
+        dtypes=Dtypes(stored=BFLOAT16, compute="bfloat16"),
         hardware=hardware or cpu_machine(),
         workload=workload,
         kv_on_disk=kv_on_disk,

@@ -10,6 +10,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from moebatch.errors import DoesNotFit
+from moebatch.formats.plain import BFLOAT16
 from moebatch.layout.footprint import Dtypes
 from moebatch.layout.load import PassLoad
 from moebatch.plan.papers.klotski import BATCH_SIZES, KlotskiPlan, klotski_policy
@@ -59,7 +60,7 @@ def env1(model: str = "mixtral-8x7b") -> Problem:
     """RTX 3090, 256 GB and an SSD of 1 GB/s: the paper's first machine."""
     return Problem(
         shape=load_model(model).shape,
-        dtypes=Dtypes(stored_bits=16, compute="bfloat16"),
+        dtypes=Dtypes(stored=BFLOAT16, compute="bfloat16"),
         hardware=load_profile("rtx3090").hardware(),
         workload=ENV1_WORKLOAD,
     )

@@ -11,6 +11,7 @@ from functools import cache
 
 import pytest
 
+from moebatch.formats.plain import BFLOAT16
 from moebatch.layout.footprint import Dtypes
 from moebatch.layout.load import PassLoad
 from moebatch.layout.skew import SkewedRouting
@@ -47,7 +48,7 @@ def tokens_per_s(schedule: str, batch_size: int, profile: str) -> float:
     total = num_batches * batch_size
     problem = Problem(
         shape=load_model("mixtral-8x7b").shape,
-        dtypes=Dtypes(stored_bits=16, compute="bfloat16"),
+        dtypes=Dtypes(stored=BFLOAT16, compute="bfloat16"),
         hardware=load_profile(profile).hardware("achieved"),
         workload=Workload.uniform(prompt_tokens=PROMPT, new_tokens=ANSWER, num_sequences=total),
     )
@@ -95,7 +96,7 @@ def step(after: str, before: str, batch_size: int, profile: str = "rtx3090") -> 
 
 def test_the_batch_size_is_the_power_of_two_nearest_to_what_the_link_lets_simple_do() -> None:
     shape = load_model("mixtral-8x7b").shape
-    dtypes = Dtypes(stored_bits=16, compute="bfloat16")
+    dtypes = Dtypes(stored=BFLOAT16, compute="bfloat16")
     num_experts = len(shape.moe_layers) * shape.num_experts
     link = load_profile("rtx3090-klotski").hardware("achieved").links["dram->vram"]
     pass_s = num_experts * dtypes.expert_bytes(shape) / link.bandwidth

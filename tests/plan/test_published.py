@@ -2,6 +2,7 @@
 
 import pytest
 
+from moebatch.formats.plain import FLOAT16
 from moebatch.layout.footprint import Dtypes
 from moebatch.plan.prediction import Prediction, predict
 from moebatch.plan.problem import Problem
@@ -30,7 +31,7 @@ def predicted(saved: PolicyFile, *, hardware: str | None = None) -> Prediction:
     assert saved.workload is not None
     asked = Problem(
         shape=load_model(saved.model).shape,
-        dtypes=Dtypes(stored_bits=16, compute="float16"),
+        dtypes=Dtypes(stored=FLOAT16, compute="float16"),
         hardware=load_profile(hardware or saved.hardware).hardware("achieved"),
         workload=saved.workload,
     )

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from moebatch.checkpoint.fingerprint import ModelOwner
 from moebatch.errors import CheckpointError
 from moebatch.predict.guesser import LearnedGuesser, Perceptron, beginning_of, top_shares
 from moebatch.predict.learn import (
@@ -30,7 +31,6 @@ from moebatch.predict.learnt_files import (
     save_learned,
     save_tokens,
 )
-from moebatch.predict.owner import ModelOwner
 from moebatch.predict.seen import Seen
 
 LAYERS, EXPERTS, CHOSEN, HIDDEN, VOCAB = (0, 1, 2), 6, 2, 16, 10

@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from moebatch.checkpoint.fingerprint import ModelOwner
 from moebatch.errors import CheckpointError
 from moebatch.predict.habits_file import load_habits, save_habits
-from moebatch.predict.owner import ModelOwner
 from moebatch.predict.routing_habits import measure_habits
 from moebatch.schedule.slots.cache import Rule
 from moebatch.schedule.slots.caches import make_cache

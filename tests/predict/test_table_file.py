@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load, save
 
+from moebatch.checkpoint.fingerprint import ModelOwner
 from moebatch.errors import CheckpointError, StorageError
-from moebatch.predict.owner import ModelOwner
 from moebatch.predict.path_table import PathTable
 from moebatch.predict.table_file import TABLE, load_table, save_table
 from tests.predict.test_path_table import pencil_table

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from moebatch.checkpoint.header import read_header
+from moebatch.checkpoint.index import INDEX_NAME, Checkpoint
 from moebatch.errors import MoebatchError
 from moebatch.folder.claim import read_claim
 from moebatch.folder.run_folder import RunFolder
@@ -23,13 +25,10 @@ from moebatch.rows.refused import RowRefused
 from moebatch.rows.row import Chat, FailedRow, ReadyRow
 from moebatch.rows.source import open_source
 from moebatch.rows.tokenizer import load_tokenizer
-from moebatch.spec.config_file import load_config
 from moebatch.spec.job import load_job
 from moebatch.spec.policy_file import load_policy
 from moebatch.spec.profile import load_profile
-from moebatch.spec.shape_reader import read_shape
-from moebatch.store.checkpoint import INDEX_NAME, Checkpoint
-from moebatch.store.header import read_header
+from moebatch.spec.shape_reader import load_config, read_shape
 
 Feed = Callable[[Path, bytes], None]
 _LONGEST_MESSAGE = 100_000

@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from moebatch.errors import CheckpointError
 from moebatch.quoting import shown
+from moebatch.spec.attention import GroupedAttention
 from moebatch.spec.shape import ModelShape
 from moebatch.spec.shape_reader import load_shape, read_shape
 from tests import tiny
@@ -142,10 +143,10 @@ def test_all_faults_are_told_at_once() -> None:
         "m/config.json: num_attention_heads: expected a whole number from 1 to 2147483647, "
         "got true",
         "m/config.json: hidden_size: expected a whole number from 1 to 2147483647, got 0",
+        "m/config.json: sliding_window: expected a whole number from 1 to 2147483647, got 0",
         "m/config.json: vocab_size: expected a whole number from 1 to 2147483647, got -5",
         "m/config.json: tie_word_embeddings: expected true or false, got 'no'",
         "m/config.json: num_experts_per_tok (9) is more than num_experts (8)",
-        "m/config.json: sliding_window: expected a whole number from 1 to 2147483647, got 0",
         "m/config.json: rms_norm_eps: expected a number above 0, got nan",
         "m/config.json: hidden_act: expected a name, got null",
         "m/config.json: dtype: expected one of float32, float16, bfloat16, got 'int8'",
@@ -274,11 +275,13 @@ def assert_agrees(shape: ModelShape, config: Any) -> None:
     shared = getattr(config, "shared_expert_intermediate_size", 0)
     assert shape.shared_expert_width == shared
     bias = getattr(config, "attention_bias", False)
-    assert shape.qkv_bias == (bias or getattr(config, "qkv_bias", False))
-    assert shape.output_bias == bias
-    assert shape.qk_norm == {"qwen3_moe": "head", "olmoe": "full"}.get(family, "none")
-    assert shape.clip_qkv == getattr(config, "clip_qkv", None)
-    assert shape.norm_topk_prob == getattr(config, "norm_topk_prob", True)
+    attention = shape.attention
+    assert isinstance(attention, GroupedAttention)
+    assert attention.qkv_bias == (bias or getattr(config, "qkv_bias", False))
+    assert attention.output_bias == bias
+    assert attention.qk_norm == {"qwen3_moe": "head", "olmoe": "full"}.get(family, "none")
+    assert attention.clip_qkv == getattr(config, "clip_qkv", None)
+    assert shape.router.norm_topk_prob == getattr(config, "norm_topk_prob", True)
     window = getattr(config, "sliding_window", None)
     types = getattr(config, "layer_types", None) or ["sliding_attention"] * len(layers)
     windows = [window if kind == "sliding_attention" else None for kind in types]

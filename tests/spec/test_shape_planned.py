@@ -8,14 +8,16 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from moebatch.engine.model_files import open_model
+from moebatch.checkpoint.model_files import open_model
 from moebatch.errors import CheckpointError
-from moebatch.model import families
+from moebatch.formats.mxfp4 import MXFP4
+from moebatch.formats.plain import BFLOAT16
+from moebatch.model.families.registry import FAMILIES as COMPUTED
 from moebatch.quoting import shown
-from moebatch.spec.config_faults import FaultyConfig
-from moebatch.spec.latent_attention import LatentAttention
+from moebatch.spec.attention import LatentAttention
+from moebatch.spec.config_keys import FaultyConfig
+from moebatch.spec.families.registry import FAMILIES, runnable
 from moebatch.spec.shape import ModelShape
-from moebatch.spec.shape_keys import FAMILY_KEYS, RUNNABLE
 from moebatch.spec.shape_reader import load_shape, read_shape
 from tests import tiny
 
@@ -147,7 +149,7 @@ def test_flops_that_grow_with_pairs_are_those_of_attention(
         return counter.get_total_flops()
 
     grown = flops(16) - 2 * flops(8)
-    assert grown == (16 * 16 - 2 * 8 * 8) * shape.num_layers * shape.attention_flops_per_pair
+    assert grown == (16 * 16 - 2 * 8 * 8) * shape.num_layers * shape.attention.flops_per_pair
 
 
 @pytest.mark.parametrize(("family", "entries"), OPTIONS)
@@ -176,23 +178,28 @@ def test_absent_keys_are_filled_as_transformers_fills_them(family: str) -> None:
     if family == "dbrx":
         ffn, experts = config.ffn_config, config.ffn_config.moe_num_experts
         assert (shape.expert_width, shape.experts_per_token) == (ffn.ffn_hidden_size, ffn.moe_top_k)
-        assert shape.clip_qkv == config.attn_config.clip_qkv
+        assert shape.attention.clip_qkv == config.attn_config.clip_qkv
         assert shape.activation == ffn.ffn_act_fn["name"]
     else:
         experts = config.num_experts
         width = getattr(config, "moe_intermediate_size", config.intermediate_size)
         assert (shape.expert_width, shape.experts_per_token) == (width, config.num_experts_per_tok)
         assert shape.rms_eps == config.rms_norm_eps
-        assert shape.output_bias == config.attention_bias
+        assert shape.attention.output_bias == config.attention_bias
         assert shape.activation == config.hidden_act
     assert shape.num_experts == experts
     if family == "deepseek_v2":
         assert shape.shared_expert_width == config.n_shared_experts * config.moe_intermediate_size
-        assert shape.norm_topk_prob == config.norm_topk_prob
+        assert shape.router.norm_topk_prob == config.norm_topk_prob
         assert len(shape.moe_layers) == shape.num_layers - config.first_k_dense_replace
         assert shape.dense_width == config.intermediate_size
         assert shape.head_dim == config.qk_head_dim
-        assert shape.latent == LatentAttention(
+        assert shape.attention == LatentAttention(
+            num_heads=config.num_attention_heads,
+            num_kv_heads=config.num_key_value_heads,
+            head_dim=config.qk_head_dim,
+            qkv_bias=config.attention_bias,
+            output_bias=config.attention_bias,
             kv_rank=config.kv_lora_rank,
             query_rank=config.q_lora_rank,
             rope_head_dim=config.qk_rope_head_dim,
@@ -222,7 +229,7 @@ def test_deepseek_moe_by_hand() -> None:
     attention, norms = 4 * 32 * 32, 2 * 32
     dense = attention + norms + 3 * 32 * 28
     sparse = attention + norms + 32 * 6 + 3 * 32 * 24
-    assert (shape.num_kv_heads, shape.head_dim, shape.latent) == (4, 8, None)
+    assert (shape.num_kv_heads, shape.head_dim) == (4, 8)
     assert shape.moe_layers == (1, 2)
     assert [shape.resident_layer_params(layer) for layer in range(3)] == [dense, sparse, sparse]
     assert shape.num_params == 2 * 50 * 32 + 32 + dense + 2 * sparse + 2 * 6 * 3 * 32 * 12
@@ -236,10 +243,14 @@ def test_absorbed_queries_take_more_per_pair_and_no_keys_of_cached_positions() -
     """DeepSeek-V2-Lite: 16 heads over latents of 512 and 64 with positions."""
     sizes = {"kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64}
     shape = shape_of("deepseek_v2", **sizes, v_head_dim=128, num_attention_heads=16)
-    assert shape.attention_flops_per_pair == 2 * 16 * (128 + 64 + 128)
-    assert shape.decode_flops_per_pair == 2 * 16 * (512 + 64 + 512)
+    assert shape.attention.flops_per_pair == 2 * 16 * (128 + 64 + 128)
+    assert shape.attention.decode_flops_per_pair == 2 * 16 * (512 + 64 + 512)
     plain = shape_of("gpt_oss")
-    assert plain.decode_flops_per_pair == plain.attention_flops_per_pair == 4 * plain.query_width
+    assert (
+        plain.attention.decode_flops_per_pair
+        == plain.attention.flops_per_pair
+        == 4 * plain.query_width
+    )
 
 
 def test_quantised_experts_are_counted_as_they_are_stored() -> None:
@@ -248,10 +259,10 @@ def test_quantised_experts_are_counted_as_they_are_stored() -> None:
     sizes = {"hidden_size": 64, "intermediate_size": 96}
     shape = shape_of("gpt_oss", **sizes, quantization_config=mxfp4)
     gate_up, down = 2 * 96 * (64 // 32), 64 * (96 // 32)
-    assert shape.expert_bits_per_param == 4.25
+    assert shape.expert_format is MXFP4
     assert shape.expert_stored_bytes == (gate_up + down) * (16 + 1) + (2 * 96 + 64) * 2
     whole = shape_of("gpt_oss", **sizes)
-    assert whole.expert_bits_per_param is None
+    assert whole.expert_format is BFLOAT16
     assert whole.expert_stored_bytes == 2 * whole.expert_params
 
 
@@ -300,8 +311,8 @@ def test_faults_name_keys_as_the_file_spells_them(
 
 
 def test_runnable_are_the_families_whose_tensors_are_known() -> None:
-    assert set(RUNNABLE) == set(families._FAMILIES)
-    assert set(FAMILY_KEYS) == {*RUNNABLE, *ARCHITECTURES.values()}
+    assert set(runnable()) == set(COMPUTED)
+    assert set(FAMILIES) == {*runnable(), *ARCHITECTURES.values()}
 
 
 @pytest.mark.parametrize("quantization", [None, {"quant_method": "mxfp4"}])

@@ -7,9 +7,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from moebatch.checkpoint.index import Checkpoint
+from moebatch.checkpoint.record import Record
 from moebatch.schedule.slots.expert_load import ExpertKey
-from moebatch.store.checkpoint import Checkpoint
-from moebatch.store.record import Record
 
 NUM_LAYERS, NUM_EXPERTS = 4, 3
 KEYS = tuple(ExpertKey(layer, e) for layer in range(NUM_LAYERS) for e in range(NUM_EXPERTS))

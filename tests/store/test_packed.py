@@ -7,12 +7,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moebatch.store.checkpoint import Checkpoint
+from moebatch.checkpoint.index import Checkpoint
+from moebatch.checkpoint.record import Place, Record
 from moebatch.store.dense import DenseLoader, dense_bytes
 from moebatch.store.device_memory import DeviceMemory
-from moebatch.store.packed import ALIGNMENT_BYTES, PackedLayout
-from moebatch.store.packed_loader import load_packed
-from moebatch.store.record import Place, Record
+from moebatch.store.packed import ALIGNMENT_BYTES, PackedLayout, load_packed
 from tests.store.expert_files import CHUNK_BYTES, KEYS, SHAPES, assert_is, write_experts
 
 sizes = st.lists(st.integers(1, 3000), min_size=1, max_size=5)
@@ -66,7 +65,7 @@ def test_experts_of_other_shapes_are_refused() -> None:
 def test_experts_come_from_files_into_packed_slots(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece_bytes: int
 ) -> None:
-    monkeypatch.setattr("moebatch.store.record.PIECE_BYTES", piece_bytes)
+    monkeypatch.setattr("moebatch.checkpoint.record.PIECE_BYTES", piece_bytes)
     records = write_experts(tmp_path)
     layout = PackedLayout.of(records.values(), CHUNK_BYTES)
     slots = torch.zeros(len(KEYS), layout.num_bytes, dtype=torch.uint8)
@@ -78,10 +77,10 @@ def test_experts_come_from_files_into_packed_slots(
 def test_dense_weights_live_in_the_memory_of_a_device(tmp_path: Path) -> None:
     write_experts(tmp_path, KEYS[:1])
     checkpoint = Checkpoint.open(tmp_path)
-    extents = [checkpoint.extent(f"{part}.0.0") for part in range(len(SHAPES))]
+    weights = [checkpoint.weight(f"{part}.0.0", shape) for part, shape in enumerate(SHAPES)]
     memory = DeviceMemory(torch.device("cpu"), 2**20)
-    loader = DenseLoader(extents, torch.float32, memory)
-    assert_is(KEYS[0], [loader.load(extent) for extent in extents])
+    loader = DenseLoader(weights, torch.float32, memory)
+    assert_is(KEYS[0], [loader.load(weight) for weight in weights])
     loader.close()
-    needed = sum(dense_bytes(extent, torch.float32) for extent in extents)
+    needed = sum(dense_bytes(shape, torch.float32) for shape in SHAPES)
     assert needed <= memory.used_bytes < needed + 512

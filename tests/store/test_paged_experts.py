@@ -7,17 +7,17 @@ from pathlib import Path
 import pytest
 import torch
 
+from moebatch.checkpoint.direct import DirectFile
+from moebatch.checkpoint.record import Record
 from moebatch.engine.read_ahead import ReadAhead
 from moebatch.errors import DoesNotFit, StorageError
 from moebatch.schedule.slots.expert_load import ExpertKey
 from moebatch.schedule.slots.paged_room import most_streamed, num_paged_slots
 from moebatch.store.device_memory import DeviceMemory
-from moebatch.store.direct import DirectFile
 from moebatch.store.experts import ExpertStore
 from moebatch.store.page_cut import PageCut
 from moebatch.store.page_sources import FilePages, MemoryPages
 from moebatch.store.paged_experts import PagedExperts
-from moebatch.store.record import Record
 from tests.store.expert_files import (
     CHUNK_BYTES,
     KEYS,
@@ -34,7 +34,7 @@ PAGES = (1, 2, 3, 5, 7, 500)
 
 @pytest.fixture
 def records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[ExpertKey, Record]:
-    monkeypatch.setattr("moebatch.store.record.PIECE_BYTES", CHUNK_BYTES)
+    monkeypatch.setattr("moebatch.checkpoint.record.PIECE_BYTES", CHUNK_BYTES)
     return write_experts(tmp_path)
 
 

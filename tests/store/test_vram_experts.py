@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from moebatch.checkpoint.direct import DirectFile
+from moebatch.checkpoint.record import Record
 from moebatch.errors import DoesNotFit, StorageError
 from moebatch.schedule.slots.expert_load import ExpertKey
 from moebatch.store.device_memory import DeviceMemory
-from moebatch.store.direct import DirectFile
 from moebatch.store.experts import ExpertStore
-from moebatch.store.record import Record
 from moebatch.store.vram_experts import VramExperts
 from tests.store.expert_files import (
     CHUNK_BYTES,
@@ -29,7 +29,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture
 def records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[ExpertKey, Record]:
-    monkeypatch.setattr("moebatch.store.record.PIECE_BYTES", CHUNK_BYTES)
+    monkeypatch.setattr("moebatch.checkpoint.record.PIECE_BYTES", CHUNK_BYTES)
     return write_experts(tmp_path)
 
 

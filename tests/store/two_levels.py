@@ -4,12 +4,12 @@ import threading
 
 import torch
 
+from moebatch.checkpoint.record import Record
 from moebatch.engine.read_ahead import ReadAhead
 from moebatch.schedule.slots.expert_load import Chunk, ExpertKey, Load
 from moebatch.store.device_memory import DeviceMemory
 from moebatch.store.experts import ExpertStore
 from moebatch.store.monitor import End
-from moebatch.store.record import Record
 from moebatch.store.vram_experts import VramExperts
 from tests.store.expert_files import CHUNK_BYTES, assert_is
 

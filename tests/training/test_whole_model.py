@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from moebatch.model.gating import AdaptiveGating
-from moebatch.model.gating_count import GatingCount
+from moebatch.model.gating import AdaptiveGating, GatingCount
 from moebatch.training.gating_trial import GatingTrial
 from moebatch.training.reading import Reading, reading_batches
 from moebatch.training.whole_model import WholeModel

@@ -84,7 +84,7 @@ def cache_folder(environment: Mapping[str, str]) -> Path | None:
 
 
 def is_ours(path: Path) -> bool:
-    """Whether it is there, belongs to this user, and nobody else may write it."""
+    """Whether it is there, belongs to this user, and no other may write it."""
     try:
         status = path.stat()
     except OSError:

@@ -41,13 +41,13 @@ def prepare() -> str | None:
     return None if isinstance(found, Kernels) else found
 
 
-def announce(tell: Callable[[str], None], environment: Mapping[str, str] = os.environ) -> None:
-    """Has `tell` say so if `prepare` is going to compile."""
+def log_compiling(log: Callable[[str], None], environment: Mapping[str, str] = os.environ) -> None:
+    """Gives `log` a line if `prepare` is going to compile."""
     if _loaded.cache_info().currsize or not needs_compiling(environment):
         return
     with contextlib.suppress(NotCompiled):
         if _library(environment).command:
-            tell("compiling kernels, once (some ten seconds)")
+            log("compiling kernels, once (some ten seconds)")
 
 
 def source() -> str:

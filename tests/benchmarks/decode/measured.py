@@ -11,8 +11,8 @@ from pathlib import Path
 
 import torch
 
+from moebatch.checkpoint.model_files import ModelFiles, open_model
 from moebatch.engine.build import BuiltEngine, build_engine
-from moebatch.engine.model_files import ModelFiles, open_model
 from moebatch.engine.spec import EngineSpec
 from moebatch.plan.machine import detect_machine
 from moebatch.plan.problem import Problem

@@ -11,7 +11,7 @@ from statistics import median
 
 import torch
 
-from moebatch.engine.model_files import open_model
+from moebatch.checkpoint.model_files import open_model
 from moebatch.schedule.foresight import LayerForesight
 from moebatch.schedule.task import Kind
 from moebatch.spec.job import InputSection, Job, ModelSection, OutputSection

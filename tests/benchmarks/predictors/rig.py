@@ -7,9 +7,9 @@ from typing import Literal
 
 import torch
 
+from moebatch.checkpoint.model_files import ModelFiles
 from moebatch.engine.build import BuiltEngine, build_engine
 from moebatch.engine.device import Device
-from moebatch.engine.model_files import ModelFiles, expert_records
 from moebatch.engine.spec import EngineSpec
 from moebatch.job.approximation import load_approximation
 from moebatch.job.hints import load_hints
@@ -42,7 +42,7 @@ class Ground:
     @property
     def expert_bytes(self) -> int:
         """Of one expert."""
-        return PackedLayout.of(expert_records(self.files).values()).num_bytes
+        return PackedLayout.of(self.files.expert_records().values()).num_bytes
 
     def with_link(self, bytes_per_s: float) -> "Ground":
         """The same with links to the GPU of that rate."""

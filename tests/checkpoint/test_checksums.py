@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from moebatch.checkpoint.checksums import SUMS_NAME, known_checksums, require_checksums
 from moebatch.errors import CheckpointError
-from moebatch.store.checksums import SUMS_NAME, known_checksums, require_checksums
 
 NAME = "model.safetensors"
 

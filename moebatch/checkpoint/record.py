@@ -3,18 +3,30 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from moebatch.store.checkpoint import Extent
-from moebatch.store.direct import DirectFile
-from moebatch.store.memory import PAGE_BYTES, Arena, align_up
+from moebatch.checkpoint.direct import PAGE_BYTES, DirectFile, align_up
+from moebatch.checkpoint.index import Extent
 
 PIECE_BYTES = 16 * 2**20
 """Most bytes of one read. A more urgent read waits at most for the pieces in flight."""
 
-TORCH_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+TORCH_DTYPES = {
+    "F32": torch.float32,
+    "BF16": torch.bfloat16,
+    "F16": torch.float16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "U8": torch.uint8,
+    "I8": torch.int8,
+    "I16": torch.int16,
+    "I32": torch.int32,
+    "I64": torch.int64,
+}
+"""Numbers that parts of stored weights are made of."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,6 +47,16 @@ class Place:
     num_bytes: int
     shape: tuple[int, ...]
     dtype: torch.dtype
+
+
+class Buffer(Protocol):
+    """Memory that a record is read into."""
+
+    bytes: Tensor
+    """Uint8 [bytes]."""
+
+    def tensor(self, start: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """A tensor over the bytes from `start`, sharing memory."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,17 +98,17 @@ class Record:
         )
         return cls(pieces=tuple(pieces), places=places, num_bytes=room)
 
-    def tensors(self, arena: Arena, start: int) -> tuple[Tensor, ...]:
-        """The record's tensors, when it was read into `arena` from `start`; no copies."""
+    def tensors(self, buffer: Buffer, start: int) -> tuple[Tensor, ...]:
+        """The record's tensors, when it was read into `buffer` from `start`; no copies."""
         return tuple(
-            arena.tensor(start + place.buffer_offset, place.shape, place.dtype)
+            buffer.tensor(start + place.buffer_offset, place.shape, place.dtype)
             for place in self.places
         )
 
-    def tensor_bytes(self, arena: Arena, start: int) -> tuple[Tensor, ...]:
+    def tensor_bytes(self, buffer: Buffer, start: int) -> tuple[Tensor, ...]:
         """The same as bytes, uint8 [num_bytes] each."""
         return tuple(
-            arena.bytes[start + place.buffer_offset :][: place.num_bytes] for place in self.places
+            buffer.bytes[start + place.buffer_offset :][: place.num_bytes] for place in self.places
         )
 
 

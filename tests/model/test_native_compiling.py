@@ -1,4 +1,4 @@
-"""Whoever has to wait for a compiler is told so, and only then."""
+"""A line says that a compiler is waited for, and only then."""
 
 import functools
 from pathlib import Path
@@ -23,7 +23,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
 
 def told(environment: dict[str, str]) -> list[str]:
     lines: list[str] = []
-    loader.announce(lines.append, environment)
+    loader.log_compiling(lines.append, environment)
     return lines
 
 

@@ -7,8 +7,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from moebatch.checkpoint.index import INDEX_NAME, SINGLE_NAME, Checkpoint, file_inside
 from moebatch.errors import CheckpointError
-from moebatch.store.checkpoint import INDEX_NAME, SINGLE_NAME, Checkpoint, file_inside
+from moebatch.formats.plain import FLOAT32
+from moebatch.formats.weight_format import StoredPart
 
 
 @pytest.fixture
@@ -26,10 +28,14 @@ def write_index(folder: Path, weight_map: object) -> None:
     (folder / INDEX_NAME).write_text(json.dumps({"weight_map": weight_map}))
 
 
+def required(**shapes: tuple[int, ...]) -> list[StoredPart]:
+    return [part for name, shape in shapes.items() for part in FLOAT32.parts(name, shape)]
+
+
 def test_reads_shards_through_the_index(folder: Path) -> None:
     checkpoint = Checkpoint.open(folder)
     assert checkpoint.extent("a").path.name == "one.safetensors"
-    checkpoint.require({"a": (2, 3), "b": (4, 2, 2)})
+    checkpoint.require(required(a=(2, 3), b=(4, 2, 2)))
 
 
 def test_a_slice_is_its_part_of_the_tensor(folder: Path) -> None:
@@ -108,7 +114,7 @@ def test_an_empty_folder_and_a_missing_one_are_told_apart(tmp_path: Path) -> Non
 def test_tensors_that_do_not_match_the_configuration_are_listed_together(tmp_path: Path) -> None:
     save_file({"a": torch.zeros(2, 3), "i": torch.zeros(2).int()}, tmp_path / SINGLE_NAME)
     with pytest.raises(CheckpointError) as caught:
-        Checkpoint.open(tmp_path).require({"a": (3, 3), "b": (1,), "i": (2,)})
+        Checkpoint.open(tmp_path).require(required(a=(3, 3), b=(1,), i=(2,)))
     message = str(caught.value)
     assert "tensor a has shape [2, 3], expected [3, 3]" in message
     assert "tensor b is missing" in message

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from moebatch.checkpoint.header import MAX_TENSORS, read_header
 from moebatch.errors import CheckpointError
-from moebatch.store.header import MAX_TENSORS, read_header
 
 
 def write(path: Path, header: object, data: bytes = b"", *, raw: bytes | None = None) -> Path:

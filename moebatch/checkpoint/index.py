@@ -1,17 +1,19 @@
 """A model folder read in place: which file, offset and length every tensor has."""
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from moebatch.checkpoint.header import MAX_HEADER_BYTES, TensorEntry, read_header
 from moebatch.errors import CheckpointError
+from moebatch.formats.plain import PlainFormat
+from moebatch.formats.registry import FORMATS, find_format
+from moebatch.formats.weight_format import StoredPart, WeightFormat
 from moebatch.quoting import reason, shown
 from moebatch.spec.json_file import read_json
-from moebatch.store.header import MAX_HEADER_BYTES, TensorEntry, read_header
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
-WEIGHT_DTYPES = ("F32", "BF16", "F16")
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 _MAX_FAULTS = 8
 
@@ -26,6 +28,25 @@ class Extent:
     dtype: str
     """Name in safetensors' spelling, such as ``BF16``."""
     shape: tuple[int, ...]
+
+    def slice(self, index: int) -> "Extent":
+        """One slice along the first dimension."""
+        num_bytes = self.num_bytes // self.shape[0]
+        offset = self.offset + index * num_bytes
+        return replace(self, offset=offset, num_bytes=num_bytes, shape=self.shape[1:])
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """A weight of a checkpoint, in the tensors in which its format keeps it."""
+
+    format: WeightFormat
+    shape: tuple[int, ...]
+    extents: tuple[Extent, ...]
+
+    def row(self, index: int) -> "Weight":
+        """One row of it; of formats that keep rows apart."""
+        return Weight(self.format, self.shape[1:], tuple(e.slice(index) for e in self.extents))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,16 +81,30 @@ class Checkpoint:
     def extent(self, name: str, index: int | None = None) -> Extent:
         """Where tensor `name` lies, or its slice `index` along the first dimension."""
         path, entry = self.tensors[name]
-        if index is None:
-            offset, num_bytes, shape = entry.offset, entry.num_bytes, entry.shape
-        else:
-            num_bytes, shape = entry.num_bytes // entry.shape[0], entry.shape[1:]
-            offset = entry.offset + index * num_bytes
-        return Extent(path=path, offset=offset, num_bytes=num_bytes, dtype=entry.dtype, shape=shape)
+        whole = Extent(
+            path=path,
+            offset=entry.offset,
+            num_bytes=entry.num_bytes,
+            dtype=entry.dtype,
+            shape=entry.shape,
+        )
+        return whole if index is None else whole.slice(index)
 
-    def require(self, expected: Mapping[str, tuple[int, ...]]) -> None:
-        """Raises CheckpointError unless all `expected` tensors are there in their shapes."""
-        faults = [fault for name, shape in expected.items() if (fault := self._fault(name, shape))]
+    def dtype_of(self, name: str) -> str | None:
+        """In safetensors' spelling; None where there is no tensor `name`."""
+        return self.tensors[name][1].dtype if name in self.tensors else None
+
+    def weight(self, name: str, shape: tuple[int, ...]) -> Weight:
+        """The weight `name`, of that shape, which is there in one of the formats known."""
+        stored = find_format(name, shape, self.dtype_of)
+        assert stored is not None, f"{name} is required before it is looked for"
+        parts = stored.parts(name, shape)
+        return Weight(stored, shape, tuple(self.extent(part.name) for part in parts))
+
+    def require(self, expected: Iterable[StoredPart]) -> None:
+        """Raises CheckpointError unless all `expected` tensors are there, in their dtypes and
+        shapes."""
+        faults = [fault for part in expected if (fault := self._fault(part))]
         if faults:
             shown = faults[:_MAX_FAULTS]
             if len(faults) > len(shown):
@@ -78,18 +113,16 @@ class Checkpoint:
                 f"{self.folder}: the weights do not match config.json:\n  " + "\n  ".join(shown)
             )
 
-    def dtypes(self, names: Collection[str]) -> set[str]:
-        """Dtypes, in safetensors' spelling, that occur among the tensors `names`."""
-        return {self.tensors[name][1].dtype for name in names}
-
-    def _fault(self, name: str, shape: tuple[int, ...]) -> str | None:
-        if name not in self.tensors:
-            return f"tensor {name} is missing"
-        entry = self.tensors[name][1]
-        if entry.shape != shape:
-            return f"tensor {name} has shape {list(entry.shape)}, expected {list(shape)}"
-        if entry.dtype not in WEIGHT_DTYPES:
-            return f"tensor {name} is {entry.dtype}; supported are {', '.join(WEIGHT_DTYPES)}"
+    def _fault(self, part: StoredPart) -> str | None:
+        if part.name not in self.tensors:
+            return f"tensor {part.name} is missing"
+        entry = self.tensors[part.name][1]
+        if entry.shape != part.shape:
+            found, expected = list(entry.shape), list(part.shape)
+            return f"tensor {part.name} has shape {found}, expected {expected}"
+        if entry.dtype != part.dtype:
+            known = [plain.dtype for plain in FORMATS.values() if isinstance(plain, PlainFormat)]
+            return f"tensor {part.name} is {entry.dtype}; supported are {', '.join(known)}"
         return None
 
 

@@ -1,4 +1,4 @@
-"""Checksums of a model's files, where somebody has left any."""
+"""Checksums of a model's files, where there are any."""
 
 import hashlib
 import re
@@ -29,13 +29,13 @@ def known_checksums(folder: Path, files: Mapping[str, Path]) -> dict[str, str]:
 
 
 def require_checksums(
-    known: Mapping[str, str], files: Mapping[str, Path], told: Callable[[int], None]
+    known: Mapping[str, str], files: Mapping[str, Path], read: Callable[[int], None]
 ) -> None:
-    """Reads `files` from end to end; `told` gets numbers of bytes as they are read. Raises
+    """Reads `files` from end to end; `read` gets numbers of bytes as they are read. Raises
     CheckpointError, with every file whose bytes are not those that they should be."""
     faults = []
     for name, expected in known.items():
-        found = _sha256(files[name], told)
+        found = _sha256(files[name], read)
         if found != expected.lower():
             faults.append(f"{name}: its SHA-256 is {found}, expected {expected.lower()}")
     if faults:
@@ -56,13 +56,13 @@ def _listed(path: Path) -> dict[str, str]:
     return sums
 
 
-def _sha256(path: Path, told: Callable[[int], None]) -> str:
+def _sha256(path: Path, read: Callable[[int], None]) -> str:
     digest = hashlib.sha256()
     try:
         with path.open("rb", buffering=0) as file:
             while data := file.read(_CHUNK_BYTES):
                 digest.update(data)
-                told(len(data))
+                read(len(data))
     except OSError as error:
         raise CheckpointError(f"{path}: reading failed: {error.strerror}") from error
     return digest.hexdigest()

@@ -4,8 +4,8 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from moebatch.store.checkpoint import Checkpoint
-from moebatch.store.fingerprint import weights_sample
+from moebatch.checkpoint.fingerprint import weights_sample
+from moebatch.checkpoint.index import Checkpoint
 
 
 def test_other_weights_in_the_same_shapes_are_another_model(

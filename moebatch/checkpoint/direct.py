@@ -5,7 +5,14 @@ import os
 from pathlib import Path
 
 from moebatch.errors import StorageError
-from moebatch.store.memory import PAGE_BYTES
+
+PAGE_BYTES = 4096
+"""Alignment that O_DIRECT accepts on every device in use."""
+
+
+def align_up(num_bytes: int, alignment: int = PAGE_BYTES) -> int:
+    """The next multiple of `alignment`."""
+    return -(-num_bytes // alignment) * alignment
 
 
 class DirectFile:

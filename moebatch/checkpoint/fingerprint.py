@@ -2,14 +2,49 @@
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
+from moebatch.checkpoint.index import Checkpoint
 from moebatch.errors import CheckpointError
-from moebatch.store.checkpoint import Checkpoint
+from moebatch.spec.shape import ModelShape
 
 _SAMPLES = 16
 _SAMPLE_BYTES = 4096
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelOwner:
+    """A model, as the files that were made for it name it."""
+
+    folder: Path
+    fingerprint: str
+    """`checkpoint_fingerprint` of it."""
+    moe_layers: tuple[int, ...]
+    num_experts: int
+    experts_per_token: int
+
+    @classmethod
+    def of(cls, folder: Path, fingerprint: str, shape: ModelShape) -> "ModelOwner":
+        """The model of that shape."""
+        return cls(
+            folder=folder,
+            fingerprint=fingerprint,
+            moe_layers=tuple(shape.moe_layers),
+            num_experts=shape.num_experts,
+            experts_per_token=shape.experts_per_token,
+        )
+
+    @property
+    def description(self) -> dict[str, Any]:
+        """What a file says about the model that it belongs to."""
+        return {
+            "model": self.fingerprint,
+            "moe_layers": list(self.moe_layers),
+            "num_experts": self.num_experts,
+            "experts_per_token": self.experts_per_token,
+        }
 
 
 def checkpoint_fingerprint(config: Mapping[str, Any], checkpoint: Checkpoint) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from moebatch.errors import CheckpointError
+from moebatch.formats.weight_format import DTYPE_BITS
 from moebatch.quoting import is_text, reason, shown
 
 MAX_HEADER_BYTES = 100_000_000
@@ -16,29 +17,6 @@ MAX_HEADER_BYTES = 100_000_000
 MAX_TENSORS = 2**18
 """Of one file: many times what the largest models put into one, and seconds to look at."""
 MAX_DIMENSIONS = 64
-
-DTYPE_BITS = {
-    "BOOL": 8,
-    "U8": 8,
-    "I8": 8,
-    "F8_E4M3": 8,
-    "F8_E5M2": 8,
-    "F8_E8M0": 8,
-    "F6_E2M3": 6,
-    "F6_E3M2": 6,
-    "F4": 4,
-    "U16": 16,
-    "I16": 16,
-    "F16": 16,
-    "BF16": 16,
-    "U32": 32,
-    "I32": 32,
-    "F32": 32,
-    "U64": 64,
-    "I64": 64,
-    "F64": 64,
-    "C64": 64,
-}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

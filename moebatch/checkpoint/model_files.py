@@ -1,0 +1,155 @@
+"""A model folder: what it holds, checked; no weight is loaded."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from moebatch.checkpoint.fingerprint import ModelOwner, checkpoint_fingerprint
+from moebatch.checkpoint.index import Checkpoint, Weight, file_inside
+from moebatch.checkpoint.record import Record
+from moebatch.errors import CheckpointError
+from moebatch.formats.plain import BFLOAT16
+from moebatch.formats.registry import find_format
+from moebatch.formats.weight_format import StoredPart
+from moebatch.layout.footprint import Dtypes
+from moebatch.schedule.slots.expert_load import ExpertKey
+from moebatch.spec.families.registry import FAMILIES
+from moebatch.spec.hardware import Dtype
+from moebatch.spec.shape import ModelShape
+from moebatch.spec.shape_reader import load_config, read_runnable_shape
+from moebatch.spec.stored_experts import StoredExperts
+from moebatch.spec.tensor_names import TensorNames
+
+COMPUTE_DTYPES: Mapping[Dtype, torch.dtype] = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelFiles:
+    """A model folder that has been validated against its config.json."""
+
+    config: Mapping[str, Any]
+    shape: ModelShape
+    checkpoint: Checkpoint
+    experts: StoredExperts
+    dtype: torch.dtype
+    """In which everything is computed."""
+
+    @property
+    def owner(self) -> ModelOwner:
+        """The model, as files that are made for it name it."""
+        fingerprint = checkpoint_fingerprint(self.config, self.checkpoint)
+        return ModelOwner.of(self.checkpoint.folder, fingerprint, self.shape)
+
+    @property
+    def dtypes(self) -> Dtypes:
+        """How experts lie in the files and what they are computed in, for the planner."""
+        compute = next(name for name, dtype in COMPUTE_DTYPES.items() if dtype == self.dtype)
+        return Dtypes(stored=self.experts.format, compute=compute)
+
+    def global_weights(self) -> dict[str, Weight]:
+        """What no layer owns, by role."""
+        tensors = self._names.global_tensors(self.shape, self.checkpoint.tensors)
+        sizes = self.shape.global_tensors()
+        sizes["head"] = sizes["embedding"]
+        return self._weights(tensors, sizes)
+
+    def layer_weights(self, layer: int) -> dict[str, Weight]:
+        """Everything in a layer but its experts, by role."""
+        tensors = self._names.layer_tensors(self.shape, layer, self.checkpoint.tensors)
+        return self._weights(tensors, self.shape.layer_tensors(layer))
+
+    def expert_records(self) -> dict[ExpertKey, Record]:
+        """Where each expert lies in the files."""
+        records = {}
+        for layer in self.shape.moe_layers:
+            for expert in range(self.shape.num_experts):
+                pieces = self.experts.pieces(layer, expert)
+                extents = [self.checkpoint.extent(piece.name, piece.index) for piece in pieces]
+                records[ExpertKey(layer, expert)] = Record.of(extents)
+        return records
+
+    @property
+    def _names(self) -> TensorNames:
+        return _names_of(self.shape)
+
+    def _weights(
+        self, tensors: Mapping[str, str], sizes: Mapping[str, tuple[int, ...]]
+    ) -> dict[str, Weight]:
+        return {role: self.checkpoint.weight(name, sizes[role]) for role, name in tensors.items()}
+
+
+def open_model(folder: Path, dtype: Dtype | Literal["auto"]) -> ModelFiles:
+    """Reads configuration and headers of `folder`; `dtype` is a name or ``auto``.
+
+    Raises CheckpointError when anything is missing, damaged, hostile or not supported.
+    """
+    if not folder.is_dir():
+        raise CheckpointError(f"{folder}: no such model folder")
+    path = file_inside(folder, "config.json")
+    config = load_config(path)
+    shape = read_runnable_shape(config, str(path))
+    checkpoint = Checkpoint.open(folder)
+    experts = StoredExperts.found(shape, _names_of(shape), checkpoint.dtype_of)
+    checkpoint.require(required_tensors(shape, checkpoint, experts))
+    return ModelFiles(
+        config=config,
+        shape=shape,
+        checkpoint=checkpoint,
+        experts=experts,
+        dtype=COMPUTE_DTYPES[experts.compute_dtype(shape) if dtype == "auto" else dtype],
+    )
+
+
+def required_tensors(
+    shape: ModelShape, checkpoint: Checkpoint, experts: StoredExperts
+) -> Iterator[StoredPart]:
+    """Every tensor that the checkpoint must hold, experts included.
+
+    The embedding and the head have exactly ``vocab_size`` rows; where a vocabulary is padded,
+    ``vocab_size`` counts the padding and the tokenizer knows fewer tokens. Raises CheckpointError
+    where experts are of several formats.
+    """
+    names, found = _names_of(shape), checkpoint.tensors
+    sizes = shape.global_tensors()
+    sizes["head"] = sizes["embedding"]
+    for role, name in names.global_tensors(shape, found).items():
+        yield from _stored(checkpoint, name, sizes[role])
+    for layer in range(shape.num_layers):
+        for role, name in names.layer_tensors(shape, layer, found).items():
+            yield from _stored(checkpoint, name, shape.layer_tensors(layer)[role])
+    yield from _expert_tensors(shape, checkpoint, experts)
+
+
+def _expert_tensors(
+    shape: ModelShape, checkpoint: Checkpoint, experts: StoredExperts
+) -> Iterator[StoredPart]:
+    formats = set()
+    for layer in shape.moe_layers:
+        for expert in range(1 if experts.is_stacked else shape.num_experts):
+            for name, size in experts.named_weights(layer, expert):
+                stored = find_format(name, size, checkpoint.dtype_of) or experts.format
+                formats.add(stored.name)
+                yield from stored.parts(name, size)
+    if len(formats) > 1:
+        raise CheckpointError(
+            f"{checkpoint.folder}: experts are stored in several formats "
+            f"({', '.join(sorted(formats))}); they must share one"
+        )
+
+
+def _stored(checkpoint: Checkpoint, name: str, size: tuple[int, ...]) -> tuple[StoredPart, ...]:
+    stored = find_format(name, size, checkpoint.dtype_of)
+    return (stored or BFLOAT16).parts(name, size)
+
+
+def _names_of(shape: ModelShape) -> TensorNames:
+    names = FAMILIES[shape.architecture].names
+    assert names is not None, "only families whose names are known are opened"
+    return names

@@ -1,0 +1,1 @@
+"""Families of models: which arithmetic each is composed of."""

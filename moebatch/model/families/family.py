@@ -1,0 +1,56 @@
+"""What a family is composed of, as far as it is computed.
+
+Shape letters: T tokens, N rows after bucketing, M rows, D hidden, E experts, K experts per token,
+H query heads, C head size.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from moebatch.formats.weight_format import Matrix
+from moebatch.model.attention import Qkv
+from moebatch.model.batch import MicroBatch
+from moebatch.model.elementwise import Elementwise
+from moebatch.model.products import Products
+from moebatch.model.scratch import Frame
+from moebatch.spec.shape import ModelShape
+
+Weights = Mapping[str, Tensor]
+"""Those of a layer beside its experts, by role."""
+
+
+class AttentionBlock(Protocol):
+    """What is done with weights before attention itself and after it."""
+
+    def project(
+        self, frame: Frame, normed_ND: Tensor, micro_batch: MicroBatch, weights: Weights
+    ) -> Qkv:
+        """Rotated queries and keys, and values; rows beyond the micro-batch hold garbage."""
+
+    def output(self, frame: Frame, out_NHC: Tensor, weights: Weights) -> Tensor:
+        """What attention adds to the hidden states, [N, D]."""
+
+
+MakeAttention = Callable[[ModelShape, Products, Elementwise], AttentionBlock]
+Router = Callable[[Tensor, ModelShape, Weights, torch.dtype], tuple[Tensor, Tensor]]
+"""Of the logits [T, E] of a gate, the layer's weights and the dtype of the computation: weights
+[T, K], in descending order for each token, and experts [T, K], int64."""
+Expert = Callable[[Frame, Tensor, int, Mapping[str, Matrix], Products, Elementwise], Tensor]
+"""Of a frame, inputs [N, D], the number M of rows that count and the matrices by role: [M, D]."""
+Norm = Callable[[Elementwise, Tensor, Tensor, float, Tensor, Tensor], Tensor]
+"""Of x, a weight, epsilon, room in float32 of at least x's size and the tensor to write into."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Family:
+    """The blocks of a decoder. Layers are: norm, attention, norm, and experts or an MLP."""
+
+    attention: MakeAttention
+    router: Router
+    expert: Expert
+    """Experts, shared experts, and MLPs of layers without experts."""
+    norm: Norm = Elementwise.rms_norm

@@ -1,0 +1,71 @@
+"""The projections of attention whose query heads share heads of keys and values.
+
+Shape letters: N rows after bucketing, D hidden, H query heads, C head size.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from moebatch.model.attention import Qkv
+from moebatch.model.batch import MicroBatch
+from moebatch.model.elementwise import Elementwise
+from moebatch.model.products import Products
+from moebatch.model.scratch import Frame
+from moebatch.spec.attention import GroupedAttention
+from moebatch.spec.shape import ModelShape
+
+
+class GroupedAttentionBlock:
+    """With or without biases, norms of queries and keys, and a limit of what is projected."""
+
+    def __init__(self, shape: ModelShape, products: Products, elementwise: Elementwise) -> None:
+        assert isinstance(shape.attention, GroupedAttention), "the family's own attention"
+        self._attention = shape.attention
+        self._hidden_size, self._eps = shape.hidden_size, shape.rms_eps
+        self._products = products
+        self._elementwise = elementwise
+
+    def project(
+        self,
+        frame: Frame,
+        normed_ND: Tensor,
+        micro_batch: MicroBatch,
+        weights: Mapping[str, Tensor],
+    ) -> Qkv:
+        """Rotated queries and keys, and values; rows beyond the micro-batch hold garbage."""
+        num_tokens = micro_batch.num_tokens
+        qkv = self._unrotated(frame, normed_ND, num_tokens, weights)
+        for y_NHC in (qkv.q_THC, qkv.k_TGC):
+            self._elementwise.rotate(y_NHC[:num_tokens], micro_batch.cos_TR, micro_batch.sin_TR)
+        return qkv
+
+    def output(self, frame: Frame, out_NHC: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
+        """What attention adds to the hidden states, [N, D]."""
+        room_ND = frame.take(len(out_NHC), self._hidden_size)
+        return self._products.linear(
+            out_NHC.flatten(1), weights["o"], weights.get("o_bias"), room_ND
+        )
+
+    def _unrotated(
+        self, frame: Frame, normed_ND: Tensor, num_tokens: int, weights: Mapping[str, Tensor]
+    ) -> Qkv:
+        attention, projected = self._attention, []
+        norm_room = frame.take_float(
+            len(normed_ND) * attention.query_width * attention.norms_queries
+        )
+        room = frame.take(len(normed_ND), len(weights["qkv"]))
+        together = self._products.linear(normed_ND, weights["qkv"], weights.get("qkv_bias"), room)
+        widths = (attention.query_width, attention.kv_width, attention.kv_width)
+        parts = torch.split(together, list(widths), dim=1)
+        for role, y in zip("qkv", parts, strict=True):
+            y_NHC = y.view(len(y), -1, attention.head_dim)
+            norm = weights.get(f"{role}_norm")
+            if norm is not None:
+                normed = (y_NHC if attention.qk_norm == "head" else y)[:num_tokens]
+                self._elementwise.rms_norm(normed, norm, self._eps, norm_room, normed)
+            projected.append(y_NHC)
+        if attention.clip_qkv is not None:
+            together.clamp_(-attention.clip_qkv, attention.clip_qkv)
+        return Qkv(*projected)

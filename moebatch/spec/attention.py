@@ -1,0 +1,193 @@
+"""Kinds of attention: their tensors, what they cache of a token, and what they take to compute.
+
+Shape letters: D hidden.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Literal
+
+QkNorm = Literal["none", "head", "full"]
+Sizes = dict[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class CachePart:
+    """A tensor of the cache."""
+
+    name: str
+    num_heads: int
+    head_dim: int
+
+    @property
+    def width(self) -> int:
+        """Numbers of a token in one layer."""
+        return self.num_heads * self.head_dim
+
+
+@dataclass(frozen=True, slots=True)
+class CacheLayout:
+    """What the cache holds of every token in one layer."""
+
+    parts: tuple[CachePart, ...]
+
+    @property
+    def width(self) -> int:
+        """Numbers of a token in one layer."""
+        return sum(part.width for part in self.parts)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Attention(ABC):
+    """Attention of a family, the same in all layers."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    """Size of a head of queries and keys, the part without positions included."""
+    qkv_bias: bool = False
+    output_bias: bool = False
+
+    @property
+    @abstractmethod
+    def cache(self) -> CacheLayout:
+        """What the cache holds."""
+
+    @abstractmethod
+    def tensors(self, hidden_size: int) -> Sizes:
+        """Sizes of the weights of a layer, by role."""
+
+    @property
+    @abstractmethod
+    def flops_per_pair(self) -> int:
+        """FLOP in one layer for a query and a position that it sees, scores and weighted sum,
+        all heads: what prompt tokens take, whose keys and values lie there in full."""
+
+    @property
+    @abstractmethod
+    def decode_flops_per_pair(self) -> int:
+        """The same for a decoding query over cached positions."""
+
+    @property
+    def query_width(self) -> int:
+        """Width of the queries of a token, all heads side by side."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def kv_width(self) -> int:
+        """Width of the keys of a token in one layer, all heads side by side."""
+        return self.num_kv_heads * self.head_dim
+
+    @property
+    def norms_queries(self) -> bool:
+        """Whether queries and keys are normed before they meet."""
+        return False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GroupedAttention(Attention):
+    """Query heads in groups that share a head of keys and values; one each is the usual attention
+    of many heads."""
+
+    qk_norm: QkNorm = "none"
+    """RMS norm of queries and keys: per head, over their full width, or none."""
+    clip_qkv: float | None = None
+    """Queries, keys and values are clamped to plus and minus this."""
+    has_sinks: bool = False
+    """Each head has a learnt score that takes part in its softmax."""
+
+    @property
+    def cache(self) -> CacheLayout:
+        """Keys and values."""
+        sizes = self.num_kv_heads, self.head_dim
+        return CacheLayout((CachePart("keys", *sizes), CachePart("values", *sizes)))
+
+    def tensors(self, hidden_size: int) -> Sizes:
+        """Projections, their biases, norms and sinks."""
+        widths = {"q": self.query_width, "k": self.kv_width, "v": self.kv_width}
+        sizes: Sizes = {role: (width, hidden_size) for role, width in widths.items()}
+        sizes["o"] = (hidden_size, self.query_width)
+        if self.qkv_bias:
+            sizes |= {f"{role}_bias": (width,) for role, width in widths.items()}
+        if self.output_bias:
+            sizes["o_bias"] = (hidden_size,)
+        if self.qk_norm != "none":
+            per_head = self.qk_norm == "head"
+            sizes |= {
+                f"{role}_norm": (self.head_dim if per_head else widths[role],) for role in "qk"
+            }
+        if self.has_sinks:
+            sizes["sinks"] = (self.num_heads,)
+        return sizes
+
+    @property
+    def flops_per_pair(self) -> int:
+        """Scores and sums over heads of the same size."""
+        return 4 * self.query_width
+
+    @property
+    def decode_flops_per_pair(self) -> int:
+        """As for prompts."""
+        return self.flops_per_pair
+
+    @property
+    def norms_queries(self) -> bool:
+        """As `qk_norm` says."""
+        return self.qk_norm != "none"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LatentAttention(Attention):
+    """Multi-head latent attention (DeepSeek-V2, section 2.1): keys and values of all heads are
+    made of one compressed vector per token, and that alone is cached."""
+
+    kv_rank: int
+    """Width of the compressed keys and values (``kv_lora_rank``)."""
+    query_rank: int | None
+    """Width of compressed queries (``q_lora_rank``); None where queries are not compressed."""
+    rope_head_dim: int
+    """Part of a query's and a key's head that has positions; the key's is one for all heads."""
+    value_head_dim: int
+    """Size of a head of values; ``head_dim`` is that of queries and keys."""
+
+    @property
+    def cache(self) -> CacheLayout:
+        """Latents, and the part of the keys that has positions."""
+        latent = CachePart("latents", 1, self.kv_rank)
+        return CacheLayout((latent, CachePart("rotated keys", 1, self.rope_head_dim)))
+
+    def tensors(self, hidden_size: int) -> Sizes:
+        """Projections down to the latents and up from them, their biases and norms."""
+        sizes: Sizes = {}
+        if self.query_rank is None:
+            sizes["q"] = (self.query_width, hidden_size)
+        else:
+            sizes["q_a"] = (self.query_rank, hidden_size)
+            sizes["q_a_norm"] = (self.query_rank,)
+            sizes["q_b"] = (self.query_width, self.query_rank)
+            if self.qkv_bias:
+                sizes["q_a_bias"] = (self.query_rank,)
+        value_width = self.num_heads * self.value_head_dim
+        key_width = self.query_width - self.num_heads * self.rope_head_dim
+        sizes["kv_a"] = (self.cache.width, hidden_size)
+        if self.qkv_bias:
+            sizes["kv_a_bias"] = (self.cache.width,)
+        sizes["kv_a_norm"] = (self.kv_rank,)
+        sizes["kv_b"] = (key_width + value_width, self.kv_rank)
+        sizes["o"] = (hidden_size, value_width)
+        if self.output_bias:
+            sizes["o_bias"] = (hidden_size,)
+        return sizes
+
+    @property
+    def flops_per_pair(self) -> int:
+        """Scores over heads of keys, sums over heads of values."""
+        return 2 * self.num_heads * (self.head_dim + self.value_head_dim)
+
+    @property
+    def decode_flops_per_pair(self) -> int:
+        """Queries are brought into the space of the latents ("absorbed", DeepSeek-V2, section
+        2.1.2), since making the keys and values of every cached position again for each token
+        would cost far more. Bringing them there and back takes as much as the projections of the
+        token's own keys and values, which the weights count."""
+        return 2 * self.num_heads * (self.cache.width + self.kv_rank)

@@ -1,0 +1,86 @@
+"""DeepSeek-MoE and DeepSeek-V2: can be planned."""
+
+from moebatch.spec.attention import Attention, LatentAttention
+from moebatch.spec.config_keys import ConfigKeys
+from moebatch.spec.families.family import FamilySpec, Parts, grouped_attention, usual_defaults
+from moebatch.spec.shape import Mlp, Router
+
+
+def _moe(keys: ConfigKeys, num_layers: int) -> Parts:
+    bias = "attention_bias"
+    return _parts(keys, num_layers, grouped_attention(keys, bias=bias, output_bias=bias))
+
+
+def _v2(keys: ConfigKeys, num_layers: int) -> Parts:
+    heads, kv_heads, rope_head_dim = keys.heads()
+    bias = keys.flag("attention_bias")
+    attention = LatentAttention(
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=rope_head_dim + keys.count("qk_nope_head_dim"),
+        qkv_bias=bias,
+        output_bias=bias,
+        kv_rank=keys.count("kv_lora_rank"),
+        query_rank=keys.count_or_none("q_lora_rank"),
+        rope_head_dim=rope_head_dim,
+        value_head_dim=keys.count("v_head_dim"),
+    )
+    return _parts(keys, num_layers, attention)
+
+
+def _parts(keys: ConfigKeys, num_layers: int, attention: Attention) -> Parts:
+    first, step = keys.count_or_zero("first_k_dense_replace"), keys.count("moe_layer_freq")
+    width, num_shared = keys.count("moe_intermediate_size"), keys.count_or_zero("n_shared_experts")
+    return Parts(
+        attention=attention,
+        moe_layers=tuple(layer for layer in range(first, num_layers) if layer % step == 0),
+        expert=Mlp(width=width),
+        dense=Mlp(width=keys.count("intermediate_size")),
+        shared_expert=Mlp(width=num_shared * width) if num_shared else None,
+        shared_expert_gate=False,
+        router=Router(norm_topk_prob=keys.flag("norm_topk_prob")),
+        windows=(None,) * num_layers,
+    )
+
+
+_DEFAULTS = usual_defaults(
+    vocab_size=102400,
+    hidden_size=4096,
+    intermediate_size=11008,
+    num_attention_heads=32,
+    num_key_value_heads=None,
+    max_position_embeddings=2048,
+    rms_norm_eps=1e-6,
+    attention_bias=False,
+    moe_intermediate_size=1407,
+    num_experts_per_tok=None,
+    norm_topk_prob=False,
+    first_k_dense_replace=0,
+    moe_layer_freq=1,
+)
+
+DEEPSEEK_MOE = FamilySpec(
+    architecture="DeepseekForCausalLM",
+    model_type="deepseek",
+    defaults=_DEFAULTS | {"num_hidden_layers": 30, "n_shared_experts": None, "num_experts": None},
+    spelling={"num_experts": "n_routed_experts"},
+    parts=_moe,
+)
+DEEPSEEK_V2 = FamilySpec(
+    architecture="DeepseekV2ForCausalLM",
+    model_type="deepseek_v2",
+    defaults=_DEFAULTS
+    | {
+        "num_hidden_layers": 32,
+        "n_shared_experts": 2,
+        "num_experts": 64,
+        "kv_lora_rank": 512,
+        "q_lora_rank": 1536,
+        "qk_nope_head_dim": 128,
+        "head_dim": 64,
+        "v_head_dim": 128,
+    },
+    # Only the part of a head that has rotary positions is bound by the rules of head sizes.
+    spelling={"num_experts": "n_routed_experts", "head_dim": "qk_rope_head_dim"},
+    parts=_v2,
+)

@@ -1,0 +1,165 @@
+"""What a family says of ``config.json`` and of its checkpoints, and the pieces that most share.
+
+Released configurations omit what equals the default of the family's class in transformers, so
+these defaults are part of the format.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from moebatch.formats.registry import FORMATS
+from moebatch.formats.weight_format import WeightFormat
+from moebatch.quoting import shown
+from moebatch.spec.attention import Attention, GroupedAttention, QkNorm
+from moebatch.spec.config_keys import ConfigFault, ConfigKeys, FaultyConfig
+from moebatch.spec.shape import Mlp, ModelShape, Router
+from moebatch.spec.tensor_names import TensorNames
+
+Windows = tuple[int | None, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Parts:
+    """What a family composes its layers of; everything else is read alike for all."""
+
+    attention: Attention
+    router: Router
+    expert: Mlp
+    windows: Windows
+    """Per layer the number of positions in view, or None."""
+    moe_layers: tuple[int, ...] | None = None
+    """Layers with experts; None is all."""
+    shared_expert: Mlp | None = None
+    shared_expert_gate: bool = True
+    dense: Mlp | None = None
+    norms: tuple[str, ...] = ("input_norm", "mlp_norm")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FamilySpec:
+    """One architecture, as its files describe it."""
+
+    architecture: str
+    model_type: str
+    defaults: Mapping[str, Any]
+    """Value of every key of the family that a file may leave out."""
+    parts: Callable[[ConfigKeys, int], Parts]
+    """Reads what the layers consist of, given how many there are."""
+    spelling: Mapping[str, str] = field(default_factory=dict)
+    """Where the family keeps a key under another name; ``ffn_config.moe_top_k`` is nested."""
+    quantisations: Mapping[str, str] = field(default_factory=dict)
+    """Formats in which experts are released, by the ``quant_method`` that says so."""
+    names: TensorNames | None = None
+    """None where moebatch can plan the family but not run it."""
+    rotary_type: str | None = None
+    """``model_type`` in whose way rotary positions are configured; None is the family's own."""
+
+    def shape(self, config: Mapping[str, Any], where: str) -> ModelShape:
+        """What a raw ``config.json`` describes. Raises FaultyConfig with all faults at once."""
+        quantised = self._quantised(config, where)
+        keys = ConfigKeys(config, self.defaults, self.spelling)
+        model_type = config.get("model_type", self.model_type)
+        if model_type != self.model_type:
+            expected = f"{shown(self.model_type)} as in the architecture"
+            keys.fault("model_type", expected, model_type)
+        shape = self._shape(keys, quantised)
+        keys.require_countable(len(shape.moe_layers), shape.num_experts)
+        if keys.faults:
+            raise FaultyConfig(where, keys.faults)
+        return shape
+
+    def _shape(self, keys: ConfigKeys, quantised: WeightFormat | None) -> ModelShape:
+        num_layers = keys.count("num_hidden_layers")
+        parts = self.parts(keys, num_layers)
+        return ModelShape(
+            architecture=self.architecture,
+            num_layers=num_layers,
+            hidden_size=keys.count("hidden_size"),
+            vocab_size=keys.count("vocab_size"),
+            tie_word_embeddings=keys.flag("tie_word_embeddings"),
+            attention=parts.attention,
+            sliding_windows=parts.windows,
+            moe_layers=tuple(range(num_layers)) if parts.moe_layers is None else parts.moe_layers,
+            num_experts=keys.num_experts(),
+            experts_per_token=keys.experts_per_token(),
+            router=parts.router,
+            expert=parts.expert,
+            shared_expert=parts.shared_expert,
+            shared_expert_gate=parts.shared_expert_gate,
+            dense=parts.dense,
+            norms=parts.norms,
+            rms_eps=keys.positive("rms_norm_eps"),
+            activation=keys.name("hidden_act"),
+            max_positions=keys.count("max_position_embeddings"),
+            dtype=keys.dtype(),
+            expert_format=quantised or FORMATS[keys.dtype()],
+        )
+
+    def _quantised(self, config: Mapping[str, Any], where: str) -> WeightFormat | None:
+        quantization = config.get("quantization_config")
+        if quantization is None:
+            return None
+        method = quantization.get("quant_method") if isinstance(quantization, Mapping) else None
+        if isinstance(method, str) and method in self.quantisations:
+            return FORMATS[self.quantisations[method]]
+        message = (
+            f"quantization_config ({shown(method) if method else 'unnamed'}): quantised "
+            "checkpoints are not supported; use the model's bfloat16, float16 or float32 checkpoint"
+        )
+        raise FaultyConfig(where, [ConfigFault("quantization_config", message, names_key=True)])
+
+
+def usual_defaults(**values: Any) -> dict[str, Any]:
+    """Defaults of a family, with those that all share."""
+    return {"hidden_act": "silu", "tie_word_embeddings": False} | values
+
+
+def grouped_attention(
+    keys: ConfigKeys,
+    *,
+    bias: str | None = None,
+    output_bias: str | None = None,
+    qk_norm: QkNorm = "none",
+    clips: bool = False,
+    has_sinks: bool = False,
+) -> GroupedAttention:
+    """Attention with keys and values of their own; `bias` and `output_bias` are the keys that say
+    whether projections have one."""
+    heads, kv_heads, head_dim = keys.heads(fill_hidden=qk_norm == "full")
+    return GroupedAttention(
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=head_dim,
+        qkv_bias=bias is not None and keys.flag(bias),
+        output_bias=output_bias is not None and keys.flag(output_bias),
+        qk_norm=qk_norm,
+        clip_qkv=keys.positive_or_none("clip_qkv") if clips else None,
+        has_sinks=has_sinks,
+    )
+
+
+def everywhere(keys: ConfigKeys, num_layers: int) -> Windows:
+    """``sliding_window`` holds for all layers, if there is one."""
+    window = None if keys.value("sliding_window") is None else keys.count("sliding_window")
+    return (window,) * num_layers
+
+
+def by_layer_types(keys: ConfigKeys, num_layers: int, otherwise: Callable[[int], bool]) -> Windows:
+    """``sliding_window`` holds for layers that ``layer_types`` names; where there are no such
+    types, for those that `otherwise` names."""
+    if keys.value("sliding_window") is None:
+        return (None,) * num_layers
+    window, types = keys.count("sliding_window"), keys.value("layer_types")
+    slides = [otherwise(layer) for layer in range(num_layers)]
+    known = ("full_attention", "sliding_attention")
+    if types is None:
+        pass
+    elif not isinstance(types, list) or any(kind not in known for kind in types):
+        keys.fault("layer_types", "a list of " + " and ".join(known), types)
+    elif len(types) != num_layers:
+        message = f"layer_types has {len(types)} entries for {num_layers} layers"
+        keys.wrong("layer_types", message)
+    else:
+        slides = [kind == "sliding_attention" for kind in types]
+    return tuple(window if each else None for each in slides)

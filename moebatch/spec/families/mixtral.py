@@ -1,0 +1,55 @@
+"""Mixtral (Mistral AI)."""
+
+from moebatch.spec.config_keys import ConfigKeys
+from moebatch.spec.families.family import (
+    FamilySpec,
+    Parts,
+    everywhere,
+    grouped_attention,
+    usual_defaults,
+)
+from moebatch.spec.shape import Mlp, Router
+from moebatch.spec.tensor_names import (
+    LAYER,
+    STACKED_EXPERTS,
+    TensorNames,
+    separate_experts,
+    usual_roles,
+)
+
+
+def _parts(keys: ConfigKeys, num_layers: int) -> Parts:
+    return Parts(
+        attention=grouped_attention(keys),
+        router=Router(norm_topk_prob=True),
+        expert=Mlp(width=keys.count("intermediate_size")),
+        windows=everywhere(keys, num_layers),
+    )
+
+
+MIXTRAL = FamilySpec(
+    architecture="MixtralForCausalLM",
+    model_type="mixtral",
+    defaults=usual_defaults(
+        vocab_size=32000,
+        hidden_size=4096,
+        intermediate_size=14336,
+        num_hidden_layers=32,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        max_position_embeddings=131072,
+        rms_norm_eps=1e-5,
+        sliding_window=None,
+        num_experts_per_tok=2,
+        num_experts=8,
+    ),
+    parts=_parts,
+    names=TensorNames(
+        roles=usual_roles()
+        | {"router": (LAYER + "block_sparse_moe.gate.weight", LAYER + "mlp.gate.weight")},
+        experts=(
+            separate_experts("block_sparse_moe.experts.{expert}", gate="w1", up="w3", down="w2"),
+            STACKED_EXPERTS,
+        ),
+    ),
+)

@@ -1,0 +1,40 @@
+"""OLMoE (Ai2)."""
+
+from moebatch.spec.config_keys import ConfigKeys
+from moebatch.spec.families.family import FamilySpec, Parts, grouped_attention, usual_defaults
+from moebatch.spec.shape import Mlp, Router
+from moebatch.spec.tensor_names import USUAL_EXPERTS, TensorNames, usual_roles
+
+
+def _parts(keys: ConfigKeys, num_layers: int) -> Parts:
+    return Parts(
+        attention=grouped_attention(
+            keys, bias="attention_bias", output_bias="attention_bias", qk_norm="full", clips=True
+        ),
+        expert=Mlp(width=keys.count("intermediate_size")),
+        router=Router(norm_topk_prob=keys.flag("norm_topk_prob")),
+        windows=(None,) * num_layers,
+    )
+
+
+OLMOE = FamilySpec(
+    architecture="OlmoeForCausalLM",
+    model_type="olmoe",
+    defaults=usual_defaults(
+        vocab_size=50304,
+        hidden_size=2048,
+        intermediate_size=2048,
+        num_hidden_layers=16,
+        num_attention_heads=16,
+        num_key_value_heads=None,
+        max_position_embeddings=4096,
+        rms_norm_eps=1e-5,
+        attention_bias=False,
+        clip_qkv=None,
+        num_experts_per_tok=8,
+        num_experts=64,
+        norm_topk_prob=False,
+    ),
+    parts=_parts,
+    names=TensorNames(roles=usual_roles(), experts=USUAL_EXPERTS),
+)

@@ -1,0 +1,108 @@
+"""Qwen2-MoE and Qwen3-MoE (Alibaba)."""
+
+from moebatch.spec.config_keys import ConfigKeys
+from moebatch.spec.families.family import (
+    FamilySpec,
+    Parts,
+    Windows,
+    by_layer_types,
+    everywhere,
+    grouped_attention,
+    usual_defaults,
+)
+from moebatch.spec.shape import Mlp, Router
+from moebatch.spec.tensor_names import USUAL_EXPERTS, TensorNames, usual_roles
+
+
+def _qwen2(keys: ConfigKeys, num_layers: int) -> Parts:
+    return Parts(
+        attention=grouped_attention(keys, bias="qkv_bias"),
+        moe_layers=_moe_layers(keys, num_layers),
+        expert=Mlp(width=keys.count("moe_intermediate_size")),
+        dense=Mlp(width=keys.count("intermediate_size")),
+        shared_expert=Mlp(width=keys.count("shared_expert_intermediate_size")),
+        router=Router(norm_topk_prob=keys.flag("norm_topk_prob")),
+        windows=_qwen2_windows(keys, num_layers),
+    )
+
+
+def _qwen3(keys: ConfigKeys, num_layers: int) -> Parts:
+    slides = keys.flag("use_sliding_window")
+    return Parts(
+        attention=grouped_attention(
+            keys, bias="attention_bias", output_bias="attention_bias", qk_norm="head"
+        ),
+        moe_layers=_moe_layers(keys, num_layers),
+        expert=Mlp(width=keys.count("moe_intermediate_size")),
+        dense=Mlp(width=keys.count("intermediate_size")),
+        router=Router(norm_topk_prob=keys.flag("norm_topk_prob")),
+        windows=everywhere(keys, num_layers) if slides else (None,) * num_layers,
+    )
+
+
+def _moe_layers(keys: ConfigKeys, num_layers: int) -> tuple[int, ...]:
+    """Every ``decoder_sparse_step``-th that is not in ``mlp_only_layers``."""
+    step = keys.count("decoder_sparse_step")
+    dense = keys.value("mlp_only_layers") or ()
+    if not isinstance(dense, list | tuple) or any(type(layer) is not int for layer in dense):
+        keys.fault("mlp_only_layers", "a list of layer numbers", dense)
+        dense = ()
+    return tuple(layer for layer in range(step - 1, num_layers, step) if layer not in dense)
+
+
+def _qwen2_windows(keys: ConfigKeys, num_layers: int) -> Windows:
+    """transformers lets only every other layer below ``max_window_layers`` slide."""
+    if not keys.flag("use_sliding_window"):
+        return (None,) * num_layers
+    below = keys.count_or_zero("max_window_layers")
+    return by_layer_types(keys, num_layers, lambda layer: layer % 2 == 0 and layer < below)
+
+
+_DEFAULTS = usual_defaults(
+    vocab_size=151936,
+    hidden_size=2048,
+    num_hidden_layers=24,
+    max_position_embeddings=32768,
+    rms_norm_eps=1e-6,
+    use_sliding_window=False,
+    sliding_window=4096,
+    decoder_sparse_step=1,
+    mlp_only_layers=(),
+    norm_topk_prob=False,
+)
+_NAMES = TensorNames(roles=usual_roles(), experts=USUAL_EXPERTS)
+
+QWEN2_MOE = FamilySpec(
+    architecture="Qwen2MoeForCausalLM",
+    model_type="qwen2_moe",
+    defaults=_DEFAULTS
+    | {
+        "intermediate_size": 5632,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 16,
+        "max_window_layers": 28,
+        "moe_intermediate_size": 1408,
+        "shared_expert_intermediate_size": 5632,
+        "num_experts_per_tok": 4,
+        "num_experts": 60,
+        "qkv_bias": True,
+    },
+    parts=_qwen2,
+    names=_NAMES,
+)
+QWEN3_MOE = FamilySpec(
+    architecture="Qwen3MoeForCausalLM",
+    model_type="qwen3_moe",
+    defaults=_DEFAULTS
+    | {
+        "intermediate_size": 6144,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "attention_bias": False,
+        "moe_intermediate_size": 768,
+        "num_experts_per_tok": 8,
+        "num_experts": 128,
+    },
+    parts=_qwen3,
+    names=_NAMES,
+)

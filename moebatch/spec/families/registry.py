@@ -1,0 +1,19 @@
+"""All families that can be described."""
+
+from moebatch.registry import Registry
+from moebatch.spec.families.dbrx import DBRX
+from moebatch.spec.families.deepseek import DEEPSEEK_MOE, DEEPSEEK_V2
+from moebatch.spec.families.gpt_oss import GPT_OSS
+from moebatch.spec.families.mixtral import MIXTRAL
+from moebatch.spec.families.olmoe import OLMOE
+from moebatch.spec.families.qwen import QWEN2_MOE, QWEN3_MOE
+
+_KNOWN = (MIXTRAL, QWEN2_MOE, QWEN3_MOE, OLMOE, DBRX, DEEPSEEK_MOE, DEEPSEEK_V2, GPT_OSS)
+FAMILIES = Registry({family.architecture: family for family in _KNOWN})
+"""By the class name in ``architectures``. A family that is to be run as well is registered by
+`moebatch.model.families.registry.register`."""
+
+
+def runnable() -> tuple[str, ...]:
+    """Architectures whose tensors are known; those of the others can only be planned."""
+    return tuple(name for name, family in FAMILIES.items() if family.names is not None)

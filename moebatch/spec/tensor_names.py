@@ -1,0 +1,96 @@
+"""What the tensors of a family are called in its checkpoints, and how its experts lie in them.
+
+Shape letters: E experts, D hidden, F expert width.
+"""
+
+from collections.abc import Container, Mapping
+from dataclasses import dataclass
+
+from moebatch.spec.shape import ModelShape
+
+LAYER = "model.layers.{layer}."
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExpertLayout:
+    """How checkpoints hold experts."""
+
+    weights: Mapping[str, tuple[str, ...]]
+    """Names of the weights of an expert, with ``{layer}`` and ``{expert}``, and the roles of the
+    matrices in each, as `Mlp.matrices` has them: one below the other, of equal height."""
+    is_stacked: bool = False
+    """Each weight holds all experts of a layer, one after the other: [E, ...]."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TensorNames:
+    """Names by role; a role may have several, the one of released checkpoints first."""
+
+    roles: Mapping[str, tuple[str, ...]]
+    """Templates with ``{layer}`` where a layer owns the tensor."""
+    experts: tuple[ExpertLayout, ...]
+    """Layouts in use, that of released checkpoints first."""
+
+    def global_tensors(self, shape: ModelShape, names: Container[str]) -> dict[str, str]:
+        """Role to name of what no layer owns; `names` is what the checkpoint holds.
+
+        A head that is tied but present all the same is used, since it may differ from the
+        embedding, and transformers then uses it too.
+        """
+        tensors = {role: self._name(role, names) for role in shape.global_tensors()}
+        head = self._name("head", names)
+        return tensors | {"head": head} if head in names else tensors
+
+    def layer_tensors(self, shape: ModelShape, layer: int, names: Container[str]) -> dict[str, str]:
+        """Role to name of everything in a layer but its experts."""
+        return {role: self._name(role, names, layer) for role in shape.layer_tensors(layer)}
+
+    def _name(self, role: str, names: Container[str], layer: int = 0) -> str:
+        candidates = [template.format(layer=layer) for template in self.roles[role]]
+        return next((name for name in candidates if name in names), candidates[0])
+
+
+def usual_roles(*, shared: str = "mlp.shared_expert") -> dict[str, tuple[str, ...]]:
+    """Names that most families use for what is not their own; `shared` is the shared expert."""
+    layer = {
+        "input_norm": "input_layernorm.weight",
+        "mlp_norm": "post_attention_layernorm.weight",
+        **{role: f"self_attn.{role}_proj.weight" for role in "qkvo"},
+        **{f"{role}_bias": f"self_attn.{role}_proj.bias" for role in "qkvo"},
+        **{f"{role}_norm": f"self_attn.{role}_norm.weight" for role in "qk"},
+        "router": "mlp.gate.weight",
+        **{f"mlp_{role}": f"mlp.{role}_proj.weight" for role in ("gate", "up", "down")},
+        **{f"shared_{role}": f"{shared}.{role}_proj.weight" for role in ("gate", "up", "down")},
+        "shared_mix": f"{shared}_gate.weight",
+    }
+    return {
+        "embedding": ("model.embed_tokens.weight",),
+        "final_norm": ("model.norm.weight",),
+        "head": ("lm_head.weight",),
+        **{role: (LAYER + name,) for role, name in layer.items()},
+    }
+
+
+def separate_experts(prefix: str, *, gate: str, up: str, down: str) -> ExpertLayout:
+    """Three matrices for each expert, as released checkpoints have them: names behind `prefix`,
+    which ends with the number of the expert."""
+    names = {"gate": gate, "up": up, "down": down}
+    return ExpertLayout(
+        weights={f"{LAYER}{prefix}.{name}.weight": (role,) for role, name in names.items()}
+    )
+
+
+STACKED_EXPERTS = ExpertLayout(
+    weights={
+        LAYER + "mlp.experts.gate_up_proj": ("gate", "up"),
+        LAYER + "mlp.experts.down_proj": ("down",),
+    },
+    is_stacked=True,
+)
+"""All experts of a layer in two tensors, [E, 2F, D] and [E, D, F], as transformers 5 holds them."""
+
+USUAL_EXPERTS = (
+    separate_experts("mlp.experts.{expert}", gate="gate_proj", up="up_proj", down="down_proj"),
+    STACKED_EXPERTS,
+)
+"""The layouts of most families."""
