@@ -37,7 +37,6 @@ def test_the_answer_on_screen_has_what_a_person_asks_for() -> None:
         "P1 dram",
         "P2 dram",
         "what would help most",
-        "--what-if",
     ):
         assert part in done.stdout, part
     assert "Traceback" not in done.stderr

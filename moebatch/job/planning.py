@@ -131,11 +131,16 @@ def job_problem(
         hardware=hardware.without("vram") if kind == "cpu" else hardware,
         workload=workload,
         program_bytes=_program_bytes(kind),
-        experts_on_cpu=False,
+        stages=kind == "emulate" and _has_staging(hardware),
     )
     for level, num_bytes in _budgets(job, problem.hardware, kind).items():
         problem = problem.with_capacity(level, num_bytes)
     return problem
+
+
+def _has_staging(hardware: Hardware) -> bool:
+    link = hardware.links.get("dram->vram")
+    return link is not None and link.staging_bandwidth is not None
 
 
 def _program_bytes(kind: DeviceKind) -> Mapping[LevelName, int]:
@@ -229,7 +234,8 @@ def settled(problem: Problem) -> Problem:
 
 def _given(problem: Problem, given: PolicyFile, wishes: Wishes, *, is_plain: bool) -> Policy:
     policy = given.resolve(problem.workload, num_experts=problem.num_experts)
-    policy = replace(policy, predictor=wishes.predictor or policy.predictor)
+    predictor = wishes.predictor or policy.predictor
+    policy = replace(policy, predictor=predictor, staging=False)
     faults = [
         Fault(file=given.path, where=f"policy.{where}", message=message)
         for where, message in not_runnable(problem, policy, is_plain=is_plain)

@@ -75,6 +75,10 @@ class Ladder:
         """The level that computes experts."""
         return self.top if policy.ffn_on_gpu else "dram"
 
+    def copies_through_buffers(self, policy: Policy) -> bool:
+        """Whether weights are copied into pinned buffers on their way up."""
+        return self.stages or policy.staging
+
     def attends_at(self, policy: Policy) -> Place:
         """The level that computes the attention of sequences that decode."""
         return self.top if policy.attention_on_gpu else "dram"
@@ -104,7 +108,7 @@ def _gpu_links(ladder: Ladder, policy: Policy) -> Iterator[Lane]:
     yield Lane("vram->dram", "vram->dram")
     if traits_of(policy).moves == "block":
         yield Lane("weight block", "dram->vram")
-    elif traits_of(policy).moves == "pages" and ladder.stages:
+    elif traits_of(policy).moves == "pages" and ladder.copies_through_buffers(policy):
         yield Lane("staging", "dram->vram")
 
 

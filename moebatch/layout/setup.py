@@ -13,7 +13,7 @@ from moebatch.schedule.setup import Setup
 from moebatch.schedule.slots.cache import Cache, Rule
 from moebatch.schedule.slots.caches import make_cache
 from moebatch.schedule.slots.expert_load import ExpertKey
-from moebatch.spec.hardware import Hardware, LevelName
+from moebatch.spec.hardware import LevelName
 from moebatch.spec.policy import Policy
 from moebatch.spec.rounding import whole
 from moebatch.spec.shape import ModelShape
@@ -244,9 +244,3 @@ def _kv_homes(shape: ModelShape, policy: Policy, ladder: Ladder) -> tuple[LevelN
     """Empty where nothing has to move. Prompts attend on the GPU wherever decoding does."""
     homes = policy.kv_levels(shape.num_layers)
     return () if all(home == ladder.top for home in homes) else homes
-
-
-def staged(hardware: Hardware) -> bool:
-    """Whether weights are copied into pinned buffers on their way up."""
-    link = hardware.links.get("dram->vram")
-    return link is not None and link.staging_bandwidth is not None

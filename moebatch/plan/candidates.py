@@ -100,22 +100,20 @@ def _cpu_policies(problem: Problem, slot_counts: Sequence[int]) -> Iterator[tupl
 
 def _gpu_policies(problem: Problem, slot_counts: Sequence[int]) -> Iterator[tuple[Policy, bool]]:
     """And whether their micro-batches are the widest."""
-    for attention, ffn in product((False, True), repeat=2):
-        if not (ffn or problem.experts_on_cpu):
-            continue
+    for attention in (False, True):
         # Where attention and experts are computed apart, one micro-batch is in each at a time;
         # where they are together, an expert takes all tokens of the pass at once.
-        schedule = klotski if attention == ffn else cgopipe
+        schedule = klotski if attention else cgopipe
         sizes = _MICRO_BATCH_SIZES if schedule is cgopipe else _WIDE_MICRO_BATCH_SIZES
         counts = slot_counts
-        if schedule is cgopipe and ffn:  # two layers come in pages, whatever is resident
+        if schedule is cgopipe:  # two layers come in pages, whatever is resident
             counts = (2 * problem.shape.num_experts,)
         for batch_size in batch_sizes(problem):
             micro_batches = sorted({min(size, _widest(schedule, batch_size)) for size in sizes})
             tokens_of_pass = _gpu_tokens(problem, batch_size)
             for micro_batch, tokens, slots in product(micro_batches, tokens_of_pass, counts):
                 policy = _policy(
-                    problem, batch_size, micro_batch, tokens, slots, schedule, (attention, ffn)
+                    problem, batch_size, micro_batch, tokens, slots, schedule, (attention, True)
                 )
                 yield policy, schedule is cgopipe or micro_batch == micro_batches[-1]
 

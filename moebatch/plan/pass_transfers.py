@@ -61,7 +61,7 @@ class PassTransfers:
     def _weights_up(self, num_bytes: float) -> Iterator[LaneTime]:
         """Weights are copied into pinned buffers first; caches and hidden states lie in such."""
         link_s = self.prices.link_s("dram->vram", num_bytes)
-        staging_s = self.prices.staging_s(num_bytes)
+        staging_s = self.prices.staging_s(num_bytes, self.policy)
         if traits_of(self.policy).moves == "block":
             # A stream of its own, in which pinned buffers and the link take turns piece by piece.
             yield "weight block", max(link_s, staging_s)

@@ -7,6 +7,7 @@ from moebatch.layout.footprint import FLOAT_BYTES, Dtypes
 from moebatch.layout.load import PassLoad
 from moebatch.layout.scratch import MAX_GEMM_ROWS, PROMPT_ROWS
 from moebatch.spec.hardware import Hardware, LinkName, Processor
+from moebatch.spec.policy import Policy
 from moebatch.spec.shape import ModelShape
 
 _CLEARLY = 0.8
@@ -32,6 +33,8 @@ class Prices:
     shape: ModelShape
     dtypes: Dtypes
     hardware: Hardware
+    stages: bool = False
+    """Whether weights are copied into pinned buffers on their way up, whatever a policy says."""
 
     @property
     def main(self) -> Processor:
@@ -158,8 +161,10 @@ class Prices:
         link = self.hardware.links.get(name)
         return num_bytes / link.bandwidth if link else float("inf")
 
-    def staging_s(self, num_bytes: float) -> float:
-        """Seconds of the copy into pinned buffers; 0 where data lies ready."""
+    def staging_s(self, num_bytes: float, policy: Policy) -> float:
+        """Seconds of the copy into pinned buffers; 0 where weights lie ready."""
+        if not (self.stages or policy.staging):
+            return 0.0
         link = self.hardware.links.get("dram->vram")
         rate = link.staging_bandwidth if link else None
         return num_bytes / rate if rate else 0.0

@@ -7,7 +7,6 @@ from moebatch.layout.division import Division
 from moebatch.layout.footprint import Dtypes, Footprint, footprints
 from moebatch.layout.habits import Habits
 from moebatch.layout.ladder import Ladder
-from moebatch.layout.setup import staged
 from moebatch.plan.cost import CostModel
 from moebatch.plan.prices import Prices
 from moebatch.spec.hardware import Hardware, LevelName, LinkName
@@ -34,15 +33,18 @@ class Problem:
     """What the process holds before any weight; empty is what is usual."""
     kv_on_disk: bool = True
     """Whether keys and values may live on disk."""
-    experts_on_cpu: bool = True
-    """Whether a CPU beside a GPU may compute experts."""
+    stages: bool = False
+    """Whether weights are copied into pinned buffers on their way up, as they are where a GPU is
+    emulated; a real one reads memory that is pinned as a whole."""
     habits: Habits | None = None
     """What is known of the model's routing."""
 
     @property
     def prices(self) -> Prices:
         """Prices of the pieces of a pass."""
-        return Prices(shape=self.shape, dtypes=self.dtypes, hardware=self.hardware)
+        return Prices(
+            shape=self.shape, dtypes=self.dtypes, hardware=self.hardware, stages=self.stages
+        )
 
     @property
     def cost(self) -> CostModel:
@@ -63,7 +65,7 @@ class Problem:
     @property
     def ladder(self) -> Ladder:
         """The levels of the machine."""
-        return Ladder.of(self.hardware, stages=staged(self.hardware))
+        return Ladder.of(self.hardware, stages=self.stages)
 
     @property
     def with_vram(self) -> bool:
@@ -83,7 +85,7 @@ class Problem:
             program_bytes=self.program_bytes or usual,
             max_tokens=self.workload.max_total_tokens,
             with_vram=self.with_vram,
-            is_staged=staged(self.hardware),
+            is_staged=self.ladder.copies_through_buffers(policy),
             division=division,
         )
         return {level: of_levels[level] for level in self.hardware.levels}

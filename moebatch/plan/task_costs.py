@@ -75,7 +75,7 @@ class TaskCosts:
         num_bytes = self._expert_bytes / self.num_chunks
         if not self.prices.hardware.vram:
             return self.prices.link_s("disk->dram", num_bytes)
-        return max(self.prices.link_s("dram->vram", num_bytes), self.prices.staging_s(num_bytes))
+        return max(self.prices.link_s("dram->vram", num_bytes), self._staging_s(num_bytes))
 
     def fetch_s(self) -> float:
         """A piece of an expert on its way from disk to main memory."""
@@ -95,7 +95,7 @@ class TaskCosts:
 
     def stage_s(self, num_experts: float) -> float:
         """The same on their way into pinned buffers."""
-        return self.prices.staging_s(num_experts * self._expert_bytes)
+        return self._staging_s(num_experts * self._expert_bytes)
 
     def block_s(self, num_experts: float) -> float:
         """So many experts in one piece, buffers and link in turns."""
@@ -141,6 +141,9 @@ class TaskCosts:
     def _hidden_bytes(self, load: PassLoad) -> float:
         is_static = self.policy.batching == "static" and self.prices.hardware.vram
         return self.prices.hidden_bytes(load.prompt_tokens) if is_static else 0.0
+
+    def _staging_s(self, num_bytes: float) -> float:
+        return self.prices.staging_s(num_bytes, self.policy)
 
     def _gemm_s(self, load: PassLoad, params: int) -> float:
         return self.prices.dense_gemm_s(self._main, load, params, self.policy.micro_batch_size)

@@ -95,6 +95,9 @@ class OpenPolicy:
     ffn_on_gpu: bool = False
     """F_g."""
     schedule: str = "klotski"
+    staging: bool = False
+    """Weights are copied into pinned buffers on their way to a GPU (FlexGen, MoE-Lightning);
+    else they lie in memory that is pinned as a whole."""
     batching: Batching = "mixed"
     tokens_per_pass: Annotated[int | None, whole_number(1, _MAX_TOKENS)] = None
     """Most tokens of one pass: one of each decoding sequence, the rest slices of prompts. Left open

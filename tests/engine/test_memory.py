@@ -35,13 +35,14 @@ def problem_of(files: ModelFiles, hardware: Hardware) -> Problem:
         mean_new_tokens=NEW_TOKENS,
         max_total_tokens=MAX_TOKENS,
     )
+    link = hardware.links.get("dram->vram")
     return Problem(
         shape=files.shape,
         dtypes=files.dtypes,
         hardware=hardware,
         workload=workload,
         program_bytes={"dram": 1},
-        experts_on_cpu=False,
+        stages=link is not None and link.staging_bandwidth is not None,
     )
 
 

@@ -332,7 +332,7 @@ def test_two_processors_share_the_cores() -> None:
 def test_a_question_about_a_job_is_planned_as_it_will_run(write_job: Callable[..., Path]) -> None:
     question = job_question(load_job(write_job(**EMULATED)), PlanOptions(has_job=True))
     assert question.problem.hardware.name == "small (emulated)"
-    assert not question.problem.experts_on_cpu
+    assert question.problem.stages == ("staging" in PROFILE)
     assert any("is emulated" in note for note in question.notes)
 
 

@@ -99,23 +99,18 @@ def machines() -> st.SearchStrategy[Hardware]:
 
 
 @MANY
-@given(machines(), SHAPES, WORKLOADS, st.booleans(), st.booleans())
+@given(machines(), SHAPES, WORKLOADS, st.booleans())
 def test_a_planned_policy_is_one_that_runs_and_fits_with_what_is_really_allocated(
-    machine: Hardware, shape: object, workload: Workload, kv_on_disk: bool, experts_on_cpu: bool
+    machine: Hardware, shape: object, workload: Workload, kv_on_disk: bool
 ) -> None:
-    asked = replace(
-        problem(machine, shape=shape, workload=workload, kv_on_disk=kv_on_disk),
-        experts_on_cpu=experts_on_cpu,
-    )
+    asked = problem(machine, shape=shape, workload=workload, kv_on_disk=kv_on_disk)
     try:
         policy = best_policy(asked).policy
     except DoesNotFit:
         return
     for level, footprint in asked.footprints(policy).items():
         assert footprint.total_bytes <= asked.capacity_bytes(level), level
-    if asked.with_vram and not policy.ffn_on_gpu:
-        assert experts_on_cpu
-        return  # nothing runs that
+    assert policy.ffn_on_gpu == asked.with_vram
     assert_priced(asked, policy)
     if traits_of(policy).is_paged:
         living = residents(shape, policy, asked.ladder)
@@ -194,10 +189,8 @@ def test_experts_of_main_memory_need_no_second_copy_there_and_those_of_the_disk_
     assert dram(given_policy()).terms[SLOTS_TERM] >= 5 * 3 * 4096 * 14336 * 2
 
 
-def test_pages_are_staged_only_where_the_link_wants_pinned_buffers() -> None:
-    policy = given_policy(schedule="cgopipe", weights=Placement(vram=0.25, dram=0.75))
-    machine = gpu_machine()
-    up = replace(machine.links["dram->vram"], staging_bandwidth=None)
-    direct = replace(machine, links={**machine.links, "dram->vram": up})
-    assert dram(policy).terms["staging"] == pytest.approx(6 * 3 * 4096 * 14336 * 2, rel=0.01)
-    assert "staging" not in dram(policy, direct).terms
+def test_pages_are_staged_only_where_the_policy_says_so() -> None:
+    direct = given_policy(schedule="cgopipe", weights=Placement(vram=0.25, dram=0.75))
+    staged = replace(direct, staging=True)
+    assert dram(staged).terms["staging"] == pytest.approx(6 * 3 * 4096 * 14336 * 2, rel=0.01)
+    assert "staging" not in dram(direct).terms

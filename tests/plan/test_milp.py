@@ -179,4 +179,4 @@ def test_constraints_carry_names() -> None:
     names = set(_Program(asked, items, 1.0).lp.constraints)
     assert {"one_policy", "attention_on_gpu", "ffn_on_gpu"} <= names
     assert {"memory_vram_0", "memory_dram_0", "memory_disk_0", "share_weights_0"} <= names
-    assert {"lane_gpu_0_0", "lane_dram_to_vram_0_0", "lane_staging_0_0"} <= names
+    assert {"lane_gpu_0_0", "lane_dram_to_vram_0_0", "lane_cpu_0_0"} <= names

@@ -40,6 +40,7 @@ def policy(
     weights: Placement | None = None,
     kv_cache: Placement | None = None,
     batching: Batching = "static",
+    staging: bool = False,
 ) -> Policy:
     """Attention on the CPU where the schedule says so."""
     return Policy(
@@ -53,6 +54,7 @@ def policy(
         attention_on_gpu=schedule not in ("cgopipe", "flexgen_c"),
         ffn_on_gpu=True,
         schedule=schedule,
+        staging=staging,
         batching=batching,
     )
 
@@ -86,10 +88,12 @@ def test_with_attention_on_the_cpu_flexgen_does_one_thing_after_the_other() -> N
 def test_a_block_of_weights_takes_as_long_as_the_slower_of_copy_and_link(
     schedule: str,
 ) -> None:
-    block = COST.lanes(DECODE, policy(schedule))
-    paged = COST.lanes(DECODE, policy("cgopipe"))
+    block = COST.lanes(DECODE, policy(schedule, staging=True))
+    paged = COST.lanes(DECODE, policy("cgopipe", staging=True))
     assert block["weight block"] == pytest.approx(paged["staging"])
     assert "staging" not in block
+    direct = COST.lanes(DECODE, policy(schedule))
+    assert direct["weight block"] < block["weight block"], "the link alone is faster"
     assert "weight block" not in paged
 
 

@@ -33,6 +33,7 @@ def policy(**changes: object) -> Policy:
         "kv_cache": Placement(vram=0.25, dram=0.75),
         "attention_on_gpu": True,
         "ffn_on_gpu": True,
+        "staging": True,
     }
     return Policy(**{**values, **changes})  # type: ignore[arg-type]
 

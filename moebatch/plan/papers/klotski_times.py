@@ -79,12 +79,10 @@ class _Pieces:
         return gemm_s + prices.moving_s(self._processor, CHOICE_STATES * rows)
 
     def load_expert_s(self) -> float:
-        """A copy into pinned buffers runs beside the link, so the slower of the two counts."""
         link = self._link
         if link is None or self.policy.weights.on(computing_level(self.problem)) == 1:
             return 0.0
-        rate = min(link.bandwidth, link.staging_bandwidth or float("inf"))
-        return self.problem.dtypes.expert_bytes(self.problem.shape) / rate
+        return self.problem.dtypes.expert_bytes(self.problem.shape) / link.bandwidth
 
     def load_cache_s(self) -> float:
         below = 1 - self.policy.kv_cache.on(computing_level(self.problem))

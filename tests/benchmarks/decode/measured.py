@@ -73,7 +73,6 @@ def _problem(files: ModelFiles, profile: Path, dram_bytes: int, task: Task) -> P
         hardware=load_profile(str(profile)).hardware().without("vram"),
         workload=task.workload,
         program_bytes={"dram": resident_bytes()},
-        experts_on_cpu=False,
     )
     return problem.with_capacity("dram", dram_bytes)
 
