@@ -16,7 +16,7 @@ class BrokenRows:
 
     def __init__(self, *, is_lazy: bool = False) -> None:
         """`is_lazy` is for a GPU, where every look would make the thread wait that launches: what
-        is seen stays there until somebody asks."""
+        is seen stays there until it is asked for."""
         self._is_lazy = is_lazy
         self._places: dict[int, str] = {}
         self._looks: list[_Look] = []

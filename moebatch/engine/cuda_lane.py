@@ -5,11 +5,11 @@ given back to the allocator, while another stream still uses it:
 
 - What streams share (weights, slots, halves, cache, windows, exchange buffers, pinned memory) is
   allocated before the first lane begins and lives until the last has ended.
-- What is allocated on the way, by tasks or by whoever launches, is allocated and used on one
+- What is allocated on the way, by tasks or by the thread that launches, is used on one
   stream: for hidden states, routings and plans of attention that of `CudaStreams.compute`. Memory
   that is freed is given out again on the same stream, behind its last use.
 - Whether a slot, a half, a window or a pinned buffer may be filled again is the schedule's
-  business. It goes by ends, which are told by the GPU, and by ``after``: a stream waits for the
+  business. It goes by ends, which the GPU reports, and by ``after``: a stream waits for the
   event of such a task, and that event is behind all that the task has issued.
 - The host reads what came down, or fills what went up, only in tasks of other lanes, which wait
   for the ends of tasks of these.
@@ -55,11 +55,11 @@ class CudaStreams:
         self.compute = self.gpu.stream()
         self.clock = StreamClock(self.gpu)
         self.issued: dict[Task, _Flight] = {}
-        """Launched tasks that have been issued and not been told to have ended; looked at with the
-        lock of the lanes held."""
+        """Launched tasks that have been issued and whose ends have not been seen; looked at with
+        the lock of the lanes held."""
 
     def computing(self) -> AbstractContextManager[Any]:
-        """For whoever launches, and computes something before a pass or after it."""
+        """For the thread that launches: it computes something before a pass and after it."""
         return self.gpu.use(self.compute)
 
 
@@ -72,10 +72,10 @@ class CudaLane(ThreadLane):
         self._streams = streams
         self._stream = stream
         self._flights: set[_Flight] = set()
-        # Beside the lock: whoever waits for ends need not wake up for whatever else changes.
+        # Beside the lock: the thread that waits for ends need not wake up for anything else.
         self._to_watch: SimpleQueue[_Flight | None] = SimpleQueue()
         self._most = MAX_ISSUED if work.mover is None else MAX_ISSUED_BEFORE_CHUNK
-        self._told_s = 0.0
+        self._reported_s = 0.0
         super().__init__(name, board, replace(work, context=lambda: streams.gpu.use(stream)))
         self._watcher = threading.Thread(target=self._watch, name=f"{name} (ends)", daemon=True)
         self._watcher.start()
@@ -117,7 +117,7 @@ class CudaLane(ThreadLane):
             self._begin(item)
             end.record(stream)
         except BaseException:
-            # What has been issued of it is done before anybody is told, whatever else goes wrong.
+            # What has been issued of it is done before others learn of the failure.
             with suppress(Exception):
                 stream.synchronize()
             raise
@@ -157,12 +157,12 @@ class CudaLane(ThreadLane):
         the host has seen comes first."""
         seen_s = time.perf_counter()
         start_s, end_s = self._streams.clock.seconds(flight.start, flight.end)
-        start_s = min(max(start_s, flight.issued_s, self._told_s), seen_s)
-        self._told_s = end_s = min(max(start_s, end_s), seen_s)
+        start_s = min(max(start_s, flight.issued_s, self._reported_s), seen_s)
+        self._reported_s = end_s = min(max(start_s, end_s), seen_s)
         return start_s, end_s
 
     def _wait_for_others(self, task: Task) -> None:
-        """Ends are told in an order that makes sense: other threads may be later to see them."""
+        """Ends are reported in an order that makes sense: other threads may see theirs later."""
         board = self._board
         board.monitor.wait_for(lambda: board.has_failed or board.can_start(task))
 
@@ -173,7 +173,7 @@ class CudaLane(ThreadLane):
 
 def cuda_lanes(board: Board, streams: CudaStreams) -> Callable[[str, LaneWork], ThreadLane]:
     """Makes lanes: with a stream for what the GPU does, plain threads for everything else."""
-    # Weights and zeros have been put there on the stream of whoever loaded them.
+    # Weights and zeros have been put there on the stream of the thread that loaded them.
     streams.gpu.settle()
 
     def make(name: str, work: LaneWork) -> ThreadLane:

@@ -26,7 +26,7 @@ MOST_SHRINKS = 3
 
 @dataclass(slots=True)
 class EngineStatistics:
-    """What has been done so far; read by whoever shows progress."""
+    """What has been done so far; read where progress is shown."""
 
     num_layers: int
     layer: int = 0
@@ -42,7 +42,7 @@ class EngineStatistics:
     num_shrunk: int = 0
     """Times that passes were made smaller because the system refused memory."""
     num_grown: int = 0
-    """Experts that stay in memory that the cache has given back when nobody waited any more."""
+    """Experts that stay in memory that the cache has given back at the end."""
 
 
 class Engine:

@@ -1,4 +1,4 @@
-"""What gates say and what is likely before they do, for whoever drives a schedule."""
+"""What gates say and what is likely before they do, for the driver of a schedule."""
 
 from collections.abc import Callable, Sequence
 
@@ -24,8 +24,8 @@ class Guesses:
         *,
         experts_per_token: int,
     ) -> None:
-        """`routing` gives what the gate of a step and a micro-batch has said; `observer` is told
-        what the predictor is told."""
+        """`routing` gives what the gate of a step and a micro-batch has said; `observer`
+        learns what the predictor learns."""
         self._experts_per_token = experts_per_token
         self._num_tokens = self._num_next = 0
         """Of the pass in work, and what is known to come in the next one."""
@@ -35,8 +35,8 @@ class Guesses:
         self._predictor = predictor
         self._routing = routing
         self._recent = RecentUse(setup.num_experts)
-        told = (predictor, self._recent)
-        self._observers = (*told, observer) if observer else told
+        learning = (predictor, self._recent)
+        self._observers = (*learning, observer) if observer else learning
 
     def begin_pass(self, tokens: PassTokens) -> None:
         """A pass of those tokens begins."""
@@ -50,7 +50,7 @@ class Guesses:
         return list(self._routing(step, micro_batch).tokens)
 
     def learn(self, step: int, micro_batch: int) -> None:
-        """Tells predictor and observer what a micro-batch chose, and what its gate saw."""
+        """Shows predictor and observer what a micro-batch chose, and what its gate saw."""
         routing = self._routing(step, micro_batch)
         self._last_spoken = layer = self._setup.layer(step)
         for rows in routing.rows:
@@ -70,8 +70,8 @@ class Guesses:
         return self._predictor.rank(layer)[:count]
 
     def chances(self, layer: int) -> Sequence[float]:
-        """As they are guessed from tokens; before anybody can, as tokens have chosen of late, or as
-        often as so many do anyway."""
+        """As they are guessed from tokens; before, as tokens have chosen of late, or as often
+        as so many do anyway."""
         chances_E, recent_E = self._chances_of_token(layer), self._recent.chances(layer)
         is_guess = self._predictor.is_guess(layer)
         found_E = recent_E

@@ -10,11 +10,10 @@ from typing import Any, Protocol
 
 import torch
 
-from moebatch.schedule.lanes import rows_of
+from moebatch.schedule.lanes import rows_of, take_next
+from moebatch.schedule.slots.chunk_stream import ChunkStream
 from moebatch.schedule.slots.expert_load import Chunk
-from moebatch.schedule.slots.slots import SlotQueue
-from moebatch.schedule.slots.way_up import Straight, WayUp
-from moebatch.schedule.task import Kind, Task
+from moebatch.schedule.task import Task
 from moebatch.store.monitor import End, Monitor
 from moebatch.store.statistics import ReadStatistics
 
@@ -38,39 +37,11 @@ class Mover(Protocol):
         """It could not be moved; called with the lock held."""
 
 
-@dataclass(frozen=True, slots=True)
-class ChunkMover:
-    """Moves experts over one link into the slots of the level above it."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkMover(ChunkStream):
+    """A stream of chunks, and what moves them."""
 
-    slots: SlotQueue
     move: Callable[[Chunk], None]
-    kind: Kind = Kind.CHUNK
-    step_of: Callable[[int], int] = lambda layer: layer
-    """The step for which experts of a layer are moved now."""
-    path: Callable[[], WayUp] = Straight
-    """What has to be done at the level from which they come."""
-
-    def next_chunk(self) -> Chunk | None:
-        """The most urgent chunk; called with the lock held."""
-        path = self.path()
-        chunk = self.slots.next_chunk(path.can_be_sent)
-        if chunk is not None:
-            path.sending(chunk.load)
-        return chunk
-
-    def task_of(self, chunk: Chunk) -> Task:
-        """The chunk as a task of the timeline; called with the lock held."""
-        key = chunk.load.key
-        return Task(self.kind, self.step_of(key.layer), expert=key.expert, part=chunk.number)
-
-    def moved(self, chunk: Chunk) -> None:
-        """It has arrived; called with the lock held."""
-        self.slots.finish_chunk(chunk)
-        self.path().sent(chunk.load)
-
-    def lost(self, chunk: Chunk) -> None:
-        """It could not be moved; called with the lock held."""
-        self.slots.lose_chunk(chunk)
 
 
 class Board(Protocol):
@@ -109,7 +80,7 @@ class LaneWork:
     num_bytes: Callable[[Task], int] = lambda task: 0
     """What a task or a chunk moves."""
     statistics: ReadStatistics | None = None
-    """Where the lane counts what it moves, if anybody reads it."""
+    """Where the lane counts what it moves; None where nothing asks for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,15 +189,21 @@ class ThreadLane:
             self._work.statistics.busy.leave()
 
     def _next(self, row: str) -> Item | None:
+        found = take_next(self._waiting, self._can_begin, self._next_chunk)
+        if not isinstance(found, Chunk):
+            return Item(row, found) if found else None
+        assert self._work.mover is not None, "chunks come from a mover"
+        return Item(row, self._work.mover.task_of(found), found)
+
+    def _can_begin(self, task: Task) -> bool:
         is_free = all(item.chunk is not None for item in self._in_work.values())
-        if self._waiting and is_free and self._can_start(self._waiting[0]):
-            return Item(row, self._waiting.popleft())
-        mover = self._work.mover
-        chunk = mover.next_chunk() if mover else None
-        return Item(row, mover.task_of(chunk), chunk) if mover and chunk else None
+        return is_free and self._can_start(task)
 
     def _can_start(self, task: Task) -> bool:
         return self._board.can_start(task)
+
+    def _next_chunk(self) -> Chunk | None:
+        return self._work.mover.next_chunk() if self._work.mover else None
 
     def _do(self, item: Item) -> None:
         start_s = time.perf_counter()

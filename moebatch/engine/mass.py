@@ -1,5 +1,7 @@
 """Integer probability masses: which of them survive min_p, top_k and top_p, and a draw from them.
 
+There is no generator: every draw has its own number, computed from what it is for.
+
 A token's mass is its probability relative to the likeliest token, in steps of 2**-44. Sums of
 integers do not depend on their order, so neither the other rows of a block nor the way in which a
 kernel splits its work can change a draw. Masses below one step, 6e-14 of the likeliest, are zero.
@@ -10,14 +12,16 @@ order among equals, but top_k may keep more than k, as it does in transformers a
 Shapes: R rows, V vocabulary, K likeliest tokens.
 """
 
+import hashlib
 import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from moebatch.engine.noise import NOISE_BITS
+from moebatch.spec.request import Request
 
+NOISE_BITS = 53
 ONE = 2**44
 """Mass of the likeliest token."""
 MAX_VOCAB = 2**63 // ONE - 1
@@ -116,7 +120,7 @@ def _floor_in_head(head_RK: Tensor, need_R: Tensor) -> tuple[Tensor, Tensor]:
 def _descending(mass_RV: Tensor) -> Tensor:
     if mass_RV.device.type != "cpu":
         return mass_RV.sort(-1, descending=True).values
-    # torch also sorts the indices, which nobody wants here, and takes five times as long.
+    # torch also sorts the indices, which are of no use here, and takes five times as long.
     rising_RV = mass_RV.numpy().copy()
     rising_RV.sort(-1)
     return torch.from_numpy(rising_RV).flip(-1)
@@ -124,3 +128,20 @@ def _descending(mass_RV: Tensor) -> Tensor:
 
 def _rows(mass_RV: Tensor, rows: Sequence[int]) -> Tensor:
     return mass_RV if len(rows) == mass_RV.shape[0] else mass_RV[list(rows)]
+
+
+def noise(request: Request, *, choice: int, position: int, job_seed: int) -> int:
+    """Uniform integer in [0, 2**NOISE_BITS) for one token of one sequence.
+
+    It depends on (row seed, choice, position) where the row has a seed, so that equal rows with
+    equal seeds agree, and else on (job seed, custom_id, choice, position). It never depends on
+    batching, order, sharding or resuming.
+    """
+    seed = request.sampling.seed
+    # The free text comes last and the two kinds differ in their first word, so keys never collide.
+    if seed is not None:
+        key = f"row:{seed}:{choice}:{position}"
+    else:
+        key = f"job:{job_seed}:{choice}:{position}:{request.custom_id}"
+    digest = hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> (64 - NOISE_BITS)

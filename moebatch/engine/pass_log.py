@@ -54,7 +54,7 @@ class PassLog:
     # --- as an observer -------------------------------------------------------------------------
 
     def begin_pass(self, num_rows: int, tokens: PassTokens | None = None) -> None:
-        """Told by `begin`, which knows more."""
+        """Nothing: `begin` knows more."""
 
     def observe(
         self, layer: int, rows: slice, experts_RK: Chosen, hidden_RD: Tensor | None = None

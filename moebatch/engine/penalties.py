@@ -32,7 +32,7 @@ def adjust(
 ) -> None:
     """Apply min_tokens, logit_bias and penalties to one float32 row, in place.
 
-    Token ids of logit_bias must lie in the vocabulary; whoever reads the request checks it.
+    Token ids of logit_bias must lie in the vocabulary; they are checked when the request is read.
     """
     sampling = request.sampling
     if len(output_tokens) < sampling.min_tokens:

@@ -1,4 +1,4 @@
-"""Passes of a schedule on overlapped lanes: what `run` uses unless told otherwise."""
+"""Passes of a schedule on overlapped lanes: what `run` uses by default."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -60,8 +60,8 @@ class Pipeline:
     ) -> Iterator[LogitsBlock]:
         """Yields the logits from which next tokens come, block by block.
 
-        All slices are counted as cached when the first block is yielded. `layer_begins` is told
-        of every layer.
+        All slices are counted as cached when the first block is yielded. `layer_begins` is called
+        with every layer.
         """
         self._layer_done = layer_begins
         decoder, layout = self._context.decoder, self._lay_out(slices)
@@ -146,7 +146,6 @@ class Pipeline:
     def _lay_out(self, slices: Sequence[Slice]) -> Layout:
         context = self._context
         main = context.setup.compute
-        assert main != "disk", "nothing is computed on disk"
         return lay_out(
             slices,
             context.policy.micro_batch_size,

@@ -30,7 +30,7 @@ class ReadAhead:
         self._board = _ReadBoard(store)
         work = LaneWork(
             run=_nothing_is_launched,
-            mover=ChunkMover(store.slots, store.read),
+            mover=ChunkMover(slots=store.slots, move=store.read),
             width=num_readers,
             num_bytes=_bytes_read(store),
             statistics=self.statistics,

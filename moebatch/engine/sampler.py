@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from moebatch.engine import mass, penalties
-from moebatch.engine.noise import noise
+from moebatch.engine.mass import noise
 from moebatch.spec.request import Request, TokenLogprob
 
 _BLOCK_COLUMNS = 640
@@ -158,7 +158,7 @@ def first_max(x_RV: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _checked(peak_R: Tensor, token_R: Tensor) -> list[Sampled]:
-    """Tokens, or the mark of a broken row; the largest logit tells since NaN and +Inf win."""
+    """Tokens, or the mark of a broken row; the largest logit shows it, since NaN and +Inf win."""
     return [Sampled(token=t) for t in token_R.where(peak_R.isfinite(), -1).tolist()]
 
 

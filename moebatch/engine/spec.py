@@ -40,7 +40,7 @@ class EngineSpec:
     hottest: Hottest | None = None
     """Experts by layer, those that are chosen most often first: these stay. None is by number."""
     observer: RoutingObserver | None = None
-    """Told what the gates choose."""
+    """Learns what the gates choose."""
     scratch: Path | None = None
     """Folder for keys and values that live on disk."""
     shares: bool = True

@@ -44,7 +44,7 @@ class Gpu(Protocol):
         """A new stream, independent of all others."""
 
     def event(self, *, blocking: bool) -> Event:
-        """A new event with its time; whoever waits for it sleeps if `blocking`, or else spins."""
+        """A new event with its time; a wait for it sleeps if `blocking`, or else spins."""
 
     def use(self, stream: Stream) -> AbstractContextManager[Any]:
         """Has this thread issue and allocate on a stream."""
@@ -61,7 +61,7 @@ class CudaGpu:
         return torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
     def event(self, *, blocking: bool) -> Event:
-        """A new event with its time; whoever waits for it sleeps if `blocking`, or else spins."""
+        """A new event with its time; a wait for it sleeps if `blocking`, or else spins."""
         return torch.cuda.Event(enable_timing=True, blocking=blocking)  # type: ignore[no-untyped-call]
 
     def use(self, stream: Any) -> AbstractContextManager[Any]:
@@ -74,7 +74,7 @@ class CudaGpu:
 
 
 class StreamClock:
-    """Tells when events came to pass, in seconds of ``perf_counter``. For several threads."""
+    """Says when events came to pass, in seconds of ``perf_counter``. For several threads."""
 
     def __init__(self, gpu: Gpu) -> None:
         self._gpu = gpu

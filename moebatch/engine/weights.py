@@ -97,7 +97,12 @@ class ExpertwiseWeights:
         """One for each link up, the top one as the schedule wants it."""
         assert self._link_up is not None, "experts come from below"
         move = self._top.copy if isinstance(self._top, VramExperts) else self._top.read
-        top = ChunkMover(self.slots, move, step_of=_steps(driver), path=lambda: driver().way_up)
+        top = ChunkMover(
+            slots=self.slots,
+            move=move,
+            step_of=_steps(driver),
+            path=lambda: driver().way_up,
+        )
         return {**_reading(self._store, driver), self._link_up: top}
 
     def has_residents(self) -> bool:
@@ -166,7 +171,8 @@ class PagewiseWeights:
 
 def _reading(store: ExpertStore, driver: GetDriver) -> Mapping[str, Mover]:
     """What reads experts that are going further up."""
-    return {DISK: ChunkMover(store.slots, store.read, kind=Kind.FETCH, step_of=_steps(driver))}
+    mover = ChunkMover(slots=store.slots, move=store.read, kind=Kind.FETCH, step_of=_steps(driver))
+    return {DISK: mover}
 
 
 def _steps(driver: GetDriver) -> Callable[[int], int]:

@@ -185,7 +185,7 @@ def _add_cache(
     places: set[Place] = {"vram"} if with_vram else {"dram"}
     if not policy.attention_on_gpu:
         places.add("dram")
-    for name in windows(division.kv_homes, places, with_vram=with_vram):
+    for name in windows(division.kv_homes, places, "vram" if with_vram else "dram"):
         terms[name.level][KV_WINDOW_TERM] = terms[name.level].get(KV_WINDOW_TERM, 0) + window
 
 

@@ -226,7 +226,7 @@ def _depth(shape: ModelShape, policy: Policy, num_hot: int) -> int:
     """Steps ahead that slots can hold, of experts that a batch chooses when all of it decodes."""
     foreseen = min(num_hot, round(distinct_experts(shape, policy.batch_size)))
     steps = ceil(policy.num_slots / max(1, foreseen))
-    if policy.cache == "foreseen":  # all slots are for whoever comes
+    if policy.cache == "foreseen":  # all slots are for any expert that comes
         steps = max(steps, FORESEEN_STEPS)
     return max(1, min(steps, len(shape.moe_layers) - 1))
 

@@ -63,7 +63,6 @@ class KvTraffic:
     def _kinds(self, sweep: Sweep, i: int, k: int, wanted: tuple[Kind, ...]) -> list[Kind]:
         if not self._setup.kv_homes:
             return []
-        with_vram = self._setup.compute == "vram"
-        place: Place = "vram" if with_vram and not sweep.attends_on_cpu(k) else "dram"
-        way = route(self._setup.kv_homes[self._setup.layer(i)], place, with_vram=with_vram)
+        place: Place = "dram" if sweep.attends_on_cpu(k) else self._setup.compute
+        way = route(self._setup.kv_homes[self._setup.layer(i)], place, self._setup.compute)
         return [kind for kind in wanted if kind in way]

@@ -27,7 +27,7 @@ class WindowName(NamedTuple):
     level: LevelName
 
 
-def route(home: LevelName, place: Place, *, with_vram: bool) -> Mapping[Kind, Hop]:
+def route(home: LevelName, place: Place, top: Place) -> Mapping[Kind, Hop]:
     """The tasks of a layer at `home` whose attention is computed at `place`, and what they copy.
 
     A task is one lane's, so what goes to a GPU comes from disk in two hops. Where there is no
@@ -44,21 +44,19 @@ def route(home: LevelName, place: Place, *, with_vram: bool) -> Mapping[Kind, Ho
             Kind.KV_DOWN: Hop("vram", "dram"),
             Kind.KV_WRITE: Hop("dram", "disk"),
         }
-    if with_vram:
+    if top == "vram":
         return {Kind.KV_READ: Hop("disk", "dram"), Kind.KV_WRITE: Hop("dram", "disk")}
     return {Kind.KV_UP: Hop("disk", "dram"), Kind.KV_DOWN: Hop("dram", "disk")}
 
 
-def windows(
-    homes: Collection[LevelName], places: Collection[Place], *, with_vram: bool
-) -> set[WindowName]:
+def windows(homes: Collection[LevelName], places: Collection[Place], top: Place) -> set[WindowName]:
     """Windows that layers with these homes need to attend at these places: at each stop of a route
     that is not home."""
     return {
         WindowName(place, level)
         for place in places
         for home in set(homes)
-        for hop in route(home, place, with_vram=with_vram).values()
+        for hop in route(home, place, top).values()
         for level in hop
         if level != home
     }

@@ -1,7 +1,9 @@
 """Lanes: resources that do one thing at a time, in order; and which task runs on which."""
 
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Callable, Mapping
 
+from moebatch.schedule.slots.expert_load import Chunk
 from moebatch.schedule.task import Kind, Task
 from moebatch.spec.hardware import LevelName
 
@@ -51,6 +53,16 @@ _LANES_OF: Mapping[LevelName, Mapping[Kind, str]] = {"vram": _WITH_VRAM, "dram":
 def lane_of(task: Task, compute: LevelName) -> str:
     """The lane of a task where experts are computed at the level `compute`."""
     return _LANES_OF[compute][task.kind]
+
+
+def take_next(
+    waiting: deque[Task], can_start: Callable[[Task], bool], next_chunk: Callable[[], Chunk | None]
+) -> Task | Chunk | None:
+    """What an idle lane does next: the task that was launched first, or a chunk where that one
+    cannot start yet."""
+    if waiting and can_start(waiting[0]):
+        return waiting.popleft()
+    return next_chunk()
 
 
 def rows_of(lane: str, width: int) -> tuple[str, ...]:

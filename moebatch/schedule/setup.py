@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from moebatch.schedule.activation import chosen_ahead
+from moebatch.schedule.kv_route import Place
 from moebatch.spec.hardware import LevelName
 
 
@@ -27,7 +28,7 @@ class Setup:
     """Whether weights are copied into pinned buffers on their way up."""
     kv_homes: tuple[LevelName, ...] = ()
     """Where keys and values of each layer live; empty where all are where attention is."""
-    compute: LevelName = "dram"
+    compute: Place = "dram"
     """Where experts are computed: ``vram`` with a GPU."""
     activation_level: int = 0
     """N of Pre-gated MoE: gates choose for so many layers with experts ahead; 0 where every one

@@ -9,12 +9,13 @@ from typing import Protocol
 
 from moebatch.schedule.driver import Driver, Router
 from moebatch.schedule.foresight import Foresight
-from moebatch.schedule.lanes import RESULT_LANES, lane_of
+from moebatch.schedule.lanes import RESULT_LANES, lane_of, take_next
 from moebatch.schedule.registry import find_schedule
 from moebatch.schedule.request import Schedule, Sweep
 from moebatch.schedule.setup import Setup
 from moebatch.schedule.slots.cache import Cache, Rule
 from moebatch.schedule.slots.caches import make_cache
+from moebatch.schedule.slots.chunk_stream import ChunkStream
 from moebatch.schedule.slots.expert_load import Chunk, ExpertKey
 from moebatch.schedule.slots.slots import SlotQueue
 from moebatch.schedule.task import Kind, Task
@@ -70,15 +71,6 @@ class _Lane:
     free_s: float = 0.0
 
 
-@dataclass(slots=True)
-class _Stream:
-    """Experts that a lane moves when no launched task can start on it."""
-
-    kind: Kind
-    slots: SlotQueue
-    available: Callable[..., bool]
-
-
 class Simulator:
     """Lanes with a virtual clock; a launcher that takes no time."""
 
@@ -94,7 +86,7 @@ class Simulator:
         self._launched_s: dict[Task, float] = {}
         self._last_reason: str | None = None
         self._spans: list[Span] = []
-        self._chunks: dict[Task, tuple[Chunk, SlotQueue]] = {}
+        self._chunks: dict[Task, tuple[Chunk, ChunkStream]] = {}
         cache = make_cache(room.cache_sizes, room.cache_rule)
         self._slots = _slot_queue(setup, room.num_chunks, room.num_slots, room.resident, cache)
         self.foresight = Foresight()
@@ -178,7 +170,8 @@ class Simulator:
         self._last_reason = str(task)
         chunk = self._chunks.pop(task, None)
         if chunk is not None:
-            self._chunk_ended(*chunk)
+            moved, stream = chunk
+            stream.moved(moved)
         else:
             self._pending.discard(task)
             lane.num_pending -= 1
@@ -186,33 +179,22 @@ class Simulator:
             self._driver.task_ended(task)
         self.slots_changed()
 
-    def _chunk_ended(self, chunk: Chunk, slots: SlotQueue) -> None:
-        slots.finish_chunk(chunk)
-        if slots is self._slots:
-            self._driver.way_up.sent(chunk.load)
-
     def _start(self, lane: _Lane) -> None:
         """The next task of an idle lane, or a chunk where that one cannot start yet."""
         if lane.is_busy:
             return
-        if lane.waiting and all(task in self._ended_s for task in lane.waiting[0].after):
-            task = lane.waiting.popleft()
-            self._begin(lane, task, self._slot_of(task), self._reason(lane, task))
-        else:
-            self._start_chunk(lane)
-
-    def _start_chunk(self, lane: _Lane) -> None:
         stream = self._streams.get(lane.name)
-        chunk = stream.slots.next_chunk(stream.available) if stream else None
-        if stream is None or chunk is None:
-            return
-        if stream.slots is self._slots:
-            self._driver.way_up.sending(chunk.load)
-        key = chunk.load.key
-        step = self._driver.step_of(key.layer)
-        task = Task(stream.kind, step, expert=key.expert, part=chunk.number)
-        self._chunks[task] = (chunk, stream.slots)
-        self._begin(lane, task, chunk.slot, "a free slot")
+        next_chunk = _no_chunk if stream is None else stream.next_chunk
+        found = take_next(lane.waiting, self._can_start, next_chunk)
+        if isinstance(found, Task):
+            self._begin(lane, found, self._slot_of(found), self._reason(lane, found))
+        elif found is not None and stream is not None:
+            task = stream.task_of(found)
+            self._chunks[task] = (found, stream)
+            self._begin(lane, task, found.slot, "a free slot")
+
+    def _can_start(self, task: Task) -> bool:
+        return all(other in self._ended_s for other in task.after)
 
     def _begin(self, lane: _Lane, task: Task, slot: int | None, reason: str) -> None:
         end_s = self._now_s + self._world.seconds(task)
@@ -233,15 +215,13 @@ class Simulator:
     # --- experts --------------------------------------------------------------------------------
 
     def _add_streams(self) -> None:
-        self._streams: dict[str, _Stream] = {}
-        if self._setup.compute == "vram":
-            self._streams = {
-                "dram->vram": _Stream(Kind.CHUNK, self._slots, self._driver.way_up.can_be_sent)
-            }
-            if self._below is not None:
-                self._streams |= {"disk->dram": _Stream(Kind.FETCH, self._below, _always)}
-        else:
-            self._streams = {"disk->dram": _Stream(Kind.CHUNK, self._slots, _always)}
+        driver = self._driver
+        top = ChunkStream(slots=self._slots, step_of=driver.step_of, path=lambda: driver.way_up)
+        self._streams = {"dram->vram" if self._setup.compute == "vram" else "disk->dram": top}
+        if self._below is not None:
+            self._streams["disk->dram"] = ChunkStream(
+                slots=self._below, kind=Kind.FETCH, step_of=driver.step_of
+            )
         for name in self._streams:
             self._lane(name)
 
@@ -273,5 +253,5 @@ def _slot_queue(
     return queue
 
 
-def _always(load: object) -> bool:
-    return True
+def _no_chunk() -> None:
+    """Nothing but tasks goes over most lanes."""

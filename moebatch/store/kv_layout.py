@@ -29,9 +29,9 @@ class KvLayout:
     """Where the scratch file goes; needed where layers live on disk."""
 
     @property
-    def with_vram(self) -> bool:
-        """Whether the machine has a GPU, if only an emulated one."""
-        return "vram" in self.places
+    def top(self) -> Place:
+        """The highest level that attends."""
+        return "vram" if "vram" in self.places else _MAIN
 
     @property
     def has_cuda(self) -> bool:
@@ -50,4 +50,4 @@ class KvLayout:
     @property
     def windows(self) -> set[WindowName]:
         """Those that are needed: at each stop of a route that is not home."""
-        return windows(self.levels, self.places, with_vram=self.with_vram)
+        return windows(self.levels, self.places, self.top)

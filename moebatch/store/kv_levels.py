@@ -150,7 +150,7 @@ class KvLevels:
 
     def _hop(self, kind: Kind, view: KvView, layer: int) -> Hop | None:
         home = self.layout.levels[layer]
-        return route(home, view.place, with_vram=self.layout.with_vram).get(kind)
+        return route(home, view.place, self.layout.top).get(kind)
 
     def _at(self, level: LevelName, place: Place, layer: int, window: int) -> KvTensors:
         """The layer's home if that is the level, or else a window."""

@@ -15,9 +15,10 @@ class End:
 class Monitor:
     """A lock, and threads that sleep until what they wait for has come about.
 
-    Whoever changes something, with the lock held, says so; what sleepers wait for is looked at
-    there and then, by the same thread. With a dozen threads of which each waits for something else,
-    waking all of them to look for themselves costs more than most changes: one can run at a time.
+    A thread that changes something, with the lock held, says so; what sleepers wait for is looked
+    at there and then, by the same thread. With a dozen threads of which each waits for something
+    else, waking all of them to look for themselves costs more than most changes: one can run at a
+    time.
     """
 
     def __init__(self) -> None:
@@ -52,7 +53,7 @@ class Monitor:
             return found
         sleeper = _Sleeper(find, self._lock)
         self._sleep(sleeper, None)
-        assert sleeper.found is not None, "nobody else ends its sleep"
+        assert sleeper.found is not None, "nothing else ends its sleep"
         return sleeper.found
 
     def changed(self) -> None:

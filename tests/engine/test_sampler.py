@@ -19,7 +19,7 @@ from transformers import (
 )
 
 from moebatch.engine import mass
-from moebatch.engine.noise import NOISE_BITS, noise
+from moebatch.engine.mass import NOISE_BITS, noise
 from moebatch.engine.penalties import adjust
 from moebatch.engine.sampler import Sampled, Sampler, first_max
 from moebatch.spec.request import Request

@@ -1,0 +1,141 @@
+"""Lanes of threads: what a wide one does side by side, and what it counts."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from moebatch.engine.lane import ChunkMover, LaneWork, ThreadLane
+from moebatch.schedule.slots.expert_load import Chunk, ExpertKey
+from moebatch.schedule.slots.slots import SlotQueue
+from moebatch.schedule.task import Kind, Task
+from moebatch.store.monitor import Monitor
+from moebatch.store.statistics import ReadStatistics
+from tests.patience import PATIENCE_S
+
+KEYS = [ExpertKey(0, expert) for expert in range(4)]
+
+
+class Board:
+    """Everything may start; what has ended is kept."""
+
+    def __init__(self) -> None:
+        self.monitor = Monitor()
+        self.failure: BaseException | None = None
+        self.ends: list[tuple[Task, str]] = []
+
+    @property
+    def has_failed(self) -> bool:
+        return self.failure is not None
+
+    def can_start(self, task: Task) -> bool:
+        return True
+
+    def has_ended(self, task: Task) -> bool:
+        return True
+
+    def ended(self, task: Task, lane: str, start_s: float, end_s: float, slot: int | None) -> None:
+        self.ends.append((task, lane))
+
+    def failed(self, error: BaseException) -> None:
+        self.failure = error
+        self.monitor.changed()
+
+    def wait_for(self, condition: Callable[[], bool]) -> None:
+        with self.monitor:
+            assert self.monitor.wait_for(condition, PATIENCE_S), "nothing happens"
+
+
+def launched(*steps: int) -> list[Task]:
+    return [Task(Kind.KV_READ, step) for step in steps]
+
+
+@contextmanager
+def lane_of(board: Board, work: LaneWork) -> Iterator[ThreadLane]:
+    lane = ThreadLane("disk->dram", board, work)
+    try:
+        yield lane
+    finally:
+        lane.close()
+
+
+def chunks(board: Board, slots: SlotQueue, move: Callable[[Chunk], None]) -> ChunkMover:
+    with board.monitor:
+        slots.announce(KEYS)
+    return ChunkMover(slots=slots, move=move)
+
+
+@pytest.mark.parametrize("width", [2, 3])
+def test_as_many_chunks_move_at_once_as_the_lane_is_wide(width: int) -> None:
+    board, slots = Board(), SlotQueue(dict.fromkeys(KEYS, 3), num_slots=4)
+    together = threading.Barrier(width, timeout=PATIENCE_S)
+    mover = chunks(board, slots, lambda chunk: together.wait() and None)
+    statistics = ReadStatistics()
+    work = LaneWork(
+        run=lambda task: None,
+        mover=mover,
+        width=width,
+        num_bytes=lambda task: 5,
+        statistics=statistics,
+    )
+    with lane_of(board, work):
+        board.wait_for(lambda: len(board.ends) == 12)
+    assert {row for _, row in board.ends} == {
+        "disk->dram",
+        *(f"disk->dram ({number})" for number in range(2, width + 1)),
+    }
+    assert statistics.num_bytes == 5 * 12
+    assert statistics.busy.total_s > 0
+
+
+def test_launched_tasks_run_one_after_the_other_in_a_wide_lane_too() -> None:
+    board, running, most = Board(), [], []
+
+    def run(task: Task) -> None:
+        running.append(task)
+        most.append(len(running))
+        running.remove(task)
+
+    tasks = launched(*range(200))
+    with lane_of(board, LaneWork(run=run, width=4)) as lane:
+        with board.monitor:
+            for task in tasks:
+                lane.launch(task)
+        board.wait_for(lambda: len(board.ends) == len(tasks))
+    assert max(most) == 1
+    assert [task for task, _ in board.ends] == tasks
+
+
+def test_chunks_move_beside_a_task_that_takes_long() -> None:
+    board, slots = Board(), SlotQueue(dict.fromkeys(KEYS, 1), num_slots=4)
+    may_end = threading.Event()
+    mover = chunks(board, slots, lambda chunk: None)
+    work = LaneWork(run=lambda task: may_end.wait(PATIENCE_S) and None, mover=mover, width=2)
+    with lane_of(board, work) as lane:
+        with board.monitor:
+            lane.launch(*launched(0))
+        board.wait_for(lambda: all(map(slots.is_ready, KEYS)))
+        may_end.set()
+        board.wait_for(lambda: len(board.ends) == 5)
+    assert board.ends[-1][0] == Task(Kind.KV_READ, 0)
+
+
+@pytest.mark.parametrize("resident", [(), KEYS])
+def test_a_chunk_that_fails_stops_the_lane_and_leaves_slots_in_order(
+    resident: list[ExpertKey],
+) -> None:
+    board = Board()
+    slots = SlotQueue(dict.fromkeys(KEYS, 2), num_slots=4 - len(resident), resident=resident)
+
+    def fail(chunk: Chunk) -> None:
+        raise OSError("disk broke")
+
+    mover = chunks(board, slots, fail)
+    statistics = ReadStatistics()
+    work = LaneWork(run=lambda task: None, mover=mover, width=2, statistics=statistics)
+    with lane_of(board, work) as lane:
+        board.wait_for(lambda: board.has_failed and not lane.is_running)
+    slots.check_integrity()
+    assert statistics.num_bytes == 0
+    assert not board.ends
