@@ -115,7 +115,7 @@ def _findings(error: ValidationError, form: type[Form]) -> Iterator[tuple[Place,
         place: Place = details["loc"]
         cause = details.get("ctx", {}).get("error")
         if isinstance(cause, WrongValues):
-            yield from (((*place, *key), message) for key, message in cause.messages.items())
+            yield from (((*place, *inner), message) for inner, message in cause.findings)
         else:
             yield place, _message(details, place, form)
 

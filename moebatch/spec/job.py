@@ -110,7 +110,7 @@ class SamplingSection(_RowDefaults):  # type: ignore[misc, valid-type]
     def _agree(self) -> "SamplingSection":
         found = contradictions(self.defaults())
         if found:
-            raise WrongValues({(name,): message for name, message in found.items()})
+            raise WrongValues(((name,), message) for name, message in found.items())
         return self
 
     def defaults(self) -> dict[str, object]:
@@ -131,8 +131,8 @@ class ExpertsSection(Section):
     """Which experts stay where they are computed. static: the same ones throughout, those that are
     chosen most often, which cannot thrash; lru, lfu and lifo keep what has been computed, until
     another one of its layer takes the place of the one that was not used for longest, was used
-    least often, or came last; foreseen: whoever needs room takes that of the expert, of whatever
-    layer, that the predictor holds for least likely to be chosen next; dp: lru, divided among the
+    least often, or came last; foreseen: an expert that needs a slot evicts the one, of any layer,
+    that the predictor holds for least likely to be chosen next; dp: lru, divided among the
     layers as calibration has shown to be best. auto: what suits the job best, static where nothing
     is known."""
     gating: Literal["exact", "adaptive", "pre-gated"] = "exact"
@@ -148,7 +148,7 @@ class ExpertsSection(Section):
     def _agree(self) -> "ExpertsSection":
         if self.threshold is not None and self.gating != "adaptive":
             message = f"means nothing while gating is {self.gating}; set gating to adaptive"
-            raise WrongValues({("threshold",): message})
+            raise WrongValues([(("threshold",), message)])
         return self
 
 

@@ -1,4 +1,4 @@
-"""JSON files that others have written: whatever they are, reading them ends soon and in words."""
+"""JSON files of unknown origin: reading one ends soon, with its content or with an error."""
 
 import json
 import os
@@ -14,7 +14,7 @@ MOST_BYTES = 2**24
 
 
 def read_json(path: Path, *, most_bytes: int = MOST_BYTES) -> Any:
-    """What a file holds. Raises OSError where it cannot be read, and ValueError, with words to
+    """What a file holds. Raises OSError where it cannot be read, and ValueError, with a message to
     stand behind the path, where it is no regular file, longer than `most_bytes` or not JSON."""
     data = read_regular(path, most_bytes=most_bytes)
     try:

@@ -2,18 +2,19 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
+from typing import Annotated
 
-from moebatch.errors import ConfigError, Fault
+from pydantic import Field
+
 from moebatch.quoting import shown
 from moebatch.spec.config_keys import FaultyConfig
+from moebatch.spec.form import Form, read_form
 from moebatch.spec.library import find
 from moebatch.spec.shape import ModelShape
 from moebatch.spec.shape_reader import load_config, read_shape
-from moebatch.spec.yaml_file import Place, YamlFile, dotted, read_yaml
+from moebatch.spec.values import Check, Text, WrongValues
 
-_KEYS = ("name", "source", "config")
 _CONFIG_FILE = "config.json"
 
 
@@ -44,7 +45,7 @@ def load_model(name_or_path: str) -> ModelEntry:
         path = path / _CONFIG_FILE
     if path.suffix.lower() == ".json":
         return _from_json(path)
-    return _from_yaml(read_yaml(path, kind="model file"))
+    return _from_yaml(path)
 
 
 def _from_json(path: Path) -> ModelEntry:
@@ -53,47 +54,29 @@ def _from_json(path: Path) -> ModelEntry:
     return ModelEntry(name=named_by or path.stem, shape=shape, path=path)
 
 
-def _from_yaml(file: YamlFile) -> ModelEntry:
-    faults = list(file.faults)
-    faults += [_fault(file, (key,), _unknown(key)) for key in file.content if key not in _KEYS]
-    texts = {key: file.content[key] for key in ("name", "source") if key in file.content}
-    for key, text in texts.items():
-        if not isinstance(text, str) or not text.strip():
-            faults.append(_fault(file, (key,), f"must be a text, got {shown(text)}"))
-    shape = _shape(file, faults)
-    if faults or shape is None:
-        raise ConfigError(faults)
-    name, source = (str(texts.get(key, "")).strip() for key in ("name", "source"))
-    return ModelEntry(name=name or file.path.stem, shape=shape, path=file.path, source=source)
+def _from_yaml(path: Path) -> ModelEntry:
+    file = read_form(path, _ModelForm, kind="model file")
+    name = file.name.strip() or path.stem
+    return ModelEntry(name=name, shape=file.config, path=path, source=file.source.strip())
 
 
-def _shape(file: YamlFile, faults: list[Fault]) -> ModelShape | None:
-    """None with at least one more fault where the figures describe no model."""
-    config = file.content.get("config")
+def _shape(config: object) -> ModelShape:
     if not isinstance(config, Mapping):
-        found = f"got {shown(config)}" if "config" in file.content else "but is missing"
-        message = f"must hold the figures of the model's config.json, {found}"
-        faults.append(_fault(file, ("config",), message))
-        return None
+        found = "but is missing" if config is None else f"got {shown(config)}"
+        raise ValueError(f"must hold the figures of the model's config.json, {found}")
     try:
-        return read_shape(config, str(file.path))
+        return read_shape(config, "config")
     except FaultyConfig as error:
-        for fault in error.faults:
-            place = ("config", *fault.key.split("."))
-            faults.append(_fault(file, place, fault.message))
-        return None
+        findings = ((tuple(fault.key.split(".")), fault.message) for fault in error.faults)
+        raise WrongValues(findings) from None
 
 
-def _unknown(key: str) -> str:
-    near = get_close_matches(key, _KEYS, n=1)
-    if near:
-        return f"unknown key; did you mean {near[0]}?"
-    return f"unknown key; allowed are {', '.join(_KEYS)}, and figures stand under config"
+class _ModelForm(Form):
+    unknown_hint = "allowed are name, source, config, and figures stand under config"
 
-
-def _fault(file: YamlFile, place: Place, message: str) -> Fault:
-    line = file.line_of(place)
-    return Fault(file=str(file.path), line=line, where=dotted(place), message=message)
+    name: Text = ""
+    source: Text = ""
+    config: Annotated[ModelShape, Check(_shape)] = Field(default=None, validate_default=True)
 
 
 def _is_file(path: Path) -> bool:

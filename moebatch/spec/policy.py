@@ -22,15 +22,15 @@ CacheRule = Literal["static", "lru", "lfu", "lifo", "foreseen"]
 """Which experts stay where they are computed. static: the same ones throughout. Otherwise those
 that have been computed, until another one of their layer takes their place; the rule says whose:
 that whose last use is longest ago, that of the one used least often, that of the one that came
-last. foreseen: whoever needs a slot, of whatever layer, takes that of the one least likely to be
-chosen when its layer's turn comes."""
+last. foreseen: an expert that needs a slot evicts the one, of any layer, that is least likely to
+be chosen when its layer's turn comes."""
 UNDIVIDED: frozenset[CacheRule] = frozenset({"static", "foreseen"})
 """Spread evenly over the layers, or shared by all of them."""
 CACHE_RULES: tuple[CacheRule, ...] = get_args(CacheRule)
 PredictorName = Literal["none", "correlation", "token", "next-gate", "learned"]
 """What says which experts come next. none: how often each was chosen so far; correlation: what was
 chosen in the layers before (Klotski); token: what the token chose elsewhere; next-gate: what the
-next layers' gates say of what this one sees (AdapMoE); learned: a perceptron's word on the same
+next layers' gates say of what this one sees (AdapMoE); learned: what a perceptron makes of the same
 (ProMoE)."""
 PREDICTORS: tuple[PredictorName, ...] = get_args(PredictorName)
 

@@ -77,9 +77,9 @@ def _token_contradictions(policy: OpenPolicy) -> Iterator[tuple[str, str]]:
 
 def _policy(**values: Any) -> OpenPolicy:
     policy = OpenPolicy(**values)
-    wrong: dict[Place, str] = {(key,): message for key, message in _contradictions(policy)}
-    if wrong:
-        raise WrongValues(wrong)
+    found = [((key,), message) for key, message in _contradictions(policy)]
+    if found:
+        raise WrongValues(found)
     return policy
 
 
@@ -109,12 +109,12 @@ def _record(value: object) -> dict[str, Any]:
     """Figures and texts by names, in mappings or lists."""
     if not isinstance(value, Mapping):
         raise ValueError(f"must be a mapping of names to figures, got {shown(value)}")
-    wrong = dict(_not_plain((), value))
+    wrong = list(_not_plain((), value))
     if MEASURED in value:
         try:
             _rate(value[MEASURED])
         except ValueError as error:
-            wrong[(MEASURED,)] = str(error)
+            wrong.append(((MEASURED,), str(error)))
     if wrong:
         raise WrongValues(wrong)
     return dict(value)

@@ -61,7 +61,7 @@ class _FigureForm(Form):
         if most and self.peak and achieved and achieved > most * self.peak:
             message = f"is {write(achieved)}, more than {most:g} times the peak of"
             message = f"{message} {write(self.peak)}; one must be wrong"
-            raise WrongValues({("achieved",): message})
+            raise WrongValues([(("achieved",), message)])
         return self
 
 
@@ -100,12 +100,12 @@ def _curve(value: object) -> RateCurve:
     if not rows or rows[0] < 1 or not ascending:
         raise ValueError("a table needs whole numbers of rows that ascend: {16: 0.25TFLOP/s, …}")
     speeds: list[float] = []
-    wrong: dict[Place, str] = {}
+    wrong: list[tuple[Place, str]] = []
     for key, speed in value.items():
         try:
             speeds.append(SPEED.read(speed))
         except ValueError as error:
-            wrong[key,] = str(error)
+            wrong.append(((key,), str(error)))
     if wrong:
         raise WrongValues(wrong)
     return RateCurve(points=tuple(zip(rows, speeds, strict=True)))

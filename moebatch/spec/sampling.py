@@ -9,7 +9,7 @@ from types import MappingProxyType
 class Sampling:
     """Resolved sampling parameters of one request: row over job over model over these defaults.
 
-    Ranges are those of the OpenAI API and vLLM; whoever builds one from user input checks them.
+    Ranges are those of the OpenAI API and vLLM; code that builds one from user input checks them.
     """
 
     max_tokens: int = 256

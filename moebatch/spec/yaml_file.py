@@ -48,7 +48,7 @@ class YamlFile:
 def read_yaml(path: Path, *, kind: str) -> YamlFile:
     """Reads a file that should be, say, a ``kind="job file"``.
 
-    Raises ConfigError where nothing more can be told: a missing file, wrong encoding, wrong
+    Raises ConfigError where nothing more can be said: a missing file, wrong encoding, wrong
     syntax, objects of Python, a top level that is not a mapping. A key given twice is a fault of
     the result, so that it can be shown together with what its reader finds.
     """
@@ -138,7 +138,7 @@ class _Walk:
         for key_node, value_node in node.value:
             line = key_node.start_mark.line + 1
             if not isinstance(key_node, yaml.ScalarNode):
-                self._fault("a key must be a plain word", line, place)
+                self._fault("a key must be plain text", line, place)
                 continue
             key = key_node.value
             if not is_text(key):

@@ -217,7 +217,7 @@ class TestFile:
         assert fault(tmp_path, text) == (1, "model", f"{message}; write plain YAML")
 
     def test_key_that_is_no_word(self, tmp_path: Path) -> None:
-        assert fault(tmp_path, MINIMAL + "? [a]\n: b\n") == (4, None, "a key must be a plain word")
+        assert fault(tmp_path, MINIMAL + "? [a]\n: b\n") == (4, None, "a key must be plain text")
 
     def test_number_that_is_none(self, tmp_path: Path) -> None:
         text = MINIMAL + "sampling:\n  max_tokens: !!int abc\n"

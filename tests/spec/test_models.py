@@ -210,9 +210,9 @@ class TestYaml:
         text = OLMOE.replace("name: My OLMoE", "name: 7\nsource: here\nsauce: ''")
         text += "  num_attention_heads: 0\n  vocab_size: 0\n"
         assert [str(each).partition(":")[2] for each in faults(tmp_path, text)] == [
-            "4: source: given twice, first in line 2",
-            "3: sauce: unknown key; did you mean source?",
             "1: name: must be a text, got 7",
+            "3: sauce: unknown key; did you mean source?",
+            "4: source: given twice, first in line 2",
             "10: config.num_attention_heads: expected a whole number from 1 to 2147483647, got 0",
             "11: config.vocab_size: expected a whole number from 1 to 2147483647, got 0",
         ]
@@ -230,7 +230,7 @@ class TestYaml:
             ),
             (
                 "config:\n",
-                (1, "config", "must hold the figures of the model's config.json, got nul"),
+                (1, "config", "must hold the figures of the model's config.json, but is "),
             ),
             (
                 "config: {}\n",
