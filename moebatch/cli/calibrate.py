@@ -10,7 +10,7 @@ from moebatch.cli.signals import SignalledEnd, ending_on_sigterm
 from moebatch.cli.threads import let_threads_sleep
 from moebatch.errors import ConfigError, Fault, Interrupted, Terminated
 from moebatch.quoting import shown
-from moebatch.report.console import error_console, show, teller
+from moebatch.report.console import error_console, logger, show
 from moebatch.units import parse_bytes
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ Text = Annotated[
     typer.Option("--text", help="Text like that of your jobs: .txt, or the input of one."),
 ]
 PathLength = Annotated[
-    int, typer.Option("--path-length", min=1, max=8, help="Layers back that are looked at.")
+    int, typer.Option("--path-length", min=1, max=8, help="Layers back that the table counts.")
 ]
 Tokens = Annotated[
     int, typer.Option("--tokens", min=1, max=2**24, help="Tokens of the text that are read.")
@@ -39,27 +39,27 @@ Predictors = Annotated[
     list[str] | None,
     typer.Option(
         "--predictor",
-        help="What is to learn beside the table: token, next-gate, learned or all; repeatable.",
+        help="Predictors to train beside the table: token, next-gate, learned or all; repeatable.",
     ),
 ]
 Gating = Annotated[
     str | None,
-    typer.Option("--gating", help="Learn what gates may leave out, too: adaptive."),
+    typer.Option("--gating", help="Also learn when one expert is enough: adaptive."),
 ]
 Loss = Annotated[
     float,
     typer.Option(
-        "--loss", min=0.0, max=100.0, help="Most percent of perplexity that gating may cost."
+        "--loss", min=0.0, max=100.0, help="Highest loss of perplexity from gating, in percent."
     ),
 ]
 Pregate = Annotated[
     bool,
-    typer.Option("--pregate", help="Have gates learn to choose for a later layer (minutes)."),
+    typer.Option("--pregate", help="Train gates to choose for a later layer (minutes)."),
 ]
 Level = Annotated[
     int, typer.Option("--level", min=1, max=3, help="Layers with experts ahead, for --pregate.")
 ]
-Dram = Annotated[str | None, typer.Option("--dram", help="Most main memory, such as 4GiB.")]
+Dram = Annotated[str | None, typer.Option("--dram", help="Limit of main memory, such as 4GiB.")]
 
 
 def calibrate(
@@ -105,7 +105,7 @@ def _execute(order: "CalibrationOrder", *, quiet: bool) -> None:
 
     console = error_console()
     with reading_bar(console, quiet=quiet) as advance:
-        calibration = Calibration(order, teller(console, quiet=quiet), advance)
+        calibration = Calibration(order, logger(console, quiet=quiet), advance)
         try:
             with ending_on_sigterm():
                 summary = calibration.execute()
@@ -118,10 +118,10 @@ def _execute(order: "CalibrationOrder", *, quiet: bool) -> None:
 
 
 def _left(calibration: "Calibration") -> str:
-    """What somebody has of a calibration that was broken off."""
+    """What an interrupted calibration has kept."""
     if not calibration.num_kept:
-        return "nothing was kept yet"
-    return f"{calibration.num_kept} tokens are read and kept: the same command goes on behind them"
+        return "nothing is kept yet"
+    return f"{calibration.num_kept} tokens are read and kept: the same command continues after them"
 
 
 def _given(text: Path | None) -> Path:

@@ -25,9 +25,9 @@ def check(
     from moebatch.job.check import check_job
     from moebatch.report.check import counting_bytes, print_findings
 
-    with counting_bytes(error_console()) as count:
-        log_bytes = count if checksums else None
-        findings = check_job(job, checksums=log_bytes, is_exact=exact, limit=limit)
+    with counting_bytes(error_console()) as count_bytes:
+        counter = count_bytes if checksums else None
+        findings = check_job(job, checksums=counter, is_exact=exact, limit=limit)
     if as_json:
         print_json(findings.as_json())
     else:

@@ -17,7 +17,7 @@ from moebatch.cli.signals import hear_interrupts
 from moebatch.cli.simulate import simulate
 from moebatch.cli.status import status
 from moebatch.errors import MoebatchError
-from moebatch.report.console import complain, tame_libraries
+from moebatch.report.console import make_logs_presentable, print_error
 
 app = typer.Typer(
     name="moebatch",
@@ -44,9 +44,9 @@ def _options(
 
 def main() -> None:
     """Entry point: a user's mistake is a message and an exit code, never a traceback."""
-    tame_libraries()
+    make_logs_presentable()
     try:
         app(standalone_mode=True)
     except MoebatchError as error:
-        complain(str(error))
+        print_error(str(error))
         sys.exit(error.exit_code)

@@ -4,7 +4,7 @@ import typer
 
 from moebatch.cli.options import JobFile, Quiet
 from moebatch.errors import ExitCode
-from moebatch.report.console import error_console, teller
+from moebatch.report.console import error_console, logger
 from moebatch.units import count_of
 
 
@@ -13,8 +13,8 @@ def merge(job: JobFile, quiet: Quiet = False) -> None:
     from moebatch.job.merge import merge as merged_rows
     from moebatch.spec.job import load_job
 
-    tell = teller(error_console(), quiet=quiet)
+    log = logger(error_console(), quiet=quiet)
     merged = merged_rows(load_job(job))
     failed = f", {merged.num_failed} of them failed" if merged.num_failed else ""
-    tell(f"{count_of(merged.num_rows, 'row')}{failed}: {merged.output}")
+    log(f"{count_of(merged.num_rows, 'row')}{failed}: {merged.output}")
     raise typer.Exit(ExitCode.ROWS_FAILED if merged.num_failed else ExitCode.OK)

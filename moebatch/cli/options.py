@@ -10,7 +10,7 @@ JobFile = Annotated[Path, typer.Argument(metavar="JOB", help="Job file (YAML).")
 PlannedJob = Annotated[
     Path | None, typer.Argument(metavar="JOB", help="Job file; or --model and lengths.")
 ]
-Quiet = Annotated[bool, typer.Option("--quiet", help="Say nothing unless something is wrong.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Print nothing unless something is wrong.")]
 Exact = Annotated[
     bool, typer.Option("--exact", help="Refuse a job whose answers are not exactly the model's.")
 ]
@@ -58,8 +58,8 @@ def either(endings: Sequence[str]) -> str:
 
 
 def named(*endings: str) -> Callable[[Path | None], Path | None]:
-    """A check of what a file is called, before anything runs: what is written into it goes by that.
-    Pipes and devices may be called anything."""
+    """A check of the suffix of a file, which says what is written into it, before anything runs.
+    Pipes and devices may have any name."""
 
     def check(path: Path | None) -> Path | None:
         is_file = path is not None and (path.is_file() or not path.exists())

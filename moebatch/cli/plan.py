@@ -61,7 +61,7 @@ def plan(
     roofline: Roofline = None,
     as_json: AsJson = False,
 ) -> None:
-    """Tell what to expect: policy, tokens per second, time, memory, what binds, what would help."""
+    """Predict policy, tokens per second, time and memory, what binds and what would help."""
     options = PlanOptions(
         has_job=job is not None,
         hw=hw,

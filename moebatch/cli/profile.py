@@ -7,7 +7,7 @@ import typer
 
 from moebatch.cli.options import Quiet
 from moebatch.cli.threads import let_threads_sleep
-from moebatch.report.console import error_console, teller
+from moebatch.report.console import error_console, logger
 
 Output = Annotated[
     Path | None,
@@ -35,11 +35,11 @@ def profile(output: Output = None, read: Read = None, quiet: Quiet = False) -> N
 
     path = output or this_machine_path()
     require_writable_file(path)
-    tell = teller(error_console(), quiet=quiet)
-    loader.log_compiling(tell)
+    log = logger(error_console(), quiet=quiet)
+    loader.log_compiling(log)
     num_threads = detect_machine().num_cores
-    measured = measure_machine(Path.cwd(), read=read, num_threads=num_threads, tell=tell)
+    measured = measure_machine(Path.cwd(), read=read, num_threads=num_threads, tell=log)
     save_profile(measured, path)
-    tell(f"written to {path}")
+    log(f"written to {path}")
     if measured.levels["dram"].instruction_set not in ("", "amx"):
-        tell(_WITH_AMX)
+        log(_WITH_AMX)

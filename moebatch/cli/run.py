@@ -12,7 +12,7 @@ from moebatch.cli.options import TRACES, Exact, Gantt, JobFile, Limit, Quiet, Sc
 from moebatch.cli.signals import stopping_on_signals
 from moebatch.cli.threads import let_threads_sleep
 from moebatch.errors import ExitCode, LockHeld, Stopped
-from moebatch.report.console import complain, error_console, say, show, teller
+from moebatch.report.console import error_console, logger, print_error, say, show
 
 if TYPE_CHECKING:
     from moebatch.job.options import RunOptions
@@ -28,52 +28,55 @@ Recalibrate = Annotated[
 ]
 Sync = Annotated[
     bool,
-    typer.Option("--sync", help="Everything one after the other: the reference, on the CPU."),
+    typer.Option("--sync", help="One task after the other, on the CPU: the reference."),
 ]
 Static = Annotated[
     bool,
-    typer.Option("--static", help="No row begins before all of a batch have ended."),
+    typer.Option("--static", help="Admit rows only when all of a batch have ended."),
 ]
 NoShare = Annotated[
-    bool, typer.Option("--no-share", help="Compute rows alone, however alike they begin.")
+    bool,
+    typer.Option("--no-share", help="Compute every row by itself, even if prompts begin alike."),
 ]
 ShardOf = Annotated[
     str | None,
     typer.Option(
         "--shard",
-        help="Only every n-th row: 3/8, or 3 if runs before have said 8; then `moebatch merge`.",
+        help="Only every n-th row: 3/8, or 3 if earlier runs gave 8; then `moebatch merge`.",
     ),
 ]
 SkipIfLocked = Annotated[
     bool,
-    typer.Option("--skip-if-locked", help="Do nothing if another run is at work on it; for cron."),
+    typer.Option("--skip-if-locked", help="Exit at once if another run holds the job; for cron."),
 ]
 Requeue = Annotated[
     bool,
-    typer.Option("--requeue", help="In Slurm: when out of time, ask to be queued again."),
+    typer.Option("--requeue", help="In Slurm: when out of time, queue the job again."),
 ]
 MaxRuntime = Annotated[
     str | None,
-    typer.Option("--max-runtime", help="Stop and keep what is done after so long, such as 3h30m."),
+    typer.Option(
+        "--max-runtime", help="Stop after this time and keep what is done, such as 3h30m."
+    ),
 ]
 Trace = Annotated[
     Path | None,
     typer.Option(
         "--trace",
         callback=named(*TRACES),
-        help="Write a Chrome trace (.json or .json.gz) of first passes.",
+        help="Write a Chrome trace (.json or .json.gz) of the first passes.",
     ),
 ]
 Details = Annotated[
     bool, typer.Option("--details", help="Report lanes, memory, and predicted beside measured.")
 ]
 TracePasses = Annotated[
-    int, typer.Option("--trace-passes", min=1, max=1000, help="How many of them.")
+    int, typer.Option("--trace-passes", min=1, max=1000, help="Passes to trace.")
 ]
 
 _MOST_FRUITLESS = 3
-"""Runs in a row without any gain: one may have been cut short, since Slurm's signal can come a
-minute early; a job that needs more time than it gets would be queued again for ever."""
+"""Runs in a row that completed nothing: one may have been cut short, since Slurm's signal can come
+a minute early; a job that needs more time than it gets would otherwise be queued without end."""
 
 
 def run(
@@ -133,7 +136,7 @@ def run(
         except Stopped as stopped:
             if not (requeue and stop.is_out_of_time):
                 raise
-            complain(str(stopped))  # first: what is queued again is killed at once
+            print_error(str(stopped))  # first: what is queued again is killed at once
             report.ended(stopped)
             _queue_again(stopped)
             raise typer.Exit(stopped.exit_code) from None
@@ -149,7 +152,7 @@ class _Reporting:
     as_json: bool
 
     def skipped(self, held: LockHeld) -> None:
-        teller(error_console(), quiet=self.quiet)(f"skipped: {held}")
+        logger(error_console(), quiet=self.quiet)(f"skipped: {held}")
         if self.as_json:
             print_json({"exit_code": int(ExitCode.OK), "skipped": str(held)})
 
@@ -175,7 +178,7 @@ def _queue_again(stopped: Stopped) -> None:
     job = slurm_job_id()
     if stopped.num_fruitless >= _MOST_FRUITLESS:
         refusal: str | None = (
-            f"it has got nowhere {stopped.num_fruitless} times in a row; it needs more time"
+            f"{stopped.num_fruitless} runs in a row completed nothing; it needs more time"
         )
     else:
         refusal = requeue(job) if job is not None else "this is no Slurm job"
@@ -187,7 +190,7 @@ def _execute(
     job: Path, options: "RunOptions", stop: "Stop", report: _Reporting, *, recalibrate: bool
 ) -> "RunSummary":
     console = error_console()
-    tell = teller(console, quiet=report.quiet)
+    log = logger(console, quiet=report.quiet)
     with stopping_on_signals(stop), stop.heard():
         # Not before: that takes seconds, in which a signal would just end the process.
         from moebatch.spec.job import load_job
@@ -196,15 +199,15 @@ def _execute(
         from moebatch.job.run import JobRun
         from moebatch.report.drawings import write_timelines
 
-        job_run = JobRun(loaded, tell, options, stop)
+        job_run = JobRun(loaded, log, options, stop)
         summary = _watched(job_run, console, quiet=report.quiet)
     report.done(summary, job)
     if options.is_drawn:
         timelines = job_run.timelines()
         if timelines:
-            write_timelines(timelines, trace=options.trace, gantt=options.gantt, log=tell)
+            write_timelines(timelines, trace=options.trace, gantt=options.gantt, log=log)
         else:
-            tell("there is nothing to draw: no pass was computed")
+            log("there is nothing to draw: no pass was computed")
     if recalibrate:
         job_run.recalibrate(summary)
     return summary

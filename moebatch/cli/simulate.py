@@ -35,12 +35,12 @@ Policy = Annotated[
 Compare = Annotated[
     str | None, typer.Option("--compare", help="More schedules, such as multi,hot.")
 ]
-AsWork = Annotated[Work, typer.Option("--work", help="What the passes have to do.")]
-Passes = Annotated[int, typer.Option("--passes", min=1, max=1000, help="How many.")]
+AsWork = Annotated[Work, typer.Option("--work", help="What the passes compute.")]
+Passes = Annotated[int, typer.Option("--passes", min=1, max=1000, help="Passes to simulate.")]
 Skew = Annotated[
-    float, typer.Option("--skew", min=0, max=10, help="Experts are liked as rank**-SKEW.")
+    float, typer.Option("--skew", min=0, max=10, help="Popularity of experts: rank**-SKEW.")
 ]
-Seed = Annotated[int, typer.Option("--seed", min=0, max=2**63, help="Of the routing.")]
+Seed = Annotated[int, typer.Option("--seed", min=0, max=2**63, help="Seed of the routing.")]
 Routing = Annotated[
     Path | None, typer.Option("--routing", help="Trace of what gates chose, not a skew.")
 ]
@@ -50,7 +50,7 @@ NumHot = Annotated[
 ]
 Slots = Annotated[
     int | None,
-    typer.Option("--slots", min=2, max=65536, help="Slots of experts, not the policy's."),
+    typer.Option("--slots", min=2, max=65536, help="Slots of experts instead of the policy's."),
 ]
 Durations = Annotated[
     Path | None, typer.Option("--durations", help="File of seconds by kinds of tasks.")

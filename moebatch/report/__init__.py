@@ -1,1 +1,1 @@
-"""What people see: progress, summaries and errors. Figures come from below; only drawn here."""
+"""Progress, summaries, errors and pictures for the user. The rooms below compute every figure."""

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from moebatch.report.task_words import bubble_words, task_label, waits_words
+from moebatch.report.task_names import bubble_text, task_label, wait_text
 from moebatch.schedule.timeline.statistics import Statistics, in_order
 from moebatch.schedule.timeline.task_name import reason_kind
 from moebatch.schedule.timeline.timeline import Bubble, Span, Timeline
@@ -93,8 +93,8 @@ def _task(pid: int, tid: int, span: Span, num_layers: int) -> _Event:
 
 
 def _wait(pid: int, tid: int, bubble: Bubble, num_layers: int) -> _Event:
-    words = waits_words(reason_kind(bubble.waited_for))
-    args = {"before": bubble_words(bubble, num_layers), "seconds": bubble.seconds}
+    words = wait_text(reason_kind(bubble.waited_for))
+    args = {"before": bubble_text(bubble, num_layers), "seconds": bubble.seconds}
     return _complete(pid, tid, words, "wait", bubble.start_s, bubble.end_s, args)
 
 

@@ -17,7 +17,7 @@ from moebatch.quoting import presentable
 
 _LOG_WIDTH = 160
 _WORD = re.compile(r"(?:`[^`\n]*`|\S)+\s*")
-"""What stands between backticks is a command or a name: it is to be copied, and stays whole."""
+"""Text between backticks is a command or a name that users copy: it stays whole."""
 _KEPT_BLANK = "\ue000"
 """Stands for a blank at which no line ends, until lines have been divided."""
 
@@ -74,22 +74,22 @@ def plain(text: str) -> str:
 
 
 def whole(text: str) -> str:
-    """`plain` for what is to be copied: it stays in one line."""
+    """`plain` for text that users copy: it stays in one line."""
     return plain(text).replace(" ", _KEPT_BLANK)
 
 
-def teller(console: Console, *, quiet: bool) -> Callable[[str], None]:
-    """What takes lines for the user; `quiet` swallows them."""
+def logger(console: Console, *, quiet: bool) -> Callable[[str], None]:
+    """A function that prints lines for the user; with `quiet` it prints nothing."""
     return (lambda line: None) if quiet else lambda line: say(console, line)
 
 
-def tame_libraries() -> None:
-    """What libraries log or warn of quotes files, too: from now on it is made presentable."""
+def make_logs_presentable() -> None:
+    """Logs and warnings of libraries quote files, too: from now on `presentable` cleans them."""
     make = logging.getLogRecordFactory()
 
     def presentable_record(*args: Any, **kwargs: Any) -> logging.LogRecord:
         record = make(*args, **kwargs)
-        with suppress(Exception):  # words and arguments may not go together; logging says so
+        with suppress(Exception):  # format and arguments may not match; logging reports that
             record.msg, record.args = presentable(record.getMessage()), ()
         return record
 
@@ -97,8 +97,8 @@ def tame_libraries() -> None:
     logging.captureWarnings(True)
 
 
-def complain(message: str) -> None:
-    """Says what a user has to mend."""
+def print_error(message: str) -> None:
+    """Prints a mistake that the user can correct."""
     text = Text.assemble(("error:", "bold red"), " ", presentable(message))
     _print_words(error_console(), text)
 

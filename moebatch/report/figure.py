@@ -27,7 +27,7 @@ INK, PALE, FRAME = "#1a1a1a", "#555555", "#d8d8d8"
 Style = dict[str, Any]
 """Keywords of matplotlib."""
 BLUE, ORANGE, GREEN = "#0072b2", "#d55e00", "#00805e"
-"""People who see few colours distinguish these, too."""
+"""Distinct for colour-blind readers, too."""
 BARS = "bars"
 """Kind of artists whose shapes touch each other."""
 MARGIN = 24.0

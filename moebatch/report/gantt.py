@@ -18,7 +18,7 @@ from matplotlib.ticker import MaxNLocator, MultipleLocator
 from moebatch.report.figure import BARS, FRAME, INK, MARGIN, PALE, Picture, fitted, text_width
 from moebatch.report.gantt_bars import GROUPS, Bar, Group, bars, group_of
 from moebatch.report.gantt_window import Window, layer_starts, shown_window
-from moebatch.report.task_words import seconds_text, task_label
+from moebatch.report.task_names import seconds_text, task_label
 from moebatch.schedule.task import Task
 from moebatch.schedule.timeline.statistics import in_order
 from moebatch.schedule.timeline.timeline import Span, Timeline
@@ -37,7 +37,7 @@ _FAINTEST = 0.4
 """Opacity of bars in which the lane was hardly busy."""
 _SHADE = 0.86
 _MOST_NOTES = 1500
-"""Bars of a lane that say what they are when pointed at."""
+"""Bars of a lane up to which each has a note for a viewer of SVG."""
 _NUM_TICKS = 12
 """At most."""
 _UNITS = (("seconds", 1.0), ("milliseconds", 1e-3), ("microseconds", 1e-6))

@@ -38,7 +38,7 @@ GROUPS = (
     Group("hidden states moved", "#7d7d7d", _WHITE, (Kind.OFF, Kind.LOAD)),
     Group("KV cache moved", "#f0c03c", INK, _CACHE),
 )
-"""People who see few colours distinguish these, too: they differ in lightness."""
+"""Distinct for colour-blind readers, too: they differ in lightness."""
 _Columns = dict[int, dict[Group | None, float]]
 """By pixel: how much of it each group takes with narrow spans, and wide ones under None."""
 _GROUP_OF: Mapping[Kind, Group] = {kind: group for group in GROUPS for kind in group.kinds}

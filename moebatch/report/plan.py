@@ -161,11 +161,9 @@ def _why(choice: ExpertChoice) -> str:
     chosen, plainest = choice.chosen, choice.plainest
     steps = f"{choice.depth} layer{'s' if choice.depth > 1 else ''} ahead"
     if chosen is plainest:
-        return f"nothing else is worth it; experts come up to {steps}"
-    return (
-        f"{chosen.at_hand:.0%} of what gates ask for is there by then, not {plainest.at_hand:.0%}; "
-        f"experts come up to {steps}"
-    )
+        return f"nothing else is faster; experts are prefetched up to {steps}"
+    ready = f"{chosen.at_hand:.0%} of the experts that gates ask for are ready by then"
+    return f"{ready}, not {plainest.at_hand:.0%}; they are prefetched up to {steps}"
 
 
 def _predictor(policy: Policy) -> str:

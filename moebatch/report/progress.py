@@ -151,8 +151,7 @@ class _LiveView:
 
 
 def plain_intervals() -> Iterator[float]:
-    """Seconds between lines: a reader sees soon that something happens, and a night's log stays
-    short."""
+    """Seconds between lines: the first come soon, and the log of a night stays short."""
     yield from _PLAIN_INTERVALS_S
     yield from repeat(_LONGEST_INTERVAL_S)
 

@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from moebatch.job.status import GatingUse, LaneTime, RunSummary
 from moebatch.plan.prediction import Prediction
 from moebatch.report.console import plain, whole
-from moebatch.report.tables import NamedRows, Words, titled_columns
+from moebatch.report.tables import NamedRows, Paragraph, titled_columns
 from moebatch.report.timeline_view import waits_table
 from moebatch.schedule.foresight import LayerForesight
 from moebatch.units import count_of, format_bytes, format_duration, format_number, format_rate
@@ -169,8 +169,8 @@ def _reading(summary: RunSummary) -> str:
 
 
 def _beside(summary: RunSummary, expected: Prediction) -> Iterator[RenderableType]:
-    """What was expected beside what was measured, like beside like: where more is known now than
-    before the first pass, the ratio is to what would have been expected then."""
+    """Predicted beside measured figures. Where more is known now than before the first pass, the
+    ratio is to what would have been predicted with it."""
     again = summary.hindsight
     titles = ("", "predicted", *(["in hindsight"] if again else []), "measured", "ratio")
     table = titled_columns(*titles, dim=("",))
@@ -183,7 +183,7 @@ def _beside(summary: RunSummary, expected: Prediction) -> Iterator[RenderableTyp
         table.add_row(name, shown(before), *hindsight, shown(measured), ratio)
     yield table
     if again:
-        yield Words(f"in hindsight: {' and '.join(_known_now(summary))}", "dim")
+        yield Paragraph(f"in hindsight: {' and '.join(_known_now(summary))}", "dim")
 
 
 def _known_now(summary: RunSummary) -> Iterator[str]:
@@ -218,8 +218,8 @@ def _peaks(summary: RunSummary, expected: Prediction) -> Iterator[_Figure]:
 
 
 def foresight_table(layers: Mapping[int, LayerForesight]) -> RenderableType:
-    """By layer: of what gates asked for, what had stayed and what was at hand; of what was
-    foreseen, what was chosen, what was at hand in time, and what was both."""
+    """By layer: which share of the experts that gates asked for had stayed and was ready; which
+    share of the foreseen ones was chosen, was ready in time, and was both."""
     table = titled_columns("layer", *_FORESIGHT, "GoodPred", dim=("layer",))
     for name, counts in _grouped(layers):
         table.add_row(name, *_foresight(counts))

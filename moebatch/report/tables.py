@@ -46,7 +46,7 @@ class NamedRows:
                 head = Text(" " * margin)
 
 
-class Words:
+class Paragraph:
     """A paragraph that on a terminal is broken between words."""
 
     def __init__(self, text: str, style: str = "") -> None:
@@ -59,7 +59,7 @@ class Words:
 
 def notes_view(notes: tuple[str, ...]) -> list[RenderableType]:
     """What a reader should know, one paragraph each."""
-    return [Words(f"note: {note}", "dim") for note in notes]
+    return [Paragraph(f"note: {note}", "dim") for note in notes]
 
 
 def named_bars(min_width: int | None = None) -> Table:

@@ -13,13 +13,13 @@ from moebatch.report.console import plain
 from moebatch.report.tables import (
     NAME_WIDTH,
     NamedRows,
-    Words,
+    Paragraph,
     named_bars,
     notes_view,
     share_bar,
     titled_columns,
 )
-from moebatch.report.task_words import bubble_words, seconds_text, waits_words
+from moebatch.report.task_names import bubble_text, seconds_text, wait_text
 from moebatch.schedule.timeline.lane_statistics import LaneStatistics
 from moebatch.schedule.timeline.statistics import Statistics
 from moebatch.schedule.timeline.timeline import Timeline
@@ -43,7 +43,7 @@ def simulated_view(answer: Answer, simulated: Mapping[str, Simulation]) -> Rende
     notes = [note for one in simulated.values() for note in one.notes]
     return Group(
         Text.from_markup(f"{title}: {plain(hardware.title)}"),
-        Words(str(first.policy), "dim"),
+        Paragraph(str(first.policy), "dim"),
         "",
         view,
         *([""] if notes or answer.notes else []),
@@ -81,7 +81,7 @@ def waits_table(statistics: Statistics, count: int = _NUM_WAITS) -> NamedRows:
             grid.add_row("" if number else escape(name), words)
     longest = statistics.longest_waits(statistics.main_lanes, count)
     for number, bubble in enumerate(longest):
-        words = bubble_words(bubble, statistics.num_layers)
+        words = bubble_text(bubble, statistics.num_layers)
         wait = f"{bubble.lane} {seconds_text(bubble.seconds)} {words}"
         grid.add_row("" if number else "longest waits", escape(wait))
     return grid
@@ -109,7 +109,7 @@ def _schedule(row: _Simulated) -> RenderableType:
         idle_s = (lane.bubbles_s + statistics.rest_s(name)) / row.timeline.num_steady_passes
         lanes.add_row(title, share_bar(statistics.share(name)), f"idle {seconds_text(idle_s)}")
         for bubble in lane.longest[:1]:
-            words = bubble_words(bubble, statistics.num_layers)
+            words = bubble_text(bubble, statistics.num_layers)
             waits.add_row(title, escape(f"{seconds_text(bubble.seconds)} {words}"))
     parts: list[RenderableType] = [Text(row.name, style="bold"), lanes]
     if waits.row_count:
@@ -147,7 +147,7 @@ def _main_reason(row: _Simulated, lane: LaneStatistics) -> str:
     if kind is None:
         return "[dim]nothing[/]"
     seconds = lane.idle_s[kind] / row.timeline.num_steady_passes
-    return f"{escape(waits_words(kind))}, {seconds_text(seconds)}"
+    return f"{escape(wait_text(kind))}, {seconds_text(seconds)}"
 
 
 def _reasons(lane: LaneStatistics, least_s: float) -> Iterator[str]:
@@ -156,4 +156,4 @@ def _reasons(lane: LaneStatistics, least_s: float) -> Iterator[str]:
     for kind, seconds in longest:
         if seconds < least_s:
             return
-        yield f"waited {seconds_text(seconds)} for {escape(waits_words(kind))}"
+        yield f"waited {seconds_text(seconds)} for {escape(wait_text(kind))}"

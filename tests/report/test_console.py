@@ -11,8 +11,16 @@ from hypothesis import strategies as st
 from rich.console import Console, Group
 from rich.text import Text
 
-from moebatch.report.console import complain, plain, say, show, tame_libraries, whole, wrapped
-from moebatch.report.tables import NamedRows, Words, share_bar, titled_columns
+from moebatch.report.console import (
+    make_logs_presentable,
+    plain,
+    print_error,
+    say,
+    show,
+    whole,
+    wrapped,
+)
+from moebatch.report.tables import NamedRows, Paragraph, share_bar, titled_columns
 
 NOTE = (
     "warning: predictors learnt for another model are left aside; run `moebatch calibrate "
@@ -70,22 +78,22 @@ def test_logs_have_no_blanks_at_the_ends_of_lines() -> None:
     rows.add_row("rows", share_bar(0.5))
     rows.add_row("", "")
     console, file = screen(80, is_terminal=False)
-    show(console, Group(table, "", rows, Words("note: [no] markup", "dim")))
+    show(console, Group(table, "", rows, Paragraph("note: [no] markup", "dim")))
     lines = file.getvalue().splitlines()
     assert all(line == line.rstrip() for line in lines)
     assert lines[-1] == "note: [no] markup"
 
 
 @pytest.fixture
-def tamed() -> Iterator[None]:
+def presentable_logs() -> Iterator[None]:
     factory = logging.getLogRecordFactory()
-    tame_libraries()
+    make_logs_presentable()
     yield
     logging.setLogRecordFactory(factory)
     logging.captureWarnings(False)
 
 
-@pytest.mark.usefixtures("tamed")
+@pytest.mark.usefixtures("presentable_logs")
 def test_what_libraries_log_and_warn_of_is_presentable(caplog: pytest.LogCaptureFixture) -> None:
     logging.getLogger("some.library").warning("rope_type %s", "\x1b[31m\ud800")
     with warnings.catch_warnings():
@@ -97,13 +105,13 @@ def test_what_libraries_log_and_warn_of_is_presentable(caplog: pytest.LogCapture
     assert len(warned) < 3000
 
 
-@pytest.mark.usefixtures("tamed")
+@pytest.mark.usefixtures("presentable_logs")
 def test_a_record_that_cannot_be_put_together_is_left_to_logging() -> None:
     record = logging.getLogRecordFactory()("x", 30, "x", 1, "%d", ("no number",), None)
     assert record.msg == "%d"
 
 
 def test_an_error_and_a_cell_are_what_they_say(capsys: pytest.CaptureFixture[str]) -> None:
-    complain("\ud800 [bold]\x1b]0;title\x07")
+    print_error("\ud800 [bold]\x1b]0;title\x07")
     assert capsys.readouterr().err == "error: \\ud800 [bold]\\x1b]0;title\\x07\n"
     assert plain("[red]\x9b2J") == r"\[red]\x9b2J"

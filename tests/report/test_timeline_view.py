@@ -5,7 +5,7 @@ import re
 import pytest
 from rich.console import Console, RenderableType
 
-from moebatch.report.task_words import bubble_words, seconds_text, task_words, waits_words
+from moebatch.report.task_names import bubble_text, seconds_text, task_text, wait_text
 from moebatch.report.timeline_view import simulation_view, waits_table
 from moebatch.schedule.task import Kind, Task
 from moebatch.schedule.timeline.statistics import Statistics
@@ -80,11 +80,11 @@ def test_a_job_that_did_nothing_can_be_shown() -> None:
 
 
 def test_every_kind_has_words() -> None:
-    assert len({waits_words(kind) for kind in Kind}) == len(Kind)
-    assert waits_words("attn") == "attention on the CPU"
-    assert waits_words("a new reason") == "a new reason"
+    assert len({wait_text(kind) for kind in Kind}) == len(Kind)
+    assert wait_text("attn") == "attention on the CPU"
+    assert wait_text("a new reason") == "a new reason"
     for kind in Kind:
-        assert task_words(Task(kind, 13), 10).endswith(" of layer 3")
+        assert task_text(Task(kind, 13), 10).endswith(" of layer 3")
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_every_kind_has_words() -> None:
     ],
 )
 def test_waits_in_words(before: Task, waited_for: str, words: str) -> None:
-    assert bubble_words(Bubble("cpu", 0, 1, before, waited_for), 10) == words
+    assert bubble_text(Bubble("cpu", 0, 1, before, waited_for), 10) == words
 
 
 @pytest.mark.parametrize(

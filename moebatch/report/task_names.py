@@ -1,4 +1,4 @@
-"""Tasks, and what lanes wait for, in words."""
+"""Names of tasks, and of what lanes wait for."""
 
 from collections.abc import Mapping
 
@@ -34,13 +34,13 @@ _NAMES: Mapping[str, tuple[str, str]] = {
 ..."."""
 
 
-def waits_words(kind: str) -> str:
+def wait_text(kind: str) -> str:
     """What a lane waits for, by the kind of task that ended last; an unknown kind is its own
     name."""
     return _NAMES[kind][1] if kind in _NAMES else kind
 
 
-def task_words(task: Task, num_layers: int) -> str:
+def task_text(task: Task, num_layers: int) -> str:
     """``expert 5 of layer 3``, ``CPU attention of micro-batch 2 in layer 3``."""
     layer = task.step % num_layers
     return f"{_what(task)} {'of' if task.micro_batch is None else 'in'} layer {layer}"
@@ -67,9 +67,9 @@ def seconds_text(seconds: float) -> str:
     return f"{seconds * 1e6:.0f} µs" if seconds else "0 s"
 
 
-def bubble_words(bubble: Bubble, num_layers: int) -> str:
+def bubble_text(bubble: Bubble, num_layers: int) -> str:
     """``before expert 5 of layer 3: its transfer``: what ran next, and what it had waited for."""
-    return f"before {task_words(bubble.before, num_layers)}: {_reason(bubble, num_layers)}"
+    return f"before {task_text(bubble.before, num_layers)}: {_reason(bubble, num_layers)}"
 
 
 def _reason(bubble: Bubble, num_layers: int) -> str:
@@ -77,10 +77,10 @@ def _reason(bubble: Bubble, num_layers: int) -> str:
     if bubble.waited_for == LAUNCH:
         return "it had not been launched"
     if task is None:
-        return waits_words(reason_kind(bubble.waited_for))
+        return wait_text(reason_kind(bubble.waited_for))
     if _is_own(task, before):
         return f"its {_NAMES[task.kind][0]}"
-    return task_words(task, num_layers)
+    return task_text(task, num_layers)
 
 
 def _is_own(task: Task, before: Task) -> bool:
