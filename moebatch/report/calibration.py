@@ -31,40 +31,47 @@ def reading_bar(console: Console, *, quiet: bool) -> Iterator[Callable[[float], 
 
 def calibration_view(summary: CalibrationSummary) -> RenderableType:
     """What was read, where the table is, and how well it predicts."""
-    grid = NamedRows()
-    read = f"{summary.num_tokens} tokens in {summary.num_sequences} sequences"
-    in_time = f"{summary.num_passes} passes, {format_duration(summary.run_s)}"
-    grid.add_row("read", f"{read}, {in_time}")
-    grid.add_row("table", plain(str(summary.table)))
-    for lesson in summary.lessons:
-        grid.add_row(lesson.name, plain(str(lesson.file)))
-    if summary.lessons:
-        grid.add_row("learning", format_duration(summary.learn_s))
-    if summary.trace is not None:
-        grid.add_row("trace", plain(str(summary.trace)))
-    if summary.gating is not None:
-        _gating_rows(grid, summary.gating)
+    grid = NamedRows(_learnt(summary))
     if not summary.comparisons:
-        grid.add_row("accuracy", "not measured: the text is too short to hold a tenth out")
         return Group("", grid, *_pregates(summary.pregates))
-    grid.add_row("accuracy", f"on the last {summary.num_held_out} tokens, before they were counted")
     tables = [_accuracy(summary.comparisons)]
     if summary.lessons:
         tables += ["", _lessons(summary)]
     if summary.gating is not None:
-        tables += ["", *_gating_tables(summary.gating.learnt)]
+        learnt = summary.gating.learnt
+        tables += ["", _sensitivities(learnt), "", _curve(learnt)]
     return Group("", grid, "", *tables, *_pregates(summary.pregates))
+
+
+def _learnt(summary: CalibrationSummary) -> Iterator[tuple[str, str]]:
+    read = f"{summary.num_tokens} tokens in {summary.num_sequences} sequences"
+    yield "read", f"{read}, {summary.num_passes} passes, {format_duration(summary.run_s)}"
+    yield "table", plain(str(summary.table))
+    for lesson in summary.lessons:
+        yield lesson.name, plain(str(lesson.file))
+    if summary.lessons:
+        yield "learning", format_duration(summary.learn_s)
+    if summary.trace is not None:
+        yield "trace", plain(str(summary.trace))
+    if summary.gating is not None:
+        yield from _gating(summary.gating)
+    if summary.comparisons:
+        yield "accuracy", f"on the last {summary.num_held_out} tokens, before they were counted"
+    else:
+        yield "accuracy", "not measured: the text is too short to hold a tenth out"
 
 
 def _pregates(lesson: PreGateLesson | None) -> Iterator[RenderableType]:
     """What gates that choose for a later layer cost in quality."""
     if lesson is None:
         return
-    grid = NamedRows()
-    grid.add_row("pre-gates", plain(str(lesson.file)))
-    learnt = f"{lesson.num_tokens} tokens, {format_duration(lesson.learn_s)} with what they are"
-    grid.add_row("learnt from", f"{learnt} compared with")
-    grid.add_row("perplexity", f"of {lesson.num_held_out} held-out tokens of {lesson.expected}")
+    learnt = f"{lesson.num_tokens} tokens, {format_duration(lesson.learn_s)}"
+    rows = {
+        "pre-gates": plain(str(lesson.file)),
+        "learnt from": f"{learnt} including what they are compared with",
+        "perplexity": f"of {lesson.num_held_out} held-out tokens of {lesson.expected}",
+    }
+    grid = NamedRows(rows.items())
     level = f"level {lesson.activation_level}"
     table = titled_columns(level, "perplexity", left=(level,), dim=(level,))
     for name, figure in lesson.perplexity.items():
@@ -118,18 +125,12 @@ def _cells(comparisons: tuple[Comparison, ...], position: int | None) -> Iterato
         yield f"{marginal:.1%}"
 
 
-def _gating_rows(grid: NamedRows, lesson: GatingLesson) -> None:
-    """Adds where it is, what it was tried on, and what was chosen."""
-    learnt = lesson.learnt
-    grid.add_row("gating", plain(str(lesson.file)))
+def _gating(lesson: GatingLesson) -> Iterator[tuple[str, str]]:
+    """Where the threshold is, what it was tried on, and which one was chosen."""
+    yield "gating", plain(str(lesson.file))
     tried = f"{lesson.num_expected} held-out tokens of {lesson.expected}"
-    grid.add_row("tried on", f"{tried}, {format_duration(lesson.learn_s)} in all")
-    grid.add_row("threshold", _chosen(learnt))
-
-
-def _gating_tables(learnt: LearntGating) -> list[RenderableType]:
-    """How much layers matter, and what thresholds cost and save."""
-    return [_sensitivities(learnt), "", _curve(learnt)]
+    yield "tried on", f"{tried}, {format_duration(lesson.learn_s)} in all"
+    yield "threshold", _chosen(lesson.learnt)
 
 
 def _chosen(learnt: LearntGating) -> str:

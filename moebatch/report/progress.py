@@ -15,6 +15,7 @@ from rich.text import Text
 
 from moebatch.job.status import RunStatus
 from moebatch.report.console import say
+from moebatch.report.tables import NamedRows
 from moebatch.units import format_bytes, format_duration
 
 _PLAIN_INTERVALS_S = (3.0, 5.0, 10.0, 20.0, 30.0)
@@ -94,8 +95,7 @@ def plain_line(status: RunStatus, rates: RecentRates) -> str:
     return (
         f"{name}: {status.num_done}/{status.num_rows} rows ({status.num_failed} failed), "
         f"{generated:.1f} tok/s generated, {prompt:.1f} tok/s prompt, "
-        f"ETA {_eta(status)}, memory {format_bytes(status.memory_bytes)} of "
-        f"{format_bytes(status.budget_bytes)}, busy: {lanes}, pass {_place(status)}"
+        f"ETA {_eta(status)}, memory {_memory(status)}, busy: {lanes}, pass {_place(status)}"
     )
 
 
@@ -133,21 +133,14 @@ class _LiveView:
             f"[{'bold yellow' if name == busiest else 'default'}]{name} {share:.0%}[/]"
             for name, share in shares.items()
         )
-        grid = Table.grid(padding=(0, 1))
-        grid.add_column(style="dim", justify="right")
-        grid.add_column()
-        grid.add_row(
-            "tokens/s",
-            f"[green]{generated:.1f}[/] generated, {prompt:.1f} prompt, "
-            f"{status.num_running} sequences in work",
-        )
-        grid.add_row(
-            "memory",
-            f"{format_bytes(status.memory_bytes)} of {format_bytes(status.budget_bytes)}",
-        )
-        grid.add_row("busy", lanes)
-        grid.add_row("pass", _place(status))
-        return grid
+        rates = f"[green]{generated:.1f}[/] generated, {prompt:.1f} prompt"
+        rows = {
+            "tokens/s": f"{rates}, {status.num_running} sequences running",
+            "memory": _memory(status),
+            "busy": lanes,
+            "pass": _place(status),
+        }
+        return NamedRows(rows.items())
 
 
 def plain_intervals() -> Iterator[float]:
@@ -183,6 +176,10 @@ def _plain_lines(source: StatusSource, console: Console) -> Iterator[None]:
 def _place(status: RunStatus) -> str:
     """Moves even when a single pass takes minutes."""
     return f"{status.num_passes + 1}, layer {status.layer + 1} of {status.num_layers}"
+
+
+def _memory(status: RunStatus) -> str:
+    return f"{format_bytes(status.memory_bytes)} of {format_bytes(status.budget_bytes)}"
 
 
 def _eta(status: RunStatus) -> str:
