@@ -600,8 +600,8 @@ def test_the_options_are_these_and_no_more() -> None:
         "check": ["--checksums", "--exact", "--json", "--limit", "job"],
         "plan": [
             *("--gen-len", "--hw", "--json", "--method", "--model", "--output", "--paper"),
-            *("--policy", "--prompt-len", "--requests", "--roofline", "--vendor", "--what-if"),
-            *("-o", "job"),
+            *("--policy", "--prompt-len", "--requests", "--roofline", "--schedule", "--vendor"),
+            *("--what-if", "-o", "job"),
         ],
         "simulate": [
             *("--compare", "--durations", "--gantt", "--gen-len", "--hw", "--json", "--model"),
