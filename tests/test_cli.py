@@ -281,9 +281,9 @@ def test_plain_prompts_of_a_chat_model_are_told_once(tmp_path: Path, model: Path
     for command in ("check", "run"):
         done = moebatch(command, job)
         told = done.stdout + done.stderr
-        assert told.count("has a plain prompt, which the model gets as it stands") == 1
+        assert told.count("has a plain prompt, which the model gets unchanged") == 1
     write_job(tmp_path, model, PROMPTS, input={"path": "in.jsonl", "chat": True})
-    assert "as it stands" not in moebatch("check", job).stdout
+    assert "gets unchanged" not in moebatch("check", job).stdout
 
 
 def test_an_output_that_is_the_input_is_not_advised_to_be_removed(

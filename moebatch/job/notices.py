@@ -29,12 +29,12 @@ def gating_without_effect(approximation: Approximation, schedule: str) -> Iterat
     follows = find_schedule(schedule).traits.foresees == "pre-gate"
     if approximation.activation_level and not follows:
         yield (
-            f"schedule {schedule} brings nothing early that pre-gates have chosen; leave "
+            f"schedule {schedule} does not prefetch what pre-gates choose; leave "
             "--schedule and --policy out, or set experts.gating to exact"
         )
     if not approximation.activation_level and follows:
         yield (
-            f"schedule {schedule} brings experts on demand: no gate chooses for a later layer; set "
+            f"schedule {schedule} loads experts on demand: no gate chooses for a later layer; set "
             "experts.gating to pre-gated"
         )
 
@@ -44,8 +44,8 @@ def describe_emulation(hardware: Hardware) -> str:
     assert hardware.vram is not None, "there is a GPU"
     capacity, link = hardware.vram.capacity_bytes, hardware.links["dram->vram"]
     return (
-        f"{hardware.name}: {format_bytes(capacity)} in main memory, its link held to "
-        f"{format_rate(link.bandwidth)}; all arithmetic is the CPU's"
+        f"{hardware.name}: {format_bytes(capacity)} in main memory, its link paced at "
+        f"{format_rate(link.bandwidth)}; the CPU computes everything"
     )
 
 
@@ -73,8 +73,8 @@ def prompts_without_template(counted: InputSummary, preparation: Preparation) ->
     """Prompts that a model for chats gets as they stand, which is seldom what is meant."""
     if counted.first_bare is not None and preparation.reader.tokenizer.has_chat_template:
         yield (
-            f"{counted.first_bare.place} has a plain prompt, which the model gets as it stands, "
-            "although it has a chat template; input.chat: true asks prompts through the template"
+            f"{counted.first_bare.place} has a plain prompt, which the model gets unchanged, "
+            "although it has a chat template; input.chat: true sends prompts through the template"
         )
 
 
@@ -103,10 +103,10 @@ def describe_experts(choice: ExpertChoice) -> str:
     """Which predictor and cache were chosen, and what they gain."""
     chosen, policy = choice.chosen, choice.chosen.policy
     divided = ", divided among layers" * bool(policy.cache_sizes)
-    gain = f", {choice.gain:.2f} x the plainest way" if chosen is not choice.plainest else ""
+    gain = f", {choice.gain:.2f} x the simplest choice" if chosen is not choice.plainest else ""
     return (
         f"predictor {policy.predictor}, cache {policy.cache}{divided}: {chosen.at_hand:.0%} of "
-        f"what gates ask for should be there by then{gain}"
+        f"chosen experts should be ready in time{gain}"
     )
 
 

@@ -18,7 +18,7 @@ _NUM_WAITS = 3
 _LEAST_SHARE = 0.005
 MOST_LAYERS = 16
 """Rows of layers: of more than that, neighbours share one."""
-_FORESIGHT = ("experts asked for", "had stayed", "ready", "foreseen", "accuracy", "FetchRate")
+_FORESIGHT = ("chosen experts", "resident", "ready", "foreseen", "accuracy", "FetchRate")
 _Figure = tuple[str, float, float, Callable[[float], str]]
 
 

@@ -1,13 +1,13 @@
 """Puts today's output into the console blocks of the pages: `make docs`.
 
-Outputs with `…` stay as they are, since the author of the page chose which part to show; they are
-listed beside today's output.
+Outputs with `…` stay as they are, since the author of the page chose which part to show; where
+today's output does not have that part, it is printed.
 """
 
 import tempfile
 from pathlib import Path
 
-from tests.docs.console import Command, commands, faults_of_page, output_of, prepare
+from tests.docs.console import Command, commands, faults_of_page, matches, output_of, prepare
 from tests.docs.pages import PAGES, REPOSITORY, Block, blocks
 
 
@@ -46,7 +46,10 @@ def _renew(lines: list[str], command: Command, shift: int, folder: Path, page: P
     if not shown:
         return 0
     if any("…" in line for line in shown):
-        print(f"{page.relative_to(REPOSITORY)}:{command.line}: shows a part of\n{output}")
+        if not matches(shown, output):
+            print(
+                f"{page.relative_to(REPOSITORY)}:{command.line}: the part shown is not in\n{output}"
+            )
         return 0
     first = command.line - 1 + command.num_lines + shift
     today = [line.rstrip() for line in output.splitlines()]

@@ -184,7 +184,7 @@ def test_a_planned_job_on_an_emulated_gpu_says_so_everywhere(
     assert job_run.status().is_emulated
     report = shown(summary)
     first = report.strip().splitlines()[0]
-    assert first.split()[0] == "emulated" and "all arithmetic is the CPU's" in first
+    assert first.split()[0] == "emulated" and "the CPU computes everything" in first
     assert "gpu  busy" in report and "peak of vram" in report and "waited" in report
     assert summary.vram_peak_bytes is not None and summary.prediction is not None
     assert 0 < summary.vram_peak_bytes <= summary.prediction.peak_bytes["vram"]

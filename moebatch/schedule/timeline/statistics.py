@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from moebatch.schedule.lanes import LANES, lane_of_row
+from moebatch.schedule.lanes import LANES
 from moebatch.schedule.timeline.lane_statistics import NUM_LONGEST, LaneStatistics
 from moebatch.schedule.timeline.timeline import Bubble, Span, Timeline
 
@@ -82,6 +82,6 @@ class Statistics:
 
 
 def in_order(lanes: Iterable[str]) -> list[str]:
-    """Rows of lanes as they are shown: processors, links up and down, disk; unknown ones last."""
+    """Names of lanes as they are shown: processors, links up and down, disk; unknown ones last."""
     known = {lane: place for place, lane in enumerate(LANES)}
-    return sorted(lanes, key=lambda row: (known.get(lane_of_row(row), len(known)), row))
+    return sorted(lanes, key=lambda lane: known.get(lane, len(known)))

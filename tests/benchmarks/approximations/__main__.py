@@ -35,7 +35,7 @@ _TITLES = (
     "a decoding pass",
     "faster",
     "least to most",
-    "at hand",
+    "ready",
     "GPU busy",
     "link busy",
     "single expert",
