@@ -212,8 +212,7 @@ class _Assembly:
         )
         cache = KVCache(
             num_layers=shape.num_layers,
-            num_kv_heads=shape.num_kv_heads,
-            head_dim=shape.head_dim,
+            cache=shape.attention.cache,
             num_pages=policy.num_kv_pages,
             dtype=self._files.dtype,
             layout=layout,

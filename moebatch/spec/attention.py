@@ -31,6 +31,13 @@ class CacheLayout:
 
     parts: tuple[CachePart, ...]
 
+    @classmethod
+    def of_heads(cls, num_heads: int, head_dim: int) -> "CacheLayout":
+        """Keys and values of so many heads."""
+        return cls(
+            (CachePart("keys", num_heads, head_dim), CachePart("values", num_heads, head_dim))
+        )
+
     @property
     def width(self) -> int:
         """Numbers of a token in one layer."""
@@ -99,8 +106,7 @@ class GroupedAttention(Attention):
     @property
     def cache(self) -> CacheLayout:
         """Keys and values."""
-        sizes = self.num_kv_heads, self.head_dim
-        return CacheLayout((CachePart("keys", *sizes), CachePart("values", *sizes)))
+        return CacheLayout.of_heads(self.num_kv_heads, self.head_dim)
 
     def tensors(self, hidden_size: int) -> Sizes:
         """Projections, their biases, norms and sinks."""

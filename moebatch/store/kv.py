@@ -12,6 +12,7 @@ from torch import Tensor
 
 from moebatch.schedule.kv_route import Place
 from moebatch.schedule.task import Kind
+from moebatch.spec.attention import CacheLayout
 from moebatch.spec.hardware import LevelName
 from moebatch.spec.policy import PAGE_TOKENS, pages_of
 from moebatch.store.kv_layout import KvLayout
@@ -40,8 +41,7 @@ class KVCache:
         self,
         *,
         num_layers: int,
-        num_kv_heads: int,
-        head_dim: int,
+        cache: CacheLayout,
         num_pages: int,
         dtype: torch.dtype,
         layout: KvLayout | None = None,
@@ -54,7 +54,7 @@ class KVCache:
         if layout is None:
             layout = KvLayout(levels=["dram"] * num_layers)
         assert len(layout.levels) == num_layers, "every layer has a home"
-        shape = KvShape(num_kv_heads=num_kv_heads, head_dim=head_dim, dtype=dtype)
+        shape = KvShape(cache=cache, dtype=dtype)
         self.num_layers = num_layers
         self.num_pages = num_pages
         self._levels = KvLevels(shape, layout, num_pages)

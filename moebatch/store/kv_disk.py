@@ -23,26 +23,30 @@ class KvFile:
     allows it. Safe to use from several threads at once.
     """
 
-    def __init__(self, folder: Path, *, num_layers: int, num_pages: int, half_bytes: int) -> None:
-        """Takes the room for `num_layers` layers of `num_pages` pages, each twice `half_bytes`.
+    def __init__(
+        self, folder: Path, *, num_layers: int, num_pages: int, part_bytes: Sequence[int]
+    ) -> None:
+        """Takes the room for `num_layers` layers of `num_pages` pages, in parts of `part_bytes`.
 
         Raises StorageError when `folder` is not there, or has too little room.
         """
         self.folder = folder
-        self.num_bytes = 2 * half_bytes * num_pages * num_layers
+        self.num_bytes = sum(part_bytes) * num_pages * num_layers
         self._num_pages = num_pages
-        self._page_bytes = 2 * half_bytes
-        self._fd, self.is_direct = _open(folder, self.num_bytes, half_bytes % PAGE_BYTES == 0)
+        self._page_bytes = sum(part_bytes)
+        self._fd, self.is_direct = _open(
+            folder, self.num_bytes, all(part % PAGE_BYTES == 0 for part in part_bytes)
+        )
 
     def read(self, layer: int, page: int, targets: Sequence[memoryview]) -> None:
-        """Fills `targets`, keys and values in turn, with pages from `page` on.
+        """Fills `targets`, the parts of each page in turn, with pages from `page` on.
 
         Raises StorageError when the device fails.
         """
         self._transfer(os.preadv, layer, page, targets, "reading")
 
     def write(self, layer: int, page: int, sources: Sequence[memoryview]) -> None:
-        """Stores `sources`, keys and values in turn, as pages from `page` on.
+        """Stores `sources`, the parts of each page in turn, as pages from `page` on.
 
         Raises StorageError when the device fails.
         """

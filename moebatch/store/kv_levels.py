@@ -51,12 +51,12 @@ class KvLevels:
         pairs = sum(name.level == level for name in self._windows)
         windows = pairs * NUM_WINDOWS * self.window_pages
         given_back = self._num_bytes_back if level == "dram" else 0
-        return (homes + windows) * 2 * self._shape.half_bytes - given_back
+        return (homes + windows) * self._shape.page_bytes - given_back
 
     @property
     def page_bytes(self) -> int:
         """One page, over all layers."""
-        return 2 * self._shape.half_bytes * len(self.layout.levels)
+        return self._shape.page_bytes * len(self.layout.levels)
 
     @property
     def can_shrink(self) -> bool:
@@ -103,8 +103,8 @@ class KvLevels:
         if hop is None:
             return 0
         whole_pages = kind in _TO_ATTENTION or hop.target == "disk"
-        unit_bytes = self._shape.half_bytes if whole_pages else self._shape.row_bytes
-        return 2 * unit_bytes * len(self._moves(kind, hop, view, layer))
+        unit_bytes = self._shape.page_bytes if whole_pages else self._shape.row_bytes
+        return unit_bytes * len(self._moves(kind, hop, view, layer))
 
     def move(self, kind: Kind, view: KvView, layer: int) -> None:
         """Does a task for the view.
@@ -172,5 +172,5 @@ class KvLevels:
             folder,
             num_layers=len(layers),
             num_pages=self._num_pages,
-            half_bytes=self._shape.half_bytes,
+            part_bytes=[self._shape.part_bytes(part) for part in self._shape.cache.parts],
         )

@@ -5,11 +5,13 @@ Shape letters: R cache rows (one token each), G KV heads, C head size, X units (
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor
 
 from moebatch.checkpoint.direct import align_up
+from moebatch.spec.attention import CacheLayout, CachePart
 from moebatch.spec.policy import PAGE_TOKENS
 from moebatch.store.memory import Arena
 
@@ -18,45 +20,56 @@ from moebatch.store.memory import Arena
 class KvShape:
     """What a token, and a page, of one layer take."""
 
-    num_kv_heads: int
-    head_dim: int
+    cache: CacheLayout
     dtype: torch.dtype
 
     @property
     def row_bytes(self) -> int:
-        """Keys of one token; its values take as much."""
-        return self.num_kv_heads * self.head_dim * self.dtype.itemsize
+        """One token, all parts."""
+        return self.cache.width * self.dtype.itemsize
 
     @property
-    def half_bytes(self) -> int:
-        """Keys of one page; its values take as much."""
+    def page_bytes(self) -> int:
+        """One page, all parts."""
         return PAGE_TOKENS * self.row_bytes
+
+    def part_bytes(self, part: CachePart) -> int:
+        """One page of a part."""
+        return PAGE_TOKENS * part.width * self.dtype.itemsize
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KvTensors:
-    """Keys and values of one layer, or of one window."""
+    """What is cached of one layer, or in one window."""
 
-    keys_RGC: Tensor
-    values_RGC: Tensor
+    parts: tuple[Tensor, ...]
+    """As the `CacheLayout` has them, [R, heads, head size] each."""
+
+    @property
+    def keys_RGC(self) -> Tensor:
+        """Of attention that caches keys and values."""
+        return self.parts[0]
+
+    @property
+    def values_RGC(self) -> Tensor:
+        """Of attention that caches keys and values."""
+        return self.parts[1]
 
     def units(self, unit_rows: int) -> Iterator[Tensor]:
-        """Keys, then values, as [units, numbers of a unit], a unit being so many rows."""
-        for tensor_RGC in (self.keys_RGC, self.values_RGC):
-            num_rows, num_heads, head_dim = tensor_RGC.shape
-            yield tensor_RGC.view(num_rows // unit_rows, unit_rows * num_heads * head_dim)
+        """Each part as [units, numbers of a unit], a unit being so many rows."""
+        for part in self.parts:
+            num_rows, num_heads, head_dim = part.shape
+            yield part.view(num_rows // unit_rows, unit_rows * num_heads * head_dim)
 
     def first(self, num_pages: int) -> "KvTensors":
         """Its first pages alone; no copies."""
-        num_rows = num_pages * PAGE_TOKENS
-        return KvTensors(self.keys_RGC[:num_rows], self.values_RGC[:num_rows])
+        return KvTensors(tuple(part[: num_pages * PAGE_TOKENS] for part in self.parts))
 
     def buffers(self, first_page: int, num_pages: int) -> Iterator[memoryview]:
-        """Keys and values of pages in turn, for system calls; main memory only."""
-        keys_XB, values_XB = (pages_XN.view(torch.uint8) for pages_XN in self.units(PAGE_TOKENS))
+        """The parts of each page in turn, for system calls; main memory only."""
+        parts = [pages_XN.view(torch.uint8) for pages_XN in self.units(PAGE_TOKENS)]
         for page in range(first_page, first_page + num_pages):
-            yield keys_XB[page].numpy().data
-            yield values_XB[page].numpy().data
+            yield from (pages_XB[page].numpy().data for pages_XB in parts)
 
 
 class KvRoom:
@@ -65,32 +78,37 @@ class KvRoom:
     def __init__(
         self, shape: KvShape, count: int, num_pages: int, device: torch.device, *, pinned: bool
     ) -> None:
-        half_bytes = num_pages * shape.half_bytes
-        num_bytes = 2 * count * half_bytes
-        self._shape = shape
-        self._halves = [
-            slice(start, start + half_bytes) for start in range(0, num_bytes, half_bytes)
-        ]
-        """Where keys, then values, of each of them lie that are not given back."""
+        num_bytes = count * num_pages * shape.page_bytes
         self._arena = Arena(num_bytes, pinned=pinned) if device.type == "cpu" else None
         if self._arena is not None:
             memory = self._arena.bytes
         else:
             memory = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
-        size = (num_pages * PAGE_TOKENS, shape.num_kv_heads, shape.head_dim)
-        halves = [memory[half].view(shape.dtype).view(size) for half in self._halves]
-        self.tensors = [KvTensors(*halves[i : i + 2]) for i in range(0, 2 * count, 2)]
+        self._page_bytes = [shape.part_bytes(part) for part in shape.cache.parts] * count
+        stops = list(accumulate(num_pages * page_bytes for page_bytes in self._page_bytes))
+        self._places = list(map(slice, [0, *stops], stops))
+        """Where the parts of each of them lie that are not given back."""
+        rows = num_pages * PAGE_TOKENS
+        sizes = [(rows, part.num_heads, part.head_dim) for part in shape.cache.parts] * count
+        parts = [
+            memory[place].view(shape.dtype).view(size)
+            for place, size in zip(self._places, sizes, strict=True)
+        ]
+        each = len(shape.cache.parts)
+        self.tensors = [KvTensors(tuple(parts[i : i + each])) for i in range(0, len(parts), each)]
 
     def give_back(self, num_pages: int) -> int:
         """Gives back all but the first pages of its tensors, which are not read any more;
         returns the bytes that the system has back, those of whole pages of its own."""
         assert self._arena is not None, "memory of a device stays where it is"
         num_bytes = 0
-        for place, half in enumerate(self._halves):
-            stop = half.start + num_pages * self._shape.half_bytes
-            num_bytes += self._arena.give_back(stop, half.stop)
+        for number, (place, page_bytes) in enumerate(
+            zip(self._places, self._page_bytes, strict=True)
+        ):
+            stop = place.start + num_pages * page_bytes
+            num_bytes += self._arena.give_back(stop, place.stop)
             # What was too little to be given back may be enough next time.
-            self._halves[place] = slice(half.start, min(half.stop, align_up(stop)))
+            self._places[number] = slice(place.start, min(place.stop, align_up(stop)))
         return num_bytes
 
     def close(self) -> None:

@@ -10,6 +10,7 @@ from moebatch.engine.batcher import Batcher
 from moebatch.engine.sequence import Sequence
 from moebatch.engine.text import AnswerText
 from moebatch.plan.passes import job_passes
+from moebatch.spec.attention import CacheLayout
 from moebatch.spec.policy import Batching, Placement, Policy, pages_of
 from moebatch.spec.request import Request
 from moebatch.spec.sampling import Sampling
@@ -62,8 +63,7 @@ def make(
 ) -> Batcher:
     cache = KVCache(
         num_layers=1,
-        num_kv_heads=1,
-        head_dim=1,
+        cache=CacheLayout.of_heads(1, 1),
         num_pages=num_pages,
         dtype=torch.float32,
         shares=shares,

@@ -16,6 +16,7 @@ from moebatch.engine.text import AnswerText
 from moebatch.plan.prediction import predict
 from moebatch.plan.problem import Problem
 from moebatch.plan.time_left import TimeLeft
+from moebatch.spec.attention import CacheLayout
 from moebatch.spec.policy import Batching, Placement, Policy, pages_of
 from moebatch.spec.request import Begun, Request
 from moebatch.spec.sampling import Sampling
@@ -126,7 +127,10 @@ def run(
     slowness, busy_s = slowness or {}, Counter[str]()
     asked, rng, now = asked_for(rows), random.Random(seed), [0.0]
     cache = KVCache(
-        num_layers=1, num_kv_heads=1, head_dim=1, num_pages=under.num_kv_pages, dtype=torch.float32
+        num_layers=1,
+        cache=CacheLayout.of_heads(1, 1),
+        num_pages=under.num_kv_pages,
+        dtype=torch.float32,
     )
     batcher = Batcher((row.sequence(i) for i, row in enumerate(rows)), cache, under)
     course, time_left = Course(lambda: now[0]), TimeLeft(asked, under, clock=Ticking(now))

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from moebatch.schedule.kv_route import Place
 from moebatch.schedule.task import Kind
+from moebatch.spec.attention import CacheLayout, CachePart
 from moebatch.spec.hardware import LevelName
 from moebatch.spec.policy import PAGE_TOKENS, pages_of
 from moebatch.store.kv import KVCache
@@ -29,8 +30,9 @@ EVERYWHERE: tuple[LevelName, ...] = ("vram", "dram", "disk", "disk")
 NO_GPU: tuple[Place, ...] = ("dram",)
 ON_GPU: tuple[Place, ...] = ("vram",)
 ON_BOTH: tuple[Place, ...] = ("dram", "vram")
-SMALL, BLOCKS = 2, 64
-"""Head sizes whose pages are smaller than a block of a disk, and whole blocks."""
+SMALL, BLOCKS = CacheLayout.of_heads(1, 2), CacheLayout.of_heads(1, 64)
+"""Pages are smaller than a block of a disk, and whole blocks."""
+UNEVEN = CacheLayout((CachePart("latents", 1, 6), CachePart("rotated keys", 2, 1)))
 
 
 def make_cache(
@@ -38,13 +40,12 @@ def make_cache(
     places: Collection[Place],
     *,
     levels: Sequence[LevelName] = EVERYWHERE,
-    head_dim: int = SMALL,
+    cached: CacheLayout = SMALL,
     num_pages: int = NUM_PAGES,
 ) -> KVCache:
     return KVCache(
         num_layers=len(levels),
-        num_kv_heads=1,
-        head_dim=head_dim,
+        cache=cached,
         num_pages=num_pages,
         dtype=torch.float32,
         layout=KvLayout(levels=levels, places=places, window_pages=WINDOW_PAGES, folder=folder),
@@ -142,17 +143,17 @@ passes = st.lists(
 )
 
 
-@pytest.mark.parametrize("head_dim", [SMALL, BLOCKS])
+@pytest.mark.parametrize("cached", [SMALL, BLOCKS, UNEVEN], ids=["small", "blocks", "uneven"])
 @pytest.mark.parametrize("places", [NO_GPU, ON_GPU, ON_BOTH], ids="+".join)
 @examples(25, HealthCheck.function_scoped_fixture)
 @given(program=passes)
 def test_attention_finds_all_that_was_stored(
     tmp_path: Path,
     places: tuple[Place, ...],
-    head_dim: int,
+    cached: CacheLayout,
     program: list[tuple[list[Work], list[int], bool]],
 ) -> None:
-    with closing(make_cache(tmp_path, places, head_dim=head_dim)) as cache:
+    with closing(make_cache(tmp_path, places, cached=cached)) as cache:
         run = Program(cache, len(EVERYWHERE))
         for works, releases, prompts_first in program:
             run.run_pass(views_of(run, works, places if prompts_first else places[::-1]))
@@ -183,7 +184,7 @@ def views_of(run: Program, works: list[Work], places: Sequence[Place]) -> list[K
 def test_two_lanes_in_two_windows_do_not_disturb_each_other(
     tmp_path: Path, places: tuple[Place, ...]
 ) -> None:
-    with closing(make_cache(tmp_path, places, head_dim=BLOCKS)) as cache:
+    with closing(make_cache(tmp_path, places, cached=BLOCKS)) as cache:
 
         def work(run: Program, window: int) -> None:
             for _ in range(20):
@@ -205,7 +206,7 @@ def test_two_lanes_in_two_windows_do_not_disturb_each_other(
                 done.result()
 
 
-ROW, PAGE = 2 * SMALL * 4, 2 * SMALL * 4 * PAGE_TOKENS
+ROW, PAGE = SMALL.width * 4, SMALL.width * 4 * PAGE_TOKENS
 
 
 @pytest.mark.parametrize(
