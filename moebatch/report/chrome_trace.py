@@ -55,14 +55,8 @@ def _process(pid: int, name: str, timeline: Timeline) -> Iterator[_Event]:
             for bubble in timeline.bubbles(lane):
                 yield _wait(pid, tid, bubble, timeline.num_layers)
     for number, end_s in enumerate(timeline.pass_ends_s):
-        yield {
-            "ph": "i",
-            "s": "p",
-            "name": f"end of pass {number}",
-            "pid": pid,
-            "tid": 1,
-            "ts": _us(end_s),
-        }
+        name = f"end of pass {number}"
+        yield {"ph": "i", "s": "p", "name": name, "pid": pid, "tid": 1, "ts": _us(end_s)}
 
 
 def _thread(pid: int, tid: int, name: str) -> Iterator[_Event]:

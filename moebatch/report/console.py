@@ -95,6 +95,8 @@ def make_logs_presentable() -> None:
 
     logging.setLogRecordFactory(presentable_record)
     logging.captureWarnings(True)
+    # It warns of a home folder that is read-only, and draws all the same.
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)
 
 
 def print_error(message: str) -> None:

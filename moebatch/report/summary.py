@@ -23,8 +23,8 @@ _Figure = tuple[str, float, float, Callable[[float], str]]
 
 
 def summary_view(summary: RunSummary, job_file: Path, *, details: bool) -> RenderableType:
-    """What was done, how fast, and where it is; on request, what the lanes did, what it took, and
-    what was expected."""
+    """Rows, speed and output; with `details` also lanes, memory, and predicted beside measured
+    figures."""
     grid = NamedRows((*_outcome(summary, job_file), *_caveats(summary)))
     if details:
         return Group("", grid, *_details(summary))
@@ -75,13 +75,13 @@ def _took(summary: RunSummary) -> Iterator[tuple[str, str]]:
     if summary.bytes_read:
         yield "read", _reading(summary)
     if summary.num_copied or summary.shared_tokens:
-        yield "alike", _sharing(summary)
+        yield "shared", _sharing(summary)
     if summary.num_grown:
         grown = count_of(summary.num_grown, "more expert")
         yield "at the end", f"{grown} stayed in memory when no rows were waiting"
     if summary.num_preempted:
         sent = count_of(summary.num_preempted, "sequence")
-        yield "sent back", f"{sent}, when the cache was full"
+        yield "preempted", f"{sent}, when the cache was full"
     peak, budget = format_bytes(summary.peak_bytes), format_bytes(summary.budget_bytes)
     yield "peak memory", f"{peak} of {budget}"
     if summary.policy is not None:
@@ -136,7 +136,7 @@ def _sharing(summary: RunSummary) -> str:
     if summary.shared_tokens:
         share = summary.shared_tokens / (summary.shared_tokens + summary.prompt_tokens)
         found.append(
-            f"{summary.shared_tokens} prompt tokens ({share:.0%}) had been computed for other rows"
+            f"{summary.shared_tokens} prompt tokens ({share:.0%}) were computed for other rows"
         )
     if summary.num_copied:
         found.append(f"{count_of(summary.num_copied, 'row')} got the answer of an equal one")
@@ -149,7 +149,7 @@ def _gating(use: GatingUse) -> str:
         return how
     return (
         f"{how}: a single expert in {use.single_share:.1%} of all decisions, "
-        f"{use.mean_experts:.2f} experts in the mean"
+        f"{use.mean_experts:.2f} experts on average"
     )
 
 
@@ -188,7 +188,7 @@ def _beside(summary: RunSummary, expected: Prediction) -> Iterator[RenderableTyp
 
 def _known_now(summary: RunSummary) -> Iterator[str]:
     if summary.mean_answer_tokens is not None:
-        yield f"answers ended after {format_number(summary.mean_answer_tokens)} tokens in the mean"
+        yield f"answers ended after {format_number(summary.mean_answer_tokens)} tokens on average"
     if summary.disk_rate is not None:
         yield f"the disk gave {format_rate(summary.disk_rate)}"
 

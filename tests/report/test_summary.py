@@ -111,7 +111,7 @@ def test_answers_that_end_early_are_compared_with_what_was_to_be_expected_of_the
     rows = {line[:18].strip(): line[18:].split() for line in shown[-8:]}
     assert rows["time of all passes"] == ["6m40s", "40.0s", "50.0s", "1.25"]
     assert rows["generated tok/s"] == ["1,000", "25", "20", "0.80"]
-    assert shown[-1] == "in hindsight: answers ended after 10 tokens in the mean"
+    assert shown[-1] == "in hindsight: answers ended after 10 tokens on average"
     plain = lines(replace(SUMMARY, prediction=PREDICTION), details=True)
     assert plain[-2].split() == ["generated", "tok/s", "1,000", "20", "0.02"]
 
