@@ -10,7 +10,6 @@ from moebatch.job.status import RunSummary
 from moebatch.measure.saved import save_profile, this_machine_path
 from moebatch.spec.hardware import LevelName
 from moebatch.spec.job import Job
-from moebatch.spec.learnt import with_level_speed, with_link_rate
 from moebatch.spec.library import is_path
 from moebatch.spec.profile import HardwareProfile
 from moebatch.units import format_rate
@@ -42,7 +41,7 @@ def lesson(profile: HardwareProfile, summary: RunSummary) -> Lesson:
     disk_s = busy.get("disk->dram", 0.0)
     if summary.bytes_read and disk_s >= _LEAST_BUSY_S:
         rate = summary.bytes_read / disk_s
-        profile = with_link_rate(profile, "disk->dram", rate, source)
+        profile = profile.with_measured_link("disk->dram", rate, source)
         lines.append(f"disk->dram achieves {format_rate(rate)}")
     for lane, level in _PROCESSORS.items():
         expected = summary.hindsight or summary.prediction
@@ -50,7 +49,7 @@ def lesson(profile: HardwareProfile, summary: RunSummary) -> Lesson:
         measured_s = busy.get(lane, 0.0)
         if expected_s and measured_s >= _LEAST_BUSY_S:
             factor = min(_MOST_FACTOR, max(1 / _MOST_FACTOR, expected_s / measured_s))
-            profile = with_level_speed(profile, level, factor, source)
+            profile = profile.with_scaled_level(level, factor, source)
             lines.append(f"the {lane.upper()} achieves {factor:.2f} times what was expected of it")
     return Lesson(profile=profile, lines=tuple(lines))
 

@@ -106,6 +106,22 @@ class HardwareProfile:
         except ValueError as error:
             raise ConfigError([Fault(file=WHAT_IF, where=name, message=str(error))]) from None
 
+    def with_measured_link(
+        self, name: LinkName, bytes_per_s: float, source: str
+    ) -> "HardwareProfile":
+        """The profile with the rate that a link was measured to achieve."""
+        measured = Figure(achieved=bytes_per_s, source=source)
+        link = self.links.get(name, LinkFigures(name=name, bandwidth=measured))
+        # A data sheet that has been beaten is wrong.
+        sheet = link.bandwidth.peak
+        peak = sheet if sheet is not None and sheet >= bytes_per_s else None
+        bandwidth = replace(measured, peak=peak, paper=link.bandwidth.paper)
+        return self._with_link(replace(link, bandwidth=bandwidth))
+
+    def with_scaled_level(self, name: LevelName, factor: float, source: str) -> "HardwareProfile":
+        """The profile with a processor that achieves `factor` times as much of everything."""
+        return self._with_level(self.levels[name].scaled(factor, source))
+
     def to_yaml(self) -> str:
         """The text of a profile file, figures rounded to four significant digits."""
         source = self.source or self.method
@@ -140,17 +156,21 @@ class HardwareProfile:
     def _with_level_figure(
         self, level: LevelFigures, figure: str, number: float
     ) -> "HardwareProfile":
-        changed = level.with_figure(figure, number)
-        return replace(self, levels={**self.levels, level.name: changed})
+        return self._with_level(level.with_figure(figure, number))
 
     def _with_link_rate(self, name: LinkName, rate: float) -> "HardwareProfile":
         before = self.links.get(name)
         staging = before.staging if before else None
-        link = LinkFigures(name=name, bandwidth=supposed(rate), staging=staging)
-        return replace(self, links={**self.links, name: link})
+        return self._with_link(LinkFigures(name=name, bandwidth=supposed(rate), staging=staging))
 
     def _with_staging(self, link: LinkFigures, rate: float) -> "HardwareProfile":
-        return replace(self, links={**self.links, link.name: replace(link, staging=rate)})
+        return self._with_link(replace(link, staging=rate))
+
+    def _with_level(self, level: LevelFigures) -> "HardwareProfile":
+        return replace(self, levels={**self.levels, level.name: level})
+
+    def _with_link(self, link: LinkFigures) -> "HardwareProfile":
+        return replace(self, links={**self.links, link.name: link})
 
     def _no_such_change(self, text: str, name: str, known: Sequence[str]) -> Fault:
         advice = f"write NAME=VALUE such as dram=64GiB; names are {', '.join(known)}"

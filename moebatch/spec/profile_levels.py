@@ -134,6 +134,18 @@ class LevelFigures:
         # mypy cannot see that the name is one of a Figure.
         return replace(self, **{name: supposed(number)})  # type: ignore[arg-type]
 
+    def scaled(self, factor: float, source: str) -> "LevelFigures":
+        """The level with a processor that achieves `factor` times as much of everything."""
+        changed: dict[str, Any] = {
+            name: figure.scaled(1 / factor if quantity is DURATION else factor, source)
+            for name, quantity in PROCESSOR_FIGURES.items()
+            if (figure := getattr(self, name)) is not None
+        }
+        for name in CURVES:
+            curves = getattr(self, name).items()
+            changed[name] = {dtype: curve.scaled(factor, source) for dtype, curve in curves}
+        return replace(self, **changed)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LinkFigures:

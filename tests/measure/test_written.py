@@ -17,7 +17,6 @@ from moebatch.measure.machine import _Disk, _profile
 from moebatch.measure.processor import ProcessorRates
 from moebatch.measure.saved import load_saved, save_profile
 from moebatch.spec.hardware import RateCurve
-from moebatch.spec.learnt import with_level_speed, with_link_rate
 from moebatch.spec.profile import HardwareProfile
 from moebatch.spec.profile_values import DURATION, LINK_RATE, MEMORY_RATE, SPEED, Quantity
 from tests.few import examples
@@ -151,9 +150,9 @@ def test_what_runs_teach_is_written_only_if_it_can_be_read(tmp_path: Path) -> No
     """A run corrects by what it has seen, again and again."""
     path, learnt = tmp_path / "hardware.yaml", plain()
     with pytest.raises(ConfigError, match=r"links\.disk->dram\.achieved: is 1, not a rate from"):
-        save_profile(with_link_rate(learnt, "disk->dram", 1.0, "a run"), path)
+        save_profile(learnt.with_measured_link("disk->dram", 1.0, "a run"), path)
     with pytest.raises(ConfigError, match=r"levels\.dram\.gemm\.float32\.achieved\.1: is 953\.7,"):
         for _ in range(30):
             save_profile(learnt, path)
             assert load_saved(path) is not None
-            learnt = with_level_speed(learnt, "dram", 0.25, "a run")
+            learnt = learnt.with_scaled_level("dram", 0.25, "a run")
