@@ -5,10 +5,14 @@ from dataclasses import replace
 import pytest
 
 from moebatch.layout.ladder import Ladder, lanes_of
+from moebatch.layout.setup import room_of, setup_of
 from moebatch.schedule.lanes import LANES
 from moebatch.schedule.registry import SCHEDULES
+from moebatch.schedule.request import Sweep
+from moebatch.schedule.simulate import simulate
 from moebatch.spec.policy import Placement, Policy
-from tests.plan.problems import cpu_machine, gpu_machine
+from tests.plan.problems import SHAPE, cpu_machine, gpu_machine
+from tests.schedule.worlds import RandomWorld
 
 CPU, GPU = Ladder(("disk", "dram")), Ladder(("disk", "dram", "vram"))
 POLICY = Policy(
@@ -75,3 +79,29 @@ def test_lanes_are_known_and_there_once(ladder: Ladder, schedule: str) -> None:
     found = names(ladder, replace(ON_GPU, schedule=schedule))
     assert len(set(found)) == len(found)
     assert set(found) <= set(LANES)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("attends_above", [True, False])
+@pytest.mark.parametrize("ladder", [CPU, GPU, Ladder(GPU.levels, stages=True)])
+def test_a_simulated_pass_runs_on_lanes_that_are_listed(
+    ladder: Ladder, attends_above: bool, schedule: str
+) -> None:
+    third = Placement(vram=0.4, dram=0.3, disk=0.3)
+    placed = third if ladder.top == "vram" else Placement(dram=0.7, disk=0.3)
+    policy = replace(
+        ON_GPU,
+        attention_on_gpu=attends_above,
+        schedule=schedule,
+        num_slots=16,
+        weights=placed,
+        kv_cache=placed,
+    )
+    setup = setup_of(SHAPE, policy, ladder)
+    sweep = Sweep(num_micro_batches=2, on_cpu=(ladder.top == "vram" and not attends_above,) * 2)
+    world = RandomWorld(
+        seed=1, num_layers=32, num_experts=8, experts_per_batch=3, sweeps=[sweep] * 2
+    )
+    room = room_of(SHAPE, policy, ladder, expert_bytes=2**24)
+    timeline = simulate(schedule, setup, room, world, num_passes=2)
+    assert set(timeline.lanes) <= set(names(ladder, policy))
