@@ -1,6 +1,7 @@
 """Tables of the documentation list all that there is, and nothing else."""
 
 import re
+from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
@@ -11,9 +12,12 @@ from pydantic_core import PydanticUndefined
 
 from moebatch.cli import app
 from moebatch.errors import ExitCode
+from moebatch.schedule.definition import Traits
 from moebatch.schedule.registry import SCHEDULES
+from moebatch.schedule.request import Request
 from moebatch.schedule.task import Kind
 from moebatch.spec.job import Job
+from moebatch.spec.policy import OpenPolicy
 from tests.docs.pages import PAGES, REPOSITORY, codes, first_cells, table_rows
 
 DOCS = REPOSITORY / "docs"
@@ -69,6 +73,30 @@ def test_schedules_md_lists_every_schedule() -> None:
         for name in re.findall(r"`([^`]+)`", cell)
     ]
     assert sorted(listed) == sorted(SCHEDULES)
+
+
+def test_planning_md_lists_every_key_of_a_policy() -> None:
+    rows = {
+        row[0].strip("`"): row for row in table_rows(text("planning.md"), "### Keys of a policy")
+    }
+    assert list(rows) == [field.name for field in fields(OpenPolicy)]
+    for field in fields(OpenPolicy):
+        is_required = field.default is MISSING
+        assert (rows[field.name][1] == "required") == is_required, field.name
+
+
+def test_schedules_md_lists_every_trait_and_request() -> None:
+    traits = [cell.strip("`") for cell in first_cells(text("schedules.md"), "## Traits")]
+    assert traits == [field.name for field in fields(Traits)]
+    requests = {cell.strip("`") for cell in first_cells(text("schedules.md"), "## Requests")}
+    assert requests == {request.__name__ for request in get_args(Request)}
+
+
+def test_architecture_md_lists_every_room() -> None:
+    listed = " ".join(first_cells(text("architecture.md"), "## One staircase"))
+    there = (path for path in (REPOSITORY / "moebatch").iterdir() if path.stem[0] != "_")
+    rooms = {f"{path.name}/" if path.is_dir() else path.stem for path in there}
+    assert set(re.findall(r"`([^`]+)`", listed)) == rooms - {"py"}
 
 
 def test_schedules_md_lists_every_kind_of_task() -> None:
