@@ -8,7 +8,6 @@ import re
 import warnings
 from bisect import bisect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import lru_cache
 from io import BytesIO
 from pathlib import Path
@@ -60,27 +59,24 @@ _LONGEST_TEXT = 1000
 ElementTree.register_namespace("", _SVG)
 
 
-@dataclass(frozen=True, kw_only=True)
 class Picture:
-    """A figure with a title, and what an SVG viewer shows of a shape that is pointed at."""
+    """A figure with a title, and notes that a viewer of SVG shows of its shapes."""
 
-    title: str
-    subtitle: str = ""
-    width: float
-    height: float
-    figure: Figure = field(init=False)
-    notes: dict[str, Sequence[str]] = field(default_factory=dict, init=False)
-    """By the gid of an artist: a note for each of its shapes."""
+    def __init__(self, *, title: str, subtitle: str = "", width: float, height: float) -> None:
+        """Width and height are in pixels."""
+        self.title, self.width, self.height = title, width, height
+        size = (width / _PIXELS_PER_INCH, height / _PIXELS_PER_INCH)
+        self.figure = Figure(figsize=size, dpi=_PIXELS_PER_INCH)
+        self.notes: dict[str, Sequence[str]] = {}
+        """By the gid of an artist: a note for each of its shapes."""
+        self._draw_titles(title, subtitle)
 
-    def __post_init__(self) -> None:
-        size = (self.width / _PIXELS_PER_INCH, self.height / _PIXELS_PER_INCH)
-        object.__setattr__(self, "figure", Figure(figsize=size, dpi=_PIXELS_PER_INCH))
+    def _draw_titles(self, title: str, subtitle: str) -> None:
         room = self.width - 2 * MARGIN
-        title = fitted(self.title, _TITLE_SIZE, room, bold=True)
         x, y = MARGIN / self.width, 1 - 30 / self.height
-        self.figure.text(x, y, title, size=_TITLE_SIZE, weight="bold")
-        subtitle = fitted(self.subtitle, TEXT_SIZE, room)
-        self.figure.text(x, y - 21 / self.height, subtitle, color=PALE)
+        shown = fitted(title, _TITLE_SIZE, room, bold=True)
+        self.figure.text(x, y, shown, size=_TITLE_SIZE, weight="bold")
+        self.figure.text(x, y - 21 / self.height, fitted(subtitle, TEXT_SIZE, room), color=PALE)
 
     def axes(self, left: float, top: float, width: float, height: float) -> Axes:
         """Axes at pixels from the upper left corner."""

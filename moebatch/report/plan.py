@@ -1,6 +1,7 @@
 """A planner's answer as a person reads it."""
 
 from collections.abc import Iterator
+from itertools import chain
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -39,9 +40,10 @@ def plan_view(answer: Answer) -> RenderableType:
     parts += ["", _memory(answer.prediction), "", _lanes(answer.prediction)]
     if answer.experts is not None:
         parts += ["", _experts(answer.experts)]
-    turning = [_turning(roofs) for roofs in policy_roofs(answer.problem, answer.policy)]
-    if turning:
-        parts += ["", Text("turning points of the experts", style="bold"), *turning]
+    roofs = policy_roofs(answer.problem, answer.policy)
+    if roofs:
+        turning = NamedRows(chain(*map(_turning, roofs)), min_width=NAME_WIDTH)
+        parts += ["", Text("turning points of the experts", style="bold"), turning]
     parts.append("")
     if answer.improvements:
         advice = NamedRows(_advice(answer), min_width=NAME_WIDTH)
@@ -183,21 +185,14 @@ def _shown_experts(choice: ExpertChoice) -> Iterator[Alternative]:
             yield one
 
 
-def _turning(roofs: PolicyRoofs) -> RenderableType:
+def _turning(roofs: PolicyRoofs) -> Iterator[tuple[str, str]]:
     upper, lower = roofs.roofline.level_i, roofs.roofline.level_j
-    grid = NamedRows(min_width=NAME_WIDTH)
+    p1, p2 = (f"({format_number(point, figures=3)} FLOP/B)" for point in (roofs.p1, roofs.p2))
     if roofs.p1 > 0:
-        grid.add_row(
-            f"P1 {lower}",
-            f"from {_tokens(roofs.p1_tokens)} a batch on, experts are better computed at {upper} "
-            f"({format_number(roofs.p1, figures=3)} FLOP/B)",
-        )
-    grid.add_row(
-        f"P2 {lower}",
-        f"from {_tokens(roofs.p2_tokens)} a batch on, {lower}->{upper} does not bind "
-        f"({format_number(roofs.p2, figures=3)} FLOP/B)",
-    )
-    return grid
+        start = f"from {_tokens(roofs.p1_tokens)} a batch on"
+        yield f"P1 {lower}", f"{start}, experts are better computed at {upper} {p1}"
+    start = f"from {_tokens(roofs.p2_tokens)} a batch on"
+    yield f"P2 {lower}", f"{start}, {lower}->{upper} does not bind {p2}"
 
 
 def _tokens(count: float) -> str:
