@@ -4,7 +4,7 @@ Every finding becomes a `Fault` with file, line, key, what is needed and what wa
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar, get_type_hints
@@ -15,9 +15,10 @@ from pydantic_core import ErrorDetails, core_schema
 
 from moebatch.errors import ConfigError, Fault
 from moebatch.quoting import shown
+from moebatch.spec.place import Findings, Place, dotted
 from moebatch.spec.suggestion import did_you_mean
 from moebatch.spec.values import WrongValues
-from moebatch.spec.yaml_file import Place, YamlFile, dotted, read_yaml
+from moebatch.spec.yaml_file import YamlFile, read_yaml
 
 
 class Form(BaseModel):
@@ -32,16 +33,12 @@ class Form(BaseModel):
     """Shown with a key that is like none of this mapping; by default all its keys are."""
 
     @classmethod
-    def contradictions(cls, content: Mapping[str, Any]) -> Iterator[tuple[Place, str]]:
-        """Places and messages of what does not go together in a file, right or wrong in itself."""
-        yield from ()
+    def contradictions(cls, content: Mapping[str, Any]) -> Findings:
+        """What does not go together in a file, be the rest right or wrong."""
+        return ()
 
 
 Filled = TypeVar("Filled", bound=Form)
-
-
-Findings = Iterable[tuple[Place, str]]
-"""Places in a file, and what is wrong there."""
 
 
 def read_form(
@@ -101,7 +98,7 @@ def form_of(described: type[Any], **others: Any) -> type[Form]:
     return create_model(described.__name__, __base__=Form, **entries)
 
 
-def _new_faults(findings: Iterable[tuple[Place, str]], file: YamlFile) -> Iterator[Fault]:
+def _new_faults(findings: Findings, file: YamlFile) -> Iterator[Fault]:
     """Faults of a file save those of values that YAML itself could not read."""
     known = {(fault.line, fault.where) for fault in file.faults}
     for place, message in findings:

@@ -10,9 +10,9 @@ from typing import Any
 
 from moebatch.spec.hardware import LEVELS
 from moebatch.spec.library import find
+from moebatch.spec.place import Findings
 from moebatch.spec.policy import OpenPolicy, Placement, Policy
 from moebatch.spec.workload import Workload
-from moebatch.spec.yaml_file import Place, as_yaml
 
 _TEXTS = ("title", "source", "note", "model", "hardware")
 _RECORDS = ("published", "prediction")
@@ -56,6 +56,9 @@ class PolicyFile:
 
     def to_yaml(self) -> str:
         """The text of a policy file that reads as this one."""
+        # Here, so that commands start without YAML.
+        from moebatch.spec.yaml_file import as_yaml
+
         content: dict[str, object] = {
             key: getattr(self, key) for key in _TEXTS if getattr(self, key)
         }
@@ -84,7 +87,7 @@ def load_policy(name_or_path: str | Path, *, rules: Rules = lambda policy: ()) -
 
     path = find("saved", str(name_or_path))
 
-    def broken_rules(filled: PolicyForm) -> Iterable[tuple[Place, str]]:
+    def broken_rules(filled: PolicyForm) -> Findings:
         return ((("policy", key), message) for key, message in rules(filled.policy))
 
     filled = read_form(path, PolicyForm, kind="policy file", check=broken_rules)

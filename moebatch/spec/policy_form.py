@@ -9,6 +9,7 @@ from pydantic import AfterValidator, BeforeValidator
 from moebatch.quoting import shown
 from moebatch.spec.form import Built, Form, form_of
 from moebatch.spec.limits import number
+from moebatch.spec.place import Place
 from moebatch.spec.policy import (
     MAX_SLOTS,
     UNDIVIDED,
@@ -25,7 +26,6 @@ from moebatch.spec.values import (
     whole_number,
 )
 from moebatch.spec.workload import Workload
-from moebatch.spec.yaml_file import Place
 
 _SHARES_TOLERANCE = 1e-4
 _MAX_REQUESTS = 10**12

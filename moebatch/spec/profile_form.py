@@ -9,6 +9,7 @@ from pydantic import Field, PlainValidator, ValidationInfo, create_model, model_
 
 from moebatch.spec.form import Built, Form
 from moebatch.spec.hardware import LEVELS, LINKS, LevelName, LinkName, RateCurve
+from moebatch.spec.place import Findings, Place
 from moebatch.spec.profile_levels import (
     CAPACITIES,
     CURVES,
@@ -28,7 +29,6 @@ from moebatch.spec.profile_values import (
     level_curve,
 )
 from moebatch.spec.values import Check, Line, WrongValues, one_line, whole_number
-from moebatch.spec.yaml_file import Place
 
 _MAX_DEVICES = 1024
 _MAX_ROWS = 2**31
@@ -184,7 +184,7 @@ class ProfileForm(Form):
         return content
 
     @classmethod
-    def contradictions(cls, content: Mapping[str, Any]) -> Iterator[tuple[Place, str]]:
+    def contradictions(cls, content: Mapping[str, Any]) -> Findings:
         """What is missing to reach a level, and links that lead nowhere."""
         levels, links = content.get("levels"), content.get("links", {})
         if not isinstance(levels, Mapping):

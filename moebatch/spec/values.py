@@ -4,7 +4,7 @@ Every check raises ValueError with what is allowed and what was found. pydantic 
 type stands in a form; nothing here imports pydantic, so that what is annotated loads fast.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -12,8 +12,8 @@ from typing import Annotated, Any
 
 from moebatch.quoting import shown
 from moebatch.spec.limits import number, whole
+from moebatch.spec.place import Findings, dotted
 from moebatch.spec.prompt_template import PromptTemplate
-from moebatch.spec.yaml_file import Place, dotted
 from moebatch.units import parse_bytes
 
 _LONGEST_PATH, _LONGEST_NAME = 4096, 255
@@ -25,7 +25,7 @@ _LARGEST = 1e300
 class WrongValues(ValueError):
     """Faults that a check of a mapping found in its keys, or deeper."""
 
-    def __init__(self, findings: Iterable[tuple[Place, str]]) -> None:
+    def __init__(self, findings: Findings) -> None:
         self.findings = tuple(findings)
         """Places, seen from the mapping, and messages."""
         super().__init__("; ".join(f"{dotted(at)} {message}" for at, message in self.findings))

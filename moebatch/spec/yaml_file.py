@@ -11,9 +11,8 @@ import yaml
 
 from moebatch.errors import ConfigError, Fault
 from moebatch.quoting import is_text, shown
+from moebatch.spec.place import Place, dotted
 
-Place = tuple[str | int, ...]
-"""Way from the top to a value: keys of mappings, positions in lists."""
 Lines = Mapping[Place, int]
 
 _MAX_BYTES = 2**20
@@ -202,14 +201,6 @@ def as_yaml(content: Mapping[str, object]) -> str:
         default_flow_style=None,
         width=10**6,
     )
-
-
-def dotted(place: Place) -> str:
-    """``sampling.stop[1]``: a place as the user would write it."""
-    text = ""
-    for step in place:
-        text += f"[{step}]" if isinstance(step, int) else f".{step}" if text else step
-    return text
 
 
 def _is_float(text: str) -> bool:
