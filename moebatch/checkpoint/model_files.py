@@ -21,7 +21,7 @@ from moebatch.spec.hardware import Dtype
 from moebatch.spec.shape import ModelShape
 from moebatch.spec.shape_reader import load_config, read_runnable_shape
 from moebatch.spec.stored_experts import StoredExperts
-from moebatch.spec.tensor_names import TensorNames
+from moebatch.spec.tensor_names import Named, TensorNames
 
 COMPUTE_DTYPES: Mapping[Dtype, torch.dtype] = {
     "float32": torch.float32,
@@ -55,15 +55,12 @@ class ModelFiles:
 
     def global_weights(self) -> dict[str, Weight]:
         """What no layer owns, by role."""
-        tensors = self._names.global_tensors(self.shape, self.checkpoint.tensors)
-        sizes = self.shape.global_tensors()
-        sizes["head"] = sizes["embedding"]
-        return self._weights(tensors, sizes)
+        return self._weights(self._names.global_weights(self.shape, self.checkpoint.tensors))
 
     def layer_weights(self, layer: int) -> dict[str, Weight]:
         """Everything in a layer but its experts, by role."""
-        tensors = self._names.layer_tensors(self.shape, layer, self.checkpoint.tensors)
-        return self._weights(tensors, self.shape.layer_tensors(layer))
+        names = self.checkpoint.tensors
+        return self._weights(self._names.layer_weights(self.shape, layer, names))
 
     def expert_records(self) -> dict[ExpertKey, Record]:
         """Where each expert lies in the files."""
@@ -79,10 +76,8 @@ class ModelFiles:
     def _names(self) -> TensorNames:
         return _names_of(self.shape)
 
-    def _weights(
-        self, tensors: Mapping[str, str], sizes: Mapping[str, tuple[int, ...]]
-    ) -> dict[str, Weight]:
-        return {role: self.checkpoint.weight(name, sizes[role]) for role, name in tensors.items()}
+    def _weights(self, named: Named) -> dict[str, Weight]:
+        return {role: self.checkpoint.weight(*weight) for role, weight in named.items()}
 
 
 def open_model(folder: Path, dtype: Dtype | Literal["auto"]) -> ModelFiles:
@@ -117,13 +112,12 @@ def required_tensors(
     where experts are of several formats.
     """
     names, found = _names_of(shape), checkpoint.tensors
-    sizes = shape.global_tensors()
-    sizes["head"] = sizes["embedding"]
-    for role, name in names.global_tensors(shape, found).items():
-        yield from _stored(checkpoint, name, sizes[role])
+    weights = list(names.global_weights(shape, found).values())
     for layer in range(shape.num_layers):
-        for role, name in names.layer_tensors(shape, layer, found).items():
-            yield from _stored(checkpoint, name, shape.layer_tensors(layer)[role])
+        weights += names.layer_weights(shape, layer, found).values()
+    for name, size in weights:
+        stored = find_format(name, size, checkpoint.dtype_of)
+        yield from (stored or BFLOAT16).parts(name, size)
     yield from _expert_tensors(shape, checkpoint, experts)
 
 
@@ -142,11 +136,6 @@ def _expert_tensors(
             f"{checkpoint.folder}: experts are stored in several formats "
             f"({', '.join(sorted(formats))}); they must share one"
         )
-
-
-def _stored(checkpoint: Checkpoint, name: str, size: tuple[int, ...]) -> tuple[StoredPart, ...]:
-    stored = find_format(name, size, checkpoint.dtype_of)
-    return (stored or BFLOAT16).parts(name, size)
 
 
 def _names_of(shape: ModelShape) -> TensorNames:

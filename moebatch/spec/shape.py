@@ -43,25 +43,15 @@ class Router:
     bias: bool = False
 
 
-@dataclass(frozen=True, kw_only=True)  # no slots: what follows from them is worked out once
-class ModelShape:
-    """A decoder with Mixture-of-Experts layers; enough for every byte and every FLOP of it."""
+@dataclass(frozen=True, kw_only=True)
+class Layers:
+    """What a family composes its layers of."""
 
-    architecture: str
-    """Class name in ``architectures``, such as ``MixtralForCausalLM``."""
-    num_layers: int
-    hidden_size: int
-    vocab_size: int
-    """Rows of the embedding and of the head; tokenizers often know fewer tokens."""
-    tie_word_embeddings: bool
-    """The head is the embedding; a separate head in the checkpoint is ignored."""
     attention: Attention
     sliding_windows: tuple[int | None, ...]
     """Per layer: how many positions a token sees, itself included; None is all before it."""
     moe_layers: tuple[int, ...]
     """Layers with experts, ascending; the others have one dense MLP."""
-    num_experts: int
-    experts_per_token: int
     router: Router
     expert: Mlp
     shared_expert: Mlp | None = None
@@ -72,6 +62,22 @@ class ModelShape:
     """The MLP of layers without experts; None where the family has no such layers."""
     norms: tuple[str, ...] = ("input_norm", "mlp_norm")
     """Roles of the norms of a layer, [D] each."""
+
+
+@dataclass(frozen=True, kw_only=True)  # no slots: what follows from them is worked out once
+class ModelShape(Layers):
+    """A decoder with Mixture-of-Experts layers; enough for every byte and every FLOP of it."""
+
+    architecture: str
+    """Class name in ``architectures``, such as ``MixtralForCausalLM``."""
+    num_layers: int
+    hidden_size: int
+    vocab_size: int
+    """Rows of the embedding and of the head; tokenizers often know fewer tokens."""
+    tie_word_embeddings: bool
+    """The head is the embedding; a separate head in the checkpoint is used all the same."""
+    num_experts: int
+    experts_per_token: int
     rms_eps: float
     activation: str
     """Name of the activation as transformers' ``hidden_act`` has it."""

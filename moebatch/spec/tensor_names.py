@@ -6,8 +6,11 @@ Shape letters: E experts, D hidden, F expert width.
 from collections.abc import Container, Mapping
 from dataclasses import dataclass
 
+from moebatch.spec.attention import Sizes
 from moebatch.spec.shape import ModelShape
 
+Named = dict[str, tuple[str, tuple[int, ...]]]
+"""Name and size of weights, by role."""
 LAYER = "model.layers.{layer}."
 
 
@@ -31,19 +34,23 @@ class TensorNames:
     experts: tuple[ExpertLayout, ...]
     """Layouts in use, that of released checkpoints first."""
 
-    def global_tensors(self, shape: ModelShape, names: Container[str]) -> dict[str, str]:
-        """Role to name of what no layer owns; `names` is what the checkpoint holds.
+    def global_weights(self, shape: ModelShape, names: Container[str]) -> Named:
+        """Name and size by role of what no layer owns; `names` is what the checkpoint holds.
 
         A head that is tied but present all the same is used, since it may differ from the
         embedding, and transformers then uses it too.
         """
-        tensors = {role: self._name(role, names) for role in shape.global_tensors()}
-        head = self._name("head", names)
-        return tensors | {"head": head} if head in names else tensors
+        sizes = shape.global_tensors()
+        if self._name("head", names) in names:
+            sizes["head"] = sizes["embedding"]
+        return self._named(sizes, names)
 
-    def layer_tensors(self, shape: ModelShape, layer: int, names: Container[str]) -> dict[str, str]:
-        """Role to name of everything in a layer but its experts."""
-        return {role: self._name(role, names, layer) for role in shape.layer_tensors(layer)}
+    def layer_weights(self, shape: ModelShape, layer: int, names: Container[str]) -> Named:
+        """Name and size by role of everything in a layer but its experts."""
+        return self._named(shape.layer_tensors(layer), names, layer)
+
+    def _named(self, sizes: Sizes, names: Container[str], layer: int = 0) -> Named:
+        return {role: (self._name(role, names, layer), size) for role, size in sizes.items()}
 
     def _name(self, role: str, names: Container[str], layer: int = 0) -> str:
         candidates = [template.format(layer=layer) for template in self.roles[role]]

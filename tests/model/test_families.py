@@ -75,7 +75,7 @@ def test_mixtral_experts_in_both_layouts() -> None:
 )
 def test_mixtral_router_under_either_name(router: str) -> None:
     shape = shape_of("mixtral")
-    assert names_of(shape).layer_tensors(shape, 0, {router})["router"] == router
+    assert names_of(shape).layer_weights(shape, 0, {router})["router"] == (router, (8, 4096))
 
 
 def test_missing_tensors_are_required_under_their_released_names() -> None:
@@ -95,7 +95,7 @@ def test_tied_head_is_required_only_if_it_is_there() -> None:
 
 def test_layers_without_experts() -> None:
     shape = shape_of("qwen2_moe", mlp_only_layers=[0], intermediate_size=10)
-    dense, sparse = (names_of(shape).layer_tensors(shape, layer, ()) for layer in (0, 1))
+    dense, sparse = (names_of(shape).layer_weights(shape, layer, ()) for layer in (0, 1))
     assert "mlp_gate" in dense and "router" not in dense
     assert "shared_mix" in sparse and "mlp_gate" not in sparse
 

@@ -28,9 +28,9 @@ from moebatch.model.native import loader
 from moebatch.model.products import Products
 from moebatch.model.scratch import Frame
 from moebatch.spec.config_keys import ConfigKeys
-from moebatch.spec.families.family import FamilySpec, Parts, grouped_attention, usual_defaults
+from moebatch.spec.families.family import FamilySpec, grouped_attention, usual_defaults
 from moebatch.spec.families.registry import FAMILIES as DESCRIBED_FAMILIES
-from moebatch.spec.shape import Mlp, ModelShape, Router
+from moebatch.spec.shape import Layers, Mlp, ModelShape, Router
 from moebatch.spec.shape_reader import read_shape
 from moebatch.spec.tensor_names import ExpertLayout, TensorNames
 from tests.model.driver import Driver
@@ -82,12 +82,13 @@ def half_norm(
     return elementwise.rms_norm(x, 1 + weight, eps, room, out)
 
 
-def _parts(keys: ConfigKeys, num_layers: int) -> Parts:
-    return Parts(
+def _layers(keys: ConfigKeys, num_layers: int) -> Layers:
+    return Layers(
         attention=grouped_attention(keys),
         router=Router(norm_topk_prob=False),
+        moe_layers=tuple(range(num_layers)),
         expert=Mlp(width=keys.count("thickness"), roles=("up", "down")),
-        windows=(None,) * num_layers,
+        sliding_windows=(None,) * num_layers,
     )
 
 
@@ -99,7 +100,7 @@ DESCRIBED = FamilySpec(
         rms_norm_eps=1e-5, max_position_embeddings=64, num_key_value_heads=2, thickness=F_
     ),
     spelling={"thickness": "burrow.thickness"},
-    parts=_parts,
+    layers=_layers,
     names=TensorNames(
         roles={
             "embedding": ("words",),

@@ -1,16 +1,17 @@
 """DBRX (Databricks): can be planned."""
 
 from moebatch.spec.config_keys import ConfigKeys
-from moebatch.spec.families.family import FamilySpec, Parts, grouped_attention, usual_defaults
-from moebatch.spec.shape import Mlp, Router
+from moebatch.spec.families.family import FamilySpec, grouped_attention, usual_defaults
+from moebatch.spec.shape import Layers, Mlp, Router
 
 
-def _parts(keys: ConfigKeys, num_layers: int) -> Parts:
-    return Parts(
+def _layers(keys: ConfigKeys, num_layers: int) -> Layers:
+    return Layers(
         attention=grouped_attention(keys, clips=True),
+        moe_layers=tuple(range(num_layers)),
         expert=Mlp(width=keys.count("intermediate_size")),
         router=Router(norm_topk_prob=True),
-        windows=(None,) * num_layers,
+        sliding_windows=(None,) * num_layers,
     )
 
 
@@ -42,5 +43,5 @@ DBRX = FamilySpec(
         "num_experts_per_tok": "ffn_config.moe_top_k",
         "hidden_act": "ffn_config.ffn_act_fn.name",
     },
-    parts=_parts,
+    layers=_layers,
 )

@@ -2,16 +2,16 @@
 
 from moebatch.spec.attention import Attention, LatentAttention
 from moebatch.spec.config_keys import ConfigKeys
-from moebatch.spec.families.family import FamilySpec, Parts, grouped_attention, usual_defaults
-from moebatch.spec.shape import Mlp, Router
+from moebatch.spec.families.family import FamilySpec, grouped_attention, usual_defaults
+from moebatch.spec.shape import Layers, Mlp, Router
 
 
-def _moe(keys: ConfigKeys, num_layers: int) -> Parts:
+def _moe(keys: ConfigKeys, num_layers: int) -> Layers:
     bias = "attention_bias"
-    return _parts(keys, num_layers, grouped_attention(keys, bias=bias, output_bias=bias))
+    return _layers(keys, num_layers, grouped_attention(keys, bias=bias, output_bias=bias))
 
 
-def _v2(keys: ConfigKeys, num_layers: int) -> Parts:
+def _v2(keys: ConfigKeys, num_layers: int) -> Layers:
     heads, kv_heads, rope_head_dim = keys.heads()
     bias = keys.flag("attention_bias")
     attention = LatentAttention(
@@ -25,13 +25,13 @@ def _v2(keys: ConfigKeys, num_layers: int) -> Parts:
         rope_head_dim=rope_head_dim,
         value_head_dim=keys.count("v_head_dim"),
     )
-    return _parts(keys, num_layers, attention)
+    return _layers(keys, num_layers, attention)
 
 
-def _parts(keys: ConfigKeys, num_layers: int, attention: Attention) -> Parts:
+def _layers(keys: ConfigKeys, num_layers: int, attention: Attention) -> Layers:
     first, step = keys.count_or_zero("first_k_dense_replace"), keys.count("moe_layer_freq")
     width, num_shared = keys.count("moe_intermediate_size"), keys.count_or_zero("n_shared_experts")
-    return Parts(
+    return Layers(
         attention=attention,
         moe_layers=tuple(layer for layer in range(first, num_layers) if layer % step == 0),
         expert=Mlp(width=width),
@@ -39,7 +39,7 @@ def _parts(keys: ConfigKeys, num_layers: int, attention: Attention) -> Parts:
         shared_expert=Mlp(width=num_shared * width) if num_shared else None,
         shared_expert_gate=False,
         router=Router(norm_topk_prob=keys.flag("norm_topk_prob")),
-        windows=(None,) * num_layers,
+        sliding_windows=(None,) * num_layers,
     )
 
 
@@ -64,7 +64,7 @@ DEEPSEEK_MOE = FamilySpec(
     model_type="deepseek",
     defaults=_DEFAULTS | {"num_hidden_layers": 30, "n_shared_experts": None, "num_experts": None},
     spelling={"num_experts": "n_routed_experts"},
-    parts=_moe,
+    layers=_moe,
 )
 DEEPSEEK_V2 = FamilySpec(
     architecture="DeepseekV2ForCausalLM",
@@ -82,5 +82,5 @@ DEEPSEEK_V2 = FamilySpec(
     },
     # Only the part of a head that has rotary positions is bound by the rules of head sizes.
     spelling={"num_experts": "n_routed_experts", "head_dim": "qk_rope_head_dim"},
-    parts=_v2,
+    layers=_v2,
 )

@@ -11,29 +11,12 @@ from typing import Any
 from moebatch.formats.registry import FORMATS
 from moebatch.formats.weight_format import WeightFormat
 from moebatch.quoting import shown
-from moebatch.spec.attention import Attention, GroupedAttention, QkNorm
+from moebatch.spec.attention import GroupedAttention, QkNorm
 from moebatch.spec.config_keys import ConfigFault, ConfigKeys, FaultyConfig
-from moebatch.spec.shape import Mlp, ModelShape, Router
+from moebatch.spec.shape import Layers, ModelShape
 from moebatch.spec.tensor_names import TensorNames
 
 Windows = tuple[int | None, ...]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Parts:
-    """What a family composes its layers of; everything else is read alike for all."""
-
-    attention: Attention
-    router: Router
-    expert: Mlp
-    windows: Windows
-    """Per layer the number of positions in view, or None."""
-    moe_layers: tuple[int, ...] | None = None
-    """Layers with experts; None is all."""
-    shared_expert: Mlp | None = None
-    shared_expert_gate: bool = True
-    dense: Mlp | None = None
-    norms: tuple[str, ...] = ("input_norm", "mlp_norm")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,7 +27,7 @@ class FamilySpec:
     model_type: str
     defaults: Mapping[str, Any]
     """Value of every key of the family that a file may leave out."""
-    parts: Callable[[ConfigKeys, int], Parts]
+    layers: Callable[[ConfigKeys, int], Layers]
     """Reads what the layers consist of, given how many there are."""
     spelling: Mapping[str, str] = field(default_factory=dict)
     """Where the family keeps a key under another name; ``ffn_config.moe_top_k`` is nested."""
@@ -71,24 +54,16 @@ class FamilySpec:
 
     def _shape(self, keys: ConfigKeys, quantised: WeightFormat | None) -> ModelShape:
         num_layers = keys.count("num_hidden_layers")
-        parts = self.parts(keys, num_layers)
+        layers = self.layers(keys, num_layers)
         return ModelShape(
+            **vars(layers),
             architecture=self.architecture,
             num_layers=num_layers,
             hidden_size=keys.count("hidden_size"),
             vocab_size=keys.count("vocab_size"),
             tie_word_embeddings=keys.flag("tie_word_embeddings"),
-            attention=parts.attention,
-            sliding_windows=parts.windows,
-            moe_layers=tuple(range(num_layers)) if parts.moe_layers is None else parts.moe_layers,
             num_experts=keys.num_experts(),
             experts_per_token=keys.experts_per_token(),
-            router=parts.router,
-            expert=parts.expert,
-            shared_expert=parts.shared_expert,
-            shared_expert_gate=parts.shared_expert_gate,
-            dense=parts.dense,
-            norms=parts.norms,
             rms_eps=keys.positive("rms_norm_eps"),
             activation=keys.name("hidden_act"),
             max_positions=keys.count("max_position_embeddings"),

@@ -3,22 +3,22 @@
 from moebatch.spec.config_keys import ConfigKeys
 from moebatch.spec.families.family import (
     FamilySpec,
-    Parts,
     by_layer_types,
     grouped_attention,
     usual_defaults,
 )
-from moebatch.spec.shape import Mlp, Router
+from moebatch.spec.shape import Layers, Mlp, Router
 
 
-def _parts(keys: ConfigKeys, num_layers: int) -> Parts:
-    return Parts(
+def _layers(keys: ConfigKeys, num_layers: int) -> Layers:
+    return Layers(
         attention=grouped_attention(
             keys, bias="attention_bias", output_bias="attention_bias", has_sinks=True
         ),
+        moe_layers=tuple(range(num_layers)),
         expert=Mlp(width=keys.count("intermediate_size"), bias=True),
         router=Router(norm_topk_prob=True, bias=True),
-        windows=by_layer_types(keys, num_layers, lambda layer: layer % 2 == 0),
+        sliding_windows=by_layer_types(keys, num_layers, lambda layer: layer % 2 == 0),
     )
 
 
@@ -42,5 +42,5 @@ GPT_OSS = FamilySpec(
         torch_dtype="bfloat16",  # which its released files leave out
     ),
     quantisations={"mxfp4": "mxfp4"},
-    parts=_parts,
+    layers=_layers,
 )

@@ -3,12 +3,11 @@
 from moebatch.spec.config_keys import ConfigKeys
 from moebatch.spec.families.family import (
     FamilySpec,
-    Parts,
     everywhere,
     grouped_attention,
     usual_defaults,
 )
-from moebatch.spec.shape import Mlp, Router
+from moebatch.spec.shape import Layers, Mlp, Router
 from moebatch.spec.tensor_names import (
     LAYER,
     STACKED_EXPERTS,
@@ -18,12 +17,13 @@ from moebatch.spec.tensor_names import (
 )
 
 
-def _parts(keys: ConfigKeys, num_layers: int) -> Parts:
-    return Parts(
+def _layers(keys: ConfigKeys, num_layers: int) -> Layers:
+    return Layers(
         attention=grouped_attention(keys),
         router=Router(norm_topk_prob=True),
+        moe_layers=tuple(range(num_layers)),
         expert=Mlp(width=keys.count("intermediate_size")),
-        windows=everywhere(keys, num_layers),
+        sliding_windows=everywhere(keys, num_layers),
     )
 
 
@@ -43,7 +43,7 @@ MIXTRAL = FamilySpec(
         num_experts_per_tok=2,
         num_experts=8,
     ),
-    parts=_parts,
+    layers=_layers,
     names=TensorNames(
         roles=usual_roles()
         | {"router": (LAYER + "block_sparse_moe.gate.weight", LAYER + "mlp.gate.weight")},

@@ -1,19 +1,20 @@
 """OLMoE (Ai2)."""
 
 from moebatch.spec.config_keys import ConfigKeys
-from moebatch.spec.families.family import FamilySpec, Parts, grouped_attention, usual_defaults
-from moebatch.spec.shape import Mlp, Router
+from moebatch.spec.families.family import FamilySpec, grouped_attention, usual_defaults
+from moebatch.spec.shape import Layers, Mlp, Router
 from moebatch.spec.tensor_names import USUAL_EXPERTS, TensorNames, usual_roles
 
 
-def _parts(keys: ConfigKeys, num_layers: int) -> Parts:
-    return Parts(
+def _layers(keys: ConfigKeys, num_layers: int) -> Layers:
+    return Layers(
         attention=grouped_attention(
             keys, bias="attention_bias", output_bias="attention_bias", qk_norm="full", clips=True
         ),
+        moe_layers=tuple(range(num_layers)),
         expert=Mlp(width=keys.count("intermediate_size")),
         router=Router(norm_topk_prob=keys.flag("norm_topk_prob")),
-        windows=(None,) * num_layers,
+        sliding_windows=(None,) * num_layers,
     )
 
 
@@ -35,6 +36,6 @@ OLMOE = FamilySpec(
         num_experts=64,
         norm_topk_prob=False,
     ),
-    parts=_parts,
+    layers=_layers,
     names=TensorNames(roles=usual_roles(), experts=USUAL_EXPERTS),
 )

@@ -3,32 +3,31 @@
 from moebatch.spec.config_keys import ConfigKeys
 from moebatch.spec.families.family import (
     FamilySpec,
-    Parts,
     Windows,
     by_layer_types,
     everywhere,
     grouped_attention,
     usual_defaults,
 )
-from moebatch.spec.shape import Mlp, Router
+from moebatch.spec.shape import Layers, Mlp, Router
 from moebatch.spec.tensor_names import USUAL_EXPERTS, TensorNames, usual_roles
 
 
-def _qwen2(keys: ConfigKeys, num_layers: int) -> Parts:
-    return Parts(
+def _qwen2(keys: ConfigKeys, num_layers: int) -> Layers:
+    return Layers(
         attention=grouped_attention(keys, bias="qkv_bias"),
         moe_layers=_moe_layers(keys, num_layers),
         expert=Mlp(width=keys.count("moe_intermediate_size")),
         dense=Mlp(width=keys.count("intermediate_size")),
         shared_expert=Mlp(width=keys.count("shared_expert_intermediate_size")),
         router=Router(norm_topk_prob=keys.flag("norm_topk_prob")),
-        windows=_qwen2_windows(keys, num_layers),
+        sliding_windows=_qwen2_windows(keys, num_layers),
     )
 
 
-def _qwen3(keys: ConfigKeys, num_layers: int) -> Parts:
+def _qwen3(keys: ConfigKeys, num_layers: int) -> Layers:
     slides = keys.flag("use_sliding_window")
-    return Parts(
+    return Layers(
         attention=grouped_attention(
             keys, bias="attention_bias", output_bias="attention_bias", qk_norm="head"
         ),
@@ -36,7 +35,7 @@ def _qwen3(keys: ConfigKeys, num_layers: int) -> Parts:
         expert=Mlp(width=keys.count("moe_intermediate_size")),
         dense=Mlp(width=keys.count("intermediate_size")),
         router=Router(norm_topk_prob=keys.flag("norm_topk_prob")),
-        windows=everywhere(keys, num_layers) if slides else (None,) * num_layers,
+        sliding_windows=everywhere(keys, num_layers) if slides else (None,) * num_layers,
     )
 
 
@@ -87,7 +86,7 @@ QWEN2_MOE = FamilySpec(
         "num_experts": 60,
         "qkv_bias": True,
     },
-    parts=_qwen2,
+    layers=_qwen2,
     names=_NAMES,
 )
 QWEN3_MOE = FamilySpec(
@@ -103,6 +102,6 @@ QWEN3_MOE = FamilySpec(
         "num_experts_per_tok": 8,
         "num_experts": 128,
     },
-    parts=_qwen3,
+    layers=_qwen3,
     names=_NAMES,
 )
