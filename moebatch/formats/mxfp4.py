@@ -16,7 +16,8 @@ _BLOCK = 32
 class Mxfp4(WeightFormat):
     """Can be planned; no weights are decoded yet."""
 
-    name = "mxfp4"
+    name = quant_method = "mxfp4"
+    is_decodable = False
 
     def parts(self, name: str, shape: tuple[int, ...]) -> tuple[StoredPart, ...]:
         """Blocks of 16 bytes, and an exponent of one byte for each."""

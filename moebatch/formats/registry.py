@@ -18,5 +18,5 @@ def find_format(
 ) -> WeightFormat | None:
     """The format in which a checkpoint stores the weight `name`: the tensors say so, whatever
     ``config.json`` says. None where no format fits, for a missing weight among others."""
-    fitting = (known for known in FORMATS.values() if known.is_found(name, shape, dtype_of))
-    return next(fitting, None)
+    decodable = (known for known in FORMATS.values() if known.is_decodable)
+    return next((known for known in decodable if known.is_found(name, shape, dtype_of)), None)

@@ -60,6 +60,10 @@ class WeightFormat(ABC):
 
     name: str
     """As messages name it."""
+    quant_method: str | None = None
+    """By which ``quantization_config`` in ``config.json`` names it."""
+    is_decodable = True
+    """False where it can be planned only."""
     is_tiled = False
     """Products read the stored numbers tile by tile, where the program's own kernels multiply;
     otherwise the whole matrix is decoded before each product."""

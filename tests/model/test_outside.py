@@ -42,7 +42,7 @@ PROMPTS = [[5, 9, 2, 40, 7, 11, 3], [8], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12]
 class RowScaled(WeightFormat):
     """Whole numbers of a byte, and a scale for each row."""
 
-    name = "row-scaled"
+    name = quant_method = "row-scaled"
 
     def parts(self, name: str, shape: tuple[int, ...]) -> tuple[StoredPart, ...]:
         return StoredPart(name, "I8", shape), StoredPart(f"{name}_scale", "F32", shape[:-1])
@@ -239,7 +239,9 @@ def test_a_family_and_a_format_from_outside_run_as_their_formulas_say(
 
 
 def test_the_planner_counts_what_the_files_hold(tensors: dict[str, Tensor], tmp_path: Path) -> None:
-    files = open_model(written(tmp_path, row_scaled(tensors)), "auto")
+    quantised = {"quantization_config": {"quant_method": "row-scaled"}}
+    files = open_model(written(tmp_path, row_scaled(tensors), **quantised), "auto")
+    assert files.shape.expert_format is files.experts.format
     assert files.shape.num_params == sum(tensor.numel() for tensor in tensors.values())
     assert files.dtypes.compute == "float32" and files.dtypes.converts
     (expert_bytes,) = {

@@ -1,18 +1,20 @@
 """Shapes from config.json against transformers' own reading of the same file."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
+from transformers.activations import ACT2FN
 
 from moebatch.errors import CheckpointError
 from moebatch.quoting import shown
 from moebatch.spec.attention import GroupedAttention
 from moebatch.spec.shape import ModelShape
-from moebatch.spec.shape_reader import load_shape, read_shape
+from moebatch.spec.shape_reader import ACTIVATIONS, load_shape, read_runnable_shape, read_shape
 from tests import tiny
 
 ARCHITECTURES = {
@@ -219,6 +221,27 @@ def test_a_number_of_experts_that_makes_no_sense_is_told_once() -> None:
 def test_quantised_checkpoints_are_refused() -> None:
     message = faults_of(minimal(quantization_config={"quant_method": "gptq", "bits": 4}))
     assert "quantization_config ('gptq'): quantised checkpoints are not supported" in message
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (minimal("mixtral", hidden_act="wavy"), "hidden_act 'wavy' is not known"),
+        (minimal("qwen3_moe", decoder_sparse_step=99), "no layer has experts"),
+        (
+            minimal("mixtral", quantization_config={"quant_method": "mxfp4"}),
+            "quantization_config ('mxfp4'): quantised checkpoints are not supported",
+        ),
+    ],
+)
+def test_what_can_be_planned_and_not_run(config: dict[str, Any], message: str) -> None:
+    read_shape(config, "m/config.json")
+    with pytest.raises(CheckpointError, match=re.escape(f"m/config.json: {message}")):
+        read_runnable_shape(config, "m/config.json")
+
+
+def test_every_activation_of_transformers_is_known() -> None:
+    assert set(ACT2FN) <= ACTIVATIONS
 
 
 def test_architecture_from_the_model_type_alone() -> None:

@@ -31,8 +31,6 @@ class FamilySpec:
     """Reads what the layers consist of, given how many there are."""
     spelling: Mapping[str, str] = field(default_factory=dict)
     """Where the family keeps a key under another name; ``ffn_config.moe_top_k`` is nested."""
-    quantisations: Mapping[str, str] = field(default_factory=dict)
-    """Formats in which experts are released, by the ``quant_method`` that says so."""
     names: TensorNames | None = None
     """None where moebatch can plan the family but not run it."""
     rotary_type: str | None = None
@@ -40,7 +38,7 @@ class FamilySpec:
 
     def shape(self, config: Mapping[str, Any], where: str) -> ModelShape:
         """What a raw ``config.json`` describes. Raises FaultyConfig with all faults at once."""
-        quantised = self._quantised(config, where)
+        quantised = _quantised(config, where)
         keys = ConfigKeys(config, self.defaults, self.spelling)
         model_type = config.get("model_type", self.model_type)
         if model_type != self.model_type:
@@ -71,18 +69,26 @@ class FamilySpec:
             expert_format=quantised or FORMATS[keys.dtype()],
         )
 
-    def _quantised(self, config: Mapping[str, Any], where: str) -> WeightFormat | None:
-        quantization = config.get("quantization_config")
-        if quantization is None:
-            return None
-        method = quantization.get("quant_method") if isinstance(quantization, Mapping) else None
-        if isinstance(method, str) and method in self.quantisations:
-            return FORMATS[self.quantisations[method]]
-        message = (
-            f"quantization_config ({shown(method) if method else 'unnamed'}): quantised "
-            "checkpoints are not supported; use the model's bfloat16, float16 or float32 checkpoint"
-        )
-        raise FaultyConfig(where, [ConfigFault("quantization_config", message, names_key=True)])
+
+def _quantised(config: Mapping[str, Any], where: str) -> WeightFormat | None:
+    """The format that ``quantization_config`` names, None where there is none."""
+    quantization = config.get("quantization_config")
+    if quantization is None:
+        return None
+    method = quantization.get("quant_method") if isinstance(quantization, Mapping) else None
+    for known in FORMATS.values():
+        if known.quant_method is not None and known.quant_method == method:
+            return known
+    raise unsupported_quantisation(where, shown(method) if method else "unnamed")
+
+
+def unsupported_quantisation(where: str, method: str) -> FaultyConfig:
+    """Of a checkpoint whose experts no format can read."""
+    message = (
+        f"quantization_config ({method}): quantised checkpoints are not supported; use the model's "
+        "bfloat16, float16 or float32 checkpoint"
+    )
+    return FaultyConfig(where, [ConfigFault("quantization_config", message, names_key=True)])
 
 
 def usual_defaults(**values: Any) -> dict[str, Any]:

@@ -41,6 +41,5 @@ GPT_OSS = FamilySpec(
         num_experts=128,
         torch_dtype="bfloat16",  # which its released files leave out
     ),
-    quantisations={"mxfp4": "mxfp4"},
     layers=_layers,
 )
