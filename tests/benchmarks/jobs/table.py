@@ -1,4 +1,4 @@
-"""Results as Markdown, ready for the README."""
+"""Results as Markdown, ready for docs/performance.md."""
 
 from collections.abc import Iterable, Sequence
 

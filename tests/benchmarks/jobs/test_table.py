@@ -1,4 +1,4 @@
-"""Tables for the README."""
+"""Tables for docs/performance.md."""
 
 from typing import Any
 
