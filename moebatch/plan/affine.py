@@ -14,7 +14,7 @@ from moebatch.layout.division import Division
 from moebatch.layout.footprint import Footprint
 from moebatch.layout.load import PassLoad
 from moebatch.plan.candidates import Candidate
-from moebatch.plan.pass_arithmetic import PassArithmetic
+from moebatch.plan.pass_tasks import PassTasks
 from moebatch.plan.problem import Problem
 from moebatch.spec.hardware import LevelName
 from moebatch.spec.policy import Placement, Policy
@@ -100,7 +100,7 @@ class Known:
         return found
 
     def _computing(self, load: PassLoad, policy: Policy) -> Mapping[str, float]:
-        key = PassArithmetic(prices=self._cost.prices, load=load, policy=policy).key
+        key = PassTasks(prices=self._cost.prices, load=load, policy=policy).key
         found = self._arithmetic.get(key)
         if found is None:
             found = self._arithmetic[key] = self._cost.arithmetic(load, policy)

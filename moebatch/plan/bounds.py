@@ -12,7 +12,7 @@ from moebatch.layout.footprint import packed_bytes, slot_bytes
 from moebatch.layout.lanes import pass_seconds
 from moebatch.plan.affine import Affine, AffineCandidate, Known, Variable
 from moebatch.plan.candidates import Candidate
-from moebatch.plan.pass_transfers import PassTransfers
+from moebatch.plan.pass_tasks import PassTasks
 from moebatch.plan.problem import Problem
 from moebatch.spec.hardware import LevelName
 from moebatch.spec.policy import Placement, Policy
@@ -91,7 +91,7 @@ class Streaming:
         weights = Placement(**{level: share, below: 1 - share})
         policy = replace(candidate.policy, weights=weights)
         transfers = (
-            (phase, PassTransfers(prices=self._prices, load=phase.load, policy=policy))
+            (phase, PassTasks(prices=self._prices, load=phase.load, policy=policy))
             for phase in candidate.phases
         )
         seconds = sum(phase.num_passes * moving.weights_s for phase, moving in transfers)

@@ -14,8 +14,7 @@ from moebatch.layout.lanes import LaneSeconds, pass_seconds
 from moebatch.layout.load import PassLoad
 from moebatch.layout.setup import staying
 from moebatch.plan.expected_loads import ExpectedLoads, LayerTimes, expected_loads
-from moebatch.plan.pass_arithmetic import PassArithmetic
-from moebatch.plan.pass_transfers import PassTransfers
+from moebatch.plan.pass_tasks import PassTasks
 from moebatch.plan.prices import Prices
 from moebatch.schedule.lanes import LANES
 from moebatch.schedule.registry import traits_of
@@ -33,7 +32,7 @@ class CostModel:
     def arithmetic(self, load: PassLoad, policy: Policy) -> dict[str, float]:
         """Seconds in which processors compute during a pass under `policy`."""
         seconds: dict[str, float] = {}
-        for lane, time_s in PassArithmetic(prices=self.prices, load=load, policy=policy).lanes():
+        for lane, time_s in self._tasks(load, policy).computing():
             seconds[lane] = seconds.get(lane, 0.0) + time_s
         return seconds
 
@@ -44,14 +43,9 @@ class CostModel:
         `arithmetic` is that of the pass, if it is known already."""
         computing = self.arithmetic(load, policy) if arithmetic is None else arithmetic
         loads = self.loads(load, policy)
-        transfers = PassTransfers(
-            prices=self.prices,
-            load=load,
-            policy=policy,
-            num_loads=None if loads is None else loads.num_loads,
-        )
         seconds = {**dict.fromkeys(LANES, 0.0), **computing}
-        for lane, time_s in transfers.lanes():
+        tasks = self._tasks(load, policy)
+        for lane, time_s in tasks.moving(None if loads is None else loads.num_loads):
             seconds[lane] += time_s
         return {lane: time_s for lane, time_s in seconds.items() if time_s > 0}
 
@@ -73,12 +67,11 @@ class CostModel:
             return None
         predictor = habits.predictor_of(policy)
         sizes = staying(shape, policy, Ladder.of(self.prices.hardware))
-        arithmetic = PassArithmetic(prices=self.prices, load=load, policy=policy)
-        transfers = PassTransfers(prices=self.prices, load=load, policy=policy)
+        tasks = self._tasks(load, policy)
         times = LayerTimes(
-            outside_s=arithmetic.outside_s / shape.num_layers,
-            expert_s=arithmetic.expert_s,
-            load_s=transfers.load_s,
+            outside_s=tasks.outside_s / shape.num_layers,
+            expert_s=tasks.expert_s,
+            load_s=tasks.load_s,
         )
         return expected_loads(
             times,
@@ -93,9 +86,14 @@ class CostModel:
         loads = self.loads(load, policy)
         if loads is None:
             return 0.0
-        arithmetic = PassArithmetic(prices=self.prices, load=load, policy=policy)
         num_dense = self.prices.shape.num_layers - len(self.prices.shape.moe_layers)
-        return loads.seconds + num_dense / self.prices.shape.num_layers * arithmetic.outside_s
+        return (
+            loads.seconds
+            + num_dense / self.prices.shape.num_layers * self._tasks(load, policy).outside_s
+        )
+
+    def _tasks(self, load: PassLoad, policy: Policy) -> PassTasks:
+        return PassTasks(prices=self.prices, load=load, policy=policy)
 
     def full_slots_s(self, load: PassLoad, policy: Policy) -> float:
         """Seconds of a pass in which the disk is not read: all slots of main memory hold experts
@@ -108,6 +106,6 @@ class CostModel:
             return 0.0
         expert_bytes = self.prices.dtypes.expert_bytes(self.prices.shape)
         filled_s = policy.num_slots * self.prices.link_s("disk->dram", expert_bytes)
-        gap_s, longest_s = PassArithmetic(prices=self.prices, load=load, policy=policy).gaps_s
+        gap_s, longest_s = self._tasks(load, policy).gaps_s
         usual_s, last_s = max(0.0, gap_s - filled_s), max(0.0, longest_s - filled_s)
         return (len(self.prices.shape.moe_layers) - 1) * usual_s + last_s

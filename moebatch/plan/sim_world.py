@@ -1,6 +1,6 @@
 """What the simulator computes, priced by the planner's cost model or by a table."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from moebatch.layout.likely import chances_of_any, num_likely
 from moebatch.layout.load import PassLoad
 from moebatch.layout.setup import room_of, setup_of, streamed_per_layer
+from moebatch.plan.price import Price
 from moebatch.plan.problem import Problem
 from moebatch.plan.sim_passes import MicroBatches
-from moebatch.plan.task_costs import TaskCosts
 from moebatch.schedule.registry import traits_of
 from moebatch.schedule.request import Sweep
 from moebatch.schedule.setup import Setup
@@ -39,7 +39,7 @@ class SimWorld:
     policy: Policy
     setup: Setup
     room: Room
-    costs: TaskCosts
+    price: Price
     routing: Routing
     passes: Sequence[MicroBatches]
     table: Mapping[Kind, float] = field(default_factory=dict)
@@ -51,24 +51,9 @@ class SimWorld:
     """Tokens of each expert by layer and micro-batch, of this pass."""
     _streamed: dict[int, int] = field(init=False)
     """Experts that do not live where they are computed, by layer."""
-    _of_batch: Mapping[Kind, Callable[[PassLoad], float]] = field(init=False)
-    """Tasks whose time depends on nothing but what their micro-batch has to do."""
 
     def __post_init__(self) -> None:
-        costs = self.costs
-        self._of_batch = {
-            Kind.ATTEND: costs.attend_s,
-            Kind.PRE: costs.project_s,
-            Kind.ATTN: costs.cpu_attention_s,
-            Kind.OUT: costs.out_s,
-            Kind.OFF: costs.off_s,
-            Kind.LOAD: costs.load_s,
-            Kind.KV_UP: costs.kv_up_s,
-            Kind.KV_DOWN: costs.kv_down_s,
-            Kind.KV_READ: costs.kv_read_s,
-            Kind.KV_WRITE: costs.kv_write_s,
-        }
-        self._streamed = streamed_per_layer(self.costs.prices.shape, self.room.resident)
+        self._streamed = streamed_per_layer(self.price.prices.shape, self.room.resident)
 
     @classmethod
     def of(
@@ -97,7 +82,7 @@ class SimWorld:
                 activation_level=int(traits_of(policy).foresees == "pre-gate"),
             ),
             room=room,
-            costs=TaskCosts(prices=problem.prices, policy=policy, num_chunks=room.num_chunks),
+            price=Price(prices=problem.prices, policy=policy),
             routing=routing,
             passes=passes,
             table=table or {},
@@ -149,12 +134,13 @@ class SimWorld:
     # --- prices ---------------------------------------------------------------------------------
 
     def _priced(self, task: Task) -> float:
-        of_batch = self._of_batch.get(task.kind)
-        if of_batch is not None:
-            return of_batch(self._load(task))
+        if task.micro_batch is not None:
+            of_batch = self.price.of_batch(task.kind, self._load(task))
+            if of_batch is not None:
+                return of_batch
         match task.kind:
             case Kind.GATE:
-                return self.costs.gate_s(self._load(task), self.setup.layer(task.step))
+                return self.price.gate_s(self._load(task), self.setup.layer(task.step))
             case Kind.EXPERT:
                 return self._expert_s(task)
             case Kind.POST:
@@ -162,9 +148,9 @@ class SimWorld:
             case Kind.COMBINE | Kind.DENSE:
                 return self._end_s(task)
             case Kind.CHUNK:
-                return self.costs.chunk_s()
+                return self.price.chunk_s(1 / self.room.num_chunks)
             case Kind.FETCH:
-                return self.costs.fetch_s()
+                return self.price.fetch_s(1 / self.room.num_chunks)
             case _:
                 return self._weights_s(task)
 
@@ -174,21 +160,21 @@ class SimWorld:
         batches = self._present[task.step] if batch is None else [batch]
         rows = sum(float(self._rows_of(layer, k)[task.expert]) for k in batches)
         is_resident = ExpertKey(layer, task.expert) in self.room.resident
-        return self.costs.expert_s(rows, is_resident=is_resident)
+        return self.price.expert_s(rows, fresh=not is_resident)
 
     def _post_s(self, task: Task) -> float:
         """All of a layer after attention, and at the end of the last one the head."""
         assert task.micro_batch is not None, "of a micro-batch"
         layer, load = self.setup.layer(task.step), self._load(task)
-        seconds = self.costs.gate_s(load, layer)
+        seconds = self.price.gate_s(load, layer)
         if self._now.on_cpu[task.micro_batch]:
-            seconds += self.costs.out_s(load)
+            seconds += self.price.out_s(load)
         if layer in self.setup.moe_layers:
             for expert, rows in enumerate(self._rows_of(layer, task.micro_batch)):
                 is_resident = ExpertKey(layer, expert) in self.room.resident
-                seconds += self.costs.expert_s(float(rows), is_resident=is_resident)
+                seconds += self.price.expert_s(float(rows), fresh=not is_resident)
         if self._is_last(task) and task.micro_batch == len(self._now.loads) - 1:
-            seconds += self.costs.head_s(self._now.logits_rows)
+            seconds += self.price.head_s(self._now.logits_rows)
         return seconds
 
     def _end_s(self, task: Task) -> float:
@@ -197,17 +183,17 @@ class SimWorld:
         seconds = 0.0
         if task.kind is Kind.DENSE:
             layer = self.setup.layer(task.step)
-            seconds += sum(self.costs.gate_s(load, layer) for load in loads)
+            seconds += sum(self.price.gate_s(load, layer) for load in loads)
         if self._is_last(task):
-            seconds += self.costs.head_s(sum(load.logits_rows for load in loads))
+            seconds += self.price.head_s(sum(load.logits_rows for load in loads))
         return seconds
 
     def _weights_s(self, task: Task) -> float:
         experts = self._streamed[self.setup.layer(task.step)]
         if task.kind is Kind.BLOCK:
-            return self.costs.block_s(experts)
+            return self.price.block_s(experts)
         assert task.kind in (Kind.PAGE, Kind.STAGE), f"{task} has no price"
-        price = self.costs.page_s if task.kind is Kind.PAGE else self.costs.stage_s
+        price = self.price.page_s if task.kind is Kind.PAGE else self.price.stage_s
         # Pages of the first layer were cut by the pass before, whose micro-batches may be others.
         return price(experts / (task.num_pages or 1))
 

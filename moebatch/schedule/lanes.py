@@ -52,7 +52,12 @@ _LANES_OF: Mapping[LevelName, Mapping[Kind, str]] = {"vram": _WITH_VRAM, "dram":
 
 def lane_of(task: Task, compute: LevelName) -> str:
     """The lane of a task where experts are computed at the level `compute`."""
-    return _LANES_OF[compute][task.kind]
+    return lane_of_kind(task.kind, compute)
+
+
+def lane_of_kind(kind: Kind, compute: LevelName) -> str:
+    """The same for any task of a kind."""
+    return _LANES_OF[compute][kind]
 
 
 def take_next(

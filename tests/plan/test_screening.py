@@ -10,7 +10,7 @@ from moebatch.plan.advice import FACTOR, improvements
 from moebatch.plan.affine import Known
 from moebatch.plan.bounds import Streaming, bounds, lower_seconds
 from moebatch.plan.candidates import Candidate, candidates
-from moebatch.plan.pass_arithmetic import PassArithmetic
+from moebatch.plan.pass_tasks import PassTasks
 from moebatch.plan.planner import MOST_CANDIDATES, best_policy, best_seconds, screen
 from moebatch.plan.problem import Problem
 from moebatch.spec.hardware import LinkName
@@ -70,13 +70,13 @@ def test_nothing_that_is_known_of_candidates_depends_on_capacities() -> None:
 
 def test_no_arithmetic_of_a_pass_is_worked_out_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     asked_for: list[object] = []
-    lanes = PassArithmetic.lanes
+    computing = PassTasks.computing
 
-    def counted(self: PassArithmetic) -> object:
+    def counted(self: PassTasks) -> object:
         asked_for.append(self.key)
-        return lanes(self)
+        return computing(self)
 
-    monkeypatch.setattr(PassArithmetic, "lanes", counted)
+    monkeypatch.setattr(PassTasks, "computing", counted)
     screened_of(PROBLEMS["gpu with disk"])
     assert len(asked_for) == len(set(asked_for)) > 100
 
@@ -87,7 +87,7 @@ def test_policies_with_other_micro_batches_or_places_compute_otherwise() -> None
     policies = list({candidate.policy for candidate in some_candidates(asked)})
     by_key: dict[object, dict[str, float]] = {}
     for policy in policies:
-        key = PassArithmetic(prices=asked.prices, load=load, policy=policy).key
+        key = PassTasks(prices=asked.prices, load=load, policy=policy).key
         assert by_key.setdefault(key, seconds(asked, load, policy)) == seconds(asked, load, policy)
     assert len(by_key) > 1
 

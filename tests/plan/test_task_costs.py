@@ -7,10 +7,10 @@ import pytest
 from moebatch.layout.lanes import pass_seconds
 from moebatch.layout.load import PassLoad
 from moebatch.layout.skew import SkewedRouting
+from moebatch.plan.price import Price
 from moebatch.plan.problem import Problem
 from moebatch.plan.sim_passes import Work, decode_load, mean_load, passes_of, split
 from moebatch.plan.sim_world import SimWorld
-from moebatch.plan.task_costs import TaskCosts
 from moebatch.schedule.simulate import simulate
 from moebatch.schedule.task import page
 from moebatch.schedule.timeline.check import check_timeline
@@ -187,15 +187,15 @@ def test_a_pass_is_split_into_full_micro_batches_and_a_rest() -> None:
 
 def test_pieces_of_an_expert_make_the_whole() -> None:
     for count in (1, 4):
-        costs = TaskCosts(prices=ON_GPU.prices, policy=policy(), num_chunks=count)
+        costs = Price(prices=ON_GPU.prices, policy=policy())
         num_bytes = ON_GPU.dtypes.expert_bytes(SHAPE)
-        assert count * costs.chunk_s() == pytest.approx(num_bytes / (8 * GB))
-        assert count * costs.fetch_s() == pytest.approx(num_bytes / (20 * GB))
+        assert count * costs.chunk_s(1 / count) == pytest.approx(num_bytes / (8 * GB))
+        assert count * costs.fetch_s(1 / count) == pytest.approx(num_bytes / (20 * GB))
 
 
 def test_an_expert_that_nobody_chose_costs_nothing() -> None:
-    costs = TaskCosts(prices=ON_GPU.prices, policy=policy())
-    assert costs.expert_s(0, is_resident=True) == 0
+    costs = Price(prices=ON_GPU.prices, policy=policy())
+    assert costs.expert_s(0, fresh=0) == 0
     assert costs.head_s(0) == 0
 
 
@@ -206,8 +206,8 @@ def test_experts_fresh_from_disk_may_be_slower_than_residents() -> None:
     slower = {"bfloat16": rates.gemm["bfloat16"].scaled(0.25)}
     dram = replace(machine.dram, processor=replace(rates, gemm_streamed=slower))
     of = problem(replace(machine, levels={**machine.levels, "dram": dram}))
-    costs = TaskCosts(prices=of.prices, policy=policy(ffn_on_gpu=False, attention_on_gpu=False))
-    fresh_s, stayed_s = (costs.expert_s(256, is_resident=where) for where in (False, True))
+    costs = Price(prices=of.prices, policy=policy(ffn_on_gpu=False, attention_on_gpu=False))
+    fresh_s, stayed_s = (costs.expert_s(256, fresh=fresh) for fresh in (1, 0))
     assert fresh_s > 2 * stayed_s
 
 

@@ -1,28 +1,30 @@
-"""Seconds of single tasks, from the same pieces as the cost of a whole pass.
+"""Seconds of a task on its lane: the only cost there is. A pass costs what its tasks cost."""
 
-What all tasks of a pass take on a lane adds up to what `CostModel.lanes` says of it, but for
-whole layers and experts where that takes shares, and for routing where that takes its mean.
-"""
-
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from moebatch.layout.elementwise import CHOICE_STATES, NORM_STATES
 from moebatch.layout.load import PassLoad
-from moebatch.layout.scratch import product_rows
+from moebatch.layout.scratch import mean_product_rows, product_rows
 from moebatch.plan.prices import Prices
+from moebatch.schedule.task import Kind
 from moebatch.spec.hardware import LinkName, Processor
 from moebatch.spec.policy import Policy
 from moebatch.spec.shape import ModelShape
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TaskCosts:
+class Price:
     """Prices pieces of one layer under a policy. Loads are those of one micro-batch."""
 
     prices: Prices
     policy: Policy
-    num_chunks: int = 1
-    """Pieces in which an expert is moved."""
+
+    def of_batch(self, kind: Kind, load: PassLoad) -> float | None:
+        """Seconds of a task that depend on nothing but what its micro-batch has to do; None for
+        other kinds of tasks."""
+        price = _OF_BATCH.get(kind)
+        return None if price is None else price(self, load)
 
     # --- arithmetic -----------------------------------------------------------------------------
 
@@ -46,21 +48,29 @@ class TaskCosts:
         """Attention of decoding sequences on the CPU beside a GPU."""
         return self.prices.decode_attention_s(load, self.prices.cpu)
 
-    def gate_s(self, load: PassLoad, layer: int) -> float:
-        """Norm, router and shared expert of a MoE layer; norm and MLP of another one."""
-        params = self._shape.resident_layer_params(layer)
-        params -= self._shape.attention_params + 2 * self._shape.hidden_size
-        return self._gemm_s(load, params) + self._moving_s(NORM_STATES * load.tokens)
+    def gate_s(self, load: PassLoad, *layers: int) -> float:
+        """Norm, router and shared expert of a layer with experts; norm and MLP of another one."""
+        around = self._shape.attention_params + 2 * self._shape.hidden_size
+        params = sum(self._shape.resident_layer_params(layer) - around for layer in layers)
+        moving_s = self._moving_s(NORM_STATES * load.tokens * len(layers))
+        return self._gemm_s(load, params) + moving_s
 
-    def expert_s(self, rows: float, *, is_resident: bool) -> float:
-        """An expert over so many tokens."""
+    def expert_s(self, rows: float, *, fresh: float, is_mean: bool = False) -> float:
+        """An expert over so many tokens, which with the chance `fresh` has just arrived.
+
+        Args:
+            is_mean: `rows` vary from expert to expert and are so many in the mean.
+        """
         if rows <= 0:
             return 0.0
         moving_s = self._moving_s(CHOICE_STATES * rows)
         if self.prices.hardware.vram:
             return self.prices.expert_s(self._main, rows) + moving_s
-        compute, fresh = self.prices.dtypes.compute, float(not is_resident)
-        padded = product_rows(round(rows), compute, self._main.instruction_set)
+        compute, instructions = self.prices.dtypes.compute, self._main.instruction_set
+        if is_mean:
+            padded = mean_product_rows(rows, compute, instructions)
+        else:
+            padded = product_rows(round(rows), compute, instructions)
         return self.prices.cpu_expert_s(self._main, padded, fresh=fresh) + moving_s
 
     def head_s(self, rows: float) -> float:
@@ -69,33 +79,34 @@ class TaskCosts:
 
     # --- weights --------------------------------------------------------------------------------
 
-    def chunk_s(self) -> float:
-        """A piece of an expert on its way to where it is computed. Pinned buffers are filled while
-        the piece before is on the link, so the slower of the two counts."""
-        num_bytes = self._expert_bytes / self.num_chunks
+    def chunk_s(self, num_experts: float) -> float:
+        """So many experts, or parts of such, on their way to where they are computed. A copy into
+        pinned buffers runs beside the link, so the slower of the two counts."""
         if not self.prices.hardware.vram:
-            return self.prices.link_s("disk->dram", num_bytes)
-        return max(self.prices.link_s("dram->vram", num_bytes), self._staging_s(num_bytes))
+            return self.fetch_s(num_experts)
+        return max(self.up_s(num_experts), self.stage_s(num_experts))
 
-    def fetch_s(self) -> float:
-        """A piece of an expert on its way from disk to main memory."""
-        return self.prices.link_s("disk->dram", self._expert_bytes / self.num_chunks)
+    def fetch_s(self, num_experts: float) -> float:
+        """The same on their way from disk to main memory."""
+        return self.prices.link_s("disk->dram", num_experts * self._expert_bytes)
+
+    def up_s(self, num_experts: float) -> float:
+        """The same on their way from main memory to a GPU."""
+        return self.prices.link_s("dram->vram", num_experts * self._expert_bytes)
 
     def page_s(self, num_experts: float) -> float:
         """So many experts, or parts of such, on their way out of pinned buffers. What of them
         lives on disk under a GPU is read meanwhile."""
-        num_bytes = num_experts * self._expert_bytes
         if not self.prices.hardware.vram:
-            return self.prices.link_s("disk->dram", num_bytes)
+            return self.fetch_s(num_experts)
         weights = self.policy.weights
         below = weights.dram + weights.disk
-        read = num_bytes * weights.disk / below if below else 0.0
-        link_s = self.prices.link_s("dram->vram", num_bytes)
-        return max(link_s, self.prices.link_s("disk->dram", read))
+        on_disk = num_experts * weights.disk / below if below else 0.0
+        return max(self.up_s(num_experts), self.fetch_s(on_disk))
 
     def stage_s(self, num_experts: float) -> float:
         """The same on their way into pinned buffers."""
-        return self._staging_s(num_experts * self._expert_bytes)
+        return self.prices.staging_s(num_experts * self._expert_bytes, self.policy)
 
     def block_s(self, num_experts: float) -> float:
         """So many experts in one piece, buffers and link in turns."""
@@ -142,9 +153,6 @@ class TaskCosts:
         is_static = self.policy.batching == "static" and self.prices.hardware.vram
         return self.prices.hidden_bytes(load.prompt_tokens) if is_static else 0.0
 
-    def _staging_s(self, num_bytes: float) -> float:
-        return self.prices.staging_s(num_bytes, self.policy)
-
     def _gemm_s(self, load: PassLoad, params: int) -> float:
         return self.prices.dense_gemm_s(self._main, load, params, self.policy.micro_batch_size)
 
@@ -168,3 +176,17 @@ class TaskCosts:
     @property
     def _expert_bytes(self) -> int:
         return self.prices.dtypes.expert_bytes(self._shape)
+
+
+_OF_BATCH: Mapping[Kind, Callable[[Price, PassLoad], float]] = {
+    Kind.ATTEND: Price.attend_s,
+    Kind.PRE: Price.project_s,
+    Kind.ATTN: Price.cpu_attention_s,
+    Kind.OUT: Price.out_s,
+    Kind.OFF: Price.off_s,
+    Kind.LOAD: Price.load_s,
+    Kind.KV_UP: Price.kv_up_s,
+    Kind.KV_DOWN: Price.kv_down_s,
+    Kind.KV_READ: Price.kv_read_s,
+    Kind.KV_WRITE: Price.kv_write_s,
+}

@@ -1,0 +1,208 @@
+"""A pass as the sum of its tasks: what a schedule launches, each at its price."""
+
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass, fields, replace
+
+from moebatch.layout.distinct_experts import distinct_experts
+from moebatch.layout.load import PassLoad
+from moebatch.layout.scratch import PROMPT_ROWS, gpu_prompt_rows
+from moebatch.plan.price import Price
+from moebatch.plan.prices import Prices
+from moebatch.schedule.emission import Launched, launched
+from moebatch.schedule.kv_route import Place
+from moebatch.schedule.lanes import lane_of_kind
+from moebatch.schedule.registry import traits_of
+from moebatch.schedule.task import Kind
+from moebatch.spec.hardware import LEVELS, LevelName
+from moebatch.spec.policy import Policy
+from moebatch.spec.shape import ModelShape
+
+LaneTime = tuple[str, float]
+_PROCESSORS = ("gpu", "cpu")
+_KV = frozenset({Kind.KV_READ, Kind.KV_UP, Kind.KV_DOWN, Kind.KV_WRITE})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PassTasks:
+    """Tasks of a mean pass under a policy, with as many micro-batches and experts as that has,
+    fractions allowed."""
+
+    prices: Prices
+    load: PassLoad
+    policy: Policy
+
+    @property
+    def key(self) -> Hashable:
+        """All that `computing` depends on beside the prices: many policies share it."""
+        policy = self.policy
+        return (
+            self.load,
+            policy.micro_batch_size,
+            policy.schedule,
+            policy.attention_on_gpu,
+            policy.weights.disk,
+        )
+
+    # --- whatever lives where -------------------------------------------------------------------
+
+    def computing(self) -> Iterator[LaneTime]:
+        """Lane and seconds of each kind of task that does not depend on what lives where."""
+        layers = self._shape.num_layers
+        for number, batch, kinds in self._micro_batches(self._top):
+            for kind, count in kinds.items():
+                seconds = None if kind in _KV else self._price.of_batch(kind, batch)
+                if seconds is not None:
+                    yield self._lane(kind), layers * number * count * seconds
+            # Gates, and what layers without experts have in their place.
+            yield self._lane(Kind.GATE), number * self._price.gate_s(batch, *range(layers))
+            if Kind.LOAD in kinds and Kind.OUT not in kinds:  # `post` projects
+                yield self._lane(Kind.POST), layers * number * self._price.out_s(batch)
+        yield self._lane(Kind.EXPERT), self.experts_s
+        yield self._lane(Kind.COMBINE), self._price.head_s(self.load.logits_rows)
+
+    @property
+    def outside_s(self) -> float:
+        """All that is computed but the experts, one after the other."""
+        everything = (time_s for lane, time_s in self.computing() if lane in _PROCESSORS)
+        return sum(everything) - self.experts_s
+
+    @property
+    def expert_s(self) -> float:
+        """One expert, on those tokens of the pass that choose it."""
+        active = len(self._shape.moe_layers) * distinct_experts(self._shape, self.load.tokens)
+        return self.experts_s / max(1.0, active)
+
+    @property
+    def experts_s(self) -> float:
+        """All experts: once over all tokens of the pass, or once for every micro-batch."""
+        if traits_of(self.policy).runs == "pass":
+            return self._expert_layers_s(self.load.tokens)
+        return sum(number * self._expert_layers_s(batch.tokens) for number, batch in self._sizes())
+
+    @property
+    def gaps_s(self) -> tuple[float, float]:
+        """Longest time in which a CPU gives no slot back, in every layer: from the last expert of
+        one layer that arrives to the first of the next, both computed, with the rest of a layer and
+        the experts that stay between them; and the same when the head comes between, too."""
+        shape, head_s = self._shape, self._price.head_s(self.load.logits_rows)
+        outside_s = (self.outside_s - head_s) / shape.num_layers
+        of_layer_s = self.experts_s / len(shape.moe_layers)
+        each_s = of_layer_s / max(1.0, distinct_experts(shape, self.load.tokens))
+        gap_s = outside_s + self.policy.weights.dram * of_layer_s + 2 * each_s
+        return gap_s, gap_s + head_s
+
+    # --- what moves -----------------------------------------------------------------------------
+
+    def moving(self, num_loads: float | None = None) -> Iterator[LaneTime]:
+        """Lane and seconds of each kind of task that brings or stores what lives elsewhere.
+
+        Args:
+            num_loads: experts that come to where they are computed; None counts those that some
+                token chooses, if routing is even, and that do not live there.
+        """
+        yield from self._weights(num_loads)
+        for home in LEVELS:
+            if self.policy.kv_cache.on(home):
+                yield from self._keys_and_values(home)
+
+    @property
+    def load_s(self) -> float:
+        """Seconds until an expert has come from below, on all the way together."""
+        return sum(seconds for _, seconds in self._weights(1.0))
+
+    @property
+    def weights_s(self) -> float:
+        """Seconds in which the busiest lane brings experts."""
+        return max(seconds for _, seconds in self._weights(None))
+
+    def _weights(self, num_loads: float | None) -> Iterator[LaneTime]:
+        weights = self.policy.weights
+        below = 1 - weights.on(self._top)
+        loads = below * self._moved_experts() if num_loads is None else num_loads
+        if self._top == "dram":
+            yield self._lane(Kind.CHUNK), self._price.fetch_s(loads)
+            return
+        on_disk = loads * weights.disk / below if below else 0.0
+        yield self._lane(Kind.FETCH), self._price.fetch_s(on_disk)
+        match traits_of(self.policy).moves:
+            case "experts":
+                yield self._lane(Kind.CHUNK), self._price.chunk_s(loads)
+            case "pages":
+                yield self._lane(Kind.PAGE), self._price.up_s(loads)
+                yield self._lane(Kind.STAGE), self._price.stage_s(loads)
+            case "block":
+                yield self._lane(Kind.BLOCK), self._price.chunk_s(loads)
+
+    def _moved_experts(self) -> float:
+        """Experts that a pass would move if none were where they are computed. Some schedules bring
+        whole layers, chosen or not; some do so again for each micro-batch."""
+        traits, layers = traits_of(self.policy), len(self._shape.moe_layers)
+        if traits.foresees != "layer":
+            return distinct_experts(self._shape, self.load.tokens) * layers
+        walks = 1.0 if traits.shares_weights else sum(number for number, _ in self._sizes())
+        return max(1.0, walks) * self._shape.num_experts * layers
+
+    def _keys_and_values(self, home: LevelName) -> Iterator[LaneTime]:
+        layers = self.policy.kv_cache.on(home) * self._shape.num_layers
+        for number, batch, kinds in self._micro_batches(home):
+            for kind in kinds.keys() & _KV:
+                seconds = self._price.of_batch(kind, batch)
+                assert seconds is not None, f"{kind} is of a micro-batch"
+                yield self._lane(kind), layers * number * kinds[kind] * seconds
+
+    # --- micro-batches --------------------------------------------------------------------------
+
+    def _micro_batches(self, home: LevelName) -> Iterator[tuple[float, PassLoad, Launched]]:
+        """How many there are of a kind, what each has to do, and the tasks it is launched as in a
+        layer whose keys and values live at `home`."""
+        beside = self._top == "vram" and not self.policy.attention_on_gpu
+        kinds = launched(self.policy.schedule, self._top, home, attends_on_cpu=beside)
+        for number, batch in self._sizes():
+            yield number, batch, kinds[batch.prompt_tokens > 0]
+
+    def _sizes(self) -> Iterator[tuple[float, PassLoad]]:
+        """Micro-batches of sequences that decode, then those of prompts."""
+        load, policy = self.load, self.policy
+        prompt_rows = gpu_prompt_rows(policy) if self._top == "vram" else PROMPT_ROWS
+        decode = PassLoad(
+            decode_sequences=load.decode_sequences, decode_positions=load.decode_positions
+        )
+        prompts = replace(
+            load, decode_sequences=0.0, decode_positions=0.0, logits_rows=0.0, spare_pages=0.0
+        )
+        for part, size in ((decode, policy.micro_batch_size), (prompts, prompt_rows)):
+            if part.tokens:
+                number = max(1.0, part.tokens / size)
+                yield number, _share(part, number)
+
+    def _expert_layers_s(self, tokens: float) -> float:
+        """Experts of all layers once, over so many tokens."""
+        shape = self._shape
+        active = distinct_experts(shape, tokens)
+        if not active:
+            return 0.0
+        rows = tokens * shape.experts_per_token / active
+        each_s = self._price.expert_s(rows, fresh=self.policy.weights.disk, is_mean=True)
+        return len(shape.moe_layers) * active * each_s
+
+    def _lane(self, kind: Kind) -> str:
+        return lane_of_kind(kind, self._top)
+
+    @property
+    def _price(self) -> Price:
+        return Price(prices=self.prices, policy=self.policy)
+
+    @property
+    def _shape(self) -> ModelShape:
+        return self.prices.shape
+
+    @property
+    def _top(self) -> Place:
+        return "vram" if self.prices.hardware.vram else "dram"
+
+
+def _share(load: PassLoad, number: float) -> PassLoad:
+    """One of so many equal parts."""
+    if number == 1:
+        return load
+    return PassLoad(**{entry.name: getattr(load, entry.name) / number for entry in fields(load)})
