@@ -41,27 +41,18 @@ class Form(BaseModel):
 Filled = TypeVar("Filled", bound=Form)
 
 
-def read_form(
-    path: Path,
-    form: type[Filled],
-    *,
-    kind: str,
-    check: Callable[[Filled], Findings] | None = None,
-) -> Filled:
+def read_form(path: Path, form: type[Filled], *, kind: str, **context: object) -> Filled:
     """The form that a YAML file fills in; a ``kind="job file"`` is called so in messages. The
-    validators of the form share a dict as their context. `check` finds what is wrong with a form
-    that is right in itself.
+    validators of the form share a dict as their `context`.
 
     Raises ConfigError with all faults of the file at once.
     """
     file = read_yaml(path, kind=kind)
     findings = list(form.contradictions(file.content))
     try:
-        filled = form.model_validate(file.content, context={})
+        filled = form.model_validate(file.content, context=context)
     except ValidationError as error:
         findings += _findings(error, form)
-    else:
-        findings += check(filled) if check else ()
     faults = [*file.faults, *_new_faults(findings, file)]
     if faults:
         raise ConfigError(sorted(faults, key=lambda fault: fault.line or 0))

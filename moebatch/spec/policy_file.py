@@ -10,7 +10,6 @@ from typing import Any
 
 from moebatch.spec.hardware import LEVELS
 from moebatch.spec.library import find
-from moebatch.spec.place import Findings
 from moebatch.spec.policy import OpenPolicy, Placement, Policy
 from moebatch.spec.workload import Workload
 
@@ -86,12 +85,7 @@ def load_policy(name_or_path: str | Path, *, rules: Rules = lambda policy: ()) -
     from moebatch.spec.policy_form import PolicyForm
 
     path = find("saved", str(name_or_path))
-
-    def broken_rules(filled: PolicyForm) -> Findings:
-        return ((("policy", key), message) for key, message in rules(filled.policy))
-
-    filled = read_form(path, PolicyForm, kind="policy file", check=broken_rules)
-    content = given(filled)
+    content = given(read_form(path, PolicyForm, kind="policy file", rules=rules))
     return PolicyFile(**{"title": path.stem, **content, "path": str(path)})
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from math import ceil, isfinite
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BeforeValidator
+from pydantic import AfterValidator, BeforeValidator, ValidationInfo, field_validator
 
 from moebatch.quoting import shown
 from moebatch.spec.form import Built, Form, form_of
@@ -73,14 +73,6 @@ def _token_contradictions(policy: OpenPolicy) -> Iterator[tuple[str, str]]:
             f"is {tokens}, too few for one token of each of the {policy.batch_size} sequences of "
             "batch_size; raise it or lower that",
         )
-
-
-def _policy(**values: Any) -> OpenPolicy:
-    policy = OpenPolicy(**values)
-    found = [((key,), message) for key, message in _contradictions(policy)]
-    if found:
-        raise WrongValues(found)
-    return policy
 
 
 def _placement(**shares: float) -> Placement:
@@ -174,6 +166,15 @@ class PolicyForm(Form):
     model: Line = None
     hardware: Line = None
     workload: Annotated[Workload | None, Built(_WorkloadForm, _workload)] = None
-    policy: Annotated[OpenPolicy, Built(_POLICY, _policy)]
+    policy: Annotated[OpenPolicy, Built(_POLICY, OpenPolicy)]
     published: _Record = None
     prediction: _Record = None
+
+    @field_validator("policy")
+    @classmethod
+    def _agrees(cls, policy: OpenPolicy, info: ValidationInfo) -> OpenPolicy:
+        assert info.context is not None, "a policy is read as a form"
+        faults = [*_contradictions(policy), *info.context["rules"](policy)]
+        if faults:
+            raise WrongValues(((key,), message) for key, message in faults)
+        return policy

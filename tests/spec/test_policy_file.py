@@ -491,6 +491,15 @@ class TestRefusals:
         else:
             assert file.resolve(JOB, num_experts=256).batch_size >= 1
 
+    def test_what_does_not_go_together_is_said_at_once_for_policy_and_schedule(
+        self, tmp_path: Path
+    ) -> None:
+        text = SHORT.replace("micro_batch_size: 4", "micro_batch_size: 9") + "  schedule: flexgen\n"
+        assert [each.where for each in faults(tmp_path, text)] == [
+            "policy.micro_batch_size",
+            "policy.schedule",
+        ]
+
     def test_a_file_that_is_not_there(self, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="no such file; give the path of a policy file"):
             load_policy(tmp_path / "missing.yaml")
