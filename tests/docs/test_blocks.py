@@ -6,8 +6,8 @@ import pytest
 
 from moebatch.spec.job import Job
 from moebatch.spec.yaml_file import read_yaml
-from tests.docs.console import faults_of_page, matches, prepare
-from tests.docs.pages import PAGES, RUNNABLE, Block, blocks
+from tests.docs.console import commands, faults_of_page, matches, prepare
+from tests.docs.pages import PAGES, RUNNABLE, Block, anchors, blocks, links
 
 _WITH_COMMANDS = [
     page
@@ -71,3 +71,28 @@ class TestComparison:
 
     def test_a_command_shown_without_output_may_print_anything(self) -> None:
         assert matches([], "x")
+
+
+class TestPages:
+    def test_a_comment_before_a_block_says_why_it_is_not_run_or_what_file_it_is(self) -> None:
+        page = "<!-- not run: no cluster -->\n\n```console\n$ x\n```\n\n```yaml\n# job.yaml\n```\n"
+        page += "<!-- file: rows.jsonl -->\n```json\n{}\n```\n"
+        cluster, job, rows = blocks(page)
+        assert cluster.not_run == "no cluster"
+        assert job.not_run is None
+        assert (cluster.file_name, job.file_name, rows.file_name) == (
+            None,
+            "job.yaml",
+            "rows.jsonl",
+        )
+
+    def test_commands_continue_behind_a_backslash(self) -> None:
+        (block,) = blocks("```console\n$ one \\\n    --two\nout\n$ three\n```\n")
+        first, second = commands(block)
+        assert (first.words, first.expected, first.num_lines) == ("one --two", ["out"], 2)
+        assert (second.words, second.line) == ("three", 5)
+
+    def test_links_in_code_are_none_and_headings_are_anchors(self) -> None:
+        page = "# One `two`, three\n[a](b.md#c) `[d](e)`\n```text\n# no heading [f](g)\n```\n"
+        assert links(page) == ["b.md#c"]
+        assert anchors(page) == {"one-two-three"}
