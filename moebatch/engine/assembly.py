@@ -22,6 +22,7 @@ from moebatch.engine.spec import EngineSpec
 from moebatch.engine.sweep import PlainSweep
 from moebatch.engine.tail import Tail
 from moebatch.engine.weights import ExpertwiseWeights, PagewiseWeights, WeightStream
+from moebatch.layout.buffers import ACTIVATIONS_TERM, KV_TERM, PROJECTIONS_TERM
 from moebatch.layout.ladder import Lane, lanes_of
 from moebatch.layout.scratch import bucket_rows
 from moebatch.layout.setup import cache_of, setup_of
@@ -198,7 +199,7 @@ class _Assembly:
             gating=approximation.gating,
             activation_level=approximation.activation_level,
         )
-        self._memory.reserve(decoder.scratch_bytes, "activations")
+        self._memory.reserve(decoder.scratch_bytes, ACTIVATIONS_TERM)
         return decoder
 
     def _cache(self) -> KVCache:
@@ -219,7 +220,7 @@ class _Assembly:
             shares=self._spec.shares_prefixes,
         )
         self._opened.callback(cache.close)
-        self._memory.reserve(cache.bytes_on(ladder.top), "keys and values")
+        self._memory.reserve(cache.bytes_on(ladder.top), KV_TERM)
         return cache
 
     def _weights(self, setup: Setup, store: ExpertStore | None, executor: Executor) -> WeightStream:
@@ -264,7 +265,7 @@ class _Assembly:
         files = self._files
 
         def on_device(size: tuple[int, ...]) -> Tensor:
-            return self._memory.allocate(size, files.dtype, what="projections")
+            return self._memory.allocate(size, files.dtype, what=PROJECTIONS_TERM)
 
         core = AttentionCore(
             files.shape, self._spec.limits, dtype=files.dtype, device=torch.device("cpu")

@@ -15,13 +15,7 @@ from moebatch.spec.sampling import Sampling
 
 def changes_logits(sampling: Sampling, num_output_tokens: int) -> bool:
     """Whether `adjust` would touch a row at this position."""
-    return bool(
-        num_output_tokens < sampling.min_tokens
-        or sampling.logit_bias
-        or sampling.repetition_penalty != 1.0
-        or sampling.presence_penalty
-        or sampling.frequency_penalty
-    )
+    return num_output_tokens < sampling.min_tokens or sampling.changes_logits
 
 
 def adjust(

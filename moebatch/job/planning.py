@@ -11,6 +11,7 @@ from moebatch.job.runnable import not_runnable
 from moebatch.measure.disk import free_bytes
 from moebatch.measure.machine import measure_machine
 from moebatch.measure.saved import load_saved, machine_profile
+from moebatch.model.native import loader
 from moebatch.plan.expert_choice import ExpertChoice, Wishes, choose_experts, wished
 from moebatch.plan.fitting import fitted, policy_for, slot_notes, with_room
 from moebatch.plan.machine import detect_machine
@@ -132,6 +133,7 @@ def job_problem(
         workload=workload,
         program_bytes=_program_bytes(kind),
         stages=kind == "emulate" and _has_staging(hardware),
+        instruction_set=_instruction_set(),
     )
     for level, num_bytes in _budgets(job, problem.hardware, kind).items():
         problem = problem.with_capacity(level, num_bytes)
@@ -150,6 +152,12 @@ def _program_bytes(kind: DeviceKind) -> Mapping[LevelName, int]:
         return {"dram": held}
     usual = PROGRAM_BYTES_WITH_GPU
     return {**usual, "dram": max(held, usual["dram"])}
+
+
+def _instruction_set() -> str:
+    """That of the kernels that run here, which another machine's profile does not know."""
+    kernels = loader.kernels()
+    return kernels.instruction_set if kernels else ""
 
 
 def _budgets(job: Job, hardware: Hardware, kind: DeviceKind) -> dict[LevelName, int]:

@@ -153,6 +153,7 @@ class _Tally:
     num_repeated: int = 0
     max_total_tokens: int = 0
     max_new_tokens: int = 0
+    takes_likeliest: bool = True
     lengths: LengthSample = field(default_factory=LengthSample)
     beginnings: Beginnings = field(default_factory=Beginnings)
     repeats: RepeatCounter = field(default_factory=RepeatCounter)
@@ -197,6 +198,7 @@ class _Tally:
         sampling, num_prompt = request.sampling, len(request.prompt_tokens)
         self.max_total_tokens = max(self.max_total_tokens, num_prompt + sampling.max_tokens)
         self.max_new_tokens = max(self.max_new_tokens, sampling.max_tokens)
+        self.takes_likeliest &= sampling.takes_likeliest
         for choice in range(sampling.n):
             shared = self.beginnings.add(request.prompt_tokens) if self.shares else 0
             known = num_prompt + request.num_begun(choice)
@@ -261,6 +263,7 @@ class _Tally:
             mean_shared_tokens=self.num_shared_tokens / self.num_sequences,
             max_total_tokens=self.max_total_tokens,
             max_new_tokens=self.max_new_tokens,
+            takes_likeliest=self.takes_likeliest,
             lengths=tuple(self.lengths.kept),
         )
 

@@ -4,6 +4,8 @@ Shape letters: D hidden, F expert width, R rows.
 """
 
 from dataclasses import dataclass
+from functools import cache
+from typing import NamedTuple
 
 from moebatch.spec.hardware import Dtype
 from moebatch.spec.policy import Policy
@@ -130,17 +132,70 @@ def logits_rows(shape: ModelShape, dtype_bytes: int) -> int:
     return max(1, min(_MAX_LOGITS_ROWS, fitting))
 
 
-def scratch_bytes(shape: ModelShape, limits: Limits, dtype_bytes: int, *, converts: bool) -> int:
-    """Bytes that a `Decoder` allocates up front.
+class Room(NamedTuple):
+    """Something that a decoder allocates up front."""
 
-    `converts` says that experts arrive in another dtype than they are computed in.
+    name: str
+    num_elements: int
+    element_bytes: int
+
+    @property
+    def num_bytes(self) -> int:
+        """All of it."""
+        return self.num_elements * self.element_bytes
+
+
+def decoder_rooms(
+    shape: ModelShape, limits: Limits, dtype_bytes: int, *, converts: bool
+) -> tuple[Room, ...]:
+    """What a `Decoder` allocates up front.
+
+    `converts` says that stored matrices become such of the compute dtype before they are
+    multiplied.
     """
-    step = step_elements(shape, limits) + converts * converted_elements(shape)
-    core = attention_core_elements(shape, limits)
-    normed = limits.pass_tokens * shape.hidden_size
     choices = limits.pass_tokens * shape.experts_per_token
-    elements = step + core + normed + choices * shape.hidden_size
-    return elements * dtype_bytes + choices * (_WEIGHT_BYTES + _INDEX_BYTES)
+    converted = converted_elements(shape) if converts else 0
+    return (
+        Room("scratch of a step", step_elements(shape, limits), dtype_bytes),
+        Room("gathered keys and values", attention_core_elements(shape, limits), dtype_bytes),
+        Room("converted matrix", converted, dtype_bytes),
+        Room("normed tokens", limits.pass_tokens * shape.hidden_size, dtype_bytes),
+        Room("outputs of experts", choices * shape.hidden_size, dtype_bytes),
+        Room("chosen experts", choices, _WEIGHT_BYTES + _INDEX_BYTES),
+    )
+
+
+def scratch_bytes(shape: ModelShape, limits: Limits, dtype_bytes: int, *, converts: bool) -> int:
+    """Bytes of `decoder_rooms`."""
+    rooms = decoder_rooms(shape, limits, dtype_bytes, converts=converts)
+    return sum(room.num_bytes for room in rooms)
+
+
+def num_library_products(
+    shape: ModelShape, limits: Limits, dtype: Dtype, instruction_set: str
+) -> int:
+    """Pairs of a matrix and a row count that a run may have multiplied by torch's library, where
+    the program's own kernels run."""
+    D = shape.hidden_size
+    widths = {shape.expert_width, shape.shared_expert_width, shape.dense_width} - {0}
+    by_rows = (
+        (limits.micro_batch_tokens, {(D, shape.query_width), (shape.query_width, D)}),
+        (limits.micro_batch_tokens, {(D, shape.kv_width)}),
+        (limits.expert_rows, {pair for F in widths for pair in ((D, F), (F, D))}),
+        (limits.expert_rows, {(D, shape.num_experts)}),
+        (min(limits.expert_rows, _MAX_LOGITS_ROWS), {(D, shape.vocab_size)}),
+    )
+    return sum(
+        _num_library_rows(bucket_rows(rows), dtype, instruction_set) * len(matrices)
+        for rows, matrices in by_rows
+    )
+
+
+@cache
+def _num_library_rows(most: int, dtype: Dtype, instruction_set: str) -> int:
+    """Row counts in use up to `most` that the program's own kernels leave to torch's library."""
+    counts = {bucket_rows(rows) for rows in range(1, most + 1)}
+    return sum(not kernel_multiplies(rows, dtype, instruction_set) for rows in counts)
 
 
 def attention_core_elements(shape: ModelShape, limits: Limits) -> int:

@@ -3,8 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from moebatch.layout.buffers import MemoryUse
 from moebatch.layout.division import Division
-from moebatch.layout.footprint import Dtypes, Footprint, footprints
+from moebatch.layout.footprint import Dtypes, Footprint
 from moebatch.layout.habits import Habits
 from moebatch.layout.ladder import Ladder
 from moebatch.plan.cost import CostModel
@@ -38,6 +39,9 @@ class Problem:
     emulated; a real one reads memory that is pinned as a whole."""
     habits: Habits | None = None
     """What is known of the model's routing."""
+    instruction_set: str | None = None
+    """That of the kernels that run on the CPU, empty where none do; None is as the hardware says.
+    They decide over the memory that products take."""
 
     @property
     def prices(self) -> Prices:
@@ -77,18 +81,23 @@ class Problem:
     ) -> dict[LevelName, Footprint]:
         """What `policy` takes of every level of the machine; with whole experts and layers, unless
         `division` says otherwise."""
-        usual = PROGRAM_BYTES_WITH_GPU if self.with_vram else _PROGRAM_BYTES
-        of_levels = footprints(
-            self.shape,
-            policy,
-            dtypes=self.dtypes,
-            program_bytes=self.program_bytes or usual,
-            max_tokens=self.workload.max_total_tokens,
-            with_vram=self.with_vram,
-            is_staged=self.ladder.copies_through_buffers(policy),
-            division=division,
-        )
+        of_levels = self.memory.footprints(policy, division)
         return {level: of_levels[level] for level in self.hardware.levels}
+
+    @property
+    def memory(self) -> MemoryUse:
+        """What is held whatever the policy, and the buffers of policies."""
+        usual = PROGRAM_BYTES_WITH_GPU if self.with_vram else _PROGRAM_BYTES
+        cpu = self.hardware.dram.processor
+        planned = cpu.instruction_set if cpu else ""
+        return MemoryUse(
+            shape=self.shape,
+            dtypes=self.dtypes,
+            workload=self.workload,
+            program_bytes=self.program_bytes or usual,
+            ladder=self.ladder,
+            instruction_set=planned if self.instruction_set is None else self.instruction_set,
+        )
 
     def capacity_bytes(self, level: LevelName) -> int:
         """What the job may take of a level."""

@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 
 from moebatch.errors import DoesNotFit
-from moebatch.layout.footprint import KV_TERM, Footprint
+from moebatch.layout.buffers import KV_TERM
+from moebatch.layout.footprint import Footprint
 from moebatch.plan.affine import Known, footprints_in_parts, placement
 from moebatch.plan.bounds import filled
 from moebatch.plan.candidates import FEWEST_SLOTS, candidates

@@ -3,8 +3,9 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
+from moebatch.layout.buffers import RESIDENT_TERM, SLOTS_TERM
 from moebatch.layout.division import comes_in_pages, most_streamed
-from moebatch.layout.footprint import RESIDENT_TERM, SLOTS_TERM, packed_bytes, slot_bytes
+from moebatch.layout.footprint import packed_bytes, slot_bytes
 from moebatch.plan.affine import Variable, placement
 from moebatch.plan.bounds import seconds_under
 from moebatch.plan.candidates import Candidate

@@ -49,3 +49,19 @@ class Sampling:
     def greedy(self) -> bool:
         """Whether the likeliest token is always taken, as below vLLM's smallest temperature."""
         return self.temperature < 1e-5
+
+    @property
+    def changes_logits(self) -> bool:
+        """Whether logits are changed before a token is chosen, at whatever place of an answer."""
+        return bool(
+            self.logit_bias
+            or self.repetition_penalty != 1.0
+            or self.presence_penalty
+            or self.frequency_penalty
+        )
+
+    @property
+    def takes_likeliest(self) -> bool:
+        """Whether the likeliest tokens are wanted and nothing else is."""
+        unchanged = not self.changes_logits and not self.min_tokens
+        return self.greedy and self.logprobs is None and unchanged

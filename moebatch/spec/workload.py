@@ -50,6 +50,8 @@ class Workload:
     """Longest prompt and answer together that was seen."""
     max_new_tokens: int = 0
     """Longest answer; 0 says that all are as long as the mean."""
+    takes_likeliest: bool = False
+    """Whether no row wants more than the likeliest tokens: none is drawn or reported."""
     lengths: tuple[Length, ...] = ()
     """A sample in the order of the file: every k-th sequence. Empty: all are as the means say."""
 

@@ -14,6 +14,7 @@ from moebatch.checkpoint.direct import PAGE_BYTES, DirectFile, align_up
 from moebatch.checkpoint.index import Extent, Weight
 from moebatch.checkpoint.model_files import ModelFiles
 from moebatch.checkpoint.record import TORCH_DTYPES
+from moebatch.layout.buffers import DENSE_TERM
 from moebatch.store.device_memory import DeviceMemory
 from moebatch.store.memory import Arena
 
@@ -36,7 +37,7 @@ class DenseLoader:
         if memory is None:
             self._room = Arena(total).bytes
         else:
-            self._room = memory.allocate(total, what="weights outside experts")
+            self._room = memory.allocate(total, what=DENSE_TERM)
         self._used = 0
         self._window = Arena(_WINDOW_BYTES + PAGE_BYTES)
         self._files: dict[Path, DirectFile] = {}

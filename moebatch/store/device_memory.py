@@ -1,6 +1,7 @@
 """Memory of a device, real or emulated, with a capacity that nothing exceeds."""
 
 import threading
+from collections import Counter
 from math import prod
 
 import torch
@@ -32,6 +33,8 @@ class DeviceMemory:
         self.used_bytes = 0
         self.peak_bytes = 0
         """Most bytes that were in use at the same time."""
+        self.taken_bytes: Counter[str] = Counter()
+        """Bytes that have been taken under each name."""
         self._lock = threading.Lock()
 
     def allocate(
@@ -66,4 +69,5 @@ class DeviceMemory:
                     f"raise resources.{self.level}, or have the policy planned again"
                 )
             self.used_bytes += num_bytes
+            self.taken_bytes[what] += num_bytes
             self.peak_bytes = max(self.peak_bytes, self.used_bytes)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from moebatch.layout.buffers import RESIDENT_TERM, SLOTS_TERM
 from moebatch.schedule.slots.expert_load import ExpertKey
 from moebatch.schedule.slots.paged_room import most_streamed
 from moebatch.store.device_memory import DeviceMemory
@@ -58,10 +59,10 @@ class PagedExperts:
         self._num_layers = num_layers
         self._cut = PageCut(source, experts, resident)
         num_bytes = len(resident) * source.slot_bytes
-        living_here = memory.allocate(num_bytes, what="resident experts")
+        living_here = memory.allocate(num_bytes, what=RESIDENT_TERM)
         self._resident = dict(zip(resident, self._slots(living_here), strict=True))
         num_bytes = most_streamed(experts, resident) * source.slot_bytes
-        rooms = [memory.allocate(num_bytes, what="half of the pages") for _ in range(2)]
+        rooms = [memory.allocate(num_bytes, what=SLOTS_TERM) for _ in range(2)]
         self._halves = [_Half(room, self._slots(room)) for room in rooms]
         self._num_paged = 0
         self._staging: Arena | None = None

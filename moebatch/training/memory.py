@@ -5,7 +5,8 @@ from math import prod
 import torch
 
 from moebatch.checkpoint.model_files import ModelFiles
-from moebatch.layout.footprint import FLOAT_BYTES, LIBRARY_BYTES, Footprint
+from moebatch.layout.buffers import LIBRARY_BYTES
+from moebatch.layout.footprint import FLOAT_BYTES, Footprint
 from moebatch.spec.shape import ModelShape
 from moebatch.training.reading import BATCH_TOKENS
 

@@ -9,17 +9,26 @@ import torch
 
 from moebatch.checkpoint.model_files import ModelFiles, open_model
 from moebatch.engine.build import BuiltEngine, build_engine
-from moebatch.engine.device import Device
+from moebatch.engine.device import IN_MAIN_MEMORY, Device
 from moebatch.engine.spec import EngineSpec
-from moebatch.layout.footprint import KV_TERM, KV_WINDOW_TERM, RESIDENT_TERM, SLOTS_TERM
-from moebatch.layout.scratch import limits_of, scratch_bytes
+from moebatch.layout.buffers import (
+    ACTIVATIONS_TERM,
+    DENSE_TERM,
+    KV_TERM,
+    KV_WINDOW_TERM,
+    RESIDENT_TERM,
+    SLOTS_TERM,
+)
+from moebatch.layout.footprint import slot_bytes
+from moebatch.layout.scratch import decoder_rooms, limits_of, scratch_bytes
 from moebatch.plan.planner import best_policy
 from moebatch.plan.problem import Problem
 from moebatch.spec.hardware import Hardware
-from moebatch.spec.policy import Policy
+from moebatch.spec.policy import Placement, Policy
 from moebatch.spec.workload import Length, Workload
 from tests.engine.test_engine import NEW_TOKENS, TokenText, requests, tokens_of
 from tests.engine.test_schedules import CASES, EMULATED, emulated
+from tests.plan.problems import cpu_machine
 
 MAX_TOKENS = 112
 FEW_BYTES = 2**20
@@ -91,6 +100,37 @@ def test_a_device_holds_what_was_priced(
     assert in_cache == below.get(KV_TERM, 0) + below.get(KV_WINDOW_TERM, 0)
     experts = below.get(RESIDENT_TERM, 0) + below.get(SLOTS_TERM, 0)
     assert in_slots <= max(experts, 4096)
+
+
+@pytest.mark.parametrize("family", ["mixtral", "qwen2_moe"])
+def test_buffers_have_the_sizes_of_what_an_engine_allocates(
+    tiny_checkpoint: Callable[..., Path], tmp_path: Path, family: str
+) -> None:
+    files = open_model(tiny_checkpoint(family), "float32")
+    policy = Policy(
+        batch_size=4,
+        micro_batch_size=2,
+        tokens_per_pass=16,
+        num_slots=2,
+        num_kv_pages=30,
+        weights=Placement(dram=0.4, disk=0.6),
+        kv_cache=Placement(dram=0.5, disk=0.5),
+    )
+    asked = problem_of(files, cpu_machine())
+    buffers = {b.name: b.num_bytes for b in asked.memory.buffers(policy) if b.level == "dram"}
+    built = build(files, policy, IN_MAIN_MEMORY, tmp_path)
+    taken, store = built.runtime.memory.taken_bytes, built.runtime.experts
+    built.close()
+    assert store is not None
+    windows = sum(size for name, size in buffers.items() if name.startswith("window on"))
+    rooms = decoder_rooms(files.shape, limits_of(policy, max_tokens=MAX_TOKENS), 4, converts=False)
+    scratch = sum(buffers[room.name] for room in rooms)
+    assert taken[DENSE_TERM] <= buffers[DENSE_TERM] <= taken[DENSE_TERM] + FEW_BYTES / 8
+    assert taken[KV_TERM] == pytest.approx(buffers[KV_TERM] + windows, abs=512)
+    assert taken[ACTIVATIONS_TERM] == pytest.approx(scratch, abs=512)
+    planned = buffers[RESIDENT_TERM] + buffers[SLOTS_TERM]
+    experts = files.dtypes.expert_bytes(files.shape) / slot_bytes(files.shape, files.dtypes)
+    assert experts * planned <= store._arena.num_bytes <= planned, "blocks at their borders"
 
 
 @pytest.mark.few

@@ -7,14 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moebatch.errors import DoesNotFit
+from moebatch.layout.buffers import KV_TERM, KV_WINDOW_TERM, RESIDENT_TERM, SLOTS_TERM
 from moebatch.layout.division import most_streamed
-from moebatch.layout.footprint import (
-    KV_TERM,
-    KV_WINDOW_TERM,
-    RESIDENT_TERM,
-    SLOTS_TERM,
-    Footprint,
-)
+from moebatch.layout.footprint import Footprint
 from moebatch.layout.ladder import Ladder
 from moebatch.layout.setup import expert_homes, expert_keys, residents
 from moebatch.plan.planner import best_policy

@@ -240,7 +240,7 @@ def test_both_halves_and_residents_are_part_of_the_capacity(
     memory = DeviceMemory(CPU, room + 2 * 512)
     PagedExperts(source, memory, KEYS, num_layers=NUM_LAYERS, resident=RESIDENT)
     assert room <= memory.used_bytes
-    with pytest.raises(DoesNotFit, match="half of the pages take"):
+    with pytest.raises(DoesNotFit, match="expert slots take"):
         memory = DeviceMemory(CPU, room - 512)
         PagedExperts(source, memory, KEYS, num_layers=NUM_LAYERS, resident=RESIDENT)
 

@@ -8,13 +8,13 @@ of keys and values, in the order that the caller says; the disk holds the rest.
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from moebatch.layout.footprint import (
+from moebatch.layout.buffers import (
+    ACTIVATIONS_TERM,
     KV_WINDOW_TERM,
+    PROGRAM_TERM,
     SLOTS_TERM,
-    Footprint,
-    kv_page_bytes,
-    slot_bytes,
 )
+from moebatch.layout.footprint import Footprint, kv_page_bytes, slot_bytes
 from moebatch.plan.problem import Problem
 from moebatch.spec.hardware import LevelName
 from moebatch.spec.policy import Placement, Policy
@@ -25,7 +25,7 @@ PREFETCH_EXPERTS = 8
 """Experts for which the level that computes has room on their way."""
 RESERVED_BYTES = 2_000_000_000
 """GPU memory that is left for the program and activations; where they need more, they get it."""
-_RESERVED_TERMS = ("program and libraries", "activations")
+_RESERVED_TERMS = (PROGRAM_TERM, ACTIVATIONS_TERM)
 _ROUNDING_BYTES = 64
 
 _Kind = Literal["weights", "kv_cache"]

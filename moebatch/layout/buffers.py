@@ -1,0 +1,271 @@
+"""Every piece of memory that a run takes, by name and level."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil
+
+from moebatch.layout.admission import AHEAD_TOKENS
+from moebatch.layout.division import Division, computing_level
+from moebatch.layout.footprint import (
+    FLOAT_BYTES,
+    Dtypes,
+    Footprint,
+    dense_bytes,
+    kv_page_bytes,
+    packed_bytes,
+    slot_bytes,
+    window_pages,
+)
+from moebatch.layout.ladder import Ladder
+from moebatch.layout.scratch import (
+    Limits,
+    attention_core_elements,
+    bucket_rows,
+    decoder_rooms,
+    gemm_rows,
+    limits_of,
+    logits_rows,
+    num_library_products,
+)
+from moebatch.schedule.attention import LOOK_AHEAD
+from moebatch.schedule.kv import NUM_WINDOWS
+from moebatch.schedule.kv_route import Place, windows
+from moebatch.spec.hardware import LEVELS, LevelName
+from moebatch.spec.policy import Policy
+from moebatch.spec.shape import ModelShape
+from moebatch.spec.workload import Workload
+
+PROGRAM_TERM = "program and libraries"
+ACTIVATIONS_TERM = "activations"
+DENSE_TERM = "weights outside experts"
+KV_TERM = "keys and values"
+KV_WINDOW_TERM = "keys and values in work"
+RESIDENT_TERM = "resident experts"
+SLOTS_TERM = "expert slots"
+PROJECTIONS_TERM = "projections"
+SPARE_TERM = "what rounding to whole layers and experts brings down"
+LIBRARY_BYTES = 192 * 2**20
+"""What the allocator cannot reuse and oneDNN keeps for its primitives, one for every row count and
+shape, where it does all products; measured on jobs of many shapes. Its buffers grow with the
+matrices and come on top."""
+_OWN_KERNELS_BYTES = 16 * 2**20
+"""The same where the program's own kernels run: stacks and panels of their threads (2 MB), the
+first use of oneDNN (7 MB), and what Python's heap grows by during a run."""
+_PRODUCT_BYTES = 600 * 2**10
+"""What oneDNN keeps of a product of one row count and one matrix shape, whatever their sizes;
+measured in bfloat16 by AVX512-BF16, from 1 to 1,536 rows and 8 to 32,000 columns."""
+_KNOWN_TOKEN_BYTES = 40
+"""A token of a prompt or an answer, as an object of Python's."""
+_READ_WINDOW_BYTES = 17 * 2**20
+"""Window through which the weights outside experts are read, before the first pass."""
+_SAMPLING_BYTES = 88 * 2**20
+"""What choosing tokens from a block of logits takes, a few rows at a time in wider types: 30 MB to
+draw, 82 MB with penalties, log-probabilities and top-p (measured at 32,000 and 152,000 tokens)."""
+_LIKELIEST_BYTES = 8 * 2**20
+"""The same where only the likeliest tokens are wanted."""
+_WORKSPACES_BYTES = 64 * 2**20
+"""Of a GPU's libraries for matrix products."""
+_PAGES_GAP_BYTES = 2**20
+"""What the gaps between pages take in a staging buffer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """A piece of memory, or several of one size."""
+
+    name: str
+    level: LevelName
+    term: str
+    """What a footprint counts it as."""
+    num_elements: float
+    element_bytes: int = 1
+    count: float = 1
+
+    @property
+    def num_bytes(self) -> float:
+        """All of them."""
+        return self.num_elements * self.element_bytes * self.count
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemoryUse:
+    """What a run of a model holds on the levels of a machine, whatever the policy."""
+
+    shape: ModelShape
+    dtypes: Dtypes
+    workload: Workload
+    program_bytes: Mapping[LevelName, int]
+    """What the process holds on a level before any weight is loaded."""
+    ladder: Ladder
+    """Weights outside experts and activations are at its top."""
+    instruction_set: str = ""
+    """That of the program's own kernels on the CPU; empty where torch does their work."""
+
+    def footprints(
+        self, policy: Policy, division: Division | None = None
+    ) -> dict[LevelName, Footprint]:
+        """Bytes of all `buffers` by level and term."""
+        terms: dict[LevelName, dict[str, float]] = {level: {} for level in LEVELS}
+        for buffer in self.buffers(policy, division):
+            of_level = terms[buffer.level]
+            of_level[buffer.term] = of_level.get(buffer.term, 0) + buffer.num_bytes
+        return {level: Footprint(terms=_whole(of_level)) for level, of_level in terms.items()}
+
+    def buffers(self, policy: Policy, division: Division | None = None) -> list[Buffer]:
+        """All that is held at the peak under `policy`, with names that are unique on a level.
+
+        Experts on disk stay in the checkpoint and take no room of their own. `division` is how
+        shares become experts and layers; None is as a run has them.
+        """
+        if division is None:
+            division = Division.of(self.shape, policy, with_vram=self._with_vram)
+        buffers = [
+            *self._program(policy),
+            *self._activations(policy),
+            *self._experts(policy, division),
+            *self._cache(policy, division),
+        ]
+        return [*buffers, *self._dense(buffers)]
+
+    @property
+    def _with_vram(self) -> bool:
+        return "vram" in self.ladder.levels
+
+    def _program(self, policy: Policy) -> Iterator[Buffer]:
+        for level, num_bytes in self.program_bytes.items():
+            yield Buffer("program", level, PROGRAM_TERM, num_bytes)
+            if level != "disk":
+                yield Buffer("libraries", level, PROGRAM_TERM, self._library_bytes(policy))
+        if self._has_kernels:
+            yield Buffer("rows in work", "dram", PROGRAM_TERM, self._row_bytes(policy))
+
+    @property
+    def _has_kernels(self) -> bool:
+        """Whether most products are done by the program's own kernels: by AMX, and in float32 on
+        processors of one maker, they are not."""
+        is_left = self.instruction_set in ("", "amx") or self.dtypes.compute == "float32"
+        return not self._with_vram and not is_left
+
+    def _library_bytes(self, policy: Policy) -> int:
+        shape, dtypes = self.shape, self.dtypes
+        if self._has_kernels:
+            products = num_library_products(
+                shape, self._limits(policy), dtypes.compute, self.instruction_set
+            )
+            return _OWN_KERNELS_BYTES + products * _PRODUCT_BYTES
+        widths = shape.hidden_size + max(shape.expert_width, shape.dense_width)
+        return LIBRARY_BYTES + 2 * gemm_rows(policy) * widths * dtypes.compute_bytes
+
+    def _row_bytes(self, policy: Policy) -> float:
+        """Tokens of sequences in work and of those that are looked ahead."""
+        work, total = self.workload, self.workload.num_sequences
+        in_work = policy.batch_size if total is None else min(policy.batch_size, total)
+        waiting = AHEAD_TOKENS / work.mean_prompt_tokens
+        if total is not None:
+            waiting = min(waiting, total - in_work)
+        num_tokens = in_work * work.mean_total_tokens + waiting * work.mean_prompt_tokens
+        return num_tokens * _KNOWN_TOKEN_BYTES
+
+    def _dense(self, others: Sequence[Buffer]) -> Iterator[Buffer]:
+        yield Buffer(DENSE_TERM, self.ladder.top, DENSE_TERM, dense_bytes(self.shape, self.dtypes))
+        # They are read before anything is computed: what is computed then has that room.
+        later = sum(b.num_bytes for b in others if (b.level, b.term) == ("dram", ACTIVATIONS_TERM))
+        window = max(0.0, _READ_WINDOW_BYTES - later)
+        yield Buffer("window of the loader", "dram", "reading", window)
+
+    def _limits(self, policy: Policy) -> Limits:
+        return limits_of(policy, max_tokens=self.workload.max_total_tokens)
+
+    def _activations(self, policy: Policy) -> Iterator[Buffer]:
+        """What a pass needs beside weights and cache, at its largest."""
+        yield from self._computing(policy, self.ladder.top)
+        yield from self._choosing(policy)
+        if not self._with_vram:
+            return
+        if not policy.ffn_on_gpu:
+            yield from self._computing(policy, "dram")
+        elif not policy.attention_on_gpu:
+            yield from self._attending(policy, "dram")
+        if not policy.attention_on_gpu:
+            width = 2 * self.shape.query_width + self.shape.cache_width
+            num_elements = bucket_rows(policy.micro_batch_size) * width
+            for level in ("vram", "dram"):
+                yield self._numbers(PROJECTIONS_TERM, level, num_elements, LOOK_AHEAD + 1)
+
+    def _computing(self, policy: Policy, level: LevelName) -> Iterator[Buffer]:
+        """What a decoder and the passes that it computes take."""
+        limits, num_bytes = self._limits(policy), self.dtypes.compute_bytes
+        converts = self.dtypes.converts and not (level == "dram" and self.instruction_set)
+        for room in decoder_rooms(self.shape, limits, num_bytes, converts=converts):
+            yield Buffer(room.name, level, ACTIVATIONS_TERM, room.num_elements, room.element_bytes)
+        hidden = policy.tokens_per_pass * self.shape.hidden_size
+        # A pass begins before the one before is forgotten.
+        yield Buffer("hidden states", level, ACTIVATIONS_TERM, hidden, num_bytes, 2)
+        yield self._seen(policy, level)
+        if self._has_kernels:
+            rotations = policy.tokens_per_pass * self.shape.head_dim
+            yield Buffer("rotations", level, ACTIVATIONS_TERM, rotations, FLOAT_BYTES, 2)
+
+    def _attending(self, policy: Policy, level: LevelName) -> Iterator[Buffer]:
+        """The same where only decoding sequences attend."""
+        core = attention_core_elements(self.shape, self._limits(policy))
+        num_bytes = self.dtypes.compute_bytes
+        yield Buffer("gathered keys and values", level, ACTIVATIONS_TERM, core, num_bytes)
+        yield self._seen(policy, level)
+
+    def _seen(self, policy: Policy, level: LevelName) -> Buffer:
+        num_scores = self._limits(policy).kv_rows * self.shape.num_heads
+        return Buffer("scores and masks", level, ACTIVATIONS_TERM, num_scores, FLOAT_BYTES, 2)
+
+    def _choosing(self, policy: Policy) -> Iterator[Buffer]:
+        """Logits come to main memory; tokens are chosen there."""
+        num_bytes = self.dtypes.compute_bytes
+        num_rows = min(policy.batch_size, logits_rows(self.shape, num_bytes))
+        num_logits = bucket_rows(num_rows) * self.shape.vocab_size
+        for level in {self.ladder.top, "dram"}:  # a block and the one before
+            yield Buffer("logits", level, ACTIVATIONS_TERM, num_logits, num_bytes, 2)
+        likeliest = self.workload.takes_likeliest
+        sampling = _LIKELIEST_BYTES if likeliest else _SAMPLING_BYTES
+        yield Buffer("sampling", "dram", ACTIVATIONS_TERM, sampling)
+        if self._with_vram:
+            yield Buffer("workspaces", "vram", ACTIVATIONS_TERM, _WORKSPACES_BYTES)
+
+    def _experts(self, policy: Policy, division: Division) -> Iterator[Buffer]:
+        sizes: dict[LevelName, int] = {
+            "vram": packed_bytes(self.shape, self.dtypes),
+            "dram": slot_bytes(self.shape, self.dtypes),
+        }
+        for level, num_bytes in sizes.items():
+            yield Buffer(RESIDENT_TERM, level, RESIDENT_TERM, num_bytes, 1, division.experts[level])
+            spare = division.spare_experts.get(level, 0)
+            yield Buffer("spare experts", level, SPARE_TERM, num_bytes, 1, spare)
+        computed = computing_level(policy, with_vram=self._with_vram)
+        yield Buffer(SLOTS_TERM, computed, SLOTS_TERM, sizes[computed], 1, division.num_slots)
+        below = division.num_slots_below
+        yield Buffer("expert slots below", "dram", SLOTS_TERM, sizes["dram"], 1, below)
+        if self.ladder.copies_through_buffers(policy) and division.num_staged:
+            yield Buffer("staging", "dram", "staging", sizes["vram"], 1, division.num_staged)
+            yield Buffer("gaps between pages", "dram", "staging", _PAGES_GAP_BYTES)
+
+    def _cache(self, policy: Policy, division: Division) -> Iterator[Buffer]:
+        page_bytes = kv_page_bytes(self.shape, self.dtypes) / self.shape.num_layers
+        for level in LEVELS:
+            pages = division.kv_layers[level] * policy.num_kv_pages
+            yield Buffer(KV_TERM, level, KV_TERM, page_bytes, 1, pages)
+            spare = division.spare_layers.get(level, 0) * policy.num_kv_pages
+            yield Buffer("spare layers", level, SPARE_TERM, page_bytes, 1, spare)
+        places: set[Place] = {self.ladder.top}
+        if not policy.attention_on_gpu:
+            places.add("dram")
+        pages = window_pages(policy, max_tokens=self.workload.max_total_tokens)
+        for name in windows(division.kv_homes, places, self.ladder.top):
+            title = f"window on {name.level} of keys and values at {name.place}"
+            yield Buffer(title, name.level, KV_WINDOW_TERM, page_bytes, 1, NUM_WINDOWS * pages)
+
+    def _numbers(self, name: str, level: LevelName, num_elements: float, count: int) -> Buffer:
+        """So many numbers of the compute dtype."""
+        return Buffer(name, level, name, num_elements, self.dtypes.compute_bytes, count)
+
+
+def _whole(terms: Mapping[str, float]) -> dict[str, int]:
+    return {name: ceil(num_bytes) for name, num_bytes in terms.items() if num_bytes > 0}
