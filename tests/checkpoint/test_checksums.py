@@ -1,4 +1,4 @@
-"""Checksums that somebody has left beside a model's files."""
+"""Checksums beside a model's files."""
 
 import hashlib
 from pathlib import Path

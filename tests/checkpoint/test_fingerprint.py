@@ -1,4 +1,4 @@
-"""What tells one checkpoint from another without reading all of it."""
+"""What distinguishes one checkpoint from another without reading all of it."""
 
 import shutil
 from collections.abc import Callable

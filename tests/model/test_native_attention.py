@@ -199,7 +199,9 @@ def num_uses(copier: Path) -> int:
     return len(log.read_text().splitlines()) if log.exists() else 0
 
 
-def test_a_library_is_made_once_and_nobody_else_may_touch_it(copier: Path, tmp_path: Path) -> None:
+def test_a_library_is_made_once_and_no_other_user_may_touch_it(
+    copier: Path, tmp_path: Path
+) -> None:
     for _ in range(2):
         assert isinstance(loader.load(environment(tmp_path, CC=str(copier))), Kernels)
         (made,) = (tmp_path / "moebatch").iterdir()
@@ -279,7 +281,7 @@ def test_two_processes_may_compile_at_once(copier: Path, tmp_path: Path) -> None
 
 
 class Cache:
-    """Keys and values of some sequences, in pages in random order; nobody's rows are NaN."""
+    """Keys and values of some sequences, in pages in random order; rows of no sequence are NaN."""
 
     def __init__(
         self,

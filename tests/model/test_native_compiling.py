@@ -21,21 +21,21 @@ def environment(tmp_path: Path) -> dict[str, str]:
     return {"PATH": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "cache")}
 
 
-def told(environment: dict[str, str]) -> list[str]:
+def logged(environment: dict[str, str]) -> list[str]:
     lines: list[str] = []
     loader.log_compiling(lines.append, environment)
     return lines
 
 
 def test_a_compilation_is_announced_until_there_is_a_library(environment: dict[str, str]) -> None:
-    assert told(environment) == ["compiling kernels, once (some ten seconds)"]
+    assert logged(environment) == ["compiling kernels, once (some ten seconds)"]
     library = Path(environment["XDG_CACHE_HOME"], "moebatch", loader._library(environment).name)
     library.touch(mode=0o500)
-    assert told(environment) == []
+    assert logged(environment) == []
 
 
 def test_nothing_is_announced_where_nothing_will_be_compiled(environment: dict[str, str]) -> None:
-    assert told({**environment, loader.SWITCH: "0"}) == []
-    assert told({**environment, "PATH": "/no/such/folder"}) == []
+    assert logged({**environment, loader.SWITCH: "0"}) == []
+    assert logged({**environment, "PATH": "/no/such/folder"}) == []
     loader._loaded()
-    assert told(environment) == [], "this process has tried"
+    assert logged(environment) == [], "this process has tried"

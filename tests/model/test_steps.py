@@ -86,7 +86,7 @@ def test_three_parts_of_attention_are_the_whole_bit_for_bit(
     driver.attend(1, room, micro, out_NHC)
     decoder.add_attention(1, spare, micro, out_NHC)
     assert torch.equal(spare, whole)
-    assert out_NHC[micro.num_tokens :].isnan().all(), "rows that nobody asked for"
+    assert out_NHC[micro.num_tokens :].isnan().all(), "rows beyond the micro-batch"
 
 
 @pytest.mark.parametrize("family", tiny.FAMILIES)

@@ -14,7 +14,7 @@ from moebatch.model.router import Routing
 from tests.model.driver import Driver
 
 SPARE_ROWS = 3
-"""Rows that buffers have beyond those in use: nobody may look at them."""
+"""Rows that buffers have beyond those in use: no step may read them."""
 
 
 class ApartDriver(Driver):

@@ -126,7 +126,7 @@ def test_dtype(entries: dict[str, Any], dtype: str, num_bytes: int) -> None:
     assert (shape.dtype, shape.dtype_bytes) == (dtype, num_bytes)
 
 
-def test_all_faults_are_told_at_once() -> None:
+def test_all_faults_are_listed_at_once() -> None:
     config = minimal(
         "mixtral",
         hidden_size=0,
@@ -211,7 +211,7 @@ def test_other_architectures_are_refused_by_name(config: dict[str, Any]) -> None
     )
 
 
-def test_a_number_of_experts_that_makes_no_sense_is_told_once() -> None:
+def test_a_number_of_experts_that_makes_no_sense_is_listed_once() -> None:
     message = faults_of(minimal("qwen3_moe", num_experts=0))
     assert message == (
         "m/config.json: num_experts: expected a whole number from 1 to 2147483647, got 0"
