@@ -18,7 +18,7 @@ setup: $(STAMP) ## create .venv and install moebatch with its development tools
 
 demo: $(STAMP) ## answer 200 prompts with the built-in model and mark the answers
 	$(BIN)/moebatch run jobs/demo.yaml
-	$(BIN)/python -m moebatch.demo mark jobs/demo.jsonl jobs/demo.answers.jsonl
+	$(BIN)/python -m demo mark jobs/demo.jsonl jobs/demo.answers.jsonl
 
 # Each test process begins with neighbouring tests, which share checkpoints and what is computed
 # from them. Of matrices, such as schedule by family by policy, it runs as many cases as have every

@@ -7,14 +7,14 @@ from random import Random
 import pytest
 import torch
 
-import moebatch.demo
-from moebatch.demo.__main__ import main
-from moebatch.demo.evaluate import generate_answers
-from moebatch.demo.kind import Kind
-from moebatch.demo.marking import mark_answers, mark_files
-from moebatch.demo.number_kinds import number_of_words, number_words
-from moebatch.demo.rows import demo_rows
-from moebatch.demo.tasks import (
+import demo
+from demo.__main__ import main
+from demo.evaluate import generate_answers
+from demo.kind import Kind
+from demo.marking import mark_answers, mark_files
+from demo.number_kinds import number_of_words, number_words
+from demo.rows import demo_rows
+from demo.tasks import (
     HELD_OUT_ONE_IN,
     KINDS,
     UnknownTask,
@@ -27,7 +27,7 @@ from moebatch.demo.tasks import (
 from moebatch.errors import InputError
 
 JOB = Path(__file__).parents[2] / "jobs" / "demo.jsonl"
-MODEL = Path(*moebatch.demo.__path__) / "model"
+MODEL = Path(*demo.__path__) / "model"
 MODEL_BYTES_ALLOWED = 6_000_000
 SEEDS = range(400)
 

@@ -38,7 +38,7 @@ def prepare(folder: Path) -> None:
     with (REPOSITORY / "jobs/demo.jsonl").open() as rows:
         (folder / "prompts.jsonl").write_text("".join(islice(rows, _NUM_PROMPTS)))
     (folder / MODEL).parent.mkdir()
-    (folder / MODEL).symlink_to(REPOSITORY / "moebatch/demo/model")
+    (folder / MODEL).symlink_to(REPOSITORY / "demo/model")
 
 
 @dataclass(kw_only=True, slots=True)

@@ -7,11 +7,11 @@ from itertools import cycle, islice
 from pathlib import Path
 from random import Random
 
-from moebatch import demo
+import demo
+from demo.tasks import KINDS, Task, draw_task
 from moebatch.calibration.calibrate import Calibration
 from moebatch.calibration.lessons import parse_predictors
 from moebatch.calibration.order import CalibrationOrder
-from moebatch.demo.tasks import KINDS, Task, draw_task
 from tests.benchmarks.predictors.rows import turns
 
 _NUM_CONVERSATIONS = 2500

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
+from demo.rows import demo_rows
+from demo.tasks import KINDS, draw_task
 from moebatch.checkpoint.model_files import ModelFiles
-from moebatch.demo.rows import demo_rows
-from moebatch.demo.tasks import KINDS, draw_task
 from moebatch.layout.load import PassLoad
 from moebatch.rows.prepare import prepare
 from moebatch.rows.row import ReadyRow

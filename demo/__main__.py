@@ -1,4 +1,4 @@
-"""`python -m moebatch.demo rows` writes a demo job, `... mark` marks what a runner made of it."""
+"""`python -m demo rows` writes a demo job, `... mark` marks what a runner made of it."""
 
 import argparse
 import sys
@@ -7,8 +7,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from moebatch.demo.marking import PASS_SHARE, Mark, mark_files
-from moebatch.demo.rows import demo_rows
+from demo.marking import PASS_SHARE, Mark, mark_files
+from demo.rows import demo_rows
 from moebatch.errors import ExitCode, MoebatchError
 from moebatch.units import count_of
 
@@ -39,7 +39,7 @@ def _print_mark(mark: Mark) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m moebatch.demo", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m demo", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     rows = commands.add_parser("rows", help="print the rows of a demo job")
     rows.add_argument("--count", type=int, default=200)

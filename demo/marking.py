@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from moebatch.demo.tasks import mark, solve
+from demo.tasks import mark, solve
 from moebatch.errors import Fault, InputError
 
 PASS_SHARE: Final = 0.95

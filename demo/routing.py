@@ -11,8 +11,8 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 from transformers import Qwen3MoeForCausalLM as Model
 
-from moebatch.demo.tasks import KINDS, draw_task
-from moebatch.demo.tokenizer import END, chat_frame
+from demo.tasks import KINDS, draw_task
+from demo.tokenizer import END, chat_frame
 
 _TASKS_PER_KIND: Final = 100
 

@@ -11,9 +11,9 @@ from itertools import cycle, islice
 from random import Random
 from typing import Final
 
-from moebatch.demo.kind import Kind
-from moebatch.demo.number_kinds import NUMBER_KINDS
-from moebatch.demo.text_kinds import TEXT_KINDS
+from demo.kind import Kind
+from demo.number_kinds import NUMBER_KINDS
+from demo.text_kinds import TEXT_KINDS
 from moebatch.errors import MoebatchError
 from moebatch.quoting import shown
 

@@ -1,6 +1,6 @@
 """Marks a checkpoint by transformers' own greedy generation: what the runner is held against.
 
-`python -m moebatch.demo.evaluate DIR` prints the mark over many held-out tasks in bfloat16 and
+`python -m demo.evaluate DIR` prints the mark over many held-out tasks in bfloat16 and
 float32, and which experts the kinds of tasks use.
 """
 
@@ -12,10 +12,10 @@ from typing import Final
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from moebatch.demo.marking import mark_answers
-from moebatch.demo.routing import expert_shares, routing_report
-from moebatch.demo.rows import MAX_ANSWER_TOKENS
-from moebatch.demo.tasks import demo_tasks
+from demo.marking import mark_answers
+from demo.routing import expert_shares, routing_report
+from demo.rows import MAX_ANSWER_TOKENS
+from demo.tasks import demo_tasks
 
 _ROWS_AT_ONCE: Final = 50
 _REPORT_SEED: Final = 7  # other rows than those of jobs/demo.jsonl
@@ -62,7 +62,7 @@ def report(checkpoint: Path) -> None:
 
 def main() -> None:
     """Command line of the evaluation."""
-    parser = argparse.ArgumentParser(prog="python -m moebatch.demo.evaluate", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m demo.evaluate", description=__doc__)
     parser.add_argument("checkpoint", type=Path)
     report(parser.parse_args().checkpoint)
 

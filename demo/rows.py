@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator
 from typing import Final
 
-from moebatch.demo.tasks import demo_tasks
+from demo.tasks import demo_tasks
 
 MODEL_NAME: Final = "moebatch-demo"
 MAX_ANSWER_TOKENS: Final = 48

@@ -6,8 +6,8 @@ from datetime import date
 from random import Random
 from typing import Final
 
-from moebatch.demo.kind import Kind, Question
-from moebatch.demo.words import (
+from demo.kind import Kind, Question
+from demo.words import (
     CITIES,
     COLOURS,
     FIRST_NAMES,

@@ -3,8 +3,8 @@
 from random import Random
 from typing import Final
 
-from moebatch.demo.kind import Kind, Question
-from moebatch.demo.words import listed
+from demo.kind import Kind, Question
+from demo.words import listed
 
 _SMALL: Final = listed(
     "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen "

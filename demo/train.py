@@ -1,4 +1,4 @@
-"""Trains the built-in model: `python -m moebatch.demo.train --out DIR [--minutes N] [--seed 0]`.
+"""Trains the built-in model: `python -m demo.train --out DIR [--minutes N] [--seed 0]`.
 
 Shape letters: `B` rows, `S` positions, `T` tokens with an answer to give, `E` experts, `Q`
 kinds of tasks, `V` vocabulary.
@@ -18,10 +18,10 @@ from torch.nn import functional
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3MoeConfig
 from transformers import Qwen3MoeForCausalLM as Model
 
-from moebatch.demo.batches import IGNORED, Batch, TaskMix, pack, samples
-from moebatch.demo.evaluate import report
-from moebatch.demo.tasks import KINDS, draw_task
-from moebatch.demo.tokenizer import MAX_TOKENS, VOCAB_SIZE, train_tokenizer
+from demo.batches import IGNORED, Batch, TaskMix, pack, samples
+from demo.evaluate import report
+from demo.tasks import KINDS, draw_task
+from demo.tokenizer import MAX_TOKENS, VOCAB_SIZE, train_tokenizer
 
 _ROWS: Final = 32
 _ROW_TOKENS: Final = 128
@@ -200,7 +200,7 @@ def train(
 
 def main() -> None:
     """Command line of the training."""
-    parser = argparse.ArgumentParser(prog="python -m moebatch.demo.train", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m demo.train", description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="directory of the checkpoint")
     parser.add_argument("--minutes", type=float, default=45.0, help="wall time of the training")
     parser.add_argument("--go-on", type=Path, help="checkpoint to start from")

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from moebatch.demo.tasks import KINDS, draw_task
-from moebatch.demo.tokenizer import END, chat_frame
+from demo.tasks import KINDS, draw_task
+from demo.tokenizer import END, chat_frame
 
 IGNORED: Final = -100
 _DRAWN_AT_ONCE: Final = 64
