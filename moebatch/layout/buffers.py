@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from moebatch.layout.admission import AHEAD_TOKENS
-from moebatch.layout.division import Division, computing_level
+from moebatch.layout.division import Division
 from moebatch.layout.footprint import (
     FLOAT_BYTES,
     Dtypes,
@@ -118,7 +118,7 @@ class MemoryUse:
         shares become experts and layers; None is as a run has them.
         """
         if division is None:
-            division = Division.of(self.shape, policy, with_vram=self._with_vram)
+            division = Division.of(self.shape, policy, self.ladder)
         buffers = [
             *self._program(policy),
             *self._activations(policy),
@@ -239,7 +239,7 @@ class MemoryUse:
             yield Buffer(RESIDENT_TERM, level, RESIDENT_TERM, num_bytes, 1, division.experts[level])
             spare = division.spare_experts.get(level, 0)
             yield Buffer("spare experts", level, SPARE_TERM, num_bytes, 1, spare)
-        computed = computing_level(policy, with_vram=self._with_vram)
+        computed = self.ladder.experts_at(policy)
         yield Buffer(SLOTS_TERM, computed, SLOTS_TERM, sizes[computed], 1, division.num_slots)
         below = division.num_slots_below
         yield Buffer("expert slots below", "dram", SLOTS_TERM, sizes["dram"], 1, below)

@@ -4,6 +4,7 @@ are when it runs, or in parts, as a solver of shares sees them."""
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from moebatch.layout.ladder import Ladder
 from moebatch.schedule.registry import traits_of
 from moebatch.spec.hardware import LEVELS, LevelName
 from moebatch.spec.policy import Policy
@@ -35,13 +36,13 @@ class Division:
     spare_layers: Mapping[LevelName, float]
 
     @classmethod
-    def of(cls, shape: ModelShape, policy: Policy, *, with_vram: bool) -> "Division":
+    def of(cls, shape: ModelShape, policy: Policy, ladder: Ladder) -> "Division":
         """Whole experts and layers, as a run has them."""
-        experts = whole_experts(shape, policy, with_vram=with_vram)
+        experts = whole_experts(shape, policy, ladder)
         homes = policy.kv_levels(shape.num_layers)
-        paged = comes_in_pages(policy, with_vram=with_vram)
-        most = most_streamed(shape, experts[computing_level(policy, with_vram=with_vram)])
-        below = with_vram and policy.ffn_on_gpu and experts["disk"] > 0
+        paged = comes_in_pages(policy, ladder)
+        most = most_streamed(shape, experts[ladder.experts_at(policy)])
+        below = ladder.experts_at(policy) == "vram" and experts["disk"] > 0
         return cls(
             experts=experts,
             kv_layers={level: homes.count(level) for level in LEVELS},
@@ -59,17 +60,17 @@ class Division:
         shape: ModelShape,
         policy: Policy,
         *,
-        with_vram: bool,
+        ladder: Ladder,
         weight_levels: Sequence[LevelName],
         kv_levels: Sequence[LevelName],
     ) -> "Division":
         """Parts of experts and layers, so that all of it is affine in the shares: what some shares
         on `weight_levels` and `kv_levels` need is there for all of them."""
         num_experts = len(shape.moe_layers) * shape.num_experts
-        paged = comes_in_pages(policy, with_vram=with_vram)
-        share = policy.weights.on(computing_level(policy, with_vram=with_vram))
+        paged = comes_in_pages(policy, ladder)
+        share = policy.weights.on(ladder.experts_at(policy))
         streamed = shape.num_experts * (1 - share)
-        below = with_vram and policy.ffn_on_gpu and "disk" in weight_levels
+        below = ladder.experts_at(policy) == "vram" and "disk" in weight_levels
         return cls(
             experts={level: policy.weights.on(level) * num_experts for level in LEVELS},
             kv_layers={level: policy.kv_cache.on(level) * shape.num_layers for level in LEVELS},
@@ -82,11 +83,11 @@ class Division:
         )
 
 
-def whole_experts(shape: ModelShape, policy: Policy, *, with_vram: bool) -> dict[LevelName, int]:
+def whole_experts(shape: ModelShape, policy: Policy, ladder: Ladder) -> dict[LevelName, int]:
     """Whole experts by level: what is left of one goes to main memory below a GPU, and to the disk
     below main memory. Where those on the GPU change, all of them live below it as well."""
     total = len(shape.moe_layers) * shape.num_experts
-    if with_vram and policy.ffn_on_gpu:
+    if ladder.experts_at(policy) == "vram":
         on_gpu = whole(policy.weights.vram, total)
         on_disk = min(total - on_gpu, whole(policy.weights.disk, total))
         lent = on_gpu if policy.cache == "static" else 0
@@ -101,14 +102,9 @@ def most_streamed(shape: ModelShape, num_resident: int) -> int:
     return shape.num_experts - num_resident // max(1, len(shape.moe_layers))
 
 
-def computing_level(policy: Policy, *, with_vram: bool) -> LevelName:
-    """Where experts are computed."""
-    return "vram" if with_vram and policy.ffn_on_gpu else "dram"
-
-
-def comes_in_pages(policy: Policy, *, with_vram: bool) -> bool:
+def comes_in_pages(policy: Policy, ladder: Ladder) -> bool:
     """Whether experts come layer by layer into two halves of a buffer."""
-    return traits_of(policy).is_paged and (policy.ffn_on_gpu or not with_vram)
+    return traits_of(policy).is_paged and ladder.experts_at(policy) == ladder.top
 
 
 def _spare(levels: Sequence[LevelName], count: int) -> dict[LevelName, float]:

@@ -136,7 +136,7 @@ def footprints_in_parts(
     division = Division.in_parts(
         problem.shape,
         policy,
-        with_vram=problem.with_vram,
+        ladder=problem.ladder,
         weight_levels=candidate.weight_levels,
         kv_levels=candidate.kv_levels,
     )

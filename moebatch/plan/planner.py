@@ -100,8 +100,7 @@ def _with_fewest_slots(problem: Problem, ranked: Ranked) -> Ranked:
     return [
         (least_s * FEW_SLOTS_COST, candidate.slower(FEW_SLOTS_COST, num_slots=slots))
         for least_s, candidate in ranked
-        if candidate.policy.num_slots
-        and not comes_in_pages(candidate.policy, with_vram=problem.with_vram)
+        if candidate.policy.num_slots and not comes_in_pages(candidate.policy, problem.ladder)
     ]
 
 

@@ -66,7 +66,7 @@ def _with_experts(problem: Problem, candidate: Candidate, cache: Placement) -> P
         return None
     if len(levels) == 3:
         policy = _with_middle(problem, policy, levels[1])
-    if comes_in_pages(policy, with_vram=problem.with_vram):
+    if comes_in_pages(policy, problem.ladder):
         resident = round(policy.weights.on(levels[0]) * total)
         policy = replace(policy, num_slots=2 * most_streamed(shape, resident))
     elif policy.weights.on(levels[0]) == 1:
@@ -83,7 +83,7 @@ def _with_residents(
         resident = total
     elif len(levels) == 1:
         return None
-    elif comes_in_pages(policy, with_vram=problem.with_vram):
+    elif comes_in_pages(policy, problem.ladder):
         resident = _beside_pages(problem, room)
     else:
         resident = room - policy.num_slots
@@ -123,7 +123,7 @@ def _with_middle(problem: Problem, policy: Policy, level: LevelName) -> Policy:
 
 
 def _slots_below(problem: Problem, policy: Policy) -> int:
-    if not comes_in_pages(policy, with_vram=problem.with_vram):
+    if not comes_in_pages(policy, problem.ladder):
         return policy.num_slots
     return 2 * most_streamed(problem.shape, round(policy.weights.vram * problem.num_experts))
 

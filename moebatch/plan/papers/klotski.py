@@ -20,7 +20,6 @@ from moebatch.plan.papers.klotski_bubbles import Inequality, LayerTimes, disk_wi
 from moebatch.plan.papers.klotski_placement import (
     PREFETCH_EXPERTS,
     CpuPriority,
-    computing_level,
     lowest_cache,
     lowest_weights,
     placed,
@@ -135,7 +134,7 @@ class _Scan:
     def _limit(self, policy: Policy, following: Policy | None) -> str | None:
         """What moves down with one batch more; None if nothing does."""
         sequences = policy.batch_size + self.batch_size
-        level = computing_level(self.problem)
+        level = self.problem.ladder.top
         if following is None:
             return self._limit_of_job(sequences) or f"{sequences} sequences do not fit"
         if following.kv_cache.disk:

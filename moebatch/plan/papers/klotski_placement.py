@@ -38,15 +38,10 @@ def placed(problem: Problem, policy: Policy, priority: CpuPriority = "experts") 
     """
     if _may_hold_all(problem):
         resident = _filled_up(problem, replace(policy, num_slots=0), priority)
-        if resident.weights.on(computing_level(problem)) == 1 and _fits(problem, resident):
+        if resident.weights.on(problem.ladder.top) == 1 and _fits(problem, resident):
             return resident
     streaming = _filled_up(problem, policy, priority)
     return streaming if _fits(problem, streaming) else None
-
-
-def computing_level(problem: Problem) -> LevelName:
-    """The level that computes attention and experts: the GPU where there is one."""
-    return "vram" if problem.with_vram else "dram"
 
 
 def lowest_weights(problem: Problem) -> Placement:
@@ -81,7 +76,7 @@ def _freed(problem: Problem, footprint: Footprint, kind: _Kind, level: LevelName
     cache, or slots through which experts pass from disk to a GPU."""
     if kind == "kv_cache":
         return footprint.terms.get(KV_WINDOW_TERM, 0)
-    passes = level != computing_level(problem)
+    passes = level != problem.ladder.top
     return footprint.terms.get(SLOTS_TERM, 0) if passes else 0
 
 
@@ -138,7 +133,7 @@ def _only_level(placement: Placement) -> LevelName:
 
 def _order(problem: Problem, priority: CpuPriority) -> list[tuple[_Kind, LevelName]]:
     """What is moved up where, one after the other."""
-    level = computing_level(problem)
+    level = problem.ladder.top
     order: list[tuple[_Kind, LevelName]] = [("kv_cache", level), ("weights", level)]
     if level == "vram":
         below: list[tuple[_Kind, LevelName]] = [("weights", "dram"), ("kv_cache", "dram")]
@@ -156,7 +151,7 @@ def _kept_free(footprint: Footprint, level: LevelName) -> int:
 
 def _may_hold_all(problem: Problem) -> bool:
     experts = problem.num_experts * problem.dtypes.expert_bytes(problem.shape)
-    return experts <= problem.capacity_bytes(computing_level(problem))
+    return experts <= problem.capacity_bytes(problem.ladder.top)
 
 
 def _fits(problem: Problem, policy: Policy) -> bool:

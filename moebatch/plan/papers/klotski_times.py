@@ -6,7 +6,6 @@ from moebatch.layout.distinct_experts import distinct_experts
 from moebatch.layout.elementwise import CHOICE_STATES, NORM_STATES
 from moebatch.layout.load import PassLoad
 from moebatch.plan.papers.klotski_bubbles import LayerTimes
-from moebatch.plan.papers.klotski_placement import computing_level
 from moebatch.plan.problem import Problem
 from moebatch.spec.hardware import Link, Processor
 from moebatch.spec.policy import Policy
@@ -80,12 +79,12 @@ class _Pieces:
 
     def load_expert_s(self) -> float:
         link = self._link
-        if link is None or self.policy.weights.on(computing_level(self.problem)) == 1:
+        if link is None or self.policy.weights.on(self.problem.ladder.top) == 1:
             return 0.0
         return self.problem.dtypes.expert_bytes(self.problem.shape) / link.bandwidth
 
     def load_cache_s(self) -> float:
-        below = 1 - self.policy.kv_cache.on(computing_level(self.problem))
+        below = 1 - self.policy.kv_cache.on(self.problem.ladder.top)
         if self._link is None or not below:
             return 0.0
         num_bytes = below * _cache_bytes(self.problem, self.policy.micro_batch_size)
@@ -93,7 +92,7 @@ class _Pieces:
 
     @property
     def _processor(self) -> Processor:
-        processor = self.problem.hardware.levels[computing_level(self.problem)].processor
+        processor = self.problem.hardware.levels[self.problem.ladder.top].processor
         assert processor is not None, "the level that computes has a processor"
         return processor
 
