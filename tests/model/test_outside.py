@@ -21,12 +21,14 @@ from moebatch.formats.plain import FLOAT32
 from moebatch.formats.registry import FORMATS
 from moebatch.formats.weight_format import Matrix, StoredPart, WeightFormat
 from moebatch.model.elementwise import Elementwise
+from moebatch.model.families import registry
 from moebatch.model.families.family import Family, Weights
 from moebatch.model.families.registry import FAMILIES
 from moebatch.model.grouped_attention import GroupedAttentionBlock
 from moebatch.model.native import loader
 from moebatch.model.products import Products
 from moebatch.model.scratch import Frame
+from moebatch.registry import Registry
 from moebatch.spec.config_keys import ConfigKeys
 from moebatch.spec.families.family import FamilySpec, grouped_attention, usual_defaults
 from moebatch.spec.families.registry import FAMILIES as DESCRIBED_FAMILIES
@@ -270,9 +272,18 @@ def test_faults_name_keys_as_the_family_spells_them() -> None:
         read_shape(CONFIG | {"burrow": {"thickness": "wide"}}, "config.json")
 
 
-def test_a_name_in_use_is_refused() -> None:
-    with pytest.raises(ValueError, match="MixtralForCausalLM is registered already"):
-        FAMILIES.register("MixtralForCausalLM", COMPUTED)
+def test_registering_makes_a_family_known_to_planner_and_decoder(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    described: Registry[FamilySpec] = Registry({})
+    computed: Registry[Family] = Registry({})
+    monkeypatch.setattr(registry, "DESCRIBED", described)
+    monkeypatch.setattr(registry, "FAMILIES", computed)
+    registry.register(DESCRIBED, COMPUTED)
+    assert described["LlamadilloForCausalLM"] is DESCRIBED
+    assert computed["LlamadilloForCausalLM"] is COMPUTED
+    with pytest.raises(ValueError, match="LlamadilloForCausalLM is registered already"):
+        registry.register(DESCRIBED, COMPUTED)
 
 
 def reference(tensors: Mapping[str, Tensor], tokens: Sequence[int]) -> Tensor:
