@@ -45,8 +45,9 @@ class Weight:
     extents: tuple[Extent, ...]
 
     def row(self, index: int) -> "Weight":
-        """One row of it; of formats that keep rows apart."""
-        return Weight(self.format, self.shape[1:], tuple(e.slice(index) for e in self.extents))
+        """One row of it as a matrix; of formats that keep rows apart."""
+        rows = (replace(e.slice(index), shape=(1, *e.shape[1:])) for e in self.extents)
+        return Weight(self.format, (1, *self.shape[1:]), tuple(rows))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -101,7 +101,7 @@ def load_embedded(files: ModelFiles, tokens: Iterable[int]) -> Tensor:
     """What the model makes of each of these tokens, N, before its first layer, [N, D] in float16,
     without the rest of the vocabulary."""
     table = files.global_weights()["embedding"]
-    return torch.stack(_loaded([table.row(token) for token in tokens], torch.float16))
+    return torch.cat(_loaded([table.row(token) for token in tokens], torch.float16))
 
 
 def _loaded(weights: list[Weight], dtype: torch.dtype) -> list[Tensor]:

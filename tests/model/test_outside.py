@@ -35,6 +35,7 @@ from moebatch.spec.families.registry import FAMILIES as DESCRIBED_FAMILIES
 from moebatch.spec.shape import Layers, Mlp, ModelShape, Router
 from moebatch.spec.shape_reader import read_shape
 from moebatch.spec.tensor_names import ExpertLayout, TensorNames
+from moebatch.store.dense import load_embedded, load_gates
 from tests.model.driver import Driver
 
 D, F_, E, K, V, LAYERS, HEADS = 32, 24, 5, 2, 60, 2, 4
@@ -252,6 +253,16 @@ def test_the_planner_counts_what_the_files_hold(tensors: dict[str, Tensor], tmp_
     }
     assert files.dtypes.expert_bytes(files.shape) == expert_bytes == F_ * (D + 4) + D * (F_ + 4)
     assert files.shape.expert_bytes(FLOAT32) == 4 * 2 * D * F_
+
+
+def test_gates_and_rows_of_the_embedding_are_read_by_themselves(
+    tensors: dict[str, Tensor], tmp_path: Path
+) -> None:
+    files = open_model(written(tmp_path, row_scaled(tensors)), "auto")
+    expected = whole(row_scaled(tensors))
+    assert load_embedded(files, [7, 3]).equal(expected["words"][[7, 3]].half())
+    for layer, gate_ED in enumerate(load_gates(files)):
+        torch.testing.assert_close(gate_ED, expected[f"stack.{layer}.choose"])
 
 
 def test_what_the_format_misses_is_named(tensors: dict[str, Tensor], tmp_path: Path) -> None:
