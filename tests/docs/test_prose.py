@@ -8,7 +8,7 @@ import pytest
 from tests.docs.pages import PAGES, REPOSITORY, anchors, codes, links, prose
 
 _IN_REPOSITORY = re.compile(
-    r"^(?:moebatch|tests|policies|jobs|docs)/[\w./-]+$|^[A-Z]+(?:\.md)?$|^Makefile$"
+    r"^(?:moebatch|tests|policies|jobs|docs|demo)/[\w./-]+$|^[A-Z]+(?:\.md)?$|^Makefile$"
 )
 _IDIOMS = re.compile(
     r"\b(?:whoever|somebody|nobody|so-manieth|is had back|at hand|is told|at work)\b", re.IGNORECASE
