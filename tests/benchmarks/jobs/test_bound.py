@@ -35,7 +35,7 @@ def test_operations_of_one_token(shape: ModelShape) -> None:
     chosen = shape.num_layers * shape.experts_per_token * shape.expert_params
     dense = shape.resident_params - shape.embedding_params
     head = shape.vocab_size * shape.hidden_size
-    attention = shape.num_layers * shape.attention_flops_per_pair
+    attention = shape.num_layers * shape.attention.flops_per_pair
     assert job_flop(even(1, 1, 1), shape) == 2 * (chosen + dense + head) + attention
 
 
