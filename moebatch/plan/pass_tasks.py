@@ -54,7 +54,7 @@ class PassTasks:
                 if seconds is not None:
                     yield self._lane(kind), layers * number * count * seconds
             # Gates, and what layers without experts have in their place.
-            yield self._lane(Kind.GATE), number * self._price.gate_s(batch, *range(layers))
+            yield self._lane(Kind.GATE), number * self._price.gates_s(batch)
             if Kind.LOAD in kinds and Kind.OUT not in kinds:  # `post` projects
                 yield self._lane(Kind.POST), layers * number * self._price.out_s(batch)
         yield self._lane(Kind.EXPERT), self.experts_s

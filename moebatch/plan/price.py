@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 
 from moebatch.layout.elementwise import CHOICE_STATES, NORM_STATES
 from moebatch.layout.load import PassLoad
@@ -48,12 +49,15 @@ class Price:
         """Attention of decoding sequences on the CPU beside a GPU."""
         return self.prices.decode_attention_s(load, self.prices.cpu)
 
-    def gate_s(self, load: PassLoad, *layers: int) -> float:
+    def gate_s(self, load: PassLoad, layer: int) -> float:
         """Norm, router and shared expert of a layer with experts; norm and MLP of another one."""
-        around = self._shape.attention_params + 2 * self._shape.hidden_size
-        params = sum(self._shape.resident_layer_params(layer) - around for layer in layers)
-        moving_s = self._moving_s(NORM_STATES * load.tokens * len(layers))
-        return self._gemm_s(load, params) + moving_s
+        params = _gate_params(self._shape)[layer]
+        return self._gemm_s(load, params) + self._moving_s(NORM_STATES * load.tokens)
+
+    def gates_s(self, load: PassLoad) -> float:
+        """The same of all layers."""
+        moving_s = self._moving_s(NORM_STATES * load.tokens * self._shape.num_layers)
+        return self._gemm_s(load, sum(_gate_params(self._shape))) + moving_s
 
     def expert_s(self, rows: float, *, fresh: float, is_mean: bool = False) -> float:
         """An expert over so many tokens, which with the chance `fresh` has just arrived.
@@ -176,6 +180,13 @@ class Price:
     @property
     def _expert_bytes(self) -> int:
         return self.prices.dtypes.expert_bytes(self._shape)
+
+
+@cache
+def _gate_params(shape: ModelShape) -> tuple[int, ...]:
+    """By layer: all weights that are neither attention's nor experts'."""
+    around = shape.attention_params + 2 * shape.hidden_size
+    return tuple(shape.resident_layer_params(layer) - around for layer in range(shape.num_layers))
 
 
 _OF_BATCH: Mapping[Kind, Callable[[Price, PassLoad], float]] = {
