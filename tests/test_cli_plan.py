@@ -13,6 +13,7 @@ import yaml
 from moebatch.errors import ExitCode
 from tests.command import moebatch
 
+SAVED = "moe-lightning-t4-mtbench-128"
 T4 = ("--hw", "t4", "--model", "mixtral-8x7b", "--prompt-len", "77", "--gen-len", "128")
 
 
@@ -212,3 +213,30 @@ def test_a_half_filled_profile_is_refused_with_all_that_is_missing(tmp_path: Pat
     assert done.returncode == ExitCode.CONFIG
     for part in ("needs dram", "levels.vram.bandwidth", "levels.vram.gemm", "dram->vram"):
         assert part in done.stderr, part
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ((*T4[:2], "--model", "dbrx", *T4[4:]), "no run computes a DbrxForCausalLM"),
+        (
+            (*T4[:4], "--prompt-len", "40000", "--gen-len", "128"),
+            "40128 tokens do not fit into the model's context of 32768",
+        ),
+        ((*T4, "--policy", "flexgen-t4-mtbench-128"), "static batches are for comparison"),
+    ],
+)
+def test_the_first_line_says_of_what_no_run_does_that_it_is_a_plan_only(
+    arguments: tuple[str, ...], reason: str
+) -> None:
+    done = moebatch("plan", *arguments, COLUMNS="200")
+    assert done.stdout.startswith("a plan only: "), done.stderr
+    assert reason in done.stdout.splitlines()[0]
+    assert not moebatch("plan", *T4).stdout.startswith("a plan only")
+
+
+def test_a_policy_that_was_made_for_others_says_so() -> None:
+    found = answer("--hw", "l4", "--model", "olmoe-1b-7b", *T4[4:], "--policy", SAVED)
+    assert "the policy was made for t4, not for l4" in found["notes"]
+    assert any("the policy was made for mixtral-8x7b, not for" in note for note in found["notes"])
+    assert not any("made for" in note for note in answer(*T4, "--policy", SAVED)["notes"])

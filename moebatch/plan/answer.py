@@ -33,6 +33,8 @@ class Answer:
     """What was chosen among predictors and caches, where that matters."""
     improvements: tuple[Improvement, ...] = ()
     """The best first."""
+    only_planned: tuple[str, ...] = ()
+    """Why no run does this; empty where one can."""
     notes: tuple[str, ...] = field(default=())
     """What the reader should know about figures and limits."""
 

@@ -1,16 +1,21 @@
 """From a question to an answer, by the method that is asked for."""
 
 import datetime
+from collections.abc import Iterator
 from dataclasses import replace
 
 import moebatch
+from moebatch.errors import MoebatchError
 from moebatch.plan.answer import Answer, answer_given, answer_milp
 from moebatch.plan.as_json import prediction_json
 from moebatch.plan.fitting import fitted, policy_for, slot_notes
 from moebatch.plan.options import PlanOptions
 from moebatch.plan.prediction import predict
+from moebatch.plan.problem import Problem
 from moebatch.plan.question import Question
-from moebatch.spec.policy import OpenPolicy
+from moebatch.spec.families.registry import runnable
+from moebatch.spec.models import load_model
+from moebatch.spec.policy import OpenPolicy, Policy
 from moebatch.spec.policy_file import PolicyFile
 
 
@@ -21,7 +26,12 @@ def answer_question(
     answer = _answer(question, options, given)
     if options.schedule is not None:
         answer = _with_schedule(answer, options.schedule)
-    return replace(answer, notes=(*question.notes, *answer.notes))
+    made_for = () if given is None else _made_for_another(question, given)
+    return replace(
+        answer,
+        only_planned=tuple(_not_run(question.problem, answer.policy)),
+        notes=(*question.notes, *made_for, *answer.notes),
+    )
 
 
 def answer_policy_file(answer: Answer) -> PolicyFile:
@@ -36,6 +46,37 @@ def answer_policy_file(answer: Answer) -> PolicyFile:
         workload=workload,
         prediction=prediction_json(answer.prediction),
     )
+
+
+def _not_run(problem: Problem, policy: Policy) -> Iterator[str]:
+    """What a plan has that no run does."""
+    shape, tokens = problem.shape, problem.workload.max_total_tokens
+    if shape.architecture not in runnable():
+        yield f"no run computes a {shape.architecture}; those that run are {', '.join(runnable())}"
+    if tokens > shape.max_positions:
+        yield f"{tokens} tokens do not fit into the model's context of {shape.max_positions}"
+    if problem.with_vram and not policy.ffn_on_gpu:
+        yield "no run computes experts on the CPU beside a GPU"
+    if policy.batching == "static":
+        yield "a run fills places as they come free; static batches are for comparison"
+
+
+def _made_for_another(question: Question, given: PolicyFile) -> Iterator[str]:
+    """A model or a machine that a policy file names, and that is not the one asked about."""
+    if given.model and not _is_same_model(question, given.model):
+        yield f"the policy was made for {given.model}, not for {question.model}"
+    machine = question.problem.hardware.name
+    if given.hardware and given.hardware != machine:
+        yield f"the policy was made for {given.hardware}, not for {machine}"
+
+
+def _is_same_model(question: Question, name: str) -> bool:
+    if name.casefold() == question.model.casefold():
+        return True
+    try:
+        return load_model(name).shape == question.problem.shape
+    except MoebatchError:  # a name that says nothing here
+        return False
 
 
 def _with_schedule(answer: Answer, schedule: str) -> Answer:

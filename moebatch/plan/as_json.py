@@ -34,6 +34,7 @@ def answer_json(answer: Answer) -> dict[str, Any]:
             {"change": better.change, "what_if": better.what_if, "speedup": better.speedup}
             for better in answer.improvements
         ],
+        "only_planned": list(answer.only_planned),
         "notes": list(answer.notes),
     }
 

@@ -37,6 +37,9 @@ def plan_view(answer: Answer) -> RenderableType:
     policy = NamedRows(_policy(answer), min_width=NAME_WIDTH)
     speed = NamedRows(_speed(answer), min_width=NAME_WIDTH)
     parts: list[RenderableType] = [_title(answer), "", policy, "", speed]
+    if answer.only_planned:
+        reasons = "; ".join(answer.only_planned)
+        parts.insert(0, Text(f"a plan only: {reasons}", style="yellow"))
     parts += ["", _memory(answer.prediction), "", _lanes(answer.prediction)]
     if answer.experts is not None:
         parts += ["", _experts(answer.experts)]
