@@ -32,6 +32,8 @@ MEASURED_IN_SECONDS = (
     "this machine has no profile; it was measured for some seconds, `moebatch profile` takes a "
     "minute and is kept"
 )
+_THREAD_BYTES = 2**20
+"""Stack of a thread that computes, and what it gathers for products; 0.4 MB in measurements."""
 _MEASURING_NEEDS_BYTES = 2 * 2**30
 """A job with less memory is planned with rough figures rather than put at risk."""
 
@@ -71,7 +73,7 @@ def _own_profile(job: Job, files: ModelFiles, tell: Callable[[str], None]) -> No
     if not _worth_measuring(job, files):
         return machine_profile()
     tell("measuring this machine for some seconds, since it has no profile yet")
-    num_threads = job.resources.threads or detect_machine().num_cores
+    num_threads = _num_threads(job)
     try:
         measured = measure_machine(
             job.output.path.parent,
@@ -131,7 +133,7 @@ def job_problem(
         dtypes=files.dtypes,
         hardware=hardware.without("vram") if kind == "cpu" else hardware,
         workload=workload,
-        program_bytes=_program_bytes(kind),
+        program_bytes=_program_bytes(kind, _num_threads(job)),
         stages=kind == "emulate" and _has_staging(hardware),
         instruction_set=_instruction_set(),
     )
@@ -145,13 +147,18 @@ def _has_staging(hardware: Hardware) -> bool:
     return link is not None and link.staging_bandwidth is not None
 
 
-def _program_bytes(kind: DeviceKind) -> Mapping[LevelName, int]:
-    """What the process holds; with CUDA, what it will hold when the GPU is in use."""
-    held = resident_bytes()
+def _program_bytes(kind: DeviceKind, num_threads: int) -> Mapping[LevelName, int]:
+    """What the process holds, its threads that compute included; with CUDA, what it will hold when
+    the GPU is in use."""
+    held = resident_bytes() + num_threads * _THREAD_BYTES
     if kind != "cuda":
         return {"dram": held}
     usual = PROGRAM_BYTES_WITH_GPU
     return {**usual, "dram": max(held, usual["dram"])}
+
+
+def _num_threads(job: Job) -> int:
+    return job.resources.threads or detect_machine().num_cores
 
 
 def _instruction_set() -> str:

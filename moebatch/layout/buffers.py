@@ -49,8 +49,8 @@ LIBRARY_BYTES = 192 * 2**20
 shape, where it does all products; measured on jobs of many shapes. Its buffers grow with the
 matrices and come on top."""
 _OWN_KERNELS_BYTES = 16 * 2**20
-"""The same where the program's own kernels run: stacks and panels of their threads (2 MB), the
-first use of oneDNN (7 MB), and what Python's heap grows by during a run."""
+"""The same where the program's own kernels run: the first use of oneDNN (7 MB), and what Python's
+heap grows by during a run."""
 _PRODUCT_BYTES = 600 * 2**10
 """What oneDNN keeps of a product of one row count and one matrix shape, whatever their sizes;
 measured in bfloat16 by AVX512-BF16, from 1 to 1,536 rows and 8 to 32,000 columns."""
