@@ -243,6 +243,8 @@ class Admission:
         own_N = pending_N + cached_N - shared_N
         tokens = np.concatenate([self._own_tokens_S + passes_later, own_N])
         left = np.concatenate([self._in_work_FS[3] - passes_later, left_N])
+        if int(((tokens + left - 1) // PAGE_TOKENS + 1).sum()) <= self._caps.pages:
+            return True  # all of what each needs in the end, at once
         return peak_pages(tokens, left) <= self._caps.pages
 
 

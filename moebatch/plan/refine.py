@@ -1,45 +1,53 @@
 """A policy tried on the job itself, pass by pass, beside its neighbours.
 
 The planner's objective knows mean lengths only, and its batches are two to a doubling. How many
-sequences of different lengths share a cache, and how long the last ones take, shows in a replay.
+sequences share a cache, how well passes are filled, and how long the last ones take, shows in a
+replay.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import islice, product
+from itertools import product
 
+from moebatch.layout.setup import slots_wanted
 from moebatch.plan.candidates import FEWEST_SLOTS
-from moebatch.plan.prediction import predict
+from moebatch.plan.phases import phases_of
+from moebatch.plan.prediction import at_end
 from moebatch.plan.problem import Problem
 from moebatch.plan.refusal import too_large, too_small
-from moebatch.plan.replay import num_replayed
+from moebatch.plan.replay import job_loads, num_replayed
+from moebatch.schedule.registry import traits_of
+from moebatch.spec.hardware import LevelName
 from moebatch.spec.policy import Placement, Policy, pages_of
 
 _MOST_REPLAYED = 2**17
 """Sequences that are replayed in all: a second or two."""
+_FEW_REPLAYS = 3
+"""So many of a round's policies are replayed where lengths are means: the most promising ones."""
+_FEW_WAVES, _FEW_LOADS = 6, 200
+"""Of such jobs: enough to tell policies apart by half a percent."""
 _LEAST_GAIN = 1.005
 """What is less than that is not worth a round."""
-_SEATS = (0.75, 1.25, 1.5, 2.0)
+_BATCHES = (0.75, 0.875, 1.125, 1.25, 1.5, 2.0)
 _TOKENS = (0.5, 0.75, 1.5, 2.0)
-_RESIDENTS = (-4, -2, -1, 1, 2, 4)
+_MICRO_BATCHES = (0.5, 2.0)
+_RESIDENTS = (-8, -4, -2, -1, 1, 2, 4, 8)
 _SLOTS = (-2, -1, 1, 2, 4)
 _FAR_TOKENS = (0.75, 1.0, 1.25, 1.5, 2.0)
 _FAR_SLOTS = (3, 4)
 
 
 def refined(problem: Problem, policy: Policy) -> Policy:
-    """The best policy that is found by climbing from this one: seats, tokens of a pass, experts
-    that stay, slots; the cache of keys and values gets what is left of main memory.
-
-    Only in main memory, and only where the lengths of a job's sequences are known.
-    """
-    if problem.with_vram or not problem.workload.lengths or policy.kv_cache.disk:
+    """The best policy that is found by climbing from this one: batch, micro-batch, tokens of a
+    pass, experts that stay, slots, levels of the cache of keys and values, which gets as many pages
+    as there is room for."""
+    if policy.batching == "static":
         return policy
     best, best_s = policy, _seconds(problem, policy)
     num_left = _MOST_REPLAYED // num_replayed(problem.workload, policy)
-    looks = _far_away
+    looks = _neighbours if problem.with_vram else _far_away
     while num_left > 0:
-        others = list(islice(looks(problem, best), num_left))
+        others = _most_promising(problem, list(dict.fromkeys(looks(problem, best))))[:num_left]
         looks = _neighbours
         num_left -= len(others)
         tried = [(_seconds(problem, other), other) for other in others]
@@ -51,16 +59,35 @@ def refined(problem: Problem, policy: Policy) -> Policy:
 
 
 def _seconds(problem: Problem, policy: Policy) -> float:
-    """Of the job, or of a token in the middle of an endless one."""
-    prediction = predict(problem, policy)
-    return prediction.job_time_s or 1 / prediction.tokens_per_s
+    """Of a token of the job, by a replay of a part of it."""
+    is_known = bool(problem.workload.lengths)
+    total_s = generated = 0.0
+    how = {} if is_known else {"waves": _FEW_WAVES, "most": _FEW_LOADS}
+    for count, load in job_loads(problem.workload, policy, **how):
+        total_s += count * problem.cost.seconds(load, at_end(problem, policy, load))
+        generated += count * load.logits_rows
+    return total_s / generated
+
+
+def _most_promising(problem: Problem, policies: Sequence[Policy]) -> Sequence[Policy]:
+    """Those that take the least by mean lengths, first; all where lengths are known, which means
+    say little of."""
+    if problem.workload.lengths:
+        return policies
+
+    def fluid_s(policy: Policy) -> float:
+        phases = phases_of(problem.workload, policy)
+        return sum(p.num_passes * problem.cost.seconds(p.load, policy) for p in phases)
+
+    return sorted(policies, key=fluid_s)[:_FEW_REPLAYS]
 
 
 def _far_away(problem: Problem, policy: Policy) -> Iterator[Policy]:
     """Neighbours, and policies that no climb leads to: another pass, and nothing stays but what a
     few slots leave to the cache."""
     yield from _neighbours(problem, policy)
-    fuller = _with_seats(policy, min(policy.batch_size * 3 // 2, _most_seats(problem, policy)))
+    most = min(policy.batch_size * 3 // 2, _largest_batch(problem, policy))
+    fuller = _with_batch(policy, most)
     for by, num_slots in product(_FAR_TOKENS, _FAR_SLOTS):
         tokens = max(round(policy.tokens_per_pass * by), fuller.batch_size)
         other = _with_residents(problem, replace(fuller, num_slots=num_slots), 0)
@@ -69,15 +96,17 @@ def _far_away(problem: Problem, policy: Policy) -> Iterator[Policy]:
 
 
 def _neighbours(problem: Problem, policy: Policy) -> Iterator[Policy]:
-    seats, tokens = policy.batch_size, policy.tokens_per_pass
-    most_seats = _most_seats(problem, policy)
-    num_resident = round(policy.weights.dram * problem.num_experts)
+    batch, tokens = policy.batch_size, policy.tokens_per_pass
+    most = _largest_batch(problem, policy)
+    num_resident = _num_resident(problem, policy)
     larger = [
-        *(_with_seats(policy, min(round(seats * by), most_seats)) for by in _SEATS),
-        *(replace(policy, tokens_per_pass=max(round(tokens * by), seats)) for by in _TOKENS),
+        *(_with_batch(policy, min(round(batch * by), most)) for by in _BATCHES),
+        *(replace(policy, tokens_per_pass=max(round(tokens * by), batch)) for by in _TOKENS),
+        *(_with_micro_batch(policy, by) for by in _MICRO_BATCHES if problem.with_vram),
     ]
     changed = [
         *larger,
+        *(_in_one_place(other, level) for other in (policy, *larger) for level in _homes(policy)),
         # What a larger batch needs for its cache, experts that stay may have.
         *(_with_residents(problem, other, 0) for other in larger),
         *(_with_residents(problem, policy, num_resident + more) for more in _RESIDENTS),
@@ -93,15 +122,37 @@ def _widest(problem: Problem, policy: Policy) -> Iterator[Policy]:
         yield widest
 
 
-def _most_seats(problem: Problem, policy: Policy) -> int:
+def _largest_batch(problem: Problem, policy: Policy) -> int:
     return problem.workload.num_sequences or policy.batch_size * 2
 
 
-def _with_seats(policy: Policy, seats: int) -> Policy:
-    seats = max(1, seats)
-    tokens = max(policy.tokens_per_pass, seats)
-    micro_batch = min(policy.micro_batch_size, seats)
-    return replace(policy, batch_size=seats, tokens_per_pass=tokens, micro_batch_size=micro_batch)
+def _with_batch(policy: Policy, batch_size: int) -> Policy:
+    batch_size = max(1, batch_size)
+    tokens = max(policy.tokens_per_pass, batch_size)
+    micro_batch = min(policy.micro_batch_size, batch_size)
+    return replace(
+        policy, batch_size=batch_size, tokens_per_pass=tokens, micro_batch_size=micro_batch
+    )
+
+
+def _with_micro_batch(policy: Policy, by: float) -> Policy:
+    size = round(policy.micro_batch_size * by)
+    return replace(policy, micro_batch_size=max(1, min(size, policy.batch_size)))
+
+
+def _homes(policy: Policy) -> tuple[LevelName, ...]:
+    """Levels that share the cache of keys and values; none where one has all of it."""
+    homes: tuple[LevelName, ...] = ("vram", "dram", "disk")
+    shared = tuple(level for level in homes if policy.kv_cache.on(level))
+    return shared if len(shared) > 1 else ()
+
+
+def _in_one_place(policy: Policy, level: LevelName) -> Policy:
+    return replace(policy, kv_cache=Placement(**{level: 1.0}))
+
+
+def _num_resident(problem: Problem, policy: Policy) -> int:
+    return round(policy.weights.on(problem.ladder.top) * problem.num_experts)
 
 
 def _with_residents(problem: Problem, policy: Policy, num_resident: int) -> Policy:
@@ -110,22 +161,30 @@ def _with_residents(problem: Problem, policy: Policy, num_resident: int) -> Poli
     if not policy.num_slots or not 0 <= num_resident <= most:
         return policy
     share = num_resident / problem.num_experts
-    return replace(policy, weights=Placement(dram=share, disk=1 - share))
+    if not problem.with_vram:
+        return replace(policy, weights=Placement(dram=share, disk=1 - share))
+    disk = min(policy.weights.disk, 1 - share)
+    other = replace(policy, weights=Placement(vram=share, dram=1 - share - disk, disk=disk))
+    if not traits_of(policy).is_paged:
+        return other
+    return replace(other, num_slots=slots_wanted(problem.shape, other, problem.ladder))
 
 
 def _with_slots(problem: Problem, policy: Policy, num_slots: int) -> Policy:
     """One more or fewer stay for every slot, as far as there are any; unchanged where experts do
-    not stream, or there would be too few slots or too many."""
-    num_resident = round(policy.weights.dram * problem.num_experts)
-    staying = max(0, num_resident - (num_slots - policy.num_slots))
-    if not policy.num_slots or not FEWEST_SLOTS <= num_slots < problem.num_experts:
+    not stream one by one, or there would be too few slots or too many."""
+    staying = max(0, _num_resident(problem, policy) - (num_slots - policy.num_slots))
+    is_fixed = not policy.num_slots or traits_of(policy).is_paged
+    if is_fixed or not FEWEST_SLOTS <= num_slots < problem.num_experts:
         return policy
     return _with_residents(problem, replace(policy, num_slots=num_slots), staying)
 
 
 def _with_widest_cache(problem: Problem, policy: Policy) -> Policy | None:
-    """As many pages as fit, and no more than the seats can use; None if too few fit."""
+    """As many pages as fit, and no more than the batch can use; None if too few fit."""
     least, most = 0, policy.batch_size * pages_of(problem.workload.max_total_tokens)
+    if too_large(problem, replace(policy, num_kv_pages=most)) is None:
+        least = most
     while least < most:
         tried = (least + most + 1) // 2
         if too_large(problem, replace(policy, num_kv_pages=tried)) is None:

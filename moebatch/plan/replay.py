@@ -22,24 +22,31 @@ _MIDDLE_WAVES = (2, 5)
 sequences of one length start and end together."""
 
 
-def job_loads(workload: Workload, policy: Policy) -> list[CountedLoad]:
-    """Passes of the whole job; of a job without a number of sequences, some from its middle."""
+def job_loads(
+    workload: Workload, policy: Policy, *, waves: int = _WAVES, most: int = _MOST_LOADS
+) -> list[CountedLoad]:
+    """Passes of the whole job; of a job without a number of sequences, some from its middle.
+
+    Args:
+        waves: so many full batches of a long job are replayed.
+        most: neighbours are counted together, so that there are no more loads than so many.
+    """
     if policy.batching == "static" and not workload.lengths:
         return _static_loads(workload, policy)
-    return _replayed(workload, policy)
+    return _replayed(workload, policy, waves, most)
 
 
-def num_replayed(workload: Workload, policy: Policy) -> int:
+def num_replayed(workload: Workload, policy: Policy, waves: int = _WAVES) -> int:
     """Sequences of a job that are replayed, of which the others are taken to be copies."""
     total = workload.num_sequences
-    enough = min(max(_WAVES * policy.batch_size, _FEW_SEQUENCES), _MOST_SEQUENCES)
+    enough = min(max(waves * policy.batch_size, _FEW_SEQUENCES), _MOST_SEQUENCES)
     return enough if total is None else min(total, max(enough, policy.batch_size + 1))
 
 
-def _replayed(workload: Workload, policy: Policy) -> list[CountedLoad]:
+def _replayed(workload: Workload, policy: Policy, waves: int, most: int) -> list[CountedLoad]:
     """Long jobs are replayed in part, and their middle is drawn out to the whole length."""
-    total, count = workload.num_sequences, num_replayed(workload, policy)
-    loads = thinned(list(job_passes(workload, policy, count)), _MOST_LOADS)
+    total, count = workload.num_sequences, num_replayed(workload, policy, waves)
+    loads = thinned(list(job_passes(workload, policy, count)), most)
     if total == count:
         return loads
     first, last = _middle(loads, policy.batch_size * workload.mean_new_tokens)
