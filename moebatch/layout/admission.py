@@ -222,12 +222,19 @@ class Admission:
 
     def _num_fitting(self, waiting_FN: Ints, most: int) -> int:
         """How many of the next sequences the cache will hold until they end."""
-        least = int(most > 0 and not len(self))
+        if not most:
+            return 0
+        pending_N, cached_N, shared_N, left_N = waiting_FN[:, :most]
+        in_the_end_N = (pending_N + cached_N - shared_N + left_N - 1) // PAGE_TOKENS + 1
+        spare = self._caps.pages - peak_pages(self._own_tokens_S, self._in_work_FS[3])
+        # None takes more than what it has in the end, whatever the others do.
+        least = max(int(not len(self)), min(most, spare // int(in_the_end_N.max())))
+        step = 1
         while least < most:
-            # Mostly few of them fit, if any.
-            tried = least + 1 if least == 0 else min(most, 2 * least)
+            # Mostly few more of them fit, if any.
+            tried = min(most, least + step)
             if self._fits(waiting_FN[:, :tried]):
-                least = tried
+                least, step = tried, 2 * step
             else:
                 most = tried - 1
                 break

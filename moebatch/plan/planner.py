@@ -39,6 +39,8 @@ class Planned:
 
     policy: Policy
     """Whole experts, and whole layers of keys and values; the best of its neighbours."""
+    rounded: Policy
+    """Where the climb to it began: the solution in whole experts and layers."""
     solution: Solution
     candidates: tuple[AffineCandidate, ...]
     """Those that the solver saw."""
@@ -61,8 +63,10 @@ def best_policy(problem: Problem) -> Planned:
         raise refusal(problem)
     items = tuple(item for item, _ in screened[:MOST_CANDIDATES])
     solution = _solved(problem, items, screened[0][1])
+    rounded = _rounded(problem, solution, screened)
     return Planned(
-        policy=refined(problem, _rounded(problem, solution, screened)),
+        policy=refined(problem, rounded),
+        rounded=rounded,
         solution=solution,
         candidates=items,
         ranked=ranked,

@@ -30,6 +30,10 @@ _LEAST_GAIN = 1.005
 """What is less than that is not worth a round."""
 _BATCHES = (0.75, 0.875, 1.125, 1.25, 1.5, 2.0)
 _TOKENS = (0.5, 0.75, 1.5, 2.0)
+_MOST_TOKENS = 32_768
+"""What is done of a pass is lost when a run is killed."""
+_PAGES = (0.8, 0.9)
+"""With less room for sequences that begin, passes may be filled more evenly."""
 _MICRO_BATCHES = (0.5, 2.0)
 _RESIDENTS = (-8, -4, -2, -1, 1, 2, 4, 8)
 _SLOTS = (-2, -1, 1, 2, 4)
@@ -50,12 +54,25 @@ def refined(problem: Problem, policy: Policy) -> Policy:
         others = _most_promising(problem, list(dict.fromkeys(looks(problem, best))))[:num_left]
         looks = _neighbours
         num_left -= len(others)
-        tried = [(_seconds(problem, other), other) for other in others]
-        fastest_s, fastest = min(tried, key=lambda pair: pair[0], default=(best_s, best))
+        fastest_s, fastest = _fastest(problem, others, (best_s, best))
         if fastest_s * _LEAST_GAIN > best_s:
             break
         best, best_s = fastest, fastest_s
-    return best
+    return _fastest(problem, list(_fewer_pages(problem, best)), (best_s, best))[1]
+
+
+def _fastest(
+    problem: Problem, others: Sequence[Policy], known: tuple[float, Policy]
+) -> tuple[float, Policy]:
+    tried = [(_seconds(problem, other), other) for other in others]
+    return min([known, *tried], key=lambda pair: pair[0])
+
+
+def _fewer_pages(problem: Problem, policy: Policy) -> Iterator[Policy]:
+    for by in _PAGES:
+        fewer = replace(policy, num_kv_pages=max(1, round(policy.num_kv_pages * by)))
+        if too_small(problem, fewer) is None:
+            yield fewer
 
 
 def _seconds(problem: Problem, policy: Policy) -> float:
@@ -89,7 +106,7 @@ def _far_away(problem: Problem, policy: Policy) -> Iterator[Policy]:
     most = min(policy.batch_size * 3 // 2, _largest_batch(problem, policy))
     fuller = _with_batch(policy, most)
     for by, num_slots in product(_FAR_TOKENS, _FAR_SLOTS):
-        tokens = max(round(policy.tokens_per_pass * by), fuller.batch_size)
+        tokens = _with_tokens(fuller, round(policy.tokens_per_pass * by)).tokens_per_pass
         other = _with_residents(problem, replace(fuller, num_slots=num_slots), 0)
         if policy.num_slots and num_slots < problem.num_experts:
             yield from _widest(problem, replace(other, tokens_per_pass=tokens))
@@ -101,7 +118,7 @@ def _neighbours(problem: Problem, policy: Policy) -> Iterator[Policy]:
     num_resident = _num_resident(problem, policy)
     larger = [
         *(_with_batch(policy, min(round(batch * by), most)) for by in _BATCHES),
-        *(replace(policy, tokens_per_pass=max(round(tokens * by), batch)) for by in _TOKENS),
+        *(_with_tokens(policy, round(tokens * by)) for by in _TOKENS),
         *(_with_micro_batch(policy, by) for by in _MICRO_BATCHES if problem.with_vram),
     ]
     changed = [
@@ -133,6 +150,11 @@ def _with_batch(policy: Policy, batch_size: int) -> Policy:
     return replace(
         policy, batch_size=batch_size, tokens_per_pass=tokens, micro_batch_size=micro_batch
     )
+
+
+def _with_tokens(policy: Policy, tokens: int) -> Policy:
+    most = max(_MOST_TOKENS, policy.tokens_per_pass)
+    return replace(policy, tokens_per_pass=max(policy.batch_size, min(tokens, most)))
 
 
 def _with_micro_batch(policy: Policy, by: float) -> Policy:

@@ -1,0 +1,71 @@
+"""No change by hand makes a plan much faster, by the plan's own prediction."""
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+from moebatch.plan.fitting import with_room
+from moebatch.plan.planner import best_policy
+from moebatch.plan.prediction import predict
+from moebatch.plan.problem import Problem
+from moebatch.plan.question import stated_dtypes
+from moebatch.plan.refusal import too_large, too_small
+from moebatch.spec.models import load_model
+from moebatch.spec.policy import Placement, Policy
+from moebatch.spec.profile import load_profile
+from moebatch.spec.workload import Workload
+
+CASES = {
+    "a GPU, long job": ("rtx3090", "mixtral-8x7b", 300, 200, 20_000),
+    "a larger GPU, long prompts": ("a6000", "mixtral-8x7b", 1000, 100, 5_000),
+    "a small GPU": ("t4", "mixtral-8x7b", 77, 128, 5_000),
+    "a small GPU, few rows": ("t4", "mixtral-8x7b", 500, 200, 100),
+    "no GPU": ("generic-cpu", "mixtral-8x7b", 100, 60, 2_000),
+    "many small experts": ("rtx4090", "qwen3-30b-a3b", 200, 100, 4_000),
+}
+MUCH = 1.03
+NUM_CHANGES = 24
+
+
+def asked(name: str) -> Problem:
+    hardware, model, prompt, new, count = CASES[name]
+    shape = load_model(model).shape
+    return Problem(
+        shape=shape,
+        dtypes=stated_dtypes(shape),
+        hardware=load_profile(hardware).hardware(),
+        workload=Workload.uniform(prompt_tokens=prompt, new_tokens=new, num_sequences=count),
+    )
+
+
+def changed(of: Problem, policy: Policy, random: Random) -> Policy:
+    """One figure or two of a policy, near to where they were or not."""
+    values = {
+        name: max(1, round(getattr(policy, name) * random.choice((1, random.uniform(0.6, 1.7)))))
+        for name in ("batch_size", "micro_batch_size", "num_kv_pages", "tokens_per_pass")
+    }
+    values["micro_batch_size"] = min(values["micro_batch_size"], values["batch_size"])
+    values["tokens_per_pass"] = max(values["tokens_per_pass"], values["batch_size"])
+    top = of.ladder.top
+    below = "dram" if top == "vram" else "disk"
+    resident = policy.weights.on(top) + random.choice((0, 0, -4, -1, 1, 4)) / of.num_experts
+    disk = policy.weights.disk if top == "vram" else 0.0
+    resident = min(1.0 - disk, max(0.0, resident))
+    shares = {top: resident, "disk": disk}
+    shares[below] = shares.get(below, 0.0) + 1 - resident - disk
+    other = replace(policy, weights=Placement(**shares), **values)
+    return with_room(of, other)
+
+
+@pytest.mark.few(name=("a GPU, long job", "no GPU"))
+@pytest.mark.parametrize("name", CASES)
+def test_no_change_makes_a_plan_much_faster(name: str) -> None:
+    of, random = asked(name), Random(name)
+    policy = best_policy(of).policy
+    planned = predict(of, policy).tokens_per_s
+    others = (changed(of, policy, random) for _ in range(NUM_CHANGES))
+    fitting = [o for o in others if not (too_large(of, o) or too_small(of, o))]
+    assert len(fitting) > NUM_CHANGES / 8, "some of them fit"
+    for other in fitting:
+        assert predict(of, other).tokens_per_s <= MUCH * planned, other
