@@ -120,7 +120,9 @@ def rendered(draw: Callable[[], Picture], file_format: str = "svg") -> bytes:
 def text_width(content: str, size: float = TEXT_SIZE, *, bold: bool = False) -> float:
     """Pixels that a line of text takes."""
     font = FontProperties(family="DejaVu Sans", size=size, weight="bold" if bold else "normal")
-    return float(text_to_path.get_text_width_height_descent(content, font, ismath=False)[0])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # as where it is drawn
+        return float(text_to_path.get_text_width_height_descent(content, font, ismath=False)[0])
 
 
 def fitted(content: str, size: float, room: float, *, bold: bool = False) -> str:
