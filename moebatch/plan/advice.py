@@ -1,12 +1,14 @@
-"""What would help most: the same problem solved again with twice as much of one thing."""
+"""What would help most: the same search with twice as much of one thing."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from moebatch.plan.bounds import lower_seconds
-from moebatch.plan.planner import Planned, best_seconds, ranked_among, screen
+from moebatch.plan.planner import Planned, best_policy, best_seconds, ranked_among, screen
+from moebatch.plan.prediction import predict
 from moebatch.plan.problem import Problem
 from moebatch.spec.hardware import Hardware, Level, LevelName, Link, Processor
+from moebatch.spec.policy import Policy
 from moebatch.units import format_bytes, format_rate
 
 FACTOR = 2.0
@@ -25,7 +27,9 @@ class Improvement:
     what_if: str | None
     """The same for ``--what-if``, where one option says it."""
     speedup: float
-    """Job time now over job time then, batch and shares being chosen anew."""
+    """Job time now over job time then, the policy being chosen anew."""
+    hardware: Hardware
+    """The machine after it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,14 +44,36 @@ class _Change:
 
 
 def improvements(problem: Problem, planned: Planned) -> list[Improvement]:
-    """All changes worth saying, the best first; each is planned anew, over all candidates where
-    memory grows, over those that were near the best where something gets faster."""
+    """All changes worth saying by the objective of the MILP, the best first: over all candidates
+    where memory grows, over those that were near the best where something gets faster."""
     now_s = planned.solution.seconds_per_sequence
     found = []
     for change in _changes(problem.hardware):
         speedup = now_s / _best_seconds(problem, planned, change)
         if speedup >= _WORTH_SAYING:
-            found.append(Improvement(change=change.words, what_if=change.what_if, speedup=speedup))
+            found.append(
+                Improvement(
+                    change=change.words,
+                    what_if=change.what_if,
+                    speedup=speedup,
+                    hardware=change.hardware,
+                )
+            )
+    return sorted(found, key=lambda improvement: -improvement.speedup)
+
+
+def searched(
+    problem: Problem, policy: Policy, promising: Sequence[Improvement]
+) -> list[Improvement]:
+    """Those of some changes that are worth saying when each is planned as `moebatch plan` would,
+    the best first; `policy` is what was planned for the machine as it is."""
+    now = predict(problem, policy).tokens_per_s
+    found = []
+    for change in promising:
+        changed = replace(problem, hardware=change.hardware)
+        then = predict(changed, best_policy(changed).policy).tokens_per_s
+        if then / now >= _WORTH_SAYING:
+            found.append(replace(change, speedup=then / now))
     return sorted(found, key=lambda improvement: -improvement.speedup)
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from moebatch.errors import ConfigError, Fault
-from moebatch.plan.advice import Improvement, improvements
+from moebatch.plan.advice import Improvement, improvements, searched
 from moebatch.plan.expert_choice import ExpertChoice, Wishes, choose_experts, wished
 from moebatch.plan.planner import Planned, best_policy
 from moebatch.plan.prediction import Prediction, predict
@@ -14,6 +14,8 @@ from moebatch.plan.refusal import too_large, too_small
 from moebatch.spec.hardware import LEVELS, LevelName
 from moebatch.spec.policy import Policy
 
+_MOST_ADVICE = 3
+"""Changes that are planned anew: each takes as long as the plan itself."""
 Method = Literal["milp", "klotski", "paper", "given"]
 
 
@@ -48,7 +50,7 @@ def answer_milp(problem: Problem, model: str, wishes: Wishes | None = None) -> A
     """The best policy by the MILP, with what would help most. Raises DoesNotFit."""
     wishes = wishes or Wishes()
     planned = best_policy(problem.evenly)
-    better = improvements(problem.evenly, planned)
+    better = improvements(problem.evenly, planned)[:_MOST_ADVICE]
     policy = wished(planned.policy, wishes)
     experts = choose_experts(problem, policy, wishes)
     if experts is not None:
@@ -61,7 +63,7 @@ def answer_milp(problem: Problem, model: str, wishes: Wishes | None = None) -> A
         policy=policy,
         prediction=predict(problem, policy),
         experts=experts,
-        improvements=tuple(better[:3]),
+        improvements=tuple(searched(problem.evenly, planned.policy, better)),
     )
 
 

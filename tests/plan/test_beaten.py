@@ -5,6 +5,7 @@ from random import Random
 
 import pytest
 
+from moebatch.plan.answer import answer_milp
 from moebatch.plan.fitting import with_room
 from moebatch.plan.planner import best_policy
 from moebatch.plan.prediction import predict
@@ -69,3 +70,18 @@ def test_no_change_makes_a_plan_much_faster(name: str) -> None:
     assert len(fitting) > NUM_CHANGES / 8, "some of them fit"
     for other in fitting:
         assert predict(of, other).tokens_per_s <= MUCH * planned, other
+
+
+@pytest.mark.few(name=("a small GPU",))
+@pytest.mark.parametrize("name", ["a small GPU", "a larger GPU, long prompts", "no GPU"])
+def test_advice_is_what_its_command_says(name: str) -> None:
+    of, (hardware, *_) = asked(name), CASES[name]
+    answer = answer_milp(of, name)
+    assert answer.improvements
+    for better in answer.improvements:
+        if better.what_if is None:
+            continue
+        changed_to = load_profile(hardware).with_change(better.what_if).hardware()
+        then = answer_milp(replace(of, hardware=changed_to), name).prediction.tokens_per_s
+        speedup = then / answer.prediction.tokens_per_s
+        assert speedup == pytest.approx(better.speedup, rel=0.03), better.change
