@@ -183,7 +183,7 @@ def test_the_example_runs_as_it_stands(cluster: Cluster, tmp_path: Path) -> None
     (tmp_path / "jobs").mkdir()
     for name in ("slurm.sh", "demo.yaml", "demo.jsonl"):
         shutil.copy(repository / "jobs" / name, tmp_path / "jobs")
-    (tmp_path / "moebatch").symlink_to(repository / "moebatch")
+    (tmp_path / "demo").symlink_to(repository / "demo")
     program = tmp_path / "program"
     program.write_text(f"#!/bin/sh\nexec '{sys.executable}' -m moebatch \"$@\"\n")
     program.chmod(0o755)
