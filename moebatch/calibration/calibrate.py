@@ -7,6 +7,7 @@ then that tenth is counted as well.
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -18,7 +19,6 @@ from moebatch.calibration.lessons import accuracies, require_sizes
 from moebatch.calibration.order import CalibrationOrder
 from moebatch.calibration.placed_text import HELD_OUT_SHARE, PlacedText
 from moebatch.calibration.predictor_lessons import teach_predictors
-from moebatch.calibration.reading_folder import ReadingFolder
 from moebatch.calibration.reading_policy import reading_policy
 from moebatch.calibration.summary import CalibrationSummary
 from moebatch.calibration.text_reading import TextReading
@@ -28,6 +28,7 @@ from moebatch.checkpoint.model_files import ModelFiles, open_model
 from moebatch.engine.build import build_engine
 from moebatch.engine.spec import EngineSpec, has_common_keys
 from moebatch.errors import ConfigError, DoesNotFit, Fault
+from moebatch.folder.work_folder import WorkFolder
 from moebatch.job.planning import job_problem
 from moebatch.measure.saved import machine_profile, require_writable_file
 from moebatch.model.native import loader
@@ -82,14 +83,14 @@ class Calibration:
             tell=self._tell,
             advance=self._advance,
         )
-        folder = ReadingFolder(order.table)
+        folder = reading_folder(order.table)
         with folder.locked():
             summary = self._read_and_learn(folder, files, table, gates)
             folder.remove()
         return summary
 
     def _read_and_learn(
-        self, folder: ReadingFolder, files: ModelFiles, table: PathTable, gates: GateLessons
+        self, folder: WorkFolder, files: ModelFiles, table: PathTable, gates: GateLessons
     ) -> CalibrationSummary:
         order, job = self._order, _job(self._order)
         reader = self._reader(job, files)
@@ -229,6 +230,12 @@ class Calibration:
         accuracy = accuracies(summary.comparisons, summary.lessons)
         habits = measure_habits(unseen_LTK, counted.popular_LE, accuracy)
         save_habits(self._order.table.with_name(HABITS.file_name), habits, owner)
+
+
+def reading_folder(table: Path) -> WorkFolder:
+    """Where what gates say is kept until `table` is written."""
+    path = table.with_name(f"{table.stem}.reading")
+    return WorkFolder(path, subject=table, elsewhere="another --output")
 
 
 def _require_places(order: CalibrationOrder) -> None:

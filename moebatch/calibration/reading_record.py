@@ -1,15 +1,10 @@
 """How far a calibration has come: one small file that says what beside it can be believed."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
-from zlib import crc32
 
-from moebatch.errors import CheckpointError
 from moebatch.spec.policy import PredictorName
-from moebatch.spec.text_file import write_text
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,9 +42,10 @@ class ReadingRecord:
         """Another predictor has learnt."""
         return replace(self, lessons={**self.lessons, name: lesson})
 
-    def save(self, path: Path) -> None:
-        """Takes the place of an earlier one in a single step. Raises StorageError."""
-        content = {
+    @property
+    def content(self) -> dict[str, Any]:
+        """As JSON."""
+        return {
             "fingerprint": self.fingerprint,
             "ends": self.ends,
             "checksums": self.checksums,
@@ -58,26 +54,10 @@ class ReadingRecord:
                 for name, lesson in self.lessons.items()
             },
         }
-        text = json.dumps(content)
-        write_text(path, f"{crc32(text.encode()):08x} {text}\n")
 
     @classmethod
-    def load(cls, path: Path) -> "ReadingRecord | None":
-        """The one that is there, if any. Raises CheckpointError if it is damaged."""
-        try:
-            checksum, text = path.read_text().rstrip("\n").split(" ", 1)
-            is_sound = checksum == f"{crc32(text.encode()):08x}"
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError):
-            is_sound = False
-        if not is_sound:
-            raise CheckpointError(f"{path}: is damaged")
-        return cls._of(json.loads(text))
-
-    @classmethod
-    def _of(cls, content: dict[str, Any]) -> "ReadingRecord":
-        """What `save` has written, as its checksum has shown."""
+    def of(cls, content: dict[str, Any]) -> "ReadingRecord":
+        """The one of that `content`."""
         lessons = {
             name: KeptLesson(digest=lesson["digest"], accuracy=dict(lesson["accuracy"]))
             for name, lesson in content["lessons"].items()

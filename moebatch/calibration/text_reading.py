@@ -15,12 +15,12 @@ import moebatch
 from moebatch.calibration.lessons import Advance, Lesson
 from moebatch.calibration.placed_text import PlacedText
 from moebatch.calibration.portion import Portion, portion, portions
-from moebatch.calibration.reading_folder import ReadingFolder
 from moebatch.calibration.reading_record import KeptLesson, ReadingRecord
 from moebatch.checkpoint.fingerprint import weights_sample
 from moebatch.checkpoint.model_files import ModelFiles
 from moebatch.engine.engine import Engine
 from moebatch.errors import CheckpointError
+from moebatch.folder.work_folder import WorkFolder
 from moebatch.job.fingerprint import numerics_fingerprint
 from moebatch.predict.gate_recorder import GateRecorder
 from moebatch.predict.gate_trace import GateTrace
@@ -38,7 +38,7 @@ class TextReading:
 
     def __init__(
         self,
-        folder: ReadingFolder,
+        folder: WorkFolder,
         text: PlacedText,
         files: ModelFiles,
         *,
@@ -57,7 +57,8 @@ class TextReading:
         new = ReadingRecord(fingerprint=fingerprint)
         owner = files.owner
         try:
-            found = ReadingRecord.load(folder.record) or new
+            content = folder.load()
+            found = ReadingRecord.of(content) if content else new
             if found.fingerprint != fingerprint:
                 raise CheckpointError(f"{folder.path}: is of another reading")
             self._trace = self._opened(with_hidden=with_hidden)
@@ -144,7 +145,7 @@ class TextReading:
         self._keep(self._record.with_lesson(lesson.name, kept))
 
     def _keep(self, record: ReadingRecord) -> None:
-        record.save(self._folder.record)
+        self._folder.save(record.content)
         self._record = record
 
     @property

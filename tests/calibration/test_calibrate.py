@@ -13,10 +13,9 @@ import torch
 
 import moebatch.cli.calibrate as cli
 from moebatch.calibration import calibrate, lessons, reading_policy
-from moebatch.calibration.calibrate import Calibration
+from moebatch.calibration.calibrate import Calibration, reading_folder
 from moebatch.calibration.lessons import Teacher, parse_predictors
 from moebatch.calibration.order import CalibrationOrder
-from moebatch.calibration.reading_folder import ReadingFolder
 from moebatch.calibration.summary import CalibrationSummary
 from moebatch.checkpoint.fingerprint import ModelOwner, checkpoint_fingerprint
 from moebatch.checkpoint.model_files import open_model
@@ -464,7 +463,7 @@ def test_a_predictor_that_has_learnt_is_not_taught_again(
 def test_two_at_a_time_do_not_write_the_same_table(order: CalibrationOrder) -> None:
     order.table.parent.mkdir()
     with (
-        ReadingFolder(order.table).locked(),
+        reading_folder(order.table).locked(),
         pytest.raises(LockHeld, match=r"table: another run is at work .* choose another --output"),
     ):
         run(order)

@@ -1,0 +1,77 @@
+"""Where unfinished work is kept: a folder beside what it is to become, and a record of how far it
+has come. Calibrations and packs that were broken off go on from there."""
+
+import json
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+from moebatch.errors import CheckpointError
+from moebatch.journal.files import told
+from moebatch.journal.lock import RunLock
+from moebatch.spec.text_file import write_text
+
+
+class WorkFolder:
+    """What is finished of some work, and a record that says what can be believed."""
+
+    def __init__(self, path: Path, *, subject: Path, elsewhere: str) -> None:
+        """`subject` is what the work is to become, and `elsewhere` what the user can choose
+        instead where another process is at work on it, for messages."""
+        self.path = path
+        self.record = path / "record"
+        self._lock = path.with_suffix(".lock")
+        self._subject, self._elsewhere = str(subject), elsewhere
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """No other process works on the same while the block runs. Raises LockHeld, and
+        StorageError where nothing can be written."""
+        with RunLock(self._lock, subject=self._subject, elsewhere=self._elsewhere):
+            try:
+                with told(self.path, needed=0):
+                    self.path.mkdir(exist_ok=True)
+                yield
+            finally:
+                if self.path.exists() and not self.record.exists():
+                    self.remove()
+                with suppress(OSError):
+                    self._lock.unlink()
+
+    def save(self, content: Mapping[str, Any]) -> None:
+        """Puts a record of JSON in the place of the earlier one in a single step. Raises
+        StorageError."""
+        text = json.dumps(content)
+        write_text(self.record, f"{crc32(text.encode()):08x} {text}\n")
+
+    def load(self) -> dict[str, Any] | None:
+        """The record that `save` has written, if there is one. Raises CheckpointError if it is
+        damaged."""
+        try:
+            checksum, text = self.record.read_text().rstrip("\n").split(" ", 1)
+            is_sound = checksum == f"{crc32(text.encode()):08x}"
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError):
+            is_sound = False
+        if not is_sound:
+            raise CheckpointError(f"{self.record}: is damaged")
+        content: dict[str, Any] = json.loads(text)
+        return content
+
+    def clear(self) -> None:
+        """Removes what there is, the record first: nothing is believed without it. Raises
+        StorageError."""
+        with told(self.path, needed=0):
+            self.record.unlink(missing_ok=True)
+            for path in self.path.iterdir():
+                path.unlink()
+
+    def remove(self) -> None:
+        """Removes the folder. What cannot be removed does no harm."""
+        with suppress(OSError):
+            self.record.unlink(missing_ok=True)
+        shutil.rmtree(self.path, ignore_errors=True)
