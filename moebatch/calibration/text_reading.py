@@ -175,7 +175,7 @@ class TextReading:
         )
 
     def _require_whole(self, record: ReadingRecord) -> None:
-        """Raises CheckpointError unless everything is there that a record speaks of."""
+        """Raises CheckpointError unless everything is there that a record names."""
         kept = _portions_of(self.text, record.ends)
         for one, checksum in zip(kept, record.checksums, strict=True):
             if self._trace.checksum(one.places) != checksum:

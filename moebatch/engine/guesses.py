@@ -29,8 +29,8 @@ class Guesses:
         self._experts_per_token = experts_per_token
         self._num_tokens = self._num_next = 0
         """Of the pass in work, and what is known to come in the next one."""
-        self._last_spoken = -1
-        """The layer whose gate has spoken last in this pass."""
+        self._last_chosen = -1
+        """The layer whose gate has chosen last in this pass."""
         self._setup = setup
         self._predictor = predictor
         self._routing = routing
@@ -41,7 +41,7 @@ class Guesses:
     def begin_pass(self, tokens: PassTokens) -> None:
         """A pass of those tokens begins."""
         self._num_tokens, self._num_next = len(tokens.tokens_T), int(tokens.is_last_T.sum())
-        self._last_spoken = -1
+        self._last_chosen = -1
         for observer in self._observers:
             observer.begin_pass(self._num_tokens, tokens)
 
@@ -52,7 +52,7 @@ class Guesses:
     def learn(self, step: int, micro_batch: int) -> None:
         """Shows predictor and observer what a micro-batch chose, and what its gate saw."""
         routing = self._routing(step, micro_batch)
-        self._last_spoken = layer = self._setup.layer(step)
+        self._last_chosen = layer = self._setup.layer(step)
         for rows in routing.rows:
             experts_RK = routing.chosen(rows)
             for observer in self._observers:
@@ -75,7 +75,7 @@ class Guesses:
         chances_E, recent_E = self._chances_of_token(layer), self._recent.chances(layer)
         is_guess = self._predictor.is_guess(layer)
         found_E = recent_E
-        if chances_E is not None and (is_guess or layer > self._last_spoken):
+        if chances_E is not None and (is_guess or layer > self._last_chosen):
             guessed_E = chances_of_any(chances_E, self._tokens_at(layer))
             found_E = guessed_E if is_guess else np.maximum(guessed_E, recent_E)
         found: list[float] = found_E.tolist()
@@ -89,4 +89,4 @@ class Guesses:
 
     def _tokens_at(self, layer: int) -> int:
         """Tokens that the gate of a layer is asked about next, as far as they are known to come."""
-        return self._num_next if layer <= self._last_spoken else self._num_tokens
+        return self._num_next if layer <= self._last_chosen else self._num_tokens

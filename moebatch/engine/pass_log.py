@@ -59,7 +59,7 @@ class PassLog:
     def observe(
         self, layer: int, rows: slice, experts_RK: Chosen, hidden_RD: Tensor | None = None
     ) -> None:
-        """The gate of `layer` has spoken for those rows."""
+        """The gate of `layer` has chosen for those rows."""
         if self._layout is None:
             return
         number = len(self.passes) - 1

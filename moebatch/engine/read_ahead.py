@@ -40,7 +40,7 @@ class ReadAhead:
     def prefetch(self, upcoming: Iterable[ExpertKey]) -> None:
         """Reads `upcoming` experts ahead, in this order, as far as there are slots to hold them."""
         with self.store.monitor:
-            self.store.slots.announce(upcoming)
+            self.store.slots.prefetch(upcoming)
             self.store.monitor.changed()
 
     def require(self, layer: int, experts: Collection[int]) -> Ready:

@@ -101,7 +101,7 @@ class ExpertwiseWeights:
             slots=self.slots,
             move=move,
             step_of=_steps(driver),
-            path=lambda: driver().way_up,
+            path=lambda: driver().disk_path,
         )
         return {**_reading(self._store, driver), self._link_up: top}
 

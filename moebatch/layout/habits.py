@@ -25,7 +25,7 @@ class Habits:
     """Experts of a layer that are chosen by at least one token."""
     missing: Mapping[CacheRule, Floats]
     """Of these, those that are not there, by how many of the layer's experts stay,
-    [B, L, E + 1]. With the rule foreseen: if nobody foresees anything."""
+    [B, L, E + 1]. With the rule foreseen: if no predictor foresees anything."""
     missing_known: Floats
     """The same with the rule foreseen, if all that the next pass chooses is known."""
     accuracy: Mapping[PredictorName, tuple[float, ...]]

@@ -1,4 +1,4 @@
-"""How many experts are worth having before a gate has spoken.
+"""How many experts are worth having before a gate has chosen.
 
 Shape letters: E experts, K experts per token.
 """
@@ -20,7 +20,7 @@ def num_likely(chances_E: NDArray[np.float64], tokens: float) -> int:
     predicts (its section on the predictor); of many it is all that are popular.
 
     No bar for each of them: what was foreseen in vain comes behind all that was chosen and is given
-    up when the gate has spoken, so it costs a chunk at most, and what was not foreseen costs an
+    up when the gate has chosen, so it costs a chunk at most, and what was not foreseen costs an
     expert's whole time.
     """
     return round(float(chances_of_any(chances_E, tokens).sum()))

@@ -20,7 +20,7 @@ class PassLoad:
     logits_rows: float = 0.0
     """Tokens after which a next token is chosen."""
     spare_pages: float = 0.0
-    """Pages of the cache that will not be needed any more, since nobody waits."""
+    """Pages of the cache that will not be needed any more, since no sequence waits."""
 
     @property
     def tokens(self) -> float:

@@ -202,7 +202,7 @@ def streamed_per_layer(shape: ModelShape, resident: Collection[ExpertKey]) -> di
 
 def slots_wanted(shape: ModelShape, policy: Policy, ladder: Ladder) -> int:
     """Slots without which a schedule cannot work as its paper says: two layers' worth where whole
-    layers come at a time; one layer's, and room for what is announced, where all batches go
+    layers come at a time; one layer's, and room for what is prefetched, where all batches go
     through an expert one after the other; else one in use and one on its way."""
     streamed = streamed_per_layer(shape, residents(shape, policy, ladder))
     most = max(streamed.values(), default=0)

@@ -59,7 +59,7 @@ class ExpertStream:
         if not extents:
             needed = f"give a file of {extent_bytes // 2**20} MiB or more, or a folder with one"
             raise ConfigError([Fault(file=str(paths[0]), message=f"too short to time; {needed}")])
-        # Two layers at least, so that one is announced while the other is read.
+        # Two layers at least, so that one is prefetched while the other is read.
         self._num_layers = max(2, len(extents) // _EXTENTS_OF_CHUNK)
         places = itertools.product(range(self._num_layers), range(_EXTENTS_OF_CHUNK))
         records = {

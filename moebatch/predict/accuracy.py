@@ -32,7 +32,7 @@ def accuracy(
 ) -> tuple[LayerAccuracy, ...]:
     """Plays groups of tokens to the predictor, layer by layer, each group as a pass of its own.
 
-    Before the gate of a layer speaks, the first K of its ranking are what is predicted. With
+    Before the gate of a layer chooses, the first K of its ranking are what is predicted. With
     groups of one token both shares are the accuracy for a single sequence.
     """
     layers, K = trace.moe_layers, trace.experts_per_token

@@ -20,14 +20,14 @@ class Choices:
         self.moe_layers = tuple(moe_layers)
         self.num_rows = 0
         self._position = {layer: position for position, layer in enumerate(moe_layers)}
-        self._spoken = [0] * len(self.moe_layers)
+        self._chosen = [0] * len(self.moe_layers)
         self._experts_LTK = np.empty((len(self.moe_layers), 0, experts_per_token), np.uint16)
 
     def begin_pass(self, num_rows: int) -> None:
         """Forgets everything and makes room for so many tokens."""
         num_layers, room, num_choices = self._experts_LTK.shape
         self.num_rows = num_rows
-        self._spoken = [0] * num_layers
+        self._chosen = [0] * num_layers
         if num_rows > room:
             self._experts_LTK = np.empty((num_layers, num_rows, num_choices), np.uint16)
 
@@ -38,27 +38,27 @@ class Choices:
 
     def add(self, position: int, rows: slice, experts_RK: Chosen) -> None:
         """Takes in what those rows have chosen."""
-        assert rows.start == self._spoken[position], "micro-batches of a layer come in order"
+        assert rows.start == self._chosen[position], "micro-batches of a layer come in order"
         assert rows.stop <= self.num_rows, f"the pass has {self.num_rows} rows, not {rows.stop}"
         self._experts_LTK[position, rows] = experts_RK
-        self._spoken[position] = rows.stop
+        self._chosen[position] = rows.stop
 
-    def num_spoken(self, position: int) -> int:
-        """Rows, from the first on, whose gate has spoken there."""
-        return self._spoken[position]
+    def num_chosen(self, position: int) -> int:
+        """Rows, from the first on, whose gate has chosen there."""
+        return self._chosen[position]
 
     def of(self, position: int, rows: slice) -> ExpertNumbers:
         """What those rows have chosen there, [R, K]."""
-        assert rows.stop <= self._spoken[position], "the gate has not spoken for these rows"
+        assert rows.stop <= self._chosen[position], "the gate has not chosen for these rows"
         return self._experts_LTK[position, rows]
 
     @property
     def is_complete(self) -> bool:
-        """Whether all gates have spoken for all rows."""
-        return self.num_rows > 0 and all(rows == self.num_rows for rows in self._spoken)
+        """Whether all gates have chosen for all rows."""
+        return self.num_rows > 0 and all(rows == self.num_rows for rows in self._chosen)
 
     @property
     def experts_LTK(self) -> ExpertNumbers:
         """The whole pass, once it is complete. Valid until the next one begins."""
-        assert self.is_complete, "some gates have not spoken yet"
+        assert self.is_complete, "some gates have not chosen yet"
         return self._experts_LTK[:, : self.num_rows]

@@ -26,7 +26,7 @@ class CorrelationPredictor:
     """Ranks experts by how often the paths that tokens have taken led to them.
 
     Paths of length 0 make it a predictor of marginal counts, which looks at no other layer. Where
-    the layer before has not spoken yet, what is expected of it stands in for it. One thread may use
+    the layer before has not chosen yet, what is expected of it stands in for it. One thread may use
     it at a time.
     """
 
@@ -52,7 +52,7 @@ class CorrelationPredictor:
     def observe(
         self, layer: int, rows: slice, experts_RK: Chosen, hidden_RD: "Tensor | None" = None
     ) -> None:
-        """The gate of `layer` has spoken for those rows."""
+        """The gate of `layer` has chosen for those rows."""
         position = self._choices.position(layer)
         self._choices.add(position, rows, experts_RK)
         self._rest.clear()
@@ -75,25 +75,25 @@ class CorrelationPredictor:
 
     def expected(self, layer: int) -> Floats:
         """How many tokens of the pass are expected to choose each expert, [E]."""
-        return self.spoken(layer) + self._expected_of_rest(self._choices.position(layer))
+        return self.chosen(layer) + self._expected_of_rest(self._choices.position(layer))
 
     def is_guess(self, layer: int) -> bool:
         """Whether tokens have chosen in the layer before and not in this one."""
         position = self._choices.position(layer)
         if position == 0 or self._table.path_length == 0:
             return False
-        return self._choices.num_spoken(position - 1) > self._choices.num_spoken(position)
+        return self._choices.num_chosen(position - 1) > self._choices.num_chosen(position)
 
-    def spoken(self, layer: int) -> Floats:
+    def chosen(self, layer: int) -> Floats:
         """How many tokens of the pass have chosen each expert so far, [E]."""
         position = self._choices.position(layer)
-        chosen = self._choices.of(position, slice(0, self._choices.num_spoken(position)))
+        chosen = self._choices.of(position, slice(0, self._choices.num_chosen(position)))
         return self._count(chosen)
 
     def _expected_of_rest(self, position: int) -> Floats:
-        """The same, of the tokens whose gate has not spoken there."""
+        """The same, of the tokens whose gate has not chosen there."""
         if position not in self._rest:
-            num_left = self._choices.num_rows - self._choices.num_spoken(position)
+            num_left = self._choices.num_rows - self._choices.num_chosen(position)
             if position == 0 or self._table.path_length == 0:
                 num_choices = num_left * self._table.experts_per_token
                 weights = np.array([float(num_choices)])
@@ -103,7 +103,7 @@ class CorrelationPredictor:
         return self._rest[position]
 
     def _from_layer_before(self, position: int) -> Floats:
-        known = slice(self._choices.num_spoken(position), self._choices.num_spoken(position - 1))
+        known = slice(self._choices.num_chosen(position), self._choices.num_chosen(position - 1))
         expected = np.zeros(self._table.num_experts)
         if known.stop > known.start:
             before = self._before(position, known)

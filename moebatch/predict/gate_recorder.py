@@ -48,7 +48,7 @@ class GateRecorder:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all gates have spoken for all tokens of the portion."""
+        """Whether all gates have chosen for all tokens of the portion."""
         return bool(self._is_put_LP.all())
 
     def begin_pass(self, num_rows: int, tokens: PassTokens | None = None) -> None:
@@ -59,7 +59,7 @@ class GateRecorder:
     def observe(
         self, layer: int, rows: slice, experts_RK: Chosen, hidden_RD: Tensor | None = None
     ) -> None:
-        """The gate of `layer` has spoken for those rows."""
+        """The gate of `layer` has chosen for those rows."""
         assert hidden_RD is not None, "hidden states are a part of the trace"
         position, places_R = self._position[layer], self._places_T[rows]
         first, last = self._portion.start, self._portion.stop

@@ -35,8 +35,8 @@ class KnownTokens(NamedTuple):
     tokens_T: NDArray[np.int64]
     embedded_TD: Tensor | None = None
     before: Callable[[slice], Tensor | None] = lambda rows: None
-    """What the last gate has seen of the token before each of some rows, [R, D]; zeros where nobody
-    knows."""
+    """What the last gate has seen of the token before each of some rows, [R, D]; zeros where
+    no gate has seen it."""
 
 
 class Guesser(Protocol):
@@ -129,9 +129,9 @@ class LearnedGuesser:
     """A perceptron at every layer, trained on what its tokens choose a stride further on (ProMoE):
     with a stride of two, what is foreseen has a whole layer's time to come.
 
-    The paper leaves open who speaks for the first layers. Here the last ones do, for the token that
-    comes next, and once that one is known, perceptrons that look at what it is and at what the last
-    gate has seen of its predecessor.
+    The paper leaves open what stands in for the first layers. Here the last ones do, for the token
+    that comes next, and once that one is known, perceptrons that look at what it is and at what the
+    last gate has seen of its predecessor.
     """
 
     ahead: Sequence[Perceptron]
@@ -161,13 +161,13 @@ class LearnedGuesser:
 
     def _begin(self, known: KnownTokens, rows: slice) -> list[Shares]:
         """What some tokens choose in the first layers."""
-        assert known.embedded_TD is not None, "asked by whoever has looked"
+        assert known.embedded_TD is not None, "guessers that look ask"
         input_RD = beginning_of(known.embedded_TD[rows], known.before(rows))
         return [top_shares(one.logits(input_RD), self.num_chosen) for one in self.beginning]
 
 
 def _blocks(num_rows: int) -> list[slice]:
-    """Long prompts are looked at a few tokens at a time: nobody has counted the memory."""
+    """Long prompts are looked at a few tokens at a time: the planner has not counted the memory."""
     starts = range(0, num_rows, _BLOCK_ROWS)
     return [slice(start, min(start + _BLOCK_ROWS, num_rows)) for start in starts]
 

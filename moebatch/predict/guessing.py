@@ -39,13 +39,13 @@ class GuessingPredictor:
         self._shares: dict[int, Shares] = {}
         """Of a position, [T, E]; rows of which nothing is guessed are not numbers."""
         self._next = Successors(0)
-        self._num_spoken: dict[int, int] = {}
+        self._num_chosen: dict[int, int] = {}
 
     def begin_pass(self, num_rows: int, tokens: PassTokens | None = None) -> None:
         """A pass of so many tokens begins."""
         self._rest.begin_pass(num_rows, tokens)
         self._num_rows = num_rows
-        self._num_spoken.clear()
+        self._num_chosen.clear()
         before, self._next = self._next, Successors(num_rows, tokens)
         self._shares = {} if tokens is None else before.shares(tokens)
         if tokens is not None:
@@ -56,10 +56,10 @@ class GuessingPredictor:
     def observe(
         self, layer: int, rows: slice, experts_RK: Chosen, hidden_RD: "Tensor | None" = None
     ) -> None:
-        """The gate of `layer` has spoken for those rows."""
+        """The gate of `layer` has chosen for those rows."""
         self._rest.observe(layer, rows, experts_RK, hidden_RD)
         position = self._position[layer]
-        self._num_spoken[position] = rows.stop
+        self._num_chosen[position] = rows.stop
         if rows.stop == self._num_rows:
             self._shares.pop(position, None)
         if hidden_RD is not None:
@@ -78,31 +78,31 @@ class GuessingPredictor:
     def expected(self, layer: int) -> Floats:
         """How many tokens of the pass are expected to choose each expert, [E]."""
         position = self._position[layer]
-        num_spoken = self._num_spoken.get(position, 0)
-        if self._speaks_of_next(position):
+        num_chosen = self._num_chosen.get(position, 0)
+        if self._has_chosen_next(position):
             return self._next.expected(position)
         shares_TE = self._shares.get(position)
         if shares_TE is None:
             return self._rest.expected(layer)
-        open_RE = shares_TE[num_spoken:]
+        open_RE = shares_TE[num_chosen:]
         is_guessed_R = ~np.isnan(open_RE[:, 0])
-        spoken_E = self._rest.spoken(layer)
-        expected_E: Floats = spoken_E + open_RE[is_guessed_R].sum(axis=0, dtype=np.float64)
+        chosen_E = self._rest.chosen(layer)
+        expected_E: Floats = chosen_E + open_RE[is_guessed_R].sum(axis=0, dtype=np.float64)
         share_of_rest = 1 - is_guessed_R.mean()
         if share_of_rest:
-            expected_E += (self._rest.expected(layer) - spoken_E) * share_of_rest
+            expected_E += (self._rest.expected(layer) - chosen_E) * share_of_rest
         return expected_E
 
     def is_guess(self, layer: int) -> bool:
-        """Whether somebody has looked at tokens that have not chosen there yet."""
+        """Whether a guesser has looked at tokens that have not chosen there yet."""
         position = self._position[layer]
-        is_guessed = position in self._shares or self._speaks_of_next(position)
+        is_guessed = position in self._shares or self._has_chosen_next(position)
         return is_guessed or self._rest.is_guess(layer)
 
-    def _speaks_of_next(self, position: int) -> bool:
+    def _has_chosen_next(self, position: int) -> bool:
         """Whether all tokens of the pass have chosen, and something is foreseen of the next."""
-        num_spoken = self._num_spoken.get(position, 0)
-        return 0 < num_spoken == self._num_rows and self._next.is_guessed(position)
+        num_chosen = self._num_chosen.get(position, 0)
+        return 0 < num_chosen == self._num_rows and self._next.is_guessed(position)
 
     def _take(self, rows: slice, guesses: Iterable[Guess]) -> None:
         for position, shares_RE, is_next_pass in guesses:

@@ -76,7 +76,7 @@ def examples_ahead(seen: Seen, position: int, *, stride: int) -> Examples:
 
 def examples_of_beginning(seen: Seen, position: int, embed: Embed) -> Examples:
     """What tokens choose at one of the first positions, as far as it can be known when their pass
-    begins. Each other of them is taken for one of which nobody knows what was seen before it, as
+    begins. Each other of them is taken for one of which it is not known what was seen before it, as
     all but the last of a prompt are."""
     last_ND, experts_NK = seen.hidden_LND[-1], seen.experts_LNK[position]
     is_known_N = np.random.default_rng(_SEED).random(len(seen)) < 0.5

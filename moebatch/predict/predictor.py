@@ -1,4 +1,4 @@
-"""What a predictor of experts is asked and told.
+"""What a predictor of experts is asked, and what it is shown.
 
 Shape letters: T tokens of the pass, R rows of a micro-batch, D hidden, E experts, K experts per
 token.
@@ -38,7 +38,7 @@ class PassTokens:
 
 
 class RoutingObserver(Protocol):
-    """Whoever is told what the gates of a pass have chosen."""
+    """Is shown what the gates of a pass have chosen."""
 
     def begin_pass(self, num_rows: int, tokens: PassTokens | None = None) -> None:
         """A pass of so many tokens begins; what was observed before belongs to an earlier one.
@@ -49,7 +49,7 @@ class RoutingObserver(Protocol):
     def observe(
         self, layer: int, rows: slice, experts_RK: Chosen, hidden_RD: "Tensor | None" = None
     ) -> None:
-        """The gate of `layer` has spoken for those rows of the pass; `hidden_RD` is what it saw,
+        """The gate of `layer` has chosen for those rows of the pass; `hidden_RD` is what it saw,
         valid during the call.
 
         Row r is the same token in all layers of a pass. Micro-batches of a layer come one behind
@@ -58,9 +58,9 @@ class RoutingObserver(Protocol):
 
 
 class Predictor(RoutingObserver, Protocol):
-    """Tells which experts of a MoE layer will probably be chosen, from what it has observed.
+    """Says which experts of a MoE layer will probably be chosen, from what it has observed.
 
-    Rows whose gate has spoken at that layer count as what they chose, so a layer that is behind
+    Rows whose gate has chosen at that layer count as what they chose, so a layer that is behind
     the pass ranks its experts as they were chosen; for those rows it is the best guess for the
     next pass. The other rows are predicted.
     """

@@ -44,7 +44,7 @@ class RecentUse:
     def observe(
         self, layer: int, rows: slice, experts_RK: Chosen, hidden_RD: "Tensor | None" = None
     ) -> None:
-        """The gate of `layer` has spoken for those rows."""
+        """The gate of `layer` has chosen for those rows."""
         now_E = self._now.setdefault(layer, np.zeros(self._num_experts, np.bool_))
         now_E[experts_RK.reshape(-1)] = True
 

@@ -1,4 +1,4 @@
-"""Routing of a recorded trace, for whoever simulates.
+"""Routing of a recorded trace, for a simulation.
 
 Shape letters: L MoE layers, T tokens, E experts, K experts per token.
 """

@@ -244,7 +244,7 @@ def _layers(numbers: Sequence[int]) -> str:
 def _foresight(counts: LayerForesight) -> Iterator[str]:
     yield str(counts.num_asked)
     yield f"{counts.hit_rate:.1%}"
-    yield f"{counts.at_hand:.1%}"
+    yield f"{counts.ready:.1%}"
     if not counts.num_foreseen:
         return
     yield str(counts.num_foreseen)

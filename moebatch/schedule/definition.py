@@ -31,7 +31,7 @@ class Traits:
     runs: Literal["pass", "batch"] = "batch"
     """An expert runs once over all tokens of a pass, or once for every micro-batch."""
     foresees: Literal["nothing", "likely", "pre-gate", "layer"] = "layer"
-    """What comes before a layer's own gate has spoken: nothing; the experts that a predictor says;
+    """What comes before a layer's own gate has chosen: nothing; the experts that a predictor says;
     those that the gate of an earlier layer has chosen; all of the layer, chosen or not."""
     attention: Literal["cpu", "gpu"] | None = None
     """Where decoding sequences attend on a machine with a GPU; None leaves it to the policy."""

@@ -11,6 +11,7 @@ from moebatch.schedule.request import (
     Arrivals,
     CancelPrefetch,
     Free,
+    GateChosen,
     InOrder,
     NextPass,
     Prefetch,
@@ -19,16 +20,15 @@ from moebatch.schedule.request import (
     Route,
     Schedule,
     Select,
-    Spoken,
     Sweep,
     Sync,
     Whole,
 )
 from moebatch.schedule.setup import Setup
 from moebatch.schedule.slots.arriving import Arriving
+from moebatch.schedule.slots.disk_path import DiskPath, Straight, ThroughMemory
 from moebatch.schedule.slots.expert_load import ExpertKey
 from moebatch.schedule.slots.slots import SlotQueue
-from moebatch.schedule.slots.way_up import Straight, ThroughMemory, WayUp
 from moebatch.schedule.task import Kind, Task, gate
 
 
@@ -60,10 +60,10 @@ class Router(Protocol):
     """What gates say, and what is likely before they do."""
 
     def chosen(self, step: int, micro_batch: int) -> Sequence[int]:
-        """Experts that at least one token of the micro-batch chose, once its gate has spoken."""
+        """Experts that at least one token of the micro-batch chose, once its gate has chosen."""
 
     def selected(self, step: int, micro_batch: int, later: int) -> Sequence[int]:
-        """Experts that the pre-gate of a step has chosen for a later one, once it has spoken for
+        """Experts that the pre-gate of a step has chosen for a later one, once it has chosen for
         the micro-batch."""
 
     def ranked(self, step: int) -> Sequence[int]:
@@ -90,18 +90,18 @@ class Driver:
     ) -> None:
         """`slots` are those of the level that computes; `below` are those of main memory under it,
         through which experts come that live on disk. `foresight` counts how well they are foreseen.
-        `learn` is told of a step and a micro-batch whose gate has spoken, when what it asks for is
-        on its way and what is at hand has been launched: guesses take time."""
+        `learn` is called with a step and a micro-batch whose gate has chosen, when what it asks for
+        is on its way and what is ready has been launched: guesses take time."""
         self._schedule = schedule
         self._setup = setup
         self._lanes = lanes
         self._router = router
         self._slots = slots
-        self.way_up: WayUp = Straight() if below is None else ThroughMemory(below, slots)
+        self.disk_path: DiskPath = Straight() if below is None else ThroughMemory(below, slots)
         self._foresight = foresight or Foresight()
         self._learn = learn
         self._to_learn: list[tuple[int, int]] = []
-        """Steps and micro-batches whose gates have spoken."""
+        """Steps and micro-batches whose gates have chosen."""
         self._steps: dict[int, int] = {}
         self._chosen: dict[int, dict[int, tuple[int, ...]]] = {}
         """Experts by step and micro-batch."""
@@ -109,7 +109,7 @@ class Driver:
         """The same of all micro-batches of a step together."""
 
     def start(self) -> None:
-        """Goes up to the first pass: what is announced then comes while it is made up."""
+        """Goes up to the first pass: what is prefetched then comes while it is made up."""
         self._advance(None)
 
     def run_pass(self, sweep: Sweep) -> None:
@@ -163,14 +163,14 @@ class Driver:
     def _answer(self, request: Request) -> Any:
         match request:
             case Prefetch(step, count):
-                self._announce(step, count)
+                self._prefetch(step, count)
             case PrefetchToDram(step):
                 self._fetch(step)
             case Route(step, micro_batch):
                 self._route(step, micro_batch)
             case Select(step):
                 self._select(step)
-            case Spoken(step, micro_batch):
+            case GateChosen(step, micro_batch):
                 self._listen(step, micro_batch)
             case CancelPrefetch(step):
                 self._drop(step)
@@ -186,7 +186,7 @@ class Driver:
                 self._lanes.wait(lambda: self._lanes.is_idle(results_only=False), "everything")
         return None
 
-    def _announce(self, step: int, count: int | None) -> None:
+    def _prefetch(self, step: int, count: int | None) -> None:
         if count is None:
             self._bring(step, range(self._setup.num_experts))
         else:
@@ -209,14 +209,16 @@ class Driver:
         keys = [ExpertKey(layer, expert) for expert in experts]
         with self._lanes.lock:
             self._slots.withdraw(layer, keep=experts)
-            self._slots.announce(keys)
-            self.way_up.announce(keys)
+            self._slots.prefetch(keys)
+            self.disk_path.prefetch(keys)
             self._lanes.slots_changed()
 
     def _fetch(self, step: int) -> None:
         layer = self._begin(step)
         with self._lanes.lock:
-            self.way_up.fetch(ExpertKey(layer, expert) for expert in range(self._setup.num_experts))
+            self.disk_path.fetch(
+                ExpertKey(layer, expert) for expert in range(self._setup.num_experts)
+            )
             self._lanes.slots_changed()
 
     def _route(self, step: int, micro_batch: int) -> None:
@@ -229,8 +231,8 @@ class Driver:
 
     def _listen(self, step: int, micro_batch: int) -> Sequence[int]:
         """Waits for a gate, and returns what it is the first one to choose."""
-        spoken = gate(step, micro_batch)
-        self._lanes.wait(lambda: self._lanes.has_ended(spoken), str(spoken))
+        task = gate(step, micro_batch)
+        self._lanes.wait(lambda: self._lanes.has_ended(task), str(task))
         chosen = tuple(self._router.chosen(step, micro_batch))
         self._chosen.setdefault(step, {})[micro_batch] = chosen
         wanted = self._wanted.setdefault(step, set())
@@ -259,7 +261,7 @@ class Driver:
 
     def _require(self, key: ExpertKey) -> None:
         self._slots.require(key)
-        self.way_up.require(key)
+        self.disk_path.require(key)
 
     def _drop(self, step: int) -> None:
         with self._lanes.lock:
@@ -273,14 +275,14 @@ class Driver:
             self._lanes.slots_changed()
 
     def _whole(self, step: int) -> None:
-        """Gates have to speak before anything else can go on, so they may as well end first."""
+        """Gates have to choose before anything else can go on, so they may as well end first."""
         self._lanes.wait(lambda: self._lanes.is_idle(results_only=True), f"gates of step {step}")
         layer = self._begin(step)
         for expert in range(self._setup.num_experts):
             key = ExpertKey(layer, expert)
             with self._lanes.lock:
-                self._slots.announce([key])
-                self.way_up.hurry([key])
+                self._slots.prefetch([key])
+                self.disk_path.hurry([key])
                 self._lanes.slots_changed()
             self._lanes.wait(partial(self._is_there, key), f"expert {expert} of step {step}")
 
@@ -295,7 +297,7 @@ class Driver:
         def wait(waiting: Sequence[ExpertKey]) -> None:
             self._learn_now()
             with self._lanes.lock:
-                self.way_up.hurry(waiting)
+                self.disk_path.hurry(waiting)
                 self._lanes.slots_changed()
             self._lanes.wait(
                 lambda: self._slots.first_ready(waiting) is not None, _some_of(step, waiting)
@@ -312,9 +314,9 @@ class Driver:
         for expert in sorted(self._chosen[step][micro_batch]):
             key = ExpertKey(layer, expert)
             with self._lanes.lock:
-                self._require(key)  # nobody takes its slot between now and its launch
+                self._require(key)  # it keeps its slot until its launch
                 self._slots.hurry(key)
-                self.way_up.hurry([key])
+                self.disk_path.hurry([key])
                 self._lanes.slots_changed()
             ready = partial(self._slots.is_ready, key)
             self._lanes.wait(ready, f"expert {expert} of step {step}")

@@ -20,13 +20,13 @@ class LayerForesight:
     num_on_their_way: int = 0
     """Of these, those that had come in part."""
     num_foreseen: int = 0
-    """Experts that were said to be likely before the gate spoke, wherever they were."""
+    """Experts that were said to be likely before the gate chose, wherever they were."""
     num_true: int = 0
     """Of these, those that were chosen."""
     num_in_time: int = 0
-    """Of those foreseen, chosen or not, those that were at hand when the gate spoke."""
+    """Of those foreseen, chosen or not, those that were ready when the gate chose."""
     num_good: int = 0
-    """Chosen, and at hand."""
+    """Chosen, and ready."""
 
     @classmethod
     def total(cls, layers: Iterable["LayerForesight"]) -> "LayerForesight":
@@ -40,8 +40,8 @@ class LayerForesight:
         return self.num_there / self.num_asked if self.num_asked else 0.0
 
     @property
-    def at_hand(self) -> float:
-        """Of what was asked for, the share that nobody had to wait for."""
+    def ready(self) -> float:
+        """Of what was asked for, the share that was ready."""
         return (self.num_there + self.num_arrived) / self.num_asked if self.num_asked else 0.0
 
     @property
@@ -58,7 +58,7 @@ class LayerForesight:
 
     @property
     def fetch_rate(self) -> float:
-        """Of what was foreseen, the share that was at hand in time (ProMoE)."""
+        """Of what was foreseen, the share that was ready in time (ProMoE)."""
         return self.num_in_time / self.num_foreseen if self.num_foreseen else 0.0
 
     @property
@@ -68,7 +68,7 @@ class LayerForesight:
 
     @property
     def good_of_asked(self) -> float:
-        """Of what was asked for, the share that was foreseen and at hand. ProMoE foresees as many
+        """Of what was asked for, the share that was foreseen and ready. ProMoE foresees as many
         as are chosen, so that this is its GoodPred, too."""
         return self.num_good / self.num_asked if self.num_asked else 0.0
 
@@ -79,12 +79,12 @@ class _Step:
 
     foreseen: frozenset[int]
     in_time: frozenset[int] | None = None
-    """None before the first gate has spoken."""
+    """None before the first gate has chosen."""
     asked: set[int] = field(default_factory=set)
 
 
 class Foresight:
-    """Keeps the counts of all layers. Whoever drives a schedule tells it what happens."""
+    """Keeps the counts of all layers. The driver of a schedule reports what happens."""
 
     def __init__(self) -> None:
         self._layers: dict[int, LayerForesight] = {}
@@ -101,7 +101,7 @@ class Foresight:
         return any(of_layer.num_there < of_layer.num_asked for of_layer in self.layers.values())
 
     def foresee(self, step: int, layer: int, experts: Collection[int]) -> None:
-        """Experts of a step are likely to be chosen; the last word before a gate speaks counts."""
+        """Experts of a step are likely to be chosen; the last word before a gate chooses counts."""
         known = self._steps.get((step, layer))
         if known is None or known.in_time is None:
             self._steps[step, layer] = _Step(frozenset(experts))
@@ -114,8 +114,8 @@ class Foresight:
         counts = self._layers.setdefault(layer, LayerForesight())
         known = self._steps.setdefault((step, layer), _Step(frozenset()))
         if known.in_time is None:
-            at_hand = ("resident", "arrived")
-            known.in_time = frozenset(e for e in known.foreseen if state(e) in at_hand)
+            ready = ("resident", "arrived")
+            known.in_time = frozenset(e for e in known.foreseen if state(e) in ready)
         known.asked.update(experts)
         for expert in experts:
             found = state(expert)
@@ -125,7 +125,7 @@ class Foresight:
             counts.num_on_their_way += found == "in flight"
 
     def end_pass(self) -> None:
-        """What was foreseen for steps whose gates have spoken is settled."""
+        """What was foreseen for steps whose gates have chosen is settled."""
         for (step, layer), known in list(self._steps.items()):
             if known.in_time is not None:
                 counts = self._layers[layer]

@@ -52,7 +52,7 @@ def klotski(layer: Layer) -> Schedule:
 
 @schedule(runs="batch", foresees="likely")
 def hot(layer: Layer) -> Schedule:
-    """The gate is split off: only the K hot experts of the next layer come before it has spoken."""
+    """The gate is split off: only the K hot experts of the next layer come before it has chosen."""
     yield from attend_and_route(layer)
     yield CancelPrefetch(layer.step)
     yield from prefetch_likely(layer.setup, layer.step)
@@ -92,7 +92,7 @@ def launch_ready(layer: Layer, chosen: Arriving) -> Iterator[Task]:
 
 def attend_and_route(layer: Layer) -> Iterator[Task | Request]:
     """Attention and gate of every micro-batch. What a micro-batch has chosen is asked for as soon
-    as its gate has spoken, while the next micro-batch is on the device."""
+    as its gate has chosen, while the next micro-batch is on the device."""
     i, attention = layer.step, layer.attention()
     for k in layer.micro_batches:
         yield from attention.of(k)

@@ -16,8 +16,8 @@ _DOWN = (Kind.KV_DOWN, Kind.KV_WRITE)
 class KvTraffic:
     """Launches transfers of keys and values for layers that do not live where they are needed.
 
-    Micro-batch k uses window k mod 2. A window is filled again only when whoever used it last has
-    attended, and has stored what is new.
+    Micro-batch k uses window k mod 2. A window is filled again only when the micro-batch that
+    used it last has attended, and has stored what is new.
     """
 
     def __init__(self, setup: Setup) -> None:

@@ -3,7 +3,7 @@ experts and a predictor of the next ones.
 
 promoe_base: experts come when it is their turn to be computed, and stay in the cache.
 promoe_prefetch: predicted experts come meanwhile; the expert whose turn it is comes first.
-promoe_preempt: what a gate has chosen comes before all that is predicted, as soon as it has spoken.
+promoe_preempt: what a gate has chosen comes before all that is predicted, as soon as it has chosen.
 promoe: experts that are in the cache are computed first (reordered inference).
 
 That experts come in chunks, its fourth step, is up to the lane that moves them.
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 from moebatch.schedule.definition import Layer, prefetch_likely, schedule
 from moebatch.schedule.klotski import attend_and_route, batch_by_batch, launch_ready
-from moebatch.schedule.request import Arrivals, CancelPrefetch, Request, Schedule, Spoken
+from moebatch.schedule.request import Arrivals, CancelPrefetch, GateChosen, Request, Schedule
 from moebatch.schedule.task import Task, combine, expert, gate
 
 
@@ -64,4 +64,4 @@ def _attend_and_listen(layer: Layer) -> Iterator[Task | Request]:
         yield from attention.of(k)
         yield gate(layer.step, k)
     for k in layer.micro_batches:
-        yield Spoken(layer.step, k)
+        yield GateChosen(layer.step, k)

@@ -1,4 +1,4 @@
-"""What a schedule asks of whoever drives it, beside having tasks run."""
+"""What a schedule asks of its driver, beside having tasks run."""
 
 from collections.abc import Generator
 from dataclasses import dataclass
@@ -10,13 +10,13 @@ from moebatch.schedule.task import Task
 @dataclass(frozen=True, slots=True)
 class NextPass:
     """Answered with the `Sweep` that comes next, or with None when the job is over. The pass
-    before has been computed then; what was announced goes on arriving meanwhile."""
+    before has been computed then; what was prefetched goes on arriving meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prefetch:
     """Experts of a step that are likely to be chosen: they come with low priority, as far as there
-    are slots to hold them. The likeliest of a step replace those that were announced before."""
+    are slots to hold them. The likeliest of a step replace those that were prefetched before."""
 
     step: int
     count: int | None = None
@@ -32,16 +32,16 @@ class PrefetchToDram:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Answered when the gate of a micro-batch has spoken. What it chose is certain from then on: it
-    comes before all that is only announced, and is not given up before it has been computed."""
+    """Answered when the gate of a micro-batch has chosen. What it chose is certain from then on: it
+    comes before all that is only prefetched, and is not given up before it has been computed."""
 
     step: int
     micro_batch: int
 
 
 @dataclass(frozen=True, slots=True)
-class Spoken:
-    """Answered when the gate of a micro-batch has spoken. Nothing is asked for yet."""
+class GateChosen:
+    """Answered when the gate of a micro-batch has chosen. Nothing is asked for yet."""
 
     step: int
     micro_batch: int
@@ -49,7 +49,7 @@ class Spoken:
 
 @dataclass(frozen=True, slots=True)
 class Select:
-    """What the gates of a step that have spoken have chosen for a later one, as Pre-gated MoE's do,
+    """What the gates of a step that have chosen have chosen for a later one, as Pre-gated MoE's do,
     comes behind what is asked for already, as far as there are slots. Gates that choose for their
     own step alone have nothing to say to it."""
 
@@ -58,14 +58,14 @@ class Select:
 
 @dataclass(frozen=True, slots=True)
 class CancelPrefetch:
-    """Announced experts of a step that no gate has chosen are not wanted any more."""
+    """Prefetched experts of a step that no gate has chosen are not wanted any more."""
 
     step: int
 
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """Answered when all experts of a step are at hand, chosen or not, or as many as there are slots
+    """Answered when all experts of a step are ready, chosen or not, or as many as there are slots
     for."""
 
     step: int
@@ -74,7 +74,7 @@ class Whole:
 @dataclass(frozen=True, slots=True)
 class Arrivals:
     """Answered with an `Arriving` of the experts that were chosen at a step, by any micro-batch: in
-    the order in which they are at hand."""
+    the order in which they are ready."""
 
     step: int
 
@@ -82,7 +82,7 @@ class Arrivals:
 @dataclass(frozen=True, slots=True)
 class InOrder:
     """Answered with an iterator over the experts that a micro-batch chose, by number; each is
-    handed out when it is at hand."""
+    handed out when it is ready."""
 
     step: int
     micro_batch: int
@@ -100,7 +100,7 @@ class Sync:
     """Answered when all that has been launched is done."""
 
 
-Question = NextPass | Spoken | Route | Whole | Arrivals | InOrder | Sync
+Question = NextPass | GateChosen | Route | Whole | Arrivals | InOrder | Sync
 Word = Prefetch | PrefetchToDram | Select | CancelPrefetch | Free
 Request = Question | Word
 Schedule = Generator[Task | Request, Any, None]

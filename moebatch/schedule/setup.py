@@ -18,9 +18,9 @@ class Setup:
     moe_layers: frozenset[int]
     """Layers that have experts; the others have one dense MLP."""
     num_hot: int
-    """K: experts of a layer that come before its gates have spoken."""
+    """K: experts of a layer that come before its gates have chosen."""
     depth: int = 1
-    """Steps ahead for which experts are announced."""
+    """Steps ahead for which experts are prefetched."""
     window: int = 0
     """Steps ahead for which experts come from disk to main memory where they are computed above it;
     0 where none live on disk."""

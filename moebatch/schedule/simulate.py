@@ -51,7 +51,7 @@ class Room:
 
 
 def simulate(name: str, setup: Setup, room: Room, world: World, *, num_passes: int) -> Timeline:
-    """Runs the schedule of that name for so many passes.
+    """Runs the schedule of that name for `num_passes` passes.
 
     Raises AssertionError if it cannot go on: no lane has anything to do that could start.
     """
@@ -107,7 +107,7 @@ class Simulator:
         self._add_streams()
 
     def run(self, num_passes: int) -> Timeline:
-        """The timeline of the first so many passes."""
+        """The timeline of the first `num_passes` passes."""
         self._driver.start()
         ends = []
         for number in range(num_passes):
@@ -124,7 +124,7 @@ class Simulator:
 
     @property
     def lock(self) -> AbstractContextManager[None]:
-        """Nobody else is there."""
+        """There is one thread."""
         return nullcontext()
 
     def launch(self, task: Task) -> None:
@@ -216,7 +216,7 @@ class Simulator:
 
     def _add_streams(self) -> None:
         driver = self._driver
-        top = ChunkStream(slots=self._slots, step_of=driver.step_of, path=lambda: driver.way_up)
+        top = ChunkStream(slots=self._slots, step_of=driver.step_of, path=lambda: driver.disk_path)
         self._streams = {"dram->vram" if self._setup.compute == "vram" else "disk->dram": top}
         if self._below is not None:
             self._streams["disk->dram"] = ChunkStream(

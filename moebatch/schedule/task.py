@@ -1,7 +1,7 @@
 """Tasks: pieces of work on one lane, named so that others can wait for them.
 
 A *step* is one layer of one walk through the model, counted on from pass to pass: step i is layer
-i mod L. So a task is the same thing for whoever launches it and for whoever waits for it.
+i mod L. So a task is the same thing to the lane that runs it and to the tasks that wait for it.
 """
 
 import enum

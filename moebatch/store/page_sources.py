@@ -95,7 +95,7 @@ class MemoryPages:
     def prefetch(self, keys: Sequence[ExpertKey]) -> None:
         """Has those that live on disk read ahead, as far as there are slots below."""
         with self._store.monitor:
-            self._store.slots.announce(keys)
+            self._store.slots.prefetch(keys)
             self._store.monitor.changed()
 
     def move(self, key: ExpertKey, start: int, room: Tensor) -> None:

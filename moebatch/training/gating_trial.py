@@ -15,7 +15,7 @@ from moebatch.training.reading import Reading, num_expected, reading_batches
 from moebatch.training.whole_model import WholeModel
 
 _DIGITS = 4
-"""Of a threshold that somebody may want to type."""
+"""Of a threshold that a user may want to type."""
 
 
 class GatingTrial:

@@ -35,7 +35,7 @@ class Reading:
 @dataclass(frozen=True, slots=True)
 class ReadingBatch:
     """Sequences that go through a model together, each as wide as the longest. What stands behind
-    the end of a sequence is seen by nobody before it."""
+    the end of a sequence is seen by no token before it."""
 
     tokens_BS: Tensor
     is_text_BS: Tensor

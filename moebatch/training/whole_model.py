@@ -1,4 +1,4 @@
-"""A model as transformers computes it, all of it in memory, for what a stream cannot tell.
+"""A model as transformers computes it, all of it in memory, for what a stream cannot show.
 
 Shape letters: B sequences, S positions, V vocabulary, R rows, K experts per token.
 """

@@ -91,7 +91,7 @@ def test_as_many_are_likely_as_even_routing_makes_distinct() -> None:
     assert num_likely(np.full(8, 0.25), 4) == 5
 
 
-def spoken(experts_TK: Sequence[Sequence[int]]) -> Routing:
+def chosen(experts_TK: Sequence[Sequence[int]]) -> Routing:
     """What a gate has said."""
     num_tokens = len(experts_TK)
     return Routing(
@@ -111,7 +111,7 @@ def test_what_is_guessed_of_tokens_is_the_chance_that_any_of_them_chooses_it() -
 
 
 def test_of_a_layer_of_which_nothing_is_known_chances_are_those_of_passes_of_late() -> None:
-    guesses = guesses_of((1, 0.2, 0.5, 0.3), 1, is_guess=False, routing=spoken([[0, 1]]))
+    guesses = guesses_of((1, 0.2, 0.5, 0.3), 1, is_guess=False, routing=chosen([[0, 1]]))
     guesses.learn(1, 0)
     assert guesses.chances(1) == [0.5, 0.5, 0, 0]
     begin(guesses, 1)
@@ -120,7 +120,7 @@ def test_of_a_layer_of_which_nothing_is_known_chances_are_those_of_passes_of_lat
 
 
 def test_before_its_turn_a_layer_is_as_likely_to_choose_as_it_ever_was_or_was_of_late() -> None:
-    guesses = guesses_of((0.1, 0.6, 0.9, 0.4), 1, is_guess=False, routing=spoken([[0, 1]]))
+    guesses = guesses_of((0.1, 0.6, 0.9, 0.4), 1, is_guess=False, routing=chosen([[0, 1]]))
     guesses.learn(1, 0)
     begin(guesses, 1)
     assert guesses.chances(1) == pytest.approx((0.5, 0.6, 0.9, 0.4))

@@ -62,7 +62,7 @@ def lane_of(board: Board, work: LaneWork) -> Iterator[ThreadLane]:
 
 def chunks(board: Board, slots: SlotQueue, move: Callable[[Chunk], None]) -> ChunkMover:
     with board.monitor:
-        slots.announce(KEYS)
+        slots.prefetch(KEYS)
     return ChunkMover(slots=slots, move=move)
 
 

@@ -61,7 +61,7 @@ def test_a_longer_path_knows_better_and_backs_off_where_it_was_never_taken() -> 
     assert told(table, [0], [0]).rank(2) == [2, 0, 1], "nobody came through 0: marginal counts"
 
 
-def test_a_layer_that_has_not_spoken_is_stood_in_for_by_what_is_expected_of_it() -> None:
+def test_a_layer_that_has_not_chosen_is_stood_in_for_by_what_is_expected_of_it() -> None:
     table = single_paths([[0, 1, 2], [0, 2, 0], [1, 1, 2]], path_length=1)
     # From 0 half of the tokens go to 1 and half to 2; from 1 to 2, from 2 to 0.
     assert told(table, [0]).expected(2).tolist() == pytest.approx([0.5, 0, 0.5])
@@ -73,7 +73,7 @@ def test_a_path_of_length_0_looks_at_no_other_layer() -> None:
     assert told(table, [0, 2]).rank(1) == told(table).rank(1) == [0, 2, 1]
 
 
-def test_rows_that_have_spoken_count_as_what_they_chose() -> None:
+def test_rows_that_have_chosen_count_as_what_they_chose() -> None:
     predictor = CorrelationPredictor(pencil_table(), learns=False)
     predictor.begin_pass(3)
     predictor.observe(0, slice(0, 2), np.array([[0, 2], [0, 2]]))
@@ -153,11 +153,11 @@ def test_a_ranking_has_every_expert_once_and_expectations_add_up(
     predictor = CorrelationPredictor(table, method=method, learns=data.draw(st.booleans()))
     predictor.begin_pass(tokens)
     experts_LTK = random_pass(seed + 1, layers=layers, tokens=tokens, experts=experts, k=k)
-    num_spoken = tokens
-    for layer in range(layers):  # a later layer has never spoken for more rows
-        num_spoken = data.draw(st.integers(0, num_spoken))
-        if num_spoken:
-            rows = slice(0, num_spoken)
+    num_chosen = tokens
+    for layer in range(layers):  # a later layer has never chosen for more rows
+        num_chosen = data.draw(st.integers(0, num_chosen))
+        if num_chosen:
+            rows = slice(0, num_chosen)
             predictor.observe(layer, rows, experts_LTK[layer, rows])
         for asked in range(layers):
             assert sorted(predictor.rank(asked)) == list(range(experts))

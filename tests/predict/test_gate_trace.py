@@ -45,7 +45,7 @@ def told(recorder: GateRecorder, layer: int, expert: int, count: int) -> None:
     )
 
 
-def test_a_portion_is_whole_when_all_gates_have_spoken_for_it_in_whatever_order(
+def test_a_portion_is_whole_when_all_gates_have_chosen_for_it_in_whatever_order(
     tmp_path: Path,
 ) -> None:
     trace, shares = opened(tmp_path), list[float]()

@@ -152,7 +152,7 @@ def learned(*ahead: int, beginning: tuple[int, ...] = (3, 3)) -> LearnedGuesser:
     )
 
 
-def speak(predictor: GuessingPredictor, layer: int, num_rows: int = 1) -> None:
+def choose(predictor: GuessingPredictor, layer: int, num_rows: int = 1) -> None:
     chosen_RK = np.zeros((num_rows, 1), int)
     predictor.observe(layer, slice(0, num_rows), chosen_RK, torch.ones(num_rows, 8))
 
@@ -160,7 +160,7 @@ def speak(predictor: GuessingPredictor, layer: int, num_rows: int = 1) -> None:
 def test_a_learned_predictor_looks_a_stride_ahead() -> None:
     predictor = GuessingPredictor([learned(1, 2, 2)], usual(), moe_layers=LAYERS)
     predictor.begin_pass(1, tokens([5]))
-    speak(predictor, 0)
+    choose(predictor, 0)
     assert predictor.rank(3)[0] == 1
     assert predictor.expected(2).max() < 0.9
 
@@ -169,7 +169,7 @@ def test_the_last_layers_of_a_token_foresee_the_first_ones_of_the_next() -> None
     predictor = GuessingPredictor([learned(1, 2, 0)], usual(), moe_layers=LAYERS)
     predictor.begin_pass(1, tokens([5]))
     for layer in LAYERS:
-        speak(predictor, layer)
+        choose(predictor, layer)
     assert (predictor.rank(0)[0], predictor.rank(2)[0]) == (2, 0)
 
 
@@ -177,7 +177,7 @@ def test_what_was_foreseen_of_a_sequence_holds_in_its_next_pass() -> None:
     predictor = GuessingPredictor([learned(1, 2, 1)], usual(), moe_layers=LAYERS)
     predictor.begin_pass(2, replace(tokens([5, 6]), is_last_T=np.array([False, True])))
     for layer in LAYERS:
-        speak(predictor, layer, 2)
+        choose(predictor, layer, 2)
     following = tokens([7, 8], position=1)
     predictor.begin_pass(2, following)
     # The other sequence goes by what was chosen before.
@@ -191,13 +191,13 @@ def test_answers_to_one_request_are_not_taken_for_each_other() -> None:
     predictor = GuessingPredictor([learned(1, 2, 1)], usual(), moe_layers=LAYERS)
     predictor.begin_pass(1, replace(tokens([5]), choices_T=nobody))
     for layer in LAYERS:
-        speak(predictor, layer)
+        choose(predictor, layer)
     here, later = predictor.expected(0), tokens([7], position=1)
     predictor.begin_pass(1, replace(later, choices_T=nobody + 1))
     assert predictor.expected(0) != pytest.approx(here)
     predictor.begin_pass(1, tokens([5]))
     for layer in LAYERS:
-        speak(predictor, layer)
+        choose(predictor, layer)
     predictor.begin_pass(1, replace(later, choices_T=nobody))
     assert predictor.expected(0) == pytest.approx(here)
 
@@ -206,7 +206,7 @@ def test_other_places_of_a_sequence_are_not_what_was_foreseen() -> None:
     predictor = GuessingPredictor([learned(1, 2, 1)], usual(), moe_layers=LAYERS)
     predictor.begin_pass(1, tokens([5]))
     for layer in LAYERS:
-        speak(predictor, layer)
+        choose(predictor, layer)
     predictor.begin_pass(1, tokens([7], position=2))
     assert predictor.expected(0)[2] == pytest.approx(0, abs=1e-6)
 
@@ -215,7 +215,7 @@ def test_tokens_that_are_known_replace_what_was_foreseen_of_them() -> None:
     predictor = GuessingPredictor([learned(1, 2, 1)], usual(), moe_layers=LAYERS)
     predictor.begin_pass(1, tokens([5]))
     for layer in LAYERS:
-        speak(predictor, layer)
+        choose(predictor, layer)
     predictor.begin_pass(1, replace(tokens([7], position=1), embedded_TD=torch.ones(1, 8)))
     assert (predictor.rank(0)[0], predictor.rank(2)[0]) == (3, 3)
 

@@ -75,7 +75,7 @@ def test_layers_do_not_take_each_others_places() -> None:
 
 def test_what_came_for_nothing_does_not_stay() -> None:
     slots = queue("lru", 2, num_slots=2)
-    slots.announce([KEYS[0], KEYS[1]])
+    slots.prefetch([KEYS[0], KEYS[1]])
     for key in KEYS[:2]:
         bring(slots, key)
     slots.withdraw(0)
@@ -85,7 +85,7 @@ def test_what_came_for_nothing_does_not_stay() -> None:
 def test_an_expert_that_is_likely_next_does_not_leave_for_another() -> None:
     slots = queue("lru", 1)
     hits(slots, [0])
-    slots.announce([KEYS[0]])
+    slots.prefetch([KEYS[0]])
     hits(slots, [1])
     assert slots.is_ready(KEYS[0]) and slots.is_ready(KEYS[1])
     assert hits(slots, [0]) == 1
@@ -126,17 +126,17 @@ def test_the_least_likely_of_all_layers_leaves_for_what_a_gate_has_chosen() -> N
 
 def test_the_least_likely_leaves_for_what_is_foreseen_only_if_that_is_likelier() -> None:
     slots = shared(KEYS[0], KEYS[1], chances={0: (0.3, 0.5, 0.2, 0.4)})
-    slots.announce([KEYS[2]])
+    slots.prefetch([KEYS[2]])
     assert slots.next_chunk() is None
     slots.withdraw(0)
-    slots.announce([KEYS[3]])
+    slots.prefetch([KEYS[3]])
     bring(slots, KEYS[3])
     assert [slots.holds(key) for key in KEYS[:4]] == [False, True, False, True]
 
 
 def test_what_came_for_nothing_stays_as_long_as_it_is_likelier_than_others() -> None:
     slots = shared(KEYS[0], KEYS[4], chances={0: (0.1, 0.6, 0, 0), 1: (0.5, 0, 0, 0)})
-    slots.announce([KEYS[1]])
+    slots.prefetch([KEYS[1]])
     bring(slots, KEYS[1])
     slots.withdraw(0)
     slots.check_integrity()
@@ -155,22 +155,22 @@ def test_of_equal_chances_the_layer_that_was_just_computed_gives_way() -> None:
 def test_of_equal_chances_what_is_foreseen_comes_if_its_turn_is_earlier() -> None:
     alike = {0: (1, 1, 1, 1), 1: (1, 1, 1, 1)}
     slots = shared(KEYS[0], KEYS[4], chances=alike)  # layer 0 is next
-    slots.announce([KEYS[1]])
+    slots.prefetch([KEYS[1]])
     bring(slots, KEYS[1])
     assert slots.holds(KEYS[0]) and not slots.holds(KEYS[4])
     slots = shared(KEYS[4], KEYS[0], chances=alike)
     slots.withdraw(0)
-    slots.announce([KEYS[1]])
+    slots.prefetch([KEYS[1]])
     assert slots.next_chunk() is None
 
 
 def test_what_came_for_nothing_does_not_put_off_the_turn_of_its_layer() -> None:
     alike = {0: (1, 1, 1, 1), 1: (1, 1, 1, 1)}
     slots = shared(KEYS[0], KEYS[4], KEYS[5], chances=alike)  # layer 0 is next
-    slots.announce([KEYS[1]])
+    slots.prefetch([KEYS[1]])
     bring(slots, KEYS[1])
     slots.withdraw(0)
-    slots.announce([KEYS[2]])
+    slots.prefetch([KEYS[2]])
     bring(slots, KEYS[2])
     assert [slots.holds(key) for key in (KEYS[0], KEYS[1], KEYS[4], KEYS[5])] == [1, 1, 0, 0]
 
@@ -196,7 +196,7 @@ def test_books_are_kept_whatever_is_used(
     for key, is_foreseen, chance in uses:
         slots.expect(key.layer, [chance if e == key.expert else 0.5 for e in range(EXPERTS)])
         if is_foreseen:
-            slots.announce([key])
+            slots.prefetch([key])
         compute(slots, key)
         slots.withdraw(1 - key.layer)
     slots.forget()

@@ -87,7 +87,7 @@ def first_step(name: str, setup: Setup) -> list[str]:
 
 
 @pytest.mark.parametrize("name", ["klotski", "promoe"])
-def test_a_gpu_gets_what_is_at_hand_before_anything_is_learnt_or_foreseen(name: str) -> None:
+def test_a_gpu_gets_what_is_ready_before_anything_is_learnt_or_foreseen(name: str) -> None:
     assert first_step(name, SETUP) == [
         "gate(0, k0)",
         f"expert(0, e{THERE})",
@@ -152,7 +152,7 @@ class Asked(TableWorld):
         return super().chances(layer)
 
 
-def test_a_cache_that_goes_by_chances_hears_of_all_layers_and_of_each_whose_gate_has_spoken() -> (
+def test_a_cache_that_goes_by_chances_hears_of_all_layers_and_of_each_whose_gate_has_chosen() -> (
     None
 ):
     world = Asked(

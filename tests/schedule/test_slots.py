@@ -18,9 +18,9 @@ def bring(slots: SlotQueue, key: ExpertKey) -> None:
         slots.check_integrity()
 
 
-def test_a_required_expert_waits_for_one_chunk_of_an_announced_one() -> None:
+def test_a_required_expert_waits_for_one_chunk_of_an_prefetched_one() -> None:
     slots = queue(2)
-    slots.announce([KEYS[0], KEYS[1]])
+    slots.prefetch([KEYS[0], KEYS[1]])
     first = slots.next_chunk()
     slots.require(KEYS[2])
     assert first is not None and first.load.key == KEYS[0]
@@ -28,9 +28,9 @@ def test_a_required_expert_waits_for_one_chunk_of_an_announced_one() -> None:
     assert second is not None and second.load.key == KEYS[2]
 
 
-def test_a_required_expert_takes_the_slot_of_the_announced_one_that_is_needed_last() -> None:
+def test_a_required_expert_takes_the_slot_of_the_prefetched_one_that_is_needed_last() -> None:
     slots = queue(2)
-    slots.announce([KEYS[0], KEYS[1]])
+    slots.prefetch([KEYS[0], KEYS[1]])
     bring(slots, KEYS[1])
     slots.require(KEYS[2])
     bring(slots, KEYS[2])
@@ -49,9 +49,9 @@ def test_an_expert_that_is_still_needed_is_never_evicted() -> None:
     bring(slots, KEYS[1])
 
 
-def test_announced_experts_that_nobody_wants_are_dropped_and_their_slots_free() -> None:
+def test_prefetched_experts_that_nobody_wants_are_dropped_and_their_slots_free() -> None:
     slots = queue(3)
-    slots.announce(KEYS[:3])
+    slots.prefetch(KEYS[:3])
     in_flight = slots.next_chunk()
     slots.require(KEYS[1])
     slots.withdraw(0)

@@ -34,7 +34,7 @@ def test_experts_arrive_whole(tmp_path: Path, pinned: bool) -> None:
     )
     with closing(levels):
         for step in range(2 * NUM_LAYERS):
-            levels.announce(list(KEYS))
+            levels.prefetch(list(KEYS))
             levels.compute(step % NUM_LAYERS, list(range(NUM_EXPERTS)))
 
 

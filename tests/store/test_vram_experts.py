@@ -44,7 +44,7 @@ def opened() -> Iterator[list[TwoLevels]]:
 @pytest.mark.parametrize("dram_slots", [1, 2, len(KEYS)])
 @pytest.mark.parametrize("vram_slots", [1, 2, 5])
 @pytest.mark.parametrize("num_resident", [0, 2])
-def test_every_expert_arrives_whole_whatever_is_announced(
+def test_every_expert_arrives_whole_whatever_is_prefetched(
     records: dict[ExpertKey, Record],
     opened: list[TwoLevels],
     dram_slots: int,
@@ -62,7 +62,7 @@ def test_every_expert_arrives_whole_whatever_is_announced(
     )
     opened.append(levels)
     for step in range(16):
-        levels.announce(rng.sample(KEYS, rng.randrange(len(KEYS))))
+        levels.prefetch(rng.sample(KEYS, rng.randrange(len(KEYS))))
         experts = rng.sample(range(NUM_EXPERTS), rng.randint(1, NUM_EXPERTS))
         assert sorted(levels.compute(step % NUM_LAYERS, experts)) == sorted(experts)
 

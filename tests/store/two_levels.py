@@ -45,14 +45,14 @@ class TwoLevels:
         self._going_up: set[ExpertKey] = set()
         self._is_closing = False
         self._is_cuda = device.type == "cuda"
-        self.vram.slots.tell_drops(self._not_needed_below)
+        self.vram.slots.tell_evictions(self._not_needed_below)
         self._mover = threading.Thread(target=self._move)
         self._mover.start()
 
-    def announce(self, keys: list[ExpertKey]) -> None:
+    def prefetch(self, keys: list[ExpertKey]) -> None:
         with self.monitor:
-            self.vram.slots.announce(keys)
-            self.dram.slots.announce(key for key in keys if self.vram.slots.holds(key))
+            self.vram.slots.prefetch(keys)
+            self.dram.slots.prefetch(key for key in keys if self.vram.slots.holds(key))
             self.monitor.changed()
 
     def compute(self, layer: int, experts: list[int]) -> list[int]:

@@ -12,7 +12,7 @@ class Arriving:
     """Chosen experts of a step: resident, arrived, in flight, absent. Each is handed out once."""
 
     def __init__(self, keys: Sequence[ExpertKey], first_ready: Take, wait: Wait) -> None:
-        """`first_ready` gives the one of some experts to be computed first, if any is at hand;
+        """`first_ready` gives the one of some experts to be computed first, if any is ready;
         `wait` returns when one is."""
         self._left = list(keys)
         self._first_ready = first_ready
@@ -20,13 +20,13 @@ class Arriving:
 
     @property
     def ready(self) -> Iterator[int]:
-        """Those that nobody has to wait for."""
+        """Those that have arrived already."""
         while self._left and (key := self._first_ready(self._left)) is not None:
             self._left.remove(key)
             yield key.expert
 
     def __iter__(self) -> Iterator[int]:
-        """All that are left, those at hand first."""
+        """All that are left, those that are ready first."""
         yield from self.ready
         while self._left:
             self._wait(self._left)

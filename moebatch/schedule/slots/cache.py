@@ -13,7 +13,7 @@ next two keep as many as there are slots."""
 
 
 class Cache(Protocol):
-    """Which experts stay. To be asked by whoever owns the slots."""
+    """Which experts stay, as the table of slots asks."""
 
     @property
     def num_slots(self) -> int:
@@ -35,7 +35,7 @@ class Cache(Protocol):
         itself, if it does not stay; None if there is room."""
 
     def keep_idle(self, load: Load) -> bool:
-        """Keeps an expert that nobody wants now, if that is any use; whether it does."""
+        """Keeps an expert that is not wanted now, if that is any use; whether it does."""
 
     def give_way(self, newcomer: Load, *, is_certain: bool) -> Load | None:
         """The one whose slot a newcomer without one should have; None if it is worth less."""

@@ -8,7 +8,7 @@ from moebatch.schedule.slots.shared_cache import SharedCache
 
 
 def make_cache(sizes: Mapping[int, int], rule: Rule = "lifo") -> Cache:
-    """An empty one with so many slots by layer; layers that are not there have none."""
+    """An empty one with `sizes` slots by layer; layers that are not there have none."""
     if rule == "foreseen":
         return SharedCache(sum(sizes.values()))
     return LayerCache(sizes, rule)

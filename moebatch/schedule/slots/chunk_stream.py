@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from moebatch.schedule.slots.disk_path import DiskPath, Straight
 from moebatch.schedule.slots.expert_load import Chunk
 from moebatch.schedule.slots.slots import SlotQueue
-from moebatch.schedule.slots.way_up import Straight, WayUp
 from moebatch.schedule.task import Kind, Task
 
 
@@ -20,7 +20,7 @@ class ChunkStream:
     kind: Kind = Kind.CHUNK
     step_of: Callable[[int], int] = lambda layer: layer
     """The step for which experts of a layer are moved now."""
-    path: Callable[[], WayUp] = Straight
+    path: Callable[[], DiskPath] = Straight
     """What has to be done at the level from which they come."""
 
     def next_chunk(self) -> Chunk | None:

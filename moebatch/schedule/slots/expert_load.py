@@ -27,7 +27,7 @@ class Load:
     is_required: bool = False
     """A gate has chosen it, and it has not been computed yet."""
     is_kept: bool = False
-    """It has been computed, and stays until its step is over or somebody needs its slot."""
+    """It has been computed, and stays until its step is over or another expert needs its slot."""
     is_cached: bool = False
     """It has been computed, and stays beyond its step for as long as its layer's cache has a place
     for it."""
@@ -36,8 +36,8 @@ class Load:
     num_users: int = 0
     """Computations launched with it that have not ended."""
     is_wanted_again: bool = False
-    """It was announced for a later step while in use for this one."""
-    is_dropped: bool = False
+    """It was prefetched for a later step while in use for this one."""
+    is_evicted: bool = False
     """Given up; its slot is free when the last chunk in flight has arrived."""
     arrival: int = 0
     """Arrived experts are computed in this order."""
@@ -58,7 +58,7 @@ class Load:
         return bool(self.is_required or self.is_kept or self.num_users)
 
     @property
-    def is_announced(self) -> bool:
+    def is_prefetched(self) -> bool:
         """Likely at most: it has no claim to its slot."""
         return not (self.is_resident or self.is_cached or self.is_claimed)
 

@@ -15,7 +15,7 @@ LayerRule = Literal["lru", "lfu", "lifo"]
 
 
 class LayerCache:
-    """Experts stay in slots of their layer, whoever is wanted elsewhere; one leaves when another of
+    """Experts stay in slots of their layer, whatever other layers want; one leaves when another of
     the layer has been computed."""
 
     is_shared = False
@@ -44,7 +44,7 @@ class LayerCache:
         return False
 
     def give_way(self, newcomer: Load, *, is_certain: bool) -> Load | None:
-        """Nobody."""
+        """None does."""
 
     def take(self, load: Load) -> Load | None:
         """Keeps an expert that has just been used, and says which one leaves for it: itself, if it
@@ -78,7 +78,7 @@ class LayerCache:
             assert len(held) <= self._sizes.get(layer, 0), f"layer {layer} keeps too many"
             assert all(load.is_ready for load in held), "what is kept has arrived"
 
-    # --- who leaves: whoever has the smallest of these ------------------------------------------
+    # --- the one that leaves has the smallest of these ------------------------------------------
 
     def _by_last_use(self, held: list[Load], load: Load) -> tuple[int, ...]:
         return (held.index(load),)

@@ -7,9 +7,9 @@ from moebatch.schedule.slots.slot_table import SlotTable
 
 
 class SendOrder:
-    """Required experts in their order, then announced ones in theirs, as far as there are slots.
+    """Required experts in their order, then prefetched ones in theirs, as far as there are slots.
 
-    Announced experts take free slots, and those that the cache gives up for them. Required ones
+    Prefetched experts take free slots, and those that the cache gives up for them. Required ones
     also take the slot of one that has no claim to it; the one that is awaited, in the end, that of
     another required one.
     """
@@ -30,13 +30,13 @@ class SendOrder:
             if load.slot is not None or (not is_hopeless and self._find_slot(load)):
                 return load
             is_full = True
-        for load in self._table.announced:
+        for load in self._table.prefetched:
             if available(load) and (load.slot is not None or self._find_spare(load)):
                 return load
         return None
 
     def _find_spare(self, load: Load) -> bool:
-        """Gives an announced load a slot that nobody needs as much; whether there was one."""
+        """Gives a prefetched load a slot that no other one needs as much; whether there was one."""
         if not self._table.has_free_slot:
             self._give_way(load, is_certain=False)
         return self._take_free(load)
@@ -61,20 +61,20 @@ class SendOrder:
         """Frees the slot of an expert that stays in case; whether there was one."""
         leaving = self._table.cache.give_way(load, is_certain=is_certain)
         if leaving is not None:
-            self._table.drop(leaving)
+            self._table.evict(leaving)
         return leaving is not None
 
     def _make_room(self) -> bool:
-        """Frees the slot of a load that has no claim to it, if one can be freed now: of announced
+        """Frees the slot of a load that has no claim to it, if one can be freed now: of prefetched
         ones that of the last, then one of those that have been computed."""
         claims: tuple[Callable[[Load], bool], ...] = (
-            lambda load: load.is_announced,
+            lambda load: load.is_prefetched,
             lambda load: load.is_kept and not (load.num_users or self._has_own_slot(load)),
         )
         for unclaimed in claims:
             for load in self._table.from_last():
                 if unclaimed(load) and load.slot is not None and load.num_in_flight == 0:
-                    self._table.drop(load)
+                    self._table.evict(load)
                     return True
         return False
 
@@ -96,5 +96,5 @@ class SendOrder:
                 return
 
     def _has_own_slot(self, load: Load) -> bool:
-        """Whether nobody gains anything by its leaving."""
+        """Whether no other expert gains anything by its leaving."""
         return load.is_cached and not self._table.cache.is_shared

@@ -1,7 +1,7 @@
-"""Experts that stay wherever there is a slot, until somebody likelier wants it.
+"""Experts that stay wherever there is a slot, until a likelier one wants it.
 
 Layers share all slots, those for experts on their way included. What is worth keeping is what will
-be wanted next, as far as anybody knows: a layer that has just been computed waits a whole pass for
+be wanted next, as far as is known: a layer that has just been computed waits a whole pass for
 its turn, but if its experts are likelier to be chosen then, they stay all the same.
 """
 
@@ -34,7 +34,7 @@ class SharedCache:
         self._worst.pop(layer, None)
 
     def take(self, load: Load) -> None:
-        """Keeps an expert that has just been used; nobody has to leave for that."""
+        """Keeps an expert that has just been used; none has to leave for that."""
         self._num_taken += 1
         self._turns[load.key.layer] = self._num_taken
         self._hold(load)

@@ -11,7 +11,7 @@ class SlotTable:
     """Slots of one level, and the loads that are in them or wait for them.
 
     Loads with chunks left to send stand in one of two lists: certain ones in `required`, likely
-    ones in `announced`, each in the order in which they are to come.
+    ones in `prefetched`, each in the order in which they are to come.
     """
 
     def __init__(
@@ -33,16 +33,16 @@ class SlotTable:
         self.passing: dict[ExpertKey, Load] = {}
         """Those that are not resident."""
         self.required: list[Load] = []
-        self.announced: list[Load] = []
+        self.prefetched: list[Load] = []
         self.cache = cache
-        self.on_drop: Callable[[ExpertKey], None] = lambda key: None
+        self.on_evict: Callable[[ExpertKey], None] = lambda key: None
         self._num_chunks = num_chunks
         self._num_passed_over = 0
         self._free = list(range(self.num_slots))
         for key in resident:
             load = self.loads[key] = Load(key, num_chunks[key], is_resident=True)
             self.take_slot(load)
-            self.announced.append(load)
+            self.prefetched.append(load)
 
     def of(self, layer: int) -> list[Load]:
         """All loads of a layer."""
@@ -53,21 +53,21 @@ class SlotTable:
         load = self.loads[key] = self.passing[key] = Load(key, self._num_chunks[key])
         return load
 
-    def drop(self, load: Load) -> None:
+    def evict(self, load: Load) -> None:
         """Gives up a load; its slot is free once no chunk is on its way into it."""
         self.unlist(load)
-        load.is_dropped = True
+        load.is_evicted = True
         if load.is_cached:
             self.cache.leave(load)
         if load.num_in_flight == 0:
             del self.loads[load.key], self.passing[load.key]
-            self.on_drop(load.key)
+            self.on_evict(load.key)
             if load.slot is not None:
                 self.free_slot(load)
 
     def unlist(self, load: Load) -> None:
-        """A load has nothing left to send, or nobody wants it."""
-        for listed in (self.required, self.announced):
+        """A load has nothing left to send, or is not wanted any more."""
+        for listed in (self.required, self.prefetched):
             if load in listed:
                 listed.remove(load)
 
@@ -101,9 +101,9 @@ class SlotTable:
 
     def offer_home(self, load: Load) -> None:
         """Makes an expert that has been computed resident, if a slot is waiting for one and its
-        layer has no more residents than others: no stretch of a pass should load more. Whoever is
-        computed is asked, so the layer that is due comes within a pass; but not if its experts are
-        chosen no more."""
+        layer has no more residents than others: no stretch of a pass should load more. Each expert
+        that is computed is asked, so the layer that is due comes within a pass; but not if its
+        experts are chosen no more."""
         if load.is_resident or not self.num_vacancies:
             return
         self._num_passed_over += 1
@@ -138,6 +138,6 @@ class SlotTable:
         assert all(load.slot is not None for load in residents), "a resident has no slot"
         passing = {key for key, load in self.loads.items() if not load.is_resident}
         assert passing == set(self.passing), "residents do not pass"
-        for listed in (self.required, self.announced):
+        for listed in (self.required, self.prefetched):
             assert all(self.loads.get(load.key) is load for load in listed), "dead load listed"
             assert len(set(map(id, listed))) == len(listed), "load listed twice"

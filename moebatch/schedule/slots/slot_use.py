@@ -7,7 +7,7 @@ from moebatch.schedule.slots.slot_table import SlotTable
 
 
 class SlotUse:
-    """The half of a `SlotQueue` that whoever computes needs."""
+    """The half of a `SlotQueue` that lanes which compute need."""
 
     def __init__(self, table: SlotTable) -> None:
         self._table = table
@@ -53,7 +53,7 @@ class SlotUse:
             return True
         moving = any(load.slot is not None and not load.is_ready for load in of_layer)
         others = (load for load in passing if load.key.layer != layer)
-        leaving = any(load.is_kept or load.num_users or load.is_dropped for load in others)
+        leaving = any(load.is_kept or load.num_users or load.is_evicted for load in others)
         return not (moving or leaving or self._table.has_free_slot)
 
     # --- what is in use -------------------------------------------------------------------------
@@ -79,12 +79,12 @@ class SlotUse:
             self._computed(load)
 
     def release(self, layer: int) -> None:
-        """Experts of a layer that were kept are not needed any more, nor are announced ones."""
+        """Experts of a layer that were kept are not needed any more, nor are prefetched ones."""
         for load in self._table.of(layer):
             was_kept, load.is_kept = load.is_kept, False
             if was_kept and not load.is_claimed:
                 self._computed(load)
-            elif load.is_announced:
+            elif load.is_prefetched:
                 self._let_go(load)
 
     def _computed(self, load: Load) -> None:
@@ -94,13 +94,13 @@ class SlotUse:
             self._let_go(leaving)
 
     def _let_go(self, load: Load) -> None:
-        """Nobody needs a load for this step any more."""
+        """A load is not needed for this step any more."""
         if load.is_wanted_again:
             load.is_wanted_again = False
         else:
             self._part_with(load)
 
     def _part_with(self, load: Load) -> None:
-        """Nobody needs a load: it stays in case, or leaves."""
+        """A load is not needed: it stays in case, or leaves."""
         if not self._table.cache.keep_idle(load):
-            self._table.drop(load)
+            self._table.evict(load)

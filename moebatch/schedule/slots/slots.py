@@ -1,7 +1,7 @@
 """Experts in the slots of a level: which are wanted, which is moved next, which can be computed.
 
-Pure bookkeeping: whoever moves bytes asks what to move next and says when it is done, whoever
-computes says what it needs. Reader threads drive it as well as a virtual clock does.
+Pure bookkeeping: lanes that move bytes ask what to move next and say when it is done, lanes that
+compute say what they need. Reader threads drive it as well as a virtual clock does.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -17,12 +17,12 @@ from moebatch.schedule.slots.slot_use import SlotUse
 class SlotQueue(SlotUse):
     """Slots of one level, and the queue of experts that want to be in them.
 
-    Announced experts take free slots, and those of experts that the cache gives up for them.
-    Required ones come first, and take the slot of one of these, of an announced one, of the one
+    Prefetched experts take free slots, and those of experts that the cache gives up for them.
+    Required ones come first, and take the slot of one of these, of a prefetched one, of the one
     that is needed last, when none is free; next those of experts that have been computed already
     and are kept until their step is over. A chunk in flight is never cancelled, so a required
     expert waits for one chunk at most. An expert that is required is never given up before it has
-    been computed, but for one that somebody waits for when there is no other slot.
+    been computed, but for the one that the driver awaits when there is no other slot.
 
     Here is what is wanted and what moves; `SlotUse` is what computes.
     """
@@ -66,18 +66,18 @@ class SlotQueue(SlotUse):
         assert self.can_grow, "all experts are resident"
         return self._table.add_slot()
 
-    def tell_drops(self, on_drop: Callable[[ExpertKey], None]) -> None:
-        """`on_drop` is told of every expert that has left, from now on."""
-        self._table.on_drop = on_drop
+    def tell_evictions(self, on_evict: Callable[[ExpertKey], None]) -> None:
+        """`on_evict` is called with every expert that has left, from now on."""
+        self._table.on_evict = on_evict
 
     def fill_residents(self) -> None:
         """Counts residents as arrived, where nothing is really moved."""
         for load in self._table.loads.values():
             load.num_issued = load.num_chunks
-        self._table.announced.clear()
+        self._table.prefetched.clear()
 
     def check_integrity(self) -> None:
-        """Asserts that each slot has one owner and that nothing is sent that nobody wants."""
+        """Asserts that each slot has one owner and that nothing is sent that is not wanted."""
         self._table.check_integrity()
 
     # --- what is likely -------------------------------------------------------------------------
@@ -93,7 +93,7 @@ class SlotQueue(SlotUse):
 
     # --- what is wanted -------------------------------------------------------------------------
 
-    def announce(self, upcoming: Iterable[ExpertKey]) -> None:
+    def prefetch(self, upcoming: Iterable[ExpertKey]) -> None:
         """Experts that are likely to be needed, in this order, as far as there are slots."""
         passing = self._table.passing.values()
         taken = sum(not (load.is_required or load.is_leaving or load.is_cached) for load in passing)
@@ -105,13 +105,13 @@ class SlotQueue(SlotUse):
             elif room <= 0:
                 return
             else:
-                self._table.announced.append(self._table.add(key))
+                self._table.prefetched.append(self._table.add(key))
                 room -= 1
 
     def require(self, key: ExpertKey) -> None:
         """An expert that is certain to be computed."""
         load = self._table.loads.get(key) or self._table.add(key)
-        load.is_required, load.is_dropped, load.is_kept = True, False, False
+        load.is_required, load.is_evicted, load.is_kept = True, False, False
         if load.has_chunks_left and load not in self._table.required:
             self._table.unlist(load)
             self._table.required.append(load)
@@ -125,11 +125,11 @@ class SlotQueue(SlotUse):
             self._table.required.insert(0, load)
 
     def withdraw(self, layer: int, *, keep: Collection[int] = ()) -> None:
-        """Announced experts of a layer are not wanted any more."""
+        """Prefetched experts of a layer are not wanted any more."""
         for load in self._table.of(layer):
             if load.key.expert in keep:
                 continue
-            if load.is_announced:
+            if load.is_prefetched:
                 self._part_with(load)
             elif load.is_cached:
                 load.is_wanted_again = False
@@ -140,7 +140,7 @@ class SlotQueue(SlotUse):
             load.is_required = load.is_kept = load.is_wanted_again = False
             load.is_leaving, load.num_users = False, 0
         self._order.awaited = None
-        self._table.announced[:0] = self._table.required
+        self._table.prefetched[:0] = self._table.required
         self._table.required.clear()
 
     # --- what moves -----------------------------------------------------------------------------
@@ -148,7 +148,7 @@ class SlotQueue(SlotUse):
     def next_chunk(self, available: Callable[[Load], bool] = lambda load: True) -> Chunk | None:
         """The most urgent chunk that has a slot to go to; it counts as in flight from now on.
 
-        `available` tells whether the next chunk of a load can be had from where it comes.
+        `available` says whether the next chunk of a load can be had from where it comes.
         """
         load = self._order.next(available)
         if load is None:
@@ -168,8 +168,8 @@ class SlotQueue(SlotUse):
         if load.is_ready:
             self._num_arrived += 1
             load.arrival = self._num_arrived
-        if load.is_dropped and load.num_in_flight == 0:
-            self._table.drop(load)
+        if load.is_evicted and load.num_in_flight == 0:
+            self._table.evict(load)
 
     def lose_chunk(self, chunk: Chunk) -> None:
         """A chunk could not be moved: its expert has to come anew, if it is still wanted."""
@@ -179,6 +179,6 @@ class SlotQueue(SlotUse):
         load.is_required = load.is_kept = False
         if load.is_resident:
             self._table.unlist(load)
-            self._table.announced.append(load)
+            self._table.prefetched.append(load)
         else:
-            self._table.drop(load)
+            self._table.evict(load)

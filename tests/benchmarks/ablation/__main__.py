@@ -37,7 +37,7 @@ _TITLES = ("step", "a pass", "faster", "least to most", "passes", "GPU busy", "l
 _WHERE = (
     "step",
     "GPU computes",
-    "waits for experts not begun when the gate spoke",
+    "waits for experts not begun when the gate chose",
     "for those begun",
     "for launching",
     "link: needed",

@@ -17,7 +17,7 @@ class PassTrace:
 
     computing_s: float
     waiting_s: float
-    """For experts on their way that nobody had begun to bring when the gate spoke."""
+    """For experts on their way that nobody had begun to bring when the gate chose."""
     waiting_begun_s: float
     """For experts on their way that had been begun by then."""
     launching_s: float
@@ -43,7 +43,9 @@ class PassTrace:
 def pass_traces(timeline: Timeline) -> list[PassTrace]:
     """Of each pass of a timeline."""
     arrivals, begun = _arrivals(timeline)
-    spoken = {span.task.step: span.end_s for span in timeline.spans if span.task.kind is Kind.GATE}
+    chosen_s = {
+        span.task.step: span.end_s for span in timeline.spans if span.task.kind is Kind.GATE
+    }
     computed = {_expert(span) for span in timeline.spans if span.task.kind is Kind.EXPERT}
     found, start_s = [], 0.0
     for end_s in timeline.pass_ends_s:
@@ -56,7 +58,7 @@ def pass_traces(timeline: Timeline) -> list[PassTrace]:
             arrived_s = arrivals.get(_expert(span), 0.0) if span.task.kind is Kind.EXPERT else 0.0
             waited_s = min(max(0.0, arrived_s - free_s), gap_s)
             launching_s += gap_s - waited_s
-            if begun.get(_expert(span), end_s) < spoken.get(span.task.step, start_s):
+            if begun.get(_expert(span), end_s) < chosen_s.get(span.task.step, start_s):
                 begun_early_s += waited_s
             else:
                 waiting_s += waited_s

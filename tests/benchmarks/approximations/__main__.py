@@ -97,7 +97,7 @@ def _cells(
         f"{times.pass_s * 1e3:.1f} ms",
         f"{usual:.2f} x",
         f"{least:.2f} to {most:.2f}",
-        f"{taken.total.at_hand:.0%}",
+        f"{taken.total.ready:.0%}",
         f"{times.shares.get('gpu', 0.0):.0%}",
         f"{times.shares.get('dram->vram', 0.0):.0%}",
         "" if taken.single_share is None else f"{taken.single_share:.0%}",

@@ -11,8 +11,8 @@ FIGURES: Mapping[str, Figure] = {
     "accuracy": lambda counts: counts.accuracy,
     "FetchRate": lambda counts: counts.fetch_rate,
     "GoodPred": lambda counts: counts.good_prediction,
-    "foreseen and at hand, of those asked for": lambda counts: counts.good_of_asked,
-    "at hand, of those asked for": lambda counts: counts.at_hand,
+    "foreseen and ready, of those asked for": lambda counts: counts.good_of_asked,
+    "ready, of those asked for": lambda counts: counts.ready,
     "begun by then, of those that had not stayed": lambda counts: counts.begun,
 }
 

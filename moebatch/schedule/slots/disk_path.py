@@ -7,12 +7,12 @@ from moebatch.schedule.slots.expert_load import ExpertKey, Load
 from moebatch.schedule.slots.slots import SlotQueue
 
 
-class WayUp(Protocol):
+class DiskPath(Protocol):
     """What has to be done below for experts that are wanted above. To be used with the lock held
     that guards all slots."""
 
-    def announce(self, keys: Iterable[ExpertKey]) -> None:
-        """Likely experts have been announced above."""
+    def prefetch(self, keys: Iterable[ExpertKey]) -> None:
+        """Likely experts have been prefetched above."""
 
     def fetch(self, keys: Iterable[ExpertKey]) -> None:
         """Experts are to come as far as main memory, but for those that are up already."""
@@ -21,7 +21,7 @@ class WayUp(Protocol):
         """An expert is certain to be computed."""
 
     def hurry(self, waiting: Sequence[ExpertKey]) -> None:
-        """Somebody waits for the first one of these to be up."""
+        """The driver waits for the first one of these to be up."""
 
     def can_be_sent(self, load: Load) -> bool:
         """Whether the next chunk of an expert can go up."""
@@ -36,7 +36,7 @@ class WayUp(Protocol):
 class Straight:
     """From where they live: nothing has to be done below."""
 
-    def announce(self, keys: Iterable[ExpertKey]) -> None: ...
+    def prefetch(self, keys: Iterable[ExpertKey]) -> None: ...
 
     def fetch(self, keys: Iterable[ExpertKey]) -> None: ...
 
@@ -61,17 +61,17 @@ class ThroughMemory:
         self._below = below
         self._above = above
         self._keys: set[ExpertKey] = set()
-        above.tell_drops(self._not_needed)
+        above.tell_evictions(self._not_needed)
 
     # --- what is wanted -------------------------------------------------------------------------
 
-    def announce(self, keys: Iterable[ExpertKey]) -> None:
+    def prefetch(self, keys: Iterable[ExpertKey]) -> None:
         """Likely experts: those that are still to come go up through here."""
-        self._below.announce(key for key in keys if self._above.is_missing(key))
+        self._below.prefetch(key for key in keys if self._above.is_missing(key))
 
     def fetch(self, keys: Iterable[ExpertKey]) -> None:
         """Experts that are to come as far as main memory, but for those that are up already."""
-        self._below.announce(key for key in keys if not self._above.is_ready(key))
+        self._below.prefetch(key for key in keys if not self._above.is_ready(key))
 
     def require(self, key: ExpertKey) -> None:
         """An expert that is certain to be computed. What goes up already stays until it has; a
