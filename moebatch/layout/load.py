@@ -22,6 +22,15 @@ class PassLoad:
     spare_pages: float = 0.0
     """Pages of the cache that will not be needed any more, since no sequence waits."""
 
+    @classmethod
+    def decoding(cls, sequences: float, context: float) -> "PassLoad":
+        """A pass in which so many sequences decode, each at so many positions."""
+        return cls(
+            decode_sequences=sequences,
+            decode_positions=sequences * context,
+            logits_rows=sequences,
+        )
+
     @property
     def tokens(self) -> float:
         """Tokens that go through the layers."""

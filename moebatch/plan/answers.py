@@ -99,11 +99,11 @@ def _answer(question: Question, options: PlanOptions, given: PolicyFile | None) 
         policy = given.resolve(problem.workload, num_experts=problem.num_experts)
         return answer_given(problem, model, policy, source=given.path)
     if options.paper:
-        from moebatch.plan.papers.answer_paper import answer_paper
+        from moebatch.plan.papers.moe_lightning import answer_paper
 
         return answer_paper(problem, model)
     if options.method == "klotski":
-        from moebatch.plan.papers.answer_klotski import answer_klotski
+        from moebatch.plan.papers.klotski import answer_klotski
 
         return answer_klotski(problem, model)
     return answer_milp(problem, model, question.wishes)

@@ -103,10 +103,29 @@ class Problem:
         """What the job may take of a level."""
         return self.hardware.levels[level].capacity_bytes
 
+    def overfull(
+        self, policy: Policy, division: Division | None = None
+    ) -> dict[LevelName, Footprint]:
+        """What `policy` takes of those levels that are too small for it."""
+        return {
+            level: footprint
+            for level, footprint in self.footprints(policy, division).items()
+            if footprint.total_bytes > self.capacity_bytes(level)
+        }
+
+    def fits(self, policy: Policy) -> bool:
+        """Whether every level has room for `policy`."""
+        return not self.overfull(policy)
+
     @property
     def has_disk(self) -> bool:
         """Whether experts can be read from disk."""
         return self.hardware.disk is not None and "disk->dram" in self.hardware.links
+
+    @property
+    def keeps_kv_on_disk(self) -> bool:
+        """Whether keys and values may live on disk, and can be written and read there."""
+        return self.kv_on_disk and self.has_disk and "dram->disk" in self.hardware.links
 
     def with_link_rate(self, name: LinkName, bandwidth: float) -> "Problem":
         """The same problem with another rate of a link that is there."""

@@ -73,6 +73,11 @@ class Workload:
         return self.mean_prompt_tokens + self.mean_new_tokens
 
     @property
+    def decode_context(self) -> float:
+        """Positions of a mean sequence in the middle of its answer."""
+        return self.mean_prompt_tokens + self.mean_new_tokens / 2
+
+    @property
     def mean_own_tokens(self) -> float:
         """Tokens of a prompt that have to be computed for it."""
         return self.mean_prompt_tokens - self.mean_shared_tokens

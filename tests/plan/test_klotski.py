@@ -13,9 +13,14 @@ from moebatch.errors import DoesNotFit
 from moebatch.formats.plain import BFLOAT16
 from moebatch.layout.footprint import Dtypes
 from moebatch.layout.load import PassLoad
-from moebatch.plan.papers.klotski import BATCH_SIZES, KlotskiPlan, klotski_policy
-from moebatch.plan.papers.klotski_bubbles import LayerTimes, inequalities
-from moebatch.plan.papers.klotski_placement import RESERVED_BYTES
+from moebatch.plan.papers.klotski import (
+    BATCH_SIZES,
+    RESERVED_BYTES,
+    KlotskiPlan,
+    LayerTimes,
+    inequalities,
+    klotski_policy,
+)
 from moebatch.plan.prediction import predict
 from moebatch.plan.problem import Problem
 from moebatch.spec.hardware import Hardware, Link

@@ -8,11 +8,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moebatch.errors import ConfigError, DoesNotFit, ExitCode
-from moebatch.plan.papers.paper import PaperModel
-from moebatch.plan.papers.paper_policy import PaperPolicy
-from moebatch.plan.papers.paper_problem import PaperProblem
-from moebatch.plan.papers.paper_search import MAIN_SETTING, SETTINGS, PaperSearch, micro_batch_grid
-from moebatch.plan.papers.paper_work import attention_bytes, attention_flops, ffn_bytes, ffn_flops
+from moebatch.plan.papers.moe_lightning import (
+    MAIN_SETTING,
+    SETTINGS,
+    PaperModel,
+    PaperPolicy,
+    PaperProblem,
+    PaperSearch,
+    attention_bytes,
+    attention_flops,
+    ffn_bytes,
+    ffn_flops,
+    micro_batch_grid,
+)
 from moebatch.spec.hardware import Hardware, Level, Link, Processor, RateCurve
 from moebatch.spec.shape import ModelShape
 from moebatch.spec.shape_reader import read_shape
@@ -111,10 +119,10 @@ def test_published_policies_come_out(
 def test_time_of_a_layer_is_the_published_one():
     plan = PaperSearch(model=model(L4, 77, 32)).solve()
 
-    assert plan.comm_s == pytest.approx(0.1549, abs=5e-5)
-    assert plan.layer_s == plan.comm_s
+    assert plan.busy_s["link"] == pytest.approx(0.1549, abs=5e-5)
+    assert plan.layer_s == plan.busy_s["link"]
     assert plan.bound == "link"
-    assert plan.decode_s == pytest.approx(31 * 32 * plan.comm_s)
+    assert plan.decode_s == pytest.approx(31 * 32 * plan.busy_s["link"])
     assert plan.tokens_per_s == pytest.approx(4536 * 32 / (plan.prefill_s + plan.decode_s))
 
 
@@ -152,10 +160,10 @@ def test_memory_is_counted_as_in_the_paper():
     on_cpu = w_e * layers * (1 - r_w) + 4 * (s + n) * h_kv * batch * layers
     on_cpu += 2 * h1 * batch * s * tp + buffers
 
-    assert sum(hrm.memory.home_decode(policy).values()) == pytest.approx(decode)
-    assert sum(hrm.memory.home_prefill(policy).values()) == pytest.approx(prefill)
-    assert hrm.memory.workspace(policy) == pytest.approx(work)
-    gpu, cpu = hrm.memory.on_gpu(policy), hrm.memory.on_cpu(policy)
+    assert sum(hrm.home_decode(policy).values()) == pytest.approx(decode)
+    assert sum(hrm.home_prefill(policy).values()) == pytest.approx(prefill)
+    assert hrm.workspace(policy) == pytest.approx(work)
+    gpu, cpu = hrm.on_gpu(policy), hrm.on_cpu(policy)
     assert gpu.total_bytes == pytest.approx(max(decode, prefill) + buffers + work)
     assert cpu.total_bytes == pytest.approx(on_cpu)
     assert gpu.limit_bytes == pytest.approx(0.86 * 2 * 15 * GIB)
@@ -169,19 +177,19 @@ def test_attention_on_the_gpu_moves_the_cache_that_is_not_there():
     )
 
     moved = 0.75 * 8 * 4096 * (100 + 25)
-    assert hrm.times.t_comm(policy) == pytest.approx(moved / (16 * GIB))
-    assert hrm.times.t_cpu(policy) == 0
-    ffn_only = hrm.times.t_gpu(replace(policy, attention_on_gpu=False, r_c=0))
-    assert hrm.times.t_gpu(policy) > ffn_only
+    assert hrm.t_comm(policy) == pytest.approx(moved / (16 * GIB))
+    assert hrm.t_cpu(policy) == 0
+    ffn_only = hrm.t_gpu(replace(policy, attention_on_gpu=False, r_c=0))
+    assert hrm.t_gpu(policy) > ffn_only
 
 
 def test_a_cpu_that_computes_experts_moves_hidden_states_only():
     hrm = model(L4, 100, 50)
     policy = PaperPolicy(micro_batch_size=4, num_micro_batches=2, r_w=0, ffn_on_gpu=False)
 
-    assert hrm.times.t_comm(policy) == pytest.approx(8 * 2 * 4096 / (16 * GIB))
-    assert hrm.times.t_gpu(policy) == 0
-    assert hrm.times.t_cpu(policy) > 2 * SMALL.num_experts * SMALL.expert_stored_bytes / (76 * GIB)
+    assert hrm.t_comm(policy) == pytest.approx(8 * 2 * 4096 / (16 * GIB))
+    assert hrm.t_gpu(policy) == 0
+    assert hrm.t_cpu(policy) > 2 * SMALL.num_experts * SMALL.expert_stored_bytes / (76 * GIB)
 
 
 def test_experts_stay_on_the_cpu_where_the_link_is_hopeless():
@@ -200,7 +208,7 @@ def test_all_weights_stay_on_a_gpu_that_holds_them():
     plan = PaperSearch(model=model(large, 77, 32)).solve()
 
     assert plan.policy.r_w == 1
-    assert plan.comm_s == 0
+    assert plan.busy_s["link"] == 0
 
 
 def test_more_gpus_are_faster_and_fit():

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moebatch.layout.distinct_experts import distinct_experts
-from moebatch.plan.papers import paper_work
+from moebatch.plan.papers import moe_lightning
 from moebatch.plan.roofline import (
     Operation,
     Roofline,
@@ -42,7 +42,7 @@ L4_MEASURED = roofline(gpu=121e12, cpu=1.6e12, i=231e9, j=48e9, link=12.35e9)
 
 
 def paper_intensity(tokens: float) -> float:
-    return paper_work.ffn_flops(SHAPE, tokens) / paper_work.ffn_bytes(SHAPE, tokens)
+    return moe_lightning.ffn_flops(SHAPE, tokens) / moe_lightning.ffn_bytes(SHAPE, tokens)
 
 
 @pytest.mark.parametrize("intensity", [paper_intensity, ffn_intensity(SHAPE, 2)])

@@ -1,34 +1,41 @@
 """Klotski's way to a policy: as many batches as hide all transfers, and fixed rules for places.
 
-An alternative to the MILP. For a batch size ``bs`` the number of batches ``n`` that share one pass
-over the weights is the smallest one under which inequalities (4) to (7) hold. Times of experts and
-their number depend on ``n``, as does the place of the cache, so ``n`` = 1, 2, ... are tried. If
+An alternative to the MILP. Klotski (section 4) lets ``n`` batches of ``bs`` sequences go through a
+layer one after the other while the next weights arrive: the gate, ``K`` experts that are expected
+to be hot, then the other activated ones. For a ``bs``, ``n`` is the smallest number under which
+inequalities (4) to (7) hold: every transfer is done before its weights are needed. Times of experts
+and their number depend on ``n``, as does the place of the cache, so ``n`` = 1, 2, ... are tried. If
 memory ends first, bubbles remain and the largest ``n`` is taken: that of GPU memory or of all
 memory, whichever finishes the job first.
+
+Where what lives is its adaptive tensor placement (section 5): the level that computes holds the
+weights outside experts, then keys and values, then the experts of the first layers. Main memory
+below a GPU holds the experts of the next layers and what is left of keys and values, in the order
+that the caller says; the disk holds the rest.
 
 On a machine without a GPU the same holds one level down: main memory computes, the disk loads.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import ceil, log2
+from typing import Literal
 
 from moebatch.errors import DoesNotFit
+from moebatch.layout.buffers import ACTIVATIONS_TERM, KV_WINDOW_TERM, PROGRAM_TERM, SLOTS_TERM
+from moebatch.layout.distinct_experts import distinct_experts
+from moebatch.layout.footprint import Footprint, kv_page_bytes, slot_bytes
+from moebatch.layout.load import PassLoad
+from moebatch.plan.answer import Answer
 from moebatch.plan.candidates import FEWEST_SLOTS, MAX_BATCH_SIZE, candidates, kv_pages
-from moebatch.plan.papers.klotski_bubbles import Inequality, LayerTimes, disk_window, inequalities
-from moebatch.plan.papers.klotski_placement import (
-    PREFETCH_EXPERTS,
-    CpuPriority,
-    lowest_cache,
-    lowest_weights,
-    placed,
-)
-from moebatch.plan.papers.klotski_times import disk_read_s, layer_times
 from moebatch.plan.prediction import predict
+from moebatch.plan.price import Price
 from moebatch.plan.problem import Problem
 from moebatch.plan.refusal import refusal, too_large
-from moebatch.spec.policy import Policy
+from moebatch.spec.hardware import LevelName
+from moebatch.spec.policy import Placement, Policy
+from moebatch.units import format_duration
 
 BATCH_SIZES = (4, 8, 16, 32, 64)
 """Batch sizes of the paper's evaluation."""
@@ -39,8 +46,150 @@ _MOST_TOKENS_ON_GPU = 32768
 _MOST_TOKENS = 8192
 _FEW_TOKENS = 512
 """Tokens of a pass where memory is so short that prompts have to wait."""
+CpuPriority = Literal["experts", "kv"]
+"""What main memory holds first: the paper's text says experts, its program does the other."""
+PREFETCH_EXPERTS = 8
+"""Experts for which the level that computes has room on their way."""
+RESERVED_BYTES = 2_000_000_000
+"""GPU memory that is left for the program and activations; where they need more, they get it."""
+_RESERVED_TERMS = (PROGRAM_TERM, ACTIVATIONS_TERM)
+_KEPT_BYTES = 64
+
+_Kind = Literal["weights", "kv_cache"]
+_ROUNDING = 1e-9
 _Frame = tuple[int, int]
 """Most tokens of a pass, and slots."""
+
+
+# --- inequalities -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LayerTimes:
+    """Seconds and counts of one layer that has its experts to load, in a decoding pass.
+
+    The letters are the paper's. Times of attention, gate and cache are those of one batch; times
+    of experts are for all batches together, and change with their number.
+    """
+
+    attention_s: float
+    """``tA``: attention, with its projections and norms."""
+    gate_s: float
+    """``tG``: the router, and whatever else passes every token beside the experts."""
+    load_attention_s: float = 0.0
+    """``tIO_A``: 0 where weights outside experts stay where they are used."""
+    load_gate_s: float = 0.0
+    """``tIO_G``, likewise."""
+    load_expert_s: float
+    """``tIO_E``: one expert."""
+    load_cache_s: float = 0.0
+    """``tIO_KV``: keys and values that do not live where attention is computed."""
+    hot_s: float
+    """``t_hot``: all hot experts."""
+    cold_s: float
+    """Sum of ``tE`` over the cold experts."""
+    num_hot: int
+    """``K``: experts that are loaded before the gate has chosen."""
+    num_cold: float
+    """``|Q|``: activated experts that are not among the hot ones, on the mean."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Inequality:
+    """Time that there is on the left, time that a transfer takes on the right."""
+
+    name: str
+    """``(4)`` to ``(7)``, the paper's numbers, or ``disk``."""
+    meaning: str
+    left_s: float
+    right_s: float
+
+    @property
+    def holds(self) -> bool:
+        """Whether the transfer is hidden."""
+        return self.left_s >= self.right_s * (1 - _ROUNDING)
+
+
+def inequalities(times: LayerTimes, num_batches: int) -> tuple[Inequality, ...]:
+    """(4) to (7) for so many batches.
+
+    With a cache that is loaded for each batch, its transfers stand in the way of those that follow
+    on the same link, so they are added on the right of (5) to (7). Where fewer than one cold expert
+    is activated, (6) waits for that part of one only.
+    """
+    attention = num_batches * times.attention_s
+    routed = attention + num_batches * times.gate_s
+    hot = routed + times.hot_s
+    gate = times.load_gate_s
+    loaded = gate + num_batches * times.load_cache_s
+    expert, num_hot = times.load_expert_s, times.num_hot
+    first_cold = (num_hot + min(1.0, times.num_cold)) * expert
+    all_experts = (num_hot + times.num_cold) * expert
+    rows = (
+        ("(4)", "the gate arrives during attention", attention, gate),
+        ("(5)", "hot experts arrive before they are due", routed, loaded + num_hot * expert),
+        ("(6)", "the first cold expert arrives while hot ones compute", hot, loaded + first_cold),
+        (
+            "(7)",
+            "all experts and the next attention arrive within the layer",
+            hot + times.cold_s,
+            loaded + all_experts + times.load_attention_s,
+        ),
+    )
+    return tuple(
+        Inequality(name=name, meaning=meaning, left_s=left, right_s=right)
+        for name, meaning, left, right in rows
+    )
+
+
+def disk_window(inequality_7: Inequality, read_s: float) -> Inequality:
+    """Whether the disk keeps up in the long run: what a mean layer reads from it against the time
+    of a layer. A window of layers in main memory only evens out variations.
+
+    Args:
+        inequality_7: its larger side is the time of a layer without a disk.
+        read_s: seconds that the disk needs for a mean layer.
+    """
+    layer_s = max(inequality_7.left_s, inequality_7.right_s)
+    meaning = "the disk keeps up with the layers"
+    return Inequality(name="disk", meaning=meaning, left_s=layer_s, right_s=read_s)
+
+
+def layer_times(problem: Problem, policy: Policy, *, num_hot: int) -> LayerTimes:
+    """Times of a layer in a pass in which the full batch of `policy` decodes.
+
+    Micro-batches of the policy are Klotski's batches. Weights outside experts always live where
+    they are used, so there is nothing to load of attention and gate.
+    """
+    price, shape = Price(prices=problem.prices, policy=policy), problem.shape
+    batch = PassLoad.decoding(policy.micro_batch_size, problem.workload.decode_context)
+    active = distinct_experts(shape, policy.batch_size)
+    rows = policy.batch_size * shape.experts_per_token / active
+    expert_s = price.expert_s(rows, fresh=policy.weights.disk, is_mean=True)
+    hot = min(num_hot, shape.num_experts)
+    top = problem.ladder.top
+    below = 1 - policy.kv_cache.on(top)
+    return LayerTimes(
+        attention_s=price.attend_s(batch),
+        gate_s=price.gate_s(batch, min(shape.moe_layers)),
+        load_expert_s=price.chunk_s(1.0) if policy.weights.on(top) < 1 else 0.0,
+        load_cache_s=below * price.kv_up_s(batch) if below else 0.0,
+        hot_s=min(hot, active) * expert_s,
+        cold_s=max(0.0, active - hot) * expert_s,
+        num_hot=hot,
+        num_cold=max(0.0, active - hot),
+    )
+
+
+def disk_read_s(problem: Problem, policy: Policy) -> float:
+    """Seconds in which the disk gives what a mean layer needs of it, experts and cache."""
+    price = Price(prices=problem.prices, policy=policy)
+    batch = PassLoad.decoding(policy.batch_size, problem.workload.decode_context)
+    experts = distinct_experts(problem.shape, policy.batch_size) * policy.weights.disk
+    return price.fetch_s(experts) + policy.kv_cache.disk * price.kv_read_s(batch)
+
+
+# --- how many batches ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -222,3 +371,160 @@ def _refusal(problem: Problem, scan: _Scan) -> DoesNotFit:
             )
             return DoesNotFit(f"{why}\n{hint}")
     return refusal(problem)
+
+
+# --- places -------------------------------------------------------------------------------------
+
+
+def placed(problem: Problem, policy: Policy, priority: CpuPriority = "experts") -> Policy | None:
+    """`policy` with Klotski's shares, experts by whole layers; None if it does not fit.
+
+    If all experts find room where they are computed, there are no slots.
+    """
+    if _may_hold_all(problem):
+        resident = _filled_up(problem, replace(policy, num_slots=0), priority)
+        if resident.weights.on(problem.ladder.top) == 1 and problem.fits(resident):
+            return resident
+    streaming = _filled_up(problem, policy, priority)
+    return streaming if problem.fits(streaming) else None
+
+
+def lowest_weights(problem: Problem) -> Placement:
+    """All experts as far down as they can be."""
+    return Placement(disk=1.0) if problem.has_disk else Placement(dram=1.0)
+
+
+def lowest_cache(problem: Problem) -> Placement:
+    """All keys and values as far down as they may be."""
+    return Placement(disk=1.0) if problem.keeps_kv_on_disk else Placement(dram=1.0)
+
+
+def _filled_up(problem: Problem, policy: Policy, priority: CpuPriority) -> Policy:
+    """Moves layers of experts and of the cache up from the lowest level, while there is room."""
+    policy = replace(policy, weights=lowest_weights(problem), kv_cache=lowest_cache(problem))
+    footprints = problem.footprints(policy)
+    stacks = _stacks(problem, policy)
+    for kind, level in _order(problem, priority):
+        footprint = footprints[level]
+        room = problem.capacity_bytes(level) - footprint.total_bytes
+        room -= _kept_free(footprint, level) + sum(s.added_bytes(level) for s in stacks.values())
+        stacks[kind].move(level, room, freed_bytes=_freed(problem, footprint, kind, level))
+    return replace(
+        policy, weights=stacks["weights"].placement(), kv_cache=stacks["kv_cache"].placement()
+    )
+
+
+def _freed(problem: Problem, footprint: Footprint, kind: _Kind, level: LevelName) -> int:
+    """Bytes that a level needs no more when nothing of a kind is left below it: windows of the
+    cache, or slots through which experts pass from disk to a GPU."""
+    if kind == "kv_cache":
+        return footprint.terms.get(KV_WINDOW_TERM, 0)
+    passes = level != problem.ladder.top
+    return footprint.terms.get(SLOTS_TERM, 0) if passes else 0
+
+
+@dataclass(kw_only=True, slots=True)
+class _Stack:
+    """Things of one kind and size, all on their lowest level at first."""
+
+    lowest: LevelName
+    unit_bytes: int
+    number: int
+    moved: dict[LevelName, int] = field(default_factory=dict)
+
+    def move(self, level: LevelName, room_bytes: int, *, freed_bytes: int) -> None:
+        """As many as there is room for; with the last one of them `freed_bytes` more are free."""
+        if level == self.lowest:
+            return
+        left = self.number - sum(self.moved.values())
+        all_fit = left * self.unit_bytes <= room_bytes + freed_bytes
+        self.moved[level] = left if all_fit else max(0, room_bytes // self.unit_bytes)
+
+    def added_bytes(self, level: LevelName) -> int:
+        """Bytes that a level holds more than at first; negative where some have left."""
+        if level == self.lowest:
+            return -sum(self.moved.values()) * self.unit_bytes
+        return self.moved.get(level, 0) * self.unit_bytes
+
+    def placement(self) -> Placement:
+        """Shares of the levels."""
+        left = self.number - sum(self.moved.values())
+        counts = {self.lowest: left, **self.moved}
+        return Placement(**{level: count / self.number for level, count in counts.items()})
+
+
+def _stacks(problem: Problem, policy: Policy) -> dict[_Kind, _Stack]:
+    """Whole layers of experts, and of keys and values."""
+    shape, dtypes = problem.shape, problem.dtypes
+    return {
+        "weights": _Stack(
+            lowest=_only_level(policy.weights),
+            unit_bytes=shape.num_experts * slot_bytes(shape, dtypes),
+            number=len(shape.moe_layers),
+        ),
+        "kv_cache": _Stack(
+            lowest=_only_level(policy.kv_cache),
+            unit_bytes=policy.num_kv_pages * kv_page_bytes(shape, dtypes) // shape.num_layers,
+            number=shape.num_layers,
+        ),
+    }
+
+
+def _only_level(placement: Placement) -> LevelName:
+    return "disk" if placement.disk else "dram"
+
+
+def _order(problem: Problem, priority: CpuPriority) -> list[tuple[_Kind, LevelName]]:
+    """What is moved up where, one after the other."""
+    level = problem.ladder.top
+    order: list[tuple[_Kind, LevelName]] = [("kv_cache", level), ("weights", level)]
+    if level == "vram":
+        below: list[tuple[_Kind, LevelName]] = [("weights", "dram"), ("kv_cache", "dram")]
+        order += below if priority == "experts" else reversed(below)
+    return order
+
+
+def _kept_free(footprint: Footprint, level: LevelName) -> int:
+    """Bytes beside what a footprint counts."""
+    if level != "vram":
+        return _KEPT_BYTES
+    counted = sum(footprint.terms.get(term, 0) for term in _RESERVED_TERMS)
+    return max(_KEPT_BYTES, RESERVED_BYTES - counted)
+
+
+def _may_hold_all(problem: Problem) -> bool:
+    experts = problem.num_experts * problem.dtypes.expert_bytes(problem.shape)
+    return experts <= problem.capacity_bytes(problem.ladder.top)
+
+
+# --- the answer, in the words of moebatch -------------------------------------------------------
+
+
+def answer_klotski(problem: Problem, model: str) -> Answer:
+    """The fewest batches that leave no bubble, or as many as fit. Raises DoesNotFit."""
+    plan = klotski_policy(problem)
+    return Answer(
+        problem=problem,
+        model=model,
+        method="klotski",
+        solver=f"n = {plan.num_batches} batches of {plan.batch_size}",
+        policy=plan.policy,
+        prediction=predict(problem, plan.policy),
+        notes=tuple(_notes(plan)),
+    )
+
+
+def _notes(plan: KlotskiPlan) -> Iterator[str]:
+    yield from (_line(inequality) for inequality in plan.inequalities)
+    if plan.disk is not None:
+        yield _line(plan.disk)
+    if plan.limit is not None:
+        yield f"bubbles remain: {plan.limit}"
+
+
+def _line(inequality: Inequality) -> str:
+    sign = ">=" if inequality.holds else "<"
+    return (
+        f"inequality {inequality.name}, {inequality.meaning}: "
+        f"{format_duration(inequality.left_s)} {sign} {format_duration(inequality.right_s)}"
+    )
