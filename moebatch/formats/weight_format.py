@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from math import ceil, prod
 from typing import TYPE_CHECKING, TypeAlias
 
+from moebatch.formats.coded import CodedMatrix
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -67,6 +69,8 @@ class WeightFormat(ABC):
     is_tiled = False
     """Products read the stored numbers tile by tile, where the program's own kernels multiply;
     otherwise the whole matrix is decoded before each product."""
+    is_coded = False
+    """`coded` answers for every weight, so that the program's own kernels need no room to decode."""
 
     @abstractmethod
     def parts(self, name: str, shape: tuple[int, ...]) -> tuple[StoredPart, ...]:
@@ -76,6 +80,11 @@ class WeightFormat(ABC):
     def decode(self, parts: Sequence[Tensor], out: Tensor) -> None:
         """Writes the weight that `parts` hold into `out`, which is of its shape and of the dtype in
         which products are computed."""
+
+    def coded(self, parts: Sequence[Tensor], shape: tuple[int, int]) -> CodedMatrix | None:
+        """The matrix that `parts` hold as the compiled kernels read it, views only; None where
+        only `decode` knows how. Both give the same numbers, bit for bit."""
+        return None
 
     def is_computed_in(self, dtype: str) -> bool:
         """Whether products in ``float32``, ``bfloat16`` or ``float16`` take it as it is stored."""

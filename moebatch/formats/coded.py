@@ -1,0 +1,41 @@
+"""Matrices of codes with scales: what the compiled kernels decode where it lies."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+Numbers = Literal["int4", "e2m1", "int8", "uint8", "e4m3"]
+"""What a code stands for. Of four bits, the low half of a byte first: int4 is u - 8, e2m1 a float
+(OCP MX 1.0). Of eight bits: two's complement; u - 128; a float without infinities."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CodedMatrix:
+    """A matrix [O, I] of codes; block [r, c] of `block` numbers shares a scale.
+
+    ``weight[o, i] = (number(codes[o, i]) - zero[o, c]) * step[r, c]`` in float32, then rounded to
+    `rounds_to`; ``step`` is ``scales * factor``, or ``scales / factor``, in float32.
+    """
+
+    numbers: Numbers
+    codes: Tensor
+    """uint8 [O, bytes of a row]; rows may be longer than needed, and apart."""
+    scales: Tensor
+    """[ceil(O / rows of a block), ceil(I / columns of a block)]: float32, bfloat16, float16,
+    float8_e4m3fn, or uint8, which stands for 2^(u - 127), and NaN at 255 (ue8m0)."""
+    block: tuple[int, int]
+    """Rows and columns."""
+    shape: tuple[int, int]
+    zeros: Tensor | None = None
+    """Of int4 and uint8: int32 [ceil(O / n), groups], n numbers of as many bits as codes in a word,
+    those of the first row lowest, offset as the codes are. Blocks then have one row."""
+    factor: float = 1.0
+    divides: bool = False
+    """Whether scales are divided by the factor."""
+    rounds_to: torch.dtype | None = None
+    """bfloat16, float16, or None for float32."""
