@@ -39,7 +39,7 @@ def main() -> int:
     failed = False
     for name in options.only:
         try:
-            results.append(bench.result(jobs[name], _say))
+            results += bench.results(jobs[name], options.weights, _say)
         except RunFailed as error:
             failed = True
             _say(f"{name}: {error}")

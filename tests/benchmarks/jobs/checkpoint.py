@@ -1,6 +1,8 @@
 """A Mixtral-shaped checkpoint of 6.07 GB with random weights, written layer by layer."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from math import sqrt
 from pathlib import Path
@@ -14,6 +16,8 @@ from tests.benchmarks.jobs.tokenizer import write_tokenizer
 
 HIDDEN, WIDTH, LAYERS, HEADS, KV_HEADS = 2048, 7168, 8, 16, 4
 EXPERTS, CHOSEN, VOCABULARY, POSITIONS = 8, 2, 32_000, 4096
+STORED = "bfloat16"
+"""What the weights of the checkpoint are stored in."""
 _INDEX = "model.safetensors.index.json"
 Tensors = dict[str, Tensor]
 
@@ -27,6 +31,18 @@ def checkpoint(folder: Path) -> Path:
         _config().save_pretrained(folder)
         write_tokenizer(folder, VOCABULARY)
         _write_weights(folder)
+    return folder
+
+
+def packed(source: Path, weights: str) -> Path:
+    """The checkpoint with its experts in fewer bits, written beside it by `moebatch pack` if it is
+    not there."""
+    if weights == STORED:
+        return source
+    folder = source.with_name(f"{source.name}-{weights}")
+    if not (folder / _INDEX).is_file():
+        command = [sys.executable, "-m", "moebatch", "pack", str(source)]
+        subprocess.run([*command, "--to", weights, "-o", str(folder)], check=True)
     return folder
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from moebatch.units import parse_bytes
+from tests.benchmarks.jobs.checkpoint import STORED
 
 _PROG = "python -m tests.benchmarks.jobs"
 _ABOUT = """A benchmark that anybody can repeat: makes a Mixtral-shaped checkpoint of 6.07 GB once,
@@ -25,6 +26,7 @@ class Options:
     folder: Path
     is_small: bool
     only: tuple[str, ...]
+    weights: tuple[str, ...]
     cap_bytes: int
     dram_bytes: int
     with_variants: bool
@@ -50,6 +52,12 @@ def parse_options(
     parser.add_argument(
         "--folder", type=Path, default=default_folder(), help="default: %(default)s"
     )
+    parser.add_argument(
+        "--weights",
+        default=STORED,
+        metavar="FORMATS",
+        help=f"run each job with each, such as {STORED},int8,int4; peers run beside {STORED}",
+    )
     parser.add_argument("--cap", default="3GiB", help="memory of a process, page cache included")
     parser.add_argument("--dram", default="2.8GiB", help="resources.dram of the jobs")
     for what, meaning in _COMPARISONS.items():
@@ -68,7 +76,7 @@ def parse_options(
     parser.add_argument("--probe-s", type=float, default=None, help="seconds of reading per probe")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there")
     asked = parser.parse_args(arguments)
-    only = tuple(name.strip() for name in asked.only.split(",") if name.strip())
+    only, weights = _listed(asked.only), _listed(asked.weights)
     unknown = [name for name in only if name not in (*known_jobs, *more_jobs)]
     if unknown:
         parser.error(f"--only: no job is named {unknown[0]!r}; there are {there}, {also}")
@@ -81,6 +89,7 @@ def parse_options(
         folder=asked.folder.expanduser().absolute(),
         is_small=asked.small,
         only=only or known_jobs,
+        weights=weights,
         cap_bytes=parse_bytes(asked.cap),
         dram_bytes=parse_bytes(asked.dram),
         with_variants=not asked.small if asked.variants is None else asked.variants,
@@ -91,6 +100,10 @@ def parse_options(
         probe_s=asked.probe_s or (1.5 if asked.small else 6.0),
         json=asked.json,
     )
+
+
+def _listed(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
 def default_folder() -> Path:

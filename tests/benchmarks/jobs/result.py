@@ -5,6 +5,7 @@ from typing import Any
 
 from tests.benchmarks.jobs.bound import Bound
 from tests.benchmarks.jobs.catalogue import BenchJob
+from tests.benchmarks.jobs.checkpoint import STORED
 from tests.benchmarks.jobs.estimate import PeerResult
 from tests.benchmarks.jobs.probe import Probe
 from tests.benchmarks.jobs.run import Run
@@ -29,6 +30,10 @@ class JobResult:
     rates: Probe
     """Of the minutes of the job."""
     bound: Bound
+    weights: str = STORED
+    """What the experts are stored in."""
+    stored_s: float | None = None
+    """Seconds of the same job with the weights as they were made."""
     variants: list[VariantResult] = field(default_factory=list)
     peers: list[PeerResult] = field(default_factory=list)
 
@@ -36,6 +41,11 @@ class JobResult:
     def of_bound(self) -> float:
         """1 is as fast as possible."""
         return self.bound.seconds / self.run.passes_s
+
+    @property
+    def faster(self) -> float | None:
+        """How many times as fast as with the weights as they were made."""
+        return None if self.stored_s is None else self.stored_s / self.run.passes_s
 
     @property
     def answer_rate(self) -> float:
@@ -53,6 +63,8 @@ class JobResult:
         return {
             "job": self.job.name,
             "rows": self.job.in_words,
+            "weights": self.weights,
+            "times_stored": self.faster,
             "passes_s": run.passes_s,
             "wall_s": run.wall_s,
             "predicted_s": run.predicted_s,

@@ -12,10 +12,12 @@ LEGEND = (
     "cross the disk's link, or the operations of the job are done, whichever is longer, at the "
     "rates probed right before and after the job, or at the rate that the disk had while it was "
     "busy in between, where that is higher. *Predicted* in brackets: at the rate that the disk had "
-    "during the run. The last column has what the probes found."
+    "during the run. Behind *weights*: how many times as fast as in bfloat16. The last column has "
+    "what the probes found."
 )
 _JOBS = (
     "job",
+    "weights",
     "measured",
     "a row",
     "tok/s",
@@ -45,6 +47,7 @@ def _job_cells(result: JobResult) -> list[str]:
     run, rates = result.run, result.rates
     return [
         f"{result.job.name}: {result.job.in_words}",
+        result.weights if result.faster is None else f"{result.weights}, {result.faster:.1f} x",
         format_duration(run.passes_s),
         format_duration(run.passes_s / result.job.lengths.num_rows),
         f"{result.answer_rate:.1f}",

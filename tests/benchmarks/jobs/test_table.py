@@ -1,5 +1,6 @@
 """Tables for docs/performance.md."""
 
+from dataclasses import replace
 from typing import Any
 
 from tests.benchmarks.jobs.bound import Bound
@@ -47,9 +48,15 @@ def cells(table: str, row: int) -> list[str]:
 def test_a_job_has_a_line_with_its_ratio_to_the_bound() -> None:
     found = cells(jobs_table([result()]), 0)
     assert found[0] == "few: 10 x 5 in, 20 out"
-    assert found[2:5] == ["5.0s", "4.0", "1.0"]
-    assert found[5].endswith("(?)")
-    assert found[7:9] == ["90%", "96%"]
+    assert found[1] == "bfloat16"
+    assert found[3:6] == ["5.0s", "4.0", "1.0"]
+    assert found[6].endswith("(?)")
+    assert found[8:10] == ["90%", "96%"]
+
+
+def test_a_line_says_how_much_faster_other_weights_are() -> None:
+    packed = replace(result(), weights="int4", stored_s=150.0)
+    assert cells(jobs_table([packed]), 0)[1] == "int4, 3.0 x"
 
 
 def test_variants_and_best_trials_of_peers_are_compared() -> None:
