@@ -91,13 +91,19 @@ class Checkpoint:
         )
         return whole if index is None else whole.slice(index)
 
-    def dtype_of(self, name: str) -> str | None:
-        """In safetensors' spelling; None where there is no tensor `name`."""
-        return self.tensors[name][1].dtype if name in self.tensors else None
+    def look(self, name: str) -> StoredPart | None:
+        """Dtype and shape of a tensor; None where there is no tensor `name`."""
+        if name not in self.tensors:
+            return None
+        entry = self.tensors[name][1]
+        return StoredPart(name, entry.dtype, entry.shape)
 
-    def weight(self, name: str, shape: tuple[int, ...]) -> Weight:
-        """The weight `name`, of that shape, which is there in one of the formats known."""
-        stored = find_format(name, shape, self.dtype_of)
+    def weight(
+        self, name: str, shape: tuple[int, ...], likely: WeightFormat | None = None
+    ) -> Weight:
+        """The weight `name`, of that shape, which is there in one of the formats known, perhaps in
+        the `likely` one."""
+        stored = find_format(name, shape, self.look, likely)
         assert stored is not None, f"{name} is required before it is looked for"
         parts = stored.parts(name, shape)
         return Weight(stored, shape, tuple(self.extent(part.name) for part in parts))
@@ -122,8 +128,7 @@ class Checkpoint:
             found, expected = list(entry.shape), list(part.shape)
             return f"tensor {part.name} has shape {found}, expected {expected}"
         if entry.dtype != part.dtype:
-            known = [plain.dtype for plain in FORMATS.values() if isinstance(plain, PlainFormat)]
-            return f"tensor {part.name} is {entry.dtype}; supported are {', '.join(known)}"
+            return f"tensor {part.name} is {entry.dtype}, {_supported(part)}"
         return None
 
 
@@ -151,6 +156,13 @@ def file_inside(folder: Path, name: str) -> Path:
     if not is_file:
         raise CheckpointError(f"{folder}: file {shown(name)} is missing")
     return path
+
+
+def _supported(part: StoredPart) -> str:
+    plain = [known.dtype for known in FORMATS.values() if isinstance(known, PlainFormat)]
+    if part.dtype not in plain:
+        return f"expected {part.dtype}"
+    return f"and no scales lie beside it; supported without them are {', '.join(plain)}"
 
 
 def _indexed_tensors(

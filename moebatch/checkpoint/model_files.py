@@ -77,7 +77,8 @@ class ModelFiles:
         return _names_of(self.shape)
 
     def _weights(self, named: Named) -> dict[str, Weight]:
-        return {role: self.checkpoint.weight(*weight) for role, weight in named.items()}
+        likely = self.shape.expert_format
+        return {role: self.checkpoint.weight(*weight, likely) for role, weight in named.items()}
 
 
 def open_model(folder: Path, dtype: Dtype | Literal["auto"]) -> ModelFiles:
@@ -91,7 +92,7 @@ def open_model(folder: Path, dtype: Dtype | Literal["auto"]) -> ModelFiles:
     config = load_config(path)
     shape = read_runnable_shape(config, str(path))
     checkpoint = Checkpoint.open(folder)
-    experts = StoredExperts.found(shape, _names_of(shape), checkpoint.dtype_of)
+    experts = StoredExperts.found(shape, _names_of(shape), checkpoint.look)
     checkpoint.require(required_tensors(shape, checkpoint, experts))
     return ModelFiles(
         config=config,
@@ -116,7 +117,7 @@ def required_tensors(
     for layer in range(shape.num_layers):
         weights += names.layer_weights(shape, layer, found).values()
     for name, size in weights:
-        stored = find_format(name, size, checkpoint.dtype_of)
+        stored = find_format(name, size, checkpoint.look, shape.expert_format)
         yield from (stored or BFLOAT16).parts(name, size)
     yield from _expert_tensors(shape, checkpoint, experts)
 
@@ -128,13 +129,13 @@ def _expert_tensors(
     for layer in shape.moe_layers:
         for expert in range(1 if experts.is_stacked else shape.num_experts):
             for name, size in experts.named_weights(layer, expert):
-                stored = find_format(name, size, checkpoint.dtype_of) or experts.format
-                formats.add(stored.name)
-                yield from stored.parts(name, size)
+                stored = find_format(name, size, checkpoint.look, experts.format)
+                formats.add(stored or experts.format)
+                yield from (stored or experts.format).parts(name, size)
     if len(formats) > 1:
         raise CheckpointError(
             f"{checkpoint.folder}: experts are stored in several formats "
-            f"({', '.join(sorted(formats))}); they must share one"
+            f"({'; '.join(sorted(map(str, formats)))}); they must share one"
         )
 
 

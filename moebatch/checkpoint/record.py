@@ -20,6 +20,7 @@ TORCH_DTYPES = {
     "F16": torch.float16,
     "F8_E4M3": torch.float8_e4m3fn,
     "F8_E5M2": torch.float8_e5m2,
+    "F8_E8M0": torch.uint8,
     "U8": torch.uint8,
     "I8": torch.int8,
     "I16": torch.int16,

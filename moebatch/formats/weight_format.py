@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, prod
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from moebatch.formats.coded import CodedMatrix
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from moebatch.formats.coded import CodedMatrix
 
 DTYPE_BITS = {
     "BOOL": 8,
@@ -53,24 +55,32 @@ class StoredPart:
         return ceil(prod(self.shape) * DTYPE_BITS[self.dtype] / 8)
 
 
+Look = Callable[[str], StoredPart | None]
+"""Says of what dtype and shape a tensor of a checkpoint is, None for one that it lacks."""
+
+
 class WeightFormat(ABC):
     """A way in which checkpoints store a weight of a given name and shape [..., rows, columns].
 
-    Every part has the leading sizes of the weight, so that stacked experts can be read one by one,
-    and rows in proportion to those of the weight, so that stacked matrices can be taken apart.
+    Every part has the leading sizes of the weight, so that stacked experts can be read one by one.
+    Formats that are equal store weights of one shape in the same bytes; one that has parameters,
+    such as the size of its groups, is a frozen dataclass, and the one that is registered stands for
+    all of them.
     """
 
     name: str
-    """As messages name it."""
+    """As messages and measurements name it, whatever its parameters."""
     quant_method: str | None = None
     """By which ``quantization_config`` in ``config.json`` names it."""
-    is_decodable = True
-    """False where it can be planned only."""
     is_tiled = False
     """Products read the stored numbers tile by tile, where the program's own kernels multiply;
     otherwise the whole matrix is decoded before each product."""
     is_coded = False
-    """`coded` answers for every weight, so that the program's own kernels need no room to decode."""
+    """`coded` answers for every weight, so that the program's own kernels decode without room."""
+
+    def __str__(self) -> str:
+        """As messages describe it, with its parameters."""
+        return self.name
 
     @abstractmethod
     def parts(self, name: str, shape: tuple[int, ...]) -> tuple[StoredPart, ...]:
@@ -78,8 +88,15 @@ class WeightFormat(ABC):
 
     @abstractmethod
     def decode(self, parts: Sequence[Tensor], out: Tensor) -> None:
-        """Writes the weight that `parts` hold into `out`, which is of its shape and of the dtype in
-        which products are computed."""
+        """Writes the weight that `parts` hold into `out` [rows, columns], which has the dtype in
+        which products are computed. Raises BadParts where their contents make no sense."""
+
+    def rows(self, parts: Sequence[Tensor], taken: range, num_rows: int) -> Sequence[Tensor]:
+        """What `parts` hold of some of the weight's rows; here all have rows in proportion."""
+        return [
+            part[_share(part, taken.start, num_rows) : _share(part, taken.stop, num_rows)]
+            for part in parts
+        ]
 
     def coded(self, parts: Sequence[Tensor], shape: tuple[int, int]) -> CodedMatrix | None:
         """The matrix that `parts` hold as the compiled kernels read it, views only; None where
@@ -94,12 +111,56 @@ class WeightFormat(ABC):
         """Bytes of a weight of that shape in the file."""
         return sum(part.num_bytes for part in self.parts("", shape))
 
-    def is_found(
-        self, name: str, shape: tuple[int, ...], dtype_of: Callable[[str], str | None]
-    ) -> bool:
-        """Whether a checkpoint stores the weight `name` so; `dtype_of` says what its tensors are,
-        None for one that it lacks. Shapes are not compared."""
-        return all(dtype_of(part.name) == part.dtype for part in self.parts(name, shape))
+    def configured(self, quantization: Mapping[str, Any]) -> WeightFormat | None:
+        """The format, with its parameters, that a ``quantization_config`` describes, None where
+        that describes another one. Raises ValueError for values that make no sense."""
+        is_named = self.quant_method is not None
+        return self if is_named and quantization.get("quant_method") == self.quant_method else None
+
+    def fits(self, name: str, shape: tuple[int, ...], look: Look) -> bool:
+        """Whether a checkpoint has just the tensors that this format wants."""
+        return all(look(part.name) == part for part in self.parts(name, shape))
+
+    def found(self, name: str, shape: tuple[int, ...], look: Look) -> WeightFormat | None:
+        """The format, with the parameters that its tensors show, in which a checkpoint stores the
+        weight `name`; None where it does not store it so. Shapes that fit no parameters are left to
+        be found by who compares them with those of `parts`."""
+        return self if has_dtypes(self.parts(name, shape), look) else None
+
+
+class CodedFormat(WeightFormat):
+    """One of codes and scales, of which `coded` says everything."""
+
+    is_coded = True
+
+    @abstractmethod
+    def coded(self, parts: Sequence[Tensor], shape: tuple[int, int]) -> CodedMatrix:
+        """The codes as they lie. Raises BadParts where the contents of parts make no sense."""
+
+    def decode(self, parts: Sequence[Tensor], out: Tensor) -> None:
+        """In torch, with room for a part of the rows at a time."""
+        from moebatch.formats import decoding
+
+        decoding.decode(self.coded(parts, (out.shape[0], out.shape[1])), out)
+
+
+class BadParts(ValueError):
+    """The contents of a stored weight make no sense."""
+
+
+def beside(name: str, suffix: str) -> str:
+    """The name of a tensor beside a weight: the weight's with a suffix, or one with a dot in the
+    place of its last word."""
+    return name.removesuffix(".weight") + suffix if suffix.startswith(".") else name + suffix
+
+
+def has_dtypes(parts: Iterable[StoredPart], look: Look) -> bool:
+    """Whether all are there, in their dtypes."""
+    return all((found := look(part.name)) and found.dtype == part.dtype for part in parts)
+
+
+def _share(part: Tensor, row: int, num_rows: int) -> int:
+    return row * len(part) // num_rows
 
 
 @dataclass(frozen=True, slots=True)

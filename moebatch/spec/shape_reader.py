@@ -7,7 +7,7 @@ from typing import Any
 from moebatch.errors import CheckpointError
 from moebatch.quoting import shown
 from moebatch.spec.config_keys import ConfigFault, FaultyConfig
-from moebatch.spec.families.family import FamilySpec, unsupported_quantisation
+from moebatch.spec.families.family import FamilySpec
 from moebatch.spec.families.registry import FAMILIES, runnable
 from moebatch.spec.json_file import read_json
 from moebatch.spec.shape import ModelShape
@@ -60,8 +60,6 @@ def read_runnable_shape(config: Mapping[str, Any], where: str) -> ModelShape:
         )
         raise FaultyConfig(where, [ConfigFault("architectures", message, names_key=True)])
     shape = family.shape(config, where)
-    if not shape.expert_format.is_decodable:
-        raise unsupported_quantisation(where, shown(shape.expert_format.name))
     if not shape.moe_layers:
         message = "no layer has experts; Mixture-of-Experts models are run"
         raise FaultyConfig(where, [ConfigFault("architectures", message, names_key=True)])

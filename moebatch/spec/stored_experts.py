@@ -3,12 +3,12 @@ that products take out of them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from moebatch.formats.registry import find_format
-from moebatch.formats.weight_format import Matrix, StoredMatrix, StoredPart, WeightFormat
+from moebatch.formats.weight_format import Look, Matrix, StoredMatrix, StoredPart, WeightFormat
 from moebatch.spec.config_keys import DTYPES
 from moebatch.spec.hardware import Dtype
 from moebatch.spec.shape import ModelShape
@@ -16,9 +16,6 @@ from moebatch.spec.tensor_names import ExpertLayout, TensorNames
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-DtypeOf = Callable[[str], str | None]
-"""Says of what dtype a tensor of the checkpoint is, None for one that it lacks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,16 +32,20 @@ class _Weight:
 
     template: str
     roles: tuple[str, ...]
-    sizes: tuple[tuple[int, ...], ...]
+    sizes: tuple[tuple[int, int], ...]
     """Those of the matrices."""
 
     @property
-    def size(self) -> tuple[int, ...]:
-        return (sum(size[0] for size in self.sizes), *self.sizes[0][1:])
+    def size(self) -> tuple[int, int]:
+        return sum(size[0] for size in self.sizes), self.sizes[0][1]
 
-    def apart(self, part: Tensor) -> Sequence[Tensor]:
-        """What a part of it holds of each matrix."""
-        return part.chunk(len(self.roles)) if len(self.roles) > 1 else (part,)
+    def matrices(self, stored: WeightFormat, parts: Sequence[Tensor]) -> Iterator[Matrix]:
+        """Its matrices out of its parts."""
+        start, num_rows = 0, self.size[0]
+        for size in self.sizes:
+            rows, start = range(start, start + size[0]), start + size[0]
+            taken = parts if len(self.sizes) == 1 else stored.rows(parts, rows, num_rows)
+            yield taken[0] if stored.is_tiled else StoredMatrix(stored, tuple(taken), size)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,21 +70,27 @@ class StoredExperts:
             is_stacked=layout.is_stacked,
             num_experts=shape.num_experts,
             weights=tuple(
-                _Weight(template, roles, tuple(sizes[role] for role in roles))
+                _Weight(template, roles, tuple((sizes[role][0], sizes[role][1]) for role in roles))
                 for template, roles in layout.weights.items()
             ),
         )
 
     @classmethod
-    def found(cls, shape: ModelShape, names: TensorNames, dtype_of: DtypeOf) -> StoredExperts:
+    def found(cls, shape: ModelShape, names: TensorNames, look: Look) -> StoredExperts:
         """The layout and format that the first expert is found in; where there is none, those of
-        released checkpoints, in which it is then missed."""
+        released checkpoints, in which it is then missed.
+
+        Of formats that differ in what one weight leaves open, the one that fits all."""
         for layout in names.experts:
             experts = cls.of(shape, shape.expert_format, layout)
-            for name, size in experts.named_weights(shape.moe_layers[0], 0):
-                stored = find_format(name, size, dtype_of)
-                if stored is not None:
-                    return cls.of(shape, stored, layout)
+            weights = list(experts.named_weights(shape.moe_layers[0], 0))
+            found = [find_format(*weight, look, shape.expert_format) for weight in weights]
+            stored = [each for each in found if each is not None]
+            if stored:
+                fitting = (
+                    each for each in stored if all(each.fits(*weight, look) for weight in weights)
+                )
+                return cls.of(shape, next(fitting, stored[0]), layout)
         return cls.of(shape, shape.expert_format, names.experts[0])
 
     def compute_dtype(self, shape: ModelShape) -> Dtype:
@@ -110,15 +117,8 @@ class StoredExperts:
     def matrices(self, tensors: Sequence[Tensor]) -> dict[str, Matrix]:
         """The matrices of an expert by role, out of what was read; views, nothing is copied."""
         found: dict[str, Matrix] = {}
-        if self.format.is_tiled:
-            for weight, tensor in zip(self.weights, tensors, strict=True):
-                found.update(zip(weight.roles, weight.apart(tensor), strict=True))
-            return found
         each = len(tensors) // len(self.weights)
         for number, weight in enumerate(self.weights):
-            parts = map(weight.apart, tensors[number * each : (number + 1) * each])
-            for role, size, pieces in zip(
-                weight.roles, weight.sizes, zip(*parts, strict=True), strict=True
-            ):
-                found[role] = StoredMatrix(self.format, pieces, (size[0], size[1]))
+            parts = tensors[number * each : (number + 1) * each]
+            found.update(zip(weight.roles, weight.matrices(self.format, parts), strict=True))
         return found

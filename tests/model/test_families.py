@@ -10,7 +10,7 @@ from moebatch.checkpoint.header import TensorEntry
 from moebatch.checkpoint.index import Checkpoint
 from moebatch.checkpoint.model_files import open_model, required_tensors
 from moebatch.formats.plain import FLOAT32
-from moebatch.formats.weight_format import Matrix
+from moebatch.formats.weight_format import Matrix, StoredPart
 from moebatch.spec.families.registry import FAMILIES
 from moebatch.spec.shape import ModelShape
 from moebatch.spec.shape_reader import load_shape, read_shape
@@ -37,7 +37,7 @@ def required(shape: ModelShape, *names: str) -> dict[str, tuple[int, ...]]:
     entry = TensorEntry(dtype="F32", shape=(), offset=0, num_bytes=0)
     tensors = dict.fromkeys(names, (Path(), entry))
     checkpoint = Checkpoint(folder=Path("m"), tensors=tensors, files={})
-    experts = StoredExperts.found(shape, names_of(shape), checkpoint.dtype_of)
+    experts = StoredExperts.found(shape, names_of(shape), checkpoint.look)
     return {part.name: part.shape for part in required_tensors(shape, checkpoint, experts)}
 
 
@@ -49,7 +49,8 @@ def test_names_and_shapes_are_those_of_written_checkpoints(case: str, tiny_check
     files = open_model(folder, "auto")
     parts = list(required_tensors(load_shape(folder), files.checkpoint, files.experts))
     assert {part.name: part.shape for part in parts} == found
-    assert {files.checkpoint.dtype_of(part.name) for part in parts} == {"F32"}
+    assert {files.checkpoint.look(part.name) for part in parts} == set(parts)
+    assert {part.dtype for part in parts} == {"F32"}
 
 
 def test_mixtral_experts_in_both_layouts() -> None:
@@ -61,8 +62,9 @@ def test_mixtral_experts_in_both_layouts() -> None:
         StoredPiece(f"{prefix}.w3.weight", None),
         StoredPiece(f"{prefix}.w2.weight", None),
     )
+    gate_up = "model.layers.0.mlp.experts.gate_up_proj"
     stacked = StoredExperts.found(
-        shape, names_of(shape), {"model.layers.0.mlp.experts.gate_up_proj": "F32"}.get
+        shape, names_of(shape), {name: StoredPart(name, "F32", ()) for name in [gate_up]}.get
     )
     assert stacked.pieces(1, 5) == (
         StoredPiece("model.layers.1.mlp.experts.gate_up_proj", 5),

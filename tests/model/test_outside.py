@@ -274,7 +274,7 @@ def test_what_the_format_misses_is_named(tensors: dict[str, Tensor], tmp_path: P
 
 def test_experts_of_two_formats_are_refused(tensors: dict[str, Tensor], tmp_path: Path) -> None:
     stored = tensors | row_scaled({name: tensors[name] for name in ["stack.0.burrow.1.in"]})
-    with pytest.raises(CheckpointError, match=r"several formats \(float32, row-scaled\)"):
+    with pytest.raises(CheckpointError, match=r"several formats \(float32; row-scaled\)"):
         open_model(written(tmp_path, stored), "auto")
 
 

@@ -241,8 +241,8 @@ class TestYaml:
                 (1, "config.architectures", "architecture 'LlamaForCausalLM' is not supported"),
             ),
             (
-                OLMOE + "  quantization_config:\n    quant_method: gptq\n",
-                (8, "config.quantization_config", "quantization_config ('gptq'): quantised checkp"),
+                OLMOE + "  quantization_config:\n    quant_method: hqq\n",
+                (8, "config.quantization_config", "quantization_config ('hqq'): such checkpoints"),
             ),
             (
                 OLMOE + "hidden_size: 7\n",

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from moebatch.formats.registry import FORMATS
+from moebatch.formats.registry import FORMATS, configured_format
 from moebatch.formats.weight_format import WeightFormat
 from moebatch.quoting import shown
 from moebatch.spec.attention import GroupedAttention, QkNorm
@@ -17,6 +17,7 @@ from moebatch.spec.shape import Layers, ModelShape
 from moebatch.spec.tensor_names import TensorNames
 
 Windows = tuple[int | None, ...]
+_READABLE = "FP8, MXFP4, NVFP4 or compressed-tensors' integers of four or eight bits"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,19 +76,24 @@ def _quantised(config: Mapping[str, Any], where: str) -> WeightFormat | None:
     quantization = config.get("quantization_config")
     if quantization is None:
         return None
-    method = quantization.get("quant_method") if isinstance(quantization, Mapping) else None
-    for known in FORMATS.values():
-        if known.quant_method is not None and known.quant_method == method:
-            return known
-    raise unsupported_quantisation(where, shown(method) if method else "unnamed")
-
-
-def unsupported_quantisation(where: str, method: str) -> FaultyConfig:
-    """Of a checkpoint whose experts no format can read."""
-    message = (
-        f"quantization_config ({method}): quantised checkpoints are not supported; use the model's "
-        "bfloat16, float16 or float32 checkpoint"
+    if not isinstance(quantization, Mapping):
+        quantization = {}
+    try:
+        found = configured_format(quantization)
+    except ValueError as error:
+        raise _faulty_quantisation(where, f"quantization_config.{error}") from None
+    if found is not None:
+        return found
+    said = (quantization.get(key) for key in ("quant_method", "format", "quant_algo"))
+    method = " ".join(shown(name) for name in said if name) or "unnamed"
+    raise _faulty_quantisation(
+        where,
+        f"quantization_config ({method}): such checkpoints are not read; use the model in "
+        f"bfloat16, or quantised as {_READABLE}",
     )
+
+
+def _faulty_quantisation(where: str, message: str) -> FaultyConfig:
     return FaultyConfig(where, [ConfigFault("quantization_config", message, names_key=True)])
 
 

@@ -1,0 +1,111 @@
+"""Whole numbers of four or eight bits, packed into words: compressed-tensors' ``pack-quantized``,
+as Kimi-K2 and W4A16 checkpoints are released."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from moebatch.errors import CheckpointError
+from moebatch.formats.blocks import WHOLE, Blocks
+from moebatch.formats.coded import CodedMatrix
+from moebatch.formats.quantization import Scheme
+from moebatch.formats.weight_format import CodedFormat, Look, StoredPart, WeightFormat
+from moebatch.quoting import shown
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_WORD_BITS = 32
+_SCALE_DTYPES = ("BF16", "F16", "F32")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackedIntegers(CodedFormat):
+    """Words of codes along the columns, scales, and zero points packed along the rows.
+
+    ``weight_shape`` says what the model's configuration says as well, and is not read.
+    """
+
+    bits: Literal[4, 8]
+    group: int = WHOLE
+    """Columns that share a scale."""
+    scale_dtype: str = "BF16"
+    is_symmetric: bool = True
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        """By its bits."""
+        return f"packed int{self.bits}"
+
+    def parts(self, name: str, shape: tuple[int, ...]) -> tuple[StoredPart, ...]:
+        """Codes, scales and, where they are not symmetric, zero points."""
+        *stack, rows, columns = shape
+        groups = Blocks(1, self.group).grid(shape)[-1]
+        packed = StoredPart(f"{name}_packed", "I32", (*stack, rows, self._words(columns)))
+        scales = StoredPart(f"{name}_scale", self.scale_dtype, (*stack, rows, groups))
+        if self.is_symmetric:
+            return packed, scales
+        zeros = (*stack, self._words(rows), groups)
+        return packed, scales, StoredPart(f"{name}_zero_point", "I32", zeros)
+
+    def coded(self, parts: Sequence[Tensor], shape: tuple[int, int]) -> CodedMatrix:
+        """Words as bytes: the first code is in the lowest bits."""
+        from moebatch.formats.decoding import BYTES, ROUNDED_TO
+
+        packed, scales = parts[:2]
+        return CodedMatrix(
+            numbers="int4" if self.bits == 4 else "uint8",
+            codes=packed.view(BYTES),
+            scales=scales,
+            block=Blocks(1, self.group).size(shape),
+            shape=shape,
+            zeros=None if self.is_symmetric else parts[2],
+            rounds_to=ROUNDED_TO.get(self.scale_dtype),
+        )
+
+    def found(self, name: str, shape: tuple[int, ...], look: Look) -> WeightFormat | None:
+        """By the words of codes and the scales."""
+        packed, scales = look(f"{name}_packed"), look(f"{name}_scale")
+        if not (packed and scales and packed.dtype == "I32" and scales.dtype in _SCALE_DTYPES):
+            return None
+        if look(f"{name}_g_idx"):
+            raise CheckpointError(
+                f"{shown(name)} is quantised in an order of its own ({shown(name + '_g_idx')}), "
+                "which compressed-tensors reads no more either; quantise the model without actorder"
+            )
+        if packed.shape[-1:] != (self._words(shape[-1]),):
+            return None
+        return replace(
+            self,
+            group=_group(shape, scales.shape),
+            scale_dtype=scales.dtype,
+            is_symmetric=look(f"{name}_zero_point") is None,
+        )
+
+    def configured(self, quantization: Mapping[str, Any]) -> WeightFormat | None:
+        """``pack-quantized`` of as many bits."""
+        scheme = Scheme.of(quantization)
+        if not scheme or (scheme.layout, scheme.bits) != ("pack-quantized", self.bits):
+            return None
+        if scheme.blocks.rows != 1:
+            raise ValueError("strategy: packed integers have a scale for each row or group")
+        return replace(self, group=scheme.blocks.columns, is_symmetric=scheme.is_symmetric)
+
+    def _words(self, count: int) -> int:
+        return -(-count * self.bits // _WORD_BITS)
+
+    def __str__(self) -> str:
+        kind = "" if self.is_symmetric else ", with zero points"
+        return f"{self.name}, {Blocks(1, self.group)}{kind}"
+
+
+def _group(shape: tuple[int, ...], scales: tuple[int, ...]) -> int:
+    """Columns that share a scale; all of them where no size fits the scales."""
+    blocks = Blocks.found((2, shape[-1]), (2, *scales[-1:]))
+    return blocks.columns if blocks else WHOLE
+
+
+PACKED_INT4 = PackedIntegers(bits=4)
+PACKED_INT8 = PackedIntegers(bits=8)

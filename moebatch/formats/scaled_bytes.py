@@ -1,0 +1,142 @@
+"""Eight bits a number, and a scale for each block of them: FP8, MXFP8 and whole numbers of a byte.
+
+FP8 as DeepSeek, Qwen, MiniMax and GLM release it (``weight_scale_inv``, which multiplies in spite
+of its name), per tensor and per channel; compressed-tensors' ``float-quantized``,
+``mxfp8-quantized`` and ``int-quantized``; FBGEMM's and modelopt's FP8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from moebatch.formats.blocks import WHOLE, Blocks
+from moebatch.formats.coded import CodedMatrix, Numbers
+from moebatch.formats.quantization import Scheme, blocks_of, one_of
+from moebatch.formats.weight_format import CodedFormat, Look, StoredPart, WeightFormat, beside
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_SUFFIXES = ("_scale_inv", "_scale", ".scale")
+_SCALE_DTYPES = ("F32", "BF16", "F16", "F8_E8M0", "U8")
+_WHOLE = Blocks(WHOLE, WHOLE)
+_SQUARES = Blocks(128, 128)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScaledBytes(CodedFormat):
+    """One tensor of the weight's name and shape, and one of scales."""
+
+    name: str
+    numbers: Numbers
+    dtype: str
+    suffix: str = "_scale_inv"
+    """What the scales are called after the weight."""
+    scale_dtype: str = "F32"
+    blocks: Blocks = _SQUARES
+    scalar_shape: tuple[int, ...] | None = None
+    """Of the only scale of a matrix, where it is no grid of one block."""
+
+    def parts(self, name: str, shape: tuple[int, ...]) -> tuple[StoredPart, ...]:
+        """Codes and scales."""
+        grid = self.blocks.grid(shape)
+        if self.scalar_shape is not None:
+            grid = (*shape[:-2], *self.scalar_shape)
+        scales = StoredPart(beside(name, self.suffix), self.scale_dtype, grid)
+        return StoredPart(name, self.dtype, shape), scales
+
+    def coded(self, parts: Sequence[Tensor], shape: tuple[int, int]) -> CodedMatrix:
+        """Codes as they lie. Where they are compressed-tensors', weights are rounded to the numbers
+        of the scales, as it does."""
+        from moebatch.formats.decoding import BYTES, ROUNDED_TO
+
+        codes, scales = parts
+        rows, columns = self.blocks.size(shape)
+        scales = scales.view(1, 1) if self.scalar_shape is not None else scales
+        return CodedMatrix(
+            numbers=self.numbers,
+            codes=codes.view(BYTES),
+            scales=scales,
+            block=(1 if len(scales) == shape[0] else rows, columns),
+            shape=shape,
+            rounds_to=ROUNDED_TO.get(self.scale_dtype) if self.suffix == "_scale" else None,
+        )
+
+    def rows(self, parts: Sequence[Tensor], taken: range, num_rows: int) -> Sequence[Tensor]:
+        """Where a cut goes through blocks, each row gets scales of its own."""
+        codes, scales = parts
+        height = self.blocks.rows or num_rows
+        if self.scalar_shape is not None or len(scales) == 1:
+            return codes[taken.start : taken.stop], scales
+        if taken.start % height == 0:
+            stop = -(-taken.stop // height)
+            return codes[taken.start : taken.stop], scales[taken.start // height : stop]
+        of_rows = scales.repeat_interleave(height, 0)
+        return codes[taken.start : taken.stop], of_rows[taken.start : taken.stop]
+
+    def found(self, name: str, shape: tuple[int, ...], look: Look) -> WeightFormat | None:
+        """By the scales beside the weight."""
+        codes = look(name)
+        if codes is None or codes.dtype != self.dtype or codes.shape != shape:
+            return None
+        for suffix in _SUFFIXES:
+            scales = look(beside(name, suffix))
+            if scales is not None and scales.dtype in _SCALE_DTYPES:
+                return self._with(suffix, scales, shape)
+        return None
+
+    def _with(self, suffix: str, scales: StoredPart, shape: tuple[int, ...]) -> ScaledBytes:
+        named = replace(self, suffix=suffix, scale_dtype=scales.dtype)
+        own = scales.shape[len(shape) - 2 :]
+        if own in ((), (1,)):
+            return replace(named, blocks=_WHOLE, scalar_shape=own)
+        blocks = Blocks.found(shape, scales.shape)
+        return replace(named, blocks=blocks) if blocks else named
+
+    def configured(self, quantization: Mapping[str, Any]) -> WeightFormat | None:
+        """Described by any of the methods that store weights so."""
+        return next((found for found in self._described(quantization)), None)
+
+    def _described(self, quantization: Mapping[str, Any]) -> Iterator[ScaledBytes]:
+        scheme, method = Scheme.of(quantization), quantization.get("quant_method")
+        is_float = self.numbers == "e4m3"
+        if scheme and scheme.bits == 8 and scheme.is_float == is_float:
+            if scheme.layout == "mxfp8-quantized":
+                yield replace(self, suffix="_scale", scale_dtype="U8", blocks=Blocks(1, 32))
+            elif scheme.layout in ("float-quantized", "int-quantized", "naive-quantized"):
+                yield self._compressed(scheme)
+        if not is_float:
+            return
+        if method == "fp8":
+            dtype = {"float": "F32", "ue8m0": "F8_E8M0"}
+            kind = one_of(quantization, "scale_fmt", ("float", "ue8m0", None))
+            blocks = blocks_of(quantization, "weight_block_size", _SQUARES)
+            scalar = () if blocks == _WHOLE else None
+            yield replace(
+                self, scale_dtype=dtype.get(kind, "F32"), blocks=blocks, scalar_shape=scalar
+            )
+        if method == "mxfp8":
+            yield replace(self, scale_dtype="U8", blocks=Blocks(1, 32))
+        if method == "fbgemm_fp8":
+            yield replace(self, suffix="_scale", blocks=Blocks(1, WHOLE))
+        if method == "modelopt" and quantization.get("quant_algo") == "FP8":
+            yield replace(self, suffix="_scale", blocks=_WHOLE, scalar_shape=())
+
+    def _compressed(self, scheme: Scheme) -> ScaledBytes:
+        if not scheme.is_symmetric:
+            raise ValueError("symmetric: zero points beside whole bytes are not read")
+        scalar = (1,) if scheme.blocks == _WHOLE else None
+        return replace(
+            self, suffix="_scale", scale_dtype="BF16", blocks=scheme.blocks, scalar_shape=scalar
+        )
+
+    def __str__(self) -> str:
+        return f"{self.name}, {self.blocks}"
+
+
+FP8 = ScaledBytes(name="fp8", numbers="e4m3", dtype="F8_E4M3")
+INT8 = ScaledBytes(
+    name="int8", numbers="int8", dtype="I8", suffix="_scale", blocks=Blocks(1, WHOLE)
+)

@@ -1,0 +1,91 @@
+"""Stored weights decode to just the numbers that upstream's own code makes of them.
+
+Upstream is compressed-tensors, and transformers' dequantisers of FP8 and MXFP4; modelopt cannot be
+run here, and its dialect of NVFP4 is held against its formula.
+"""
+
+import pytest
+import torch
+
+from moebatch.formats.registry import configured_format, find_format
+from moebatch.formats.weight_format import StoredPart, WeightFormat
+from tests.quantised import KINDS
+
+NAMES = {
+    torch.float32: "F32",
+    torch.bfloat16: "BF16",
+    torch.float16: "F16",
+    torch.uint8: "U8",
+    torch.int8: "I8",
+    torch.int32: "I32",
+    torch.int64: "I64",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e8m0fnu: "F8_E8M0",
+}
+SHAPES = [(24, 40), (40, 24), (48, 64), (5, 16), (9, 96), (130, 257 + 31)]
+
+
+def noise(shape: tuple[int, int], seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    spread = torch.randn(shape[0], 1, generator=generator).exp()
+    return torch.randn(shape, generator=generator) * spread
+
+
+def named(name: str, suffix: str) -> str:
+    return name.removesuffix(".weight") + suffix if suffix.startswith(".") else name + suffix
+
+
+def found_in(tensors: dict[str, torch.Tensor], shape: tuple[int, ...]) -> WeightFormat:
+    def look(name: str) -> StoredPart | None:
+        if name not in tensors:
+            return None
+        return StoredPart(name, NAMES[tensors[name].dtype], tuple(tensors[name].shape))
+
+    stored = find_format("x.weight", shape, look)
+    assert stored is not None
+    assert stored.fits("x.weight", shape, look)
+    return stored
+
+
+def readable(tensor: torch.Tensor) -> torch.Tensor:
+    """As records bring it: without a type for exponents."""
+    return tensor.view(torch.uint8) if tensor.dtype == torch.float8_e8m0fnu else tensor.contiguous()
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_numbers_are_those_of_upstream(kind: str, shape: tuple[int, int]) -> None:
+    parts, expected = KINDS[kind].store(noise(shape))
+    tensors = {named("x.weight", suffix): part for suffix, part in parts.items()}
+    stored = found_in(tensors, shape)
+    out = torch.empty(shape)
+    stored.decode([readable(tensors[p.name]) for p in stored.parts("x.weight", shape)], out)
+    assert out.equal(expected)
+    assert (out - noise(shape)).abs().mean() < 0.2 * noise(shape).abs().mean()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_config_and_tensors_say_the_same(kind: str) -> None:
+    shape = (48, 96)
+    parts, _ = KINDS[kind].store(noise(shape))
+    tensors = {named("x.weight", suffix): part for suffix, part in parts.items()}
+    stored, said = found_in(tensors, shape), configured_format(KINDS[kind].config)
+    assert said is not None
+    assert str(stored) == str(said) == KINDS[kind].format
+    assert said.num_bytes(shape) == stored.num_bytes(shape)
+    held = [part for name, part in tensors.items() if not name.endswith("_shape")]
+    assert stored.num_bytes(shape) == sum(part.nbytes for part in held)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_of_a_weight_decode_as_in_the_whole(kind: str) -> None:
+    """Gate and up in one tensor, with a cut through blocks of scales."""
+    shape = (80, 48)
+    parts, expected = KINDS[kind].store(noise(shape))
+    tensors = {named("x.weight", suffix): part for suffix, part in parts.items()}
+    stored = found_in(tensors, shape)
+    read = [readable(tensors[part.name]) for part in stored.parts("x.weight", shape)]
+    for rows in (range(40), range(40, 80)):
+        out = torch.empty(40, 48)
+        stored.decode(stored.rows(read, rows, 80), out)
+        assert out.equal(expected[rows.start : rows.stop])

@@ -1,0 +1,86 @@
+"""Quantised checkpoints answer as transformers does with the weights that they stand for."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from moebatch.model.native import loader
+from tests.model.driver import Driver
+from tests.model.oracle import greedy, load, prompts
+from tests.quantised import KINDS, decoded_beside, write_quantised
+
+NUM_NEW = 5
+PROMPTS = prompts(lengths=(1, 21, 60))
+UNTIDY: dict[str, dict[str, Any]] = {
+    "mixtral": {"hidden_size": 48, "intermediate_size": 40},
+    "qwen2_moe": {
+        "hidden_size": 48,
+        "moe_intermediate_size": 40,
+        "shared_expert_intermediate_size": 72,
+    },
+}
+"""Sizes that are no multiples of blocks and groups."""
+
+
+@pytest.fixture
+def quantised(tiny_checkpoint: Callable[..., Path], tmp_path: Path) -> Callable[..., Path]:
+    """Writes a tiny checkpoint of a family as one of a kind."""
+
+    def write(family: str, kind: str, *, fused: bool = False, **options: Any) -> Path:
+        plain = tiny_checkpoint(family, fused=fused, num_hidden_layers=2, **UNTIDY[family])
+        return write_quantised(plain, kind, tmp_path / kind, **options)
+
+    return write
+
+
+def answers(folder: Path) -> list[list[int]]:
+    seqs = Driver(folder).generate(PROMPTS, NUM_NEW, slice_tokens=16, stagger=1)
+    return [seq.answer for seq in seqs]
+
+
+def expected(folder: Path) -> list[list[int]]:
+    model = load(decoded_beside(folder))
+    return [greedy(model, prompt, NUM_NEW)[0] for prompt in PROMPTS]
+
+
+@pytest.mark.few
+@pytest.mark.parametrize("kernels", ["0", "1"])
+@pytest.mark.parametrize("family", UNTIDY)
+@pytest.mark.parametrize("kind", KINDS)
+def test_tokens_are_those_of_the_decoded_weights(
+    kind: str,
+    family: str,
+    kernels: str,
+    quantised: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(loader.SWITCH, kernels)
+    folder = quantised(family, kind, dense=True, shards=kernels == "1")
+    driver = Driver(folder)
+    assert str(driver.files.experts.format) == KINDS[kind].format
+    assert answers(folder) == expected(folder)
+
+
+@pytest.mark.few
+@pytest.mark.parametrize("kind", KINDS)
+def test_stacked_experts_whose_gate_and_up_share_a_tensor(
+    kind: str, quantised: Callable[..., Path]
+) -> None:
+    """Forty rows each: blocks of sixteen and words of eight are cut through or not."""
+    folder = quantised("mixtral", kind, fused=True)
+    assert answers(folder) == expected(folder)
+
+
+@pytest.mark.parametrize("kind", ["fp8", "int4-zeros", "packed-nvfp4"])
+def test_bfloat16_is_computed_with_the_decoded_weights(
+    kind: str, quantised: Callable[..., Path]
+) -> None:
+    folder = quantised("mixtral", kind)
+    logits, decoded = (
+        Driver(each, dtype=torch.bfloat16).generate(PROMPTS[:1], 1)[0].logits[0]
+        for each in (folder, decoded_beside(folder))
+    )
+    torch.testing.assert_close(logits.float(), decoded.float(), rtol=0.05, atol=0.1)
