@@ -5,19 +5,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from moebatch.cli.options import Quiet
-from moebatch.cli.signals import SignalledEnd, ending_on_sigterm
+from moebatch.cli.options import Dram, ModelFolder, Quiet, dram_bytes
+from moebatch.cli.signals import saying_what_is_kept
 from moebatch.cli.threads import let_threads_sleep
-from moebatch.errors import ConfigError, Fault, Interrupted, Terminated
+from moebatch.errors import ConfigError, Fault
 from moebatch.quoting import shown
 from moebatch.report.console import error_console, logger, show
-from moebatch.units import parse_bytes
 
 if TYPE_CHECKING:
     from moebatch.calibration.calibrate import Calibration
     from moebatch.calibration.order import CalibrationOrder
 
-ModelFolder = Annotated[Path, typer.Argument(metavar="MODEL", help="Model folder.")]
 Text = Annotated[
     Path | None,
     typer.Option("--text", help="Text like that of your jobs: .txt, or the input of one."),
@@ -59,7 +57,6 @@ Pregate = Annotated[
 Level = Annotated[
     int, typer.Option("--level", min=1, max=3, help="Layers with experts ahead, for --pregate.")
 ]
-Dram = Annotated[str | None, typer.Option("--dram", help="Limit of main memory, such as 4GiB.")]
 
 
 def calibrate(
@@ -78,7 +75,7 @@ def calibrate(
     quiet: Quiet = False,
 ) -> None:
     """Read a text and keep which experts follow which, so that runs load the right ones early."""
-    given_text, dram_bytes = _given(text), _bytes(dram)
+    given_text, limit = _given(text), dram_bytes(dram)
     gating_loss = _gating_loss(gating, loss)
     let_threads_sleep()
     from moebatch.calibration.lessons import parse_predictors
@@ -89,7 +86,7 @@ def calibrate(
         text=given_text,
         path_length=path_length,
         num_tokens=tokens,
-        dram_bytes=dram_bytes,
+        dram_bytes=limit,
         output=output,
         trace=trace,
         predictors=parse_predictors(predictor or ()),
@@ -101,18 +98,14 @@ def calibrate(
 
 def _execute(order: "CalibrationOrder", *, quiet: bool) -> None:
     from moebatch.calibration.calibrate import Calibration
-    from moebatch.report.calibration import calibration_view, reading_bar
+    from moebatch.report.calibration import calibration_view
+    from moebatch.report.progress import share_bar
 
     console = error_console()
-    with reading_bar(console, quiet=quiet) as advance:
+    with share_bar("reading", console, quiet=quiet) as advance:
         calibration = Calibration(order, logger(console, quiet=quiet), advance)
-        try:
-            with ending_on_sigterm():
-                summary = calibration.execute()
-        except SignalledEnd:
-            raise Terminated(f"ended by SIGTERM; {_left(calibration)}") from None
-        except KeyboardInterrupt:
-            raise Interrupted(f"stopped by Ctrl-C; {_left(calibration)}") from None
+        with saying_what_is_kept(lambda: _left(calibration)):
+            summary = calibration.execute()
     if not quiet:
         show(console, calibration_view(summary))
 
@@ -136,10 +129,3 @@ def _gating_loss(gating: str | None, percent: float) -> float | None:
         message = f"must be adaptive, got {shown(gating)}"
         raise ConfigError([Fault(file="moebatch calibrate", where="--gating", message=message)])
     return None if gating is None else percent / 100
-
-
-def _bytes(dram: str | None) -> int | None:
-    try:
-        return None if dram is None else parse_bytes(dram)
-    except ValueError as error:
-        raise ConfigError([Fault(file="--dram", message=str(error))]) from None

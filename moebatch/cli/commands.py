@@ -9,6 +9,7 @@ import moebatch
 from moebatch.cli.calibrate import calibrate
 from moebatch.cli.check import check
 from moebatch.cli.merge import merge
+from moebatch.cli.pack import pack
 from moebatch.cli.plan import plan
 from moebatch.cli.profile import profile
 from moebatch.cli.run import run
@@ -28,7 +29,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _command in (run, merge, status, sbatch, plan, simulate, check, profile, calibrate):
+for _command in (run, merge, status, sbatch, plan, simulate, check, profile, calibrate, pack):
     app.command()(_command)
 
 

@@ -6,6 +6,9 @@ from typing import Annotated
 
 import typer
 
+from moebatch.errors import ConfigError, Fault
+from moebatch.units import parse_bytes
+
 JobFile = Annotated[Path, typer.Argument(metavar="JOB", help="Job file (YAML).")]
 PlannedJob = Annotated[
     Path | None, typer.Argument(metavar="JOB", help="Job file; or --model and lengths.")
@@ -19,6 +22,17 @@ Limit = Annotated[
     int | None,
     typer.Option("--limit", min=1, help="Only the first rows of the input, for a trial."),
 ]
+ModelFolder = Annotated[Path, typer.Argument(metavar="MODEL", help="Model folder.")]
+Dram = Annotated[str | None, typer.Option("--dram", help="Limit of main memory, such as 4GiB.")]
+
+
+def dram_bytes(dram: str | None) -> int | None:
+    """The limit in bytes. Raises ConfigError."""
+    try:
+        return None if dram is None else parse_bytes(dram)
+    except ValueError as error:
+        raise ConfigError([Fault(file="--dram", message=str(error))]) from None
+
 
 # --- what is asked about, instead of a job ------------------------------------------------------
 

@@ -2,12 +2,12 @@
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from moebatch.errors import ExitCode
+from moebatch.errors import ExitCode, Interrupted, Terminated
 
 if TYPE_CHECKING:
     from moebatch.job.stop import Stop
@@ -56,3 +56,18 @@ def ending_on_sigterm() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def saying_what_is_kept(kept: Callable[[], str]) -> Iterator[None]:
+    """While the block runs, SIGTERM and Ctrl-C end it with a message that says what `kept` says.
+
+    Raises Terminated and Interrupted.
+    """
+    try:
+        with ending_on_sigterm():
+            yield
+    except SignalledEnd:
+        raise Terminated(f"ended by SIGTERM; {kept()}") from None
+    except KeyboardInterrupt:
+        raise Interrupted(f"stopped by Ctrl-C; {kept()}") from None

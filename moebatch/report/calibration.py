@@ -1,10 +1,8 @@
-"""Progress and report of a calibration."""
+"""Report of a calibration."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 
-from rich.console import Console, Group, RenderableType
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.console import Group, RenderableType
 
 from moebatch.calibration.comparison import Comparison
 from moebatch.calibration.gating_lesson import GatingLesson
@@ -15,18 +13,6 @@ from moebatch.predict.accuracy import mean_accuracy
 from moebatch.report.console import plain
 from moebatch.report.tables import NamedRows, titled_columns
 from moebatch.units import format_duration
-
-
-@contextmanager
-def reading_bar(console: Console, *, quiet: bool) -> Iterator[Callable[[float], None]]:
-    """A bar on a terminal; yields what to call with the share, 0 to 1, that is read."""
-    if quiet or not console.is_terminal:
-        yield lambda share: None
-        return
-    columns = TextColumn("reading"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn()
-    with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("reading", total=1.0)
-        yield lambda share: progress.update(task, completed=share)
 
 
 def calibration_view(summary: CalibrationSummary) -> RenderableType:

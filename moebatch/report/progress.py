@@ -9,6 +9,7 @@ from itertools import repeat
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
@@ -44,6 +45,18 @@ def watching(source: StatusSource, console: Console, *, quiet: bool) -> Iterator
     else:
         with _plain_lines(source, console):
             yield
+
+
+@contextmanager
+def share_bar(what: str, console: Console, *, quiet: bool) -> Iterator[Callable[[float], None]]:
+    """A bar on a terminal; yields what to call with the share, 0 to 1, of `what` that is done."""
+    if quiet or not console.is_terminal:
+        yield lambda share: None
+        return
+    columns = TextColumn(what), BarColumn(), TaskProgressColumn(), TimeRemainingColumn()
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task(what, total=1.0)
+        yield lambda share: progress.update(task, completed=share)
 
 
 class RecentRates:

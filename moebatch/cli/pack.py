@@ -1,0 +1,83 @@
+"""``moebatch pack``."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from moebatch.cli.options import Dram, ModelFolder, Quiet, dram_bytes
+from moebatch.cli.signals import saying_what_is_kept
+from moebatch.errors import ConfigError, Fault
+from moebatch.quoting import shown
+from moebatch.report.console import error_console, logger, show
+
+if TYPE_CHECKING:
+    from moebatch.packing.encodings import Precision
+    from moebatch.packing.pack import Pack
+
+To = Annotated[
+    str | None, typer.Option("--to", help="What experts are written as: int4, int8 or fp8.")
+]
+Output = Annotated[
+    Path | None,
+    typer.Option(
+        "-o", "--output", help="The new model folder; default: beside MODEL, as MODEL-TO."
+    ),
+]
+Group = Annotated[
+    int | None,
+    typer.Option("--group", help="Weights that share a scale, for int4: 64 or 32."),
+]
+
+
+def pack(
+    model: ModelFolder,
+    to: To = None,
+    output: Output = None,
+    group: Group = None,
+    dram: Dram = None,
+    quiet: Quiet = False,
+) -> None:
+    """Write a smaller checkpoint, its experts in 4 or 8 bits, which other programs read as well."""
+    precision, limit = _precision(to), dram_bytes(dram)
+    if group is not None and (precision != "int4" or group not in (64, 32)):
+        raise _refused("--group", "is 64 or 32, and for --to int4 only")
+    from moebatch.packing.pack import Pack, PackOrder
+    from moebatch.report.packing import pack_view
+    from moebatch.report.progress import share_bar
+
+    source = model.absolute()
+    order = PackOrder(
+        model=source,
+        to=precision,
+        output=(output or source.with_name(f"{source.name}-{precision}")).absolute(),
+        group=group,
+        dram_bytes=limit,
+    )
+    console = error_console()
+    with share_bar("packing", console, quiet=quiet) as advance:
+        work = Pack(order, logger(console, quiet=quiet), advance)
+        with saying_what_is_kept(lambda: _kept(work)):
+            summary = work.execute()
+    if not quiet:
+        show(console, pack_view(summary))
+
+
+def _kept(work: "Pack") -> str:
+    """What an interrupted pack has kept."""
+    if not work.num_kept:
+        return "nothing is kept yet"
+    return f"{work.num_kept} files are written and kept: the same command continues after them"
+
+
+def _precision(to: str | None) -> "Precision":
+    match to:
+        case "int4" | "int8" | "fp8":
+            return to
+        case None:
+            raise _refused("--to", "is needed: int4, int8 or fp8")
+    raise _refused("--to", f"must be int4, int8 or fp8, got {shown(to)}")
+
+
+def _refused(option: str, message: str) -> ConfigError:
+    return ConfigError([Fault(file="moebatch pack", where=option, message=message)])

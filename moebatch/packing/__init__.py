@@ -1,0 +1,1 @@
+"""Writes smaller checkpoints, which other programs read as well."""

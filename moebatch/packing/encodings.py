@@ -1,0 +1,198 @@
+"""What a matrix of an expert is written as: tensors that other programs know.
+
+Shape letters: O rows (outputs), I columns (inputs), G groups of a row, C columns of a group.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from moebatch.errors import CheckpointError
+from moebatch.formats.weight_format import StoredPart
+from moebatch.packing import half_quadratic
+
+Precision = Literal["int4", "int8", "fp8"]
+GROUPS = (64, 32)
+"""Columns of a group of int4 codes, the preferred ones first."""
+_BLOCK = 128
+_FP8_MAX = 448.0
+DTYPE_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """Rows of a matrix."""
+
+    tensors: tuple[Tensor, ...]
+    """As `Encoding.parts` names them, those that have rows."""
+    decoded_OI: Tensor
+    """What readers make of them, in float32."""
+
+
+class Encoding(ABC):
+    """A way to write matrices [O, I]."""
+
+    name: Precision
+    code_bits: int
+    """Bits of a code; scales come on top."""
+    rows = 1
+    """Rows that are encoded together; others beside them change nothing."""
+
+    @abstractmethod
+    def parts(self, name: str, size: tuple[int, int]) -> tuple[StoredPart, ...]:
+        """The tensors of the weight `name` that have a row for each of its own or for some."""
+
+    @abstractmethod
+    def encode(self, weight_OI: Tensor) -> Encoded:
+        """Of float32 rows of a matrix, a multiple of `rows` of them unless they are its last."""
+
+    def constants(self, name: str, size: tuple[int, int]) -> Mapping[StoredPart, Tensor]:
+        """Tensors beside those that are known without the weight."""
+        return {}
+
+    @property
+    @abstractmethod
+    def scheme(self) -> Mapping[str, Any]:
+        """Under ``weights`` in a config group of compressed-tensors; of fp8, what stands in
+        ``quantization_config`` itself."""
+
+
+class PackedIntegers(Encoding):
+    """Integers in words of 32 bits, as compressed-tensors' ``pack-quantized`` has them."""
+
+    def __init__(self, scale_dtype: torch.dtype) -> None:
+        """Scales are in `scale_dtype`, in which readers round the products."""
+        self._scale_dtype = scale_dtype
+
+    def num_scales(self, num_columns: int) -> int:
+        """Of a row."""
+        return 1
+
+    def parts(self, name: str, size: tuple[int, int]) -> tuple[StoredPart, ...]:
+        """Words and scales."""
+        rows, columns = size
+        words, scales = ceil(columns * self.code_bits / 32), self.num_scales(columns)
+        return (
+            StoredPart(f"{name}_packed", "I32", (rows, words)),
+            StoredPart(f"{name}_scale", DTYPE_NAMES[self._scale_dtype], (rows, scales)),
+        )
+
+    def constants(self, name: str, size: tuple[int, int]) -> Mapping[StoredPart, Tensor]:
+        """The size of the matrix."""
+        return {StoredPart(f"{name}_shape", "I64", (2,)): torch.tensor(size, dtype=torch.int64)}
+
+    def _encoded(self, codes_OI: Tensor, scale_OG: Tensor) -> Encoded:
+        columns = codes_OI.shape[1]
+        per_scale = columns // scale_OG.shape[1]
+        decoded = codes_OI.to(self._scale_dtype) * scale_OG.repeat_interleave(per_scale, 1)
+        unsigned = (codes_OI + 2 ** (self.code_bits - 1)).to(torch.uint8)
+        unsigned = F.pad(unsigned, (0, -columns % (32 // self.code_bits)))
+        if self.code_bits == 4:
+            unsigned = unsigned[:, 0::2] | (unsigned[:, 1::2] << 4)
+        return Encoded((unsigned.view(torch.int32), scale_OG), decoded.float())
+
+
+class Int4(PackedIntegers):
+    """Groups of four-bit codes without zero points."""
+
+    name: Precision = "int4"
+    code_bits = 4
+
+    def __init__(self, group: int, scale_dtype: torch.dtype) -> None:
+        super().__init__(scale_dtype)
+        self._group = group
+
+    def num_scales(self, num_columns: int) -> int:
+        """One for each group."""
+        return num_columns // self._group
+
+    def encode(self, weight_OI: Tensor) -> Encoded:
+        """With the scales of least error."""
+        groups_OGC = weight_OI.view(len(weight_OI), -1, self._group)
+        codes_OGC, scale_OG1 = half_quadratic.solve(groups_OGC, self._scale_dtype)
+        return self._encoded(codes_OGC.flatten(1), scale_OG1.squeeze(-1))
+
+    @property
+    def scheme(self) -> Mapping[str, Any]:
+        """W4A16."""
+        return {**_integers(4), "strategy": "group", "group_size": self._group}
+
+
+class Int8(PackedIntegers):
+    """Eight-bit codes with a scale for each row."""
+
+    name: Precision = "int8"
+    code_bits = 8
+
+    def encode(self, weight_OI: Tensor) -> Encoded:
+        """The largest number of a row is 127 steps."""
+        scale_O1 = (weight_OI.abs().amax(1, keepdim=True) / 127).to(self._scale_dtype)
+        scale_O1[scale_O1 == 0] = 1
+        codes_OI = (weight_OI / scale_O1.float()).round_().clamp_(-128, 127)
+        return self._encoded(codes_OI, scale_O1)
+
+    @property
+    def scheme(self) -> Mapping[str, Any]:
+        """W8A16."""
+        return {**_integers(8), "strategy": "channel", "group_size": None}
+
+
+class Fp8Blocks(Encoding):
+    """Floats of eight bits (e4m3) with a float32 scale for each block of 128 x 128, as DeepSeek
+    and Qwen publish them."""
+
+    name: Precision = "fp8"
+    code_bits = 8
+    rows = _BLOCK
+
+    def parts(self, name: str, size: tuple[int, int]) -> tuple[StoredPart, ...]:
+        """Numbers and scales."""
+        blocks = (ceil(size[0] / _BLOCK), ceil(size[1] / _BLOCK))
+        return (
+            StoredPart(name, "F8_E4M3", size),
+            StoredPart(f"{name}_scale_inv", "F32", blocks),
+        )
+
+    def encode(self, weight_OI: Tensor) -> Encoded:
+        """The largest number of a block is the largest that e4m3 has."""
+        rows, columns = weight_OI.shape
+        padded = F.pad(weight_OI, (0, -columns % _BLOCK, 0, -rows % _BLOCK))
+        blocks = padded.view(-1, _BLOCK, padded.shape[1] // _BLOCK, _BLOCK)
+        scale = blocks.abs().amax((1, 3)) / _FP8_MAX
+        scale[scale == 0] = 1.0
+        wide = scale.repeat_interleave(_BLOCK, 0)[:rows].repeat_interleave(_BLOCK, 1)[:, :columns]
+        numbers = (weight_OI / wide).clamp_(-_FP8_MAX, _FP8_MAX).to(torch.float8_e4m3fn)
+        return Encoded((numbers, scale), numbers.float() * wide)
+
+    @property
+    def scheme(self) -> Mapping[str, Any]:
+        """Only weights are rounded by what reads them, as far as it can."""
+        return {
+            "quant_method": "fp8",
+            "fmt": "e4m3",
+            "activation_scheme": "dynamic",
+            "weight_block_size": [_BLOCK, _BLOCK],
+        }
+
+
+def int4_group(widths: Sequence[int], wanted: int | None) -> int:
+    """Columns of a group that matrices of these widths can have. Raises CheckpointError."""
+    options = GROUPS if wanted is None else (wanted,)
+    for group in options:
+        if all(width % group == 0 for width in widths):
+            return group
+    named = ", ".join(map(str, sorted(set(widths))))
+    raise CheckpointError(
+        f"int4 needs widths of experts that are multiples of {options[-1]}; here they are {named}; "
+        + ("choose --to int8 or fp8" if options[-1] == GROUPS[-1] else "choose another --group")
+    )
+
+
+def _integers(num_bits: int) -> dict[str, Any]:
+    return {"num_bits": num_bits, "type": "int", "symmetric": True, "dynamic": False}

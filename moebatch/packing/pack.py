@@ -1,0 +1,291 @@
+"""Writes the experts of a model in fewer bits, file by file; a pack that was broken off goes on
+behind the last whole file."""
+
+import hashlib
+import json
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import moebatch
+from moebatch.checkpoint.fingerprint import weights_sample
+from moebatch.checkpoint.index import INDEX_NAME, file_inside
+from moebatch.checkpoint.model_files import ModelFiles, open_model
+from moebatch.errors import ConfigError, DoesNotFit, Fault, StorageError
+from moebatch.folder.work_folder import WorkFolder
+from moebatch.job.fingerprint import numerics_fingerprint
+from moebatch.journal.files import Files, told
+from moebatch.packing.contents import Contents
+from moebatch.packing.encodings import Encoding, Fp8Blocks, Int4, Int8, Precision, int4_group
+from moebatch.packing.expert_encoder import Error, ExpertEncoder, encoder_bytes
+from moebatch.packing.shards import Shard, ShardWriter, tensor_bytes, weight_map
+from moebatch.spec.json_file import read_json
+from moebatch.spec.text_file import write_text
+from moebatch.store.memory import resident_bytes
+from moebatch.units import format_bytes
+
+REPORT = Path("moebatch", "pack.json")
+"""In a packed model: what it was made of and how, and what that cost."""
+_COPY_BYTES = 2**24
+_WEIGHT_FILES = frozenset(
+    (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".pkl", ".gguf", ".h5", ".msgpack", ".onnx")
+)
+_NOT_COPIED = frozenset(("config.json", INDEX_NAME, "SHA256SUMS"))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PackOrder:
+    """What is to be written."""
+
+    model: Path
+    to: Precision
+    output: Path
+    group: int | None = None
+    """Columns of a group of int4; None takes the widest that fits."""
+    dram_bytes: int | None = None
+    """Most main memory; None is all that is free."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PackSummary:
+    """What a pack has come to."""
+
+    folder: Path
+    was_there: bool
+    """An earlier run of the same command had ended it."""
+    num_experts: Mapping[str, int]
+    """By what they are written as."""
+    expert_bytes: tuple[int, int]
+    """Before and after."""
+    weight_bytes: tuple[int, int]
+    """The same of all weights."""
+    errors: Mapping[int, float]
+    """|decoded - weight| / |weight| of all experts of a layer, by layer."""
+    run_s: float
+
+
+class Pack:
+    """One pack of a model."""
+
+    def __init__(
+        self,
+        order: PackOrder,
+        tell: Callable[[str], None],
+        advance: Callable[[float], None] = lambda share: None,
+    ) -> None:
+        """`tell` gets lines for the user; `advance` the share of the files, 0 to 1, that is
+        written."""
+        self._order = order
+        self._tell = tell
+        self._advance = advance
+        self.num_kept = 0
+        """Files that need not be written again, should it be broken off now."""
+
+    def execute(self) -> PackSummary:
+        """Writes what is missing.
+
+        Raises CheckpointError for a model that cannot be packed, ConfigError for a place that is
+        taken, DoesNotFit, StorageError, and LockHeld if another process does the same.
+        """
+        order, begun = self._order, time.perf_counter()
+        contents = self._contents(open_model(order.model, "auto"))
+        fingerprint = _fingerprint(contents)
+        path = order.output.with_name(f"{order.output.name}.packing")
+        work = WorkFolder(path, subject=order.output, elsewhere="another --output")
+        errors = _finished(order.output, fingerprint)
+        was_there = errors is not None
+        if errors is None:
+            self._require_memory(contents)
+            with work.locked():
+                errors = self._write_missing(work, contents, fingerprint)
+                self._finish(work, contents, fingerprint, errors)
+        elif self._record_of(work).exists():  # killed when it had all but ended
+            with work.locked():
+                self._record_of(work).unlink(missing_ok=True)
+        return PackSummary(
+            folder=order.output,
+            was_there=was_there,
+            num_experts=contents.num_experts,
+            expert_bytes=contents.expert_bytes,
+            weight_bytes=contents.weight_bytes,
+            errors=errors,
+            run_s=time.perf_counter() - begun,
+        )
+
+    def _contents(self, files: ModelFiles) -> Contents:
+        encoding = self._encoding(files)
+        return Contents(files, lambda key: encoding)
+
+    def _encoding(self, files: ModelFiles) -> Encoding:
+        if self._order.to == "fp8":
+            return Fp8Blocks()
+        if self._order.to == "int8":
+            return Int8(files.dtype)
+        sizes = files.shape.expert.matrices(files.shape.hidden_size).values()
+        return Int4(int4_group([size[1] for size in sizes], self._order.group), files.dtype)
+
+    def _require_memory(self, contents: Contents) -> None:
+        """Raises DoesNotFit."""
+        limit, held, work = self._order.dram_bytes, resident_bytes(), encoder_bytes(contents)
+        if limit is not None and held + work + _COPY_BYTES > limit:
+            raise DoesNotFit(
+                f"dram: packing needs {format_bytes(held + work + _COPY_BYTES)} (the program "
+                f"{format_bytes(held)}, an expert and what it becomes {format_bytes(work)}), there "
+                f"are {format_bytes(limit)}; raise --dram"
+            )
+
+    def _record_of(self, work: WorkFolder) -> Path:
+        """Where the record is once the folder has its name."""
+        return self._order.output / work.record.name
+
+    def _write_missing(
+        self, work: WorkFolder, contents: Contents, fingerprint: str
+    ) -> dict[int, float]:
+        """Returns the error of each layer."""
+        record = work.load() or {"fingerprint": fingerprint, "errors": {}}
+        if record["fingerprint"] != fingerprint:
+            raise _taken(work.path, "holds an unfinished pack of other weights or in another way")
+        errors = {int(layer): error for layer, error in record["errors"].items()}
+        missing = [shard for shard in contents.shards if not _is_kept(shard, work.path, errors)]
+        self.num_kept = len(contents.shards) - len(missing)
+        if self.num_kept:
+            self._tell(f"{self.num_kept} of {len(contents.shards)} files were written before")
+        _require_room(work.path, sum(shard.num_bytes for shard in missing))
+        work.save(record)
+        with ExpertEncoder(contents) as encoder:
+            for shard in missing:
+                writer = ShardWriter(shard, work.path)
+                try:
+                    if shard.layer is None:
+                        _copy(shard, contents.files, writer)
+                    else:
+                        errors[shard.layer] = self._encode(shard.layer, contents, encoder, writer)
+                    writer.finish()
+                except BaseException:
+                    writer.drop()
+                    raise
+                work.save({"fingerprint": fingerprint, "errors": errors})
+                self.num_kept += 1
+        return errors
+
+    def _encode(
+        self, layer: int, contents: Contents, encoder: ExpertEncoder, writer: ShardWriter
+    ) -> float:
+        """Writes the experts of a layer; returns their error."""
+        error, keys = Error(), contents.keys_of(layer)
+        for number, key in enumerate(keys, start=1):
+            for part, tensor in encoder.encoded(key, contents.encoding_of(key), error):
+                writer.write(part, tensor_bytes(tensor))
+            self._advance((self.num_kept + number / len(keys)) / len(contents.shards))
+        for part, tensor in contents.constants(layer):
+            writer.write(part, tensor_bytes(tensor))
+        return error.relative
+
+    def _finish(
+        self, work: WorkFolder, contents: Contents, fingerprint: str, errors: Mapping[int, float]
+    ) -> None:
+        """Adds what is no weight, and gives the folder its name, in one step."""
+        path, output = work.path, self._order.output
+        total = contents.weight_bytes[1]
+        index = {"metadata": {"total_size": total}, "weight_map": weight_map(contents.shards)}
+        report = {
+            "fingerprint": fingerprint,
+            "moebatch": moebatch.__version__,
+            "experts": contents.num_experts,
+            "relative_errors": errors,
+        }
+        with told(path, needed=0):
+            _copy_others(contents.files.checkpoint.folder, path)
+            (path / REPORT).parent.mkdir(exist_ok=True)
+        write_text(path / REPORT, json.dumps(report, indent=2) + "\n")
+        write_text(path / INDEX_NAME, json.dumps(index, indent=2) + "\n")
+        write_text(path / "config.json", json.dumps(contents.config, indent=2) + "\n")
+        with told(output, needed=0):
+            if output.exists():
+                raise _taken(output, "is there by now")
+            Files().sync_folder(path)
+            path.rename(output)
+            Files().sync_folder(output.parent)
+            self._record_of(work).unlink()
+
+
+def _fingerprint(contents: Contents) -> str:
+    """Stands for everything that decides over what is written."""
+    digest = hashlib.blake2b(digest_size=16)
+    files = contents.files
+    digest.update(numerics_fingerprint(files).encode() + weights_sample(files.checkpoint).encode())
+    digest.update(repr((moebatch.__version__, contents.config)).encode())
+    for shard in contents.shards:
+        digest.update(shard.header)
+    return digest.hexdigest()
+
+
+def _finished(output: Path, fingerprint: str) -> dict[int, float] | None:
+    """The errors of a pack that has ended; None if there is no folder of that name.
+
+    Raises ConfigError for a folder that is something else.
+    """
+    if not output.exists() and not output.is_symlink():
+        return None
+    try:
+        report = read_json(output / REPORT)
+        if report["fingerprint"] == fingerprint:
+            return {int(layer): error for layer, error in report["relative_errors"].items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        pass
+    raise _taken(output, "is there, and is no pack of these weights in this way")
+
+
+def _taken(path: Path, why: str) -> ConfigError:
+    message = f"{why}; nothing is written over it: choose another --output, or remove it"
+    return ConfigError([Fault(file=str(path), message=message)])
+
+
+def _is_kept(shard: Shard, folder: Path, errors: Mapping[int, float]) -> bool:
+    """Whether a file is whole, and what it cost is known."""
+    with suppress(OSError):
+        is_whole = (folder / shard.name).stat().st_size == shard.num_bytes
+        return is_whole and (shard.layer is None or shard.layer in errors)
+    return False
+
+
+def _require_room(folder: Path, num_bytes: int) -> None:
+    """Raises StorageError before hours of work end for lack of it."""
+    free = shutil.disk_usage(folder).free
+    if num_bytes > free:
+        raise StorageError(
+            f"{folder}: no room: {format_bytes(num_bytes)} to write, {format_bytes(free)} free; "
+            "make room, or choose another --output"
+        )
+
+
+def _copy(shard: Shard, files: ModelFiles, writer: ShardWriter) -> None:
+    """Writes tensors as they are. Raises StorageError."""
+    for part in shard.parts:
+        extent = files.checkpoint.extent(part.name)
+        with told(extent.path, needed=0), extent.path.open("rb") as file:
+            file.seek(extent.offset)
+            for data in _blocks(file.read, extent.num_bytes):
+                writer.write(part, data)
+
+
+def _blocks(read: Callable[[int], bytes], num_bytes: int) -> Iterator[bytes]:
+    while num_bytes:
+        data = read(min(num_bytes, _COPY_BYTES))
+        if not data:
+            raise OSError("the file ends too early")
+        num_bytes -= len(data)
+        yield data
+
+
+def _copy_others(source: Path, target: Path) -> None:
+    """Tokenizer, templates and whatever else lies beside the weights. Raises OSError, and
+    CheckpointError for links that lead elsewhere."""
+    for path in sorted(source.iterdir()):
+        is_weight = path.suffix.lower() in _WEIGHT_FILES or ".safetensors." in path.name
+        is_other = path.is_file() and not path.name.startswith(".") and not is_weight
+        if is_other and path.name not in _NOT_COPIED:
+            shutil.copyfile(file_inside(source, path.name), target / path.name)

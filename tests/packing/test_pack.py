@@ -1,0 +1,278 @@
+"""Packs of tiny models: what is written, what is not written over, and what kills do to it."""
+
+import itertools
+import json
+import multiprocessing
+import os
+import random
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from moebatch.checkpoint.direct import PAGE_BYTES
+from moebatch.checkpoint.index import Checkpoint
+from moebatch.errors import CheckpointError, ConfigError, DoesNotFit
+from moebatch.journal.files import Files
+from moebatch.packing import pack
+from moebatch.packing.encodings import GROUPS, Precision
+from moebatch.packing.pack import Pack, PackOrder, PackSummary
+from tests.command import moebatch
+
+_WIDTHS = {
+    "mixtral": {"hidden_size": 64, "intermediate_size": 96},
+    "qwen3_moe": {"hidden_size": 64, "moe_intermediate_size": 96},
+}
+TinyCheckpoint = Callable[..., Path]
+
+
+def model_of(tiny_checkpoint: TinyCheckpoint, family: str = "qwen3_moe", **options: object) -> Path:
+    return tiny_checkpoint(family, **{"num_hidden_layers": 2, **_WIDTHS[family], **options})
+
+
+def packed(model: Path, output: Path, to: Precision = "int4", **options: int) -> PackSummary:
+    return Pack(PackOrder(model=model, to=to, output=output, **options), print).execute()
+
+
+def bytes_of(folder: Path) -> dict[str, bytes]:
+    paths = [path for path in folder.rglob("*") if path.is_file()]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
+
+
+@pytest.mark.parametrize("to", ["int4", "int8", "fp8"])
+@pytest.mark.parametrize("options", [{}, {"max_shard_size": "50KB"}, {"fused": True}])
+def test_everything_but_experts_is_copied(
+    tiny_checkpoint: TinyCheckpoint, tmp_path: Path, to: Precision, options: dict[str, object]
+) -> None:
+    model, output = model_of(tiny_checkpoint, **options), tmp_path / "out"
+    summary = packed(model, output, to)
+    before, after = Checkpoint.open(model), Checkpoint.open(output)
+    assert sum(entry.num_bytes for _, entry in after.tensors.values()) == summary.weight_bytes[1]
+    for name in before.tensors:
+        if ".experts." not in name:
+            extents = before.extent(name), after.extent(name)
+            first, second = (e.path.read_bytes()[e.offset :][: e.num_bytes] for e in extents)
+            assert first == second, name
+    kept = {path.name for path in model.iterdir() if ".safetensors" not in path.name}
+    assert kept <= {path.name for path in output.iterdir()}
+    assert (output / "tokenizer.json").read_bytes() == (model / "tokenizer.json").read_bytes()
+    assert not [path for path in tmp_path.iterdir() if path != output]
+
+
+def test_an_expert_is_one_range_of_a_file(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+    packed(model_of(tiny_checkpoint, dtype="bfloat16"), tmp_path / "out", group=32)
+    checkpoint = Checkpoint.open(tmp_path / "out")
+    ends = []
+    for expert in range(8):
+        prefix = f"model.layers.1.mlp.experts.{expert}."
+        names = [name for name in checkpoint.tensors if name.startswith(prefix)]
+        extents = [checkpoint.extent(name) for name in names if not name.endswith("_shape")]
+        assert len({extent.path for extent in extents}) == 1
+        begin, end = (min(e.offset for e in extents), max(e.offset + e.num_bytes for e in extents))
+        assert end - begin == sum(extent.num_bytes for extent in extents)
+        ends.append((begin, end))
+    assert ends[0][0] % PAGE_BYTES == 0
+    assert all(before[1] == after[0] for before, after in itertools.pairwise(ends))
+
+
+def test_widths_of_whole_pages_begin_with_a_page(
+    tiny_checkpoint: TinyCheckpoint, tmp_path: Path
+) -> None:
+    sizes = {"hidden_size": 256, "moe_intermediate_size": 512, "num_hidden_layers": 1}
+    packed(tiny_checkpoint("qwen3_moe", dtype="bfloat16", **sizes), tmp_path / "out", group=64)
+    checkpoint = Checkpoint.open(tmp_path / "out")
+    for expert in range(8):
+        name = f"model.layers.0.mlp.experts.{expert}.gate_proj.weight_packed"
+        assert checkpoint.extent(name).offset % PAGE_BYTES == 0
+
+
+@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe"])
+@pytest.mark.parametrize("to", ["int4", "int8", "fp8"])
+def test_transformers_loads_it(
+    tiny_checkpoint: TinyCheckpoint, tmp_path: Path, family: str, to: Precision
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    if to == "fp8":
+        pytest.importorskip("accelerate", reason="transformers loads fp8 with accelerate only")
+    source = model_of(tiny_checkpoint, family)
+    summary = packed(source, tmp_path / "out", to)
+    before, after = (
+        AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        for folder in (source, tmp_path / "out")
+    )
+    theirs = dict(after.named_parameters())
+    for name, weight in before.named_parameters():
+        error = (theirs[name] - weight).norm() / weight.norm()
+        most = 1.5 * max(summary.errors.values()) if ".experts." in name else 0.0
+        assert error <= most, name
+        assert (error > 0) == (".experts." in name), name
+
+
+@pytest.mark.parametrize("kills", [1, 6])
+@pytest.mark.few(kills=(6,))
+def test_a_pack_that_is_killed_ends_with_the_same_bytes(
+    tiny_checkpoint: TinyCheckpoint, tmp_path: Path, kills: int
+) -> None:
+    model = model_of(tiny_checkpoint, max_shard_size="50KB")
+    packed(model, tmp_path / "whole")
+    noise, num_killed = random.Random(kills), 0
+    while num_killed < kills:
+        is_killed = _killed_at(noise.randrange(1, 14), model, tmp_path / "out")
+        num_killed += is_killed
+        if (tmp_path / "out").exists():
+            assert set(bytes_of(tmp_path / "out")) - {"record"} == set(bytes_of(tmp_path / "whole"))
+            break
+    assert num_killed
+    packed(model, tmp_path / "out")
+    assert bytes_of(tmp_path / "out") == bytes_of(tmp_path / "whole")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "whole"]
+
+
+def _killed_at(step: int, model: Path, output: Path) -> bool:
+    """Packs in another process, which kills itself when it asks for something of the file system
+    for that time; whether it got so far."""
+
+    def run() -> None:
+        left = itertools.count(step, -1)
+        steps = [(Files, name) for name in ("create", "write", "sync", "replace", "sync_folder")]
+        for owner, name in [*steps, (pack, "write_text"), (shutil, "copyfile")]:
+            usual = getattr(owner, name)
+
+            def dying(*rest: object, usual: Callable[..., object] = usual) -> object:
+                if next(left) == 0:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return usual(*rest)
+
+            setattr(owner, name, dying)
+        packed(model, output)
+
+    process = multiprocessing.get_context("fork").Process(target=run)
+    process.start()
+    process.join()
+    assert process.exitcode in (0, -signal.SIGKILL)
+    return process.exitcode != 0
+
+
+def test_what_is_written_is_not_written_again(
+    tiny_checkpoint: TinyCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, output, written = model_of(tiny_checkpoint), tmp_path / "out", []
+    encode = Pack._encode
+
+    def stopping(work: Pack, layer: int, *rest: object) -> float:
+        if written:
+            raise KeyboardInterrupt
+        written.append(layer)
+        return encode(work, layer, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Pack, "_encode", stopping)
+    with pytest.raises(KeyboardInterrupt):
+        packed(model, output)
+    assert not output.exists()
+    monkeypatch.setattr(Pack, "_encode", encode)
+    said: list[str] = []
+    Pack(PackOrder(model=model, to="int4", output=output), said.append).execute()
+    assert said == ["1 of 3 files were written before"]
+
+
+def test_a_pack_that_has_ended_is_not_written_again(
+    tiny_checkpoint: TinyCheckpoint, tmp_path: Path
+) -> None:
+    model, output = model_of(tiny_checkpoint), tmp_path / "out"
+    first = packed(model, output)
+    times = {path: path.stat().st_mtime_ns for path in output.rglob("*")}
+    second = packed(model, output)
+    assert second.was_there
+    assert second.errors == first.errors
+    assert times == {path: path.stat().st_mtime_ns for path in output.rglob("*")}
+
+
+def test_nothing_is_written_over_other_folders(
+    tiny_checkpoint: TinyCheckpoint, tmp_path: Path
+) -> None:
+    model, output = model_of(tiny_checkpoint), tmp_path / "out"
+    output.mkdir()
+    with pytest.raises(ConfigError, match=r"out: is there, and is no pack of these weights"):
+        packed(model, output)
+    with pytest.raises(ConfigError, match="nothing is written over it"):
+        packed(model, model)
+    packed(model, tmp_path / "int8", "int8")
+    with pytest.raises(ConfigError, match="is no pack of these weights in this way"):
+        packed(model, tmp_path / "int8", "int4")
+    other = model_of(tiny_checkpoint, seed=1)
+    with pytest.raises(ConfigError, match="is no pack of these weights"):
+        packed(other, tmp_path / "int8", "int8")
+
+
+def test_an_unfinished_pack_of_something_else_is_left_alone(
+    tiny_checkpoint: TinyCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, output = model_of(tiny_checkpoint), tmp_path / "out"
+    with monkeypatch.context() as patch:
+        patch.setattr(Pack, "_finish", _interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            packed(model, output)
+    kept = bytes_of(tmp_path / "out.packing")
+    with pytest.raises(ConfigError, match=r"out.packing: holds an unfinished pack of other"):
+        packed(model, output, "int8")
+    assert bytes_of(tmp_path / "out.packing") == kept
+
+
+def _interrupted(*rest: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_weights_that_are_no_numbers_are_refused(
+    tiny_checkpoint: TinyCheckpoint, tmp_path: Path
+) -> None:
+    from safetensors.torch import load_file, save_file
+
+    source = model_of(tiny_checkpoint)
+    model = tmp_path / "model"
+    model.mkdir()
+    for path in source.iterdir():
+        (model / path.name).write_bytes(path.read_bytes())
+    tensors = load_file(model / "model.safetensors")
+    tensors["model.layers.1.mlp.experts.3.up_proj.weight"][2, 5] = torch.nan
+    save_file(tensors, model / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match=r"layers.1.mlp.experts.3.up_proj.weight has weights"):
+        packed(model, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_too_little_memory_is_said_before_anything_is_written(
+    tiny_checkpoint: TinyCheckpoint, tmp_path: Path
+) -> None:
+    with pytest.raises(DoesNotFit, match=r"dram: packing needs .* raise --dram"):
+        packed(model_of(tiny_checkpoint), tmp_path / "out", dram_bytes=2**20)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_command_says_what_it_costs(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+    model = model_of(tiny_checkpoint)
+    done = moebatch("pack", model, "--to", "int4", "-o", tmp_path / "out", "--group", 32)
+    assert done.returncode == 0, done.stderr
+    assert "16 experts in int4: " in done.stderr
+    assert "relative error" in done.stderr
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    weights = config["quantization_config"]["config_groups"]["group_0"]["weights"]
+    assert weights["group_size"] in GROUPS
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ((), "--to: is needed: int4, int8 or fp8"),
+        (("--to", "int3"), "--to: must be int4, int8 or fp8, got 'int3'"),
+        (("--to", "int8", "--group", "64"), "--group: is 64 or 32, and for --to int4 only"),
+        (("--to", "int4", "--dram", "much"), "--dram: "),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(options: tuple[str, ...], said: str) -> None:
+    done = moebatch("pack", "nowhere", *options)
+    assert done.returncode == 2
+    assert said in done.stderr
