@@ -21,11 +21,14 @@ from moebatch.packing import pack
 from moebatch.packing.encodings import GROUPS, Precision
 from moebatch.packing.pack import Pack, PackOrder, PackSummary
 from tests.command import moebatch
+from tests.model.driver import Driver
+from tests.model.oracle import greedy, load, prompts
 
 _WIDTHS = {
     "mixtral": {"hidden_size": 64, "intermediate_size": 96},
     "qwen3_moe": {"hidden_size": 64, "moe_intermediate_size": 96},
 }
+PROMPTS = prompts(lengths=(1, 21, 60))
 TinyCheckpoint = Callable[..., Path]
 
 
@@ -91,25 +94,22 @@ def test_widths_of_whole_pages_begin_with_a_page(
 
 @pytest.mark.parametrize("family", ["mixtral", "qwen3_moe"])
 @pytest.mark.parametrize("to", ["int4", "int8", "fp8"])
-def test_transformers_loads_it(
+def test_transformers_loads_it_and_says_the_same(
     tiny_checkpoint: TinyCheckpoint, tmp_path: Path, family: str, to: Precision
 ) -> None:
-    from transformers import AutoModelForCausalLM
-
     if to == "fp8":
         pytest.importorskip("accelerate", reason="transformers loads fp8 with accelerate only")
-    source = model_of(tiny_checkpoint, family)
-    summary = packed(source, tmp_path / "out", to)
-    before, after = (
-        AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-        for folder in (source, tmp_path / "out")
-    )
-    theirs = dict(after.named_parameters())
+    source, output = model_of(tiny_checkpoint, family), tmp_path / "out"
+    summary = packed(source, output, to)
+    before, theirs = load(source), load(output)
+    weights = dict(theirs.named_parameters())
     for name, weight in before.named_parameters():
-        error = (theirs[name] - weight).norm() / weight.norm()
+        error = (weights[name] - weight).norm() / weight.norm()
         most = 1.5 * max(summary.errors.values()) if ".experts." in name else 0.0
         assert error <= most, name
         assert (error > 0) == (".experts." in name), name
+    ours = Driver(output).generate(PROMPTS, 8, slice_tokens=16, stagger=1)
+    assert [seq.answer for seq in ours] == [greedy(theirs, prompt, 8)[0] for prompt in PROMPTS]
 
 
 @pytest.mark.parametrize("kills", [1, 6])
