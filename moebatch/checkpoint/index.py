@@ -2,13 +2,14 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from math import lcm
 from pathlib import Path
 
 from moebatch.checkpoint.header import MAX_HEADER_BYTES, TensorEntry, read_header
 from moebatch.errors import CheckpointError
 from moebatch.formats.plain import PlainFormat
 from moebatch.formats.registry import FORMATS, find_format
-from moebatch.formats.weight_format import StoredPart, WeightFormat
+from moebatch.formats.weight_format import StoredPart, WeightFormat, share
 from moebatch.quoting import reason, shown
 from moebatch.spec.json_file import read_json
 
@@ -31,23 +32,45 @@ class Extent:
 
     def slice(self, index: int) -> "Extent":
         """One slice along the first dimension."""
-        num_bytes = self.num_bytes // self.shape[0]
-        offset = self.offset + index * num_bytes
-        return replace(self, offset=offset, num_bytes=num_bytes, shape=self.shape[1:])
+        return replace(self.rows(range(index, index + 1)), shape=self.shape[1:])
+
+    def rows(self, taken: range) -> "Extent":
+        """Some slices along the first dimension."""
+        each = self.num_bytes // self.shape[0]
+        return replace(
+            self,
+            offset=self.offset + taken.start * each,
+            num_bytes=len(taken) * each,
+            shape=(len(taken), *self.shape[1:]),
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Weight:
     """A weight of a checkpoint, in the tensors in which its format keeps it."""
 
+    name: str
     format: WeightFormat
     shape: tuple[int, ...]
     extents: tuple[Extent, ...]
 
-    def row(self, index: int) -> "Weight":
-        """One row of it as a matrix; of formats that keep rows apart."""
-        rows = (replace(e.slice(index), shape=(1, *e.shape[1:])) for e in self.extents)
-        return Weight(self.format, (1, *self.shape[1:]), tuple(rows))
+    @property
+    def step(self) -> int:
+        """Fewest rows that can be read by themselves, and their multiples; all of them where its
+        format keeps rows together."""
+        heights = self.format.heights(self.shape)
+        return lcm(*filter(None, heights)) if heights else self.shape[0]
+
+    def rows(self, taken: range) -> "Weight":
+        """Some of its rows, from a multiple of `step` on."""
+        if len(taken) == self.shape[0]:
+            return self
+        heights = self.format.heights(self.shape)
+        extents = (
+            extent.rows(share(taken, height)) if height else extent
+            for extent, height in zip(self.extents, heights, strict=True)
+        )
+        return replace(self, shape=(len(taken), *self.shape[1:]), extents=tuple(extents))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +129,7 @@ class Checkpoint:
         stored = find_format(name, shape, self.look, likely)
         assert stored is not None, f"{name} is required before it is looked for"
         parts = stored.parts(name, shape)
-        return Weight(stored, shape, tuple(self.extent(part.name) for part in parts))
+        return Weight(name, stored, shape, tuple(self.extent(part.name) for part in parts))
 
     def require(self, expected: Iterable[StoredPart]) -> None:
         """Raises CheckpointError unless all `expected` tensors are there, in their dtypes and

@@ -11,6 +11,9 @@ from torch import Tensor
 from moebatch.checkpoint.direct import PAGE_BYTES, DirectFile, align_up
 from moebatch.checkpoint.index import Extent
 
+GAP_BYTES = 2 * PAGE_BYTES
+"""Most bytes between two tensors that are read together: what a read of its own may take in vain at
+its ends, so that gaps never need more room than reads apart."""
 PIECE_BYTES = 16 * 2**20
 """Most bytes of one read. A more urgent read waits at most for the pieces in flight."""
 
@@ -64,9 +67,10 @@ class Buffer(Protocol):
 class Record:
     """How to bring some tensors, an expert for example, from disk into one buffer.
 
-    Extents that touch in the file become one run, so an expert whose matrices lie side by side is
-    read in one go. Runs start at the block of the file that holds their first byte, so tensors
-    land at whatever offset within a block they have on disk; products do not mind.
+    Extents that nearly touch in the file become one run, so an expert whose matrices lie side by
+    side is read in one go, with what lies between codes and scales. Runs start at the block of the
+    file that holds their first byte, so tensors land at whatever offset within a block they have on
+    disk; products do not mind.
     """
 
     pieces: tuple[Piece, ...]
@@ -125,17 +129,18 @@ def open_files(records: Iterable[Record]) -> dict[Path, DirectFile]:
 
 
 def _runs(extents: Sequence[Extent]) -> list[list[int]]:
-    """Indices of extents in file order, grouped where one begins at the end of the other."""
+    """Indices of extents in file order, grouped where one begins not far from the end of the
+    other."""
     order = sorted(range(len(extents)), key=lambda i: (str(extents[i].path), extents[i].offset))
     runs: list[list[int]] = []
     for i in order:
         before = extents[runs[-1][-1]] if runs else None
-        touches = (
+        is_near = (
             before is not None
             and before.path == extents[i].path
-            and before.offset + before.num_bytes == extents[i].offset
+            and 0 <= extents[i].offset - before.offset - before.num_bytes <= GAP_BYTES
         )
-        if touches:
+        if is_near:
             runs[-1].append(i)
         else:
             runs.append([i])

@@ -77,9 +77,9 @@ class FourBitFloats(CodedFormat):
             rounds_to=ROUNDED_TO["BF16"] if self.is_inverse else None,
         )
 
-    def rows(self, parts: Sequence[Tensor], taken: range, num_rows: int) -> Sequence[Tensor]:
+    def heights(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """The scale of the whole is that of all rows."""
-        return [*super().rows(parts[:2], taken, num_rows), *parts[2:]]
+        return (1, 1) if self.global_suffix is None else (1, 1, 0)
 
     def found(self, name: str, shape: tuple[int, ...], look: Look) -> WeightFormat | None:
         """By names, and by the scales' dtype: shapes are given by the format."""

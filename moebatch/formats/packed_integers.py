@@ -50,6 +50,10 @@ class PackedIntegers(CodedFormat):
         zeros = (*stack, self._words(rows), groups)
         return packed, scales, StoredPart(f"{name}_zero_point", "I32", zeros)
 
+    def heights(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Zero points are packed as many as fit into a word."""
+        return (1, 1) if self.is_symmetric else (1, 1, _WORD_BITS // self.bits)
+
     def coded(self, parts: Sequence[Tensor], shape: tuple[int, int]) -> CodedMatrix:
         """Words as bytes: the first code is in the lowest bits."""
         from moebatch.formats.decoding import BYTES, ROUNDED_TO

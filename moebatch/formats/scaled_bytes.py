@@ -14,7 +14,13 @@ from typing import TYPE_CHECKING, Any
 from moebatch.formats.blocks import WHOLE, Blocks
 from moebatch.formats.coded import CodedMatrix, Numbers
 from moebatch.formats.quantization import Scheme, blocks_of, one_of
-from moebatch.formats.weight_format import CodedFormat, Look, StoredPart, WeightFormat, beside
+from moebatch.formats.weight_format import (
+    CodedFormat,
+    Look,
+    StoredPart,
+    WeightFormat,
+    beside,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -64,15 +70,18 @@ class ScaledBytes(CodedFormat):
             rounds_to=ROUNDED_TO.get(self.scale_dtype) if self.suffix == "_scale" else None,
         )
 
-    def rows(self, parts: Sequence[Tensor], taken: range, num_rows: int) -> Sequence[Tensor]:
+    def heights(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Scales are those of as many rows as a block has."""
+        return 1, 0 if self.scalar_shape is not None else self.blocks.rows
+
+    def rows(
+        self, parts: Sequence[Tensor], taken: range, shape: tuple[int, int]
+    ) -> Sequence[Tensor]:
         """Where a cut goes through blocks, each row gets scales of its own."""
         codes, scales = parts
-        height = self.blocks.rows or num_rows
-        if self.scalar_shape is not None or len(scales) == 1:
-            return codes[taken.start : taken.stop], scales
-        if taken.start % height == 0:
-            stop = -(-taken.stop // height)
-            return codes[taken.start : taken.stop], scales[taken.start // height : stop]
+        height = self.heights(shape)[1]
+        if not height or taken.start % height == 0:
+            return super().rows(parts, taken, shape)
         of_rows = scales.repeat_interleave(height, 0)
         return codes[taken.start : taken.stop], of_rows[taken.start : taken.stop]
 

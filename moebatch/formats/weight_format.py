@@ -91,11 +91,23 @@ class WeightFormat(ABC):
         """Writes the weight that `parts` hold into `out` [rows, columns], which has the dtype in
         which products are computed. Raises BadParts where their contents make no sense."""
 
-    def rows(self, parts: Sequence[Tensor], taken: range, num_rows: int) -> Sequence[Tensor]:
-        """What `parts` hold of some of the weight's rows; here all have rows in proportion."""
+    def heights(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Of each part of a weight of that shape: how many of the weight's rows share one of its
+        rows, 0 where all of it belongs to all of them. Empty where rows cannot be taken apart."""
+        return (1,) * len(self.parts("", shape))
+
+    def rows(
+        self, parts: Sequence[Tensor], taken: range, shape: tuple[int, int]
+    ) -> Sequence[Tensor]:
+        """What `parts` hold of some rows of a weight. Raises BadParts where a row of a part would
+        have to be cut through."""
+        heights = self.heights(shape)
+        if not heights or any(height and taken.start % height for height in heights):
+            raise BadParts(f"{self} cannot be cut at row {taken.start}")
+        shares = [share(taken, height) for height in heights]
         return [
-            part[_share(part, taken.start, num_rows) : _share(part, taken.stop, num_rows)]
-            for part in parts
+            part[rows.start : rows.stop] if rows else part
+            for part, rows in zip(parts, shares, strict=True)
         ]
 
     def coded(self, parts: Sequence[Tensor], shape: tuple[int, int]) -> CodedMatrix | None:
@@ -159,8 +171,10 @@ def has_dtypes(parts: Iterable[StoredPart], look: Look) -> bool:
     return all((found := look(part.name)) and found.dtype == part.dtype for part in parts)
 
 
-def _share(part: Tensor, row: int, num_rows: int) -> int:
-    return row * len(part) // num_rows
+def share(rows: range, height: int) -> range:
+    """The rows of a part, each of so many of the weight's, that hold some of the weight's; empty
+    where the height is 0."""
+    return range(rows.start // height, -(-rows.stop // height)) if height else range(0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,6 @@ from moebatch.spec.shape import ModelShape
 
 FLOAT_BYTES = 4
 _BLOCK_BYTES = 4096
-_NUM_MATRICES = 3
 _PACKED_ALIGNMENT = 256
 _ROOM_OF_TENSOR = 64
 _TENSORS_PER_LAYER = 24
@@ -37,6 +36,10 @@ class Dtypes:
         """Bytes of one expert as it lies in its file."""
         return shape.expert_bytes(self.stored)
 
+    def num_expert_tensors(self, shape: ModelShape) -> int:
+        """Most tensors in which an expert lies in its file, biases aside."""
+        return len(shape.expert.roles) * len(self.stored.parts("", (1, 1)))
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Footprint:
@@ -62,13 +65,13 @@ def dense_bytes(shape: ModelShape, dtypes: Dtypes) -> int:
 
 
 def slot_bytes(shape: ModelShape, dtypes: Dtypes) -> int:
-    """Room of one expert as stored: each matrix may begin and end within a block of the file."""
-    return dtypes.expert_bytes(shape) + _NUM_MATRICES * 2 * _BLOCK_BYTES
+    """Room of one expert as stored: each tensor may begin and end within a block of the file."""
+    return dtypes.expert_bytes(shape) + dtypes.num_expert_tensors(shape) * 2 * _BLOCK_BYTES
 
 
 def packed_bytes(shape: ModelShape, dtypes: Dtypes) -> int:
-    """Room of one expert on a GPU, where matrices lie one after the other."""
-    return dtypes.expert_bytes(shape) + _NUM_MATRICES * _PACKED_ALIGNMENT
+    """Room of one expert on a GPU, where tensors lie one after the other."""
+    return dtypes.expert_bytes(shape) + dtypes.num_expert_tensors(shape) * _PACKED_ALIGNMENT
 
 
 def window_pages(policy: Policy, *, max_tokens: int) -> int:

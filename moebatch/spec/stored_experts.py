@@ -41,10 +41,10 @@ class _Weight:
 
     def matrices(self, stored: WeightFormat, parts: Sequence[Tensor]) -> Iterator[Matrix]:
         """Its matrices out of its parts."""
-        start, num_rows = 0, self.size[0]
+        start = 0
         for size in self.sizes:
             rows, start = range(start, start + size[0]), start + size[0]
-            taken = parts if len(self.sizes) == 1 else stored.rows(parts, rows, num_rows)
+            taken = parts if len(self.sizes) == 1 else stored.rows(parts, rows, self.size)
             yield taken[0] if stored.is_tiled else StoredMatrix(stored, tuple(taken), size)
 
 

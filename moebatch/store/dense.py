@@ -14,7 +14,10 @@ from moebatch.checkpoint.direct import PAGE_BYTES, DirectFile, align_up
 from moebatch.checkpoint.index import Extent, Weight
 from moebatch.checkpoint.model_files import ModelFiles
 from moebatch.checkpoint.record import TORCH_DTYPES
+from moebatch.errors import CheckpointError
+from moebatch.formats.weight_format import BadParts
 from moebatch.layout.buffers import DENSE_TERM
+from moebatch.quoting import shown
 from moebatch.store.device_memory import DeviceMemory
 from moebatch.store.memory import Arena
 
@@ -51,16 +54,29 @@ class DenseLoader:
         if weight.format.is_tiled:
             self._read_into(tensor, weight.extents[0])
         else:
-            parts = [self._stored(extent) for extent in weight.extents]
-            decoded = torch.empty(weight.shape, dtype=self._dtype)
-            weight.format.decode(parts, decoded)
-            tensor.copy_(decoded)
+            self._decode_into(tensor, weight)
         return tensor
 
     def close(self) -> None:
         """Gives the files back; the weights stay."""
         for file in self._files.values():
             file.close()
+
+    def _decode_into(self, tensor: Tensor, weight: Weight) -> None:
+        """A few rows at a time, as far as the format keeps rows apart."""
+        row_bytes = prod(weight.shape[1:]) * self._dtype.itemsize
+        step = max(1, _WINDOW_BYTES // max(1, row_bytes * weight.step)) * weight.step
+        for start in range(0, weight.shape[0], step):
+            rows = range(start, min(start + step, weight.shape[0]))
+            part = weight.rows(rows)
+            decoded = torch.empty(part.shape, dtype=self._dtype)
+            try:
+                weight.format.decode([self._stored(extent) for extent in part.extents], decoded)
+            except BadParts as error:
+                raise _damaged(weight, str(error)) from None
+            if not decoded.isfinite().all():
+                raise _damaged(weight, "scales or codes stand for NaN or infinity")
+            tensor[start : rows.stop].copy_(decoded)
 
     def _stored(self, extent: Extent) -> Tensor:
         return self._read_into(torch.empty(extent.shape, dtype=TORCH_DTYPES[extent.dtype]), extent)
@@ -85,6 +101,11 @@ class DenseLoader:
         return self._window.tensor(offset - start, (num_bytes // dtype.itemsize,), dtype)
 
 
+def _damaged(weight: Weight, why: str) -> CheckpointError:
+    path = weight.extents[0].path
+    return CheckpointError(f"{path}: the weight {shown(weight.name)} is damaged: {why}")
+
+
 def dense_bytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:
     """Room of a weight of that shape in the arena when it is held in `dtype`."""
     return align_up(prod(shape) * dtype.itemsize, _ALIGNMENT)
@@ -101,7 +122,12 @@ def load_embedded(files: ModelFiles, tokens: Iterable[int]) -> Tensor:
     """What the model makes of each of these tokens, N, before its first layer, [N, D] in float16,
     without the rest of the vocabulary."""
     table = files.global_weights()["embedding"]
-    return torch.cat(_loaded([table.row(token) for token in tokens], torch.float16))
+    step, num_rows = table.step, table.shape[0]
+    places = [divmod(token, step) for token in tokens]
+    starts = [block * step for block, _ in places]
+    weights = [table.rows(range(start, min(start + step, num_rows))) for start in starts]
+    loaded = _loaded(weights, torch.float16)
+    return torch.stack([rows[row] for rows, (_, row) in zip(loaded, places, strict=True)])
 
 
 def _loaded(weights: list[Weight], dtype: torch.dtype) -> list[Tensor]:

@@ -87,5 +87,5 @@ def test_rows_of_a_weight_decode_as_in_the_whole(kind: str) -> None:
     read = [readable(tensors[part.name]) for part in stored.parts("x.weight", shape)]
     for rows in (range(40), range(40, 80)):
         out = torch.empty(40, 48)
-        stored.decode(stored.rows(read, rows, 80), out)
+        stored.decode(stored.rows(read, rows, shape), out)
         assert out.equal(expected[rows.start : rows.stop])
