@@ -256,6 +256,77 @@ def deepseek_fp4(weight_OI: Tensor) -> Stored:
     }, decoded
 
 
+def gptq(
+    bits: int, group: int, *, ordered: bool = False, second: bool = False, symmetric: bool = True
+) -> Callable[[Tensor], Stored]:
+    """GPTQ's words. Its own code cannot be run here: the formula is its documentation's."""
+
+    def store(weight_OI: Tensor) -> Stored:
+        I = weight_OI.shape[1]
+        order_I = torch.arange(I) // group
+        if ordered:
+            order_I = order_I[torch.randperm(I, generator=torch.Generator().manual_seed(I))]
+        codes_IO, zeros_GO, scales_GO = _grouped(weight_OI, order_I, bits, symmetric)
+        decoded = (codes_IO - zeros_GO[order_I]).half() * scales_GO[order_I]
+        stored = zeros_GO if second else (zeros_GO - 1) & (1 << bits) - 1
+        return {
+            ".qweight": _words(codes_IO.T, bits).T,
+            ".qzeros": _words(stored, bits),
+            ".scales": scales_GO,
+            ".g_idx": order_I.int(),
+        }, decoded.T.float()
+
+    return store
+
+
+def awq(group: int) -> Callable[[Tensor], Stored]:
+    """AWQ's words (gemm). Its own code cannot be run here."""
+
+    def store(weight_OI: Tensor) -> Stored:
+        I = weight_OI.shape[1]
+        order_I = torch.arange(I) // group
+        codes_IO, zeros_GO, scales_GO = _grouped(weight_OI, order_I, 4, False)
+        decoded = (codes_IO - zeros_GO[order_I]).half() * scales_GO[order_I]
+
+        def shuffled(codes: Tensor) -> Tensor:
+            padded = torch.nn.functional.pad(codes, (0, -codes.shape[1] % 8))
+            return padded.unflatten(1, (-1, 8))[..., [0, 2, 4, 6, 1, 3, 5, 7]].flatten(1)
+
+        return {
+            ".qweight": _words(shuffled(codes_IO), 4),
+            ".qzeros": _words(shuffled(zeros_GO), 4),
+            ".scales": scales_GO,
+        }, decoded.T.float()
+
+    return store
+
+
+def _grouped(
+    weight_OI: Tensor, order_I: Tensor, bits: int, symmetric: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Codes [I, O], zero points [G, O] and scales [G, O] in float16."""
+    num_groups, most = int(order_I.max()) + 1, 2**bits - 1
+    low, high = (
+        torch.stack([at_most(weight_OI[:, order_I == g]) for g in range(num_groups)])
+        for at_most in (lambda w: w.amin(1).clamp_max(0), lambda w: w.amax(1).clamp_min(0))
+    )
+    if symmetric:
+        low, high = -torch.maximum(-low, high), torch.maximum(-low, high)
+    scales = ((high - low).clamp_min(1e-3) / most).half()
+    half = torch.full(low.shape, 1 << bits - 1)
+    zeros = half if symmetric else (-low / scales.float()).round().int().clamp(1, most)
+    codes = (weight_OI.T / scales.float()[order_I]).round() + zeros[order_I]
+    return codes.clamp(0, most).int(), zeros.int(), scales
+
+
+def _words(codes: Tensor, bits: int) -> Tensor:
+    """Codes [N, C] in words of 32 bits along the last dimension."""
+    count = 32 // bits
+    padded = torch.nn.functional.pad(codes.long(), (0, -codes.shape[1] % count))
+    shifts = torch.arange(count) * bits
+    return (padded.unflatten(1, (-1, count)) << shifts).sum(-1).to(torch.int32)
+
+
 def _e2m1(values: Tensor) -> Tensor:
     """The nearest codes, uint8."""
     known = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
@@ -295,6 +366,13 @@ def _fp8(store: Callable[[Tensor], Stored], said: str, **entries: Any) -> Kind:
     return Kind(store, {"quant_method": "fp8"} | entries, f"fp8, {said}")
 
 
+def _gptq(bits: int, group: int, config: Mapping[str, Any], **options: bool) -> Kind:
+    said = f"gptq int{bits}, groups of {group}, in an order of its own"
+    entries = {"quant_method": "gptq", "bits": bits, "group_size": group} | config
+    return Kind(gptq(bits, group, **options), entries, said)
+
+
+_V2 = {"checkpoint_format": "gptq_v2"}
 _INT8 = {"num_bits": 8, "type": "int"}
 _FLOAT8 = {"num_bits": 8, "type": "float"}
 _FLOAT4 = {"num_bits": 4, "type": "float"}
@@ -338,6 +416,14 @@ KINDS: Mapping[str, Kind] = {
     "int4-channel": _packed(4, None),
     "packed-int8": _packed(8, 32),
     "packed-int8-zeros": _packed(8, None, symmetric=False),
+    "gptq": _gptq(4, 32, {}),
+    "gptq-act-order": _gptq(4, 16, {"desc_act": True}, ordered=True, symmetric=False),
+    "gptq-v2": _gptq(4, 32, _V2, second=True, symmetric=False),
+    "gptq-mislabelled": _gptq(4, 32, {"checkpoint_format": "gptq"}, second=True),
+    "gptq-int8": _gptq(8, 32, _V2),
+    "awq": Kind(
+        awq(16), {"quant_method": "awq", "bits": 4, "group_size": 16}, "awq int4, groups of 16"
+    ),
     "mxfp4": Kind(mxfp4_blocks, {"quant_method": "mxfp4"}, "mxfp4, groups of 32"),
     "packed-mxfp4": _naive(
         "mxfp4-pack-quantized",

@@ -151,7 +151,7 @@ class Checkpoint:
             found, expected = list(entry.shape), list(part.shape)
             return f"tensor {part.name} has shape {found}, expected {expected}"
         if entry.dtype != part.dtype:
-            return f"tensor {part.name} is {entry.dtype}, {_supported(part)}"
+            return f"tensor {part.name} is {entry.dtype}, {_expected(part)}"
         return None
 
 
@@ -181,11 +181,10 @@ def file_inside(folder: Path, name: str) -> Path:
     return path
 
 
-def _supported(part: StoredPart) -> str:
+def _expected(part: StoredPart) -> str:
     plain = [known.dtype for known in FORMATS.values() if isinstance(known, PlainFormat)]
-    if part.dtype not in plain:
-        return f"expected {part.dtype}"
-    return f"and no scales lie beside it; supported without them are {', '.join(plain)}"
+    others = f"; numbers without scales may be {', '.join(plain)}" if part.dtype in plain else ""
+    return f"expected {part.dtype}{others}"
 
 
 def _indexed_tensors(

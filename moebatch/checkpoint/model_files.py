@@ -53,6 +53,18 @@ class ModelFiles:
         compute = next(name for name, dtype in COMPUTE_DTYPES.items() if dtype == self.dtype)
         return Dtypes(stored=self.experts.format, compute=compute)
 
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What ``config.json`` says of experts and their tensors do not."""
+        said, found = self.shape.expert_format, self.experts.format
+        is_plain = said.is_tiled and found.is_tiled
+        if is_plain or str(said) == str(found):
+            return ()
+        return (
+            f"{self.checkpoint.folder}: config.json says that experts are stored as {said}; by "
+            f"their tensors, which are believed, they are {found}",
+        )
+
     def global_weights(self) -> dict[str, Weight]:
         """What no layer owns, by role."""
         return self._weights(self._names.global_weights(self.shape, self.checkpoint.tensors))
@@ -130,8 +142,10 @@ def _expert_tensors(
         for expert in range(1 if experts.is_stacked else shape.num_experts):
             for name, size in experts.named_weights(layer, expert):
                 stored = find_format(name, size, checkpoint.look, experts.format)
-                formats.add(stored or experts.format)
-                yield from (stored or experts.format).parts(name, size)
+                if stored is None or stored.name == experts.format.name:
+                    stored = experts.format
+                formats.add(stored)
+                yield from stored.parts(name, size)
     if len(formats) > 1:
         raise CheckpointError(
             f"{checkpoint.folder}: experts are stored in several formats "

@@ -52,6 +52,13 @@ class Blocks:
         return f"blocks of {self.rows} x {self.columns}"
 
 
+def columns_of(num_columns: int, num_groups: int = 1) -> int | None:
+    """Columns that share a scale, `WHOLE` where there is one for each row; None where no size gives
+    so many groups."""
+    blocks = Blocks.found((2, num_columns), (2, num_groups))
+    return blocks.columns if blocks else None
+
+
 def _candidates(shape: tuple[int, ...], grid: tuple[int, ...]) -> Iterator[Blocks]:
     yield from (Blocks(size, size) for size in _USUAL_SIZES)
     yield Blocks(WHOLE, WHOLE)

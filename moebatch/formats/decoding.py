@@ -6,10 +6,13 @@ Shape letters: O outputs, I inputs, G groups.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 import torch
 from torch import Tensor
 
 from moebatch.formats.coded import CodedMatrix, Numbers
+from moebatch.formats.weight_format import BadParts
 
 BYTES = torch.uint8
 E4M3 = torch.float8_e4m3fn
@@ -19,6 +22,7 @@ _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _FRACTION_BITS = 23
 """Of float32."""
 _LEAST_POWER = 2.0**-127
+_AWQ_ORDER = [0, 4, 1, 5, 2, 6, 3, 7]
 _CHUNK_NUMBERS = 2**20
 """Decoded at a time, so that what it takes on the way stays small."""
 
@@ -54,9 +58,67 @@ def halves(codes: Tensor) -> Tensor:
     return torch.stack((codes & 15, codes >> 4), -1).flatten(-2)
 
 
-def nibbles(words: Tensor) -> Tensor:
-    """Four-bit parts of 32-bit words [..., W], low ones first, as int32 [..., 8W]."""
-    return halves(words.contiguous().view(torch.uint8)).int()
+def decode_gptq(
+    parts: Sequence[Tensor],
+    out: Tensor,
+    *,
+    bits: int,
+    group: int,
+    order_I: Tensor | None,
+    is_second: bool,
+) -> None:
+    """Writes a weight in GPTQ's words into `out` [O, I]. Raises BadParts for groups that there are
+    not."""
+    codes, zeros, scales_GO = parts[:3]
+    (num_groups, O), I = scales_GO.shape, out.shape[1]
+    half = 1 << bits - 1
+    zeros_GO = _in_words(zeros, bits)[:, :O]
+    if not (zeros_GO == half).all() and (not is_second or (zeros_GO == half - 1).all()):
+        zeros_GO = (zeros_GO + 1) & (2 * half - 1)
+    if order_I is None:
+        order_I = torch.arange(I, device=out.device) // group
+    elif I and not 0 <= int(order_I.min()) <= int(order_I.max()) < num_groups:
+        raise BadParts(f"g_idx names groups that there are not; there are {num_groups}")
+    for inputs, words in _portions(I, O, per_word=32 // bits):
+        codes_IO = _in_words(codes[words].T, bits).T[: len(inputs)]
+        groups_I = order_I[inputs.start : inputs.stop].long()
+        _place(codes_IO, zeros_GO[groups_I], scales_GO[groups_I], out, inputs)
+
+
+def decode_awq(parts: Sequence[Tensor], out: Tensor, *, group: int) -> None:
+    """The same of AWQ's, whose words hold the codes of eight outputs in an order of their own."""
+    codes, zeros, scales_GO = parts
+    O, I = out.shape
+    zeros_GO = _in_awq_words(zeros)[:, :O]
+    for inputs, _ in _portions(I, O, per_word=1):
+        codes_IO = _in_awq_words(codes[inputs.start : inputs.stop])[:, :O]
+        groups_I = torch.arange(inputs.start, inputs.stop, device=out.device) // group
+        _place(codes_IO, zeros_GO[groups_I], scales_GO[groups_I], out, inputs)
+
+
+def _portions(num_inputs: int, num_outputs: int, *, per_word: int) -> Iterator[tuple[range, slice]]:
+    """Inputs that are decoded at a time, and the words that hold them."""
+    step = max(1, _CHUNK_NUMBERS // max(num_outputs, 1) // per_word) * per_word
+    for start in range(0, num_inputs, step):
+        inputs = range(start, min(start + step, num_inputs))
+        yield inputs, slice(start // per_word, -(-inputs.stop // per_word))
+
+
+def _place(
+    codes_IO: Tensor, zeros_IO: Tensor, scales_IO: Tensor, out: Tensor, inputs: range
+) -> None:
+    weight_IO = (codes_IO - zeros_IO).float() * scales_IO.float()
+    out[:, inputs.start : inputs.stop] = weight_IO.to(scales_IO.dtype).T
+
+
+def _in_words(words: Tensor, bits: int) -> Tensor:
+    """Codes of 32-bit words [N, W], low ones first, as int32."""
+    codes = words.flatten().view(torch.uint8).view(len(words), -1)
+    return (halves(codes) if bits == 4 else codes).int()
+
+
+def _in_awq_words(words: Tensor) -> Tensor:
+    return _in_words(words, 4).view(len(words), -1, 8)[..., _AWQ_ORDER].flatten(-2)
 
 
 def _numbers(codes: Tensor, numbers: Numbers) -> Tensor:

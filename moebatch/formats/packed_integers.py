@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from moebatch.errors import CheckpointError
-from moebatch.formats.blocks import WHOLE, Blocks
+from moebatch.formats.blocks import WHOLE, Blocks, columns_of
 from moebatch.formats.coded import CodedMatrix
 from moebatch.formats.quantization import Scheme
 from moebatch.formats.weight_format import CodedFormat, Look, StoredPart, WeightFormat
@@ -83,7 +83,7 @@ class PackedIntegers(CodedFormat):
             return None
         return replace(
             self,
-            group=_group(shape, scales.shape),
+            group=columns_of(shape[-1], *scales.shape[-1:]) or WHOLE,
             scale_dtype=scales.dtype,
             is_symmetric=look(f"{name}_zero_point") is None,
         )
@@ -103,12 +103,6 @@ class PackedIntegers(CodedFormat):
     def __str__(self) -> str:
         kind = "" if self.is_symmetric else ", with zero points"
         return f"{self.name}, {Blocks(1, self.group)}{kind}"
-
-
-def _group(shape: tuple[int, ...], scales: tuple[int, ...]) -> int:
-    """Columns that share a scale; all of them where no size fits the scales."""
-    blocks = Blocks.found((2, shape[-1]), (2, *scales[-1:]))
-    return blocks.columns if blocks else WHOLE
 
 
 PACKED_INT4 = PackedIntegers(bits=4)

@@ -14,11 +14,12 @@ from moebatch.formats.packed_integers import PACKED_INT4, PACKED_INT8
 from moebatch.formats.plain import BFLOAT16, FLOAT16, FLOAT32
 from moebatch.formats.scaled_bytes import FP8, INT8
 from moebatch.formats.weight_format import Look, WeightFormat
+from moebatch.formats.words import AWQ, GPTQ, GPTQ_INT8
 from moebatch.registry import Registry
 
 _PLAIN = (FLOAT32, BFLOAT16, FLOAT16)
-_FOUR_BITS = (PACKED_INT4, MXFP4, PACKED_MXFP4, DEEPSEEK_FP4, NVFP4, PACKED_NVFP4)
-_EIGHT_BITS = (PACKED_INT8, FP8, INT8)
+_FOUR_BITS = (PACKED_INT4, GPTQ, AWQ, MXFP4, PACKED_MXFP4, DEEPSEEK_FP4, NVFP4, PACKED_NVFP4)
+_EIGHT_BITS = (PACKED_INT8, FP8, INT8, GPTQ_INT8)
 FORMATS: Registry[WeightFormat] = Registry(
     {format.name: format for format in (*_PLAIN, *_FOUR_BITS, *_EIGHT_BITS)}
 )
@@ -38,7 +39,8 @@ def find_format(
         return next((plain for plain in _PLAIN if plain.found(name, shape, look)), None)
     if likely is not None and likely.fits(name, shape, look):
         return likely
-    found = [stored for known in FORMATS.values() if (stored := known.found(name, shape, look))]
+    known = [likely, *FORMATS.values()] if likely is not None else FORMATS.values()
+    found = [stored for each in known if (stored := each.found(name, shape, look))]
     fitting = (stored for stored in found if stored.fits(name, shape, look))
     return next(fitting, found[0] if found else None)
 

@@ -135,6 +135,7 @@ def check_job(
         warnings=(
             *(preparation.warnings if preparation else ()),
             *(hints.warnings if hints else ()),
+            *(files.warnings if files else ()),
             *(no_sums or ()),
             *(prompts_without_template(counted, preparation) if counted and preparation else ()),
         ),

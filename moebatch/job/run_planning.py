@@ -37,7 +37,8 @@ class RunPlanning:
     def plan(self, workload: Workload) -> JobPlan:
         """A plan, with what its predictor holds."""
         options, tell = self._ground.options, self._ground.tell
-        for warning in settings_without_effect(self._job, self._machine.kind):
+        unused = settings_without_effect(self._job, self._machine.kind)
+        for warning in (*self._ground.files.warnings, *unused):
             tell(f"warning: {warning}")
         if not has_common_keys(self._ground.files):
             workload = workload.unshared

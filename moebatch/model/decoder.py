@@ -13,7 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from moebatch.formats.weight_format import Matrix
+from moebatch.errors import CheckpointError
+from moebatch.formats.weight_format import BadParts, Matrix
 from moebatch.layout.scratch import Limits, converted_elements, step_elements
 from moebatch.model.attention import Qkv
 from moebatch.model.attention_core import AttentionCore
@@ -237,7 +238,8 @@ class Decoder:
     ) -> None:
         """Runs one expert over all tokens that chose it and fills its ``routing.outputs_TKD``.
 
-        `parts` are what was read of it, as `StoredExperts.pieces` names them.
+        `parts` are what was read of it, as `StoredExperts.pieces` names them. Raises
+        CheckpointError where they cannot be decoded.
         """
         matrices = self._experts.matrices(parts)
         rows_M, choices_M = routing.tokens[expert]
@@ -246,7 +248,10 @@ class Decoder:
             frame, num_rows = self.scratch.frame(), len(tokens.rows_M)
             x_ND = frame.take(self._products.rows(num_rows), self.shape.hidden_size)
             torch.index_select(routing.normed_TD, 0, tokens.rows_M, out=x_ND[:num_rows])
-            y_MD = self._mlp(frame, x_ND, num_rows, matrices)
+            try:
+                y_MD = self._mlp(frame, x_ND, num_rows, matrices)
+            except BadParts as error:
+                raise CheckpointError(f"layer {layer}, expert {expert}: {error}") from None
             self._elementwise.place(y_MD, tokens, routing)
 
     def combine(self, layer: int, x_TD: Tensor, routing: Routing) -> None:

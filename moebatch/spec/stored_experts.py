@@ -3,7 +3,7 @@ that products take out of them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -80,17 +80,15 @@ class StoredExperts:
         """The layout and format that the first expert is found in; where there is none, those of
         released checkpoints, in which it is then missed.
 
-        Of formats that differ in what one weight leaves open, the one that fits all."""
+        Of formats that differ in what a small weight leaves open, it is that which fits most."""
         for layout in names.experts:
             experts = cls.of(shape, shape.expert_format, layout)
             weights = list(experts.named_weights(shape.moe_layers[0], 0))
             found = [find_format(*weight, look, shape.expert_format) for weight in weights]
             stored = [each for each in found if each is not None]
             if stored:
-                fitting = (
-                    each for each in stored if all(each.fits(*weight, look) for weight in weights)
-                )
-                return cls.of(shape, next(fitting, stored[0]), layout)
+                best = max(stored, key=lambda each: _num_fitting(each, weights, look))
+                return cls.of(shape, best, layout)
         return cls.of(shape, shape.expert_format, names.experts[0])
 
     def compute_dtype(self, shape: ModelShape) -> Dtype:
@@ -122,3 +120,9 @@ class StoredExperts:
             parts = tensors[number * each : (number + 1) * each]
             found.update(zip(weight.roles, weight.matrices(self.format, parts), strict=True))
         return found
+
+
+def _num_fitting(
+    stored: WeightFormat, weights: Iterable[tuple[str, tuple[int, ...]]], look: Look
+) -> int:
+    return sum(stored.fits(name, size, look) for name, size in weights)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from moebatch.model.native import loader
+from tests.formats.test_decoding import ROWS_APART
 from tests.model.driver import Driver
 from tests.model.oracle import greedy, load, prompts
 from tests.quantised import KINDS, decoded_beside, write_quantised
@@ -65,7 +66,7 @@ def test_tokens_are_those_of_the_decoded_weights(
 
 
 @pytest.mark.few
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ROWS_APART)
 def test_stacked_experts_whose_gate_and_up_share_a_tensor(
     kind: str, quantised: Callable[..., Path]
 ) -> None:

@@ -1,0 +1,124 @@
+"""Quantised experts resident and streamed; damaged ones are named."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from moebatch.checkpoint.model_files import open_model
+from moebatch.errors import CheckpointError, MoebatchError
+from tests.engine.test_engine import policy, requests, run, tokens_of
+from tests.model.oracle import greedy, load
+from tests.quantised import KINDS, decoded_beside, write_quantised
+
+NEW_TOKENS = 5
+SIZES = {"hidden_size": 48, "intermediate_size": 40, "num_hidden_layers": 2}
+NAN = torch.tensor(torch.nan)
+
+
+@pytest.fixture
+def folder(tiny_checkpoint: Callable[..., Path], tmp_path: Path) -> Callable[..., Path]:
+    def write(kind: str, **options: bool) -> Path:
+        plain = tiny_checkpoint("mixtral", **SIZES)
+        return write_quantised(plain, kind, tmp_path / kind, **options)
+
+    return write
+
+
+@pytest.mark.few
+@pytest.mark.parametrize("resident", [0.0, 1.0])
+@pytest.mark.parametrize("kind", KINDS)
+def test_tokens_are_those_of_the_decoded_weights(
+    kind: str, resident: float, folder: Callable[..., Path]
+) -> None:
+    quantised = folder(kind, dense=resident == 0.0, shards=resident == 0.0)
+    rows = requests((1, 33, 7, 12))
+    model = load(decoded_beside(quantised))
+    expected = [tuple(greedy(model, row.prompt_tokens, NEW_TOKENS)[0]) for row in rows]
+    assert tokens_of(run(quantised, policy(resident=resident), rows)) == expected
+
+
+def changed(folder: Path, part: str, change: Callable[[torch.Tensor], torch.Tensor | None]) -> str:
+    """Changes, or removes, the first tensor whose name ends so."""
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    name = next(name for name in sorted(tensors) if name.endswith(part))
+    after = change(tensors.pop(name))
+    save_file(tensors if after is None else tensors | {name: after.contiguous()}, path)
+    return name
+
+
+@pytest.mark.parametrize(
+    ("kind", "part", "change", "message"),
+    [
+        ("fp8", "_scale_inv", lambda _: None, "is missing"),
+        ("fp8", "_scale_inv", lambda t: t[:1], "has shape [1, 3], expected"),
+        ("fp8", "_scale_inv", lambda t: t.int(), "is I32, expected F32"),
+        ("int4", "w1.weight_packed", lambda t: t[:, :-1], "has shape [40, 5], expected [40, 6]"),
+        ("int4", "w3.weight_scale", lambda t: t[:0], "has shape [0, 2], expected [40, 2]"),
+        ("int4-zeros", "w2.weight_zero_point", lambda t: t[:-1], "expected [6, 3]"),
+        ("mxfp4", "_blocks", lambda t: t[..., :-1], "expected [40, 2, 16]"),
+        ("nvfp4", "w1.weight_scale_2", lambda _: None, "w1.weight_scale_2 is missing"),
+        ("gptq", "w2.scales", lambda t: t[..., 1:], "expected [2, 48]"),
+    ],
+)
+def test_what_is_wrong_in_headers_is_named(
+    kind: str,
+    part: str,
+    change: Callable[[torch.Tensor], torch.Tensor | None],
+    message: str,
+    folder: Callable[..., Path],
+) -> None:
+    path = folder(kind)
+    name = changed(path, part, change)
+    with pytest.raises(CheckpointError) as caught:
+        open_model(path, "float32")
+    assert str(path) in str(caught.value)
+    assert f"tensor {name} " in str(caught.value) and message in str(caught.value)
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_scales_outside_experts_that_are_no_numbers_are_named(
+    value: float, folder: Callable[..., Path]
+) -> None:
+    path = folder("int4", dense=True)
+    name = changed(path, "k_proj.weight_scale", lambda t: t.fill_(value))
+    weight = name.removesuffix("_scale")
+    with pytest.raises(CheckpointError, match=r"model\.safetensors: the weight") as caught:
+        run(path, policy(), requests((5, 12)), dtype="float32")
+    assert weight in str(caught.value) and "NaN or infinity" in str(caught.value)
+
+
+def test_scales_of_experts_that_are_no_numbers_fail_the_rows_that_met_them(
+    folder: Callable[..., Path],
+) -> None:
+    path = folder("int4")
+    changed(path, "layers.1.block_sparse_moe.experts.0.w1.weight_scale", lambda t: t.fill_(NAN))
+    errors = [
+        out.error for out in run(path, policy(), requests((5, 12)), dtype="float32") if out.error
+    ]
+    assert errors and all("layer 1, expert 0" in str(error) for error in errors)
+
+
+def test_an_order_that_leads_outside_is_named(folder: Callable[..., Path]) -> None:
+    path = folder("gptq-act-order")
+    for expert in range(6):
+        changed(path, f"layers.0.block_sparse_moe.experts.{expert}.w1.g_idx", lambda t: t + 9)
+    with pytest.raises(MoebatchError, match=r"layer 0, expert \d: g_idx names groups"):
+        run(path, policy(), requests((5, 12)), dtype="float32")
+
+
+def test_contradictions_of_the_config_are_said(folder: Callable[..., Path]) -> None:
+    path = folder("int4")
+    assert not open_model(path, "float32").warnings
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(
+        json.dumps(config | {"quantization_config": KINDS["fp8"].config})
+    )
+    assert open_model(path, "float32").warnings == (
+        f"{path}: config.json says that experts are stored as fp8, blocks of 16 x 16; by their "
+        "tensors, which are believed, they are packed int4, groups of 32",
+    )
