@@ -11,8 +11,8 @@ from typing import Any, Protocol
 import torch
 
 from moebatch.schedule.lanes import rows_of, take_next
-from moebatch.schedule.slots.chunk_stream import ChunkStream
 from moebatch.schedule.slots.expert_load import Chunk
+from moebatch.schedule.slots.transfer import ChunkStream
 from moebatch.schedule.task import Task
 from moebatch.store.monitor import End, Monitor
 from moebatch.store.statistics import ReadStatistics

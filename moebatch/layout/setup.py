@@ -10,8 +10,7 @@ from moebatch.layout.distinct_experts import distinct_experts
 from moebatch.layout.ladder import Ladder, lanes_of
 from moebatch.schedule.registry import traits_of
 from moebatch.schedule.setup import Setup
-from moebatch.schedule.slots.cache import Cache, Rule
-from moebatch.schedule.slots.caches import make_cache
+from moebatch.schedule.slots.cache import Cache, Rule, make_cache
 from moebatch.schedule.slots.expert_load import ExpertKey
 from moebatch.spec.hardware import LevelName
 from moebatch.spec.policy import Policy

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from moebatch.model.dense_weights import DenseWeights
 from moebatch.model.router import count_by_expert
-from moebatch.schedule.activation import chosen_ahead
+from moebatch.schedule.setup import chosen_ahead
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

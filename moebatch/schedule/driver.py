@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from moebatch.schedule.foresight import Foresight
 from moebatch.schedule.request import (
     Arrivals,
+    Arriving,
     CancelPrefetch,
     Free,
     GateChosen,
@@ -25,10 +26,9 @@ from moebatch.schedule.request import (
     Whole,
 )
 from moebatch.schedule.setup import Setup
-from moebatch.schedule.slots.arriving import Arriving
-from moebatch.schedule.slots.disk_path import DiskPath, Straight, ThroughMemory
 from moebatch.schedule.slots.expert_load import ExpertKey
 from moebatch.schedule.slots.slots import SlotQueue
+from moebatch.schedule.slots.transfer import DiskPath, ThroughMemory
 from moebatch.schedule.task import Kind, Task, gate
 
 
@@ -97,7 +97,7 @@ class Driver:
         self._lanes = lanes
         self._router = router
         self._slots = slots
-        self.disk_path: DiskPath = Straight() if below is None else ThroughMemory(below, slots)
+        self.disk_path = DiskPath() if below is None else ThroughMemory(below, slots)
         self._foresight = foresight or Foresight()
         self._learn = learn
         self._to_learn: list[tuple[int, int]] = []

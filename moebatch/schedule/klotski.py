@@ -6,7 +6,7 @@ hot: only hot experts are prefetched, the others come when a gate has chosen the
 klotski: experts run once over all micro-batches, hot ones first, then in the order of arrival.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from moebatch.schedule.attention import Attention
 from moebatch.schedule.definition import (
@@ -20,6 +20,7 @@ from moebatch.schedule.definition import (
 from moebatch.schedule.kv import KvTraffic
 from moebatch.schedule.request import (
     Arrivals,
+    Arriving,
     CancelPrefetch,
     Free,
     InOrder,
@@ -31,23 +32,19 @@ from moebatch.schedule.request import (
     Whole,
 )
 from moebatch.schedule.setup import Setup
-from moebatch.schedule.slots.arriving import Arriving
 from moebatch.schedule.task import Task, combine, dense, expert, gate
 
 
 @schedule(runs="pass", foresees="likely")
 def klotski(layer: Layer) -> Schedule:
     """Expert-aware multi-batch pipeline (Algorithm 1)."""
-    i = layer.step
     yield from attend_and_route(layer)
-    yield CancelPrefetch(i)
-    chosen = yield Arrivals(i)
+    yield CancelPrefetch(layer.step)
+    chosen = yield Arrivals(layer.step)
     yield from launch_ready(layer, chosen)
-    yield from prefetch_likely(layer.setup, i)
+    yield from prefetch_likely(layer.setup, layer.step)
     yield from layer.prefetch_cache()
-    for e in chosen:
-        yield expert(i, e)  # over all micro-batches; its slot is free afterwards
-    yield combine(i)
+    yield from as_they_arrive(layer, chosen)
 
 
 @schedule(runs="batch", foresees="likely")
@@ -56,7 +53,7 @@ def hot(layer: Layer) -> Schedule:
     yield from attend_and_route(layer)
     yield CancelPrefetch(layer.step)
     yield from prefetch_likely(layer.setup, layer.step)
-    yield from batch_by_batch(layer.micro_batches, layer.step)
+    yield from by_number(layer.micro_batches, layer.step)
 
 
 @schedule(runs="batch", foresees="layer")
@@ -102,7 +99,15 @@ def attend_and_route(layer: Layer) -> Iterator[Task | Request]:
     yield Route(i, layer.sweep.num_micro_batches - 1)
 
 
-def batch_by_batch(batches: Sequence[int], i: int) -> Schedule:
+def as_they_arrive(layer: Layer, chosen: Iterable[int]) -> Iterator[Task]:
+    """Each expert once over all micro-batches, those that are ready first; its slot is free
+    afterwards."""
+    for e in chosen:
+        yield expert(layer.step, e)
+    yield combine(layer.step)
+
+
+def by_number(batches: Sequence[int], i: int) -> Schedule:
     """Experts of one micro-batch after those of the other, by number."""
     for k in batches:
         for e in (yield InOrder(i, k)):
@@ -126,4 +131,4 @@ def whole_layer(
     yield Whole(i)
     for k in batches:
         yield Route(i, k)
-    yield from batch_by_batch(batches, i)
+    yield from by_number(batches, i)

@@ -1,7 +1,7 @@
 """Pre-gated MoE, and the two baselines that it compares itself with."""
 
 from moebatch.schedule.definition import Layer, fetch_window, schedule
-from moebatch.schedule.klotski import attend_and_route
+from moebatch.schedule.klotski import as_they_arrive, attend_and_route
 from moebatch.schedule.request import Arrivals, Free, Route, Schedule, Select, Whole
 from moebatch.schedule.task import combine, expert, gate
 
@@ -14,12 +14,9 @@ def pregated(layer: Layer) -> Schedule:
     Exactly the experts that are chosen come, and the slot of each is free when its block is done.
     From disk to main memory, too, they come one by one, since they are known early enough.
     """
-    i = layer.step
     yield from attend_and_route(layer)
-    yield Select(i)
-    for e in (yield Arrivals(i)):
-        yield expert(i, e)
-    yield combine(i)
+    yield Select(layer.step)
+    yield from as_they_arrive(layer, (yield Arrivals(layer.step)))
 
 
 @schedule(runs="pass", foresees="nothing")
@@ -29,12 +26,9 @@ def ondemand(layer: Layer) -> Schedule:
     Of several experts of a block, one computes while the next one comes; the paper, with one expert
     of one sequence, adds both up, which is the same there.
     """
-    i = layer.step
-    yield from fetch_window(layer.setup, i - 1)
+    yield from fetch_window(layer.setup, layer.step - 1)
     yield from attend_and_route(layer)
-    for e in (yield Arrivals(i)):
-        yield expert(i, e)
-    yield combine(i)
+    yield from as_they_arrive(layer, (yield Arrivals(layer.step)))
 
 
 @schedule(runs="pass", foresees="layer")

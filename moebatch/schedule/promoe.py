@@ -10,35 +10,33 @@ That experts come in chunks, its fourth step, is up to the lane that moves them.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from moebatch.schedule.definition import Layer, prefetch_likely, schedule
-from moebatch.schedule.klotski import attend_and_route, batch_by_batch, launch_ready
+from moebatch.schedule.klotski import (
+    as_they_arrive,
+    attend_and_route,
+    by_number,
+    hot,
+    launch_ready,
+)
 from moebatch.schedule.request import Arrivals, CancelPrefetch, GateChosen, Request, Schedule
-from moebatch.schedule.task import Task, combine, expert, gate
+from moebatch.schedule.task import Task, gate
 
 
 @schedule(runs="pass", foresees="likely")
 def promoe(layer: Layer) -> Schedule:
     """Required experts first, those in the cache before those on their way, predicted ones behind
     them (Algorithms 1 and 2)."""
-    i = layer.step
-    yield from attend_and_route(layer)
-    yield CancelPrefetch(i)
-    chosen = yield Arrivals(i)
-    yield from launch_ready(layer, chosen)
-    yield from prefetch_likely(layer.setup, i)
-    for e in chosen:
-        yield expert(i, e)
-    yield combine(i)
-
-
-@schedule(runs="batch", foresees="likely")
-def promoe_preempt(layer: Layer) -> Schedule:
-    """The same by number."""
     yield from attend_and_route(layer)
     yield CancelPrefetch(layer.step)
+    chosen = yield Arrivals(layer.step)
+    yield from launch_ready(layer, chosen)
     yield from prefetch_likely(layer.setup, layer.step)
-    yield from batch_by_batch(layer.micro_batches, layer.step)
+    yield from as_they_arrive(layer, chosen)
+
+
+promoe_preempt = replace(hot, name="promoe_preempt", doc="The same by number: Klotski's `hot`.")
 
 
 @schedule(runs="batch", foresees="likely")
@@ -47,14 +45,14 @@ def promoe_prefetch(layer: Layer) -> Schedule:
     all the same."""
     yield from _attend_and_listen(layer)
     yield from prefetch_likely(layer.setup, layer.step)
-    yield from batch_by_batch(layer.micro_batches, layer.step)
+    yield from by_number(layer.micro_batches, layer.step)
 
 
 @schedule(runs="batch", foresees="nothing")
 def promoe_base(layer: Layer) -> Schedule:
     """Nothing is predicted."""
     yield from _attend_and_listen(layer)
-    yield from batch_by_batch(layer.micro_batches, layer.step)
+    yield from by_number(layer.micro_batches, layer.step)
 
 
 def _attend_and_listen(layer: Layer) -> Iterator[Task | Request]:

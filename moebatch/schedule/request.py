@@ -1,103 +1,110 @@
 """What a schedule asks of its driver, beside having tasks run."""
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from moebatch.schedule.slots.expert_load import ExpertKey
 from moebatch.schedule.task import Task
 
 
 @dataclass(frozen=True, slots=True)
+class _OfStep:
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class _OfMicroBatch(_OfStep):
+    micro_batch: int
+
+
 class NextPass:
     """Answered with the `Sweep` that comes next, or with None when the job is over. The pass
     before has been computed then; what was prefetched goes on arriving meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
-class Prefetch:
+class Prefetch(_OfStep):
     """Experts of a step that are likely to be chosen: they come with low priority, as far as there
     are slots to hold them. The likeliest of a step replace those that were prefetched before."""
 
-    step: int
     count: int | None = None
     """How many, the likeliest first; None is the whole layer."""
 
 
-@dataclass(frozen=True, slots=True)
-class PrefetchToDram:
+class PrefetchToDram(_OfStep):
     """Experts of a step that live on disk come to main memory, below the level that computes."""
 
-    step: int
 
-
-@dataclass(frozen=True, slots=True)
-class Route:
+class Route(_OfMicroBatch):
     """Answered when the gate of a micro-batch has chosen. What it chose is certain from then on: it
     comes before all that is only prefetched, and is not given up before it has been computed."""
 
-    step: int
-    micro_batch: int
 
-
-@dataclass(frozen=True, slots=True)
-class GateChosen:
+class GateChosen(_OfMicroBatch):
     """Answered when the gate of a micro-batch has chosen. Nothing is asked for yet."""
 
-    step: int
-    micro_batch: int
 
-
-@dataclass(frozen=True, slots=True)
-class Select:
-    """What the gates of a step that have chosen have chosen for a later one, as Pre-gated MoE's do,
+class Select(_OfStep):
+    """What the gates of a step that are done have chosen for a later one, as Pre-gated MoE's do,
     comes behind what is asked for already, as far as there are slots. Gates that choose for their
     own step alone have nothing to say to it."""
 
-    step: int
 
-
-@dataclass(frozen=True, slots=True)
-class CancelPrefetch:
+class CancelPrefetch(_OfStep):
     """Prefetched experts of a step that no gate has chosen are not wanted any more."""
 
-    step: int
 
-
-@dataclass(frozen=True, slots=True)
-class Whole:
+class Whole(_OfStep):
     """Answered when all experts of a step are ready, chosen or not, or as many as there are slots
     for."""
 
-    step: int
 
-
-@dataclass(frozen=True, slots=True)
-class Arrivals:
+class Arrivals(_OfStep):
     """Answered with an `Arriving` of the experts that were chosen at a step, by any micro-batch: in
     the order in which they are ready."""
 
-    step: int
 
-
-@dataclass(frozen=True, slots=True)
-class InOrder:
+class InOrder(_OfMicroBatch):
     """Answered with an iterator over the experts that a micro-batch chose, by number; each is
     handed out when it is ready."""
 
-    step: int
-    micro_batch: int
 
-
-@dataclass(frozen=True, slots=True)
-class Free:
+class Free(_OfStep):
     """Slots of a step's experts are free as soon as what was launched for it is done."""
 
-    step: int
 
-
-@dataclass(frozen=True, slots=True)
 class Sync:
     """Answered when all that has been launched is done."""
+
+
+_Take = Callable[[Sequence[ExpertKey]], ExpertKey | None]
+_Wait = Callable[[Sequence[ExpertKey]], None]
+
+
+class Arriving:
+    """Chosen experts of a step: resident, arrived, in flight, absent. Each is handed out once."""
+
+    def __init__(self, keys: Sequence[ExpertKey], first_ready: _Take, wait: _Wait) -> None:
+        """`first_ready` gives the one of some experts to be computed first, if any is ready;
+        `wait` returns when one is."""
+        self._left = list(keys)
+        self._first_ready = first_ready
+        self._wait = wait
+
+    @property
+    def ready(self) -> Iterator[int]:
+        """Those that have arrived already."""
+        while self._left and (key := self._first_ready(self._left)) is not None:
+            self._left.remove(key)
+            yield key.expert
+
+    def __iter__(self) -> Iterator[int]:
+        """All that are left, those that are ready first."""
+        yield from self.ready
+        while self._left:
+            self._wait(self._left)
+            yield from self.ready
 
 
 Question = NextPass | GateChosen | Route | Whole | Arrivals | InOrder | Sync

@@ -1,8 +1,8 @@
 """What a schedule knows before the first pass: the model's layers, and where things live."""
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from moebatch.schedule.activation import chosen_ahead
 from moebatch.schedule.kv_route import Place
 from moebatch.spec.hardware import LevelName
 
@@ -54,3 +54,14 @@ class Setup:
         layer = self.layer(step)
         later = chosen_ahead(self.moe_layers, self.activation_level).get(layer)
         return None if later is None else step - layer + later
+
+
+def chosen_ahead(moe_layers: Collection[int], activation_level: int) -> Mapping[int, int]:
+    """By layer, the later one for which its pre-gate chooses (Pre-gated MoE, section 3).
+
+    Of B layers with experts and activation level N, those are the first B - N; the first N have
+    gates of their own for themselves. Empty at level 0, where every gate chooses for its own layer.
+    """
+    blocks = sorted(moe_layers)
+    later = blocks[activation_level:] if activation_level else []
+    return dict(zip(blocks, later, strict=False))

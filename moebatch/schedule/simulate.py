@@ -13,11 +13,10 @@ from moebatch.schedule.lanes import RESULT_LANES, lane_of, take_next
 from moebatch.schedule.registry import find_schedule
 from moebatch.schedule.request import Schedule, Sweep
 from moebatch.schedule.setup import Setup
-from moebatch.schedule.slots.cache import Cache, Rule
-from moebatch.schedule.slots.caches import make_cache
-from moebatch.schedule.slots.chunk_stream import ChunkStream
+from moebatch.schedule.slots.cache import Cache, Rule, make_cache
 from moebatch.schedule.slots.expert_load import Chunk, ExpertKey
 from moebatch.schedule.slots.slots import SlotQueue
+from moebatch.schedule.slots.transfer import ChunkStream
 from moebatch.schedule.task import Kind, Task
 from moebatch.schedule.timeline.timeline import Span, Timeline
 

@@ -77,44 +77,18 @@ class Task:
         return f"{self.kind}({self.step}{parts})"
 
 
-def attend(i: int, k: int, *after: Task) -> Task:
-    """Attention of micro-batch k at step i, where everything else is computed."""
-    return Task(Kind.ATTEND, i, k, after=after)
+@dataclass(frozen=True, slots=True)
+class _OfMicroBatch:
+    """Makes the tasks of a kind: of step i and micro-batch k, after some others."""
+
+    kind: Kind
+
+    def __call__(self, i: int, k: int, *after: Task) -> Task:
+        return Task(self.kind, i, k, after=after)
 
 
-def pre(i: int, k: int, *after: Task) -> Task:
-    """Norm and projections of k."""
-    return Task(Kind.PRE, i, k, after=after)
-
-
-def off(i: int, k: int, *after: Task) -> Task:
-    """Queries, keys and values of k go down."""
-    return Task(Kind.OFF, i, k, after=after)
-
-
-def attn(i: int, k: int, *after: Task) -> Task:
-    """Attention of k on the CPU."""
-    return Task(Kind.ATTN, i, k, after=after)
-
-
-def load(i: int, k: int, *after: Task) -> Task:
-    """Results of the CPU's attention go up."""
-    return Task(Kind.LOAD, i, k, after=after)
-
-
-def out(i: int, k: int, *after: Task) -> Task:
-    """Output projection and residual of k."""
-    return Task(Kind.OUT, i, k, after=after)
-
-
-def post(i: int, k: int, *after: Task) -> Task:
-    """Everything of the layer that follows attention, for k."""
-    return Task(Kind.POST, i, k, after=after)
-
-
-def gate(i: int, k: int, *after: Task) -> Task:
-    """Tokens of k choose."""
-    return Task(Kind.GATE, i, k, after=after)
+attend, pre, off, attn = map(_OfMicroBatch, (Kind.ATTEND, Kind.PRE, Kind.OFF, Kind.ATTN))
+load, out, post, gate = map(_OfMicroBatch, (Kind.LOAD, Kind.OUT, Kind.POST, Kind.GATE))
 
 
 def expert(i: int, e: int, k: int | None = None) -> Task:

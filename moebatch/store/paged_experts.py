@@ -1,5 +1,6 @@
 """Layers of experts that come in pages, into one half of a buffer while the other is in use."""
 
+from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
@@ -7,7 +8,6 @@ from torch import Tensor
 
 from moebatch.layout.buffers import RESIDENT_TERM, SLOTS_TERM
 from moebatch.schedule.slots.expert_load import ExpertKey
-from moebatch.schedule.slots.paged_room import most_streamed
 from moebatch.store.device_memory import DeviceMemory
 from moebatch.store.memory import Arena, copy_bytes
 from moebatch.store.page_cut import Page, PageCut
@@ -173,3 +173,11 @@ class PagedExperts:
         """The place of a page in the staging buffer."""
         assert self._staging is not None, "there is no staging buffer"
         return self._staging.bytes[page.buffer_start : page.buffer_start + page.num_bytes]
+
+
+def most_streamed(experts: Iterable[ExpertKey], resident: Collection[ExpertKey]) -> int:
+    """Experts that are not resident, of the layer that has most of them; a half has room for
+    these (MoE-Lightning, appendix A.1)."""
+    living_here = frozenset(resident)
+    streamed = Counter(key.layer for key in experts if key not in living_here)
+    return max(streamed.values(), default=0)

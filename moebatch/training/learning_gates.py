@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from moebatch.model.pregates import PreGates
-from moebatch.schedule.activation import chosen_ahead
+from moebatch.schedule.setup import chosen_ahead
 from moebatch.training.whole_model import WholeModel
 
 

@@ -16,13 +16,13 @@ from moebatch.plan.planner import best_policy
 from moebatch.plan.problem import Problem
 from moebatch.schedule.kv_route import Place
 from moebatch.schedule.registry import SCHEDULES, traits_of
-from moebatch.schedule.slots.paged_room import num_paged_slots
 from moebatch.spec.hardware import Hardware, LevelName
 from moebatch.spec.models import load_model
 from moebatch.spec.policy import Placement, Policy, pages_of
 from moebatch.spec.workload import Workload
 from moebatch.store.kv_layout import KvLayout
 from moebatch.store.kv_levels import NUM_WINDOWS
+from moebatch.store.paged_experts import most_streamed as most_paged
 from tests.few import examples
 from tests.plan.problems import SHAPE, SMALL, cpu_machine, gpu_machine, problem
 
@@ -54,7 +54,7 @@ def allocated(asked: Problem, policy: Policy) -> dict[LevelName, dict[str, int]]
     living = residents(shape, policy, asked.ladder)
     held[level_of_all][RESIDENT_TERM] = len(living) * expert
     paged = traits_of(policy).is_paged
-    slots = num_paged_slots(keys, living) if paged else policy.num_slots
+    slots = 2 * most_paged(keys, living) if paged else policy.num_slots
     held[level_of_all][SLOTS_TERM] = slots * expert
     if asked.with_vram:
         homes = expert_homes(shape, policy, asked.ladder)
@@ -109,7 +109,7 @@ def test_a_planned_policy_is_one_that_runs_and_fits_with_what_is_really_allocate
     assert_priced(asked, policy)
     if traits_of(policy).is_paged:
         living = residents(shape, policy, asked.ladder)
-        assert policy.num_slots == num_paged_slots(expert_keys(shape), living)
+        assert policy.num_slots == 2 * most_paged(expert_keys(shape), living)
     homes = policy.kv_levels(shape.num_layers)
     for level in asked.hardware.levels:
         layers = policy.kv_cache.on(level) * shape.num_layers
@@ -149,7 +149,7 @@ def test_residents_leave_every_layer_with_about_as_many_to_stream() -> None:
     for share in (0, 0.003, 0.1, 1 / 3, 0.99, 1):
         policy = given_policy(weights=Placement(vram=share, dram=1 - share))
         living = residents(DENSE_FIRST, policy, Ladder(("disk", "dram", "vram")))
-        assert 2 * most_streamed(DENSE_FIRST, len(living)) == num_paged_slots(keys, living)
+        assert 2 * most_streamed(DENSE_FIRST, len(living)) == 2 * most_paged(keys, living)
 
 
 def vram(policy: Policy, machine: Hardware | None = None) -> Footprint:

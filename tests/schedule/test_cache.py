@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moebatch.schedule.foresight import Foresight
-from moebatch.schedule.slots.cache import Rule
-from moebatch.schedule.slots.caches import make_cache
+from moebatch.schedule.slots.cache import Rule, make_cache
 from moebatch.schedule.slots.expert_load import ExpertKey
 from moebatch.schedule.slots.slots import SlotQueue
 

@@ -12,12 +12,11 @@ from moebatch.checkpoint.record import Record
 from moebatch.engine.read_ahead import ReadAhead
 from moebatch.errors import DoesNotFit, StorageError
 from moebatch.schedule.slots.expert_load import ExpertKey
-from moebatch.schedule.slots.paged_room import most_streamed, num_paged_slots
 from moebatch.store.device_memory import DeviceMemory
 from moebatch.store.experts import ExpertStore
 from moebatch.store.page_cut import PageCut
 from moebatch.store.page_sources import FilePages, MemoryPages
-from moebatch.store.paged_experts import PagedExperts
+from moebatch.store.paged_experts import PagedExperts, most_streamed
 from tests.store.expert_files import (
     CHUNK_BYTES,
     KEYS,
@@ -236,7 +235,7 @@ def test_both_halves_and_residents_are_part_of_the_capacity(
     dram = ReadAhead(ExpertStore(records, num_slots=1))
     opened.append(dram)
     source = MemoryPages(dram.store, dram.sleep)
-    room = (num_paged_slots(KEYS, RESIDENT) + len(RESIDENT)) * source.slot_bytes
+    room = (2 * most_streamed(KEYS, RESIDENT) + len(RESIDENT)) * source.slot_bytes
     memory = DeviceMemory(CPU, room + 2 * 512)
     PagedExperts(source, memory, KEYS, num_layers=NUM_LAYERS, resident=RESIDENT)
     assert room <= memory.used_bytes
@@ -246,9 +245,9 @@ def test_both_halves_and_residents_are_part_of_the_capacity(
 
 
 def test_room_is_twice_the_layer_that_streams_most() -> None:
-    assert num_paged_slots(KEYS, ()) == 2 * NUM_EXPERTS
+    assert most_streamed(KEYS, ()) == NUM_EXPERTS
     assert most_streamed(KEYS, [key for key in KEYS if key.expert == 0]) == NUM_EXPERTS - 1
-    assert num_paged_slots(KEYS, KEYS) == 0
+    assert most_streamed(KEYS, KEYS) == 0
 
 
 def test_everything_resident_moves_nothing(

@@ -1,15 +1,17 @@
-"""How experts come to the level that computes: straight, or from disk through main memory."""
+"""Experts on their way to the level that computes: chunk by chunk over a link, from where they
+live straight or from disk through main memory."""
 
-from collections.abc import Iterable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
-from moebatch.schedule.slots.expert_load import ExpertKey, Load
+from moebatch.schedule.slots.expert_load import Chunk, ExpertKey, Load
 from moebatch.schedule.slots.slots import SlotQueue
+from moebatch.schedule.task import Kind, Task
 
 
-class DiskPath(Protocol):
-    """What has to be done below for experts that are wanted above. To be used with the lock held
-    that guards all slots."""
+class DiskPath:
+    """What has to be done below for experts that are wanted above: nothing, where they come
+    straight from where they live. To be used with the lock held that guards all slots."""
 
     def prefetch(self, keys: Iterable[ExpertKey]) -> None:
         """Likely experts have been prefetched above."""
@@ -25,6 +27,7 @@ class DiskPath(Protocol):
 
     def can_be_sent(self, load: Load) -> bool:
         """Whether the next chunk of an expert can go up."""
+        return True
 
     def sending(self, load: Load) -> None:
         """A chunk of an expert goes up."""
@@ -33,27 +36,7 @@ class DiskPath(Protocol):
         """A chunk has gone up."""
 
 
-class Straight:
-    """From where they live: nothing has to be done below."""
-
-    def prefetch(self, keys: Iterable[ExpertKey]) -> None: ...
-
-    def fetch(self, keys: Iterable[ExpertKey]) -> None: ...
-
-    def require(self, key: ExpertKey) -> None: ...
-
-    def hurry(self, waiting: Sequence[ExpertKey]) -> None: ...
-
-    def can_be_sent(self, load: Load) -> bool:
-        """Always."""
-        return True
-
-    def sending(self, load: Load) -> None: ...
-
-    def sent(self, load: Load) -> None: ...
-
-
-class ThroughMemory:
+class ThroughMemory(DiskPath):
     """From disk, through slots of main memory. What goes up stays below until it has."""
 
     def __init__(self, below: SlotQueue, above: SlotQueue) -> None:
@@ -63,14 +46,11 @@ class ThroughMemory:
         self._keys: set[ExpertKey] = set()
         above.tell_evictions(self._not_needed)
 
-    # --- what is wanted -------------------------------------------------------------------------
-
     def prefetch(self, keys: Iterable[ExpertKey]) -> None:
         """Likely experts: those that are still to come go up through here."""
         self._below.prefetch(key for key in keys if self._above.is_missing(key))
 
     def fetch(self, keys: Iterable[ExpertKey]) -> None:
-        """Experts that are to come as far as main memory, but for those that are up already."""
         self._below.prefetch(key for key in keys if not self._above.is_ready(key))
 
     def require(self, key: ExpertKey) -> None:
@@ -87,10 +67,7 @@ class ThroughMemory:
             self.require(key)
             self._below.hurry(key)
 
-    # --- what moves -----------------------------------------------------------------------------
-
     def can_be_sent(self, load: Load) -> bool:
-        """Whether the next chunk of an expert can go up: it has come from disk."""
         return self._below.is_ready(load.key)
 
     def sending(self, load: Load) -> None:
@@ -100,7 +77,6 @@ class ThroughMemory:
             self._below.use(load.key)
 
     def sent(self, load: Load) -> None:
-        """A chunk has gone up."""
         if load.is_ready:
             self._not_needed(load.key)
 
@@ -109,3 +85,40 @@ class ThroughMemory:
         if key in self._keys:
             self._keys.remove(key)
             self._below.finish(key, keep=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkStream:
+    """What a link brings into the slots of the level above it, when no launched task can start.
+
+    All of it is called with the lock held that guards the slots.
+    """
+
+    slots: SlotQueue
+    kind: Kind = Kind.CHUNK
+    step_of: Callable[[int], int] = lambda layer: layer
+    """The step for which experts of a layer are moved now."""
+    path: Callable[[], DiskPath] = DiskPath
+    """What has to be done at the level from which they come."""
+
+    def next_chunk(self) -> Chunk | None:
+        """The most urgent chunk; it counts as on its way from now on."""
+        path = self.path()
+        chunk = self.slots.next_chunk(path.can_be_sent)
+        if chunk is not None:
+            path.sending(chunk.load)
+        return chunk
+
+    def task_of(self, chunk: Chunk) -> Task:
+        """The chunk as a task of the timeline."""
+        key = chunk.load.key
+        return Task(self.kind, self.step_of(key.layer), expert=key.expert, part=chunk.number)
+
+    def moved(self, chunk: Chunk) -> None:
+        """It has arrived."""
+        self.slots.finish_chunk(chunk)
+        self.path().sent(chunk.load)
+
+    def lost(self, chunk: Chunk) -> None:
+        """It could not be moved."""
+        self.slots.lose_chunk(chunk)
