@@ -9,11 +9,11 @@ from torch import Tensor
 
 from moebatch.engine.cuda_lane import CudaStreams, cuda_lanes
 from moebatch.engine.device import IN_MAIN_MEMORY
-from moebatch.engine.exchange import CpuAttention, Exchange
+from moebatch.engine.exchange import CpuAttention
 from moebatch.engine.executor import Executor
 from moebatch.engine.lane import LaneWork, ThreadLane
-from moebatch.engine.pass_context import PassContext
 from moebatch.engine.pass_log import PassLog
+from moebatch.engine.pass_work import PassContext
 from moebatch.engine.passes import Passes
 from moebatch.engine.pipeline import Pipeline
 from moebatch.engine.read_ahead import ReadAhead
@@ -270,14 +270,14 @@ class _Assembly:
         core = AttentionCore(
             files.shape, self._spec.limits, dtype=files.dtype, device=torch.device("cpu")
         )
-        exchange = Exchange(
+        return CpuAttention(
+            core,
             files.shape,
             num_rows=bucket_rows(self._policy.micro_batch_size),
             dtype=files.dtype,
             on_device=on_device,
             pinned=self._device.is_cuda,
         )
-        return CpuAttention(core, exchange)
 
     def _tail(self, store: ExpertStore | None, cache: KVCache) -> Tail | None:
         """Where the cache and the experts that are computed are in the same memory."""

@@ -1,5 +1,5 @@
-"""What goes between a GPU and the attention that the CPU computes for it, micro-batch by
-micro-batch.
+"""Attention that the CPU computes beside a GPU, micro-batch by micro-batch, and what goes between
+them.
 
 Shape letters: N rows of the largest micro-batch, H query heads, G KV heads, C head size.
 """
@@ -20,28 +20,30 @@ NUM_BUFFERS = LOOK_AHEAD + 1
 
 
 @dataclass(frozen=True, slots=True)
-class _Buffers:
-    """One micro-batch on both sides."""
+class ExchangeBuffers:
+    """One micro-batch on both sides: projections go down, results of attention come up."""
 
     qkv: Qkv
     out_NHC: Tensor
     host_qkv: Qkv
     host_out_NHC: Tensor
 
+    def off(self, num_tokens: int) -> None:
+        """Copies the projections down."""
+        for source, target in zip(self.qkv, self.host_qkv, strict=True):
+            target[:num_tokens].copy_(source[:num_tokens], non_blocking=True)
 
-@dataclass(frozen=True, slots=True)
+    def load(self, num_tokens: int) -> None:
+        """Copies the results up."""
+        self.out_NHC[:num_tokens].copy_(self.host_out_NHC[:num_tokens], non_blocking=True)
+
+
 class CpuAttention:
-    """What the CPU beside a GPU attends with."""
-
-    core: AttentionCore
-    exchange: "Exchange"
-
-
-class Exchange:
-    """A ring of buffers on the device and in main memory."""
+    """What the CPU attends with, and a ring of buffers on the device and in main memory."""
 
     def __init__(
         self,
+        core: AttentionCore,
         shape: ModelShape,
         *,
         num_rows: int,
@@ -56,8 +58,13 @@ class Exchange:
         def on_host(size: tuple[int, ...]) -> Tensor:
             return torch.empty(size, dtype=dtype, pin_memory=pinned)
 
+        self.core = core
+        self.load_bytes = shape.num_heads * shape.head_dim * dtype.itemsize
+        """Of a token, that come up."""
+        self.off_bytes = self.load_bytes + 2 * shape.num_kv_heads * shape.head_dim * dtype.itemsize
+        """Of a token, that go down."""
         self._ring = [
-            _Buffers(
+            ExchangeBuffers(
                 Qkv(on_device(query), on_device(kv), on_device(kv)),
                 on_device(query),
                 Qkv(on_host(query), on_host(kv), on_host(kv)),
@@ -66,43 +73,6 @@ class Exchange:
             for _ in range(NUM_BUFFERS)
         ]
 
-    def qkv(self, number: int) -> Qkv:
-        """Where the projections of the micro-batch of that number go."""
-        return self._of(number).qkv
-
-    def host_qkv(self, number: int) -> Qkv:
-        """The same in main memory."""
-        return self._of(number).host_qkv
-
-    def out(self, number: int) -> Tensor:
-        """Results of its attention on the device."""
-        return self._of(number).out_NHC
-
-    def host_out(self, number: int) -> Tensor:
-        """The same in main memory."""
-        return self._of(number).host_out_NHC
-
-    def off(self, number: int, num_tokens: int) -> None:
-        """Copies the projections down."""
-        buffers = self._of(number)
-        for source, target in zip(buffers.qkv, buffers.host_qkv, strict=True):
-            target[:num_tokens].copy_(source[:num_tokens], non_blocking=True)
-
-    def load(self, number: int, num_tokens: int) -> None:
-        """Copies the results up."""
-        buffers = self._of(number)
-        buffers.out_NHC[:num_tokens].copy_(buffers.host_out_NHC[:num_tokens], non_blocking=True)
-
-    def _of(self, number: int) -> _Buffers:
+    def buffers(self, number: int) -> ExchangeBuffers:
+        """Those of the micro-batch of that number."""
         return self._ring[number % NUM_BUFFERS]
-
-
-def off_bytes(shape: ModelShape, num_tokens: int, itemsize: int) -> int:
-    """Bytes that `Exchange.off` moves."""
-    heads = shape.num_heads + 2 * shape.num_kv_heads
-    return num_tokens * heads * shape.head_dim * itemsize
-
-
-def load_bytes(shape: ModelShape, num_tokens: int, itemsize: int) -> int:
-    """Bytes that `Exchange.load` moves."""
-    return num_tokens * shape.num_heads * shape.head_dim * itemsize

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
-from moebatch.engine.lane import InlineLane, LaneWork, ThreadLane
+from moebatch.engine.lane import Board, InlineLane, LaneWork, ThreadLane
 from moebatch.engine.recorder import Recorder
 from moebatch.schedule.driver import Driver
 from moebatch.schedule.lanes import RESULT_LANES, lane_of
@@ -26,27 +26,21 @@ class GivenUp(Exception):
     """Keeps lanes from beginning anything while a pass is given up."""
 
 
-class Executor:
+class Executor(Board):
     """Lanes as threads, with one lock for all of them and for the slots of experts.
 
     The main lane is that of the thread that launches where there is no GPU: with nothing else to
     do it would only wait.
     """
 
-    def __init__(
-        self,
-        setup: Setup,
-        recorder: Recorder,
-        monitor: Monitor,
-    ) -> None:
+    def __init__(self, setup: Setup, recorder: Recorder, monitor: Monitor) -> None:
         """`monitor` is the lock of all slots."""
-        self.monitor = monitor
+        super().__init__(monitor)
         self._setup = setup
         self._recorder = recorder
         self._lanes: dict[str, ThreadLane] = {}
         self._inline: InlineLane | None = None
         self._driver: Driver | None = None
-        self._failure: BaseException | None = None
         self._pending: set[Task] = set()
         self._num_ended = 0
         self._waits_for: str | None = None
@@ -147,23 +141,17 @@ class Executor:
     def wait(self, condition: Callable[[], bool], reason: str) -> None:
         """Sleeps until `condition` holds; for the thread that launches."""
         with self.monitor:
-            if not self._holds(condition):
+            if not self.holds(condition):
                 self._waits_for = reason
                 self.sleep(condition)
                 self._woken_by = self._last_ended
             self._waits_for = None
-
-    def sleep(self, condition: Callable[[], bool]) -> None:
-        """Sleeps until `condition` holds, on any thread. Raises what a lane failed with."""
-        with self.monitor:
-            self.monitor.wait_for(lambda: self._holds(condition))
 
     def slots_changed(self) -> None:
         """Wakes the lanes that move experts."""
         self.monitor.changed()
 
     def has_ended(self, task: Task) -> bool:
-        """Whether a launched task is done."""
         return task not in self._pending
 
     def is_idle(self, *, results_only: bool) -> bool:
@@ -173,11 +161,9 @@ class Executor:
     # --- the board, as lanes see it -------------------------------------------------------------
 
     def can_start(self, task: Task) -> bool:
-        """Whether all that a task waits for is done."""
         return not any(other in self._pending for other in task.after)
 
     def ended(self, task: Task, lane: str, start_s: float, end_s: float, slot: int | None) -> None:
-        """Takes note of a task that has been run, or of a chunk that has been moved."""
         start, end = self._recorder.seconds(start_s), self._recorder.seconds(end_s)
         if task.kind is Kind.EXPERT and task.expert is not None and self._slots is not None:
             slot = self._slots.slot_of(ExpertKey(self._setup.layer(task.step), task.expert))
@@ -190,23 +176,6 @@ class Executor:
             self._num_results -= lane_of(task, self._setup.compute) in RESULT_LANES
             self._ended_s[task] = end
             self._driver.task_ended(task)
-
-    @property
-    def has_failed(self) -> bool:
-        """Whether lanes should begin nothing any more."""
-        return self._failure is not None
-
-    def failed(self, error: BaseException) -> None:
-        """A task has failed: what waits for others is woken, and raises it."""
-        self._failure = self._failure or error
-        self.monitor.changed()
-
-    # --- inside ---------------------------------------------------------------------------------
-
-    def _holds(self, condition: Callable[[], bool]) -> bool:
-        if self._failure is not None:
-            raise self._failure
-        return condition()
 
     def _reason(self, task: Task) -> str:
         """What kept a task from beginning earlier."""

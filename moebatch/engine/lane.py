@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -18,25 +18,6 @@ from moebatch.store.monitor import End, Monitor
 from moebatch.store.statistics import ReadStatistics
 
 
-class Mover(Protocol):
-    """What moves experts over a link, chunk by chunk, when no launched task can start."""
-
-    def next_chunk(self) -> Chunk | None:
-        """The most urgent chunk; called with the lock held."""
-
-    def task_of(self, chunk: Chunk) -> Task:
-        """The chunk as a task of the timeline; called with the lock held."""
-
-    def move(self, chunk: Chunk) -> None:
-        """Moves it."""
-
-    def moved(self, chunk: Chunk) -> None:
-        """It has arrived; called with the lock held."""
-
-    def lost(self, chunk: Chunk) -> None:
-        """It could not be moved; called with the lock held."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkMover(ChunkStream):
     """A stream of chunks, and what moves them."""
@@ -44,26 +25,45 @@ class ChunkMover(ChunkStream):
     move: Callable[[Chunk], None]
 
 
-class Board(Protocol):
-    """What lanes share: one lock, and which tasks have ended."""
+class Board:
+    """What lanes share: one lock, and which tasks have ended. On this one no task waits for others,
+    and a failure stops its lanes for good. All but `sleep` is called with the lock held."""
 
-    monitor: Monitor
+    def __init__(self, monitor: Monitor) -> None:
+        self.monitor = monitor
+        self._failure: BaseException | None = None
 
     @property
     def has_failed(self) -> bool:
-        """Whether lanes should begin nothing any more; called with the lock held."""
+        """Whether lanes should begin nothing any more."""
+        return self._failure is not None
 
     def can_start(self, task: Task) -> bool:
-        """Whether all that a task waits for is done; called with the lock held."""
+        """Whether all that a task waits for is done."""
+        return True
 
     def has_ended(self, task: Task) -> bool:
-        """Whether a task that has been launched is done; called with the lock held."""
+        """Whether a task that has been launched is done."""
+        return True
 
     def ended(self, task: Task, lane: str, start_s: float, end_s: float, slot: int | None) -> None:
-        """A task has been run; called with the lock held."""
+        """A task has been run, or a chunk has been moved."""
 
     def failed(self, error: BaseException) -> None:
-        """A task has failed; called with the lock held."""
+        """A task has failed: threads that wait for others are woken, and raise it."""
+        self._failure = self._failure or error
+        self.monitor.changed()
+
+    def sleep(self, condition: Callable[[], bool]) -> None:
+        """Sleeps until `condition` holds, on any thread. Raises what a lane failed with."""
+        with self.monitor:
+            self.monitor.wait_for(lambda: self.holds(condition))
+
+    def holds(self, condition: Callable[[], bool]) -> bool:
+        """Whether a condition holds. Raises what a lane failed with."""
+        if self._failure is not None:
+            raise self._failure
+        return condition()
 
 
 @dataclass(slots=True)
@@ -74,7 +74,7 @@ class LaneWork:
     hold: Callable[[Task, float], None] = lambda task, start_s: None
     """Waits until the lane would be done on the machine that is emulated."""
     context: Callable[[], AbstractContextManager[Any]] = nullcontext
-    mover: Mover | None = None
+    mover: ChunkMover | None = None
     width: int = 1
     """Things that the lane does side by side: one launched task at most, the others are chunks."""
     num_bytes: Callable[[Task], int] = lambda task: 0
@@ -254,6 +254,3 @@ class InlineLane:
         with self._board.monitor:
             self._board.ended(task, self.name, start_s, end_s, None)
             self._board.monitor.changed()
-
-    def close(self) -> None:
-        """Has nothing to end."""

@@ -133,10 +133,6 @@ class AttentionInput:
     view: KvView | None
     window: int
 
-    def micro_batch(self, *, direct: bool) -> MicroBatch:
-        """Rows and plans for one kind of layer."""
-        return self.direct if direct else self.windowed
-
 
 def attention_inputs(layout: Layout, cache: KVCache, make: MakeMicroBatch) -> list[AttentionInput]:
     """One for each micro-batch."""

@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Generator, Iterable
 
 from torch import Tensor
 
-from moebatch.engine.lane import ChunkMover, LaneWork, ThreadLane
+from moebatch.engine.lane import Board, ChunkMover, LaneWork, ThreadLane
 from moebatch.layout.ladder import NUM_READERS
 from moebatch.schedule.slots.expert_load import ExpertKey
 from moebatch.schedule.task import Task
@@ -27,7 +27,7 @@ class ReadAhead:
         """`store` stays the caller's, who closes it after this."""
         self.store = store
         self.statistics = ReadStatistics(is_direct=store.is_direct)
-        self._board = _ReadBoard(store)
+        self._board = Board(store.monitor)
         work = LaneWork(
             run=_nothing_is_launched,
             mover=ChunkMover(slots=store.slots, move=store.read),
@@ -62,14 +62,7 @@ class ReadAhead:
     def sleep(self, condition: Callable[[], bool]) -> None:
         """Returns when `condition` holds, which is looked at with the lock held. Raises what
         reading failed with."""
-
-        def holds() -> bool:
-            if self._board.failure is not None:
-                raise self._board.failure
-            return condition()
-
-        with self.store.monitor:
-            self.store.monitor.wait_for(holds)
+        self._board.sleep(condition)
 
     def forget_required(self) -> None:
         """Makes required experts prefetched ones again, after a pass that was given up."""
@@ -103,32 +96,6 @@ class ReadAhead:
             assert key is not None, "the lock is held"
             slots.use(key)
             return key
-
-
-class _ReadBoard:
-    """Nothing waits for tasks here; a failure stops the lane for good."""
-
-    def __init__(self, store: ExpertStore) -> None:
-        self.monitor = store.monitor
-        self.failure: BaseException | None = None
-
-    @property
-    def has_failed(self) -> bool:
-        return self.failure is not None
-
-    def can_start(self, task: Task) -> bool:
-        return True
-
-    def has_ended(self, task: Task) -> bool:
-        return True
-
-    def ended(
-        self, task: Task, lane: str, start_s: float, end_s: float, slot: int | None
-    ) -> None: ...
-
-    def failed(self, error: BaseException) -> None:
-        self.failure = self.failure or error
-        self.monitor.changed()
 
 
 def _nothing_is_launched(task: Task) -> None:

@@ -1,11 +1,11 @@
 """How weights of experts come to the level that computes them: one by one, or layer by layer."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Protocol
 
 from torch import Tensor
 
-from moebatch.engine.lane import ChunkMover, Mover
+from moebatch.engine.lane import ChunkMover
 from moebatch.layout.ladder import Ladder
 from moebatch.schedule.driver import Driver
 from moebatch.schedule.setup import Setup
@@ -16,84 +16,85 @@ from moebatch.store.experts import ExpertStore
 from moebatch.store.paged_experts import PagedExperts
 from moebatch.store.vram_experts import VramExperts
 
-DISK = "disk->dram"
 GetDriver = Callable[[], Driver]
 
 
-class WeightStream(Protocol):
+class WeightStream(ABC):
     """Experts on their way up, and where they are computed."""
 
-    slots: SlotQueue
-    """Of the level that computes, for experts that come one by one."""
-
-    @property
-    def below(self) -> SlotQueue | None:
+    def __init__(
+        self, setup: Setup, store: ExpertStore | None, slots: SlotQueue, *, is_direct: bool
+    ) -> None:
+        """`store` is main memory; None where pages are read straight to where they are computed."""
+        self.slots = slots
+        """Of the level that computes, for experts that come one by one."""
+        self.below: SlotQueue | None = None
         """Of main memory, where experts pass on their way from disk to a GPU."""
-
-    @property
-    def is_direct(self) -> bool:
+        self.is_direct = is_direct
         """Whether files are read past the page cache."""
-
-    @property
-    def tasks(self) -> Mapping[Kind, Callable[[Task], None]]:
+        self.tasks: Mapping[Kind, Callable[[Task], None]] = {}
         """What to do for tasks that bring weights, by their kind."""
+        self._setup = setup
+        self._store = store
 
+    @abstractmethod
     def tensors(self, step: int, expert: int) -> tuple[Tensor, ...]:
-        """Matrices of an expert that has come."""
+        """Matrices of an expert that has come, valid as long as it is in use."""
 
     def num_bytes(self, task: Task) -> int:
         """Bytes of weights that a task, or a chunk under the name of one, moves over its link."""
+        if task.kind is not Kind.FETCH:
+            return 0
+        assert self._store is not None, "chunks go to main memory"
+        return self._store.chunk_bytes(*self._chunk_of(task))
 
-    def movers(self, driver: GetDriver) -> Mapping[str, Mover]:
-        """What moves chunks beside the tasks of a lane, by its name."""
+    def movers(self, driver: GetDriver) -> Mapping[str, ChunkMover]:
+        """What moves chunks beside the tasks of a lane, by its name: main memory is filled chunk by
+        chunk."""
+        if self._store is None:
+            return {}
+        slots, read = self._store.slots, self._store.read
+        steps = _steps(driver)
+        return {
+            "disk->dram": ChunkMover(slots=slots, move=read, kind=Kind.FETCH, step_of=steps),
+        }
 
     def has_residents(self) -> bool:
-        """Whether all has been read that no schedule asks for; called with the lock held."""
+        """Whether all has been read that no schedule asks for: schedules take what lives in main
+        memory to be there. Called with the lock held."""
+        return self._store is None or self._store.has_residents
 
     def forget(self) -> None:
         """Nothing is required any more, after a pass that was given up."""
+        if self._store is not None:
+            self._store.slots.forget()
+
+    def _chunk_of(self, task: Task) -> tuple[ExpertKey, int]:
+        assert task.expert is not None and task.part is not None, "a chunk of an expert"
+        return ExpertKey(self._setup.layer(task.step), task.expert), task.part
 
 
-class ExpertwiseWeights:
+class ExpertwiseWeights(WeightStream):
     """Experts come one by one, in chunks, through the slots of each level."""
 
     def __init__(
         self, ladder: Ladder, setup: Setup, store: ExpertStore, vram: VramExperts | None
     ) -> None:
         """`vram` is the level above `store`, where there is one."""
-        self._setup = setup
-        self._store = store
         self._top = store if vram is None else vram
+        super().__init__(setup, store, self._top.slots, is_direct=store.is_direct)
+        self.below = store.slots if setup.window else None
         self._link_up = ladder.link_up(ladder.top)
-        self.slots = self._top.slots
-
-    @property
-    def below(self) -> SlotQueue | None:
-        """Of main memory, if experts come from disk through it."""
-        return self._store.slots if self._setup.window else None
-
-    @property
-    def is_direct(self) -> bool:
-        """Whether files are read past the page cache."""
-        return self._store.is_direct
-
-    @property
-    def tasks(self) -> Mapping[Kind, Callable[[Task], None]]:
-        """Only chunks move."""
-        return {}
 
     def tensors(self, step: int, expert: int) -> tuple[Tensor, ...]:
-        """Matrices of an expert that has arrived, valid as long as it is in use."""
         return self._top.tensors(ExpertKey(self._setup.layer(step), expert))
 
     def num_bytes(self, task: Task) -> int:
-        """Bytes of a chunk."""
-        if task.kind not in (Kind.CHUNK, Kind.FETCH):
-            return 0
-        level = self._store if task.kind is Kind.FETCH else self._top
-        return level.chunk_bytes(*_chunk_of(task, self._setup))
+        if task.kind is Kind.CHUNK:
+            return self._top.chunk_bytes(*self._chunk_of(task))
+        return super().num_bytes(task)
 
-    def movers(self, driver: GetDriver) -> Mapping[str, Mover]:
+    def movers(self, driver: GetDriver) -> Mapping[str, ChunkMover]:
         """One for each link up, the top one as the schedule wants it."""
         assert self._link_up is not None, "experts come from below"
         move = self._top.copy if isinstance(self._top, VramExperts) else self._top.read
@@ -103,85 +104,45 @@ class ExpertwiseWeights:
             step_of=_steps(driver),
             path=lambda: driver().disk_path,
         )
-        return {**_reading(self._store, driver), self._link_up: top}
+        return {**super().movers(driver), self._link_up: top}
 
     def has_residents(self) -> bool:
-        """A schedule waits for chunks from disk; what lives in main memory it takes to be there."""
-        return self._top is self._store or self.below is not None or self._store.has_residents
+        """A schedule waits for chunks from disk itself."""
+        return self._top is self._store or self.below is not None or super().has_residents()
 
     def forget(self) -> None:
-        """At all levels."""
-        for level in (self._top, self._store):
-            level.slots.forget()
+        self._top.slots.forget()
+        super().forget()
 
 
-class PagewiseWeights:
+class PagewiseWeights(WeightStream):
     """Experts come layer by layer, in pages, into halves of a buffer."""
 
-    below = None
-
     def __init__(self, setup: Setup, pages: PagedExperts, store: ExpertStore | None) -> None:
-        """`store` is main memory under a GPU; None where pages are read where they are computed."""
-        self.slots = SlotQueue({}, num_slots=0)
-        self._setup = setup
+        """`store` is main memory under a GPU."""
+        super().__init__(setup, store, SlotQueue({}, num_slots=0), is_direct=pages.is_direct)
         self._pages = pages
-        self._store = store
-
-    @property
-    def is_direct(self) -> bool:
-        """Whether files are read past the page cache."""
-        return self._pages.is_direct
-
-    @property
-    def tasks(self) -> Mapping[Kind, Callable[[Task], None]]:
-        """Pages are launched like all else."""
-        return {
-            Kind.STAGE: lambda task: self._pages.stage(task.step, *_page_of(task)),
-            Kind.PAGE: lambda task: self._pages.page(task.step, *_page_of(task)),
-            Kind.BLOCK: lambda task: self._pages.block(task.step),
+        self.tasks = {
+            Kind.STAGE: lambda task: pages.stage(task.step, *_page_of(task)),
+            Kind.PAGE: lambda task: pages.page(task.step, *_page_of(task)),
+            Kind.BLOCK: lambda task: pages.block(task.step),
         }
 
     def tensors(self, step: int, expert: int) -> tuple[Tensor, ...]:
-        """Matrices of an expert whose step is in place."""
         return self._pages.tensors(step, expert)
 
     def num_bytes(self, task: Task) -> int:
-        """Bytes of a page, or of a chunk that comes from disk below it."""
-        if task.kind in (Kind.STAGE, Kind.PAGE, Kind.BLOCK):
+        if task.kind in self.tasks:
             return self._pages.num_bytes(task.step, *_page_of(task))
-        if task.kind is not Kind.FETCH:
-            return 0
-        assert self._store is not None, "chunks go to main memory"
-        return self._store.chunk_bytes(*_chunk_of(task, self._setup))
-
-    def movers(self, driver: GetDriver) -> Mapping[str, Mover]:
-        """Main memory is filled chunk by chunk."""
-        return {} if self._store is None else _reading(self._store, driver)
-
-    def has_residents(self) -> bool:
-        """A schedule takes what lives in main memory to be there."""
-        return self._store is None or self._store.has_residents
+        return super().num_bytes(task)
 
     def forget(self) -> None:
-        """Pages that have been brought, and experts that were to pass below."""
         self._pages.forget()
-        if self._store is not None:
-            self._store.slots.forget()
-
-
-def _reading(store: ExpertStore, driver: GetDriver) -> Mapping[str, Mover]:
-    """What reads experts that are going further up."""
-    mover = ChunkMover(slots=store.slots, move=store.read, kind=Kind.FETCH, step_of=_steps(driver))
-    return {DISK: mover}
+        super().forget()
 
 
 def _steps(driver: GetDriver) -> Callable[[int], int]:
     return lambda layer: driver().step_of(layer)
-
-
-def _chunk_of(task: Task, setup: Setup) -> tuple[ExpertKey, int]:
-    assert task.expert is not None and task.part is not None, "a chunk of an expert"
-    return ExpertKey(setup.layer(task.step), task.expert), task.part
 
 
 def _page_of(task: Task) -> tuple[int, int]:
