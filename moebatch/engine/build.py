@@ -1,15 +1,83 @@
-"""From a model folder and a policy to an engine that can run."""
+"""From a model folder and a policy to an engine that can run: the memory of each level, and the
+lanes between them."""
 
-from contextlib import ExitStack
-from dataclasses import dataclass
+from collections.abc import Mapping
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass, field
 
-from moebatch.engine.assembly import Runtime, assemble, assemble_plain
+import torch
+from torch import Tensor
+
+from moebatch.engine.cuda_lane import CudaStreams, cuda_lanes
+from moebatch.engine.device import IN_MAIN_MEMORY
 from moebatch.engine.engine import Engine
+from moebatch.engine.exchange import CpuAttention
+from moebatch.engine.executor import Executor
+from moebatch.engine.lane import LaneWork, ThreadLane
 from moebatch.engine.pass_log import PassLog
+from moebatch.engine.pass_work import PassContext
+from moebatch.engine.passes import Passes
+from moebatch.engine.pipeline import Pipeline
+from moebatch.engine.read_ahead import ReadAhead
 from moebatch.engine.recorder import Recorder
 from moebatch.engine.sampler import Sampler
 from moebatch.engine.spec import EngineSpec
+from moebatch.engine.sweep import PlainSweep
+from moebatch.engine.tail import Tail
 from moebatch.engine.text import TextDecoder
+from moebatch.engine.weights import ExpertwiseWeights, PagewiseWeights, WeightStream
+from moebatch.layout.buffers import ACTIVATIONS_TERM, KV_TERM, PROJECTIONS_TERM
+from moebatch.layout.ladder import Lane, lanes_of
+from moebatch.layout.scratch import bucket_rows
+from moebatch.layout.setup import cache_of, setup_of
+from moebatch.model.attention_core import AttentionCore
+from moebatch.model.decoder import Decoder
+from moebatch.model.dense_weights import DenseWeights
+from moebatch.model.gating import GatingCount
+from moebatch.schedule.foresight import Foresight
+from moebatch.schedule.registry import traits_of
+from moebatch.schedule.setup import Setup
+from moebatch.schedule.slots.cache import Cache
+from moebatch.store.device_memory import DeviceMemory
+from moebatch.store.experts import ExpertStore
+from moebatch.store.kv import KVCache
+from moebatch.store.kv_layout import KvLayout
+from moebatch.store.monitor import Monitor
+from moebatch.store.page_sources import FilePages, MemoryPages
+from moebatch.store.paged_experts import PagedExperts
+from moebatch.store.statistics import ReadStatistics
+from moebatch.store.vram_experts import VramExperts
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Runtime:
+    """Passes with what they read and write."""
+
+    passes: Passes
+    cache: KVCache
+    memory: DeviceMemory
+    """Of the level that computes."""
+    reads: ReadStatistics
+    """What has been read from disk since the engine was built."""
+    experts: ExpertStore | None
+    """Those in main memory; None where pages are read straight to where they are computed."""
+    tail: Tail | None = None
+    """Where memory can go from the cache to experts."""
+    gating_count: GatingCount | None = None
+    """What was left out of the choices of gates; None if nothing may be."""
+    foresight: Foresight = field(default_factory=Foresight)
+    """How well experts have been foreseen so far."""
+
+    @property
+    def vram_peak_bytes(self) -> int | None:
+        """Most memory of a GPU that was in use at once; None without one."""
+        return self.memory.peak_bytes if self.memory.level == "vram" else None
+
+    def check_integrity(self) -> None:
+        """Asserts that each slot and each page has one owner."""
+        if self.experts is not None:
+            self.experts.check_integrity()
+        self.cache.check_integrity()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,9 +110,9 @@ def build_engine(
     log = PassLog(shape, spec.num_traced_passes) if recorder and spec.num_traced_passes else None
     with ExitStack() as opening:
         if recorder is None:
-            runtime = assemble_plain(spec, opening)
+            runtime = _Assembly(spec, opening).plain()
         else:
-            runtime = assemble(spec, recorder, log, opening)
+            runtime = _Assembly(spec, opening).overlapped(recorder, log)
         opened = opening.pop_all()
     engine = Engine(
         sweep=runtime.passes,
@@ -56,3 +124,226 @@ def build_engine(
         tail=runtime.tail,
     )
     return BuiltEngine(engine=engine, runtime=runtime, opened=opened, recorder=recorder, log=log)
+
+
+class _Assembly:
+    """Builds the parts one by one, each from those before it."""
+
+    def __init__(self, spec: EngineSpec, opened: ExitStack) -> None:
+        self._spec = spec
+        self._files, self._policy = spec.files, spec.policy
+        self._ladder, self._homes = spec.ladder, spec.homes
+        self._device = IN_MAIN_MEMORY if spec.is_plain else spec.device
+        self._is_paged = traits_of(spec.policy).is_paged
+        self._opened = opened
+        self._monitor = Monitor()
+        self._memory = self._device.memory()
+        self._streams = CudaStreams() if self._device.is_cuda else None
+
+    def plain(self) -> Runtime:
+        """Without lanes but the one that reads."""
+        store = self._store()
+        reading = ReadAhead(store)
+        self._opened.callback(reading.close)
+        decoder, cache = self._decoder(), self._cache()
+        return Runtime(
+            passes=PlainSweep(decoder, cache, reading, self._policy, self._spec.observer),
+            cache=cache,
+            memory=self._memory,
+            reads=reading.statistics,
+            experts=store,
+            gating_count=decoder.gating_count,
+        )
+
+    def overlapped(self, recorder: Recorder, log: PassLog | None) -> Runtime:
+        """Everything, its lanes running."""
+        setup = self._setup()
+        executor = Executor(setup, recorder, self._monitor)
+        store = self._store_below()
+        decoder, cache = self._decoder(), self._cache()
+        weights = self._weights(setup, store, executor)
+        reads = ReadStatistics(is_direct=weights.is_direct)
+        context = PassContext(
+            decoder=decoder,
+            cache=cache,
+            policy=self._policy,
+            setup=setup,
+            predictor=self._spec.new_predictor(),
+            weights=weights,
+            beside=self._beside(),
+            observer=self._spec.observer or log,
+            log=log,
+            computing=self._streams.computing if self._streams else nullcontext,
+        )
+        pipeline = Pipeline(context, executor, recorder)
+        self._opened.callback(pipeline.close)
+        self._add_lanes(executor, self._works(pipeline, weights, reads))
+        executor.sleep(weights.has_residents)
+        pipeline.start()
+        return Runtime(
+            passes=pipeline,
+            cache=cache,
+            memory=self._memory,
+            reads=reads,
+            experts=store,
+            tail=self._tail(store, cache),
+            gating_count=decoder.gating_count,
+            foresight=context.foresight,
+        )
+
+    # --- memory ---------------------------------------------------------------------------------
+
+    def _setup(self) -> Setup:
+        return setup_of(
+            self._files.shape,
+            self._policy,
+            self._ladder,
+            activation_level=self._spec.approximation.activation_level,
+        )
+
+    def _store_below(self) -> ExpertStore | None:
+        """None where pages are read straight to where they are computed."""
+        if self._ladder.top == "vram":
+            return self._store()
+        return None if self._is_paged else self._store(self._kept())
+
+    def _store(self, cache: Cache | None = None) -> ExpertStore:
+        """Experts in main memory: those that live there, and slots for those on disk."""
+        store = ExpertStore(
+            self._files.expert_records(),
+            num_slots=self._policy.num_slots if self._homes["disk"] else 0,
+            resident=self._homes["dram"],
+            cache=cache,
+            monitor=self._monitor,
+            pinned=self._device.is_cuda,
+        )
+        self._opened.callback(store.close)
+        return store
+
+    def _decoder(self) -> Decoder:
+        approximation = self._spec.approximation
+        dense = DenseWeights.load(self._files, self._memory)
+        approximation.replace_routers(dense)
+        decoder = Decoder(
+            self._files.shape,
+            self._files.config,
+            dense,
+            self._spec.limits,
+            experts=self._files.experts,
+            gating=approximation.gating,
+            activation_level=approximation.activation_level,
+        )
+        self._memory.reserve(decoder.scratch_bytes, ACTIVATIONS_TERM)
+        return decoder
+
+    def _cache(self) -> KVCache:
+        shape, policy, ladder = self._files.shape, self._policy, self._ladder
+        layout = KvLayout(
+            levels=policy.kv_levels(shape.num_layers),
+            places={ladder.top, ladder.attends_at(policy)},
+            window_pages=self._spec.window_pages,
+            vram_device=self._device.torch_device,
+            folder=self._spec.scratch,
+        )
+        cache = KVCache(
+            num_layers=shape.num_layers,
+            cache=shape.attention.cache,
+            num_pages=policy.num_kv_pages,
+            dtype=self._files.dtype,
+            layout=layout,
+            shares=self._spec.shares_prefixes,
+        )
+        self._opened.callback(cache.close)
+        self._memory.reserve(cache.bytes_on(ladder.top), KV_TERM)
+        return cache
+
+    def _weights(self, setup: Setup, store: ExpertStore | None, executor: Executor) -> WeightStream:
+        """The way of experts up the ladder, as the schedule moves them."""
+        if not self._is_paged:
+            assert store is not None, "experts come one by one through main memory"
+            vram = self._vram(store) if self._ladder.top == "vram" else None
+            return ExpertwiseWeights(self._ladder, setup, store, vram)
+        records = self._files.expert_records()
+        pages = PagedExperts(
+            FilePages(records) if store is None else MemoryPages(store, executor.sleep),
+            self._memory,
+            list(records),
+            num_layers=self._files.shape.num_layers,
+            resident=self._homes[self._ladder.top],
+            has_staging=setup.has_staging,
+        )
+        self._opened.callback(pages.close)
+        pages.load_residents()
+        return PagewiseWeights(setup, pages, store)
+
+    def _vram(self, store: ExpertStore) -> VramExperts:
+        experts = VramExperts(
+            store,
+            self._memory,
+            num_slots=self._policy.num_slots,
+            resident=self._homes["vram"],
+            cache=self._kept(),
+            chunk_bytes=self._spec.chunk_bytes,
+        )
+        experts.load_residents()
+        return experts
+
+    def _kept(self) -> Cache:
+        """What keeps experts that have been computed, where they are computed."""
+        return cache_of(self._files.shape, self._policy, self._ladder)
+
+    def _beside(self) -> CpuAttention | None:
+        """Attention on the CPU, where all else is computed on the GPU."""
+        if self._ladder.attends_at(self._policy) == self._ladder.top:
+            return None
+        files = self._files
+
+        def on_device(size: tuple[int, ...]) -> Tensor:
+            return self._memory.allocate(size, files.dtype, what=PROJECTIONS_TERM)
+
+        core = AttentionCore(
+            files.shape, self._spec.limits, dtype=files.dtype, device=torch.device("cpu")
+        )
+        return CpuAttention(
+            core,
+            files.shape,
+            num_rows=bucket_rows(self._policy.micro_batch_size),
+            dtype=files.dtype,
+            on_device=on_device,
+            pinned=self._device.is_cuda,
+        )
+
+    def _tail(self, store: ExpertStore | None, cache: KVCache) -> Tail | None:
+        """Where the cache and the experts that are computed are in the same memory."""
+        if store is None or self._ladder.top != "dram" or not self._spec.plans_tail:
+            return None
+        return Tail(cache, store)
+
+    # --- lanes ----------------------------------------------------------------------------------
+
+    def _add_lanes(self, executor: Executor, works: Mapping[Lane, LaneWork]) -> None:
+        make = cuda_lanes(executor, self._streams) if self._streams else None
+        for lane, work in works.items():
+            if lane.at == self._ladder.top == "dram":
+                executor.add_inline(lane.name, work)
+            elif make is not None:
+                executor.add(make(lane.name, work))
+            else:
+                executor.add(ThreadLane(lane.name, executor, work))
+
+    def _works(
+        self, pipeline: Pipeline, weights: WeightStream, reads: ReadStatistics
+    ) -> Mapping[Lane, LaneWork]:
+        """What each lane does, and how long it has to take on an emulated device."""
+        movers = weights.movers(lambda: pipeline.driver)
+        return {
+            lane: LaneWork(
+                run=pipeline.do,
+                hold=self._device.hold(lane.name, pipeline.num_bytes),
+                mover=movers.get(lane.name),
+                width=lane.width,
+                num_bytes=pipeline.num_bytes,
+                statistics=reads if lane.at == "disk->dram" else None,
+            )
+            for lane in lanes_of(self._ladder, self._policy)
+        }

@@ -14,9 +14,8 @@ import pytest
 import torch
 
 from moebatch.checkpoint.model_files import open_model
-from moebatch.engine.assembly import _Assembly
 from moebatch.engine.broken import BrokenRows
-from moebatch.engine.build import build_engine
+from moebatch.engine.build import _Assembly, build_engine
 from moebatch.engine.cuda_lane import (
     MAX_ISSUED,
     MAX_ISSUED_BEFORE_CHUNK,
