@@ -33,10 +33,9 @@ from moebatch.job.planning import job_problem
 from moebatch.measure.saved import machine_profile, require_writable_file
 from moebatch.model.native import loader
 from moebatch.plan.machine import detect_machine
-from moebatch.predict.habits_file import HABITS, save_habits
+from moebatch.predict.learnt_files import HABITS, empty_table, save_habits, save_table
 from moebatch.predict.path_table import PathTable
 from moebatch.predict.routing_habits import measure_habits
-from moebatch.predict.table_file import empty_table, save_table
 from moebatch.rows.prepare import prepare
 from moebatch.rows.prompts import RowReader
 from moebatch.spec.job import InputSection, Job, ModelSection, OutputSection, ResourcesSection

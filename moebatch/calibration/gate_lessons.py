@@ -9,7 +9,7 @@ from moebatch.calibration.order import CalibrationOrder
 from moebatch.calibration.placed_text import PlacedText
 from moebatch.calibration.pregating import USUAL, PreGateLesson, PreGateTeacher, require_possible
 from moebatch.checkpoint.model_files import ModelFiles
-from moebatch.engine.gating_file import GATING
+from moebatch.engine.approximation_files import GATING
 from moebatch.plan.machine import detect_machine
 from moebatch.rows.prompts import RowReader
 from moebatch.store.memory import return_freed_memory

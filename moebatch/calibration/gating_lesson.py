@@ -11,7 +11,7 @@ from moebatch.calibration.lessons import Advance
 from moebatch.calibration.trade_off import trade_off
 from moebatch.calibration.whole_memory import require_whole
 from moebatch.checkpoint.model_files import ModelFiles
-from moebatch.engine.gating_file import save_gating
+from moebatch.engine.approximation_files import save_gating
 from moebatch.errors import CheckpointError, ConfigError, Fault
 from moebatch.model.gating import LearntGating
 from moebatch.training.fisher import fisher_sums

@@ -16,6 +16,7 @@ from torch import Tensor
 from moebatch.calibration.comparison import Comparison
 from moebatch.checkpoint.fingerprint import ModelOwner
 from moebatch.errors import ConfigError, Fault
+from moebatch.predict.array_file import FileKind
 from moebatch.predict.guesser import (
     GateGuesser,
     KnownTokens,
@@ -44,7 +45,6 @@ from moebatch.predict.learnt_files import (
     save_learned,
     save_tokens,
 )
-from moebatch.predict.owner import Kind
 from moebatch.predict.path_table import MAX_TABLE_BYTES
 from moebatch.predict.seen import Seen
 from moebatch.quoting import shown
@@ -52,7 +52,7 @@ from moebatch.spec.policy import PREDICTORS, PredictorName
 from moebatch.units import format_bytes
 
 LEARNING = tuple(name for name in PREDICTORS if name != "none")
-LEARNT_FILES: Mapping[PredictorName, Kind] = {
+LEARNT_FILES: Mapping[PredictorName, FileKind] = {
     "token": TOKENS,
     "next-gate": FIRST_GATE,
     "learned": LEARNED,

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from moebatch.predict.table_file import TABLE
+from moebatch.predict.learnt_files import TABLE
 from moebatch.spec.policy import PredictorName
 
 

@@ -12,7 +12,7 @@ from moebatch.calibration.learning_text import Expected, LearningText
 from moebatch.calibration.lessons import Advance
 from moebatch.calibration.whole_memory import require_whole
 from moebatch.checkpoint.model_files import ModelFiles
-from moebatch.engine.pregate_file import PREGATES, save_pregates
+from moebatch.engine.approximation_files import PREGATES, save_pregates
 from moebatch.errors import ConfigError, Fault
 from moebatch.training.learning_gates import LearningGates
 from moebatch.training.loading import load_whole

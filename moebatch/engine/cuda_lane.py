@@ -24,7 +24,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from moebatch.engine.lane import Board, Item, LaneWork, ThreadLane
-from moebatch.engine.streams import CudaGpu, Event, Gpu, Stream, StreamClock
+from moebatch.engine.streams import Event, Gpu, Stream, StreamClock
 from moebatch.schedule.task import Task
 
 CUDA_LANES = ("gpu", "dram->vram", "vram->dram", "weight block")
@@ -51,7 +51,7 @@ class CudaStreams:
     """What the lanes of one GPU share: its clock, and what they have issued."""
 
     def __init__(self, gpu: Gpu | None = None) -> None:
-        self.gpu: Gpu = CudaGpu() if gpu is None else gpu
+        self.gpu = gpu or Gpu()
         self.compute = self.gpu.stream()
         self.clock = StreamClock(self.gpu)
         self.issued: dict[Task, _Flight] = {}

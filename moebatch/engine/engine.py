@@ -184,10 +184,11 @@ class Engine:
             self._finish_if_complete(sequence.request)
 
     def _end_of(self, sequence: Sequence) -> End | None:
-        end = end_reason(sequence, self._end_tokens)
+        sampling, tokens = sequence.request.sampling, sequence.output_tokens
+        end = end_reason(sampling, tokens, self._end_tokens)
         if end is not None and end.by_token:
             return end
-        stop = sequence.answer.push(sequence.output_tokens)
+        stop = sequence.answer.push(tokens)
         return End("stop", stop) if stop is not None else end
 
     def _choice(self, sequence: Sequence, end: End) -> Choice:

@@ -9,36 +9,20 @@ Shapes: R rows, V vocabulary, B blocks of a row, W columns of a block, K alterna
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from moebatch.engine import mass, penalties
 from moebatch.engine.mass import noise
-from moebatch.spec.request import Request, TokenLogprob
+from moebatch.engine.sequence import Sequence as Row
+from moebatch.spec.request import TokenLogprob
 
 _BLOCK_COLUMNS = 640
 _GROUP_LOGITS_CPU = 2**20
 """Logits that are in float32 at the same time: they should stay in the processor's cache."""
 _GROUP_LOGITS_GPU = 2**24
 """The same where a group costs kernel launches and waits for their results."""
-
-
-class SampleRow(Protocol):
-    """A sequence that waits for its next token."""
-
-    @property
-    def request(self) -> Request:
-        """What the sequence answers."""
-
-    @property
-    def choice(self) -> int:
-        """Which of the request's ``n`` sequences."""
-
-    @property
-    def output_tokens(self) -> Sequence[int]:
-        """New tokens so far; their number is the position of the token that is sampled."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,7 +49,7 @@ class Sampler:
         self._end_tokens = end_tokens
         self._job_seed = job_seed
 
-    def sample(self, logits_RV: Tensor, rows: Sequence[SampleRow]) -> list[Sampled]:
+    def sample(self, logits_RV: Tensor, rows: Sequence[Row]) -> list[Sampled]:
         """Next tokens from float32 or bfloat16 logits, one row each; the logits stay untouched."""
         expected = (len(rows), self._vocab_size)
         assert logits_RV.shape == expected, f"logits of {expected}, not {tuple(logits_RV.shape)}"
@@ -81,7 +65,7 @@ class Sampler:
                 sampled[place] = result
         return sampled
 
-    def _sample_group(self, logits_RV: Tensor, rows: Sequence[SampleRow]) -> list[Sampled]:
+    def _sample_group(self, logits_RV: Tensor, rows: Sequence[Row]) -> list[Sampled]:
         reported = [i for i, row in enumerate(rows) if row.request.sampling.logprobs is not None]
         logprobs_RV = logits_RV[reported].log_softmax(-1) if reported else None
         for logits_V, row in zip(logits_RV, rows, strict=True):
@@ -96,7 +80,7 @@ class Sampler:
                     sampled[i] = Sampled(token=sampled[i].token, logprob=logprob)
         return sampled
 
-    def _choose(self, logits_RV: Tensor, rows: Sequence[SampleRow]) -> list[Sampled]:
+    def _choose(self, logits_RV: Tensor, rows: Sequence[Row]) -> list[Sampled]:
         """Tokens from the adjusted logits, greedy or drawn."""
         peak_R, token_R = first_max(logits_RV)
         sampled = _checked(peak_R, token_R)
@@ -112,7 +96,7 @@ class Sampler:
             sampled[i] = Sampled(token=token)
         return sampled
 
-    def _draw(self, logits_RV: Tensor, peak_R: Tensor, rows: Sequence[SampleRow]) -> list[int]:
+    def _draw(self, logits_RV: Tensor, peak_R: Tensor, rows: Sequence[Row]) -> list[int]:
         samplings = [row.request.sampling for row in rows]
         mass_RV = mass.to_mass(logits_RV, peak_R, [s.temperature for s in samplings])
         mass.keep(
@@ -162,7 +146,7 @@ def _checked(peak_R: Tensor, token_R: Tensor) -> list[Sampled]:
     return [Sampled(token=t) for t in token_R.where(peak_R.isfinite(), -1).tolist()]
 
 
-def _is_plain(row: SampleRow) -> bool:
+def _is_plain(row: Row) -> bool:
     """Whether the likeliest token is all that the row wants."""
     sampling = row.request.sampling
     return (

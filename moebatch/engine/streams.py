@@ -3,7 +3,7 @@
 import threading
 import time
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -13,48 +13,14 @@ which a GPU gives its times are still exact to less than one."""
 _ANCHOR_TRIES = 5
 
 
-class Event(Protocol):
-    """A place in a stream."""
-
-    def record(self, stream: Any) -> None:
-        """Puts it behind what has been issued on the stream."""
-
-    def synchronize(self) -> None:
-        """Waits until the stream has come so far; other threads go on meanwhile."""
-
-    def elapsed_time(self, later: Any) -> float:
-        """Milliseconds on the GPU between two events that have come to pass."""
+Event = Any
+"""A place in a stream: of torch, or of a test's GPU."""
+Stream = Any
+"""Work for a GPU in the order in which it is issued, of either."""
 
 
-class Stream(Protocol):
-    """Work for a GPU in the order in which it is issued."""
-
-    def wait_event(self, event: Any) -> None:
-        """What is issued from now on waits for an event that has been recorded; the host does
-        not."""
-
-    def synchronize(self) -> None:
-        """Waits until all of it is done."""
-
-
-class Gpu(Protocol):
-    """What lanes need of a GPU. Tests have one of their own."""
-
-    def stream(self) -> Stream:
-        """A new stream, independent of all others."""
-
-    def event(self, *, blocking: bool) -> Event:
-        """A new event with its time; a wait for it sleeps if `blocking`, or else spins."""
-
-    def use(self, stream: Stream) -> AbstractContextManager[Any]:
-        """Has this thread issue and allocate on a stream."""
-
-    def settle(self) -> None:
-        """Waits for everything that has been issued so far on any stream. Not for a job at work."""
-
-
-class CudaGpu:
-    """The GPU that torch uses."""
+class Gpu:
+    """The GPU that torch uses, as far as lanes need it. Tests have one of their own."""
 
     def stream(self) -> Stream:
         """A new stream, independent of all others, the default stream included."""
@@ -64,12 +30,12 @@ class CudaGpu:
         """A new event with its time; a wait for it sleeps if `blocking`, or else spins."""
         return torch.cuda.Event(enable_timing=True, blocking=blocking)  # type: ignore[no-untyped-call]
 
-    def use(self, stream: Any) -> AbstractContextManager[Any]:
+    def use(self, stream: Stream) -> AbstractContextManager[Any]:
         """Has this thread issue and allocate on a stream."""
         return torch.cuda.stream(stream)
 
     def settle(self) -> None:
-        """Waits for the whole device."""
+        """Waits for everything that has been issued so far on any stream. Not for a job at work."""
         torch.cuda.synchronize()
 
 

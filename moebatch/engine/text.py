@@ -7,7 +7,7 @@ answer itself is decoded once, at its end.
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from moebatch.spec.request import FinishReason, Request
+from moebatch.spec.request import FinishReason
 from moebatch.spec.sampling import Sampling
 
 REPLACEMENT = "\ufffd"
@@ -23,18 +23,6 @@ class TextDecoder(Protocol):
         """Text of the tokens, without special ones; U+FFFD where bytes are no character."""
 
 
-class Generated(Protocol):
-    """A sequence that has got a new token."""
-
-    @property
-    def request(self) -> Request:
-        """What the sequence answers."""
-
-    @property
-    def output_tokens(self) -> Sequence[int]:
-        """New tokens so far, at least one."""
-
-
 class End(NamedTuple):
     """Why a sequence has ended, as OpenAI and vLLM name it."""
 
@@ -48,15 +36,14 @@ class End(NamedTuple):
         return self.finish_reason == "stop" and not isinstance(self.stop_reason, str)
 
 
-def end_reason(row: Generated, end_tokens: frozenset[int]) -> End | None:
-    """Why the newest token ends its sequence, or None if it goes on.
+def end_reason(sampling: Sampling, tokens: Sequence[int], end_tokens: frozenset[int]) -> End | None:
+    """Why the newest of an answer's tokens ends its sequence, or None if it goes on.
 
     An end token goes before a stop token, a stop token before length. Stop texts are the matter of
     `AnswerText.push`, which need not see a token that ends the sequence by itself, and which goes
     before length.
     """
-    sampling, num_tokens = row.request.sampling, len(row.output_tokens)
-    newest = row.output_tokens[-1]
+    num_tokens, newest = len(tokens), tokens[-1]
     # The sampler holds ends back while it samples the first min_tokens tokens.
     if num_tokens > sampling.min_tokens:
         if newest in end_tokens and not sampling.ignore_eos:

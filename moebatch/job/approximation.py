@@ -4,8 +4,7 @@ from dataclasses import replace
 
 from moebatch.checkpoint.model_files import ModelFiles
 from moebatch.engine.approximation import EXACT, Approximation
-from moebatch.engine.gating_file import GATING, load_gating
-from moebatch.engine.pregate_file import PREGATES, load_pregates
+from moebatch.engine.approximation_files import GATING, PREGATES, load_gating, load_pregates
 from moebatch.errors import ConfigError, Fault
 from moebatch.spec.job import Job
 

@@ -14,18 +14,21 @@ from moebatch.plan.expert_choice import Wishes
 from moebatch.predict.correlation import CorrelationPredictor
 from moebatch.predict.guesser import FirstGateGuesser, GateGuesser, Guesser
 from moebatch.predict.guessing import GuessingPredictor
-from moebatch.predict.habits_file import HABITS, load_habits
 from moebatch.predict.learnt_files import (
     FIRST_GATE,
+    HABITS,
     LEARNED,
+    TABLE,
     TOKENS,
+    empty_table,
     load_first_gate,
+    load_habits,
     load_learned,
+    load_table,
     load_tokens,
 )
 from moebatch.predict.path_table import PathTable
 from moebatch.predict.predictor import Predictor
-from moebatch.predict.table_file import TABLE, empty_table, load_table
 from moebatch.spec.job import Job
 from moebatch.spec.policy import PredictorName
 from moebatch.store.dense import load_gates

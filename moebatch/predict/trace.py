@@ -6,18 +6,26 @@ Shape letters: L MoE layers, T tokens of a pass, K experts per token.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from moebatch.errors import CheckpointError
-from moebatch.predict.array_file import is_whole, read_arrays, whole_numbers, write_arrays
+from moebatch.predict.array_file import (
+    Arrays,
+    Description,
+    FileKind,
+    Sizes,
+    is_whole,
+    whole_numbers,
+)
 from moebatch.predict.predictor import Chosen
-from moebatch.quoting import shown
 
-_KIND = "routing trace"
-_VERSION = 1
+_TRACE = FileKind(
+    title="routing trace",
+    file="trace",
+    version=1,
+    remedy="record one by `moebatch calibrate --trace`",
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,26 +78,27 @@ class RoutingTrace:
     @classmethod
     def load(cls, path: Path) -> "RoutingTrace":
         """A trace that `save` has written. Raises CheckpointError where it is damaged."""
-        arrays, description = read_arrays(path)
-        reason = _reason(arrays, description)
-        if reason:
-            raise CheckpointError(f"{path}: {reason}; record one by `moebatch calibrate --trace`")
+        arrays, description = _TRACE.load(path, None, _sizes)
+        num_experts = description["num_experts"]
+        for name, experts in arrays.items():
+            if not experts.size or int(experts.max()) >= num_experts:
+                fault = f"{name} is empty or names an expert that is not there"
+                raise _TRACE.refusal(path, None, fault)
         ordered = [arrays[f"pass.{number}"] for number in range(len(arrays))]
-        layers, num_experts = description["moe_layers"], description["num_experts"]
-        return cls.of(ordered, layers, num_experts=num_experts)
+        return cls.of(ordered, description["moe_layers"], num_experts=num_experts)
 
     def save(self, path: Path, *, fingerprint: str = "") -> None:
         """Writes the trace of the model of that fingerprint. Raises StorageError."""
-        description = {
-            "kind": _KIND,
-            "version": _VERSION,
-            "model": fingerprint,
-            "moe_layers": list(self.moe_layers),
-            "num_experts": self.num_experts,
-            "experts_per_token": self.experts_per_token,
-        }
         arrays = {f"pass.{number}": one.experts_LTK for number, one in enumerate(self.passes)}
-        write_arrays(path, arrays, description)
+        _TRACE.save(
+            path,
+            None,
+            arrays,
+            model=fingerprint,
+            moe_layers=list(self.moe_layers),
+            num_experts=self.num_experts,
+            experts_per_token=self.experts_per_token,
+        )
 
     @property
     def num_tokens(self) -> int:
@@ -101,24 +110,18 @@ class RoutingTrace:
         return iter(self.passes)
 
 
-def _reason(arrays: dict[str, NDArray[np.integer]], found: dict[str, Any]) -> str | None:
-    """Why a file is no trace."""
-    if found.get("kind") != _KIND:
-        return "is no routing trace"
-    if found.get("version") != _VERSION:
-        return f"is of version {shown(found.get('version'))}, this program reads {_VERSION}"
-    layers, num_experts = found.get("moe_layers"), found.get("num_experts")
-    num_choices = found.get("experts_per_token")
-    if not (whole_numbers(layers) and is_whole(num_experts) and is_whole(num_choices)):
-        return "its description is damaged"
-    assert isinstance(layers, list) and isinstance(num_experts, int), "checked above"
-    if not arrays or set(arrays) != {f"pass.{number}" for number in range(len(arrays))}:
-        return "some of its passes are missing"
-    for name, experts in arrays.items():
-        if experts.dtype not in (np.uint8, np.uint16) or experts.ndim != 3:
-            return f"{name} is no array of experts"
-        if (experts.shape[0], experts.shape[2]) != (len(layers), num_choices):
-            return f"{name} is not of {len(layers)} layers and {num_choices} experts per token"
-        if not experts.size or int(experts.max()) >= num_experts:
-            return f"{name} is empty or names an expert that is not there"
-    return None
+def _sizes(found: Description, arrays: Arrays) -> Sizes | None:
+    """Passes of any number of tokens, each number of an expert in one byte or two."""
+    layers, num_choices = found.get("moe_layers"), found.get("experts_per_token")
+    if not (whole_numbers(layers) and is_whole(found.get("num_experts")) and is_whole(num_choices)):
+        return None
+    assert isinstance(layers, list) and isinstance(num_choices, int), "checked above"
+    names = [f"pass.{number}" for number in range(max(1, len(arrays)))]
+    known = [(name, arrays.get(name)) for name in names]
+    return {
+        name: (
+            (len(layers), 1 if of is None or of.ndim < 2 else of.shape[1], num_choices),
+            "uint16" if of is not None and of.dtype == np.uint16 else "uint8",
+        )
+        for name, of in known
+    }

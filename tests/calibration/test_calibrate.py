@@ -30,9 +30,8 @@ from moebatch.errors import (
     StorageError,
     Terminated,
 )
-from moebatch.predict.learnt_files import load_first_gate, load_learned, load_tokens
+from moebatch.predict.learnt_files import load_first_gate, load_learned, load_table, load_tokens
 from moebatch.predict.path_table import PathTable
-from moebatch.predict.table_file import load_table
 from moebatch.predict.trace import RoutingTrace
 from tests.command import moebatch
 from tests.tiny import write_checkpoint

@@ -1,6 +1,5 @@
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from functools import cache
 
 import pytest
@@ -9,7 +8,6 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from moebatch.engine.text import AnswerText, End, end_reason, first_stop
-from moebatch.spec.request import Request
 from moebatch.spec.sampling import Sampling
 from tests.few import examples
 
@@ -278,16 +276,9 @@ class TestCost:
         assert decoder.num_calls <= 6 * len(tokens)
 
 
-@dataclass
-class Row:
-    request: Request
-    output_tokens: list[int] = field(default_factory=list)
-
-
 class TestEndReason:
     def end(self, tokens: list[int], sampling: Sampling) -> End | None:
-        request = Request(index=0, custom_id="a", prompt_tokens=(1,), sampling=sampling)
-        return end_reason(Row(request, tokens), frozenset({EOS, 9}))
+        return end_reason(sampling, tokens, frozenset({EOS, 9}))
 
     @pytest.mark.parametrize(
         ("tokens", "sampling", "end"),

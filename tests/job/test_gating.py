@@ -16,7 +16,7 @@ from moebatch.calibration.calibrate import Calibration
 from moebatch.calibration.order import CalibrationOrder
 from moebatch.calibration.trade_off import trade_off
 from moebatch.checkpoint.model_files import open_model
-from moebatch.engine.gating_file import GATING, load_gating, save_gating
+from moebatch.engine.approximation_files import GATING, load_gating, save_gating
 from moebatch.errors import CheckpointError, ConfigError, DoesNotFit, InputError
 from moebatch.job.check import check_job
 from moebatch.job.run import JobRun
@@ -155,7 +155,7 @@ def test_what_was_not_learnt_or_of_another_model_is_refused(tmp_path: Path) -> N
     ("changes", "reason"),
     [
         ({"sensitivities": {0: 1.0, 1: float("nan"), 2: 2.0}}, "holds numbers that cannot be"),
-        ({"curve": ()}, "its arrays are not those"),
+        ({"curve": ()}, r"array curve\.\w+ is float64 \[0\], must be float64 \[1\]"),
         ({"threshold": "much"}, "its description is damaged"),
         ({"wanted_loss": -1.0}, "its description is damaged"),
     ],

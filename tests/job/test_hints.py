@@ -16,7 +16,7 @@ from moebatch.errors import CheckpointError, ConfigError
 from moebatch.job.check import check_job
 from moebatch.job.hints import load_hints
 from moebatch.job.status_file import read_status
-from moebatch.predict.habits_file import HABITS
+from moebatch.predict.learnt_files import HABITS
 from moebatch.spec.job import load_job
 from moebatch.spec.policy import Placement
 from tests.job.test_run import EMULATED, on_gpu, policy, run, shown, texts, write

@@ -15,7 +15,7 @@ from moebatch.calibration.calibrate import Calibration
 from moebatch.calibration.order import CalibrationOrder
 from moebatch.checkpoint.model_files import open_model
 from moebatch.engine.approximation import Approximation
-from moebatch.engine.pregate_file import PREGATES, load_pregates, save_pregates
+from moebatch.engine.approximation_files import PREGATES, load_pregates, save_pregates
 from moebatch.errors import CheckpointError, ConfigError, DoesNotFit, InputError
 from moebatch.job.approximation import load_approximation
 from moebatch.job.identity import manifest_of

@@ -25,7 +25,7 @@ from moebatch.job.run import JobRun
 from moebatch.job.status import RunSummary
 from moebatch.measure.saved import save_profile, this_machine_path
 from moebatch.plan.options import PlanOptions
-from moebatch.predict.table_file import TABLE, empty_table, save_table
+from moebatch.predict.learnt_files import TABLE, empty_table, save_table
 from moebatch.report.summary import summary_view
 from moebatch.schedule.registry import SCHEDULES
 from moebatch.spec.job import Job, load_job

@@ -169,7 +169,9 @@ def test_files_of_another_model_or_kind_are_refused(tmp_path: Path) -> None:
     save_learned(path, learned(), OWNER)
     with pytest.raises(CheckpointError, match="is no first gate; run `moebatch calibrate"):
         load_first_gate(path, OWNER, hidden_size=HIDDEN)
-    with pytest.raises(CheckpointError, match=r"perceptron ahead\.0 is damaged"):
+    with pytest.raises(
+        CheckpointError, match=r"array ahead\.0\.into_WD is float16 \[5, \d+\], must be"
+    ):
         load_learned(path, OWNER, hidden_size=HIDDEN + 1)
     other = ModelOwner(
         folder=OWNER.folder,

@@ -7,7 +7,7 @@ import pytest
 
 from moebatch.checkpoint.fingerprint import ModelOwner
 from moebatch.errors import CheckpointError
-from moebatch.predict.habits_file import load_habits, save_habits
+from moebatch.predict.learnt_files import load_habits, save_habits
 from moebatch.predict.routing_habits import measure_habits
 from moebatch.schedule.slots.cache import Rule, make_cache
 from moebatch.schedule.slots.expert_load import ExpertKey, Load
