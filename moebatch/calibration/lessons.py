@@ -30,6 +30,7 @@ from moebatch.predict.learn import (
     Effort,
     Embed,
     Examples,
+    Seen,
     examples_ahead,
     examples_of_beginning,
     learn_first_gate,
@@ -46,7 +47,6 @@ from moebatch.predict.learnt_files import (
     save_tokens,
 )
 from moebatch.predict.path_table import MAX_TABLE_BYTES
-from moebatch.predict.seen import Seen
 from moebatch.quoting import shown
 from moebatch.spec.policy import PREDICTORS, PredictorName
 from moebatch.units import format_bytes

@@ -22,10 +22,9 @@ from moebatch.engine.engine import Engine
 from moebatch.errors import CheckpointError
 from moebatch.folder.work_folder import WorkFolder
 from moebatch.job.fingerprint import numerics_fingerprint
-from moebatch.predict.gate_recorder import GateRecorder
-from moebatch.predict.gate_trace import GateTrace
+from moebatch.predict.gate_trace import GateRecorder, GateTrace
+from moebatch.predict.learn import Seen
 from moebatch.predict.predictor import RoutingObserver
-from moebatch.predict.seen import Seen
 from moebatch.spec.policy import Policy, PredictorName
 from moebatch.spec.request import Request
 from moebatch.spec.sampling import Sampling

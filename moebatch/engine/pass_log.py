@@ -13,12 +13,12 @@ from moebatch.engine.layout import Group, Layout
 from moebatch.layout.load import PassLoad
 from moebatch.layout.skew import SkewedRouting
 from moebatch.plan.sim_passes import MicroBatches
-from moebatch.predict.predictor import Chosen, PassTokens
+from moebatch.predict.predictor import Chosen, RoutingObserver, counts_of
 from moebatch.spec.hardware import LevelName
 from moebatch.spec.shape import ModelShape
 
 
-class PassLog:
+class PassLog(RoutingObserver):
     """Keeps loads and routing of the first passes; the routing of a simulation of them.
 
     Observes gates where a schedule hears of them. What it has not heard, it makes up evenly.
@@ -53,20 +53,17 @@ class PassLog:
 
     # --- as an observer -------------------------------------------------------------------------
 
-    def begin_pass(self, num_rows: int, tokens: PassTokens | None = None) -> None:
-        """Nothing: `begin` knows more."""
-
     def observe(
         self, layer: int, rows: slice, experts_RK: Chosen, hidden_RD: Tensor | None = None
     ) -> None:
-        """The gate of `layer` has chosen for those rows."""
         if self._layout is None:
             return
         number = len(self.passes) - 1
         for k, group in enumerate(self._layout.groups):
             first, last = max(rows.start, group.rows.start), min(rows.stop, group.rows.stop)
             if first < last:
-                counts_E = self._count(experts_RK[first - rows.start : last - rows.start])
+                ours_RK = experts_RK[first - rows.start : last - rows.start]
+                counts_E = counts_of(ours_RK, self._num_experts)
                 self._rows[number, layer, k] = counts_E + self._rows.get((number, layer, k), 0.0)
                 self._chosen[layer] = counts_E + self._chosen.get(layer, 0.0)
                 self._num_tokens[layer] = self._num_tokens.get(layer, 0) + last - first
@@ -84,10 +81,6 @@ class PassLog:
         if counts_E is None:
             return self._even.chances(layer)
         return counts_E / self._num_tokens[layer]
-
-    def _count(self, experts_RK: Chosen) -> NDArray[np.float64]:
-        counts_E = np.bincount(experts_RK.reshape(-1), minlength=self._num_experts)
-        return counts_E.astype(np.float64)
 
 
 def _loads(layout: Layout) -> tuple[PassLoad, ...]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from moebatch.predict.predictor import Predictor
+from moebatch.predict.predictor import Predictor, counts_of
 from moebatch.predict.trace import RoutingTrace, TracePass
 
 _MOST_GROUPS = 256
@@ -42,7 +42,7 @@ def accuracy(
         num_groups += 1
         predictor.begin_pass(group.num_rows)
         for position, (layer, experts_TK) in enumerate(group):
-            counts_E = np.bincount(experts_TK.reshape(-1), minlength=trace.num_experts)
+            counts_E = counts_of(experts_TK, trace.num_experts)
             found[position] += _shares(counts_E, predictor.rank(layer)[:K])
             predictor.observe(layer, slice(0, group.num_rows), experts_TK)
     assert num_groups, "a trace has at least one token"
@@ -58,7 +58,7 @@ def mean_accuracy(layers: tuple[LayerAccuracy, ...]) -> tuple[float, float]:
     return took_part, sum(layer.hot for layer in layers) / len(layers)
 
 
-def _shares(counts_E: NDArray[np.integer], predicted: list[int]) -> tuple[float, float]:
+def _shares(counts_E: NDArray[np.float64], predicted: list[int]) -> tuple[float, float]:
     least_hot = max(1, int(np.sort(counts_E)[-len(predicted)]))
     took_part = counts_E[predicted] > 0
     return float(took_part.mean()), float((counts_E[predicted] >= least_hot).mean())

@@ -1,17 +1,16 @@
 """Prediction from what tokens have chosen in the layers before (Klotski, section on hot experts).
 
-Shape letters: T tokens of the pass, R rows, E experts, K experts per token, P paths.
+Shape letters: L MoE layers, T tokens of the pass, R rows, E experts, K experts per token, P paths.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from moebatch.predict.choices import Choices
 from moebatch.predict.path_table import Counts, PathTable, path_codes
-from moebatch.predict.predictor import Chosen, PassTokens
+from moebatch.predict.predictor import Chosen, PassTokens, Predictor, counts_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,7 +21,7 @@ Floats = NDArray[np.float64]
 Method = Literal["probability", "votes"]
 
 
-class CorrelationPredictor:
+class CorrelationPredictor(Predictor):
     """Ranks experts by how often the paths that tokens have taken led to them.
 
     Paths of length 0 make it a predictor of marginal counts, which looks at no other layer. Where
@@ -45,14 +44,12 @@ class CorrelationPredictor:
         self._rest: dict[int, Floats] = {}
 
     def begin_pass(self, num_rows: int, tokens: PassTokens | None = None) -> None:
-        """A pass of so many tokens begins."""
         self._choices.begin_pass(num_rows)
         self._rest.clear()
 
     def observe(
         self, layer: int, rows: slice, experts_RK: Chosen, hidden_RD: "Tensor | None" = None
     ) -> None:
-        """The gate of `layer` has chosen for those rows."""
         position = self._choices.position(layer)
         self._choices.add(position, rows, experts_RK)
         self._rest.clear()
@@ -62,19 +59,12 @@ class CorrelationPredictor:
             before = self._before(position, some)
             self._table.add(position, before, self._choices.of(position, some))
 
-    def rank(self, layer: int) -> list[int]:
-        """All experts of the layer, likeliest first; the more frequent first among equals."""
-        ranked: list[int] = np.lexsort((-self.frequency(layer), -self.expected(layer))).tolist()
-        return ranked
-
     def frequency(self, layer: int) -> Floats:
-        """How often each expert has been chosen in all, [E]."""
         position = self._choices.position(layer)
         found: Floats = self._table.counts[0][position, 0].astype(np.float64)
         return found
 
     def expected(self, layer: int) -> Floats:
-        """How many tokens of the pass are expected to choose each expert, [E]."""
         return self.chosen(layer) + self._expected_of_rest(self._choices.position(layer))
 
     def is_guess(self, layer: int) -> bool:
@@ -88,7 +78,7 @@ class CorrelationPredictor:
         """How many tokens of the pass have chosen each expert so far, [E]."""
         position = self._choices.position(layer)
         chosen = self._choices.of(position, slice(0, self._choices.num_chosen(position)))
-        return self._count(chosen)
+        return counts_of(chosen, self._table.num_experts)
 
     def _expected_of_rest(self, position: int) -> Floats:
         """The same, of the tokens whose gate has not chosen there."""
@@ -139,10 +129,6 @@ class CorrelationPredictor:
         first = max(0, position - self._table.path_length)
         return [self._choices.of(earlier, rows) for earlier in range(first, position)]
 
-    def _count(self, experts_RK: Chosen) -> Floats:
-        counts = np.bincount(experts_RK.reshape(-1), minlength=self._table.num_experts)
-        return counts.astype(np.float64)
-
 
 def _probability_shares(counts_PE: Counts, num_choices: int) -> Floats:
     """Each path's weight goes to its followers in proportion."""
@@ -162,3 +148,54 @@ _METHODS: dict[Method, Callable[[Counts, int], Floats]] = {
     "probability": _probability_shares,
     "votes": _vote_shares,
 }
+
+
+class Choices:
+    """Choices of all tokens of a pass at all MoE layers, filled while the pass runs."""
+
+    def __init__(self, moe_layers: Sequence[int], *, experts_per_token: int) -> None:
+        self.moe_layers = tuple(moe_layers)
+        self.num_rows = 0
+        self._position = {layer: position for position, layer in enumerate(moe_layers)}
+        self._chosen = [0] * len(self.moe_layers)
+        self._experts_LTK = np.empty((len(self.moe_layers), 0, experts_per_token), np.uint16)
+
+    def begin_pass(self, num_rows: int) -> None:
+        """Forgets everything and makes room for so many tokens."""
+        num_layers, room, num_choices = self._experts_LTK.shape
+        self.num_rows = num_rows
+        self._chosen = [0] * num_layers
+        if num_rows > room:
+            self._experts_LTK = np.empty((num_layers, num_rows, num_choices), np.uint16)
+
+    def position(self, layer: int) -> int:
+        """Place of a layer among those with experts."""
+        assert layer in self._position, f"layer {layer} has no experts"
+        return self._position[layer]
+
+    def add(self, position: int, rows: slice, experts_RK: Chosen) -> None:
+        """Takes in what those rows have chosen."""
+        assert rows.start == self._chosen[position], "micro-batches of a layer come in order"
+        assert rows.stop <= self.num_rows, f"the pass has {self.num_rows} rows, not {rows.stop}"
+        self._experts_LTK[position, rows] = experts_RK
+        self._chosen[position] = rows.stop
+
+    def num_chosen(self, position: int) -> int:
+        """Rows, from the first on, whose gate has chosen there."""
+        return self._chosen[position]
+
+    def of(self, position: int, rows: slice) -> NDArray[np.uint16]:
+        """What those rows have chosen there, [R, K]."""
+        assert rows.stop <= self._chosen[position], "the gate has not chosen for these rows"
+        return self._experts_LTK[position, rows]
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all gates have chosen for all rows."""
+        return self.num_rows > 0 and all(rows == self.num_rows for rows in self._chosen)
+
+    @property
+    def experts_LTK(self) -> NDArray[np.uint16]:
+        """The whole pass, once it is complete. Valid until the next one begins."""
+        assert self.is_complete, "some gates have not chosen yet"
+        return self._experts_LTK[:, : self.num_rows]

@@ -5,7 +5,7 @@ Shape letters: R rows, D hidden, E experts, K experts per token, V vocabulary, W
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -39,18 +39,20 @@ class KnownTokens(NamedTuple):
     no gate has seen it."""
 
 
-class Guesser(Protocol):
+class Guesser:
     """Looks at tokens one by one. Positions are those of layers with experts, from 0."""
 
     def from_tokens(self, known: KnownTokens) -> Iterator[Guess]:
         """Guesses when a pass begins, from what its tokens are."""
+        return iter(())
 
     def from_hidden(self, position: int, hidden_RD: Tensor) -> Iterator[Guess]:
         """Guesses from what the gate at a position has seen."""
+        return iter(())
 
 
 @dataclass(frozen=True, slots=True)
-class TokenGuesser:
+class TokenGuesser(Guesser):
     """What each token of the vocabulary has chosen, at every layer: known a whole pass ahead."""
 
     shares_LVE: NDArray[np.float16]
@@ -60,13 +62,9 @@ class TokenGuesser:
         for position, shares_VE in enumerate(self.shares_LVE):
             yield Guess(position, shares_VE[known.tokens_T].astype(np.float32))
 
-    def from_hidden(self, position: int, hidden_RD: Tensor) -> Iterator[Guess]:
-        """Nothing: a token says the same everywhere."""
-        return iter(())
-
 
 @dataclass(frozen=True, slots=True)
-class GateGuesser:
+class GateGuesser(Guesser):
     """The gates of the next layers, asked with what this layer's gate has seen (AdapMoE, section
     4.3): hidden states change slowly from layer to layer."""
 
@@ -74,10 +72,6 @@ class GateGuesser:
     num_chosen: int
     depth: int = 1
     """Layers ahead: 1 to 3."""
-
-    def from_tokens(self, known: KnownTokens) -> Iterator[Guess]:
-        """Nothing."""
-        return iter(())
 
     def from_hidden(self, position: int, hidden_RD: Tensor) -> Iterator[Guess]:
         """The next `depth` layers."""
@@ -88,7 +82,7 @@ class GateGuesser:
 
 
 @dataclass(frozen=True, slots=True)
-class FirstGateGuesser:
+class FirstGateGuesser(Guesser):
     """A gate for the first layer of the next token, on what the last layer has seen of this one
     (AdapMoE, Eq. 9, with its slices put right: the prediction from a token is held against the
     choice of the token after it)."""
@@ -96,10 +90,6 @@ class FirstGateGuesser:
     gate_ED: Tensor
     num_layers: int
     num_chosen: int
-
-    def from_tokens(self, known: KnownTokens) -> Iterator[Guess]:
-        """Nothing."""
-        return iter(())
 
     def from_hidden(self, position: int, hidden_RD: Tensor) -> Iterator[Guess]:
         """From the last layer, the first one of the next pass."""
@@ -125,7 +115,7 @@ class Perceptron(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class LearnedGuesser:
+class LearnedGuesser(Guesser):
     """A perceptron at every layer, trained on what its tokens choose a stride further on (ProMoE):
     with a stride of two, what is foreseen has a whole layer's time to come.
 

@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moebatch.predict.correlation import CorrelationPredictor
-from moebatch.predict.guesser import Guess, Guesser, KnownTokens, Shares
-from moebatch.predict.predictor import Chosen, PassTokens
-from moebatch.predict.successors import Successors
+from moebatch.predict.guesser import Guess, Guesser, KnownTokens
+from moebatch.predict.predictor import Chosen, PassTokens, Predictor
+from moebatch.predict.successors import GuessedShares, Successors
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 Floats = NDArray[np.float64]
 
 
-class GuessingPredictor:
+class GuessingPredictor(Predictor):
     """Ranks experts by how many tokens of the pass are guessed to choose them.
 
     Of several guesses about a row and a layer the last one holds: it comes from nearer by, and may
@@ -36,18 +36,17 @@ class GuessingPredictor:
         self._rest = rest
         self._position = {layer: position for position, layer in enumerate(moe_layers)}
         self._num_rows = 0
-        self._shares: dict[int, Shares] = {}
-        """Of a position, [T, E]; rows of which nothing is guessed are not numbers."""
+        self._shares = GuessedShares()
+        """Of the tokens of the pass."""
         self._next = Successors(0)
         self._num_chosen: dict[int, int] = {}
 
     def begin_pass(self, num_rows: int, tokens: PassTokens | None = None) -> None:
-        """A pass of so many tokens begins."""
         self._rest.begin_pass(num_rows, tokens)
         self._num_rows = num_rows
         self._num_chosen.clear()
         before, self._next = self._next, Successors(num_rows, tokens)
-        self._shares = {} if tokens is None else before.shares(tokens)
+        self._shares = GuessedShares() if tokens is None else before.shares(tokens)
         if tokens is not None:
             known = KnownTokens(tokens.tokens_T, tokens.embedded_TD, partial(before.before, tokens))
             for guesser in self._guessers:
@@ -56,7 +55,6 @@ class GuessingPredictor:
     def observe(
         self, layer: int, rows: slice, experts_RK: Chosen, hidden_RD: "Tensor | None" = None
     ) -> None:
-        """The gate of `layer` has chosen for those rows."""
         self._rest.observe(layer, rows, experts_RK, hidden_RD)
         position = self._position[layer]
         self._num_chosen[position] = rows.stop
@@ -68,15 +66,10 @@ class GuessingPredictor:
             for guesser in self._guessers:
                 self._take(rows, guesser.from_hidden(position, hidden_RD))
 
-    def rank(self, layer: int) -> list[int]:
-        """All experts of the layer, likeliest first; the more frequent first among equals."""
-        ranked: list[int] = np.lexsort(
-            (-self._rest.frequency(layer), -self.expected(layer))
-        ).tolist()
-        return ranked
+    def frequency(self, layer: int) -> Floats:
+        return self._rest.frequency(layer)
 
     def expected(self, layer: int) -> Floats:
-        """How many tokens of the pass are expected to choose each expert, [E]."""
         position = self._position[layer]
         num_chosen = self._num_chosen.get(position, 0)
         if self._has_chosen_next(position):
@@ -108,8 +101,5 @@ class GuessingPredictor:
         for position, shares_RE, is_next_pass in guesses:
             if is_next_pass:
                 self._next.guess(position, rows, shares_RE)
-                continue
-            if position not in self._shares:
-                size = (self._num_rows, shares_RE.shape[1])
-                self._shares[position] = np.full(size, np.nan, np.float32)
-            self._shares[position][rows] = shares_RE
+            else:
+                self._shares.put(position, self._num_rows, rows, shares_RE)

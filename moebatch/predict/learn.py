@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from moebatch.predict.guesser import Perceptron, Shares, beginning_of
-from moebatch.predict.seen import Seen
 
 PARAMETERS = 2_000_000
 """Of the perceptron of a layer (ProMoE)."""
@@ -36,6 +35,31 @@ class Effort:
     """Times that each token is seen at most."""
     most_steps: int = 3000
     """Batches in all, at most."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Seen:
+    """Tokens with what each gate has seen of them, and what it chose."""
+
+    hidden_LND: NDArray[np.float16]
+    experts_LNK: NDArray[np.uint16]
+    tokens_N: NDArray[np.int64]
+    is_first_N: NDArray[np.bool_]
+    """Tokens that do not follow the one before them in the same sequence."""
+
+    def __len__(self) -> int:
+        """How many tokens."""
+        return len(self.tokens_N)
+
+    @property
+    def num_layers(self) -> int:
+        """Layers with experts."""
+        return len(self.experts_LNK)
+
+    @property
+    def followed_N(self) -> NDArray[np.intp]:
+        """Tokens whose successor in their sequence is the next one."""
+        return np.flatnonzero(~self.is_first_N[1:])
 
 
 def token_shares(seen: Seen, *, num_experts: int, vocab_size: int) -> NDArray[np.float16]:

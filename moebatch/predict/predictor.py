@@ -4,8 +4,9 @@ Shape letters: T tokens of the pass, R rows of a micro-batch, D hidden, E expert
 token.
 """
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,7 +38,7 @@ class PassTokens:
     """What the model makes of them before its first layer, valid until that begins."""
 
 
-class RoutingObserver(Protocol):
+class RoutingObserver:
     """Is shown what the gates of a pass have chosen."""
 
     def begin_pass(self, num_rows: int, tokens: PassTokens | None = None) -> None:
@@ -57,7 +58,7 @@ class RoutingObserver(Protocol):
         """
 
 
-class Predictor(RoutingObserver, Protocol):
+class Predictor(RoutingObserver, ABC):
     """Says which experts of a MoE layer will probably be chosen, from what it has observed.
 
     Rows whose gate has chosen at that layer count as what they chose, so a layer that is behind
@@ -66,14 +67,28 @@ class Predictor(RoutingObserver, Protocol):
     """
 
     def rank(self, layer: int) -> list[int]:
-        """All experts of the layer, the likeliest to be chosen first, equal ones by number."""
+        """All experts of the layer, the likeliest to be chosen first; of equals the more frequent,
+        then by number."""
+        ranked: list[int] = np.lexsort((-self.frequency(layer), -self.expected(layer))).tolist()
+        return ranked
 
+    @abstractmethod
+    def frequency(self, layer: int) -> NDArray[np.float64]:
+        """How often each expert has been chosen in all, [E]."""
+
+    @abstractmethod
     def expected(self, layer: int) -> NDArray[np.float64]:
         """How many tokens of the pass are expected to choose each expert, [E].
 
         They sum to T times K, where T are the tokens of the pass for which this is a guess.
         """
 
+    @abstractmethod
     def is_guess(self, layer: int) -> bool:
         """Whether `expected` goes by what is known of tokens that have not chosen there yet, of
         this pass or of the next, and not only by what others have chosen."""
+
+
+def counts_of(experts_RK: Chosen, num_experts: int) -> NDArray[np.float64]:
+    """How many of some tokens have chosen each expert, [E]."""
+    return np.bincount(experts_RK.reshape(-1), minlength=num_experts).astype(np.float64)

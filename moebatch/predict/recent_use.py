@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from moebatch.predict.predictor import Chosen, PassTokens
+from moebatch.predict.predictor import Chosen, PassTokens, RoutingObserver
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,7 +25,7 @@ def after_pass(before: Floats, is_chosen: NDArray[np.bool_]) -> Floats:
     return _LASTING * before + (1 - _LASTING) * is_chosen
 
 
-class RecentUse:
+class RecentUse(RoutingObserver):
     """The share of passes in which each expert was chosen, recent ones weighing most."""
 
     def __init__(self, num_experts: int) -> None:
@@ -36,7 +36,6 @@ class RecentUse:
         """What has been chosen in this one, [E]."""
 
     def begin_pass(self, num_rows: int, tokens: PassTokens | None = None) -> None:
-        """A pass begins: the one before is over."""
         for layer in self._now:
             self._before[layer] = self.chances(layer)
         self._now.clear()
@@ -44,7 +43,6 @@ class RecentUse:
     def observe(
         self, layer: int, rows: slice, experts_RK: Chosen, hidden_RD: "Tensor | None" = None
     ) -> None:
-        """The gate of `layer` has chosen for those rows."""
         now_E = self._now.setdefault(layer, np.zeros(self._num_experts, np.bool_))
         now_E[experts_RK.reshape(-1)] = True
 

@@ -19,9 +19,21 @@ _Name = tuple[int, int, int]
 """Of a token: its request, which of the answers to it, and the position in that."""
 
 
+class GuessedShares(dict[int, Shares]):
+    """What is guessed of some tokens, by position, [T, E]; rows of which nothing is guessed are not
+    numbers. Of several guesses the last one holds: it comes from nearer by."""
+
+    def put(
+        self, position: int, num_tokens: int, rows: slice | NDArray[np.intp], shares_RE: Shares
+    ) -> None:
+        """Some of the tokens choose like that."""
+        if position not in self:
+            self[position] = np.full((num_tokens, shares_RE.shape[1]), np.nan, np.float32)
+        self[position][rows] = shares_RE
+
+
 class Successors:
-    """Of the tokens behind which the next one of their sequence is not known yet. Of several
-    guesses about a layer the last one holds: it comes from nearer by."""
+    """Of the tokens behind which the next one of their sequence is not known yet."""
 
     def __init__(self, num_rows: int, tokens: PassTokens | None = None) -> None:
         """Those of a pass; without `tokens` there is one behind each of its rows."""
@@ -31,17 +43,14 @@ class Successors:
         if tokens is not None:
             names = _names(tokens, self._ends_N, later=1)
             self._names = {name: end for end, name in enumerate(names)}
-        self._shares: dict[int, Shares] = {}
-        """Of a position, [N, E]; those of whom nothing is guessed are not numbers."""
+        self._shares = GuessedShares()
         self._seen_ND: Tensor | None = None
 
     def guess(self, position: int, rows: slice, shares_RE: Shares) -> None:
         """What those behind some rows will choose at a position."""
         ours = self._behind(rows)
-        if position not in self._shares:
-            size = (len(self._ends_N), shares_RE.shape[1])
-            self._shares[position] = np.full(size, np.nan, np.float32)
-        self._shares[position][ours] = shares_RE[self._ends_N[ours] - rows.start]
+        of_ours = shares_RE[self._ends_N[ours] - rows.start]
+        self._shares.put(position, len(self._ends_N), ours, of_ours)
 
     def see(self, rows: slice, hidden_RD: Tensor) -> None:
         """What the last gate of the pass has seen of the tokens before them."""
@@ -60,14 +69,12 @@ class Successors:
         expected_E: Floats = np.nansum(self._shares[position], axis=0, dtype=np.float64)
         return expected_E
 
-    def shares(self, tokens: PassTokens) -> dict[int, Shares]:
-        """What was guessed of the tokens of the next pass, by position, [T, E]."""
+    def shares(self, tokens: PassTokens) -> GuessedShares:
+        """What was guessed of the tokens of the next pass."""
         rows_M, ends_M = self._found_in(tokens)
-        found = {}
+        found = GuessedShares()
         for position, shares_NE in self._shares.items():
-            size = (len(tokens.tokens_T), shares_NE.shape[1])
-            found[position] = np.full(size, np.nan, np.float32)
-            found[position][rows_M] = shares_NE[ends_M]
+            found.put(position, len(tokens.tokens_T), rows_M, shares_NE[ends_M])
         return found
 
     def before(self, tokens: PassTokens, rows: slice) -> Tensor | None:

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moebatch.errors import ConfigError, Fault
+from moebatch.predict.predictor import counts_of
 from moebatch.predict.trace import RoutingTrace
 from moebatch.spec.shape import ModelShape
 
@@ -39,7 +40,7 @@ class TraceRouting:
         self._experts_LTK = np.concatenate([one.experts_LTK for one in trace], axis=1)
         # A token never chooses an expert twice, so these are chances.
         self._chances_LE = np.array(
-            [self._counts(of_layer) / len(of_layer) for of_layer in self._experts_LTK]
+            [counts_of(of, trace.num_experts) / len(of) for of in self._experts_LTK]
         )
 
     def rows(self, number: int, layer: int, micro_batch: int, tokens: float) -> NDArray[np.float64]:
@@ -49,13 +50,9 @@ class TraceRouting:
         count = max(1, round(tokens))
         first = int(np.random.default_rng((number, micro_batch)).integers(len(of_layer)))
         taken = np.arange(first, first + min(count, len(of_layer))) % len(of_layer)
-        return self._counts(of_layer[taken]) * (count / len(taken))
+        return counts_of(of_layer[taken], self._num_experts) * (count / len(taken))
 
     def chances(self, layer: int) -> NDArray[np.float64]:
         """With what chance a token of the trace chooses each expert, [E]; K in all."""
         chances_E: NDArray[np.float64] = self._chances_LE[self._layers[layer]]
         return chances_E
-
-    def _counts(self, experts_TK: NDArray[np.integer]) -> NDArray[np.float64]:
-        counts = np.bincount(experts_TK.ravel(), minlength=self._num_experts)
-        return counts.astype(np.float64)

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from moebatch.errors import StorageError
-from moebatch.predict.gate_recorder import GateRecorder
-from moebatch.predict.gate_trace import GateTrace
+from moebatch.predict.gate_trace import GateRecorder, GateTrace
 from moebatch.predict.predictor import PassTokens
 
 LAYERS = (0, 2)

@@ -13,6 +13,7 @@ from moebatch.predict.guesser import LearnedGuesser, Perceptron, beginning_of, t
 from moebatch.predict.learn import (
     Effort,
     Examples,
+    Seen,
     examples_ahead,
     examples_of_beginning,
     learn_first_gate,
@@ -31,7 +32,6 @@ from moebatch.predict.learnt_files import (
     save_learned,
     save_tokens,
 )
-from moebatch.predict.seen import Seen
 
 LAYERS, EXPERTS, CHOSEN, HIDDEN, VOCAB = (0, 1, 2), 6, 2, 16, 10
 OWNER = ModelOwner(
