@@ -13,7 +13,7 @@ from moebatch.engine.approximation_files import GATING
 from moebatch.plan.machine import detect_machine
 from moebatch.rows.prompts import RowReader
 from moebatch.store.memory import return_freed_memory
-from moebatch.training.answers import ANSWER_TOKENS
+from moebatch.training.whole_model import ANSWER_TOKENS
 
 
 class GateLessons:

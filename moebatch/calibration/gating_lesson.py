@@ -14,9 +14,8 @@ from moebatch.checkpoint.model_files import ModelFiles
 from moebatch.engine.approximation_files import save_gating
 from moebatch.errors import CheckpointError, ConfigError, Fault
 from moebatch.model.gating import LearntGating
-from moebatch.training.fisher import fisher_sums
 from moebatch.training.gating_trial import GatingTrial
-from moebatch.training.loading import load_whole
+from moebatch.training.whole_model import load_whole
 
 _MOST_LEARNT_TOKENS = 16384
 """Of which gradients are taken."""
@@ -66,7 +65,7 @@ class GatingTeacher:
         model = load_whole(self._files, dtype=self._files.dtype, experts="eager")
         text = self._text.answered(model, shape.max_positions)
         self._advance(0.3)
-        sensitivities = fisher_sums(model, text.known)
+        sensitivities = model.fisher_sums(text.known)
         if not all(map(isfinite, sensitivities.values())):
             folder = self._files.checkpoint.folder
             raise CheckpointError(f"{folder}: gradients of this model are no numbers")

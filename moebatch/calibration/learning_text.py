@@ -18,7 +18,6 @@ from moebatch.rows.prompts import RowReader
 from moebatch.rows.refused import RowRefused
 from moebatch.rows.row import Chat, FailedRow
 from moebatch.rows.source import open_source
-from moebatch.training.answers import answered
 from moebatch.training.reading import Reading, num_expected
 from moebatch.training.whole_model import WholeModel
 
@@ -79,8 +78,8 @@ class LearningText:
             return self
         return replace(
             self,
-            known=answered(model, self.known, max_positions),
-            unseen=answered(model, self.unseen, max_positions),
+            known=model.answered(self.known, max_positions),
+            unseen=model.answered(self.unseen, max_positions),
         )
 
 

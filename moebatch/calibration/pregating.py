@@ -14,10 +14,8 @@ from moebatch.calibration.whole_memory import require_whole
 from moebatch.checkpoint.model_files import ModelFiles
 from moebatch.engine.approximation_files import PREGATES, save_pregates
 from moebatch.errors import ConfigError, Fault
-from moebatch.training.learning_gates import LearningGates
-from moebatch.training.loading import load_whole
-from moebatch.training.recipe import Recipe, learn
-from moebatch.training.whole_model import WholeModel
+from moebatch.training.learning_gates import LearningGates, Recipe, learn
+from moebatch.training.whole_model import WholeModel, load_whole
 
 USUAL = Recipe()
 _DTYPE = torch.float32

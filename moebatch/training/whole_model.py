@@ -5,19 +5,31 @@ Shape letters: B sequences, S positions, V vocabulary, R rows, K experts per tok
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from itertools import groupby
 from math import exp
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from moebatch.checkpoint.model_files import ModelFiles
+from moebatch.errors import CheckpointError
+from moebatch.quoting import reason
 from moebatch.spec.shape import ModelShape
 from moebatch.training.reading import Reading, ReadingBatch, num_expected, reading_batches
 
 ChangeGate = Callable[[int, Tensor, Tensor], None]
 """Gets the layer, weights [R, K] in float32 and experts [R, K], which it may change in place; the
 number of experts stands for a choice that is left out."""
+
+
+ANSWER_TOKENS = 64
+"""Most tokens of an answer that is given to a prompt."""
+ExpertsWay = Literal["eager", "grouped_mm"]
+"""How transformers computes experts. One by one (eager) is the only way in which choices that are
+left out are passed over; all in one product (grouped_mm) is about three times as fast with
+gradients (16 experts, 4 of which are chosen, 1,024 tokens, float32)."""
 
 
 class WholeModel:
@@ -72,6 +84,17 @@ class WholeModel:
             for layer, gradient in zip(outputs, gradients, strict=True)
         }
 
+    def fisher_sums(self, readings: Sequence[Reading]) -> dict[int, float]:
+        """How much what experts make matters to the loss: of each MoE layer, the sum of the
+        diagonal of F = mean of g g^T over tokens, where g = dL/dO: L the loss of a sequence, O what
+        the layer's experts make of a token (AdapMoE, Eq. 6)."""
+        sums: dict[int, float] = {}
+        for batch in reading_batches(readings):
+            for layer, of_batch in self.squared_gradients(batch).items():
+                sums[layer] = sums.get(layer, 0.0) + of_batch
+        num_tokens = sum(map(len, readings))
+        return {layer: of / num_tokens for layer, of in sums.items()}
+
     @contextmanager
     def changed_gates(self, change: ChangeGate) -> Iterator[None]:
         """What all gates say goes through `change` first."""
@@ -79,6 +102,18 @@ class WholeModel:
             for layer, router in self.routers.items():
                 hooks.callback(router.register_forward_hook(_changing(layer, change)).remove)
             yield
+
+    def answered(self, prompts: Sequence[Reading], max_positions: int) -> list[Reading]:
+        """Prompts with what the model itself says to them, greedily, the longest first: the text
+        that it surely should expect."""
+        found = []
+        for length, alike in groupby(sorted(prompts, key=len, reverse=True), key=len):
+            max_tokens = min(ANSWER_TOKENS, max_positions - length)
+            for batch in reading_batches(list(alike)):
+                said = self.answers(batch.tokens_BS, max_tokens)
+                for prompt, answer in zip(batch.tokens_BS.tolist(), said, strict=True):
+                    found.append(Reading((*prompt, *answer), length))
+        return found
 
     def answers(self, prompts_BS: Tensor, max_tokens: int) -> list[tuple[int, ...]]:
         """What the model says, greedily, to prompts of one length; up to its end token, or to so
@@ -115,3 +150,44 @@ def _up_to_end(said: list[int], ends: Sequence[int]) -> tuple[int, ...]:
     """With its end token."""
     stop = next((place + 1 for place, token in enumerate(said) if token in ends), len(said))
     return tuple(said[:stop])
+
+
+def load_whole(files: ModelFiles, *, dtype: torch.dtype, experts: ExpertsWay) -> WholeModel:
+    """The model with all of its weights. Raises CheckpointError.
+
+    Args:
+        dtype: that of the model where its loss is asked about as it runs; float32 where something
+            learns, whose steps are too small for other numbers.
+        experts: how those are computed, which depends on what is to be done with the model.
+    """
+    from transformers import AutoModelForCausalLM
+
+    folder = files.checkpoint.folder
+    try:
+        with _no_bars():
+            module = AutoModelForCausalLM.from_pretrained(
+                str(folder),
+                dtype=dtype,
+                local_files_only=True,
+                trust_remote_code=False,
+                use_safetensors=True,
+                experts_implementation=experts,
+            )
+    except Exception as error:  # Damaged files make its libraries raise anything.
+        raise CheckpointError(f"{folder}: transformers cannot load it: {reason(error)}") from error
+    for parameter in module.parameters():
+        parameter.data = parameter.data.clone()  # some are still the mapped files themselves
+    return WholeModel(module, files.shape)
+
+
+@contextmanager
+def _no_bars() -> Iterator[None]:
+    from transformers.utils import logging
+
+    had_bars = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if had_bars:
+            logging.enable_progress_bar()

@@ -13,8 +13,7 @@ from moebatch.checkpoint.model_files import open_model
 from moebatch.errors import InputError
 from moebatch.rows.prepare import prepare
 from moebatch.spec.job import InputSection, Job, ModelSection, OutputSection
-from moebatch.training.answers import ANSWER_TOKENS
-from moebatch.training.loading import load_whole
+from moebatch.training.whole_model import ANSWER_TOKENS, load_whole
 from tests.model.oracle import greedy, load
 
 Checkpoint = Callable[..., Path]

@@ -22,11 +22,9 @@ from moebatch.job.identity import manifest_of
 from moebatch.job.run import JobRun
 from moebatch.rows.tokenizer import load_tokenizer
 from moebatch.spec.job import Job, load_job
-from moebatch.training.learning_gates import LearningGates
-from moebatch.training.loading import load_whole
+from moebatch.training.learning_gates import LearningGates, Recipe, learn
 from moebatch.training.reading import Reading
-from moebatch.training.recipe import Recipe, learn
-from moebatch.training.whole_model import WholeModel
+from moebatch.training.whole_model import WholeModel, load_whole
 from tests.calibration.test_calibrate import TEXT, owner_of
 from tests.model.oracle import greedy, load
 from tests.model.pregated import random_pregates, with_pregates
