@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from moebatch.layout.likely import chances_of_any, num_likely
+from moebatch.layout.routing import chances_of_any, num_likely
 from moebatch.model.router import Routing
 from moebatch.predict.predictor import PassTokens, Predictor, RoutingObserver
 from moebatch.predict.recent_use import RecentUse

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from moebatch.engine.layout import Group, Layout
 from moebatch.layout.load import PassLoad
-from moebatch.layout.skew import SkewedRouting
+from moebatch.layout.routing import SkewedRouting
 from moebatch.plan.sim_passes import MicroBatches
 from moebatch.predict.predictor import Chosen, RoutingObserver, counts_of
 from moebatch.spec.hardware import LevelName

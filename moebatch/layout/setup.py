@@ -6,8 +6,8 @@ from math import ceil
 from typing import TYPE_CHECKING, TypeVar
 
 from moebatch.layout.cache_sizes import even_sizes
-from moebatch.layout.distinct_experts import distinct_experts
 from moebatch.layout.ladder import Ladder, lanes_of
+from moebatch.layout.routing import distinct_experts
 from moebatch.schedule.registry import traits_of
 from moebatch.schedule.setup import Setup
 from moebatch.schedule.slots.cache import Cache, Rule, make_cache

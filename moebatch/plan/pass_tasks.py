@@ -3,8 +3,8 @@
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, fields, replace
 
-from moebatch.layout.distinct_experts import distinct_experts
 from moebatch.layout.load import PassLoad
+from moebatch.layout.routing import distinct_experts
 from moebatch.layout.scratch import PROMPT_ROWS, gpu_prompt_rows
 from moebatch.plan.price import Price
 from moebatch.plan.prices import Prices

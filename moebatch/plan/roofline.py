@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Literal
 
-from moebatch.layout.distinct_experts import distinct_experts
+from moebatch.layout.routing import distinct_experts
 from moebatch.spec.hardware import Dtype, Hardware, LevelName, LinkName
 from moebatch.spec.shape import ModelShape
 

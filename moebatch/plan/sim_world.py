@@ -7,8 +7,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from moebatch.layout.likely import chances_of_any, num_likely
 from moebatch.layout.load import PassLoad
+from moebatch.layout.routing import chances_of_any, num_likely
 from moebatch.layout.setup import room_of, setup_of, streamed_per_layer
 from moebatch.plan.price import Price
 from moebatch.plan.problem import Problem

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from moebatch.errors import ConfigError, Fault
+from moebatch.layout.routing import SkewedRouting
 from moebatch.layout.setup import slots_wanted
-from moebatch.layout.skew import SkewedRouting
 from moebatch.plan.answer import Answer
 from moebatch.plan.as_json import policy_json
 from moebatch.plan.fitting import policy_for

@@ -66,12 +66,6 @@ class LayerForesight:
         """Of what was foreseen, the share that was both: GoodPred, counted and not multiplied."""
         return self.num_good / self.num_foreseen if self.num_foreseen else 0.0
 
-    @property
-    def good_of_asked(self) -> float:
-        """Of what was asked for, the share that was foreseen and ready. ProMoE foresees as many
-        as are chosen, so that this is its GoodPred, too."""
-        return self.num_good / self.num_asked if self.num_asked else 0.0
-
 
 @dataclass(slots=True)
 class _Step:

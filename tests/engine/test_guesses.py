@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 
 from moebatch.engine.guesses import Guesses
-from moebatch.layout.likely import num_likely
+from moebatch.layout.routing import num_likely
 from moebatch.model.router import Routing
 from moebatch.predict.predictor import PassTokens
 from moebatch.schedule.setup import Setup

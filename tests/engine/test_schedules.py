@@ -15,11 +15,11 @@ from moebatch.engine.build import BuiltEngine, build_engine
 from moebatch.engine.device import IN_MAIN_MEMORY, Device
 from moebatch.engine.spec import EngineSpec
 from moebatch.schedule.registry import SCHEDULES
-from moebatch.schedule.timeline.check import check_timeline
 from moebatch.spec.policy import Placement, Policy
 from moebatch.spec.profile import load_profile
 from moebatch.spec.request import Outcome, Request
 from tests.engine.test_engine import TokenText, policy, requests, tokens_of
+from tests.schedule.check import check_timeline
 from tests.tiny import FAMILIES
 
 _EVERY_FAMILY = ("klotski", "cgopipe")

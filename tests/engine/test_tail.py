@@ -15,12 +15,12 @@ from moebatch.engine.build import BuiltEngine, build_engine
 from moebatch.engine.spec import EngineSpec
 from moebatch.engine.tail import Tail
 from moebatch.schedule.registry import SCHEDULES
-from moebatch.schedule.timeline.check import check_timeline
 from moebatch.spec.policy import Placement, Policy
 from moebatch.spec.request import Outcome, Request
 from moebatch.spec.sampling import Sampling
 from moebatch.store.experts import ExpertStore
 from tests.engine.test_engine import TokenText, policy, requests, tokens_of
+from tests.schedule.check import check_timeline
 from tests.tiny import FAMILIES
 
 POLICIES = {

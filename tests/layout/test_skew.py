@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from moebatch.layout.skew import SkewedRouting
+from moebatch.layout.routing import SkewedRouting
 from tests.plan.problems import SHAPE
 
 

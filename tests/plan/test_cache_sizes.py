@@ -9,16 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moebatch.layout.cache_sizes import (
-    Costs,
-    LayerHabits,
-    best_sizes,
-    cost_table,
-    even_sizes,
-    expected_loads,
-    greedy_sizes,
-    total_cost,
-)
+from moebatch.layout.cache_sizes import Costs, best_sizes, even_sizes
+from tests.plan.adapmoe import LayerHabits, cost_table, expected_loads, greedy_sizes, total_cost
 
 _PUBLISHED = Path(__file__).parent / "published" / "adapmoe_mixtral_8x7b.json"
 _CHANCES = st.floats(0, 1)

@@ -14,7 +14,7 @@ import pytest
 from moebatch.formats.plain import BFLOAT16
 from moebatch.layout.footprint import Dtypes
 from moebatch.layout.load import PassLoad
-from moebatch.layout.skew import SkewedRouting
+from moebatch.layout.routing import SkewedRouting
 from moebatch.plan.problem import Problem
 from moebatch.plan.sim_passes import MicroBatches
 from moebatch.plan.sim_world import SimWorld

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moebatch.layout.distinct_experts import distinct_experts
+from moebatch.layout.routing import distinct_experts
 from moebatch.plan.papers import moe_lightning
 from moebatch.plan.roofline import (
     Operation,

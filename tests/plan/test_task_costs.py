@@ -6,17 +6,17 @@ import pytest
 
 from moebatch.layout.lanes import pass_seconds
 from moebatch.layout.load import PassLoad
-from moebatch.layout.skew import SkewedRouting
+from moebatch.layout.routing import SkewedRouting
 from moebatch.plan.price import Price
 from moebatch.plan.problem import Problem
 from moebatch.plan.sim_passes import Work, decode_load, mean_load, passes_of, split
 from moebatch.plan.sim_world import SimWorld
 from moebatch.schedule.simulate import simulate
 from moebatch.schedule.task import page
-from moebatch.schedule.timeline.check import check_timeline
 from moebatch.schedule.timeline.timeline import Timeline
 from moebatch.spec.policy import Placement, Policy
 from tests.plan.problems import GB, SHAPE, cpu_machine, gpu_machine, problem
+from tests.schedule.check import check_timeline
 
 ON_GPU = problem(gpu_machine(disk=20 * GB))
 ON_CPU = problem(cpu_machine(64, flops=20e12))

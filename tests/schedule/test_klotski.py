@@ -14,8 +14,8 @@ from moebatch.schedule.request import Sweep
 from moebatch.schedule.setup import Setup
 from moebatch.schedule.simulate import Room, simulate
 from moebatch.schedule.task import Kind
-from moebatch.schedule.timeline.check import check_timeline
 from moebatch.schedule.timeline.timeline import Timeline
+from tests.schedule.check import check_timeline
 from tests.schedule.worlds import TableWorld
 
 CHOICES = {

@@ -12,9 +12,9 @@ from moebatch.schedule.request import Sweep
 from moebatch.schedule.setup import Setup
 from moebatch.schedule.simulate import Room, simulate
 from moebatch.schedule.task import Kind
-from moebatch.schedule.timeline.check import check_timeline
 from moebatch.schedule.timeline.timeline import Timeline
 from tests.few import examples
+from tests.schedule.check import check_timeline
 from tests.schedule.worlds import TableWorld
 
 EXPERT_BYTES = 18_874_368

@@ -12,8 +12,8 @@ from moebatch.schedule.setup import Setup
 from moebatch.schedule.simulate import Room, simulate
 from moebatch.schedule.slots.expert_load import ExpertKey
 from moebatch.schedule.task import Kind
-from moebatch.schedule.timeline.check import check_timeline
 from tests.few import examples
+from tests.schedule.check import check_timeline
 from tests.schedule.worlds import RandomWorld
 
 EXPERTS, LAYERS = 5, 4

@@ -11,7 +11,9 @@ FIGURES: Mapping[str, Figure] = {
     "accuracy": lambda counts: counts.accuracy,
     "FetchRate": lambda counts: counts.fetch_rate,
     "GoodPred": lambda counts: counts.good_prediction,
-    "foreseen and ready, of those asked for": lambda counts: counts.good_of_asked,
+    "foreseen and ready, of those asked for": lambda counts: (
+        counts.num_good / max(1, counts.num_asked)
+    ),
     "ready, of those asked for": lambda counts: counts.ready,
     "begun by then, of those that had not stayed": lambda counts: counts.begun,
 }

@@ -1,7 +1,6 @@
-"""Routing that follows a skew: some experts of each layer are liked better than others.
+"""How many experts tokens choose, and how often each: what is known before any gate has chosen.
 
-Popularity falls as rank**-s, ranks shuffled in each layer; 0 is even, as gates of random weights
-are. Shape letters: L layers, T tokens, E experts, K experts per token.
+Shape letters: L layers, T tokens, E experts, K experts per token.
 """
 
 from dataclasses import dataclass
@@ -17,9 +16,39 @@ _MOST_DRAWN = 1024
 _SAMPLE_TOKENS = 16384
 
 
+def distinct_experts(shape: ModelShape, tokens: float) -> float:
+    """Experts of a layer that at least one of so many tokens chooses, routing being even:
+    E(1 - (1 - k/E)^b)."""
+    if tokens <= 0:
+        return 0.0
+    share = shape.experts_per_token / shape.num_experts
+    return shape.num_experts * float(1 - (1 - share) ** tokens)
+
+
+def chances_of_any(chances_E: NDArray[np.float64], tokens: float) -> NDArray[np.float64]:
+    """With what chance at least one of so many tokens chooses each expert, 1 - (1 - p)^T, if
+    `chances_E` are those of a single one."""
+    chosen_E: NDArray[np.float64] = 1 - (1 - np.clip(chances_E, 0.0, 1.0)) ** max(1.0, tokens)
+    return chosen_E
+
+
+def num_likely(chances_E: NDArray[np.float64], tokens: float) -> int:
+    """As many experts as so many tokens will probably choose between them, if `chances_E` are those
+    of a single one: their expected number, sum of 1 - (1 - p)^T. Of one token that is K, as ProMoE
+    predicts (its section on the predictor); of many it is all that are popular.
+
+    No bar for each of them: what was foreseen in vain comes behind all that was chosen and is given
+    up when the gate has chosen, so it costs a chunk at most, and what was not foreseen costs an
+    expert's whole time.
+    """
+    return round(float(chances_of_any(chances_E, tokens).sum()))
+
+
 @dataclass(frozen=True, kw_only=True)
 class SkewedRouting:
-    """What gates would choose; the same for the same seed."""
+    """What gates would choose if some experts of each layer are liked better than others; the same
+    for the same seed. Popularity falls as rank**-s, ranks shuffled in each layer; 0 is even, as
+    gates of random weights are."""
 
     shape: ModelShape
     exponent: float = 0.0
