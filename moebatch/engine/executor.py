@@ -13,7 +13,7 @@ from moebatch.schedule.setup import Setup
 from moebatch.schedule.slots.expert_load import ExpertKey
 from moebatch.schedule.slots.slots import SlotQueue
 from moebatch.schedule.task import Kind, Task
-from moebatch.schedule.timeline.lane_statistics import LAUNCH
+from moebatch.schedule.timeline.statistics import LAUNCH
 from moebatch.schedule.timeline.timeline import Span
 from moebatch.store.monitor import Monitor
 

@@ -6,8 +6,13 @@ from moebatch.engine.build import BuiltEngine
 from moebatch.job.status import LaneTime
 from moebatch.schedule.lanes import lane_of_row
 from moebatch.schedule.task import Kind
-from moebatch.schedule.timeline.lane_statistics import LAUNCH, LaneStatistics
-from moebatch.schedule.timeline.statistics import PROCESSORS, Statistics, in_order
+from moebatch.schedule.timeline.statistics import (
+    LAUNCH,
+    PROCESSORS,
+    LaneStatistics,
+    Statistics,
+    in_order,
+)
 
 DISK = "disk->dram"
 _EXPERTS_COMING = (Kind.CHUNK, Kind.FETCH, Kind.STAGE, Kind.PAGE, Kind.BLOCK)

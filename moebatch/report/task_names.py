@@ -2,9 +2,8 @@
 
 from collections.abc import Mapping
 
-from moebatch.schedule.task import Kind, Task
-from moebatch.schedule.timeline.lane_statistics import LAUNCH
-from moebatch.schedule.timeline.task_name import reason_kind, task_named
+from moebatch.schedule.task import Kind, Task, reason_kind, task_named
+from moebatch.schedule.timeline.statistics import LAUNCH
 from moebatch.schedule.timeline.timeline import Bubble
 
 _NAMES: Mapping[str, tuple[str, str]] = {

@@ -20,8 +20,7 @@ from moebatch.report.tables import (
     titled_columns,
 )
 from moebatch.report.task_names import bubble_text, seconds_text, wait_text
-from moebatch.schedule.timeline.lane_statistics import LaneStatistics
-from moebatch.schedule.timeline.statistics import Statistics
+from moebatch.schedule.timeline.statistics import LaneStatistics, Statistics
 from moebatch.schedule.timeline.timeline import Timeline
 from moebatch.units import format_number
 

@@ -101,28 +101,18 @@ def schedule(
     """Makes a schedule of a generator over one layer with experts. `walk` does the rest: passes,
     layers without experts, and what is foreseen before a layer begins."""
     traits = Traits(moves=moves, runs=runs, foresees=foresees, attention=attention)
-
-    def named(of_layer: LayerSchedule) -> NamedSchedule:
-        return NamedSchedule(
-            name=of_layer.__name__,
-            traits=traits,
-            begin=lambda setup: walk(setup, traits, of_layer),
-            doc=of_layer.__doc__ or "",
-        )
-
-    return named
+    return lambda of_layer: _named(of_layer, traits, lambda setup: walk(setup, traits, of_layer))
 
 
 def job_schedule(traits: Traits) -> Callable[[JobSchedule], NamedSchedule]:
     """Makes a schedule of a generator over a whole job, where layers are not walked through one
     after the other."""
+    return lambda of_job: _named(of_job, traits, of_job)
 
-    def named(begin: JobSchedule) -> NamedSchedule:
-        return NamedSchedule(
-            name=begin.__name__, traits=traits, begin=begin, doc=begin.__doc__ or ""
-        )
 
-    return named
+def _named(written: Callable[..., Schedule], traits: Traits, begin: JobSchedule) -> NamedSchedule:
+    name, doc = written.__name__, written.__doc__ or ""
+    return NamedSchedule(name=name, traits=traits, begin=begin, doc=doc)
 
 
 def walk(setup: Setup, traits: Traits, of_layer: LayerSchedule) -> Schedule:

@@ -5,7 +5,11 @@ i mod L. So a task is the same thing to the lane that runs it and to the tasks t
 """
 
 import enum
+import re
 from dataclasses import dataclass, field
+
+_NAME = re.compile(r"([a-z ]+)\((\d+)((?:, (?:k|e|p|part) ?\d+)*)\)")
+_PART = re.compile(r", (k|e|part|p) ?(\d+)")
 
 
 class Kind(enum.StrEnum):
@@ -119,3 +123,25 @@ def page(i: int, p: int, *after: Task, num_pages: int | None = None) -> Task:
 def block(i: int, *after: Task) -> Task:
     """All weights of step i go up."""
     return Task(Kind.BLOCK, i, after=after)
+
+
+def reason_kind(waited_for: str) -> str:
+    """The kind of what was waited for: what stands before the parenthesis, or all of it."""
+    return waited_for.partition("(")[0]
+
+
+def task_named(name: str) -> Task | None:
+    """The task whose `str` is `name`, such as ``chunk(12, e5, part2)``; None if that is none, such
+    as "launch"."""
+    match = _NAME.fullmatch(name)
+    if not match or match[1] not in set(Kind):
+        return None
+    parts = {sign: int(number) for sign, number in _PART.findall(match[3])}
+    return Task(
+        Kind(match[1]),
+        int(match[2]),
+        micro_batch=parts.get("k"),
+        expert=parts.get("e"),
+        page=parts.get("p"),
+        part=parts.get("part"),
+    )

@@ -27,7 +27,7 @@ from moebatch.job.run import JobRun
 from moebatch.job.status import LaneTime, RunSummary
 from moebatch.measure.saved import load_saved, save_profile, this_machine_path
 from moebatch.plan.options import PlanOptions
-from moebatch.schedule.timeline.lane_statistics import LAUNCH
+from moebatch.schedule.timeline.statistics import LAUNCH
 from moebatch.spec.job import Job, load_job
 from moebatch.spec.policy import OpenPolicy, Placement
 from moebatch.spec.policy_file import PolicyFile

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from moebatch.schedule.task import Kind, Task
 from moebatch.schedule.timeline.as_json import timeline_json
-from moebatch.schedule.timeline.lane_statistics import LaneStatistics
-from moebatch.schedule.timeline.statistics import Statistics, in_order
+from moebatch.schedule.timeline.statistics import LaneStatistics, Statistics, in_order
 from moebatch.schedule.timeline.timeline import Span, Timeline
 from tests.report.timelines import cgopipe, expert_major
 

@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moebatch.schedule.task import Kind, Task
-from moebatch.schedule.timeline.task_name import reason_kind, task_named
+from moebatch.schedule.task import Kind, Task, reason_kind, task_named
 
 NUMBERS = st.none() | st.integers(0, 10**6)
 TASKS = st.builds(

@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from moebatch.schedule.timeline.lane_statistics import LaneStatistics
-from moebatch.schedule.timeline.statistics import Statistics
+from moebatch.schedule.timeline.statistics import LaneStatistics, Statistics
 from moebatch.schedule.timeline.timeline import Bubble, Timeline
 
 
