@@ -12,6 +12,7 @@ from torch import Tensor
 from moebatch.engine.layout import Group, Layout
 from moebatch.layout.load import PassLoad
 from moebatch.layout.routing import SkewedRouting
+from moebatch.plan.passes import load_of
 from moebatch.plan.sim_passes import MicroBatches
 from moebatch.predict.predictor import Chosen, RoutingObserver, counts_of
 from moebatch.spec.hardware import LevelName
@@ -90,16 +91,9 @@ def _loads(layout: Layout) -> tuple[PassLoad, ...]:
 
 
 def _load(group: Group, ends: Sequence[int]) -> PassLoad:
-    decoding = [span for span in group.spans if span.num_tokens == 1]
-    prompts = [span for span in group.spans if span.num_tokens > 1]
-    return PassLoad(
-        decode_sequences=len(decoding),
-        decode_positions=sum(span.context + 1 for span in decoding),
-        prompt_tokens=sum(span.num_tokens for span in prompts),
-        prompt_pairs=sum(
-            span.num_tokens * span.context + span.num_tokens * (span.num_tokens + 1) / 2
-            for span in prompts
-        ),
-        prompt_context=sum(span.context for span in prompts),
-        logits_rows=sum(group.rows.start <= row < group.rows.stop for row in ends),
-    )
+    decoding = [span.context + 1 for span in group.spans if span.num_tokens == 1]
+    prompts = [(span.num_tokens, span.context) for span in group.spans if span.num_tokens > 1]
+    num_ends = sum(group.rows.start <= row < group.rows.stop for row in ends)
+    tokens, cached = np.array(prompts, np.int64).reshape(-1, 2).T
+    contexts = np.array(decoding, np.int64)
+    return load_of(contexts, tokens, cached, num_ending=num_ends - len(contexts))
