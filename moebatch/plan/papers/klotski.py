@@ -24,9 +24,9 @@ from typing import Literal
 
 from moebatch.errors import DoesNotFit
 from moebatch.layout.buffers import ACTIVATIONS_TERM, KV_WINDOW_TERM, PROGRAM_TERM, SLOTS_TERM
-from moebatch.layout.routing import distinct_experts
 from moebatch.layout.footprint import Footprint, kv_page_bytes, slot_bytes
 from moebatch.layout.load import PassLoad
+from moebatch.layout.routing import distinct_experts
 from moebatch.plan.answer import Answer
 from moebatch.plan.candidates import FEWEST_SLOTS, MAX_BATCH_SIZE, candidates, kv_pages
 from moebatch.plan.prediction import predict
