@@ -170,7 +170,7 @@ def test_files_of_another_model_or_kind_are_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="is no first gate; run `moebatch calibrate"):
         load_first_gate(path, OWNER, hidden_size=HIDDEN)
     with pytest.raises(
-        CheckpointError, match=r"array ahead\.0\.into_WD is float16 \[5, \d+\], must be"
+        CheckpointError, match=r"array 'ahead\.0\.into_WD' is float16 \[5, \d+\], must be"
     ):
         load_learned(path, OWNER, hidden_size=HIDDEN + 1)
     other = ModelOwner(

@@ -103,9 +103,9 @@ def test_another_version_is_refused(path: Path) -> None:
 def test_counts_that_are_not_as_described_are_refused(path: Path) -> None:
     marginal, pairs = pencil_table().counts
     change(path, {"paths.0": marginal, "paths.1": pairs[:, :2].copy()})
-    assert "array paths.1 is uint32 [2, 2, 3], must be uint32 [2, 3, 3]" in refused(path)
+    assert "array 'paths.1' is uint32 [2, 2, 3], must be uint32 [2, 3, 3]" in refused(path)
     change(path, {"paths.0": marginal, "paths.1": pairs.astype(np.float32)})
-    assert "array paths.1 is float32 [2, 3, 3], must be uint32" in refused(path)
+    assert "array 'paths.1' is float32 [2, 3, 3], must be uint32" in refused(path)
     change(path, {"paths.0": marginal})
     assert "its description is damaged" in refused(path)
     change(path, {"paths.0": marginal, "paths.1": pairs}, num_tokens="many")
