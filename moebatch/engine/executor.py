@@ -6,7 +6,7 @@ from typing import Any
 
 from moebatch.engine.lane import Board, InlineLane, LaneWork, ThreadLane
 from moebatch.engine.recorder import Recorder
-from moebatch.schedule.driver import Driver
+from moebatch.schedule.driver import Driver, Lanes
 from moebatch.schedule.lanes import RESULT_LANES, lane_of
 from moebatch.schedule.request import Sweep
 from moebatch.schedule.setup import Setup
@@ -26,7 +26,7 @@ class GivenUp(Exception):
     """Keeps lanes from beginning anything while a pass is given up."""
 
 
-class Executor(Board):
+class Executor(Board, Lanes):
     """Lanes as threads, with one lock for all of them and for the slots of experts.
 
     The main lane is that of the thread that launches where there is no GPU: with nothing else to
@@ -119,11 +119,9 @@ class Executor(Board):
 
     @property
     def lock(self) -> AbstractContextManager[Any]:
-        """One for everything."""
         return self.monitor
 
     def launch(self, task: Task) -> None:
-        """Hands a task to its lane, or runs it."""
         name = lane_of(task, self._setup.compute)
         with self.monitor:
             self.wait(lambda: len(self._pending) < _MOST_PENDING, str(task))
@@ -139,7 +137,6 @@ class Executor(Board):
         self._woken_by = LAUNCH
 
     def wait(self, condition: Callable[[], bool], reason: str) -> None:
-        """Sleeps until `condition` holds; for the thread that launches."""
         with self.monitor:
             if not self.holds(condition):
                 self._waits_for = reason
@@ -148,14 +145,12 @@ class Executor(Board):
             self._waits_for = None
 
     def slots_changed(self) -> None:
-        """Wakes the lanes that move experts."""
         self.monitor.changed()
 
     def has_ended(self, task: Task) -> bool:
         return task not in self._pending
 
     def is_idle(self, *, results_only: bool) -> bool:
-        """Whether all launched tasks are done, or those that compute or store something."""
         return not (self._num_results if results_only else self._pending)
 
     # --- the board, as lanes see it -------------------------------------------------------------

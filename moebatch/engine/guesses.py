@@ -9,10 +9,11 @@ from moebatch.layout.routing import chances_of_any, num_likely
 from moebatch.model.router import Routing
 from moebatch.predict.predictor import PassTokens, Predictor, RoutingObserver
 from moebatch.predict.recent_use import RecentUse
+from moebatch.schedule.driver import Router
 from moebatch.schedule.setup import Setup
 
 
-class Guesses:
+class Guesses(Router):
     """Reads routings of the pass in work, and lets a predictor learn from them and rank."""
 
     def __init__(
@@ -46,7 +47,6 @@ class Guesses:
             observer.begin_pass(self._num_tokens, tokens)
 
     def chosen(self, step: int, micro_batch: int) -> Sequence[int]:
-        """Experts that a micro-batch chose."""
         return list(self._routing(step, micro_batch).tokens)
 
     def learn(self, step: int, micro_batch: int) -> None:
@@ -59,7 +59,6 @@ class Guesses:
                 observer.observe(layer, rows, experts_RK, routing.normed_TD[rows])
 
     def selected(self, step: int, micro_batch: int, later: int) -> Sequence[int]:
-        """Experts of a later step that a micro-batch has chosen at this one."""
         return self._routing(step, micro_batch).ahead
 
     def ranked(self, step: int) -> Sequence[int]:

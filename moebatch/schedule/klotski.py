@@ -6,7 +6,8 @@ hot: only hot experts are prefetched, the others come when a gate has chosen the
 klotski: experts run once over all micro-batches, hot ones first, then in the order of arrival.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from typing import Any
 
 from moebatch.schedule.attention import Attention
 from moebatch.schedule.definition import (
@@ -38,11 +39,7 @@ from moebatch.schedule.task import Task, combine, dense, expert, gate
 @schedule(runs="pass", foresees="likely")
 def klotski(layer: Layer) -> Schedule:
     """Expert-aware multi-batch pipeline (Algorithm 1)."""
-    yield from attend_and_route(layer)
-    yield CancelPrefetch(layer.step)
-    chosen = yield Arrivals(layer.step)
-    yield from launch_ready(layer, chosen)
-    yield from prefetch_likely(layer.setup, layer.step)
+    chosen = yield from chosen_before_likely(layer)
     yield from layer.prefetch_cache()
     yield from as_they_arrive(layer, chosen)
 
@@ -79,12 +76,20 @@ def simple(setup: Setup) -> Schedule:
 # --- what they are made of ----------------------------------------------------------------------
 
 
-def launch_ready(layer: Layer, chosen: Arriving) -> Iterator[Task]:
-    """Experts that are in their slots, for a GPU to have work while what comes next is decided.
-    Not where the thread that launches experts computes them: links would stand still meanwhile."""
+def chosen_before_likely(layer: Layer) -> Generator[Task | Request, Any, Arriving]:
+    """Experts that gates choose are asked for before those that are likely in the next layers.
+
+    A GPU is given those that are ready, to have work while the likely ones are worked out; not
+    where the thread that launches experts computes them: links would stand still meanwhile.
+    """
+    yield from attend_and_route(layer)
+    yield CancelPrefetch(layer.step)
+    chosen: Arriving = yield Arrivals(layer.step)
     if layer.setup.compute == "vram":
         for e in chosen.ready:
             yield expert(layer.step, e)
+    yield from prefetch_likely(layer.setup, layer.step)
+    return chosen
 
 
 def attend_and_route(layer: Layer) -> Iterator[Task | Request]:

@@ -13,14 +13,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from moebatch.schedule.definition import Layer, prefetch_likely, schedule
-from moebatch.schedule.klotski import (
-    as_they_arrive,
-    attend_and_route,
-    by_number,
-    hot,
-    launch_ready,
-)
-from moebatch.schedule.request import Arrivals, CancelPrefetch, GateChosen, Request, Schedule
+from moebatch.schedule.klotski import as_they_arrive, by_number, chosen_before_likely, hot
+from moebatch.schedule.request import GateChosen, Request, Schedule
 from moebatch.schedule.task import Task, gate
 
 
@@ -28,12 +22,7 @@ from moebatch.schedule.task import Task, gate
 def promoe(layer: Layer) -> Schedule:
     """Required experts first, those in the cache before those on their way, predicted ones behind
     them (Algorithms 1 and 2)."""
-    yield from attend_and_route(layer)
-    yield CancelPrefetch(layer.step)
-    chosen = yield Arrivals(layer.step)
-    yield from launch_ready(layer, chosen)
-    yield from prefetch_likely(layer.setup, layer.step)
-    yield from as_they_arrive(layer, chosen)
+    yield from as_they_arrive(layer, (yield from chosen_before_likely(layer)))
 
 
 promoe_preempt = replace(hot, name="promoe_preempt", doc="The same by number: Klotski's `hot`.")

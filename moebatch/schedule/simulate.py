@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import Protocol
 
-from moebatch.schedule.driver import Driver, Router
+from moebatch.schedule.driver import Driver, Lanes, Router
 from moebatch.schedule.foresight import Foresight
 from moebatch.schedule.lanes import RESULT_LANES, lane_of, take_next
 from moebatch.schedule.registry import find_schedule
@@ -70,7 +70,7 @@ class _Lane:
     free_s: float = 0.0
 
 
-class Simulator:
+class Simulator(Lanes):
     """Lanes with a virtual clock; a launcher that takes no time."""
 
     def __init__(self, schedule: Schedule, setup: Setup, room: Room, world: World) -> None:
@@ -123,11 +123,9 @@ class Simulator:
 
     @property
     def lock(self) -> AbstractContextManager[None]:
-        """There is one thread."""
-        return nullcontext()
+        return nullcontext()  # there is one thread
 
     def launch(self, task: Task) -> None:
-        """Puts a task behind the others of its lane."""
         assert task not in self._pending, f"{task} is launched twice"
         for other in task.after:
             launched = other in self._pending or other in self._ended_s
@@ -141,22 +139,18 @@ class Simulator:
         self._start(lane)
 
     def wait(self, condition: Callable[[], bool], reason: str) -> None:
-        """Lets time pass until `condition` holds."""
         while not condition():
             assert self._ends, f"nothing moves any more; waiting for {reason}"
             self._pass_time()
 
     def slots_changed(self) -> None:
-        """Idle links may have something to move."""
         for lane in self._lanes.values():
             self._start(lane)
 
     def has_ended(self, task: Task) -> bool:
-        """Whether a task is done."""
         return task in self._ended_s
 
     def is_idle(self, *, results_only: bool) -> bool:
-        """Whether all that has been launched is done."""
         lanes = RESULT_LANES if results_only else self._lanes
         return not any(self._lane(name).num_pending for name in lanes)
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from moebatch.schedule.task import Kind, Task
 from moebatch.schedule.timeline.as_json import timeline_json
-from moebatch.schedule.timeline.statistics import LaneStatistics, Statistics, in_order
+from moebatch.schedule.timeline.statistics import NUM_LONGEST, LaneStatistics, Statistics, in_order
 from moebatch.schedule.timeline.timeline import Span, Timeline
 from tests.report.timelines import cgopipe, expert_major
 
@@ -74,10 +74,10 @@ def test_bubbles_are_added_up_by_kind_of_reason() -> None:
 
 
 def test_only_the_longest_bubbles_are_kept() -> None:
-    lane = LaneStatistics(lane="cpu", num_longest=3)
+    lane = LaneStatistics(lane="cpu")
     for span in spans_of([(k * 7 % 11, 1, None) for k in range(1000)]):
         lane.add(span)
-    assert [bubble.seconds for bubble in lane.longest] == [10, 10, 10]
+    assert [bubble.seconds for bubble in lane.longest] == [10] * NUM_LONGEST
     assert all(earlier.start_s < later.start_s for earlier, later in pairwise(lane.longest))
     assert lane.num_tasks == 1000
 

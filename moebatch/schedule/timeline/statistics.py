@@ -29,7 +29,6 @@ class LaneStatistics:
     """What was earlier does not count."""
     until_s: float = math.inf
     """Nor does what is later."""
-    num_longest: int = NUM_LONGEST
     busy_s: float = 0.0
     idle_s: dict[str, float] = field(default_factory=dict)
     """Seconds of bubbles by the kind of what the lane waited for."""
@@ -79,11 +78,11 @@ class LaneStatistics:
         seconds, reason = end_s - self.free_s, span.waited_for or LAUNCH
         kind = reason_kind(reason)
         self.idle_s[kind] = self.idle_s.get(kind, 0.0) + seconds
-        if len(self._heap) == self.num_longest and seconds <= self._heap[0][0]:
+        if len(self._heap) == NUM_LONGEST and seconds <= self._heap[0][0]:
             return
         # Of equal ones the earliest stays, and the number keeps bubbles from being compared.
         entry = (seconds, -self.num_tasks, Bubble(self.lane, self.free_s, end_s, span.task, reason))
-        keep = heappush if len(self._heap) < self.num_longest else heapreplace
+        keep = heappush if len(self._heap) < NUM_LONGEST else heapreplace
         keep(self._heap, entry)
 
 
@@ -96,7 +95,6 @@ class Statistics:
     """What was earlier does not count."""
     until_s: float = math.inf
     """When the job was done; as long as it is infinite, the end of the last task."""
-    num_longest: int = NUM_LONGEST
     lanes: dict[str, LaneStatistics] = field(default_factory=dict, init=False)
 
     @classmethod
@@ -113,10 +111,7 @@ class Statistics:
         lane = self.lanes.get(span.lane)
         if lane is None:
             lane = self.lanes[span.lane] = LaneStatistics(
-                lane=span.lane,
-                since_s=self.since_s,
-                until_s=self.until_s,
-                num_longest=self.num_longest,
+                lane=span.lane, since_s=self.since_s, until_s=self.until_s
             )
         lane.add(span)
 
@@ -151,7 +146,7 @@ class Statistics:
         return [lane for lane in self.names if lane in main]
 
     def longest_waits(self, lanes: Iterable[str], count: int) -> list[Bubble]:
-        """The longest bubbles of some lanes, longest first; at most `num_longest` of each."""
+        """The longest bubbles of some lanes, longest first; at most `NUM_LONGEST` of each."""
         found = [bubble for lane in lanes for bubble in self.lanes[lane].longest]
         return sorted(found, key=lambda bubble: -bubble.seconds)[:count]
 
