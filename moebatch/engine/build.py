@@ -26,7 +26,8 @@ from moebatch.engine.sweep import PlainSweep
 from moebatch.engine.tail import Tail
 from moebatch.engine.text import TextDecoder
 from moebatch.engine.weights import ExpertwiseWeights, PagewiseWeights, WeightStream
-from moebatch.layout.buffers import ACTIVATIONS_TERM, KV_TERM, PROJECTIONS_TERM
+from moebatch.layout.buffers import KV_TERM, PROJECTIONS_TERM
+from moebatch.layout.footprint import ACTIVATIONS_TERM
 from moebatch.layout.ladder import Lane, lanes_of
 from moebatch.layout.scratch import bucket_rows
 from moebatch.layout.setup import cache_of, setup_of

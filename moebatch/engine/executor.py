@@ -41,14 +41,13 @@ class Executor(Board, Lanes):
         self._lanes: dict[str, ThreadLane] = {}
         self._inline: InlineLane | None = None
         self._driver: Driver | None = None
-        self._pending: set[Task] = set()
+        self._pending: dict[Task, tuple[float, str]] = {}
+        """Launched tasks with when that was, and what the launcher had slept for last."""
         self._num_ended = 0
         self._waits_for: str | None = None
         self._num_results = 0
         """Pending tasks that compute or store something."""
         self._ended_s: dict[Task, float] = {}
-        self._launched_s: dict[Task, float] = {}
-        self._reason_of_launch: dict[Task, str] = {}
         self._last_ended = LAUNCH
         self._woken_by = LAUNCH
         """What the launcher last slept for; nothing when a pass begins."""
@@ -90,8 +89,8 @@ class Executor(Board, Lanes):
             self.monitor.wait_for(lambda: not any(lane.is_running for lane in lanes))
             for lane in lanes:
                 lane.abandon()
-            for known in (self._pending, self._launched_s, self._reason_of_launch, self._ended_s):
-                known.clear()
+            self._pending.clear()
+            self._ended_s.clear()
             self._num_results = 0
             self._failure = GivenUp()
 
@@ -125,9 +124,7 @@ class Executor(Board, Lanes):
         name = lane_of(task, self._setup.compute)
         with self.monitor:
             self.wait(lambda: len(self._pending) < _MOST_PENDING, str(task))
-            self._launched_s[task] = self._recorder.now()
-            self._reason_of_launch[task] = self._woken_by
-            self._pending.add(task)
+            self._pending[task] = self._recorder.now(), self._woken_by
             self._num_results += name in RESULT_LANES
             if self._inline is None or name != self._inline.name:
                 self._lanes[name].launch(task)
@@ -167,17 +164,16 @@ class Executor(Board, Lanes):
         self._num_ended += 1
         if task in self._pending:
             assert self._driver is not None, "tasks are launched by a driver"
-            self._pending.remove(task)
+            del self._pending[task]
             self._num_results -= lane_of(task, self._setup.compute) in RESULT_LANES
             self._ended_s[task] = end
             self._driver.task_ended(task)
 
     def _reason(self, task: Task) -> str:
         """What kept a task from beginning earlier."""
-        launched_s = self._launched_s.pop(task, None)
-        at_launch = self._reason_of_launch.pop(task, LAUNCH)
-        if launched_s is None:
+        if task not in self._pending:
             return "a free slot"
+        launched_s, at_launch = self._pending[task]
         last = max(task.after, key=lambda other: self._ended_s.get(other, 0.0), default=None)
         if last is not None and self._ended_s.get(last, 0.0) >= launched_s:
             return str(last)

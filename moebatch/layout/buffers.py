@@ -7,7 +7,9 @@ from math import ceil
 from moebatch.layout.admission import AHEAD_TOKENS
 from moebatch.layout.division import Division
 from moebatch.layout.footprint import (
+    ACTIVATIONS_TERM,
     FLOAT_BYTES,
+    Buffer,
     Dtypes,
     Footprint,
     dense_bytes,
@@ -21,7 +23,7 @@ from moebatch.layout.scratch import (
     Limits,
     attention_core_elements,
     bucket_rows,
-    decoder_rooms,
+    decoder_buffers,
     gemm_rows,
     limits_of,
     logits_rows,
@@ -36,7 +38,6 @@ from moebatch.spec.shape import ModelShape
 from moebatch.spec.workload import Workload
 
 PROGRAM_TERM = "program and libraries"
-ACTIVATIONS_TERM = "activations"
 DENSE_TERM = "weights outside experts"
 KV_TERM = "keys and values"
 KV_WINDOW_TERM = "keys and values in work"
@@ -67,24 +68,6 @@ _WORKSPACES_BYTES = 64 * 2**20
 """Of a GPU's libraries for matrix products."""
 _PAGES_GAP_BYTES = 2**20
 """What the gaps between pages take in a staging buffer."""
-
-
-@dataclass(frozen=True, slots=True)
-class Buffer:
-    """A piece of memory, or several of one size."""
-
-    name: str
-    level: LevelName
-    term: str
-    """What a footprint counts it as."""
-    num_elements: float
-    element_bytes: int = 1
-    count: float = 1
-
-    @property
-    def num_bytes(self) -> float:
-        """All of them."""
-        return self.num_elements * self.element_bytes * self.count
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -196,8 +179,7 @@ class MemoryUse:
         """What a decoder and the passes that it computes take."""
         limits, num_bytes = self._limits(policy), self.dtypes.compute_bytes
         converts = self.dtypes.converts and not (level == "dram" and self.instruction_set)
-        for room in decoder_rooms(self.shape, limits, num_bytes, converts=converts):
-            yield Buffer(room.name, level, ACTIVATIONS_TERM, room.num_elements, room.element_bytes)
+        yield from decoder_buffers(self.shape, limits, num_bytes, level, converts=converts)
         hidden = policy.tokens_per_pass * self.shape.hidden_size
         # A pass begins before the one before is forgotten.
         yield Buffer("hidden states", level, ACTIVATIONS_TERM, hidden, num_bytes, 2)

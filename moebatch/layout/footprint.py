@@ -4,10 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from moebatch.formats.weight_format import WeightFormat
-from moebatch.spec.hardware import Dtype
+from moebatch.spec.hardware import Dtype, LevelName
 from moebatch.spec.policy import PAGE_TOKENS, Policy, pages_of
 from moebatch.spec.shape import ModelShape
 
+ACTIVATIONS_TERM = "activations"
 FLOAT_BYTES = 4
 _BLOCK_BYTES = 4096
 _PACKED_ALIGNMENT = 256
@@ -39,6 +40,24 @@ class Dtypes:
     def num_expert_tensors(self, shape: ModelShape) -> int:
         """Most tensors in which an expert lies in its file, biases aside."""
         return len(shape.expert.roles) * len(self.stored.parts("", (1, 1)))
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """A piece of memory, or several of one size."""
+
+    name: str
+    level: LevelName
+    term: str
+    """What a footprint counts it as."""
+    num_elements: float
+    element_bytes: int = 1
+    count: float = 1
+
+    @property
+    def num_bytes(self) -> float:
+        """All of them."""
+        return self.num_elements * self.element_bytes * self.count
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -5,9 +5,9 @@ Shape letters: D hidden, F expert width, R rows.
 
 from dataclasses import dataclass
 from functools import cache
-from typing import NamedTuple
 
-from moebatch.spec.hardware import Dtype
+from moebatch.layout.footprint import ACTIVATIONS_TERM, Buffer
+from moebatch.spec.hardware import Dtype, LevelName
 from moebatch.spec.policy import Policy
 from moebatch.spec.shape import ModelShape
 
@@ -132,43 +132,24 @@ def logits_rows(shape: ModelShape, dtype_bytes: int) -> int:
     return max(1, min(_MAX_LOGITS_ROWS, fitting))
 
 
-class Room(NamedTuple):
-    """Something that a decoder allocates up front."""
-
-    name: str
-    num_elements: int
-    element_bytes: int
-
-    @property
-    def num_bytes(self) -> int:
-        """All of it."""
-        return self.num_elements * self.element_bytes
-
-
-def decoder_rooms(
-    shape: ModelShape, limits: Limits, dtype_bytes: int, *, converts: bool
-) -> tuple[Room, ...]:
+def decoder_buffers(
+    shape: ModelShape, limits: Limits, dtype_bytes: int, level: LevelName, *, converts: bool
+) -> list[Buffer]:
     """What a `Decoder` allocates up front.
 
     `converts` says that stored matrices become such of the compute dtype before they are
     multiplied.
     """
     choices = limits.pass_tokens * shape.experts_per_token
-    converted = converted_elements(shape) if converts else 0
-    return (
-        Room("scratch of a step", step_elements(shape, limits), dtype_bytes),
-        Room("gathered keys and values", attention_core_elements(shape, limits), dtype_bytes),
-        Room("converted matrix", converted, dtype_bytes),
-        Room("normed tokens", limits.pass_tokens * shape.hidden_size, dtype_bytes),
-        Room("outputs of experts", choices * shape.hidden_size, dtype_bytes),
-        Room("chosen experts", choices, _WEIGHT_BYTES + _INDEX_BYTES),
-    )
-
-
-def scratch_bytes(shape: ModelShape, limits: Limits, dtype_bytes: int, *, converts: bool) -> int:
-    """Bytes of `decoder_rooms`."""
-    rooms = decoder_rooms(shape, limits, dtype_bytes, converts=converts)
-    return sum(room.num_bytes for room in rooms)
+    sizes = {
+        "scratch of a step": (step_elements(shape, limits), dtype_bytes),
+        "gathered keys and values": (attention_core_elements(shape, limits), dtype_bytes),
+        "converted matrix": (converted_elements(shape) if converts else 0, dtype_bytes),
+        "normed tokens": (limits.pass_tokens * shape.hidden_size, dtype_bytes),
+        "outputs of experts": (choices * shape.hidden_size, dtype_bytes),
+        "chosen experts": (choices, _WEIGHT_BYTES + _INDEX_BYTES),
+    }
+    return [Buffer(name, level, ACTIVATIONS_TERM, *size) for name, size in sizes.items()]
 
 
 def num_library_products(

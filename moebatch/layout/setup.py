@@ -193,10 +193,8 @@ def expert_homes(
 
 def streamed_per_layer(shape: ModelShape, resident: Collection[ExpertKey]) -> dict[int, int]:
     """How many experts of each MoE layer have to come from elsewhere."""
-    held = dict.fromkeys(shape.moe_layers, 0)
-    for key in resident:
-        held[key.layer] += 1
-    return {layer: shape.num_experts - count for layer, count in held.items()}
+    held = Counter(key.layer for key in resident)
+    return {layer: shape.num_experts - held[layer] for layer in shape.moe_layers}
 
 
 def slots_wanted(shape: ModelShape, policy: Policy, ladder: Ladder) -> int:
@@ -233,10 +231,7 @@ def _depth(shape: ModelShape, policy: Policy, num_hot: int) -> int:
 def _window(policy: Policy, on_disk: frozenset[ExpertKey]) -> int:
     if not on_disk:
         return 0
-    of_layers: dict[int, int] = {}
-    for key in on_disk:
-        of_layers[key.layer] = of_layers.get(key.layer, 0) + 1
-    return max(1, policy.num_slots // max(of_layers.values()))
+    return max(1, policy.num_slots // max(Counter(key.layer for key in on_disk).values()))
 
 
 def _kv_homes(shape: ModelShape, policy: Policy, ladder: Ladder) -> tuple[LevelName, ...]:

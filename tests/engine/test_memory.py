@@ -12,15 +12,14 @@ from moebatch.engine.build import BuiltEngine, build_engine
 from moebatch.engine.device import IN_MAIN_MEMORY, Device
 from moebatch.engine.spec import EngineSpec
 from moebatch.layout.buffers import (
-    ACTIVATIONS_TERM,
     DENSE_TERM,
     KV_TERM,
     KV_WINDOW_TERM,
     RESIDENT_TERM,
     SLOTS_TERM,
 )
-from moebatch.layout.footprint import slot_bytes
-from moebatch.layout.scratch import decoder_rooms, limits_of, scratch_bytes
+from moebatch.layout.footprint import ACTIVATIONS_TERM, slot_bytes
+from moebatch.layout.scratch import decoder_buffers, limits_of
 from moebatch.plan.planner import best_policy
 from moebatch.plan.problem import Problem
 from moebatch.spec.hardware import Hardware
@@ -69,13 +68,15 @@ def build(files: ModelFiles, policy: Policy, device: Device, scratch: Path) -> B
 def reserved_bytes(asked: Problem, policy: Policy) -> int:
     """What is priced on the device for things that are allocated up front."""
     footprint = asked.footprints(policy)["vram"]
-    scratch = scratch_bytes(
+    scratch = decoder_buffers(
         asked.shape,
         limits_of(policy, max_tokens=MAX_TOKENS),
         asked.dtypes.compute_bytes,
+        "vram",
         converts=asked.dtypes.converts,
     )
-    return footprint.total_bytes - footprint.terms["activations"] + scratch
+    held = sum(buffer.num_bytes for buffer in scratch)
+    return footprint.total_bytes - footprint.terms["activations"] + held
 
 
 @pytest.mark.few
@@ -123,8 +124,9 @@ def test_buffers_have_the_sizes_of_what_an_engine_allocates(
     built.close()
     assert store is not None
     windows = sum(size for name, size in buffers.items() if name.startswith("window on"))
-    rooms = decoder_rooms(files.shape, limits_of(policy, max_tokens=MAX_TOKENS), 4, converts=False)
-    scratch = sum(buffers[room.name] for room in rooms)
+    limits = limits_of(policy, max_tokens=MAX_TOKENS)
+    allocated = decoder_buffers(files.shape, limits, 4, "dram", converts=False)
+    scratch = sum(buffers[buffer.name] for buffer in allocated)
     assert taken[DENSE_TERM] <= buffers[DENSE_TERM] <= taken[DENSE_TERM] + FEW_BYTES / 8
     assert taken[KV_TERM] == pytest.approx(buffers[KV_TERM] + windows, abs=512)
     assert taken[ACTIVATIONS_TERM] == pytest.approx(scratch, abs=512)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moebatch.errors import CheckpointError
-from moebatch.layout.scratch import Limits, bucket_rows, scratch_bytes
+from moebatch.layout.scratch import Limits, bucket_rows, decoder_buffers
 from moebatch.model.batch import MicroBatch, Span
 from moebatch.model.layers import activation_of
 from moebatch.model.native.loader import SWITCH
@@ -89,8 +89,8 @@ def test_scratch_bytes_is_what_a_decoder_holds(
     monkeypatch.setenv(SWITCH, "0")
     driver = Driver(tiny_checkpoint("qwen3_moe"), dtype)
     converts = dtype != torch.float32
-    expected = scratch_bytes(driver.shape, LIMITS, dtype.itemsize, converts=converts)
-    assert driver.decoder.scratch_bytes == expected
+    expected = decoder_buffers(driver.shape, LIMITS, dtype.itemsize, "dram", converts=converts)
+    assert driver.decoder.scratch_bytes == sum(buffer.num_bytes for buffer in expected)
 
 
 def test_a_sequence_may_be_longer_than_the_gather() -> None:

@@ -23,8 +23,8 @@ from math import ceil, log2
 from typing import Literal
 
 from moebatch.errors import DoesNotFit
-from moebatch.layout.buffers import ACTIVATIONS_TERM, KV_WINDOW_TERM, PROGRAM_TERM, SLOTS_TERM
-from moebatch.layout.footprint import Footprint, kv_page_bytes, slot_bytes
+from moebatch.layout.buffers import KV_WINDOW_TERM, PROGRAM_TERM, SLOTS_TERM
+from moebatch.layout.footprint import ACTIVATIONS_TERM, Footprint, kv_page_bytes, slot_bytes
 from moebatch.layout.load import PassLoad
 from moebatch.layout.routing import distinct_experts
 from moebatch.plan.answer import Answer
