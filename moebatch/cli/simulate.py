@@ -125,7 +125,7 @@ def _simulate(
 ) -> "tuple[Answer, dict[str, Simulation]]":
     from moebatch.plan.answers import answer_question
     from moebatch.plan.simulation import simulations
-    from moebatch.predict.trace_routing import load_routing
+    from moebatch.predict.trace import load_routing
 
     given, question = options.given_policy(), asked_question(job, options)
     if routing is not None:

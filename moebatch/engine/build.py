@@ -326,7 +326,7 @@ class _Assembly:
         make = cuda_lanes(executor, self._streams) if self._streams else None
         for lane, work in works.items():
             if lane.at == self._ladder.top == "dram":
-                executor.add_inline(lane.name, work)
+                executor.add_inline(lane.name, work.run)
             elif make is not None:
                 executor.add(make(lane.name, work))
             else:

@@ -1,10 +1,11 @@
 """The executor: a schedule on real lanes."""
 
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
-from moebatch.engine.lane import Board, InlineLane, LaneWork, ThreadLane
+from moebatch.engine.lane import Board, ThreadLane
 from moebatch.engine.recorder import Recorder
 from moebatch.schedule.driver import Driver, Lanes
 from moebatch.schedule.lanes import RESULT_LANES, lane_of
@@ -39,7 +40,10 @@ class Executor(Board, Lanes):
         self._setup = setup
         self._recorder = recorder
         self._lanes: dict[str, ThreadLane] = {}
-        self._inline: InlineLane | None = None
+        self._inline: tuple[str, Callable[[Task], None]] | None = None
+        """The lane of the thread that launches, and what it does with a task."""
+        self._inline_task: Task | None = None
+        """What it runs, or ran last."""
         self._driver: Driver | None = None
         self._pending: dict[Task, tuple[float, str]] = {}
         """Launched tasks with when that was, and what the launcher had slept for last."""
@@ -57,9 +61,9 @@ class Executor(Board, Lanes):
         """A lane that has threads of its own."""
         self._lanes[lane.name] = lane
 
-    def add_inline(self, name: str, work: LaneWork) -> None:
-        """The lane of the thread that calls `run_pass`."""
-        self._inline = InlineLane(name, self, work)
+    def add_inline(self, name: str, run: Callable[[Task], None]) -> None:
+        """The lane of the thread that calls `run_pass`: a task is done when `run` returns."""
+        self._inline = name, run
 
     def drive(self, driver: Driver, slots: SlotQueue) -> None:
         """Lanes are driven by `driver` from now on; experts are computed out of `slots`."""
@@ -103,8 +107,8 @@ class Executor(Board, Lanes):
         """What the lanes do, or wait for, in words. Takes no lock: it is asked when all stands
         still."""
         said = {name: lane.doing for name, lane in self._lanes.items()}
-        if self._inline is not None and self._inline.task is not None:
-            said[self._inline.name] = f"began {self._inline.task}"
+        if self._inline is not None and self._inline_task is not None:
+            said[self._inline[0]] = f"began {self._inline_task}"
         if self._waits_for is not None:
             said["launching"] = f"waits for {self._waits_for}"
         return "; ".join(f"{name}: {what}" for name, what in said.items() if what) or "nothing"
@@ -126,12 +130,21 @@ class Executor(Board, Lanes):
             self.wait(lambda: len(self._pending) < _MOST_PENDING, str(task))
             self._pending[task] = self._recorder.now(), self._woken_by
             self._num_results += name in RESULT_LANES
-            if self._inline is None or name != self._inline.name:
+            if self._inline is None or name != self._inline[0]:
                 self._lanes[name].launch(task)
                 return
         self.wait(lambda: self.can_start(task), str(task))
-        self._inline.run(task)
+        self._run_inline(task, *self._inline)
         self._woken_by = LAUNCH
+
+    def _run_inline(self, task: Task, name: str, run: Callable[[Task], None]) -> None:
+        self._inline_task = task
+        start_s = time.perf_counter()
+        run(task)
+        end_s = time.perf_counter()
+        with self.monitor:
+            self.ended(task, name, start_s, end_s, None)
+            self.monitor.changed()
 
     def wait(self, condition: Callable[[], bool], reason: str) -> None:
         with self.monitor:

@@ -233,24 +233,3 @@ class ThreadLane:
             self._work.mover.moved(item.chunk)
         self._board.ended(item.task, item.row, start_s, end_s, slot)
         self._board.monitor.changed()
-
-
-class InlineLane:
-    """The lane of the thread that launches: a task is done when `run` returns."""
-
-    def __init__(self, name: str, board: Board, work: LaneWork) -> None:
-        self.name = name
-        self._board = board
-        self._work = work
-        self.task: Task | None = None
-        """What it runs, or ran last."""
-
-    def run(self, task: Task) -> None:
-        """Runs a task whose time has come; called without the lock."""
-        self.task = task
-        start_s = time.perf_counter()
-        self._work.run(task)
-        end_s = time.perf_counter()
-        with self._board.monitor:
-            self._board.ended(task, self.name, start_s, end_s, None)
-            self._board.monitor.changed()

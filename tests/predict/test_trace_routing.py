@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from moebatch.errors import ConfigError
-from moebatch.predict.trace import RoutingTrace
-from moebatch.predict.trace_routing import TraceRouting, load_routing
+from moebatch.predict.trace import RoutingTrace, TraceRouting, load_routing
 from tests.plan.problems import SHAPE
 
 LAYERS = (1, 3)
