@@ -1,9 +1,9 @@
 """From a model folder and a policy to an engine that can run: the memory of each level, and the
 lanes between them."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -51,10 +51,10 @@ from moebatch.store.vram_experts import VramExperts
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Runtime:
-    """Passes with what they read and write."""
+class BuiltEngine:
+    """An engine with what it reads and writes, and what tests and reports look at."""
 
-    passes: Passes
+    engine: Engine
     cache: KVCache
     memory: DeviceMemory
     """Of the level that computes."""
@@ -62,12 +62,16 @@ class Runtime:
     """What has been read from disk since the engine was built."""
     experts: ExpertStore | None
     """Those in main memory; None where pages are read straight to where they are computed."""
-    tail: Tail | None = None
-    """Where memory can go from the cache to experts."""
-    gating_count: GatingCount | None = None
+    opened: ExitStack
+    """Ends lanes and readers, and gives files back."""
+    gating_count: GatingCount | None
     """What was left out of the choices of gates; None if nothing may be."""
     foresight: Foresight = field(default_factory=Foresight)
     """How well experts have been foreseen so far."""
+    recorder: Recorder | None = None
+    """What the lanes do; None where there are none."""
+    log: PassLog | None = None
+    """What the passes had to do whose timeline is kept."""
 
     @property
     def vram_peak_bytes(self) -> int | None:
@@ -79,20 +83,6 @@ class Runtime:
         if self.experts is not None:
             self.experts.check_integrity()
         self.cache.check_integrity()
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BuiltEngine:
-    """An engine with what tests and reports look at."""
-
-    engine: Engine
-    runtime: Runtime
-    opened: ExitStack
-    """Ends lanes and readers, and gives files back."""
-    recorder: Recorder | None
-    """What the lanes do; None where there are none."""
-    log: PassLog | None = None
-    """What the passes had to do whose timeline is kept."""
 
     def close(self) -> None:
         """Ends lanes and readers, and gives files back."""
@@ -106,59 +96,64 @@ def build_engine(
 
     Raises DoesNotFit if the device has no room for what the policy puts there.
     """
-    shape = spec.files.shape
-    recorder = None if spec.is_plain else Recorder(shape.num_layers, spec.num_traced_passes)
-    log = PassLog(shape, spec.num_traced_passes) if recorder and spec.num_traced_passes else None
+    vocab_size = spec.files.shape.vocab_size
+    sampler = Sampler(vocab_size=vocab_size, end_tokens=end_tokens, job_seed=job_seed)
+
+    def engine(passes: Passes, cache: KVCache, tail: Tail | None = None) -> Engine:
+        return Engine(
+            sweep=passes,
+            cache=cache,
+            policy=spec.policy,
+            sampler=sampler,
+            decoder=decoder,
+            end_tokens=end_tokens,
+            tail=tail,
+        )
+
     with ExitStack() as opening:
-        if recorder is None:
-            runtime = _Assembly(spec, opening).plain()
-        else:
-            runtime = _Assembly(spec, opening).overlapped(recorder, log)
-        opened = opening.pop_all()
-    engine = Engine(
-        sweep=runtime.passes,
-        cache=runtime.cache,
-        policy=spec.policy,
-        sampler=Sampler(vocab_size=shape.vocab_size, end_tokens=end_tokens, job_seed=job_seed),
-        decoder=decoder,
-        end_tokens=end_tokens,
-        tail=runtime.tail,
-    )
-    return BuiltEngine(engine=engine, runtime=runtime, opened=opened, recorder=recorder, log=log)
+        assembly = _Assembly(spec, opening, engine)
+        built = assembly.plain() if spec.is_plain else assembly.overlapped()
+        return replace(built, opened=opening.pop_all())
 
 
 class _Assembly:
     """Builds the parts one by one, each from those before it."""
 
-    def __init__(self, spec: EngineSpec, opened: ExitStack) -> None:
+    def __init__(self, spec: EngineSpec, opened: ExitStack, engine: Callable[..., Engine]) -> None:
         self._spec = spec
         self._files, self._policy = spec.files, spec.policy
         self._ladder, self._homes = spec.ladder, spec.homes
         self._device = IN_MAIN_MEMORY if spec.is_plain else spec.device
         self._is_paged = traits_of(spec.policy).is_paged
         self._opened = opened
+        self._engine = engine
         self._monitor = Monitor()
         self._memory = self._device.memory()
         self._streams = CudaStreams() if self._device.is_cuda else None
 
-    def plain(self) -> Runtime:
-        """Without lanes but the one that reads."""
+    def plain(self) -> BuiltEngine:
+        """The synchronous reference, in main memory: without lanes but the one that reads."""
         store = self._store()
         reading = ReadAhead(store)
         self._opened.callback(reading.close)
         decoder, cache = self._decoder(), self._cache()
-        return Runtime(
-            passes=PlainSweep(decoder, cache, reading, self._policy, self._spec.observer),
+        sweep = PlainSweep(decoder, cache, reading, self._policy, self._spec.observer)
+        return BuiltEngine(
+            engine=self._engine(sweep, cache),
             cache=cache,
             memory=self._memory,
             reads=reading.statistics,
             experts=store,
+            opened=self._opened,
             gating_count=decoder.gating_count,
         )
 
-    def overlapped(self, recorder: Recorder, log: PassLog | None) -> Runtime:
-        """Everything, its lanes running."""
-        setup = self._setup()
+    def overlapped(self) -> BuiltEngine:
+        """Passes of the policy's schedule on the lanes of the device, which are running then."""
+        setup, shape = self._setup(), self._files.shape
+        num_traced = self._spec.num_traced_passes
+        recorder = Recorder(shape.num_layers, num_traced)
+        log = PassLog(shape, num_traced) if num_traced else None
         executor = Executor(setup, recorder, self._monitor)
         store = self._store_below()
         decoder, cache = self._decoder(), self._cache()
@@ -181,15 +176,17 @@ class _Assembly:
         self._add_lanes(executor, self._works(pipeline, weights, reads))
         executor.sleep(weights.has_residents)
         pipeline.start()
-        return Runtime(
-            passes=pipeline,
+        return BuiltEngine(
+            engine=self._engine(pipeline, cache, self._tail(store, cache)),
             cache=cache,
             memory=self._memory,
             reads=reads,
             experts=store,
-            tail=self._tail(store, cache),
+            opened=self._opened,
             gating_count=decoder.gating_count,
             foresight=context.foresight,
+            recorder=recorder,
+            log=log,
         )
 
     # --- memory ---------------------------------------------------------------------------------

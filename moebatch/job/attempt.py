@@ -235,7 +235,7 @@ class Attempt:
             built.recorder.begin()
 
         def moved() -> Hashable:
-            return engine.num_ended, built.runtime.reads.num_bytes
+            return engine.num_ended, built.reads.num_bytes
 
         try:
             with (

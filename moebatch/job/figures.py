@@ -50,9 +50,7 @@ def status_of(attempt: Attempt | None, *, run_folder: str, budget_bytes: int) ->
         budget_bytes=budget_bytes,
         lanes=lane_times(built, elapsed_s) if built else (),
         is_emulated=attempt is not None and attempt.kind == "emulate",
-        foresight=built.runtime.foresight.layers
-        if built and built.runtime.foresight.has_news
-        else {},
+        foresight=built.foresight.layers if built and built.foresight.has_news else {},
     )
 
 
@@ -78,7 +76,7 @@ def summary_of(
         total_s=time.perf_counter() - begun_s,
         lanes=now.lanes,
         waited_s=waited_s(built) if built else 0.0,
-        bytes_read=built.runtime.reads.num_bytes if built else 0,
+        bytes_read=built.reads.num_bytes if built else 0,
         num_passes=engine.num_passes if engine else 0,
         num_preempted=engine.num_preempted if engine else 0,
         num_copied=attempt.repeats.num_copied,
@@ -92,10 +90,10 @@ def summary_of(
         hindsight=_hindsight(attempt, plan) if plan else None,
         disk_rate=_disk_rate(attempt),
         mean_answer_tokens=answers.mean_new_tokens if answers else None,
-        reads_past_page_cache=built.runtime.reads.is_direct if built else True,
+        reads_past_page_cache=built.reads.is_direct if built else True,
         gating=_gating(attempt),
         emulated=_emulated(attempt),
-        vram_peak_bytes=built.runtime.vram_peak_bytes if built else None,
+        vram_peak_bytes=built.vram_peak_bytes if built else None,
         waits=shown_waits(built.recorder.statistics) if built and built.recorder else None,
         foresight=now.foresight,
         torch_only=attempt.torch_only,
@@ -125,7 +123,7 @@ def _hindsight(attempt: Attempt, plan: JobPlan) -> Prediction | None:
 
 def _disk_rate(attempt: Attempt) -> float | None:
     """Bytes per second at which experts were read; None where too few were to tell."""
-    reads = attempt.built.runtime.reads if attempt.built else None
+    reads = attempt.built.reads if attempt.built else None
     if reads is None or reads.busy.total_s < _LEAST_READING_S:
         return None
     return reads.num_bytes / reads.busy.total_s
@@ -152,7 +150,7 @@ def _early_answers(attempt: Attempt, planned: Workload) -> Workload | None:
 def _gating(attempt: Attempt) -> GatingUse | None:
     if attempt.approximation == EXACT:
         return None
-    count = attempt.built.runtime.gating_count if attempt.built else None
+    count = attempt.built.gating_count if attempt.built else None
     return GatingUse(
         how=str(attempt.approximation),
         single_share=count.single_share if count else None,

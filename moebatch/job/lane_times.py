@@ -20,7 +20,7 @@ _EXPERTS_COMING = (Kind.CHUNK, Kind.FETCH, Kind.STAGE, Kind.PAGE, Kind.BLOCK)
 
 def lane_times(built: BuiltEngine, elapsed_s: float) -> tuple[LaneTime, ...]:
     """Busy seconds of every lane that has done something."""
-    reads, between = built.runtime.reads, dict[str, float]()
+    reads, between = built.reads, dict[str, float]()
     if built.recorder is None:
         busy = {"cpu": max(0.0, elapsed_s - reads.waited_s), DISK: reads.busy.total_s}
     else:
@@ -42,7 +42,7 @@ def lane_times(built: BuiltEngine, elapsed_s: float) -> tuple[LaneTime, ...]:
 def waited_s(built: BuiltEngine) -> float:
     """Seconds in which what computes experts waited for them."""
     if built.recorder is None:
-        return built.runtime.reads.waited_s
+        return built.reads.waited_s
     lane = _main_lane(built.recorder.statistics)
     return sum(lane.idle_s.get(kind, 0.0) for kind in _EXPERTS_COMING) if lane else 0.0
 

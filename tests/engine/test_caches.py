@@ -70,7 +70,7 @@ def test_slots_may_be_divided_among_layers_in_any_way(
     folder = tiny_checkpoint(family)
     outcomes, built = run(folder, _uneven(policy(num_slots=2, resident=0.5), folder), requests())
     assert tokens_of(outcomes) == expected(family)
-    assert any(of_layer.num_there for of_layer in built.runtime.foresight.layers.values())
+    assert any(of_layer.num_there for of_layer in built.foresight.layers.values())
 
 
 def _uneven(chosen: Policy, folder: Path) -> Policy:

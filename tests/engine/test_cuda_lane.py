@@ -22,7 +22,7 @@ from moebatch.engine.cuda_lane import (
     CudaStreams,
     cuda_lanes,
 )
-from moebatch.engine.lane import LaneWork, ThreadLane
+from moebatch.engine.lane import Board, LaneWork, ThreadLane
 from moebatch.engine.spec import EngineSpec
 from moebatch.engine.streams import StreamClock
 from moebatch.model.decoder import Decoder
@@ -39,12 +39,11 @@ from tests.patience import PATIENCE_S
 Kernel = Callable[[], object]
 
 
-class Machine:
+class Machine(Board):
     """Lanes with a board; kernels of tasks are whatever a test says."""
 
     def __init__(self) -> None:
-        self.monitor = Monitor()
-        self.failure: BaseException | None = None
+        super().__init__(Monitor())
         self.spans: list[Span] = []
         self.issued: list[Task] = []
         self.done: list[Task] = []
@@ -57,10 +56,6 @@ class Machine:
 
     # --- the board ------------------------------------------------------------------------------
 
-    @property
-    def has_failed(self) -> bool:
-        return self.failure is not None
-
     def has_ended(self, task: Task) -> bool:
         return task not in self._pending
 
@@ -71,10 +66,6 @@ class Machine:
         assert self.has_failed or self.can_start(task), f"{task} ended before what it waits for"
         self.spans.append(Span(task, lane, start_s, end_s, slot))
         self._pending.discard(task)
-
-    def failed(self, error: BaseException) -> None:
-        self.failure = self.failure or error
-        self.monitor.changed()
 
     # --- for tests ------------------------------------------------------------------------------
 
@@ -94,9 +85,9 @@ class Machine:
             assert self.monitor.wait_for(lambda: bool(condition()), PATIENCE_S), "nothing happens"
 
     def finish(self) -> None:
-        self.wait(lambda: not self._pending or self.failure)
-        if self.failure is not None:
-            raise self.failure
+        self.wait(lambda: not self._pending or self._failure)
+        if self._failure is not None:
+            raise self._failure
 
     def close(self) -> None:
         for lane in self.lanes.values():
@@ -304,9 +295,9 @@ def test_a_failure_on_the_device_is_told_and_ends_what_was_issued(machine: Machi
 
     machine.kernels[tasks[5]] = fail
     machine.launch("gpu", *tasks)
-    machine.wait(lambda: machine.failure)
+    machine.wait(lambda: machine._failure)
     machine.wait(lambda: not machine.lanes["gpu"].is_running)
-    assert str(machine.failure) == "device-side failure"
+    assert str(machine._failure) == "device-side failure"
     assert machine.done == tasks[:5]
     with machine.monitor:
         machine.lanes["gpu"].abandon()
@@ -331,7 +322,7 @@ def test_what_was_issued_is_done_before_a_failure_of_issuing_is_told(machine: Ma
     machine.failed = note  # type: ignore[method-assign]
     machine.lanes["gpu"] = machine._make("gpu", LaneWork(run=work))
     machine.launch("gpu", task(0), task(1))
-    machine.wait(lambda: machine.failure)
+    machine.wait(lambda: machine._failure)
     assert order == ["kernel", "told"]
     assert not machine.lanes["gpu"].is_running
 
@@ -348,10 +339,10 @@ def test_after_a_failure_that_was_forgotten_lanes_go_on(machine: Machine) -> Non
 
     machine.lanes["cpu"] = machine._make("gpu", LaneWork(run=refuse))
     machine.launch("cpu", refused, task(1))
-    machine.wait(lambda: machine.failure)
+    machine.wait(lambda: machine._failure)
     with machine.monitor:
         machine.lanes["cpu"].abandon()
-        machine.failure = None
+        machine._failure = None
         machine._pending.clear()
     machine.launch("cpu", task(2))
     machine.finish()
@@ -365,7 +356,7 @@ def test_a_chunk_that_cannot_be_moved_is_told(machine: Machine) -> None:
 
     chunks = Broken(machine, 1, lambda: None)
     machine.lane("dram->vram", mover=chunks)
-    machine.wait(lambda: machine.failure)
+    machine.wait(lambda: machine._failure)
     assert not machine.lanes["dram->vram"].is_running
     assert [chunk.number for chunk in chunks.lost_chunks] == [0]
 

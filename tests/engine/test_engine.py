@@ -82,8 +82,8 @@ def run(folder: Path, chosen: Policy, rows: Sequence[Request], **options: object
     """Outcomes in input order, after checks of everything that owns something."""
     with engine(folder, chosen, **options) as built:
         outcomes = list(built.engine.run(rows))
-        built.runtime.check_integrity()
-        assert built.runtime.cache.num_free_pages == built.runtime.cache.num_pages
+        built.check_integrity()
+        assert built.cache.num_free_pages == built.cache.num_pages
     return sorted(outcomes, key=lambda outcome: outcome.request.index)
 
 
@@ -291,7 +291,7 @@ def test_when_memory_is_refused_passes_shrink_and_answers_stay_the_same(
     with engine(folder, policy(num_slots=num_slots, resident=0)) as built:
         outcomes = sorted(built.engine.run(requests()), key=lambda o: o.request.index)
         assert built.engine.statistics.num_shrunk == 3
-        built.runtime.check_integrity()
+        built.check_integrity()
     assert tokens_of(outcomes) == expected("mixtral")
 
 

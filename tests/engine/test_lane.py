@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from moebatch.engine.lane import ChunkMover, LaneWork, ThreadLane
+from moebatch.engine.lane import Board, ChunkMover, LaneWork, ThreadLane
 from moebatch.schedule.slots.expert_load import Chunk, ExpertKey
 from moebatch.schedule.slots.slots import SlotQueue
 from moebatch.schedule.task import Kind, Task
@@ -17,30 +17,15 @@ from tests.patience import PATIENCE_S
 KEYS = [ExpertKey(0, expert) for expert in range(4)]
 
 
-class Board:
+class Kept(Board):
     """Everything may start; what has ended is kept."""
 
     def __init__(self) -> None:
-        self.monitor = Monitor()
-        self.failure: BaseException | None = None
+        super().__init__(Monitor())
         self.ends: list[tuple[Task, str]] = []
-
-    @property
-    def has_failed(self) -> bool:
-        return self.failure is not None
-
-    def can_start(self, task: Task) -> bool:
-        return True
-
-    def has_ended(self, task: Task) -> bool:
-        return True
 
     def ended(self, task: Task, lane: str, start_s: float, end_s: float, slot: int | None) -> None:
         self.ends.append((task, lane))
-
-    def failed(self, error: BaseException) -> None:
-        self.failure = error
-        self.monitor.changed()
 
     def wait_for(self, condition: Callable[[], bool]) -> None:
         with self.monitor:
@@ -52,7 +37,7 @@ def launched(*steps: int) -> list[Task]:
 
 
 @contextmanager
-def lane_of(board: Board, work: LaneWork) -> Iterator[ThreadLane]:
+def lane_of(board: Kept, work: LaneWork) -> Iterator[ThreadLane]:
     lane = ThreadLane("disk->dram", board, work)
     try:
         yield lane
@@ -60,7 +45,7 @@ def lane_of(board: Board, work: LaneWork) -> Iterator[ThreadLane]:
         lane.close()
 
 
-def chunks(board: Board, slots: SlotQueue, move: Callable[[Chunk], None]) -> ChunkMover:
+def chunks(board: Kept, slots: SlotQueue, move: Callable[[Chunk], None]) -> ChunkMover:
     with board.monitor:
         slots.prefetch(KEYS)
     return ChunkMover(slots=slots, move=move)
@@ -68,7 +53,7 @@ def chunks(board: Board, slots: SlotQueue, move: Callable[[Chunk], None]) -> Chu
 
 @pytest.mark.parametrize("width", [2, 3])
 def test_as_many_chunks_move_at_once_as_the_lane_is_wide(width: int) -> None:
-    board, slots = Board(), SlotQueue(dict.fromkeys(KEYS, 3), num_slots=4)
+    board, slots = Kept(), SlotQueue(dict.fromkeys(KEYS, 3), num_slots=4)
     together = threading.Barrier(width, timeout=PATIENCE_S)
     mover = chunks(board, slots, lambda chunk: together.wait() and None)
     statistics = ReadStatistics()
@@ -90,7 +75,7 @@ def test_as_many_chunks_move_at_once_as_the_lane_is_wide(width: int) -> None:
 
 
 def test_launched_tasks_run_one_after_the_other_in_a_wide_lane_too() -> None:
-    board, running, most = Board(), [], []
+    board, running, most = Kept(), [], []
 
     def run(task: Task) -> None:
         running.append(task)
@@ -108,7 +93,7 @@ def test_launched_tasks_run_one_after_the_other_in_a_wide_lane_too() -> None:
 
 
 def test_chunks_move_beside_a_task_that_takes_long() -> None:
-    board, slots = Board(), SlotQueue(dict.fromkeys(KEYS, 1), num_slots=4)
+    board, slots = Kept(), SlotQueue(dict.fromkeys(KEYS, 1), num_slots=4)
     may_end = threading.Event()
     mover = chunks(board, slots, lambda chunk: None)
     work = LaneWork(run=lambda task: may_end.wait(PATIENCE_S) and None, mover=mover, width=2)
@@ -125,7 +110,7 @@ def test_chunks_move_beside_a_task_that_takes_long() -> None:
 def test_a_chunk_that_fails_stops_the_lane_and_leaves_slots_in_order(
     resident: list[ExpertKey],
 ) -> None:
-    board = Board()
+    board = Kept()
     slots = SlotQueue(dict.fromkeys(KEYS, 2), num_slots=4 - len(resident), resident=resident)
 
     def fail(chunk: Chunk) -> None:

@@ -93,9 +93,9 @@ def test_a_device_holds_what_was_priced(
     built = build(files, policy, device, tmp_path)
     priced = reserved_bytes(asked, policy)
     below = asked.footprints(policy)["dram"].terms
-    assert built.runtime.memory is not None
-    used, in_cache = built.runtime.memory.used_bytes, built.runtime.cache.bytes_on("dram")
-    in_slots = built.runtime.experts._arena.num_bytes
+    assert built.memory is not None
+    used, in_cache = built.memory.used_bytes, built.cache.bytes_on("dram")
+    in_slots = built.experts._arena.num_bytes
     built.close()
     assert used <= priced <= 1.1 * used + FEW_BYTES
     assert in_cache == below.get(KV_TERM, 0) + below.get(KV_WINDOW_TERM, 0)
@@ -120,7 +120,7 @@ def test_buffers_have_the_sizes_of_what_an_engine_allocates(
     asked = problem_of(files, cpu_machine())
     buffers = {b.name: b.num_bytes for b in asked.memory.buffers(policy) if b.level == "dram"}
     built = build(files, policy, IN_MAIN_MEMORY, tmp_path)
-    taken, store = built.runtime.memory.taken_bytes, built.runtime.experts
+    taken, store = built.memory.taken_bytes, built.experts
     built.close()
     assert store is not None
     windows = sum(size for name, size in buffers.items() if name.startswith("window on"))

@@ -70,7 +70,7 @@ def test_tokens_are_those_of_transformers_with_the_same_gates(
     chosen = gpu_policy(schedule="pregated")
     outcomes, built = run(folder, chosen, rows(), device=emulated(), approximation=changed)
     assert tokens_of(outcomes) == expected
-    assert list(built.runtime.foresight.layers.values())[-1].accuracy == 1.0
+    assert list(built.foresight.layers.values())[-1].accuracy == 1.0
     outcomes, _ = run(
         folder, policy(num_slots=9, schedule="pregated"), rows(), approximation=changed
     )
@@ -111,7 +111,7 @@ def test_exactly_what_is_computed_comes_and_all_of_it_is_foreseen(
     tasks = [span.task for span in built.recorder.timeline.spans]
     moved = {(task.step, task.expert) for task in tasks if task.kind is Kind.CHUNK}
     assert moved == {(task.step, task.expert) for task in tasks if task.kind is Kind.EXPERT}
-    first, *others = built.runtime.foresight.layers.values()
+    first, *others = built.foresight.layers.values()
     assert first.num_asked > 0 and first.num_foreseen == 0, "it has its own gate"
     for layer in others:
         assert layer.num_true == layer.num_foreseen == layer.num_asked > 0

@@ -84,7 +84,7 @@ def run(
     try:
         with torch.inference_mode():
             outcomes = list(built.engine.run(rows))
-        built.runtime.check_integrity()
+        built.check_integrity()
         assert built.recorder is not None
         check_timeline(built.recorder.timeline, clock_s=clock_s)
     finally:

@@ -47,10 +47,10 @@ class Watched:
     """Pages of the cache and sequences sent back so far, after each pass."""
 
     def look(self) -> None:
-        self.built.runtime.check_integrity()
-        runtime = self.built.runtime
-        in_slots = runtime.experts.num_bytes if runtime.experts is not None else 0
-        self.sizes.append(runtime.cache.bytes_on("dram") + in_slots)
+        self.built.check_integrity()
+        built = self.built
+        in_slots = built.experts.num_bytes if built.experts is not None else 0
+        self.sizes.append(built.cache.bytes_on("dram") + in_slots)
 
 
 @contextmanager
@@ -71,8 +71,8 @@ def watched(
     def watch_pass(self: Tail, batcher: Batcher) -> None:
         after_pass(self, batcher)
         found.look()
-        found.reads.append(built.runtime.reads.num_bytes)
-        found.preempted.append((built.runtime.cache.num_pages, batcher.num_preempted))
+        found.reads.append(built.reads.num_bytes)
+        found.preempted.append((built.cache.num_pages, batcher.num_preempted))
 
     def watch_growth(self: ExpertStore) -> None:
         grow(self)
@@ -157,7 +157,7 @@ def test_less_is_read_the_longer_a_tail_lasts_and_the_answers_are_the_same(
         with watched(folder, chosen, monkeypatch, plans_tail=plans_tail) as run:
             num_tokens = answers(run.built, rows)
             statistics = run.built.engine.statistics
-            found[plans_tail] = num_tokens, run.built.runtime.reads.num_bytes
+            found[plans_tail] = num_tokens, run.built.reads.num_bytes
             assert (statistics.num_grown > 0) == plans_tail
             assert statistics.num_preempted == 0
     assert found[True][0] == found[False][0]
@@ -218,7 +218,7 @@ def test_if_the_system_refuses_the_memory_everything_goes_on_without(
     with watched(tiny_checkpoint("mixtral"), policy(num_kv_pages=300), monkeypatch) as found:
         assert answers(found.built, requests()) == expected("mixtral")
         assert found.built.engine.statistics.num_grown == 0
-        assert found.built.runtime.cache.num_pages < 300
+        assert found.built.cache.num_pages < 300
 
 
 def test_keys_and_values_on_disk_stay_where_they_are(
@@ -230,4 +230,4 @@ def test_keys_and_values_on_disk_stay_where_they_are(
     chosen = replace(policy(num_kv_pages=300), kv_cache=Placement(dram=0.5, disk=0.5))
     with watched(tiny_checkpoint("mixtral"), chosen, monkeypatch, scratch=tmp_path) as found:
         assert answers(found.built, requests()) == expected("mixtral")
-        assert found.built.runtime.cache.num_pages == 300
+        assert found.built.cache.num_pages == 300

@@ -88,7 +88,7 @@ def _figures(built: BuiltEngine, policy: Policy) -> Measured:
         )
         for of_pass, seconds in zip(loads, built.recorder.timeline.pass_s, strict=True)
     ]
-    reads, total_s = built.runtime.reads, sum(done.seconds for done in passes)
+    reads, total_s = built.reads, sum(done.seconds for done in passes)
     return Measured(
         passes=passes,
         disk_rate=reads.num_bytes / reads.busy.total_s if reads.num_bytes else 0.0,

@@ -153,12 +153,12 @@ class Rig:
     @property
     def foresight(self) -> Mapping[int, LayerForesight]:
         """How well experts have been foreseen so far, by layer."""
-        return self.built.runtime.foresight.layers
+        return self.built.foresight.layers
 
     @property
     def single_share(self) -> float | None:
         """Gates' decisions for a single expert among all, where some are left out."""
-        count = self.built.runtime.gating_count
+        count = self.built.gating_count
         return count.single_share if count else None
 
     def run(self, batches: Batches) -> Round:
