@@ -28,9 +28,7 @@ def cgopipe(setup: Setup) -> Schedule:
             yield from pages.first(m)
         posts = [(j, k) for j in range(i, i + setup.num_layers) for k in sweep.micro_batches]
         ahead = min(LOOK_AHEAD, m - 1)
-        for j, k in posts[:ahead]:
-            yield from before_load(sweep, j, k, kv)
-            yield from pages.stage(j + 1, k, m)
+        yield from _prepare(sweep, kv, pages, posts[:ahead], m)
         for number, (j, k) in enumerate(posts):
             following = posts[number + ahead : number + ahead + 1]
             if not ahead:
@@ -48,6 +46,7 @@ def cgopipe(setup: Setup) -> Schedule:
 def _prepare(
     sweep: Sweep, kv: KvTraffic, pages: PagedWeights, posts: list[tuple[int, int]], m: int
 ) -> Iterator[Task]:
+    """What comes before the results of the CPU's attention go up, and the page behind them."""
     for j, k in posts:
         yield from before_load(sweep, j, k, kv)
         yield from pages.stage(j + 1, k, m)
