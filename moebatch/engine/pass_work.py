@@ -169,7 +169,8 @@ class PassWork:
             routing = self._joined_at(task.step)
         else:
             routing = self._routings[task.step][task.micro_batch]
-        self._run_expert(task, routing, task.expert)
+        tensors = self._weights.tensors(task.step, task.expert)
+        self._decoder.run_expert(self._layer(task), routing, task.expert, tensors)
 
     def _post(self, task: Task) -> None:
         """Everything after attention, for one micro-batch, from weights that are all there."""
@@ -183,13 +184,10 @@ class PassWork:
             return
         routing = self._decoder.route(layer, x_TD, rows)
         for expert in routing.tokens:
-            self._run_expert(task, routing, expert)
+            tensors = self._weights.tensors(task.step, expert)
+            self._decoder.run_expert(layer, routing, expert, tensors)
         self._decoder.combine(layer, x_TD, routing)
         self.broken.look(x_TD, layer, routing, rows)
-
-    def _run_expert(self, task: Task, routing: Routing, expert: int) -> None:
-        tensors = self._weights.tensors(task.step, expert)
-        self._decoder.run_expert(self._layer(task), routing, expert, tensors)
 
     def _combine(self, task: Task) -> None:
         layer, routing = self._layer(task), self._joined_at(task.step)
