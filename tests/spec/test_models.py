@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from moebatch.errors import CheckpointError, ConfigError, Fault
 from moebatch.spec.library import find, names
@@ -262,3 +263,84 @@ class TestYaml:
     def test_paths_that_cannot_be_read(self, name: str) -> None:
         with pytest.raises(ConfigError):
             load_model(name)
+
+
+class TestQuantised:
+    """What a ``config.json`` says of its weights is enough to plan."""
+
+    @pytest.mark.parametrize(
+        ("name", "quantization", "expert_bytes"),
+        [
+            (  # Qwen3-235B-A22B-FP8
+                "qwen3-235b-a22b",
+                {"quant_method": "fp8", "weight_block_size": [128, 128], "fmt": "e4m3"},
+                3 * (1536 * 4096 + 12 * 32 * 4),
+            ),
+            ("gpt-oss-20b", {"quant_method": "mxfp4"}, (3 * 2880 * 2880 * 17) // 32 + 3 * 2880 * 2),
+            (
+                "qwen3-30b-a3b",
+                {"quant_method": "modelopt", "quant_algo": "NVFP4"},
+                3 * (768 * 2048 * 9 // 16 + 4),
+            ),
+            (  # zero points and scales take 20 bits, an input's group 4 bytes
+                "mixtral-8x7b",
+                {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False},
+                3 * 4096 * 14336 // 2
+                + (2 * 32 * 14336 + 112 * 4096) * 20 // 8
+                + (2 * 4096 + 14336) * 4,
+            ),
+        ],
+    )
+    def test_bytes_of_an_expert(
+        self, name: str, quantization: dict[str, Any], expert_bytes: int
+    ) -> None:
+        assert shape_with(name, quantization).expert_stored_bytes == expert_bytes
+
+    def test_kimi_k2_thinking(self) -> None:
+        """Experts in groups of 32, its card says 594 GB in all."""
+        weights = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32}
+        group = {"targets": ["Linear"], "weights": weights | {"symmetric": True}}
+        config = {
+            "architectures": ["DeepseekV3ForCausalLM"],
+            "model_type": "kimi_k2",
+            "torch_dtype": "bfloat16",
+            "vocab_size": 163840,
+            "n_routed_experts": 384,
+            "first_k_dense_replace": 1,
+            "num_attention_heads": 64,
+            "num_key_value_heads": 64,
+            "quantization_config": {
+                "quant_method": "compressed-tensors",
+                "format": "pack-quantized",
+                "config_groups": {"group_0": group},
+            },
+        }
+        shape = read_shape(config, "config.json")
+        assert shape.expert_stored_bytes == 3 * 7168 * 2048 * 9 // 16
+        num_bytes = 60 * 384 * shape.expert_stored_bytes + 2 * shape.resident_params
+        assert num_bytes / 1e9 == pytest.approx(594, rel=0.01)
+
+    @pytest.mark.parametrize(
+        ("quantization", "message"),
+        [
+            ({"quant_method": "fp8", "weight_block_size": [0, 128]}, "weight_block_size: expected"),
+            ({"quant_method": "fp8", "weight_block_size": 128}, "expected a list of rows and"),
+            ({"quant_method": "gptq", "bits": 3}, "bits: expected 4 or 8, got 3"),
+            ({"quant_method": "gptq", "bits": 4, "group_size": 0}, "group_size: expected a size"),
+            ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "version: expected 'gemm'"),
+            ({"quant_method": "compressed-tensors"}, "config_groups: expected groups of modules"),
+            ({"quant_method": "hqq"}, "quantization_config ('hqq'): such checkpoints are not read"),
+            ({"quant_method": "bitsandbytes"}, "use the model in bfloat16, or quantised as FP8"),
+        ],
+    )
+    def test_what_makes_no_sense_is_refused_with_its_key(
+        self, quantization: dict[str, Any], message: str
+    ) -> None:
+        with pytest.raises(CheckpointError) as caught:
+            shape_with("mixtral-8x7b", quantization)
+        assert message in str(caught.value)
+
+
+def shape_with(name: str, quantization: dict[str, Any]) -> ModelShape:
+    config = yaml.safe_load(find("models", name).read_text())["config"]
+    return read_shape(config | {"quantization_config": quantization}, "config.json")

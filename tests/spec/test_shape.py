@@ -207,7 +207,7 @@ def test_other_architectures_are_refused_by_name(config: dict[str, Any]) -> None
         f"m/config.json: architecture {shown(named)} is not supported; supported are "
         "MixtralForCausalLM, Qwen2MoeForCausalLM, Qwen3MoeForCausalLM, OlmoeForCausalLM, "
         "and for plans only DbrxForCausalLM, DeepseekForCausalLM, DeepseekV2ForCausalLM, "
-        "GptOssForCausalLM"
+        "DeepseekV3ForCausalLM, GptOssForCausalLM"
     )
 
 

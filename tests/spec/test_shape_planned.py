@@ -25,6 +25,7 @@ ARCHITECTURES = {
     "dbrx": "DbrxForCausalLM",
     "deepseek": "DeepseekForCausalLM",
     "deepseek_v2": "DeepseekV2ForCausalLM",
+    "deepseek_v3": "DeepseekV3ForCausalLM",
     "gpt_oss": "GptOssForCausalLM",
 }
 SIZES: dict[str, dict[str, Any]] = {
@@ -66,6 +67,7 @@ SIZES: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": 2,
     },
 }
+SIZES["deepseek_v3"] = SIZES["deepseek_v2"] | {"n_group": 2, "topk_group": 1}
 OPTIONS: list[tuple[str, dict[str, Any]]] = [
     ("dbrx", {}),
     (
@@ -75,6 +77,7 @@ OPTIONS: list[tuple[str, dict[str, Any]]] = [
     ("deepseek_v2", {}),
     ("deepseek_v2", {"q_lora_rank": 10, "attention_bias": True, "norm_topk_prob": True}),
     ("deepseek_v2", {"first_k_dense_replace": 0, "n_shared_experts": 1, "num_experts_per_tok": 6}),
+    ("deepseek_v3", {"q_lora_rank": 10}),
     ("gpt_oss", {}),
     ("gpt_oss", {"attention_bias": False, "tie_word_embeddings": True, "sliding_window": 7}),
     ("gpt_oss", {"layer_types": ["full_attention"] * 2 + ["sliding_attention"]}),
@@ -162,7 +165,7 @@ def test_files_that_transformers_writes(
     assert load_shape(tmp_path) == shape_of(family, **entries)
 
 
-@pytest.mark.parametrize("family", ["dbrx", "deepseek_v2", "gpt_oss"])
+@pytest.mark.parametrize("family", ["dbrx", "deepseek_v2", "deepseek_v3", "gpt_oss"])
 def test_absent_keys_are_filled_as_transformers_fills_them(family: str) -> None:
     entries = {"num_experts_per_tok": 6} if family == "deepseek_v2" else {}
     own = {"architectures": [ARCHITECTURES[family]], **entries}
@@ -181,14 +184,14 @@ def test_absent_keys_are_filled_as_transformers_fills_them(family: str) -> None:
         assert shape.attention.clip_qkv == config.attn_config.clip_qkv
         assert shape.activation == ffn.ffn_act_fn["name"]
     else:
-        experts = config.num_experts
+        experts = getattr(config, "num_experts", None) or config.n_routed_experts
         width = getattr(config, "moe_intermediate_size", config.intermediate_size)
         assert (shape.expert_width, shape.experts_per_token) == (width, config.num_experts_per_tok)
         assert shape.rms_eps == config.rms_norm_eps
         assert shape.attention.output_bias == config.attention_bias
         assert shape.activation == config.hidden_act
     assert shape.num_experts == experts
-    if family == "deepseek_v2":
+    if family.startswith("deepseek"):
         assert shape.shared_expert_width == config.n_shared_experts * config.moe_intermediate_size
         assert shape.router.norm_topk_prob == config.norm_topk_prob
         assert len(shape.moe_layers) == shape.num_layers - config.first_k_dense_replace

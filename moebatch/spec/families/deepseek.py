@@ -1,4 +1,4 @@
-"""DeepSeek-MoE and DeepSeek-V2: can be planned."""
+"""DeepSeek-MoE, DeepSeek-V2 and DeepSeek-V3, of which Kimi-K2 is one: can be planned."""
 
 from moebatch.spec.attention import Attention, LatentAttention
 from moebatch.spec.config_keys import ConfigKeys
@@ -84,3 +84,27 @@ DEEPSEEK_V2 = FamilySpec(
     spelling={"num_experts": "n_routed_experts", "head_dim": "qk_rope_head_dim"},
     layers=_v2,
 )
+DEEPSEEK_V3 = FamilySpec(
+    architecture="DeepseekV3ForCausalLM",
+    model_type="deepseek_v3",
+    other_types=("kimi_k2",),
+    defaults=dict(DEEPSEEK_V2.defaults)
+    | {
+        "vocab_size": 129280,
+        "hidden_size": 7168,
+        "intermediate_size": 18432,
+        "num_hidden_layers": 61,
+        "num_attention_heads": 128,
+        "num_key_value_heads": 128,
+        "max_position_embeddings": 4096,
+        "n_shared_experts": 1,
+        "num_experts": 256,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 2048,
+        "first_k_dense_replace": 3,
+        "norm_topk_prob": True,
+    },
+    spelling=DEEPSEEK_V2.spelling,
+    layers=_v2,
+)
+"""What corrects its choice of experts, a number for each, is not counted."""

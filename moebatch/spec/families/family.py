@@ -26,6 +26,8 @@ class FamilySpec:
 
     architecture: str
     model_type: str
+    other_types: tuple[str, ...] = ()
+    """``model_type`` of others that are alike."""
     defaults: Mapping[str, Any]
     """Value of every key of the family that a file may leave out."""
     layers: Callable[[ConfigKeys, int], Layers]
@@ -42,7 +44,7 @@ class FamilySpec:
         quantised = _quantised(config, where)
         keys = ConfigKeys(config, self.defaults, self.spelling)
         model_type = config.get("model_type", self.model_type)
-        if model_type != self.model_type:
+        if model_type not in (self.model_type, *self.other_types):
             expected = f"{shown(self.model_type)} as in the architecture"
             keys.fault("model_type", expected, model_type)
         shape = self._shape(keys, quantised)

@@ -2,13 +2,14 @@
 
 from moebatch.registry import Registry
 from moebatch.spec.families.dbrx import DBRX
-from moebatch.spec.families.deepseek import DEEPSEEK_MOE, DEEPSEEK_V2
+from moebatch.spec.families.deepseek import DEEPSEEK_MOE, DEEPSEEK_V2, DEEPSEEK_V3
 from moebatch.spec.families.gpt_oss import GPT_OSS
 from moebatch.spec.families.mixtral import MIXTRAL
 from moebatch.spec.families.olmoe import OLMOE
 from moebatch.spec.families.qwen import QWEN2_MOE, QWEN3_MOE
 
-_KNOWN = (MIXTRAL, QWEN2_MOE, QWEN3_MOE, OLMOE, DBRX, DEEPSEEK_MOE, DEEPSEEK_V2, GPT_OSS)
+_DEEPSEEK = (DEEPSEEK_MOE, DEEPSEEK_V2, DEEPSEEK_V3)
+_KNOWN = (MIXTRAL, QWEN2_MOE, QWEN3_MOE, OLMOE, DBRX, *_DEEPSEEK, GPT_OSS)
 FAMILIES = Registry({family.architecture: family for family in _KNOWN})
 """By the class name in ``architectures``. A family that is to be run as well is registered by
 `moebatch.model.families.registry.register`."""
