@@ -615,5 +615,8 @@ def test_the_options_are_these_and_no_more() -> None:
             *("--predictor", "--pregate"),
             *("--quiet", "--text", "--tokens", "--trace", "-o", "model"),
         ],
-        "pack": ["--dram", "--group", "--output", "--quiet", "--to", "-o", "model"],
+        "pack": [
+            *("--dram", "--group", "--output", "--quiet", "--text", "--to", "--tokens", "-o"),
+            "model",
+        ],
     }

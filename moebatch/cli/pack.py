@@ -28,6 +28,13 @@ Group = Annotated[
     int | None,
     typer.Option("--group", help="Weights that share a scale, for int4: 64 or 32."),
 ]
+Text = Annotated[
+    Path | None,
+    typer.Option("--text", help="Also measure perplexity on it, before and after: as calibrate."),
+]
+Tokens = Annotated[
+    int, typer.Option("--tokens", min=2, max=2**24, help="Tokens of the text that are read.")
+]
 
 
 def pack(
@@ -36,6 +43,8 @@ def pack(
     output: Output = None,
     group: Group = None,
     dram: Dram = None,
+    text: Text = None,
+    tokens: Tokens = 65536,
     quiet: Quiet = False,
 ) -> None:
     """Write a smaller checkpoint, its experts in 4 or 8 bits, which other programs read as well."""
@@ -53,6 +62,8 @@ def pack(
         output=(output or source.with_name(f"{source.name}-{precision}")).absolute(),
         group=group,
         dram_bytes=limit,
+        text=text,
+        num_tokens=tokens,
     )
     console = error_console()
     with share_bar("packing", console, quiet=quiet) as advance:

@@ -100,6 +100,7 @@ def build_engine(
     sampler = Sampler(vocab_size=vocab_size, end_tokens=end_tokens, job_seed=job_seed)
 
     def engine(passes: Passes, cache: KVCache, tail: Tail | None = None) -> Engine:
+        passes.losses = spec.losses
         return Engine(
             sweep=passes,
             cache=cache,

@@ -17,6 +17,7 @@ from moebatch.engine.broken import BrokenRows
 from moebatch.engine.exchange import CpuAttention
 from moebatch.engine.layout import AttentionInput, Layout, attention_inputs, lay_out
 from moebatch.engine.sequence import Sequence as TokenSequence
+from moebatch.engine.text_losses import TextLosses
 from moebatch.layout.scratch import logits_rows
 from moebatch.model.batch import MicroBatch, Span
 from moebatch.model.decoder import Decoder
@@ -69,6 +70,8 @@ class Passes(ABC):
         self._main: Place = main
         self._beside = beside
         self._computing = computing
+        self.losses: TextLosses | None = None
+        """Of texts that are read, if they are asked for before the first pass."""
 
     @property
     def num_layers(self) -> int:
@@ -96,6 +99,9 @@ class Passes(ABC):
             inputs = attention_inputs(layout, self._cache, self._micro_batch)
         given = PassInput(x_TD, layout, inputs, replace(tokens, embedded_TD=x_TD))
         broken = self._run_layers(given, layer_begins)
+        if self.losses is not None:
+            with self._computing():
+                self.losses.add(self._decoder, x_TD, tokens)
         blocks = self._logits(x_TD, layout, broken)
         while True:
             with self._computing():

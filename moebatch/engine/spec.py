@@ -9,6 +9,7 @@ import torch
 from moebatch.checkpoint.model_files import ModelFiles
 from moebatch.engine.approximation import EXACT, Approximation
 from moebatch.engine.device import IN_MAIN_MEMORY, Device
+from moebatch.engine.text_losses import TextLosses
 from moebatch.layout.ladder import Ladder
 from moebatch.layout.scratch import Limits, limits_of
 from moebatch.layout.setup import Hottest, expert_homes
@@ -41,6 +42,8 @@ class EngineSpec:
     """Experts by layer, those that are chosen most often first: these stay. None is by number."""
     observer: RoutingObserver | None = None
     """Learns what the gates choose."""
+    losses: TextLosses | None = None
+    """Learns how surely the model expects the texts that are its requests."""
     scratch: Path | None = None
     """Folder for keys and values that live on disk."""
     shares: bool = True

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import moebatch
+from moebatch.calibration.perplexity import Perplexity, TextOrder, measure_perplexity
 from moebatch.checkpoint.fingerprint import weights_sample
 from moebatch.checkpoint.index import INDEX_NAME, file_inside
 from moebatch.checkpoint.model_files import ModelFiles, open_model
@@ -47,6 +48,10 @@ class PackOrder:
     """Columns of a group of int4; None takes the widest that fits."""
     dram_bytes: int | None = None
     """Most main memory; None is all that is free."""
+    text: Path | None = None
+    """What the model is asked to read before and after."""
+    num_tokens: int = 65536
+    """So much of the text is read at most."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,6 +70,8 @@ class PackSummary:
     errors: Mapping[int, float]
     """|decoded - weight| / |weight| of all experts of a layer, by layer."""
     run_s: float
+    perplexities: tuple[Perplexity, Perplexity] | None = None
+    """Of the text, before and after."""
 
 
 class Pack:
@@ -105,6 +112,7 @@ class Pack:
         elif self._record_of(work).exists():  # killed when it had all but ended
             with work.locked():
                 self._record_of(work).unlink(missing_ok=True)
+        run_s = time.perf_counter() - begun
         return PackSummary(
             folder=order.output,
             was_there=was_there,
@@ -112,8 +120,18 @@ class Pack:
             expert_bytes=contents.expert_bytes,
             weight_bytes=contents.weight_bytes,
             errors=errors,
-            run_s=time.perf_counter() - begun,
+            run_s=run_s,
+            perplexities=self._perplexities(),
         )
+
+    def _perplexities(self) -> tuple[Perplexity, Perplexity] | None:
+        order = self._order
+        if order.text is None:
+            return None
+        text = TextOrder(path=order.text, num_tokens=order.num_tokens, dram_bytes=order.dram_bytes)
+        self._tell(f"reading {order.text} with both")
+        before = measure_perplexity(order.model, text, self._tell)
+        return before, measure_perplexity(order.output, text, self._tell)
 
     def _contents(self, files: ModelFiles) -> Contents:
         encoding = self._encoding(files)

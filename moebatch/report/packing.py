@@ -27,6 +27,11 @@ def _outcome(summary: PackSummary) -> Iterator[tuple[str, str]]:
     )
     yield "experts", f"{', '.join(named)}: {_shrunk(summary.expert_bytes)}"
     yield "all weights", _shrunk(summary.weight_bytes)
+    if summary.perplexities is not None:
+        before, after = summary.perplexities
+        change = f"{before.value:.4f} before, [bold green]{after.value:.4f}[/] now"
+        loss = after.value / before.value - 1
+        yield "perplexity", f"{change}, {loss:+.2%}, of {after.num_tokens} tokens"
 
 
 def _shrunk(num_bytes: tuple[int, int]) -> str:

@@ -263,6 +263,23 @@ def test_the_command_says_what_it_costs(tiny_checkpoint: TinyCheckpoint, tmp_pat
     assert weights["group_size"] in GROUPS
 
 
+def test_perplexity_is_measured_before_and_after(
+    tiny_checkpoint: TinyCheckpoint, tmp_path: Path
+) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("The lamp counts 3 of the rivers. " * 40)
+    order = PackOrder(
+        model=model_of(tiny_checkpoint), to="int4", output=tmp_path / "out", text=text
+    )
+    first, second = Pack(order, print).execute(), Pack(order, print).execute()
+    assert second.was_there
+    assert first.perplexities == second.perplexities
+    assert first.perplexities is not None
+    before, after = first.perplexities
+    assert before.num_tokens == after.num_tokens > 100
+    assert 0 < abs(after.value / before.value - 1) < 0.5
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
