@@ -46,6 +46,7 @@ class Kernels:
         self.is_intel = is_intel()
         try:
             self.multiply = Kernel(library, "moebatch_multiply")
+            self.decode = Kernel(library, "moebatch_decode")
             self.attend = Kernel(library, "moebatch_attend")
             self.attend_slices = Kernel(library, "moebatch_attend_slices")
             self.gate = Kernel(library, "moebatch_gate")

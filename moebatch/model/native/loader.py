@@ -22,6 +22,7 @@ _SOURCES = (
     "slice_layout.h",
     "slice_attention.c",
     "elementwise.c",
+    "codes.h",
     "products.c",
 )
 

@@ -24,6 +24,14 @@
 #endif
 
 #define LOT (2 * LANES)
+
+/* Whether products of pairs of bfloat16 are added. */
+#if defined(__AVX512BF16__)
+#define HAS_PAIRS 1
+#else
+#define HAS_PAIRS 0
+#endif
+
 #define INLINE static inline __attribute__((always_inline))
 
 typedef float Floats __attribute__((vector_size(4 * LANES)));

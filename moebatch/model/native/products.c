@@ -7,7 +7,8 @@
    taking turns. The tile meets all rows of a block, ROW_GROUP of them at a time; these lie in the
    same way in the second-level cache. So a stored weight is read and widened once a block, and
    while a tile is multiplied the weights of the next one are fetched. Few rows wait for memory:
-   there weights are widened in registers, where they are stored.
+   there weights are widened in registers, where they are stored. Codes become tiles for few rows,
+   too: decoding them takes longer than what a tile costs.
 
    What is multiplied is float32; or pairs of bfloat16, if all is bfloat16 and the processor adds
    products of pairs. Sums are float32 always. Which numbers are summed together depends on N only by whether it is
@@ -34,12 +35,6 @@
 #define BLOCK_BYTES 4096
 #define ITEM_OUTPUTS 504
 
-#if defined(__AVX512BF16__)
-#define HAS_PAIRS 1
-#else
-#define HAS_PAIRS 0
-#endif
-
 /* x in a register: compilers would rather read it again for each sum, as if reading were free. */
 #if defined(__AVX512F__)
 #define IN_REGISTER(x) __asm__("" : "+v"(x))
@@ -52,7 +47,7 @@
 /* The same as ProductWork in products.py. */
 struct product_work {
     const char *x;       /* rows x_row numbers apart */
-    const char *weights; /* without gaps */
+    const char *weights; /* without gaps; NULL if they are CODED */
     const char *bias;    /* [O], or NULL */
     char *out;           /* rows out_row numbers apart */
     int64_t num_rows, num_outputs, num_inputs;
@@ -62,6 +57,7 @@ struct product_work {
     int64_t next_item;   /* taken by whichever thread is free */
     int32_t dtype, weight_dtype; /* of x, bias and out; of weights */
     int32_t has_failed; /* for want of memory */
+    struct coding coding;
 };
 
 /* How a product is divided. */
@@ -84,6 +80,9 @@ typedef struct {
     int64_t num_rows, num_vectors;
     const char *weights; /* stored; so many bytes from one row to the next */
     int64_t row_bytes, num_inputs;
+    const struct coding *coding; /* of these, from the first output and input on */
+    int64_t first_output, first_input;
+    int weight_bits;
     float *sums;
     int64_t sums_row, num_outputs;
     int is_first; /* inputs of these sums */
@@ -201,44 +200,66 @@ INLINE void multiply_few(Patch patch, int dtype, int is_pairs) {
 
 /* Into the second-level cache: the weights of the next tile that lie where a vector of this one
    did. */
-INLINE void fetch_weights(Patch patch, int64_t vector, int dtype, int is_pairs) {
-    const char *next = patch.weights + OUTPUT_GROUP * patch.row_bytes;
-    const int64_t vectors_of_line = is_pairs ? 1 : 64 / (LANES * size_of(dtype));
+INLINE void fetch_weights(const Patch *patch, int64_t vector, int vector_bytes) {
+    const char *next = patch->weights + OUTPUT_GROUP * patch->row_bytes;
+    const int64_t vectors_of_line = 64 / vector_bytes;
     const char *line = next + vector / vectors_of_line * 64;
     for (int64_t o = vector % vectors_of_line; o < OUTPUT_GROUP; o += vectors_of_line)
-        __builtin_prefetch(line + o * patch.row_bytes, 0, 2);
+        __builtin_prefetch(line + o * patch->row_bytes, 0, 2);
 }
 
-INLINE void multiply_tile(Patch patch, const char *tile, int64_t row, int fetches, int dtype,
-                          int is_pairs) {
-    const float *x = (const float *)(patch.rows + row * patch.num_vectors * VECTOR_BYTES);
+/* Of some rows from `row` on; fetches weights of which a vector takes so many bytes, if any. */
+INLINE void multiply_tile(const Patch *patch, const char *tile, int64_t row, int num_rows,
+                          int fetched_bytes, int is_pairs) {
+    const float *x = (const float *)(patch->rows + row * patch->num_vectors * VECTOR_BYTES);
     const float *y = (const float *)tile;
     Floats parts[SUMS];
 #pragma GCC unroll 32
     for (int i = 0; i < SUMS; i++)
         parts[i] = (Floats){0};
-    for (int64_t v = 0; v < patch.num_vectors; v++) {
+    for (int64_t v = 0; v < patch->num_vectors; v++) {
         Floats xs[ROW_GROUP];
 #pragma GCC unroll 8
-        for (int r = 0; r < ROW_GROUP; r++, x += LANES) {
+        for (int r = 0; r < num_rows; r++, x += LANES) {
             xs[r] = read_floats(x);
             IN_REGISTER(xs[r]);
         }
-        if (fetches)
-            fetch_weights(patch, v, dtype, is_pairs);
+        x += (ROW_GROUP - num_rows) * LANES;
+        if (fetched_bytes)
+            fetch_weights(patch, v, fetched_bytes);
 #pragma GCC unroll 8
         for (int o = 0; o < OUTPUT_GROUP; o++, y += LANES) {
             Floats weights = read_floats(y);
             IN_REGISTER(weights);
 #pragma GCC unroll 8
-            for (int r = 0; r < ROW_GROUP; r++) {
+            for (int r = 0; r < num_rows; r++) {
                 Floats *sum = parts + r * OUTPUT_GROUP + o;
                 *sum = is_pairs ? add_pairs(*sum, xs[r], weights) : *sum + xs[r] * weights;
             }
         }
     }
-    keep(patch, row, parts);
+    keep(*patch, row, parts);
 }
+
+/* Functions of their own: compilers give registers away in large ones. */
+#define TILE_OF(name, num_rows, fetched_bytes, is_pairs)                                          \
+    static __attribute__((noinline)) void name(const Patch *patch, const char *tile,              \
+                                               int64_t row) {                                     \
+        multiply_tile(patch, tile, row, num_rows, fetched_bytes, is_pairs);                       \
+    }
+TILE_OF(multiply_rows, ROW_GROUP, 0, 0)
+TILE_OF(multiply_last_row, 1, 0, 0)
+TILE_OF(multiply_and_fetch_floats, ROW_GROUP, 4 * LANES, 0)
+TILE_OF(multiply_and_fetch_halves, ROW_GROUP, 2 * LANES, 0)
+#if HAS_PAIRS
+TILE_OF(multiply_rows_of_pairs, ROW_GROUP, 0, 1)
+TILE_OF(multiply_last_row_of_pairs, 1, 0, 1)
+TILE_OF(multiply_and_fetch_pairs, ROW_GROUP, 4 * LANES, 1)
+#else
+#define multiply_rows_of_pairs multiply_rows
+#define multiply_last_row_of_pairs multiply_last_row
+#define multiply_and_fetch_pairs multiply_and_fetch_halves
+#endif
 
 /* A row of stored numbers, its vectors `step` bytes apart: as float32 in the order that numbers of
    another type have when they are widened, or as pairs. */
@@ -258,13 +279,40 @@ INLINE void spread(char *to, int64_t step, const char *from, int64_t num, int fr
     }
 }
 
+/* Decodes a row of a tile, and fetches that of the next one. */
+INLINE void make_coded_row(Patch patch, int64_t o, char *to, int64_t step, int is_pairs) {
+    const char *next = patch.weights + (o + OUTPUT_GROUP) * patch.row_bytes;
+    for (int64_t i = 0; i < patch.num_inputs * patch.weight_bits / 8; i += 64)
+        __builtin_prefetch(next + i, 0, 2);
+    (is_pairs ? decode_pairs : decode_floats)(to, step, patch.coding, patch.first_output + o,
+                                              patch.first_input, patch.num_inputs);
+}
+
+/* OUTPUT_GROUP rows of weights, as `spread` leaves them. */
+INLINE void make_tile(Patch patch, char *tile, int dtype, int is_pairs) {
+    const int64_t step = OUTPUT_GROUP * VECTOR_BYTES;
+    for (int64_t o = 0; o < patch.num_outputs; o++, tile += VECTOR_BYTES)
+        if (dtype == CODED)
+            make_coded_row(patch, o, tile, step, is_pairs);
+        else
+            spread(tile, step, patch.weights + o * patch.row_bytes, patch.num_inputs, dtype, dtype,
+                   is_pairs);
+}
+
 INLINE void multiply_many(Patch patch, char *tile, int dtype, int is_pairs) {
-    for (int64_t o = 0; o < patch.num_outputs; o++)
-        spread(tile + o * VECTOR_BYTES, OUTPUT_GROUP * VECTOR_BYTES,
-               patch.weights + o * patch.row_bytes, patch.num_inputs, dtype, dtype, is_pairs);
-    multiply_tile(patch, tile, 0, 1, dtype, is_pairs);
-    for (int64_t row = ROW_GROUP; row < patch.num_rows; row += ROW_GROUP)
-        multiply_tile(patch, tile, row, 0, dtype, is_pairs);
+    make_tile(patch, tile, dtype, is_pairs);
+    int64_t row = 0;
+    if (dtype != CODED) {
+        (is_pairs ? multiply_and_fetch_pairs
+         : size_of(dtype) == 2 ? multiply_and_fetch_halves
+                               : multiply_and_fetch_floats)(&patch, tile, row);
+        row += ROW_GROUP;
+    }
+    for (; row < patch.num_rows; row += ROW_GROUP)
+        if (dtype == CODED && patch.num_rows - row == 1)
+            (is_pairs ? multiply_last_row_of_pairs : multiply_last_row)(&patch, tile, row);
+        else
+            (is_pairs ? multiply_rows_of_pairs : multiply_rows)(&patch, tile, row);
 }
 
 /* --- all of it ---------------------------------------------------------------------------------*/
@@ -310,19 +358,26 @@ INLINE void multiply_item(const struct product_work *w, Division division, int64
     int64_t row = item / division.num_items * division.block_rows;
     int64_t output = item % division.num_items * division.item_outputs;
     int64_t num_outputs = smaller(division.item_outputs, w->num_outputs - output);
-    const int64_t bytes = size_of(weight_dtype);
+    const int is_coded = weight_dtype == CODED;
     Patch patch = {.num_rows = smaller(division.block_rows, w->num_rows - row),
-                   .row_bytes = w->num_inputs * bytes,
-                   .sums_row = division.item_outputs};
+                   .sums_row = division.item_outputs,
+                   .coding = &w->coding};
+    patch.weight_bits = is_coded ? bits_of(w->coding.numbers) : 8 * size_of(weight_dtype);
+    patch.row_bytes = is_coded ? w->coding.code_row : w->num_inputs * size_of(weight_dtype);
+    const char *weights = is_coded ? w->coding.codes : w->weights;
     for (int64_t first = 0; first < w->num_inputs; first += division.block_inputs) {
         patch.num_inputs = smaller(division.block_inputs, w->num_inputs - first);
         patch.is_first = first == 0;
-        pack_rows(w, row, first, &patch, room.rows, weight_dtype, is_pairs);
+        patch.first_input = first;
+        /* Codes have the order of bfloat16. */
+        pack_rows(w, row, first, &patch, room.rows, is_coded ? BFLOAT16 : weight_dtype, is_pairs);
         for (int64_t o = 0; o < num_outputs; o += OUTPUT_GROUP) {
             patch.num_outputs = smaller(OUTPUT_GROUP, num_outputs - o);
-            patch.weights = w->weights + (output + o) * patch.row_bytes + first * bytes;
+            patch.first_output = output + o;
+            patch.weights = weights + patch.first_output * patch.row_bytes;
+            patch.weights += first * patch.weight_bits / 8;
             patch.sums = room.sums + o;
-            if (w->num_rows <= FEW_ROWS)
+            if (w->num_rows <= FEW_ROWS && !is_coded)
                 multiply_few(patch, weight_dtype, is_pairs);
             else
                 multiply_many(patch, room.tile, weight_dtype, is_pairs);
@@ -342,7 +397,7 @@ INLINE Division divided(const struct product_work *w, int is_pairs) {
     division.block_rows = up_to(rows, ROW_GROUP);
     division.num_blocks = parts_of(w->num_rows, division.block_rows);
     int64_t inputs = parts_of(w->num_inputs, parts_of(w->num_inputs, most_inputs));
-    division.block_inputs = up_to(inputs, LOT);
+    division.block_inputs = up_to(inputs, larger(LOT, STEP_INPUTS));
     int64_t outputs = parts_of(w->num_outputs, 4 * w->num_threads);
     division.item_outputs = smaller(up_to(outputs, OUTPUT_GROUP), ITEM_OUTPUTS);
     division.num_items = parts_of(w->num_outputs, division.item_outputs);
@@ -371,7 +426,8 @@ INLINE void multiply_items(struct product_work *w, Division division, ProductRoo
 /* Computes items until none is left. Several threads may share the same work. */
 void moebatch_multiply(struct product_work *w) {
     ProductRoom room;
-    const int is_pairs = HAS_PAIRS && w->dtype == BFLOAT16 && w->weight_dtype == BFLOAT16;
+    const int are_pairs = w->weight_dtype == BFLOAT16 || w->weight_dtype == CODED;
+    const int is_pairs = HAS_PAIRS && w->dtype == BFLOAT16 && are_pairs;
     Division division = divided(w, is_pairs);
     char *memory = aligned_alloc(64, divide_room(division, &room, NULL));
     if (!memory) {
@@ -391,6 +447,12 @@ void moebatch_multiply(struct product_work *w) {
         break;
     case FLOAT16:
         multiply_items(w, division, room, FLOAT16, 0);
+        break;
+    case CODED:
+        if (is_pairs)
+            multiply_items(w, division, room, CODED, 1);
+        else
+            multiply_items(w, division, room, CODED, 0);
         break;
     }
     free(memory);

@@ -9,8 +9,12 @@ import os
 
 from torch import Tensor
 
+from moebatch.formats.coded import CodedMatrix
+from moebatch.model.native.codes import Coding, coding
 from moebatch.model.native.kernels import DTYPES
 
+_CODED = 3
+"""In the place of a type of numbers."""
 _USUAL_CACHE_BYTES = 2**19
 
 
@@ -33,31 +37,40 @@ class ProductWork(ctypes.Structure):
         ("dtype", ctypes.c_int32),
         ("weight_dtype", ctypes.c_int32),
         ("has_failed", ctypes.c_int32),
+        ("coding", Coding),
     )
 
 
-def multipliable(x_NI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, out_NO: Tensor) -> bool:
-    """Whether these are numbers that the kernel knows, in rows without gaps, in main memory."""
-    tensors = [x_NI, weight_OI, out_NO, *([] if bias_O is None else [bias_O])]
+def multipliable(
+    x_NI: Tensor, weight_OI: Tensor | CodedMatrix, bias_O: Tensor | None, out_NO: Tensor
+) -> bool:
+    """Whether these are numbers that the kernel knows, in rows without gaps, in main memory; coded
+    weights are asked `is_compiled` beside."""
+    tensors = [x_NI, out_NO, *([] if bias_O is None else [bias_O])]
+    if not isinstance(weight_OI, CodedMatrix):
+        tensors.append(weight_OI)
     return (
         all(tensor.device.type == "cpu" and tensor.dtype in DTYPES for tensor in tensors)
         and all(tensor.stride(-1) == 1 or tensor.shape[-1] == 1 for tensor in tensors)
-        and weight_OI.is_contiguous()
+        and (isinstance(weight_OI, CodedMatrix) or weight_OI.is_contiguous())
         and x_NI.dtype == out_NO.dtype
         and (bias_O is None or bias_O.dtype == x_NI.dtype)
     )
 
 
 def product_work(
-    x_NI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, out_NO: Tensor, *, num_threads: int
+    x_NI: Tensor,
+    weight_OI: Tensor | CodedMatrix,
+    bias_O: Tensor | None,
+    out_NO: Tensor,
+    *,
+    num_threads: int,
 ) -> ProductWork:
-    """A product of tensors that are `multipliable`. Only pointers: they must live until it is
-    done."""
-    (num_rows, num_inputs), num_outputs = x_NI.shape, len(weight_OI)
+    """A product of what is `multipliable`. Only pointers: tensors must live until it is done."""
+    (num_rows, num_inputs), num_outputs = x_NI.shape, weight_OI.shape[0]
     assert weight_OI.shape[1] == num_inputs and out_NO.shape == (num_rows, num_outputs)
-    return ProductWork(
+    work = ProductWork(
         x=x_NI.data_ptr(),
-        weights=weight_OI.data_ptr(),
         bias=None if bias_O is None else bias_O.data_ptr(),
         out=out_NO.data_ptr(),
         num_rows=num_rows,
@@ -68,8 +81,13 @@ def product_work(
         num_threads=num_threads,
         cache_bytes=_cache_bytes(),
         dtype=DTYPES[x_NI.dtype],
-        weight_dtype=DTYPES[weight_OI.dtype],
+        weight_dtype=_CODED,
     )
+    if isinstance(weight_OI, CodedMatrix):
+        work.coding = coding(weight_OI)
+    else:
+        work.weights, work.weight_dtype = weight_OI.data_ptr(), DTYPES[weight_OI.dtype]
+    return work
 
 
 @functools.cache

@@ -1,0 +1,116 @@
+"""What the compiled decoder is given: matrices of codes, as addresses.
+
+Shape letters: O outputs, I inputs.
+"""
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+from moebatch.formats.coded import CodedMatrix, Numbers
+from moebatch.model.native.kernels import DTYPES
+
+_NUMBERS: tuple[Numbers, ...] = ("int4", "e2m1", "int8", "uint8", "e4m3")
+"""As the C file counts them."""
+_BITS = {"int4": 4, "e2m1": 4}
+_OFFSET = ("int4", "uint8")
+_SCALES = {**DTYPES, torch.float8_e4m3fn: 3, torch.uint8: 4}
+_STEP_INPUTS = 16
+
+
+class Coding(ctypes.Structure):
+    """``struct coding`` of the C file."""
+
+    _fields_ = (
+        ("codes", ctypes.c_void_p),
+        ("scales", ctypes.c_void_p),
+        ("zeros", ctypes.c_void_p),
+        ("code_row", ctypes.c_int64),
+        ("scale_row", ctypes.c_int64),
+        ("zero_row", ctypes.c_int64),
+        ("block_rows", ctypes.c_int64),
+        ("block_columns", ctypes.c_int64),
+        ("factor", ctypes.c_float),
+        ("divides", ctypes.c_int32),
+        ("numbers", ctypes.c_int32),
+        ("scale_dtype", ctypes.c_int32),
+        ("rounds_to", ctypes.c_int32),
+    )
+
+
+class DecodeWork(ctypes.Structure):
+    """``struct decode_work`` of the C file."""
+
+    _fields_ = (
+        ("out", ctypes.c_void_p),
+        ("num_outputs", ctypes.c_int64),
+        ("num_inputs", ctypes.c_int64),
+        ("next_row", ctypes.c_int64),
+        ("dtype", ctypes.c_int32),
+        ("coding", Coding),
+    )
+
+
+def is_compiled(matrix: CodedMatrix) -> bool:
+    """Whether the kernels know how to read it: in main memory, rows without gaps, blocks of a
+    width that is a multiple of 16 or a whole row."""
+    block_rows, block_columns = matrix.block
+    zeros = matrix.zeros
+    tensors = [matrix.codes, matrix.scales, *([] if zeros is None else [zeros])]
+    return (
+        all(tensor.device.type == "cpu" for tensor in tensors)
+        and all(tensor.stride(-1) == 1 or tensor.shape[-1] == 1 for tensor in tensors)
+        and matrix.scales.dtype in _SCALES
+        and (block_columns % _STEP_INPUTS == 0 or block_columns >= matrix.shape[1])
+        and (zeros is None or (block_rows == 1 and matrix.numbers in _OFFSET))
+    )
+
+
+def coding(matrix: CodedMatrix) -> Coding:
+    """A matrix that `is_compiled`. Only pointers: its tensors must live while they are used."""
+    _require_fit(matrix)
+    codes, scales, zeros = matrix.codes, matrix.scales, matrix.zeros
+    return Coding(
+        codes=codes.data_ptr(),
+        scales=scales.data_ptr(),
+        zeros=None if zeros is None else zeros.data_ptr(),
+        code_row=codes.stride(0),
+        scale_row=scales.stride(0),
+        zero_row=0 if zeros is None else zeros.stride(0),
+        block_rows=matrix.block[0],
+        block_columns=matrix.block[1],
+        factor=matrix.factor,
+        divides=matrix.divides,
+        numbers=_NUMBERS.index(matrix.numbers),
+        scale_dtype=_SCALES[scales.dtype],
+        rounds_to=DTYPES[matrix.rounds_to or torch.float32],
+    )
+
+
+def decode_work(matrix: CodedMatrix, out_OI: Tensor) -> DecodeWork:
+    """`matrix` into `out_OI`, which is of its shape and without gaps."""
+    assert out_OI.is_contiguous() and out_OI.shape == matrix.shape and out_OI.dtype in DTYPES
+    return DecodeWork(
+        out=out_OI.data_ptr(),
+        num_outputs=matrix.shape[0],
+        num_inputs=matrix.shape[1],
+        dtype=DTYPES[out_OI.dtype],
+        coding=coding(matrix),
+    )
+
+
+def _require_fit(matrix: CodedMatrix) -> None:
+    """Nothing is read beyond a tensor."""
+    (num_outputs, num_inputs), (rows, columns) = matrix.shape, matrix.block
+    bits = _BITS.get(matrix.numbers, 8)
+    groups = -(-num_inputs // columns)
+    wanted = [
+        (matrix.codes, num_outputs, -(-num_inputs * bits // 8)),
+        (matrix.scales, -(-num_outputs // rows), groups),
+    ]
+    if matrix.zeros is not None:
+        wanted.append((matrix.zeros, -(-num_outputs * bits // 32), groups))
+    for tensor, num_rows, num_columns in wanted:
+        size = tuple(tensor.shape)
+        assert size[0] >= num_rows and size[1] >= num_columns, "a part holds the whole matrix"
