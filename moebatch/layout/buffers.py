@@ -27,6 +27,7 @@ from moebatch.layout.scratch import (
     gemm_rows,
     limits_of,
     logits_rows,
+    needs_matrix,
     num_library_products,
 )
 from moebatch.schedule.attention import LOOK_AHEAD
@@ -178,7 +179,8 @@ class MemoryUse:
     def _computing(self, policy: Policy, level: LevelName) -> Iterator[Buffer]:
         """What a decoder and the passes that it computes take."""
         limits, num_bytes = self._limits(policy), self.dtypes.compute_bytes
-        converts = self.dtypes.converts and not (level == "dram" and self.instruction_set)
+        instruction_set = self.instruction_set if level == "dram" else ""
+        converts = needs_matrix(self.dtypes.stored, self.dtypes.compute, instruction_set)
         yield from decoder_buffers(self.shape, limits, num_bytes, level, converts=converts)
         hidden = policy.tokens_per_pass * self.shape.hidden_size
         # A pass begins before the one before is forgotten.

@@ -6,6 +6,7 @@ Shape letters: D hidden, F expert width, R rows.
 from dataclasses import dataclass
 from functools import cache
 
+from moebatch.formats.weight_format import WeightFormat
 from moebatch.layout.footprint import ACTIVATIONS_TERM, Buffer
 from moebatch.spec.hardware import Dtype, LevelName
 from moebatch.spec.policy import Policy
@@ -114,6 +115,23 @@ def kernel_multiplies(num_rows: float, dtype: Dtype, instruction_set: str) -> bo
         return False
     is_few = num_rows <= _FEW_BFLOAT16_ROWS
     return is_few or (dtype, instruction_set) != ("bfloat16", "avx512bf16")
+
+
+def kernel_multiplies_codes(num_rows: float, dtype: Dtype, instruction_set: str) -> bool:
+    """The same of weights of codes, which torch's library would need a decoded copy of."""
+    is_few = num_rows <= _FEW_BFLOAT16_ROWS or dtype == "float32"
+    return kernel_multiplies(num_rows, dtype, instruction_set) or (is_few and bool(instruction_set))
+
+
+def needs_matrix(stored: WeightFormat, dtype: Dtype, instruction_set: str) -> bool:
+    """Whether some products on a CPU with these kernels need a decoded copy of stored weights; an
+    empty instruction set stands for no kernels, as on a GPU."""
+    if stored.is_computed_in(dtype):
+        return False
+    if stored.is_tiled:
+        return not instruction_set
+    most = kernel_multiplies_codes(MAX_GEMM_ROWS, dtype, instruction_set)
+    return not (stored.is_coded and most)
 
 
 def _bucket_step(num_rows: float) -> int:

@@ -1,8 +1,8 @@
 """Products of rows with stored weights: the one place where matrices are multiplied.
 
-Weights stay as they are stored. The compiled kernel widens plain numbers on the way, tile by tile;
-torch, and weights in other formats, need a matrix of the compute dtype, which is decoded into a
-buffer that all products share.
+Weights stay as they are stored. The compiled kernel widens plain numbers on the way, and decodes
+codes, tile by tile; torch, and weights in other formats, need a matrix of the compute dtype, which
+is decoded into a buffer that all products share.
 
 Shape letters: N rows, O outputs, I inputs.
 """
@@ -12,10 +12,17 @@ import math
 import torch
 from torch import Tensor
 
+from moebatch.formats.coded import CodedMatrix
 from moebatch.formats.weight_format import Matrix, StoredMatrix, WeightFormat
-from moebatch.layout.scratch import kernel_multiplies, product_rows
+from moebatch.layout.scratch import (
+    kernel_multiplies,
+    kernel_multiplies_codes,
+    needs_matrix,
+    product_rows,
+)
 from moebatch.model.layers import linear
 from moebatch.model.native import loader
+from moebatch.model.native.codes import decode_work, is_compiled
 from moebatch.model.native.helpers import Helpers, torch_parallel
 from moebatch.model.native.kernels import Kernels
 from moebatch.model.native.products import multipliable, product_work
@@ -49,9 +56,8 @@ class Products:
         self._dtype = dtype
         self._name = next(name for name in DTYPES if getattr(torch, name) == dtype)
         self._device = device
-        decodes = stored is not None and not stored.is_computed_in(self._name)
-        if stored is not None and stored.is_tiled and self._kernels:
-            decodes = False
+        known = "portable" if self._is_forced else self.instruction_set
+        decodes = stored is not None and needs_matrix(stored, self._name, known)
         self._matrix = torch.empty(decodes * largest_matrix, device=device, dtype=dtype)
 
     @property
@@ -82,32 +88,50 @@ class Products:
         self, x_NI: Tensor, weight_OI: Matrix, bias_O: Tensor | None, out_NO: Tensor
     ) -> Tensor:
         """``x @ weight.T + bias`` into `out_NO`. Raises MemoryError if scratch is refused."""
-        if isinstance(weight_OI, StoredMatrix):
-            weight_OI = self._decoded(weight_OI)
-        if not self._is_ours(weight_OI.dtype, len(x_NI)) or not multipliable(
-            x_NI, weight_OI, bias_O, out_NO
-        ):
-            return linear(x_NI, self._as_matrix(weight_OI), bias_O, out_NO)
+        read_OI = self._read(weight_OI, len(x_NI))
+        is_ours = isinstance(read_OI, CodedMatrix) or self._is_ours(read_OI.dtype, len(x_NI))
+        if not is_ours or not multipliable(x_NI, read_OI, bias_O, out_NO):
+            return linear(x_NI, self._as_matrix(read_OI), bias_O, out_NO)
         assert self._kernels is not None
         if out_NO.numel():
-            shared = out_NO.numel() * weight_OI.shape[1] >= _LEAST_SHARED_PRODUCTS
-            num_threads = torch.get_num_threads() if shared else 1
-            work = product_work(x_NI, weight_OI, bias_O, out_NO, num_threads=num_threads)
+            num_threads = _num_threads(out_NO.numel() * x_NI.shape[1])
+            work = product_work(x_NI, read_OI, bias_O, out_NO, num_threads=num_threads)
             self._helpers.run(self._kernels.multiply, work, num_threads)
             if work.has_failed:
                 raise MemoryError("no memory for the scratch of products")
         return out_NO
 
-    def _as_matrix(self, weight_OI: Tensor) -> Tensor:
+    def _read(self, weight_OI: Matrix, num_rows: int) -> Tensor | CodedMatrix:
+        """Weights as the product of so many rows takes them: as they are, codes, or decoded."""
+        if not isinstance(weight_OI, StoredMatrix):
+            return weight_OI
+        kernels = self._kernels
+        coded = weight_OI.format.coded(weight_OI.parts, weight_OI.shape) if kernels else None
+        if kernels is None or coded is None or not is_compiled(coded):
+            room = self._room(weight_OI.shape)
+            weight_OI.format.decode(weight_OI.parts, room)
+            return room
+        if kernels.is_forced or kernel_multiplies_codes(
+            num_rows, self._name, kernels.instruction_set
+        ):
+            return coded
+        return self._decoded(coded)
+
+    def _as_matrix(self, weight_OI: Tensor | CodedMatrix) -> Tensor:
         """The weights as torch multiplies them, until the next product."""
+        if isinstance(weight_OI, CodedMatrix):
+            return self._decoded(weight_OI)
         if weight_OI.dtype == self._dtype:
             return weight_OI
         return self._room(weight_OI.shape).copy_(weight_OI)
 
-    def _decoded(self, weight_OI: StoredMatrix) -> Tensor:
-        """The same of weights in a format that only it knows to read."""
+    def _decoded(self, weight_OI: CodedMatrix) -> Tensor:
+        """The same of codes."""
+        assert self._kernels is not None, "codes are left to kernels"
         room = self._room(weight_OI.shape)
-        weight_OI.format.decode(weight_OI.parts, room)
+        if room.numel():
+            work = decode_work(weight_OI, room)
+            self._helpers.run(self._kernels.decode, work, _num_threads(room.numel()))
         return room
 
     def _room(self, shape: tuple[int, ...]) -> Tensor:
@@ -130,3 +154,8 @@ class Products:
         if self._dtype == torch.float32:
             return not kernels.is_intel
         return kernel_multiplies(num_rows, self._name, kernels.instruction_set)
+
+
+def _num_threads(num_products: int) -> int:
+    """Threads that share so many multiplications."""
+    return torch.get_num_threads() if num_products >= _LEAST_SHARED_PRODUCTS else 1

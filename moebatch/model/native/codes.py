@@ -15,7 +15,7 @@ _NUMBERS: tuple[Numbers, ...] = ("int4", "e2m1", "int8", "uint8", "e4m3")
 """As the C file counts them."""
 _BITS = {"int4": 4, "e2m1": 4}
 _OFFSET = ("int4", "uint8")
-_SCALES = {**DTYPES, torch.float8_e4m3fn: 3, torch.uint8: 4}
+_SCALES = {**DTYPES, torch.float8_e4m3fn: 3, torch.uint8: 4, torch.float8_e8m0fnu: 4}
 _STEP_INPUTS = 16
 
 

@@ -1,0 +1,227 @@
+"""Weights of codes: the compiled decoder gives the numbers of the reference in torch, bit for bit,
+and products are the exact ones within rounding."""
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from moebatch.formats import decoding
+from moebatch.formats.coded import CodedMatrix
+from moebatch.formats.registry import FORMATS
+from moebatch.formats.weight_format import StoredMatrix, WeightFormat
+from moebatch.layout.scratch import kernel_multiplies_codes, needs_matrix
+from moebatch.model.native.codes import decode_work, is_compiled
+from moebatch.model.native.helpers import Helpers, torch_parallel
+from moebatch.model.native.instruction_set import InstructionSet
+from moebatch.model.native.kernels import Kernels
+from moebatch.model.native.products import product_work
+from moebatch.model.products import Products
+from tests.model.test_products import CPU, DTYPES, HALF_UNIT, HERE, exact, kernels_of, noise
+
+SCALES = [*DTYPES, torch.float8_e4m3fn, torch.float8_e8m0fnu, torch.uint8]
+FOUR_BITS = ("int4", "e2m1")
+CODED = [stored for stored in FORMATS.values() if stored.is_coded]
+
+
+def random_bytes(*size: int, seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, 256, size, dtype=torch.uint8, generator=generator)
+
+
+@st.composite
+def matrices(draw: st.DrawFn) -> CodedMatrix:
+    """Any codes and any scales, infinite ones and NaN among them."""
+    numbers = draw(st.sampled_from(["int4", "e2m1", "int8", "uint8", "e4m3"]))
+    rows, columns = shape = draw(st.tuples(st.integers(1, 20), st.sampled_from(WIDTHS)))
+    block = draw(st.sampled_from([(1, 16), (1, 32), (3, 48), (4, 128), (1, columns), (99, 9999)]))
+    seed, bits = draw(st.integers(0, 999)), 4 if numbers in FOUR_BITS else 8
+    grid = -(-rows // block[0]), -(-columns // block[1])
+    scales = random_bytes(grid[0], grid[1] * 4, seed=seed)
+    dtype = draw(st.sampled_from(SCALES))
+    zeros = None
+    if numbers in ("int4", "uint8") and block[0] == 1 and draw(st.booleans()):
+        packed = random_bytes(-(-rows * bits // 32), grid[1] * 4, seed=seed + 1)
+        zeros = packed.view(torch.int32)
+    return CodedMatrix(
+        numbers=numbers,
+        codes=random_bytes(rows, -(-columns * bits // 8) + draw(st.integers(0, 3)), seed=seed + 2),
+        scales=scales.view(dtype)[:, : grid[1]],
+        block=block,
+        shape=shape,
+        zeros=zeros,
+        factor=draw(st.sampled_from([1.0, 0.37, -3e5, 0.0])),
+        divides=draw(st.booleans()),
+        rounds_to=draw(st.sampled_from([None, torch.bfloat16, torch.float16])),
+    )
+
+
+WIDTHS = [1, 7, 16, 31, 33, 64, 100, 1024, 2047, 2100]
+
+
+@pytest.mark.parametrize("name", HERE)
+@settings(max_examples=150)
+@given(matrix=matrices(), dtype=st.sampled_from(DTYPES), num_threads=st.integers(1, 3))
+def test_codes_become_the_numbers_of_the_reference(
+    name: InstructionSet, matrix: CodedMatrix, dtype: torch.dtype, num_threads: int
+) -> None:
+    found, wanted = (torch.full(matrix.shape, 7, dtype=dtype) for _ in range(2))
+    decoding.decode(matrix, wanted)
+    work = decode_work(matrix, found)
+    Helpers(torch_parallel()).run(kernels_of(name).decode, work, num_threads)
+    is_nan = wanted.isnan()
+    assert torch.equal(found.isnan(), is_nan)
+    bits = torch.int32 if dtype == torch.float32 else torch.int16
+    assert torch.equal(found[~is_nan].view(bits), wanted[~is_nan].view(bits))
+
+
+def tame(matrix: CodedMatrix) -> CodedMatrix:
+    """The same codes with scales of the size of one; no NaN among the codes."""
+    scales = torch.ones(matrix.scales.shape) + torch.rand(matrix.scales.shape)
+    codes = matrix.codes & 0x77 if matrix.numbers == "e4m3" else matrix.codes
+    return CodedMatrix(
+        numbers=matrix.numbers,
+        codes=codes,
+        scales=scales,
+        block=matrix.block,
+        shape=matrix.shape,
+        zeros=matrix.zeros,
+        rounds_to=matrix.rounds_to,
+    )
+
+
+@pytest.mark.parametrize("name", HERE)
+@settings(max_examples=60)
+@given(
+    matrix=matrices().map(tame),
+    num_rows=st.one_of(st.integers(1, 9), st.sampled_from([64, 65, 130])),
+    dtype=st.sampled_from(DTYPES),
+    has_bias=st.booleans(),
+    num_threads=st.integers(1, 3),
+)
+def test_a_product_is_the_exact_one_within_rounding(
+    name: InstructionSet,
+    matrix: CodedMatrix,
+    num_rows: int,
+    dtype: torch.dtype,
+    has_bias: bool,
+    num_threads: int,
+) -> None:
+    x = noise(1, num_rows, matrix.shape[1]).to(dtype)
+    bias = noise(2, matrix.shape[0]).to(dtype) if has_bias else None
+    weight, kernels = torch.empty(matrix.shape), kernels_of(name)
+    decoding.decode(matrix, weight)
+    found = torch.full((num_rows, matrix.shape[0]), torch.nan, dtype=dtype)
+    work = product_work(x, matrix, bias, found, num_threads=num_threads)
+    Helpers(torch_parallel()).run(kernels.multiply, work, num_threads)
+    wanted = exact(x, weight, bias)
+    summed = exact(x.abs(), weight.abs(), None if bias is None else bias.abs())
+    # Where pairs are multiplied, weights are rounded, too.
+    of_weights = HALF_UNIT[dtype] if kernels.instruction_set in ("amx", "avx512bf16") else 0.0
+    allowed = summed * (2.0**-22 + of_weights) + wanted.abs() * 1.01 * HALF_UNIT[dtype] + 2.0**-25
+    assert bool(((found.double() - wanted).abs() <= allowed).all())
+
+
+@pytest.mark.parametrize("name", HERE)
+def test_a_row_does_not_depend_on_those_beside_it(name: InstructionSet) -> None:
+    matrix = stored_matrix(FORMATS["mxfp4"], (33, 1056))
+    coded = matrix.format.coded(matrix.parts, matrix.shape)
+    assert coded is not None
+    x, out = noise(1, 70, 1056), torch.empty(70, 33)
+    kernels_of(name).multiply(product_work(x, coded, None, out, num_threads=1))
+    for rows in (slice(0, 1), slice(5, 9), slice(3, 60)):
+        some = torch.empty(len(x[rows]), 33)
+        kernels_of(name).multiply(product_work(x[rows], coded, None, some, num_threads=1))
+        assert torch.equal(out[rows], some)
+
+
+def stored_matrix(stored: WeightFormat, shape: tuple[int, int]) -> StoredMatrix:
+    """A matrix of any codes, with scales that are small numbers in every type."""
+    parts = []
+    for number, part in enumerate(stored.parts("x", shape)):
+        dtype = TORCH_DTYPES[part.dtype]
+        if number == 0 and part.dtype != "F8_E4M3":
+            num_bytes = part.num_bytes
+            parts.append(random_bytes(num_bytes, seed=1).view(dtype).view(part.shape))
+        else:
+            parts.append(torch.full(part.shape, 0x3C, dtype=torch.uint8).to(dtype))
+    return StoredMatrix(stored, tuple(parts), shape)
+
+
+TORCH_DTYPES: dict[str, Any] = {
+    "U8": torch.uint8,
+    "I8": torch.int8,
+    "I32": torch.int32,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E8M0": torch.float8_e8m0fnu,
+}
+
+
+@pytest.mark.parametrize("stored", CODED, ids=lambda stored: stored.name)
+@pytest.mark.parametrize("num_rows", [1, 70])
+def test_products_take_every_format_of_codes(stored: WeightFormat, num_rows: int) -> None:
+    """With kernels as without, and with kernels in no room of their own."""
+    matrix = stored_matrix(stored, (48, 96))
+    x, found, wanted = noise(3, num_rows, 96), torch.empty(num_rows, 48), torch.empty(num_rows, 48)
+    products = Products(CPU, torch.float32, stored=stored, largest_matrix=48 * 96)
+    products.linear(x, matrix, None, found)
+    without = Products(CPU, torch.float32, stored=stored, largest_matrix=48 * 96)
+    without._kernels = None
+    without.linear(x, matrix, None, wanted)
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4 * float(wanted.abs().max()))
+    assert products.scratch_bytes == 0 or not products.instruction_set
+
+
+@pytest.mark.parametrize("kernels", ["amx", "avx512bf16", "avx2"])
+def test_a_decoded_copy_is_made_where_the_library_multiplies(
+    kernels: InstructionSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = Pretended(kernels_of(HERE[0]), kernels)
+    stored = FORMATS["packed int4"]
+    matrix = stored_matrix(stored, (48, 96))
+    products = Products(CPU, torch.bfloat16, stored=stored, largest_matrix=48 * 96, kernels=found)
+    assert bool(products.scratch_bytes) == needs_matrix(stored, "bfloat16", kernels)
+    for num_rows in (4, 200):
+        read = products._read(matrix, num_rows)
+        is_code = isinstance(read, CodedMatrix)
+        assert is_code == kernel_multiplies_codes(num_rows, "bfloat16", kernels)
+        if not is_code:
+            wanted = torch.empty(48, 96, dtype=torch.bfloat16)
+            stored.decode(matrix.parts, wanted)
+            assert torch.equal(read, wanted)
+
+
+class Pretended(Kernels):
+    """Kernels that are said to be of another instruction set."""
+
+    def __init__(self, kernels: Kernels, name: InstructionSet) -> None:
+        self.__dict__.update(kernels.__dict__)
+        self.is_forced = False
+        self._name = name
+
+    @property
+    def instruction_set(self) -> InstructionSet:
+        return self._name
+
+
+@pytest.mark.parametrize(("width", "is_known"), [(16, True), (24, False), (90, True)])
+def test_blocks_of_odd_widths_are_left_to_torch(width: int, is_known: bool) -> None:
+    scales = torch.ones(4, -(-90 // width))
+    codes = random_bytes(4, 90, seed=1)
+    matrix = CodedMatrix(
+        numbers="int8", codes=codes, scales=scales, block=(1, width), shape=(4, 90)
+    )
+    assert is_compiled(matrix) == is_known
+
+
+def test_a_matrix_that_is_too_short_is_never_read() -> None:
+    scales, codes = torch.ones(4, 1), random_bytes(3, 90, seed=1)
+    matrix = CodedMatrix(numbers="int8", codes=codes, scales=scales, block=(1, 90), shape=(4, 90))
+    with pytest.raises(AssertionError, match="holds the whole matrix"):
+        decode_work(matrix, torch.empty(4, 90))
