@@ -86,9 +86,11 @@ class ScaledBytes(CodedFormat):
         return codes[taken.start : taken.stop], of_rows[taken.start : taken.stop]
 
     def found(self, name: str, shape: tuple[int, ...], look: Look) -> WeightFormat | None:
-        """By the scales beside the weight."""
+        """By the scales beside the weight, without zero points."""
         codes = look(name)
         if codes is None or codes.dtype != self.dtype or codes.shape != shape:
+            return None
+        if look(f"{name}_zero_point"):
             return None
         for suffix in _SUFFIXES:
             scales = look(beside(name, suffix))

@@ -100,8 +100,8 @@ class Words(WeightFormat):
             one_of(quantization, "version", ("gemm", "GEMM"))
             return replace(self, group=group)
         key = "checkpoint_format" if "checkpoint_format" in quantization else "format"
-        kind = one_of(quantization, key, ("gptq", "gptq_v2"))
-        return replace(self, group=group, has_order=True, is_second=kind == "gptq_v2")
+        kind = one_of(quantization, key, ("gptq", "gptq_v2", "gptq_p"))
+        return replace(self, group=group, has_order=True, is_second=kind != "gptq")
 
     @property
     def quant_method(self) -> str:  # type: ignore[override]

@@ -7,6 +7,7 @@ run here, and its dialect of NVFP4 is held against its formula.
 import pytest
 import torch
 
+from moebatch.formats.blocks import WHOLE, Blocks
 from moebatch.formats.registry import configured_format, find_format
 from moebatch.formats.weight_format import StoredPart, WeightFormat
 from tests.quantised import KINDS
@@ -82,6 +83,43 @@ def test_config_and_tensors_say_the_same(kind: str) -> None:
     assert said.num_bytes(shape) == stored.num_bytes(shape)
     held = [part for name, part in tensors.items() if not name.endswith("_shape")]
     assert stored.num_bytes(shape) == sum(part.nbytes for part in held)
+
+
+@pytest.mark.parametrize(
+    ("packing", "name"),
+    [("auto_gptq", "gptq int4"), ("gptq", "gptq int4"), ("auto_awq", "awq int4")],
+)
+def test_auto_round_packs_as_others_do(packing: str, name: str) -> None:
+    said = {"quant_method": "auto-round", "packing_format": f"auto_round:{packing}", "bits": 4}
+    stored = configured_format(said | {"group_size": -1})
+    assert stored is not None and (stored.name, "a scale for each row" in str(stored)) == (
+        name,
+        True,
+    )
+
+
+def test_zero_points_beside_whole_bytes_are_not_taken_for_none() -> None:
+    parts = {
+        name: StoredPart(name, dtype, shape)
+        for name, dtype, shape in [
+            ("x.weight", "I8", (8, 16)),
+            ("x.weight_scale", "BF16", (8, 1)),
+            ("x.weight_zero_point", "I8", (8, 1)),
+        ]
+    }
+    assert find_format("x.weight", (8, 16), parts.get) is None
+    del parts["x.weight_zero_point"]
+    assert find_format("x.weight", (8, 16), parts.get) is not None
+
+
+def test_large_weights_show_the_size_of_blocks() -> None:
+    """DeepSeek's latent projections of 576 rows have five rows of scales."""
+    assert Blocks.found((576, 7168), (5, 56)) == Blocks(128, 128)
+    assert Blocks.found((4096, 7168), (4096, 224)) == Blocks(1, 32)
+    assert Blocks.found((4096, 7168), (4096, 1)) == Blocks(1, WHOLE)
+    assert Blocks.found((4096, 96), (4096, 8)) == Blocks(1, 12)
+    assert Blocks.found((64, 64), (3, 7)) is None
+    assert Blocks.found((64, 0), (1, 0)) is None
 
 
 @pytest.mark.parametrize("kind", ROWS_APART)
