@@ -26,7 +26,7 @@ def moebatch(*arguments: object, **environment: str) -> "subprocess.CompletedPro
 
 
 class _Server:
-    """The process from which commands are forked, as whoever asks it sees it."""
+    """The process from which commands are forked, as a test sees it."""
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
@@ -53,7 +53,7 @@ def _server() -> _Server:
 
 
 def _serve(requests: IO[str], answers: IO[str]) -> None:
-    """Ends with whoever asks."""
+    """Ends when the asking process does."""
     for line in requests:
         asked = json.loads(line)
         process = os.fork()

@@ -182,7 +182,7 @@ import signal, sys
 import typer.main
 from moebatch.__main__ import main
 
-# Whoever runs the tests in the background may have it ignored.
+# Tests that run in the background may have it ignored.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 class Meddler:
@@ -421,7 +421,7 @@ def test_two_runs_cannot_share_an_output(tmp_path: Path, model: Path) -> None:
         done = moebatch("run", job)
         skipped = moebatch("run", job, "--skip-if-locked", "--quiet")
     assert done.returncode == ExitCode.LOCK_HELD
-    assert f"another run is at work on it (process {os.getpid()}" in done.stderr
+    assert f"another run is using it (process {os.getpid()}" in done.stderr
     assert (skipped.returncode, skipped.stderr) == (ExitCode.OK, "")
 
 
@@ -468,7 +468,7 @@ def test_a_signal_ends_a_run_with_75_and_what_has_ended_stays(tmp_path: Path, mo
 
 STUBBORN = """
 import time
-from moebatch.cli.signals import stopping_on_signals
+from moebatch.cli.process import stopping_on_signals
 from moebatch.job.stop import Stop
 
 stop = Stop()
@@ -604,9 +604,10 @@ def test_the_options_are_these_and_no_more() -> None:
             *("--what-if", "-o", "job"),
         ],
         "simulate": [
-            *("--compare", "--durations", "--gantt", "--gen-len", "--hw", "--json", "--model"),
-            *("--num-hot", "--passes", "--policy", "--prompt-len", "--requests", "--routing"),
-            *("--schedule", "--seed", "--skew", "--slots", "--trace", "--what-if", "--work"),
+            *("--compare", "--durations", "--gantt", "--gen-len", "--hw", "--json", "--method"),
+            *("--model", "--num-hot", "--paper", "--passes", "--policy", "--prompt-len"),
+            *("--requests", "--routing", "--schedule", "--seed", "--skew", "--slots", "--trace"),
+            *("--vendor", "--what-if", "--work"),
             "job",
         ],
         "profile": ["--output", "--quiet", "--read", "-o"],

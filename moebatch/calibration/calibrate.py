@@ -6,29 +6,29 @@ then that tenth is counted as well.
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from moebatch.calibration.comparison import trace_of
-from moebatch.calibration.counting import Counted, count
-from moebatch.calibration.gate_lessons import GateLessons
-from moebatch.calibration.lessons import accuracies, require_sizes
+from moebatch.calibration.counting import Comparison, count, trace_of
+from moebatch.calibration.gate_lessons import GateLessons, GatingLesson, PreGateLesson
+from moebatch.calibration.lessons import Lesson, accuracies, require_sizes, teach_predictors
 from moebatch.calibration.order import CalibrationOrder
-from moebatch.calibration.placed_text import HELD_OUT_SHARE, PlacedText
-from moebatch.calibration.predictor_lessons import teach_predictors
 from moebatch.calibration.reading_policy import reading_policy
-from moebatch.calibration.summary import CalibrationSummary
-from moebatch.calibration.text_reading import TextReading
-from moebatch.calibration.texts import SEQUENCE_TOKENS, read_sequences
-from moebatch.checkpoint.fingerprint import ModelOwner
-from moebatch.checkpoint.model_files import ModelFiles, open_model
+from moebatch.calibration.text_reading import Advance, TextReading
+from moebatch.calibration.texts import (
+    HELD_OUT_SHARE,
+    SEQUENCE_TOKENS,
+    PlacedText,
+    read_sequences,
+)
 from moebatch.engine.build import build_engine
 from moebatch.engine.spec import EngineSpec, has_common_keys
 from moebatch.errors import ConfigError, DoesNotFit, Fault
 from moebatch.folder.work_folder import WorkFolder
+from moebatch.job.opened import OpenedJob
 from moebatch.job.planning import job_problem
 from moebatch.measure.saved import machine_profile, require_writable_file
 from moebatch.model.native import loader
@@ -36,11 +36,32 @@ from moebatch.plan.machine import detect_machine
 from moebatch.predict.learnt_files import HABITS, empty_table, save_habits, save_table
 from moebatch.predict.path_table import PathTable
 from moebatch.predict.routing_habits import measure_habits
-from moebatch.rows.prepare import prepare
-from moebatch.rows.prompts import RowReader
 from moebatch.spec.job import InputSection, Job, ModelSection, OutputSection, ResourcesSection
-from moebatch.spec.policy import Policy
 from moebatch.spec.workload import Workload
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CalibrationSummary:
+    """What a calibration has done."""
+
+    table: Path
+    trace: Path | None
+    num_sequences: int
+    num_tokens: int
+    num_held_out: int
+    """Tokens among them on which accuracy was measured."""
+    num_passes: int
+    run_s: float
+    comparisons: tuple[Comparison, ...]
+    """Empty where the text was too short to hold something out."""
+    lessons: tuple[Lesson, ...] = ()
+    """Of predictors that have learnt beside the table."""
+    learn_s: float = 0.0
+    """How long they took."""
+    gating: GatingLesson | None = None
+    """What gates may leave out, if that was asked for."""
+    pregates: PreGateLesson | None = None
+    """Of gates that have learnt to choose for later layers, if they were to."""
 
 
 class Calibration:
@@ -50,13 +71,14 @@ class Calibration:
     def __init__(
         self,
         order: CalibrationOrder,
-        tell: Callable[[str], None],
-        advance: Callable[[float], None] = lambda share: None,
+        log: Callable[[str], None],
+        advance: Advance = lambda share: None,
     ) -> None:
-        """`tell` gets lines for the user; `advance` the share of the text, 0 to 1, that is read."""
+        """`log` gets lines for the user; `advance` the share of the text, 0 to 1, that is read."""
         self._order = order
-        self._tell = tell
+        self._log = log
         self._advance = advance
+        self._opened: OpenedJob
         self._reading: TextReading | None = None
 
     @property
@@ -68,62 +90,53 @@ class Calibration:
         """Reads, counts and writes.
 
         Raises MoebatchError when text, model, memory or places to write are not fit for it, and
-        LockHeld if somebody else does the same.
+        LockHeld if another process does the same.
         """
         order = self._order
         _require_places(order)
-        files = open_model(order.model, "auto")
+        self._opened = OpenedJob(_job(order))
+        files = self._opened.files
         table = empty_table(files.owner, order.path_length)
         require_sizes(order.predictors, files.owner, vocab_size=files.shape.vocab_size)
         gates = GateLessons(
             order,
             files,
             sequence_tokens=SEQUENCE_TOKENS,
-            tell=self._tell,
+            log=self._log,
             advance=self._advance,
         )
         folder = reading_folder(order.table)
         with folder.locked():
-            summary = self._read_and_learn(folder, files, table, gates)
+            summary = self._read_and_learn(folder, table, gates)
             folder.remove()
         return summary
 
     def _read_and_learn(
-        self, folder: WorkFolder, files: ModelFiles, table: PathTable, gates: GateLessons
+        self, folder: WorkFolder, table: PathTable, gates: GateLessons
     ) -> CalibrationSummary:
-        order, job = self._order, _job(self._order)
-        reader = self._reader(job, files)
-        text = self._text(reader, files)
-        gates.take(reader, text)
-        policy, max_tokens = self._policy(job, files, table, text)
+        text = self._text()
+        gates.take(self._opened.reader, text)
+        spec = self._spec(table, text)
         reading = self._reading = TextReading(
             folder,
             text,
-            files,
-            with_hidden=bool(order.predictors),
-            tell=self._tell,
+            self._opened.files,
+            with_hidden=bool(self._order.predictors),
+            log=self._log,
             advance=self._advance,
         )
         begun = time.perf_counter()
-        num_passes = 0
-        if not reading.is_over:
-            num_passes = self._go_on(reading, files, policy, max_tokens, reader)
+        num_passes = 0 if reading.is_over else self._go_on(reading, spec)
         run_s = time.perf_counter() - begun
-        summary = self._learn(reading, files, table, num_passes=num_passes, run_s=run_s)
+        summary = self._learn(reading, table, num_passes=num_passes, run_s=run_s)
         return replace(summary, gating=gates.teach_gating(), pregates=gates.teach_pregates())
 
     def _learn(
-        self,
-        reading: TextReading,
-        files: ModelFiles,
-        table: PathTable,
-        *,
-        num_passes: int,
-        run_s: float,
+        self, reading: TextReading, table: PathTable, *, num_passes: int, run_s: float
     ) -> CalibrationSummary:
-        order, text = self._order, reading.text
+        order, text, files = self._order, reading.text, self._opened.files
         counted = count(table, reading.known, reading.unseen)
-        self._write(replace(table, num_tokens=text.num_tokens), reading, files.owner)
+        self._write(replace(table, num_tokens=text.num_tokens), reading)
         summary = CalibrationSummary(
             table=order.table,
             trace=order.trace,
@@ -136,35 +149,34 @@ class Calibration:
         )
         if order.predictors:
             begun = time.perf_counter()
-            lessons = teach_predictors(order, reading, files, self._tell, self._advance)
+            lessons = teach_predictors(order, reading, files, self._log, self._advance)
             learn_s = time.perf_counter() - begun
             summary = replace(summary, lessons=lessons, learn_s=learn_s)
-        if summary.comparisons:
-            self._save_habits(summary, reading, counted, files.owner)
+        if summary.comparisons:  # what caches and predictors are worth, for the planner
+            unseen_LTK = np.concatenate(reading.unseen, axis=1)
+            accuracy = accuracies(summary.comparisons, summary.lessons)
+            habits = measure_habits(unseen_LTK, counted.popular_LE, accuracy)
+            save_habits(order.table.with_name(HABITS.file_name), habits, files.owner)
         return summary
 
     # --- before the first pass ------------------------------------------------------------------
 
-    def _reader(self, job: Job, files: ModelFiles) -> RowReader:
-        shape = files.shape
-        return prepare(job, vocab_size=shape.vocab_size, max_positions=shape.max_positions).reader
-
-    def _text(self, reader: RowReader, files: ModelFiles) -> PlacedText:
+    def _text(self) -> PlacedText:
+        files, reader = self._opened.files, self._opened.reader
         longest = min(SEQUENCE_TOKENS, files.shape.max_positions - 1)
         wanted = self._order.num_tokens
         sequences = read_sequences(
-            self._order.text, reader, num_tokens=wanted, sequence_tokens=longest
+            self._order.source, reader, num_tokens=wanted, sequence_tokens=longest
         )
         text = PlacedText.of(sequences, shares=has_common_keys(files))
         found = text.num_read
         less = f", fewer than the {wanted} asked for" if found < wanted else ""
-        self._tell(f"text: {found} tokens in {len(sequences)} sequences{less}")
+        self._log(f"text: {found} tokens in {len(sequences)} sequences{less}")
         return text
 
-    def _policy(
-        self, job: Job, files: ModelFiles, table: PathTable, text: PlacedText
-    ) -> tuple[Policy, int]:
-        """A policy within the budget, and the longest sequence with its one new token."""
+    def _spec(self, table: PathTable, text: PlacedText) -> EngineSpec:
+        """An engine with a policy within the budget, for sequences with their one new token."""
+        files = self._opened.files
         workload = Workload(
             num_sequences=len(text.sequences),
             mean_prompt_tokens=text.num_read / len(text.sequences),
@@ -172,7 +184,7 @@ class Calibration:
             max_total_tokens=max(map(len, text.sequences)) + 1,
         )
         profile, _ = machine_profile()  # its capacities count, not its rates
-        problem = job_problem(job, files, workload, profile.hardware())
+        problem = job_problem(self._opened.job, files, workload, profile.hardware())
         shape, kept = files.shape, 1.0 if self._order.trace else HELD_OUT_SHARE
         choices = kept * text.num_tokens * len(shape.moe_layers) * shape.experts_per_token
         held = problem.program_bytes["dram"] + table.num_bytes + round(choices * 2)
@@ -181,54 +193,33 @@ class Calibration:
             policy = reading_policy(problem_of_text)
         except DoesNotFit as error:
             raise DoesNotFit(f"{error}\nFor a calibration resources.dram is --dram.") from None
-        self._tell(f"policy: {policy}")
-        return policy, workload.max_total_tokens
+        self._log(f"policy: {policy}")
+        return EngineSpec(files=files, policy=policy, max_tokens=workload.max_total_tokens)
 
     # --- the passes, and what is made of them ---------------------------------------------------
 
-    def _go_on(
-        self,
-        reading: TextReading,
-        files: ModelFiles,
-        policy: Policy,
-        max_tokens: int,
-        reader: RowReader,
-    ) -> int:
+    def _go_on(self, reading: TextReading, spec: EngineSpec) -> int:
         """Reads what is left; returns the number of passes. The model is gone from memory then."""
-        loader.log_compiling(self._tell)
+        loader.log_compiling(self._log)
         torch.set_num_threads(detect_machine().num_cores)
         built = build_engine(
-            EngineSpec(
-                files=files, policy=policy, max_tokens=max_tokens, observer=reading.observer
-            ),
-            decoder=reader.tokenizer,
+            replace(spec, observer=reading.observer),
+            decoder=self._opened.reader.tokenizer,
             end_tokens=frozenset(),
             job_seed=0,
         )
         try:
-            reading.go_on(built.engine, policy)
+            reading.go_on(built.engine, spec.policy)
         finally:
             built.close()
         return built.engine.statistics.num_passes
 
-    def _write(self, table: PathTable, reading: TextReading, owner: ModelOwner) -> None:
+    def _write(self, table: PathTable, reading: TextReading) -> None:
+        owner = self._opened.files.owner
         save_table(self._order.table, table, owner)
         if self._order.trace is not None:
             trace = trace_of([*reading.known, *reading.unseen], table)
             trace.save(self._order.trace, fingerprint=owner.fingerprint)
-
-    def _save_habits(
-        self,
-        summary: CalibrationSummary,
-        reading: TextReading,
-        counted: Counted,
-        owner: ModelOwner,
-    ) -> None:
-        """What caches and predictors are worth, for the planner."""
-        unseen_LTK = np.concatenate(reading.unseen, axis=1)
-        accuracy = accuracies(summary.comparisons, summary.lessons)
-        habits = measure_habits(unseen_LTK, counted.popular_LE, accuracy)
-        save_habits(self._order.table.with_name(HABITS.file_name), habits, owner)
 
 
 def reading_folder(table: Path) -> WorkFolder:
@@ -239,7 +230,7 @@ def reading_folder(table: Path) -> WorkFolder:
 
 def _require_places(order: CalibrationOrder) -> None:
     """Raises StorageError and ConfigError before anything is computed."""
-    if order.model.is_dir():  # whoever opens it says what is wrong otherwise
+    if order.model.is_dir():  # opening it says what is wrong otherwise
         require_writable_file(order.table)
     if order.trace is None:
         return
@@ -253,7 +244,7 @@ def _job(order: CalibrationOrder) -> Job:
     """A job of the same model, text and memory, for everything that is asked of jobs."""
     return Job(
         model=ModelSection(path=order.model),
-        input=InputSection(path=order.text),
+        input=InputSection(path=order.source),
         output=OutputSection(path=order.table),
         resources=ResourcesSection(dram=order.dram_bytes),
     )

@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from moebatch.calibration.placed_text import HELD_OUT_SHARE
-from moebatch.calibration.texts import TokenSequence, is_plain_text
+from moebatch.calibration.texts import HELD_OUT_SHARE, TokenSequence, is_plain_text
 from moebatch.errors import Fault, InputError
 from moebatch.rows.prompts import RowReader
 from moebatch.rows.refused import RowRefused

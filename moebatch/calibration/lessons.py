@@ -4,17 +4,22 @@ seen.
 Shape letters: L MoE layers, N tokens, D hidden, E experts, K experts per token.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from moebatch.calibration.comparison import Comparison
+from moebatch.calibration.counting import Comparison
+from moebatch.calibration.order import CalibrationOrder
+from moebatch.calibration.text_reading import Advance, TextReading
+from moebatch.calibration.texts import HELD_OUT_SHARE
 from moebatch.checkpoint.fingerprint import ModelOwner
+from moebatch.checkpoint.model_files import ModelFiles
 from moebatch.errors import ConfigError, Fault
 from moebatch.predict.array_file import FileKind
 from moebatch.predict.guesser import (
@@ -28,7 +33,6 @@ from moebatch.predict.guesser import (
 )
 from moebatch.predict.learn import (
     Effort,
-    Embed,
     Examples,
     Seen,
     examples_ahead,
@@ -47,12 +51,14 @@ from moebatch.predict.learnt_files import (
     save_tokens,
 )
 from moebatch.predict.path_table import MAX_TABLE_BYTES
-from moebatch.quoting import shown
-from moebatch.spec.policy import PREDICTORS, PredictorName
+from moebatch.spec.policy import PredictorName
+from moebatch.store.dense import load_embedded, load_gates
+from moebatch.store.memory import return_freed_memory
 from moebatch.units import format_bytes
 
-LEARNING = tuple(name for name in PREDICTORS if name != "none")
-LEARNT_FILES: Mapping[PredictorName, FileKind] = {
+Accuracy = Mapping[int, float]
+"""Of the experts that a predictor names for a token, the share that is chosen, by layer."""
+_FILES: Mapping[PredictorName, FileKind] = {
     "token": TOKENS,
     "next-gate": FIRST_GATE,
     "learned": LEARNED,
@@ -63,21 +69,6 @@ STRIDE = 2
 _SHARE_BYTES = 2
 _MOST_EXAMINED = 8192
 """Unseen tokens on which a predictor is examined."""
-Advance = Callable[[float], None]
-
-
-def parse_predictors(names: Iterable[str]) -> frozenset[PredictorName]:
-    """Predictors by their names, or all that there are. Raises ConfigError for unknown names."""
-    found: set[PredictorName] = set()
-    for name in names:
-        known = [each for each in LEARNING if name in (each, "all")]
-        if not known:
-            message = f"must be one of {', '.join(LEARNING)} or all, got {shown(name)}"
-            raise ConfigError(
-                [Fault(file="moebatch calibrate", where="--predictor", message=message)]
-            )
-        found.update(known)
-    return frozenset(found) - {"correlation"}
 
 
 def require_sizes(names: Collection[PredictorName], owner: ModelOwner, *, vocab_size: int) -> None:
@@ -98,82 +89,85 @@ class Lesson:
 
     name: PredictorName
     file: Path
-    accuracy: Mapping[int, float]
-    """Of the K experts that it names for a token, the share that is chosen, by layer; layers of
-    which it says nothing are left out. Empty if there was nothing to examine it on."""
+    accuracy: Accuracy
+    """Layers of which it says nothing are left out. Empty if there was nothing to examine it on."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Teacher:
     """A model, and what its gates have seen and chosen."""
 
-    owner: ModelOwner
-    gates_LED: Sequence[Tensor]
-    vocab_size: int
-    embed: Embed
+    files: ModelFiles
     known: Seen
     unseen: Seen
     """Held out."""
+    advance: Advance
     effort: Effort = field(default_factory=Effort)
 
-    def teach(
-        self, names: Collection[PredictorName], folder: Path, advance: Advance
-    ) -> Iterator[Lesson]:
-        """Has predictors learn, one after the other, and writes what they know into `folder`;
-        yields what each has learnt when its file is there. `advance` gets the share that is done.
-        Raises StorageError."""
-        ways: dict[PredictorName, Callable[[Path, Advance], Lesson]] = {
-            "token": self._token,
-            "next-gate": self._next_gate,
-            "learned": self._learned,
-        }
-        wanted = [way for name, way in ways.items() if name in names]
-        parts = _parts(advance, len(wanted))
-        for way, part in zip(wanted, parts, strict=True):
-            yield way(folder, part)
+    @classmethod
+    def of(cls, reading: TextReading, files: ModelFiles, advance: Advance) -> "Teacher":
+        """Of a text that has been read."""
+        num_known, num_seen = reading.text.num_known, reading.num_seen
+        if num_seen <= num_known:  # nothing of what was held out was kept
+            num_known = round(num_seen * (1 - HELD_OUT_SHARE))
+        known, unseen = reading.seen(range(num_known)), reading.seen(range(num_known, num_seen))
+        return cls(files=files, known=known, unseen=unseen, advance=advance)
 
-    def _token(self, folder: Path, advance: Advance) -> Lesson:
+    @property
+    def owner(self) -> ModelOwner:
+        """What files of predictors belong to."""
+        return self.files.owner
+
+    def teach(self, name: PredictorName, path: Path) -> Accuracy:
+        """Has a predictor learn, writes what it knows, and finds out how right that is about what
+        is held out. Raises StorageError."""
+        ways = {"token": self._token, "next-gate": self._next_gate, "learned": self._learned}
+        return ways[name](path)
+
+    def _token(self, path: Path) -> Accuracy:
+        """How often experts are chosen for each token."""
         shares_LVE = token_shares(
-            self.known, num_experts=self.owner.num_experts, vocab_size=self.vocab_size
+            self.known,
+            num_experts=self.owner.num_experts,
+            vocab_size=self.files.shape.vocab_size,
         )
-        path = folder / TOKENS.file_name
         save_tokens(path, shares_LVE, self.owner)
         guesses = TokenGuesser(shares_LVE).from_tokens(KnownTokens(self._examined.tokens_N))
-        found = {guess.position: guess.shares_RE for guess in guesses}
-        return self._lesson("token", path, found)
+        return self._accuracy({guess.position: guess.shares_RE for guess in guesses})
 
-    def _next_gate(self, folder: Path, advance: Advance) -> Lesson:
-        first = learn_first_gate(self.known, self.gates_LED[0], effort=self.effort, advance=advance)
-        path = folder / FIRST_GATE.file_name
-        save_first_gate(path, first, self.owner)
-        found = self._seen_by(GateGuesser(self.gates_LED, self.owner.experts_per_token))
-        lesson = self._lesson("next-gate", path, found)
-        accuracy = {**self._of_first_gate(first), **lesson.accuracy}
-        return Lesson(name="next-gate", file=path, accuracy=dict(sorted(accuracy.items())))
+    def _next_gate(self, path: Path) -> Accuracy:
+        """A gate for the first layer; the gates of all others are there."""
+        gates_LED = [gate.float() for gate in load_gates(self.files)]
+        first_ED = learn_first_gate(
+            self.known, gates_LED[0], effort=self.effort, advance=self.advance
+        )
+        save_first_gate(path, first_ED, self.owner)
+        examples = examples_ahead(self._examined, len(gates_LED) - 1, stride=1)
+        of_first = self._right(0, examples, partial(linear_of, gate_ED=first_ED))
+        found = self._seen_by(GateGuesser(gates_LED, self.owner.experts_per_token))
+        return dict(sorted({**of_first, **self._accuracy(found)}.items()))
 
-    def _learned(self, folder: Path, advance: Advance) -> Lesson:
+    def _learned(self, path: Path) -> Accuracy:
+        """A perceptron for each layer, `STRIDE` ahead, and for the first layers of a pass."""
         known, num_layers = self.known, self.known.num_layers
-        stride = min(STRIDE, num_layers)
+        stride, embed = min(STRIDE, num_layers), TextEmbedding(self.files, known.tokens_N)
         lessons = [examples_ahead(known, position, stride=stride) for position in range(num_layers)]
-        lessons += [examples_of_beginning(known, each, self.embed) for each in range(stride)]
-        parts = _parts(advance, len(lessons))
+        lessons += [examples_of_beginning(known, each, embed) for each in range(stride)]
         perceptrons = [
             learn_perceptron(
                 examples, num_experts=self.owner.num_experts, effort=self.effort, advance=part
             )
-            for examples, part in zip(lessons, parts, strict=True)
+            for examples, part in zip(lessons, _parts(self.advance, len(lessons)), strict=True)
         ]
         ahead, beginning = perceptrons[:num_layers], perceptrons[num_layers:]
-        path = folder / LEARNED.file_name
-        save_learned(
-            path, LearnedGuesser(ahead, beginning, self.owner.experts_per_token), self.owner
-        )
+        guesser = LearnedGuesser(ahead, beginning, self.owner.experts_per_token)
+        save_learned(path, guesser, self.owner)
         accuracy: dict[int, float] = {}
         for position, perceptron in enumerate(ahead):
             examples = examples_ahead(self._examined, position, stride=stride)
             later = (position + stride) % num_layers
             accuracy |= self._right(later, examples, perceptron.logits)
-        return Lesson(name="learned", file=path, accuracy=dict(sorted(accuracy.items())))
+        return dict(sorted(accuracy.items()))
 
     # --- the examination ------------------------------------------------------------------------
 
@@ -196,14 +190,10 @@ class Teacher:
                 found[guess.position] = guess.shares_RE
         return found
 
-    def _of_first_gate(self, gate_ED: Tensor) -> dict[int, float]:
-        examples = examples_ahead(self._examined, len(self.gates_LED) - 1, stride=1)
-        return self._right(0, examples, partial(linear_of, gate_ED=gate_ED))
-
     def _right(
         self, position: int, examples: Examples, logits_of: Callable[[Tensor], Tensor]
     ) -> dict[int, float]:
-        """How right somebody is about a position, by its layer; nothing without examples."""
+        """How right a guesser is about a position, by its layer; nothing without examples."""
         places_N = examples.places_N
         if not len(places_N):
             return {}
@@ -211,14 +201,60 @@ class Teacher:
         shares_NE = top_shares(logits_NE, self.owner.experts_per_token)
         return {self.owner.moe_layers[position]: precision(shares_NE, examples.chosen_of(places_N))}
 
-    def _lesson(self, name: PredictorName, path: Path, found: Mapping[int, Shares]) -> Lesson:
+    def _accuracy(self, found: Mapping[int, Shares]) -> Accuracy:
         examined = self._examined
-        accuracy = {
+        return {
             self.owner.moe_layers[position]: precision(shares_NE, examined.experts_LNK[position])
             for position, shares_NE in found.items()
             if len(examined)
         }
-        return Lesson(name=name, file=path, accuracy=accuracy)
+
+
+def teach_predictors(
+    order: CalibrationOrder,
+    reading: TextReading,
+    files: ModelFiles,
+    log: Callable[[str], None],
+    advance: Advance,
+) -> tuple[Lesson, ...]:
+    """What all predictors that are ordered have learnt: those that have not yet, learn one after
+    the other, and each is kept as soon as it has. `advance` gets the share that is done. Raises
+    StorageError."""
+    return_freed_memory()
+    paths = {
+        name: order.table.with_name(kind.file_name)
+        for name, kind in _FILES.items()
+        if name in order.predictors
+    }
+    known = {name: reading.kept_accuracy(name, path) for name, path in paths.items()}
+    missing = [name for name, accuracy in known.items() if accuracy is None]
+    if missing:
+        teacher = Teacher.of(reading, files, advance)
+        log(f"learning from {len(teacher.known)} tokens: {', '.join(missing)}")
+    for name, part in zip(missing, _parts(advance, len(missing)), strict=True):
+        known[name] = accuracy = replace(teacher, advance=part).teach(name, paths[name])
+        reading.keep_lesson(name, paths[name], accuracy)
+    return tuple(
+        Lesson(name=name, file=paths[name], accuracy=accuracy or {})
+        for name, accuracy in known.items()
+    )
+
+
+class TextEmbedding:
+    """What a model makes of the tokens of a text before its first layer; read when it is first
+    asked, since a text has a part of the vocabulary: U different tokens."""
+
+    def __init__(self, files: ModelFiles, tokens_N: NDArray[np.int64]) -> None:
+        self._files = files
+        self._tokens_U = np.unique(tokens_N)
+
+    def __call__(self, tokens_N: NDArray[np.int64]) -> Tensor:
+        """Of tokens of that text, [N, D]. Raises StorageError."""
+        return self._embedded_UD[torch.from_numpy(np.searchsorted(self._tokens_U, tokens_N))]
+
+    @cached_property
+    def _embedded_UD(self) -> Tensor:
+        return load_embedded(self._files, self._tokens_U.tolist())
 
 
 def accuracies(

@@ -1,38 +1,101 @@
 """What a calibration is asked for."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-from moebatch.predict.learnt_files import TABLE
-from moebatch.spec.policy import PredictorName
+from moebatch.quoting import shown
+from moebatch.spec.option import DRAM_HELP, Option, Options, dram_bytes
+
+if TYPE_CHECKING:  # `moebatch --help` need not load it
+    from moebatch.spec.policy import PredictorName
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CalibrationOrder:
+class CalibrationOrder(Options):
     """What is to be read and what is to be written."""
 
-    model: Path
-    text: Path
-    """Plain text, or what a job reads its prompts from."""
-    path_length: int = 1
-    num_tokens: int = 65536
-    """So much of the text is read at most."""
-    dram_bytes: int | None = None
-    """Most main memory; None is all that is free."""
-    output: Path | None = None
-    """The table; None puts it beside the model."""
-    trace: Path | None = None
-    """Where all routing is written to, if anywhere."""
-    predictors: frozenset[PredictorName] = frozenset()
-    """Those that learn beside the table; each is kept in a file of its own beside that."""
-    gating_loss: float | None = None
-    """By how much perplexity may grow through adaptive gating, as a share; None learns nothing of
-    gating."""
+    model: Annotated[Path, Option("Model folder.")]
+    text: Annotated[
+        Path | None, Option("Text like that of your jobs: .txt, or the input of one.")
+    ] = None
+    path_length: Annotated[int, Option("Layers back that the table counts.", min=1, max=8)] = 1
+    num_tokens: Annotated[
+        int, Option("Tokens of the text that are read.", ("--tokens",), min=1, max=2**24)
+    ] = 65536
+    output: Annotated[
+        Path | None, Option("Write to this file, not beside the model.", ("-o", "--output"))
+    ] = None
+    trace: Annotated[Path | None, Option("Write what all tokens chose to this file.")] = None
+    predictor: Annotated[
+        tuple[str, ...],
+        Option(
+            "Predictors to train beside the table: token, next-gate, learned or all; repeatable."
+        ),
+    ] = ()
+    gating: Annotated[str | None, Option("Also learn when one expert is enough: adaptive.")] = None
+    loss: Annotated[
+        float, Option("Highest loss of perplexity from gating, in percent.", min=0.0, max=100.0)
+    ] = 1.0
+    pregate: Annotated[bool, Option("Train gates to choose for a later layer (minutes).")] = False
+    level: Annotated[int, Option("Layers with experts ahead, for --pregate.", min=1, max=3)] = 1
+    dram: Annotated[str | None, Option(DRAM_HELP)] = None
 
-    activation_level: int | None = None
-    """Layers with experts ahead for which gates are to learn to choose; None if they are not."""
+    command: str = "moebatch calibrate"
+
+    def contradictions(self) -> Iterator[tuple[str, str]]:
+        if self.text is None:
+            yield (
+                "--text",
+                ("is needed: a text like those of your jobs, as .txt, or the input file of a job"),
+            )
+        if self.gating not in (None, "adaptive"):
+            yield "--gating", f"must be adaptive, got {shown(self.gating)}"
+        known = (*_learning(), "all")
+        for name in self.predictor:
+            if name not in known:
+                listed = ", ".join(_learning())
+                yield "--predictor", f"must be one of {listed} or all, got {shown(name)}"
+
+    @property
+    def source(self) -> Path:
+        """Plain text, or what a job reads its prompts from."""
+        assert self.text is not None, "checked before"
+        return self.text
+
+    @property
+    def predictors(self) -> "frozenset[PredictorName]":
+        """Those that learn beside the table; each is kept in a file of its own beside that."""
+        wanted = _learning() if "all" in self.predictor else self.predictor
+        return frozenset(name for name in _learning() if name in wanted) - {"correlation"}
+
+    @property
+    def gating_loss(self) -> float | None:
+        """By how much perplexity may grow through adaptive gating, as a share; None learns nothing
+        of gating."""
+        return None if self.gating is None else self.loss / 100
+
+    @property
+    def activation_level(self) -> int | None:
+        """Layers with experts ahead for which gates are to learn to choose; None if they are
+        not."""
+        return self.level if self.pregate else None
+
+    @property
+    def dram_bytes(self) -> int | None:
+        """Most main memory; None is all that is free."""
+        return dram_bytes(self.dram)
 
     @property
     def table(self) -> Path:
         """Where the table goes."""
+        from moebatch.predict.learnt_files import TABLE
+
         return self.output or TABLE.path(self.model)
+
+
+def _learning() -> "list[PredictorName]":
+    from moebatch.spec.policy import PREDICTORS
+
+    return [name for name in PREDICTORS if name != "none"]

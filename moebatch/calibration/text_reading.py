@@ -1,35 +1,68 @@
-"""A text that is read portion by portion; whoever is broken off goes on behind the last whole one.
+"""A text that is read portion by portion; a calibration that was broken off goes on behind the last
+whole one.
 
 Shape letters: L MoE layers, N tokens that are kept, T tokens of a portion, K experts per token.
 """
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import BaseModel
 
 import moebatch
-from moebatch.calibration.lessons import Advance, Lesson
-from moebatch.calibration.placed_text import PlacedText
-from moebatch.calibration.portion import Portion, portion, portions
-from moebatch.calibration.reading_record import KeptLesson, ReadingRecord
+from moebatch.calibration.texts import PlacedText
 from moebatch.checkpoint.fingerprint import weights_sample
 from moebatch.checkpoint.model_files import ModelFiles
 from moebatch.engine.engine import Engine
 from moebatch.errors import CheckpointError
 from moebatch.folder.work_folder import WorkFolder
-from moebatch.job.fingerprint import numerics_fingerprint
+from moebatch.job.identity import numerics_fingerprint
 from moebatch.predict.gate_trace import GateRecorder, GateTrace
 from moebatch.predict.learn import Seen
 from moebatch.predict.predictor import RoutingObserver
-from moebatch.spec.policy import Policy, PredictorName
+from moebatch.spec.policy import Policy, PredictorName, pages_of
 from moebatch.spec.request import Request
 from moebatch.spec.sampling import Sampling
 
+Advance = Callable[[float], None]
+"""Gets the share that is done, 0 to 1."""
 _READING = Sampling(max_tokens=1, temperature=0.0)
+
+
+class KeptLesson(BaseModel):
+    """What a predictor has learnt from a reading."""
+
+    digest: str
+    """Of its file."""
+    accuracy: dict[int, float]
+    """By layer."""
+
+
+class ReadingRecord(BaseModel):
+    """What has been read to its end, and what was learnt from all of it."""
+
+    fingerprint: str
+    """Of everything that decides over what is read."""
+    ends: list[int] = []
+    """Sequences up to the end of each portion."""
+    checksums: list[int] = []
+    """Of what was kept of each portion."""
+    lessons: dict[str, KeptLesson] = {}
+
+    @property
+    def num_sequences(self) -> int:
+        """Those that have been read."""
+        return self.ends[-1] if self.ends else 0
+
+    @property
+    def portions(self) -> list[range]:
+        """Sequences of each portion."""
+        return [range(*pair) for pair in pairwise([0, *self.ends])]
 
 
 class TextReading:
@@ -42,7 +75,7 @@ class TextReading:
         files: ModelFiles,
         *,
         with_hidden: bool,
-        tell: Callable[[str], None],
+        log: Callable[[str], None],
         advance: Advance,
     ) -> None:
         """Goes on with what `folder`, which is locked, has of exactly this reading; anything else
@@ -56,24 +89,23 @@ class TextReading:
         new = ReadingRecord(fingerprint=fingerprint)
         owner = files.owner
         try:
-            content = folder.load()
-            found = ReadingRecord.of(content) if content else new
+            found = _loaded(folder) or new
             if found.fingerprint != fingerprint:
                 raise CheckpointError(f"{folder.path}: is of another reading")
             self._trace = self._opened(with_hidden=with_hidden)
             self._require_whole(found)
         except CheckpointError as error:
-            tell(f"{error}; the text is read from its beginning")
+            log(f"{error}; the text is read from its beginning")
             folder.clear()
             self._trace, found = self._opened(with_hidden=with_hidden), new
         self._record = found
         if found.ends:
-            tell(f"{self.num_kept} of {text.num_tokens} tokens have been read before")
+            log(f"{self.num_kept} of {text.num_tokens} tokens have been read before")
         self._recorder = GateRecorder(self._trace, owner.moe_layers, text.places_of, advance)
 
     @property
     def observer(self) -> RoutingObserver:
-        """To be told of all passes that read."""
+        """Sees all passes that read."""
         return self._recorder
 
     @property
@@ -90,27 +122,29 @@ class TextReading:
         """Reads what is left. Raises CheckpointError for weights that are no numbers, and
         StorageError."""
         with torch.inference_mode():
-            for each in portions(self.text, policy, first=self._record.num_sequences):
-                self._recorder.begin(each.places)
-                for outcome in engine.run(self._requests(each)):
+            for portion in _portions(self.text, policy, first=self._record.num_sequences):
+                places = self.text.places(portion)
+                self._recorder.begin(places)
+                for outcome in engine.run(self._requests(portion)):
                     if outcome.error is not None:
                         folder = self._files.checkpoint.folder
                         raise CheckpointError(f"{folder}: {outcome.error.message}")
                 assert self._recorder.is_whole, "passes compute every token of a portion"
-                checksum = self._trace.checksum(each.places)
-                self._keep(self._record.with_portion(each.sequences.stop, checksum))
+                self._record.ends.append(portion.stop)
+                self._record.checksums.append(self._trace.checksum(places))
+                self._keep()
 
     # --- what has been read ---------------------------------------------------------------------
 
     @property
     def known(self) -> list[NDArray[np.uint16]]:
         """What was chosen in the text that is not held out, portion by portion, [L, T, K]."""
-        return [self._chosen(one) for one in self._portions if not self._is_held_out(one)]
+        return self._chosen(held_out=False)
 
     @property
     def unseen(self) -> list[NDArray[np.uint16]]:
         """The same for what is held out."""
-        return [self._chosen(one) for one in self._portions if self._is_held_out(one)]
+        return self._chosen(held_out=True)
 
     @property
     def num_seen(self) -> int:
@@ -129,36 +163,31 @@ class TextReading:
 
     # --- what was learnt from it ----------------------------------------------------------------
 
-    def lessons(self, files: dict[PredictorName, Path]) -> list[Lesson]:
-        """What those have learnt from exactly this reading whose files are as they left them."""
-        kept = self._record.lessons
-        return [
-            Lesson(name=name, file=file, accuracy=kept[name].accuracy)
-            for name, file in files.items()
-            if name in kept and kept[name].digest == _digest(file)
-        ]
+    def kept_accuracy(self, name: PredictorName, file: Path) -> Mapping[int, float] | None:
+        """How right a predictor was when it had learnt from exactly this reading; None if it has
+        not, or its file is not as it left it."""
+        kept = self._record.lessons.get(name)
+        return kept.accuracy if kept is not None and kept.digest == _digest(file) else None
 
-    def keep_lesson(self, lesson: Lesson) -> None:
-        """Whoever has learnt all of it need not learn it again. Raises StorageError."""
-        kept = KeptLesson(digest=_digest(lesson.file), accuracy=lesson.accuracy)
-        self._keep(self._record.with_lesson(lesson.name, kept))
+    def keep_lesson(self, name: PredictorName, file: Path, accuracy: Mapping[int, float]) -> None:
+        """A predictor that has learnt all of it need not learn it again. Raises StorageError."""
+        kept = KeptLesson(digest=_digest(file), accuracy=dict(accuracy))
+        self._record.lessons[name] = kept
+        self._keep()
 
-    def _keep(self, record: ReadingRecord) -> None:
-        self._folder.save(record.content)
-        self._record = record
+    def _keep(self) -> None:
+        self._folder.save(self._record.model_dump(mode="json"))
 
-    @property
-    def _portions(self) -> Iterator[Portion]:
-        return _portions_of(self.text, self._record.ends)
+    def _chosen(self, *, held_out: bool) -> list[NDArray[np.uint16]]:
+        found = []
+        for portion in self._record.portions:
+            if (portion.start >= self.text.num_counted) == held_out:
+                places = self.text.places(portion)
+                found.append(self._trace.experts_LNK[:, places.start : places.stop])
+        return found
 
-    def _chosen(self, one: Portion) -> NDArray[np.uint16]:
-        return self._trace.experts_LNK[:, one.places.start : one.places.stop]
-
-    def _is_held_out(self, one: Portion) -> bool:
-        return one.sequences.start >= self.text.num_counted
-
-    def _requests(self, one: Portion) -> Iterator[Request]:
-        for number in one.sequences:
+    def _requests(self, portion: range) -> Iterator[Request]:
+        for number in portion:
             tokens = self.text.sequences[number]
             name = str(number)
             yield Request(index=number, custom_id=name, prompt_tokens=tokens, sampling=_READING)
@@ -175,15 +204,28 @@ class TextReading:
 
     def _require_whole(self, record: ReadingRecord) -> None:
         """Raises CheckpointError unless everything is there that a record names."""
-        kept = _portions_of(self.text, record.ends)
-        for one, checksum in zip(kept, record.checksums, strict=True):
-            if self._trace.checksum(one.places) != checksum:
+        for portion, checksum in zip(record.portions, record.checksums, strict=True):
+            if self._trace.checksum(self.text.places(portion)) != checksum:
                 raise CheckpointError(f"{self._folder.path}: is damaged")
 
 
-def _portions_of(text: PlacedText, ends: Sequence[int]) -> Iterator[Portion]:
-    for first, end in zip([0, *ends], ends, strict=False):
-        yield portion(text, range(first, end))
+def _loaded(folder: WorkFolder) -> ReadingRecord | None:
+    """What an earlier calibration has left, if any. Raises CheckpointError if it is damaged."""
+    content = folder.load()
+    try:
+        return None if content is None else ReadingRecord.model_validate(content)
+    except ValueError:
+        raise CheckpointError(f"{folder.record}: is no record of a calibration") from None
+
+
+def _portions(text: PlacedText, policy: Policy, *, first: int) -> Iterator[range]:
+    """The sequences from `first` on, in portions of about a full pass of the policy, the held-out
+    ones apart from the others."""
+    while first < len(text.sequences):
+        last = text.num_counted if first < text.num_counted else len(text.sequences)
+        end = first + _num_fitting(text, policy, range(first, last))
+        yield range(first, end)
+        first = end
 
 
 def _fingerprint(text: PlacedText, files: ModelFiles, *, with_hidden: bool) -> str:
@@ -204,3 +246,16 @@ def _digest(path: Path) -> str:
             return hashlib.file_digest(file, "blake2b").hexdigest()
     except OSError:
         return ""
+
+
+def _num_fitting(text: PlacedText, policy: Policy, sequences: range) -> int:
+    """How many of them, at least one, have room in a pass: all of their tokens, the sequences
+    themselves, and their keys."""
+    most_places = text.place_behind(sequences.start) + policy.tokens_per_pass
+    num_pages = 0
+    for count, number in enumerate(sequences[: policy.batch_size]):
+        num_pages += pages_of(len(text.sequences[number]) + 1)
+        is_over = num_pages > policy.num_kv_pages or text.ends[number] > most_places
+        if count and is_over:
+            return count
+    return min(len(sequences), policy.batch_size)

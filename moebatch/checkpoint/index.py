@@ -11,7 +11,7 @@ from moebatch.formats.plain import PlainFormat
 from moebatch.formats.registry import FORMATS, find_format
 from moebatch.formats.weight_format import StoredPart, WeightFormat, share
 from moebatch.quoting import reason, shown
-from moebatch.spec.json_file import read_json
+from moebatch.spec.json_file import read_object
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
@@ -203,13 +203,7 @@ def _indexed_tensors(
 
 def _weight_map(folder: Path) -> dict[str, str]:
     path = file_inside(folder, INDEX_NAME)
-    try:
-        index = read_json(path, most_bytes=MAX_HEADER_BYTES)
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from None
-    except ValueError as error:
-        raise CheckpointError(f"{path}: {error}") from None
-    weight_map = index.get("weight_map") if isinstance(index, dict) else None
+    weight_map = read_object(path, most_bytes=MAX_HEADER_BYTES).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f"{path}: weight_map is empty or not a mapping")
     for tensor, file in weight_map.items():

@@ -18,8 +18,9 @@ from moebatch.layout.footprint import Dtypes
 from moebatch.schedule.slots.expert_load import ExpertKey
 from moebatch.spec.families.registry import FAMILIES
 from moebatch.spec.hardware import Dtype
+from moebatch.spec.json_file import read_object
 from moebatch.spec.shape import ModelShape
-from moebatch.spec.shape_reader import load_config, read_runnable_shape
+from moebatch.spec.shape_reader import read_runnable_shape
 from moebatch.spec.stored_experts import StoredExperts
 from moebatch.spec.tensor_names import Named, TensorNames
 
@@ -101,7 +102,7 @@ def open_model(folder: Path, dtype: Dtype | Literal["auto"]) -> ModelFiles:
     if not folder.is_dir():
         raise CheckpointError(f"{folder}: no such model folder")
     path = file_inside(folder, "config.json")
-    config = load_config(path)
+    config = read_object(path)
     shape = read_runnable_shape(config, str(path))
     checkpoint = Checkpoint.open(folder)
     experts = StoredExperts.found(shape, _names_of(shape), checkpoint.look)

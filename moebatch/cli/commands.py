@@ -1,24 +1,132 @@
-"""All commands under one name."""
+"""All commands under one name, and those that are a call and its exit code."""
 
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 import moebatch
+from moebatch.cli.as_json import AsJson, answering, print_json
 from moebatch.cli.calibrate import calibrate
-from moebatch.cli.check import check
-from moebatch.cli.merge import merge
 from moebatch.cli.pack import pack
+from moebatch.cli.parameters import JobFile, Quiet, with_options
 from moebatch.cli.plan import plan
-from moebatch.cli.profile import profile
+from moebatch.cli.process import hear_interrupts, let_threads_sleep
 from moebatch.cli.run import run
-from moebatch.cli.sbatch import sbatch
-from moebatch.cli.signals import hear_interrupts
 from moebatch.cli.simulate import simulate
-from moebatch.cli.status import status
-from moebatch.errors import MoebatchError
-from moebatch.report.console import make_logs_presentable, print_error
+from moebatch.errors import ExitCode, MoebatchError
+from moebatch.job.options import CheckOptions, Submission
+from moebatch.report.console import (
+    error_console,
+    logger,
+    make_logs_presentable,
+    output_console,
+    print_error,
+    show,
+)
+from moebatch.units import count_of
+
+Checksums = Annotated[
+    bool,
+    typer.Option("--checksums", help="Read all weights, and compare checksums where known."),
+]
+Script = Annotated[
+    Path | None, typer.Option("-o", "--output", help="File to write; default: the screen.")
+]
+Profile = Annotated[
+    Path | None,
+    typer.Option("-o", "--output", help="Write to this file, not to this machine's own."),
+]
+Read = Annotated[
+    Path | None,
+    typer.Option("--read", help="File or folder to read for the disk's rate, say a model."),
+]
+_WITH_AMX = (
+    "a CPU with AMX multiplies bfloat16 faster, two cores of a Xeon with 2 TFLOP/s: "
+    "`moebatch plan job.yaml --what-if dram.gemm=2TFLOP/s` says what that would change"
+)
+
+
+def merge(job: JobFile, quiet: Quiet = False) -> None:
+    """Write the output of a job whose shards have all been run."""
+    from moebatch.job.merge import merge as merged_rows
+    from moebatch.spec.job import load_job
+
+    num_rows, num_failed, output = merged_rows(load_job(job))
+    failed = f", {num_failed} of them failed" if num_failed else ""
+    logger(error_console(), quiet=quiet)(f"{count_of(num_rows, 'row')}{failed}: {output}")
+    raise typer.Exit(ExitCode.ROWS_FAILED if num_failed else ExitCode.OK)
+
+
+def status(job: JobFile, as_json: AsJson = False) -> None:
+    """Show how far a job is, over all of its shards, without disturbing it."""
+    from moebatch.job.overview import overview
+    from moebatch.report.overview import overview_table
+    from moebatch.spec.job import load_job
+
+    with answering(as_json):
+        found = overview(load_job(job))
+        if as_json:
+            print_json(found.as_json(job))
+        else:
+            show(output_console(), overview_table(found, job))
+
+
+@with_options
+def sbatch(job: JobFile, asked: Submission, output: Script = None) -> None:
+    """Write a script that runs a job on a Slurm cluster, in shards, and merges them."""
+    from moebatch.job.sbatch import submission_script
+    from moebatch.measure.saved import require_writable_file
+    from moebatch.spec.job import load_job
+
+    script = submission_script(job, load_job(job), asked)
+    if output is None:
+        typer.echo(script, nl=False)
+        return
+    require_writable_file(output)
+    output.write_text(script)
+
+
+@with_options
+def check(
+    job: JobFile, options: CheckOptions, checksums: Checksums = False, as_json: AsJson = False
+) -> None:
+    """Check job file, input and checkpoint without running; list every fault with its line."""
+    from moebatch.job.check import check_job
+    from moebatch.report.overview import counting_bytes, print_findings
+
+    console = error_console()
+    with counting_bytes(console) as count_bytes:
+        counter, log = count_bytes if checksums else None, logger(console, quiet=False)
+        findings = check_job(job, options, checksums=counter, log=log)
+    if as_json:
+        print_json(findings.as_json())
+    else:
+        print_findings(findings, output_console())
+    raise typer.Exit(findings.exit_code)
+
+
+def profile(output: Profile = None, read: Read = None, quiet: Quiet = False) -> None:
+    """Measure this machine in about a minute: arithmetic, memory, links, and the disk of the
+    current folder or of --read."""
+    let_threads_sleep()
+    from moebatch.measure.machine import measure_machine
+    from moebatch.measure.saved import require_writable_file, save_profile, this_machine_path
+    from moebatch.model.native import loader
+    from moebatch.plan.machine import detect_machine
+
+    path = output or this_machine_path()
+    require_writable_file(path)
+    log = logger(error_console(), quiet=quiet)
+    loader.log_compiling(log)
+    num_threads = detect_machine().num_cores
+    measured = measure_machine(Path.cwd(), read=read, num_threads=num_threads, log=log)
+    save_profile(measured, path)
+    log(f"written to {path}")
+    if measured.levels["dram"].instruction_set not in ("", "amx"):
+        log(_WITH_AMX)
+
 
 app = typer.Typer(
     name="moebatch",

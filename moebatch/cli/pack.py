@@ -5,11 +5,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from moebatch.cli.options import Dram, ModelFolder, Quiet, dram_bytes
-from moebatch.cli.signals import saying_what_is_kept
+from moebatch.cli.parameters import Dram, ModelFolder, Quiet
+from moebatch.cli.process import saying_what_is_kept
 from moebatch.errors import ConfigError, Fault
 from moebatch.quoting import shown
 from moebatch.report.console import error_console, logger, show
+from moebatch.spec.option import dram_bytes
 
 if TYPE_CHECKING:
     from moebatch.packing.encodings import Precision

@@ -1,36 +1,20 @@
 """``moebatch plan``."""
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from moebatch.cli.as_json import AsJson, print_json
-from moebatch.cli.options import (
-    PICTURES,
-    GenLen,
-    Hw,
-    Model,
-    PlannedJob,
-    PromptLen,
-    Requests,
-    Schedule,
-    WhatIf,
-    either,
-    named,
-)
-from moebatch.cli.question import asked_question
-from moebatch.plan.options import ChosenMethod, PlanOptions
-from moebatch.report.console import output_console, show
+from moebatch.cli.parameters import PICTURES, PlannedJob, either, named, with_options
+from moebatch.cli.process import let_threads_sleep
+from moebatch.plan.options import PlanOptions
+from moebatch.report.console import error_console, logger, output_console, show
 
-Method = Annotated[ChosenMethod, typer.Option("--method", help="How to choose the policy.")]
-Paper = Annotated[bool, typer.Option("--paper", help="MoE-Lightning's own forms and constants.")]
-Vendor = Annotated[
-    bool, typer.Option("--vendor", help="Figures of data sheets instead of measured ones.")
-]
-Policy = Annotated[
-    str | None, typer.Option("--policy", help="Predict this policy, a name or a file.")
-]
+if TYPE_CHECKING:
+    from moebatch.plan.question import Question
+
 Output = Annotated[
     Path | None, typer.Option("-o", "--output", help="Write the policy to this file.")
 ]
@@ -44,50 +28,17 @@ Roofline = Annotated[
 ]
 
 
+@with_options
 def plan(
+    options: PlanOptions,
     job: PlannedJob = None,
-    hw: Hw = None,
-    model: Model = None,
-    prompt_len: PromptLen = None,
-    gen_len: GenLen = None,
-    requests: Requests = None,
-    what_if: WhatIf = None,
-    method: Method = "milp",
-    paper: Paper = False,
-    vendor: Vendor = False,
-    policy: Policy = None,
-    schedule: Schedule = None,
     output: Output = None,
     roofline: Roofline = None,
     as_json: AsJson = False,
 ) -> None:
     """Predict policy, tokens per second, time and memory, what binds and what would help."""
-    options = PlanOptions(
-        has_job=job is not None,
-        hw=hw,
-        model=model,
-        prompt_len=prompt_len,
-        gen_len=gen_len,
-        requests=requests,
-        what_if=tuple(what_if or ()),
-        method=method,
-        paper=paper,
-        vendor=vendor,
-        policy=policy,
-        schedule=schedule,
-    )
+    options = replace(options, has_job=job is not None)
     options.require_consistent()
-    _answer(job, options, output=output, roofline=roofline, as_json=as_json)
-
-
-def _answer(
-    job: Path | None,
-    options: PlanOptions,
-    *,
-    output: Path | None,
-    roofline: Path | None,
-    as_json: bool,
-) -> None:
     from moebatch.plan.answers import answer_policy_file, answer_question
     from moebatch.plan.as_json import answer_json
     from moebatch.report.drawings import write_roofline
@@ -104,3 +55,19 @@ def _answer(
         print_json(answer_json(answer))
     else:
         show(output_console(), plan_view(answer))
+
+
+def asked_question(job: Path | None, options: PlanOptions) -> "Question":
+    """Of a job file: its model, a sample of its rows, this machine. Otherwise of a model by name or
+    shape, of which nothing has to be here, and without torch, so that the answer comes at once."""
+    if job is None:
+        from moebatch.measure.saved import named_profile
+        from moebatch.plan.question import stated_question
+
+        profile, notes = named_profile(options.hw)
+        return stated_question(profile, options).noted(notes)
+    let_threads_sleep()
+    from moebatch.job.question import job_question
+    from moebatch.spec.job import load_job
+
+    return job_question(load_job(job), options, logger(error_console(), quiet=False))

@@ -2,13 +2,13 @@
 
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 
 from moebatch.engine.batcher import Batcher, Slice, fits_cache
 from moebatch.engine.course import Course
 from moebatch.engine.passes import Passes
 from moebatch.engine.sampler import Sampled, Sampler
 from moebatch.engine.sequence import Sequence
+from moebatch.engine.statistics import EngineStatistics
 from moebatch.engine.tail import Tail
 from moebatch.engine.text import AnswerText, End, TextDecoder, end_reason
 from moebatch.errors import CheckpointError, OutOfMemory
@@ -22,27 +22,6 @@ MAX_BROKEN_REQUESTS = 100
 
 MOST_SHRINKS = 3
 """Even smaller passes would take a night for what a smaller plan does in an hour."""
-
-
-@dataclass(slots=True)
-class EngineStatistics:
-    """What has been done so far; read where progress is shown."""
-
-    num_layers: int
-    layer: int = 0
-    """Layers that the pass in work has behind it."""
-    num_passes: int = 0
-    prompt_tokens: int = 0
-    """Prompt tokens that went through the layers, those computed again included."""
-    generated_tokens: int = 0
-    shared_tokens: int = 0
-    """Prompt tokens that had been computed for other sequences."""
-    num_running: int = 0
-    num_preempted: int = 0
-    num_shrunk: int = 0
-    """Times that passes were made smaller because the system refused memory."""
-    num_grown: int = 0
-    """Experts that stay in memory that the cache has given back at the end."""
 
 
 class Engine:

@@ -1,21 +1,81 @@
 """Whose a run folder is: a job claims its output before it touches anything."""
 
+import datetime
+import hashlib
 import json
 import os
+import time
 import uuid
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Strict, ValidationError
 
 from moebatch.errors import ConfigError, Fault, StorageError
-from moebatch.folder.answered import Answered
-from moebatch.folder.manifest import INPUT_PATH, Manifest
+from moebatch.folder.results import Answered
+from moebatch.folder.row_key import RowKeys
 from moebatch.folder.run_folder import RunFolder
-from moebatch.folder.settled import Settled
+from moebatch.folder.shard import Shard
 from moebatch.journal.finished import Finished
-from moebatch.quoting import reason
-from moebatch.rows.raw import Source
+from moebatch.quoting import reason, shown
+from moebatch.rows.row import Source
 from moebatch.spec.json_file import read_json
+
+INPUT_PATH = "input.path"
+"""The one field that decides nothing: folders and files may be moved, linked and compressed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """Identity of a job: two jobs without differences give the same answers to the same rows."""
+
+    fields: Mapping[str, str]
+    """By the names under which a user knows them; among them where rows were first read."""
+
+    @cached_property
+    def row_keys(self) -> RowKeys:
+        """What the rows of this job are known by, as long as this stays the manifest of its run
+        folder."""
+        text = json.dumps(dict(self.fields), sort_keys=True)
+        return RowKeys(hashlib.blake2b(text.encode(), digest_size=32).digest())
+
+    def differences(self, other: "Manifest") -> list[str]:
+        """What makes it another job than `other`, with both values."""
+        names = sorted((self.fields.keys() | other.fields.keys()) - {INPUT_PATH})
+        return [
+            f"{name} was {shown(other.fields.get(name))}, is {shown(self.fields.get(name))}"
+            for name in names
+            if self.fields.get(name) != other.fields.get(name)
+        ]
+
+
+class FirstRun(BaseModel):
+    """What the first run of a job decides for all later ones, since it would otherwise depend on
+    the day or the command of each."""
+
+    model_config = ConfigDict(frozen=True)
+
+    date: datetime.date
+    """The date that chat templates get: prompts of a run that is gone on with
+    after midnight stay the same."""
+    created: Annotated[int, Strict()] = 0
+    """Unix time of the first run, which stands in all answers: what is gone on with ends with the
+    bytes of what was not stopped. 0 in folders of versions that did not keep it."""
+    num_shards: Annotated[int, Strict()] | None = None
+    """Into how many shards the rows are divided; None if no run has asked for it."""
+
+    @classmethod
+    def today(cls, shard: Shard) -> "FirstRun":
+        """What a run of a shard would decide by itself."""
+        num_shards = None if shard.is_all else shard.count
+        return cls(date=datetime.date.today(), created=int(time.time()), num_shards=num_shards)
+
+    def joined(self, later: "FirstRun") -> "FirstRun":
+        """The same when a `later` run comes, whose number of shards has been agreed upon."""
+        return self.model_copy(update={"num_shards": later.num_shards or self.num_shards})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,14 +83,17 @@ class Claim:
     """What the manifest of a run folder says."""
 
     manifest: Manifest
-    settled: Settled
-
-    def joined(self, later: Settled) -> "Claim":
-        """What it says when a `later` run of the same job comes."""
-        return replace(self, settled=self.settled.joined(later))
+    first: FirstRun
 
 
-def claim(manifest: Manifest, output: Path, source: Source, ours: Settled) -> Claim:
+class _Content(BaseModel):
+    """A manifest as it is written."""
+
+    job: dict[str, str]
+    settled: FirstRun
+
+
+def claim(manifest: Manifest, output: Path, source: Source, ours: FirstRun) -> Claim:
     """Makes the run folder of `output` that of a job, and returns what holds for all of its runs:
     its own manifest and `ours`, or what an earlier one has left there.
 
@@ -40,7 +103,8 @@ def claim(manifest: Manifest, output: Path, source: Source, ours: Settled) -> Cl
     folder = RunFolder(output)
     for _ in range(2):
         before = require_own(manifest, output, source)
-        wanted = before.joined(ours) if before else Claim(manifest=manifest, settled=ours)
+        first = before.first.joined(ours) if before else ours
+        wanted = Claim(manifest=before.manifest if before else manifest, first=first)
         there = read_claim(folder)
         if there == wanted or _write(wanted, folder, only_new=there is None):
             return wanted
@@ -51,8 +115,8 @@ def require_own(manifest: Manifest, output: Path, source: Source) -> Claim | Non
     """What earlier runs of a job have left, None if there were none.
 
     Raises ConfigError unless `output` is free or an earlier answer to this job, and what reading
-    the input raises. A run that ended before its first row binds nobody: its job may be changed and
-    run again.
+    the input raises. A run that ended before its first row binds no later one: its job may be
+    changed and run again.
     """
     folder = RunFolder(output)
     before = read_claim(folder)
@@ -92,33 +156,25 @@ def read_claim(folder: RunFolder) -> Claim | None:
     """What is known of the job of a folder, None if nothing is. Raises ConfigError if its manifest
     is damaged."""
     try:
-        content = read_json(folder.manifest)
+        content = _Content.model_validate(read_json(folder.manifest))
     except FileNotFoundError:
         return None
+    except ValidationError:
+        raise _refusal(folder.manifest, "is no manifest; remove its folder") from None
     except (OSError, ValueError) as error:
         message = f"cannot be read ({reason(error)}); remove its folder"
         raise _refusal(folder.manifest, message) from None
-    fields, settled = _parts(content)
-    if fields is None or settled is None:
-        raise _refusal(folder.manifest, "is no manifest; remove its folder")
-    return Claim(manifest=Manifest(fields=fields), settled=settled)
-
-
-def _parts(content: Any) -> tuple[dict[str, str] | None, Settled | None]:
-    if not isinstance(content, dict) or not isinstance(content.get("job"), dict):
-        return None, None
-    fields = {str(name): str(value) for name, value in content["job"].items()}
-    return fields, Settled.from_json(content.get("settled"))
+    return Claim(manifest=Manifest(fields=content.job), first=content.settled)
 
 
 def _write(wanted: Claim, folder: RunFolder, *, only_new: bool) -> bool:
-    """Puts a claim there in one step; says False if it is to be `only_new`, and somebody else was
+    """Puts a claim there in one step; says False if it is to be `only_new`, and another run was
     first."""
     draft = folder.path / f".manifest.{uuid.uuid4().hex}"
-    content = {"job": dict(wanted.manifest.fields), "settled": wanted.settled.as_json()}
+    content = _Content(job=dict(wanted.manifest.fields), settled=wanted.first)
     try:
         folder.path.mkdir(exist_ok=True)
-        draft.write_text(json.dumps(content, indent=1) + "\n")
+        draft.write_text(content.model_dump_json(indent=1) + "\n")
         if only_new:
             return _link(draft, folder.manifest)
         draft.replace(folder.manifest)
@@ -128,8 +184,8 @@ def _write(wanted: Claim, folder: RunFolder, *, only_new: bool) -> bool:
 
 
 def _link(draft: Path, target: Path) -> bool:
-    """Gives a file a name, if that is still free. Where a file system has no links, whoever comes
-    last is believed."""
+    """Gives a file a name, if that is still free. Where a file system has no links, the last
+    run is believed."""
     try:
         os.link(draft, target)
     except FileExistsError:

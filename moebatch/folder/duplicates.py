@@ -4,10 +4,9 @@ from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from moebatch.folder.answered import Answered
+from moebatch.folder.results import Answered
 from moebatch.rows.parse import ANY_ROW, parse_row
-from moebatch.rows.raw import RawRow, Source
-from moebatch.rows.row import Row
+from moebatch.rows.row import RawRow, Row, Source
 from moebatch.spec.request import RowError
 
 DUPLICATE = "duplicate_custom_id"

@@ -7,12 +7,12 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, Protocol, cast
 
-from moebatch.folder.answered import Answered
 from moebatch.folder.duplicates import Duplicates
+from moebatch.folder.results import Answered
 from moebatch.folder.row_key import RowKeys
-from moebatch.journal.files import Files, NewFile, told
+from moebatch.journal.files import Files, NewFile, storage_errors
 from moebatch.journal.finished import Finished
-from moebatch.rows.raw import RawRow, Source
+from moebatch.rows.row import RawRow, Source
 
 
 class _Writable(Protocol):
@@ -55,7 +55,7 @@ class FinalFile:
         and InputError if the input is damaged.
         """
         places, states = _ended(source, Answered(finished, self._keys), duplicates)
-        with told(self._path, needed=0):
+        with storage_errors(self._path, needed=0):
             if self._errors is not None:
                 self._replace(self._errors, _chosen(places, states, failed=True), finished)
                 self._replace(self._path, _chosen(places, states, failed=False), finished)

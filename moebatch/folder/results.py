@@ -1,16 +1,39 @@
-"""Rows as they end: journalled at once, looked up when the job is run again."""
+"""Rows as they end: journalled at once, and looked up by later runs and by others."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
-from moebatch.folder.answered import Answered
-from moebatch.folder.begun import begun_from, begun_line
+from pydantic import ConfigDict, TypeAdapter
+
 from moebatch.folder.row_key import RowKeys, name_hash
-from moebatch.journal.finished import Finished
+from moebatch.journal.finished import Finished, Found
 from moebatch.journal.record import Record, State
 from moebatch.journal.writer import JournalWriter
-from moebatch.rows.raw import RawRow
-from moebatch.rows.row import FailedRow, ReadyRow, Row
+from moebatch.rows.row import FailedRow, RawRow, ReadyRow, Row
 from moebatch.spec.request import Begun
+
+
+class Answered:
+    """Looks rows up in journals. An edited row is another row."""
+
+    def __init__(self, finished: Finished, keys: RowKeys) -> None:
+        self._finished = finished
+        self._keys = keys
+
+    def of(self, raw: RawRow, *, is_duplicate: bool = False) -> Found | None:
+        """The best that is known of a row; of one with the name of an earlier row, what is known
+        of it as such."""
+        if not len(self._finished):
+            return None
+        keys = self._keys.all_of(raw)
+        if is_duplicate:
+            return self._finished.find(keys.duplicate)
+        return self._finished.find(keys.own) or self._finished.find(keys.placed)
+
+    def name_of(self, raw: RawRow) -> int:
+        """The hash of a row's name, 0 if it has none or nothing is known of the row."""
+        found = self.of(raw) or self.of(raw, is_duplicate=True)
+        return found.name if found else 0
 
 
 class Results:
@@ -45,3 +68,23 @@ class Results:
 
 def _record(key: bytes, row: Row, state: State, line: bytes) -> Record:
     return Record(key, name_hash(row.custom_id), state, line)
+
+
+_BEGUN = TypeAdapter(
+    tuple[Begun, ...], config=ConfigDict(strict=True, ser_json_inf_nan="constants")
+)
+
+
+def begun_line(choices: Sequence[Begun]) -> bytes:
+    """Answers that were cut off, as a line of a journal. Numbers come back as they were, to the
+    last bit."""
+    return _BEGUN.dump_json(tuple(choices))
+
+
+def begun_from(line: bytes, *, num_choices: int) -> tuple[Begun, ...]:
+    """The choices of a line; nothing if they are not those of a request with so many, or none."""
+    try:
+        choices = _BEGUN.validate_json(line)
+    except ValueError:
+        return ()
+    return choices if len(choices) == num_choices else ()

@@ -4,8 +4,7 @@ import hashlib
 import json
 from typing import NamedTuple
 
-from moebatch.rows.raw import RawRow
-from moebatch.rows.row import Row
+from moebatch.rows.row import RawRow, Row
 from moebatch.spec.request import RowError
 
 KEY_BYTES = 16

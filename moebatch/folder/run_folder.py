@@ -7,13 +7,13 @@ from pathlib import Path
 
 from moebatch.errors import StorageError
 from moebatch.folder.shard import ALL, Shard
-from moebatch.journal.files import told
+from moebatch.journal.files import storage_errors
 from moebatch.journal.finished import journals
 from moebatch.journal.lock import RunLock
 
 
 class RunFolder:
-    """Of one output, whoever runs the job, and in how many shards."""
+    """Of one output, for all runs of the job and all of its shards."""
 
     def __init__(self, output: Path) -> None:
         target = Path(os.path.realpath(output))  # which says nothing against links in a circle
@@ -44,10 +44,10 @@ class RunFolder:
 
     @contextmanager
     def locked(self, shard: Shard) -> Iterator[None]:
-        """Nobody else runs the shard, or all rows, while the block runs. Raises LockHeld, and
+        """No other process runs the shard, or all rows, while the block runs. Raises LockHeld, and
         StorageError where the folder cannot be written."""
         subject = str(self.path.with_suffix(""))
-        with told(self.path, needed=0):
+        with storage_errors(self.path, needed=0):
             self.path.mkdir(exist_ok=True)
         with RunLock(self.lock, subject=subject, shared=not shard.is_all):
             if not shard.is_all:
@@ -60,7 +60,7 @@ class RunFolder:
                 self._remove_if_empty()
 
     def _remove_if_empty(self) -> None:
-        """A run that ended before its first row leaves nothing behind, and binds nobody. Other runs
+        """A run that ended before its first row leaves nothing behind for later ones. Other runs
         of shards may be about to begin, so these leave the folder."""
         if journals(self.journal) or self.path.with_suffix("").exists():
             return

@@ -39,7 +39,7 @@ class AskedShard:
 
     number: int
     count: int | None = None
-    """None is as many as the first run of the job was told."""
+    """None is as many as the first run of the job was given."""
 
 
 def parse_shard(text: str) -> AskedShard:
@@ -53,11 +53,11 @@ def parse_shard(text: str) -> AskedShard:
 
 
 def agreed_shard(asked: AskedShard | None, num_shards: int | None, task: int | None) -> Shard:
-    """The shard of a run; `num_shards` is what earlier runs of the job have settled, if anything.
+    """The shard of a run; `num_shards` is that of earlier runs of the job, if they had any.
 
     A run that asks for none has all rows, unless it is the `task` of an array of a job in shards:
     how many there are is never taken from the array, which may have been asked for single ones.
-    Raises ConfigError if what is asked for does not go with what is settled.
+    Raises ConfigError if what is asked for does not go with that.
     """
     if asked is None:
         if task is None or num_shards is None or not 1 <= task <= num_shards:

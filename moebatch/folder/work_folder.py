@@ -10,7 +10,7 @@ from typing import Any
 from zlib import crc32
 
 from moebatch.errors import CheckpointError
-from moebatch.journal.files import told
+from moebatch.journal.files import storage_errors
 from moebatch.journal.lock import RunLock
 from moebatch.spec.text_file import write_text
 
@@ -20,7 +20,7 @@ class WorkFolder:
 
     def __init__(self, path: Path, *, subject: Path, elsewhere: str) -> None:
         """`subject` is what the work is to become, and `elsewhere` what the user can choose
-        instead where another process is at work on it, for messages."""
+        instead where another process has it, for messages."""
         self.path = path
         self.record = path / "record"
         self._lock = path.with_suffix(".lock")
@@ -32,7 +32,7 @@ class WorkFolder:
         StorageError where nothing can be written."""
         with RunLock(self._lock, subject=self._subject, elsewhere=self._elsewhere):
             try:
-                with told(self.path, needed=0):
+                with storage_errors(self.path, needed=0):
                     self.path.mkdir(exist_ok=True)
                 yield
             finally:
@@ -65,7 +65,7 @@ class WorkFolder:
     def clear(self) -> None:
         """Removes what there is, the record first: nothing is believed without it. Raises
         StorageError."""
-        with told(self.path, needed=0):
+        with storage_errors(self.path, needed=0):
             self.record.unlink(missing_ok=True)
             for path in self.path.iterdir():
                 path.unlink()

@@ -2,48 +2,19 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from moebatch.folder.results import Results
 from moebatch.job.scan import InputSummary
 from moebatch.rows.dialects import Served, result_line
 from moebatch.rows.prompts import RowReader
-from moebatch.rows.raw import Source, refusal
-from moebatch.rows.row import FailedRow, Row
+from moebatch.rows.row import FailedRow, Row, Source, refusal
 from moebatch.spec.request import Begun, Outcome, Request, RowError
-from moebatch.spec.workload import Length, LengthSample
 
 
 class _InWork(NamedTuple):
     row: Row
     key: bytes
-
-
-@dataclass(kw_only=True, slots=True)
-class Answers:
-    """How long the sequences were that have been computed, one and all."""
-
-    num_sequences: int = 0
-    num_new_tokens: int = 0
-    max_new_tokens: int = 0
-    lengths: LengthSample = field(default_factory=LengthSample)
-
-    @property
-    def mean_new_tokens(self) -> float:
-        """Tokens that were new in this run."""
-        return self.num_new_tokens / self.num_sequences
-
-    def add(self, outcome: Outcome) -> None:
-        """Takes in what has become of a request."""
-        request = outcome.request
-        for choice in outcome.choices:
-            begun = request.num_begun(choice.index)
-            new = max(1, len(choice.tokens) - begun)
-            self.num_sequences += 1
-            self.num_new_tokens += new
-            self.max_new_tokens = max(self.max_new_tokens, new)
-            self.lengths.add(Length(len(request.prompt_tokens) + begun, new))
 
 
 class Answering:

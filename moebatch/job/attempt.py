@@ -3,23 +3,19 @@
 import threading
 import time
 from collections.abc import Hashable, Iterable, Iterator
-from dataclasses import replace
 
 import torch
 
-from moebatch.engine.approximation import EXACT, Approximation
+from moebatch.checkpoint.model_files import ModelFiles
+from moebatch.engine.approximation import EXACT
 from moebatch.engine.build import BuiltEngine, build_engine
 from moebatch.engine.device import Device
-from moebatch.engine.engine import Engine
 from moebatch.engine.spec import EngineSpec
 from moebatch.errors import OutOfMemory, Stopped
 from moebatch.folder.results import Results
-from moebatch.folder.todo import Todo
-from moebatch.job.answering import Answering, Answers
-from moebatch.job.fingerprint import numerics_fingerprint
-from moebatch.job.ground import Ground
-from moebatch.job.hints import Hints, load_hints
-from moebatch.job.lane_times import lane_times
+from moebatch.job.answering import Answering
+from moebatch.job.context import RunContext
+from moebatch.job.identity import numerics_fingerprint
 from moebatch.job.machine import JobMachine
 from moebatch.job.notices import (
     describe_approximation,
@@ -28,21 +24,20 @@ from moebatch.job.notices import (
     prompts_without_template,
 )
 from moebatch.job.planning import JobPlan, in_fastest_dtype, measured_machine
-from moebatch.job.run_planning import RunPlanning
+from moebatch.job.run_plan import RunPlan, plan_run
 from moebatch.job.scan import InputSummary, scan
-from moebatch.job.status import Phase
-from moebatch.job.watchdog import watched
+from moebatch.job.status import Phase, lane_times
+from moebatch.job.stop import watched
 from moebatch.journal.finished import Finished
 from moebatch.journal.writer import JournalWriter
 from moebatch.model.native import loader
 from moebatch.plan.time_left import TimeLeft
 from moebatch.rows.dialects import Served
-from moebatch.rows.raw import RawRow
-from moebatch.rows.repeats import Repeats, Run
-from moebatch.rows.row import FailedRow, ReadyRow
+from moebatch.rows.repeats import Repeats
+from moebatch.rows.row import FailedRow, RawRow, ReadyRow
 from moebatch.spec.hardware import DeviceKind
-from moebatch.spec.job import Job
 from moebatch.spec.request import Outcome, Request
+from moebatch.spec.workload import Length, LengthSample, Workload
 from moebatch.store.memory import is_out_of_memory
 
 
@@ -50,21 +45,21 @@ class Attempt:
     """Answers what earlier runs have not, into a journal of its own. Others may look at it
     meanwhile, from any thread."""
 
-    def __init__(self, job: Job, ground: Ground) -> None:
+    def __init__(self, context: RunContext) -> None:
         self.phase: Phase = "checking input"
         self.input: InputSummary | None = None
         self.machine: JobMachine | None = None
         self.plan: JobPlan | None = None
         self.built: BuiltEngine | None = None
         self.answering: Answering | None = None
-        self.answers = Answers()
+        self.answers = LengthSample()
+        """Sequences that have been computed, with the tokens that were new in this run."""
         self.repeats = Repeats({})
         self.torch_only: str | None = None
         """Why there are no compiled kernels, if so."""
         self.first_pass_s: float | None = None
         """When it began, by `time.perf_counter`."""
-        self._job = job
-        self._ground = ground
+        self.context = context
         self._run_s: float | None = None
         self._time_left: TimeLeft | None = None
         self._asking = threading.Lock()
@@ -73,11 +68,6 @@ class Attempt:
     def kind(self) -> DeviceKind:
         """Where it computes, as far as that is known."""
         return self.machine.kind if self.machine else "cpu"
-
-    @property
-    def approximation(self) -> Approximation:
-        """What changes the answers."""
-        return self._ground.approximation
 
     @property
     def num_done(self) -> int:
@@ -115,135 +105,145 @@ class Attempt:
         Raises MoebatchError when the job cannot be run or has to stop, OutOfMemory where a smaller
         plan may help; finished rows are in the journal then, and what others have of tokens.
         """
-        ground, journal = self._ground, self._ground.folder.journal
+        context = self.context
+        journal = context.folder.journal
         with Finished(journal) as before, JournalWriter(journal) as ours:
-            results = Results(before, ours, ground.keys)
-            todo = Todo(shard=ground.shard, answered=results.answered)
-            self.input = counted = self._scan(results, todo)
+            results = Results(before, ours, context.claim.manifest.row_keys)
+            self.input = counted = self._scan(results)
             self.repeats = Repeats(counted.repeated)
+            files = context.opened.files
             if counted.workload is not None:
-                loader.log_compiling(ground.tell)
-                self.torch_only = loader.prepare()  # a compiler takes memory, too
-                self.machine = self._measured()
-            self.answering = Answering(
-                self._ground.source,
-                ground.preparation.reader,
+                files = self._measure()
+            self.answering = answering = Answering(
+                context.opened.source,
+                context.reader,
                 results,
-                self._served(counted),
+                self._served(files, counted),
                 counted,
             )
-            hints = self._load_hints()
-            if counted.workload is not None and self.machine is not None:
-                planning = RunPlanning(self._job, self._ground, hints, self.machine)
-                self.plan = planning.plan(counted.workload)
-                self.phase = "loading weights"
-                self.built = self._build(self.plan, planning, hints)
-                self._time_left = TimeLeft(self.plan.problem, self.plan.policy)
+            for warning in context.opened.hints.warnings:
+                context.log(f"warning: {warning}")
+            if counted.workload is not None:
+                self._plan_and_build(files, counted.workload)
             self.first_pass_s = time.perf_counter()
             self.phase = "running"
             if self.built is None:
-                nothing = next(self.answering.requests(), None)
+                nothing = next(answering.requests(), None)
                 assert nothing is None, "a row was good only at second sight"
             else:
-                self._answer_all(self.answering, self.built)
+                self._answer_all(answering, self.built)
             self._run_s = self.elapsed_s
 
     # --- before the first pass ------------------------------------------------------------------
 
-    def _scan(self, results: Results, todo: Todo) -> InputSummary:
+    def _scan(self, results: Results) -> InputSummary:
         """One look at all rows: what is wrong, and exactly how long prompts and answers are."""
-        ground, reader = self._ground, self._ground.preparation.reader
+        context, reader, log = self.context, self.context.reader, self.context.log
 
         def read(raw: RawRow) -> ReadyRow | FailedRow:
             return results.resumed(raw, reader.request(raw))
 
         counted = scan(
-            ground.source, read, rules=reader.rules, shares=ground.options.shares, todo=todo
+            context.opened.source,
+            read,
+            rules=reader.rules,
+            shares=context.options.shares,
+            shard=context.shard,
+            answered=results.answered,
         )
-        counted.require_usable(every_row=self._job.input.on_bad_row == "fail")
+        counted.require_usable(every_row=context.job.input.on_bad_row == "fail")
         if counted.first_chat is not None:
             reader.tokenizer.require_chat_template(counted.first_chat.place)
-        ground.tell(describe_input(counted))
-        for note in prompts_without_template(counted, ground.preparation):
-            ground.tell(f"note: {note}")
-        ground.tell(f"defaults of rows: {describe_sampling(reader.defaults.sampling)}")
-        if ground.approximation != EXACT:
-            ground.tell(f"note: {describe_approximation(ground.approximation)}")
+        log(describe_input(counted))
+        for note in prompts_without_template(counted, context.reader):
+            log(f"note: {note}")
+        log(f"defaults of rows: {describe_sampling(reader.defaults.sampling)}")
+        if context.approximation != EXACT:
+            log(f"note: {describe_approximation(context.approximation)}")
         return counted
 
-    def _measured(self) -> JobMachine:
-        """The machine, and the model as it is best computed there."""
-        ground, job = self._ground, self._job
-        machine = measured_machine(job, ground.files, ground.tell)
-        files = in_fastest_dtype(job, ground.files, machine, ground.tell)
-        self._ground = replace(ground, files=files)
-        return machine
+    def _measure(self) -> ModelFiles:
+        """Finds out what the machine does, and gives the model as it is best computed there."""
+        context = self.context
+        loader.log_compiling(context.log)
+        self.torch_only = loader.prepare()  # a compiler takes memory, too
+        files = context.opened.files
+        self.machine = measured_machine(context.job, files, context.log)
+        return in_fastest_dtype(context.job, files, self.machine, context.log)
 
-    def _served(self, counted: InputSummary) -> Served:
-        job = self._job
+    def _served(self, files: ModelFiles, counted: InputSummary) -> Served:
+        context, job = self.context, self.context.job
         return Served(
             model=job.model.name or job.model.path.name,
-            token_bytes=self._ground.preparation.reader.tokenizer.token_bytes,
-            fingerprint=numerics_fingerprint(self._ground.files, self._ground.approximation),
-            created=self._ground.created,
+            token_bytes=context.reader.tokenizer.token_bytes,
+            fingerprint=numerics_fingerprint(files, context.approximation),
+            created=context.claim.first.created,
             format=job.output.format,
             fallback=counted.dialect,
             column=job.output.column,
         )
 
-    def _load_hints(self) -> Hints:
-        hints = load_hints(self._job, self._ground.files)
-        for warning in hints.warnings:
-            self._ground.tell(f"warning: {warning}")
-        return hints
-
-    def _build(self, plan: JobPlan, planning: RunPlanning, hints: Hints) -> BuiltEngine:
-        num_threads = planning.num_threads(plan.policy)
-        torch.set_num_threads(num_threads)
-        options = self._ground.options
-        order = EngineSpec(
-            files=self._ground.files,
-            policy=plan.policy,
-            max_tokens=plan.problem.workload.max_total_tokens,
-            device=Device(kind=self.kind, hardware=plan.problem.hardware, num_threads=num_threads),
-            approximation=self._ground.approximation,
-            is_plain=options.is_plain,
-            shares=options.shares,
-            predictor=planning.predictor,
-            hottest=hints.hottest,
-            scratch=self._ground.folder.path,
-            num_traced_passes=options.num_traced_passes if options.is_drawn else 0,
-        )
-        preparation = self._ground.preparation
+    def _plan_and_build(self, files: ModelFiles, workload: Workload) -> None:
+        assert self.machine is not None, "it was measured"
+        found = plan_run(self.context, files, self.machine, workload)
+        self.plan = found.plan
+        self.phase = "loading weights"
         try:
-            return build_engine(
-                order,
-                decoder=preparation.reader.tokenizer,
-                end_tokens=preparation.end_tokens,
-                job_seed=self._job.sampling.seed,
-            )
+            self.built = self._build(files, found)
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
             raise OutOfMemory(f"the system refuses memory for what was planned: {error}") from error
+        self._time_left = TimeLeft(self.plan.problem, self.plan.policy)
+
+    def _build(self, files: ModelFiles, found: RunPlan) -> BuiltEngine:
+        torch.set_num_threads(found.num_threads)
+        context, options, problem = self.context, self.context.options, found.plan.problem
+        spec = EngineSpec(
+            files=files,
+            policy=found.plan.policy,
+            max_tokens=problem.workload.max_total_tokens,
+            device=Device(kind=self.kind, hardware=problem.hardware, num_threads=found.num_threads),
+            approximation=context.approximation,
+            is_plain=options.is_plain,
+            shares=options.shares,
+            predictor=found.predictor,
+            hottest=context.opened.hints.hottest,
+            scratch=context.folder.path,
+            num_traced_passes=options.num_traced_passes,
+        )
+        return build_engine(
+            spec,
+            decoder=context.reader.tokenizer,
+            end_tokens=context.reader.end_tokens,
+            job_seed=context.job.sampling.seed,
+        )
 
     # --- the passes -----------------------------------------------------------------------------
 
     def _answer_all(self, answering: Answering, built: BuiltEngine) -> None:
-        engine, stop = built.engine, self._ground.stop
+        engine, stop = built.engine, self.context.stop
         if built.recorder is not None:
             built.recorder.begin()
 
         def moved() -> Hashable:
             return engine.num_ended, built.reads.num_bytes
 
+        def computed(requests: Iterable[Request]) -> Iterator[Outcome]:
+            for outcome in engine.run(requests):
+                for choice in outcome.choices:
+                    begun = outcome.request.num_begun(choice.index)
+                    num_prompt = len(outcome.request.prompt_tokens) + begun
+                    self.answers.add(Length(num_prompt, max(1, len(choice.tokens) - begun)))
+                yield outcome
+
         try:
             with (
                 torch.inference_mode(),
                 stop.deferred(engine.interrupt),
-                watched(moved, engine.doing, self._ground.tell),
+                watched(moved, engine.doing, self.context.log),
             ):
-                for outcome in self.repeats.answer(answering.requests(), self._run(engine)):
+                for outcome in self.repeats.answer(answering.requests(), computed):
                     answering.ended(outcome)
         except Stopped:
             kept = answering.keep_unfinished(engine.unfinished())
@@ -255,19 +255,9 @@ class Attempt:
         finally:
             built.close()
 
-    def _run(self, engine: Engine) -> Run:
-        """Computes requests, and notes how long their answers have become."""
-
-        def run(requests: Iterable[Request]) -> Iterator[Outcome]:
-            for outcome in engine.run(requests):
-                self.answers.add(outcome)
-                yield outcome
-
-        return run
-
     def _stopped_early(self, num_tokens: int) -> str:
         num_rows = self.input.num_rows if self.input else 0
         return (
-            f"stopped early ({self._ground.stop.reason}): {self.num_done} of {num_rows} rows are "
+            f"stopped early ({self.context.stop.reason}): {self.num_done} of {num_rows} rows are "
             f"done, and {num_tokens} tokens of others; run the job again to go on"
         )

@@ -1,17 +1,20 @@
 """Where a run is, and what came of it, in figures."""
 
 import time
-from dataclasses import replace
+from dataclasses import fields, replace
 
 from moebatch.engine.approximation import EXACT
-from moebatch.folder.shard import Shard
+from moebatch.engine.statistics import EngineStatistics
 from moebatch.job.attempt import Attempt
-from moebatch.job.lane_times import lane_times, shown_waits, waited_s
+from moebatch.job.limits import dram_bytes
 from moebatch.job.notices import describe_emulation
 from moebatch.job.planning import JobPlan
-from moebatch.job.status import GatingUse, RunStatus, RunSummary
+from moebatch.job.status import GatingUse, RunStatus, RunSummary, lane_times, shown_waits, waited_s
 from moebatch.model.native import loader
 from moebatch.plan.prediction import Prediction, predict
+from moebatch.plan.sim_world import SimWorld
+from moebatch.schedule.simulate import simulate
+from moebatch.schedule.timeline.timeline import Timeline
 from moebatch.spec.workload import Workload
 from moebatch.store.memory import peak_resident_bytes, resident_bytes
 from moebatch.units import format_flops
@@ -20,71 +23,46 @@ _LEAST_READING_S = 1.0
 """Less reading says nothing about the disk."""
 
 
-def status_of(attempt: Attempt | None, *, run_folder: str, budget_bytes: int) -> RunStatus:
-    """Of a run that is in the middle of it; asked from another thread. None before it has begun to
-    look at rows."""
-    built = attempt.built if attempt else None
-    counted = attempt.input if attempt else None
-    answering = attempt.answering if attempt else None
-    elapsed_s = attempt.elapsed_s if attempt else 0.0
-    engine = built.engine.statistics if built else None
+def status_of(attempt: Attempt) -> RunStatus:
+    """Of a run that is in the middle of it; asked from another thread."""
+    built, counted, answering = attempt.built, attempt.input, attempt.answering
     workload = counted.workload if counted else None
     expected = (workload.num_sequences or 0) * workload.mean_new_tokens if workload else 0
+    foresight = built.foresight if built else None
+    elapsed_s = attempt.elapsed_s
     return RunStatus(
-        phase=attempt.phase if attempt else "checking input",
-        run_folder=run_folder,
+        phase=attempt.phase,
         num_rows=counted.num_rows if counted else 0,
-        num_done=attempt.num_done if attempt else 0,
-        num_failed=answering.errors.total() if answering else 0,
+        num_done=attempt.num_done,
         num_ended=answering.num_ended if answering else 0,
-        num_running=engine.num_running if engine else 0,
-        num_passes=engine.num_passes if engine else 0,
-        layer=engine.layer if engine else 0,
-        num_layers=engine.num_layers if engine else 0,
-        prompt_tokens=engine.prompt_tokens if engine else 0,
-        generated_tokens=engine.generated_tokens if engine else 0,
+        errors=dict(answering.errors) if answering else {},
+        engine=replace(built.engine.statistics) if built else EngineStatistics(),
         expected_tokens=round(expected),
         elapsed_s=elapsed_s,
-        eta_s=attempt.eta_s() if attempt else None,
+        eta_s=attempt.eta_s(),
         memory_bytes=resident_bytes(),
-        budget_bytes=budget_bytes,
+        budget_bytes=dram_bytes(attempt.context.job),
         lanes=lane_times(built, elapsed_s) if built else (),
-        is_emulated=attempt is not None and attempt.kind == "emulate",
-        foresight=built.foresight.layers if built and built.foresight.has_news else {},
+        is_emulated=attempt.kind == "emulate",
+        foresight=foresight.layers if foresight and foresight.has_news else {},
     )
 
 
-def summary_of(
-    attempt: Attempt, *, output: str, shard: Shard, budget_bytes: int, begun_s: float
-) -> RunSummary:
+def summary_of(attempt: Attempt, begun_s: float) -> RunSummary:
     """Of a run that is over; it began at `begun_s` of `time.perf_counter`."""
-    now = status_of(attempt, run_folder="", budget_bytes=budget_bytes)
+    now, context = status_of(attempt), attempt.context
     built, plan = attempt.built, attempt.plan
-    engine = built.engine.statistics if built else None
     answers = _early_answers(attempt, plan.problem.workload) if plan else None
     return RunSummary(
-        output=output,
-        shard=shard,
-        num_ended=now.num_ended,
-        num_rows=now.num_rows,
-        num_failed=now.num_failed,
-        errors=dict(attempt.answering.errors) if attempt.answering else {},
-        prompt_tokens=now.prompt_tokens,
-        generated_tokens=now.generated_tokens,
+        **{each.name: getattr(now, each.name) for each in fields(now)},
+        output=str(context.job.output.path),
+        shard=context.shard,
         load_s=(attempt.first_pass_s or begun_s) - begun_s,
-        run_s=now.elapsed_s,
         total_s=time.perf_counter() - begun_s,
-        lanes=now.lanes,
         waited_s=waited_s(built) if built else 0.0,
         bytes_read=built.reads.num_bytes if built else 0,
-        num_passes=engine.num_passes if engine else 0,
-        num_preempted=engine.num_preempted if engine else 0,
         num_copied=attempt.repeats.num_copied,
-        shared_tokens=engine.shared_tokens if engine else 0,
-        num_shrunk=engine.num_shrunk if engine else 0,
-        num_grown=engine.num_grown if engine else 0,
         peak_bytes=peak_resident_bytes(),
-        budget_bytes=budget_bytes,
         policy=plan.policy if plan else None,
         prediction=plan.prediction if plan else None,
         hindsight=_hindsight(attempt, plan) if plan else None,
@@ -95,10 +73,27 @@ def summary_of(
         emulated=_emulated(attempt),
         vram_peak_bytes=built.vram_peak_bytes if built else None,
         waits=shown_waits(built.recorder.statistics) if built and built.recorder else None,
-        foresight=now.foresight,
         torch_only=attempt.torch_only,
         products=_products(plan) if plan and attempt.kind == "cpu" else "",
     )
+
+
+def run_timelines(attempt: Attempt) -> dict[str, Timeline]:
+    """The first passes of a run by name, as measured and as predicted. The simulated passes are
+    those that were run, token for token, and where the schedule asks gates, so is their routing.
+    Empty if nothing was traced."""
+    built, plan = attempt.built, attempt.plan
+    if built is None or plan is None or built.recorder is None or built.log is None:
+        return {}
+    measured = built.recorder.timeline
+    num_passes = len(measured.pass_ends_s)
+    if not num_passes:
+        return {}
+    passes = built.log.passes[:num_passes]
+    world = SimWorld.of(plan.problem, plan.policy, passes=passes, routing=built.log)
+    schedule = plan.policy.schedule
+    predicted = simulate(schedule, world.setup, world.room, world, num_passes=num_passes)
+    return {"predicted": predicted, "measured": measured}
 
 
 def _products(plan: JobPlan) -> str:
@@ -142,17 +137,17 @@ def _early_answers(attempt: Attempt, planned: Workload) -> Workload | None:
         max_new_tokens=answers.max_new_tokens,
         lengths=tuple(
             length._replace(shared_tokens=min(shared, length.prompt_tokens - 1))
-            for length in answers.lengths.kept
+            for length in answers.kept
         ),
     )
 
 
 def _gating(attempt: Attempt) -> GatingUse | None:
-    if attempt.approximation == EXACT:
+    if attempt.context.approximation == EXACT:
         return None
     count = attempt.built.gating_count if attempt.built else None
     return GatingUse(
-        how=str(attempt.approximation),
+        how=str(attempt.context.approximation),
         single_share=count.single_share if count else None,
         mean_experts=count.mean_experts if count else None,
     )

@@ -5,12 +5,11 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from moebatch.checkpoint.fingerprint import weights_sample
+from moebatch.checkpoint.fingerprint import checkpoint_fingerprint, weights_sample
 from moebatch.checkpoint.model_files import ModelFiles
-from moebatch.engine.approximation import Approximation
+from moebatch.engine.approximation import EXACT, Approximation
 from moebatch.errors import CheckpointError
-from moebatch.folder.manifest import INPUT_PATH, Manifest
-from moebatch.job.fingerprint import numerics_fingerprint
+from moebatch.folder.claim import INPUT_PATH, Manifest
 from moebatch.spec.job import Job
 
 _TOKENIZER_FILES = (
@@ -43,6 +42,17 @@ def manifest_of(job: Job, files: ModelFiles, approximation: Approximation) -> Ma
     for name, value in job.sampling:
         fields[f"sampling.{name}"] = _stable(value)
     return Manifest(fields=fields)
+
+
+def numerics_fingerprint(files: ModelFiles, approximation: Approximation = EXACT) -> str:
+    """Stands for what decides over the numbers: configuration, tensors, dtype, and what is left out
+    of the arithmetic.
+
+    Weights themselves are not read for it: names, shapes, places and file sizes must do.
+    """
+    digest = checkpoint_fingerprint(files.config, files.checkpoint)
+    parts = ("moebatch", str(files.dtype).removeprefix("torch."), digest, approximation.fingerprint)
+    return "-".join(part for part in parts if part)
 
 
 def _prompt_fields(job: Job) -> dict[str, str]:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from moebatch.errors import DoesNotFit, StorageError
 from moebatch.measure.disk import free_bytes
-from moebatch.plan.machine import SAFE_SHARE, Limit, Machine
+from moebatch.plan.machine import SAFE_SHARE, Limit, Machine, detect_machine
 from moebatch.spec.hardware import LEVELS, Hardware, LevelName
 from moebatch.spec.job import Job
 from moebatch.units import format_bytes
@@ -14,10 +14,20 @@ _GIB, _MIB = 2**30, 2**20
 _PRECISE_BELOW = 10 * _GIB
 
 
-def require_within_machine(job: Job, machine: Machine) -> None:
+def num_threads(job: Job) -> int:
+    """Threads that compute: as the job says, or a thread for each core."""
+    return job.resources.threads or detect_machine().num_cores
+
+
+def dram_bytes(job: Job) -> int:
+    """Main memory of the process: as the job says, or what is free."""
+    return job.resources.dram or detect_machine().dram_bytes
+
+
+def require_within_machine(job: Job, machine: Machine | None = None) -> None:
     """Raises DoesNotFit, with the real limit, for main memory, threads and room on disk that a run
     on this machine would not get."""
-    asked = job.resources
+    asked, machine = job.resources, machine or detect_machine()
     found: list[str] = []
     if asked.dram is not None:
         found += _too_many_bytes("dram", asked.dram, machine.memory, share=SAFE_SHARE)
@@ -70,5 +80,5 @@ def _written(num_bytes: float) -> str:
 def _free(folder: Path) -> Limit | None:
     try:
         return Limit(free_bytes(folder), f"what is free in {folder}")
-    except StorageError:  # whoever looks at the output says what is wrong with its folder
+    except StorageError:  # `require_writable` says what is wrong with the folder
         return None

@@ -1,37 +1,32 @@
 """Puts the rows of all shards together."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
-from moebatch.checkpoint.model_files import open_model
 from moebatch.errors import ConfigError, Fault, MoebatchError
-from moebatch.folder.answered import Answered
-from moebatch.folder.claim import require_own
 from moebatch.folder.duplicates import recorded_duplicates
 from moebatch.folder.final_file import FinalFile, RowsMissing
 from moebatch.folder.output_path import require_writable
+from moebatch.folder.results import Answered
 from moebatch.folder.run_folder import RunFolder
 from moebatch.folder.shard import ALL
-from moebatch.job.approximation import load_approximation
-from moebatch.job.identity import manifest_of
+from moebatch.job.opened import OpenedJob
 from moebatch.journal.finished import Finished
-from moebatch.rows.source import open_source
 from moebatch.spec.job import Job
 from moebatch.units import count_of
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Merged:
+class Merged(NamedTuple):
     """What came of it."""
 
-    output: str
     num_rows: int
     num_failed: int
+    output: str
 
 
 def merge(job: Job) -> Merged:
     """Writes the output of a job whose rows have all ended, in whatever runs.
 
-    Raises MoebatchError if some have not, LockHeld if a run is still at work, ConfigError if the
+    Raises MoebatchError if some have not, LockHeld if a run still goes on, ConfigError if the
     output is of another job, and what reading and writing raise.
     """
     require_writable(job)
@@ -39,11 +34,9 @@ def merge(job: Job) -> Merged:
     if not folder.path.is_dir():
         message = f"there is nothing to merge: no run has left {folder.path}"
         raise ConfigError([Fault(file=str(job.output.path), message=message)])
-    files = open_model(job.model.path, job.model.dtype)
-    manifest = manifest_of(job, files, load_approximation(job, files))
-    source = open_source(job.input.path)
-    before = require_own(manifest, job.output.path, source)
-    keys = (before.manifest if before else manifest).row_keys
+    opened = OpenedJob(job)
+    before, source = opened.require_own_output(), opened.source
+    keys = (before.manifest if before else opened.manifest).row_keys
     final = FinalFile(job.output.path, keys, errors=job.output.errors)
     with folder.locked(ALL), Finished(folder.journal) as finished:
         duplicates = recorded_duplicates(source, Answered(finished, keys))
@@ -51,7 +44,7 @@ def merge(job: Job) -> Merged:
             num_rows, num_failed = final.write(source, finished, duplicates)
         except RowsMissing as missing:
             raise MoebatchError(_not_ended(missing, folder)) from None
-    return Merged(output=str(job.output.path), num_rows=num_rows, num_failed=num_failed)
+    return Merged(num_rows, num_failed, str(job.output.path))
 
 
 def _not_ended(missing: RowsMissing, folder: RunFolder) -> str:

@@ -7,10 +7,11 @@ from moebatch.engine.approximation import Approximation
 from moebatch.job.scan import InputSummary
 from moebatch.plan.expert_choice import ExpertChoice
 from moebatch.plan.prediction import Prediction
-from moebatch.rows.prepare import Preparation
-from moebatch.schedule.registry import find_schedule
+from moebatch.rows.prompts import RowReader
+from moebatch.schedule.registry import traits_of
 from moebatch.spec.hardware import DeviceKind, Hardware
 from moebatch.spec.job import Job
+from moebatch.spec.policy import Policy
 from moebatch.spec.sampling import Sampling
 from moebatch.spec.workload import Workload
 from moebatch.units import count_of, format_bytes, format_duration, format_number, format_rate
@@ -18,24 +19,23 @@ from moebatch.units import count_of, format_bytes, format_duration, format_numbe
 _LEAST_SHARE = 0.01
 
 
-def settings_without_effect(job: Job, kind: DeviceKind) -> Iterator[str]:
-    """Budgets of levels that a run on such a device does not use."""
+def without_effect(
+    job: Job, kind: DeviceKind, approximation: Approximation, policy: Policy
+) -> Iterator[str]:
+    """Budgets of levels that a run on such a device does not use; gates and a schedule that were
+    made for each other, one without the other."""
     if job.resources.vram is not None and kind == "cpu":
         yield "resources.vram has no effect: this run computes on the CPU"
-
-
-def gating_without_effect(approximation: Approximation, schedule: str) -> Iterator[str]:
-    """Gates and a schedule that were made for each other, one without the other."""
-    follows = find_schedule(schedule).traits.foresees == "pre-gate"
+    follows = traits_of(policy).foresees == "pre-gate"
     if approximation.activation_level and not follows:
         yield (
-            f"schedule {schedule} does not prefetch what pre-gates choose; leave "
+            f"schedule {policy.schedule} does not prefetch what pre-gates choose; leave "
             "--schedule and --policy out, or set experts.gating to exact"
         )
     if not approximation.activation_level and follows:
         yield (
-            f"schedule {schedule} loads experts on demand: no gate chooses for a later layer; set "
-            "experts.gating to pre-gated"
+            f"schedule {policy.schedule} loads experts on demand: no gate chooses for a later "
+            "layer; set experts.gating to pre-gated"
         )
 
 
@@ -69,9 +69,9 @@ def describe_input(counted: InputSummary) -> str:
     )
 
 
-def prompts_without_template(counted: InputSummary, preparation: Preparation) -> Iterator[str]:
+def prompts_without_template(counted: InputSummary, reader: RowReader) -> Iterator[str]:
     """Prompts that a model for chats gets as they stand, which is seldom what is meant."""
-    if counted.first_bare is not None and preparation.reader.tokenizer.has_chat_template:
+    if counted.first_bare is not None and reader.tokenizer.has_chat_template:
         yield (
             f"{counted.first_bare.place} has a plain prompt, which the model gets unchanged, "
             "although it has a chat template; input.chat: true sends prompts through the template"
@@ -111,7 +111,7 @@ def describe_experts(choice: ExpertChoice) -> str:
 
 
 def describe_sampling(sampling: Sampling) -> str:
-    """Parameters that are not at their defaults, and the two that everybody asks for."""
+    """Parameters that are not at their defaults, and the two that users ask for most."""
     usual = Sampling()
     shown = {
         field.name: getattr(sampling, field.name)

@@ -2,75 +2,92 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 from moebatch.errors import ConfigError, Fault
-from moebatch.folder.shard import AskedShard
-from moebatch.measure.saved import require_writable_file
-from moebatch.schedule.registry import unknown_schedule
-from moebatch.spec.hardware import DeviceKind
-from moebatch.spec.policy_file import PolicyFile
+from moebatch.spec.option import Option, Options
+
+if TYPE_CHECKING:  # `moebatch --help` need not load them
+    from moebatch.folder.shard import AskedShard
+    from moebatch.spec.hardware import DeviceKind
+    from moebatch.spec.policy_file import PolicyFile
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RunOptions:
+class CheckOptions:
+    """What a check takes into account, as the run that comes after it will."""
+
+    is_exact: Annotated[
+        bool, Option("Refuse a job whose answers are not exactly the model's.", ("--exact",))
+    ] = False
+    limit: Annotated[
+        int | None, Option("Only the first rows of the input, for a trial.", min=1)
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunOptions(CheckOptions, Options):
     """How a job is run. Nothing in it changes what is computed."""
 
-    policy: PolicyFile | None = None
+    schedule: Annotated[
+        str | None, Option("Instead of the policy's own: a name, or file.py:name.")
+    ] = None
+    is_plain: Annotated[
+        bool, Option("One task after the other, on the CPU: the reference.", ("--sync",))
+    ] = False
+    is_static: Annotated[
+        bool, Option("Admit rows only when all of a batch have ended.", ("--static",))
+    ] = False
+    no_share: Annotated[
+        bool, Option("Compute every row by itself, even if prompts begin alike.")
+    ] = False
+    trace_passes: Annotated[int, Option("Passes to trace.", min=1, max=1000)] = 8
+    policy: "PolicyFile | None" = None
     """None plans the best one."""
-    schedule: str | None = None
-    """Instead of the policy's own."""
-    is_plain: bool = False
-    """Everything one after the other."""
-    is_static: bool = False
-    """A batch ends before the next one begins."""
-    is_exact: bool = False
-    """Nothing may change the answers."""
-    shard: AskedShard | None = None
+    shard: "AskedShard | None" = None
     """Only its rows."""
-    limit: int | None = None
-    """Only so many rows of the input, the first ones."""
-    shares: bool = True
-    """Rows and beginnings that are alike are computed once."""
-    num_traced_passes: int = 8
-    """So many passes are drawn, if anything is."""
-    trace: Path | None = None
-    """A Chrome trace."""
-    gantt: Path | None = None
-    """A picture."""
+    is_drawn: bool = False
+    """Whether the traced passes are drawn."""
+    command: str = "moebatch run"
 
     @property
-    def is_drawn(self) -> bool:
-        """Whether timelines are wanted."""
-        return self.trace is not None or self.gantt is not None
+    def shares(self) -> bool:
+        """Whether rows and beginnings that are alike are computed once."""
+        return not self.no_share
 
-    def require_consistent(self) -> None:
-        """Raises ConfigError for options that contradict each other, and StorageError for places
-        that cannot be written."""
-        faults = list(self._faults())
-        if faults:
-            raise ConfigError(faults)
-        for path in (self.trace, self.gantt):
-            if path is not None:
-                require_writable_file(path)
+    @property
+    def num_traced_passes(self) -> int:
+        """None if nothing is drawn."""
+        return self.trace_passes if self.is_drawn else 0
 
-    def require_device(self, kind: DeviceKind | None) -> None:
+    def require_device(self, kind: "DeviceKind | None") -> None:
         """Raises ConfigError if the device is none that the options can do with; None is one that
         is not known yet."""
         if self.is_plain and kind not in (None, "cpu"):
             message = "computes in main memory, and this job on a GPU; set resources.device to cpu"
-            raise ConfigError([_about("--sync", message)])
+            raise ConfigError([Fault(file=self.command, where="--sync", message=message)])
 
-    def _faults(self) -> Iterator[Fault]:
+    def contradictions(self) -> Iterator[tuple[str, str]]:
+        from moebatch.schedule.registry import unknown_schedule
+
         if self.schedule is not None:
-            yield from (_about("--schedule", said) for said in unknown_schedule(self.schedule))
-        if not self.is_plain:
-            return
-        if self.schedule is not None:
-            yield _about("--sync", "does everything one after the other; leave --schedule out")
-        if self.is_drawn:
-            yield _about("--sync", "has no lanes to draw; leave --trace and --gantt out")
+            yield from (("--schedule", message) for message in unknown_schedule(self.schedule))
+        if self.is_plain and self.schedule is not None:
+            yield "--sync", "does everything one after the other; leave --schedule out"
+        if self.is_plain and self.is_drawn:
+            yield "--sync", "has no lanes to draw; leave --trace and --gantt out"
 
 
-def _about(option: str, message: str) -> Fault:
-    return Fault(file="moebatch run", where=option, message=message)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Submission:
+    """What `moebatch sbatch` asks of the cluster."""
+
+    num_shards: Annotated[int, Option("Tasks of the array.", ("--shards",), min=1, max=100_000)]
+    time_limit: Annotated[
+        str | None, Option("Limit of each task, as Slurm writes it: 4:00:00.", ("--time",))
+    ] = None
+    cpus: Annotated[int | None, Option("Cores of each task.", min=1)] = None
+    options: Annotated[
+        tuple[str, ...],
+        Option("A further option of sbatch, such as partition=gpu; repeatable.", ("--option",)),
+    ] = ()

@@ -1,6 +1,5 @@
 """How far a job is, over all of its shards, from files alone."""
 
-import re
 import shlex
 from collections import Counter
 from collections.abc import Mapping
@@ -8,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from moebatch.folder.answered import Answered
 from moebatch.folder.claim import read_claim
 from moebatch.folder.duplicates import recorded_duplicates
+from moebatch.folder.results import Answered
 from moebatch.folder.row_key import RowKeys
 from moebatch.folder.run_folder import RunFolder
 from moebatch.folder.shard import ALL, Shard
@@ -18,8 +17,6 @@ from moebatch.job.status_file import ShardStatus, read_status
 from moebatch.journal.finished import Finished
 from moebatch.rows.source import open_source
 from moebatch.spec.job import Job
-
-_SHARD = re.compile(r"([1-9]\d{0,5})/([1-9]\d{0,5})")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,7 +32,7 @@ class ShardOverview:
 
     @property
     def is_alive(self) -> bool:
-        """Whether a run is at work on it."""
+        """Whether a run of it goes on."""
         return self.run is not None and self.run.is_alive
 
     @property
@@ -53,7 +50,7 @@ class ShardOverview:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Overview:
-    """Rows of an input by what has become of them, and who is at work."""
+    """Rows of an input by what has become of them, and the runs that go on."""
 
     output: str
     has_output: bool
@@ -73,17 +70,17 @@ class Overview:
 
     @property
     def is_alive(self) -> bool:
-        """Whether any run is at work."""
+        """Whether any run goes on."""
         return any(shard.is_alive for shard in self.shards)
 
     @property
     def rows_per_s(self) -> float:
-        """Of all runs that are at work."""
+        """Of all runs that go on."""
         return sum(one.run.rows_per_s for one in self.shards if one.run and one.is_alive)
 
     @property
     def eta_s(self) -> float | None:
-        """Seconds until the last of the runs that are at work ends; None if none is, if one of them
+        """Seconds until the last of the runs that go on ends; None if none is, if one of them
         does not know, or if rows are left that none of them answers."""
         working = [shard for shard in self.shards if shard.is_alive]
         left = [shard.run.left_s if shard.run else None for shard in working]
@@ -125,10 +122,10 @@ def overview(job: Job) -> Overview:
     folder = RunFolder(job.output.path)
     claim = read_claim(folder)
     keys = claim.manifest.row_keys if claim else RowKeys()
-    runs = _runs(folder)
+    runs = {run.of: run for run in map(read_status, folder.statuses) if run is not None}
     shards = set(runs)
-    if claim and claim.settled.num_shards:
-        num_shards = claim.settled.num_shards
+    if claim and claim.first.num_shards:
+        num_shards = claim.first.num_shards
         shards |= {Shard(number, num_shards) for number in range(1, num_shards + 1)}
     # By number of shards, place of a row among them, and what has become of it.
     counts = {count: Counter[tuple[int, str | None]]() for count in {1, *(s.count for s in shards)}}
@@ -151,16 +148,6 @@ def overview(job: Job) -> Overview:
         num_begun=counts[1][0, "part"],
         shards=tuple(_counted(one, counts[one.count], runs.get(one)) for one in in_order),
     )
-
-
-def _runs(folder: RunFolder) -> dict[Shard, ShardStatus]:
-    """The last run of every shard of which there is word."""
-    found = {}
-    for status in filter(None, map(read_status, folder.statuses)):
-        match = _SHARD.fullmatch(status.shard)
-        if match is not None:
-            found[Shard(int(match[1]), int(match[2]))] = status
-    return found
 
 
 def _counted(

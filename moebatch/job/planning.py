@@ -1,25 +1,25 @@
 """A job as a planning problem: its model, its rows, and what it may take of a machine."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from moebatch.checkpoint.model_files import COMPUTE_DTYPES, ModelFiles
 from moebatch.errors import ConfigError, DoesNotFit, Fault, StorageError
-from moebatch.job.limits import require_within_levels
+from moebatch.job.limits import dram_bytes, num_threads, require_within_levels
 from moebatch.job.machine import JobMachine, NotedProfile, job_machine
-from moebatch.job.runnable import not_runnable
+from moebatch.layout.setup import cache_fault
 from moebatch.measure.disk import free_bytes
 from moebatch.measure.machine import measure_machine
 from moebatch.measure.saved import load_saved, machine_profile
 from moebatch.model.native import loader
 from moebatch.plan.expert_choice import ExpertChoice, Wishes, choose_experts, wished
 from moebatch.plan.fitting import fitted, policy_for, slot_notes, with_room
-from moebatch.plan.machine import detect_machine
 from moebatch.plan.planner import best_policy
 from moebatch.plan.prediction import Prediction, predict
 from moebatch.plan.prices import fastest_dtypes
 from moebatch.plan.problem import PROGRAM_BYTES_WITH_GPU, Problem
 from moebatch.plan.refusal import too_large, too_small
+from moebatch.schedule.registry import traits_of
 from moebatch.spec.hardware import DeviceKind, Dtype, Hardware, LevelName
 from moebatch.spec.job import Job
 from moebatch.spec.policy import Policy
@@ -55,31 +55,30 @@ class JobPlan:
         return replace(self, problem=problem, prediction=predict(problem, self.policy))
 
 
-def measured_machine(job: Job, files: ModelFiles, tell: Callable[[str], None]) -> JobMachine:
+def measured_machine(job: Job, files: ModelFiles, log: Callable[[str], None]) -> JobMachine:
     """The machine of a job that is about to run.
 
     Where this one has no profile, a few seconds of measuring tell enough, if experts have to be
-    streamed and memory allows it; `tell` gets a line before that.
+    streamed and memory allows it; `log` gets a line before that.
 
     Raises ConfigError if a profile is missing or wrong, or has no GPU where one is needed.
     """
-    return job_machine(job, lambda: _own_profile(job, files, tell))
+    return job_machine(job, lambda: _own_profile(job, files, log))
 
 
-def _own_profile(job: Job, files: ModelFiles, tell: Callable[[str], None]) -> NotedProfile:
+def _own_profile(job: Job, files: ModelFiles, log: Callable[[str], None]) -> NotedProfile:
     saved = load_saved()
     if saved is not None:
         return saved, ()
     if not _worth_measuring(job, files):
         return machine_profile()
-    tell("measuring this machine for some seconds, since it has no profile yet")
-    num_threads = _num_threads(job)
+    log("measuring this machine for some seconds, since it has no profile yet")
     try:
         measured = measure_machine(
             job.output.path.parent,
             read=job.model.path,
-            num_threads=num_threads,
-            tell=lambda line: None,
+            num_threads=num_threads(job),
+            log=lambda line: None,
             quick=True,
             dtypes=_possible_dtypes(job, files),
         )
@@ -89,7 +88,7 @@ def _own_profile(job: Job, files: ModelFiles, tell: Callable[[str], None]) -> No
 
 
 def in_fastest_dtype(
-    job: Job, files: ModelFiles, machine: JobMachine, tell: Callable[[str], None]
+    job: Job, files: ModelFiles, machine: JobMachine, log: Callable[[str], None]
 ) -> ModelFiles:
     """What ``model.dtype: auto`` means on this machine, from its rates."""
     if machine.kind != "cpu" or len(_possible_dtypes(job, files)) == 1:
@@ -99,7 +98,7 @@ def in_fastest_dtype(
     fastest = fastest_dtypes(files.shape, files.dtypes, hardware).compute
     if fastest == stored or not {fastest, stored} <= known.keys():
         return files
-    tell(f"note: computed in {fastest}, which is faster here than the model's {stored}")
+    log(f"note: computed in {fastest}, which is faster here than the model's {stored}")
     return replace(files, dtype=COMPUTE_DTYPES[fastest])
 
 
@@ -112,7 +111,7 @@ def _possible_dtypes(job: Job, files: ModelFiles) -> tuple[Dtype, ...]:
 
 def _worth_measuring(job: Job, files: ModelFiles) -> bool:
     """Whether experts stream, and measuring takes far less memory than the job may."""
-    shape, budget = files.shape, job.resources.dram or detect_machine().dram_bytes
+    shape, budget = files.shape, dram_bytes(job)
     experts = len(shape.moe_layers) * shape.num_experts * files.dtypes.expert_bytes(shape)
     return budget >= _MEASURING_NEEDS_BYTES and experts > budget / 2
 
@@ -133,7 +132,7 @@ def job_problem(
         dtypes=files.dtypes,
         hardware=hardware.without("vram") if kind == "cpu" else hardware,
         workload=workload,
-        program_bytes=_program_bytes(kind, _num_threads(job)),
+        program_bytes=_program_bytes(kind, num_threads(job)),
         stages=kind == "emulate" and _has_staging(hardware),
         instruction_set=_instruction_set(),
     )
@@ -147,18 +146,14 @@ def _has_staging(hardware: Hardware) -> bool:
     return link is not None and link.staging_bandwidth is not None
 
 
-def _program_bytes(kind: DeviceKind, num_threads: int) -> Mapping[LevelName, int]:
+def _program_bytes(kind: DeviceKind, threads: int) -> Mapping[LevelName, int]:
     """What the process holds, its threads that compute included; with CUDA, what it will hold when
     the GPU is in use."""
-    held = resident_bytes() + num_threads * _THREAD_BYTES
+    held = resident_bytes() + threads * _THREAD_BYTES
     if kind != "cuda":
         return {"dram": held}
     usual = PROGRAM_BYTES_WITH_GPU
     return {**usual, "dram": max(held, usual["dram"])}
-
-
-def _num_threads(job: Job) -> int:
-    return job.resources.threads or detect_machine().num_cores
 
 
 def _instruction_set() -> str:
@@ -171,7 +166,7 @@ def _budgets(job: Job, hardware: Hardware, kind: DeviceKind) -> dict[LevelName, 
     """What the job may take of each level. ``dram`` bounds the process, so an emulated GPU's
     memory comes out of it."""
     limits = job.resources
-    budgets: dict[LevelName, int] = {"dram": limits.dram or detect_machine().dram_bytes}
+    budgets: dict[LevelName, int] = {"dram": dram_bytes(job)}
     require_within_levels(job, hardware, ["vram"])
     if hardware.vram is not None:
         budgets["vram"] = limits.vram or hardware.vram.capacity_bytes
@@ -191,7 +186,7 @@ def _budgets(job: Job, hardware: Hardware, kind: DeviceKind) -> dict[LevelName, 
 def _free_on_disk(job: Job) -> int:
     try:
         return free_bytes(job.output.path.parent)
-    except StorageError:  # whoever looks at the output says what is wrong with its folder
+    except StorageError:  # `require_writable` says what is wrong with the folder
         return 2**62
 
 
@@ -215,7 +210,7 @@ def plan_job(
     """
     wishes = wishes or Wishes()
     if given is None:
-        policy = wished(best_policy(settled(problem.evenly)).policy, wishes)
+        policy = wished(best_policy(avoiding_disk_cache(problem.evenly)).policy, wishes)
     else:
         policy = _given(problem, given, wishes, is_plain=is_plain)
     if schedule is not None:
@@ -236,7 +231,7 @@ def plan_job(
     )
 
 
-def settled(problem: Problem) -> Problem:
+def avoiding_disk_cache(problem: Problem) -> Problem:
     """The problem with keys and values on disk only where nothing fits otherwise: their many small
     reads and writes cost far more than their bytes, of which alone the cost model knows."""
     in_memory = replace(problem, kv_on_disk=False)
@@ -262,3 +257,54 @@ def _given(problem: Problem, given: PolicyFile, wishes: Wishes, *, is_plain: boo
     if excess is not None:
         raise DoesNotFit(f"{given.path}: {excess}")
     return policy
+
+
+_NO_GPU = "this run has no GPU; set it to"
+
+
+def not_runnable(
+    problem: Problem, policy: Policy, *, is_plain: bool = False
+) -> Iterator[tuple[str, str]]:
+    """Keys of a policy, and what is wrong with them.
+
+    Args:
+        is_plain: everything is done one after the other, in main memory.
+    """
+    if problem.with_vram:
+        yield from _beside_gpu(policy)
+    else:
+        yield from _without_gpu(policy)
+    if policy.kv_cache.disk:
+        yield from _cache_on_disk(problem, is_plain=is_plain)
+    fault = cache_fault(problem.shape, policy, problem.ladder)
+    if fault is not None:
+        yield "cache_sizes", fault
+    if policy.batching != "mixed":
+        advice = "write mixed, and compare with moebatch run --static"
+        yield "batching", f"a run refills places as they come free; {advice}"
+    home = policy.weights.vram if problem.with_vram else policy.weights.dram
+    if policy.num_slots == 0 and home < 1 and not traits_of(policy).is_paged:
+        where = "below the GPU" if problem.with_vram else "on disk"
+        yield "num_slots", f"experts {where} need slots to stream through"
+
+
+def _beside_gpu(policy: Policy) -> Iterator[tuple[str, str]]:
+    if not policy.ffn_on_gpu:
+        yield "ffn_on_gpu", "experts are computed on the GPU; set it to true"
+
+
+def _without_gpu(policy: Policy) -> Iterator[tuple[str, str]]:
+    for name in ("attention_on_gpu", "ffn_on_gpu"):
+        if getattr(policy, name):
+            yield name, f"{_NO_GPU} false"
+    for name in ("weights", "kv_cache"):
+        if getattr(policy, name).vram:
+            yield f"{name}.vram", f"{_NO_GPU} 0"
+
+
+def _cache_on_disk(problem: Problem, *, is_plain: bool) -> Iterator[tuple[str, str]]:
+    if is_plain:
+        yield "kv_cache.disk", "--sync keeps keys and values in main memory; set it to 0"
+    elif "dram->disk" not in problem.hardware.links:
+        name = problem.hardware.name
+        yield "kv_cache.disk", f"the profile {name} has no link dram->disk; set it to 0"

@@ -1,20 +1,23 @@
 """A planning question asked by a job file."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from moebatch.checkpoint.model_files import ModelFiles, open_model
-from moebatch.job.hints import load_hints
+from moebatch.checkpoint.model_files import ModelFiles
 from moebatch.job.limits import require_within_levels, require_within_machine
 from moebatch.job.machine import JobMachine
-from moebatch.job.planning import in_fastest_dtype, job_problem, measured_machine, settled
+from moebatch.job.opened import OpenedJob
+from moebatch.job.planning import (
+    avoiding_disk_cache,
+    in_fastest_dtype,
+    job_problem,
+    measured_machine,
+)
 from moebatch.job.scan import sample_workload
-from moebatch.plan.machine import detect_machine
+from moebatch.model.native import loader
 from moebatch.plan.options import PlanOptions
 from moebatch.plan.problem import Problem
 from moebatch.plan.question import Question, changed_profile, figure_notes
-from moebatch.rows.prepare import prepare
-from moebatch.rows.source import open_source
 from moebatch.spec.hardware import LEVELS, LevelName
 from moebatch.spec.job import Job
 from moebatch.spec.profile import load_profile
@@ -23,24 +26,28 @@ from moebatch.spec.workload import Workload
 TOKENISED_ROWS = 1000
 
 
-def job_question(job: Job, options: PlanOptions) -> Question:
-    """The job on this machine, as `moebatch run` would plan it, or on the one of ``--hw``.
+def job_question(
+    job: Job, options: PlanOptions, log: Callable[[str], None] = lambda line: None
+) -> Question:
+    """The job on this machine, as `moebatch run` would plan it, or on the one of ``--hw``. `log`
+    gets what takes time.
 
     Raises what reading job, model and input raises.
     """
     job = _without_budgets(job, _changed(options))
     if options.hw is None:
-        require_within_machine(job, detect_machine())
-    files = open_model(job.model.path, job.model.dtype)
-    hints = load_hints(job, files)
-    workload, notes = _workload(job, files)
+        require_within_machine(job)
+        loader.log_compiling(log)
+    opened = OpenedJob(job)
+    files, hints = opened.files, opened.hints
+    workload, notes = _workload(opened)
     machine = _machine(job, files, options)
     profile = changed_profile(machine.profile, options.what_if)
     said: list[str] = []
     files = in_fastest_dtype(job, files, machine, said.append)
     problem = _problem(job, files, workload, replace(machine, profile=profile), options)
     if options.hw is None:
-        problem = settled(problem)
+        problem = avoiding_disk_cache(problem)
     problem = replace(problem, habits=hints.habits)
     return Question(
         problem=problem,
@@ -64,17 +71,14 @@ def _machine(job: Job, files: ModelFiles, options: PlanOptions) -> JobMachine:
     return JobMachine(kind="cuda" if "vram" in profile.levels else "cpu", profile=profile)
 
 
-def _workload(job: Job, files: ModelFiles) -> tuple[Workload, tuple[str, ...]]:
-    preparation = prepare(
-        job, vocab_size=files.shape.vocab_size, max_positions=files.shape.max_positions
-    )
-    reader = preparation.reader
+def _workload(opened: OpenedJob) -> tuple[Workload, tuple[str, ...]]:
+    reader = opened.reader
     workload = sample_workload(
-        open_source(job.input.path), reader.parse, reader.request, most_rows=TOKENISED_ROWS
+        opened.source, reader.parse, reader.request, most_rows=TOKENISED_ROWS
     )
     sampled = f"lengths are those of at most {TOKENISED_ROWS} rows, evenly taken"
     many = (workload.num_sequences or 0) > TOKENISED_ROWS
-    return workload, (*preparation.warnings, *([sampled] if many else []))
+    return workload, (*reader.warnings, *([sampled] if many else []))
 
 
 def _problem(

@@ -1,43 +1,39 @@
 """One run of a job, from the job file to the last line of its output."""
 
-import datetime
 import gc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
 
-from moebatch.checkpoint.model_files import ModelFiles, open_model
-from moebatch.engine.approximation import Approximation
-from moebatch.errors import DoesNotFit, OutOfMemory, StorageError
-from moebatch.folder.claim import Claim, claim, require_own
+from moebatch.errors import ConfigError, DoesNotFit, Fault, OutOfMemory, StorageError
+from moebatch.folder.claim import Claim, FirstRun, claim
 from moebatch.folder.final_file import FinalFile, RowsMissing
 from moebatch.folder.output_path import require_no_fewer, require_writable
-from moebatch.folder.row_key import RowKeys
 from moebatch.folder.run_folder import RunFolder
-from moebatch.folder.settled import of_today
 from moebatch.folder.shard import Shard, agreed_shard
-from moebatch.job.approximation import load_approximation, require_exact
 from moebatch.job.attempt import Attempt
-from moebatch.job.figures import status_of, summary_of
-from moebatch.job.ground import Ground
-from moebatch.job.identity import manifest_of
-from moebatch.job.less_memory import with_less_memory
-from moebatch.job.limits import require_within_machine
+from moebatch.job.context import RunContext
+from moebatch.job.figures import run_timelines, status_of, summary_of
+from moebatch.job.limits import dram_bytes, require_within_machine
 from moebatch.job.machine import known_device
+from moebatch.job.opened import OpenedJob, require_exact
 from moebatch.job.options import RunOptions
-from moebatch.job.recalibrate import keep, lesson
 from moebatch.job.slurm import array_task
 from moebatch.job.status import RunStatus, RunSummary
 from moebatch.job.status_file import written_to
 from moebatch.job.stop import Stop
-from moebatch.job.timelines import run_timelines
 from moebatch.journal.finished import Finished
-from moebatch.plan.machine import detect_machine
-from moebatch.rows.prepare import Preparation, prepare
-from moebatch.rows.source import FirstRows, first_rows, open_source
+from moebatch.measure.saved import save_profile, this_machine_path
+from moebatch.rows.source import FirstRows
 from moebatch.schedule.timeline.timeline import Timeline
+from moebatch.spec.hardware import LevelName
 from moebatch.spec.job import Job
+from moebatch.spec.library import is_path
+from moebatch.spec.profile import HardwareProfile
 from moebatch.store.memory import return_freed_memory
-from moebatch.units import format_bytes
+from moebatch.units import format_bytes, format_rate
 
 _USUAL = RunOptions()
 
@@ -48,22 +44,20 @@ class JobRun:
     def __init__(
         self,
         job: Job,
-        tell: Callable[[str], None],
+        log: Callable[[str], None],
         options: RunOptions = _USUAL,
         stop: Stop | None = None,
     ) -> None:
-        """`tell` gets what the user should know before the first pass, line by line; `stop` may be
+        """`log` gets what the user should know before the first pass, line by line; `stop` may be
         asked to end the run early."""
-        machine = self._machine = detect_machine()
         self._begun_s = time.perf_counter()
         self._job = job
-        self._tell = tell
+        self._log = log
         self._options = options
         self._stop = stop or Stop()
+        self._opened = OpenedJob(job, limit=options.limit)
         self._folder = RunFolder(job.output.path)
-        self._source = first_rows(open_source(job.input.path), options.limit)
-        self._budget_bytes = job.resources.dram or machine.dram_bytes
-        self._num_threads = job.resources.threads or machine.num_cores
+        self._budget_bytes = dram_bytes(job)
         self._attempt: Attempt | None = None
 
     def execute(self) -> RunSummary:
@@ -72,107 +66,77 @@ class JobRun:
         Raises MoebatchError when the job cannot be run or has to stop; finished rows are then in
         the run folder beside the output. Bad rows do not stop a run.
         """
-        require_writable(self._job)
-        require_no_fewer(self._job, self._options.limit)
-        require_within_machine(self._job, self._machine)
-        self._options.require_device(known_device(self._job))
-        if self._options.is_exact:
-            require_exact(self._job)
-        files = open_model(self._job.model.path, self._job.model.dtype)
-        approximation = load_approximation(self._job, files)
-        manifest = manifest_of(self._job, files, approximation)
-        output = self._job.output.path
-        shard = self._agreed_shard(require_own(manifest, output, self._source))
+        job, options, opened = self._job, self._options, self._opened
+        require_writable(job)
+        require_no_fewer(job, options.limit)
+        require_within_machine(job)
+        options.require_device(known_device(job))
+        if options.is_exact:
+            require_exact(job)
+        shard = self._agreed_shard(opened.require_own_output())
         with self._folder.locked(shard):
-            ours = claim(manifest, output, self._source, of_today(shard))
+            ours = claim(opened.manifest, job.output.path, opened.source, FirstRun.today(shard))
             with written_to(self._folder.status(shard), shard, self.status), self._stop.heard():
-                ground = self._ground(files, approximation, ours, shard)
-                attempt = self._answer_rows(ground)
+                attempt = self._answer_rows(self._context(ours, shard))
                 if shard.is_all:
                     attempt.phase = "writing answers"
-                    self._write_output(ground.keys, attempt)
-        return summary_of(
-            attempt,
-            output=str(output),
-            shard=shard,
-            budget_bytes=self._budget_bytes,
-            begun_s=self._begun_s,
-        )
+                    self._write_output(attempt)
+        return summary_of(attempt, self._begun_s)
 
     def recalibrate(self, summary: RunSummary) -> None:
         """Keeps what the run has shown of this machine in its profile. Raises StorageError."""
         machine = self._attempt.machine if self._attempt else None
         assert machine is not None or summary.prediction is None, "the run was planned"
         if machine is not None and machine.kind == "emulate":
-            self._tell("a run on an emulated GPU teaches nothing about this machine")
+            self._log("a run on an emulated GPU teaches nothing about this machine")
             return
         learnt = lesson(machine.profile, summary) if machine else None
         if learnt is None or not learnt.lines:
-            self._tell("the run was too short to learn from")
+            self._log("the run was too short to learn from")
             return
         path = keep(self._job, learnt)
         for line in (*learnt.lines, f"kept in {path}"):
-            self._tell(line)
+            self._log(line)
 
     def timelines(self) -> dict[str, Timeline]:
         """The first passes of a run that has been executed, predicted and measured; empty if the
         options ask for none, or nothing was computed."""
-        attempt = self._attempt
-        if attempt is None or attempt.built is None or attempt.plan is None:
-            return {}
-        return run_timelines(attempt.built, attempt.plan)
+        return run_timelines(self._attempt) if self._attempt else {}
 
     def status(self) -> RunStatus:
         """Where the run is now."""
-        folder = str(self._folder.path)
-        return status_of(self._attempt, run_folder=folder, budget_bytes=self._budget_bytes)
+        attempt = self._attempt
+        return status_of(attempt) if attempt else RunStatus(budget_bytes=self._budget_bytes)
 
     def _agreed_shard(self, before: Claim | None) -> Shard:
-        num_shards = before.settled.num_shards if before else None
+        num_shards = before.first.num_shards if before else None
         shard = agreed_shard(self._options.shard, num_shards, array_task())
         if self._options.shard is None and not shard.is_all:
-            self._tell(f"note: this is task {shard.number} of an array: shard {shard}")
+            self._log(f"note: this is task {shard.number} of an array: shard {shard}")
         return shard
 
-    def _ground(
-        self,
-        files: ModelFiles,
-        approximation: Approximation,
-        ours: Claim,
-        shard: Shard,
-    ) -> Ground:
-        return Ground(
-            source=self._source,
-            files=files,
-            approximation=approximation,
-            preparation=self._prepare(files, ours.settled.date),
-            keys=ours.manifest.row_keys,
-            created=ours.settled.created,
+    def _context(self, ours: Claim, shard: Shard) -> RunContext:
+        reader = self._opened.reader_of(ours.first.date)
+        for warning in reader.warnings:
+            self._log(f"warning: {warning}")
+        return RunContext(
+            job=self._job,
+            opened=self._opened,
+            reader=reader,
+            claim=ours,
             shard=shard,
             folder=self._folder,
-            num_threads=self._num_threads,
             options=self._options,
             stop=self._stop,
-            tell=self._tell,
+            log=self._log,
         )
 
-    def _prepare(self, files: ModelFiles, date: datetime.date) -> Preparation:
-        preparation = prepare(
-            self._job,
-            vocab_size=files.shape.vocab_size,
-            max_positions=files.shape.max_positions,
-            today=date,
-        )
-        for warning in preparation.warnings:
-            self._tell(f"warning: {warning}")
-        return preparation
-
-    def _answer_rows(self, ground: Ground) -> Attempt:
+    def _answer_rows(self, context: RunContext) -> Attempt:
         """Answers what earlier runs have not; where the system refuses memory, goes on in less of
         it from where it was."""
         refusal: str | None = None
         while True:
-            attempt = self._attempt = Attempt(self._job, ground)
+            attempt = self._attempt = Attempt(context)
             try:
                 attempt.execute()
                 return attempt
@@ -184,33 +148,86 @@ class JobRun:
                 if refusal is None:
                     raise
                 raise OutOfMemory(f"{refusal}; nor is there a plan for less: {error}") from error
-            self._back_off(refusal)
+            del attempt
+            self._attempt = None
+            gc.collect()
+            return_freed_memory()
+            context = context.with_less_memory
+            self._budget_bytes = dram_bytes(context.job)
+            room = format_bytes(self._budget_bytes)
+            self._log(f"warning: {refusal}. Going on with a plan for {room}")
 
-    def _back_off(self, refusal: str) -> None:
-        """Gives back what there is, and plans for less of it from now on."""
-        self._attempt = None
-        gc.collect()
-        return_freed_memory()
-        self._job = with_less_memory(self._job, self._budget_bytes)
-        self._budget_bytes = self._job.resources.dram or self._budget_bytes
-        room = format_bytes(self._budget_bytes)
-        self._tell(f"warning: {refusal}. Going on with a plan for {room}")
-
-    def _write_output(self, keys: RowKeys, attempt: Attempt) -> None:
+    def _write_output(self, attempt: Attempt) -> None:
         """All rows in the order of the input. Raises StorageError."""
         assert attempt.input is not None, "rows were looked at"
-        output, duplicates = self._job.output, attempt.input.duplicates
+        output, source = self._job.output, self._opened.source
+        keys = attempt.context.claim.manifest.row_keys
         final = FinalFile(output.path, keys, errors=output.errors)
         with Finished(self._folder.journal) as all_rows:
             try:
-                num_rows, _ = final.write(self._source, all_rows, duplicates)
+                num_rows, _ = final.write(source, all_rows, attempt.input.duplicates)
             except RowsMissing as missing:
                 raise StorageError(
                     f"{self._folder.journal}: {missing.num_missing} rows that were written are not "
-                    "there any more; has somebody removed files? Run the job again"
+                    "there any more; were files removed? Run the job again"
                 ) from None
-        if isinstance(self._source, FirstRows) and self._source.has_more:
-            self._tell(
+        if isinstance(source, FirstRows) and source.has_more:
+            self._log(
                 f"trial: {output.path} has the answers of the first {num_rows} rows only; a run "
                 "without --limit goes on from there and replaces it"
             )
+
+
+_LEAST_BUSY_S = 5.0
+"""A lane that was busy for less says little."""
+_MOST_FACTOR = 4.0
+"""More than that between prediction and measurement is no matter of calibration."""
+
+_PROCESSORS: Mapping[str, LevelName] = {"cpu": "dram", "gpu": "vram"}
+"""Levels by their lanes."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Lesson:
+    """A corrected profile, and in words what was corrected."""
+
+    profile: HardwareProfile
+    lines: tuple[str, ...]
+
+
+def lesson(profile: HardwareProfile, summary: RunSummary) -> Lesson:
+    """The rate of the disk and the speed of CPU and GPU that the run has shown.
+
+    A single factor for everything that a processor does: a run does not tell its parts apart.
+    """
+    busy = {lane.name: lane.busy_s for lane in summary.lanes}
+    source, lines = f"a run of {date.today().isoformat()}", []
+    disk_s = busy.get("disk->dram", 0.0)
+    if summary.bytes_read and disk_s >= _LEAST_BUSY_S:
+        rate = summary.bytes_read / disk_s
+        profile = profile.with_measured_link("disk->dram", rate, source)
+        lines.append(f"disk->dram achieves {format_rate(rate)}")
+    for lane, level in _PROCESSORS.items():
+        expected = summary.hindsight or summary.prediction
+        expected_s = expected.busy_s.get(lane, 0.0) if expected else 0.0
+        measured_s = busy.get(lane, 0.0)
+        if expected_s and measured_s >= _LEAST_BUSY_S:
+            factor = min(_MOST_FACTOR, max(1 / _MOST_FACTOR, expected_s / measured_s))
+            profile = profile.with_scaled_level(level, factor, source)
+            lines.append(f"the {lane.upper()} achieves {factor:.2f} times what was expected of it")
+    return Lesson(profile=profile, lines=tuple(lines))
+
+
+def keep(job: Job, learnt: Lesson) -> Path:
+    """Writes the profile to where the job has it from: a file of its own, or this machine's.
+
+    Raises StorageError, and ConfigError where the figures are of no machine of the user's: those
+    that come with moebatch, or a few seconds' measurement.
+    """
+    hardware = job.resources.hardware
+    path = Path(hardware) if is_path(hardware) else this_machine_path()
+    if (hardware != "auto" and not is_path(hardware)) or not path.is_file():
+        message = "there is no profile of this machine to correct; run `moebatch profile` first"
+        raise ConfigError([Fault(file="--recalibrate", message=message)])
+    save_profile(learnt.profile, path)
+    return path

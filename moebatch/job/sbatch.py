@@ -3,12 +3,12 @@
 import math
 import shlex
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 from moebatch.errors import ConfigError, Fault
 from moebatch.folder.claim import read_claim
 from moebatch.folder.run_folder import RunFolder
+from moebatch.job.options import Submission
 from moebatch.job.slurm import notice_s, parse_time_limit
 from moebatch.quoting import shown
 from moebatch.spec.job import Job
@@ -17,29 +17,17 @@ _MORE_MEMORY = 1.1
 """Slurm counts the page cache and its own processes, too."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Submission:
-    """What is asked of the cluster."""
-
-    num_shards: int
-    time_limit: str | None = None
-    """As Slurm writes it; None leaves the cluster's own."""
-    cpus: int | None = None
-    options: tuple[str, ...] = ()
-    """Further lines, such as ``--partition=gpu``, with or without the dashes."""
-
-
 def submission_script(job_file: Path, job: Job, asked: Submission) -> str:
     """A shell script to be run where sbatch is: it submits an array with one task for every shard,
     and a merge that waits until all of them have ended, and says so if any rows are missing.
 
-    Each task replaces its shell (`exec`), so that signals reach it; is told to stop two minutes
-    before its time is over; keeps what it has, asks to be queued again, and goes on from there.
-    Raises ConfigError for a limit that Slurm would not understand, and for another number of shards
-    than the job has.
+    Each task replaces its shell (`exec`), so that signals reach it; Slurm asks it to stop two
+    minutes before its time is over. It keeps what it has, asks to be queued again, and goes on from
+    there. Raises ConfigError for a limit that Slurm would not understand, and for another number of
+    shards than the job has.
     """
     path, folder = job_file.resolve(), RunFolder(job.output.path).path
-    _require_settled(RunFolder(job.output.path), asked.num_shards)
+    _require_agreed(RunFolder(job.output.path), asked.num_shards)
     program = f"{shlex.quote(sys.executable)} -m moebatch"
     run = (
         f'{program} run {shlex.quote(str(path))} --shard "$SLURM_ARRAY_TASK_ID/{asked.num_shards}"'
@@ -108,15 +96,16 @@ def _limit_s(time_limit: str | None) -> float:
     return limit_s
 
 
-def _require_settled(folder: RunFolder, num_shards: int) -> None:
-    """Whoever divides rows in another way than earlier runs did would have every task refused."""
+def _require_agreed(folder: RunFolder, num_shards: int) -> None:
+    """Raises ConfigError if rows are divided otherwise than by earlier runs, since every
+    task would be refused."""
     claim = read_claim(folder)
-    settled = claim.settled.num_shards if claim else None
-    if settled not in (None, num_shards):
+    agreed = claim.first.num_shards if claim else None
+    if agreed not in (None, num_shards):
         raise _refusal(
             "--shards",
-            f"the rows of this job are divided into {settled} shards, as its first run said; use "
-            f"--shards {settled}, or remove {folder.path} to begin anew",
+            f"the rows of this job are divided into {agreed} shards, as its first run said; use "
+            f"--shards {agreed}, or remove {folder.path} to begin anew",
         )
 
 

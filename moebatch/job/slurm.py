@@ -1,4 +1,4 @@
-"""What a run asks of Slurm, if it is there."""
+"""What a run asks of Slurm, if it is there, and how long it may take."""
 
 import os
 import re
@@ -7,11 +7,16 @@ import time
 from collections.abc import Mapping
 from datetime import datetime
 
+from moebatch.errors import ConfigError, Fault
+from moebatch.quoting import shown
+
 _PATIENCE_S = 10.0
 _NOTICE_S = 120.0
 _RESERVE_S = 90.0
 _SHORT = 0.25
 """Of short jobs, both are so much of their time."""
+_UNITS = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?")
+_SECONDS = (86_400, 3600, 60, 1)
 _TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
 
 
@@ -24,6 +29,30 @@ def notice_s(limit_s: float) -> float:
 def reserve_s(limit_s: float) -> float:
     """So long before the end of a job its run stops by itself, should no signal have come."""
     return min(_RESERVE_S, _SHORT * limit_s)
+
+
+def allowed_s(asked: str | None) -> float | None:
+    """Seconds that a run may take: as asked for, and as Slurm leaves it. Raises ConfigError."""
+    limits = [] if asked is None else [parse_runtime(asked)]
+    left_s = seconds_left()
+    if left_s is not None:
+        limits.append(max(1.0, left_s - reserve_s(left_s)))
+    return min(limits, default=None)
+
+
+def parse_runtime(text: str) -> float:
+    """Seconds of ``3h30m``, ``90m`` or ``45s``, and of ``3:30:00`` or ``1-12:00`` as Slurm has it.
+
+    Raises ConfigError on anything else and on nothing.
+    """
+    seconds = parse_time_limit(text) if ":" in text else None
+    units = _UNITS.fullmatch(text.strip())
+    if units:
+        seconds = sum(int(part or 0) * s for part, s in zip(units.groups(), _SECONDS, strict=True))
+    if not seconds:
+        message = f"must be a time such as 3h30m, 45m or 1-12:00:00, got {shown(text)}"
+        raise ConfigError([Fault(file="moebatch run", where="--max-runtime", message=message)])
+    return float(seconds)
 
 
 def parse_time_limit(text: str) -> float | None:

@@ -1,15 +1,27 @@
-"""How far a run is, and what came of it: figures only, drawn elsewhere."""
+"""How far a run is, and what came of it: figures of lanes, rows and tokens, drawn elsewhere."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
+from moebatch.engine.statistics import EngineStatistics
 from moebatch.folder.shard import Shard
 from moebatch.plan.as_json import policy_json, prediction_json
 from moebatch.plan.prediction import Prediction
 from moebatch.schedule.foresight import LayerForesight
-from moebatch.schedule.timeline.statistics import Statistics
+from moebatch.schedule.lanes import lane_of_row
+from moebatch.schedule.task import Kind
+from moebatch.schedule.timeline.statistics import (
+    LAUNCH,
+    PROCESSORS,
+    LaneStatistics,
+    Statistics,
+    in_order,
+)
 from moebatch.spec.policy import Policy
+
+if TYPE_CHECKING:  # `moebatch status` need not load torch
+    from moebatch.engine.build import BuiltEngine
 
 Phase = Literal["checking input", "loading weights", "running", "writing answers"]
 
@@ -33,46 +45,44 @@ class LaneTime:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunStatus:
-    """A moment of a run."""
+    """A moment of a run; what is not known yet is 0, None or empty."""
 
-    phase: Phase
-    run_folder: str
-    """Where finished rows are kept until the output is whole."""
-    num_rows: int
-    num_done: int
-    """Rows with a line in the output, failed ones among them."""
-    num_failed: int
-    num_ended: int
+    phase: Phase = "checking input"
+    num_rows: int = 0
+    num_done: int = 0
+    """Rows that have ended, failed ones among them, in earlier runs too."""
+    num_ended: int = 0
     """Rows that ended in this run."""
-    num_running: int
-    """Sequences in work."""
-    num_passes: int
-    """Passes that are done."""
-    layer: int
-    """Layers that the pass in work has behind it."""
-    num_layers: int
-    prompt_tokens: int
-    generated_tokens: int
-    expected_tokens: int
+    errors: Mapping[str, int] = field(default_factory=dict)
+    """Failed rows by the code of their error."""
+    engine: EngineStatistics = field(default_factory=EngineStatistics)
+    """As it was at that moment."""
+    expected_tokens: int = 0
     """New tokens of the whole job, when every answer is as long as it may be."""
-    elapsed_s: float
-    """Since the first pass began."""
-    eta_s: float | None
+    elapsed_s: float = 0.0
+    """Since the first pass began, and up to the last."""
+    eta_s: float | None = None
     """Of the passes that are left, at the rate of those so far; None before there is a plan."""
-    memory_bytes: int
+    memory_bytes: int = 0
     budget_bytes: int
-    lanes: tuple[LaneTime, ...]
+    lanes: tuple[LaneTime, ...] = ()
+    """Those that did something."""
     is_emulated: bool = False
     """Whether a GPU is only emulated."""
     foresight: Mapping[int, LayerForesight] = field(default_factory=dict)
     """By layer, how well experts were foreseen; empty where all of them have stayed."""
 
     @property
+    def num_failed(self) -> int:
+        """Rows with an error in the place of an answer."""
+        return sum(self.errors.values())
+
+    @property
     def fraction(self) -> float:
         """Part of the job that is done, 0..1: by rows, and by tokens while rows are in work."""
         if self.num_done >= self.num_rows:
             return 1.0
-        by_tokens = self.generated_tokens / max(1, self.expected_tokens)
+        by_tokens = self.engine.generated_tokens / max(1, self.expected_tokens)
         return max(self.num_done / self.num_rows, min(by_tokens, 0.99))
 
 
@@ -88,44 +98,24 @@ class GatingUse:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RunSummary:
-    """What a finished run leaves to say."""
+class RunSummary(RunStatus):
+    """The last moment of a run, and what else it leaves to say."""
 
     output: str
     shard: Shard
     """Of several, none writes the output: that is left to the merge."""
-    num_rows: int
-    num_failed: int
-    num_ended: int
-    """Rows that ended in this run; the others were done before."""
-    errors: dict[str, int]
-    """Failed rows by the code of their error."""
-    prompt_tokens: int
-    generated_tokens: int
     load_s: float
-    run_s: float
-    """From the first pass to the last."""
+    """Until the first pass."""
     total_s: float
-    lanes: tuple[LaneTime, ...]
-    """Those that did something."""
     waited_s: float
     """Time in which compute waited for experts."""
     bytes_read: int
-    num_passes: int
-    num_preempted: int
-    num_shrunk: int
-    """Times that passes were made smaller because the system refused memory."""
     peak_bytes: int
     """Most physical memory of the process, by the kernel's count."""
-    budget_bytes: int
     policy: Policy | None
     """None if no row could be computed."""
     num_copied: int = 0
     """Rows that got the answer of another one."""
-    shared_tokens: int = 0
-    """Prompt tokens that had been computed for other rows."""
-    num_grown: int = 0
-    """Experts that came to stay in the end, in memory that the cache had given back."""
     prediction: Prediction | None = None
     """What was expected of the policy before the first pass."""
     hindsight: Prediction | None = None
@@ -145,8 +135,6 @@ class RunSummary:
     """Most memory of the GPU that was in use; None without one."""
     waits: Statistics | None = None
     """What the lanes waited for; None if everything was done one after the other."""
-    foresight: Mapping[int, LayerForesight] = field(default_factory=dict)
-    """By layer, how well experts were foreseen; empty where all of them have stayed."""
     torch_only: str | None = None
     """Why there were no compiled kernels; None if there were."""
     products: str = ""
@@ -166,15 +154,15 @@ class RunSummary:
             "shard": str(self.shard),
             "rows": self.num_rows,
             "failed": self.num_failed,
-            "errors": self.errors,
+            "errors": dict(self.errors),
             "products": self.products,
             "ended_now": self.num_ended,
-            "prompt_tokens": self.prompt_tokens,
-            "generated_tokens": self.generated_tokens,
+            "prompt_tokens": self.engine.prompt_tokens,
+            "generated_tokens": self.engine.generated_tokens,
             "load_s": self.load_s,
-            "run_s": self.run_s,
+            "run_s": self.elapsed_s,
             "total_s": self.total_s,
-            "passes": self.num_passes,
+            "passes": self.engine.num_passes,
             "busy_s": {lane.name: lane.busy_s for lane in self.lanes},
             "bytes_read": self.bytes_read,
             "peak_bytes": self.peak_bytes,
@@ -184,3 +172,63 @@ class RunSummary:
             "policy": self.policy and policy_json(self.policy),
             **{name: one and prediction_json(one) for name, one in foreseen.items()},
         }
+
+
+DISK = "disk->dram"
+_EXPERTS_COMING = (Kind.CHUNK, Kind.FETCH, Kind.STAGE, Kind.PAGE, Kind.BLOCK)
+
+
+def lane_times(built: "BuiltEngine", elapsed_s: float) -> tuple[LaneTime, ...]:
+    """Busy seconds of every lane that has done something."""
+    reads, between = built.reads, dict[str, float]()
+    if built.recorder is None:
+        busy = {"cpu": max(0.0, elapsed_s - reads.waited_s), DISK: reads.busy.total_s}
+    else:
+        lanes = built.recorder.statistics.lanes
+        busy = {name: lanes[name].busy_s for name in list(lanes) if lane_of_row(name) != DISK}
+        if _cpu_launches(busy):
+            busy["cpu"] = max(0.0, elapsed_s - _waits_s(lanes["cpu"]))
+            between["cpu"] = max(0.0, busy["cpu"] - lanes["cpu"].busy_s)
+        if reads.num_bytes:
+            busy[DISK] = reads.busy.total_s
+    return tuple(
+        LaneTime(
+            name=name, busy_s=busy[name], elapsed_s=elapsed_s, between_s=between.get(name, 0.0)
+        )
+        for name in in_order(busy)
+    )
+
+
+def waited_s(built: "BuiltEngine") -> float:
+    """Seconds in which what computes experts waited for them."""
+    if built.recorder is None:
+        return built.reads.waited_s
+    lane = _main_lane(built.recorder.statistics)
+    return sum(lane.idle_s.get(kind, 0.0) for kind in _EXPERTS_COMING) if lane else 0.0
+
+
+def shown_waits(statistics: Statistics) -> Statistics:
+    """The same without reads of a disk, whose rows say little one by one, and without what
+    `lane_times` takes for work."""
+    shown = Statistics(
+        num_layers=statistics.num_layers, since_s=statistics.since_s, until_s=statistics.until_s
+    )
+    for name, lane in list(statistics.lanes.items()):
+        if lane_of_row(name) != DISK:
+            works = name == "cpu" and _cpu_launches(statistics.lanes)
+            shown.lanes[name] = lane.apart_from(LAUNCH) if works else lane
+    return shown
+
+
+def _cpu_launches(lanes: Collection[str]) -> bool:
+    """Whether the CPU's lane is that of the thread that launches: what it does between tasks is
+    work, too."""
+    return "gpu" not in lanes and "cpu" in lanes
+
+
+def _waits_s(lane: LaneStatistics) -> float:
+    return sum(seconds for kind, seconds in list(lane.idle_s.items()) if kind != LAUNCH)
+
+
+def _main_lane(statistics: Statistics) -> LaneStatistics | None:
+    return next((statistics.lanes[name] for name in PROCESSORS if name in statistics.lanes), None)

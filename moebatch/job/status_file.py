@@ -2,16 +2,19 @@
 
 import functools
 import json
+import math
 import os
-import re
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, field
 from pathlib import Path
-from typing import Any, get_origin
+from typing import Annotated
+
+from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass
 
 from moebatch.errors import Stopped
 from moebatch.folder.shard import Shard
@@ -23,11 +26,11 @@ FRESH_S = 60.0
 """A run elsewhere that has not written for so long has ended, or is out of reach."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True, config=ConfigDict(strict=True, extra="forbid"))
 class ShardStatus:
     """What a run has last said of itself."""
 
-    shard: str
+    shard: Annotated[str, Field(pattern=r"^[1-9][0-9]{0,8}/[1-9][0-9]{0,8}$")]
     state: str
     """A phase, or how it ended."""
     rows: int
@@ -54,6 +57,11 @@ class ShardStatus:
     """When its process began, as the kernel counts: numbers are given again."""
 
     @property
+    def of(self) -> Shard:
+        """The shard that it is about."""
+        return Shard(*map(int, self.shard.split("/")))
+
+    @property
     def has_ended(self) -> bool:
         """Whether it has said so itself."""
         return self.state in _ENDS
@@ -65,15 +73,14 @@ class ShardStatus:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it is at work: where its process can be seen, that is known; elsewhere it was a
-        moment ago."""
+        """Whether it is still running: where its process can be seen, that is known; elsewhere it
+        was a moment ago."""
         if self.has_ended:
             return False
         seen = _is_running(self.pid, self.started) if self.sight == _sight() else None
         return time.time() - self.updated < FRESH_S if seen is None else seen
 
 
-_SHARD = re.compile(r"[1-9][0-9]{0,8}/[1-9][0-9]{0,8}")
 _ENDS = ("done", "stopped", "failed")
 _PROC = Path("/proc")
 
@@ -112,49 +119,34 @@ def written_to(path: Path, shard: Shard, source: Callable[[], RunStatus]) -> Ite
 def read_status(path: Path) -> ShardStatus | None:
     """None if there is no such file, or another kind of content."""
     try:
-        status = ShardStatus(**read_json(path))
+        return ShardStatus(**read_json(path))
     except (OSError, ValueError, TypeError):
         return None
-    return status if _is_sound(status) else None
-
-
-def _is_sound(status: ShardStatus) -> bool:
-    """Whether every field is of its type; whole numbers will do for others."""
-    if not isinstance(status.shard, str) or not _SHARD.fullmatch(status.shard):
-        return False
-    return all(isinstance(getattr(status, one.name), _class(one.type)) for one in fields(status))
-
-
-def _class(of: Any) -> Any:
-    """What values of a type are instances of."""
-    if of is float:
-        return int | float
-    return dict if get_origin(of) is dict else of
 
 
 def _write(path: Path, shard: Shard, now: RunStatus, end: str | None, fruitless: int) -> None:
-    elapsed_s = max(now.elapsed_s, 1e-9)
-    content: dict[str, Any] = {
-        "shard": str(shard),
-        "state": end or now.phase,
-        "rows": now.num_rows,
-        "done": now.num_done,
-        "failed": now.num_failed,
-        "rows_per_s": now.num_ended / elapsed_s if now.elapsed_s else 0.0,
-        "tokens_per_s": now.generated_tokens / elapsed_s if now.elapsed_s else 0.0,
-        "host": socket.gethostname(),
-        "pid": os.getpid(),
-        "job_id": os.environ.get("SLURM_JOB_ID"),
-        "sight": _sight(),
-        "started": _started(os.getpid()),
-        "updated": time.time(),
-        "eta_s": -1.0 if now.eta_s is None else now.eta_s,
-        "fruitless": fruitless,
-        "foresight": {layer: asdict(counts) for layer, counts in now.foresight.items()},
-    }
+    elapsed_s = now.elapsed_s or math.inf
+    status = ShardStatus(
+        shard=str(shard),
+        state=end or now.phase,
+        rows=now.num_rows,
+        done=now.num_done,
+        failed=now.num_failed,
+        rows_per_s=now.num_ended / elapsed_s,
+        tokens_per_s=now.engine.generated_tokens / elapsed_s,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        job_id=os.environ.get("SLURM_JOB_ID"),
+        sight=_sight(),
+        started=_started(os.getpid()),
+        updated=time.time(),
+        eta_s=-1.0 if now.eta_s is None else now.eta_s,
+        fruitless=fruitless,
+        foresight={str(layer): asdict(counts) for layer, counts in now.foresight.items()},
+    )
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     with suppress(OSError):
-        draft.write_text(json.dumps(content) + "\n")
+        draft.write_text(json.dumps(asdict(status)) + "\n")
         draft.replace(path)
 
 

@@ -1,8 +1,8 @@
-"""Whether a run has been asked to stop, by a signal or by the clock."""
+"""Whether a run has been asked to stop, by a signal or by the clock; whether it stands still."""
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 
 from moebatch.errors import Stopped
@@ -50,7 +50,7 @@ class Stop:
 
     @contextmanager
     def heard(self) -> Iterator[None]:
-        """While the block runs, a stop at once becomes `Stopped` for whoever is around it."""
+        """While the block runs, a stop at once becomes `Stopped` for the code around it."""
         try:
             yield
         except Stopped:
@@ -69,8 +69,8 @@ class Stop:
 
     @contextmanager
     def deferred(self, interrupt: Callable[[BaseException], None]) -> Iterator[None]:
-        """While the block runs, whoever asks for a stop is heard by `interrupt`, from a thread of
-        its own, which has the block raise what it is given."""
+        """While the block runs, `interrupt` is called when a stop is asked for, from a thread of
+        its own; it has the block raise what it is given."""
         over = threading.Event()
         watcher = threading.Thread(
             target=self._watch, args=(interrupt, over), name="stop", daemon=True
@@ -96,3 +96,38 @@ class Stop:
             self._is_late = True
             self._reason = f"the run has had its {format_duration(self._runtime_s)}"
         interrupt(Stopped(self._reason or ""))
+
+
+PATIENCE_S = 60.0
+
+
+@contextmanager
+def watched(
+    moved: Callable[[], Hashable],
+    doing: Callable[[], str],
+    log: Callable[[str], None],
+    *,
+    patience_s: float = PATIENCE_S,
+) -> Iterator[None]:
+    """While the block runs, `log` gets what it is `doing` whenever what has `moved` has been the
+    same for so long; once each time."""
+    over = threading.Event()
+
+    def watch() -> None:
+        last, since, has_told = moved(), time.monotonic(), False
+        while not over.wait(patience_s / 12):
+            now = moved()
+            if now != last:
+                last, since, has_told = now, time.monotonic(), False
+            elif not has_told and time.monotonic() - since >= patience_s:
+                stood = format_duration(time.monotonic() - since)
+                log(f"warning: nothing has moved for {stood}: {doing()}")
+                has_told = True
+
+    thread = threading.Thread(target=watch, name="watchdog", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()

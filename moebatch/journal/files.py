@@ -41,7 +41,7 @@ class Files:
 
     def require_there(self, descriptor: int, path: Path) -> None:
         """Raises FileNotFoundError unless an open file is still the one of that name: what is
-        written into one that somebody has removed is lost."""
+        written into one that was removed is lost."""
         ours, theirs = os.fstat(descriptor), path.stat()
         if (ours.st_dev, ours.st_ino) != (theirs.st_dev, theirs.st_ino):
             raise FileNotFoundError(errno.ENOENT, "another file has its name now")
@@ -109,7 +109,7 @@ class NewFile:
 
 
 @contextmanager
-def told(path: Path, *, needed: int) -> Iterator[None]:
+def storage_errors(path: Path, *, needed: int) -> Iterator[None]:
     """Turns what the operating system says of `path` into what the user needs to know: raises
     StorageError."""
     try:

@@ -19,7 +19,7 @@ _STALE_S = 120.0
 """A holder that has not been heard of for so long is gone, where only its heart beat tells."""
 
 
-_SHARED = "runs of its shards are at work on it (`moebatch status` names them)"
+_SHARED = "runs of its shards are using it (`moebatch status` names them)"
 
 
 class RunLock:
@@ -81,7 +81,7 @@ class RunLock:
             raise StorageError(f"{self._path}: cannot be locked: {error.strerror}") from error
 
     def _is_there(self) -> bool:
-        """Whether others find the file that is locked: whoever had it before may have removed it
+        """Whether others find the file that is locked: an earlier holder may have removed it
         meanwhile, and they would lock another one of the same name."""
         try:
             there = self._path.stat()
@@ -129,7 +129,7 @@ class RunLock:
         )
         since = f" since {holder['start']}" if holder.get("start") else ""
         # Runs that share the file do not write their names into it.
-        others = f"another run is at work on it ({who}{since})" if who else _SHARED
+        others = f"another run is using it ({who}{since})" if who else _SHARED
         message = f"{self._subject}: {others}; wait for its end, or choose {self._elsewhere}"
         if is_known_alive:
             return message

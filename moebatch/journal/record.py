@@ -3,7 +3,7 @@
     {"key":"…32 hex…","name":"…16 hex…","is":"done","crc":"…8 hex…","line":{…}}
 
 All fields but the last have a fixed width, so that a million records are understood in seconds
-without parsing JSON; for everybody else it is JSON.
+without parsing JSON; for other readers it is JSON.
 """
 
 from typing import Literal, NamedTuple

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Self
 
 from moebatch.errors import StorageError
-from moebatch.journal.files import Files, told, write_all
+from moebatch.journal.files import Files, storage_errors, write_all
 from moebatch.journal.record import Record, encode
 
 COMMIT_S = 1.0
@@ -20,7 +20,7 @@ SUFFIX = ".jsonl"
 
 
 class JournalWriter:
-    """One run's journal: nobody else ever writes to it.
+    """One run's journal: no other process ever writes to it.
 
     A record is handed to the system at once, so that it survives the end of this process, however
     that comes; a thread has it written to the disk, together with all others of the last second.
@@ -36,7 +36,7 @@ class JournalWriter:
         self._failure: Exception | None = None
         self._is_closing = False
         self._end = 0
-        with told(self.path, needed=0):
+        with storage_errors(self.path, needed=0):
             self._files.make_folder(folder)
             self._descriptor = self._files.create(self.path)
             self._files.sync_folder(folder)
@@ -47,7 +47,7 @@ class JournalWriter:
         """Appends one record. Raises StorageError if the disk is full or fails, now or for an
         earlier record; what is in the journal by then stays good."""
         data = encode(record)
-        with told(self.path, needed=len(data)):
+        with storage_errors(self.path, needed=len(data)):
             self._raise_failure()
             try:
                 write_all(self._files, self._descriptor, data)
@@ -68,7 +68,7 @@ class JournalWriter:
             self._is_closing = True
             self._wake.notify()
         self._thread.join()
-        with told(self.path, needed=0):
+        with storage_errors(self.path, needed=0):
             self._files.close(self._descriptor)
             if not self._end:
                 self._files.remove(self.path)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from moebatch.measure.contention import Patience
-from moebatch.measure.processor import ProcessorRates, Tell, processor_rates
+from moebatch.measure.processor import Log, ProcessorRates, processor_rates
 from moebatch.measure.sizes import Sizes, gpu_sizes
 from moebatch.measure.timer import Timer
 from moebatch.spec.hardware import Dtype
@@ -31,7 +31,7 @@ class GpuRates:
     """Bytes per second of copying within main memory into a pinned buffer."""
 
 
-def gpu_rates(sizes: Sizes, patience: Patience, tell: Tell) -> GpuRates | None:
+def gpu_rates(sizes: Sizes, patience: Patience, log: Log) -> GpuRates | None:
     """Measures the current CUDA device; None where there is none."""
     if not torch.cuda.is_available():
         return None
@@ -49,10 +49,10 @@ def gpu_rates(sizes: Sizes, patience: Patience, tell: Tell) -> GpuRates | None:
         allocate=allocate,
         beside=None,
         patience=patience,
-        tell=lambda line: tell(f"{title}: {line}"),
+        log=lambda line: log(f"{title}: {line}"),
     )
     upload, download, staging = _link_rates(device, Timer(device=device, budget_s=sizes.point_s))
-    tell(
+    log(
         f"dram->vram: {format_rate(upload)}, vram->dram: {format_rate(download)}, "
         f"staging: {format_rate(staging)}"
     )

@@ -27,8 +27,8 @@ from moebatch.measure.disk import (
 from moebatch.measure.gemm import expert_bytes
 from moebatch.measure.gpu import GpuRates, gpu_rates
 from moebatch.measure.processor import (
+    Log,
     ProcessorRates,
-    Tell,
     curve_of,
     curve_text,
     processor_rates,
@@ -68,7 +68,7 @@ def measure_machine(
     *,
     read: Path | None = None,
     num_threads: int,
-    tell: Tell,
+    log: Log,
     quick: bool = False,
     dtypes: tuple[Dtype, ...] = ("bfloat16",),
     sizes: Sizes | None = None,
@@ -80,7 +80,7 @@ def measure_machine(
         read: a file, or a folder of files such as a checkpoint, to read instead of that file.
             `quick` writes nothing: without it the profile has no rates of the disk.
         num_threads: threads that compute.
-        tell: gets a line for each step.
+        log: gets a line for each step.
         dtypes: those that `quick` measures, the one of attention first.
         sizes: in place of those that `quick` decides on.
 
@@ -91,11 +91,11 @@ def measure_machine(
     sizes = sizes or (quick_sizes(dtypes) if quick else Sizes())
     with ExitStack() as stack:
         capacity_bytes = detect_machine().dram_bytes
-        tell(f"memory that a job may take: {format_bytes(capacity_bytes)}")
+        log(f"memory that a job may take: {format_bytes(capacity_bytes)}")
         stack.enter_context(_threads(num_threads))
         stack.enter_context(torch.inference_mode())
-        paths, write = _files(stack, folder, read, sizes, tell)
-        disk = _disk(folder, paths, write, sizes, tell)
+        paths, write = _files(stack, folder, read, sizes, log)
+        disk = _disk(folder, paths, write, sizes, log)
         patience, more = Patience(num_threads, sizes.patience_s), list[float]()
         cpu = processor_rates(
             sizes,
@@ -104,15 +104,15 @@ def measure_machine(
             allocate=lambda num_bytes: Arena(num_bytes).bytes,
             beside=partial(reading_beside, paths, sizes.disk, more) if paths else None,
             patience=patience,
-            tell=tell,
+            log=log,
         )
         disk = disk.with_more(more)
-        gpu = gpu_rates(sizes, patience, tell)
+        gpu = gpu_rates(sizes, patience, log)
     if disk.read is not None:
-        tell(f"disk->dram: {format_rate(disk.read.mean)}, {_spread(disk.read)}")
+        log(f"disk->dram: {format_rate(disk.read.mean)}, {_spread(disk.read)}")
     disturbance = _disturbance(patience.share)
     if disturbance:
-        tell(f"{disturbance}; measure again when the machine is idle")
+        log(f"{disturbance}; measure again when the machine is idle")
     return_freed_memory()
     method = _method(num_threads, disk, disturbance)
     profile = _profile(method, capacity_bytes, cpu, disk, gpu)
@@ -134,7 +134,7 @@ def _threads(num_threads: int) -> Iterator[None]:
 
 
 def _files(
-    stack: ExitStack, folder: Path, read: Path | None, sizes: Sizes, tell: Tell
+    stack: ExitStack, folder: Path, read: Path | None, sizes: Sizes, log: Log
 ) -> tuple[list[Path], float | None]:
     """What there is to read while `stack` is open, and the rate at which a file was written."""
     given = [] if read is None else files_to_read(read)
@@ -145,24 +145,24 @@ def _files(
     except StorageError as error:
         if not given:
             raise
-        tell(f"dram->disk: not measured: {error}")
+        log(f"dram->disk: not measured: {error}")
         return given, None
-    tell(f"dram->disk: {format_rate(write)}")
+    log(f"dram->disk: {format_rate(write)}")
     return given or [path], write
 
 
 def _disk(
-    folder: Path, paths: Sequence[Path], write: float | None, sizes: Sizes, tell: Tell
+    folder: Path, paths: Sequence[Path], write: float | None, sizes: Sizes, log: Log
 ) -> _Disk:
     capacity_bytes = free_bytes(folder)
     if not paths:
         return _Disk(capacity_bytes=capacity_bytes, read=None, write=write, streamed={})
-    rates, streamed = _streaming(paths, sizes, tell)
+    rates, streamed = _streaming(paths, sizes, log)
     return _Disk(capacity_bytes=capacity_bytes, read=rates, write=write, streamed=streamed)
 
 
 def _streaming(
-    paths: Sequence[Path], sizes: Sizes, tell: Tell
+    paths: Sequence[Path], sizes: Sizes, log: Log
 ) -> tuple[DiskRates, dict[Dtype, RateCurve]]:
     """Rates of the disk, alone and beside the experts that it brings, and of those experts.
 
@@ -181,7 +181,7 @@ def _streaming(
         with closing(stream):
             curves[dtype] = curve_of(sizes, dtype, stream.experts(), timer)
             rates += stream.rates.rates
-        tell(f"GEMM {dtype}, weights fresh from disk: {curve_text(curves[dtype])}")
+        log(f"GEMM {dtype}, weights fresh from disk: {curve_text(curves[dtype])}")
     return DiskRates(rates=tuple(rates), is_direct=alone.is_direct), curves
 
 

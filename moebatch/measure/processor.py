@@ -23,7 +23,7 @@ from moebatch.units import format_flops, format_rate
 
 Beside = Callable[[], AbstractContextManager[None]]
 """What goes on while something is measured."""
-Tell = Callable[[str], None]
+Log = Callable[[str], None]
 """Takes one line of text."""
 T = TypeVar("T")
 _SHARE_OF_MEMORY = 3
@@ -52,7 +52,7 @@ def processor_rates(
     allocate: Allocate,
     beside: Beside | None,
     patience: Patience,
-    tell: Tell,
+    log: Log,
 ) -> ProcessorRates:
     """Measures reading, matrix products, attention and the rest, one after the other.
 
@@ -64,12 +64,12 @@ def processor_rates(
     walked_bytes = max(min(sizes.buffer_bytes, share), _largest_expert_bytes(sizes))
     memory = allocate(walked_bytes)
     instruction_set = Products(device, torch.float32).instruction_set
-    tell(f"kernels: {instruction_set or 'none'}")
-    bandwidth, gemm = _weights_rates(sizes, memory, timer, patience, tell)
+    log(f"kernels: {instruction_set or 'none'}")
+    bandwidth, gemm = _weights_rates(sizes, memory, timer, patience, log)
     widening = None
     if device.type == "cpu" and "float32" in gemm:
         widening = patience.calmest(partial(_widening, sizes, memory, gemm["float32"], timer))
-        tell(f"bfloat16 weights widened to float32: {format_rate(widening)}")
+        log(f"bfloat16 weights widened to float32: {format_rate(widening)}")
     del memory
     dtype = COMPUTE_DTYPES[sizes.attention_dtype]
     with beside() if beside else nullcontext():
@@ -80,12 +80,12 @@ def processor_rates(
             lambda: attention_rates(sizes, dtype, timer, cache_bytes=share, allocate=allocate)
         )
         elementwise = calmest(lambda: elementwise_bandwidth(sizes, dtype, timer))
-    tell(
+    log(
         f"attention {sizes.attention_dtype}: {format_rate(attention.decode.bandwidth)} and "
         f"{attention.decode.sequence_s * 1e6:.1f} µs a sequence in decoding, "
         f"{format_flops(attention.prompt_flops)} in prompts"
     )
-    tell(f"norms, routing and sums: {format_rate(elementwise)}")
+    log(f"norms, routing and sums: {format_rate(elementwise)}")
     return ProcessorRates(
         bandwidth=bandwidth,
         gemm=gemm,
@@ -101,16 +101,16 @@ def _once(step: Callable[[], T]) -> T:
 
 
 def _weights_rates(
-    sizes: Sizes, memory: Tensor, timer: Timer, patience: Patience, tell: Tell
+    sizes: Sizes, memory: Tensor, timer: Timer, patience: Patience, log: Log
 ) -> tuple[float, dict[Dtype, RateCurve]]:
     """Bandwidth of reading `memory`, and curves of experts that lie in it."""
     bandwidth = patience.calmest(lambda: read_bandwidth(memory, timer))
-    tell(f"memory: {format_rate(bandwidth)}")
+    log(f"memory: {format_rate(bandwidth)}")
     gemm = {}
     for dtype in sizes.dtypes:
         experts = experts_in(memory, sizes.model, COMPUTE_DTYPES[dtype])
         curve = patience.calmest(partial(curve_of, sizes, dtype, experts, timer))
-        tell(f"GEMM {dtype}: {curve_text(curve)}")
+        log(f"GEMM {dtype}: {curve_text(curve)}")
         gemm[dtype] = curve
         bandwidth = max(bandwidth, _weights_bandwidth(curve, dtype))
     return bandwidth, gemm

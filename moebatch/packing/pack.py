@@ -17,8 +17,8 @@ from moebatch.checkpoint.index import INDEX_NAME, file_inside
 from moebatch.checkpoint.model_files import ModelFiles, open_model
 from moebatch.errors import ConfigError, DoesNotFit, Fault, StorageError
 from moebatch.folder.work_folder import WorkFolder
-from moebatch.job.fingerprint import numerics_fingerprint
-from moebatch.journal.files import Files, told
+from moebatch.job.identity import numerics_fingerprint
+from moebatch.journal.files import Files, storage_errors
 from moebatch.packing.contents import Contents
 from moebatch.packing.encodings import Encoding, Fp8Blocks, Int4, Int8, Precision, int4_group
 from moebatch.packing.expert_encoder import Error, ExpertEncoder, encoder_bytes
@@ -215,13 +215,13 @@ class Pack:
             "experts": contents.num_experts,
             "relative_errors": errors,
         }
-        with told(path, needed=0):
+        with storage_errors(path, needed=0):
             _copy_others(contents.files.checkpoint.folder, path)
             (path / REPORT).parent.mkdir(exist_ok=True)
         write_text(path / REPORT, json.dumps(report, indent=2) + "\n")
         write_text(path / INDEX_NAME, json.dumps(index, indent=2) + "\n")
         write_text(path / "config.json", json.dumps(contents.config, indent=2) + "\n")
-        with told(output, needed=0):
+        with storage_errors(output, needed=0):
             if output.exists():
                 raise _taken(output, "is there by now")
             Files().sync_folder(path)
@@ -284,7 +284,7 @@ def _copy(shard: Shard, files: ModelFiles, writer: ShardWriter) -> None:
     """Writes tensors as they are. Raises StorageError."""
     for part in shard.parts:
         extent = files.checkpoint.extent(part.name)
-        with told(extent.path, needed=0), extent.path.open("rb") as file:
+        with storage_errors(extent.path, needed=0), extent.path.open("rb") as file:
             file.seek(extent.offset)
             for data in _blocks(file.read, extent.num_bytes):
                 writer.write(part, data)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from moebatch.checkpoint.direct import PAGE_BYTES, align_up
 from moebatch.formats.weight_format import StoredPart
-from moebatch.journal.files import Files, NewFile, told
+from moebatch.journal.files import Files, NewFile, storage_errors
 
 _METADATA = {"__metadata__": {"format": "pt"}}
 """transformers refuses files that do not say so."""
@@ -94,7 +94,7 @@ class ShardWriter:
             self._files.remove(self._draft)
 
     def _told(self) -> AbstractContextManager[None]:
-        return told(self._path, needed=self._shard.num_bytes)
+        return storage_errors(self._path, needed=self._shard.num_bytes)
 
 
 def tensor_bytes(tensor: Tensor) -> memoryview:

@@ -1,65 +1,73 @@
 """What the command line of `moebatch plan` asks for, before it is looked up."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from moebatch.errors import ConfigError, Fault
-from moebatch.schedule.registry import schedule_faults, unknown_schedule
-from moebatch.spec.hardware import Basis
-from moebatch.spec.policy_file import PolicyFile, load_policy
-from moebatch.spec.workload import Workload
+from moebatch.spec.option import Option, Options
+
+if TYPE_CHECKING:  # `moebatch --help` need not load them
+    from moebatch.plan.sim_world import Routing
+    from moebatch.schedule.task import Kind
+    from moebatch.spec.hardware import Basis
+    from moebatch.spec.policy_file import PolicyFile
+    from moebatch.spec.workload import Workload
 
 ChosenMethod = Literal["milp", "klotski"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PlanOptions:
+class PlanOptions(Options):
     """Options by their long names; None where they are not given."""
 
-    has_job: bool
+    hw: Annotated[
+        str | None, Option("Hardware profile, a name or a file; default: this machine.")
+    ] = None
+    model: Annotated[str | None, Option("Model shape, a name, a folder or a file.")] = None
+    prompt_len: Annotated[int | None, Option("Mean prompt tokens.", min=1, max=10**7)] = None
+    gen_len: Annotated[int | None, Option("New tokens per sequence.", min=1, max=10**7)] = None
+    requests: Annotated[int | None, Option("Sequences of the job.", min=1, max=10**12)] = None
+    what_if: Annotated[
+        tuple[str, ...], Option("Change a figure, such as dram=416GiB; repeatable.")
+    ] = ()
+    method: Annotated[ChosenMethod, Option("How to choose the policy.")] = "milp"
+    paper: Annotated[bool, Option("MoE-Lightning's own forms and constants.")] = False
+    vendor: Annotated[bool, Option("Figures of data sheets instead of measured ones.")] = False
+    policy: Annotated[
+        str | None, Option("This policy, a name or a file, instead of planning one.")
+    ] = None
+    schedule: Annotated[
+        str | None, Option("Instead of the policy's own: a name, or file.py:name.")
+    ] = None
+    has_job: bool = False
     """Whether a job file is given, which says model and lengths itself."""
-    hw: str | None = None
-    model: str | None = None
-    prompt_len: int | None = None
-    gen_len: int | None = None
-    requests: int | None = None
-    what_if: tuple[str, ...] = ()
-    method: ChosenMethod = "milp"
-    paper: bool = False
-    vendor: bool = False
-    policy: str | None = None
-    schedule: str | None = None
-    """Instead of the policy's own."""
     command: str = "moebatch plan"
     """What was typed."""
 
     @property
-    def basis(self) -> Basis:
+    def basis(self) -> "Basis":
         """Which figures of the profile are meant."""
         return "paper" if self.paper else "peak" if self.vendor else "achieved"
 
-    def require_consistent(self) -> None:
-        """Raises ConfigError with all contradictions and everything that is missing."""
-        faults = [
-            Fault(file=self.command, where=where, message=message)
-            for where, message in self._contradictions()
-        ]
-        if faults:
-            raise ConfigError(faults)
-
-    def stated_workload(self) -> Workload:
+    def stated_workload(self) -> "Workload":
         """The workload of ``--prompt-len``, ``--gen-len`` and ``--requests``."""
+        from moebatch.spec.workload import Workload
+
         assert self.prompt_len is not None and self.gen_len is not None, "checked before"
         return Workload.uniform(
             prompt_tokens=self.prompt_len, new_tokens=self.gen_len, num_sequences=self.requests
         )
 
-    def given_policy(self) -> PolicyFile | None:
+    def given_policy(self) -> "PolicyFile | None":
         """The policy of ``--policy``, if there is one. Raises ConfigError."""
+        from moebatch.schedule.registry import schedule_faults
+        from moebatch.spec.policy_file import load_policy
+
         return None if self.policy is None else load_policy(self.policy, rules=schedule_faults)
 
-    def _contradictions(self) -> Iterator[tuple[str, str]]:
+    def contradictions(self) -> Iterator[tuple[str, str]]:
+        from moebatch.schedule.registry import unknown_schedule
+
         lengths = {
             "--model": self.model,
             "--prompt-len": self.prompt_len,
@@ -82,3 +90,49 @@ class PlanOptions:
             if self.paper or self.method != "milp":
                 yield "--schedule", "is chosen by --paper and by --method; leave these out"
             yield from (("--schedule", message) for message in unknown_schedule(self.schedule))
+
+
+Work = Literal["decode", "prefill", "mean"]
+"""What simulated passes may have to do. decode: every pass is a full batch that decodes. prefill:
+its prompts come first, in one pass. mean: every pass is the mean pass of the job, in which prompts
+mix with answers."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SimOptions(Options):
+    """How `moebatch simulate` has the passes of a policy run."""
+
+    compare: Annotated[str, Option("More schedules, such as multi,hot.")] = ""
+    work: Annotated[Work, Option("What the passes compute.")] = "decode"
+    passes: Annotated[int, Option("Passes to simulate.", min=1, max=1000)] = 3
+    skew: Annotated[float, Option("Popularity of experts: rank**-SKEW.", min=0, max=10)] = 0.0
+    seed: Annotated[int, Option("Seed of the routing.", min=0, max=2**63)] = 0
+    num_hot: Annotated[
+        int | None, Option("Experts loaded ahead of their gates.", min=0, max=65536)
+    ] = None
+    slots: Annotated[
+        int | None, Option("Slots of experts instead of the policy's.", min=2, max=65536)
+    ] = None
+    schedule: str | None = None
+    """None is the policy's own."""
+    routing: "Routing | None" = None
+    """Instead of a skew."""
+    table: "Mapping[Kind, float]" = field(default_factory=dict)
+    """Seconds that are given by kinds of tasks."""
+
+    command: str = "moebatch simulate"
+
+    @property
+    def compared(self) -> list[str]:
+        """Names of ``--compare``."""
+        return [name.strip() for name in self.compare.split(",") if name.strip()]
+
+    def schedules(self, own: str) -> list[str]:
+        """Those to be simulated, each once, the policy's own if no other is asked for."""
+        return list(dict.fromkeys((self.schedule or own, *self.compared)))
+
+    def contradictions(self) -> Iterator[tuple[str, str]]:
+        from moebatch.schedule.registry import unknown_schedule
+
+        for name in self.compared:
+            yield from (("--compare", message) for message in unknown_schedule(name))

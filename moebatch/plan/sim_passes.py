@@ -6,9 +6,9 @@ from math import ceil
 
 from moebatch.layout.load import PassLoad
 from moebatch.layout.scratch import PROMPT_ROWS, gpu_prompt_rows
+from moebatch.plan.options import Work
 from moebatch.plan.problem import Problem
 from moebatch.plan.replay import job_loads
-from moebatch.plan.work import Work
 from moebatch.spec.policy import Policy
 
 

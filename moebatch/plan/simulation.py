@@ -1,7 +1,7 @@
 """A policy simulated under one schedule or several."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from moebatch.errors import ConfigError, Fault
@@ -10,54 +10,16 @@ from moebatch.layout.setup import slots_wanted
 from moebatch.plan.answer import Answer
 from moebatch.plan.as_json import policy_json
 from moebatch.plan.fitting import policy_for
+from moebatch.plan.options import SimOptions
 from moebatch.plan.problem import Problem
 from moebatch.plan.refusal import too_large
 from moebatch.plan.sim_passes import passes_of
-from moebatch.plan.sim_world import Routing, SimWorld
-from moebatch.plan.work import Work
-from moebatch.schedule.registry import traits_of, unknown_schedule
+from moebatch.plan.sim_world import SimWorld
+from moebatch.schedule.registry import traits_of
 from moebatch.schedule.simulate import simulate
-from moebatch.schedule.task import Kind
 from moebatch.schedule.timeline.as_json import timeline_json
 from moebatch.schedule.timeline.timeline import Timeline
 from moebatch.spec.policy import Policy
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SimOptions:
-    """What the command line of `moebatch simulate` asks for beside a policy."""
-
-    schedule: str | None = None
-    """None is the policy's own."""
-    compare: tuple[str, ...] = ()
-    num_passes: int = 3
-    work: Work = "decode"
-    skew: float = 0.0
-    seed: int = 0
-    num_hot: int | None = None
-    """None is what the policy says."""
-    num_slots: int | None = None
-    """None is what the policy says."""
-    routing: Routing | None = None
-    """Instead of a skew."""
-    table: Mapping[Kind, float] = field(default_factory=dict)
-    """Seconds that are given by kinds of tasks."""
-
-    def require_known(self) -> None:
-        """Raises ConfigError for schedules that do not exist."""
-        asked = [("--schedule", self.schedule), *(("--compare", name) for name in self.compare)]
-        faults = [
-            Fault(file="moebatch simulate", where=option, message=message)
-            for option, name in asked
-            if name is not None
-            for message in unknown_schedule(name)
-        ]
-        if faults:
-            raise ConfigError(faults)
-
-    def schedules(self, own: str) -> list[str]:
-        """Those to be simulated, each once, the policy's own if no other is asked for."""
-        return list(dict.fromkeys((self.schedule or own, *self.compare)))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,7 +46,7 @@ def simulations(problem: Problem, policy: Policy, options: SimOptions) -> dict[s
     changed = replace(
         policy,
         num_hot=policy.num_hot if options.num_hot is None else options.num_hot,
-        num_slots=policy.num_slots if options.num_slots is None else options.num_slots,
+        num_slots=policy.num_slots if options.slots is None else options.slots,
     )
     return {
         name: _simulation(problem, policy_for(changed, name, problem), options)
@@ -98,13 +60,13 @@ def timelines_of(simulated: Mapping[str, Simulation]) -> dict[str, Timeline]:
 
 
 def _simulation(problem: Problem, policy: Policy, options: SimOptions) -> Simulation:
-    passes = passes_of(problem, policy, options.work, options.num_passes)
+    passes = passes_of(problem, policy, options.work, options.passes)
     routing = options.routing or SkewedRouting(
         shape=problem.shape, exponent=options.skew, seed=options.seed
     )
     world = SimWorld.of(problem, policy, passes=passes, routing=routing, table=options.table)
     name = policy.schedule
-    timeline = simulate(name, world.setup, world.room, world, num_passes=options.num_passes)
+    timeline = simulate(name, world.setup, world.room, world, num_passes=options.passes)
     return Simulation(
         policy=policy,
         timeline=timeline,
@@ -115,7 +77,7 @@ def _simulation(problem: Problem, policy: Policy, options: SimOptions) -> Simula
 
 def _notes(problem: Problem, policy: Policy, options: SimOptions) -> Iterator[str]:
     reason = too_large(problem, policy)
-    if options.num_slots is not None and reason:
+    if options.slots is not None and reason:
         yield f"with {policy.num_slots} slots the policy does not fit: {reason}"
     wanted = slots_wanted(problem.shape, policy, problem.ladder)
     if policy.num_slots < wanted:

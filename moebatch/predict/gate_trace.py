@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from moebatch.journal.files import told
+from moebatch.journal.files import storage_errors
 from moebatch.predict.predictor import Chosen, PassTokens, RoutingObserver
 
 MAX_HIDDEN_BYTES = 4 * 2**30
@@ -140,7 +140,7 @@ def _mapped(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray
     num_bytes = prod(shape) * dtype.itemsize
     if not num_bytes:
         return np.zeros(shape, dtype)
-    with told(path, needed=num_bytes), path.open("ab") as file:
+    with storage_errors(path, needed=num_bytes), path.open("ab") as file:
         if file.tell() != num_bytes:
             file.truncate(0)
         try:

@@ -4,10 +4,9 @@ from collections.abc import Iterator
 
 from rich.console import Group, RenderableType
 
-from moebatch.calibration.comparison import Comparison
-from moebatch.calibration.gating_lesson import GatingLesson
-from moebatch.calibration.pregating import PreGateLesson
-from moebatch.calibration.summary import CalibrationSummary
+from moebatch.calibration.calibrate import CalibrationSummary
+from moebatch.calibration.counting import Comparison
+from moebatch.calibration.gate_lessons import GatingLesson, PreGateLesson
 from moebatch.model.gating import GatingPoint, LearntGating
 from moebatch.predict.accuracy import mean_accuracy
 from moebatch.report.console import plain
@@ -55,7 +54,7 @@ def _pregates(lesson: PreGateLesson | None) -> Iterator[RenderableType]:
     rows = {
         "pre-gates": plain(str(lesson.file)),
         "learnt from": f"{learnt} including what they are compared with",
-        "perplexity": f"of {lesson.num_held_out} held-out tokens of {lesson.expected}",
+        "perplexity": f"of {lesson.num_expected} held-out tokens of {lesson.expected}",
     }
     grid = NamedRows(rows.items())
     level = f"level {lesson.activation_level}"

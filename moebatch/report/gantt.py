@@ -16,8 +16,16 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator, MultipleLocator
 
 from moebatch.report.figure import BARS, FRAME, INK, MARGIN, PALE, Picture, fitted, text_width
-from moebatch.report.gantt_bars import GROUPS, Bar, Group, bars, group_of
-from moebatch.report.gantt_window import Window, layer_starts, shown_window
+from moebatch.report.gantt_bars import (
+    GROUPS,
+    Bar,
+    Group,
+    Window,
+    bars,
+    group_of,
+    layer_starts,
+    shown_window,
+)
 from moebatch.report.task_names import seconds_text, task_label
 from moebatch.schedule.task import Task
 from moebatch.schedule.timeline.statistics import in_order

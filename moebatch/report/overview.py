@@ -1,18 +1,21 @@
 """A job from outside: how far it is, and which runs work on it."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import groupby
 from pathlib import Path
 
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
+from rich.progress import DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 from rich.table import Table
 
+from moebatch.job.check import Findings
 from moebatch.job.overview import Overview, ShardOverview
 from moebatch.job.status_file import ShardStatus
-from moebatch.report.console import plain, whole
+from moebatch.report.console import plain, say, whole
 from moebatch.report.tables import NamedRows, share_bar, titled_columns
-from moebatch.units import format_duration
+from moebatch.units import count_of, format_duration
 
 
 def overview_table(job: Overview, job_file: Path) -> RenderableType:
@@ -81,3 +84,35 @@ def _counts(shards: list[ShardOverview]) -> Iterator[str]:
     yield str(sum(one.num_done for one in shards))
     yield str(sum(one.num_failed for one in shards))
     yield str(sum(one.num_rows for one in shards))
+
+
+@contextmanager
+def counting_bytes(console: Console) -> Iterator[Callable[[int], None]]:
+    """Yields what takes how many more bytes have been read; silent without a terminal."""
+    bar = Progress(
+        TextColumn("reading weights"),
+        DownloadColumn(binary_units=True),
+        TransferSpeedColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
+    with bar:
+        task = bar.add_task("reading", total=None, visible=False)
+        yield lambda num_bytes: bar.update(task, advance=num_bytes, visible=True)
+
+
+def print_findings(findings: Findings, console: Console) -> None:
+    """All faults with file and line, then one line of summary."""
+    for warning in findings.warnings:
+        say(console, f"warning: {warning}")
+    for fault in findings.faults:
+        code = f" [{fault.code}]" if fault.code else ""
+        say(console, f"{fault}{code}")
+    if not findings.faults:
+        say(console, f"{count_of(findings.num_rows, 'row')}, no faults")
+        return
+    unlisted = findings.num_unlisted
+    more = f" (and {count_of(unlisted, 'more bad row')})" if unlisted else ""
+    rows = f"{findings.num_bad_rows} of {count_of(findings.num_rows, 'row')}"
+    say(console, f"{count_of(len(findings.faults), 'fault')}{more}, {rows}")

@@ -79,10 +79,10 @@ class RecentRates:
         seconds = last.elapsed_s - first.elapsed_s
         if seconds <= 0:
             seconds = max(last.elapsed_s, 1e-9)
-            return last.prompt_tokens / seconds, last.generated_tokens / seconds
+            return last.engine.prompt_tokens / seconds, last.engine.generated_tokens / seconds
         return (
-            (last.prompt_tokens - first.prompt_tokens) / seconds,
-            (last.generated_tokens - first.generated_tokens) / seconds,
+            (last.engine.prompt_tokens - first.engine.prompt_tokens) / seconds,
+            (last.engine.generated_tokens - first.engine.generated_tokens) / seconds,
         )
 
     def busy_shares(self) -> dict[str, float]:
@@ -148,7 +148,7 @@ class _LiveView:
         )
         rates = f"[green]{generated:.1f}[/] generated, {prompt:.1f} prompt"
         rows = {
-            "tokens/s": f"{rates}, {status.num_running} sequences running",
+            "tokens/s": f"{rates}, {status.engine.num_running} sequences running",
             "memory": _memory(status),
             "busy": lanes,
             "pass": _place(status),
@@ -188,7 +188,8 @@ def _plain_lines(source: StatusSource, console: Console) -> Iterator[None]:
 
 def _place(status: RunStatus) -> str:
     """Moves even when a single pass takes minutes."""
-    return f"{status.num_passes + 1}, layer {status.layer + 1} of {status.num_layers}"
+    engine = status.engine
+    return f"{engine.num_passes + 1}, layer {engine.layer + 1} of {engine.num_layers}"
 
 
 def _memory(status: RunStatus) -> str:

@@ -36,7 +36,7 @@ def _outcome(summary: RunSummary, job_file: Path) -> Iterator[tuple[str, str]]:
     if summary.emulated is not None:
         yield "[bold yellow]emulated[/]", plain(summary.emulated)
     yield "rows", _rows(summary)
-    if summary.run_s and summary.num_passes:
+    if summary.elapsed_s and summary.engine.num_passes:
         yield "speed", _speed(summary)
     yield "output", _output(summary, job_file)
 
@@ -45,8 +45,8 @@ def _caveats(summary: RunSummary) -> Iterator[tuple[str, str]]:
     """What a reader of the answers, or of their speed, has to know."""
     if summary.gating is not None:
         yield "gating", _gating(summary.gating)
-    if summary.num_shrunk:
-        times = count_of(summary.num_shrunk, "time")
+    if summary.engine.num_shrunk:
+        times = count_of(summary.engine.num_shrunk, "time")
         yield "backed off", f"passes were halved {times}, since the system refused memory"
     if summary.torch_only is not None:
         yield "kernels", f"torch only: {plain(summary.torch_only)}"
@@ -59,12 +59,15 @@ def _details(summary: RunSummary) -> Iterator[RenderableType]:
         yield from ("", waits)
     if summary.foresight:
         yield from ("", foresight_table(summary.foresight))
-    if summary.prediction is not None and summary.run_s:
+    if summary.prediction is not None and summary.elapsed_s:
         yield from ("", *_beside(summary, summary.prediction))
 
 
 def _took(summary: RunSummary) -> Iterator[tuple[str, str]]:
-    yield "tokens", f"{summary.generated_tokens} generated, {summary.prompt_tokens} of prompts"
+    yield (
+        "tokens",
+        f"{summary.engine.generated_tokens} generated, {summary.engine.prompt_tokens} of prompts",
+    )
     yield "time", _time(summary)
     for lane in summary.lanes:
         yield lane.name, _lane(lane)
@@ -74,13 +77,13 @@ def _took(summary: RunSummary) -> Iterator[tuple[str, str]]:
         yield "waiting", f"compute waited {format_duration(summary.waited_s)} for experts"
     if summary.bytes_read:
         yield "read", _reading(summary)
-    if summary.num_copied or summary.shared_tokens:
+    if summary.num_copied or summary.engine.shared_tokens:
         yield "shared", _sharing(summary)
-    if summary.num_grown:
-        grown = count_of(summary.num_grown, "more expert")
+    if summary.engine.num_grown:
+        grown = count_of(summary.engine.num_grown, "more expert")
         yield "at the end", f"{grown} stayed in memory when no rows were waiting"
-    if summary.num_preempted:
-        sent = count_of(summary.num_preempted, "sequence")
+    if summary.engine.num_preempted:
+        sent = count_of(summary.engine.num_preempted, "sequence")
         yield "preempted", f"{sent}, when the cache was full"
     peak, budget = format_bytes(summary.peak_bytes), format_bytes(summary.budget_bytes)
     yield "peak memory", f"{peak} of {budget}"
@@ -111,8 +114,8 @@ def _rows(summary: RunSummary) -> str:
 
 
 def _speed(summary: RunSummary) -> str:
-    generated = format_number(summary.generated_tokens / summary.run_s)
-    prompt = format_number(summary.prompt_tokens / summary.run_s)
+    generated = format_number(summary.engine.generated_tokens / summary.elapsed_s)
+    prompt = format_number(summary.engine.prompt_tokens / summary.elapsed_s)
     return f"[bold green]{generated}[/] tokens/s generated, {prompt} tokens/s of prompts"
 
 
@@ -132,12 +135,10 @@ def _lane(lane: LaneTime) -> str:
 
 def _sharing(summary: RunSummary) -> str:
     """What was computed once for several rows."""
-    found = []
-    if summary.shared_tokens:
-        share = summary.shared_tokens / (summary.shared_tokens + summary.prompt_tokens)
-        found.append(
-            f"{summary.shared_tokens} prompt tokens ({share:.0%}) were computed for other rows"
-        )
+    found, shared = [], summary.engine.shared_tokens
+    if shared:
+        share = shared / (shared + summary.engine.prompt_tokens)
+        found.append(f"{shared} prompt tokens ({share:.0%}) were computed for other rows")
     if summary.num_copied:
         found.append(f"{count_of(summary.num_copied, 'row')} got the answer of an equal one")
     return "; ".join(found)
@@ -154,10 +155,10 @@ def _gating(use: GatingUse) -> str:
 
 
 def _time(summary: RunSummary) -> str:
-    passes = count_of(summary.num_passes, "pass", "passes")
+    passes = count_of(summary.engine.num_passes, "pass", "passes")
     return (
         f"{format_duration(summary.total_s)} in all: {format_duration(summary.load_s)} to start, "
-        f"{format_duration(summary.run_s)} for {passes}"
+        f"{format_duration(summary.elapsed_s)} for {passes}"
     )
 
 
@@ -196,12 +197,17 @@ def _known_now(summary: RunSummary) -> Iterator[str]:
 def _figures(summary: RunSummary, expected: Prediction) -> Iterator[_Figure]:
     """Name, predicted, measured, and how to write them."""
     if expected.job_time_s is not None and expected.num_passes is not None:
-        yield "time of all passes", expected.job_time_s, summary.run_s, format_duration
-        yield "passes", expected.num_passes, summary.num_passes, lambda number: f"{number:.0f}"
+        yield "time of all passes", expected.job_time_s, summary.elapsed_s, format_duration
+        yield (
+            "passes",
+            expected.num_passes,
+            summary.engine.num_passes,
+            lambda number: f"{number:.0f}",
+        )
         for lane in summary.lanes:
             busy_s = expected.busy_s.get(lane.name, 0.0)
             yield f"{lane.name} busy", busy_s, lane.busy_s, format_duration
-    measured = summary.generated_tokens / summary.run_s
+    measured = summary.engine.generated_tokens / summary.elapsed_s
     yield "generated tok/s", expected.tokens_per_s, measured, format_number
     yield from _peaks(summary, expected)
 

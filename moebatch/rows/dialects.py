@@ -12,18 +12,23 @@ A plain result is the row unchanged plus one key, ``response`` by default::
 With ``n`` above 1, text, finish_reason, stop_reason and logprobs are lists.
 """
 
+import codecs
 import hashlib
 import json
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from moebatch.rows.logprobs import TokenText, chat_logprobs, completion_logprobs
 from moebatch.rows.row import Dialect, Row
 from moebatch.spec.request import Choice, Outcome, RowError
 
 Line = dict[str, Any]
+TokenText = Callable[[int], bytes]
+"""Bytes that a token stands for."""
+_LEAST = -9999.0
+"""Stands for an impossible token, as in vLLM, since JSON has no infinity."""
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -110,7 +115,7 @@ def _chat_choice(choice: Choice, served: Served) -> Line:
     return {
         "index": choice.index,
         "message": {"role": "assistant", "content": choice.text, "refusal": None},
-        "logprobs": chat_logprobs(choice, served.token_bytes),
+        "logprobs": _chat_logprobs(choice, served.token_bytes),
         "finish_reason": choice.finish_reason,
         "stop_reason": choice.stop_reason,
     }
@@ -120,7 +125,7 @@ def _completion_choice(choice: Choice, served: Served) -> Line:
     return {
         "index": choice.index,
         "text": choice.text,
-        "logprobs": completion_logprobs(choice, served.token_bytes),
+        "logprobs": _completion_logprobs(choice, served.token_bytes),
         "finish_reason": choice.finish_reason,
         "stop_reason": choice.stop_reason,
     }
@@ -158,10 +163,70 @@ def _plain_answer(row: Row, outcome: Outcome, served: Served) -> Line:
         "text": [choice.text for choice in choices],
         "finish_reason": [choice.finish_reason for choice in choices],
         "stop_reason": [choice.stop_reason for choice in choices],
-        "logprobs": [chat_logprobs(choice, served.token_bytes) for choice in choices],
+        "logprobs": [_chat_logprobs(choice, served.token_bytes) for choice in choices],
     }
     several = outcome.request.sampling.n > 1
     answer = {name: values if several else values[0] for name, values in fields.items()}
     if outcome.request.sampling.logprobs is None:
         del answer["logprobs"]
     return {"custom_id": row.custom_id, **answer, "usage": _usage(outcome), "error": None}
+
+
+# --- log-probabilities in the two forms of OpenAI, of chats and of completions -------------------
+
+
+def _chat_logprobs(choice: Choice, token_bytes: TokenText) -> dict[str, Any] | None:
+    """``{"content": [{token, logprob, bytes, top_logprobs}]}``, None if not asked for."""
+    if choice.logprobs is None:
+        return None
+    return {
+        "content": [
+            {
+                **_entry(token_bytes(at.token), at.logprob),
+                "top_logprobs": [_entry(token_bytes(token), at.top[token]) for token in at.top],
+            }
+            for at in choice.logprobs
+        ],
+        "refusal": None,
+    }
+
+
+def _completion_logprobs(choice: Choice, token_bytes: TokenText) -> dict[str, Any] | None:
+    """``{tokens, token_logprobs, top_logprobs, text_offset}``, None if not asked for."""
+    if choice.logprobs is None:
+        return None
+    decoder, offset, offsets = codecs.getincrementaldecoder("utf-8")("replace"), 0, []
+    for at in choice.logprobs:
+        offsets.append(offset)
+        offset += len(decoder.decode(token_bytes(at.token)))
+    return {
+        "tokens": [_name(token_bytes(at.token)) for at in choice.logprobs],
+        "token_logprobs": [_finite(at.logprob) for at in choice.logprobs],
+        "top_logprobs": [_named(at.top, token_bytes) for at in choice.logprobs],
+        "text_offset": offsets,
+    }
+
+
+def _entry(data: bytes, logprob: float) -> dict[str, Any]:
+    token = data.decode("utf-8", "replace")
+    return {"token": token, "logprob": _finite(logprob), "bytes": list(data)}
+
+
+def _named(top: Mapping[int, float], token_bytes: TokenText) -> dict[str, float]:
+    named: dict[str, float] = {}
+    for token, logprob in top.items():
+        # Likeliest first: of tokens that look the same the likeliest stays.
+        named.setdefault(_name(token_bytes(token)), _finite(logprob))
+    return named
+
+
+def _name(data: bytes) -> str:
+    """The text of a token, or ``bytes:\\xe2\\x96`` for a piece of a character."""
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+
+
+def _finite(logprob: float) -> float:
+    return logprob if math.isfinite(logprob) else _LEAST

@@ -30,7 +30,7 @@ class TimeLimit:
         self.seconds = seconds
         self._lock = threading.Lock()
         self._begun: dict[int, float] = {}
-        """When each thread has entered its block; one that has been told is out of it."""
+        """When each thread has entered its block; one in which TooLong was raised is out of it."""
         self._watcher: threading.Thread | None = None
 
     @contextmanager
@@ -48,7 +48,7 @@ class TimeLimit:
     def _leave(self, thread: int) -> None:
         with self._lock:
             if self._begun.pop(thread, None) is None:
-                _raise_in(thread, None)  # told, but it may have ended before that reached it
+                _raise_in(thread, None)  # it may have ended before that
 
     def _watch(self) -> None:
         if self._watcher is None:

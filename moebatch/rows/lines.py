@@ -11,7 +11,7 @@ from typing import BinaryIO, cast
 
 from moebatch.errors import StorageError
 from moebatch.quoting import reason
-from moebatch.rows.raw import RawRow, refusal
+from moebatch.rows.row import RawRow, refusal
 from moebatch.spec.request import RowError
 from moebatch.units import format_bytes
 

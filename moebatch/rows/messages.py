@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from moebatch.quoting import shown
-from moebatch.rows.refused import missing, unsupported, wrong
+from moebatch.rows.refused import checked, missing, unsupported, wrong
 from moebatch.rows.row import Chat
 from moebatch.spec.limits import flag
 
@@ -101,9 +101,4 @@ def _part(part: object, where: str) -> str:
 
 def _flag(body: Mapping[str, object], name: str, *, default: bool) -> bool:
     value = body.get(name)
-    if value is None:
-        return default
-    try:
-        return flag(value)
-    except ValueError as error:
-        raise wrong(name, str(error)) from None
+    return default if value is None else checked(flag, name, value)

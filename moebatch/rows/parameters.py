@@ -2,13 +2,13 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from moebatch.errors import ConfigError, Fault
 from moebatch.quoting import shown
-from moebatch.rows.refused import RowRefused, wrong
+from moebatch.rows.refused import RowRefused, checked, refuse_unless_neutral, wrong
 from moebatch.rows.row import ParsedRow, Row
-from moebatch.rows.unsupported import refuse_unless_neutral
 from moebatch.spec.job import SamplingSection
 from moebatch.spec.limits import CHECKS, MAX_LOGPROBS, contradictions, flag, whole
 from moebatch.spec.sampling import Sampling
@@ -29,14 +29,14 @@ _OWN_RULES = frozenset({"max_tokens", "max_completion_tokens", "logprobs", "top_
 class Defaults:
     """Parameters of rows that do not say otherwise: job over model."""
 
-    values: Mapping[str, object]
+    values: Mapping[str, Any]
     """By their names in `Sampling`; what is missing has the library's default."""
     vocab_size: int
 
     @property
     def sampling(self) -> Sampling:
         """What a row gets that says nothing."""
-        return _sampling(self.values)
+        return Sampling(**self.values)
 
     def resolve(self, parsed: ParsedRow) -> Sampling:
         """Sampling of one row. Raises RowRefused."""
@@ -45,7 +45,7 @@ class Defaults:
         values = {**self.values, **given}
         for name, message in contradictions(_with_library(values)).items():
             raise wrong(name, message)
-        return _sampling(values)
+        return Sampling(**values)
 
 
 def merge_defaults(
@@ -101,17 +101,10 @@ def _checked(parameters: Mapping[str, object], row: Row) -> dict[str, object]:
         if name not in CHECKS:
             refuse_unless_neutral(name, value)
             continue
-        given[name] = _check(name, value)
+        given[name] = checked(CHECKS[name], name, value)
     _check_limit(parameters, given)
     _check_logprobs(parameters, row, given)
     return given
-
-
-def _check(name: str, value: object) -> object:
-    try:
-        return CHECKS[name](value)
-    except ValueError as error:
-        raise wrong(name, str(error)) from None
 
 
 def _check_limit(parameters: Mapping[str, object], given: dict[str, object]) -> None:
@@ -120,10 +113,7 @@ def _check_limit(parameters: Mapping[str, object], given: dict[str, object]) -> 
         value = parameters.get(name)
         if value is None:
             continue
-        try:
-            limit = whole(value, 1)
-        except ValueError as error:
-            raise wrong(name, str(error)) from None
+        limit = checked(partial(whole, low=1), name, value)
         if given.setdefault("max_tokens", limit) != limit:
             raise wrong(name, f"is {limit}, but max_tokens is {given['max_tokens']}; give one")
 
@@ -136,30 +126,19 @@ def _check_logprobs(parameters: Mapping[str, object], row: Row, given: dict[str,
     as_completion = row.dialect == "plain" or row.kind == "completion"
     if value is not None and not (isinstance(value, bool) and as_chat):
         if not as_completion:
-            _call(flag, "logprobs", value)
-        given["logprobs"] = _check("logprobs", value)
+            checked(flag, "logprobs", value)
+        given["logprobs"] = checked(CHECKS["logprobs"], "logprobs", value)
     if isinstance(value, bool):
         given["logprobs"] = 0 if value else None
     if top is None:
         return
     if not as_chat:
         raise wrong("top_logprobs", "is for chats; a completion takes a number as logprobs")
-    most = _call(_top_logprobs, "top_logprobs", top)
+    most = checked(partial(whole, low=0, high=MAX_LOGPROBS), "top_logprobs", top)
     if most and value is not True:
         raise wrong("top_logprobs", f"is {most} without logprobs: true, got {shown(value)}")
     if value is True:
         given["logprobs"] = most
-
-
-def _call(check: Any, name: str, value: object) -> Any:
-    try:
-        return check(value)
-    except ValueError as error:
-        raise wrong(name, str(error)) from None
-
-
-def _top_logprobs(value: object) -> int:
-    return whole(value, 0, MAX_LOGPROBS)
 
 
 def _in_vocabulary(values: Mapping[str, object], vocab_size: int) -> None:
@@ -176,7 +155,3 @@ def _in_vocabulary(values: Mapping[str, object], vocab_size: int) -> None:
 def _with_library(values: Mapping[str, object]) -> dict[str, object]:
     library = Sampling()
     return {name: values.get(name, getattr(library, name)) for name in CHECKS}
-
-
-def _sampling(values: Mapping[str, Any]) -> Sampling:
-    return Sampling(**values)

@@ -6,11 +6,9 @@ from dataclasses import dataclass, replace
 
 from moebatch.quoting import shown
 from moebatch.rows.messages import TEMPLATE_KEYS, chat_of, prompt_of
-from moebatch.rows.raw import RawRow
-from moebatch.rows.refused import RowRefused, missing, unsupported, wrong
-from moebatch.rows.row import Dialect, FailedRow, Kind, ParsedRow, Prompt, Row
+from moebatch.rows.refused import NEUTRAL, RowRefused, missing, unsupported, wrong
+from moebatch.rows.row import Dialect, FailedRow, Kind, ParsedRow, Prompt, RawRow, Row
 from moebatch.rows.strict_json import parse
-from moebatch.rows.unsupported import NEUTRAL
 from moebatch.spec.limits import CHECKS
 from moebatch.spec.prompt_template import PromptTemplate
 from moebatch.spec.request import RowError

@@ -1,14 +1,20 @@
 """Parsed rows become requests: prompts to tokens, within what model and context can take."""
 
+import datetime
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
-from moebatch.rows.parameters import Defaults
+from moebatch.errors import CheckpointError
+from moebatch.rows.parameters import Defaults, merge_defaults
 from moebatch.rows.parse import RowRules, parse_row
-from moebatch.rows.raw import RawRow, Source
 from moebatch.rows.refused import RowRefused, wrong
-from moebatch.rows.row import Chat, FailedRow, ParsedRow, Prompt, ReadyRow
-from moebatch.rows.tokenizer import Tokenizer
+from moebatch.rows.row import Chat, FailedRow, ParsedRow, Prompt, RawRow, ReadyRow, Source
+from moebatch.rows.tokenizer import Tokenizer, load_tokenizer
+from moebatch.spec.job import Job
+from moebatch.spec.json_file import read_object
+from moebatch.spec.limits import whole
+from moebatch.spec.prompt_template import PromptTemplate
 from moebatch.spec.request import Request
 from moebatch.spec.sampling import Sampling
 
@@ -24,6 +30,10 @@ class RowReader:
     """Most tokens of prompt and answer together."""
     template_variables: Mapping[str, object] = field(default_factory=dict)
     """The job's ``chat_template_kwargs``."""
+    end_tokens: frozenset[int] = frozenset()
+    """Tokens that end every answer."""
+    warnings: tuple[str, ...] = ()
+    """What the user should know, though the job can run."""
 
     def parse(self, raw: RawRow) -> ParsedRow | FailedRow:
         """The row with all its parameters checked, not yet encoded. Never raises."""
@@ -89,3 +99,86 @@ class RowReader:
             )
             raise RowRefused(message, code="context_length_exceeded", param="prompt")
         return replace(sampling, max_tokens=min(sampling.max_tokens, left))
+
+
+def open_reader(
+    job: Job, *, vocab_size: int, max_positions: int, today: datetime.date | None = None
+) -> RowReader:
+    """Loads the tokenizer and resolves defaults, for a model of so many tokens and positions.
+
+    Raises CheckpointError if the files of the model folder are missing, damaged or do not belong
+    together, and ConfigError if the job's sampling does not go with the model.
+    """
+    folder = job.model.path
+    config = read_generation_config(folder, vocab_size=vocab_size)
+    defaults = merge_defaults(job.sampling, config.values, vocab_size=vocab_size)
+    tokenizer = load_tokenizer(
+        folder, vocab_size=vocab_size, chat_template=job.model.chat_template, today=today
+    )
+    end_tokens, warnings = config.end_tokens, []
+    if not end_tokens and tokenizer.end_token is not None:
+        end_tokens = frozenset({tokenizer.end_token})
+    if not end_tokens:
+        warnings.append(
+            f"{folder}: no end token in generation_config.json, config.json or the tokenizer; "
+            "every answer will run to max_tokens unless the rows give stop texts"
+        )
+    return RowReader(
+        rules=row_rules(job),
+        defaults=defaults,
+        tokenizer=tokenizer,
+        max_positions=max_positions,
+        template_variables=job.sampling.chat_template_kwargs,
+        end_tokens=end_tokens,
+        warnings=tuple(warnings),
+    )
+
+
+def row_rules(job: Job) -> RowRules:
+    """What the job says about rows."""
+    plain_output = job.output.format != "openai"
+    return RowRules(
+        model_name=job.model.name,
+        answer_column=job.output.column if plain_output else None,
+        prompt=None if job.input.prompt is None else PromptTemplate.parse(job.input.prompt),
+        is_chat=job.input.chat,
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GenerationConfig:
+    """Content of generation_config.json, and the end tokens that it and config.json name."""
+
+    values: Mapping[str, object]
+    """The file as it is; empty if there is none."""
+    end_tokens: frozenset[int]
+
+
+def read_generation_config(folder: Path, *, vocab_size: int) -> GenerationConfig:
+    """Reads both files of a model folder; either may be missing.
+
+    Raises CheckpointError if one is damaged or names an end token that the model does not have.
+    """
+    values, config = (
+        read_object(file) if file.exists() else {}
+        for file in (folder / "generation_config.json", folder / "config.json")
+    )
+    inner = config.get("text_config")
+    tokens: set[int] = set()
+    for file, content in (
+        ("generation_config.json", values),
+        ("config.json", config),
+        ("config.json", inner if isinstance(inner, dict) else {}),
+    ):
+        tokens |= _end_tokens(folder / file, content.get("eos_token_id"), vocab_size)
+    return GenerationConfig(values=values, end_tokens=frozenset(tokens))
+
+
+def _end_tokens(file: Path, value: object, vocab_size: int) -> set[int]:
+    if value is None:
+        return set()
+    try:
+        tokens = value if isinstance(value, list) else [value]
+        return {whole(token, 0, vocab_size - 1) for token in tokens}
+    except ValueError as error:
+        raise CheckpointError(f"{file}: eos_token_id {error}") from None

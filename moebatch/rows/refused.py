@@ -1,6 +1,16 @@
-"""How the checks of a row say no."""
+"""How the checks of a row say no, and to which parameters of the OpenAI and vLLM interfaces.
 
+An answer must never look as if a parameter had been honoured that was not. So a parameter is
+either implemented, harmless, given with the value that asks for nothing, or refused by name.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+from moebatch.quoting import shown
 from moebatch.spec.request import RowError
+
+T = TypeVar("T")
 
 
 class RowRefused(Exception):
@@ -16,6 +26,14 @@ def wrong(param: str, message: str) -> RowRefused:
     return RowRefused(f"{param} {message}", code="invalid_value", param=param)
 
 
+def checked(check: Callable[[object], T], param: str, value: object) -> T:
+    """What a check makes of a value. Raises RowRefused where it raises ValueError."""
+    try:
+        return check(value)
+    except ValueError as error:
+        raise wrong(param, str(error)) from None
+
+
 def missing(param: str, message: str) -> RowRefused:
     """A parameter is needed and not there; the message continues its name."""
     return RowRefused(f"{param} {message}", code="missing_required_parameter", param=param)
@@ -24,3 +42,61 @@ def missing(param: str, message: str) -> RowRefused:
 def unsupported(param: str, message: str) -> RowRefused:
     """A parameter asks for what is not implemented; the message continues its name."""
     return RowRefused(f"{param} {message}", code="unsupported_parameter", param=param)
+
+
+HARMLESS = frozenset(
+    {
+        "user",
+        "metadata",
+        "store",
+        "service_tier",
+        "safety_identifier",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "priority",
+        "request_id",
+        "parallel_tool_calls",
+    }
+)
+"""Bookkeeping that no answer depends on; without tools there are no parallel calls either."""
+
+NEUTRAL: Mapping[str, tuple[object, ...]] = {
+    "stream": (False,),
+    "stream_options": (),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "response_format": ({"type": "text"},),
+    "best_of": (1,),
+    "echo": (False,),
+    "prompt_logprobs": (),
+    "suffix": ("",),
+    "modalities": (["text"],),
+    "include_stop_str_in_output": (False,),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+    "detokenize": (True,),
+    "use_beam_search": (False,),
+    "length_penalty": (1, 1.0),
+    "early_stopping": (False,),
+    "bad_words": ([],),
+    "logits_processors": ([],),
+    "documents": ([],),
+    "mm_processor_kwargs": ({},),
+    "return_token_ids": (False,),
+    "return_tokens_as_token_ids": (False,),
+}
+"""Values that ask for nothing. Any other value is refused, and so is any other parameter."""
+
+
+def refuse_unless_neutral(name: str, value: object) -> None:
+    """Raises RowRefused unless a parameter that is not implemented asks for nothing anyway."""
+    if value is None or name in HARMLESS:
+        return
+    allowed = NEUTRAL.get(name, ())
+    if any(type(value) is type(neutral) and value == neutral for neutral in allowed):
+        return
+    known = "" if name in NEUTRAL else "; there is no such parameter"
+    hint = f"; allowed is {' or '.join(map(shown, allowed))}" if allowed else known
+    raise unsupported(name, f"is not supported, got {shown(value)}{hint}")

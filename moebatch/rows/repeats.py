@@ -1,9 +1,10 @@
 """Rows that are answered once: equal prompts, equal parameters, and no chance in them."""
 
 from collections import Counter, deque
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from moebatch.spec.policy import PAGE_TOKENS
 from moebatch.spec.request import Outcome, Request
 
 _WITHOUT_CHANCE = (
@@ -110,3 +111,31 @@ class Repeats:
         while self._ready:
             self.num_copied += 1
             yield self._ready.popleft()
+
+
+_MOST_PAGES = 2**18
+
+
+class Beginnings:
+    """Remembers hashes of the pages of all prompts, of the first `_MOST_PAGES` different ones.
+
+    Good enough to plan with: whether a page is really the same is looked at when it is used, and
+    whether it is still there only shows then.
+    """
+
+    def __init__(self) -> None:
+        self._pages: set[int] = set()
+
+    def add(self, prompt: Sequence[int]) -> int:
+        """Takes in the next prompt; the tokens at its beginning that need not be computed again.
+
+        Two tokens of a prompt are always computed, see `store/kv_prefixes.py`.
+        """
+        number, num_shared = 0, 0
+        for first in range(0, len(prompt) - PAGE_TOKENS - 1, PAGE_TOKENS):
+            number = hash((number, prompt[first : first + PAGE_TOKENS]))
+            if number in self._pages:
+                num_shared = first + PAGE_TOKENS
+            elif len(self._pages) < _MOST_PAGES:
+                self._pages.add(number)
+        return num_shared

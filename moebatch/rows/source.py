@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from moebatch.rows.lines import LineSource, stamp_of
-from moebatch.rows.raw import RawRow, Source, refusal
+from moebatch.rows.row import RawRow, Source, refusal
 from moebatch.rows.tables import DatasetSource, ParquetSource
 from moebatch.spec.json_file import read_json
 

@@ -8,7 +8,7 @@ from moebatch.quoting import shown
 from moebatch.rows.refused import RowRefused
 
 MAX_DEPTH = 100
-"""Deeper nesting could be read here and then overflow the stack of whoever writes or renders."""
+"""Deeper nesting could be read here and then overflow the stack of the writer or of a template."""
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 

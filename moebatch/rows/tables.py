@@ -11,7 +11,7 @@ from typing import Any
 
 from moebatch.errors import MoebatchError, StorageError
 from moebatch.quoting import reason, shown
-from moebatch.rows.raw import RawRow, refusal
+from moebatch.rows.row import RawRow, refusal
 from moebatch.spec.json_file import read_json
 
 _ROWS_AT_ONCE = 64

@@ -172,7 +172,7 @@ class Tokenizer:
 
     def _leaves_calls_out(self, chat: Chat, variables: Mapping[str, object], text: str) -> bool:
         """Whether a conversation looks the same without its calls. A template may refuse it then,
-        since answers of tools are left that nobody asked for."""
+        since answers of tools are left for which there is no call."""
         without = _changed_calls(chat, _without_calls)
         try:
             return without != chat and text == self._render(without, variables)
@@ -191,7 +191,7 @@ class Tokenizer:
             message = f"the chat template is broken: {self._reason(error)}"
             raise CheckpointError(f"{self._folder}: {message}") from None
         except Exception:
-            return  # It may well refuse this conversation; rows are told when they are refused.
+            return  # It may well refuse this conversation; a row that it refuses gets the reason.
 
 
 def load_tokenizer(

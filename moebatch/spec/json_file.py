@@ -6,7 +6,8 @@ import stat
 from pathlib import Path
 from typing import Any
 
-from moebatch.quoting import is_text, reason
+from moebatch.errors import CheckpointError
+from moebatch.quoting import is_text, reason, shown
 from moebatch.units import format_bytes
 
 MOST_BYTES = 2**24
@@ -26,6 +27,19 @@ def read_json(path: Path, *, most_bytes: int = MOST_BYTES) -> Any:
     # Halves of surrogate pairs are no text: nothing that holds them can be printed or hashed.
     if b"\\u" in data and not is_text(json.dumps(content, ensure_ascii=False)):
         raise ValueError("is not JSON: half of a surrogate pair, which is no character")
+    return content
+
+
+def read_object(path: Path, *, most_bytes: int = MOST_BYTES) -> dict[str, Any]:
+    """The object in a JSON file of a model folder. Raises CheckpointError."""
+    try:
+        content = read_json(path, most_bytes=most_bytes)
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise CheckpointError(f"{path}: {error}") from error
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path}: expected an object, got {shown(content)}")
     return content
 
 

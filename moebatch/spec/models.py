@@ -10,9 +10,10 @@ from pydantic import Field
 from moebatch.quoting import shown
 from moebatch.spec.config_keys import FaultyConfig
 from moebatch.spec.form import Form, read_form
+from moebatch.spec.json_file import read_object
 from moebatch.spec.library import find
 from moebatch.spec.shape import ModelShape
-from moebatch.spec.shape_reader import load_config, read_shape
+from moebatch.spec.shape_reader import read_shape
 from moebatch.spec.values import Check, Text, WrongValues
 
 _CONFIG_FILE = "config.json"
@@ -49,7 +50,7 @@ def load_model(name_or_path: str) -> ModelEntry:
 
 
 def _from_json(path: Path) -> ModelEntry:
-    shape = read_shape(load_config(path), str(path))
+    shape = read_shape(read_object(path), str(path))
     named_by = path.absolute().parent.name if path.name == _CONFIG_FILE else path.stem
     return ModelEntry(name=named_by or path.stem, shape=shape, path=path)
 

@@ -4,12 +4,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from moebatch.errors import CheckpointError
 from moebatch.quoting import shown
 from moebatch.spec.config_keys import ConfigFault, FaultyConfig
 from moebatch.spec.families.family import FamilySpec
 from moebatch.spec.families.registry import FAMILIES, runnable
-from moebatch.spec.json_file import read_json
+from moebatch.spec.json_file import read_object
 from moebatch.spec.shape import ModelShape
 
 _ACTIVATIONS = (
@@ -21,23 +20,10 @@ ACTIVATIONS = frozenset(_ACTIVATIONS.split())
 """Names that transformers knows: looking there would take seconds."""
 
 
-def load_config(path: Path) -> dict[str, Any]:
-    """The raw object in a ``config.json``. Raises CheckpointError if there is none."""
-    try:
-        config = read_json(path)
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        raise CheckpointError(f"{path}: {error}") from error
-    if not isinstance(config, dict):
-        raise CheckpointError(f"{path}: expected an object, got {type(config).__name__}")
-    return config
-
-
 def load_shape(folder: Path) -> ModelShape:
     """The shape of the model in a folder. Raises CheckpointError."""
     path = folder / "config.json"
-    return read_shape(load_config(path), str(path))
+    return read_shape(read_object(path), str(path))
 
 
 def read_shape(config: Mapping[str, Any], where: str) -> ModelShape:

@@ -19,20 +19,34 @@ _MOST_LENGTHS = 8192
 
 @dataclass(slots=True)
 class LengthSample:
-    """Every k-th length of a stream, k growing so that few are kept however many come."""
+    """Sums of a stream of lengths, and every k-th of them, k growing so that few are kept however
+    many come."""
 
     kept: list[Length] = field(default_factory=list)
+    num_sequences: int = 0
+    num_prompt_tokens: int = 0
+    num_new_tokens: int = 0
+    num_shared_tokens: int = 0
+    max_new_tokens: int = 0
     _every: int = 1
-    _num_seen: int = 0
 
     def add(self, length: Length) -> None:
         """Takes the next length in."""
-        if self._num_seen % self._every == 0:
+        if self.num_sequences % self._every == 0:
             self.kept.append(length)
-        self._num_seen += 1
+        self.num_sequences += 1
+        self.num_prompt_tokens += length.prompt_tokens
+        self.num_new_tokens += length.new_tokens
+        self.num_shared_tokens += length.shared_tokens
+        self.max_new_tokens = max(self.max_new_tokens, length.new_tokens)
         if len(self.kept) > _MOST_LENGTHS:
             self.kept = self.kept[::2]
             self._every *= 2
+
+    @property
+    def mean_new_tokens(self) -> float:
+        """Of all that there were, at least one."""
+        return self.num_new_tokens / self.num_sequences
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -13,10 +13,9 @@ import torch
 
 import moebatch.cli.calibrate as cli
 from moebatch.calibration import calibrate, lessons, reading_policy
-from moebatch.calibration.calibrate import Calibration, reading_folder
-from moebatch.calibration.lessons import Teacher, parse_predictors
+from moebatch.calibration.calibrate import Calibration, CalibrationSummary, reading_folder
+from moebatch.calibration.lessons import Teacher
 from moebatch.calibration.order import CalibrationOrder
-from moebatch.calibration.summary import CalibrationSummary
 from moebatch.checkpoint.fingerprint import ModelOwner, checkpoint_fingerprint
 from moebatch.checkpoint.model_files import open_model
 from moebatch.errors import (
@@ -59,10 +58,10 @@ def short_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def run(
     order: CalibrationOrder,
-    tell: Callable[[str], None] = lambda line: None,
+    log: Callable[[str], None] = lambda line: None,
     advance: Callable[[float], None] = lambda share: None,
 ) -> CalibrationSummary:
-    return Calibration(order, tell, advance).execute()
+    return Calibration(order, log, advance).execute()
 
 
 def owner_of(model: Path) -> ModelOwner:
@@ -205,7 +204,7 @@ def test_a_budget_that_is_too_small_is_refused(
     tmp_path: Path, text: Path, tiny_checkpoint: Checkpoint
 ) -> None:
     order = CalibrationOrder(
-        model=tiny_checkpoint("mixtral"), text=text, dram_bytes=2**20, output=tmp_path / "table"
+        model=tiny_checkpoint("mixtral"), text=text, dram="1MiB", output=tmp_path / "table"
     )
     with pytest.raises(DoesNotFit, match=r"dram: needs [^$]*resources.dram is --dram"):
         run(order)
@@ -242,11 +241,7 @@ def test_the_command_wants_a_text_and_a_size() -> None:
 
 def test_predictors_learn_and_are_examined_on_what_was_held_out(tmp_path: Path, text: Path) -> None:
     model = write_checkpoint(tmp_path / "model", "mixtral")
-    summary = run(
-        CalibrationOrder(
-            model=model, text=text, num_tokens=1500, predictors=parse_predictors(["all"])
-        )
-    )
+    summary = run(CalibrationOrder(model=model, text=text, num_tokens=1500, predictor=("all",)))
     by_name = {lesson.name: lesson for lesson in summary.lessons}
     assert list(by_name) == ["token", "next-gate", "learned"]
     layers = list(open_model(model, "auto").shape.moe_layers)
@@ -270,9 +265,7 @@ def test_the_gate_of_the_next_layer_is_asked_with_what_this_one_saw(
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     model = write_checkpoint(tmp_path / "model", "mixtral", dtype="float32")
-    order = CalibrationOrder(
-        model=model, text=text, num_tokens=600, predictors=parse_predictors(["next-gate"])
-    )
+    order = CalibrationOrder(model=model, text=text, num_tokens=600, predictor=("next-gate",))
     (lesson,) = run(order).lessons
     loaded = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
     tokens = AutoTokenizer.from_pretrained(model)(TEXT)["input_ids"][540:600]
@@ -289,7 +282,8 @@ def test_the_gate_of_the_next_layer_is_asked_with_what_this_one_saw(
 
 def test_a_predictor_that_nobody_knows_is_refused() -> None:
     with pytest.raises(ConfigError, match="must be one of correlation, token"):
-        parse_predictors(["oracle"])
+        asked = CalibrationOrder(model=Path("m"), text=Path("t"), predictor=("oracle",))
+        asked.require_consistent()
 
 
 def test_nothing_that_was_held_out_is_learnt_from_where_rows_begin_alike(
@@ -311,7 +305,7 @@ def test_nothing_that_was_held_out_is_learnt_from_where_rows_begin_alike(
             model=tiny_checkpoint("mixtral"),
             text=rows,
             output=tmp_path / "table",
-            predictors=parse_predictors(["token"]),
+            predictor=("token",),
         )
     )
     (teacher,) = found
@@ -328,7 +322,7 @@ def test_a_token_table_that_is_too_large_is_refused_before_anything_is_read(
         model=tiny_checkpoint("mixtral"),
         text=text,
         output=tmp_path / "table",
-        predictors=parse_predictors(["token"]),
+        predictor=("token",),
     )
     with pytest.raises(ConfigError, match="name the others"):
         run(order)
@@ -375,7 +369,7 @@ def order(
         num_tokens=780,
         output=folder / "table",
         trace=folder / "trace",
-        predictors=parse_predictors(["token"]),
+        predictor=("token",),
     )
 
 
@@ -434,15 +428,21 @@ def test_another_text_or_a_damaged_file_begins_anew(
 def test_a_predictor_that_has_learnt_is_not_taught_again(
     order: CalibrationOrder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    order = replace(order, predictors=parse_predictors(["token", "next-gate"]))
+    order = replace(
+        order,
+        predictor=(
+            "token",
+            "next-gate",
+        ),
+    )
     taught: list[str] = []
     token, next_gate = Teacher._token, Teacher._next_gate
 
-    def learn_token(teacher: Teacher, *rest: Any) -> lessons.Lesson:
+    def learn_token(teacher: Teacher, *rest: Any) -> lessons.Accuracy:
         taught.append("token")
         return token(teacher, *rest)
 
-    def learn_next_gate(teacher: Teacher, *rest: Any) -> lessons.Lesson:
+    def learn_next_gate(teacher: Teacher, *rest: Any) -> lessons.Accuracy:
         taught.append("next-gate")
         if taught.count("next-gate") == 1:
             raise KeyboardInterrupt
@@ -463,7 +463,7 @@ def test_two_at_a_time_do_not_write_the_same_table(order: CalibrationOrder) -> N
     order.table.parent.mkdir()
     with (
         reading_folder(order.table).locked(),
-        pytest.raises(LockHeld, match=r"table: another run is at work .* choose another --output"),
+        pytest.raises(LockHeld, match=r"table: another run is using it .* choose another --output"),
     ):
         run(order)
     assert not list(order.table.parent.iterdir())
@@ -487,7 +487,7 @@ def test_a_signal_ends_it_with_what_is_kept(
     monkeypatch.setattr(Calibration, "execute", stop)
     monkeypatch.setattr(Calibration, "num_kept", 360)
     before = signal.getsignal(signal.SIGTERM)
-    # Whoever was started in the background ignores Ctrl-C.
+    # A process that was started in the background ignores Ctrl-C.
     usual = signal.signal(signal.SIGINT, signal.default_int_handler)
     with pytest.raises(error, match=f"{said}; 360 tokens are read and kept: the same command"):
         cli._execute(order, quiet=True)

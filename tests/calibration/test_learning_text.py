@@ -11,7 +11,7 @@ from moebatch.calibration.learning_text import LearningText
 from moebatch.calibration.texts import read_sequences
 from moebatch.checkpoint.model_files import open_model
 from moebatch.errors import InputError
-from moebatch.rows.prepare import prepare
+from moebatch.rows.prompts import open_reader
 from moebatch.spec.job import InputSection, Job, ModelSection, OutputSection
 from moebatch.training.whole_model import ANSWER_TOKENS, load_whole
 from tests.model.oracle import greedy, load
@@ -24,7 +24,7 @@ QUESTION = {"role": "user", "content": "Count to two."}
 def text_of(model: Path, path: Path) -> LearningText:
     sections = {"input": InputSection(path=path), "output": OutputSection(path=path)}
     job = Job(model=ModelSection(path=model), **sections)
-    reader = prepare(job, vocab_size=320, max_positions=512).reader
+    reader = open_reader(job, vocab_size=320, max_positions=512)
     sequences = read_sequences(path, reader, num_tokens=4000, sequence_tokens=LONGEST)
     return LearningText.of(path, reader, sequences, longest=LONGEST)
 

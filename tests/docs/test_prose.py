@@ -31,7 +31,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_paths_in_the_repository_exist(page: Path) -> None:
-    """Where things are is said by path, so whoever moves them moves this with them."""
+    """Where things are is said by path, so a change that moves them moves this too."""
     if page.name == "CHANGELOG.md":
         return
     for code in codes(page.read_text()):

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from moebatch.errors import ConfigError, StorageError
-from moebatch.folder.begun import begun_from
 from moebatch.folder.claim import read_claim
 from moebatch.folder.output_path import require_writable
+from moebatch.folder.results import begun_from
 from moebatch.folder.run_folder import RunFolder
 from moebatch.journal.finished import Finished
 from moebatch.spec.job import Job
@@ -62,7 +62,7 @@ def test_a_pipe_in_the_place_of_a_manifest_is_not_waited_for(journal: Path) -> N
 
 
 @pytest.mark.parametrize(
-    "line", [b"[1,2", b"5", b"null", b'[{"tokens":[1]}]', b"[[1]]", b"[" * 5000, b"\xff"]
+    "line", [b"[1,2", b"5", b"null", b'[{"tokens":["1"]}]', b"[[1]]", b"[" * 5000, b"\xff"]
 )
 def test_what_is_no_beginning_of_an_answer_is_begun_anew(line: bytes) -> None:
     assert begun_from(line, num_choices=1) == ()

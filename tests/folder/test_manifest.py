@@ -1,4 +1,4 @@
-"""An output belongs to one job, and nothing that somebody else wrote is replaced."""
+"""An output belongs to one job, and nothing that another program wrote is replaced."""
 
 import datetime
 import json
@@ -10,20 +10,17 @@ from pathlib import Path
 import pytest
 
 from moebatch.errors import ConfigError, ExitCode, StorageError
-from moebatch.folder.claim import Claim
+from moebatch.folder.claim import Claim, FirstRun, Manifest
 from moebatch.folder.claim import claim as claim_output
 from moebatch.folder.claim import require_own as require_own_output
-from moebatch.folder.manifest import Manifest
 from moebatch.folder.run_folder import RunFolder
-from moebatch.folder.settled import Settled
 from moebatch.journal.record import Record
 from moebatch.journal.writer import JournalWriter
-from moebatch.rows.raw import RawRow
-from moebatch.rows.row import Row
+from moebatch.rows.row import RawRow, Row
 
 PLACE = "/old/in.jsonl"
 JOB = Manifest(fields={"model": "m", "sampling.temperature": "0", "input.path": PLACE})
-TODAY = Settled(date=datetime.date(2026, 11, 21), created=7)
+TODAY = FirstRun(date=datetime.date(2026, 11, 21), created=7)
 OTHER = Manifest(fields={"model": "m", "sampling.temperature": "0.7", "output.column": "answer"})
 
 
@@ -42,8 +39,8 @@ class Rows:
 HERE = Rows()
 
 
-def claim(manifest: Manifest, output: Path, settled: Settled, source: Rows = HERE) -> Settled:
-    return claim_output(manifest, output, source, settled).settled
+def claim(manifest: Manifest, output: Path, first: FirstRun, source: Rows = HERE) -> FirstRun:
+    return claim_output(manifest, output, source, first).first
 
 
 def require_own(manifest: Manifest, output: Path, source: Rows = HERE) -> Claim | None:
@@ -116,11 +113,11 @@ def test_a_folder_that_cannot_be_made_is_a_message(tmp_path: Path) -> None:
 def test_what_the_first_run_settles_holds_for_all_later_ones(tmp_path: Path) -> None:
     output = tmp_path / "out.jsonl"
     assert claim(JOB, output, TODAY) == TODAY
-    tomorrow = Settled(date=datetime.date(2026, 11, 22), created=8, num_shards=3)
-    assert claim(JOB, output, tomorrow) == Settled(date=TODAY.date, created=7, num_shards=3)
+    tomorrow = FirstRun(date=datetime.date(2026, 11, 22), created=8, num_shards=3)
+    assert claim(JOB, output, tomorrow) == FirstRun(date=TODAY.date, created=7, num_shards=3)
     before = require_own(JOB, output)
     assert before is not None
-    assert before.settled == Settled(date=TODAY.date, created=7, num_shards=3)
+    assert before.first == FirstRun(date=TODAY.date, created=7, num_shards=3)
 
 
 def test_of_two_first_runs_at_once_one_settles_for_both(
@@ -128,7 +125,7 @@ def test_of_two_first_runs_at_once_one_settles_for_both(
 ) -> None:
     """The other one comes between looking and writing."""
     output, real = tmp_path / "out.jsonl", os.link
-    theirs = Settled(date=datetime.date(2026, 11, 20))
+    theirs = FirstRun(date=datetime.date(2026, 11, 20))
 
     def link_late(source: Path, target: Path) -> None:
         monkeypatch.setattr(os, "link", real)

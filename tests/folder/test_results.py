@@ -22,7 +22,7 @@ from moebatch.journal.files import Files
 from moebatch.journal.finished import Finished
 from moebatch.journal.record import Record
 from moebatch.journal.writer import JournalWriter
-from moebatch.rows.raw import Source
+from moebatch.rows.row import Source
 from moebatch.rows.source import open_source
 from moebatch.spec.job import Job
 

@@ -11,14 +11,15 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from moebatch.calibration import gating_lesson
+from moebatch.calibration import gate_lessons
 from moebatch.calibration.calibrate import Calibration
+from moebatch.calibration.gate_lessons import trade_off
 from moebatch.calibration.order import CalibrationOrder
-from moebatch.calibration.trade_off import trade_off
 from moebatch.checkpoint.model_files import open_model
 from moebatch.engine.approximation_files import GATING, load_gating, save_gating
 from moebatch.errors import CheckpointError, ConfigError, DoesNotFit, InputError
 from moebatch.job.check import check_job
+from moebatch.job.options import CheckOptions
 from moebatch.job.run import JobRun
 from moebatch.model.gating import GatingPoint, LearntGating
 from moebatch.report.calibration import calibration_view
@@ -133,10 +134,10 @@ def test_exact_answers_may_be_insisted_on(tmp_path: Path, model: Path) -> None:
     with pytest.raises(ConfigError, match=r"--exact: forbids experts.gating: adaptive"):
         run(path, is_exact=True)
     assert not path.with_name("out.jsonl.moebatch").exists()
-    (fault,) = check_job(path, is_exact=True).faults
+    (fault,) = check_job(path, CheckOptions(is_exact=True)).faults
     assert "forbids experts.gating" in fault.message
     assert not check_job(path).faults
-    assert not check_job(write(tmp_path, model), is_exact=True).faults
+    assert not check_job(write(tmp_path, model), CheckOptions(is_exact=True)).faults
 
 
 def test_what_was_not_learnt_or_of_another_model_is_refused(tmp_path: Path) -> None:
@@ -183,7 +184,7 @@ def test_a_threshold_without_adaptive_gating_is_refused(tmp_path: Path, model: P
 
 
 def order(model: Path, text: Path, **changes: object) -> CalibrationOrder:
-    usual: dict[str, object] = {"model": model, "text": text, "gating_loss": 0.01}
+    usual: dict[str, object] = {"model": model, "text": text, "gating": "adaptive"}
     return CalibrationOrder(**{**usual, **changes})  # type: ignore[arg-type]
 
 
@@ -212,7 +213,7 @@ def test_a_calibration_finds_a_threshold_that_jobs_can_use(
 def test_prompts_are_tried_by_what_the_model_answers(tmp_path: Path) -> None:
     model, rows = write_checkpoint(tmp_path / "model", "olmoe"), tmp_path / "rows.jsonl"
     rows.write_text("".join(f'{{"prompt": {[5 + n, 9, 11 + n % 4]}}}\n' for n in range(30)))
-    summary = Calibration(order(model, rows, gating_loss=0.05), lambda line: None).execute()
+    summary = Calibration(order(model, rows, loss=5.0), lambda line: None).execute()
     assert summary.gating is not None and summary.gating.num_expected > 30
     screen = StringIO()
     Console(file=screen, width=160).print(calibration_view(summary))
@@ -226,10 +227,10 @@ def test_a_model_that_does_not_fit_whole_is_refused_before_it_is_loaded(
 ) -> None:
     text = tmp_path / "text.txt"
     text.write_text(TEXT * 5)
-    monkeypatch.setattr(gating_lesson, "load_whole", None)
+    monkeypatch.setattr(gate_lessons, "load_whole", None)
     monkeypatch.setattr("moebatch.calibration.calibrate.build_engine", None)
     with pytest.raises(DoesNotFit, match=r"--gating learns .* in memory: .* \(weights "):
-        Calibration(order(model, text, dram_bytes=2**28), lambda line: None).execute()
+        Calibration(order(model, text, dram="256MiB"), lambda line: None).execute()
 
 
 def test_what_gates_cannot_learn_from_is_refused(

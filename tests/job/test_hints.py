@@ -9,12 +9,11 @@ import yaml
 
 from moebatch.calibration import calibrate
 from moebatch.calibration.calibrate import Calibration
-from moebatch.calibration.lessons import parse_predictors
 from moebatch.calibration.order import CalibrationOrder
 from moebatch.checkpoint.model_files import open_model
 from moebatch.errors import CheckpointError, ConfigError
 from moebatch.job.check import check_job
-from moebatch.job.hints import load_hints
+from moebatch.job.hints import Hints
 from moebatch.job.status_file import read_status
 from moebatch.predict.learnt_files import HABITS
 from moebatch.spec.job import load_job
@@ -39,7 +38,7 @@ def calibrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
         model=model,
         text=folder / "text.txt",
         num_tokens=1200,
-        predictors=parse_predictors(["all"]),
+        predictor=("all",),
     )
     with pytest.MonkeyPatch.context() as short:
         short.setattr(calibrate, "SEQUENCE_TOKENS", 60)  # so that some are held out
@@ -124,7 +123,7 @@ def test_a_planned_job_has_the_cache_that_it_asks_for(
 def test_sizes_of_a_cache_that_are_not_those_of_the_policy_are_refused(
     tmp_path: Path, calibrated: Path, sizes: tuple[int, ...], fault: str
 ) -> None:
-    """They would take memory that nobody has counted."""
+    """They would take memory that no plan has counted."""
     with pytest.raises(ConfigError, match=fault):
         run(write(tmp_path, calibrated), policy=policy(cache="lru", cache_sizes=sizes))
 
@@ -138,17 +137,17 @@ def test_habits_of_no_use_are_left_aside_but_not_where_a_cache_is_divided_by_the
     path.write_bytes(b"no habits")
     job = load_job(write(tmp_path, model))
     files = open_model(model, "auto")
-    hints = load_hints(job, files)
+    hints = Hints(job, files)
     assert hints.habits is None and "planning without" in hints.warnings[0]
     divided = load_job(with_experts(write(tmp_path, model), cache="dp"))
     with pytest.raises(CheckpointError, match="moebatch calibrate"):
-        load_hints(divided, files)
+        Hints(divided, files)
 
 
 def test_a_calibrated_model_has_habits_of_all_predictors_and_its_hottest_stay(
     tmp_path: Path, calibrated: Path
 ) -> None:
-    hints = load_hints(load_job(write(tmp_path, calibrated)), open_model(calibrated, "auto"))
+    hints = Hints(load_job(write(tmp_path, calibrated)), open_model(calibrated, "auto"))
     assert hints.habits is not None
     assert set(hints.habits.accuracy) == {"none", *LEARNT}
     hottest = hints.hottest

@@ -12,6 +12,7 @@ import pytest
 from moebatch.errors import ConfigError
 from moebatch.job.check import check_job
 from moebatch.job.merge import merge
+from moebatch.job.options import CheckOptions
 from moebatch.job.overview import overview
 from moebatch.job.run import JobRun
 from moebatch.spec.job import load_job
@@ -227,4 +228,5 @@ def test_a_trial_does_not_replace_more_answers_than_it_has(half_done: tuple[Path
 def test_a_check_of_the_first_rows_sees_no_others(tmp_path: Path, model: Path) -> None:
     job = write(tmp_path, model, [*rows(3), {"prompt": None}], **GREEDY)
     assert (check_job(job).num_rows, check_job(job).exit_code) == (4, 3)
-    assert (check_job(job, limit=3).num_rows, check_job(job, limit=3).exit_code) == (3, 0)
+    first = check_job(job, CheckOptions(limit=3))
+    assert (first.num_rows, first.exit_code) == (3, 0)

@@ -24,10 +24,10 @@ DYING = """
 import os, signal, sys
 from pathlib import Path
 from moebatch.folder.shard import ALL
-from moebatch.job.figures import status_of
+from moebatch.job.status import RunStatus
 from moebatch.job.status_file import written_to
 path = Path(sys.argv[1])
-with written_to(path, ALL, lambda: status_of(None, run_folder="", budget_bytes=1)):
+with written_to(path, ALL, lambda: RunStatus(budget_bytes=1)):
     while not path.exists():
         pass
     print("at work", flush=True)
@@ -69,7 +69,7 @@ def test_a_run_that_was_killed_is_lost_at_once(tmp_path: Path) -> None:
         status = read_status(path)
         assert status is not None and status.is_alive
         process.send_signal(signal.SIGKILL)
-        # Until somebody waits for it, its number is still taken.
+        # Until its parent waits for it, its number is still taken.
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         assert not status.is_alive
         process.wait()

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from moebatch.checkpoint.model_files import open_model
+from moebatch.engine.statistics import EngineStatistics
 from moebatch.errors import ConfigError, DoesNotFit
 from moebatch.folder.shard import ALL
 from moebatch.job.machine import JobMachine
@@ -22,8 +23,7 @@ from moebatch.job.planning import (
     plan_job,
 )
 from moebatch.job.question import job_question
-from moebatch.job.recalibrate import lesson
-from moebatch.job.run import JobRun
+from moebatch.job.run import JobRun, lesson
 from moebatch.job.status import LaneTime, RunSummary
 from moebatch.measure.saved import load_saved, save_profile, this_machine_path
 from moebatch.plan.options import PlanOptions
@@ -206,7 +206,7 @@ def test_prediction_stands_beside_what_was_measured(job: Job) -> None:
     summary = JobRun(job, lambda line: None).execute()
     expected = summary.prediction
     assert expected is not None and expected.job_time_s is not None
-    assert expected.num_passes == summary.num_passes
+    assert expected.num_passes == summary.engine.num_passes
     assert set(expected.peak_bytes) == {"dram", "disk"}
 
 
@@ -232,13 +232,10 @@ SUMMARY = RunSummary(
     output="out.jsonl",
     shard=ALL,
     num_rows=1,
-    num_failed=0,
     num_ended=1,
-    errors={},
-    prompt_tokens=1,
-    generated_tokens=1,
+    engine=EngineStatistics(prompt_tokens=1, generated_tokens=1, num_passes=3),
     load_s=1.0,
-    run_s=100.0,
+    elapsed_s=100.0,
     total_s=101.0,
     lanes=(
         LaneTime(name="disk->dram", busy_s=90.0, elapsed_s=100.0),
@@ -246,9 +243,6 @@ SUMMARY = RunSummary(
     ),
     waited_s=50.0,
     bytes_read=int(180e9),
-    num_passes=3,
-    num_preempted=0,
-    num_shrunk=0,
     peak_bytes=1,
     budget_bytes=2,
     policy=None,
@@ -291,7 +285,9 @@ def test_hindsight_knows_how_long_answers_were(tmp_path: Path, job: Job) -> None
     early = JobRun(load_job(tmp_path / "job.yaml"), lambda line: None).execute()
     assert early.mean_answer_tokens == 1.0
     assert early.prediction is not None and early.prediction.num_passes == 60
-    assert early.hindsight is not None and early.hindsight.num_passes == early.num_passes == 1
+    assert (
+        early.hindsight is not None and early.hindsight.num_passes == early.engine.num_passes == 1
+    )
     assert whole.mean_answer_tokens is None or whole.mean_answer_tokens > 1
 
 
@@ -313,7 +309,7 @@ def test_a_short_run_teaches_nothing(job: Job) -> None:
 def test_rough_figures_are_not_kept_as_those_of_this_machine(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("moebatch.job.recalibrate._LEAST_BUSY_S", 0.0)
+    monkeypatch.setattr("moebatch.job.run._LEAST_BUSY_S", 0.0)
     run = JobRun(job, lambda line: None)
     with pytest.raises(ConfigError, match="run `moebatch profile` first"):
         run.recalibrate(run.execute())
@@ -323,7 +319,7 @@ def test_rough_figures_are_not_kept_as_those_of_this_machine(
 def test_what_was_learnt_is_kept_as_the_profile_of_this_machine(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("moebatch.job.recalibrate._LEAST_BUSY_S", 0.0)
+    monkeypatch.setattr("moebatch.job.run._LEAST_BUSY_S", 0.0)
     save_profile(load_profile("generic-cpu"), this_machine_path())
     told: list[str] = []
     run = JobRun(job, told.append)

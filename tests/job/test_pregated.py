@@ -17,8 +17,8 @@ from moebatch.checkpoint.model_files import open_model
 from moebatch.engine.approximation import Approximation
 from moebatch.engine.approximation_files import PREGATES, load_pregates, save_pregates
 from moebatch.errors import CheckpointError, ConfigError, DoesNotFit, InputError
-from moebatch.job.approximation import load_approximation
 from moebatch.job.identity import manifest_of
+from moebatch.job.opened import load_approximation
 from moebatch.job.run import JobRun
 from moebatch.rows.tokenizer import load_tokenizer
 from moebatch.spec.job import Job, load_job
@@ -124,13 +124,13 @@ def test_calibration_teaches_and_keeps_pregates(
         row["messages"].append({"role": "assistant", "content": f"{i} and {i + 1}"})
     text = tmp_path / "rows.jsonl"
     text.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    order = CalibrationOrder(model=folder, text=text, activation_level=2)
+    order = CalibrationOrder(model=folder, text=text, pregate=True, level=2)
     summary = Calibration(order, lambda line: None).execute()
     lesson = summary.pregates
     assert lesson is not None and lesson.file == PREGATES.path(folder)
     assert len(set(lesson.perplexity.values())) == 4, "all four are measured apart"
     answered = sum(len(f"{i} and {i + 1}") for i in range(27, 30))
-    assert 0 < lesson.num_held_out <= answered + 3 * 8, "of answers, not of prompts"
+    assert 0 < lesson.num_expected <= answered + 3 * 8, "of answers, not of prompts"
     found = load_pregates(lesson.file, owner_of(folder), hidden_size=32)
     assert found.activation_level == 2
     own = [layer.mlp.gate.weight for layer in load(folder).model.layers]
@@ -142,12 +142,12 @@ def test_what_cannot_learn_is_refused_before_anything_is_read(
     tmp_path: Path, tiny_checkpoint: Checkpoint
 ) -> None:
     order = CalibrationOrder(
-        model=tiny_checkpoint("mixtral"), text=tmp_path / "none.txt", activation_level=1
+        model=tiny_checkpoint("mixtral"), text=tmp_path / "none.txt", pregate=True
     )
     with pytest.raises(DoesNotFit, match=r"needs [^$]*, there are 400 MiB; raise --dram"):
-        Calibration(replace(order, dram_bytes=400 * 2**20), lambda line: None).execute()
+        Calibration(replace(order, dram="400MiB"), lambda line: None).execute()
     with pytest.raises(ConfigError, match="--level: must be less than 3, the layers that have"):
-        Calibration(replace(order, activation_level=3), lambda line: None).execute()
+        Calibration(replace(order, level=3), lambda line: None).execute()
     short = tmp_path / "short.txt"
     short.write_text(TEXT[:100])
     with pytest.raises(InputError, match="too few to hold a tenth out"):

@@ -67,7 +67,7 @@ def stopped_after(path: Path, num_tokens: int) -> JobRun | None:
     attend, num_left = Decoder.attend, [1 + num_tokens % 7]
 
     def attend_and_ask(self: Decoder, *arguments: Any) -> object:
-        if job_run.status().generated_tokens >= num_tokens:
+        if job_run.status().engine.generated_tokens >= num_tokens:
             num_left[0] -= 1
             if num_left[0] == 0:
                 stop._reason = "the test"
@@ -101,13 +101,13 @@ def test_stopped_again_and_again_it_ends_with_the_same_bytes_and_no_token_twice(
     noise = random.Random(1)
     num_tokens, num_stops = 0, 0
     while (cut := stopped_after(job, noise.randrange(100))) is not None:
-        num_tokens += cut.status().generated_tokens
+        num_tokens += cut.status().engine.generated_tokens
         num_stops += 1
         assert not (tmp_path / "cut/out.jsonl").exists()
         assert num_stops < 500
     assert (tmp_path / "cut/out.jsonl").read_bytes() == (tmp_path / "whole/out.jsonl").read_bytes()
     assert num_stops > 0
-    assert num_tokens <= whole.status().generated_tokens
+    assert num_tokens <= whole.status().engine.generated_tokens
 
 
 def test_log_probabilities_of_what_was_begun_are_kept(tmp_path: Path, model: Path) -> None:
@@ -134,7 +134,7 @@ def test_a_finished_job_has_nothing_to_do(tmp_path: Path, model: Path) -> None:
     run(job)
     before = (tmp_path / "out.jsonl").read_bytes()
     again = run(job)
-    assert again.status().generated_tokens == 0
+    assert again.status().engine.generated_tokens == 0
     assert again.status().num_done == 9
     assert (tmp_path / "out.jsonl").read_bytes() == before
 
@@ -146,7 +146,7 @@ def test_an_output_that_was_removed_is_written_again_from_the_journal(
     run(job)
     before = (tmp_path / "out.jsonl").read_bytes()
     (tmp_path / "out.jsonl").unlink()
-    assert run(job).status().generated_tokens == 0
+    assert run(job).status().engine.generated_tokens == 0
     assert (tmp_path / "out.jsonl").read_bytes() == before
 
 
@@ -223,7 +223,7 @@ def test_a_shard_keeps_others_out_but_not_other_shards(shards: tuple[Path, bytes
     with folder.locked(Shard(1, 2)):
         with pytest.raises(LockHeld, match="shard 1/2: another run"):
             run(job, shard=AskedShard(1, 2))
-        with pytest.raises(LockHeld, match="runs of its shards are at work"):
+        with pytest.raises(LockHeld, match="runs of its shards are using it"):
             run(job)
         run(job, shard=AskedShard(2, 2))
 
@@ -257,7 +257,7 @@ def test_all_rows_may_be_done_at_once_after_all(shards: tuple[Path, bytes]) -> N
 def test_prompts_have_the_date_of_the_first_run(
     tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from moebatch.folder import settled
+    from moebatch.folder import claim
 
     template = "{{ strftime_now('%d %b %Y') }}: {{ messages[0]['content'] }}"
     (tmp_path / "dated.jinja").write_text(template)
@@ -280,7 +280,7 @@ def test_prompts_have_the_date_of_the_first_run(
         def today(cls) -> "Tomorrow":
             return cls(2031, 1, 1)
 
-    monkeypatch.setattr(settled.datetime, "date", Tomorrow)
+    monkeypatch.setattr(claim.datetime, "date", Tomorrow)
     run(job("cut", content))  # type: ignore[arg-type]
     assert (tmp_path / "cut/out.jsonl").read_bytes() == (tmp_path / "whole/out.jsonl").read_bytes()
 

@@ -14,8 +14,7 @@ from moebatch.journal.finished import Finished
 from moebatch.journal.record import Record
 from moebatch.journal.writer import JournalWriter
 from moebatch.rows.dialects import Served, result_line
-from moebatch.rows.prepare import prepare
-from moebatch.rows.prompts import RowReader
+from moebatch.rows.prompts import RowReader, open_reader
 from moebatch.rows.row import FailedRow, ReadyRow
 from moebatch.rows.source import open_source
 from moebatch.spec.job import load_job
@@ -51,8 +50,8 @@ def test_round_trip(tmp_path: Path, suffix: str) -> None:
         f"model: {{path: model}}\ninput: {{path: in.jsonl}}\noutput: {{path: out.jsonl{suffix}}}"
     )
     job = load_job(tmp_path / "job.yaml")
-    preparation = prepare(job, vocab_size=320, max_positions=64)
-    reader, source = preparation.reader, open_source(job.input.path)
+    reader = open_reader(job, vocab_size=320, max_positions=64)
+    source = open_source(job.input.path)
     summary = scan(source, reader.request)
     summary.require_usable()
     assert summary.first_chat is not None

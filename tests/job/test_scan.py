@@ -11,8 +11,7 @@ from moebatch.errors import InputError
 from moebatch.job import scan as scan_module
 from moebatch.job.scan import InputSummary, scan
 from moebatch.rows.parse import RowRules, parse_row
-from moebatch.rows.raw import RawRow
-from moebatch.rows.row import FailedRow, ParsedRow, ReadyRow, Row
+from moebatch.rows.row import FailedRow, ParsedRow, RawRow, ReadyRow, Row
 from moebatch.rows.source import open_source
 from moebatch.spec.request import Request
 from moebatch.spec.sampling import Sampling

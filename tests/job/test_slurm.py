@@ -7,13 +7,17 @@ from pathlib import Path
 import pytest
 
 from moebatch.errors import ConfigError
-from moebatch.folder.claim import claim
-from moebatch.folder.manifest import Manifest
-from moebatch.folder.settled import of_today
+from moebatch.folder.claim import FirstRun, Manifest, claim
 from moebatch.folder.shard import Shard
-from moebatch.job.runtime import parse_runtime
 from moebatch.job.sbatch import Submission, submission_script
-from moebatch.job.slurm import array_task, parse_time_limit, reserve_s, seconds_left, slurm_job_id
+from moebatch.job.slurm import (
+    array_task,
+    parse_runtime,
+    parse_time_limit,
+    reserve_s,
+    seconds_left,
+    slurm_job_id,
+)
 from moebatch.rows.source import open_source
 from moebatch.spec.job import load_job
 
@@ -122,7 +126,7 @@ def test_another_number_of_shards_than_the_job_has_is_refused_at_once(job_file: 
     job = load_job(job_file)
     job.input.path.touch()
     source = open_source(job.input.path)
-    claim(Manifest(fields={}), job.output.path, source, of_today(Shard(1, 3)))
+    claim(Manifest(fields={}), job.output.path, source, FirstRun.today(Shard(1, 3)))
     with pytest.raises(ConfigError, match="divided into 3 shards"):
         submission_script(job_file, job, Submission(num_shards=2))
     assert "--array=1-3" in submission_script(job_file, job, Submission(num_shards=3))

@@ -9,14 +9,13 @@ import pytest
 
 from moebatch.errors import Stopped
 from moebatch.folder.shard import ALL, Shard
-from moebatch.job.figures import status_of
 from moebatch.job.overview import Overview, ShardOverview
 from moebatch.job.status import RunStatus
 from moebatch.job.status_file import ShardStatus, read_status, written_to
 
 
 def status() -> RunStatus:
-    return status_of(None, run_folder="", budget_bytes=1)
+    return RunStatus(budget_bytes=1)
 
 
 def stop_a_run(path: Path, *, has_gained: bool) -> int:
@@ -119,5 +118,5 @@ def test_a_job_lasts_as_long_as_the_last_of_its_shards_at_work() -> None:
     )
     assert eta_of(ours, theirs) == pytest.approx(480, abs=2)
     assert eta_of(ours, replace(theirs, eta_s=-1.0)) is None, "one of them does not know"
-    assert eta_of(ours) is None, "nobody is at work on the rows of the other one"
+    assert eta_of(ours) is None, "no run has the rows of the other one"
     assert eta_of(ours, replace(theirs, state="stopped")) is None

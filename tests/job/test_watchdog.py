@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from moebatch.checkpoint.direct import DirectFile
-from moebatch.job.watchdog import watched
+from moebatch.job.stop import watched
 from moebatch.spec.request import Outcome
 from tests.engine.test_engine import engine, policy, requests
 from tests.patience import PATIENCE_S, until

@@ -138,7 +138,7 @@ def test_a_folder_that_is_removed_meanwhile_ends_the_run(
         journal.add(record(0))
         journal._thread.join(PATIENCE_S)
         journal.add(record(1))
-        pytest.fail("a record was taken although nobody will find it")
+        pytest.fail("a record was taken although no reader will find it")
 
 
 def _operations(folder: Path) -> int:

@@ -24,7 +24,7 @@ def measure(
 ) -> tuple[HardwareProfile, list[str]]:
     lines: list[str] = []
     with threads_given_back():
-        profile = measure_machine(folder, read=read, num_threads=1, tell=lines.append, sizes=sizes)
+        profile = measure_machine(folder, read=read, num_threads=1, log=lines.append, sizes=sizes)
     return profile, lines
 
 
@@ -95,7 +95,7 @@ def test_a_folder_that_cannot_be_written_costs_the_rate_of_writing_only(
 def test_a_failure_leaves_no_file_and_no_threads_changed(folder: Path) -> None:
     too_large = replace(TINY, disk=replace(TINY_DISK, extent_bytes=2**28))
     with threads_given_back(), pytest.raises(ConfigError, match="too short"):
-        measure_machine(folder, num_threads=1, tell=print, sizes=too_large)
+        measure_machine(folder, num_threads=1, log=print, sizes=too_large)
     assert list(folder.iterdir()) == []
 
 

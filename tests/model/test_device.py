@@ -19,7 +19,7 @@ from moebatch.model.batch import MicroBatch, Span
 from moebatch.model.decoder import Decoder
 from moebatch.model.dense_weights import DenseWeights
 from moebatch.model.router import Routing, group_rows
-from moebatch.spec.shape_reader import load_config
+from moebatch.spec.json_file import read_object
 from tests.model.driver import LIMITS, Driver
 
 Checkpoint = Callable[..., Path]
@@ -51,7 +51,7 @@ def decoder(request: pytest.FixtureRequest, tiny_checkpoint: Checkpoint) -> Iter
     weights = DenseWeights(
         globals=away(driver.weights.globals), layers=list(map(away, driver.weights.layers))
     )
-    config = load_config(driver.folder / "config.json")
+    config = read_object(driver.folder / "config.json")
     with OneDevice():
         yield Decoder(driver.shape, config, weights, LIMITS, experts=driver.files.experts)
 

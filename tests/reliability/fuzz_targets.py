@@ -1,4 +1,4 @@
-"""What is fed with bytes that nobody has checked, and what must hold whatever they are."""
+"""What is fed with bytes that were not checked, and what must hold whatever they are."""
 
 import datetime
 import gzip
@@ -19,16 +19,17 @@ from moebatch.job.status_file import read_status
 from moebatch.journal.finished import Finished
 from moebatch.journal.record import Record, encode
 from moebatch.quoting import harmless
-from moebatch.rows.generation_config import read_generation_config
 from moebatch.rows.parse import RowRules, parse_row
+from moebatch.rows.prompts import read_generation_config
 from moebatch.rows.refused import RowRefused
 from moebatch.rows.row import Chat, FailedRow, ReadyRow
 from moebatch.rows.source import open_source
 from moebatch.rows.tokenizer import load_tokenizer
 from moebatch.spec.job import load_job
+from moebatch.spec.json_file import read_object
 from moebatch.spec.policy_file import load_policy
 from moebatch.spec.profile import load_profile
-from moebatch.spec.shape_reader import load_config, read_shape
+from moebatch.spec.shape_reader import read_shape
 
 Feed = Callable[[Path, bytes], None]
 _LONGEST_MESSAGE = 100_000
@@ -53,7 +54,7 @@ class Target:
             assert message, "an error without a message"
             assert "Traceback" not in message
             assert message == harmless(message), "a message that commands the terminal"
-            assert len(message) < _LONGEST_MESSAGE, "a message that nobody reads"
+            assert len(message) < _LONGEST_MESSAGE, "a message too long to read"
             return False
         return True
 
@@ -115,7 +116,7 @@ def _index(folder: Path, data: bytes) -> None:
 
 def _config(folder: Path, data: bytes) -> None:
     (folder / "config.json").write_bytes(data)
-    read_shape(load_config(folder / "config.json"), "config.json")
+    read_shape(read_object(folder / "config.json"), "config.json")
 
 
 def _generation(folder: Path, data: bytes) -> None:

@@ -22,7 +22,7 @@ from tests.tiny import write_checkpoint
 _WORDS = ["river", "lamp", "stone", "counts", "under", "seven", "light", "of", "the", "and"]
 _FINISHED, _STOPPED = 0, 75
 _POLICY = """\
-title: many small passes, so that most kills find the job at work
+title: many small passes, so that most kills find the job running
 policy:
   batch_size: 8
   micro_batch_size: 4

@@ -10,8 +10,7 @@ from matplotlib.axes import Axes
 
 from moebatch.report.figure import Picture, rendered
 from moebatch.report.gantt import WIDTH, gantt_picture, time_axis
-from moebatch.report.gantt_bars import EXPERTS, WEIGHTS, bars, group_of
-from moebatch.report.gantt_window import Window, usual_window
+from moebatch.report.gantt_bars import EXPERTS, WEIGHTS, Window, bars, group_of, usual_window
 from moebatch.schedule.task import Kind, Task
 from moebatch.schedule.timeline.timeline import Span, Timeline
 from tests.report.pictures import groups, notes, svg, svg_texts, texts

@@ -8,6 +8,7 @@ from itertools import islice
 import pytest
 from rich.console import Console
 
+from moebatch.engine.statistics import EngineStatistics
 from moebatch.job.status import LaneTime, RunStatus
 from moebatch.report import progress
 from moebatch.report.progress import RecentRates, plain_intervals, plain_line, watching
@@ -18,17 +19,16 @@ GIB = 2**30
 def status(elapsed_s: float, generated: int, done: int = 0) -> RunStatus:
     return RunStatus(
         phase="running",
-        run_folder="/data/out.jsonl.moebatch",
         num_rows=100,
         num_done=done,
-        num_failed=0,
-        num_ended=0,
-        num_running=64,
-        num_passes=3,
-        layer=16,
-        num_layers=32,
-        prompt_tokens=2 * generated,
-        generated_tokens=generated,
+        engine=EngineStatistics(
+            num_layers=32,
+            layer=16,
+            num_passes=3,
+            num_running=64,
+            prompt_tokens=2 * generated,
+            generated_tokens=generated,
+        ),
         expected_tokens=10_000,
         elapsed_s=elapsed_s,
         eta_s=80.0 if elapsed_s else None,

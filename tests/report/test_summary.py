@@ -1,4 +1,4 @@
-"""The report of a run: three lines for everybody, the rest on request, like beside like."""
+"""The report of a run: three lines always, the rest on request, like beside like."""
 
 from dataclasses import replace
 from io import StringIO
@@ -6,6 +6,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from moebatch.engine.statistics import EngineStatistics
 from moebatch.folder.shard import ALL, Shard
 from moebatch.job.status import LaneTime, RunSummary
 from moebatch.plan.prediction import Prediction
@@ -19,13 +20,11 @@ SUMMARY = RunSummary(
     output="answers.jsonl",
     shard=ALL,
     num_rows=100,
-    num_failed=3,
     num_ended=100,
     errors={"nan_logits": 1, "invalid_json_line": 2},
-    prompt_tokens=2000,
-    generated_tokens=1000,
+    engine=EngineStatistics(prompt_tokens=2000, generated_tokens=1000, num_passes=20, num_shrunk=1),
     load_s=5,
-    run_s=50,
+    elapsed_s=50,
     total_s=56,
     lanes=(
         LaneTime(name="cpu", busy_s=50, elapsed_s=50, between_s=5.68),
@@ -33,9 +32,6 @@ SUMMARY = RunSummary(
     ),
     waited_s=30,
     bytes_read=98 * 10**9,
-    num_passes=20,
-    num_preempted=0,
-    num_shrunk=1,
     peak_bytes=int(2.25 * GIB),
     budget_bytes=int(2.5 * GIB),
     policy=Policy(
@@ -117,15 +113,17 @@ def test_answers_that_end_early_are_compared_with_what_was_to_be_expected_of_the
 
 
 def test_what_was_done_before_is_said() -> None:
-    assert lines(replace(SUMMARY, num_failed=0, num_ended=40))[1].endswith(
+    assert lines(replace(SUMMARY, errors={}, num_ended=40))[1].endswith(
         "100 done in 56.0s, 60 of them by earlier runs"
     )
-    nothing = replace(SUMMARY, num_failed=0, num_ended=0, num_passes=0, run_s=0.0, policy=None)
+    nothing = replace(
+        SUMMARY, errors={}, num_ended=0, engine=EngineStatistics(), elapsed_s=0.0, policy=None
+    )
     assert lines(nothing)[1].endswith("100 done before; nothing had to be computed")
 
 
 def test_a_shard_names_the_command_that_writes_the_output() -> None:
-    text = "\n".join(lines(replace(SUMMARY, shard=Shard(2, 3), num_failed=0)))
+    text = "\n".join(lines(replace(SUMMARY, shard=Shard(2, 3), errors={})))
     assert "100 of shard 2/3 done" in text
     assert "when all shards have ended, moebatch merge 'my job.yaml' writes answers.jsonl" in text
 
@@ -142,7 +140,7 @@ def test_brackets_in_a_path_are_no_markup() -> None:
 
 
 def test_a_summary_without_any_good_row_has_no_policy() -> None:
-    text = "\n".join(lines(replace(SUMMARY, policy=None, run_s=0.0), details=True))
+    text = "\n".join(lines(replace(SUMMARY, policy=None, elapsed_s=0.0), details=True))
     assert "policy" not in text
 
 

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moebatch.rows.parse import RowRules, parse_row
-from moebatch.rows.raw import RawRow
-from moebatch.rows.row import Chat, FailedRow, ParsedRow
+from moebatch.rows.row import Chat, FailedRow, ParsedRow, RawRow
 from moebatch.spec.prompt_template import PromptTemplate
 from moebatch.spec.request import RowError
 

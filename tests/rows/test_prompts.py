@@ -10,9 +10,8 @@ import pytest
 
 from moebatch.errors import CheckpointError, ConfigError
 from moebatch.job.scan import scan
-from moebatch.rows.prepare import Preparation, prepare
-from moebatch.rows.raw import RawRow
-from moebatch.rows.row import FailedRow, ReadyRow
+from moebatch.rows.prompts import RowReader, open_reader
+from moebatch.rows.row import FailedRow, RawRow, ReadyRow
 from moebatch.rows.source import open_source
 from moebatch.rows.tokenizer import Tokenizer, load_tokenizer
 from moebatch.spec.job import Job
@@ -20,7 +19,7 @@ from moebatch.spec.request import RowError
 from tests.tiny import write_tokenizer
 
 VOCABULARY = 320
-Prepare = Callable[..., Preparation]
+Prepare = Callable[..., RowReader]
 
 
 @pytest.fixture(scope="module")
@@ -39,9 +38,9 @@ def job_of(model: Path, /, **sections: dict[str, Any]) -> Job:
 
 @pytest.fixture(scope="module")
 def ready(model: Path) -> Prepare:
-    def make(max_positions: int = 64, **sections: dict[str, Any]) -> Preparation:
+    def make(max_positions: int = 64, **sections: dict[str, Any]) -> RowReader:
         job = job_of(model, **sections)
-        return prepare(job, vocab_size=VOCABULARY, max_positions=max_positions)
+        return open_reader(job, vocab_size=VOCABULARY, max_positions=max_positions)
 
     return make
 
@@ -51,19 +50,19 @@ def tokenizer(model: Path) -> Tokenizer:
     return load_tokenizer(model, vocab_size=VOCABULARY)
 
 
-def request(preparation: Preparation, content: dict[str, Any]) -> ReadyRow | FailedRow:
+def request(reader: RowReader, content: dict[str, Any]) -> ReadyRow | FailedRow:
     raw = RawRow(index=0, line=1, content=json.dumps(content).encode())
-    return preparation.reader.request(raw)
+    return reader.request(raw)
 
 
-def good(preparation: Preparation, content: dict[str, Any]) -> ReadyRow:
-    row = request(preparation, content)
+def good(reader: RowReader, content: dict[str, Any]) -> ReadyRow:
+    row = request(reader, content)
     assert isinstance(row, ReadyRow), row
     return row
 
 
-def bad(preparation: Preparation, content: dict[str, Any]) -> RowError:
-    row = request(preparation, content)
+def bad(reader: RowReader, content: dict[str, Any]) -> RowError:
+    row = request(reader, content)
     assert isinstance(row, FailedRow), row
     return row.error
 
@@ -114,17 +113,17 @@ class TestTemplates:
         (tmp_path / "chat.jinja").write_text(template)
         return {"chat_template": str(tmp_path / "chat.jinja")}
 
-    def text(self, preparation: Preparation, **row: Any) -> str:
+    def text(self, reader: RowReader, **row: Any) -> str:
         line = {"messages": [{"role": "user", "content": "Hi"}]} | row
-        tokens = good(preparation, line).request.prompt_tokens
-        return preparation.reader.tokenizer.decode(tokens)
+        tokens = good(reader, line).request.prompt_tokens
+        return reader.tokenizer.decode(tokens)
 
     def test_variables_of_job_and_row(self, ready: Prepare, tmp_path: Path) -> None:
         model = self.write(tmp_path, "{{ a }}-{{ b }}")
         kwargs = {"chat_template_kwargs": {"a": "job", "b": "job"}}
-        preparation = ready(model=model, sampling=kwargs)
-        assert self.text(preparation) == "job-job"
-        assert self.text(preparation, chat_template_kwargs={"b": "row"}) == "job-row"
+        reader = ready(model=model, sampling=kwargs)
+        assert self.text(reader) == "job-job"
+        assert self.text(reader, chat_template_kwargs={"b": "row"}) == "job-row"
 
     def test_variables_that_are_ours(self, ready: Prepare) -> None:
         line = {"messages": [{"role": "user", "content": "Hi"}]}
@@ -156,10 +155,10 @@ class TestTemplates:
 
     def test_date_is_that_of_the_run(self, model: Path, tmp_path: Path) -> None:
         job = job_of(model, model=self.write(tmp_path, "{{ strftime_now('%d %b %Y') }}"))
-        preparation = prepare(
+        reader = open_reader(
             job, vocab_size=VOCABULARY, max_positions=64, today=datetime.date(2001, 2, 3)
         )
-        assert self.text(preparation) == "03 Feb 2001"
+        assert self.text(reader) == "03 Feb 2001"
 
     def test_no_template(self, model: Path, tmp_path: Path) -> None:
         for name in ("tokenizer.json", "tokenizer_config.json"):
@@ -178,8 +177,8 @@ class TestTemplates:
             (tmp_path / name).write_bytes((model / name).read_bytes())
         rows = tmp_path / "in.jsonl"
         rows.write_text('{"prompt": "a"}\n{"messages": [{"role": "user", "content": "Hi"}]}\n')
-        preparation = prepare(job_of(tmp_path), vocab_size=VOCABULARY, max_positions=64)
-        for read in (preparation.reader.request, preparation.reader.parse):
+        reader = open_reader(job_of(tmp_path), vocab_size=VOCABULARY, max_positions=64)
+        for read in (reader.request, reader.parse):
             found = scan(open_source(rows), read)
             assert (found.num_bad_rows, found.faults) == (0, ())
             assert found.first_chat is not None
@@ -212,11 +211,11 @@ class TestTools:
             "{{ m.role + ' ' + m.content }}{% for c in m.tool_calls or [] %}"
             "{% set call = c.function %}{{ call.name }}({{ " + arguments + " }}){% endfor %}"
         )
-        preparation = ready(**self.template(tmp_path, each))
-        tokens = good(preparation, {"messages": WITH_TOOLS}).request.prompt_tokens
+        reader = ready(**self.template(tmp_path, each))
+        tokens = good(reader, {"messages": WITH_TOOLS}).request.prompt_tokens
         value = "2" if arguments.endswith(".a") else '{"a": 2}'
         expected = f"user 2 + 3?;assistant add({value});tool 5;"
-        assert preparation.reader.tokenizer.decode(tokens) == expected
+        assert reader.tokenizer.decode(tokens) == expected
 
     def test_a_template_that_leaves_calls_out_is_not_asked(self, ready: Prepare) -> None:
         error = bad(ready(), {"messages": WITH_TOOLS})
@@ -244,9 +243,9 @@ class TestContext:
         assert row.request.sampling.max_tokens == 2
 
     def test_default_limit_is_cut(self, ready: Prepare) -> None:
-        preparation = ready(max_positions=10, sampling={"max_tokens": 50})
-        assert good(preparation, {"prompt": [5] * 8}).request.sampling.max_tokens == 2
-        error = bad(preparation, {"prompt": [5] * 10})
+        reader = ready(max_positions=10, sampling={"max_tokens": 50})
+        assert good(reader, {"prompt": [5] * 8}).request.sampling.max_tokens == 2
+        error = bad(reader, {"prompt": [5] * 10})
         assert (error.status, error.code) == (400, "context_length_exceeded")
         assert "needs 11: 10 of the prompt and 1 of the answer at least" in error.message
 
@@ -264,8 +263,8 @@ class TestModelFolder:
             (tmp_path / f"{name}.json").write_text(text)
         return tmp_path
 
-    def load(self, folder: Path) -> Preparation:
-        return prepare(job_of(folder), vocab_size=VOCABULARY, max_positions=64)
+    def load(self, folder: Path) -> RowReader:
+        return open_reader(job_of(folder), vocab_size=VOCABULARY, max_positions=64)
 
     @pytest.mark.parametrize(
         ("generation", "config", "expected"),
@@ -281,18 +280,18 @@ class TestModelFolder:
     ) -> None:
         config = {"model_type": "mixtral"} | config
         folder = self.copy(model, tmp_path, generation_config=generation, config=config)
-        preparation = self.load(folder)
-        assert preparation.end_tokens == expected
-        assert preparation.warnings == ()
+        reader = self.load(folder)
+        assert reader.end_tokens == expected
+        assert reader.warnings == ()
 
     def test_no_end_token_warns(self, model: Path, tmp_path: Path) -> None:
         folder = self.copy(model, tmp_path, config={"model_type": "mixtral"})
         settings = json.loads((folder / "tokenizer_config.json").read_text())
         settings.pop("eos_token", None)
         (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-        preparation = self.load(folder)
-        assert preparation.end_tokens == frozenset()
-        assert "every answer will run to max_tokens" in preparation.warnings[0]
+        reader = self.load(folder)
+        assert reader.end_tokens == frozenset()
+        assert "every answer will run to max_tokens" in reader.warnings[0]
 
     @pytest.mark.parametrize(
         ("files", "message"),
@@ -336,7 +335,7 @@ class TestModelFolder:
 def test_requests_keep_the_order_and_are_lazy(ready: Prepare, tmp_path: Path) -> None:
     path = tmp_path / "in.jsonl"
     path.write_bytes(b'{"prompt": "a"}\n{\n\n{"prompt": "b"}\n')
-    rows = ready().reader.requests(open_source(path))
+    rows = ready().requests(open_source(path))
     assert isinstance(next(rows), ReadyRow)
     kinds = [(row.row.index, row.row.line, type(row)) for row in rows]
     assert kinds == [(1, 2, FailedRow), (2, 4, ReadyRow)]
@@ -344,6 +343,6 @@ def test_requests_keep_the_order_and_are_lazy(ready: Prepare, tmp_path: Path) ->
 
 def test_parse_checks_parameters_without_encoding(ready: Prepare) -> None:
     raw = RawRow(index=0, line=1, content=b'{"prompt": "a", "n": true}')
-    failed = ready().reader.parse(raw)
+    failed = ready().parse(raw)
     assert isinstance(failed, FailedRow)
     assert failed.error.param == "n"

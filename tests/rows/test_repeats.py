@@ -6,8 +6,7 @@ from itertools import islice
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moebatch.rows.beginnings import Beginnings
-from moebatch.rows.repeats import RepeatCounter, Repeats, greedy_key
+from moebatch.rows.repeats import Beginnings, RepeatCounter, Repeats, greedy_key
 from moebatch.spec.request import Choice, Outcome, Request
 from moebatch.spec.sampling import Sampling
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from moebatch.errors import InputError, StorageError
 from moebatch.rows import lines
-from moebatch.rows.raw import RawRow
+from moebatch.rows.row import RawRow
 from moebatch.rows.source import open_source
 from moebatch.spec.request import RowError
 

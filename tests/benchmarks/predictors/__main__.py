@@ -1,4 +1,4 @@
-"""What each predictor is worth where it is at work: the same rows with all of them in turn, on an
+"""What each predictor is worth in a run: the same rows with all of them in turn, on an
 emulated GPU whose link is as slow as ProMoE's, schedule promoe.
 
     python -m tests.benchmarks.predictors [--model FOLDER --rows FILE] [--svg FILE] ...

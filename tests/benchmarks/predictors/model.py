@@ -10,14 +10,13 @@ from random import Random
 import demo
 from demo.tasks import KINDS, Task, draw_task
 from moebatch.calibration.calibrate import Calibration
-from moebatch.calibration.lessons import parse_predictors
 from moebatch.calibration.order import CalibrationOrder
 from tests.benchmarks.predictors.rows import turns
 
 _NUM_CONVERSATIONS = 2500
 _NUM_PROMPTS = 4000
 _NUM_TOKENS = 65536
-_GATING_LOSS = 0.01
+_GATING_LOSS_PERCENT = 1.0
 """Of perplexity."""
 _DONE = "calibrated"
 
@@ -29,7 +28,7 @@ def demo_model(folder: Path, tell: Callable[[str], None]) -> Path:
         model=folder / "model",
         text=text,
         num_tokens=_NUM_TOKENS,
-        predictors=parse_predictors(["all"]),
+        predictor=("all",),
     )
     return _calibrated(order, _conversations(), tell)
 
@@ -41,9 +40,10 @@ def gated_model(folder: Path, tell: Callable[[str], None]) -> Path:
         model=folder / "gated",
         text=folder / "prompts.jsonl",
         num_tokens=_NUM_TOKENS,
-        predictors=parse_predictors(["all"]),
-        gating_loss=_GATING_LOSS,
-        activation_level=1,
+        predictor=("all",),
+        gating="adaptive",
+        loss=_GATING_LOSS_PERCENT,
+        pregate=True,
     )
     return _calibrated(order, _prompts(), tell)
 

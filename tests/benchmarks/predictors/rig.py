@@ -11,9 +11,9 @@ from moebatch.checkpoint.model_files import ModelFiles
 from moebatch.engine.build import BuiltEngine, build_engine
 from moebatch.engine.device import Device
 from moebatch.engine.spec import EngineSpec
-from moebatch.job.approximation import load_approximation
-from moebatch.job.hints import load_hints
-from moebatch.rows.prepare import prepare
+from moebatch.job.hints import Hints
+from moebatch.job.opened import load_approximation
+from moebatch.rows.prompts import open_reader
 from moebatch.schedule.foresight import LayerForesight
 from moebatch.schedule.task import Kind
 from moebatch.schedule.timeline.timeline import Timeline
@@ -115,7 +115,7 @@ class Rig:
         job, files = ground.job, ground.files
         asked = {"predictor": setting.predictor, "gating": setting.gating}
         job = job.model_copy(update={"experts": job.experts.model_copy(update=asked)})
-        hints = load_hints(job, files)
+        hints = Hints(job, files)
         order = EngineSpec(
             files=files,
             policy=setting.policy(ground),
@@ -131,11 +131,11 @@ class Rig:
             chunk_bytes=-(-ground.expert_bytes // setting.num_chunks),
         )
         shape = files.shape
-        preparation = prepare(job, vocab_size=shape.vocab_size, max_positions=shape.max_positions)
+        reader = open_reader(job, vocab_size=shape.vocab_size, max_positions=shape.max_positions)
         self.built: BuiltEngine = build_engine(
             order,
-            decoder=preparation.reader.tokenizer,
-            end_tokens=preparation.end_tokens,
+            decoder=reader.tokenizer,
+            end_tokens=reader.end_tokens,
             job_seed=0,
         )
 

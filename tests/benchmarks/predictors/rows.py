@@ -10,7 +10,7 @@ from demo.rows import demo_rows
 from demo.tasks import KINDS, draw_task
 from moebatch.checkpoint.model_files import ModelFiles
 from moebatch.layout.load import PassLoad
-from moebatch.rows.prepare import prepare
+from moebatch.rows.prompts import open_reader
 from moebatch.rows.row import ReadyRow
 from moebatch.rows.source import open_source
 from moebatch.spec.job import Job
@@ -46,8 +46,8 @@ def read_batches(
 ) -> Batches:
     """The first rows of an input, whole batches of them."""
     shape = files.shape
-    preparation = prepare(job, vocab_size=shape.vocab_size, max_positions=shape.max_positions)
-    found = preparation.reader.requests(open_source(path))
+    reader = open_reader(job, vocab_size=shape.vocab_size, max_positions=shape.max_positions)
+    found = reader.requests(open_source(path))
     ready = [row.request for row in found if isinstance(row, ReadyRow)]
     whole = min(count, len(ready)) // batch_size * batch_size
     starts = range(0, whole, batch_size)

@@ -1,4 +1,4 @@
-"""Signals that ask a run to stop."""
+"""What a command asks of its process: to stop on signals, and threads that sleep."""
 
 import os
 import signal
@@ -45,8 +45,11 @@ class SignalledEnd(KeyboardInterrupt):
 
 
 @contextmanager
-def ending_on_sigterm() -> Iterator[None]:
-    """While the block runs, SIGTERM breaks it off as Ctrl-C does."""
+def saying_what_is_kept(kept: Callable[[], str]) -> Iterator[None]:
+    """While the block runs, SIGTERM and Ctrl-C end it with a message that says what `kept` says.
+
+    Raises Terminated and Interrupted.
+    """
 
     def handle(number: int, frame: FrameType | None) -> None:
         raise SignalledEnd
@@ -54,20 +57,18 @@ def ending_on_sigterm() -> Iterator[None]:
     before = signal.signal(signal.SIGTERM, handle)
     try:
         yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-@contextmanager
-def saying_what_is_kept(kept: Callable[[], str]) -> Iterator[None]:
-    """While the block runs, SIGTERM and Ctrl-C end it with a message that says what `kept` says.
-
-    Raises Terminated and Interrupted.
-    """
-    try:
-        with ending_on_sigterm():
-            yield
     except SignalledEnd:
         raise Terminated(f"ended by SIGTERM; {kept()}") from None
     except KeyboardInterrupt:
         raise Interrupted(f"stopped by Ctrl-C; {kept()}") from None
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def let_threads_sleep() -> None:
+    """Before torch is loaded: its threads should sleep, not spin, while they have nothing to do.
+
+    Spinning ones keep readers, the progress display and other processes off the cores,
+    which then makes every parallel operation wait for a thread that is not running.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

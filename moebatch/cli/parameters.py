@@ -1,0 +1,128 @@
+"""Parameters of commands: fields of dataclasses, and what several commands have."""
+
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from functools import wraps
+from pathlib import Path
+from typing import Annotated, Any, get_args, get_origin
+
+import typer
+from typer.models import ParameterInfo
+
+from moebatch.spec.option import DRAM_HELP, Option
+
+
+def with_options(command: Callable[..., None]) -> Callable[..., None]:
+    """A command as typer takes it: of each parameter that is a dataclass, the fields that say what
+    `Option` they are. The command is given such a dataclass with what was typed."""
+    shown: list[inspect.Parameter] = []
+    groups: dict[str, tuple[Any, list[str]]] = {}
+    for parameter in inspect.signature(command).parameters.values():
+        own = [parameter.replace(kind=parameter.KEYWORD_ONLY)]
+        group: Any = parameter.annotation
+        if is_dataclass(group):
+            own = list(_options(group))
+            groups[parameter.name] = group, [one.name for one in own]
+        shown += own
+
+    @wraps(command)
+    def typed(**given: Any) -> None:
+        for name, (group, options) in groups.items():
+            given[name] = group(**{option: _plain(given.pop(option)) for option in options})
+        command(**given)
+
+    typed.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
+    typed.__annotations__ = {parameter.name: parameter.annotation for parameter in shown}
+    return typed
+
+
+def _options(group: Any) -> Iterator[inspect.Parameter]:
+    for field in fields(group):
+        if get_origin(field.type) is not Annotated:
+            continue
+        of, *marks = get_args(field.type)
+        option = next(mark for mark in marks if isinstance(mark, Option | ParameterInfo))
+        default = inspect.Parameter.empty if field.default is MISSING else field.default
+        if isinstance(option, Option):
+            option = _typer_parameter(field.name, option, has_default=field.default is not MISSING)
+        if get_origin(of) is tuple:
+            of = list[get_args(of)[0]]  # type: ignore[misc]
+        yield inspect.Parameter(
+            field.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=default,
+            annotation=Annotated[of, option],
+        )
+
+
+def _typer_parameter(name: str, option: Option, *, has_default: bool) -> Any:
+    bounds: dict[str, Any] = {"help": option.help, "min": option.min, "max": option.max}
+    if not (has_default or option.names):
+        return typer.Argument(metavar=name.upper(), **bounds)
+    return typer.Option(*(option.names or [f"--{name.replace('_', '-')}"]), **bounds)
+
+
+def _plain(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+# --- what several commands have -----------------------------------------------------------------
+
+JobFile = Annotated[Path, typer.Argument(metavar="JOB", help="Job file (YAML).")]
+PlannedJob = Annotated[
+    Path | None, typer.Argument(metavar="JOB", help="Job file; or --model and lengths.")
+]
+ModelFolder = Annotated[Path, typer.Argument(metavar="MODEL", help="Model folder.")]
+Dram = Annotated[str | None, typer.Option("--dram", help=DRAM_HELP)]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Print nothing unless something is wrong.")]
+
+
+def either(endings: Sequence[str]) -> str:
+    """``.svg, .png or .pdf``."""
+    *others, last = endings
+    return f"{', '.join(others)} or {last}"
+
+
+def named(*endings: str) -> Callable[[Path | None], Path | None]:
+    """A check of the suffix of a file, which says what is written into it, before anything runs.
+    Pipes and devices may have any name."""
+
+    def check(path: Path | None) -> Path | None:
+        is_file = path is not None and (path.is_file() or not path.exists())
+        if path is not None and is_file and not path.name.lower().endswith(endings):
+            raise typer.BadParameter(f"must end in {either(endings)}, got {str(path)!r}")
+        return path
+
+    return check
+
+
+PICTURES = (".svg", ".html", ".png", ".pdf")
+_TRACES = (".json", ".json.gz")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Drawings:
+    """Files that timelines are drawn into."""
+
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            "--trace",
+            callback=named(*_TRACES),
+            help=f"Write a Chrome trace ({either(_TRACES)}) of the first passes.",
+        ),
+    ] = None
+    gantt: Annotated[
+        Path | None,
+        typer.Option(
+            "--gantt",
+            callback=named(*PICTURES),
+            help=f"Draw the lanes into this file: {either(PICTURES)}.",
+        ),
+    ] = None
+
+    @property
+    def paths(self) -> list[Path]:
+        """Those that are asked for."""
+        return [path for path in (self.trace, self.gantt) if path is not None]
