@@ -9,17 +9,17 @@ import torch
 
 from moebatch.calibration.reading_policy import reading_policy
 from moebatch.calibration.texts import SEQUENCE_TOKENS, TokenSequence, read_sequences
-from moebatch.checkpoint.model_files import ModelFiles, open_model
+from moebatch.checkpoint.model_files import ModelFiles
 from moebatch.engine.build import build_engine
 from moebatch.engine.spec import EngineSpec
 from moebatch.engine.text_losses import TextLosses
 from moebatch.errors import CheckpointError, DoesNotFit, Fault, InputError
+from moebatch.job.opened import OpenedJob
 from moebatch.job.planning import job_problem
 from moebatch.measure.saved import machine_profile
 from moebatch.model.native import loader
 from moebatch.plan.machine import detect_machine
 from moebatch.predict.predictor import RoutingObserver
-from moebatch.rows.prepare import prepare
 from moebatch.spec.job import InputSection, Job, ModelSection, OutputSection, ResourcesSection
 from moebatch.spec.policy import Policy
 from moebatch.spec.request import Request
@@ -54,30 +54,29 @@ class Perplexity:
 def measure_perplexity(
     model: Path,
     text: TextOrder,
-    tell: Callable[[str], None],
+    log: Callable[[str], None],
     observer: RoutingObserver | None = None,
 ) -> Perplexity:
     """Reads a text with a model; `observer` learns what its gates choose.
 
     Raises MoebatchError where text, model or memory are not fit for it.
     """
-    files = open_model(model, "auto")
     job = Job(
         model=ModelSection(path=model),
         input=InputSection(path=text.path),
         output=OutputSection(path=text.path),
         resources=ResourcesSection(dram=text.dram_bytes),
     )
-    shape = files.shape
-    reader = prepare(job, vocab_size=shape.vocab_size, max_positions=shape.max_positions).reader
-    longest = min(SEQUENCE_TOKENS, shape.max_positions - 1)
+    opened = OpenedJob(job)
+    files, reader = opened.files, opened.reader
+    longest = min(SEQUENCE_TOKENS, files.shape.max_positions - 1)
     sequences = read_sequences(
         text.path, reader, num_tokens=text.num_tokens, sequence_tokens=longest
     )
     if max(map(len, sequences)) < 2:
         raise InputError([Fault(file=str(text.path), message="has no two tokens in a row")])
     policy, max_tokens = _policy(job, files, sequences)
-    loader.log_compiling(tell)
+    loader.log_compiling(log)
     torch.set_num_threads(detect_machine().num_cores)
     losses = TextLosses(sequences)
     spec = EngineSpec(
