@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from moebatch.checkpoint.model_files import open_model
 from moebatch.errors import CheckpointError, MoebatchError
+from moebatch.layout.footprint import slot_bytes
 from tests.engine.test_engine import policy, requests, run, tokens_of
 from tests.model.oracle import greedy, load
 from tests.quantised import KINDS, decoded_beside, write_quantised
@@ -122,3 +123,12 @@ def test_contradictions_of_the_config_are_said(folder: Callable[..., Path]) -> N
         f"{path}: config.json says that experts are stored as fp8, blocks of 16 x 16; by their "
         "tensors, which are believed, they are packed int4, groups of 32",
     )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_slots_are_no_larger_than_planned(kind: str, folder: Callable[..., Path]) -> None:
+    files = open_model(folder(kind, shards=True), "float32")
+    records = files.expert_records().values()
+    assert max(record.num_bytes for record in records) <= slot_bytes(files.shape, files.dtypes)
+    stored = {sum(place.num_bytes for place in record.places) for record in records}
+    assert stored == {files.dtypes.expert_bytes(files.shape)}

@@ -6,6 +6,8 @@ run here, and its dialect of NVFP4 is held against its formula.
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from moebatch.formats.blocks import WHOLE, Blocks
 from moebatch.formats.registry import configured_format, find_format
@@ -120,6 +122,21 @@ def test_large_weights_show_the_size_of_blocks() -> None:
     assert Blocks.found((4096, 96), (4096, 8)) == Blocks(1, 12)
     assert Blocks.found((64, 64), (3, 7)) is None
     assert Blocks.found((64, 0), (1, 0)) is None
+
+
+SIZES = st.integers(1, 700)
+WIDTHS = st.sampled_from([1, 16, 32, 64, 128, 256, WHOLE])
+
+
+@given(shape=st.tuples(SIZES, SIZES), rows=WIDTHS, columns=WIDTHS, stack=st.integers(0, 3))
+def test_blocks_that_are_found_have_the_scales_that_are_there(
+    shape: tuple[int, int], rows: int, columns: int, stack: int
+) -> None:
+    size = (stack, *shape) if stack else shape
+    grid = Blocks(rows, columns).grid(size)
+    found = Blocks.found(size, grid)
+    if rows == 1 or columns != 1:  # columns by themselves are in no format
+        assert found is not None and found.grid(size) == grid
 
 
 @pytest.mark.parametrize("kind", ROWS_APART)
