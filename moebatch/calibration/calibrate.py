@@ -16,7 +16,7 @@ from moebatch.calibration.counting import Comparison, count, trace_of
 from moebatch.calibration.gate_lessons import GateLessons, GatingLesson, PreGateLesson
 from moebatch.calibration.lessons import Lesson, accuracies, require_sizes, teach_predictors
 from moebatch.calibration.order import CalibrationOrder
-from moebatch.calibration.reading_policy import reading_policy
+from moebatch.calibration.reading_policy import text_engine, text_job
 from moebatch.calibration.text_reading import Advance, TextReading
 from moebatch.calibration.texts import (
     HELD_OUT_SHARE,
@@ -26,18 +26,15 @@ from moebatch.calibration.texts import (
 )
 from moebatch.engine.build import build_engine
 from moebatch.engine.spec import EngineSpec, has_common_keys
-from moebatch.errors import ConfigError, DoesNotFit, Fault
+from moebatch.errors import ConfigError, Fault
 from moebatch.folder.work_folder import WorkFolder
 from moebatch.job.opened import OpenedJob
-from moebatch.job.planning import job_problem
-from moebatch.measure.saved import machine_profile, require_writable_file
+from moebatch.measure.saved import require_writable_file
 from moebatch.model.native import loader
 from moebatch.plan.machine import detect_machine
 from moebatch.predict.learnt_files import HABITS, empty_table, save_habits, save_table
 from moebatch.predict.path_table import PathTable
 from moebatch.predict.routing_habits import measure_habits
-from moebatch.spec.job import InputSection, Job, ModelSection, OutputSection, ResourcesSection
-from moebatch.spec.workload import Workload
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,7 +91,9 @@ class Calibration:
         """
         order = self._order
         _require_places(order)
-        self._opened = OpenedJob(_job(order))
+        self._opened = text_job(
+            order.model, order.source, output=order.table, dram_bytes=order.dram_bytes
+        )
         files = self._opened.files
         table = empty_table(files.owner, order.path_length)
         require_sizes(order.predictors, files.owner, vocab_size=files.shape.vocab_size)
@@ -175,26 +174,13 @@ class Calibration:
         return text
 
     def _spec(self, table: PathTable, text: PlacedText) -> EngineSpec:
-        """An engine with a policy within the budget, for sequences with their one new token."""
-        files = self._opened.files
-        workload = Workload(
-            num_sequences=len(text.sequences),
-            mean_prompt_tokens=text.num_read / len(text.sequences),
-            mean_new_tokens=1.0,
-            max_total_tokens=max(map(len, text.sequences)) + 1,
-        )
-        profile, _ = machine_profile()  # its capacities count, not its rates
-        problem = job_problem(self._opened.job, files, workload, profile.hardware())
-        shape, kept = files.shape, 1.0 if self._order.trace else HELD_OUT_SHARE
+        """An engine that leaves room for the table and for what gates choose."""
+        shape, kept = self._opened.files.shape, 1.0 if self._order.trace else HELD_OUT_SHARE
         choices = kept * text.num_tokens * len(shape.moe_layers) * shape.experts_per_token
-        held = problem.program_bytes["dram"] + table.num_bytes + round(choices * 2)
-        try:
-            problem_of_text = replace(problem, program_bytes={"dram": held}, kv_on_disk=False)
-            policy = reading_policy(problem_of_text)
-        except DoesNotFit as error:
-            raise DoesNotFit(f"{error}\nFor a calibration resources.dram is --dram.") from None
-        self._log(f"policy: {policy}")
-        return EngineSpec(files=files, policy=policy, max_tokens=workload.max_total_tokens)
+        held_bytes = table.num_bytes + round(choices * 2)
+        spec = text_engine(self._opened, text.sequences, held_bytes=held_bytes)
+        self._log(f"policy: {spec.policy}")
+        return spec
 
     # --- the passes, and what is made of them ---------------------------------------------------
 
@@ -238,13 +224,3 @@ def _require_places(order: CalibrationOrder) -> None:
     if order.trace.absolute() == order.table.absolute():
         fault = Fault(file="--trace", message="is where the table goes; give another place")
         raise ConfigError([fault])
-
-
-def _job(order: CalibrationOrder) -> Job:
-    """A job of the same model, text and memory, for everything that is asked of jobs."""
-    return Job(
-        model=ModelSection(path=order.model),
-        input=InputSection(path=order.source),
-        output=OutputSection(path=order.table),
-        resources=ResourcesSection(dram=order.dram_bytes),
-    )

@@ -1,21 +1,76 @@
-"""A policy for reading prompts to their end, where no answer is wanted.
+"""How a text is read: a job of it, requests whose answers do not count, and a policy for reading
+prompts to their end.
 
 The planner trades prompts against answers in the same pass; here there are prompts only, and what
 counts is how many tokens share one walk of the weights.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 
+from moebatch.calibration.texts import TokenSequence
+from moebatch.engine.spec import EngineSpec
+from moebatch.errors import DoesNotFit
+from moebatch.job.opened import OpenedJob
+from moebatch.job.planning import job_problem
 from moebatch.layout.footprint import slot_bytes
+from moebatch.measure.saved import machine_profile
 from moebatch.plan.candidates import FEWEST_SLOTS
 from moebatch.plan.planner import best_policy
 from moebatch.plan.problem import Problem
 from moebatch.plan.refusal import too_large
+from moebatch.spec.job import InputSection, Job, ModelSection, OutputSection, ResourcesSection
 from moebatch.spec.policy import STREAMING_SLOTS, Placement, Policy, pages_of
+from moebatch.spec.request import Request
+from moebatch.spec.sampling import Sampling
+from moebatch.spec.workload import Workload
 
+_READING = Sampling(max_tokens=1, temperature=0.0)
 _MOST_PASS_TOKENS = 8192
 _LEAST_PASS_TOKENS = 64
+
+
+def text_job(model: Path, text: Path, *, output: Path, dram_bytes: int | None) -> OpenedJob:
+    """A job of a model, a text and a limit of memory, for everything that is asked of jobs."""
+    return OpenedJob(
+        Job(
+            model=ModelSection(path=model),
+            input=InputSection(path=text),
+            output=OutputSection(path=output),
+            resources=ResourcesSection(dram=dram_bytes),
+        )
+    )
+
+
+def text_engine(
+    opened: OpenedJob, sequences: Sequence[TokenSequence], *, held_bytes: int = 0
+) -> EngineSpec:
+    """An engine with a policy within the job's budget, of which the reader of the passes holds
+    `held_bytes`; for sequences with their one new token. Raises DoesNotFit."""
+    lengths = list(map(len, sequences))
+    workload = Workload(
+        num_sequences=len(lengths),
+        mean_prompt_tokens=sum(lengths) / len(lengths),
+        mean_new_tokens=1.0,
+        max_total_tokens=max(lengths) + 1,
+    )
+    profile, _ = machine_profile()  # its capacities count, not its rates
+    problem = job_problem(opened.job, opened.files, workload, profile.hardware())
+    held = problem.program_bytes["dram"] + held_bytes
+    problem = replace(problem, program_bytes={"dram": held}, kv_on_disk=False)
+    try:
+        policy = reading_policy(problem)
+    except DoesNotFit as error:
+        raise DoesNotFit(f"{error}\nFor a text resources.dram is --dram.") from None
+    return EngineSpec(files=opened.files, policy=policy, max_tokens=workload.max_total_tokens)
+
+
+def text_requests(sequences: Sequence[TokenSequence], numbers: range) -> Iterator[Request]:
+    """Some sequences of a text, by number."""
+    for number in numbers:
+        name, tokens = str(number), sequences[number]
+        yield Request(index=number, custom_id=name, prompt_tokens=tokens, sampling=_READING)
 
 
 def reading_policy(problem: Problem) -> Policy:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel
 
 import moebatch
+from moebatch.calibration.reading_policy import text_requests
 from moebatch.calibration.texts import PlacedText
 from moebatch.checkpoint.fingerprint import weights_sample
 from moebatch.checkpoint.model_files import ModelFiles
@@ -26,12 +27,9 @@ from moebatch.predict.gate_trace import GateRecorder, GateTrace
 from moebatch.predict.learn import Seen
 from moebatch.predict.predictor import RoutingObserver
 from moebatch.spec.policy import Policy, PredictorName, pages_of
-from moebatch.spec.request import Request
-from moebatch.spec.sampling import Sampling
 
 Advance = Callable[[float], None]
 """Gets the share that is done, 0 to 1."""
-_READING = Sampling(max_tokens=1, temperature=0.0)
 
 
 class KeptLesson(BaseModel):
@@ -125,7 +123,7 @@ class TextReading:
             for portion in _portions(self.text, policy, first=self._record.num_sequences):
                 places = self.text.places(portion)
                 self._recorder.begin(places)
-                for outcome in engine.run(self._requests(portion)):
+                for outcome in engine.run(text_requests(self.text.sequences, portion)):
                     if outcome.error is not None:
                         folder = self._files.checkpoint.folder
                         raise CheckpointError(f"{folder}: {outcome.error.message}")
@@ -185,12 +183,6 @@ class TextReading:
                 places = self.text.places(portion)
                 found.append(self._trace.experts_LNK[:, places.start : places.stop])
         return found
-
-    def _requests(self, portion: range) -> Iterator[Request]:
-        for number in portion:
-            tokens = self.text.sequences[number]
-            name = str(number)
-            yield Request(index=number, custom_id=name, prompt_tokens=tokens, sampling=_READING)
 
     def _opened(self, *, with_hidden: bool) -> GateTrace:
         owner, shape = self._files.owner, self._files.shape
