@@ -13,6 +13,7 @@ from moebatch.checkpoint.model_files import open_model
 from moebatch.engine.statistics import EngineStatistics
 from moebatch.errors import ConfigError, DoesNotFit
 from moebatch.folder.shard import ALL
+from moebatch.job.check import check_job
 from moebatch.job.machine import JobMachine
 from moebatch.job.options import RunOptions
 from moebatch.job.planning import (
@@ -26,6 +27,7 @@ from moebatch.job.question import job_question
 from moebatch.job.run import JobRun, lesson
 from moebatch.job.status import LaneTime, RunSummary
 from moebatch.measure.saved import load_saved, save_profile, this_machine_path
+from moebatch.model.native import loader
 from moebatch.plan.options import PlanOptions
 from moebatch.schedule.timeline.statistics import LAUNCH
 from moebatch.spec.job import Job, load_job
@@ -226,6 +228,16 @@ def test_a_question_about_a_job_on_another_machine_has_all_of_it(job: Job) -> No
     assert question.problem.capacity_bytes("dram") == 2**32, "the job's budget still holds"
     more = PlanOptions(has_job=True, hw="t4", what_if=("dram=64GiB",))
     assert job_question(job, more).problem.capacity_bytes("dram") == 64 * 2**30
+
+
+def test_checks_and_plans_say_first_that_kernels_are_compiled(
+    tmp_path: Path, job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loader, "log_compiling", lambda log: log("compiling"))
+    said: list[str] = []
+    assert not check_job(tmp_path / "job.yaml", log=said.append).faults
+    job_question(job, PlanOptions(has_job=True), said.append)
+    assert said == ["compiling"] * 2
 
 
 SUMMARY = RunSummary(
