@@ -1,20 +1,20 @@
 """``moebatch pack``."""
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from moebatch.cli.parameters import Dram, ModelFolder, Quiet
-from moebatch.cli.process import saying_what_is_kept
+from moebatch.cli.process import carried_out
 from moebatch.errors import ConfigError, Fault
 from moebatch.quoting import shown
-from moebatch.report.console import error_console, logger, show
+from moebatch.report.console import error_console, show
 from moebatch.spec.option import dram_bytes
 
 if TYPE_CHECKING:
     from moebatch.packing.encodings import Precision
-    from moebatch.packing.pack import Pack
 
 To = Annotated[
     str | None, typer.Option("--to", help="What experts are written as: int4, int8 or fp8.")
@@ -54,7 +54,6 @@ def pack(
         raise _refused("--group", "is 64 or 32, and for --to int4 only")
     from moebatch.packing.pack import Pack, PackOrder
     from moebatch.report.packing import pack_view
-    from moebatch.report.progress import share_bar
 
     source = model.absolute()
     order = PackOrder(
@@ -66,20 +65,11 @@ def pack(
         text=text,
         num_tokens=tokens,
     )
-    console = error_console()
-    with share_bar("packing", console, quiet=quiet) as advance:
-        work = Pack(order, logger(console, quiet=quiet), advance)
-        with saying_what_is_kept(lambda: _kept(work)):
-            summary = work.execute()
+    summary = carried_out(
+        partial(Pack, order), doing="packing", kept="files are written", quiet=quiet
+    )
     if not quiet:
-        show(console, pack_view(summary))
-
-
-def _kept(work: "Pack") -> str:
-    """What an interrupted pack has kept."""
-    if not work.num_kept:
-        return "nothing is kept yet"
-    return f"{work.num_kept} files are written and kept: the same command continues after them"
+        show(error_console(), pack_view(summary))
 
 
 def _precision(to: str | None) -> "Precision":

@@ -1,17 +1,20 @@
-"""What a command asks of its process: to stop on signals, and threads that sleep."""
+"""What a command asks of its process: to stop on signals and say what is kept, and threads that
+sleep."""
 
 import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from moebatch.errors import ExitCode, Interrupted, Terminated
+from moebatch.report.console import error_console, logger
 
 if TYPE_CHECKING:
     from moebatch.job.stop import Stop
 
+Done = TypeVar("Done", covariant=True)
 _NAMES = ("SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2")
 
 
@@ -40,29 +43,54 @@ def hear_interrupts() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-class SignalledEnd(KeyboardInterrupt):
+class Resumable(Protocol[Done]):
+    """Work of minutes: where it was broken off, the same command continues it."""
+
+    @property
+    def num_kept(self) -> int:
+        """Pieces that need not be done again."""
+
+    def execute(self) -> Done:
+        """All of it."""
+
+
+class _SignalledEnd(KeyboardInterrupt):
     """SIGTERM, raised where Ctrl-C would be."""
 
 
-@contextmanager
-def saying_what_is_kept(kept: Callable[[], str]) -> Iterator[None]:
-    """While the block runs, SIGTERM and Ctrl-C end it with a message that says what `kept` says.
+def carried_out(
+    begin: Callable[[Callable[[str], None], Callable[[float], None]], Resumable[Done]],
+    *,
+    doing: str,
+    kept: str,
+    quiet: bool,
+) -> Done:
+    """What work comes to, which logs lines and moves a bar, with `doing` before it. SIGTERM and
+    Ctrl-C end it with a message that says how much is `kept`, such as ``tokens are read``.
 
     Raises Terminated and Interrupted.
     """
+    from moebatch.report.progress import share_bar
 
     def handle(number: int, frame: FrameType | None) -> None:
-        raise SignalledEnd
+        raise _SignalledEnd
 
-    before = signal.signal(signal.SIGTERM, handle)
-    try:
-        yield
-    except SignalledEnd:
-        raise Terminated(f"ended by SIGTERM; {kept()}") from None
-    except KeyboardInterrupt:
-        raise Interrupted(f"stopped by Ctrl-C; {kept()}") from None
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    def left() -> str:
+        continues = f"{kept} and kept: the same command continues after them"
+        return f"{work.num_kept} {continues}" if work.num_kept else "nothing is kept yet"
+
+    console = error_console()
+    with share_bar(doing, console, quiet=quiet) as advance:
+        work = begin(logger(console, quiet=quiet), advance)
+        before = signal.signal(signal.SIGTERM, handle)
+        try:
+            return work.execute()
+        except _SignalledEnd:
+            raise Terminated(f"ended by SIGTERM; {left()}") from None
+        except KeyboardInterrupt:
+            raise Interrupted(f"stopped by Ctrl-C; {left()}") from None
+        finally:
+            signal.signal(signal.SIGTERM, before)
 
 
 def let_threads_sleep() -> None:
