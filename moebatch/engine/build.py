@@ -172,7 +172,7 @@ class _Assembly:
             log=log,
             computing=self._streams.computing if self._streams else nullcontext,
         )
-        pipeline = Pipeline(context, executor, recorder)
+        pipeline = Pipeline(context, executor)
         self._opened.callback(pipeline.close)
         self._add_lanes(executor, self._works(pipeline, weights, reads))
         executor.sleep(weights.has_residents)

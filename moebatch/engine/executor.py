@@ -11,8 +11,6 @@ from moebatch.schedule.driver import Driver, Lanes
 from moebatch.schedule.lanes import RESULT_LANES, lane_of
 from moebatch.schedule.request import Sweep
 from moebatch.schedule.setup import Setup
-from moebatch.schedule.slots.expert_load import ExpertKey
-from moebatch.schedule.slots.slots import SlotQueue
 from moebatch.schedule.task import Kind, Task
 from moebatch.schedule.timeline.statistics import LAUNCH
 from moebatch.schedule.timeline.timeline import Span
@@ -55,7 +53,6 @@ class Executor(Board, Lanes):
         self._last_ended = LAUNCH
         self._woken_by = LAUNCH
         """What the launcher last slept for; nothing when a pass begins."""
-        self._slots: SlotQueue | None = None
 
     def add(self, lane: ThreadLane) -> None:
         """A lane that has threads of its own."""
@@ -65,12 +62,12 @@ class Executor(Board, Lanes):
         """The lane of the thread that calls `run_pass`: a task is done when `run` returns."""
         self._inline = name, run
 
-    def drive(self, driver: Driver, slots: SlotQueue) -> None:
-        """Lanes are driven by `driver` from now on; experts are computed out of `slots`."""
+    def drive(self, driver: Driver) -> None:
+        """Lanes are driven by `driver` from now on."""
         with self.monitor:
             if isinstance(self._failure, GivenUp):
                 self._failure = None
-            self._driver, self._slots = driver, slots
+            self._driver = driver
             self.monitor.changed()
         driver.start()
 
@@ -97,6 +94,7 @@ class Executor(Board, Lanes):
             self._ended_s.clear()
             self._num_results = 0
             self._failure = GivenUp()
+        self._recorder.drop_pass()
 
     @property
     def num_ended(self) -> int:
@@ -170,8 +168,8 @@ class Executor(Board, Lanes):
 
     def ended(self, task: Task, lane: str, start_s: float, end_s: float, slot: int | None) -> None:
         start, end = self._recorder.seconds(start_s), self._recorder.seconds(end_s)
-        if task.kind is Kind.EXPERT and task.expert is not None and self._slots is not None:
-            slot = self._slots.slot_of(ExpertKey(self._setup.layer(task.step), task.expert))
+        if task.kind is Kind.EXPERT and self._driver is not None:
+            slot = self._driver.slot_of(task)
         self._recorder.add(Span(task, lane, start, end, slot, self._reason(task)))
         self._last_ended = str(task)
         self._num_ended += 1

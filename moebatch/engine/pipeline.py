@@ -7,7 +7,6 @@ from moebatch.engine.executor import Executor
 from moebatch.engine.guesses import Guesses
 from moebatch.engine.pass_work import PassContext, PassWork
 from moebatch.engine.passes import Passes, PassInput
-from moebatch.engine.recorder import Recorder
 from moebatch.model.router import Routing
 from moebatch.schedule.driver import Driver
 from moebatch.schedule.registry import find_schedule
@@ -19,7 +18,7 @@ _LAST_OF_LAYER = (Kind.COMBINE, Kind.DENSE, Kind.POST)
 class Pipeline(Passes):
     """Takes slices of sequences through the model, in the order of a schedule."""
 
-    def __init__(self, context: PassContext, executor: Executor, recorder: Recorder) -> None:
+    def __init__(self, context: PassContext, executor: Executor) -> None:
         super().__init__(
             context.decoder,
             context.cache,
@@ -28,7 +27,6 @@ class Pipeline(Passes):
             beside=context.beside,
             computing=context.computing,
         )
-        self.recorder = recorder
         self._context = context
         self._executor = executor
         self._work: PassWork | None = None
@@ -46,11 +44,10 @@ class Pipeline(Passes):
 
     def start(self) -> None:
         """Lanes are there: what comes first may be brought."""
-        self._executor.drive(self.driver, self._context.weights.slots)
+        self._executor.drive(self.driver)
 
     def give_up(self) -> None:
         self._executor.abandon()
-        self.recorder.drop_pass()
         if self._context.log is not None:
             self._context.log.drop_pass()
         self.driver.close()

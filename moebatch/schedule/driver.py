@@ -133,6 +133,10 @@ class Driver:
         """The step for which experts of a layer are moved now."""
         return self._steps.get(layer, layer)
 
+    def slot_of(self, task: Task) -> int | None:
+        """Where the expert lies that a task computes; None for others. With the lock held."""
+        return self._slots.slot_of(self._key(task)) if task.kind is Kind.EXPERT else None
+
     # --- requests -------------------------------------------------------------------------------
 
     def _advance(self, answer: Any) -> None:

@@ -80,9 +80,9 @@ class Simulator(Lanes):
         self._now_s = 0.0
         self._ends: list[tuple[float, int, _Lane, Task]] = []
         self._counter = 0
-        self._pending: set[Task] = set()
+        self._pending: dict[Task, float] = {}
+        """Launched tasks that have not ended, with when that was."""
         self._ended_s: dict[Task, float] = {}
-        self._launched_s: dict[Task, float] = {}
         self._last_reason: str | None = None
         self._spans: list[Span] = []
         self._chunks: dict[Task, tuple[Chunk, ChunkStream]] = {}
@@ -131,10 +131,9 @@ class Simulator(Lanes):
             launched = other in self._pending or other in self._ended_s
             assert launched, f"{task} waits for {other}, which has not been launched"
         lane = self._lane(lane_of(task, self._setup.compute))
-        self._pending.add(task)
+        self._pending[task] = self._now_s
         lane.num_pending += 1
         self._ended_s.pop(task, None)
-        self._launched_s[task] = self._now_s
         lane.waiting.append(task)
         self._start(lane)
 
@@ -166,7 +165,7 @@ class Simulator(Lanes):
             moved, stream = chunk
             stream.moved(moved)
         else:
-            self._pending.discard(task)
+            del self._pending[task]
             lane.num_pending -= 1
             self._ended_s[task] = self._now_s
             self._driver.task_ended(task)
@@ -180,7 +179,7 @@ class Simulator(Lanes):
         next_chunk = _no_chunk if stream is None else stream.next_chunk
         found = take_next(lane.waiting, self._can_start, next_chunk)
         if isinstance(found, Task):
-            self._begin(lane, found, self._slot_of(found), self._reason(lane, found))
+            self._begin(lane, found, self._driver.slot_of(found), self._reason(lane, found))
         elif found is not None and stream is not None:
             task = stream.task_of(found)
             self._chunks[task] = (found, stream)
@@ -199,9 +198,8 @@ class Simulator(Lanes):
 
     def _reason(self, lane: _Lane, task: Task) -> str:
         """What kept a task from beginning earlier."""
-        launched_s = self._launched_s.pop(task)
         last = max(task.after, key=lambda other: self._ended_s[other], default=None)
-        if last is not None and self._ended_s[last] >= launched_s:
+        if last is not None and self._ended_s[last] >= self._pending[task]:
             return str(last)
         return self._last_reason or "launch"
 
@@ -220,11 +218,6 @@ class Simulator(Lanes):
 
     def _lane(self, name: str) -> _Lane:
         return self._lanes.setdefault(name, _Lane(name))
-
-    def _slot_of(self, task: Task) -> int | None:
-        if task.kind is not Kind.EXPERT or task.expert is None:
-            return None
-        return self._slots.slot_of(ExpertKey(self._setup.layer(task.step), task.expert))
 
 
 def _slot_queue(
