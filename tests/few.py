@@ -33,11 +33,15 @@ def choose(*, runs_all: bool) -> None:
     settings.load_profile("all" if runs_all else "few")
 
 
+def runs_all() -> bool:
+    """Whether everything is run."""
+    return settings().max_examples == _MANY
+
+
 def examples(most: int, *borne: HealthCheck) -> settings:
     """For a property whose examples take long: so many, and a part of them in `make test`."""
-    runs_all = settings().max_examples == _MANY
     return settings(
-        max_examples=most if runs_all else max(most // _SHARE, 2),
+        max_examples=most if runs_all() else max(most // _SHARE, 2),
         suppress_health_check=[*settings().suppress_health_check, *borne],
     )
 

@@ -48,7 +48,7 @@ def test_json_has_stable_keys() -> None:
     assert set(found["policy"]) == {
         *("batch_size", "micro_batch_size", "num_micro_batches", "attention_on_gpu"),
         *("ffn_on_gpu", "weights", "kv_cache", "schedule", "batching", "tokens_per_pass"),
-        *("num_slots", "num_kv_pages", "num_hot", "cache", "cache_sizes", "predictor"),
+        *("num_slots", "num_kv_pages", "num_hot", "cache", "cache_sizes", "predictor", "staging"),
     }
     assert set(found["prediction"]) == {
         *("decode_tokens_per_s", "prefill_tokens_per_s", "tokens_per_s", "layer_time_s"),
@@ -154,7 +154,7 @@ def test_the_roofline_is_an_svg_with_both_operations(tmp_path: Path) -> None:
         ((*T4, "--paper", "--hw", "generic-cpu"), r"GPU"),
         (
             ("--hw", "generic-cpu", *T4[2:], "--policy", "moe-lightning-t4-synthetic"),
-            r"policy.ffn_on_gpu: generic-cpu has no vram",
+            r"policy.ffn_on_gpu: there is no GPU; set it to false",
         ),
     ],
 )

@@ -31,7 +31,6 @@ from moebatch.folder.work_folder import WorkFolder
 from moebatch.job.opened import OpenedJob
 from moebatch.measure.saved import require_writable_file
 from moebatch.model.native import loader
-from moebatch.plan.machine import detect_machine
 from moebatch.predict.learnt_files import HABITS, empty_table, save_habits, save_table
 from moebatch.predict.path_table import PathTable
 from moebatch.predict.routing_habits import measure_habits

@@ -13,7 +13,6 @@ from moebatch.engine.build import build_engine
 from moebatch.engine.text_losses import TextLosses
 from moebatch.errors import CheckpointError, Fault, InputError
 from moebatch.model.native import loader
-from moebatch.plan.machine import detect_machine
 from moebatch.predict.predictor import RoutingObserver
 
 

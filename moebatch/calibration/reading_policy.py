@@ -19,7 +19,6 @@ from moebatch.measure.saved import machine_profile
 from moebatch.plan.candidates import FEWEST_SLOTS
 from moebatch.plan.planner import best_policy
 from moebatch.plan.problem import Problem
-from moebatch.plan.refusal import too_large
 from moebatch.spec.job import InputSection, Job, ModelSection, OutputSection, ResourcesSection
 from moebatch.spec.policy import STREAMING_SLOTS, Placement, Policy, pages_of
 from moebatch.spec.request import Request
@@ -80,7 +79,7 @@ def reading_policy(problem: Problem) -> Policy:
     Raises DoesNotFit.
     """
     for policy in _policies(problem):
-        if too_large(problem, policy) is None:
+        if problem.fits(policy):
             return _with_residents(problem, policy)
     return best_policy(problem).policy
 
@@ -114,5 +113,4 @@ def _with_residents(problem: Problem, policy: Policy) -> Policy:
     room = slot_bytes(problem.shape, problem.dtypes)
     # One that streams is left: with none the policy would have been another.
     num_resident = (problem.capacity_bytes("dram") - used) // room
-    share = min(num_resident, problem.num_experts - 1) / problem.num_experts
-    return replace(policy, weights=Placement(dram=share, disk=1 - share))
+    return problem.with_residents(policy, min(num_resident, problem.num_experts - 1))

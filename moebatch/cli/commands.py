@@ -112,9 +112,9 @@ def profile(output: Profile = None, read: Read = None, quiet: Quiet = False) -> 
     current folder or of --read."""
     let_threads_sleep()
     from moebatch.measure.machine import measure_machine
+    from moebatch.measure.process_limits import detect_machine
     from moebatch.measure.saved import require_writable_file, save_profile, this_machine_path
     from moebatch.model.native import loader
-    from moebatch.plan.machine import detect_machine
 
     path = output or this_machine_path()
     require_writable_file(path)

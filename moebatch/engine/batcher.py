@@ -4,10 +4,10 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
+from moebatch.engine.endings import InWork
 from moebatch.engine.sequence import Sequence
+from moebatch.engine.time_left import Standing
 from moebatch.layout.admission import Admission, Caps, fields_of, longest_first
-from moebatch.plan.endings import InWork
-from moebatch.plan.time_left import Standing
 from moebatch.spec.policy import PAGE_TOKENS, Policy, pages_of
 from moebatch.store.kv import KVCache
 from moebatch.store.kv_prefixes import KvPrefix

@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from moebatch.engine.batcher import Batcher, Slice
+from moebatch.engine.endings import Endings
 from moebatch.engine.sequence import Sequence as Generation
+from moebatch.engine.time_left import PassDone, Standing
 from moebatch.layout.load import PassLoad
-from moebatch.plan.endings import Endings
 from moebatch.plan.passes import load_of
-from moebatch.plan.time_left import PassDone, Standing
 
 _MOST_KEPT = 256
 """Passes that no estimate has taken yet."""

@@ -11,6 +11,7 @@ from moebatch.engine.approximation import EXACT
 from moebatch.engine.build import BuiltEngine, build_engine
 from moebatch.engine.device import Device
 from moebatch.engine.spec import EngineSpec
+from moebatch.engine.time_left import TimeLeft
 from moebatch.errors import OutOfMemory, Stopped
 from moebatch.folder.results import Results
 from moebatch.job.answering import Answering
@@ -31,7 +32,6 @@ from moebatch.job.stop import watched
 from moebatch.journal.finished import Finished
 from moebatch.journal.writer import JournalWriter
 from moebatch.model.native import loader
-from moebatch.plan.time_left import TimeLeft
 from moebatch.rows.dialects import Served
 from moebatch.rows.repeats import Repeats
 from moebatch.rows.row import FailedRow, RawRow, ReadyRow

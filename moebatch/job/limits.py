@@ -5,7 +5,7 @@ from pathlib import Path
 
 from moebatch.errors import DoesNotFit, StorageError
 from moebatch.measure.disk import free_bytes
-from moebatch.plan.machine import SAFE_SHARE, Limit, Machine, detect_machine
+from moebatch.measure.process_limits import SAFE_SHARE, Limit, Machine, detect_machine
 from moebatch.spec.hardware import LEVELS, Hardware, LevelName
 from moebatch.spec.job import Job
 from moebatch.units import format_bytes

@@ -1,25 +1,24 @@
 """A job as a planning problem: its model, its rows, and what it may take of a machine."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from moebatch.checkpoint.model_files import COMPUTE_DTYPES, ModelFiles
 from moebatch.errors import ConfigError, DoesNotFit, Fault, StorageError
 from moebatch.job.limits import dram_bytes, num_threads, require_within_levels
 from moebatch.job.machine import JobMachine, NotedProfile, job_machine
-from moebatch.layout.setup import cache_fault
 from moebatch.measure.disk import free_bytes
 from moebatch.measure.machine import measure_machine
 from moebatch.measure.saved import load_saved, machine_profile
 from moebatch.model.native import loader
-from moebatch.plan.expert_choice import ExpertChoice, Wishes, choose_experts, wished
+from moebatch.plan.answer import best_for
+from moebatch.plan.expert_choice import ExpertChoice, Wishes
 from moebatch.plan.fitting import fitted, policy_for, slot_notes, with_room
-from moebatch.plan.planner import best_policy
 from moebatch.plan.prediction import Prediction, predict
 from moebatch.plan.prices import fastest_dtypes
 from moebatch.plan.problem import PROGRAM_BYTES_WITH_GPU, Problem
 from moebatch.plan.refusal import too_large, too_small
-from moebatch.schedule.registry import traits_of
+from moebatch.plan.runnable import not_runnable
 from moebatch.spec.hardware import DeviceKind, Dtype, Hardware, LevelName
 from moebatch.spec.job import Job
 from moebatch.spec.policy import Policy
@@ -133,17 +132,13 @@ def job_problem(
         hardware=hardware.without("vram") if kind == "cpu" else hardware,
         workload=workload,
         program_bytes=_program_bytes(kind, num_threads(job)),
-        stages=kind == "emulate" and _has_staging(hardware),
+        kv_on_disk_last=True,
+        stages=kind == "emulate" and hardware.has_staging,
         instruction_set=_instruction_set(),
     )
     for level, num_bytes in _budgets(job, problem.hardware, kind).items():
         problem = problem.with_capacity(level, num_bytes)
     return problem
-
-
-def _has_staging(hardware: Hardware) -> bool:
-    link = hardware.links.get("dram->vram")
-    return link is not None and link.staging_bandwidth is not None
 
 
 def _program_bytes(kind: DeviceKind, threads: int) -> Mapping[LevelName, int]:
@@ -208,18 +203,14 @@ def plan_job(
 
     Raises DoesNotFit, and ConfigError for a policy that cannot be run.
     """
-    wishes = wishes or Wishes()
+    wishes, experts = wishes or Wishes(), None
     if given is None:
-        policy = wished(best_policy(avoiding_disk_cache(problem.evenly)).policy, wishes)
+        found = best_for(problem, wishes, schedule=schedule, is_plain=is_plain)
+        policy, experts = found.policy, found.experts
     else:
         policy = _given(problem, given, wishes, is_plain=is_plain)
-    if schedule is not None:
-        policy = policy_for(policy, schedule, problem)
-    if given is None or schedule is not None:
-        policy = fitted(problem, policy)
-    experts = choose_experts(problem, policy, wishes) if given is None and not is_plain else None
-    if experts is not None:
-        policy = experts.chosen.policy
+        if schedule is not None:
+            policy = fitted(problem, policy_for(policy, schedule, problem))
     if is_static:
         policy = replace(policy, batching="static")
     return JobPlan(
@@ -229,17 +220,6 @@ def plan_job(
         experts=experts,
         notes=slot_notes(problem, policy),
     )
-
-
-def avoiding_disk_cache(problem: Problem) -> Problem:
-    """The problem with keys and values on disk only where nothing fits otherwise: their many small
-    reads and writes cost far more than their bytes, of which alone the cost model knows."""
-    in_memory = replace(problem, kv_on_disk=False)
-    try:
-        best_policy(in_memory)
-    except DoesNotFit:
-        return problem
-    return in_memory
 
 
 def _given(problem: Problem, given: PolicyFile, wishes: Wishes, *, is_plain: bool) -> Policy:
@@ -257,54 +237,3 @@ def _given(problem: Problem, given: PolicyFile, wishes: Wishes, *, is_plain: boo
     if excess is not None:
         raise DoesNotFit(f"{given.path}: {excess}")
     return policy
-
-
-_NO_GPU = "this run has no GPU; set it to"
-
-
-def not_runnable(
-    problem: Problem, policy: Policy, *, is_plain: bool = False
-) -> Iterator[tuple[str, str]]:
-    """Keys of a policy, and what is wrong with them.
-
-    Args:
-        is_plain: everything is done one after the other, in main memory.
-    """
-    if problem.with_vram:
-        yield from _beside_gpu(policy)
-    else:
-        yield from _without_gpu(policy)
-    if policy.kv_cache.disk:
-        yield from _cache_on_disk(problem, is_plain=is_plain)
-    fault = cache_fault(problem.shape, policy, problem.ladder)
-    if fault is not None:
-        yield "cache_sizes", fault
-    if policy.batching != "mixed":
-        advice = "write mixed, and compare with moebatch run --static"
-        yield "batching", f"a run refills places as they come free; {advice}"
-    home = policy.weights.vram if problem.with_vram else policy.weights.dram
-    if policy.num_slots == 0 and home < 1 and not traits_of(policy).is_paged:
-        where = "below the GPU" if problem.with_vram else "on disk"
-        yield "num_slots", f"experts {where} need slots to stream through"
-
-
-def _beside_gpu(policy: Policy) -> Iterator[tuple[str, str]]:
-    if not policy.ffn_on_gpu:
-        yield "ffn_on_gpu", "experts are computed on the GPU; set it to true"
-
-
-def _without_gpu(policy: Policy) -> Iterator[tuple[str, str]]:
-    for name in ("attention_on_gpu", "ffn_on_gpu"):
-        if getattr(policy, name):
-            yield name, f"{_NO_GPU} false"
-    for name in ("weights", "kv_cache"):
-        if getattr(policy, name).vram:
-            yield f"{name}.vram", f"{_NO_GPU} 0"
-
-
-def _cache_on_disk(problem: Problem, *, is_plain: bool) -> Iterator[tuple[str, str]]:
-    if is_plain:
-        yield "kv_cache.disk", "--sync keeps keys and values in main memory; set it to 0"
-    elif "dram->disk" not in problem.hardware.links:
-        name = problem.hardware.name
-        yield "kv_cache.disk", f"the profile {name} has no link dram->disk; set it to 0"

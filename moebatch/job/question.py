@@ -8,7 +8,6 @@ from moebatch.job.limits import require_within_levels, require_within_machine
 from moebatch.job.machine import JobMachine
 from moebatch.job.opened import OpenedJob
 from moebatch.job.planning import (
-    avoiding_disk_cache,
     in_fastest_dtype,
     job_problem,
     measured_machine,
@@ -46,8 +45,6 @@ def job_question(
     said: list[str] = []
     files = in_fastest_dtype(job, files, machine, said.append)
     problem = _problem(job, files, workload, replace(machine, profile=profile), options)
-    if options.hw is None:
-        problem = avoiding_disk_cache(problem)
     problem = replace(problem, habits=hints.habits)
     return Question(
         problem=problem,

@@ -54,15 +54,17 @@ class Caps:
     """Pages of keys and values that sequences hold alone."""
     is_static: bool
     """Whether sequences are taken in only when none is in work."""
+    page_tokens: int = PAGE_TOKENS
 
     @classmethod
-    def of(cls, policy: Policy) -> "Caps":
+    def of(cls, policy: Policy, *, page_tokens: int = PAGE_TOKENS) -> "Caps":
         """As the policy says."""
         return cls(
             sequences=policy.batch_size,
             tokens=policy.tokens_per_pass,
             pages=policy.num_kv_pages,
             is_static=policy.batching == "static",
+            page_tokens=page_tokens,
         )
 
 
@@ -185,15 +187,15 @@ class Admission:
     def pages_held(self, passes_later: int = 0) -> int:
         """Pages of all tokens that are known, if all sequences decode until then."""
         last_S = self._own_tokens_S + passes_later - 1
-        return int((last_S // PAGE_TOKENS).sum()) + len(self)
+        return int((last_S // self._caps.page_tokens).sum()) + len(self)
 
     @property
     def pages_to_the_end(self) -> int:
         """Most pages that are held from now on if all sequences decode and none comes. They grow by
         a token a pass; should one fall behind, it can still begin a page."""
         if self._peaks_S is None:
-            self._peaks_S = peaks(self._own_tokens_S, self._in_work_FS[3])
-        return int(self._peaks_S[len(self) - 1]) + 1 + len(self) // PAGE_TOKENS
+            self._peaks_S = peaks(self._own_tokens_S, self._in_work_FS[3], self._caps.page_tokens)
+        return int(self._peaks_S[len(self) - 1]) + 1 + len(self) // self._caps.page_tokens
 
     @property
     def spare_pages(self) -> int:
@@ -225,8 +227,10 @@ class Admission:
         if not most:
             return 0
         pending_N, cached_N, shared_N, left_N = waiting_FN[:, :most]
-        in_the_end_N = (pending_N + cached_N - shared_N + left_N - 1) // PAGE_TOKENS + 1
-        spare = self._caps.pages - peak_pages(self._own_tokens_S, self._in_work_FS[3])
+        page_tokens = self._caps.page_tokens
+        in_the_end_N = (pending_N + cached_N - shared_N + left_N - 1) // page_tokens + 1
+        held = peak_pages(self._own_tokens_S, self._in_work_FS[3], page_tokens)
+        spare = self._caps.pages - held
         # None takes more than what it has in the end, whatever the others do.
         least = max(int(not len(self)), min(most, spare // int(in_the_end_N.max())))
         step = 1
@@ -250,12 +254,15 @@ class Admission:
         own_N = pending_N + cached_N - shared_N
         tokens = np.concatenate([self._own_tokens_S + passes_later, own_N])
         left = np.concatenate([self._in_work_FS[3] - passes_later, left_N])
-        if int(((tokens + left - 1) // PAGE_TOKENS + 1).sum()) <= self._caps.pages:
+        page_tokens = self._caps.page_tokens
+        if int(((tokens + left - 1) // page_tokens + 1).sum()) <= self._caps.pages:
             return True  # all of what each needs in the end, at once
-        return peak_pages(tokens, left) <= self._caps.pages
+        return peak_pages(tokens, left, page_tokens) <= self._caps.pages
 
 
-def peak_pages(tokens: Sequence[int] | Ints, left: Sequence[int] | Ints) -> int:
+def peak_pages(
+    tokens: Sequence[int] | Ints, left: Sequence[int] | Ints, page_tokens: int = PAGE_TOKENS
+) -> int:
     """Most pages that sequences hold at any time, if all of them grow by one token a pass.
 
     Less than the sum of what each needs in the end, since they do not end together: one that ends
@@ -273,29 +280,31 @@ def peak_pages(tokens: Sequence[int] | Ints, left: Sequence[int] | Ints) -> int:
     one_ends = np.bincount(left) > 0
     passes = np.flatnonzero(one_ends)[::-1]
     group = np.cumsum(one_ends[::-1])[::-1][left] - 1
-    full, over = np.divmod(tokens - 1, PAGE_TOKENS)
-    by_over = np.bincount(group * PAGE_TOKENS + over, minlength=len(passes) * PAGE_TOKENS)
-    alive_by_over = by_over.reshape(-1, PAGE_TOKENS).cumsum(axis=0)
+    full, over = np.divmod(tokens - 1, page_tokens)
+    by_over = np.bincount(group * page_tokens + over, minlength=len(passes) * page_tokens)
+    alive_by_over = by_over.reshape(-1, page_tokens).cumsum(axis=0)
     at_least = alive_by_over[:, ::-1].cumsum(axis=1)
-    whole, rest = np.divmod(passes, PAGE_TOKENS)
+    whole, rest = np.divmod(passes, page_tokens)
     one_more = np.where(rest > 0, at_least[np.arange(len(passes)), rest - 1], 0)
     full_pages = np.cumsum(np.bincount(group, weights=full))
     return int((full_pages + at_least[:, -1] * (whole + 1) + one_more).max())
 
 
-def peaks(tokens: Sequence[int] | Ints, left: Sequence[int] | Ints) -> Ints:
+def peaks(
+    tokens: Sequence[int] | Ints, left: Sequence[int] | Ints, page_tokens: int = PAGE_TOKENS
+) -> Ints:
     """The same from when on only the k longest of them are left, for k = 1, 2, and so on."""
     tokens, left = np.asarray(tokens, np.int64), np.asarray(left, np.int64)
     order = np.argsort(-left, kind="stable")
     # What is held only shrinks when a sequence ends, so it is largest when one has its last token.
     # Those alive then are the first `alive` ones; each holds (begun - 1 + passes) // page + 1.
     begun, passes = tokens[order] - 1, left[order]
-    full, over = np.divmod(begun, PAGE_TOKENS)
+    full, over = np.divmod(begun, page_tokens)
     alive = np.arange(1, len(begun) + 1)
-    whole, rest = np.divmod(passes, PAGE_TOKENS)
+    whole, rest = np.divmod(passes, page_tokens)
     # By how far its last page is filled, how many sequences begin one page more.
-    at_least = np.cumsum(over[:, None] >= np.arange(PAGE_TOKENS + 1), axis=0)
-    one_more = at_least[alive - 1, PAGE_TOKENS - rest]
+    at_least = np.cumsum(over[:, None] >= np.arange(page_tokens + 1), axis=0)
+    one_more = at_least[alive - 1, page_tokens - rest]
     held = np.cumsum(full) + alive * (whole + 1) + one_more
     return np.maximum.accumulate(held)
 

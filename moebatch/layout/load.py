@@ -1,6 +1,6 @@
 """What one pass over the layers has to do, counted in tokens."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,6 +29,12 @@ class PassLoad:
             decode_sequences=sequences,
             decode_positions=sequences * context,
             logits_rows=sequences,
+        )
+
+    def times(self, factor: float) -> "PassLoad":
+        """So many times as much of everything."""
+        return PassLoad(
+            **{entry.name: factor * getattr(self, entry.name) for entry in fields(self)}
         )
 
     @property

@@ -26,6 +26,7 @@ from moebatch.measure.disk import (
 )
 from moebatch.measure.gemm import expert_bytes
 from moebatch.measure.gpu import GpuRates, gpu_rates
+from moebatch.measure.process_limits import detect_machine
 from moebatch.measure.processor import (
     Log,
     ProcessorRates,
@@ -35,7 +36,6 @@ from moebatch.measure.processor import (
 )
 from moebatch.measure.sizes import Sizes, quick_sizes
 from moebatch.measure.timer import Timer
-from moebatch.plan.machine import detect_machine
 from moebatch.spec.hardware import Dtype, LevelName, LinkName, RateCurve
 from moebatch.spec.profile import HardwareProfile
 from moebatch.spec.profile_levels import CAPACITIES, LevelFigures, LinkFigures

@@ -16,9 +16,9 @@ from torch import Tensor
 from moebatch.checkpoint.record import slot_bytes
 from moebatch.errors import CheckpointError
 from moebatch.formats.weight_format import Matrix, StoredMatrix, StoredPart
+from moebatch.measure.process_limits import detect_machine
 from moebatch.packing.contents import Contents
 from moebatch.packing.encodings import Encoding
-from moebatch.plan.machine import detect_machine
 from moebatch.schedule.slots.expert_load import ExpertKey
 from moebatch.store.memory import Arena
 from moebatch.store.page_sources import FilePages

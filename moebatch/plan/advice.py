@@ -1,17 +1,19 @@
 """What would help most: the same search with twice as much of one thing."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
+from moebatch.plan.affine import Known
 from moebatch.plan.bounds import lower_seconds
 from moebatch.plan.planner import Planned, best_policy, best_seconds, ranked_among, screen
-from moebatch.plan.prediction import predict
 from moebatch.plan.problem import Problem
 from moebatch.spec.hardware import Hardware, Level, LevelName, Link, Processor
-from moebatch.spec.policy import Policy
 from moebatch.units import format_bytes, format_rate
 
 FACTOR = 2.0
+_MOST_ADVICE = 3
+"""Changes that are planned anew: each takes as long as the plan itself."""
 _WORTH_SAYING = 1.01
 _NEAR = 1 + 1e-6
 """What comes no nearer than this to the best is not looked at: room for rounding."""
@@ -28,8 +30,6 @@ class Improvement:
     """The same for ``--what-if``, where one option says it."""
     speedup: float
     """Job time now over job time then, the policy being chosen anew."""
-    hardware: Hardware
-    """The machine after it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,56 +43,50 @@ class _Change:
     """Those that are faster then, though no more than that; none where memory grows."""
 
 
+class Promise(NamedTuple):
+    """A change and what it brings by the objective of the MILP."""
+
+    speedup: float
+    change: _Change
+    changed: Problem
+    known: Known
+    """What is known of candidates for the changed problem."""
+
+
 def improvements(problem: Problem, planned: Planned) -> list[Improvement]:
-    """All changes worth saying by the objective of the MILP, the best first: over all candidates
-    where memory grows, over those that were near the best where something gets faster."""
-    now_s = planned.solution.seconds_per_sequence
+    """Changes worth saying when each is planned as `moebatch plan` would, the best first: of all
+    those that are promising by the objective of the MILP."""
+    found = []
+    for _, change, changed, known in promising(problem, planned)[:_MOST_ADVICE]:
+        speedup = planned.token_s / best_policy(changed, known).token_s
+        if speedup >= _WORTH_SAYING:
+            found.append(Improvement(change=change.words, what_if=change.what_if, speedup=speedup))
+    return sorted(found, key=lambda improvement: -improvement.speedup)
+
+
+def promising(problem: Problem, planned: Planned) -> list[Promise]:
+    """Changes worth saying by the objective of the MILP, the best first: over all candidates where
+    memory grows, over those that were near the best where something gets faster."""
+    enough_s = planned.solution.seconds_per_sequence / _WORTH_SAYING
     found = []
     for change in _changes(problem.hardware):
-        speedup = now_s / _best_seconds(problem, planned, change)
-        if speedup >= _WORTH_SAYING:
-            found.append(
-                Improvement(
-                    change=change.words,
-                    what_if=change.what_if,
-                    speedup=speedup,
-                    hardware=change.hardware,
-                )
-            )
-    return sorted(found, key=lambda improvement: -improvement.speedup)
-
-
-def searched(
-    problem: Problem, policy: Policy, promising: Sequence[Improvement]
-) -> list[Improvement]:
-    """Those of some changes that are worth saying when each is planned as `moebatch plan` would,
-    the best first; `policy` is what was planned for the machine as it is."""
-    now = predict(problem, policy).tokens_per_s
-    found = []
-    for change in promising:
-        changed = replace(problem, hardware=change.hardware)
-        then = predict(changed, best_policy(changed).policy).tokens_per_s
-        if then / now >= _WORTH_SAYING:
-            found.append(replace(change, speedup=then / now))
-    return sorted(found, key=lambda improvement: -improvement.speedup)
-
-
-def _best_seconds(problem: Problem, planned: Planned, change: _Change) -> float:
-    """Seconds per sequence after a change; infinite if they are not worth saying."""
-    enough_s = planned.solution.seconds_per_sequence / _WORTH_SAYING
-    changed = replace(problem, hardware=change.hardware)
-    ranked, known = planned.ranked, planned.known
-    if change.lanes:
-        # Most changes are of something that nobody waits for: that shows before anything is
-        # worked out for the new machine.
-        promising = [
-            item.candidate
-            for item in planned.candidates
-            if lower_seconds(problem, item.faster(change.lanes, FACTOR)) <= enough_s * _NEAR
-        ]
-        known = known.at_rates_of(changed)
-        ranked = ranked_among(known, promising)
-    return best_seconds(screen(changed, ranked, known, best_s=enough_s, near=_NEAR))
+        changed, known = replace(problem, hardware=change.hardware), planned.known
+        ranked = planned.ranked
+        if change.lanes:
+            # Most changes are of something that nobody waits for: that shows before anything is
+            # worked out for the new machine.
+            near = [
+                item.candidate
+                for item in planned.candidates
+                if lower_seconds(problem, item.faster(change.lanes, FACTOR)) <= enough_s * _NEAR
+            ]
+            known = known.at_rates_of(changed)
+            ranked = ranked_among(known, near)
+        seconds = best_seconds(screen(changed, ranked, known, best_s=enough_s, near=_NEAR))
+        if seconds <= enough_s:
+            speedup = planned.solution.seconds_per_sequence / seconds
+            found.append(Promise(speedup, change, changed, known))
+    return sorted(found, key=lambda promise: -promise.speedup)
 
 
 def _changes(hardware: Hardware) -> Iterator[_Change]:

@@ -1,21 +1,19 @@
 """A planner's whole answer: the policy, what it will do, what binds, and what would help."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
 from moebatch.errors import ConfigError, Fault
-from moebatch.plan.advice import Improvement, improvements, searched
+from moebatch.plan.advice import Improvement, improvements
 from moebatch.plan.expert_choice import ExpertChoice, Wishes, choose_experts, wished
+from moebatch.plan.fitting import fitted, policy_for, slot_notes
 from moebatch.plan.planner import Planned, best_policy
 from moebatch.plan.prediction import Prediction, predict
 from moebatch.plan.problem import Problem
 from moebatch.plan.refusal import too_large, too_small
-from moebatch.spec.hardware import LEVELS, LevelName
+from moebatch.plan.runnable import missing_levels
 from moebatch.spec.policy import Policy
 
-_MOST_ADVICE = 3
-"""Changes that are planned anew: each takes as long as the plan itself."""
 Method = Literal["milp", "klotski", "paper", "given"]
 
 
@@ -46,41 +44,82 @@ class Answer:
         return f"{self.model} on {self.problem.hardware.name}"
 
 
-def answer_milp(problem: Problem, model: str, wishes: Wishes | None = None) -> Answer:
-    """The best policy by the MILP, with what would help most. Raises DoesNotFit."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Chosen:
+    """The best policy of a problem, with what was chosen among predictors and caches."""
+
+    planned: Planned
+    policy: Policy
+    experts: ExpertChoice | None
+    """None where that does not matter."""
+
+
+def best_for(
+    problem: Problem,
+    wishes: Wishes | None = None,
+    *,
+    schedule: str | None = None,
+    is_plain: bool = False,
+) -> Chosen:
+    """What `moebatch plan` says and `moebatch run` does where no policy is given.
+
+    Args:
+        wishes: what the job says of its experts; the planner chooses the rest.
+        schedule: instead of the policy's own.
+        is_plain: everything is done one after the other, so nothing is foreseen.
+
+    Raises DoesNotFit.
+    """
     wishes = wishes or Wishes()
     planned = best_policy(problem.evenly)
-    better = improvements(problem.evenly, planned)[:_MOST_ADVICE]
     policy = wished(planned.policy, wishes)
-    experts = choose_experts(problem, policy, wishes)
-    if experts is not None:
-        policy = experts.chosen.policy
+    if schedule is not None:
+        policy = policy_for(policy, schedule, problem)
+    policy = fitted(problem, policy)
+    experts = None if is_plain else choose_experts(problem, policy, wishes)
+    chosen = policy if experts is None else experts.chosen.policy
+    return Chosen(planned=planned, policy=chosen, experts=experts)
+
+
+def answer_milp(
+    problem: Problem, model: str, wishes: Wishes | None = None, *, schedule: str | None = None
+) -> Answer:
+    """The best policy by the MILP, with what would help most, unless another schedule is asked for
+    than its own. Raises DoesNotFit."""
+    found = best_for(problem, wishes, schedule=schedule)
+    better = improvements(problem.evenly, found.planned) if schedule is None else []
     return Answer(
         problem=problem,
         model=model,
         method="milp",
-        solver=_solver_text(planned),
-        policy=policy,
-        prediction=predict(problem, policy),
-        experts=experts,
-        improvements=tuple(searched(problem.evenly, planned.policy, better)),
+        solver=_solver_text(found.planned),
+        policy=found.policy,
+        prediction=predict(problem, found.policy),
+        experts=found.experts,
+        improvements=tuple(better),
+        notes=slot_notes(problem, found.policy),
     )
 
 
-def answer_given(problem: Problem, model: str, policy: Policy, *, source: str) -> Answer:
-    """What a policy that somebody else has chosen will do, whether it fits or not.
+def answer_given(
+    problem: Problem, model: str, policy: Policy, *, source: str, schedule: str | None = None
+) -> Answer:
+    """What a policy that somebody else has chosen will do, whether it fits or not; under another
+    `schedule`, with fewer experts where they are computed if that needs the room.
 
-    Raises ConfigError, with `source`, if it uses what the machine does not have.
+    Raises ConfigError, with `source`, if it uses what the machine does not have; DoesNotFit if it
+    does not fit under another schedule.
     """
     faults = [
-        Fault(
-            file=source, where=f"policy.{where}", message=f"{problem.hardware.name} has no {level}"
-        )
-        for where, level in _missing_levels(problem, policy)
+        Fault(file=source, where=f"policy.{where}", message=message)
+        for where, message in missing_levels(problem, policy)
     ]
     if faults:
         raise ConfigError(faults)
+    if schedule is not None:
+        policy = fitted(problem, policy_for(policy, schedule, problem))
     reasons = (too_small(problem, policy), too_large(problem, policy))
+    slots = slot_notes(problem, policy) if schedule is not None else ()
     return Answer(
         problem=problem,
         model=model,
@@ -88,19 +127,8 @@ def answer_given(problem: Problem, model: str, policy: Policy, *, source: str) -
         solver="policy file",
         policy=policy,
         prediction=predict(problem, policy),
-        notes=tuple(f"this policy does not fit: {reason}" for reason in reasons if reason),
+        notes=(*(f"this policy does not fit: {reason}" for reason in reasons if reason), *slots),
     )
-
-
-def _missing_levels(problem: Problem, policy: Policy) -> Iterator[tuple[str, LevelName]]:
-    """Keys of a policy that need a level which the machine lacks."""
-    for name in ("attention_on_gpu", "ffn_on_gpu"):
-        if getattr(policy, name) and not problem.with_vram:
-            yield name, "vram"
-    for name in ("weights", "kv_cache"):
-        for level in LEVELS:
-            if getattr(policy, name).on(level) and level not in problem.hardware.levels:
-                yield f"{name}.{level}", level
 
 
 def _solver_text(planned: Planned) -> str:

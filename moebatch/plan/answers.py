@@ -8,14 +8,11 @@ import moebatch
 from moebatch.errors import MoebatchError
 from moebatch.plan.answer import Answer, answer_given, answer_milp
 from moebatch.plan.as_json import prediction_json
-from moebatch.plan.fitting import fitted, policy_for, slot_notes
 from moebatch.plan.options import PlanOptions
-from moebatch.plan.prediction import predict
-from moebatch.plan.problem import Problem
 from moebatch.plan.question import Question
-from moebatch.spec.families.registry import runnable
+from moebatch.plan.runnable import only_planned
 from moebatch.spec.models import load_model
-from moebatch.spec.policy import OpenPolicy, Policy
+from moebatch.spec.policy import OpenPolicy
 from moebatch.spec.policy_file import PolicyFile
 
 
@@ -24,12 +21,10 @@ def answer_question(
 ) -> Answer:
     """The answer with the question's notes. Raises DoesNotFit and ConfigError."""
     answer = _answer(question, options, given)
-    if options.schedule is not None:
-        answer = _with_schedule(answer, options.schedule)
     made_for = () if given is None else _made_for_another(question, given)
     return replace(
         answer,
-        only_planned=tuple(_not_run(question.problem, answer.policy)),
+        only_planned=tuple(only_planned(question.problem, answer.policy)),
         notes=(*question.notes, *made_for, *answer.notes),
     )
 
@@ -46,19 +41,6 @@ def answer_policy_file(answer: Answer) -> PolicyFile:
         workload=workload,
         prediction=prediction_json(answer.prediction),
     )
-
-
-def _not_run(problem: Problem, policy: Policy) -> Iterator[str]:
-    """What a plan has that no run does."""
-    shape, tokens = problem.shape, problem.workload.max_total_tokens
-    if shape.architecture not in runnable():
-        yield f"no run computes a {shape.architecture}; those that run are {', '.join(runnable())}"
-    if tokens > shape.max_positions:
-        yield f"{tokens} tokens do not fit into the model's context of {shape.max_positions}"
-    if problem.with_vram and not policy.ffn_on_gpu:
-        yield "no run computes experts on the CPU beside a GPU"
-    if policy.batching == "static":
-        yield "a run fills places as they come free; static batches are for comparison"
 
 
 def _made_for_another(question: Question, given: PolicyFile) -> Iterator[str]:
@@ -79,25 +61,11 @@ def _is_same_model(question: Question, name: str) -> bool:
         return False
 
 
-def _with_schedule(answer: Answer, schedule: str) -> Answer:
-    """The same policy under another schedule, with fewer experts where they are computed if that
-    needs the room. Raises DoesNotFit."""
-    problem = answer.problem
-    policy = fitted(problem, policy_for(answer.policy, schedule, problem))
-    return replace(
-        answer,
-        policy=policy,
-        prediction=predict(problem, policy),
-        improvements=(),
-        notes=(*answer.notes, *slot_notes(problem, policy)),
-    )
-
-
 def _answer(question: Question, options: PlanOptions, given: PolicyFile | None) -> Answer:
     problem, model = question.problem, question.model
     if given is not None:
         policy = given.resolve(problem.workload, num_experts=problem.num_experts)
-        return answer_given(problem, model, policy, source=given.path)
+        return answer_given(problem, model, policy, source=given.path, schedule=options.schedule)
     if options.paper:
         from moebatch.plan.papers.moe_lightning import answer_paper
 
@@ -106,4 +74,4 @@ def _answer(question: Question, options: PlanOptions, given: PolicyFile | None) 
         from moebatch.plan.papers.klotski import answer_klotski
 
         return answer_klotski(problem, model)
-    return answer_milp(problem, model, question.wishes)
+    return answer_milp(problem, model, question.wishes, schedule=options.schedule)

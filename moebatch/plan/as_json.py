@@ -1,5 +1,6 @@
 """An answer as plain data with stable keys, for programs."""
 
+from dataclasses import asdict
 from math import isfinite
 from typing import Any
 
@@ -7,7 +8,7 @@ from moebatch.plan.answer import Answer
 from moebatch.plan.expert_choice import ExpertChoice
 from moebatch.plan.prediction import Prediction
 from moebatch.plan.roofs import PolicyRoofs, policy_roofs
-from moebatch.spec.policy import Placement, Policy
+from moebatch.spec.policy import Policy
 
 
 def answer_json(answer: Answer) -> dict[str, Any]:
@@ -60,44 +61,15 @@ def _experts(choice: ExpertChoice) -> dict[str, Any]:
 
 def policy_json(policy: Policy) -> dict[str, Any]:
     """A policy by the names of its fields."""
-    return {
-        "batch_size": policy.batch_size,
-        "micro_batch_size": policy.micro_batch_size,
-        "num_micro_batches": policy.num_micro_batches,
-        "attention_on_gpu": policy.attention_on_gpu,
-        "ffn_on_gpu": policy.ffn_on_gpu,
-        "weights": _shares(policy.weights),
-        "kv_cache": _shares(policy.kv_cache),
-        "schedule": policy.schedule,
-        "batching": policy.batching,
-        "tokens_per_pass": policy.tokens_per_pass,
-        "num_slots": policy.num_slots,
-        "num_kv_pages": policy.num_kv_pages,
-        "num_hot": policy.num_hot,
-        "cache": policy.cache,
-        "cache_sizes": list(policy.cache_sizes),
-        "predictor": policy.predictor,
-    }
+    derived = {"num_micro_batches": policy.num_micro_batches}
+    return {**asdict(policy), **derived, "cache_sizes": list(policy.cache_sizes)}
 
 
 def prediction_json(prediction: Prediction) -> dict[str, Any]:
-    """A prediction by the names of its fields."""
-    return {
-        "decode_tokens_per_s": prediction.decode_tokens_per_s,
-        "prefill_tokens_per_s": prediction.prefill_tokens_per_s,
-        "tokens_per_s": prediction.tokens_per_s,
-        "layer_time_s": prediction.layer_time_s,
-        "bottleneck": prediction.bottleneck,
-        "lanes_s": dict(prediction.lanes_s),
-        "peak_bytes": dict(prediction.peak_bytes),
-        "capacity_bytes": dict(prediction.capacity_bytes),
-        "job_time_s": prediction.job_time_s,
-        "num_passes": None if prediction.num_passes is None else round(prediction.num_passes),
-    }
-
-
-def _shares(placement: Placement) -> dict[str, float]:
-    return {"vram": placement.vram, "dram": placement.dram, "disk": placement.disk}
+    """A prediction by the names of its fields, for a mean layer rather than all passes."""
+    fields, passes = asdict(prediction), prediction.num_passes
+    del fields["busy_s"]
+    return {**fields, "num_passes": None if passes is None else round(passes)}
 
 
 def _turning_points(roofs: PolicyRoofs) -> dict[str, Any]:

@@ -3,24 +3,19 @@
 Screening: only candidates that could still be the best are handed to the MILP.
 """
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import permutations
-from math import inf
 
-from moebatch.layout.footprint import packed_bytes, slot_bytes
 from moebatch.layout.lanes import pass_seconds
 from moebatch.plan.affine import Affine, AffineCandidate, Known, Variable
 from moebatch.plan.candidates import Candidate
-from moebatch.plan.pass_tasks import PassTasks
 from moebatch.plan.problem import Problem
 from moebatch.spec.hardware import LevelName
-from moebatch.spec.policy import Placement, Policy
+from moebatch.spec.policy import Policy
 
 Shares = dict[Variable, float]
 _KINDS = ("weights", "kv_cache")
-_TOLERANCE = 1e-6
-"""By so much bounds that save work are looser, so that no rounding makes them untrue."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,46 +51,6 @@ def least_seconds(known: Known, candidate: Candidate) -> float:
         phase.num_passes * pass_seconds(known.lanes(phase.load, policy), policy)
         for phase in candidate.phases
     )
-
-
-class Streaming:
-    """What streaming costs at the least, within the budgets of a machine: what many candidates
-    share is worked out once."""
-
-    def __init__(self, problem: Problem) -> None:
-        self._problem = problem
-        self._prices = problem.prices
-        self._known: dict[Hashable, float] = {}
-
-    def seconds(self, candidate: Candidate) -> float:
-        """Seconds per sequence in which those experts come for which there would be no room where
-        they are computed if nothing else were there: cheap to know, and no placement takes less.
-        Infinite if there must be room for all."""
-        policy, levels = candidate.policy, candidate.weight_levels[:2]
-        key = candidate.phases, levels, policy.schedule, policy.micro_batch_size
-        found = self._known.get(key)
-        if found is None:
-            found = self._known[key] = self._seconds(candidate, *levels)
-        return found
-
-    def _seconds(
-        self, candidate: Candidate, level: LevelName, below: LevelName | None = None
-    ) -> float:
-        problem, size = self._problem, packed_bytes if level == "vram" else slot_bytes
-        needed = problem.num_experts * size(problem.shape, problem.dtypes)
-        share = problem.capacity_bytes(level) * (1 + _TOLERANCE) / needed
-        if share >= 1:
-            return 0.0
-        if below is None:
-            return inf
-        weights = Placement(**{level: share, below: 1 - share})
-        policy = replace(candidate.policy, weights=weights)
-        transfers = (
-            (phase, PassTasks(prices=self._prices, load=phase.load, policy=policy))
-            for phase in candidate.phases
-        )
-        seconds = sum(phase.num_passes * moving.weights_s for phase, moving in transfers)
-        return (1 - _TOLERANCE) * seconds
 
 
 def seconds_under(problem: Problem, candidate: Candidate, policy: Policy) -> float:
@@ -157,27 +112,12 @@ def _move_down(
 def lower_seconds(problem: Problem, item: AffineCandidate) -> float:
     """Seconds per sequence that no placement goes below: experts have all memory that the cache
     could leave them, and the cache costs no time."""
-    shares: Shares = dict.fromkeys(item.variables, 0.0)
-    levels = item.candidate.weight_levels
-    for index, level in enumerate(levels[:-1]):
-        memory = item.memory[level]
-        cheapest = memory.constant + min(
-            0.0, *(s for (kind, _), s in memory.slopes.items() if kind == "kv_cache"), 0.0
-        )
-        room = (
-            problem.capacity_bytes(level)
-            - cheapest
-            - sum(memory.slopes.get(v, 0.0) * share for v, share in shares.items())
-        )
-        below = levels[index + 1]
-        gained = memory.slopes.get(("weights", level), 0.0) - memory.slopes.get(
-            ("weights", below), 0.0
-        )
-        if room >= 0 or gained <= 0:
-            continue
-        here = shares.get(("weights", level), 1.0 - sum(shares[v] for v in shares))
-        moved = min(here, -room / gained)
-        if ("weights", level) in shares:
-            shares["weights", level] -= moved
-        shares["weights", below] += moved
-    return seconds_per_sequence(item, shares)
+    memory = {level: _beside_least_cache(taken) for level, taken in item.memory.items()}
+    return seconds_per_sequence(item, filled(problem, replace(item, memory=memory), ("weights",)))
+
+
+def _beside_least_cache(memory: Affine) -> Affine:
+    """What experts take of a level, and the least that the cache may."""
+    cache = (slope for (kind, _), slope in memory.slopes.items() if kind == "kv_cache")
+    experts = {v: slope for v, slope in memory.slopes.items() if v[0] == "weights"}
+    return Affine(constant=memory.constant + min(0.0, *cache, 0.0), slopes=experts)

@@ -77,7 +77,7 @@ def candidates(problem: Problem, *, slots: int = STREAMING_SLOTS) -> Iterator[Ca
     Each comes in several kinds: experts stream through so many `slots`, or all are where they are
     computed; and they, like keys and values, may live on that level only, or on lower ones too.
     """
-    of_machine = _gpu_policies if problem.with_vram else _cpu_policies
+    of_machine = _gpu_policies if problem.ladder.top == "vram" else _cpu_policies
     phases: dict[tuple[int, int], tuple[Phase, ...]] = {}  # of all policies with as many tokens
     for policy, is_widest in of_machine(problem, (min(slots, problem.num_experts), 0)):
         sizes = policy.batch_size, policy.tokens_per_pass
@@ -190,7 +190,7 @@ def _kinds(
     for weight_levels, kv_levels in product(
         _weight_levels(problem, policy), _kv_levels(problem, policy)
     ):
-        has_windows = len(kv_levels) > 1 or (problem.with_vram and kv_levels[0] == "dram")
+        has_windows = len(kv_levels) > 1 or kv_levels[0] != problem.ladder.top
         if is_widest or has_windows:
             yield Candidate(
                 policy=policy, weight_levels=weight_levels, kv_levels=kv_levels, phases=phases
@@ -207,7 +207,7 @@ def _weight_levels(problem: Problem, policy: Policy) -> list[tuple[LevelName, ..
 
 def _kv_levels(problem: Problem, policy: Policy) -> list[tuple[LevelName, ...]]:
     levels = _at_and_below(problem, "vram" if policy.attention_on_gpu else "dram")
-    if not problem.kv_on_disk or "dram->disk" not in problem.hardware.links:
+    if not problem.keeps_kv_on_disk:
         levels = tuple(level for level in levels if level != "disk")
     num_bytes = policy.num_kv_pages * kv_page_bytes(problem.shape, problem.dtypes)
     return _large_enough(problem, [levels[:n] for n in range(1, len(levels) + 1)], num_bytes)
@@ -222,9 +222,6 @@ def _large_enough(
 
 
 def _at_and_below(problem: Problem, level: LevelName) -> tuple[LevelName, ...]:
-    order: tuple[LevelName, ...] = ("vram", "dram", "disk")
-    below = order[order.index(level) :]
-    there = problem.hardware.levels
-    if "disk->dram" not in problem.hardware.links:
-        below = tuple(name for name in below if name != "disk")
-    return tuple(name for name in below if name in there)
+    levels = problem.ladder.levels
+    below = reversed(levels[: levels.index(level) + 1])
+    return tuple(name for name in below if name != "disk" or problem.has_disk)

@@ -17,7 +17,7 @@ def policy_for(policy: Policy, schedule: str, problem: Problem) -> Policy:
     if traits.is_paged:
         changed = replace(changed, cache="static", cache_sizes=())
     on_gpu = policy.attention_on_gpu if traits.attention is None else traits.attention == "gpu"
-    if not problem.with_vram or on_gpu == policy.attention_on_gpu:
+    if problem.ladder.top != "vram" or on_gpu == policy.attention_on_gpu:
         return changed
     cache = policy.kv_cache
     below = Placement(dram=cache.dram + cache.vram, disk=cache.disk)
@@ -38,8 +38,7 @@ def fitted(problem: Problem, policy: Policy) -> Policy:
     Raises DoesNotFit if none of them would leave enough.
     """
     step = len(problem.shape.moe_layers)
-    home = policy.weights.vram if problem.with_vram else policy.weights.dram
-    num_resident = round(home * problem.num_experts)
+    num_resident = problem.num_resident(policy)
     while True:
         roomy = with_room(problem, policy)
         excess = too_large(problem, roomy)
@@ -49,7 +48,7 @@ def fitted(problem: Problem, policy: Policy) -> Policy:
             advice = "raise these budgets, or take another schedule"
             raise DoesNotFit(f"schedule {policy.schedule}: {excess}\n{advice}")
         num_resident = max(0, num_resident - step)
-        policy = _with_residents(problem, policy, num_resident)
+        policy = problem.with_residents(policy, num_resident)
 
 
 def slot_notes(problem: Problem, policy: Policy) -> tuple[str, ...]:
@@ -61,12 +60,3 @@ def slot_notes(problem: Problem, policy: Policy) -> tuple[str, ...]:
         f"{policy.schedule} wants {wanted} slots to work as its paper says; the policy has "
         f"{policy.num_slots}, so what does not fit comes later, or again for every micro-batch",
     )
-
-
-def _with_residents(problem: Problem, policy: Policy, num_resident: int) -> Policy:
-    """What does not stay where it is computed moves to the next level below."""
-    share, weights = num_resident / problem.num_experts, policy.weights
-    if not problem.with_vram:
-        return replace(policy, weights=Placement(dram=share, disk=1 - share))
-    below = Placement(vram=share, dram=1 - share - weights.disk, disk=weights.disk)
-    return replace(policy, weights=below)

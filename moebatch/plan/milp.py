@@ -19,13 +19,21 @@ solver finds integer solutions without branching.
 """
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import isclose, isfinite
 
 import pulp
 
 from moebatch.errors import StorageError
-from moebatch.plan.affine import Affine, AffineCandidate, Variable
+from moebatch.plan.affine import (
+    Affine,
+    AffineCandidate,
+    Variable,
+    footprints_in_parts,
+    placement,
+)
+from moebatch.plan.bounds import seconds_under
 from moebatch.plan.problem import Problem
 from moebatch.spec.hardware import LevelName
 
@@ -42,6 +50,9 @@ keeps things high leaves the slower links free."""
 _SLACK = 1e-6
 """Share of a level that stays free, so that what the solver takes for equal still fits."""
 _LEAST_SLOPE = 1e-12
+_SHARE_TOLERANCE = 1e-6
+_MEMORY_TOLERANCE = 1e-6
+_TIME_TOLERANCE = 1e-4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -177,3 +188,36 @@ class _Program:
         return pulp.LpAffineExpression(
             [(variable, slope) for variable, slope in terms if abs(slope) > _LEAST_SLOPE]
         )
+
+
+def violations(problem: Problem, solution: Solution) -> list[str]:
+    """What is wrong with a solution, in words; empty if nothing is: cost and footprint themselves
+    are asked, not their coefficients."""
+    found = list(_share_violations(solution.shares))
+    if found:
+        return found
+    candidate = solution.chosen.candidate
+    policy = candidate.placed(
+        placement(candidate, "weights", solution.shares),
+        placement(candidate, "kv_cache", solution.shares),
+    )
+    for level, footprint in footprints_in_parts(problem, candidate, policy).items():
+        capacity = problem.capacity_bytes(level)
+        if footprint.total_bytes > capacity * (1 + _MEMORY_TOLERANCE):
+            found.append(f"{level}: {footprint.total_bytes} bytes of {capacity}")
+    seconds = seconds_under(problem, candidate, policy)
+    if not isfinite(seconds):
+        found.append("takes for ever")
+    elif not isclose(seconds, solution.seconds_per_sequence, rel_tol=_TIME_TOLERANCE):
+        found.append(f"takes {seconds} s per sequence, not {solution.seconds_per_sequence}")
+    return found
+
+
+def _share_violations(shares: Mapping[Variable, float]) -> Iterator[str]:
+    for (kind, level), share in shares.items():
+        if not -_SHARE_TOLERANCE <= share <= 1 + _SHARE_TOLERANCE:
+            yield f"{kind} on {level}: a share of {share}"
+    for kind in ("weights", "kv_cache"):
+        total = sum(share for (of, _), share in shares.items() if of == kind)
+        if total > 1 + _SHARE_TOLERANCE:
+            yield f"{kind}: shares below sum to {total}"

@@ -110,11 +110,6 @@ class PassTasks:
         """Seconds until an expert has come from below, on all the way together."""
         return sum(seconds for _, seconds in self._weights(1.0))
 
-    @property
-    def weights_s(self) -> float:
-        """Seconds in which the busiest lane brings experts."""
-        return max(seconds for _, seconds in self._weights(None))
-
     def _weights(self, num_loads: float | None) -> Iterator[LaneTime]:
         weights = self.policy.weights
         below = 1 - weights.on(self._top)

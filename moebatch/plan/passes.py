@@ -11,14 +11,17 @@ import numpy as np
 from moebatch.layout.admission import Admission, Caps, Ints, longest_first
 from moebatch.layout.load import CountedLoad, PassLoad
 from moebatch.layout.scratch import PROMPT_ROWS
-from moebatch.spec.policy import Policy
+from moebatch.spec.policy import PAGE_TOKENS, Policy
 from moebatch.spec.workload import Length, Workload
 
 
-def job_passes(workload: Workload, policy: Policy, num_sequences: int) -> Iterator[CountedLoad]:
+def job_passes(
+    workload: Workload, policy: Policy, num_sequences: int, *, page_tokens: int = PAGE_TOKENS
+) -> Iterator[CountedLoad]:
     """Loads of all passes of `num_sequences` sequences, those in which nothing begins or ends
     counted together."""
-    return iter(Replay(admission_order(workload.sample, num_sequences, policy), policy))
+    order = admission_order(workload.sample, num_sequences, policy)
+    return iter(Replay(order, Caps.of(policy, page_tokens=page_tokens)))
 
 
 def admission_order(sample: Sequence[Length], count: int, policy: Policy) -> Ints:
@@ -60,12 +63,12 @@ def load_of(contexts: Ints, tokens: Ints, cached: Ints, *, num_ending: int) -> P
 class Replay:
     """A job that goes on pass by pass: sequences in work, and those that wait."""
 
-    def __init__(self, lengths: Ints, policy: Policy, in_work_FS: Ints | None = None) -> None:
+    def __init__(self, lengths: Ints, caps: Caps, in_work_FS: Ints | None = None) -> None:
         """`lengths` are those of `admission_order`; `in_work_FS` are the `fields_of` sequences in
         work."""
         prompts, new, shared = lengths.reshape(-1, 3).T
         self._waiting_FN = np.stack([prompts - shared, shared, shared, new])
-        self._admission = Admission(Caps.of(policy), in_work_FS)
+        self._admission = Admission(caps, in_work_FS)
 
     def __iter__(self) -> Iterator[CountedLoad]:
         """All passes until every sequence has ended."""

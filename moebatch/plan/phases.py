@@ -3,7 +3,8 @@
 An approximation of the passes that `Admission` decides on, for the planner's objective: hundreds of
 candidates are weighed, and a replay of one takes a tenth of a second. All sequences are as long as
 the mean (but for the longest answer, with which a job ends), places and tokens are divisible, and
-pages always suffice. With N places and T tokens a pass, prompts of s tokens and answers of g:
+sequences begin evenly, so that all pages are as full as those of a mean sequence. With N places and
+T tokens a pass, prompts of s tokens and answers of g:
 while places are being filled, passes are full; then they decode; as sequences end, their places are
 filled by full passes again. The chosen policy is replayed pass by pass (`plan/passes.py`).
 """
@@ -13,7 +14,7 @@ from math import ceil
 
 from moebatch.layout.load import PassLoad
 from moebatch.layout.scratch import PROMPT_ROWS
-from moebatch.spec.policy import Policy
+from moebatch.spec.policy import PAGE_TOKENS, Policy
 from moebatch.spec.workload import Workload
 
 
@@ -34,7 +35,8 @@ def phases_of(workload: Workload, policy: Policy) -> tuple[Phase, ...]:
     total = workload.num_sequences
     prompt, steps = workload.mean_own_tokens, max(0.0, workload.mean_new_tokens - 1)
     tokens = policy.tokens_per_pass
-    places = policy.batch_size if total is None else min(policy.batch_size, total)
+    places = min(policy.batch_size, sequences_held(workload, policy))
+    places = places if total is None else min(places, total)
     waves = 1.0 if total is None else max(1.0, total / places)
     # While places are filled for the first time half of them decode; later, nearly all.
     in_full = places * (1.0 if total is None else 1 - 0.5 / waves)
@@ -63,6 +65,14 @@ def phases_of(workload: Workload, policy: Policy) -> tuple[Phase, ...]:
         for phase in phases
         if phase.num_passes > 0
     )
+
+
+def sequences_held(workload: Workload, policy: Policy) -> float:
+    """Sequences in the middle of their answers that the pages of a policy hold, half of a last page
+    counted; what they share is held once."""
+    shared = workload.mean_shared_tokens
+    each = (workload.decode_context - shared) / PAGE_TOKENS + 0.5
+    return max(1.0, (policy.num_kv_pages - shared / PAGE_TOKENS) / each)
 
 
 def _waves_passes(workload: Workload, waves: float) -> float:

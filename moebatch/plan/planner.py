@@ -1,19 +1,19 @@
 """The way from a problem to a policy."""
 
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 
+from moebatch.errors import DoesNotFit
 from moebatch.layout.division import comes_in_pages
 from moebatch.layout.footprint import slot_bytes
 from moebatch.plan.affine import AffineCandidate, Known
-from moebatch.plan.bounds import Bounds, Streaming, bounds, least_seconds, seconds_under
+from moebatch.plan.bounds import Bounds, bounds, least_seconds, seconds_under
 from moebatch.plan.candidates import FEWEST_SLOTS, Candidate, candidates
-from moebatch.plan.milp import NoSolution, Solution, solve
+from moebatch.plan.milp import NoSolution, Solution, solve, violations
 from moebatch.plan.problem import Problem
 from moebatch.plan.refine import refined
 from moebatch.plan.refusal import refusal
-from moebatch.plan.verify import violations
 from moebatch.plan.whole import whole_policy
 from moebatch.spec.policy import STREAMING_SLOTS, Policy
 
@@ -39,6 +39,8 @@ class Planned:
 
     policy: Policy
     """Whole experts, and whole layers of keys and values; the best of its neighbours."""
+    token_s: float
+    """Seconds per token under it, by a replay of a part of the job."""
     rounded: Policy
     """Where the climb to it began: the solution in whole experts and layers."""
     solution: Solution
@@ -50,9 +52,19 @@ class Planned:
     """What has been worked out about them."""
 
 
-def best_policy(problem: Problem) -> Planned:
-    """The policy that finishes the job first. Raises DoesNotFit."""
-    known = Known(problem)
+def best_policy(problem: Problem, known: Known | None = None) -> Planned:
+    """The policy that finishes the job first; `known` is what has been worked out for the problem
+    already. Raises DoesNotFit."""
+    known = known or Known(problem)
+    if problem.kv_on_disk_last and problem.keeps_kv_on_disk:
+        try:
+            return _searched(replace(problem, kv_on_disk=False), known)
+        except DoesNotFit:
+            pass
+    return _searched(problem, known)
+
+
+def _searched(problem: Problem, known: Known) -> Planned:
     ranked = ranked_among(known, candidates(problem, slots=STREAMING_SLOTS))
     screened = screen(problem, ranked, known)
     if not screened or _slots_are_dear(problem):
@@ -64,8 +76,10 @@ def best_policy(problem: Problem) -> Planned:
     items = tuple(item for item, _ in screened[:MOST_CANDIDATES])
     solution = _solved(problem, items, screened[0][1])
     rounded = _rounded(problem, solution, screened)
+    token_s, policy = refined(problem, rounded)
     return Planned(
-        policy=refined(problem, rounded),
+        policy=policy,
+        token_s=token_s,
         rounded=rounded,
         solution=solution,
         candidates=items,
@@ -158,13 +172,10 @@ def screen(
     already; most promising first."""
     found: list[Screened] = []
     roomy: set[Policy] = set()
-    streaming = Streaming(problem)
     for least_s, candidate in ranked:
         if least_s > best_s * near:
             break
         if candidate.uses_disk and candidate.policy in roomy:
-            continue
-        if streaming.seconds(candidate) > best_s * near:
             continue
         item = known.affine(candidate)
         if not candidate.uses_disk and _holds_all(problem, item):

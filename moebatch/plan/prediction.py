@@ -1,7 +1,7 @@
 """What a policy will do: how fast, how long, how full, and what binds."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from moebatch.layout.footprint import kv_page_bytes, slot_bytes
 from moebatch.layout.lanes import bottleneck
@@ -10,7 +10,7 @@ from moebatch.plan.problem import Problem
 from moebatch.plan.replay import job_loads
 from moebatch.schedule.registry import traits_of
 from moebatch.spec.hardware import LevelName
-from moebatch.spec.policy import Placement, Policy
+from moebatch.spec.policy import Policy
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,25 +76,19 @@ def at_end(problem: Problem, policy: Policy, load: PassLoad) -> Policy:
     when nobody waits any more.
     """
     weights = policy.weights
-    elsewhere = problem.with_vram or policy.kv_cache.dram < 1 or traits_of(policy).is_paged
+    elsewhere = (
+        problem.ladder.top == "vram" or policy.kv_cache.dram < 1 or traits_of(policy).is_paged
+    )
     if elsewhere or not weights.disk or not load.spare_pages:
         return policy
     spare_bytes = load.spare_pages * kv_page_bytes(problem.shape, problem.dtypes)
     more = spare_bytes // slot_bytes(problem.shape, problem.dtypes)
-    return with_more_residents(problem, policy, more)
-
-
-def with_more_residents(problem: Problem, policy: Policy, num_experts: float) -> Policy:
-    """The policy with so many experts more in main memory, in the place of the disk."""
-    share = min(1.0, policy.weights.dram + num_experts / problem.num_experts)
-    return replace(policy, weights=Placement(dram=share, disk=1 - share))
+    return problem.with_residents(policy, weights.dram * problem.num_experts + more)
 
 
 def _decode_rate(problem: Problem, policy: Policy) -> float:
-    workload, batch = problem.workload, policy.batch_size
-    context = workload.mean_prompt_tokens + workload.mean_new_tokens / 2
-    load = PassLoad(decode_sequences=batch, decode_positions=batch * context, logits_rows=batch)
-    return batch / problem.cost.seconds(load, policy)
+    load = PassLoad.decoding(policy.batch_size, problem.workload.decode_context)
+    return policy.batch_size / problem.cost.seconds(load, policy)
 
 
 def _prefill_rate(problem: Problem, policy: Policy) -> float:

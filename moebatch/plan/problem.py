@@ -11,7 +11,7 @@ from moebatch.layout.ladder import Ladder
 from moebatch.plan.cost import CostModel
 from moebatch.plan.prices import Prices
 from moebatch.spec.hardware import Hardware, LevelName, LinkName
-from moebatch.spec.policy import Policy
+from moebatch.spec.policy import Placement, Policy
 from moebatch.spec.shape import ModelShape
 from moebatch.spec.workload import Workload
 
@@ -34,6 +34,9 @@ class Problem:
     """What the process holds before any weight; empty is what is usual."""
     kv_on_disk: bool = True
     """Whether keys and values may live on disk."""
+    kv_on_disk_last: bool = False
+    """Whether they do so only where nothing fits otherwise: their many small reads and writes cost
+    far more than their bytes, of which alone the cost model knows."""
     stages: bool = False
     """Whether weights are copied into pinned buffers on their way up, as they are where a GPU is
     emulated; a real one reads memory that is pinned as a whole."""
@@ -65,6 +68,19 @@ class Problem:
     def num_experts(self) -> int:
         """Experts of all layers together."""
         return len(self.shape.moe_layers) * self.shape.num_experts
+
+    def num_resident(self, policy: Policy) -> int:
+        """Experts that stay where they are computed."""
+        return round(policy.weights.on(self.ladder.experts_at(policy)) * self.num_experts)
+
+    def with_residents(self, policy: Policy, num_resident: float) -> Policy:
+        """The policy with so many experts where they are computed, all at the most; the others
+        are on the level below, but for those on disk under a GPU, which stay there."""
+        share = min(1.0, num_resident / self.num_experts)
+        if self.ladder.experts_at(policy) == "dram":
+            return replace(policy, weights=Placement(dram=share, disk=1 - share))
+        disk = min(policy.weights.disk, 1 - share)
+        return replace(policy, weights=Placement(vram=share, dram=1 - share - disk, disk=disk))
 
     @property
     def ladder(self) -> Ladder:

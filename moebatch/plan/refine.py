@@ -5,17 +5,18 @@ sequences share a cache, how well passes are filled, and how long the last ones 
 replay.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import product
+from math import ceil
 
 from moebatch.layout.setup import slots_wanted
 from moebatch.plan.candidates import FEWEST_SLOTS
-from moebatch.plan.phases import phases_of
+from moebatch.plan.phases import phases_of, sequences_held
 from moebatch.plan.prediction import at_end
 from moebatch.plan.problem import Problem
-from moebatch.plan.refusal import too_large, too_small
-from moebatch.plan.replay import job_loads, num_replayed
+from moebatch.plan.refusal import too_small
+from moebatch.plan.replay import num_replayed, rough_loads
 from moebatch.schedule.registry import traits_of
 from moebatch.spec.hardware import LevelName
 from moebatch.spec.policy import Placement, Policy, pages_of
@@ -24,10 +25,10 @@ _MOST_REPLAYED = 2**17
 """Sequences that are replayed in all: a second or two."""
 _FEW_REPLAYS = 3
 """So many of a round's policies are replayed where lengths are means: the most promising ones."""
-_FEW_WAVES, _FEW_LOADS = 6, 200
-"""Of such jobs: enough to tell policies apart by half a percent."""
-_LEAST_GAIN = 1.005
-"""What is less than that is not worth a round."""
+_PROMISING = 1.005
+"""A policy that takes longer than this by mean lengths is not replayed there."""
+_LEAST_GAIN = 1.01
+"""What is less than that is not worth a round: rough replays do not show it."""
 _BATCHES = (0.75, 0.875, 1.125, 1.25, 1.5, 2.0)
 _TOKENS = (0.5, 0.75, 1.5, 2.0)
 _MOST_TOKENS = 32_768
@@ -35,68 +36,74 @@ _MOST_TOKENS = 32_768
 _PAGES = (0.8, 0.9)
 """With less room for sequences that begin, passes may be filled more evenly."""
 _MICRO_BATCHES = (0.5, 2.0)
+_BESIDE = 1.1
+"""Places for so many more sequences than are held in the mean."""
 _RESIDENTS = (-8, -4, -2, -1, 1, 2, 4, 8)
 _SLOTS = (-2, -1, 1, 2, 4)
 _FAR_TOKENS = (0.75, 1.0, 1.25, 1.5, 2.0)
 _FAR_SLOTS = (3, 4)
 
 
-def refined(problem: Problem, policy: Policy) -> Policy:
-    """The best policy that is found by climbing from this one: batch, micro-batch, tokens of a
-    pass, experts that stay, slots, levels of the cache of keys and values, which gets as many pages
-    as there is room for."""
+def refined(problem: Problem, policy: Policy) -> tuple[float, Policy]:
+    """The best policy that is found by climbing from this one, and its seconds per token: batch,
+    micro-batch, tokens of a pass, experts that stay, slots, levels of the cache of keys and values,
+    which gets as many pages as there is room for."""
+    best = _replayed_s(problem, policy), policy
     if policy.batching == "static":
-        return policy
-    best, best_s = policy, _seconds(problem, policy)
+        return best
     num_left = _MOST_REPLAYED // num_replayed(problem.workload, policy)
-    looks = _neighbours if problem.with_vram else _far_away
+    looks = _neighbours if problem.ladder.top == "vram" else _far_away
     while num_left > 0:
-        others = _most_promising(problem, list(dict.fromkeys(looks(problem, best))))[:num_left]
+        others = _promising(problem, best[1], looks(problem, best[1]))[:num_left]
         looks = _neighbours
         num_left -= len(others)
-        fastest_s, fastest = _fastest(problem, others, (best_s, best))
-        if fastest_s * _LEAST_GAIN > best_s:
+        fastest = _fastest(problem, others, best)
+        if fastest[0] * _LEAST_GAIN > best[0]:
             break
-        best, best_s = fastest, fastest_s
-    return _fastest(problem, list(_fewer_pages(problem, best)), (best_s, best))[1]
+        best = fastest
+    return _fastest(problem, _fewer_pages(problem, best[1]), best)
 
 
 def _fastest(
-    problem: Problem, others: Sequence[Policy], known: tuple[float, Policy]
+    problem: Problem, others: Iterable[Policy], known: tuple[float, Policy]
 ) -> tuple[float, Policy]:
-    tried = [(_seconds(problem, other), other) for other in others]
+    tried = [(_replayed_s(problem, other), other) for other in others]
     return min([known, *tried], key=lambda pair: pair[0])
 
 
 def _fewer_pages(problem: Problem, policy: Policy) -> Iterator[Policy]:
-    for by in _PAGES:
+    """Nothing where all sequences are alike."""
+    for by in _PAGES if problem.workload.lengths else ():
         fewer = replace(policy, num_kv_pages=max(1, round(policy.num_kv_pages * by)))
         if too_small(problem, fewer) is None:
             yield fewer
 
 
-def _seconds(problem: Problem, policy: Policy) -> float:
-    """Of a token of the job, by a replay of a part of it."""
-    is_known = bool(problem.workload.lengths)
+def _replayed_s(problem: Problem, policy: Policy) -> float:
+    """Seconds of a token of the job, by a rough replay."""
     total_s = generated = 0.0
-    how = {} if is_known else {"waves": _FEW_WAVES, "most": _FEW_LOADS}
-    for count, load in job_loads(problem.workload, policy, **how):
+    for count, load in rough_loads(problem.workload, policy):
         total_s += count * problem.cost.seconds(load, at_end(problem, policy, load))
         generated += count * load.logits_rows
     return total_s / generated
 
 
-def _most_promising(problem: Problem, policies: Sequence[Policy]) -> Sequence[Policy]:
+def _promising(problem: Problem, best: Policy, others: Iterable[Policy]) -> Sequence[Policy]:
     """Those that take the least by mean lengths, first; all where lengths are known, which means
     say little of."""
+    policies = list(dict.fromkeys(others))
     if problem.workload.lengths:
         return policies
+    enough_s = _fluid_s(problem, best) * _PROMISING
+    found = [(_fluid_s(problem, policy), policy) for policy in policies if policy != best]
+    near = sorted((pair for pair in found if pair[0] < enough_s), key=lambda pair: pair[0])
+    return [policy for _, policy in near[:_FEW_REPLAYS]]
 
-    def fluid_s(policy: Policy) -> float:
-        phases = phases_of(problem.workload, policy)
-        return sum(p.num_passes * problem.cost.seconds(p.load, policy) for p in phases)
 
-    return sorted(policies, key=fluid_s)[:_FEW_REPLAYS]
+def _fluid_s(problem: Problem, policy: Policy) -> float:
+    """Seconds per sequence of the job by mean lengths."""
+    phases = phases_of(problem.workload, policy)
+    return sum(p.num_passes * problem.cost.seconds(p.load, policy) for p in phases)
 
 
 def _far_away(problem: Problem, policy: Policy) -> Iterator[Policy]:
@@ -115,11 +122,12 @@ def _far_away(problem: Problem, policy: Policy) -> Iterator[Policy]:
 def _neighbours(problem: Problem, policy: Policy) -> Iterator[Policy]:
     batch, tokens = policy.batch_size, policy.tokens_per_pass
     most = _largest_batch(problem, policy)
-    num_resident = _num_resident(problem, policy)
+    num_resident = problem.num_resident(policy)
     larger = [
         *(_with_batch(policy, min(round(batch * by), most)) for by in _BATCHES),
+        _with_batch(policy, ceil(most / ceil(most / batch))),  # as many each time
         *(_with_tokens(policy, round(tokens * by)) for by in _TOKENS),
-        *(_with_micro_batch(policy, by) for by in _MICRO_BATCHES if problem.with_vram),
+        *(_with_micro_batch(policy, by) for by in _MICRO_BATCHES if problem.ladder.top == "vram"),
     ]
     changed = [
         *larger,
@@ -173,20 +181,12 @@ def _in_one_place(policy: Policy, level: LevelName) -> Policy:
     return replace(policy, kv_cache=Placement(**{level: 1.0}))
 
 
-def _num_resident(problem: Problem, policy: Policy) -> int:
-    return round(policy.weights.on(problem.ladder.top) * problem.num_experts)
-
-
 def _with_residents(problem: Problem, policy: Policy, num_resident: int) -> Policy:
     """Unchanged where experts do not stream, or no such number can stay."""
     most = problem.num_experts - policy.num_slots
     if not policy.num_slots or not 0 <= num_resident <= most:
         return policy
-    share = num_resident / problem.num_experts
-    if not problem.with_vram:
-        return replace(policy, weights=Placement(dram=share, disk=1 - share))
-    disk = min(policy.weights.disk, 1 - share)
-    other = replace(policy, weights=Placement(vram=share, dram=1 - share - disk, disk=disk))
+    other = problem.with_residents(policy, num_resident)
     if not traits_of(policy).is_paged:
         return other
     return replace(other, num_slots=slots_wanted(problem.shape, other, problem.ladder))
@@ -195,7 +195,7 @@ def _with_residents(problem: Problem, policy: Policy, num_resident: int) -> Poli
 def _with_slots(problem: Problem, policy: Policy, num_slots: int) -> Policy:
     """One more or fewer stay for every slot, as far as there are any; unchanged where experts do
     not stream one by one, or there would be too few slots or too many."""
-    staying = max(0, _num_resident(problem, policy) - (num_slots - policy.num_slots))
+    staying = max(0, problem.num_resident(policy) - (num_slots - policy.num_slots))
     is_fixed = not policy.num_slots or traits_of(policy).is_paged
     if is_fixed or not FEWEST_SLOTS <= num_slots < problem.num_experts:
         return policy
@@ -204,14 +204,28 @@ def _with_slots(problem: Problem, policy: Policy, num_slots: int) -> Policy:
 
 def _with_widest_cache(problem: Problem, policy: Policy) -> Policy | None:
     """As many pages as fit, and no more than the batch can use; None if too few fit."""
-    least, most = 0, policy.batch_size * pages_of(problem.workload.max_total_tokens)
-    if too_large(problem, replace(policy, num_kv_pages=most)) is None:
-        least = most
-    while least < most:
-        tried = (least + most + 1) // 2
-        if too_large(problem, replace(policy, num_kv_pages=tried)) is None:
-            least = tried
-        else:
-            most = tried - 1
-    widest = replace(policy, num_kv_pages=max(1, least))
-    return widest if least and too_small(problem, widest) is None else None
+    most = policy.batch_size * pages_of(problem.workload.max_total_tokens)
+    widest = replace(policy, num_kv_pages=most)
+    while (excess := problem.overfull(widest)) and widest.num_kv_pages > 1:
+        pages = min(_pages_left(problem, widest, level) for level in excess)
+        widest = replace(policy, num_kv_pages=max(1, pages))
+    if excess or too_small(problem, widest) is not None:
+        return None
+    return widest if problem.workload.lengths else _without_idle_places(problem, widest)
+
+
+def _pages_left(problem: Problem, policy: Policy, level: LevelName) -> int:
+    """Pages of those of a policy for which a level that is too small has room beside all else; one
+    less than it has at the least."""
+    least = replace(policy, num_kv_pages=1)
+    full, bare = (problem.footprints(one)[level].total_bytes for one in (policy, least))
+    if full == bare:
+        return 1
+    room = (problem.capacity_bytes(level) - bare) / (full - bare)
+    return min(policy.num_kv_pages - 1, 1 + int(room * (policy.num_kv_pages - 1)))
+
+
+def _without_idle_places(problem: Problem, policy: Policy) -> Policy:
+    """No more sequences, all alike, than the pages hold at any time."""
+    most = ceil(sequences_held(problem.workload, policy) * _BESIDE)
+    return _with_batch(policy, min(policy.batch_size, most))

@@ -43,8 +43,7 @@ def too_large(problem: Problem, policy: Policy) -> str | None:
         f"{level}: the policy needs {format_bytes(footprint.total_bytes)}, there are "
         f"{format_bytes(problem.capacity_bytes(level))}. "
         f"Largest term: {footprint.largest[0]}, {format_bytes(footprint.largest[1])}."
-        for level, footprint in problem.footprints(policy).items()
-        if footprint.total_bytes > problem.capacity_bytes(level)
+        for level, footprint in problem.overfull(policy).items()
     ]
     return "\n".join(lines) or None
 

@@ -2,13 +2,13 @@
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from itertools import accumulate
 from math import ceil
 
 from moebatch.layout.load import CountedLoad, PassLoad
 from moebatch.plan.passes import Replay, job_passes
-from moebatch.spec.policy import Policy
+from moebatch.spec.policy import PAGE_TOKENS, Policy
 from moebatch.spec.workload import Workload
 
 _WAVES = 6
@@ -17,36 +17,79 @@ _FEW_SEQUENCES = 1000
 """So many are replayed one and all."""
 _MOST_LOADS = 1200
 """Of more passes, neighbours are counted together."""
+_ROUGH = (4, 2)
+"""Tokens for which one may stand: a page has as many such."""
+_FEWEST_TOKENS = 16
+"""Of a prompt and of an answer, that are left."""
+_ROUGH_PLACES = 256
+"""At least so many places are left of a batch that is larger."""
+_FEW_LOADS = 120
 _MIDDLE_WAVES = (2, 5)
 """Full batches of answers between which a replayed job knows neither start nor end. Whole ones:
 sequences of one length start and end together."""
 
 
-def job_loads(
-    workload: Workload, policy: Policy, *, waves: int = _WAVES, most: int = _MOST_LOADS
-) -> list[CountedLoad]:
+def job_loads(workload: Workload, policy: Policy) -> list[CountedLoad]:
     """Passes of the whole job; of a job without a number of sequences, some from its middle.
-
-    Args:
-        waves: so many full batches of a long job are replayed.
-        most: neighbours are counted together, so that there are no more loads than so many.
-    """
+    Neighbours are counted together where there are very many."""
     if policy.batching == "static" and not workload.lengths:
         return _static_loads(workload, policy)
-    return _replayed(workload, policy, waves, most)
+    return _replayed(workload, policy, most=_MOST_LOADS)
 
 
-def num_replayed(workload: Workload, policy: Policy, waves: int = _WAVES) -> int:
+def rough_loads(workload: Workload, policy: Policy) -> list[CountedLoad]:
+    """The same in a few loads, to compare policies. Where all sequences are alike, each stands for
+    several, and each of their tokens for several, which takes a tenth of the time: policies are
+    told apart by a percent."""
+    if workload.lengths or policy.batching == "static":
+        return job_loads(workload, policy)
+    shortest = min(workload.mean_own_tokens, workload.mean_new_tokens)
+    by = next((by for by in _ROUGH if shortest >= by * _FEWEST_TOKENS), 1)
+    places = max(1, policy.batch_size // _ROUGH_PLACES)
+    total = workload.num_sequences
+    fewer = Workload.uniform(
+        prompt_tokens=round(workload.mean_own_tokens / by),
+        new_tokens=round(workload.mean_new_tokens / by),
+        num_sequences=total and max(1, total // places),
+    )
+    smaller = replace(
+        policy,
+        batch_size=ceil(policy.batch_size / places),
+        tokens_per_pass=ceil(policy.tokens_per_pass / places),
+        num_kv_pages=max(1, round(policy.num_kv_pages / places)),
+    )
+    loads = _replayed(fewer, smaller, most=_FEW_LOADS, page_tokens=PAGE_TOKENS // by)
+    return [(count * by, _magnified(load, by, places)) for count, load in loads]
+
+
+def _magnified(load: PassLoad, tokens: int, sequences: int) -> PassLoad:
+    """One of so many passes that a rough one stands for: each sequence was so many, and each of
+    its tokens."""
+    begun = (load.logits_rows - load.decode_sequences) / tokens
+    return PassLoad(
+        decode_sequences=sequences * load.decode_sequences,
+        decode_positions=sequences * tokens * load.decode_positions,
+        prompt_tokens=sequences * load.prompt_tokens,
+        prompt_pairs=sequences * tokens * load.prompt_pairs,
+        prompt_context=sequences * load.prompt_context,
+        logits_rows=sequences * (load.decode_sequences + begun),
+        spare_pages=sequences * load.spare_pages,
+    )
+
+
+def num_replayed(workload: Workload, policy: Policy) -> int:
     """Sequences of a job that are replayed, of which the others are taken to be copies."""
     total = workload.num_sequences
-    enough = min(max(waves * policy.batch_size, _FEW_SEQUENCES), _MOST_SEQUENCES)
+    enough = min(max(_WAVES * policy.batch_size, _FEW_SEQUENCES), _MOST_SEQUENCES)
     return enough if total is None else min(total, max(enough, policy.batch_size + 1))
 
 
-def _replayed(workload: Workload, policy: Policy, waves: int, most: int) -> list[CountedLoad]:
+def _replayed(
+    workload: Workload, policy: Policy, *, most: int, page_tokens: int = PAGE_TOKENS
+) -> list[CountedLoad]:
     """Long jobs are replayed in part, and their middle is drawn out to the whole length."""
-    total, count = workload.num_sequences, num_replayed(workload, policy, waves)
-    loads = thinned(list(job_passes(workload, policy, count)), most)
+    total, count = workload.num_sequences, num_replayed(workload, policy)
+    loads = thinned(list(job_passes(workload, policy, count, page_tokens=page_tokens)), most)
     if total == count:
         return loads
     first, last = _middle(loads, policy.batch_size * workload.mean_new_tokens)
@@ -111,11 +154,7 @@ def _static_batch(count: int, batch: int, prompt: float, new: float) -> list[Cou
         prompt_pairs=batch * prompt * (prompt + 1) / 2,
         logits_rows=batch,
     )
-    decode = PassLoad(
-        decode_sequences=batch,
-        decode_positions=batch * (prompt + new / 2),
-        logits_rows=batch,
-    )
+    decode = PassLoad.decoding(batch, prompt + new / 2)
     passes = ((count, prefill), (count * max(0.0, new - 1), decode))
     return [(times, load) for times, load in passes if times]
 

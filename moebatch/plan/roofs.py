@@ -79,7 +79,6 @@ def _roofs(
 def _operations(problem: Problem, policy: Policy) -> tuple[PlacedOperation, PlacedOperation]:
     """Attention of a micro-batch, and the experts of a whole batch."""
     dtype_bytes, workload = problem.dtypes.compute_bytes, problem.workload
-    context = workload.mean_prompt_tokens + workload.mean_new_tokens / 2
     # Experts take the whole batch at once unless the schedule goes micro-batch by micro-batch.
     whole = traits_of(policy).runs == "pass" or not policy.ffn_on_gpu
     ffn = ffn_operation(
@@ -88,7 +87,9 @@ def _operations(problem: Problem, policy: Policy) -> tuple[PlacedOperation, Plac
         micro_batch=policy.batch_size if whole else policy.micro_batch_size,
         dtype_bytes=dtype_bytes,
     )
-    attention = attention_operation(problem.shape, policy.micro_batch_size, context, dtype_bytes)
+    attention = attention_operation(
+        problem.shape, policy.micro_batch_size, workload.decode_context, dtype_bytes
+    )
     return (
         PlacedOperation(
             operation=attention,

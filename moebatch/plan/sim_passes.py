@@ -1,14 +1,14 @@
 """Passes for the simulator: what each of their micro-batches has to do."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 from math import ceil
 
 from moebatch.layout.load import PassLoad
 from moebatch.layout.scratch import PROMPT_ROWS, gpu_prompt_rows
 from moebatch.plan.options import Work
 from moebatch.plan.problem import Problem
-from moebatch.plan.replay import job_loads
+from moebatch.plan.replay import job_loads, mean_of
 from moebatch.spec.policy import Policy
 
 
@@ -43,9 +43,7 @@ def passes_of(problem: Problem, policy: Policy, work: Work, count: int) -> list[
 
 def decode_load(problem: Problem, policy: Policy) -> PassLoad:
     """A full batch, each sequence in the middle of its answer."""
-    workload, batch = problem.workload, policy.batch_size
-    context = workload.mean_prompt_tokens + workload.mean_new_tokens / 2
-    return PassLoad(decode_sequences=batch, decode_positions=batch * context, logits_rows=batch)
+    return PassLoad.decoding(policy.batch_size, problem.workload.decode_context)
 
 
 def prompt_load(problem: Problem, policy: Policy) -> PassLoad:
@@ -62,40 +60,28 @@ def prompt_load(problem: Problem, policy: Policy) -> PassLoad:
 
 def mean_load(problem: Problem, policy: Policy) -> PassLoad:
     """The mean of all passes of the job."""
-    loads = job_loads(problem.workload, policy)
-    total = sum(count for count, _ in loads)
-    return PassLoad(
-        **{
-            field.name: sum(count * getattr(load, field.name) for count, load in loads) / total
-            for field in fields(PassLoad)
-        }
-    )
+    return mean_of(job_loads(problem.workload, policy))[1]
 
 
 def split(load: PassLoad, problem: Problem, policy: Policy) -> MicroBatches:
     """A pass in micro-batches: those that decode first, then slices of prompts."""
-    prompt_rows = gpu_prompt_rows(policy) if problem.with_vram else PROMPT_ROWS
+    prompt_rows = gpu_prompt_rows(policy) if problem.ladder.top == "vram" else PROMPT_ROWS
     decodes = list(_shares(load.decode_sequences, policy.micro_batch_size))
     prompts = list(_shares(load.prompt_tokens, prompt_rows))
-    ended = load.logits_rows - load.decode_sequences
+    decoding = PassLoad.decoding(load.decode_sequences, 0.0)
+    decoding = replace(decoding, decode_positions=load.decode_positions)
+    prefill = replace(
+        load,
+        decode_sequences=0.0,
+        decode_positions=0.0,
+        logits_rows=max(0.0, load.logits_rows - load.decode_sequences),
+        spare_pages=0.0,
+    )
     loads = [
-        PassLoad(
-            decode_sequences=share * load.decode_sequences,
-            decode_positions=share * load.decode_positions,
-            logits_rows=share * load.decode_sequences,
-        )
-        for share in decodes
+        *(decoding.times(share) for share in decodes),
+        *(prefill.times(share) for share in prompts),
     ]
-    loads += [
-        PassLoad(
-            prompt_tokens=share * load.prompt_tokens,
-            prompt_pairs=share * load.prompt_pairs,
-            prompt_context=share * load.prompt_context,
-            logits_rows=share * max(0.0, ended),
-        )
-        for share in prompts
-    ]
-    beside_gpu = problem.with_vram and not policy.attention_on_gpu
+    beside_gpu = problem.ladder.attends_at(policy) != problem.ladder.top
     on_cpu = (*[beside_gpu] * len(decodes), *[False] * len(prompts))
     return MicroBatches(loads=tuple(loads), on_cpu=on_cpu)
 

@@ -124,6 +124,12 @@ class Hardware:
         return replace(self, levels=levels, links=links)
 
     @property
+    def has_staging(self) -> bool:
+        """Whether it is known how fast weights are copied into pinned buffers on their way up."""
+        link = self.links.get("dram->vram")
+        return link is not None and link.staging_bandwidth is not None
+
+    @property
     def dram(self) -> Level:
         """Main memory."""
         return self.levels["dram"]

@@ -13,9 +13,9 @@ from moebatch.engine.batcher import Batcher
 from moebatch.engine.course import Course, _load
 from moebatch.engine.sequence import Sequence
 from moebatch.engine.text import AnswerText
+from moebatch.engine.time_left import TimeLeft
 from moebatch.plan.prediction import predict
 from moebatch.plan.problem import Problem
-from moebatch.plan.time_left import TimeLeft
 from moebatch.spec.attention import CacheLayout
 from moebatch.spec.policy import Batching, Placement, Policy, pages_of
 from moebatch.spec.request import Begun, Request

@@ -11,7 +11,7 @@ from moebatch.job.check import check_job
 from moebatch.job.limits import require_within_machine
 from moebatch.job.question import job_question
 from moebatch.job.run import JobRun
-from moebatch.plan.machine import Limit, Machine
+from moebatch.measure.process_limits import Limit, Machine
 from moebatch.plan.options import PlanOptions
 from moebatch.spec.job import Job, load_job
 

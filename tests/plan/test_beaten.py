@@ -4,7 +4,10 @@ from dataclasses import replace
 from random import Random
 
 import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
 
+from moebatch.errors import DoesNotFit
 from moebatch.plan.answer import answer_milp
 from moebatch.plan.fitting import with_room
 from moebatch.plan.planner import best_policy
@@ -12,10 +15,14 @@ from moebatch.plan.prediction import predict
 from moebatch.plan.problem import Problem
 from moebatch.plan.question import stated_dtypes
 from moebatch.plan.refusal import too_large, too_small
+from moebatch.spec.hardware import Hardware
 from moebatch.spec.models import load_model
 from moebatch.spec.policy import Placement, Policy
 from moebatch.spec.profile import load_profile
+from moebatch.spec.shape import ModelShape
 from moebatch.spec.workload import Workload
+from tests.few import examples, runs_all
+from tests.plan.problems import SHAPE, SMALL, cpu_machine, gpu_machine, problem
 
 CASES = {
     "a GPU, long job": ("rtx3090", "mixtral-8x7b", 300, 200, 20_000),
@@ -27,6 +34,11 @@ CASES = {
 }
 MUCH = 1.03
 NUM_CHANGES = 24
+
+
+def num_changes() -> int:
+    """200 from each plan where everything is run."""
+    return 200 if runs_all() else NUM_CHANGES // 2
 
 
 def asked(name: str) -> Problem:
@@ -70,6 +82,38 @@ def test_no_change_makes_a_plan_much_faster(name: str) -> None:
     assert len(fitting) > NUM_CHANGES / 8, "some of them fit"
     for other in fitting:
         assert predict(of, other).tokens_per_s <= MUCH * planned, other
+
+
+MACHINES = st.one_of(
+    st.builds(cpu_machine, st.floats(6, 64), disk=st.floats(0.5e9, 8e9)),
+    st.builds(gpu_machine, st.floats(7, 60), st.floats(20, 300), link=st.floats(4e9, 60e9)),
+)
+WORKLOADS = st.builds(
+    lambda rows, prompt, new: Workload.uniform(
+        prompt_tokens=prompt, new_tokens=new, num_sequences=rows
+    ),
+    st.integers(20, 3000),
+    st.integers(16, 1200),
+    st.integers(8, 250),
+)
+
+
+@examples(20)
+@given(MACHINES, st.sampled_from([SMALL, SHAPE]), WORKLOADS, st.integers(0, 2**32))
+def test_no_policy_within_reach_is_predicted_to_be_much_faster(
+    machine: Hardware, shape: ModelShape, workload: Workload, seed: int
+) -> None:
+    of, random = problem(machine, shape=shape, workload=workload), Random(seed)
+    try:
+        policy = best_policy(of).policy
+    except DoesNotFit:
+        assume(False)
+    planned, others = predict(of, policy).tokens_per_s, [policy]
+    for _ in range(num_changes()):
+        other = changed(of, random.choice(others), random)
+        if of.fits(other) and too_small(of, other) is None:
+            others.append(other)
+            assert predict(of, other).tokens_per_s <= MUCH * planned, f"{other}, not {policy}"
 
 
 @pytest.mark.few(name=("a small GPU",))

@@ -12,10 +12,9 @@ from moebatch.errors import DoesNotFit
 from moebatch.plan.affine import AffineCandidate, Known
 from moebatch.plan.bounds import bounds, least_seconds, seconds_per_sequence
 from moebatch.plan.candidates import candidates
-from moebatch.plan.milp import NoSolution, make_solver, solve
+from moebatch.plan.milp import NoSolution, make_solver, solve, violations
 from moebatch.plan.planner import best_policy
 from moebatch.plan.problem import Problem
-from moebatch.plan.verify import violations
 from moebatch.spec.workload import Workload
 from tests.few import examples
 from tests.plan.problems import GIB, cpu_machine, gpu_machine, problem, screened_of

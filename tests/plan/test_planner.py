@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moebatch.errors import DoesNotFit, ExitCode
+from moebatch.plan.milp import violations
 from moebatch.plan.planner import best_policy
 from moebatch.plan.problem import Problem
-from moebatch.plan.verify import violations
 from moebatch.spec.hardware import Hardware, Processor
 from moebatch.spec.policy import PAGE_TOKENS, Policy
 from moebatch.spec.shape import ModelShape

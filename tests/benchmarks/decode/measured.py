@@ -14,7 +14,7 @@ import torch
 from moebatch.checkpoint.model_files import ModelFiles, open_model
 from moebatch.engine.build import BuiltEngine, build_engine
 from moebatch.engine.spec import EngineSpec
-from moebatch.plan.machine import detect_machine
+from moebatch.measure.process_limits import detect_machine
 from moebatch.plan.problem import Problem
 from moebatch.spec.policy import Policy
 from moebatch.spec.profile import load_profile

@@ -7,8 +7,8 @@ import sys
 from datetime import date
 from pathlib import Path
 
+from moebatch.measure.process_limits import detect_machine
 from moebatch.model.native import loader
-from moebatch.plan.machine import detect_machine
 from tests.benchmarks.jobs.peer import REPOSITORY
 
 

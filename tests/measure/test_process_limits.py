@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from moebatch.plan.machine import Limit, Machine, detect_machine
+from moebatch.measure.process_limits import Limit, Machine, detect_machine
 
 GIB = 2**30
 CORES = len(os.sched_getaffinity(0))

@@ -16,12 +16,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from moebatch.layout.admission import Ints, fields_of
+from moebatch.engine.endings import Endings, InWork
+from moebatch.layout.admission import Caps, Ints, fields_of
 from moebatch.layout.lanes import pass_seconds
 from moebatch.layout.load import PassLoad
-from moebatch.plan.endings import Endings, InWork
 from moebatch.plan.passes import Replay, admission_order
-from moebatch.plan.prediction import at_end, with_more_residents
+from moebatch.plan.prediction import at_end
 from moebatch.plan.problem import Problem
 from moebatch.plan.replay import num_replayed, rest_loads
 from moebatch.spec.policy import Policy
@@ -113,7 +113,8 @@ class TimeLeft:
         for done in passes:
             policy = self._policy
             if done.num_grown:
-                policy = with_more_residents(self._problem, policy, done.num_grown)
+                staying = policy.weights.dram * self._problem.num_experts
+                policy = self._problem.with_residents(policy, staying + done.num_grown)
             priced = self._price(done.load, policy)
             self._kinds[done.load.prompt_tokens > 0].append((done.seconds, priced))
             self._since_rest.append((done.number, priced))
@@ -197,7 +198,7 @@ class TimeLeft:
         # Those that were sent back have nothing in the cache.
         returned = np.array(rows[num_running:], np.int64).reshape(-1, 4)[:, [0, 3, 2]]
         lengths = np.concatenate([returned, waiting])
-        rest = Replay(lengths, policy, fields_of(rows[:num_running]))
+        rest = Replay(lengths, Caps.of(policy), fields_of(rows[:num_running]))
         mean_new = float(waiting[:, 1].mean()) if len(waiting) else 1.0
         loads = rest_loads(rest, policy, num_more, mean_new, most=_MOST_LOADS)
         passes = (

@@ -1,0 +1,66 @@
+"""What of a plan no run does, and what a policy asks for that a machine lacks."""
+
+from collections.abc import Iterator, Mapping
+
+from moebatch.layout.setup import cache_fault
+from moebatch.plan.problem import Problem
+from moebatch.schedule.registry import traits_of
+from moebatch.spec.families.registry import runnable
+from moebatch.spec.hardware import LEVELS
+from moebatch.spec.policy import Policy
+
+_NOUNS: Mapping[str, str] = {"vram": "GPU"}
+
+
+def not_runnable(
+    problem: Problem, policy: Policy, *, is_plain: bool = False
+) -> Iterator[tuple[str, str]]:
+    """Keys of a policy, and what is wrong with them.
+
+    Args:
+        is_plain: everything is done one after the other, in main memory.
+    """
+    yield from missing_levels(problem, policy)
+    if problem.ladder.experts_at(policy) != problem.ladder.top:
+        yield "ffn_on_gpu", "experts are computed on the GPU; set it to true"
+    if policy.kv_cache.disk:
+        yield from _cache_on_disk(problem, is_plain=is_plain)
+    fault = cache_fault(problem.shape, policy, problem.ladder)
+    if fault is not None:
+        yield "cache_sizes", fault
+    if policy.batching != "mixed":
+        advice = "static batches are for comparison: write mixed, and moebatch run --static"
+        yield "batching", f"a run refills places as they come free; {advice}"
+    top = problem.ladder.top
+    if policy.num_slots == 0 and policy.weights.on(top) < 1 and not traits_of(policy).is_paged:
+        where = "below the GPU" if top == "vram" else "on disk"
+        yield "num_slots", f"experts {where} need slots to stream through"
+
+
+def missing_levels(problem: Problem, policy: Policy) -> Iterator[tuple[str, str]]:
+    """Keys of a policy that need a level which the machine lacks."""
+    for name in ("attention_on_gpu", "ffn_on_gpu"):
+        if getattr(policy, name) and problem.ladder.top != "vram":
+            yield name, "there is no GPU; set it to false"
+    for name in ("weights", "kv_cache"):
+        for level in LEVELS:
+            if getattr(policy, name).on(level) and level not in problem.hardware.levels:
+                yield f"{name}.{level}", f"there is no {_NOUNS.get(level, level)}; set it to 0"
+
+
+def only_planned(problem: Problem, policy: Policy) -> Iterator[str]:
+    """What a plan has that no run does."""
+    shape, tokens = problem.shape, problem.workload.max_total_tokens
+    if shape.architecture not in runnable():
+        yield f"no run computes a {shape.architecture}; those that run are {', '.join(runnable())}"
+    if tokens > shape.max_positions:
+        yield f"{tokens} tokens do not fit into the model's context of {shape.max_positions}"
+    yield from (f"{where}: {message}" for where, message in not_runnable(problem, policy))
+
+
+def _cache_on_disk(problem: Problem, *, is_plain: bool) -> Iterator[tuple[str, str]]:
+    if is_plain:
+        yield "kv_cache.disk", "--sync keeps keys and values in main memory; set it to 0"
+    elif "disk" in problem.hardware.levels and "dram->disk" not in problem.hardware.links:
+        name = problem.hardware.name
+        yield "kv_cache.disk", f"the profile {name} has no link dram->disk; set it to 0"
