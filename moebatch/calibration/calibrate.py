@@ -29,6 +29,7 @@ from moebatch.engine.spec import EngineSpec, has_common_keys
 from moebatch.errors import ConfigError, Fault
 from moebatch.folder.work_folder import WorkFolder
 from moebatch.job.opened import OpenedJob
+from moebatch.measure.process_limits import detect_machine
 from moebatch.measure.saved import require_writable_file
 from moebatch.model.native import loader
 from moebatch.predict.learnt_files import HABITS, empty_table, save_habits, save_table

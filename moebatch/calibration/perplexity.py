@@ -12,6 +12,7 @@ from moebatch.calibration.texts import SEQUENCE_TOKENS, read_sequences
 from moebatch.engine.build import build_engine
 from moebatch.engine.text_losses import TextLosses
 from moebatch.errors import CheckpointError, Fault, InputError
+from moebatch.measure.process_limits import detect_machine
 from moebatch.model.native import loader
 from moebatch.predict.predictor import RoutingObserver
 
