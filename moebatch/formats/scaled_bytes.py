@@ -7,7 +7,7 @@ of its name), per tensor and per channel; compressed-tensors' ``float-quantized`
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 _SUFFIXES = ("_scale_inv", "_scale", ".scale")
 _SCALE_DTYPES = ("F32", "BF16", "F16", "F8_E8M0", "U8")
+_LAYOUTS = ("float-quantized", "int-quantized", "naive-quantized")
+"""What compressed-tensors calls these."""
 _WHOLE = Blocks(WHOLE, WHOLE)
 _SQUARES = Blocks(128, 128)
 
@@ -108,39 +110,45 @@ class ScaledBytes(CodedFormat):
 
     def configured(self, quantization: Mapping[str, Any]) -> WeightFormat | None:
         """Described by any of the methods that store weights so."""
-        return next((found for found in self._described(quantization)), None)
+        scheme = Scheme.of(quantization)
+        if scheme is not None:
+            return self._compressed(scheme)
+        return self._named(quantization) if self.numbers == "e4m3" else None
 
-    def _described(self, quantization: Mapping[str, Any]) -> Iterator[ScaledBytes]:
-        scheme, method = Scheme.of(quantization), quantization.get("quant_method")
-        is_float = self.numbers == "e4m3"
-        if scheme and scheme.bits == 8 and scheme.is_float == is_float:
-            if scheme.layout == "mxfp8-quantized":
-                yield replace(self, suffix="_scale", scale_dtype="U8", blocks=Blocks(1, 32))
-            elif scheme.layout in ("float-quantized", "int-quantized", "naive-quantized"):
-                yield self._compressed(scheme)
-        if not is_float:
-            return
-        if method == "fp8":
-            dtype = {"float": "F32", "ue8m0": "F8_E8M0"}
-            kind = one_of(quantization, "scale_fmt", ("float", "ue8m0", None))
-            blocks = blocks_of(quantization, "weight_block_size", _SQUARES)
-            scalar = () if blocks == _WHOLE else None
-            yield replace(
-                self, scale_dtype=dtype.get(kind, "F32"), blocks=blocks, scalar_shape=scalar
-            )
-        if method == "mxfp8":
-            yield replace(self, scale_dtype="U8", blocks=Blocks(1, 32))
-        if method == "fbgemm_fp8":
-            yield replace(self, suffix="_scale", blocks=Blocks(1, WHOLE))
-        if method == "modelopt" and quantization.get("quant_algo") == "FP8":
-            yield replace(self, suffix="_scale", blocks=_WHOLE, scalar_shape=())
-
-    def _compressed(self, scheme: Scheme) -> ScaledBytes:
+    def _compressed(self, scheme: Scheme) -> WeightFormat | None:
+        if (scheme.bits, scheme.is_float) != (8, self.numbers == "e4m3"):
+            return None
+        if scheme.layout == "mxfp8-quantized":
+            return replace(self, suffix="_scale", scale_dtype="U8", blocks=Blocks(1, 32))
+        if scheme.layout not in _LAYOUTS:
+            return None
         if not scheme.is_symmetric:
             raise ValueError("symmetric: zero points beside whole bytes are not read")
         scalar = (1,) if scheme.blocks == _WHOLE else None
         return replace(
             self, suffix="_scale", scale_dtype="BF16", blocks=scheme.blocks, scalar_shape=scalar
+        )
+
+    def _named(self, quantization: Mapping[str, Any]) -> WeightFormat | None:
+        method = quantization.get("quant_method")
+        if method == "fp8":
+            return self._fp8(quantization)
+        if method == "mxfp8":
+            return replace(self, scale_dtype="U8", blocks=Blocks(1, 32))
+        if method == "fbgemm_fp8":
+            return replace(self, suffix="_scale", blocks=Blocks(1, WHOLE))
+        if method == "modelopt" and quantization.get("quant_algo") == "FP8":
+            return replace(self, suffix="_scale", blocks=_WHOLE, scalar_shape=())
+        return None
+
+    def _fp8(self, quantization: Mapping[str, Any]) -> WeightFormat:
+        has_powers = one_of(quantization, "scale_fmt", ("float", "ue8m0", None)) == "ue8m0"
+        blocks = blocks_of(quantization, "weight_block_size", _SQUARES)
+        return replace(
+            self,
+            scale_dtype="F8_E8M0" if has_powers else "F32",
+            blocks=blocks,
+            scalar_shape=() if blocks == _WHOLE else None,
         )
 
     def __str__(self) -> str:

@@ -13,8 +13,6 @@ from moebatch.formats.coded import CodedMatrix
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from moebatch.formats.coded import CodedMatrix
-
 DTYPE_BITS = {
     "BOOL": 8,
     "U8": 8,

@@ -241,17 +241,21 @@ class Decoder:
         `parts` are what was read of it, as `StoredExperts.pieces` names them. Raises
         CheckpointError where they cannot be decoded.
         """
-        matrices = self._experts.matrices(parts)
+        try:
+            self._compute_expert(routing, expert, self._experts.matrices(parts))
+        except BadParts as error:
+            raise CheckpointError(f"layer {layer}, expert {expert}: {error}") from None
+
+    def _compute_expert(
+        self, routing: Routing, expert: int, matrices: Mapping[str, Matrix]
+    ) -> None:
         rows_M, choices_M = routing.tokens[expert]
         for chunk in self._chunks(slice(0, len(rows_M))):
             tokens = ExpertTokens(rows_M[chunk], choices_M[chunk])
             frame, num_rows = self.scratch.frame(), len(tokens.rows_M)
             x_ND = frame.take(self._products.rows(num_rows), self.shape.hidden_size)
             torch.index_select(routing.normed_TD, 0, tokens.rows_M, out=x_ND[:num_rows])
-            try:
-                y_MD = self._mlp(frame, x_ND, num_rows, matrices)
-            except BadParts as error:
-                raise CheckpointError(f"layer {layer}, expert {expert}: {error}") from None
+            y_MD = self._mlp(frame, x_ND, num_rows, matrices)
             self._elementwise.place(y_MD, tokens, routing)
 
     def combine(self, layer: int, x_TD: Tensor, routing: Routing) -> None:

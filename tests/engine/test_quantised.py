@@ -22,8 +22,8 @@ NAN = torch.tensor(torch.nan)
 
 @pytest.fixture
 def folder(tiny_checkpoint: Callable[..., Path], tmp_path: Path) -> Callable[..., Path]:
-    def write(kind: str, **options: bool) -> Path:
-        plain = tiny_checkpoint("mixtral", **SIZES)
+    def write(kind: str, *, fused: bool = False, **options: bool) -> Path:
+        plain = tiny_checkpoint("mixtral", fused=fused, **SIZES)
         return write_quantised(plain, kind, tmp_path / kind, **options)
 
     return write
@@ -109,6 +109,12 @@ def test_an_order_that_leads_outside_is_named(folder: Callable[..., Path]) -> No
     for expert in range(6):
         changed(path, f"layers.0.block_sparse_moe.experts.{expert}.w1.g_idx", lambda t: t + 9)
     with pytest.raises(MoebatchError, match=r"layer 0, expert \d: g_idx names groups"):
+        run(path, policy(), requests((5, 12)), dtype="float32")
+
+
+def test_gate_and_up_that_cannot_be_told_apart_are_named(folder: Callable[..., Path]) -> None:
+    path = folder("gptq", fused=True)
+    with pytest.raises(CheckpointError, match=r"layer 0, expert \d: gptq int4, .* be cut at row 0"):
         run(path, policy(), requests((5, 12)), dtype="float32")
 
 
