@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,6 +11,10 @@ from moebatch.cli.parameters import Drawings, PlannedJob, with_options
 from moebatch.cli.plan import asked_question
 from moebatch.plan.options import PlanOptions, SimOptions
 from moebatch.report.console import output_console, show
+
+if TYPE_CHECKING:
+    from moebatch.plan.answer import Answer
+    from moebatch.plan.simulation import Simulation
 
 Routing = Annotated[
     Path | None, typer.Option("--routing", help="Trace of what gates chose, not a skew.")
@@ -34,12 +38,31 @@ def simulate(
     options = replace(options, has_job=job is not None, command="moebatch simulate")
     options.require_consistent()
     simulated.require_consistent()
-    from moebatch.plan.answers import answer_question
-    from moebatch.plan.durations import load_durations
-    from moebatch.plan.simulation import simulation_json, simulations, timelines_of
-    from moebatch.predict.trace import load_routing
+    from moebatch.plan.simulation import simulation_json, timelines_of
     from moebatch.report.drawings import write_timelines
     from moebatch.report.timeline_view import simulated_view
+
+    answer, found = _simulations(job, options, simulated, routing, durations)
+    timelines, title = timelines_of(found), answer.title
+    write_timelines(timelines, trace=drawings.trace, gantt=drawings.gantt, title=title)
+    if as_json:
+        print_json(simulation_json(answer, found))
+    else:
+        show(output_console(), simulated_view(answer, found))
+
+
+def _simulations(
+    job: Path | None,
+    options: PlanOptions,
+    simulated: SimOptions,
+    routing: Path | None,
+    durations: Path | None,
+) -> "tuple[Answer, dict[str, Simulation]]":
+    """The answer by the policy's own schedule, and what the lanes do under those asked for."""
+    from moebatch.plan.answers import answer_question
+    from moebatch.plan.durations import load_durations
+    from moebatch.plan.simulation import simulations
+    from moebatch.predict.trace import load_routing
 
     given, question = options.given_policy(), asked_question(job, options)
     simulated = replace(
@@ -49,10 +72,4 @@ def simulate(
         routing=None if routing is None else load_routing(routing, question.problem.shape),
     )
     answer = answer_question(question, replace(options, schedule=None), given)
-    found = simulations(answer.problem, answer.policy, simulated)
-    timelines, title = timelines_of(found), answer.title
-    write_timelines(timelines, trace=drawings.trace, gantt=drawings.gantt, title=title)
-    if as_json:
-        print_json(simulation_json(answer, found))
-    else:
-        show(output_console(), simulated_view(answer, found))
+    return answer, simulations(answer.problem, answer.policy, simulated)

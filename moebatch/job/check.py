@@ -82,6 +82,17 @@ class _Collector:
         self.attempt(action, file)
         return len(self.faults) == num_faults
 
+    def findings(self, counted: InputSummary | None, warnings: tuple[str, ...]) -> Findings:
+        """What has been noted, with the figures of an input that was looked at."""
+        return Findings(
+            faults=tuple(self.faults),
+            num_rows=counted.num_rows if counted else 0,
+            num_bad_rows=counted.num_bad_rows if counted else 0,
+            num_unlisted=counted.num_unlisted if counted else 0,
+            exit_code=self.exit_code,
+            warnings=warnings,
+        )
+
     def add(self, faults: Sequence[Fault], exit_code: ExitCode) -> None:
         """Notes faults. The first of them decides over the exit code, as it would end a run; bad
         rows do not, so they only decide where there is nothing else."""
@@ -104,9 +115,7 @@ def check_job(
     found = _Collector()
     job = found.attempt(lambda: load_job(path), str(path))
     if job is None:
-        return Findings(
-            faults=tuple(found.faults), num_rows=0, num_bad_rows=0, exit_code=found.exit_code
-        )
+        return found.findings(None, ())
     opened = OpenedJob(job, limit=options.limit)
     if options.is_exact:
         found.attempt(lambda: require_exact(job), str(path))
@@ -127,20 +136,14 @@ def check_job(
         if has_files and workload and has_device:
             loader.log_compiling(log)
             found.attempt(lambda: _plan(opened, workload, hints), str(path))
-    return Findings(
-        faults=tuple(found.faults),
-        num_rows=counted.num_rows if counted else 0,
-        num_bad_rows=counted.num_bad_rows if counted else 0,
-        num_unlisted=counted.num_unlisted if counted else 0,
-        exit_code=found.exit_code,
-        warnings=(
-            *(reader.warnings if reader else ()),
-            *(hints.warnings if hints else ()),
-            *(opened.files.warnings if has_files else ()),
-            *(no_sums or ()),
-            *(prompts_without_template(counted, reader) if counted and reader else ()),
-        ),
+    warnings = (
+        *(reader.warnings if reader else ()),
+        *(hints.warnings if hints else ()),
+        *(opened.files.warnings if has_files else ()),
+        *(no_sums or ()),
+        *(prompts_without_template(counted, reader) if counted and reader else ()),
     )
+    return found.findings(counted, warnings)
 
 
 def _check_rows(
