@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from moebatch.model.dense_weights import DenseWeights
 from moebatch.model.gating import AdaptiveGating
 from moebatch.model.pregates import PreGates
+from moebatch.spec.attention import CacheDtype
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,8 +23,11 @@ class Approximation:
     pregates: PreGates | None = None
     """Gates instead of the model's own, which choose for later layers."""
 
+    cache_dtype: CacheDtype | None = None
+    """8 bits in which keys and values are cached, as the shape of the model then says."""
+
     @property
-    def name(self) -> str:
+    def gating_name(self) -> str:
         """As a job names it."""
         return "adaptive" if self.gating else "pre-gated" if self.pregates else "exact"
 
@@ -35,31 +39,43 @@ class Approximation:
     @property
     def fields(self) -> Mapping[str, str]:
         """All that it depends on, by the names under which a user knows them; empty if exact."""
-        found = {} if self == EXACT else {"experts.gating": self.name}
+        found = {} if self.gating_name == "exact" else {"experts.gating": self.gating_name}
         if self.gating is not None:
             sensitivities = self.gating.sensitivities.items()
             found["experts.threshold"] = repr(self.gating.threshold)
             found["experts.sensitivities"] = _digest({str(i): repr(of) for i, of in sensitivities})
         if self.pregates is not None:
             found["experts.pre-gates"] = self.pregates.fingerprint
+        if self.cache_dtype is not None:
+            found["resources.kv_cache"] = self.cache_dtype
         return found
 
     @property
     def fingerprint(self) -> str:
         """A short name for all of that; empty if exact."""
-        return f"{self.name}-{_digest(self.fields)}" if self.fields else ""
+        names = [self.gating_name] if self.gating_name != "exact" else []
+        names += [f"kv-{self.cache_dtype}"] if self.cache_dtype else []
+        return "-".join([*names, _digest(self.fields)]) if names else ""
+
+    @property
+    def gating_text(self) -> str:
+        """What chooses experts, for a reader."""
+        if self.gating is not None:
+            return f"{self.gating_name}, threshold {self.gating.threshold:.4g}"
+        if self.pregates is None:
+            return self.gating_name
+        return f"{self.gating_name}, activation level {self.activation_level}"
+
+    def __str__(self) -> str:
+        """All that is not as the model has it."""
+        parts = [f"gating is {self.gating_text}"] if self.gating_name != "exact" else []
+        parts += [f"keys and values are cached in {self.cache_dtype}"] if self.cache_dtype else []
+        return "; ".join(parts) or "exact"
 
     def replace_routers(self, weights: DenseWeights) -> None:
         """Writes gates that are not the model's own over those that are, in place."""
         if self.pregates is not None:
             self.pregates.replace_routers(weights)
-
-    def __str__(self) -> str:
-        if self.gating is not None:
-            return f"{self.name}, threshold {self.gating.threshold:.4g}"
-        if self.pregates is None:
-            return self.name
-        return f"{self.name}, activation level {self.activation_level}"
 
 
 EXACT = Approximation()

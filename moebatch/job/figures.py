@@ -3,7 +3,6 @@
 import time
 from dataclasses import fields, replace
 
-from moebatch.engine.approximation import EXACT
 from moebatch.engine.statistics import EngineStatistics
 from moebatch.job.attempt import Attempt
 from moebatch.job.limits import dram_bytes
@@ -143,11 +142,11 @@ def _early_answers(attempt: Attempt, planned: Workload) -> Workload | None:
 
 
 def _gating(attempt: Attempt) -> GatingUse | None:
-    if attempt.context.approximation == EXACT:
+    if attempt.context.approximation.gating_name == "exact":
         return None
     count = attempt.built.gating_count if attempt.built else None
     return GatingUse(
-        how=str(attempt.context.approximation),
+        how=attempt.context.approximation.gating_text,
         single_share=count.single_share if count else None,
         mean_experts=count.mean_experts if count else None,
     )

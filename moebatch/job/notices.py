@@ -50,8 +50,8 @@ def describe_emulation(hardware: Hardware) -> str:
 
 
 def describe_approximation(approximation: Approximation) -> str:
-    """What is left out, and what that means."""
-    return f"gating is {approximation}: answers are not exactly the model's own"
+    """What is not as the model has it, and what that means."""
+    return f"{approximation}: answers are not exactly the model's own"
 
 
 def describe_input(counted: InputSummary) -> str:

@@ -33,8 +33,9 @@ class OpenedJob:
 
     @cached_property
     def files(self) -> ModelFiles:
-        """The model."""
-        return open_model(self.job.model.path, self.job.model.dtype)
+        """The model, in a shape that caches keys and values as the job says."""
+        files = open_model(self.job.model.path, self.job.model.dtype)
+        return replace(files, shape=files.shape.cached_in(self.job.resources.kv_cache))
 
     @cached_property
     def approximation(self) -> Approximation:
@@ -73,6 +74,10 @@ def load_approximation(job: Job, files: ModelFiles) -> Approximation:
 
     Raises CheckpointError if that is missing, damaged or of another state of the model.
     """
+    return replace(_load_gating(job, files), cache_dtype=files.shape.attention.cache_dtype)
+
+
+def _load_gating(job: Job, files: ModelFiles) -> Approximation:
     folder, owner, asked = job.model.path, files.owner, job.experts
     if asked.gating == "exact":
         return EXACT
@@ -87,10 +92,17 @@ def load_approximation(job: Job, files: ModelFiles) -> Approximation:
 
 def require_exact(job: Job) -> None:
     """Raises ConfigError unless answers are exactly the model's own."""
-    gating = job.experts.gating
-    if gating != "exact":
-        message = (
-            f"forbids experts.gating: {gating}, with which answers are not exactly the model's "
-            "own; set it to exact, or leave --exact out"
+    faults = [
+        Fault(
+            file="--exact",
+            message=f"forbids {key}: {value}, with which answers are not exactly the model's own; "
+            f"set it to {exact}, or leave --exact out",
         )
-        raise ConfigError([Fault(file="--exact", message=message)])
+        for key, value, exact in (
+            ("experts.gating", job.experts.gating, "exact"),
+            ("resources.kv_cache", job.resources.kv_cache, "full"),
+        )
+        if value != exact
+    ]
+    if faults:
+        raise ConfigError(faults)

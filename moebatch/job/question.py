@@ -1,6 +1,6 @@
 """A planning question asked by a job file."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 
 from moebatch.checkpoint.model_files import ModelFiles
@@ -33,7 +33,7 @@ def job_question(
 
     Raises what reading job, model and input raises.
     """
-    job = _without_budgets(job, _changed(options))
+    job = _as_asked(job, options)
     if options.hw is None:
         require_within_machine(job)
         loader.log_compiling(log)
@@ -107,7 +107,9 @@ def _changed(options: PlanOptions) -> set[LevelName]:
     return {level for level in LEVELS if not named.isdisjoint((level, f"{level}.capacity"))}
 
 
-def _without_budgets(job: Job, levels: Iterable[LevelName]) -> Job:
-    """The same job with all of those levels."""
-    resources = job.resources.model_copy(update=dict.fromkeys(levels))
-    return job.model_copy(update={"resources": resources})
+def _as_asked(job: Job, options: PlanOptions) -> Job:
+    """The same job with all of the levels whose capacity is another, and the cache asked for."""
+    changes: dict[str, object] = dict.fromkeys(_changed(options))
+    if options.kv_cache is not None:
+        changes["kv_cache"] = options.kv_cache
+    return job.model_copy(update={"resources": job.resources.model_copy(update=changes)})

@@ -12,6 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from moebatch.model.batch import QUERY_BLOCK, AttentionPlan, DecodeGroup, PromptSlice
+from moebatch.model.cached_numbers import decode, encode
+from moebatch.spec.attention import CacheDtype
 
 
 class Qkv(NamedTuple):
@@ -41,18 +43,36 @@ class LayerKv:
     values_RGC: Tensor
     gathered_keys_SGC: Tensor
     gathered_values_SGC: Tensor
+    cached_in: CacheDtype | None = None
+    """Keys and values are codes and scales; None is the numbers themselves."""
 
     def write(self, rows_T: Tensor, k_TGC: Tensor, v_TGC: Tensor) -> None:
         """Stores new keys and values."""
-        self.keys_RGC.index_copy_(0, rows_T, k_TGC.to(self.keys_RGC.dtype))
-        self.values_RGC.index_copy_(0, rows_T, v_TGC.to(self.values_RGC.dtype))
+        self.keys_RGC.index_copy_(0, rows_T, self._stored(k_TGC))
+        self.values_RGC.index_copy_(0, rows_T, self._stored(v_TGC))
 
     def read(self, rows: Tensor | slice) -> tuple[Tensor, Tensor]:
         """Keys and values of these rows in the compute dtype; valid until the next read."""
         return (
-            _rows_of(self.keys_RGC, rows, self.gathered_keys_SGC),
-            _rows_of(self.values_RGC, rows, self.gathered_values_SGC),
+            self._rows_of(self.keys_RGC, rows, self.gathered_keys_SGC),
+            self._rows_of(self.values_RGC, rows, self.gathered_values_SGC),
         )
+
+    def _stored(self, x_TGC: Tensor) -> Tensor:
+        if self.cached_in is None:
+            return x_TGC.to(self.keys_RGC.dtype)
+        return encode(x_TGC, self.cached_in)
+
+    def _rows_of(self, cache_RGC: Tensor, rows: Tensor | slice, room_SGC: Tensor) -> Tensor:
+        if isinstance(rows, slice):
+            part = cache_RGC[rows]
+        elif self.cached_in is None and cache_RGC.dtype == room_SGC.dtype:
+            return torch.index_select(cache_RGC, 0, rows, out=room_SGC[: len(rows)])
+        else:
+            part = cache_RGC.index_select(0, rows)
+        if self.cached_in is not None:
+            return decode(part, self.cached_in, room_SGC[: len(part)])
+        return part if part.dtype == room_SGC.dtype else room_SGC[: len(part)].copy_(part)
 
 
 def attend(
@@ -67,7 +87,7 @@ def attend(
     for prompt in plan.prompts:
         stop = prompt.offset + prompt.num_tokens
         q, out = q_THC[prompt.offset : stop], out_THC[prompt.offset : stop]
-        if prompt.rows is None:
+        if not prompt.context and kv.cached_in is None:
             k, v = k_TGC[prompt.offset : stop], v_TGC[prompt.offset : stop]
         else:
             k, v = kv.read(prompt.rows)
@@ -127,12 +147,3 @@ def _attend_block(
         q_GHTC, k_GHSC, v_GHSC, attn_mask=mask_TS, is_causal=mask_TS is None
     )
     out_THC.view(num_tokens, num_kv_heads, num_shared, head_dim).copy_(out.permute(2, 0, 1, 3))
-
-
-def _rows_of(cache_RGC: Tensor, rows: Tensor | slice, room_SGC: Tensor) -> Tensor:
-    if isinstance(rows, slice):
-        return cache_RGC[rows].to(room_SGC.dtype)
-    room = room_SGC[: len(rows)]
-    if cache_RGC.dtype == room.dtype:
-        return torch.index_select(cache_RGC, 0, rows, out=room)
-    return room.copy_(cache_RGC.index_select(0, rows))

@@ -41,6 +41,7 @@ class AttentionCore:
         self.device = device
         self._rows_size = (limits.kv_rows, shape.num_kv_heads, shape.head_dim)
         self._windows = shape.sliding_windows
+        self._cached_in = shape.attention.cache_dtype
         self._helpers = Helpers(torch_parallel())
         self._scratch = Scratch(attention_core_elements(shape, limits), device=device, dtype=dtype)
 
@@ -70,6 +71,7 @@ class AttentionCore:
             values_RGC=values_RGC,
             gathered_keys_SGC=frame.take(*self._rows_size),
             gathered_values_SGC=frame.take(*self._rows_size),
+            cached_in=self._cached_in,
         )
         kv.write(micro_batch.new_rows_T, k_TGC, v_TGC)
         plan = micro_batch.plans[self._windows[layer]]
@@ -93,6 +95,7 @@ class AttentionCore:
             kv.values_RGC,
             out_THC,
             num_threads=num_threads,
+            cached_in=kv.cached_in,
         )
         self._run(_kernels().attend, work, num_threads)
 
@@ -116,6 +119,7 @@ class AttentionCore:
             out_THC,
             window=window,
             num_threads=num_threads,
+            cached_in=kv.cached_in,
         )
         self._run(_kernels().attend_slices, work, num_threads)
 

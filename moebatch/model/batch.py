@@ -82,8 +82,8 @@ class PromptSlice:
     context: int
     first_key: int
     """First position that any of them sees."""
-    rows: Tensor | slice | None
-    """Cache rows of all positions from `first_key` on; None if all keys are new."""
+    rows: Tensor | slice
+    """Cache rows of all positions from `first_key` on."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -251,7 +251,7 @@ def _prompt(span: Span, first: int, window: int | None, device: torch.device) ->
         num_tokens=span.num_tokens,
         context=span.context,
         first_key=first_key,
-        rows=_as_slice(span.rows_S[first_key:], device) if span.context else None,
+        rows=_as_slice(span.rows_S[first_key:], device),
     )
 
 

@@ -23,6 +23,7 @@ def answer_json(answer: Answer) -> dict[str, Any]:
             "mean_new_tokens": problem.workload.mean_new_tokens,
             "max_total_tokens": problem.workload.max_total_tokens,
         },
+        "kv_cache": problem.shape.attention.cache_dtype or "full",
         "method": answer.method,
         "solver": answer.solver,
         "policy": policy_json(answer.policy),

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Literal
 
+from moebatch.spec.attention import KvCache
 from moebatch.spec.option import Option, Options
 
 if TYPE_CHECKING:  # `moebatch --help` need not load them
@@ -30,6 +31,9 @@ class PlanOptions(Options):
     what_if: Annotated[
         tuple[str, ...], Option("Change a figure, such as dram=416GiB; repeatable.")
     ] = ()
+    kv_cache: Annotated[
+        KvCache | None, Option("How keys and values are cached; default: as the job says.")
+    ] = None
     method: Annotated[ChosenMethod, Option("How to choose the policy.")] = "milp"
     paper: Annotated[bool, Option("MoE-Lightning's own forms and constants.")] = False
     vendor: Annotated[bool, Option("Figures of data sheets instead of measured ones.")] = False

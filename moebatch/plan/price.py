@@ -120,8 +120,7 @@ class Price:
 
     def off_s(self, load: PassLoad) -> float:
         """Queries, keys and values of decoding sequences go down."""
-        tokens = load.decode_sequences
-        num_bytes = self.prices.query_bytes(tokens) + self.prices.cache_bytes(tokens)
+        num_bytes = self.prices.projected_bytes(load.decode_sequences)
         return self.prices.link_s("vram->dram", num_bytes)
 
     def load_s(self, load: PassLoad) -> float:

@@ -177,6 +177,12 @@ class Prices:
         """Queries, or results of attention, of so many tokens in one layer."""
         return tokens * self.shape.query_width * self.dtypes.compute_bytes
 
+    def projected_bytes(self, tokens: float) -> float:
+        """Queries, keys and values of so many tokens in one layer, before they are cached."""
+        return (
+            self.query_bytes(tokens) + tokens * self.shape.cache_width * self.dtypes.compute_bytes
+        )
+
     def hidden_bytes(self, tokens: float) -> float:
         """Hidden states of so many tokens."""
         return tokens * self.shape.hidden_size * self.dtypes.compute_bytes

@@ -37,10 +37,11 @@ def stated_question(profile: HardwareProfile, options: PlanOptions) -> Question:
     """
     assert options.model is not None, "checked before"
     entry = load_model(options.model)
+    shape = entry.shape.cached_in(options.kv_cache or "full")
     profile = changed_profile(profile, options.what_if)
     return Question(
         problem=Problem(
-            shape=entry.shape,
+            shape=shape,
             dtypes=stated_dtypes(entry.shape),
             hardware=profile.hardware(options.basis),
             workload=options.stated_workload(),

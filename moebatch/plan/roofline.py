@@ -179,9 +179,8 @@ def attention_operation(
     Counts both matrix products and no softmax, so that for 16-bit numbers I is nearly the number
     of queries per head of keys, whatever the batch.
     """
-    cache = batch * context * shape.cache_width
-    ends = 2 * batch * shape.query_width
-    num_bytes = dtype_bytes * (cache + ends)
+    cache_bytes = batch * context * shape.attention.cache.token_bytes(dtype_bytes)
+    num_bytes = cache_bytes + dtype_bytes * 2 * batch * shape.query_width
     return Operation(
         name="attention",
         flops=batch * context * shape.attention.decode_flops_per_pair,

@@ -82,7 +82,9 @@ def _policy(answer: Answer) -> Iterator[tuple[str, str]]:
     yield "batch", f"{batch} of [bold]{policy.micro_batch_size}[/]{tokens}"
     yield "computed", _places(policy, with_gpu=answer.problem.with_vram)
     yield "experts", _placed(policy.weights, answer.problem.num_experts)
-    yield "KV cache", f"{shares_text(policy.kv_cache)} ({policy.num_kv_pages} pages)"
+    cached_in = answer.problem.shape.attention.cache_dtype
+    numbers = f" of {cached_in}" if cached_in else ""
+    yield "KV cache", f"{shares_text(policy.kv_cache)} ({policy.num_kv_pages} pages{numbers})"
     yield "schedule", f"{policy.schedule}, {policy.num_slots} slots, {policy.batching} batches"
 
 

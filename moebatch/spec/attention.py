@@ -4,9 +4,15 @@ Shape letters: D hidden.
 """
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
+CacheDtype = Literal["int8", "fp8"]
+"""8 bits in which keys and values may be cached: whole numbers, or e4m3."""
+KvCache = Literal["full", "int8", "fp8"]
+"""How keys and values may be cached: in 8 bits, or as they are computed."""
+SCALE_BYTES = 2
+"""A bfloat16 for each token and head; codes are made with the scale as it is stored."""
 QkNorm = Literal["none", "head", "full"]
 Sizes = dict[str, tuple[int, ...]]
 
@@ -18,11 +24,24 @@ class CachePart:
     name: str
     num_heads: int
     head_dim: int
+    dtype: CacheDtype | None = None
+    """None is the dtype in which everything is computed."""
 
     @property
     def width(self) -> int:
         """Numbers of a token in one layer."""
         return self.num_heads * self.head_dim
+
+    def head_bytes(self, compute_bytes: int) -> int:
+        """Bytes of a token's numbers at one head, with their scale, where numbers that are computed
+        with have so many."""
+        if self.dtype is None:
+            return self.head_dim * compute_bytes
+        return self.head_dim + SCALE_BYTES
+
+    def token_bytes(self, compute_bytes: int) -> int:
+        """Bytes of a token in one layer."""
+        return self.num_heads * self.head_bytes(compute_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +57,18 @@ class CacheLayout:
             (CachePart("keys", num_heads, head_dim), CachePart("values", num_heads, head_dim))
         )
 
+    def cached_in(self, dtype: CacheDtype | None) -> "CacheLayout":
+        """The same numbers in 8 bits, or None."""
+        return CacheLayout(tuple(replace(part, dtype=dtype) for part in self.parts))
+
     @property
     def width(self) -> int:
         """Numbers of a token in one layer."""
         return sum(part.width for part in self.parts)
+
+    def token_bytes(self, compute_bytes: int) -> int:
+        """Bytes of a token in one layer, where numbers that are computed with have so many."""
+        return sum(part.token_bytes(compute_bytes) for part in self.parts)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,11 +81,18 @@ class Attention(ABC):
     """Size of a head of queries and keys, the part without positions included."""
     qkv_bias: bool = False
     output_bias: bool = False
+    cache_dtype: CacheDtype | None = None
+    """8 bits in which a job has keys and values cached; None is the dtype of the computation."""
+
+    @property
+    def cache(self) -> CacheLayout:
+        """What the cache holds."""
+        return self.cached_parts.cached_in(self.cache_dtype)
 
     @property
     @abstractmethod
-    def cache(self) -> CacheLayout:
-        """What the cache holds."""
+    def cached_parts(self) -> CacheLayout:
+        """What is cached of a token, in whatever dtype."""
 
     @abstractmethod
     def tensors(self, hidden_size: int) -> Sizes:
@@ -104,7 +138,7 @@ class GroupedAttention(Attention):
     """Each head has a learnt score that takes part in its softmax."""
 
     @property
-    def cache(self) -> CacheLayout:
+    def cached_parts(self) -> CacheLayout:
         """Keys and values."""
         return CacheLayout.of_heads(self.num_kv_heads, self.head_dim)
 
@@ -157,7 +191,7 @@ class LatentAttention(Attention):
     """Size of a head of values; ``head_dim`` is that of queries and keys."""
 
     @property
-    def cache(self) -> CacheLayout:
+    def cached_parts(self) -> CacheLayout:
         """Latents, and the part of the keys that has positions."""
         latent = CachePart("latents", 1, self.kv_rank)
         return CacheLayout((latent, CachePart("rotated keys", 1, self.rope_head_dim)))

@@ -13,6 +13,7 @@ from pydantic import (
     model_validator,
 )
 
+from moebatch.spec.attention import KvCache
 from moebatch.spec.form import Form, read_form
 from moebatch.spec.library import is_path
 from moebatch.spec.limits import CHECKS, contradictions
@@ -172,6 +173,10 @@ class ResourcesSection(Section):
     """Bytes on disk that the job may fill beside its output; None is all that is free."""
     threads: Threads = None
     """Threads that compute; None is one per core."""
+    kv_cache: KvCache = "full"
+    """How keys and values are cached. full: in the numbers that everything is computed in; int8 and
+    fp8: in 8 bits with a scale for each token and head, so that about twice the sequences fit, and
+    answers are not exactly the model's own."""
 
     def relative_to(self, folder: Path) -> "ResourcesSection":
         """The same resources; the path of a profile starts at a folder, a name stays one."""

@@ -3,12 +3,12 @@
 Shape letters: D hidden.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 
 from moebatch.formats.weight_format import WeightFormat
-from moebatch.spec.attention import Attention, Sizes
+from moebatch.spec.attention import Attention, KvCache, Sizes
 from moebatch.spec.hardware import Dtype
 
 
@@ -216,9 +216,15 @@ class ModelShape(Layers):
         """Numbers in the attention of one layer: projections, biases, norms and sinks."""
         return _count(self.attention.tensors(self.hidden_size))
 
-    def kv_bytes_per_token(self, dtype_bytes: int) -> int:
-        """Bytes of the cache of one token in all layers, sliding windows or not."""
-        return self.num_layers * self.cache_width * dtype_bytes
+    def kv_bytes_per_token(self, compute_bytes: int) -> int:
+        """Bytes of the cache of one token in all layers, sliding windows or not, where numbers that
+        are computed with have so many."""
+        return self.num_layers * self.attention.cache.token_bytes(compute_bytes)
+
+    def cached_in(self, how: KvCache) -> "ModelShape":
+        """The same model with keys and values cached so."""
+        cache_dtype = None if how == "full" else how
+        return replace(self, attention=replace(self.attention, cache_dtype=cache_dtype))
 
 
 def _prefixed(prefix: str, mlp: Mlp | None, hidden_size: int) -> Sizes:

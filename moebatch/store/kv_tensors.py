@@ -26,7 +26,7 @@ class KvShape:
     @property
     def row_bytes(self) -> int:
         """One token, all parts."""
-        return self.cache.width * self.dtype.itemsize
+        return self.cache.token_bytes(self.dtype.itemsize)
 
     @property
     def page_bytes(self) -> int:
@@ -35,7 +35,13 @@ class KvShape:
 
     def part_bytes(self, part: CachePart) -> int:
         """One page of a part."""
-        return PAGE_TOKENS * part.width * self.dtype.itemsize
+        return PAGE_TOKENS * part.token_bytes(self.dtype.itemsize)
+
+    def stored_as(self, part: CachePart) -> tuple[torch.dtype, int]:
+        """What a token's numbers at one head are stored as, and how many of these: bytes where the
+        cache has 8 bits, codes first and then the scale."""
+        dtype = self.dtype if part.dtype is None else torch.uint8
+        return dtype, part.head_bytes(self.dtype.itemsize) // dtype.itemsize
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,7 +49,8 @@ class KvTensors:
     """What is cached of one layer, or in one window."""
 
     parts: tuple[Tensor, ...]
-    """As the `CacheLayout` has them, [R, heads, head size] each."""
+    """As the `CacheLayout` has them, [R, heads, head size] each, or uint8 and as many as
+    `CachePart.head_bytes` says."""
 
     @property
     def keys_RGC(self) -> Tensor:
@@ -88,13 +95,11 @@ class KvRoom:
         stops = list(accumulate(num_pages * page_bytes for page_bytes in self._page_bytes))
         self._places = list(map(slice, [0, *stops], stops))
         """Where the parts of each of them lie that are not given back."""
-        rows = num_pages * PAGE_TOKENS
-        sizes = [(rows, part.num_heads, part.head_dim) for part in shape.cache.parts] * count
+        rows, each = num_pages * PAGE_TOKENS, len(shape.cache.parts)
         parts = [
-            memory[place].view(shape.dtype).view(size)
-            for place, size in zip(self._places, sizes, strict=True)
+            _as_rows(memory[place], rows, part.num_heads, *shape.stored_as(part))
+            for place, part in zip(self._places, shape.cache.parts * count, strict=True)
         ]
-        each = len(shape.cache.parts)
         self.tensors = [KvTensors(tuple(parts[i : i + each])) for i in range(0, len(parts), each)]
 
     def give_back(self, num_pages: int) -> int:
@@ -115,3 +120,9 @@ class KvRoom:
         """Unpins the memory."""
         if self._arena is not None:
             self._arena.unpin()
+
+
+def _as_rows(
+    memory_B: Tensor, num_rows: int, num_heads: int, dtype: torch.dtype, width: int
+) -> Tensor:
+    return memory_B.view(dtype).view(num_rows, num_heads, width)

@@ -15,7 +15,9 @@ from moebatch.model.decoder import Decoder
 from moebatch.model.dense_weights import DenseWeights
 from moebatch.model.gating import AdaptiveGating
 from moebatch.model.router import Routing
+from moebatch.spec.attention import KvCache
 from moebatch.spec.stored_experts import StoredPiece
+from moebatch.store.kv_tensors import KvShape
 
 NUM_ROWS = 8192
 LIMITS = Limits(
@@ -51,18 +53,26 @@ class Driver:
         dtype: torch.dtype = torch.float32,
         limits: Limits = LIMITS,
         gating: AdaptiveGating | None = None,
+        cached_in: KvCache = "full",
     ) -> None:
         self.files = open_model(folder, "auto")
-        self.shape, config = self.files.shape, self.files.config
+        self.shape, config = self.files.shape.cached_in(cached_in), self.files.config
         self.folder, self.limits = folder, limits
         self._tensors = read_tensors(folder)
         self.weights = DenseWeights.load(replace(self.files, dtype=dtype))
         self.decoder = Decoder(
             self.shape, config, self.weights, limits, experts=self.files.experts, gating=gating
         )
-        size = (self.shape.num_layers, NUM_ROWS, self.shape.num_kv_heads, self.shape.head_dim)
-        self.keys = torch.full(size, torch.nan, dtype=dtype)
-        self.values = torch.full(size, torch.nan, dtype=dtype)
+        cached = KvShape(cache=self.shape.attention.cache, dtype=dtype)
+        self.keys, self.values = (
+            torch.full(
+                (self.shape.num_layers, NUM_ROWS, part.num_heads, width),
+                torch.nan if stored.is_floating_point else 255,
+                dtype=stored,
+            )
+            for part in cached.cache.parts
+            for stored, width in [cached.stored_as(part)]
+        )
         self._free = list(range(NUM_ROWS))
 
     def sequence(self, prompt: Sequence[int], num_new: int, *, shuffled: bool = True) -> Seq:

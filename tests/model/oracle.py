@@ -1,7 +1,7 @@
 """What transformers answers: one sequence at a time, with its own cache."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -15,11 +15,13 @@ def prompts(vocab_size: int = 320, lengths: Sequence[int] = PROMPT_LENGTHS) -> l
     return [torch.randint(3, vocab_size, (n,), generator=generator).tolist() for n in lengths]
 
 
-def greedy(model: Any, prompt: Sequence[int], num_new: int) -> tuple[list[int], torch.Tensor]:
+def greedy(
+    model: Any, prompt: Sequence[int], num_new: int, *, cache: Any = None
+) -> tuple[list[int], torch.Tensor]:
     """The next `num_new` tokens and the logits [num_new, V] from which they come."""
     # Length-dependent rotary scalings keep state in the model from one sequence to the next.
     fresh = copy.deepcopy(model)
-    tokens, logits, cache = [], [], None
+    tokens, logits = [], []
     step = torch.tensor([prompt])
     with torch.inference_mode():
         for _ in range(num_new):
@@ -29,6 +31,18 @@ def greedy(model: Any, prompt: Sequence[int], num_new: int) -> tuple[list[int], 
             tokens.append(int(logits[-1].argmax()))
             step = torch.tensor([tokens[-1:]])
     return tokens, torch.stack(logits)
+
+
+def rounding_cache(rounded: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """A cache of transformers' in which keys and values are `rounded` on their way in; they come as
+    [sequences, heads, positions, head size]. All that attention sees comes out of it."""
+    from transformers import DynamicCache
+
+    class Rounding(DynamicCache):
+        def update(self, key_states: Any, value_states: Any, *args: Any, **kwargs: Any) -> Any:
+            return super().update(rounded(key_states), rounded(value_states), *args, **kwargs)
+
+    return Rounding()
 
 
 def load(folder: Any, dtype: str = "float32") -> Any:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import torch
@@ -16,11 +17,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from moebatch.model.batch import AttentionPlan, MicroBatch, Span
+from moebatch.model.cached_numbers import decode, encode
 from moebatch.model.native import loader
 from moebatch.model.native.compiler import cache_folder
 from moebatch.model.native.helpers import Helpers, torch_parallel
 from moebatch.model.native.kernels import Kernels
 from moebatch.model.native.single_queries import SingleQueries, work_of
+from moebatch.spec.attention import CacheDtype
 from moebatch.spec.policy import PAGE_TOKENS, pages_of
 from tests.model.test_parts import rope_of
 
@@ -41,6 +44,7 @@ needs_kernels = pytest.mark.skipif(
     heads=st.sampled_from([(4, 4), (8, 2), (8, 1), (6, 2), (5, 1), (28, 4)]),
     head_dim=st.sampled_from([8, 20, 64, 80, 96, 128, 256]),
     dtype=st.sampled_from(DTYPES),
+    cached_in=st.sampled_from([None, *get_args(CacheDtype)]),
     num_threads=st.integers(1, 3),
     seed=st.integers(0, 99),
 )
@@ -49,10 +53,11 @@ def test_equal_to_torch_within_rounding(
     heads: tuple[int, int],
     head_dim: int,
     dtype: torch.dtype,
+    cached_in: CacheDtype | None,
     num_threads: int,
     seed: int,
 ) -> None:
-    cache = Cache(contexts, heads[1], head_dim, dtype, seed)
+    cache = Cache(contexts, heads[1], head_dim, dtype, seed, cached_in)
     q_THC = cache.noise(len(contexts), heads[0], head_dim)
     torch.testing.assert_close(
         attended(q_THC, cache, num_threads),
@@ -105,10 +110,11 @@ def test_scores_of_any_size(factor: float) -> None:
 @needs_kernels
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("what", [torch.nan, torch.inf])
+@pytest.mark.parametrize("cached_in", [None, *get_args(CacheDtype)])
 def test_broken_numbers_stay_broken_and_with_their_sequence(
-    dtype: torch.dtype, what: float
+    dtype: torch.dtype, what: float, cached_in: CacheDtype | None
 ) -> None:
-    cache = Cache([40, 40, 40], 2, 64, dtype, seed=4)
+    cache = Cache([40, 40, 40], 2, 64, dtype, 4, cached_in)
     q_THC = cache.noise(3, 4, 64)
     cache.keys_RGC[cache.rows[1][20], 0, 5] = what
     q_THC[1, :, 5] = 1.0
@@ -290,7 +296,9 @@ class Cache:
         head_dim: int,
         dtype: torch.dtype,
         seed: int,
+        cached_in: CacheDtype | None = None,
     ) -> None:
+        self.cached_in = cached_in
         self._generator = torch.Generator().manual_seed(seed)
         self._dtype = dtype
         counts = [pages_of(context) for context in contexts]
@@ -298,10 +306,28 @@ class Cache:
         rows = (pages[:, None] * PAGE_TOKENS + torch.arange(PAGE_TOKENS)).split(counts)
         self.rows = [part.flatten()[:context] for part, context in zip(rows, contexts, strict=True)]
         size = (len(pages) * PAGE_TOKENS, num_kv_heads, head_dim)
+        self._size = size
         self.keys_RGC, self.values_RGC = self.noise(*size), self.noise(*size)
         unused = torch.ones(size[0], dtype=torch.bool)
         unused[torch.cat(self.rows)] = False
         self.keys_RGC[unused] = self.values_RGC[unused] = torch.nan
+
+    @property
+    def stored(self) -> tuple[Tensor, Tensor]:
+        """Keys and values as kernels read them."""
+        numbers = self.keys_RGC, self.values_RGC
+        if self.cached_in is None:
+            return numbers
+        keys, values = (encode(x_RGC, self.cached_in) for x_RGC in numbers)
+        return keys, values
+
+    @property
+    def numbers(self) -> tuple[Tensor, Tensor]:
+        """What these are."""
+        if self.cached_in is None:
+            return self.stored
+        keys, values = (decode(x, self.cached_in, torch.empty(self._size)) for x in self.stored)
+        return keys, values
 
     def noise(self, *size: int) -> Tensor:
         return torch.randn(size, generator=self._generator).to(self._dtype)
@@ -319,19 +345,19 @@ def attended(
         rows_N=torch.cat(cache.rows[::-1]),
     )
     out_THC = torch.full_like(q_THC, torch.nan)
-    kv = cache.keys_RGC, cache.values_RGC
-    work = work_of(queries, q_THC, *kv, out_THC, num_threads=num_threads)
+    stored = cache.stored  # only pointers go to the kernel
+    work = work_of(
+        queries, q_THC, *stored, out_THC, num_threads=num_threads, cached_in=cache.cached_in
+    )
     (helpers or Helpers()).run(KERNELS.attend, work, num_threads)
     return out_THC
 
 
 def reference(q_THC: Tensor, cache: Cache) -> Tensor:
     """By torch, in float64, rounded at the end."""
-    out_THC = torch.empty_like(q_THC)
+    out_THC, numbers = torch.empty_like(q_THC), cache.numbers
     for token, rows in enumerate(cache.rows):
-        k_GSC, v_GSC = (
-            kv[rows].double().transpose(0, 1) for kv in (cache.keys_RGC, cache.values_RGC)
-        )
+        k_GSC, v_GSC = (kv[rows].double().transpose(0, 1) for kv in numbers)
         q_H1C = q_THC[token].double()[:, None]
         out = F.scaled_dot_product_attention(q_H1C[None], k_GSC[None], v_GSC[None], enable_gqa=True)
         out_THC[token] = out[0, :, 0].to(q_THC.dtype)

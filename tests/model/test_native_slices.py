@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import get_args
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from moebatch.model.native import loader
 from moebatch.model.native.helpers import Helpers, torch_parallel
 from moebatch.model.native.kernels import Kernels
 from moebatch.model.native.query_slices import QuerySlices, slice_work_of
+from moebatch.spec.attention import CacheDtype
 from moebatch.spec.shape_reader import read_shape
 from tests.model.test_native_attention import KERNELS, Cache
 from tests.model.test_parts import rope_of
@@ -43,6 +45,7 @@ class Case:
     window: int | None = None
     dtype: torch.dtype = torch.bfloat16
     cache_dtype: torch.dtype | None = None
+    cached_in: CacheDtype | None = None
     seed: int = 0
     cache: Cache = field(init=False)
     q_THC: Tensor = field(init=False)
@@ -50,7 +53,8 @@ class Case:
     def __post_init__(self) -> None:
         lengths = [sum(each) for each in self.slices]
         cache_dtype = self.cache_dtype or self.dtype
-        cache = Cache(lengths, self.heads[1], self.head_dim, cache_dtype, self.seed)
+        sizes = lengths, self.heads[1], self.head_dim
+        cache = Cache(*sizes, cache_dtype, self.seed, self.cached_in)
         num_tokens = sum(num for num, _ in self.slices)
         q_THC = cache.noise(num_tokens, self.heads[0], self.head_dim).to(self.dtype)
         object.__setattr__(self, "cache", cache)
@@ -88,9 +92,15 @@ class Case:
         )
         q_THC = self.q_THC if q_THC is None else q_THC
         out_THC = torch.full_like(self.q_THC, torch.nan) if out_THC is None else out_THC
-        kv = self.cache.keys_RGC, self.cache.values_RGC
+        kv = self.cache.stored
         work = slice_work_of(
-            slices, q_THC, *kv, out_THC, window=self.window, num_threads=num_threads
+            slices,
+            q_THC,
+            *kv,
+            out_THC,
+            window=self.window,
+            num_threads=num_threads,
+            cached_in=self.cached_in,
         )
         if rows_per_item is not None:
             work.rows_per_item = rows_per_item
@@ -101,6 +111,7 @@ class Case:
     def reference(self) -> Tensor:
         """By torch, in float64, rounded at the end."""
         out_THC, firsts = torch.empty_like(self.q_THC), self.firsts()
+        numbers = self.cache.numbers
         for i, (num_tokens, context) in enumerate(self.slices):
             rows, tokens = self.cache.rows[i], slice(firsts[i], firsts[i + 1])
             queries = torch.arange(context, context + num_tokens)[:, None]
@@ -108,10 +119,7 @@ class Case:
             mask = keys <= queries
             if self.window is not None:
                 mask &= keys > queries - self.window
-            k_GSC, v_GSC = (
-                kv[rows].double().transpose(0, 1)
-                for kv in (self.cache.keys_RGC, self.cache.values_RGC)
-            )
+            k_GSC, v_GSC = (kv[rows].double().transpose(0, 1) for kv in numbers)
             q_HTC = self.q_THC[tokens].double().transpose(0, 1)
             out = F.scaled_dot_product_attention(
                 q_HTC[None], k_GSC[None], v_GSC[None], attn_mask=mask, enable_gqa=True
@@ -133,6 +141,7 @@ def assert_close(case: Case, got: Tensor) -> None:
     head_dim=st.sampled_from([8, 20, 48, 64, 80, 128]),
     window=st.one_of(st.none(), st.integers(1, 200)),
     dtype=st.sampled_from(DTYPES),
+    cached_in=st.sampled_from([None, *get_args(CacheDtype)]),
     num_threads=st.integers(1, 3),
     seed=st.integers(0, 99),
 )
@@ -142,11 +151,18 @@ def test_equal_to_torch_within_rounding(
     head_dim: int,
     window: int | None,
     dtype: torch.dtype,
+    cached_in: CacheDtype | None,
     num_threads: int,
     seed: int,
 ) -> None:
     case = Case(
-        slices=slices, heads=heads, head_dim=head_dim, window=window, dtype=dtype, seed=seed
+        slices=slices,
+        heads=heads,
+        head_dim=head_dim,
+        window=window,
+        dtype=dtype,
+        cached_in=cached_in,
+        seed=seed,
     )
     assert_close(case, case.attended(num_threads))
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from moebatch.schedule.kv_route import Place
 from moebatch.schedule.task import Kind
-from moebatch.spec.attention import CacheLayout, CachePart
+from moebatch.spec.attention import SCALE_BYTES, CacheLayout, CachePart
 from moebatch.spec.hardware import LevelName
 from moebatch.spec.policy import PAGE_TOKENS, pages_of
 from moebatch.store.kv import KVCache
@@ -32,6 +32,8 @@ ON_GPU: tuple[Place, ...] = ("vram",)
 ON_BOTH: tuple[Place, ...] = ("dram", "vram")
 SMALL, BLOCKS = CacheLayout.of_heads(1, 2), CacheLayout.of_heads(1, 64)
 """Pages are smaller than a block of a disk, and whole blocks."""
+CODED, CODED_BLOCKS = (CacheLayout.of_heads(1, n).cached_in("int8") for n in (6, 254))
+"""The same in 8 bits."""
 UNEVEN = CacheLayout((CachePart("latents", 1, 6), CachePart("rotated keys", 2, 1)))
 
 
@@ -291,3 +293,37 @@ def test_a_task_that_a_layer_never_has_is_our_mistake(tmp_path: Path) -> None:
         view = cache.view("dram", 0, [KvPiece("a", 0, 1)])
         with pytest.raises(AssertionError, match="layer 1 needs no kv up to attend at dram"):
             cache.up(view, 1)
+
+
+@pytest.mark.parametrize("cached", [CODED, CODED_BLOCKS])
+def test_codes_and_scales_are_what_is_held_and_moved(tmp_path: Path, cached: CacheLayout) -> None:
+    with closing(make_cache(tmp_path, ON_GPU, cached=cached)) as cache:
+        cache.grow("a", 20)
+        view = cache.view("vram", 0, [KvPiece("a", 17, 20)])
+        token_bytes = 2 * (cached.parts[0].head_dim + SCALE_BYTES)
+        num_layers = len(EVERYWHERE)
+        assert cache.page_bytes == num_layers * PAGE_TOKENS * token_bytes
+        assert cache.num_bytes(Kind.KV_UP, view, 1) == 2 * PAGE_TOKENS * token_bytes
+        assert cache.num_bytes(Kind.KV_DOWN, view, 1) == 3 * token_bytes
+        assert cache.num_bytes(Kind.KV_READ, view, 2) == 2 * PAGE_TOKENS * token_bytes
+        written = {}
+        for layer in range(num_layers):
+            window = cache.tensors("vram", layer, 0)
+            rows = view.rows("a", direct=cache.is_direct("vram", layer))
+            for part in window.parts:
+                assert part.dtype == torch.uint8
+                part.random_(256)
+            written[layer] = [part[rows].clone() for part in window.parts]
+            # All of it is new once, so that all of it goes home.
+            new = cache.view("vram", 0, [KvPiece("a", 0, 20)])
+            for kind in (Kind.KV_DOWN, Kind.KV_WRITE):
+                if kind in cache.needs(new, layer):
+                    {Kind.KV_DOWN: cache.down, Kind.KV_WRITE: cache.write}[kind](new, layer)
+        later = cache.view("vram", 1, [KvPiece("a", 20, 21)])
+        for layer in range(num_layers):
+            for kind in (Kind.KV_READ, Kind.KV_UP):
+                if kind in cache.needs(later, layer):
+                    {Kind.KV_READ: cache.read, Kind.KV_UP: cache.up}[kind](later, layer)
+            rows = later.rows("a", direct=cache.is_direct("vram", layer))[:20]
+            found = [part[rows] for part in cache.tensors("vram", layer, 1).parts]
+            assert all(map(torch.equal, found, written[layer])), layer

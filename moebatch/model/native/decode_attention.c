@@ -1,6 +1,7 @@
 /* Attention of single query tokens to a KV cache of flat rows, read where it lies.
 
-   Letters: H query heads, G KV heads, C head size, R cache rows; keys and values are [R, G, C].
+   Letters: H query heads, G KV heads, C head size, R cache rows; keys and values are [R, G, C], or
+   [R, G, C and a scale] where they are codes.
    A query sees the rows that are listed for it, BLOCK positions at a time. Everything is summed in
    float32; the softmax is corrected as larger scores come (Milakov and Gimelshein, Online
    normalizer calculation for softmax, 2018). While one KV head of a block is computed, the next
@@ -206,12 +207,28 @@ INLINE int locate(const struct work *w, int64_t first, int64_t stop, int64_t row
     return num;
 }
 
-/* Scratch of a thread: for the query heads of an item, padded to `width` numbers each. */
+/* Scratch of a thread: for the query heads of an item, padded to `width` numbers each; and for the
+   numbers of codes, BLOCK positions at one KV head, at these offsets. */
 typedef struct {
-    float *queries, *sums;
+    float *queries, *sums, *keys, *values;
     Softmax *softmax;
-    int64_t num_heads, width;
+    int64_t num_heads, width, offsets[BLOCK];
 } Room;
+
+/* The numbers of a unit of codes into the room, and the next unit into the second-level cache. */
+static void widen_unit(const struct work *w, const Room *room, Unit unit, Unit next) {
+    int64_t head_bytes = bytes_of(w->head_dim, w->cache_dtype);
+    for (int t = 0; t < BLOCK; t++) {
+        const char *key = unit.keys + unit.offsets[t], *value = unit.values + unit.offsets[t];
+        widen_codes(room->keys + t * room->width, key, 0, room->width, w->head_dim, w->cache_dtype);
+        widen_codes(room->values + t * room->width, value, 0, room->width, w->head_dim,
+                    w->cache_dtype);
+        for (int64_t i = 0; i < head_bytes; i += 64) {
+            __builtin_prefetch(next.keys + next.offsets[t] + i, 0, 2);
+            __builtin_prefetch(next.values + next.offsets[t] + i, 0, 2);
+        }
+    }
+}
 
 INLINE void begin(const struct work *w, Room room, int64_t place, int dtype) {
     memset(room.sums, 0, room.num_heads * room.width * sizeof(float));
@@ -245,7 +262,8 @@ INLINE void attend(const struct work *w, int64_t item, int64_t next_item, Room r
     int64_t parts = w->num_kv_heads / w->kv_heads_per_item, shared = w->num_heads / w->num_kv_heads;
     int64_t query = item / parts, part = item % parts;
     int64_t place = (w->tokens[query] * w->num_heads + part * room.num_heads) * w->head_dim;
-    int64_t head_bytes = w->head_dim * size_of(dtype), row_bytes = w->num_kv_heads * head_bytes;
+    int cache_dtype = dtype == FLOAT32 ? w->cache_dtype : dtype;
+    int64_t head_bytes = bytes_of(w->head_dim, cache_dtype), row_bytes = w->num_kv_heads * head_bytes;
     int64_t part_bytes = w->kv_heads_per_item * head_bytes, stop = w->starts[query + 1];
     int64_t offsets[BLOCK], next_offsets[BLOCK];
     int num = locate(w, w->starts[query], stop, row_bytes, offsets);
@@ -268,6 +286,10 @@ INLINE void attend(const struct work *w, int64_t item, int64_t next_item, Room r
             if (g + 1 == w->kv_heads_per_item)
                 next = (Unit){w->keys + next_part * part_bytes, w->values + next_part * part_bytes,
                               next_offsets, next_num};
+            if (is_coded(cache_dtype)) {
+                widen_unit(w, &room, unit, next);
+                unit = next = (Unit){(char *)room.keys, (char *)room.values, room.offsets, num};
+            }
             int64_t h = g * shared, end = h + shared;
 #define HEADS(heads)                                                                               \
     for (; h + heads <= end; h += heads)                                                           \
@@ -287,19 +309,28 @@ INLINE void attend(const struct work *w, int64_t item, int64_t next_item, Room r
 void moebatch_attend(struct work *w) {
     int64_t parts = w->num_kv_heads / w->kv_heads_per_item;
     int64_t num_heads = w->num_heads / parts, width = (w->head_dim + LOT - 1) / LOT * LOT;
+    int64_t num_widened = is_coded(w->cache_dtype) ? BLOCK * width : 0;
     size_t num_bytes = num_heads * (2 * width * sizeof(float) + sizeof(Softmax));
+    num_bytes += 2 * num_widened * sizeof(float);
     float *memory = aligned_alloc(64, (num_bytes + 63) / 64 * 64);
     if (!memory) {
         __atomic_store_n(&w->has_failed, 1, __ATOMIC_RELAXED);
         return;
     }
-    float *sums = memory + num_heads * width;
-    Room room = {memory, sums, (Softmax *)(sums + num_heads * width), num_heads, width};
+    Room room = {.keys = memory, .values = memory + num_widened, .num_heads = num_heads};
+    room.width = width;
+    room.queries = room.values + num_widened;
+    room.sums = room.queries + num_heads * width;
+    room.softmax = (Softmax *)(room.sums + num_heads * width);
+    for (int t = 0; t < BLOCK; t++)
+        room.offsets[t] = t * width * sizeof(float);
     int64_t item = __atomic_fetch_add(&w->next_item, 1, __ATOMIC_RELAXED);
     while (item < w->num_queries * parts) {
         int64_t next_item = __atomic_fetch_add(&w->next_item, 1, __ATOMIC_RELAXED);
         switch (w->cache_dtype) {
         case FLOAT32:
+        case INT8:
+        case FP8:
             attend(w, item, next_item, room, FLOAT32);
             break;
         case BFLOAT16:

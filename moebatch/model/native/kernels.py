@@ -1,13 +1,22 @@
 """The compiled functions."""
 
 import ctypes
+from collections.abc import Mapping
 
 import torch
 
 from moebatch.model.native.instruction_set import INSTRUCTION_SETS, InstructionSet, is_intel
+from moebatch.spec.attention import CacheDtype
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 """Numbers of the C files for types of numbers."""
+CACHE_DTYPES: Mapping[CacheDtype, int] = {"int8": 3, "fp8": 4}
+"""The same for codes of keys and values."""
+
+
+def number_of(dtype: torch.dtype, cached_in: CacheDtype | None) -> int:
+    """That of a cache that has tensors of a dtype, or codes."""
+    return DTYPES[dtype] if cached_in is None else CACHE_DTYPES[cached_in]
 
 
 class Kernel:

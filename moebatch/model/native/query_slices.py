@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from moebatch.model.native.kernels import DTYPES
+from moebatch.model.native.kernels import DTYPES, number_of
+from moebatch.spec.attention import CacheDtype
 
 _ITEMS_PER_THREAD = 4
 """With fewer pieces of work than that, they become smaller if they can."""
@@ -75,8 +76,11 @@ def slice_work_of(
     *,
     window: int | None,
     num_threads: int,
+    cached_in: CacheDtype | None = None,
 ) -> SliceWork:
     """What is to be computed. Only pointers: the tensors must live until it has been.
+
+    Keys and values `cached_in` 8 bits are codes and scales, as `encode` makes them.
 
     Tokens, and cache rows, may lie any distance apart, with their heads side by side.
     """
@@ -105,7 +109,7 @@ def slice_work_of(
         rows_per_item=_rows_per_item(num_tokens * num_heads, num_threads),
         next_item=0,
         dtype=DTYPES[q_THC.dtype],
-        cache_dtype=DTYPES[keys_RGC.dtype],
+        cache_dtype=number_of(keys_RGC.dtype, cached_in),
         scale=head_dim**-0.5,
     )
 

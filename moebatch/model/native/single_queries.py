@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from moebatch.model.native.kernels import DTYPES
+from moebatch.model.native.kernels import DTYPES, number_of
+from moebatch.spec.attention import CacheDtype
 
 _ITEMS_PER_THREAD = 8
 """With fewer queries than that, KV heads are divided among the threads as well."""
@@ -58,8 +59,12 @@ def work_of(
     out_THC: Tensor,
     *,
     num_threads: int,
+    cached_in: CacheDtype | None = None,
 ) -> Work:
-    """What is to be computed. Only pointers: the tensors must live until it has been."""
+    """What is to be computed. Only pointers: the tensors must live until it has been.
+
+    Keys and values `cached_in` 8 bits are codes and scales, as `encode` makes them.
+    """
     tensors = (q_THC, out_THC, keys_RGC, values_RGC, *queries)
     assert all(tensor.is_contiguous() and tensor.device.type == "cpu" for tensor in tensors)
     assert q_THC.dtype == out_THC.dtype and keys_RGC.dtype == values_RGC.dtype
@@ -81,6 +86,6 @@ def work_of(
         kv_heads_per_item=1 if few else num_kv_heads,
         next_item=0,
         dtype=DTYPES[q_THC.dtype],
-        cache_dtype=DTYPES[keys_RGC.dtype],
+        cache_dtype=number_of(keys_RGC.dtype, cached_in),
         scale=head_dim**-0.5,
     )

@@ -1,6 +1,7 @@
 /* Causal attention of several new tokens of a sequence to a KV cache of flat rows.
 
-   Letters: H query heads, G KV heads, C head size, R cache rows; keys and values are [R, G, C].
+   Letters: H query heads, G KV heads, C head size, R cache rows; keys and values are [R, G, C], or
+   [R, G, C and a scale] where they are codes.
    Queries of the heads that share a KV head are rows of one product. They are taken in groups of
    SIDE, which lie side by side in all that is computed of them, so that a softmax goes down columns
    and its weights are at once what the second product multiplies: scores are K Q', sums are V' P

@@ -100,6 +100,17 @@ INLINE void copy_words(uint32_t *to, const char *from, int64_t num, int from_dty
         widen(to, from, from_dtype);
 }
 
+/* Numbers of a cached token at one KV head, as TILE words, from c on; zeros if it is not there. */
+INLINE void copy_cached(uint32_t *to, const char *head, int64_t c, const struct slice_work *w,
+                        int dtype) {
+    if (!head)
+        memset(to, 0, 4 * TILE);
+    else if (is_coded(w->cache_dtype))
+        widen_codes((float *)to, head, c, c + TILE, w->head_dim, w->cache_dtype);
+    else
+        copy_words(to, head + c * size_of(w->cache_dtype), w->head_dim - c, w->cache_dtype, dtype);
+}
+
 /* Where the rows of a group are, and what each sees. */
 INLINE void place_group(const struct slice_work *w, Item item, int64_t index, Group *group) {
     int64_t shared = w->num_heads / w->num_kv_heads, num = item.num - index * SIDE;
@@ -163,22 +174,19 @@ INLINE void copy_positions(const struct slice_work *w, const int64_t *rows, int6
                            int64_t head, SliceRoom room, int dtype) {
     const int64_t bytes = size_of(w->cache_dtype), padded = up_to(num, SIDE);
     const int64_t at_once = 4 * TILE / size_of(dtype), to_next = words_of(KEYS, dtype) * TILE;
-    const char *keys = w->keys + head * w->head_dim * bytes;
-    const char *values = w->values + head * w->head_dim * bytes;
+    const int64_t before = head * bytes_of(w->head_dim, w->cache_dtype);
     for (int64_t t = 0; t < padded; t++)
         for (int64_t c = 0; c < room.width; c += at_once) {
-            const char *key = t < num ? keys + (rows[t] * w->key_row + c) * bytes : NULL;
-            copy_words(room.keys + t * room.words + words_of(c, dtype), key,
-                       t < num ? w->head_dim - c : 0, w->cache_dtype, dtype);
+            const char *key = t < num ? w->keys + rows[t] * w->key_row * bytes + before : NULL;
+            copy_cached(room.keys + t * room.words + words_of(c, dtype), key, c, w, dtype);
         }
     for (int64_t t = 0; t < padded; t += at_once)
         for (int64_t c = 0; c < room.width; c += at_once) {
             uint32_t lines[SIDE][TILE];
             for (int64_t i = 0; i < at_once; i++) {
-                int is_there = t + i < num;
-                const char *value =
-                    is_there ? values + (rows[t + i] * w->value_row + c) * bytes : NULL;
-                copy_words(lines[i], value, is_there ? w->head_dim - c : 0, w->cache_dtype, dtype);
+                const char *value = w->values + before;
+                value = t + i < num ? value + rows[t + i] * w->value_row * bytes : NULL;
+                copy_cached(lines[i], value, c, w, dtype);
             }
             uint32_t *tile = room.values + c / TILE * to_next + words_of(t, dtype) * TILE;
             transpose_values(tile, to_next, lines, dtype);
@@ -187,11 +195,11 @@ INLINE void copy_positions(const struct slice_work *w, const int64_t *rows, int6
 
 /* Into the second-level cache, some at a time. */
 INLINE void fetch_ahead(const struct slice_work *w, Ahead *ahead) {
-    const int64_t bytes = size_of(w->cache_dtype), first = ahead->head * w->head_dim;
+    const int64_t bytes = size_of(w->cache_dtype), of_head = bytes_of(w->head_dim, w->cache_dtype);
     for (int64_t i = 0; i < ahead->num_at_once && ahead->rows < ahead->end; i++, ahead->rows++) {
-        const char *key = w->keys + (*ahead->rows * w->key_row + first) * bytes;
-        const char *value = w->values + (*ahead->rows * w->value_row + first) * bytes;
-        for (int64_t offset = 0; offset < w->head_dim * bytes; offset += 64) {
+        const char *key = w->keys + *ahead->rows * w->key_row * bytes + ahead->head * of_head;
+        const char *value = w->values + *ahead->rows * w->value_row * bytes + ahead->head * of_head;
+        for (int64_t offset = 0; offset < of_head; offset += 64) {
             __builtin_prefetch(key + offset, 0, 2);
             __builtin_prefetch(value + offset, 0, 2);
         }

@@ -91,7 +91,8 @@ class PaperProblem:
 
     def kv_bytes(self, sequences: float, tokens: float) -> float:
         """Keys and values of one layer."""
-        return self.shape.dtype_bytes * self.shape.cache_width * sequences * tokens
+        token_bytes = self.shape.attention.cache.token_bytes(self.shape.dtype_bytes)
+        return token_bytes * sequences * tokens
 
     def hidden_bytes(self, tokens: float) -> float:
         """Hidden states of so many tokens."""
@@ -219,8 +220,8 @@ def attention_flops(shape: ModelShape, batch: float, queries: float, context: fl
 
 def attention_bytes(shape: ModelShape, batch: float, queries: float, context: float) -> float:
     """Bytes that attention touches in one layer: queries and outputs, keys and values."""
-    numbers = batch * (2 * queries * shape.query_width + context * shape.cache_width)
-    return shape.dtype_bytes * numbers
+    ends = 2 * queries * shape.query_width * shape.dtype_bytes
+    return batch * (ends + context * shape.attention.cache.token_bytes(shape.dtype_bytes))
 
 
 def ffn_flops(shape: ModelShape, tokens: float) -> float:
