@@ -20,7 +20,8 @@ def not_runnable(
     Args:
         is_plain: everything is done one after the other, in main memory.
     """
-    yield from missing_levels(problem, policy)
+    # A run reads a checkpoint wherever it is, whatever the profile says of disks.
+    yield from (fault for fault in missing_levels(problem, policy) if ".disk" not in fault[0])
     if problem.ladder.experts_at(policy) != problem.ladder.top:
         yield "ffn_on_gpu", "experts are computed on the GPU; set it to true"
     if policy.kv_cache.disk:
@@ -61,6 +62,6 @@ def only_planned(problem: Problem, policy: Policy) -> Iterator[str]:
 def _cache_on_disk(problem: Problem, *, is_plain: bool) -> Iterator[tuple[str, str]]:
     if is_plain:
         yield "kv_cache.disk", "--sync keeps keys and values in main memory; set it to 0"
-    elif "disk" in problem.hardware.levels and "dram->disk" not in problem.hardware.links:
+    elif "dram->disk" not in problem.hardware.links:
         name = problem.hardware.name
         yield "kv_cache.disk", f"the profile {name} has no link dram->disk; set it to 0"
