@@ -223,4 +223,6 @@ def _nothing_to_read(folder: Path) -> str:
             f"{folder}: holds pickles only ({', '.join(pickles[:3])}), which can run code when "
             "read and are refused; convert the model to safetensors"
         )
+    if any(folder.glob("*.gguf")):
+        return f"{folder}: holds GGUF, which is not read; use the model's safetensors files"
     return f"{folder}: neither {SINGLE_NAME} nor {INDEX_NAME} is there; is this a model folder?"
