@@ -617,7 +617,7 @@ def test_the_options_are_these_and_no_more() -> None:
             *("--quiet", "--text", "--tokens", "--trace", "-o", "model"),
         ],
         "pack": [
-            *("--dram", "--group", "--output", "--quiet", "--text", "--to", "--tokens", "-o"),
-            "model",
+            *("--bits", "--dram", "--group", "--output", "--quiet", "--text", "--to", "--tokens"),
+            *("-o", "model"),
         ],
     }

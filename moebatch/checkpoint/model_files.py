@@ -13,7 +13,7 @@ from moebatch.checkpoint.record import Record
 from moebatch.errors import CheckpointError
 from moebatch.formats.plain import BFLOAT16
 from moebatch.formats.registry import find_format
-from moebatch.formats.weight_format import StoredPart
+from moebatch.formats.weight_format import StoredPart, WeightFormat
 from moebatch.layout.footprint import Dtypes
 from moebatch.schedule.slots.expert_load import ExpertKey
 from moebatch.spec.families.registry import FAMILIES
@@ -52,14 +52,18 @@ class ModelFiles:
     def dtypes(self) -> Dtypes:
         """How experts lie in the files and what they are computed in, for the planner."""
         compute = next(name for name, dtype in COMPUTE_DTYPES.items() if dtype == self.dtype)
-        return Dtypes(stored=self.experts.format, compute=compute)
+        experts, size = self.experts, self.shape.expert_bytes
+        count = len(self.shape.moe_layers) * self.shape.num_experts
+        spared = sum(size(experts.format) - size(each) for each in experts.others.values())
+        mean = 1 - spared / count / size(experts.format)
+        return Dtypes(stored=experts.format, compute=compute, mean_share=mean)
 
     @property
     def warnings(self) -> tuple[str, ...]:
         """What ``config.json`` says of experts and their tensors do not."""
         said, found = self.shape.expert_format, self.experts.format
         is_plain = said.is_tiled and found.is_tiled
-        if is_plain or str(said) == str(found):
+        if is_plain or str(said) in map(str, (found, *self.experts.others.values())):
             return ()
         return (
             f"{self.checkpoint.folder}: config.json says that experts are stored as {said}; by "
@@ -106,6 +110,7 @@ def open_model(folder: Path, dtype: Dtype | Literal["auto"]) -> ModelFiles:
     shape = read_runnable_shape(config, str(path))
     checkpoint = Checkpoint.open(folder)
     experts = StoredExperts.found(shape, _names_of(shape), checkpoint.look)
+    experts = experts.with_formats(_expert_formats(shape, checkpoint, experts))
     checkpoint.require(required_tensors(shape, checkpoint, experts))
     return ModelFiles(
         config=config,
@@ -122,8 +127,7 @@ def required_tensors(
     """Every tensor that the checkpoint must hold, experts included.
 
     The embedding and the head have exactly ``vocab_size`` rows; where a vocabulary is padded,
-    ``vocab_size`` counts the padding and the tokenizer knows fewer tokens. Raises CheckpointError
-    where experts are of several formats.
+    ``vocab_size`` counts the padding and the tokenizer knows fewer tokens.
     """
     names, found = _names_of(shape), checkpoint.tensors
     weights = list(names.global_weights(shape, found).values())
@@ -132,26 +136,38 @@ def required_tensors(
     for name, size in weights:
         stored = find_format(name, size, checkpoint.look, shape.expert_format)
         yield from (stored or BFLOAT16).parts(name, size)
-    yield from _expert_tensors(shape, checkpoint, experts)
-
-
-def _expert_tensors(
-    shape: ModelShape, checkpoint: Checkpoint, experts: StoredExperts
-) -> Iterator[StoredPart]:
-    formats = set()
     for layer in shape.moe_layers:
         for expert in range(1 if experts.is_stacked else shape.num_experts):
+            yield from experts.parts(layer, expert)
+
+
+def _expert_formats(
+    shape: ModelShape, checkpoint: Checkpoint, experts: StoredExperts
+) -> dict[tuple[int, int], WeightFormat]:
+    """The format of each expert, by layer and number; nothing where they are stacked.
+
+    Raises CheckpointError for several formats within an expert, or of which one has no codes."""
+    if experts.is_stacked:
+        return {}
+    formats, likely = {}, experts.format
+    known = {likely.name: likely}
+    for layer in shape.moe_layers:
+        for expert in range(shape.num_experts):
+            of_expert = set()
             for name, size in experts.named_weights(layer, expert):
-                stored = find_format(name, size, checkpoint.look, experts.format)
-                if stored is None or stored.name == experts.format.name:
-                    stored = experts.format
-                formats.add(stored)
-                yield from stored.parts(name, size)
-    if len(formats) > 1:
-        raise CheckpointError(
-            f"{checkpoint.folder}: experts are stored in several formats "
-            f"({'; '.join(sorted(map(str, formats)))}); they must share one"
-        )
+                stored = find_format(name, size, checkpoint.look, likely)
+                if stored is not None:
+                    likely = known.setdefault(stored.name, stored)
+                of_expert.add(likely.name)
+            formats[layer, expert] = likely
+            are_codes = len(known) == 1 or all(each.is_coded for each in known.values())
+            if len(of_expert) > 1 or not are_codes:
+                named = "; ".join(sorted(map(str, known.values())))
+                raise CheckpointError(
+                    f"{checkpoint.folder}: experts are stored in several formats ({named}); they "
+                    "must share one, unless all are codes with scales and each expert has one"
+                )
+    return formats
 
 
 def _names_of(shape: ModelShape) -> TensorNames:

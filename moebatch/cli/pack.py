@@ -29,6 +29,12 @@ Group = Annotated[
     int | None,
     typer.Option("--group", help="Weights that share a scale, for int4: 64 or 32."),
 ]
+Bits = Annotated[
+    float | None,
+    typer.Option(
+        "--bits", help="Of a code in the mean, such as 4.5: experts that matter more get 8."
+    ),
+]
 Text = Annotated[
     Path | None,
     typer.Option("--text", help="Also measure perplexity on it, before and after: as calibrate."),
@@ -43,6 +49,7 @@ def pack(
     to: To = None,
     output: Output = None,
     group: Group = None,
+    bits: Bits = None,
     dram: Dram = None,
     text: Text = None,
     tokens: Tokens = 65536,
@@ -52,15 +59,19 @@ def pack(
     precision, limit = _precision(to), dram_bytes(dram)
     if group is not None and (precision != "int4" or group not in (64, 32)):
         raise _refused("--group", "is 64 or 32, and for --to int4 only")
+    if bits is not None and (precision != "int4" or not 4 < bits < 8):
+        raise _refused("--bits", "is between 4 and 8, such as 4.5, and for --to int4 only")
     from moebatch.packing.pack import Pack, PackOrder
     from moebatch.report.packing import pack_view
 
     source = model.absolute()
+    name = f"{source.name}-{precision}" if bits is None else f"{source.name}-{bits:g}bit"
     order = PackOrder(
         model=source,
         to=precision,
-        output=(output or source.with_name(f"{source.name}-{precision}")).absolute(),
+        output=(output or source.with_name(name)).absolute(),
         group=group,
+        bits=bits,
         dram_bytes=limit,
         text=text,
         num_tokens=tokens,

@@ -21,7 +21,10 @@ class Dtypes:
     """How experts lie in their files, and what everything is computed in."""
 
     stored: WeightFormat
+    """Where experts have several formats, the one that takes most bytes."""
     compute: Dtype
+    mean_share: float = 1.0
+    """Bytes of an expert in the mean, as a share of those of an expert in `stored`."""
 
     @property
     def compute_bytes(self) -> int:
@@ -34,7 +37,11 @@ class Dtypes:
         return not self.stored.is_computed_in(self.compute)
 
     def expert_bytes(self, shape: ModelShape) -> int:
-        """Bytes of one expert as it lies in its file."""
+        """Bytes of one expert in the mean, as it lies in its file."""
+        return round(self.mean_share * shape.expert_bytes(self.stored))
+
+    def largest_expert_bytes(self, shape: ModelShape) -> int:
+        """The same of the largest."""
         return shape.expert_bytes(self.stored)
 
     def num_expert_tensors(self, shape: ModelShape) -> int:
@@ -85,12 +92,12 @@ def dense_bytes(shape: ModelShape, dtypes: Dtypes) -> int:
 
 def slot_bytes(shape: ModelShape, dtypes: Dtypes) -> int:
     """Room of one expert as stored: each tensor may begin and end within a block of the file."""
-    return dtypes.expert_bytes(shape) + dtypes.num_expert_tensors(shape) * 2 * _BLOCK_BYTES
+    return dtypes.largest_expert_bytes(shape) + dtypes.num_expert_tensors(shape) * 2 * _BLOCK_BYTES
 
 
 def packed_bytes(shape: ModelShape, dtypes: Dtypes) -> int:
     """Room of one expert on a GPU, where tensors lie one after the other."""
-    return dtypes.expert_bytes(shape) + dtypes.num_expert_tensors(shape) * _PACKED_ALIGNMENT
+    return dtypes.largest_expert_bytes(shape) + dtypes.num_expert_tensors(shape) * _PACKED_ALIGNMENT
 
 
 def window_pages(policy: Policy, *, max_tokens: int) -> int:

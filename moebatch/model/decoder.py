@@ -242,7 +242,7 @@ class Decoder:
         CheckpointError where they cannot be decoded.
         """
         try:
-            self._compute_expert(routing, expert, self._experts.matrices(parts))
+            self._compute_expert(routing, expert, self._experts.matrices(parts, layer, expert))
         except BadParts as error:
             raise CheckpointError(f"layer {layer}, expert {expert}: {error}") from None
 

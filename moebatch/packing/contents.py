@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
@@ -24,8 +24,6 @@ _WEIGHT = ".weight"
 _BESIDE_CODES = ("_shape", "_g_idx", "_zero_point", "_global_scale")
 """Ends of tensors beside a quantised weight that are not copied with it."""
 
-EncodingOf = Callable[[ExpertKey], Encoding]
-
 
 @dataclass(frozen=True)
 class Contents:
@@ -33,7 +31,13 @@ class Contents:
     read brings; copies of everything else in files behind those."""
 
     files: ModelFiles
-    encoding_of: EncodingOf
+    encodings: Sequence[Encoding]
+    """What experts are written as; the second one is for those in `wide`."""
+    wide: frozenset[ExpertKey] = frozenset()
+
+    def encoding_of(self, key: ExpertKey) -> Encoding:
+        """What an expert is written as."""
+        return self.encodings[key in self.wide]
 
     @cached_property
     def shards(self) -> tuple[Shard, ...]:
@@ -58,7 +62,7 @@ class Contents:
     @property
     def first(self) -> ExpertKey:
         """Some expert: all have matrices of the same sizes."""
-        return next(self._keys())
+        return next(self.experts)
 
     def keys_of(self, layer: int) -> list[ExpertKey]:
         """Its experts."""
@@ -73,7 +77,7 @@ class Contents:
     @property
     def num_experts(self) -> dict[str, int]:
         """By what they are written as."""
-        return dict(Counter(self.encoding_of(key).name for key in self._keys()))
+        return dict(Counter(self.encoding_of(key).name for key in self.experts))
 
     @property
     def weight_bytes(self) -> tuple[int, int]:
@@ -85,7 +89,7 @@ class Contents:
     @property
     def expert_bytes(self) -> tuple[int, int]:
         """Of all experts as they are stored, before and after."""
-        files, keys = self.files, list(self._keys())
+        files, keys = self.files, list(self.experts)
         before = sum(
             files.checkpoint.extent(piece.name, piece.index).num_bytes
             for key in keys
@@ -97,20 +101,19 @@ class Contents:
     @cached_property
     def config(self) -> dict[str, Any]:
         """The entries of config.json."""
-        encodings = {self.encoding_of(key).name: self.encoding_of(key) for key in self._keys()}
-        first = next(iter(encodings.values()))
+        first, *others = self.encodings
         quantization: dict[str, Any]
         if first.name == "fp8":
             quantization = {**first.scheme, "modules_to_not_convert": self._modules_left_alone}
         else:
             groups = {
                 f"group_{number}": {
-                    "targets": ["Linear"] if len(encodings) == 1 else self._targets(name),
-                    "weights": dict(encodings[name].scheme),
+                    "targets": self._targets(encoding) if others else ["Linear"],
+                    "weights": dict(encoding.scheme),
                     "input_activations": None,
                     "output_activations": None,
                 }
-                for number, name in enumerate(sorted(encodings))
+                for number, encoding in enumerate(self.encodings)
             }
             quantization = {
                 "quant_method": "compressed-tensors",
@@ -123,7 +126,9 @@ class Contents:
 
     # --- inside ---------------------------------------------------------------------------------
 
-    def _keys(self) -> Iterator[ExpertKey]:
+    @property
+    def experts(self) -> Iterator[ExpertKey]:
+        """All of them."""
         for layer in self.files.shape.moe_layers:
             yield from self.keys_of(layer)
 
@@ -170,7 +175,7 @@ class Contents:
     @cached_property
     def _copied(self) -> list[str]:
         experts = self.files.experts
-        stored = {part.name for key in self._keys() for part in experts.parts(*key)}
+        stored = {part.name for key in self.experts for part in experts.parts(*key)}
         beside = {name.removesuffix(end) for name in stored for end in ("_packed", "")}
         ends = [f"{name}{end}" for name in beside for end in _BESIDE_CODES]
         return [name for name in self.files.checkpoint.tensors if name not in stored.union(ends)]
@@ -183,9 +188,9 @@ class Contents:
         found = {name.removesuffix(_WEIGHT) for name in names if name.endswith(_WEIGHT)}
         return [*sorted(found - {"lm_head"}, key=_in_order), "lm_head"]
 
-    def _targets(self, encoding: str) -> list[str]:
+    def _targets(self, encoding: Encoding) -> list[str]:
         """Patterns of the experts' modules that have that encoding, one for each layer."""
-        chosen = [key for key in self._keys() if self.encoding_of(key).name == encoding]
+        chosen = [key for key in self.experts if self.encoding_of(key) is encoding]
         found = []
         for layer, keys in groupby(chosen, key=lambda key: key.layer):
             experts = "|".join(str(key.expert) for key in keys)

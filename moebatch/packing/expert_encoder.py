@@ -85,7 +85,8 @@ class ExpertEncoder:
         Raises CheckpointError for weights that are no numbers, and StorageError.
         """
         self._pages.load({key: self._slot})
-        matrices = self._contents.files.experts.matrices(self._pages.tensors(key, self._slot))
+        tensors = self._pages.tensors(key, self._slot)
+        matrices = self._contents.files.experts.matrices(tensors, *key)
         for role, name, size in self._contents.matrices(key):
             portions = self._portions(matrices[role], encoding)
             of_matrix = Error()
@@ -95,8 +96,8 @@ class ExpertEncoder:
                 folder = self._contents.files.checkpoint.folder
                 raise CheckpointError(f"{folder}: {name} has weights that are no finite numbers")
             error.add(of_matrix)
-            tensors = zip(*(portion.tensors for portion in portions), strict=True)
-            for part, pieces in zip(encoding.parts(name, size), tensors, strict=True):
+            by_part = zip(*(portion.tensors for portion in portions), strict=True)
+            for part, pieces in zip(encoding.parts(name, size), by_part, strict=True):
                 yield part, torch.cat(pieces)
 
     def _portions(self, matrix: Matrix, encoding: Encoding) -> list["_Portion"]:

@@ -5,24 +5,28 @@ import hashlib
 import json
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any, Self
 
 import moebatch
 from moebatch.calibration.perplexity import Perplexity, TextOrder, measure_perplexity
 from moebatch.checkpoint.fingerprint import weights_sample
 from moebatch.checkpoint.index import INDEX_NAME, file_inside
 from moebatch.checkpoint.model_files import ModelFiles, open_model
-from moebatch.errors import ConfigError, DoesNotFit, Fault, StorageError
+from moebatch.errors import CheckpointError, ConfigError, DoesNotFit, Fault, StorageError
 from moebatch.folder.work_folder import WorkFolder
 from moebatch.job.identity import numerics_fingerprint
 from moebatch.journal.files import Files, storage_errors
 from moebatch.packing.contents import Contents
 from moebatch.packing.encodings import Encoding, Fp8Blocks, Int4, Int8, Precision, int4_group
 from moebatch.packing.expert_encoder import Error, ExpertEncoder, encoder_bytes
+from moebatch.packing.gains import measure_gains, popularity_source
+from moebatch.packing.precision import Precisions, TradeOffPoint, choose_precisions
 from moebatch.packing.shards import Shard, ShardWriter, tensor_bytes, weight_map
+from moebatch.schedule.slots.expert_load import ExpertKey
 from moebatch.spec.json_file import read_json
 from moebatch.spec.text_file import write_text
 from moebatch.store.memory import resident_bytes
@@ -52,6 +56,15 @@ class PackOrder:
     """What the model is asked to read before and after."""
     num_tokens: int = 65536
     """So much of the text is read at most."""
+    bits: float | None = None
+    """Of a code in the mean, above four: some experts are in int8 beside int4."""
+
+    @property
+    def reading(self) -> TextOrder | None:
+        """The text, and how it is read."""
+        if self.text is None:
+            return None
+        return TextOrder(path=self.text, num_tokens=self.num_tokens, dram_bytes=self.dram_bytes)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,9 +82,50 @@ class PackSummary:
     """The same of all weights."""
     errors: Mapping[int, float]
     """|decoded - weight| / |weight| of all experts of a layer, by layer."""
+    curve: tuple[TradeOffPoint, ...]
+    """Where experts are in two precisions, what other numbers of bits are worth."""
     run_s: float
     perplexities: tuple[Perplexity, Perplexity] | None = None
     """Of the text, before and after."""
+
+
+@dataclass(kw_only=True, slots=True)
+class PackRecord:
+    """How far a pack has come, and what it has found out."""
+
+    fingerprint: str
+    """Of everything that decides over what is written."""
+    errors: dict[int, float] = field(default_factory=dict)
+    """By layer, of those whose file is whole."""
+    precisions: Precisions | None = None
+    """Where some experts stay wide."""
+
+    @property
+    def wide(self) -> frozenset[ExpertKey]:
+        """Experts that do."""
+        return self.precisions.wide if self.precisions else frozenset()
+
+    @property
+    def content(self) -> dict[str, Any]:
+        """As JSON."""
+        found = self.precisions
+        return {
+            "fingerprint": self.fingerprint,
+            "relative_errors": self.errors,
+            "in_int8": sorted(found.wide) if found else None,
+            "trade_off": [asdict(point) for point in found.curve] if found else None,
+        }
+
+    @classmethod
+    def of(cls, content: Mapping[str, Any]) -> Self:
+        """The one of that `content`."""
+        errors = {int(layer): error for layer, error in content["relative_errors"].items()}
+        precisions = None
+        if content["in_int8"] is not None:
+            wide = frozenset(ExpertKey(*key) for key in content["in_int8"])
+            curve = tuple(TradeOffPoint(**point) for point in content["trade_off"])
+            precisions = Precisions(wide=wide, curve=curve)
+        return cls(fingerprint=content["fingerprint"], errors=errors, precisions=precisions)
 
 
 class Pack:
@@ -98,20 +152,25 @@ class Pack:
         taken, DoesNotFit, StorageError, and LockHeld if another process does the same.
         """
         order, begun = self._order, time.perf_counter()
-        contents = self._contents(open_model(order.model, "auto"))
-        fingerprint = _fingerprint(contents)
+        files = open_model(order.model, "auto")
+        _require_plain(files)
+        encodings = self._encodings(files)
+        fingerprint = self._fingerprint(files, encodings)
         path = order.output.with_name(f"{order.output.name}.packing")
         work = WorkFolder(path, subject=order.output, elsewhere="another --output")
-        errors = _finished(order.output, fingerprint)
-        was_there = errors is not None
-        if errors is None:
-            self._require_memory(contents)
+        record = _finished(order.output, fingerprint)
+        was_there = record is not None
+        if record is None:
+            self._require_memory(Contents(files, encodings))
             with work.locked():
-                errors = self._write_missing(work, contents, fingerprint)
-                self._finish(work, contents, fingerprint, errors)
+                record = self._begun(work, fingerprint, files, encodings)
+                contents = Contents(files, encodings, record.wide)
+                self._write_missing(work, record, contents)
+                self._finish(work, record, contents)
         elif self._record_of(work).exists():  # killed when it had all but ended
             with work.locked():
                 self._record_of(work).unlink(missing_ok=True)
+        contents = Contents(files, encodings, record.wide)
         run_s = time.perf_counter() - begun
         return PackSummary(
             folder=order.output,
@@ -119,31 +178,39 @@ class Pack:
             num_experts=contents.num_experts,
             expert_bytes=contents.expert_bytes,
             weight_bytes=contents.weight_bytes,
-            errors=errors,
+            errors=record.errors,
+            curve=record.precisions.curve if record.precisions else (),
             run_s=run_s,
             perplexities=self._perplexities(),
         )
 
     def _perplexities(self) -> tuple[Perplexity, Perplexity] | None:
-        order = self._order
-        if order.text is None:
+        order, text = self._order, self._order.reading
+        if text is None:
             return None
-        text = TextOrder(path=order.text, num_tokens=order.num_tokens, dram_bytes=order.dram_bytes)
-        self._tell(f"reading {order.text} with both")
+        self._tell(f"reading {text.path} with both")
         before = measure_perplexity(order.model, text, self._tell)
         return before, measure_perplexity(order.output, text, self._tell)
 
-    def _contents(self, files: ModelFiles) -> Contents:
-        encoding = self._encoding(files)
-        return Contents(files, lambda key: encoding)
-
-    def _encoding(self, files: ModelFiles) -> Encoding:
+    def _encodings(self, files: ModelFiles) -> tuple[Encoding, ...]:
+        """What experts may be written as; the second one is for those that stay wide."""
         if self._order.to == "fp8":
-            return Fp8Blocks()
+            return (Fp8Blocks(),)
         if self._order.to == "int8":
-            return Int8(files.dtype)
+            return (Int8(files.dtype),)
         sizes = files.shape.expert.matrices(files.shape.hidden_size).values()
-        return Int4(int4_group([size[1] for size in sizes], self._order.group), files.dtype)
+        int4 = Int4(int4_group([size[1] for size in sizes], self._order.group), files.dtype)
+        return (int4,) if self._order.bits is None else (int4, Int8(files.dtype))
+
+    def _fingerprint(self, files: ModelFiles, encodings: Sequence[Encoding]) -> str:
+        """Stands for everything that decides over what is written."""
+        order, digest = self._order, hashlib.blake2b(digest_size=16)
+        parts: list[object] = [moebatch.__version__, numerics_fingerprint(files)]
+        parts += [weights_sample(files.checkpoint), [encoding.scheme for encoding in encodings]]
+        if order.bits is not None:
+            parts += [order.bits, popularity_source(files, order.reading)]
+        digest.update(repr(parts).encode())
+        return digest.hexdigest()
 
     def _require_memory(self, contents: Contents) -> None:
         """Raises DoesNotFit."""
@@ -159,20 +226,36 @@ class Pack:
         """Where the record is once the folder has its name."""
         return self._order.output / work.record.name
 
-    def _write_missing(
-        self, work: WorkFolder, contents: Contents, fingerprint: str
-    ) -> dict[int, float]:
-        """Returns the error of each layer."""
-        record = work.load() or {"fingerprint": fingerprint, "errors": {}}
-        if record["fingerprint"] != fingerprint:
-            raise _taken(work.path, "holds an unfinished pack of other weights or in another way")
-        errors = {int(layer): error for layer, error in record["errors"].items()}
+    def _begun(
+        self,
+        work: WorkFolder,
+        fingerprint: str,
+        files: ModelFiles,
+        encodings: tuple[Encoding, ...],
+    ) -> PackRecord:
+        """What an earlier run has left, or a new record, when it is known which experts stay
+        wide."""
+        content = work.load()
+        if content is not None:
+            if content["fingerprint"] != fingerprint:
+                raise _taken(work.path, "holds an unfinished pack of something else")
+            return PackRecord.of(content)
+        record = PackRecord(fingerprint=fingerprint)
+        if self._order.bits is not None:
+            self._tell("looking for experts that are worth eight bits")
+            gains = measure_gains(Contents(files, encodings), self._order.reading, self._tell)
+            record.precisions = choose_precisions(gains, self._order.bits)
+        return record
+
+    def _write_missing(self, work: WorkFolder, record: PackRecord, contents: Contents) -> None:
+        """Writes all files that are not whole, and the error of each layer."""
+        errors = record.errors
         missing = [shard for shard in contents.shards if not _is_kept(shard, work.path, errors)]
         self.num_kept = len(contents.shards) - len(missing)
         if self.num_kept:
             self._tell(f"{self.num_kept} of {len(contents.shards)} files were written before")
         _require_room(work.path, sum(shard.num_bytes for shard in missing))
-        work.save(record)
+        work.save(record.content)
         with ExpertEncoder(contents) as encoder:
             for shard in missing:
                 writer = ShardWriter(shard, work.path)
@@ -185,9 +268,8 @@ class Pack:
                 except BaseException:
                     writer.drop()
                     raise
-                work.save({"fingerprint": fingerprint, "errors": errors})
+                work.save(record.content)
                 self.num_kept += 1
-        return errors
 
     def _encode(
         self, layer: int, contents: Contents, encoder: ExpertEncoder, writer: ShardWriter
@@ -202,19 +284,12 @@ class Pack:
             writer.write(part, tensor_bytes(tensor))
         return error.relative
 
-    def _finish(
-        self, work: WorkFolder, contents: Contents, fingerprint: str, errors: Mapping[int, float]
-    ) -> None:
+    def _finish(self, work: WorkFolder, record: PackRecord, contents: Contents) -> None:
         """Adds what is no weight, and gives the folder its name, in one step."""
         path, output = work.path, self._order.output
         total = contents.weight_bytes[1]
         index = {"metadata": {"total_size": total}, "weight_map": weight_map(contents.shards)}
-        report = {
-            "fingerprint": fingerprint,
-            "moebatch": moebatch.__version__,
-            "experts": contents.num_experts,
-            "relative_errors": errors,
-        }
+        report = {"moebatch": moebatch.__version__, **record.content}
         with storage_errors(path, needed=0):
             _copy_others(contents.files.checkpoint.folder, path)
             (path / REPORT).parent.mkdir(exist_ok=True)
@@ -230,19 +305,21 @@ class Pack:
             self._record_of(work).unlink()
 
 
-def _fingerprint(contents: Contents) -> str:
-    """Stands for everything that decides over what is written."""
-    digest = hashlib.blake2b(digest_size=16)
-    files = contents.files
-    digest.update(numerics_fingerprint(files).encode() + weights_sample(files.checkpoint).encode())
-    digest.update(repr((moebatch.__version__, contents.config)).encode())
-    for shard in contents.shards:
-        digest.update(shard.header)
-    return digest.hexdigest()
+def _require_plain(files: ModelFiles) -> None:
+    """Raises CheckpointError for quantised weights that are no experts': a configuration names one
+    method only."""
+    layers = (files.layer_weights(layer) for layer in range(files.shape.num_layers))
+    for weights in (files.global_weights(), *layers):
+        for role, weight in weights.items():
+            if not weight.format.is_tiled:
+                raise CheckpointError(
+                    f"{files.checkpoint.folder}: weights outside the experts are quantised "
+                    f"({role}: {weight.format}); pack the model as it is published in bfloat16"
+                )
 
 
-def _finished(output: Path, fingerprint: str) -> dict[int, float] | None:
-    """The errors of a pack that has ended; None if there is no folder of that name.
+def _finished(output: Path, fingerprint: str) -> PackRecord | None:
+    """That of a pack that has ended; None if there is no folder of that name.
 
     Raises ConfigError for a folder that is something else.
     """
@@ -251,7 +328,7 @@ def _finished(output: Path, fingerprint: str) -> dict[int, float] | None:
     try:
         report = read_json(output / REPORT)
         if report["fingerprint"] == fingerprint:
-            return {int(layer): error for layer, error in report["relative_errors"].items()}
+            return PackRecord.of(report)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         pass
     raise _taken(output, "is there, and is no pack of these weights in this way")

@@ -16,7 +16,21 @@ def pack_view(summary: PackSummary) -> RenderableType:
     table = titled_columns("layer", "relative error", left=("layer",), dim=("layer",))
     for layer, error in summary.errors.items():
         table.add_row(str(layer), f"{error:.4f}")
-    return Group("", NamedRows(_outcome(summary)), "", table)
+    shown: list[RenderableType] = ["", NamedRows(_outcome(summary)), "", table]
+    if summary.curve:
+        shown += ["", _curve(summary)]
+    return Group(*shown)
+
+
+def _curve(summary: PackSummary) -> RenderableType:
+    """What more or fewer bits would have been worth."""
+    table = titled_columns("bits", "experts in int8", "loss that remains")
+    num_wide = summary.num_experts.get("int8", 0)
+    for point in summary.curve:
+        style = "bold green" if point.num_wide == num_wide else ""
+        cells = f"{point.bits:g}", str(point.num_wide), f"{point.remaining:.0%}"
+        table.add_row(*cells, style=style)
+    return table
 
 
 def _outcome(summary: PackSummary) -> Iterator[tuple[str, str]]:

@@ -3,8 +3,8 @@ that products take out of them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from moebatch.formats.registry import find_format
@@ -50,12 +50,15 @@ class _Weight:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoredExperts:
-    """The layout and the format of all experts of a checkpoint, which share both."""
+    """The layout that all experts of a checkpoint share, and the format of each."""
 
     format: WeightFormat
+    """Where there are several, the one that takes most bytes."""
     is_stacked: bool
     num_experts: int
     weights: tuple[_Weight, ...]
+    others: Mapping[tuple[int, int], WeightFormat] = field(default_factory=dict)
+    """Formats of experts, by layer and number, that have another one."""
 
     @classmethod
     def of(
@@ -91,6 +94,17 @@ class StoredExperts:
                 return cls.of(shape, best, layout)
         return cls.of(shape, shape.expert_format, names.experts[0])
 
+    def with_formats(self, formats: Mapping[tuple[int, int], WeightFormat]) -> StoredExperts:
+        """The same where each expert, by layer and number, has the format given."""
+        size = (self.weights[0].size[0], self.weights[0].size[1])
+        widest = max(formats.values(), key=lambda each: each.num_bytes(size), default=self.format)
+        others = {key: each for key, each in formats.items() if each != widest}
+        return replace(self, format=widest, others=others)
+
+    def format_of(self, layer: int, expert: int) -> WeightFormat:
+        """Of one expert."""
+        return self.others.get((layer, expert), self.format)
+
     def compute_dtype(self, shape: ModelShape) -> Dtype:
         """That in which products take experts as they are stored, else the one declared."""
         own = (dtype for dtype in DTYPES if self.format.is_computed_in(dtype))
@@ -104,21 +118,25 @@ class StoredExperts:
 
     def parts(self, layer: int, expert: int) -> Iterator[StoredPart]:
         """The tensors of a file in which an expert lies, others beside it included."""
+        stored = self.format_of(layer, expert)
         for name, size in self.named_weights(layer, expert):
-            yield from self.format.parts(name, size)
+            yield from stored.parts(name, size)
 
     def pieces(self, layer: int, expert: int) -> tuple[StoredPiece, ...]:
         """What is read of an expert, in the order that `matrices` expects."""
         index = expert if self.is_stacked else None
         return tuple(StoredPiece(part.name, index) for part in self.parts(layer, expert))
 
-    def matrices(self, tensors: Sequence[Tensor]) -> dict[str, Matrix]:
+    def matrices(
+        self, tensors: Sequence[Tensor], layer: int = 0, expert: int = 0
+    ) -> dict[str, Matrix]:
         """The matrices of an expert by role, out of what was read; views, nothing is copied."""
+        stored = self.format_of(layer, expert)
         found: dict[str, Matrix] = {}
         each = len(tensors) // len(self.weights)
         for number, weight in enumerate(self.weights):
             parts = tensors[number * each : (number + 1) * each]
-            found.update(zip(weight.roles, weight.matrices(self.format, parts), strict=True))
+            found.update(zip(weight.roles, weight.matrices(stored, parts), strict=True))
         return found
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from moebatch.checkpoint.direct import align_up
 from moebatch.checkpoint.record import Record, open_files
+from moebatch.errors import CheckpointError
 from moebatch.schedule.slots.expert_load import ExpertKey
 from moebatch.store.memory import Arena, copy_bytes
 
@@ -61,7 +62,11 @@ class PackedLayout:
     def of(cls, records: Iterable[Record], chunk_bytes: int = CHUNK_BYTES) -> "PackedLayout":
         """The layout of experts that are all alike, in chunks of nearly equal, aligned size."""
         kinds = {tuple((place.shape, place.dtype) for place in record.places) for record in records}
-        assert len(kinds) == 1, "experts of a model have tensors of the same shapes"
+        if len(kinds) > 1:
+            raise CheckpointError(
+                "experts are stored in several formats, which are computed in main memory only; "
+                "set resources.device: cpu, or pack the model without --bits"
+            )
         (tensors,) = kinds
         sizes = [_tensor_bytes(shape, dtype) for shape, dtype in tensors]
         offsets, num_bytes = [], 0

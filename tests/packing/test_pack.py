@@ -15,6 +15,7 @@ import torch
 
 from moebatch.checkpoint.direct import PAGE_BYTES
 from moebatch.checkpoint.index import Checkpoint
+from moebatch.checkpoint.model_files import open_model
 from moebatch.errors import CheckpointError, ConfigError, DoesNotFit
 from moebatch.journal.files import Files
 from moebatch.packing import pack
@@ -23,6 +24,7 @@ from moebatch.packing.pack import Pack, PackOrder, PackSummary
 from tests.command import moebatch
 from tests.model.driver import Driver
 from tests.model.oracle import greedy, load, prompts
+from tests.quantised import write_quantised
 
 _WIDTHS = {
     "mixtral": {"hidden_size": 64, "intermediate_size": 96},
@@ -63,6 +65,29 @@ def test_everything_but_experts_is_copied(
     assert kept <= {path.name for path in output.iterdir()}
     assert (output / "tokenizer.json").read_bytes() == (model / "tokenizer.json").read_bytes()
     assert not [path for path in tmp_path.iterdir() if path != output]
+
+
+@pytest.mark.parametrize("first", ["int4", "int8", "fp8"])
+def test_experts_that_are_quantised_are_decoded_first(
+    tiny_checkpoint: TinyCheckpoint, tmp_path: Path, first: Precision
+) -> None:
+    packed(model_of(tiny_checkpoint), tmp_path / "first", first)
+    second: Precision = "int8" if first == "fp8" else "fp8"
+    summary = packed(tmp_path / "first", tmp_path / "second", second)
+    assert all(0 < error < 0.03 for error in summary.errors.values())
+    names = Checkpoint.open(tmp_path / "second").tensors
+    ends = {name.rsplit(".", 1)[1] for name in names if ".experts." in name}
+    packed_ends = {"weight_packed", "weight_scale", "weight_shape"}
+    assert ends == (packed_ends if second == "int8" else {"weight", "weight_scale_inv"})
+    assert not open_model(tmp_path / "second", "auto").warnings
+
+
+def test_other_weights_that_are_quantised_are_refused(
+    tiny_checkpoint: TinyCheckpoint, tmp_path: Path
+) -> None:
+    model = write_quantised(model_of(tiny_checkpoint), "fp8", tmp_path / "fp8", dense=True)
+    with pytest.raises(CheckpointError, match=r"weights outside the experts are quantised \("):
+        packed(model, tmp_path / "out")
 
 
 def test_an_expert_is_one_range_of_a_file(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
@@ -217,7 +242,9 @@ def test_an_unfinished_pack_of_something_else_is_left_alone(
         with pytest.raises(KeyboardInterrupt):
             packed(model, output)
     kept = bytes_of(tmp_path / "out.packing")
-    with pytest.raises(ConfigError, match=r"out.packing: holds an unfinished pack of other"):
+    with pytest.raises(
+        ConfigError, match=r"out.packing: holds an unfinished pack of something else"
+    ):
         packed(model, output, "int8")
     assert bytes_of(tmp_path / "out.packing") == kept
 
