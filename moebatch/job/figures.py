@@ -16,7 +16,7 @@ from moebatch.schedule.simulate import simulate
 from moebatch.schedule.timeline.timeline import Timeline
 from moebatch.spec.workload import Workload
 from moebatch.store.memory import peak_resident_bytes, resident_bytes
-from moebatch.units import format_flops
+from moebatch.units import format_flops, format_rate
 
 _LEAST_READING_S = 1.0
 """Less reading says nothing about the disk."""
@@ -97,9 +97,14 @@ def run_timelines(attempt: Attempt) -> dict[str, Timeline]:
 
 def _products(plan: JobPlan) -> str:
     prices, kernels = plan.problem.prices, loader.kernels()
-    peak = prices.cpu.gemm_for(prices.dtypes.compute).peak
+    dtypes, cpu = prices.dtypes, prices.cpu
     used = f"{kernels.instruction_set} kernels" if kernels else "torch"
-    return f"{prices.dtypes.compute} by {used}, up to {format_flops(peak)} as the profile says"
+    peak = f"up to {format_flops(cpu.gemm_for(dtypes.compute).peak)}"
+    said = f"{dtypes.compute} by {used}, {peak}"
+    if dtypes.converts:
+        rate = format_rate(cpu.decoding_rate(dtypes.stored.name))
+        said = f"{said}, experts decoded from {dtypes.stored} at {rate}"
+    return f"{said} as the profile says"
 
 
 def _hindsight(attempt: Attempt, plan: JobPlan) -> Prediction | None:

@@ -121,7 +121,7 @@ def _slower(processor: Processor, share: float) -> Processor:
         attention_flops=processor.attention_flops * share,
         elementwise_bandwidth=processor.elementwise_bandwidth * share,
         sequence_s=processor.sequence_s / share,
-        widening_bandwidth=processor.widening_bandwidth * share,
+        decoding={name: rate * share for name, rate in processor.decoding.items()},
         instruction_set=processor.instruction_set,
     )
 

@@ -80,6 +80,7 @@ def _own_profile(job: Job, files: ModelFiles, log: Callable[[str], None]) -> Not
             log=lambda line: None,
             quick=True,
             dtypes=_possible_dtypes(job, files),
+            formats=(files.dtypes.stored.name,),
         )
     except ConfigError:  # files of the model that are too short to be timed, or nothing but noise
         return machine_profile()

@@ -10,12 +10,20 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from moebatch.checkpoint.direct import align_up
+from moebatch.checkpoint.record import TORCH_DTYPES
+from moebatch.formats.weight_format import StoredPart, WeightFormat
 from moebatch.layout.scratch import Limits
 from moebatch.measure.sizes import ModelSizes
 from moebatch.measure.synthetic import SyntheticLayer, fill, synthetic_layer
 from moebatch.measure.timer import Timer
 from moebatch.model.router import ExpertTokens, Routing
 
+_DECODED_ROWS = 16
+"""Few enough that decoding is told from noise, and enough that products do not wait for memory."""
+_HARMLESS_BYTE = 0x11
+"""Of which every type of numbers makes small ones that are not subnormal."""
+_ALIGNMENT = 64
 Points = tuple[tuple[int, float], ...]
 """(rows, FLOP/s), ascending in rows."""
 
@@ -28,18 +36,18 @@ def gemm_curve(
     timer: Timer,
     *,
     longest_s: float,
-    stored: torch.dtype | None = None,
+    stored: WeightFormat | None = None,
 ) -> Points:
     """Rates of ``Decoder.run_expert``: gathering, three products, activation, putting back.
 
     FLOP are 2 * rows * parameters. `experts` gives the bytes (uint8) of one after the other, for
-    ever, on the timer's device; how long it takes to give one does not count. Their numbers are
-    `stored` so, if another way than they are computed in. Points that would take longer than
+    ever, on the timer's device; how long it takes to give one does not count. They are `stored` so,
+    if another way than they are computed in. Points that would take longer than
     `longest_s` each are left out, but never the first.
     """
     limits = Limits(pass_tokens=1, micro_batch_tokens=1, context_tokens=1, expert_rows=max(rows))
     layer = synthetic_layer(sizes, limits, dtype, timer.device, stored=stored)
-    expert = _NextExpert(layer, experts, stored or dtype)
+    expert = _NextExpert(layer, experts)
     points: list[tuple[int, float]] = []
     for count in sorted(rows):
         flop = 2 * count * layer.shape.expert_params
@@ -55,21 +63,30 @@ def gemm_curve(
     return tuple(points)
 
 
-def widening_bandwidth(
-    sizes: ModelSizes, plain: Points, stored: torch.dtype, experts: Iterator[Tensor], timer: Timer
+def decoding_bandwidth(
+    sizes: ModelSizes,
+    plain: Points,
+    dtype: torch.dtype,
+    stored: WeightFormat,
+    memory: Tensor,
+    timer: Timer,
 ) -> float:
-    """Bytes per second of `stored` weights that are computed in float32, from the time that an
-    expert takes beyond that of one that is float32 already, which has the rates `plain`.
+    """Bytes per second of `stored` weights that are computed in `dtype`, from the time that an
+    expert takes beyond that of one of such numbers, which has the rates `plain`. Overwrites
+    `memory` (uint8).
 
     A hundredth of that time is the least that can be told.
     """
-    count, rate = plain[len(plain) // 2]
-    ((_, widened_rate),) = gemm_curve(
-        sizes, (count,), torch.float32, experts, timer, longest_s=math.inf, stored=stored
+    count, rate = next((point for point in plain if point[0] >= _DECODED_ROWS), plain[-1])
+    size = _expert_parts_bytes(sizes, stored)
+    whole = memory[: len(memory) // size * size].fill_(_HARMLESS_BYTE)
+    experts = itertools.cycle(whole.view(-1, size))
+    ((_, decoded_rate),) = gemm_curve(
+        sizes, (count,), dtype, experts, timer, longest_s=math.inf, stored=stored
     )
     flop = 2 * count * 3 * sizes.hidden_size * sizes.expert_width
-    extra_s = flop / widened_rate - flop / rate
-    return expert_bytes(sizes, stored) / max(extra_s, flop / rate / 100)
+    extra_s = flop / decoded_rate - flop / rate
+    return size / max(extra_s, flop / rate / 100)
 
 
 def expert_bytes(sizes: ModelSizes, dtype: torch.dtype) -> int:
@@ -86,24 +103,38 @@ def experts_in(memory: Tensor, sizes: ModelSizes, dtype: torch.dtype) -> Iterato
     return itertools.cycle(whole.view(-1, size))
 
 
-class _NextExpert:
-    """The three matrices of the expert whose turn it is."""
+def _expert_parts_bytes(sizes: ModelSizes, stored: WeightFormat) -> int:
+    """Room of the three matrices of an expert, such that the next one is aligned."""
+    wide = (sizes.expert_width, sizes.hidden_size)
+    parts = [*stored.parts("", wide), *stored.parts("", wide), *stored.parts("", wide[::-1])]
+    return align_up(_places(parts)[-1], _ALIGNMENT)
 
-    def __init__(
-        self, layer: SyntheticLayer, experts: Iterator[Tensor], stored: torch.dtype
-    ) -> None:
+
+def _places(parts: Sequence[StoredPart]) -> list[int]:
+    """Where parts begin that lie one after the other, and where they end."""
+    places = [0]
+    for part in parts:
+        begin = align_up(places.pop(), TORCH_DTYPES[part.dtype].itemsize)
+        places += [begin, begin + part.num_bytes]
+    return places
+
+
+class _NextExpert:
+    """The tensors of the expert whose turn it is."""
+
+    def __init__(self, layer: SyntheticLayer, experts: Iterator[Tensor]) -> None:
         self._layer = layer
-        self._stored = stored
         self._experts = experts
         self.parts: tuple[Tensor, ...] = ()
 
     def take(self) -> None:
         """Goes on to the next one."""
-        shape = self._layer.shape
-        wide = (shape.expert_width, shape.hidden_size)
-        matrices = next(self._experts).view(self._stored).view(3, -1)
-        gate, up, down = matrices
-        self.parts = (gate.view(wide), up.view(wide), down.view(wide[::-1]))
+        memory = next(self._experts).view(torch.uint8)
+        parts = tuple(self._layer.experts.parts(0, 0))
+        self.parts = tuple(
+            memory[place : place + part.num_bytes].view(TORCH_DTYPES[part.dtype]).view(part.shape)
+            for place, part in zip(_places(parts), parts, strict=False)
+        )
 
 
 def _routing(layer: SyntheticLayer, num_rows: int) -> Routing:

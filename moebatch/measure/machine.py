@@ -71,6 +71,7 @@ def measure_machine(
     log: Log,
     quick: bool = False,
     dtypes: tuple[Dtype, ...] = ("bfloat16",),
+    formats: tuple[str, ...] = (),
     sizes: Sizes | None = None,
 ) -> HardwareProfile:
     """Measures this machine: about a minute, or a few seconds if `quick`.
@@ -82,13 +83,14 @@ def measure_machine(
         num_threads: threads that compute.
         log: gets a line for each step.
         dtypes: those that `quick` measures, the one of attention first.
+        formats: stored ones whose decoding `quick` measures.
         sizes: in place of those that `quick` decides on.
 
     Raises StorageError when the folder cannot be written and there is nothing else to read, or
     when the disk fails, and ConfigError when `read` has nothing to read, or when a figure is
     impossible, such as a rate of nothing.
     """
-    sizes = sizes or (quick_sizes(dtypes) if quick else Sizes())
+    sizes = sizes or (quick_sizes(dtypes, formats) if quick else Sizes())
     with ExitStack() as stack:
         capacity_bytes = detect_machine().dram_bytes
         log(f"memory that a job may take: {format_bytes(capacity_bytes)}")
@@ -265,7 +267,6 @@ def _level(name: LevelName, capacity_bytes: int, rates: ProcessorRates | None) -
     capacity = _figure(min(max(capacity_bytes, kind.least), kind.most))
     if rates is None:
         return LevelFigures(name=name, capacity=capacity)
-    widening = rates.widening_bandwidth
     # The fit gives what is too short to be told from nothing, too.
     sequence_s = rates.attention.decode.sequence_s
     is_long = sequence_s >= DURATION.least
@@ -277,7 +278,7 @@ def _level(name: LevelName, capacity_bytes: int, rates: ProcessorRates | None) -
         attention_bandwidth=_figure(rates.attention.decode.bandwidth),
         attention_flops=_figure(rates.attention.prompt_flops),
         elementwise_bandwidth=_figure(rates.elementwise_bandwidth),
-        widening_bandwidth=None if widening is None else _figure(widening),
+        decoding={name: _figure(rate) for name, rate in rates.decoding.items()},
         sequence_time=_figure(sequence_s) if is_long else None,
         instruction_set=rates.instruction_set,
     )

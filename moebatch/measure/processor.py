@@ -10,10 +10,12 @@ import torch
 from torch import Tensor
 
 from moebatch.checkpoint.model_files import COMPUTE_DTYPES
+from moebatch.formats.registry import FORMATS
+from moebatch.formats.weight_format import WeightFormat
 from moebatch.measure.attention import AttentionRates, attention_rates
 from moebatch.measure.contention import Patience
 from moebatch.measure.elementwise import elementwise_bandwidth
-from moebatch.measure.gemm import experts_in, gemm_curve, widening_bandwidth
+from moebatch.measure.gemm import decoding_bandwidth, experts_in, gemm_curve
 from moebatch.measure.memory import read_bandwidth
 from moebatch.measure.sizes import Sizes
 from moebatch.measure.timer import Allocate, Timer
@@ -38,8 +40,8 @@ class ProcessorRates:
     gemm: Mapping[Dtype, RateCurve]
     attention: AttentionRates
     elementwise_bandwidth: float
-    widening_bandwidth: float | None
-    """None where it has not been measured."""
+    decoding: Mapping[str, float]
+    """Bytes per second of stored weights by their format."""
     instruction_set: str
     """Of kernels; empty where there are none."""
 
@@ -66,10 +68,12 @@ def processor_rates(
     instruction_set = Products(device, torch.float32).instruction_set
     log(f"kernels: {instruction_set or 'none'}")
     bandwidth, gemm = _weights_rates(sizes, memory, timer, patience, log)
-    widening = None
-    if device.type == "cpu" and "float32" in gemm:
-        widening = patience.calmest(partial(_widening, sizes, memory, gemm["float32"], timer))
-        log(f"bfloat16 weights widened to float32: {format_rate(widening)}")
+    decoding = {}
+    if device.type == "cpu" and instruction_set:
+        decoding = _decoding_rates(sizes, gemm, memory, timer, patience)
+    if decoding:
+        rates = ", ".join(f"{name} {format_rate(rate)}" for name, rate in decoding.items())
+        log(f"weights decoded: {rates}")
     del memory
     dtype = COMPUTE_DTYPES[sizes.attention_dtype]
     with beside() if beside else nullcontext():
@@ -91,7 +95,7 @@ def processor_rates(
         gemm=gemm,
         attention=attention,
         elementwise_bandwidth=elementwise,
-        widening_bandwidth=widening,
+        decoding=decoding,
         instruction_set=instruction_set,
     )
 
@@ -116,10 +120,37 @@ def _weights_rates(
     return bandwidth, gemm
 
 
-def _widening(sizes: Sizes, memory: Tensor, plain: RateCurve, timer: Timer) -> float:
-    """Bytes of bfloat16 weights per second that become float32."""
-    experts = experts_in(memory, sizes.model, torch.bfloat16)
-    return widening_bandwidth(sizes.model, plain.points, torch.bfloat16, experts, timer)
+def _decoding_rates(
+    sizes: Sizes,
+    gemm: Mapping[Dtype, RateCurve],
+    memory: Tensor,
+    timer: Timer,
+    patience: Patience,
+) -> dict[str, float]:
+    """Of every format that kernels read: plain numbers become float32, codes become numbers of the
+    type that attention has."""
+    usual = next(dtype for dtype in (sizes.attention_dtype, *gemm) if dtype in gemm)
+    known = (FORMATS[name] for name in sizes.formats)
+    into: list[tuple[WeightFormat, Dtype]] = [
+        (stored, "float32" if stored.is_tiled else usual)
+        for stored in known
+        if stored.is_coded or stored.is_tiled
+    ]
+    return {
+        stored.name: patience.calmest(
+            partial(
+                decoding_bandwidth,
+                sizes.model,
+                gemm[dtype].points,
+                COMPUTE_DTYPES[dtype],
+                stored,
+                memory,
+                timer,
+            )
+        )
+        for stored, dtype in into
+        if dtype in gemm and not stored.is_computed_in(dtype)
+    }
 
 
 def curve_of(sizes: Sizes, dtype: Dtype, experts: Iterator[Tensor], timer: Timer) -> RateCurve:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 
+from moebatch.formats.registry import FORMATS
 from moebatch.layout.scratch import MAX_GEMM_ROWS, PROMPT_ROWS
 from moebatch.spec.hardware import Dtype
 
@@ -40,6 +41,8 @@ class Sizes:
     dtypes: tuple[Dtype, ...] = ("bfloat16", "float16", "float32")
     """Data types of the matrix products."""
     attention_dtype: Dtype = "bfloat16"
+    formats: tuple[str, ...] = tuple(FORMATS)
+    """Stored formats whose decoding is measured, as far as kernels decode them."""
     gemm_rows: tuple[int, ...] = (1, 4, 16, 64, 128, 256, 512, 1024, MAX_GEMM_ROWS)
     buffer_bytes: int = 768 * 2**20
     """Memory through which reading and the weights of products walk, unless less is free."""
@@ -63,10 +66,11 @@ class Sizes:
     """Whether a file is written, to measure writing or to have something to read."""
 
 
-def quick_sizes(dtypes: tuple[Dtype, ...]) -> Sizes:
+def quick_sizes(dtypes: tuple[Dtype, ...], formats: tuple[str, ...] = ()) -> Sizes:
     """A few seconds in all: few data types, few points, and no file is written."""
     return Sizes(
         dtypes=dtypes,
+        formats=formats,
         attention_dtype=dtypes[0],
         gemm_rows=(4, 64, 256, MAX_GEMM_ROWS),
         buffer_bytes=384 * 2**20,

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from moebatch.formats.registry import FORMATS
+from moebatch.formats.weight_format import WeightFormat
 from moebatch.layout.scratch import Limits
 from moebatch.measure.sizes import ModelSizes
 from moebatch.model.decoder import Decoder
@@ -28,6 +29,7 @@ class SyntheticLayer:
 
     shape: ModelShape
     decoder: Decoder
+    experts: StoredExperts
     weights: dict[str, Tensor]
 
     def hidden_states(self, num_tokens: int) -> Tensor:
@@ -44,7 +46,7 @@ def synthetic_layer(
     dtype: torch.dtype,
     device: torch.device,
     *,
-    stored: torch.dtype | None = None,
+    stored: WeightFormat | None = None,
 ) -> SyntheticLayer:
     """A layer of that size whose attention adds nothing, so that it may be applied for ever.
 
@@ -58,10 +60,12 @@ def synthetic_layer(
         return {role: w.zero_() if role == "o" else fill(w, scale=0.02) for role, w in made.items()}
 
     dense = DenseWeights.of(weights(shape.global_tensors()), [weights(shape.layer_tensors(0))])
-    plain = FORMATS[str(stored or dtype).removeprefix("torch.")]
-    decoder = Decoder(shape, config, dense, limits, experts=StoredExperts.of(shape, plain))
+    stored = stored or FORMATS[str(dtype).removeprefix("torch.")]
+    experts = StoredExperts.of(shape, stored)
+    decoder = Decoder(shape, config, dense, limits, experts=experts)
     decoder.scratch.buffer.zero_()
-    return SyntheticLayer(shape=shape, decoder=decoder, weights=dict(dense.layers[0]))
+    weights_of_layer = dict(dense.layers[0])
+    return SyntheticLayer(shape=shape, decoder=decoder, experts=experts, weights=weights_of_layer)
 
 
 def fill(tensor: Tensor, *, scale: float) -> Tensor:

@@ -142,5 +142,5 @@ def _faster(processor: Processor) -> Processor:
         attention_flops=processor.attention_flops * FACTOR,
         elementwise_bandwidth=processor.elementwise_bandwidth * FACTOR,
         sequence_s=processor.sequence_s / FACTOR,
-        widening_bandwidth=processor.widening_bandwidth * FACTOR,
+        decoding={name: rate * FACTOR for name, rate in processor.decoding.items()},
     )

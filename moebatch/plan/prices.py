@@ -17,7 +17,7 @@ _USUAL_ROWS = 256
 
 def fastest_dtypes(shape: ModelShape, dtypes: Dtypes, hardware: Hardware) -> Dtypes:
     """Those in which the CPU computes experts fastest: `dtypes` as stored, or float32 where a
-    processor is slow with fewer bits, widening counted. Never less precise than stored."""
+    processor is slow with fewer bits, decoding counted. Never less precise than stored."""
     wider = replace(dtypes, compute="float32")
     stored_s, wider_s = (
         Prices(shape=shape, dtypes=kind, hardware=hardware).usual_expert_s
@@ -94,12 +94,12 @@ class Prices:
             return 0.0
         params, at_once = self.shape.expert_params, min(rows, MAX_GEMM_ROWS)
         stored_bytes = self.dtypes.expert_bytes(self.shape)
-        widened_bytes = ceil(rows / at_once) * stored_bytes * self.dtypes.converts
-        widening_s = widened_bytes / processor.widening_bandwidth
+        decoded_bytes = ceil(rows / at_once) * stored_bytes * self.dtypes.converts
+        decoding_s = decoded_bytes / processor.decoding_rate(self.dtypes.stored.name)
         product_s = self._gemm_s(
             processor, rows, params, at_once, stored_bytes=stored_bytes, streamed=streamed
         )
-        return widening_s + product_s
+        return decoding_s + product_s
 
     def _gemm_s(
         self,

@@ -74,10 +74,15 @@ class Processor:
     """Bytes per second of norms, gathering and adding."""
     sequence_s: float = 0.0
     """Fixed seconds of decode attention per sequence and layer."""
-    widening_bandwidth: float = math.inf
-    """Bytes per second of stored weights that become wider numbers to be multiplied."""
+    decoding: Mapping[str, float] = field(default_factory=dict)
+    """Bytes per second of stored weights that become numbers to be multiplied, by the name of their
+    format; of others as many as are read."""
     instruction_set: str = ""
     """What the kernels of a CPU use; empty where none are known of."""
+
+    def decoding_rate(self, stored: str) -> float:
+        """Bytes per second of a format that become numbers to be multiplied."""
+        return self.decoding.get(stored, self.bandwidth)
 
     def gemm_for(self, dtype: Dtype, *, streamed: bool = False) -> RateCurve:
         """The curve of `dtype`; where it has none, of the nearest that the processor can do."""

@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, PlainValidator, ValidationInfo, create_model, model_validator
 
+from moebatch.formats.registry import FORMATS
 from moebatch.spec.form import Built, Form
 from moebatch.spec.hardware import LEVELS, LINKS, LevelName, LinkName, RateCurve
 from moebatch.spec.place import Findings, Place
@@ -22,6 +23,7 @@ from moebatch.spec.profile_levels import (
 from moebatch.spec.profile_values import (
     BASES,
     LINK_RATE,
+    MEMORY_RATE,
     SPEED,
     CurveFigure,
     Figure,
@@ -132,6 +134,7 @@ def _level(name: LevelName) -> Any:
     if name != "disk":
         entries["instruction_set"] = (Line, None)
         entries |= {key: (_CURVES, ... if key == "gemm" else None) for key in CURVES}
+        entries["decoding"] = (_DECODING, None)
         entries |= {key: (_figure(kind), None) for key, kind in PROCESSOR_FIGURES.items()}
         entries["bandwidth"] = (entries["bandwidth"][0], ...)
     form = create_model("Level", __base__=Form, **entries)
@@ -156,6 +159,10 @@ def _mapping(title: str, kinds: Mapping[Any, Any]) -> type[Form]:
 _CURVE = Annotated[CurveFigure, Built(_figure_form(SPEED, has_rows=True), CurveFigure)]
 _CURVES = Annotated[
     Mapping[str, CurveFigure], Built(_mapping("Gemm", dict.fromkeys(DTYPES, _CURVE)), _by_dtype)
+]
+_DECODING = Annotated[
+    Mapping[str, Figure],
+    Built(_mapping("Decoding", dict.fromkeys(FORMATS, _figure(MEMORY_RATE))), dict),
 ]
 _LEVELS = _mapping("Levels", {name: _level(name) for name in LEVELS})
 _LINKS = _mapping("Links", {name: _link(name) for name in LINKS})

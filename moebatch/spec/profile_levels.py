@@ -31,7 +31,6 @@ PROCESSOR_FIGURES: Mapping[str, Quantity] = MappingProxyType(
         "attention_bandwidth": MEMORY_RATE,
         "attention_flops": SPEED,
         "elementwise_bandwidth": MEMORY_RATE,
-        "widening_bandwidth": MEMORY_RATE,
         "sequence_time": DURATION,
     }
 )
@@ -63,8 +62,9 @@ class LevelFigures:
     """FLOP/s of attention among the tokens of a prompt; None is the highest of gemm."""
     elementwise_bandwidth: Figure | None = None
     """Bytes per second of norms and the like; None is the bandwidth."""
-    widening_bandwidth: Figure | None = None
-    """Bytes per second of stored weights that become wider numbers; None is the bandwidth."""
+    decoding: Mapping[str, Figure] = field(default_factory=dict)
+    """Bytes per second of stored weights that become numbers to be multiplied, by the name of their
+    format; where there is none, the bandwidth."""
     sequence_time: Figure | None = None
     """Seconds of decode attention per sequence and layer; None is none."""
     instruction_set: str = ""
@@ -95,7 +95,7 @@ class LevelFigures:
             attention_flops=_on(self.attention_flops, basis, fastest),
             elementwise_bandwidth=_on(self.elementwise_bandwidth, basis, bandwidth),
             sequence_s=_on(self.sequence_time, basis, 0.0),
-            widening_bandwidth=_on(self.widening_bandwidth, basis, bandwidth),
+            decoding={name: figure.on(basis) for name, figure in self.decoding.items()},
             instruction_set=self.instruction_set,
         )
 
@@ -105,6 +105,8 @@ class LevelFigures:
         for name in CURVES:
             for dtype, curve in getattr(self, name).items():
                 yield f"{name}.{dtype}", SPEED, curve
+        for name, rate in self.decoding.items():
+            yield f"decoding.{name}", MEMORY_RATE, rate
         for name, quantity in PROCESSOR_FIGURES.items():
             figure = getattr(self, name)
             if figure is not None:
@@ -144,6 +146,9 @@ class LevelFigures:
         for name in CURVES:
             curves = getattr(self, name).items()
             changed[name] = {dtype: curve.scaled(factor, source) for dtype, curve in curves}
+        changed["decoding"] = {
+            name: figure.scaled(factor, source) for name, figure in self.decoding.items()
+        }
         return replace(self, **changed)
 
 

@@ -118,7 +118,7 @@ def machine_of(bfloat16: str, widening: str) -> JobMachine:
         "bfloat16": CurveFigure(achieved=level_curve(SPEED.read(bfloat16)), source="test"),
     }
     rate = Figure(achieved=MEMORY_RATE.read(widening), source="test")
-    dram = replace(dram, gemm=gemm, gemm_streamed={}, widening_bandwidth=rate)
+    dram = replace(dram, gemm=gemm, gemm_streamed={}, decoding={"bfloat16": rate})
     profile = replace(profile, levels={**profile.levels, "dram": dram})
     return JobMachine(kind="cpu", profile=profile)
 

@@ -10,9 +10,11 @@ import torch
 import yaml
 
 from moebatch.errors import ConfigError, StorageError
+from moebatch.formats.registry import FORMATS
 from moebatch.measure.machine import _cpu_model, _disturbance, measure_machine
 from moebatch.measure.saved import load_saved, save_profile
 from moebatch.measure.sizes import Sizes, quick_sizes
+from moebatch.model.native import loader
 from moebatch.spec.profile import HardwareProfile
 from tests.measure.sizes import TINY, TINY_DISK
 
@@ -107,11 +109,26 @@ def test_without_writing_and_reading_the_disk_has_room_and_no_rates(folder: Path
     assert set(profile.levels["dram"].gemm) == {"float32"}
 
 
+@ONLY_CPU
+def test_decoding_is_measured_of_the_formats_that_kernels_read(folder: Path) -> None:
+    sizes = replace(TINY, is_written=False, dtypes=("bfloat16", "float32"))
+    profile, lines = measure(folder, sizes=sizes)
+    coded = {name for name, stored in FORMATS.items() if stored.is_coded}
+    wanted = {"bfloat16", "float16", *coded} if loader.kernels() else set()
+    assert set(profile.levels["dram"].decoding) == wanted
+    assert any("weights decoded: bfloat16 " in line for line in lines) == bool(wanted)
+    stored = profile.hardware().dram.processor
+    assert stored is not None
+    assert stored.decoding_rate("gptq int4") == stored.bandwidth
+
+
 def test_quick_writes_nothing_and_measures_one_dtype_at_few_points() -> None:
-    quick, full = quick_sizes(("float16",)), Sizes()
+    quick, full = quick_sizes(("float16",), ("fp8",)), Sizes()
     assert not quick.is_written
     assert quick.dtypes == ("float16",)
     assert quick.attention_dtype == "float16"
+    assert quick.formats == ("fp8",)
+    assert set(quick.formats) < set(full.formats)
     assert len(quick.gemm_rows) <= 4
     assert set(quick.gemm_rows) <= set(full.gemm_rows)
     assert len(quick.decode_sequences) * len(quick.decode_contexts) <= 2

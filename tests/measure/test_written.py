@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moebatch.errors import ConfigError
+from moebatch.formats.registry import FORMATS
 from moebatch.measure.attention import AttentionRates
 from moebatch.measure.disk import DiskRates
 from moebatch.measure.fit import DecodeRates
@@ -49,7 +50,7 @@ PROCESSORS = st.builds(
         prompt_flops=numbers(SPEED),
     ),
     elementwise_bandwidth=numbers(MEMORY_RATE),
-    widening_bandwidth=st.none() | numbers(MEMORY_RATE),
+    decoding=st.dictionaries(st.sampled_from(list(FORMATS)), numbers(MEMORY_RATE)),
     instruction_set=st.sampled_from(["", "avx2", "portable"]),
 )
 CHUNKS = st.lists(numbers(LINK_RATE), min_size=1, max_size=3).map(tuple)
@@ -105,7 +106,7 @@ def plain() -> HardwareProfile:
             decode=DecodeRates(sequence_s=1e-6, bandwidth=1e10), prompt_flops=1e9
         ),
         elementwise_bandwidth=1e9,
-        widening_bandwidth=1e9,
+        decoding={"bfloat16": 1e9, "packed int4": 1e9},
         instruction_set="avx2",
     )
     disk = _Disk(

@@ -4,10 +4,13 @@ from dataclasses import replace
 
 import pytest
 
+from moebatch.formats.registry import FORMATS
+from moebatch.layout.footprint import Dtypes
 from moebatch.layout.lanes import pass_seconds
 from moebatch.layout.load import PassLoad
 from moebatch.layout.routing import SkewedRouting
 from moebatch.plan.price import Price
+from moebatch.plan.prices import Prices
 from moebatch.plan.problem import Problem
 from moebatch.plan.sim_passes import Work, decode_load, mean_load, passes_of, split
 from moebatch.plan.sim_world import SimWorld
@@ -222,3 +225,19 @@ def test_pages_cut_by_the_pass_before_cost_what_they_weigh() -> None:
     cut_before = page(SHAPE.num_layers, 0, num_pages=4)
     cut_now = page(SHAPE.num_layers + 1, 0, num_pages=8)
     assert world.seconds(cut_before) == pytest.approx(2 * world.seconds(cut_now))
+
+
+def test_decoding_costs_what_the_profile_says_of_the_format() -> None:
+    """Once for an expert and pass, by bytes as stored; as many as are read where nobody measured."""
+    machine = cpu_machine()
+    unmeasured = machine.dram.processor
+    assert unmeasured is not None
+    measured = replace(unmeasured, decoding={"packed int4": 1e9})
+    dtypes = Dtypes(stored=FORMATS["packed int4"], compute="bfloat16")
+    prices = Prices(shape=SHAPE, dtypes=dtypes, hardware=machine)
+    stored_bytes = dtypes.expert_bytes(SHAPE)
+    unmeasured_s, measured_s = (
+        prices.cpu_expert_s(cpu, 64, fresh=0) for cpu in (unmeasured, measured)
+    )
+    more_s = stored_bytes / 1e9 - stored_bytes / unmeasured.bandwidth
+    assert measured_s - unmeasured_s == pytest.approx(more_s)

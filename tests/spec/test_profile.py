@@ -469,7 +469,7 @@ class TestChange:
             load_profile("generic-cpu").with_change("vram=16GB")
         assert str(caught.value).endswith(
             "names are dram, dram.gemm, dram.bandwidth, dram.attention_bandwidth, "
-            "dram.attention_flops, dram.elementwise_bandwidth, dram.widening_bandwidth, "
+            "dram.attention_flops, dram.elementwise_bandwidth, "
             "dram.sequence_time, disk, disk->dram, dram->disk"
         )
 
