@@ -228,7 +228,7 @@ def test_pages_cut_by_the_pass_before_cost_what_they_weigh() -> None:
 
 
 def test_decoding_costs_what_the_profile_says_of_the_format() -> None:
-    """Once for an expert and pass, by bytes as stored; as many as are read where nobody measured."""
+    """Once for an expert and pass, by bytes as stored; without a measurement as if only read."""
     machine = cpu_machine()
     unmeasured = machine.dram.processor
     assert unmeasured is not None
