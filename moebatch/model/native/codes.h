@@ -5,10 +5,10 @@
    points are looked up once for STEP_INPUTS inputs of a row. */
 
 /* Beside the types of numbers: what weights are that have a coding. */
-enum { CODED = 3 };
-enum { INT4, E2M1, INT8, UINT8, E4M3 };
+enum { CODED = 5 };
+enum { INT4_CODE, E2M1_CODE, INT8_CODE, UINT8_CODE, E4M3_CODE };
 /* The last of which steps have a power that is missing in the numbers, and there is no NaN. */
-enum { E4M3_SHIFTED = 5 };
+enum { E4M3_SHIFTED_CODE = 5 };
 /* Scales have one of the three types of numbers, or one of these. */
 enum { E4M3_SCALE = 3, E8M0_SCALE };
 
@@ -36,7 +36,7 @@ typedef struct {
     int shift;
 } Steps;
 
-INLINE int bits_of(int numbers) { return numbers == INT4 || numbers == E2M1 ? 4 : 8; }
+INLINE int bits_of(int numbers) { return numbers == INT4_CODE || numbers == E2M1_CODE ? 4 : 8; }
 
 INLINE float float_of(uint32_t bits) {
     float x;
@@ -178,13 +178,13 @@ INLINE Lot numbers_of(Words pairs, int numbers) {
     const int bits = bits_of(numbers);
     const Words even = pairs << (32 - bits), odd = pairs << (32 - 2 * bits);
     switch (numbers) {
-    case E2M1:
+    case E2M1_CODE:
         return (Lot){e2m1_of(even), e2m1_of(odd)};
-    case E4M3:
+    case E4M3_CODE:
         return (Lot){e4m3_of(even), e4m3_of(odd)};
-    case E4M3_SHIFTED:
+    case E4M3_SHIFTED_CODE:
         return (Lot){shifted_e4m3_of(even), shifted_e4m3_of(odd)};
-    case INT8:
+    case INT8_CODE:
         return (Lot){floats_of((Words)((Ints)even >> 24)), floats_of((Words)((Ints)odd >> 24))};
     default:
         return (Lot){floats_of(pairs & ((1u << bits) - 1)), floats_of(pairs >> bits)};
@@ -246,7 +246,7 @@ INLINE Floats rounded_to(Floats x, int dtype) {
 /* A lot of weights, the first of them the i-th of those that have these steps. */
 INLINE Lot load_coded(const char *codes, const Steps *s, int64_t i, int numbers, int rounds_to) {
     Lot lot = numbers_of(bits_of(numbers) == 4 ? bytes_at(codes) : shorts_at(codes), numbers);
-    if (numbers == INT4 || numbers == UINT8) {
+    if (numbers == INT4_CODE || numbers == UINT8_CODE) {
         Floats zeros = over_lot(s->zeros, s->shift, i);
         lot = (Lot){lot.first - zeros, lot.second - zeros};
     }
@@ -301,26 +301,26 @@ INLINE void decode_row(char *to, int64_t step, const struct coding *c, int64_t r
     Steps s;
     const float largest = find_steps(c, row, first, num, &s);
     switch (c->numbers) {
-    case INT4:
-        decode_lots(to, step, codes, &s, num, INT4, c->rounds_to, is_pairs);
+    case INT4_CODE:
+        decode_lots(to, step, codes, &s, num, INT4_CODE, c->rounds_to, is_pairs);
         break;
-    case E2M1:
-        decode_lots(to, step, codes, &s, num, E2M1, c->rounds_to, is_pairs);
+    case E2M1_CODE:
+        decode_lots(to, step, codes, &s, num, E2M1_CODE, c->rounds_to, is_pairs);
         break;
-    case INT8:
-        decode_lots(to, step, codes, &s, num, INT8, c->rounds_to, is_pairs);
+    case INT8_CODE:
+        decode_lots(to, step, codes, &s, num, INT8_CODE, c->rounds_to, is_pairs);
         break;
-    case UINT8:
-        decode_lots(to, step, codes, &s, num, UINT8, c->rounds_to, is_pairs);
+    case UINT8_CODE:
+        decode_lots(to, step, codes, &s, num, UINT8_CODE, c->rounds_to, is_pairs);
         break;
-    case E4M3:
+    case E4M3_CODE:
         if (!(largest < 128) || has_nan(codes, num)) {
-            decode_lots(to, step, codes, &s, num, E4M3, c->rounds_to, is_pairs);
+            decode_lots(to, step, codes, &s, num, E4M3_CODE, c->rounds_to, is_pairs);
             break;
         }
         for (int64_t i = 0; i <= (num - 1) >> s.shift; i++)
             s.steps[i] *= 0x1p120f;
-        decode_lots(to, step, codes, &s, num, E4M3_SHIFTED, c->rounds_to, is_pairs);
+        decode_lots(to, step, codes, &s, num, E4M3_SHIFTED_CODE, c->rounds_to, is_pairs);
         break;
     }
 }

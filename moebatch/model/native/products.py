@@ -13,7 +13,7 @@ from moebatch.formats.coded import CodedMatrix
 from moebatch.model.native.codes import Coding, coding
 from moebatch.model.native.kernels import DTYPES
 
-_CODED = 3
+_CODED = 5
 """In the place of a type of numbers."""
 _USUAL_CACHE_BYTES = 2**19
 
