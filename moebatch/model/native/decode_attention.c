@@ -217,12 +217,13 @@ typedef struct {
 
 /* The numbers of a unit of codes into the room, and the next unit into the second-level cache. */
 static void widen_unit(const struct work *w, const Room *room, Unit unit, Unit next) {
-    int64_t head_bytes = bytes_of(w->head_dim, w->cache_dtype);
+    int64_t head_bytes = cached_bytes(w->head_dim, w->cache_dtype);
     for (int t = 0; t < BLOCK; t++) {
         const char *key = unit.keys + unit.offsets[t], *value = unit.values + unit.offsets[t];
-        widen_codes(room->keys + t * room->width, key, 0, room->width, w->head_dim, w->cache_dtype);
-        widen_codes(room->values + t * room->width, value, 0, room->width, w->head_dim,
-                    w->cache_dtype);
+        widen_cached(room->keys + t * room->width, key, 0, room->width, w->head_dim,
+                     w->cache_dtype);
+        widen_cached(room->values + t * room->width, value, 0, room->width, w->head_dim,
+                     w->cache_dtype);
         for (int64_t i = 0; i < head_bytes; i += 64) {
             __builtin_prefetch(next.keys + next.offsets[t] + i, 0, 2);
             __builtin_prefetch(next.values + next.offsets[t] + i, 0, 2);
@@ -263,7 +264,8 @@ INLINE void attend(const struct work *w, int64_t item, int64_t next_item, Room r
     int64_t query = item / parts, part = item % parts;
     int64_t place = (w->tokens[query] * w->num_heads + part * room.num_heads) * w->head_dim;
     int cache_dtype = dtype == FLOAT32 ? w->cache_dtype : dtype;
-    int64_t head_bytes = bytes_of(w->head_dim, cache_dtype), row_bytes = w->num_kv_heads * head_bytes;
+    int64_t head_bytes = cached_bytes(w->head_dim, cache_dtype);
+    int64_t row_bytes = w->num_kv_heads * head_bytes;
     int64_t part_bytes = w->kv_heads_per_item * head_bytes, stop = w->starts[query + 1];
     int64_t offsets[BLOCK], next_offsets[BLOCK];
     int num = locate(w, w->starts[query], stop, row_bytes, offsets);
@@ -286,7 +288,7 @@ INLINE void attend(const struct work *w, int64_t item, int64_t next_item, Room r
             if (g + 1 == w->kv_heads_per_item)
                 next = (Unit){w->keys + next_part * part_bytes, w->values + next_part * part_bytes,
                               next_offsets, next_num};
-            if (is_coded(cache_dtype)) {
+            if (is_cached_code(cache_dtype)) {
                 widen_unit(w, &room, unit, next);
                 unit = next = (Unit){(char *)room.keys, (char *)room.values, room.offsets, num};
             }
@@ -309,7 +311,7 @@ INLINE void attend(const struct work *w, int64_t item, int64_t next_item, Room r
 void moebatch_attend(struct work *w) {
     int64_t parts = w->num_kv_heads / w->kv_heads_per_item;
     int64_t num_heads = w->num_heads / parts, width = (w->head_dim + LOT - 1) / LOT * LOT;
-    int64_t num_widened = is_coded(w->cache_dtype) ? BLOCK * width : 0;
+    int64_t num_widened = is_cached_code(w->cache_dtype) ? BLOCK * width : 0;
     size_t num_bytes = num_heads * (2 * width * sizeof(float) + sizeof(Softmax));
     num_bytes += 2 * num_widened * sizeof(float);
     float *memory = aligned_alloc(64, (num_bytes + 63) / 64 * 64);
@@ -329,8 +331,8 @@ void moebatch_attend(struct work *w) {
         int64_t next_item = __atomic_fetch_add(&w->next_item, 1, __ATOMIC_RELAXED);
         switch (w->cache_dtype) {
         case FLOAT32:
-        case INT8:
-        case FP8:
+        case CACHED_INT8:
+        case CACHED_FP8:
             attend(w, item, next_item, room, FLOAT32);
             break;
         case BFLOAT16:

@@ -4,8 +4,9 @@
    word: its upper half, and its lower half shifted up, are float32 already. So there the first
    vector of a lot has its even numbers and the second its odd ones.
 
-   The 8 bits of INT8 and FP8 (e4m3) are codes: numbers but for a scale, which is a bfloat16 behind
-   the codes that it is for. Only keys and values come so; they are widened before anything else.
+   The 8 bits of CACHED_INT8 and CACHED_FP8 (e4m3) are codes: numbers but for a scale, which is a
+   bfloat16 behind the codes that it is for. Only keys and values come so; they are widened before
+   anything else.
 
    No -ffast-math: it would swallow NaN, and some compilers then change the rounding of the whole
    process. */
@@ -45,7 +46,7 @@ typedef struct {
     Floats first, second;
 } Lot;
 
-enum { FLOAT32, BFLOAT16, FLOAT16, INT8, FP8 };
+enum { FLOAT32, BFLOAT16, FLOAT16, CACHED_INT8, CACHED_FP8 };
 
 /* As instruction_set.py names them. */
 const char *moebatch_instruction_set(void) {
@@ -70,12 +71,14 @@ int moebatch_supports(int dtype) {
 #endif
 }
 
-INLINE int is_coded(int dtype) { return dtype == INT8 || dtype == FP8; }
+INLINE int is_cached_code(int dtype) { return dtype == CACHED_INT8 || dtype == CACHED_FP8; }
 
-INLINE int64_t size_of(int dtype) { return dtype == FLOAT32 ? 4 : is_coded(dtype) ? 1 : 2; }
+INLINE int64_t size_of(int dtype) { return dtype == FLOAT32 ? 4 : is_cached_code(dtype) ? 1 : 2; }
 
 /* So many numbers, with the scale of codes. */
-INLINE int64_t bytes_of(int64_t num, int dtype) { return num * size_of(dtype) + 2 * is_coded(dtype); }
+INLINE int64_t cached_bytes(int64_t num, int dtype) {
+    return num * size_of(dtype) + 2 * is_cached_code(dtype);
+}
 
 INLINE Floats read_floats(const float *p) {
     Floats x;
@@ -219,7 +222,7 @@ INLINE void store_part(char *p, Lot lot, int64_t num, int dtype) {
     memcpy(p, room, num * size_of(dtype));
 }
 
-INLINE float read_scale(const char *p) {
+INLINE float read_cached_scale(const char *p) {
     uint16_t half;
     memcpy(&half, p, sizeof half);
     uint32_t bits = (uint32_t)half << 16;
@@ -229,7 +232,7 @@ INLINE float read_scale(const char *p) {
 }
 
 /* LANES bytes with a sign. Compilers take such conversions apart where they are not told how. */
-INLINE Ints read_bytes(const char *p) {
+INLINE Ints read_whole(const char *p) {
 #if defined(__AVX512F__)
     return (Ints)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p));
 #elif defined(__AVX2__)
@@ -244,17 +247,17 @@ INLINE Ints read_bytes(const char *p) {
 
 /* The numbers [first, stop) of a cached head of so many codes; zeros from its end on. A multiple of
    LANES. No part of what it is called from, of which there are many. */
-static __attribute__((noinline)) void widen_codes(float *to, const char *head, int64_t first,
+static __attribute__((noinline)) void widen_cached(float *to, const char *head, int64_t first,
                                                   int64_t stop, int64_t head_dim, int dtype) {
-    float scale = read_scale(head + head_dim);
+    float scale = read_cached_scale(head + head_dim);
     for (int64_t c = first; c < stop; c += LANES) {
         char room[LANES] = {0};
         const char *codes = head + c;
         if (c + LANES > head_dim)
             codes = memcpy(room, codes, c < head_dim ? head_dim - c : 0);
-        Ints whole = read_bytes(codes);
+        Ints whole = read_whole(codes);
         Floats x = __builtin_convertvector(whole, Floats);
-        if (dtype == FP8) { /* its exponents begin 120 lower than those of float32 */
+        if (dtype == CACHED_FP8) { /* its exponents begin 120 lower than those of float32 */
             Words bits = ((Words)whole & 0x80000000u) | ((Words)whole & 0x7fu) << 20;
             x = (Floats)bits * 0x1p120f;
         }

@@ -105,8 +105,8 @@ INLINE void copy_cached(uint32_t *to, const char *head, int64_t c, const struct 
                         int dtype) {
     if (!head)
         memset(to, 0, 4 * TILE);
-    else if (is_coded(w->cache_dtype))
-        widen_codes((float *)to, head, c, c + TILE, w->head_dim, w->cache_dtype);
+    else if (is_cached_code(w->cache_dtype))
+        widen_cached((float *)to, head, c, c + TILE, w->head_dim, w->cache_dtype);
     else
         copy_words(to, head + c * size_of(w->cache_dtype), w->head_dim - c, w->cache_dtype, dtype);
 }
@@ -174,7 +174,7 @@ INLINE void copy_positions(const struct slice_work *w, const int64_t *rows, int6
                            int64_t head, SliceRoom room, int dtype) {
     const int64_t bytes = size_of(w->cache_dtype), padded = up_to(num, SIDE);
     const int64_t at_once = 4 * TILE / size_of(dtype), to_next = words_of(KEYS, dtype) * TILE;
-    const int64_t before = head * bytes_of(w->head_dim, w->cache_dtype);
+    const int64_t before = head * cached_bytes(w->head_dim, w->cache_dtype);
     for (int64_t t = 0; t < padded; t++)
         for (int64_t c = 0; c < room.width; c += at_once) {
             const char *key = t < num ? w->keys + rows[t] * w->key_row * bytes + before : NULL;
@@ -195,7 +195,8 @@ INLINE void copy_positions(const struct slice_work *w, const int64_t *rows, int6
 
 /* Into the second-level cache, some at a time. */
 INLINE void fetch_ahead(const struct slice_work *w, Ahead *ahead) {
-    const int64_t bytes = size_of(w->cache_dtype), of_head = bytes_of(w->head_dim, w->cache_dtype);
+    const int64_t bytes = size_of(w->cache_dtype);
+    const int64_t of_head = cached_bytes(w->head_dim, w->cache_dtype);
     for (int64_t i = 0; i < ahead->num_at_once && ahead->rows < ahead->end; i++, ahead->rows++) {
         const char *key = w->keys + *ahead->rows * w->key_row * bytes + ahead->head * of_head;
         const char *value = w->values + *ahead->rows * w->value_row * bytes + ahead->head * of_head;
