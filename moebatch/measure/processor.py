@@ -130,7 +130,7 @@ def _decoding_rates(
     """Of every format that kernels read: plain numbers become float32, codes become numbers of the
     type that attention has."""
     usual = next(dtype for dtype in (sizes.attention_dtype, *gemm) if dtype in gemm)
-    known = (FORMATS[name] for name in sizes.formats)
+    known = (FORMATS[name] for name in sizes.formats if name in FORMATS)
     into: list[tuple[WeightFormat, Dtype]] = [
         (stored, "float32" if stored.is_tiled else usual)
         for stored in known
