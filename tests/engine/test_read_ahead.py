@@ -214,7 +214,7 @@ def test_where_o_direct_is_refused_files_are_read_through_the_page_cache(
 
 
 def test_neighbouring_tensors_are_read_in_one_run(tmp_path: Path) -> None:
-    save_file({name: torch.zeros(64, 16) for name in "abc"}, tmp_path / "model.safetensors")
+    save_file({name: torch.zeros(256, 16) for name in "abc"}, tmp_path / "model.safetensors")
     checkpoint = Checkpoint.open(tmp_path)
     together = Record.of([checkpoint.extent(name) for name in "abc"])
     apart = Record.of([checkpoint.extent(name) for name in "ac"])

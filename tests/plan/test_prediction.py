@@ -204,9 +204,9 @@ def test_turning_points_are_those_of_the_machine() -> None:
 def test_a_sample_of_lengths_stays_small_and_even() -> None:
     sample = LengthSample()
     for index in range(50_000):
-        sample.add((index, 1))
+        sample.add(Length(index, 1))
     assert 2_000 < len(sample.kept) <= 8192
-    steps = {b[0] - a[0] for a, b in zip(sample.kept, sample.kept[1:], strict=False)}
+    steps = {b.prompt_tokens - a.prompt_tokens for a, b in zip(sample.kept, sample.kept[1:], strict=False)}
     assert len(steps) == 1
 
 
