@@ -206,7 +206,10 @@ def test_a_sample_of_lengths_stays_small_and_even() -> None:
     for index in range(50_000):
         sample.add(Length(index, 1))
     assert 2_000 < len(sample.kept) <= 8192
-    steps = {b.prompt_tokens - a.prompt_tokens for a, b in zip(sample.kept, sample.kept[1:], strict=False)}
+    steps = {
+        b.prompt_tokens - a.prompt_tokens
+        for a, b in zip(sample.kept, sample.kept[1:], strict=False)
+    }
     assert len(steps) == 1
 
 
