@@ -1,7 +1,9 @@
 """Compiled attention: equal to torch within rounding, and never in the way where it cannot be."""
 
 import os
+import platform
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -150,6 +152,21 @@ def test_switched_off_everything_is_left_to_torch(monkeypatch: pytest.MonkeyPatc
 def test_there_is_a_reason_where_there_are_no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(loader.SWITCH, raising=False)
     assert (loader.prepare() is None) == (loader.kernels() is not None)
+
+
+@pytest.mark.few
+@pytest.mark.parametrize(
+    "march", ["sapphirerapids", "cooperlake", "skylake-avx512", "haswell", "x86-64"]
+)
+def test_a_compiler_takes_the_source_for_every_instruction_set(march: str) -> None:
+    """Also for those that this processor lacks, which no other test can run; without kernels torch
+    would do all work, and tests of kernels would be skipped."""
+    compiler = shutil.which("gcc")
+    if compiler is None or platform.machine() != "x86_64":
+        pytest.skip("no gcc for x86-64")
+    command = [compiler, "-fsyntax-only", "-std=gnu11", f"-march={march}", "-x", "c", "-"]
+    done = subprocess.run(command, input=loader.source(), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 # --- the compiler and its folder ------------------------------------------------------------------
