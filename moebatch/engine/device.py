@@ -72,7 +72,11 @@ class Device:
         if self.kind == "cpu":
             return DeviceMemory(self.torch_device, _NO_LIMIT_BYTES, level="dram")
         assert self.hardware is not None and self.hardware.vram is not None, "it has a GPU"
-        return DeviceMemory(self.torch_device, self.hardware.vram.capacity_bytes)
+        capacity_bytes = self.hardware.vram.capacity_bytes
+        if self.is_cuda:  # what torch allocates on the way counts, too
+            _, total_bytes = torch.cuda.mem_get_info()
+            torch.cuda.set_per_process_memory_fraction(min(1.0, capacity_bytes / total_bytes))
+        return DeviceMemory(self.torch_device, capacity_bytes)
 
 
 IN_MAIN_MEMORY = Device()

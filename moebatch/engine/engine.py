@@ -104,8 +104,8 @@ class Engine:
             if self.statistics.num_shrunk == MOST_SHRINKS or not batcher.shrink():
                 raise OutOfMemory(
                     f"the system refuses memory even for passes that were halved "
-                    f"{self.statistics.num_shrunk} times: {error}; lower resources.dram, so that "
-                    "less is allocated beforehand"
+                    f"{self.statistics.num_shrunk} times: {error}; lower resources.dram, or "
+                    "resources.vram where a GPU refuses, so that less is allocated beforehand"
                 ) from error
         self._sweep.give_up()
         for piece in slices:

@@ -22,6 +22,11 @@ Stream = Any
 class Gpu:
     """The GPU that torch uses, as far as lanes need it. Tests have one of their own."""
 
+    def __init__(self) -> None:
+        # It plans anew for every shape, and passes have new shapes for ever: 23 to 37 ms of the
+        # host each, as is reported, in a cache without bounds.
+        torch.backends.cuda.enable_cudnn_sdp(False)
+
     def stream(self) -> Stream:
         """A new stream, independent of all others, the default stream included."""
         return torch.cuda.Stream()  # type: ignore[no-untyped-call]

@@ -70,6 +70,13 @@ class Attempt:
         return self.machine.kind if self.machine else "cpu"
 
     @property
+    def vram_bytes(self) -> int | None:
+        """What it was planned to take of a real GPU; None without one, or before it was planned."""
+        if self.plan is None or self.kind != "cuda":
+            return None
+        return self.plan.problem.capacity_bytes("vram")
+
+    @property
     def num_done(self) -> int:
         """Rows that have ended, in earlier runs too."""
         before = self.input.num_done if self.input else 0

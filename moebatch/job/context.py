@@ -37,12 +37,14 @@ class RunContext:
         """What changes the answers."""
         return self.opened.approximation
 
-    @property
-    def with_less_memory(self) -> "RunContext":
-        """The same with three quarters of the memory."""
+    def with_less_memory(self, vram_bytes: int | None = None) -> "RunContext":
+        """The same with three quarters of the memory; `vram_bytes` are what it had of a GPU, if
+        that is not what the job says."""
         resources = self.job.resources
         less = {"dram": int(dram_bytes(self.job) * _LESS)}
-        if resources.vram is not None:
-            less["vram"] = int(resources.vram * _LESS)
+        if vram_bytes is None:
+            vram_bytes = resources.vram
+        if vram_bytes is not None:
+            less["vram"] = int(vram_bytes * _LESS)
         job = self.job.model_copy(update={"resources": resources.model_copy(update=less)})
         return replace(self, job=job)

@@ -70,12 +70,20 @@ def known_device(job: Job) -> DeviceKind | None:
     do.
     """
     profile = _named_profile(job) or load_saved()
-    if profile is not None:
+    if profile is not None and not has_unmeasured_gpu(job, profile):
         return _kind(job, profile)
     asked = job.resources.device
     if asked != "auto":
         return asked
     return None if torch.cuda.is_available() else "cpu"
+
+
+def has_unmeasured_gpu(job: Job, profile: HardwareProfile | None) -> bool:
+    """Whether the job may compute on a GPU of this machine of which its own profile knows nothing,
+    as when the GPU, or a torch that sees it, came later."""
+    wanted = job.resources.device in ("auto", "cuda") and job.resources.hardware == "auto"
+    known = profile is not None and "vram" in profile.levels
+    return wanted and not known and torch.cuda.is_available()
 
 
 def emulated_hardware(gpu: Hardware, own: Hardware) -> Hardware:
@@ -141,7 +149,7 @@ def _named_profile(job: Job) -> HardwareProfile | None:
 def _kind(job: Job, profile: HardwareProfile) -> DeviceKind:
     asked, has_vram = job.resources.device, "vram" in profile.levels
     if asked == "auto":
-        return "cuda" if has_vram and torch.cuda.is_available() else "cpu"
+        asked = "cuda" if has_vram and torch.cuda.is_available() else "cpu"
     if asked == "cpu":
         return "cpu"
     if not has_vram:
@@ -150,7 +158,19 @@ def _kind(job: Job, profile: HardwareProfile) -> DeviceKind:
     missing = [link for link in _GPU_LINKS if link not in profile.links]
     if missing:
         raise _wrong_device(f"the profile {profile.name} has no link {' and no '.join(missing)}")
+    if asked == "cuda":
+        _require_one_gpu(profile)
     return asked
+
+
+def _require_one_gpu(profile: HardwareProfile) -> None:
+    """What a profile says of several GPUs is what all of them have together."""
+    count = profile.levels["vram"].devices
+    if count > 1:
+        raise _wrong_device(
+            f"the profile {profile.name} has {count} GPUs, and a run computes on one; name a "
+            "profile of one of them, or write cpu"
+        )
 
 
 def _about_emulation(profile: HardwareProfile) -> tuple[str, ...]:

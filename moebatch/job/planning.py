@@ -3,10 +3,12 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
+import torch
+
 from moebatch.checkpoint.model_files import COMPUTE_DTYPES, ModelFiles
 from moebatch.errors import ConfigError, DoesNotFit, Fault, StorageError
 from moebatch.job.limits import dram_bytes, num_threads, require_within_levels
-from moebatch.job.machine import JobMachine, NotedProfile, job_machine
+from moebatch.job.machine import JobMachine, NotedProfile, has_unmeasured_gpu, job_machine
 from moebatch.measure.disk import free_bytes
 from moebatch.measure.machine import measure_machine
 from moebatch.measure.saved import load_saved, machine_profile
@@ -24,12 +26,11 @@ from moebatch.spec.job import Job
 from moebatch.spec.policy import Policy
 from moebatch.spec.policy_file import PolicyFile
 from moebatch.spec.workload import Workload
-from moebatch.store.memory import resident_bytes
+from moebatch.store.memory import is_out_of_memory, resident_bytes
 from moebatch.units import format_bytes
 
-MEASURED_IN_SECONDS = (
-    "this machine has no profile; it was measured for some seconds, `moebatch profile` takes a "
-    "minute and is kept"
+_UNMEASURED_GPU = (
+    "the GPU of this machine is not used, since it could not be measured; `moebatch profile` does"
 )
 _THREAD_BYTES = 2**20
 """Stack of a thread that computes, and what it gathers for products; 0.4 MB in measurements."""
@@ -67,11 +68,13 @@ def measured_machine(job: Job, files: ModelFiles, log: Callable[[str], None]) ->
 
 def _own_profile(job: Job, files: ModelFiles, log: Callable[[str], None]) -> NotedProfile:
     saved = load_saved()
-    if saved is not None:
+    has_gpu = has_unmeasured_gpu(job, saved)
+    if saved is not None and not has_gpu:
         return saved, ()
-    if not _worth_measuring(job, files):
+    if not (has_gpu or _worth_measuring(job, files)):
         return machine_profile()
-    log("measuring this machine for some seconds, since it has no profile yet")
+    reason = "its profile lacks the GPU" if saved else "it has no profile yet"
+    log(f"measuring this machine for some seconds, since {reason}")
     try:
         measured = measure_machine(
             job.output.path.parent,
@@ -82,15 +85,22 @@ def _own_profile(job: Job, files: ModelFiles, log: Callable[[str], None]) -> Not
             dtypes=_possible_dtypes(job, files),
             formats=(files.dtypes.stored.name,),
         )
-    except ConfigError:  # files of the model that are too short to be timed, or nothing but noise
-        return machine_profile()
-    return measured, (MEASURED_IN_SECONDS,)
+    except Exception as error:
+        # Files of the model that are too short to be timed, nothing but noise, or others' GPU.
+        if not (isinstance(error, ConfigError) or is_out_of_memory(error)):
+            raise
+        profile, notes = machine_profile()
+        return profile, (*notes, *([_UNMEASURED_GPU] if has_gpu else []))
+    note = f"this machine was measured for some seconds, since {reason}; `moebatch profile` "
+    return measured, (f"{note}takes a minute and is kept",)
 
 
 def in_fastest_dtype(
     job: Job, files: ModelFiles, machine: JobMachine, log: Callable[[str], None]
 ) -> ModelFiles:
     """What ``model.dtype: auto`` means on this machine, from its rates."""
+    if machine.kind == "cuda":
+        return _not_emulated(job, files, machine, log)
     if machine.kind != "cpu" or len(_possible_dtypes(job, files)) == 1:
         return files
     hardware, stored = machine.hardware(), files.dtypes.compute
@@ -100,6 +110,23 @@ def in_fastest_dtype(
         return files
     log(f"note: computed in {fastest}, which is faster here than the model's {stored}")
     return replace(files, dtype=COMPUTE_DTYPES[fastest])
+
+
+def _not_emulated(
+    job: Job, files: ModelFiles, machine: JobMachine, log: Callable[[str], None]
+) -> ModelFiles:
+    """In float16 where a GPU has no bfloat16 of its own: before compute capability 8.0 torch
+    emulates it, at a tenth of the speed."""
+    processor = machine.profile.hardware().levels["vram"].processor
+    known = processor.gemm.keys() if processor else ()
+    is_emulated = files.dtype == torch.bfloat16 and "bfloat16" not in known and "float16" in known
+    if not is_emulated or job.model.dtype != "auto":
+        return files
+    log(
+        f"note: computed in float16, since the GPU of {machine.profile.name} only emulates the "
+        "model's bfloat16; float16 ends at 65504, write model.dtype: float32 if that is too little"
+    )
+    return replace(files, dtype=torch.float16)
 
 
 def _possible_dtypes(job: Job, files: ModelFiles) -> tuple[Dtype, ...]:
@@ -165,7 +192,7 @@ def _budgets(job: Job, hardware: Hardware, kind: DeviceKind) -> dict[LevelName, 
     budgets: dict[LevelName, int] = {"dram": dram_bytes(job)}
     require_within_levels(job, hardware, ["vram"])
     if hardware.vram is not None:
-        budgets["vram"] = limits.vram or hardware.vram.capacity_bytes
+        budgets["vram"] = _vram_budget(limits.vram, hardware.vram.capacity_bytes, kind)
     if kind == "emulate":
         left = budgets["dram"] - budgets["vram"]
         if left <= 0:
@@ -177,6 +204,22 @@ def _budgets(job: Job, hardware: Hardware, kind: DeviceKind) -> dict[LevelName, 
     if hardware.disk is not None:
         budgets["disk"] = limits.disk or min(hardware.disk.capacity_bytes, _free_on_disk(job))
     return budgets
+
+
+def _vram_budget(asked: int | None, capacity_bytes: int, kind: DeviceKind) -> int:
+    """What is asked for, or all that there is; of a real GPU no more than is free at this moment,
+    since a desktop, or another job, holds some of it."""
+    if kind != "cuda":
+        return capacity_bytes if asked is None else asked
+    free, _ = torch.cuda.mem_get_info()
+    if asked is None:
+        return min(capacity_bytes, free)
+    if asked > free:
+        raise DoesNotFit(
+            f"vram: {format_bytes(asked)} are asked for by resources.vram, and "
+            f"{format_bytes(free)} of the GPU are free; lower it, or end what else uses the GPU"
+        )
+    return asked
 
 
 def _free_on_disk(job: Job) -> int:

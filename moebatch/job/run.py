@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 
+import torch
+
 from moebatch.errors import ConfigError, DoesNotFit, Fault, OutOfMemory, StorageError
 from moebatch.folder.claim import Claim, FirstRun, claim
 from moebatch.folder.final_file import FinalFile, RowsMissing
@@ -148,11 +150,12 @@ class JobRun:
                 if refusal is None:
                     raise
                 raise OutOfMemory(f"{refusal}; nor is there a plan for less: {error}") from error
+            vram_bytes = attempt.vram_bytes
             del attempt
             self._attempt = None
             gc.collect()
             return_freed_memory()
-            context = context.with_less_memory
+            context = context.with_less_memory(_still_there(vram_bytes))
             self._budget_bytes = dram_bytes(context.job)
             room = format_bytes(self._budget_bytes)
             self._log(f"warning: {refusal}. Going on with a plan for {room}")
@@ -193,6 +196,14 @@ class Lesson:
 
     profile: HardwareProfile
     lines: tuple[str, ...]
+
+
+def _still_there(vram_bytes: int | None) -> int | None:
+    """So much of a GPU, or what others have left of it: what torch holds is given back first."""
+    if vram_bytes is None:
+        return None
+    torch.cuda.empty_cache()
+    return min(vram_bytes, torch.cuda.mem_get_info()[0])
 
 
 def lesson(profile: HardwareProfile, summary: RunSummary) -> Lesson:

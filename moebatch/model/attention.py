@@ -15,6 +15,9 @@ from moebatch.model.batch import QUERY_BLOCK, AttentionPlan, DecodeGroup, Prompt
 from moebatch.model.cached_numbers import decode, encode
 from moebatch.spec.attention import CacheDtype
 
+_MASK_STEP = 16
+"""Rows of a mask begin at multiples of so many numbers."""
+
 
 class Qkv(NamedTuple):
     """Rotated queries and keys, and values, of the tokens of a micro-batch."""
@@ -128,7 +131,7 @@ def _attend_prompt(
             seen_from = prompt.context + first - plan.window + 1
             first_key = max(0, seen_from - prompt.first_key)
         keys = slice(first_key, last_key)
-        band = plan.band_QS[-(stop - first) :, -(last_key - first_key) :]
+        band = _aligned(plan.band_QS[-(stop - first) :, -(last_key - first_key) :])
         _attend_block(q_THC[first:stop], k_SGC[keys], v_SGC[keys], band, out_THC[first:stop])
 
 
@@ -147,3 +150,12 @@ def _attend_block(
         q_GHTC, k_GHSC, v_GHSC, attn_mask=mask_TS, is_causal=mask_TS is None
     )
     out_THC.view(num_tokens, num_kv_heads, num_shared, head_dim).copy_(out.permute(2, 0, 1, 3))
+
+
+def _aligned(mask_QS: Tensor) -> Tensor:
+    """A copy whose rows begin where kernels of a GPU can read 16 numbers at once: torch's
+    memory-efficient attention looks at strides only, and crashes, or reads what is not there, where
+    the first row begins elsewhere."""
+    num_queries, num_keys = mask_QS.shape
+    room = mask_QS.new_empty(num_queries, -(-num_keys // _MASK_STEP) * _MASK_STEP)
+    return room[:, :num_keys].copy_(mask_QS)

@@ -69,6 +69,17 @@ class Arena:
         )
 
 
+_REFUSALS = (
+    "can't allocate memory",
+    "CUDA error: out of memory",
+    "out of memory (2)",  # of calls of the runtime that torch checks
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED",
+)
+"""What torch says when memory is refused to it, or to a library that it calls."""
+
+
 def copy_bytes(target: Tensor, source: Tensor) -> None:
     """Copies uint8 [num_bytes] into another tensor of that size.
 
@@ -92,10 +103,11 @@ def return_freed_memory() -> None:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether the system, or a device, has refused memory. torch has no type of its own for it on
-    the CPU."""
+    the CPU, nor for what its libraries ask a GPU for."""
     refused = isinstance(error, MemoryError | torch.OutOfMemoryError)
     refused |= isinstance(error, OSError) and error.errno == errno.ENOMEM
-    return refused or (isinstance(error, RuntimeError) and "can't allocate memory" in str(error))
+    text = str(error)
+    return refused or (isinstance(error, RuntimeError) and any(part in text for part in _REFUSALS))
 
 
 def resident_bytes() -> int:
