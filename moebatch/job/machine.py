@@ -111,27 +111,10 @@ def emulated_hardware(gpu: Hardware, own: Hardware) -> Hardware:
 def sharing_cores(hardware: Hardware, share: float) -> Hardware:
     """The same machine where each processor has but a share of its cores, from 0 to 1."""
     levels = {
-        name: replace(level, processor=level.processor and _slower(level.processor, share))
+        name: replace(level, processor=level.processor and level.processor.scaled(share))
         for name, level in hardware.levels.items()
     }
     return replace(hardware, levels=levels)
-
-
-def _slower(processor: Processor, share: float) -> Processor:
-    def scaled(curves: Mapping[Dtype, RateCurve]) -> dict[Dtype, RateCurve]:
-        return {dtype: curve.scaled(share) for dtype, curve in curves.items()}
-
-    return Processor(
-        gemm=scaled(processor.gemm),
-        gemm_streamed=scaled(processor.gemm_streamed),
-        bandwidth=processor.bandwidth * share,
-        attention_bandwidth=processor.attention_bandwidth * share,
-        attention_flops=processor.attention_flops * share,
-        elementwise_bandwidth=processor.elementwise_bandwidth * share,
-        sequence_s=processor.sequence_s / share,
-        decoding={name: rate * share for name, rate in processor.decoding.items()},
-        instruction_set=processor.instruction_set,
-    )
 
 
 def _named_profile(job: Job) -> HardwareProfile | None:

@@ -16,6 +16,8 @@ PROMPT_ROWS = 512
 """Most prompt tokens of a micro-batch."""
 GPU_PROMPT_ROWS = 2048
 """Prompt tokens that a GPU takes through attention and experts at a time."""
+GATHER_ROWS = 4096
+"""KV rows that decoding sequences gather at a time, unless one sequence has more."""
 _LOGITS_BLOCK_BYTES = 32 * 2**20
 _MAX_LOGITS_ROWS = 256
 _ALIGNMENT = 64
@@ -39,7 +41,7 @@ class Limits:
     """Most tokens of a micro-batch, and most rows of a block of logits."""
     context_tokens: int
     """Most tokens of a sequence, prompt and answer."""
-    gather_rows: int = 4096
+    gather_rows: int = GATHER_ROWS
     """KV rows that decoding sequences gather at a time, padding counted: few enough for a CPU's
     cache."""
     expert_rows: int = MAX_GEMM_ROWS

@@ -104,7 +104,9 @@ def _changes(hardware: Hardware) -> Iterator[_Change]:
             yield _Change(
                 words=f"a {name} twice as fast",
                 what_if=None,
-                hardware=_with_level(hardware, replace(level, processor=_faster(level.processor))),
+                hardware=_with_level(
+                    hardware, replace(level, processor=level.processor.scaled(FACTOR))
+                ),
                 lanes=frozenset({name.lower()}),
             )
     for link in hardware.links.values():
@@ -130,17 +132,3 @@ def _link_changes(hardware: Hardware, link: Link) -> Iterator[_Change]:
 
 def _with_level(hardware: Hardware, level: Level) -> Hardware:
     return replace(hardware, levels={**hardware.levels, level.name: level})
-
-
-def _faster(processor: Processor) -> Processor:
-    return replace(
-        processor,
-        gemm={dtype: curve.scaled(FACTOR) for dtype, curve in processor.gemm.items()},
-        gemm_streamed={d: curve.scaled(FACTOR) for d, curve in processor.gemm_streamed.items()},
-        bandwidth=processor.bandwidth * FACTOR,
-        attention_bandwidth=processor.attention_bandwidth * FACTOR,
-        attention_flops=processor.attention_flops * FACTOR,
-        elementwise_bandwidth=processor.elementwise_bandwidth * FACTOR,
-        sequence_s=processor.sequence_s / FACTOR,
-        decoding={name: rate * FACTOR for name, rate in processor.decoding.items()},
-    )

@@ -56,9 +56,10 @@ class PassTasks:
             # Gates, and what layers without experts have in their place.
             yield self._lane(Kind.GATE), number * self._price.gates_s(batch)
             if Kind.LOAD in kinds and Kind.OUT not in kinds:  # `post` projects
-                yield self._lane(Kind.POST), layers * number * self._price.out_s(batch)
+                yield self._lane(Kind.POST), layers * number * self._price.post_out_s(batch)
         yield self._lane(Kind.EXPERT), self.experts_s
-        yield self._lane(Kind.COMBINE), self._price.head_s(self.load.logits_rows)
+        combine_s = len(self._shape.moe_layers) * self._price.combine_s()
+        yield self._lane(Kind.COMBINE), combine_s + self._price.head_s(self.load.logits_rows)
 
     @property
     def outside_s(self) -> float:

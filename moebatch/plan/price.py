@@ -1,4 +1,8 @@
-"""Seconds of a task on its lane: the only cost there is. A pass costs what its tasks cost."""
+"""Seconds of a task on its lane: the only cost there is. A pass costs what its tasks cost.
+
+Each task is handed to its lane, and launches kernels or copies. On a processor that comes before
+its work; on a link it goes on beside the bytes of the transfer before, so the longer one counts.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -7,7 +11,9 @@ from functools import cache
 from moebatch.layout.elementwise import CHOICE_STATES, NORM_STATES
 from moebatch.layout.load import PassLoad
 from moebatch.layout.scratch import mean_product_rows, product_rows
+from moebatch.plan import launches
 from moebatch.plan.prices import Prices
+from moebatch.schedule.registry import traits_of
 from moebatch.schedule.task import Kind
 from moebatch.spec.hardware import LinkName, Processor
 from moebatch.spec.policy import Policy
@@ -25,7 +31,13 @@ class Price:
         """Seconds of a task that depend on nothing but what its micro-batch has to do; None for
         other kinds of tasks."""
         price = _OF_BATCH.get(kind)
-        return None if price is None else price(self, load)
+        if price is None:
+            return None
+        seconds = price(self, load)
+        if kind in _TRANSFERS and not seconds:
+            return 0.0
+        launching_s = self._main.task_s + self._launches_s(launches.of_batch(self._shape, kind, load))
+        return max(seconds, launching_s) if kind in _TRANSFERS else seconds + launching_s
 
     # --- arithmetic -----------------------------------------------------------------------------
 
@@ -40,6 +52,10 @@ class Price:
         params = self._shape.attention_params + 2 * self._shape.hidden_size - self._out_params
         return self._gemm_s(load, params) + self._moving_s(NORM_STATES / 2 * load.tokens)
 
+    def post_out_s(self, load: PassLoad) -> float:
+        """Output projection and residual where they are a part of `post`."""
+        return self.out_s(load) + self._launches_s(launches.of_batch(self._shape, Kind.OUT, load))
+
     def out_s(self, load: PassLoad) -> float:
         """Output projection and residual."""
         gemm_s = self._gemm_s(load, self._out_params)
@@ -50,14 +66,27 @@ class Price:
         return self.prices.decode_attention_s(load, self.prices.cpu)
 
     def gate_s(self, load: PassLoad, layer: int) -> float:
-        """Norm, router and shared expert of a layer with experts; norm and MLP of another one."""
+        """Norm, router and shared expert of a layer with experts; norm and MLP of another one. As
+        a part of `post` with what adds up there."""
         params = _gate_params(self._shape)[layer]
-        return self._gemm_s(load, params) + self._moving_s(NORM_STATES * load.tokens)
+        gemm_s = self._gemm_s(load, params) + self._moving_s(NORM_STATES * load.tokens)
+        return gemm_s + self._task_s(launches.of_gates(self._shape)[layer] + self._adding)
 
     def gates_s(self, load: PassLoad) -> float:
         """The same of all layers."""
-        moving_s = self._moving_s(NORM_STATES * load.tokens * self._shape.num_layers)
-        return self._gemm_s(load, sum(_gate_params(self._shape))) + moving_s
+        layers, of_gates = self._shape.num_layers, launches.of_gates(self._shape)
+        gemm_s = self._gemm_s(load, sum(_gate_params(self._shape)))
+        moving_s = self._moving_s(NORM_STATES * load.tokens * layers)
+        mean = sum(of_gates) / layers + self._adding
+        return gemm_s + moving_s + layers * self._task_s(mean)
+
+    def combine_s(self) -> float:
+        """What experts have made of a layer is added up, in a task of its own; no time where every
+        micro-batch does so in `post`."""
+        traits = traits_of(self.policy)
+        if traits.is_paged:
+            return 0.0
+        return self._task_s(launches.of_combine(is_joined=traits.runs == "pass"))
 
     def expert_s(self, rows: float, *, fresh: float, is_mean: bool = False) -> float:
         """An expert over so many tokens, which with the chance `fresh` has just arrived.
@@ -68,6 +97,8 @@ class Price:
         if rows <= 0:
             return 0.0
         moving_s = self._moving_s(CHOICE_STATES * rows)
+        moving_s += self._launches_s(launches.of_expert(rows))
+        moving_s += 0.0 if traits_of(self.policy).is_paged else self._main.task_s
         if self.prices.hardware.vram:
             return self.prices.expert_s(self._main, rows) + moving_s
         compute, instructions = self.prices.dtypes.compute, self._main.instruction_set
@@ -79,7 +110,10 @@ class Price:
 
     def head_s(self, rows: float) -> float:
         """Logits after so many tokens. No task of its own: it ends the last layer of a pass."""
-        return self.prices.head_s(self._main, rows) if rows else 0.0
+        if not rows:
+            return 0.0
+        count = launches.of_head(self._shape, rows, self.prices.dtypes.compute_bytes)
+        return self.prices.head_s(self._main, rows) + self._launches_s(count)
 
     # --- weights --------------------------------------------------------------------------------
 
@@ -88,7 +122,9 @@ class Price:
         pinned buffers runs beside the link, so the slower of the two counts."""
         if not self.prices.hardware.vram:
             return self.fetch_s(num_experts)
-        return max(self.up_s(num_experts), self.stage_s(num_experts))
+        handed_s = num_experts * launches.num_chunks(self._expert_bytes) * self._main.task_s
+        launched_s = self._launches_s(num_experts * launches.of_transfer(self._expert_bytes))
+        return max(self.up_s(num_experts), self.stage_s(num_experts), handed_s + launched_s)
 
     def fetch_s(self, num_experts: float) -> float:
         """The same on their way from disk to main memory."""
@@ -162,6 +198,18 @@ class Price:
     def _moving_s(self, hidden_states: float) -> float:
         return self.prices.moving_s(self._main, hidden_states)
 
+    def _task_s(self, num_launches: float) -> float:
+        """A task of the lane that computes, its work left out."""
+        return self._main.task_s + self._launches_s(num_launches)
+
+    def _launches_s(self, count: float) -> float:
+        return count * self._main.launch_s
+
+    @property
+    def _adding(self) -> int:
+        """Launches of `post` that a layer else has a task of its own for."""
+        return launches.of_combine(is_joined=False) if traits_of(self.policy).is_paged else 0
+
     @property
     def _main(self) -> Processor:
         return self.prices.main
@@ -188,6 +236,9 @@ def _gate_params(shape: ModelShape) -> tuple[int, ...]:
     return tuple(shape.resident_layer_params(layer) - around for layer in range(shape.num_layers))
 
 
+_TRANSFERS = frozenset(
+    {Kind.OFF, Kind.LOAD, Kind.KV_UP, Kind.KV_DOWN, Kind.KV_READ, Kind.KV_WRITE}
+)
 _OF_BATCH: Mapping[Kind, Callable[[Price, PassLoad], float]] = {
     Kind.ATTEND: Price.attend_s,
     Kind.PRE: Price.project_s,

@@ -168,7 +168,7 @@ class SimWorld:
         layer, load = self.setup.layer(task.step), self._load(task)
         seconds = self.price.gate_s(load, layer)
         if self._now.on_cpu[task.micro_batch]:
-            seconds += self.price.out_s(load)
+            seconds += self.price.post_out_s(load)
         if layer in self.setup.moe_layers:
             for expert, rows in enumerate(self._rows_of(layer, task.micro_batch)):
                 is_resident = ExpertKey(layer, expert) in self.room.resident
@@ -180,7 +180,7 @@ class SimWorld:
     def _end_s(self, task: Task) -> float:
         """What a step does once with all of its micro-batches."""
         loads = [self._now.loads[k] for k in self._present[task.step]]
-        seconds = 0.0
+        seconds = self.price.combine_s() if task.kind is Kind.COMBINE else 0.0
         if task.kind is Kind.DENSE:
             layer = self.setup.layer(task.step)
             seconds += sum(self.price.gate_s(load, layer) for load in loads)

@@ -77,6 +77,10 @@ class Processor:
     decoding: Mapping[str, float] = field(default_factory=dict)
     """Bytes per second of stored weights that become numbers to be multiplied, by the name of their
     format; of others as many as are read."""
+    launch_s: float = 0.0
+    """Seconds of a launch: of a kernel, or of a copy to or from the level, its work left out."""
+    task_s: float = 0.0
+    """Seconds that the engine takes to hand a task to its lane and to note its end."""
     instruction_set: str = ""
     """What the kernels of a CPU use; empty where none are known of."""
 
@@ -88,6 +92,20 @@ class Processor:
         """The curve of `dtype`; where it has none, of the nearest that the processor can do."""
         name = next(name for name in _NEAREST[dtype] if name in self.gemm)
         return self.gemm_streamed.get(name, self.gemm[name]) if streamed else self.gemm[name]
+
+    def scaled(self, factor: float) -> "Processor":
+        """So many times as fast in everything but launches, which wait for the host."""
+        return replace(
+            self,
+            gemm={dtype: curve.scaled(factor) for dtype, curve in self.gemm.items()},
+            gemm_streamed={d: curve.scaled(factor) for d, curve in self.gemm_streamed.items()},
+            bandwidth=self.bandwidth * factor,
+            attention_bandwidth=self.attention_bandwidth * factor,
+            attention_flops=self.attention_flops * factor,
+            elementwise_bandwidth=self.elementwise_bandwidth * factor,
+            sequence_s=self.sequence_s / factor,
+            decoding={name: rate * factor for name, rate in self.decoding.items()},
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

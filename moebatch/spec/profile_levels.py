@@ -32,6 +32,8 @@ PROCESSOR_FIGURES: Mapping[str, Quantity] = MappingProxyType(
         "attention_flops": SPEED,
         "elementwise_bandwidth": MEMORY_RATE,
         "sequence_time": DURATION,
+        "launch_time": DURATION,
+        "task_time": DURATION,
     }
 )
 """Figures of a level that computes, beside ``gemm``; only ``bandwidth`` has to be there."""
@@ -39,6 +41,9 @@ PROCESSOR_FIGURES: Mapping[str, Quantity] = MappingProxyType(
 
 CURVES = ("gemm", "gemm_streamed")
 """Figures by data type that may be tables by rows."""
+_GPU_LAUNCH_S, _GPU_TASK_S = 10e-6, 40e-6
+"""A GPU whose profile says nothing. Estimates: torch issues an operator in some 10 us, and a copy
+alike; an expert of 11 kernels with its way through the lanes was estimated at 150 us."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,6 +72,11 @@ class LevelFigures:
     format; where there is none, the bandwidth."""
     sequence_time: Figure | None = None
     """Seconds of decode attention per sequence and layer; None is none."""
+    launch_time: Figure | None = None
+    """Seconds of a launch of a kernel or a copy; None is 10 us on a GPU and nothing on a CPU, whose
+    other figures were measured with it."""
+    task_time: Figure | None = None
+    """Seconds of handing a task to its lane; None is 40 us with a GPU and nothing without."""
     instruction_set: str = ""
     """What the kernels of a CPU use; empty where none are known of."""
 
@@ -86,6 +96,7 @@ class LevelFigures:
         gemm = {dtype: figure.on(basis) for dtype, figure in self.gemm.items()}
         bandwidth = self.bandwidth.on(basis)
         fastest = max(curve.peak for curve in gemm.values())
+        has_launches = self.name == "vram" and basis != "paper"
         streamed = {dtype: figure.on(basis) for dtype, figure in self.gemm_streamed.items()}
         return Processor(
             gemm=gemm,
@@ -96,6 +107,8 @@ class LevelFigures:
             elementwise_bandwidth=_on(self.elementwise_bandwidth, basis, bandwidth),
             sequence_s=_on(self.sequence_time, basis, 0.0),
             decoding={name: figure.on(basis) for name, figure in self.decoding.items()},
+            launch_s=_on(self.launch_time, basis, _GPU_LAUNCH_S * has_launches),
+            task_s=_on(self.task_time, basis, _GPU_TASK_S * has_launches),
             instruction_set=self.instruction_set,
         )
 

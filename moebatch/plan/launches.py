@@ -1,0 +1,122 @@
+"""How many kernels and copies a task is to a GPU: each of them has to be launched.
+
+Counted from what the engine does, operator by operator; tests hold these numbers against it. What
+depends on lengths that a `PassLoad` does not know is said where it is guessed.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from math import ceil
+
+from moebatch.layout.load import PassLoad
+from moebatch.layout.scratch import GATHER_ROWS, MAX_GEMM_ROWS, PROMPT_ROWS, logits_rows
+from moebatch.layout.setup import CHUNK_BYTES
+from moebatch.schedule.task import Kind
+from moebatch.spec.policy import PAGE_TOKENS
+from moebatch.spec.shape import ModelShape
+
+_NORM = 9
+"""Into float32, sum of squares, five for its root, back, times the weight."""
+_ROTATION = 12
+"""Six for queries, and for keys."""
+_STORE = 2
+"""Keys and values into the cache."""
+_DECODE_GROUP = 5
+"""Keys, values and queries are gathered, attend, and are put back."""
+_PROMPT_SLICE = 2
+_OUT = 2
+"""Projection, and the sum with what it is added to."""
+_CHOICE = 5
+"""Of experts: product, softmax, the best, and two copies of what was chosen."""
+_GROUPING = 8
+"""Tokens by expert: counted, and sorted."""
+_MLP = 5
+_EXPERT = 6
+"""Beside its MLP: tokens are gathered, weighed and put back."""
+_COMBINE = 5
+_JOINING = 8
+"""Tokens by expert, of all micro-batches of a pass together."""
+_PARTS = 2
+"""Keys and values are copied apart."""
+_MOST_RUNS = 8
+"""Of pages that follow each other, in the cache of one sequence: a guess."""
+
+
+def of_batch(shape: ModelShape, kind: Kind, load: PassLoad) -> float:
+    """Launches of a task that depends on nothing but what its micro-batch has to do; 0 for others
+    and for those of a CPU."""
+    count = _OF_BATCH.get(kind)
+    return 0.0 if count is None else count(shape, load)
+
+
+@cache
+def of_gates(shape: ModelShape) -> tuple[int, ...]:
+    """By layer: norm, router and shared expert, or norm and MLP where there are no experts."""
+    return tuple(
+        _of_gate(shape) if layer in shape.moe_layers else _NORM + _MLP + 1
+        for layer in range(shape.num_layers)
+    )
+
+
+def of_expert(rows: float) -> float:
+    """One expert over so many tokens, portion by portion."""
+    return (_MLP + _EXPERT) * ceil(rows / MAX_GEMM_ROWS)
+
+
+def of_combine(*, is_joined: bool) -> int:
+    """The end of a layer: outputs are added up."""
+    return _COMBINE + _JOINING * is_joined
+
+
+def of_head(shape: ModelShape, rows: float, dtype_bytes: int) -> float:
+    """Logits after so many tokens, block by block: rows gathered, normed, multiplied, copied."""
+    return (_NORM + 3) * ceil(rows / logits_rows(shape, dtype_bytes))
+
+
+def num_chunks(expert_bytes: int) -> int:
+    """Pieces in which an expert is moved."""
+    return max(1, ceil(expert_bytes / CHUNK_BYTES))
+
+
+def of_transfer(expert_bytes: int) -> int:
+    """Copies of one expert: its pieces, cut once more where one of its three tensors ends."""
+    return num_chunks(expert_bytes) + 2
+
+
+def _of_gate(shape: ModelShape) -> int:
+    shared = bool(shape.shared_expert) * (1 + _MLP + 1) + bool(shape.shared_expert_gate) * 3
+    return _NORM + 1 + _CHOICE + 2 * shape.router.norm_topk_prob + _GROUPING + shared
+
+
+def _of_projection(shape: ModelShape, load: PassLoad) -> float:
+    return _NORM + 1 + 2 * _NORM * shape.attention.norms_queries + _ROTATION
+
+
+def _of_attention(shape: ModelShape, load: PassLoad) -> float:
+    groups = ceil(load.decode_positions / GATHER_ROWS)
+    slices = ceil(load.prompt_tokens / PROMPT_ROWS)
+    core = _STORE + groups * _DECODE_GROUP + slices * _PROMPT_SLICE
+    return _of_projection(shape, load) + core + _OUT
+
+
+def _of_kv_up(shape: ModelShape, load: PassLoad) -> float:
+    """A page or a stretch of such pages at a time."""
+    pages = (load.decode_positions + load.prompt_context) / PAGE_TOKENS
+    return _PARTS * min(pages, _MOST_RUNS * max(1.0, load.decode_sequences))
+
+
+def _of_kv_down(shape: ModelShape, load: PassLoad) -> float:
+    """The new row of every sequence, and the rows of each slice of a prompt."""
+    return _PARTS * (load.decode_sequences + ceil(load.prompt_tokens / PROMPT_ROWS))
+
+
+_OF_BATCH: Mapping[Kind, Callable[[ModelShape, PassLoad], float]] = {
+    Kind.ATTEND: _of_attention,
+    Kind.PRE: lambda shape, load: _of_projection(shape, load) + 3,
+    Kind.OUT: lambda shape, load: _OUT,
+    Kind.OFF: lambda shape, load: 3,
+    Kind.LOAD: lambda shape, load: 1,
+    Kind.KV_UP: _of_kv_up,
+    Kind.KV_DOWN: _of_kv_down,
+}
