@@ -1,6 +1,6 @@
 """The machine that a job runs on: its figures, and where it computes."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -10,11 +10,8 @@ from moebatch.measure.saved import load_saved
 from moebatch.spec.hardware import (
     Basis,
     DeviceKind,
-    Dtype,
     Hardware,
     LinkName,
-    Processor,
-    RateCurve,
 )
 from moebatch.spec.job import Job
 from moebatch.spec.profile import HardwareProfile, load_profile

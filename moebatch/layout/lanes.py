@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from moebatch.schedule.registry import traits_of
 from moebatch.spec.policy import Policy
 
-_PROCESSORS = ("gpu", "cpu")
+PROCESSORS = ("gpu", "cpu")
 _SERIAL_LANES = ("gpu", "cpu", "dram->vram", "vram->dram")
 LaneSeconds = Mapping[str, float]
 """Busy seconds by lane, lanes that do nothing left out."""
@@ -20,12 +20,22 @@ def pass_seconds(lanes: LaneSeconds, policy: Policy) -> float:
     """
     traits = traits_of(policy)
     if traits.foresees == "nothing":
-        computing = max((lanes.get(lane, 0.0) for lane in _PROCESSORS), default=0.0)
-        moving = (time_s for lane, time_s in lanes.items() if lane not in _PROCESSORS)
+        computing = max((lanes.get(lane, 0.0) for lane in PROCESSORS), default=0.0)
+        moving = (time_s for lane, time_s in lanes.items() if lane not in PROCESSORS)
         return computing + max(moving, default=0.0)
+    if takes_turns(policy):
+        computing = sum(lanes.get(lane, 0.0) for lane in PROCESSORS)
+        return max(computing, *lanes.values())
     if traits.moves == "block":
         return _block_seconds(lanes, policy)
     return max(lanes.values(), default=0.0)
+
+
+def takes_turns(policy: Policy) -> bool:
+    """Whether CPU and GPU wait for each other in every layer: the CPU attends to all micro-batches,
+    and then the GPU computes experts over the tokens of all of them."""
+    beside = policy.ffn_on_gpu and not policy.attention_on_gpu
+    return beside and traits_of(policy).runs == "pass"
 
 
 def _block_seconds(lanes: LaneSeconds, policy: Policy) -> float:

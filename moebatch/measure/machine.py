@@ -267,9 +267,6 @@ def _level(name: LevelName, capacity_bytes: int, rates: ProcessorRates | None) -
     capacity = _figure(min(max(capacity_bytes, kind.least), kind.most))
     if rates is None:
         return LevelFigures(name=name, capacity=capacity)
-    # The fit gives what is too short to be told from nothing, too.
-    sequence_s = rates.attention.decode.sequence_s
-    is_long = sequence_s >= DURATION.least
     return LevelFigures(
         name=name,
         capacity=capacity,
@@ -279,7 +276,9 @@ def _level(name: LevelName, capacity_bytes: int, rates: ProcessorRates | None) -
         attention_flops=_figure(rates.attention.prompt_flops),
         elementwise_bandwidth=_figure(rates.elementwise_bandwidth),
         decoding={name: _figure(rate) for name, rate in rates.decoding.items()},
-        sequence_time=_figure(sequence_s) if is_long else None,
+        sequence_time=_duration(rates.attention.decode.sequence_s),
+        launch_time=_duration(rates.launch_s),
+        task_time=_duration(rates.task_s),
         instruction_set=rates.instruction_set,
     )
 
@@ -292,6 +291,11 @@ def _link(
     name: LinkName, bandwidth: float, *, source: str = _SOURCE, staging: float | None = None
 ) -> LinkFigures:
     return LinkFigures(name=name, bandwidth=_figure(bandwidth, source), staging=staging)
+
+
+def _duration(seconds: float) -> Figure | None:
+    """None for what is too short to be told from nothing."""
+    return _figure(seconds) if seconds >= DURATION.least else None
 
 
 def _figure(number: float, source: str = _SOURCE) -> Figure:

@@ -17,6 +17,7 @@ from moebatch.measure.contention import Patience
 from moebatch.measure.elementwise import elementwise_bandwidth
 from moebatch.measure.gemm import decoding_bandwidth, experts_in, gemm_curve
 from moebatch.measure.memory import read_bandwidth
+from moebatch.measure.launching import launch_s, task_s
 from moebatch.measure.sizes import Sizes
 from moebatch.measure.timer import Allocate, Timer
 from moebatch.model.products import Products
@@ -42,6 +43,8 @@ class ProcessorRates:
     elementwise_bandwidth: float
     decoding: Mapping[str, float]
     """Bytes per second of stored weights by their format."""
+    launch_s: float
+    task_s: float
     instruction_set: str
     """Of kernels; empty where there are none."""
 
@@ -90,12 +93,18 @@ def processor_rates(
         f"{format_flops(attention.prompt_flops)} in prompts"
     )
     log(f"norms, routing and sums: {format_rate(elementwise)}")
+    timer = replace(timer, beside_reading=False)
+    task = patience.calmest(lambda: task_s(timer))
+    launch = patience.calmest(lambda: launch_s(timer))
+    log(f"{task * 1e6:.1f} µs to hand over a task, {launch * 1e6:.1f} µs to launch an operator")
     return ProcessorRates(
         bandwidth=bandwidth,
         gemm=gemm,
         attention=attention,
         elementwise_bandwidth=elementwise,
         decoding=decoding,
+        launch_s=launch,
+        task_s=task,
         instruction_set=instruction_set,
     )
 

@@ -8,7 +8,7 @@ from moebatch.plan.affine import Known
 from moebatch.plan.bounds import lower_seconds
 from moebatch.plan.planner import Planned, best_policy, best_seconds, ranked_among, screen
 from moebatch.plan.problem import Problem
-from moebatch.spec.hardware import Hardware, Level, LevelName, Link, Processor
+from moebatch.spec.hardware import Hardware, Level, LevelName, Link
 from moebatch.units import format_bytes, format_rate
 
 FACTOR = 2.0

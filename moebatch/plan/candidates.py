@@ -28,7 +28,7 @@ FEWEST_SLOTS = 2
 _CPU_MICRO_BATCH_SIZES = (16, CPU_MICRO_BATCH_SIZE)
 _WIDE_MICRO_BATCH_SIZES = (16, 64, 256)
 """Where they only bound buffers and windows."""
-_MICRO_BATCH_SIZES = (4, 8, 16, 32, 64, 128, 256, 512)
+_MICRO_BATCH_SIZES = (16, 32, 64, 128, 256, 512)
 _PASS_TOKENS = (64, 128, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192)
 _GPU_PASS_TOKENS = (256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 _KV_SLACK = 1.1
@@ -100,14 +100,13 @@ def _cpu_policies(problem: Problem, slot_counts: Sequence[int]) -> Iterator[tupl
 
 def _gpu_policies(problem: Problem, slot_counts: Sequence[int]) -> Iterator[tuple[Policy, bool]]:
     """And whether their micro-batches are the widest."""
-    for attention in (False, True):
-        # Where attention and experts are computed apart, one micro-batch is in each at a time;
-        # where they are together, an expert takes all tokens of the pass at once.
-        schedule = klotski if attention else cgopipe
-        sizes = _MICRO_BATCH_SIZES if schedule is cgopipe else _WIDE_MICRO_BATCH_SIZES
-        counts = slot_counts
-        if schedule is cgopipe:  # two layers come in pages, whatever is resident
-            counts = (2 * problem.shape.num_experts,)
+    # With attention on the CPU either one micro-batch is in each processor at a time, and experts
+    # run for each of them; or the processors take turns, and experts take all tokens of the pass.
+    for attention, schedule in ((False, cgopipe), (False, klotski), (True, klotski)):
+        is_paged = schedule.traits.is_paged
+        sizes = _MICRO_BATCH_SIZES if is_paged else _WIDE_MICRO_BATCH_SIZES
+        # Two layers come in pages, whatever is resident.
+        counts = (2 * problem.shape.num_experts,) if is_paged else slot_counts
         for batch_size in batch_sizes(problem):
             micro_batches = sorted({min(size, _widest(schedule, batch_size)) for size in sizes})
             tokens_of_pass = _gpu_tokens(problem, batch_size)
@@ -115,13 +114,13 @@ def _gpu_policies(problem: Problem, slot_counts: Sequence[int]) -> Iterator[tupl
                 policy = _policy(
                     problem, batch_size, micro_batch, tokens, slots, schedule, (attention, True)
                 )
-                yield policy, schedule is cgopipe or micro_batch == micro_batches[-1]
+                yield policy, is_paged or micro_batch == micro_batches[-1]
 
 
 def _widest(schedule: NamedSchedule, batch_size: int) -> int:
     """CGOPipe needs one micro-batch in work and others ahead of it: with fewer, its lanes wait for
     each other, which busy times do not show."""
-    return ceil(batch_size / (LOOK_AHEAD + 1)) if schedule is cgopipe else batch_size
+    return ceil(batch_size / (LOOK_AHEAD + 1)) if schedule.traits.is_paged else batch_size
 
 
 def batch_sizes(problem: Problem) -> tuple[int, ...]:

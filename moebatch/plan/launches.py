@@ -5,7 +5,6 @@ depends on lengths that a `PassLoad` does not know is said where it is guessed.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import cache
 from math import ceil
 
@@ -29,7 +28,7 @@ _OUT = 2
 """Projection, and the sum with what it is added to."""
 _CHOICE = 5
 """Of experts: product, softmax, the best, and two copies of what was chosen."""
-_GROUPING = 8
+_GROUPING = 7
 """Tokens by expert: counted, and sorted."""
 _MLP = 5
 _EXPERT = 6
@@ -40,7 +39,8 @@ _JOINING = 8
 _PARTS = 2
 """Keys and values are copied apart."""
 _MOST_RUNS = 8
-"""Of pages that follow each other, in the cache of one sequence: a guess."""
+"""Of pages that follow each other, in the cache of one sequence: those of its prompt do, those that
+came one by one do not. A guess, since loads do not say which are which: half of them did."""
 
 
 def of_batch(shape: ModelShape, kind: Kind, load: PassLoad) -> float:
@@ -52,11 +52,10 @@ def of_batch(shape: ModelShape, kind: Kind, load: PassLoad) -> float:
 
 @cache
 def of_gates(shape: ModelShape) -> tuple[int, ...]:
-    """By layer: norm, router and shared expert, or norm and MLP where there are no experts."""
-    return tuple(
-        _of_gate(shape) if layer in shape.moe_layers else _NORM + _MLP + 1
-        for layer in range(shape.num_layers)
-    )
+    """By layer: norm and router, or norm and MLP where there are no experts."""
+    gate = _NORM + 1 + _CHOICE + 2 * shape.router.norm_topk_prob + _GROUPING
+    dense = _NORM + _MLP + 1
+    return tuple(gate if layer in shape.moe_layers else dense for layer in range(shape.num_layers))
 
 
 def of_expert(rows: float) -> float:
@@ -64,9 +63,11 @@ def of_expert(rows: float) -> float:
     return (_MLP + _EXPERT) * ceil(rows / MAX_GEMM_ROWS)
 
 
-def of_combine(*, is_joined: bool) -> int:
-    """The end of a layer: outputs are added up."""
-    return _COMBINE + _JOINING * is_joined
+def of_combine(shape: ModelShape, *, is_joined: bool) -> int:
+    """The end of a layer: outputs are added up, with those of a shared expert if there is one."""
+    shared = 2 + _MLP if shape.shared_expert else 0
+    mixed = 3 * bool(shared and shape.shared_expert_gate)
+    return _COMBINE + _JOINING * is_joined + shared + mixed
 
 
 def of_head(shape: ModelShape, rows: float, dtype_bytes: int) -> float:
@@ -84,11 +85,6 @@ def of_transfer(expert_bytes: int) -> int:
     return num_chunks(expert_bytes) + 2
 
 
-def _of_gate(shape: ModelShape) -> int:
-    shared = bool(shape.shared_expert) * (1 + _MLP + 1) + bool(shape.shared_expert_gate) * 3
-    return _NORM + 1 + _CHOICE + 2 * shape.router.norm_topk_prob + _GROUPING + shared
-
-
 def _of_projection(shape: ModelShape, load: PassLoad) -> float:
     return _NORM + 1 + 2 * _NORM * shape.attention.norms_queries + _ROTATION
 
@@ -101,9 +97,10 @@ def _of_attention(shape: ModelShape, load: PassLoad) -> float:
 
 
 def _of_kv_up(shape: ModelShape, load: PassLoad) -> float:
-    """A page or a stretch of such pages at a time."""
-    pages = (load.decode_positions + load.prompt_context) / PAGE_TOKENS
-    return _PARTS * min(pages, _MOST_RUNS * max(1.0, load.decode_sequences))
+    """Pages that follow each other at a time."""
+    sequences = max(1.0, load.decode_sequences)
+    pages = (load.decode_positions + load.prompt_context) / PAGE_TOKENS / sequences
+    return _PARTS * sequences * min(1 + pages / 2, _MOST_RUNS)
 
 
 def _of_kv_down(shape: ModelShape, load: PassLoad) -> float:

@@ -10,6 +10,7 @@ Minimise    sum_c,f n_c,f t_c,f  +  a little for the batch and for shares on low
 Subject to  one_policy    sum_c z_c = 1
             share_*       sum_m w_c,m <= z_c, the same for k
             lane_*        t_c,f >= time of lane l, affine in the shares and z_c
+    turns_*       t_c,f >= time of CPU and GPU together, where they wait for each other
             memory_*      bytes on level m, affine in the shares and z_c, <= capacity_m z_c
             attention_on_gpu, ffn_on_gpu    A_g = sum of z_c over candidates that do, F_g alike
 
@@ -26,6 +27,7 @@ from math import isclose, isfinite
 import pulp
 
 from moebatch.errors import StorageError
+from moebatch.layout.lanes import PROCESSORS, takes_turns
 from moebatch.plan.affine import (
     Affine,
     AffineCandidate,
@@ -175,6 +177,13 @@ class _Program:
             for lane, formula in lanes.items():
                 name = f"lane_{lane.replace('->', '_to_')}_{index}_{phase}"
                 self.lp += time >= self._expression(index, formula, self._unit_s), name
+            if takes_turns(self._items[index].candidate.policy):
+                turns = [
+                    self._expression(index, lanes[lane], self._unit_s)
+                    for lane in PROCESSORS
+                    if lane in lanes
+                ]
+                self.lp += time >= pulp.lpSum(turns), f"turns_{index}_{phase}"
 
     def _add_memory(self, index: int) -> None:
         for level, formula in self._items[index].memory.items():

@@ -36,7 +36,9 @@ class Price:
         seconds = price(self, load)
         if kind in _TRANSFERS and not seconds:
             return 0.0
-        launching_s = self._main.task_s + self._launches_s(launches.of_batch(self._shape, kind, load))
+        launching_s = self._main.task_s + self._launches_s(
+            launches.of_batch(self._shape, kind, load)
+        )
         return max(seconds, launching_s) if kind in _TRANSFERS else seconds + launching_s
 
     # --- arithmetic -----------------------------------------------------------------------------
@@ -83,10 +85,10 @@ class Price:
     def combine_s(self) -> float:
         """What experts have made of a layer is added up, in a task of its own; no time where every
         micro-batch does so in `post`."""
-        traits = traits_of(self.policy)
-        if traits.is_paged:
+        if self._is_paged:
             return 0.0
-        return self._task_s(launches.of_combine(is_joined=traits.runs == "pass"))
+        traits = traits_of(self.policy)
+        return self._task_s(launches.of_combine(self._shape, is_joined=traits.runs == "pass"))
 
     def expert_s(self, rows: float, *, fresh: float, is_mean: bool = False) -> float:
         """An expert over so many tokens, which with the chance `fresh` has just arrived.
@@ -98,7 +100,7 @@ class Price:
             return 0.0
         moving_s = self._moving_s(CHOICE_STATES * rows)
         moving_s += self._launches_s(launches.of_expert(rows))
-        moving_s += 0.0 if traits_of(self.policy).is_paged else self._main.task_s
+        moving_s += 0.0 if self._is_paged else self._main.task_s
         if self.prices.hardware.vram:
             return self.prices.expert_s(self._main, rows) + moving_s
         compute, instructions = self.prices.dtypes.compute, self._main.instruction_set
@@ -206,9 +208,13 @@ class Price:
         return count * self._main.launch_s
 
     @property
+    def _is_paged(self) -> bool:
+        return traits_of(self.policy).is_paged
+
+    @property
     def _adding(self) -> int:
         """Launches of `post` that a layer else has a task of its own for."""
-        return launches.of_combine(is_joined=False) if traits_of(self.policy).is_paged else 0
+        return self._is_paged * launches.of_combine(self._shape, is_joined=False)
 
     @property
     def _main(self) -> Processor:
@@ -236,9 +242,7 @@ def _gate_params(shape: ModelShape) -> tuple[int, ...]:
     return tuple(shape.resident_layer_params(layer) - around for layer in range(shape.num_layers))
 
 
-_TRANSFERS = frozenset(
-    {Kind.OFF, Kind.LOAD, Kind.KV_UP, Kind.KV_DOWN, Kind.KV_READ, Kind.KV_WRITE}
-)
+_TRANSFERS = frozenset({Kind.OFF, Kind.LOAD, Kind.KV_UP, Kind.KV_DOWN, Kind.KV_READ, Kind.KV_WRITE})
 _OF_BATCH: Mapping[Kind, Callable[[Price, PassLoad], float]] = {
     Kind.ATTEND: Price.attend_s,
     Kind.PRE: Price.project_s,

@@ -10,6 +10,7 @@ from moebatch.measure.contention import Patience
 from moebatch.measure.elementwise import elementwise_bandwidth
 from moebatch.measure.gemm import experts_in, gemm_curve
 from moebatch.measure.gpu import gpu_rates, supported
+from moebatch.measure.launching import launch_s, task_s
 from moebatch.measure.memory import read_bandwidth
 from moebatch.measure.sizes import Sizes, gpu_sizes
 from moebatch.measure.timer import Timer
@@ -21,6 +22,12 @@ TIMER = Timer(device=torch.device("cpu"), budget_s=0.0, least_repeats=1)
 
 def allocate(num_bytes: int) -> torch.Tensor:
     return Arena(num_bytes).bytes
+
+
+def test_handing_over_and_launching_take_some_time() -> None:
+    assert 0 < task_s(TIMER) < 1
+    with torch.inference_mode():
+        assert 0 < launch_s(TIMER) < 1
 
 
 def curve(rows: tuple[int, ...], longest_s: float) -> list[int]:

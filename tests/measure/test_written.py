@@ -51,6 +51,8 @@ PROCESSORS = st.builds(
     ),
     elementwise_bandwidth=numbers(MEMORY_RATE),
     decoding=st.dictionaries(st.sampled_from(list(FORMATS)), numbers(MEMORY_RATE)),
+    launch_s=st.floats(0.0, DURATION.least) | numbers(DURATION),
+    task_s=st.floats(0.0, DURATION.least) | numbers(DURATION),
     instruction_set=st.sampled_from(["", "avx2", "portable"]),
 )
 CHUNKS = st.lists(numbers(LINK_RATE), min_size=1, max_size=3).map(tuple)
@@ -107,6 +109,8 @@ def plain() -> HardwareProfile:
         ),
         elementwise_bandwidth=1e9,
         decoding={"bfloat16": 1e9, "packed int4": 1e9},
+        launch_s=1e-6,
+        task_s=1e-5,
         instruction_set="avx2",
     )
     disk = _Disk(

@@ -18,10 +18,10 @@ from moebatch.schedule.simulate import simulate
 from moebatch.schedule.task import page
 from moebatch.schedule.timeline.timeline import Timeline
 from moebatch.spec.policy import Placement, Policy
-from tests.plan.problems import GB, SHAPE, cpu_machine, gpu_machine, problem
+from tests.plan.problems import GB, SHAPE, cpu_machine, gpu_machine, launching, problem
 from tests.schedule.check import check_timeline
 
-ON_GPU = problem(gpu_machine(disk=20 * GB))
+ON_GPU = problem(launching(gpu_machine(disk=20 * GB)))
 ON_CPU = problem(cpu_machine(64, flops=20e12))
 
 

@@ -470,7 +470,7 @@ class TestChange:
         assert str(caught.value).endswith(
             "names are dram, dram.gemm, dram.bandwidth, dram.attention_bandwidth, "
             "dram.attention_flops, dram.elementwise_bandwidth, "
-            "dram.sequence_time, disk, disk->dram, dram->disk"
+            "dram.sequence_time, dram.launch_time, dram.task_time, disk, disk->dram, dram->disk"
         )
 
 

@@ -1,0 +1,116 @@
+"""What a task costs beside its work: handing it to its lane, and launching its operators."""
+
+from collections.abc import Sequence
+
+import torch
+
+from moebatch.engine.cuda_lane import CudaStreams, cuda_lanes
+from moebatch.engine.executor import Executor
+from moebatch.engine.lane import LaneWork
+from moebatch.engine.recorder import Recorder
+from moebatch.layout.scratch import Limits
+from moebatch.measure.sizes import ModelSizes
+from moebatch.measure.synthetic import synthetic_layer
+from moebatch.measure.timer import Timer
+from moebatch.plan import launches
+from moebatch.schedule.driver import Driver
+from moebatch.schedule.klotski import klotski
+from moebatch.schedule.kv_route import Place
+from moebatch.schedule.request import Sweep
+from moebatch.schedule.setup import Setup
+from moebatch.schedule.slots.expert_load import ExpertKey
+from moebatch.schedule.slots.slots import SlotQueue
+from moebatch.schedule.task import Task
+from moebatch.store.monitor import Monitor
+
+_LAYERS, _EXPERTS, _MICRO_BATCHES = 4, 8, 4
+_TASKS = _LAYERS * (2 * _MICRO_BATCHES + _EXPERTS + 1)
+"""Of a pass: attention and gate of each micro-batch, every expert, and their sum."""
+_TINY = ModelSizes(
+    hidden_size=64, expert_width=64, num_heads=4, num_kv_heads=2, head_dim=16, experts_per_token=2
+)
+_TOKENS = 4
+
+
+def task_s(timer: Timer) -> float:
+    """Seconds of a task whose lane has nothing to do for it: the driver's next step, its launch,
+    the way to the lane and the note of its end."""
+    with torch.inference_mode():
+        passes = _BarePasses(timer.device)
+        try:
+            return timer.seconds(passes.run) / _TASKS
+        finally:
+            passes.close()
+
+
+def launch_s(timer: Timer) -> float:
+    """Seconds of a launch, in the experts of a layer so small that they have nothing else to do."""
+    limits = Limits(pass_tokens=_TOKENS, micro_batch_tokens=_TOKENS, context_tokens=_TOKENS)
+    layer = synthetic_layer(_TINY, limits, torch.float32, timer.device)
+    x_TD, decoder = layer.hidden_states(_TOKENS), layer.decoder
+    routing = decoder.route(0, x_TD)
+    width, hidden = _TINY.expert_width, _TINY.hidden_size
+    parts = [x_TD.new_zeros(size) for size in ((width, hidden), (width, hidden), (hidden, width))]
+
+    def run() -> None:
+        for expert in routing.experts:
+            decoder.run_expert(0, routing, expert, parts)
+
+    return timer.seconds(run) / (len(routing.experts) * launches.of_expert(1))
+
+
+class _AllChosen:
+    """Gates that choose every expert."""
+
+    def chosen(self, step: int, micro_batch: int) -> Sequence[int]:
+        return range(_EXPERTS)
+
+    def selected(self, step: int, micro_batch: int, later: int) -> Sequence[int]:
+        return range(_EXPERTS)
+
+    def ranked(self, step: int) -> Sequence[int]:
+        return range(_EXPERTS)
+
+    def chances(self, layer: int) -> Sequence[float]:
+        return [1.0] * _EXPERTS
+
+
+class _BarePasses:
+    """Passes of a schedule whose experts are all where they are computed, in no time."""
+
+    def __init__(self, device: torch.device) -> None:
+        compute: Place = "vram" if device.type == "cuda" else "dram"
+        keys = [ExpertKey(layer, e) for layer in range(_LAYERS) for e in range(_EXPERTS)]
+        setup = Setup(
+            num_layers=_LAYERS,
+            num_experts=_EXPERTS,
+            moe_layers=frozenset(range(_LAYERS)),
+            num_hot=_EXPERTS,
+            compute=compute,
+        )
+        slots = SlotQueue(dict.fromkeys(keys, 1), num_slots=0, resident=keys)
+        slots.fill_residents()
+        self._executor = Executor(setup, Recorder(_LAYERS), Monitor())
+        work = LaneWork(run=_nothing)
+        if compute == "vram":
+            self._executor.add(cuda_lanes(self._executor, CudaStreams())("gpu", work))
+        else:
+            self._executor.add_inline("cpu", work)
+        self._driver = Driver(
+            klotski(setup), setup, lanes=self._executor, router=_AllChosen(), slots=slots
+        )
+        self._executor.drive(self._driver, slots)
+
+    def run(self) -> None:
+        """One pass."""
+        on_cpu = (False,) * _MICRO_BATCHES
+        self._executor.run_pass(Sweep(num_micro_batches=_MICRO_BATCHES, on_cpu=on_cpu))
+
+    def close(self) -> None:
+        """Ends its threads."""
+        self._driver.close()
+        self._executor.close()
+
+
+def _nothing(task: Task) -> None:
+    pass

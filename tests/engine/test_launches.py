@@ -1,0 +1,178 @@
+"""A device that counts: operators and copies of every task, beside what the planner counts."""
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+from moebatch.checkpoint.model_files import open_model
+from moebatch.engine.pipeline import Pipeline
+from moebatch.layout.load import PassLoad
+from moebatch.model import attention
+from moebatch.model.native import loader
+from moebatch.plan import launches
+from moebatch.schedule.task import Kind, Task
+from moebatch.spec.shape import ModelShape
+from moebatch.store.kv_moves import Moves
+from moebatch.store.packed import PackedLayout
+from tests.engine.test_engine import requests
+from tests.engine.test_schedules import EMULATED, emulated, run
+
+_VIEWS = (
+    "view _unsafe_view t transpose permute slice select split expand unsqueeze squeeze as_strided "
+    "alias detach unbind flatten chunk reshape"
+)
+_ROOM = "empty empty_like new_empty to resolve_conj resolve_neg is_nonzero"
+_FREE = frozenset(f"{_VIEWS} split_with_sizes {_ROOM}".split(" "))
+"""Operators that launch nothing, or nothing where types agree."""
+_SEQUENCES, _PROMPT, _NEW = 8, 40, 24
+_AFTER = (Kind.GATE, Kind.EXPERT, Kind.COMBINE)
+
+
+class CountingDevice(TorchDispatchMode):
+    """Counts what a GPU would be asked to launch, by tasks. On a CPU that has no kernels of ours,
+    torch's operators are those that a GPU gets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tasks: dict[Kind, list[tuple[Task, Counter[str]]]] = defaultdict(list)
+        self._now: Counter[str] = Counter()
+
+    def __torch_dispatch__(
+        self, func: Any, types: object, args: Any = (), kwargs: Any = None
+    ) -> object:
+        name = func._schema.name.removeprefix("aten::")
+        self.count(name)
+        return func(*args, **(kwargs or {}))
+
+    def count(self, name: str, number: int = 1) -> None:
+        if name.rstrip("_") not in _FREE:
+            self._now[name] += number
+
+    def do(self, task: Task, work: Callable[[], None]) -> None:
+        """One task at a time."""
+        self._now = Counter()
+        with self:
+            work()
+        self.tasks[task.kind].append((task, self._now))
+
+    def number(self, kind: Kind) -> int:
+        """Of tasks."""
+        return len(self.tasks[kind])
+
+    def total(self, kind: Kind) -> int:
+        """Launches of all tasks of a kind."""
+        return sum(counted.total() for _, counted in self.tasks[kind])
+
+    def mean(self, kind: Kind) -> float:
+        """The same of one."""
+        return self.total(kind) / self.number(kind)
+
+
+@pytest.fixture
+def counting(monkeypatch: pytest.MonkeyPatch) -> Iterator[CountingDevice]:
+    device = CountingDevice()
+    do, sdpa, copy = Pipeline.do, F.scaled_dot_product_attention, Moves.copy
+
+    def counted(self: Pipeline, task: Task) -> None:
+        with self._executor.lock:
+            device.do(task, lambda: do(self, task))
+
+    def attend(*arguments: Any, **options: Any) -> torch.Tensor:
+        device.count("scaled_dot_product_attention")
+        with _disable_current_modes():
+            return sdpa(*arguments, **options)
+
+    def between_memories(self: Moves, source: torch.Tensor, target: torch.Tensor) -> None:
+        """As if these were two."""
+        device.count("copy of pages", len(self.runs))
+        with _disable_current_modes():
+            copy(self, source, target)
+
+    monkeypatch.setattr(loader, "kernels", lambda: None)
+    monkeypatch.setattr(Pipeline, "do", counted)
+    monkeypatch.setattr(attention.F, "scaled_dot_product_attention", attend)
+    monkeypatch.setattr(Moves, "copy", between_memories)
+    yield device
+
+
+def decoded(
+    counting: CountingDevice, folder: Path, tmp_path: Path, title: str, schedule: str
+) -> ModelShape:
+    """Runs sequences of one length, and keeps the passes in which all of them decode."""
+    policy = replace(
+        EMULATED[title],
+        schedule=schedule,
+        batch_size=_SEQUENCES,
+        micro_batch_size=_SEQUENCES // 2,
+        tokens_per_pass=_SEQUENCES * _PROMPT,
+        num_kv_pages=64,
+    )
+    rows = requests((_PROMPT,) * _SEQUENCES, max_tokens=_NEW)
+    run(folder, policy, rows, device=emulated(), scratch=tmp_path)
+    shape = open_model(folder, "float32").shape
+    for kind, tasks in counting.tasks.items():
+        counting.tasks[kind] = [each for each in tasks if each[0].step >= shape.num_layers]
+    return shape
+
+
+LOAD = PassLoad(
+    decode_sequences=_SEQUENCES / 2,
+    decode_positions=_SEQUENCES / 2 * (_PROMPT + _NEW / 2),
+)
+"""Of one micro-batch."""
+
+
+@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe", "qwen2_moe"])
+def test_tasks_launch_as_much_as_they_are_priced_for(
+    tiny_checkpoint: Callable[..., Path], counting: CountingDevice, tmp_path: Path, family: str
+) -> None:
+    title = "GPU attention, cache in main memory"
+    shape = decoded(counting, tiny_checkpoint(family), tmp_path, title, "klotski")
+    kinds = (Kind.ATTEND, Kind.KV_DOWN)
+    assert {kind: counting.mean(kind) for kind in kinds} == pytest.approx(
+        {kind: launches.of_batch(shape, kind, LOAD) for kind in kinds}, rel=0.02
+    )
+    # Where runs of pages begin and end is a guess.
+    planned = launches.of_batch(shape, Kind.KV_UP, LOAD)
+    assert counting.mean(Kind.KV_UP) == pytest.approx(planned, rel=0.4)
+    num_gates, num_experts, num_sums = map(counting.number, _AFTER)
+    gates = num_gates * launches.of_gates(shape)[0]
+    sums = num_sums * launches.of_combine(shape, is_joined=True)
+    planned = gates + num_experts * launches.of_expert(1) + sums
+    assert sum(map(counting.total, _AFTER)) == pytest.approx(planned, rel=0.1)
+
+
+@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe"])
+def test_tasks_around_attention_on_the_cpu_launch_as_much_as_they_are_priced_for(
+    tiny_checkpoint: Callable[..., Path], counting: CountingDevice, tmp_path: Path, family: str
+) -> None:
+    shape = decoded(counting, tiny_checkpoint(family), tmp_path, "CPU attention", "cgopipe")
+    kinds = (Kind.PRE, Kind.OFF, Kind.LOAD)
+    assert {kind: counting.mean(kind) for kind in kinds} == pytest.approx(
+        {kind: launches.of_batch(shape, kind, LOAD) for kind in kinds}, rel=0.02
+    )
+    experts = sum(counted["silu_"] for _, counted in counting.tasks[Kind.POST])
+    of_batch = launches.of_gates(shape)[0] + launches.of_batch(shape, Kind.OUT, LOAD)
+    of_batch += launches.of_combine(shape, is_joined=False)
+    planned = counting.number(Kind.POST) * of_batch + experts * launches.of_expert(1)
+    assert counting.total(Kind.POST) == pytest.approx(planned, rel=0.05)
+
+
+def test_an_expert_is_copied_in_as_many_pieces_as_it_is_priced_for() -> None:
+    """Three matrices on their way into a slot, in chunks."""
+    for width in (8, 1000, 3000):
+        places = [((width, 2048), torch.bfloat16)] * 2 + [((2048, width), torch.bfloat16)]
+        record = SimpleNamespace(places=[SimpleNamespace(shape=s, dtype=d) for s, d in places])
+        layout = PackedLayout.of([record])
+        num_bytes = 3 * 2 * 2048 * width
+        assert len(layout.chunks) == launches.num_chunks(num_bytes)
+        num_copies = sum(len(chunk.parts) for chunk in layout.chunks)
+        assert num_copies == pytest.approx(launches.of_transfer(num_bytes), abs=2)
