@@ -16,8 +16,8 @@ from moebatch.measure.attention import AttentionRates, attention_rates
 from moebatch.measure.contention import Patience
 from moebatch.measure.elementwise import elementwise_bandwidth
 from moebatch.measure.gemm import decoding_bandwidth, experts_in, gemm_curve
-from moebatch.measure.memory import read_bandwidth
 from moebatch.measure.launching import launch_s, task_s
+from moebatch.measure.memory import read_bandwidth
 from moebatch.measure.sizes import Sizes
 from moebatch.measure.timer import Allocate, Timer
 from moebatch.model.products import Products
