@@ -15,7 +15,7 @@ from moebatch.plan.phases import Phase, phases_of
 from moebatch.plan.problem import Problem
 from moebatch.schedule.attention import LOOK_AHEAD
 from moebatch.schedule.cgopipe import cgopipe
-from moebatch.schedule.definition import NamedSchedule
+from moebatch.schedule.definition import NamedSchedule, Traits
 from moebatch.schedule.klotski import klotski
 from moebatch.spec.hardware import LevelName
 from moebatch.spec.policy import STREAMING_SLOTS, Placement, Policy, pages_of
@@ -105,10 +105,15 @@ def _gpu_policies(problem: Problem, slot_counts: Sequence[int]) -> Iterator[tupl
     for attention, schedule in ((False, cgopipe), (False, klotski), (True, klotski)):
         is_paged = schedule.traits.is_paged
         sizes = _MICRO_BATCH_SIZES if is_paged else _WIDE_MICRO_BATCH_SIZES
-        # Two layers come in pages, whatever is resident.
-        counts = (2 * problem.shape.num_experts,) if is_paged else slot_counts
+        counts = slot_counts
+        if is_paged:  # two layers come in pages, whatever is resident
+            counts = (2 * problem.shape.num_experts,)
+        elif not attention:  # a layer comes while the CPU attends
+            counts = (problem.shape.num_experts, 0)
         for batch_size in batch_sizes(problem):
-            micro_batches = sorted({min(size, _widest(schedule, batch_size)) for size in sizes})
+            micro_batches = sorted(
+                {min(size, widest_micro_batch(schedule.traits, batch_size)) for size in sizes}
+            )
             tokens_of_pass = _gpu_tokens(problem, batch_size)
             for micro_batch, tokens, slots in product(micro_batches, tokens_of_pass, counts):
                 policy = _policy(
@@ -117,10 +122,10 @@ def _gpu_policies(problem: Problem, slot_counts: Sequence[int]) -> Iterator[tupl
                 yield policy, is_paged or micro_batch == micro_batches[-1]
 
 
-def _widest(schedule: NamedSchedule, batch_size: int) -> int:
+def widest_micro_batch(traits: Traits, batch_size: int) -> int:
     """CGOPipe needs one micro-batch in work and others ahead of it: with fewer, its lanes wait for
     each other, which busy times do not show."""
-    return ceil(batch_size / (LOOK_AHEAD + 1)) if schedule.traits.is_paged else batch_size
+    return ceil(batch_size / (LOOK_AHEAD + 1)) if traits.moves == "pages" else batch_size
 
 
 def batch_sizes(problem: Problem) -> tuple[int, ...]:

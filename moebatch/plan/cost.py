@@ -10,11 +10,12 @@ from dataclasses import dataclass
 
 from moebatch.layout.habits import Habits
 from moebatch.layout.ladder import Ladder
-from moebatch.layout.lanes import LaneSeconds, pass_seconds
+from moebatch.layout.lanes import LaneSeconds, pass_seconds, takes_turns
 from moebatch.layout.load import PassLoad
 from moebatch.layout.setup import staying
 from moebatch.plan.expected_loads import ExpectedLoads, LayerTimes, expected_loads
 from moebatch.plan.pass_tasks import PassTasks
+from moebatch.plan.price import Price
 from moebatch.plan.prices import Prices
 from moebatch.schedule.lanes import LANES
 from moebatch.schedule.registry import traits_of
@@ -56,7 +57,8 @@ class CostModel:
     def seconds_of(self, lanes: LaneSeconds, load: PassLoad, policy: Policy) -> float:
         """The same where its `lanes` are known: side by side, and with what they wait for."""
         reading_s = lanes.get("disk->dram", 0.0) + self.full_slots_s(load, policy)
-        return max(pass_seconds(lanes, policy), reading_s, self._waiting_s(load, policy))
+        waiting_s = max(self._waiting_s(load, policy), self._turns_s(lanes, policy))
+        return max(pass_seconds(lanes, policy), reading_s, waiting_s)
 
     def loads(self, load: PassLoad, policy: Policy) -> ExpectedLoads | None:
         """Experts that come in a pass of few tokens, in time, late and in vain; None where habits
@@ -91,6 +93,17 @@ class CostModel:
             loads.seconds
             + num_dense / self.prices.shape.num_layers * self._tasks(load, policy).outside_s
         )
+
+    def _turns_s(self, lanes: LaneSeconds, policy: Policy) -> float:
+        """Length of a pass whose GPU waits for experts after the CPU has attended: until then no
+        more come than there are slots for. Zero where processors do not take turns."""
+        if not (takes_turns(policy) and policy.num_slots):
+            return 0.0
+        price = Price(prices=self.prices, policy=policy)
+        there_s = len(self.prices.shape.moe_layers) * price.up_s(policy.num_slots)
+        attending_s = lanes.get("cpu", 0.0)
+        coming_s = lanes.get("dram->vram", 0.0) - min(attending_s, there_s)
+        return attending_s + max(lanes.get("gpu", 0.0), coming_s)
 
     def _tasks(self, load: PassLoad, policy: Policy) -> PassTasks:
         return PassTasks(prices=self.prices, load=load, policy=policy)

@@ -11,7 +11,7 @@ from itertools import product
 from math import ceil
 
 from moebatch.layout.setup import slots_wanted
-from moebatch.plan.candidates import FEWEST_SLOTS
+from moebatch.plan.candidates import FEWEST_SLOTS, widest_micro_batch
 from moebatch.plan.phases import phases_of, sequences_held
 from moebatch.plan.prediction import at_end
 from moebatch.plan.problem import Problem
@@ -167,7 +167,8 @@ def _with_tokens(policy: Policy, tokens: int) -> Policy:
 
 def _with_micro_batch(policy: Policy, by: float) -> Policy:
     size = round(policy.micro_batch_size * by)
-    return replace(policy, micro_batch_size=max(1, min(size, policy.batch_size)))
+    most = widest_micro_batch(traits_of(policy), policy.batch_size)
+    return replace(policy, micro_batch_size=max(1, min(size, most)))
 
 
 def _homes(policy: Policy) -> tuple[LevelName, ...]:
