@@ -95,7 +95,7 @@ class _BarePasses:
         if compute == "vram":
             self._executor.add(cuda_lanes(self._executor, CudaStreams())("gpu", work))
         else:
-            self._executor.add_inline("cpu", work)
+            self._executor.add_inline("cpu", _nothing)
         self._driver = Driver(
             klotski(setup), setup, lanes=self._executor, router=_AllChosen(), slots=slots
         )
