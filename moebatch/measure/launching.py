@@ -99,7 +99,7 @@ class _BarePasses:
         self._driver = Driver(
             klotski(setup), setup, lanes=self._executor, router=_AllChosen(), slots=slots
         )
-        self._executor.drive(self._driver, slots)
+        self._executor.drive(self._driver)
 
     def run(self) -> None:
         """One pass."""
