@@ -1,6 +1,6 @@
 """The way from a problem to a policy."""
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
@@ -76,7 +76,7 @@ def _searched(problem: Problem, known: Known) -> Planned:
     items = tuple(item for item, _ in screened[:MOST_CANDIDATES])
     solution = _solved(problem, items, screened[0][1])
     rounded = _rounded(problem, solution, screened)
-    token_s, policy = refined(problem, rounded)
+    token_s, policy = refined(problem, rounded, *_rivals(problem, rounded, screened))
     return Planned(
         policy=policy,
         token_s=token_s,
@@ -104,6 +104,23 @@ def _rounded(problem: Problem, solution: Solution, screened: Sequence[Screened])
             if other is not None and other_s < best_s:
                 best, best_s = other, other_s
     return best
+
+
+def _rivals(problem: Problem, policy: Policy, screened: Sequence[Screened]) -> Iterator[Policy]:
+    """The most promising policy of every other way to compute: what busy times say of one way, and
+    of another, is not equally near to a job."""
+    seen = {_way(policy)}
+    for item, limits in screened:
+        way = _way(item.candidate.policy)
+        if way not in seen:
+            seen.add(way)
+            other = whole_policy(problem, item.candidate, limits.shares)
+            if other is not None:
+                yield other
+
+
+def _way(policy: Policy) -> tuple[str, bool, bool]:
+    return policy.schedule, policy.attention_on_gpu, policy.ffn_on_gpu
 
 
 def best_seconds(screened: Sequence[Screened]) -> float:

@@ -5,6 +5,7 @@ sequences share a cache, how well passes are filled, and how long the last ones 
 replay.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import product
@@ -44,12 +45,13 @@ _FAR_TOKENS = (0.75, 1.0, 1.25, 1.5, 2.0)
 _FAR_SLOTS = (3, 4)
 
 
-def refined(problem: Problem, policy: Policy) -> tuple[float, Policy]:
-    """The best policy that is found by climbing from this one, and its seconds per token: batch,
-    micro-batch, tokens of a pass, experts that stay, slots, levels of the cache of keys and values,
-    which gets as many pages as there is room for."""
-    best = _replayed_s(problem, policy), policy
-    if policy.batching == "static":
+def refined(problem: Problem, policy: Policy, *rivals: Policy) -> tuple[float, Policy]:
+    """The best policy that is found by climbing from this one, or from a rival that a replay shows
+    to be faster, and its seconds per token: batch, micro-batch, tokens of a pass, experts that
+    stay, slots, levels of the cache of keys and values, which gets as many pages as there is room
+    for."""
+    best = _fastest(problem, rivals, (_replayed_s(problem, policy), policy))
+    if best[1].batching == "static":
         return best
     num_left = _MOST_REPLAYED // num_replayed(problem.workload, policy)
     looks = _neighbours if problem.ladder.top == "vram" else _far_away
@@ -206,24 +208,22 @@ def _with_slots(problem: Problem, policy: Policy, num_slots: int) -> Policy:
 def _with_widest_cache(problem: Problem, policy: Policy) -> Policy | None:
     """As many pages as fit, and no more than the batch can use; None if too few fit."""
     most = policy.batch_size * pages_of(problem.workload.max_total_tokens)
-    widest = replace(policy, num_kv_pages=most)
-    while (excess := problem.overfull(widest)) and widest.num_kv_pages > 1:
-        pages = min(_pages_left(problem, widest, level) for level in excess)
-        widest = replace(policy, num_kv_pages=max(1, pages))
-    if excess or too_small(problem, widest) is not None:
+    pages = _pages_with_room(problem, policy, most)
+    widest = replace(policy, num_kv_pages=max(1, pages))
+    if not pages or too_small(problem, widest) is not None:
         return None
     return widest if problem.workload.lengths else _without_idle_places(problem, widest)
 
 
-def _pages_left(problem: Problem, policy: Policy, level: LevelName) -> int:
-    """Pages of those of a policy for which a level that is too small has room beside all else; one
-    less than it has at the least."""
-    least = replace(policy, num_kv_pages=1)
-    full, bare = (problem.footprints(one)[level].total_bytes for one in (policy, least))
-    if full == bare:
-        return 1
-    room = (problem.capacity_bytes(level) - bare) / (full - bare)
-    return min(policy.num_kv_pages - 1, 1 + int(room * (policy.num_kv_pages - 1)))
+def _pages_with_room(problem: Problem, policy: Policy, most: int) -> int:
+    """Pages, up to so many, for which every level has room beside all else; 0 if for none."""
+
+    def is_overfull(pages: int) -> bool:
+        return bool(problem.overfull(replace(policy, num_kv_pages=pages)))
+
+    if not is_overfull(most):
+        return most
+    return 0 if is_overfull(1) else bisect_left(range(1, most), True, key=is_overfull)
 
 
 def _without_idle_places(problem: Problem, policy: Policy) -> Policy:
