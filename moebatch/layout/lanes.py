@@ -25,7 +25,7 @@ def pass_seconds(lanes: LaneSeconds, policy: Policy) -> float:
         return computing + max(moving, default=0.0)
     if takes_turns(policy):
         computing = sum(lanes.get(lane, 0.0) for lane in PROCESSORS)
-        return max(computing, *lanes.values())
+        return max((computing, *lanes.values()))
     if traits.moves == "block":
         return _block_seconds(lanes, policy)
     return max(lanes.values(), default=0.0)

@@ -99,7 +99,7 @@ class Cluster:
         end = time.monotonic() + PATIENCE_S
         while time.monotonic() < end:
             states = self.states(job)
-            if not {"PENDING", "RUNNING", "COMPLETING", "CONFIGURING"} & set(states):
+            if not {"PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "SIGNALING"} & set(states):
                 return states
             time.sleep(0.5)
         raise AssertionError(f"job {job} is still {self.states(job)}: {self.run('squeue')}")
