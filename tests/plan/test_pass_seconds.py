@@ -137,3 +137,10 @@ def test_lanes_are_affine_in_the_shares(
         mixed = share * first.get(lane, 0) + (1 - share) * second.get(lane, 0)
         assert middle.get(lane, 0) == pytest.approx(mixed, rel=1e-6, abs=1e-9)
         assert middle.get(lane, 0) >= 0
+
+
+def test_a_pass_that_computes_nothing_takes_no_time() -> None:
+    alone = replace(policy("klotski"), attention_on_gpu=False, ffn_on_gpu=True)
+    for known in (alone, policy("flexgen"), policy("klotski"), policy("pregated")):
+        assert pass_seconds({}, known) == 0
+    assert pass_seconds({"gpu": 3.0, "cpu": 2.0, "dram->vram": 4.0}, alone) == 5
