@@ -35,7 +35,7 @@ class Run:
     @property
     def passes_s(self) -> float:
         """From the first pass to the last."""
-        return float(self.summary["run_s"])
+        return float(self.summary["elapsed_s"])
 
     @property
     def predicted_s(self) -> float | None:

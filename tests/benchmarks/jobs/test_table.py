@@ -13,7 +13,7 @@ from tests.benchmarks.jobs.run import Run
 from tests.benchmarks.jobs.table import comparisons_table, jobs_table
 
 SUMMARY: dict[str, Any] = {
-    "run_s": 50.0,
+    "elapsed_s": 50.0,
     "peak_bytes": 2**31,
     "lanes": [{"name": "disk->dram", "busy_s": 48.0}],
     "prediction": {"job_time_s": 45.0},
