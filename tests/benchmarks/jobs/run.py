@@ -1,6 +1,7 @@
 """One run of `moebatch run` in a process of its own, under the memory cap."""
 
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -78,6 +79,7 @@ def run_job(setting: Setting, rows: Path, options: Sequence[str] = ()) -> Run:
     job, summary, answers = (folder / name for name in ("job.yaml", "summary.json", "out.jsonl"))
     for path in (summary, answers):
         path.unlink(missing_ok=True)
+    shutil.rmtree(f"{answers}.moebatch", ignore_errors=True)  # answers of other weights, or earlier
     job.write_text(yaml.safe_dump(_job(setting, rows, answers)))
     command = [sys.executable, "-m", "tests.benchmarks.jobs.measured_run", str(summary)]
     command += ["run", str(job), "--quiet", *options]
