@@ -5,7 +5,7 @@ before people see it, whatever has been put into it.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 _LONGEST_SHOWN = 60
 _LONGEST_REASON = 300
@@ -28,6 +28,11 @@ def shown(value: object) -> str:
     is_cut = isinstance(value, str | list) and len(value) > _LONGEST_SHOWN
     text = _JSON_WORDS.get(text, text)
     return text[:_LONGEST_SHOWN] + "…" if is_cut or len(text) > _LONGEST_SHOWN else text
+
+
+def not_one_of(allowed: Iterable[object], value: object) -> str:
+    """The message for a value that is none of those that there are."""
+    return f"must be one of {', '.join(map(str, allowed))}, got {shown(value)}"
 
 
 def reason(error: BaseException) -> str:

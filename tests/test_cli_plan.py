@@ -145,6 +145,11 @@ def test_the_roofline_is_an_svg_with_both_operations(tmp_path: Path) -> None:
         ((), r"--model: is missing; give a job file, or --model, --prompt-len and --gen-len"),
         (("job.yaml", "--model", "dbrx"), r"--model: not together with a job file"),
         ((*T4, "--paper", "--vendor"), r"--vendor: not together with --paper"),
+        (
+            (*T4, "--kv-cache", "full4", "--method", "lp"),
+            r"--kv-cache: must be one of full, int8, fp8, got 'full4'\n"
+            r"moebatch plan: --method: must be one of milp, klotski, got 'lp'",
+        ),
         ((*T4, "--what-if", "dram=-3GiB"), r"--what-if: dram: "),
         ((*T4, "--what-if", "dram=nan"), r"--what-if: dram: "),
         ((*T4, "--what-if", "ram=3GiB"), r"has no figure 'ram'; did you mean vram\?"),

@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from moebatch.quoting import shown
-from moebatch.spec.option import DRAM_HELP, Option, Options, dram_bytes
+from moebatch.quoting import not_one_of
+from moebatch.spec.option import DRAM_HELP, Option, Options, dram_bytes, dram_faults
 
 if TYPE_CHECKING:  # `moebatch --help` need not load it
     from moebatch.spec.policy import PredictorName
@@ -34,7 +34,9 @@ class CalibrationOrder(Options):
             "Predictors to train beside the table: token, next-gate, learned or all; repeatable."
         ),
     ] = ()
-    gating: Annotated[str | None, Option("Also learn when one expert is enough: adaptive.")] = None
+    gating: Annotated[
+        Literal["adaptive"] | None, Option("Also learn when one expert is enough.")
+    ] = None
     loss: Annotated[
         float, Option("Highest loss of perplexity from gating, in percent.", min=0.0, max=100.0)
     ] = 1.0
@@ -50,13 +52,11 @@ class CalibrationOrder(Options):
                 "--text",
                 ("is needed: a text like those of your jobs, as .txt, or the input file of a job"),
             )
-        if self.gating not in (None, "adaptive"):
-            yield "--gating", f"must be adaptive, got {shown(self.gating)}"
         known = (*_learning(), "all")
         for name in self.predictor:
             if name not in known:
-                listed = ", ".join(_learning())
-                yield "--predictor", f"must be one of {listed} or all, got {shown(name)}"
+                yield "--predictor", not_one_of(known, name)
+        yield from dram_faults(self.dram)
 
     @property
     def source(self) -> Path:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, get_args, get_origin
 import typer
 from typer.models import ParameterInfo
 
-from moebatch.spec.option import DRAM_HELP, Option
+from moebatch.spec.option import Option, choices
 
 
 def with_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -44,8 +44,12 @@ def _options(group: Any) -> Iterator[inspect.Parameter]:
         of, *marks = get_args(field.type)
         option = next(mark for mark in marks if isinstance(mark, Option | ParameterInfo))
         default = inspect.Parameter.empty if field.default is MISSING else field.default
+        allowed = choices(of)
         if isinstance(option, Option):
-            option = _typer_parameter(field.name, option, has_default=field.default is not MISSING)
+            has_default = field.default is not MISSING
+            option = _typer_parameter(field.name, option, allowed, has_default=has_default)
+        if allowed:  # what is typed is checked with all other options
+            of = str | None
         if get_origin(of) is tuple:
             of = list[get_args(of)[0]]  # type: ignore[misc]
         yield inspect.Parameter(
@@ -56,11 +60,14 @@ def _options(group: Any) -> Iterator[inspect.Parameter]:
         )
 
 
-def _typer_parameter(name: str, option: Option, *, has_default: bool) -> Any:
+def _typer_parameter(
+    name: str, option: Option, allowed: Sequence[str], *, has_default: bool
+) -> Any:
     bounds: dict[str, Any] = {"help": option.help, "min": option.min, "max": option.max}
     if not (has_default or option.names):
         return typer.Argument(metavar=name.upper(), **bounds)
-    return typer.Option(*(option.names or [f"--{name.replace('_', '-')}"]), **bounds)
+    metavar = f"<{'|'.join(allowed)}>" if allowed else None
+    return typer.Option(*option.names_of(name), metavar=metavar, **bounds)
 
 
 def _plain(value: Any) -> Any:
@@ -73,8 +80,6 @@ JobFile = Annotated[Path, typer.Argument(metavar="JOB", help="Job file (YAML).")
 PlannedJob = Annotated[
     Path | None, typer.Argument(metavar="JOB", help="Job file; or --model and lengths.")
 ]
-ModelFolder = Annotated[Path, typer.Argument(metavar="MODEL", help="Model folder.")]
-Dram = Annotated[str | None, typer.Option("--dram", help=DRAM_HELP)]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print nothing unless something is wrong.")]
 
 

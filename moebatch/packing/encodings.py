@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -16,10 +16,8 @@ from torch import Tensor
 from moebatch.errors import CheckpointError
 from moebatch.formats.weight_format import StoredPart
 from moebatch.packing import half_quadratic
+from moebatch.packing.order import GROUPS, Precision
 
-Precision = Literal["int4", "int8", "fp8"]
-GROUPS = (64, 32)
-"""Columns of a group of int4 codes, the preferred ones first."""
 _BLOCK = 128
 _FP8_MAX = 448.0
 DTYPE_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}

@@ -23,7 +23,7 @@ _UNSEEN = 0.5
 
 
 def measure_gains(
-    contents: Contents, text: TextOrder | None, tell: Callable[[str], None]
+    contents: Contents, text: TextOrder | None, log: Callable[[str], None]
 ) -> dict[ExpertKey, float]:
     """Popularity times sensitivity times squared relative error in four bits, of every expert.
 
@@ -31,7 +31,7 @@ def measure_gains(
     ConfigError where there is neither.
     """
     files = contents.files
-    popular = _popularity(files, text, tell)
+    popular = _popularity(files, text, log)
     sensitive = _sensitivities(files)
     gains = {}
     with ExpertEncoder(contents) as encoder:
@@ -64,12 +64,12 @@ def _digest(path: Path) -> str:
 
 
 def _popularity(
-    files: ModelFiles, text: TextOrder | None, tell: Callable[[str], None]
+    files: ModelFiles, text: TextOrder | None, log: Callable[[str], None]
 ) -> Mapping[int, NDArray[np.int64]]:
     """How often each expert is chosen, by layer."""
     if text is not None:
         counter = _Counter(files)
-        measure_perplexity(files.checkpoint.folder, text, tell, counter)
+        measure_perplexity(files.checkpoint.folder, text, log, counter)
         return counter.counts
     try:
         table = load_table(TABLE.path(files.checkpoint.folder), files.owner)

@@ -21,9 +21,10 @@ from moebatch.folder.work_folder import WorkFolder
 from moebatch.job.identity import numerics_fingerprint
 from moebatch.journal.files import Files, storage_errors
 from moebatch.packing.contents import Contents
-from moebatch.packing.encodings import Encoding, Fp8Blocks, Int4, Int8, Precision, int4_group
+from moebatch.packing.encodings import Encoding, Fp8Blocks, Int4, Int8, int4_group
 from moebatch.packing.expert_encoder import Error, ExpertEncoder, encoder_bytes
 from moebatch.packing.gains import measure_gains, popularity_source
+from moebatch.packing.order import PackOrder
 from moebatch.packing.precision import Precisions, TradeOffPoint, choose_precisions
 from moebatch.packing.shards import Shard, ShardWriter, tensor_bytes, weight_map
 from moebatch.schedule.slots.expert_load import ExpertKey
@@ -39,32 +40,6 @@ _WEIGHT_FILES = frozenset(
     (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".pkl", ".gguf", ".h5", ".msgpack", ".onnx")
 )
 _NOT_COPIED = frozenset(("config.json", INDEX_NAME, "SHA256SUMS"))
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PackOrder:
-    """What is to be written."""
-
-    model: Path
-    to: Precision
-    output: Path
-    group: int | None = None
-    """Columns of a group of int4; None takes the widest that fits."""
-    dram_bytes: int | None = None
-    """Most main memory; None is all that is free."""
-    text: Path | None = None
-    """What the model is asked to read before and after."""
-    num_tokens: int = 65536
-    """So much of the text is read at most."""
-    bits: float | None = None
-    """Of a code in the mean, above four: some experts are in int8 beside int4."""
-
-    @property
-    def reading(self) -> TextOrder | None:
-        """The text, and how it is read."""
-        if self.text is None:
-            return None
-        return TextOrder(path=self.text, num_tokens=self.num_tokens, dram_bytes=self.dram_bytes)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -134,13 +109,18 @@ class Pack:
     def __init__(
         self,
         order: PackOrder,
-        tell: Callable[[str], None],
+        log: Callable[[str], None],
         advance: Callable[[float], None] = lambda share: None,
     ) -> None:
-        """`tell` gets lines for the user; `advance` the share of the files, 0 to 1, that is
+        """`log` gets lines for the user; `advance` the share of the files, 0 to 1, that is
         written."""
         self._order = order
-        self._tell = tell
+        self._text = None
+        if order.text is not None:
+            self._text = TextOrder(
+                path=order.text, num_tokens=order.num_tokens, dram_bytes=order.dram_bytes
+            )
+        self._log = log
         self._advance = advance
         self.num_kept = 0
         """Files that need not be written again, should it be broken off now."""
@@ -156,9 +136,9 @@ class Pack:
         _require_plain(files)
         encodings = self._encodings(files)
         fingerprint = self._fingerprint(files, encodings)
-        path = order.output.with_name(f"{order.output.name}.packing")
-        work = WorkFolder(path, subject=order.output, elsewhere="another --output")
-        record = _finished(order.output, fingerprint)
+        path = order.folder.with_name(f"{order.folder.name}.packing")
+        work = WorkFolder(path, subject=order.folder, elsewhere="another --output")
+        record = _finished(order.folder, fingerprint)
         was_there = record is not None
         if record is None:
             self._require_memory(Contents(files, encodings))
@@ -173,7 +153,7 @@ class Pack:
         contents = Contents(files, encodings, record.wide)
         run_s = time.perf_counter() - begun
         return PackSummary(
-            folder=order.output,
+            folder=order.folder,
             was_there=was_there,
             num_experts=contents.num_experts,
             expert_bytes=contents.expert_bytes,
@@ -185,12 +165,12 @@ class Pack:
         )
 
     def _perplexities(self) -> tuple[Perplexity, Perplexity] | None:
-        order, text = self._order, self._order.reading
+        order, text = self._order, self._text
         if text is None:
             return None
-        self._tell(f"reading {text.path} with both")
-        before = measure_perplexity(order.model, text, self._tell)
-        return before, measure_perplexity(order.output, text, self._tell)
+        self._log(f"reading {text.path} with both")
+        before = measure_perplexity(order.model, text, self._log)
+        return before, measure_perplexity(order.folder, text, self._log)
 
     def _encodings(self, files: ModelFiles) -> tuple[Encoding, ...]:
         """What experts may be written as; the second one is for those that stay wide."""
@@ -208,7 +188,7 @@ class Pack:
         parts: list[object] = [moebatch.__version__, numerics_fingerprint(files)]
         parts += [weights_sample(files.checkpoint), [encoding.scheme for encoding in encodings]]
         if order.bits is not None:
-            parts += [order.bits, popularity_source(files, order.reading)]
+            parts += [order.bits, popularity_source(files, self._text)]
         digest.update(repr(parts).encode())
         return digest.hexdigest()
 
@@ -224,7 +204,7 @@ class Pack:
 
     def _record_of(self, work: WorkFolder) -> Path:
         """Where the record is once the folder has its name."""
-        return self._order.output / work.record.name
+        return self._order.folder / work.record.name
 
     def _begun(
         self,
@@ -242,8 +222,8 @@ class Pack:
             return PackRecord.of(content)
         record = PackRecord(fingerprint=fingerprint)
         if self._order.bits is not None:
-            self._tell("looking for experts that are worth eight bits")
-            gains = measure_gains(Contents(files, encodings), self._order.reading, self._tell)
+            self._log("looking for experts that are worth eight bits")
+            gains = measure_gains(Contents(files, encodings), self._text, self._log)
             record.precisions = choose_precisions(gains, self._order.bits)
         return record
 
@@ -253,7 +233,7 @@ class Pack:
         missing = [shard for shard in contents.shards if not _is_kept(shard, work.path, errors)]
         self.num_kept = len(contents.shards) - len(missing)
         if self.num_kept:
-            self._tell(f"{self.num_kept} of {len(contents.shards)} files were written before")
+            self._log(f"{self.num_kept} of {len(contents.shards)} files were written before")
         _require_room(work.path, sum(shard.num_bytes for shard in missing))
         work.save(record.content)
         with ExpertEncoder(contents) as encoder:
@@ -286,7 +266,7 @@ class Pack:
 
     def _finish(self, work: WorkFolder, record: PackRecord, contents: Contents) -> None:
         """Adds what is no weight, and gives the folder its name, in one step."""
-        path, output = work.path, self._order.output
+        path, output = work.path, self._order.folder
         total = contents.weight_bytes[1]
         index = {"metadata": {"total_size": total}, "weight_map": weight_map(contents.shards)}
         report = {"moebatch": moebatch.__version__, **record.content}

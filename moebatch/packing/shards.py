@@ -62,7 +62,7 @@ class ShardWriter:
         self._draft = folder / f".{shard.name}.draft"
         self._next = 0
         self._missing = 0
-        with self._told():
+        with self._storage_errors():
             self._files.remove(self._draft)  # of a process that was killed
             self._file = NewFile(self._files, self._draft)
             self._file.write(shard.header)
@@ -74,14 +74,14 @@ class ShardWriter:
             self._missing, self._next = part.num_bytes, self._next + 1
         self._missing -= len(data)
         assert self._missing >= 0, f"{part.name} has more bytes than its header says"
-        with self._told():
+        with self._storage_errors():
             self._file.write(bytes(data))
 
     def finish(self) -> None:
         """Raises StorageError."""
         is_whole = self._next == len(self._shard.parts) and not self._missing
         assert is_whole, f"{self._shard.name} lacks tensors"
-        with self._told():
+        with self._storage_errors():
             self._file.sync()
             self._file.close()
             self._files.replace(self._draft, self._path)
@@ -93,7 +93,7 @@ class ShardWriter:
             self._file.close()
             self._files.remove(self._draft)
 
-    def _told(self) -> AbstractContextManager[None]:
+    def _storage_errors(self) -> AbstractContextManager[None]:
         return storage_errors(self._path, needed=self._shard.num_bytes)
 
 

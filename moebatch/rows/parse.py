@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from moebatch.quoting import shown
+from moebatch.quoting import not_one_of, shown
 from moebatch.rows.messages import TEMPLATE_KEYS, chat_of, prompt_of
 from moebatch.rows.refused import NEUTRAL, RowRefused, missing, unsupported, wrong
 from moebatch.rows.row import Dialect, FailedRow, Kind, ParsedRow, Prompt, RawRow, Row
@@ -147,8 +147,7 @@ class _Draft:
     def _kind(self, url: object) -> Kind:
         kind = URLS.get(url) if isinstance(url, str) else None
         if kind is None:
-            message = f"url must be one of {', '.join(URLS)}, got {shown(url)}"
-            raise RowRefused(message, code="url_mismatch", param="url")
+            raise RowRefused(f"url {not_one_of(URLS, url)}", code="url_mismatch", param="url")
         self.row = replace(self.row, kind=kind)
         return kind
 

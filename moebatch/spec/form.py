@@ -14,7 +14,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails, core_schema
 
 from moebatch.errors import ConfigError, Fault
-from moebatch.quoting import shown
+from moebatch.quoting import not_one_of, shown
 from moebatch.spec.place import Findings, Place, dotted
 from moebatch.spec.suggestion import did_you_mean
 from moebatch.spec.values import WrongValues
@@ -119,7 +119,7 @@ def _message(details: ErrorDetails, place: Place, form: type[Form]) -> str:
             return str(details["ctx"]["error"])
         case "literal_error":
             allowed = re.findall("'([^']*)'", details["ctx"]["expected"])
-            return f"must be one of {', '.join(allowed)}, got {found}"
+            return not_one_of(allowed, details["input"])
         case "bool_type":
             return f"must be true or false, got {found}"
         case "model_type" | "model_attributes_type":

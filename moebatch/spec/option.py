@@ -1,9 +1,11 @@
 """Options of commands, said once: as fields of the dataclass that the command hands on."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, fields
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 from moebatch.errors import ConfigError, Fault
+from moebatch.quoting import not_one_of
 from moebatch.units import parse_bytes
 
 DRAM_HELP = "Limit of main memory, such as 4GiB."
@@ -19,6 +21,16 @@ class Option:
     """None is the name of the field: ``prompt_len`` is ``--prompt-len``."""
     min: float | None = None
     max: float | None = None
+
+    def names_of(self, field: str) -> tuple[str, ...]:
+        """What is typed for the field of that name."""
+        return self.names or (f"--{field.replace('_', '-')}",)
+
+
+def choices(annotation: Any) -> tuple[str, ...]:
+    """The values of a Literal, or of one or None; empty for a field of other values."""
+    literals = (of for of in (annotation, *get_args(annotation)) if get_origin(of) is Literal)
+    return get_args(next(literals, None))
 
 
 class Options:
@@ -37,15 +49,28 @@ class Options:
         """Raises ConfigError with all of them."""
         faults = [
             Fault(file=self.command, where=option, message=message)
-            for option, message in self.contradictions()
+            for option, message in (*self._unknown_choices(), *self.contradictions())
         ]
         if faults:
             raise ConfigError(faults)
 
+    def _unknown_choices(self) -> Iterator[tuple[str, str]]:
+        for field in fields(self):  # type: ignore[arg-type]  # a subclass is a dataclass
+            if get_origin(field.type) is Annotated:
+                of, option = get_args(field.type)
+                allowed, value = choices(of), getattr(self, field.name)
+                if allowed and value not in (None, *allowed):
+                    yield option.names_of(field.name)[-1], not_one_of(allowed, value)
+
 
 def dram_bytes(dram: str | None) -> int | None:
-    """The limit of ``--dram`` in bytes. Raises ConfigError."""
+    """The limit of ``--dram`` in bytes. Raises ValueError."""
+    return None if dram is None else parse_bytes(dram)
+
+
+def dram_faults(dram: str | None) -> Iterator[tuple[str, str]]:
+    """What is wrong with ``--dram``, as `Options.contradictions` have it."""
     try:
-        return None if dram is None else parse_bytes(dram)
+        dram_bytes(dram)
     except ValueError as error:
-        raise ConfigError([Fault(file="--dram", message=str(error))]) from None
+        yield "--dram", str(error)

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-from moebatch.quoting import shown
+from moebatch.quoting import not_one_of, shown
 from moebatch.spec.limits import number, whole
 from moebatch.spec.place import Findings, dotted
 from moebatch.spec.prompt_template import PromptTemplate
@@ -59,7 +59,7 @@ def one_of(*allowed: str) -> Check:
     def read(value: object) -> object:
         if isinstance(value, str) and value in allowed:
             return value
-        raise ValueError(f"must be one of {', '.join(allowed)}, got {shown(value)}")
+        raise ValueError(not_one_of(allowed, value))
 
     return Check(read)
 

@@ -9,6 +9,7 @@ import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,8 +20,8 @@ from moebatch.checkpoint.model_files import open_model
 from moebatch.errors import CheckpointError, ConfigError, DoesNotFit
 from moebatch.journal.files import Files
 from moebatch.packing import pack
-from moebatch.packing.encodings import GROUPS, Precision
-from moebatch.packing.pack import Pack, PackOrder, PackSummary
+from moebatch.packing.order import GROUPS, PackOrder, Precision
+from moebatch.packing.pack import Pack, PackSummary
 from tests.command import moebatch
 from tests.model.driver import Driver
 from tests.model.oracle import greedy, load, prompts
@@ -38,7 +39,7 @@ def model_of(tiny_checkpoint: TinyCheckpoint, family: str = "qwen3_moe", **optio
     return tiny_checkpoint(family, **{"num_hidden_layers": 2, **_WIDTHS[family], **options})
 
 
-def packed(model: Path, output: Path, to: Precision = "int4", **options: int) -> PackSummary:
+def packed(model: Path, output: Path, to: Precision = "int4", **options: Any) -> PackSummary:
     return Pack(PackOrder(model=model, to=to, output=output, **options), print).execute()
 
 
@@ -275,7 +276,7 @@ def test_too_little_memory_is_said_before_anything_is_written(
     tiny_checkpoint: TinyCheckpoint, tmp_path: Path
 ) -> None:
     with pytest.raises(DoesNotFit, match=r"dram: packing needs .* raise --dram"):
-        packed(model_of(tiny_checkpoint), tmp_path / "out", dram_bytes=2**20)
+        packed(model_of(tiny_checkpoint), tmp_path / "out", dram="1MiB")
     assert not list(tmp_path.iterdir())
 
 
@@ -311,7 +312,7 @@ def test_perplexity_is_measured_before_and_after(
     ("options", "said"),
     [
         ((), "--to: is needed: int4, int8 or fp8"),
-        (("--to", "int3"), "--to: must be int4, int8 or fp8, got 'int3'"),
+        (("--to", "int3"), "--to: must be one of int4, int8, fp8, got 'int3'"),
         (("--to", "int8", "--group", "64"), "--group: is 64 or 32, and for --to int4 only"),
         (("--to", "int4", "--dram", "much"), "--dram: "),
     ],

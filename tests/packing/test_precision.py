@@ -17,7 +17,8 @@ from safetensors.torch import load_file, save_file
 from moebatch.checkpoint.model_files import open_model
 from moebatch.errors import CheckpointError, ConfigError
 from moebatch.packing import pack
-from moebatch.packing.pack import Pack, PackOrder, PackSummary
+from moebatch.packing.order import PackOrder
+from moebatch.packing.pack import Pack, PackSummary
 from moebatch.packing.precision import choose_precisions
 from moebatch.predict.learnt_files import TABLE, empty_table, save_table
 from moebatch.schedule.slots.expert_load import ExpertKey
