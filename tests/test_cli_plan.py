@@ -147,7 +147,7 @@ def test_the_roofline_is_an_svg_with_both_operations(tmp_path: Path) -> None:
         ((*T4, "--paper", "--vendor"), r"--vendor: not together with --paper"),
         (
             (*T4, "--kv-cache", "full4", "--method", "lp"),
-            r"--kv-cache: must be one of full, int8, fp8, got 'full4'\n"
+            r"--kv-cache: must be one of full, int8, fp8, got 'full4' "
             r"moebatch plan: --method: must be one of milp, klotski, got 'lp'",
         ),
         ((*T4, "--what-if", "dram=-3GiB"), r"--what-if: dram: "),
