@@ -70,7 +70,7 @@ def carried_out(
 
     Raises Terminated and Interrupted.
     """
-    from moebatch.report.progress import share_bar
+    from moebatch.report.progress import progress_bar
 
     def handle(number: int, frame: FrameType | None) -> None:
         raise _SignalledEnd
@@ -80,7 +80,7 @@ def carried_out(
         return f"{work.num_kept} {continues}" if work.num_kept else "nothing is kept yet"
 
     console = error_console()
-    with share_bar(doing, console, quiet=quiet) as advance:
+    with progress_bar(doing, console, quiet=quiet) as advance:
         work = begin(logger(console, quiet=quiet), advance)
         before = signal.signal(signal.SIGTERM, handle)
         try:

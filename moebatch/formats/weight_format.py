@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from math import ceil, prod
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from moebatch.formats.coded import CodedMatrix
-
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from moebatch.formats.coded import CodedMatrix
 
 DTYPE_BITS = {
     "BOOL": 8,

@@ -63,13 +63,8 @@ class Ladder:
 
     def link_up(self, level: LevelName) -> LinkName | None:
         """The link over which a level is filled from below; None at the bottom."""
-        below = self.below(level)
-        return None if below is None else _link(below, level)
-
-    def link_down(self, level: LevelName) -> LinkName | None:
-        """The link over which a level empties to the one below; None at the bottom."""
-        below = self.below(level)
-        return None if below is None else _link(level, below)
+        links: dict[LevelName, LinkName] = {"dram": "disk->dram", "vram": "dram->vram"}
+        return None if self.below(level) is None else links[level]
 
     def experts_at(self, policy: Policy) -> Place:
         """The level that computes experts."""
@@ -116,13 +111,3 @@ def _disk_links(policy: Policy) -> Iterator[Lane]:
     yield Lane("disk->dram", "disk->dram", NUM_READERS)
     if policy.kv_cache.disk > 0:
         yield Lane("dram->disk", "dram->disk")
-
-
-def _link(source: LevelName, target: LevelName) -> LinkName:
-    links: dict[tuple[LevelName, LevelName], LinkName] = {
-        ("disk", "dram"): "disk->dram",
-        ("dram", "disk"): "dram->disk",
-        ("dram", "vram"): "dram->vram",
-        ("vram", "dram"): "vram->dram",
-    }
-    return links[source, target]

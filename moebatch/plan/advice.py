@@ -73,7 +73,7 @@ def promising(problem: Problem, planned: Planned) -> list[Promise]:
         changed, known = replace(problem, hardware=change.hardware), planned.known
         ranked = planned.ranked
         if change.lanes:
-            # Most changes are of something that nobody waits for: that shows before anything is
+            # Most changes are of a lane for which no other waits: that shows before anything is
             # worked out for the new machine.
             near = [
                 item.candidate

@@ -104,7 +104,7 @@ def answer_milp(
 def answer_given(
     problem: Problem, model: str, policy: Policy, *, source: str, schedule: str | None = None
 ) -> Answer:
-    """What a policy that somebody else has chosen will do, whether it fits or not; under another
+    """What a policy that the user has chosen will do, whether it fits or not; under another
     `schedule`, with fewer experts where they are computed if that needs the room.
 
     Raises ConfigError, with `source`, if it uses what the machine does not have; DoesNotFit if it

@@ -84,7 +84,7 @@ class CostModel:
         )
 
     def _waiting_s(self, load: PassLoad, policy: Policy) -> float:
-        """Length of a pass that waits for experts which nobody has foreseen."""
+        """Length of a pass that waits for experts which no predictor has foreseen."""
         loads = self.loads(load, policy)
         if loads is None:
             return 0.0

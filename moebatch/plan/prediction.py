@@ -73,7 +73,7 @@ def at_end(problem: Problem, policy: Policy, load: PassLoad) -> Policy:
     """The policy with as many experts more in main memory as have room in spare pages of the cache.
 
     Where experts stream through slots of main memory, the engine moves memory from pages to experts
-    when nobody waits any more.
+    when no sequence waits for admission any more.
     """
     weights = policy.weights
     elsewhere = (

@@ -64,7 +64,7 @@ def stated_dtypes(shape: ModelShape) -> Dtypes:
 
 
 def figure_notes(profile: HardwareProfile, basis: Basis) -> list[str]:
-    """What stands in for figures that nobody has measured."""
+    """What stands in for figures that have not been measured."""
     assumed = profile.assumed(basis) if basis == "achieved" else ()
     if not assumed:
         return []

@@ -48,7 +48,7 @@ def watching(source: StatusSource, console: Console, *, quiet: bool) -> Iterator
 
 
 @contextmanager
-def share_bar(what: str, console: Console, *, quiet: bool) -> Iterator[Callable[[float], None]]:
+def progress_bar(what: str, console: Console, *, quiet: bool) -> Iterator[Callable[[float], None]]:
     """A bar on a terminal; yields what to call with the share, 0 to 1, of `what` that is done."""
     if quiet or not console.is_terminal:
         yield lambda share: None

@@ -69,7 +69,7 @@ class Library:
 def cache_folder(environment: Mapping[str, str]) -> Path | None:
     """The user's folder for compiled libraries, made if need be; None where none can be used.
 
-    Nobody else may write there: a library is loaded without further questions.
+    No other user may write there: a library is loaded without further checks.
     """
     base = environment.get("XDG_CACHE_HOME") or environment.get("HOME")
     if not base or not Path(base).is_absolute():
