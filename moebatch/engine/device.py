@@ -8,7 +8,7 @@ import torch
 
 from moebatch.layout.ladder import Ladder
 from moebatch.schedule.task import Kind, Task
-from moebatch.spec.hardware import DeviceKind, Hardware
+from moebatch.spec.hardware import CONTEXT_BYTES, DeviceKind, Hardware
 from moebatch.store.device_memory import DeviceMemory
 
 _CATCH_UP_S = 0.005
@@ -75,7 +75,8 @@ class Device:
         capacity_bytes = self.hardware.vram.capacity_bytes
         if self.is_cuda:  # what torch allocates on the way counts, too
             _, total_bytes = torch.cuda.mem_get_info()
-            torch.cuda.set_per_process_memory_fraction(min(1.0, capacity_bytes / total_bytes))
+            share = (capacity_bytes - CONTEXT_BYTES) / total_bytes
+            torch.cuda.set_per_process_memory_fraction(min(1.0, max(0.0, share)))
         return DeviceMemory(self.torch_device, capacity_bytes)
 
 

@@ -117,7 +117,8 @@ class Engine:
 
     def _run_pass(self, slices: list[Slice], batcher: Batcher) -> None:
         for block in self._sweep.run(slices, self._count_layer):
-            tokens = self._sampler.sample(block.logits_RV, block.sequences)
+            with self._sweep.computing():
+                tokens = self._sampler.sample(block.logits_RV, block.sequences)
             for sequence, row, sampled in zip(block.sequences, block.rows, tokens, strict=True):
                 if sequence.request.index not in self._in_work:
                     continue  # another choice of the request has failed

@@ -32,7 +32,7 @@ class LogitsBlock(NamedTuple):
 
     sequences: list[TokenSequence]
     logits_RV: Tensor
-    """In main memory."""
+    """Where they have been computed."""
     rows: list[int]
     """Row of each sequence's last token in the pass."""
     broken: BrokenRows
@@ -62,14 +62,14 @@ class Passes(ABC):
         beside: CpuAttention | None = None,
         computing: Callable[[], AbstractContextManager[Any]] = nullcontext,
     ) -> None:
-        """`main` computes everything, but for attention that is computed `beside` it. `computing`
-        is for the thread that calls `run`."""
+        """`main` computes everything, but for attention that is computed `beside` it."""
         self._decoder = decoder
         self._cache = cache
         self._policy = policy
         self._main: Place = main
         self._beside = beside
-        self._computing = computing
+        self.computing = computing
+        """For the thread that calls `run`, where it computes."""
         self.losses: TextLosses | None = None
         """Of texts that are read, if they are asked for before the first pass."""
 
@@ -94,17 +94,17 @@ class Passes(ABC):
             prompt_place=self._main,
         )
         tokens = layout.pass_tokens
-        with self._computing():
+        with self.computing():
             x_TD = self._decoder.embed(torch.from_numpy(tokens.tokens_T))
             inputs = attention_inputs(layout, self._cache, self._micro_batch)
         given = PassInput(x_TD, layout, inputs, replace(tokens, embedded_TD=x_TD))
         broken = self._run_layers(given, layer_begins)
         if self.losses is not None:
-            with self._computing():
+            with self.computing():
                 self.losses.add(self._decoder, x_TD, tokens)
         blocks = self._logits(x_TD, layout, broken)
         while True:
-            with self._computing():
+            with self.computing():
                 block = next(blocks, None)
             if block is None:
                 return
@@ -144,4 +144,4 @@ class Passes(ABC):
         for first in range(0, len(ends), at_once):
             block = ends[first : first + at_once]
             sequences, rows = [sequence for sequence, _ in block], [row for _, row in block]
-            yield LogitsBlock(sequences, self._decoder.logits(x_TD[rows]).cpu(), rows, broken)
+            yield LogitsBlock(sequences, self._decoder.logits(x_TD[rows]), rows, broken)

@@ -95,7 +95,7 @@ class Pipeline(Passes):
         if self._context.log is not None:
             self._context.log.begin(given.layout, self._main)
         self._work = PassWork(given.x_TD, given.inputs, self._context)
-        with self._computing():
+        with self.computing():
             self._guesses.begin_pass(given.tokens)
         self._executor.run_pass(given.layout.sweep(self._main))
         return self._work.broken

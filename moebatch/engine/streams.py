@@ -23,9 +23,7 @@ class Gpu:
     """The GPU that torch uses, as far as lanes need it. Tests have one of their own."""
 
     def __init__(self) -> None:
-        # It plans anew for every shape, and passes have new shapes for ever: 23 to 37 ms of the
-        # host each, as is reported, in a cache without bounds.
-        torch.backends.cuda.enable_cudnn_sdp(False)
+        use_attention_of_torch()
 
     def stream(self) -> Stream:
         """A new stream, independent of all others, the default stream included."""
@@ -42,6 +40,12 @@ class Gpu:
     def settle(self) -> None:
         """Waits for everything that has been issued so far on any stream. Not for a job at work."""
         torch.cuda.synchronize()
+
+
+def use_attention_of_torch() -> None:
+    """Keeps attention from cuDNN, which plans anew for every shape, and passes have new shapes for
+    ever: 23 to 37 ms of the host each, as is reported, in a cache without bounds."""
+    torch.backends.cuda.enable_cudnn_sdp(False)
 
 
 class StreamClock:

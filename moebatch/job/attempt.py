@@ -40,6 +40,11 @@ from moebatch.spec.request import Outcome, Request
 from moebatch.spec.workload import Length, LengthSample, Workload
 from moebatch.store.memory import is_out_of_memory
 
+_UNPINNED = (
+    "warning: the system does not pin main memory, so that experts come up at half the speed or "
+    "less; a smaller resources.dram, or more locked memory (ulimit -l, .wslconfig), may help"
+)
+
 
 class Attempt:
     """Answers what earlier runs have not, into a journal of its own. Others may look at it
@@ -201,6 +206,9 @@ class Attempt:
             if not is_out_of_memory(error):
                 raise
             raise OutOfMemory(f"the system refuses memory for what was planned: {error}") from error
+        experts = self.built.experts
+        if self.kind == "cuda" and experts is not None and not experts.is_pinned:
+            self.context.log(_UNPINNED)
         self._time_left = TimeLeft(self.plan.problem, self.plan.policy)
 
     def _build(self, files: ModelFiles, found: RunPlan) -> BuiltEngine:

@@ -11,13 +11,12 @@ from moebatch.errors import ExitCode, Fault, FaultyFile, MoebatchError
 from moebatch.folder.output_path import require_writable
 from moebatch.job.hints import Hints
 from moebatch.job.limits import require_within_machine
-from moebatch.job.machine import job_machine, known_device
+from moebatch.job.machine import job_machine, known_device, rough_profile
 from moebatch.job.notices import prompts_without_template
 from moebatch.job.opened import OpenedJob, require_exact
 from moebatch.job.options import CheckOptions
 from moebatch.job.planning import job_problem, plan_job
 from moebatch.job.scan import InputSummary, scan
-from moebatch.measure.saved import machine_profile
 from moebatch.model.native import loader
 from moebatch.rows.parse import parse_row
 from moebatch.rows.prompts import RowReader, row_rules
@@ -173,7 +172,7 @@ def _require_bytes(files: ModelFiles, count: Callable[[int], None] | None) -> li
 
 def _plan(opened: OpenedJob, workload: Workload, hints: Hints | None) -> None:
     """Whether anything fits does not depend on how fast the machine is."""
-    job, machine = opened.job, job_machine(opened.job, machine_profile)
+    job, machine = opened.job, job_machine(opened.job, lambda: rough_profile(opened.job))
     problem = job_problem(job, opened.files, workload, machine.hardware(), machine.kind)
     plan_job(problem, wishes=hints.wishes if hints else None)
 

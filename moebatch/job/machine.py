@@ -6,8 +6,9 @@ from dataclasses import dataclass, replace
 import torch
 
 from moebatch.errors import ConfigError, Fault
-from moebatch.measure.saved import load_saved
+from moebatch.measure.saved import load_saved, machine_profile
 from moebatch.spec.hardware import (
+    CONTEXT_BYTES,
     Basis,
     DeviceKind,
     Hardware,
@@ -15,9 +16,11 @@ from moebatch.spec.hardware import (
 )
 from moebatch.spec.job import Job
 from moebatch.spec.profile import HardwareProfile, load_profile
+from moebatch.spec.profile_values import Figure
 
 NotedProfile = tuple[HardwareProfile, tuple[str, ...]]
 """A profile and what to know about it."""
+_SOME_GPU = "l4"
 _GPU_LINKS: tuple[LinkName, ...] = ("dram->vram", "vram->dram")
 
 
@@ -81,6 +84,19 @@ def has_unmeasured_gpu(job: Job, profile: HardwareProfile | None) -> bool:
     wanted = job.resources.device in ("auto", "cuda") and job.resources.hardware == "auto"
     known = profile is not None and "vram" in profile.levels
     return wanted and not known and torch.cuda.is_available()
+
+
+def rough_profile(job: Job) -> NotedProfile:
+    """This machine's profile without measuring anything. A GPU that it lacks is as large as it is
+    now, and as fast as some other one."""
+    own, notes = machine_profile()
+    if not has_unmeasured_gpu(job, load_saved()):
+        return own, notes
+    known = load_profile(_SOME_GPU)
+    free = float(torch.cuda.mem_get_info()[0] + CONTEXT_BYTES)
+    vram = replace(known.levels["vram"], capacity=Figure(achieved=free, source="asked for now"))
+    links = {name: known.links[name] for name in _GPU_LINKS}
+    return replace(own, levels={"vram": vram, **own.levels}, links={**own.links, **links}), notes
 
 
 def emulated_hardware(gpu: Hardware, own: Hardware) -> Hardware:

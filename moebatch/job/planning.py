@@ -21,7 +21,7 @@ from moebatch.plan.prices import fastest_dtypes
 from moebatch.plan.problem import PROGRAM_BYTES_WITH_GPU, Problem
 from moebatch.plan.refusal import too_large, too_small
 from moebatch.plan.runnable import not_runnable
-from moebatch.spec.hardware import DeviceKind, Dtype, Hardware, LevelName
+from moebatch.spec.hardware import CONTEXT_BYTES, DeviceKind, Dtype, Hardware, LevelName
 from moebatch.spec.job import Job
 from moebatch.spec.policy import Policy
 from moebatch.spec.policy_file import PolicyFile
@@ -211,7 +211,7 @@ def _vram_budget(asked: int | None, capacity_bytes: int, kind: DeviceKind) -> in
     since a desktop, or another job, holds some of it."""
     if kind != "cuda":
         return capacity_bytes if asked is None else asked
-    free, _ = torch.cuda.mem_get_info()
+    free = torch.cuda.mem_get_info()[0] + CONTEXT_BYTES
     if asked is None:
         return min(capacity_bytes, free)
     if asked > free:

@@ -30,7 +30,7 @@ from moebatch.journal.finished import Finished
 from moebatch.measure.saved import save_profile, this_machine_path
 from moebatch.rows.source import FirstRows
 from moebatch.schedule.timeline.timeline import Timeline
-from moebatch.spec.hardware import LevelName
+from moebatch.spec.hardware import CONTEXT_BYTES, LevelName
 from moebatch.spec.job import Job
 from moebatch.spec.library import is_path
 from moebatch.spec.profile import HardwareProfile
@@ -203,7 +203,7 @@ def _still_there(vram_bytes: int | None) -> int | None:
     if vram_bytes is None:
         return None
     torch.cuda.empty_cache()
-    return min(vram_bytes, torch.cuda.mem_get_info()[0])
+    return min(vram_bytes, torch.cuda.mem_get_info()[0] + CONTEXT_BYTES)
 
 
 def lesson(profile: HardwareProfile, summary: RunSummary) -> Lesson:

@@ -5,11 +5,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from moebatch.engine.streams import use_attention_of_torch
 from moebatch.measure.contention import Patience
 from moebatch.measure.processor import Log, ProcessorRates, processor_rates
 from moebatch.measure.sizes import Sizes, gpu_sizes
 from moebatch.measure.timer import Timer
-from moebatch.spec.hardware import Dtype
+from moebatch.spec.hardware import CONTEXT_BYTES, Dtype
 from moebatch.store.memory import Arena
 from moebatch.units import format_rate
 
@@ -22,6 +23,7 @@ class GpuRates:
 
     title: str
     free_bytes: int
+    """What a job may take, the context of its process included."""
     processor: ProcessorRates
     upload: float
     """Bytes per second from pinned main memory."""
@@ -35,6 +37,7 @@ def gpu_rates(sizes: Sizes, patience: Patience, log: Log) -> GpuRates | None:
     """Measures the current CUDA device; None where there is none."""
     if not torch.cuda.is_available():
         return None
+    use_attention_of_torch()  # as runs do
     device = torch.device("cuda", torch.cuda.current_device())
     title = torch.cuda.get_device_name(device)
     free_bytes, _ = torch.cuda.mem_get_info(device)
@@ -59,7 +62,7 @@ def gpu_rates(sizes: Sizes, patience: Patience, log: Log) -> GpuRates | None:
     torch.cuda.empty_cache()
     return GpuRates(
         title=title,
-        free_bytes=free_bytes,
+        free_bytes=free_bytes + CONTEXT_BYTES,
         processor=processor,
         upload=upload,
         download=download,

@@ -18,6 +18,9 @@ LINKS: tuple[LinkName, ...] = ("disk->dram", "dram->disk", "dram->vram", "vram->
 Basis = Literal["achieved", "peak", "paper"]
 """Which figures of a profile are meant: measured ones, those of data sheets, MoE-Lightning's."""
 Dtype = Literal["float32", "bfloat16", "float16"]
+CONTEXT_BYTES = 2**28
+"""Of a GPU that are gone before it says how much of it is free: the context of this process, which
+plans count as a part of the program. An estimate: 0.1 GiB on a T4, 0.5 GiB on an H100."""
 _NEAREST: Mapping[Dtype, tuple[Dtype, ...]] = {
     "bfloat16": ("bfloat16", "float16", "float32"),
     "float16": ("float16", "bfloat16", "float32"),

@@ -44,7 +44,6 @@ class ExpertStore:
         `pinned` slots are what a CUDA device copies from beside other work."""
         self.records = records
         self.monitor = monitor or Monitor()
-        self.is_pinned = pinned
         num_pieces = {key: len(record.pieces) for key, record in records.items()}
         self.slots = SlotQueue(num_pieces, num_slots=num_slots, resident=resident, cache=cache)
         self.slot_bytes = slot_bytes(records.values())
@@ -54,6 +53,8 @@ class ExpertStore:
         self._resident = tuple(resident)
         self._num_first_slots = self.slots.num_slots
         self._arena = Arena(self._num_first_slots * self.slot_bytes, pinned=pinned)
+        self.is_pinned = self._arena.is_pinned
+        """Whether a device copies from it beside other work."""
         self._more: list[Arena] = []
         """Slots that were added, each with memory of its own."""
         self._files = open_files(records.values())

@@ -3,6 +3,7 @@
 import ctypes
 import errno
 import mmap
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,8 @@ class Arena:
     make O_DIRECT a quarter faster: fewer pages to pin for every read.
 
     Pinned memory is what a CUDA device copies to and from beside other work; it stays pinned until
-    `unpin`.
+    `unpin`. Where the system refuses that, as virtual machines and WSL2 do beyond some size, the
+    memory is there all the same: copies of it go through buffers of the driver, at half the speed.
     """
 
     def __init__(self, num_bytes: int, *, pinned: bool = False) -> None:
@@ -30,17 +32,13 @@ class Arena:
             self._memory.madvise(mmap.MADV_HUGEPAGE)
         self.bytes = torch.frombuffer(self._memory, dtype=torch.uint8)
         self.bytes.zero_()
-        self._is_pinned = False
-        if pinned:
-            status = _cuda_runtime().cudaHostRegister(self.bytes.data_ptr(), self.num_bytes, 0)
-            torch.cuda.check_error(int(status))
-            self._is_pinned = True
+        self.is_pinned = pinned and _pins(self.bytes)
 
     def unpin(self) -> None:
         """Gives pinned memory back to the system's care; nothing if it was not pinned."""
-        if self._is_pinned:
+        if self.is_pinned:
             _cuda_runtime().cudaHostUnregister(self.bytes.data_ptr())
-            self._is_pinned = False
+            self.is_pinned = False
 
     def give_back(self, start: int, stop: int) -> int:
         """Gives the system whole pages between two places back; returns how many bytes.
@@ -48,7 +46,7 @@ class Arena:
         They must not be written any more: that would take them again. Where huge pages are cut,
         the system frees the rest of them when it needs memory.
         """
-        assert not self._is_pinned, "pinned memory stays where it is"
+        assert not self.is_pinned, "pinned memory stays where it is"
         first, last = align_up(start), stop // PAGE_BYTES * PAGE_BYTES
         if first >= last:
             return 0
@@ -118,6 +116,15 @@ def resident_bytes() -> int:
 def peak_resident_bytes() -> int:
     """Most physical memory that this process has held, by the kernel's own count."""
     return _status_bytes("VmHWM")
+
+
+def _pins(memory: Tensor) -> bool:
+    """Pins uint8 [num_bytes] where the system allows it."""
+    if int(_cuda_runtime().cudaHostRegister(memory.data_ptr(), len(memory), 0)) == 0:
+        return True
+    with suppress(RuntimeError):  # the next kernel is told of the refusal, whose it may be
+        torch.ones(1, device="cuda").add_(1)
+    return False
 
 
 def _cuda_runtime() -> Any:

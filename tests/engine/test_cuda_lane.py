@@ -23,6 +23,7 @@ from moebatch.engine.cuda_lane import (
     cuda_lanes,
 )
 from moebatch.engine.lane import Board, LaneWork, ThreadLane
+from moebatch.engine.sampler import Sampler
 from moebatch.engine.spec import EngineSpec
 from moebatch.engine.streams import StreamClock
 from moebatch.model.decoder import Decoder
@@ -394,6 +395,7 @@ ON_COMPUTE = {
         *("combine", "add_dense", "logits"),
     ),
     BrokenRows: ("look",),
+    Sampler: ("sample",),
 }
 """All that allocates on the GPU while a job runs."""
 
@@ -442,6 +444,22 @@ def test_schedules_compute_the_same_on_streams(
     model = load(folder)
     assert tokens_of(outcomes) == [tuple(greedy(model, row.prompt_tokens, 6)[0]) for row in rows]
     assert not streams.issued
+
+
+def test_logits_stay_where_they_are_computed(
+    tiny_checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    cpu = torch.Tensor.cpu
+
+    def choices_alone(tensor: torch.Tensor) -> torch.Tensor:
+        assert not tensor.is_floating_point(), f"{tuple(tensor.shape)} come down"
+        return cpu(tensor)
+
+    monkeypatch.setattr(torch.Tensor, "cpu", choices_alone)
+    chosen = replace(EMULATED["three levels"], schedule="klotski")
+    rows = requests((3, 17), max_tokens=2)
+    outcomes, _ = run(tiny_checkpoint("mixtral"), chosen, rows, device=emulated(), scratch=tmp_path)
+    assert all(outcome.choices for outcome in outcomes)
 
 
 @pytest.mark.parametrize("step", ["attend", "run_expert"])

@@ -5,10 +5,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from moebatch.checkpoint.direct import PAGE_BYTES
 from moebatch.engine.streams import Gpu
+from moebatch.measure.contention import Patience
+from moebatch.measure.gpu import gpu_rates
 from moebatch.model import attention
 from moebatch.model.attention import AttentionPlan, PromptSlice
-from moebatch.store.memory import is_out_of_memory
+from moebatch.store.memory import Arena, is_out_of_memory
+from tests.measure.sizes import TINY
 
 NUMBERS_READ_AT_ONCE = 8
 _BAND = 64
@@ -44,10 +48,65 @@ def test_masks_of_prompts_are_aligned(
     assert mask_TS.stride(0) % NUMBERS_READ_AT_ONCE == 0
 
 
-def test_attention_does_not_plan_anew_for_every_shape() -> None:
+@pytest.mark.parametrize("when", ["run", "profile"])
+def test_attention_does_not_plan_anew_for_every_shape(
+    monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
     torch.backends.cuda.enable_cudnn_sdp(True)
-    Gpu()
+    if when == "run":
+        Gpu()
+    else:
+        monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+        monkeypatch.setattr("torch.cuda.current_device", lambda: _measured())
+        with pytest.raises(_Measured):
+            gpu_rates(TINY, Patience(1, 0.0), lambda line: None)
     assert not torch.backends.cuda.cudnn_sdp_enabled()
+
+
+class _Measured(Exception):
+    """That it would be."""
+
+
+def _measured() -> None:
+    raise _Measured
+
+
+class _Runtime:
+    """Of a system that pins nothing, or everything."""
+
+    def __init__(self, status: int) -> None:
+        self.status = status
+        self.pinned: set[int] = set()
+
+    def cudaHostRegister(self, address: int, num_bytes: int, flags: int) -> int:
+        if not self.status:
+            self.pinned.add(address)
+        return self.status
+
+    def cudaHostUnregister(self, address: int) -> None:
+        self.pinned.remove(address)
+
+
+@pytest.mark.parametrize("status", [0, 2, 801], ids=["pins", "limited", "not supported"])
+def test_memory_that_the_system_does_not_pin_is_used_all_the_same(
+    monkeypatch: pytest.MonkeyPatch, status: int
+) -> None:
+    """And the refusal is not left to the next kernel that is launched."""
+    told: list[object] = []
+
+    def next_kernel(*_: object, device: str) -> None:
+        told.append(device)
+        raise RuntimeError("CUDA error: operation not supported")
+
+    runtime = _Runtime(status)
+    monkeypatch.setattr("moebatch.store.memory._cuda_runtime", lambda: runtime)
+    monkeypatch.setattr("torch.ones", next_kernel)
+    arena = Arena(PAGE_BYTES, pinned=True)
+    arena.bytes.fill_(7)
+    assert arena.is_pinned == (not status)
+    assert told == ["cuda"] * bool(status)
+    arena.unpin()
+    assert not runtime.pinned
 
 
 @pytest.mark.parametrize(

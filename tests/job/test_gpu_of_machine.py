@@ -12,11 +12,13 @@ from moebatch.engine.device import Device
 from moebatch.errors import ConfigError, DoesNotFit, Fault, OutOfMemory
 from moebatch.job import planning
 from moebatch.job.attempt import Attempt
-from moebatch.job.machine import job_machine, known_device
+from moebatch.job.check import check_job
+from moebatch.job.machine import job_machine, known_device, rough_profile
 from moebatch.job.options import RunOptions
 from moebatch.job.planning import in_fastest_dtype, job_problem, measured_machine
 from moebatch.job.run import JobRun
 from moebatch.measure.saved import save_profile, this_machine_path
+from moebatch.spec.hardware import CONTEXT_BYTES
 from moebatch.spec.job import Job
 from moebatch.spec.profile import HardwareProfile, load_profile
 from moebatch.spec.workload import Workload
@@ -53,6 +55,21 @@ def test_a_gpu_that_the_saved_profile_lacks_is_measured(
     assert any("lacks the GPU" in note for note in machine.notes)
 
 
+@pytest.mark.parametrize("device", ["auto", "cuda"])
+def test_a_check_plans_for_a_gpu_that_nobody_measured(
+    tmp_path: Path, tiny_checkpoint: Checkpoint, device: str
+) -> None:
+    """As large as it is now."""
+    job = write_job(tmp_path, tiny_checkpoint("mixtral"), device=device)
+    save_profile(load_profile("generic-cpu"), this_machine_path())
+    machine = job_machine(job, lambda: rough_profile(job))
+    assert machine.kind == "cuda"
+    vram = machine.hardware().vram
+    assert vram is not None
+    assert vram.capacity_bytes == 10 * GIB + CONTEXT_BYTES
+    assert not check_job(tmp_path / "job.yaml").faults
+
+
 @pytest.mark.parametrize(
     "error",
     [ConfigError([Fault(file="m", message="too short")]), torch.OutOfMemoryError("CUDA: full")],
@@ -82,7 +99,7 @@ def test_several_gpus_together_are_refused(
 def test_a_job_takes_no_more_than_is_free_now(job: Job) -> None:
     files, hardware = open_model(job.model.path, "auto"), load_profile("t4").hardware()
     problem = job_problem(job, files, WORKLOAD, hardware, "cuda")
-    assert problem.capacity_bytes("vram") <= 10 * GIB
+    assert problem.capacity_bytes("vram") == 10 * GIB + CONTEXT_BYTES
     on_cpu = job_problem(job, files, WORKLOAD, hardware, "cpu")
     assert on_cpu.hardware.vram is None
 
@@ -90,7 +107,7 @@ def test_a_job_takes_no_more_than_is_free_now(job: Job) -> None:
 def test_more_than_is_free_is_refused(tmp_path: Path, tiny_checkpoint: Checkpoint) -> None:
     job = write_job(tmp_path, tiny_checkpoint("mixtral"), vram="12GiB", hardware="t4")
     files, hardware = open_model(job.model.path, "auto"), load_profile("t4").hardware()
-    with pytest.raises(DoesNotFit, match=r"12\.0 GiB are asked for .* 10\.0 GiB"):
+    with pytest.raises(DoesNotFit, match=r"12\.0 GiB are asked for .* 10\.2 GiB"):
         job_problem(job, files, WORKLOAD, hardware, "cuda")
 
 
@@ -99,7 +116,7 @@ def test_a_gpu_that_refuses_memory_is_asked_for_less_though_the_job_names_none(
 ) -> None:
     """Three quarters of what was planned; of what is left, where others have taken the rest."""
     planned, asked = [8 * GIB, 6 * GIB], list[int | None]()
-    left = iter([(10 * GIB, 16 * GIB), (4 * GIB, 16 * GIB)])
+    left = iter([(10 * GIB, 16 * GIB), (4 * GIB - CONTEXT_BYTES, 16 * GIB)])
 
     def refuse(attempt: Attempt) -> None:
         asked.append(attempt.context.job.resources.vram)
@@ -122,7 +139,7 @@ def test_what_torch_takes_of_a_gpu_is_capped(monkeypatch: pytest.MonkeyPatch) ->
     vram = replace(hardware.levels["vram"], capacity_bytes=4 * GIB)
     hardware = replace(hardware, levels={**hardware.levels, "vram": vram})
     Device(kind="cuda", hardware=hardware).memory()
-    assert shares == [0.25]
+    assert shares == [(4 * GIB - CONTEXT_BYTES) / (16 * GIB)]
 
 
 def test_copies_that_no_run_makes_are_not_planned(job: Job) -> None:
