@@ -301,6 +301,55 @@ def awq(group: int) -> Callable[[Tensor], Stored]:
     return store
 
 
+def codebook(
+    kind: str, dtype: torch.dtype, *, block: int = 64, nested: bool = False
+) -> Callable[[Tensor], Stored]:
+    """As bitsandbytes stores four bits, by its formula; the weight was of that type before."""
+    values = torch.tensor(_CODEBOOKS[kind])
+
+    def store(weight_OI: Tensor) -> Stored:
+        count = weight_OI.numel()
+        numbers = torch.zeros(-(-count // block), block)
+        numbers.view(-1)[:count] = weight_OI.flatten()
+        scales = numbers.abs().amax(1).clamp_min(1e-3)
+        state: dict[str, Any] = {"quant_type": kind, "blocksize": block}
+        state |= {"dtype": str(dtype).removeprefix("torch."), "shape": list(weight_OI.shape)}
+        parts, read = {".weight.absmax": scales}, scales
+        if nested:
+            parts, read, added = _nested(scales)
+            state |= added
+        codes = (numbers / scales[:, None])[..., None] - values
+        codes = codes.abs().argmin(-1).to(torch.uint8)
+        decoded = (values[codes.int()] * read[:, None]).flatten()[:count].view(weight_OI.shape)
+        pairs = torch.nn.functional.pad(codes.flatten()[:count], (0, count % 2)).view(-1, 2)
+        text = torch.frombuffer(bytearray(json.dumps(state).encode()), dtype=torch.uint8)
+        return {
+            "": pairs[:, :1] << 4 | pairs[:, 1:],
+            ".weight.quant_map": values.clone(),
+            f".weight.quant_state.bitsandbytes__{kind}": text,
+            **parts,
+        }, decoded.to(dtype).float()
+
+    return store
+
+
+def _nested(scales: Tensor) -> tuple[dict[str, Tensor], Tensor, dict[str, Any]]:
+    """Scales in eight bits: tensors, what they stand for, and entries of the text."""
+    offset = scales.mean()
+    blocks = torch.zeros(-(-len(scales) // 256), 256)
+    blocks.view(-1)[: len(scales)] = scales - offset
+    overall, values = blocks.abs().amax(1).clamp_min(1e-3), torch.linspace(-1, 1, 256) ** 3
+    codes = ((blocks / overall[:, None])[..., None] - values).abs().argmin(-1)
+    read = (values[codes] * overall[:, None]).flatten()[: len(scales)] + offset
+    tensors = {
+        ".weight.absmax": codes.flatten()[: len(scales)].to(torch.uint8),
+        ".weight.nested_absmax": overall,
+        ".weight.nested_quant_map": values,
+    }
+    state = {"nested_blocksize": 256, "nested_dtype": "float32", "nested_offset": offset.item()}
+    return tensors, read, state
+
+
 def _grouped(
     weight_OI: Tensor, order_I: Tensor, bits: int, symmetric: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -372,6 +421,30 @@ def _gptq(bits: int, group: int, config: Mapping[str, Any], **options: bool) -> 
     return Kind(gptq(bits, group, **options), entries, said)
 
 
+def _codebook(kind: str, dtype: torch.dtype, block: int = 64, *, nested: bool = False) -> Kind:
+    entries = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": kind}
+    said = f"bitsandbytes {kind}, blocks of {block} numbers" + ", scales in 8 bits" * nested
+    return Kind(
+        codebook(kind, dtype, block=block, nested=nested),
+        entries | {"bnb_4bit_use_double_quant": nested},
+        said,
+    )
+
+
+# fmt: off
+_CODEBOOKS = {
+    "nf4": (
+        -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635,
+        -0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725,
+        0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941,
+        0.7229568362236023, 1.0,
+    ),
+    "fp4": tuple(
+        sign * size / 12
+        for sign in (1, -1) for size in (0, 0.0625, 8, 12, 4, 6, 2, 3)
+    ),
+}
+# fmt: on
 _V2 = {"checkpoint_format": "gptq_v2"}
 _INT8 = {"num_bits": 8, "type": "int"}
 _FLOAT8 = {"num_bits": 8, "type": "float"}
@@ -424,6 +497,9 @@ KINDS: Mapping[str, Kind] = {
     "awq": Kind(
         awq(16), {"quant_method": "awq", "bits": 4, "group_size": 16}, "awq int4, groups of 16"
     ),
+    "bnb-nf4": _codebook("nf4", torch.bfloat16),
+    "bnb-fp4": _codebook("fp4", torch.float16),
+    "bnb-nf4-nested": _codebook("nf4", torch.float32, nested=True),
     "mxfp4": Kind(mxfp4_blocks, {"quant_method": "mxfp4"}, "mxfp4, groups of 32"),
     "packed-mxfp4": _naive(
         "mxfp4-pack-quantized",

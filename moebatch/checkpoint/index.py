@@ -147,7 +147,7 @@ class Checkpoint:
         if part.name not in self.tensors:
             return f"tensor {part.name} is missing"
         entry = self.tensors[part.name][1]
-        if entry.shape != part.shape:
+        if not part.has_shape(entry.shape):
             found, expected = list(entry.shape), list(part.shape)
             return f"tensor {part.name} has shape {found}, expected {expected}"
         if entry.dtype != part.dtype:

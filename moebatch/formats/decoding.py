@@ -6,18 +6,22 @@ Shape letters: O outputs, I inputs, G groups.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from moebatch.formats.coded import CodedMatrix, Numbers
 from moebatch.formats.weight_format import BadParts
+from moebatch.quoting import shown
 
 BYTES = torch.uint8
 E4M3 = torch.float8_e4m3fn
 ROUNDED_TO = {"BF16": torch.bfloat16, "F16": torch.float16}
 """Numbers that weights are rounded to which are computed in those of their scales."""
+_STATE_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _FRACTION_BITS = 23
 """Of float32."""
@@ -94,6 +98,55 @@ def decode_awq(parts: Sequence[Tensor], out: Tensor, *, group: int) -> None:
         codes_IO = _in_awq_words(codes[inputs.start : inputs.stop])[:, :O]
         groups_I = torch.arange(inputs.start, inputs.stop, device=out.device) // group
         _place(codes_IO, zeros_GO[groups_I], scales_GO[groups_I], out, inputs)
+
+
+def decode_codebook(parts: Sequence[Tensor], out: Tensor) -> None:
+    """Writes a weight of bitsandbytes into `out` [O, I], numbers in a row after the other. Raises
+    BadParts for a text that does not go with the other parts."""
+    codes, values, text, *scales = parts
+    state = _codebook_state(text)
+    scales_B, block = scales[0], _size(state, "blocksize")
+    if len(scales) > 1:
+        shared = _repeated(scales[1], _size(state, "nested_blocksize"), len(scales_B))
+        scales_B = scales[2][scales_B.int()] * shared + _number(state, "nested_offset")
+    flat, step = out.view(-1), max(1, _CHUNK_NUMBERS // block) * block
+    for start in range(0, len(flat), step):
+        stop = min(start + step, len(flat))
+        pairs = codes.flatten()[start // 2 : -(-stop // 2)]
+        numbers = values[torch.stack((pairs >> 4, pairs & 15), -1).flatten().int()][: stop - start]
+        steps = _repeated(scales_B[start // block : -(-stop // block)], block, stop - start)
+        flat[start:stop] = (numbers * steps).to(_STATE_DTYPES[state["dtype"]])
+
+
+def _codebook_state(text: Tensor) -> Mapping[str, Any]:
+    try:
+        state = json.loads(bytes(text.tolist()))
+    except (ValueError, RecursionError):
+        raise BadParts("the text of quant_state is no JSON") from None
+    if not isinstance(state, dict) or state.get("dtype") not in _STATE_DTYPES:
+        raise BadParts(f"quant_state has none of the dtypes {', '.join(_STATE_DTYPES)}")
+    return state
+
+
+def _size(state: Mapping[str, Any], key: str) -> int:
+    size = state.get(key)
+    if type(size) is not int or size not in range(2, _CHUNK_NUMBERS + 1, 2):
+        raise BadParts(f"{key} of quant_state is {shown(size)}, which is no size of blocks")
+    return size
+
+
+def _number(state: Mapping[str, Any], key: str) -> float:
+    number = state.get(key)
+    if type(number) is not float:
+        raise BadParts(f"{key} of quant_state is {shown(number)}, expected a number")
+    return number
+
+
+def _repeated(scales: Tensor, block: int, count: int) -> Tensor:
+    """A scale for each number of blocks. Raises BadParts where there are not as many."""
+    if -(-count // block) != len(scales):
+        raise BadParts(f"{len(scales)} scales do not make {count} in blocks of {block}")
+    return scales.repeat_interleave(block)[:count]
 
 
 def _portions(num_inputs: int, num_outputs: int, *, per_word: int) -> Iterator[tuple[range, slice]]:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from moebatch.formats.codebooks import FP4, NF4
 from moebatch.formats.four_bit_floats import (
     DEEPSEEK_FP4,
     MXFP4,
@@ -18,7 +19,10 @@ from moebatch.formats.words import AWQ, GPTQ, GPTQ_INT8
 from moebatch.registry import Registry
 
 _PLAIN = (FLOAT32, BFLOAT16, FLOAT16)
-_FOUR_BITS = (PACKED_INT4, GPTQ, AWQ, MXFP4, PACKED_MXFP4, DEEPSEEK_FP4, NVFP4, PACKED_NVFP4)
+_FOUR_BITS = (
+    *(PACKED_INT4, GPTQ, AWQ, NF4, FP4),
+    *(MXFP4, PACKED_MXFP4, DEEPSEEK_FP4, NVFP4, PACKED_NVFP4),
+)
 _EIGHT_BITS = (PACKED_INT8, FP8, INT8, GPTQ_INT8)
 FORMATS: Registry[WeightFormat] = Registry(
     {format.name: format for format in (*_PLAIN, *_FOUR_BITS, *_EIGHT_BITS)}

@@ -46,11 +46,20 @@ class StoredPart:
     dtype: str
     """In safetensors' spelling, such as ``BF16``."""
     shape: tuple[int, ...]
+    is_text: bool = False
+    """Its length may be any up to the one that the shape says."""
 
     @property
     def num_bytes(self) -> int:
         """Bytes in the file."""
         return ceil(prod(self.shape) * DTYPE_BITS[self.dtype] / 8)
+
+    def has_shape(self, shape: tuple[int, ...]) -> bool:
+        """Whether it may be of that shape."""
+        if not self.is_text:
+            return shape == self.shape
+        *stack, length = shape or (0,)
+        return (*stack,) == self.shape[:-1] and 0 < length <= self.shape[-1]
 
 
 Look = Callable[[str], StoredPart | None]
@@ -129,7 +138,10 @@ class WeightFormat(ABC):
 
     def fits(self, name: str, shape: tuple[int, ...], look: Look) -> bool:
         """Whether a checkpoint has just the tensors that this format wants."""
-        return all(look(part.name) == part for part in self.parts(name, shape))
+        parts = self.parts(name, shape)
+        return has_dtypes(parts, look) and all(
+            (found := look(part.name)) and part.has_shape(found.shape) for part in parts
+        )
 
     def found(self, name: str, shape: tuple[int, ...], look: Look) -> WeightFormat | None:
         """The format, with the parameters that its tensors show, in which a checkpoint stores the

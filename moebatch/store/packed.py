@@ -64,8 +64,8 @@ class PackedLayout:
         kinds = {tuple((place.shape, place.dtype) for place in record.places) for record in records}
         if len(kinds) > 1:
             raise CheckpointError(
-                "experts are stored in several formats, which are computed in main memory only; "
-                "set resources.device: cpu, or pack the model without --bits"
+                "experts are not stored all alike, and such are computed in main memory only; set "
+                "resources.device: cpu, or pack the model without --bits"
             )
         (tensors,) = kinds
         sizes = [_tensor_bytes(shape, dtype) for shape, dtype in tensors]

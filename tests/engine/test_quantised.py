@@ -64,6 +64,11 @@ def changed(folder: Path, part: str, change: Callable[[torch.Tensor], torch.Tens
         ("mxfp4", "_blocks", lambda t: t[..., :-1], "expected [40, 2, 16]"),
         ("nvfp4", "w1.weight_scale_2", lambda _: None, "w1.weight_scale_2 is missing"),
         ("gptq", "w2.scales", lambda t: t[..., 1:], "expected [2, 48]"),
+        ("bnb-nf4", "w1.weight", lambda t: t[1:], "has shape [959, 1], expected [960, 1]"),
+        ("bnb-nf4", "w1.weight.absmax", lambda t: t.double(), "is F64, expected F32"),
+        ("bnb-nf4", "w2.weight.quant_map", lambda _: None, "w2.weight.quant_map is missing"),
+        ("bnb-nf4", "w2.weight.quant_state.bitsandbytes__nf4", lambda t: t[:0], "expected [256]"),
+        ("bnb-nf4-nested", "w3.weight.nested_absmax", lambda _: None, "nested_absmax is missing"),
     ],
 )
 def test_what_is_wrong_in_headers_is_named(
@@ -112,6 +117,30 @@ def test_an_order_that_leads_outside_is_named(folder: Callable[..., Path]) -> No
         run(path, policy(), requests((5, 12)), dtype="float32")
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "message"),
+    [
+        ("{", "[", "the text of quant_state is no JSON"),
+        ("bfloat16", "bfloat17", "quant_state has none of the dtypes bfloat16"),
+        (": 64,", ": 63,", "blocksize of quant_state is 63, which is no size of blocks"),
+        (": 64,", ": 32,", "18 scales do not make 1152 in blocks of 32"),
+    ],
+)
+def test_texts_of_bitsandbytes_that_make_no_sense_are_named(
+    before: str, after: str, message: str, folder: Callable[..., Path]
+) -> None:
+    def edited(text: torch.Tensor) -> torch.Tensor:
+        new = bytes(text.tolist()).replace(before.encode(), after.encode())
+        return torch.tensor(list(new), dtype=text.dtype)
+
+    path = folder("bnb-nf4", dense=True)
+    suffix = ".quant_state.bitsandbytes__nf4"
+    name = changed(path, f"k_proj.weight{suffix}", edited)
+    with pytest.raises(CheckpointError, match=message) as caught:
+        run(path, policy(), requests((5, 12)), dtype="float32")
+    assert name.removesuffix(suffix) in str(caught.value)
+
+
 def test_gate_and_up_that_cannot_be_told_apart_are_named(folder: Callable[..., Path]) -> None:
     path = folder("gptq", fused=True)
     with pytest.raises(CheckpointError, match=r"layer 0, expert \d: gptq int4, .* be cut at row 0"):
@@ -137,4 +166,6 @@ def test_slots_are_no_larger_than_planned(kind: str, folder: Callable[..., Path]
     records = files.expert_records().values()
     assert max(record.num_bytes for record in records) <= slot_bytes(files.shape, files.dtypes)
     stored = {sum(place.num_bytes for place in record.places) for record in records}
-    assert stored == {files.dtypes.expert_bytes(files.shape)}
+    texts = "bnb" in kind  # of any length up to the planned one
+    assert texts or stored == {files.dtypes.expert_bytes(files.shape)}
+    assert max(stored) <= files.dtypes.expert_bytes(files.shape)

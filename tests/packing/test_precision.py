@@ -104,7 +104,9 @@ def test_slots_hold_the_largest_and_plans_count_the_mean(
 def test_a_gpu_says_that_it_does_not_compute_them(model: Path, text: Path, tmp_path: Path) -> None:
     mixed(model, tmp_path / "out", text)
     records = open_model(tmp_path / "out", "auto").expert_records()
-    with pytest.raises(CheckpointError, match="several formats, which are computed in main memory"):
+    with pytest.raises(
+        CheckpointError, match="stored all alike, and such are computed in main memory"
+    ):
         PackedLayout.of(records.values())
 
 

@@ -330,7 +330,8 @@ class TestQuantised:
             ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "version: expected 'gemm'"),
             ({"quant_method": "compressed-tensors"}, "config_groups: expected groups of modules"),
             ({"quant_method": "hqq"}, "quantization_config ('hqq'): such checkpoints are not read"),
-            ({"quant_method": "bitsandbytes"}, "use the model in bfloat16, or quantised as FP8"),
+            ({"quant_method": "quark"}, "use the model in bfloat16, or quantised as FP8"),
+            ({"quant_method": "bitsandbytes"}, "load_in_4bit: of bitsandbytes only 4 bits"),
         ],
     )
     def test_what_makes_no_sense_is_refused_with_its_key(

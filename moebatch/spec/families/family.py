@@ -17,7 +17,9 @@ from moebatch.spec.shape import Layers, ModelShape
 from moebatch.spec.tensor_names import TensorNames
 
 Windows = tuple[int | None, ...]
-_READABLE = "FP8, MXFP4, NVFP4, GPTQ, AWQ or compressed-tensors' integers of 4 or 8 bits"
+_READABLE = (
+    "FP8, MXFP4, NVFP4, GPTQ, AWQ, compressed-tensors' integers of 4 or 8 bits or bitsandbytes' NF4"
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
