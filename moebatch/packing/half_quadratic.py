@@ -3,8 +3,8 @@
 HQQ looks for codes Q and parameters s, z that bring |W - s (Q - z)|_p down by turns: the shrunk
 residual E, the codes, the parameter. With its published settings (p = 0.7, beta = 10) a residual
 below 0.17 shrinks to E = 0, and those of language models are some 0.001: what is left is least
-squares for one parameter between two roundings. HQQ solves for z; codes without a zero point, the
-only ones that transformers and vLLM load for experts, are solved for s instead:
+squares for one parameter between two roundings. HQQ solves for z; codes without a zero point are
+solved for s instead:
 
     Q = round(W / s), -8..7      s = <Q, W> / <Q, Q>
 

@@ -123,8 +123,6 @@ def test_widths_of_whole_pages_begin_with_a_page(
 def test_transformers_loads_it_and_says_the_same(
     tiny_checkpoint: TinyCheckpoint, tmp_path: Path, family: str, to: Precision
 ) -> None:
-    if to == "fp8":
-        pytest.importorskip("accelerate", reason="transformers loads fp8 with accelerate only")
     source, output = model_of(tiny_checkpoint, family), tmp_path / "out"
     summary = packed(source, output, to)
     before, theirs = load(source), load(output)
