@@ -1,7 +1,7 @@
 """A model folder: what it holds, checked; no weight is loaded."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -9,10 +9,10 @@ import torch
 
 from moebatch.checkpoint.fingerprint import ModelOwner, checkpoint_fingerprint
 from moebatch.checkpoint.index import Checkpoint, Weight, file_inside
-from moebatch.checkpoint.record import Record
+from moebatch.checkpoint.record import TORCH_DTYPES, Record
 from moebatch.errors import CheckpointError
-from moebatch.formats.plain import BFLOAT16
-from moebatch.formats.registry import find_format
+from moebatch.formats.plain import BFLOAT16, PlainFormat
+from moebatch.formats.registry import FORMATS, find_format
 from moebatch.formats.weight_format import StoredPart, WeightFormat
 from moebatch.layout.footprint import Dtypes
 from moebatch.schedule.slots.expert_load import ExpertKey
@@ -86,8 +86,27 @@ class ModelFiles:
             for expert in range(self.shape.num_experts):
                 pieces = self.experts.pieces(layer, expert)
                 extents = [self.checkpoint.extent(piece.name, piece.index) for piece in pieces]
-                records[ExpertKey(layer, expert)] = Record.of(extents)
+                records[ExpertKey(layer, expert)] = Record.of(extents, self._expert_dtype)
         return records
+
+    @property
+    def read_as_computed(self) -> "ModelFiles":
+        """The same where plain numbers of experts become those of the compute dtype when they are
+        read, if they take as many bytes: a GPU would convert them for every micro-batch."""
+        stored, computed = self.experts.format, FORMATS[self.dtypes.compute]
+        size = self.shape.expert_bytes
+        if not isinstance(stored, PlainFormat) or size(stored) != size(computed):
+            return self
+        offsets = (p.buffer_offset for r in self.expert_records().values() for p in r.places)
+        if any(offset % self.dtype.itemsize for offset in offsets):
+            return self  # numbers may lie in two pieces
+        return replace(self, experts=replace(self.experts, format=computed))
+
+    @property
+    def _expert_dtype(self) -> torch.dtype | None:
+        """Of plain numbers."""
+        stored = self.experts.format
+        return TORCH_DTYPES[stored.dtype] if isinstance(stored, PlainFormat) else None
 
     @property
     def _names(self) -> TensorNames:

@@ -17,7 +17,7 @@ from moebatch.plan.answer import best_for
 from moebatch.plan.expert_choice import ExpertChoice, Wishes
 from moebatch.plan.fitting import fitted, policy_for, slot_notes, with_room
 from moebatch.plan.prediction import Prediction, predict
-from moebatch.plan.prices import fastest_dtypes
+from moebatch.plan.prices import fastest_dtypes, without_emulation
 from moebatch.plan.problem import PROGRAM_BYTES_WITH_GPU, Problem
 from moebatch.plan.refusal import too_large, too_small
 from moebatch.plan.runnable import not_runnable
@@ -100,7 +100,12 @@ def in_fastest_dtype(
 ) -> ModelFiles:
     """What ``model.dtype: auto`` means on this machine, from its rates."""
     if machine.kind == "cuda":
-        return _not_emulated(job, files, machine, log)
+        if job.model.dtype == "auto":
+            dtypes, notes = without_emulation(files.dtypes, machine.hardware())
+            for note in notes:
+                log(f"note: {note}")
+            files = replace(files, dtype=COMPUTE_DTYPES[dtypes.compute])
+        return files.read_as_computed
     if machine.kind != "cpu" or len(_possible_dtypes(job, files)) == 1:
         return files
     hardware, stored = machine.hardware(), files.dtypes.compute
@@ -110,23 +115,6 @@ def in_fastest_dtype(
         return files
     log(f"note: computed in {fastest}, which is faster here than the model's {stored}")
     return replace(files, dtype=COMPUTE_DTYPES[fastest])
-
-
-def _not_emulated(
-    job: Job, files: ModelFiles, machine: JobMachine, log: Callable[[str], None]
-) -> ModelFiles:
-    """In float16 where a GPU has no bfloat16 of its own: before compute capability 8.0 torch
-    emulates it, at a tenth of the speed."""
-    processor = machine.profile.hardware().levels["vram"].processor
-    known = processor.gemm.keys() if processor else ()
-    is_emulated = files.dtype == torch.bfloat16 and "bfloat16" not in known and "float16" in known
-    if not is_emulated or job.model.dtype != "auto":
-        return files
-    log(
-        f"note: computed in float16, since the GPU of {machine.profile.name} only emulates the "
-        "model's bfloat16; float16 ends at 65504, write model.dtype: float32 if that is too little"
-    )
-    return replace(files, dtype=torch.float16)
 
 
 def _possible_dtypes(job: Job, files: ModelFiles) -> tuple[Dtype, ...]:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from math import ceil
 
+from moebatch.formats.plain import BFLOAT16, FLOAT16
 from moebatch.layout.footprint import FLOAT_BYTES, Dtypes
 from moebatch.layout.load import PassLoad
 from moebatch.layout.scratch import MAX_GEMM_ROWS, PROMPT_ROWS
@@ -24,6 +25,21 @@ def fastest_dtypes(shape: ModelShape, dtypes: Dtypes, hardware: Hardware) -> Dty
         for kind in (dtypes, wider)
     )
     return wider if wider_s < _CLEARLY * stored_s else dtypes
+
+
+def without_emulation(dtypes: Dtypes, hardware: Hardware) -> tuple[Dtypes, tuple[str, ...]]:
+    """In float16 where a GPU has no bfloat16 of its own, with a note: before compute capability 8.0
+    torch emulates it, at a tenth of the speed. Experts become such when they are read."""
+    gpu = hardware.vram.processor if hardware.vram else None
+    known = gpu.gemm if gpu else {}
+    if dtypes.compute != "bfloat16" or "bfloat16" in known or "float16" not in known:
+        return dtypes, ()
+    note = (
+        f"computed in float16, since the GPU of {hardware.name} only emulates the model's "
+        "bfloat16; float16 ends at 65504, write model.dtype: float32 if that is too little"
+    )
+    stored = FLOAT16 if dtypes.stored == BFLOAT16 else dtypes.stored
+    return replace(dtypes, compute="float16", stored=stored), (note,)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from moebatch.layout.footprint import Dtypes
 from moebatch.plan.expert_choice import Wishes
 from moebatch.plan.options import PlanOptions
+from moebatch.plan.prices import without_emulation
 from moebatch.plan.problem import Problem
 from moebatch.spec.hardware import Basis
 from moebatch.spec.models import load_model
@@ -39,15 +40,17 @@ def stated_question(profile: HardwareProfile, options: PlanOptions) -> Question:
     entry = load_model(options.model)
     shape = entry.shape.cached_in(options.kv_cache or "full")
     profile = changed_profile(profile, options.what_if)
+    hardware = profile.hardware(options.basis)
+    dtypes, notes = without_emulation(stated_dtypes(entry.shape), hardware)
     return Question(
         problem=Problem(
             shape=shape,
-            dtypes=stated_dtypes(entry.shape),
-            hardware=profile.hardware(options.basis),
+            dtypes=dtypes,
+            hardware=hardware,
             workload=options.stated_workload(),
         ),
         model=entry.name,
-        notes=tuple(figure_notes(profile, options.basis)),
+        notes=(*notes, *figure_notes(profile, options.basis)),
     )
 
 

@@ -100,7 +100,8 @@ class ExpertStore:
         Raises StorageError, and OutOfMemory when the system refuses memory: smaller passes would
         not help, as what is read must be read.
         """
-        piece = self.records[chunk.load.key].pieces[chunk.number]
+        record = self.records[chunk.load.key]
+        piece = record.pieces[chunk.number]
         arena, start = self._place(chunk.slot)
         target = arena.view(start + piece.buffer_offset, piece.num_bytes)
         try:
@@ -110,6 +111,7 @@ class ExpertStore:
                 raise
             message = f"the system refuses memory for reading experts: {error}"
             raise OutOfMemory(message) from error
+        record.convert(piece, arena, start)
 
     def chunk_bytes(self, key: ExpertKey, number: int) -> int:
         """What `read` reads of a chunk."""

@@ -122,6 +122,7 @@ def load_packed(
     files = open_files(records[key] for key in rooms)
     for key, piece in pieces:
         files[piece.path].read(window.view(0, piece.num_bytes), piece.file_offset)
+        records[key].convert(piece, window, -piece.buffer_offset)
         start, stop = piece.buffer_offset, piece.buffer_offset + piece.num_bytes
         for place, offset in zip(records[key].places, layout.offsets, strict=True):
             first = max(start, place.buffer_offset)

@@ -150,6 +150,7 @@ class FilePages:
 
     def __init__(self, records: Mapping[ExpertKey, Record]) -> None:
         """Raises StorageError if a file cannot be opened."""
+        assert not any(record.converts for record in records.values()), "parts are as in the file"
         self._records = records
         self._files = open_files(records.values())
         self._slot_bytes = slot_bytes(records.values())

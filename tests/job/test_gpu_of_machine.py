@@ -159,6 +159,7 @@ def test_bfloat16_is_not_emulated(
     told: list[str] = []
     files = in_fastest_dtype(job, open_model(job.model.path, "auto"), machine, told.append)
     assert files.dtype == wanted
+    assert not files.dtypes.converts
     assert [line.split(",")[0] for line in told] == ["note: computed in float16"] * (
         wanted == torch.float16
     )

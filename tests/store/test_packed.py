@@ -21,7 +21,13 @@ sizes = st.lists(st.integers(1, 3000), min_size=1, max_size=5)
 def record_of(sizes: list[int]) -> Record:
     """An expert of vectors of so many numbers."""
     places = tuple(
-        Place(buffer_offset=0, num_bytes=2 * size, shape=(size,), dtype=torch.bfloat16)
+        Place(
+            buffer_offset=0,
+            num_bytes=2 * size,
+            shape=(size,),
+            dtype=torch.bfloat16,
+            stored=torch.bfloat16,
+        )
         for size in sizes
     )
     return Record(pieces=(), places=places, num_bytes=0)
