@@ -12,7 +12,6 @@ from moebatch.layout.load import PassLoad
 from moebatch.layout.scratch import GATHER_ROWS, MAX_GEMM_ROWS, PROMPT_ROWS, logits_rows
 from moebatch.layout.setup import CHUNK_BYTES
 from moebatch.schedule.task import Kind
-from moebatch.spec.policy import PAGE_TOKENS
 from moebatch.spec.shape import ModelShape
 
 _NORM = 9
@@ -37,10 +36,7 @@ _COMBINE = 5
 _JOINING = 8
 """Tokens by expert, of all micro-batches of a pass together."""
 _PARTS = 2
-"""Keys and values are copied apart."""
-_MOST_RUNS = 8
-"""Of pages that follow each other, in the cache of one sequence: those of its prompt do, those that
-came one by one do not. A guess, since loads do not say which are which: half of them did."""
+"""Keys and values are moved apart."""
 
 
 def of_batch(shape: ModelShape, kind: Kind, load: PassLoad) -> float:
@@ -97,15 +93,14 @@ def _of_attention(shape: ModelShape, load: PassLoad) -> float:
 
 
 def _of_kv_up(shape: ModelShape, load: PassLoad) -> float:
-    """Pages that follow each other at a time."""
-    sequences = max(1.0, load.decode_sequences)
-    pages = (load.decode_positions + load.prompt_context) / PAGE_TOKENS / sequences
-    return _PARTS * sequences * min(1 + pages / 2, _MOST_RUNS)
+    """Pages are gathered out of pinned memory. Where they follow each other they are copied run by
+    run, in which case the link takes longer than the host."""
+    return _PARTS
 
 
 def _of_kv_down(shape: ModelShape, load: PassLoad) -> float:
-    """The new row of every sequence, and the rows of each slice of a prompt."""
-    return _PARTS * (load.decode_sequences + ceil(load.prompt_tokens / PROMPT_ROWS))
+    """New rows are gathered, and scattered into pinned memory."""
+    return 2 * _PARTS
 
 
 _OF_BATCH: Mapping[Kind, Callable[[ModelShape, PassLoad], float]] = {

@@ -1,14 +1,20 @@
 """Copying scattered pages, or rows, of keys and values from one memory to another."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from moebatch.store.memory import seen_from
+
 _UNITS_OF_SPAN = 4
 """From this mean length on, gathering span by span is cheaper than gathering and scattering."""
+_LEAST_RUN_BYTES = 2**18
+"""Of a run in the mean: a link of 25 GB/s takes 10 us for it, as long as the host for a copy."""
+_WORD = torch.int64
+"""What a thread of a GPU reads at once, so that it asks the link for few large pieces."""
 
 
 class Run(NamedTuple):
@@ -35,6 +41,7 @@ class Moves:
     target: Tensor
     runs: tuple[Run, ...]
     spans: tuple[Span, ...]
+    _placed: dict[torch.device, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, source: list[int] | Tensor, target: list[int] | Tensor) -> "Moves":
@@ -61,23 +68,56 @@ class Moves:
         """Copies units of `source` into `target`, both [units, numbers of a unit].
 
         Between devices the copies are only issued, on the current stream: `source` must stay as it
-        is until the stream has come so far, and host memory should be pinned.
+        is until the stream has come so far, and host memory should be pinned. One kernel of a GPU
+        then goes through all that lies scattered there; a copy of its own for each run would take
+        the host longer than the link.
         """
         if source.device != target.device:
-            for run in self.runs:
-                part = source[run.source : run.source + run.length]
-                target[run.target : run.target + run.length].copy_(part, non_blocking=True)
-        elif len(self.spans) * _UNITS_OF_SPAN <= len(self):
-            self._gather(source, target)
+            apart = source, target
+            if self._mean_run * source[:1].nbytes < _LEAST_RUN_BYTES:
+                source, target = _from_one_device(source, target)
+            if source.device != target.device:
+                self._copy_runs(*apart)
+                return
+        units, rows = self._on(source.device)
+        if len(self.spans) * _UNITS_OF_SPAN <= len(self):
+            self._gather(source, target, units)
         else:
-            rows, units = self.target.to(target.device), self.source.to(source.device)
             target.index_copy_(0, rows, source.index_select(0, units))
 
-    def _gather(self, source: Tensor, target: Tensor) -> None:
-        units = self.source.to(source.device)
+    @property
+    def _mean_run(self) -> float:
+        return len(self) / max(1, len(self.runs))
+
+    def _on(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Sources and targets; they go to a device once, for all layers."""
+        if device not in self._placed:
+            self._placed[device] = self.source.to(device), self.target.to(device)
+        return self._placed[device]
+
+    def _copy_runs(self, source: Tensor, target: Tensor) -> None:
+        for run in self.runs:
+            part = source[run.source : run.source + run.length]
+            target[run.target : run.target + run.length].copy_(part, non_blocking=True)
+
+    def _gather(self, source: Tensor, target: Tensor, units: Tensor) -> None:
         for first, start, length in self.spans:
             part = target[start : start + length]
             torch.index_select(source, 0, units[first : first + length], out=part)
+
+
+def _from_one_device(source: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """Both as the GPU sees them that one of them is on, in words of 8 bytes if they are such; as
+    they are where the other one is out of its reach."""
+    if source.device.type == "cpu":
+        seen, other = seen_from(target.device, source), target
+    else:
+        seen, other = seen_from(source.device, target), source
+    if seen is None:
+        return source, target
+    if seen[:1].nbytes % _WORD.itemsize == 0:
+        seen, other = seen.view(_WORD), other.view(_WORD)
+    return (seen, other) if source.device.type == "cpu" else (other, seen)
 
 
 def _stretches(apart: Tensor, count: int) -> list[tuple[int, int]]:

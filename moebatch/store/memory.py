@@ -91,6 +91,30 @@ def copy_bytes(target: Tensor, source: Tensor) -> None:
         target.copy_(source, non_blocking=True)
 
 
+class _Bytes:
+    """Memory at an address, as torch asks for what a GPU can reach."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": (tensor.nbytes,),
+            "typestr": "|u1",
+            "data": (tensor.data_ptr(), False),
+            "version": 2,
+        }
+
+
+def seen_from(device: torch.device, tensor: Tensor) -> Tensor | None:
+    """Contiguous numbers in pinned memory as a tensor of a GPU, whose kernels then read and write
+    them over the link; None where they are out of its reach."""
+    if device.type != "cuda" or tensor.device.type != "cpu":
+        return None
+    with suppress(RuntimeError, TypeError, ValueError):  # memory that is not pinned
+        seen = torch.as_tensor(_Bytes(tensor), device=device)
+        if seen.data_ptr() == tensor.data_ptr():
+            return seen.view(tensor.dtype).view(tensor.shape)
+    return None
+
+
 def return_freed_memory() -> None:
     """Gives what the allocator holds back to the system, where it is glibc's: 3 ms, and what a
     process holds does not creep up over a night of changing shapes."""

@@ -20,7 +20,6 @@ from moebatch.model.native import loader
 from moebatch.plan import launches
 from moebatch.schedule.task import Kind, Task
 from moebatch.spec.shape import ModelShape
-from moebatch.store.kv_moves import Moves
 from moebatch.store.packed import PackedLayout
 from tests.engine.test_engine import requests
 from tests.engine.test_schedules import EMULATED, emulated, run
@@ -79,7 +78,7 @@ class CountingDevice(TorchDispatchMode):
 @pytest.fixture
 def counting(monkeypatch: pytest.MonkeyPatch) -> Iterator[CountingDevice]:
     device = CountingDevice()
-    do, sdpa, copy = Pipeline.do, F.scaled_dot_product_attention, Moves.copy
+    do, sdpa = Pipeline.do, F.scaled_dot_product_attention
 
     def counted(self: Pipeline, task: Task) -> None:
         with self._executor.lock:
@@ -90,16 +89,9 @@ def counting(monkeypatch: pytest.MonkeyPatch) -> Iterator[CountingDevice]:
         with _disable_current_modes():
             return sdpa(*arguments, **options)
 
-    def between_memories(self: Moves, source: torch.Tensor, target: torch.Tensor) -> None:
-        """As if these were two."""
-        device.count("copy of pages", len(self.runs))
-        with _disable_current_modes():
-            copy(self, source, target)
-
     monkeypatch.setattr(loader, "kernels", lambda: None)
     monkeypatch.setattr(Pipeline, "do", counted)
     monkeypatch.setattr(attention.F, "scaled_dot_product_attention", attend)
-    monkeypatch.setattr(Moves, "copy", between_memories)
     yield device
 
 
@@ -136,13 +128,10 @@ def test_tasks_launch_as_much_as_they_are_priced_for(
 ) -> None:
     title = "GPU attention, cache in main memory"
     shape = decoded(counting, tiny_checkpoint(family), tmp_path, title, "klotski")
-    kinds = (Kind.ATTEND, Kind.KV_DOWN)
+    kinds = (Kind.ATTEND, Kind.KV_UP, Kind.KV_DOWN)
     assert {kind: counting.mean(kind) for kind in kinds} == pytest.approx(
-        {kind: launches.of_batch(shape, kind, LOAD) for kind in kinds}, rel=0.02
+        {kind: launches.of_batch(shape, kind, LOAD) for kind in kinds}, rel=0.05
     )
-    # Where runs of pages begin and end is a guess.
-    planned = launches.of_batch(shape, Kind.KV_UP, LOAD)
-    assert counting.mean(Kind.KV_UP) == pytest.approx(planned, rel=0.4)
     num_gates, num_experts, num_sums = map(counting.number, _AFTER)
     gates = num_gates * launches.of_gates(shape)[0]
     sums = num_sums * launches.of_combine(shape, is_joined=True)

@@ -1,12 +1,17 @@
 """Copying pages and rows: every unit arrives, whatever way it goes."""
 
 from itertools import pairwise
+from typing import Any
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from moebatch.store import kv_moves
 from moebatch.store.kv_moves import Moves
+from moebatch.store.memory import Arena, seen_from
 
 NUM_UNITS = 40
 places = st.lists(st.integers(0, NUM_UNITS - 1), unique=True, max_size=NUM_UNITS)
@@ -47,3 +52,111 @@ def test_runs_are_all_of_the_moves_and_as_long_as_can_be(
     for run, following in pairwise(runs):
         ends = run.source + run.length, run.target + run.length
         assert ends != (following.source, following.target)
+
+
+class Recorded(TorchDispatchMode):
+    """Operators, by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: object, args: Any = (), kwargs: Any = None
+    ) -> object:
+        name = func._schema.name.removeprefix("aten::")
+        self.names.append(name)
+        if name == "copy_" and args[1].device.type == "meta":
+            return args[0]  # nothing is there to be copied
+        return func(*args, **(kwargs or {}))
+
+    @property
+    def launched(self) -> list[str]:
+        return [name for name in self.names if name in ("copy_", "index_select", "index_copy_")]
+
+
+UP = ["index_select"]
+DOWN = ["index_select", "index_copy_"]
+
+
+@pytest.mark.parametrize("is_up", [True, False], ids=["up", "down"])
+@pytest.mark.parametrize("is_pinned", [True, False])
+def test_between_memories_one_kernel_takes_what_lies_scattered(
+    monkeypatch: pytest.MonkeyPatch, is_up: bool, is_pinned: bool
+) -> None:
+    """The other device has no memory here: it only knows how much is moved."""
+
+    def reach(device: torch.device, tensor: torch.Tensor) -> torch.Tensor | None:
+        return tensor.to(device) if is_pinned else None
+
+    monkeypatch.setattr(kv_moves, "seen_from", reach)
+    units = list(range(0, 2 * NUM_UNITS, 2))
+    here, there = (torch.zeros(2 * NUM_UNITS, 8, device=where) for where in ("cpu", "meta"))
+    placed = list(range(NUM_UNITS)) if is_up else units
+    moves = Moves.of(units, placed)
+    with Recorded() as recorded:
+        for _ in range(2):
+            moves.copy(*((here, there) if is_up else (there, here)))
+    once = (UP if is_up else DOWN) if is_pinned else ["copy_"] * NUM_UNITS
+    assert recorded.launched == 2 * once
+
+
+def test_between_memories_long_runs_are_left_to_the_copy_engine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(kv_moves, "seen_from", lambda device, tensor: tensor.to(device))
+    here, there = (torch.zeros(64, 2**11, device=where) for where in ("cpu", "meta"))
+    for length, expected in ((64, ["copy_"]), (8, ["index_select"])):
+        moves = Moves.of(list(range(length)), list(range(length)))
+        with Recorded() as recorded:
+            moves.copy(here, there)
+        assert recorded.launched == expected
+
+
+def test_memory_that_is_not_pinned_is_out_of_reach(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(memory: object, device: torch.device) -> None:
+        raise RuntimeError("the specified pointer resides on host memory and is not registered")
+
+    monkeypatch.setattr("torch.as_tensor", refuse)
+    assert seen_from(torch.device("cuda", 0), torch.zeros(8)) is None
+
+
+def test_pinned_memory_is_reached_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not in a copy."""
+    asked: list[dict[str, Any]] = []
+    numbers = torch.arange(8.0).view(2, 4)
+
+    def as_tensor(memory: Any, device: torch.device) -> torch.Tensor:
+        asked.append(memory.__cuda_array_interface__)
+        seen = numbers.view(-1).view(torch.uint8)
+        return seen if len(asked) == 1 else seen.clone()
+
+    monkeypatch.setattr("torch.as_tensor", as_tensor)
+    seen = seen_from(torch.device("cuda", 0), numbers)
+    assert seen is not None
+    assert seen.equal(numbers)
+    assert asked[0]["data"] == (numbers.data_ptr(), False)
+    assert asked[0]["shape"] == (numbers.nbytes,)
+    assert seen_from(torch.device("cuda", 0), numbers) is None
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.uint8])
+@pytest.mark.parametrize("width", [8, 9, 1024])
+def test_a_gpu_moves_units_between_its_memory_and_pinned_memory(
+    dtype: torch.dtype, width: int
+) -> None:
+    arena = Arena(2 * NUM_UNITS * width * dtype.itemsize, pinned=True)
+    pinned = arena.tensor(0, (2 * NUM_UNITS, width), dtype)
+    assert seen_from(torch.device("cuda", 0), pinned) is not None
+    pinned.copy_(torch.randint(0, 100, pinned.shape).to(dtype))
+    wanted, units = pinned.clone(), list(range(0, 2 * NUM_UNITS, 2))
+    on_gpu = torch.zeros_like(pinned, device="cuda:0")
+    Moves.of(units, list(range(NUM_UNITS))).copy(pinned, on_gpu)
+    assert on_gpu[:NUM_UNITS].cpu().equal(wanted[::2])
+    pinned.zero_()
+    Moves.of(list(range(NUM_UNITS)), units).copy(on_gpu, pinned)
+    torch.cuda.synchronize()
+    assert pinned[::2].equal(wanted[::2])
+    arena.unpin()
