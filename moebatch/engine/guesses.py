@@ -25,7 +25,7 @@ class Guesses(Router):
         *,
         experts_per_token: int,
     ) -> None:
-        """`routing` gives what the gate of a step and a micro-batch has said; `observer`
+        """`routing` gives what the gate of a step and a micro-batch has chosen; `observer`
         learns what the predictor learns."""
         self._experts_per_token = experts_per_token
         self._num_tokens = self._num_next = 0

@@ -105,7 +105,7 @@ def describe_experts(choice: ExpertChoice) -> str:
     divided = ", divided among layers" * bool(policy.cache_sizes)
     gain = f", {choice.gain:.2f} x the simplest choice" if chosen is not choice.plainest else ""
     return (
-        f"predictor {policy.predictor}, cache {policy.cache}{divided}: {chosen.at_hand:.0%} of "
+        f"predictor {policy.predictor}, cache {policy.cache}{divided}: {chosen.ready:.0%} of "
         f"chosen experts should be ready in time{gain}"
     )
 

@@ -63,7 +63,7 @@ class ShardStatus:
 
     @property
     def has_ended(self) -> bool:
-        """Whether it has said so itself."""
+        """Whether the run itself has written that it has ended."""
         return self.state in _ENDS
 
     @property

@@ -14,8 +14,8 @@ LaneSeconds = Mapping[str, float]
 def pass_seconds(lanes: LaneSeconds, policy: Policy) -> float:
     """Seconds of a pass: the busiest lane where lanes run side by side (Eq 12).
 
-    `simple`, `multi` and `hot` are priced like that too, although they leave bubbles: how long
-    these are only a simulation shows. Where nothing is loaded before a gate has chosen, the busiest
+    Schedules that leave bubbles are priced like that too: how long these are only a simulation
+    shows. Where nothing is loaded before a gate has chosen, the busiest
     processor and the busiest link take turns (Pre-gated MoE, section 2).
     """
     traits = traits_of(policy)

@@ -14,13 +14,14 @@ from moebatch.measure.synthetic import synthetic_layer
 from moebatch.measure.timer import Timer
 from moebatch.plan import launches
 from moebatch.schedule.driver import Driver
-from moebatch.schedule.klotski import klotski
 from moebatch.schedule.kv_route import Place
+from moebatch.schedule.registry import find_schedule
 from moebatch.schedule.request import Sweep
 from moebatch.schedule.setup import Setup
 from moebatch.schedule.slots.expert_load import ExpertKey
 from moebatch.schedule.slots.slots import SlotQueue
 from moebatch.schedule.task import Task
+from moebatch.spec.policy import DEFAULT_SCHEDULE
 from moebatch.store.monitor import Monitor
 
 _LAYERS, _EXPERTS, _MICRO_BATCHES = 4, 8, 4
@@ -97,7 +98,11 @@ class _BarePasses:
         else:
             self._executor.add_inline("cpu", _nothing)
         self._driver = Driver(
-            klotski(setup), setup, lanes=self._executor, router=_AllChosen(), slots=slots
+            find_schedule(DEFAULT_SCHEDULE)(setup),
+            setup,
+            lanes=self._executor,
+            router=_AllChosen(),
+            slots=slots,
         )
         self._executor.drive(self._driver)
 

@@ -52,7 +52,7 @@ def _experts(choice: ExpertChoice) -> dict[str, Any]:
                 "cache_sizes": list(one.policy.cache_sizes),
                 "job_time_s": one.seconds,
                 "loads_per_pass": one.num_loads,
-                "at_hand": one.at_hand,
+                "ready": one.ready,
                 "is_chosen": one is choice.chosen,
             }
             for one in choice.alternatives

@@ -1,8 +1,8 @@
 """What it costs to bring experts when few tokens choose: which have to come, which of them come in
 time, and how long a pass waits for the others.
 
-A layer computes everything but its experts, then those at hand while the others come. What was
-foreseen comes while the link has nothing more urgent to do, and half of that is in vain if the
+A layer computes everything but its experts, then those that are ready while the others come. What
+was foreseen comes while the link has nothing more urgent to do, and half of that is in vain if the
 predictor is right half of the time (ProMoE: GoodPred = accuracy x FetchRate).
 
 Shape letters: L MoE layers.
@@ -53,8 +53,8 @@ class ExpectedLoads:
         return float((self.absent_L + self.in_vain_L).sum())
 
     @property
-    def at_hand(self) -> float:
-        """Share of what a pass asks for that is there by then."""
+    def ready(self) -> float:
+        """Share of the experts that gates ask for which are on the level by then."""
         return 1 - float((self.absent_L - self.in_time_L).sum() / self.chosen_L.sum())
 
     @property

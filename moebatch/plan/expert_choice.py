@@ -53,8 +53,8 @@ class Alternative:
     """Of all passes."""
     num_loads: float
     """Experts that are brought in a mean pass."""
-    at_hand: float
-    """Share of the experts that are asked for which are there by then."""
+    ready: float
+    """Share of the experts that gates ask for which are on the level by then."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -165,7 +165,7 @@ def divided(problem: Problem, policy: Policy, tokens: float) -> tuple[int, ...]:
 
 
 def _tried(problem: Problem, policy: Policy, loads: Sequence[CountedLoad]) -> Alternative:
-    seconds = num_loads = asked = at_hand = num_passes = 0.0
+    seconds = num_loads = asked = ready = num_passes = 0.0
     for count, load in loads:
         then = at_end(problem, policy, load)
         seconds += count * problem.cost.seconds(load, then)
@@ -174,12 +174,12 @@ def _tried(problem: Problem, policy: Policy, loads: Sequence[CountedLoad]) -> Al
             num_passes += count
             num_loads += count * found.num_loads
             asked += count * float(found.chosen_L.sum())
-            at_hand += count * float(found.chosen_L.sum()) * found.at_hand
+            ready += count * float(found.chosen_L.sum()) * found.ready
     return Alternative(
         policy=policy,
         seconds=seconds,
         num_loads=num_loads / num_passes,
-        at_hand=at_hand / asked,
+        ready=ready / asked,
     )
 
 

@@ -41,8 +41,6 @@ class Planned:
     """Whole experts, and whole layers of keys and values; the best of its neighbours."""
     token_s: float
     """Seconds per token under it, by a replay of a part of the job."""
-    rounded: Policy
-    """Where the climb to it began: the solution in whole experts and layers."""
     solution: Solution
     candidates: tuple[AffineCandidate, ...]
     """Those that the solver saw."""
@@ -80,7 +78,6 @@ def _searched(problem: Problem, known: Known) -> Planned:
     return Planned(
         policy=policy,
         token_s=token_s,
-        rounded=rounded,
         solution=solution,
         candidates=items,
         ranked=ranked,

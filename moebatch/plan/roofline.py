@@ -23,7 +23,7 @@ PAIRS: tuple[tuple[LevelName, LevelName, LinkName], ...] = (
 )
 """Upper level, lower level, and the link that brings data up."""
 Roof = Literal["compute", "memory", "link"]
-MAX_TOKENS = 2.0**60
+_MAX_TOKENS = 2.0**60
 """No batch is larger."""
 
 
@@ -91,10 +91,6 @@ class Roofline:
         """FLOP/s on level i with the data on level j (Eq 7)."""
         return min(self.local_i(intensity_i), self.cross_roof(intensity_j))
 
-    def attainable_j(self, intensity_j: float) -> float:
-        """FLOP/s on level j, where the data is (Eq 8)."""
-        return self.local_j(intensity_j)
-
     def bound_i(self, intensity_i: float, intensity_j: float) -> Roof:
         """The lowest roof of Eq 7; of equal ones the one that is hardest to raise."""
         roofs: dict[Roof, float] = {
@@ -120,32 +116,9 @@ class Roofline:
         )
 
     def p2(self, intensity_i: float) -> float:
-        """I_j of turning point P2 (Eq 10): below it the link binds, above it level i does."""
+        """I_j of turning point P2 (Eq 10): below it the link binds, above it level i does. Where
+        that is by its memory, P2 is the balance point (Eq 11): B_ji I_j = B_i I_i."""
         return self.local_i(intensity_i) / self.cross_bandwidth
-
-    def pays_to_move(self, operation: Operation) -> bool:
-        """Whether `operation` is faster on level i although its data has to be moved there."""
-        i = self.attainable_i(operation.intensity_i, operation.intensity_j)
-        return i > self.attainable_j(operation.intensity_j)
-
-    def balance_intensity(self, intensity_i: float) -> float:
-        """I_j of the balance point (Eq 11), where link and memory of level i bind alike:
-        B_ji I_j = B_i I_i. Infinite where arithmetic binds on level i, not its memory."""
-        if intensity_i >= self.ridge_i:
-            return inf
-        return self.bandwidth_i * intensity_i / self.cross_bandwidth
-
-    def balance_batch(self, micro_batch: float, intensity: Callable[[float], float]) -> float:
-        """N of the balance point of a micro-batch (Eq 11): larger batches gain nothing.
-
-        Where arithmetic binds on level i, N at P2 (Eq 10) takes its place. Infinite if no batch
-        is large enough. Whether one fits into memory is not asked.
-
-        Args:
-            intensity: FLOP per byte of an operation on so many tokens, such as `ffn_intensity` of
-                a shape; must not fall.
-        """
-        return tokens_reaching(self.p2(intensity(micro_batch)), intensity)
 
 
 def rooflines(hardware: Hardware, dtype: Dtype) -> tuple[Roofline, ...]:
@@ -213,7 +186,7 @@ def tokens_reaching(target: float, intensity: Callable[[float], float]) -> float
     low, high = 1.0, 1.0
     while intensity(high) < target:
         low, high = high, 2 * high
-        if high > MAX_TOKENS:
+        if high > _MAX_TOKENS:
             return inf
     while high - low > 1e-9 * high:
         middle = (low + high) / 2

@@ -154,7 +154,7 @@ def _experts(choice: ExpertChoice) -> RenderableType:
         table.add_row(
             _predictor(one.policy),
             _cache(one.policy),
-            f"{one.at_hand:.0%}",
+            f"{one.ready:.0%}",
             f"{one.num_loads:.1f}",
             format_duration(one.seconds),
             f"{speedup:.2f}x" + (" [bold green]chosen[/]" if is_chosen else ""),
@@ -169,8 +169,8 @@ def _why(choice: ExpertChoice) -> str:
     steps = f"{choice.depth} layer{'s' if choice.depth > 1 else ''} ahead"
     if chosen is plainest:
         return f"nothing else is faster; experts are prefetched up to {steps}"
-    ready = f"{chosen.at_hand:.0%} of the experts that gates ask for are ready by then"
-    return f"{ready}, not {plainest.at_hand:.0%}; they are prefetched up to {steps}"
+    ready = f"{chosen.ready:.0%} of the experts that gates ask for are ready by then"
+    return f"{ready}, not {plainest.ready:.0%}; they are prefetched up to {steps}"
 
 
 def _predictor(policy: Policy) -> str:

@@ -47,7 +47,7 @@ class Panel:
             return j if operation.bytes_j else i, roofline.attainable_i(i, j)
         if not (operation.bytes_j and roofline.peak_j):
             return None
-        return j, roofline.attainable_j(j)
+        return j, roofline.local_j(j)
 
     @property
     def places(self) -> list[Value]:

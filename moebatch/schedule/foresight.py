@@ -1,5 +1,5 @@
-"""How well experts were foreseen: what was there when a gate asked for it, and what came for
-nothing."""
+"""How well experts were foreseen: which ones were there when a gate chose them, and which came
+without being used."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields

@@ -37,6 +37,7 @@ PREDICTORS: tuple[PredictorName, ...] = get_args(PredictorName)
 
 _MAX_SEQUENCES = 2**20
 _MAX_TOKENS = 2**24
+DEFAULT_SCHEDULE = "klotski"
 MAX_SLOTS = 2**16
 _MAX_PAGES = 2**40
 
@@ -94,7 +95,7 @@ class OpenPolicy:
     """A_g."""
     ffn_on_gpu: bool = False
     """F_g."""
-    schedule: str = "klotski"
+    schedule: str = DEFAULT_SCHEDULE
     staging: bool = False
     """Weights are copied into pinned buffers on their way to a GPU (FlexGen, MoE-Lightning);
     else they lie in memory that is pinned as a whole."""

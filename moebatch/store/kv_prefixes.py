@@ -64,7 +64,7 @@ class KvPrefixes:
         return KvPrefix(pages=tuple(pages), num_pending_tokens=num_pending)
 
     def enter(self, owner: Hashable, prompt: Sequence[int], pages: Sequence[int]) -> None:
-        """Announces what `owner`, which has these pages, is about to compute of its prompt."""
+        """Registers what `owner`, which has these pages, is about to compute of its prompt."""
         before = _ROOT
         for place, tokens in enumerate(_full_pages(prompt)):
             key = before, tokens

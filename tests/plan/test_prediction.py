@@ -18,6 +18,7 @@ from moebatch.plan.prediction import at_end, predict
 from moebatch.plan.problem import Problem
 from moebatch.plan.replay import job_loads
 from moebatch.plan.roofs import policy_roofs
+from moebatch.plan.whole import whole_policy
 from moebatch.spec.hardware import RateCurve
 from moebatch.spec.policy import Placement, Policy
 from moebatch.spec.workload import Length, LengthSample, Workload
@@ -98,8 +99,11 @@ def test_the_objective_of_the_milp_is_near_what_the_replay_says(
     workload = Workload.uniform(prompt_tokens=prompt, new_tokens=new, num_sequences=total)
     asked = small(workload=workload)
     planned = best_policy(asked)
-    replayed = predict(asked, planned.rounded).job_time_s
-    assert replayed == pytest.approx(planned.solution.seconds_per_sequence * total, rel=0.12)
+    solution = planned.solution
+    rounded = whole_policy(asked, solution.chosen.candidate, solution.shares)
+    assert rounded is not None
+    replayed = predict(asked, rounded).job_time_s
+    assert replayed == pytest.approx(solution.seconds_per_sequence * total, rel=0.12)
 
 
 def test_no_candidate_is_much_better_when_replayed() -> None:
@@ -109,8 +113,6 @@ def test_no_candidate_is_much_better_when_replayed() -> None:
     planned = best_policy(asked)
     chosen = predict(asked, planned.policy).job_time_s
     assert chosen is not None
-    from moebatch.plan.whole import whole_policy
-
     near = screened_of(asked)
     policies = (whole_policy(asked, item.candidate, limits.shares) for item, limits in near)
     others = (predict(asked, policy).job_time_s for policy in policies if policy is not None)

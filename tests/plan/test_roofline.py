@@ -45,6 +45,12 @@ def paper_intensity(tokens: float) -> float:
     return moe_lightning.ffn_flops(SHAPE, tokens) / moe_lightning.ffn_bytes(SHAPE, tokens)
 
 
+def pays_to_move(roofs: Roofline, operation: Operation) -> bool:
+    """Whether it is faster on level i although its data has to be moved there."""
+    i = roofs.attainable_i(operation.intensity_i, operation.intensity_j)
+    return i > roofs.local_j(operation.intensity_j)
+
+
 @pytest.mark.parametrize("intensity", [paper_intensity, ffn_intensity(SHAPE, 2)])
 @pytest.mark.parametrize(
     ("roofs", "p1", "p1_tokens", "p2"),
@@ -63,7 +69,8 @@ def test_turning_points_of_the_paper(roofs, p1, p1_tokens, p2, intensity):
 def test_experts_of_128_tokens_on_the_l4_as_plotted():
     assert paper_intensity(128) == pytest.approx(31.95, abs=0.005)
     assert L4_AS_PLOTTED.local_i(paper_intensity(128)) == pytest.approx(9.58e12, rel=1e-3)
-    assert L4_AS_PLOTTED.balance_batch(128, paper_intensity) == pytest.approx(2474, rel=1e-3)
+    balance = L4_AS_PLOTTED.p2(paper_intensity(128))
+    assert tokens_reaching(balance, paper_intensity) == pytest.approx(2474, rel=1e-3)
 
 
 def test_attention_counts_both_products():
@@ -73,7 +80,7 @@ def test_attention_counts_both_products():
     assert attention_operation(SHAPE, 300, 512, 2).intensity_j == pytest.approx(
         attention_operation(SHAPE, 1, 512, 2).intensity_j
     )
-    assert not L4_AS_PLOTTED.pays_to_move(long)
+    assert not pays_to_move(L4_AS_PLOTTED, long)
 
 
 def test_ffn_reads_the_experts_of_its_tokens_once_per_micro_batch():
@@ -92,14 +99,14 @@ def test_micro_batch_sets_one_intensity_and_batch_the_other():
 
     assert operation.intensity_i == pytest.approx(intensity(324))
     assert operation.intensity_j == pytest.approx(intensity(4536))
-    assert L4_AS_PLOTTED.pays_to_move(operation)
+    assert pays_to_move(L4_AS_PLOTTED, operation)
 
 
 def test_moving_always_pays_over_a_link_as_fast_as_the_memory_behind_it():
     fast = replace(L4_AS_PLOTTED, cross_bandwidth=L4_AS_PLOTTED.bandwidth_j)
 
     assert fast.p1 == 0
-    assert fast.pays_to_move(Operation(name="any", flops=1e12, bytes_i=1e9, bytes_j=1e8))
+    assert pays_to_move(fast, Operation(name="any", flops=1e12, bytes_i=1e9, bytes_j=1e8))
 
 
 def test_operation_without_bytes_below_is_bound_by_its_own_level():
@@ -110,9 +117,8 @@ def test_operation_without_bytes_below_is_bound_by_its_own_level():
     assert L4_AS_PLOTTED.bound_i(local.intensity_i, local.intensity_j) == "memory"
 
 
-def test_no_balance_where_arithmetic_binds():
-    assert L4_AS_PLOTTED.balance_intensity(2 * L4_AS_PLOTTED.ridge_i) == inf
-    assert L4_AS_PLOTTED.balance_intensity(30) == pytest.approx(30 * 300 / 16)
+def test_link_and_memory_are_alike_at_the_balance_point():
+    assert L4_AS_PLOTTED.p2(30) == pytest.approx(30 * 300 / 16)
 
 
 def test_a_batch_never_reaches_what_activations_do_not_allow():
@@ -153,7 +159,7 @@ def test_pairs_of_levels_of_a_machine():
     assert (lower.level_i, lower.level_j, lower.p1) == ("dram", "disk", 0)
     # 1.6 TFLOP/s over 2 GB/s: what a CPU can do while an expert comes from the disk.
     assert lower.p2(1e6) == pytest.approx(800)
-    assert lower.attainable_j(100) == 0
+    assert lower.local_j(100) == 0
 
 
 figures = st.floats(1e6, 1e16)
@@ -174,7 +180,7 @@ def test_turning_points_are_where_roofs_meet(roofs, intensity_i, intensity_j):
         assert attainable == roofs.local_i(intensity_i)
         assert roofs.bound_i(intensity_i, intensity_j) != "link"
     if intensity_j < roofs.p1 * (1 - 1e-9):
-        assert roofs.attainable_j(intensity_j) > attainable * (1 - 1e-12)
+        assert roofs.local_j(intensity_j) > attainable * (1 - 1e-12)
     if roofs.p1:
         assert roofs.cross_roof(roofs.p1) == pytest.approx(roofs.local_j(roofs.p1))
 
@@ -182,7 +188,7 @@ def test_turning_points_are_where_roofs_meet(roofs, intensity_i, intensity_j):
 @given(st.floats(1.0, 1000.0))
 def test_balance_makes_link_and_memory_equal(micro_batch):
     intensity = ffn_intensity(SHAPE, 2)
-    batch = L4_AS_PLOTTED.balance_batch(micro_batch, intensity)
+    batch = tokens_reaching(L4_AS_PLOTTED.p2(intensity(micro_batch)), intensity)
 
     moved = L4_AS_PLOTTED.cross_roof(intensity(batch))
     assert batch >= micro_batch

@@ -1,4 +1,4 @@
-"""Experts that stay in case after they have been computed, and which one leaves for another."""
+"""The cache of experts: which stay after they have been computed, and which one leaves."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
