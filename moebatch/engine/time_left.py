@@ -217,7 +217,7 @@ class TimeLeft:
         num_left = max(0, total - standing.num_taken)
         waiting = self._order[len(self._order) - len(self._order) * num_left // max(1, total) :]
         left = replace(self._problem.workload, num_sequences=num_left)
-        count = min(len(waiting), num_replayed(left, self._policy))
+        count = min(len(waiting), num_replayed(left, self._policy.batch_size))
         evenly = np.arange(count) * len(waiting) // max(1, count)
         return waiting[evenly], num_left - count
 
@@ -225,7 +225,7 @@ class TimeLeft:
     def _order(self) -> Ints:
         workload = self._problem.workload
         count = min(workload.num_sequences or 0, _MOST_SEQUENCES)
-        return admission_order(workload.sample, count, self._policy)
+        return admission_order(workload.sample, count, is_static=self._policy.batching == "static")
 
 
 class _Priced(NamedTuple):

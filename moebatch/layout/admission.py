@@ -57,14 +57,13 @@ class Caps:
     page_tokens: int = PAGE_TOKENS
 
     @classmethod
-    def of(cls, policy: Policy, *, page_tokens: int = PAGE_TOKENS) -> "Caps":
+    def of(cls, policy: Policy) -> "Caps":
         """As the policy says."""
         return cls(
             sequences=policy.batch_size,
             tokens=policy.tokens_per_pass,
             pages=policy.num_kv_pages,
             is_static=policy.batching == "static",
-            page_tokens=page_tokens,
         )
 
 

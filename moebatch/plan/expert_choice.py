@@ -17,7 +17,7 @@ from moebatch.layout.setup import setup_of, staying
 from moebatch.plan.prediction import at_end
 from moebatch.plan.problem import Problem
 from moebatch.plan.refusal import too_large
-from moebatch.plan.replay import job_loads, mean_of
+from moebatch.plan.replay import alike, job_loads
 from moebatch.schedule.registry import traits_of
 from moebatch.spec.policy import CACHE_RULES, PREDICTORS, CacheRule, Policy, PredictorName
 
@@ -85,7 +85,7 @@ def choose_experts(problem: Problem, policy: Policy, wishes: Wishes) -> ExpertCh
     habits = problem.habits
     if habits is None or traits_of(policy).foresees != "likely" or not policy.num_slots:
         return None
-    loads = _together(job_loads(problem.workload, policy))
+    loads = alike(job_loads(problem.workload, policy), _MOST_LOADS)
     if not any(habits.covers(load.tokens) for _, load in loads):
         return None
     ways = _ways(problem, policy, habits, wishes, loads)
@@ -181,13 +181,6 @@ def _tried(problem: Problem, policy: Policy, loads: Sequence[CountedLoad]) -> Al
         num_loads=num_loads / num_passes,
         ready=ready / asked,
     )
-
-
-def _together(loads: Sequence[CountedLoad]) -> list[CountedLoad]:
-    """Passes of alike numbers of tokens counted together, as their mean."""
-    ordered = sorted(loads, key=lambda pair: pair[1].tokens)
-    step = -(-len(ordered) // _MOST_LOADS)
-    return [mean_of(ordered[first : first + step]) for first in range(0, len(ordered), step)]
 
 
 def _mean_tokens(loads: Sequence[CountedLoad]) -> float:

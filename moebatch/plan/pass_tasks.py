@@ -1,7 +1,8 @@
 """A pass as the sum of its tasks: what a schedule launches, each at its price."""
 
 from collections.abc import Hashable, Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
+from functools import cached_property
 
 from moebatch.layout.load import PassLoad
 from moebatch.layout.routing import distinct_experts
@@ -22,7 +23,7 @@ _PROCESSORS = ("gpu", "cpu")
 _KV = frozenset({Kind.KV_READ, Kind.KV_UP, Kind.KV_DOWN, Kind.KV_WRITE})
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)  # no slots: what follows from them is worked out once
 class PassTasks:
     """Tasks of a mean pass under a policy, with as many micro-batches and experts as that has,
     fractions allowed."""
@@ -73,12 +74,12 @@ class PassTasks:
         active = len(self._shape.moe_layers) * distinct_experts(self._shape, self.load.tokens)
         return self.experts_s / max(1.0, active)
 
-    @property
+    @cached_property
     def experts_s(self) -> float:
         """All experts: once over all tokens of the pass, or once for every micro-batch."""
         if traits_of(self.policy).runs == "pass":
             return self._expert_layers_s(self.load.tokens)
-        return sum(number * self._expert_layers_s(batch.tokens) for number, batch in self._sizes())
+        return sum(number * self._expert_layers_s(batch.tokens) for number, batch in self._sizes)
 
     @property
     def gaps_s(self) -> tuple[float, float]:
@@ -135,7 +136,7 @@ class PassTasks:
         traits, layers = traits_of(self.policy), len(self._shape.moe_layers)
         if traits.foresees != "layer":
             return distinct_experts(self._shape, self.load.tokens) * layers
-        walks = 1.0 if traits.shares_weights else sum(number for number, _ in self._sizes())
+        walks = 1.0 if traits.shares_weights else sum(number for number, _ in self._sizes)
         return max(1.0, walks) * self._shape.num_experts * layers
 
     def _keys_and_values(self, home: LevelName) -> Iterator[LaneTime]:
@@ -153,23 +154,30 @@ class PassTasks:
         layer whose keys and values live at `home`."""
         beside = self._top == "vram" and not self.policy.attention_on_gpu
         kinds = launched(self.policy.schedule, self._top, home, attends_on_cpu=beside)
-        for number, batch in self._sizes():
+        for number, batch in self._sizes:
             yield number, batch, kinds[batch.prompt_tokens > 0]
 
-    def _sizes(self) -> Iterator[tuple[float, PassLoad]]:
+    @cached_property
+    def _sizes(self) -> list[tuple[float, PassLoad]]:
         """Micro-batches of sequences that decode, then those of prompts."""
-        load, policy = self.load, self.policy
-        prompt_rows = gpu_prompt_rows(policy) if self._top == "vram" else PROMPT_ROWS
-        decode = PassLoad(
-            decode_sequences=load.decode_sequences, decode_positions=load.decode_positions
-        )
-        prompts = replace(
-            load, decode_sequences=0.0, decode_positions=0.0, logits_rows=0.0, spare_pages=0.0
-        )
-        for part, size in ((decode, policy.micro_batch_size), (prompts, prompt_rows)):
-            if part.tokens:
-                number = max(1.0, part.tokens / size)
-                yield number, _share(part, number)
+        load, sizes = self.load, []
+        if load.decode_sequences:
+            number = max(1.0, load.decode_sequences / self.policy.micro_batch_size)
+            decode = PassLoad(
+                decode_sequences=load.decode_sequences / number,
+                decode_positions=load.decode_positions / number,
+            )
+            sizes.append((number, decode))
+        if load.prompt_tokens:
+            rows = gpu_prompt_rows(self.policy) if self._top == "vram" else PROMPT_ROWS
+            number = max(1.0, load.prompt_tokens / rows)
+            prompts = PassLoad(
+                prompt_tokens=load.prompt_tokens / number,
+                prompt_pairs=load.prompt_pairs / number,
+                prompt_context=load.prompt_context / number,
+            )
+            sizes.append((number, prompts))
+        return sizes
 
     def _expert_layers_s(self, tokens: float) -> float:
         """Experts of all layers once, over so many tokens."""
@@ -184,21 +192,14 @@ class PassTasks:
     def _lane(self, kind: Kind) -> str:
         return lane_of_kind(kind, self._top)
 
-    @property
+    @cached_property
     def _price(self) -> Price:
         return Price(prices=self.prices, policy=self.policy)
 
-    @property
+    @cached_property
     def _shape(self) -> ModelShape:
         return self.prices.shape
 
-    @property
+    @cached_property
     def _top(self) -> Place:
         return "vram" if self.prices.hardware.vram else "dram"
-
-
-def _share(load: PassLoad, number: float) -> PassLoad:
-    """One of so many equal parts."""
-    if number == 1:
-        return load
-    return PassLoad(**{entry.name: getattr(load, entry.name) / number for entry in fields(load)})

@@ -11,20 +11,17 @@ import numpy as np
 from moebatch.layout.admission import Admission, Caps, Ints, longest_first
 from moebatch.layout.load import CountedLoad, PassLoad
 from moebatch.layout.scratch import PROMPT_ROWS
-from moebatch.spec.policy import PAGE_TOKENS, Policy
 from moebatch.spec.workload import Length, Workload
 
 
-def job_passes(
-    workload: Workload, policy: Policy, num_sequences: int, *, page_tokens: int = PAGE_TOKENS
-) -> Iterator[CountedLoad]:
+def job_passes(workload: Workload, caps: Caps, num_sequences: int) -> Iterator[CountedLoad]:
     """Loads of all passes of `num_sequences` sequences, those in which nothing begins or ends
     counted together."""
-    order = admission_order(workload.sample, num_sequences, policy)
-    return iter(Replay(order, Caps.of(policy, page_tokens=page_tokens)))
+    order = admission_order(workload.sample, num_sequences, is_static=caps.is_static)
+    return iter(Replay(order, caps))
 
 
-def admission_order(sample: Sequence[Length], count: int, policy: Policy) -> Ints:
+def admission_order(sample: Sequence[Length], count: int, *, is_static: bool) -> Ints:
     """So many lengths in the order of their admission, rows of prompt, new and shared tokens: all
     of the sample again and again, or some of it, evenly taken."""
     if len(sample) == 1:
@@ -33,7 +30,7 @@ def admission_order(sample: Sequence[Length], count: int, policy: Policy) -> Int
         lengths = list(islice(cycle(sample), count))
     else:
         lengths = [sample[index * len(sample) // count] for index in range(count)]
-    if policy.batching == "mixed":
+    if not is_static:
         lengths = list(longest_first(lengths, lambda length: length))
     return np.array(lengths, dtype=np.int64)
 

@@ -1,6 +1,7 @@
 """Seconds of the pieces of a pass: one matrix product, one layer's attention, one transfer."""
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import ceil
 
 from moebatch.formats.plain import BFLOAT16, FLOAT16
@@ -42,7 +43,7 @@ def without_emulation(dtypes: Dtypes, hardware: Hardware) -> tuple[Dtypes, tuple
     return replace(dtypes, compute="float16", stored=stored), (note,)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)  # no slots: what follows from them is worked out once
 class Prices:
     """What one model costs on one machine, piece by piece."""
 
@@ -52,12 +53,12 @@ class Prices:
     stages: bool = False
     """Whether weights are copied into pinned buffers on their way up, whatever a policy says."""
 
-    @property
+    @cached_property
     def main(self) -> Processor:
         """What computes everything that a policy does not leave to the CPU."""
         return (self.hardware.vram.processor if self.hardware.vram else None) or self.cpu
 
-    @property
+    @cached_property
     def cpu(self) -> Processor:
         """The processor at main memory."""
         assert self.hardware.dram.processor is not None, "main memory has a processor"
@@ -203,6 +204,6 @@ class Prices:
         """Hidden states of so many tokens."""
         return tokens * self.shape.hidden_size * self.dtypes.compute_bytes
 
-    @property
+    @cached_property
     def _kv_bytes_per_token(self) -> int:
         return self.shape.kv_bytes_per_token(self.dtypes.compute_bytes)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from moebatch.layout.buffers import MemoryUse
 from moebatch.layout.division import Division
@@ -22,7 +23,7 @@ PROGRAM_BYTES_WITH_GPU: Mapping[LevelName, int] = {"dram": 2 * GIB, "vram": GIB 
 """The same with CUDA: libraries on the host, context and workspaces on the device. Estimates."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)  # no slots: what follows from them is worked out once
 class Problem:
     """Everything that decides over a policy. Budgets are the capacities of the hardware."""
 
@@ -46,14 +47,14 @@ class Problem:
     """That of the kernels that run on the CPU, empty where none do; None is as the hardware says.
     They decide over the memory that products take."""
 
-    @property
+    @cached_property
     def prices(self) -> Prices:
         """Prices of the pieces of a pass."""
         return Prices(
             shape=self.shape, dtypes=self.dtypes, hardware=self.hardware, stages=self.stages
         )
 
-    @property
+    @cached_property
     def cost(self) -> CostModel:
         """What whole passes cost."""
         return CostModel(prices=self.prices, habits=self.habits)
@@ -64,7 +65,7 @@ class Problem:
         needs all experts anyway."""
         return replace(self, habits=None)
 
-    @property
+    @cached_property
     def num_experts(self) -> int:
         """Experts of all layers together."""
         return len(self.shape.moe_layers) * self.shape.num_experts
@@ -82,7 +83,7 @@ class Problem:
         disk = min(policy.weights.disk, 1 - share)
         return replace(policy, weights=Placement(vram=share, dram=1 - share - disk, disk=disk))
 
-    @property
+    @cached_property
     def ladder(self) -> Ladder:
         """The levels of the machine."""
         return Ladder.of(self.hardware, stages=self.stages)
@@ -100,7 +101,7 @@ class Problem:
         of_levels = self.memory.footprints(policy, division)
         return {level: of_levels[level] for level in self.hardware.levels}
 
-    @property
+    @cached_property
     def memory(self) -> MemoryUse:
         """What is held whatever the policy, and the buffers of policies."""
         usual = PROGRAM_BYTES_WITH_GPU if self.with_vram else _PROGRAM_BYTES

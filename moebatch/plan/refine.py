@@ -5,7 +5,6 @@ sequences share a cache, how well passes are filled, and how long the last ones 
 replay.
 """
 
-from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import product
@@ -28,6 +27,8 @@ _FEW_REPLAYS = 3
 """So many of a round's policies are replayed where lengths are means: the most promising ones."""
 _PROMISING = 1.005
 """A policy that takes longer than this by mean lengths is not replayed there."""
+_NEAR = 1.3
+"""A rival that takes longer than this by mean lengths is not replayed."""
 _LEAST_GAIN = 1.01
 """What is less than that is not worth a round: rough replays do not show it."""
 _BATCHES = (0.75, 0.875, 1.125, 1.25, 1.5, 2.0)
@@ -50,10 +51,12 @@ def refined(problem: Problem, policy: Policy, *rivals: Policy) -> tuple[float, P
     to be faster, and its seconds per token: batch, micro-batch, tokens of a pass, experts that
     stay, slots, levels of the cache of keys and values, which gets as many pages as there is room
     for."""
-    best = _fastest(problem, rivals, (_replayed_s(problem, policy), policy))
+    near_s = _fluid_s(problem, policy) * _NEAR
+    near = [rival for rival in rivals if _fluid_s(problem, rival) <= near_s]
+    best = _fastest(problem, near, (_replayed_s(problem, policy), policy))
     if best[1].batching == "static":
         return best
-    num_left = _MOST_REPLAYED // num_replayed(problem.workload, policy)
+    num_left = _MOST_REPLAYED // num_replayed(problem.workload, policy.batch_size)
     looks = _neighbours if problem.ladder.top == "vram" else _far_away
     while num_left > 0:
         others = _promising(problem, best[1], looks(problem, best[1]))[:num_left]
@@ -91,13 +94,18 @@ def _replayed_s(problem: Problem, policy: Policy) -> float:
 
 
 def _promising(problem: Problem, best: Policy, others: Iterable[Policy]) -> Sequence[Policy]:
-    """Those that take the least by mean lengths, first; all where lengths are known, which means
-    say little of."""
-    policies = list(dict.fromkeys(others))
+    """Those of others, each with the widest cache, that take the least by mean lengths, first; all
+    where lengths are known, which means say little of."""
     if problem.workload.lengths:
-        return policies
+        return _widest(problem, others)
     enough_s = _fluid_s(problem, best) * _PROMISING
-    found = [(_fluid_s(problem, policy), policy) for policy in policies if policy != best]
+    # No cache is wider than that, and finding the widest takes longer than this.
+    roomy = (
+        other for other in others if _fluid_s(problem, _with_all_pages(problem, other)) < enough_s
+    )
+    found = [
+        (_fluid_s(problem, policy), policy) for policy in _widest(problem, roomy) if policy != best
+    ]
     near = sorted((pair for pair in found if pair[0] < enough_s), key=lambda pair: pair[0])
     return [policy for _, policy in near[:_FEW_REPLAYS]]
 
@@ -118,7 +126,7 @@ def _far_away(problem: Problem, policy: Policy) -> Iterator[Policy]:
         tokens = _with_tokens(fuller, round(policy.tokens_per_pass * by)).tokens_per_pass
         other = _with_residents(problem, replace(fuller, num_slots=num_slots), 0)
         if policy.num_slots and num_slots < problem.num_experts:
-            yield from _widest(problem, replace(other, tokens_per_pass=tokens))
+            yield replace(other, tokens_per_pass=tokens)
 
 
 def _neighbours(problem: Problem, policy: Policy) -> Iterator[Policy]:
@@ -139,14 +147,13 @@ def _neighbours(problem: Problem, policy: Policy) -> Iterator[Policy]:
         *(_with_residents(problem, policy, num_resident + more) for more in _RESIDENTS),
         *(_with_slots(problem, policy, policy.num_slots + more) for more in _SLOTS),
     ]
-    for other in dict.fromkeys(other for other in changed if other != policy):
-        yield from _widest(problem, other)
+    yield from dict.fromkeys(other for other in changed if other != policy)
 
 
-def _widest(problem: Problem, policy: Policy) -> Iterator[Policy]:
-    widest = _with_widest_cache(problem, policy)
-    if widest is not None:
-        yield widest
+def _widest(problem: Problem, policies: Iterable[Policy]) -> list[Policy]:
+    """Each with the widest cache, if it fits at all."""
+    found = (_with_widest_cache(problem, policy) for policy in policies)
+    return list(dict.fromkeys(policy for policy in found if policy is not None))
 
 
 def _largest_batch(problem: Problem, policy: Policy) -> int:
@@ -207,23 +214,45 @@ def _with_slots(problem: Problem, policy: Policy, num_slots: int) -> Policy:
 
 def _with_widest_cache(problem: Problem, policy: Policy) -> Policy | None:
     """As many pages as fit, and no more than the batch can use; None if too few fit."""
-    most = policy.batch_size * pages_of(problem.workload.max_total_tokens)
-    pages = _pages_with_room(problem, policy, most)
+    widest = _with_all_pages(problem, policy)
+    pages = _pages_with_room(problem, policy, widest.num_kv_pages)
     widest = replace(policy, num_kv_pages=max(1, pages))
     if not pages or too_small(problem, widest) is not None:
         return None
     return widest if problem.workload.lengths else _without_idle_places(problem, widest)
 
 
+def _with_all_pages(problem: Problem, policy: Policy) -> Policy:
+    """As many as the batch can use, whether they fit or not."""
+    most = policy.batch_size * pages_of(problem.workload.max_total_tokens)
+    return replace(policy, num_kv_pages=most)
+
+
 def _pages_with_room(problem: Problem, policy: Policy, most: int) -> int:
-    """Pages, up to so many, for which every level has room beside all else; 0 if for none."""
+    """Pages, up to so many, for which every level has room beside all else; 0 if for none. What
+    they take is all but linear in their number, so it is interpolated; the end that stays counts
+    for half each time, lest it stay for good (the Illinois method)."""
 
-    def is_overfull(pages: int) -> bool:
-        return bool(problem.overfull(replace(policy, num_kv_pages=pages)))
+    def room_left(pages: int) -> list[float]:
+        footprints = problem.footprints(replace(policy, num_kv_pages=pages))
+        return [problem.capacity_bytes(of) - taken.total_bytes for of, taken in footprints.items()]
 
-    if not is_overfull(most):
+    fitting, overfull = 1, most
+    left, lacking = room_left(fitting), room_left(overfull)
+    if min(lacking) >= 0:
         return most
-    return 0 if is_overfull(1) else bisect_left(range(1, most), True, key=is_overfull)
+    if min(left) < 0:
+        return 0
+    while overfull - fitting > 1:
+        rooms = zip(left, lacking, strict=True)
+        share = min(room / (room - lack) for room, lack in rooms if lack < 0)
+        tried = fitting + min(max(int(share * (overfull - fitting)), 1), overfull - fitting - 1)
+        found = room_left(tried)
+        if min(found) < 0:
+            overfull, lacking, left = tried, found, [room / 2 for room in left]
+        else:
+            fitting, left, lacking = tried, found, [room / 2 for room in lacking]
+    return fitting
 
 
 def _without_idle_places(problem: Problem, policy: Policy) -> Policy:

@@ -3,9 +3,11 @@
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import fields, replace
+from functools import lru_cache
 from itertools import accumulate
 from math import ceil
 
+from moebatch.layout.admission import Caps
 from moebatch.layout.load import CountedLoad, PassLoad
 from moebatch.plan.passes import Replay, job_passes
 from moebatch.spec.policy import PAGE_TOKENS, Policy
@@ -21,9 +23,10 @@ _ROUGH = (4, 2)
 """Tokens for which one may stand: a page has as many such."""
 _FEWEST_TOKENS = 16
 """Of a prompt and of an answer, that are left."""
+_FEWEST_PASSES = 64
 _ROUGH_PLACES = 256
 """At least so many places are left of a batch that is larger."""
-_FEW_LOADS = 120
+_FEW_LOADS = 40
 _MIDDLE_WAVES = (2, 5)
 """Full batches of answers between which a replayed job knows neither start nor end. Whole ones:
 sequences of one length start and end together."""
@@ -34,7 +37,7 @@ def job_loads(workload: Workload, policy: Policy) -> list[CountedLoad]:
     Neighbours are counted together where there are very many."""
     if policy.batching == "static" and not workload.lengths:
         return _static_loads(workload, policy)
-    return _replayed(workload, policy, most=_MOST_LOADS)
+    return _replayed(workload, Caps.of(policy), most=_MOST_LOADS)
 
 
 def rough_loads(workload: Workload, policy: Policy) -> list[CountedLoad]:
@@ -43,9 +46,13 @@ def rough_loads(workload: Workload, policy: Policy) -> list[CountedLoad]:
     told apart by a percent."""
     if workload.lengths or policy.batching == "static":
         return job_loads(workload, policy)
-    shortest = min(workload.mean_own_tokens, workload.mean_new_tokens)
-    by = next((by for by in _ROUGH if shortest >= by * _FEWEST_TOKENS), 1)
-    places = max(1, policy.batch_size // _ROUGH_PLACES)
+    return _rough(workload, Caps.of(policy))
+
+
+@lru_cache(maxsize=64)  # many of the policies that are compared have the same passes
+def _rough(workload: Workload, caps: Caps) -> list[CountedLoad]:
+    by = _tokens_for_one(workload, caps)
+    places = max(1, caps.sequences // _ROUGH_PLACES)
     total = workload.num_sequences
     fewer = Workload.uniform(
         prompt_tokens=round(workload.mean_own_tokens / by),
@@ -53,13 +60,24 @@ def rough_loads(workload: Workload, policy: Policy) -> list[CountedLoad]:
         num_sequences=total and max(1, total // places),
     )
     smaller = replace(
-        policy,
-        batch_size=ceil(policy.batch_size / places),
-        tokens_per_pass=ceil(policy.tokens_per_pass / places),
-        num_kv_pages=max(1, round(policy.num_kv_pages / places)),
+        caps,
+        sequences=ceil(caps.sequences / places),
+        tokens=ceil(caps.tokens / places),
+        pages=max(1, round(caps.pages / places)),
+        page_tokens=PAGE_TOKENS // by,
     )
-    loads = _replayed(fewer, smaller, most=_FEW_LOADS, page_tokens=PAGE_TOKENS // by)
-    return [(count * by, _magnified(load, by, places)) for count, load in loads]
+    few = alike(_replayed(fewer, smaller, most=_MOST_LOADS), _FEW_LOADS)
+    return [(count * by, _magnified(load, by, places)) for count, load in few]
+
+
+def _tokens_for_one(workload: Workload, caps: Caps) -> int:
+    """How many tokens of a sequence one stands for."""
+    shortest = min(workload.mean_own_tokens, workload.mean_new_tokens)
+    waves = max(1.0, num_replayed(workload, caps.sequences) / caps.sequences)
+    passes = waves * workload.mean_new_tokens
+    return next(
+        (b for b in _ROUGH if shortest >= b * _FEWEST_TOKENS and passes >= b * _FEWEST_PASSES), 1
+    )
 
 
 def _magnified(load: PassLoad, tokens: int, sequences: int) -> PassLoad:
@@ -77,22 +95,20 @@ def _magnified(load: PassLoad, tokens: int, sequences: int) -> PassLoad:
     )
 
 
-def num_replayed(workload: Workload, policy: Policy) -> int:
+def num_replayed(workload: Workload, batch_size: int) -> int:
     """Sequences of a job that are replayed, of which the others are taken to be copies."""
     total = workload.num_sequences
-    enough = min(max(_WAVES * policy.batch_size, _FEW_SEQUENCES), _MOST_SEQUENCES)
-    return enough if total is None else min(total, max(enough, policy.batch_size + 1))
+    enough = min(max(_WAVES * batch_size, _FEW_SEQUENCES), _MOST_SEQUENCES)
+    return enough if total is None else min(total, max(enough, batch_size + 1))
 
 
-def _replayed(
-    workload: Workload, policy: Policy, *, most: int, page_tokens: int = PAGE_TOKENS
-) -> list[CountedLoad]:
+def _replayed(workload: Workload, caps: Caps, *, most: int) -> list[CountedLoad]:
     """Long jobs are replayed in part, and their middle is drawn out to the whole length."""
-    total, count = workload.num_sequences, num_replayed(workload, policy)
-    loads = thinned(list(job_passes(workload, policy, count, page_tokens=page_tokens)), most)
+    total, count = workload.num_sequences, num_replayed(workload, caps.sequences)
+    loads = thinned(list(job_passes(workload, caps, count)), most)
     if total == count:
         return loads
-    first, last = _middle(loads, policy.batch_size * workload.mean_new_tokens)
+    first, last = _middle(loads, caps.sequences * workload.mean_new_tokens)
     middle = loads[first:last]
     if total is None:
         return middle
@@ -157,6 +173,12 @@ def _static_batch(count: int, batch: int, prompt: float, new: float) -> list[Cou
     decode = PassLoad.decoding(batch, prompt + new / 2)
     passes = ((count, prefill), (count * max(0.0, new - 1), decode))
     return [(times, load) for times, load in passes if times]
+
+
+def alike(loads: Sequence[CountedLoad], most: int) -> list[CountedLoad]:
+    """Passes of alike numbers of tokens counted together, so that there are no more than so
+    many."""
+    return thinned(sorted(loads, key=lambda pair: pair[1].tokens), most)
 
 
 def thinned(loads: Sequence[CountedLoad], most: int) -> list[CountedLoad]:

@@ -8,7 +8,7 @@ from functools import cached_property
 from math import prod
 
 from moebatch.formats.weight_format import WeightFormat
-from moebatch.spec.attention import Attention, KvCache, Sizes
+from moebatch.spec.attention import Attention, CacheLayout, KvCache, Sizes
 from moebatch.spec.hardware import Dtype
 
 
@@ -125,7 +125,7 @@ class ModelShape(Layers):
     @cached_property
     def cache_width(self) -> int:
         """Numbers that the cache holds of a token in one layer."""
-        return self.attention.cache.width
+        return self._cache.width
 
     @property
     def expert_width(self) -> int:
@@ -219,7 +219,11 @@ class ModelShape(Layers):
     def kv_bytes_per_token(self, compute_bytes: int) -> int:
         """Bytes of the cache of one token in all layers, sliding windows or not, where numbers that
         are computed with have so many."""
-        return self.num_layers * self.attention.cache.token_bytes(compute_bytes)
+        return self.num_layers * self._cache.token_bytes(compute_bytes)
+
+    @cached_property
+    def _cache(self) -> CacheLayout:
+        return self.attention.cache
 
     def cached_in(self, how: KvCache) -> "ModelShape":
         """The same model with keys and values cached so."""

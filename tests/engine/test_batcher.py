@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from moebatch.engine.batcher import Batcher
 from moebatch.engine.sequence import Sequence
 from moebatch.engine.text import AnswerText
+from moebatch.layout.admission import Caps
 from moebatch.plan.passes import job_passes
 from moebatch.spec.attention import CacheLayout
 from moebatch.spec.policy import Batching, Placement, Policy, pages_of
@@ -242,7 +243,7 @@ def test_the_planner_replays_the_very_passes_that_the_batcher_makes(
         lengths=tuple(Length(*length) for length in work),
     )
     cached = [0] * len(work)
-    for count, load in job_passes(workload, policy, len(work)):
+    for count, load in job_passes(workload, Caps.of(policy), len(work)):
         positions, rest = 0, batcher.rest()
         spare_pages = 0 if rest is None else max(0, pages - rest.num_pages)
         assert load.spare_pages == spare_pages
