@@ -61,18 +61,32 @@ class Price:
     def out_s(self, load: PassLoad) -> float:
         """Output projection and residual."""
         gemm_s = self._gemm_s(load, self._out_params)
-        return gemm_s + self._moving_s(NORM_STATES / 2 * load.tokens)
+        return gemm_s + self._moving_s(NORM_STATES / 2 * load.tokens) + self.shared_s(load)
+
+    def shared_s(self, load: PassLoad) -> float:
+        """Partial results of several GPUs, each of which has a part of every matrix, become sums in
+        a ring through main memory, of all devices together 2 (n - 1) times the hidden states down
+        and up again; nothing with one GPU."""
+        vram = self.prices.hardware.vram
+        num_others = vram.num_devices - 1 if vram else 0
+        num_bytes = 2 * num_others * self.prices.hidden_bytes(load.tokens)
+        links: tuple[LinkName, ...] = ("vram->dram", "dram->vram")
+        return sum(self.prices.link_s(name, num_bytes) for name in links)
 
     def cpu_attention_s(self, load: PassLoad) -> float:
         """Attention of decoding sequences on the CPU beside a GPU."""
         return self.prices.decode_attention_s(load, self.prices.cpu)
 
     def gate_s(self, load: PassLoad, layer: int) -> float:
-        """Norm, router and shared expert of a layer with experts; norm and MLP of another one. As
-        a part of `post` with what adds up there."""
+        """Norm, router and shared expert of a layer with experts; norm and MLP of another one, and
+        what several GPUs add up of either. As a part of `post` with what adds up there."""
         params = _gate_params(self._shape)[layer]
         gemm_s = self._gemm_s(load, params) + self._moving_s(NORM_STATES * load.tokens)
-        return gemm_s + self._task_s(launches.of_gates(self._shape)[layer] + self._adding)
+        return (
+            gemm_s
+            + self.shared_s(load)
+            + self._task_s(launches.of_gates(self._shape)[layer] + self._adding)
+        )
 
     def gates_s(self, load: PassLoad) -> float:
         """The same of all layers."""
@@ -80,7 +94,7 @@ class Price:
         gemm_s = self._gemm_s(load, sum(_gate_params(self._shape)))
         moving_s = self._moving_s(NORM_STATES * load.tokens * layers)
         mean = sum(of_gates) / layers + self._adding
-        return gemm_s + moving_s + layers * self._task_s(mean)
+        return gemm_s + moving_s + layers * (self.shared_s(load) + self._task_s(mean))
 
     def combine_s(self) -> float:
         """What experts have made of a layer is added up, in a task of its own; no time where every

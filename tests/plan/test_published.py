@@ -1,10 +1,15 @@
 """Predictions against what was measured: every saved policy that comes with a published speed."""
 
+from dataclasses import replace
+
 import pytest
 
 from moebatch.formats.plain import FLOAT16
 from moebatch.layout.footprint import Dtypes
+from moebatch.layout.load import PassLoad
 from moebatch.plan.prediction import Prediction, predict
+from moebatch.plan.price import Price
+from moebatch.plan.prices import Prices
 from moebatch.plan.problem import Problem
 from moebatch.spec.library import names
 from moebatch.spec.models import load_model
@@ -48,6 +53,31 @@ def ratio(name: str) -> float:
 @pytest.mark.parametrize("name", [name for name in PUBLISHED if name not in OUTSIDE])
 def test_predictions_are_near_what_was_measured(name: str) -> None:
     assert ratio(name) == pytest.approx(1, abs=TOLERANCE)
+
+
+@pytest.mark.parametrize("devices", [1, 2, 4])
+def test_several_gpus_add_up_what_each_has_computed(devices: int) -> None:
+    """In a ring: 2 (n - 1) / n of the hidden states leave each, and as many come."""
+    hardware = load_profile("2xt4").hardware()
+    assert hardware.vram is not None
+    vram = replace(hardware.vram, num_devices=devices)
+    hardware = replace(hardware, levels={**hardware.levels, "vram": vram})
+    dtypes = Dtypes(stored=FLOAT16, compute="float16")
+    shape = load_model("mixtral-8x22b").shape
+    prices = Prices(shape=shape, dtypes=dtypes, hardware=hardware)
+    saved = load_policy("moe-lightning-2xt4-mtbench-64")
+    assert saved.workload is not None
+    policy = saved.resolve(saved.workload, num_experts=shape.num_layers * shape.num_experts)
+    load = PassLoad(decode_sequences=36, decode_positions=36 * 450)
+    of_each = 2 * (devices - 1) / devices * 36 * shape.hidden_size * 2
+    rate = hardware.links["dram->vram"].bandwidth / devices
+    priced = Price(prices=prices, policy=policy)
+    assert priced.shared_s(load) == pytest.approx(2 * of_each / rate)
+
+
+def test_two_gpus_are_predicted_within_a_fifth_of_what_was_measured() -> None:
+    """One host feeds both: 1.34 times too fast where each has a host of its own."""
+    assert ratio("moe-lightning-2xt4-mtbench-64") == pytest.approx(1, abs=0.2)
 
 
 @pytest.mark.parametrize("name", OUTSIDE)
