@@ -1,8 +1,10 @@
 /* Weights as codes of four or eight bits, with scales for blocks: see formats/coded.py.
 
-   Codes become float32 a lot at a time, the even ones in the first vector and the odd ones in the
-   second, as bfloat16 do: two neighbours lie in one byte, or in one word of two. Scales and zero
-   points are looked up once for STEP_INPUTS inputs of a row. */
+   Codes become float32 a lot at a time. Those of four bits are looked up in a table of what the
+   sixteen of them stand for, which is made, and rounded, once a step; even ones are in the first
+   vector and odd ones in the second, as with bfloat16, since two neighbours lie in one byte. Those
+   of eight bits are computed, in their order. Scales and zero points are looked up once for
+   STEP_INPUTS inputs of a row. */
 
 /* Beside the types of numbers: what weights are that have a coding. */
 enum { CODED = 5 };
@@ -29,6 +31,8 @@ struct coding {
 /* Inputs of a row that are decoded at a time. */
 #define MOST_CODES 2048
 #define MOST_STEPS (MOST_CODES / STEP_INPUTS)
+/* Bytes from codes that are decoded to those that are fetched; rows follow one another. */
+#define FETCHED_AHEAD 4096
 
 /* Of some inputs of a row: (number - zero) * step, of the (i >> shift)-th step. */
 typedef struct {
@@ -37,6 +41,9 @@ typedef struct {
 } Steps;
 
 INLINE int bits_of(int numbers) { return numbers == INT4_CODE || numbers == E2M1_CODE ? 4 : 8; }
+
+/* The order in a lot is that of this type. */
+INLINE int order_of(int numbers) { return bits_of(numbers) == 4 ? BFLOAT16 : FLOAT32; }
 
 INLINE float float_of(uint32_t bits) {
     float x;
@@ -88,13 +95,17 @@ INLINE void widen_scales(float *out, const struct coding *c, int64_t place, int6
 INLINE void find_zeros(float *out, const struct coding *c, int64_t row, int64_t column,
                        int64_t num) {
     const int bits = bits_of(c->numbers), of_word = 32 / bits;
+    if (!c->zeros) {
+        for (int64_t i = 0; i < num; i++)
+            out[i] = bits == 4 ? 8 : 128;
+        return;
+    }
     const char *words = c->zeros + (row / of_word * c->zero_row + column) * 4;
+    const uint32_t shift = row % of_word * bits, mask = (1u << bits) - 1;
     for (int64_t i = 0; i < num; i++) {
-        uint32_t word = 0;
-        if (c->zeros)
-            memcpy(&word, words + 4 * i, sizeof word);
-        word = word >> (row % of_word * bits) & ((1u << bits) - 1);
-        out[i] = c->zeros ? (float)(int32_t)word : bits == 4 ? 8 : 128;
+        uint32_t word;
+        memcpy(&word, words + 4 * i, sizeof word);
+        out[i] = (float)(int32_t)(word >> shift & mask);
     }
 }
 
@@ -104,23 +115,25 @@ INLINE void repeat_blocks(float *numbers, int64_t before, int64_t block, int64_t
         numbers[i] = numbers[(before + i * STEP_INPUTS) / block];
 }
 
-/* Those of so many inputs, from a multiple of STEP_INPUTS on. Returns the largest step. */
-INLINE float find_steps(const struct coding *c, int64_t row, int64_t first, int64_t num,
-                        Steps *found) {
+/* Those of so many inputs, from a multiple of STEP_INPUTS on. */
+INLINE void find_steps(const struct coding *c, int64_t row, int64_t first, int64_t num,
+                       Steps *found) {
     const int64_t block = c->block_columns, column = first / block, before = first - column * block;
     const int64_t num_blocks = (before + num - 1) / block + 1;
     widen_scales(found->steps, c, row / c->block_rows * c->scale_row + column, num_blocks);
-    float largest = 0;
-    for (int64_t i = 0; i < num_blocks; i++) {
-        float step = found->steps[i];
-        step = c->divides ? step / c->factor : step * c->factor;
-        found->steps[i] = step == step ? step : NAN; /* of which rounding leaves a NaN */
-        largest = step > largest ? step : -step > largest ? -step : largest;
-    }
+    const float factor = c->factor;
+    if (c->divides)
+        for (int64_t i = 0; i < num_blocks; i++)
+            found->steps[i] /= factor;
+    else
+        for (int64_t i = 0; i < num_blocks; i++)
+            found->steps[i] *= factor;
+    for (int64_t i = 0; i < num_blocks; i++) /* rounding leaves a NaN of this one */
+        found->steps[i] = found->steps[i] == found->steps[i] ? found->steps[i] : NAN;
     find_zeros(found->zeros, c, row, column, num_blocks);
     found->shift = 63;
     if (num_blocks == 1)
-        return largest;
+        return;
     found->shift = __builtin_ctzll(block);
     if (before || block >> found->shift != 1) {
         const int64_t num_steps = (num + STEP_INPUTS - 1) / STEP_INPUTS;
@@ -128,103 +141,20 @@ INLINE float find_steps(const struct coding *c, int64_t row, int64_t first, int6
         repeat_blocks(found->zeros, before, block, num_steps);
         found->shift = 4;
     }
-    return largest;
 }
 
-/* What is said for the inputs of a lot. */
-INLINE Floats over_lot(const float *steps, int shift, int64_t i) {
-    const Floats zero = {0};
-    Floats first = steps[i >> shift] - zero; /* not a sum, which would turn -0 over */
-#if LANES == 16
-    Floats second = steps[(i + STEP_INPUTS) >> shift] - zero;
-    return (Floats)_mm512_mask_blend_ps(0xff00, (__m512)first, (__m512)second);
-#else
-    return first;
-#endif
-}
-
-/* --- codes -------------------------------------------------------------------------------------*/
-
-INLINE Floats floats_of(Words x) { return __builtin_convertvector((Ints)x, Floats); }
-
-/* Four bits at the upper end of each word, other ones below. */
-INLINE Floats e2m1_of(Words upper) {
-#if defined(__AVX512F__)
-    const __m512 values = (__m512)(Floats){0,    .5f,   1,   1.5f,   2,   3,   4,   6,
-                                           -0.f, -.5f, -1, -1.5f, -2, -3, -4, -6};
-    return (Floats)_mm512_permutexvar_ps((__m512i)(upper >> 28), values);
-#elif defined(__AVX2__)
-    const __m256 values = (__m256)(Floats){0, .5f, 1, 1.5f, 2, 3, 4, 6};
-    Words sizes = (Words)_mm256_permutevar8x32_ps(values, (__m256i)(upper >> 28));
-    return (Floats)(sizes | (upper & 0x80000000u));
-#else
-    return (Floats)((Words)((Ints)upper >> 6) & 0x81c00000u) * 0x1p126f;
-#endif
-}
-
-/* Eight bits at the upper end of each word, other ones below: 2^120 times too small. */
-INLINE Floats shifted_e4m3_of(Words upper) {
-    return (Floats)((Words)((Ints)upper >> 4) & 0x87f00000u);
-}
-
-INLINE Floats e4m3_of(Words upper) {
-    Words bits = (Words)shifted_e4m3_of(upper);
-    Words is_nan = (Words)((bits & 0x07f00000u) == 0x07f00000u);
-    return (Floats)((Words)((Floats)bits * 0x1p120f) | (is_nan & 0x7fc00000u));
-}
-
-/* One lot; the even codes of each pair are in the lower half of `pairs`. */
-INLINE Lot numbers_of(Words pairs, int numbers) {
-    const int bits = bits_of(numbers);
-    const Words even = pairs << (32 - bits), odd = pairs << (32 - 2 * bits);
-    switch (numbers) {
-    case E2M1_CODE:
-        return (Lot){e2m1_of(even), e2m1_of(odd)};
-    case E4M3_CODE:
-        return (Lot){e4m3_of(even), e4m3_of(odd)};
-    case E4M3_SHIFTED_CODE:
-        return (Lot){shifted_e4m3_of(even), shifted_e4m3_of(odd)};
-    case INT8_CODE:
-        return (Lot){floats_of((Words)((Ints)even >> 24)), floats_of((Words)((Ints)odd >> 24))};
-    default:
-        return (Lot){floats_of(pairs & ((1u << bits) - 1)), floats_of(pairs >> bits)};
-    }
-}
-
-/* A word for each byte. Compilers take vectors apart where they convert so. */
-INLINE Words bytes_at(const char *p) {
-#if defined(__AVX512F__)
-    return (Words)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p));
-#elif defined(__AVX2__)
-    return (Words)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p));
-#else
-    uint8_t bytes[LANES];
-    Words words;
-    memcpy(bytes, p, sizeof bytes);
-    for (int i = 0; i < LANES; i++)
-        words[i] = bytes[i];
-    return words;
-#endif
-}
-
-/* A word for each two bytes. */
-INLINE Words shorts_at(const char *p) {
-#if defined(__AVX512F__)
-    return (Words)_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p));
-#elif defined(__AVX2__)
-    return (Words)_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p));
-#else
-    uint16_t shorts[LANES];
-    Words words;
-    memcpy(shorts, p, sizeof shorts);
-    for (int i = 0; i < LANES; i++)
-        words[i] = shorts[i];
-    return words;
-#endif
+/* Whether all of these steps can have 2^120 as a factor. */
+INLINE int are_small(const Steps *s, int64_t num) {
+    int are = 1;
+    for (int64_t i = 0; i < num; i++)
+        are &= s->steps[i] < 128 && s->steps[i] > -128;
+    return are;
 }
 
 /* As `dtype` would keep it. NaN stays only if its lower half is nothing. */
 INLINE Floats rounded_to(Floats x, int dtype) {
+    if (dtype == FLOAT32)
+        return x;
     if (dtype == BFLOAT16) {
         Words bits = (Words)x;
         return (Floats)((bits + 0x7fff + ((bits >> 16) & 1)) & 0xffff0000u);
@@ -243,47 +173,168 @@ INLINE Floats rounded_to(Floats x, int dtype) {
 #endif
 }
 
-/* A lot of weights, the first of them the i-th of those that have these steps. */
-INLINE Lot load_coded(const char *codes, const Steps *s, int64_t i, int numbers, int rounds_to) {
-    Lot lot = numbers_of(bits_of(numbers) == 4 ? bytes_at(codes) : shorts_at(codes), numbers);
-    if (numbers == INT4_CODE || numbers == UINT8_CODE) {
-        Floats zeros = over_lot(s->zeros, s->shift, i);
-        lot = (Lot){lot.first - zeros, lot.second - zeros};
+/* --- codes of four bits ------------------------------------------------------------------------*/
+
+#define NUM_NIBBLES 16
+
+/* What they stand for. */
+typedef struct {
+    Floats numbers[NUM_NIBBLES / LANES];
+} Table;
+
+/* Of the i-th of the inputs that have these steps. */
+INLINE Table table_of(const Steps *s, int64_t i, int numbers, int rounds_to) {
+    static const float integers[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    static const float floats[] = {0,    .5f,  1,  1.5f,  2,  3,  4,  6,
+                                   -0.f, -.5f, -1, -1.5f, -2, -3, -4, -6};
+    const float step = s->steps[i >> s->shift], zero = s->zeros[i >> s->shift];
+    Table table;
+#pragma GCC unroll 4
+    for (int v = 0; v < NUM_NIBBLES / LANES; v++) {
+        Floats number = read_floats((numbers == E2M1_CODE ? floats : integers) + v * LANES);
+        if (numbers == INT4_CODE)
+            number -= zero;
+        table.numbers[v] = rounded_to(number * step, rounds_to);
     }
-    Floats steps = over_lot(s->steps, s->shift, i);
-    lot = (Lot){lot.first * steps, lot.second * steps};
-    if (rounds_to == FLOAT32)
-        return lot;
-    return (Lot){rounded_to(lot.first, rounds_to), rounded_to(lot.second, rounds_to)};
+    return table;
+}
+
+/* A word for each byte. Compilers take vectors apart where they convert so. */
+INLINE Words bytes_at(const char *p) {
+#if defined(__AVX512F__)
+    return (Words)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p));
+#elif defined(__AVX2__)
+    return (Words)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p));
+#else
+    uint8_t bytes[LANES];
+    Words words;
+    memcpy(bytes, p, sizeof bytes);
+    for (int i = 0; i < LANES; i++)
+        words[i] = bytes[i];
+    return words;
+#endif
+}
+
+/* Of the four lowest bits of each word. */
+INLINE Floats looked_up(const Table *table, Words nibbles) {
+#if defined(__AVX512F__)
+    return (Floats)_mm512_permutexvar_ps((__m512i)nibbles, (__m512)table->numbers[0]);
+#elif defined(__AVX2__)
+    __m256 lower = _mm256_permutevar8x32_ps((__m256)table->numbers[0], (__m256i)nibbles);
+    __m256 upper = _mm256_permutevar8x32_ps((__m256)table->numbers[1], (__m256i)nibbles);
+    return (Floats)_mm256_blendv_ps(lower, upper, (__m256)(nibbles << 28));
+#else
+    Floats found;
+    for (int i = 0; i < LANES; i++)
+        found[i] = ((const float *)table)[nibbles[i] & 15];
+    return found;
+#endif
+}
+
+/* Tables of a lot: those of its first and of its last STEP_INPUTS inputs. */
+typedef struct {
+    Table first, second;
+    Words pairs; /* both, as bfloat16 */
+} Tables;
+
+INLINE Tables tables_of(const Steps *s, int64_t i, int numbers, int rounds_to) {
+    Tables tables;
+    tables.first = tables.second = table_of(s, i, numbers, rounds_to);
+    if (LOT > STEP_INPUTS && s->shift == 4)
+        tables.second = table_of(s, i + STEP_INPUTS, numbers, rounds_to);
+#if HAS_PAIRS
+    tables.pairs = (Words)_mm512_cvtne2ps_pbh((__m512)tables.second.numbers[0],
+                                              (__m512)tables.first.numbers[0]);
+#endif
+    return tables;
+}
+
+/* A lot. */
+INLINE void decode_nibbles(char *to, int64_t step, const char *codes, const Tables *tables,
+                           int is_pairs) {
+    Words bytes = bytes_at(codes);
+#if HAS_PAIRS
+    if (is_pairs) {
+        const Words upper = {0,        0,        0,        0,        0,        0,
+                             0,        0,        0x100010, 0x100010, 0x100010, 0x100010,
+                             0x100010, 0x100010, 0x100010, 0x100010};
+        Words places = ((bytes | bytes << 12) & 0x000f000f) | upper;
+        Words pairs = (Words)_mm512_permutexvar_epi16((__m512i)places, (__m512i)tables->pairs);
+        memcpy(to, &pairs, sizeof pairs);
+        return;
+    }
+#endif
+    Floats even = looked_up(&tables->first, bytes), odd = looked_up(&tables->first, bytes >> 4);
+#if LANES == 16
+    Floats later_even = looked_up(&tables->second, bytes);
+    Floats later_odd = looked_up(&tables->second, bytes >> 4);
+    even = (Floats)_mm512_mask_blend_ps(0xff00, (__m512)even, (__m512)later_even);
+    odd = (Floats)_mm512_mask_blend_ps(0xff00, (__m512)odd, (__m512)later_odd);
+#endif
+    write_floats((float *)to, even);
+    write_floats((float *)(to + step), odd);
+}
+
+/* --- codes of eight bits -----------------------------------------------------------------------*/
+
+/* LANES of them; e4m3 of E4M3_SHIFTED_CODE are 2^120 times too small. */
+INLINE Floats numbers_at(const char *codes, int numbers) {
+    const Words bytes = (Words)read_whole(codes);
+    if (numbers == INT8_CODE || numbers == UINT8_CODE)
+        return __builtin_convertvector((Ints)(numbers == INT8_CODE ? bytes : bytes & 255), Floats);
+    const Words bits = (bytes << 20) & 0x87f00000u;
+    if (numbers == E4M3_SHIFTED_CODE)
+        return (Floats)bits;
+    const Words is_nan = (Words)((bits & 0x07f00000u) == 0x07f00000u);
+    return (Floats)((Words)((Floats)bits * 0x1p120f) | (is_nan & 0x7fc00000u));
+}
+
+/* A lot, the first of them the i-th of those that have these steps. */
+INLINE void decode_bytes(char *to, int64_t step, const char *codes, const Steps *s, int64_t i,
+                         int numbers, int rounds_to, int is_pairs) {
+    Floats halves[2];
+#pragma GCC unroll 2
+    for (int half = 0; half < 2; half++, i += LANES) {
+        Floats number = numbers_at(codes + half * LANES, numbers);
+        if (numbers == UINT8_CODE)
+            number -= s->zeros[i >> s->shift];
+        number *= s->steps[i >> s->shift];
+        halves[half] = rounded_to(number, rounds_to);
+        if (!is_pairs)
+            write_floats((float *)(to + half * step), halves[half]);
+    }
+#if HAS_PAIRS
+    if (is_pairs) {
+        __m512bh pairs = _mm512_cvtne2ps_pbh((__m512)halves[1], (__m512)halves[0]);
+        memcpy(to, &pairs, sizeof pairs);
+    }
+#endif
 }
 
 /* --- rows --------------------------------------------------------------------------------------*/
 
-/* One lot; vectors `step` bytes apart, two of them, or one of pairs of bfloat16. */
-INLINE void decode_lot(char *to, int64_t step, const char *codes, const Steps *s, int64_t i,
-                       int numbers, int rounds_to, int is_pairs) {
-    Lot lot = load_coded(codes, s, i, numbers, rounds_to);
-    if (is_pairs) {
-        Words pairs = paired(lot.first, lot.second);
-        memcpy(to, &pairs, sizeof pairs);
-        return;
-    }
-    memcpy(to, &lot.first, sizeof lot.first);
-    memcpy(to + step, &lot.second, sizeof lot.second);
-}
-
-/* A row; any numbers behind its end, up to a whole lot. */
+/* A row, vectors `step` bytes apart: two of them a lot, or one of pairs of bfloat16; any numbers
+   behind its end, up to a whole lot. */
 INLINE void decode_lots(char *to, int64_t step, const char *codes, const Steps *s, int64_t num,
                         int numbers, int rounds_to, int is_pairs) {
-    const int64_t lot_bytes = LOT * bits_of(numbers) / 8, lot_step = is_pairs ? step : 2 * step;
-    int64_t i = 0;
-    for (; i + LOT <= num; i += LOT, codes += lot_bytes, to += lot_step)
-        decode_lot(to, step, codes, s, i, numbers, rounds_to, is_pairs);
-    if (i == num)
-        return;
+    const int64_t lot_bytes = LOT * bits_of(numbers) / 8;
+    const int64_t lot_step = is_pairs ? step : 2 * step;
     char room[LOT] = {0};
-    memcpy(room, codes, ((num - i) * bits_of(numbers) + 7) / 8);
-    decode_lot(to, step, room, s, i, numbers, rounds_to, is_pairs);
+    Tables tables;
+    int64_t tabled = -1; /* the step that they are of */
+    for (int64_t i = 0; i < num; i += LOT, codes += lot_bytes, to += lot_step) {
+        if (i + LOT > num)
+            codes = memcpy(room, codes, ((num - i) * bits_of(numbers) + 7) / 8);
+        __builtin_prefetch(codes + FETCHED_AHEAD, 0, 2);
+        if (bits_of(numbers) == 8) {
+            decode_bytes(to, step, codes, s, i, numbers, rounds_to, is_pairs);
+            continue;
+        }
+        if (i >> s->shift != tabled)
+            tables = tables_of(s, i, numbers, rounds_to);
+        tabled = i >> s->shift;
+        decode_nibbles(to, step, codes, &tables, is_pairs);
+    }
 }
 
 /* Whether any of these e4m3 is. */
@@ -294,33 +345,46 @@ INLINE int has_nan(const char *codes, int64_t num) {
     return any;
 }
 
+/* Rounding to bfloat16 by code of its own: what else is decided lot by lot takes as long. */
+INLINE void decode_rounded(char *to, int64_t step, const char *codes, const Steps *s, int64_t num,
+                           int numbers, int rounds_to, int is_pairs) {
+    if (rounds_to == BFLOAT16)
+        decode_lots(to, step, codes, s, num, numbers, BFLOAT16, is_pairs);
+    else
+        decode_lots(to, step, codes, s, num, numbers, rounds_to, is_pairs);
+}
+
 /* Up to MOST_CODES inputs of a row, of which the first is a multiple of STEP_INPUTS. */
 INLINE void decode_row(char *to, int64_t step, const struct coding *c, int64_t row, int64_t first,
                        int64_t num, int is_pairs) {
+    /* Rounding to pairs, which comes next, is rounding to bfloat16. */
+    const int is_rounded = is_pairs && c->rounds_to == BFLOAT16;
+    const int rounds_to = is_rounded ? FLOAT32 : c->rounds_to;
     const char *codes = c->codes + row * c->code_row + first * bits_of(c->numbers) / 8;
     Steps s;
-    const float largest = find_steps(c, row, first, num, &s);
+    find_steps(c, row, first, num, &s);
+    const int64_t num_steps = ((num - 1) >> s.shift) + 1;
     switch (c->numbers) {
     case INT4_CODE:
-        decode_lots(to, step, codes, &s, num, INT4_CODE, c->rounds_to, is_pairs);
+        decode_lots(to, step, codes, &s, num, INT4_CODE, rounds_to, is_pairs);
         break;
     case E2M1_CODE:
-        decode_lots(to, step, codes, &s, num, E2M1_CODE, c->rounds_to, is_pairs);
+        decode_lots(to, step, codes, &s, num, E2M1_CODE, rounds_to, is_pairs);
         break;
     case INT8_CODE:
-        decode_lots(to, step, codes, &s, num, INT8_CODE, c->rounds_to, is_pairs);
+        decode_rounded(to, step, codes, &s, num, INT8_CODE, rounds_to, is_pairs);
         break;
     case UINT8_CODE:
-        decode_lots(to, step, codes, &s, num, UINT8_CODE, c->rounds_to, is_pairs);
+        decode_rounded(to, step, codes, &s, num, UINT8_CODE, rounds_to, is_pairs);
         break;
     case E4M3_CODE:
-        if (!(largest < 128) || has_nan(codes, num)) {
-            decode_lots(to, step, codes, &s, num, E4M3_CODE, c->rounds_to, is_pairs);
+        if (!are_small(&s, num_steps) || has_nan(codes, num)) {
+            decode_lots(to, step, codes, &s, num, E4M3_CODE, rounds_to, is_pairs);
             break;
         }
-        for (int64_t i = 0; i <= (num - 1) >> s.shift; i++)
+        for (int64_t i = 0; i < num_steps; i++)
             s.steps[i] *= 0x1p120f;
-        decode_lots(to, step, codes, &s, num, E4M3_SHIFTED_CODE, c->rounds_to, is_pairs);
+        decode_rounded(to, step, codes, &s, num, E4M3_SHIFTED_CODE, rounds_to, is_pairs);
         break;
     }
 }
@@ -358,8 +422,8 @@ INLINE void decode_into(const struct decode_work *w, int64_t row, int64_t first,
     char *out = w->out + (row * w->num_inputs + first) * size_of(dtype);
     decode_floats((char *)room, sizeof(Floats), &w->coding, row, first, num);
     for (int64_t i = 0; i < num; i += LOT)
-        store_part(out + i * size_of(dtype), reordered(room[i / LOT], BFLOAT16, dtype), num - i,
-                   dtype);
+        store_part(out + i * size_of(dtype), reordered(room[i / LOT], order_of(w->coding.numbers), dtype),
+                   num - i, dtype);
 }
 
 /* Decodes rows until none is left. Several threads may share the same work. */

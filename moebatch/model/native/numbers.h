@@ -123,6 +123,31 @@ INLINE Lot load(const char *p, int dtype) {
 INLINE Lot reordered(Lot lot, int from, int to) {
     if ((from == BFLOAT16) == (to == BFLOAT16))
         return lot;
+#if defined(__AVX512F__)
+    const __m512i from_even = {0x0000000200000000, 0x0000000600000004, 0x0000000a00000008,
+                               0x0000000e0000000c, 0x0000001200000010, 0x0000001600000014,
+                               0x0000001a00000018, 0x0000001e0000001c};
+    const __m512i from_lower = {0x0000001000000000, 0x0000001100000001, 0x0000001200000002,
+                                0x0000001300000003, 0x0000001400000004, 0x0000001500000005,
+                                0x0000001600000006, 0x0000001700000007};
+    const int64_t next = to == BFLOAT16 ? 1 : 8;
+    const __m512i first = to == BFLOAT16 ? from_even : from_lower;
+    const __m512i second = first + (next | next << 32);
+    __m512 a = (__m512)lot.first, b = (__m512)lot.second;
+    return (Lot){(Floats)_mm512_permutex2var_ps(a, first, b),
+                 (Floats)_mm512_permutex2var_ps(a, second, b)};
+#elif defined(__AVX2__)
+    __m256 a = (__m256)lot.first, b = (__m256)lot.second;
+    if (to == BFLOAT16) {
+        __m256d even = (__m256d)_mm256_shuffle_ps(a, b, 0x88);
+        __m256d odd = (__m256d)_mm256_shuffle_ps(a, b, 0xdd);
+        return (Lot){(Floats)_mm256_permute4x64_pd(even, 0xd8),
+                     (Floats)_mm256_permute4x64_pd(odd, 0xd8)};
+    }
+    __m256 lower = _mm256_unpacklo_ps(a, b), upper = _mm256_unpackhi_ps(a, b);
+    return (Lot){(Floats)_mm256_permute2f128_ps(lower, upper, 0x20),
+                 (Floats)_mm256_permute2f128_ps(lower, upper, 0x31)};
+#else
     float before[LOT], after[LOT];
     write_floats(before, lot.first);
     write_floats(before + LANES, lot.second);
@@ -133,6 +158,7 @@ INLINE Lot reordered(Lot lot, int from, int to) {
             else
                 after[2 * i + odd] = before[odd * LANES + i];
     return (Lot){read_floats(after), read_floats(after + LANES)};
+#endif
 }
 
 /* Bits of numbers whose upper halves are the nearest bfloat16. */

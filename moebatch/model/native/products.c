@@ -281,9 +281,6 @@ INLINE void spread(char *to, int64_t step, const char *from, int64_t num, int fr
 
 /* Decodes a row of a tile, and fetches that of the next one. */
 INLINE void make_coded_row(Patch patch, int64_t o, char *to, int64_t step, int is_pairs) {
-    const char *next = patch.weights + (o + OUTPUT_GROUP) * patch.row_bytes;
-    for (int64_t i = 0; i < patch.num_inputs * patch.weight_bits / 8; i += 64)
-        __builtin_prefetch(next + i, 0, 2);
     (is_pairs ? decode_pairs : decode_floats)(to, step, patch.coding, patch.first_output + o,
                                               patch.first_input, patch.num_inputs);
 }
@@ -369,8 +366,8 @@ INLINE void multiply_item(const struct product_work *w, Division division, int64
         patch.num_inputs = smaller(division.block_inputs, w->num_inputs - first);
         patch.is_first = first == 0;
         patch.first_input = first;
-        /* Codes have the order of bfloat16. */
-        pack_rows(w, row, first, &patch, room.rows, is_coded ? BFLOAT16 : weight_dtype, is_pairs);
+        const int order = is_coded ? order_of(w->coding.numbers) : weight_dtype;
+        pack_rows(w, row, first, &patch, room.rows, order, is_pairs);
         for (int64_t o = 0; o < num_outputs; o += OUTPUT_GROUP) {
             patch.num_outputs = smaller(OUTPUT_GROUP, num_outputs - o);
             patch.first_output = output + o;
