@@ -1,22 +1,24 @@
 """All commands under one name, and those that are a call and its exit code."""
 
 import sys
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 import moebatch
+from moebatch.calibration.order import CalibrationOrder
 from moebatch.cli.as_json import AsJson, answering, print_json
-from moebatch.cli.calibrate import calibrate
-from moebatch.cli.pack import pack
 from moebatch.cli.parameters import JobFile, Quiet, with_options
 from moebatch.cli.plan import plan
-from moebatch.cli.process import hear_interrupts, let_threads_sleep
+from moebatch.cli.process import carried_out, hear_interrupts, let_threads_sleep
 from moebatch.cli.run import run
 from moebatch.cli.simulate import simulate
 from moebatch.errors import ExitCode, MoebatchError
 from moebatch.job.options import CheckOptions, Submission
+from moebatch.packing.order import PackOrder
 from moebatch.report.console import (
     error_console,
     logger,
@@ -126,6 +128,33 @@ def profile(output: Profile = None, read: Read = None, quiet: Quiet = False) -> 
     log(f"written to {path}")
     if measured.levels["dram"].instruction_set not in ("", "amx"):
         log(_WITH_AMX)
+
+
+@with_options
+def calibrate(order: CalibrationOrder, quiet: Quiet = False) -> None:
+    """Read a text and keep which experts follow which, so that runs load the right ones early."""
+    order.require_consistent()
+    let_threads_sleep()
+    from moebatch.calibration.calibrate import Calibration
+    from moebatch.report.calibration import calibration_view
+
+    begin = partial(Calibration, replace(order, model=order.model.absolute()))
+    summary = carried_out(begin, doing="reading", kept="tokens are read", quiet=quiet)
+    if not quiet:
+        show(error_console(), calibration_view(summary))
+
+
+@with_options
+def pack(order: PackOrder, quiet: Quiet = False) -> None:
+    """Write a smaller checkpoint, its experts in 4 or 8 bits, which other programs read as well."""
+    order.require_consistent()
+    from moebatch.packing.pack import Pack
+    from moebatch.report.packing import pack_view
+
+    begin = partial(Pack, replace(order, model=order.model.absolute()))
+    summary = carried_out(begin, doing="packing", kept="files are written", quiet=quiet)
+    if not quiet:
+        show(error_console(), pack_view(summary))
 
 
 app = typer.Typer(

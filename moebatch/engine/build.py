@@ -76,7 +76,7 @@ class BuiltEngine:
     @property
     def vram_peak_bytes(self) -> int | None:
         """Most memory of a GPU that was in use at once; None without one."""
-        return self.memory.peak_bytes if self.memory.level == "vram" else None
+        return self.memory.used_bytes if self.memory.level == "vram" else None
 
     def check_integrity(self) -> None:
         """Asserts that each slot and each page has one owner."""

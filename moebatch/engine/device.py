@@ -24,8 +24,6 @@ class Device:
     kind: DeviceKind = "cpu"
     hardware: Hardware | None = None
     """Of an emulated GPU: its capacity, and the rates to which its links are held."""
-    num_threads: int = 1
-    """Threads that compute, all processors together."""
     least_s: Mapping[Kind, float] = field(default_factory=dict)
     """Seconds that an emulated GPU takes for tasks at least, however fast the CPU computes them."""
 

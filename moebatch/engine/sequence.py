@@ -52,11 +52,6 @@ class Sequence:
         """Tokens of its answer that an earlier run has left."""
         return self.request.num_begun(self.choice)
 
-    @property
-    def max_tokens(self) -> int:
-        """Prompt and longest answer together."""
-        return self.num_prompt_tokens + self.request.sampling.max_tokens
-
     def pending_tokens(self, count: int) -> list[int]:
         """The next `count` tokens to compute."""
         start, prompt = self.num_cached, self.request.prompt_tokens

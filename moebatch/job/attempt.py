@@ -218,7 +218,7 @@ class Attempt:
             files=files,
             policy=found.plan.policy,
             max_tokens=problem.workload.max_total_tokens,
-            device=Device(kind=self.kind, hardware=problem.hardware, num_threads=found.num_threads),
+            device=Device(kind=self.kind, hardware=problem.hardware),
             approximation=context.approximation,
             is_plain=options.is_plain,
             shares=options.shares,

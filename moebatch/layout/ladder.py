@@ -56,11 +56,6 @@ class Ladder:
         place = self.levels.index(level)
         return self.levels[place - 1] if place else None
 
-    def above(self, level: LevelName) -> LevelName | None:
-        """The next higher level; None at the top."""
-        place = self.levels.index(level) + 1
-        return self.levels[place] if place < len(self.levels) else None
-
     def link_up(self, level: LevelName) -> LinkName | None:
         """The link over which a level is filled from below; None at the bottom."""
         links: dict[LevelName, LinkName] = {"dram": "disk->dram", "vram": "dram->vram"}

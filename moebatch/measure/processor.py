@@ -17,7 +17,6 @@ from moebatch.measure.contention import Patience
 from moebatch.measure.elementwise import elementwise_bandwidth
 from moebatch.measure.gemm import decoding_bandwidth, experts_in, gemm_curve
 from moebatch.measure.launching import launch_s, task_s
-from moebatch.measure.memory import read_bandwidth
 from moebatch.measure.sizes import Sizes
 from moebatch.measure.timer import Allocate, Timer
 from moebatch.model.products import Products
@@ -190,3 +189,9 @@ def _weights_bandwidth(curve: RateCurve, dtype: Dtype) -> float:
 def _largest_expert_bytes(sizes: Sizes) -> int:
     widest = max(COMPUTE_DTYPES[dtype].itemsize for dtype in sizes.dtypes)
     return 3 * sizes.model.hidden_size * sizes.model.expert_width * widest
+
+
+def read_bandwidth(memory: Tensor, timer: Timer) -> float:
+    """Bytes per second at which all threads add up `memory` (uint8, far larger than a cache)."""
+    numbers = memory.view(torch.int64)  # no rounding, no NaN, and a sum that uses all threads
+    return memory.nbytes / timer.seconds(numbers.sum)

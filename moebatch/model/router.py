@@ -54,11 +54,6 @@ class Routing:
         """Experts that at least one token chose, ascending."""
         return tuple(self.tokens)
 
-    @property
-    def num_tokens(self) -> int:
-        """Tokens that have been routed."""
-        return sum(rows.stop - rows.start for rows in self.rows)
-
     def chosen(self, rows: slice) -> NDArray[np.int64]:
         """What those rows chose, in main memory, [R, K]; a choice that was left out is shown as the
         first one of its token once more."""

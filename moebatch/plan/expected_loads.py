@@ -42,8 +42,6 @@ class ExpectedLoads:
     """Of the absent ones, those that were foreseen and have come before they are asked for."""
     in_vain_L: Floats
     """Others that have come."""
-    fetch_rate_L: Floats
-    """Share of what was foreseen that comes in time."""
     seconds_L: Floats
     """Length of the layer."""
 
@@ -83,7 +81,6 @@ def expected_loads(
         absent_L=absent_L,
         in_time_L=in_time_L,
         in_vain_L=absent_L * (1 - right_L) * fetched_L,
-        fetch_rate_L=fetched_L,
         seconds_L=_layer_s(times, chosen_L, (absent_L - in_time_L) * times.load_s),
     )
 

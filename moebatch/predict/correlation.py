@@ -188,14 +188,3 @@ class Choices:
         """What those rows have chosen there, [R, K]."""
         assert rows.stop <= self._chosen[position], "the gate has not chosen for these rows"
         return self._experts_LTK[position, rows]
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether all gates have chosen for all rows."""
-        return self.num_rows > 0 and all(rows == self.num_rows for rows in self._chosen)
-
-    @property
-    def experts_LTK(self) -> NDArray[np.uint16]:
-        """The whole pass, once it is complete. Valid until the next one begins."""
-        assert self.is_complete, "some gates have not chosen yet"
-        return self._experts_LTK[:, : self.num_rows]

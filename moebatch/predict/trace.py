@@ -43,11 +43,6 @@ class TracePass:
         """Tokens of the pass."""
         return int(self.experts_LTK.shape[1])
 
-    def layer(self, layer: int) -> NDArray[np.integer]:
-        """What was chosen at a MoE layer, [T, K]."""
-        experts_TK: NDArray[np.integer] = self.experts_LTK[self.moe_layers.index(layer)]
-        return experts_TK
-
     def __iter__(self) -> Iterator[tuple[int, NDArray[np.integer]]]:
         """Each MoE layer in order with what was chosen there, [T, K]."""
         yield from zip(self.moe_layers, self.experts_LTK, strict=True)

@@ -81,7 +81,6 @@ class NamedSchedule:
     name: str
     traits: Traits
     begin: Callable[[Setup], Schedule]
-    doc: str = ""
 
     def __call__(self, setup: Setup) -> Schedule:
         return self.begin(setup)
@@ -111,8 +110,7 @@ def job_schedule(traits: Traits) -> Callable[[JobSchedule], NamedSchedule]:
 
 
 def _named(written: Callable[..., Schedule], traits: Traits, begin: JobSchedule) -> NamedSchedule:
-    name, doc = written.__name__, written.__doc__ or ""
-    return NamedSchedule(name=name, traits=traits, begin=begin, doc=doc)
+    return NamedSchedule(name=written.__name__, traits=traits, begin=begin)
 
 
 def walk(setup: Setup, traits: Traits, of_layer: LayerSchedule) -> Schedule:

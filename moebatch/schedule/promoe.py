@@ -25,7 +25,8 @@ def promoe(layer: Layer) -> Schedule:
     yield from as_they_arrive(layer, (yield from chosen_before_likely(layer)))
 
 
-promoe_preempt = replace(hot, name="promoe_preempt", doc="The same by number: Klotski's `hot`.")
+promoe_preempt = replace(hot, name="promoe_preempt")
+"""The same by number: Klotski's `hot`."""
 
 
 @schedule(runs="batch", foresees="likely")

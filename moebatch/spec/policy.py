@@ -177,10 +177,6 @@ class Policy(OpenPolicy):
         """Micro-batches of a full batch (M = N / mu)."""
         return -(-self.batch_size // self.micro_batch_size)
 
-    def num_resident(self, num_experts: int) -> int:
-        """Whole experts, of all layers together, that stay in main memory."""
-        return whole(self.weights.dram, num_experts)
-
     def kv_levels(self, num_layers: int) -> tuple[LevelName, ...]:
         """Where keys and values of each layer live."""
         return kv_levels(self.kv_cache, num_layers)

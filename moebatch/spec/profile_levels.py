@@ -175,11 +175,6 @@ class LinkFigures:
     staging: float | None = None
     """Bytes per second, as measured, of copying into pinned buffers before the link."""
 
-    @property
-    def ends(self) -> tuple[str, str]:
-        """The levels where it starts and where it ends."""
-        return ends_of(self.name)
-
     def plain(self, source: str) -> dict[str, object]:
         """The keys of the link in a profile whose figures come from `source`."""
         figures = self.bandwidth.plain(LINK_RATE, source)

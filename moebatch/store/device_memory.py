@@ -31,8 +31,6 @@ class DeviceMemory:
         self.level = level
         self.capacity_bytes = capacity_bytes
         self.used_bytes = 0
-        self.peak_bytes = 0
-        """Most bytes that were in use at the same time."""
         self.taken_bytes: Counter[str] = Counter()
         """Bytes that have been taken under each name."""
         self._lock = threading.Lock()
@@ -51,12 +49,6 @@ class DeviceMemory:
             return Arena(num_bytes).tensor(0, shape, dtype)
         return torch.zeros(shape, dtype=dtype, device=self.device)
 
-    def free(self, tensor: Tensor) -> None:
-        """Takes back what `allocate` has handed out; the caller keeps no reference to it."""
-        with self._lock:
-            self.used_bytes -= align_up(tensor.nbytes, _ALIGNMENT_BYTES)
-            assert self.used_bytes >= 0, "freed more than was allocated"
-
     def reserve(self, num_bytes: int, what: str) -> None:
         """Counts what is allocated elsewhere on the device. Raises DoesNotFit."""
         num_bytes = align_up(num_bytes, _ALIGNMENT_BYTES)
@@ -70,4 +62,3 @@ class DeviceMemory:
                 )
             self.used_bytes += num_bytes
             self.taken_bytes[what] += num_bytes
-            self.peak_bytes = max(self.peak_bytes, self.used_bytes)

@@ -178,10 +178,6 @@ class KVCache:
         """What attention of a layer at `place` reads and writes."""
         return self._levels.tensors(place, layer, window)
 
-    def needs(self, view: KvView, layer: int) -> frozenset[Kind]:
-        """Which of `KV_READ`, `KV_UP`, `KV_DOWN` and `KV_WRITE` have something to move."""
-        return self._levels.needs(view, layer)
-
     def read(self, view: KvView, layer: int) -> None:
         """The context of the view from disk to a window in main memory.
 

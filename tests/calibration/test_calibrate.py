@@ -4,6 +4,7 @@ import json
 import signal
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,13 @@ import numpy as np
 import pytest
 import torch
 
-import moebatch.cli.calibrate as cli
 from moebatch.calibration import calibrate, lessons, reading_policy
 from moebatch.calibration.calibrate import Calibration, CalibrationSummary, reading_folder
 from moebatch.calibration.lessons import Teacher
 from moebatch.calibration.order import CalibrationOrder
 from moebatch.checkpoint.fingerprint import ModelOwner, checkpoint_fingerprint
 from moebatch.checkpoint.model_files import open_model
+from moebatch.cli.process import carried_out
 from moebatch.errors import (
     CheckpointError,
     ConfigError,
@@ -490,6 +491,8 @@ def test_a_signal_ends_it_with_what_is_kept(
     # A process that was started in the background ignores Ctrl-C.
     usual = signal.signal(signal.SIGINT, signal.default_int_handler)
     with pytest.raises(error, match=f"{said}; 360 tokens are read and kept: the same command"):
-        cli._execute(order, quiet=True)
+        carried_out(
+            partial(Calibration, order), doing="reading", kept="tokens are read", quiet=True
+        )
     signal.signal(signal.SIGINT, usual)
     assert signal.getsignal(signal.SIGTERM) == before

@@ -37,9 +37,7 @@ def test_levels_and_links_agree(ladder: Ladder) -> None:
         if below is None:
             assert (level, ladder.link_up(level)) == ("disk", None)
         else:
-            assert ladder.above(below) == level
             assert ladder.link_up(level) == f"{below}->{level}"
-    assert ladder.above(ladder.top) is None
 
 
 def test_levels_are_those_of_the_machine() -> None:

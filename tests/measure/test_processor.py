@@ -11,7 +11,7 @@ from moebatch.measure.elementwise import elementwise_bandwidth
 from moebatch.measure.gemm import experts_in, gemm_curve
 from moebatch.measure.gpu import gpu_rates, supported
 from moebatch.measure.launching import launch_s, task_s
-from moebatch.measure.memory import read_bandwidth
+from moebatch.measure.processor import read_bandwidth
 from moebatch.measure.sizes import Sizes, gpu_sizes
 from moebatch.measure.timer import Timer
 from moebatch.store.memory import Arena

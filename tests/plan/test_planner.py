@@ -109,14 +109,14 @@ def faster_processor(processor: Processor, factor: float) -> Processor:
 
 def test_with_room_for_all_nothing_is_streamed() -> None:
     policy = policy_of(problem(cpu_machine(120)))
-    assert (policy.num_resident(256), policy.num_slots) == (256, 0)
+    assert (policy.weights.dram, policy.num_slots) == (1, 0)
 
 
 def test_few_rows_leave_the_memory_to_experts() -> None:
     few = policy_of(problem(workload=replace(WORKLOAD, num_sequences=4)))
     many = policy_of(problem())
     assert few.batch_size == 4
-    assert few.num_resident(256) > many.num_resident(256)
+    assert few.weights.dram > many.weights.dram
 
 
 def test_long_prompts_get_passes_in_which_arithmetic_covers_the_reading() -> None:

@@ -38,8 +38,8 @@ def test_a_pass_is_played_back_layer_by_layer() -> None:
     assert one.num_rows == 9
     layers = dict(one)
     assert list(layers) == [1, 3]
-    assert np.array_equal(layers[3], one.layer(3))
-    assert one.layer(3).shape == (9, 2)
+    assert np.array_equal(layers[3], one.experts_LTK[1])
+    assert layers[3].shape == (9, 2)
 
 
 def test_the_order_of_many_passes_is_kept(tmp_path: Path) -> None:

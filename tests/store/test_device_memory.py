@@ -39,15 +39,6 @@ def test_all_of_the_capacity_can_be_used() -> None:
     assert memory.used_bytes == memory.capacity_bytes
 
 
-def test_what_is_freed_can_be_had_again_and_the_peak_is_remembered() -> None:
-    memory = DeviceMemory(CPU, 8192)
-    memory.free(memory.allocate((1500,), torch.float32))
-    assert memory.used_bytes == 0
-    memory.allocate(8192)
-    memory.free(memory.allocate(0))
-    assert memory.peak_bytes == 8192
-
-
 def test_a_level_has_its_own_name_in_the_refusal() -> None:
     with pytest.raises(DoesNotFit, match=r"^dram: .*raise resources\.dram"):
         DeviceMemory(CPU, 0, level="dram").allocate(1)

@@ -80,7 +80,7 @@ class Program:
             room = self.cache.tensors(view.place, layer, view.window)
             room.keys_RGC.fill_(torch.nan)
             room.values_RGC.fill_(torch.nan)
-        needs = self.cache.needs(view, layer)
+        needs = self.cache._levels.needs(view, layer)
         if Kind.KV_READ in needs:
             self.cache.read(view, layer)
         if Kind.KV_UP in needs:
@@ -103,7 +103,7 @@ class Program:
                 room.values_RGC[rows[position]] = -number
 
     def store(self, view: KvView, layer: int) -> None:
-        needs = self.cache.needs(view, layer)
+        needs = self.cache._levels.needs(view, layer)
         if Kind.KV_DOWN in needs:
             self.cache.down(view, layer)
         if Kind.KV_WRITE in needs:
@@ -243,7 +243,7 @@ def test_a_decoding_sequence_moves_its_pages_up_and_one_token_down(
     with closing(make_cache(tmp_path, places, levels=[home])) as cache:
         cache.grow("a", 2 * PAGE_TOKENS + 2)
         view = cache.view(place, 0, [KvPiece("a", 2 * PAGE_TOKENS + 1, 2 * PAGE_TOKENS + 2)])
-        assert cache.needs(view, 0) == expected.keys()
+        assert cache._levels.needs(view, 0) == expected.keys()
         assert {kind: cache.num_bytes(kind, view, 0) for kind in expected} == expected
 
 
@@ -251,8 +251,8 @@ def test_a_new_prompt_brings_nothing_up(tmp_path: Path) -> None:
     with closing(make_cache(tmp_path, ON_GPU)) as cache:
         cache.grow("a", 20)
         view = cache.view("vram", 0, [KvPiece("a", 0, 20)])
-        assert cache.needs(view, 1) == {Kind.KV_DOWN}
-        assert cache.needs(view, 2) == {Kind.KV_DOWN, Kind.KV_WRITE}
+        assert cache._levels.needs(view, 1) == {Kind.KV_DOWN}
+        assert cache._levels.needs(view, 2) == {Kind.KV_DOWN, Kind.KV_WRITE}
         cache.up(view, 1)
         assert cache.num_bytes(Kind.KV_DOWN, view, 1) == 20 * ROW
 
@@ -317,12 +317,12 @@ def test_codes_and_scales_are_what_is_held_and_moved(tmp_path: Path, cached: Cac
             # All of it is new once, so that all of it goes home.
             new = cache.view("vram", 0, [KvPiece("a", 0, 20)])
             for kind in (Kind.KV_DOWN, Kind.KV_WRITE):
-                if kind in cache.needs(new, layer):
+                if kind in cache._levels.needs(new, layer):
                     {Kind.KV_DOWN: cache.down, Kind.KV_WRITE: cache.write}[kind](new, layer)
         later = cache.view("vram", 1, [KvPiece("a", 20, 21)])
         for layer in range(num_layers):
             for kind in (Kind.KV_READ, Kind.KV_UP):
-                if kind in cache.needs(later, layer):
+                if kind in cache._levels.needs(later, layer):
                     {Kind.KV_READ: cache.read, Kind.KV_UP: cache.up}[kind](later, layer)
             rows = later.rows("a", direct=cache.is_direct("vram", layer))[:20]
             found = [part[rows] for part in cache.tensors("vram", layer, 1).parts]

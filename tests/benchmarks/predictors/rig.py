@@ -120,9 +120,7 @@ class Rig:
             files=files,
             policy=setting.policy(ground),
             max_tokens=ground.longest,
-            device=Device(
-                kind="emulate", hardware=ground.hardware, num_threads=1, least_s=ground.least_s
-            ),
+            device=Device(kind="emulate", hardware=ground.hardware, least_s=ground.least_s),
             approximation=load_approximation(job, files),
             predictor=hints.predictor(hints.resolved(hints.wishes.predictor)),
             hottest=hints.hottest,
