@@ -1,6 +1,7 @@
 """From a model folder and a policy to an engine that can run: the memory of each level, and the
 lanes between them."""
 
+import sys
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
@@ -8,7 +9,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from moebatch.engine.cuda_lane import CudaStreams, cuda_lanes
+from moebatch.engine.cuda_lane import SWITCH_S, CudaStreams, cuda_lanes
 from moebatch.engine.device import IN_MAIN_MEMORY
 from moebatch.engine.engine import Engine
 from moebatch.engine.exchange import CpuAttention
@@ -322,6 +323,9 @@ class _Assembly:
 
     def _add_lanes(self, executor: Executor, works: Mapping[Lane, LaneWork]) -> None:
         make = cuda_lanes(executor, self._streams) if self._streams else None
+        if make is not None:
+            self._opened.callback(sys.setswitchinterval, sys.getswitchinterval())
+            sys.setswitchinterval(SWITCH_S)
         for lane, work in works.items():
             if lane.at == self._ladder.top == "dram":
                 executor.add_inline(lane.name, work.run)
@@ -342,6 +346,7 @@ class _Assembly:
                 mover=movers.get(lane.name),
                 width=lane.width,
                 num_bytes=pipeline.num_bytes,
+                rate=self._device.rate(lane.name),
                 statistics=reads if lane.at == "disk->dram" else None,
             )
             for lane in lanes_of(self._ladder, self._policy)

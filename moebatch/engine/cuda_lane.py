@@ -34,6 +34,13 @@ MAX_ISSUED = 64
 MAX_ISSUED_BEFORE_CHUNK = 2
 """The same where chunks of experts move in between: one on its way, and one behind it so that the
 link is never idle. A chunk that turns out to be more urgent waits for these."""
+ISSUED_BEFORE_CHUNK_S = 0.003
+"""More of them where they are small: a link needs so much ahead of it that the host may be late for
+the next one. One expert of 9 MB takes 0.2 ms at 50 GB/s, waking up and issuing was estimated at
+0.3 ms."""
+SWITCH_S = 2e-4
+"""After so long a thread lets others issue and look after ends; Python's own 5 ms are those of a
+whole layer."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,6 +48,8 @@ class _Flight:
     """Something that has been issued."""
 
     item: Item
+    chunk_bytes: int
+    """Of a chunk; 0 for a task."""
     stream: Stream
     issued_s: float
     start: Event
@@ -74,7 +83,6 @@ class CudaLane(ThreadLane):
         self._flights: set[_Flight] = set()
         # Beside the lock: the thread that waits for ends need not wake up for anything else.
         self._to_watch: SimpleQueue[_Flight | None] = SimpleQueue()
-        self._most = MAX_ISSUED if work.mover is None else MAX_ISSUED_BEFORE_CHUNK
         self._reported_s = 0.0
         super().__init__(name, board, replace(work, context=lambda: streams.gpu.use(stream)))
         self._watcher = threading.Thread(target=self._watch, name=f"{name} (ends)", daemon=True)
@@ -94,7 +102,17 @@ class CudaLane(ThreadLane):
     # --- the thread that issues -----------------------------------------------------------------
 
     def _next(self, row: str) -> Item | None:
-        return super()._next(row) if len(self._flights) < self._most else None
+        return super()._next(row) if self._has_room else None
+
+    @property
+    def _has_room(self) -> bool:
+        """Whether something may be issued behind what has not ended."""
+        count = len(self._flights)
+        if self._work.mover is None or count >= MAX_ISSUED:
+            return count < MAX_ISSUED
+        chunk_bytes = sum(flight.chunk_bytes for flight in self._flights)
+        is_late = chunk_bytes < self._work.rate * ISSUED_BEFORE_CHUNK_S
+        return count < MAX_ISSUED_BEFORE_CHUNK or is_late
 
     def _can_start(self, task: Task) -> bool:
         """Whether it can be issued: what it waits for has ended, or a stream can wait for it.
@@ -109,7 +127,8 @@ class CudaLane(ThreadLane):
     def _do(self, item: Item) -> None:
         gpu, stream = self._streams.gpu, self._stream
         start, end = gpu.event(blocking=True), gpu.event(blocking=True)
-        flight = _Flight(item, stream, time.perf_counter(), start, end)
+        chunk_bytes = 0 if item.chunk is None else self._work.num_bytes(item.task)
+        flight = _Flight(item, chunk_bytes, stream, time.perf_counter(), start, end)
         try:
             for event in self._awaited(item.task):
                 stream.wait_event(event)

@@ -54,6 +54,11 @@ class Device:
             return self.hardware.links["dram->vram"].bandwidth
         return self.hardware.links["vram->dram"].bandwidth if lane == "vram->dram" else None
 
+    def rate(self, lane: str) -> float:
+        """Bytes per second of a link as it was measured; 0 of what is no link to a GPU."""
+        links = self.hardware.links if self.hardware else {}
+        return next((link.bandwidth for name, link in links.items() if name == lane), 0.0)
+
     def hold(self, lane: str, num_bytes: Callable[[Task], int]) -> Hold:
         """How long tasks of a lane take at least, where the GPU is emulated."""
         rate = self.pace(lane)

@@ -79,6 +79,8 @@ class LaneWork:
     """Things that the lane does side by side: one launched task at most, the others are chunks."""
     num_bytes: Callable[[Task], int] = lambda task: 0
     """What a task or a chunk moves."""
+    rate: float = 0.0
+    """Bytes per second of a link, roughly; 0 where that is not known."""
     statistics: ReadStatistics | None = None
     """Where the lane counts what it moves; None where nothing asks for it."""
 

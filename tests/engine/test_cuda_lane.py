@@ -1,5 +1,6 @@
 """Lanes with streams, on a GPU of threads."""
 
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -19,6 +20,7 @@ from moebatch.engine.build import _Assembly, build_engine
 from moebatch.engine.cuda_lane import (
     MAX_ISSUED,
     MAX_ISSUED_BEFORE_CHUNK,
+    SWITCH_S,
     CudaStreams,
     cuda_lanes,
 )
@@ -287,6 +289,18 @@ def test_chunks_go_on_beside_a_task_that_cannot_start_few_at_a_time(machine: Mac
     assert {span.slot for span in machine.spans if span.task.kind is Kind.CHUNK} == {7}
 
 
+def test_more_chunks_are_on_their_way_where_they_are_small(machine: Machine) -> None:
+    """So many as take the link 3 ms."""
+    gate = Gate()
+    chunks = Chunks(machine, 50, gate)
+    small = {"num_bytes": lambda task: 10**7, "rate": 25e9}
+    machine.lane("dram->vram", mover=chunks, **small)
+    machine.wait(lambda: chunks.most_on_their_way == 8)
+    threading.Timer(0.02, gate.open).start()
+    machine.wait(lambda: chunks.num_moved == 50)
+    assert chunks.most_on_their_way == 8
+
+
 def test_a_failure_on_the_device_is_told_and_ends_what_was_issued(machine: Machine) -> None:
     machine.lane("gpu")
     tasks = [task(number) for number in range(3 * MAX_ISSUED)]
@@ -460,6 +474,23 @@ def test_logits_stay_where_they_are_computed(
     rows = requests((3, 17), max_tokens=2)
     outcomes, _ = run(tiny_checkpoint("mixtral"), chosen, rows, device=emulated(), scratch=tmp_path)
     assert all(outcome.choices for outcome in outcomes)
+
+
+def test_threads_take_turns_more_often_while_they_issue(
+    tiny_checkpoint: Callable[..., Path], streams: CudaStreams, tmp_path: Path
+) -> None:
+    before = sys.getswitchinterval()
+    order = EngineSpec(
+        files=open_model(tiny_checkpoint("mixtral"), "float32"),
+        policy=replace(EMULATED["three levels"], schedule="klotski"),
+        max_tokens=64,
+        device=emulated(),
+        scratch=tmp_path,
+    )
+    built = build_engine(order, decoder=TokenText(), end_tokens=frozenset(), job_seed=0)
+    with closing(built):
+        assert sys.getswitchinterval() == pytest.approx(SWITCH_S)
+    assert sys.getswitchinterval() == before
 
 
 @pytest.mark.parametrize("step", ["attend", "run_expert"])
