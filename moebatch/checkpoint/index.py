@@ -1,7 +1,7 @@
 """A model folder read in place: which file, offset and length every tensor has."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import lcm
 from pathlib import Path
 
@@ -81,6 +81,10 @@ class Checkpoint:
     tensors: Mapping[str, tuple[Path, TensorEntry]]
     files: Mapping[str, Path]
     """Those that hold them, by their names in the folder, links resolved."""
+    formats: Mapping[str, WeightFormat] = field(default_factory=dict)
+    """Of weights whose files name it; others show it by their tensors."""
+    is_gguf: bool = False
+    """Files say by themselves what ``config.json`` says elsewhere."""
 
     @classmethod
     def open(cls, folder: Path) -> "Checkpoint":
@@ -121,12 +125,19 @@ class Checkpoint:
         entry = self.tensors[name][1]
         return StoredPart(name, entry.dtype, entry.shape)
 
+    def find_format(
+        self, name: str, shape: tuple[int, ...], likely: WeightFormat | None = None
+    ) -> WeightFormat | None:
+        """The format of the weight `name`, of that shape, perhaps the `likely` one; None where no
+        format fits."""
+        return self.formats.get(name) or find_format(name, shape, self.look, likely)
+
     def weight(
         self, name: str, shape: tuple[int, ...], likely: WeightFormat | None = None
     ) -> Weight:
         """The weight `name`, of that shape, which is there in one of the formats known, perhaps in
         the `likely` one."""
-        stored = find_format(name, shape, self.look, likely)
+        stored = self.find_format(name, shape, likely)
         assert stored is not None, f"{name} is required before it is looked for"
         parts = stored.parts(name, shape)
         return Weight(name, stored, shape, tuple(self.extent(part.name) for part in parts))
@@ -139,8 +150,9 @@ class Checkpoint:
             shown = faults[:_MAX_FAULTS]
             if len(faults) > len(shown):
                 shown.append(f"and {len(faults) - len(shown)} more")
+            said_by = "the metadata" if self.is_gguf else "config.json"
             raise CheckpointError(
-                f"{self.folder}: the weights do not match config.json:\n  " + "\n  ".join(shown)
+                f"{self.folder}: the weights do not match {said_by}:\n  " + "\n  ".join(shown)
             )
 
     def _fault(self, part: StoredPart) -> str | None:
@@ -223,6 +235,4 @@ def _nothing_to_read(folder: Path) -> str:
             f"{folder}: holds pickles only ({', '.join(pickles[:3])}), which can run code when "
             "read and are refused; convert the model to safetensors"
         )
-    if any(folder.glob("*.gguf")):
-        return f"{folder}: holds GGUF, which is not read; use the model's safetensors files"
     return f"{folder}: neither {SINGLE_NAME} nor {INDEX_NAME} is there; is this a model folder?"

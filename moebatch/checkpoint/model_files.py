@@ -2,17 +2,19 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
 from moebatch.checkpoint.fingerprint import ModelOwner, checkpoint_fingerprint
+from moebatch.checkpoint.gguf_model import find_gguf, open_gguf
 from moebatch.checkpoint.index import Checkpoint, Weight, file_inside
 from moebatch.checkpoint.record import TORCH_DTYPES, Record
 from moebatch.errors import CheckpointError
 from moebatch.formats.plain import BFLOAT16, PlainFormat
-from moebatch.formats.registry import FORMATS, find_format
+from moebatch.formats.registry import FORMATS
 from moebatch.formats.weight_format import StoredPart, WeightFormat
 from moebatch.layout.footprint import Dtypes
 from moebatch.schedule.slots.expert_load import ExpertKey
@@ -52,10 +54,9 @@ class ModelFiles:
     def dtypes(self) -> Dtypes:
         """How experts lie in the files and what they are computed in, for the planner."""
         compute = next(name for name, dtype in COMPUTE_DTYPES.items() if dtype == self.dtype)
-        experts, size = self.experts, self.shape.expert_bytes
+        experts = self.experts
         count = len(self.shape.moe_layers) * self.shape.num_experts
-        spared = sum(size(experts.format) - size(each) for each in experts.others.values())
-        mean = 1 - spared / count / size(experts.format)
+        mean = 1 - experts.spared_bytes / count / self.shape.expert_bytes(experts.format)
         return Dtypes(stored=experts.format, compute=compute, mean_share=mean)
 
     @property
@@ -63,7 +64,8 @@ class ModelFiles:
         """What ``config.json`` says of experts and their tensors do not."""
         said, found = self.shape.expert_format, self.experts.format
         is_plain = said.is_tiled and found.is_tiled
-        if is_plain or str(said) in map(str, (found, *self.experts.others.values())):
+        others = chain.from_iterable(self.experts.others.values())
+        if self.checkpoint.is_gguf or is_plain or str(said) in map(str, (found, *others)):
             return ()
         return (
             f"{self.checkpoint.folder}: config.json says that experts are stored as {said}; by "
@@ -122,13 +124,11 @@ def open_model(folder: Path, dtype: Dtype | Literal["auto"]) -> ModelFiles:
 
     Raises CheckpointError when anything is missing, damaged, hostile or not supported.
     """
-    if not folder.is_dir():
+    if not folder.exists():
         raise CheckpointError(f"{folder}: no such model folder")
-    path = file_inside(folder, "config.json")
-    config = read_object(path)
-    shape = read_runnable_shape(config, str(path))
-    checkpoint = Checkpoint.open(folder)
-    experts = StoredExperts.found(shape, _names_of(shape), checkpoint.look)
+    config, shape, checkpoint = _opened(folder)
+    layouts = _names_of(shape).expert_layouts(checkpoint.tensors)
+    experts = StoredExperts.found(shape, layouts, checkpoint.find_format, checkpoint.look)
     experts = experts.with_formats(_expert_formats(shape, checkpoint, experts))
     checkpoint.require(required_tensors(shape, checkpoint, experts))
     return ModelFiles(
@@ -138,6 +138,17 @@ def open_model(folder: Path, dtype: Dtype | Literal["auto"]) -> ModelFiles:
         experts=experts,
         dtype=COMPUTE_DTYPES[experts.compute_dtype(shape) if dtype == "auto" else dtype],
     )
+
+
+def _opened(path: Path) -> tuple[Mapping[str, Any], ModelShape, Checkpoint]:
+    names = find_gguf(path)
+    if names:
+        folder = path.parent if path.suffix == ".gguf" else path
+        said, checkpoint = open_gguf(folder, names)
+        return said, read_runnable_shape(said, str(folder / names[0])), checkpoint
+    file = file_inside(path, "config.json")
+    config = read_object(file)
+    return config, read_runnable_shape(config, str(file)), Checkpoint.open(path)
 
 
 def required_tensors(
@@ -153,7 +164,7 @@ def required_tensors(
     for layer in range(shape.num_layers):
         weights += names.layer_weights(shape, layer, found).values()
     for name, size in weights:
-        stored = find_format(name, size, checkpoint.look, shape.expert_format)
+        stored = checkpoint.find_format(name, size, shape.expert_format)
         yield from (stored or BFLOAT16).parts(name, size)
     for layer in shape.moe_layers:
         for expert in range(1 if experts.is_stacked else shape.num_experts):
@@ -162,30 +173,32 @@ def required_tensors(
 
 def _expert_formats(
     shape: ModelShape, checkpoint: Checkpoint, experts: StoredExperts
-) -> dict[tuple[int, int], WeightFormat]:
-    """The format of each expert, by layer and number; nothing where they are stacked.
+) -> dict[tuple[int, int], tuple[WeightFormat, ...]]:
+    """The formats of the weights of each expert, by layer and number.
 
-    Raises CheckpointError for several formats within an expert, or of which one has no codes."""
-    if experts.is_stacked:
-        return {}
-    formats, likely = {}, experts.format
+    Raises CheckpointError for several formats that are not read in the same way."""
+    formats: dict[tuple[int, int], tuple[WeightFormat, ...]] = {}
+    likely = experts.format
     known = {likely.name: likely}
     for layer in shape.moe_layers:
         for expert in range(shape.num_experts):
-            of_expert = set()
+            if experts.is_stacked and expert:
+                formats[layer, expert] = formats[layer, 0]
+                continue
+            of_expert = []
             for name, size in experts.named_weights(layer, expert):
-                stored = find_format(name, size, checkpoint.look, likely)
+                stored = checkpoint.find_format(name, size, likely)
                 if stored is not None:
                     likely = known.setdefault(stored.name, stored)
-                of_expert.add(likely.name)
-            formats[layer, expert] = likely
-            are_codes = len(known) == 1 or all(each.is_coded for each in known.values())
-            if len(of_expert) > 1 or not are_codes:
-                named = "; ".join(sorted(map(str, known.values())))
-                raise CheckpointError(
-                    f"{checkpoint.folder}: experts are stored in several formats ({named}); they "
-                    "must share one, unless all are codes with scales and each expert has one"
-                )
+                of_expert.append(likely)
+            formats[layer, expert] = tuple(of_expert)
+    ways = {(each.is_coded, each.is_tiled) for each in known.values()}
+    if len(known) > 1 and (len(ways) > 1 or (False, True) in ways):
+        named = "; ".join(sorted(map(str, known.values())))
+        raise CheckpointError(
+            f"{checkpoint.folder}: experts are stored in several formats ({named}); they must "
+            "share one, unless all are codes with scales, or all are decoded before products"
+        )
     return formats
 
 

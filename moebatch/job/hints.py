@@ -39,7 +39,7 @@ class Hints:
         """Files of no use are left aside with a warning where the job does not name them: they
         only say what to load early and what to keep. Raises CheckpointError where it does."""
         asked = job.experts
-        self._folder, self._files, self._owner = job.model.path, files, files.owner
+        self._folder, self._files, self._owner = job.model.folder, files, files.owner
         self.warnings: list[str] = []
         self.wishes = Wishes(
             predictor=None if asked.predictor == "auto" else asked.predictor, cache=asked.cache

@@ -30,7 +30,7 @@ def manifest_of(job: Job, files: ModelFiles, approximation: Approximation) -> Ma
     fields = {
         "model": numerics_fingerprint(files),
         "model.weights": weights_sample(files.checkpoint),
-        "tokenizer": _digest({name: job.model.path / name for name in _TOKENIZER_FILES}),
+        "tokenizer": _digest({name: job.model.folder / name for name in _TOKENIZER_FILES}),
         "model.chat_template": _digest({"": template} if template else {}),
         "model.name": str(job.model.name),
         INPUT_PATH: str(job.input.path),

@@ -78,7 +78,7 @@ def load_approximation(job: Job, files: ModelFiles) -> Approximation:
 
 
 def _load_gating(job: Job, files: ModelFiles) -> Approximation:
-    folder, owner, asked = job.model.path, files.owner, job.experts
+    folder, owner, asked = job.model.folder, files.owner, job.experts
     if asked.gating == "exact":
         return EXACT
     if asked.gating == "pre-gated":

@@ -288,6 +288,11 @@ class Pack:
 def _require_plain(files: ModelFiles) -> None:
     """Raises CheckpointError for quantised weights that are no experts': a configuration names one
     method only."""
+    if files.checkpoint.is_gguf:
+        raise CheckpointError(
+            f"{files.checkpoint.folder}: weights of a GGUF file have names and an order of "
+            "their own; pack the model as it is published in bfloat16"
+        )
     layers = (files.layer_weights(layer) for layer in range(files.shape.num_layers))
     for weights in (files.global_weights(), *layers):
         for role, weight in weights.items():

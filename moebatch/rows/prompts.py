@@ -109,7 +109,7 @@ def open_reader(
     Raises CheckpointError if the files of the model folder are missing, damaged or do not belong
     together, and ConfigError if the job's sampling does not go with the model.
     """
-    folder = job.model.path
+    folder = job.model.folder
     config = read_generation_config(folder, vocab_size=vocab_size)
     defaults = merge_defaults(job.sampling, config.values, vocab_size=vocab_size)
     tokenizer = load_tokenizer(

@@ -51,7 +51,8 @@ class ModelSection(Section):
     """Which model answers."""
 
     path: FilePath
-    """Folder with config.json, tokenizer and safetensors files."""
+    """Folder with config.json, tokenizer and safetensors files; or a GGUF file, beside which the
+    tokenizer lies."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Number format to compute in; auto is that of the checkpoint, or float32 where the machine is
     clearly faster with it."""
@@ -59,6 +60,11 @@ class ModelSection(Section):
     """The only model name that rows may ask for in ``body.model``; None accepts any name."""
     chat_template: OptionalPath = None
     """Jinja file that replaces the chat template of the model folder."""
+
+    @property
+    def folder(self) -> Path:
+        """Where everything beside the weights lies."""
+        return self.path.parent if self.path.suffix == ".gguf" else self.path
 
 
 class InputSection(Section):

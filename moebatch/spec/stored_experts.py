@@ -3,19 +3,23 @@ that products take out of them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from moebatch.formats.registry import find_format
 from moebatch.formats.weight_format import Look, Matrix, StoredMatrix, StoredPart, WeightFormat
 from moebatch.spec.config_keys import DTYPES
 from moebatch.spec.hardware import Dtype
 from moebatch.spec.shape import ModelShape
-from moebatch.spec.tensor_names import ExpertLayout, TensorNames
+from moebatch.spec.tensor_names import ExpertLayout
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+Find = Callable[[str, tuple[int, ...], WeightFormat | None], WeightFormat | None]
+"""Says in what format a weight of that name and shape is, perhaps in the last one; None for one
+that a checkpoint lacks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +61,8 @@ class StoredExperts:
     is_stacked: bool
     num_experts: int
     weights: tuple[_Weight, ...]
-    others: Mapping[tuple[int, int], WeightFormat] = field(default_factory=dict)
-    """Formats of experts, by layer and number, that have another one."""
+    others: Mapping[tuple[int, int], tuple[WeightFormat, ...]] = field(default_factory=dict)
+    """Formats of the weights of experts, by layer and number, that have others."""
 
     @classmethod
     def of(
@@ -79,31 +83,45 @@ class StoredExperts:
         )
 
     @classmethod
-    def found(cls, shape: ModelShape, names: TensorNames, look: Look) -> StoredExperts:
-        """The layout and format that the first expert is found in; where there is none, those of
-        released checkpoints, in which it is then missed.
+    def found(
+        cls, shape: ModelShape, layouts: Sequence[ExpertLayout], find: Find, look: Look
+    ) -> StoredExperts:
+        """The layout and format that the first expert is found in; where there is none, the first
+        layout, in which it is then missed.
 
         Of formats that differ in what a small weight leaves open, it is that which fits most."""
-        for layout in names.experts:
+        for layout in layouts:
             experts = cls.of(shape, shape.expert_format, layout)
             weights = list(experts.named_weights(shape.moe_layers[0], 0))
-            found = [find_format(*weight, look, shape.expert_format) for weight in weights]
+            found = [find(*weight, shape.expert_format) for weight in weights]
             stored = [each for each in found if each is not None]
             if stored:
                 best = max(stored, key=lambda each: _num_fitting(each, weights, look))
                 return cls.of(shape, best, layout)
-        return cls.of(shape, shape.expert_format, names.experts[0])
+        return cls.of(shape, shape.expert_format, layouts[0])
 
-    def with_formats(self, formats: Mapping[tuple[int, int], WeightFormat]) -> StoredExperts:
-        """The same where each expert, by layer and number, has the format given."""
-        size = (self.weights[0].size[0], self.weights[0].size[1])
-        widest = max(formats.values(), key=lambda each: each.num_bytes(size), default=self.format)
-        others = {key: each for key, each in formats.items() if each != widest}
+    def with_formats(
+        self, formats: Mapping[tuple[int, int], tuple[WeightFormat, ...]]
+    ) -> StoredExperts:
+        """The same where the weights of experts, by layer and number, have the formats given."""
+        size = self.weights[0].size
+        known = {each for of_expert in formats.values() for each in of_expert} or {self.format}
+        widest = max(known, key=lambda each: (each.num_bytes(size), str(each)))
+        others = {key: each for key, each in formats.items() if {*each} != {widest}}
         return replace(self, format=widest, others=others)
 
-    def format_of(self, layer: int, expert: int) -> WeightFormat:
-        """Of one expert."""
-        return self.others.get((layer, expert), self.format)
+    @property
+    def spared_bytes(self) -> int:
+        """By how much all experts together are smaller than if all had the widest format."""
+        return sum(
+            self.format.num_bytes(weight.size) - stored.num_bytes(weight.size)
+            for formats in self.others.values()
+            for weight, stored in zip(self.weights, formats, strict=True)
+        )
+
+    def formats_of(self, layer: int, expert: int) -> tuple[WeightFormat, ...]:
+        """Of the weights of one expert."""
+        return self.others.get((layer, expert)) or (self.format,) * len(self.weights)
 
     def compute_dtype(self, shape: ModelShape) -> Dtype:
         """That in which products take experts as they are stored, else the one declared."""
@@ -118,8 +136,8 @@ class StoredExperts:
 
     def parts(self, layer: int, expert: int) -> Iterator[StoredPart]:
         """The tensors of a file in which an expert lies, others beside it included."""
-        stored = self.format_of(layer, expert)
-        for name, size in self.named_weights(layer, expert):
+        formats = self.formats_of(layer, expert)
+        for stored, (name, size) in zip(formats, self.named_weights(layer, expert), strict=True):
             yield from stored.parts(name, size)
 
     def pieces(self, layer: int, expert: int) -> tuple[StoredPiece, ...]:
@@ -131,11 +149,11 @@ class StoredExperts:
         self, tensors: Sequence[Tensor], layer: int = 0, expert: int = 0
     ) -> dict[str, Matrix]:
         """The matrices of an expert by role, out of what was read; views, nothing is copied."""
-        stored = self.format_of(layer, expert)
         found: dict[str, Matrix] = {}
-        each = len(tensors) // len(self.weights)
-        for number, weight in enumerate(self.weights):
-            parts = tensors[number * each : (number + 1) * each]
+        start = 0
+        for weight, stored in zip(self.weights, self.formats_of(layer, expert), strict=True):
+            parts = tensors[start : start + len(stored.parts("", weight.size))]
+            start += len(parts)
             found.update(zip(weight.roles, weight.matrices(stored, parts), strict=True))
         return found
 

@@ -52,8 +52,13 @@ class TensorNames:
     def _named(self, sizes: Sizes, names: Container[str], layer: int = 0) -> Named:
         return {role: (self._name(role, names, layer), size) for role, size in sizes.items()}
 
+    def expert_layouts(self, names: Container[str]) -> tuple[ExpertLayout, ...]:
+        """The ways in which experts may lie in a checkpoint that holds `names`."""
+        return _GGUF_EXPERTS if _is_gguf(names) else self.experts
+
     def _name(self, role: str, names: Container[str], layer: int = 0) -> str:
-        candidates = [template.format(layer=layer) for template in self.roles[role]]
+        templates = (_GGUF_ROLES[role],) if _is_gguf(names) else self.roles[role]
+        candidates = [template.format(layer=layer) for template in templates]
         return next((name for name in candidates if name in names), candidates[0])
 
 
@@ -101,3 +106,38 @@ USUAL_EXPERTS = (
     STACKED_EXPERTS,
 )
 """The layouts of most families."""
+
+_GGUF_LAYER = "blk.{layer}."
+_GGUF_ROLES = {
+    "embedding": "token_embd.weight",
+    "final_norm": "output_norm.weight",
+    "head": "output.weight",
+    "input_norm": _GGUF_LAYER + "attn_norm.weight",
+    "mlp_norm": _GGUF_LAYER + "ffn_norm.weight",
+    **{role: f"{_GGUF_LAYER}attn_{role}.weight" for role in "qkv"},
+    "o": _GGUF_LAYER + "attn_output.weight",
+    **{f"{role}_bias": f"{_GGUF_LAYER}attn_{role}.bias" for role in "qkv"},
+    "o_bias": _GGUF_LAYER + "attn_output.bias",
+    **{f"{role}_norm": f"{_GGUF_LAYER}attn_{role}_norm.weight" for role in "qk"},
+    "router": _GGUF_LAYER + "ffn_gate_inp.weight",
+    **{f"mlp_{role}": f"{_GGUF_LAYER}ffn_{role}.weight" for role in ("gate", "up", "down")},
+    **{
+        f"shared_{role}": f"{_GGUF_LAYER}ffn_{role}_shexp.weight" for role in ("gate", "up", "down")
+    },
+    "shared_mix": _GGUF_LAYER + "ffn_gate_inp_shexp.weight",
+}
+"""Names in GGUF files, which all families share."""
+_GGUF_EXPERTS = tuple(
+    ExpertLayout(
+        weights={
+            f"{_GGUF_LAYER}ffn_{role}{end}.weight": (role,) for role in ("gate", "up", "down")
+        },
+        is_stacked=is_stacked,
+    )
+    for end, is_stacked in (("_exps", True), (".{expert}", False))
+)
+"""Three tensors for all experts of a layer, or for each as in the first files of Mixtral."""
+
+
+def _is_gguf(names: Container[str]) -> bool:
+    return _GGUF_ROLES["embedding"] in names

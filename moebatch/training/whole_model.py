@@ -163,6 +163,8 @@ def load_whole(files: ModelFiles, *, dtype: torch.dtype, experts: ExpertsWay) ->
     from transformers import AutoModelForCausalLM
 
     folder = files.checkpoint.folder
+    if files.checkpoint.is_gguf:
+        raise CheckpointError(f"{folder}: gates cannot learn from GGUF; use safetensors files")
     try:
         with _no_bars():
             module = AutoModelForCausalLM.from_pretrained(

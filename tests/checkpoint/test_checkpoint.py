@@ -104,12 +104,6 @@ def test_refuses_pickles_by_name(tmp_path: Path) -> None:
         Checkpoint.open(tmp_path)
 
 
-def test_refuses_gguf_by_name(tmp_path: Path) -> None:
-    (tmp_path / "model-Q4_K.gguf").write_bytes(b"GGUF")
-    with pytest.raises(CheckpointError, match="holds GGUF, which is not read"):
-        Checkpoint.open(tmp_path)
-
-
 def test_an_empty_folder_and_a_missing_one_are_told_apart(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="is this a model folder"):
         Checkpoint.open(tmp_path)

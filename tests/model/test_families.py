@@ -10,7 +10,7 @@ from moebatch.checkpoint.header import TensorEntry
 from moebatch.checkpoint.index import Checkpoint
 from moebatch.checkpoint.model_files import open_model, required_tensors
 from moebatch.formats.plain import FLOAT32
-from moebatch.formats.weight_format import Matrix, StoredPart
+from moebatch.formats.weight_format import Matrix
 from moebatch.spec.families.registry import FAMILIES
 from moebatch.spec.shape import ModelShape
 from moebatch.spec.shape_reader import load_shape, read_shape
@@ -32,12 +32,18 @@ def names_of(shape: ModelShape) -> TensorNames:
     return names
 
 
-def required(shape: ModelShape, *names: str) -> dict[str, tuple[int, ...]]:
-    """What is required of a checkpoint that holds a few names."""
+def experts_in(shape: ModelShape, *names: str) -> tuple[Checkpoint, StoredExperts]:
+    """A checkpoint that holds a few names, and its experts."""
     entry = TensorEntry(dtype="F32", shape=(), offset=0, num_bytes=0)
     tensors = dict.fromkeys(names, (Path(), entry))
     checkpoint = Checkpoint(folder=Path("m"), tensors=tensors, files={})
-    experts = StoredExperts.found(shape, names_of(shape), checkpoint.look)
+    layouts = names_of(shape).experts
+    return checkpoint, StoredExperts.found(shape, layouts, checkpoint.find_format, checkpoint.look)
+
+
+def required(shape: ModelShape, *names: str) -> dict[str, tuple[int, ...]]:
+    """What is required of a checkpoint that holds a few names."""
+    checkpoint, experts = experts_in(shape, *names)
     return {part.name: part.shape for part in required_tensors(shape, checkpoint, experts)}
 
 
@@ -56,16 +62,13 @@ def test_names_and_shapes_are_those_of_written_checkpoints(case: str, tiny_check
 def test_mixtral_experts_in_both_layouts() -> None:
     shape = shape_of("mixtral", num_hidden_layers=2)
     prefix = "model.layers.1.block_sparse_moe.experts.5"
-    apart = StoredExperts.found(shape, names_of(shape), lambda name: None)
+    _, apart = experts_in(shape)
     assert apart.pieces(1, 5) == (
         StoredPiece(f"{prefix}.w1.weight", None),
         StoredPiece(f"{prefix}.w3.weight", None),
         StoredPiece(f"{prefix}.w2.weight", None),
     )
-    gate_up = "model.layers.0.mlp.experts.gate_up_proj"
-    stacked = StoredExperts.found(
-        shape, names_of(shape), {name: StoredPart(name, "F32", ()) for name in [gate_up]}.get
-    )
+    _, stacked = experts_in(shape, "model.layers.0.mlp.experts.gate_up_proj")
     assert stacked.pieces(1, 5) == (
         StoredPiece("model.layers.1.mlp.experts.gate_up_proj", 5),
         StoredPiece("model.layers.1.mlp.experts.down_proj", 5),

@@ -1,0 +1,236 @@
+"""The header of a GGUF file, held to every rule of the format before a byte is used.
+
+Its versions 2 and 3, little-endian: metadata, then name, sizes, type and place of each tensor.
+"""
+
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from math import prod
+from pathlib import Path
+from typing import BinaryIO
+
+from moebatch.checkpoint.header import MAX_HEADER_BYTES, MAX_TENSORS, TensorEntry
+from moebatch.errors import CheckpointError
+from moebatch.formats.ggml import PLAIN_TYPES, GgmlRows
+from moebatch.formats.weight_format import WeightFormat
+from moebatch.quoting import shown
+
+Value = int | float | bool | str | list[int | float | bool]
+_MAGIC, _VERSIONS = b"GGUF", (2, 3)
+_SCALARS = {
+    0: "<B",
+    1: "<b",
+    2: "<H",
+    3: "<h",
+    4: "<I",
+    5: "<i",
+    6: "<f",
+    7: "<?",
+    10: "<Q",
+    11: "<q",
+    12: "<d",
+}
+_TEXT, _LIST = 8, 9
+_MOST_KEPT = 2**16
+"""Longest list that is kept, by layer for one; vocabularies are longer, and left aside."""
+_MOST_KEYS = 2**16
+_MOST_DIMENSIONS = 4
+_ALIGNMENT = 32
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GgufHeader:
+    """What a file says of itself and of its tensors, whose sizes are given rows first."""
+
+    metadata: Mapping[str, Value]
+    """Without lists of texts."""
+    tensors: Mapping[str, TensorEntry]
+    """Blocks as bytes."""
+    formats: Mapping[str, WeightFormat]
+    """Of tensors that consist of blocks."""
+
+
+class _Broken(ValueError):
+    """What is wrong with a file."""
+
+
+class _Bytes:
+    """The bytes of a file, one after the other, up to those that a header may have."""
+
+    def __init__(self, file: BinaryIO, file_bytes: int) -> None:
+        self._file, self.file_bytes = file, file_bytes
+        self.place = 0
+
+    def take(self, count: int) -> bytes:
+        self.require(count)
+        self.place += count
+        return self._file.read(count)
+
+    def skip(self, count: int) -> None:
+        self.require(count)
+        self.place += count
+        self._file.seek(count, 1)
+
+    def require(self, count: int) -> None:
+        if self.place + count > self.file_bytes:
+            raise _Broken(f"the header goes on beyond its {self.file_bytes} bytes; it is truncated")
+        if self.place + count > MAX_HEADER_BYTES:
+            raise _Broken(f"the header has more than {MAX_HEADER_BYTES} bytes, the most allowed")
+
+    def number(self, layout: str) -> int:
+        return int(struct.unpack(layout, self.take(struct.calcsize(layout)))[0])
+
+    def text(self) -> str:
+        text = self.take(self.number("<Q"))
+        try:
+            return text.decode("utf-8")
+        except UnicodeDecodeError:
+            raise _Broken(f"{shown(text[:40])} is no text that UTF-8 can hold") from None
+
+    def value(self, kind: int) -> Value | None:
+        """None for what is not kept."""
+        if kind in _SCALARS:
+            value: Value = struct.unpack(
+                _SCALARS[kind], self.take(struct.calcsize(_SCALARS[kind]))
+            )[0]
+            return value
+        if kind == _TEXT:
+            return self.text()
+        if kind != _LIST:
+            raise _Broken(f"a value of type {kind}, which GGUF does not have")
+        kind, count = self.number("<I"), self.number("<Q")
+        if kind == _TEXT:
+            for _ in range(count):
+                self.skip(self.number("<Q"))
+            return None
+        if kind not in _SCALARS:
+            raise _Broken(f"a list of values of type {kind}, which is not read")
+        num_bytes = count * struct.calcsize(_SCALARS[kind])
+        if count > _MOST_KEPT:
+            self.skip(num_bytes)
+            return None
+        return [value for (value,) in struct.iter_unpack(_SCALARS[kind], self.take(num_bytes))]
+
+
+def read_gguf_header(path: Path) -> GgufHeader:
+    """Metadata and tensors of the file at `path`.
+
+    Raises CheckpointError, naming the file and the rule, where the file breaks the format, where a
+    tensor is of a type that the gguf package does not decode, and without that package.
+    """
+    try:
+        with path.open("rb") as file:
+            return _header(_Bytes(file, path.stat().st_size))
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
+    except _Broken as error:
+        raise CheckpointError(f"{path}: {error}") from None
+
+
+def _header(taken: _Bytes) -> GgufHeader:
+    if taken.take(len(_MAGIC)) != _MAGIC:
+        raise _Broken("does not start with GGUF; is this a GGUF file?")
+    version = taken.number("<I")
+    if version not in _VERSIONS:
+        raise _Broken(f"version {version} of GGUF; 2 and 3 are read, in little-endian order")
+    num_tensors, num_keys = taken.number("<Q"), taken.number("<Q")
+    if num_tensors > MAX_TENSORS or num_keys > _MOST_KEYS:
+        raise _Broken(f"{num_tensors} tensors and {num_keys} keys are more than a file may have")
+    metadata: dict[str, Value] = {}
+    for _ in range(num_keys):
+        key = taken.text()
+        value = taken.value(taken.number("<I"))
+        if value is not None:
+            metadata[key] = value
+    alignment = metadata.get("general.alignment", _ALIGNMENT)
+    if type(alignment) is not int or not 0 < alignment <= MAX_HEADER_BYTES or alignment % 8:
+        raise _Broken(f"general.alignment is {shown(alignment)}, expected a multiple of 8")
+    found = [_tensor(taken) for _ in range(num_tensors)]
+    start = -(-taken.place // alignment) * alignment
+    return _placed(metadata, found, start, taken.file_bytes)
+
+
+def _tensor(taken: _Bytes) -> tuple[str, GgmlRows, TensorEntry]:
+    name, num_dimensions = taken.text(), taken.number("<I")
+    if not 0 < num_dimensions <= _MOST_DIMENSIONS:
+        raise _Broken(f"tensor {shown(name)} has {num_dimensions} dimensions")
+    shape = tuple(taken.number("<Q") for _ in range(num_dimensions))[::-1]
+    stored, offset = _format(name, taken.number("<I")), taken.number("<Q")
+    if prod(shape) >= 2**63 or shape[-1] % stored.block:
+        raise _Broken(
+            f"tensor {shown(name)} of shape {list(shape)} is no {stored.type}, whose rows are "
+            f"multiples of {stored.block}"
+        )
+    (part,) = stored.parts(name, shape)
+    return (
+        name,
+        stored,
+        TensorEntry(dtype=part.dtype, shape=part.shape, offset=offset, num_bytes=part.num_bytes),
+    )
+
+
+def _format(name: str, number: int) -> GgmlRows:
+    known = _types().get(number)
+    if known is None:
+        raise _Broken(f"tensor {shown(name)} is of type {number}, which gguf does not know")
+    if known.block_bytes == 0:
+        raise _Broken(f"tensor {shown(name)} is of type {known.type}, which gguf does not decode")
+    return known
+
+
+@cache
+def _types() -> dict[int, GgmlRows]:
+    """Those that ggml has, without bytes where the gguf package does not decode them."""
+    try:
+        import gguf
+        import numpy as np
+    except ImportError:
+        raise _Broken("reading GGUF needs the package gguf: pip install 'moebatch[gguf]'") from None
+
+    def decodes(kind: gguf.GGMLQuantizationType, num_bytes: int) -> bool:
+        if kind.name in PLAIN_TYPES:
+            return True
+        try:
+            gguf.quants.dequantize(np.zeros((1, num_bytes), np.uint8), kind)
+        except NotImplementedError:
+            return False
+        return True
+
+    with np.errstate(all="ignore"):
+        return {
+            int(kind): GgmlRows(
+                type=kind.name, block=block, block_bytes=num_bytes * decodes(kind, num_bytes)
+            )
+            for kind, (block, num_bytes) in gguf.GGML_QUANT_SIZES.items()
+        }
+
+
+def _placed(
+    metadata: Mapping[str, Value],
+    found: list[tuple[str, GgmlRows, TensorEntry]],
+    start: int,
+    file_bytes: int,
+) -> GgufHeader:
+    tensors: dict[str, TensorEntry] = {}
+    formats: dict[str, WeightFormat] = {}
+    end = start
+    for name, stored, entry in sorted(found, key=lambda each: each[2].offset):
+        if name in tensors:
+            raise _Broken(f"tensor {shown(name)} occurs twice")
+        offset = start + entry.offset
+        if offset < end:
+            raise _Broken(f"tensor {shown(name)} overlaps the one before it")
+        end = offset + entry.num_bytes
+        if end > file_bytes:
+            raise _Broken(
+                f"tensor {shown(name)} ends at byte {end}, the file has {file_bytes} bytes; it is "
+                "truncated"
+            )
+        tensors[name] = TensorEntry(
+            dtype=entry.dtype, shape=entry.shape, offset=offset, num_bytes=entry.num_bytes
+        )
+        if stored.type not in PLAIN_TYPES:
+            formats[name] = stored
+    return GgufHeader(metadata=metadata, tensors=tensors, formats=formats)

@@ -1,0 +1,54 @@
+"""Numbers as GGUF files hold them: rows of blocks, each with its codes and scales side by side.
+
+The gguf package says what the blocks of each type stand for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from moebatch.formats.weight_format import StoredPart, WeightFormat
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+PLAIN_TYPES = ("F32", "F16", "BF16")
+"""Numbers one after the other, in safetensors' spelling as well."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GgmlRows(WeightFormat):
+    """One tensor. Nothing in it says which type it has: the header of its file does."""
+
+    type: str
+    """As ggml names it, such as ``Q4_K``."""
+    block: int
+    """Numbers of a block."""
+    block_bytes: int
+    num_heads: int = 0
+    """Of queries or keys whose halves llama.cpp has interleaved, so that those two numbers lie side
+    by side that it rotates by one angle; 0 where rows are in the model's order."""
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        """By its type."""
+        return f"gguf {self.type.lower()}"
+
+    def parts(self, name: str, shape: tuple[int, ...]) -> tuple[StoredPart, ...]:
+        """The tensor, as bytes where it has blocks."""
+        if self.type in PLAIN_TYPES:
+            return (StoredPart(name, self.type, shape),)
+        *rows, columns = shape
+        return (StoredPart(name, "U8", (*rows, -(-columns // self.block) * self.block_bytes)),)
+
+    def decode(self, parts: Sequence[Tensor], out: Tensor) -> None:
+        """In float32, as the gguf package does, then rounded."""
+        from moebatch.formats import decoding
+
+        decoding.decode_ggml(parts[0], out, self.type, num_heads=self.num_heads)
+
+    def heights(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Rows that are interleaved are put back all at once."""
+        return () if self.num_heads else (1,)

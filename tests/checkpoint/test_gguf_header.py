@@ -1,0 +1,161 @@
+"""GGUF files: what is damaged, hostile or not supported is named."""
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from moebatch.checkpoint import gguf_header
+from moebatch.checkpoint.model_files import open_model
+from moebatch.errors import CheckpointError
+from moebatch.formats.ggml import GgmlRows
+from moebatch.rows.tokenizer import load_tokenizer
+from tests.gguf_models import write_gguf
+
+SIZES: dict[str, Any] = {
+    "num_hidden_layers": 1,
+    "num_local_experts": 2,
+    "intermediate_size": 64,
+    "tokenizer": False,
+}
+DECODED = [
+    kind
+    for kind in gguf.quants._type_traits
+    if kind.name not in ("F32", "F16", "BF16") and kind in gguf.GGML_QUANT_SIZES
+]
+
+
+@pytest.fixture
+def written(tiny_checkpoint: Callable[..., Path], tmp_path: Path) -> Callable[..., Path]:
+    def write(kind: str = "Q8_0", **options: Any) -> Path:
+        plain = tiny_checkpoint("mixtral", **SIZES)
+        return write_gguf(plain, tmp_path / "model", lambda name: kind, **options) / "model.gguf"
+
+    return write
+
+
+@pytest.fixture(scope="module")
+def bytes_of(
+    tiny_checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
+) -> bytes:
+    folder = tmp_path_factory.mktemp("gguf") / "model"
+    write_gguf(tiny_checkpoint("mixtral", **SIZES), folder, lambda name: "Q8_0")
+    return (folder / "model.gguf").read_bytes()
+
+
+@pytest.fixture
+def damaged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[bytes], Path]]:
+    path = tmp_path_factory.mktemp("damaged") / "model.gguf"
+
+    def write(content: bytes) -> Path:
+        path.write_bytes(content)
+        return path
+
+    yield write
+
+
+@pytest.mark.parametrize("kind", DECODED, ids=lambda kind: kind.name)
+def test_numbers_are_those_of_the_gguf_package(kind: gguf.GGMLQuantizationType) -> None:
+    block, num_bytes = gguf.GGML_QUANT_SIZES[kind]
+    shape = (5, 3 * block)
+    rows = np.random.default_rng(0).integers(0, 256, (5, 3 * num_bytes), dtype=np.uint8)
+    with np.errstate(all="ignore"):
+        expected = torch.from_numpy(gguf.quants.dequantize(rows, kind))
+    stored = GgmlRows(type=kind.name, block=block, block_bytes=num_bytes)
+    (part,) = stored.parts("x", shape)
+    assert part.shape == rows.shape
+    out = torch.empty(shape)
+    stored.decode([torch.from_numpy(rows)], out)
+    torch.testing.assert_close(out, expected, rtol=0, atol=0, equal_nan=True)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(share=st.floats(0, 1, exclude_max=True))
+def test_files_that_end_early_are_refused(
+    share: float, bytes_of: bytes, damaged: Callable[[bytes], Path]
+) -> None:
+    path = damaged(bytes_of[: int(share * len(bytes_of))])
+    with pytest.raises(CheckpointError, match="truncated"):
+        open_model(path, "auto")
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(place=st.integers(0, 4000), value=st.integers(0, 255))
+def test_any_byte_of_a_header_may_be_wrong(
+    place: int, value: int, bytes_of: bytes, damaged: Callable[[bytes], Path]
+) -> None:
+    path = damaged(bytes_of[:place] + bytes([value]) + bytes_of[place + 1 :])
+    try:
+        open_model(path, "auto")
+    except CheckpointError as error:
+        assert str(path.parent) in str(error)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "message"),
+    [
+        (b"GGUF\3", b"GGML\3", "does not start with GGUF"),
+        (b"GGUF\3", b"GGUF\1", "version 1 of GGUF; 2 and 3 are read"),
+        (b"\5\0\0\0\0\0\0\0llama", b"\5\0\0\0\0\0\0\0mamba", "architecture 'mamba' of GGUF is"),
+        (b"blk.0.attn_k.weight", b"blk.0.attn_q.weight", "'blk.0.attn_q.weight' occurs twice"),
+        (b"blk.0.attn_v.weight", b"blk.0.attn_w.weight", "tensor blk.0.attn_v.weight is missing"),
+        (b"llama.expert_count", b"llama.expert_kount", "no layer has experts"),
+        (b"llama.embedding_length", b"llama.embedding_lemgth", "hidden_size: expected a whole"),
+        (b"token_embd.weight", b"token_embd.weighs", "tensor token_embd.weight is missing"),
+    ],
+)
+def test_what_is_wrong_is_named(
+    before: bytes, after: bytes, message: str, bytes_of: bytes, damaged: Callable[[bytes], Path]
+) -> None:
+    assert before in bytes_of
+    path = damaged(bytes_of.replace(before, after, 1))
+    with pytest.raises(CheckpointError) as caught:
+        open_model(path, "auto")
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "message"),
+    [
+        ({"rope.scaling.type": "yarn"}, "positions are scaled ('yarn')"),
+        ({"attention.head_count": 3}, "blk.0.attn_q.weight has 32 rows, which 3 heads do not"),
+        ({"embedding_length": 48}, "do not match the metadata:"),
+        ({"expert_used_count": 7}, "num_experts_per_tok (7) is more than num_experts (2)"),
+    ],
+)
+def test_metadata_that_make_no_sense_are_named(
+    metadata: dict[str, Any], message: str, written: Callable[..., Path]
+) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        open_model(written(metadata=metadata), "auto")
+    assert message in str(caught.value)
+
+
+def test_a_folder_with_two_models_says_so(written: Callable[..., Path]) -> None:
+    path = written()
+    path.with_name("other.gguf").write_bytes(path.read_bytes())
+    with pytest.raises(CheckpointError, match=r"several models \('model.gguf', 'other.gguf'\)"):
+        open_model(path.parent, "auto")
+    assert open_model(path, "auto").checkpoint.is_gguf
+
+
+def test_the_package_is_asked_for(
+    written: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = written()
+    gguf_header._types.cache_clear()
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    with pytest.raises(CheckpointError, match=r"pip install 'moebatch\[gguf\]'"):
+        open_model(path, "auto")
+
+
+def test_a_tokenizer_has_to_lie_beside_it(written: Callable[..., Path]) -> None:
+    with pytest.raises(CheckpointError, match=r"put tokenizer\.json and .* there"):
+        load_tokenizer(written().parent, vocab_size=320)

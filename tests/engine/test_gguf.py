@@ -1,0 +1,96 @@
+"""GGUF resident and streamed, against transformers with the decoded weights."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moebatch.checkpoint.model_files import open_model
+from moebatch.errors import CheckpointError
+from moebatch.layout.footprint import slot_bytes
+from tests.engine.test_engine import policy, requests, run, tokens_of
+from tests.gguf_models import Types, write_gguf
+from tests.model.oracle import greedy, load
+from tests.packing.test_pack import packed
+from tests.quantised import decoded_beside
+
+NEW_TOKENS = 5
+WIDTHS: dict[str, dict[str, Any]] = {
+    "mixtral": {"intermediate_size": 512},
+    "qwen2_moe": {"moe_intermediate_size": 512, "shared_expert_intermediate_size": 256},
+    "qwen3_moe": {"moe_intermediate_size": 256, "norm_topk_prob": True},
+    "olmoe": {"intermediate_size": 256},
+}
+PLAIN = ("F32", "F16", "BF16")
+TYPES = (*PLAIN, "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
+
+
+def as_released(name: str) -> str:
+    """Q4_K_M: some matrices have more bits than others."""
+    is_wide = "blk.0" in name and ("down" in name or "attn_v" in name)
+    return "Q6_K" if is_wide or name == "output.weight" else "Q4_K"
+
+
+@pytest.fixture
+def written(tiny_checkpoint: Callable[..., Path], tmp_path: Path) -> Callable[..., Path]:
+    def write(types: Types | str, family: str = "mixtral", **options: Any) -> Path:
+        sizes = {"hidden_size": 256, "num_hidden_layers": 2} | WIDTHS[family]
+        plain = tiny_checkpoint(family, **sizes)
+        kinds = (lambda name: types) if isinstance(types, str) else types
+        return write_gguf(plain, tmp_path / "model", kinds, **options)
+
+    return write
+
+
+def require_tokens_of_transformers(folder: Path, path: Path, resident: float) -> None:
+    rows = requests((1, 33, 7, 12))
+    model = load(decoded_beside(folder))
+    expected = [tuple(greedy(model, row.prompt_tokens, NEW_TOKENS)[0]) for row in rows]
+    assert tokens_of(run(path, policy(resident=resident), rows, dtype="float32")) == expected
+
+
+@pytest.mark.few
+@pytest.mark.parametrize("family", WIDTHS)
+@pytest.mark.parametrize("kind", [*TYPES, "IQ4_XS", "released"])
+def test_tokens_are_those_of_the_decoded_weights(
+    kind: str, family: str, written: Callable[..., Path]
+) -> None:
+    folder = written(as_released if kind == "released" else kind, family)
+    require_tokens_of_transformers(folder, folder / "model.gguf", float("K" in kind))
+
+
+def test_formats_differ_from_weight_to_weight(written: Callable[..., Path]) -> None:
+    files = open_model(written(as_released), "auto")
+    assert [str(each) for each in files.experts.formats_of(0, 3)] == [
+        "gguf q4_k",
+        "gguf q4_k",
+        "gguf q6_k",
+    ]
+    assert str(files.dtypes.stored) == "gguf q6_k"
+    records = files.expert_records().values()
+    stored = [sum(place.num_bytes for place in record.places) for record in records]
+    assert files.dtypes.expert_bytes(files.shape) == pytest.approx(sum(stored) / len(stored), abs=1)
+    assert max(record.num_bytes for record in records) <= slot_bytes(files.shape, files.dtypes)
+    assert not files.warnings
+
+
+def test_several_files_are_one_model(written: Callable[..., Path]) -> None:
+    folder = written("Q8_0", split=9)
+    first, *others = sorted(folder.glob("*.gguf"))
+    assert others and first.name.startswith("model-00001-of-")
+    require_tokens_of_transformers(folder, folder, 0.0)
+    others[0].unlink()
+    with pytest.raises(CheckpointError, match=f"file '{others[0].name}' is missing"):
+        open_model(first, "auto")
+
+
+def test_experts_of_the_first_files_of_mixtral_lie_one_by_one(written: Callable[..., Path]) -> None:
+    folder = written(as_released, apart=True)
+    assert not open_model(folder, "auto").experts.is_stacked
+    require_tokens_of_transformers(folder, folder, 0.0)
+
+
+def test_gguf_is_not_packed(written: Callable[..., Path], tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="have names and an order of their own"):
+        packed(written("F16"), tmp_path / "small")
