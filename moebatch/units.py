@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from fractions import Fraction
 
@@ -126,32 +126,30 @@ def count_of(number: int, thing: str, things: str | None = None) -> str:
 
 def format_bytes(num_bytes: float) -> str:
     """``2.41 GiB``: three significant figures in the binary unit that fits."""
-    value, units = float(num_bytes), ("B", "KiB", "MiB", "GiB", "TiB")
-    for unit in units:
-        if abs(value) < 1000 or unit == units[-1]:
-            break
-        value /= 1024
+    value, unit = _in_unit(num_bytes, 1024, ("B", "KiB", "MiB", "GiB", "TiB"))
     return f"{value:.0f} {unit}" if unit == "B" else f"{_three_figures(value)} {unit}"
 
 
 def format_rate(num_bytes_per_s: float) -> str:
     """``1.62 GB/s``: bandwidths are decimal, as vendors write them."""
-    value, units = float(num_bytes_per_s), ("B/s", "kB/s", "MB/s", "GB/s", "TB/s")
-    for unit in units:
-        if abs(value) < 1000 or unit == units[-1]:
-            break
-        value /= 1000
+    value, unit = _in_unit(num_bytes_per_s, 1000, ("B/s", "kB/s", "MB/s", "GB/s", "TB/s"))
     return f"{_three_figures(value)} {unit}"
 
 
 def format_flops(num_flop_per_s: float) -> str:
     """``2.30 TFLOP/s``."""
-    value, units = num_flop_per_s / 1e6, ("MFLOP/s", "GFLOP/s", "TFLOP/s", "PFLOP/s")
-    for unit in units:
-        if abs(value) < 1000 or unit == units[-1]:
-            break
-        value /= 1000
+    units = "MFLOP/s", "GFLOP/s", "TFLOP/s", "PFLOP/s"
+    value, unit = _in_unit(num_flop_per_s / 1e6, 1000, units)
     return f"{_three_figures(value)} {unit}"
+
+
+def _in_unit(value: float, step: int, units: Sequence[str]) -> tuple[float, str]:
+    """In the first unit, each `step` of the one before, in which three digits write it."""
+    for unit in units[:-1]:
+        if abs(value) < 1000:
+            return value, unit
+        value /= step
+    return value, units[-1]
 
 
 def format_duration(seconds: float) -> str:

@@ -211,7 +211,7 @@ class Calibration:
 def reading_folder(table: Path) -> WorkFolder:
     """Where what gates say is kept until `table` is written."""
     path = table.with_name(f"{table.stem}.reading")
-    return WorkFolder(path, subject=table, elsewhere="another --output")
+    return WorkFolder(path, subject=table)
 
 
 def _require_places(order: CalibrationOrder) -> None:

@@ -18,19 +18,18 @@ from moebatch.spec.text_file import write_text
 class WorkFolder:
     """What is finished of some work, and a record that says what can be believed."""
 
-    def __init__(self, path: Path, *, subject: Path, elsewhere: str) -> None:
-        """`subject` is what the work is to become, and `elsewhere` what the user can choose
-        instead where another process has it, for messages."""
+    def __init__(self, path: Path, *, subject: Path) -> None:
+        """`subject` is what the work is to become, for messages."""
         self.path = path
         self.record = path / "record"
         self._lock = path.with_suffix(".lock")
-        self._subject, self._elsewhere = str(subject), elsewhere
+        self._subject = str(subject)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
         """No other process works on the same while the block runs. Raises LockHeld, and
         StorageError where nothing can be written."""
-        with RunLock(self._lock, subject=self._subject, elsewhere=self._elsewhere):
+        with RunLock(self._lock, subject=self._subject, elsewhere="another --output"):
             try:
                 with storage_errors(self.path, needed=0):
                     self.path.mkdir(exist_ok=True)

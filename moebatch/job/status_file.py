@@ -5,7 +5,6 @@ import json
 import math
 import os
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -19,6 +18,7 @@ from pydantic.dataclasses import dataclass
 from moebatch.errors import Stopped
 from moebatch.folder.shard import Shard
 from moebatch.job.status import RunStatus
+from moebatch.periodic import periodically
 from moebatch.spec.json_file import read_json
 
 _INTERVAL_S = 10.0
@@ -90,30 +90,24 @@ def written_to(path: Path, shard: Shard, source: Callable[[], RunStatus]) -> Ite
     """Writes what `source` says every ten seconds while the block runs, and how that ended. What
     cannot be written is left out: it is for information only. A `Stopped` that has gained nothing
     learns how many runs before it did not either."""
-    over = threading.Event()
     before = read_status(path)
     fruitless = before.fruitless if before else 0
 
-    def keep_writing() -> None:
-        while True:
-            _write(path, shard, source(), None, fruitless)
-            if over.wait(_INTERVAL_S):
-                return
+    def write(end: str | None = None) -> None:
+        _write(path, shard, source(), end, fruitless)
 
-    thread = threading.Thread(target=keep_writing, name="status", daemon=True)
-    thread.start()
     end = "failed"
     try:
-        yield
+        with periodically(write, _INTERVAL_S, thread="status"):
+            write()
+            yield
         end, fruitless = "done", 0
     except Stopped as stopped:
         stopped.num_fruitless += fruitless if stopped.num_fruitless else 0
         end, fruitless = "stopped", stopped.num_fruitless
         raise
     finally:
-        over.set()
-        thread.join()
-        _write(path, shard, source(), end, fruitless)
+        write(end)
 
 
 def read_status(path: Path) -> ShardStatus | None:

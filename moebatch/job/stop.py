@@ -6,6 +6,7 @@ from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 
 from moebatch.errors import Stopped
+from moebatch.periodic import periodically
 from moebatch.units import format_duration
 
 
@@ -111,23 +112,16 @@ def watched(
 ) -> Iterator[None]:
     """While the block runs, `log` gets what it is `doing` whenever what has `moved` has been the
     same for so long; once each time."""
-    over = threading.Event()
+    last, since, is_logged = moved(), time.monotonic(), False
 
     def watch() -> None:
-        last, since, has_told = moved(), time.monotonic(), False
-        while not over.wait(patience_s / 12):
-            now = moved()
-            if now != last:
-                last, since, has_told = now, time.monotonic(), False
-            elif not has_told and time.monotonic() - since >= patience_s:
-                stood = format_duration(time.monotonic() - since)
-                log(f"warning: nothing has moved for {stood}: {doing()}")
-                has_told = True
+        nonlocal last, since, is_logged
+        now, stood_s = moved(), time.monotonic() - since
+        if now != last:
+            last, since, is_logged = now, time.monotonic(), False
+        elif not is_logged and stood_s >= patience_s:
+            log(f"warning: nothing has moved for {format_duration(stood_s)}: {doing()}")
+            is_logged = True
 
-    thread = threading.Thread(target=watch, name="watchdog", daemon=True)
-    thread.start()
-    try:
+    with periodically(watch, patience_s / 12, thread="watchdog"):
         yield
-    finally:
-        over.set()
-        thread.join()

@@ -6,12 +6,13 @@ import fcntl
 import json
 import os
 import socket
-import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
 from moebatch.errors import LockHeld, StorageError
+from moebatch.periodic import periodically
 
 _NO_FLOCK = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
 _HEARTBEAT_S = 10.0
@@ -46,7 +47,8 @@ class RunLock:
         self._subject = subject
         self._elsewhere = elsewhere
         self._shared = shared
-        self._beat: _HeartBeat | None = None
+        self._held = contextlib.ExitStack()
+        """The file beside it, where there are no locks."""
         while True:
             self._descriptor = self._opened()
             try:
@@ -60,8 +62,7 @@ class RunLock:
 
     def release(self) -> None:
         """Lets others in."""
-        if self._beat is not None:
-            self._beat.stop()
+        self._held.close()
         if not self._shared:
             with contextlib.suppress(OSError):  # a name that stays there does no harm
                 os.ftruncate(self._descriptor, 0)
@@ -117,7 +118,9 @@ class RunLock:
                     raise LockHeld(self._held_by(holder, is_known_alive=False)) from None
                 path.unlink(missing_ok=True)
             else:
-                self._beat = _HeartBeat(path)
+                self._held.callback(path.unlink, missing_ok=True)
+                beat = periodically(partial(_touch, path), _HEARTBEAT_S, thread="lock")
+                self._held.enter_context(beat)
                 return
         raise LockHeld(self._held_by(_holder_in(self._path), is_known_alive=False))
 
@@ -136,24 +139,9 @@ class RunLock:
         return f"{message}. If it is gone for good: rm {self._path}.held"
 
 
-class _HeartBeat:
-    """Touches a file now and then, and removes it in the end."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._beat, name="lock", daemon=True)
-        self._thread.start()
-
-    def stop(self) -> None:
-        self._over.set()
-        self._thread.join()
-        self._path.unlink(missing_ok=True)
-
-    def _beat(self) -> None:
-        while not self._over.wait(_HEARTBEAT_S):
-            with contextlib.suppress(OSError):
-                os.utime(self._path)
+def _touch(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        os.utime(path)
 
 
 def _holder() -> dict[str, Any]:

@@ -137,7 +137,7 @@ class Pack:
         encodings = self._encodings(files)
         fingerprint = self._fingerprint(files, encodings)
         path = order.folder.with_name(f"{order.folder.name}.packing")
-        work = WorkFolder(path, subject=order.folder, elsewhere="another --output")
+        work = WorkFolder(path, subject=order.folder)
         record = _finished(order.folder, fingerprint)
         was_there = record is not None
         if record is None:

@@ -121,7 +121,7 @@ def _speed(answer: Answer) -> Iterator[tuple[str, str]]:
 
 
 def _memory(prediction: Prediction) -> RenderableType:
-    grid = named_bars(NAME_WIDTH)
+    grid = named_bars()
     for level, capacity in prediction.capacity_bytes.items():
         peak = prediction.peak_bytes[level]
         if not peak:
@@ -133,7 +133,7 @@ def _memory(prediction: Prediction) -> RenderableType:
 
 
 def _lanes(prediction: Prediction) -> RenderableType:
-    grid = named_bars(NAME_WIDTH)
+    grid = named_bars()
     grid.add_row("per layer", "", f"[bold]{format_duration(prediction.layer_time_s)}[/]")
     for lane, seconds in sorted(prediction.lanes_s.items(), key=lambda pair: -pair[1]):
         binds = lane == prediction.bottleneck

@@ -1,6 +1,5 @@
 """Progress of a run: a live block on a terminal, a plain line now and then elsewhere."""
 
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -15,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from moebatch.job.status import RunStatus
+from moebatch.periodic import periodically
 from moebatch.report.console import say
 from moebatch.report.tables import NamedRows
 from moebatch.units import format_bytes, format_duration
@@ -164,26 +164,19 @@ def plain_intervals() -> Iterator[float]:
 
 @contextmanager
 def _plain_lines(source: StatusSource, console: Console) -> Iterator[None]:
-    done = threading.Event()
-    rates = RecentRates()
+    rates, intervals = RecentRates(), plain_intervals()
+    due = time.monotonic() + next(intervals)
 
-    def print_lines() -> None:
-        intervals = plain_intervals()
-        due = time.monotonic() + next(intervals)
-        while not done.wait(_SAMPLE_INTERVAL_S):
-            status = source()
-            rates.add(status)
-            if time.monotonic() >= due:
-                due += next(intervals)
-                say(console, plain_line(status, rates))
+    def sample() -> None:
+        nonlocal due
+        status = source()
+        rates.add(status)
+        if time.monotonic() >= due:
+            due += next(intervals)
+            say(console, plain_line(status, rates))
 
-    thread = threading.Thread(target=print_lines, name="progress", daemon=True)
-    thread.start()
-    try:
+    with periodically(sample, _SAMPLE_INTERVAL_S, thread="progress"):
         yield
-    finally:
-        done.set()
-        thread.join()
 
 
 def _place(status: RunStatus) -> str:

@@ -62,10 +62,10 @@ def notes_view(notes: tuple[str, ...]) -> list[RenderableType]:
     return [Paragraph(f"note: {note}", "dim") for note in notes]
 
 
-def named_bars(min_width: int | None = None) -> Table:
+def named_bars() -> Table:
     """A name on the left of every row, a bar beside it, and figures on the right."""
     grid = Table.grid(padding=(0, _GAP))
-    grid.add_column(style="dim", justify="right", min_width=min_width)
+    grid.add_column(style="dim", justify="right", min_width=NAME_WIDTH)
     grid.add_column()
     grid.add_column(justify="right")
     return grid

@@ -99,7 +99,7 @@ class _Simulated:
 
 
 def _schedule(row: _Simulated) -> RenderableType:
-    statistics, lanes = row.statistics, named_bars(NAME_WIDTH)
+    statistics, lanes = row.statistics, named_bars()
     waits = NamedRows(min_width=NAME_WIDTH)
     lanes.add_row("per pass", _speed(row), "")
     for name in statistics.names:
