@@ -10,12 +10,16 @@ import torch
 
 from moebatch.checkpoint.model_files import ModelFiles, open_model
 from moebatch.engine.build import BuiltEngine, build_engine
+from moebatch.engine.device import Device
 from moebatch.engine.spec import EngineSpec
 from moebatch.model.native import loader
 from moebatch.model.products import Products
+from moebatch.spec.hardware import Dtype
 from moebatch.store.experts import ExpertStore
 from tests.engine.test_engine import TokenText, requests, tokens_of
+from tests.engine.test_on_gpu import cuda
 from tests.engine.test_schedules import EMULATED, emulated
+from tests.model.oracle import greedy, load
 
 Checkpoint = Callable[..., Path]
 
@@ -25,12 +29,14 @@ def files(tiny_checkpoint: Checkpoint) -> ModelFiles:
     return open_model(tiny_checkpoint("mixtral", dtype="bfloat16"), "float16")
 
 
-def tokens_with(files: ModelFiles, title: str, name: str, tmp_path: Path) -> object:
+def tokens_with(
+    files: ModelFiles, title: str, name: str, tmp_path: Path, device: Device | None = None
+) -> list[tuple[int, ...]]:
     spec = EngineSpec(
         files=files,
         policy=replace(EMULATED[title], schedule=name),
         max_tokens=512,
-        device=emulated(),
+        device=device or emulated(),
         scratch=tmp_path,
     )
     built: BuiltEngine = build_engine(spec, decoder=TokenText(), end_tokens=frozenset(), job_seed=0)
@@ -81,3 +87,36 @@ def test_nothing_is_converted_that_takes_other_bytes(tiny_checkpoint: Checkpoint
         assert files.read_as_computed is files
     same = open_model(tiny_checkpoint("mixtral", dtype="float16"), "float16").read_as_computed
     assert not any(record.converts for record in same.expert_records().values())
+
+
+WHERE = [
+    pytest.param(emulated, id="emulated"),
+    pytest.param(
+        cuda,
+        id="cuda",
+        marks=[
+            pytest.mark.gpu,
+            pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU"),
+        ],
+    ),
+]
+
+
+@pytest.mark.parametrize("device", WHERE)
+@pytest.mark.parametrize("name", ["klotski", "cgopipe"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_16_bits_give_mostly_the_tokens_of_transformers(
+    tiny_checkpoint: Checkpoint,
+    tmp_path: Path,
+    device: Callable[[], Device],
+    name: str,
+    dtype: Dtype,
+) -> None:
+    """Rounding differs in the last bit, so a text may take another turn where two are close."""
+    folder = tiny_checkpoint("mixtral", dtype=dtype)
+    lengths = (1, 17, 40, 3, 33, 8)
+    expected = [greedy(load(folder, dtype), row.prompt_tokens, 4)[0] for row in requests(lengths)]
+    for title in ("three levels", "CPU attention", "GPU attention, cache in main memory"):
+        found = tokens_with(open_model(folder, dtype), title, name, tmp_path, device())
+        same = sum(list(a) == list(b[:4]) for a, b in zip(expected, found, strict=True))
+        assert same >= 4, title

@@ -48,6 +48,40 @@ def test_masks_of_prompts_are_aligned(
     assert mask_TS.stride(0) % NUMBERS_READ_AT_ONCE == 0
 
 
+HAS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+TOLERANCES = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 4e-2}
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, HAS_GPU])])
+@pytest.mark.parametrize("dtype", TOLERANCES)
+def test_prompts_see_what_they_should_whatever_their_length(
+    dtype: torch.dtype, device: str
+) -> None:
+    """Heads that share keys are views of stride 0, which kernels of GPUs have got wrong at some
+    numbers of keys (pytorch issue 191937)."""
+    Gpu()
+    generator, tolerance = torch.Generator().manual_seed(5), TOLERANCES[dtype]
+    band_QS = torch.full((192, 192), -torch.inf).triu(1).to(device, dtype)
+    for num_keys in range(1, 131) if device == "cuda" else (1, 2, 33, 65, 130):
+        num_tokens = min(num_keys, 7)
+        context = num_keys - num_tokens
+        q_THC = torch.randn(num_tokens, 4, 16, generator=generator)
+        k_SGC, v_SGC = torch.randn(2, num_keys, 2, 16, generator=generator)
+        weights_HTS = torch.einsum("thc,shc->hts", q_THC, k_SGC.repeat_interleave(2, 1)) / 4
+        hidden_TS = torch.ones(num_tokens, num_keys, dtype=torch.bool).triu(context + 1)
+        weights_HTS = weights_HTS.masked_fill(hidden_TS, -torch.inf).softmax(-1)
+        wanted_THC = torch.einsum("hts,shc->thc", weights_HTS, v_SGC.repeat_interleave(2, 1))
+        piece = PromptSlice(
+            offset=0, num_tokens=num_tokens, context=context, first_key=0, rows=slice(0)
+        )
+        plan = AttentionPlan(window=None, decodes=(), prompts=(piece,), band_QS=band_QS)
+        q, k, v = (x.to(device, dtype) for x in (q_THC, k_SGC, v_SGC))
+        out_THC = torch.empty_like(q)
+        attention._attend_prompt(q, k, v, piece, plan, out_THC)
+        error = (out_THC.cpu().float() - wanted_THC).abs().max()
+        assert error < tolerance, f"{num_keys} keys"
+
+
 @pytest.mark.parametrize("when", ["run", "profile"])
 def test_attention_does_not_plan_anew_for_every_shape(
     monkeypatch: pytest.MonkeyPatch, when: str
