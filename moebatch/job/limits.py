@@ -1,7 +1,6 @@
 """Budgets of a job that are more than there is."""
 
 from collections.abc import Collection, Iterator
-from pathlib import Path
 
 from moebatch.errors import DoesNotFit, StorageError
 from moebatch.measure.disk import free_bytes
@@ -24,6 +23,16 @@ def dram_bytes(job: Job) -> int:
     return job.resources.dram or detect_machine().dram_bytes
 
 
+def free_on_disk(job: Job) -> Limit:
+    """Room in the folder of the output; without end where that cannot be asked, since
+    `require_writable` says what is wrong with it."""
+    folder = job.output.path.parent
+    try:
+        return Limit(free_bytes(folder), f"what is free in {folder}")
+    except StorageError:
+        return Limit(2**62, "")
+
+
 def require_within_machine(job: Job, machine: Machine | None = None) -> None:
     """Raises DoesNotFit, with the real limit, for main memory, threads and room on disk that a run
     on this machine would not get."""
@@ -38,8 +47,7 @@ def require_within_machine(job: Job, machine: Machine | None = None) -> None:
             f"threads: {have.amount} or less, or leave it out"
         )
     if asked.disk is not None:
-        free = _free(job.output.path.parent)
-        found += _too_many_bytes("disk", asked.disk, free) if free else ()
+        found += _too_many_bytes("disk", asked.disk, free_on_disk(job))
     if found:
         raise DoesNotFit("\n".join(found))
 
@@ -75,10 +83,3 @@ def _written(num_bytes: float) -> str:
     if num_bytes >= _PRECISE_BELOW:
         return f"{int(num_bytes) // _GIB}GiB"
     return f"{int(num_bytes) // _MIB}MiB" if num_bytes >= _MIB else f"{max(1, int(num_bytes))}B"
-
-
-def _free(folder: Path) -> Limit | None:
-    try:
-        return Limit(free_bytes(folder), f"what is free in {folder}")
-    except StorageError:  # `require_writable` says what is wrong with the folder
-        return None

@@ -6,10 +6,9 @@ from dataclasses import dataclass, replace
 import torch
 
 from moebatch.checkpoint.model_files import COMPUTE_DTYPES, ModelFiles
-from moebatch.errors import ConfigError, DoesNotFit, Fault, StorageError
-from moebatch.job.limits import dram_bytes, num_threads, require_within_levels
+from moebatch.errors import ConfigError, DoesNotFit, Fault
+from moebatch.job.limits import dram_bytes, free_on_disk, num_threads, require_within_levels
 from moebatch.job.machine import JobMachine, NotedProfile, has_unmeasured_gpu, job_machine
-from moebatch.measure.disk import free_bytes
 from moebatch.measure.machine import measure_machine
 from moebatch.measure.saved import load_saved, machine_profile
 from moebatch.model.native import loader
@@ -190,7 +189,7 @@ def _budgets(job: Job, hardware: Hardware, kind: DeviceKind) -> dict[LevelName, 
             )
         budgets["dram"] = min(left, hardware.dram.capacity_bytes)
     if hardware.disk is not None:
-        budgets["disk"] = limits.disk or min(hardware.disk.capacity_bytes, _free_on_disk(job))
+        budgets["disk"] = limits.disk or min(hardware.disk.capacity_bytes, free_on_disk(job).amount)
     return budgets
 
 
@@ -208,13 +207,6 @@ def _vram_budget(asked: int | None, capacity_bytes: int, kind: DeviceKind) -> in
             f"{format_bytes(free)} of the GPU are free; lower it, or end what else uses the GPU"
         )
     return asked
-
-
-def _free_on_disk(job: Job) -> int:
-    try:
-        return free_bytes(job.output.path.parent)
-    except StorageError:  # `require_writable` says what is wrong with the folder
-        return 2**62
 
 
 def plan_job(
