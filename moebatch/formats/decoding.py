@@ -1,5 +1,5 @@
 """What codes and scales stand for, in torch: the reference for compiled decoders, and what decodes
-where there are none. The only module of formats that loads torch; they load it when they decode.
+where there are none. Formats load this module, and with it torch, when they decode.
 
 Shape letters: O outputs, I inputs, G groups.
 """
@@ -116,31 +116,6 @@ def decode_codebook(parts: Sequence[Tensor], out: Tensor) -> None:
         numbers = values[torch.stack((pairs >> 4, pairs & 15), -1).flatten().int()][: stop - start]
         steps = _repeated(scales_B[start // block : -(-stop // block)], block, stop - start)
         flat[start:stop] = (numbers * steps).to(_STATE_DTYPES[state["dtype"]])
-
-
-def decode_ggml(stored: Tensor, out: Tensor, type_name: str, *, num_heads: int) -> None:
-    """Writes rows of ggml's blocks, or of plain numbers, into `out` [O, I]; with `num_heads` the
-    rows of each head, which come as [C/2, 2], become [2, C/2]."""
-    num_rows, num_columns = out.shape
-    step = max(1, _CHUNK_NUMBERS // max(num_columns, 1))
-    decoded = torch.empty_like(out) if num_heads else out
-    for start in range(0, num_rows, step):
-        rows = stored[start : start + step]
-        decoded[start : start + step] = _ggml_numbers(rows, type_name)[:, :num_columns]
-    if num_heads:
-        in_pairs = decoded.view(num_heads, -1, 2, num_columns)
-        out.view(num_heads, 2, -1, num_columns).copy_(in_pairs.transpose(1, 2))
-
-
-def _ggml_numbers(rows: Tensor, type_name: str) -> Tensor:
-    if rows.dtype != torch.uint8:
-        return rows
-    import gguf
-    import numpy as np
-
-    kind = gguf.GGMLQuantizationType[type_name]
-    with np.errstate(all="ignore"):
-        return torch.from_numpy(gguf.quants.dequantize(rows.cpu().numpy(), kind))
 
 
 def _codebook_state(text: Tensor) -> Mapping[str, Any]:

@@ -1,6 +1,6 @@
 """Numbers as GGUF files hold them: rows of blocks, each with its codes and scales side by side.
 
-The gguf package says what the blocks of each type stand for.
+The gguf package says which types there are, and what the blocks of each stand for.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ class GgmlRows(WeightFormat):
 
     def decode(self, parts: Sequence[Tensor], out: Tensor) -> None:
         """In float32, as the gguf package does, then rounded."""
-        from moebatch.formats import decoding
+        from moebatch.formats.ggml_decoding import decode_ggml
 
-        decoding.decode_ggml(parts[0], out, self.type, num_heads=self.num_heads)
+        decode_ggml(parts[0], out, self.type, num_heads=self.num_heads)
 
     def heights(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Rows that are interleaved are put back all at once."""
