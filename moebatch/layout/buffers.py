@@ -1,6 +1,6 @@
 """Every piece of memory that a run takes, by name and level."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 
@@ -42,6 +42,7 @@ PROGRAM_TERM = "program and libraries"
 DENSE_TERM = "weights outside experts"
 KV_TERM = "keys and values"
 KV_WINDOW_TERM = "keys and values in work"
+CACHE_TERMS = (KV_TERM, KV_WINDOW_TERM)
 RESIDENT_TERM = "resident experts"
 SLOTS_TERM = "expert slots"
 PROJECTIONS_TERM = "projections"
@@ -89,11 +90,11 @@ class MemoryUse:
         self, policy: Policy, division: Division | None = None
     ) -> dict[LevelName, Footprint]:
         """Bytes of all `buffers` by level and term."""
-        terms: dict[LevelName, dict[str, float]] = {level: {} for level in LEVELS}
-        for buffer in self.buffers(policy, division):
-            of_level = terms[buffer.level]
-            of_level[buffer.term] = of_level.get(buffer.term, 0) + buffer.num_bytes
-        return {level: Footprint(terms=_whole(of_level)) for level, of_level in terms.items()}
+        return _footprints(self.buffers(policy, division))
+
+    def cache_footprints(self, policy: Policy, division: Division) -> dict[LevelName, Footprint]:
+        """Those of `CACHE_TERMS` alone, which the number of pages decides over."""
+        return _footprints(self._cache(policy, division))
 
     def buffers(self, policy: Policy, division: Division | None = None) -> list[Buffer]:
         """All that is held at the peak under `policy`, with names that are unique on a level.
@@ -249,6 +250,14 @@ class MemoryUse:
     def _numbers(self, name: str, level: LevelName, num_elements: float, count: int) -> Buffer:
         """So many numbers of the compute dtype."""
         return Buffer(name, level, name, num_elements, self.dtypes.compute_bytes, count)
+
+
+def _footprints(buffers: Iterable[Buffer]) -> dict[LevelName, Footprint]:
+    terms: dict[LevelName, dict[str, float]] = {level: {} for level in LEVELS}
+    for buffer in buffers:
+        of_level = terms[buffer.level]
+        of_level[buffer.term] = of_level.get(buffer.term, 0) + buffer.num_bytes
+    return {level: Footprint(terms=_whole(of_level)) for level, of_level in terms.items()}
 
 
 def _whole(terms: Mapping[str, float]) -> dict[str, int]:

@@ -6,6 +6,7 @@ from math import ceil
 from typing import TYPE_CHECKING, TypeVar
 
 from moebatch.layout.cache_sizes import even_sizes
+from moebatch.layout.division import most_streamed
 from moebatch.layout.ladder import Ladder, lanes_of
 from moebatch.layout.routing import distinct_experts
 from moebatch.schedule.registry import traits_of
@@ -201,8 +202,8 @@ def slots_wanted(shape: ModelShape, policy: Policy, ladder: Ladder) -> int:
     """Slots without which a schedule cannot work as its paper says: two layers' worth where whole
     layers come at a time; one layer's, and room for what is prefetched, where all batches go
     through an expert one after the other; else one in use and one on its way."""
-    streamed = streamed_per_layer(shape, residents(shape, policy, ladder))
-    most = max(streamed.values(), default=0)
+    stay = _num_staying(shape, policy, ladder) if policy.cache == "static" else 0
+    most = most_streamed(shape, stay)
     traits = traits_of(policy)
     if traits.foresees == "layer":
         return 2 * most

@@ -44,11 +44,12 @@ def phases_of(workload: Workload, policy: Policy) -> tuple[Phase, ...]:
     at_start = 0.0 if total is None else filling
     if filling >= steps:  # prompts never stop coming in: every pass is full
         decoding = min(tokens * steps / (steps + prompt), places)
-        prompts = tokens - decoding
-        num_full = waves * places * prompt / prompts
         at_end = 0.0 if total is None else max(0.0, workload.longest_answer - 1)
+        in_all = waves * places * (prompt + steps) - at_end * decoding / 2
+        num_full = in_all / tokens
+        prompts = min(tokens, waves * places * prompt / num_full)
         phases = [
-            Phase(num_passes=num_full, load=_load(workload, decoding, prompts)),
+            Phase(num_passes=num_full, load=_load(workload, tokens - prompts, prompts)),
             Phase(num_passes=at_end, load=_load(workload, decoding / 2, 0.0)),
         ]
     else:

@@ -90,11 +90,10 @@ class Price:
 
     def gates_s(self, load: PassLoad) -> float:
         """The same of all layers."""
-        layers, of_gates = self._shape.num_layers, launches.of_gates(self._shape)
-        gemm_s = self._gemm_s(load, sum(_gate_params(self._shape)))
+        layers, (params, count) = self._shape.num_layers, _gates(self._shape)
         moving_s = self._moving_s(NORM_STATES * load.tokens * layers)
-        mean = sum(of_gates) / layers + self._adding
-        return gemm_s + moving_s + layers * (self.shared_s(load) + self._task_s(mean))
+        other_s = self.shared_s(load) + self._task_s(count / layers + self._adding)
+        return self._gemm_s(load, params) + moving_s + layers * other_s
 
     def combine_s(self) -> float:
         """What experts have made of a layer is added up, in a task of its own; no time where every
@@ -254,6 +253,12 @@ def _gate_params(shape: ModelShape) -> tuple[int, ...]:
     """By layer: all weights that are neither attention's nor experts'."""
     around = shape.attention_params + 2 * shape.hidden_size
     return tuple(shape.resident_layer_params(layer) - around for layer in range(shape.num_layers))
+
+
+@cache
+def _gates(shape: ModelShape) -> tuple[int, int]:
+    """The same weights of all layers together, and their launches."""
+    return sum(_gate_params(shape)), sum(launches.of_gates(shape))
 
 
 _TRANSFERS = frozenset({Kind.OFF, Kind.LOAD, Kind.KV_UP, Kind.KV_DOWN, Kind.KV_READ, Kind.KV_WRITE})

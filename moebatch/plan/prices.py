@@ -162,12 +162,15 @@ class Prices:
 
     def _share_in_window(self, load: PassLoad) -> float:
         """Share of the positions of decoding sequences that layers with sliding windows see."""
-        if not load.decode_sequences:
+        if not load.decode_positions or not self._windows:
             return 1.0
         context = load.decode_positions / load.decode_sequences
-        windows = self.shape.sliding_windows
-        seen = (context if window is None else min(context, window) for window in windows)
-        return sum(seen) / (len(windows) * context) if context else 1.0
+        unseen = sum(max(0.0, context - window) for window in self._windows)
+        return 1 - unseen / (self.shape.num_layers * context)
+
+    @cached_property
+    def _windows(self) -> list[int]:
+        return [window for window in self.shape.sliding_windows if window is not None]
 
     # --- transfers ------------------------------------------------------------------------------
 

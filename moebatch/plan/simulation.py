@@ -10,7 +10,7 @@ from moebatch.layout.setup import slots_wanted
 from moebatch.plan.answer import Answer
 from moebatch.plan.as_json import policy_json
 from moebatch.plan.fitting import policy_for
-from moebatch.plan.options import SimOptions
+from moebatch.plan.options import SimOptions, Work
 from moebatch.plan.problem import Problem
 from moebatch.plan.refusal import too_large
 from moebatch.plan.sim_passes import passes_of
@@ -30,6 +30,7 @@ class Simulation:
     timeline: Timeline
     tokens_per_pass: float
     """Generated in each pass once the pipeline has filled."""
+    work: Work
     notes: tuple[str, ...] = ()
     """What the reader should know about the policy under this schedule."""
 
@@ -71,6 +72,7 @@ def _simulation(problem: Problem, policy: Policy, options: SimOptions) -> Simula
         policy=policy,
         timeline=timeline,
         tokens_per_pass=passes[-1].logits_rows,
+        work=options.work,
         notes=tuple(_notes(problem, policy, options)),
     )
 

@@ -78,21 +78,28 @@ def _with_residents(
     problem: Problem, policy: Policy, levels: tuple[LevelName, ...]
 ) -> Policy | None:
     """Experts where they are computed, the rest on the next level below."""
-    total, room = problem.num_experts, _room(problem, policy, levels[0])
-    if room >= total:
+    total = problem.num_experts
+    if _room(problem, policy, levels[0]) >= total:
         resident = total
     elif len(levels) == 1:
         return None
-    elif comes_in_pages(policy, problem.ladder):
-        resident = _beside_pages(problem, room)
     else:
-        resident = room - policy.num_slots
+        resident = most_residents(problem, policy)
     if resident < 0:
         return None
     counts = {levels[0]: resident, levels[-1]: total - resident}
     if len(levels) == 1:
         counts = {levels[0]: total}
     return replace(policy, weights=_placement(counts, total))
+
+
+def most_residents(problem: Problem, policy: Policy) -> int:
+    """Experts that can stay where they are computed, beside all else; negative if there is no room
+    even for slots."""
+    room = _room(problem, policy, problem.ladder.experts_at(policy))
+    if comes_in_pages(policy, problem.ladder):
+        return _beside_pages(problem, room)
+    return room - policy.num_slots
 
 
 def _beside_pages(problem: Problem, room: int) -> int:

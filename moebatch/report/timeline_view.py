@@ -8,6 +8,7 @@ from rich.markup import escape
 from rich.text import Text
 
 from moebatch.plan.answer import Answer
+from moebatch.plan.options import Work
 from moebatch.plan.simulation import Simulation, timelines_of
 from moebatch.report.console import plain
 from moebatch.report.tables import (
@@ -25,6 +26,11 @@ from moebatch.schedule.timeline.timeline import Timeline
 from moebatch.units import format_number
 
 _NUM_WAITS = 5
+_PASSES: Mapping[Work, str] = {
+    "decode": "passes of a full batch that only decodes; --work mean has the job's prompts in them",
+    "prefill": "a pass over the prompts of a full batch, then passes that only decode",
+    "mean": "mean passes of the job, prompts among answers",
+}
 _NUM_REASONS = 2
 _LEAST_SHARE = 0.005
 """Of the time of a run; lanes that waited less for something are not said to have waited."""
@@ -43,6 +49,7 @@ def simulated_view(answer: Answer, simulated: Mapping[str, Simulation]) -> Rende
     return Group(
         Text.from_markup(f"{title}: {plain(hardware.title)}"),
         Paragraph(str(first.policy), "dim"),
+        Paragraph(_PASSES[first.work], "dim"),
         "",
         view,
         *([""] if notes or answer.notes else []),
