@@ -69,6 +69,8 @@ class Price:
         and up again; nothing with one GPU."""
         vram = self.prices.hardware.vram
         num_others = vram.num_devices - 1 if vram else 0
+        if not num_others:
+            return 0.0
         num_bytes = 2 * num_others * self.prices.hidden_bytes(load.tokens)
         links: tuple[LinkName, ...] = ("vram->dram", "dram->vram")
         return sum(self.prices.link_s(name, num_bytes) for name in links)
