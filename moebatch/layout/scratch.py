@@ -28,7 +28,8 @@ MAX_GEMM_ROWS = 1536
 """Rows of one matrix product of an expert; more are computed in blocks, of which the last one may
 have few rows."""
 _USUAL_GEMM_ROWS = 1024
-_FEW_BFLOAT16_ROWS = 64
+_FEW_BFLOAT16_ROWS = 128
+_FEW_CODES_ROWS = 64
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -110,8 +111,8 @@ def kernel_multiplies(num_rows: float, dtype: Dtype, instruction_set: str) -> bo
     for no kernel.
 
     oneDNN is as fast by AMX, and with the float16 that comes with it. By AVX512-BF16 it is faster
-    from some 64 rows on (Zen 5, two cores: 575 and 600 GFLOP/s at 64 rows, 800 and 660 at 256; 110
-    and 215 at 4).
+    from some 128 rows on (Zen 5, two cores: 733 and 776 GFLOP/s at 128 rows, 848 and 761 at 256;
+    285 and 539 at 16).
     """
     if instruction_set in ("", "amx"):
         return False
@@ -120,9 +121,11 @@ def kernel_multiplies(num_rows: float, dtype: Dtype, instruction_set: str) -> bo
 
 
 def kernel_multiplies_codes(num_rows: float, dtype: Dtype, instruction_set: str) -> bool:
-    """The same of weights of codes, which torch's library would need a decoded copy of."""
-    is_few = num_rows <= _FEW_BFLOAT16_ROWS or dtype == "float32"
-    return kernel_multiplies(num_rows, dtype, instruction_set) or (is_few and bool(instruction_set))
+    """The same of weights of codes, which torch's library would need a decoded copy of. Only with
+    AMX that pays (Zen 5, two cores, int4: 525 and 764 GFLOP/s at 128 rows, 774 and 772 at 1,024).
+    """
+    is_few = num_rows <= _FEW_CODES_ROWS or dtype == "float32"
+    return is_few if instruction_set == "amx" else bool(instruction_set)
 
 
 def needs_matrix(stored: WeightFormat, dtype: Dtype, instruction_set: str) -> bool:

@@ -11,8 +11,8 @@
    too: decoding them takes longer than what a tile costs.
 
    What is multiplied is float32; or pairs of bfloat16, if all is bfloat16 and the processor adds
-   products of pairs. Sums are float32 always. Which numbers are summed together depends on N only by whether it is
-   FEW, and neither on threads nor on other rows. */
+   products of pairs. Sums are float32 always. Which numbers are summed together depends on N only
+   by whether it is FEW, and neither on threads nor on other rows. */
 
 /* Rows and outputs whose sums, and what these are made of, stay in registers: in 32, in 16, and in
    16 where products take one as well. */
@@ -198,19 +198,9 @@ INLINE void multiply_few(Patch patch, int dtype, int is_pairs) {
 
 /* --- many rows ---------------------------------------------------------------------------------*/
 
-/* Into the second-level cache: the weights of the next tile that lie where a vector of this one
-   did. */
-INLINE void fetch_weights(const Patch *patch, int64_t vector, int vector_bytes) {
-    const char *next = patch->weights + OUTPUT_GROUP * patch->row_bytes;
-    const int64_t vectors_of_line = 64 / vector_bytes;
-    const char *line = next + vector / vectors_of_line * 64;
-    for (int64_t o = vector % vectors_of_line; o < OUTPUT_GROUP; o += vectors_of_line)
-        __builtin_prefetch(line + o * patch->row_bytes, 0, 2);
-}
-
-/* Of some rows from `row` on; fetches weights of which a vector takes so many bytes, if any. */
+/* Of some rows from `row` on. */
 INLINE void multiply_tile(const Patch *patch, const char *tile, int64_t row, int num_rows,
-                          int fetched_bytes, int is_pairs) {
+                          int is_pairs) {
     const float *x = (const float *)(patch->rows + row * patch->num_vectors * VECTOR_BYTES);
     const float *y = (const float *)tile;
     Floats parts[SUMS];
@@ -225,8 +215,6 @@ INLINE void multiply_tile(const Patch *patch, const char *tile, int64_t row, int
             IN_REGISTER(xs[r]);
         }
         x += (ROW_GROUP - num_rows) * LANES;
-        if (fetched_bytes)
-            fetch_weights(patch, v, fetched_bytes);
 #pragma GCC unroll 8
         for (int o = 0; o < OUTPUT_GROUP; o++, y += LANES) {
             Floats weights = read_floats(y);
@@ -242,23 +230,19 @@ INLINE void multiply_tile(const Patch *patch, const char *tile, int64_t row, int
 }
 
 /* Functions of their own: compilers give registers away in large ones. */
-#define TILE_OF(name, num_rows, fetched_bytes, is_pairs)                                          \
+#define TILE_OF(name, num_rows, is_pairs)                                                         \
     static __attribute__((noinline)) void name(const Patch *patch, const char *tile,              \
                                                int64_t row) {                                     \
-        multiply_tile(patch, tile, row, num_rows, fetched_bytes, is_pairs);                       \
+        multiply_tile(patch, tile, row, num_rows, is_pairs);                                      \
     }
-TILE_OF(multiply_rows, ROW_GROUP, 0, 0)
-TILE_OF(multiply_last_row, 1, 0, 0)
-TILE_OF(multiply_and_fetch_floats, ROW_GROUP, 4 * LANES, 0)
-TILE_OF(multiply_and_fetch_halves, ROW_GROUP, 2 * LANES, 0)
+TILE_OF(multiply_rows, ROW_GROUP, 0)
+TILE_OF(multiply_last_row, 1, 0)
 #if HAS_PAIRS
-TILE_OF(multiply_rows_of_pairs, ROW_GROUP, 0, 1)
-TILE_OF(multiply_last_row_of_pairs, 1, 0, 1)
-TILE_OF(multiply_and_fetch_pairs, ROW_GROUP, 4 * LANES, 1)
+TILE_OF(multiply_rows_of_pairs, ROW_GROUP, 1)
+TILE_OF(multiply_last_row_of_pairs, 1, 1)
 #else
 #define multiply_rows_of_pairs multiply_rows
 #define multiply_last_row_of_pairs multiply_last_row
-#define multiply_and_fetch_pairs multiply_and_fetch_halves
 #endif
 
 /* A row of stored numbers, its vectors `step` bytes apart: as float32 in the order that numbers of
@@ -296,20 +280,32 @@ INLINE void make_tile(Patch patch, char *tile, int dtype, int is_pairs) {
                    is_pairs);
 }
 
+/* Into the second-level cache: the share that ROW_GROUP rows have of the weights of the next tile.
+   Fetched all at once, they would be waited for. */
+INLINE void fetch_share(Patch patch, int64_t row) {
+    const int64_t lines = parts_of(patch.num_inputs * patch.weight_bits, 8 * 64);
+    const int64_t all = OUTPUT_GROUP * lines, end = smaller(row + ROW_GROUP, patch.num_rows);
+    const int64_t first = all * row / patch.num_rows, stop = all * end / patch.num_rows;
+    const char *next = patch.weights + (OUTPUT_GROUP + first / lines) * patch.row_bytes;
+    int64_t line = first % lines;
+    for (int64_t i = first; i < stop; i++) {
+        __builtin_prefetch(next + line * 64, 0, 2);
+        if (++line == lines) {
+            line = 0;
+            next += patch.row_bytes;
+        }
+    }
+}
+
 INLINE void multiply_many(Patch patch, char *tile, int dtype, int is_pairs) {
     make_tile(patch, tile, dtype, is_pairs);
-    int64_t row = 0;
-    if (dtype != CODED) {
-        (is_pairs ? multiply_and_fetch_pairs
-         : size_of(dtype) == 2 ? multiply_and_fetch_halves
-                               : multiply_and_fetch_floats)(&patch, tile, row);
-        row += ROW_GROUP;
-    }
-    for (; row < patch.num_rows; row += ROW_GROUP)
-        if (dtype == CODED && patch.num_rows - row == 1)
+    for (int64_t row = 0; row < patch.num_rows; row += ROW_GROUP) {
+        fetch_share(patch, row);
+        if (patch.num_rows - row == 1)
             (is_pairs ? multiply_last_row_of_pairs : multiply_last_row)(&patch, tile, row);
         else
             (is_pairs ? multiply_rows_of_pairs : multiply_rows)(&patch, tile, row);
+    }
 }
 
 /* --- all of it ---------------------------------------------------------------------------------*/
