@@ -29,7 +29,7 @@ from moebatch.engine.text import TextDecoder
 from moebatch.engine.weights import ExpertwiseWeights, PagewiseWeights, WeightStream
 from moebatch.layout.buffers import KV_TERM, PROJECTIONS_TERM
 from moebatch.layout.footprint import ACTIVATIONS_TERM
-from moebatch.layout.ladder import Lane, lanes_of
+from moebatch.layout.ladder import lanes_of
 from moebatch.layout.scratch import bucket_rows
 from moebatch.layout.setup import cache_of, setup_of
 from moebatch.model.attention_core import AttentionCore
@@ -37,6 +37,7 @@ from moebatch.model.decoder import Decoder
 from moebatch.model.dense_weights import DenseWeights
 from moebatch.model.gating import GatingCount
 from moebatch.schedule.foresight import Foresight
+from moebatch.schedule.lanes import Lane
 from moebatch.schedule.registry import traits_of
 from moebatch.schedule.setup import Setup
 from moebatch.schedule.slots.cache import Cache
@@ -330,9 +331,9 @@ class _Assembly:
             if lane.at == self._ladder.top == "dram":
                 executor.add_inline(lane.name, work.run)
             elif make is not None:
-                executor.add(make(lane.name, work))
+                executor.add(make(lane, work))
             else:
-                executor.add(ThreadLane(lane.name, executor, work))
+                executor.add(ThreadLane(lane, executor, work))
 
     def _works(
         self, pipeline: Pipeline, weights: WeightStream, reads: ReadStatistics
@@ -342,11 +343,10 @@ class _Assembly:
         return {
             lane: LaneWork(
                 run=pipeline.do,
-                hold=self._device.hold(lane.name, pipeline.num_bytes),
+                hold=self._device.hold(lane, pipeline.num_bytes),
                 mover=movers.get(lane.name),
-                width=lane.width,
                 num_bytes=pipeline.num_bytes,
-                rate=self._device.rate(lane.name),
+                rate=self._device.rate(lane),
                 statistics=reads if lane.at == "disk->dram" else None,
             )
             for lane in lanes_of(self._ladder, self._policy)

@@ -25,10 +25,9 @@ from typing import Any
 
 from moebatch.engine.lane import Board, Item, LaneWork, ThreadLane
 from moebatch.engine.streams import Event, Gpu, Stream, StreamClock
+from moebatch.schedule.lanes import Lane
 from moebatch.schedule.task import Task
 
-CUDA_LANES = ("gpu", "dram->vram", "vram->dram", "weight block")
-"""Lanes that have a stream."""
 MAX_ISSUED = 64
 """Tasks of a lane that have been issued and have not ended."""
 MAX_ISSUED_BEFORE_CHUNK = 2
@@ -76,7 +75,7 @@ class CudaLane(ThreadLane):
     """A stream, a thread that issues, and one that waits for what has been issued."""
 
     def __init__(
-        self, name: str, board: Board, work: LaneWork, streams: CudaStreams, stream: Stream
+        self, lane: Lane, board: Board, work: LaneWork, streams: CudaStreams, stream: Stream
     ) -> None:
         self._streams = streams
         self._stream = stream
@@ -84,8 +83,10 @@ class CudaLane(ThreadLane):
         # Beside the lock: the thread that waits for ends need not wake up for anything else.
         self._to_watch: SimpleQueue[_Flight | None] = SimpleQueue()
         self._reported_s = 0.0
-        super().__init__(name, board, replace(work, context=lambda: streams.gpu.use(stream)))
-        self._watcher = threading.Thread(target=self._watch, name=f"{name} (ends)", daemon=True)
+        super().__init__(lane, board, replace(work, context=lambda: streams.gpu.use(stream)))
+        self._watcher = threading.Thread(
+            target=self._watch, name=f"{lane.name} (ends)", daemon=True
+        )
         self._watcher.start()
 
     @property
@@ -190,15 +191,15 @@ class CudaLane(ThreadLane):
         self._streams.issued.pop(flight.item.task, None)
 
 
-def cuda_lanes(board: Board, streams: CudaStreams) -> Callable[[str, LaneWork], ThreadLane]:
+def cuda_lanes(board: Board, streams: CudaStreams) -> Callable[[Lane, LaneWork], ThreadLane]:
     """Makes lanes: with a stream for what the GPU does, plain threads for everything else."""
     # Weights and zeros have been put there on the stream of the thread that loaded them.
     streams.gpu.settle()
 
-    def make(name: str, work: LaneWork) -> ThreadLane:
-        if name not in CUDA_LANES:
-            return ThreadLane(name, board, work)
-        stream = streams.compute if name == "gpu" else streams.gpu.stream()
-        return CudaLane(name, board, work, streams, stream)
+    def make(lane: Lane, work: LaneWork) -> ThreadLane:
+        if not lane.is_of_gpu:
+            return ThreadLane(lane, board, work)
+        stream = streams.compute if lane.computes else streams.gpu.stream()
+        return CudaLane(lane, board, work, streams, stream)
 
     return make

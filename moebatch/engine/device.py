@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from moebatch.layout.ladder import Ladder
+from moebatch.layout.ladder import Ladder, stages_pages
+from moebatch.schedule.lanes import GPU, STAGING, Lane
 from moebatch.schedule.task import Kind, Task
 from moebatch.spec.hardware import CONTEXT_BYTES, DeviceKind, Hardware
 from moebatch.store.device_memory import DeviceMemory
@@ -32,7 +33,7 @@ class Device:
         """Its levels; files are at the bottom of every one."""
         if self.kind == "cpu":
             return Ladder(("disk", "dram"))
-        return Ladder(("disk", "dram", "vram"), stages=self.pace("staging") is not None)
+        return Ladder(("disk", "dram", "vram"), stages=self._stages)
 
     @property
     def is_cuda(self) -> bool:
@@ -44,28 +45,25 @@ class Device:
         """Where tensors of the level that computes are."""
         return torch.device("cuda" if self.is_cuda else "cpu")
 
-    def pace(self, lane: str) -> float | None:
-        """Bytes per second to which an emulated link is held; None if it is not."""
-        if self.kind != "emulate" or self.hardware is None:
-            return None
-        if lane == "staging":
-            return self.hardware.links["dram->vram"].staging_bandwidth
-        if lane in ("dram->vram", "weight block"):
-            return self.hardware.links["dram->vram"].bandwidth
-        return self.hardware.links["vram->dram"].bandwidth if lane == "vram->dram" else None
+    @property
+    def _stages(self) -> bool:
+        return self.hardware is not None and stages_pages(self.hardware, self.kind)
 
-    def rate(self, lane: str) -> float:
-        """Bytes per second of a link as it was measured; 0 of what is no link to a GPU."""
+    def rate(self, lane: Lane) -> float:
+        """Bytes per second of a link as it was measured; 0 of what is none, or was not measured."""
         links = self.hardware.links if self.hardware else {}
-        return next((link.bandwidth for name, link in links.items() if name == lane), 0.0)
+        link = next((link for name, link in links.items() if name == lane.at), None)
+        if link is None:
+            return 0.0
+        return (link.staging_bandwidth or 0.0) if lane == STAGING else link.bandwidth
 
-    def hold(self, lane: str, num_bytes: Callable[[Task], int]) -> Hold:
+    def hold(self, lane: Lane, num_bytes: Callable[[Task], int]) -> Hold:
         """How long tasks of a lane take at least, where the GPU is emulated."""
-        rate = self.pace(lane)
-        if rate is not None:
+        is_paced = self.kind == "emulate" and "vram" in lane.at
+        if is_paced and (rate := self.rate(lane)):
             link = _PacedLink(rate)
             return lambda task, start_s: link.hold(num_bytes(task), start_s)
-        if lane == "gpu":
+        if lane == GPU:
             least_s = self.least_s
             return lambda task, start_s: _sleep_until(start_s + least_s.get(task.kind, 0.0))
         return lambda task, start_s: None

@@ -123,7 +123,7 @@ class Executor(Board, Lanes):
         return self.monitor
 
     def launch(self, task: Task) -> None:
-        name = lane_of(task, self._setup.compute)
+        name = self._lane_of(task)
         with self.monitor:
             self.wait(lambda: len(self._pending) < _MOST_PENDING, str(task))
             self._pending[task] = self._recorder.now(), self._woken_by
@@ -176,9 +176,12 @@ class Executor(Board, Lanes):
         if task in self._pending:
             assert self._driver is not None, "tasks are launched by a driver"
             del self._pending[task]
-            self._num_results -= lane_of(task, self._setup.compute) in RESULT_LANES
+            self._num_results -= self._lane_of(task) in RESULT_LANES
             self._ended_s[task] = end
             self._driver.task_ended(task)
+
+    def _lane_of(self, task: Task) -> str:
+        return lane_of(task.kind, self._setup.compute).name
 
     def _reason(self, task: Task) -> str:
         """What kept a task from beginning earlier."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from moebatch.schedule.lanes import rows_of, take_next
+from moebatch.schedule.lanes import Lane, rows_of, take_next
 from moebatch.schedule.slots.expert_load import Chunk
 from moebatch.schedule.slots.transfer import ChunkStream
 from moebatch.schedule.task import Task
@@ -75,8 +75,6 @@ class LaneWork:
     """Waits until the lane would be done on the machine that is emulated."""
     context: Callable[[], AbstractContextManager[Any]] = nullcontext
     mover: ChunkMover | None = None
-    width: int = 1
-    """Things that the lane does side by side: one launched task at most, the others are chunks."""
     num_bytes: Callable[[Task], int] = lambda task: 0
     """What a task or a chunk moves."""
     rate: float = 0.0
@@ -102,8 +100,8 @@ class ThreadLane:
     beside it where the lane is wide, chunks are moved.
     """
 
-    def __init__(self, name: str, board: Board, work: LaneWork) -> None:
-        self.name = name
+    def __init__(self, lane: Lane, board: Board, work: LaneWork) -> None:
+        self.name = lane.name
         self._board = board
         self._work = work
         self._in_work: dict[str, Item] = {}
@@ -112,7 +110,7 @@ class ThreadLane:
         self._closing = False
         self._threads = [
             threading.Thread(target=self._loop, args=(row,), name=row, daemon=True)
-            for row in rows_of(name, work.width)
+            for row in rows_of(lane)
         ]
         for thread in self._threads:
             thread.start()

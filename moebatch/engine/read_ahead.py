@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Generator, Iterable
 from torch import Tensor
 
 from moebatch.engine.lane import Board, ChunkMover, LaneWork, ThreadLane
-from moebatch.layout.ladder import NUM_READERS
+from moebatch.schedule.lanes import NUM_READERS, READ
 from moebatch.schedule.slots.expert_load import ExpertKey
 from moebatch.schedule.task import Task
 from moebatch.store.experts import ExpertStore
@@ -31,11 +31,10 @@ class ReadAhead:
         work = LaneWork(
             run=_nothing_is_launched,
             mover=ChunkMover(slots=store.slots, move=store.read),
-            width=num_readers,
             num_bytes=_bytes_read(store),
             statistics=self.statistics,
         )
-        self._lane = ThreadLane("disk->dram", self._board, work)
+        self._lane = ThreadLane(READ._replace(width=num_readers), self._board, work)
 
     def prefetch(self, upcoming: Iterable[ExpertKey]) -> None:
         """Reads `upcoming` experts ahead, in this order, as far as there are slots to hold them."""

@@ -8,6 +8,7 @@ from torch import Tensor
 from moebatch.engine.lane import ChunkMover
 from moebatch.layout.ladder import Ladder
 from moebatch.schedule.driver import Driver
+from moebatch.schedule.lanes import READ
 from moebatch.schedule.setup import Setup
 from moebatch.schedule.slots.expert_load import ExpertKey
 from moebatch.schedule.slots.slots import SlotQueue
@@ -56,7 +57,7 @@ class WeightStream(ABC):
         slots, read = self._store.slots, self._store.read
         steps = _steps(driver)
         return {
-            "disk->dram": ChunkMover(slots=slots, move=read, kind=Kind.FETCH, step_of=steps),
+            READ.name: ChunkMover(slots=slots, move=read, kind=Kind.FETCH, step_of=steps),
         }
 
     def has_residents(self) -> bool:

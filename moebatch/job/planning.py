@@ -9,6 +9,7 @@ from moebatch.checkpoint.model_files import COMPUTE_DTYPES, ModelFiles
 from moebatch.errors import ConfigError, DoesNotFit, Fault
 from moebatch.job.limits import dram_bytes, free_on_disk, num_threads, require_within_levels
 from moebatch.job.machine import JobMachine, NotedProfile, has_unmeasured_gpu, job_machine
+from moebatch.layout.ladder import stages_pages
 from moebatch.measure.machine import measure_machine
 from moebatch.measure.saved import load_saved, machine_profile
 from moebatch.model.native import loader
@@ -148,7 +149,7 @@ def job_problem(
         workload=workload,
         program_bytes=_program_bytes(kind, num_threads(job)),
         kv_on_disk_last=True,
-        stages=kind == "emulate" and hardware.has_staging,
+        stages=stages_pages(hardware, kind),
         instruction_set=_instruction_set(),
     )
     for level, num_bytes in _budgets(job, problem.hardware, kind).items():

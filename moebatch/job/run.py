@@ -2,7 +2,7 @@
 
 import gc
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
@@ -29,8 +29,9 @@ from moebatch.job.stop import Stop
 from moebatch.journal.finished import Finished
 from moebatch.measure.saved import save_profile, this_machine_path
 from moebatch.rows.source import FirstRows
+from moebatch.schedule.lanes import PROCESSORS, READ
 from moebatch.schedule.timeline.timeline import Timeline
-from moebatch.spec.hardware import CONTEXT_BYTES, LevelName
+from moebatch.spec.hardware import CONTEXT_BYTES
 from moebatch.spec.job import Job
 from moebatch.spec.library import is_path
 from moebatch.spec.profile import HardwareProfile
@@ -186,9 +187,6 @@ _LEAST_BUSY_S = 5.0
 _MOST_FACTOR = 4.0
 """More than that between prediction and measurement is no matter of calibration."""
 
-_PROCESSORS: Mapping[str, LevelName] = {"cpu": "dram", "gpu": "vram"}
-"""Levels by their lanes."""
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lesson:
@@ -213,12 +211,12 @@ def lesson(profile: HardwareProfile, summary: RunSummary) -> Lesson:
     """
     busy = {lane.name: lane.busy_s for lane in summary.lanes}
     source, lines = f"a run of {date.today().isoformat()}", []
-    disk_s = busy.get("disk->dram", 0.0)
+    disk_s = busy.get(READ.name, 0.0)
     if summary.bytes_read and disk_s >= _LEAST_BUSY_S:
         rate = summary.bytes_read / disk_s
         profile = profile.with_measured_link("disk->dram", rate, source)
         lines.append(f"disk->dram achieves {format_rate(rate)}")
-    for lane, level in _PROCESSORS.items():
+    for lane, level in PROCESSORS.items():
         expected = summary.hindsight or summary.prediction
         expected_s = expected.busy_s.get(lane, 0.0) if expected else 0.0
         measured_s = busy.get(lane, 0.0)

@@ -9,11 +9,10 @@ from moebatch.folder.shard import Shard
 from moebatch.plan.as_json import policy_json, prediction_json
 from moebatch.plan.prediction import Prediction
 from moebatch.schedule.foresight import LayerForesight
-from moebatch.schedule.lanes import lane_of_row
+from moebatch.schedule.lanes import CPU, GPU, PROCESSORS, READ, lane_of_row
 from moebatch.schedule.task import Kind
 from moebatch.schedule.timeline.statistics import (
     LAUNCH,
-    PROCESSORS,
     LaneStatistics,
     Statistics,
     in_order,
@@ -174,7 +173,6 @@ class RunSummary(RunStatus):
         }
 
 
-DISK = "disk->dram"
 _EXPERTS_COMING = (Kind.CHUNK, Kind.FETCH, Kind.STAGE, Kind.PAGE, Kind.BLOCK)
 
 
@@ -182,15 +180,15 @@ def lane_times(built: "BuiltEngine", elapsed_s: float) -> tuple[LaneTime, ...]:
     """Busy seconds of every lane that has done something."""
     reads, between = built.reads, dict[str, float]()
     if built.recorder is None:
-        busy = {"cpu": max(0.0, elapsed_s - reads.waited_s), DISK: reads.busy.total_s}
+        busy = {CPU.name: max(0.0, elapsed_s - reads.waited_s), READ.name: reads.busy.total_s}
     else:
         lanes = built.recorder.statistics.lanes
-        busy = {name: lanes[name].busy_s for name in list(lanes) if lane_of_row(name) != DISK}
+        busy = {name: lanes[name].busy_s for name in list(lanes) if lane_of_row(name) != READ.name}
         if _cpu_launches(busy):
-            busy["cpu"] = max(0.0, elapsed_s - _waits_s(lanes["cpu"]))
-            between["cpu"] = max(0.0, busy["cpu"] - lanes["cpu"].busy_s)
+            busy[CPU.name] = max(0.0, elapsed_s - _waits_s(lanes[CPU.name]))
+            between[CPU.name] = max(0.0, busy[CPU.name] - lanes[CPU.name].busy_s)
         if reads.num_bytes:
-            busy[DISK] = reads.busy.total_s
+            busy[READ.name] = reads.busy.total_s
     return tuple(
         LaneTime(
             name=name, busy_s=busy[name], elapsed_s=elapsed_s, between_s=between.get(name, 0.0)
@@ -214,8 +212,8 @@ def shown_waits(statistics: Statistics) -> Statistics:
         num_layers=statistics.num_layers, since_s=statistics.since_s, until_s=statistics.until_s
     )
     for name, lane in list(statistics.lanes.items()):
-        if lane_of_row(name) != DISK:
-            works = name == "cpu" and _cpu_launches(statistics.lanes)
+        if lane_of_row(name) != READ.name:
+            works = name == CPU.name and _cpu_launches(statistics.lanes)
             shown.lanes[name] = lane.apart_from(LAUNCH) if works else lane
     return shown
 
@@ -223,7 +221,7 @@ def shown_waits(statistics: Statistics) -> Statistics:
 def _cpu_launches(lanes: Collection[str]) -> bool:
     """Whether the CPU's lane is that of the thread that launches: what it does between tasks is
     work, too."""
-    return "gpu" not in lanes and "cpu" in lanes
+    return GPU.name not in lanes and CPU.name in lanes
 
 
 def _waits_s(lane: LaneStatistics) -> float:

@@ -1,28 +1,12 @@
 """Levels of memory from the disk up to the one that computes, and the lanes between them."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from moebatch.schedule.kv_route import Place
+from moebatch.schedule.lanes import BLOCK, LANES, STAGING, WRITE, Lane
 from moebatch.schedule.registry import traits_of
-from moebatch.spec.hardware import LEVELS, Hardware, LevelName, LinkName
+from moebatch.spec.hardware import LEVELS, DeviceKind, Hardware, LevelName, LinkName
 from moebatch.spec.policy import Policy
-
-NUM_READERS = 2
-"""Reads of a disk in flight: one more hides the time between two of them."""
-_PROCESSORS = {"vram": "gpu", "dram": "cpu"}
-"""Names of the lanes that compute, by their level."""
-
-
-class Lane(NamedTuple):
-    """What does one thing at a time, or as many as it is wide."""
-
-    name: str
-    at: LevelName | LinkName
-    """The level that computes, or the link over which bytes go."""
-    width: int = 1
-    """Things that are done side by side. The rate of a link is that of all of them together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +16,7 @@ class Ladder:
     levels: tuple[LevelName, ...]
     """From the lowest one up; ``dram`` is always among them."""
     stages: bool = False
-    """Whether weights are copied into pinned buffers before they go up to ``vram``. They are where
-    a GPU is emulated; to a real one they go out of memory that is pinned as a whole."""
+    """Whether pages of weights are copied into pinned buffers before they go up to ``vram``."""
 
     def __post_init__(self) -> None:
         order = tuple(level for level in reversed(LEVELS) if level in self.levels)
@@ -66,12 +49,19 @@ class Ladder:
         return self.top if policy.ffn_on_gpu else "dram"
 
     def copies_through_buffers(self, policy: Policy) -> bool:
-        """Whether weights are copied into pinned buffers on their way up."""
-        return self.stages or policy.staging
+        """Whether weights are copied into pinned buffers on their way up: pages are where the
+        machine does so, everything is under policies of systems that do."""
+        return policy.staging or (self.stages and traits_of(policy).moves == "pages")
 
     def attends_at(self, policy: Policy) -> Place:
         """The level that computes the attention of sequences that decode."""
         return self.top if policy.attention_on_gpu else "dram"
+
+
+def stages_pages(hardware: Hardware, kind: DeviceKind) -> bool:
+    """Whether a device copies pages of weights into pinned buffers on their way up: an emulated
+    GPU does, if its profile says how fast; a real one reads memory that is pinned as a whole."""
+    return kind == "emulate" and hardware.has_staging
 
 
 def lanes_of(ladder: Ladder, policy: Policy) -> tuple[Lane, ...]:
@@ -79,30 +69,17 @@ def lanes_of(ladder: Ladder, policy: Policy) -> tuple[Lane, ...]:
 
     A lane that is listed may have nothing to do; one that is not listed is never used.
     """
-    return (
-        *_processors(ladder, policy),
-        *(_gpu_links(ladder, policy) if ladder.top == "vram" else ()),
-        *(_disk_links(policy) if "disk" in ladder.levels else ()),
-    )
+    return tuple(lane for lane in LANES if _is_there(lane, ladder, policy))
 
 
-def _processors(ladder: Ladder, policy: Policy) -> Iterator[Lane]:
-    computing = {ladder.top, ladder.experts_at(policy), ladder.attends_at(policy)}
-    for level in reversed(ladder.levels):
-        if level in computing:
-            yield Lane(_PROCESSORS[level], level)
-
-
-def _gpu_links(ladder: Ladder, policy: Policy) -> Iterator[Lane]:
-    yield Lane("dram->vram", "dram->vram")
-    yield Lane("vram->dram", "vram->dram")
-    if traits_of(policy).moves == "block":
-        yield Lane("weight block", "dram->vram")
-    elif traits_of(policy).moves == "pages" and ladder.copies_through_buffers(policy):
-        yield Lane("staging", "dram->vram")
-
-
-def _disk_links(policy: Policy) -> Iterator[Lane]:
-    yield Lane("disk->dram", "disk->dram", NUM_READERS)
-    if policy.kv_cache.disk > 0:
-        yield Lane("dram->disk", "dram->disk")
+def _is_there(lane: Lane, ladder: Ladder, policy: Policy) -> bool:
+    if lane.computes:
+        return lane.at in (ladder.top, ladder.experts_at(policy), ladder.attends_at(policy))
+    if not set(lane.at.split("->")) <= set(ladder.levels):
+        return False
+    moves = traits_of(policy).moves
+    if lane == STAGING:
+        return moves == "pages" and ladder.copies_through_buffers(policy)
+    if lane == BLOCK:
+        return moves == "block"
+    return lane != WRITE or policy.kv_cache.disk > 0

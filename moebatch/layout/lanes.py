@@ -2,11 +2,11 @@
 
 from collections.abc import Mapping
 
+from moebatch.schedule.lanes import BLOCK, DOWN, PROCESSORS, UP
 from moebatch.schedule.registry import traits_of
 from moebatch.spec.policy import Policy
 
-PROCESSORS = ("gpu", "cpu")
-_SERIAL_LANES = ("gpu", "cpu", "dram->vram", "vram->dram")
+_SERIAL_LANES = (*PROCESSORS, UP.name, DOWN.name)
 LaneSeconds = Mapping[str, float]
 """Busy seconds by lane, lanes that do nothing left out."""
 
@@ -47,11 +47,11 @@ def _block_seconds(lanes: LaneSeconds, policy: Policy) -> float:
     attention on the CPU (FlexGen(c) in MoE-Lightning's Figure 6), each micro-batch goes through
     GPU, CPU and the copies between them one after the other.
     """
-    work = max((time_s for lane, time_s in lanes.items() if lane != "weight block"), default=0.0)
+    work = max((time_s for lane, time_s in lanes.items() if lane != BLOCK.name), default=0.0)
     if traits_of(policy).attention == "cpu":
         work = max(work, sum(lanes.get(lane, 0.0) for lane in _SERIAL_LANES))
     each = work / policy.num_micro_batches
-    return max(lanes.get("weight block", 0.0), each) + work - each
+    return max(lanes.get(BLOCK.name, 0.0), each) + work - each
 
 
 def bottleneck(lanes: LaneSeconds) -> str:

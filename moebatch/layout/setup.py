@@ -58,7 +58,7 @@ def setup_of(
         num_hot=hot,
         depth=_depth(shape, policy, hot),
         window=_window(policy, on_disk),
-        has_staging=any(lane.name == "staging" for lane in lanes_of(ladder, policy)),
+        lanes=lanes_of(ladder, policy),
         kv_homes=_kv_homes(shape, policy, ladder),
         compute=ladder.top,
         activation_level=activation_level,

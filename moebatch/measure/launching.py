@@ -15,6 +15,7 @@ from moebatch.measure.timer import Timer
 from moebatch.plan import launches
 from moebatch.schedule.driver import Driver
 from moebatch.schedule.kv_route import Place
+from moebatch.schedule.lanes import CPU, GPU
 from moebatch.schedule.registry import find_schedule
 from moebatch.schedule.request import Sweep
 from moebatch.schedule.setup import Setup
@@ -94,9 +95,9 @@ class _BarePasses:
         self._executor = Executor(setup, Recorder(_LAYERS), Monitor())
         work = LaneWork(run=_nothing)
         if compute == "vram":
-            self._executor.add(cuda_lanes(self._executor, CudaStreams())("gpu", work))
+            self._executor.add(cuda_lanes(self._executor, CudaStreams())(GPU, work))
         else:
-            self._executor.add_inline("cpu", _nothing)
+            self._executor.add_inline(CPU.name, _nothing)
         self._driver = Driver(
             find_schedule(DEFAULT_SCHEDULE)(setup),
             setup,

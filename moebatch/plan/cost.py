@@ -9,7 +9,7 @@ keys and values on their way between levels; the copy into pinned buffers; and t
 from dataclasses import dataclass
 
 from moebatch.layout.habits import Habits
-from moebatch.layout.ladder import Ladder
+from moebatch.layout.ladder import lanes_of
 from moebatch.layout.lanes import LaneSeconds, pass_seconds, takes_turns
 from moebatch.layout.load import PassLoad
 from moebatch.layout.setup import staying
@@ -17,7 +17,6 @@ from moebatch.plan.expected_loads import ExpectedLoads, LayerTimes, expected_loa
 from moebatch.plan.pass_tasks import PassTasks
 from moebatch.plan.price import Price
 from moebatch.plan.prices import Prices
-from moebatch.schedule.lanes import LANES
 from moebatch.schedule.registry import traits_of
 from moebatch.spec.policy import Policy
 
@@ -44,10 +43,12 @@ class CostModel:
         `arithmetic` is that of the pass, if it is known already."""
         computing = self.arithmetic(load, policy) if arithmetic is None else arithmetic
         loads = self.loads(load, policy)
-        seconds = {**dict.fromkeys(LANES, 0.0), **computing}
+        there = lanes_of(self.prices.ladder, policy)
+        seconds = {**dict.fromkeys((lane.name for lane in there), 0.0), **computing}
         tasks = self._tasks(load, policy)
         for lane, time_s in tasks.moving(None if loads is None else loads.num_loads):
-            seconds[lane] += time_s
+            if time_s:
+                seconds[lane] += time_s
         return {lane: time_s for lane, time_s in seconds.items() if time_s > 0}
 
     def seconds(self, load: PassLoad, policy: Policy) -> float:
@@ -68,7 +69,7 @@ class CostModel:
         if habits is None or not streams or not habits.covers(load.tokens):
             return None
         predictor = habits.predictor_of(policy)
-        sizes = staying(shape, policy, Ladder.of(self.prices.hardware))
+        sizes = staying(shape, policy, self.prices.ladder)
         tasks = self._tasks(load, policy)
         times = LayerTimes(
             outside_s=tasks.outside_s / shape.num_layers,
@@ -115,7 +116,7 @@ class CostModel:
         Reading goes on until the slots are full, and again when the first of them is given back.
         Zero where slots belong to a GPU.
         """
-        if self.prices.hardware.vram or not policy.weights.disk or not policy.num_slots:
+        if self.prices.ladder.top == "vram" or not policy.weights.disk or not policy.num_slots:
             return 0.0
         expert_bytes = self.prices.dtypes.expert_bytes(self.prices.shape)
         filled_s = policy.num_slots * self.prices.link_s("disk->dram", expert_bytes)

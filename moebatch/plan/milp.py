@@ -27,7 +27,7 @@ from math import isclose, isfinite
 import pulp
 
 from moebatch.errors import StorageError
-from moebatch.layout.lanes import PROCESSORS, takes_turns
+from moebatch.layout.lanes import takes_turns
 from moebatch.plan.affine import (
     Affine,
     AffineCandidate,
@@ -37,6 +37,7 @@ from moebatch.plan.affine import (
 )
 from moebatch.plan.bounds import seconds_under
 from moebatch.plan.problem import Problem
+from moebatch.schedule.lanes import PROCESSORS
 from moebatch.spec.hardware import LevelName
 
 RELATIVE_GAP = 1e-6

@@ -11,7 +11,7 @@ from moebatch.plan.price import Price
 from moebatch.plan.prices import Prices
 from moebatch.schedule.emission import Launched, launched
 from moebatch.schedule.kv_route import Place
-from moebatch.schedule.lanes import lane_of_kind
+from moebatch.schedule.lanes import PROCESSORS, lane_of
 from moebatch.schedule.registry import traits_of
 from moebatch.schedule.task import Kind
 from moebatch.spec.hardware import LEVELS, LevelName
@@ -19,7 +19,6 @@ from moebatch.spec.policy import Policy
 from moebatch.spec.shape import ModelShape
 
 LaneTime = tuple[str, float]
-_PROCESSORS = ("gpu", "cpu")
 _KV = frozenset({Kind.KV_READ, Kind.KV_UP, Kind.KV_DOWN, Kind.KV_WRITE})
 
 
@@ -65,7 +64,7 @@ class PassTasks:
     @property
     def outside_s(self) -> float:
         """All that is computed but the experts, one after the other."""
-        everything = (time_s for lane, time_s in self.computing() if lane in _PROCESSORS)
+        everything = (time_s for lane, time_s in self.computing() if lane in PROCESSORS)
         return sum(everything) - self.experts_s
 
     @property
@@ -190,7 +189,7 @@ class PassTasks:
         return len(shape.moe_layers) * active * each_s
 
     def _lane(self, kind: Kind) -> str:
-        return lane_of_kind(kind, self._top)
+        return lane_of(kind, self._top).name
 
     @cached_property
     def _price(self) -> Price:
@@ -202,4 +201,4 @@ class PassTasks:
 
     @cached_property
     def _top(self) -> Place:
-        return "vram" if self.prices.hardware.vram else "dram"
+        return self.prices.ladder.top

@@ -7,12 +7,15 @@ its work; on a link it goes on beside the bytes of the transfer before, so the l
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
+from typing import cast
 
 from moebatch.layout.elementwise import CHOICE_STATES, NORM_STATES
 from moebatch.layout.load import PassLoad
 from moebatch.layout.scratch import mean_product_rows, product_rows
 from moebatch.plan import launches
 from moebatch.plan.prices import Prices
+from moebatch.schedule.kv_route import Place
+from moebatch.schedule.lanes import lane_of
 from moebatch.schedule.registry import traits_of
 from moebatch.schedule.task import Kind
 from moebatch.spec.hardware import LinkName, Processor
@@ -116,7 +119,7 @@ class Price:
         moving_s = self._moving_s(CHOICE_STATES * rows)
         moving_s += self._launches_s(launches.of_expert(rows))
         moving_s += 0.0 if self._is_paged else self._main.task_s
-        if self.prices.hardware.vram:
+        if self._top == "vram":
             return self.prices.expert_s(self._main, rows) + moving_s
         compute, instructions = self.prices.dtypes.compute, self._main.instruction_set
         if is_mean:
@@ -137,7 +140,7 @@ class Price:
     def chunk_s(self, num_experts: float) -> float:
         """So many experts, or parts of such, on their way to where they are computed. A copy into
         pinned buffers runs beside the link, so the slower of the two counts."""
-        if not self.prices.hardware.vram:
+        if self._top == "dram":
             return self.fetch_s(num_experts)
         handed_s = num_experts * launches.num_chunks(self._expert_bytes) * self._main.task_s
         launched_s = self._launches_s(num_experts * launches.of_transfer(self._expert_bytes))
@@ -154,7 +157,7 @@ class Price:
     def page_s(self, num_experts: float) -> float:
         """So many experts, or parts of such, on their way out of pinned buffers. What of them
         lives on disk under a GPU is read meanwhile."""
-        if not self.prices.hardware.vram:
+        if self._top == "dram":
             return self.fetch_s(num_experts)
         weights = self.policy.weights
         below = weights.dram + weights.disk
@@ -183,13 +186,15 @@ class Price:
     def kv_up_s(self, load: PassLoad) -> float:
         """Keys and values, and hidden states of a static batch's prompts, go up; from disk where
         there is no GPU."""
-        name: LinkName = "dram->vram" if self.prices.hardware.vram else "disk->dram"
-        return self.prices.link_s(name, self._read_bytes(load) + self._hidden_bytes(load))
+        return self.prices.link_s(
+            self._link(Kind.KV_UP), self._read_bytes(load) + self._hidden_bytes(load)
+        )
 
     def kv_down_s(self, load: PassLoad) -> float:
         """New keys and values, and the same hidden states, go down."""
-        name: LinkName = "vram->dram" if self.prices.hardware.vram else "dram->disk"
-        return self.prices.link_s(name, self._new_bytes(load) + self._hidden_bytes(load))
+        return self.prices.link_s(
+            self._link(Kind.KV_DOWN), self._new_bytes(load) + self._hidden_bytes(load)
+        )
 
     def kv_read_s(self, load: PassLoad) -> float:
         """Keys and values come from disk."""
@@ -206,7 +211,7 @@ class Price:
         return self.prices.cache_bytes(load.tokens)
 
     def _hidden_bytes(self, load: PassLoad) -> float:
-        is_static = self.policy.batching == "static" and self.prices.hardware.vram
+        is_static = self.policy.batching == "static" and self._top == "vram"
         return self.prices.hidden_bytes(load.prompt_tokens) if is_static else 0.0
 
     def _gemm_s(self, load: PassLoad, params: int) -> float:
@@ -234,6 +239,13 @@ class Price:
     @property
     def _main(self) -> Processor:
         return self.prices.main
+
+    def _link(self, kind: Kind) -> LinkName:
+        return cast(LinkName, lane_of(kind, self._top).at)
+
+    @property
+    def _top(self) -> Place:
+        return self.prices.ladder.top
 
     @property
     def _shape(self) -> ModelShape:

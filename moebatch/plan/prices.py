@@ -6,6 +6,7 @@ from math import ceil
 
 from moebatch.formats.plain import BFLOAT16, FLOAT16
 from moebatch.layout.footprint import FLOAT_BYTES, Dtypes
+from moebatch.layout.ladder import Ladder
 from moebatch.layout.load import PassLoad
 from moebatch.layout.scratch import MAX_GEMM_ROWS, PROMPT_ROWS
 from moebatch.spec.hardware import Hardware, LinkName, Processor
@@ -20,9 +21,9 @@ _USUAL_ROWS = 256
 def fastest_dtypes(shape: ModelShape, dtypes: Dtypes, hardware: Hardware) -> Dtypes:
     """Those in which the CPU computes experts fastest: `dtypes` as stored, or float32 where a
     processor is slow with fewer bits, decoding counted. Never less precise than stored."""
-    wider = replace(dtypes, compute="float32")
+    wider, ladder = replace(dtypes, compute="float32"), Ladder.of(hardware)
     stored_s, wider_s = (
-        Prices(shape=shape, dtypes=kind, hardware=hardware).usual_expert_s
+        Prices(shape=shape, dtypes=kind, hardware=hardware, ladder=ladder).usual_expert_s
         for kind in (dtypes, wider)
     )
     return wider if wider_s < _CLEARLY * stored_s else dtypes
@@ -50,13 +51,13 @@ class Prices:
     shape: ModelShape
     dtypes: Dtypes
     hardware: Hardware
-    stages: bool = False
-    """Whether weights are copied into pinned buffers on their way up, whatever a policy says."""
+    ladder: Ladder
+    """The levels of the hardware."""
 
     @cached_property
     def main(self) -> Processor:
         """What computes everything that a policy does not leave to the CPU."""
-        return (self.hardware.vram.processor if self.hardware.vram else None) or self.cpu
+        return self.hardware.levels[self.ladder.top].processor or self.cpu
 
     @cached_property
     def cpu(self) -> Processor:
@@ -183,7 +184,7 @@ class Prices:
 
     def staging_s(self, num_bytes: float, policy: Policy) -> float:
         """Seconds of the copy into pinned buffers; 0 where weights lie ready."""
-        if not (self.stages or policy.staging):
+        if not self.ladder.copies_through_buffers(policy):
             return 0.0
         link = self.hardware.links.get("dram->vram")
         rate = link.staging_bandwidth if link else None

@@ -39,8 +39,7 @@ class Problem:
     """Whether they do so only where nothing fits otherwise: their many small reads and writes cost
     far more than their bytes, of which alone the cost model knows."""
     stages: bool = False
-    """Whether weights are copied into pinned buffers on their way up, as they are where a GPU is
-    emulated; a real one reads memory that is pinned as a whole."""
+    """Whether pages of weights are copied into pinned buffers on their way up."""
     habits: Habits | None = None
     """What is known of the model's routing."""
     instruction_set: str | None = None
@@ -51,7 +50,7 @@ class Problem:
     def prices(self) -> Prices:
         """Prices of the pieces of a pass."""
         return Prices(
-            shape=self.shape, dtypes=self.dtypes, hardware=self.hardware, stages=self.stages
+            shape=self.shape, dtypes=self.dtypes, hardware=self.hardware, ladder=self.ladder
         )
 
     @cached_property

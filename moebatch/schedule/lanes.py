@@ -1,62 +1,93 @@
-"""Lanes: resources that do one thing at a time, in order; and which task runs on which."""
+"""Lanes: resources that do one thing at a time, in order; and which task runs on which.
+
+All lanes that there can be stand here once; `lanes_of` says which of them a machine has.
+"""
 
 from collections import deque
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 from moebatch.schedule.slots.expert_load import Chunk
 from moebatch.schedule.task import Kind, Task
-from moebatch.spec.hardware import LevelName
+from moebatch.spec.hardware import LevelName, LinkName
 
-LANES = (
-    "gpu",
-    "cpu",
-    "dram->vram",
-    "vram->dram",
-    "staging",
-    "weight block",
-    "disk->dram",
-    "dram->disk",
-)
-"""What does one thing at a time. Only FlexGen has a stream for the weights of a whole layer."""
-RESULT_LANES = ("gpu", "cpu", "vram->dram", "dram->disk")
-"""Lanes that compute or store something; the others bring what will be needed."""
+NUM_READERS = 2
+"""Reads of a disk in flight: one more hides the time between two of them."""
 
-_WITH_VRAM: Mapping[Kind, str] = {
-    **dict.fromkeys(Kind, "gpu"),
-    Kind.ATTN: "cpu",
-    Kind.OFF: "vram->dram",
-    Kind.KV_DOWN: "vram->dram",
-    Kind.LOAD: "dram->vram",
-    Kind.CHUNK: "dram->vram",
-    Kind.PAGE: "dram->vram",
-    Kind.KV_UP: "dram->vram",
-    Kind.STAGE: "staging",
-    Kind.BLOCK: "weight block",
-    Kind.FETCH: "disk->dram",
-    Kind.KV_READ: "disk->dram",
-    Kind.KV_WRITE: "dram->disk",
+
+class Lane(NamedTuple):
+    """What does one thing at a time, or as many as it is wide."""
+
+    name: str
+    at: LevelName | LinkName
+    """The level that computes, or the link over which bytes go."""
+    width: int = 1
+    """Things that are done side by side: one launched task at most, the others are chunks. The rate
+    of a link is that of all of them together."""
+
+    @property
+    def computes(self) -> bool:
+        """Whether it is a processor."""
+        return "->" not in self.at
+
+    @property
+    def has_result(self) -> bool:
+        """Whether it computes or stores something; the others bring what will be needed."""
+        return self.computes or self.at in ("vram->dram", "dram->disk")
+
+    @property
+    def is_of_gpu(self) -> bool:
+        """Whether a GPU does its work. Copies into pinned buffers are the CPU's."""
+        return "vram" in self.at and self != STAGING
+
+
+GPU = Lane("gpu", "vram")
+CPU = Lane("cpu", "dram")
+UP = Lane("dram->vram", "dram->vram")
+DOWN = Lane("vram->dram", "vram->dram")
+STAGING = Lane("staging", "dram->vram")
+BLOCK = Lane("weight block", "dram->vram")
+"""FlexGen alone has a stream for the weights of a whole layer."""
+READ = Lane("disk->dram", "disk->dram", NUM_READERS)
+WRITE = Lane("dram->disk", "dram->disk")
+
+LANES = (GPU, CPU, UP, DOWN, STAGING, BLOCK, READ, WRITE)
+"""In the order in which they are shown: processors, then links from the top down."""
+PROCESSORS: Mapping[str, LevelName] = {GPU.name: "vram", CPU.name: "dram"}
+"""Lanes that compute, with their levels."""
+RESULT_LANES = frozenset(lane.name for lane in LANES if lane.has_result)
+
+_WITH_VRAM: Mapping[Kind, Lane] = {
+    **dict.fromkeys(Kind, GPU),
+    Kind.ATTN: CPU,
+    Kind.OFF: DOWN,
+    Kind.KV_DOWN: DOWN,
+    Kind.LOAD: UP,
+    Kind.CHUNK: UP,
+    Kind.PAGE: UP,
+    Kind.KV_UP: UP,
+    Kind.STAGE: STAGING,
+    Kind.BLOCK: BLOCK,
+    Kind.FETCH: READ,
+    Kind.KV_READ: READ,
+    Kind.KV_WRITE: WRITE,
 }
-_WITHOUT_VRAM: Mapping[Kind, str] = {
-    **dict.fromkeys(Kind, "cpu"),
-    Kind.CHUNK: "disk->dram",
-    Kind.PAGE: "disk->dram",
-    Kind.BLOCK: "disk->dram",
-    Kind.KV_READ: "disk->dram",
-    Kind.KV_UP: "disk->dram",
-    Kind.KV_DOWN: "dram->disk",
-    Kind.KV_WRITE: "dram->disk",
+_WITHOUT_VRAM: Mapping[Kind, Lane] = {
+    **dict.fromkeys(Kind, CPU),
+    Kind.CHUNK: READ,
+    Kind.PAGE: READ,
+    Kind.BLOCK: READ,
+    Kind.KV_READ: READ,
+    Kind.KV_UP: READ,
+    Kind.KV_DOWN: WRITE,
+    Kind.KV_WRITE: WRITE,
 }
 
-_LANES_OF: Mapping[LevelName, Mapping[Kind, str]] = {"vram": _WITH_VRAM, "dram": _WITHOUT_VRAM}
+_LANES_OF: Mapping[LevelName, Mapping[Kind, Lane]] = {"vram": _WITH_VRAM, "dram": _WITHOUT_VRAM}
 
 
-def lane_of(task: Task, compute: LevelName) -> str:
-    """The lane of a task where experts are computed at the level `compute`."""
-    return lane_of_kind(task.kind, compute)
-
-
-def lane_of_kind(kind: Kind, compute: LevelName) -> str:
-    """The same for any task of a kind."""
+def lane_of(kind: Kind, compute: LevelName) -> Lane:
+    """The lane of tasks of a kind where experts are computed at the level `compute`."""
     return _LANES_OF[compute][kind]
 
 
@@ -70,10 +101,10 @@ def take_next(
     return next_chunk()
 
 
-def rows_of(lane: str, width: int) -> tuple[str, ...]:
+def rows_of(lane: Lane) -> tuple[str, ...]:
     """Rows of a timeline, one for each thing that a lane does side by side; the first one is named
     like the lane."""
-    return (lane, *(f"{lane} ({number})" for number in range(2, width + 1)))
+    return (lane.name, *(f"{lane.name} ({number})" for number in range(2, lane.width + 1)))
 
 
 def lane_of_row(row: str) -> str:

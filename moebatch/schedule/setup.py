@@ -4,6 +4,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from moebatch.schedule.kv_route import Place
+from moebatch.schedule.lanes import STAGING, Lane
 from moebatch.spec.hardware import LevelName
 
 
@@ -24,8 +25,8 @@ class Setup:
     window: int = 0
     """Steps ahead for which experts come from disk to main memory where they are computed above it;
     0 where none live on disk."""
-    has_staging: bool = False
-    """Whether weights are copied into pinned buffers on their way up."""
+    lanes: tuple[Lane, ...] = ()
+    """Those that there are, as far as anything is run on them."""
     kv_homes: tuple[LevelName, ...] = ()
     """Where keys and values of each layer live; empty where all are where attention is."""
     compute: Place = "dram"
@@ -33,6 +34,11 @@ class Setup:
     activation_level: int = 0
     """N of Pre-gated MoE: gates choose for so many layers with experts ahead; 0 where every one
     chooses for its own."""
+
+    @property
+    def has_staging(self) -> bool:
+        """Whether weights are copied into pinned buffers on their way up."""
+        return STAGING in self.lanes
 
     def layer(self, step: int) -> int:
         """The layer of a step."""

@@ -4,12 +4,11 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from heapq import heappop, heappush
 from typing import Protocol
 
 from moebatch.schedule.driver import Driver, Lanes, Router
 from moebatch.schedule.foresight import Foresight
-from moebatch.schedule.lanes import RESULT_LANES, lane_of, take_next
+from moebatch.schedule.lanes import Lane, lane_of, rows_of, take_next
 from moebatch.schedule.registry import find_schedule
 from moebatch.schedule.request import Schedule, Sweep
 from moebatch.schedule.setup import Setup
@@ -58,16 +57,68 @@ def simulate(name: str, setup: Setup, room: Room, world: World, *, num_passes: i
     return simulator.run(num_passes)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
+class _Running:
+    """A task, or a chunk under the name of one, on its lane."""
+
+    task: Task
+    row: str
+    start_s: float
+    slot: int | None
+    waited_for: str | None
+    chunk: Chunk | None
+    number: int
+    """In the order in which they began, which decides between equal ends."""
+    left_s: float
+    """What it would still take alone, at `since_s`."""
+    since_s: float
+    end_s: float
+
+    @property
+    def span(self) -> Span:
+        return Span(self.task, self.row, self.start_s, self.end_s, self.slot, self.waited_for)
+
+
 class _Lane:
     """Tasks in the order of their launch, and what runs now."""
 
-    name: str
-    waiting: deque[Task] = field(default_factory=deque)
-    is_busy: bool = False
-    num_pending: int = 0
-    """Launched tasks that have not ended."""
-    free_s: float = 0.0
+    def __init__(self, lane: Lane) -> None:
+        self.is_result = lane.has_result
+        self.waiting = deque[Task]()
+        self.running: list[_Running] = []
+        """As many as the lane is wide; they share its rate evenly."""
+        self.num_pending = 0
+        """Launched tasks that have not ended."""
+        self.free_s = dict.fromkeys(rows_of(lane), 0.0)
+        """When each row ended what it did last."""
+        self.stream: ChunkStream | None = None
+
+    @property
+    def free_row(self) -> str | None:
+        taken = {one.row for one in self.running}
+        return next((row for row in self.free_s if row not in taken), None)
+
+    def can_begin_task(self) -> bool:
+        """Launched tasks run one after the other."""
+        return all(one.chunk is not None for one in self.running)
+
+    def next_chunk(self) -> Chunk | None:
+        return self.stream.next_chunk() if self.stream else None
+
+    def begin(self, one: _Running) -> None:
+        self._share(one.start_s, [*self.running, one])
+
+    def end(self, one: _Running) -> None:
+        self.free_s[one.row] = one.end_s
+        self._share(one.end_s, [other for other in self.running if other is not one])
+
+    def _share(self, now_s: float, running: list[_Running]) -> None:
+        """From now on these run, which changes when each of them ends."""
+        for one in self.running:
+            one.left_s -= (now_s - one.since_s) / len(self.running)
+        self.running = running
+        for one in running:
+            one.since_s, one.end_s = now_s, now_s + one.left_s * len(running)
 
 
 class Simulator(Lanes):
@@ -76,16 +127,13 @@ class Simulator(Lanes):
     def __init__(self, schedule: Schedule, setup: Setup, room: Room, world: World) -> None:
         self._setup = setup
         self._world = world
-        self._lanes: dict[str, _Lane] = {}
+        self._lanes = {lane.name: _Lane(lane) for lane in setup.lanes}
         self._now_s = 0.0
-        self._ends: list[tuple[float, int, _Lane, Task]] = []
-        self._counter = 0
         self._pending: dict[Task, float] = {}
         """Launched tasks that have not ended, with when that was."""
         self._ended_s: dict[Task, float] = {}
         self._last_reason: str | None = None
-        self._spans: list[Span] = []
-        self._chunks: dict[Task, tuple[Chunk, ChunkStream]] = {}
+        self._begun: list[_Running] = []
         cache = make_cache(room.cache_sizes, room.cache_rule)
         self._slots = _slot_queue(setup, room.num_chunks, room.num_slots, room.resident, cache)
         self.foresight = Foresight()
@@ -116,7 +164,7 @@ class Simulator(Lanes):
         return Timeline(
             num_layers=self._setup.num_layers,
             pass_ends_s=tuple(ends),
-            spans=tuple(sorted(self._spans, key=lambda span: span.start_s)),
+            spans=tuple(one.span for one in self._begun),
         )
 
     # --- lanes, as the driver sees them ---------------------------------------------------------
@@ -130,7 +178,7 @@ class Simulator(Lanes):
         for other in task.after:
             launched = other in self._pending or other in self._ended_s
             assert launched, f"{task} waits for {other}, which has not been launched"
-        lane = self._lane(lane_of(task, self._setup.compute))
+        lane = self._lanes[lane_of(task.kind, self._setup.compute).name]
         self._pending[task] = self._now_s
         lane.num_pending += 1
         self._ended_s.pop(task, None)
@@ -139,8 +187,9 @@ class Simulator(Lanes):
 
     def wait(self, condition: Callable[[], bool], reason: str) -> None:
         while not condition():
-            assert self._ends, f"nothing moves any more; waiting for {reason}"
-            self._pass_time()
+            running = [(one, lane) for lane in self._lanes.values() for one in lane.running]
+            assert running, f"nothing moves any more; waiting for {reason}"
+            self._end(*min(running, key=lambda pair: (pair[0].end_s, pair[0].number)))
 
     def slots_changed(self) -> None:
         for lane in self._lanes.values():
@@ -150,53 +199,66 @@ class Simulator(Lanes):
         return task in self._ended_s
 
     def is_idle(self, *, results_only: bool) -> bool:
-        lanes = RESULT_LANES if results_only else self._lanes
-        return not any(self._lane(name).num_pending for name in lanes)
+        lanes = self._lanes.values()
+        return not any(lane.num_pending for lane in lanes if lane.is_result or not results_only)
 
     # --- time -----------------------------------------------------------------------------------
 
-    def _pass_time(self) -> None:
-        """Up to the next end of a task."""
-        self._now_s, _, lane, task = heappop(self._ends)
-        lane.is_busy, lane.free_s = False, self._now_s
-        self._last_reason = str(task)
-        chunk = self._chunks.pop(task, None)
-        if chunk is not None:
-            moved, stream = chunk
-            stream.moved(moved)
+    def _end(self, one: _Running, lane: _Lane) -> None:
+        """Time passes up to the end of a task."""
+        self._now_s = one.end_s
+        self._last_reason = str(one.task)
+        lane.end(one)
+        if one.chunk is not None:
+            assert lane.stream is not None, "chunks come from a stream"
+            lane.stream.moved(one.chunk)
         else:
-            del self._pending[task]
+            del self._pending[one.task]
             lane.num_pending -= 1
-            self._ended_s[task] = self._now_s
-            self._driver.task_ended(task)
+            self._ended_s[one.task] = self._now_s
+            self._driver.task_ended(one.task)
         self.slots_changed()
 
     def _start(self, lane: _Lane) -> None:
-        """The next task of an idle lane, or a chunk where that one cannot start yet."""
-        if lane.is_busy:
-            return
-        stream = self._streams.get(lane.name)
-        next_chunk = _no_chunk if stream is None else stream.next_chunk
-        found = take_next(lane.waiting, self._can_start, next_chunk)
-        if isinstance(found, Task):
-            self._begin(lane, found, self._driver.slot_of(found), self._reason(lane, found))
-        elif found is not None and stream is not None:
-            task = stream.task_of(found)
-            self._chunks[task] = (found, stream)
-            self._begin(lane, task, found.slot, "a free slot")
+        """As much as the lane has room for: the next task, or a chunk where that one cannot start
+        yet."""
+        while (row := lane.free_row) is not None:
+            found = take_next(
+                lane.waiting,
+                lambda task: lane.can_begin_task() and self._can_start(task),
+                lane.next_chunk,
+            )
+            if found is None:
+                return
+            self._begin(lane, row, found)
 
     def _can_start(self, task: Task) -> bool:
         return all(other in self._ended_s for other in task.after)
 
-    def _begin(self, lane: _Lane, task: Task, slot: int | None, reason: str) -> None:
-        end_s = self._now_s + self._world.seconds(task)
-        waited = reason if self._now_s > lane.free_s else None
-        self._spans.append(Span(task, lane.name, self._now_s, end_s, slot, waited))
-        lane.is_busy = True
-        self._counter += 1
-        heappush(self._ends, (end_s, self._counter, lane, task))
+    def _begin(self, lane: _Lane, row: str, found: Task | Chunk) -> None:
+        if isinstance(found, Task):
+            task, chunk, slot = found, None, self._driver.slot_of(found)
+            reason = self._reason(task)
+        else:
+            assert lane.stream is not None, "chunks come from a stream"
+            task, chunk, slot = lane.stream.task_of(found), found, found.slot
+            reason = "a free slot"
+        one = _Running(
+            task=task,
+            row=row,
+            start_s=self._now_s,
+            slot=slot,
+            waited_for=reason if self._now_s > lane.free_s[row] else None,
+            chunk=chunk,
+            number=len(self._begun),
+            left_s=self._world.seconds(task),
+            since_s=self._now_s,
+            end_s=self._now_s,
+        )
+        self._begun.append(one)
+        lane.begin(one)
 
-    def _reason(self, lane: _Lane, task: Task) -> str:
+    def _reason(self, task: Task) -> str:
         """What kept a task from beginning earlier."""
         last = max(task.after, key=lambda other: self._ended_s[other], default=None)
         if last is not None and self._ended_s[last] >= self._pending[task]:
@@ -206,18 +268,16 @@ class Simulator(Lanes):
     # --- experts --------------------------------------------------------------------------------
 
     def _add_streams(self) -> None:
-        driver = self._driver
-        top = ChunkStream(slots=self._slots, step_of=driver.step_of, path=lambda: driver.disk_path)
-        self._streams = {"dram->vram" if self._setup.compute == "vram" else "disk->dram": top}
+        driver, slots = self._driver, self._slots
+        top = ChunkStream(slots=slots, step_of=driver.step_of, path=lambda: driver.disk_path)
+        self._add_stream(top)
         if self._below is not None:
-            self._streams["disk->dram"] = ChunkStream(
-                slots=self._below, kind=Kind.FETCH, step_of=driver.step_of
+            self._add_stream(
+                ChunkStream(slots=self._below, kind=Kind.FETCH, step_of=driver.step_of)
             )
-        for name in self._streams:
-            self._lane(name)
 
-    def _lane(self, name: str) -> _Lane:
-        return self._lanes.setdefault(name, _Lane(name))
+    def _add_stream(self, stream: ChunkStream) -> None:
+        self._lanes[lane_of(stream.kind, self._setup.compute).name].stream = stream
 
 
 def _slot_queue(
@@ -237,7 +297,3 @@ def _slot_queue(
     )
     queue.fill_residents()
     return queue
-
-
-def _no_chunk() -> None:
-    """Nothing but tasks goes over most lanes."""

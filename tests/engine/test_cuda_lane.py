@@ -29,6 +29,7 @@ from moebatch.engine.sampler import Sampler
 from moebatch.engine.spec import EngineSpec
 from moebatch.engine.streams import StreamClock
 from moebatch.model.decoder import Decoder
+from moebatch.schedule.lanes import GPU, LANES
 from moebatch.schedule.slots.expert_load import Chunk, ExpertKey, Load
 from moebatch.schedule.task import Kind, Task
 from moebatch.schedule.timeline.timeline import Span
@@ -73,9 +74,9 @@ class Machine(Board):
     # --- for tests ------------------------------------------------------------------------------
 
     def lane(self, name: str, **options: Any) -> None:
-        is_host = name in ("cpu", "staging")
-        work = LaneWork(run=self._run_here if is_host else self._issue, **options)
-        self.lanes[name] = self._make(name, work)
+        (lane,) = (one for one in LANES if one.name == name)
+        work = LaneWork(run=self._issue if lane.is_of_gpu else self._run_here, **options)
+        self.lanes[name] = self._make(lane, work)
 
     def launch(self, name: str, *tasks: Task) -> None:
         with self.monitor:
@@ -335,7 +336,7 @@ def test_what_was_issued_is_done_before_a_failure_of_issuing_is_told(machine: Ma
         failed(error)
 
     machine.failed = note  # type: ignore[method-assign]
-    machine.lanes["gpu"] = machine._make("gpu", LaneWork(run=work))
+    machine.lanes["gpu"] = machine._make(GPU, LaneWork(run=work))
     machine.launch("gpu", task(0), task(1))
     machine.wait(lambda: machine._failure)
     assert order == ["kernel", "told"]
@@ -352,7 +353,7 @@ def test_after_a_failure_that_was_forgotten_lanes_go_on(machine: Machine) -> Non
             raise MemoryError
         run(each)
 
-    machine.lanes["cpu"] = machine._make("gpu", LaneWork(run=refuse))
+    machine.lanes["cpu"] = machine._make(GPU, LaneWork(run=refuse))
     machine.launch("cpu", refused, task(1))
     machine.wait(lambda: machine._failure)
     with machine.monitor:

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 import pytest
 
 from moebatch.engine.lane import Board, ChunkMover, LaneWork, ThreadLane
+from moebatch.schedule.lanes import READ
 from moebatch.schedule.slots.expert_load import Chunk, ExpertKey
 from moebatch.schedule.slots.slots import SlotQueue
 from moebatch.schedule.task import Kind, Task
@@ -37,8 +38,8 @@ def launched(*steps: int) -> list[Task]:
 
 
 @contextmanager
-def lane_of(board: Kept, work: LaneWork) -> Iterator[ThreadLane]:
-    lane = ThreadLane("disk->dram", board, work)
+def lane_of(board: Kept, work: LaneWork, width: int = 1) -> Iterator[ThreadLane]:
+    lane = ThreadLane(READ._replace(width=width), board, work)
     try:
         yield lane
     finally:
@@ -60,11 +61,10 @@ def test_as_many_chunks_move_at_once_as_the_lane_is_wide(width: int) -> None:
     work = LaneWork(
         run=lambda task: None,
         mover=mover,
-        width=width,
         num_bytes=lambda task: 5,
         statistics=statistics,
     )
-    with lane_of(board, work):
+    with lane_of(board, work, width):
         board.wait_for(lambda: len(board.ends) == 12)
     assert {row for _, row in board.ends} == {
         "disk->dram",
@@ -83,7 +83,7 @@ def test_launched_tasks_run_one_after_the_other_in_a_wide_lane_too() -> None:
         running.remove(task)
 
     tasks = launched(*range(200))
-    with lane_of(board, LaneWork(run=run, width=4)) as lane:
+    with lane_of(board, LaneWork(run=run), 4) as lane:
         with board.monitor:
             for task in tasks:
                 lane.launch(task)
@@ -96,8 +96,8 @@ def test_chunks_move_beside_a_task_that_takes_long() -> None:
     board, slots = Kept(), SlotQueue(dict.fromkeys(KEYS, 1), num_slots=4)
     may_end = threading.Event()
     mover = chunks(board, slots, lambda chunk: None)
-    work = LaneWork(run=lambda task: may_end.wait(PATIENCE_S) and None, mover=mover, width=2)
-    with lane_of(board, work) as lane:
+    work = LaneWork(run=lambda task: may_end.wait(PATIENCE_S) and None, mover=mover)
+    with lane_of(board, work, 2) as lane:
         with board.monitor:
             lane.launch(*launched(0))
         board.wait_for(lambda: all(map(slots.is_ready, KEYS)))
@@ -118,8 +118,8 @@ def test_a_chunk_that_fails_stops_the_lane_and_leaves_slots_in_order(
 
     mover = chunks(board, slots, fail)
     statistics = ReadStatistics()
-    work = LaneWork(run=lambda task: None, mover=mover, width=2, statistics=statistics)
-    with lane_of(board, work) as lane:
+    work = LaneWork(run=lambda task: None, mover=mover, statistics=statistics)
+    with lane_of(board, work, 2) as lane:
         board.wait_for(lambda: board.has_failed and not lane.is_running)
     slots.check_integrity()
     assert statistics.num_bytes == 0

@@ -6,7 +6,7 @@ import pytest
 
 from moebatch.layout.ladder import Ladder, lanes_of
 from moebatch.layout.setup import room_of, setup_of
-from moebatch.schedule.lanes import LANES
+from moebatch.schedule.lanes import LANES, lane_of_row
 from moebatch.schedule.registry import SCHEDULES
 from moebatch.schedule.request import Sweep
 from moebatch.schedule.simulate import simulate
@@ -75,7 +75,7 @@ def test_only_keys_and_values_are_written_to_disk() -> None:
 def test_lanes_are_known_and_there_once(ladder: Ladder, schedule: str) -> None:
     found = names(ladder, replace(ON_GPU, schedule=schedule))
     assert len(set(found)) == len(found)
-    assert set(found) <= set(LANES)
+    assert set(found) <= {lane.name for lane in LANES}
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -101,4 +101,4 @@ def test_a_simulated_pass_runs_on_lanes_that_are_listed(
     )
     room = room_of(SHAPE, policy, ladder, expert_bytes=2**24)
     timeline = simulate(schedule, setup, room, world, num_passes=2)
-    assert set(timeline.lanes) <= set(names(ladder, policy))
+    assert {lane_of_row(row) for row in timeline.lanes} <= set(names(ladder, policy))

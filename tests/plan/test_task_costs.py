@@ -6,6 +6,7 @@ import pytest
 
 from moebatch.formats.registry import FORMATS
 from moebatch.layout.footprint import Dtypes
+from moebatch.layout.ladder import Ladder
 from moebatch.layout.lanes import pass_seconds
 from moebatch.layout.load import PassLoad
 from moebatch.layout.routing import SkewedRouting
@@ -16,6 +17,7 @@ from moebatch.plan.sim_passes import Work, decode_load, mean_load, passes_of, sp
 from moebatch.plan.sim_world import SimWorld
 from moebatch.schedule.simulate import simulate
 from moebatch.schedule.task import page
+from moebatch.schedule.timeline.statistics import Statistics
 from moebatch.schedule.timeline.timeline import Timeline
 from moebatch.spec.policy import Placement, Policy
 from tests.plan.problems import GB, SHAPE, cpu_machine, gpu_machine, launching, problem
@@ -90,8 +92,8 @@ def simulated(of: Problem, under: Policy, work: Work, *, skew: float = 0.0) -> T
 
 
 def of_a_pass(timeline: Timeline) -> dict[str, float]:
-    since_s, count = timeline.steady_since_s, timeline.num_steady_passes
-    return {lane: timeline.busy_s(lane, since_s=since_s) / count for lane in timeline.lanes}
+    lanes = Statistics.of(timeline, since_s=timeline.steady_since_s).lanes
+    return {name: lane.busy_s / timeline.num_steady_passes for name, lane in lanes.items()}
 
 
 @pytest.mark.few
@@ -234,7 +236,7 @@ def test_decoding_costs_what_the_profile_says_of_the_format() -> None:
     assert unmeasured is not None
     measured = replace(unmeasured, decoding={"packed int4": 1e9})
     dtypes = Dtypes(stored=FORMATS["packed int4"], compute="bfloat16")
-    prices = Prices(shape=SHAPE, dtypes=dtypes, hardware=machine)
+    prices = Prices(shape=SHAPE, dtypes=dtypes, hardware=machine, ladder=Ladder.of(machine))
     stored_bytes = dtypes.expert_bytes(SHAPE)
     unmeasured_s, measured_s = (
         prices.cpu_expert_s(cpu, 64, fresh=0) for cpu in (unmeasured, measured)

@@ -44,7 +44,7 @@ def _span(entry: str) -> Span:
         page=number if paged else None,
     )
     start, _, end = times.partition("-")
-    lane = lane_of(task, "vram")
+    lane = lane_of(task.kind, "vram").name
     return Span(task, lane, float(start), float(end), waited_for=_WAITS.get(name))
 
 

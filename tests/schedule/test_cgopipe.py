@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from moebatch.schedule.lanes import LANES
 from moebatch.schedule.request import Sweep
 from moebatch.schedule.setup import Setup
 from moebatch.schedule.simulate import Room, simulate
@@ -39,7 +40,7 @@ SETUP = Setup(
     num_experts=4,
     moe_layers=frozenset({0, 1}),
     num_hot=2,
-    has_staging=True,
+    lanes=LANES,
     compute="vram",
 )
 

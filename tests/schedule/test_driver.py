@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from moebatch.schedule.driver import Driver
+from moebatch.schedule.lanes import LANES
 from moebatch.schedule.registry import SCHEDULES
 from moebatch.schedule.request import NextPass, Prefetch, Sweep
 from moebatch.schedule.setup import Setup
@@ -16,7 +17,14 @@ from moebatch.schedule.slots.slots import SlotQueue
 from moebatch.schedule.task import Kind, Task
 from tests.schedule.worlds import TableWorld
 
-SETUP = Setup(num_layers=2, num_experts=3, moe_layers=frozenset({0, 1}), num_hot=1, compute="vram")
+SETUP = Setup(
+    num_layers=2,
+    num_experts=3,
+    moe_layers=frozenset({0, 1}),
+    num_hot=1,
+    lanes=LANES,
+    compute="vram",
+)
 CHOSEN = (0, 2)
 THERE, NOT_THERE = CHOSEN
 

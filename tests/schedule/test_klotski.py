@@ -10,6 +10,7 @@ Gates choose:
 
 import pytest
 
+from moebatch.schedule.lanes import LANES
 from moebatch.schedule.request import Sweep
 from moebatch.schedule.setup import Setup
 from moebatch.schedule.simulate import Room, simulate
@@ -27,7 +28,14 @@ CHOICES = {
     (1, 2): (2, 3),
 }
 SECONDS = {Kind.ATTEND: 1.0, Kind.GATE: 0.5, Kind.EXPERT: 1.0, Kind.CHUNK: 2.0}
-SETUP = Setup(num_layers=2, num_experts=4, moe_layers=frozenset({0, 1}), num_hot=2, compute="vram")
+SETUP = Setup(
+    num_layers=2,
+    num_experts=4,
+    moe_layers=frozenset({0, 1}),
+    num_hot=2,
+    lanes=LANES,
+    compute="vram",
+)
 
 
 def run(name: str, *, num_slots: int, num_passes: int) -> Timeline:

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from moebatch.schedule.lanes import LANES
 from moebatch.schedule.request import Sweep
 from moebatch.schedule.setup import Setup
 from moebatch.schedule.simulate import Room, simulate
@@ -41,6 +42,7 @@ def run(
         num_experts=NUM_EXPERTS,
         moe_layers=frozenset(range(len(blocks))),
         num_hot=1,
+        lanes=LANES,
         compute="vram",
         activation_level=level,
     )

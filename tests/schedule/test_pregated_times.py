@@ -10,6 +10,7 @@ experts. So a block takes min(0.94, 0.836 k) / 6 more, about 0.15 ms; nothing el
 
 import pytest
 
+from moebatch.schedule.lanes import LANES
 from moebatch.schedule.request import Sweep
 from moebatch.schedule.setup import Setup
 from moebatch.schedule.simulate import Room, simulate
@@ -43,6 +44,7 @@ def run(name: str, *, chosen: int, num_experts: int = NUM_EXPERTS, level: int = 
         num_experts=num_experts,
         moe_layers=frozenset(range(NUM_BLOCKS)),
         num_hot=1,
+        lanes=LANES,
         compute="vram",
         activation_level=level,
     )

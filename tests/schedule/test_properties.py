@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from moebatch.schedule.lanes import LANES, STAGING
 from moebatch.schedule.registry import SCHEDULES
 from moebatch.schedule.request import Sweep
 from moebatch.schedule.setup import Setup
@@ -17,6 +18,7 @@ from tests.schedule.check import check_timeline
 from tests.schedule.worlds import RandomWorld
 
 EXPERTS, LAYERS = 5, 4
+WITHOUT_STAGING = tuple(lane for lane in LANES if lane != STAGING)
 _SIZES = st.integers(0, EXPERTS)
 
 
@@ -37,7 +39,7 @@ def cases(draw: st.DrawFn) -> tuple[Setup, Room, RandomWorld, int]:
         num_hot=draw(st.integers(0, EXPERTS)),
         depth=draw(st.integers(1, 3)),
         window=draw(st.integers(1, 3)) if has_disk else 0,
-        has_staging=draw(st.booleans()),
+        lanes=draw(st.sampled_from([LANES, WITHOUT_STAGING])),
         kv_homes=tuple(kv_homes),
         compute=compute,
         activation_level=draw(st.integers(0, 3)),
@@ -100,6 +102,7 @@ def test_few_slots_that_all_layers_share_are_enough(name: str, num_slots: int) -
         num_experts=EXPERTS,
         moe_layers=frozenset({0, 2}),
         num_hot=1,
+        lanes=LANES,
         compute="vram",
         activation_level=1,
     )

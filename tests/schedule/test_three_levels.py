@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from moebatch.schedule.lanes import LANES
 from moebatch.schedule.request import Sweep
 from moebatch.schedule.setup import Setup
 from moebatch.schedule.simulate import Room, simulate
@@ -15,6 +16,7 @@ SETUP = Setup(
     moe_layers=frozenset(range(4)),
     num_hot=4,
     window=2,
+    lanes=LANES,
     compute="vram",
 )
 ON_GPU = frozenset(ExpertKey(layer, expert) for layer in range(4) for expert in (0, 1))

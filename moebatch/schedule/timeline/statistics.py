@@ -6,13 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from heapq import heappush, heapreplace
 
-from moebatch.schedule.lanes import LANES
+from moebatch.schedule.lanes import LANES, PROCESSORS, lane_of_row
 from moebatch.schedule.task import reason_kind
 from moebatch.schedule.timeline.timeline import Bubble, Span, Timeline
-
-PROCESSORS = ("gpu", "cpu")
-"""Lanes that compute."""
-
 
 NUM_LONGEST = 5
 """Bubbles that are kept one by one."""
@@ -101,9 +97,8 @@ class Statistics:
     def of(cls, timeline: Timeline, *, since_s: float = 0.0) -> "Statistics":
         """What the lanes of a timeline did from a moment on."""
         statistics = cls(num_layers=timeline.num_layers, since_s=since_s, until_s=timeline.length_s)
-        for lane in timeline.lanes:
-            for span in timeline.on(lane):
-                statistics.add(span)
+        for span in sorted(timeline.spans, key=lambda span: (span.start_s, span.end_s)):
+            statistics.add(replace(span, lane=lane_of_row(span.lane)))
         return statistics
 
     def add(self, span: Span) -> None:
@@ -153,5 +148,5 @@ class Statistics:
 
 def in_order(lanes: Iterable[str]) -> list[str]:
     """Names of lanes as they are shown: processors, links up and down, disk; unknown ones last."""
-    known = {lane: place for place, lane in enumerate(LANES)}
-    return sorted(lanes, key=lambda lane: known.get(lane, len(known)))
+    known = {lane.name: place for place, lane in enumerate(LANES)}
+    return sorted(lanes, key=lambda row: known.get(lane_of_row(row), len(known)))
