@@ -40,7 +40,7 @@ class PassTasks:
             policy.micro_batch_size,
             policy.schedule,
             policy.attention_on_gpu,
-            policy.weights.disk,
+            self._fresh,
         )
 
     # --- whatever lives where -------------------------------------------------------------------
@@ -185,8 +185,13 @@ class PassTasks:
         if not active:
             return 0.0
         rows = tokens * shape.experts_per_token / active
-        each_s = self._price.expert_s(rows, fresh=self.policy.weights.disk, is_mean=True)
+        each_s = self._price.expert_s(rows, fresh=self._fresh, is_mean=True)
         return len(shape.moe_layers) * active * each_s
+
+    @property
+    def _fresh(self) -> float:
+        """Share of the experts that come from below, where that makes a difference to computing."""
+        return (1 - self.policy.weights.on(self._top)) * self.prices.is_cpu
 
     def _lane(self, kind: Kind) -> str:
         return lane_of(kind, self._top).name

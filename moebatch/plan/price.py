@@ -119,7 +119,7 @@ class Price:
         moving_s = self._moving_s(CHOICE_STATES * rows)
         moving_s += self._launches_s(launches.of_expert(rows))
         moving_s += 0.0 if self._is_paged else self._main.task_s
-        if self._top == "vram":
+        if not self.prices.is_cpu:
             return self.prices.expert_s(self._main, rows) + moving_s
         compute, instructions = self.prices.dtypes.compute, self._main.instruction_set
         if is_mean:

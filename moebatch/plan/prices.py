@@ -60,6 +60,12 @@ class Prices:
         return self.hardware.levels[self.ladder.top].processor or self.cpu
 
     @cached_property
+    def is_cpu(self) -> bool:
+        """Whether a CPU computes everything, maybe in place of a GPU that is emulated: it knows
+        experts that have just arrived from those that stayed, and its kernels have names."""
+        return self.ladder.top == "dram" or bool(self.main.instruction_set)
+
+    @cached_property
     def cpu(self) -> Processor:
         """The processor at main memory."""
         assert self.hardware.dram.processor is not None, "main memory has a processor"

@@ -6,6 +6,7 @@ import pytest
 
 from moebatch.formats.plain import FLOAT16
 from moebatch.layout.footprint import Dtypes
+from moebatch.layout.ladder import Ladder
 from moebatch.layout.load import PassLoad
 from moebatch.plan.prediction import Prediction, predict
 from moebatch.plan.price import Price
@@ -64,7 +65,7 @@ def test_several_gpus_add_up_what_each_has_computed(devices: int) -> None:
     hardware = replace(hardware, levels={**hardware.levels, "vram": vram})
     dtypes = Dtypes(stored=FLOAT16, compute="float16")
     shape = load_model("mixtral-8x22b").shape
-    prices = Prices(shape=shape, dtypes=dtypes, hardware=hardware)
+    prices = Prices(shape=shape, dtypes=dtypes, hardware=hardware, ladder=Ladder.of(hardware))
     saved = load_policy("moe-lightning-2xt4-mtbench-64")
     assert saved.workload is not None
     policy = saved.resolve(saved.workload, num_experts=shape.num_layers * shape.num_experts)
