@@ -197,6 +197,11 @@ class PaperPlan:
         return max(self.busy_s, key=lambda name: self.busy_s[name])
 
     @property
+    def fits(self) -> bool:
+        """Whether both memories are within their limits."""
+        return self.gpu_memory.fits and self.cpu_memory.fits
+
+    @property
     def sequence_layer_s(self) -> float:
         """T_layer / N: what the planner minimises."""
         return self.layer_s / self.policy.batch_size
