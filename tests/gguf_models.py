@@ -156,6 +156,7 @@ def _metadata(config: Mapping[str, Any]) -> dict[str, Any]:
         "attention.head_count": config["num_attention_heads"],
         "attention.head_count_kv": config["num_key_value_heads"],
         "attention.key_length": config.get("head_dim"),
+        "attention.value_length": config.get("head_dim"),
         "attention.layer_norm_rms_epsilon": config["rms_norm_eps"],
         "rope.freq_base": config["rope_parameters"]["rope_theta"],
         "expert_count": config.get("num_experts") or config.get("num_local_experts"),
