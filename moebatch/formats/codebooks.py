@@ -34,6 +34,7 @@ class Codebook(WeightFormat):
     """Numbers that share a scale."""
     nested_block: int | None = None
     """Scales that share one of their own, where they are of eight bits."""
+    takes_any_bytes = False
 
     @property
     def name(self) -> str:  # type: ignore[override]

@@ -84,6 +84,8 @@ class WeightFormat(ABC):
     otherwise the whole matrix is decoded before each product."""
     is_coded = False
     """`coded` answers for every weight, so that the program's own kernels decode without room."""
+    takes_any_bytes = True
+    """Whatever its parts hold is a weight, so that decoding is measured without a checkpoint."""
 
     def __str__(self) -> str:
         """As messages describe it, with its parameters."""
@@ -118,8 +120,8 @@ class WeightFormat(ABC):
         ]
 
     def coded(self, parts: Sequence[Tensor], shape: tuple[int, int]) -> CodedMatrix | None:
-        """The matrix that `parts` hold as the compiled kernels read it, views only; None where
-        only `decode` knows how. Both give the same numbers, bit for bit."""
+        """The matrix that `parts` hold as the compiled kernels read it: views, or copies of no more
+        bytes; None where only `decode` knows how. Both give the same numbers, bit for bit."""
         return None
 
     def is_computed_in(self, dtype: str) -> bool:

@@ -19,6 +19,8 @@ from moebatch.formats.weight_format import Look, StoredPart, WeightFormat, besid
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from moebatch.formats.coded import CodedMatrix
+
 _WORD_BITS = 32
 _SCALE_DTYPES = ("F16", "BF16", "F32")
 
@@ -59,14 +61,26 @@ class Words(WeightFormat):
         """Rounded to the numbers of the scales, as upstream does."""
         from moebatch.formats import decoding
 
-        width = Blocks(1, self.group).size((out.shape[0], out.shape[1]))[1]
-        if self.packs_inputs:
-            order = parts[3] if self.has_order else None
-            decoding.decode_gptq(
-                parts, out, bits=self.bits, group=width, order_I=order, is_second=self.is_second
-            )
+        rows = self.coded(parts, (out.shape[0], out.shape[1]))
+        if rows:
+            decoding.decode(rows, out)
         else:
-            decoding.decode_awq(parts, out, group=width)
+            decoding.decode_gptq(
+                parts, out, bits=self.bits, order_I=parts[3], is_second=self.is_second
+            )
+
+    def coded(self, parts: Sequence[Tensor], shape: tuple[int, int]) -> CodedMatrix | None:
+        """A copy with rows, unless inputs are of groups in another order than theirs."""
+        from moebatch.formats import decoding
+
+        group = Blocks(1, self.group).size(shape)[1]
+        if not self.packs_inputs:
+            return decoding.rows_of_awq(parts, shape, group=group)
+        if self.has_order and not decoding.is_in_order(parts[3], group):
+            return None
+        return decoding.rows_of_gptq(
+            parts, shape, bits=self.bits, group=group, is_second=self.is_second
+        )
 
     def heights(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Rows are columns here and cannot be read apart."""

@@ -27,6 +27,8 @@ _POSITIONS_STEP = 16
 MAX_GEMM_ROWS = 1536
 """Rows of one matrix product of an expert; more are computed in blocks, of which the last one may
 have few rows."""
+KERNEL_BLOCK_ROWS = 128
+"""Rows that share what the program's own kernel has decoded, with 1 MiB of second-level cache."""
 _USUAL_GEMM_ROWS = 1024
 _FEW_BFLOAT16_ROWS = 128
 _FEW_CODES_ROWS = 64
@@ -137,6 +139,13 @@ def needs_matrix(stored: WeightFormat, dtype: Dtype, instruction_set: str) -> bo
         return not instruction_set
     most = kernel_multiplies_codes(MAX_GEMM_ROWS, dtype, instruction_set)
     return not (stored.is_coded and most)
+
+
+def rows_decoded_at_once(stored: WeightFormat, dtype: Dtype, instruction_set: str) -> int:
+    """Rows of a product for which a weight is decoded once: those of a block of the kernel's, or
+    all."""
+    is_whole = needs_matrix(stored, dtype, instruction_set)
+    return MAX_GEMM_ROWS if is_whole else KERNEL_BLOCK_ROWS
 
 
 def _bucket_step(num_rows: float) -> int:

@@ -13,14 +13,12 @@ from torch import Tensor
 from moebatch.checkpoint.direct import align_up
 from moebatch.checkpoint.record import TORCH_DTYPES
 from moebatch.formats.weight_format import StoredPart, WeightFormat
-from moebatch.layout.scratch import Limits
+from moebatch.layout.scratch import KERNEL_BLOCK_ROWS, Limits
 from moebatch.measure.sizes import ModelSizes
 from moebatch.measure.synthetic import SyntheticLayer, fill, synthetic_layer
 from moebatch.measure.timer import Timer
 from moebatch.model.router import ExpertTokens, Routing
 
-_DECODED_ROWS = 16
-"""Few enough that decoding is told from noise, and enough that products do not wait for memory."""
 _HARMLESS_BYTE = 0x11
 """Of which every type of numbers makes small ones that are not subnormal."""
 _ALIGNMENT = 64
@@ -68,16 +66,21 @@ def decoding_bandwidth(
     plain: Points,
     dtype: torch.dtype,
     stored: WeightFormat,
+    decoded_rows: int,
     memory: Tensor,
     timer: Timer,
 ) -> float:
-    """Bytes per second of `stored` weights that are computed in `dtype`, from the time that an
-    expert takes beyond that of one of such numbers, which has the rates `plain`. Overwrites
-    `memory` (uint8).
+    """Bytes per second of `stored` weights that are computed in `dtype`, each decoded once for so
+    many rows, from the time that an expert takes beyond that of one of such numbers, which has the
+    rates `plain`: at as many rows, or, where a kernel decodes on the way, at the highest.
+    Overwrites `memory` (uint8).
 
     A hundredth of that time is the least that can be told.
     """
-    count, rate = next((point for point in plain if point[0] >= _DECODED_ROWS), plain[-1])
+    many = [point for point in plain if point[0] >= KERNEL_BLOCK_ROWS]
+    count, rate = many[0] if many else plain[-1]
+    if decoded_rows <= KERNEL_BLOCK_ROWS:
+        rate = max(rate for _, rate in plain)
     size = _expert_parts_bytes(sizes, stored)
     whole = memory[: len(memory) // size * size].fill_(_HARMLESS_BYTE)
     experts = itertools.cycle(whole.view(-1, size))
@@ -86,7 +89,7 @@ def decoding_bandwidth(
     )
     flop = 2 * count * 3 * sizes.hidden_size * sizes.expert_width
     extra_s = flop / decoded_rate - flop / rate
-    return size / max(extra_s, flop / rate / 100)
+    return math.ceil(count / decoded_rows) * size / max(extra_s, flop / rate / 100)
 
 
 def expert_bytes(sizes: ModelSizes, dtype: torch.dtype) -> int:

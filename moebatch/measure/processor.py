@@ -12,6 +12,7 @@ from torch import Tensor
 from moebatch.checkpoint.model_files import COMPUTE_DTYPES
 from moebatch.formats.registry import FORMATS
 from moebatch.formats.weight_format import WeightFormat
+from moebatch.layout.scratch import rows_decoded_at_once
 from moebatch.measure.attention import AttentionRates, attention_rates
 from moebatch.measure.contention import Patience
 from moebatch.measure.elementwise import elementwise_bandwidth
@@ -72,7 +73,7 @@ def processor_rates(
     bandwidth, gemm = _weights_rates(sizes, memory, timer, patience, log)
     decoding = {}
     if device.type == "cpu" and instruction_set:
-        decoding = _decoding_rates(sizes, gemm, memory, timer, patience)
+        decoding = _decoding_rates(sizes, gemm, instruction_set, memory, timer, patience)
     if decoding:
         rates = ", ".join(f"{name} {format_rate(rate)}" for name, rate in decoding.items())
         log(f"weights decoded: {rates}")
@@ -131,18 +132,19 @@ def _weights_rates(
 def _decoding_rates(
     sizes: Sizes,
     gemm: Mapping[Dtype, RateCurve],
+    instruction_set: str,
     memory: Tensor,
     timer: Timer,
     patience: Patience,
 ) -> dict[str, float]:
-    """Of every format that kernels read: plain numbers become float32, codes become numbers of the
-    type that attention has."""
+    """Of every format of which any bytes are weights: plain numbers become float32, codes become
+    numbers of the type that attention has."""
     usual = next(dtype for dtype in (sizes.attention_dtype, *gemm) if dtype in gemm)
     known = (FORMATS[name] for name in sizes.formats if name in FORMATS)
     into: list[tuple[WeightFormat, Dtype]] = [
         (stored, "float32" if stored.is_tiled else usual)
         for stored in known
-        if stored.is_coded or stored.is_tiled
+        if stored.takes_any_bytes
     ]
     return {
         stored.name: patience.calmest(
@@ -152,6 +154,7 @@ def _decoding_rates(
                 gemm[dtype].points,
                 COMPUTE_DTYPES[dtype],
                 stored,
+                rows_decoded_at_once(stored, dtype, instruction_set),
                 memory,
                 timer,
             )

@@ -8,7 +8,7 @@ from moebatch.formats.plain import BFLOAT16, FLOAT16
 from moebatch.layout.footprint import FLOAT_BYTES, Dtypes
 from moebatch.layout.ladder import Ladder
 from moebatch.layout.load import PassLoad
-from moebatch.layout.scratch import MAX_GEMM_ROWS, PROMPT_ROWS
+from moebatch.layout.scratch import MAX_GEMM_ROWS, PROMPT_ROWS, rows_decoded_at_once
 from moebatch.spec.hardware import Hardware, LinkName, Processor
 from moebatch.spec.policy import Policy
 from moebatch.spec.shape import ModelShape
@@ -112,18 +112,25 @@ class Prices:
         return fresh * max(arrived_s, stayed_s) + (1 - fresh) * stayed_s
 
     def _expert_s(self, processor: Processor, rows: float, *, streamed: bool = False) -> float:
-        """Seconds of one expert over so many rows: its weights become what products want, as often
-        as they are read."""
+        """Seconds of one expert over so many rows. Where a kernel decodes weights on the way, that
+        adds to arithmetic, and memory is waited for meanwhile."""
         if rows <= 0:
             return 0.0
         params, at_once = self.shape.expert_params, min(rows, MAX_GEMM_ROWS)
+        stored, computed = self.dtypes.stored, self.dtypes.compute
         stored_bytes = self.dtypes.expert_bytes(self.shape)
-        decoded_bytes = ceil(rows / at_once) * stored_bytes * self.dtypes.converts
-        decoding_s = decoded_bytes / processor.decoding_rate(self.dtypes.stored.name)
         product_s = self._gemm_s(
             processor, rows, params, at_once, stored_bytes=stored_bytes, streamed=streamed
         )
-        return decoding_s + product_s
+        if not self.dtypes.converts:
+            return product_s
+        decoded_rows = rows_decoded_at_once(stored, computed, processor.instruction_set)
+        num_decodings = ceil(rows / min(at_once, decoded_rows))
+        decoding_s = num_decodings * stored_bytes / processor.decoding_rate(stored.name)
+        if decoded_rows == MAX_GEMM_ROWS:
+            return decoding_s + product_s
+        arithmetic_s = 2 * rows * params / processor.gemm_for(computed, streamed=streamed).peak
+        return max(product_s, decoding_s + arithmetic_s)
 
     def _gemm_s(
         self,
