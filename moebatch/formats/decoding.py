@@ -99,7 +99,7 @@ def rows_of_awq(parts: Sequence[Tensor], shape: tuple[int, int], *, group: int) 
     codes, zeros, scales_GO = parts
     O, I = shape
     padded = torch.nn.functional.pad(codes, (0, 0, 0, -I % 8))
-    words = padded.unflatten(0, (-1, 8)).permute(1, 2, 0).contiguous()  # [8, O / 8, I / 8]
+    words = padded.view(-1, 8, padded.shape[1]).permute(1, 2, 0).contiguous()  # [8, O / 8, I / 8]
     _exchange_nibbles(words)
     rows = words[_AWQ_ORDER].transpose(0, 1).flatten(0, 1)
     return _rows(rows, _in_awq_words(zeros)[:, :O], scales_GO, shape, 4, group)
@@ -140,7 +140,8 @@ def _packed_rows(codes_OG: Tensor, bits: int) -> Tensor:
     of_word = 32 // bits
     padded = torch.nn.functional.pad(codes_OG, (0, 0, 0, -len(codes_OG) % of_word))
     shifts = torch.arange(0, 32, bits, device=codes_OG.device)[:, None]
-    return (padded.long().unflatten(0, (-1, of_word)) << shifts).sum(1).int()
+    words = padded.long().view(-1, of_word, padded.shape[1]) << shifts
+    return words.sum(1).int()
 
 
 def _gptq_zeros(words: Tensor, bits: int, num_outputs: int, *, is_second: bool) -> Tensor:
