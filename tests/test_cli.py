@@ -599,7 +599,8 @@ def test_the_options_are_these_and_no_more() -> None:
         "sbatch": ["--cpus", "--option", "--output", "--shards", "--time", "-o", "job"],
         "check": ["--checksums", "--exact", "--json", "--limit", "job"],
         "plan": [
-            *("--gen-len", "--hw", "--json", "--kv-cache", "--method", "--model", "--output"),
+            *("--attention", "--gen-len", "--hw", "--json", "--kv-cache", "--method", "--model"),
+            "--output",
             *(
                 "--paper",
                 "--policy",
@@ -612,7 +613,8 @@ def test_the_options_are_these_and_no_more() -> None:
             *("--what-if", "-o", "job"),
         ],
         "simulate": [
-            *("--compare", "--durations", "--gantt", "--gen-len", "--hw", "--json", "--kv-cache"),
+            *("--attention", "--compare", "--durations", "--gantt", "--gen-len", "--hw", "--json"),
+            "--kv-cache",
             *(
                 "--method",
                 "--model",

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from moebatch.model.dense_weights import DenseWeights
 from moebatch.model.gating import AdaptiveGating
 from moebatch.model.pregates import PreGates
-from moebatch.spec.attention import CacheDtype
+from moebatch.spec.attention import CacheDtype, SinkWindow
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,6 +25,9 @@ class Approximation:
 
     cache_dtype: CacheDtype | None = None
     """8 bits in which keys and values are cached, as the shape of the model then says."""
+
+    sink_window: SinkWindow | None = None
+    """What tokens see of long sequences, as the shape of the model then says."""
 
     @property
     def gating_name(self) -> str:
@@ -48,6 +51,8 @@ class Approximation:
             found["experts.pre-gates"] = self.pregates.fingerprint
         if self.cache_dtype is not None:
             found["resources.kv_cache"] = self.cache_dtype
+        if self.sink_window is not None:
+            found["model.attention"] = str(self.sink_window)
         return found
 
     @property
@@ -55,6 +60,7 @@ class Approximation:
         """A short name for all of that; empty if exact."""
         names = [self.gating_name] if self.gating_name != "exact" else []
         names += [f"kv-{self.cache_dtype}"] if self.cache_dtype else []
+        names += ["sinks"] if self.sink_window else []
         return "-".join([*names, _digest(self.fields)]) if names else ""
 
     @property
@@ -70,6 +76,7 @@ class Approximation:
         """All that is not as the model has it."""
         parts = [f"gating is {self.gating_text}"] if self.gating_name != "exact" else []
         parts += [f"keys and values are cached in {self.cache_dtype}"] if self.cache_dtype else []
+        parts += [f"tokens see {self.sink_window}"] if self.sink_window else []
         return "; ".join(parts) or "exact"
 
     def replace_routers(self, weights: DenseWeights) -> None:

@@ -8,7 +8,7 @@ from moebatch.engine.endings import InWork
 from moebatch.engine.sequence import Sequence
 from moebatch.engine.time_left import Standing
 from moebatch.layout.admission import Admission, Caps, fields_of, longest_first
-from moebatch.spec.policy import PAGE_TOKENS, Policy, pages_of
+from moebatch.spec.policy import PAGE_TOKENS, Policy
 from moebatch.store.kv import KVCache
 from moebatch.store.kv_prefixes import KvPrefix
 
@@ -149,7 +149,8 @@ class Batcher:
     def _admission(self, left: Callable[[Sequence], int]) -> Admission:
         """The sequences in work as numbers, `left` being the tokens that each will still get."""
         caps = replace(
-            Caps.of(self._policy), pages=self._cache.num_pages - self._cache.num_pages_held_jointly
+            Caps.of(self._policy, self._cache.sink_window),
+            pages=self._cache.num_pages - self._cache.num_pages_held_jointly,
         )
         rows = [
             (*self._in_work(s, self._cache.num_joint_pages(s)).row, left(s)) for s in self.running
@@ -260,8 +261,3 @@ class Batcher:
 def _longest_left(sequence: Sequence) -> int:
     """Tokens that a sequence gets at most."""
     return sequence.request.sampling.max_tokens - len(sequence.output_tokens)
-
-
-def fits_cache(sequence_tokens: int, num_pages: int) -> bool:
-    """Whether a sequence of that length can ever be computed."""
-    return pages_of(sequence_tokens) <= num_pages

@@ -253,6 +253,7 @@ class _Assembly:
             dtype=self._files.dtype,
             layout=layout,
             shares=self._spec.shares_prefixes,
+            sink_window=shape.attention.sink_window,
         )
         self._opened.callback(cache.close)
         self._memory.reserve(cache.bytes_on(ladder.top), KV_TERM)

@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Iterable, Iterator
 
-from moebatch.engine.batcher import Batcher, Slice, fits_cache
+from moebatch.engine.batcher import Batcher, Slice
 from moebatch.engine.course import Course
 from moebatch.engine.passes import Passes
 from moebatch.engine.sampler import Sampled, Sampler
@@ -130,7 +130,7 @@ class Engine:
     def _sequences(self, requests: Iterable[Request]) -> Iterator[Sequence]:
         for request in requests:
             longest = len(request.prompt_tokens) + request.sampling.max_tokens
-            if not fits_cache(longest, self._policy.num_kv_pages):
+            if not self._cache.holds(longest):
                 self._done.append(Outcome(request=request, error=self._too_long(longest)))
                 continue
             sequences = [self._sequence(request, choice) for choice in range(request.sampling.n)]

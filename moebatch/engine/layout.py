@@ -110,14 +110,15 @@ def lay_out(
     groups: list[Group] = []
     start = 0
     for pieces in arranged:
-        spans = []
-        for piece in pieces:
-            spans.append(_span(piece, start, cache))
-            start += piece.num_tokens
         owners = tuple(piece.sequence for piece in pieces)
         place = decode_place if pieces[0].num_tokens == 1 else prompt_place
-        for number, part in enumerate(_parts(spans)):
-            groups.append(Group(spans=part, owners=owners, place=place, continues=number > 0))
+        for number, part in enumerate(_parts(pieces)):
+            spans = []
+            for sequence, num_before, num_tokens in part:
+                spans.append(_span(sequence, num_before, num_tokens, start, cache))
+                start += num_tokens
+            group = Group(spans=tuple(spans), owners=owners, place=place, continues=number > 0)
+            groups.append(group)
     ordered = tuple(piece for pieces in arranged for piece in pieces)
     return Layout(ordered=ordered, groups=tuple(groups))
 
@@ -153,7 +154,7 @@ def _input(group: Group, window: int, cache: KVCache, make: MakeMicroBatch) -> A
 
 def _view(group: Group, window: int, cache: KVCache) -> KvView:
     pieces = [
-        KvPiece(owner, span.context, span.context + span.num_tokens)
+        KvPiece(owner, span.num_before, span.num_before + span.num_tokens)
         for owner, span in zip(group.owners, group.spans, strict=True)
     ]
     return cache.view(group.place, window, pieces)
@@ -167,23 +168,31 @@ def _in_window(group: Group, view: KvView) -> list[Span]:
     ]
 
 
-def _span(piece: Slice, start: int, cache: KVCache) -> Span:
+def _span(
+    sequence: TokenSequence, num_before: int, num_tokens: int, start: int, cache: KVCache
+) -> Span:
+    rows_S = cache.rows(sequence, num_before + num_tokens, num_before)
+    context = len(rows_S) - num_tokens
     return Span(
         start=start,
-        num_tokens=piece.num_tokens,
-        context=piece.sequence.num_cached,
-        rows_S=cache.rows(piece.sequence, piece.context),
-        rope_length=piece.sequence.num_prompt_tokens,
+        num_tokens=num_tokens,
+        context=context,
+        rows_S=rows_S,
+        rope_length=sequence.num_prompt_tokens,
+        num_skipped=num_before - context,
     )
 
 
-def _parts(spans: Sequence[Span]) -> Iterator[tuple[Span, ...]]:
-    """One long slice is attended piece by piece."""
-    if len(spans) == 1:
-        for span in spans[0].pieces(PROMPT_ROWS):
-            yield (span,)
+def _parts(slices: Sequence[Slice]) -> Iterator[list[tuple[TokenSequence, int, int]]]:
+    """Sequences, tokens of each before a part, and in it: one long slice is attended piece by
+    piece."""
+    if len(slices) == 1:
+        (piece,) = slices
+        for done in range(0, piece.num_tokens, PROMPT_ROWS):
+            num_tokens = min(PROMPT_ROWS, piece.num_tokens - done)
+            yield [(piece.sequence, piece.sequence.num_cached + done, num_tokens)]
     else:
-        yield tuple(spans)
+        yield [(piece.sequence, piece.sequence.num_cached, piece.num_tokens) for piece in slices]
 
 
 def micro_batches(slices: Sequence[Slice], size: int) -> list[list[Slice]]:

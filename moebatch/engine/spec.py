@@ -10,6 +10,7 @@ from moebatch.checkpoint.model_files import ModelFiles
 from moebatch.engine.approximation import EXACT, Approximation
 from moebatch.engine.device import IN_MAIN_MEMORY, Device
 from moebatch.engine.text_losses import TextLosses
+from moebatch.layout.footprint import window_pages
 from moebatch.layout.ladder import Ladder
 from moebatch.layout.scratch import Limits, limits_of
 from moebatch.layout.setup import Hottest, expert_homes
@@ -18,8 +19,9 @@ from moebatch.predict.correlation import CorrelationPredictor
 from moebatch.predict.path_table import PathTable
 from moebatch.predict.predictor import Predictor, RoutingObserver
 from moebatch.schedule.slots.expert_load import ExpertKey
+from moebatch.spec.attention import num_cached
 from moebatch.spec.hardware import LevelName
-from moebatch.spec.policy import Policy, pages_of
+from moebatch.spec.policy import Policy
 from moebatch.store.packed import CHUNK_BYTES
 
 
@@ -60,7 +62,7 @@ class EngineSpec:
 
     @property
     def shares_prefixes(self) -> bool:
-        """Whether keys of a beginning are the same for all sequences that begin so."""
+        """Whether keys of a beginning are the same for all sequences that begin so, and stay."""
         return self.shares and has_common_keys(self.files)
 
     @property
@@ -76,13 +78,16 @@ class EngineSpec:
     @property
     def limits(self) -> Limits:
         """The largest pieces of work."""
-        return limits_of(self.policy, max_tokens=self.max_tokens)
+        return limits_of(self.policy, max_tokens=self._max_cached_tokens)
 
     @property
     def window_pages(self) -> int:
         """Pages of the largest micro-batch."""
-        wanted = self.policy.micro_batch_size * pages_of(self.max_tokens)
-        return min(self.policy.num_kv_pages, wanted)
+        return window_pages(self.policy, max_tokens=self._max_cached_tokens)
+
+    @property
+    def _max_cached_tokens(self) -> int:
+        return num_cached(self.max_tokens, self.files.shape.attention.sink_window)
 
     def new_predictor(self) -> Predictor:
         """The one that is given, or one that starts from how often each expert is chosen."""
@@ -99,6 +104,9 @@ class EngineSpec:
 
 
 def has_common_keys(files: ModelFiles) -> bool:
-    """Whether tokens that begin sequences alike have the same keys in all of them: some rotary
-    scalings depend on the length of the sequence."""
+    """Whether tokens that begin sequences alike have the same keys in all of them, and keep them:
+    some rotary scalings depend on the length of the sequence, and sinks with a window let keys go.
+    """
+    if files.shape.attention.sink_window is not None:
+        return False
     return not Rope(files.shape, files.config, torch.device("cpu")).depends_on_length

@@ -33,9 +33,10 @@ class OpenedJob:
 
     @cached_property
     def files(self) -> ModelFiles:
-        """The model, in a shape that caches keys and values as the job says."""
+        """The model, in a shape that sees and caches keys and values as the job says."""
         files = open_model(self.job.model.path, self.job.model.dtype)
-        return replace(files, shape=files.shape.cached_in(self.job.resources.kv_cache))
+        shape = files.shape.cached_in(self.job.resources.kv_cache)
+        return replace(files, shape=shape.seen_through(self.job.model.sink_window))
 
     @cached_property
     def approximation(self) -> Approximation:
@@ -74,7 +75,12 @@ def load_approximation(job: Job, files: ModelFiles) -> Approximation:
 
     Raises CheckpointError if that is missing, damaged or of another state of the model.
     """
-    return replace(_load_gating(job, files), cache_dtype=files.shape.attention.cache_dtype)
+    attention = files.shape.attention
+    return replace(
+        _load_gating(job, files),
+        cache_dtype=attention.cache_dtype,
+        sink_window=attention.sink_window,
+    )
 
 
 def _load_gating(job: Job, files: ModelFiles) -> Approximation:
@@ -96,11 +102,12 @@ def require_exact(job: Job) -> None:
         Fault(
             file="--exact",
             message=f"forbids {key}: {value}, with which answers are not exactly the model's own; "
-            f"set it to {exact}, or leave --exact out",
+            f"{remedy}, or leave --exact out",
         )
-        for key, value, exact in (
-            ("experts.gating", job.experts.gating, "exact"),
-            ("resources.kv_cache", job.resources.kv_cache, "full"),
+        for key, value, exact, remedy in (
+            ("experts.gating", job.experts.gating, "exact", "set it to exact"),
+            ("resources.kv_cache", job.resources.kv_cache, "full", "set it to full"),
+            ("model.attention", job.model.sink_window, None, "leave it out"),
         )
         if value != exact
     ]

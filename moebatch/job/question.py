@@ -1,7 +1,7 @@
 """A planning question asked by a job file."""
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 from moebatch.checkpoint.model_files import ModelFiles
 from moebatch.job.limits import require_within_levels, require_within_machine
@@ -18,7 +18,7 @@ from moebatch.plan.options import PlanOptions
 from moebatch.plan.problem import Problem
 from moebatch.plan.question import Question, changed_profile, figure_notes
 from moebatch.spec.hardware import LEVELS, LevelName
-from moebatch.spec.job import Job
+from moebatch.spec.job import AttentionSection, Job
 from moebatch.spec.profile import load_profile
 from moebatch.spec.workload import Workload
 
@@ -93,7 +93,12 @@ def _problem(
             problem = problem.with_capacity(level, hardware.levels[level].capacity_bytes)
         return problem
     require_within_levels(job, hardware)
-    problem = Problem(shape=files.shape, dtypes=files.dtypes, hardware=hardware, workload=workload)
+    problem = Problem(
+        shape=files.shape,
+        dtypes=files.dtypes,
+        hardware=hardware,
+        workload=workload.seen_through(files.shape.attention.sink_window),
+    )
     for level in hardware.levels:
         budget: int | None = getattr(job.resources, level)
         if budget is not None:
@@ -108,8 +113,13 @@ def _changed(options: PlanOptions) -> set[LevelName]:
 
 
 def _as_asked(job: Job, options: PlanOptions) -> Job:
-    """The same job with all of the levels whose capacity is another, and the cache asked for."""
+    """The same job with all of the levels whose capacity is another, and the cache and attention
+    asked for."""
     changes: dict[str, object] = dict.fromkeys(_changed(options))
     if options.kv_cache is not None:
         changes["kv_cache"] = options.kv_cache
-    return job.model_copy(update={"resources": job.resources.model_copy(update=changes)})
+    update: dict[str, object] = {"resources": job.resources.model_copy(update=changes)}
+    if options.sink_window is not None:
+        attention = AttentionSection(**asdict(options.sink_window))
+        update["model"] = job.model.model_copy(update={"attention": attention})
+    return job.model_copy(update=update)

@@ -11,12 +11,14 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from moebatch.spec.attention import SinkWindow, num_cached
 from moebatch.spec.policy import PAGE_TOKENS, Policy
 from moebatch.spec.workload import Length
 
 AHEAD_TOKENS = 2**18
 """Prompt tokens that are looked ahead: some 10 MB of them."""
 
+UNLIMITED = 2**50
 Ints = NDArray[np.int64]
 T = TypeVar("T")
 
@@ -55,15 +57,23 @@ class Caps:
     is_static: bool
     """Whether sequences are taken in only when none is in work."""
     page_tokens: int = PAGE_TOKENS
+    most_cached: int = UNLIMITED
+    """Tokens of a sequence that are cached at once."""
+
+    @property
+    def of_pages(self) -> tuple[int, int]:
+        """What says how many pages a sequence holds."""
+        return self.page_tokens, self.most_cached
 
     @classmethod
-    def of(cls, policy: Policy) -> "Caps":
-        """As the policy says."""
+    def of(cls, policy: Policy, sink_window: SinkWindow | None = None) -> "Caps":
+        """As the policy says, for tokens that see so much."""
         return cls(
             sequences=policy.batch_size,
             tokens=policy.tokens_per_pass,
             pages=policy.num_kv_pages,
             is_static=policy.batching == "static",
+            most_cached=num_cached(UNLIMITED, sink_window),
         )
 
 
@@ -185,7 +195,7 @@ class Admission:
 
     def pages_held(self, passes_later: int = 0) -> int:
         """Pages of all tokens that are known, if all sequences decode until then."""
-        last_S = self._own_tokens_S + passes_later - 1
+        last_S = np.minimum(self._own_tokens_S + passes_later, self._caps.most_cached) - 1
         return int((last_S // self._caps.page_tokens).sum()) + len(self)
 
     @property
@@ -193,7 +203,7 @@ class Admission:
         """Most pages that are held from now on if all sequences decode and none comes. They grow by
         a token a pass; should one fall behind, it can still begin a page."""
         if self._peaks_S is None:
-            self._peaks_S = peaks(self._own_tokens_S, self._in_work_FS[3], self._caps.page_tokens)
+            self._peaks_S = peaks(self._own_tokens_S, self._in_work_FS[3], *self._caps.of_pages)
         return int(self._peaks_S[len(self) - 1]) + 1 + len(self) // self._caps.page_tokens
 
     @property
@@ -226,9 +236,8 @@ class Admission:
         if not most:
             return 0
         pending_N, cached_N, shared_N, left_N = waiting_FN[:, :most]
-        page_tokens = self._caps.page_tokens
-        in_the_end_N = (pending_N + cached_N - shared_N + left_N - 1) // page_tokens + 1
-        held = peak_pages(self._own_tokens_S, self._in_work_FS[3], page_tokens)
+        in_the_end_N = self._pages_of(pending_N + cached_N - shared_N + left_N)
+        held = peak_pages(self._own_tokens_S, self._in_work_FS[3], *self._caps.of_pages)
         spare = self._caps.pages - held
         # None takes more than what it has in the end, whatever the others do.
         least = max(int(not len(self)), min(most, spare // int(in_the_end_N.max())))
@@ -253,19 +262,28 @@ class Admission:
         own_N = pending_N + cached_N - shared_N
         tokens = np.concatenate([self._own_tokens_S + passes_later, own_N])
         left = np.concatenate([self._in_work_FS[3] - passes_later, left_N])
-        page_tokens = self._caps.page_tokens
-        if int(((tokens + left - 1) // page_tokens + 1).sum()) <= self._caps.pages:
+        if int(self._pages_of(tokens + left).sum()) <= self._caps.pages:
             return True  # all of what each needs in the end, at once
-        return peak_pages(tokens, left, page_tokens) <= self._caps.pages
+        return peak_pages(tokens, left, *self._caps.of_pages) <= self._caps.pages
+
+    def _pages_of(self, tokens_N: Ints) -> Ints:
+        """Pages of sequences of so many tokens."""
+        last_N = np.minimum(tokens_N, self._caps.most_cached) - 1
+        pages_N: Ints = last_N // self._caps.page_tokens + 1
+        return pages_N
 
 
 def peak_pages(
-    tokens: Sequence[int] | Ints, left: Sequence[int] | Ints, page_tokens: int = PAGE_TOKENS
+    tokens: Sequence[int] | Ints,
+    left: Sequence[int] | Ints,
+    page_tokens: int = PAGE_TOKENS,
+    most_cached: int = UNLIMITED,
 ) -> int:
     """Most pages that sequences hold at any time, if all of them grow by one token a pass.
 
     Less than the sum of what each needs in the end, since they do not end together: one that ends
-    gives its pages to those that are still growing.
+    gives its pages to those that are still growing. One that will have more than `most_cached`
+    tokens counts as if it had these from the beginning.
 
     Args:
         tokens: what each sequence has now, at least 1.
@@ -280,7 +298,9 @@ def peak_pages(
     passes = np.flatnonzero(one_ends)[::-1]
     group = np.cumsum(one_ends[::-1])[::-1][left] - 1
     full, over = np.divmod(tokens - 1, page_tokens)
-    by_over = np.bincount(group * page_tokens + over, minlength=len(passes) * page_tokens)
+    grows, full = _growing(tokens + left, full, page_tokens, most_cached)
+    places = (group * page_tokens + over)[grows]
+    by_over = np.bincount(places, minlength=len(passes) * page_tokens)
     alive_by_over = by_over.reshape(-1, page_tokens).cumsum(axis=0)
     at_least = alive_by_over[:, ::-1].cumsum(axis=1)
     whole, rest = np.divmod(passes, page_tokens)
@@ -290,7 +310,10 @@ def peak_pages(
 
 
 def peaks(
-    tokens: Sequence[int] | Ints, left: Sequence[int] | Ints, page_tokens: int = PAGE_TOKENS
+    tokens: Sequence[int] | Ints,
+    left: Sequence[int] | Ints,
+    page_tokens: int = PAGE_TOKENS,
+    most_cached: int = UNLIMITED,
 ) -> Ints:
     """The same from when on only the k longest of them are left, for k = 1, 2, and so on."""
     tokens, left = np.asarray(tokens, np.int64), np.asarray(left, np.int64)
@@ -299,13 +322,23 @@ def peaks(
     # Those alive then are the first `alive` ones; each holds (begun - 1 + passes) // page + 1.
     begun, passes = tokens[order] - 1, left[order]
     full, over = np.divmod(begun, page_tokens)
+    grows, full = _growing(begun + 1 + passes, full, page_tokens, most_cached)
     alive = np.arange(1, len(begun) + 1)
     whole, rest = np.divmod(passes, page_tokens)
     # By how far its last page is filled, how many sequences begin one page more.
-    at_least = np.cumsum(over[:, None] >= np.arange(page_tokens + 1), axis=0)
+    is_over = (over[:, None] >= np.arange(page_tokens + 1)) & grows[:, None]
+    at_least = np.cumsum(is_over, axis=0)
     one_more = at_least[alive - 1, page_tokens - rest]
-    held = np.cumsum(full) + alive * (whole + 1) + one_more
+    held = np.cumsum(full) + np.cumsum(grows) * (whole + 1) + one_more
     return np.maximum.accumulate(held)
+
+
+def _growing(
+    in_the_end: Ints, full: Ints, page_tokens: int, most_cached: int
+) -> tuple[NDArray[np.bool_], Ints]:
+    """Which sequences begin pages as they grow, of which `full` are full now; of the others all."""
+    grows = in_the_end <= most_cached
+    return grows, np.where(grows, full, (most_cached - 1) // page_tokens + 1)
 
 
 def _first(least: int, most: int, holds: Callable[[int], bool]) -> int:

@@ -159,7 +159,7 @@ class MemoryUse:
         yield Buffer("window of the loader", "dram", "reading", window)
 
     def _limits(self, policy: Policy) -> Limits:
-        return limits_of(policy, max_tokens=self.workload.max_total_tokens)
+        return limits_of(policy, max_tokens=self.workload.max_cached_tokens)
 
     def _activations(self, policy: Policy) -> Iterator[Buffer]:
         """What a pass needs beside weights and cache, at its largest."""
@@ -242,7 +242,7 @@ class MemoryUse:
         places: set[Place] = {self.ladder.top}
         if not policy.attention_on_gpu:
             places.add("dram")
-        pages = window_pages(policy, max_tokens=self.workload.max_total_tokens)
+        pages = window_pages(policy, max_tokens=self.workload.max_cached_tokens)
         for name in windows(division.kv_homes, places, self.ladder.top):
             title = f"window on {name.level} of keys and values at {name.place}"
             yield Buffer(title, name.level, KV_WINDOW_TERM, page_bytes, 1, NUM_WINDOWS * pages)

@@ -8,11 +8,12 @@ from functools import cache
 
 from moebatch.formats.weight_format import WeightFormat
 from moebatch.layout.footprint import ACTIVATIONS_TERM, Buffer
+from moebatch.spec.attention import LARGEST_SLICE
 from moebatch.spec.hardware import Dtype, LevelName
 from moebatch.spec.policy import Policy
 from moebatch.spec.shape import ModelShape
 
-PROMPT_ROWS = 512
+PROMPT_ROWS = LARGEST_SLICE
 """Most prompt tokens of a micro-batch."""
 GPU_PROMPT_ROWS = 2048
 """Prompt tokens that a GPU takes through attention and experts at a time."""
@@ -212,8 +213,10 @@ def _num_library_rows(most: int, dtype: Dtype, instruction_set: str) -> int:
 
 
 def attention_core_elements(shape: ModelShape, limits: Limits) -> int:
-    """Elements of the compute dtype that an `AttentionCore` takes: gathered keys and values."""
-    return 2 * aligned(limits.kv_rows * shape.cache_width // 2)
+    """Elements of the compute dtype that an `AttentionCore` takes: gathered keys and values, and
+    queries as they meet sinks."""
+    turned = limits.micro_batch_tokens * shape.query_width if shape.attention.sink_window else 0
+    return 2 * aligned(limits.kv_rows * shape.cache_width // 2) + aligned(turned)
 
 
 def converted_elements(shape: ModelShape) -> int:

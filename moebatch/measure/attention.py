@@ -18,7 +18,7 @@ from moebatch.measure.fit import DecodeRates, DecodeSample, decode_rates
 from moebatch.measure.sizes import Sizes
 from moebatch.measure.synthetic import SyntheticLayer, synthetic_layer
 from moebatch.measure.timer import Allocate, Timer
-from moebatch.model.batch import AttentionPlan, MicroBatch, Span
+from moebatch.model.batch import AttentionPlan, MicroBatch, Sight, Span
 from moebatch.spec.policy import PAGE_TOKENS, pages_of
 
 _LEAST_SHARE = 0.05
@@ -65,7 +65,7 @@ def attention_rates(
 def nothing_to_attend(micro_batch: MicroBatch) -> MicroBatch:
     """The same tokens, none of which sees anything."""
     plans = {
-        window: AttentionPlan(window=window, decodes=(), prompts=(), band_QS=None)
+        window: (AttentionPlan(sight=Sight(window), decodes=(), prompts=(), band_QS=None),)
         for window in micro_batch.plans
     }
     return replace(micro_batch, plans=plans)

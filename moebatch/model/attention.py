@@ -13,8 +13,11 @@ from torch import Tensor
 
 from moebatch.model.batch import QUERY_BLOCK, AttentionPlan, DecodeGroup, PromptSlice
 from moebatch.model.cached_numbers import decode, encode
+from moebatch.model.native.sink_queries import SinkQueries
 from moebatch.spec.attention import CacheDtype
 
+_BLOCK_WITH_SINKS = 64
+"""Queries that are attended at a time where keys are sinks: their scores lie in memory."""
 _MASK_STEP = 16
 """Rows of a mask begin at multiples of so many numbers."""
 
@@ -79,25 +82,33 @@ class LayerKv:
 
 
 def attend(
-    q_THC: Tensor, k_TGC: Tensor, v_TGC: Tensor, plan: AttentionPlan, kv: LayerKv, out_THC: Tensor
+    q_THC: Tensor,
+    k_TGC: Tensor,
+    v_TGC: Tensor,
+    plan: AttentionPlan,
+    kv: LayerKv,
+    out_THC: Tensor,
+    sinks: SinkQueries | None = None,
 ) -> None:
     """Attention of all tokens to what `plan` lets them see; writes every row of `out_THC`.
 
-    The new keys and values must be in the cache already.
+    The new keys and values must be in the cache already. `sinks` are there if the plan has such.
     """
     for group in plan.decodes:
-        _attend_decodes(q_THC, group, kv, out_THC)
+        _attend_decodes(q_THC, group, kv, out_THC, sinks)
     for prompt in plan.prompts:
-        stop = prompt.offset + prompt.num_tokens
-        q, out = q_THC[prompt.offset : stop], out_THC[prompt.offset : stop]
+        tokens = slice(prompt.offset, prompt.offset + prompt.num_tokens)
+        q, out = q_THC[tokens], out_THC[tokens]
         if not prompt.context and kv.cached_in is None:
-            k, v = k_TGC[prompt.offset : stop], v_TGC[prompt.offset : stop]
+            k, v = k_TGC[tokens], v_TGC[tokens]
         else:
             k, v = kv.read(prompt.rows)
-        _attend_prompt(q, k, v, prompt, plan, out)
+        _attend_prompt(q, k, v, prompt, plan, out, sinks and sinks.of(tokens))
 
 
-def _attend_decodes(q_THC: Tensor, group: DecodeGroup, kv: LayerKv, out_THC: Tensor) -> None:
+def _attend_decodes(
+    q_THC: Tensor, group: DecodeGroup, kv: LayerKv, out_THC: Tensor, sinks: SinkQueries | None
+) -> None:
     """One query per sequence. Query heads that share a KV head are rows of one product."""
     (num_seqs, num_positions), heads = group.rows_BS.shape, q_THC.shape[1:]
     k_XGC, v_XGC = kv.read(group.rows_BS.view(-1))
@@ -105,7 +116,12 @@ def _attend_decodes(q_THC: Tensor, group: DecodeGroup, kv: LayerKv, out_THC: Ten
     k_BGSC = k_XGC.view(num_seqs, num_positions, num_kv_heads, head_dim).transpose(1, 2)
     v_BGSC = v_XGC.view(num_seqs, num_positions, num_kv_heads, head_dim).transpose(1, 2)
     q_BGHC = q_THC.index_select(0, group.tokens_B).view(num_seqs, num_kv_heads, -1, head_dim)
-    out = F.scaled_dot_product_attention(q_BGHC, k_BGSC, v_BGSC, attn_mask=group.mask_B11S)
+    if sinks is None:
+        out = F.scaled_dot_product_attention(q_BGHC, k_BGSC, v_BGSC, attn_mask=group.mask_B11S)
+    else:
+        sinks_BGHC = sinks.of(group.tokens_B).q_THC.view(q_BGHC.shape)
+        scores = _scores(q_BGHC, k_BGSC, sinks_BGHC, sinks.num_sinks).add_(group.mask_B11S)
+        out = scores.softmax(-1).to(v_BGSC.dtype) @ v_BGSC
     out_THC.index_copy_(0, group.tokens_B, out.reshape(num_seqs, *heads))
 
 
@@ -116,23 +132,35 @@ def _attend_prompt(
     prompt: PromptSlice,
     plan: AttentionPlan,
     out_THC: Tensor,
+    sinks: SinkQueries | None,
 ) -> None:
     """Queries of one sequence, in blocks where causal attention alone does not do."""
-    whole = prompt.context == 0 and (plan.window is None or prompt.num_tokens <= plan.window)
+    window, num_sinks = plan.sight
+    whole = prompt.context == 0 and (window is None or prompt.num_tokens <= window)
     if whole:
         _attend_block(q_THC, k_SGC, v_SGC, None, out_THC)
         return
     assert plan.band_QS is not None, "the plan of such a slice has a band"
-    for first in range(0, prompt.num_tokens, QUERY_BLOCK):
-        stop = min(first + QUERY_BLOCK, prompt.num_tokens)
-        last_key = prompt.context + stop - prompt.first_key
+    block = _BLOCK_WITH_SINKS if sinks else QUERY_BLOCK
+    for first in range(0, prompt.num_tokens, block):
+        stop = min(first + block, prompt.num_tokens)
+        num_keys = max(0, prompt.context + stop - prompt.first_key)
         first_key = 0
-        if plan.window is not None:
-            seen_from = prompt.context + first - plan.window + 1
+        if window is not None:
+            seen_from = prompt.context + first - window + 1
             first_key = max(0, seen_from - prompt.first_key)
-        keys = slice(first_key, last_key)
-        band = _aligned(plan.band_QS[-(stop - first) :, -(last_key - first_key) :])
-        _attend_block(q_THC[first:stop], k_SGC[keys], v_SGC[keys], band, out_THC[first:stop])
+        keys = slice(num_sinks + first_key, num_sinks + num_keys)
+        column = plan.band_QS.shape[1] - (num_keys - first_key)
+        band = _aligned(plan.band_QS[-(stop - first) :, column:])
+        q, k, v, out = q_THC[first:stop], k_SGC[keys], v_SGC[keys], out_THC[first:stop]
+        if sinks is None:
+            _attend_block(q, k, v, band, out)
+        else:
+            k, v = (torch.cat([x_SGC[:num_sinks], x]) for x_SGC, x in ((k_SGC, k), (v_SGC, v)))
+            seen_to = torch.arange(prompt.context + first, prompt.context + stop, device=q.device)
+            is_late_TS = torch.arange(num_sinks, device=q.device) > seen_to[:, None]
+            late = band.new_zeros(is_late_TS.shape).masked_fill_(is_late_TS, -torch.inf)
+            _attend_sinks(q, k, v, torch.cat([late, band], 1), out, sinks.of(slice(first, stop)))
 
 
 def _attend_block(
@@ -150,6 +178,34 @@ def _attend_block(
         q_GHTC, k_GHSC, v_GHSC, attn_mask=mask_TS, is_causal=mask_TS is None
     )
     out_THC.view(num_tokens, num_kv_heads, num_shared, head_dim).copy_(out.permute(2, 0, 1, 3))
+
+
+def _attend_sinks(
+    q_THC: Tensor,
+    k_SGC: Tensor,
+    v_SGC: Tensor,
+    mask_TS: Tensor,
+    out_THC: Tensor,
+    sinks: SinkQueries,
+) -> None:
+    """The same where the first keys are sinks. No fused product meets keys with two queries."""
+    num_tokens, _, head_dim = q_THC.shape
+    num_kv_heads = k_SGC.shape[1]
+
+    def by_head(x_THC: Tensor) -> Tensor:
+        return x_THC.reshape(num_tokens, num_kv_heads, -1, head_dim).permute(1, 2, 0, 3)
+
+    k_G1SC, v_G1SC = k_SGC.transpose(0, 1)[:, None], v_SGC.transpose(0, 1)[:, None]
+    scores = _scores(by_head(q_THC), k_G1SC, by_head(sinks.q_THC), sinks.num_sinks)
+    out_GHTC = scores.add_(mask_TS).softmax(-1).to(v_SGC.dtype) @ v_G1SC
+    by_head(out_THC).copy_(out_GHTC)
+
+
+def _scores(q_XTC: Tensor, k_XSC: Tensor, sinks_XTC: Tensor, num_sinks: int) -> Tensor:
+    """Of every query and key, [X, T, S] in float32."""
+    scores_XTS = (q_XTC @ k_XSC.mT).float()
+    scores_XTS[..., :num_sinks] = sinks_XTC @ k_XSC[..., :num_sinks, :].mT
+    return scores_XTS.mul_(q_XTC.shape[-1] ** -0.5)
 
 
 def _aligned(mask_QS: Tensor) -> Tensor:

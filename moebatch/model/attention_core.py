@@ -9,7 +9,7 @@ from torch import Tensor
 
 from moebatch.layout.scratch import Limits, attention_core_elements
 from moebatch.model.attention import LayerKv, Qkv, attend
-from moebatch.model.batch import MicroBatch
+from moebatch.model.batch import MicroBatch, SinkTurns
 from moebatch.model.native import loader
 from moebatch.model.native.helpers import Helpers, torch_parallel
 from moebatch.model.native.kernels import Kernel, Kernels
@@ -20,7 +20,9 @@ from moebatch.model.native.query_slices import (
     slice_work_of,
 )
 from moebatch.model.native.single_queries import SingleQueries, Work, work_of
-from moebatch.model.scratch import Scratch
+from moebatch.model.native.sink_queries import SinkQueries
+from moebatch.model.rope import rotate
+from moebatch.model.scratch import Frame, Scratch
 from moebatch.spec.shape import ModelShape
 
 _LEAST_SHARED_BYTES = 2**19
@@ -74,15 +76,25 @@ class AttentionCore:
             cached_in=self._cached_in,
         )
         kv.write(micro_batch.new_rows_T, k_TGC, v_TGC)
-        plan = micro_batch.plans[self._windows[layer]]
-        attend(q_THC, k_TGC, v_TGC, plan, kv, out_THC[: micro_batch.num_tokens])
-        if plan.singles is not None:
-            self._attend_singles(plan.singles, q_THC, kv, out_THC)
-        if plan.slices is not None:
-            self._attend_slices(plan.slices, q_THC, kv, out_THC, plan.window)
+        for plan in micro_batch.plans[self._windows[layer]]:
+            sinks = None
+            if plan.sight.num_sinks:
+                assert micro_batch.turns is not None, "queries turn where there are sinks"
+                turned_THC = _turned(frame, q_THC, micro_batch.turns)
+                sinks = SinkQueries(plan.sight.num_sinks, turned_THC)
+            attend(q_THC, k_TGC, v_TGC, plan, kv, out_THC[: micro_batch.num_tokens], sinks)
+            if plan.singles is not None:
+                self._attend_singles(plan.singles, q_THC, kv, out_THC, sinks)
+            if plan.slices is not None:
+                self._attend_slices(plan.slices, q_THC, kv, out_THC, plan.sight.window, sinks)
 
     def _attend_singles(
-        self, singles: SingleQueries, q_THC: Tensor, kv: LayerKv, out_THC: Tensor
+        self,
+        singles: SingleQueries,
+        q_THC: Tensor,
+        kv: LayerKv,
+        out_THC: Tensor,
+        sinks: SinkQueries | None,
     ) -> None:
         """Where the plan leaves tokens to the compiled kernel."""
         seen_bytes = 2 * len(singles.rows_N) * kv.keys_RGC[0].nbytes
@@ -96,6 +108,7 @@ class AttentionCore:
             out_THC,
             num_threads=num_threads,
             cached_in=kv.cached_in,
+            sinks=sinks,
         )
         self._run(_kernels().attend, work, num_threads)
 
@@ -106,6 +119,7 @@ class AttentionCore:
         kv: LayerKv,
         out_THC: Tensor,
         window: int | None,
+        sinks: SinkQueries | None,
     ) -> None:
         """Where the plan leaves slices to the compiled kernel."""
         shared = slices.num_pairs * q_THC.shape[1] >= _LEAST_SHARED_PAIRS
@@ -120,6 +134,7 @@ class AttentionCore:
             window=window,
             num_threads=num_threads,
             cached_in=kv.cached_in,
+            sinks=sinks,
         )
         self._run(_kernels().attend_slices, work, num_threads)
 
@@ -127,6 +142,12 @@ class AttentionCore:
         self._helpers.run(kernel, work, num_threads)
         if work.has_failed:
             raise MemoryError("no memory for the scratch of attention")
+
+
+def _turned(frame: Frame, q_THC: Tensor, turns: SinkTurns) -> Tensor:
+    turned_THC = frame.take(*q_THC.shape).copy_(q_THC)
+    rotate(turned_THC, turns.cos_TR, turns.sin_TR)
+    return turned_THC
 
 
 def _kernels() -> Kernels:

@@ -9,6 +9,7 @@ block, C head size.
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -19,6 +20,7 @@ from moebatch.model.native import loader
 from moebatch.model.native.query_slices import QuerySlices
 from moebatch.model.native.single_queries import SingleQueries
 from moebatch.model.rope import Rope
+from moebatch.spec.attention import SinkWindow
 
 QUERY_BLOCK = 512
 """Queries of a prompt that are attended at a time where a mask is needed: bounds its size."""
@@ -40,6 +42,13 @@ class Span:
     """KV-cache row of each of its positions, new ones included; int64 [context + num_tokens]."""
     rope_length: int
     """Prompt length: the least length that length-dependent rotary scalings count with."""
+    num_skipped: int = 0
+    """Tokens behind the sinks that none of them sees: they are left out of `context` and rows."""
+
+    @property
+    def num_before(self) -> int:
+        """Tokens of the sequence before them."""
+        return self.num_skipped + self.context
 
     def with_rows(self, rows_S: Tensor) -> "Span":
         """The same tokens in other rows of a cache."""
@@ -57,6 +66,56 @@ class Span:
                 context=context,
                 rows_S=self.rows_S[: context + num_tokens],
             )
+
+
+class Sight(NamedTuple):
+    """What tokens see: the first ones of their sequence and the last ones."""
+
+    window: int | None = None
+    """Last ones, itself included; None is all."""
+    num_sinks: int = 0
+    """First ones, which are met by queries that are turned (see `SinkTurns`)."""
+
+    def num_hidden(self, position: int) -> int:
+        """Positions behind the sinks that a token sees no more."""
+        hidden = 0 if self.window is None else position - self.window + 1 - self.num_sinks
+        return max(0, hidden)
+
+    def rows(self, span: Span) -> Tensor:
+        """Cache rows that any token of the span sees, in order of position."""
+        hidden, num_sinks = self.num_hidden(span.context), self.num_sinks
+        if hidden and num_sinks:
+            return torch.cat([span.rows_S[:num_sinks], span.rows_S[num_sinks + hidden :]])
+        return span.rows_S[hidden:]
+
+    def num_seen(self, span: Span) -> int:
+        """Positions that the first token of the span sees."""
+        return span.context + 1 - self.num_hidden(span.context)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SinkTurns:
+    """Queries that meet sinks are rotated as if they were at the last position that a token sees;
+    scores depend on distances only."""
+
+    cos_TR: Tensor
+    sin_TR: Tensor
+    """Angles, [T, C/2], from where they are: zero where nothing is left out between."""
+
+    @classmethod
+    def of(
+        cls,
+        positions_T: Tensor,
+        lengths_T: Tensor,
+        sink_window: SinkWindow,
+        rope: Rope,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> "SinkTurns":
+        """For tokens at these positions of sequences of these lengths."""
+        to_T = positions_T.clamp(max=sink_window.num_seen - 1)
+        cos_TR, sin_TR = rope.turns(positions_T, to_T, lengths_T, dtype)
+        return cls(cos_TR=cos_TR.to(device), sin_TR=sin_TR.to(device))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,16 +140,16 @@ class PromptSlice:
     num_tokens: int
     context: int
     first_key: int
-    """First position that any of them sees."""
+    """First position behind the sinks, if there are any, that one of them sees."""
     rows: Tensor | slice
-    """Cache rows of all positions from `first_key` on."""
+    """Cache rows of the sinks, and of all positions from `first_key` on."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttentionPlan:
-    """What the tokens of a micro-batch see under one sliding window."""
+    """What tokens of a micro-batch see that see as far."""
 
-    window: int | None
+    sight: Sight
     decodes: tuple[DecodeGroup, ...]
     prompts: tuple[PromptSlice, ...]
     band_QS: Tensor | None
@@ -118,8 +177,10 @@ class MicroBatch:
     cos_TR: Tensor
     sin_TR: Tensor
     """Rotary angles, [T, C/2]."""
-    plans: Mapping[int | None, AttentionPlan]
-    """By sliding window."""
+    plans: Mapping[int | None, tuple[AttentionPlan, ...]]
+    """By sliding window; each token is in one of its plans."""
+    turns: SinkTurns | None = None
+    """Where tokens meet sinks that are farther away than they see."""
 
     @property
     def num_tokens(self) -> int:
@@ -135,12 +196,14 @@ class MicroBatch:
         windows: Collection[int | None],
         dtype: torch.dtype,
         gather_rows: int,
+        sink_window: SinkWindow | None = None,
         attention_device: torch.device | None = None,
     ) -> "MicroBatch":
         """Plans for spans that follow each other without gaps.
 
         `gather_rows` bounds the rows that a decode group gathers, unless one sequence has more.
-        Attention is computed on `attention_device`, that of `rope` if nothing is said.
+        Layers that have the window of `sink_window` see its sinks as well. Attention is computed on
+        `attention_device`, that of `rope` if nothing is said.
         """
         device = rope.device if attention_device is None else attention_device
         start = spans[0].start
@@ -148,7 +211,18 @@ class MicroBatch:
         assert stop - start == sum(span.num_tokens for span in spans), "spans must be contiguous"
         positions_T, lengths_T = _positions(spans)
         cos_TR, sin_TR = rope.angles(positions_T, lengths_T, dtype)
-        plans = {window: _plan(spans, window, dtype, gather_rows, device) for window in windows}
+        plans: dict[int | None, tuple[AttentionPlan, ...]] = {}
+        turns = None
+        for window in windows:
+            by_sight: dict[Sight, list[Span]] = {Sight(window): [*spans]}
+            if sink_window is not None and window == sink_window.window:
+                by_sight = _by_sight(spans, sink_window)
+                if any(sight.num_sinks for sight in by_sight):
+                    turns = SinkTurns.of(positions_T, lengths_T, sink_window, rope, dtype, device)
+            plans[window] = tuple(
+                _plan(some, start, sight, dtype, gather_rows, device)
+                for sight, some in by_sight.items()
+            )
         return cls(
             start=start,
             stop=stop,
@@ -156,6 +230,7 @@ class MicroBatch:
             cos_TR=cos_TR,
             sin_TR=sin_TR,
             plans=plans,
+            turns=turns,
         )
 
 
@@ -167,34 +242,46 @@ def _positions(spans: Sequence[Span]) -> tuple[Tensor, Tensor]:
     """
     # In numpy: torch would wake all its threads for a few numbers.
     counts = [span.num_tokens for span in spans]
-    first_T = np.repeat([span.context - span.start for span in spans], counts)
+    first_T = np.repeat([span.num_before - span.start for span in spans], counts)
     lengths_T = np.repeat([span.rope_length for span in spans], counts)
     positions_T = np.arange(len(first_T)) + spans[0].start + first_T
     return torch.from_numpy(positions_T), torch.from_numpy(np.maximum(lengths_T, positions_T + 1))
 
 
+def _by_sight(spans: Sequence[Span], sink_window: SinkWindow) -> dict[Sight, list[Span]]:
+    """Those that still see all of their sequences, and others."""
+    found: dict[Sight, list[Span]] = {}
+    for span in spans:
+        is_short = span.num_before + span.num_tokens <= sink_window.num_seen
+        sight = Sight() if is_short else Sight(sink_window.window, sink_window.sinks)
+        found.setdefault(sight, []).append(span)
+    return found
+
+
 def _plan(
     spans: Sequence[Span],
-    window: int | None,
+    first: int,
+    sight: Sight,
     dtype: torch.dtype,
     gather_rows: int,
     device: torch.device,
 ) -> AttentionPlan:
-    first = spans[0].start
+    """`first` is the row of the pass at which their micro-batch starts."""
     singles, slices, others = _by_kernel(spans, dtype, device)
     decodes = [span for span in others if span.num_tokens == 1]
-    prompts = tuple(_prompt(span, first, window, device) for span in others if span.num_tokens > 1)
+    prompts = tuple(_prompt(span, first, sight, device) for span in others if span.num_tokens > 1)
+    window = sight.window
     keys = [_block_keys(prompt, window) for prompt in prompts if _needs_band(prompt, window)]
     return AttentionPlan(
-        window=window,
+        sight=sight,
         decodes=tuple(
-            _decode_group(group, first, window, dtype, device)
-            for group in _similar_lengths(decodes, window, gather_rows)
+            _decode_group(group, first, sight, dtype, device)
+            for group in _similar_lengths(decodes, sight, gather_rows)
         ),
         prompts=prompts,
         band_QS=_band(max(keys), window, device, dtype) if keys else None,
-        singles=_singles(singles, first, window),
-        slices=_slices(slices, first, window),
+        singles=_singles(singles, first, sight),
+        slices=_slices(slices, first, sight),
     )
 
 
@@ -212,7 +299,7 @@ def _by_kernel(
     return [span for span in spans if span.num_tokens <= few], slices, others
 
 
-def _singles(spans: Sequence[Span], first: int, window: int | None) -> SingleQueries | None:
+def _singles(spans: Sequence[Span], first: int, sight: Sight) -> SingleQueries | None:
     """All tokens of the spans, longest context first, so that threads finish together."""
     singles = [span for span in spans if span.num_tokens == 1]
     for span in spans:
@@ -221,7 +308,7 @@ def _singles(spans: Sequence[Span], first: int, window: int | None) -> SingleQue
     if not singles:
         return None
     singles.sort(key=lambda span: -span.context)
-    seen = [span.rows_S[_first_key(span.context, window) :] for span in singles]
+    seen = list(map(sight.rows, singles))
     return SingleQueries(
         tokens_B=torch.tensor([span.start - first for span in singles]),
         starts_B=torch.tensor([0, *accumulate(map(len, seen))]),
@@ -229,12 +316,12 @@ def _singles(spans: Sequence[Span], first: int, window: int | None) -> SingleQue
     )
 
 
-def _slices(spans: Sequence[Span], first: int, window: int | None) -> QuerySlices | None:
+def _slices(spans: Sequence[Span], first: int, sight: Sight) -> QuerySlices | None:
     """As they are, those with most to compute first, so that threads finish together."""
     if not spans:
         return None
     spans = sorted(spans, key=lambda span: -span.num_tokens * len(span.rows_S))
-    seen = [span.rows_S[_first_key(span.context, window) :] for span in spans]
+    seen = list(map(sight.rows, spans))
     return QuerySlices(
         tokens_B=torch.tensor([span.start - first for span in spans]),
         counts_B=torch.tensor([span.num_tokens for span in spans]),
@@ -244,20 +331,14 @@ def _slices(spans: Sequence[Span], first: int, window: int | None) -> QuerySlice
     )
 
 
-def _prompt(span: Span, first: int, window: int | None, device: torch.device) -> PromptSlice:
-    first_key = _first_key(span.context, window)
+def _prompt(span: Span, first: int, sight: Sight, device: torch.device) -> PromptSlice:
     return PromptSlice(
         offset=span.start - first,
         num_tokens=span.num_tokens,
         context=span.context,
-        first_key=first_key,
-        rows=_as_slice(span.rows_S[first_key:], device),
+        first_key=sight.num_sinks + sight.num_hidden(span.context),
+        rows=_as_slice(sight.rows(span), device),
     )
-
-
-def _first_key(position: int, window: int | None) -> int:
-    """First position that a token at `position` sees: with itself it sees `window` of them."""
-    return 0 if window is None else max(0, position - window + 1)
 
 
 def _needs_band(prompt: PromptSlice, window: int | None) -> bool:
@@ -283,16 +364,14 @@ def _band(num_keys: int, window: int | None, device: torch.device, dtype: torch.
     return zeros.masked_fill_(hidden, -torch.inf)
 
 
-def _similar_lengths(
-    decodes: Sequence[Span], window: int | None, gather_rows: int
-) -> list[list[Span]]:
+def _similar_lengths(decodes: Sequence[Span], sight: Sight, gather_rows: int) -> list[list[Span]]:
     """Spans in groups of descending length, with little padding and few enough rows each."""
     groups: list[list[Span]] = []
-    for span in sorted(decodes, key=lambda span: -_num_seen(span, window)):
+    for span in sorted(decodes, key=lambda span: -sight.num_seen(span)):
         if groups:
-            longest = _num_seen(groups[-1][0], window)
+            longest = sight.num_seen(groups[-1][0])
             fits = (len(groups[-1]) + 1) * bucket_positions(longest) <= gather_rows
-            if fits and _num_seen(span, window) >= longest * (1 - _MAX_PADDING):
+            if fits and sight.num_seen(span) >= longest * (1 - _MAX_PADDING):
                 groups[-1].append(span)
                 continue
         groups.append([span])
@@ -302,14 +381,14 @@ def _similar_lengths(
 def _decode_group(
     spans: Sequence[Span],
     first: int,
-    window: int | None,
+    sight: Sight,
     dtype: torch.dtype,
     device: torch.device,
 ) -> DecodeGroup:
     """Laid out where the rows of the spans are, and then moved: many small steps for a GPU."""
-    counts = [_num_seen(span, window) for span in spans]
+    counts = list(map(sight.num_seen, spans))
     num_positions = bucket_positions(max(counts))
-    seen = [span.rows_S[_first_key(span.context, window) :] for span in spans]
+    seen = list(map(sight.rows, spans))
     newest_B = torch.stack([rows_S[-1] for rows_S in seen])
     counts_B = torch.tensor(counts, device=newest_B.device)
     hidden_BS = torch.arange(num_positions, device=newest_B.device) >= counts_B[:, None]
@@ -321,10 +400,6 @@ def _decode_group(
         rows_BS=rows_BS.to(device),
         mask_B11S=mask_BS.masked_fill_(hidden_BS, -torch.inf).to(device)[:, None, None],
     )
-
-
-def _num_seen(span: Span, window: int | None) -> int:
-    return span.context + 1 - _first_key(span.context, window)
 
 
 def _as_slice(rows_S: Tensor, device: torch.device) -> Tensor | slice:

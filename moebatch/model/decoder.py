@@ -111,6 +111,7 @@ class Decoder:
             windows=set(self.shape.sliding_windows),
             dtype=self.dtype,
             gather_rows=self._limits.gather_rows,
+            sink_window=self.shape.attention.sink_window,
             attention_device=attention_device,
         )
 

@@ -62,13 +62,28 @@ class Rope:
         Lengths matter only for scalings that depend on them (dynamic, longrope). Positions and
         lengths are best on the CPU; the angles are on the device that the rope was made for.
         """
+        frequencies_TR = self._frequencies_of(lengths_T)
+        angles = self._angles(positions_T, frequencies_TR)
+        scale = self._parameters.attention_scale
+        return (angles.cos() * scale).to(dtype), (angles.sin() * scale).to(dtype)
+
+    def turns(
+        self, from_T: Tensor, to_T: Tensor, lengths_T: Tensor, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor]:
+        """The same for what is rotated to some positions already, and is to be at others."""
+        frequencies_TR = self._frequencies_of(lengths_T)
+        angles = self._angles(to_T, frequencies_TR) - self._angles(from_T, frequencies_TR)
+        return angles.cos().to(dtype), angles.sin().to(dtype)
+
+    def _angles(self, positions_T: Tensor, frequencies_TR: Tensor) -> Tensor:
+        return positions_T.to(self.device, torch.float32)[:, None] * frequencies_TR
+
+    def _frequencies_of(self, lengths_T: Tensor) -> Tensor:
+        """Of tokens in sequences of these lengths, [T, C/2]."""
         effective_T = self._parameters.effective_lengths(lengths_T)
         lengths, choice_T = torch.unique(effective_T, return_inverse=True)
         frequencies = torch.stack([self._frequencies(length) for length in lengths.tolist()])
-        positions_T = positions_T.to(self.device, torch.float32)
-        angles = positions_T[:, None] * frequencies[choice_T.to(self.device)]
-        scale = self._parameters.attention_scale
-        return (angles.cos() * scale).to(dtype), (angles.sin() * scale).to(dtype)
+        return frequencies[choice_T.to(self.device)]
 
     def _frequencies(self, length: int) -> Tensor:
         cache = self._parameters.cache

@@ -13,7 +13,7 @@ from moebatch.spec.policy import Policy
 
 def answer_json(answer: Answer) -> dict[str, Any]:
     """Everything that the screen shows. Units stand in the names; what is not known is null."""
-    problem = answer.problem
+    problem, sink_window = answer.problem, answer.problem.workload.sink_window
     return {
         "model": answer.model,
         "hardware": problem.hardware.name,
@@ -24,6 +24,7 @@ def answer_json(answer: Answer) -> dict[str, Any]:
             "max_total_tokens": problem.workload.max_total_tokens,
         },
         "kv_cache": problem.shape.attention.cache_dtype or "full",
+        "attention": None if sink_window is None else asdict(sink_window),
         "method": answer.method,
         "solver": answer.solver,
         "policy": policy_json(answer.policy),

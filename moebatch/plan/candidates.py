@@ -17,6 +17,7 @@ from moebatch.schedule.attention import LOOK_AHEAD
 from moebatch.schedule.cgopipe import cgopipe
 from moebatch.schedule.definition import NamedSchedule, Traits
 from moebatch.schedule.klotski import klotski
+from moebatch.spec.attention import num_cached
 from moebatch.spec.hardware import LevelName
 from moebatch.spec.policy import STREAMING_SLOTS, Placement, Policy, pages_of
 
@@ -174,10 +175,11 @@ def kv_pages(problem: Problem, batch_size: int) -> int:
     """Pages for so many sequences of mean length, half-filled last pages counted, and at least
     for the longest one. What they share is held once."""
     workload = problem.workload
-    longest = pages_of(workload.max_total_tokens)
+    longest = pages_of(workload.max_cached_tokens)
     if workload.mean_total_tokens == workload.max_total_tokens and not workload.mean_shared_tokens:
         return batch_size * longest
-    each = pages_of(int(workload.mean_total_tokens - workload.mean_shared_tokens)) + 1
+    own = int(workload.mean_total_tokens - workload.mean_shared_tokens)
+    each = pages_of(num_cached(own, workload.sink_window)) + 1
     together = pages_of(int(workload.mean_shared_tokens))
     wanted = int(batch_size * each * _KV_SLACK) + together
     return max(longest, min(wanted, batch_size * longest))

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from moebatch.spec.attention import KvCache
+from moebatch.spec.attention import KvCache, SinkWindow
 from moebatch.spec.option import Option, Options
 
 if TYPE_CHECKING:  # `moebatch --help` need not load them
@@ -34,6 +34,9 @@ class PlanOptions(Options):
     kv_cache: Annotated[
         KvCache | None, Option("How keys and values are cached; default: as the job says.")
     ] = None
+    attention: Annotated[
+        str | None, Option("Sinks and window, such as 4+1024; default: as the job says.")
+    ] = None
     method: Annotated[ChosenMethod, Option("How to choose the policy.")] = "milp"
     paper: Annotated[bool, Option("MoE-Lightning's own forms and constants.")] = False
     vendor: Annotated[bool, Option("Figures of data sheets instead of measured ones.")] = False
@@ -52,6 +55,11 @@ class PlanOptions(Options):
     def basis(self) -> "Basis":
         """Which figures of the profile are meant."""
         return "paper" if self.paper else "peak" if self.vendor else "achieved"
+
+    @property
+    def sink_window(self) -> SinkWindow | None:
+        """That of ``--attention``."""
+        return None if self.attention is None else SinkWindow.parse(self.attention)
 
     def stated_workload(self) -> "Workload":
         """The workload of ``--prompt-len``, ``--gen-len`` and ``--requests``."""
@@ -84,6 +92,10 @@ class PlanOptions(Options):
                 yield option, "is missing; give a job file, or --model, --prompt-len and --gen-len"
         if self.has_job and self.requests is not None:
             yield "--requests", "not together with a job file, whose input is counted"
+        try:
+            _ = self.sink_window
+        except ValueError as error:
+            yield "--attention", str(error)
         if self.paper and self.vendor:
             yield "--vendor", "not together with --paper, which has constants of its own"
         if self.paper and self.method != "milp":

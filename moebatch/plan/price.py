@@ -205,7 +205,7 @@ class Price:
         return self.prices.link_s("dram->disk", self._new_bytes(load))
 
     def _read_bytes(self, load: PassLoad) -> float:
-        return self.prices.cache_bytes(load.decode_positions + load.prompt_context)
+        return self.prices.cache_bytes(self.prices.cached_positions(load))
 
     def _new_bytes(self, load: PassLoad) -> float:
         return self.prices.cache_bytes(load.tokens)

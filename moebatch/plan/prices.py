@@ -170,9 +170,33 @@ class Prices:
 
     def prompt_attention_s(self, load: PassLoad, processor: Processor) -> float:
         """Seconds of the attention among tokens of prompts in one layer."""
-        flops = load.prompt_pairs * self.shape.attention.flops_per_pair
-        read_s = self.cache_bytes(load.prompt_context) / processor.attention_bandwidth
+        pairs = load.prompt_pairs * self._share_of_pairs(load)
+        flops = pairs * self.shape.attention.flops_per_pair
+        cached = self.cached_positions(replace(load, decode_positions=0.0))
+        read_s = self.cache_bytes(cached) / processor.attention_bandwidth
         return flops / processor.attention_flops + read_s
+
+    def cached_positions(self, load: PassLoad) -> float:
+        """Positions of decoding sequences, and those before slices of prompts, that are cached."""
+        sink_window = self.shape.attention.sink_window
+        if sink_window is None:
+            return load.decode_positions + load.prompt_context
+        most, num_slices = sink_window.most_cached, ceil(load.prompt_tokens / PROMPT_ROWS)
+        decoding = min(load.decode_positions, most * load.decode_sequences)
+        return decoding + min(load.prompt_context, most * num_slices)
+
+    def _share_of_pairs(self, load: PassLoad) -> float:
+        """Share of the pairs among tokens of prompts that layers with sliding windows see, if
+        prompts are as long as twice what a token would see in the mean."""
+        windows = self.shape.sliding_windows
+        if not load.prompt_tokens or set(windows) == {None}:
+            return 1.0
+        mean = load.prompt_pairs / load.prompt_tokens
+        seen = (
+            mean if window is None or window >= 2 * mean else window * (1 - window / (4 * mean))
+            for window in windows
+        )
+        return sum(seen) / (len(windows) * mean)
 
     def _share_in_window(self, load: PassLoad) -> float:
         """Share of the positions of decoding sequences that layers with sliding windows see."""

@@ -38,7 +38,7 @@ def stated_question(profile: HardwareProfile, options: PlanOptions) -> Question:
     """
     assert options.model is not None, "checked before"
     entry = load_model(options.model)
-    shape = entry.shape.cached_in(options.kv_cache or "full")
+    shape = entry.shape.cached_in(options.kv_cache or "full").seen_through(options.sink_window)
     profile = changed_profile(profile, options.what_if)
     hardware = profile.hardware(options.basis)
     dtypes, notes = without_emulation(stated_dtypes(entry.shape), hardware)
@@ -47,7 +47,7 @@ def stated_question(profile: HardwareProfile, options: PlanOptions) -> Question:
             shape=shape,
             dtypes=dtypes,
             hardware=hardware,
-            workload=options.stated_workload(),
+            workload=options.stated_workload().seen_through(options.sink_window),
         ),
         model=entry.name,
         notes=(*notes, *figure_notes(profile, options.basis)),

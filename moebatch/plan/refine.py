@@ -248,7 +248,7 @@ def _with_widest_cache(problem: Problem, policy: Policy) -> Policy | None:
 
 def _with_all_pages(problem: Problem, policy: Policy) -> Policy:
     """As many as the batch can use, whether they fit or not."""
-    most = policy.batch_size * pages_of(problem.workload.max_total_tokens)
+    most = policy.batch_size * pages_of(problem.workload.max_cached_tokens)
     return replace(policy, num_kv_pages=most)
 
 

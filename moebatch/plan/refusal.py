@@ -31,7 +31,7 @@ def refusal(problem: Problem) -> DoesNotFit:
 
 def too_small(problem: Problem, policy: Policy) -> str | None:
     """Why this very policy has too little cache for the longest sequence; None if it has enough."""
-    needed = pages_of(problem.workload.max_total_tokens)
+    needed = pages_of(problem.workload.max_cached_tokens)
     if policy.num_kv_pages >= needed:
         return None
     return f"the longest sequence needs {needed} KV pages, the policy has {policy.num_kv_pages}"

@@ -37,7 +37,7 @@ def job_loads(workload: Workload, policy: Policy) -> list[CountedLoad]:
     Neighbours are counted together where there are very many."""
     if policy.batching == "static" and not workload.lengths:
         return _static_loads(workload, policy)
-    return _replayed(workload, Caps.of(policy), most=_MOST_LOADS)
+    return _replayed(workload, Caps.of(policy, workload.sink_window), most=_MOST_LOADS)
 
 
 def rough_loads(workload: Workload, policy: Policy) -> list[CountedLoad]:
@@ -46,7 +46,7 @@ def rough_loads(workload: Workload, policy: Policy) -> list[CountedLoad]:
     told apart by a percent."""
     if workload.lengths or policy.batching == "static":
         return job_loads(workload, policy)
-    return _rough(workload, Caps.of(policy))
+    return _rough(workload, Caps.of(policy, workload.sink_window))
 
 
 @lru_cache(maxsize=64)  # many of the policies that are compared have the same passes
@@ -65,6 +65,7 @@ def _rough(workload: Workload, caps: Caps) -> list[CountedLoad]:
         tokens=ceil(caps.tokens / places),
         pages=max(1, round(caps.pages / places)),
         page_tokens=PAGE_TOKENS // by,
+        most_cached=ceil(caps.most_cached / by),
     )
     few = alike(_replayed(fewer, smaller, most=_MOST_LOADS), _FEW_LOADS)
     return [(count * by, _magnified(load, by, places)) for count, load in few]

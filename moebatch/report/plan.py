@@ -85,6 +85,9 @@ def _policy(answer: Answer) -> Iterator[tuple[str, str]]:
     cached_in = answer.problem.shape.attention.cache_dtype
     numbers = f" of {cached_in}" if cached_in else ""
     yield "KV cache", f"{shares_text(policy.kv_cache)} ({policy.num_kv_pages} pages{numbers})"
+    sink_window = answer.problem.workload.sink_window
+    if sink_window is not None:
+        yield "attention", f"{sink_window}; at most {sink_window.most_cached} tokens are cached"
     yield "schedule", f"{policy.schedule}, {policy.num_slots} slots, {policy.batching} batches"
 
 

@@ -5,14 +5,19 @@ Shape letters: D hidden.
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, TypeVar
+
+from moebatch.quoting import shown
 
 CacheDtype = Literal["int8", "fp8"]
 """8 bits in which keys and values may be cached: whole numbers, or e4m3."""
 KvCache = Literal["full", "int8", "fp8"]
 """How keys and values may be cached: in 8 bits, or as they are computed."""
+LARGEST_SLICE = 512
+"""Most new tokens of a sequence that attend together."""
 SCALE_BYTES = 2
 """A bfloat16 for each token and head; codes are made with the scale as it is stored."""
+Tokens = TypeVar("Tokens", int, float)
 QkNorm = Literal["none", "head", "full"]
 Sizes = dict[str, tuple[int, ...]]
 
@@ -71,6 +76,48 @@ class CacheLayout:
         return sum(part.token_bytes(compute_bytes) for part in self.parts)
 
 
+@dataclass(frozen=True, slots=True)
+class SinkWindow:
+    """What a token sees of a long sequence (StreamingLLM: Xiao et al. 2023, section 3.2): the first
+    tokens, which draw attention whatever they say, and the last ones. Positions are counted within
+    what it sees, so that no distance is longer than what it sees."""
+
+    sinks: int
+    """Tokens at the beginning of the sequence."""
+    window: int
+    """Last tokens, itself included."""
+
+    @classmethod
+    def parse(cls, text: str) -> "SinkWindow":
+        """``4+1024`` is 4 sinks and a window of 1024. Raises ValueError for other text."""
+        sinks, plus, window = text.partition("+")
+        if not (plus and sinks.strip().isdecimal() and window.strip().isdecimal() and int(window)):
+            raise ValueError(f"must be sinks and a window, such as 4+1024, got {shown(text)}")
+        return cls(int(sinks), int(window))
+
+    @property
+    def num_seen(self) -> int:
+        """Most tokens that one sees."""
+        return self.sinks + self.window
+
+    @property
+    def most_cached(self) -> int:
+        """Tokens of a sequence that are cached at once: what any of the largest slice sees."""
+        return self.num_seen + LARGEST_SLICE - 1
+
+    def num_skipped(self, num_before: int) -> int:
+        """Tokens behind the sinks that the one after so many sees no more, nor later ones."""
+        return max(0, num_before + 1 - self.num_seen)
+
+    def __str__(self) -> str:
+        return f"{self.sinks} sinks and a window of {self.window} tokens"
+
+
+def num_cached(num_tokens: Tokens, sink_window: SinkWindow | None) -> Tokens:
+    """Of so many tokens of a sequence, those that are cached at once."""
+    return num_tokens if sink_window is None else min(num_tokens, sink_window.most_cached)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Attention(ABC):
     """Attention of a family, the same in all layers."""
@@ -83,6 +130,8 @@ class Attention(ABC):
     output_bias: bool = False
     cache_dtype: CacheDtype | None = None
     """8 bits in which a job has keys and values cached; None is the dtype of the computation."""
+    sink_window: SinkWindow | None = None
+    """What a job has tokens see in layers that see that much or more; None is all that they see."""
 
     @property
     def cache(self) -> CacheLayout:

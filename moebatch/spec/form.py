@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar, get_type_hints
+from typing import Any, ClassVar, TypeVar, get_args, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, ValidationError, create_model
 from pydantic.fields import FieldInfo
@@ -174,4 +174,6 @@ def _form_in(entry: FieldInfo) -> type[Form] | None:
     """The form as which the value of a key is checked, None where it is a single value."""
     built = (extra.form for extra in entry.metadata if isinstance(extra, Built))
     kind = next(built, entry.annotation)
-    return kind if isinstance(kind, type) and issubclass(kind, Form) else None
+    kinds = (kind, *get_args(kind))  # X | None
+    forms = (one for one in kinds if isinstance(one, type) and issubclass(one, Form))
+    return next(forms, None)

@@ -13,7 +13,7 @@ from pydantic import (
     model_validator,
 )
 
-from moebatch.spec.attention import KvCache
+from moebatch.spec.attention import KvCache, SinkWindow
 from moebatch.spec.form import Form, read_form
 from moebatch.spec.library import is_path
 from moebatch.spec.limits import CHECKS, contradictions
@@ -24,11 +24,13 @@ from moebatch.spec.values import (
     OptionalPath,
     OptionalText,
     Prompt,
+    Sinks,
     Size,
     TemplateVariables,
     Text,
     Threads,
     Threshold,
+    Window,
     WrongValues,
 )
 
@@ -47,6 +49,22 @@ class Section(Form):
         return {} if value is None else value
 
 
+class AttentionSection(Section):
+    """What tokens see of long sequences (StreamingLLM)."""
+
+    example = "{sinks: 4, window: 1024}"
+
+    sinks: Sinks = 4
+    """Tokens at the beginning."""
+    window: Window
+    """Last tokens, itself included."""
+
+    @property
+    def sink_window(self) -> SinkWindow:
+        """The same as a description."""
+        return SinkWindow(self.sinks, self.window)
+
+
 class ModelSection(Section):
     """Which model answers."""
 
@@ -60,6 +78,14 @@ class ModelSection(Section):
     """The only model name that rows may ask for in ``body.model``; None accepts any name."""
     chat_template: OptionalPath = None
     """Jinja file that replaces the chat template of the model folder."""
+    attention: AttentionSection | None = None
+    """Sinks and a window: what is cached of a sequence is bounded then, and answers are not exactly
+    the model's own. None lets tokens see all that the model lets them see."""
+
+    @property
+    def sink_window(self) -> SinkWindow | None:
+        """What tokens see; None is all."""
+        return self.attention.sink_window if self.attention else None
 
     @property
     def folder(self) -> Path:

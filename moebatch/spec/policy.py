@@ -142,7 +142,7 @@ class OpenPolicy:
         if self.num_slots is None:
             values["num_slots"] = min(STREAMING_SLOTS, num_experts) if self.streams_experts else 0
         if self.num_kv_pages is None:
-            pages = self.batch_size * pages_of(workload.max_total_tokens)
+            pages = self.batch_size * pages_of(workload.max_cached_tokens)
             values["num_kv_pages"] = max(1, pages)
         return Policy(**values)
 

@@ -8,7 +8,7 @@ from functools import cached_property
 from math import prod
 
 from moebatch.formats.weight_format import WeightFormat
-from moebatch.spec.attention import Attention, CacheLayout, KvCache, Sizes
+from moebatch.spec.attention import Attention, CacheLayout, KvCache, SinkWindow, Sizes
 from moebatch.spec.hardware import Dtype
 
 
@@ -229,6 +229,16 @@ class ModelShape(Layers):
         """The same model with keys and values cached so."""
         cache_dtype = None if how == "full" else how
         return replace(self, attention=replace(self.attention, cache_dtype=cache_dtype))
+
+    def seen_through(self, sink_window: SinkWindow | None) -> "ModelShape":
+        """The same model where tokens see sinks and a window, save in layers whose own windows are
+        shorter."""
+        if sink_window is None:
+            return self
+        most = sink_window.window
+        windows = (most if own is None else min(own, most) for own in self.sliding_windows)
+        attention = replace(self.attention, sink_window=sink_window)
+        return replace(self, sliding_windows=tuple(windows), attention=attention)
 
 
 def _prefixed(prefix: str, mlp: Mlp | None, hidden_size: int) -> Sizes:

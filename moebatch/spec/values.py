@@ -154,6 +154,9 @@ Threshold = Annotated[
     float | None, _or_auto(partial(number, low=0, high=_LARGEST), "a number of at least 0")
 ]
 """How much a gate may change the loss; None is auto."""
+Sinks = Annotated[int, whole_number(0, 2**20)]
+Window = Annotated[int, whole_number(1, 2**30)]
+"""Tokens that others see."""
 Hardware = Annotated[str, Check(_hardware)]
 """auto, or the name or path of a hardware profile."""
 JobSeed = Annotated[int, whole_number(-(2**63), 2**63 - 1)]

@@ -12,14 +12,14 @@ from torch import Tensor
 
 from moebatch.schedule.kv_route import Place
 from moebatch.schedule.task import Kind
-from moebatch.spec.attention import CacheLayout
+from moebatch.spec.attention import CacheLayout, SinkWindow, num_cached
 from moebatch.spec.hardware import LevelName
 from moebatch.spec.policy import PAGE_TOKENS, pages_of
 from moebatch.store.kv_layout import KvLayout
 from moebatch.store.kv_levels import KvLevels
 from moebatch.store.kv_prefixes import KvPrefix, KvPrefixes
 from moebatch.store.kv_tensors import KvShape, KvTensors
-from moebatch.store.kv_view import KvPiece, KvView, view_of
+from moebatch.store.kv_view import KvPiece, KvView, seen_rows, view_of
 
 
 class KVCache:
@@ -29,6 +29,10 @@ class KVCache:
     (see `find` and `begin`). `rows` of an owner are the places of its tokens in `keys_RGC` and
     `values_RGC`, in order of position. Pages of a common beginning are written by the first of its
     owners only.
+
+    With a `sink_window` an owner has pages for `SinkWindow.most_cached` tokens at most: behind the
+    sinks its places are a ring, in which a new token takes the place of one that none sees any
+    more.
 
     Layers live where `layout` says: all in main memory if it says nothing, and then rows and
     tensors are all there is to know. A layer that lives elsewhere than it attends is worked on in
@@ -46,17 +50,21 @@ class KVCache:
         dtype: torch.dtype,
         layout: KvLayout | None = None,
         shares: bool = False,
+        sink_window: SinkWindow | None = None,
     ) -> None:
-        """`shares` lets sequences that begin alike hold that beginning together.
+        """`shares` lets sequences that begin alike hold that beginning together, which none does
+        whose places are a ring.
 
         Raises StorageError when layers live on a disk that has no room for them.
         """
         if layout is None:
             layout = KvLayout(levels=["dram"] * num_layers)
         assert len(layout.levels) == num_layers, "every layer has a home"
+        assert not (shares and sink_window), "what is written over is not shared"
         shape = KvShape(cache=cache, dtype=dtype)
         self.num_layers = num_layers
         self.num_pages = num_pages
+        self.sink_window = sink_window
         self._levels = KvLevels(shape, layout, num_pages)
         self._free = list(range(num_pages))
         """A heap: the lowest ones are given out first, so that the highest fall free for good."""
@@ -124,9 +132,14 @@ class KVCache:
         if self._prefixes:
             self._prefixes.publish(owner, num_tokens)
 
+    def holds(self, num_tokens: int) -> bool:
+        """Whether an owner of so many tokens can ever be computed."""
+        return pages_of(num_cached(num_tokens, self.sink_window)) <= self.num_pages
+
     def pages_to_grow(self, owner: Hashable, num_tokens: int) -> int:
         """Pages that `owner` lacks to hold `num_tokens` tokens."""
-        return max(0, pages_of(num_tokens) - len(self._pages.get(owner, ())))
+        needed = pages_of(num_cached(num_tokens, self.sink_window))
+        return max(0, needed - len(self._pages.get(owner, ())))
 
     def grow(self, owner: Hashable, num_tokens: int) -> None:
         """Gives `owner` pages until it can hold `num_tokens` tokens."""
@@ -138,9 +151,10 @@ class KVCache:
             self._num_holders[page] = 1
         self._add_pages(owner, new)
 
-    def rows(self, owner: Hashable, num_tokens: int) -> Tensor:
-        """Cache rows, int64 [num_tokens], of the owner's positions from 0."""
-        return self._rows[owner][:num_tokens]
+    def rows(self, owner: Hashable, num_tokens: int, num_before: int = 0) -> Tensor:
+        """Cache rows, int64, of the owner's first `num_tokens` positions in their order, without
+        those that the tokens behind the first `num_before` see no more."""
+        return seen_rows(self._rows[owner], num_tokens, num_before, self.sink_window)
 
     def release(self, owner: Hashable) -> None:
         """Takes back what `owner` holds."""
@@ -165,7 +179,7 @@ class KVCache:
             window: which of the `NUM_WINDOWS` windows of the place it uses.
             pieces: its sequences, each once, with pages for all of their tokens.
         """
-        view = view_of(place, window, pieces, self._pages, self._rows)
+        view = view_of(place, window, pieces, self._pages, self._rows, self.sink_window)
         self._levels.check_fits(view)
         return view
 

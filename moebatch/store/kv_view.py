@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from moebatch.schedule.kv_route import Place
+from moebatch.spec.attention import SinkWindow, num_cached
 from moebatch.spec.policy import PAGE_TOKENS, pages_of
 from moebatch.store.kv_moves import Moves
 
@@ -54,13 +55,14 @@ class KvView:
     """Which of the windows at that place it uses in layers that live elsewhere."""
     pieces: tuple[KvPiece, ...]
     direct_rows: Mapping[Hashable, Tensor]
-    """Cache rows of each owner's tokens, int64, in layers that live at the place."""
+    """Cache rows, int64, of what each owner's new tokens see, themselves included, in layers that
+    live at the place."""
     window_rows: Mapping[Hashable, Tensor]
     """The same in layers that live elsewhere: rows of the window."""
     moves: ViewMoves
 
     def rows(self, owner: Hashable, *, direct: bool) -> Tensor:
-        """Rows of all of the owner's tokens, new ones included, in order of position."""
+        """Rows of what the owner's new tokens see, themselves included, in order of position."""
         return (self.direct_rows if direct else self.window_rows)[owner]
 
 
@@ -71,11 +73,25 @@ class _OwnedPages(NamedTuple):
     pages: list[int]
     rows: Tensor
     first: int
+    sink_window: SinkWindow | None
 
     @property
     def window_rows(self) -> Tensor:
         start = self.first * PAGE_TOKENS
-        return torch.arange(start, start + self.piece.num_tokens)
+        places = torch.arange(start, start + len(self.pages) * PAGE_TOKENS)
+        return seen_rows(places, self.piece.num_tokens, self.piece.num_cached, self.sink_window)
+
+
+def seen_rows(
+    rows: Tensor, num_tokens: int, num_before: int, sink_window: SinkWindow | None
+) -> Tensor:
+    """Of an owner's rows those of its first `num_tokens` positions, without those that tokens
+    behind the first `num_before` see no more."""
+    if sink_window is None or not (skipped := sink_window.num_skipped(num_before)):
+        return rows[:num_tokens]
+    sinks, num_ring = sink_window.sinks, sink_window.most_cached - sink_window.sinks
+    places = torch.arange(skipped, num_tokens - sinks) % num_ring + sinks
+    return torch.cat([rows[:sinks], rows[places]])
 
 
 def view_of(
@@ -84,6 +100,7 @@ def view_of(
     pieces: Sequence[KvPiece],
     pages: Mapping[Hashable, list[int]],
     rows: Mapping[Hashable, Tensor],
+    sink_window: SinkWindow | None = None,
 ) -> KvView:
     """The view of a micro-batch whose owners have these pages and cache rows.
 
@@ -93,10 +110,12 @@ def view_of(
     owned: list[_OwnedPages] = []
     first = 0
     for piece in pieces:
-        held = pages[piece.owner][: pages_of(piece.num_tokens)]
+        num_pages = pages_of(num_cached(piece.num_tokens, sink_window))
+        held = pages[piece.owner][:num_pages]
         assert 0 <= piece.num_cached < piece.num_tokens, f"{piece} has nothing to compute"
-        assert len(held) == pages_of(piece.num_tokens), f"{piece} lacks pages; grow it before"
-        owned.append(_OwnedPages(piece, held, rows[piece.owner][: piece.num_tokens], first))
+        assert len(held) == num_pages, f"{piece} lacks pages; grow it before"
+        seen = seen_rows(rows[piece.owner], piece.num_tokens, piece.num_cached, sink_window)
+        owned.append(_OwnedPages(piece, held, seen, first, sink_window))
         first += len(held)
     direct_rows = {part.piece.owner: part.rows for part in owned}
     assert len(direct_rows) == len(pieces), "a sequence may be in a micro-batch once"
@@ -115,14 +134,16 @@ def _moves_of(owned: Sequence[_OwnedPages], *, num_pages: int) -> ViewMoves:
     touched: tuple[list[int], list[int]] = [], []
     new_rows: tuple[list[Tensor], list[Tensor]] = [], []
     for part in owned:
-        num_cached = part.piece.num_cached
-        num_context, first_new = pages_of(num_cached), num_cached // PAGE_TOKENS
+        num_new = part.piece.num_tokens - part.piece.num_cached
+        new_in_window = part.window_rows[-num_new:]
+        touched_there = sorted({row // PAGE_TOKENS for row in new_in_window.tolist()})
+        num_context = pages_of(num_cached(part.piece.num_cached, part.sink_window))
         context[0].extend(part.pages[:num_context])
         context[1].extend(range(part.first, part.first + num_context))
-        touched[0].extend(part.pages[first_new:])
-        touched[1].extend(range(part.first + first_new, part.first + len(part.pages)))
-        new_rows[0].append(part.rows[num_cached:])
-        new_rows[1].append(part.window_rows[num_cached:])
+        touched[0].extend(part.pages[page - part.first] for page in touched_there)
+        touched[1].extend(touched_there)
+        new_rows[0].append(part.rows[-num_new:])
+        new_rows[1].append(new_in_window)
     home_rows, window_rows = (torch.cat(rows) for rows in new_rows)
     return ViewMoves(
         context=Moves.of(*context),

@@ -11,6 +11,7 @@ from moebatch.measure.contention import Patience
 from moebatch.measure.gpu import gpu_rates
 from moebatch.model import attention
 from moebatch.model.attention import AttentionPlan, PromptSlice
+from moebatch.model.batch import Sight
 from moebatch.store.memory import Arena, is_out_of_memory
 from tests.measure.sizes import TINY
 
@@ -39,8 +40,8 @@ def test_masks_of_prompts_are_aligned(
     k_SGC, v_SGC = torch.randn(2, context + num_tokens, 2, 16, dtype=dtype)
     out_THC = torch.empty_like(q_THC)
     piece = PromptSlice(offset=0, num_tokens=num_tokens, context=context, first_key=0, rows=None)
-    plan = AttentionPlan(window=None, decodes=(), prompts=(piece,), band_QS=band_QS)
-    attention._attend_prompt(q_THC, k_SGC, v_SGC, piece, plan, out_THC)
+    plan = AttentionPlan(sight=Sight(), decodes=(), prompts=(piece,), band_QS=band_QS)
+    attention._attend_prompt(q_THC, k_SGC, v_SGC, piece, plan, out_THC, None)
     (mask_TS,) = masks
     wanted = band_QS[-num_tokens:, -(context + num_tokens) :]
     assert torch.equal(mask_TS, wanted)

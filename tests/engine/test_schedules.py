@@ -15,7 +15,7 @@ from moebatch.engine.build import BuiltEngine, build_engine
 from moebatch.engine.device import IN_MAIN_MEMORY, Device
 from moebatch.engine.spec import EngineSpec
 from moebatch.schedule.registry import SCHEDULES
-from moebatch.spec.attention import KvCache
+from moebatch.spec.attention import KvCache, SinkWindow
 from moebatch.spec.policy import Placement, Policy
 from moebatch.spec.profile import load_profile
 from moebatch.spec.request import Outcome, Request
@@ -72,14 +72,16 @@ def run(
     *,
     clock_s: float = 1e-9,
     cached_in: KvCache = "full",
+    sink_window: SinkWindow | None = None,
+    max_tokens: int = 512,
     **options: object,
 ) -> tuple[list[Outcome], BuiltEngine]:
     """Outcomes in input order; every timeline and every owner checked."""
     files = open_model(folder, "float32")
     order = EngineSpec(
-        files=replace(files, shape=files.shape.cached_in(cached_in)),
+        files=replace(files, shape=files.shape.cached_in(cached_in).seen_through(sink_window)),
         policy=chosen,
-        max_tokens=512,
+        max_tokens=max_tokens,
         num_traced_passes=10**6,
         **options,
     )

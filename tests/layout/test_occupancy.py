@@ -3,31 +3,40 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moebatch.layout.admission import peak_pages, peaks
-from moebatch.spec.policy import pages_of
+from moebatch.layout.admission import UNLIMITED, peak_pages, peaks
+from moebatch.spec.policy import PAGE_TOKENS, pages_of
 
 sequences = st.lists(st.tuples(st.integers(1, 70), st.integers(0, 60)), max_size=12)
+bounds = st.one_of(st.just(UNLIMITED), st.integers(1, 100))
 
 
-@given(sequences)
-def test_it_is_that_of_letting_all_of_them_grow(work: list[tuple[int, int]]) -> None:
+@given(sequences, bounds)
+def test_it_is_that_of_letting_all_of_them_grow(
+    work: list[tuple[int, int]], most_cached: int
+) -> None:
     most = 0
     for passes in range(61):
-        held = [pages_of(tokens + passes) for tokens, left in work if left >= passes]
+        held = [
+            pages_of(tokens + passes if tokens + left <= most_cached else most_cached)
+            for tokens, left in work
+            if left >= passes
+        ]
         most = max(most, sum(held))
-    assert peak_pages([tokens for tokens, _ in work], [left for _, left in work]) == most
+    tokens, left = [tokens for tokens, _ in work], [left for _, left in work]
+    assert peak_pages(tokens, left, PAGE_TOKENS, most_cached) == most
 
 
-@given(sequences)
+@given(sequences, bounds)
 def test_the_peaks_to_come_are_those_of_the_longest_that_are_left(
-    work: list[tuple[int, int]],
+    work: list[tuple[int, int]], most_cached: int
 ) -> None:
     longest = sorted(work, key=lambda pair: -pair[1])
-    found = peaks([tokens for tokens, _ in work], [left for _, left in work])
+    tokens, left = [tokens for tokens, _ in work], [left for _, left in work]
+    found = peaks(tokens, left, PAGE_TOKENS, most_cached)
     for passes in range(61):
         going_on = [(tokens + passes, left - passes) for tokens, left in longest if left > passes]
         if going_on:
-            expected = peak_pages(*zip(*going_on, strict=True))
+            expected = peak_pages(*zip(*going_on, strict=True), PAGE_TOKENS, most_cached)
             assert found[len(going_on) - 1] == expected
 
 

@@ -15,7 +15,7 @@ from moebatch.model.decoder import Decoder
 from moebatch.model.dense_weights import DenseWeights
 from moebatch.model.gating import AdaptiveGating
 from moebatch.model.router import Routing
-from moebatch.spec.attention import KvCache
+from moebatch.spec.attention import KvCache, SinkWindow
 from moebatch.spec.stored_experts import StoredPiece
 from moebatch.store.kv_tensors import KvShape
 
@@ -54,9 +54,11 @@ class Driver:
         limits: Limits = LIMITS,
         gating: AdaptiveGating | None = None,
         cached_in: KvCache = "full",
+        sink_window: SinkWindow | None = None,
     ) -> None:
         self.files = open_model(folder, "auto")
-        self.shape, config = self.files.shape.cached_in(cached_in), self.files.config
+        self.shape = self.files.shape.cached_in(cached_in).seen_through(sink_window)
+        config = self.files.config
         self.folder, self.limits = folder, limits
         self._tensors = read_tensors(folder)
         self.weights = DenseWeights.load(replace(self.files, dtype=dtype))

@@ -393,7 +393,7 @@ def plan_of(slices: Sequence[tuple[int, int]], window: int | None) -> AttentionP
     batch = MicroBatch.of(
         spans, rope=rope_of(), windows={window}, dtype=torch.float32, gather_rows=64
     )
-    return batch.plans[window]
+    return batch.plans[window][0]
 
 
 def environment(folder: Path, **others: str) -> Mapping[str, str]:

@@ -249,7 +249,7 @@ def test_broken_numbers_stay_broken_and_with_their_sequence(
 
 @needs_kernel
 def test_the_plan_lists_what_slices_see_and_the_most_work_first() -> None:
-    slices = micro_batch([(9, 0), (40, 30), (1, 3)], window=16).plans[16].slices
+    slices = micro_batch([(9, 0), (40, 30), (1, 3)], window=16).plans[16][0].slices
     assert slices is not None
     assert slices.tokens_B.tolist() == [9, 0]
     assert slices.counts_B.tolist() == [40, 9]
@@ -268,7 +268,8 @@ def test_as_torch_does_it_where_there_is_no_kernel(
     with_kernel = micro_batch(spans, window, dtype)
     monkeypatch.setenv(loader.SWITCH, "0")
     with_torch = micro_batch(spans, window, dtype)
-    assert len(with_torch.plans[window].prompts) == 3 and not with_kernel.plans[window].prompts
+    (by_torch,), (by_kernel,) = with_torch.plans[window], with_kernel.plans[window]
+    assert len(by_torch.prompts) == 3 and not by_kernel.prompts
     monkeypatch.delenv(loader.SWITCH)
     torch.manual_seed(0)
     kv, num_tokens = torch.randn(2, 400, *heads[1:]).to(dtype), with_kernel.num_tokens

@@ -125,7 +125,7 @@ def test_decode_groups_have_little_padding_and_bounded_rows(
     batch = MicroBatch.of(
         spans, rope=rope_of(), windows={None, 50}, dtype=torch.float32, gather_rows=256
     )
-    for window, plan in batch.plans.items():
+    for window, (plan,) in batch.plans.items():
         members = torch.cat([group.tokens_B for group in plan.decodes]).tolist()
         assert sorted(members) == list(range(len(contexts)))
         for group in plan.decodes:

@@ -2,7 +2,8 @@
 
    Letters: H query heads, G KV heads, C head size, R cache rows; keys and values are [R, G, C], or
    [R, G, C and a scale] where they are codes.
-   A query sees the rows that are listed for it, BLOCK positions at a time. Everything is summed in
+   A query sees the rows that are listed for it, BLOCK positions at a time. The first of them are
+   sinks, if there are such, which it meets as another query. Everything is summed in
    float32; the softmax is corrected as larger scores come (Milakov and Gimelshein, Online
    normalizer calculation for softmax, 2018). While one KV head of a block is computed, the next
    one is fetched into the second-level cache.
@@ -19,13 +20,13 @@
 
 /* The same as Work in single_queries.py. */
 struct work {
-    const char *queries; /* [tokens, H, C] */
-    char *out;           /* like queries */
+    const char *queries, *sink_queries; /* [tokens, H, C] */
+    char *out;                          /* like queries */
     const char *keys, *values;
     const int64_t *tokens; /* row of each query in queries and out */
     const int64_t *starts; /* of what each query sees, in rows; and the end of the last */
     const int64_t *rows;
-    int64_t num_queries, num_heads, num_kv_heads, head_dim;
+    int64_t num_queries, num_heads, num_kv_heads, num_sinks, head_dim;
     int64_t kv_heads_per_item; /* divides num_kv_heads; a query is one item or several */
     int64_t next_item;         /* taken by whichever thread is free */
     int32_t dtype, cache_dtype; /* of queries and out; of keys and values */
@@ -231,12 +232,17 @@ static void widen_unit(const struct work *w, const Room *room, Unit unit, Unit n
     }
 }
 
-INLINE void begin(const struct work *w, Room room, int64_t place, int dtype) {
+INLINE void begin(Room room) {
     memset(room.sums, 0, room.num_heads * room.width * sizeof(float));
-    for (int64_t h = 0; h < room.num_heads; h++) {
+    for (int64_t h = 0; h < room.num_heads; h++)
         room.softmax[h] = (Softmax){.total = {0}, .largest = -INFINITY};
+}
+
+INLINE void take_queries(const struct work *w, const char *queries, Room room, int64_t place,
+                         int dtype) {
+    for (int64_t h = 0; h < room.num_heads; h++) {
         for (int64_t c = 0; c < w->head_dim; c += LOT) {
-            const char *p = w->queries + (place + h * w->head_dim + c) * size_of(w->dtype);
+            const char *p = queries + (place + h * w->head_dim + c) * size_of(w->dtype);
             int64_t num = w->head_dim - c;
             Lot lot = num < LOT ? load_part(p, num, w->dtype) : load(p, w->dtype);
             lot = reordered(lot, w->dtype, dtype);
@@ -268,14 +274,21 @@ INLINE void attend(const struct work *w, int64_t item, int64_t next_item, Room r
     int64_t row_bytes = w->num_kv_heads * head_bytes;
     int64_t part_bytes = w->kv_heads_per_item * head_bytes, stop = w->starts[query + 1];
     int64_t offsets[BLOCK], next_offsets[BLOCK];
-    int num = locate(w, w->starts[query], stop, row_bytes, offsets);
-    begin(w, room, place, dtype);
-    for (int64_t first = w->starts[query]; first < stop; first += BLOCK) {
-        int64_t next_part = part;
+    int64_t first = w->starts[query], sinks_stop = first + w->num_sinks;
+    sinks_stop = sinks_stop < stop ? sinks_stop : stop;
+    int num = locate(w, first, first < sinks_stop ? sinks_stop : stop, row_bytes, offsets);
+    begin(room);
+    if (first < sinks_stop)
+        take_queries(w, w->sink_queries, room, place, dtype);
+    while (first < stop) {
+        int64_t next_part = part, next_first = first + num;
         int next_num = num;
+        if (first == sinks_stop)
+            take_queries(w, w->queries, room, place, dtype);
         memcpy(next_offsets, offsets, sizeof offsets);
-        if (first + BLOCK < stop) {
-            next_num = locate(w, first + BLOCK, stop, row_bytes, next_offsets);
+        if (next_first < stop) {
+            int64_t end = next_first < sinks_stop ? sinks_stop : stop;
+            next_num = locate(w, next_first, end, row_bytes, next_offsets);
         } else if (next_item < w->num_queries * parts) {
             const int64_t *starts = w->starts + next_item / parts;
             next_part = next_item % parts;
@@ -303,6 +316,7 @@ INLINE void attend(const struct work *w, int64_t item, int64_t next_item, Room r
         }
         memcpy(offsets, next_offsets, sizeof offsets);
         num = next_num;
+        first = next_first;
     }
     finish(w, room, place, dtype);
 }

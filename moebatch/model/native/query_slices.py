@@ -10,6 +10,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from moebatch.model.native.kernels import DTYPES, number_of
+from moebatch.model.native.sink_queries import SinkQueries
 from moebatch.spec.attention import CacheDtype
 
 _ITEMS_PER_THREAD = 4
@@ -42,6 +43,7 @@ class SliceWork(ctypes.Structure):
 
     _fields_ = (
         ("queries", ctypes.c_void_p),
+        ("sink_queries", ctypes.c_void_p),
         ("out", ctypes.c_void_p),
         ("keys", ctypes.c_void_p),
         ("values", ctypes.c_void_p),
@@ -52,8 +54,10 @@ class SliceWork(ctypes.Structure):
         ("num_slices", ctypes.c_int64),
         ("num_heads", ctypes.c_int64),
         ("num_kv_heads", ctypes.c_int64),
+        ("num_sinks", ctypes.c_int64),
         ("head_dim", ctypes.c_int64),
         ("query_row", ctypes.c_int64),
+        ("sink_query_row", ctypes.c_int64),
         ("out_row", ctypes.c_int64),
         ("key_row", ctypes.c_int64),
         ("value_row", ctypes.c_int64),
@@ -77,19 +81,23 @@ def slice_work_of(
     window: int | None,
     num_threads: int,
     cached_in: CacheDtype | None = None,
+    sinks: SinkQueries | None = None,
 ) -> SliceWork:
     """What is to be computed. Only pointers: the tensors must live until it has been.
 
-    Keys and values `cached_in` 8 bits are codes and scales, as `encode` makes them.
+    Keys and values `cached_in` 8 bits are codes and scales, as `encode` makes them. Of what a slice
+    sees the first rows are `sinks`.
 
     Tokens, and cache rows, may lie any distance apart, with their heads side by side.
     """
-    tensors = (q_THC, keys_RGC, values_RGC, out_THC)
+    num_sinks, sinks_THC = sinks or (0, q_THC)
+    tensors = (q_THC, sinks_THC, keys_RGC, values_RGC, out_THC)
     assert all(has_whole_rows(tensor) and tensor.device.type == "cpu" for tensor in tensors)
     assert q_THC.dtype == out_THC.dtype and keys_RGC.dtype == values_RGC.dtype
     (num_tokens, num_heads, head_dim), num_kv_heads = q_THC.shape, keys_RGC.shape[1]
     return SliceWork(
         queries=q_THC.data_ptr(),
+        sink_queries=sinks_THC.data_ptr(),
         out=out_THC.data_ptr(),
         keys=keys_RGC.data_ptr(),
         values=values_RGC.data_ptr(),
@@ -100,8 +108,10 @@ def slice_work_of(
         num_slices=len(slices.tokens_B),
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
+        num_sinks=num_sinks,
         head_dim=head_dim,
         query_row=q_THC.stride(0),
+        sink_query_row=sinks_THC.stride(0),
         out_row=out_THC.stride(0),
         key_row=keys_RGC.stride(0),
         value_row=values_RGC.stride(0),

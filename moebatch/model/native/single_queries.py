@@ -10,6 +10,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from moebatch.model.native.kernels import DTYPES, number_of
+from moebatch.model.native.sink_queries import SinkQueries
 from moebatch.spec.attention import CacheDtype
 
 _ITEMS_PER_THREAD = 8
@@ -32,6 +33,7 @@ class Work(ctypes.Structure):
 
     _fields_ = (
         ("queries", ctypes.c_void_p),
+        ("sink_queries", ctypes.c_void_p),
         ("out", ctypes.c_void_p),
         ("keys", ctypes.c_void_p),
         ("values", ctypes.c_void_p),
@@ -41,6 +43,7 @@ class Work(ctypes.Structure):
         ("num_queries", ctypes.c_int64),
         ("num_heads", ctypes.c_int64),
         ("num_kv_heads", ctypes.c_int64),
+        ("num_sinks", ctypes.c_int64),
         ("head_dim", ctypes.c_int64),
         ("kv_heads_per_item", ctypes.c_int64),
         ("next_item", ctypes.c_int64),
@@ -60,12 +63,15 @@ def work_of(
     *,
     num_threads: int,
     cached_in: CacheDtype | None = None,
+    sinks: SinkQueries | None = None,
 ) -> Work:
     """What is to be computed. Only pointers: the tensors must live until it has been.
 
-    Keys and values `cached_in` 8 bits are codes and scales, as `encode` makes them.
+    Keys and values `cached_in` 8 bits are codes and scales, as `encode` makes them. Of what a query
+    sees the first rows are `sinks`.
     """
-    tensors = (q_THC, out_THC, keys_RGC, values_RGC, *queries)
+    num_sinks, sinks_THC = sinks or (0, q_THC)
+    tensors = (q_THC, sinks_THC, out_THC, keys_RGC, values_RGC, *queries)
     assert all(tensor.is_contiguous() and tensor.device.type == "cpu" for tensor in tensors)
     assert q_THC.dtype == out_THC.dtype and keys_RGC.dtype == values_RGC.dtype
     (_, num_heads, head_dim), num_kv_heads = q_THC.shape, keys_RGC.shape[1]
@@ -73,6 +79,7 @@ def work_of(
     few = num_queries < _ITEMS_PER_THREAD * num_threads
     return Work(
         queries=q_THC.data_ptr(),
+        sink_queries=sinks_THC.data_ptr(),
         out=out_THC.data_ptr(),
         keys=keys_RGC.data_ptr(),
         values=values_RGC.data_ptr(),
@@ -82,6 +89,7 @@ def work_of(
         num_queries=num_queries,
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
+        num_sinks=num_sinks,
         head_dim=head_dim,
         kv_heads_per_item=1 if few else num_kv_heads,
         next_item=0,

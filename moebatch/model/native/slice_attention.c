@@ -165,11 +165,14 @@ INLINE void attend_group(const struct slice_work *w, SliceRoom room, int64_t ind
     add_values(room, index, added, up_to(stop, SIDE), dtype);
 }
 
-INLINE void attend_item(const struct slice_work *w, Item item, SliceRoom room, int dtype) {
+/* Sinks, or what comes behind them. */
+INLINE void attend_part(const struct slice_work *w, Item item, SliceRoom room, int64_t num_groups,
+                        int are_sinks, int dtype) {
     const int64_t *rows = w->rows + w->starts[item.slice];
-    int64_t num_groups = up_to(item.num, SIDE) / SIDE;
-    for (int64_t i = 0; i < num_groups; i++)
-        begin_group(w, item, i, room, dtype);
+    for (int64_t i = 0; i < num_groups; i++) {
+        limit_group(w, item, room.groups + i, are_sinks);
+        copy_queries(w, i, room, are_sinks, dtype);
+    }
     int64_t first = room.groups[0].first[0] / SIDE * SIDE;
     int64_t stop = room.groups[num_groups - 1].last[SIDE - 1] + 1;
     Ahead ahead = {.num_at_once = (SIDE + num_groups - 1) / num_groups, .head = item.head};
@@ -182,6 +185,14 @@ INLINE void attend_item(const struct slice_work *w, Item item, SliceRoom room, i
         for (int64_t i = 0; i < num_groups; i++)
             attend_group(w, room, i, first, num, dtype);
     }
+}
+
+INLINE void attend_item(const struct slice_work *w, Item item, SliceRoom room, int dtype) {
+    int64_t num_groups = up_to(item.num, SIDE) / SIDE;
+    for (int64_t i = 0; i < num_groups; i++)
+        place_group(w, item, i, room.groups + i);
+    for (int are_sinks = w->num_sinks > 0; are_sinks >= 0; are_sinks--)
+        attend_part(w, item, room, num_groups, are_sinks, dtype);
     for (int64_t i = 0; i < num_groups; i++)
         finish_group(w, item, i, room, dtype);
 }

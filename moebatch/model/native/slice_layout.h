@@ -6,14 +6,16 @@
 /* The same as SliceWork in query_slices.py. */
 struct slice_work {
     const char *queries; /* [tokens, H, C], tokens query_row numbers apart */
+    const char *sink_queries; /* the same as they meet sinks, sink_query_row apart */
     char *out;
     const char *keys, *values;
     const int64_t *tokens; /* row of each slice's first query in queries and out */
     const int64_t *counts; /* of its queries */
     const int64_t *starts; /* of what it sees, in rows; and the end of the last */
-    const int64_t *rows;   /* the last ones are those of its queries themselves */
-    int64_t num_slices, num_heads, num_kv_heads, head_dim;
-    int64_t query_row, out_row, key_row, value_row;
+    const int64_t *rows;   /* the first ones are sinks, if there are such; the last ones are those
+                              of its queries themselves */
+    int64_t num_slices, num_heads, num_kv_heads, num_sinks, head_dim;
+    int64_t query_row, sink_query_row, out_row, key_row, value_row;
     int64_t window;       /* positions that a query sees, with its own */
     int64_t rows_per_item; /* at most, divisible by SIDE; a row is a query at a head */
     int64_t next_item;     /* taken by whichever thread is free */
@@ -111,17 +113,14 @@ INLINE void copy_cached(uint32_t *to, const char *head, int64_t c, const struct 
         copy_words(to, head + c * size_of(w->cache_dtype), w->head_dim - c, w->cache_dtype, dtype);
 }
 
-/* Where the rows of a group are, and what each sees. */
+/* Where the rows of a group are. */
 INLINE void place_group(const struct slice_work *w, Item item, int64_t index, Group *group) {
     int64_t shared = w->num_heads / w->num_kv_heads, num = item.num - index * SIDE;
-    int64_t context = w->starts[item.slice + 1] - w->starts[item.slice] - w->counts[item.slice];
     int64_t token = (item.first + index * SIDE) / shared;
     int64_t head = (item.first + index * SIDE) % shared;
     for (int i = 0; i < SIDE; i++) {
         group->tokens[i] = w->tokens[item.slice] + token;
         group->heads[i] = item.head * shared + head;
-        group->last[i] = (int32_t)(context + token);
-        group->first[i] = (int32_t)larger(0, context + token + 1 - w->window);
         group->largest[i] = -3e38f;
         group->totals[i] = 0;
         if (i + 1 < num && ++head == shared) {
@@ -132,19 +131,31 @@ INLINE void place_group(const struct slice_work *w, Item item, int64_t index, Gr
     group->has_sums = 0;
 }
 
+/* What each row of a group sees: sinks, or what comes behind them. */
+INLINE void limit_group(const struct slice_work *w, Item item, Group *group, int are_sinks) {
+    int64_t context = w->starts[item.slice + 1] - w->starts[item.slice] - w->counts[item.slice];
+    for (int i = 0; i < SIDE; i++) {
+        int64_t last = context + group->tokens[i] - w->tokens[item.slice];
+        int64_t first = are_sinks ? 0 : larger(w->num_sinks, last + 1 - w->window);
+        group->first[i] = (int32_t)first;
+        group->last[i] = (int32_t)(are_sinks ? smaller(last, w->num_sinks - 1) : last);
+    }
+}
+
 /* Queries of a group, transposed. */
-INLINE void begin_group(const struct slice_work *w, Item item, int64_t index, SliceRoom room,
-                        int dtype) {
-    Group *group = room.groups + index;
-    place_group(w, item, index, group);
+INLINE void copy_queries(const struct slice_work *w, int64_t index, SliceRoom room, int are_sinks,
+                         int dtype) {
+    const Group *group = room.groups + index;
+    const char *from = are_sinks ? w->sink_queries : w->queries;
+    int64_t query_row = are_sinks ? w->sink_query_row : w->query_row;
     uint32_t rows[TILE][TILE], *queries = room.queries + index * room.words * SIDE;
     for (int side = 0; side < SIDE; side += TILE)
         for (int64_t word = 0; word < room.words; word += TILE) {
             int64_t c = 4 * word / size_of(dtype);
             for (int i = 0; i < TILE; i++) {
-                int64_t place = group->tokens[side + i] * w->query_row + c;
+                int64_t place = group->tokens[side + i] * query_row + c;
                 place += group->heads[side + i] * w->head_dim;
-                copy_words(rows[i], w->queries + place * size_of(w->dtype), w->head_dim - c,
+                copy_words(rows[i], from + place * size_of(w->dtype), w->head_dim - c,
                            w->dtype, dtype);
             }
             transpose(queries + word * SIDE + side, SIDE, rows[0], TILE);

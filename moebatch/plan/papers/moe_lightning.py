@@ -550,7 +550,7 @@ def _policy(problem: Problem, found: PaperPolicy) -> Policy:
         micro_batch_size=found.micro_batch_size,
         tokens_per_pass=found.batch_size,
         num_slots=ceil(2 * streamed),  # the weights of two layers, as far as they are not resident
-        num_kv_pages=found.batch_size * pages_of(problem.workload.max_total_tokens),
+        num_kv_pages=found.batch_size * pages_of(problem.workload.max_cached_tokens),
         weights=Placement(vram=found.r_w, dram=1 - found.r_w),
         kv_cache=Placement(vram=found.r_c, dram=1 - found.r_c),
         attention_on_gpu=found.attention_on_gpu,
