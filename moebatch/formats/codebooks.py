@@ -18,6 +18,8 @@ from moebatch.formats.weight_format import Look, StoredPart, WeightFormat
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from moebatch.formats.coded import CodedMatrix
+
 _BLOCK, _NESTED_BLOCK = 64, 256
 _BLOCKS = (64, 32, 128, 256, 512, 1024, 2048, 4096)
 """Those of bitsandbytes, the usual one first."""
@@ -68,7 +70,17 @@ class Codebook(WeightFormat):
         """Rounded to the numbers that the weight was made of, as upstream does."""
         from moebatch.formats import decoding
 
-        decoding.decode_codebook(parts, out)
+        rows = self.coded(parts, (out.shape[0], out.shape[1]))
+        if rows:
+            decoding.decode(rows, out)
+        else:
+            decoding.decode_codebook(parts, out)
+
+    def coded(self, parts: Sequence[Tensor], shape: tuple[int, int]) -> CodedMatrix | None:
+        """Codes as they lie, where blocks end with rows."""
+        from moebatch.formats import decoding
+
+        return decoding.rows_of_codebook(parts, shape)
 
     def heights(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Blocks run over the ends of rows."""

@@ -9,9 +9,12 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-Numbers = Literal["int4", "e2m1", "int8", "uint8", "e4m3"]
-"""What a code stands for. Of four bits, the low half of a byte first: int4 is u - 8, e2m1 a float
-(OCP MX 1.0). Of eight bits: two's complement; u - 128; a float without infinities."""
+Numbers = Literal["int4", "e2m1", "codebook", "int8", "uint8", "e4m3"]
+"""What a code stands for. Of four bits: int4 is u - 8, e2m1 a float (OCP MX 1.0), codebook the u-th
+of the matrix's own values. Of eight bits: two's complement; u - 128; a float without infinities."""
+
+E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
+"""What its codes stand for."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,5 +40,9 @@ class CodedMatrix:
     factor: float = 1.0
     divides: bool = False
     """Whether scales are divided by the factor."""
+    values: Tensor | None = None
+    """Of codebook: float32 [16]."""
+    is_high_first: bool = False
+    """Of two neighbours of four bits, which lie in one byte."""
     rounds_to: torch.dtype | None = None
     """bfloat16, float16, or None for float32."""

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from moebatch.formats.coded import CodedMatrix, Numbers
+from moebatch.formats.coded import E2M1, CodedMatrix, Numbers
 from moebatch.formats.weight_format import BadParts
 from moebatch.quoting import shown
 
@@ -22,7 +22,6 @@ E4M3 = torch.float8_e4m3fn
 ROUNDED_TO = {"BF16": torch.bfloat16, "F16": torch.float16}
 """Numbers that weights are rounded to which are computed in those of their scales."""
 _STATE_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
-_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _FRACTION_BITS = 23
 """Of float32."""
 _LEAST_POWER = 2.0**-127
@@ -39,7 +38,13 @@ def decode(matrix: CodedMatrix, out: Tensor) -> None:
     for start in range(0, num_rows, step):
         rows = slice(start, min(start + step, num_rows))
         taken_O = torch.arange(rows.start, rows.stop, device=out.device)
-        numbers_OI = _numbers(matrix.codes[rows], matrix.numbers)[:, :num_columns]
+        codes = matrix.codes[rows]
+        if matrix.is_high_first:
+            codes = codes >> 4 | codes << 4
+        if matrix.values is None:
+            numbers_OI = _numbers(codes, matrix.numbers)[:, :num_columns]
+        else:
+            numbers_OI = matrix.values[halves(codes).int()][:, :num_columns]
         if zeros_OG is not None:
             numbers_OI = numbers_OI - _spread(zeros_OG[rows], matrix)
         scales_OG = widened(matrix.scales[taken_O // matrix.block[0]])
@@ -153,22 +158,51 @@ def _gptq_zeros(words: Tensor, bits: int, num_outputs: int, *, is_second: bool) 
     return (zeros_GO + 1) & (2 * half - 1)
 
 
+def rows_of_codebook(parts: Sequence[Tensor], shape: tuple[int, int]) -> CodedMatrix | None:
+    """A weight of bitsandbytes, whose numbers lie in a row after the other, as a matrix with rows;
+    None where blocks run over the ends of rows. Raises BadParts for a text that does not go with
+    the other parts."""
+    codes, values, text, *_ = parts
+    state, (O, I) = _codebook_state(text), shape
+    block = _size(state, "blocksize")
+    if I % block:
+        return None
+    return CodedMatrix(
+        numbers="codebook",
+        codes=codes.view(O, -1),
+        scales=_codebook_scales(parts, state, O * I // block).view(O, -1),
+        block=(1, block),
+        shape=shape,
+        values=values,
+        is_high_first=True,
+        rounds_to=_STATE_DTYPES[state["dtype"]],
+    )
+
+
 def decode_codebook(parts: Sequence[Tensor], out: Tensor) -> None:
-    """Writes a weight of bitsandbytes into `out` [O, I], numbers in a row after the other. Raises
-    BadParts for a text that does not go with the other parts."""
-    codes, values, text, *scales = parts
+    """Writes any such weight into `out` [O, I]. Raises BadParts likewise."""
+    codes, values, text, *_ = parts
     state = _codebook_state(text)
-    scales_B, block = scales[0], _size(state, "blocksize")
-    if len(scales) > 1:
-        shared = _repeated(scales[1], _size(state, "nested_blocksize"), len(scales_B))
-        scales_B = scales[2][scales_B.int()] * shared + _number(state, "nested_offset")
-    flat, step = out.view(-1), max(1, _CHUNK_NUMBERS // block) * block
+    flat, block = out.view(-1), _size(state, "blocksize")
+    scales_B = _codebook_scales(parts, state, -(-len(flat) // block))
+    step = max(1, _CHUNK_NUMBERS // block) * block
     for start in range(0, len(flat), step):
         stop = min(start + step, len(flat))
         pairs = codes.flatten()[start // 2 : -(-stop // 2)]
         numbers = values[torch.stack((pairs >> 4, pairs & 15), -1).flatten().int()][: stop - start]
         steps = _repeated(scales_B[start // block : -(-stop // block)], block, stop - start)
         flat[start:stop] = (numbers * steps).to(_STATE_DTYPES[state["dtype"]])
+
+
+def _codebook_scales(parts: Sequence[Tensor], state: Mapping[str, Any], num_blocks: int) -> Tensor:
+    """One of each block, in float32."""
+    scales_B, *nested = parts[3:]
+    if len(scales_B) != num_blocks:
+        raise BadParts(f"{len(scales_B)} scales do not make {num_blocks} blocks")
+    if not nested:
+        return scales_B
+    shared = _repeated(nested[0], _size(state, "nested_blocksize"), len(scales_B))
+    return nested[1][scales_B.int()] * shared + _number(state, "nested_offset")
 
 
 def _codebook_state(text: Tensor) -> Mapping[str, Any]:
@@ -230,9 +264,7 @@ def _numbers(codes: Tensor, numbers: Numbers) -> Tensor:
         return codes.float() - 128
     if numbers == "int4":
         return halves(codes).float() - 8
-    return codes.new_tensor([*_E2M1, *(-value for value in _E2M1)], dtype=torch.float32)[
-        halves(codes).int()
-    ]
+    return codes.new_tensor(E2M1, dtype=torch.float32)[halves(codes).int()]
 
 
 def _zeros(matrix: CodedMatrix) -> Tensor:

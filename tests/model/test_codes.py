@@ -1,7 +1,8 @@
 """Weights of codes: the compiled decoder gives the numbers of the reference in torch, bit for bit,
 and products are the exact ones within rounding."""
 
-from typing import Any
+from dataclasses import replace
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from moebatch.formats import decoding
-from moebatch.formats.coded import CodedMatrix
+from moebatch.formats.coded import CodedMatrix, Numbers
 from moebatch.formats.registry import FORMATS
 from moebatch.formats.weight_format import StoredMatrix, WeightFormat
 from moebatch.layout.scratch import kernel_multiplies_codes, needs_matrix
@@ -23,7 +24,7 @@ from moebatch.model.products import Products
 from tests.model.test_products import CPU, DTYPES, HALF_UNIT, HERE, exact, kernels_of, noise
 
 SCALES = [*DTYPES, torch.float8_e4m3fn, torch.float8_e8m0fnu, torch.uint8]
-FOUR_BITS = ("int4", "e2m1")
+FOUR_BITS = ("int4", "e2m1", "codebook")
 CODED = [stored for stored in FORMATS.values() if stored.is_coded]
 
 
@@ -35,7 +36,7 @@ def random_bytes(*size: int, seed: int) -> Tensor:
 @st.composite
 def matrices(draw: st.DrawFn) -> CodedMatrix:
     """Any codes and any scales, infinite ones and NaN among them."""
-    numbers = draw(st.sampled_from(["int4", "e2m1", "int8", "uint8", "e4m3"]))
+    numbers = draw(st.sampled_from(get_args(Numbers)))
     rows, columns = shape = draw(st.tuples(st.integers(1, 20), st.sampled_from(WIDTHS)))
     block = draw(st.sampled_from([(1, 16), (1, 32), (3, 48), (4, 128), (1, columns), (99, 9999)]))
     seed, bits = draw(st.integers(0, 999)), 4 if numbers in FOUR_BITS else 8
@@ -46,6 +47,7 @@ def matrices(draw: st.DrawFn) -> CodedMatrix:
     if numbers in ("int4", "uint8") and block[0] == 1 and draw(st.booleans()):
         packed = random_bytes(-(-rows * bits // 32), grid[1] * 4, seed=seed + 1)
         zeros = packed.view(torch.int32)
+    values = torch.randn(16, generator=torch.Generator().manual_seed(seed))
     return CodedMatrix(
         numbers=numbers,
         codes=random_bytes(rows, -(-columns * bits // 8) + draw(st.integers(0, 3)), seed=seed + 2),
@@ -53,6 +55,8 @@ def matrices(draw: st.DrawFn) -> CodedMatrix:
         block=block,
         shape=shape,
         zeros=zeros,
+        values=values if numbers == "codebook" else None,
+        is_high_first=numbers in FOUR_BITS and draw(st.booleans()),
         factor=draw(st.sampled_from([1.0, 0.37, -3e5, 0.0])),
         divides=draw(st.booleans()),
         rounds_to=draw(st.sampled_from([None, torch.bfloat16, torch.float16])),
@@ -82,15 +86,7 @@ def tame(matrix: CodedMatrix) -> CodedMatrix:
     """The same codes with scales of the size of one; no NaN among the codes."""
     scales = torch.ones(matrix.scales.shape) + torch.rand(matrix.scales.shape)
     codes = matrix.codes & 0x77 if matrix.numbers == "e4m3" else matrix.codes
-    return CodedMatrix(
-        numbers=matrix.numbers,
-        codes=codes,
-        scales=scales,
-        block=matrix.block,
-        shape=matrix.shape,
-        zeros=matrix.zeros,
-        rounds_to=matrix.rounds_to,
-    )
+    return replace(matrix, codes=codes, scales=scales, factor=1.0, divides=False)
 
 
 @pytest.mark.parametrize("name", HERE)

@@ -8,9 +8,9 @@
 
 /* Beside the types of numbers: what weights are that have a coding. */
 enum { CODED = 5 };
-enum { INT4_CODE, E2M1_CODE, INT8_CODE, UINT8_CODE, E4M3_CODE };
+enum { NIBBLE_CODE, INT8_CODE, UINT8_CODE, E4M3_CODE };
 /* The last of which steps have a power that is missing in the numbers, and there is no NaN. */
-enum { E4M3_SHIFTED_CODE = 5 };
+enum { E4M3_SHIFTED_CODE = 4 };
 /* Scales have one of the three types of numbers, or one of these. */
 enum { E4M3_SCALE = 3, E8M0_SCALE };
 
@@ -19,12 +19,14 @@ struct coding {
     const char *codes;  /* rows code_row bytes apart */
     const char *scales; /* rows scale_row numbers apart */
     const char *zeros;  /* rows zero_row words apart, or NULL */
+    const float *values; /* [16], of what has four bits */
     int64_t code_row, scale_row, zero_row;
     int64_t block_rows, block_columns; /* a multiple of STEP_INPUTS, or at least a row */
-    float factor;
+    float factor, zero; /* the latter where there are no zeros */
     int32_t divides; /* scales by the factor */
     int32_t numbers, scale_dtype;
     int32_t rounds_to; /* FLOAT32 if it does not */
+    int32_t is_high_first; /* of two neighbours in a byte */
 };
 
 #define STEP_INPUTS 16
@@ -40,7 +42,7 @@ typedef struct {
     int shift;
 } Steps;
 
-INLINE int bits_of(int numbers) { return numbers == INT4_CODE || numbers == E2M1_CODE ? 4 : 8; }
+INLINE int bits_of(int numbers) { return numbers == NIBBLE_CODE ? 4 : 8; }
 
 /* The order in a lot is that of this type. */
 INLINE int order_of(int numbers) { return bits_of(numbers) == 4 ? BFLOAT16 : FLOAT32; }
@@ -97,7 +99,7 @@ INLINE void find_zeros(float *out, const struct coding *c, int64_t row, int64_t 
     const int bits = bits_of(c->numbers), of_word = 32 / bits;
     if (!c->zeros) {
         for (int64_t i = 0; i < num; i++)
-            out[i] = bits == 4 ? 8 : 128;
+            out[i] = c->zero;
         return;
     }
     const char *words = c->zeros + (row / of_word * c->zero_row + column) * 4;
@@ -183,17 +185,12 @@ typedef struct {
 } Table;
 
 /* Of the i-th of the inputs that have these steps. */
-INLINE Table table_of(const Steps *s, int64_t i, int numbers, int rounds_to) {
-    static const float integers[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    static const float floats[] = {0,    .5f,  1,  1.5f,  2,  3,  4,  6,
-                                   -0.f, -.5f, -1, -1.5f, -2, -3, -4, -6};
+INLINE Table table_of(const struct coding *c, const Steps *s, int64_t i, int rounds_to) {
     const float step = s->steps[i >> s->shift], zero = s->zeros[i >> s->shift];
     Table table;
 #pragma GCC unroll 4
     for (int v = 0; v < NUM_NIBBLES / LANES; v++) {
-        Floats number = read_floats((numbers == E2M1_CODE ? floats : integers) + v * LANES);
-        if (numbers == INT4_CODE)
-            number -= zero;
+        Floats number = read_floats(c->values + v * LANES) - zero;
         table.numbers[v] = rounded_to(number * step, rounds_to);
     }
     return table;
@@ -237,11 +234,11 @@ typedef struct {
     Words pairs; /* both, as bfloat16 */
 } Tables;
 
-INLINE Tables tables_of(const Steps *s, int64_t i, int numbers, int rounds_to) {
+INLINE Tables tables_of(const struct coding *c, const Steps *s, int64_t i, int rounds_to) {
     Tables tables;
-    tables.first = tables.second = table_of(s, i, numbers, rounds_to);
+    tables.first = tables.second = table_of(c, s, i, rounds_to);
     if (LOT > STEP_INPUTS && s->shift == 4)
-        tables.second = table_of(s, i + STEP_INPUTS, numbers, rounds_to);
+        tables.second = table_of(c, s, i + STEP_INPUTS, rounds_to);
 #if HAS_PAIRS
     tables.pairs = (Words)_mm512_cvtne2ps_pbh((__m512)tables.second.numbers[0],
                                               (__m512)tables.first.numbers[0]);
@@ -251,8 +248,10 @@ INLINE Tables tables_of(const Steps *s, int64_t i, int numbers, int rounds_to) {
 
 /* A lot. */
 INLINE void decode_nibbles(char *to, int64_t step, const char *codes, const Tables *tables,
-                           int is_pairs) {
+                           int is_high_first, int is_pairs) {
     Words bytes = bytes_at(codes);
+    if (is_high_first)
+        bytes = bytes >> 4 | (bytes & 15) << 4;
 #if HAS_PAIRS
     if (is_pairs) {
         const Words upper = {0,        0,        0,        0,        0,        0,
@@ -315,8 +314,8 @@ INLINE void decode_bytes(char *to, int64_t step, const char *codes, const Steps 
 
 /* A row, vectors `step` bytes apart: two of them a lot, or one of pairs of bfloat16; any numbers
    behind its end, up to a whole lot. */
-INLINE void decode_lots(char *to, int64_t step, const char *codes, const Steps *s, int64_t num,
-                        int numbers, int rounds_to, int is_pairs) {
+INLINE void decode_lots(char *to, int64_t step, const struct coding *c, const char *codes,
+                        const Steps *s, int64_t num, int numbers, int rounds_to, int is_pairs) {
     const int64_t lot_bytes = LOT * bits_of(numbers) / 8;
     const int64_t lot_step = is_pairs ? step : 2 * step;
     char room[LOT] = {0};
@@ -331,9 +330,9 @@ INLINE void decode_lots(char *to, int64_t step, const char *codes, const Steps *
             continue;
         }
         if (i >> s->shift != tabled)
-            tables = tables_of(s, i, numbers, rounds_to);
+            tables = tables_of(c, s, i, rounds_to);
         tabled = i >> s->shift;
-        decode_nibbles(to, step, codes, &tables, is_pairs);
+        decode_nibbles(to, step, codes, &tables, c->is_high_first, is_pairs);
     }
 }
 
@@ -346,12 +345,12 @@ INLINE int has_nan(const char *codes, int64_t num) {
 }
 
 /* Rounding to bfloat16 by code of its own: what else is decided lot by lot takes as long. */
-INLINE void decode_rounded(char *to, int64_t step, const char *codes, const Steps *s, int64_t num,
-                           int numbers, int rounds_to, int is_pairs) {
+INLINE void decode_rounded(char *to, int64_t step, const struct coding *c, const char *codes,
+                           const Steps *s, int64_t num, int numbers, int rounds_to, int is_pairs) {
     if (rounds_to == BFLOAT16)
-        decode_lots(to, step, codes, s, num, numbers, BFLOAT16, is_pairs);
+        decode_lots(to, step, c, codes, s, num, numbers, BFLOAT16, is_pairs);
     else
-        decode_lots(to, step, codes, s, num, numbers, rounds_to, is_pairs);
+        decode_lots(to, step, c, codes, s, num, numbers, rounds_to, is_pairs);
 }
 
 /* Up to MOST_CODES inputs of a row, of which the first is a multiple of STEP_INPUTS. */
@@ -365,26 +364,23 @@ INLINE void decode_row(char *to, int64_t step, const struct coding *c, int64_t r
     find_steps(c, row, first, num, &s);
     const int64_t num_steps = ((num - 1) >> s.shift) + 1;
     switch (c->numbers) {
-    case INT4_CODE:
-        decode_lots(to, step, codes, &s, num, INT4_CODE, rounds_to, is_pairs);
-        break;
-    case E2M1_CODE:
-        decode_lots(to, step, codes, &s, num, E2M1_CODE, rounds_to, is_pairs);
+    case NIBBLE_CODE:
+        decode_lots(to, step, c, codes, &s, num, NIBBLE_CODE, rounds_to, is_pairs);
         break;
     case INT8_CODE:
-        decode_rounded(to, step, codes, &s, num, INT8_CODE, rounds_to, is_pairs);
+        decode_rounded(to, step, c, codes, &s, num, INT8_CODE, rounds_to, is_pairs);
         break;
     case UINT8_CODE:
-        decode_rounded(to, step, codes, &s, num, UINT8_CODE, rounds_to, is_pairs);
+        decode_rounded(to, step, c, codes, &s, num, UINT8_CODE, rounds_to, is_pairs);
         break;
     case E4M3_CODE:
         if (!are_small(&s, num_steps) || has_nan(codes, num)) {
-            decode_lots(to, step, codes, &s, num, E4M3_CODE, rounds_to, is_pairs);
+            decode_lots(to, step, c, codes, &s, num, E4M3_CODE, rounds_to, is_pairs);
             break;
         }
         for (int64_t i = 0; i < num_steps; i++)
             s.steps[i] *= 0x1p120f;
-        decode_rounded(to, step, codes, &s, num, E4M3_SHIFTED_CODE, rounds_to, is_pairs);
+        decode_rounded(to, step, c, codes, &s, num, E4M3_SHIFTED_CODE, rounds_to, is_pairs);
         break;
     }
 }

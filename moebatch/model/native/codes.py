@@ -4,17 +4,26 @@ Shape letters: O outputs, I inputs.
 """
 
 import ctypes
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
-from moebatch.formats.coded import CodedMatrix, Numbers
+from moebatch.formats.coded import E2M1, CodedMatrix, Numbers
 from moebatch.model.native.kernels import DTYPES
 
-_NUMBERS: tuple[Numbers, ...] = ("int4", "e2m1", "int8", "uint8", "e4m3")
-"""As the C file counts them."""
-_BITS = {"int4": 4, "e2m1": 4}
-_OFFSET = ("int4", "uint8")
+_NUMBERS: Mapping[Numbers, int] = {
+    "int4": 0,
+    "e2m1": 0,
+    "codebook": 0,
+    "int8": 1,
+    "uint8": 2,
+    "e4m3": 3,
+}
+"""As the C file counts them; four bits are looked up, whatever they stand for."""
+_ZEROS: Mapping[Numbers, float] = {"int4": 8.0, "uint8": 128.0}
+"""Codes that stand for nothing where the matrix has no zero points."""
+_VALUES: Mapping[Numbers, Tensor] = {"int4": torch.arange(16.0), "e2m1": torch.tensor(E2M1)}
 _SCALES = {**DTYPES, torch.float8_e4m3fn: 3, torch.uint8: 4, torch.float8_e8m0fnu: 4}
 _STEP_INPUTS = 16
 
@@ -26,16 +35,19 @@ class Coding(ctypes.Structure):
         ("codes", ctypes.c_void_p),
         ("scales", ctypes.c_void_p),
         ("zeros", ctypes.c_void_p),
+        ("values", ctypes.c_void_p),
         ("code_row", ctypes.c_int64),
         ("scale_row", ctypes.c_int64),
         ("zero_row", ctypes.c_int64),
         ("block_rows", ctypes.c_int64),
         ("block_columns", ctypes.c_int64),
         ("factor", ctypes.c_float),
+        ("zero", ctypes.c_float),
         ("divides", ctypes.c_int32),
         ("numbers", ctypes.c_int32),
         ("scale_dtype", ctypes.c_int32),
         ("rounds_to", ctypes.c_int32),
+        ("is_high_first", ctypes.c_int32),
     )
 
 
@@ -63,7 +75,7 @@ def is_compiled(matrix: CodedMatrix) -> bool:
         and all(tensor.stride(-1) == 1 or tensor.shape[-1] == 1 for tensor in tensors)
         and matrix.scales.dtype in _SCALES
         and (block_columns % _STEP_INPUTS == 0 or block_columns >= matrix.shape[1])
-        and (zeros is None or (block_rows == 1 and matrix.numbers in _OFFSET))
+        and (zeros is None or (block_rows == 1 and matrix.numbers in _ZEROS))
     )
 
 
@@ -71,20 +83,24 @@ def coding(matrix: CodedMatrix) -> Coding:
     """A matrix that `is_compiled`. Only pointers: its tensors must live while they are used."""
     _require_fit(matrix)
     codes, scales, zeros = matrix.codes, matrix.scales, matrix.zeros
+    values = _VALUES.get(matrix.numbers, matrix.values)
     return Coding(
         codes=codes.data_ptr(),
         scales=scales.data_ptr(),
         zeros=None if zeros is None else zeros.data_ptr(),
+        values=None if values is None else values.data_ptr(),
         code_row=codes.stride(0),
         scale_row=scales.stride(0),
         zero_row=0 if zeros is None else zeros.stride(0),
         block_rows=matrix.block[0],
         block_columns=matrix.block[1],
         factor=matrix.factor,
+        zero=_ZEROS.get(matrix.numbers, 0.0),
         divides=matrix.divides,
-        numbers=_NUMBERS.index(matrix.numbers),
+        numbers=_NUMBERS[matrix.numbers],
         scale_dtype=_SCALES[scales.dtype],
         rounds_to=DTYPES[matrix.rounds_to or torch.float32],
+        is_high_first=matrix.is_high_first,
     )
 
 
@@ -103,7 +119,7 @@ def decode_work(matrix: CodedMatrix, out_OI: Tensor) -> DecodeWork:
 def _require_fit(matrix: CodedMatrix) -> None:
     """Nothing is read beyond a tensor."""
     (num_outputs, num_inputs), (rows, columns) = matrix.shape, matrix.block
-    bits = _BITS.get(matrix.numbers, 8)
+    bits = 4 if _NUMBERS[matrix.numbers] == 0 else 8
     groups = -(-num_inputs // columns)
     wanted = [
         (matrix.codes, num_outputs, -(-num_inputs * bits // 8)),
