@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
 from fractions import Fraction
 
@@ -122,6 +122,18 @@ def format_number(value: float, *, figures: int = 4) -> str:
 def count_of(number: int, thing: str, things: str | None = None) -> str:
     """``1 row``, ``2 rows``."""
     return f"{number} {thing if number == 1 else things or thing + 's'}"
+
+
+def named_runs(thing: str, numbers: Iterable[int]) -> str:
+    """``layer 3``, ``layers 0, 2 to 5``: things by their numbers, neighbours as one."""
+    runs: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if runs and runs[-1][-1] + 1 == number:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    named = [f"{run[0]}" if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in runs]
+    return f"{thing}{'s' if sum(map(len, runs)) > 1 else ''} {', '.join(named)}"
 
 
 def format_bytes(num_bytes: float) -> str:

@@ -11,6 +11,7 @@ from moebatch.units import (
     format_flops,
     format_number,
     format_rate,
+    named_runs,
     parse_bytes,
     parse_duration,
     parse_flops,
@@ -172,3 +173,11 @@ def test_fewer_figures_have_no_exponent_either() -> None:
 def test_one_is_not_several() -> None:
     assert [count_of(n, "row") for n in (0, 1, 2)] == ["0 rows", "1 row", "2 rows"]
     assert count_of(2, "pass", "passes") == "2 passes"
+
+
+@pytest.mark.parametrize(
+    "numbers, expected",
+    [([3], "layer 3"), ([5, 0, 2, 3, 4, 3], "layers 0, 2 to 5"), ([1, 0], "layers 0 to 1")],
+)
+def test_neighbours_are_named_as_one(numbers: list[int], expected: str) -> None:
+    assert named_runs("layer", numbers) == expected

@@ -1,6 +1,6 @@
 """A model folder read in place: which file, offset and length every tensor has."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from math import lcm
 from pathlib import Path
@@ -65,12 +65,29 @@ class Weight:
         """Some of its rows, from a multiple of `step` on."""
         if len(taken) == self.shape[0]:
             return self
-        heights = self.format.heights(self.shape)
+        return self._cut(taken, self.format.heights(self.shape), (len(taken), *self.shape[1:]))
+
+    def sampled(self, count: int) -> Iterator["Weight"]:
+        """As many of its rows at the beginning, and from about the middle on; columns where its
+        format keeps those apart; all of it where it keeps neither apart, or has no more."""
+        axis = 0 if self.format.heights(self.shape) else 1
+        lines = self.format.heights(self.shape) or self.format.widths(self.shape)
+        size, step = self.shape[axis], lcm(*filter(None, lines))
+        if not lines or size <= 2 * count:
+            yield self
+            return
+        for start in sorted({0, size // 2 // step * step}):
+            taken = range(start, start + count)
+            shape = (count, self.shape[1]) if axis == 0 else (self.shape[0], count)
+            yield self._cut(taken, lines, shape)
+
+    def _cut(self, taken: range, lines: tuple[int, ...], shape: tuple[int, ...]) -> "Weight":
+        """That of some rows or columns, of which each row of a part holds so many."""
         extents = (
-            extent.rows(share(taken, height)) if height else extent
-            for extent, height in zip(self.extents, heights, strict=True)
+            extent.rows(share(taken, each)) if each else extent
+            for extent, each in zip(self.extents, lines, strict=True)
         )
-        return replace(self, shape=(len(taken), *self.shape[1:]), extents=tuple(extents))
+        return replace(self, shape=shape, extents=tuple(extents))
 
 
 @dataclass(frozen=True, kw_only=True)

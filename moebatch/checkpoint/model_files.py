@@ -1,5 +1,6 @@
 """A model folder: what it holds, checked; no weight is loaded."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -17,6 +18,7 @@ from moebatch.formats.plain import BFLOAT16, PlainFormat
 from moebatch.formats.registry import FORMATS
 from moebatch.formats.weight_format import StoredPart, WeightFormat
 from moebatch.layout.footprint import Dtypes
+from moebatch.quoting import shown
 from moebatch.schedule.slots.expert_load import ExpertKey
 from moebatch.spec.families.registry import FAMILIES
 from moebatch.spec.hardware import Dtype
@@ -25,6 +27,7 @@ from moebatch.spec.shape import ModelShape
 from moebatch.spec.shape_reader import read_runnable_shape
 from moebatch.spec.stored_experts import StoredExperts
 from moebatch.spec.tensor_names import Named, TensorNames
+from moebatch.units import named_runs
 
 COMPUTE_DTYPES: Mapping[Dtype, torch.dtype] = {
     "float32": torch.float32,
@@ -80,6 +83,18 @@ class ModelFiles:
         """Everything in a layer but its experts, by role."""
         names = self.checkpoint.tensors
         return self._weights(self._names.layer_weights(self.shape, layer, names))
+
+    def expert_weights(self, layer: int, expert: int) -> Iterator[Weight]:
+        """The weights in which an expert lies, without others beside it."""
+        stack = 1 if self.experts.is_stacked else 0
+        index = expert if stack else None
+        formats = self.experts.formats_of(layer, expert)
+        for stored, (name, shape) in zip(
+            formats, self.experts.named_weights(layer, expert), strict=True
+        ):
+            parts = stored.parts(name, shape)
+            extents = tuple(self.checkpoint.extent(part.name, index) for part in parts)
+            yield Weight(name, stored, shape[stack:], extents)
 
     def expert_records(self) -> dict[ExpertKey, Record]:
         """Where each expert lies in the files."""
@@ -197,9 +212,32 @@ def _expert_formats(
         named = "; ".join(sorted(map(str, known.values())))
         raise CheckpointError(
             f"{checkpoint.folder}: experts are stored in several formats ({named}); they must "
-            "share one, unless all are codes with scales, or all are decoded before products"
+            "share one, unless all are codes with scales, or all are decoded before products.\n"
+            + _exceptions(checkpoint, experts, formats)
         )
     return formats
+
+
+def _exceptions(
+    checkpoint: Checkpoint,
+    experts: StoredExperts,
+    formats: Mapping[tuple[int, int], tuple[WeightFormat, ...]],
+) -> str:
+    """Which weights of experts are not in the format that most of them have."""
+    stored = {
+        name: (layer, size, each)
+        for (layer, expert), of_expert in formats.items()
+        for (name, size), each in zip(experts.named_weights(layer, expert), of_expert, strict=True)
+    }
+    (usual, count), *_ = Counter(str(each) for _, _, each in stored.values()).most_common()
+    others = {name: found for name, found in stored.items() if str(found[2]) != usual}
+    name, (_, size, each) = next(iter(others.items()))
+    path, _ = checkpoint.tensors[each.parts(name, size)[0].name]
+    where = named_runs("layer", (layer for layer, _, _ in others.values()))
+    return (
+        f"{count} of {len(stored)} weights of experts are {usual}, {len(others)} in {where} are "
+        f"not: {shown(name)} in {path.name} is {each}"
+    )
 
 
 def _names_of(shape: ModelShape) -> TensorNames:

@@ -28,6 +28,7 @@ class PackedIntegers(CodedFormat):
     ``weight_shape`` says what the model's configuration says as well, and is not read.
     """
 
+    has_zero_points = True
     bits: Literal[4, 8]
     group: int = WHOLE
     """Columns that share a scale."""

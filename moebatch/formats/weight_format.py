@@ -84,6 +84,8 @@ class WeightFormat(ABC):
     otherwise the whole matrix is decoded before each product."""
     is_coded = False
     """`coded` answers for every weight, so that the program's own kernels decode without room."""
+    has_zero_points = False
+    """Codes are whole numbers above a zero point, be it one for all of them."""
     takes_any_bytes = True
     """Whatever its parts hold is a weight, so that decoding is measured without a checkpoint."""
 
@@ -104,6 +106,11 @@ class WeightFormat(ABC):
         """Of each part of a weight of that shape: how many of the weight's rows share one of its
         rows, 0 where all of it belongs to all of them. Empty where rows cannot be taken apart."""
         return (1,) * len(self.parts("", shape))
+
+    def widths(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Of each part: how many of the weight's columns share one of the part's rows, 0 where all
+        of it belongs to all of them. Empty where columns cannot be taken apart."""
+        return ()
 
     def rows(
         self, parts: Sequence[Tensor], taken: range, shape: tuple[int, int]

@@ -29,6 +29,7 @@ _SCALE_DTYPES = ("F16", "BF16", "F32")
 class Words(WeightFormat):
     """Codes, zero points and scales."""
 
+    has_zero_points = True
     name: str
     bits: int
     group: int = 128
@@ -85,6 +86,12 @@ class Words(WeightFormat):
     def heights(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Rows are columns here and cannot be read apart."""
         return ()
+
+    def widths(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Columns lie in rows; where they have an order, any group may be that of a column."""
+        codes = _WORD_BITS // self.bits if self.packs_inputs else 1
+        group = 0 if self.has_order else Blocks(1, self.group).size(shape)[1]
+        return (codes, group, group, 1)[: len(self.parts("", shape))]
 
     def found(self, name: str, shape: tuple[int, ...], look: Look) -> WeightFormat | None:
         """By its codes' size; two formats and numbers of bits differ in it."""

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from moebatch.checkpoint.checksums import SUMS_NAME, known_checksums, require_checksums
+from moebatch.checkpoint.inventory import Inventory
 from moebatch.checkpoint.model_files import ModelFiles
 from moebatch.errors import ExitCode, Fault, FaultyFile, MoebatchError
 from moebatch.folder.output_path import require_writable
@@ -22,6 +23,7 @@ from moebatch.rows.parse import parse_row
 from moebatch.rows.prompts import RowReader, row_rules
 from moebatch.spec.job import Job, load_job
 from moebatch.spec.workload import Workload
+from moebatch.store.examination import examine
 
 MOST_FAULTS = 10_000
 T = TypeVar("T")
@@ -41,6 +43,8 @@ class Findings:
     exit_code: ExitCode
     """That with which a run would end."""
     warnings: tuple[str, ...] = ()
+    weights: Inventory | None = None
+    """Of a model folder that could be opened."""
 
     def as_json(self) -> dict[str, Any]:
         """Plain data, as `moebatch check --json` prints it."""
@@ -50,6 +54,7 @@ class Findings:
             "bad_rows": self.num_bad_rows,
             "faults": [asdict(fault) for fault in self.faults],
             "warnings": list(self.warnings),
+            "weights": self.weights.as_json() if self.weights else None,
         }
 
 
@@ -81,7 +86,12 @@ class _Collector:
         self.attempt(action, file)
         return len(self.faults) == num_faults
 
-    def findings(self, counted: InputSummary | None, warnings: tuple[str, ...]) -> Findings:
+    def findings(
+        self,
+        counted: InputSummary | None = None,
+        warnings: tuple[str, ...] = (),
+        weights: Inventory | None = None,
+    ) -> Findings:
         """What has been noted, with the figures of an input that was looked at."""
         return Findings(
             faults=tuple(self.faults),
@@ -90,6 +100,7 @@ class _Collector:
             num_unlisted=counted.num_unlisted if counted else 0,
             exit_code=self.exit_code,
             warnings=warnings,
+            weights=weights,
         )
 
     def add(self, faults: Sequence[Fault], exit_code: ExitCode) -> None:
@@ -107,14 +118,14 @@ def check_job(
     checksums: Callable[[int], None] | None = None,
     log: Callable[[str], None] = lambda line: None,
 ) -> Findings:
-    """Validates job file, output, model folder and every row of the input, or the first ones; that
-    nothing changes answers if they are to be exact; and the bytes of all weights if there is
-    `checksums`, which gets how many more have been read. `log` gets what takes time. Raises
-    nothing that a user could cause: all of it is in the findings."""
+    """Validates job file, output, model folder, a sample of its weights, and every row of the
+    input, or the first ones; that nothing changes answers if they are to be exact; and the bytes
+    of all weights if there is `checksums`, which gets how many more have been read. `log` gets what
+    takes time. Raises nothing that a user could cause: all of it is in the findings."""
     found = _Collector()
     job = found.attempt(lambda: load_job(path), str(path))
     if job is None:
-        return found.findings(None, ())
+        return found.findings()
     opened = OpenedJob(job, limit=options.limit)
     if options.is_exact:
         found.attempt(lambda: require_exact(job), str(path))
@@ -123,6 +134,9 @@ def check_job(
     has_device = found.passes(lambda: known_device(job), str(path))
     folder = str(job.model.path)
     has_files = found.passes(lambda: opened.files, folder)
+    weights = Inventory.of(opened.files) if has_files else None
+    examined = found.attempt(lambda: examine(opened.files), folder, has_files)
+    found.add(examined.faults if examined else (), ExitCode.CHECKPOINT)
     no_sums = found.attempt(lambda: _require_bytes(opened.files, checksums), folder, has_files)
     reader = found.attempt(lambda: opened.reader, folder, has_files)
     hints = found.attempt(lambda: opened.hints, folder, has_files)
@@ -139,10 +153,11 @@ def check_job(
         *(reader.warnings if reader else ()),
         *(hints.warnings if hints else ()),
         *(opened.files.warnings if has_files else ()),
+        *(map(str, examined.suspicions) if examined else ()),
         *(no_sums or ()),
         *(prompts_without_template(counted, reader) if counted and reader else ()),
     )
-    return found.findings(counted, warnings)
+    return found.findings(counted, warnings, weights)
 
 
 def _check_rows(

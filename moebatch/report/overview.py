@@ -10,12 +10,13 @@ from rich.console import Console, Group, RenderableType
 from rich.progress import DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 from rich.table import Table
 
+from moebatch.checkpoint.inventory import Inventory, KindOfWeights
 from moebatch.job.check import Findings
 from moebatch.job.overview import Overview, ShardOverview
 from moebatch.job.status_file import ShardStatus
-from moebatch.report.console import plain, say, whole
+from moebatch.report.console import plain, say, show, whole
 from moebatch.report.tables import NamedRows, share_bar, titled_columns
-from moebatch.units import count_of, format_duration
+from moebatch.units import count_of, format_bytes, format_duration, format_number
 
 
 def overview_table(job: Overview, job_file: Path) -> RenderableType:
@@ -86,6 +87,37 @@ def _counts(shards: list[ShardOverview]) -> Iterator[str]:
     yield str(sum(one.num_rows for one in shards))
 
 
+def _weights_view(weights: Inventory) -> RenderableType:
+    """Numbers, bytes and formats of each kind."""
+    table = titled_columns(
+        *("weights", "million", "bytes", "bits", "format"), left=("weights", "format")
+    )
+    for kind in weights.kinds:
+        table.add_row(
+            kind.kind,
+            format_number(kind.num_numbers / 1e6),
+            format_bytes(kind.num_bytes),
+            f"{8 * kind.num_bytes / max(kind.num_numbers, 1):.3g}",
+            plain(_formats(kind)),
+        )
+    if weights.unread:
+        named = f"{count_of(len(weights.unread), 'tensor')}, such as {plain(weights.unread[0])}"
+        table.add_row("not read", "", format_bytes(weights.unread_bytes), "", named)
+    if weights.claimed is None:
+        return Group(table, "")
+    is_so = "as" if weights.is_as_claimed else "[yellow]not[/] as"
+    claim = f"{plain(weights.claimed)}, {is_so} their tensors say"
+    return Group(table, "", f"config.json says of experts: {claim}", "")
+
+
+def _formats(kind: KindOfWeights) -> str:
+    """That which most weights have first."""
+    counts = sorted(kind.formats.items(), key=lambda item: -item[1])
+    if len(counts) == 1:
+        return counts[0][0]
+    return "; ".join(f"{count_of(count, 'weight')} in {name}" for name, count in counts)
+
+
 @contextmanager
 def counting_bytes(console: Console) -> Iterator[Callable[[int], None]]:
     """Yields what takes how many more bytes have been read; silent without a terminal."""
@@ -103,7 +135,9 @@ def counting_bytes(console: Console) -> Iterator[Callable[[int], None]]:
 
 
 def print_findings(findings: Findings, console: Console) -> None:
-    """All faults with file and line, then one line of summary."""
+    """What the weights are, all faults with file and line, then one line of summary."""
+    if findings.weights:
+        show(console, _weights_view(findings.weights))
     for warning in findings.warnings:
         say(console, f"warning: {warning}")
     for fault in findings.faults:

@@ -25,6 +25,47 @@ _WINDOW_BYTES = 16 * 2**20
 _ALIGNMENT = 64
 
 
+class TensorReader:
+    """Reads parts of weights through a small window, past the page cache."""
+
+    def __init__(self, window_bytes: int = _WINDOW_BYTES) -> None:
+        """`window_bytes` are read at a time."""
+        self._window = Arena(window_bytes + PAGE_BYTES)
+        self._window_bytes = window_bytes
+        self._files: dict[Path, DirectFile] = {}
+
+    def parts(self, weight: Weight) -> list[Tensor]:
+        """The tensors of a weight as they are stored. Raises StorageError when reading fails."""
+        return [
+            self.read_into(torch.empty(extent.shape, dtype=TORCH_DTYPES[extent.dtype]), extent)
+            for extent in weight.extents
+        ]
+
+    def read_into(self, tensor: Tensor, extent: Extent) -> Tensor:
+        """Reads the numbers at `extent`, converted to those of the tensor."""
+        file = self._files.get(extent.path)
+        if file is None:
+            file = self._files[extent.path] = DirectFile(extent.path)
+        stored, flat, done = TORCH_DTYPES[extent.dtype], tensor.view(-1), 0
+        while done < extent.num_bytes:
+            num_bytes = min(self._window_bytes, extent.num_bytes - done)
+            source = self._read(file, extent.offset + done, num_bytes, stored)
+            first = done // stored.itemsize
+            flat[first : first + source.numel()].copy_(source)
+            done += num_bytes
+        return tensor
+
+    def close(self) -> None:
+        """Gives the files back."""
+        for file in self._files.values():
+            file.close()
+
+    def _read(self, file: DirectFile, offset: int, num_bytes: int, dtype: torch.dtype) -> Tensor:
+        start = offset // PAGE_BYTES * PAGE_BYTES
+        file.read(self._window.view(0, align_up(offset + num_bytes - start)), start)
+        return self._window.tensor(offset - start, (num_bytes // dtype.itemsize,), dtype)
+
+
 class DenseLoader:
     """Fills one arena with weights, in `dtype`, through a small window."""
 
@@ -42,8 +83,7 @@ class DenseLoader:
         else:
             self._room = memory.allocate(total, what=DENSE_TERM)
         self._used = 0
-        self._window = Arena(_WINDOW_BYTES + PAGE_BYTES)
-        self._files: dict[Path, DirectFile] = {}
+        self._reader = TensorReader()
 
     def load(self, weight: Weight) -> Tensor:
         """The weight as a matrix or a vector. Raises StorageError when reading fails."""
@@ -52,15 +92,14 @@ class DenseLoader:
         tensor = room.view(self._dtype).view(weight.shape)
         self._used += dense_bytes(weight.shape, self._dtype)
         if weight.format.is_tiled:
-            self._read_into(tensor, weight.extents[0])
+            self._reader.read_into(tensor, weight.extents[0])
         else:
             self._decode_into(tensor, weight)
         return tensor
 
     def close(self) -> None:
         """Gives the files back; the weights stay."""
-        for file in self._files.values():
-            file.close()
+        self._reader.close()
 
     def _decode_into(self, tensor: Tensor, weight: Weight) -> None:
         """A few rows at a time, as far as the format keeps rows apart."""
@@ -71,34 +110,12 @@ class DenseLoader:
             part = weight.rows(rows)
             decoded = torch.empty(part.shape, dtype=self._dtype)
             try:
-                weight.format.decode([self._stored(extent) for extent in part.extents], decoded)
+                weight.format.decode(self._reader.parts(part), decoded)
             except BadParts as error:
                 raise _damaged(weight, str(error)) from None
             if not decoded.isfinite().all():
                 raise _damaged(weight, "scales or codes stand for NaN or infinity")
             tensor[start : rows.stop].copy_(decoded)
-
-    def _stored(self, extent: Extent) -> Tensor:
-        return self._read_into(torch.empty(extent.shape, dtype=TORCH_DTYPES[extent.dtype]), extent)
-
-    def _read_into(self, tensor: Tensor, extent: Extent) -> Tensor:
-        """Reads the numbers at `extent`, converted to those of the tensor."""
-        file = self._files.get(extent.path)
-        if file is None:
-            file = self._files[extent.path] = DirectFile(extent.path)
-        stored, flat, done = TORCH_DTYPES[extent.dtype], tensor.view(-1), 0
-        while done < extent.num_bytes:
-            num_bytes = min(_WINDOW_BYTES, extent.num_bytes - done)
-            source = self._read(file, extent.offset + done, num_bytes, stored)
-            first = done // stored.itemsize
-            flat[first : first + source.numel()].copy_(source)
-            done += num_bytes
-        return tensor
-
-    def _read(self, file: DirectFile, offset: int, num_bytes: int, dtype: torch.dtype) -> Tensor:
-        start = offset // PAGE_BYTES * PAGE_BYTES
-        file.read(self._window.view(0, align_up(offset + num_bytes - start)), start)
-        return self._window.tensor(offset - start, (num_bytes // dtype.itemsize,), dtype)
 
 
 def _damaged(weight: Weight, why: str) -> CheckpointError:

@@ -1,0 +1,82 @@
+"""A check says what the weights are, and what is wrong with them."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from moebatch.errors import ExitCode
+from moebatch.job.check import Findings, check_job
+from moebatch.report.console import output_console
+from moebatch.report.overview import print_findings
+from tests.quantised import write_quantised
+from tests.tiny import write_checkpoint
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    sizes = {"hidden_size": 64, "intermediate_size": 64}
+    plain = write_checkpoint(tmp_path / "plain", "mixtral", **sizes)
+    return write_quantised(plain, "fp8", tmp_path / "model")
+
+
+def checked(model: Path) -> Findings:
+    job = model.parent / "job.yaml"
+    (model.parent / "in.jsonl").write_text('{"prompt": "a"}\n')
+    job.write_text(
+        f"model: {{path: {model.name}}}\ninput: {{path: in.jsonl}}\noutput: {{path: out.jsonl}}\n"
+        "resources: {dram: 1GiB}\n"
+    )
+    return check_job(job)
+
+
+def multiply_scales(model: Path, factor: float) -> None:
+    """Of layer 1."""
+    path = model / "model.safetensors"
+    tensors = load_file(path)
+    for name, tensor in tensors.items():
+        if "layers.1." in name and name.endswith("_scale_inv"):
+            tensor *= factor
+    save_file(tensors, path)
+
+
+def test_sound_weights_are_listed_by_kind(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = checked(model)
+    assert (found.exit_code, found.warnings) == (ExitCode.OK, ())
+    said = found.as_json()["weights"]
+    assert said["claimed"] == "fp8, blocks of 16 x 16" and said["as_claimed"]
+    assert said["kinds"][0] == {
+        "kind": "experts",
+        "numbers": 3 * 6 * 3 * 64 * 64,
+        "bytes": 3 * 6 * 3 * (64 * 64 + 4 * 4 * 4),
+        "formats": {"fp8, blocks of 16 x 16": 54},
+    }
+    print_findings(found, output_console())
+    lines = capsys.readouterr().out.splitlines()
+    experts = "experts 0.2212 219 KiB 8.12 fp8, blocks of 16 x 16"
+    assert " ".join(lines[1].split()) == experts
+    assert "config.json says of experts: fp8, blocks of 16 x 16, as their tensors say" in lines
+
+
+def test_suspicious_weights_are_a_warning(model: Path) -> None:
+    multiply_scales(model, 1000.0)
+    found = checked(model)
+    assert found.exit_code is ExitCode.OK
+    (warning,) = found.warnings
+    assert warning.startswith(f"{model / 'model.safetensors'}: 'model.layers.1.")
+
+
+def test_weights_that_are_no_numbers_are_a_fault(model: Path) -> None:
+    multiply_scales(model, torch.nan)
+    found = checked(model)
+    (fault,) = found.faults
+    assert found.exit_code is ExitCode.CHECKPOINT and "holds no numbers" in fault.message
+    assert found.weights is not None, "what can be said is said"
+
+
+def test_a_model_that_cannot_be_opened_is_a_fault_alone(model: Path) -> None:
+    (model / "model.safetensors").write_bytes(b"nothing")
+    found = checked(model)
+    assert found.exit_code is ExitCode.CHECKPOINT and found.weights is None
+    assert found.as_json()["weights"] is None
