@@ -19,6 +19,7 @@ from moebatch.schedule.simulate import simulate
 from moebatch.schedule.task import page
 from moebatch.schedule.timeline.statistics import Statistics
 from moebatch.schedule.timeline.timeline import Timeline
+from moebatch.spec.hardware import RateCurve
 from moebatch.spec.policy import Placement, Policy
 from tests.plan.problems import GB, SHAPE, cpu_machine, gpu_machine, launching, problem
 from tests.schedule.check import check_timeline
