@@ -16,7 +16,7 @@ from moebatch.job.scan import sample_workload
 from moebatch.model.native import loader
 from moebatch.plan.options import PlanOptions
 from moebatch.plan.problem import Problem
-from moebatch.plan.question import Question, changed_profile, figure_notes
+from moebatch.plan.question import Question, changed_profile, figure_notes, stored_as
 from moebatch.spec.hardware import LEVELS, LevelName
 from moebatch.spec.job import AttentionSection, Job
 from moebatch.spec.profile import load_profile
@@ -41,11 +41,12 @@ def job_question(
     files, hints = opened.files, opened.hints
     workload, notes = _workload(opened)
     machine = _machine(job, files, options)
-    profile = changed_profile(machine.profile, options.what_if)
+    profile = changed_profile(machine.profile, options.figures)
     said: list[str] = []
     files = in_fastest_dtype(job, files, machine, said.append)
     problem = _problem(job, files, workload, replace(machine, profile=profile), options)
-    problem = replace(problem, habits=hints.habits)
+    dtypes = stored_as(problem.dtypes, options.stored, problem.shape)
+    problem = replace(problem, dtypes=dtypes, habits=hints.habits)
     return Question(
         problem=problem,
         model=job.model.name or job.model.path.name,

@@ -6,17 +6,19 @@ Shape letters: O rows (outputs), I columns (inputs), G groups of a row, C column
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import ceil
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from moebatch.errors import CheckpointError
-from moebatch.formats.weight_format import StoredPart
+from moebatch.formats import packed_integers
+from moebatch.formats.blocks import WHOLE
+from moebatch.formats.scaled_bytes import FP8
+from moebatch.formats.weight_format import StoredPart, WeightFormat
 from moebatch.packing import half_quadratic
-from moebatch.packing.order import GROUPS, Precision
+from moebatch.spec.named_formats import GROUPS, Precision, int4_group
 
 _BLOCK = 128
 _FP8_MAX = 448.0
@@ -37,14 +39,16 @@ class Encoding(ABC):
     """A way to write matrices [O, I]."""
 
     name: Precision
-    code_bits: int
+    format: WeightFormat
+    """As which it is read."""
+    code_bits: Literal[4, 8]
     """Bits of a code; scales come on top."""
     rows = 1
     """Rows that are encoded together; others beside them change nothing."""
 
-    @abstractmethod
     def parts(self, name: str, size: tuple[int, int]) -> tuple[StoredPart, ...]:
         """The tensors of the weight `name` that have a row for each of its own or for some."""
+        return self.format.parts(name, size)
 
     @abstractmethod
     def encode(self, weight_OI: Tensor) -> Encoded:
@@ -64,21 +68,11 @@ class Encoding(ABC):
 class PackedIntegers(Encoding):
     """Integers in words of 32 bits, as compressed-tensors' ``pack-quantized`` has them."""
 
-    def __init__(self, scale_dtype: torch.dtype) -> None:
+    def __init__(self, scale_dtype: torch.dtype, group: int = WHOLE) -> None:
         """Scales are in `scale_dtype`, in which readers round the products."""
         self._scale_dtype = scale_dtype
-
-    def num_scales(self, num_columns: int) -> int:
-        """Of a row."""
-        return 1
-
-    def parts(self, name: str, size: tuple[int, int]) -> tuple[StoredPart, ...]:
-        """Words and scales."""
-        rows, columns = size
-        words, scales = ceil(columns * self.code_bits / 32), self.num_scales(columns)
-        return (
-            StoredPart(f"{name}_packed", "I32", (rows, words)),
-            StoredPart(f"{name}_scale", DTYPE_NAMES[self._scale_dtype], (rows, scales)),
+        self.format = packed_integers.PackedIntegers(
+            bits=self.code_bits, group=group, scale_dtype=DTYPE_NAMES[scale_dtype]
         )
 
     def constants(self, name: str, size: tuple[int, int]) -> Mapping[StoredPart, Tensor]:
@@ -103,12 +97,8 @@ class Int4(PackedIntegers):
     code_bits = 4
 
     def __init__(self, group: int, scale_dtype: torch.dtype) -> None:
-        super().__init__(scale_dtype)
+        super().__init__(scale_dtype, group)
         self._group = group
-
-    def num_scales(self, num_columns: int) -> int:
-        """One for each group."""
-        return num_columns // self._group
 
     def encode(self, weight_OI: Tensor) -> Encoded:
         """With the scales of least error."""
@@ -147,15 +137,8 @@ class Fp8Blocks(Encoding):
 
     name: Precision = "fp8"
     code_bits = 8
+    format = FP8
     rows = _BLOCK
-
-    def parts(self, name: str, size: tuple[int, int]) -> tuple[StoredPart, ...]:
-        """Numbers and scales."""
-        blocks = (ceil(size[0] / _BLOCK), ceil(size[1] / _BLOCK))
-        return (
-            StoredPart(name, "F8_E4M3", size),
-            StoredPart(f"{name}_scale_inv", "F32", blocks),
-        )
 
     def encode(self, weight_OI: Tensor) -> Encoded:
         """The largest number of a block is the largest that e4m3 has."""
@@ -179,12 +162,12 @@ class Fp8Blocks(Encoding):
         }
 
 
-def int4_group(widths: Sequence[int], wanted: int | None) -> int:
+def group_of(widths: Sequence[int], wanted: int | None) -> int:
     """Columns of a group that matrices of these widths can have. Raises CheckpointError."""
     options = GROUPS if wanted is None else (wanted,)
-    for group in options:
-        if all(width % group == 0 for width in widths):
-            return group
+    group = int4_group(widths, options)
+    if group is not None:
+        return group
     named = ", ".join(map(str, sorted(set(widths))))
     raise CheckpointError(
         f"int4 needs widths of experts that are multiples of {options[-1]}; here they are {named}; "

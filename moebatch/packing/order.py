@@ -3,13 +3,10 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
+from moebatch.spec.named_formats import GROUPS, Precision
 from moebatch.spec.option import DRAM_HELP, Option, Options, dram_bytes, dram_faults
-
-Precision = Literal["int4", "int8", "fp8"]
-GROUPS = (64, 32)
-"""Columns of a group of int4 codes, the preferred ones first."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

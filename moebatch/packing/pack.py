@@ -21,7 +21,7 @@ from moebatch.folder.work_folder import WorkFolder
 from moebatch.job.identity import numerics_fingerprint
 from moebatch.journal.files import Files, storage_errors
 from moebatch.packing.contents import Contents
-from moebatch.packing.encodings import Encoding, Fp8Blocks, Int4, Int8, int4_group
+from moebatch.packing.encodings import Encoding, Fp8Blocks, Int4, Int8, group_of
 from moebatch.packing.expert_encoder import Error, ExpertEncoder, encoder_bytes
 from moebatch.packing.gains import measure_gains, popularity_source
 from moebatch.packing.order import PackOrder
@@ -179,7 +179,7 @@ class Pack:
         if self._order.to == "int8":
             return (Int8(files.dtype),)
         sizes = files.shape.expert.matrices(files.shape.hidden_size).values()
-        int4 = Int4(int4_group([size[1] for size in sizes], self._order.group), files.dtype)
+        int4 = Int4(group_of([size[1] for size in sizes], self._order.group), files.dtype)
         return (int4,) if self._order.bits is None else (int4, Int8(files.dtype))
 
     def _fingerprint(self, files: ModelFiles, encodings: Sequence[Encoding]) -> str:

@@ -1,14 +1,17 @@
-"""What would help most: the same search with twice as much of one thing."""
+"""What would help most: the same search with twice as much of one thing, or smaller weights."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from moebatch.formats.plain import PlainFormat
+from moebatch.layout.footprint import Dtypes
 from moebatch.plan.affine import Known
 from moebatch.plan.bounds import lower_seconds
 from moebatch.plan.planner import Planned, best_policy, best_seconds, ranked_among, screen
 from moebatch.plan.problem import Problem
 from moebatch.spec.hardware import Hardware, Level, LevelName, Link
+from moebatch.spec.named_formats import written_formats
 from moebatch.units import format_bytes, format_rate
 
 FACTOR = 2.0
@@ -22,7 +25,7 @@ _NOUNS: dict[LevelName, str] = {"vram": "GPU", "dram": "CPU", "disk": "disk"}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Improvement:
-    """A change of the machine and what it would bring."""
+    """A change of the machine or of the weights, and what it would bring."""
 
     change: str
     """In words: what, how much of it."""
@@ -34,13 +37,15 @@ class Improvement:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Change:
-    """A machine with twice as much of one thing."""
+    """A problem with twice as much of one thing, or with smaller weights."""
 
     words: str
     what_if: str | None
-    hardware: Hardware
+    problem: Problem
     lanes: frozenset[str] = frozenset()
-    """Those that are faster then, though no more than that; none where memory grows."""
+    """Those that are faster then; none where memory grows."""
+    factor: float = FACTOR
+    """No lane is faster than by this."""
 
 
 class Promise(NamedTuple):
@@ -69,8 +74,8 @@ def promising(problem: Problem, planned: Planned) -> list[Promise]:
     memory grows, over those that were near the best where something gets faster."""
     enough_s = planned.solution.seconds_per_sequence / _WORTH_SAYING
     found = []
-    for change in _changes(problem.hardware):
-        changed, known = replace(problem, hardware=change.hardware), planned.known
+    for change in _changes(problem):
+        changed, known = change.problem, planned.known
         ranked = planned.ranked
         if change.lanes:
             # Most changes are of a lane for which no other waits: that shows before anything is
@@ -78,7 +83,8 @@ def promising(problem: Problem, planned: Planned) -> list[Promise]:
             near = [
                 item.candidate
                 for item in planned.candidates
-                if lower_seconds(problem, item.faster(change.lanes, FACTOR)) <= enough_s * _NEAR
+                if lower_seconds(problem, item.faster(change.lanes, change.factor))
+                <= enough_s * _NEAR
             ]
             known = known.at_rates_of(changed)
             ranked = ranked_among(known, near)
@@ -89,31 +95,35 @@ def promising(problem: Problem, planned: Planned) -> list[Promise]:
     return sorted(found, key=lambda promise: -promise.speedup)
 
 
-def _changes(hardware: Hardware) -> Iterator[_Change]:
-    """Twice the capacity of a level, the bandwidth of a link, the speed of a processor."""
+def _changes(problem: Problem) -> Iterator[_Change]:
+    """Twice the capacity of a level, the bandwidth of a link, the speed of a processor; weights
+    packed in int4, which helps where links are waited for."""
+    hardware = problem.hardware
     for level in hardware.levels.values():
         if level.name != "disk":
             twice = int(level.capacity_bytes * FACTOR)
             yield _Change(
                 words=f"twice the {level.name} ({format_bytes(twice)})",
                 what_if=f"{level.name}={twice / 2**30:.4g}GiB",
-                hardware=_with_level(hardware, replace(level, capacity_bytes=twice)),
+                problem=_with_level(problem, replace(level, capacity_bytes=twice)),
             )
         if level.processor is not None:
             name = _NOUNS[level.name]
             yield _Change(
                 words=f"a {name} twice as fast",
                 what_if=None,
-                hardware=_with_level(
-                    hardware, replace(level, processor=level.processor.scaled(FACTOR))
+                problem=_with_level(
+                    problem, replace(level, processor=level.processor.scaled(FACTOR))
                 ),
                 lanes=frozenset({name.lower()}),
             )
     for link in hardware.links.values():
-        yield from _link_changes(hardware, link)
+        yield from _link_changes(problem, link)
+    yield from _packed(problem)
 
 
-def _link_changes(hardware: Hardware, link: Link) -> Iterator[_Change]:
+def _link_changes(problem: Problem, link: Link) -> Iterator[_Change]:
+    hardware = problem.hardware
     figures: dict[str, tuple[str, frozenset[str]]] = {
         link.name: ("bandwidth", frozenset({link.name})),
         f"{link.name}.staging": ("staging_bandwidth", frozenset({link.name, "staging"})),
@@ -125,10 +135,33 @@ def _link_changes(hardware: Hardware, link: Link) -> Iterator[_Change]:
             yield _Change(
                 words=f"twice the rate of {name} ({format_rate(rate * FACTOR)})",
                 what_if=f"{name}={rate * FACTOR / 1e9:.4g}GB/s",
-                hardware=replace(hardware, links={**hardware.links, link.name: changed}),
+                problem=_on(
+                    problem, replace(hardware, links={**hardware.links, link.name: changed})
+                ),
                 lanes=lanes,
             )
 
 
-def _with_level(hardware: Hardware, level: Level) -> Hardware:
-    return replace(hardware, levels={**hardware.levels, level.name: level})
+def _packed(problem: Problem) -> Iterator[_Change]:
+    """`moebatch pack` reads plain numbers only."""
+    shape, before = problem.shape, problem.dtypes
+    int4 = written_formats(shape).get("int4")
+    if int4 is None or not isinstance(before.stored, PlainFormat):
+        return
+    dtypes = Dtypes(stored=int4, compute=before.compute)
+    yield _Change(
+        words="int4 weights (moebatch pack)",
+        what_if="weights=int4",
+        problem=replace(problem, dtypes=dtypes),
+        lanes=frozenset(problem.hardware.links),
+        factor=before.expert_bytes(shape) / dtypes.expert_bytes(shape),
+    )
+
+
+def _with_level(problem: Problem, level: Level) -> Problem:
+    levels = {**problem.hardware.levels, level.name: level}
+    return _on(problem, replace(problem.hardware, levels=levels))
+
+
+def _on(problem: Problem, hardware: Hardware) -> Problem:
+    return replace(problem, hardware=hardware)

@@ -85,10 +85,11 @@ class Known:
         self._items: dict[Candidate, AffineCandidate] = {}
 
     def at_rates_of(self, problem: Problem) -> "Known":
-        """What of it is known of the same problem where links or processors have other rates:
-        candidates take as much memory there."""
+        """What of it is known of the same problem where links or processors have other rates, or
+        where experts are stored otherwise: else candidates take as much memory there."""
         known = Known(problem)
-        known._memory = self._memory
+        if problem.dtypes == self._problem.dtypes:
+            known._memory = self._memory
         return known
 
     def lanes(self, load: PassLoad, policy: Policy) -> Mapping[str, float]:

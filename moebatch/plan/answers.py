@@ -25,7 +25,7 @@ def answer_question(
     return replace(
         answer,
         only_planned=tuple(only_planned(question.problem, answer.policy)),
-        notes=(*question.notes, *made_for, *answer.notes),
+        notes=(*question.notes, *made_for, *answer.notes, *_unmeasured(answer)),
     )
 
 
@@ -50,6 +50,19 @@ def _made_for_another(question: Question, given: PolicyFile) -> Iterator[str]:
     machine = question.problem.hardware.name
     if given.hardware and given.hardware != machine:
         yield f"the policy was made for {given.hardware}, not for {machine}"
+
+
+def _unmeasured(answer: Answer) -> Iterator[str]:
+    """What stands in for a rate of decoding that the profile lacks."""
+    problem = answer.problem
+    level = problem.hardware.levels[problem.ladder.experts_at(answer.policy)]
+    dtypes, processor = problem.dtypes, level.processor
+    is_decoded = dtypes.converts and not dtypes.stored.is_tiled
+    if is_decoded and processor is not None and dtypes.stored.name not in processor.decoding:
+        yield (
+            f"how fast {level.name} decodes {dtypes.stored.name} has not been measured: plans take "
+            "it for one more reading of the weights"
+        )
 
 
 def _is_same_model(question: Question, name: str) -> bool:

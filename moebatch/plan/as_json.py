@@ -23,6 +23,7 @@ def answer_json(answer: Answer) -> dict[str, Any]:
             "mean_new_tokens": problem.workload.mean_new_tokens,
             "max_total_tokens": problem.workload.max_total_tokens,
         },
+        "weights": str(problem.dtypes.stored),
         "kv_cache": problem.shape.attention.cache_dtype or "full",
         "attention": None if sink_window is None else asdict(sink_window),
         "method": answer.method,

@@ -15,6 +15,8 @@ if TYPE_CHECKING:  # `moebatch --help` need not load them
     from moebatch.spec.workload import Workload
 
 ChosenMethod = Literal["milp", "klotski"]
+_WEIGHTS = "weights"
+"""What ``--what-if`` calls the format of experts."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,8 +31,13 @@ class PlanOptions(Options):
     gen_len: Annotated[int | None, Option("New tokens per sequence.", min=1, max=10**7)] = None
     requests: Annotated[int | None, Option("Sequences of the job.", min=1, max=10**12)] = None
     what_if: Annotated[
-        tuple[str, ...], Option("Change a figure, such as dram=416GiB; repeatable.")
+        tuple[str, ...],
+        Option("Change a figure, such as dram=416GiB, or weights=int4; repeatable."),
     ] = ()
+    weights: Annotated[
+        str | None,
+        Option("Format of experts, such as int4, int8 or fp8; default: as published, or stored."),
+    ] = None
     kv_cache: Annotated[
         KvCache | None, Option("How keys and values are cached; default: as the job says.")
     ] = None
@@ -61,6 +68,22 @@ class PlanOptions(Options):
         """That of ``--attention``."""
         return None if self.attention is None else SinkWindow.parse(self.attention)
 
+    @property
+    def figures(self) -> tuple[str, ...]:
+        """Changes of the machine's figures."""
+        return tuple(change for name, _, change in self._changes() if name != _WEIGHTS)
+
+    @property
+    def stored(self) -> str | None:
+        """Name of the format that experts are supposed to be stored in, if any is given."""
+        named = [value for name, value, _ in self._changes() if name == _WEIGHTS]
+        return named[-1] if named else self.weights
+
+    def _changes(self) -> Iterator[tuple[str, str, str]]:
+        for change in self.what_if:
+            name, _, value = change.partition("=")
+            yield name.strip(), value.strip(), change
+
     def stated_workload(self) -> "Workload":
         """The workload of ``--prompt-len``, ``--gen-len`` and ``--requests``."""
         from moebatch.spec.workload import Workload
@@ -79,6 +102,7 @@ class PlanOptions(Options):
 
     def contradictions(self) -> Iterator[tuple[str, str]]:
         from moebatch.schedule.registry import unknown_schedule
+        from moebatch.spec.named_formats import unknown_format
 
         lengths = {
             "--model": self.model,
@@ -96,6 +120,9 @@ class PlanOptions(Options):
             _ = self.sink_window
         except ValueError as error:
             yield "--attention", str(error)
+        if self.stored is not None:
+            where = "--weights" if self.stored == self.weights else "--what-if: weights"
+            yield from ((where, message) for message in unknown_format(self.stored))
         if self.paper and self.vendor:
             yield "--vendor", "not together with --paper, which has constants of its own"
         if self.paper and self.method != "milp":

@@ -1,6 +1,6 @@
 """A planning question asked in words: names of a machine and a model, and lengths."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from moebatch.layout.footprint import Dtypes
@@ -9,7 +9,8 @@ from moebatch.plan.options import PlanOptions
 from moebatch.plan.prices import without_emulation
 from moebatch.plan.problem import Problem
 from moebatch.spec.hardware import Basis
-from moebatch.spec.models import load_model
+from moebatch.spec.models import ModelEntry, load_model
+from moebatch.spec.named_formats import named_format
 from moebatch.spec.profile import HardwareProfile
 from moebatch.spec.shape import ModelShape
 
@@ -39,9 +40,10 @@ def stated_question(profile: HardwareProfile, options: PlanOptions) -> Question:
     assert options.model is not None, "checked before"
     entry = load_model(options.model)
     shape = entry.shape.cached_in(options.kv_cache or "full").seen_through(options.sink_window)
-    profile = changed_profile(profile, options.what_if)
+    profile = changed_profile(profile, options.figures)
     hardware = profile.hardware(options.basis)
-    dtypes, notes = without_emulation(stated_dtypes(entry.shape), hardware)
+    stated = stored_as(stated_dtypes(entry.shape), options.stored, shape)
+    dtypes, notes = without_emulation(stated, hardware)
     return Question(
         problem=Problem(
             shape=shape,
@@ -50,8 +52,16 @@ def stated_question(profile: HardwareProfile, options: PlanOptions) -> Question:
             workload=options.stated_workload().seen_through(options.sink_window),
         ),
         model=entry.name,
-        notes=(*notes, *figure_notes(profile, options.basis)),
+        notes=(*notes, *_published(entry, options), *figure_notes(profile, options.basis)),
     )
+
+
+def _published(entry: ModelEntry, options: PlanOptions) -> Iterator[str]:
+    """Formats that could be asked for, where none is."""
+    if entry.also_published and options.stored is None:
+        found = entry.also_published.items()
+        named = ", ".join(f"{name} ({checkpoint})" for name, checkpoint in found)
+        yield f"also published as {named}: --weights plans for such a checkpoint"
 
 
 def changed_profile(profile: HardwareProfile, what_if: Iterable[str]) -> HardwareProfile:
@@ -64,6 +74,13 @@ def changed_profile(profile: HardwareProfile, what_if: Iterable[str]) -> Hardwar
 def stated_dtypes(shape: ModelShape) -> Dtypes:
     """Weights as the configuration says they are stored, computed as they are declared."""
     return Dtypes(stored=shape.expert_format, compute=shape.dtype)
+
+
+def stored_as(dtypes: Dtypes, name: str | None, shape: ModelShape) -> Dtypes:
+    """The same with all experts in the format of that name, if there is one. Raises ConfigError."""
+    if name is None:
+        return dtypes
+    return Dtypes(stored=named_format(name, shape), compute=dtypes.compute)
 
 
 def figure_notes(profile: HardwareProfile, basis: Basis) -> list[str]:

@@ -81,8 +81,10 @@ def _policy(answer: Answer) -> Iterator[tuple[str, str]]:
     batch = f"[bold]{policy.batch_size}[/] sequences in {policy.num_micro_batches} micro-batches"
     yield "batch", f"{batch} of [bold]{policy.micro_batch_size}[/]{tokens}"
     yield "computed", _places(policy, with_gpu=answer.problem.with_vram)
-    yield "experts", _placed(policy.weights, answer.problem.num_experts)
-    cached_in = answer.problem.shape.attention.cache_dtype
+    problem = answer.problem
+    placed = _placed(policy.weights, problem.num_experts)
+    yield "experts", f"{placed}, stored as {problem.dtypes.stored}"
+    cached_in = problem.shape.attention.cache_dtype
     numbers = f" of {cached_in}" if cached_in else ""
     yield "KV cache", f"{shares_text(policy.kv_cache)} ({policy.num_kv_pages} pages{numbers})"
     sink_window = answer.problem.workload.sink_window

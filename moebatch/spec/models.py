@@ -1,7 +1,7 @@
 """Models to plan for: a checkpoint's ``config.json``, or the same figures in YAML, no weights."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
@@ -12,9 +12,10 @@ from moebatch.spec.config_keys import FaultyConfig
 from moebatch.spec.form import Form, read_form
 from moebatch.spec.json_file import read_object
 from moebatch.spec.library import find
+from moebatch.spec.named_formats import unknown_format
 from moebatch.spec.shape import ModelShape
 from moebatch.spec.shape_reader import read_shape
-from moebatch.spec.values import Check, Text, WrongValues
+from moebatch.spec.values import Check, Text, WrongValues, one_line
 
 _CONFIG_FILE = "config.json"
 
@@ -30,11 +31,14 @@ class ModelEntry:
     """Where the figures were read: a YAML file or a ``config.json``."""
     source: str = ""
     """Where the figures of a YAML file come from, in its own words."""
+    also_published: Mapping[str, str] = field(default_factory=dict)
+    """Other formats in which there are checkpoints of the model, by their names, each with the name
+    of one."""
 
 
 def load_model(name_or_path: str) -> ModelEntry:
     """The model in a folder with a ``config.json``, in such a file, in a YAML file with ``name``,
-    ``source`` and ``config``, or of a name in the library.
+    ``source``, ``also_published`` and ``config``, or of a name in the library.
 
     Raises CheckpointError for faults in a ``config.json``, and ConfigError for faults in YAML,
     with lines, and for unknown names.
@@ -58,7 +62,13 @@ def _from_json(path: Path) -> ModelEntry:
 def _from_yaml(path: Path) -> ModelEntry:
     file = read_form(path, _ModelForm, kind="model file")
     name = file.name.strip() or path.stem
-    return ModelEntry(name=name, shape=file.config, path=path, source=file.source.strip())
+    return ModelEntry(
+        name=name,
+        shape=file.config,
+        path=path,
+        source=file.source.strip(),
+        also_published=file.also_published,
+    )
 
 
 def _shape(config: object) -> ModelShape:
@@ -72,11 +82,28 @@ def _shape(config: object) -> ModelShape:
         raise WrongValues(findings) from None
 
 
+def _formats(value: object) -> Mapping[str, str]:
+    if not isinstance(value, Mapping):
+        raise ValueError(f"must be a mapping such as {{fp8: Qwen/…-FP8}}, got {shown(value)}")
+    findings = [((name,), message) for name in value for message in unknown_format(str(name))]
+    for name, checkpoint in value.items():
+        try:
+            one_line(checkpoint)
+        except ValueError as error:
+            findings.append(((name,), str(error)))
+    if findings:
+        raise WrongValues(findings)
+    return value
+
+
 class _ModelForm(Form):
-    unknown_hint = "allowed are name, source, config, and figures stand under config"
+    unknown_hint = (
+        "allowed are name, source, also_published, config, and figures stand under config"
+    )
 
     name: Text = ""
     source: Text = ""
+    also_published: Annotated[Mapping[str, str], Check(_formats)] = Field(default_factory=dict)
     config: Annotated[ModelShape, Check(_shape)] = Field(default=None, validate_default=True)
 
 

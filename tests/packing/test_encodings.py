@@ -12,7 +12,7 @@ from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 from torch import Tensor
 
 from moebatch.errors import CheckpointError
-from moebatch.packing.encodings import Encoding, Fp8Blocks, Int4, Int8, PackedIntegers, int4_group
+from moebatch.packing.encodings import Encoding, Fp8Blocks, Int4, Int8, PackedIntegers, group_of
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -99,10 +99,10 @@ def test_eight_bits_lose_less_than_a_hundredth() -> None:
 
 
 def test_groups_are_the_widest_that_fit() -> None:
-    assert int4_group([4096, 14336], None) == 64
-    assert int4_group([128, 96], None) == 32
-    assert int4_group([128, 128], 32) == 32
+    assert group_of([4096, 14336], None) == 64
+    assert group_of([128, 96], None) == 32
+    assert group_of([128, 128], 32) == 32
     with pytest.raises(CheckpointError, match=r"of 32; here they are 40, 128; choose --to"):
-        int4_group([128, 40], None)
+        group_of([128, 40], None)
     with pytest.raises(CheckpointError, match=r"multiples of 64; .* choose another --group"):
-        int4_group([128, 96], 64)
+        group_of([128, 96], 64)

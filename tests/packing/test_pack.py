@@ -20,8 +20,9 @@ from moebatch.checkpoint.model_files import open_model
 from moebatch.errors import CheckpointError, ConfigError, DoesNotFit
 from moebatch.journal.files import Files
 from moebatch.packing import pack
-from moebatch.packing.order import GROUPS, PackOrder, Precision
+from moebatch.packing.order import PackOrder
 from moebatch.packing.pack import Pack, PackSummary
+from moebatch.spec.named_formats import GROUPS, Precision
 from tests.command import moebatch
 from tests.model.driver import Driver
 from tests.model.oracle import greedy, load, prompts
