@@ -54,14 +54,14 @@ def _made_for_another(question: Question, given: PolicyFile) -> Iterator[str]:
 
 def _unmeasured(answer: Answer) -> Iterator[str]:
     """What stands in for a rate of decoding that the profile lacks."""
-    problem = answer.problem
-    level = problem.hardware.levels[problem.ladder.experts_at(answer.policy)]
-    dtypes, processor = problem.dtypes, level.processor
-    is_decoded = dtypes.converts and not dtypes.stored.is_tiled
-    if is_decoded and processor is not None and dtypes.stored.name not in processor.decoding:
+    problem, stored = answer.problem, answer.problem.dtypes.stored
+    level = problem.ladder.experts_at(answer.policy)
+    processor = problem.hardware.levels[level].processor
+    is_decoded = problem.dtypes.converts and not stored.is_tiled
+    if is_decoded and processor is not None and stored.name not in processor.decoding:
         yield (
-            f"how fast {level.name} decodes {dtypes.stored.name} has not been measured: plans take "
-            "it for one more reading of the weights"
+            f"decoding of {stored.name} on {level} has not been measured: the plan takes it for "
+            "one more reading of the weights"
         )
 
 

@@ -13,6 +13,8 @@ from torch import Tensor
 
 from moebatch.errors import CheckpointError
 from moebatch.packing.encodings import Encoding, Fp8Blocks, Int4, Int8, PackedIntegers, group_of
+from moebatch.spec.models import load_model
+from moebatch.spec.named_formats import named_format, written_formats
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -96,6 +98,14 @@ def test_eight_bits_lose_less_than_a_hundredth() -> None:
     weight_OI = torch.randn(64, 1024, generator=torch.Generator().manual_seed(1))
     assert relative_error(Int8(torch.bfloat16), weight_OI) < 0.01
     assert relative_error(Fp8Blocks(), weight_OI) < 0.03
+
+
+def test_plans_suppose_what_is_written() -> None:
+    shape = load_model("qwen3-30b-a3b").shape
+    encodings = (Int4(64, torch.bfloat16), Int8(torch.bfloat16), Fp8Blocks())
+    assert written_formats(shape) == {each.name: each.format for each in encodings}
+    for each in encodings:
+        assert named_format(each.name, shape) == named_format(each.format.name, shape)
 
 
 def test_groups_are_the_widest_that_fit() -> None:

@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 from moebatch.errors import DoesNotFit
 from moebatch.plan.answer import answer_milp
 from moebatch.plan.fitting import with_room
+from moebatch.plan.options import PlanOptions
 from moebatch.plan.planner import best_policy
 from moebatch.plan.prediction import predict
 from moebatch.plan.problem import Problem
-from moebatch.plan.question import stated_dtypes
+from moebatch.plan.question import changed_profile, stated_dtypes, stored_as
 from moebatch.plan.refusal import too_large, too_small
 from moebatch.spec.hardware import Hardware
 from moebatch.spec.models import load_model
@@ -151,7 +152,7 @@ def require_best(of: Problem, random: Random, num_tried: int) -> None:
             assert predict(of, other).tokens_per_s <= MUCH * planned, f"{other}, not {policy}"
 
 
-@pytest.mark.few(name=("a small GPU",))
+@pytest.mark.few(name=("a small GPU", "no GPU"))
 @pytest.mark.parametrize("name", CASES)
 def test_advice_is_what_its_command_says(name: str) -> None:
     of, (hardware, *_) = asked(name), CASES[name]
@@ -160,7 +161,10 @@ def test_advice_is_what_its_command_says(name: str) -> None:
     for better in answer.improvements:
         if better.what_if is None:
             continue
-        changed_to = load_profile(hardware).with_change(better.what_if).hardware()
-        then = answer_milp(replace(of, hardware=changed_to), name).prediction.tokens_per_s
+        options = PlanOptions(what_if=(better.what_if,))
+        changed_to = changed_profile(load_profile(hardware), options.figures).hardware()
+        dtypes = stored_as(of.dtypes, options.stored, of.shape)
+        supposed = replace(of, hardware=changed_to, dtypes=dtypes)
+        then = answer_milp(supposed, name).prediction.tokens_per_s
         speedup = then / answer.prediction.tokens_per_s
         assert speedup == pytest.approx(better.speedup, rel=0.03), better.change

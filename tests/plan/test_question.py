@@ -1,20 +1,77 @@
 """Questions about machines and models that need not be here."""
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
+from moebatch.errors import ConfigError
 from moebatch.formats.plain import BFLOAT16, FLOAT16
 from moebatch.plan.options import PlanOptions
 from moebatch.plan.question import stated_question
 from moebatch.spec.profile import load_profile
+
+ASKED = PlanOptions(model="mixtral-8x7b", prompt_len=77, gen_len=128)
+NARROW = """\
+config:
+  architectures: [MixtralForCausalLM]
+  hidden_size: 64
+  intermediate_size: 80
+"""
 
 
 @pytest.mark.parametrize(("hardware", "is_emulated"), [("t4", True), ("l4", False)])
 def test_a_gpu_without_bfloat16_is_planned_in_float16_and_the_plan_says_why(
     hardware: str, is_emulated: bool
 ) -> None:
-    options = PlanOptions(model="mixtral-8x7b", prompt_len=77, gen_len=128)
-    question = stated_question(load_profile(hardware), options)
+    question = stated_question(load_profile(hardware), ASKED)
     assert question.problem.dtypes.stored == (FLOAT16 if is_emulated else BFLOAT16)
     assert not question.problem.dtypes.converts
     told = [note for note in question.notes if "only emulates the model's bfloat16" in note]
     assert len(told) == is_emulated
+
+
+@pytest.mark.parametrize(
+    ("weights", "what_if", "stored", "bits"),
+    [
+        (None, (), "bfloat16", 16),
+        ("int4", (), "packed int4, groups of 64", 4.25),
+        ("int8", ("dram=64GiB", "weights = fp8"), "fp8, blocks of 128 x 128", 8.002),
+        (None, ("weights=int8", "weights=gptq int4"), "gptq int4, groups of 128", 4.16),
+    ],
+)
+def test_experts_are_supposed_to_be_stored_as_asked(
+    weights: str | None, what_if: tuple[str, ...], stored: str, bits: float
+) -> None:
+    options = replace(ASKED, weights=weights, what_if=what_if)
+    options.require_consistent()
+    question = stated_question(load_profile("l4"), options)
+    shape, dtypes = question.problem.shape, question.problem.dtypes
+    assert (str(dtypes.stored), dtypes.compute) == (stored, "bfloat16")
+    assert dtypes.expert_bytes(shape) * 8 / shape.expert_params == pytest.approx(bits, rel=1e-3)
+    told = any("also published as awq int4 (" in note for note in question.notes)
+    assert told == (options.stored is None)
+
+
+@pytest.mark.parametrize(
+    ("options", "where"),
+    [
+        (replace(ASKED, weights="int3"), "--weights"),
+        (replace(ASKED, what_if=("weights=int3",)), "--what-if: weights"),
+    ],
+)
+def test_a_format_that_does_not_exist_is_refused(options: PlanOptions, where: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        options.require_consistent()
+    (fault,) = caught.value.faults
+    assert fault.where == where
+    assert fault.message.startswith("must be one of int4, int8, fp8, float32")
+    assert fault.message.endswith("got 'int3'; did you mean int8?")
+
+
+def test_experts_that_cannot_be_grouped_are_not_packed_in_int4(tmp_path: Path) -> None:
+    path = tmp_path / "narrow.yaml"
+    path.write_text(NARROW)
+    options = replace(ASKED, model=str(path), weights="int4")
+    with pytest.raises(ConfigError, match="needs widths of experts that are multiples of 32"):
+        stated_question(load_profile("l4"), options)

@@ -10,6 +10,7 @@ import yaml
 from moebatch.errors import CheckpointError, ConfigError, Fault
 from moebatch.spec.library import find, names
 from moebatch.spec.models import load_model
+from moebatch.spec.named_formats import named_format
 from moebatch.spec.shape import ModelShape
 from moebatch.spec.shape_reader import read_shape
 
@@ -24,6 +25,7 @@ BILLIONS = {
     "olmoe-1b-7b": 6.92,
     "deepseek-moe-16b": 16.4,
     "deepseek-v2-lite": 15.7,
+    "deepseek-v3": 671,
     "gpt-oss-20b": 20.9,
     "gpt-oss-120b": 116.8,
 }
@@ -86,6 +88,13 @@ class TestLibrary:
         num_bytes = len(shape.moe_layers) * shape.num_experts * shape.expert_stored_bytes
         num_bytes += shape.resident_params * shape.dtype_bytes
         assert num_bytes / 2**30 == pytest.approx(gib, abs=0.05)
+
+    @pytest.mark.parametrize("name", BILLIONS)
+    def test_other_formats_take_fewer_bytes(self, name: str) -> None:
+        entry = load_model(name)
+        for other in entry.also_published:
+            num_bytes = entry.shape.expert_bytes(named_format(other, entry.shape))
+            assert num_bytes < entry.shape.expert_stored_bytes
 
     def test_windows_of_gpt_oss_alternate(self) -> None:
         assert shape_of("gpt-oss-20b").sliding_windows == (128, None) * 12
@@ -194,6 +203,21 @@ class TestYaml:
         assert (line, where) == (5, "config.hidden_size")
         assert message == f"expected a whole number from 1 to 2147483647, got {shown}"
 
+    @pytest.mark.parametrize(
+        ("published", "where", "message"),
+        [
+            ("[fp8]", "also_published", "must be a mapping such as {fp8: Qwen/"),
+            ("{fp9: a/b}", "also_published.fp9", "must be one of int4, int8, fp8,"),
+            ("{fp8: 1}", "also_published.fp8", "must be a text, got 1"),
+        ],
+    )
+    def test_faults_in_formats(
+        self, published: str, where: str, message: str, tmp_path: Path
+    ) -> None:
+        found = fault(tmp_path, f"also_published: {published}\n{OLMOE}")
+        assert found[:2] == (1, where)
+        assert found[2].startswith(message)
+
     def test_faults_in_nested_parts(self, tmp_path: Path) -> None:
         line, where, message = fault(tmp_path, DBRX)
         assert (line, where) == (6, "config.ffn_config.moe_top_k")
@@ -247,7 +271,11 @@ class TestYaml:
             ),
             (
                 OLMOE + "hidden_size: 7\n",
-                (8, "hidden_size", "unknown key; allowed are name, source, config, and figures s"),
+                (
+                    8,
+                    "hidden_size",
+                    "unknown key; allowed are name, source, also_published, config, and figures s",
+                ),
             ),
             (OLMOE.replace("my own", "' '"), (2, "source", "must be a text, got ' '")),
         ],
