@@ -143,14 +143,16 @@ def _link_changes(problem: Problem, link: Link) -> Iterator[_Change]:
 
 
 def _packed(problem: Problem) -> Iterator[_Change]:
-    """`moebatch pack` reads plain numbers only."""
+    """What `moebatch pack` would make of plain numbers, which it reads only."""
     shape, before = problem.shape, problem.dtypes
     int4 = written_formats(shape).get("int4")
     if int4 is None or not isinstance(before.stored, PlainFormat):
         return
     dtypes = Dtypes(stored=int4, compute=before.compute)
+    processors = (level.processor for level in problem.hardware.levels.values())
+    is_measured = all(int4.name in each.decoding for each in processors if each)
     yield _Change(
-        words="int4 weights (moebatch pack)",
+        words="int4 weights (moebatch pack)" + ", decoding not measured" * (not is_measured),
         what_if="weights=int4",
         problem=replace(problem, dtypes=dtypes),
         lanes=frozenset(problem.hardware.links),
