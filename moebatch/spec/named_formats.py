@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from typing import Literal, get_args
+from typing import get_args
 
 from moebatch.errors import ConfigError, Fault
 from moebatch.formats.packed_integers import PACKED_INT4, PACKED_INT8
@@ -11,13 +11,9 @@ from moebatch.formats.registry import FORMATS
 from moebatch.formats.scaled_bytes import FP8
 from moebatch.formats.weight_format import WeightFormat
 from moebatch.quoting import not_one_of, shown
+from moebatch.spec.precision import GROUPS, Precision
 from moebatch.spec.shape import ModelShape
 from moebatch.spec.suggestion import did_you_mean
-
-Precision = Literal["int4", "int8", "fp8"]
-"""What `moebatch pack` writes experts as."""
-GROUPS = (64, 32)
-"""Columns of a group of int4 codes, the preferred ones first."""
 
 
 def int4_group(widths: Iterable[int], options: Iterable[int] = GROUPS) -> int | None:

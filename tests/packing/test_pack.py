@@ -22,7 +22,7 @@ from moebatch.journal.files import Files
 from moebatch.packing import pack
 from moebatch.packing.order import PackOrder
 from moebatch.packing.pack import Pack, PackSummary
-from moebatch.spec.named_formats import GROUPS, Precision
+from moebatch.spec.precision import GROUPS, Precision
 from tests.command import moebatch
 from tests.model.driver import Driver
 from tests.model.oracle import greedy, load, prompts
