@@ -29,6 +29,9 @@ from moebatch.report.console import (
 )
 from moebatch.units import count_of
 
+Checked = Annotated[
+    Path, typer.Argument(metavar="JOB", help="Job file (YAML), or a model: folder or GGUF file.")
+]
 Checksums = Annotated[
     bool,
     typer.Option("--checksums", help="Read all weights, and compare checksums where known."),
@@ -92,7 +95,7 @@ def sbatch(job: JobFile, asked: Submission, output: Script = None) -> None:
 
 @with_options
 def check(
-    job: JobFile, options: CheckOptions, checksums: Checksums = False, as_json: AsJson = False
+    job: Checked, options: CheckOptions, checksums: Checksums = False, as_json: AsJson = False
 ) -> None:
     """Check job file, input and checkpoint without running; list every fault with its line."""
     from moebatch.job.check import check_job

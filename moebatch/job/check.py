@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from moebatch.checkpoint.checksums import SUMS_NAME, known_checksums, require_checksums
 from moebatch.checkpoint.inventory import Inventory
-from moebatch.checkpoint.model_files import ModelFiles
+from moebatch.checkpoint.model_files import ModelFiles, open_model
 from moebatch.errors import ExitCode, Fault, FaultyFile, MoebatchError
 from moebatch.folder.output_path import require_writable
 from moebatch.job.hints import Hints
@@ -90,9 +90,10 @@ class _Collector:
         self,
         counted: InputSummary | None = None,
         warnings: tuple[str, ...] = (),
-        weights: Inventory | None = None,
+        files: ModelFiles | None = None,
     ) -> Findings:
-        """What has been noted, with the figures of an input that was looked at."""
+        """What has been noted, with the figures of an input that was looked at, and of a model that
+        could be opened."""
         return Findings(
             faults=tuple(self.faults),
             num_rows=counted.num_rows if counted else 0,
@@ -100,7 +101,7 @@ class _Collector:
             num_unlisted=counted.num_unlisted if counted else 0,
             exit_code=self.exit_code,
             warnings=warnings,
-            weights=weights,
+            weights=Inventory.of(files) if files else None,
         )
 
     def add(self, faults: Sequence[Fault], exit_code: ExitCode) -> None:
@@ -121,8 +122,11 @@ def check_job(
     """Validates job file, output, model folder, a sample of its weights, and every row of the
     input, or the first ones; that nothing changes answers if they are to be exact; and the bytes
     of all weights if there is `checksums`, which gets how many more have been read. `log` gets what
-    takes time. Raises nothing that a user could cause: all of it is in the findings."""
+    takes time. A model in the place of a job file is checked by itself. Raises nothing that a user
+    could cause: all of it is in the findings."""
     found = _Collector()
+    if path.is_dir() or path.suffix == ".gguf":
+        return _check_model(found, path, options, checksums)
     job = found.attempt(lambda: load_job(path), str(path))
     if job is None:
         return found.findings()
@@ -134,10 +138,7 @@ def check_job(
     has_device = found.passes(lambda: known_device(job), str(path))
     folder = str(job.model.path)
     has_files = found.passes(lambda: opened.files, folder)
-    weights = Inventory.of(opened.files) if has_files else None
-    examined = found.attempt(lambda: examine(opened.files), folder, has_files)
-    found.add(examined.faults if examined else (), ExitCode.CHECKPOINT)
-    no_sums = found.attempt(lambda: _require_bytes(opened.files, checksums), folder, has_files)
+    of_weights = _check_weights(found, opened.files, folder, checksums) if has_files else ()
     reader = found.attempt(lambda: opened.reader, folder, has_files)
     hints = found.attempt(lambda: opened.hints, folder, has_files)
     has_gating = has_files and found.passes(lambda: opened.approximation, folder)
@@ -152,12 +153,36 @@ def check_job(
     warnings = (
         *(reader.warnings if reader else ()),
         *(hints.warnings if hints else ()),
-        *(opened.files.warnings if has_files else ()),
-        *(map(str, examined.suspicions) if examined else ()),
-        *(no_sums or ()),
+        *of_weights,
         *(prompts_without_template(counted, reader) if counted and reader else ()),
     )
-    return found.findings(counted, warnings, weights)
+    return found.findings(counted, warnings, opened.files if has_files else None)
+
+
+def _check_model(
+    found: _Collector, path: Path, options: CheckOptions, checksums: Callable[[int], None] | None
+) -> Findings:
+    """What holds of a model whatever the job."""
+    if options != _USUAL:
+        fault = Fault(
+            file=str(path),
+            message="a model has no rows and no answers: --limit and --exact are for job files",
+        )
+        found.add([fault], ExitCode.CONFIG)
+    files = found.attempt(lambda: open_model(path, "auto"), str(path))
+    warnings = _check_weights(found, files, str(path), checksums) if files else ()
+    return found.findings(None, warnings, files)
+
+
+def _check_weights(
+    found: _Collector, files: ModelFiles, folder: str, checksums: Callable[[int], None] | None
+) -> tuple[str, ...]:
+    """Notes what is wrong with the weights of a model; returns what is suspicious."""
+    examined = found.attempt(lambda: examine(files), folder)
+    found.add(examined.faults if examined else (), ExitCode.CHECKPOINT)
+    no_sums = found.attempt(lambda: _require_bytes(files, checksums), folder)
+    suspicions = map(str, examined.suspicions) if examined else ()
+    return *files.warnings, *suspicions, *(no_sums or ())
 
 
 def _check_rows(

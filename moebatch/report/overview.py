@@ -144,9 +144,11 @@ def print_findings(findings: Findings, console: Console) -> None:
         code = f" [{fault.code}]" if fault.code else ""
         say(console, f"{fault}{code}")
     if not findings.faults:
-        say(console, f"{count_of(findings.num_rows, 'row')}, no faults")
+        rows = f"{count_of(findings.num_rows, 'row')}, " if findings.num_rows else ""
+        say(console, f"{rows}no faults")
         return
     unlisted = findings.num_unlisted
     more = f" (and {count_of(unlisted, 'more bad row')})" if unlisted else ""
-    rows = f"{findings.num_bad_rows} of {count_of(findings.num_rows, 'row')}"
-    say(console, f"{count_of(len(findings.faults), 'fault')}{more}, {rows}")
+    rows = f", {findings.num_bad_rows} of {count_of(findings.num_rows, 'row')}"
+    shown = rows if findings.num_rows else ""
+    say(console, f"{count_of(len(findings.faults), 'fault')}{more}{shown}")

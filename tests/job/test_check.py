@@ -8,6 +8,7 @@ from safetensors.torch import load_file, save_file
 
 from moebatch.errors import ExitCode
 from moebatch.job.check import Findings, check_job
+from moebatch.job.options import CheckOptions
 from moebatch.report.console import output_console
 from moebatch.report.overview import print_findings
 from tests.quantised import write_quantised
@@ -80,3 +81,13 @@ def test_a_model_that_cannot_be_opened_is_a_fault_alone(model: Path) -> None:
     found = checked(model)
     assert found.exit_code is ExitCode.CHECKPOINT and found.weights is None
     assert found.as_json()["weights"] is None
+
+
+def test_a_model_is_checked_without_a_job(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert check_job(model).as_json()["weights"] == checked(model).as_json()["weights"]
+    print_findings(check_job(model), output_console())
+    assert capsys.readouterr().out.splitlines()[-1] == "no faults"
+    multiply_scales(model, 1000.0)
+    assert check_job(model).warnings == checked(model).warnings != ()
+    refused = check_job(model, CheckOptions(limit=3))
+    assert refused.exit_code is ExitCode.CONFIG and "--limit" in refused.faults[0].message
