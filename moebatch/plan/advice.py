@@ -10,7 +10,7 @@ from moebatch.plan.affine import Known
 from moebatch.plan.bounds import lower_seconds
 from moebatch.plan.planner import Planned, best_policy, best_seconds, ranked_among, screen
 from moebatch.plan.problem import Problem
-from moebatch.spec.hardware import Hardware, Level, LevelName, Link
+from moebatch.spec.hardware import Level, LevelName, Link
 from moebatch.spec.named_formats import written_formats
 from moebatch.units import format_bytes, format_rate
 
@@ -132,18 +132,17 @@ def _link_changes(problem: Problem, link: Link) -> Iterator[_Change]:
         rate = getattr(link, field)
         if rate:
             changed = replace(link, **{field: rate * FACTOR})
+            links = {**hardware.links, link.name: changed}
             yield _Change(
                 words=f"twice the rate of {name} ({format_rate(rate * FACTOR)})",
                 what_if=f"{name}={rate * FACTOR / 1e9:.4g}GB/s",
-                problem=_on(
-                    problem, replace(hardware, links={**hardware.links, link.name: changed})
-                ),
+                problem=replace(problem, hardware=replace(hardware, links=links)),
                 lanes=lanes,
             )
 
 
 def _packed(problem: Problem) -> Iterator[_Change]:
-    """What `moebatch pack` would make of plain numbers, which it reads only."""
+    """What `moebatch pack` makes of plain numbers; it reads no others."""
     shape, before = problem.shape, problem.dtypes
     int4 = written_formats(shape).get("int4")
     if int4 is None or not isinstance(before.stored, PlainFormat):
@@ -162,8 +161,4 @@ def _packed(problem: Problem) -> Iterator[_Change]:
 
 def _with_level(problem: Problem, level: Level) -> Problem:
     levels = {**problem.hardware.levels, level.name: level}
-    return _on(problem, replace(problem.hardware, levels=levels))
-
-
-def _on(problem: Problem, hardware: Hardware) -> Problem:
-    return replace(problem, hardware=hardware)
+    return replace(problem, hardware=replace(problem.hardware, levels=levels))

@@ -230,6 +230,14 @@ def test_a_question_about_a_job_on_another_machine_has_all_of_it(job: Job) -> No
     assert job_question(job, more).problem.capacity_bytes("dram") == 64 * 2**30
 
 
+@pytest.mark.parametrize("hw", [None, "t4"])
+def test_a_question_about_a_job_supposes_other_weights(job: Job, hw: str | None) -> None:
+    asked = PlanOptions(has_job=True, hw=hw)
+    for options in (replace(asked, weights="int8"), replace(asked, what_if=("weights=int8",))):
+        supposed = job_question(job, options).problem.dtypes.stored
+        assert str(supposed) == "packed int8, a scale for each row"
+
+
 def test_checks_and_plans_say_first_that_kernels_are_compiled(
     tmp_path: Path, job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:

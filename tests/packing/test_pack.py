@@ -22,6 +22,7 @@ from moebatch.journal.files import Files
 from moebatch.packing import pack
 from moebatch.packing.order import PackOrder
 from moebatch.packing.pack import Pack, PackSummary
+from moebatch.plan.question import stored_as
 from moebatch.spec.precision import GROUPS, Precision
 from tests.command import moebatch
 from tests.model.driver import Driver
@@ -67,6 +68,17 @@ def test_everything_but_experts_is_copied(
     assert kept <= {path.name for path in output.iterdir()}
     assert (output / "tokenizer.json").read_bytes() == (model / "tokenizer.json").read_bytes()
     assert not [path for path in tmp_path.iterdir() if path != output]
+
+
+@pytest.mark.parametrize("to", ["int4", "int8", "fp8"])
+def test_a_plan_supposes_what_a_pack_then_writes(
+    tiny_checkpoint: TinyCheckpoint, tmp_path: Path, to: Precision
+) -> None:
+    model, output = model_of(tiny_checkpoint), tmp_path / "out"
+    before = open_model(model, "auto")
+    packed(model, output, to)
+    after = open_model(output, "auto")
+    assert stored_as(before.dtypes, to, before.shape) == after.dtypes
 
 
 @pytest.mark.parametrize("first", ["int4", "int8", "fp8"])
