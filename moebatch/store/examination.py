@@ -54,11 +54,25 @@ class Examined:
 
 
 @dataclass(frozen=True, slots=True)
-class _Sample:
-    """What some numbers of a weight are like."""
+class _Lines:
+    """Some rows, or columns, of a matrix."""
 
     role: str
     layer: int | None
+    weight: Weight
+    index: str = ""
+    """Behind the names of tensors that hold all experts of a layer, which of them it is."""
+
+    @property
+    def num_numbers(self) -> int:
+        return prod(self.weight.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class _Sample:
+    """What some numbers of a weight are like."""
+
+    lines: _Lines
     name: str
     path: Path
     size: float = 0.0
@@ -75,65 +89,63 @@ class _Sample:
 
 def examine(files: ModelFiles) -> Examined:
     """Reads rows of experts of every layer, and of all other matrices. Raises StorageError."""
-    by_role: dict[str, list[tuple[int | None, Weight]]] = defaultdict(list)
-    for role, layer, weight in _candidates(files):
-        by_role[role].append((layer, weight))
+    by_role: dict[str, list[_Lines]] = defaultdict(list)
+    for lines in _candidates(files):
+        by_role[lines.role].append(lines)
     reader = TensorReader(_WINDOW_BYTES)
     try:
         samples = {
-            role: [_sampled(reader, role, layer, weight) for layer, weight in _thinned(weights)]
-            for role, weights in by_role.items()
+            role: [_sampled(reader, lines) for lines in _thinned(of_role)]
+            for role, of_role in by_role.items()
         }
     finally:
         reader.close()
     return _judged(samples)
 
 
-def _candidates(files: ModelFiles) -> Iterator[tuple[str, int | None, Weight]]:
-    """Parts of weights: role, layer and some rows. Other experts in every layer, so that all have
-    their turn."""
+def _candidates(files: ModelFiles) -> Iterator[_Lines]:
+    """Other experts in every layer, so that all have their turn."""
     count = files.shape.num_experts
     step = max(1, count // _EXPERTS_OF_LAYER)
     for layer in files.shape.moe_layers:
         for number in range(min(count, _EXPERTS_OF_LAYER)):
             expert = (layer + number * step) % count
+            index = f"[{expert}]" if files.experts.is_stacked else ""
             for place, weight in enumerate(files.expert_weights(layer, expert)):
-                yield from ((f"expert {place}", layer, part) for part in weight.sampled(_LINES))
-    for role, weight in files.global_weights().items():
-        yield from ((role, None, part) for part in _rows(weight))
-    for layer in range(files.shape.num_layers):
-        for role, weight in files.layer_weights(layer).items():
-            yield from ((role, layer, part) for part in _rows(weight))
+                for part in weight.sampled(_LINES):
+                    yield _Lines(f"expert {place}", layer, part, index)
+    others: list[tuple[int | None, dict[str, Weight]]] = [(None, files.global_weights())]
+    others += [(layer, files.layer_weights(layer)) for layer in range(files.shape.num_layers)]
+    for of_layer, weights in others:
+        for role, weight in weights.items():
+            for part in weight.sampled(_LINES) if len(weight.shape) == 2 else ():
+                yield _Lines(role, of_layer, part)
 
 
-def _rows(weight: Weight) -> Iterator[Weight]:
-    return weight.sampled(_LINES) if len(weight.shape) == 2 else iter(())
-
-
-def _thinned(weights: list[tuple[int | None, Weight]]) -> list[tuple[int | None, Weight]]:
+def _thinned(lines: list[_Lines]) -> list[_Lines]:
     """Of many numbers a part, evenly."""
-    total = sum(prod(weight.shape) for _, weight in weights)
-    return weights[:: -(-total // _MOST_NUMBERS) or 1]
+    total = sum(each.num_numbers for each in lines)
+    return lines[:: -(-total // _MOST_NUMBERS) or 1]
 
 
-def _sampled(reader: TensorReader, role: str, layer: int | None, weight: Weight) -> _Sample:
-    decoded = torch.empty(weight.shape)
-    parts = reader.parts(weight)
+def _sampled(reader: TensorReader, lines: _Lines) -> _Sample:
+    weight = lines.weight
+    name, path = weight.name + lines.index, weight.extents[0].path
+    decoded, parts = torch.empty(weight.shape), reader.parts(weight)
     try:
         zero_scales = _zero_scales(weight, parts)
         weight.format.decode(parts, decoded)
     except BadParts as error:
-        return _Sample(role, layer, weight.name, weight.extents[0].path, broken=str(error))
+        return _Sample(lines, name, path, broken=str(error))
     if not decoded.isfinite().all():
         name, path = _broken_part(weight, parts)
-        return _Sample(role, layer, name, path, broken="NaN or infinity")
+        return _Sample(lines, name + lines.index, path, broken="NaN or infinity")
     size = float(decoded.square().mean(dtype=torch.float64).sqrt())
     can_tilt = weight.format.has_zero_points and size > 0
     return _Sample(
-        role,
-        layer,
-        weight.name,
-        weight.extents[0].path,
+        lines,
+        name,
+        path,
         size=size,
         tilt=float(decoded.mean(dtype=torch.float64)) / size if can_tilt else 0.0,
         tilt_error=decoded.numel() ** -0.5,
@@ -174,7 +186,7 @@ def _judged(by_role: dict[str, list[_Sample]]) -> Examined:
     return Examined(
         tuple(_fault(samples, what) for what, samples in faults.items()),
         tuple(
-            _fault(samples, f"{what} ({_figures(samples[0], usual[samples[0].role])})")
+            _fault(samples, f"{what} ({_figures(samples[0], usual[samples[0].lines.role])})")
             for what, samples in odd.items()
         ),
     )
@@ -188,7 +200,7 @@ def _oddity(sample: _Sample, usual: float) -> str | None:
         return "holds only zeros in the rows read" if usual else None
     if abs(sample.tilt) > max(_MOST_TILT, _TILT_ERRORS * sample.tilt_error):
         return "has weights that are not about zero; zero points may be off by one"
-    if sample.role in _UNLIKE:
+    if sample.lines.role in _UNLIKE:
         return None
     if not usual / _FAR < sample.size < usual * _FAR:
         return (
@@ -212,6 +224,6 @@ def _fault(samples: list[_Sample], what: str) -> Fault:
     """File, first tensor, how many more there are, and in which layers."""
     first, names = samples[0], {each.name for each in samples}
     more = f" and {len(names) - 1} more of those read" if len(names) > 1 else ""
-    layers = {each.layer for each in samples if each.layer is not None}
+    layers = {each.lines.layer for each in samples if each.lines.layer is not None}
     where = f", {named_runs('layer', layers)}," if more and layers else ""
     return Fault(file=str(first.path), message=f"{shown(first.name)}{more}{where} {what}")
