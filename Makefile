@@ -9,7 +9,8 @@ PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-all test-slow test-slurm test-gpu lint format docs bench bench-small \
-	bench-decode bench-predictors bench-ablation bench-approximations bench-lanes clean
+	bench-decode bench-predictors bench-ablation bench-approximations bench-lanes \
+	bench-formats clean
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 28
@@ -73,6 +74,9 @@ bench-approximations: $(STAMP) ## measure adaptive gating and pre-gates, on an e
 
 bench-lanes: $(STAMP) ## measure how busy lanes are, beside what was predicted, on an emulated GPU
 	$(BIN)/python -m tests.benchmarks.lanes $(ARGS)
+
+bench-formats: $(STAMP) ## run the same job with experts in every format of weights
+	$(BIN)/python -m tests.benchmarks.formats $(ARGS)
 
 clean: ## remove .venv
 	rm -rf $(VENV)
