@@ -19,8 +19,6 @@ from moebatch.measure.synthetic import SyntheticLayer, fill, synthetic_layer
 from moebatch.measure.timer import Timer
 from moebatch.model.router import ExpertTokens, Routing
 
-_DECODED_ROWS = 16
-"""Few enough that decoding is told from noise, and enough that products hardly wait for memory."""
 _HARMLESS_BYTE = 0x11
 """Of which every type of numbers makes small ones that are not subnormal."""
 _ALIGNMENT = 64
@@ -79,7 +77,8 @@ def decoding_bandwidth(
 
     A hundredth of that time is the least that can be told.
     """
-    count, rate = next((point for point in plain if point[0] >= _DECODED_ROWS), plain[-1])
+    many = [point for point in plain if point[0] >= KERNEL_BLOCK_ROWS]
+    count, rate = many[0] if many else plain[-1]
     if decoded_rows <= KERNEL_BLOCK_ROWS:
         rate = max(rate for _, rate in plain)
     size = _expert_parts_bytes(sizes, stored)

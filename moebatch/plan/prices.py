@@ -113,7 +113,8 @@ class Prices:
 
     def _expert_s(self, processor: Processor, rows: float, *, streamed: bool = False) -> float:
         """Seconds of one expert over so many rows. Where a kernel decodes weights on the way, that
-        adds to arithmetic, and stored bytes are what memory is waited for."""
+        adds to arithmetic at its peak; few rows are no faster than with weights that are numbers,
+        since threads take turns as often."""
         if rows <= 0:
             return 0.0
         params, at_once = self.shape.expert_params, min(rows, MAX_GEMM_ROWS)
@@ -130,8 +131,7 @@ class Prices:
         if decoded_rows == MAX_GEMM_ROWS:
             return decoding_s + product_s
         arithmetic_s = 2 * rows * params / processor.gemm_for(computed, streamed=streamed).peak
-        read_s = ceil(rows / at_once) * stored_bytes / processor.bandwidth
-        return max(read_s, decoding_s + arithmetic_s)
+        return max(product_s, decoding_s + arithmetic_s)
 
     def _gemm_s(
         self,
