@@ -29,7 +29,9 @@ def commit() -> str:
 
 def command_in_words() -> str:
     """As it was called."""
-    return f"python -m tests.benchmarks.jobs {shlex.join(sys.argv[1:])}".strip()
+    spec = sys.modules["__main__"].__spec__
+    module = "tests.benchmarks.jobs" if spec is None else spec.name.removesuffix(".__main__")
+    return f"python -m {module} {shlex.join(sys.argv[1:])}".strip()
 
 
 def today() -> str:
