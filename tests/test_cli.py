@@ -610,7 +610,7 @@ def test_the_options_are_these_and_no_more() -> None:
                 "--schedule",
                 "--vendor",
             ),
-            *("--what-if", "-o", "job"),
+            *("--weights", "--what-if", "-o", "job"),
         ],
         "simulate": [
             *("--attention", "--compare", "--durations", "--gantt", "--gen-len", "--hw", "--json"),
@@ -625,7 +625,7 @@ def test_the_options_are_these_and_no_more() -> None:
                 "--prompt-len",
             ),
             *("--requests", "--routing", "--schedule", "--seed", "--skew", "--slots", "--trace"),
-            *("--vendor", "--what-if", "--work"),
+            *("--vendor", "--weights", "--what-if", "--work"),
             "job",
         ],
         "profile": ["--output", "--quiet", "--read", "-o"],

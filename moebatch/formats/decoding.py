@@ -170,7 +170,7 @@ def rows_of_codebook(parts: Sequence[Tensor], shape: tuple[int, int]) -> CodedMa
     return CodedMatrix(
         numbers="codebook",
         codes=codes.view(O, -1),
-        scales=_codebook_scales(parts, state, O * I // block).view(O, -1),
+        scales=_codebook_scales(parts, state, O * I).view(O, -1),
         block=(1, block),
         shape=shape,
         values=values,
@@ -184,7 +184,7 @@ def decode_codebook(parts: Sequence[Tensor], out: Tensor) -> None:
     codes, values, text, *_ = parts
     state = _codebook_state(text)
     flat, block = out.view(-1), _size(state, "blocksize")
-    scales_B = _codebook_scales(parts, state, -(-len(flat) // block))
+    scales_B = _codebook_scales(parts, state, len(flat))
     step = max(1, _CHUNK_NUMBERS // block) * block
     for start in range(0, len(flat), step):
         stop = min(start + step, len(flat))
@@ -194,11 +194,10 @@ def decode_codebook(parts: Sequence[Tensor], out: Tensor) -> None:
         flat[start:stop] = (numbers * steps).to(_STATE_DTYPES[state["dtype"]])
 
 
-def _codebook_scales(parts: Sequence[Tensor], state: Mapping[str, Any], num_blocks: int) -> Tensor:
-    """One of each block, in float32."""
+def _codebook_scales(parts: Sequence[Tensor], state: Mapping[str, Any], count: int) -> Tensor:
+    """One of each block of so many numbers, in float32."""
     scales_B, *nested = parts[3:]
-    if len(scales_B) != num_blocks:
-        raise BadParts(f"{len(scales_B)} scales do not make {num_blocks} blocks")
+    _require_scales(scales_B, _size(state, "blocksize"), count)
     if not nested:
         return scales_B
     shared = _repeated(nested[0], _size(state, "nested_blocksize"), len(scales_B))
@@ -231,9 +230,13 @@ def _number(state: Mapping[str, Any], key: str) -> float:
 
 def _repeated(scales: Tensor, block: int, count: int) -> Tensor:
     """A scale for each number of blocks. Raises BadParts where there are not as many."""
+    _require_scales(scales, block, count)
+    return scales.repeat_interleave(block)[:count]
+
+
+def _require_scales(scales: Tensor, block: int, count: int) -> None:
     if -(-count // block) != len(scales):
         raise BadParts(f"{len(scales)} scales do not make {count} in blocks of {block}")
-    return scales.repeat_interleave(block)[:count]
 
 
 def _portions(num_inputs: int, num_outputs: int, *, per_word: int) -> Iterator[tuple[range, slice]]:

@@ -75,10 +75,10 @@ def test_prompts_see_what_they_should_whatever_their_length(
         piece = PromptSlice(
             offset=0, num_tokens=num_tokens, context=context, first_key=0, rows=slice(0)
         )
-        plan = AttentionPlan(window=None, decodes=(), prompts=(piece,), band_QS=band_QS)
+        plan = AttentionPlan(sight=Sight(), decodes=(), prompts=(piece,), band_QS=band_QS)
         q, k, v = (x.to(device, dtype) for x in (q_THC, k_SGC, v_SGC))
         out_THC = torch.empty_like(q)
-        attention._attend_prompt(q, k, v, piece, plan, out_THC)
+        attention._attend_prompt(q, k, v, piece, plan, out_THC, None)
         error = (out_THC.cpu().float() - wanted_THC).abs().max()
         assert error < tolerance, f"{num_keys} keys"
 

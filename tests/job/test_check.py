@@ -27,7 +27,7 @@ def checked(model: Path) -> Findings:
     (model.parent / "in.jsonl").write_text('{"prompt": "a"}\n')
     job.write_text(
         f"model: {{path: {model.name}}}\ninput: {{path: in.jsonl}}\noutput: {{path: out.jsonl}}\n"
-        "resources: {dram: 1GiB}\n"
+        "resources: {dram: 4GiB}\n"
     )
     return check_job(job)
 
