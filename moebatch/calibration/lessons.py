@@ -21,6 +21,7 @@ from moebatch.calibration.texts import HELD_OUT_SHARE
 from moebatch.checkpoint.fingerprint import ModelOwner
 from moebatch.checkpoint.model_files import ModelFiles
 from moebatch.errors import ConfigError, Fault
+from moebatch.model.gates import Gate
 from moebatch.predict.array_file import FileKind
 from moebatch.predict.guesser import (
     GateGuesser,
@@ -52,7 +53,7 @@ from moebatch.predict.learnt_files import (
 )
 from moebatch.predict.path_table import MAX_TABLE_BYTES
 from moebatch.spec.policy import PredictorName
-from moebatch.store.dense import load_embedded, load_gates
+from moebatch.store.dense import load_embedded
 from moebatch.store.memory import return_freed_memory
 from moebatch.units import format_bytes
 
@@ -137,14 +138,18 @@ class Teacher:
 
     def _next_gate(self, path: Path) -> Accuracy:
         """A gate for the first layer; the gates of all others are there."""
-        gates_LED = [gate.float() for gate in load_gates(self.files)]
+        gates = Gate.all_of(self.files, torch.float32)
         first_ED = learn_first_gate(
-            self.known, gates_LED[0], effort=self.effort, advance=self.advance
+            self.known,
+            gates[0],
+            num_experts=self.owner.num_experts,
+            effort=self.effort,
+            advance=self.advance,
         )
         save_first_gate(path, first_ED, self.owner)
-        examples = examples_ahead(self._examined, len(gates_LED) - 1, stride=1)
+        examples = examples_ahead(self._examined, len(gates) - 1, stride=1)
         of_first = self._right(0, examples, partial(linear_of, gate_ED=first_ED))
-        found = self._seen_by(GateGuesser(gates_LED, self.owner.experts_per_token))
+        found = self._seen_by(GateGuesser(gates, self.owner.experts_per_token))
         return dict(sorted({**of_first, **self._accuracy(found)}.items()))
 
     def _learned(self, path: Path) -> Accuracy:

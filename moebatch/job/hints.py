@@ -8,6 +8,7 @@ from moebatch.checkpoint.model_files import ModelFiles
 from moebatch.errors import CheckpointError
 from moebatch.layout.habits import Habits
 from moebatch.layout.setup import Hottest
+from moebatch.model.gates import Gate
 from moebatch.plan.expert_choice import Wishes
 from moebatch.predict.correlation import CorrelationPredictor
 from moebatch.predict.guesser import FirstGateGuesser, GateGuesser, Guesser
@@ -29,7 +30,6 @@ from moebatch.predict.path_table import PathTable
 from moebatch.predict.predictor import Predictor
 from moebatch.spec.job import Job
 from moebatch.spec.policy import PredictorName
-from moebatch.store.dense import load_gates
 
 
 class Hints:
@@ -76,7 +76,7 @@ class Hints:
             return [load_learned(LEARNED.path(folder), owner, hidden_size=shape.hidden_size)]
         first_ED = load_first_gate(FIRST_GATE.path(folder), owner, hidden_size=shape.hidden_size)
         count, num_layers = owner.experts_per_token, len(owner.moe_layers)
-        gates = GateGuesser(load_gates(self._files), count)
+        gates = GateGuesser(Gate.all_of(self._files, self._files.dtype), count)
         return [gates, FirstGateGuesser(first_ED, num_layers, count)]
 
     @cached_property

@@ -87,7 +87,8 @@ class Footprint:
 def dense_bytes(shape: ModelShape, dtypes: Dtypes) -> int:
     """Weights outside experts, each tensor at an aligned place."""
     gaps = _ROOM_OF_TENSOR * _TENSORS_PER_LAYER * shape.num_layers
-    return shape.resident_params * dtypes.compute_bytes + gaps
+    exact = shape.exact_params * (FLOAT_BYTES - dtypes.compute_bytes)
+    return shape.resident_params * dtypes.compute_bytes + exact + gaps
 
 
 def slot_bytes(shape: ModelShape, dtypes: Dtypes) -> int:

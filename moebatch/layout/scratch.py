@@ -240,12 +240,19 @@ def step_elements(shape: ModelShape, limits: Limits) -> int:
     mlp = (
         rows * D,  # gathered or normed input
         rows * D * 2,  # sum of outputs, or a norm's input, in float32
-        rows * shape.num_experts,  # router logits or the shared expert's gate
+        rows,  # the shared expert's gate
         rows * width,  # gate
         rows * width,  # up
         rows * D,  # output
     )
-    return max(sum(map(aligned, attention)), sum(map(aligned, mlp)))
+    words = 2 if shape.router.has_exact_logits else 1
+    router = (
+        rows * D,  # normed input
+        rows * D * 2,  # the norm's input in float32
+        rows * D * 2 * shape.router.has_exact_logits,  # normed input in float32
+        rows * shape.num_experts * words,  # logits
+    )
+    return max(sum(map(aligned, step)) for step in (attention, mlp, router))
 
 
 def aligned(num_elements: int) -> int:

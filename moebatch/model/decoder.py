@@ -75,6 +75,10 @@ class Decoder:
             stored=experts.format,
             largest_matrix=converted_elements(shape),
         )
+        self._has_wide_gates = shape.router.has_exact_logits and self.dtype != torch.float32
+        self._gate_products = (
+            Products(self.device, torch.float32) if self._has_wide_gates else self._products
+        )
         self._family = FAMILIES[shape.architecture]
         self._attention = self._family.attention(shape, self._products, self._elementwise)
         step = step_elements(shape, limits)
@@ -175,9 +179,8 @@ class Decoder:
         for chunk in self._chunks(rows):
             frame, num_rows = self.scratch.frame(), chunk.stop - chunk.start
             normed = self._normed(frame, x_TD[chunk], weights["mlp_norm"])
-            room = frame.take(len(normed), self.shape.num_experts)
             normed_TD[chunk] = normed[:num_rows]
-            self._choose(layer, chunk, normed, room)
+            self._choose(layer, chunk, *self._for_gates(frame, normed))
             self._leave_out(layer, chunk)
         return Routing(
             rows=(rows,),
@@ -190,7 +193,15 @@ class Decoder:
             ahead=self._ahead.experts(layer, rows, self.shape.num_experts),
         )
 
-    def _choose(self, layer: int, rows: slice, normed_ND: Tensor, room_NE: Tensor) -> None:
+    def _for_gates(self, frame: Frame, normed_ND: Tensor) -> tuple[Tensor, Tensor]:
+        """What gates see of rows, in the numbers that they compute in, and room for logits."""
+        num_experts = self.shape.num_experts
+        if not self._has_wide_gates:
+            return normed_ND, frame.take(len(normed_ND), num_experts)
+        wide_ND = frame.take_float(*normed_ND.shape).copy_(normed_ND)
+        return wide_ND, frame.take_float(len(normed_ND), num_experts)
+
+    def _choose(self, layer: int, rows: slice, input_ND: Tensor, room_NE: Tensor) -> None:
         """Choices of rows for the layer, by its gate now or kept since an earlier layer; and for
         the later one whose gate reads this layer's input, if there is one."""
         weights_RK, experts_RK = self._weights_TK[rows], self._experts_TK[rows]
@@ -199,23 +210,23 @@ class Decoder:
             weights_RK.copy_(kept_weights_RK)
             experts_RK.copy_(kept_experts_RK)
         else:
-            self._ask(layer, normed_ND, room_NE, weights_RK, experts_RK)
+            self._ask(layer, input_ND, room_NE, weights_RK, experts_RK)
         later = self._ahead.later(layer)
         if later is not None:
-            self._ask(later, normed_ND, room_NE, *self._ahead.kept(later, rows))
+            self._ask(later, input_ND, room_NE, *self._ahead.kept(later, rows))
 
     def _ask(
         self,
         layer: int,
-        normed_ND: Tensor,
+        input_ND: Tensor,
         room_NE: Tensor,
         weights_RK: Tensor,
         experts_RK: Tensor,
     ) -> None:
         """Asks the gate of a layer; what it chooses for rows goes into the two tensors."""
         weights = self._weights.layers[layer]
-        logits_NE = self._products.linear(
-            normed_ND, weights["router"], weights.get("router_bias"), room_NE
+        logits_NE = self._gate_products.linear(
+            input_ND, weights["router"], weights.get("router_bias"), room_NE
         )
         logits_RE = logits_NE[: len(weights_RK)]
         chosen_RK, chosen_experts_RK = self._family.router(

@@ -17,7 +17,8 @@ _TOGETHER = {"qkv": ("q", "k", "v"), "qkv_bias": ("q_bias", "k_bias", "v_bias")}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DenseWeights:
-    """Everything but the experts, by role, in the dtype and on the device of the computation."""
+    """Everything but the experts, by role, on the device of the computation and in its dtype, or in
+    float32 where the model's `exact_roles` say so."""
 
     globals: Mapping[str, Tensor]
     layers: Sequence[Mapping[str, Tensor]]
@@ -36,11 +37,21 @@ class DenseWeights:
         the device has no room."""
         of_all = files.global_weights()
         of_layers = [files.layer_weights(layer) for layer in range(files.shape.num_layers)]
-        weights = [weight for roles in (of_all, *of_layers) for weight in roles.values()]
-        loader = DenseLoader(weights, files.dtype, memory)
+        exact = dict.fromkeys(files.shape.exact_roles, torch.float32)
+        loader = DenseLoader(
+            (
+                (weight, exact.get(role, files.dtype))
+                for roles in (of_all, *of_layers)
+                for role, weight in roles.items()
+            ),
+            memory,
+        )
 
         def load(roles: Mapping[str, Weight]) -> dict[str, Tensor]:
-            return {role: loader.load(weight) for role, weight in roles.items()}
+            return {
+                role: loader.load(weight, exact.get(role, files.dtype))
+                for role, weight in roles.items()
+            }
 
         loaded = cls.of(load(of_all), [load(roles) for roles in of_layers])
         loader.close()

@@ -14,6 +14,8 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from moebatch.spec.shape import Router
+
 
 class ExpertTokens(NamedTuple):
     """The tokens that chose an expert, ascending."""
@@ -82,17 +84,65 @@ class Routing:
 
 
 def choose_experts(
-    logits_TE: Tensor, num_chosen: int, *, normalise: bool, weights_dtype: torch.dtype
+    logits_TE: Tensor,
+    router: Router,
+    num_chosen: int,
+    correction_E: Tensor | None,
+    dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
-    """Weights [T, K] and experts [T, K] of each token: top K of a float32 softmax.
+    """Weights [T, K], in descending order for each token, and experts [T, K] of each token.
 
-    `normalise` makes the weights of a token sum to one before they are rounded.
+    They are computed in float32; `dtype` is what weights are rounded to, unless they are exact.
     """
-    probs_TE = F.softmax(logits_TE, dim=-1, dtype=torch.float32)
-    weights_TK, experts_TK = torch.topk(probs_TE, num_chosen, dim=-1)
-    if normalise:
-        weights_TK /= weights_TK.sum(dim=-1, keepdim=True)
-    return weights_TK.to(weights_dtype), experts_TK
+    scores_TE = scores_of(logits_TE, router)
+    wanted_TE = _wanted(scores_TE, router, correction_E)
+    weights_TK, experts_TK = torch.topk(wanted_TE, num_chosen, dim=-1)
+    if router.has_correction:
+        weights_TK, order_TK = scores_TE.gather(1, experts_TK).sort(dim=-1, descending=True)
+        experts_TK = experts_TK.gather(1, order_TK)
+    if router.norm_order is not None:
+        norm_T1 = torch.linalg.vector_norm(weights_TK, router.norm_order, dim=-1, keepdim=True)
+        if router.least_norm:
+            norm_T1.clamp_(min=router.least_norm)
+        weights_TK = weights_TK / norm_T1
+    if router.scale != 1.0:
+        weights_TK = weights_TK * router.scale
+    return weights_TK if router.has_exact_weights else weights_TK.to(dtype), experts_TK
+
+
+def preferences(logits_TE: Tensor, router: Router, correction_E: Tensor | None) -> Tensor:
+    """Numbers in float32 whose softmax says how likely tokens choose each expert, in the order in
+    which `choose_experts` takes them; -inf for those of other groups."""
+    if not router.has_correction and router.groups is None:
+        return logits_TE.float()
+    wanted_TE = _wanted(scores_of(logits_TE, router), router, correction_E)
+    if not router.has_correction:
+        return logits_TE.float().masked_fill(wanted_TE.isneginf(), -torch.inf)
+    # Around usual logits, scores rise by so much less than these do.
+    return wanted_TE * (4 if router.scores == "sigmoid" else wanted_TE.shape[1])
+
+
+def scores_of(logits_TE: Tensor, router: Router) -> Tensor:
+    """What experts are chosen and weighed by, float32."""
+    if router.scores == "sigmoid":
+        return logits_TE.float().sigmoid()
+    return F.softmax(logits_TE, dim=-1, dtype=torch.float32)
+
+
+def _wanted(scores_TE: Tensor, router: Router, correction_E: Tensor | None) -> Tensor:
+    """What experts are chosen by: -inf for those of other groups."""
+    wanted_TE = scores_TE
+    if router.has_correction:
+        assert correction_E is not None, "the layer has one"
+        wanted_TE = wanted_TE + correction_E
+    groups = router.groups
+    if groups is None:
+        return wanted_TE
+    by_group_TGE = wanted_TE.view(len(wanted_TE), groups.num_groups, -1)
+    group_scores_TG = by_group_TGE.topk(groups.num_scored, dim=-1).values.sum(dim=-1)
+    kept = group_scores_TG.topk(groups.num_kept, dim=-1, sorted=False).indices
+    is_other_TG = torch.ones_like(group_scores_TG, dtype=torch.bool).scatter_(1, kept, False)
+    return by_group_TGE.masked_fill(is_other_TG[..., None], -torch.inf).view_as(wanted_TE)
 
 
 def group_by_expert(experts_TK: Tensor, rows: slice, num_experts: int) -> dict[int, ExpertTokens]:

@@ -12,7 +12,7 @@ from moebatch.layout.load import PassLoad
 from moebatch.layout.scratch import GATHER_ROWS, MAX_GEMM_ROWS, PROMPT_ROWS, logits_rows
 from moebatch.layout.setup import CHUNK_BYTES
 from moebatch.schedule.task import Kind
-from moebatch.spec.shape import ModelShape
+from moebatch.spec.shape import ModelShape, Router
 
 _NORM = 9
 """Into float32, sum of squares, five for its root, back, times the weight."""
@@ -27,6 +27,10 @@ _OUT = 2
 """Projection, and the sum with what it is added to."""
 _CHOICE = 5
 """Of experts: product, softmax, the best, and two copies of what was chosen."""
+_CORRECTION = 4
+"""Added; scores of what is chosen taken, and sorted."""
+_GROUPS = 8
+"""The best of each, their sum, the best groups, and others masked."""
 _GROUPING = 7
 """Tokens by expert: counted, and sorted."""
 _MLP = 5
@@ -49,9 +53,22 @@ def of_batch(shape: ModelShape, kind: Kind, load: PassLoad) -> float:
 @cache
 def of_gates(shape: ModelShape) -> tuple[int, ...]:
     """By layer: norm and router, or norm and MLP where there are no experts."""
-    gate = _NORM + 1 + _CHOICE + 2 * shape.router.norm_topk_prob + _GROUPING
+    gate = _NORM + 1 + _choice(shape.router) + _GROUPING
     dense = _NORM + _MLP + 1
     return tuple(gate if layer in shape.moe_layers else dense for layer in range(shape.num_layers))
+
+
+def _choice(router: Router) -> int:
+    """What follows the logits of a gate."""
+    return (
+        _CHOICE
+        + router.has_exact_logits
+        + _CORRECTION * router.has_correction
+        + _GROUPS * (router.groups is not None)
+        + 2 * (router.norm_order is not None)
+        + bool(router.least_norm)
+        + (router.scale != 1.0)
+    )
 
 
 def of_expert(rows: float) -> float:

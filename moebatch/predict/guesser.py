@@ -68,17 +68,18 @@ class GateGuesser(Guesser):
     """The gates of the next layers, asked with what this layer's gate has seen (AdapMoE, section
     4.3): hidden states change slowly from layer to layer."""
 
-    gates_LED: Sequence[Tensor]
+    gates: Sequence[Callable[[Tensor], Tensor]]
+    """Of what gates see, [R, D], each makes numbers whose softmax says how likely rows choose each
+    expert, [R, E]."""
     num_chosen: int
     depth: int = 1
     """Layers ahead: 1 to 3."""
 
     def from_hidden(self, position: int, hidden_RD: Tensor) -> Iterator[Guess]:
         """The next `depth` layers."""
-        following = range(position + 1, min(position + 1 + self.depth, len(self.gates_LED)))
+        following = range(position + 1, min(position + 1 + self.depth, len(self.gates)))
         for later in following:
-            logits_RE = linear_of(hidden_RD, self.gates_LED[later])
-            yield Guess(later, top_shares(logits_RE, self.num_chosen))
+            yield Guess(later, top_shares(self.gates[later](hidden_RD), self.num_chosen))
 
 
 @dataclass(frozen=True, slots=True)

@@ -144,8 +144,9 @@ def learn_perceptron(
 
 def learn_first_gate(
     seen: Seen,
-    first_gate_ED: Tensor,
+    first_gate: Callable[[Tensor], Tensor],
     *,
+    num_experts: int,
     effort: Effort,
     advance: Callable[[float], None] = lambda share: None,
 ) -> Tensor:
@@ -154,12 +155,12 @@ def learn_first_gate(
     first_ND, last_ND = seen.hidden_LND[0], seen.hidden_LND[-1]
     with torch.random.fork_rng(devices=()):
         torch.manual_seed(_SEED)
-        gate = nn.Linear(last_ND.shape[1], len(first_gate_ED), bias=False)
+        gate = nn.Linear(last_ND.shape[1], num_experts, bias=False)
 
     def loss(places_B: NDArray[np.intp]) -> Tensor:
         last_BD = torch.from_numpy(last_ND[places_B].astype(np.float32))
         next_BD = torch.from_numpy(first_ND[places_B + 1].astype(np.float32))
-        wanted_BE = F.softmax(F.linear(next_BD, first_gate_ED.float()), dim=-1)
+        wanted_BE = F.softmax(first_gate(next_BD), dim=-1)
         return F.kl_div(F.log_softmax(gate(last_BD), dim=-1), wanted_BE, reduction="batchmean")
 
     _train(gate, seen.followed_N, loss, effort, advance)

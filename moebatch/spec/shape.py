@@ -6,6 +6,7 @@ Shape letters: D hidden.
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
+from typing import Literal
 
 from moebatch.formats.weight_format import WeightFormat
 from moebatch.spec.attention import Attention, CacheLayout, KvCache, SinkWindow, Sizes
@@ -34,13 +35,47 @@ class Mlp:
         return matrices | biases
 
 
+@dataclass(frozen=True, slots=True)
+class ExpertGroups:
+    """Groups of experts that follow each other, of which a token sees a few only (DeepSeek-V2,
+    section 2.2.2)."""
+
+    num_groups: int
+    num_kept: int
+    """Groups whose experts may be chosen: those with the highest scores."""
+    num_scored: int
+    """The score of a group is the sum of so many of its experts', the highest ones."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Router:
-    """How tokens choose experts, as far as ``config.json`` says."""
+    """How tokens choose experts: each by scores made of the logits of a gate."""
 
-    norm_topk_prob: bool
-    """The weights of a token's chosen experts are made to sum to one."""
+    scores: Literal["softmax", "sigmoid"] = "softmax"
+    """Over all experts, or each by itself; in float32."""
+    groups: ExpertGroups | None = None
     bias: bool = False
+    """The gate has one."""
+    has_correction: bool = False
+    """A learnt number per expert is added to its score where experts are chosen, and where groups
+    are, but not where they are weighed (DeepSeek-V3, section 2.1.2)."""
+    norm_order: float | None = None
+    """The weights of a token's chosen experts, which are their scores, are divided by their norm of
+    that order; 1 makes them sum to one. None leaves them alone."""
+    least_norm: float = 0.0
+    """What they are divided by is at least this."""
+    scale: float = 1.0
+    """They are multiplied by this at last."""
+    has_exact_logits: bool = False
+    """The gate is computed in float32, whatever all else is computed in."""
+    has_exact_weights: bool = False
+    """Weights are not rounded to what all else is computed in."""
+
+    @property
+    def exact_roles(self) -> frozenset[str]:
+        """Tensors that are held in float32."""
+        gate = ("router", "router_bias") if self.has_exact_logits else ()
+        return frozenset((*gate, "router_correction"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,6 +219,8 @@ class ModelShape(Layers):
         moe: Sizes = {"router": (self.num_experts, D)}
         if self.router.bias:
             moe["router_bias"] = (self.num_experts,)
+        if self.router.has_correction:
+            moe["router_correction"] = (self.num_experts,)
         if self.shared_expert:
             moe |= _prefixed("shared", self.shared_expert, D)
             if self.shared_expert_gate:
@@ -205,6 +242,21 @@ class ModelShape(Layers):
         with_experts = len(self.moe_layers)
         dense, moe = map(_count, self._tensors_of)
         return self.embedding_params + with_experts * moe + (self.num_layers - with_experts) * dense
+
+    @property
+    def exact_roles(self) -> frozenset[str]:
+        """Tensors that are held in float32, whatever is computed in."""
+        return self.router.exact_roles
+
+    @cached_property
+    def exact_params(self) -> int:
+        """Numbers in these."""
+        return sum(
+            prod(size)
+            for layer in range(self.num_layers)
+            for role, size in self.layer_tensors(layer).items()
+            if role in self.exact_roles
+        )
 
     @cached_property
     def num_params(self) -> int:

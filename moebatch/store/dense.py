@@ -67,17 +67,14 @@ class TensorReader:
 
 
 class DenseLoader:
-    """Fills one arena with weights, in `dtype`, through a small window."""
+    """Fills one arena with weights through a small window."""
 
     def __init__(
-        self,
-        weights: Iterable[Weight],
-        dtype: torch.dtype,
-        memory: DeviceMemory | None = None,
+        self, weights: Iterable[tuple[Weight, torch.dtype]], memory: DeviceMemory | None = None
     ) -> None:
-        """Room for `weights` in main memory, or in that of a device; DoesNotFit if it has none."""
-        total = sum(dense_bytes(weight.shape, dtype) for weight in weights)
-        self._dtype = dtype
+        """Room for weights that are to have these types, in main memory or in that of a device;
+        DoesNotFit if it has none."""
+        total = sum(dense_bytes(weight.shape, dtype) for weight, dtype in weights)
         if memory is None:
             self._room = Arena(total).bytes
         else:
@@ -85,12 +82,12 @@ class DenseLoader:
         self._used = 0
         self._reader = TensorReader()
 
-    def load(self, weight: Weight) -> Tensor:
+    def load(self, weight: Weight, dtype: torch.dtype) -> Tensor:
         """The weight as a matrix or a vector. Raises StorageError when reading fails."""
-        num_bytes = prod(weight.shape) * self._dtype.itemsize
+        num_bytes = prod(weight.shape) * dtype.itemsize
         room = self._room[self._used : self._used + num_bytes]
-        tensor = room.view(self._dtype).view(weight.shape)
-        self._used += dense_bytes(weight.shape, self._dtype)
+        tensor = room.view(dtype).view(weight.shape)
+        self._used += dense_bytes(weight.shape, dtype)
         if weight.format.is_tiled:
             self._reader.read_into(tensor, weight.extents[0])
         else:
@@ -103,12 +100,12 @@ class DenseLoader:
 
     def _decode_into(self, tensor: Tensor, weight: Weight) -> None:
         """A few rows at a time, as far as the format keeps rows apart."""
-        row_bytes = prod(weight.shape[1:]) * self._dtype.itemsize
+        row_bytes = prod(weight.shape[1:]) * tensor.itemsize
         step = max(1, _WINDOW_BYTES // max(1, row_bytes * weight.step)) * weight.step
         for start in range(0, weight.shape[0], step):
             rows = range(start, min(start + step, weight.shape[0]))
             part = weight.rows(rows)
-            decoded = torch.empty(part.shape, dtype=self._dtype)
+            decoded = torch.empty(part.shape, dtype=tensor.dtype)
             try:
                 weight.format.decode(self._reader.parts(part), decoded)
             except BadParts as error:
@@ -128,11 +125,17 @@ def dense_bytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:
     return align_up(prod(shape) * dtype.itemsize, _ALIGNMENT)
 
 
-def load_gates(files: ModelFiles) -> list[Tensor]:
-    """The gates of all layers with experts, [E, D] each, without anything else."""
-    return _loaded(
-        [files.layer_weights(layer)["router"] for layer in files.shape.moe_layers], files.dtype
-    )
+def load_gates(files: ModelFiles, dtype: torch.dtype) -> list[dict[str, Tensor]]:
+    """The gates of all layers with experts, by role, without anything else; what corrects their
+    choice in float32."""
+    dtypes = {"router": dtype, "router_bias": dtype, "router_correction": torch.float32}
+    layers = [files.layer_weights(layer) for layer in files.shape.moe_layers]
+    roles = [[role for role in dtypes if role in of] for of in layers]
+    wanted = [
+        (of[role], dtypes[role]) for of, own in zip(layers, roles, strict=True) for role in own
+    ]
+    loaded = iter(_loaded(wanted))
+    return [{role: next(loaded) for role in own} for own in roles]
 
 
 def load_embedded(files: ModelFiles, tokens: Iterable[int]) -> Tensor:
@@ -143,12 +146,12 @@ def load_embedded(files: ModelFiles, tokens: Iterable[int]) -> Tensor:
     places = [divmod(token, step) for token in tokens]
     starts = [block * step for block, _ in places]
     weights = [table.rows(range(start, min(start + step, num_rows))) for start in starts]
-    loaded = _loaded(weights, torch.float16)
+    loaded = _loaded([(weight, torch.float16) for weight in weights])
     return torch.stack([rows[row] for rows, (_, row) in zip(loaded, places, strict=True)])
 
 
-def _loaded(weights: list[Weight], dtype: torch.dtype) -> list[Tensor]:
-    loader = DenseLoader(weights, dtype)
-    loaded = [loader.load(weight) for weight in weights]
+def _loaded(weights: list[tuple[Weight, torch.dtype]]) -> list[Tensor]:
+    loader = DenseLoader(weights)
+    loaded = [loader.load(*weight) for weight in weights]
     loader.close()
     return loaded

@@ -20,8 +20,8 @@ from moebatch.spec.shape import ModelShape
 from moebatch.training.reading import Reading, ReadingBatch, num_expected, reading_batches
 
 ChangeGate = Callable[[int, Tensor, Tensor], None]
-"""Gets the layer, weights [R, K] in float32 and experts [R, K], which it may change in place; the
-number of experts stands for a choice that is left out."""
+"""Gets the layer, weights [R, K] in float32, in descending order, and experts [R, K], which it may
+change in place; the number of experts stands for a choice that is left out."""
 
 
 ANSWER_TOKENS = 64
@@ -139,7 +139,8 @@ class WholeModel:
 def _changing(layer: int, change: ChangeGate) -> Callable[[Any, Any, Any], Any]:
     def hook(module: Any, inputs: Any, output: tuple[Tensor, Tensor, Tensor]) -> Any:
         logits_RE, weights_RK, experts_RK = output
-        changed_RK, experts_RK = weights_RK.to(torch.float32, copy=True), experts_RK.clone()
+        changed_RK, order_RK = weights_RK.float().sort(dim=-1, descending=True)
+        experts_RK = experts_RK.gather(1, order_RK)
         change(layer, changed_RK, experts_RK)
         return logits_RE, changed_RK.to(weights_RK.dtype), experts_RK
 

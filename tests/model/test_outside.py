@@ -88,7 +88,7 @@ def half_norm(
 def _layers(keys: ConfigKeys, num_layers: int) -> Layers:
     return Layers(
         attention=grouped_attention(keys),
-        router=Router(norm_topk_prob=False),
+        router=Router(),
         moe_layers=tuple(range(num_layers)),
         expert=Mlp(width=keys.count("thickness"), roles=("up", "down")),
         sliding_windows=(None,) * num_layers,
@@ -261,8 +261,8 @@ def test_gates_and_rows_of_the_embedding_are_read_by_themselves(
     files = open_model(written(tmp_path, row_scaled(tensors)), "auto")
     expected = whole(row_scaled(tensors))
     assert load_embedded(files, [7, 3]).equal(expected["words"][[7, 3]].half())
-    for layer, gate_ED in enumerate(load_gates(files)):
-        torch.testing.assert_close(gate_ED, expected[f"stack.{layer}.choose"])
+    for layer, gate in enumerate(load_gates(files, torch.float32)):
+        torch.testing.assert_close(gate["router"], expected[f"stack.{layer}.choose"])
 
 
 def test_what_the_format_misses_is_named(tensors: dict[str, Tensor], tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Routing, row counts, room, rotary positions and what is refused."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from moebatch.model.native.loader import SWITCH
 from moebatch.model.rope import Rope
 from moebatch.model.router import choose_experts, group_by_expert
 from moebatch.model.scratch import Scratch
+from moebatch.spec.shape import Router
 from moebatch.spec.shape_reader import read_shape
 from tests.model.driver import LIMITS, Driver
 from tests.spec.test_shape import minimal
@@ -59,13 +61,18 @@ def test_group_by_expert(num_tokens: int, num_experts: int, num_chosen: int, see
 
 def test_choose_experts_rounds_last() -> None:
     logits = torch.tensor([[1.0, 3.0, 2.0, -1.0]], dtype=torch.bfloat16)
-    weights, experts = choose_experts(logits, 2, normalise=False, weights_dtype=torch.float32)
+    weights, experts = choose_experts(logits, Router(), 2, None, torch.float32)
     assert experts.tolist() == [[1, 2]]
     probs = logits.float().softmax(-1)
     torch.testing.assert_close(weights, probs[:, [1, 2]])
-    weights, _ = choose_experts(logits, 2, normalise=True, weights_dtype=torch.bfloat16)
+    router = Router(norm_order=1.0)
+    weights, _ = choose_experts(logits, router, 2, None, torch.bfloat16)
     assert weights.dtype == torch.bfloat16
     assert weights.sum().item() == pytest.approx(1, abs=0.01)
+    exact, _ = choose_experts(
+        logits, replace(router, has_exact_weights=True), 2, None, torch.bfloat16
+    )
+    assert exact.dtype == torch.float32
 
 
 def test_frames_hand_out_separate_views_of_one_buffer() -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from moebatch.predict.guesser import (
     LearnedGuesser,
     Perceptron,
     TokenGuesser,
+    linear_of,
     top_shares,
 )
 from moebatch.predict.guessing import GuessingPredictor
@@ -111,7 +113,8 @@ def test_tokens_say_all_layers_before_the_pass() -> None:
 def test_gates_of_the_next_layers_are_asked_as_they_would_answer() -> None:
     torch.manual_seed(0)
     gates = [torch.randn(EXPERTS, 8) for _ in LAYERS]
-    predictor = GuessingPredictor([GateGuesser(gates, 1, depth=2)], usual(), moe_layers=LAYERS)
+    asked = [partial(linear_of, gate_ED=gate_ED) for gate_ED in gates]
+    predictor = GuessingPredictor([GateGuesser(asked, 1, depth=2)], usual(), moe_layers=LAYERS)
     hidden_RD = torch.randn(1, 8)
     predictor.begin_pass(1)
     predictor.observe(0, slice(0, 1), np.array([[0]]), hidden_RD)

@@ -1,6 +1,7 @@
 """Predictors learn what can be learnt from a trace, and come back from their files as they were."""
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ import torch
 
 from moebatch.checkpoint.fingerprint import ModelOwner
 from moebatch.errors import CheckpointError
-from moebatch.predict.guesser import LearnedGuesser, Perceptron, beginning_of, top_shares
+from moebatch.predict.guesser import LearnedGuesser, Perceptron, beginning_of, linear_of, top_shares
 from moebatch.predict.learn import (
     Effort,
     Examples,
@@ -112,7 +113,12 @@ def test_what_a_token_chooses_is_learnt_from_what_it_is_and_what_was_seen_before
 
 def test_the_first_gate_of_the_next_token_is_learnt_across_the_right_step() -> None:
     seen, gates = seen_by()
-    gate = learn_first_gate(seen, gates[0], effort=Effort(num_epochs=120))
+    gate = learn_first_gate(
+        seen,
+        partial(linear_of, gate_ED=gates[0]),
+        num_experts=EXPERTS,
+        effort=Effort(num_epochs=120),
+    )
     followed = seen.followed_N
     last = torch.from_numpy(seen.hidden_LND[2][followed].astype(np.float32))
     chosen = seen.experts_LNK[0][followed + 1]

@@ -300,7 +300,7 @@ def assert_agrees(shape: ModelShape, config: Any) -> None:
     assert attention.output_bias == bias
     assert attention.qk_norm == {"qwen3_moe": "head", "olmoe": "full"}.get(family, "none")
     assert attention.clip_qkv == getattr(config, "clip_qkv", None)
-    assert shape.router.norm_topk_prob == getattr(config, "norm_topk_prob", True)
+    assert (shape.router.norm_order == 1.0) == getattr(config, "norm_topk_prob", True)
     window = getattr(config, "sliding_window", None)
     types = getattr(config, "layer_types", None) or ["sliding_attention"] * len(layers)
     windows = [window if kind == "sliding_attention" else None for kind in types]

@@ -1,6 +1,7 @@
 """Shapes of architectures that can be planned but not run, against transformers' own models."""
 
 import json
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -121,7 +122,9 @@ def test_every_number_is_counted(family: str, entries: dict[str, Any]) -> None:
     shape = shape_of(family, **entries)
     with torch.device("meta"):
         model = model_of(family, **entries)
-    numbers = {name: weight.numel() for name, weight in model.named_parameters()}
+    corrections = (each for each in model.named_buffers() if "correction" in each[0])
+    weights = chain(model.named_parameters(), corrections)
+    numbers = {name: weight.numel() for name, weight in weights}
     experts = sum(count for name, count in numbers.items() if ".experts." in name)
     attention = sum(count for name, count in numbers.items() if "attn." in name)
     assert shape.num_params == sum(numbers.values())
@@ -193,7 +196,9 @@ def test_absent_keys_are_filled_as_transformers_fills_them(family: str) -> None:
     assert shape.num_experts == experts
     if family.startswith("deepseek"):
         assert shape.shared_expert_width == config.n_shared_experts * config.moe_intermediate_size
-        assert shape.router.norm_topk_prob == config.norm_topk_prob
+        is_v3 = family == "deepseek_v3"
+        assert shape.router.norm_order == (1.0 if is_v3 and config.norm_topk_prob else None)
+        assert shape.router.scale == config.routed_scaling_factor
         assert len(shape.moe_layers) == shape.num_layers - config.first_k_dense_replace
         assert shape.dense_width == config.intermediate_size
         assert shape.head_dim == config.qk_head_dim

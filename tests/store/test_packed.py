@@ -86,8 +86,8 @@ def test_dense_weights_live_in_the_memory_of_a_device(tmp_path: Path) -> None:
     checkpoint = Checkpoint.open(tmp_path)
     weights = [checkpoint.weight(f"{part}.0.0", shape) for part, shape in enumerate(SHAPES)]
     memory = DeviceMemory(torch.device("cpu"), 2**20)
-    loader = DenseLoader(weights, torch.float32, memory)
-    assert_is(KEYS[0], [loader.load(weight) for weight in weights])
+    loader = DenseLoader([(weight, torch.float32) for weight in weights], memory)
+    assert_is(KEYS[0], [loader.load(weight, torch.float32) for weight in weights])
     loader.close()
     needed = sum(dense_bytes(shape, torch.float32) for shape in SHAPES)
     assert needed <= memory.used_bytes < needed + 512

@@ -16,6 +16,7 @@ from moebatch.model.attention import Qkv
 from moebatch.model.batch import MicroBatch
 from moebatch.model.elementwise import Elementwise
 from moebatch.model.products import Products
+from moebatch.model.router import choose_experts
 from moebatch.model.scratch import Frame
 from moebatch.spec.shape import ModelShape
 
@@ -45,12 +46,20 @@ Norm = Callable[[Elementwise, Tensor, Tensor, float, Tensor, Tensor], Tensor]
 """Of x, a weight, epsilon, room in float32 of at least x's size and the tensor to write into."""
 
 
+def described_router(
+    logits_TE: Tensor, shape: ModelShape, weights: Weights, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """As the shape's `Router` says."""
+    correction_E = weights.get("router_correction")
+    return choose_experts(logits_TE, shape.router, shape.experts_per_token, correction_E, dtype)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Family:
     """The blocks of a decoder. Layers are: norm, attention, norm, and experts or an MLP."""
 
     attention: MakeAttention
-    router: Router
     expert: Expert
     """Experts, shared experts, and MLPs of layers without experts."""
+    router: Router = described_router
     norm: Norm = Elementwise.rms_norm

@@ -1,7 +1,6 @@
 """All families that can be computed."""
 
 from moebatch.model.families.family import Family
-from moebatch.model.families.mixtral import MIXTRAL
 from moebatch.model.families.usual import USUAL
 from moebatch.registry import Registry
 from moebatch.spec.families.family import FamilySpec
@@ -9,7 +8,7 @@ from moebatch.spec.families.registry import FAMILIES as DESCRIBED
 
 FAMILIES = Registry(
     {
-        "MixtralForCausalLM": MIXTRAL,
+        "MixtralForCausalLM": USUAL,
         "Qwen2MoeForCausalLM": USUAL,
         "Qwen3MoeForCausalLM": USUAL,
         "OlmoeForCausalLM": USUAL,

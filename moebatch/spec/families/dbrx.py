@@ -10,7 +10,7 @@ def _layers(keys: ConfigKeys, num_layers: int) -> Layers:
         attention=grouped_attention(keys, clips=True),
         moe_layers=tuple(range(num_layers)),
         expert=Mlp(width=keys.count("intermediate_size")),
-        router=Router(norm_topk_prob=True),
+        router=Router(norm_order=keys.positive_or_none("moe_normalize_expert_weights")),
         sliding_windows=(None,) * num_layers,
     )
 
@@ -30,6 +30,7 @@ DBRX = FamilySpec(
         clip_qkv=None,
         num_experts_per_tok=1,
         num_experts=4,
+        moe_normalize_expert_weights=1.0,
     ),
     spelling={
         "hidden_size": "d_model",
@@ -41,6 +42,7 @@ DBRX = FamilySpec(
         "intermediate_size": "ffn_config.ffn_hidden_size",
         "num_experts": "ffn_config.moe_num_experts",
         "num_experts_per_tok": "ffn_config.moe_top_k",
+        "moe_normalize_expert_weights": "ffn_config.moe_normalize_expert_weights",
         "hidden_act": "ffn_config.ffn_act_fn.name",
     },
     layers=_layers,

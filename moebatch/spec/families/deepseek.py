@@ -2,19 +2,35 @@
 
 from moebatch.spec.attention import Attention, LatentAttention
 from moebatch.spec.config_keys import ConfigKeys
-from moebatch.spec.families.family import FamilySpec, grouped_attention, usual_defaults
+from moebatch.spec.families.family import (
+    FamilySpec,
+    corrected_router,
+    expert_groups,
+    grouped_attention,
+    softmax_router,
+    usual_defaults,
+)
 from moebatch.spec.shape import Layers, Mlp, Router
 
 
 def _moe(keys: ConfigKeys, num_layers: int) -> Layers:
     bias = "attention_bias"
-    return _layers(keys, num_layers, grouped_attention(keys, bias=bias, output_bias=bias))
+    attention = grouped_attention(keys, bias=bias, output_bias=bias)
+    return _layers(keys, num_layers, attention, softmax_router(keys))
 
 
 def _v2(keys: ConfigKeys, num_layers: int) -> Layers:
+    return _layers(keys, num_layers, _latent(keys), _group_limited_router(keys))
+
+
+def _v3(keys: ConfigKeys, num_layers: int) -> Layers:
+    return _layers(keys, num_layers, _latent(keys), corrected_router(keys))
+
+
+def _latent(keys: ConfigKeys) -> LatentAttention:
     heads, kv_heads, rope_head_dim = keys.heads()
     bias = keys.flag("attention_bias")
-    attention = LatentAttention(
+    return LatentAttention(
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_dim=rope_head_dim + keys.count("qk_nope_head_dim"),
@@ -25,10 +41,24 @@ def _v2(keys: ConfigKeys, num_layers: int) -> Layers:
         rope_head_dim=rope_head_dim,
         value_head_dim=keys.count("v_head_dim"),
     )
-    return _layers(keys, num_layers, attention)
 
 
-def _layers(keys: ConfigKeys, num_layers: int, attention: Attention) -> Layers:
+def _group_limited_router(keys: ConfigKeys) -> Router:
+    """As transformers reads it, weights are not made to sum to one, whatever ``norm_topk_prob``
+    says; released files have it false."""
+    methods = ("greedy", "group_limited_greedy")
+    method = keys.value("topk_method")
+    if method not in methods:
+        keys.fault("topk_method", " or ".join(methods), method)
+    return Router(
+        groups=expert_groups(keys, num_scored=1) if method == methods[1] else None,
+        scale=keys.positive("routed_scaling_factor"),
+        has_exact_logits=True,
+        has_exact_weights=True,
+    )
+
+
+def _layers(keys: ConfigKeys, num_layers: int, attention: Attention, router: Router) -> Layers:
     first, step = keys.count_or_zero("first_k_dense_replace"), keys.count("moe_layer_freq")
     width, num_shared = keys.count("moe_intermediate_size"), keys.count_or_zero("n_shared_experts")
     return Layers(
@@ -38,7 +68,7 @@ def _layers(keys: ConfigKeys, num_layers: int, attention: Attention) -> Layers:
         dense=Mlp(width=keys.count("intermediate_size")),
         shared_expert=Mlp(width=num_shared * width) if num_shared else None,
         shared_expert_gate=False,
-        router=Router(norm_topk_prob=keys.flag("norm_topk_prob")),
+        router=router,
         sliding_windows=(None,) * num_layers,
     )
 
@@ -74,6 +104,10 @@ DEEPSEEK_V2 = FamilySpec(
         "num_hidden_layers": 32,
         "n_shared_experts": 2,
         "num_experts": 64,
+        "topk_method": "greedy",
+        "n_group": None,
+        "topk_group": None,
+        "routed_scaling_factor": 1.0,
         "kv_lora_rank": 512,
         "q_lora_rank": 1536,
         "qk_nope_head_dim": 128,
@@ -103,8 +137,10 @@ DEEPSEEK_V3 = FamilySpec(
         "moe_intermediate_size": 2048,
         "first_k_dense_replace": 3,
         "norm_topk_prob": True,
+        "n_group": 8,
+        "topk_group": 4,
+        "routed_scaling_factor": 2.5,
     },
     spelling=DEEPSEEK_V2.spelling,
-    layers=_v2,
+    layers=_v3,
 )
-"""What corrects its choice of experts, a number for each, is not counted."""

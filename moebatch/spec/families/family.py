@@ -13,7 +13,7 @@ from moebatch.formats.weight_format import WeightFormat
 from moebatch.quoting import shown
 from moebatch.spec.attention import GroupedAttention, QkNorm
 from moebatch.spec.config_keys import ConfigFault, ConfigKeys, FaultyConfig
-from moebatch.spec.shape import Layers, ModelShape
+from moebatch.spec.shape import ExpertGroups, Layers, ModelShape, Router
 from moebatch.spec.tensor_names import TensorNames
 
 Windows = tuple[int | None, ...]
@@ -128,6 +128,51 @@ def grouped_attention(
         clip_qkv=keys.positive_or_none("clip_qkv") if clips else None,
         has_sinks=has_sinks,
     )
+
+
+def softmax_router(keys: ConfigKeys) -> Router:
+    """A softmax over all experts, whose best may be made to sum to one (``norm_topk_prob``)."""
+    return Router(norm_order=1.0 if keys.flag("norm_topk_prob") else None)
+
+
+def corrected_router(keys: ConfigKeys) -> Router:
+    """DeepSeek-V3's: sigmoids, corrected where experts are chosen, those of the best groups alone.
+
+    transformers adds 1e-20 to the sum of weights; here it is at least that, which is the same
+    for all sums above 1e-13.
+    """
+    return Router(
+        scores="sigmoid",
+        groups=expert_groups(keys, num_scored=2),
+        has_correction=True,
+        norm_order=1.0 if keys.flag("norm_topk_prob") else None,
+        least_norm=1e-20,
+        scale=keys.positive("routed_scaling_factor"),
+        has_exact_logits=True,
+        has_exact_weights=True,
+    )
+
+
+def expert_groups(keys: ConfigKeys, *, num_scored: int) -> ExpertGroups | None:
+    """``n_group`` groups of which ``topk_group`` are kept; None where that leaves all experts."""
+    num_groups, num_kept = keys.count("n_group"), keys.count("topk_group")
+    num_experts, num_chosen = keys.num_experts(), keys.experts_per_token()
+    group_size, rest = divmod(num_experts, num_groups)
+    if rest or group_size < num_scored:
+        keys.wrong(
+            "n_group",
+            f"n_group ({num_groups}) must divide {num_experts} experts into groups of at least "
+            f"{num_scored}",
+        )
+    elif not num_chosen <= num_kept * group_size <= num_experts:
+        keys.wrong(
+            "topk_group",
+            f"topk_group ({num_kept}) of {num_groups} groups of {group_size} experts do not hold "
+            f"the {num_chosen} experts of a token",
+        )
+    elif num_kept < num_groups:
+        return ExpertGroups(num_groups, num_kept, num_scored)
+    return None
 
 
 def everywhere(keys: ConfigKeys, num_layers: int) -> Windows:

@@ -17,7 +17,7 @@ def _layers(keys: ConfigKeys, num_layers: int) -> Layers:
         ),
         moe_layers=tuple(range(num_layers)),
         expert=Mlp(width=keys.count("intermediate_size"), bias=True),
-        router=Router(norm_topk_prob=True, bias=True),
+        router=Router(norm_order=1.0, bias=True),
         sliding_windows=by_layer_types(keys, num_layers, lambda layer: layer % 2 == 0),
     )
 

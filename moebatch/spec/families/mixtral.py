@@ -20,7 +20,7 @@ from moebatch.spec.tensor_names import (
 def _layers(keys: ConfigKeys, num_layers: int) -> Layers:
     return Layers(
         attention=grouped_attention(keys),
-        router=Router(norm_topk_prob=True),
+        router=Router(norm_order=1.0, has_exact_weights=True),
         moe_layers=tuple(range(num_layers)),
         expert=Mlp(width=keys.count("intermediate_size")),
         sliding_windows=everywhere(keys, num_layers),

@@ -1,8 +1,13 @@
 """OLMoE (Ai2)."""
 
 from moebatch.spec.config_keys import ConfigKeys
-from moebatch.spec.families.family import FamilySpec, grouped_attention, usual_defaults
-from moebatch.spec.shape import Layers, Mlp, Router
+from moebatch.spec.families.family import (
+    FamilySpec,
+    grouped_attention,
+    softmax_router,
+    usual_defaults,
+)
+from moebatch.spec.shape import Layers, Mlp
 from moebatch.spec.tensor_names import USUAL_EXPERTS, TensorNames, usual_roles
 
 
@@ -13,7 +18,7 @@ def _layers(keys: ConfigKeys, num_layers: int) -> Layers:
         ),
         moe_layers=tuple(range(num_layers)),
         expert=Mlp(width=keys.count("intermediate_size")),
-        router=Router(norm_topk_prob=keys.flag("norm_topk_prob")),
+        router=softmax_router(keys),
         sliding_windows=(None,) * num_layers,
     )
 

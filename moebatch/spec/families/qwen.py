@@ -7,9 +7,10 @@ from moebatch.spec.families.family import (
     by_layer_types,
     everywhere,
     grouped_attention,
+    softmax_router,
     usual_defaults,
 )
-from moebatch.spec.shape import Layers, Mlp, Router
+from moebatch.spec.shape import Layers, Mlp
 from moebatch.spec.tensor_names import USUAL_EXPERTS, TensorNames, usual_roles
 
 
@@ -20,7 +21,7 @@ def _qwen2(keys: ConfigKeys, num_layers: int) -> Layers:
         expert=Mlp(width=keys.count("moe_intermediate_size")),
         dense=Mlp(width=keys.count("intermediate_size")),
         shared_expert=Mlp(width=keys.count("shared_expert_intermediate_size")),
-        router=Router(norm_topk_prob=keys.flag("norm_topk_prob")),
+        router=softmax_router(keys),
         sliding_windows=_qwen2_windows(keys, num_layers),
     )
 
@@ -34,7 +35,7 @@ def _qwen3(keys: ConfigKeys, num_layers: int) -> Layers:
         moe_layers=_moe_layers(keys, num_layers),
         expert=Mlp(width=keys.count("moe_intermediate_size")),
         dense=Mlp(width=keys.count("intermediate_size")),
-        router=Router(norm_topk_prob=keys.flag("norm_topk_prob")),
+        router=softmax_router(keys),
         sliding_windows=everywhere(keys, num_layers) if slides else (None,) * num_layers,
     )
 
