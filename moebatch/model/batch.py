@@ -100,7 +100,7 @@ class SinkTurns:
 
     cos_TR: Tensor
     sin_TR: Tensor
-    """Angles, [T, C/2], from where they are: zero where nothing is left out between."""
+    """Angles, [T, R], from where they are: zero where nothing is left out between."""
 
     @classmethod
     def of(
@@ -176,7 +176,7 @@ class MicroBatch:
     """Cache row into which each token's keys and values go."""
     cos_TR: Tensor
     sin_TR: Tensor
-    """Rotary angles, [T, C/2]."""
+    """Rotary angles, [T, R]."""
     plans: Mapping[int | None, tuple[AttentionPlan, ...]]
     """By sliding window; each token is in one of its plans."""
     turns: SinkTurns | None = None

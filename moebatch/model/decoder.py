@@ -16,6 +16,7 @@ from torch import Tensor
 from moebatch.errors import CheckpointError
 from moebatch.formats.weight_format import BadParts, Matrix
 from moebatch.layout.scratch import Limits, converted_elements, step_elements
+from moebatch.model import layers
 from moebatch.model.attention import Qkv
 from moebatch.model.attention_core import AttentionCore
 from moebatch.model.batch import MicroBatch, Span
@@ -178,7 +179,7 @@ class Decoder:
         experts_TK = self._experts_TK[:num_tokens]
         for chunk in self._chunks(rows):
             frame, num_rows = self.scratch.frame(), chunk.stop - chunk.start
-            normed = self._normed(frame, x_TD[chunk], weights["mlp_norm"])
+            normed = self._normed(frame, x_TD[chunk], weights, "mlp_norm")
             normed_TD[chunk] = normed[:num_rows]
             self._choose(layer, chunk, *self._for_gates(frame, normed))
             self._leave_out(layer, chunk)
@@ -307,31 +308,36 @@ class Decoder:
         mlp = _mlp_weights(weights, "mlp", self.shape.dense)
         for chunk in self._chunks(slice(0, len(x_TD)) if rows is None else rows):
             frame, x = self.scratch.frame(), x_TD[chunk]
-            normed = self._normed(frame, x, weights["mlp_norm"])
+            normed = self._normed(frame, x, weights, "mlp_norm")
             self._elementwise.add(frame, x, self._mlp(frame, normed, len(x), mlp))
 
     def logits(self, x_RD: Tensor) -> Tensor:
         """Logits [R, V] of the next token from the hidden states after all layers."""
         weights = self._weights.globals
         frame = self.scratch.frame()
-        normed = self._normed(frame, x_RD, weights["final_norm"])
+        normed = self._normed(frame, x_RD, weights, "final_norm")
         head = weights.get("head", weights["embedding"])
         logits = torch.empty(len(normed), len(head), device=self.device, dtype=self.dtype)
         return self._products.linear(normed, head, None, logits)[: len(x_RD)]
 
-    def _normed(self, frame: Frame, x_TD: Tensor, weight_D: Tensor) -> Tensor:
+    def _normed(
+        self, frame: Frame, x_TD: Tensor, weights: Mapping[str, Tensor], role: str
+    ) -> Tensor:
         """The norm of x with rows up to the next bucket; those beyond x hold garbage."""
         normed_ND = frame.take(self._products.rows(len(x_TD)), self.shape.hidden_size)
-        room = frame.take_float(*x_TD.shape)
-        out_TD = normed_ND[: len(x_TD)]
-        self._family.norm(self._elementwise, x_TD, weight_D, self.shape.rms_eps, room, out_TD)
+        room, eps = frame.take_float(*x_TD.shape), self.shape.rms_eps
+        weight_D, out_TD = weights[role], normed_ND[: len(x_TD)]
+        if self.shape.norm.kind == "layer":
+            layers.layer_norm(x_TD, weight_D, weights.get(f"{role}_bias"), eps, room, out_TD)
+        else:
+            self._elementwise.rms_norm(x_TD, weight_D, eps, room, out_TD)
         return normed_ND
 
     def _project(self, frame: Frame, layer: int, x_TD: Tensor, micro_batch: MicroBatch) -> Qkv:
         """As `project`, with rows up to the next bucket; those beyond hold garbage."""
         weights = self._weights.layers[layer]
         x = x_TD[micro_batch.start : micro_batch.stop]
-        normed_ND = self._normed(frame, x, weights["input_norm"])
+        normed_ND = self._normed(frame, x, weights, "input_norm")
         return self._attention.project(frame, normed_ND, micro_batch, weights)
 
     def _add_projected(

@@ -8,9 +8,11 @@ from torch import Tensor
 
 from moebatch.checkpoint.index import Weight
 from moebatch.checkpoint.model_files import ModelFiles
+from moebatch.spec.shape import ModelShape
 from moebatch.store.dense import DenseLoader
 from moebatch.store.device_memory import DeviceMemory
 
+_MOVED_COLUMNS = 256
 _TOGETHER = {"qkv": ("q", "k", "v"), "qkv_bias": ("q_bias", "k_bias", "v_bias")}
 """Projections of the same input: one product of one matrix is a third faster than three."""
 
@@ -49,13 +51,25 @@ class DenseWeights:
 
         def load(roles: Mapping[str, Weight]) -> dict[str, Tensor]:
             return {
-                role: loader.load(weight, exact.get(role, files.dtype))
+                role: _prepared(
+                    files.shape, role, loader.load(weight, exact.get(role, files.dtype))
+                )
                 for role, weight in roles.items()
             }
 
         loaded = cls.of(load(of_all), [load(roles) for roles in of_layers])
         loader.close()
         return loaded
+
+
+def _prepared(shape: ModelShape, role: str, weight: Tensor) -> Tensor:
+    """A weight as it is computed with, in place of how it is stored."""
+    order = shape.row_order(role)
+    if order is not None:
+        rows = torch.tensor(order, device=weight.device)
+        for columns in torch.split(weight.view(len(weight), -1), _MOVED_COLUMNS, dim=1):
+            columns.copy_(columns.index_select(0, rows))
+    return weight.add_(1) if role in shape.norm.exact_roles else weight
 
 
 def _with_joined(roles: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -4,7 +4,7 @@ By the compiled kernels where they can, in one way through memory each; by torch
 results are the same: in bfloat16 bit for bit but for norms, whose sums run in another order.
 
 Shape letters: T tokens of the pass, M tokens of one expert or of a chunk, D hidden, F MLP width,
-K experts per token, H heads, C head size.
+K experts per token, H heads, C head size, R pairs of a head that rotate.
 """
 
 import math
@@ -80,7 +80,9 @@ class Elementwise:
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, room: Tensor, out: Tensor) -> Tensor:
         """As `layers.rms_norm`; `room` is for torch alone."""
-        suit = suits(weight, x[:1], out[:1]) and x.stride() == out.stride()
+        is_exact = weight.dtype == torch.float32
+        suit = suits(x[:1], out[:1]) and x.stride() == out.stride()
+        suit = suit and suits(weight) and (is_exact or weight.dtype == x.dtype)
         if self._kernels is None or not suit:
             return layers.rms_norm(x, weight, eps, room, out)
         work = row_work(
@@ -92,24 +94,27 @@ class Elementwise:
             width=x.shape[-1],
             stride=x.stride(0),
             eps=eps,
+            is_exact=is_exact,
         )
         self._run(self._kernels.norm, work, out)
         return out
 
     def rotate(self, x_THC: Tensor, cos_TR: Tensor, sin_TR: Tensor) -> None:
         """As `rope.rotate`."""
-        if self._kernels is None or not suits(x_THC[:1], cos_TR, sin_TR):
+        suit = suits(x_THC[:1, 0], cos_TR, sin_TR)
+        if self._kernels is None or not suit:
             rope.rotate(x_THC, cos_TR, sin_TR)
             return
-        num_rows, num_heads, head_dim = x_THC.shape
+        num_rows, num_heads, _ = x_THC.shape
         work = row_work(
             x_THC,
             cos_TR,
             sin_TR,
             num_rows=num_rows,
             num_parts=num_heads,
-            width=head_dim // 2,
+            width=cos_TR.shape[1],
             stride=x_THC.stride(0),
+            part_stride=x_THC.stride(1),
         )
         self._run(self._kernels.rotate, work, x_THC)
 

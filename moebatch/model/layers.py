@@ -26,12 +26,28 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, room: Tensor, out: Tensor) -
     """Root-mean-square norm over the last dimension into `out`, which may be x.
 
     `room` is float32 of at least x's size. As in transformers, the norm is computed in float32 and
-    rounded before it is multiplied by the weight.
+    rounded before it is multiplied by the weight, unless that is in float32.
     """
     x32 = room.view(-1)[: x.numel()].view(x.shape).copy_(x)
     norm = torch.linalg.vector_norm(x32, dim=-1, keepdim=True)
     x32.mul_(norm.square_().div_(x.shape[-1]).add_(eps).rsqrt_())
+    if weight.dtype == torch.float32:
+        return out.copy_(x32.mul_(weight))
     return out.copy_(x32).mul_(weight)
+
+
+def layer_norm(
+    x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, room: Tensor, out: Tensor
+) -> Tensor:
+    """Layer norm over the last dimension into `out`, which may be x; rounded once.
+
+    `room` is float32 of at least x's size.
+    """
+    x32 = room.view(-1)[: x.numel()].view(x.shape).copy_(x)
+    x32.sub_(x32.mean(dim=-1, keepdim=True))
+    norm = torch.linalg.vector_norm(x32, dim=-1, keepdim=True)
+    x32.mul_(norm.square_().div_(x.shape[-1]).add_(eps).rsqrt_()).mul_(weight)
+    return out.copy_(x32 if bias is None else x32.add_(bias))
 
 
 def activation_of(name: str) -> Activation:

@@ -1,6 +1,6 @@
 """Rotary positions: frequencies as transformers defines them for a config.
 
-Shape letters: T tokens, H heads, C head size.
+Shape letters: T tokens, H heads, C head size, R pairs of a head that rotate.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,6 +20,7 @@ _KEYS = (
     "rope_scaling",
     "rope_theta",
     "partial_rotary_factor",
+    "rotary_dim",
     "max_position_embeddings",
     "original_max_position_embeddings",
     "hidden_size",
@@ -42,10 +43,11 @@ class Rope:
             raise CheckpointError(
                 f"config.json: rope parameters: {type(error).__name__}: {reason(error)}"
             ) from error
-        if frequencies.shape != (shape.head_dim // 2,):
+        rotary_dim = shape.attention.rotary_dim
+        if frequencies.shape != (rotary_dim // 2,):
             raise CheckpointError(
                 f"config.json: rope parameters rotate {2 * len(frequencies)} of {shape.head_dim} "
-                f"head dimensions; {shape.architecture} rotates all of them"
+                f"head dimensions; {shape.architecture} rotates {rotary_dim}"
             )
 
     @property
@@ -57,7 +59,7 @@ class Rope:
     def angles(
         self, positions_T: Tensor, lengths_T: Tensor, dtype: torch.dtype
     ) -> tuple[Tensor, Tensor]:
-        """Cosines and sines [T, C/2] of tokens at `positions_T` in sequences of `lengths_T`.
+        """Cosines and sines [T, R] of tokens at `positions_T` in sequences of `lengths_T`.
 
         Lengths matter only for scalings that depend on them (dynamic, longrope). Positions and
         lengths are best on the CPU; the angles are on the device that the rope was made for.
@@ -79,7 +81,7 @@ class Rope:
         return positions_T.to(self.device, torch.float32)[:, None] * frequencies_TR
 
     def _frequencies_of(self, lengths_T: Tensor) -> Tensor:
-        """Of tokens in sequences of these lengths, [T, C/2]."""
+        """Of tokens in sequences of these lengths, [T, R]."""
         effective_T = self._parameters.effective_lengths(lengths_T)
         lengths, choice_T = torch.unique(effective_T, return_inverse=True)
         frequencies = torch.stack([self._frequencies(length) for length in lengths.tolist()])
@@ -117,16 +119,16 @@ class _RopeParameters:
         return torch.ones_like(lengths_T)
 
     def frequencies(self, length: int) -> Tensor:
-        """Inverse frequencies [C/2], float32, for a sequence of that length."""
+        """Inverse frequencies [R], float32, for a sequence of that length."""
         frequencies, scale = self._compute(self._config, "cpu", seq_len=length)
         self.attention_scale = float(scale)
         return frequencies.float()
 
 
 def rotate(x_THC: Tensor, cos_TR: Tensor, sin_TR: Tensor) -> None:
-    """Rotates each pair (i, i + C/2) of head dimensions in place; R is C/2."""
+    """Rotates each pair (i, i + R) of the first 2 R numbers of every head in place."""
     cos, sin = cos_TR[:, None], sin_TR[:, None]
-    first, second = x_THC.chunk(2, dim=-1)
+    first, second = x_THC[..., : 2 * cos_TR.shape[1]].chunk(2, dim=-1)
     first_sin, second_sin = first * sin, second * sin
     first.mul_(cos).sub_(second_sin)
     second.mul_(cos).add_(first_sin)
@@ -149,5 +151,7 @@ def _compute_function(kind: str) -> Callable[..., tuple[Tensor, float]]:
 
 
 def _default_frequencies(config: Any, device: str, seq_len: int) -> tuple[Tensor, float]:
-    steps = torch.arange(0, config.head_dim, 2, dtype=torch.float32, device=device)
-    return 1.0 / config.rope_parameters["rope_theta"] ** (steps / config.head_dim), 1.0
+    parameters = config.rope_parameters
+    rotary_dim = int(config.head_dim * parameters.get("partial_rotary_factor", 1.0))
+    steps = torch.arange(0, rotary_dim, 2, dtype=torch.float32, device=device)
+    return 1.0 / parameters["rope_theta"] ** (steps / rotary_dim), 1.0

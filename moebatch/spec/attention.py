@@ -22,6 +22,13 @@ QkNorm = Literal["none", "head", "full"]
 Sizes = dict[str, tuple[int, ...]]
 
 
+def halves_of_neighbours(rotary_dim: int, head_dim: int) -> list[int]:
+    """The order of the numbers of a head, of which the first rotate in pairs of neighbours, that
+    puts the first of each pair into one half of these, and the second into the other."""
+    first, second = range(0, rotary_dim, 2), range(1, rotary_dim, 2)
+    return [*first, *second, *range(rotary_dim, head_dim)]
+
+
 @dataclass(frozen=True, slots=True)
 class CachePart:
     """A tensor of the cache."""
@@ -128,6 +135,10 @@ class Attention(ABC):
     """Size of a head of queries and keys, the part without positions included."""
     qkv_bias: bool = False
     output_bias: bool = False
+    rotates_neighbours: bool = False
+    """Numbers that rotate together lie side by side in checkpoints; else each is as far from the
+    other as half of what rotates is wide. The rows of projections are put in order when they are
+    read, so that all are computed the second way, which leaves every score as it is."""
     cache_dtype: CacheDtype | None = None
     """8 bits in which a job has keys and values cached; None is the dtype of the computation."""
     sink_window: SinkWindow | None = None
@@ -159,6 +170,16 @@ class Attention(ABC):
         """The same for a decoding query over cached positions."""
 
     @property
+    def rotary_dim(self) -> int:
+        """Numbers of a head that rotate with its position, at the beginning of the part that has
+        positions."""
+        return self.head_dim
+
+    def row_order(self, role: str) -> list[int] | None:
+        """In which order the rows of a stored weight are computed with; None where they lie so."""
+        return None
+
+    @property
     def query_width(self) -> int:
         """Width of the queries of a token, all heads side by side."""
         return self.num_heads * self.head_dim
@@ -185,6 +206,25 @@ class GroupedAttention(Attention):
     """Queries, keys and values are clamped to plus and minus this."""
     has_sinks: bool = False
     """Each head has a learnt score that takes part in its softmax."""
+    num_rotated: int | None = None
+    """Numbers of a head that rotate, its first ones; None is all."""
+
+    @property
+    def rotary_dim(self) -> int:
+        """As `num_rotated` says."""
+        return self.head_dim if self.num_rotated is None else self.num_rotated
+
+    def row_order(self, role: str) -> list[int] | None:
+        """Of projections, biases and norms of queries and keys, where neighbours rotate."""
+        heads = {"q": self.num_heads, "k": self.num_kv_heads}
+        name, _, kind = role.partition("_")
+        if not self.rotates_neighbours or name not in heads or kind not in ("", "bias", "norm"):
+            return None
+        is_shared = kind == "norm" and self.qk_norm == "head"
+        num_heads = 1 if is_shared else heads[name]
+        starts = range(0, num_heads * self.head_dim, self.head_dim)
+        of_head = halves_of_neighbours(self.rotary_dim, self.head_dim)
+        return [start + row for start in starts for row in of_head]
 
     @property
     def cached_parts(self) -> CacheLayout:
@@ -238,6 +278,11 @@ class LatentAttention(Attention):
     """Part of a query's and a key's head that has positions; the key's is one for all heads."""
     value_head_dim: int
     """Size of a head of values; ``head_dim`` is that of queries and keys."""
+
+    @property
+    def rotary_dim(self) -> int:
+        """All of the part that has positions."""
+        return self.rope_head_dim
 
     @property
     def cached_parts(self) -> CacheLayout:

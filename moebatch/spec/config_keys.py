@@ -136,6 +136,24 @@ class ConfigKeys:
             self.wrong("num_attention_heads", message)
         return heads, kv_heads, head_dim
 
+    def rotary_dim(self, head_dim: int) -> int:
+        """Numbers of a head that rotate: a share of them, ``partial_rotary_factor``, which stands
+        among the rotary parameters or beside them."""
+        key = "partial_rotary_factor"
+        parameters = self.value("rope_scaling") or self.value("rope_parameters")
+        parameters = parameters if isinstance(parameters, Mapping) else {}
+        if "proportional" in (parameters.get("rope_type"), parameters.get("type")):
+            return head_dim  # the share says which of them rotate fast
+        share = parameters.get(key, self.value(key))
+        is_number = isinstance(share, int | float) and not isinstance(share, bool)
+        if not is_number or not 0 < share <= 1:
+            self.fault(key, "a number above 0 and at most 1", share)
+            return head_dim
+        rotary_dim = int(head_dim * share)
+        if rotary_dim % 2 or not rotary_dim:
+            self.wrong(key, f"{key} ({share}) of head_dim ({head_dim}) must be an even number")
+        return rotary_dim
+
     def num_experts(self) -> int:
         """Experts of a layer, under either of the two names in use or the family's own."""
         if "num_experts" in self._spelling:

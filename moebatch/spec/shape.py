@@ -12,6 +12,8 @@ from moebatch.formats.weight_format import WeightFormat
 from moebatch.spec.attention import Attention, CacheLayout, KvCache, SinkWindow, Sizes
 from moebatch.spec.hardware import Dtype
 
+_COUNTED_NORMS = frozenset(("input_norm", "mlp_norm", "final_norm", "q_norm", "k_norm"))
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Mlp:
@@ -78,6 +80,25 @@ class Router:
         return frozenset((*gate, "router_correction"))
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Norm:
+    """What hidden states go through before attention, before MLPs, and at last."""
+
+    kind: Literal["rms", "layer"] = "rms"
+    """Divided by their root mean square, or by their deviation from their mean, which is taken off
+    (Ba et al. 2016)."""
+    has_bias: bool = False
+    """Of layer norms."""
+    counts_from_one: bool = False
+    """Stored weights are what is added to one, and the product is rounded once: those of queries
+    and keys too."""
+
+    @property
+    def exact_roles(self) -> frozenset[str]:
+        """Tensors that are held in float32, with one added."""
+        return _COUNTED_NORMS if self.counts_from_one else frozenset()
+
+
 @dataclass(frozen=True, kw_only=True)
 class Layers:
     """What a family composes its layers of."""
@@ -97,6 +118,7 @@ class Layers:
     """The MLP of layers without experts; None where the family has no such layers."""
     norms: tuple[str, ...] = ("input_norm", "mlp_norm")
     """Roles of the norms of a layer, [D] each."""
+    norm: Norm = Norm()
 
 
 @dataclass(frozen=True, kw_only=True)  # no slots: what follows from them is worked out once
@@ -203,18 +225,26 @@ class ModelShape(Layers):
     def global_tensors(self) -> Sizes:
         """Sizes of what no layer owns, by role; a tied head is none of its own."""
         sizes: Sizes = {"embedding": (self.vocab_size, self.hidden_size)}
-        sizes["final_norm"] = (self.hidden_size,)
+        sizes |= self._norm_tensors("final_norm")
         return sizes if self.tie_word_embeddings else sizes | {"head": sizes["embedding"]}
 
     def layer_tensors(self, layer: int) -> Sizes:
         """Sizes of everything in a layer but its experts, by role."""
         return self._tensors_of[self.is_moe(layer)]
 
+    def _norm_tensors(self, *roles: str) -> Sizes:
+        biases = [f"{role}_bias" for role in roles if self.norm.has_bias]
+        return dict.fromkeys((*roles, *biases), (self.hidden_size,))
+
+    def row_order(self, role: str) -> list[int] | None:
+        """In which order the rows of a stored weight are computed with; None where they lie so."""
+        return self.attention.row_order(role)
+
     @cached_property
     def _tensors_of(self) -> tuple[Sizes, Sizes]:
         """Of layers without experts, and of those with experts."""
         D = self.hidden_size
-        common: Sizes = dict.fromkeys(self.norms, (D,)) | self.attention.tensors(D)
+        common: Sizes = self._norm_tensors(*self.norms) | self.attention.tensors(D)
         dense = _prefixed("mlp", self.dense, D)
         moe: Sizes = {"router": (self.num_experts, D)}
         if self.router.bias:
@@ -246,15 +276,16 @@ class ModelShape(Layers):
     @property
     def exact_roles(self) -> frozenset[str]:
         """Tensors that are held in float32, whatever is computed in."""
-        return self.router.exact_roles
+        return self.router.exact_roles | self.norm.exact_roles
 
     @cached_property
     def exact_params(self) -> int:
         """Numbers in these."""
+        of_layers = (self.layer_tensors(layer) for layer in range(self.num_layers))
         return sum(
             prod(size)
-            for layer in range(self.num_layers)
-            for role, size in self.layer_tensors(layer).items()
+            for sizes in (self.global_tensors(), *of_layers)
+            for role, size in sizes.items()
             if role in self.exact_roles
         )
 

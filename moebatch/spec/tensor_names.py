@@ -67,6 +67,8 @@ def usual_roles(*, shared: str = "mlp.shared_expert") -> dict[str, tuple[str, ..
     layer = {
         "input_norm": "input_layernorm.weight",
         "mlp_norm": "post_attention_layernorm.weight",
+        "input_norm_bias": "input_layernorm.bias",
+        "mlp_norm_bias": "post_attention_layernorm.bias",
         **{role: f"self_attn.{role}_proj.weight" for role in "qkvo"},
         **{f"{role}_bias": f"self_attn.{role}_proj.bias" for role in "qkvo"},
         **{f"{role}_norm": f"self_attn.{role}_norm.weight" for role in "qk"},
@@ -78,6 +80,7 @@ def usual_roles(*, shared: str = "mlp.shared_expert") -> dict[str, tuple[str, ..
     return {
         "embedding": ("model.embed_tokens.weight",),
         "final_norm": ("model.norm.weight",),
+        "final_norm_bias": ("model.norm.bias",),
         "head": ("lm_head.weight",),
         **{role: (LAYER + name,) for role, name in layer.items()},
     }

@@ -101,16 +101,18 @@ def test_adding_one_part(num_rows: int, width: int, dtype: torch.dtype, seed: in
 
 @needs_kernels
 @sizes
-@given(rows, st.sampled_from([(), (3,)]), widths, dtypes, st.booleans(), seeds)
+@given(rows, st.sampled_from([(), (3,)]), widths, dtypes, st.booleans(), st.booleans(), seeds)
 def test_norms(
     num_rows: int,
     heads: tuple[int, ...],
     width: int,
     dtype: torch.dtype,
     in_place: bool,
+    has_exact_weight: bool,
     seed: int,
 ) -> None:
     x, weight = noise(seed, dtype, num_rows, *heads, width), noise(seed + 1, dtype, width)
+    weight = weight.float() if has_exact_weight else weight
 
     def normed(elementwise: Elementwise) -> Tensor:
         source = x.clone()
@@ -123,17 +125,33 @@ def test_norms(
 
 @needs_kernels
 @sizes
-@given(rows, st.integers(1, 5), st.sampled_from([2, 6, 16, 64, 80, 128]), dtypes, seeds)
+@given(
+    rows,
+    st.integers(1, 5),
+    st.sampled_from([2, 6, 16, 64, 80, 128]),
+    st.sampled_from([(0, 0), (0, 5), (3, 0), (32, 64)]),
+    dtypes,
+    seeds,
+)
 def test_rotation(
-    num_tokens: int, num_heads: int, head_dim: int, dtype: torch.dtype, seed: int
+    num_tokens: int,
+    num_heads: int,
+    rotary_dim: int,
+    others: tuple[int, int],
+    dtype: torch.dtype,
+    seed: int,
 ) -> None:
-    x = noise(seed, dtype, num_tokens, num_heads, head_dim)
-    angles = noise(seed + 1, torch.float32, num_tokens, head_dim // 2)
+    """Others, in front and behind, stay as they are."""
+    x = noise(seed, dtype, num_tokens, num_heads, rotary_dim + sum(others))
+    angles = noise(seed + 1, torch.float32, num_tokens, rotary_dim // 2)
     cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
+    first, stop = others[0], others[0] + rotary_dim
 
     def rotated(elementwise: Elementwise) -> Tensor:
         out = x.clone()
-        elementwise.rotate(out, cos, sin)
+        elementwise.rotate(out[..., first:], cos, sin)
+        assert torch.equal(out[..., :first], x[..., :first])
+        assert torch.equal(out[..., stop:], x[..., stop:])
         return out
 
     assert_alike(rotated, exact=dtype == torch.bfloat16)

@@ -32,7 +32,7 @@ from moebatch.registry import Registry
 from moebatch.spec.config_keys import ConfigKeys
 from moebatch.spec.families.family import FamilySpec, grouped_attention, usual_defaults
 from moebatch.spec.families.registry import FAMILIES as DESCRIBED_FAMILIES
-from moebatch.spec.shape import Layers, Mlp, ModelShape, Router
+from moebatch.spec.shape import Layers, Mlp, ModelShape, Norm, Router
 from moebatch.spec.shape_reader import read_shape
 from moebatch.spec.tensor_names import ExpertLayout, TensorNames
 from moebatch.store.dense import load_embedded, load_gates
@@ -78,13 +78,6 @@ def sigmoid_router(
     return weights_TK.to(dtype), experts_TK
 
 
-def half_norm(
-    elementwise: Elementwise, x: Tensor, weight: Tensor, eps: float, room: Tensor, out: Tensor
-) -> Tensor:
-    """An RMS norm whose weights count from one."""
-    return elementwise.rms_norm(x, 1 + weight, eps, room, out)
-
-
 def _layers(keys: ConfigKeys, num_layers: int) -> Layers:
     return Layers(
         attention=grouped_attention(keys),
@@ -92,6 +85,7 @@ def _layers(keys: ConfigKeys, num_layers: int) -> Layers:
         moe_layers=tuple(range(num_layers)),
         expert=Mlp(width=keys.count("thickness"), roles=("up", "down")),
         sliding_windows=(None,) * num_layers,
+        norm=Norm(counts_from_one=True),
     )
 
 
@@ -129,9 +123,7 @@ DESCRIBED = FamilySpec(
     ),
     rotary_type="mixtral",
 )
-COMPUTED = Family(
-    attention=GroupedAttentionBlock, router=sigmoid_router, expert=squared_relu, norm=half_norm
-)
+COMPUTED = Family(attention=GroupedAttentionBlock, router=sigmoid_router, expert=squared_relu)
 CONFIG = {
     "architectures": ["LlamadilloForCausalLM"],
     "model_type": "llamadillo",

@@ -5,17 +5,19 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
 from moebatch.errors import CheckpointError
 from moebatch.layout.scratch import Limits, bucket_rows, decoder_buffers
 from moebatch.model.batch import MicroBatch, Span
-from moebatch.model.layers import activation_of
+from moebatch.model.layers import activation_of, layer_norm
 from moebatch.model.native.loader import SWITCH
-from moebatch.model.rope import Rope
+from moebatch.model.rope import Rope, rotate
 from moebatch.model.router import choose_experts, group_by_expert
 from moebatch.model.scratch import Scratch
+from moebatch.spec.attention import GroupedAttention
 from moebatch.spec.shape import Router
 from moebatch.spec.shape_reader import read_shape
 from tests.model.driver import LIMITS, Driver
@@ -73,6 +75,43 @@ def test_choose_experts_rounds_last() -> None:
         logits, replace(router, has_exact_weights=True), 2, None, torch.bfloat16
     )
     assert exact.dtype == torch.float32
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_layer_norm_is_that_of_torch(dtype: torch.dtype, has_bias: bool) -> None:
+    x, weight, bias = (torch.randn(size).to(dtype) for size in ((7, 40), (40,), (40,)))
+    x = x * 5 + 3
+    room, out = torch.empty(7 * 40), x.clone()
+    layer_norm(out, weight, bias if has_bias else None, 1e-5, room, out)
+    expected = F.layer_norm(x, (40,), weight, bias if has_bias else None, 1e-5)
+    torch.testing.assert_close(out, expected)
+
+
+def test_neighbours_are_put_where_halves_rotate() -> None:
+    """Scores are what they were: each query and key has the same numbers in another order."""
+    attention = GroupedAttention(
+        num_heads=2,
+        num_kv_heads=1,
+        head_dim=6,
+        num_rotated=4,
+        rotates_neighbours=True,
+        qk_norm="head",
+    )
+    assert attention.row_order("q") == [0, 2, 1, 3, 4, 5, 6, 8, 7, 9, 10, 11]
+    assert attention.row_order("k_bias") == attention.row_order("q_norm") == [0, 2, 1, 3, 4, 5]
+    assert attention.row_order("v") is attention.row_order("o") is None
+    assert replace(attention, qk_norm="full").row_order("q_norm") == attention.row_order("q")
+    assert replace(attention, rotates_neighbours=False).row_order("q") is None
+    x_TC, angles = torch.randn(5, 6), torch.randn(5, 2)
+    pairs = torch.view_as_complex(x_TC[:, :4].unflatten(1, (2, 2))) * torch.polar(
+        torch.ones_like(angles), angles
+    )
+    expected = torch.cat([torch.view_as_real(pairs).flatten(1), x_TC[:, 4:]], 1)
+    order = attention.row_order("k")
+    ours_T1C = x_TC[:, None, order].clone()
+    rotate(ours_T1C, angles.cos(), angles.sin())
+    torch.testing.assert_close(ours_T1C[:, 0], expected[:, order])
 
 
 def test_frames_hand_out_separate_views_of_one_buffer() -> None:

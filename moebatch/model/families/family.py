@@ -42,8 +42,6 @@ Router = Callable[[Tensor, ModelShape, Weights, torch.dtype], tuple[Tensor, Tens
 [T, K], in descending order for each token, and experts [T, K], int64."""
 Expert = Callable[[Frame, Tensor, int, Mapping[str, Matrix], Products, Elementwise], Tensor]
 """Of a frame, inputs [N, D], the number M of rows that count and the matrices by role: [M, D]."""
-Norm = Callable[[Elementwise, Tensor, Tensor, float, Tensor, Tensor], Tensor]
-"""Of x, a weight, epsilon, room in float32 of at least x's size and the tensor to write into."""
 
 
 def described_router(
@@ -62,4 +60,3 @@ class Family:
     expert: Expert
     """Experts, shared experts, and MLPs of layers without experts."""
     router: Router = described_router
-    norm: Norm = Elementwise.rms_norm

@@ -17,8 +17,10 @@ struct row_work {
     const float *weights;
     int64_t num_rows, num_parts, width;
     int64_t stride; /* numbers from one row of out to the next, where they may lie apart */
+    int64_t part_stride; /* the same from one part of a row to the next */
     int64_t next_row; /* taken by whichever thread is free */
     int32_t dtype;
+    int32_t is_exact; /* second is float32, and its product rounded once */
     float eps;
 };
 
@@ -100,8 +102,12 @@ INLINE void norm_part(const struct row_work *w, int64_t start, int dtype) {
     }
     float scale = 1 / sqrtf(sum_of(squares.first + squares.second) / width + w->eps);
     for (int64_t i = 0; i < width; i += LOT) {
-        Lot x = rounded_lot(scaled(lot_at(first, i, width, dtype), scale), dtype);
-        put_lot(out, i, width, product(x, lot_at(w->second, i, width, dtype)), dtype);
+        Lot x = scaled(lot_at(first, i, width, dtype), scale);
+        if (w->is_exact)
+            x = product(x, reordered(lot_at(w->second, i, width, FLOAT32), FLOAT32, dtype));
+        else
+            x = product(rounded_lot(x, dtype), lot_at(w->second, i, width, dtype));
+        put_lot(out, i, width, x, dtype);
     }
 }
 
@@ -111,13 +117,13 @@ INLINE void norm_row(const struct row_work *w, int64_t row, int dtype) {
         norm_part(w, row * w->stride + part * w->width, dtype);
 }
 
-/* Rotates the num_parts heads of a row of out: pairs of numbers, one in each half of a head, which
-   has `width`. The cosines and sines of their angles are rows of first and second. */
+/* Rotates the num_parts heads of a row of out: pairs of numbers, one in the first `width` numbers
+   of a head, the other in the next. The cosines and sines of their angles are rows of first and second. */
 INLINE void rotate_row(const struct row_work *w, int64_t row, int dtype) {
     int64_t width = w->width, half_bytes = width * size_of(dtype);
     const char *first = w->first + row * half_bytes, *second = w->second + row * half_bytes;
     for (int64_t head = 0; head < w->num_parts; head++) {
-        char *low = w->out + row * w->stride * size_of(dtype) + head * 2 * half_bytes;
+        char *low = w->out + (row * w->stride + head * w->part_stride) * size_of(dtype);
         char *high = low + half_bytes;
         for (int64_t i = 0; i < width; i += LOT) {
             Lot x = lot_at(low, i, width, dtype), y = lot_at(high, i, width, dtype);

@@ -25,8 +25,10 @@ class RowWork(ctypes.Structure):
         ("num_parts", ctypes.c_int64),
         ("width", ctypes.c_int64),
         ("stride", ctypes.c_int64),
+        ("part_stride", ctypes.c_int64),
         ("next_row", ctypes.c_int64),
         ("dtype", ctypes.c_int32),
+        ("is_exact", ctypes.c_int32),
         ("eps", ctypes.c_float),
     )
 

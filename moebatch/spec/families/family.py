@@ -114,9 +114,10 @@ def grouped_attention(
     qk_norm: QkNorm = "none",
     clips: bool = False,
     has_sinks: bool = False,
+    rotates_part: bool = False,
 ) -> GroupedAttention:
     """Attention with keys and values of their own; `bias` and `output_bias` are the keys that say
-    whether projections have one."""
+    whether projections have one, `rotates_part` that a part of a head may rotate alone."""
     heads, kv_heads, head_dim = keys.heads(fill_hidden=qk_norm == "full")
     return GroupedAttention(
         num_heads=heads,
@@ -127,6 +128,7 @@ def grouped_attention(
         qk_norm=qk_norm,
         clip_qkv=keys.positive_or_none("clip_qkv") if clips else None,
         has_sinks=has_sinks,
+        num_rotated=keys.rotary_dim(head_dim) if rotates_part else None,
     )
 
 
