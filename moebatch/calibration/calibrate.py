@@ -25,7 +25,7 @@ from moebatch.calibration.texts import (
     read_sequences,
 )
 from moebatch.engine.build import build_engine
-from moebatch.engine.spec import EngineSpec, has_common_keys
+from moebatch.engine.spec import EngineSpec, shares_beginnings
 from moebatch.errors import ConfigError, Fault
 from moebatch.folder.work_folder import WorkFolder
 from moebatch.job.opened import OpenedJob
@@ -167,7 +167,8 @@ class Calibration:
         sequences = read_sequences(
             self._order.source, reader, num_tokens=wanted, sequence_tokens=longest
         )
-        text = PlacedText.of(sequences, shares=has_common_keys(files))
+        most_tokens = max(map(len, sequences), default=0) + 1
+        text = PlacedText.of(sequences, shares=shares_beginnings(files, most_tokens))
         found = text.num_read
         less = f", fewer than the {wanted} asked for" if found < wanted else ""
         self._log(f"text: {found} tokens in {len(sequences)} sequences{less}")

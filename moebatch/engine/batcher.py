@@ -1,7 +1,7 @@
 """Which sequences take part in the next pass, and with how many tokens."""
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from moebatch.engine.endings import InWork
@@ -101,6 +101,16 @@ class Batcher:
             self._preempt(self.running[-1])
         return True
 
+    def repeat(self, slices: Iterable[Slice]) -> None:
+        """After a pass that failed somewhere: its tokens are computed again; where something may
+        have been written over that they need, their sequences from the beginning."""
+        failed = {piece.sequence for piece in slices}
+        for sequence in [one for one in reversed(self.running) if one in failed]:
+            if not self._cache.keeps_all:
+                self._preempt(sequence)
+            elif sequence.num_pending == 0:  # computed, but the next token was not sampled
+                sequence.num_cached -= 1
+
     def rest(self) -> Rest | None:
         """What is still to be done; None if a sequence waits, or not all are past their prompts:
         these would grow later than the others."""
@@ -149,7 +159,7 @@ class Batcher:
     def _admission(self, left: Callable[[Sequence], int]) -> Admission:
         """The sequences in work as numbers, `left` being the tokens that each will still get."""
         caps = replace(
-            Caps.of(self._policy, self._cache.sink_window),
+            Caps.of(self._policy, self._cache.groups[0].most_rows),
             pages=self._cache.num_pages - self._cache.num_pages_held_jointly,
         )
         rows = [

@@ -238,22 +238,20 @@ class _Assembly:
         return decoder
 
     def _cache(self) -> KVCache:
-        shape, policy, ladder = self._files.shape, self._policy, self._ladder
+        groups, policy, ladder = self._spec.cache_groups, self._policy, self._ladder
         layout = KvLayout(
-            levels=policy.kv_levels(shape.num_layers),
+            levels=policy.kv_levels(self._files.shape.num_layers),
             places={ladder.top, ladder.attends_at(policy)},
             window_pages=self._spec.window_pages,
             vram_device=self._device.torch_device,
             folder=self._spec.scratch,
         )
         cache = KVCache(
-            num_layers=shape.num_layers,
-            cache=shape.attention.cache,
-            num_pages=policy.num_kv_pages,
+            groups,
+            num_pages=[group.num_pages(policy) for group in groups],
             dtype=self._files.dtype,
             layout=layout,
             shares=self._spec.shares_prefixes,
-            sink_window=shape.attention.sink_window,
         )
         self._opened.callback(cache.close)
         self._memory.reserve(cache.bytes_on(ladder.top), KV_TERM)

@@ -108,10 +108,7 @@ class Engine:
                     "resources.vram where a GPU refuses, so that less is allocated beforehand"
                 ) from error
         self._sweep.give_up()
-        for piece in slices:
-            # Computed, but the next token was not sampled: the last position is computed again.
-            if piece.sequence.num_pending == 0:
-                piece.sequence.num_cached -= 1
+        batcher.repeat(slices)
         self.statistics.num_shrunk += 1
         return False
 

@@ -3,12 +3,16 @@
 Shape letters: T tokens of the pass.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from functools import partial
+from itertools import accumulate, chain
 from math import ceil
+from typing import NamedTuple
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from moebatch.engine.batcher import Slice
 from moebatch.engine.sequence import Sequence as TokenSequence
@@ -22,15 +26,45 @@ from moebatch.spec.hardware import LevelName
 from moebatch.store.kv import KVCache
 from moebatch.store.kv_view import KvPiece, KvView
 
-MakeMicroBatch = Callable[[Sequence[Span], Place], MicroBatch]
+MakeMicroBatch = Callable[
+    [Sequence[Span], Mapping[int, Sequence[Span]], Tensor | None, Place], MicroBatch
+]
+"""Of spans, the same in layers with sliding windows that have rows of their own, rows of states if
+there are such, and where it attends."""
+
+
+class Part(NamedTuple):
+    """New tokens of a sequence: rows of the pass from `start` on."""
+
+    sequence: TokenSequence
+    start: int
+    num_before: int
+    """Tokens of the sequence before them."""
+    num_tokens: int
+
+    @property
+    def num_afterwards(self) -> int:
+        """Tokens of the sequence that are computed then."""
+        return self.num_before + self.num_tokens
+
+    def span(self, rows_S: Tensor) -> Span:
+        """In these rows of a cache."""
+        context = len(rows_S) - self.num_tokens
+        return Span(
+            start=self.start,
+            num_tokens=self.num_tokens,
+            context=context,
+            rows_S=rows_S,
+            rope_length=self.sequence.num_prompt_tokens,
+            num_skipped=self.num_before - context,
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Group:
     """A micro-batch of a pass: its rows, its sequences, and where it attends."""
 
-    spans: tuple[Span, ...]
-    owners: tuple[TokenSequence, ...]
+    parts: tuple[Part, ...]
     place: Place
     continues: bool
     """Whether it goes on with the prompt of the one before it."""
@@ -38,8 +72,8 @@ class Group:
     @property
     def rows(self) -> slice:
         """Its rows of the pass."""
-        last = self.spans[-1]
-        return slice(self.spans[0].start, last.start + last.num_tokens)
+        last = self.parts[-1]
+        return slice(self.parts[0].start, last.start + last.num_tokens)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,7 +129,6 @@ class Layout:
 def lay_out(
     slices: Sequence[Slice],
     micro_batch_size: int,
-    cache: KVCache,
     *,
     decode_place: Place,
     prompt_place: Place,
@@ -110,15 +143,10 @@ def lay_out(
     groups: list[Group] = []
     start = 0
     for pieces in arranged:
-        owners = tuple(piece.sequence for piece in pieces)
         place = decode_place if pieces[0].num_tokens == 1 else prompt_place
-        for number, part in enumerate(_parts(pieces)):
-            spans = []
-            for sequence, num_before, num_tokens in part:
-                spans.append(_span(sequence, num_before, num_tokens, start, cache))
-                start += num_tokens
-            group = Group(spans=tuple(spans), owners=owners, place=place, continues=number > 0)
-            groups.append(group)
+        for number, parts in enumerate(_parts(pieces, start)):
+            groups.append(Group(parts=parts, place=place, continues=number > 0))
+            start = groups[-1].rows.stop
     ordered = tuple(piece for pieces in arranged for piece in pieces)
     return Layout(ordered=ordered, groups=tuple(groups))
 
@@ -143,9 +171,13 @@ def attention_inputs(layout: Layout, cache: KVCache, make: MakeMicroBatch) -> li
 def _input(group: Group, window: int, cache: KVCache, make: MakeMicroBatch) -> AttentionInput:
     """Rows and plans cost milliseconds, so there are none for layers that do not exist."""
     is_direct = {cache.is_direct(group.place, layer) for layer in range(cache.num_layers)}
-    direct = make(group.spans, group.place) if True in is_direct else None
-    view = _view(group, window, cache) if False in is_direct else None
-    windowed = make(_in_window(group, view), group.place) if view else direct
+    direct = windowed = view = None
+    if True in is_direct:
+        direct = _micro_batch(group, cache, make, partial(_rows, cache))
+    if False in is_direct:
+        view = _view(group, window, cache)
+        windowed = _micro_batch(group, cache, make, partial(_window_rows, view))
+    windowed = windowed or direct
     assert windowed is not None, "a model has layers"
     return AttentionInput(
         group=group, direct=direct or windowed, windowed=windowed, view=view, window=window
@@ -153,46 +185,54 @@ def _input(group: Group, window: int, cache: KVCache, make: MakeMicroBatch) -> A
 
 
 def _view(group: Group, window: int, cache: KVCache) -> KvView:
-    pieces = [
-        KvPiece(owner, span.num_before, span.num_before + span.num_tokens)
-        for owner, span in zip(group.owners, group.spans, strict=True)
-    ]
+    pieces = [KvPiece(part.sequence, part.num_before, part.num_afterwards) for part in group.parts]
     return cache.view(group.place, window, pieces)
 
 
-def _in_window(group: Group, view: KvView) -> list[Span]:
-    """The same tokens in rows of the window."""
-    return [
-        span.with_rows(view.window_rows[owner])
-        for owner, span in zip(group.owners, group.spans, strict=True)
-    ]
+def _micro_batch(
+    group: Group, cache: KVCache, make: MakeMicroBatch, rows_of: Callable[[int, Part], Tensor]
+) -> MicroBatch:
+    """With the rows that sequences have in each group of layers, by its number."""
+    placed: list[Sequence[Span]] = []
+    apart: dict[int, Sequence[Span]] = {}
+    states_B = None
+    for number, of_cache in enumerate(cache.groups):
+        rows = [rows_of(number, part) for part in group.parts]
+        if of_cache.is_state:
+            states_B = torch.cat(rows)
+            continue
+        placed.append([part.span(rows_S) for part, rows_S in zip(group.parts, rows, strict=True)])
+        if of_cache.sink_window is not None:
+            apart[of_cache.sink_window.window] = placed[-1]
+    return make(placed[0], apart, states_B, group.place)
 
 
-def _span(
-    sequence: TokenSequence, num_before: int, num_tokens: int, start: int, cache: KVCache
-) -> Span:
-    rows_S = cache.rows(sequence, num_before + num_tokens, num_before)
-    context = len(rows_S) - num_tokens
-    return Span(
-        start=start,
-        num_tokens=num_tokens,
-        context=context,
-        rows_S=rows_S,
-        rope_length=sequence.num_prompt_tokens,
-        num_skipped=num_before - context,
-    )
+def _rows(cache: KVCache, number: int, part: Part) -> Tensor:
+    """Where the layers of a group live."""
+    return cache.rows(part.sequence, part.num_afterwards, part.num_before, group=number)
 
 
-def _parts(slices: Sequence[Slice]) -> Iterator[list[tuple[TokenSequence, int, int]]]:
-    """Sequences, tokens of each before a part, and in it: one long slice is attended piece by
+def _window_rows(view: KvView, number: int, part: Part) -> Tensor:
+    """In a window."""
+    return view.groups[number].window_rows[part.sequence]
+
+
+def _parts(slices: Sequence[Slice], start: int) -> Iterator[tuple[Part, ...]]:
+    """New tokens of sequences, in rows from `start` on: one long slice is attended piece by
     piece."""
     if len(slices) == 1:
         (piece,) = slices
         for done in range(0, piece.num_tokens, PROMPT_ROWS):
             num_tokens = min(PROMPT_ROWS, piece.num_tokens - done)
-            yield [(piece.sequence, piece.sequence.num_cached + done, num_tokens)]
+            yield (
+                Part(piece.sequence, start + done, piece.sequence.num_cached + done, num_tokens),
+            )
     else:
-        yield [(piece.sequence, piece.sequence.num_cached, piece.num_tokens) for piece in slices]
+        starts = accumulate((piece.num_tokens for piece in slices), initial=start)
+        yield tuple(
+            Part(piece.sequence, first, piece.sequence.num_cached, piece.num_tokens)
+            for piece, first in zip(slices, starts, strict=False)
+        )
 
 
 def micro_batches(slices: Sequence[Slice], size: int) -> list[list[Slice]]:

@@ -91,8 +91,8 @@ def _loads(layout: Layout) -> tuple[PassLoad, ...]:
 
 
 def _load(group: Group, ends: Sequence[int]) -> PassLoad:
-    decoding = [span.context + 1 for span in group.spans if span.num_tokens == 1]
-    prompts = [(span.num_tokens, span.context) for span in group.spans if span.num_tokens > 1]
+    decoding = [part.num_afterwards for part in group.parts if part.num_tokens == 1]
+    prompts = [(part.num_tokens, part.num_before) for part in group.parts if part.num_tokens > 1]
     num_ends = sum(group.rows.start <= row < group.rows.stop for row in ends)
     tokens, cached = np.array(prompts, np.int64).reshape(-1, 2).T
     contexts = np.array(decoding, np.int64)

@@ -4,7 +4,7 @@ Shape letters: T tokens of the pass, R rows of one block, D hidden, V vocabulary
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -89,7 +89,6 @@ class Passes(ABC):
         layout = lay_out(
             slices,
             self._policy.micro_batch_size,
-            self._cache,
             decode_place="dram" if self._beside else self._main,
             prompt_place=self._main,
         )
@@ -131,9 +130,17 @@ class Passes(ABC):
     def interrupt(self, error: BaseException) -> None:
         """Ends the pass in work with `error`, as soon as may be; any thread may call it."""
 
-    def _micro_batch(self, spans: Sequence[Span], place: Place) -> MicroBatch:
+    def _micro_batch(
+        self,
+        spans: Sequence[Span],
+        apart: Mapping[int, Sequence[Span]],
+        states_B: Tensor | None,
+        place: Place,
+    ) -> MicroBatch:
         device = self._beside.core.device if self._beside and place == "dram" else None
-        return self._decoder.micro_batch(spans, attention_device=device)
+        return self._decoder.micro_batch(
+            spans, apart=apart, states_B=states_B, attention_device=device
+        )
 
     def _logits(self, x_TD: Tensor, layout: Layout, broken: BrokenRows) -> Iterator[LogitsBlock]:
         """Of a pass that has gone through all layers; counts its tokens as cached first."""

@@ -19,7 +19,7 @@ from moebatch.predict.correlation import CorrelationPredictor
 from moebatch.predict.path_table import PathTable
 from moebatch.predict.predictor import Predictor, RoutingObserver
 from moebatch.schedule.slots.expert_load import ExpertKey
-from moebatch.spec.attention import num_cached
+from moebatch.spec.cache import CacheGroup
 from moebatch.spec.hardware import LevelName
 from moebatch.spec.policy import Policy
 from moebatch.store.packed import CHUNK_BYTES
@@ -62,8 +62,8 @@ class EngineSpec:
 
     @property
     def shares_prefixes(self) -> bool:
-        """Whether keys of a beginning are the same for all sequences that begin so, and stay."""
-        return self.shares and has_common_keys(self.files)
+        """Whether sequences that begin alike hold that beginning together."""
+        return self.shares and shares_beginnings(self.files, self.max_tokens)
 
     @property
     def ladder(self) -> Ladder:
@@ -78,16 +78,21 @@ class EngineSpec:
     @property
     def limits(self) -> Limits:
         """The largest pieces of work."""
-        return limits_of(self.policy, max_tokens=self._max_cached_tokens)
+        max_cached = self.cache_groups[0].num_rows(self.max_tokens)
+        return limits_of(self.policy, max_tokens=max_cached)
 
     @property
-    def window_pages(self) -> int:
-        """Pages of the largest micro-batch."""
-        return window_pages(self.policy, max_tokens=self._max_cached_tokens)
+    def cache_groups(self) -> tuple[CacheGroup, ...]:
+        """Layers by what the cache holds of sequences."""
+        return self.files.shape.cache_groups(self.max_tokens)
 
     @property
-    def _max_cached_tokens(self) -> int:
-        return num_cached(self.max_tokens, self.files.shape.attention.sink_window)
+    def window_pages(self) -> tuple[int, ...]:
+        """Pages of the largest micro-batch, in each group of layers."""
+        return tuple(
+            window_pages(self.policy, group, max_tokens=self.max_tokens)
+            for group in self.cache_groups
+        )
 
     def new_predictor(self) -> Predictor:
         """The one that is given, or one that starts from how often each expert is chosen."""
@@ -103,10 +108,10 @@ class EngineSpec:
         return CorrelationPredictor(table)
 
 
-def has_common_keys(files: ModelFiles) -> bool:
-    """Whether tokens that begin sequences alike have the same keys in all of them, and keep them:
-    some rotary scalings depend on the length of the sequence, and sinks with a window let keys go.
-    """
-    if files.shape.attention.sink_window is not None:
+def shares_beginnings(files: ModelFiles, max_tokens: int) -> bool:
+    """Whether tokens that begin sequences of at most so many alike have the same keys in all of
+    them, and keep them: some rotary scalings depend on the length of the sequence, and what layers
+    with windows, or states, hold of it is written over."""
+    if not all(group.is_whole for group in files.shape.cache_groups(max_tokens)):
         return False
     return not Rope(files.shape, files.config, torch.device("cpu")).depends_on_length

@@ -38,7 +38,7 @@ class Tail:
         if rest is None or rest.num_passes < _LEAST_PASSES or not self._experts.can_grow:
             return
         free_pages = self._cache.num_pages - rest.num_pages
-        free_bytes = max(0, free_pages) * self._cache.page_bytes + self._spare_bytes
+        free_bytes = self._cache.bytes_beyond(rest.num_pages) + self._spare_bytes
         if free_pages > 0 and free_bytes >= self._experts.slot_bytes:
             self._spare_bytes += self._cache.give_back(rest.num_pages)
             self._grow()

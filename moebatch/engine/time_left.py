@@ -198,7 +198,7 @@ class TimeLeft:
         # Those that were sent back have nothing in the cache.
         returned = np.array(rows[num_running:], np.int64).reshape(-1, 4)[:, [0, 3, 2]]
         lengths = np.concatenate([returned, waiting])
-        caps = Caps.of(policy, self._problem.workload.sink_window)
+        caps = Caps.of(policy, self._problem.workload.most_cached)
         rest = Replay(lengths, caps, fields_of(rows[:num_running]))
         mean_new = float(waiting[:, 1].mean()) if len(waiting) else 1.0
         loads = rest_loads(rest, policy, num_more, mean_new, most=_MOST_LOADS)

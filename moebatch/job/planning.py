@@ -146,7 +146,7 @@ def job_problem(
         shape=files.shape,
         dtypes=files.dtypes,
         hardware=hardware.without("vram") if kind == "cpu" else hardware,
-        workload=workload.seen_through(files.shape.attention.sink_window),
+        workload=files.shape.cached(workload),
         program_bytes=_program_bytes(kind, num_threads(job)),
         kv_on_disk_last=True,
         stages=stages_pages(hardware, kind),

@@ -98,7 +98,7 @@ def _problem(
         shape=files.shape,
         dtypes=files.dtypes,
         hardware=hardware,
-        workload=workload.seen_through(files.shape.attention.sink_window),
+        workload=files.shape.cached(workload),
     )
     for level in hardware.levels:
         budget: int | None = getattr(job.resources, level)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 
 from moebatch.checkpoint.model_files import ModelFiles
-from moebatch.engine.spec import has_common_keys
+from moebatch.engine.spec import shares_beginnings
 from moebatch.job.context import RunContext
 from moebatch.job.limits import num_threads
 from moebatch.job.machine import JobMachine, sharing_cores
@@ -14,6 +14,11 @@ from moebatch.predict.predictor import Predictor
 from moebatch.schedule.pregated import pregated
 from moebatch.spec.policy import Policy
 from moebatch.spec.workload import Workload
+
+_NOT_SHARED = (
+    "prompts begin alike, and each computes its beginning: what this model keeps of one is written "
+    "over, or depends on the length of the prompt"
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,7 +38,9 @@ def plan_run(
     insisted on, and what `plan_job` raises."""
     options, log, hints = context.options, context.log, context.opened.hints
     options.require_device(machine.kind)  # a GPU may have been found only now
-    if not has_common_keys(files):
+    if not shares_beginnings(files, workload.max_total_tokens):
+        if workload.mean_shared_tokens:
+            log(f"note: {_NOT_SHARED}")
         workload = workload.unshared
     plan = _planned(context, files, machine, workload, hints.wishes)
     name = "none" if options.is_plain else hints.resolved(plan.policy.predictor)

@@ -11,14 +11,13 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from moebatch.spec.attention import SinkWindow, num_cached
+from moebatch.spec.attention import UNLIMITED
 from moebatch.spec.policy import PAGE_TOKENS, Policy
 from moebatch.spec.workload import Length
 
 AHEAD_TOKENS = 2**18
 """Prompt tokens that are looked ahead: some 10 MB of them."""
 
-UNLIMITED = 2**50
 Ints = NDArray[np.int64]
 T = TypeVar("T")
 
@@ -66,14 +65,14 @@ class Caps:
         return self.page_tokens, self.most_cached
 
     @classmethod
-    def of(cls, policy: Policy, sink_window: SinkWindow | None = None) -> "Caps":
-        """As the policy says, for tokens that see so much."""
+    def of(cls, policy: Policy, most_cached: int = UNLIMITED) -> "Caps":
+        """As the policy says, where so much of a sequence is cached at once."""
         return cls(
             sequences=policy.batch_size,
             tokens=policy.tokens_per_pass,
             pages=policy.num_kv_pages,
             is_static=policy.batching == "static",
-            most_cached=num_cached(UNLIMITED, sink_window),
+            most_cached=most_cached,
         )
 
 

@@ -13,8 +13,8 @@ from moebatch.layout.footprint import (
     Dtypes,
     Footprint,
     dense_bytes,
-    kv_page_bytes,
     packed_bytes,
+    page_bytes,
     slot_bytes,
     window_pages,
 )
@@ -32,7 +32,9 @@ from moebatch.layout.scratch import (
 )
 from moebatch.schedule.attention import LOOK_AHEAD
 from moebatch.schedule.kv import NUM_WINDOWS
-from moebatch.schedule.kv_route import Place, windows
+from moebatch.schedule.kv_route import Place, WindowName, windows
+from moebatch.spec.attention import CacheLayout
+from moebatch.spec.cache import CacheGroup
 from moebatch.spec.hardware import LEVELS, LevelName
 from moebatch.spec.policy import Policy
 from moebatch.spec.shape import ModelShape
@@ -103,7 +105,7 @@ class MemoryUse:
         shares become experts and layers; None is as a run has them.
         """
         if division is None:
-            division = Division.of(self.shape, policy, self.ladder)
+            division = Division.of(self.shape, self.groups, policy, self.ladder)
         buffers = [
             *self._program(policy),
             *self._activations(policy),
@@ -111,6 +113,11 @@ class MemoryUse:
             *self._cache(policy, division),
         ]
         return [*buffers, *self._dense(buffers)]
+
+    @property
+    def groups(self) -> tuple[CacheGroup, ...]:
+        """Layers by what the cache holds of sequences."""
+        return self.shape.cache_groups(self.workload.max_total_tokens)
 
     @property
     def _with_vram(self) -> bool:
@@ -233,19 +240,34 @@ class MemoryUse:
             yield Buffer("gaps between pages", "dram", "staging", _PAGES_GAP_BYTES)
 
     def _cache(self, policy: Policy, division: Division) -> Iterator[Buffer]:
-        page_bytes = kv_page_bytes(self.shape, self.dtypes) / self.shape.num_layers
-        for level in LEVELS:
-            pages = division.kv_layers[level] * policy.num_kv_pages
-            yield Buffer(KV_TERM, level, KV_TERM, page_bytes, 1, pages)
-            spare = division.spare_layers.get(level, 0) * policy.num_kv_pages
-            yield Buffer("spare layers", level, SPARE_TERM, page_bytes, 1, spare)
+        for number, group in enumerate(self.groups):
+            of_page, pages = page_bytes(group, self.dtypes), group.num_pages(policy)
+            which = f" of {group}" if number else ""
+            for level in LEVELS:
+                count = division.kv_layers[level][number] * pages
+                yield Buffer(KV_TERM + which, level, KV_TERM, of_page, 1, count)
+            for level, spare in division.spare_layers.items():
+                name = f"spare layers{which}"
+                yield Buffer(name, level, SPARE_TERM, of_page, 1, spare[number] * pages)
         places: set[Place] = {self.ladder.top}
         if not policy.attention_on_gpu:
             places.add("dram")
-        pages = window_pages(policy, max_tokens=self.workload.max_cached_tokens)
-        for name in windows(division.kv_homes, places, self.ladder.top):
-            title = f"window on {name.level} of keys and values at {name.place}"
-            yield Buffer(title, name.level, KV_WINDOW_TERM, page_bytes, 1, NUM_WINDOWS * pages)
+        for window in windows(division.kv_homes, places, self.ladder.top):
+            yield from self._windows(policy, window)
+
+    def _windows(self, policy: Policy, name: WindowName) -> Iterator[Buffer]:
+        """Groups whose rows are alike share one, as large as one of them needs."""
+        most_tokens = self.workload.max_total_tokens
+        sizes: dict[CacheLayout, tuple[int, CacheGroup]] = {}
+        for group in self.groups:
+            pages = window_pages(policy, group, max_tokens=most_tokens)
+            if pages > sizes.get(group.layout, (0, group))[0]:
+                sizes[group.layout] = pages, group
+        for number, (pages, group) in enumerate(sizes.values()):
+            which = str(group) if number else "keys and values"
+            title = f"window on {name.level} of {which} at {name.place}"
+            of_page = page_bytes(group, self.dtypes)
+            yield Buffer(title, name.level, KV_WINDOW_TERM, of_page, 1, NUM_WINDOWS * pages)
 
     def _numbers(self, name: str, level: LevelName, num_elements: float, count: int) -> Buffer:
         """So many numbers of the compute dtype."""

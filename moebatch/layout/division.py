@@ -3,9 +3,11 @@ are when it runs, or in parts, as a solver of shares sees them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from moebatch.layout.ladder import Ladder
 from moebatch.schedule.registry import traits_of
+from moebatch.spec.cache import CacheGroup
 from moebatch.spec.hardware import LEVELS, LevelName
 from moebatch.spec.policy import Policy
 from moebatch.spec.rounding import whole
@@ -21,8 +23,8 @@ class Division:
 
     experts: Mapping[LevelName, float]
     """Experts that live on each level."""
-    kv_layers: Mapping[LevelName, float]
-    """Layers whose keys and values live there."""
+    kv_layers: Mapping[LevelName, tuple[float, ...]]
+    """Layers of each group whose keys and values live there."""
     kv_homes: frozenset[LevelName]
     """Levels on which some do, or may."""
     num_slots: float
@@ -33,11 +35,15 @@ class Division:
     """Experts of the largest layer that comes in pages; 0 where none does."""
     spare_experts: Mapping[LevelName, float]
     """Room for what rounding may bring down to a level beyond its share."""
-    spare_layers: Mapping[LevelName, float]
+    spare_layers: Mapping[LevelName, tuple[float, ...]]
+    """The same of each group, and for more of its layers in a stretch of layers than in the mean.
+    """
 
     @classmethod
-    def of(cls, shape: ModelShape, policy: Policy, ladder: Ladder) -> "Division":
-        """Whole experts and layers, as a run has them."""
+    def of(
+        cls, shape: ModelShape, groups: Sequence[CacheGroup], policy: Policy, ladder: Ladder
+    ) -> "Division":
+        """Whole experts and layers, as a run has them; layers are in `groups`."""
         experts = whole_experts(shape, policy, ladder)
         homes = policy.kv_levels(shape.num_layers)
         paged = comes_in_pages(policy, ladder)
@@ -45,7 +51,10 @@ class Division:
         below = ladder.experts_at(policy) == "vram" and experts["disk"] > 0
         return cls(
             experts=experts,
-            kv_layers={level: homes.count(level) for level in LEVELS},
+            kv_layers={
+                level: tuple(sum(homes[n] == level for n in group.layers) for group in groups)
+                for level in LEVELS
+            },
             kv_homes=frozenset(homes),
             num_slots=2 * most if paged else policy.num_slots,
             num_slots_below=policy.num_slots if below else 0,
@@ -58,6 +67,7 @@ class Division:
     def in_parts(
         cls,
         shape: ModelShape,
+        groups: Sequence[CacheGroup],
         policy: Policy,
         *,
         ladder: Ladder,
@@ -73,13 +83,16 @@ class Division:
         below = ladder.experts_at(policy) == "vram" and "disk" in weight_levels
         return cls(
             experts={level: policy.weights.on(level) * num_experts for level in LEVELS},
-            kv_layers={level: policy.kv_cache.on(level) * shape.num_layers for level in LEVELS},
+            kv_layers={
+                level: tuple(policy.kv_cache.on(level) * len(group.layers) for group in groups)
+                for level in LEVELS
+            },
             kv_homes=frozenset(kv_levels),
             num_slots=2 * streamed if paged else policy.num_slots,
             num_slots_below=policy.num_slots if below else 0,
             num_staged=streamed + 1 if paged else 0,
             spare_experts=_spare(weight_levels, 1 + _PAGED_SPARE * paged),
-            spare_layers=_spare(kv_levels, len(kv_levels) - 1),
+            spare_layers=_spare_layers(groups, kv_levels),
         )
 
 
@@ -110,3 +123,25 @@ def comes_in_pages(policy: Policy, ladder: Ladder) -> bool:
 def _spare(levels: Sequence[LevelName], count: int) -> dict[LevelName, float]:
     """What does not fit above ends on the lowest level."""
     return {levels[-1]: count} if len(levels) > 1 else {}
+
+
+def _spare_layers(
+    groups: Sequence[CacheGroup], levels: Sequence[LevelName]
+) -> dict[LevelName, tuple[float, ...]]:
+    """A level has a stretch of layers, in which there may be more of a group than in the mean; the
+    lowest one has what does not fit above as well."""
+    if len(levels) == 1:
+        return {}
+    num_layers = sum(len(group.layers) for group in groups)
+    uneven = [_unevenness(group.layers, num_layers) for group in groups]
+    rounded = [(len(levels) - 1) * len(group.layers) / num_layers for group in groups]
+    lowest = tuple(a + b for a, b in zip(uneven, rounded, strict=True))
+    return {**dict.fromkeys(levels, tuple(uneven)), levels[-1]: lowest}
+
+
+def _unevenness(layers: Sequence[int], num_layers: int) -> float:
+    """Layers that a stretch of all has more of at most than an even distribution would give it."""
+    mean = len(layers) / num_layers
+    counts = accumulate((layer in layers for layer in range(num_layers)), initial=0)
+    more = [count - number * mean for number, count in enumerate(counts)]
+    return max(more) - min(more)

@@ -1,11 +1,12 @@
 """How many bytes weights and pages take, and how many a level holds at its peak."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from moebatch.formats.weight_format import WeightFormat
+from moebatch.spec.cache import CacheGroup
 from moebatch.spec.hardware import Dtype, LevelName
-from moebatch.spec.policy import PAGE_TOKENS, Policy, pages_of
+from moebatch.spec.policy import Policy
 from moebatch.spec.shape import ModelShape
 
 ACTIVATIONS_TERM = "activations"
@@ -101,11 +102,22 @@ def packed_bytes(shape: ModelShape, dtypes: Dtypes) -> int:
     return dtypes.largest_expert_bytes(shape) + dtypes.num_expert_tensors(shape) * _PACKED_ALIGNMENT
 
 
-def window_pages(policy: Policy, *, max_tokens: int) -> int:
-    """Pages of the largest micro-batch, where no sequence is longer than `max_tokens`."""
-    return min(policy.num_kv_pages, policy.micro_batch_size * pages_of(max_tokens))
+def window_pages(policy: Policy, group: CacheGroup, *, max_tokens: int) -> int:
+    """Pages of the largest micro-batch in a group of layers, where no sequence is longer than
+    `max_tokens`."""
+    return min(group.num_pages(policy), policy.micro_batch_size * group.pages_of(max_tokens))
 
 
-def kv_page_bytes(shape: ModelShape, dtypes: Dtypes) -> int:
-    """One page of keys and values, over all layers."""
-    return PAGE_TOKENS * shape.kv_bytes_per_token(dtypes.compute_bytes)
+def page_bytes(group: CacheGroup, dtypes: Dtypes) -> int:
+    """One page of the cache in one layer of a group."""
+    return group.page_rows * group.layout.token_bytes(dtypes.compute_bytes)
+
+
+def cache_bytes(
+    groups: Sequence[CacheGroup], dtypes: Dtypes, policy: Policy, *, beyond: float = 0
+) -> float:
+    """All pages of the cache; or those that there would be no more if the policy had so many."""
+    return sum(
+        max(0, group.num_pages(policy) - beyond) * len(group.layers) * page_bytes(group, dtypes)
+        for group in groups
+    )

@@ -75,7 +75,7 @@ class AttentionCore:
             gathered_values_SGC=frame.take(*self._rows_size),
             cached_in=self._cached_in,
         )
-        kv.write(micro_batch.new_rows_T, k_TGC, v_TGC)
+        kv.write(micro_batch.new_rows[self._windows[layer]], k_TGC, v_TGC)
         for plan in micro_batch.plans[self._windows[layer]]:
             sinks = None
             if plan.sight.num_sinks:

@@ -9,6 +9,7 @@ block, C head size.
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -37,7 +38,7 @@ class Span:
     start: int
     num_tokens: int
     context: int
-    """Tokens of the sequence that are in the KV cache already."""
+    """Tokens of the sequence that are in the KV cache already, and may be seen."""
     rows_S: Tensor
     """KV-cache row of each of its positions, new ones included; int64 [context + num_tokens]."""
     rope_length: int
@@ -51,8 +52,10 @@ class Span:
         return self.num_skipped + self.context
 
     def with_rows(self, rows_S: Tensor) -> "Span":
-        """The same tokens in other rows of a cache."""
-        return replace(self, rows_S=rows_S)
+        """The same tokens in other rows, where more or less of what is before them is kept."""
+        context = len(rows_S) - self.num_tokens
+        num_skipped = self.num_before - context
+        return replace(self, rows_S=rows_S, context=context, num_skipped=num_skipped)
 
     def pieces(self, most_tokens: int) -> Iterator["Span"]:
         """The same tokens as spans of at most that many, to be attended in this order."""
@@ -163,6 +166,29 @@ class AttentionPlan:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class StatePlan:
+    """What recurrent layers have to know of a micro-batch: sequences in the order of their tokens,
+    which follow each other without gaps."""
+
+    rows_B: Tensor
+    """Cache row, int64, of each one's state."""
+    begins_B: Tensor
+    """Whether a sequence begins: its row holds what another one has left, and counts as zeros."""
+    counts: tuple[int, ...]
+    """Tokens of each."""
+
+    @classmethod
+    def of(cls, spans: Sequence[Span], rows_B: Tensor, device: torch.device) -> "StatePlan":
+        """For spans whose states are in these rows."""
+        begins_B = torch.tensor([not span.num_before for span in spans])
+        return cls(
+            rows_B=rows_B.to(device),
+            begins_B=begins_B.to(device),
+            counts=tuple(span.num_tokens for span in spans),
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class MicroBatch:
     """The flat rows [start, stop) of a pass, which attention takes at once.
 
@@ -172,15 +198,17 @@ class MicroBatch:
 
     start: int
     stop: int
-    new_rows_T: Tensor
-    """Cache row into which each token's keys and values go."""
     cos_TR: Tensor
     sin_TR: Tensor
     """Rotary angles, [T, R]."""
+    new_rows: Mapping[int | None, Tensor]
+    """By sliding window: cache row, [T], into which each token's keys and values go."""
     plans: Mapping[int | None, tuple[AttentionPlan, ...]]
     """By sliding window; each token is in one of its plans."""
     turns: SinkTurns | None = None
     """Where tokens meet sinks that are farther away than they see."""
+    states: StatePlan | None = None
+    """Where layers are recurrent."""
 
     @property
     def num_tokens(self) -> int:
@@ -196,11 +224,15 @@ class MicroBatch:
         windows: Collection[int | None],
         dtype: torch.dtype,
         gather_rows: int,
+        apart: Mapping[int, Sequence[Span]] = MappingProxyType({}),
+        states_B: Tensor | None = None,
         sink_window: SinkWindow | None = None,
         attention_device: torch.device | None = None,
     ) -> "MicroBatch":
         """Plans for spans that follow each other without gaps.
 
+        `apart` are the same tokens for layers with a sliding window whose cache has rows of its
+        own; `states_B` are the rows of states that sequences have in recurrent layers.
         `gather_rows` bounds the rows that a decode group gathers, unless one sequence has more.
         Layers that have the window of `sink_window` see its sinks as well. Attention is computed on
         `attention_device`, that of `rope` if nothing is said.
@@ -212,11 +244,15 @@ class MicroBatch:
         positions_T, lengths_T = _positions(spans)
         cos_TR, sin_TR = rope.angles(positions_T, lengths_T, dtype)
         plans: dict[int | None, tuple[AttentionPlan, ...]] = {}
+        new_rows: dict[int | None, Tensor] = {}
         turns = None
         for window in windows:
-            by_sight: dict[Sight, list[Span]] = {Sight(window): [*spans]}
+            placed = spans if window is None else apart.get(window, spans)
+            new = [span.rows_S[span.context :] for span in placed]
+            new_rows[window] = torch.cat(new).to(device)
+            by_sight: dict[Sight, list[Span]] = {Sight(window): [*placed]}
             if sink_window is not None and window == sink_window.window:
-                by_sight = _by_sight(spans, sink_window)
+                by_sight = _by_sight(placed, sink_window)
                 if any(sight.num_sinks for sight in by_sight):
                     turns = SinkTurns.of(positions_T, lengths_T, sink_window, rope, dtype, device)
             plans[window] = tuple(
@@ -226,11 +262,12 @@ class MicroBatch:
         return cls(
             start=start,
             stop=stop,
-            new_rows_T=torch.cat([span.rows_S[span.context :] for span in spans]).to(device),
             cos_TR=cos_TR,
             sin_TR=sin_TR,
+            new_rows=new_rows,
             plans=plans,
             turns=turns,
+            states=None if states_B is None else StatePlan.of(spans, states_B, device),
         )
 
 

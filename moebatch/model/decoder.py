@@ -7,6 +7,7 @@ V vocabulary.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -104,10 +105,17 @@ class Decoder:
         return steps + self._ahead.num_bytes + sum(tensor.nbytes for tensor in by_row)
 
     def micro_batch(
-        self, spans: Sequence[Span], *, attention_device: torch.device | None = None
+        self,
+        spans: Sequence[Span],
+        *,
+        apart: Mapping[int, Sequence[Span]] = MappingProxyType({}),
+        states_B: Tensor | None = None,
+        attention_device: torch.device | None = None,
     ) -> MicroBatch:
         """What attention needs about spans that follow each other; it serves all layers.
 
+        `apart` are the same tokens for layers with a sliding window whose cache has rows of its
+        own; `states_B` are the rows of states that sequences have in recurrent layers.
         `attention_device` is that of the `AttentionCore`, if it is not the decoder's own.
         """
         return MicroBatch.of(
@@ -116,6 +124,8 @@ class Decoder:
             windows=set(self.shape.sliding_windows),
             dtype=self.dtype,
             gather_rows=self._limits.gather_rows,
+            apart=apart,
+            states_B=states_B,
             sink_window=self.shape.attention.sink_window,
             attention_device=attention_device,
         )

@@ -136,6 +136,7 @@ def footprints_in_parts(
     less than what it takes when they have been rounded."""
     division = Division.in_parts(
         problem.shape,
+        problem.memory.groups,
         policy,
         ladder=problem.ladder,
         weight_levels=candidate.weight_levels,

@@ -13,7 +13,7 @@ from moebatch.spec.policy import Policy
 
 def answer_json(answer: Answer) -> dict[str, Any]:
     """Everything that the screen shows. Units stand in the names; what is not known is null."""
-    problem, sink_window = answer.problem, answer.problem.workload.sink_window
+    problem, sink_window = answer.problem, answer.problem.shape.attention.sink_window
     return {
         "model": answer.model,
         "hardware": problem.hardware.name,

@@ -10,14 +10,13 @@ from dataclasses import dataclass, replace
 from itertools import product
 from math import ceil
 
-from moebatch.layout.footprint import kv_page_bytes
+from moebatch.layout.footprint import cache_bytes
 from moebatch.plan.phases import Phase, phases_of
 from moebatch.plan.problem import Problem
 from moebatch.schedule.attention import LOOK_AHEAD
 from moebatch.schedule.cgopipe import cgopipe
 from moebatch.schedule.definition import NamedSchedule, Traits
 from moebatch.schedule.klotski import klotski
-from moebatch.spec.attention import num_cached
 from moebatch.spec.hardware import LevelName
 from moebatch.spec.policy import STREAMING_SLOTS, Placement, Policy, pages_of
 
@@ -179,7 +178,7 @@ def kv_pages(problem: Problem, batch_size: int) -> int:
     if workload.mean_total_tokens == workload.max_total_tokens and not workload.mean_shared_tokens:
         return batch_size * longest
     own = int(workload.mean_total_tokens - workload.mean_shared_tokens)
-    each = pages_of(num_cached(own, workload.sink_window)) + 1
+    each = pages_of(min(own, workload.most_cached)) + 1
     together = pages_of(int(workload.mean_shared_tokens))
     wanted = int(batch_size * each * _KV_SLACK) + together
     return max(longest, min(wanted, batch_size * longest))
@@ -215,12 +214,12 @@ def _kv_levels(problem: Problem, policy: Policy) -> list[tuple[LevelName, ...]]:
     levels = _at_and_below(problem, "vram" if policy.attention_on_gpu else "dram")
     if not problem.keeps_kv_on_disk:
         levels = tuple(level for level in levels if level != "disk")
-    num_bytes = policy.num_kv_pages * kv_page_bytes(problem.shape, problem.dtypes)
+    num_bytes = cache_bytes(problem.memory.groups, problem.dtypes, policy)
     return _large_enough(problem, [levels[:n] for n in range(1, len(levels) + 1)], num_bytes)
 
 
 def _large_enough(
-    problem: Problem, kinds: list[tuple[LevelName, ...]], num_bytes: int
+    problem: Problem, kinds: list[tuple[LevelName, ...]], num_bytes: float
 ) -> list[tuple[LevelName, ...]]:
     """Kinds whose levels can hold so much; the last one in any case."""
     fitting = [kind for kind in kinds if sum(map(problem.capacity_bytes, kind)) >= num_bytes]

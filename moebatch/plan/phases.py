@@ -14,7 +14,6 @@ from math import ceil
 
 from moebatch.layout.load import PassLoad
 from moebatch.layout.scratch import PROMPT_ROWS
-from moebatch.spec.attention import num_cached
 from moebatch.spec.policy import PAGE_TOKENS, Policy
 from moebatch.spec.workload import Workload
 
@@ -73,7 +72,7 @@ def sequences_held(workload: Workload, policy: Policy) -> float:
     """Sequences in the middle of their answers that the pages of a policy hold, half of a last page
     counted; what they share is held once."""
     shared = workload.mean_shared_tokens
-    held = num_cached(workload.decode_context - shared, workload.sink_window)
+    held = min(workload.decode_context - shared, workload.most_cached)
     each = held / PAGE_TOKENS + 0.5
     return max(1.0, (policy.num_kv_pages - shared / PAGE_TOKENS) / each)
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from moebatch.layout.footprint import kv_page_bytes, slot_bytes
+from moebatch.layout.footprint import cache_bytes, slot_bytes
 from moebatch.layout.lanes import bottleneck
 from moebatch.layout.load import PassLoad
 from moebatch.plan.problem import Problem
@@ -81,7 +81,12 @@ def at_end(problem: Problem, policy: Policy, load: PassLoad) -> Policy:
     )
     if elsewhere or not weights.disk or not load.spare_pages:
         return policy
-    spare_bytes = load.spare_pages * kv_page_bytes(problem.shape, problem.dtypes)
+    spare_bytes = cache_bytes(
+        problem.memory.groups,
+        problem.dtypes,
+        policy,
+        beyond=policy.num_kv_pages - load.spare_pages,
+    )
     more = spare_bytes // slot_bytes(problem.shape, problem.dtypes)
     return problem.with_residents(policy, weights.dram * problem.num_experts + more)
 

@@ -205,10 +205,10 @@ class Price:
         return self.prices.link_s("dram->disk", self._new_bytes(load))
 
     def _read_bytes(self, load: PassLoad) -> float:
-        return self.prices.cache_bytes(self.prices.cached_positions(load))
+        return self.prices.cached_bytes(load)
 
     def _new_bytes(self, load: PassLoad) -> float:
-        return self.prices.cache_bytes(load.tokens)
+        return self.prices.new_bytes(load)
 
     def _hidden_bytes(self, load: PassLoad) -> float:
         is_static = self.policy.batching == "static" and self._top == "vram"

@@ -1,7 +1,8 @@
 """Seconds of the pieces of a pass: one matrix product, one layer's attention, one transfer."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from math import ceil
 
 from moebatch.formats.plain import BFLOAT16, FLOAT16
@@ -9,6 +10,8 @@ from moebatch.layout.footprint import FLOAT_BYTES, Dtypes
 from moebatch.layout.ladder import Ladder
 from moebatch.layout.load import PassLoad
 from moebatch.layout.scratch import MAX_GEMM_ROWS, PROMPT_ROWS, rows_decoded_at_once
+from moebatch.spec.attention import UNLIMITED
+from moebatch.spec.cache import CacheGroup
 from moebatch.spec.hardware import Hardware, LinkName, Processor
 from moebatch.spec.policy import Policy
 from moebatch.spec.shape import ModelShape
@@ -164,7 +167,7 @@ class Prices:
     def decode_attention_s(self, load: PassLoad, processor: Processor) -> float:
         """Seconds of the attention of decoding sequences in one layer, projections left out."""
         positions = load.decode_positions * self._share_in_window(load)
-        read_s = self.cache_bytes(positions) / processor.attention_bandwidth
+        read_s = self._cache_bytes(positions) / processor.attention_bandwidth
         flops = positions * self.shape.attention.decode_flops_per_pair
         fixed_s = load.decode_sequences * processor.sequence_s
         return fixed_s + max(read_s, flops / processor.attention_flops)
@@ -173,18 +176,14 @@ class Prices:
         """Seconds of the attention among tokens of prompts in one layer."""
         pairs = load.prompt_pairs * self._share_of_pairs(load)
         flops = pairs * self.shape.attention.flops_per_pair
-        cached = self.cached_positions(replace(load, decode_positions=0.0))
-        read_s = self.cache_bytes(cached) / processor.attention_bandwidth
+        read_s = self._cache_bytes(self._context_in_window(load)) / processor.attention_bandwidth
         return flops / processor.attention_flops + read_s
 
-    def cached_positions(self, load: PassLoad) -> float:
-        """Positions of decoding sequences, and those before slices of prompts, that are cached."""
-        sink_window = self.shape.attention.sink_window
-        if sink_window is None:
-            return load.decode_positions + load.prompt_context
-        most, num_slices = sink_window.most_cached, ceil(load.prompt_tokens / PROMPT_ROWS)
-        decoding = min(load.decode_positions, most * load.decode_sequences)
-        return decoding + min(load.prompt_context, most * num_slices)
+    def _context_in_window(self, load: PassLoad) -> float:
+        """Positions before slices of prompts that these read in a mean layer."""
+        num_slices, context = _num_slices(load), load.prompt_context
+        unseen = sum(max(0.0, context - window * num_slices) for window in self._windows)
+        return context - unseen / self.shape.num_layers
 
     def _share_of_pairs(self, load: PassLoad) -> float:
         """Share of the pairs among tokens of prompts that layers with sliding windows see, if
@@ -228,7 +227,25 @@ class Prices:
         rate = link.staging_bandwidth if link else None
         return num_bytes / rate if rate else 0.0
 
-    def cache_bytes(self, positions: float) -> float:
+    def cached_bytes(self, load: PassLoad) -> float:
+        """What the cache of a mean layer holds of decoding sequences, and of those whose prompts
+        are computed."""
+        return self._mean_bytes(partial(_cached_rows, load))
+
+    def new_bytes(self, load: PassLoad) -> float:
+        """What of it is new afterwards."""
+        return self._mean_bytes(partial(_new_rows, load))
+
+    def _mean_bytes(self, rows_of: Callable[[CacheGroup], float]) -> float:
+        """Of a layer, for so many rows in a group of them."""
+        compute_bytes = self.dtypes.compute_bytes
+        of_groups = (
+            rows_of(group) * (len(group.layers) * group.layout.token_bytes(compute_bytes))
+            for group in self.shape.cache_groups(UNLIMITED)
+        )
+        return sum(of_groups) / self.shape.num_layers
+
+    def _cache_bytes(self, positions: float) -> float:
         """Keys and values of so many positions in one layer."""
         return positions * self._kv_bytes_per_token / self.shape.num_layers
 
@@ -249,3 +266,21 @@ class Prices:
     @cached_property
     def _kv_bytes_per_token(self) -> int:
         return self.shape.kv_bytes_per_token(self.dtypes.compute_bytes)
+
+
+def _cached_rows(load: PassLoad, group: CacheGroup) -> float:
+    """Rows that a layer holds of the sequences of a load before it."""
+    num_slices = _num_slices(load)
+    if group.is_state:
+        return load.decode_sequences + num_slices
+    decoding = min(load.decode_positions, group.most_rows * load.decode_sequences)
+    return decoding + min(load.prompt_context, group.most_rows * num_slices)
+
+
+def _new_rows(load: PassLoad, group: CacheGroup) -> float:
+    """Rows that a layer has to keep of a load."""
+    return load.decode_sequences + _num_slices(load) if group.is_state else load.tokens
+
+
+def _num_slices(load: PassLoad) -> int:
+    return ceil(load.prompt_tokens / PROMPT_ROWS)

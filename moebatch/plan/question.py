@@ -49,7 +49,7 @@ def stated_question(profile: HardwareProfile, options: PlanOptions) -> Question:
             shape=shape,
             dtypes=dtypes,
             hardware=hardware,
-            workload=options.stated_workload().seen_through(options.sink_window),
+            workload=shape.cached(options.stated_workload()),
         ),
         model=entry.name,
         notes=(*notes, *_published(entry, options), *figure_notes(profile, options.basis)),

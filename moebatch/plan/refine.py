@@ -257,7 +257,7 @@ def _pages_with_room(problem: Problem, policy: Policy, most: int) -> int:
     they take is all but linear in their number, so it is interpolated; the end that stays counts
     for half each time, lest it stay for good (the Illinois method)."""
 
-    division = Division.of(problem.shape, policy, problem.ladder)
+    division = Division.of(problem.shape, problem.memory.groups, policy, problem.ladder)
     beside = {
         level: problem.capacity_bytes(level)
         - sum(taken for term, taken in footprint.terms.items() if term not in CACHE_TERMS)

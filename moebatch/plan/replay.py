@@ -37,7 +37,7 @@ def job_loads(workload: Workload, policy: Policy) -> list[CountedLoad]:
     Neighbours are counted together where there are very many."""
     if policy.batching == "static" and not workload.lengths:
         return _static_loads(workload, policy)
-    return _replayed(workload, Caps.of(policy, workload.sink_window), most=_MOST_LOADS)
+    return _replayed(workload, Caps.of(policy, workload.most_cached), most=_MOST_LOADS)
 
 
 def rough_loads(workload: Workload, policy: Policy) -> list[CountedLoad]:
@@ -46,7 +46,7 @@ def rough_loads(workload: Workload, policy: Policy) -> list[CountedLoad]:
     told apart by a percent."""
     if workload.lengths or policy.batching == "static":
         return job_loads(workload, policy)
-    return _rough(workload, Caps.of(policy, workload.sink_window))
+    return _rough(workload, Caps.of(policy, workload.most_cached))
 
 
 @lru_cache(maxsize=64)  # many of the policies that are compared have the same passes

@@ -87,9 +87,12 @@ def _policy(answer: Answer) -> Iterator[tuple[str, str]]:
     cached_in = problem.shape.attention.cache_dtype
     numbers = f" of {cached_in}" if cached_in else ""
     yield "KV cache", f"{shares_text(policy.kv_cache)} ({policy.num_kv_pages} pages{numbers})"
-    sink_window = answer.problem.workload.sink_window
+    sink_window = problem.shape.attention.sink_window
     if sink_window is not None:
         yield "attention", f"{sink_window}; at most {sink_window.most_cached} tokens are cached"
+    for group in problem.memory.groups:
+        if not group.is_whole and group.sink_window != sink_window:
+            yield "bounded", f"{len(group.layers)} layers keep {group}, and share no beginnings"
     yield "schedule", f"{policy.schedule}, {policy.num_slots} slots, {policy.batching} batches"
 
 

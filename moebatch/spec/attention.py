@@ -5,7 +5,7 @@ Shape letters: D hidden.
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import Literal, TypeVar
+from typing import Literal
 
 from moebatch.quoting import shown
 
@@ -17,7 +17,8 @@ LARGEST_SLICE = 512
 """Most new tokens of a sequence that attend together."""
 SCALE_BYTES = 2
 """A bfloat16 for each token and head; codes are made with the scale as it is stored."""
-Tokens = TypeVar("Tokens", int, float)
+UNLIMITED = 2**50
+"""More tokens than any sequence has."""
 QkNorm = Literal["none", "head", "full"]
 Sizes = dict[str, tuple[int, ...]]
 
@@ -85,9 +86,10 @@ class CacheLayout:
 
 @dataclass(frozen=True, slots=True)
 class SinkWindow:
-    """What a token sees of a long sequence (StreamingLLM: Xiao et al. 2023, section 3.2): the first
-    tokens, which draw attention whatever they say, and the last ones. Positions are counted within
-    what it sees, so that no distance is longer than what it sees."""
+    """What a token sees of a long sequence: the last tokens, and none or some of the first ones,
+    which draw attention whatever they say (StreamingLLM: Xiao et al. 2023, section 3.2). Where
+    there are such, positions are counted within what it sees, so that no distance is longer than
+    that."""
 
     sinks: int
     """Tokens at the beginning of the sequence."""
@@ -118,11 +120,6 @@ class SinkWindow:
 
     def __str__(self) -> str:
         return f"{self.sinks} sinks and a window of {self.window} tokens"
-
-
-def num_cached(num_tokens: Tokens, sink_window: SinkWindow | None) -> Tokens:
-    """Of so many tokens of a sequence, those that are cached at once."""
-    return num_tokens if sink_window is None else min(num_tokens, sink_window.most_cached)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -10,7 +10,9 @@ from typing import Literal
 
 from moebatch.formats.weight_format import WeightFormat
 from moebatch.spec.attention import Attention, CacheLayout, KvCache, SinkWindow, Sizes
+from moebatch.spec.cache import CacheGroup
 from moebatch.spec.hardware import Dtype
+from moebatch.spec.workload import Workload
 
 _COUNTED_NORMS = frozenset(("input_norm", "mlp_norm", "final_norm", "q_norm", "k_norm"))
 
@@ -307,6 +309,44 @@ class ModelShape(Layers):
     @cached_property
     def _cache(self) -> CacheLayout:
         return self.attention.cache
+
+    def cache_groups(self, max_tokens: int) -> tuple[CacheGroup, ...]:
+        """All layers by how much the cache holds of sequences of at most so many tokens, those
+        first that keep most. Where a window is no shorter than what would be kept for it, all is
+        kept."""
+        if max_tokens not in self._cache_groups:
+            self._cache_groups[max_tokens] = self._grouped(max_tokens)
+        return self._cache_groups[max_tokens]
+
+    @cached_property
+    def _cache_groups(self) -> dict[int, tuple[CacheGroup, ...]]:
+        return {}
+
+    def _grouped(self, max_tokens: int) -> tuple[CacheGroup, ...]:
+        found: dict[SinkWindow | None, list[int]] = {}
+        for layer, seen in enumerate(map(self._seen_through, self.sliding_windows)):
+            is_kept = seen is None or seen.most_cached >= max_tokens
+            found.setdefault(None if is_kept else seen, []).append(layer)
+        groups = (
+            CacheGroup(layers=tuple(layers), layout=self._cache, sink_window=seen)
+            for seen, layers in found.items()
+        )
+        return tuple(sorted(groups, key=lambda group: -group.most_rows))
+
+    def _seen_through(self, window: int | None) -> SinkWindow | None:
+        """What tokens see in a layer with a sliding window."""
+        sinks = self.attention.sink_window
+        if sinks is not None and sinks.window == window:
+            return sinks
+        return None if window is None else SinkWindow(0, window)
+
+    def cached(self, workload: Workload) -> Workload:
+        """The same work as the cache holds it: sequences share nothing where less than all of them
+        is kept."""
+        first, *others = self.cache_groups(workload.max_total_tokens)
+        if first.is_whole and not others:
+            return workload
+        return replace(workload.unshared, most_cached=first.most_rows)
 
     def cached_in(self, how: KvCache) -> "ModelShape":
         """The same model with keys and values cached so."""

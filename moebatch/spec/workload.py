@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from moebatch.spec.attention import SinkWindow, num_cached
+from moebatch.spec.attention import UNLIMITED
 
 
 class Length(NamedTuple):
@@ -66,8 +66,8 @@ class Workload:
     """Longest prompt and answer together that was seen."""
     max_new_tokens: int = 0
     """Longest answer; 0 says that all are as long as the mean."""
-    sink_window: SinkWindow | None = None
-    """What tokens see of their sequences, which bounds what is cached; None is all."""
+    most_cached: int = UNLIMITED
+    """Tokens of a sequence that are cached at once, in the layers that keep most of them."""
     takes_likeliest: bool = False
     """Whether no row wants more than the likeliest tokens: none is drawn or reported."""
     lengths: tuple[Length, ...] = ()
@@ -93,13 +93,7 @@ class Workload:
     @property
     def max_cached_tokens(self) -> int:
         """Those of the longest sequence that are cached at once."""
-        return num_cached(self.max_total_tokens, self.sink_window)
-
-    def seen_through(self, sink_window: SinkWindow | None) -> "Workload":
-        """The same where tokens see that; nothing is shared where less than all is kept."""
-        if sink_window is None:
-            return self
-        return replace(self.unshared, sink_window=sink_window)
+        return min(self.max_total_tokens, self.most_cached)
 
     @property
     def decode_context(self) -> float:

@@ -3,36 +3,31 @@
 Shape letters: R cache rows (one token each), G KV heads, C head size.
 """
 
-import heapq
-from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 
 import torch
 from torch import Tensor
 
 from moebatch.schedule.kv_route import Place
 from moebatch.schedule.task import Kind
-from moebatch.spec.attention import CacheLayout, SinkWindow, num_cached
+from moebatch.spec.cache import CacheGroup
 from moebatch.spec.hardware import LevelName
-from moebatch.spec.policy import PAGE_TOKENS, pages_of
 from moebatch.store.kv_layout import KvLayout
 from moebatch.store.kv_levels import KvLevels
-from moebatch.store.kv_prefixes import KvPrefix, KvPrefixes
-from moebatch.store.kv_tensors import KvShape, KvTensors
+from moebatch.store.kv_pages import KvPages
+from moebatch.store.kv_prefixes import KvPrefix
+from moebatch.store.kv_tensors import KvTensors
 from moebatch.store.kv_view import KvPiece, KvView, seen_rows, view_of
 
 
 class KVCache:
-    """A fixed number of pages, shared by all layers: page p holds the same tokens in each.
+    """Pages of groups of layers, each with as many as suit what it keeps of a sequence.
 
-    A page is free, kept for what it holds, or held: by one owner, or by several that begin alike
-    (see `find` and `begin`). `rows` of an owner are the places of its tokens in `keys_RGC` and
-    `values_RGC`, in order of position. Pages of a common beginning are written by the first of its
-    owners only.
-
-    With a `sink_window` an owner has pages for `SinkWindow.most_cached` tokens at most: behind the
-    sinks its places are a ring, in which a new token takes the place of one that none sees any
-    more.
+    An owner holds pages of every group. It may have them where there are enough in the first group,
+    which keeps most: the others never run short (see `CacheGroup.num_pages`). `rows` of an owner
+    are the places of its tokens in `keys_RGC` and `values_RGC`, in order of position. Where a
+    group keeps less than all of a sequence its places behind the sinks are a ring, in which a new
+    token takes the place of one that none sees any more.
 
     Layers live where `layout` says: all in main memory if it says nothing, and then rows and
     tensors are all there is to know. A layer that lives elsewhere than it attends is worked on in
@@ -43,38 +38,31 @@ class KVCache:
 
     def __init__(
         self,
+        groups: Sequence[CacheGroup],
         *,
-        num_layers: int,
-        cache: CacheLayout,
-        num_pages: int,
+        num_pages: Sequence[int],
         dtype: torch.dtype,
         layout: KvLayout | None = None,
         shares: bool = False,
-        sink_window: SinkWindow | None = None,
     ) -> None:
-        """`shares` lets sequences that begin alike hold that beginning together, which none does
-        whose places are a ring.
+        """`num_pages` are those of each group; `shares` lets sequences that begin alike hold that
+        beginning together, where there is one group that keeps all.
 
         Raises StorageError when layers live on a disk that has no room for them.
         """
+        num_layers = sum(len(group.layers) for group in groups)
         if layout is None:
             layout = KvLayout(levels=["dram"] * num_layers)
         assert len(layout.levels) == num_layers, "every layer has a home"
-        assert not (shares and sink_window), "what is written over is not shared"
-        shape = KvShape(cache=cache, dtype=dtype)
+        assert len(groups) == 1 or not shares, "what is written over is not shared"
+        self.groups = tuple(groups)
         self.num_layers = num_layers
-        self.num_pages = num_pages
-        self.sink_window = sink_window
-        self._levels = KvLevels(shape, layout, num_pages)
-        self._free = list(range(num_pages))
-        """A heap: the lowest ones are given out first, so that the highest fall free for good."""
-        self._kept: dict[int, None] = {}
-        """Pages without an owner whose content may be used again: those left longest ago first."""
-        self._num_holders = [0] * num_pages
-        self._num_joint = 0
-        self._prefixes = KvPrefixes() if shares else None
-        self._pages: dict[Hashable, list[int]] = {}
-        self._rows: dict[Hashable, Tensor] = {}
+        self._levels = KvLevels(groups, num_pages, dtype, layout)
+        self._tables = [
+            KvPages(group, count, shares=shares)
+            for group, count in zip(groups, num_pages, strict=True)
+        ]
+        self._first = self._tables[0]
 
     @property
     def keys_RGC(self) -> dict[int, Tensor]:
@@ -86,91 +74,79 @@ class KVCache:
         """By layer, without layers on disk."""
         return {layer: home.values_RGC for layer, home in self._levels.homes.items()}
 
+    # --- pages ----------------------------------------------------------------------------------
+
+    @property
+    def num_pages(self) -> int:
+        """Pages of the first group."""
+        return self._first.num_pages
+
     @property
     def num_free_pages(self) -> int:
-        """Pages without an owner."""
-        return len(self._free) + len(self._kept)
+        """Those without an owner."""
+        return self._first.num_free
 
-    def find(self, prompt: Sequence[int]) -> KvPrefix:
-        """What is there of the beginning of a prompt, or will be soon."""
-        return self._prefixes.find(prompt) if self._prefixes else KvPrefix()
-
-    def num_unheld(self, prefix: KvPrefix) -> int:
-        """Pages of a prefix that count as free."""
-        return sum(page in self._kept for page in prefix.pages)
+    @property
+    def keeps_all(self) -> bool:
+        """Whether nothing is written over for as long as its owner holds it."""
+        return all(group.is_whole for group in self.groups)
 
     @property
     def num_pages_held_jointly(self) -> int:
-        """Pages with several owners."""
-        return self._num_joint
+        """Those with several owners."""
+        return self._first.num_joint
 
     def num_joint_pages(self, owner: Hashable) -> int:
-        """Those among them that `owner` holds: the first ones, as others hold what they share from
-        its beginning on."""
-        if not self._num_joint:
-            return 0
-        alone = (n for n, page in enumerate(self._pages[owner]) if self._num_holders[page] < 2)
-        return next(alone, len(self._pages[owner]))
+        """Those among them that `owner` holds."""
+        return self._first.num_joint_of(owner)
+
+    def find(self, prompt: Sequence[int]) -> KvPrefix:
+        """What is there of the beginning of a prompt, or will be soon."""
+        return self._first.find(prompt)
+
+    def num_unheld(self, prefix: KvPrefix) -> int:
+        """Pages of a prefix that count as free."""
+        return self._first.num_unheld(prefix)
 
     def begin(self, owner: Hashable, prompt: Sequence[int], prefix: KvPrefix, tokens: int) -> None:
         """Gives a new owner the pages of a prefix, and more until it can hold `tokens` tokens.
 
         What it computes of its prompt is there for others once it is published.
         """
-        assert owner not in self._pages, "an owner begins once"
-        for page in prefix.pages:
-            self._kept.pop(page, None)
-            self._num_holders[page] += 1
-            self._num_joint += self._num_holders[page] == 2
-        self._add_pages(owner, list(prefix.pages))
-        self.grow(owner, tokens)
-        if self._prefixes:
-            self._prefixes.enter(owner, prompt, self._pages[owner])
+        for table in self._tables:
+            table.begin(owner, prompt, prefix, tokens)
 
     def publish(self, owner: Hashable, num_tokens: int) -> None:
         """`owner` has computed so many of its tokens."""
-        if self._prefixes:
-            self._prefixes.publish(owner, num_tokens)
+        self._first.publish(owner, num_tokens)
 
     def holds(self, num_tokens: int) -> bool:
         """Whether an owner of so many tokens can ever be computed."""
-        return pages_of(num_cached(num_tokens, self.sink_window)) <= self.num_pages
+        return self._first.group.pages_of(num_tokens) <= self.num_pages
 
     def pages_to_grow(self, owner: Hashable, num_tokens: int) -> int:
         """Pages that `owner` lacks to hold `num_tokens` tokens."""
-        needed = pages_of(num_cached(num_tokens, self.sink_window))
-        return max(0, needed - len(self._pages.get(owner, ())))
+        return self._first.num_lacking(owner, num_tokens)
 
     def grow(self, owner: Hashable, num_tokens: int) -> None:
         """Gives `owner` pages until it can hold `num_tokens` tokens."""
-        missing = self.pages_to_grow(owner, num_tokens)
-        assert missing <= self.num_free_pages, "ask pages_to_grow before growing"
-        # In ascending order, so that rows that follow each other can be read without gathering.
-        new = sorted(self._take_page() for _ in range(missing))
-        for page in new:
-            self._num_holders[page] = 1
-        self._add_pages(owner, new)
+        for table in self._tables:
+            table.grow(owner, num_tokens)
 
-    def rows(self, owner: Hashable, num_tokens: int, num_before: int = 0) -> Tensor:
+    def rows(
+        self, owner: Hashable, num_tokens: int, num_before: int = 0, *, group: int = 0
+    ) -> Tensor:
         """Cache rows, int64, of the owner's first `num_tokens` positions in their order, without
         those that the tokens behind the first `num_before` see no more."""
-        return seen_rows(self._rows[owner], num_tokens, num_before, self.sink_window)
+        table = self._tables[group]
+        return seen_rows(table.rows(owner), num_tokens, num_before, table.group)
 
     def release(self, owner: Hashable) -> None:
         """Takes back what `owner` holds."""
-        if self._prefixes:
-            self._prefixes.withdraw(owner)
-        # In reverse, so that the end of a prefix is given up before its beginning.
-        for page in reversed(self._pages.pop(owner, [])):
-            self._num_holders[page] -= 1
-            self._num_joint -= self._num_holders[page] == 1
-            if self._num_holders[page]:
-                continue
-            if self._prefixes and self._prefixes.is_known(page):
-                self._kept[page] = None
-            else:
-                heapq.heappush(self._free, page)
-        self._rows.pop(owner, None)
+        for table in self._tables:
+            table.release(owner)
+
+    # --- levels ---------------------------------------------------------------------------------
 
     def view(self, place: Place, window: int, pieces: Sequence[KvPiece]) -> KvView:
         """Where a micro-batch that attends at `place` finds its tokens, for one pass.
@@ -179,13 +155,13 @@ class KVCache:
             window: which of the `NUM_WINDOWS` windows of the place it uses.
             pieces: its sequences, each once, with pages for all of their tokens.
         """
-        view = view_of(place, window, pieces, self._pages, self._rows, self.sink_window)
+        view = view_of(place, window, pieces, self._tables)
         self._levels.check_fits(view)
         return view
 
     def is_direct(self, place: Place, layer: int) -> bool:
-        """Whether the layer lives at `place`: its tokens are at a view's `direct_rows` there, at
-        its `window_rows` otherwise."""
+        """Whether the layer lives at `place`: its tokens are at a view's direct rows there, at its
+        rows of a window otherwise."""
         return self._levels.is_direct(place, layer)
 
     def tensors(self, place: Place, layer: int, window: int) -> KvTensors:
@@ -220,10 +196,7 @@ class KVCache:
         """What the cache takes of a level, windows included, without what was given back."""
         return self._levels.bytes_on(level)
 
-    @property
-    def page_bytes(self) -> int:
-        """One page, over all layers."""
-        return self._levels.page_bytes
+    # --- the end of a job -----------------------------------------------------------------------
 
     @property
     def can_shrink(self) -> bool:
@@ -231,75 +204,38 @@ class KVCache:
         there."""
         return self._levels.can_shrink
 
+    def bytes_beyond(self, num_pages: int) -> int:
+        """Bytes of the pages that there would be no more if the first group had so many."""
+        return sum(
+            max(0, table.num_pages - num_pages) * self._levels.page_bytes(number)
+            for number, table in enumerate(self._tables)
+        )
+
     def give_back(self, num_pages: int) -> int:
-        """Shrinks the cache to so many pages, for good; returns the bytes that the system has back.
+        """Shrinks the cache to so many pages of the first group, and to no more of any other, for
+        good; returns the bytes that the system has back.
 
         Owners keep what they hold, but rows and views that were handed out before are no longer
-        valid: what lies in pages that go moves to others. What is only kept is forgotten.
+        valid: what lies in pages that go moves to others.
         """
-        assert self.num_pages - self.num_free_pages <= num_pages <= self.num_pages, "pages are held"
-        going = range(num_pages, self.num_pages)
-        held = [page for page in going if self._num_holders[page]]
-        for page in [page for page in self._kept if page in going]:
-            self._forget(page)
-        self._free = [page for page in self._free if page < num_pages]
-        heapq.heapify(self._free)
-        self._move({page: self._take_page() for page in held})
-        del self._num_holders[num_pages:]
-        self.num_pages = num_pages
-        return self._levels.give_back(num_pages)
+        left = [min(table.num_pages, num_pages) for table in self._tables]
+        for number, (table, count) in enumerate(zip(self._tables, left, strict=True)):
+            self._levels.copy_pages(number, table.shrink(count))
+        return self._levels.give_back(left)
 
     def close(self) -> None:
         """Gives the scratch file back. Nothing may be in flight."""
         self._levels.close()
 
     def check_integrity(self) -> None:
-        """Asserts that every page is free, kept, or held as often as owners say."""
-        held = Counter(page for pages in self._pages.values() for page in pages)
-        homes = self._levels.homes.values()
-        assert {len(home.keys_RGC) for home in homes} <= {self.num_pages * PAGE_TOKENS}, "too large"
-        assert [held[page] for page in range(self.num_pages)] == self._num_holders, "holders differ"
-        assert self._num_joint == sum(count > 1 for count in held.values()), "joint pages differ"
-        everywhere = sorted([*held, *self._free, *self._kept])
-        assert everywhere == list(range(self.num_pages)), "pages are lost or in two places"
-        for owner, pages in self._pages.items():
-            assert len(set(pages)) == len(pages), "an owner holds a page twice"
-            rows = self._rows[owner].view(-1, PAGE_TOKENS)
-            assert (rows[:, 0] // PAGE_TOKENS).tolist() == pages, "rows of an owner left its pages"
-
-    def _take_page(self) -> int:
-        if self._free:
-            return heapq.heappop(self._free)
-        page = next(iter(self._kept))
-        self._forget(page)
-        return page
-
-    def _forget(self, page: int) -> None:
-        """Forgets what kept pages hold."""
-        del self._kept[page]
-        assert self._prefixes is not None, "only known pages are kept"
-        self._prefixes.forget(page)
-
-    def _move(self, moved: Mapping[int, int]) -> None:
-        """What held pages hold goes to free ones."""
-        self._levels.copy_pages(moved)
-        for source, target in moved.items():
-            self._num_holders[target] = self._num_holders[source]
-            if self._prefixes:
-                self._prefixes.move(source, target)
-        for owner, pages in self._pages.items():
-            if not moved.keys().isdisjoint(pages):
-                pages[:] = [moved.get(page, page) for page in pages]
-                self._rows[owner] = _rows_of(pages)
-
-    def _add_pages(self, owner: Hashable, new: list[int]) -> None:
-        if not new:
-            return
-        self._pages.setdefault(owner, []).extend(new)
-        rows, held = _rows_of(new), self._rows.get(owner)
-        self._rows[owner] = rows if held is None else torch.cat([held, rows])
-
-
-def _rows_of(pages: Sequence[int]) -> Tensor:
-    """Cache rows of pages, in their order."""
-    return (torch.tensor(pages)[:, None] * PAGE_TOKENS + torch.arange(PAGE_TOKENS)).view(-1)
+        """Asserts that every page is free, kept, or held as often as owners say, and that owners
+        hold pages of all groups."""
+        owners = self._first.by_owner.keys()
+        for table in self._tables:
+            table.check_integrity()
+            assert table.by_owner.keys() == owners, "an owner is not in all groups"
+            rows = table.num_pages * table.group.page_rows
+            homes = [self._levels.homes.get(layer) for layer in table.group.layers]
+            assert {len(part) for home in homes if home for part in home.parts} <= {rows}, (
+                "too large"
+            )

@@ -4,7 +4,9 @@ import errno
 import os
 import tempfile
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from pathlib import Path
+from typing import NamedTuple
 
 from moebatch.checkpoint.direct import PAGE_BYTES
 from moebatch.errors import StorageError
@@ -15,27 +17,35 @@ _MAX_BUFFERS = 1024
 _Buffers = list[memoryview]
 
 
+class LayerPages(NamedTuple):
+    """What a layer has on disk."""
+
+    num_pages: int
+    part_bytes: Sequence[int]
+    """Of each part of a page."""
+
+
 class KvFile:
-    """Pages of keys and values, layer after layer; of a page first its keys, then its values.
+    """Pages of keys and values, layer after layer; of a page one part after the other.
 
     The file has no name once it is open, so nothing is left of it however the process ends. It is
     read and written past the page cache where blocks of the device fit into pages and the system
     allows it. Safe to use from several threads at once.
     """
 
-    def __init__(
-        self, folder: Path, *, num_layers: int, num_pages: int, part_bytes: Sequence[int]
-    ) -> None:
-        """Takes the room for `num_layers` layers of `num_pages` pages, in parts of `part_bytes`.
+    def __init__(self, folder: Path, layers: Sequence[LayerPages]) -> None:
+        """Takes the room for so many layers.
 
         Raises StorageError when `folder` is not there, or has too little room.
         """
         self.folder = folder
-        self.num_bytes = sum(part_bytes) * num_pages * num_layers
-        self._num_pages = num_pages
-        self._page_bytes = sum(part_bytes)
+        self._page_bytes = [sum(layer.part_bytes) for layer in layers]
+        sizes = (sum(layer.part_bytes) * layer.num_pages for layer in layers)
+        *self._starts, self.num_bytes = accumulate(sizes, initial=0)
         self._fd, self.is_direct = _open(
-            folder, self.num_bytes, all(part % PAGE_BYTES == 0 for part in part_bytes)
+            folder,
+            self.num_bytes,
+            all(part % PAGE_BYTES == 0 for layer in layers for part in layer.part_bytes),
         )
 
     def read(self, layer: int, page: int, targets: Sequence[memoryview]) -> None:
@@ -64,7 +74,7 @@ class KvFile:
         buffers: Sequence[memoryview],
         doing: str,
     ) -> None:
-        offset = (layer * self._num_pages + page) * self._page_bytes
+        offset = self._starts[layer] + page * self._page_bytes[layer]
         wanted, done = sum(map(len, buffers)), 0
         while done < wanted:
             # A short transfer may end off a block border; going back to it keeps O_DIRECT content.

@@ -21,8 +21,9 @@ class KvLayout:
     """Home of each layer."""
     places: Collection[Place] = (_MAIN,)
     """Levels at which attention is computed; with a GPU, ``vram`` is always among them."""
-    window_pages: int = 0
-    """Most pages of one micro-batch; needed where a layer lives elsewhere than it attends."""
+    window_pages: Sequence[int] = ()
+    """Most pages of one micro-batch in each group of layers; needed where a layer lives elsewhere
+    than it attends."""
     vram_device: torch.device = _HOST
     """The CPU for a GPU that is emulated."""
     folder: Path | None = None

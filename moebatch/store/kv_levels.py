@@ -1,13 +1,18 @@
 """Keys and values on every level, and windows for layers that live elsewhere than they attend."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+import torch
 
 from moebatch.schedule.kv import NUM_WINDOWS
 from moebatch.schedule.kv_route import Hop, Place, WindowName, route
 from moebatch.schedule.task import Kind
+from moebatch.spec.attention import CacheLayout
+from moebatch.spec.cache import CacheGroup
 from moebatch.spec.hardware import LevelName
-from moebatch.spec.policy import PAGE_TOKENS
-from moebatch.store.kv_disk import KvFile
+from moebatch.store.kv_disk import KvFile, LayerPages
 from moebatch.store.kv_layout import KvLayout
 from moebatch.store.kv_moves import Moves
 from moebatch.store.kv_tensors import KvRoom, KvShape, KvTensors
@@ -17,46 +22,73 @@ KV_TASKS = (Kind.KV_READ, Kind.KV_UP, Kind.KV_DOWN, Kind.KV_WRITE)
 _TO_ATTENTION = (Kind.KV_READ, Kind.KV_UP)
 
 
-class KvLevels:
-    """Room for `num_pages` pages of every layer at its home, and the windows.
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """A group with the pages that each of its layers has."""
 
+    number: int
+    group: CacheGroup
+    shape: KvShape
+    num_pages: int
+
+    @property
+    def on_disk(self) -> LayerPages:
+        """What each of its layers has on disk."""
+        parts = self.shape.cache.parts
+        return LayerPages(self.num_pages, [self.shape.part_bytes(part) for part in parts])
+
+
+class KvLevels:
+    """Room for the pages of every layer at its home, and the windows.
+
+    A micro-batch goes through a window layer by layer, so groups whose rows are alike share one.
     Moves may run in several lanes at once. What must wait for what is the schedule's business: a
     window belongs to one micro-batch from its first hop up to its last one down.
     """
 
-    def __init__(self, shape: KvShape, layout: KvLayout, num_pages: int) -> None:
-        """Raises StorageError when the disk has no room."""
+    def __init__(
+        self,
+        groups: Sequence[CacheGroup],
+        num_pages: Sequence[int],
+        dtype: torch.dtype,
+        layout: KvLayout,
+    ) -> None:
+        """`num_pages` are those of each group. Raises StorageError when the disk has no room."""
         self.layout = layout
-        self._shape = shape
-        self._num_pages = num_pages
-        self._rooms: list[KvRoom] = []
+        self._groups = [
+            _Stored(
+                number,
+                group,
+                KvShape(cache=group.layout, dtype=dtype, page_rows=group.page_rows),
+                count,
+            )
+            for number, (group, count) in enumerate(zip(groups, num_pages, strict=True))
+        ]
+        self._of_layer = {layer: one for one in self._groups for layer in one.group.layers}
+        self._rooms: list[list[KvRoom]] = [[] for _ in groups]
         self._file = self._open_file()  # first: a full disk is said before memory is taken
-        self._num_bytes_back = 0
+        self._num_bytes: dict[LevelName, int] = {}
         self.homes: dict[int, KvTensors] = {}
         """By layer, without those on disk."""
-        for level in ("dram", "vram"):
-            layers = [layer for layer, home in enumerate(layout.levels) if home == level]
-            if layers:
-                room = self._allocate(level, len(layers), num_pages)
-                self.homes |= dict(zip(layers, room, strict=True))
-        self.window_pages = min(layout.window_pages, num_pages)
-        self._windows: dict[WindowName, list[KvTensors]] = {}
+        for one in self._groups:
+            for level in ("dram", "vram"):
+                layers = [layer for layer in one.group.layers if layout.levels[layer] == level]
+                if layers:
+                    room = self._allocate(level, one, len(layers), one.num_pages)
+                    self._rooms[one.number].append(room)
+                    self.homes |= dict(zip(layers, room.tensors, strict=True))
+        self._windows: dict[tuple[WindowName, CacheLayout], list[KvTensors]] = {}
+        self._window_rooms: list[KvRoom] = []
         for name in sorted(layout.windows):
-            assert self.window_pages > 0, "layers that live elsewhere than they attend need windows"
-            self._windows[name] = self._allocate(name.level, NUM_WINDOWS, self.window_pages)
+            self._open_windows(name)
 
     def bytes_on(self, level: LevelName) -> int:
-        """Bytes of homes and windows on a level that is memory."""
-        homes = self.layout.levels.count(level) * self._num_pages
-        pairs = sum(name.level == level for name in self._windows)
-        windows = pairs * NUM_WINDOWS * self.window_pages
-        given_back = self._num_bytes_back if level == "dram" else 0
-        return (homes + windows) * self._shape.page_bytes - given_back
+        """Bytes of homes and windows on a level that is memory, without what was given back."""
+        return self._num_bytes.get(level, 0)
 
-    @property
-    def page_bytes(self) -> int:
-        """One page, over all layers."""
-        return self._shape.page_bytes * len(self.layout.levels)
+    def page_bytes(self, group: int) -> int:
+        """One page of a group, over all of its layers."""
+        return self._groups[group].shape.page_bytes * len(self._groups[group].group.layers)
 
     @property
     def can_shrink(self) -> bool:
@@ -64,19 +96,23 @@ class KvLevels:
         in_memory = all(home == "dram" for home in self.layout.levels)
         return in_memory and not self._windows and not self.layout.has_cuda
 
-    def copy_pages(self, moved: Mapping[int, int]) -> None:
-        """Copies pages, in all layers, to others that are not among them."""
-        for home in self.homes.values():
-            for pages_XN in home.units(PAGE_TOKENS):
+    def copy_pages(self, group: int, moved: Mapping[int, int]) -> None:
+        """Copies pages, in all layers of a group, to others that are not among them."""
+        for layer in self._groups[group].group.layers:
+            for pages_XN in self.homes[layer].units(self._groups[group].group.page_rows):
                 for source, target in moved.items():
                     pages_XN[target] = pages_XN[source]
 
-    def give_back(self, num_pages: int) -> int:
-        """Cuts homes down to their first pages; returns the bytes that the system has back."""
+    def give_back(self, num_pages: Sequence[int]) -> int:
+        """Cuts homes down to their first pages, so many of each group; returns the bytes that the
+        system has back."""
         assert self.can_shrink, "only plain main memory is given back"
-        num_bytes = sum(room.give_back(num_pages) for room in self._rooms)
-        self.homes = {layer: home.first(num_pages) for layer, home in self.homes.items()}
-        self._num_bytes_back += num_bytes
+        num_bytes = 0
+        for one, rooms, count in zip(self._groups, self._rooms, num_pages, strict=True):
+            num_bytes += sum(room.give_back(count) for room in rooms)
+            for layer in one.group.layers:
+                self.homes[layer] = self.homes[layer].first(count * one.group.page_rows)
+        self._num_bytes["dram"] -= num_bytes
         return num_bytes
 
     def is_direct(self, place: Place, layer: int) -> bool:
@@ -89,9 +125,11 @@ class KvLevels:
 
     def check_fits(self, view: KvView) -> None:
         """Asserts that the view's pages fit into a window, if it needs one."""
-        has_window = any(name.place == view.place for name in self._windows)
-        fits = view.moves.num_pages <= self.window_pages
-        assert fits or not has_window, "a micro-batch has more pages than a window"
+        if not any(name.place == view.place for name, _ in self._windows):
+            return
+        for one, of_group in zip(self._groups, view.groups, strict=True):
+            fits = of_group.moves.num_pages <= self._window_pages(one)
+            assert fits, "a micro-batch has more pages than a window"
 
     def needs(self, view: KvView, layer: int) -> frozenset[Kind]:
         """Tasks that have something to move for the view."""
@@ -103,7 +141,8 @@ class KvLevels:
         if hop is None:
             return 0
         whole_pages = kind in _TO_ATTENTION or hop.target == "disk"
-        unit_bytes = self._shape.page_bytes if whole_pages else self._shape.row_bytes
+        shape = self._of_layer[layer].shape
+        unit_bytes = shape.page_bytes if whole_pages else shape.row_bytes
         return unit_bytes * len(self._moves(kind, hop, view, layer))
 
     def move(self, kind: Kind, view: KvView, layer: int) -> None:
@@ -118,7 +157,7 @@ class KvLevels:
             self._move_disk(hop, moves, view, layer)
             return
         source, target = (self._at(level, view.place, layer, view.window) for level in hop)
-        unit_rows = PAGE_TOKENS if kind in _TO_ATTENTION else 1
+        unit_rows = self._of_layer[layer].group.page_rows if kind in _TO_ATTENTION else 1
         for from_XN, to_XN in zip(source.units(unit_rows), target.units(unit_rows), strict=True):
             moves.copy(from_XN, to_XN)
 
@@ -126,27 +165,34 @@ class KvLevels:
         """Gives the scratch file back and unpins memory."""
         if self._file is not None:
             self._file.close()
-        for room in self._rooms:
+        for room in (*chain(*self._rooms), *self._window_rooms):
             room.close()
 
     def _move_disk(self, hop: Hop, moves: Moves, view: KvView, layer: int) -> None:
         assert self._file is not None, "a layer on disk has a file"
-        number = self.layout.disk_layers.index(layer)
+        number, page_rows = (
+            self.layout.disk_layers.index(layer),
+            self._of_layer[layer].group.page_rows,
+        )
+        from_disk = hop.source == "disk"
+        level = hop.target if from_disk else hop.source
+        window = self._at(level, view.place, layer, view.window)
         for run in moves.runs:
-            if hop.source == "disk":
-                window = self._at(hop.target, view.place, layer, view.window)
-                self._file.read(number, run.source, list(window.buffers(run.target, run.length)))
+            first = run.target if from_disk else run.source
+            buffers = list(window.buffers(first, run.length, page_rows=page_rows))
+            if from_disk:
+                self._file.read(number, run.source, buffers)
             else:
-                window = self._at(hop.source, view.place, layer, view.window)
-                self._file.write(number, run.target, list(window.buffers(run.source, run.length)))
+                self._file.write(number, run.target, buffers)
 
     def _moves(self, kind: Kind, hop: Hop, view: KvView, layer: int) -> Moves:
+        moves = view.groups[self._of_layer[layer].number].moves
         staged = self.layout.levels[layer] not in hop
         if kind in _TO_ATTENTION:
-            return view.moves.staged_context if staged else view.moves.context
+            return moves.staged_context if staged else moves.context
         if hop.target == "disk":
-            return view.moves.touched
-        return view.moves.staged_new if staged else view.moves.new
+            return moves.touched
+        return moves.staged_new if staged else moves.new
 
     def _hop(self, kind: Kind, view: KvView, layer: int) -> Hop | None:
         home = self.layout.levels[layer]
@@ -156,21 +202,31 @@ class KvLevels:
         """The layer's home if that is the level, or else a window."""
         if self.layout.levels[layer] == level:
             return self.homes[layer]
-        return self._windows[WindowName(place, level)][window]
+        return self._windows[WindowName(place, level), self._of_layer[layer].group.layout][window]
 
-    def _allocate(self, level: LevelName, count: int, num_pages: int) -> list[KvTensors]:
+    def _window_pages(self, one: _Stored) -> int:
+        """Most pages of a group that a micro-batch has."""
+        return min(self.layout.window_pages[one.number], one.num_pages)
+
+    def _open_windows(self, name: WindowName) -> None:
+        """As large as the group needs that needs most of those whose rows are alike."""
+        for one in sorted(self._groups, key=self._window_pages, reverse=True):
+            key = name, one.group.layout
+            if key not in self._windows:
+                room = self._allocate(name.level, one, NUM_WINDOWS, self._window_pages(one))
+                self._windows[key] = room.tensors
+                self._window_rooms.append(room)
+
+    def _allocate(self, level: LevelName, one: _Stored, count: int, num_pages: int) -> KvRoom:
+        assert num_pages > 0, "layers that live elsewhere than they attend need windows"
         device, pinned = self.layout.device(level), level == "dram" and self.layout.has_cuda
-        self._rooms.append(KvRoom(self._shape, count, num_pages, device, pinned=pinned))
-        return self._rooms[-1].tensors
+        num_bytes = count * num_pages * one.shape.page_bytes
+        self._num_bytes[level] = self._num_bytes.get(level, 0) + num_bytes
+        return KvRoom(one.shape, count, num_pages, device, pinned=pinned)
 
     def _open_file(self) -> KvFile | None:
         layers, folder = self.layout.disk_layers, self.layout.folder
         if not layers:
             return None
         assert folder is not None, "keys and values on disk need a folder"
-        return KvFile(
-            folder,
-            num_layers=len(layers),
-            num_pages=self._num_pages,
-            part_bytes=[self._shape.part_bytes(part) for part in self._shape.cache.parts],
-        )
+        return KvFile(folder, [self._of_layer[layer].on_disk for layer in layers])

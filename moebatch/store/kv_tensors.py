@@ -1,6 +1,7 @@
 """Memory for pages of keys and values, seen as rows, as pages or as bytes.
 
-Shape letters: R cache rows (one token each), G KV heads, C head size, X units (pages or rows).
+Shape letters: R cache rows (one token each, or the state of one sequence), G KV heads,
+C head size, X units (pages or rows).
 """
 
 from collections.abc import Iterator
@@ -18,24 +19,25 @@ from moebatch.store.memory import Arena
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KvShape:
-    """What a token, and a page, of one layer take."""
+    """What a row, and a page, of one layer take."""
 
     cache: CacheLayout
     dtype: torch.dtype
+    page_rows: int = PAGE_TOKENS
 
     @property
     def row_bytes(self) -> int:
-        """One token, all parts."""
+        """One row, all parts."""
         return self.cache.token_bytes(self.dtype.itemsize)
 
     @property
     def page_bytes(self) -> int:
         """One page, all parts."""
-        return PAGE_TOKENS * self.row_bytes
+        return self.page_rows * self.row_bytes
 
     def part_bytes(self, part: CachePart) -> int:
         """One page of a part."""
-        return PAGE_TOKENS * part.token_bytes(self.dtype.itemsize)
+        return self.page_rows * part.token_bytes(self.dtype.itemsize)
 
     def stored_as(self, part: CachePart) -> tuple[torch.dtype, int]:
         """What a token's numbers at one head are stored as, and how many of these: bytes where the
@@ -68,13 +70,13 @@ class KvTensors:
             num_rows, num_heads, head_dim = part.shape
             yield part.view(num_rows // unit_rows, unit_rows * num_heads * head_dim)
 
-    def first(self, num_pages: int) -> "KvTensors":
-        """Its first pages alone; no copies."""
-        return KvTensors(tuple(part[: num_pages * PAGE_TOKENS] for part in self.parts))
+    def first(self, num_rows: int) -> "KvTensors":
+        """Its first rows alone; no copies."""
+        return KvTensors(tuple(part[:num_rows] for part in self.parts))
 
-    def buffers(self, first_page: int, num_pages: int) -> Iterator[memoryview]:
+    def buffers(self, first_page: int, num_pages: int, *, page_rows: int) -> Iterator[memoryview]:
         """The parts of each page in turn, for system calls; main memory only."""
-        parts = [pages_XN.view(torch.uint8) for pages_XN in self.units(PAGE_TOKENS)]
+        parts = [pages_XN.view(torch.uint8) for pages_XN in self.units(page_rows)]
         for page in range(first_page, first_page + num_pages):
             yield from (pages_XB[page].numpy().data for pages_XB in parts)
 
@@ -95,7 +97,7 @@ class KvRoom:
         stops = list(accumulate(num_pages * page_bytes for page_bytes in self._page_bytes))
         self._places = list(map(slice, [0, *stops], stops))
         """Where the parts of each of them lie that are not given back."""
-        rows, each = num_pages * PAGE_TOKENS, len(shape.cache.parts)
+        rows, each = num_pages * shape.page_rows, len(shape.cache.parts)
         parts = [
             _as_rows(memory[place], rows, part.num_heads, *shape.stored_as(part))
             for place, part in zip(self._places, shape.cache.parts * count, strict=True)

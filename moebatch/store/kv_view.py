@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from moebatch.schedule.kv_route import Place
-from moebatch.spec.attention import SinkWindow, num_cached
-from moebatch.spec.policy import PAGE_TOKENS, pages_of
+from moebatch.spec.cache import CacheGroup
 from moebatch.store.kv_moves import Moves
+from moebatch.store.kv_pages import KvPages
 
 
 class KvPiece(NamedTuple):
@@ -42,21 +42,12 @@ class ViewMoves:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class KvView:
-    """Where the tokens of a micro-batch lie, in every layer.
+class GroupView:
+    """What a micro-batch reads and writes in the layers of a group."""
 
-    A view holds for one pass, and for as long as its owners keep their pages. If it continues
-    another view's sequence, its context must come up after that view's tokens were stored.
-    """
-
-    place: Place
-    """Where attention is computed."""
-    window: int
-    """Which of the windows at that place it uses in layers that live elsewhere."""
-    pieces: tuple[KvPiece, ...]
     direct_rows: Mapping[Hashable, Tensor]
     """Cache rows, int64, of what each owner's new tokens see, themselves included, in layers that
-    live at the place."""
+    live where they attend."""
     window_rows: Mapping[Hashable, Tensor]
     """The same in layers that live elsewhere: rows of the window."""
     moves: ViewMoves
@@ -66,6 +57,23 @@ class KvView:
         return (self.direct_rows if direct else self.window_rows)[owner]
 
 
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class KvView:
+    """What a micro-batch of a pass reads and writes, in all layers.
+
+    It is valid for as long as its owners keep their pages. If it continues another view's sequence,
+    its context must come up after that view's tokens were stored.
+    """
+
+    place: Place
+    """Where attention is computed."""
+    window: int
+    """Which of the windows at that place it uses in layers that live elsewhere."""
+    pieces: tuple[KvPiece, ...]
+    groups: tuple[GroupView, ...]
+    """As the cache has them."""
+
+
 class _OwnedPages(NamedTuple):
     """A piece with its pages and rows at home and the first of its pages in a window."""
 
@@ -73,71 +81,71 @@ class _OwnedPages(NamedTuple):
     pages: list[int]
     rows: Tensor
     first: int
-    sink_window: SinkWindow | None
+    group: CacheGroup
 
     @property
     def window_rows(self) -> Tensor:
-        start = self.first * PAGE_TOKENS
-        places = torch.arange(start, start + len(self.pages) * PAGE_TOKENS)
-        return seen_rows(places, self.piece.num_tokens, self.piece.num_cached, self.sink_window)
+        start = self.first * self.group.page_rows
+        places = torch.arange(start, start + len(self.pages) * self.group.page_rows)
+        return seen_rows(places, self.piece.num_tokens, self.piece.num_cached, self.group)
 
 
-def seen_rows(
-    rows: Tensor, num_tokens: int, num_before: int, sink_window: SinkWindow | None
-) -> Tensor:
+def seen_rows(rows: Tensor, num_tokens: int, num_before: int, group: CacheGroup) -> Tensor:
     """Of an owner's rows those of its first `num_tokens` positions, without those that tokens
-    behind the first `num_before` see no more."""
+    behind the first `num_before` see no more; or that of its state."""
+    sink_window = group.sink_window
     if sink_window is None or not (skipped := sink_window.num_skipped(num_before)):
-        return rows[:num_tokens]
+        return rows[: group.num_rows(num_tokens)]
     sinks, num_ring = sink_window.sinks, sink_window.most_cached - sink_window.sinks
     places = torch.arange(skipped, num_tokens - sinks) % num_ring + sinks
     return torch.cat([rows[:sinks], rows[places]])
 
 
 def view_of(
-    place: Place,
-    window: int,
-    pieces: Sequence[KvPiece],
-    pages: Mapping[Hashable, list[int]],
-    rows: Mapping[Hashable, Tensor],
-    sink_window: SinkWindow | None = None,
+    place: Place, window: int, pieces: Sequence[KvPiece], tables: Sequence[KvPages]
 ) -> KvView:
-    """The view of a micro-batch whose owners have these pages and cache rows.
-
-    In a window the pages of all pieces follow each other, so nothing has to be gathered there.
-    """
+    """The view of a micro-batch whose owners have pages in these tables, one of each group."""
     assert pieces, "a micro-batch has tokens"
-    owned: list[_OwnedPages] = []
-    first = 0
     for piece in pieces:
-        num_pages = pages_of(num_cached(piece.num_tokens, sink_window))
-        held = pages[piece.owner][:num_pages]
         assert 0 <= piece.num_cached < piece.num_tokens, f"{piece} has nothing to compute"
-        assert len(held) == num_pages, f"{piece} lacks pages; grow it before"
-        seen = seen_rows(rows[piece.owner], piece.num_tokens, piece.num_cached, sink_window)
-        owned.append(_OwnedPages(piece, held, seen, first, sink_window))
-        first += len(held)
-    direct_rows = {part.piece.owner: part.rows for part in owned}
-    assert len(direct_rows) == len(pieces), "a sequence may be in a micro-batch once"
+    assert len({piece.owner for piece in pieces}) == len(pieces), "a sequence is there once"
     return KvView(
         place=place,
         window=window,
         pieces=tuple(pieces),
-        direct_rows=direct_rows,
-        window_rows={part.piece.owner: part.window_rows for part in owned},
-        moves=_moves_of(owned, num_pages=first),
+        groups=tuple(_group_view(pieces, table) for table in tables),
     )
 
 
-def _moves_of(owned: Sequence[_OwnedPages], *, num_pages: int) -> ViewMoves:
+def _group_view(pieces: Sequence[KvPiece], table: KvPages) -> GroupView:
+    """In a window the pages of all pieces follow each other, so nothing has to be gathered
+    there."""
+    owned: list[_OwnedPages] = []
+    first, group = 0, table.group
+    for piece in pieces:
+        num_pages = group.pages_of(piece.num_tokens)
+        held = table.by_owner[piece.owner][:num_pages]
+        assert len(held) == num_pages, f"{piece} lacks pages; grow it before"
+        rows = table.rows(piece.owner)
+        seen = seen_rows(rows, piece.num_tokens, piece.num_cached, group)
+        owned.append(_OwnedPages(piece, held, seen, first, group))
+        first += len(held)
+    return GroupView(
+        direct_rows={part.piece.owner: part.rows for part in owned},
+        window_rows={part.piece.owner: part.window_rows for part in owned},
+        moves=_moves_of(owned, group, num_pages=first),
+    )
+
+
+def _moves_of(owned: Sequence[_OwnedPages], group: CacheGroup, *, num_pages: int) -> ViewMoves:
     context: tuple[list[int], list[int]] = [], []
     touched: tuple[list[int], list[int]] = [], []
     new_rows: tuple[list[Tensor], list[Tensor]] = [], []
     for part in owned:
         num_new = part.piece.num_tokens - part.piece.num_cached
         new_in_window = part.window_rows[-num_new:]
-        touched_there = sorted({row // PAGE_TOKENS for row in new_in_window.tolist()})
-        num_context = pages_of(num_cached(part.piece.num_cached, part.sink_window))
+        touched_there = sorted({row // group.page_rows for row in new_in_window.tolist()})
+        num_context = group.pages_of(part.piece.num_cached)
         context[0].extend(part.pages[:num_context])
         context[1].extend(range(part.first, part.first + num_context))
         touched[0].extend(part.pages[page - part.first] for page in touched_there)

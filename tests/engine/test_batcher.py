@@ -12,6 +12,7 @@ from moebatch.engine.text import AnswerText
 from moebatch.layout.admission import Caps
 from moebatch.plan.passes import job_passes
 from moebatch.spec.attention import CacheLayout
+from moebatch.spec.cache import CacheGroup
 from moebatch.spec.policy import Batching, Placement, Policy, pages_of
 from moebatch.spec.request import Request
 from moebatch.spec.sampling import Sampling
@@ -63,9 +64,8 @@ def make(
     shares: bool = False,
 ) -> Batcher:
     cache = KVCache(
-        num_layers=1,
-        cache=CacheLayout.of_heads(1, 1),
-        num_pages=num_pages,
+        [CacheGroup(layers=(0,), layout=CacheLayout.of_heads(1, 1))],
+        num_pages=[num_pages],
         dtype=torch.float32,
         shares=shares,
     )

@@ -17,6 +17,7 @@ from moebatch.engine.time_left import TimeLeft
 from moebatch.plan.prediction import predict
 from moebatch.plan.problem import Problem
 from moebatch.spec.attention import CacheLayout
+from moebatch.spec.cache import CacheGroup
 from moebatch.spec.policy import Batching, Placement, Policy, pages_of
 from moebatch.spec.request import Begun, Request
 from moebatch.spec.sampling import Sampling
@@ -127,9 +128,8 @@ def run(
     slowness, busy_s = slowness or {}, Counter[str]()
     asked, rng, now = asked_for(rows), random.Random(seed), [0.0]
     cache = KVCache(
-        num_layers=1,
-        cache=CacheLayout.of_heads(1, 1),
-        num_pages=under.num_kv_pages,
+        [CacheGroup(layers=(0,), layout=CacheLayout.of_heads(1, 1))],
+        num_pages=[under.num_kv_pages],
         dtype=torch.float32,
     )
     batcher = Batcher((row.sequence(i) for i, row in enumerate(rows)), cache, under)

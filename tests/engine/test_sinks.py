@@ -15,10 +15,11 @@ from moebatch.engine import layout
 from moebatch.model.native import loader
 from moebatch.schedule.registry import SCHEDULES
 from moebatch.spec import attention
-from moebatch.spec.attention import KvCache, SinkWindow, num_cached
+from moebatch.spec.attention import CacheLayout, KvCache, SinkWindow
+from moebatch.spec.cache import CacheGroup
 from moebatch.spec.policy import pages_of
 from moebatch.spec.request import Begun
-from moebatch.store.kv import KVCache
+from moebatch.store.kv_pages import KvPages
 from moebatch.store.kv_view import seen_rows
 from tests.engine.test_engine import LENGTHS, NEW_TOKENS, policy, requests, tokens_of
 from tests.engine.test_schedules import EMULATED, IN_MEMORY, emulated, run
@@ -75,13 +76,13 @@ def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def num_held(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Pages of owners, whenever they get some."""
-    held, grow = [], KVCache.grow
+    held, grow = [], KvPages.grow
 
-    def counting(self: KVCache, owner: Hashable, num_tokens: int) -> None:
+    def counting(self: KvPages, owner: Hashable, num_tokens: int) -> None:
         grow(self, owner, num_tokens)
-        held.append(len(self._pages[owner]))
+        held.append(len(self.by_owner[owner]))
 
-    monkeypatch.setattr(KVCache, "grow", counting)
+    monkeypatch.setattr(KvPages, "grow", counting)
     return held
 
 
@@ -176,9 +177,10 @@ def test_what_a_slice_sees_is_in_places_of_its_own(
         patch.setattr(attention, "LARGEST_SLICE", largest)
         sink_window, written, position = SinkWindow(sinks, window), {}, 0
         assert sink_window.most_cached == sinks + window + largest - 1
-        rows = torch.arange(sink_window.most_cached)
+        group = CacheGroup(layers=(0,), layout=CacheLayout.of_heads(1, 1), sink_window=sink_window)
+        rows = torch.arange(group.most_rows)
         for size in data.draw(st.lists(st.integers(1, largest), max_size=30)):
-            seen = seen_rows(rows, position + size, position, sink_window).tolist()
+            seen = seen_rows(rows, position + size, position, group).tolist()
             assert len(set(seen)) == len(seen)
             written |= dict(zip(seen[-size:], range(position, position + size), strict=True))
             found = [written[row] for row in seen]
@@ -187,4 +189,4 @@ def test_what_a_slice_sees_is_in_places_of_its_own(
                 assert visible <= set(found)
             assert found == sorted(found)
             position += size
-            assert num_cached(position, sink_window) == min(position, len(rows))
+            assert group.num_rows(position) == min(position, len(rows))

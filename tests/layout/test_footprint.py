@@ -3,13 +3,14 @@
 from dataclasses import replace
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from moebatch.errors import DoesNotFit
-from moebatch.layout.buffers import KV_TERM, KV_WINDOW_TERM, RESIDENT_TERM, SLOTS_TERM
-from moebatch.layout.division import most_streamed
-from moebatch.layout.footprint import Footprint
+from moebatch.layout.buffers import KV_TERM, KV_WINDOW_TERM, RESIDENT_TERM, SLOTS_TERM, SPARE_TERM
+from moebatch.layout.division import Division, most_streamed
+from moebatch.layout.footprint import Footprint, packed_bytes, slot_bytes
 from moebatch.layout.ladder import Ladder
 from moebatch.layout.setup import expert_homes, expert_keys, residents
 from moebatch.plan.planner import best_policy
@@ -19,7 +20,9 @@ from moebatch.schedule.registry import SCHEDULES, traits_of
 from moebatch.spec.hardware import Hardware, LevelName
 from moebatch.spec.models import load_model
 from moebatch.spec.policy import Placement, Policy, pages_of
+from moebatch.spec.shape import ModelShape
 from moebatch.spec.workload import Workload
+from moebatch.store.kv import KVCache
 from moebatch.store.kv_layout import KvLayout
 from moebatch.store.kv_levels import NUM_WINDOWS
 from moebatch.store.paged_experts import most_streamed as most_paged
@@ -30,7 +33,8 @@ MANY = examples(15)
 MIB = 2**20
 MANY_EXPERTS = load_model("qwen3-30b-a3b").shape
 DENSE_FIRST = load_model("deepseek-moe-16b").shape
-SHAPES = st.sampled_from([SHAPE, SMALL, MANY_EXPERTS, DENSE_FIRST])
+ALTERNATING = load_model("gpt-oss-20b").shape
+SHAPES = st.sampled_from([SHAPE, SMALL, MANY_EXPERTS, DENSE_FIRST, ALTERNATING])
 WORKLOADS = st.builds(
     lambda sequences, prompt, new: Workload.uniform(
         prompt_tokens=prompt, new_tokens=new, num_sequences=sequences
@@ -63,18 +67,31 @@ def allocated(asked: Problem, policy: Policy) -> dict[LevelName, dict[str, int]]
     places: set[Place] = {"vram"} if asked.with_vram else {"dram"}
     if not policy.attention_on_gpu:
         places.add("dram")
-    longest = pages_of(asked.workload.max_total_tokens)
-    layout = KvLayout(
-        levels=policy.kv_levels(shape.num_layers),
-        places=places,
-        window_pages=min(policy.num_kv_pages, policy.micro_batch_size * longest),
-    )
+    layout = KvLayout(levels=policy.kv_levels(shape.num_layers), places=places)
     page = 16 * shape.cache_width * asked.dtypes.compute_bytes
+    pages = [
+        pages_in(policy, asked.workload, window, policy.batch_size)
+        for window in shape.sliding_windows
+    ]
+    passing = max(
+        pages_in(policy, asked.workload, window, policy.micro_batch_size)
+        for window in shape.sliding_windows
+    )
     for name in held:
-        held[name][KV_TERM] = layout.levels.count(name) * policy.num_kv_pages * page
+        living_there = [n for n, home in enumerate(layout.levels) if home == name]
+        held[name][KV_TERM] = sum(pages[layer] for layer in living_there) * page
         pairs = sum(window.level == name for window in layout.windows)
-        held[name][KV_WINDOW_TERM] = pairs * NUM_WINDOWS * layout.window_pages * page
+        held[name][KV_WINDOW_TERM] = pairs * NUM_WINDOWS * passing * page
     return held
+
+
+def pages_in(policy: Policy, workload: Workload, window: int | None, sequences: int) -> int:
+    """Of a layer for so many of the longest sequences; for a batch, all that admission gives out
+    where layers have no windows."""
+    most, longest = policy.num_kv_pages, workload.max_total_tokens
+    if window is not None and window + 511 < longest:
+        return min(most, sequences * pages_of(window + 511))
+    return most if sequences == policy.batch_size else min(most, sequences * pages_of(longest))
 
 
 def assert_priced(asked: Problem, policy: Policy) -> None:
@@ -96,8 +113,9 @@ def machines() -> st.SearchStrategy[Hardware]:
 @MANY
 @given(machines(), SHAPES, WORKLOADS, st.booleans())
 def test_a_planned_policy_is_one_that_runs_and_fits_with_what_is_really_allocated(
-    machine: Hardware, shape: object, workload: Workload, kv_on_disk: bool
+    machine: Hardware, shape: ModelShape, workload: Workload, kv_on_disk: bool
 ) -> None:
+    workload = shape.cached(workload)
     asked = problem(machine, shape=shape, workload=workload, kv_on_disk=kv_on_disk)
     try:
         policy = best_policy(asked).policy
@@ -142,6 +160,77 @@ def test_odd_shares_are_priced_as_the_whole_layers_and_experts_that_they_become(
     for cache in caches:
         policy = given_policy(schedule=schedule, attention_on_gpu=attention_on_gpu, kv_cache=cache)
         assert_priced(asked, policy)
+
+
+def test_the_cache_of_gpt_oss_is_that_of_its_configuration() -> None:
+    """12 layers of all tokens, and 12 of 128 and what a slice adds to them, each 2 x 8 heads x 64
+    numbers of 2 bytes: by arithmetic, as planned, and as a cache allocates it."""
+    sequences, longest, row = 3, 2000, 2 * 8 * 64 * 2
+    asked = problem(
+        cpu_machine(),
+        shape=ALTERNATING,
+        workload=Workload.uniform(prompt_tokens=1900, new_tokens=100),
+    )
+    policy = given_policy(
+        attention_on_gpu=False,
+        ffn_on_gpu=False,
+        weights=Placement(dram=1),
+        batch_size=sequences,
+        micro_batch_size=2,
+        num_kv_pages=sequences * longest // 16,
+    )
+    expected = 12 * sequences * longest * row + 12 * sequences * 640 * row
+    assert asked.footprints(policy)["dram"].terms[KV_TERM] == expected
+    groups = ALTERNATING.cache_groups(longest)
+    cache = KVCache(
+        groups, num_pages=[group.num_pages(policy) for group in groups], dtype=torch.bfloat16
+    )
+    assert cache.bytes_on("dram") == expected
+    assert expected < 0.67 * 24 * sequences * longest * row
+
+
+@given(
+    st.sampled_from([ALTERNATING, SHAPE]),
+    st.lists(st.floats(0, 1), min_size=2, max_size=2).map(sorted),
+    st.integers(1, 64),
+    st.integers(1, 1000),
+)
+def test_parts_of_layers_take_no_less_than_the_stretches_that_they_become(
+    shape: ModelShape, cuts: list[float], batch: int, pages: int
+) -> None:
+    """Whatever layers a stretch has more of than the mean."""
+    asked = problem(
+        gpu_machine(),
+        shape=shape,
+        workload=Workload.uniform(prompt_tokens=3000, new_tokens=100),
+    )
+    policy = given_policy(
+        kv_cache=Placement(vram=cuts[0], dram=cuts[1] - cuts[0], disk=1 - cuts[1]),
+        batch_size=batch,
+        num_kv_pages=pages,
+    )
+    in_parts = Division.in_parts(
+        shape,
+        asked.memory.groups,
+        policy,
+        ladder=asked.ladder,
+        weight_levels=("vram", "dram", "disk"),
+        kv_levels=("vram", "dram", "disk"),
+    )
+    of_parts = asked.footprints(policy, in_parts)
+    for level, footprint in asked.footprints(policy).items():
+        roomy = of_parts[level].terms
+        held = footprint.terms.get(KV_TERM, 0)
+        spare = roomy.get(SPARE_TERM, 0) - spare_experts(asked, in_parts, level)
+        assert held <= roomy.get(KV_TERM, 0) + spare + 1, level
+
+
+def spare_experts(asked: Problem, division: Division, level: LevelName) -> float:
+    """Bytes of the spare experts of a level; those on disk stay in the checkpoint."""
+    if level == "disk":
+        return 0.0
+    packed = packed_bytes if level == "vram" else slot_bytes
+    return division.spare_experts.get(level, 0) * packed(asked.shape, asked.dtypes)
 
 
 def test_residents_leave_every_layer_with_about_as_many_to_stream() -> None:

@@ -129,7 +129,7 @@ def cache(decoder: Decoder, device: torch.device) -> tuple[torch.Tensor, torch.T
 
 def devices_of(micro: MicroBatch) -> set[torch.device]:
     """Where attention is planned."""
-    tensors: list[Any] = [micro.new_rows_T]
+    tensors: list[Any] = [*micro.new_rows.values()]
     for (plan,) in micro.plans.values():
         tensors += [plan.band_QS, *(prompt.rows for prompt in plan.prompts)]
         for group in plan.decodes:

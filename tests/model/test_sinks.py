@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from moebatch.spec.attention import SinkWindow, num_cached
+from moebatch.spec.attention import SinkWindow
 from tests.model.driver import Driver
 from tests.model.oracle import load, prompts
 from tests.model.sinks import greedy_with_sinks, seen
@@ -65,5 +65,4 @@ def test_a_turned_query_scores_sinks_as_one_that_is_nearer() -> None:
         for place, at in enumerate(visible):
             turned = query - at if at < sink_window.sinks else position - at
             assert turned == query - place, "the distance within what is seen"
-    assert num_cached(10**6, sink_window) == 4 + 12 + 511
-    assert num_cached(10**6, None) == 10**6
+    assert sink_window.most_cached == 4 + 12 + 511

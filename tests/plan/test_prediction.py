@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moebatch.layout.footprint import kv_page_bytes, slot_bytes
+from moebatch.layout.footprint import slot_bytes
 from moebatch.layout.lanes import pass_seconds
 from moebatch.layout.load import PassLoad
 from moebatch.plan.answer import answer_milp
@@ -20,7 +20,7 @@ from moebatch.plan.replay import job_loads
 from moebatch.plan.roofs import policy_roofs
 from moebatch.plan.whole import whole_policy
 from moebatch.spec.hardware import RateCurve
-from moebatch.spec.policy import Placement, Policy
+from moebatch.spec.policy import PAGE_TOKENS, Placement, Policy
 from moebatch.spec.workload import Length, LengthSample, Workload
 from tests.few import examples
 from tests.plan.problems import GB, SMALL, cpu_machine, gpu_machine, problem, screened_of
@@ -218,7 +218,8 @@ def test_a_sample_of_lengths_stays_small_and_even() -> None:
 def test_when_nobody_waits_experts_get_the_room_of_pages_and_less_is_read() -> None:
     """One long answer after many short ones: nearly all of the cache is free in its passes."""
     asked = small(workload=workload_of([(60, 20)] * 31 + [(60, 200)]))
-    page, expert = kv_page_bytes(SMALL, asked.dtypes), slot_bytes(SMALL, asked.dtypes)
+    page = PAGE_TOKENS * SMALL.kv_bytes_per_token(asked.dtypes.compute_bytes)
+    expert = slot_bytes(SMALL, asked.dtypes)
     one = policy(
         32, 2048, num_kv_pages=20 * expert // page, weights=Placement(dram=0.25, disk=0.75)
     )

@@ -6,6 +6,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from moebatch.spec.attention import CacheLayout
+from moebatch.spec.cache import CacheGroup
 from moebatch.spec.policy import PAGE_TOKENS, pages_of
 from moebatch.store.kv import KVCache
 from moebatch.store.memory import resident_bytes
@@ -15,9 +16,8 @@ NUM_PAGES = 12
 
 def make_cache(num_pages: int, *, head_dim: int = 2, shares: bool = False) -> KVCache:
     return KVCache(
-        num_layers=2,
-        cache=CacheLayout.of_heads(1, head_dim),
-        num_pages=num_pages,
+        [CacheGroup(layers=(0, 1), layout=CacheLayout.of_heads(1, head_dim))],
+        num_pages=[num_pages],
         dtype=torch.float32,
         shares=shares,
     )

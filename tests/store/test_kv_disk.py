@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from moebatch.errors import StorageError
-from moebatch.store.kv_disk import KvFile
+from moebatch.store.kv_disk import KvFile, LayerPages
 from moebatch.store.memory import Arena
 
 BLOCK, ODD = 4096, 96
@@ -32,7 +32,7 @@ def halves(arena: Arena, half_bytes: int, num_pages: int) -> list[memoryview]:
 @pytest.mark.parametrize("half_bytes", [BLOCK, ODD])
 def test_more_pages_than_one_call_takes_come_back(tmp_path: Path, half_bytes: int) -> None:
     num_pages = 700
-    file = KvFile(tmp_path, num_layers=2, num_pages=num_pages, part_bytes=[half_bytes] * 2)
+    file = KvFile(tmp_path, [LayerPages(num_pages, [half_bytes] * 2)] * 2)
     written, read = (Arena(2 * num_pages * half_bytes) for _ in range(2))
     generator = np.random.default_rng(0)
     for layer in range(2):
@@ -45,7 +45,7 @@ def test_more_pages_than_one_call_takes_come_back(tmp_path: Path, half_bytes: in
 
 
 def test_pages_are_where_they_belong(tmp_path: Path) -> None:
-    file = KvFile(tmp_path, num_layers=2, num_pages=3, part_bytes=[BLOCK] * 2)
+    file = KvFile(tmp_path, [LayerPages(3, [BLOCK] * 2)] * 2)
     arena = Arena(2 * BLOCK)
     for layer in range(2):
         for page in (2, 0, 1):
@@ -61,7 +61,7 @@ def test_pages_are_where_they_belong(tmp_path: Path) -> None:
 
 def test_nothing_is_left_in_the_folder_and_its_room_is_taken(tmp_path: Path) -> None:
     before = num_open_files()
-    file = KvFile(tmp_path, num_layers=1, num_pages=16, part_bytes=[BLOCK] * 2)
+    file = KvFile(tmp_path, [LayerPages(16, [BLOCK] * 2)] * 1)
     assert list(tmp_path.iterdir()) == []
     assert os.fstat(file._fd).st_size == 2 * 16 * BLOCK
     assert os.fstat(file._fd).st_blocks * 512 >= 2 * 16 * BLOCK
@@ -72,7 +72,7 @@ def test_nothing_is_left_in_the_folder_and_its_room_is_taken(tmp_path: Path) -> 
 def test_a_disk_that_is_too_small_is_refused_with_need_and_have(tmp_path: Path) -> None:
     message = f"{re.escape(str(tmp_path))}: keys and values on disk need 1048576 TiB, .* are free"
     with pytest.raises(StorageError, match=message):
-        KvFile(tmp_path, num_layers=1, num_pages=2**47, part_bytes=[BLOCK] * 2)
+        KvFile(tmp_path, [LayerPages(2**47, [BLOCK] * 2)] * 1)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -81,7 +81,7 @@ def test_a_system_that_refuses_the_room_is_quoted(tmp_path: Path) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (BLOCK, hard))
     try:
         with pytest.raises(StorageError, match="File too large"):
-            KvFile(tmp_path, num_layers=1, num_pages=16, part_bytes=[BLOCK] * 2)
+            KvFile(tmp_path, [LayerPages(16, [BLOCK] * 2)] * 1)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert list(tmp_path.iterdir()) == []
@@ -89,11 +89,11 @@ def test_a_system_that_refuses_the_room_is_quoted(tmp_path: Path) -> None:
 
 def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match=r"gone: keys and values cannot be kept there: No such"):
-        KvFile(tmp_path / "gone", num_layers=1, num_pages=1, part_bytes=[BLOCK] * 2)
+        KvFile(tmp_path / "gone", [LayerPages(1, [BLOCK] * 2)] * 1)
 
 
 def test_reading_past_the_end_is_an_error(tmp_path: Path) -> None:
-    file = KvFile(tmp_path, num_layers=1, num_pages=1, part_bytes=[BLOCK] * 2)
+    file = KvFile(tmp_path, [LayerPages(1, [BLOCK] * 2)] * 1)
     with pytest.raises(StorageError, match="reading keys and values came to an early end"):
         file.read(0, 1, halves(Arena(2 * BLOCK), BLOCK, 1))
     file.close()

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from moebatch.schedule.kv_route import Place
 from moebatch.schedule.task import Kind
 from moebatch.spec.attention import SCALE_BYTES, CacheLayout, CachePart
+from moebatch.spec.cache import CacheGroup
 from moebatch.spec.hardware import LevelName
 from moebatch.spec.policy import PAGE_TOKENS, pages_of
 from moebatch.store.kv import KVCache
@@ -46,11 +47,10 @@ def make_cache(
     num_pages: int = NUM_PAGES,
 ) -> KVCache:
     return KVCache(
-        num_layers=len(levels),
-        cache=cached,
-        num_pages=num_pages,
+        [CacheGroup(layers=tuple(range(len(levels))), layout=cached)],
+        num_pages=[num_pages],
         dtype=torch.float32,
-        layout=KvLayout(levels=levels, places=places, window_pages=WINDOW_PAGES, folder=folder),
+        layout=KvLayout(levels=levels, places=places, window_pages=[WINDOW_PAGES], folder=folder),
     )
 
 
@@ -90,7 +90,7 @@ class Program:
         """Looks at the whole context, then puts new keys and values beside it."""
         room = self.cache.tensors(view.place, layer, view.window)
         for owner, num_cached, num_tokens in view.pieces:
-            rows = view.rows(owner, direct=self.cache.is_direct(view.place, layer))
+            rows = view.groups[0].rows(owner, direct=self.cache.is_direct(view.place, layer))
             assert len(rows) == num_tokens
             expected = torch.tensor([self.stored[owner, p, layer] for p in range(num_cached)])
             old = rows[:num_cached]
@@ -263,9 +263,9 @@ def test_rows_in_a_window_follow_each_other_wherever_the_pages_are(tmp_path: Pat
             cache.grow("a", num_tokens)
             cache.grow("b", num_tokens)
         view = cache.view("vram", 1, [KvPiece("b", 40, 41), KvPiece("a", 47, 48)])
-        assert view.window_rows["b"].equal(torch.arange(41))
-        assert view.window_rows["a"].equal(torch.arange(48, 96))
-        assert view.direct_rows["a"].equal(cache.rows("a", 48))
+        assert view.groups[0].window_rows["b"].equal(torch.arange(41))
+        assert view.groups[0].window_rows["a"].equal(torch.arange(48, 96))
+        assert view.groups[0].direct_rows["a"].equal(cache.rows("a", 48))
 
 
 def test_windows_are_only_where_a_layer_lives_elsewhere(tmp_path: Path) -> None:
@@ -302,14 +302,14 @@ def test_codes_and_scales_are_what_is_held_and_moved(tmp_path: Path, cached: Cac
         view = cache.view("vram", 0, [KvPiece("a", 17, 20)])
         token_bytes = 2 * (cached.parts[0].head_dim + SCALE_BYTES)
         num_layers = len(EVERYWHERE)
-        assert cache.page_bytes == num_layers * PAGE_TOKENS * token_bytes
+        assert cache.bytes_beyond(NUM_PAGES - 1) == num_layers * PAGE_TOKENS * token_bytes
         assert cache.num_bytes(Kind.KV_UP, view, 1) == 2 * PAGE_TOKENS * token_bytes
         assert cache.num_bytes(Kind.KV_DOWN, view, 1) == 3 * token_bytes
         assert cache.num_bytes(Kind.KV_READ, view, 2) == 2 * PAGE_TOKENS * token_bytes
         written = {}
         for layer in range(num_layers):
             window = cache.tensors("vram", layer, 0)
-            rows = view.rows("a", direct=cache.is_direct("vram", layer))
+            rows = view.groups[0].rows("a", direct=cache.is_direct("vram", layer))
             for part in window.parts:
                 assert part.dtype == torch.uint8
                 part.random_(256)
@@ -324,6 +324,6 @@ def test_codes_and_scales_are_what_is_held_and_moved(tmp_path: Path, cached: Cac
             for kind in (Kind.KV_READ, Kind.KV_UP):
                 if kind in cache._levels.needs(later, layer):
                     {Kind.KV_READ: cache.read, Kind.KV_UP: cache.up}[kind](later, layer)
-            rows = later.rows("a", direct=cache.is_direct("vram", layer))[:20]
+            rows = later.groups[0].rows("a", direct=cache.is_direct("vram", layer))[:20]
             found = [part[rows] for part in cache.tensors("vram", layer, 1).parts]
             assert all(map(torch.equal, found, written[layer])), layer

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moebatch.spec.attention import CacheLayout
+from moebatch.spec.cache import CacheGroup
 from moebatch.spec.policy import PAGE_TOKENS, pages_of
 from moebatch.store.kv import KVCache
 
@@ -14,9 +15,8 @@ NUM_PAGES = 12
 
 def make_cache(num_pages: int = NUM_PAGES) -> KVCache:
     return KVCache(
-        num_layers=1,
-        cache=CacheLayout.of_heads(1, 1),
-        num_pages=num_pages,
+        [CacheGroup(layers=(0,), layout=CacheLayout.of_heads(1, 1))],
+        num_pages=[num_pages],
         dtype=torch.float32,
         shares=True,
     )

@@ -24,7 +24,7 @@ from typing import Literal
 
 from moebatch.errors import DoesNotFit
 from moebatch.layout.buffers import KV_WINDOW_TERM, PROGRAM_TERM, SLOTS_TERM
-from moebatch.layout.footprint import ACTIVATIONS_TERM, Footprint, kv_page_bytes, slot_bytes
+from moebatch.layout.footprint import ACTIVATIONS_TERM, Footprint, cache_bytes, slot_bytes
 from moebatch.layout.load import PassLoad
 from moebatch.layout.routing import distinct_experts
 from moebatch.plan.answer import Answer
@@ -464,7 +464,7 @@ def _stacks(problem: Problem, policy: Policy) -> dict[_Kind, _Stack]:
         ),
         "kv_cache": _Stack(
             lowest=_only_level(policy.kv_cache),
-            unit_bytes=policy.num_kv_pages * kv_page_bytes(shape, dtypes) // shape.num_layers,
+            unit_bytes=int(cache_bytes(problem.memory.groups, dtypes, policy) // shape.num_layers),
             number=shape.num_layers,
         ),
     }
