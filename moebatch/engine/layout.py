@@ -26,11 +26,9 @@ from moebatch.spec.hardware import LevelName
 from moebatch.store.kv import KVCache
 from moebatch.store.kv_view import KvPiece, KvView
 
-MakeMicroBatch = Callable[
-    [Sequence[Span], Mapping[int, Sequence[Span]], Tensor | None, Place], MicroBatch
-]
-"""Of spans, the same in layers with sliding windows that have rows of their own, rows of states if
-there are such, and where it attends."""
+MakeMicroBatch = Callable[[Sequence[Span], Mapping[int, Sequence[Span]], Place], MicroBatch]
+"""Of spans, the same in layers with sliding windows that have rows of their own, and where it
+attends."""
 
 
 class Part(NamedTuple):
@@ -47,8 +45,8 @@ class Part(NamedTuple):
         """Tokens of the sequence that are computed then."""
         return self.num_before + self.num_tokens
 
-    def span(self, rows_S: Tensor) -> Span:
-        """In these rows of a cache."""
+    def span(self, rows_S: Tensor, state_row: int) -> Span:
+        """In these rows of a cache, with the row of a state, where there are such."""
         context = len(rows_S) - self.num_tokens
         return Span(
             start=self.start,
@@ -57,6 +55,7 @@ class Part(NamedTuple):
             rows_S=rows_S,
             rope_length=self.sequence.num_prompt_tokens,
             num_skipped=self.num_before - context,
+            state_row=state_row,
         )
 
 
@@ -193,18 +192,21 @@ def _micro_batch(
     group: Group, cache: KVCache, make: MakeMicroBatch, rows_of: Callable[[int, Part], Tensor]
 ) -> MicroBatch:
     """With the rows that sequences have in each group of layers, by its number."""
+    rows = [[rows_of(number, part) for part in group.parts] for number in range(len(cache.groups))]
+    states = [0] * len(group.parts)
+    for of_cache, of_group in zip(cache.groups, rows, strict=True):
+        if of_cache.is_state:
+            states = [int(row) for row in torch.cat(of_group)]
     placed: list[Sequence[Span]] = []
     apart: dict[int, Sequence[Span]] = {}
-    states_B = None
-    for number, of_cache in enumerate(cache.groups):
-        rows = [rows_of(number, part) for part in group.parts]
+    for of_cache, of_group in zip(cache.groups, rows, strict=True):
         if of_cache.is_state:
-            states_B = torch.cat(rows)
             continue
-        placed.append([part.span(rows_S) for part, rows_S in zip(group.parts, rows, strict=True)])
+        in_rows = zip(group.parts, of_group, states, strict=True)
+        placed.append([part.span(rows_S, state) for part, rows_S, state in in_rows])
         if of_cache.sink_window is not None:
             apart[of_cache.sink_window.window] = placed[-1]
-    return make(placed[0], apart, states_B, group.place)
+    return make(placed[0], apart, group.place)
 
 
 def _rows(cache: KVCache, number: int, part: Part) -> Tensor:

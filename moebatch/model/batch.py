@@ -45,6 +45,8 @@ class Span:
     """Prompt length: the least length that length-dependent rotary scalings count with."""
     num_skipped: int = 0
     """Tokens behind the sinks that none of them sees: they are left out of `context` and rows."""
+    state_row: int = 0
+    """Row of what recurrent layers keep of the sequence."""
 
     @property
     def num_before(self) -> int:
@@ -166,29 +168,6 @@ class AttentionPlan:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class StatePlan:
-    """What recurrent layers have to know of a micro-batch: sequences in the order of their tokens,
-    which follow each other without gaps."""
-
-    rows_B: Tensor
-    """Cache row, int64, of each one's state."""
-    begins_B: Tensor
-    """Whether a sequence begins: its row holds what another one has left, and counts as zeros."""
-    counts: tuple[int, ...]
-    """Tokens of each."""
-
-    @classmethod
-    def of(cls, spans: Sequence[Span], rows_B: Tensor, device: torch.device) -> "StatePlan":
-        """For spans whose states are in these rows."""
-        begins_B = torch.tensor([not span.num_before for span in spans])
-        return cls(
-            rows_B=rows_B.to(device),
-            begins_B=begins_B.to(device),
-            counts=tuple(span.num_tokens for span in spans),
-        )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class MicroBatch:
     """The flat rows [start, stop) of a pass, which attention takes at once.
 
@@ -207,8 +186,6 @@ class MicroBatch:
     """By sliding window; each token is in one of its plans."""
     turns: SinkTurns | None = None
     """Where tokens meet sinks that are farther away than they see."""
-    states: StatePlan | None = None
-    """Where layers are recurrent."""
 
     @property
     def num_tokens(self) -> int:
@@ -225,17 +202,15 @@ class MicroBatch:
         dtype: torch.dtype,
         gather_rows: int,
         apart: Mapping[int, Sequence[Span]] = MappingProxyType({}),
-        states_B: Tensor | None = None,
         sink_window: SinkWindow | None = None,
         attention_device: torch.device | None = None,
     ) -> "MicroBatch":
         """Plans for spans that follow each other without gaps.
 
         `apart` are the same tokens for layers with a sliding window whose cache has rows of its
-        own; `states_B` are the rows of states that sequences have in recurrent layers.
-        `gather_rows` bounds the rows that a decode group gathers, unless one sequence has more.
-        Layers that have the window of `sink_window` see its sinks as well. Attention is computed on
-        `attention_device`, that of `rope` if nothing is said.
+        own. `gather_rows` bounds the rows that a decode group gathers, unless one sequence has
+        more. Layers that have the window of `sink_window` see its sinks as well. Attention is
+        computed on `attention_device`, that of `rope` if nothing is said.
         """
         device = rope.device if attention_device is None else attention_device
         start = spans[0].start
@@ -267,7 +242,6 @@ class MicroBatch:
             new_rows=new_rows,
             plans=plans,
             turns=turns,
-            states=None if states_B is None else StatePlan.of(spans, states_B, device),
         )
 
 

@@ -109,14 +109,12 @@ class Decoder:
         spans: Sequence[Span],
         *,
         apart: Mapping[int, Sequence[Span]] = MappingProxyType({}),
-        states_B: Tensor | None = None,
         attention_device: torch.device | None = None,
     ) -> MicroBatch:
         """What attention needs about spans that follow each other; it serves all layers.
 
         `apart` are the same tokens for layers with a sliding window whose cache has rows of its
-        own; `states_B` are the rows of states that sequences have in recurrent layers.
-        `attention_device` is that of the `AttentionCore`, if it is not the decoder's own.
+        own. `attention_device` is that of the `AttentionCore`, if it is not the decoder's own.
         """
         return MicroBatch.of(
             spans,
@@ -125,7 +123,6 @@ class Decoder:
             dtype=self.dtype,
             gather_rows=self._limits.gather_rows,
             apart=apart,
-            states_B=states_B,
             sink_window=self.shape.attention.sink_window,
             attention_device=attention_device,
         )

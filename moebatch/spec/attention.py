@@ -17,6 +17,7 @@ LARGEST_SLICE = 512
 """Most new tokens of a sequence that attend together."""
 SCALE_BYTES = 2
 """A bfloat16 for each token and head; codes are made with the scale as it is stored."""
+_FLOAT_BYTES = 4
 UNLIMITED = 2**50
 """More tokens than any sequence has."""
 QkNorm = Literal["none", "head", "full"]
@@ -37,7 +38,7 @@ class CachePart:
     name: str
     num_heads: int
     head_dim: int
-    dtype: CacheDtype | None = None
+    dtype: CacheDtype | Literal["float32"] | None = None
     """None is the dtype in which everything is computed."""
 
     @property
@@ -48,9 +49,13 @@ class CachePart:
     def head_bytes(self, compute_bytes: int) -> int:
         """Bytes of a token's numbers at one head, with their scale, where numbers that are computed
         with have so many."""
-        if self.dtype is None:
-            return self.head_dim * compute_bytes
-        return self.head_dim + SCALE_BYTES
+        match self.dtype:
+            case None:
+                return self.head_dim * compute_bytes
+            case "float32":
+                return self.head_dim * _FLOAT_BYTES
+            case _:
+                return self.head_dim + SCALE_BYTES
 
     def token_bytes(self, compute_bytes: int) -> int:
         """Bytes of a token in one layer."""

@@ -10,7 +10,7 @@ from typing import Literal
 
 from moebatch.formats.weight_format import WeightFormat
 from moebatch.spec.attention import Attention, CacheLayout, KvCache, SinkWindow, Sizes
-from moebatch.spec.cache import CacheGroup
+from moebatch.spec.cache import CacheGroup, Recurrence
 from moebatch.spec.hardware import Dtype
 from moebatch.spec.workload import Workload
 
@@ -120,6 +120,10 @@ class Layers:
     """The MLP of layers without experts; None where the family has no such layers."""
     norms: tuple[str, ...] = ("input_norm", "mlp_norm")
     """Roles of the norms of a layer, [D] each."""
+    recurrence: Recurrence | None = None
+    """What takes the place of attention in `recurrent_layers`."""
+    recurrent_layers: tuple[int, ...] = ()
+    """Ascending; all others attend."""
     norm: Norm = Norm()
 
 
@@ -325,12 +329,18 @@ class ModelShape(Layers):
     def _grouped(self, max_tokens: int) -> tuple[CacheGroup, ...]:
         found: dict[SinkWindow | None, list[int]] = {}
         for layer, seen in enumerate(map(self._seen_through, self.sliding_windows)):
+            if layer in self.recurrent_layers:
+                continue
             is_kept = seen is None or seen.most_cached >= max_tokens
             found.setdefault(None if is_kept else seen, []).append(layer)
-        groups = (
+        groups = [
             CacheGroup(layers=tuple(layers), layout=self._cache, sink_window=seen)
             for seen, layers in found.items()
-        )
+        ]
+        assert groups, "some layers attend"
+        if self.recurrence is not None:
+            state = self.recurrence.state
+            groups.append(CacheGroup(layers=self.recurrent_layers, layout=state, is_state=True))
         return tuple(sorted(groups, key=lambda group: -group.most_rows))
 
     def _seen_through(self, window: int | None) -> SinkWindow | None:

@@ -1,6 +1,6 @@
 """What is priced is what the executor allocates, on every level, for any policy."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -17,6 +17,7 @@ from moebatch.plan.planner import best_policy
 from moebatch.plan.problem import Problem
 from moebatch.schedule.kv_route import Place
 from moebatch.schedule.registry import SCHEDULES, traits_of
+from moebatch.spec.attention import CacheLayout, CachePart
 from moebatch.spec.hardware import Hardware, LevelName
 from moebatch.spec.models import load_model
 from moebatch.spec.policy import Placement, Policy, pages_of
@@ -34,7 +35,22 @@ MIB = 2**20
 MANY_EXPERTS = load_model("qwen3-30b-a3b").shape
 DENSE_FIRST = load_model("deepseek-moe-16b").shape
 ALTERNATING = load_model("gpt-oss-20b").shape
-SHAPES = st.sampled_from([SHAPE, SMALL, MANY_EXPERTS, DENSE_FIRST, ALTERNATING])
+
+
+@dataclass(frozen=True)
+class Matrices:
+    """As large as in Qwen3-Next: 32 heads of 128 x 128 in float32, and 3 inputs of 8,192."""
+
+    state = CacheLayout(
+        (CachePart("matrices", 32, 128 * 128, "float32"), CachePart("inputs", 3, 8192))
+    )
+
+
+STATE_BYTES = 32 * 128 * 128 * 4 + 3 * 8192 * 2
+RECURRING = replace(
+    SHAPE, recurrence=Matrices(), recurrent_layers=tuple(n for n in range(32) if n % 4 < 3)
+)
+SHAPES = st.sampled_from([SHAPE, SMALL, MANY_EXPERTS, DENSE_FIRST, ALTERNATING, RECURRING])
 WORKLOADS = st.builds(
     lambda sequences, prompt, new: Workload.uniform(
         prompt_tokens=prompt, new_tokens=new, num_sequences=sequences
@@ -69,19 +85,23 @@ def allocated(asked: Problem, policy: Policy) -> dict[LevelName, dict[str, int]]
         places.add("dram")
     layout = KvLayout(levels=policy.kv_levels(shape.num_layers), places=places)
     page = 16 * shape.cache_width * asked.dtypes.compute_bytes
-    pages = [
-        pages_in(policy, asked.workload, window, policy.batch_size)
-        for window in shape.sliding_windows
-    ]
-    passing = max(
-        pages_in(policy, asked.workload, window, policy.micro_batch_size)
-        for window in shape.sliding_windows
+
+    def bytes_in(layer: int, sequences: int) -> int:
+        if layer in shape.recurrent_layers:
+            return min(policy.num_kv_pages, policy.batch_size, sequences) * STATE_BYTES
+        window = shape.sliding_windows[layer]
+        return pages_in(policy, asked.workload, window, sequences) * page
+
+    attending = set(range(shape.num_layers)) - set(shape.recurrent_layers)
+    passing = sum(  # a layer that attends, and one that recurs
+        max((bytes_in(layer, policy.micro_batch_size) for layer in layers), default=0)
+        for layers in (attending, shape.recurrent_layers)
     )
     for name in held:
         living_there = [n for n, home in enumerate(layout.levels) if home == name]
-        held[name][KV_TERM] = sum(pages[layer] for layer in living_there) * page
+        held[name][KV_TERM] = sum(bytes_in(layer, policy.batch_size) for layer in living_there)
         pairs = sum(window.level == name for window in layout.windows)
-        held[name][KV_WINDOW_TERM] = pairs * NUM_WINDOWS * passing * page
+        held[name][KV_WINDOW_TERM] = pairs * NUM_WINDOWS * passing
     return held
 
 
@@ -189,8 +209,21 @@ def test_the_cache_of_gpt_oss_is_that_of_its_configuration() -> None:
     assert expected < 0.67 * 24 * sequences * longest * row
 
 
+def test_a_batch_of_states_is_that_of_the_configuration() -> None:
+    """24 of 32 layers have a row for each sequence in work, however long these are."""
+    policy = given_policy(attention_on_gpu=False, ffn_on_gpu=False, weights=Placement(dram=1))
+    for longest in (100, 10_000):
+        asked = problem(
+            cpu_machine(),
+            shape=RECURRING,
+            workload=Workload.uniform(prompt_tokens=longest, new_tokens=1),
+        )
+        expected = 24 * 64 * STATE_BYTES + 8 * 1000 * 16 * (2 * 8 * 128 * 2)
+        assert asked.footprints(policy)["dram"].terms[KV_TERM] == expected
+
+
 @given(
-    st.sampled_from([ALTERNATING, SHAPE]),
+    st.sampled_from([ALTERNATING, SHAPE, RECURRING]),
     st.lists(st.floats(0, 1), min_size=2, max_size=2).map(sorted),
     st.integers(1, 64),
     st.integers(1, 1000),
