@@ -1,7 +1,9 @@
 """Passes are filled, nobody starves, and the cache is never overdrawn."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,7 +13,8 @@ from moebatch.engine.sequence import Sequence
 from moebatch.engine.text import AnswerText
 from moebatch.layout.admission import Caps
 from moebatch.plan.passes import job_passes
-from moebatch.spec.attention import CacheLayout
+from moebatch.spec import attention
+from moebatch.spec.attention import CacheLayout, SinkWindow
 from moebatch.spec.cache import CacheGroup
 from moebatch.spec.policy import Batching, Placement, Policy, pages_of
 from moebatch.spec.request import Request
@@ -54,6 +57,23 @@ works = st.builds(
 )
 
 
+HEADS = CacheLayout.of_heads(1, 1)
+WHOLE = CacheGroup(layers=(0,), layout=HEADS)
+RING = CacheGroup(layers=(1,), layout=HEADS, sink_window=SinkWindow(0, 17))
+SINKS = CacheGroup(layers=(0,), layout=HEADS, sink_window=SinkWindow(3, 40))
+STATE = CacheGroup(layers=(2,), layout=HEADS, is_state=True)
+groups = st.sampled_from(((WHOLE,), (WHOLE, RING, STATE), (SINKS, RING, STATE)))
+"""Models that keep all of a sequence somewhere, and those that do not."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _small_slices() -> Iterator[None]:
+    """So that rings are smaller than sequences."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(attention, "LARGEST_SLICE", 4)
+        yield
+
+
 def make(
     work: list[Work],
     num_pages: int,
@@ -62,13 +82,8 @@ def make(
     batching: Batching = "mixed",
     *,
     shares: bool = False,
+    groups: tuple[CacheGroup, ...] = (WHOLE,),
 ) -> Batcher:
-    cache = KVCache(
-        [CacheGroup(layers=(0,), layout=CacheLayout.of_heads(1, 1))],
-        num_pages=[num_pages],
-        dtype=torch.float32,
-        shares=shares,
-    )
     policy = Policy(
         batch_size=batch_size,
         micro_batch_size=4,
@@ -77,6 +92,12 @@ def make(
         weights=Placement(disk=1),
         num_kv_pages=num_pages,
         batching=batching,
+    )
+    cache = KVCache(
+        groups,
+        num_pages=[group.num_pages(policy) for group in groups],
+        dtype=torch.float32,
+        shares=shares,
     )
     return Batcher((w.sequence(i) for i, w in enumerate(work)), cache, policy)
 
@@ -88,7 +109,8 @@ def run_pass(batcher: Batcher, work: list[Work]) -> list[tuple[int, int]]:
     for piece in slices:
         sequence = piece.sequence
         rows = batcher._cache.rows(sequence, piece.context)
-        assert len(rows) == piece.context, "a slice needs pages for all that it sees"
+        num_kept = batcher._cache.groups[0].num_rows(piece.context)
+        assert len(rows) == num_kept, "a slice needs pages for all that it sees"
         tokens = sequence.pending_tokens(piece.num_tokens)
         assert len(tokens) == piece.num_tokens
         sequence.num_cached += piece.num_tokens
@@ -105,13 +127,19 @@ def run_pass(batcher: Batcher, work: list[Work]) -> list[tuple[int, int]]:
     extra_pages=st.integers(0, 20),
     tokens_per_pass=st.integers(1, 50),
     batch_size=st.integers(1, 12),
+    groups=groups,
 )
 def test_everything_ends_and_no_pass_is_too_large(
-    work: list[Work], extra_pages: int, tokens_per_pass: int, batch_size: int
+    work: list[Work],
+    extra_pages: int,
+    tokens_per_pass: int,
+    batch_size: int,
+    groups: tuple[CacheGroup, ...],
 ) -> None:
+    """And no group runs short of pages."""
     tokens_per_pass = max(tokens_per_pass, batch_size)
-    longest = max((pages_of(w.prompt + w.limit) for w in work), default=1)
-    batcher = make(work, longest + extra_pages, tokens_per_pass, batch_size)
+    longest = max((groups[0].pages_of(w.prompt + w.limit) for w in work), default=1)
+    batcher = make(work, longest + extra_pages, tokens_per_pass, batch_size, groups=groups)
     for _ in range(5000):
         done = run_pass(batcher, work)
         assert sum(tokens for _, tokens in done) <= tokens_per_pass
@@ -128,13 +156,21 @@ def test_everything_ends_and_no_pass_is_too_large(
     tokens_per_pass=st.integers(1, 50),
     batch_size=st.integers(1, 12),
     batching=st.sampled_from(("mixed", "static")),
+    groups=groups,
 )
 def test_when_nobody_waits_the_pages_that_are_left_suffice_to_the_end(
-    work: list[Work], extra_pages: int, tokens_per_pass: int, batch_size: int, batching: Batching
+    work: list[Work],
+    extra_pages: int,
+    tokens_per_pass: int,
+    batch_size: int,
+    batching: Batching,
+    groups: tuple[CacheGroup, ...],
 ) -> None:
     tokens_per_pass = max(tokens_per_pass, batch_size)
-    longest = max((pages_of(w.prompt + w.limit) for w in work), default=1)
-    batcher = make(work, longest + extra_pages, tokens_per_pass, batch_size, batching)
+    longest = max((groups[0].pages_of(w.prompt + w.limit) for w in work), default=1)
+    batcher = make(
+        work, longest + extra_pages, tokens_per_pass, batch_size, batching, groups=groups
+    )
     num_preempted = None
     while run_pass(batcher, work):
         rest = batcher.rest()

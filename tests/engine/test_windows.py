@@ -97,7 +97,6 @@ def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.few(name=("klotski", "cgopipe"))
 @pytest.mark.usefixtures("small_slices")
-@pytest.mark.parametrize("cached_in", ["full", "int8"])
 @pytest.mark.parametrize("title", WHERE)
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("name", SCHEDULES)
@@ -108,15 +107,31 @@ def test_every_schedule_equals_transformers(
     name: str,
     model: str,
     title: str,
-    cached_in: KvCache,
 ) -> None:
     chosen = replace(WHERE[title], schedule=name)
     device = {"device": emulated()} if chosen.ffn_on_gpu else {}
     folder = checkpoint(tiny_checkpoint, model)
-    outcomes, built = run(folder, chosen, ROWS, cached_in=cached_in, scratch=tmp_path, **device)
-    assert tokens_of(outcomes) == expected_tokens(model, cached_in)
+    outcomes, built = run(folder, chosen, ROWS, scratch=tmp_path, **device)
+    assert tokens_of(outcomes) == expected_tokens(model, "full")
     assert built.cache.groups[-1].most_rows == RINGS[model]
     assert [len(group.layers) for group in built.cache.groups] == [[3], [2, 3]][model != "all"]
+
+
+@pytest.mark.usefixtures("small_slices")
+@pytest.mark.parametrize("title", ["streamed", "three levels", "three levels, CPU attention"])
+@pytest.mark.parametrize("model", MODELS)
+def test_codes_of_eight_bits_say_what_rounded_numbers_say(
+    tiny_checkpoint: Callable[..., Path],
+    expected_tokens: Expected,
+    tmp_path: Path,
+    model: str,
+    title: str,
+) -> None:
+    chosen = WHERE[title]
+    device = {"device": emulated()} if chosen.ffn_on_gpu else {}
+    folder = checkpoint(tiny_checkpoint, model)
+    outcomes, _ = run(folder, chosen, ROWS, cached_in="int8", scratch=tmp_path, **device)
+    assert tokens_of(outcomes) == expected_tokens(model, "int8")
 
 
 @pytest.mark.usefixtures("small_slices")
