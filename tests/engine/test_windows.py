@@ -23,6 +23,7 @@ from moebatch.spec.request import Begun
 from tests.engine.test_engine import NEW_TOKENS, engine, policy, requests, tokens_of
 from tests.engine.test_memory import build, problem_of
 from tests.engine.test_schedules import EMULATED, IN_MEMORY, emulated, run
+from tests.engine.test_tail import answers, watched
 from tests.model.oracle import greedy, load, rounding_cache
 from tests.model.test_cached_numbers import round_trip
 
@@ -187,6 +188,23 @@ def test_a_pass_that_failed_in_the_middle_is_computed_again(
         assert built.engine.statistics.num_shrunk == 1
         built.check_integrity()
     assert tokens_of([outcome]) == expected_tokens("alternating", "full")[4:5]
+
+
+@pytest.mark.usefixtures("small_slices")
+@pytest.mark.parametrize("model", MODELS)
+def test_rings_give_their_memory_to_experts_as_well(
+    tiny_checkpoint: Callable[..., Path],
+    expected_tokens: Expected,
+    monkeypatch: pytest.MonkeyPatch,
+    model: str,
+) -> None:
+    chosen, folder = policy(num_kv_pages=300, batch_size=20), checkpoint(tiny_checkpoint, model)
+    with watched(folder, chosen, monkeypatch) as found:
+        before = found.built.cache.bytes_beyond(0)
+        assert answers(found.built, ROWS) == expected_tokens(model, "full")
+        assert found.built.engine.statistics.num_grown > 0
+        assert found.built.cache.bytes_beyond(found.built.cache.num_pages) == 0
+        assert found.built.cache.bytes_beyond(0) < before / 2
 
 
 def test_long_prompts_in_slices_of_the_usual_size(tiny_checkpoint: Callable[..., Path]) -> None:
