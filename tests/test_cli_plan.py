@@ -79,7 +79,7 @@ def test_neither_torch_nor_transformers_nor_matplotlib_is_loaded() -> None:
 
 
 def test_paper_mode_gives_the_published_policy() -> None:
-    found = answer(*T4, "--paper")
+    found = answer("--hw", "t4-moe-lightning", *T4[2:], "--paper")
     policy = found["policy"]
     assert (policy["micro_batch_size"], policy["num_micro_batches"]) == (164, 14)
     assert found["prediction"]["decode_tokens_per_s"] == pytest.approx(445.6, rel=1e-3)
@@ -254,6 +254,6 @@ def test_the_first_line_says_of_what_no_run_does_that_it_is_a_plan_only(
 
 def test_a_policy_that_was_made_for_others_says_so() -> None:
     found = answer("--hw", "l4", "--model", "olmoe-1b-7b", *T4[4:], "--policy", SAVED)
-    assert "the policy was made for t4, not for l4" in found["notes"]
+    assert "the policy was made for t4-moe-lightning, not for l4" in found["notes"]
     assert any("the policy was made for mixtral-8x7b, not for" in note for note in found["notes"])
     assert not any("made for" in note for note in answer(*T4, "--policy", SAVED)["notes"])

@@ -33,6 +33,11 @@ class Form(BaseModel):
     """Shown with a key that is like none of this mapping; by default all its keys are."""
 
     @classmethod
+    def completed(cls, file: YamlFile) -> Mapping[str, Any]:
+        """The content of a file with what it leaves to other files. Raises ConfigError."""
+        return file.content
+
+    @classmethod
     def contradictions(cls, content: Mapping[str, Any]) -> Findings:
         """What does not go together in a file, be the rest right or wrong."""
         return ()
@@ -48,9 +53,10 @@ def read_form(path: Path, form: type[Filled], *, kind: str, **context: object) -
     Raises ConfigError with all faults of the file at once.
     """
     file = read_yaml(path, kind=kind)
-    findings = list(form.contradictions(file.content))
+    content = form.completed(file)
+    findings = list(form.contradictions(content))
     try:
-        filled = form.model_validate(file.content, context=context)
+        filled = form.model_validate(content, context=context)
     except ValidationError as error:
         findings += _findings(error, form)
     faults = [*file.faults, *_new_faults(findings, file)]

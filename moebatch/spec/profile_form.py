@@ -3,13 +3,17 @@
 from collections.abc import Iterator, Mapping
 from functools import cache, partial
 from itertools import pairwise
+from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, PlainValidator, ValidationInfo, create_model, model_validator
 
+from moebatch.errors import ConfigError, Fault
 from moebatch.formats.registry import FORMATS
+from moebatch.quoting import shown
 from moebatch.spec.form import Built, Form
 from moebatch.spec.hardware import LEVELS, LINKS, LevelName, LinkName, RateCurve
+from moebatch.spec.library import find, is_path
 from moebatch.spec.place import Findings, Place
 from moebatch.spec.profile_levels import (
     CAPACITIES,
@@ -31,6 +35,7 @@ from moebatch.spec.profile_values import (
     level_curve,
 )
 from moebatch.spec.values import Check, Line, WrongValues, one_line, whole_number
+from moebatch.spec.yaml_file import YamlFile, read_yaml
 
 _MAX_DEVICES = 1024
 _MAX_ROWS = 2**31
@@ -181,6 +186,18 @@ class ProfileForm(Form):
         default_factory=dict
     )
 
+    @classmethod
+    def completed(cls, file: YamlFile) -> Mapping[str, Any]:
+        """``like`` names another profile, which has what this one leaves out."""
+        content, seen = file.content, [file.path]
+        while "like" in content:
+            base = _base_of(file, content["like"], seen)
+            own = {key: value for key, value in content.items() if key != "like"}
+            inherited = {key: value for key, value in base.content.items() if key != "name"}
+            content = _completed(own, inherited)
+            file = base
+        return content
+
     @model_validator(mode="before")
     @classmethod
     def _note_source(cls, content: Mapping[str, Any], info: ValidationInfo) -> object:
@@ -200,6 +217,35 @@ class ProfileForm(Form):
             yield ("levels",), "needs dram, the main memory, where everything passes through"
         if isinstance(links, Mapping):
             yield from _dead_ends(levels, links)
+
+
+def _base_of(file: YamlFile, name: object, seen: list[Path]) -> YamlFile:
+    """The profile that a file is like; `seen` are the ones before it, and this one then."""
+
+    def refusal(message: str) -> ConfigError:
+        line = file.line_of(("like",))
+        return ConfigError([Fault(file=str(file.path), line=line, where="like", message=message)])
+
+    if not isinstance(name, str):
+        raise refusal(f"must be the name or the path of a hardware profile, got {shown(name)}")
+    path = file.path.parent / name if is_path(name) else find("hardware", name)
+    if path in seen:
+        raise refusal(f"{shown(name)} is like this profile itself; one of them must be complete")
+    seen.append(path)
+    base = read_yaml(path, kind="hardware profile")
+    if base.faults:
+        raise ConfigError(base.faults)
+    return base
+
+
+def _completed(own: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of both; a figure replaces that of the base whole, with its source."""
+    content = {**base, **own}
+    for key in own.keys() & base.keys():
+        parts = own[key], base[key]
+        if all(isinstance(part, Mapping) and part.keys().isdisjoint(BASES) for part in parts):
+            content[key] = _completed(*parts)
+    return content
 
 
 def _dead_ends(levels: Mapping[str, Any], links: Mapping[str, Any]) -> Iterator[tuple[Place, str]]:

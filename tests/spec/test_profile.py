@@ -1,6 +1,7 @@
 """Hardware profiles: what their figures mean, and every sentence a file may be refused with."""
 
 import math
+import re
 import string
 from dataclasses import replace
 from pathlib import Path
@@ -162,7 +163,7 @@ class TestLibrary:
     @pytest.mark.parametrize(
         ("name", "m_g", "m_c", "b_g", "b_c", "b_cg", "p_g", "p_c"),
         [
-            ("t4", 15, 197880360960, 300, 76, 16, 65e12, 0.8e12),
+            ("t4-moe-lightning", 15, 197880360960, 300, 76, 16, 65e12, 0.8e12),
             ("l4", 24, 197880360960, 285, 76, 16, 104e12, 1.6e12),
             ("2xt4", 30, 416 * 2**30, 600, 100, 16, 130e12, 0.8e12),
             ("4xt4", 60, 416 * 2**30, 1200, 100, 16, 260e12, 0.8e12),
@@ -591,3 +592,43 @@ class TestText:
             "  dram->vram: {peak: 15.75GB/s, achieved: 12GB/s, staging: 7.2GB/s}",
         ):
             assert line in text.splitlines()
+
+
+class TestProfileLikeAnother:
+    def test_it_has_what_it_leaves_out_from_the_other(self, tmp_path: Path) -> None:
+        (tmp_path / "mine.yaml").write_text(
+            "like: t4\nlevels: {dram: {capacity: {achieved: 64GiB, source: mine}}}\n"
+        )
+        mine, other = load_profile(tmp_path / "mine.yaml"), load_profile("t4")
+        assert mine.name == "mine"
+        assert mine.levels["dram"].capacity != other.levels["dram"].capacity
+        assert mine.hardware().dram.capacity_bytes == 64 * 2**30
+        assert mine.hardware().vram == other.hardware().vram
+        assert mine.hardware().links == other.hardware().links
+
+    def test_a_figure_replaces_another_whole(self, tmp_path: Path) -> None:
+        (tmp_path / "mine.yaml").write_text(
+            "like: t4\nlevels: {vram: {bandwidth: {achieved: 200GB/s, source: mine}}}\n"
+        )
+        bandwidth = load_profile(tmp_path / "mine.yaml").levels["vram"].bandwidth
+        assert bandwidth is not None
+        assert (bandwidth.peak, bandwidth.source) == (None, "mine")
+
+    def test_a_path_is_meant_from_the_folder_of_the_file(self, tmp_path: Path) -> None:
+        (tmp_path / "base.yaml").write_text("like: t4\ntitle: base\n")
+        (tmp_path / "mine.yaml").write_text("like: base.yaml\n")
+        assert load_profile(tmp_path / "mine.yaml").title == "base"
+
+    @pytest.mark.parametrize(
+        ("like", "message"),
+        [
+            ("mine.yaml", ":1: like: 'mine.yaml' is like this profile itself"),
+            ("[t4]", ":1: like: must be the name or the path of a hardware profile"),
+            ("t44", "no hardware profile of that name; did you mean t4"),
+            ("absent.yaml", "no such file"),
+        ],
+    )
+    def test_what_cannot_be_followed(self, like: str, message: str, tmp_path: Path) -> None:
+        (tmp_path / "mine.yaml").write_text(f"like: {like}\n")
+        with pytest.raises(ConfigError, match=re.escape(message)):
+            load_profile(tmp_path / "mine.yaml")
