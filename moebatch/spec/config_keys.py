@@ -138,13 +138,16 @@ class ConfigKeys:
 
     def rotary_dim(self, head_dim: int) -> int:
         """Numbers of a head that rotate: a share of them, ``partial_rotary_factor``, which stands
-        among the rotary parameters or beside them."""
+        among the rotary parameters or beside them; else ``rotary_dim``, else all."""
         key = "partial_rotary_factor"
         parameters = self.value("rope_scaling") or self.value("rope_parameters")
         parameters = parameters if isinstance(parameters, Mapping) else {}
         if "proportional" in (parameters.get("rope_type"), parameters.get("type")):
             return head_dim  # the share says which of them rotate fast
         share = parameters.get(key, self.value(key))
+        if share is None:
+            given = self.count_or_none("rotary_dim")
+            share = 1.0 if given is None else given / head_dim
         is_number = isinstance(share, int | float) and not isinstance(share, bool)
         if not is_number or not 0 < share <= 1:
             self.fault(key, "a number above 0 and at most 1", share)

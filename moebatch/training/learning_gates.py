@@ -8,12 +8,14 @@ The paper trains all weights, 2,048 steps of 256 samples of 256 tokens, at a con
 from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from inspect import signature
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from moebatch.errors import CheckpointError
 from moebatch.model.pregates import PreGates
 from moebatch.schedule.setup import chosen_ahead
 from moebatch.training.reading import Reading, num_expected, reading_batches
@@ -32,6 +34,14 @@ class LearningGates:
     """
 
     def __init__(self, model: WholeModel, activation_level: int) -> None:
+        """Raises CheckpointError where gates are given more than what experts read: what corrects
+        the choice of a layer would go to another one."""
+        for router in model.routers.values() if activation_level else ():
+            if len(signature(router.forward).parameters) > 1:
+                raise CheckpointError(
+                    "gates of this model are corrected from outside, which transformers does not "
+                    "let them take to another layer: pre-gates cannot learn"
+                )
         self._moe_layers = tuple(model.routers)
         self._level = activation_level
         self._gates = {layer: deepcopy(router) for layer, router in model.routers.items()}

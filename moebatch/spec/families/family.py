@@ -115,10 +115,12 @@ def grouped_attention(
     clips: bool = False,
     has_sinks: bool = False,
     rotates_part: bool = False,
+    fills_hidden: bool = False,
 ) -> GroupedAttention:
     """Attention with keys and values of their own; `bias` and `output_bias` are the keys that say
-    whether projections have one, `rotates_part` that a part of a head may rotate alone."""
-    heads, kv_heads, head_dim = keys.heads(fill_hidden=qk_norm == "full")
+    whether projections have one, `rotates_part` that a part of a head may rotate alone, and
+    `fills_hidden` that heads together have to be as wide as hidden states."""
+    heads, kv_heads, head_dim = keys.heads(fill_hidden=fills_hidden)
     return GroupedAttention(
         num_heads=heads,
         num_kv_heads=kv_heads,

@@ -14,7 +14,12 @@ from moebatch.spec.tensor_names import USUAL_EXPERTS, TensorNames, usual_roles
 def _layers(keys: ConfigKeys, num_layers: int) -> Layers:
     return Layers(
         attention=grouped_attention(
-            keys, bias="attention_bias", output_bias="attention_bias", qk_norm="full", clips=True
+            keys,
+            bias="attention_bias",
+            output_bias="attention_bias",
+            qk_norm="full",
+            clips=True,
+            fills_hidden=True,
         ),
         moe_layers=tuple(range(num_layers)),
         expert=Mlp(width=keys.count("intermediate_size")),
