@@ -7,13 +7,14 @@ uneven and the two best logits rarely lie close together.
 import json
 import warnings
 from collections.abc import Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import save_file
 
-FAMILIES = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe")
+FAMILIES = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "glm4_moe", "minimax_m2")
 
 _COMMON = {
     "vocab_size": 320,
@@ -42,6 +43,22 @@ _BY_FAMILY: Mapping[str, Mapping[str, Any]] = {
         "head_dim": 16,
     },
     "olmoe": {"intermediate_size": 24, "num_experts": 8},
+    "glm4_moe": {
+        "intermediate_size": 56,
+        "moe_intermediate_size": 24,
+        "n_routed_experts": 8,
+        "head_dim": 16,
+        "attention_bias": True,
+        "use_qk_norm": True,
+        "first_k_dense_replace": 0,
+        "routed_scaling_factor": 1.5,
+    },
+    "minimax_m2": {
+        "intermediate_size": 24,
+        "num_local_experts": 8,
+        "head_dim": 12,
+        "rotary_dim": 6,
+    },
 }
 _CHAT_TEMPLATE = (
     "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}</s>"
@@ -88,7 +105,8 @@ def random_model(family: str = "mixtral", *, seed: int = 0, **config: Any) -> An
         model = AutoModelForCausalLM.from_config(made, attn_implementation="eager").eval()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for name, weight in model.named_parameters():
+        corrections = (each for each in model.named_buffers() if "correction" in each[0])
+        for name, weight in chain(model.named_parameters(), corrections):
             noise = torch.randn(weight.shape, generator=generator)
             weight.copy_(noise * _std(name, weight) + (1.0 if _is_norm(name) else 0.0))
     return model
@@ -133,7 +151,7 @@ def _is_norm(name: str) -> bool:
 def _std(name: str, weight: torch.Tensor) -> float:
     if _is_norm(name):
         return 0.1
-    if name.endswith(".bias"):
+    if name.endswith("bias"):
         return 0.3
     if name.endswith(("mlp.gate.weight", "lm_head.weight", "embed_tokens.weight")):
         return 0.6

@@ -1,4 +1,4 @@
-"""Every option that the configurations of the four families can express."""
+"""Every option that the configurations of families can express."""
 
 from typing import Any
 
@@ -115,5 +115,43 @@ CASES: dict[str, Case] = {
     "olmoe-norm-topk": ("olmoe", {"norm_topk_prob": True}),
     "olmoe-mha": ("olmoe", {"num_key_value_heads": None}),
     "olmoe-tied": ("olmoe", {"tie_word_embeddings": True}),
+    "glm4": ("glm4_moe", {}),
+    "glm4-fused": ("glm4_moe", {"fused": True}),
+    "glm4-dense": ("glm4_moe", {"first_k_dense_replace": 2}),
+    "glm4-plain": (
+        "glm4_moe",
+        {"attention_bias": False, "use_qk_norm": False, "norm_topk_prob": False},
+    ),
+    "glm4-groups": ("glm4_moe", {"n_group": 4, "topk_group": 2}),
+    "glm4-top-1": ("glm4_moe", {"num_experts_per_tok": 1, "n_group": 2}),
+    "glm4-shared": ("glm4_moe", {"n_shared_experts": 3, "head_dim": 20}),
+    "glm4-rotary-all": (
+        "glm4_moe",
+        {"rope_parameters": {"rope_theta": 700.0, "partial_rotary_factor": 1.0}},
+    ),
+    "glm4-rotary-quarter": ("glm4_moe", {"partial_rotary_factor": 0.25}),
+    "glm4-tied": ("glm4_moe", {"tie_word_embeddings": True}),
+    "minimax": ("minimax_m2", {}),
+    "minimax-fused": ("minimax_m2", {"fused": True}),
+    "minimax-rotary-all": ("minimax_m2", {"rotary_dim": None}),
+    "minimax-rotary-share": (
+        "minimax_m2",
+        {"rotary_dim": None, "rope_parameters": {"partial_rotary_factor": 0.7}},
+    ),
+    "minimax-top-1": ("minimax_m2", {"num_experts_per_tok": 1}),
+    "minimax-mha": ("minimax_m2", {"num_key_value_heads": 4}),
+    "minimax-tied": ("minimax_m2", {"tie_word_embeddings": True}),
+    "minimax-yarn": (
+        "minimax_m2",
+        {
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 5000.0,
+                "factor": 4.0,
+                "original_max_position_embeddings": 32,
+                "partial_rotary_factor": 0.5,
+            }
+        },
+    ),
     **_rope_cases(),
 }

@@ -22,6 +22,8 @@ UNTIDY: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 40,
         "shared_expert_intermediate_size": 72,
     },
+    "glm4_moe": {"hidden_size": 48, "moe_intermediate_size": 40, "n_shared_experts": 2},
+    "minimax_m2": {"hidden_size": 48, "intermediate_size": 40},
 }
 """Sizes that are no multiples of blocks and groups."""
 

@@ -26,6 +26,9 @@ BILLIONS = {
     "deepseek-moe-16b": 16.4,
     "deepseek-v2-lite": 15.7,
     "deepseek-v3": 671,
+    "glm-4.5-air": 106,
+    "glm-4.5": 355,
+    "minimax-m2": 230,
     "gpt-oss-20b": 20.9,
     "gpt-oss-120b": 116.8,
 }

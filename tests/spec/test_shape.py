@@ -22,7 +22,11 @@ ARCHITECTURES = {
     "qwen2_moe": "Qwen2MoeForCausalLM",
     "qwen3_moe": "Qwen3MoeForCausalLM",
     "olmoe": "OlmoeForCausalLM",
+    "glm4_moe": "Glm4MoeForCausalLM",
+    "minimax_m2": "MiniMaxM2ForCausalLM",
 }
+NEEDED = {"glm4_moe": {"head_dim": 128}}
+"""What is refused without: the default sizes do not divide each other."""
 
 OPTIONS: list[tuple[str, dict[str, Any]]] = [
     ("mixtral", {"sliding_window": 77, "num_experts": 12, "hidden_act": "gelu"}),
@@ -43,11 +47,15 @@ OPTIONS: list[tuple[str, dict[str, Any]]] = [
     ("qwen3_moe", {"use_sliding_window": True, "mlp_only_layers": [0], "norm_topk_prob": True}),
     ("olmoe", {"clip_qkv": 8.0, "attention_bias": True, "num_key_value_heads": 4}),
     ("olmoe", {"num_local_experts": 32, "norm_topk_prob": True}),
+    ("glm4_moe", {"attention_bias": True, "first_k_dense_replace": 3, "n_group": 4}),
+    ("glm4_moe", {"n_shared_experts": 2, "norm_topk_prob": False, "use_qk_norm": True}),
+    ("minimax_m2", {"num_local_experts": 32, "rotary_dim": 64}),
 ]
 
 
 def minimal(family: str = "mixtral", **entries: Any) -> dict[str, Any]:
-    return {"architectures": [ARCHITECTURES[family]], "model_type": family, **entries}
+    needed = NEEDED.get(family, {})
+    return {"architectures": [ARCHITECTURES[family]], "model_type": family, **needed, **entries}
 
 
 def faults_of(config: dict[str, Any]) -> str:
@@ -98,7 +106,8 @@ def test_every_number_is_counted(family: str, entries: dict[str, Any]) -> None:
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(transformers(family, **entries))
     experts = sum(p.numel() for name, p in model.named_parameters() if ".experts." in name)
-    assert shape.num_params == model.num_parameters()
+    corrections = sum(b.numel() for name, b in model.named_buffers() if "correction" in name)
+    assert shape.num_params == model.num_parameters() + corrections
     assert shape.resident_params == shape.num_params - experts
     assert shape.num_experts * shape.expert_params * len(shape.moe_layers) == experts
 
@@ -206,6 +215,7 @@ def test_other_architectures_are_refused_by_name(config: dict[str, Any]) -> None
     assert faults_of(config) == (
         f"m/config.json: architecture {shown(named)} is not supported; supported are "
         "MixtralForCausalLM, Qwen2MoeForCausalLM, Qwen3MoeForCausalLM, OlmoeForCausalLM, "
+        "Glm4MoeForCausalLM, MiniMaxM2ForCausalLM, "
         "and for plans only DbrxForCausalLM, DeepseekForCausalLM, DeepseekV2ForCausalLM, "
         "DeepseekV3ForCausalLM, GptOssForCausalLM"
     )
@@ -267,6 +277,7 @@ def transformers(family: str, **entries: Any) -> Any:
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     with tiny.quiet():
+        entries = NEEDED.get(family, {}) | entries
         return CONFIG_MAPPING[family].from_dict(json.loads(json.dumps(entries)))
 
 
@@ -284,21 +295,28 @@ def assert_agrees(shape: ModelShape, config: Any) -> None:
     assert shape.vocab_size == config.vocab_size
     assert shape.tie_word_embeddings == config.tie_word_embeddings
     step, dense = getattr(config, "decoder_sparse_step", 1), getattr(config, "mlp_only_layers", [])
-    moe = [i for i in layers if i not in dense and (i + 1) % step == 0]
+    first = getattr(config, "first_k_dense_replace", 0)
+    moe = [i for i in layers if i not in dense and (i + 1) % step == 0 and i >= first]
     assert [i for i in layers if shape.is_moe(i)] == moe == list(shape.moe_layers)
-    assert shape.num_experts == config.num_experts == config.get_text_config().num_experts
+    key = "num_local_experts" if family == "glm4_moe" else "num_experts"
+    assert shape.num_experts == getattr(config, key) == getattr(config.get_text_config(), key)
     assert shape.experts_per_token == config.num_experts_per_tok
     width = getattr(config, "moe_intermediate_size", None)
     assert shape.expert_width == (width or config.intermediate_size)
     assert shape.dense_width == (config.intermediate_size if width else 0)
-    shared = getattr(config, "shared_expert_intermediate_size", 0)
+    shared = getattr(config, "n_shared_experts", 0) * (width or 0)
+    shared = getattr(config, "shared_expert_intermediate_size", shared)
     assert shape.shared_expert_width == shared
     bias = getattr(config, "attention_bias", False)
     attention = shape.attention
     assert isinstance(attention, GroupedAttention)
     assert attention.qkv_bias == (bias or getattr(config, "qkv_bias", False))
-    assert attention.output_bias == bias
-    assert attention.qk_norm == {"qwen3_moe": "head", "olmoe": "full"}.get(family, "none")
+    assert attention.output_bias == (bias and family != "glm4_moe")
+    qk_norms = {"qwen3_moe": "head", "olmoe": "full", "minimax_m2": "full"}
+    qk_norm = "head" if getattr(config, "use_qk_norm", False) else qk_norms.get(family, "none")
+    assert attention.qk_norm == qk_norm
+    share = config.rope_parameters.get("partial_rotary_factor", 1.0)
+    assert attention.rotary_dim == int(shape.head_dim * share)
     assert attention.clip_qkv == getattr(config, "clip_qkv", None)
     assert (shape.router.norm_order == 1.0) == getattr(config, "norm_topk_prob", True)
     window = getattr(config, "sliding_window", None)

@@ -335,5 +335,6 @@ def test_running_is_refused_before_any_weight_is_looked_for(
     assert str(caught.value) == (
         f"{tmp_path / 'config.json'}: architecture {ARCHITECTURES[family]} can be planned but not "
         "run yet; those that can be run are MixtralForCausalLM, Qwen2MoeForCausalLM, "
-        "Qwen3MoeForCausalLM, OlmoeForCausalLM"
+        "Qwen3MoeForCausalLM, OlmoeForCausalLM, Glm4MoeForCausalLM, "
+        "MiniMaxM2ForCausalLM"
     )

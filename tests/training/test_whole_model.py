@@ -9,8 +9,11 @@ from typing import Any
 import pytest
 import torch
 
+from moebatch.errors import CheckpointError
 from moebatch.model.gating import AdaptiveGating, GatingCount
+from moebatch.spec.shape_reader import load_shape
 from moebatch.training.gating_trial import GatingTrial
+from moebatch.training.learning_gates import LearningGates
 from moebatch.training.reading import Reading, reading_batches
 from moebatch.training.whole_model import WholeModel
 from tests.model.driver import Driver
@@ -32,7 +35,8 @@ def test_gates_leave_out_what_those_of_a_decoder_do(
     tiny_checkpoint: Checkpoint, family: str
 ) -> None:
     folder = tiny_checkpoint(family, num_experts_per_tok=3)
-    gating, count = AdaptiveGating(0.06, SENSITIVITIES), GatingCount()
+    is_flat = load_shape(folder).router.scores == "sigmoid"
+    gating, count = AdaptiveGating(0.2 if is_flat else 0.06, SENSITIVITIES), GatingCount()
     driver = Driver(folder, gating=gating)
     module, whole = opened(folder)
     num_experts = driver.shape.num_experts
@@ -125,3 +129,14 @@ def test_a_trial_counts_no_filling(tiny_checkpoint: Checkpoint) -> None:
     ]
     assert log(together.perplexity) == pytest.approx(sum(losses) / 33, rel=1e-4)
     assert trial(readings).measure(1.0).single_share > 0.99
+
+
+def test_gates_that_are_corrected_from_outside_stay_at_their_layers(
+    tiny_checkpoint: Checkpoint,
+) -> None:
+    _, whole = opened(tiny_checkpoint("minimax_m2"))
+    with pytest.raises(CheckpointError, match="pre-gates cannot learn"):
+        LearningGates(whole, 1)
+    LearningGates(whole, 0).close()
+    _, whole = opened(tiny_checkpoint("glm4_moe"))
+    LearningGates(whole, 1).close()

@@ -12,6 +12,8 @@ FAMILIES = Registry(
         "Qwen2MoeForCausalLM": USUAL,
         "Qwen3MoeForCausalLM": USUAL,
         "OlmoeForCausalLM": USUAL,
+        "Glm4MoeForCausalLM": USUAL,
+        "MiniMaxM2ForCausalLM": USUAL,
     }
 )
 """By the class name in ``architectures``."""

@@ -3,13 +3,15 @@
 from moebatch.registry import Registry
 from moebatch.spec.families.dbrx import DBRX
 from moebatch.spec.families.deepseek import DEEPSEEK_MOE, DEEPSEEK_V2, DEEPSEEK_V3
+from moebatch.spec.families.glm import GLM4_MOE
 from moebatch.spec.families.gpt_oss import GPT_OSS
+from moebatch.spec.families.minimax import MINIMAX_M2
 from moebatch.spec.families.mixtral import MIXTRAL
 from moebatch.spec.families.olmoe import OLMOE
 from moebatch.spec.families.qwen import QWEN2_MOE, QWEN3_MOE
 
 _DEEPSEEK = (DEEPSEEK_MOE, DEEPSEEK_V2, DEEPSEEK_V3)
-_KNOWN = (MIXTRAL, QWEN2_MOE, QWEN3_MOE, OLMOE, DBRX, *_DEEPSEEK, GPT_OSS)
+_KNOWN = (MIXTRAL, QWEN2_MOE, QWEN3_MOE, OLMOE, GLM4_MOE, MINIMAX_M2, DBRX, *_DEEPSEEK, GPT_OSS)
 FAMILIES = Registry({family.architecture: family for family in _KNOWN})
 """By the class name in ``architectures``. A family that is to be run as well is registered by
 `moebatch.model.families.registry.register`."""
