@@ -60,7 +60,13 @@ class ModelFiles:
         experts = self.experts
         count = len(self.shape.moe_layers) * self.shape.num_experts
         mean = 1 - experts.spared_bytes / count / self.shape.expert_bytes(experts.format)
-        return Dtypes(stored=experts.format, compute=compute, mean_share=mean)
+        declared = self.shape.expert_bias_params * self.shape.dtype_bytes
+        return Dtypes(
+            stored=experts.taken_as,
+            compute=compute,
+            mean_share=mean,
+            extra_bias_bytes=max(0, experts.bias_bytes - declared),
+        )
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -103,7 +109,9 @@ class ModelFiles:
             for expert in range(self.shape.num_experts):
                 pieces = self.experts.pieces(layer, expert)
                 extents = [self.checkpoint.extent(piece.name, piece.index) for piece in pieces]
-                records[ExpertKey(layer, expert)] = Record.of(extents, self._expert_dtype)
+                num_biases = len(self.experts.biases)
+                dtypes = [self._expert_dtype] * (len(extents) - num_biases) + [None] * num_biases
+                records[ExpertKey(layer, expert)] = Record.of(extents, dtypes)
         return records
 
     @property

@@ -84,9 +84,11 @@ class Record:
     """Room that the record needs in the buffer, a multiple of `PAGE_BYTES`."""
 
     @classmethod
-    def of(cls, extents: Sequence[Extent], dtype: torch.dtype | None = None) -> "Record":
-        """The record of `extents`, whose tensors come back in the same order; as numbers of a
-        `dtype` of as many bytes, if it is given."""
+    def of(
+        cls, extents: Sequence[Extent], dtypes: Sequence[torch.dtype | None] | None = None
+    ) -> "Record":
+        """The record of `extents`, whose tensors come back in the same order; as numbers of the
+        `dtypes`, of as many bytes, of those for which there is one."""
         offsets = [0] * len(extents)
         pieces: list[Piece] = []
         room = 0
@@ -106,7 +108,9 @@ class Record:
                 dtype=dtype or TORCH_DTYPES[extent.dtype],
                 stored=TORCH_DTYPES[extent.dtype],
             )
-            for offset, extent in zip(offsets, extents, strict=True)
+            for offset, extent, dtype in zip(
+                offsets, extents, dtypes or [None] * len(extents), strict=True
+            )
         )
         return cls(pieces=tuple(pieces), places=places, num_bytes=room)
 

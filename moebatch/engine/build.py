@@ -169,7 +169,7 @@ class _Assembly:
             setup=setup,
             predictor=self._spec.new_predictor(),
             weights=weights,
-            beside=self._beside(),
+            beside=self._beside(decoder),
             observer=self._spec.observer or log,
             log=log,
             computing=self._streams.computing if self._streams else nullcontext,
@@ -292,7 +292,7 @@ class _Assembly:
         """What keeps experts that have been computed, where they are computed."""
         return cache_of(self._files.shape, self._policy, self._ladder)
 
-    def _beside(self) -> CpuAttention | None:
+    def _beside(self, decoder: Decoder) -> CpuAttention | None:
         """Attention on the CPU, where all else is computed on the GPU."""
         if self._ladder.attends_at(self._policy) == self._ladder.top:
             return None
@@ -302,7 +302,11 @@ class _Assembly:
             return self._memory.allocate(size, files.dtype, what=PROJECTIONS_TERM)
 
         core = AttentionCore(
-            files.shape, self._spec.limits, dtype=files.dtype, device=torch.device("cpu")
+            files.shape,
+            self._spec.limits,
+            dtype=files.dtype,
+            device=torch.device("cpu"),
+            sink_scores=decoder.sink_scores,
         )
         return CpuAttention(
             core,

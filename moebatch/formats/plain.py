@@ -34,6 +34,20 @@ class PlainFormat(WeightFormat):
         return dtype == self.name
 
 
+class TransposedFormat(PlainFormat):
+    """Numbers of matrices some of which lie column by column: products may need a copy that lies
+    otherwise."""
+
+    is_tiled = False
+
+    def is_computed_in(self, dtype: str) -> bool:
+        """Never for sure."""
+        return False
+
+    def __str__(self) -> str:
+        return f"{self.name}, transposed"
+
+
 FLOAT32 = PlainFormat("float32", "F32")
 BFLOAT16 = PlainFormat("bfloat16", "BF16")
 FLOAT16 = PlainFormat("float16", "F16")

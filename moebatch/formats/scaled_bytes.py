@@ -82,10 +82,11 @@ class ScaledBytes(CodedFormat):
         """Where a cut goes through blocks, each row gets scales of its own."""
         codes, scales = parts
         height = self.heights(shape)[1]
-        if not height or taken.start % height == 0:
+        if not height or (taken.start % height == 0 and taken.step == 1):
             return super().rows(parts, taken, shape)
         of_rows = scales.repeat_interleave(height, 0)
-        return codes[taken.start : taken.stop], of_rows[taken.start : taken.stop]
+        chosen = slice(taken.start, taken.stop, taken.step)
+        return codes[chosen], of_rows[chosen]
 
     def found(self, name: str, shape: tuple[int, ...], look: Look) -> WeightFormat | None:
         """By the scales beside the weight, without zero points."""

@@ -115,14 +115,16 @@ class WeightFormat(ABC):
     def rows(
         self, parts: Sequence[Tensor], taken: range, shape: tuple[int, int]
     ) -> Sequence[Tensor]:
-        """What `parts` hold of some rows of a weight. Raises BadParts where a row of a part would
-        have to be cut through."""
+        """What `parts` hold of some rows of a weight, or of each so many-th. Raises BadParts where a
+        row of a part would have to be cut through."""
         heights = self.heights(shape)
         if not heights or any(height and taken.start % height for height in heights):
             raise BadParts(f"{self} cannot be cut at row {taken.start}")
+        if taken.step > 1 and max(heights) > 1:
+            raise BadParts(f"{self} shares scales among rows of different matrices")
         shares = [share(taken, height) for height in heights]
         return [
-            part[rows.start : rows.stop] if rows else part
+            part[rows.start : rows.stop : taken.step] if rows else part
             for part, rows in zip(parts, shares, strict=True)
         ]
 

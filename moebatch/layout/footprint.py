@@ -26,6 +26,8 @@ class Dtypes:
     compute: Dtype
     mean_share: float = 1.0
     """Bytes of an expert in the mean, as a share of those of an expert in `stored`."""
+    extra_bias_bytes: int = 0
+    """Of an expert's biases, where they take more than in the type that the model declares."""
 
     @property
     def compute_bytes(self) -> int:
@@ -39,15 +41,17 @@ class Dtypes:
 
     def expert_bytes(self, shape: ModelShape) -> int:
         """Bytes of one expert in the mean, as it lies in its file."""
-        return round(self.mean_share * shape.expert_bytes(self.stored))
+        num_bytes = shape.expert_bytes(self.stored) + self.extra_bias_bytes
+        return round(self.mean_share * num_bytes)
 
     def largest_expert_bytes(self, shape: ModelShape) -> int:
         """The same of the largest."""
-        return shape.expert_bytes(self.stored)
+        return shape.expert_bytes(self.stored) + self.extra_bias_bytes
 
     def num_expert_tensors(self, shape: ModelShape) -> int:
-        """Most tensors in which an expert lies in its file, biases aside."""
-        return len(shape.expert.roles) * len(self.stored.parts("", (1, 1)))
+        """Most tensors in which an expert lies in its file."""
+        of_matrix = len(self.stored.parts("", (1, 1))) + shape.expert.bias
+        return len(shape.expert.roles) * of_matrix
 
 
 @dataclass(frozen=True, slots=True)

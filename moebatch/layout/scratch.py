@@ -244,6 +244,7 @@ def step_elements(shape: ModelShape, limits: Limits) -> int:
         rows * width,  # gate
         rows * width,  # up
         rows * D,  # output
+        *([width, width, D] if shape.expert.bias else []),  # biases
     )
     words = 2 if shape.router.has_exact_logits else 1
     router = (

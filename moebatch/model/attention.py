@@ -16,8 +16,9 @@ from moebatch.model.cached_numbers import decode, encode
 from moebatch.model.native.sink_queries import SinkQueries
 from moebatch.spec.attention import CacheDtype
 
-_BLOCK_WITH_SINKS = 64
-"""Queries that are attended at a time where keys are sinks: their scores lie in memory."""
+_SCORED_BLOCK = 64
+"""Queries that are attended at a time where their scores lie in memory: no fused product meets keys
+with two queries, or knows scores without a key."""
 _MASK_STEP = 16
 """Rows of a mask begin at multiples of so many numbers."""
 
@@ -89,13 +90,16 @@ def attend(
     kv: LayerKv,
     out_THC: Tensor,
     sinks: SinkQueries | None = None,
+    sink_scores_H: Tensor | None = None,
 ) -> None:
     """Attention of all tokens to what `plan` lets them see; writes every row of `out_THC`.
 
     The new keys and values must be in the cache already. `sinks` are there if the plan has such.
+    `sink_scores_H`, in float32, take part in the softmax of each head as one key more would whose
+    value is nothing (gpt-oss; with a score of zero Miller's "softmax one", 2023).
     """
     for group in plan.decodes:
-        _attend_decodes(q_THC, group, kv, out_THC, sinks)
+        _attend_decodes(q_THC, group, kv, out_THC, sinks, sink_scores_H)
     for prompt in plan.prompts:
         tokens = slice(prompt.offset, prompt.offset + prompt.num_tokens)
         q, out = q_THC[tokens], out_THC[tokens]
@@ -103,11 +107,16 @@ def attend(
             k, v = k_TGC[tokens], v_TGC[tokens]
         else:
             k, v = kv.read(prompt.rows)
-        _attend_prompt(q, k, v, prompt, plan, out, sinks and sinks.of(tokens))
+        _attend_prompt(q, k, v, prompt, plan, out, sinks and sinks.of(tokens), sink_scores_H)
 
 
 def _attend_decodes(
-    q_THC: Tensor, group: DecodeGroup, kv: LayerKv, out_THC: Tensor, sinks: SinkQueries | None
+    q_THC: Tensor,
+    group: DecodeGroup,
+    kv: LayerKv,
+    out_THC: Tensor,
+    sinks: SinkQueries | None,
+    sink_scores_H: Tensor | None,
 ) -> None:
     """One query per sequence. Query heads that share a KV head are rows of one product."""
     (num_seqs, num_positions), heads = group.rows_BS.shape, q_THC.shape[1:]
@@ -116,12 +125,13 @@ def _attend_decodes(
     k_BGSC = k_XGC.view(num_seqs, num_positions, num_kv_heads, head_dim).transpose(1, 2)
     v_BGSC = v_XGC.view(num_seqs, num_positions, num_kv_heads, head_dim).transpose(1, 2)
     q_BGHC = q_THC.index_select(0, group.tokens_B).view(num_seqs, num_kv_heads, -1, head_dim)
-    if sinks is None:
+    if sinks is None and sink_scores_H is None:
         out = F.scaled_dot_product_attention(q_BGHC, k_BGSC, v_BGSC, attn_mask=group.mask_B11S)
     else:
-        sinks_BGHC = sinks.of(group.tokens_B).q_THC.view(q_BGHC.shape)
-        scores = _scores(q_BGHC, k_BGSC, sinks_BGHC, sinks.num_sinks).add_(group.mask_B11S)
-        out = scores.softmax(-1).to(v_BGSC.dtype) @ v_BGSC
+        met = sinks and sinks.of(group.tokens_B)
+        scores = _scores(q_BGHC, k_BGSC, met and met.with_queries(met.q_THC.view(q_BGHC.shape)))
+        beside = None if sink_scores_H is None else sink_scores_H.view(num_kv_heads, -1, 1)
+        out = _weights(scores.add_(group.mask_B11S), beside).to(v_BGSC.dtype) @ v_BGSC
     out_THC.index_copy_(0, group.tokens_B, out.reshape(num_seqs, *heads))
 
 
@@ -133,15 +143,16 @@ def _attend_prompt(
     plan: AttentionPlan,
     out_THC: Tensor,
     sinks: SinkQueries | None,
+    sink_scores_H: Tensor | None,
 ) -> None:
     """Queries of one sequence, in blocks where causal attention alone does not do."""
     window, num_sinks = plan.sight
-    whole = prompt.context == 0 and (window is None or prompt.num_tokens <= window)
-    if whole:
+    is_whole = prompt.context == 0 and (window is None or prompt.num_tokens <= window)
+    is_fused = sinks is None and sink_scores_H is None
+    if is_whole and is_fused:
         _attend_block(q_THC, k_SGC, v_SGC, None, out_THC)
         return
-    assert plan.band_QS is not None, "the plan of such a slice has a band"
-    block = _BLOCK_WITH_SINKS if sinks else QUERY_BLOCK
+    block = QUERY_BLOCK if is_fused else _SCORED_BLOCK
     for first in range(0, prompt.num_tokens, block):
         stop = min(first + block, prompt.num_tokens)
         num_keys = max(0, prompt.context + stop - prompt.first_key)
@@ -150,17 +161,23 @@ def _attend_prompt(
             seen_from = prompt.context + first - window + 1
             first_key = max(0, seen_from - prompt.first_key)
         keys = slice(num_sinks + first_key, num_sinks + num_keys)
-        column = plan.band_QS.shape[1] - (num_keys - first_key)
-        band = _aligned(plan.band_QS[-(stop - first) :, column:])
-        q, k, v, out = q_THC[first:stop], k_SGC[keys], v_SGC[keys], out_THC[first:stop]
-        if sinks is None:
-            _attend_block(q, k, v, band, out)
+        if is_whole:
+            band = q_THC.new_full((stop - first, num_keys), -torch.inf).triu_(first + 1)
         else:
+            assert plan.band_QS is not None, "the plan of such a slice has a band"
+            column = plan.band_QS.shape[1] - (num_keys - first_key)
+            band = _aligned(plan.band_QS[-(stop - first) :, column:])
+        q, k, v, out = q_THC[first:stop], k_SGC[keys], v_SGC[keys], out_THC[first:stop]
+        if is_fused:
+            _attend_block(q, k, v, band, out)
+            continue
+        if sinks is not None:
             k, v = (torch.cat([x_SGC[:num_sinks], x]) for x_SGC, x in ((k_SGC, k), (v_SGC, v)))
             seen_to = torch.arange(prompt.context + first, prompt.context + stop, device=q.device)
             is_late_TS = torch.arange(num_sinks, device=q.device) > seen_to[:, None]
             late = band.new_zeros(is_late_TS.shape).masked_fill_(is_late_TS, -torch.inf)
-            _attend_sinks(q, k, v, torch.cat([late, band], 1), out, sinks.of(slice(first, stop)))
+            band = torch.cat([late, band], 1)
+        _attend_scored(q, k, v, band, out, sinks and sinks.of(slice(first, stop)), sink_scores_H)
 
 
 def _attend_block(
@@ -180,15 +197,16 @@ def _attend_block(
     out_THC.view(num_tokens, num_kv_heads, num_shared, head_dim).copy_(out.permute(2, 0, 1, 3))
 
 
-def _attend_sinks(
+def _attend_scored(
     q_THC: Tensor,
     k_SGC: Tensor,
     v_SGC: Tensor,
     mask_TS: Tensor,
     out_THC: Tensor,
-    sinks: SinkQueries,
+    sinks: SinkQueries | None,
+    sink_scores_H: Tensor | None,
 ) -> None:
-    """The same where the first keys are sinks. No fused product meets keys with two queries."""
+    """The same where the first keys are sinks, or softmaxes have scores without a key."""
     num_tokens, _, head_dim = q_THC.shape
     num_kv_heads = k_SGC.shape[1]
 
@@ -196,16 +214,30 @@ def _attend_sinks(
         return x_THC.reshape(num_tokens, num_kv_heads, -1, head_dim).permute(1, 2, 0, 3)
 
     k_G1SC, v_G1SC = k_SGC.transpose(0, 1)[:, None], v_SGC.transpose(0, 1)[:, None]
-    scores = _scores(by_head(q_THC), k_G1SC, by_head(sinks.q_THC), sinks.num_sinks)
-    out_GHTC = scores.add_(mask_TS).softmax(-1).to(v_SGC.dtype) @ v_G1SC
+    met = sinks and sinks.with_queries(by_head(sinks.q_THC))
+    scores = _scores(by_head(q_THC), k_G1SC, met).add_(mask_TS)
+    beside = None if sink_scores_H is None else sink_scores_H.view(num_kv_heads, -1, 1, 1)
+    out_GHTC = _weights(scores, beside).to(v_SGC.dtype) @ v_G1SC
     by_head(out_THC).copy_(out_GHTC)
 
 
-def _scores(q_XTC: Tensor, k_XSC: Tensor, sinks_XTC: Tensor, num_sinks: int) -> Tensor:
+def _scores(q_XTC: Tensor, k_XSC: Tensor, sinks: SinkQueries | None) -> Tensor:
     """Of every query and key, [X, T, S] in float32."""
     scores_XTS = (q_XTC @ k_XSC.mT).float()
-    scores_XTS[..., :num_sinks] = sinks_XTC @ k_XSC[..., :num_sinks, :].mT
+    if sinks is not None:
+        keys_XSC = k_XSC[..., : sinks.num_sinks, :]
+        scores_XTS[..., : sinks.num_sinks] = sinks.q_THC @ keys_XSC.mT
     return scores_XTS.mul_(q_XTC.shape[-1] ** -0.5)
+
+
+def _weights(scores_XTS: Tensor, beside_XT1: Tensor | None) -> Tensor:
+    """Softmax of scores, in their place, some perhaps with one score more `beside`."""
+    if beside_XT1 is None:
+        return scores_XTS.softmax(-1)
+    largest_XT1 = torch.maximum(scores_XTS.amax(-1, keepdim=True), beside_XT1)
+    scores_XTS.sub_(largest_XT1).exp_()
+    total_XT1 = scores_XTS.sum(-1, keepdim=True).add_((beside_XT1 - largest_XT1).exp_())
+    return scores_XTS.div_(total_XT1)
 
 
 def _aligned(mask_QS: Tensor) -> Tensor:

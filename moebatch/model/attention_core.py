@@ -4,6 +4,8 @@ Shape letters: T tokens of the micro-batch, S positions, H query heads, G KV hea
 R rows of the cache.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -32,15 +34,23 @@ _LEAST_SHARED_PAIRS = 2**16
 
 
 class AttentionCore:
-    """Appends to the cache and attends to it. Needs no weights.
+    """Appends to the cache and attends to it. Needs no weights but a few scores.
 
     It owns its scratch: a thread may use it while another one uses a decoder or another core.
     """
 
     def __init__(
-        self, shape: ModelShape, limits: Limits, *, dtype: torch.dtype, device: torch.device
+        self,
+        shape: ModelShape,
+        limits: Limits,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        sink_scores: Sequence[Tensor] = (),
     ) -> None:
+        """`sink_scores` [H] are those of each layer, as `DenseWeights.sink_scores` has them."""
         self.device = device
+        self._sink_scores = [scores_H.to(device, torch.float32) for scores_H in sink_scores]
         self._rows_size = (limits.kv_rows, shape.num_kv_heads, shape.head_dim)
         self._windows = shape.sliding_windows
         self._cached_in = shape.attention.cache_dtype
@@ -68,6 +78,7 @@ class AttentionCore:
         """
         q_THC, k_TGC, v_TGC = qkv.first(micro_batch.num_tokens)
         frame = self._scratch.frame()
+        sink_scores_H = self._sink_scores[layer] if self._sink_scores else None
         kv = LayerKv(
             keys_RGC=keys_RGC,
             values_RGC=values_RGC,
@@ -82,11 +93,13 @@ class AttentionCore:
                 assert micro_batch.turns is not None, "queries turn where there are sinks"
                 turned_THC = _turned(frame, q_THC, micro_batch.turns)
                 sinks = SinkQueries(plan.sight.num_sinks, turned_THC)
-            attend(q_THC, k_TGC, v_TGC, plan, kv, out_THC[: micro_batch.num_tokens], sinks)
+            out = out_THC[: micro_batch.num_tokens]
+            attend(q_THC, k_TGC, v_TGC, plan, kv, out, sinks, sink_scores_H)
             if plan.singles is not None:
-                self._attend_singles(plan.singles, q_THC, kv, out_THC, sinks)
+                self._attend_singles(plan.singles, q_THC, kv, out_THC, sinks, sink_scores_H)
             if plan.slices is not None:
-                self._attend_slices(plan.slices, q_THC, kv, out_THC, plan.sight.window, sinks)
+                window = plan.sight.window
+                self._attend_slices(plan.slices, q_THC, kv, out_THC, window, sinks, sink_scores_H)
 
     def _attend_singles(
         self,
@@ -95,6 +108,7 @@ class AttentionCore:
         kv: LayerKv,
         out_THC: Tensor,
         sinks: SinkQueries | None,
+        sink_scores_H: Tensor | None,
     ) -> None:
         """Where the plan leaves tokens to the compiled kernel."""
         seen_bytes = 2 * len(singles.rows_N) * kv.keys_RGC[0].nbytes
@@ -109,6 +123,7 @@ class AttentionCore:
             num_threads=num_threads,
             cached_in=kv.cached_in,
             sinks=sinks,
+            sink_scores_H=sink_scores_H,
         )
         self._run(_kernels().attend, work, num_threads)
 
@@ -120,6 +135,7 @@ class AttentionCore:
         out_THC: Tensor,
         window: int | None,
         sinks: SinkQueries | None,
+        sink_scores_H: Tensor | None,
     ) -> None:
         """Where the plan leaves slices to the compiled kernel."""
         shared = slices.num_pairs * q_THC.shape[1] >= _LEAST_SHARED_PAIRS
@@ -135,6 +151,7 @@ class AttentionCore:
             num_threads=num_threads,
             cached_in=kv.cached_in,
             sinks=sinks,
+            sink_scores_H=sink_scores_H,
         )
         self._run(_kernels().attend_slices, work, num_threads)
 

@@ -67,14 +67,20 @@ class Decoder:
         self._limits = limits
         self.gating_count = GatingCount() if gating else None
         self._gating = gating
-        self._core = AttentionCore(shape, limits, dtype=self.dtype, device=self.device)
+        self._core = AttentionCore(
+            shape,
+            limits,
+            dtype=self.dtype,
+            device=self.device,
+            sink_scores=weights.sink_scores,
+        )
         self._rope = Rope(shape, config, self.device)
-        self._elementwise = Elementwise(shape.activation, self.device)
+        self._elementwise = Elementwise(shape.activation, self.device, shape.clamped_gate)
         self._experts = experts
         self._products = Products(
             self.device,
             self.dtype,
-            stored=experts.format,
+            stored=experts.taken_as,
             largest_matrix=converted_elements(shape),
         )
         self._has_wide_gates = shape.router.has_exact_logits and self.dtype != torch.float32
@@ -95,6 +101,11 @@ class Decoder:
         self._outputs_TKD = torch.empty(
             tokens, choices, hidden, device=self.device, dtype=self.dtype
         )
+
+    @property
+    def sink_scores(self) -> Sequence[Tensor]:
+        """What an `AttentionCore` beside the decoder has to know of its weights."""
+        return self._weights.sink_scores
 
     @property
     def scratch_bytes(self) -> int:
@@ -364,4 +375,4 @@ class Decoder:
 
 def _mlp_weights(weights: Mapping[str, Tensor], prefix: str, mlp: Mlp | None) -> dict[str, Matrix]:
     assert mlp is not None, "the model has one"
-    return {role: weights[f"{prefix}_{role}"] for role in mlp.roles}
+    return {role: weights[f"{prefix}_{role}"] for role in mlp.tensors(1)}

@@ -26,6 +26,12 @@ class DenseWeights:
     layers: Sequence[Mapping[str, Tensor]]
     """The projections of queries, keys and values are one matrix, ``qkv``, as are their biases."""
 
+    @property
+    def sink_scores(self) -> list[Tensor]:
+        """Of each layer what takes part in the softmax of every head, [H]; empty where nothing
+        does."""
+        return [roles["sink_scores"] for roles in self.layers if "sink_scores" in roles]
+
     @classmethod
     def of(
         cls, all_layers: Mapping[str, Tensor], layers: Sequence[Mapping[str, Tensor]]

@@ -19,6 +19,7 @@ from moebatch.model.native.kernels import Kernel
 from moebatch.model.native.rows import RowWork, row_work, suits
 from moebatch.model.router import ExpertTokens, Routing
 from moebatch.model.scratch import Frame
+from moebatch.spec.shape import ClampedGate
 
 _LEAST_SHARED_BYTES = 2**17
 """What one thread has written before another one would be awake."""
@@ -27,21 +28,41 @@ _LEAST_SHARED_BYTES = 2**17
 class Elementwise:
     """Owns the threads of the kernels, so one thread may use it at a time."""
 
-    def __init__(self, activation: str, device: torch.device) -> None:
-        """Raises CheckpointError for activations that are not known."""
+    def __init__(
+        self, activation: str, device: torch.device, clamped: ClampedGate | None = None
+    ) -> None:
+        """`clamped` says what gates do otherwise. Raises CheckpointError for activations that are
+        not known."""
+        self._clamped = clamped
         self._activation = layers.activation_of(activation)
         self._is_silu = self._activation is layers.silu_in_place
         self._kernels = loader.kernels() if device.type == "cpu" else None
         self._helpers = Helpers(torch_parallel())
 
     def gate(self, gate_MF: Tensor, up_MF: Tensor) -> None:
-        """``activation(gate) * up`` in place of the gate."""
+        """``activation(gate) * up``, or what a `ClampedGate` says, in place of the gate; of the
+        latter up may become anything."""
+        if self._clamped is not None:
+            self._gate_clamped(self._clamped, gate_MF, up_MF)
+            return
         if self._kernels is None or not self._is_silu or not suits(gate_MF, up_MF):
             torch.mul(self._activation(gate_MF), up_MF, out=gate_MF)
             return
         num_rows, width = gate_MF.shape
         work = row_work(gate_MF, up_MF, num_rows=num_rows, width=width)
         self._run(self._kernels.gate, work, gate_MF)
+
+    def _gate_clamped(self, clamped: ClampedGate, gate_MF: Tensor, up_MF: Tensor) -> None:
+        limit, alpha = clamped.limit, clamped.alpha
+        if self._kernels is None or not suits(gate_MF, up_MF):
+            up_MF.clamp_(-limit, limit).add_(1)
+            # In place: x * sigmoid(alpha * x) is silu(alpha * x) / alpha.
+            gate_MF.clamp_(max=limit).mul_(alpha)
+            layers.silu_in_place(gate_MF).div_(alpha).mul_(up_MF)
+            return
+        num_rows, width = gate_MF.shape
+        work = row_work(gate_MF, up_MF, num_rows=num_rows, width=width, limit=limit, alpha=alpha)
+        self._run(self._kernels.gate_clamped, work, gate_MF)
 
     def place(self, y_MD: Tensor, tokens: ExpertTokens, routing: Routing) -> None:
         """Weighs what an expert made of tokens and puts it into the outputs of `routing`."""

@@ -118,10 +118,11 @@ class Products:
         return self._decoded(coded)
 
     def _as_matrix(self, weight_OI: Tensor | CodedMatrix) -> Tensor:
-        """The weights as torch multiplies them, until the next product."""
+        """The weights as torch multiplies them, until the next product: torch would copy those that
+        lie neither row by row nor column by column."""
         if isinstance(weight_OI, CodedMatrix):
             return self._decoded(weight_OI)
-        if weight_OI.dtype == self._dtype:
+        if weight_OI.dtype == self._dtype and 1 in weight_OI.stride():
             return weight_OI
         return self._room(weight_OI.shape).copy_(weight_OI)
 

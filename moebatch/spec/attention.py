@@ -206,8 +206,9 @@ class GroupedAttention(Attention):
     """RMS norm of queries and keys: per head, over their full width, or none."""
     clip_qkv: float | None = None
     """Queries, keys and values are clamped to plus and minus this."""
-    has_sinks: bool = False
-    """Each head has a learnt score that takes part in its softmax."""
+    has_sink_scores: bool = False
+    """Each head has a learnt score that takes part in its softmax and has no value. These are no
+    tokens, unlike the sinks of a `SinkWindow`."""
     num_rotated: int | None = None
     """Numbers of a head that rotate, its first ones; None is all."""
 
@@ -247,8 +248,8 @@ class GroupedAttention(Attention):
             sizes |= {
                 f"{role}_norm": (self.head_dim if per_head else widths[role],) for role in "qk"
             }
-        if self.has_sinks:
-            sizes["sinks"] = (self.num_heads,)
+        if self.has_sink_scores:
+            sizes["sink_scores"] = (self.num_heads,)
         return sizes
 
     @property

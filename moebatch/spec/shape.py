@@ -101,6 +101,16 @@ class Norm:
         return _COUNTED_NORMS if self.counts_from_one else frozenset()
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClampedGate:
+    """SwiGLU of clamped inputs (gpt-oss): ``(u + 1) * g *
+    sigmoid(alpha * g)`` where g is the gate, at most `limit`, and u what goes up, between minus and
+    plus that."""
+
+    limit: float
+    alpha: float
+
+
 @dataclass(frozen=True, kw_only=True)
 class Layers:
     """What a family composes its layers of."""
@@ -118,6 +128,8 @@ class Layers:
     """A sigmoid gate weighs the shared expert, where there is one."""
     dense: Mlp | None = None
     """The MLP of layers without experts; None where the family has no such layers."""
+    clamped_gate: ClampedGate | None = None
+    """What all of them do between their matrices; None is the usual ``activation(gate) * up``."""
     norms: tuple[str, ...] = ("input_norm", "mlp_norm")
     """Roles of the norms of a layer, [D] each."""
     recurrence: Recurrence | None = None
@@ -210,13 +222,17 @@ class ModelShape(Layers):
         """Numbers in one expert."""
         return _count(self.expert.tensors(self.hidden_size))
 
+    @cached_property
+    def expert_bias_params(self) -> int:
+        """Those of them that are biases."""
+        return self.expert_params - _count(self.expert.matrices(self.hidden_size))
+
     def expert_bytes(self, stored: WeightFormat) -> int:
         """Bytes of one expert whose matrices are stored in a format. Biases are not quantised."""
         if stored not in self._expert_bytes:
             matrices = self.expert.matrices(self.hidden_size)
-            biases = self.expert_params - _count(matrices)
             num_bytes = sum(map(stored.num_bytes, matrices.values()))
-            self._expert_bytes[stored] = num_bytes + biases * self.dtype_bytes
+            self._expert_bytes[stored] = num_bytes + self.expert_bias_params * self.dtype_bytes
         return self._expert_bytes[stored]
 
     @cached_property

@@ -7,10 +7,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from moebatch.formats.plain import BFLOAT16, PlainFormat, TransposedFormat
+from moebatch.formats.registry import FORMATS
 from moebatch.formats.weight_format import Look, Matrix, StoredMatrix, StoredPart, WeightFormat
 from moebatch.spec.config_keys import DTYPES
 from moebatch.spec.hardware import Dtype
-from moebatch.spec.shape import ModelShape
+from moebatch.spec.shape import Mlp, ModelShape
 from moebatch.spec.tensor_names import ExpertLayout
 
 if TYPE_CHECKING:
@@ -30,26 +32,53 @@ class StoredPiece:
     index: int | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class _Weight:
-    """A weight of an expert: matrices one below the other."""
+    """A weight of an expert: matrices, or their biases, of equal height."""
 
     template: str
     roles: tuple[str, ...]
-    sizes: tuple[tuple[int, int], ...]
-    """Those of the matrices."""
+    size: tuple[int, ...]
+    """That of each."""
+    is_interleaved: bool
+    """Their rows take turns; else they lie one below the other."""
+    is_transposed: bool
+    """The file has their columns as rows."""
 
     @property
-    def size(self) -> tuple[int, int]:
-        return sum(size[0] for size in self.sizes), self.sizes[0][1]
+    def stored_size(self) -> tuple[int, ...]:
+        """Of all of them, as the file has it."""
+        height, *width = self.size
+        size = (len(self.roles) * height, *width)
+        return size[::-1] if self.is_transposed else size
+
+    @property
+    def _rows(self) -> Iterator[range]:
+        """Those of each."""
+        count, height = len(self.roles), self.size[0]
+        for place in range(count):
+            if self.is_interleaved:
+                yield range(place, count * height, count)
+            else:
+                yield range(place * height, (place + 1) * height)
+
+    def vectors(self, part: Tensor) -> Iterator[Tensor]:
+        """Its biases; views."""
+        for rows in self._rows:
+            yield part[rows.start : rows.stop : rows.step]
 
     def matrices(self, stored: WeightFormat, parts: Sequence[Tensor]) -> Iterator[Matrix]:
         """Its matrices out of its parts."""
-        start = 0
-        for size in self.sizes:
-            rows, start = range(start, start + size[0]), start + size[0]
-            taken = parts if len(self.sizes) == 1 else stored.rows(parts, rows, self.size)
-            yield taken[0] if stored.is_tiled else StoredMatrix(stored, tuple(taken), size)
+        if self.is_transposed:
+            yield from self.vectors(parts[0].T)
+            return
+        height, width = self.size
+        for rows in self._rows:
+            whole = (len(self.roles) * height, width)
+            taken = parts if len(self.roles) == 1 else stored.rows(parts, rows, whole)
+            yield (
+                taken[0] if stored.is_tiled else StoredMatrix(stored, tuple(taken), (height, width))
+            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,6 +90,9 @@ class StoredExperts:
     is_stacked: bool
     num_experts: int
     weights: tuple[_Weight, ...]
+    biases: tuple[_Weight, ...] = ()
+    bias_format: WeightFormat = BFLOAT16
+    """That of all of them: numbers one after the other."""
     others: Mapping[tuple[int, int], tuple[WeightFormat, ...]] = field(default_factory=dict)
     """Formats of the weights of experts, by layer and number, that have others."""
 
@@ -70,16 +102,29 @@ class StoredExperts:
     ) -> StoredExperts:
         """Experts of that format; without a layout one tensor for each matrix, in the order of the
         roles."""
-        sizes = shape.expert.matrices(shape.hidden_size)
-        layout = layout or ExpertLayout(weights={role: (role,) for role in sizes})
+        sizes = shape.expert.tensors(shape.hidden_size)
+        layout = layout or _separate(shape.expert)
+
+        def weights(named: Mapping[str, tuple[str, ...]]) -> tuple[_Weight, ...]:
+            return tuple(
+                _Weight(
+                    template=template,
+                    roles=roles,
+                    size=sizes[roles[0]],
+                    is_interleaved=layout.is_interleaved,
+                    is_transposed=roles[0] in layout.transposed,
+                )
+                for template, roles in named.items()
+                if roles[0] in sizes
+            )
+
         return cls(
             format=stored,
             is_stacked=layout.is_stacked,
             num_experts=shape.num_experts,
-            weights=tuple(
-                _Weight(template, roles, tuple((sizes[role][0], sizes[role][1]) for role in roles))
-                for template, roles in layout.weights.items()
-            ),
+            weights=weights(layout.weights),
+            biases=weights(layout.biases),
+            bias_format=FORMATS[shape.dtype],
         )
 
     @classmethod
@@ -92,19 +137,22 @@ class StoredExperts:
         Of formats that differ in what a small weight leaves open, it is that which fits most."""
         for layout in layouts:
             experts = cls.of(shape, shape.expert_format, layout)
-            weights = list(experts.named_weights(shape.moe_layers[0], 0))
+            first = shape.moe_layers[0]
+            weights = list(experts.named_weights(first, 0))
             found = [find(*weight, shape.expert_format) for weight in weights]
-            stored = [each for each in found if each is not None]
+            stored = [each for each in found if each is not None and layout.takes(each)]
             if stored:
                 best = max(stored, key=lambda each: _num_fitting(each, weights, look))
-                return cls.of(shape, best, layout)
+                biases = (find(*bias, None) for bias in experts.named_biases(first, 0))
+                plain = next((each for each in biases if each), experts.bias_format)
+                return replace(cls.of(shape, best, layout), bias_format=plain)
         return cls.of(shape, shape.expert_format, layouts[0])
 
     def with_formats(
         self, formats: Mapping[tuple[int, int], tuple[WeightFormat, ...]]
     ) -> StoredExperts:
         """The same where the weights of experts, by layer and number, have the formats given."""
-        size = self.weights[0].size
+        size = self.weights[0].stored_size
         known = {each for of_expert in formats.values() for each in of_expert} or {self.format}
         widest = max(known, key=lambda each: (each.num_bytes(size), str(each)))
         others = {key: each for key, each in formats.items() if {*each} != {widest}}
@@ -114,10 +162,23 @@ class StoredExperts:
     def spared_bytes(self) -> int:
         """By how much all experts together are smaller than if all had the widest format."""
         return sum(
-            self.format.num_bytes(weight.size) - stored.num_bytes(weight.size)
+            self.format.num_bytes(weight.stored_size) - stored.num_bytes(weight.stored_size)
             for formats in self.others.values()
             for weight, stored in zip(self.weights, formats, strict=True)
         )
+
+    @property
+    def bias_bytes(self) -> int:
+        """Of all biases of an expert."""
+        return sum(self.bias_format.num_bytes(bias.stored_size) for bias in self.biases)
+
+    @property
+    def taken_as(self) -> WeightFormat:
+        """The format as products meet it: matrices may lie transposed."""
+        if not any(weight.is_transposed for weight in self.weights):
+            return self.format
+        assert isinstance(self.format, PlainFormat), "only numbers are read across rows"
+        return TransposedFormat(self.format.name, self.format.dtype)
 
     def formats_of(self, layer: int, expert: int) -> tuple[WeightFormat, ...]:
         """Of the weights of one expert."""
@@ -129,16 +190,29 @@ class StoredExperts:
         return next(own, shape.dtype)
 
     def named_weights(self, layer: int, expert: int) -> Iterator[tuple[str, tuple[int, ...]]]:
-        """Name and size of the weights in which an expert lies, others beside it included."""
+        """Name and size of the weights in which the matrices of an expert lie, others beside it
+        included."""
+        return self._named(self.weights, layer, expert)
+
+    def named_biases(self, layer: int, expert: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """The same of its biases."""
+        return self._named(self.biases, layer, expert)
+
+    def _named(
+        self, weights: Iterable[_Weight], layer: int, expert: int
+    ) -> Iterator[tuple[str, tuple[int, ...]]]:
         stacked = (self.num_experts,) if self.is_stacked else ()
-        for weight in self.weights:
-            yield weight.template.format(layer=layer, expert=expert), (*stacked, *weight.size)
+        for weight in weights:
+            name = weight.template.format(layer=layer, expert=expert)
+            yield name, (*stacked, *weight.stored_size)
 
     def parts(self, layer: int, expert: int) -> Iterator[StoredPart]:
         """The tensors of a file in which an expert lies, others beside it included."""
         formats = self.formats_of(layer, expert)
         for stored, (name, size) in zip(formats, self.named_weights(layer, expert), strict=True):
             yield from stored.parts(name, size)
+        for name, size in self.named_biases(layer, expert):
+            yield from self.bias_format.parts(name, size)
 
     def pieces(self, layer: int, expert: int) -> tuple[StoredPiece, ...]:
         """What is read of an expert, in the order that `matrices` expects."""
@@ -148,14 +222,23 @@ class StoredExperts:
     def matrices(
         self, tensors: Sequence[Tensor], layer: int = 0, expert: int = 0
     ) -> dict[str, Matrix]:
-        """The matrices of an expert by role, out of what was read; views, nothing is copied."""
+        """The matrices and biases of an expert by role, out of what was read; views, nothing is
+        copied."""
         found: dict[str, Matrix] = {}
         start = 0
         for weight, stored in zip(self.weights, self.formats_of(layer, expert), strict=True):
-            parts = tensors[start : start + len(stored.parts("", weight.size))]
+            parts = tensors[start : start + len(stored.parts("", weight.stored_size))]
             start += len(parts)
             found.update(zip(weight.roles, weight.matrices(stored, parts), strict=True))
+        for bias, part in zip(self.biases, tensors[start:], strict=True):
+            found.update(zip(bias.roles, bias.vectors(part), strict=True))
         return found
+
+
+def _separate(expert: Mlp) -> ExpertLayout:
+    """A tensor for each matrix, and for each bias."""
+    biases = {f"{role}_bias": (f"{role}_bias",) for role in expert.roles if expert.bias}
+    return ExpertLayout(weights={role: (role,) for role in expert.roles}, biases=biases)
 
 
 def _num_fitting(

@@ -3,9 +3,10 @@
 Shape letters: E experts, D hidden, F expert width.
 """
 
-from collections.abc import Container, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Container, Mapping
+from dataclasses import dataclass, field
 
+from moebatch.formats.weight_format import WeightFormat
 from moebatch.spec.attention import Sizes
 from moebatch.spec.shape import ModelShape
 
@@ -20,9 +21,23 @@ class ExpertLayout:
 
     weights: Mapping[str, tuple[str, ...]]
     """Names of the weights of an expert, with ``{layer}`` and ``{expert}``, and the roles of the
-    matrices in each, as `Mlp.matrices` has them: one below the other, of equal height."""
+    matrices in each, as `Mlp.tensors` has them: one below the other, of equal height. Roles that a
+    model has not are passed over."""
+    biases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """The same of biases."""
     is_stacked: bool = False
     """Each weight holds all experts of a layer, one after the other: [E, ...]."""
+    is_interleaved: bool = False
+    """Matrices in one weight, and their biases, take turns row by row, instead of lying one below
+    the other."""
+    transposed: Collection[str] = ()
+    """Roles of matrices whose columns are rows of the file."""
+    formats: Collection[str] = ()
+    """Names of the formats of weights that lie so; any if there are none."""
+
+    def takes(self, stored: WeightFormat) -> bool:
+        """Whether weights in a format may lie so."""
+        return not self.formats or stored.name in self.formats
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -134,6 +149,10 @@ _GGUF_EXPERTS = tuple(
     ExpertLayout(
         weights={
             f"{_GGUF_LAYER}ffn_{role}{end}.weight": (role,) for role in ("gate", "up", "down")
+        },
+        biases={
+            f"{_GGUF_LAYER}ffn_{role}{end}.bias": (f"{role}_bias",)
+            for role in ("gate", "up", "down")
         },
         is_stacked=is_stacked,
     )

@@ -18,10 +18,13 @@ from moebatch.spec.attention import SinkWindow
 _NAME = "sinks_of_tests"
 
 
-def seen(position: int, sink_window: SinkWindow) -> list[int]:
-    """Positions that a token sees, by the words of the paper."""
+def seen(position: int, sink_window: SinkWindow, own: int | None = None) -> list[int]:
+    """Positions that a token sees, by the words of the paper; `own` is the window of a layer."""
+    window = sink_window.window
+    if own is not None and own < window:
+        return list(range(max(0, position + 1 - own), position + 1))
     first = range(min(sink_window.sinks, position + 1))
-    last = range(max(0, position + 1 - sink_window.window), position + 1)
+    last = range(max(0, position + 1 - window), position + 1)
     return sorted({*first, *last})
 
 
@@ -60,18 +63,22 @@ def logits_with_sinks(
         if rounded is not None:
             places = torch.arange(k.shape[2])[None]
             k, v = rounded(rotate(k, k, *rotary(v, places))[1]), rounded(v)
-            k = rotate(k, k, *rotary(v, -places))[1]
+            k = rotate(k, k, *rotary(v, -places))[1] / rotary.attention_scaling**2
         q_HSC, k_GSC, v_GSC = q[0], k[0], v[0]
         num_shared = len(q_HSC) // len(k_GSC)
         k_HSC, v_HSC = (x.repeat_interleave(num_shared, 0) for x in (k_GSC, v_GSC))
         out = torch.empty_like(q_HSC)
         for position in range(q_HSC.shape[1]):
-            rows = seen(position, sink_window)
+            rows = seen(position, sink_window, options.get("sliding_window"))
             cos, sin = rotary(v, torch.arange(len(rows))[None])
             query = q_HSC[None, :, position : position + 1].expand(-1, -1, len(rows), -1)
             query, keys = rotate(query, k_HSC[None, :, rows], cos, sin)
             scores = query[0, :, -1:] @ keys[0].mT * layer.scaling
-            out[:, position] = (scores.softmax(-1) @ v_HSC[:, rows])[:, 0]
+            beside = options.get("s_aux")  # of gpt-oss: scores without a value
+            if beside is not None:
+                scores = torch.cat([scores, beside[:, None, None]], -1)
+            weights = scores.softmax(-1)[..., : len(rows)]
+            out[:, position] = (weights @ v_HSC[:, rows])[:, 0]
         return out.transpose(0, 1)[None], None
 
     AttentionInterface.register(_NAME, attend)

@@ -13,6 +13,7 @@ from moebatch.model.native import loader
 from moebatch.model.native.helpers import Helpers
 from moebatch.model.router import ExpertTokens, Routing, group_by_expert
 from moebatch.model.scratch import Frame
+from moebatch.spec.shape import ClampedGate
 
 CPU = torch.device("cpu")
 DTYPES = [torch.float32, torch.bfloat16]
@@ -45,6 +46,26 @@ def test_every_16_bit_number_is_gated_alike(dtype: torch.dtype) -> None:
 def test_gating(num_rows: int, width: int, dtype: torch.dtype, seed: int) -> None:
     gate, up = noise(seed, dtype, num_rows, width, scale=4.0), noise(seed + 1, dtype, 70, width)
     assert_alike(lambda elementwise: gated(elementwise, gate, up[:num_rows]))
+
+
+@needs_kernels
+@sizes
+@given(rows, widths, dtypes, seeds, st.floats(0.1, 9.0), st.floats(0.5, 3.0))
+def test_clamped_gating(
+    num_rows: int, width: int, dtype: torch.dtype, seed: int, limit: float, alpha: float
+) -> None:
+    """As torch has it, and as transformers has it within rounding."""
+    gate, up = (noise(seed + i, dtype, num_rows, width, scale=4.0) for i in range(2))
+    clamped = ClampedGate(limit=limit, alpha=alpha)
+    assert_alike(lambda elementwise: gated(elementwise, gate, up), clamped)
+    g, u = gate.float().clamp(max=limit), up.float().clamp(-limit, limit)
+    tolerance = 1e-5 if dtype == torch.float32 else 0.03
+    torch.testing.assert_close(
+        gated(native(clamped), gate, up).float(),
+        (u + 1) * g * torch.sigmoid(alpha * g),
+        rtol=tolerance,
+        atol=tolerance,
+    )
 
 
 @needs_kernels
@@ -213,29 +234,34 @@ def test_other_activations_are_left_to_torch() -> None:
 # --- helpers --------------------------------------------------------------------------------------
 
 
-def native() -> Elementwise:
-    elementwise = Elementwise("silu", CPU)
+def native(clamped: ClampedGate | None = None) -> Elementwise:
+    elementwise = Elementwise("silu", CPU, clamped)
     assert elementwise._kernels is not None
     return elementwise
 
 
-def by_torch() -> Elementwise:
+def by_torch(clamped: ClampedGate | None = None) -> Elementwise:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(loader.SWITCH, "0")
-        elementwise = Elementwise("silu", CPU)
+        elementwise = Elementwise("silu", CPU, clamped)
     assert elementwise._kernels is None
     return elementwise
 
 
 def gated(elementwise: Elementwise, gate: Tensor, up: Tensor) -> Tensor:
     out = gate.clone()
-    elementwise.gate(out, up)
+    elementwise.gate(out, up.clone(memory_format=torch.preserve_format))
     return out
 
 
-def assert_alike(compute: Callable[[Elementwise], Tensor], *, exact: bool = True) -> None:
+def assert_alike(
+    compute: Callable[[Elementwise], Tensor],
+    clamped: ClampedGate | None = None,
+    *,
+    exact: bool = True,
+) -> None:
     """`exact` means bit by bit in bfloat16, but some units in the last place in float32."""
-    got, want = compute(native()), compute(by_torch())
+    got, want = compute(native(clamped)), compute(by_torch(clamped))
     if exact and got.dtype != torch.float32:
         assert_equal(got, want)
     else:

@@ -24,7 +24,11 @@ class ApartDriver(Driver):
         super().__init__(folder, **options)
         decoder = self.decoder
         self.core = AttentionCore(
-            self.shape, self.limits, dtype=decoder.dtype, device=torch.device("cpu")
+            self.shape,
+            self.limits,
+            dtype=decoder.dtype,
+            device=torch.device("cpu"),
+            sink_scores=decoder.sink_scores,
         )
 
     def run_layers(self, x_TD: torch.Tensor, micro_batches: Sequence[MicroBatch]) -> None:

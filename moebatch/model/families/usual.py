@@ -23,14 +23,25 @@ def gated_mlp(
     products: Products,
     elementwise: Elementwise,
 ) -> Tensor:
-    """``down(activation(gate(x)) * up(x))`` [M, D] of the first M = `num_rows` rows."""
-    width = matrices["gate"].shape[0]
-    gate_NF, up_NF = frame.take(len(x_ND), width), frame.take(len(x_ND), width)
-    products.linear(x_ND, matrices["gate"], None, gate_NF)
-    products.linear(x_ND, matrices["up"], None, up_NF)
+    """``down(activation(gate(x)) * up(x))`` [M, D] of the first M = `num_rows` rows, with biases
+    where the matrices have such."""
+
+    def product(x: Tensor, role: str) -> Tensor:
+        out = frame.take(len(x), matrices[role].shape[0])
+        return products.linear(x, matrices[role], _bias(frame, matrices, role), out)
+
+    gate_NF, up_NF = product(x_ND, "gate"), product(x_ND, "up")
     elementwise.gate(gate_NF[:num_rows], up_NF[:num_rows])
-    out_ND = frame.take(*x_ND.shape)
-    return products.linear(gate_NF, matrices["down"], None, out_ND)[:num_rows]
+    return product(gate_NF, "down")[:num_rows]
+
+
+def _bias(frame: Frame, matrices: Mapping[str, Matrix], role: str) -> Tensor | None:
+    """In the type of the computation, without gaps: files have others."""
+    bias_O = matrices.get(f"{role}_bias")
+    if bias_O is None:
+        return None
+    assert isinstance(bias_O, Tensor), "biases are not quantised"
+    return frame.take(len(bias_O)).copy_(bias_O)
 
 
 USUAL = Family(attention=GroupedAttentionBlock, expert=gated_mlp)

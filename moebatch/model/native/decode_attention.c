@@ -26,6 +26,8 @@ struct work {
     const int64_t *tokens; /* row of each query in queries and out */
     const int64_t *starts; /* of what each query sees, in rows; and the end of the last */
     const int64_t *rows;
+    const float *sink_scores; /* [H], each one more score of a head's softmax without a value; or
+                                 NULL */
     int64_t num_queries, num_heads, num_kv_heads, num_sinks, head_dim;
     int64_t kv_heads_per_item; /* divides num_kv_heads; a query is one item or several */
     int64_t next_item;         /* taken by whichever thread is free */
@@ -232,10 +234,14 @@ static void widen_unit(const struct work *w, const Room *room, Unit unit, Unit n
     }
 }
 
-INLINE void begin(Room room) {
+/* Some query heads, of which `head` is the first. */
+INLINE void begin(const struct work *w, Room room, int64_t head) {
     memset(room.sums, 0, room.num_heads * room.width * sizeof(float));
-    for (int64_t h = 0; h < room.num_heads; h++)
+    for (int64_t h = 0; h < room.num_heads; h++) {
         room.softmax[h] = (Softmax){.total = {0}, .largest = -INFINITY};
+        if (w->sink_scores)
+            room.softmax[h] = (Softmax){.total = {1}, .largest = w->sink_scores[head + h]};
+    }
 }
 
 INLINE void take_queries(const struct work *w, const char *queries, Room room, int64_t place,
@@ -277,7 +283,7 @@ INLINE void attend(const struct work *w, int64_t item, int64_t next_item, Room r
     int64_t first = w->starts[query], sinks_stop = first + w->num_sinks;
     sinks_stop = sinks_stop < stop ? sinks_stop : stop;
     int num = locate(w, first, first < sinks_stop ? sinks_stop : stop, row_bytes, offsets);
-    begin(room);
+    begin(w, room, part * room.num_heads);
     if (first < sinks_stop)
         take_queries(w, w->sink_queries, room, place, dtype);
     while (first < stop) {

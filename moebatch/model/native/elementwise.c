@@ -21,7 +21,7 @@ struct row_work {
     int64_t next_row; /* taken by whichever thread is free */
     int32_t dtype;
     int32_t is_exact; /* second is float32, and its product rounded once */
-    float eps;
+    float eps, limit, alpha;
 };
 
 INLINE Lot lot_at(const char *p, int64_t i, int64_t width, int dtype) {
@@ -58,6 +58,36 @@ INLINE void gate_row(const struct row_work *w, int64_t row, int dtype) {
         Lot x = lot_at(out, i, width, dtype);
         x = rounded_lot((Lot){silu(x.first), silu(x.second)}, dtype);
         put_lot(out, i, width, product(x, lot_at(first, i, width, dtype)), dtype);
+    }
+}
+
+INLINE Floats at_most(Floats x, float limit) {
+    const Words is_larger = (Words)(x > limit), most = (Words)((Floats){0} + limit);
+    return (Floats)((most & is_larger) | ((Words)x & ~is_larger));
+}
+
+INLINE Lot below(Lot x, float limit) {
+    return (Lot){at_most(x.first, limit), at_most(x.second, limit)};
+}
+
+INLINE Lot minus(Lot x) { return (Lot){-x.first, -x.second}; }
+
+/* out = (first + 1) * silu(alpha * out) / alpha, of out that is at most the limit, and of first
+   between minus and plus that. */
+INLINE void gate_clamped_row(const struct row_work *w, int64_t row, int dtype) {
+    const Floats one = (Floats){0} + 1.0f;
+    int64_t width = w->width, start = row * width * size_of(dtype);
+    char *out = w->out + start;
+    const char *first = w->first + start;
+    for (int64_t i = 0; i < width; i += LOT) {
+        Lot x = rounded_lot(below(lot_at(out, i, width, dtype), w->limit), dtype);
+        Lot up = below(lot_at(first, i, width, dtype), w->limit);
+        up = rounded_lot(minus(below(minus(up), w->limit)), dtype);
+        up = rounded_lot(sum(up, (Lot){one, one}), dtype);
+        x = rounded_lot(scaled(x, w->alpha), dtype);
+        x = rounded_lot((Lot){silu(x.first), silu(x.second)}, dtype);
+        x = rounded_lot((Lot){x.first / w->alpha, x.second / w->alpha}, dtype);
+        put_lot(out, i, width, product(x, up), dtype);
     }
 }
 
@@ -154,6 +184,7 @@ INLINE void rotate_row(const struct row_work *w, int64_t row, int dtype) {
     }
 
 KERNEL(moebatch_gate, gate_row)
+KERNEL(moebatch_gate_clamped, gate_clamped_row)
 KERNEL(moebatch_place, place_row)
 KERNEL(moebatch_add, add_row)
 KERNEL(moebatch_norm, norm_row)

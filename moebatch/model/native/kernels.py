@@ -59,6 +59,7 @@ class Kernels:
             self.attend = Kernel(library, "moebatch_attend")
             self.attend_slices = Kernel(library, "moebatch_attend_slices")
             self.gate = Kernel(library, "moebatch_gate")
+            self.gate_clamped = Kernel(library, "moebatch_gate_clamped")
             self.place = Kernel(library, "moebatch_place")
             self.add = Kernel(library, "moebatch_add")
             self.norm = Kernel(library, "moebatch_norm")

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from moebatch.model.native.kernels import DTYPES, number_of
-from moebatch.model.native.sink_queries import SinkQueries
+from moebatch.model.native.sink_queries import SinkQueries, address_of
 from moebatch.spec.attention import CacheDtype
 
 _ITEMS_PER_THREAD = 4
@@ -51,6 +51,7 @@ class SliceWork(ctypes.Structure):
         ("counts", ctypes.c_void_p),
         ("starts", ctypes.c_void_p),
         ("rows", ctypes.c_void_p),
+        ("sink_scores", ctypes.c_void_p),
         ("num_slices", ctypes.c_int64),
         ("num_heads", ctypes.c_int64),
         ("num_kv_heads", ctypes.c_int64),
@@ -82,11 +83,12 @@ def slice_work_of(
     num_threads: int,
     cached_in: CacheDtype | None = None,
     sinks: SinkQueries | None = None,
+    sink_scores_H: Tensor | None = None,
 ) -> SliceWork:
     """What is to be computed. Only pointers: the tensors must live until it has been.
 
     Keys and values `cached_in` 8 bits are codes and scales, as `encode` makes them. Of what a slice
-    sees the first rows are `sinks`.
+    sees the first rows are `sinks`. `sink_scores_H`, in float32, are as in `attend`.
 
     Tokens, and cache rows, may lie any distance apart, with their heads side by side.
     """
@@ -105,6 +107,7 @@ def slice_work_of(
         counts=slices.counts_B.data_ptr(),
         starts=slices.starts_B.data_ptr(),
         rows=slices.rows_N.data_ptr(),
+        sink_scores=address_of(sink_scores_H, num_heads),
         num_slices=len(slices.tokens_B),
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,

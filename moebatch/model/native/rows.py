@@ -30,6 +30,8 @@ class RowWork(ctypes.Structure):
         ("dtype", ctypes.c_int32),
         ("is_exact", ctypes.c_int32),
         ("eps", ctypes.c_float),
+        ("limit", ctypes.c_float),
+        ("alpha", ctypes.c_float),
     )
 
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from moebatch.model.native.kernels import DTYPES, number_of
-from moebatch.model.native.sink_queries import SinkQueries
+from moebatch.model.native.sink_queries import SinkQueries, address_of
 from moebatch.spec.attention import CacheDtype
 
 _ITEMS_PER_THREAD = 8
@@ -40,6 +40,7 @@ class Work(ctypes.Structure):
         ("tokens", ctypes.c_void_p),
         ("starts", ctypes.c_void_p),
         ("rows", ctypes.c_void_p),
+        ("sink_scores", ctypes.c_void_p),
         ("num_queries", ctypes.c_int64),
         ("num_heads", ctypes.c_int64),
         ("num_kv_heads", ctypes.c_int64),
@@ -64,11 +65,12 @@ def work_of(
     num_threads: int,
     cached_in: CacheDtype | None = None,
     sinks: SinkQueries | None = None,
+    sink_scores_H: Tensor | None = None,
 ) -> Work:
     """What is to be computed. Only pointers: the tensors must live until it has been.
 
     Keys and values `cached_in` 8 bits are codes and scales, as `encode` makes them. Of what a query
-    sees the first rows are `sinks`.
+    sees the first rows are `sinks`. `sink_scores_H`, in float32, are as in `attend`.
     """
     num_sinks, sinks_THC = sinks or (0, q_THC)
     tensors = (q_THC, sinks_THC, out_THC, keys_RGC, values_RGC, *queries)
@@ -86,6 +88,7 @@ def work_of(
         tokens=queries.tokens_B.data_ptr(),
         starts=queries.starts_B.data_ptr(),
         rows=queries.rows_N.data_ptr(),
+        sink_scores=address_of(sink_scores_H, num_heads),
         num_queries=num_queries,
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,

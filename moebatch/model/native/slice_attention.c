@@ -140,7 +140,7 @@ INLINE void weigh_keys(const float *scores, float scale, Group *group, uint32_t 
 /* What a group sees of `num` positions from `start` on, which have been copied. */
 INLINE void attend_group(const struct slice_work *w, SliceRoom room, int64_t index, int64_t start,
                          int64_t num, int dtype) {
-    float scale = w->scale * 1.44269504f;
+    float scale = w->scale * LOG2_E;
     Group *group = room.groups + index;
     int64_t first = larger(0, group->first[0] - start) / SIDE * SIDE;
     int64_t stop = smaller(num, group->last[SIDE - 1] + 1 - start), added = first;

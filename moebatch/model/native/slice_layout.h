@@ -2,6 +2,7 @@
    want them, from where they lie, and back. slice_attention.c says what they are for. */
 
 #define KEYS 256 /* copied at a time */
+#define LOG2_E 1.44269504f
 
 /* The same as SliceWork in query_slices.py. */
 struct slice_work {
@@ -14,6 +15,8 @@ struct slice_work {
     const int64_t *starts; /* of what it sees, in rows; and the end of the last */
     const int64_t *rows;   /* the first ones are sinks, if there are such; the last ones are those
                               of its queries themselves */
+    const float *sink_scores; /* [H], each one more score of a head's softmax without a value; or
+                                 NULL */
     int64_t num_slices, num_heads, num_kv_heads, num_sinks, head_dim;
     int64_t query_row, sink_query_row, out_row, key_row, value_row;
     int64_t window;       /* positions that a query sees, with its own */
@@ -121,8 +124,8 @@ INLINE void place_group(const struct slice_work *w, Item item, int64_t index, Gr
     for (int i = 0; i < SIDE; i++) {
         group->tokens[i] = w->tokens[item.slice] + token;
         group->heads[i] = item.head * shared + head;
-        group->largest[i] = -3e38f;
-        group->totals[i] = 0;
+        group->largest[i] = w->sink_scores ? w->sink_scores[group->heads[i]] * LOG2_E : -3e38f;
+        group->totals[i] = w->sink_scores != NULL;
         if (i + 1 < num && ++head == shared) {
             head = 0;
             token++;

@@ -113,7 +113,7 @@ def grouped_attention(
     output_bias: str | None = None,
     qk_norm: QkNorm = "none",
     clips: bool = False,
-    has_sinks: bool = False,
+    has_sink_scores: bool = False,
     rotates_part: bool = False,
     fills_hidden: bool = False,
 ) -> GroupedAttention:
@@ -129,7 +129,7 @@ def grouped_attention(
         output_bias=output_bias is not None and keys.flag(output_bias),
         qk_norm=qk_norm,
         clip_qkv=keys.positive_or_none("clip_qkv") if clips else None,
-        has_sinks=has_sinks,
+        has_sink_scores=has_sink_scores,
         num_rotated=keys.rotary_dim(head_dim) if rotates_part else None,
     )
 
