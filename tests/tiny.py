@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-FAMILIES = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "glm4_moe", "minimax_m2")
+FAMILIES = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "glm4_moe", "minimax_m2", "gpt_oss")
 
 _COMMON = {
     "vocab_size": 320,
@@ -58,6 +58,14 @@ _BY_FAMILY: Mapping[str, Mapping[str, Any]] = {
         "num_local_experts": 8,
         "head_dim": 12,
         "rotary_dim": 6,
+    },
+    "gpt_oss": {
+        "intermediate_size": 32,
+        "num_local_experts": 6,
+        "head_dim": 16,
+        "sliding_window": 9,
+        "swiglu_limit": 1.5,
+        "swiglu_alpha": 1.3,
     },
 }
 _CHAT_TEMPLATE = (
@@ -151,9 +159,11 @@ def _is_norm(name: str) -> bool:
 def _std(name: str, weight: torch.Tensor) -> float:
     if _is_norm(name):
         return 0.1
-    if name.endswith("bias"):
+    if name.endswith(("bias", ".sinks")):
         return 0.3
-    if name.endswith(("mlp.gate.weight", "lm_head.weight", "embed_tokens.weight")):
+    if name.endswith(
+        ("mlp.gate.weight", "mlp.router.weight", "lm_head.weight", "embed_tokens.weight")
+    ):
         return 0.6
     return float(1.5 / weight.shape[-1] ** 0.5)
 

@@ -45,7 +45,7 @@ _ROPES: dict[str, dict[str, Any]] = {
 
 def _rope_cases() -> dict[str, Case]:
     cases: dict[str, Case] = {}
-    for family in ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe"):
+    for family in ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "gpt_oss"):
         for name, parameters in _ROPES.items():
             config = {
                 # Prompts of the tests lie on both sides of this length.
@@ -153,5 +153,16 @@ CASES: dict[str, Case] = {
             }
         },
     ),
+    "gpt-oss": ("gpt_oss", {}),
+    "gpt-oss-top-1": ("gpt_oss", {"num_experts_per_tok": 1}),
+    "gpt-oss-top-4": ("gpt_oss", {"num_experts_per_tok": 4, "swiglu_limit": 0.5}),
+    "gpt-oss-odd": ("gpt_oss", {"intermediate_size": 23, "hidden_size": 30, "head_dim": 6}),
+    "gpt-oss-window-2": ("gpt_oss", {"sliding_window": 2, "num_key_value_heads": 1}),
+    "gpt-oss-types": (
+        "gpt_oss",
+        {"layer_types": ["full_attention", "full_attention", "sliding_attention"]},
+    ),
+    "gpt-oss-no-bias": ("gpt_oss", {"attention_bias": False, "num_key_value_heads": 4}),
+    "gpt-oss-tied": ("gpt_oss", {"tie_word_embeddings": True}),
     **_rope_cases(),
 }

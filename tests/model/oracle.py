@@ -53,5 +53,8 @@ def load(folder: Any, dtype: str = "float32") -> Any:
 
     with quiet():
         return AutoModelForCausalLM.from_pretrained(
-            folder, dtype=getattr(torch, dtype), attn_implementation="eager"
+            folder,
+            dtype=getattr(torch, dtype),
+            attn_implementation="eager",
+            experts_implementation="eager",  # others do not know all widths
         ).eval()

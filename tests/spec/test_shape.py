@@ -24,6 +24,7 @@ ARCHITECTURES = {
     "olmoe": "OlmoeForCausalLM",
     "glm4_moe": "Glm4MoeForCausalLM",
     "minimax_m2": "MiniMaxM2ForCausalLM",
+    "gpt_oss": "GptOssForCausalLM",
 }
 NEEDED = {"glm4_moe": {"head_dim": 128}}
 """What is refused without: the default sizes do not divide each other."""

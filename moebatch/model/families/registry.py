@@ -14,6 +14,7 @@ FAMILIES = Registry(
         "OlmoeForCausalLM": USUAL,
         "Glm4MoeForCausalLM": USUAL,
         "MiniMaxM2ForCausalLM": USUAL,
+        "GptOssForCausalLM": USUAL,
     }
 )
 """By the class name in ``architectures``."""

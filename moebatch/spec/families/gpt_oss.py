@@ -1,4 +1,6 @@
-"""gpt-oss (OpenAI): can be planned."""
+"""gpt-oss (OpenAI)."""
+
+from dataclasses import replace
 
 from moebatch.spec.config_keys import ConfigKeys
 from moebatch.spec.families.family import (
@@ -7,16 +9,37 @@ from moebatch.spec.families.family import (
     grouped_attention,
     usual_defaults,
 )
-from moebatch.spec.shape import Layers, Mlp, Router
+from moebatch.spec.shape import ClampedGate, Layers, Mlp, Router
+from moebatch.spec.tensor_names import LAYER, ExpertLayout, TensorNames, usual_roles
+
+_EXPERTS = LAYER + "mlp.experts."
+_BY_ROWS = ExpertLayout(
+    weights={_EXPERTS + "gate_up_proj": ("gate", "up"), _EXPERTS + "down_proj": ("down",)},
+    biases={
+        _EXPERTS + "gate_up_proj_bias": ("gate_bias", "up_bias"),
+        _EXPERTS + "down_proj_bias": ("down_bias",),
+    },
+    is_stacked=True,
+    is_interleaved=True,
+    formats=("mxfp4",),
+)
+"""As released: [E, 2F, D] and [E, D, F]."""
+_BY_COLUMNS = replace(
+    _BY_ROWS, transposed=("gate", "up", "down"), formats=("float32", "bfloat16", "float16")
+)
+"""As transformers holds and saves them: [E, D, 2F] and [E, F, D]."""
 
 
 def _layers(keys: ConfigKeys, num_layers: int) -> Layers:
     return Layers(
         attention=grouped_attention(
-            keys, bias="attention_bias", output_bias="attention_bias", has_sinks=True
+            keys, bias="attention_bias", output_bias="attention_bias", has_sink_scores=True
         ),
         moe_layers=tuple(range(num_layers)),
         expert=Mlp(width=keys.count("intermediate_size"), bias=True),
+        clamped_gate=ClampedGate(
+            limit=keys.positive("swiglu_limit"), alpha=keys.positive("swiglu_alpha")
+        ),
         router=Router(norm_order=1.0, bias=True),
         sliding_windows=by_layer_types(keys, num_layers, lambda layer: layer % 2 == 0),
     )
@@ -37,9 +60,20 @@ GPT_OSS = FamilySpec(
         rms_norm_eps=1e-5,
         attention_bias=True,
         sliding_window=128,
+        swiglu_limit=7.0,
+        swiglu_alpha=1.702,
         num_experts_per_tok=4,
         num_experts=128,
         torch_dtype="bfloat16",  # which its released files leave out
     ),
     layers=_layers,
+    names=TensorNames(
+        roles=usual_roles()
+        | {
+            "router": (LAYER + "mlp.router.weight",),
+            "router_bias": (LAYER + "mlp.router.bias",),
+            "sink_scores": (LAYER + "self_attn.sinks",),
+        },
+        experts=(_BY_ROWS, _BY_COLUMNS),
+    ),
 )
