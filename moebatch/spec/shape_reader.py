@@ -68,9 +68,10 @@ def _family(config: Mapping[str, Any], where: str) -> FamilySpec:
     if family is None:
         supported = runnable()
         plannable = [name for name in FAMILIES if name not in supported]
+        for_plans = f", and for plans only {', '.join(plannable)}" if plannable else ""
         message = (
-            f"architecture {shown(found)} is not supported; supported are {', '.join(supported)}, "
-            f"and for plans only {', '.join(plannable)}"
+            f"architecture {shown(found)} is not supported; supported are {', '.join(supported)}"
+            f"{for_plans}"
         )
         raise FaultyConfig(where, [ConfigFault("architectures", message, names_key=True)])
     return family

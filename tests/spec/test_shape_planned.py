@@ -29,6 +29,7 @@ ARCHITECTURES = {
     "deepseek_v3": "DeepseekV3ForCausalLM",
     "gpt_oss": "GptOssForCausalLM",
 }
+PLANS_ONLY = [family for family, name in ARCHITECTURES.items() if name not in runnable()]
 SIZES: dict[str, dict[str, Any]] = {
     "dbrx": {
         "vocab_size": 50,
@@ -324,7 +325,7 @@ def test_runnable_are_the_families_whose_tensors_are_known() -> None:
 
 
 @pytest.mark.parametrize("quantization", [None, {"quant_method": "mxfp4"}])
-@pytest.mark.parametrize("family", ARCHITECTURES)
+@pytest.mark.parametrize("family", PLANS_ONLY)
 def test_running_is_refused_before_any_weight_is_looked_for(
     family: str, quantization: object, tmp_path: Path
 ) -> None:
@@ -334,7 +335,5 @@ def test_running_is_refused_before_any_weight_is_looked_for(
         open_model(tmp_path, "auto")
     assert str(caught.value) == (
         f"{tmp_path / 'config.json'}: architecture {ARCHITECTURES[family]} can be planned but not "
-        "run yet; those that can be run are MixtralForCausalLM, Qwen2MoeForCausalLM, "
-        "Qwen3MoeForCausalLM, OlmoeForCausalLM, Glm4MoeForCausalLM, "
-        "MiniMaxM2ForCausalLM"
+        f"run yet; those that can be run are {', '.join(runnable())}"
     )
