@@ -115,8 +115,8 @@ class WeightFormat(ABC):
     def rows(
         self, parts: Sequence[Tensor], taken: range, shape: tuple[int, int]
     ) -> Sequence[Tensor]:
-        """What `parts` hold of some rows of a weight, perhaps apart. Raises BadParts where a row of a
-        part would have to be cut through."""
+        """What `parts` hold of some rows of a weight, each so many-th if there is a step. Raises
+        BadParts where a row of a part would have to be cut through."""
         heights = self.heights(shape)
         if not heights or any(height and taken.start % height for height in heights):
             raise BadParts(f"{self} cannot be cut at row {taken.start}")
