@@ -47,13 +47,17 @@ def write_quantised(
     ``TARGET-decoded``, a plain one of the weights that they stand for.
 
     `dense` are all other matrices of layers but routers; with `shards` codes and scales are in
-    different files.
+    different files. Experts that lie transposed in the plain one do not where they are quantised,
+    as gpt-oss has them.
     """
+    is_across = json.loads((source / "config.json").read_text())["model_type"] == "gpt_oss"
     stored: dict[str, Tensor] = {}
     decoded: dict[str, Tensor] = {}
     for name, tensor in read_tensors(source).items():
         if is_quantised(name, tensor, dense=dense and KINDS[kind].dense):
-            parts, decoded[name] = _stored(KINDS[kind], tensor)
+            lies_across = is_across and tensor.dim() == 3
+            parts, weight = _stored(KINDS[kind], tensor.mT if lies_across else tensor)
+            decoded[name] = weight.mT if lies_across else weight
             stored |= {_named(name, suffix): part for suffix, part in parts.items()}
         else:
             stored[name] = decoded[name] = tensor
@@ -72,7 +76,12 @@ def decoded_beside(folder: Path) -> Path:
 
 def is_quantised(name: str, tensor: Tensor, *, dense: bool) -> bool:
     """Whether a tensor of a tiny checkpoint is stored otherwise."""
-    if tensor.dim() < 2 or ".gate.weight" in name or "shared_expert_gate" in name:
+    if (
+        tensor.dim() < 2
+        or name.endswith("bias")
+        or ".gate.weight" in name
+        or "shared_expert_gate" in name
+    ):
         return False
     return "experts." in name or (dense and ("self_attn" in name or ".mlp." in name))
 

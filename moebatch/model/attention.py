@@ -143,7 +143,7 @@ def _attend_prompt(
     plan: AttentionPlan,
     out_THC: Tensor,
     sinks: SinkQueries | None,
-    sink_scores_H: Tensor | None,
+    sink_scores_H: Tensor | None = None,
 ) -> None:
     """Queries of one sequence, in blocks where causal attention alone does not do."""
     window, num_sinks = plan.sight

@@ -44,7 +44,10 @@ class WholeModel:
     @property
     def routers(self) -> Mapping[int, Any]:
         """The gates, by layer: modules with a weight [E, D]."""
-        return {layer: block.gate for layer, block in self._blocks.items()}
+        return {
+            layer: block.gate if hasattr(block, "gate") else block.router
+            for layer, block in self._blocks.items()
+        }
 
     def logits(self, tokens_BS: Tensor) -> Tensor:
         """Of the token after each, [B, S, V]."""
@@ -69,10 +72,10 @@ class WholeModel:
         batch, O what the layer's experts make of a token."""
         outputs: dict[int, Tensor] = {}
 
-        def keep(layer: int) -> Callable[[Any, Any, Tensor], None]:
+        def keep(layer: int) -> Callable[[Any, Any, Any], None]:
             # Nothing before the first of them has to be kept.
             return lambda module, inputs, output: outputs.__setitem__(
-                layer, output.requires_grad_()
+                layer, (output[0] if isinstance(output, tuple) else output).requires_grad_()
             )
 
         with ExitStack() as hooks, torch.enable_grad():
@@ -142,6 +145,10 @@ def _changing(layer: int, change: ChangeGate) -> Callable[[Any, Any, Any], Any]:
         changed_RK, order_RK = weights_RK.float().sort(dim=-1, descending=True)
         experts_RK = experts_RK.gather(1, order_RK)
         change(layer, changed_RK, experts_RK)
+        # Not every family passes over what is left out: the first choice once more, for nothing.
+        is_left_out_RK = experts_RK == logits_RE.shape[-1]
+        changed_RK.masked_fill_(is_left_out_RK, 0.0)
+        experts_RK = torch.where(is_left_out_RK, experts_RK[:, :1], experts_RK)
         return logits_RE, changed_RK.to(weights_RK.dtype), experts_RK
 
     return hook

@@ -78,7 +78,11 @@ def test_squared_gradients_are_those_of_plain_autograd(
         tokens = reading.tokens
         added = [torch.zeros(1, len(tokens), 32, requires_grad=True) for _ in range(3)]
         hooks = [
-            layer.mlp.register_forward_hook(lambda _, inputs, output, more=more: output + more)
+            layer.mlp.register_forward_hook(
+                lambda _, inputs, output, more=more: (
+                    (output[0] + more, *output[1:]) if isinstance(output, tuple) else output + more
+                )
+            )
             for layer, more in zip(module.model.layers, added, strict=True)
         ]
         shares = module(torch.tensor([tokens])).logits[0].log_softmax(-1)
