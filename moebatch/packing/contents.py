@@ -137,6 +137,11 @@ class Contents:
         """Names of the matrices by role."""
         names = FAMILIES[self.files.shape.architecture].names
         assert names is not None, "only families whose names are known are opened"
+        if self.files.experts.biases:
+            raise CheckpointError(
+                f"{self.files.checkpoint.folder}: experts have biases, for which the formats that "
+                "are written have no place; this model cannot be packed"
+            )
         for layout in names.experts:
             if not layout.is_stacked and all(len(roles) == 1 for roles in layout.weights.values()):
                 return {roles[0]: template for template, roles in layout.weights.items()}
