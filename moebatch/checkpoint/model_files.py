@@ -91,13 +91,16 @@ class ModelFiles:
         return self._weights(self._names.layer_weights(self.shape, layer, names))
 
     def expert_weights(self, layer: int, expert: int) -> Iterator[Weight]:
-        """The weights in which an expert lies, without others beside it."""
+        """The weights in which an expert lies, its biases last, without others beside it."""
         stack = 1 if self.experts.is_stacked else 0
         index = expert if stack else None
-        formats = self.experts.formats_of(layer, expert)
-        for stored, (name, shape) in zip(
-            formats, self.experts.named_weights(layer, expert), strict=True
-        ):
+        experts = self.experts
+        named = zip(
+            (*experts.formats_of(layer, expert), *[experts.bias_format] * len(experts.biases)),
+            chain(experts.named_weights(layer, expert), experts.named_biases(layer, expert)),
+            strict=True,
+        )
+        for stored, (name, shape) in named:
             parts = stored.parts(name, shape)
             extents = tuple(self.checkpoint.extent(part.name, index) for part in parts)
             yield Weight(name, stored, shape[stack:], extents)

@@ -112,7 +112,7 @@ def _candidates(files: ModelFiles) -> Iterator[_Lines]:
             expert = (layer + number * step) % count
             index = f"[{expert}]" if files.experts.is_stacked else ""
             for place, weight in enumerate(files.expert_weights(layer, expert)):
-                for part in weight.sampled(_LINES):
+                for part in weight.sampled(_LINES) if len(weight.shape) == 2 else ():
                     yield _Lines(f"expert {place}", layer, part, index)
     others: list[tuple[int | None, dict[str, Weight]]] = [(None, files.global_weights())]
     others += [(layer, files.layer_weights(layer)) for layer in range(files.shape.num_layers)]
