@@ -144,7 +144,10 @@ def test_what_torch_takes_of_a_gpu_is_capped(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_copies_that_no_run_makes_are_not_planned(job: Job) -> None:
     """A run on a GPU pins all of its memory; only an emulated one copies into pinned buffers."""
-    files, hardware = open_model(job.model.path, "auto"), load_profile("t4").hardware()
+    files, hardware = (
+        open_model(job.model.path, "auto"),
+        load_profile("t4-moe-lightning").hardware(),
+    )
     assert hardware.has_staging
     assert not job_problem(job, files, WORKLOAD, hardware, "cuda").stages
     assert job_problem(with_dram(job), files, WORKLOAD, hardware, "emulate").stages

@@ -1,0 +1,64 @@
+"""What plans say of every model shape that comes with moebatch, on three machines, as a table.
+
+    python -m tests.benchmarks.models [--only SHAPES]
+
+Nothing is measured: the figures are those of `moebatch plan`.
+"""
+
+import argparse
+import json
+from collections.abc import Iterable, Mapping, Sequence
+
+from moebatch.layout.footprint import dense_bytes
+from moebatch.plan.question import stated_dtypes
+from moebatch.spec.families.registry import runnable
+from moebatch.spec.library import names
+from moebatch.spec.models import ModelEntry, load_model
+from moebatch.units import format_bytes
+from tests.command import moebatch
+
+_WORK = ("--prompt-len", "512", "--gen-len", "256", "--requests", "2000")
+_MACHINES: Mapping[str, Sequence[str]] = {
+    "T4, 192 GB": ("--hw", "t4"),
+    "RTX 4090, 128 GB": ("--hw", "rtx4090"),
+    "two cores, 16 GiB": ("--hw", "generic-cpu", "--what-if", "disk->dram=2GB/s"),
+}
+
+
+def main(only: Iterable[str]) -> None:
+    """Prints a row for each shape."""
+    print(f"| model | runs | stored | outside experts | {' | '.join(_MACHINES)} |")
+    print("| --- " * (4 + len(_MACHINES)) + "|")
+    for shape in only:
+        print(f"| {' | '.join(_row(shape))} |", flush=True)
+
+
+def _row(name: str) -> list[str]:
+    model = load_model(name)
+    runs = "yes" if model.shape.architecture in runnable() else "plan only"
+    speeds = [_planned(name, asked) for asked in _MACHINES.values()]
+    return [model.name, runs, format_bytes(_stored(model)), format_bytes(_dense(model)), *speeds]
+
+
+def _dense(model: ModelEntry) -> float:
+    return dense_bytes(model.shape, stated_dtypes(model.shape))
+
+
+def _stored(model: ModelEntry) -> float:
+    shape = model.shape
+    experts = len(shape.moe_layers) * shape.num_experts * shape.expert_stored_bytes
+    return experts + shape.resident_params * shape.dtype_bytes
+
+
+def _planned(name: str, asked: Sequence[str]) -> str:
+    done = moebatch("plan", *asked, "--model", name, *_WORK, "--json")
+    if done.returncode:
+        return "does not fit"
+    found = json.loads(done.stdout)["prediction"]
+    return f"{found['tokens_per_s']:,.3g} tok/s, {found['bottleneck']}"
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", type=lambda text: text.split(","), default=names("models"))
+    main(parser.parse_args().only)
