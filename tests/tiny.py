@@ -28,6 +28,17 @@ _COMMON = {
     "eos_token_id": 2,
     "pad_token_id": 0,
 }
+_DELTA = {
+    "moe_intermediate_size": 24,
+    "shared_expert_intermediate_size": 40,
+    "num_experts": 8,
+    "head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 12,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+}
 _BY_FAMILY: Mapping[str, Mapping[str, Any]] = {
     "mixtral": {"intermediate_size": 48, "num_local_experts": 6},
     "qwen2_moe": {
@@ -67,6 +78,8 @@ _BY_FAMILY: Mapping[str, Mapping[str, Any]] = {
         "swiglu_limit": 1.5,
         "swiglu_alpha": 1.3,
     },
+    "qwen3_next": _DELTA | {"intermediate_size": 56},
+    "qwen3_5_moe_text": _DELTA,
 }
 _CHAT_TEMPLATE = (
     "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}</s>"

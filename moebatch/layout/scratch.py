@@ -11,6 +11,7 @@ from moebatch.layout.footprint import ACTIVATIONS_TERM, Buffer
 from moebatch.spec.attention import LARGEST_SLICE
 from moebatch.spec.hardware import Dtype, LevelName
 from moebatch.spec.policy import Policy
+from moebatch.spec.recurrence import CHUNK_TOKENS
 from moebatch.spec.shape import ModelShape
 
 PROMPT_ROWS = LARGEST_SLICE
@@ -192,7 +193,12 @@ def num_library_products(
     the program's own kernels run."""
     D = shape.hidden_size
     widths = {shape.expert_width, shape.shared_expert_width, shape.dense_width} - {0}
+    recurrence = set[tuple[int, int]]()
+    if shape.recurrence:
+        delta = shape.recurrence
+        recurrence = {(D, delta.projected_width), (delta.value_width, D)}
     by_rows = (
+        (limits.micro_batch_tokens, recurrence),
         (limits.micro_batch_tokens, {(D, shape.query_width), (shape.query_width, D)}),
         (limits.micro_batch_tokens, {(D, shape.kv_width)}),
         (limits.expert_rows, {pair for F in widths for pair in ((D, F), (F, D))}),
@@ -235,6 +241,12 @@ def step_elements(shape: ModelShape, limits: Limits) -> int:
         rows * shape.query_width,  # attention output
         rows * D,  # projected output
     )
+    gate = (
+        rows * D,  # normed input, once more
+        rows * D * 2,  # the norm's input in float32
+        rows * shape.query_width,  # gates of the attention output
+    ) * shape.attention.gates_output
+    recurrence = _recurrence_elements(shape, rows)
     rows = bucket_rows(limits.expert_rows)
     width = max(shape.expert_width, shape.shared_expert_width, shape.dense_width)
     mlp = (
@@ -253,7 +265,37 @@ def step_elements(shape: ModelShape, limits: Limits) -> int:
         rows * D * 2 * shape.router.has_exact_logits,  # normed input in float32
         rows * shape.num_experts * words,  # logits
     )
-    return max(sum(map(aligned, step)) for step in (attention, mlp, router))
+    return max(sum(map(aligned, step)) for step in ((*attention, *gate), recurrence, mlp, router))
+
+
+def _recurrence_elements(shape: ModelShape, rows: int) -> tuple[int, ...]:
+    """What a recurrent layer takes, piece by piece."""
+    D, delta = shape.hidden_size, shape.recurrence
+    if delta is None:
+        return ()
+    chunk, heads = min(rows, CHUNK_TOKENS), delta.num_value_heads
+    keys, values = heads * chunk * delta.key_head_dim, heads * chunk * delta.value_head_dim
+    floats = (
+        rows * D,  # the norm's input
+        delta.conv_width * delta.conv_channels,  # weights of the convolution
+        rows * delta.conv_channels,  # what it makes
+        rows * delta.key_width,  # queries
+        rows * delta.key_width,  # keys
+        rows * delta.value_width,  # values
+        rows * delta.value_width,  # what comes out of matrices
+        keys,  # of a chunk: queries
+        keys,  # keys
+        keys + values,  # changes
+        heads * chunk * chunk,  # what is left of each when the next come
+        heads * chunk * chunk,  # each with each
+    )
+    others = (
+        rows * D,  # normed input
+        rows * delta.projected_width,  # projections
+        rows * delta.value_width,  # what comes out, gated
+        rows * D,  # projected output
+    )
+    return (*(2 * elements for elements in floats), *others)
 
 
 def aligned(num_elements: int) -> int:

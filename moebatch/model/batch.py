@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from moebatch.layout.scratch import bucket_positions
+from moebatch.model.delta_plan import DeltaPlan, StateSpan
 from moebatch.model.native import loader
 from moebatch.model.native.query_slices import QuerySlices
 from moebatch.model.native.single_queries import SingleQueries
@@ -186,6 +187,8 @@ class MicroBatch:
     """By sliding window; each token is in one of its plans."""
     turns: SinkTurns | None = None
     """Where tokens meet sinks that are farther away than they see."""
+    recurrent: DeltaPlan | None = None
+    """Where the model has recurrent layers."""
 
     @property
     def num_tokens(self) -> int:
@@ -204,6 +207,7 @@ class MicroBatch:
         apart: Mapping[int, Sequence[Span]] = MappingProxyType({}),
         sink_window: SinkWindow | None = None,
         attention_device: torch.device | None = None,
+        recurs: bool = False,
     ) -> "MicroBatch":
         """Plans for spans that follow each other without gaps.
 
@@ -242,7 +246,24 @@ class MicroBatch:
             new_rows=new_rows,
             plans=plans,
             turns=turns,
+            recurrent=_recurrent(spans, dtype, device) if recurs else None,
         )
+
+
+def _recurrent(spans: Sequence[Span], dtype: torch.dtype, device: torch.device) -> DeltaPlan:
+    return DeltaPlan.of(
+        [
+            StateSpan(
+                start=span.start - spans[0].start,
+                num_tokens=span.num_tokens,
+                row=span.state_row,
+                begins=not span.num_before,
+            )
+            for span in spans
+        ],
+        dtype,
+        device,
+    )
 
 
 def _positions(spans: Sequence[Span]) -> tuple[Tensor, Tensor]:

@@ -24,6 +24,7 @@ from moebatch.model.batch import MicroBatch, Span
 from moebatch.model.dense_weights import DenseWeights
 from moebatch.model.elementwise import Elementwise
 from moebatch.model.families.registry import FAMILIES
+from moebatch.model.gated_delta import GatedDeltaBlock
 from moebatch.model.gating import AdaptiveGating, GatingCount
 from moebatch.model.pregates import ChoicesAhead
 from moebatch.model.products import Products
@@ -89,6 +90,9 @@ class Decoder:
         )
         self._family = FAMILIES[shape.architecture]
         self._attention = self._family.attention(shape, self._products, self._elementwise)
+        self._recurrence = (
+            GatedDeltaBlock(shape, self._products, self.device) if shape.recurrence else None
+        )
         step = step_elements(shape, limits)
         self.scratch = Scratch(step, device=self.device, dtype=self.dtype)
         tokens, choices, hidden = limits.pass_tokens, shape.experts_per_token, shape.hidden_size
@@ -136,6 +140,7 @@ class Decoder:
             apart=apart,
             sink_window=self.shape.attention.sink_window,
             attention_device=attention_device,
+            recurs=self._recurrence is not None,
         )
 
     def embed(self, tokens_T: Tensor) -> Tensor:
@@ -150,10 +155,14 @@ class Decoder:
         keys_RGC: Tensor,
         values_RGC: Tensor,
     ) -> None:
-        """Adds a layer's attention to the rows of the micro-batch, in place.
+        """Adds a layer's attention, or its recurrence, to the rows of the micro-batch, in place.
 
-        Writes the new keys and values into the layer's cache, which is on the decoder's device.
+        Writes the new keys and values into the layer's cache, which is on the decoder's device; a
+        recurrent layer has the two parts of `GatedDelta.state` there, and changes them.
         """
+        if self.shape.is_recurrent(layer):
+            self._recur(layer, x_TD, micro_batch, (keys_RGC, values_RGC))
+            return
         frame = self.scratch.frame()
         qkv = self._project(frame, layer, x_TD, micro_batch)
         out_NHC = frame.take(*qkv.q_THC.shape)
@@ -361,9 +370,32 @@ class Decoder:
     def _add_projected(
         self, frame: Frame, layer: int, x_TD: Tensor, micro_batch: MicroBatch, out_NHC: Tensor
     ) -> None:
-        out_ND = self._attention.output(frame, out_NHC, self._weights.layers[layer])
-        x = x_TD[micro_batch.start : micro_batch.stop]
+        weights, x = self._weights.layers[layer], x_TD[micro_batch.start : micro_batch.stop]
+        if "output_gate" in weights:
+            self._gate_output(frame.branch(), x, weights, out_NHC)
+        out_ND = self._attention.output(frame, out_NHC, weights)
         self._elementwise.add(frame, x, out_ND[: micro_batch.num_tokens])
+
+    def _recur(
+        self, layer: int, x_TD: Tensor, micro_batch: MicroBatch, state: Sequence[Tensor]
+    ) -> None:
+        assert self._recurrence is not None and micro_batch.recurrent is not None, "it recurs"
+        frame, weights = self.scratch.frame(), self._weights.layers[layer]
+        x = x_TD[micro_batch.start : micro_batch.stop]
+        normed_ND = self._normed(frame, x, weights, "input_norm")
+        out_ND = self._recurrence.run(frame, normed_ND, micro_batch.recurrent, weights, state)
+        self._elementwise.add(frame, x, out_ND[: micro_batch.num_tokens])
+
+    def _gate_output(
+        self, frame: Frame, x_TD: Tensor, weights: Mapping[str, Tensor], out_NHC: Tensor
+    ) -> None:
+        """Weighs what attention puts out, in place. The input is normed once more: between this
+        and the projections other micro-batches may have had the scratch."""
+        normed_ND = self._normed(frame, x_TD, weights, "input_norm")
+        gate, bias = weights["output_gate"], weights.get("output_gate_bias")
+        room_NX = frame.take(len(normed_ND), len(gate))
+        gate_NX = self._products.linear(normed_ND, gate, bias, room_NX)
+        out_NHC.mul_(gate_NX.sigmoid_().view(out_NHC.shape))
 
     def _chunks(self, *rows: slice) -> Iterator[slice]:
         """The rows in portions that the scratch has room for."""

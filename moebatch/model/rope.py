@@ -12,6 +12,7 @@ from torch import Tensor
 
 from moebatch.errors import CheckpointError
 from moebatch.quoting import reason
+from moebatch.spec.config_keys import ConfigKeys
 from moebatch.spec.families.registry import FAMILIES
 from moebatch.spec.shape import ModelShape
 
@@ -140,7 +141,8 @@ def _rope_config(shape: ModelShape, config: Mapping[str, Any]) -> Any:
 
     family = FAMILIES[shape.architecture]
     model_type = family.rotary_type or family.model_type
-    given = {key: deepcopy(config[key]) for key in _KEYS if config.get(key) is not None}
+    said = ConfigKeys(config, {}, family.spelling)
+    given = {key: deepcopy(said.value(key)) for key in _KEYS if said.value(key) is not None}
     return CONFIG_MAPPING[model_type](**given, head_dim=shape.head_dim)
 
 

@@ -42,3 +42,9 @@ class Frame:
         """The same in float32."""
         words = torch.float32.itemsize // self._buffer.dtype.itemsize
         return self.take(math.prod(size) * words).view(torch.float32).view(size)
+
+    def branch(self) -> "Frame":
+        """Another frame of what is left: what is taken of the one is not there in the other."""
+        left = Frame(self._buffer)
+        left._used = self._used
+        return left

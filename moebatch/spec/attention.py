@@ -4,6 +4,7 @@ Shape letters: D hidden.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -29,6 +30,18 @@ def halves_of_neighbours(rotary_dim: int, head_dim: int) -> list[int]:
     puts the first of each pair into one half of these, and the second into the other."""
     first, second = range(0, rotary_dim, 2), range(1, rotary_dim, 2)
     return [*first, *second, *range(rotary_dim, head_dim)]
+
+
+def rows_by_part(num_groups: int, parts: Sequence[int]) -> list[int]:
+    """Rows of a matrix that has all parts of a group together, so many rows each, in an order that
+    has all groups of a part together."""
+    step, order, first = sum(parts), list[int](), 0
+    for part in parts:
+        for group in range(num_groups):
+            start = group * step + first
+            order.extend(range(start, start + part))
+        first += part
+    return order
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +209,11 @@ class Attention(ABC):
         """Whether queries and keys are normed before they meet."""
         return False
 
+    @property
+    def gates_output(self) -> bool:
+        """Whether what attention puts out is weighed by gates that its input opens."""
+        return False
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GroupedAttention(Attention):
@@ -204,6 +222,9 @@ class GroupedAttention(Attention):
 
     qk_norm: QkNorm = "none"
     """RMS norm of queries and keys: per head, over their full width, or none."""
+    has_gate: bool = False
+    """Each number that attention puts out is weighed by a sigmoid gate, which is projected beside
+    the queries: stored head by head, the query's rows before the gate's."""
     clip_qkv: float | None = None
     """Queries, keys and values are clamped to plus and minus this."""
     has_sink_scores: bool = False
@@ -218,7 +239,11 @@ class GroupedAttention(Attention):
         return self.head_dim if self.num_rotated is None else self.num_rotated
 
     def row_order(self, role: str) -> list[int] | None:
-        """Of projections, biases and norms of queries and keys, where neighbours rotate."""
+        """Of projections, biases and norms of queries and keys, where neighbours rotate. Gates of
+        all heads come before their queries, which then lie before keys and values."""
+        if role in ("gated_q", "gated_q_bias"):
+            order = rows_by_part(self.num_heads, (self.head_dim, self.head_dim))
+            return order[self.query_width :] + order[: self.query_width]
         heads = {"q": self.num_heads, "k": self.num_kv_heads}
         name, _, kind = role.partition("_")
         if not self.rotates_neighbours or name not in heads or kind not in ("", "bias", "norm"):
@@ -236,7 +261,8 @@ class GroupedAttention(Attention):
 
     def tensors(self, hidden_size: int) -> Sizes:
         """Projections, their biases, norms and sinks."""
-        widths = {"q": self.query_width, "k": self.kv_width, "v": self.kv_width}
+        query = {"gated_q": 2 * self.query_width} if self.has_gate else {"q": self.query_width}
+        widths = query | {"k": self.kv_width, "v": self.kv_width}
         sizes: Sizes = {role: (width, hidden_size) for role, width in widths.items()}
         sizes["o"] = (hidden_size, self.query_width)
         if self.qkv_bias:
@@ -246,7 +272,8 @@ class GroupedAttention(Attention):
         if self.qk_norm != "none":
             per_head = self.qk_norm == "head"
             sizes |= {
-                f"{role}_norm": (self.head_dim if per_head else widths[role],) for role in "qk"
+                f"{role}_norm": (self.head_dim if per_head else width,)
+                for role, width in (("q", self.query_width), ("k", self.kv_width))
             }
         if self.has_sink_scores:
             sizes["sink_scores"] = (self.num_heads,)
@@ -266,6 +293,11 @@ class GroupedAttention(Attention):
     def norms_queries(self) -> bool:
         """As `qk_norm` says."""
         return self.qk_norm != "none"
+
+    @property
+    def gates_output(self) -> bool:
+        """As `has_gate` says."""
+        return self.has_gate
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

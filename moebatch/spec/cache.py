@@ -1,18 +1,9 @@
 """How much of a sequence the cache holds, layer by layer."""
 
 from dataclasses import dataclass
-from typing import Protocol
 
 from moebatch.spec.attention import UNLIMITED, CacheLayout, SinkWindow
 from moebatch.spec.policy import PAGE_TOKENS, Policy
-
-
-class Recurrence(Protocol):
-    """What takes the place of attention in a layer that keeps a state of each sequence."""
-
-    @property
-    def state(self) -> CacheLayout:
-        """What the cache holds of a sequence, whatever its length."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

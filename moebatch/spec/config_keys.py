@@ -55,11 +55,11 @@ class ConfigKeys:
         self._spelling = spelling
         self.faults: list[ConfigFault] = []
 
-    def count(self, key: str, most: int = MAX_COUNT) -> int:
-        """A whole number of at least 1."""
+    def count(self, key: str, most: int = MAX_COUNT, least: int = 1) -> int:
+        """A whole number of at least that."""
         if key == "num_hidden_layers":
             most = MAX_LAYERS
-        return self._checked_count(key, self.value(key), most)
+        return self._checked_count(key, self.value(key), most, least)
 
     def count_or_none(self, key: str) -> int | None:
         """A whole number of at least 1, or null."""
@@ -101,8 +101,8 @@ class ConfigKeys:
     def dtype(self) -> Dtype:
         """The declared data type; where there is none, that of the family's released files, or
         float32 as torch has it."""
-        key = "dtype" if self._config.get("dtype") is not None else "torch_dtype"
-        value = self._config.get(key)
+        key = "dtype" if self.value("dtype") is not None else "torch_dtype"
+        value = self.value(key)
         name = self._defaults.get("torch_dtype", DTYPES[0]) if value is None else value
         for dtype in DTYPES:
             if isinstance(name, str) and name.removeprefix("torch.") == dtype:
@@ -213,11 +213,11 @@ class ConfigKeys:
     def _shown(self, key: str, value: int) -> str:
         return f"{self._spelled(key)} ({value})"
 
-    def _checked_count(self, key: str, value: Any, most: int = MAX_COUNT) -> int:
-        if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= most:
+    def _checked_count(self, key: str, value: Any, most: int = MAX_COUNT, least: int = 1) -> int:
+        if isinstance(value, int) and not isinstance(value, bool) and least <= value <= most:
             return value
-        self.fault(key, f"a whole number from 1 to {most}", value)
-        return 1
+        self.fault(key, f"a whole number from {least} to {most}", value)
+        return least
 
     def fault(self, key: str, expected: str, found: object) -> None:
         """Notes that a figure is not what it should be."""

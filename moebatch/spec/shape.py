@@ -10,8 +10,9 @@ from typing import Literal
 
 from moebatch.formats.weight_format import WeightFormat
 from moebatch.spec.attention import Attention, CacheLayout, KvCache, SinkWindow, Sizes
-from moebatch.spec.cache import CacheGroup, Recurrence
+from moebatch.spec.cache import CacheGroup
 from moebatch.spec.hardware import Dtype
+from moebatch.spec.recurrence import GatedDelta
 from moebatch.spec.workload import Workload
 
 _COUNTED_NORMS = frozenset(("input_norm", "mlp_norm", "final_norm", "q_norm", "k_norm"))
@@ -132,7 +133,7 @@ class Layers:
     """What all of them do between their matrices; None is the usual ``activation(gate) * up``."""
     norms: tuple[str, ...] = ("input_norm", "mlp_norm")
     """Roles of the norms of a layer, [D] each."""
-    recurrence: Recurrence | None = None
+    recurrence: GatedDelta | None = None
     """What takes the place of attention in `recurrent_layers`."""
     recurrent_layers: tuple[int, ...] = ()
     """Ascending; all others attend."""
@@ -165,7 +166,19 @@ class ModelShape(Layers):
 
     def is_moe(self, layer: int) -> bool:
         """Whether a layer has experts."""
-        return layer in self.moe_layers
+        return layer in self._with_experts
+
+    def is_recurrent(self, layer: int) -> bool:
+        """Whether a layer has a recurrence in the place of attention."""
+        return layer in self._recurrent
+
+    @cached_property
+    def _with_experts(self) -> frozenset[int]:
+        return frozenset(self.moe_layers)
+
+    @cached_property
+    def _recurrent(self) -> frozenset[int]:
+        return frozenset(self.recurrent_layers)
 
     @property
     def dtype_bytes(self) -> int:
@@ -252,22 +265,39 @@ class ModelShape(Layers):
 
     def layer_tensors(self, layer: int) -> Sizes:
         """Sizes of everything in a layer but its experts, by role."""
-        return self._tensors_of[self.is_moe(layer)]
+        mlp = self._moe_tensors if self.is_moe(layer) else self._dense_tensors
+        return self._norm_tensors(*self.norms) | self.mixer_tensors(layer) | mlp
+
+    def mixer_tensors(self, layer: int) -> Sizes:
+        """Sizes of the attention of a layer, or of its recurrence, by role: what tells tokens of
+        each other."""
+        return self._recurrence_tensors if self.is_recurrent(layer) else self._attention_tensors
+
+    def row_order(self, role: str) -> list[int] | None:
+        """In which order the rows of a stored weight are computed with; None where they lie so."""
+        order = self.attention.row_order(role)
+        return order if order or not self.recurrence else self.recurrence.row_order(role)
 
     def _norm_tensors(self, *roles: str) -> Sizes:
         biases = [f"{role}_bias" for role in roles if self.norm.has_bias]
         return dict.fromkeys((*roles, *biases), (self.hidden_size,))
 
-    def row_order(self, role: str) -> list[int] | None:
-        """In which order the rows of a stored weight are computed with; None where they lie so."""
-        return self.attention.row_order(role)
+    @cached_property
+    def _attention_tensors(self) -> Sizes:
+        return self.attention.tensors(self.hidden_size)
 
     @cached_property
-    def _tensors_of(self) -> tuple[Sizes, Sizes]:
-        """Of layers without experts, and of those with experts."""
+    def _recurrence_tensors(self) -> Sizes:
+        assert self.recurrence is not None, "layers are recurrent by one"
+        return self.recurrence.tensors(self.hidden_size)
+
+    @cached_property
+    def _dense_tensors(self) -> Sizes:
+        return _prefixed("mlp", self.dense, self.hidden_size)
+
+    @cached_property
+    def _moe_tensors(self) -> Sizes:
         D = self.hidden_size
-        common: Sizes = self._norm_tensors(*self.norms) | self.attention.tensors(D)
-        dense = _prefixed("mlp", self.dense, D)
         moe: Sizes = {"router": (self.num_experts, D)}
         if self.router.bias:
             moe["router_bias"] = (self.num_experts,)
@@ -277,7 +307,7 @@ class ModelShape(Layers):
             moe |= _prefixed("shared", self.shared_expert, D)
             if self.shared_expert_gate:
                 moe["shared_mix"] = (1, D)
-        return common | dense, common | moe
+        return moe
 
     @cached_property
     def embedding_params(self) -> int:
@@ -285,15 +315,14 @@ class ModelShape(Layers):
         return _count(self.global_tensors())
 
     def resident_layer_params(self, layer: int) -> int:
-        """Numbers in a layer beside its experts: norms, attention, router, shared expert, MLP."""
+        """Numbers in a layer beside its experts: norms, attention or recurrence, router, shared
+        expert, MLP."""
         return _count(self.layer_tensors(layer))
 
     @cached_property
     def resident_params(self) -> int:
         """Numbers outside the experts."""
-        with_experts = len(self.moe_layers)
-        dense, moe = map(_count, self._tensors_of)
-        return self.embedding_params + with_experts * moe + (self.num_layers - with_experts) * dense
+        return self.embedding_params + sum(map(self.resident_layer_params, range(self.num_layers)))
 
     @property
     def exact_roles(self) -> frozenset[str]:
@@ -318,13 +347,28 @@ class ModelShape(Layers):
 
     @cached_property
     def attention_params(self) -> int:
-        """Numbers in the attention of one layer: projections, biases, norms and sinks."""
-        return _count(self.attention.tensors(self.hidden_size))
+        """Numbers in the attention of a layer that attends: projections, biases, norms, sinks."""
+        return _count(self._attention_tensors)
+
+    def mixer_params(self, layer: int) -> int:
+        """Numbers in the attention of a layer, or in its recurrence."""
+        return _count(self.mixer_tensors(layer))
+
+    @property
+    def num_attention_layers(self) -> int:
+        """Layers that attend."""
+        return self.num_layers - len(self.recurrent_layers)
 
     def kv_bytes_per_token(self, compute_bytes: int) -> int:
-        """Bytes of the cache of one token in all layers, sliding windows or not, where numbers that
-        are computed with have so many."""
-        return self.num_layers * self._cache.token_bytes(compute_bytes)
+        """Bytes of the cache of one token in all layers that attend, sliding windows or not, where
+        numbers that are computed with have so many."""
+        return self.num_attention_layers * self._cache.token_bytes(compute_bytes)
+
+    def state_bytes(self, compute_bytes: int) -> int:
+        """Bytes of what recurrent layers keep of a sequence, all of them."""
+        if self.recurrence is None:
+            return 0
+        return len(self.recurrent_layers) * self.recurrence.state.token_bytes(compute_bytes)
 
     @cached_property
     def _cache(self) -> CacheLayout:
@@ -345,7 +389,7 @@ class ModelShape(Layers):
     def _grouped(self, max_tokens: int) -> tuple[CacheGroup, ...]:
         found: dict[SinkWindow | None, list[int]] = {}
         for layer, seen in enumerate(map(self._seen_through, self.sliding_windows)):
-            if layer in self.recurrent_layers:
+            if self.is_recurrent(layer):
                 continue
             is_kept = seen is None or seen.most_cached >= max_tokens
             found.setdefault(None if is_kept else seen, []).append(layer)

@@ -4,7 +4,7 @@ Shape letters: E experts, D hidden, F expert width.
 """
 
 from collections.abc import Collection, Container, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from moebatch.formats.weight_format import WeightFormat
 from moebatch.spec.attention import Sizes
@@ -66,6 +66,27 @@ class TensorNames:
 
     def _named(self, sizes: Sizes, names: Container[str], layer: int = 0) -> Named:
         return {role: (self._name(role, names, layer), size) for role, size in sizes.items()}
+
+    def also_under(self, prefix: str) -> "TensorNames":
+        """The same names, and first of all those behind ``model.PREFIX``, as checkpoints have them
+        that hold other models beside the decoder."""
+
+        def both(name: str) -> tuple[str, ...]:
+            first, dot, rest = name.partition(".")
+            return (f"model.{prefix}.{rest}", name) if first + dot == "model." else (name,)
+
+        under = tuple(
+            replace(
+                layout,
+                weights={both(name)[0]: roles for name, roles in layout.weights.items()},
+            )
+            for layout in self.experts
+        )
+        roles = {
+            role: tuple(each for name in names for each in both(name))
+            for role, names in self.roles.items()
+        }
+        return replace(self, roles=roles, experts=(*under, *self.experts))
 
     def expert_layouts(self, names: Container[str]) -> tuple[ExpertLayout, ...]:
         """The ways in which experts may lie in a checkpoint that holds `names`."""

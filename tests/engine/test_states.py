@@ -24,10 +24,15 @@ from moebatch.spec.request import Begun, Outcome, Request
 from tests.engine.test_engine import NEW_TOKENS, TokenText, policy, requests, tokens_of
 from tests.engine.test_memory import problem_of
 from tests.engine.test_schedules import EMULATED, IN_MEMORY, emulated
-from tests.model.oracle import load
-from tests.states import greedy_without_cache, patch_decoder, recurring, with_sums
+from tests.model.oracle import greedy, load
 
-LAYERS, RECURRENT = 4, (0, 2, 3)
+RECURRENT = (0, 2, 3)
+KINDS = ["linear_attention" if layer in RECURRENT else "full_attention" for layer in range(4)]
+MODEL: dict[str, Any] = {
+    "family": "qwen3_next",
+    "num_hidden_layers": len(KINDS),
+    "layer_types": KINDS,
+}
 ROWS = requests((1, 17, 40, 3, 96, 33, 2))
 SLICE = 8
 WHERE = {
@@ -48,24 +53,23 @@ WHERE = {
 
 @pytest.fixture(scope="module")
 def expected_tokens(tiny_checkpoint: Callable[..., Path]) -> list[tuple[int, ...]]:
-    model = with_sums(load(tiny_checkpoint("mixtral", num_hidden_layers=LAYERS)), RECURRENT)
-    return [greedy_without_cache(model, row.prompt_tokens, NEW_TOKENS) for row in ROWS]
+    model = load(tiny_checkpoint(**MODEL))
+    return [tuple(greedy(model, row.prompt_tokens, NEW_TOKENS)[0]) for row in ROWS]
 
 
 @pytest.fixture(autouse=True)
-def sums(monkeypatch: pytest.MonkeyPatch) -> None:
+def short_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "LARGEST_SLICE", SLICE)
     monkeypatch.setattr(layout, "PROMPT_ROWS", SLICE)
-    patch_decoder(monkeypatch)
 
 
 def built_for(
     tiny_checkpoint: Callable[..., Path], chosen: Policy, scratch: Path | None = None
 ) -> BuiltEngine:
-    files = open_model(tiny_checkpoint("mixtral", num_hidden_layers=LAYERS), "float32")
+    files = open_model(tiny_checkpoint(**MODEL), "float32")
     device: dict[str, Device] = {"device": emulated()} if chosen.ffn_on_gpu else {}
     spec = EngineSpec(
-        files=recurring(files, RECURRENT),
+        files=files,
         policy=chosen,
         max_tokens=112,
         scratch=scratch,
@@ -149,9 +153,7 @@ def test_the_cache_takes_what_was_priced_and_what_the_configuration_says(
     in_cache = {level: built.cache.bytes_on(level) for level in ("vram", "dram")}
     groups = built.cache.groups
     built.close()
-    files = recurring(
-        open_model(tiny_checkpoint("mixtral", num_hidden_layers=LAYERS), "float32"), RECURRENT
-    )
+    files = open_model(tiny_checkpoint(**MODEL), "float32")
     hardware = emulated().hardware
     assert hardware is not None
     asked = problem_of(files, hardware if chosen.ffn_on_gpu else hardware.without("vram"))
@@ -160,15 +162,15 @@ def test_the_cache_takes_what_was_priced_and_what_the_configuration_says(
         assert in_cache.get(level, priced) == priced
     assert groups[1].num_pages(chosen) == chosen.batch_size
     if title == "streamed":
-        token, state = 2 * 2 * 8 * 4, (32 + 32) * 4
+        token, state = 2 * 2 * 16 * 4, (4 * 8 * 12 + 3 * (2 * 2 * 8 + 4 * 12)) * 4
         expected = chosen.num_kv_pages * 16 * token + len(RECURRENT) * chosen.batch_size * state
         assert in_cache["dram"] == expected
 
 
 def test_recurrent_layers_are_not_left_to_the_cpu(tiny_checkpoint: Callable[..., Path]) -> None:
-    files = open_model(tiny_checkpoint("mixtral", num_hidden_layers=LAYERS), "float32")
     hardware = emulated().hardware
     assert hardware is not None
     on_cpu = EMULATED["CPU attention"]
-    for given, faults in ((files, []), (recurring(files, RECURRENT), ["attention_on_gpu"])):
-        assert [key for key, _ in not_runnable(problem_of(given, hardware), on_cpu)] == faults
+    for model, faults in (({}, []), (MODEL, ["attention_on_gpu"])):
+        problem = problem_of(open_model(tiny_checkpoint(**model), "float32"), hardware)
+        assert [key for key, _ in not_runnable(problem, on_cpu)] == faults

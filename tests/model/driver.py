@@ -16,10 +16,12 @@ from moebatch.model.dense_weights import DenseWeights
 from moebatch.model.gating import AdaptiveGating
 from moebatch.model.router import Routing
 from moebatch.spec.attention import KvCache, SinkWindow
+from moebatch.spec.shape import ModelShape
 from moebatch.spec.stored_experts import StoredPiece
 from moebatch.store.kv_tensors import KvShape
 
 NUM_ROWS = 8192
+NUM_STATES = 64
 LIMITS = Limits(
     pass_tokens=512, micro_batch_tokens=300, context_tokens=128, gather_rows=256, expert_rows=24
 )
@@ -31,6 +33,7 @@ class Seq:
 
     prompt: list[int]
     rows: list[int]
+    state_row: int = 0
     answer: list[int] = field(default_factory=list)
     num_cached: int = 0
     logits: list[torch.Tensor] = field(default_factory=list)
@@ -75,7 +78,9 @@ class Driver:
             for part in cached.cache.parts
             for stored, width in [cached.stored_as(part)]
         )
+        self.states = {layer: _states(self.shape, dtype) for layer in self.shape.recurrent_layers}
         self._free = list(range(NUM_ROWS))
+        self._free_states = list(range(NUM_STATES))
 
     def sequence(self, prompt: Sequence[int], num_new: int, *, shuffled: bool = True) -> Seq:
         """A sequence with room for its answer, in scattered or in neighbouring rows."""
@@ -83,7 +88,7 @@ class Driver:
             random.Random(len(self._free)).shuffle(self._free)
         num_rows = len(prompt) + num_new
         rows, self._free = self._free[:num_rows], self._free[num_rows:]
-        return Seq(list(prompt), rows)
+        return Seq(list(prompt), rows, self._free_states.pop(len(prompt) % len(self._free_states)))
 
     def generate(
         self,
@@ -132,7 +137,8 @@ class Driver:
         decoder, shape = self.decoder, self.shape
         for layer in range(shape.num_layers):
             for micro in micro_batches:
-                decoder.attend(layer, x_TD, micro, self.keys[layer], self.values[layer])
+                cached = self.states.get(layer) or (self.keys[layer], self.values[layer])
+                decoder.attend(layer, x_TD, micro, *cached)
             if not shape.is_moe(layer):
                 decoder.add_dense(layer, x_TD)
                 continue
@@ -160,6 +166,7 @@ class Driver:
                     context=seq.num_cached,
                     rows_S=torch.tensor(seq.rows[:stop]),
                     rope_length=len(seq.prompt),
+                    state_row=seq.state_row,
                 )
             )
             tokens += seq.tokens[seq.num_cached : stop]
@@ -171,6 +178,17 @@ class Driver:
     def _slice(self, piece: StoredPiece) -> torch.Tensor:
         tensor = self._tensors[piece.name]
         return tensor if piece.index is None else tensor[piece.index]
+
+
+def _states(shape: ModelShape, dtype: torch.dtype) -> list[torch.Tensor]:
+    """Of a layer, with nothing in them that may be read."""
+    assert shape.recurrence is not None
+    cached = KvShape(cache=shape.recurrence.state, dtype=dtype)
+    stored = [(part.num_heads, *cached.stored_as(part)) for part in cached.cache.parts]
+    return [
+        torch.full((NUM_STATES, num_heads, width), torch.nan, dtype=of_part)
+        for num_heads, of_part, width in stored
+    ]
 
 
 def read_tensors(folder: Path) -> dict[str, torch.Tensor]:

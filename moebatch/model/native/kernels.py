@@ -64,6 +64,8 @@ class Kernels:
             self.add = Kernel(library, "moebatch_add")
             self.norm = Kernel(library, "moebatch_norm")
             self.rotate = Kernel(library, "moebatch_rotate")
+            self.delta_rule = Kernel(library, "moebatch_delta_rule")
+            self.convolve = Kernel(library, "moebatch_convolve")
             self._supports = library.moebatch_supports
             self._supports_slices = library.moebatch_supports_slices
             self._instruction_set = library.moebatch_instruction_set

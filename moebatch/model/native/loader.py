@@ -22,6 +22,7 @@ _SOURCES = (
     "slice_layout.h",
     "slice_attention.c",
     "elementwise.c",
+    "delta_rule.c",
     "codes.h",
     "products.c",
 )

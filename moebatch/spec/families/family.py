@@ -4,7 +4,7 @@ Released configurations omit what equals the default of the family's class in tr
 these defaults are part of the format.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -116,6 +116,7 @@ def grouped_attention(
     has_sink_scores: bool = False,
     rotates_part: bool = False,
     fills_hidden: bool = False,
+    has_gate: bool = False,
 ) -> GroupedAttention:
     """Attention with keys and values of their own; `bias` and `output_bias` are the keys that say
     whether projections have one, `rotates_part` that a part of a head may rotate alone, and
@@ -131,6 +132,7 @@ def grouped_attention(
         clip_qkv=keys.positive_or_none("clip_qkv") if clips else None,
         has_sink_scores=has_sink_scores,
         num_rotated=keys.rotary_dim(head_dim) if rotates_part else None,
+        has_gate=has_gate,
     )
 
 
@@ -190,16 +192,23 @@ def by_layer_types(keys: ConfigKeys, num_layers: int, otherwise: Callable[[int],
     types, for those that `otherwise` names."""
     if keys.value("sliding_window") is None:
         return (None,) * num_layers
-    window, types = keys.count("sliding_window"), keys.value("layer_types")
-    slides = [otherwise(layer) for layer in range(num_layers)]
-    known = ("full_attention", "sliding_attention")
+    window, full, sliding = keys.count("sliding_window"), "full_attention", "sliding_attention"
+    usual = [sliding if otherwise(layer) else full for layer in range(num_layers)]
+    types = layer_types(keys, usual, known=(full, sliding))
+    return tuple(window if kind == sliding else None for kind in types)
+
+
+def layer_types(keys: ConfigKeys, usual: Sequence[str], known: Sequence[str]) -> Sequence[str]:
+    """``layer_types``, each of which must be `known`; those that are `usual` where there are
+    none."""
+    types = keys.value("layer_types")
     if types is None:
-        pass
-    elif not isinstance(types, list) or any(kind not in known for kind in types):
+        return usual
+    if not isinstance(types, list) or any(kind not in known for kind in types):
         keys.fault("layer_types", "a list of " + " and ".join(known), types)
-    elif len(types) != num_layers:
-        message = f"layer_types has {len(types)} entries for {num_layers} layers"
+    elif len(types) != len(usual):
+        message = f"layer_types has {len(types)} entries for {len(usual)} layers"
         keys.wrong("layer_types", message)
     else:
-        slides = [kind == "sliding_attention" for kind in types]
-    return tuple(window if each else None for each in slides)
+        return types
+    return usual

@@ -17,7 +17,7 @@ from moebatch.spec.tensor_names import USUAL_EXPERTS, TensorNames, usual_roles
 def _qwen2(keys: ConfigKeys, num_layers: int) -> Layers:
     return Layers(
         attention=grouped_attention(keys, bias="qkv_bias"),
-        moe_layers=_moe_layers(keys, num_layers),
+        moe_layers=sparse_layers(keys, num_layers),
         expert=Mlp(width=keys.count("moe_intermediate_size")),
         dense=Mlp(width=keys.count("intermediate_size")),
         shared_expert=Mlp(width=keys.count("shared_expert_intermediate_size")),
@@ -32,7 +32,7 @@ def _qwen3(keys: ConfigKeys, num_layers: int) -> Layers:
         attention=grouped_attention(
             keys, bias="attention_bias", output_bias="attention_bias", qk_norm="head"
         ),
-        moe_layers=_moe_layers(keys, num_layers),
+        moe_layers=sparse_layers(keys, num_layers),
         expert=Mlp(width=keys.count("moe_intermediate_size")),
         dense=Mlp(width=keys.count("intermediate_size")),
         router=softmax_router(keys),
@@ -40,7 +40,7 @@ def _qwen3(keys: ConfigKeys, num_layers: int) -> Layers:
     )
 
 
-def _moe_layers(keys: ConfigKeys, num_layers: int) -> tuple[int, ...]:
+def sparse_layers(keys: ConfigKeys, num_layers: int) -> tuple[int, ...]:
     """Every ``decoder_sparse_step``-th that is not in ``mlp_only_layers``."""
     step = keys.count("decoder_sparse_step")
     dense = keys.value("mlp_only_layers") or ()

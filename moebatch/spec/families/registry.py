@@ -9,9 +9,11 @@ from moebatch.spec.families.minimax import MINIMAX_M2
 from moebatch.spec.families.mixtral import MIXTRAL
 from moebatch.spec.families.olmoe import OLMOE
 from moebatch.spec.families.qwen import QWEN2_MOE, QWEN3_MOE
+from moebatch.spec.families.qwen_delta import QWEN3_5_MOE, QWEN3_5_MOE_TEXT, QWEN3_NEXT
 
 _DEEPSEEK = (DEEPSEEK_MOE, DEEPSEEK_V2, DEEPSEEK_V3)
-_KNOWN = (MIXTRAL, QWEN2_MOE, QWEN3_MOE, OLMOE, GLM4_MOE, MINIMAX_M2, DBRX, *_DEEPSEEK, GPT_OSS)
+_QWEN = (QWEN2_MOE, QWEN3_MOE, QWEN3_NEXT, QWEN3_5_MOE_TEXT, QWEN3_5_MOE)
+_KNOWN = (MIXTRAL, *_QWEN, OLMOE, GLM4_MOE, MINIMAX_M2, DBRX, *_DEEPSEEK, GPT_OSS)
 FAMILIES = Registry({family.architecture: family for family in _KNOWN})
 """By the class name in ``architectures``. A family that is to be run as well is registered by
 `moebatch.model.families.registry.register`."""

@@ -1,0 +1,171 @@
+/* The gated delta rule (Yang et al. 2024, Gated Delta Networks, equation 10), token by token, on
+   matrices where they lie.
+
+   Letters: T tokens, G key heads, H value heads, K size of a key, V size of a value. The matrices
+   of a sequence are [H, K, V], all numbers float32. With the newest token's key k, value v, query
+   q, rate b and fading f, a matrix S becomes f S + k x d, where d = b (v - f S'k), and it puts out
+   S'q of the new one, which is f S'q of the old one and (q'k) d. So all of S is read, and then
+   all of it changed: columns by columns, so that they are in the nearest cache in between. */
+
+#define TILE_LOTS (LANES == 16 ? 4 : 2)
+#define TILE (TILE_LOTS * LOT)
+
+/* The same as DeltaWork in delta_rule.py. */
+struct delta_work {
+    float *matrices;            /* of all rows of the state */
+    const int64_t *rows;        /* of each sequence */
+    const int64_t *firsts;      /* its first token here */
+    const int64_t *counts;      /* and how many it has */
+    const float *queries, *keys; /* [T, G, K] */
+    const float *values;        /* [T, H, V] */
+    const float *rates, *fading; /* [T, H]; the latter as logarithms */
+    float *out;                 /* [T, H, V] */
+    int64_t num_sequences, num_key_heads, num_value_heads, key_dim, value_dim;
+    int64_t next_item; /* a head of a sequence; taken by whichever thread is free */
+};
+
+INLINE Lot part_of(const float *p, int64_t num) {
+    return num < LOT ? load_part((const char *)p, num, FLOAT32) : load((const char *)p, FLOAT32);
+}
+
+/* One token at `width` columns of a matrix, of which `lots` lots hold numbers. */
+INLINE void delta_columns(float *matrix, const float *query, const float *key, const float *value,
+                          float rate, float fading, float met, float *out, int64_t key_dim,
+                          int64_t value_dim, int64_t width, int lots) {
+    Lot found[TILE_LOTS], answer[TILE_LOTS];
+    for (int n = 0; n < lots; n++)
+        found[n] = answer[n] = (Lot){{0}, {0}};
+    for (int64_t i = 0; i < key_dim; i++) {
+#pragma GCC unroll 4
+        for (int n = 0; n < lots; n++) {
+            Lot x = part_of(matrix + i * value_dim + n * LOT, width - n * LOT);
+            found[n] = (Lot){found[n].first + x.first * key[i],
+                             found[n].second + x.second * key[i]};
+            answer[n] = (Lot){answer[n].first + x.first * query[i],
+                              answer[n].second + x.second * query[i]};
+        }
+    }
+    for (int n = 0; n < lots; n++) {
+        Lot v = part_of(value + n * LOT, width - n * LOT);
+        found[n] = (Lot){(v.first - found[n].first * fading) * rate,
+                         (v.second - found[n].second * fading) * rate};
+        answer[n] = (Lot){answer[n].first * fading + found[n].first * met,
+                          answer[n].second * fading + found[n].second * met};
+        store_part((char *)(out + n * LOT), answer[n], width - n * LOT, FLOAT32);
+    }
+    for (int64_t i = 0; i < key_dim; i++) {
+#pragma GCC unroll 4
+        for (int n = 0; n < lots; n++) {
+            float *p = matrix + i * value_dim + n * LOT;
+            Lot x = part_of(p, width - n * LOT);
+            x = (Lot){x.first * fading + found[n].first * key[i],
+                      x.second * fading + found[n].second * key[i]};
+            store_part((char *)p, x, width - n * LOT, FLOAT32);
+        }
+    }
+}
+
+/* All tokens of a sequence at some columns. */
+INLINE void delta_tile(const struct delta_work *w, int64_t sequence, int64_t head, int64_t column,
+                       int64_t width, int lots) {
+    int64_t keys = w->key_dim, values = w->value_dim, heads = w->num_value_heads;
+    int64_t key_head = head / (heads / w->num_key_heads);
+    float *matrix = w->matrices + (w->rows[sequence] * heads + head) * keys * values + column;
+    int64_t token = w->firsts[sequence], stop = token + w->counts[sequence];
+    for (; token < stop; token++) {
+        const float *query = w->queries + (token * w->num_key_heads + key_head) * keys;
+        const float *key = w->keys + (token * w->num_key_heads + key_head) * keys;
+        int64_t place = token * heads + head;
+        float met = 0;
+        for (int64_t i = 0; i < keys; i++)
+            met += query[i] * key[i];
+        float fading = exp_of((Floats){0} + w->fading[place])[0];
+        delta_columns(matrix, query, key, w->values + place * values + column, w->rates[place],
+                      fading, met, w->out + place * values + column, keys, values, width, lots);
+    }
+}
+
+/* Does heads of sequences until none is left. Several threads may share a work. */
+void moebatch_delta_rule(struct delta_work *w) {
+    int64_t heads = w->num_value_heads, num_items = w->num_sequences * heads, item;
+    while ((item = __atomic_fetch_add(&w->next_item, 1, __ATOMIC_RELAXED)) < num_items) {
+        int64_t column = 0, width = w->value_dim;
+        for (; column + TILE <= width; column += TILE)
+            delta_tile(w, item / heads, item % heads, column, TILE, TILE_LOTS);
+        for (; column < width; column += LOT) {
+            int64_t left = width - column;
+            delta_tile(w, item / heads, item % heads, column, left < LOT ? left : LOT, 1);
+        }
+    }
+}
+
+/* Most tokens that a convolution sees. */
+#define MOST_TAPS 16
+/* Channels of an item. */
+#define CONV_CHANNELS 1024
+
+/* The same as ConvWork in delta_rule.py. */
+struct conv_work {
+    char *seen;         /* [rows of the state, taps - 1, channels]: the last inputs */
+    const char *inputs; /* of all tokens, rows of `stride` numbers */
+    float *out;         /* [tokens, channels] */
+    const float *taps;  /* [taps, channels] */
+    const int64_t *rows, *firsts, *counts; /* as in delta_work */
+    int64_t num_sequences, num_taps, channels, stride;
+    int64_t next_item; /* some channels of a sequence; taken by whichever thread is free */
+    int32_t dtype;     /* of inputs */
+};
+
+INLINE Lot stored_lot(Lot x, int dtype) {
+    if (dtype != FLOAT16)
+        return rounded_lot(x, dtype);
+    char room[4 * LOT];
+    store(room, x, dtype);
+    return load(room, dtype);
+}
+
+/* silu of a causal convolution over the lot of channels at c. */
+INLINE void convolve_lot(const struct conv_work *w, int64_t sequence, int64_t c, int dtype) {
+    int64_t width = w->channels, num = width - c, taps = w->num_taps;
+    char *seen = w->seen + (w->rows[sequence] * (taps - 1) * width + c) * size_of(dtype);
+    Lot weights[MOST_TAPS], last[MOST_TAPS];
+    for (int64_t i = 0; i < taps; i++)
+        weights[i] = reordered(part_of(w->taps + i * width + c, num), FLOAT32, dtype);
+    for (int64_t i = 0; i + 1 < taps; i++)
+        last[i] = load_part(seen + i * width * size_of(dtype), num, dtype);
+    int64_t token = w->firsts[sequence], stop = token + w->counts[sequence];
+    for (; token < stop; token++) {
+        last[taps - 1] = load_part(w->inputs + (token * w->stride + c) * size_of(dtype), num, dtype);
+        Lot x = product(last[0], weights[0]);
+        for (int64_t i = 1; i < taps; i++)
+            x = sum(x, product(last[i], weights[i]));
+        x = stored_lot(x, dtype);
+        x = stored_lot((Lot){silu(x.first), silu(x.second)}, dtype);
+        store_part((char *)(w->out + token * width + c), reordered(x, dtype, FLOAT32), num, FLOAT32);
+        for (int64_t i = 0; i + 1 < taps; i++)
+            last[i] = last[i + 1];
+    }
+    for (int64_t i = 0; i + 1 < taps; i++)
+        store_part(seen + i * width * size_of(dtype), last[i], num, dtype);
+}
+
+INLINE void convolve_channels(const struct conv_work *w, int64_t sequence, int64_t c, int dtype) {
+    int64_t stop = c + CONV_CHANNELS < w->channels ? c + CONV_CHANNELS : w->channels;
+    for (; c < stop; c += LOT)
+        convolve_lot(w, sequence, c, dtype);
+}
+
+/* Does channels of sequences until none is left. Several threads may share a work. */
+void moebatch_convolve(struct conv_work *w) {
+    int64_t parts = (w->channels + CONV_CHANNELS - 1) / CONV_CHANNELS, item;
+    while ((item = __atomic_fetch_add(&w->next_item, 1, __ATOMIC_RELAXED)) <
+           w->num_sequences * parts) {
+        int64_t sequence = item / parts, c = item % parts * CONV_CHANNELS;
+        if (w->dtype == FLOAT32)
+            convolve_channels(w, sequence, c, FLOAT32);
+        else if (w->dtype == BFLOAT16)
+            convolve_channels(w, sequence, c, BFLOAT16);
+        else
+            convolve_channels(w, sequence, c, FLOAT16);
+    }
+}

@@ -1,0 +1,136 @@
+"""What the compiled delta rule is given: tensors, as addresses.
+
+Shape letters: T tokens of the micro-batch, B sequences, G key heads, H value heads, K size of a
+key, V size of a value, R rows of the state.
+"""
+
+import ctypes
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from moebatch.model.native.kernels import DTYPES
+
+
+class DeltaSpans(NamedTuple):
+    """Sequences with tokens in a micro-batch. All int64, on the CPU."""
+
+    rows_B: Tensor
+    """Row of the state of each."""
+    firsts_B: Tensor
+    """Row of its first token in the micro-batch; the others follow."""
+    counts_B: Tensor
+    """How many there are."""
+
+
+class DeltaInput(NamedTuple):
+    """What a layer's rule takes of tokens, all float32."""
+
+    q_TGK: Tensor
+    """Normed, and divided by the root of K."""
+    k_TGK: Tensor
+    v_THV: Tensor
+    rates_TH: Tensor
+    """Of learning, from 0 to 1."""
+    fading_TH: Tensor
+    """Natural logarithms, at most 0, of what is left of a matrix."""
+
+
+class DeltaWork(ctypes.Structure):
+    """``struct delta_work`` of the C file."""
+
+    _fields_ = (
+        ("matrices", ctypes.c_void_p),
+        ("rows", ctypes.c_void_p),
+        ("firsts", ctypes.c_void_p),
+        ("counts", ctypes.c_void_p),
+        ("queries", ctypes.c_void_p),
+        ("keys", ctypes.c_void_p),
+        ("values", ctypes.c_void_p),
+        ("rates", ctypes.c_void_p),
+        ("fading", ctypes.c_void_p),
+        ("out", ctypes.c_void_p),
+        ("num_sequences", ctypes.c_int64),
+        ("num_key_heads", ctypes.c_int64),
+        ("num_value_heads", ctypes.c_int64),
+        ("key_dim", ctypes.c_int64),
+        ("value_dim", ctypes.c_int64),
+        ("next_item", ctypes.c_int64),
+    )
+
+
+def delta_work(
+    spans: DeltaSpans, given: DeltaInput, matrices_RHKV: Tensor, out_THV: Tensor
+) -> DeltaWork:
+    """Tokens that are taken one by one. Only pointers: the tensors must live until it has
+    been done."""
+    tensors = (*given, matrices_RHKV, out_THV)
+    assert all(tensor.is_contiguous() and tensor.device.type == "cpu" for tensor in tensors)
+    assert all(tensor.dtype == torch.float32 for tensor in tensors)
+    _, num_key_heads, key_dim = given.k_TGK.shape
+    _, num_value_heads, value_dim = given.v_THV.shape
+    return DeltaWork(
+        matrices=matrices_RHKV.data_ptr(),
+        rows=spans.rows_B.data_ptr(),
+        firsts=spans.firsts_B.data_ptr(),
+        counts=spans.counts_B.data_ptr(),
+        queries=given.q_TGK.data_ptr(),
+        keys=given.k_TGK.data_ptr(),
+        values=given.v_THV.data_ptr(),
+        rates=given.rates_TH.data_ptr(),
+        fading=given.fading_TH.data_ptr(),
+        out=out_THV.data_ptr(),
+        num_sequences=len(spans.rows_B),
+        num_key_heads=num_key_heads,
+        num_value_heads=num_value_heads,
+        key_dim=key_dim,
+        value_dim=value_dim,
+        next_item=0,
+    )
+
+
+class ConvWork(ctypes.Structure):
+    """``struct conv_work`` of the C file."""
+
+    _fields_ = (
+        ("seen", ctypes.c_void_p),
+        ("inputs", ctypes.c_void_p),
+        ("out", ctypes.c_void_p),
+        ("taps", ctypes.c_void_p),
+        ("rows", ctypes.c_void_p),
+        ("firsts", ctypes.c_void_p),
+        ("counts", ctypes.c_void_p),
+        ("num_sequences", ctypes.c_int64),
+        ("num_taps", ctypes.c_int64),
+        ("channels", ctypes.c_int64),
+        ("stride", ctypes.c_int64),
+        ("next_item", ctypes.c_int64),
+        ("dtype", ctypes.c_int32),
+    )
+
+
+def conv_work(
+    spans: DeltaSpans, x_TM: Tensor, taps_WM: Tensor, seen_RLM: Tensor, out_TM: Tensor
+) -> ConvWork:
+    """A convolution over each of M channels, of which the last L = W - 1 tokens are kept. Only
+    pointers: the tensors must live until it has been computed."""
+    assert all(tensor.is_contiguous() for tensor in (taps_WM, seen_RLM, out_TM))
+    assert x_TM.stride(1) == 1 and x_TM.dtype == seen_RLM.dtype
+    assert taps_WM.dtype == out_TM.dtype == torch.float32
+    num_taps, channels = taps_WM.shape
+    return ConvWork(
+        seen=seen_RLM.data_ptr(),
+        inputs=x_TM.data_ptr(),
+        out=out_TM.data_ptr(),
+        taps=taps_WM.data_ptr(),
+        rows=spans.rows_B.data_ptr(),
+        firsts=spans.firsts_B.data_ptr(),
+        counts=spans.counts_B.data_ptr(),
+        num_sequences=len(spans.rows_B),
+        num_taps=num_taps,
+        channels=channels,
+        stride=x_TM.stride(0),
+        next_item=0,
+        dtype=DTYPES[x_TM.dtype],
+    )

@@ -1,0 +1,170 @@
+"""Qwen3-Next and Qwen3.5-MoE, whose text models Qwen3.6-MoE has as well (Alibaba): three of four
+layers recur."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from moebatch.spec.config_keys import ConfigKeys
+from moebatch.spec.families.family import (
+    FamilySpec,
+    grouped_attention,
+    layer_types,
+    softmax_router,
+    usual_defaults,
+)
+from moebatch.spec.families.qwen import sparse_layers
+from moebatch.spec.recurrence import MOST_SEEN, GatedDelta
+from moebatch.spec.shape import Layers, Mlp, Norm, Router
+from moebatch.spec.tensor_names import LAYER, USUAL_EXPERTS, TensorNames, usual_roles
+
+_FULL, _LINEAR = "full_attention", "linear_attention"
+
+
+def _next(keys: ConfigKeys, num_layers: int) -> Layers:
+    return replace(
+        _layers(keys, num_layers, is_grouped=True),
+        moe_layers=sparse_layers(keys, num_layers),
+        dense=Mlp(width=keys.count("intermediate_size")),
+        router=softmax_router(keys),
+    )
+
+
+def _qwen3_5(keys: ConfigKeys, num_layers: int) -> Layers:
+    return _layers(keys, num_layers, is_grouped=False)
+
+
+def _layers(keys: ConfigKeys, num_layers: int, *, is_grouped: bool) -> Layers:
+    recurrent = _recurrent_layers(keys, num_layers)
+    return Layers(
+        attention=grouped_attention(
+            keys,
+            bias="attention_bias",
+            output_bias="attention_bias",
+            qk_norm="head",
+            rotates_part=True,
+            has_gate=True,
+        ),
+        norm=Norm(counts_from_one=True),
+        recurrence=_gated_delta(keys, is_grouped=is_grouped) if recurrent else None,
+        recurrent_layers=recurrent,
+        moe_layers=tuple(range(num_layers)),
+        expert=Mlp(width=keys.count("moe_intermediate_size")),
+        shared_expert=Mlp(width=keys.count("shared_expert_intermediate_size")),
+        router=Router(norm_order=1.0),
+        sliding_windows=(None,) * num_layers,
+    )
+
+
+def _recurrent_layers(keys: ConfigKeys, num_layers: int) -> tuple[int, ...]:
+    """As ``layer_types`` says, or all but every ``full_attention_interval``-th."""
+    interval = keys.count("full_attention_interval")
+    usual = [_LINEAR if (layer + 1) % interval else _FULL for layer in range(num_layers)]
+    types = layer_types(keys, usual, known=(_FULL, _LINEAR))
+    if _FULL not in types:
+        keys.wrong("layer_types", "no layer has full attention; models without it are not run")
+    return tuple(layer for layer, kind in enumerate(types) if kind == _LINEAR)
+
+
+def _gated_delta(keys: ConfigKeys, *, is_grouped: bool) -> GatedDelta:
+    key_heads, value_heads = (keys.count(f"linear_num_{kind}_heads") for kind in ("key", "value"))
+    if value_heads % key_heads:
+        keys.wrong(
+            "linear_num_value_heads",
+            f"linear_num_value_heads ({value_heads}) must be a multiple of linear_num_key_heads "
+            f"({key_heads})",
+        )
+    return GatedDelta(
+        num_key_heads=key_heads,
+        num_value_heads=value_heads,
+        key_head_dim=keys.count("linear_key_head_dim"),
+        value_head_dim=keys.count("linear_value_head_dim"),
+        conv_width=keys.count("linear_conv_kernel_dim", least=2, most=MOST_SEEN),
+        is_grouped=is_grouped,
+    )
+
+
+_DELTA = "linear_attn."
+_ROLES = {
+    **{role: (name,) for role, (name,) in usual_roles().items()},
+    "gated_q": (LAYER + "self_attn.q_proj.weight",),
+    "gated_q_bias": (LAYER + "self_attn.q_proj.bias",),
+    **{
+        f"delta_{role}": (f"{LAYER}{_DELTA}in_proj_{role}.weight",)
+        for role in ("qkvz", "ba", "qkv", "z", "b", "a")
+    },
+    "delta_conv": (f"{LAYER}{_DELTA}conv1d.weight",),
+    "delta_decay": (f"{LAYER}{_DELTA}A_log",),
+    "delta_step": (f"{LAYER}{_DELTA}dt_bias",),
+    "delta_norm": (f"{LAYER}{_DELTA}norm.weight",),
+    "delta_o": (f"{LAYER}{_DELTA}out_proj.weight",),
+}
+_DEFAULTS = usual_defaults(
+    hidden_size=2048,
+    num_attention_heads=16,
+    num_key_value_heads=2,
+    head_dim=256,
+    max_position_embeddings=32768,
+    rms_norm_eps=1e-6,
+    partial_rotary_factor=0.25,
+    attention_bias=False,
+    full_attention_interval=4,
+    linear_conv_kernel_dim=4,
+    linear_key_head_dim=128,
+    linear_value_head_dim=128,
+    linear_num_key_heads=16,
+    linear_num_value_heads=32,
+    moe_intermediate_size=512,
+    shared_expert_intermediate_size=512,
+)
+
+QWEN3_NEXT = FamilySpec(
+    architecture="Qwen3NextForCausalLM",
+    model_type="qwen3_next",
+    defaults=_DEFAULTS
+    | {
+        "vocab_size": 151936,
+        "num_hidden_layers": 48,
+        "intermediate_size": 5632,
+        "num_experts_per_tok": 10,
+        "num_experts": 512,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": (),
+        "norm_topk_prob": True,
+    },
+    layers=_next,
+    names=TensorNames(roles=_ROLES, experts=USUAL_EXPERTS),
+)
+_OF_QWEN3_5 = _DEFAULTS | {
+    "vocab_size": 248320,
+    "num_hidden_layers": 40,
+    "num_experts_per_tok": 8,
+    "num_experts": 256,
+}
+_NAMES_OF_QWEN3_5 = TensorNames(roles=_ROLES, experts=USUAL_EXPERTS).also_under("language_model")
+QWEN3_5_MOE_TEXT = FamilySpec(
+    architecture="Qwen3_5MoeForCausalLM",
+    model_type="qwen3_5_moe_text",
+    defaults=_OF_QWEN3_5,
+    layers=_qwen3_5,
+    names=_NAMES_OF_QWEN3_5,
+)
+
+
+def _nested(defaults: Mapping[str, Any]) -> dict[str, str]:
+    """Keys of the text model in a configuration that has others beside it."""
+    own = ("tie_word_embeddings",)
+    keys = [*defaults, "dtype", "layer_types", "rope_parameters", "rope_scaling", "rope_theta"]
+    return {key: f"text_config.{key}" for key in keys if key not in own}
+
+
+QWEN3_5_MOE = FamilySpec(
+    architecture="Qwen3_5MoeForConditionalGeneration",
+    model_type="qwen3_5_moe",
+    defaults=_OF_QWEN3_5,
+    layers=_qwen3_5,
+    spelling=_nested(_OF_QWEN3_5),
+    names=_NAMES_OF_QWEN3_5,
+    rotary_type="qwen3_5_moe_text",
+)
+"""Images and videos are not read: its vision tensors are left alone."""
