@@ -15,6 +15,9 @@ import torch
 from safetensors.torch import save_file
 
 FAMILIES = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "glm4_moe", "minimax_m2", "gpt_oss")
+RECURRENT = ("qwen3_next", "qwen3_5_moe_text")
+"""Those that some policies do not suit: a CPU beside a GPU does not compute their layers."""
+ALL_FAMILIES = (*FAMILIES, *RECURRENT)
 
 _COMMON = {
     "vocab_size": 320,
@@ -129,7 +132,8 @@ def random_model(family: str = "mixtral", *, seed: int = 0, **config: Any) -> An
         corrections = (each for each in model.named_buffers() if "correction" in each[0])
         for name, weight in chain(model.named_parameters(), corrections):
             noise = torch.randn(weight.shape, generator=generator)
-            weight.copy_(noise * _std(name, weight) + (1.0 if _is_norm(name) else 0.0))
+            usual = weight.mean() if _is_norm(name) else 0.0  # zero where norms count from one
+            weight.copy_(noise * _std(name, weight) + usual)
     return model
 
 

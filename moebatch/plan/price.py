@@ -47,14 +47,15 @@ class Price:
     # --- arithmetic -----------------------------------------------------------------------------
 
     def attend_s(self, load: PassLoad) -> float:
-        """Attention where everything else is computed."""
+        """Attention, or recurrence, of a mean layer where everything else is computed."""
         core_s = self.prices.decode_attention_s(load, self._main)
         core_s += self.prices.prompt_attention_s(load, self._main)
+        core_s += self.prices.recurrence_s(load, self._main)
         return self.project_s(load) + core_s + self.out_s(load)
 
     def project_s(self, load: PassLoad) -> float:
         """Norm, and projections to queries, keys and values."""
-        params = self._shape.attention_params + 2 * self._shape.hidden_size - self._out_params
+        params = _mixer_params(self._shape) + 2 * self._shape.hidden_size - self._out_params
         return self._gemm_s(load, params) + self._moving_s(NORM_STATES / 2 * load.tokens)
 
     def post_out_s(self, load: PassLoad) -> float:
@@ -254,7 +255,7 @@ class Price:
     @property
     def _out_params(self) -> int:
         return min(
-            self._shape.hidden_size * self._shape.query_width, self._shape.attention_params // 2
+            self._shape.hidden_size * self._shape.query_width, _mixer_params(self._shape) // 2
         )
 
     @property
@@ -264,9 +265,17 @@ class Price:
 
 @cache
 def _gate_params(shape: ModelShape) -> tuple[int, ...]:
-    """By layer: all weights that are neither attention's nor experts'."""
-    around = shape.attention_params + 2 * shape.hidden_size
-    return tuple(shape.resident_layer_params(layer) - around for layer in range(shape.num_layers))
+    """By layer: all weights that are neither attention's, nor a recurrence's, nor experts'."""
+    return tuple(
+        shape.resident_layer_params(layer) - shape.mixer_params(layer) - 2 * shape.hidden_size
+        for layer in range(shape.num_layers)
+    )
+
+
+@cache
+def _mixer_params(shape: ModelShape) -> int:
+    """Numbers in the attention, or the recurrence, of a mean layer."""
+    return sum(map(shape.mixer_params, range(shape.num_layers))) // shape.num_layers
 
 
 @cache

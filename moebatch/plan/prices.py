@@ -168,16 +168,38 @@ class Prices:
         """Seconds of the attention of decoding sequences in one layer, projections left out."""
         positions = load.decode_positions * self._share_in_window(load)
         read_s = self._cache_bytes(positions) / processor.attention_bandwidth
-        flops = positions * self.shape.attention.decode_flops_per_pair
+        flops = self._attending * positions * self.shape.attention.decode_flops_per_pair
         fixed_s = load.decode_sequences * processor.sequence_s
         return fixed_s + max(read_s, flops / processor.attention_flops)
 
     def prompt_attention_s(self, load: PassLoad, processor: Processor) -> float:
         """Seconds of the attention among tokens of prompts in one layer."""
         pairs = load.prompt_pairs * self._share_of_pairs(load)
-        flops = pairs * self.shape.attention.flops_per_pair
+        flops = self._attending * pairs * self.shape.attention.flops_per_pair
         read_s = self._cache_bytes(self._context_in_window(load)) / processor.attention_bandwidth
         return flops / processor.attention_flops + read_s
+
+    def recurrence_s(self, load: PassLoad, processor: Processor) -> float:
+        """Seconds of what recurrent layers do in a mean layer, projections left out: states are
+        read and written at the rate of attention, once by a decoding sequence and once by a slice
+        of a prompt."""
+        shape = self.shape
+        if shape.recurrence is None:
+            return 0.0
+        num_states = load.decode_sequences + _num_slices(load)
+        moved_bytes = 2 * num_states * shape.recurrence.state.token_bytes(self.dtypes.compute_bytes)
+        decoding_flops = load.decode_sequences * shape.recurrence.decode_flops
+        flops = decoding_flops + load.prompt_tokens * shape.recurrence.prompt_flops
+        moving_s, computing_s = (
+            moved_bytes / processor.attention_bandwidth,
+            flops / processor.attention_flops,
+        )
+        return (1 - self._attending) * max(moving_s, computing_s)
+
+    @property
+    def _attending(self) -> float:
+        """Share of layers that attend."""
+        return self.shape.num_attention_layers / self.shape.num_layers
 
     def _context_in_window(self, load: PassLoad) -> float:
         """Positions before slices of prompts that these read in a mean layer."""

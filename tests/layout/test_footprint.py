@@ -1,6 +1,6 @@
 """What is priced is what the executor allocates, on every level, for any policy."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 import torch
@@ -17,10 +17,10 @@ from moebatch.plan.planner import best_policy
 from moebatch.plan.problem import Problem
 from moebatch.schedule.kv_route import Place
 from moebatch.schedule.registry import SCHEDULES, traits_of
-from moebatch.spec.attention import CacheLayout, CachePart
 from moebatch.spec.hardware import Hardware, LevelName
 from moebatch.spec.models import load_model
 from moebatch.spec.policy import Placement, Policy, pages_of
+from moebatch.spec.recurrence import GatedDelta
 from moebatch.spec.shape import ModelShape
 from moebatch.spec.workload import Workload
 from moebatch.store.kv import KVCache
@@ -37,18 +37,13 @@ DENSE_FIRST = load_model("deepseek-moe-16b").shape
 ALTERNATING = load_model("gpt-oss-20b").shape
 
 
-@dataclass(frozen=True)
-class Matrices:
-    """As large as in Qwen3-Next: 32 heads of 128 x 128 in float32, and 3 inputs of 8,192."""
-
-    state = CacheLayout(
-        (CachePart("matrices", 32, 128 * 128, "float32"), CachePart("inputs", 3, 8192))
-    )
-
-
+MATRICES = GatedDelta(
+    num_key_heads=16, num_value_heads=32, key_head_dim=128, value_head_dim=128, conv_width=4
+)
+"""As large as in Qwen3-Next: 32 heads of 128 x 128 in float32, and 3 inputs of 8,192."""
 STATE_BYTES = 32 * 128 * 128 * 4 + 3 * 8192 * 2
 RECURRING = replace(
-    SHAPE, recurrence=Matrices(), recurrent_layers=tuple(n for n in range(32) if n % 4 < 3)
+    SHAPE, recurrence=MATRICES, recurrent_layers=tuple(n for n in range(32) if n % 4 < 3)
 )
 SHAPES = st.sampled_from([SHAPE, SMALL, MANY_EXPERTS, DENSE_FIRST, ALTERNATING, RECURRING])
 WORKLOADS = st.builds(

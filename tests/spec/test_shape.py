@@ -26,6 +26,8 @@ ARCHITECTURES = {
     "glm4_moe": "Glm4MoeForCausalLM",
     "minimax_m2": "MiniMaxM2ForCausalLM",
     "gpt_oss": "GptOssForCausalLM",
+    "qwen3_next": "Qwen3NextForCausalLM",
+    "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM",
 }
 NEEDED = {"glm4_moe": {"head_dim": 128}}
 """What is refused without: the default sizes do not divide each other."""
@@ -52,6 +54,9 @@ OPTIONS: list[tuple[str, dict[str, Any]]] = [
     ("glm4_moe", {"attention_bias": True, "first_k_dense_replace": 3, "n_group": 4}),
     ("glm4_moe", {"n_shared_experts": 2, "norm_topk_prob": False, "use_qk_norm": True}),
     ("minimax_m2", {"num_local_experts": 32, "rotary_dim": 64}),
+    ("qwen3_next", {"full_attention_interval": 2, "linear_num_value_heads": 16}),
+    ("qwen3_next", {"mlp_only_layers": [1], "attention_bias": True, "num_hidden_layers": 5}),
+    ("qwen3_5_moe_text", {"linear_conv_kernel_dim": 3, "linear_value_head_dim": 24}),
 ]
 
 
@@ -66,7 +71,7 @@ def faults_of(config: dict[str, Any]) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("family", tiny.FAMILIES)
+@pytest.mark.parametrize("family", tiny.ALL_FAMILIES)
 def test_absent_keys_are_filled_as_transformers_fills_them(family: str) -> None:
     assert_agrees(read_shape(minimal(family), "config.json"), transformers(family))
 
@@ -77,7 +82,7 @@ def test_options(family: str, entries: dict[str, Any]) -> None:
     assert_agrees(shape, transformers(family, **entries))
 
 
-@pytest.mark.parametrize(("family", "entries"), [(f, {}) for f in tiny.FAMILIES] + OPTIONS)
+@pytest.mark.parametrize(("family", "entries"), [(f, {}) for f in tiny.ALL_FAMILIES] + OPTIONS)
 def test_files_that_transformers_writes(
     family: str, entries: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -90,7 +95,7 @@ def test_files_that_transformers_writes(
 
 
 @pytest.mark.parametrize(
-    ("family", "entries"), [(f, {"tie_word_embeddings": True}) for f in tiny.FAMILIES] + OPTIONS
+    ("family", "entries"), [(f, {"tie_word_embeddings": True}) for f in tiny.ALL_FAMILIES] + OPTIONS
 )
 def test_every_number_is_counted(family: str, entries: dict[str, Any]) -> None:
     sizes = {
@@ -303,16 +308,17 @@ def assert_agrees(shape: ModelShape, config: Any) -> None:
     assert shape.experts_per_token == config.num_experts_per_tok
     width = getattr(config, "moe_intermediate_size", None)
     assert shape.expert_width == (width or config.intermediate_size)
-    assert shape.dense_width == (config.intermediate_size if width else 0)
     shared = getattr(config, "n_shared_experts", 0) * (width or 0)
     shared = getattr(config, "shared_expert_intermediate_size", shared)
+    assert shape.dense_width == (getattr(config, "intermediate_size", 0) if width else 0)
     assert shape.shared_expert_width == shared
     bias = getattr(config, "attention_bias", False)
     attention = shape.attention
     assert isinstance(attention, GroupedAttention)
     assert attention.qkv_bias == (bias or getattr(config, "qkv_bias", False))
     assert attention.output_bias == (bias and family != "glm4_moe")
-    qk_norms = {"qwen3_moe": "head", "olmoe": "full", "minimax_m2": "full"}
+    qk_norms = dict.fromkeys(("qwen3_moe", "qwen3_next", "qwen3_5_moe_text"), "head")
+    qk_norms |= {"olmoe": "full", "minimax_m2": "full"}
     qk_norm = "head" if getattr(config, "use_qk_norm", False) else qk_norms.get(family, "none")
     assert attention.qk_norm == qk_norm
     share = config.rope_parameters.get("partial_rotary_factor", 1.0)
@@ -323,6 +329,8 @@ def assert_agrees(shape: ModelShape, config: Any) -> None:
     types = getattr(config, "layer_types", None) or ["sliding_attention"] * len(layers)
     windows = [window if kind == "sliding_attention" else None for kind in types]
     assert list(shape.sliding_windows) == windows
+    recurrent = [layer for layer, kind in enumerate(types) if kind == "linear_attention"]
+    assert list(shape.recurrent_layers) == recurrent
     assert shape.rms_eps == config.rms_norm_eps
     assert shape.activation == config.hidden_act
     assert shape.max_positions == config.max_position_embeddings
