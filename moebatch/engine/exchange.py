@@ -1,7 +1,7 @@
 """Attention that the CPU computes beside a GPU, micro-batch by micro-batch, and what goes between
 them.
 
-Shape letters: N rows of the largest micro-batch, H query heads, G KV heads, C head size.
+Shape letters: N rows of the largest micro-batch, H query heads, V size of a head of values.
 """
 
 from collections.abc import Callable
@@ -24,18 +24,18 @@ class ExchangeBuffers:
     """One micro-batch on both sides: projections go down, results of attention come up."""
 
     qkv: Qkv
-    out_NHC: Tensor
+    out_NHV: Tensor
     host_qkv: Qkv
-    host_out_NHC: Tensor
+    host_out_NHV: Tensor
 
     def off(self, num_tokens: int) -> None:
         """Copies the projections down."""
-        for source, target in zip(self.qkv, self.host_qkv, strict=True):
+        for source, target in zip(self.qkv.tensors, self.host_qkv.tensors, strict=True):
             target[:num_tokens].copy_(source[:num_tokens], non_blocking=True)
 
     def load(self, num_tokens: int) -> None:
         """Copies the results up."""
-        self.out_NHC[:num_tokens].copy_(self.host_out_NHC[:num_tokens], non_blocking=True)
+        self.out_NHV[:num_tokens].copy_(self.host_out_NHV[:num_tokens], non_blocking=True)
 
 
 class CpuAttention:
@@ -52,23 +52,25 @@ class CpuAttention:
         pinned: bool,
     ) -> None:
         """`on_device` allocates at the level of the GPU; `pinned` is for a real one."""
-        query = (num_rows, shape.num_heads, shape.head_dim)
-        kv = (num_rows, shape.num_kv_heads, shape.head_dim)
+        attention = shape.attention
+        query = (num_rows, attention.num_heads, attention.cached_key_dim)
+        result = (num_rows, attention.num_heads, attention.cached_value_dim)
+        parts = [(num_rows, part.num_heads, part.head_dim) for part in attention.cached_parts.parts]
 
         def on_host(size: tuple[int, ...]) -> Tensor:
             return torch.empty(size, dtype=dtype, pin_memory=pinned)
 
         self.core = core
-        self.load_bytes = shape.num_heads * shape.head_dim * dtype.itemsize
+        self.load_bytes = attention.result_width * dtype.itemsize
         """Of a token, that come up."""
-        self.off_bytes = self.load_bytes + 2 * shape.num_kv_heads * shape.head_dim * dtype.itemsize
+        self.off_bytes = attention.sent_width * dtype.itemsize
         """Of a token, that go down."""
         self._ring = [
             ExchangeBuffers(
-                Qkv(on_device(query), on_device(kv), on_device(kv)),
-                on_device(query),
-                Qkv(on_host(query), on_host(kv), on_host(kv)),
-                on_host(query),
+                Qkv(on_device(query), tuple(map(on_device, parts))),
+                on_device(result),
+                Qkv(on_host(query), tuple(map(on_host, parts))),
+                on_host(result),
             )
             for _ in range(NUM_BUFFERS)
         ]

@@ -115,7 +115,7 @@ class PassWork:
         layer, item = self._layer(task), self._input(task)
         kv = self._cache.tensors(item.group.place, layer, item.window)
         rows = self._micro_batch(item, layer)
-        self._decoder.attend(layer, self._x_TD, rows, kv.keys_RGC, kv.values_RGC)
+        self._decoder.attend(layer, self._x_TD, rows, kv.parts)
         self._has_attended(task, item)
 
     def _pre(self, task: Task) -> None:
@@ -130,15 +130,14 @@ class PassWork:
             layer,
             buffers.host_qkv,
             self._micro_batch(item, layer),
-            kv.keys_RGC,
-            kv.values_RGC,
-            buffers.host_out_NHC,
+            kv.parts,
+            buffers.host_out_NHV,
         )
 
     def _out(self, task: Task) -> None:
         """Takes in what the CPU has made of a micro-batch."""
-        item, out_NHC = self._input(task), self._buffers(task).out_NHC
-        self._decoder.add_attention(self._layer(task), self._x_TD, item.direct, out_NHC)
+        item, out_NHV = self._input(task), self._buffers(task).out_NHV
+        self._decoder.add_attention(self._layer(task), self._x_TD, item.direct, out_NHV)
         self._has_attended(task, item)
 
     def _kv(self, task: Task) -> None:

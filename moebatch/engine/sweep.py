@@ -54,8 +54,8 @@ class PlainSweep(Passes):
             self._num_layers_begun += 1
             layer_begins(layer)
             for item in given.inputs:
-                keys, values = self._cache.keys_RGC[layer], self._cache.values_RGC[layer]
-                decoder.attend(layer, x_TD, item.direct, keys, values)
+                kv = self._cache.tensors("dram", layer, item.window)
+                decoder.attend(layer, x_TD, item.direct, kv.parts)
             if not shape.is_moe(layer):
                 decoder.add_dense(layer, x_TD)
                 broken.look(x_TD, layer, None)

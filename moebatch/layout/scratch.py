@@ -221,8 +221,11 @@ def _num_library_rows(most: int, dtype: Dtype, instruction_set: str) -> int:
 def attention_core_elements(shape: ModelShape, limits: Limits) -> int:
     """Elements of the compute dtype that an `AttentionCore` takes: gathered keys and values, and
     queries as they meet sinks."""
-    turned = limits.micro_batch_tokens * shape.query_width if shape.attention.sink_window else 0
-    return 2 * aligned(limits.kv_rows * shape.cache_width // 2) + aligned(turned)
+    attention = shape.attention
+    query_width = attention.num_heads * attention.cached_key_dim
+    turned = limits.micro_batch_tokens * query_width if attention.sink_window else 0
+    gathered = (aligned(limits.kv_rows * part.width) for part in attention.cache.parts)
+    return sum(gathered) + aligned(turned)
 
 
 def converted_elements(shape: ModelShape) -> int:
@@ -236,9 +239,7 @@ def step_elements(shape: ModelShape, limits: Limits) -> int:
     attention = (
         rows * D,  # normed input
         rows * D * 2,  # the norm's input in float32
-        rows * shape.query_width * 2 * shape.attention.norms_queries,  # the same of queries or keys
-        rows * (shape.query_width + 2 * shape.kv_width),  # queries, keys and values
-        rows * shape.query_width,  # attention output
+        *shape.attention.step_rooms(rows, limits.kv_rows),
         rows * D,  # projected output
     )
     gate = (

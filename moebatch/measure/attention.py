@@ -148,4 +148,4 @@ class _Bench:
         return max(whole_s - rest_s, whole_s * _LEAST_SHARE)
 
     def _attend(self, x_TD: Tensor, micro_batch: MicroBatch) -> None:
-        self.layer.decoder.attend(0, x_TD, micro_batch, self.keys_RGC, self.values_RGC)
+        self.layer.decoder.attend(0, x_TD, micro_batch, (self.keys_RGC, self.values_RGC))

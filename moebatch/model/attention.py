@@ -1,7 +1,7 @@
 """Attention over a KV cache of flat rows, without padding between sequences.
 
 Shape letters: T tokens of the micro-batch, B decoding sequences, S positions, H query heads,
-G KV heads, C head size, R rows of the cache.
+G KV heads, C head size, V that of values, R rows of the cache.
 """
 
 from dataclasses import dataclass
@@ -23,21 +23,40 @@ _MASK_STEP = 16
 """Rows of a mask begin at multiples of so many numbers."""
 
 
+Parts = tuple[Tensor, ...]
+"""Keys and values of tokens, as the parts of a `CacheLayout`: [R, heads, head size] each."""
+
+
+def keys_and_values(parts: Parts, value_dim: int) -> tuple[Tensor, Tensor]:
+    """Views, [R, G, C] and [R, G, V]. Values without a part of their own are the first numbers of
+    their keys."""
+    keys_RGC, *others = parts
+    return keys_RGC, others[0] if others else keys_RGC[..., :value_dim]
+
+
 class Qkv(NamedTuple):
-    """Rotated queries and keys, and values, of the tokens of a micro-batch."""
+    """What tokens of a micro-batch bring: rotated queries, and what the cache is to hold."""
 
     q_THC: Tensor
-    k_TGC: Tensor
-    v_TGC: Tensor
+    parts: Parts
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All of them."""
+        return (self.q_THC, *self.parts)
 
     def first(self, num_tokens: int) -> "Qkv":
         """Views of the first rows."""
-        return Qkv(*(tensor[:num_tokens] for tensor in self))
+        return self.of(slice(num_tokens))
+
+    def of(self, tokens: slice) -> "Qkv":
+        """Views of some rows."""
+        return Qkv(self.q_THC[tokens], tuple(part[tokens] for part in self.parts))
 
     def copy_into(self, room: "Qkv") -> "Qkv":
         """Copies them to the first rows of `room`, and returns views of these."""
         filled = room.first(len(self.q_THC))
-        for source, target in zip(self, filled, strict=True):
+        for source, target in zip(self.tensors, filled.tensors, strict=True):
             target.copy_(source)
         return filled
 
@@ -46,29 +65,34 @@ class Qkv(NamedTuple):
 class LayerKv:
     """Keys and values of one layer, and room into which rows of them are gathered."""
 
-    keys_RGC: Tensor
-    values_RGC: Tensor
-    gathered_keys_SGC: Tensor
-    gathered_values_SGC: Tensor
+    parts: Parts
+    rooms: Parts
+    """Of as many rows as are ever gathered, in the compute dtype."""
+    value_dim: int
+    """Size of a head of values that have no part of their own."""
+    scale: float
+    """By what scores are multiplied."""
     cached_in: CacheDtype | None = None
     """Keys and values are codes and scales; None is the numbers themselves."""
 
-    def write(self, rows_T: Tensor, k_TGC: Tensor, v_TGC: Tensor) -> None:
-        """Stores new keys and values."""
-        self.keys_RGC.index_copy_(0, rows_T, self._stored(k_TGC))
-        self.values_RGC.index_copy_(0, rows_T, self._stored(v_TGC))
+    @property
+    def cached(self) -> tuple[Tensor, Tensor]:
+        """Keys and values as they are cached."""
+        return keys_and_values(self.parts, self.value_dim)
+
+    def write(self, rows_T: Tensor, new: Parts) -> None:
+        """Stores what there is of new tokens."""
+        for part_RGC, new_TGC in zip(self.parts, new, strict=True):
+            part_RGC.index_copy_(0, rows_T, self._stored(new_TGC, part_RGC.dtype))
 
     def read(self, rows: Tensor | slice) -> tuple[Tensor, Tensor]:
         """Keys and values of these rows in the compute dtype; valid until the next read."""
-        return (
-            self._rows_of(self.keys_RGC, rows, self.gathered_keys_SGC),
-            self._rows_of(self.values_RGC, rows, self.gathered_values_SGC),
-        )
+        pairs = zip(self.parts, self.rooms, strict=True)
+        read = tuple(self._rows_of(part_RGC, rows, room_SGC) for part_RGC, room_SGC in pairs)
+        return keys_and_values(read, self.value_dim)
 
-    def _stored(self, x_TGC: Tensor) -> Tensor:
-        if self.cached_in is None:
-            return x_TGC.to(self.keys_RGC.dtype)
-        return encode(x_TGC, self.cached_in)
+    def _stored(self, x_TGC: Tensor, dtype: torch.dtype) -> Tensor:
+        return x_TGC.to(dtype) if self.cached_in is None else encode(x_TGC, self.cached_in)
 
     def _rows_of(self, cache_RGC: Tensor, rows: Tensor | slice, room_SGC: Tensor) -> Tensor:
         if isinstance(rows, slice):
@@ -83,74 +107,78 @@ class LayerKv:
 
 
 def attend(
-    q_THC: Tensor,
-    k_TGC: Tensor,
-    v_TGC: Tensor,
+    qkv: Qkv,
     plan: AttentionPlan,
     kv: LayerKv,
-    out_THC: Tensor,
+    out_THV: Tensor,
     sinks: SinkQueries | None = None,
     sink_scores_H: Tensor | None = None,
 ) -> None:
-    """Attention of all tokens to what `plan` lets them see; writes every row of `out_THC`.
+    """Attention of all tokens to what `plan` lets them see; writes every row of `out_THV`.
 
     The new keys and values must be in the cache already. `sinks` are there if the plan has such.
     `sink_scores_H`, in float32, take part in the softmax of each head as one key more would whose
     value is nothing (gpt-oss; with a score of zero Miller's "softmax one", 2023).
     """
     for group in plan.decodes:
-        _attend_decodes(q_THC, group, kv, out_THC, sinks, sink_scores_H)
+        _attend_decodes(qkv.q_THC, group, kv, out_THV, sinks, sink_scores_H)
     for prompt in plan.prompts:
-        tokens = slice(prompt.offset, prompt.offset + prompt.num_tokens)
-        q, out = q_THC[tokens], out_THC[tokens]
+        new = qkv.of(prompt.tokens)
         if not prompt.context and kv.cached_in is None:
-            k, v = k_TGC[tokens], v_TGC[tokens]
+            k, v = keys_and_values(new.parts, kv.value_dim)
         else:
             k, v = kv.read(prompt.rows)
-        _attend_prompt(q, k, v, prompt, plan, out, sinks and sinks.of(tokens), sink_scores_H)
+        met, out = sinks and sinks.of(prompt.tokens), out_THV[prompt.tokens]
+        attend_prompt(new.q_THC, k, v, prompt, plan, out, kv.scale, met, sink_scores_H)
 
 
 def _attend_decodes(
     q_THC: Tensor,
     group: DecodeGroup,
     kv: LayerKv,
-    out_THC: Tensor,
+    out_THV: Tensor,
     sinks: SinkQueries | None,
     sink_scores_H: Tensor | None,
 ) -> None:
     """One query per sequence. Query heads that share a KV head are rows of one product."""
-    (num_seqs, num_positions), heads = group.rows_BS.shape, q_THC.shape[1:]
-    k_XGC, v_XGC = kv.read(group.rows_BS.view(-1))
-    num_kv_heads, head_dim = k_XGC.shape[1:]
-    k_BGSC = k_XGC.view(num_seqs, num_positions, num_kv_heads, head_dim).transpose(1, 2)
-    v_BGSC = v_XGC.view(num_seqs, num_positions, num_kv_heads, head_dim).transpose(1, 2)
+    num_seqs, num_positions = group.rows_BS.shape
+    k_BGSC, v_BGSV = (
+        x_XGC.view(num_seqs, num_positions, *x_XGC.shape[1:]).transpose(1, 2)
+        for x_XGC in kv.read(group.rows_BS.view(-1))
+    )
+    num_kv_heads, head_dim = k_BGSC.shape[1], k_BGSC.shape[3]
     q_BGHC = q_THC.index_select(0, group.tokens_B).view(num_seqs, num_kv_heads, -1, head_dim)
     if sinks is None and sink_scores_H is None:
-        out = F.scaled_dot_product_attention(q_BGHC, k_BGSC, v_BGSC, attn_mask=group.mask_B11S)
+        out = F.scaled_dot_product_attention(
+            q_BGHC, k_BGSC, v_BGSV, attn_mask=group.mask_B11S, scale=kv.scale
+        )
     else:
         met = sinks and sinks.of(group.tokens_B)
-        scores = _scores(q_BGHC, k_BGSC, met and met.with_queries(met.q_THC.view(q_BGHC.shape)))
+        met = met and met.with_queries(met.q_THC.view(q_BGHC.shape))
+        scores = _scores(q_BGHC, k_BGSC, met, kv.scale)
         beside = None if sink_scores_H is None else sink_scores_H.view(num_kv_heads, -1, 1)
-        out = _weights(scores.add_(group.mask_B11S), beside).to(v_BGSC.dtype) @ v_BGSC
-    out_THC.index_copy_(0, group.tokens_B, out.reshape(num_seqs, *heads))
+        out = _weights(scores.add_(group.mask_B11S), beside).to(v_BGSV.dtype) @ v_BGSV
+    out_THV.index_copy_(0, group.tokens_B, out.reshape(num_seqs, *out_THV.shape[1:]))
 
 
-def _attend_prompt(
+def attend_prompt(
     q_THC: Tensor,
     k_SGC: Tensor,
-    v_SGC: Tensor,
+    v_SGV: Tensor,
     prompt: PromptSlice,
     plan: AttentionPlan,
-    out_THC: Tensor,
-    sinks: SinkQueries | None,
+    out_THV: Tensor,
+    scale: float,
+    sinks: SinkQueries | None = None,
     sink_scores_H: Tensor | None = None,
 ) -> None:
-    """Queries of one sequence, in blocks where causal attention alone does not do."""
+    """Queries of one sequence, in blocks where causal attention alone does not do. Keys and values
+    are those of the prompt's rows."""
     window, num_sinks = plan.sight
     is_whole = prompt.context == 0 and (window is None or prompt.num_tokens <= window)
     is_fused = sinks is None and sink_scores_H is None
     if is_whole and is_fused:
-        _attend_block(q_THC, k_SGC, v_SGC, None, out_THC)
+        _attend_block(q_THC, k_SGC, v_SGV, None, out_THV, scale)
         return
     block = QUERY_BLOCK if is_fused else _SCORED_BLOCK
     for first in range(0, prompt.num_tokens, block):
@@ -167,67 +195,75 @@ def _attend_prompt(
             assert plan.band_QS is not None, "the plan of such a slice has a band"
             column = plan.band_QS.shape[1] - (num_keys - first_key)
             band = _aligned(plan.band_QS[-(stop - first) :, column:])
-        q, k, v, out = q_THC[first:stop], k_SGC[keys], v_SGC[keys], out_THC[first:stop]
+        q, k, v, out = q_THC[first:stop], k_SGC[keys], v_SGV[keys], out_THV[first:stop]
         if is_fused:
-            _attend_block(q, k, v, band, out)
+            _attend_block(q, k, v, band, out, scale)
             continue
         if sinks is not None:
-            k, v = (torch.cat([x_SGC[:num_sinks], x]) for x_SGC, x in ((k_SGC, k), (v_SGC, v)))
+            k, v = (torch.cat([x_SGC[:num_sinks], x]) for x_SGC, x in ((k_SGC, k), (v_SGV, v)))
             seen_to = torch.arange(prompt.context + first, prompt.context + stop, device=q.device)
             is_late_TS = torch.arange(num_sinks, device=q.device) > seen_to[:, None]
             late = band.new_zeros(is_late_TS.shape).masked_fill_(is_late_TS, -torch.inf)
             band = torch.cat([late, band], 1)
-        _attend_scored(q, k, v, band, out, sinks and sinks.of(slice(first, stop)), sink_scores_H)
+        met = sinks and sinks.of(slice(first, stop))
+        _attend_scored(q, k, v, band, out, scale, met, sink_scores_H)
 
 
 def _attend_block(
-    q_THC: Tensor, k_SGC: Tensor, v_SGC: Tensor, mask_TS: Tensor | None, out_THC: Tensor
+    q_THC: Tensor,
+    k_SGC: Tensor,
+    v_SGV: Tensor,
+    mask_TS: Tensor | None,
+    out_THV: Tensor,
+    scale: float,
 ) -> None:
     """One fused product. KV heads take the place of the batch, so that the query heads sharing
     one can see it as a repeated view: nothing is copied."""
-    num_tokens, num_heads, head_dim = q_THC.shape
     num_kv_heads = k_SGC.shape[1]
-    num_shared = num_heads // num_kv_heads
-    q_GHTC = q_THC.view(num_tokens, num_kv_heads, num_shared, head_dim).permute(1, 2, 0, 3)
+    num_shared = q_THC.shape[1] // num_kv_heads
+    q_GHTC = _by_kv_head(q_THC, num_kv_heads)
     k_GHSC = k_SGC.transpose(0, 1)[:, None].expand(-1, num_shared, -1, -1)
-    v_GHSC = v_SGC.transpose(0, 1)[:, None].expand(-1, num_shared, -1, -1)
+    v_GHSV = v_SGV.transpose(0, 1)[:, None].expand(-1, num_shared, -1, -1)
     out = F.scaled_dot_product_attention(
-        q_GHTC, k_GHSC, v_GHSC, attn_mask=mask_TS, is_causal=mask_TS is None
+        q_GHTC, k_GHSC, v_GHSV, attn_mask=mask_TS, is_causal=mask_TS is None, scale=scale
     )
-    out_THC.view(num_tokens, num_kv_heads, num_shared, head_dim).copy_(out.permute(2, 0, 1, 3))
+    _by_kv_head(out_THV, num_kv_heads).copy_(out)
 
 
 def _attend_scored(
     q_THC: Tensor,
     k_SGC: Tensor,
-    v_SGC: Tensor,
+    v_SGV: Tensor,
     mask_TS: Tensor,
-    out_THC: Tensor,
+    out_THV: Tensor,
+    scale: float,
     sinks: SinkQueries | None,
     sink_scores_H: Tensor | None,
 ) -> None:
     """The same where the first keys are sinks, or softmaxes have scores without a key."""
-    num_tokens, _, head_dim = q_THC.shape
     num_kv_heads = k_SGC.shape[1]
-
-    def by_head(x_THC: Tensor) -> Tensor:
-        return x_THC.reshape(num_tokens, num_kv_heads, -1, head_dim).permute(1, 2, 0, 3)
-
-    k_G1SC, v_G1SC = k_SGC.transpose(0, 1)[:, None], v_SGC.transpose(0, 1)[:, None]
-    met = sinks and sinks.with_queries(by_head(sinks.q_THC))
-    scores = _scores(by_head(q_THC), k_G1SC, met).add_(mask_TS)
+    k_G1SC, v_G1SV = k_SGC.transpose(0, 1)[:, None], v_SGV.transpose(0, 1)[:, None]
+    met = sinks and sinks.with_queries(_by_kv_head(sinks.q_THC, num_kv_heads))
+    scores = _scores(_by_kv_head(q_THC, num_kv_heads), k_G1SC, met, scale).add_(mask_TS)
     beside = None if sink_scores_H is None else sink_scores_H.view(num_kv_heads, -1, 1, 1)
-    out_GHTC = _weights(scores, beside).to(v_SGC.dtype) @ v_G1SC
-    by_head(out_THC).copy_(out_GHTC)
+    out_GHTV = _weights(scores, beside).to(v_SGV.dtype) @ v_G1SV
+    _by_kv_head(out_THV, num_kv_heads).copy_(out_GHTV)
 
 
-def _scores(q_XTC: Tensor, k_XSC: Tensor, sinks: SinkQueries | None) -> Tensor:
+def _by_kv_head(x_THC: Tensor, num_kv_heads: int) -> Tensor:
+    """A view, [G, heads that share it, T, C]."""
+    num_tokens, num_heads, head_dim = x_THC.shape
+    heads = (num_kv_heads, num_heads // num_kv_heads)
+    return x_THC.view(num_tokens, *heads, head_dim).permute(1, 2, 0, 3)
+
+
+def _scores(q_XTC: Tensor, k_XSC: Tensor, sinks: SinkQueries | None, scale: float) -> Tensor:
     """Of every query and key, [X, T, S] in float32."""
     scores_XTS = (q_XTC @ k_XSC.mT).float()
     if sinks is not None:
         keys_XSC = k_XSC[..., : sinks.num_sinks, :]
         scores_XTS[..., : sinks.num_sinks] = sinks.q_THC @ keys_XSC.mT
-    return scores_XTS.mul_(q_XTC.shape[-1] ** -0.5)
+    return scores_XTS.mul_(scale)
 
 
 def _weights(scores_XTS: Tensor, beside_XT1: Tensor | None) -> Tensor:

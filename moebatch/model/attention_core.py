@@ -1,17 +1,17 @@
 """Attention between its projections, on a device of its own choosing.
 
 Shape letters: T tokens of the micro-batch, S positions, H query heads, G KV heads, C head size,
-R rows of the cache.
+V that of values, R rows of the cache.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from moebatch.layout.scratch import Limits, attention_core_elements
-from moebatch.model.attention import LayerKv, Qkv, attend
-from moebatch.model.batch import MicroBatch, SinkTurns
+from moebatch.model.attention import LayerKv, Parts, Qkv, attend, attend_prompt
+from moebatch.model.batch import AttentionPlan, ExpandedSlices, MicroBatch, SinkTurns
 from moebatch.model.native import loader
 from moebatch.model.native.helpers import Helpers, torch_parallel
 from moebatch.model.native.kernels import Kernel, Kernels
@@ -33,6 +33,11 @@ _LEAST_SHARED_PAIRS = 2**16
 """Pairs of a query at a head and a position: the same of slices."""
 
 
+Expand = Callable[[Tensor], Iterator[tuple[slice, Parts]]]
+"""Of what is cached of positions, [S, G, C]: heads, some after the others, with their keys and
+values, [S, heads, head size] each, valid until the next ones."""
+
+
 class AttentionCore:
     """Appends to the cache and attends to it. Needs no weights but a few scores.
 
@@ -51,9 +56,9 @@ class AttentionCore:
         """`sink_scores` [H] are those of each layer, as `DenseWeights.sink_scores` has them."""
         self.device = device
         self._sink_scores = [scores_H.to(device, torch.float32) for scores_H in sink_scores]
-        self._rows_size = (limits.kv_rows, shape.num_kv_heads, shape.head_dim)
+        self._num_rows = limits.kv_rows
+        self._attention = shape.attention
         self._windows = shape.sliding_windows
-        self._cached_in = shape.attention.cache_dtype
         self._helpers = Helpers(torch_parallel())
         self._scratch = Scratch(attention_core_elements(shape, limits), device=device, dtype=dtype)
 
@@ -67,60 +72,104 @@ class AttentionCore:
         layer: int,
         qkv: Qkv,
         micro_batch: MicroBatch,
-        keys_RGC: Tensor,
-        values_RGC: Tensor,
-        out_THC: Tensor,
+        parts: Parts,
+        out_THV: Tensor,
     ) -> None:
-        """Writes new keys and values into the layer's cache, and attention into `out_THC`.
+        """Writes what is new into the layer's cache, `parts`, and attention to what is cached into
+        `out_THV`. Rows of slices that are expanded are left alone.
 
         All tensors, and what the micro-batch plans for attention, are on the device of the core.
-        `qkv` and `out_THC` may have more rows than the micro-batch; those are left alone.
+        `qkv` and `out_THV` may have more rows than the micro-batch; those are left alone.
         """
-        q_THC, k_TGC, v_TGC = qkv.first(micro_batch.num_tokens)
-        frame = self._scratch.frame()
+        qkv, frame = qkv.first(micro_batch.num_tokens), self._scratch.frame()
         sink_scores_H = self._sink_scores[layer] if self._sink_scores else None
-        kv = LayerKv(
-            keys_RGC=keys_RGC,
-            values_RGC=values_RGC,
-            gathered_keys_SGC=frame.take(*self._rows_size),
-            gathered_values_SGC=frame.take(*self._rows_size),
-            cached_in=self._cached_in,
-        )
-        kv.write(micro_batch.new_rows[self._windows[layer]], k_TGC, v_TGC)
-        for plan in micro_batch.plans[self._windows[layer]]:
+        kv = self._layer_kv(frame, parts)
+        kv.write(micro_batch.new_rows[self._windows[layer]], qkv.parts)
+        for plan in self._plans(layer, micro_batch):
             sinks = None
             if plan.sight.num_sinks:
                 assert micro_batch.turns is not None, "queries turn where there are sinks"
-                turned_THC = _turned(frame, q_THC, micro_batch.turns)
+                turned_THC = self._turned(frame, qkv.q_THC, micro_batch.turns)
                 sinks = SinkQueries(plan.sight.num_sinks, turned_THC)
-            out = out_THC[: micro_batch.num_tokens]
-            attend(q_THC, k_TGC, v_TGC, plan, kv, out, sinks, sink_scores_H)
+            out = out_THV[: micro_batch.num_tokens]
+            attend(qkv, plan, kv, out, sinks, sink_scores_H)
             if plan.singles is not None:
-                self._attend_singles(plan.singles, q_THC, kv, out_THC, sinks, sink_scores_H)
+                self._attend_singles(plan.singles, qkv.q_THC, kv, out_THV, sinks, sink_scores_H)
             if plan.slices is not None:
                 window = plan.sight.window
-                self._attend_slices(plan.slices, q_THC, kv, out_THC, window, sinks, sink_scores_H)
+                self._attend_slices(
+                    plan.slices, qkv.q_THC, kv, out_THV, window, sinks, sink_scores_H
+                )
+
+    def attend_expanded(
+        self,
+        layer: int,
+        q_THC: Tensor,
+        micro_batch: MicroBatch,
+        parts: Parts,
+        expand: Expand,
+        out_THV: Tensor,
+    ) -> None:
+        """Attention of the slices that are expanded, after `attend`, to what `expand` makes of what
+        is cached of them."""
+        for plan in self._plans(layer, micro_batch):
+            for batch in plan.expanded:
+                cached, _ = self._layer_kv(self._scratch.frame(), parts).read(batch.rows)
+                for heads, made in expand(cached):
+                    kv = LayerKv(parts=made, rooms=(), value_dim=0, scale=self._attention.scale)
+                    self._attend_made(q_THC[:, heads], kv, batch, plan, out_THV[:, heads])
+
+    def _attend_made(
+        self,
+        q_THC: Tensor,
+        kv: LayerKv,
+        batch: ExpandedSlices,
+        plan: AttentionPlan,
+        out_THV: Tensor,
+    ) -> None:
+        keys, values = kv.cached
+        for prompt in batch.prompts:
+            q, out, rows = q_THC[prompt.tokens], out_THV[prompt.tokens], prompt.rows
+            attend_prompt(q, keys[rows], values[rows], prompt, plan, out, kv.scale)
+        if batch.slices is not None:
+            self._attend_slices(batch.slices, q_THC, kv, out_THV, plan.sight.window, None, None)
+
+    def _plans(self, layer: int, micro_batch: MicroBatch) -> tuple[AttentionPlan, ...]:
+        return micro_batch.plans[self._windows[layer]]
+
+    def _layer_kv(self, frame: Frame, parts: Parts) -> LayerKv:
+        attention = self._attention
+        return LayerKv(
+            parts=parts,
+            rooms=tuple(
+                frame.take(self._num_rows, part.num_heads, part.head_dim)
+                for part in attention.cache.parts
+            ),
+            value_dim=attention.cached_value_dim,
+            scale=attention.scale,
+            cached_in=attention.cache_dtype,
+        )
 
     def _attend_singles(
         self,
         singles: SingleQueries,
         q_THC: Tensor,
         kv: LayerKv,
-        out_THC: Tensor,
+        out_THV: Tensor,
         sinks: SinkQueries | None,
         sink_scores_H: Tensor | None,
     ) -> None:
         """Where the plan leaves tokens to the compiled kernel."""
-        seen_bytes = 2 * len(singles.rows_N) * kv.keys_RGC[0].nbytes
+        seen_bytes = len(singles.rows_N) * sum(part[0].nbytes for part in kv.parts)
         num_threads = torch.get_num_threads() if seen_bytes >= _LEAST_SHARED_BYTES else 1
         q_THC = q_THC.contiguous()
         work = work_of(
             singles,
             q_THC,
-            kv.keys_RGC,
-            kv.values_RGC,
-            out_THC,
+            *kv.cached,
+            out_THV,
             num_threads=num_threads,
+            scale=kv.scale,
             cached_in=kv.cached_in,
             sinks=sinks,
             sink_scores_H=sink_scores_H,
@@ -132,7 +181,7 @@ class AttentionCore:
         slices: QuerySlices,
         q_THC: Tensor,
         kv: LayerKv,
-        out_THC: Tensor,
+        out_THV: Tensor,
         window: int | None,
         sinks: SinkQueries | None,
         sink_scores_H: Tensor | None,
@@ -144,27 +193,26 @@ class AttentionCore:
         work = slice_work_of(
             slices,
             q_THC,
-            kv.keys_RGC,
-            kv.values_RGC,
-            out_THC,
+            *kv.cached,
+            out_THV,
             window=window,
             num_threads=num_threads,
+            scale=kv.scale,
             cached_in=kv.cached_in,
             sinks=sinks,
             sink_scores_H=sink_scores_H,
         )
         self._run(_kernels().attend_slices, work, num_threads)
 
+    def _turned(self, frame: Frame, q_THC: Tensor, turns: SinkTurns) -> Tensor:
+        turned_THC = frame.take(*q_THC.shape).copy_(q_THC)
+        rotate(turned_THC[..., self._attention.rotated_from :], turns.cos_TR, turns.sin_TR)
+        return turned_THC
+
     def _run(self, kernel: Kernel, work: Work | SliceWork, num_threads: int) -> None:
         self._helpers.run(kernel, work, num_threads)
         if work.has_failed:
             raise MemoryError("no memory for the scratch of attention")
-
-
-def _turned(frame: Frame, q_THC: Tensor, turns: SinkTurns) -> Tensor:
-    turned_THC = frame.take(*q_THC.shape).copy_(q_THC)
-    rotate(turned_THC, turns.cos_TR, turns.sin_TR)
-    return turned_THC
 
 
 def _kernels() -> Kernels:

@@ -6,7 +6,7 @@ Shape letters: T tokens of the micro-batch, B decoding sequences, S positions, Q
 block, C head size.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from types import MappingProxyType
@@ -30,6 +30,12 @@ _MAX_PADDING = 0.25
 _FEW_TOKENS = 4
 """New tokens of one sequence that the compiled kernel takes one by one: the later ones find most of
 what they read in a cache."""
+_WIDE = 48
+"""Query heads that share a head of keys, from which on the kernel of slices is the faster one for
+single tokens as well (Zen 5, one core, latents of 576: 69 and 37 GFLOP/s with 16 heads in bfloat16,
+77 and 94 with 128)."""
+Expands = Callable[[int, int], bool]
+"""As `Attention.expands`: of new tokens and tokens before them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -150,6 +156,23 @@ class PromptSlice:
     rows: Tensor | slice
     """Cache rows of the sinks, and of all positions from `first_key` on."""
 
+    @property
+    def tokens(self) -> slice:
+        """Rows of all of them in the micro-batch."""
+        return slice(self.offset, self.offset + self.num_tokens)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExpandedSlices:
+    """Slices whose keys and values are made anew, together."""
+
+    rows: Tensor | slice
+    """Cache rows of which they are made."""
+    prompts: tuple[PromptSlice, ...]
+    """Their rows are counted among those; none where a compiled kernel attends."""
+    slices: QuerySlices | None
+    """The same for the kernel."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttentionPlan:
@@ -166,6 +189,8 @@ class AttentionPlan:
     and no slice."""
     slices: QuerySlices | None = None
     """Slices that are left to another one; they are not among `prompts`."""
+    expanded: tuple[ExpandedSlices, ...] = ()
+    """Slices for which more is made of what is cached; they are in none of the others."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -185,6 +210,9 @@ class MicroBatch:
     """By sliding window: cache row, [T], into which each token's keys and values go."""
     plans: Mapping[int | None, tuple[AttentionPlan, ...]]
     """By sliding window; each token is in one of its plans."""
+    as_cached: Mapping[int | None, slice]
+    """By sliding window, rows of the micro-batch among which are all tokens that attend to what is
+    cached as it is; empty where there are none."""
     turns: SinkTurns | None = None
     """Where tokens meet sinks that are farther away than they see."""
     recurrent: DeltaPlan | None = None
@@ -208,13 +236,17 @@ class MicroBatch:
         sink_window: SinkWindow | None = None,
         attention_device: torch.device | None = None,
         recurs: bool = False,
+        expands: Expands | None = None,
+        num_shared: int = 1,
     ) -> "MicroBatch":
         """Plans for spans that follow each other without gaps.
 
         `apart` are the same tokens for layers with a sliding window whose cache has rows of its
-        own. `gather_rows` bounds the rows that a decode group gathers, unless one sequence has
-        more. Layers that have the window of `sink_window` see its sinks as well. Attention is
-        computed on `attention_device`, that of `rope` if nothing is said.
+        own. `gather_rows` bounds the rows that a decode group gathers, and slices that are expanded
+        together, unless one sequence has more. Layers that have the window of `sink_window` see its
+        sinks as well. Attention is computed on `attention_device`, that of `rope` if nothing is
+        said. `expands` says for which slices keys and values are made anew, None for none;
+        `num_shared` is how many query heads share a head of keys as it is cached.
         """
         device = rope.device if attention_device is None else attention_device
         start = spans[0].start
@@ -224,7 +256,8 @@ class MicroBatch:
         cos_TR, sin_TR = rope.angles(positions_T, lengths_T, dtype)
         plans: dict[int | None, tuple[AttentionPlan, ...]] = {}
         new_rows: dict[int | None, Tensor] = {}
-        turns = None
+        as_cached: dict[int | None, slice] = {}
+        turns, is_wide = None, num_shared >= _WIDE
         for window in windows:
             placed = spans if window is None else apart.get(window, spans)
             new = [span.rows_S[span.context :] for span in placed]
@@ -234,10 +267,14 @@ class MicroBatch:
                 by_sight = _by_sight(placed, sink_window)
                 if any(sight.num_sinks for sight in by_sight):
                     turns = SinkTurns.of(positions_T, lengths_T, sink_window, rope, dtype, device)
+            parts = [
+                (sight, *_by_expanding(some, sight, expands)) for sight, some in by_sight.items()
+            ]
             plans[window] = tuple(
-                _plan(some, start, sight, dtype, gather_rows, device)
-                for sight, some in by_sight.items()
+                _plan(some, expanded, start, sight, dtype, gather_rows, device, is_wide=is_wide)
+                for sight, some, expanded in parts
             )
+            as_cached[window] = _around([span for _, some, _ in parts for span in some], start)
         return cls(
             start=start,
             stop=stop,
@@ -245,6 +282,7 @@ class MicroBatch:
             sin_TR=sin_TR,
             new_rows=new_rows,
             plans=plans,
+            as_cached=as_cached,
             turns=turns,
             recurrent=_recurrent(spans, dtype, device) if recurs else None,
         )
@@ -290,20 +328,49 @@ def _by_sight(spans: Sequence[Span], sink_window: SinkWindow) -> dict[Sight, lis
     return found
 
 
+def _by_expanding(
+    spans: Sequence[Span], sight: Sight, expands: Expands | None
+) -> tuple[list[Span], list[Span]]:
+    """Those that attend to what is cached as it is, and those that have more made of it; where
+    there are sinks none has, since these are met by queries of their own."""
+    if expands is None or sight.num_sinks:
+        return [*spans], []
+    parts: tuple[list[Span], list[Span]] = [], []
+    for span in spans:
+        num_before = len(sight.rows(span)) - span.num_tokens
+        parts[expands(span.num_tokens, num_before)].append(span)
+    return parts
+
+
+def _around(spans: Sequence[Span], first: int) -> slice:
+    """Rows of the micro-batch that begins at `first` from the first to the last of the spans."""
+    starts = [span.start - first for span in spans]
+    stops = [span.start + span.num_tokens - first for span in spans]
+    return slice(min(starts, default=0), max(stops, default=0))
+
+
 def _plan(
     spans: Sequence[Span],
+    expanded: Sequence[Span],
     first: int,
     sight: Sight,
     dtype: torch.dtype,
     gather_rows: int,
     device: torch.device,
+    *,
+    is_wide: bool,
 ) -> AttentionPlan:
     """`first` is the row of the pass at which their micro-batch starts."""
-    singles, slices, others = _by_kernel(spans, dtype, device)
+    made = tuple(
+        _expanded(some, first, sight, dtype, device)
+        for some in _batches(_longest_first(expanded), sight, gather_rows)
+    )
+    singles, slices, others = _by_kernel(spans, dtype, device, is_wide=is_wide)
     decodes = [span for span in others if span.num_tokens == 1]
     prompts = tuple(_prompt(span, first, sight, device) for span in others if span.num_tokens > 1)
     window = sight.window
-    keys = [_block_keys(prompt, window) for prompt in prompts if _needs_band(prompt, window)]
+    each = [*prompts, *(prompt for batch in made for prompt in batch.prompts)]
+    keys = [_block_keys(prompt, window) for prompt in each if _needs_band(prompt, window)]
     return AttentionPlan(
         sight=sight,
         decodes=tuple(
@@ -314,21 +381,58 @@ def _plan(
         band_QS=_band(max(keys), window, device, dtype) if keys else None,
         singles=_singles(singles, first, sight),
         slices=_slices(slices, first, sight),
+        expanded=made,
     )
 
 
 def _by_kernel(
-    spans: Sequence[Span], dtype: torch.dtype, device: torch.device
+    spans: Sequence[Span], dtype: torch.dtype, device: torch.device, *, is_wide: bool
 ) -> tuple[list[Span], list[Span], list[Span]]:
-    """Those whose tokens are left to a compiled kernel one by one, those that are left to one as
-    slices, and the rest, for torch."""
+    """Those of few tokens that are left to a compiled kernel one by one, those that are left to one
+    as slices, and the rest, for torch. A slice of one token `is_wide` enough too where many query
+    heads share a head of keys."""
     kernels = loader.kernels() if device.type == "cpu" else None
-    few = _FEW_TOKENS if kernels is not None and kernels.attends(dtype) else 0
-    many = [span for span in spans if span.num_tokens > few]
     takes_slices = kernels is not None and kernels.attends_slices(dtype)
-    slices = [span for span in many if span.num_tokens > 1 and takes_slices]
-    others = [span for span in many if span.num_tokens == 1 or not takes_slices]
-    return [span for span in spans if span.num_tokens <= few], slices, others
+    takes_singles = kernels is not None and kernels.attends(dtype)
+    few = _FEW_TOKENS if takes_singles and not (takes_slices and is_wide) else 0
+    many = [span for span in spans if span.num_tokens > few]
+    singles = [span for span in spans if span.num_tokens <= few]
+    return (singles, many, []) if takes_slices else (singles, [], many)
+
+
+def _batches(spans: Sequence[Span], sight: Sight, most_rows: int) -> Iterator[list[Span]]:
+    """Slices that see few enough rows together, one at the least."""
+    batch: list[Span] = []
+    num_rows = 0
+    for span in spans:
+        seen = len(sight.rows(span))
+        if batch and num_rows + seen > most_rows:
+            yield batch
+            batch, num_rows = [], 0
+        batch.append(span)
+        num_rows += seen
+    if batch:
+        yield batch
+
+
+def _expanded(
+    spans: Sequence[Span], first: int, sight: Sight, dtype: torch.dtype, device: torch.device
+) -> ExpandedSlices:
+    seen = list(map(sight.rows, spans))
+    ends = [*accumulate(map(len, seen))]
+    places = map(slice, [0, *ends], ends)
+    _, by_kernel, _ = _by_kernel(spans, dtype, device, is_wide=True)
+    prompts = (
+        replace(_prompt(span, first, sight, device), rows=place)
+        for span, place in zip(spans, places, strict=True)
+    )
+    rows_N = torch.cat(seen)
+    slices = _slices(by_kernel, first, sight)
+    return ExpandedSlices(
+        rows=_as_slice(rows_N, device),
+        prompts=() if slices else tuple(prompts),
+        slices=slices and slices._replace(rows_N=torch.arange(len(rows_N))),
+    )
 
 
 def _singles(spans: Sequence[Span], first: int, sight: Sight) -> SingleQueries | None:
@@ -352,7 +456,7 @@ def _slices(spans: Sequence[Span], first: int, sight: Sight) -> QuerySlices | No
     """As they are, those with most to compute first, so that threads finish together."""
     if not spans:
         return None
-    spans = sorted(spans, key=lambda span: -span.num_tokens * len(span.rows_S))
+    spans = _longest_first(spans)
     seen = list(map(sight.rows, spans))
     return QuerySlices(
         tokens_B=torch.tensor([span.start - first for span in spans]),
@@ -361,6 +465,10 @@ def _slices(spans: Sequence[Span], first: int, sight: Sight) -> QuerySlices | No
         rows_N=torch.cat(seen),
         num_pairs=sum(span.num_tokens * len(rows) for span, rows in zip(spans, seen, strict=True)),
     )
+
+
+def _longest_first(spans: Sequence[Span]) -> list[Span]:
+    return sorted(spans, key=lambda span: -span.num_tokens * len(span.rows_S))
 
 
 def _prompt(span: Span, first: int, sight: Sight, device: torch.device) -> PromptSlice:

@@ -18,7 +18,7 @@ from moebatch.errors import CheckpointError
 from moebatch.formats.weight_format import BadParts, Matrix
 from moebatch.layout.scratch import Limits, converted_elements, step_elements
 from moebatch.model import layers
-from moebatch.model.attention import Qkv
+from moebatch.model.attention import Parts, Qkv
 from moebatch.model.attention_core import AttentionCore
 from moebatch.model.batch import MicroBatch, Span
 from moebatch.model.dense_weights import DenseWeights
@@ -26,6 +26,7 @@ from moebatch.model.elementwise import Elementwise
 from moebatch.model.families.registry import FAMILIES
 from moebatch.model.gated_delta import GatedDeltaBlock
 from moebatch.model.gating import AdaptiveGating, GatingCount
+from moebatch.model.grouped_attention import gate_output
 from moebatch.model.pregates import ChoicesAhead
 from moebatch.model.products import Products
 from moebatch.model.rope import Rope
@@ -131,6 +132,7 @@ class Decoder:
         `apart` are the same tokens for layers with a sliding window whose cache has rows of its
         own. `attention_device` is that of the `AttentionCore`, if it is not the decoder's own.
         """
+        attention = self.shape.attention
         return MicroBatch.of(
             spans,
             rope=self._rope,
@@ -138,9 +140,12 @@ class Decoder:
             dtype=self.dtype,
             gather_rows=self._limits.gather_rows,
             apart=apart,
-            sink_window=self.shape.attention.sink_window,
+            sink_window=attention.sink_window,
             attention_device=attention_device,
             recurs=self._recurrence is not None,
+            # Elsewhere there are no weights to make more of what is cached.
+            expands=attention.expands if attention_device is None else None,
+            num_shared=attention.num_shared,
         )
 
     def embed(self, tokens_T: Tensor) -> Tensor:
@@ -152,22 +157,26 @@ class Decoder:
         layer: int,
         x_TD: Tensor,
         micro_batch: MicroBatch,
-        keys_RGC: Tensor,
-        values_RGC: Tensor,
+        parts: Parts,
     ) -> None:
         """Adds a layer's attention, or its recurrence, to the rows of the micro-batch, in place.
 
-        Writes the new keys and values into the layer's cache, which is on the decoder's device; a
-        recurrent layer has the two parts of `GatedDelta.state` there, and changes them.
+        Writes what is new into the layer's cache, `parts`, which is on the decoder's device; a
+        recurrent layer has those of `GatedDelta.state` there, and changes them.
         """
+        frame, weights = self.scratch.frame(), self._weights.layers[layer]
+        x = x_TD[micro_batch.start : micro_batch.stop]
+        normed_ND = self._normed(frame, x, weights, "input_norm")
         if self.shape.is_recurrent(layer):
-            self._recur(layer, x_TD, micro_batch, (keys_RGC, values_RGC))
-            return
-        frame = self.scratch.frame()
-        qkv = self._project(frame, layer, x_TD, micro_batch)
-        out_NHC = frame.take(*qkv.q_THC.shape)
-        self._core.attend(layer, qkv, micro_batch, keys_RGC, values_RGC, out_NHC)
-        self._add_projected(frame, layer, x_TD, micro_batch, out_NHC)
+            assert self._recurrence is not None and micro_batch.recurrent is not None, "it recurs"
+            out_ND = self._recurrence.run(
+                frame, normed_ND, micro_batch.recurrent, weights, parts
+            )
+        else:
+            out_ND = self._attention.attend(
+                frame, layer, normed_ND, micro_batch, weights, self._core, parts
+            )
+        self._elementwise.add(frame, x, out_ND[: micro_batch.num_tokens])
 
     def project(
         self, layer: int, x_TD: Tensor, micro_batch: MicroBatch, into: Qkv | None = None
@@ -177,23 +186,34 @@ class Decoder:
         Views of scratch that the next step overwrites, or of `into`, which has as many rows or
         more, on any device.
         """
-        qkv = self._project(self.scratch.frame(), layer, x_TD, micro_batch)
+        frame, weights = self.scratch.frame(), self._weights.layers[layer]
+        x = x_TD[micro_batch.start : micro_batch.stop]
+        normed_ND = self._normed(frame, x, weights, "input_norm")
+        qkv = self._attention.project(frame, normed_ND, micro_batch, weights)
         qkv = qkv.first(micro_batch.num_tokens)
         return qkv if into is None else qkv.copy_into(into)
 
     def add_attention(
-        self, layer: int, x_TD: Tensor, micro_batch: MicroBatch, out_THC: Tensor
+        self, layer: int, x_TD: Tensor, micro_batch: MicroBatch, out_THV: Tensor
     ) -> None:
         """The last part of `attend`: adds what the core made of the micro-batch, in place.
 
-        `out_THC` is on the decoder's device and may have more rows than the micro-batch.
+        `out_THV` is on the decoder's device and may have more rows than the micro-batch.
         """
         frame, num_rows = self.scratch.frame(), self._products.rows(micro_batch.num_tokens)
-        if len(out_THC) < num_rows:
-            room_NHC = frame.take(num_rows, *out_THC.shape[1:])
-            room_NHC[: len(out_THC)] = out_THC
-            out_THC = room_NHC
-        self._add_projected(frame, layer, x_TD, micro_batch, out_THC[:num_rows])
+        if len(out_THV) < num_rows:
+            room_NHV = frame.take(num_rows, *out_THV.shape[1:])
+            room_NHV[: len(out_THV)] = out_THV
+            out_THV = room_NHV
+        weights, out_NHV = self._weights.layers[layer], out_THV[:num_rows]
+        x = x_TD[micro_batch.start : micro_batch.stop]
+        if "output_gate" in weights:
+            # The input is normed once more: other micro-batches may have had the scratch.
+            apart = frame.branch()
+            normed_ND = self._normed(apart, x, weights, "input_norm")
+            gate_output(apart, normed_ND, out_NHV, weights, self._products)
+        out_ND = self._attention.output(frame, out_NHV, weights)
+        self._elementwise.add(frame, x, out_ND[: micro_batch.num_tokens])
 
     def route(self, layer: int, x_TD: Tensor, rows: slice | None = None) -> Routing:
         """Norms rows of a MoE layer's input and lets each token choose its experts; all if None.
@@ -359,43 +379,6 @@ class Decoder:
         else:
             self._elementwise.rms_norm(x_TD, weight_D, eps, room, out_TD)
         return normed_ND
-
-    def _project(self, frame: Frame, layer: int, x_TD: Tensor, micro_batch: MicroBatch) -> Qkv:
-        """As `project`, with rows up to the next bucket; those beyond hold garbage."""
-        weights = self._weights.layers[layer]
-        x = x_TD[micro_batch.start : micro_batch.stop]
-        normed_ND = self._normed(frame, x, weights, "input_norm")
-        return self._attention.project(frame, normed_ND, micro_batch, weights)
-
-    def _add_projected(
-        self, frame: Frame, layer: int, x_TD: Tensor, micro_batch: MicroBatch, out_NHC: Tensor
-    ) -> None:
-        weights, x = self._weights.layers[layer], x_TD[micro_batch.start : micro_batch.stop]
-        if "output_gate" in weights:
-            self._gate_output(frame.branch(), x, weights, out_NHC)
-        out_ND = self._attention.output(frame, out_NHC, weights)
-        self._elementwise.add(frame, x, out_ND[: micro_batch.num_tokens])
-
-    def _recur(
-        self, layer: int, x_TD: Tensor, micro_batch: MicroBatch, state: Sequence[Tensor]
-    ) -> None:
-        assert self._recurrence is not None and micro_batch.recurrent is not None, "it recurs"
-        frame, weights = self.scratch.frame(), self._weights.layers[layer]
-        x = x_TD[micro_batch.start : micro_batch.stop]
-        normed_ND = self._normed(frame, x, weights, "input_norm")
-        out_ND = self._recurrence.run(frame, normed_ND, micro_batch.recurrent, weights, state)
-        self._elementwise.add(frame, x, out_ND[: micro_batch.num_tokens])
-
-    def _gate_output(
-        self, frame: Frame, x_TD: Tensor, weights: Mapping[str, Tensor], out_NHC: Tensor
-    ) -> None:
-        """Weighs what attention puts out, in place. The input is normed once more: between this
-        and the projections other micro-batches may have had the scratch."""
-        normed_ND = self._normed(frame, x_TD, weights, "input_norm")
-        gate, bias = weights["output_gate"], weights.get("output_gate_bias")
-        room_NX = frame.take(len(normed_ND), len(gate))
-        gate_NX = self._products.linear(normed_ND, gate, bias, room_NX)
-        out_NHC.mul_(gate_NX.sigmoid_().view(out_NHC.shape))
 
     def _chunks(self, *rows: slice) -> Iterator[slice]:
         """The rows in portions that the scratch has room for."""

@@ -92,7 +92,7 @@ def _with_joined(roles: Mapping[str, Tensor]) -> dict[str, Tensor]:
         if whole in joined:
             joined |= zip(halves, joined.pop(whole).chunk(2), strict=True)
     for whole, parts in _TOGETHER.items():
-        if parts[0] in joined:
+        if all(part in joined for part in parts):
             joined[whole] = _stacked([joined.pop(part) for part in parts])
     return joined
 

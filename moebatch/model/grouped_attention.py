@@ -8,7 +8,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from moebatch.model.attention import Qkv
+from moebatch.model.attention import Parts, Qkv
+from moebatch.model.attention_core import AttentionCore
 from moebatch.model.batch import MicroBatch
 from moebatch.model.elementwise import Elementwise
 from moebatch.model.products import Products
@@ -37,7 +38,7 @@ class GroupedAttentionBlock:
         """Rotated queries and keys, and values; rows beyond the micro-batch hold garbage."""
         num_tokens = micro_batch.num_tokens
         qkv = self._unrotated(frame, normed_ND, num_tokens, weights)
-        for y_NHC in (qkv.q_THC, qkv.k_TGC):
+        for y_NHC in (qkv.q_THC, qkv.parts[0]):
             self._elementwise.rotate(y_NHC[:num_tokens], micro_batch.cos_TR, micro_batch.sin_TR)
         return qkv
 
@@ -47,6 +48,24 @@ class GroupedAttentionBlock:
         return self._products.linear(
             out_NHC.flatten(1), weights["o"], weights.get("o_bias"), room_ND
         )
+
+    def attend(
+        self,
+        frame: Frame,
+        layer: int,
+        normed_ND: Tensor,
+        micro_batch: MicroBatch,
+        weights: Mapping[str, Tensor],
+        core: AttentionCore,
+        parts: Parts,
+    ) -> Tensor:
+        """All of it, where the core and the cache are on the device of the weights."""
+        qkv = self.project(frame, normed_ND, micro_batch, weights)
+        out_NHC = frame.take(*qkv.q_THC.shape)
+        core.attend(layer, qkv, micro_batch, parts, out_NHC)
+        if "output_gate" in weights:
+            gate_output(frame.branch(), normed_ND, out_NHC, weights, self._products)
+        return self.output(frame, out_NHC, weights)
 
     def _unrotated(
         self, frame: Frame, normed_ND: Tensor, num_tokens: int, weights: Mapping[str, Tensor]
@@ -68,4 +87,19 @@ class GroupedAttentionBlock:
             projected.append(y_NHC)
         if attention.clip_qkv is not None:
             together.clamp_(-attention.clip_qkv, attention.clip_qkv)
-        return Qkv(*projected)
+        q_NHC, *kv = projected
+        return Qkv(q_NHC, tuple(kv))
+
+
+def gate_output(
+    frame: Frame,
+    normed_ND: Tensor,
+    out_NHC: Tensor,
+    weights: Mapping[str, Tensor],
+    products: Products,
+) -> None:
+    """Weighs what attention puts out by sigmoids of its input, in place (Qwen3-Next)."""
+    gate, bias = weights["output_gate"], weights.get("output_gate_bias")
+    room_NX = frame.take(len(normed_ND), len(gate))
+    gate_NX = products.linear(normed_ND, gate, bias, room_NX)
+    out_NHC.mul_(gate_NX.sigmoid_().view(out_NHC.shape))

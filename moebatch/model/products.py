@@ -15,6 +15,7 @@ from torch import Tensor
 from moebatch.formats.coded import CodedMatrix
 from moebatch.formats.weight_format import Matrix, StoredMatrix, WeightFormat
 from moebatch.layout.scratch import (
+    bucket_rows,
     kernel_multiplies,
     kernel_multiplies_codes,
     needs_matrix,
@@ -100,6 +101,18 @@ class Products:
             if work.has_failed:
                 raise MemoryError("no memory for the scratch of products")
         return out_NO
+
+    def by_head(self, x_NHI: Tensor, weights_HIO: Tensor, out_NHO: Tensor) -> None:
+        """``x[:, h] @ weights[h]`` of every head into `out_NHO`, any rows and heads apart. torch's
+        library is the faster one for all row counts: all heads are one call (Zen 5, two cores,
+        bfloat16, 16 heads of 64 rows: 294 GFLOP/s, and 90 to 133 head by head in the kernel)."""
+        if len(x_NHI):
+            torch.bmm(x_NHI.transpose(0, 1), weights_HIO, out=out_NHO.transpose(0, 1))
+
+    def library_rows(self, num_rows: int) -> int:
+        """Rows of a product by torch's library that needs so many."""
+        is_counted = self._device.type == "cpu" and self._dtype != torch.float32
+        return bucket_rows(num_rows) if is_counted else num_rows
 
     def _read(self, weight_OI: Matrix, num_rows: int) -> Tensor | CodedMatrix:
         """Weights as the product of so many rows takes them: as they are, codes, or decoded."""

@@ -22,6 +22,7 @@ _KEYS = (
     "rope_theta",
     "partial_rotary_factor",
     "rotary_dim",
+    "qk_rope_head_dim",
     "max_position_embeddings",
     "original_max_position_embeddings",
     "hidden_size",
@@ -143,7 +144,7 @@ def _rope_config(shape: ModelShape, config: Mapping[str, Any]) -> Any:
     model_type = family.rotary_type or family.model_type
     said = ConfigKeys(config, {}, family.spelling)
     given = {key: deepcopy(said.value(key)) for key in _KEYS if said.value(key) is not None}
-    return CONFIG_MAPPING[model_type](**given, head_dim=shape.head_dim)
+    return CONFIG_MAPPING[model_type](**given, head_dim=shape.attention.positioned_dim)
 
 
 def _compute_function(kind: str) -> Callable[..., tuple[Tensor, float]]:

@@ -30,6 +30,12 @@ class Frame:
         self._buffer = buffer
         self._used = 0
 
+    def branch(self) -> "Frame":
+        """Another one that begins where this one is."""
+        branch = Frame(self._buffer)
+        branch._used = self._used
+        return branch
+
     def take(self, *size: int) -> Tensor:
         """An uninitialised tensor of that size."""
         num_elements = math.prod(size)

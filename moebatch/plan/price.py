@@ -7,6 +7,7 @@ its work; on a link it goes on beside the bytes of the transfer before, so the l
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
+from math import prod
 from typing import cast
 
 from moebatch.layout.elementwise import CHOICE_STATES, NORM_STATES
@@ -182,7 +183,7 @@ class Price:
 
     def load_s(self, load: PassLoad) -> float:
         """Results of the CPU's attention go up."""
-        return self.prices.link_s("dram->vram", self.prices.query_bytes(load.decode_sequences))
+        return self.prices.link_s("dram->vram", self.prices.attended_bytes(load.decode_sequences))
 
     def kv_up_s(self, load: PassLoad) -> float:
         """Keys and values, and hidden states of a static batch's prompts, go up; from disk where
@@ -254,9 +255,9 @@ class Price:
 
     @property
     def _out_params(self) -> int:
-        return min(
-            self._shape.hidden_size * self._shape.query_width, _mixer_params(self._shape) // 2
-        )
+        """Numbers of the output projection; a mean layer may be mostly recurrent."""
+        projection = prod(self._shape.attention.tensors(self._shape.hidden_size)["o"])
+        return min(projection, _mixer_params(self._shape) // 2)
 
     @property
     def _expert_bytes(self) -> int:

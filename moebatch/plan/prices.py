@@ -175,7 +175,8 @@ class Prices:
     def prompt_attention_s(self, load: PassLoad, processor: Processor) -> float:
         """Seconds of the attention among tokens of prompts in one layer."""
         pairs = load.prompt_pairs * self._share_of_pairs(load)
-        flops = self._attending * pairs * self.shape.attention.flops_per_pair
+        prompt_flops = self.shape.attention.prompt_flops(pairs, self._context_in_window(load))
+        flops = self._attending * prompt_flops
         read_s = self._cache_bytes(self._context_in_window(load)) / processor.attention_bandwidth
         return flops / processor.attention_flops + read_s
 
@@ -271,15 +272,13 @@ class Prices:
         """Keys and values of so many positions in one layer."""
         return positions * self._kv_bytes_per_token / self.shape.num_layers
 
-    def query_bytes(self, tokens: float) -> float:
-        """Queries, or results of attention, of so many tokens in one layer."""
-        return tokens * self.shape.query_width * self.dtypes.compute_bytes
+    def attended_bytes(self, tokens: float) -> float:
+        """Results of attention of so many tokens in one layer."""
+        return tokens * self.shape.attention.result_width * self.dtypes.compute_bytes
 
     def projected_bytes(self, tokens: float) -> float:
         """Queries, keys and values of so many tokens in one layer, before they are cached."""
-        return (
-            self.query_bytes(tokens) + tokens * self.shape.cache_width * self.dtypes.compute_bytes
-        )
+        return tokens * self.shape.attention.sent_width * self.dtypes.compute_bytes
 
     def hidden_bytes(self, tokens: float) -> float:
         """Hidden states of so many tokens."""

@@ -153,7 +153,9 @@ def attention_operation(
     of queries per head of keys, whatever the batch.
     """
     cache_bytes = batch * context * shape.attention.cache.token_bytes(dtype_bytes)
-    num_bytes = cache_bytes + dtype_bytes * 2 * batch * shape.query_width
+    attention = shape.attention
+    ends = attention.num_heads * (attention.cached_key_dim + attention.cached_value_dim)
+    num_bytes = cache_bytes + dtype_bytes * batch * ends
     return Operation(
         name="attention",
         flops=batch * context * shape.attention.decode_flops_per_pair,

@@ -16,6 +16,10 @@ KvCache = Literal["full", "int8", "fp8"]
 """How keys and values may be cached: in 8 bits, or as they are computed."""
 LARGEST_SLICE = 512
 """Most new tokens of a sequence that attend together."""
+_EXPANDED_NUMBERS = 2**24
+"""Keys and values that are made of latents at a time, unless those of one head are more."""
+_ALIGNMENT = 64
+"""Numbers between two temporaries, at the most."""
 SCALE_BYTES = 2
 """A bfloat16 for each token and head; codes are made with the scale as it is stored."""
 _FLOAT_BYTES = 4
@@ -184,6 +188,63 @@ class Attention(ABC):
     def decode_flops_per_pair(self) -> int:
         """The same for a decoding query over cached positions."""
 
+    def expands(self, num_new: int, num_context: int) -> bool:
+        """Whether a slice of so many new tokens attends to keys and values that are made anew of
+        what is cached, its own and those of the context, rather than to what is cached."""
+        return False
+
+    def prompt_flops(self, num_pairs: float, num_context: float) -> float:
+        """FLOP in one layer of tokens of prompts that see so many positions, all counted, and have
+        so many before their slices, counted for each slice."""
+        return num_pairs * self.flops_per_pair
+
+    @property
+    def scale(self) -> float:
+        """By what scores are multiplied before their softmax."""
+        return float(self.head_dim**-0.5)
+
+    @property
+    def cached_key_dim(self) -> int:
+        """Size of a head of keys as they are cached, and of queries that meet them there."""
+        return self.head_dim
+
+    @property
+    def cached_value_dim(self) -> int:
+        """Size of a head of values as they are cached, and of sums of these."""
+        return self.head_dim
+
+    @property
+    def rotated_from(self) -> int:
+        """Where in a head of keys, as they are cached, the numbers begin that have positions."""
+        return 0
+
+    @property
+    def sent_width(self) -> int:
+        """Numbers of a token that attention takes where it has no weights: queries, and what the
+        cache is to hold."""
+        return self.num_heads * self.cached_key_dim + self.cached_parts.width
+
+    @property
+    def result_width(self) -> int:
+        """Numbers of a token that it puts out, before the last of its weights."""
+        return self.num_heads * self.cached_value_dim
+
+    @property
+    def num_shared(self) -> int:
+        """Query heads that share a head of keys as they are cached."""
+        return self.num_heads // self.cached_parts.parts[0].num_heads
+
+    @abstractmethod
+    def step_rooms(self, num_rows: int, num_cached: int) -> tuple[int, ...]:
+        """Numbers of what is kept between the norm before attention and the projection behind it,
+        each by itself, where a micro-batch has so many rows and so many cached ones are gathered
+        at once."""
+
+    @property
+    def positioned_dim(self) -> int:
+        """Size of the part of a head that has positions."""
+        return self.head_dim
+
     @property
     def rotary_dim(self) -> int:
         """Numbers of a head that rotate with its position, at the beginning of the part that has
@@ -279,6 +340,12 @@ class GroupedAttention(Attention):
             sizes["sink_scores"] = (self.num_heads,)
         return sizes
 
+    def step_rooms(self, num_rows: int, num_cached: int) -> tuple[int, ...]:
+        """Queries or keys in float32 that are normed, all three, and results."""
+        normed = 2 * self.query_width * self.norms_queries
+        projected = self.query_width + 2 * self.kv_width
+        return tuple(num_rows * width for width in (normed, projected, self.query_width))
+
     @property
     def flops_per_pair(self) -> int:
         """Scores and sums over heads of the same size."""
@@ -313,17 +380,104 @@ class LatentAttention(Attention):
     """Part of a query's and a key's head that has positions; the key's is one for all heads."""
     value_head_dim: int
     """Size of a head of values; ``head_dim`` is that of queries and keys."""
+    score_factor: float = 1.0
+    """By what scores are multiplied beside the usual scale."""
+
+    @property
+    def positioned_dim(self) -> int:
+        """The part beside the one that latents are for."""
+        return self.rope_head_dim
 
     @property
     def rotary_dim(self) -> int:
         """All of the part that has positions."""
         return self.rope_head_dim
 
+    def row_order(self, role: str) -> list[int] | None:
+        """Keys of all heads before their values; halves of what rotates, behind what does not."""
+        plain, rope = self.nope_head_dim, self.rope_head_dim
+        if role == "kv_b":
+            step, heads = plain + self.value_head_dim, range(self.num_heads)
+            keys = [head * step + row for head in heads for row in range(plain)]
+            return keys + [head * step + row for head in heads for row in range(plain, step)]
+        widths = {"q": plain, "q_b": plain, "kv_a": self.kv_rank, "kv_a_bias": self.kv_rank}
+        if role not in widths or not self.rotates_neighbours:
+            return None
+        before, num_heads = widths[role], 1 if role.startswith("kv_a") else self.num_heads
+        of_head = [*range(before), *(before + row for row in halves_of_neighbours(rope, rope))]
+        starts = range(0, num_heads * len(of_head), len(of_head))
+        return [start + row for start in starts for row in of_head]
+
     @property
     def cached_parts(self) -> CacheLayout:
-        """Latents, and the part of the keys that has positions."""
-        latent = CachePart("latents", 1, self.kv_rank)
-        return CacheLayout((latent, CachePart("rotated keys", 1, self.rope_head_dim)))
+        """Latents, and behind each the part of the keys that has positions: one head of keys, of
+        which the latents are the values."""
+        return CacheLayout((CachePart("latents", 1, self.kv_rank + self.rope_head_dim),))
+
+    @property
+    def scale(self) -> float:
+        """As usual, but for the factor."""
+        return float(self.score_factor * self.head_dim**-0.5)
+
+    @property
+    def nope_head_dim(self) -> int:
+        """Part of a query's and a key's head that has no positions."""
+        return self.head_dim - self.rope_head_dim
+
+    @property
+    def cached_key_dim(self) -> int:
+        """That of a latent and a rotated key."""
+        return self.kv_rank + self.rope_head_dim
+
+    @property
+    def cached_value_dim(self) -> int:
+        """That of a latent."""
+        return self.kv_rank
+
+    @property
+    def rotated_from(self) -> int:
+        """Behind the latent."""
+        return self.kv_rank
+
+    def heads_expanded_at_once(self, num_cached: int) -> int:
+        """Heads whose keys and values of so many positions are made together."""
+        of_head = num_cached * (self.head_dim + self.value_head_dim)
+        return max(1, min(self.num_heads, _EXPANDED_NUMBERS // of_head))
+
+    def step_rooms(self, num_rows: int, num_cached: int) -> tuple[int, ...]:
+        """Compressed queries and latents, each with room in float32 to be normed in; queries, as
+        they are and as they meet what is cached; results of both; keys and values made anew."""
+        heads, of_head = self.num_heads, num_cached * (self.head_dim + self.value_head_dim)
+        expanded = max(of_head, min(heads * of_head, _EXPANDED_NUMBERS))
+        of_row = (
+            self.query_rank or 0,
+            2 * (self.query_rank or 0),
+            self.cached_key_dim,
+            2 * self.kv_rank,
+            self.query_width,
+            heads * self.cached_key_dim,
+            heads * self.cached_value_dim,
+            heads * self.value_head_dim,
+        )
+        return (*(num_rows * width for width in of_row), expanded + _ALIGNMENT)
+
+    def expands(self, num_new: int, num_context: int) -> bool:
+        """Where that takes fewer operations. Those of new tokens cost as much as bringing their
+        queries to the latents and the results back; those of the context are made once for all new
+        tokens, whose scores and sums are then cheaper."""
+        num_pairs = num_new * num_context + num_new * (num_new + 1) // 2
+        as_cached = num_pairs * self.decode_flops_per_pair
+        return num_new > 1 and self._expanded_flops(num_pairs, num_context) < as_cached
+
+    def prompt_flops(self, num_pairs: float, num_context: float) -> float:
+        """In whichever way that takes fewer."""
+        as_cached = num_pairs * self.decode_flops_per_pair
+        return min(as_cached, self._expanded_flops(num_pairs, num_context))
+
+    def _expanded_flops(self, num_pairs: float, num_context: float) -> float:
+        made = self.nope_head_dim + self.value_head_dim
+        expanding = 2 * self.num_heads * self.kv_rank * made
+        return num_pairs * self.flops_per_pair + num_context * expanding
 
     def tensors(self, hidden_size: int) -> Sizes:
         """Projections down to the latents and up from them, their biases and norms."""
@@ -337,10 +491,10 @@ class LatentAttention(Attention):
             if self.qkv_bias:
                 sizes["q_a_bias"] = (self.query_rank,)
         value_width = self.num_heads * self.value_head_dim
-        key_width = self.query_width - self.num_heads * self.rope_head_dim
-        sizes["kv_a"] = (self.cache.width, hidden_size)
+        key_width = self.num_heads * self.nope_head_dim
+        sizes["kv_a"] = (self.cached_key_dim, hidden_size)
         if self.qkv_bias:
-            sizes["kv_a_bias"] = (self.cache.width,)
+            sizes["kv_a_bias"] = (self.cached_key_dim,)
         sizes["kv_a_norm"] = (self.kv_rank,)
         sizes["kv_b"] = (key_width + value_width, self.kv_rank)
         sizes["o"] = (hidden_size, value_width)
@@ -359,4 +513,4 @@ class LatentAttention(Attention):
         2.1.2), since making the keys and values of every cached position again for each token
         would cost far more. Bringing them there and back takes as much as the projections of the
         token's own keys and values, which the weights count."""
-        return 2 * self.num_heads * (self.cache.width + self.kv_rank)
+        return 2 * self.num_heads * (self.cached_key_dim + self.cached_value_dim)

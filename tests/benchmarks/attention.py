@@ -109,17 +109,18 @@ class Bench:
         with switched_off():
             self._with_torch = plan()
         kv = (count, num_kv_heads, head_dim)
-        self._qkv = Qkv(*(torch.randn(s).to(dtype) for s in ((count, num_heads, head_dim), kv, kv)))
+        query = torch.randn(count, num_heads, head_dim).to(dtype)
+        self._qkv = Qkv(query, tuple(torch.randn(2, *kv).to(dtype)))
         self._out_THC = torch.empty_like(self._qkv.q_THC)
         self.num_bytes = sum(case.contexts) * 2 * num_kv_heads * head_dim * dtype.itemsize
 
     def kernel(self) -> None:
         """Attention by plans for the kernel, if there is one."""
-        self._core.attend(0, self._qkv, self._with_kernel, *self._kv, self._out_THC)
+        self._core.attend(0, self._qkv, self._with_kernel, self._kv, self._out_THC)
 
     def torch(self) -> None:
         """Attention by plans for torch."""
-        self._core.attend(0, self._qkv, self._with_torch, *self._kv, self._out_THC)
+        self._core.attend(0, self._qkv, self._with_torch, self._kv, self._out_THC)
 
 
 @contextmanager

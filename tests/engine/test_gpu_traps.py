@@ -1,5 +1,7 @@
 """What torch does badly on a GPU is kept from it."""
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -30,9 +32,9 @@ def test_masks_of_prompts_are_aligned(
 
     real = F.scaled_dot_product_attention
 
-    def recorded(q: Tensor, k: Tensor, v: Tensor, *, attn_mask: Tensor, is_causal: bool) -> Tensor:
-        masks.append(attn_mask)
-        return real(q, k, v, attn_mask=attn_mask, is_causal=is_causal)
+    def recorded(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+        masks.append(options["attn_mask"])
+        return real(q, k, v, **options)
 
     monkeypatch.setattr(attention.F, "scaled_dot_product_attention", recorded)
     band_QS = torch.full((_BAND, _BAND), -torch.inf, dtype=dtype).triu(1)
@@ -41,7 +43,7 @@ def test_masks_of_prompts_are_aligned(
     out_THC = torch.empty_like(q_THC)
     piece = PromptSlice(offset=0, num_tokens=num_tokens, context=context, first_key=0, rows=None)
     plan = AttentionPlan(sight=Sight(), decodes=(), prompts=(piece,), band_QS=band_QS)
-    attention._attend_prompt(q_THC, k_SGC, v_SGC, piece, plan, out_THC, None)
+    attention.attend_prompt(q_THC, k_SGC, v_SGC, piece, plan, out_THC, 0.25)
     (mask_TS,) = masks
     wanted = band_QS[-num_tokens:, -(context + num_tokens) :]
     assert torch.equal(mask_TS, wanted)
@@ -78,7 +80,7 @@ def test_prompts_see_what_they_should_whatever_their_length(
         plan = AttentionPlan(sight=Sight(), decodes=(), prompts=(piece,), band_QS=band_QS)
         q, k, v = (x.to(device, dtype) for x in (q_THC, k_SGC, v_SGC))
         out_THC = torch.empty_like(q)
-        attention._attend_prompt(q, k, v, piece, plan, out_THC, None)
+        attention.attend_prompt(q, k, v, piece, plan, out_THC, 0.25)
         error = (out_THC.cpu().float() - wanted_THC).abs().max()
         assert error < tolerance, f"{num_keys} keys"
 

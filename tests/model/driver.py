@@ -69,16 +69,20 @@ class Driver:
             self.shape, config, self.weights, limits, experts=self.files.experts, gating=gating
         )
         cached = KvShape(cache=self.shape.attention.cache, dtype=dtype)
-        self.keys, self.values = (
-            torch.full(
-                (self.shape.num_layers, NUM_ROWS, part.num_heads, width),
-                torch.nan if stored.is_floating_point else 255,
-                dtype=stored,
+        self.cached = [
+            tuple(
+                torch.full(
+                    (NUM_ROWS, part.num_heads, width),
+                    torch.nan if stored.is_floating_point else 255,
+                    dtype=stored,
+                )
+                for part in cached.cache.parts
+                for stored, width in [cached.stored_as(part)]
             )
-            for part in cached.cache.parts
-            for stored, width in [cached.stored_as(part)]
-        )
-        self.states = {layer: _states(self.shape, dtype) for layer in self.shape.recurrent_layers}
+            for _ in range(self.shape.num_layers)
+        ]
+        for layer in self.shape.recurrent_layers:
+            self.cached[layer] = _states(self.shape, dtype)
         self._free = list(range(NUM_ROWS))
         self._free_states = list(range(NUM_STATES))
 
@@ -137,8 +141,7 @@ class Driver:
         decoder, shape = self.decoder, self.shape
         for layer in range(shape.num_layers):
             for micro in micro_batches:
-                cached = self.states.get(layer) or (self.keys[layer], self.values[layer])
-                decoder.attend(layer, x_TD, micro, *cached)
+                decoder.attend(layer, x_TD, micro, self.cached[layer])
             if not shape.is_moe(layer):
                 decoder.add_dense(layer, x_TD)
                 continue
@@ -180,15 +183,15 @@ class Driver:
         return tensor if piece.index is None else tensor[piece.index]
 
 
-def _states(shape: ModelShape, dtype: torch.dtype) -> list[torch.Tensor]:
+def _states(shape: ModelShape, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
     """Of a layer, with nothing in them that may be read."""
     assert shape.recurrence is not None
     cached = KvShape(cache=shape.recurrence.state, dtype=dtype)
     stored = [(part.num_heads, *cached.stored_as(part)) for part in cached.cache.parts]
-    return [
+    return tuple(
         torch.full((NUM_STATES, num_heads, width), torch.nan, dtype=of_part)
         for num_heads, of_part, width in stored
-    ]
+    )
 
 
 def read_tensors(folder: Path) -> dict[str, torch.Tensor]:

@@ -61,7 +61,7 @@ def test_attention_is_planned_on_the_cpu_and_computed_where_the_decoder_is(
 ) -> None:
     micro = decoder.micro_batch(spans())
     assert devices_of(micro) == {AWAY}
-    decoder.attend(0, hidden(decoder, micro), micro, *cache(decoder, AWAY))
+    decoder.attend(0, hidden(decoder, micro), micro, cache(decoder, AWAY))
 
 
 def test_attention_on_the_cpu_beside_a_decoder_elsewhere(decoder: Decoder) -> None:
@@ -70,10 +70,10 @@ def test_attention_on_the_cpu_beside_a_decoder_elsewhere(decoder: Decoder) -> No
     assert micro.cos_TR.device == micro.sin_TR.device == AWAY
     x_TD = hidden(decoder, micro)
     qkv = decoder.project(0, x_TD, micro)
-    below = Qkv(*(torch.zeros(tensor.shape) for tensor in qkv))
+    below = Qkv(torch.zeros(qkv.q_THC.shape), tuple(torch.zeros(p.shape) for p in qkv.parts))
     out_THC = torch.full_like(below.q_THC, torch.nan)
     core = AttentionCore(decoder.shape, LIMITS, dtype=decoder.dtype, device=CPU)
-    core.attend(0, below, micro, *cache(decoder, CPU), out_THC)
+    core.attend(0, below, micro, cache(decoder, CPU), out_THC)
     assert not out_THC.isnan().any()
     decoder.add_attention(0, x_TD, micro, out_THC.to(AWAY))
 

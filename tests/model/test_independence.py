@@ -94,7 +94,7 @@ def test_padding_rows_are_never_looked_at(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_cache_of_another_dtype(dtype: torch.dtype, folder: Path, alone: list[Seq]) -> None:
     driver = Driver(folder)
-    driver.keys, driver.values = driver.keys.to(dtype), driver.values.to(dtype)
+    driver.cached = [tuple(part.to(dtype) for part in parts) for parts in driver.cached]
     seqs = driver.generate(oracle.prompts(), 1, slice_tokens=8)
     atol = 1e-3 if dtype == torch.float32 else 1.0
     for seq, want in zip(seqs, alone, strict=True):

@@ -274,10 +274,10 @@ def test_as_torch_does_it_where_there_is_no_kernel(
     torch.manual_seed(0)
     kv, num_tokens = torch.randn(2, 400, *heads[1:]).to(dtype), with_kernel.num_tokens
     q_THC = torch.randn(num_tokens, heads[0], heads[2]).to(dtype)
-    qkv = Qkv(q_THC, *torch.randn(2, num_tokens, *heads[1:]).to(dtype))
+    qkv = Qkv(q_THC, tuple(torch.randn(2, num_tokens, *heads[1:]).to(dtype)))
     outs = [torch.full_like(q_THC, torch.nan) for _ in range(2)]
     for micro, out_THC in zip((with_kernel, with_torch), outs, strict=True):
-        core_of(heads, window, dtype).attend(0, qkv, micro, kv[0].clone(), kv[1].clone(), out_THC)
+        core_of(heads, window, dtype).attend(0, qkv, micro, tuple(kv.clone()), out_THC)
     tolerance = 2 * TOLERANCE[dtype]
     torch.testing.assert_close(*outs, rtol=tolerance, atol=tolerance)
 

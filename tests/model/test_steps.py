@@ -66,27 +66,27 @@ def test_three_parts_of_attention_are_the_whole_bit_for_bit(
     decoder = driver.decoder
     x_TD, (micro, *_) = laid_out(driver)
     whole, spare = x_TD.clone(), x_TD.clone()
-    decoder.attend(1, whole, micro, driver.keys[1], driver.values[1])
-    keys, values = driver.keys[1].clone(), driver.values[1].clone()
-    driver.keys.fill_(torch.nan)
-    driver.values.fill_(torch.nan)
+    decoder.attend(1, whole, micro, driver.cached[1])
+    before = [part.clone() for part in driver.cached[1]]
+    for part in driver.cached[1]:
+        part.fill_(torch.nan)
 
     qkv = decoder.project(1, x_TD, micro)
-    out_THC = torch.empty_like(qkv.q_THC)
-    driver.attend(1, qkv, micro, out_THC)
-    decoder.add_attention(1, x_TD, micro, out_THC)
+    _, out_THV = driver.buffers(micro)
+    driver.attend(1, qkv, micro, out_THV)
+    decoder.add_attention(1, x_TD, micro, out_THV)
     assert torch.equal(x_TD, whole)
-    for now, before in ((driver.keys[1], keys), (driver.values[1], values)):
-        assert torch.equal(now.nan_to_num(), before.nan_to_num())
+    for now, then in zip(driver.cached[1], before, strict=True):
+        assert torch.equal(now.nan_to_num(), then.nan_to_num())
 
-    room, out_NHC = driver.buffers(micro)
+    room, out_NHV = driver.buffers(micro)
     filled = decoder.project(1, spare, micro, into=room)
     assert filled.q_THC.data_ptr() == room.q_THC.data_ptr()
-    assert len(filled.k_TGC) == len(filled.v_TGC) == micro.num_tokens
-    driver.attend(1, room, micro, out_NHC)
-    decoder.add_attention(1, spare, micro, out_NHC)
+    assert {len(tensor) for tensor in filled.tensors} == {micro.num_tokens}
+    driver.attend(1, room, micro, out_NHV)
+    decoder.add_attention(1, spare, micro, out_NHV)
     assert torch.equal(spare, whole)
-    assert out_NHC[micro.num_tokens :].isnan().all(), "rows beyond the micro-batch"
+    assert out_NHV[micro.num_tokens :].isnan().all(), "rows beyond the micro-batch"
 
 
 @pytest.mark.parametrize("family", tiny.FAMILIES)

@@ -36,10 +36,10 @@ class ApartDriver(Driver):
         decoder = self.decoder
         for layer in range(self.shape.num_layers):
             for micro in micro_batches:
-                qkv, out_THC = self.buffers(micro)
+                qkv, out_THV = self.buffers(micro)
                 decoder.project(layer, x_TD, micro, qkv)
-                self.attend(layer, qkv, micro, out_THC)
-                decoder.add_attention(layer, x_TD, micro, out_THC)
+                self.attend(layer, qkv, micro, out_THV)
+                decoder.add_attention(layer, x_TD, micro, out_THV)
             if not self.shape.is_moe(layer):
                 for micro in micro_batches:
                     decoder.add_dense(layer, x_TD, rows_of(micro))
@@ -50,21 +50,21 @@ class ApartDriver(Driver):
             self.run_experts(layer, routing)
             decoder.combine(layer, x_TD, routing)
 
-    def attend(self, layer: int, qkv: Qkv, micro: MicroBatch, out_THC: torch.Tensor) -> None:
+    def attend(self, layer: int, qkv: Qkv, micro: MicroBatch, out_THV: torch.Tensor) -> None:
         """What the core does, in whatever thread."""
         with torch.inference_mode():
-            self.core.attend(layer, qkv, micro, self.keys[layer], self.values[layer], out_THC)
+            self.core.attend(layer, qkv, micro, self.cached[layer], out_THV)
 
     def buffers(self, micro: MicroBatch) -> tuple[Qkv, torch.Tensor]:
         """Room for what goes to the core and for what comes back."""
-        shape, rows = self.shape, micro.num_tokens + SPARE_ROWS
+        attention, rows = self.shape.attention, micro.num_tokens + SPARE_ROWS
 
-        def room(num_heads: int) -> torch.Tensor:
-            size = (rows, num_heads, shape.head_dim)
-            return torch.full(size, torch.nan, dtype=self.decoder.dtype)
+        def room(num_heads: int, head_dim: int) -> torch.Tensor:
+            return torch.full((rows, num_heads, head_dim), torch.nan, dtype=self.decoder.dtype)
 
-        q, out, k, v = map(room, (*[shape.num_heads] * 2, *[shape.num_kv_heads] * 2))
-        return Qkv(q, k, v), out
+        q = room(attention.num_heads, attention.cached_key_dim)
+        parts = (room(part.num_heads, part.head_dim) for part in attention.cached_parts.parts)
+        return Qkv(q, tuple(parts)), room(attention.num_heads, attention.cached_value_dim)
 
 
 class CgoPipeDriver(ApartDriver):
@@ -85,12 +85,12 @@ class CgoPipeDriver(ApartDriver):
     def _begin(
         self, lane: ThreadPoolExecutor, layer: int, x_TD: torch.Tensor, micro: MicroBatch
     ) -> "Future[torch.Tensor]":
-        qkv, out_THC = self.buffers(micro)
+        qkv, out_THV = self.buffers(micro)
         self.decoder.project(layer, x_TD, micro, qkv)
 
         def attend() -> torch.Tensor:
-            self.attend(layer, qkv, micro, out_THC)
-            return out_THC
+            self.attend(layer, qkv, micro, out_THV)
+            return out_THV
 
         return lane.submit(attend)
 

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from moebatch.formats.weight_format import Matrix
-from moebatch.model.attention import Qkv
+from moebatch.model.attention import Parts, Qkv
+from moebatch.model.attention_core import AttentionCore
 from moebatch.model.batch import MicroBatch
 from moebatch.model.elementwise import Elementwise
 from moebatch.model.products import Products
@@ -32,8 +33,20 @@ class AttentionBlock(Protocol):
     ) -> Qkv:
         """Rotated queries and keys, and values; rows beyond the micro-batch hold garbage."""
 
-    def output(self, frame: Frame, out_NHC: Tensor, weights: Weights) -> Tensor:
+    def output(self, frame: Frame, out_NHV: Tensor, weights: Weights) -> Tensor:
         """What attention adds to the hidden states, [N, D]."""
+
+    def attend(
+        self,
+        frame: Frame,
+        layer: int,
+        normed_ND: Tensor,
+        micro_batch: MicroBatch,
+        weights: Weights,
+        core: AttentionCore,
+        parts: Parts,
+    ) -> Tensor:
+        """All of it, where the core and the cache are on the device of the weights."""
 
 
 MakeAttention = Callable[[ModelShape, Products, Elementwise], AttentionBlock]

@@ -1,7 +1,8 @@
 /* Attention of single query tokens to a KV cache of flat rows, read where it lies.
 
-   Letters: H query heads, G KV heads, C head size, R cache rows; keys and values are [R, G, C], or
-   [R, G, C and a scale] where they are codes.
+   Letters: H query heads, G KV heads, C head size, V that of values, R cache rows; keys are
+   [R, G, C] and values [R, G, V], or with a scale behind each head where they are codes. Where the
+   sizes differ there is one KV head, whose values are the first numbers of its keys.
    A query sees the rows that are listed for it, BLOCK positions at a time. The first of them are
    sinks, if there are such, which it meets as another query. Everything is summed in
    float32; the softmax is corrected as larger scores come (Milakov and Gimelshein, Online
@@ -21,14 +22,14 @@
 /* The same as Work in single_queries.py. */
 struct work {
     const char *queries, *sink_queries; /* [tokens, H, C] */
-    char *out;                          /* like queries */
-    const char *keys, *values;
+    char *out;                          /* [tokens, H, V] */
+    const char *keys, *values;          /* rows of both are as far apart */
     const int64_t *tokens; /* row of each query in queries and out */
     const int64_t *starts; /* of what each query sees, in rows; and the end of the last */
     const int64_t *rows;
     const float *sink_scores; /* [H], each one more score of a head's softmax without a value; or
                                  NULL */
-    int64_t num_queries, num_heads, num_kv_heads, num_sinks, head_dim;
+    int64_t num_queries, num_heads, num_kv_heads, num_sinks, head_dim, value_dim;
     int64_t kv_heads_per_item; /* divides num_kv_heads; a query is one item or several */
     int64_t next_item;         /* taken by whichever thread is free */
     int32_t dtype, cache_dtype; /* of queries and out; of keys and values */
@@ -187,18 +188,28 @@ INLINE void add_lot(float *sums, int64_t width, float weights[][BLOCK], const fl
     }
 }
 
+/* Scratch of a thread: for the query heads of an item, queries padded to `width`
+   numbers each and sums to `value_width`; and for the numbers of codes, BLOCK positions at one KV
+   head, at these offsets. */
+typedef struct {
+    float *queries, *sums, *keys, *values;
+    Softmax *softmax;
+    int64_t num_heads, width, value_width, offsets[BLOCK];
+} Room;
+
 /* What some query heads that share a KV head see in a unit. */
-INLINE void attend_unit(const float *queries, float *sums, Softmax *softmax, int64_t width,
-                        Unit unit, Unit next, int64_t head_dim, float scale, int heads, int dtype) {
-    float scores[4][BLOCK], corrections[4];
-    score(queries, width, unit, next, head_dim, scores, heads, dtype);
+INLINE void attend_unit(const struct work *w, Room room, int64_t head, Unit unit, Unit next,
+                        int heads, int dtype) {
+    float scores[4][BLOCK], corrections[4], *sums = room.sums + head * room.value_width;
+    score(room.queries + head * room.width, room.width, unit, next, w->head_dim, scores, heads,
+          dtype);
     for (int h = 0; h < heads; h++)
-        corrections[h] = weigh(scores[h], unit.num, scale, &softmax[h]);
-    int64_t c = 0;
-    for (; c + LOT <= head_dim; c += LOT)
+        corrections[h] = weigh(scores[h], unit.num, w->scale, &room.softmax[head + h]);
+    int64_t c = 0, width = room.value_width;
+    for (; c + LOT <= w->value_dim; c += LOT)
         add_lot(sums, width, scores, corrections, unit, next, c, LOT, heads, dtype);
-    if (c < head_dim)
-        add_lot(sums, width, scores, corrections, unit, next, c, head_dim - c, heads, dtype);
+    if (c < w->value_dim)
+        add_lot(sums, width, scores, corrections, unit, next, c, w->value_dim - c, heads, dtype);
 }
 
 /* Byte offsets of a block of the positions [first, stop); returns how many there are. */
@@ -210,14 +221,6 @@ INLINE int locate(const struct work *w, int64_t first, int64_t stop, int64_t row
     return num;
 }
 
-/* Scratch of a thread: for the query heads of an item, padded to `width` numbers each; and for the
-   numbers of codes, BLOCK positions at one KV head, at these offsets. */
-typedef struct {
-    float *queries, *sums, *keys, *values;
-    Softmax *softmax;
-    int64_t num_heads, width, offsets[BLOCK];
-} Room;
-
 /* The numbers of a unit of codes into the room, and the next unit into the second-level cache. */
 static void widen_unit(const struct work *w, const Room *room, Unit unit, Unit next) {
     int64_t head_bytes = cached_bytes(w->head_dim, w->cache_dtype);
@@ -225,7 +228,7 @@ static void widen_unit(const struct work *w, const Room *room, Unit unit, Unit n
         const char *key = unit.keys + unit.offsets[t], *value = unit.values + unit.offsets[t];
         widen_cached(room->keys + t * room->width, key, 0, room->width, w->head_dim,
                      w->cache_dtype);
-        widen_cached(room->values + t * room->width, value, 0, room->width, w->head_dim,
+        widen_cached(room->values + t * room->width, value, 0, room->value_width, w->head_dim,
                      w->cache_dtype);
         for (int64_t i = 0; i < head_bytes; i += 64) {
             __builtin_prefetch(next.keys + next.offsets[t] + i, 0, 2);
@@ -236,7 +239,7 @@ static void widen_unit(const struct work *w, const Room *room, Unit unit, Unit n
 
 /* Some query heads, of which `head` is the first. */
 INLINE void begin(const struct work *w, Room room, int64_t head) {
-    memset(room.sums, 0, room.num_heads * room.width * sizeof(float));
+    memset(room.sums, 0, room.num_heads * room.value_width * sizeof(float));
     for (int64_t h = 0; h < room.num_heads; h++) {
         room.softmax[h] = (Softmax){.total = {0}, .largest = -INFINITY};
         if (w->sink_scores)
@@ -244,11 +247,11 @@ INLINE void begin(const struct work *w, Room room, int64_t head) {
     }
 }
 
-INLINE void take_queries(const struct work *w, const char *queries, Room room, int64_t place,
+INLINE void take_queries(const struct work *w, const char *queries, Room room, int64_t first,
                          int dtype) {
     for (int64_t h = 0; h < room.num_heads; h++) {
         for (int64_t c = 0; c < w->head_dim; c += LOT) {
-            const char *p = queries + (place + h * w->head_dim + c) * size_of(w->dtype);
+            const char *p = queries + ((first + h) * w->head_dim + c) * size_of(w->dtype);
             int64_t num = w->head_dim - c;
             Lot lot = num < LOT ? load_part(p, num, w->dtype) : load(p, w->dtype);
             lot = reordered(lot, w->dtype, dtype);
@@ -258,14 +261,15 @@ INLINE void take_queries(const struct work *w, const char *queries, Room room, i
     }
 }
 
-INLINE void finish(const struct work *w, Room room, int64_t place, int dtype) {
+/* `first` is the first query head of the item, counted over all tokens. */
+INLINE void finish(const struct work *w, Room room, int64_t first, int dtype) {
     for (int64_t h = 0; h < room.num_heads; h++) {
-        const float *sums = room.sums + h * room.width;
+        const float *sums = room.sums + h * room.value_width;
         float factor = 1 / sum_of(room.softmax[h].total);
-        for (int64_t c = 0; c < w->head_dim; c += LOT) {
+        for (int64_t c = 0; c < w->value_dim; c += LOT) {
             Lot lot = {read_floats(sums + c) * factor, read_floats(sums + c + LANES) * factor};
-            char *p = w->out + (place + h * w->head_dim + c) * size_of(w->dtype);
-            store_part(p, reordered(lot, dtype, w->dtype), w->head_dim - c, w->dtype);
+            char *p = w->out + ((first + h) * w->value_dim + c) * size_of(w->dtype);
+            store_part(p, reordered(lot, dtype, w->dtype), w->value_dim - c, w->dtype);
         }
     }
 }
@@ -274,7 +278,7 @@ INLINE void finish(const struct work *w, Room room, int64_t place, int dtype) {
 INLINE void attend(const struct work *w, int64_t item, int64_t next_item, Room room, int dtype) {
     int64_t parts = w->num_kv_heads / w->kv_heads_per_item, shared = w->num_heads / w->num_kv_heads;
     int64_t query = item / parts, part = item % parts;
-    int64_t place = (w->tokens[query] * w->num_heads + part * room.num_heads) * w->head_dim;
+    int64_t first_head = w->tokens[query] * w->num_heads + part * room.num_heads;
     int cache_dtype = dtype == FLOAT32 ? w->cache_dtype : dtype;
     int64_t head_bytes = cached_bytes(w->head_dim, cache_dtype);
     int64_t row_bytes = w->num_kv_heads * head_bytes;
@@ -285,12 +289,12 @@ INLINE void attend(const struct work *w, int64_t item, int64_t next_item, Room r
     int num = locate(w, first, first < sinks_stop ? sinks_stop : stop, row_bytes, offsets);
     begin(w, room, part * room.num_heads);
     if (first < sinks_stop)
-        take_queries(w, w->sink_queries, room, place, dtype);
+        take_queries(w, w->sink_queries, room, first_head, dtype);
     while (first < stop) {
         int64_t next_part = part, next_first = first + num;
         int next_num = num;
         if (first == sinks_stop)
-            take_queries(w, w->queries, room, place, dtype);
+            take_queries(w, w->queries, room, first_head, dtype);
         memcpy(next_offsets, offsets, sizeof offsets);
         if (next_first < stop) {
             int64_t end = next_first < sinks_stop ? sinks_stop : stop;
@@ -314,8 +318,7 @@ INLINE void attend(const struct work *w, int64_t item, int64_t next_item, Room r
             int64_t h = g * shared, end = h + shared;
 #define HEADS(heads)                                                                               \
     for (; h + heads <= end; h += heads)                                                           \
-        attend_unit(room.queries + h * room.width, room.sums + h * room.width, room.softmax + h,   \
-                    room.width, unit, next, w->head_dim, w->scale, heads, dtype);
+        attend_unit(w, room, h, unit, next, heads, dtype);
             HEADS(4)
             HEADS(2)
             HEADS(1)
@@ -324,15 +327,16 @@ INLINE void attend(const struct work *w, int64_t item, int64_t next_item, Room r
         num = next_num;
         first = next_first;
     }
-    finish(w, room, place, dtype);
+    finish(w, room, first_head, dtype);
 }
 
 /* Computes items until none is left. Several threads may share the same work. */
 void moebatch_attend(struct work *w) {
     int64_t parts = w->num_kv_heads / w->kv_heads_per_item;
     int64_t num_heads = w->num_heads / parts, width = (w->head_dim + LOT - 1) / LOT * LOT;
+    int64_t value_width = (w->value_dim + LOT - 1) / LOT * LOT;
     int64_t num_widened = is_cached_code(w->cache_dtype) ? BLOCK * width : 0;
-    size_t num_bytes = num_heads * (2 * width * sizeof(float) + sizeof(Softmax));
+    size_t num_bytes = num_heads * ((width + value_width) * sizeof(float) + sizeof(Softmax));
     num_bytes += 2 * num_widened * sizeof(float);
     float *memory = aligned_alloc(64, (num_bytes + 63) / 64 * 64);
     if (!memory) {
@@ -341,9 +345,10 @@ void moebatch_attend(struct work *w) {
     }
     Room room = {.keys = memory, .values = memory + num_widened, .num_heads = num_heads};
     room.width = width;
+    room.value_width = value_width;
     room.queries = room.values + num_widened;
     room.sums = room.queries + num_heads * width;
-    room.softmax = (Softmax *)(room.sums + num_heads * width);
+    room.softmax = (Softmax *)(room.sums + num_heads * value_width);
     for (int t = 0; t < BLOCK; t++)
         room.offsets[t] = t * width * sizeof(float);
     int64_t item = __atomic_fetch_add(&w->next_item, 1, __ATOMIC_RELAXED);

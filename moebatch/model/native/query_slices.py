@@ -1,7 +1,7 @@
 """What the compiled attention of slices is given: tensors, as addresses.
 
 Shape letters: T tokens of the micro-batch, B slices, N rows that they see, H query heads,
-G KV heads, C head size, R rows of the cache.
+G KV heads, C head size, V that of values, R rows of the cache.
 """
 
 import ctypes
@@ -57,6 +57,7 @@ class SliceWork(ctypes.Structure):
         ("num_kv_heads", ctypes.c_int64),
         ("num_sinks", ctypes.c_int64),
         ("head_dim", ctypes.c_int64),
+        ("value_dim", ctypes.c_int64),
         ("query_row", ctypes.c_int64),
         ("sink_query_row", ctypes.c_int64),
         ("out_row", ctypes.c_int64),
@@ -76,11 +77,12 @@ def slice_work_of(
     slices: QuerySlices,
     q_THC: Tensor,
     keys_RGC: Tensor,
-    values_RGC: Tensor,
-    out_THC: Tensor,
+    values_RGV: Tensor,
+    out_THV: Tensor,
     *,
     window: int | None,
     num_threads: int,
+    scale: float | None = None,
     cached_in: CacheDtype | None = None,
     sinks: SinkQueries | None = None,
     sink_scores_H: Tensor | None = None,
@@ -90,19 +92,21 @@ def slice_work_of(
     Keys and values `cached_in` 8 bits are codes and scales, as `encode` makes them. Of what a slice
     sees the first rows are `sinks`. `sink_scores_H`, in float32, are as in `attend`.
 
-    Tokens, and cache rows, may lie any distance apart, with their heads side by side.
+    `scale` is by what scores are multiplied, None is as usual. Tokens, and cache rows, may lie any
+    distance apart, with their heads side by side; where there is one KV head, values may be the
+    first numbers of their keys.
     """
     num_sinks, sinks_THC = sinks or (0, q_THC)
-    tensors = (q_THC, sinks_THC, keys_RGC, values_RGC, out_THC)
+    tensors = (q_THC, sinks_THC, keys_RGC, values_RGV, out_THV)
     assert all(has_whole_rows(tensor) and tensor.device.type == "cpu" for tensor in tensors)
-    assert q_THC.dtype == out_THC.dtype and keys_RGC.dtype == values_RGC.dtype
+    assert q_THC.dtype == out_THV.dtype and keys_RGC.dtype == values_RGV.dtype
     (num_tokens, num_heads, head_dim), num_kv_heads = q_THC.shape, keys_RGC.shape[1]
     return SliceWork(
         queries=q_THC.data_ptr(),
         sink_queries=sinks_THC.data_ptr(),
-        out=out_THC.data_ptr(),
+        out=out_THV.data_ptr(),
         keys=keys_RGC.data_ptr(),
-        values=values_RGC.data_ptr(),
+        values=values_RGV.data_ptr(),
         tokens=slices.tokens_B.data_ptr(),
         counts=slices.counts_B.data_ptr(),
         starts=slices.starts_B.data_ptr(),
@@ -113,23 +117,25 @@ def slice_work_of(
         num_kv_heads=num_kv_heads,
         num_sinks=num_sinks,
         head_dim=head_dim,
+        value_dim=out_THV.shape[2],
         query_row=q_THC.stride(0),
         sink_query_row=sinks_THC.stride(0),
-        out_row=out_THC.stride(0),
+        out_row=out_THV.stride(0),
         key_row=keys_RGC.stride(0),
-        value_row=values_RGC.stride(0),
+        value_row=values_RGV.stride(0),
         window=_UNLIMITED if window is None else window,
         rows_per_item=_rows_per_item(num_tokens * num_heads, num_threads),
         next_item=0,
         dtype=DTYPES[q_THC.dtype],
         cache_dtype=number_of(keys_RGC.dtype, cached_in),
-        scale=head_dim**-0.5,
+        scale=head_dim**-0.5 if scale is None else scale,
     )
 
 
 def has_whole_rows(tensor_THC: Tensor) -> bool:
     """Whether the numbers of a token follow each other."""
-    return tensor_THC.stride()[1:] == (tensor_THC.shape[2], 1)
+    num_heads, head_dim = tensor_THC.shape[1:]
+    return tensor_THC.stride(2) == 1 and (num_heads == 1 or tensor_THC.stride(1) == head_dim)
 
 
 def _rows_per_item(num_rows: int, num_threads: int) -> int:

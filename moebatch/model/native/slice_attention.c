@@ -1,7 +1,8 @@
 /* Causal attention of several new tokens of a sequence to a KV cache of flat rows.
 
-   Letters: H query heads, G KV heads, C head size, R cache rows; keys and values are [R, G, C], or
-   [R, G, C and a scale] where they are codes.
+   Letters: H query heads, G KV heads, C head size, V that of values, R cache rows; keys are
+   [R, G, C] and values [R, G, V], or with a scale behind each head where they are codes. Codes of
+   values that are fewer are the first of their keys' codes, at one KV head.
    Queries of the heads that share a KV head are rows of one product. They are taken in groups of
    SIDE, which lie side by side in all that is computed of them, so that a softmax goes down columns
    and its weights are at once what the second product multiplies: scores are K Q', sums are V' P
@@ -69,8 +70,8 @@ INLINE void add_values(SliceRoom room, int64_t group, int64_t first, int64_t sto
         return;
     const int64_t tiles = words_of(KEYS, dtype) / TILE, square = TILE * TILE;
     int64_t word = words_of(first, dtype), num_steps = words_of(stop - first, dtype) / TILE;
-    float *sums = room.sums + group * room.width * SIDE;
-    for (int64_t c = 0; c < room.width; c += SIDE) {
+    float *sums = room.sums + group * room.value_width * SIDE;
+    for (int64_t c = 0; c < room.value_width; c += SIDE) {
         const uint32_t *values = room.values + (c / TILE * tiles + word / TILE) * square;
         Left left = {values, values + tiles * square, TILE, square};
         add_product(sums + c * SIDE, left, room.weights + word * SIDE, num_steps,
@@ -82,7 +83,7 @@ INLINE void add_values(SliceRoom room, int64_t group, int64_t first, int64_t sto
 /* Weights become relative to larger scores. */
 INLINE void raise_largest(SliceRoom room, int64_t index, const Floats *highest, int dtype) {
     Group *group = room.groups + index;
-    float *sums = room.sums + index * room.width * SIDE;
+    float *sums = room.sums + index * room.value_width * SIDE;
     for (int v = 0; v < VECTORS; v++) {
         Floats before = read_floats(group->largest + v * LANES);
         Floats largest = larger_of(highest[v], before);
@@ -90,7 +91,7 @@ INLINE void raise_largest(SliceRoom room, int64_t index, const Floats *highest, 
         write_floats(group->largest + v * LANES, largest);
         write_floats(group->totals + v * LANES, read_floats(group->totals + v * LANES) * factor);
         if (group->has_sums)
-            for (int64_t c = 0; c < room.width; c++) {
+            for (int64_t c = 0; c < room.value_width; c++) {
                 float *sum = sums + c * SIDE + v * LANES;
                 write_floats(sum, read_floats(sum) * factor);
             }

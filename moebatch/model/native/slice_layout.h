@@ -8,7 +8,7 @@
 struct slice_work {
     const char *queries; /* [tokens, H, C], tokens query_row numbers apart */
     const char *sink_queries; /* the same as they meet sinks, sink_query_row apart */
-    char *out;
+    char *out; /* [tokens, H, V], tokens out_row apart */
     const char *keys, *values;
     const int64_t *tokens; /* row of each slice's first query in queries and out */
     const int64_t *counts; /* of its queries */
@@ -17,7 +17,7 @@ struct slice_work {
                               of its queries themselves */
     const float *sink_scores; /* [H], each one more score of a head's softmax without a value; or
                                  NULL */
-    int64_t num_slices, num_heads, num_kv_heads, num_sinks, head_dim;
+    int64_t num_slices, num_heads, num_kv_heads, num_sinks, head_dim, value_dim;
     int64_t query_row, sink_query_row, out_row, key_row, value_row;
     int64_t window;       /* positions that a query sees, with its own */
     int64_t rows_per_item; /* at most, divisible by SIDE; a row is a query at a head */
@@ -48,12 +48,12 @@ typedef struct {
 typedef struct {
     Group *groups;
     uint32_t *queries; /* [groups, words, SIDE] */
-    float *sums;       /* [groups, width, SIDE] */
+    float *sums;       /* [groups, value_width, SIDE] */
     uint32_t *keys;    /* [KEYS, words] */
-    uint32_t *values;  /* [width / TILE, words of KEYS / TILE, TILE, TILE], transposed */
+    uint32_t *values;  /* [value_width / TILE, words of KEYS / TILE, TILE, TILE], transposed */
     uint32_t *weights; /* [words of KEYS, SIDE] */
     float *scores;     /* two of [SIDE, SIDE] */
-    int64_t width, words;
+    int64_t width, words, value_width;
     Ahead *ahead;
 } SliceRoom;
 
@@ -105,15 +105,16 @@ INLINE void copy_words(uint32_t *to, const char *from, int64_t num, int from_dty
         widen(to, from, from_dtype);
 }
 
-/* Numbers of a cached token at one KV head, as TILE words, from c on; zeros if it is not there. */
-INLINE void copy_cached(uint32_t *to, const char *head, int64_t c, const struct slice_work *w,
-                        int dtype) {
+/* Of `num` numbers of a cached token at one KV head TILE words from c on; zeros if it is not there.
+ */
+INLINE void copy_cached(uint32_t *to, const char *head, int64_t c, int64_t num,
+                        const struct slice_work *w, int dtype) {
     if (!head)
         memset(to, 0, 4 * TILE);
     else if (is_cached_code(w->cache_dtype))
         widen_cached((float *)to, head, c, c + TILE, w->head_dim, w->cache_dtype);
     else
-        copy_words(to, head + c * size_of(w->cache_dtype), w->head_dim - c, w->cache_dtype, dtype);
+        copy_words(to, head + c * size_of(w->cache_dtype), num - c, w->cache_dtype, dtype);
 }
 
 /* Where the rows of a group are. */
@@ -189,18 +190,20 @@ INLINE void copy_positions(const struct slice_work *w, const int64_t *rows, int6
     const int64_t bytes = size_of(w->cache_dtype), padded = up_to(num, SIDE);
     const int64_t at_once = 4 * TILE / size_of(dtype), to_next = words_of(KEYS, dtype) * TILE;
     const int64_t before = head * cached_bytes(w->head_dim, w->cache_dtype);
+    const int64_t values_before = head * cached_bytes(w->value_dim, w->cache_dtype);
     for (int64_t t = 0; t < padded; t++)
         for (int64_t c = 0; c < room.width; c += at_once) {
             const char *key = t < num ? w->keys + rows[t] * w->key_row * bytes + before : NULL;
-            copy_cached(room.keys + t * room.words + words_of(c, dtype), key, c, w, dtype);
+            copy_cached(room.keys + t * room.words + words_of(c, dtype), key, c, w->head_dim, w,
+                        dtype);
         }
     for (int64_t t = 0; t < padded; t += at_once)
-        for (int64_t c = 0; c < room.width; c += at_once) {
+        for (int64_t c = 0; c < room.value_width; c += at_once) {
             uint32_t lines[SIDE][TILE];
             for (int64_t i = 0; i < at_once; i++) {
-                const char *value = w->values + before;
+                const char *value = w->values + values_before;
                 value = t + i < num ? value + rows[t + i] * w->value_row * bytes : NULL;
-                copy_cached(lines[i], value, c, w, dtype);
+                copy_cached(lines[i], value, c, w->value_dim, w, dtype);
             }
             uint32_t *tile = room.values + c / TILE * to_next + words_of(t, dtype) * TILE;
             transpose_values(tile, to_next, lines, dtype);
@@ -211,13 +214,14 @@ INLINE void copy_positions(const struct slice_work *w, const int64_t *rows, int6
 INLINE void fetch_ahead(const struct slice_work *w, Ahead *ahead) {
     const int64_t bytes = size_of(w->cache_dtype);
     const int64_t of_head = cached_bytes(w->head_dim, w->cache_dtype);
+    const int64_t of_values = cached_bytes(w->value_dim, w->cache_dtype);
     for (int64_t i = 0; i < ahead->num_at_once && ahead->rows < ahead->end; i++, ahead->rows++) {
         const char *key = w->keys + *ahead->rows * w->key_row * bytes + ahead->head * of_head;
-        const char *value = w->values + *ahead->rows * w->value_row * bytes + ahead->head * of_head;
-        for (int64_t offset = 0; offset < of_head; offset += 64) {
+        const char *value = w->values + *ahead->rows * w->value_row * bytes + ahead->head * of_values;
+        for (int64_t offset = 0; offset < of_head; offset += 64)
             __builtin_prefetch(key + offset, 0, 2);
+        for (int64_t offset = 0; offset < of_values; offset += 64)
             __builtin_prefetch(value + offset, 0, 2);
-        }
     }
 }
 
@@ -230,8 +234,8 @@ INLINE void finish_group(const struct slice_work *w, Item item, int64_t index, S
     const int64_t step = size_of(w->dtype) == size_of(dtype) ? SIDE : 2 * SIDE;
     const int64_t to_odd = dtype == BFLOAT16 ? TILE * SIDE : SIDE;
     uint32_t words[TILE][SIDE], rows[SIDE][TILE];
-    for (int64_t c = 0; c < w->head_dim; c += 4 * TILE / bytes) {
-        const float *sums = room.sums + (index * room.width + c) * SIDE;
+    for (int64_t c = 0; c < w->value_dim; c += 4 * TILE / bytes) {
+        const float *sums = room.sums + (index * room.value_width + c) * SIDE;
         for (int v = 0; v < SIDE; v += LANES) {
             Floats factor = 1 / read_floats(group->totals + v);
             for (int i = 0; i < TILE; i++) {
@@ -248,8 +252,8 @@ INLINE void finish_group(const struct slice_work *w, Item item, int64_t index, S
         transpose(rows[0], TILE, words[0], SIDE);
         transpose(rows[TILE], TILE, words[0] + TILE, SIDE);
         for (int64_t i = 0; i < num; i++) {
-            int64_t place = group->tokens[i] * w->out_row + group->heads[i] * w->head_dim + c;
-            int64_t num_bytes = (w->head_dim - c) * bytes;
+            int64_t place = group->tokens[i] * w->out_row + group->heads[i] * w->value_dim + c;
+            int64_t num_bytes = (w->value_dim - c) * bytes;
             if (num_bytes >= 4 * TILE)
                 copy_line(w->out + place * bytes, rows[i]);
             else
@@ -270,11 +274,12 @@ INLINE int64_t divide(const struct slice_work *w, int dtype, SliceRoom *room, ch
     int64_t num_groups = w->rows_per_item / SIDE, offset = 0;
     room->width = up_to(w->head_dim, SIDE);
     room->words = words_of(room->width, dtype);
+    room->value_width = up_to(w->value_dim, SIDE);
     room->groups = taken(memory, &offset, num_groups * sizeof(Group));
     room->queries = taken(memory, &offset, num_groups * room->words * SIDE * 4);
-    room->sums = taken(memory, &offset, num_groups * room->width * SIDE * 4);
+    room->sums = taken(memory, &offset, num_groups * room->value_width * SIDE * 4);
     room->keys = taken(memory, &offset, KEYS * room->words * 4);
-    room->values = taken(memory, &offset, KEYS * room->words * 4);
+    room->values = taken(memory, &offset, KEYS * words_of(room->value_width, dtype) * 4);
     room->weights = taken(memory, &offset, words_of(KEYS, dtype) * SIDE * 4);
     room->scores = taken(memory, &offset, 2 * SIDE * SIDE * 4);
     return offset;
