@@ -42,6 +42,17 @@ _DELTA = {
     "linear_value_head_dim": 12,
     "layer_types": ["linear_attention", "full_attention", "linear_attention"],
 }
+_LATENT = {
+    "intermediate_size": 56,
+    "num_key_value_heads": 4,
+    "n_routed_experts": 12,
+    "first_k_dense_replace": 1,
+    "q_lora_rank": 18,
+    "kv_lora_rank": 20,
+    "qk_nope_head_dim": 6,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 10,
+}
 _BY_FAMILY: Mapping[str, Mapping[str, Any]] = {
     "mixtral": {"intermediate_size": 48, "num_local_experts": 6},
     "qwen2_moe": {
@@ -83,6 +94,11 @@ _BY_FAMILY: Mapping[str, Mapping[str, Any]] = {
     },
     "qwen3_next": _DELTA | {"intermediate_size": 56},
     "qwen3_5_moe_text": _DELTA,
+    "deepseek_v2": _LATENT
+    | {"n_shared_experts": 2, "moe_intermediate_size": 24, "num_experts_per_tok": 3},
+    "deepseek_v3": _LATENT
+    | {"n_shared_experts": 1, "moe_intermediate_size": 24, "n_group": 3, "topk_group": 2},
+    "glm4_moe_lite": _LATENT | {"n_shared_experts": 1, "moe_intermediate_size": 24},
 }
 _CHAT_TEMPLATE = (
     "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}</s>"

@@ -57,6 +57,11 @@ def _rope_cases() -> dict[str, Case]:
     return cases
 
 
+def _latent_yarn(mscale: float, all_dim: float) -> dict[str, Any]:
+    of_all = {"rope_theta": 5000.0, **_ROPES["yarn"]}
+    return of_all | {"mscale": mscale, "mscale_all_dim": all_dim}
+
+
 CASES: dict[str, Case] = {
     "mixtral": ("mixtral", {}),
     "mixtral-fused": ("mixtral", {"fused": True}),
@@ -178,5 +183,32 @@ CASES: dict[str, Case] = {
     "qwen35-fused": ("qwen3_5_moe_text", {"fused": True}),
     "qwen35-heads-tripled": ("qwen3_5_moe_text", {"linear_num_value_heads": 6}),
     "qwen35-tied": ("qwen3_5_moe_text", {"tie_word_embeddings": True}),
+    "v2": ("deepseek_v2", {}),
+    "v2-plain-queries": ("deepseek_v2", {"q_lora_rank": None}),
+    "v2-fused": ("deepseek_v2", {"fused": True}),
+    "v2-bias": ("deepseek_v2", {"attention_bias": True}),
+    "v2-groups": (
+        "deepseek_v2",
+        {"topk_method": "group_limited_greedy", "n_group": 3, "topk_group": 2},
+    ),
+    "v2-scaled": ("deepseek_v2", {"routed_scaling_factor": 2.5, "rms_norm_eps": 0.1}),
+    "v2-yarn": ("deepseek_v2", {"rope_parameters": _latent_yarn(0.707, 0.707)}),
+    "v3": ("deepseek_v3", {}),
+    "v3-fused": ("deepseek_v3", {"fused": True}),
+    "v3-plain-queries": ("deepseek_v3", {"q_lora_rank": None}),
+    "v3-one-group": ("deepseek_v3", {"n_group": 1, "topk_group": 1}),
+    "v3-not-normed": ("deepseek_v3", {"norm_topk_prob": False}),
+    "v3-halves": ("deepseek_v3", {"rope_interleave": False}),
+    "v3-bias": ("deepseek_v3", {"attention_bias": True, "rms_norm_eps": 0.1}),
+    "v3-all-dense-but-one": ("deepseek_v3", {"first_k_dense_replace": 2}),
+    "v3-wide-values": ("deepseek_v3", {"v_head_dim": 18, "kv_lora_rank": 24}),
+    "v3-yarn": ("deepseek_v3", {"rope_parameters": _latent_yarn(1.0, 1.0)}),
+    "v3-yarn-mscale": ("deepseek_v3", {"rope_parameters": _latent_yarn(0.8, 0.5)}),
+    "v3-yarn-no-mscale": ("deepseek_v3", {"rope_parameters": _latent_yarn(1.0, 0.0)}),
+    "glm-lite": ("glm4_moe_lite", {}),
+    "glm-lite-types": (
+        "glm4_moe_lite",
+        {"mlp_layer_types": ["sparse", "dense", "sparse"], "routed_scaling_factor": 1.8},
+    ),
     **_rope_cases(),
 }

@@ -204,6 +204,7 @@ def test_absent_keys_are_filled_as_transformers_fills_them(family: str) -> None:
         assert shape.dense_width == config.intermediate_size
         assert shape.head_dim == config.qk_head_dim
         assert shape.attention == LatentAttention(
+            rotates_neighbours=True,
             num_heads=config.num_attention_heads,
             num_kv_heads=config.num_key_value_heads,
             head_dim=config.qk_head_dim,

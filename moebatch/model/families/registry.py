@@ -1,11 +1,15 @@
 """All families that can be computed."""
 
+from dataclasses import replace
+
 from moebatch.model.families.family import Family
 from moebatch.model.families.usual import USUAL
+from moebatch.model.latent_attention import LatentAttentionBlock
 from moebatch.registry import Registry
 from moebatch.spec.families.family import FamilySpec
 from moebatch.spec.families.registry import FAMILIES as DESCRIBED
 
+_LATENT = replace(USUAL, attention=LatentAttentionBlock)
 FAMILIES = Registry(
     {
         "MixtralForCausalLM": USUAL,
@@ -18,6 +22,10 @@ FAMILIES = Registry(
         "Glm4MoeForCausalLM": USUAL,
         "MiniMaxM2ForCausalLM": USUAL,
         "GptOssForCausalLM": USUAL,
+        "DeepseekForCausalLM": USUAL,
+        "DeepseekV2ForCausalLM": _LATENT,
+        "DeepseekV3ForCausalLM": _LATENT,
+        "Glm4MoeLiteForCausalLM": _LATENT,
     }
 )
 """By the class name in ``architectures``."""

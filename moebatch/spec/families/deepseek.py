@@ -1,4 +1,9 @@
-"""DeepSeek-MoE, DeepSeek-V2 and DeepSeek-V3, of which Kimi-K2 is one: can be planned."""
+"""DeepSeek-MoE, DeepSeek-V2 and DeepSeek-V3, of which Kimi-K2 is one; and GLM-4.7-Flash (Zhipu AI),
+which is built as DeepSeek-V3 is."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from math import log
 
 from moebatch.spec.attention import Attention, LatentAttention
 from moebatch.spec.config_keys import ConfigKeys
@@ -11,6 +16,7 @@ from moebatch.spec.families.family import (
     usual_defaults,
 )
 from moebatch.spec.shape import Layers, Mlp, Router
+from moebatch.spec.tensor_names import LAYER, USUAL_EXPERTS, TensorNames, usual_roles
 
 
 def _moe(keys: ConfigKeys, num_layers: int) -> Layers:
@@ -20,14 +26,32 @@ def _moe(keys: ConfigKeys, num_layers: int) -> Layers:
 
 
 def _v2(keys: ConfigKeys, num_layers: int) -> Layers:
-    return _layers(keys, num_layers, _latent(keys), _group_limited_router(keys))
+    latent = _latent(keys, rotates_neighbours=True)
+    return _layers(keys, num_layers, latent, _group_limited_router(keys))
 
 
 def _v3(keys: ConfigKeys, num_layers: int) -> Layers:
-    return _layers(keys, num_layers, _latent(keys), corrected_router(keys))
+    latent = _latent(keys, rotates_neighbours=keys.flag("rope_interleave"))
+    return _layers(keys, num_layers, latent, corrected_router(keys))
 
 
-def _latent(keys: ConfigKeys) -> LatentAttention:
+def _glm_lite(keys: ConfigKeys, num_layers: int) -> Layers:
+    layers, types = _v3(keys, num_layers), keys.value("mlp_layer_types")
+    known = ("dense", "sparse")
+    if types is None:
+        return layers
+    if not isinstance(types, list) or any(kind not in known for kind in types):
+        keys.fault("mlp_layer_types", "a list of " + " and ".join(known), types)
+        return layers
+    if len(types) != num_layers:
+        message = f"mlp_layer_types has {len(types)} entries for {num_layers} layers"
+        keys.wrong("mlp_layer_types", message)
+        return layers
+    sparse = tuple(layer for layer, kind in enumerate(types) if kind == "sparse")
+    return replace(layers, moe_layers=sparse)
+
+
+def _latent(keys: ConfigKeys, *, rotates_neighbours: bool) -> LatentAttention:
     heads, kv_heads, rope_head_dim = keys.heads()
     bias = keys.flag("attention_bias")
     return LatentAttention(
@@ -40,7 +64,26 @@ def _latent(keys: ConfigKeys) -> LatentAttention:
         query_rank=keys.count_or_none("q_lora_rank"),
         rope_head_dim=rope_head_dim,
         value_head_dim=keys.count("v_head_dim"),
+        rotates_neighbours=rotates_neighbours,
+        score_factor=_score_factor(keys),
     )
+
+
+def _score_factor(keys: ConfigKeys) -> float:
+    """The square of YaRN's ``mscale_all_dim`` (DeepSeek-V2, section 3.1.4), as transformers has it:
+    of any scaling that names one."""
+    scaling = keys.value("rope_parameters") or keys.value("rope_scaling") or {}
+    if not isinstance(scaling, Mapping):
+        keys.fault("rope_scaling", "an object", scaling)
+        return 1.0
+    kind = scaling.get("rope_type", scaling.get("type", "default"))
+    strength, factor = scaling.get("mscale_all_dim") or 0.0, scaling.get("factor", 1.0)
+    if not all(isinstance(number, int | float) for number in (strength, factor)):
+        keys.fault("rope_scaling", "numbers as factor and mscale_all_dim", scaling)
+        return 1.0
+    if kind == "default" or factor <= 1:
+        return 1.0
+    return float((0.1 * strength * log(factor) + 1) ** 2)
 
 
 def _group_limited_router(keys: ConfigKeys) -> Router:
@@ -88,6 +131,23 @@ _DEFAULTS = usual_defaults(
     first_k_dense_replace=0,
     moe_layer_freq=1,
 )
+_LATENT_ROLES = {
+    "q_a": "q_a_proj.weight",
+    "q_a_bias": "q_a_proj.bias",
+    "q_a_norm": "q_a_layernorm.weight",
+    "q_b": "q_b_proj.weight",
+    "kv_a": "kv_a_proj_with_mqa.weight",
+    "kv_a_bias": "kv_a_proj_with_mqa.bias",
+    "kv_a_norm": "kv_a_layernorm.weight",
+    "kv_b": "kv_b_proj.weight",
+}
+_NAMES = TensorNames(
+    roles=usual_roles(shared="mlp.shared_experts")
+    | {role: (f"{LAYER}self_attn.{name}",) for role, name in _LATENT_ROLES.items()}
+    | {"router_correction": (LAYER + "mlp.gate.e_score_correction_bias",)},
+    experts=USUAL_EXPERTS,
+)
+"""Layers behind the last one, which guess further tokens ahead, are not read."""
 
 DEEPSEEK_MOE = FamilySpec(
     architecture="DeepseekForCausalLM",
@@ -95,6 +155,8 @@ DEEPSEEK_MOE = FamilySpec(
     defaults=_DEFAULTS | {"num_hidden_layers": 30, "n_shared_experts": None, "num_experts": None},
     spelling={"num_experts": "n_routed_experts"},
     layers=_moe,
+    names=_NAMES,
+    rotary_type="llama",
 )
 DEEPSEEK_V2 = FamilySpec(
     architecture="DeepseekV2ForCausalLM",
@@ -113,10 +175,13 @@ DEEPSEEK_V2 = FamilySpec(
         "qk_nope_head_dim": 128,
         "head_dim": 64,
         "v_head_dim": 128,
+        "rope_parameters": None,
+        "rope_scaling": None,
     },
     # Only the part of a head that has rotary positions is bound by the rules of head sizes.
     spelling={"num_experts": "n_routed_experts", "head_dim": "qk_rope_head_dim"},
     layers=_v2,
+    names=_NAMES,
 )
 DEEPSEEK_V3 = FamilySpec(
     architecture="DeepseekV3ForCausalLM",
@@ -140,7 +205,38 @@ DEEPSEEK_V3 = FamilySpec(
         "n_group": 8,
         "topk_group": 4,
         "routed_scaling_factor": 2.5,
+        "rope_interleave": True,
     },
     spelling=DEEPSEEK_V2.spelling,
     layers=_v3,
+    names=_NAMES,
+)
+GLM4_MOE_LITE = FamilySpec(
+    architecture="Glm4MoeLiteForCausalLM",
+    model_type="glm4_moe_lite",
+    defaults=dict(DEEPSEEK_V3.defaults)
+    | {
+        "vocab_size": 154880,
+        "hidden_size": 2048,
+        "intermediate_size": 10240,
+        "num_hidden_layers": 47,
+        "num_attention_heads": 20,
+        "num_key_value_heads": 20,
+        "max_position_embeddings": 202752,
+        "rms_norm_eps": 1e-5,
+        "num_experts": 64,
+        "num_experts_per_tok": 4,
+        "moe_intermediate_size": 1536,
+        "first_k_dense_replace": 1,
+        "q_lora_rank": 768,
+        "qk_nope_head_dim": 192,
+        "v_head_dim": 256,
+        "n_group": 1,
+        "topk_group": 1,
+        "routed_scaling_factor": 1.8,
+        "mlp_layer_types": None,
+    },
+    spelling=DEEPSEEK_V2.spelling,
+    layers=_glm_lite,
+    names=_NAMES,
 )

@@ -2,7 +2,12 @@
 
 from moebatch.registry import Registry
 from moebatch.spec.families.dbrx import DBRX
-from moebatch.spec.families.deepseek import DEEPSEEK_MOE, DEEPSEEK_V2, DEEPSEEK_V3
+from moebatch.spec.families.deepseek import (
+    DEEPSEEK_MOE,
+    DEEPSEEK_V2,
+    DEEPSEEK_V3,
+    GLM4_MOE_LITE,
+)
 from moebatch.spec.families.glm import GLM4_MOE
 from moebatch.spec.families.gpt_oss import GPT_OSS
 from moebatch.spec.families.minimax import MINIMAX_M2
@@ -11,7 +16,7 @@ from moebatch.spec.families.olmoe import OLMOE
 from moebatch.spec.families.qwen import QWEN2_MOE, QWEN3_MOE
 from moebatch.spec.families.qwen_delta import QWEN3_5_MOE, QWEN3_5_MOE_TEXT, QWEN3_NEXT
 
-_DEEPSEEK = (DEEPSEEK_MOE, DEEPSEEK_V2, DEEPSEEK_V3)
+_DEEPSEEK = (DEEPSEEK_MOE, DEEPSEEK_V2, DEEPSEEK_V3, GLM4_MOE_LITE)
 _QWEN = (QWEN2_MOE, QWEN3_MOE, QWEN3_NEXT, QWEN3_5_MOE_TEXT, QWEN3_5_MOE)
 _KNOWN = (MIXTRAL, *_QWEN, OLMOE, GLM4_MOE, MINIMAX_M2, DBRX, *_DEEPSEEK, GPT_OSS)
 FAMILIES = Registry({family.architecture: family for family in _KNOWN})

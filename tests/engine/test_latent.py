@@ -1,0 +1,31 @@
+"""Latent attention in the engine: the tokens of transformers, wherever its cache lies."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from moebatch.spec.policy import Policy
+from tests.engine.test_engine import NEW_TOKENS, requests, tokens_of
+from tests.engine.test_schedules import EMULATED, IN_MEMORY, emulated, run
+from tests.model import oracle
+
+ROWS = requests((1, 17, 40, 3, 96, 33))
+WHERE = IN_MEMORY | EMULATED
+
+
+@pytest.mark.few(title=tuple(WHERE))
+@pytest.mark.parametrize("family", ["deepseek_v2", "deepseek_v3", "glm4_moe_lite"])
+@pytest.mark.parametrize("name", ["klotski", "cgopipe", "flexgen"])
+@pytest.mark.parametrize("title", WHERE)
+def test_every_place_says_what_transformers_says(
+    tiny_checkpoint: Callable[..., Path], tmp_path: Path, title: str, name: str, family: str
+) -> None:
+    chosen: Policy = replace(WHERE[title], schedule=name)
+    on_gpu = {"device": emulated(), "scratch": tmp_path} if chosen.ffn_on_gpu else {}
+    folder = tiny_checkpoint(family, num_experts_per_tok=2)
+    outcomes, _ = run(folder, chosen, ROWS, **on_gpu)
+    model = oracle.load(folder)
+    wanted = [tuple(oracle.greedy(model, row.prompt_tokens, NEW_TOKENS)[0]) for row in ROWS]
+    assert tokens_of(outcomes) == wanted
