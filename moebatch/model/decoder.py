@@ -169,9 +169,7 @@ class Decoder:
         normed_ND = self._normed(frame, x, weights, "input_norm")
         if self.shape.is_recurrent(layer):
             assert self._recurrence is not None and micro_batch.recurrent is not None, "it recurs"
-            out_ND = self._recurrence.run(
-                frame, normed_ND, micro_batch.recurrent, weights, parts
-            )
+            out_ND = self._recurrence.run(frame, normed_ND, micro_batch.recurrent, weights, parts)
         else:
             out_ND = self._attention.attend(
                 frame, layer, normed_ND, micro_batch, weights, self._core, parts

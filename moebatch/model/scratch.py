@@ -31,7 +31,7 @@ class Frame:
         self._used = 0
 
     def branch(self) -> "Frame":
-        """Another one that begins where this one is."""
+        """Another frame of the room that is left; it is over before this one takes more."""
         branch = Frame(self._buffer)
         branch._used = self._used
         return branch
@@ -48,9 +48,3 @@ class Frame:
         """The same in float32."""
         words = torch.float32.itemsize // self._buffer.dtype.itemsize
         return self.take(math.prod(size) * words).view(torch.float32).view(size)
-
-    def branch(self) -> "Frame":
-        """Another frame of what is left: what is taken of the one is not there in the other."""
-        left = Frame(self._buffer)
-        left._used = self._used
-        return left
