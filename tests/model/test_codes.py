@@ -122,6 +122,29 @@ def test_a_product_is_the_exact_one_within_rounding(
 
 
 @pytest.mark.parametrize("name", HERE)
+@pytest.mark.parametrize("numbers", ["int4", "e2m1", "int8", "uint8"])
+def test_scales_of_another_matrix_are_not_met_behind_the_end(
+    name: InstructionSet, numbers: Numbers
+) -> None:
+    """A row ends in the middle of what is decoded together, after rows whose scales were NaN."""
+    num_bytes = 64 if numbers in ("int8", "uint8") else 32
+    whole = CodedMatrix(
+        numbers=numbers,
+        codes=random_bytes(8, num_bytes, seed=1),
+        scales=torch.full((8, 4), torch.nan),
+        block=(1, 16),
+        shape=(8, 64),
+    )
+    short = replace(whole, scales=torch.ones(8, 3), shape=(8, 40))
+    for dtype in DTYPES:
+        x, found = noise(1, 3, 64).to(dtype), torch.empty(3, 8, dtype=dtype)
+        for matrix, is_nan in ((whole, True), (short, False)):
+            some = x[:, : matrix.shape[1]].contiguous()
+            kernels_of(name).multiply(product_work(some, matrix, None, found, num_threads=1))
+            assert torch.equal(found.isnan(), torch.full((3, 8), is_nan))
+
+
+@pytest.mark.parametrize("name", HERE)
 def test_a_row_does_not_depend_on_those_beside_it(name: InstructionSet) -> None:
     matrix = stored_matrix(FORMATS["mxfp4"], (33, 1056))
     coded = matrix.format.coded(matrix.parts, matrix.shape)

@@ -22,6 +22,8 @@ BILLIONS = {
     "qwen2-57b-a14b": 57.4,
     "qwen3-30b-a3b": 30.5,
     "qwen3-235b-a22b": 235.1,
+    "qwen3-next-80b-a3b": 79.7,
+    "qwen3.5-35b-a3b": 34.7,
     "olmoe-1b-7b": 6.92,
     "deepseek-moe-16b": 16.4,
     "deepseek-v2-lite": 15.7,

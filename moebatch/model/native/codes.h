@@ -143,6 +143,11 @@ INLINE void find_steps(const struct coding *c, int64_t row, int64_t first, int64
         repeat_blocks(found->zeros, before, block, num_steps);
         found->shift = 4;
     }
+    /* The last lot may reach a step farther. Zeros are multiplied there, by numbers that must not be
+       NaN. */
+    const int64_t num_steps = ((num - 1) >> found->shift) + 1;
+    if (num_steps < MOST_STEPS)
+        found->steps[num_steps] = found->zeros[num_steps] = 0;
 }
 
 /* Whether all of these steps can have 2^120 as a factor. */
