@@ -10,7 +10,7 @@ PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-all test-slow test-slurm test-gpu lint format docs bench bench-small \
 	bench-decode bench-predictors bench-ablation bench-approximations bench-lanes \
-	bench-formats clean
+	bench-formats bench-models clean
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 28
@@ -71,6 +71,9 @@ bench-ablation: $(STAMP) ## measure the steps that lead to ProMoE, on an emulate
 
 bench-approximations: $(STAMP) ## measure adaptive gating and pre-gates, on an emulated GPU
 	$(BIN)/python -m tests.benchmarks.approximations $(ARGS)
+
+bench-models: $(STAMP) ## print what plans say of every model shape on three machines
+	$(BIN)/python -m tests.benchmarks.models $(ARGS)
 
 bench-lanes: $(STAMP) ## measure how busy lanes are, beside what was predicted, on an emulated GPU
 	$(BIN)/python -m tests.benchmarks.lanes $(ARGS)

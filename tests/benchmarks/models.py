@@ -55,7 +55,9 @@ def _planned(name: str, asked: Sequence[str]) -> str:
     if done.returncode:
         return "does not fit"
     found = json.loads(done.stdout)["prediction"]
-    return f"{found['tokens_per_s']:,.3g} tok/s, {found['bottleneck']}"
+    speed = found["tokens_per_s"]
+    shown = f"{speed:,.0f}" if speed >= 100 else f"{speed:.3g}"
+    return f"{shown} tok/s, {found['bottleneck']}"
 
 
 if __name__ == "__main__":
