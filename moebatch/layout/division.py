@@ -128,15 +128,18 @@ def _spare(levels: Sequence[LevelName], count: int) -> dict[LevelName, float]:
 def _spare_layers(
     groups: Sequence[CacheGroup], levels: Sequence[LevelName]
 ) -> dict[LevelName, tuple[float, ...]]:
-    """A level has a stretch of layers, in which there may be more of a group than in the mean; the
-    lowest one has what does not fit above as well."""
+    """A level has a stretch of layers, in which there may be more of a group than in the mean, and
+    what does not fit on those above, if no level below it has a share."""
     if len(levels) == 1:
         return {}
     num_layers = sum(len(group.layers) for group in groups)
-    uneven = [_unevenness(group.layers, num_layers) for group in groups]
-    rounded = [(len(levels) - 1) * len(group.layers) / num_layers for group in groups]
-    lowest = tuple(a + b for a, b in zip(uneven, rounded, strict=True))
-    return {**dict.fromkeys(levels, tuple(uneven)), levels[-1]: lowest}
+    return {
+        level: tuple(
+            _unevenness(group.layers, num_layers) + num_above * len(group.layers) / num_layers
+            for group in groups
+        )
+        for num_above, level in enumerate(levels)
+    }
 
 
 def _unevenness(layers: Sequence[int], num_layers: int) -> float:

@@ -36,6 +36,8 @@ _LEAST_GAIN = 1.01
 """What is less than that is not worth a round: rough replays do not show it."""
 _BATCHES = (0.75, 0.875, 1.125, 1.25, 1.5, 2.0)
 _TOKENS = (0.5, 0.75, 1.5, 2.0)
+_FEWER = (0.5, 0.75)
+"""Tokens of a pass that leave room."""
 _MOST_TOKENS = 32_768
 """What is done of a pass is lost when a run is killed."""
 _PAGES = (0.8, 0.9)
@@ -110,12 +112,25 @@ def _replayed_s(problem: Problem, policy: Policy) -> float:
 
 
 def _promising(problem: Problem, best: Policy, others: Iterable[Policy]) -> Sequence[Policy]:
-    """Those of others, each with the widest cache, that take the least by mean lengths, first; all
-    where lengths are known, which means say little of."""
+    """Those of others, each with the widest cache, that take the least by mean lengths, first, and
+    those in fewer rounds, of which mean lengths say nothing; all where lengths are known, which
+    means say little of."""
     if problem.workload.lengths:
         return _widest(problem, others)
     others = (other for other in others if other != best)
-    return _below(problem, _fluid_s(problem, best) * _PROMISING, others)[:_FEW_REPLAYS]
+    found = _below(problem, _fluid_s(problem, best) * _PROMISING, others)[:_FEW_REPLAYS]
+    return list(dict.fromkeys([*found, *_widest(problem, _in_fewer_rounds(problem, best))]))
+
+
+def _in_fewer_rounds(problem: Problem, policy: Policy) -> Iterator[Policy]:
+    """All sequences have their turn in one round less, and passes of fewer tokens leave room to
+    their cache. A batch that is larger by less has as many rounds as before, so no climb leads
+    here."""
+    num_sequences = problem.workload.num_sequences or 0
+    num_rounds = ceil(num_sequences / policy.batch_size)
+    if num_rounds > 1:
+        larger = _with_batch(policy, ceil(num_sequences / (num_rounds - 1)))
+        yield from (_with_tokens(larger, round(larger.tokens_per_pass * by)) for by in _FEWER)
 
 
 def _below(problem: Problem, enough_s: float, others: Iterable[Policy]) -> list[Policy]:

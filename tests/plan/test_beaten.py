@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from moebatch.errors import DoesNotFit
 from moebatch.plan.answer import answer_milp
+from moebatch.plan.candidates import widest_micro_batch
 from moebatch.plan.fitting import with_room
 from moebatch.plan.options import PlanOptions
 from moebatch.plan.planner import best_policy
@@ -16,6 +17,7 @@ from moebatch.plan.prediction import predict
 from moebatch.plan.problem import Problem
 from moebatch.plan.question import changed_profile, stated_dtypes, stored_as
 from moebatch.plan.refusal import too_large, too_small
+from moebatch.schedule.registry import traits_of
 from moebatch.spec.hardware import Hardware
 from moebatch.spec.models import load_model
 from moebatch.spec.policy import Placement, Policy
@@ -59,7 +61,9 @@ def changed(of: Problem, policy: Policy, random: Random) -> Policy:
         name: max(1, round(getattr(policy, name) * random.choice((1, random.uniform(0.6, 1.7)))))
         for name in ("batch_size", "micro_batch_size", "num_kv_pages", "tokens_per_pass")
     }
-    values["micro_batch_size"] = min(values["micro_batch_size"], values["batch_size"])
+    # Busy times, of which predictions are made, do not show that fewer micro-batches wait.
+    widest = widest_micro_batch(traits_of(policy), values["batch_size"])
+    values["micro_batch_size"] = min(values["micro_batch_size"], widest)
     values["tokens_per_pass"] = max(values["tokens_per_pass"], values["batch_size"])
     top = of.ladder.top
     below = "dram" if top == "vram" else "disk"
@@ -112,6 +116,7 @@ FOUND = {
         20,
         (223, 231, 103),
     ),
+    "one wave in smaller passes": (cpu_machine(6.0, disk=0.5e9), SMALL, 0, (20, 9, 20)),
     "one wave of long prompts": (
         gpu_machine(25.329, 256.56, link=20.161e9),
         SHAPE,
