@@ -309,6 +309,7 @@ def test_other_quantisations_are_refused(family: str, method: object) -> None:
         ("deepseek_v2", {"first_k_dense_replace": True}, "first_k_dense_replace: expected a whole"),
         ("deepseek_v2", {"qk_rope_head_dim": 5}, "qk_rope_head_dim (5) must be even for rotary"),
         ("deepseek_v2", {"kv_lora_rank": None}, "kv_lora_rank: expected a whole number"),
+        ("deepseek_v2", {"mlp_bias": True}, "mlp_bias: expected false, since biases of experts"),
         ("deepseek_v2", {"q_lora_rank": 0}, "q_lora_rank: expected a whole number"),
         ("gpt_oss", {"layer_types": ["full_attention"]}, "layer_types has 1 entries for 3 layers"),
         ("gpt_oss", {"rms_norm_eps": 10**400}, "rms_norm_eps: expected a number above 0"),

@@ -89,6 +89,8 @@ def _score_factor(keys: ConfigKeys) -> float:
 def _group_limited_router(keys: ConfigKeys) -> Router:
     """As transformers reads it, weights are not made to sum to one, whatever ``norm_topk_prob``
     says; released files have it false."""
+    if keys.flag("mlp_bias"):
+        keys.fault("mlp_bias", "false, since biases of experts and MLPs are not read", True)
     methods = ("greedy", "group_limited_greedy")
     method = keys.value("topk_method")
     if method not in methods:
@@ -167,6 +169,7 @@ DEEPSEEK_V2 = FamilySpec(
         "n_shared_experts": 2,
         "num_experts": 64,
         "topk_method": "greedy",
+        "mlp_bias": False,
         "n_group": None,
         "topk_group": None,
         "routed_scaling_factor": 1.0,

@@ -85,8 +85,7 @@ def _gated_delta(keys: ConfigKeys, *, is_grouped: bool) -> GatedDelta:
 
 
 _DELTA = "linear_attn."
-_ROLES = {
-    **{role: (name,) for role, (name,) in usual_roles().items()},
+_ROLES = usual_roles() | {
     "gated_q": (LAYER + "self_attn.q_proj.weight",),
     "gated_q_bias": (LAYER + "self_attn.q_proj.bias",),
     **{
