@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from moebatch.model.dense_weights import DenseWeights
 from moebatch.model.gating import AdaptiveGating
 from moebatch.model.pregates import PreGates
-from moebatch.spec.attention import CacheDtype, SinkWindow
+from moebatch.spec.cache_layout import CacheDtype, SinkWindow
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

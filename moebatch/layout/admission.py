@@ -11,7 +11,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from moebatch.spec.attention import UNLIMITED
+from moebatch.spec.cache_layout import UNLIMITED
 from moebatch.spec.policy import PAGE_TOKENS, Policy
 from moebatch.spec.workload import Length
 

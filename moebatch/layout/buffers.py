@@ -33,8 +33,8 @@ from moebatch.layout.scratch import (
 from moebatch.schedule.attention import LOOK_AHEAD
 from moebatch.schedule.kv import NUM_WINDOWS
 from moebatch.schedule.kv_route import Place, WindowName, windows
-from moebatch.spec.attention import CacheLayout
 from moebatch.spec.cache import CacheGroup
+from moebatch.spec.cache_layout import CacheLayout
 from moebatch.spec.hardware import LEVELS, LevelName
 from moebatch.spec.policy import Policy
 from moebatch.spec.shape import ModelShape

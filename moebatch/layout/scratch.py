@@ -8,7 +8,7 @@ from functools import cache
 
 from moebatch.formats.weight_format import WeightFormat
 from moebatch.layout.footprint import ACTIVATIONS_TERM, Buffer
-from moebatch.spec.attention import LARGEST_SLICE
+from moebatch.spec.cache_layout import LARGEST_SLICE
 from moebatch.spec.hardware import Dtype, LevelName
 from moebatch.spec.policy import Policy
 from moebatch.spec.recurrence import CHUNK_TOKENS

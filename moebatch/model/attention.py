@@ -14,7 +14,7 @@ from torch import Tensor
 from moebatch.model.batch import QUERY_BLOCK, AttentionPlan, DecodeGroup, PromptSlice
 from moebatch.model.cached_numbers import decode, encode
 from moebatch.model.native.sink_queries import SinkQueries
-from moebatch.spec.attention import CacheDtype
+from moebatch.spec.cache_layout import CacheDtype
 
 _SCORED_BLOCK = 64
 """Queries that are attended at a time where their scores lie in memory: no fused product meets keys

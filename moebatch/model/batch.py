@@ -22,7 +22,7 @@ from moebatch.model.native import loader
 from moebatch.model.native.query_slices import QuerySlices
 from moebatch.model.native.single_queries import SingleQueries
 from moebatch.model.rope import Rope
-from moebatch.spec.attention import SinkWindow
+from moebatch.spec.cache_layout import SinkWindow
 
 QUERY_BLOCK = 512
 """Queries of a prompt that are attended at a time where a mask is needed: bounds its size."""

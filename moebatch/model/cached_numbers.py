@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from moebatch.spec.attention import SCALE_BYTES, CacheDtype
+from moebatch.spec.cache_layout import SCALE_BYTES, CacheDtype
 
 _CODES: Mapping[CacheDtype, tuple[torch.dtype, float]] = {
     "int8": (torch.int8, 127.0),

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from moebatch.spec.attention import KvCache, SinkWindow
+from moebatch.spec.cache_layout import KvCache, SinkWindow
 from moebatch.spec.option import Option, Options
 
 if TYPE_CHECKING:  # `moebatch --help` need not load them

@@ -10,8 +10,8 @@ from moebatch.layout.footprint import FLOAT_BYTES, Dtypes
 from moebatch.layout.ladder import Ladder
 from moebatch.layout.load import PassLoad
 from moebatch.layout.scratch import MAX_GEMM_ROWS, PROMPT_ROWS, rows_decoded_at_once
-from moebatch.spec.attention import UNLIMITED
 from moebatch.spec.cache import CacheGroup
+from moebatch.spec.cache_layout import UNLIMITED
 from moebatch.spec.hardware import Hardware, LinkName, Processor
 from moebatch.spec.policy import Policy
 from moebatch.spec.shape import ModelShape

@@ -5,26 +5,15 @@ Shape letters: D hidden.
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
-from moebatch.quoting import shown
+from moebatch.spec.cache_layout import CacheDtype, CacheLayout, CachePart, SinkWindow
 
-CacheDtype = Literal["int8", "fp8"]
-"""8 bits in which keys and values may be cached: whole numbers, or e4m3."""
-KvCache = Literal["full", "int8", "fp8"]
-"""How keys and values may be cached: in 8 bits, or as they are computed."""
-LARGEST_SLICE = 512
-"""Most new tokens of a sequence that attend together."""
 _EXPANDED_NUMBERS = 2**24
 """Keys and values that are made of latents at a time, unless those of one head are more."""
 _ALIGNMENT = 64
 """Numbers between two temporaries, at the most."""
-SCALE_BYTES = 2
-"""A bfloat16 for each token and head; codes are made with the scale as it is stored."""
-_FLOAT_BYTES = 4
-UNLIMITED = 2**50
-"""More tokens than any sequence has."""
 QkNorm = Literal["none", "head", "full"]
 Sizes = dict[str, tuple[int, ...]]
 
@@ -46,102 +35,6 @@ def rows_by_part(num_groups: int, parts: Sequence[int]) -> list[int]:
             order.extend(range(start, start + part))
         first += part
     return order
-
-
-@dataclass(frozen=True, slots=True)
-class CachePart:
-    """A tensor of the cache."""
-
-    name: str
-    num_heads: int
-    head_dim: int
-    dtype: CacheDtype | Literal["float32"] | None = None
-    """None is the dtype in which everything is computed."""
-
-    @property
-    def width(self) -> int:
-        """Numbers of a token in one layer."""
-        return self.num_heads * self.head_dim
-
-    def head_bytes(self, compute_bytes: int) -> int:
-        """Bytes of a token's numbers at one head, with their scale, where numbers that are computed
-        with have so many."""
-        match self.dtype:
-            case None:
-                return self.head_dim * compute_bytes
-            case "float32":
-                return self.head_dim * _FLOAT_BYTES
-            case _:
-                return self.head_dim + SCALE_BYTES
-
-    def token_bytes(self, compute_bytes: int) -> int:
-        """Bytes of a token in one layer."""
-        return self.num_heads * self.head_bytes(compute_bytes)
-
-
-@dataclass(frozen=True, slots=True)
-class CacheLayout:
-    """What the cache holds of every token in one layer."""
-
-    parts: tuple[CachePart, ...]
-
-    @classmethod
-    def of_heads(cls, num_heads: int, head_dim: int) -> "CacheLayout":
-        """Keys and values of so many heads."""
-        return cls(
-            (CachePart("keys", num_heads, head_dim), CachePart("values", num_heads, head_dim))
-        )
-
-    def cached_in(self, dtype: CacheDtype | None) -> "CacheLayout":
-        """The same numbers in 8 bits, or None."""
-        return CacheLayout(tuple(replace(part, dtype=dtype) for part in self.parts))
-
-    @property
-    def width(self) -> int:
-        """Numbers of a token in one layer."""
-        return sum(part.width for part in self.parts)
-
-    def token_bytes(self, compute_bytes: int) -> int:
-        """Bytes of a token in one layer, where numbers that are computed with have so many."""
-        return sum(part.token_bytes(compute_bytes) for part in self.parts)
-
-
-@dataclass(frozen=True, slots=True)
-class SinkWindow:
-    """What a token sees of a long sequence: the last tokens, and none or some of the first ones,
-    which draw attention whatever they say (StreamingLLM: Xiao et al. 2023, section 3.2). Where
-    there are such, positions are counted within what it sees, so that no distance is longer than
-    that."""
-
-    sinks: int
-    """Tokens at the beginning of the sequence."""
-    window: int
-    """Last tokens, itself included."""
-
-    @classmethod
-    def parse(cls, text: str) -> "SinkWindow":
-        """``4+1024`` is 4 sinks and a window of 1024. Raises ValueError for other text."""
-        sinks, plus, window = text.partition("+")
-        if not (plus and sinks.strip().isdecimal() and window.strip().isdecimal() and int(window)):
-            raise ValueError(f"must be sinks and a window, such as 4+1024, got {shown(text)}")
-        return cls(int(sinks), int(window))
-
-    @property
-    def num_seen(self) -> int:
-        """Most tokens that one sees."""
-        return self.sinks + self.window
-
-    @property
-    def most_cached(self) -> int:
-        """Tokens of a sequence that are cached at once: what any of the largest slice sees."""
-        return self.num_seen + LARGEST_SLICE - 1
-
-    def num_skipped(self, num_before: int) -> int:
-        """Tokens behind the sinks that the one after so many sees no more, nor later ones."""
-        return max(0, num_before + 1 - self.num_seen)
-
-    def __str__(self) -> str:
-        return f"{self.sinks} sinks and a window of {self.window} tokens"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from moebatch.spec.attention import UNLIMITED, CacheLayout, SinkWindow
+from moebatch.spec.cache_layout import UNLIMITED, CacheLayout, SinkWindow
 from moebatch.spec.policy import PAGE_TOKENS, Policy
 
 

@@ -13,7 +13,7 @@ from pydantic import (
     model_validator,
 )
 
-from moebatch.spec.attention import KvCache, SinkWindow
+from moebatch.spec.cache_layout import KvCache, SinkWindow
 from moebatch.spec.form import Form, read_form
 from moebatch.spec.library import is_path
 from moebatch.spec.limits import CHECKS, contradictions

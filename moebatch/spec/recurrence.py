@@ -6,7 +6,8 @@ Shape letters: D hidden.
 from dataclasses import dataclass
 from math import prod
 
-from moebatch.spec.attention import CacheLayout, CachePart, Sizes, rows_by_part
+from moebatch.spec.attention import Sizes, rows_by_part
+from moebatch.spec.cache_layout import CacheLayout, CachePart
 
 CHUNK_TOKENS = 64
 """Tokens of a prompt whose changes of a matrix are worked out together."""

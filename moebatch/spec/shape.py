@@ -9,8 +9,9 @@ from math import prod
 from typing import Literal
 
 from moebatch.formats.weight_format import WeightFormat
-from moebatch.spec.attention import Attention, CacheLayout, KvCache, SinkWindow, Sizes
+from moebatch.spec.attention import Attention, Sizes
 from moebatch.spec.cache import CacheGroup
+from moebatch.spec.cache_layout import CacheLayout, KvCache, SinkWindow
 from moebatch.spec.hardware import Dtype
 from moebatch.spec.recurrence import GatedDelta
 from moebatch.spec.workload import Workload

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from moebatch.spec.attention import UNLIMITED
+from moebatch.spec.cache_layout import UNLIMITED
 
 
 class Length(NamedTuple):

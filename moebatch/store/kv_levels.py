@@ -9,8 +9,8 @@ import torch
 from moebatch.schedule.kv import NUM_WINDOWS
 from moebatch.schedule.kv_route import Hop, Place, WindowName, route
 from moebatch.schedule.task import Kind
-from moebatch.spec.attention import CacheLayout
 from moebatch.spec.cache import CacheGroup
+from moebatch.spec.cache_layout import CacheLayout
 from moebatch.spec.hardware import LevelName
 from moebatch.store.kv_disk import KvFile, LayerPages
 from moebatch.store.kv_layout import KvLayout

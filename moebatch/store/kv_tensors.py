@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from moebatch.checkpoint.direct import align_up
-from moebatch.spec.attention import CacheLayout, CachePart
+from moebatch.spec.cache_layout import CacheLayout, CachePart
 from moebatch.spec.policy import PAGE_TOKENS
 from moebatch.store.memory import Arena
 

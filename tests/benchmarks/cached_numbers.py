@@ -19,7 +19,7 @@ from transformers import AutoTokenizer
 
 from demo.tasks import solve
 from moebatch.model.cached_numbers import decode, encode
-from moebatch.spec.attention import CacheDtype
+from moebatch.spec.cache_layout import CacheDtype
 from moebatch.spec.policy import PAGE_TOKENS
 from tests.model.oracle import load, rounding_cache
 

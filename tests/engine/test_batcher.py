@@ -14,8 +14,8 @@ from moebatch.engine.text import AnswerText
 from moebatch.layout.admission import Caps
 from moebatch.plan.passes import job_passes
 from moebatch.spec import attention
-from moebatch.spec.attention import CacheLayout, SinkWindow
 from moebatch.spec.cache import CacheGroup
+from moebatch.spec.cache_layout import CacheLayout, SinkWindow
 from moebatch.spec.policy import Batching, Placement, Policy, pages_of
 from moebatch.spec.request import Request
 from moebatch.spec.sampling import Sampling

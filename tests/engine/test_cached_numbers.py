@@ -11,7 +11,7 @@ import torch
 
 from moebatch.model.cached_numbers import decode, encode
 from moebatch.schedule.registry import SCHEDULES
-from moebatch.spec.attention import CacheDtype
+from moebatch.spec.cache_layout import CacheDtype
 from moebatch.spec.policy import pages_of
 from tests.engine.test_engine import NEW_TOKENS, policy, requests, tokens_of
 from tests.engine.test_schedules import EMULATED, IN_MEMORY, emulated, run

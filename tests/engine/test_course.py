@@ -16,8 +16,8 @@ from moebatch.engine.text import AnswerText
 from moebatch.engine.time_left import TimeLeft
 from moebatch.plan.prediction import predict
 from moebatch.plan.problem import Problem
-from moebatch.spec.attention import CacheLayout
 from moebatch.spec.cache import CacheGroup
+from moebatch.spec.cache_layout import CacheLayout
 from moebatch.spec.policy import Batching, Placement, Policy, pages_of
 from moebatch.spec.request import Begun, Request
 from moebatch.spec.sampling import Sampling

@@ -15,7 +15,7 @@ from moebatch.engine.build import BuiltEngine, build_engine
 from moebatch.engine.device import IN_MAIN_MEMORY, Device
 from moebatch.engine.spec import EngineSpec
 from moebatch.schedule.registry import SCHEDULES
-from moebatch.spec.attention import KvCache, SinkWindow
+from moebatch.spec.cache_layout import KvCache, SinkWindow
 from moebatch.spec.policy import Placement, Policy
 from moebatch.spec.profile import load_profile
 from moebatch.spec.request import Outcome, Request

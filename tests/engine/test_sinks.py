@@ -15,8 +15,8 @@ from moebatch.engine import layout
 from moebatch.model.native import loader
 from moebatch.schedule.registry import SCHEDULES
 from moebatch.spec import attention
-from moebatch.spec.attention import CacheLayout, KvCache, SinkWindow
 from moebatch.spec.cache import CacheGroup
+from moebatch.spec.cache_layout import CacheLayout, KvCache, SinkWindow
 from moebatch.spec.policy import pages_of
 from moebatch.spec.request import Begun
 from moebatch.store.kv_pages import KvPages

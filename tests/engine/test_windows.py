@@ -17,7 +17,7 @@ from moebatch.model.decoder import Decoder
 from moebatch.model.native import loader
 from moebatch.schedule.registry import SCHEDULES
 from moebatch.spec import attention
-from moebatch.spec.attention import KvCache
+from moebatch.spec.cache_layout import KvCache
 from moebatch.spec.policy import Placement, pages_of
 from moebatch.spec.request import Begun
 from tests.engine.test_engine import NEW_TOKENS, engine, policy, requests, tokens_of

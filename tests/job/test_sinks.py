@@ -17,7 +17,7 @@ from moebatch.layout.buffers import KV_TERM
 from moebatch.plan.options import PlanOptions
 from moebatch.plan.planner import best_policy
 from moebatch.plan.question import stated_question
-from moebatch.spec.attention import SinkWindow
+from moebatch.spec.cache_layout import SinkWindow
 from moebatch.spec.job import load_job
 from moebatch.spec.policy import pages_of
 from moebatch.spec.profile import load_profile

@@ -15,7 +15,7 @@ from moebatch.model.decoder import Decoder
 from moebatch.model.dense_weights import DenseWeights
 from moebatch.model.gating import AdaptiveGating
 from moebatch.model.router import Routing
-from moebatch.spec.attention import KvCache, SinkWindow
+from moebatch.spec.cache_layout import KvCache, SinkWindow
 from moebatch.spec.shape import ModelShape
 from moebatch.spec.stored_experts import StoredPiece
 from moebatch.store.kv_tensors import KvShape

@@ -16,7 +16,8 @@ from moebatch.model.native.helpers import Helpers
 from moebatch.model.native.kernels import Kernels
 from moebatch.model.native.query_slices import QuerySlices, slice_work_of
 from moebatch.model.native.single_queries import SingleQueries, work_of
-from moebatch.spec.attention import CacheDtype, LatentAttention, SinkWindow
+from moebatch.spec.attention import LatentAttention
+from moebatch.spec.cache_layout import CacheDtype, SinkWindow
 from moebatch.spec.models import load_model
 from tests.model import oracle
 from tests.model.driver import Driver, Seq

@@ -25,7 +25,7 @@ from moebatch.model.native.compiler import cache_folder
 from moebatch.model.native.helpers import Helpers, torch_parallel
 from moebatch.model.native.kernels import Kernels
 from moebatch.model.native.single_queries import SingleQueries, work_of
-from moebatch.spec.attention import CacheDtype
+from moebatch.spec.cache_layout import CacheDtype
 from moebatch.spec.policy import PAGE_TOKENS, pages_of
 from tests.model.test_parts import rope_of
 

@@ -19,7 +19,7 @@ from moebatch.model.native import loader
 from moebatch.model.native.helpers import Helpers, torch_parallel
 from moebatch.model.native.kernels import Kernels
 from moebatch.model.native.query_slices import QuerySlices, slice_work_of
-from moebatch.spec.attention import CacheDtype
+from moebatch.spec.cache_layout import CacheDtype
 from moebatch.spec.shape_reader import read_shape
 from tests.model.test_native_attention import KERNELS, Cache
 from tests.model.test_parts import rope_of

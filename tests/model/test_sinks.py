@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from moebatch.spec.attention import SinkWindow
+from moebatch.spec.cache_layout import SinkWindow
 from tests.model.driver import Driver
 from tests.model.oracle import load, prompts
 from tests.model.sinks import greedy_with_sinks, seen

@@ -5,8 +5,8 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from moebatch.spec.attention import CacheLayout
 from moebatch.spec.cache import CacheGroup
+from moebatch.spec.cache_layout import CacheLayout
 from moebatch.spec.policy import PAGE_TOKENS, pages_of
 from moebatch.store.kv import KVCache
 from moebatch.store.memory import resident_bytes

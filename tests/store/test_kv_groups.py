@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from moebatch.schedule.kv_route import Place
 from moebatch.spec import attention
-from moebatch.spec.attention import CacheLayout, CachePart, SinkWindow
 from moebatch.spec.cache import CacheGroup
+from moebatch.spec.cache_layout import CacheLayout, CachePart, SinkWindow
 from moebatch.spec.hardware import LevelName
 from moebatch.spec.policy import pages_of
 from moebatch.store.kv import KVCache

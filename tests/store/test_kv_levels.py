@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from moebatch.schedule.kv_route import Place
 from moebatch.schedule.task import Kind
-from moebatch.spec.attention import SCALE_BYTES, CacheLayout, CachePart
 from moebatch.spec.cache import CacheGroup
+from moebatch.spec.cache_layout import SCALE_BYTES, CacheLayout, CachePart
 from moebatch.spec.hardware import LevelName
 from moebatch.spec.policy import PAGE_TOKENS, pages_of
 from moebatch.store.kv import KVCache

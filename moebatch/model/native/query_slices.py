@@ -11,7 +11,7 @@ from torch import Tensor
 
 from moebatch.model.native.kernels import DTYPES, number_of
 from moebatch.model.native.sink_queries import SinkQueries, address_of
-from moebatch.spec.attention import CacheDtype
+from moebatch.spec.cache_layout import CacheDtype
 
 _ITEMS_PER_THREAD = 4
 """With fewer pieces of work than that, they become smaller if they can."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from moebatch.model.native.kernels import DTYPES, number_of
 from moebatch.model.native.sink_queries import SinkQueries, address_of
-from moebatch.spec.attention import CacheDtype
+from moebatch.spec.cache_layout import CacheDtype
 
 _ITEMS_PER_THREAD = 8
 """With fewer queries than that, KV heads are divided among the threads as well."""
