@@ -228,7 +228,10 @@ def _base_of(file: YamlFile, name: object, seen: list[Path]) -> YamlFile:
 
     if not isinstance(name, str):
         raise refusal(f"must be the name or the path of a hardware profile, got {shown(name)}")
-    path = file.path.parent / name if is_path(name) else find("hardware", name)
+    try:
+        path = file.path.parent / name if is_path(name) else find("hardware", name)
+    except ConfigError as error:
+        raise refusal(f"{shown(name)} is {error.faults[0].message}") from None
     if path in seen:
         raise refusal(f"{shown(name)} is like this profile itself; one of them must be complete")
     seen.append(path)

@@ -624,7 +624,7 @@ class TestProfileLikeAnother:
         [
             ("mine.yaml", ":1: like: 'mine.yaml' is like this profile itself"),
             ("[t4]", ":1: like: must be the name or the path of a hardware profile"),
-            ("t44", "no hardware profile of that name; did you mean t4"),
+            ("t44", ":1: like: 't44' is no hardware profile of that name; did you mean t4"),
             ("absent.yaml", "no such file"),
         ],
     )
