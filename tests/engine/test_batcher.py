@@ -13,7 +13,7 @@ from moebatch.engine.sequence import Sequence
 from moebatch.engine.text import AnswerText
 from moebatch.layout.admission import Caps
 from moebatch.plan.passes import job_passes
-from moebatch.spec import attention
+from moebatch.spec import cache_layout
 from moebatch.spec.cache import CacheGroup
 from moebatch.spec.cache_layout import CacheLayout, SinkWindow
 from moebatch.spec.policy import Batching, Placement, Policy, pages_of
@@ -70,7 +70,7 @@ groups = st.sampled_from(((WHOLE,), (WHOLE, RING, STATE), (SINKS, RING, STATE)))
 def _small_slices() -> Iterator[None]:
     """So that rings are smaller than sequences."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(attention, "LARGEST_SLICE", 4)
+        patch.setattr(cache_layout, "LARGEST_SLICE", 4)
         yield
 
 

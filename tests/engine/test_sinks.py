@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from moebatch.engine import layout
 from moebatch.model.native import loader
 from moebatch.schedule.registry import SCHEDULES
-from moebatch.spec import attention
+from moebatch.spec import cache_layout
 from moebatch.spec.cache import CacheGroup
 from moebatch.spec.cache_layout import CacheLayout, KvCache, SinkWindow
 from moebatch.spec.policy import pages_of
@@ -69,7 +69,7 @@ def expected_tokens(tiny_checkpoint: Callable[..., Path]) -> Expected:
 
 @pytest.fixture
 def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention, "LARGEST_SLICE", SLICE)
+    monkeypatch.setattr(cache_layout, "LARGEST_SLICE", SLICE)
     monkeypatch.setattr(layout, "PROMPT_ROWS", SLICE)
 
 
@@ -174,7 +174,7 @@ def test_what_a_slice_sees_is_in_places_of_its_own(
 ) -> None:
     """By arithmetic from the configuration: nothing that a slice sees has been written over."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(attention, "LARGEST_SLICE", largest)
+        patch.setattr(cache_layout, "LARGEST_SLICE", largest)
         sink_window, written, position = SinkWindow(sinks, window), {}, 0
         assert sink_window.most_cached == sinks + window + largest - 1
         group = CacheGroup(layers=(0,), layout=CacheLayout.of_heads(1, 1), sink_window=sink_window)

@@ -18,7 +18,7 @@ from moebatch.layout.buffers import KV_TERM, KV_WINDOW_TERM
 from moebatch.model.decoder import Decoder
 from moebatch.plan.runnable import not_runnable
 from moebatch.schedule.registry import SCHEDULES
-from moebatch.spec import attention
+from moebatch.spec import cache_layout
 from moebatch.spec.policy import Placement, Policy, pages_of
 from moebatch.spec.request import Begun, Outcome, Request
 from tests.engine.test_engine import NEW_TOKENS, TokenText, policy, requests, tokens_of
@@ -59,7 +59,7 @@ def expected_tokens(tiny_checkpoint: Callable[..., Path]) -> list[tuple[int, ...
 
 @pytest.fixture(autouse=True)
 def short_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention, "LARGEST_SLICE", SLICE)
+    monkeypatch.setattr(cache_layout, "LARGEST_SLICE", SLICE)
     monkeypatch.setattr(layout, "PROMPT_ROWS", SLICE)
 
 

@@ -16,7 +16,7 @@ from moebatch.layout.buffers import KV_TERM, KV_WINDOW_TERM
 from moebatch.model.decoder import Decoder
 from moebatch.model.native import loader
 from moebatch.schedule.registry import SCHEDULES
-from moebatch.spec import attention
+from moebatch.spec import cache_layout
 from moebatch.spec.cache_layout import KvCache
 from moebatch.spec.policy import Placement, pages_of
 from moebatch.spec.request import Begun
@@ -92,7 +92,7 @@ def cache_of(cached_in: KvCache) -> Any:
 
 @pytest.fixture
 def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention, "LARGEST_SLICE", SLICE)
+    monkeypatch.setattr(cache_layout, "LARGEST_SLICE", SLICE)
     monkeypatch.setattr(layout, "PROMPT_ROWS", SLICE)
 
 

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from moebatch.schedule.kv_route import Place
-from moebatch.spec import attention
+from moebatch.spec import cache_layout
 from moebatch.spec.cache import CacheGroup
 from moebatch.spec.cache_layout import CacheLayout, CachePart, SinkWindow
 from moebatch.spec.hardware import LevelName
@@ -45,7 +45,7 @@ ON_BOTH: tuple[Place, ...] = ("vram", "dram")
 
 @pytest.fixture(autouse=True)
 def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention, "LARGEST_SLICE", SLICE)
+    monkeypatch.setattr(cache_layout, "LARGEST_SLICE", SLICE)
 
 
 def pages(number: int) -> int:
