@@ -77,7 +77,9 @@ class Decoder:
             sink_scores=weights.sink_scores,
         )
         self._rope = Rope(shape, config, self.device)
-        self._elementwise = Elementwise(shape.activation, self.device, shape.clamped_gate)
+        self._elementwise = Elementwise(
+            shape.activation, self.device, shape.clamped_gate, shape.residual_scale
+        )
         self._experts = experts
         self._products = Products(
             self.device,
@@ -150,7 +152,9 @@ class Decoder:
 
     def embed(self, tokens_T: Tensor) -> Tensor:
         """The first hidden states [T, D]."""
-        return F.embedding(tokens_T.to(self.device), self._weights.globals["embedding"])
+        x_TD = F.embedding(tokens_T.to(self.device), self._weights.globals["embedding"])
+        scale = self.shape.embedding_scale
+        return x_TD if scale == 1 else x_TD.mul_(scale)
 
     def attend(
         self,
@@ -363,7 +367,9 @@ class Decoder:
         normed = self._normed(frame, x_RD, weights, "final_norm")
         head = weights.get("head", weights["embedding"])
         logits = torch.empty(len(normed), len(head), device=self.device, dtype=self.dtype)
-        return self._products.linear(normed, head, None, logits)[: len(x_RD)]
+        logits = self._products.linear(normed, head, None, logits)[: len(x_RD)]
+        scale = self.shape.logit_scale
+        return logits if scale == 1 else logits.mul_(scale)
 
     def _normed(
         self, frame: Frame, x_TD: Tensor, weights: Mapping[str, Tensor], role: str

@@ -29,11 +29,16 @@ class Elementwise:
     """Owns the threads of the kernels, so one thread may use it at a time."""
 
     def __init__(
-        self, activation: str, device: torch.device, clamped: ClampedGate | None = None
+        self,
+        activation: str,
+        device: torch.device,
+        clamped: ClampedGate | None = None,
+        residual_scale: float = 1.0,
     ) -> None:
-        """`clamped` says what gates do otherwise. Raises CheckpointError for activations that are
-        not known."""
+        """`clamped` says what gates do otherwise, `residual_scale` by what sums are multiplied that
+        are added. Raises CheckpointError for activations that are not known."""
         self._clamped = clamped
+        self._residual_scale = residual_scale
         self._activation = layers.activation_of(activation)
         self._is_silu = self._activation is layers.silu_in_place
         self._kernels = loader.kernels() if device.type == "cpu" else None
@@ -88,15 +93,23 @@ class Elementwise:
         self._run(self._kernels.place, work, y_MD)
 
     def add(self, frame: Frame, x_MD: Tensor, *parts: Tensor) -> None:
-        """Adds to x, in place, the sum of parts [M, D] or [M, K, D], taken in their order in
-        float32 and rounded before it is added."""
+        """Adds to x, in place, the scaled sum of parts [M, D] or [M, K, D], taken in their order in
+        float32; it is rounded before it is scaled, and before it is added."""
         first, second = parts[0], parts[1] if len(parts) > 1 else None
         if self._kernels is None or not suits(x_MD, first, second):
-            _add_by_torch(frame, x_MD, first, second)
+            _add_by_torch(frame, x_MD, self._residual_scale, first, second)
             return
         num_rows, width = x_MD.shape
         num_parts = first.shape[1] if first.dim() == 3 else 1
-        work = row_work(x_MD, first, second, num_rows=num_rows, num_parts=num_parts, width=width)
+        work = row_work(
+            x_MD,
+            first,
+            second,
+            num_rows=num_rows,
+            num_parts=num_parts,
+            width=width,
+            scale=self._residual_scale,
+        )
         self._run(self._kernels.add, work, x_MD)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, room: Tensor, out: Tensor) -> Tensor:
@@ -145,13 +158,16 @@ class Elementwise:
             self._helpers.run(kernel, work, torch.get_num_threads() if shared else 1)
 
 
-def _add_by_torch(frame: Frame, x_MD: Tensor, first: Tensor, second: Tensor | None) -> None:
+def _add_by_torch(
+    frame: Frame, x_MD: Tensor, scale: float, first: Tensor, second: Tensor | None
+) -> None:
     if first.dim() == 2 and second is None:
-        x_MD += first
+        x_MD += first if scale == 1 else first * scale
         return
     sum_MD = frame.take_float(*x_MD.shape)
     first_MKD = first if first.dim() == 3 else first[:, None]
     torch.sum(first_MKD, 1, dtype=torch.float32, out=sum_MD)
     if second is not None:
         sum_MD += second
-    x_MD += sum_MD.to(x_MD.dtype)
+    added_MD = sum_MD.to(x_MD.dtype)
+    x_MD += added_MD if scale == 1 else added_MD.mul_(scale)

@@ -54,7 +54,7 @@ def of_batch(shape: ModelShape, kind: Kind, load: PassLoad) -> float:
 def of_gates(shape: ModelShape) -> tuple[int, ...]:
     """By layer: norm and router, or norm and MLP where there are no experts."""
     gate = _NORM + 1 + _choice(shape.router) + _GROUPING
-    dense = _NORM + _MLP + 1
+    dense = _NORM + _MLP + 1 + _scaling(shape)
     return tuple(gate if layer in shape.moe_layers else dense for layer in range(shape.num_layers))
 
 
@@ -80,12 +80,13 @@ def of_combine(shape: ModelShape, *, is_joined: bool) -> int:
     """The end of a layer: outputs are added up, with those of a shared expert if there is one."""
     shared = 2 + _MLP if shape.shared_expert else 0
     mixed = 3 * bool(shared and shape.shared_expert_gate)
-    return _COMBINE + _JOINING * is_joined + shared + mixed
+    return _COMBINE + _JOINING * is_joined + shared + mixed + _scaling(shape)
 
 
 def of_head(shape: ModelShape, rows: float, dtype_bytes: int) -> float:
-    """Logits after so many tokens, block by block: rows gathered, normed, multiplied, copied."""
-    return (_NORM + 3) * ceil(rows / logits_rows(shape, dtype_bytes))
+    """Logits after so many tokens, block by block: rows gathered, normed, multiplied, copied, and
+    scaled perhaps."""
+    return (_NORM + 3 + (shape.logit_scale != 1)) * ceil(rows / logits_rows(shape, dtype_bytes))
 
 
 def num_chunks(expert_bytes: int) -> int:
@@ -106,7 +107,16 @@ def _of_attention(shape: ModelShape, load: PassLoad) -> float:
     groups = ceil(load.decode_positions / GATHER_ROWS)
     slices = ceil(load.prompt_tokens / PROMPT_ROWS)
     core = _STORE + groups * _DECODE_GROUP + slices * _PROMPT_SLICE
-    return _of_projection(shape, load) + core + _OUT
+    return _of_projection(shape, load) + core + _of_out(shape, load)
+
+
+def _of_out(shape: ModelShape, load: PassLoad) -> float:
+    return _OUT + _scaling(shape)
+
+
+def _scaling(shape: ModelShape) -> int:
+    """Of what is added to the hidden states."""
+    return int(shape.residual_scale != 1)
 
 
 def _of_kv_up(shape: ModelShape, load: PassLoad) -> float:
@@ -123,7 +133,7 @@ def _of_kv_down(shape: ModelShape, load: PassLoad) -> float:
 _OF_BATCH: Mapping[Kind, Callable[[ModelShape, PassLoad], float]] = {
     Kind.ATTEND: _of_attention,
     Kind.PRE: lambda shape, load: _of_projection(shape, load) + 3,
-    Kind.OUT: lambda shape, load: _OUT,
+    Kind.OUT: _of_out,
     Kind.OFF: lambda shape, load: 3,
     Kind.LOAD: lambda shape, load: 1,
     Kind.KV_UP: _of_kv_up,

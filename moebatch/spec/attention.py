@@ -51,6 +51,9 @@ class Attention(ABC):
     """Numbers that rotate together lie side by side in checkpoints; else each is as far from the
     other as half of what rotates is wide. The rows of projections are put in order when they are
     read, so that all are computed the second way, which leaves every score as it is."""
+    score_scale: float | None = None
+    """By what scores are multiplied before their softmax; None is one by the root of a head's
+    size."""
     cache_dtype: CacheDtype | None = None
     """8 bits in which a job has keys and values cached; None is the dtype of the computation."""
     sink_window: SinkWindow | None = None
@@ -93,8 +96,8 @@ class Attention(ABC):
 
     @property
     def scale(self) -> float:
-        """By what scores are multiplied before their softmax."""
-        return float(self.head_dim**-0.5)
+        """As `score_scale` says."""
+        return self.head_dim**-0.5 if self.score_scale is None else self.score_scale
 
     @property
     def cached_key_dim(self) -> int:
@@ -273,8 +276,6 @@ class LatentAttention(Attention):
     """Part of a query's and a key's head that has positions; the key's is one for all heads."""
     value_head_dim: int
     """Size of a head of values; ``head_dim`` is that of queries and keys."""
-    score_factor: float = 1.0
-    """By what scores are multiplied beside the usual scale."""
 
     @property
     def positioned_dim(self) -> int:
@@ -306,11 +307,6 @@ class LatentAttention(Attention):
         """Latents, and behind each the part of the keys that has positions: one head of keys, of
         which the latents are the values."""
         return CacheLayout((CachePart("latents", 1, self.kv_rank + self.rope_head_dim),))
-
-    @property
-    def scale(self) -> float:
-        """As usual, but for the factor."""
-        return float(self.score_factor * self.head_dim**-0.5)
 
     @property
     def nope_head_dim(self) -> int:

@@ -139,6 +139,13 @@ class Layers:
     recurrent_layers: tuple[int, ...] = ()
     """Ascending; all others attend."""
     norm: Norm = Norm()
+    embedding_scale: float = 1.0
+    """By what embeddings are multiplied before the first layer."""
+    residual_scale: float = 1.0
+    """By what attention, experts and MLPs have made is multiplied before it is added to the hidden
+    states."""
+    logit_scale: float = 1.0
+    """By what logits are multiplied."""
 
 
 @dataclass(frozen=True, kw_only=True)  # no slots: what follows from them is worked out once

@@ -147,7 +147,8 @@ def load_embedded(files: ModelFiles, tokens: Iterable[int]) -> Tensor:
     starts = [block * step for block, _ in places]
     weights = [table.rows(range(start, min(start + step, num_rows))) for start in starts]
     loaded = _loaded([(weight, torch.float16) for weight in weights])
-    return torch.stack([rows[row] for rows, (_, row) in zip(loaded, places, strict=True)])
+    taken = [rows[row] for rows, (_, row) in zip(loaded, places, strict=True)]
+    return torch.stack(taken).mul_(files.shape.embedding_scale)
 
 
 def _loaded(weights: list[tuple[Weight, torch.dtype]]) -> list[Tensor]:

@@ -1,6 +1,7 @@
 """Compiled elementwise kernels: equal to torch, bit for bit where nothing is summed differently."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -28,6 +29,7 @@ rows = st.integers(0, 70)
 widths = st.sampled_from([1, 7, 16, 31, 32, 33, 64, 100, 257, 2048])
 dtypes = st.sampled_from(DTYPES)
 seeds = st.integers(0, 99)
+scales = st.sampled_from([1.0, 0.22, 3.7])
 
 
 @needs_kernels
@@ -57,11 +59,11 @@ def test_clamped_gating(
     """As torch has it, and as transformers has it within rounding."""
     gate, up = (noise(seed + i, dtype, num_rows, width, scale=4.0) for i in range(2))
     clamped = ClampedGate(limit=limit, alpha=alpha)
-    assert_alike(lambda elementwise: gated(elementwise, gate, up), clamped)
+    assert_alike(lambda elementwise: gated(elementwise, gate, up), clamped=clamped)
     g, u = gate.float().clamp(max=limit), up.float().clamp(-limit, limit)
     tolerance = 1e-5 if dtype == torch.float32 else 0.03
     torch.testing.assert_close(
-        gated(native(clamped), gate, up).float(),
+        gated(native(clamped=clamped), gate, up).float(),
         (u + 1) * g * torch.sigmoid(alpha * g),
         rtol=tolerance,
         atol=tolerance,
@@ -88,9 +90,15 @@ def test_placing(
 
 @needs_kernels
 @sizes
-@given(rows, st.integers(1, 8), st.booleans(), widths, dtypes, seeds)
+@given(rows, st.integers(1, 8), st.booleans(), widths, dtypes, seeds, scales)
 def test_adding_what_experts_made(
-    num_rows: int, num_choices: int, is_shared: bool, width: int, dtype: torch.dtype, seed: int
+    num_rows: int,
+    num_choices: int,
+    is_shared: bool,
+    width: int,
+    dtype: torch.dtype,
+    seed: int,
+    scale: float,
 ) -> None:
     x = noise(seed, dtype, num_rows, width)
     parts = [noise(seed + 1, dtype, num_rows, num_choices, width)]
@@ -103,13 +111,15 @@ def test_adding_what_experts_made(
         return out
 
     # In float32 torch groups more than four terms otherwise, here and there.
-    assert_alike(added, exact=dtype == torch.bfloat16)
+    assert_alike(added, exact=dtype == torch.bfloat16, residual_scale=scale)
 
 
 @needs_kernels
 @sizes
-@given(rows, widths, dtypes, seeds)
-def test_adding_one_part(num_rows: int, width: int, dtype: torch.dtype, seed: int) -> None:
+@given(rows, widths, dtypes, seeds, scales)
+def test_adding_one_part(
+    num_rows: int, width: int, dtype: torch.dtype, seed: int, scale: float
+) -> None:
     x, part = noise(seed, dtype, num_rows, width), noise(seed + 1, dtype, num_rows, width)
 
     def added(elementwise: Elementwise) -> Tensor:
@@ -117,7 +127,9 @@ def test_adding_one_part(num_rows: int, width: int, dtype: torch.dtype, seed: in
         elementwise.add(room(0, dtype), out, part)
         return out
 
-    assert_alike(added)
+    assert_alike(added, residual_scale=scale)
+    if dtype == torch.bfloat16:
+        assert_equal(added(native(residual_scale=scale)), x + part * scale)
 
 
 @needs_kernels
@@ -234,16 +246,16 @@ def test_other_activations_are_left_to_torch() -> None:
 # --- helpers --------------------------------------------------------------------------------------
 
 
-def native(clamped: ClampedGate | None = None) -> Elementwise:
-    elementwise = Elementwise("silu", CPU, clamped)
+def native(**options: Any) -> Elementwise:
+    elementwise = Elementwise("silu", CPU, **options)
     assert elementwise._kernels is not None
     return elementwise
 
 
-def by_torch(clamped: ClampedGate | None = None) -> Elementwise:
+def by_torch(**options: Any) -> Elementwise:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(loader.SWITCH, "0")
-        elementwise = Elementwise("silu", CPU, clamped)
+        elementwise = Elementwise("silu", CPU, **options)
     assert elementwise._kernels is None
     return elementwise
 
@@ -255,13 +267,10 @@ def gated(elementwise: Elementwise, gate: Tensor, up: Tensor) -> Tensor:
 
 
 def assert_alike(
-    compute: Callable[[Elementwise], Tensor],
-    clamped: ClampedGate | None = None,
-    *,
-    exact: bool = True,
+    compute: Callable[[Elementwise], Tensor], *, exact: bool = True, **options: Any
 ) -> None:
     """`exact` means bit by bit in bfloat16, but some units in the last place in float32."""
-    got, want = compute(native(clamped)), compute(by_torch(clamped))
+    got, want = compute(native(**options)), compute(by_torch(**options))
     if exact and got.dtype != torch.float32:
         assert_equal(got, want)
     else:

@@ -21,7 +21,7 @@ struct row_work {
     int64_t next_row; /* taken by whichever thread is free */
     int32_t dtype;
     int32_t is_exact; /* second is float32, and its product rounded once */
-    float eps, limit, alpha;
+    float eps, limit, alpha, scale;
 };
 
 INLINE Lot lot_at(const char *p, int64_t i, int64_t width, int dtype) {
@@ -104,7 +104,7 @@ INLINE void place_row(const struct row_work *w, int64_t row, int dtype) {
     }
 }
 
-/* out += the sum of the num_parts parts of first, and of second, where there is one. */
+/* out += scale times the sum of the num_parts parts of first, and of second, where there is one. */
 INLINE void add_row(const struct row_work *w, int64_t row, int dtype) {
     int64_t width = w->width, row_bytes = width * size_of(dtype);
     char *out = w->out + row * row_bytes;
@@ -115,8 +115,10 @@ INLINE void add_row(const struct row_work *w, int64_t row, int dtype) {
             x = sum(x, lot_at(first + part * row_bytes, i, width, dtype));
         if (w->second)
             x = sum(x, lot_at(w->second + row * row_bytes, i, width, dtype));
-        x = sum(lot_at(out, i, width, dtype), rounded_lot(x, dtype));
-        put_lot(out, i, width, x, dtype);
+        x = rounded_lot(x, dtype);
+        if (w->scale != 1.0f)
+            x = rounded_lot(scaled(x, w->scale), dtype);
+        put_lot(out, i, width, sum(lot_at(out, i, width, dtype), x), dtype);
     }
 }
 

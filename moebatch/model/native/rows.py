@@ -32,6 +32,7 @@ class RowWork(ctypes.Structure):
         ("eps", ctypes.c_float),
         ("limit", ctypes.c_float),
         ("alpha", ctypes.c_float),
+        ("scale", ctypes.c_float),
     )
 
 

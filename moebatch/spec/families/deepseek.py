@@ -54,10 +54,12 @@ def _glm_lite(keys: ConfigKeys, num_layers: int) -> Layers:
 def _latent(keys: ConfigKeys, *, rotates_neighbours: bool) -> LatentAttention:
     heads, kv_heads, rope_head_dim = keys.heads()
     bias = keys.flag("attention_bias")
+    head_dim = rope_head_dim + keys.count("qk_nope_head_dim")
+    factor = _score_factor(keys)
     return LatentAttention(
         num_heads=heads,
         num_kv_heads=kv_heads,
-        head_dim=rope_head_dim + keys.count("qk_nope_head_dim"),
+        head_dim=head_dim,
         qkv_bias=bias,
         output_bias=bias,
         kv_rank=keys.count("kv_lora_rank"),
@@ -65,7 +67,7 @@ def _latent(keys: ConfigKeys, *, rotates_neighbours: bool) -> LatentAttention:
         rope_head_dim=rope_head_dim,
         value_head_dim=keys.count("v_head_dim"),
         rotates_neighbours=rotates_neighbours,
-        score_factor=_score_factor(keys),
+        score_scale=None if factor == 1 else factor * head_dim**-0.5,
     )
 
 
