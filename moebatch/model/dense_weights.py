@@ -13,7 +13,11 @@ from moebatch.store.dense import DenseLoader
 from moebatch.store.device_memory import DeviceMemory
 
 _MOVED_COLUMNS = 256
-_APART = {"gated_q": ("output_gate", "q"), "gated_q_bias": ("output_gate_bias", "q_bias")}
+_APART = {
+    "gated_q": ("output_gate", "q"),
+    "gated_q_bias": ("output_gate_bias", "q_bias"),
+    "shared_gate_up": ("shared_gate", "shared_up"),
+}
 """Two halves of a matrix: an output is gated after it has been computed."""
 _TOGETHER = {
     "qkv": ("q", "k", "v"),

@@ -48,6 +48,8 @@ class TensorNames:
     """Templates with ``{layer}`` where a layer owns the tensor."""
     experts: tuple[ExpertLayout, ...]
     """Layouts in use, that of released checkpoints first."""
+    joined: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Roles of weights that hold those of other roles, one below the other."""
 
     def global_weights(self, shape: ModelShape, names: Container[str]) -> Named:
         """Name and size by role of what no layer owns; `names` is what the checkpoint holds.
@@ -65,6 +67,12 @@ class TensorNames:
         return self._named(shape.layer_tensors(layer), names, layer)
 
     def _named(self, sizes: Sizes, names: Container[str], layer: int = 0) -> Named:
+        sizes = dict(sizes)
+        for whole, parts in self.joined.items():
+            if parts[0] in sizes and not _is_gguf(names):
+                of_parts = [sizes.pop(part) for part in parts]
+                height = sum(size[0] for size in of_parts)
+                sizes[whole] = (height, *of_parts[0][1:])
         return {role: (self._name(role, names, layer), size) for role, size in sizes.items()}
 
     def also_under(self, prefix: str) -> "TensorNames":

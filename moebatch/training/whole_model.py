@@ -39,7 +39,7 @@ class WholeModel:
         """`module` is a causal model of transformers; nothing of it can learn from now on."""
         self._module = module.eval().requires_grad_(False)
         layers = module.model.layers
-        self._blocks = {layer: layers[layer].mlp for layer in shape.moe_layers}
+        self._blocks = {layer: _block(layers[layer]) for layer in shape.moe_layers}
 
     @property
     def routers(self) -> Mapping[int, Any]:
@@ -137,6 +137,11 @@ class WholeModel:
             )
         ends = [] if ends is None else [ends] if isinstance(ends, int) else ends
         return [_up_to_end(said, ends) for said in said_BS[:, prompts_BS.shape[1] :].tolist()]
+
+
+def _block(layer: Any) -> Any:
+    """Gate and experts of a layer."""
+    return layer.block_sparse_moe if hasattr(layer, "block_sparse_moe") else layer.mlp
 
 
 def _changing(layer: int, change: ChangeGate) -> Callable[[Any, Any, Any], Any]:
