@@ -53,6 +53,14 @@ _LATENT = {
     "qk_rope_head_dim": 8,
     "v_head_dim": 10,
 }
+_GRANITE = {
+    "intermediate_size": 28,
+    "num_local_experts": 7,
+    "embedding_multiplier": 1.7,
+    "residual_multiplier": 0.6,
+    "attention_multiplier": 0.4,
+    "logits_scaling": 1.3,
+}
 _BY_FAMILY: Mapping[str, Mapping[str, Any]] = {
     "mixtral": {"intermediate_size": 48, "num_local_experts": 6},
     "qwen2_moe": {
@@ -98,6 +106,8 @@ _BY_FAMILY: Mapping[str, Mapping[str, Any]] = {
     | {"n_shared_experts": 2, "moe_intermediate_size": 24, "num_experts_per_tok": 3},
     "deepseek_v3": _LATENT
     | {"n_shared_experts": 1, "moe_intermediate_size": 24, "n_group": 3, "topk_group": 2},
+    "granitemoe": _GRANITE,
+    "granitemoeshared": _GRANITE | {"shared_intermediate_size": 20},
     "glm4_moe_lite": _LATENT | {"n_shared_experts": 1, "moe_intermediate_size": 24},
 }
 _CHAT_TEMPLATE = (
@@ -194,9 +204,7 @@ def _std(name: str, weight: torch.Tensor) -> float:
         return 0.1
     if name.endswith(("bias", ".sinks")):
         return 0.3
-    if name.endswith(
-        ("mlp.gate.weight", "mlp.router.weight", "lm_head.weight", "embed_tokens.weight")
-    ):
+    if name.endswith((".gate.weight", ".router.weight", "lm_head.weight", "embed_tokens.weight")):
         return 0.6
     return float(1.5 / weight.shape[-1] ** 0.5)
 

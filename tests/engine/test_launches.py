@@ -122,7 +122,7 @@ LOAD = PassLoad(
 """Of one micro-batch."""
 
 
-@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe", "qwen2_moe"])
+@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe", "qwen2_moe", "granitemoeshared"])
 def test_tasks_launch_as_much_as_they_are_priced_for(
     tiny_checkpoint: Callable[..., Path], counting: CountingDevice, tmp_path: Path, family: str
 ) -> None:
@@ -139,7 +139,7 @@ def test_tasks_launch_as_much_as_they_are_priced_for(
     assert sum(map(counting.total, _AFTER)) == pytest.approx(planned, rel=0.1)
 
 
-@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe"])
+@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe", "granitemoeshared"])
 def test_tasks_around_attention_on_the_cpu_launch_as_much_as_they_are_priced_for(
     tiny_checkpoint: Callable[..., Path], counting: CountingDevice, tmp_path: Path, family: str
 ) -> None:
@@ -149,6 +149,7 @@ def test_tasks_around_attention_on_the_cpu_launch_as_much_as_they_are_priced_for
         {kind: launches.of_batch(shape, kind, LOAD) for kind in kinds}, rel=0.02
     )
     experts = sum(counted["silu_"] for _, counted in counting.tasks[Kind.POST])
+    experts -= counting.number(Kind.POST) * bool(shape.shared_expert)
     of_batch = launches.of_gates(shape)[0] + launches.of_batch(shape, Kind.OUT, LOAD)
     of_batch += launches.of_combine(shape, is_joined=False)
     planned = counting.number(Kind.POST) * of_batch + experts * launches.of_expert(1)

@@ -210,5 +210,16 @@ CASES: dict[str, Case] = {
         "glm4_moe_lite",
         {"mlp_layer_types": ["sparse", "dense", "sparse"], "routed_scaling_factor": 1.8},
     ),
+    "granite": ("granitemoe", {}),
+    "granite-bias": ("granitemoe", {"attention_bias": True, "num_key_value_heads": None}),
+    "granite-top-5": ("granitemoe", {"num_experts_per_tok": 5, "head_dim": 10}),
+    "granite-tied": ("granitemoe", {"tie_word_embeddings": True}),
+    "granite-shared": ("granitemoeshared", {}),
+    "granite-shared-fused": ("granitemoeshared", {"fused": True}),
+    "granite-shared-none": ("granitemoeshared", {"shared_intermediate_size": 0}),
+    "granite-yarn": (
+        "granitemoe",
+        {"head_dim": 8, "rope_parameters": {"rope_theta": 5000.0, **_ROPES["yarn"]}},
+    ),
     **_rope_cases(),
 }

@@ -35,6 +35,7 @@ BILLIONS = {
     "glm-4.7-flash": 29.9,
     "gpt-oss-20b": 20.9,
     "gpt-oss-120b": 116.8,
+    "granite-3.1-3b-a800m": 3.30,
 }
 """Parameters on the model cards and in the papers."""
 OLMOE = """\

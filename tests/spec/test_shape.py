@@ -26,6 +26,8 @@ ARCHITECTURES = {
     "glm4_moe": "Glm4MoeForCausalLM",
     "minimax_m2": "MiniMaxM2ForCausalLM",
     "gpt_oss": "GptOssForCausalLM",
+    "granitemoe": "GraniteMoeForCausalLM",
+    "granitemoeshared": "GraniteMoeSharedForCausalLM",
     "qwen3_next": "Qwen3NextForCausalLM",
     "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM",
 }
@@ -56,6 +58,8 @@ OPTIONS: list[tuple[str, dict[str, Any]]] = [
     ("minimax_m2", {"num_local_experts": 32, "rotary_dim": 64}),
     ("qwen3_next", {"full_attention_interval": 2, "linear_num_value_heads": 16}),
     ("qwen3_next", {"mlp_only_layers": [1], "attention_bias": True, "num_hidden_layers": 5}),
+    ("granitemoe", {"num_key_value_heads": 8, "attention_multiplier": 0.1, "logits_scaling": 6.0}),
+    ("granitemoeshared", {"shared_intermediate_size": 24, "residual_multiplier": 0.22}),
     ("qwen3_5_moe_text", {"linear_conv_kernel_dim": 3, "linear_value_head_dim": 24}),
 ]
 
@@ -71,7 +75,7 @@ def faults_of(config: dict[str, Any]) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("family", tiny.ALL_FAMILIES)
+@pytest.mark.parametrize("family", [*tiny.ALL_FAMILIES, "granitemoe", "granitemoeshared"])
 def test_absent_keys_are_filled_as_transformers_fills_them(family: str) -> None:
     assert_agrees(read_shape(minimal(family), "config.json"), transformers(family))
 
@@ -303,13 +307,15 @@ def assert_agrees(shape: ModelShape, config: Any) -> None:
     first = getattr(config, "first_k_dense_replace", 0)
     moe = [i for i in layers if i not in dense and (i + 1) % step == 0 and i >= first]
     assert [i for i in layers if shape.is_moe(i)] == moe == list(shape.moe_layers)
-    key = "num_local_experts" if family == "glm4_moe" else "num_experts"
+    is_local = family.startswith(("glm4", "granite"))
+    key = "num_local_experts" if is_local else "num_experts"
     assert shape.num_experts == getattr(config, key) == getattr(config.get_text_config(), key)
     assert shape.experts_per_token == config.num_experts_per_tok
     width = getattr(config, "moe_intermediate_size", None)
     assert shape.expert_width == (width or config.intermediate_size)
     shared = getattr(config, "n_shared_experts", 0) * (width or 0)
     shared = getattr(config, "shared_expert_intermediate_size", shared)
+    shared = getattr(config, "shared_intermediate_size", shared)
     assert shape.dense_width == (getattr(config, "intermediate_size", 0) if width else 0)
     assert shape.shared_expert_width == shared
     bias = getattr(config, "attention_bias", False)
@@ -324,6 +330,10 @@ def assert_agrees(shape: ModelShape, config: Any) -> None:
     share = config.rope_parameters.get("partial_rotary_factor", 1.0)
     assert attention.rotary_dim == int(shape.head_dim * share)
     assert attention.clip_qkv == getattr(config, "clip_qkv", None)
+    assert attention.score_scale == getattr(config, "attention_multiplier", None)
+    scales = (shape.embedding_scale, shape.residual_scale, 1 / shape.logit_scale)
+    keys = ("embedding_multiplier", "residual_multiplier", "logits_scaling")
+    assert scales == pytest.approx([getattr(config, key, 1.0) for key in keys])
     assert (shape.router.norm_order == 1.0) == getattr(config, "norm_topk_prob", True)
     window = getattr(config, "sliding_window", None)
     types = getattr(config, "layer_types", None) or ["sliding_attention"] * len(layers)

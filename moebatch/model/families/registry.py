@@ -22,6 +22,8 @@ FAMILIES = Registry(
         "Glm4MoeForCausalLM": USUAL,
         "MiniMaxM2ForCausalLM": USUAL,
         "GptOssForCausalLM": USUAL,
+        "GraniteMoeForCausalLM": USUAL,
+        "GraniteMoeSharedForCausalLM": USUAL,
         "DeepseekForCausalLM": USUAL,
         "DeepseekV2ForCausalLM": _LATENT,
         "DeepseekV3ForCausalLM": _LATENT,

@@ -117,6 +117,7 @@ def grouped_attention(
     rotates_part: bool = False,
     fills_hidden: bool = False,
     has_gate: bool = False,
+    score_scale: float | None = None,
 ) -> GroupedAttention:
     """Attention with keys and values of their own; `bias` and `output_bias` are the keys that say
     whether projections have one, `rotates_part` that a part of a head may rotate alone, and
@@ -133,6 +134,7 @@ def grouped_attention(
         has_sink_scores=has_sink_scores,
         num_rotated=keys.rotary_dim(head_dim) if rotates_part else None,
         has_gate=has_gate,
+        score_scale=score_scale,
     )
 
 

@@ -1,4 +1,5 @@
-"""Latent attention in the engine: the tokens of transformers, wherever its cache lies."""
+"""Families with what none of the other matrices has, such as latent attention or scaled residuals:
+the tokens of transformers, wherever weights and cache lie."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,10 +14,11 @@ from tests.model import oracle
 
 ROWS = requests((1, 17, 40, 3, 96, 33))
 WHERE = IN_MEMORY | EMULATED
+OTHERS = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "granitemoeshared")
 
 
 @pytest.mark.few(title=tuple(WHERE))
-@pytest.mark.parametrize("family", ["deepseek_v2", "deepseek_v3", "glm4_moe_lite"])
+@pytest.mark.parametrize("family", OTHERS)
 @pytest.mark.parametrize("name", ["klotski", "cgopipe", "flexgen"])
 @pytest.mark.parametrize("title", WHERE)
 def test_every_place_says_what_transformers_says(

@@ -1,0 +1,81 @@
+"""Granite-3 MoE and PowerMoE (IBM), without a shared expert and with one."""
+
+from moebatch.spec.config_keys import ConfigKeys
+from moebatch.spec.families.family import FamilySpec, grouped_attention, usual_defaults
+from moebatch.spec.shape import Layers, Mlp, Router
+from moebatch.spec.tensor_names import LAYER, ExpertLayout, TensorNames, usual_roles
+
+_BLOCK = LAYER + "block_sparse_moe."
+
+
+def _layers(keys: ConfigKeys, num_layers: int) -> Layers:
+    shared_width = keys.count_or_zero("shared_intermediate_size")
+    return Layers(
+        attention=grouped_attention(
+            keys,
+            bias="attention_bias",
+            output_bias="attention_bias",
+            score_scale=keys.positive("attention_multiplier"),
+        ),
+        moe_layers=tuple(range(num_layers)),
+        expert=Mlp(width=keys.count("intermediate_size")),
+        shared_expert=Mlp(width=shared_width) if shared_width else None,
+        shared_expert_gate=False,
+        router=Router(norm_order=1.0),
+        sliding_windows=(None,) * num_layers,
+        embedding_scale=keys.positive("embedding_multiplier"),
+        residual_scale=keys.positive("residual_multiplier"),
+        logit_scale=1 / keys.positive("logits_scaling"),
+    )
+
+
+_NAMES = TensorNames(
+    roles=usual_roles()
+    | {
+        "router": (_BLOCK + "router.layer.weight", _BLOCK + "router.weight"),
+        "shared_gate_up": (LAYER + "shared_mlp.input_linear.weight",),
+        "shared_down": (LAYER + "shared_mlp.output_linear.weight",),
+    },
+    joined={"shared_gate_up": ("shared_gate", "shared_up")},
+    experts=tuple(
+        ExpertLayout(
+            weights={_BLOCK + gate_up: ("gate", "up"), _BLOCK + down: ("down",)}, is_stacked=True
+        )
+        for gate_up, down in (
+            ("input_linear.weight", "output_linear.weight"),
+            ("experts.gate_up_proj", "experts.down_proj"),
+        )
+    ),
+)
+"""As released, and as transformers holds them in memory."""
+_DEFAULTS = usual_defaults(
+    vocab_size=32000,
+    hidden_size=4096,
+    intermediate_size=11008,
+    num_hidden_layers=32,
+    num_attention_heads=32,
+    num_key_value_heads=None,
+    max_position_embeddings=2048,
+    rms_norm_eps=1e-6,
+    attention_bias=False,
+    embedding_multiplier=1.0,
+    residual_multiplier=1.0,
+    attention_multiplier=1.0,
+    logits_scaling=1.0,
+    num_experts_per_tok=2,
+    num_experts=8,
+)
+GRANITE_MOE = FamilySpec(
+    architecture="GraniteMoeForCausalLM",
+    model_type="granitemoe",
+    defaults=_DEFAULTS,
+    layers=_layers,
+    names=_NAMES,
+)
+GRANITE_MOE_SHARED = FamilySpec(
+    architecture="GraniteMoeSharedForCausalLM",
+    model_type="granitemoeshared",
+    defaults=_DEFAULTS | {"shared_intermediate_size": 0},
+    layers=_layers,
+    names=_NAMES,
+)
