@@ -250,6 +250,8 @@ def step_elements(shape: ModelShape, limits: Limits) -> int:
     recurrence = _recurrence_elements(shape, rows)
     rows = bucket_rows(limits.expert_rows)
     width = max(shape.expert_width, shape.shared_expert_width, shape.dense_width)
+    mlps = (shape.expert, shape.shared_expert, shape.dense)
+    has_biases = any(each.bias for each in mlps if each)
     mlp = (
         rows * D,  # gathered or normed input
         rows * D * 2,  # sum of outputs, or a norm's input, in float32
@@ -257,7 +259,7 @@ def step_elements(shape: ModelShape, limits: Limits) -> int:
         rows * width,  # gate
         rows * width,  # up
         rows * D,  # output
-        *([width, width, D] if shape.expert.bias else []),  # biases
+        *([width, width, D] if has_biases else []),  # biases
     )
     words = 2 if shape.router.has_exact_logits else 1
     router = (

@@ -367,7 +367,8 @@ class Decoder:
         normed = self._normed(frame, x_RD, weights, "final_norm")
         head = weights.get("head", weights["embedding"])
         logits = torch.empty(len(normed), len(head), device=self.device, dtype=self.dtype)
-        logits = self._products.linear(normed, head, None, logits)[: len(x_RD)]
+        bias = weights.get("head_bias")
+        logits = self._products.linear(normed, head, bias, logits)[: len(x_RD)]
         scale = self.shape.logit_scale
         return logits if scale == 1 else logits.mul_(scale)
 

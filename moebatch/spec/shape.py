@@ -146,6 +146,8 @@ class Layers:
     states."""
     logit_scale: float = 1.0
     """By what logits are multiplied."""
+    head_bias: bool = False
+    """The head has one."""
 
 
 @dataclass(frozen=True, kw_only=True)  # no slots: what follows from them is worked out once
@@ -269,6 +271,8 @@ class ModelShape(Layers):
         """Sizes of what no layer owns, by role; a tied head is none of its own."""
         sizes: Sizes = {"embedding": (self.vocab_size, self.hidden_size)}
         sizes |= self._norm_tensors("final_norm")
+        if self.head_bias:
+            sizes["head_bias"] = (self.vocab_size,)
         return sizes if self.tie_word_embeddings else sizes | {"head": sizes["embedding"]}
 
     def layer_tensors(self, layer: int) -> Sizes:

@@ -117,8 +117,8 @@ def usual_roles(*, shared: str = "mlp.shared_expert") -> dict[str, tuple[str, ..
         **{f"{role}_bias": f"self_attn.{role}_proj.bias" for role in "qkvo"},
         **{f"{role}_norm": f"self_attn.{role}_norm.weight" for role in "qk"},
         "router": "mlp.gate.weight",
-        **{f"mlp_{role}": f"mlp.{role}_proj.weight" for role in ("gate", "up", "down")},
-        **{f"shared_{role}": f"{shared}.{role}_proj.weight" for role in ("gate", "up", "down")},
+        **_mlp_roles("mlp", "mlp"),
+        **_mlp_roles("shared", shared),
         "shared_mix": f"{shared}_gate.weight",
     }
     return {
@@ -126,7 +126,17 @@ def usual_roles(*, shared: str = "mlp.shared_expert") -> dict[str, tuple[str, ..
         "final_norm": ("model.norm.weight",),
         "final_norm_bias": ("model.norm.bias",),
         "head": ("lm_head.weight",),
+        "head_bias": ("lm_head.bias",),
         **{role: (LAYER + name,) for role, name in layer.items()},
+    }
+
+
+def _mlp_roles(prefix: str, name: str) -> dict[str, str]:
+    kinds = {"": "weight", "_bias": "bias"}
+    return {
+        f"{prefix}_{role}{end}": f"{name}.{role}_proj.{kind}"
+        for role in ("gate", "up", "down")
+        for end, kind in kinds.items()
     }
 
 

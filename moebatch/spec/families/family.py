@@ -117,6 +117,7 @@ def grouped_attention(
     rotates_part: bool = False,
     fills_hidden: bool = False,
     has_gate: bool = False,
+    rotates_neighbours: bool = False,
     score_scale: float | None = None,
 ) -> GroupedAttention:
     """Attention with keys and values of their own; `bias` and `output_bias` are the keys that say
@@ -134,6 +135,7 @@ def grouped_attention(
         has_sink_scores=has_sink_scores,
         num_rotated=keys.rotary_dim(head_dim) if rotates_part else None,
         has_gate=has_gate,
+        rotates_neighbours=rotates_neighbours,
         score_scale=score_scale,
     )
 
