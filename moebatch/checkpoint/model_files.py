@@ -142,7 +142,10 @@ class ModelFiles:
 
     def _weights(self, named: Named) -> dict[str, Weight]:
         likely = self.shape.expert_format
-        return {role: self.checkpoint.weight(*weight, likely) for role, weight in named.items()}
+        found = {role: self.checkpoint.weight(*weight, likely) for role, weight in named.items()}
+        for role in found.keys() & self._names.flat:
+            found[role] = replace(found[role], shape=found[role].shape[1:])
+        return found
 
 
 def open_model(folder: Path, dtype: Dtype | Literal["auto"]) -> ModelFiles:

@@ -50,6 +50,8 @@ class TensorNames:
     """Layouts in use, that of released checkpoints first."""
     joined: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Roles of weights that hold those of other roles, one below the other."""
+    flat: Collection[str] = ()
+    """Roles of vectors that lie in files as matrices of one row."""
 
     def global_weights(self, shape: ModelShape, names: Container[str]) -> Named:
         """Name and size by role of what no layer owns; `names` is what the checkpoint holds.
@@ -73,6 +75,8 @@ class TensorNames:
                 of_parts = [sizes.pop(part) for part in parts]
                 height = sum(size[0] for size in of_parts)
                 sizes[whole] = (height, *of_parts[0][1:])
+        for role in sizes.keys() & self.flat:
+            sizes[role] = (1, *sizes[role])
         return {role: (self._name(role, names, layer), size) for role, size in sizes.items()}
 
     def also_under(self, prefix: str) -> "TensorNames":
