@@ -106,6 +106,14 @@ _BY_FAMILY: Mapping[str, Mapping[str, Any]] = {
     | {"n_shared_experts": 2, "moe_intermediate_size": 24, "num_experts_per_tok": 3},
     "deepseek_v3": _LATENT
     | {"n_shared_experts": 1, "moe_intermediate_size": 24, "n_group": 3, "topk_group": 2},
+    "ernie4_5_moe": {
+        "intermediate_size": 56,
+        "moe_intermediate_size": 20,
+        "moe_num_experts": 7,
+        "moe_k": 3,
+        "moe_norm_min": 0.6,
+        "tie_word_embeddings": False,
+    },
     "granitemoe": _GRANITE,
     "granitemoeshared": _GRANITE | {"shared_intermediate_size": 20},
     "glm4_moe_lite": _LATENT | {"n_shared_experts": 1, "moe_intermediate_size": 24},

@@ -35,6 +35,8 @@ BILLIONS = {
     "glm-4.7-flash": 29.9,
     "gpt-oss-20b": 20.9,
     "gpt-oss-120b": 116.8,
+    "ernie-4.5-21b-a3b": 21.8,
+    "ernie-4.5-300b-a47b": 299,
     "granite-3.1-3b-a800m": 3.30,
 }
 """Parameters on the model cards and in the papers."""

@@ -26,11 +26,13 @@ ARCHITECTURES = {
     "glm4_moe": "Glm4MoeForCausalLM",
     "minimax_m2": "MiniMaxM2ForCausalLM",
     "gpt_oss": "GptOssForCausalLM",
+    "ernie4_5_moe": "Ernie4_5_MoeForCausalLM",
     "granitemoe": "GraniteMoeForCausalLM",
     "granitemoeshared": "GraniteMoeSharedForCausalLM",
     "qwen3_next": "Qwen3NextForCausalLM",
     "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM",
 }
+OTHERS = ("granitemoe", "granitemoeshared", "ernie4_5_moe")
 NEEDED = {"glm4_moe": {"head_dim": 128}}
 """What is refused without: the default sizes do not divide each other."""
 
@@ -58,6 +60,11 @@ OPTIONS: list[tuple[str, dict[str, Any]]] = [
     ("minimax_m2", {"num_local_experts": 32, "rotary_dim": 64}),
     ("qwen3_next", {"full_attention_interval": 2, "linear_num_value_heads": 16}),
     ("qwen3_next", {"mlp_only_layers": [1], "attention_bias": True, "num_hidden_layers": 5}),
+    ("ernie4_5_moe", {"moe_num_experts": 12, "moe_k": 3, "use_bias": True, "moe_norm_min": 0.1}),
+    (
+        "ernie4_5_moe",
+        {"moe_layer_interval": 3, "moe_layer_start_index": 3, "moe_layer_end_index": 7},
+    ),
     ("granitemoe", {"num_key_value_heads": 8, "attention_multiplier": 0.1, "logits_scaling": 6.0}),
     ("granitemoeshared", {"shared_intermediate_size": 24, "residual_multiplier": 0.22}),
     ("qwen3_5_moe_text", {"linear_conv_kernel_dim": 3, "linear_value_head_dim": 24}),
@@ -75,7 +82,7 @@ def faults_of(config: dict[str, Any]) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("family", [*tiny.ALL_FAMILIES, "granitemoe", "granitemoeshared"])
+@pytest.mark.parametrize("family", [*tiny.ALL_FAMILIES, *OTHERS])
 def test_absent_keys_are_filled_as_transformers_fills_them(family: str) -> None:
     assert_agrees(read_shape(minimal(family), "config.json"), transformers(family))
 
@@ -304,8 +311,11 @@ def assert_agrees(shape: ModelShape, config: Any) -> None:
     assert shape.vocab_size == config.vocab_size
     assert shape.tie_word_embeddings == config.tie_word_embeddings
     step, dense = getattr(config, "decoder_sparse_step", 1), getattr(config, "mlp_only_layers", [])
+    step = getattr(config, "moe_layer_interval", step)
     first = getattr(config, "first_k_dense_replace", 0)
-    moe = [i for i in layers if i not in dense and (i + 1) % step == 0 and i >= first]
+    first = getattr(config, "moe_layer_start_index", first)
+    stop = getattr(config, "moe_layer_end_index", len(layers) - 1) + 1
+    moe = [i for i in layers[first:stop] if i not in dense and (i + 1) % step == 0]
     assert [i for i in layers if shape.is_moe(i)] == moe == list(shape.moe_layers)
     is_local = family.startswith(("glm4", "granite"))
     key = "num_local_experts" if is_local else "num_experts"
@@ -313,12 +323,13 @@ def assert_agrees(shape: ModelShape, config: Any) -> None:
     assert shape.experts_per_token == config.num_experts_per_tok
     width = getattr(config, "moe_intermediate_size", None)
     assert shape.expert_width == (width or config.intermediate_size)
-    shared = getattr(config, "n_shared_experts", 0) * (width or 0)
+    shared = getattr(config, "n_shared_experts", getattr(config, "moe_num_shared_experts", 0))
+    shared *= width or 0
     shared = getattr(config, "shared_expert_intermediate_size", shared)
     shared = getattr(config, "shared_intermediate_size", shared)
     assert shape.dense_width == (getattr(config, "intermediate_size", 0) if width else 0)
     assert shape.shared_expert_width == shared
-    bias = getattr(config, "attention_bias", False)
+    bias = getattr(config, "attention_bias", getattr(config, "use_bias", False))
     attention = shape.attention
     assert isinstance(attention, GroupedAttention)
     assert attention.qkv_bias == (bias or getattr(config, "qkv_bias", False))

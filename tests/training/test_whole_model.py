@@ -30,7 +30,7 @@ def opened(folder: Path) -> tuple[Any, WholeModel]:
     return module, WholeModel(module, Driver(folder).shape)
 
 
-@pytest.mark.parametrize("family", [*FAMILIES, "granitemoeshared"])
+@pytest.mark.parametrize("family", [*FAMILIES, "granitemoeshared", "ernie4_5_moe"])
 def test_gates_leave_out_what_those_of_a_decoder_do(
     tiny_checkpoint: Checkpoint, family: str
 ) -> None:

@@ -22,6 +22,7 @@ FAMILIES = Registry(
         "Glm4MoeForCausalLM": USUAL,
         "MiniMaxM2ForCausalLM": USUAL,
         "GptOssForCausalLM": USUAL,
+        "Ernie4_5_MoeForCausalLM": USUAL,
         "GraniteMoeForCausalLM": USUAL,
         "GraniteMoeSharedForCausalLM": USUAL,
         "DeepseekForCausalLM": USUAL,

@@ -8,6 +8,7 @@ from moebatch.spec.families.deepseek import (
     DEEPSEEK_V3,
     GLM4_MOE_LITE,
 )
+from moebatch.spec.families.ernie import ERNIE_4_5_MOE
 from moebatch.spec.families.glm import GLM4_MOE
 from moebatch.spec.families.gpt_oss import GPT_OSS
 from moebatch.spec.families.granite import GRANITE_MOE, GRANITE_MOE_SHARED
@@ -20,7 +21,8 @@ from moebatch.spec.families.qwen_delta import QWEN3_5_MOE, QWEN3_5_MOE_TEXT, QWE
 _DEEPSEEK = (DEEPSEEK_MOE, DEEPSEEK_V2, DEEPSEEK_V3, GLM4_MOE_LITE)
 _QWEN = (QWEN2_MOE, QWEN3_MOE, QWEN3_NEXT, QWEN3_5_MOE_TEXT, QWEN3_5_MOE)
 _GRANITE = (GRANITE_MOE, GRANITE_MOE_SHARED)
-_KNOWN = (MIXTRAL, *_QWEN, OLMOE, GLM4_MOE, MINIMAX_M2, DBRX, *_DEEPSEEK, GPT_OSS, *_GRANITE)
+_OTHERS = (OLMOE, GLM4_MOE, MINIMAX_M2, DBRX, GPT_OSS, *_GRANITE, ERNIE_4_5_MOE)
+_KNOWN = (MIXTRAL, *_QWEN, *_DEEPSEEK, *_OTHERS)
 FAMILIES = Registry({family.architecture: family for family in _KNOWN})
 """By the class name in ``architectures``. A family that is to be run as well is registered by
 `moebatch.model.families.registry.register`."""
