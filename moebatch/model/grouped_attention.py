@@ -40,6 +40,8 @@ class GroupedAttentionBlock:
         qkv = self._unrotated(frame, normed_ND, num_tokens, weights)
         for y_NHC in (qkv.q_THC, qkv.parts[0]):
             self._elementwise.rotate(y_NHC[:num_tokens], micro_batch.cos_TR, micro_batch.sin_TR)
+        if self._attention.norms_rotated:
+            self._norm(frame, qkv, num_tokens, weights)
         return qkv
 
     def output(self, frame: Frame, out_NHC: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
@@ -70,25 +72,28 @@ class GroupedAttentionBlock:
     def _unrotated(
         self, frame: Frame, normed_ND: Tensor, num_tokens: int, weights: Mapping[str, Tensor]
     ) -> Qkv:
-        attention, projected = self._attention, []
-        norm_room = frame.take_float(
-            len(normed_ND) * attention.query_width * attention.norms_queries
-        )
+        attention = self._attention
         room = frame.take(len(normed_ND), len(weights["qkv"]))
         together = self._products.linear(normed_ND, weights["qkv"], weights.get("qkv_bias"), room)
         widths = (attention.query_width, attention.kv_width, attention.kv_width)
         parts = torch.split(together, list(widths), dim=1)
-        for role, y in zip("qkv", parts, strict=True):
-            y_NHC = y.view(len(y), -1, attention.head_dim)
-            norm = weights.get(f"{role}_norm")
-            if norm is not None:
-                normed = (y_NHC if attention.qk_norm == "head" else y)[:num_tokens]
-                self._elementwise.rms_norm(normed, norm, self._eps, norm_room, normed)
-            projected.append(y_NHC)
+        q_NHC, *kv = (y.view(len(y), -1, attention.head_dim) for y in parts)
+        qkv = Qkv(q_NHC, tuple(kv))
+        if not attention.norms_rotated:
+            self._norm(frame, qkv, num_tokens, weights)
         if attention.clip_qkv is not None:
             together.clamp_(-attention.clip_qkv, attention.clip_qkv)
-        q_NHC, *kv = projected
-        return Qkv(q_NHC, tuple(kv))
+        return qkv
+
+    def _norm(self, frame: Frame, qkv: Qkv, num_tokens: int, weights: Mapping[str, Tensor]) -> None:
+        """Norms queries and keys, in place."""
+        for role, y_NHC in zip("qk", qkv.tensors, strict=False):
+            norm = weights.get(f"{role}_norm")
+            if norm is not None:
+                is_full = self._attention.qk_norm == "full"
+                normed = (y_NHC.flatten(1) if is_full else y_NHC)[:num_tokens]
+                room = frame.branch().take_float(normed.numel())
+                self._elementwise.rms_norm(normed, norm, self._eps, room, normed)
 
 
 def gate_output(

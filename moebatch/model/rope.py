@@ -107,6 +107,8 @@ class _RopeParameters:
         self._config = _rope_config(shape, config)
         parameters = self._config.rope_parameters
         self.kind = parameters["rope_type"]
+        if self.kind == "dynamic" and parameters.get("alpha"):
+            self.kind = "alpha"  # as Hunyuan has it: whatever the length
         self._threshold = shape.max_positions
         if self.kind == "longrope":
             self._threshold = parameters["original_max_position_embeddings"]
@@ -150,7 +152,8 @@ def _rope_config(shape: ModelShape, config: Mapping[str, Any]) -> Any:
 def _compute_function(kind: str) -> Callable[..., tuple[Tensor, float]]:
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-    return _default_frequencies if kind == "default" else ROPE_INIT_FUNCTIONS[kind]
+    own = {"default": _default_frequencies, "alpha": _stretched_frequencies}
+    return own.get(kind) or ROPE_INIT_FUNCTIONS[kind]
 
 
 def _default_frequencies(config: Any, device: str, seq_len: int) -> tuple[Tensor, float]:
@@ -158,3 +161,11 @@ def _default_frequencies(config: Any, device: str, seq_len: int) -> tuple[Tensor
     rotary_dim = int(config.head_dim * parameters.get("partial_rotary_factor", 1.0))
     steps = torch.arange(0, rotary_dim, 2, dtype=torch.float32, device=device)
     return 1.0 / parameters["rope_theta"] ** (steps / rotary_dim), 1.0
+
+
+def _stretched_frequencies(config: Any, device: str, seq_len: int) -> tuple[Tensor, float]:
+    """Those of a larger base, as NTK-aware scaling by ``alpha`` has it."""
+    parameters, dim = config.rope_parameters, config.head_dim
+    steps = torch.arange(0, dim, 2, dtype=torch.float32, device=device)
+    base = parameters["rope_theta"] * parameters["alpha"] ** (dim / (dim - 2))
+    return 1.0 / base ** (steps / dim), 1.0

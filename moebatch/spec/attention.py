@@ -51,6 +51,8 @@ class Attention(ABC):
     """Numbers that rotate together lie side by side in checkpoints; else each is as far from the
     other as half of what rotates is wide. The rows of projections are put in order when they are
     read, so that all are computed the second way, which leaves every score as it is."""
+    norms_rotated: bool = False
+    """Queries and keys are normed after they have been rotated, not before."""
     score_scale: float | None = None
     """By what scores are multiplied before their softmax; None is one by the root of a head's
     size."""

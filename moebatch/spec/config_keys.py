@@ -1,7 +1,7 @@
 """Typed figures out of a raw ``config.json``, every fault collected on the way."""
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,13 +46,19 @@ class ConfigKeys:
     """
 
     def __init__(
-        self, config: Mapping[str, Any], defaults: Mapping[str, Any], spelling: Mapping[str, str]
+        self,
+        config: Mapping[str, Any],
+        defaults: Mapping[str, Any],
+        spelling: Mapping[str, str],
+        by_layer: Collection[str] = (),
     ) -> None:
         """`defaults` are the values of keys that a file may leave out; `spelling` says where the
-        family keeps a key under another name, ``ffn_config.moe_top_k`` is nested."""
+        family keeps a key under another name, ``ffn_config.moe_top_k`` is nested; `by_layer` are
+        keys that may hold a list with a value for each layer, all the same."""
         self._config = config
         self._defaults = defaults
         self._spelling = spelling
+        self._by_layer = by_layer
         self.faults: list[ConfigFault] = []
 
     def count(self, key: str, most: int = MAX_COUNT, least: int = 1) -> int:
@@ -201,7 +207,14 @@ class ConfigKeys:
             if not isinstance(found, Mapping) or step not in found:
                 return self._defaults.get(key)
             found = found[step]
-        return found
+        return self._of_all_layers(key, found) if key in self._by_layer else found
+
+    def _of_all_layers(self, key: str, found: Any) -> Any:
+        if not isinstance(found, list) or not found:
+            return found
+        if any(value != found[0] for value in found):
+            self.fault(key, "the same for all layers", found)
+        return found[0]
 
     def _is_faulty(self, *keys: str) -> bool:
         spelled = {self._spelled(key) for key in keys}

@@ -8,6 +8,7 @@ from functools import cached_property
 from math import prod
 from typing import Literal
 
+from moebatch.errors import ConfigError, Fault
 from moebatch.formats.weight_format import WeightFormat
 from moebatch.spec.attention import Attention, Sizes
 from moebatch.spec.cache import CacheGroup
@@ -437,9 +438,15 @@ class ModelShape(Layers):
 
     def seen_through(self, sink_window: SinkWindow | None) -> "ModelShape":
         """The same model where tokens see sinks and a window, save in layers whose own windows are
-        shorter."""
+        shorter. Raises ConfigError where queries cannot be turned to sinks."""
         if sink_window is None:
             return self
+        if self.attention.norms_rotated:
+            message = (
+                f"{self.architecture} norms queries behind their rotation, so that none can be "
+                "turned to sinks; leave it out"
+            )
+            raise ConfigError([Fault(file="model.attention", message=message)])
         most = sink_window.window
         windows = (most if own is None else min(own, most) for own in self.sliding_windows)
         attention = replace(self.attention, sink_window=sink_window)

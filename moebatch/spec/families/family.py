@@ -4,7 +4,7 @@ Released configurations omit what equals the default of the family's class in tr
 these defaults are part of the format.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,13 +38,15 @@ class FamilySpec:
     """Where the family keeps a key under another name; ``ffn_config.moe_top_k`` is nested."""
     names: TensorNames | None = None
     """None where moebatch can plan the family but not run it."""
+    by_layer: Collection[str] = ()
+    """Keys whose numbers files may give for each layer; all have to be the same."""
     rotary_type: str | None = None
     """``model_type`` in whose way rotary positions are configured; None is the family's own."""
 
     def shape(self, config: Mapping[str, Any], where: str) -> ModelShape:
         """What a raw ``config.json`` describes. Raises FaultyConfig with all faults at once."""
         quantised = _quantised(config, where)
-        keys = ConfigKeys(config, self.defaults, self.spelling)
+        keys = ConfigKeys(config, self.defaults, self.spelling, self.by_layer)
         model_type = config.get("model_type", self.model_type)
         if model_type not in (self.model_type, *self.other_types):
             expected = f"{shown(self.model_type)} as in the architecture"
@@ -112,6 +114,7 @@ def grouped_attention(
     bias: str | None = None,
     output_bias: str | None = None,
     qk_norm: QkNorm = "none",
+    norms_rotated: bool = False,
     clips: bool = False,
     has_sink_scores: bool = False,
     rotates_part: bool = False,
@@ -131,6 +134,7 @@ def grouped_attention(
         qkv_bias=bias is not None and keys.flag(bias),
         output_bias=output_bias is not None and keys.flag(output_bias),
         qk_norm=qk_norm,
+        norms_rotated=norms_rotated,
         clip_qkv=keys.positive_or_none("clip_qkv") if clips else None,
         has_sink_scores=has_sink_scores,
         num_rotated=keys.rotary_dim(head_dim) if rotates_part else None,
