@@ -9,6 +9,7 @@ from moebatch.spec.attention import Attention, LatentAttention
 from moebatch.spec.config_keys import ConfigKeys
 from moebatch.spec.families.family import (
     FamilySpec,
+    by_mlp_types,
     corrected_router,
     expert_groups,
     grouped_attention,
@@ -36,19 +37,9 @@ def _v3(keys: ConfigKeys, num_layers: int) -> Layers:
 
 
 def _glm_lite(keys: ConfigKeys, num_layers: int) -> Layers:
-    layers, types = _v3(keys, num_layers), keys.value("mlp_layer_types")
-    known = ("dense", "sparse")
-    if types is None:
-        return layers
-    if not isinstance(types, list) or any(kind not in known for kind in types):
-        keys.fault("mlp_layer_types", "a list of " + " and ".join(known), types)
-        return layers
-    if len(types) != num_layers:
-        message = f"mlp_layer_types has {len(types)} entries for {num_layers} layers"
-        keys.wrong("mlp_layer_types", message)
-        return layers
-    sparse = tuple(layer for layer, kind in enumerate(types) if kind == "sparse")
-    return replace(layers, moe_layers=sparse)
+    num_dense = keys.count_or_zero("first_k_dense_replace")
+    sparse = by_mlp_types(keys, num_layers, num_dense)
+    return replace(_v3(keys, num_layers), moe_layers=sparse)
 
 
 def _latent(keys: ConfigKeys, *, rotates_neighbours: bool) -> LatentAttention:

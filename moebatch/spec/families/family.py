@@ -206,17 +206,28 @@ def by_layer_types(keys: ConfigKeys, num_layers: int, otherwise: Callable[[int],
     return tuple(window if kind == sliding else None for kind in types)
 
 
-def layer_types(keys: ConfigKeys, usual: Sequence[str], known: Sequence[str]) -> Sequence[str]:
-    """``layer_types``, each of which must be `known`; those that are `usual` where there are
-    none."""
-    types = keys.value("layer_types")
+def by_mlp_types(keys: ConfigKeys, num_layers: int, num_dense: int) -> tuple[int, ...]:
+    """Layers that ``mlp_layer_types`` calls sparse; all but the first `num_dense` where there are
+    no such types."""
+    dense, sparse = known = ("dense", "sparse")
+    usual = [dense if layer < num_dense else sparse for layer in range(num_layers)]
+    types = layer_types(keys, usual, known, key="mlp_layer_types")
+    return tuple(layer for layer, kind in enumerate(types) if kind == sparse)
+
+
+def layer_types(
+    keys: ConfigKeys, usual: Sequence[str], known: Sequence[str], key: str = "layer_types"
+) -> Sequence[str]:
+    """What `key` says of every layer, which must be `known`; what is `usual` where it says
+    nothing."""
+    types = keys.value(key)
     if types is None:
         return usual
     if not isinstance(types, list) or any(kind not in known for kind in types):
-        keys.fault("layer_types", "a list of " + " and ".join(known), types)
+        keys.fault(key, "a list of " + " and ".join(known), types)
     elif len(types) != len(usual):
-        message = f"layer_types has {len(types)} entries for {len(usual)} layers"
-        keys.wrong("layer_types", message)
+        message = f"{key} has {len(types)} entries for {len(usual)} layers"
+        keys.wrong(key, message)
     else:
         return types
     return usual
