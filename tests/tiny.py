@@ -53,6 +53,7 @@ _LATENT = {
     "qk_rope_head_dim": 8,
     "v_head_dim": 10,
 }
+_SHARED = {"intermediate_size": 56, "moe_intermediate_size": 20, "head_dim": 10}
 _GRANITE = {
     "intermediate_size": 28,
     "num_local_experts": 7,
@@ -114,6 +115,15 @@ _BY_FAMILY: Mapping[str, Mapping[str, Any]] = {
         "moe_norm_min": 0.6,
         "tie_word_embeddings": False,
     },
+    "dots1": _SHARED | {"n_routed_experts": 7, "n_shared_experts": 2, "norm_topk_prob": True},
+    "solar_open": {
+        "moe_intermediate_size": 20,
+        "n_routed_experts": 7,
+        "head_dim": 10,
+        "routed_scaling_factor": 1.5,
+    },
+    "hy_v3": _SHARED | {"num_experts": 7, "num_shared_experts": 2},
+    "hunyuan_v1_moe": {"intermediate_size": 28, "num_experts": 7, "moe_topk": 3, "head_dim": 10},
     "granitemoe": _GRANITE,
     "granitemoeshared": _GRANITE | {"shared_intermediate_size": 20},
     "glm4_moe_lite": _LATENT | {"n_shared_experts": 1, "moe_intermediate_size": 24},
@@ -212,7 +222,9 @@ def _std(name: str, weight: torch.Tensor) -> float:
         return 0.1
     if name.endswith(("bias", ".sinks")):
         return 0.3
-    if name.endswith((".gate.weight", ".router.weight", "lm_head.weight", "embed_tokens.weight")):
+    if name.endswith(
+        (".gate.weight", ".wg.weight", ".router.weight", "lm_head.weight", "embed_tokens.weight")
+    ):
         return 0.6
     return float(1.5 / weight.shape[-1] ** 0.5)
 

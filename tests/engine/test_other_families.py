@@ -14,7 +14,14 @@ from tests.model import oracle
 
 ROWS = requests((1, 17, 40, 3, 96, 33))
 WHERE = IN_MEMORY | EMULATED
-OTHERS = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "granitemoeshared", "ernie4_5_moe")
+OTHERS = (
+    "deepseek_v2",
+    "deepseek_v3",
+    "glm4_moe_lite",
+    "granitemoeshared",
+    "ernie4_5_moe",
+    "hunyuan_v1_moe",
+)
 
 
 @pytest.mark.few(title=tuple(WHERE))

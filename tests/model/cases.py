@@ -219,6 +219,43 @@ CASES: dict[str, Case] = {
         {"num_hidden_layers": 5, "moe_layer_interval": 2, "moe_layer_end_index": 3},
     ),
     "ernie-tied": ("ernie4_5_moe", {"tie_word_embeddings": True}),
+    "hunyuan": ("hunyuan_v1_moe", {}),
+    "hunyuan-fused": ("hunyuan_v1_moe", {"fused": True}),
+    "hunyuan-bias": ("hunyuan_v1_moe", {"attention_bias": True, "num_key_value_heads": None}),
+    "hunyuan-by-layer": ("hunyuan_v1_moe", {"moe_topk": [2, 2, 2]}),
+    "hunyuan-alpha": (
+        "hunyuan_v1_moe",
+        {
+            "rope_parameters": {
+                "rope_theta": 5000.0,
+                "rope_type": "dynamic",
+                "factor": 1.0,
+                "alpha": 30.0,
+            }
+        },
+    ),
+    "hunyuan-dynamic": (
+        "hunyuan_v1_moe",
+        {
+            "max_position_embeddings": 32,
+            "rope_parameters": {"rope_theta": 5000.0, "rope_type": "dynamic", "factor": 3.0},
+        },
+    ),
+    "hunyuan-tied": ("hunyuan_v1_moe", {"tie_word_embeddings": True}),
+    "hy3": ("hy_v3", {}),
+    "hy3-fused": ("hy_v3", {"fused": True}),
+    "hy3-bias": ("hy_v3", {"attention_bias": True, "mlp_bias": True}),
+    "hy3-types": ("hy_v3", {"mlp_layer_types": ["sparse", "dense", "sparse"]}),
+    "dots": ("dots1", {}),
+    "dots-fused": ("dots1", {"fused": True, "n_group": 1, "topk_group": 1}),
+    "dots-dense": ("dots1", {"first_k_dense_replace": 1, "attention_bias": True}),
+    "dots-window": (
+        "dots1",
+        {"sliding_window": 9, "max_window_layers": 1, "routed_scaling_factor": 2.5},
+    ),
+    "solar": ("solar_open", {}),
+    "solar-fused": ("solar_open", {"fused": True, "attention_bias": True}),
+    "solar-groups": ("solar_open", {"n_routed_experts": 8, "n_group": 4, "topk_group": 2}),
     "granite": ("granitemoe", {}),
     "granite-bias": ("granitemoe", {"attention_bias": True, "num_key_value_heads": None}),
     "granite-top-5": ("granitemoe", {"num_experts_per_tok": 5, "head_dim": 10}),

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from moebatch.errors import ConfigError
 from moebatch.spec.cache_layout import SinkWindow
 from tests.model.driver import Driver
 from tests.model.oracle import load, prompts
@@ -66,3 +67,11 @@ def test_a_turned_query_scores_sinks_as_one_that_is_nearer() -> None:
             turned = query - at if at < sink_window.sinks else position - at
             assert turned == query - place, "the distance within what is seen"
     assert sink_window.most_cached == 4 + 12 + 511
+
+
+def test_queries_that_are_normed_behind_their_rotation_cannot_be_turned(
+    tiny_checkpoint: Callable[..., Path],
+) -> None:
+    folder = tiny_checkpoint("hunyuan_v1_moe")
+    with pytest.raises(ConfigError, match=r"model\.attention: HunYuanMoEV1ForCausalLM norms queri"):
+        Driver(folder, sink_window=WINDOWS[0])

@@ -38,6 +38,10 @@ BILLIONS = {
     "ernie-4.5-21b-a3b": 21.8,
     "ernie-4.5-300b-a47b": 299,
     "granite-3.1-3b-a800m": 3.30,
+    "hunyuan-a13b": 80.4,
+    "hy3-preview": 295,
+    "dots.llm1": 142.8,
+    "solar-open-100b": 102.6,
 }
 """Parameters on the model cards and in the papers."""
 OLMOE = """\

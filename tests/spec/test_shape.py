@@ -27,12 +27,16 @@ ARCHITECTURES = {
     "minimax_m2": "MiniMaxM2ForCausalLM",
     "gpt_oss": "GptOssForCausalLM",
     "ernie4_5_moe": "Ernie4_5_MoeForCausalLM",
+    "hunyuan_v1_moe": "HunYuanMoEV1ForCausalLM",
+    "hy_v3": "HYV3ForCausalLM",
+    "dots1": "Dots1ForCausalLM",
+    "solar_open": "SolarOpenForCausalLM",
     "granitemoe": "GraniteMoeForCausalLM",
     "granitemoeshared": "GraniteMoeSharedForCausalLM",
     "qwen3_next": "Qwen3NextForCausalLM",
     "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM",
 }
-OTHERS = ("granitemoe", "granitemoeshared", "ernie4_5_moe")
+OTHERS = ("granitemoe", "granitemoeshared", "ernie4_5_moe", "hunyuan_v1_moe", "hy_v3", "solar_open")
 NEEDED = {"glm4_moe": {"head_dim": 128}}
 """What is refused without: the default sizes do not divide each other."""
 
@@ -65,6 +69,20 @@ OPTIONS: list[tuple[str, dict[str, Any]]] = [
         "ernie4_5_moe",
         {"moe_layer_interval": 3, "moe_layer_start_index": 3, "moe_layer_end_index": 7},
     ),
+    ("hunyuan_v1_moe", {"head_dim": 12, "num_experts": 5, "moe_topk": 3, "attention_bias": True}),
+    ("hy_v3", {"num_shared_experts": 3, "mlp_bias": True, "attention_bias": True}),
+    (
+        "dots1",
+        {
+            "n_routed_experts": 6,
+            "n_shared_experts": 2,
+            "num_experts_per_tok": 3,
+            "first_k_dense_replace": 1,
+            "max_window_layers": 2,
+            "norm_topk_prob": True,
+        },
+    ),
+    ("solar_open", {"n_group": 4, "attention_bias": True, "n_shared_experts": 2}),
     ("granitemoe", {"num_key_value_heads": 8, "attention_multiplier": 0.1, "logits_scaling": 6.0}),
     ("granitemoeshared", {"shared_intermediate_size": 24, "residual_multiplier": 0.22}),
     ("qwen3_5_moe_text", {"linear_conv_kernel_dim": 3, "linear_value_head_dim": 24}),
@@ -185,6 +203,7 @@ def test_all_faults_are_listed_at_once() -> None:
 @pytest.mark.parametrize(
     ("family", "entries", "message"),
     [
+        ("hunyuan_v1_moe", {"moe_topk": [1, 2]}, "moe_topk: expected the same for all layers, got"),
         ("mixtral", {"num_attention_heads": 6}, "6) must be a multiple of num_key_value_heads (8)"),
         ("mixtral", {"hidden_size": 4100}, "hidden_size (4100) must be a multiple of num_attent"),
         ("mixtral", {"head_dim": 7}, "head_dim (7) must be even"),
@@ -315,26 +334,30 @@ def assert_agrees(shape: ModelShape, config: Any) -> None:
     first = getattr(config, "first_k_dense_replace", 0)
     first = getattr(config, "moe_layer_start_index", first)
     stop = getattr(config, "moe_layer_end_index", len(layers) - 1) + 1
+    kinds = getattr(config, "mlp_layer_types", ["sparse"] * len(layers))
+    dense = [*dense, *(i for i, kind in enumerate(kinds) if kind == "dense")]
     moe = [i for i in layers[first:stop] if i not in dense and (i + 1) % step == 0]
     assert [i for i in layers if shape.is_moe(i)] == moe == list(shape.moe_layers)
-    is_local = family.startswith(("glm4", "granite"))
+    is_local = family.startswith(("glm4", "granite", "dots1", "solar"))
     key = "num_local_experts" if is_local else "num_experts"
     assert shape.num_experts == getattr(config, key) == getattr(config.get_text_config(), key)
     assert shape.experts_per_token == config.num_experts_per_tok
     width = getattr(config, "moe_intermediate_size", None)
     assert shape.expert_width == (width or config.intermediate_size)
-    shared = getattr(config, "n_shared_experts", getattr(config, "moe_num_shared_experts", 0))
-    shared *= width or 0
+    of_shared = ("n_shared_experts", "moe_num_shared_experts", "num_shared_experts")
+    shared = sum(getattr(config, key, 0) for key in of_shared) * (width or 0)
     shared = getattr(config, "shared_expert_intermediate_size", shared)
     shared = getattr(config, "shared_intermediate_size", shared)
     assert shape.dense_width == (getattr(config, "intermediate_size", 0) if width else 0)
+    shared = config.intermediate_size if family == "hunyuan_v1_moe" else shared
     assert shape.shared_expert_width == shared
     bias = getattr(config, "attention_bias", getattr(config, "use_bias", False))
     attention = shape.attention
     assert isinstance(attention, GroupedAttention)
     assert attention.qkv_bias == (bias or getattr(config, "qkv_bias", False))
-    assert attention.output_bias == (bias and family != "glm4_moe")
-    qk_norms = dict.fromkeys(("qwen3_moe", "qwen3_next", "qwen3_5_moe_text"), "head")
+    assert attention.output_bias == (bias and family not in ("glm4_moe", "solar_open"))
+    per_head = ("qwen3_moe", "qwen3_next", "qwen3_5_moe_text", "hunyuan_v1_moe", "hy_v3", "dots1")
+    qk_norms = dict.fromkeys(per_head, "head")
     qk_norms |= {"olmoe": "full", "minimax_m2": "full"}
     qk_norm = "head" if getattr(config, "use_qk_norm", False) else qk_norms.get(family, "none")
     assert attention.qk_norm == qk_norm

@@ -1,8 +1,12 @@
-"""GLM-4.5, 4.6 and 4.7 (Zhipu AI)."""
+"""GLM-4.5, 4.6 and 4.7 (Zhipu AI); with the same router and experts, dots.llm1 (rednote) and Solar
+Open (Upstage)."""
 
+from moebatch.spec.attention import GroupedAttention, QkNorm
 from moebatch.spec.config_keys import ConfigKeys
 from moebatch.spec.families.family import (
     FamilySpec,
+    Windows,
+    by_layer_types,
     corrected_router,
     grouped_attention,
     usual_defaults,
@@ -11,26 +15,51 @@ from moebatch.spec.shape import Layers, Mlp
 from moebatch.spec.tensor_names import LAYER, USUAL_EXPERTS, TensorNames, usual_roles
 
 
-def _layers(keys: ConfigKeys, num_layers: int) -> Layers:
+def _glm4(keys: ConfigKeys, num_layers: int) -> Layers:
     """Released files hold a layer more, which foretells tokens and is not computed."""
+    qk_norm: QkNorm = "head" if keys.flag("use_qk_norm") else "none"
+    attention = grouped_attention(keys, bias="attention_bias", qk_norm=qk_norm, rotates_part=True)
+    return _layers(keys, attention, (None,) * num_layers, _num_dense(keys))
+
+
+def _dots1(keys: ConfigKeys, num_layers: int) -> Layers:
+    bias, below = "attention_bias", keys.count_or_zero("max_window_layers")
+    attention = grouped_attention(keys, bias=bias, output_bias=bias, qk_norm="head")
+    windows = by_layer_types(keys, num_layers, lambda layer: layer >= below)
+    return _layers(keys, attention, windows, _num_dense(keys))
+
+
+def _solar(keys: ConfigKeys, num_layers: int) -> Layers:
+    attention = grouped_attention(keys, bias="attention_bias")
+    return _layers(keys, attention, (None,) * num_layers, 0)
+
+
+def _num_dense(keys: ConfigKeys) -> int:
+    return keys.count_or_zero("first_k_dense_replace")
+
+
+def _layers(
+    keys: ConfigKeys, attention: GroupedAttention, windows: Windows, num_dense: int
+) -> Layers:
+    """Of which the first have no experts."""
     width, num_shared = keys.count("moe_intermediate_size"), keys.count("n_shared_experts")
     return Layers(
-        attention=grouped_attention(
-            keys,
-            bias="attention_bias",
-            qk_norm="head" if keys.flag("use_qk_norm") else "none",
-            rotates_part=True,
-        ),
-        moe_layers=tuple(range(keys.count_or_zero("first_k_dense_replace"), num_layers)),
+        attention=attention,
+        moe_layers=tuple(range(num_dense, len(windows))),
         expert=Mlp(width=width),
-        dense=Mlp(width=keys.count("intermediate_size")),
+        dense=Mlp(width=keys.count("intermediate_size")) if num_dense else None,
         shared_expert=Mlp(width=num_shared * width),
         shared_expert_gate=False,
         router=corrected_router(keys),
-        sliding_windows=(None,) * num_layers,
+        sliding_windows=windows,
     )
 
 
+_NAMES = TensorNames(
+    roles=usual_roles(shared="mlp.shared_experts")
+    | {"router_correction": (LAYER + "mlp.gate.e_score_correction_bias",)},
+    experts=USUAL_EXPERTS,
+)
 GLM4_MOE = FamilySpec(
     architecture="Glm4MoeForCausalLM",
     model_type="glm4_moe",
@@ -57,10 +86,50 @@ GLM4_MOE = FamilySpec(
         norm_topk_prob=True,
     ),
     spelling={"num_experts": "n_routed_experts"},
-    layers=_layers,
-    names=TensorNames(
-        roles=usual_roles(shared="mlp.shared_experts")
-        | {"router_correction": (LAYER + "mlp.gate.e_score_correction_bias",)},
-        experts=USUAL_EXPERTS,
+    layers=_glm4,
+    names=_NAMES,
+)
+DOTS1 = FamilySpec(
+    architecture="Dots1ForCausalLM",
+    model_type="dots1",
+    defaults=usual_defaults(
+        vocab_size=152064,
+        hidden_size=4608,
+        intermediate_size=10944,
+        num_hidden_layers=62,
+        num_attention_heads=32,
+        num_key_value_heads=32,
+        max_position_embeddings=2048,
+        rms_norm_eps=1e-6,
+        attention_bias=False,
+        sliding_window=4096,
+        max_window_layers=62,
+        moe_intermediate_size=1408,
+        num_experts_per_tok=None,
+        n_shared_experts=None,
+        num_experts=None,
+        routed_scaling_factor=1.0,
+        n_group=1,
+        topk_group=1,
+        first_k_dense_replace=0,
+        norm_topk_prob=False,
     ),
+    spelling=GLM4_MOE.spelling,
+    layers=_dots1,
+    names=_NAMES,
+)
+SOLAR_OPEN = FamilySpec(
+    architecture="SolarOpenForCausalLM",
+    model_type="solar_open",
+    defaults=dict(GLM4_MOE.defaults)
+    | {
+        "vocab_size": 196608,
+        "num_hidden_layers": 48,
+        "num_attention_heads": 64,
+        "head_dim": 128,
+        "moe_intermediate_size": 1280,
+    },
+    spelling=GLM4_MOE.spelling,
+    layers=_solar,
+    names=_NAMES,
 )

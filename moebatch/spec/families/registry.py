@@ -9,9 +9,10 @@ from moebatch.spec.families.deepseek import (
     GLM4_MOE_LITE,
 )
 from moebatch.spec.families.ernie import ERNIE_4_5_MOE
-from moebatch.spec.families.glm import GLM4_MOE
+from moebatch.spec.families.glm import DOTS1, GLM4_MOE, SOLAR_OPEN
 from moebatch.spec.families.gpt_oss import GPT_OSS
 from moebatch.spec.families.granite import GRANITE_MOE, GRANITE_MOE_SHARED
+from moebatch.spec.families.hunyuan import HUNYUAN_V1_MOE, HY_V3
 from moebatch.spec.families.minimax import MINIMAX_M2
 from moebatch.spec.families.mixtral import MIXTRAL
 from moebatch.spec.families.olmoe import OLMOE
@@ -21,7 +22,19 @@ from moebatch.spec.families.qwen_delta import QWEN3_5_MOE, QWEN3_5_MOE_TEXT, QWE
 _DEEPSEEK = (DEEPSEEK_MOE, DEEPSEEK_V2, DEEPSEEK_V3, GLM4_MOE_LITE)
 _QWEN = (QWEN2_MOE, QWEN3_MOE, QWEN3_NEXT, QWEN3_5_MOE_TEXT, QWEN3_5_MOE)
 _GRANITE = (GRANITE_MOE, GRANITE_MOE_SHARED)
-_OTHERS = (OLMOE, GLM4_MOE, MINIMAX_M2, DBRX, GPT_OSS, *_GRANITE, ERNIE_4_5_MOE)
+_OTHERS = (
+    OLMOE,
+    GLM4_MOE,
+    MINIMAX_M2,
+    DBRX,
+    GPT_OSS,
+    *_GRANITE,
+    ERNIE_4_5_MOE,
+    HUNYUAN_V1_MOE,
+    HY_V3,
+    DOTS1,
+    SOLAR_OPEN,
+)
 _KNOWN = (MIXTRAL, *_QWEN, *_DEEPSEEK, *_OTHERS)
 FAMILIES = Registry({family.architecture: family for family in _KNOWN})
 """By the class name in ``architectures``. A family that is to be run as well is registered by

@@ -1,0 +1,124 @@
+"""Hunyuan-A13B, and Hy3 behind it (Tencent)."""
+
+from moebatch.spec.config_keys import ConfigKeys
+from moebatch.spec.families.family import (
+    FamilySpec,
+    by_mlp_types,
+    grouped_attention,
+    usual_defaults,
+)
+from moebatch.spec.shape import Layers, Mlp, Router
+from moebatch.spec.tensor_names import LAYER, USUAL_EXPERTS, TensorNames, usual_roles
+
+
+def _v1(keys: ConfigKeys, num_layers: int) -> Layers:
+    """Like transformers, passes over what files say of shared experts and norms: all have both."""
+    mlp = Mlp(width=keys.count("intermediate_size"))
+    return Layers(
+        attention=grouped_attention(
+            keys,
+            bias="attention_bias",
+            output_bias="attention_bias",
+            qk_norm="head",
+            norms_rotated=True,
+        ),
+        moe_layers=tuple(range(num_layers)),
+        expert=mlp,
+        shared_expert=mlp,
+        shared_expert_gate=False,
+        router=Router(norm_order=1.0, has_exact_logits=True, has_exact_weights=True),
+        sliding_windows=(None,) * num_layers,
+    )
+
+
+def _v3(keys: ConfigKeys, num_layers: int) -> Layers:
+    """Released files hold a layer more, which foretells tokens and is not computed."""
+    bias, mlp_bias = "attention_bias", keys.flag("mlp_bias")
+    width, num_shared = keys.count("moe_intermediate_size"), keys.count("num_shared_experts")
+    return Layers(
+        attention=grouped_attention(keys, bias=bias, output_bias=bias, qk_norm="head"),
+        moe_layers=by_mlp_types(keys, num_layers, num_dense=1),
+        expert=Mlp(width=width),
+        dense=Mlp(width=keys.count("intermediate_size"), bias=mlp_bias),
+        shared_expert=Mlp(width=num_shared * width, bias=mlp_bias),
+        shared_expert_gate=False,
+        router=Router(
+            scores="sigmoid",
+            has_correction=True,
+            norm_order=1.0,
+            least_norm=1e-20,
+            scale=keys.positive("router_scaling_factor"),
+            has_exact_logits=True,
+            has_exact_weights=True,
+        ),
+        sliding_windows=(None,) * num_layers,
+    )
+
+
+HUNYUAN_V1_MOE = FamilySpec(
+    architecture="HunYuanMoEV1ForCausalLM",
+    model_type="hunyuan_v1_moe",
+    defaults=usual_defaults(
+        vocab_size=290943,
+        hidden_size=4096,
+        intermediate_size=11008,
+        num_hidden_layers=32,
+        num_attention_heads=32,
+        num_key_value_heads=None,
+        max_position_embeddings=2048,
+        rms_norm_eps=1e-5,
+        attention_bias=False,
+        num_experts_per_tok=1,
+        num_experts=1,
+    ),
+    spelling={"num_experts": "num_experts", "num_experts_per_tok": "moe_topk"},
+    by_layer=("num_experts", "num_experts_per_tok"),
+    layers=_v1,
+    names=TensorNames(
+        roles=usual_roles(shared="mlp.shared_mlp")
+        | {
+            "router": (LAYER + "mlp.gate.wg.weight",),
+            "q_norm": (LAYER + "self_attn.query_layernorm.weight",),
+            "k_norm": (LAYER + "self_attn.key_layernorm.weight",),
+        },
+        experts=USUAL_EXPERTS,
+    ),
+)
+_RELEASED, _HELD = (usual_roles(shared=f"mlp.{name}") for name in ("shared_mlp", "shared_experts"))
+_V3_ROLES = {role: (*names, *_HELD[role]) for role, names in _RELEASED.items()}
+"""Of released files, and of those that transformers holds in memory."""
+HY_V3 = FamilySpec(
+    architecture="HYV3ForCausalLM",
+    model_type="hy_v3",
+    defaults=usual_defaults(
+        vocab_size=120832,
+        hidden_size=4096,
+        intermediate_size=13312,
+        num_hidden_layers=80,
+        num_attention_heads=64,
+        num_key_value_heads=8,
+        head_dim=128,
+        max_position_embeddings=131072,
+        rms_norm_eps=1e-5,
+        attention_bias=False,
+        mlp_bias=False,
+        num_experts_per_tok=8,
+        num_experts=192,
+        num_shared_experts=1,
+        moe_intermediate_size=1536,
+        router_scaling_factor=2.826,
+        mlp_layer_types=None,
+    ),
+    layers=_v3,
+    names=TensorNames(
+        roles=_V3_ROLES
+        | {
+            "router": (LAYER + "mlp.router.gate.weight", LAYER + "mlp.gate.weight"),
+            "router_correction": (
+                LAYER + "mlp.expert_bias",
+                LAYER + "mlp.e_score_correction_bias",
+            ),
+        },
+        experts=USUAL_EXPERTS,
+    ),
+)
