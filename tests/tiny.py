@@ -14,10 +14,14 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-FAMILIES = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "glm4_moe", "minimax_m2", "gpt_oss")
+GROUPED = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "glm4_moe", "minimax_m2", "gpt_oss")
+"""Those in which every layer caches keys and values of heads."""
+LATENT = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite")
 RECURRENT = ("qwen3_next", "qwen3_5_moe_text")
 """Those that some policies do not suit: a CPU beside a GPU does not compute their layers."""
-ALL_FAMILIES = (*FAMILIES, *RECURRENT)
+FAMILIES = (*GROUPED, *LATENT, *RECURRENT)
+CACHED_APART = ("mixtral", "gpt_oss", "deepseek_v3", "qwen3_next")
+"""One of each kind: keys and values of all tokens, of a window, latents, and states."""
 
 _COMMON = {
     "vocab_size": 320,

@@ -34,7 +34,8 @@ from moebatch.predict.learnt_files import load_first_gate, load_learned, load_ta
 from moebatch.predict.path_table import PathTable
 from moebatch.predict.trace import RoutingTrace
 from tests.command import moebatch
-from tests.tiny import write_checkpoint
+from tests.model.pregated import moe_layers_of, router_of
+from tests.tiny import CACHED_APART, write_checkpoint
 
 Checkpoint = Callable[..., Path]
 TEXT = "".join(
@@ -76,28 +77,42 @@ def routing_of_transformers(model: Path, num_tokens: int) -> list[np.ndarray[Any
 
     loaded = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
     tokens = AutoTokenizer.from_pretrained(model)(TEXT)["input_ids"][:num_tokens]
+    chosen: list[torch.Tensor] = []
+
+    def note(router: Any, inputs: Any, output: tuple[torch.Tensor, ...]) -> None:
+        _, weights_TK, experts_TK = output
+        chosen.append(experts_TK.gather(1, weights_TK.argsort(dim=-1, descending=True)))
+
+    for layer in moe_layers_of(loaded):
+        router_of(loaded, layer).register_forward_hook(note)
     found = []
     for start in range(0, len(tokens), 60):
+        chosen.clear()
         with torch.inference_mode():
-            ids = torch.tensor([tokens[start : start + 60]])
-            logits = loaded(ids, output_router_logits=True).router_logits
-        chosen = [one.topk(loaded.config.num_experts_per_tok, dim=-1).indices for one in logits]
+            loaded(torch.tensor([tokens[start : start + 60]]))
         found.append(torch.stack(chosen).numpy())
     return found
 
 
-@pytest.mark.parametrize("path_length", [1, 2])
+@pytest.mark.parametrize(
+    ("family", "path_length"),
+    [("mixtral", 2), ("gpt_oss", 1), ("deepseek_v3", 2), ("qwen3_next", 1)],
+)
 def test_the_table_has_what_transformers_chooses(
-    tmp_path: Path, text: Path, tiny_checkpoint: Checkpoint, path_length: int
+    tmp_path: Path, text: Path, tiny_checkpoint: Checkpoint, family: str, path_length: int
 ) -> None:
-    model = tiny_checkpoint("mixtral")
+    model = tiny_checkpoint(family)
+    shape = open_model(model, "auto").shape
     output = tmp_path / "table"
     order = CalibrationOrder(
         model=model, text=text, path_length=path_length, num_tokens=700, output=output
     )
     summary = run(order)
     expected = PathTable.empty(
-        range(3), num_experts=6, experts_per_token=2, path_length=path_length
+        shape.moe_layers,
+        num_experts=shape.num_experts,
+        experts_per_token=shape.experts_per_token,
+        path_length=path_length,
     )
     for experts_LTK in routing_of_transformers(model, 700):
         expected.add_pass(experts_LTK)
@@ -259,26 +274,30 @@ def test_predictors_learn_and_are_examined_on_what_was_held_out(tmp_path: Path, 
     assert left == {f"{name}.safetensors" for name in names}, "no traces are left behind"
 
 
+@pytest.mark.few(family=("mixtral", "deepseek_v3"))
+@pytest.mark.parametrize("family", CACHED_APART)
 def test_the_gate_of_the_next_layer_is_asked_with_what_this_one_saw(
-    tmp_path: Path, text: Path
+    tmp_path: Path, text: Path, family: str
 ) -> None:
     """Held against transformers' own gates and hidden states."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    model = write_checkpoint(tmp_path / "model", "mixtral", dtype="float32")
+    model = write_checkpoint(tmp_path / "model", family, dtype="float32")
     order = CalibrationOrder(model=model, text=text, num_tokens=600, predictor=("next-gate",))
     (lesson,) = run(order).lessons
     loaded = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
     tokens = AutoTokenizer.from_pretrained(model)(TEXT)["input_ids"][540:600]
     seen: list[torch.Tensor] = []
-    for layer in loaded.model.layers:
-        layer.mlp.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0][0]))
+    *_, before, last = moe_layers_of(loaded)
+    blocks = [loaded.model.layers[layer].mlp for layer in (before, last)]
+    for block in blocks:
+        block.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0][0]))
+    router = router_of(loaded, last)
     with torch.inference_mode():
-        logits = loaded(torch.tensor([tokens]), output_router_logits=True).router_logits
-        guessed = (seen[0] @ loaded.model.layers[1].mlp.gate.weight.T).topk(2, dim=-1).indices
-    chosen = logits[1].topk(2, dim=-1).indices
+        loaded(torch.tensor([tokens]))
+        (_, _, guessed), (_, _, chosen) = map(router, seen)
     right = (guessed[:, :, None] == chosen[:, None, :]).any(dim=2).float().mean()
-    assert lesson.accuracy[1] == pytest.approx(float(right), abs=1e-6)
+    assert lesson.accuracy[last] == pytest.approx(float(right), abs=1e-6)
 
 
 def test_a_predictor_that_nobody_knows_is_refused() -> None:

@@ -9,7 +9,7 @@ import pytest
 from moebatch.spec.policy import CacheRule, Policy
 from tests.engine.test_engine import policy, requests, tokens_of
 from tests.engine.test_schedules import emulated, gpu_policy, run
-from tests.tiny import FAMILIES
+from tests.tiny import CACHED_APART
 
 RULES: tuple[CacheRule, ...] = ("lru", "lfu", "lifo", "foreseen")
 ONE_BY_ONE = ("klotski", "hot", "simple", "promoe")
@@ -61,7 +61,7 @@ def test_on_an_emulated_gpu_tokens_are_those_of_transformers(
     assert tokens_of(outcomes) == expected("mixtral")
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", CACHED_APART)
 def test_slots_may_be_divided_among_layers_in_any_way(
     tiny_checkpoint: Callable[..., Path],
     expected: Callable[[str], list[tuple[int, ...]]],

@@ -23,9 +23,10 @@ SOME_DENSE = {"num_hidden_layers": 7, "mlp_only_layers": [0, 3]}
 """Blocks that do not adjoin each other."""
 CASES = [
     ("mixtral", 1, LAYERS),
-    ("qwen2_moe", 2, LAYERS),
-    ("olmoe", 3, LAYERS),
+    ("qwen3_next", 2, LAYERS | {"layer_types": None}),
+    ("deepseek_v3", 3, LAYERS),
     ("qwen3_moe", 2, SOME_DENSE),
+    ("gpt_oss", 1, LAYERS | {"layer_types": None}),
 ]
 WAYS = {
     "one slot, batches of one": policy(

@@ -21,12 +21,11 @@ from moebatch.spec.profile import load_profile
 from moebatch.spec.request import Outcome, Request
 from tests.engine.test_engine import TokenText, policy, requests, tokens_of
 from tests.schedule.check import check_timeline
-from tests.tiny import FAMILIES
+from tests.tiny import CACHED_APART, RECURRENT
 
-_EVERY_FAMILY = ("klotski", "cgopipe")
-"""Experts one by one, and layer by layer; families differ in arithmetic, schedules in order."""
-_TWO_FAMILIES = ("mixtral", "qwen2_moe")
-"""Without shared experts and with them."""
+_FAMILIES = (*CACHED_APART, "qwen2_moe")
+"""With a shared expert; others differ in arithmetic, and schedules in order."""
+_EVERYWHERE = ("mixtral", "deepseek_v3")
 _STEPS = ("promoe_base", "promoe_prefetch", "promoe_preempt")
 """Steps to a schedule that is tested itself, out of the same parts."""
 _ONE_FAMILY = (*_STEPS, "simple", "multi", "hot", "ondemand", "prefetch_all")
@@ -34,9 +33,7 @@ _ONE_FAMILY = (*_STEPS, "simple", "multi", "hot", "ondemand", "prefetch_all")
 CASES = [
     (name, family)
     for name in SCHEDULES
-    for family in FAMILIES
-    if name in _EVERY_FAMILY
-    or family in (_TWO_FAMILIES[:1] if name in _ONE_FAMILY else _TWO_FAMILIES)
+    for family in (_FAMILIES[:1] if name in _ONE_FAMILY else _FAMILIES)
 ]
 _USUAL = ("usual", "everything resident", "CPU attention", "three levels", "all at once")
 """Policies for families after the first one, and for schedules of which one family is enough."""
@@ -55,13 +52,19 @@ _ALONE = ("three levels, CPU attention, batches of one", "one sequence")
 _FEW = 5
 
 
+def suits(family: str, chosen: Policy) -> bool:
+    """A CPU beside a GPU does not compute recurrent layers."""
+    return family not in RECURRENT or chosen.attention_on_gpu == chosen.ffn_on_gpu
+
+
 def with_policies(policies: Mapping[str, Policy]) -> list[tuple[str, str, str]]:
     """Schedule, family, and all of the policies or the usual ones."""
     return [
         (name, family, title)
         for name, family in CASES
-        for title in policies
-        if title in _USUAL or (family == _TWO_FAMILIES[0] and name not in _ONE_FAMILY)
+        for title, chosen in policies.items()
+        if title in _USUAL or (family in _EVERYWHERE and name not in _ONE_FAMILY)
+        if suits(family, chosen)
     ]
 
 

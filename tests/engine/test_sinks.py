@@ -26,7 +26,7 @@ from tests.engine.test_schedules import EMULATED, IN_MEMORY, emulated, run
 from tests.model.oracle import load
 from tests.model.sinks import greedy_with_sinks
 from tests.model.test_cached_numbers import round_trip
-from tests.tiny import FAMILIES
+from tests.tiny import GROUPED, LATENT
 
 SLICE = 8
 """Instead of 512, so that sequences of tens of tokens go round."""
@@ -155,7 +155,7 @@ def test_long_prompts_in_slices_of_the_usual_size(
 
 
 @pytest.mark.few
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", (*GROUPED, *LATENT))
 def test_sequences_that_see_all_of_themselves_say_what_transformers_says(
     tiny_checkpoint: Callable[..., Path],
     expected: Callable[[str], list[tuple[int, ...]]],

@@ -21,7 +21,7 @@ from moebatch.spec.sampling import Sampling
 from moebatch.store.experts import ExpertStore
 from tests.engine.test_engine import TokenText, policy, requests, tokens_of
 from tests.schedule.check import check_timeline
-from tests.tiny import FAMILIES
+from tests.tiny import CACHED_APART
 
 POLICIES = {
     "usual": policy(),
@@ -110,8 +110,8 @@ def ragged(lengths: Sequence[int]) -> list[Request]:
 CASES = [
     (title, family)
     for title in POLICIES
-    for family in FAMILIES
-    if family == FAMILIES[0] or title in ("usual", "much room")
+    for family in CACHED_APART
+    if family == CACHED_APART[0] or title in ("usual", "much room")
 ]
 
 

@@ -26,7 +26,7 @@ from moebatch.report.calibration import calibration_view
 from moebatch.spec.job import load_job
 from tests.command import moebatch
 from tests.job.test_run import EMULATED, on_gpu, policy, run, shown, texts, write
-from tests.tiny import edit_config, write_checkpoint
+from tests.tiny import CACHED_APART, edit_config, write_checkpoint
 
 Checkpoint = Callable[..., Path]
 CURVE = tuple(
@@ -88,7 +88,11 @@ def test_a_threshold_of_zero_changes_no_answer(tmp_path: Path, model: Path) -> N
     assert texts_and_fingerprint(path)[1] != another
 
 
-def test_answers_are_those_of_the_plain_driver_on_every_device(tmp_path: Path, model: Path) -> None:
+@pytest.mark.few(family=("mixtral", "deepseek_v3"))
+@pytest.mark.parametrize("family", CACHED_APART)
+def test_answers_are_those_of_the_plain_driver_on_every_device(tmp_path: Path, family: str) -> None:
+    model = write_checkpoint(tmp_path / "model", family)
+    leave(model)
     path = gated(write(tmp_path, model), threshold=0.1)
     summary, told = run(path, policy=policy(), is_plain=True)
     answers, gating = texts(path), summary.gating
@@ -188,17 +192,20 @@ def order(model: Path, text: Path, **changes: object) -> CalibrationOrder:
     return CalibrationOrder(**{**usual, **changes})  # type: ignore[arg-type]
 
 
+@pytest.mark.few(family=("mixtral", "deepseek_v3"))
+@pytest.mark.parametrize("family", CACHED_APART)
 def test_a_calibration_finds_a_threshold_that_jobs_can_use(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str
 ) -> None:
     monkeypatch.setattr("moebatch.calibration.calibrate.SEQUENCE_TOKENS", 60)
-    model, text = write_checkpoint(tmp_path / "model", "mixtral"), tmp_path / "text.txt"
+    model, text = write_checkpoint(tmp_path / "model", family), tmp_path / "text.txt"
     text.write_text(TEXT)
     summary = Calibration(order(model, text), lambda line: None).execute()
     assert summary.gating is not None
     learnt = summary.gating.learnt
     assert load_gating(GATING.path(model), open_model(model, "auto").owner) == learnt
-    assert list(learnt.sensitivities) == [0, 1, 2] and min(learnt.sensitivities.values()) > 0
+    assert tuple(learnt.sensitivities) == open_model(model, "auto").shape.moe_layers
+    assert min(learnt.sensitivities.values()) > 0
     first, last = learnt.curve[0], learnt.curve[-1]
     assert (first.threshold, first.single_share, first.mean_experts) == (0, 0, 2)
     assert last.single_share > 0.99 and last.mean_experts < 1.01

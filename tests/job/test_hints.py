@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ from tests.job.test_run import EMULATED, on_gpu, policy, run, shown, texts, writ
 from tests.tiny import write_checkpoint
 
 Checkpoint = Callable[..., Path]
+FAMILIES = ("mixtral", "deepseek_v3", "qwen3_next")
 LEARNT = ("correlation", "token", "next-gate", "learned")
 TEXT = "".join(
     f"The {noun} counts {n} of the rows.\n" for n in range(40) for noun in ("sea", "fox")
@@ -29,10 +31,18 @@ TEXT = "".join(
 
 
 @pytest.fixture(scope="module")
-def calibrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model with everything that can be learnt of it."""
-    folder = tmp_path_factory.mktemp("calibrated")
-    model = write_checkpoint(folder / "model", "mixtral")
+def calibrated_as(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Models with everything that can be learnt of them, by family."""
+    return cache(lambda family: _calibrated(tmp_path_factory.mktemp("calibrated"), family))
+
+
+@pytest.fixture
+def calibrated(calibrated_as: Callable[[str], Path]) -> Path:
+    return calibrated_as("mixtral")
+
+
+def _calibrated(folder: Path, family: str) -> Path:
+    model = write_checkpoint(folder / "model", family)
     (folder / "text.txt").write_text(TEXT)
     order = CalibrationOrder(
         model=model,
@@ -47,10 +57,18 @@ def calibrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def reference(calibrated: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    path = write(tmp_path_factory.mktemp("plain"), calibrated)
-    run(path, policy=policy(), is_plain=True)
-    return texts(path)
+def reference(
+    calibrated_as: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], list[str]]:
+    """What the plain driver says, by family."""
+
+    @cache
+    def said(family: str) -> list[str]:
+        path = write(tmp_path_factory.mktemp("plain"), calibrated_as(family))
+        run(path, policy=policy(), is_plain=True)
+        return texts(path)
+
+    return said
 
 
 def with_experts(path: Path, **experts: str) -> Path:
@@ -60,25 +78,37 @@ def with_experts(path: Path, **experts: str) -> Path:
 
 
 @pytest.mark.few
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("name", ["none", *LEARNT])
-@pytest.mark.parametrize("cache", ["static", "lru", "foreseen"])
+@pytest.mark.parametrize("rule", ["static", "lru", "foreseen"])
 def test_answers_are_those_of_the_plain_driver(
-    tmp_path: Path, calibrated: Path, reference: list[str], name: str, cache: str
+    tmp_path: Path,
+    calibrated_as: Callable[[str], Path],
+    reference: Callable[[str], list[str]],
+    family: str,
+    name: str,
+    rule: str,
 ) -> None:
-    path = with_experts(write(tmp_path, calibrated), predictor=name)
-    run(path, policy=policy(cache=cache), schedule="promoe")
-    assert texts(path) == reference
+    path = with_experts(write(tmp_path, calibrated_as(family)), predictor=name)
+    run(path, policy=policy(cache=rule), schedule="promoe")
+    assert texts(path) == reference(family)
 
 
 @pytest.mark.few
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("name", LEARNT)
-@pytest.mark.parametrize("cache", ["lfu", "foreseen"])
+@pytest.mark.parametrize("rule", ["lfu", "foreseen"])
 def test_on_an_emulated_gpu_too(
-    tmp_path: Path, calibrated: Path, reference: list[str], name: str, cache: str
+    tmp_path: Path,
+    calibrated_as: Callable[[str], Path],
+    reference: Callable[[str], list[str]],
+    family: str,
+    name: str,
+    rule: str,
 ) -> None:
-    path = with_experts(write(tmp_path, calibrated, **EMULATED), predictor=name)
-    run(path, policy=on_gpu(cache=cache), schedule="promoe")
-    assert texts(path) == reference
+    path = with_experts(write(tmp_path, calibrated_as(family), **EMULATED), predictor=name)
+    run(path, policy=on_gpu(cache=rule), schedule="promoe")
+    assert texts(path) == reference(family)
 
 
 def test_how_well_experts_were_foreseen_is_said_and_kept(tmp_path: Path, calibrated: Path) -> None:
@@ -108,12 +138,12 @@ def test_what_is_asked_for_and_not_there_is_refused(
 
 
 def test_a_planned_job_has_the_cache_that_it_asks_for(
-    tmp_path: Path, calibrated: Path, reference: list[str]
+    tmp_path: Path, calibrated: Path, reference: Callable[[str], list[str]]
 ) -> None:
     path = with_experts(write(tmp_path, calibrated), cache="lru")
     _, told = run(path)
     assert any("cache lru" in line for line in told)
-    assert texts(path) == reference
+    assert texts(path) == reference("mixtral")
 
 
 @pytest.mark.parametrize(

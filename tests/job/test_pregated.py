@@ -27,7 +27,7 @@ from moebatch.training.reading import Reading
 from moebatch.training.whole_model import WholeModel, load_whole
 from tests.calibration.test_calibrate import TEXT, owner_of
 from tests.model.oracle import greedy, load
-from tests.model.pregated import random_pregates, with_pregates
+from tests.model.pregated import random_pregates, router_of, with_pregates
 from tests.tiny import write_checkpoint
 
 Checkpoint = Callable[..., Path]
@@ -82,12 +82,14 @@ def model(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("level", [0, 2])
+@pytest.mark.parametrize(
+    ("family", "level"), [("qwen3_moe", 0), ("qwen3_moe", 2), ("deepseek_v3", 1), ("gpt_oss", 1)]
+)
 def test_gates_that_learn_choose_as_they_do_in_the_decoder(
-    tiny_checkpoint: Checkpoint, level: int
+    tiny_checkpoint: Checkpoint, family: str, level: int
 ) -> None:
     """Before they learn they are the checkpoint's, moved; nothing else of the model changes."""
-    folder = tiny_checkpoint("qwen3_moe", num_hidden_layers=4)
+    folder = tiny_checkpoint(family, num_hidden_layers=4)
     model, tokens = whole(folder), torch.tensor([readings(1)[0].tokens])
     exact = model.logits(tokens)
     gates = LearningGates(model, level)
@@ -114,11 +116,13 @@ def test_gates_learn_what_is_wanted_of_them(tiny_checkpoint: Checkpoint) -> None
     assert model.perplexity([short]) != pytest.approx(model.perplexity([tail]))
 
 
+@pytest.mark.few(family=("deepseek_v3",))
+@pytest.mark.parametrize("family", ["qwen2_moe", "deepseek_v3", "qwen3_next"])
 def test_calibration_teaches_and_keeps_pregates(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str
 ) -> None:
     monkeypatch.setattr(gate_lessons, "USUAL", Recipe(num_steps=3, batch_tokens=200))
-    folder = write_checkpoint(tmp_path / "model", "qwen2_moe", num_hidden_layers=4)
+    folder = write_checkpoint(tmp_path / "model", family, num_hidden_layers=4, layer_types=None)
     rows = [{"messages": [{"role": "user", "content": f"Count {i}"}]} for i in range(30)]
     for i, row in enumerate(rows):
         row["messages"].append({"role": "assistant", "content": f"{i} and {i + 1}"})
@@ -133,7 +137,8 @@ def test_calibration_teaches_and_keeps_pregates(
     assert 0 < lesson.num_expected <= answered + 3 * 8, "of answers, not of prompts"
     found = load_pregates(lesson.file, owner_of(folder), hidden_size=32)
     assert found.activation_level == 2
-    own = [layer.mlp.gate.weight for layer in load(folder).model.layers]
+    model = load(folder)
+    own = [router_of(model, layer).weight for layer in found.moe_layers]
     for gate_ED, before_ED in zip(found.gates_ED, own, strict=True):
         assert 0 < (gate_ED - before_ED).abs().max() < 0.1
 

@@ -5,12 +5,13 @@ import json
 import random
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from moebatch.engine import layout
 from moebatch.engine.engine import Engine
 from moebatch.errors import ConfigError, LockHeld, MoebatchError, Stopped
 from moebatch.folder.shard import AskedShard, Shard
@@ -20,19 +21,22 @@ from moebatch.job.overview import overview
 from moebatch.job.run import JobRun
 from moebatch.job.stop import Stop
 from moebatch.model.decoder import Decoder
+from moebatch.spec import cache_layout
 from moebatch.spec.job import load_job
 from tests.patience import until
+from tests.tiny import CACHED_APART
 
 Checkpoint = Callable[..., Path]
 GREEDY = {"temperature": 0, "max_tokens": 12}
 SAMPLED = {"temperature": 0.9, "max_tokens": 12, "n": 2, "stop": ["e "]}
 
 
-def rows(count: int) -> list[dict[str, object]]:
+def rows(count: int, headers: Sequence[list[int]] = ([],)) -> list[dict[str, object]]:
+    """Whose prompts begin with the headers in turn."""
     return [
         {
             "custom_id": f"r{i}",
-            "prompt": [3 + (7 * i) % 200] * (2 + i % 9),
+            "prompt": headers[i % len(headers)] + [3 + (7 * i) % 200] * (2 + i % 9),
             "max_tokens": 1 + i % 12,
         }
         for i in range(count)
@@ -91,11 +95,20 @@ def model(tiny_checkpoint: Checkpoint) -> Path:
     return tiny_checkpoint("mixtral")
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("family", CACHED_APART)
 def test_stopped_again_and_again_it_ends_with_the_same_bytes_and_no_token_twice(
-    tmp_path: Path, model: Path, sampling: dict[str, object]
+    tmp_path: Path,
+    tiny_checkpoint: Checkpoint,
+    monkeypatch: pytest.MonkeyPatch,
+    family: str,
+    sampling: dict[str, object],
 ) -> None:
-    content = rows(30)
+    """Whatever is cached of what has been computed: slices are short, so that windows go round."""
+    monkeypatch.setattr(cache_layout, "LARGEST_SLICE", 8)
+    monkeypatch.setattr(layout, "PROMPT_ROWS", 8)
+    model, content = tiny_checkpoint(family), rows(30, ([9] * 20, []))
     whole = run(write(tmp_path / "whole", model, content, **sampling))
     job = write(tmp_path / "cut", model, content, **sampling)
     noise = random.Random(1)

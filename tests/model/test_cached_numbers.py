@@ -18,7 +18,7 @@ from moebatch.spec.cache_layout import SCALE_BYTES, CacheDtype
 from tests.model.driver import Driver
 from tests.model.oracle import greedy, load, prompts, rounding_cache
 from tests.model.ways import ApartDriver
-from tests.tiny import FAMILIES
+from tests.tiny import GROUPED
 
 CACHE_DTYPES: Sequence[CacheDtype] = get_args(CacheDtype)
 WORST = {"int8": 0.5 / 127 * 1.02, "fp8": 2**-4}
@@ -86,7 +86,7 @@ def arithmetic(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.few
 @pytest.mark.usefixtures("arithmetic")
 @pytest.mark.parametrize("dtype", CACHE_DTYPES)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", GROUPED)
 def test_tokens_are_those_of_transformers_with_rounded_keys_and_values(
     tiny_checkpoint: Callable[..., Path], family: str, dtype: CacheDtype
 ) -> None:

@@ -32,7 +32,7 @@ def test_greedy_tokens_are_those_of_transformers(case: str, tiny_checkpoint: Che
         assert_same(seq, *oracle.greedy(model, seq.prompt, NUM_NEW))
 
 
-@pytest.mark.parametrize("family", tiny.ALL_FAMILIES)
+@pytest.mark.parametrize("family", tiny.FAMILIES)
 def test_whole_prompts_at_once(family: str, tiny_checkpoint: Checkpoint) -> None:
     """No slices: causal attention without a mask."""
     folder = tiny_checkpoint(family)
@@ -62,7 +62,7 @@ def test_long_prompts(window: int | None, slice_tokens: int, tiny_checkpoint: Ch
 
 
 @pytest.mark.few
-@pytest.mark.parametrize("family", tiny.ALL_FAMILIES)
+@pytest.mark.parametrize("family", tiny.FAMILIES)
 @pytest.mark.parametrize("fused", [False, True])
 def test_bfloat16_is_as_close_to_float32_as_transformers(
     family: str, fused: bool, tiny_checkpoint: Checkpoint

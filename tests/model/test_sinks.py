@@ -14,7 +14,7 @@ from tests.model.oracle import load, prompts
 from tests.model.sinks import greedy_with_sinks, seen
 from tests.model.test_cached_numbers import arithmetic
 from tests.model.ways import ApartDriver
-from tests.tiny import FAMILIES
+from tests.tiny import GROUPED
 
 NEW_TOKENS = 4
 LENGTHS = (1, 5, 17, 40, 96)
@@ -25,7 +25,7 @@ __all__ = ["arithmetic"]
 @pytest.mark.few
 @pytest.mark.usefixtures("arithmetic")
 @pytest.mark.parametrize("sink_window", WINDOWS, ids=str)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", GROUPED)
 def test_tokens_and_logits_are_those_of_the_reference(
     tiny_checkpoint: Callable[..., Path], family: str, sink_window: SinkWindow
 ) -> None:

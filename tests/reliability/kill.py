@@ -1,6 +1,7 @@
 """A job that is killed again and again, at any instant, ends with the bytes of one that was not.
 
 python -m tests.reliability.kill --kills 200 [--signal KILL|TERM] [--sampled] [--rows 300]
+                                 [--family gpt_oss]
 """
 
 import argparse
@@ -17,9 +18,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.tiny import write_checkpoint
+from tests.tiny import FAMILIES, write_checkpoint
 
 _WORDS = ["river", "lamp", "stone", "counts", "under", "seven", "light", "of", "the", "and"]
+_HEADERS = [" ".join(_WORDS), " ".join(reversed(_WORDS)), ""]
+"""Beginnings of prompts: pages of the cache that rows share where all tokens are kept."""
+_LONG = 16
+"""Each so manieth row is longer than what the cache holds of a window."""
+LONGEST = 2048
 _FINISHED, _STOPPED = 0, 75
 _POLICY = """\
 title: many small passes, so that most kills find the job running
@@ -45,15 +51,16 @@ class Outcome:
 
 
 def write_job(folder: Path, model: Path, *, num_rows: int, is_sampled: bool) -> Path:
-    """A job whose rows are of all lengths."""
+    """A job whose rows are of all lengths, most of which begin as others do."""
     folder.mkdir(parents=True, exist_ok=True)
     noise = random.Random(3)
     with (folder / "in.jsonl").open("w") as file:
         for number in range(num_rows):
-            words = " ".join(noise.choices(_WORDS, k=noise.randint(1, 40)))
+            num_words = noise.randint(1, 40) if number % _LONG else 250
+            words = " ".join(noise.choices(_WORDS, k=num_words))
             row = {
                 "custom_id": f"row-{number}",
-                "prompt": words,
+                "prompt": noise.choice(_HEADERS) + words,
                 "max_tokens": noise.randint(1, 60),
             }
             file.write(json.dumps(row) + "\n")
@@ -139,12 +146,13 @@ def main() -> None:
     parser.add_argument("--signal", choices=("KILL", "TERM"), default="KILL")
     parser.add_argument("--rows", type=int, default=300)
     parser.add_argument("--sampled", action="store_true")
+    parser.add_argument("--family", choices=FAMILIES, default="mixtral")
     asked = parser.parse_args()
     start = time.monotonic()
     with _folder() as folder:
         outcome = kill_again_and_again(
             folder,
-            write_checkpoint(folder / "model", "mixtral"),
+            write_checkpoint(folder / "model", asked.family, max_position_embeddings=LONGEST),
             kills=asked.kills,
             number=getattr(signal, f"SIG{asked.signal}"),
             num_rows=asked.rows,

@@ -6,17 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from tests.reliability.kill import kill_again_and_again
+from tests.reliability.kill import LONGEST, kill_again_and_again
+from tests.tiny import CACHED_APART
 
 
-@pytest.mark.few(kills=(1,))
+@pytest.mark.few(kills=(1,), family=("deepseek_v3",))
+@pytest.mark.parametrize("family", CACHED_APART)
 @pytest.mark.parametrize("kills", [1, 3])
 def test_a_job_that_is_killed_ends_with_the_same_bytes(
-    tmp_path: Path, tiny_checkpoint: Callable[..., Path], kills: int
+    tmp_path: Path, tiny_checkpoint: Callable[..., Path], kills: int, family: str
 ) -> None:
     outcome = kill_again_and_again(
         tmp_path,
-        tiny_checkpoint("mixtral"),
+        tiny_checkpoint(family, max_position_embeddings=LONGEST),
         kills=kills,
         number=signal.SIGKILL,
         num_rows=40,

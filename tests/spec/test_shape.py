@@ -12,7 +12,7 @@ from transformers.activations import ACT2FN
 
 from moebatch.errors import CheckpointError
 from moebatch.quoting import shown
-from moebatch.spec.attention import GroupedAttention
+from moebatch.spec.attention import GroupedAttention, LatentAttention
 from moebatch.spec.families.registry import FAMILIES, runnable
 from moebatch.spec.shape import ModelShape
 from moebatch.spec.shape_reader import ACTIVATIONS, load_shape, read_runnable_shape, read_shape
@@ -33,11 +33,14 @@ ARCHITECTURES = {
     "solar_open": "SolarOpenForCausalLM",
     "granitemoe": "GraniteMoeForCausalLM",
     "granitemoeshared": "GraniteMoeSharedForCausalLM",
+    "deepseek_v2": "DeepseekV2ForCausalLM",
+    "deepseek_v3": "DeepseekV3ForCausalLM",
+    "glm4_moe_lite": "Glm4MoeLiteForCausalLM",
     "qwen3_next": "Qwen3NextForCausalLM",
     "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM",
 }
 OTHERS = ("granitemoe", "granitemoeshared", "ernie4_5_moe", "hunyuan_v1_moe", "hy_v3", "solar_open")
-NEEDED = {"glm4_moe": {"head_dim": 128}}
+NEEDED = {"glm4_moe": {"head_dim": 128}, "deepseek_v2": {"num_experts_per_tok": 6}}
 """What is refused without: the default sizes do not divide each other."""
 
 OPTIONS: list[tuple[str, dict[str, Any]]] = [
@@ -100,7 +103,7 @@ def faults_of(config: dict[str, Any]) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("family", [*tiny.ALL_FAMILIES, *OTHERS])
+@pytest.mark.parametrize("family", [*tiny.FAMILIES, *OTHERS])
 def test_absent_keys_are_filled_as_transformers_fills_them(family: str) -> None:
     assert_agrees(read_shape(minimal(family), "config.json"), transformers(family))
 
@@ -111,7 +114,7 @@ def test_options(family: str, entries: dict[str, Any]) -> None:
     assert_agrees(shape, transformers(family, **entries))
 
 
-@pytest.mark.parametrize(("family", "entries"), [(f, {}) for f in tiny.ALL_FAMILIES] + OPTIONS)
+@pytest.mark.parametrize(("family", "entries"), [(f, {}) for f in tiny.FAMILIES] + OPTIONS)
 def test_files_that_transformers_writes(
     family: str, entries: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -124,7 +127,7 @@ def test_files_that_transformers_writes(
 
 
 @pytest.mark.parametrize(
-    ("family", "entries"), [(f, {"tie_word_embeddings": True}) for f in tiny.ALL_FAMILIES] + OPTIONS
+    ("family", "entries"), [(f, {"tie_word_embeddings": True}) for f in tiny.FAMILIES] + OPTIONS
 )
 def test_every_number_is_counted(family: str, entries: dict[str, Any]) -> None:
     sizes = {
@@ -326,7 +329,8 @@ def assert_agrees(shape: ModelShape, config: Any) -> None:
     assert shape.num_heads == config.num_attention_heads
     assert shape.num_kv_heads == config.num_key_value_heads
     derived = config.hidden_size // config.num_attention_heads
-    assert shape.head_dim == (getattr(config, "head_dim", None) or derived)
+    if family not in tiny.LATENT:
+        assert shape.head_dim == (getattr(config, "head_dim", None) or derived)
     assert shape.vocab_size == config.vocab_size
     assert shape.tie_word_embeddings == config.tie_word_embeddings
     step, dense = getattr(config, "decoder_sparse_step", 1), getattr(config, "mlp_only_layers", [])
@@ -338,8 +342,7 @@ def assert_agrees(shape: ModelShape, config: Any) -> None:
     dense = [*dense, *(i for i, kind in enumerate(kinds) if kind == "dense")]
     moe = [i for i in layers[first:stop] if i not in dense and (i + 1) % step == 0]
     assert [i for i in layers if shape.is_moe(i)] == moe == list(shape.moe_layers)
-    is_local = family.startswith(("glm4", "granite", "dots1", "solar"))
-    key = "num_local_experts" if is_local else "num_experts"
+    key = "num_experts" if hasattr(config, "num_experts") else "num_local_experts"
     assert shape.num_experts == getattr(config, key) == getattr(config.get_text_config(), key)
     assert shape.experts_per_token == config.num_experts_per_tok
     width = getattr(config, "moe_intermediate_size", None)
@@ -351,8 +354,39 @@ def assert_agrees(shape: ModelShape, config: Any) -> None:
     assert shape.dense_width == (getattr(config, "intermediate_size", 0) if width else 0)
     shared = config.intermediate_size if family == "hunyuan_v1_moe" else shared
     assert shape.shared_expert_width == shared
+    window = getattr(config, "sliding_window", None)
+    types = getattr(config, "layer_types", None) or ["sliding_attention"] * len(layers)
+    windows = [window if kind == "sliding_attention" else None for kind in types]
+    assert list(shape.sliding_windows) == windows
+    recurrent = [layer for layer, kind in enumerate(types) if kind == "linear_attention"]
+    assert list(shape.recurrent_layers) == recurrent
+    assert shape.rms_eps == config.rms_norm_eps
+    assert shape.activation == config.hidden_act
+    assert shape.max_positions == config.max_position_embeddings
+    if family != "deepseek_v2":  # whatever the file says
+        assert (shape.router.norm_order == 1.0) == getattr(config, "norm_topk_prob", True)
+    scales = (shape.embedding_scale, shape.residual_scale, 1 / shape.logit_scale)
+    keys = ("embedding_multiplier", "residual_multiplier", "logits_scaling")
+    assert scales == pytest.approx([getattr(config, key, 1.0) for key in keys])
+    assert_attention_agrees(shape, config)
+
+
+def assert_attention_agrees(shape: ModelShape, config: Any) -> None:
+    family, attention = config.model_type, shape.attention
     bias = getattr(config, "attention_bias", getattr(config, "use_bias", False))
-    attention = shape.attention
+    if family in tiny.LATENT:
+        assert isinstance(attention, LatentAttention)
+        assert attention.qkv_bias == attention.output_bias == bias
+        assert attention.nope_head_dim == config.qk_nope_head_dim
+        assert attention.rope_head_dim == attention.rotary_dim == config.qk_rope_head_dim
+        assert attention.value_head_dim == config.v_head_dim
+        assert (attention.query_rank, attention.kv_rank) == (
+            config.q_lora_rank,
+            config.kv_lora_rank,
+        )
+        interleaves = getattr(config, "rope_interleave", True)  # DeepSeek-V2 always does
+        assert attention.rotates_neighbours == interleaves
+        return
     assert isinstance(attention, GroupedAttention)
     assert attention.qkv_bias == (bias or getattr(config, "qkv_bias", False))
     assert attention.output_bias == (bias and family not in ("glm4_moe", "solar_open"))
@@ -365,16 +399,3 @@ def assert_agrees(shape: ModelShape, config: Any) -> None:
     assert attention.rotary_dim == int(shape.head_dim * share)
     assert attention.clip_qkv == getattr(config, "clip_qkv", None)
     assert attention.score_scale == getattr(config, "attention_multiplier", None)
-    scales = (shape.embedding_scale, shape.residual_scale, 1 / shape.logit_scale)
-    keys = ("embedding_multiplier", "residual_multiplier", "logits_scaling")
-    assert scales == pytest.approx([getattr(config, key, 1.0) for key in keys])
-    assert (shape.router.norm_order == 1.0) == getattr(config, "norm_topk_prob", True)
-    window = getattr(config, "sliding_window", None)
-    types = getattr(config, "layer_types", None) or ["sliding_attention"] * len(layers)
-    windows = [window if kind == "sliding_attention" else None for kind in types]
-    assert list(shape.sliding_windows) == windows
-    recurrent = [layer for layer, kind in enumerate(types) if kind == "linear_attention"]
-    assert list(shape.recurrent_layers) == recurrent
-    assert shape.rms_eps == config.rms_norm_eps
-    assert shape.activation == config.hidden_act
-    assert shape.max_positions == config.max_position_embeddings
