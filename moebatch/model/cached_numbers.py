@@ -42,5 +42,7 @@ def decode(coded_TGB: Tensor, dtype: CacheDtype, room_TGC: Tensor) -> Tensor:
     code_dtype, _ = _CODES[dtype]
     head_dim = coded_TGB.shape[-1] - SCALE_BYTES
     codes_TGC = coded_TGB[..., :head_dim].view(code_dtype).float()
-    scale_TG1 = coded_TGB[..., head_dim:].view(torch.bfloat16).float()
+    # Behind an odd number of codes a scale lies where no bfloat16 may.
+    scale_TG2 = coded_TGB[..., head_dim:].clone(memory_format=torch.contiguous_format)
+    scale_TG1 = scale_TG2.view(torch.bfloat16).float()
     return room_TGC.copy_(codes_TGC.mul_(scale_TG1))

@@ -24,9 +24,9 @@ from tests.model.driver import Driver, Seq
 from tests.model.test_native_attention import DTYPES, KERNELS, TOLERANCE
 from tests.model.test_oracle import assert_same
 from tests.model.ways import ApartDriver, CgoPipeDriver
+from tests.tiny import LATENT
 
 Checkpoint = Callable[..., Path]
-FAMILIES = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite")
 LONG = Limits(
     pass_tokens=1213, micro_batch_tokens=1213, context_tokens=703, gather_rows=64, expert_rows=500
 )
@@ -46,6 +46,7 @@ def test_the_cache_holds_a_latent_and_a_rotated_key_of_a_token(name: str) -> Non
         assert layout.token_bytes(2) <= 1.02 * numbers * number_bytes
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("slice_tokens", [1000, 350, 90])
 @pytest.mark.parametrize("has_kernels", [True, False])
 @pytest.mark.parametrize("options", [{}, WIDE], ids=["few heads", "many heads"])
@@ -69,7 +70,7 @@ def test_long_prompts(
         assert_same(seq, *oracle.greedy(model, seq.prompt, 3))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", LATENT)
 @pytest.mark.parametrize("way", [ApartDriver, CgoPipeDriver])
 def test_where_attention_has_no_weights_it_meets_latents_alone(
     family: str, way: type[Driver], tiny_checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
@@ -97,16 +98,19 @@ def test_slices_are_expanded_where_that_is_less_work() -> None:
     assert few == 100 * 10_000 * attention.decode_flops_per_pair
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("cached_in", get_args(CacheDtype))
 @pytest.mark.parametrize("sink_window", [None, SinkWindow(4, 12)])
+@pytest.mark.parametrize("kv_rank", [20, 21])
 def test_with_8_bits_and_sinks_kernels_say_what_torch_says(
     cached_in: CacheDtype,
     sink_window: SinkWindow | None,
+    kv_rank: int,
     tiny_checkpoint: Checkpoint,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Slices of prompts are attended as they are cached, so that both ways see the same numbers."""
-    folder = tiny_checkpoint("deepseek_v3")
+    folder = tiny_checkpoint("deepseek_v3", kv_lora_rank=kv_rank)
 
     def said() -> list[Seq]:
         driver = Driver(folder, cached_in=cached_in, sink_window=sink_window)
