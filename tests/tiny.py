@@ -132,6 +132,16 @@ _BY_FAMILY: Mapping[str, Mapping[str, Any]] = {
     "granitemoeshared": _GRANITE | {"shared_intermediate_size": 20},
     "glm4_moe_lite": _LATENT | {"n_shared_experts": 1, "moe_intermediate_size": 24},
 }
+_TEXT_OF = {"qwen3_5_moe": "qwen3_5_moe_text"}
+"""Families that see images beside text, and those of their text models."""
+_VISION = {
+    "depth": 2,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_heads": 2,
+    "out_hidden_size": _COMMON["hidden_size"],
+    "num_position_embeddings": 16,
+}
 _CHAT_TEMPLATE = (
     "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}</s>"
     "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
@@ -169,12 +179,16 @@ def write_checkpoint(
 
 def random_model(family: str = "mixtral", *, seed: int = 0, **config: Any) -> Any:
     """A float32 model in evaluation mode with deterministic, lively weights."""
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
-    settings = {**_COMMON, **_BY_FAMILY[family], **config}
+    sees = family in _TEXT_OF
+    settings = {**_COMMON, **_BY_FAMILY[_TEXT_OF.get(family, family)], **config}
+    if sees:
+        settings = {"text_config": settings, "vision_config": _VISION}
     with quiet():
         made = AutoConfig.for_model(family, **settings)
-        model = AutoModelForCausalLM.from_config(made, attn_implementation="eager").eval()
+        auto = AutoModelForImageTextToText if sees else AutoModelForCausalLM
+        model = auto.from_config(made, attn_implementation="eager").eval()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         corrections = (each for each in model.named_buffers() if "correction" in each[0])

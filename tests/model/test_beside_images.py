@@ -1,0 +1,38 @@
+"""A text model that lies beside one that sees, as Qwen3.5 is published, is read alone."""
+
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForImageTextToText
+
+from tests.engine.test_engine import NEW_TOKENS, policy, requests, run, tokens_of
+from tests.model.oracle import greedy
+from tests.tiny import quiet, write_checkpoint
+
+
+def test_answers_are_those_of_the_whole_model(tmp_path: Path) -> None:
+    """What belongs to images, and what guesses further tokens ahead, may be anything."""
+    folder = write_checkpoint(tmp_path / "model", "qwen3_5_moe")
+    rows = requests((1, 17, 40, 96))
+    with quiet():
+        model = AutoModelForImageTextToText.from_pretrained(
+            folder, dtype=torch.float32, attn_implementation="eager"
+        ).eval()
+    expected = [tuple(greedy(model, row.prompt_tokens, NEW_TOKENS)[0]) for row in rows]
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    kinds = {name.split(".")[1] for name in tensors if name.startswith("model.")}
+    assert kinds == {"language_model", "visual"}
+    last = "model.language_model.layers.2."
+    behind = {name.replace(last, "mtp.layers.0."): name for name in tensors if last in name}
+    broken = {
+        **{name: tensors[name] for name in tensors if ".visual." in name},
+        **{name: tensors[source] for name, source in behind.items()},
+        "mtp.fc.weight": torch.ones(32, 64),
+    }
+    tensors |= {name: torch.full_like(tensor, torch.nan) for name, tensor in broken.items()}
+    save_file(tensors, path, metadata={"format": "pt"})
+    for resident in (0.0, 1.0):
+        chosen = policy(num_slots=9, resident=resident)
+        assert tokens_of(run(folder, chosen, rows)) == expected
