@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -41,14 +42,20 @@ class Kind:
 
 
 def write_quantised(
-    source: Path, kind: str, target: Path, *, dense: bool = False, shards: bool = False
+    source: Path,
+    kind: str,
+    target: Path,
+    *,
+    dense: bool = False,
+    shards: bool = False,
+    said: Mapping[str, Any] = MappingProxyType({}),
 ) -> Path:
     """Makes the folder `target` of the plain one, with experts of that kind, and beside it
     ``TARGET-decoded``, a plain one of the weights that they stand for.
 
     `dense` are all other matrices of layers but routers; with `shards` codes and scales are in
-    different files. Experts that lie transposed in the plain one do not where they are quantised,
-    as gpt-oss has them.
+    different files; ``config.json`` says of them `said` beside what is needed. Experts that lie
+    transposed in the plain one do not where they are quantised, as gpt-oss has them.
     """
     is_across = json.loads((source / "config.json").read_text())["model_type"] == "gpt_oss"
     stored: dict[str, Tensor] = {}
@@ -63,7 +70,7 @@ def write_quantised(
             stored[name] = decoded[name] = tensor
     _write(source, target, stored, shards=shards)
     config = json.loads((target / "config.json").read_text())
-    config["quantization_config"] = KINDS[kind].config
+    config["quantization_config"] = {**KINDS[kind].config, **said}
     (target / "config.json").write_text(json.dumps(config))
     _write(source, decoded_beside(target), decoded)
     return target
@@ -83,6 +90,8 @@ def is_quantised(name: str, tensor: Tensor, *, dense: bool) -> bool:
         or "shared_expert_gate" in name
     ):
         return False
+    if "linear_attn" in name:
+        return dense and name.endswith(("in_proj_qkvz.weight", "out_proj.weight"))
     return "experts." in name or (dense and ("self_attn" in name or ".mlp." in name))
 
 

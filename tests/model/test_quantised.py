@@ -24,8 +24,39 @@ UNTIDY: dict[str, dict[str, Any]] = {
     },
     "glm4_moe": {"hidden_size": 48, "moe_intermediate_size": 40, "n_shared_experts": 2},
     "minimax_m2": {"hidden_size": 48, "intermediate_size": 40},
+    "deepseek_v3": {"hidden_size": 48, "moe_intermediate_size": 40, "intermediate_size": 72},
+    "qwen3_next": {
+        "hidden_size": 48,
+        "moe_intermediate_size": 40,
+        "layer_types": ["linear_attention", "full_attention"],
+    },
 }
 """Sizes that are no multiples of blocks and groups."""
+_FP8 = {"activation_scheme": "dynamic", "fmt": "e4m3"}
+PUBLISHED: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "DeepSeek-V3, Kimi-K2": ("deepseek_v3", "fp8", _FP8),
+    "Kimi-K2-Thinking": (
+        "deepseek_v3",
+        "int4",
+        {
+            "ignore": ["lm_head", "re:.*self_attn.*", "re:.*shared_experts.*", "re:.*mlp\\.gate_p"],
+            "kv_cache_scheme": None,
+            "quantization_status": "compressed",
+        },
+    ),
+    "GLM-4.5": ("glm4_moe", "fp8-channel", {"kv_cache_scheme": None, "sparsity_config": {}}),
+    "MiniMax-M2": (
+        "minimax_m2",
+        "fp8",
+        _FP8 | {"modules_to_not_convert": ["gate", "e_score_correction_bias", "lm_head"]},
+    ),
+    "Qwen3-Next": (
+        "qwen3_next",
+        "fp8",
+        _FP8 | {"modules_to_not_convert": ["lm_head", "model.layers.0.linear_attn.in_proj_ba"]},
+    ),
+}
+"""Family, kind, and what ``quantization_config`` says beside it."""
 
 
 @pytest.fixture
@@ -64,6 +95,16 @@ def test_tokens_are_those_of_the_decoded_weights(
     folder = quantised(family, kind, dense=True, shards=kernels == "1")
     driver = Driver(folder)
     assert str(driver.files.experts.format) == KINDS[kind].format
+    assert answers(folder) == expected(folder)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_models_as_they_are_published(name: str, quantised: Callable[..., Path]) -> None:
+    """All that is published in few bits is, attention among it, but for what is not read."""
+    family, kind, said = PUBLISHED[name]
+    folder = quantised(family, kind, dense="ignore" not in said, said=said)
+    files = Driver(folder).files
+    assert not files.warnings
     assert answers(folder) == expected(folder)
 
 
