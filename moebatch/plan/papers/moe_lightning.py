@@ -60,8 +60,9 @@ Bound = Literal["link", "cpu", "gpu"]
 class PaperProblem:
     """One model, machine and workload, and the sizes that follow from them.
 
-    Every layer is taken to have experts, and nothing beside them but attention. Raises ConfigError
-    for machines without a GPU.
+    Every layer is taken to have experts, and nothing beside them but attention, or a recurrence in
+    the place of it: of models with both, layers are mean ones. Raises ConfigError for machines
+    without a GPU.
     """
 
     shape: ModelShape
@@ -87,12 +88,12 @@ class PaperProblem:
     @property
     def attention_weights_bytes(self) -> int:
         """W_o: the projections of attention of all layers, always on the GPU."""
-        return self.shape.dtype_bytes * self.shape.attention_params * self.shape.num_layers
+        shape = self.shape
+        return shape.dtype_bytes * sum(map(shape.mixer_params, range(shape.num_layers)))
 
     def kv_bytes(self, sequences: float, tokens: float) -> float:
-        """Keys and values of one layer."""
-        token_bytes = self.shape.attention.cache.token_bytes(self.shape.dtype_bytes)
-        return token_bytes * sequences * tokens
+        """Keys and values of one layer, and states."""
+        return sequences * cache_bytes(self.shape, tokens)
 
     def hidden_bytes(self, tokens: float) -> float:
         """Hidden states of so many tokens."""
@@ -210,18 +211,33 @@ class PaperPlan:
 # --- FLOP and bytes of one layer, as the authors count them -------------------------------------
 
 
+def cache_bytes(shape: ModelShape, tokens: float) -> float:
+    """Keys and values of a sequence in one layer, and its states."""
+    of_tokens = shape.kv_bytes_per_token(shape.dtype_bytes) * tokens
+    return (of_tokens + shape.state_bytes(shape.dtype_bytes)) / shape.num_layers
+
+
 def attention_flops(shape: ModelShape, batch: float, queries: float, context: float) -> float:
     """FLOP of attention in one layer, `queries` tokens of each sequence against `context`.
 
-    Counts one of the two matrix products, as the authors do.
+    Counts one of the two matrix products, as the authors do; a recurrence, which they do not know,
+    as a whole.
     """
-    return 2 * batch * queries * context * (shape.query_width + shape.num_heads)
+    attending = shape.num_attention_layers / shape.num_layers
+    of_token = attending * 2 * context * (shape.query_width + shape.num_heads)
+    if shape.recurrence is not None:
+        delta = shape.recurrence
+        of_token += (1 - attending) * (delta.decode_flops if queries == 1 else delta.prompt_flops)
+    return batch * queries * of_token
 
 
 def attention_bytes(shape: ModelShape, batch: float, queries: float, context: float) -> float:
-    """Bytes that attention touches in one layer: queries and outputs, keys and values."""
-    ends = 2 * queries * shape.query_width * shape.dtype_bytes
-    return batch * (ends + context * shape.attention.cache.token_bytes(shape.dtype_bytes))
+    """Bytes that attention touches in one layer: queries and outputs, keys and values, and states,
+    which are read and written."""
+    attending = shape.num_attention_layers / shape.num_layers
+    ends = attending * 2 * queries * shape.query_width * shape.dtype_bytes
+    written = shape.state_bytes(shape.dtype_bytes) / shape.num_layers
+    return batch * (ends + cache_bytes(shape, context) + written)
 
 
 def ffn_flops(shape: ModelShape, tokens: float) -> float:
@@ -435,7 +451,11 @@ class PaperSearch:
 
     def candidates(self) -> Iterator[PaperPlan]:
         """The best plan of every micro-batch size of the authors' grid, for each setting."""
-        for setting in self.settings:
+        recurs = self.model.problem.shape.recurrence is not None
+        for attention_on_gpu, ffn_on_gpu in self.settings:
+            if recurs and ffn_on_gpu and not attention_on_gpu:
+                continue  # as no run does it
+            setting = attention_on_gpu, ffn_on_gpu
             for mu in micro_batch_grid():
                 plan = self._best_of(mu, setting)
                 if plan is None:  # nor do larger ones fit
