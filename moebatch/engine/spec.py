@@ -114,4 +114,5 @@ def shares_beginnings(files: ModelFiles, max_tokens: int) -> bool:
     with windows, or states, hold of it is written over."""
     if not all(group.is_whole for group in files.shape.cache_groups(max_tokens)):
         return False
-    return not Rope(files.shape, files.config, torch.device("cpu")).depends_on_length
+    ropes = Rope.all_of(files.shape, files.config, torch.device("cpu"))
+    return not any(rope.depends_on_length for rope in ropes.values())

@@ -195,7 +195,8 @@ class MemoryUse:
         yield Buffer("hidden states", level, ACTIVATIONS_TERM, hidden, num_bytes, 2)
         yield self._seen(policy, level)
         if self._has_kernels:
-            rotations = policy.tokens_per_pass * self.shape.attention.rotary_dim
+            rotary_dim = sum(attention.rotary_dim for attention in self.shape.attentions)
+            rotations = policy.tokens_per_pass * rotary_dim
             yield Buffer("rotations", level, ACTIVATIONS_TERM, rotations, FLOAT_BYTES, 2)
 
     def _attending(self, policy: Policy, level: LevelName) -> Iterator[Buffer]:

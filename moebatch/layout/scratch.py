@@ -8,6 +8,7 @@ from functools import cache
 
 from moebatch.formats.weight_format import WeightFormat
 from moebatch.layout.footprint import ACTIVATIONS_TERM, Buffer
+from moebatch.spec.attention import Attention
 from moebatch.spec.cache_layout import LARGEST_SLICE
 from moebatch.spec.hardware import Dtype, LevelName
 from moebatch.spec.policy import Policy
@@ -197,10 +198,14 @@ def num_library_products(
     if shape.recurrence:
         delta = shape.recurrence
         recurrence = {(D, delta.projected_width), (delta.value_width, D)}
+    attention = {
+        pair
+        for each in shape.attentions
+        for pair in ((D, each.query_width), (each.query_width, D), (D, each.kv_width))
+    }
     by_rows = (
         (limits.micro_batch_tokens, recurrence),
-        (limits.micro_batch_tokens, {(D, shape.query_width), (shape.query_width, D)}),
-        (limits.micro_batch_tokens, {(D, shape.kv_width)}),
+        (limits.micro_batch_tokens, attention),
         (limits.expert_rows, {pair for F in widths for pair in ((D, F), (F, D))}),
         (limits.expert_rows, {(D, shape.num_experts)}),
         (min(limits.expert_rows, _MAX_LOGITS_ROWS), {(D, shape.vocab_size)}),
@@ -221,7 +226,10 @@ def _num_library_rows(most: int, dtype: Dtype, instruction_set: str) -> int:
 def attention_core_elements(shape: ModelShape, limits: Limits) -> int:
     """Elements of the compute dtype that an `AttentionCore` takes: gathered keys and values, and
     queries as they meet sinks."""
-    attention = shape.attention
+    return max(_core_elements(attention, limits) for attention in shape.attentions)
+
+
+def _core_elements(attention: Attention, limits: Limits) -> int:
     query_width = attention.num_heads * attention.cached_key_dim
     turned = limits.micro_batch_tokens * query_width if attention.sink_window else 0
     gathered = (aligned(limits.kv_rows * part.width) for part in attention.cache.parts)
@@ -236,17 +244,7 @@ def converted_elements(shape: ModelShape) -> int:
 def step_elements(shape: ModelShape, limits: Limits) -> int:
     """Elements of the compute dtype that the largest step takes from its frame."""
     D, rows = shape.hidden_size, bucket_rows(limits.micro_batch_tokens)
-    attention = (
-        rows * D,  # normed input
-        rows * D * 2,  # the norm's input in float32
-        *shape.attention.step_rooms(rows, limits.kv_rows),
-        rows * D,  # projected output
-    )
-    gate = (
-        rows * D,  # normed input, once more
-        rows * D * 2,  # the norm's input in float32
-        rows * shape.query_width,  # gates of the attention output
-    ) * shape.attention.gates_output
+    attentions = [_attention_elements(each, D, rows, limits) for each in shape.attentions]
     recurrence = _recurrence_elements(shape, rows)
     rows = bucket_rows(limits.expert_rows)
     width = max(shape.expert_width, shape.shared_expert_width, shape.dense_width)
@@ -268,7 +266,23 @@ def step_elements(shape: ModelShape, limits: Limits) -> int:
         rows * D * 2 * shape.router.has_exact_logits,  # normed input in float32
         rows * shape.num_experts * words,  # logits
     )
-    return max(sum(map(aligned, step)) for step in ((*attention, *gate), recurrence, mlp, router))
+    return max(sum(map(aligned, step)) for step in (*attentions, recurrence, mlp, router))
+
+
+def _attention_elements(attention: Attention, D: int, rows: int, limits: Limits) -> tuple[int, ...]:
+    """What a layer takes that attends, piece by piece."""
+    gate = (
+        rows * D,  # normed input, once more
+        rows * D * 2,  # the norm's input in float32
+        rows * attention.query_width,  # gates of the attention output
+    ) * attention.gates_output
+    return (
+        rows * D,  # normed input
+        rows * D * 2,  # the norm's input in float32
+        *attention.step_rooms(rows, limits.kv_rows),
+        rows * D,  # projected output
+        *gate,
+    )
 
 
 def _recurrence_elements(shape: ModelShape, rows: int) -> tuple[int, ...]:

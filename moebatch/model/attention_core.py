@@ -57,7 +57,7 @@ class AttentionCore:
         self.device = device
         self._sink_scores = [scores_H.to(device, torch.float32) for scores_H in sink_scores]
         self._num_rows = limits.kv_rows
-        self._attention = shape.attention
+        self._attentions = [shape.attention_of(layer) for layer in range(shape.num_layers)]
         self._windows = shape.sliding_windows
         self._helpers = Helpers(torch_parallel())
         self._scratch = Scratch(attention_core_elements(shape, limits), device=device, dtype=dtype)
@@ -83,13 +83,13 @@ class AttentionCore:
         """
         qkv, frame = qkv.first(micro_batch.num_tokens), self._scratch.frame()
         sink_scores_H = self._sink_scores[layer] if self._sink_scores else None
-        kv = self._layer_kv(frame, parts)
+        kv, attention = self._layer_kv(frame, layer, parts), self._attentions[layer]
         kv.write(micro_batch.new_rows[self._windows[layer]], qkv.parts)
         for plan in self._plans(layer, micro_batch):
             sinks = None
             if plan.sight.num_sinks:
                 assert micro_batch.turns is not None, "queries turn where there are sinks"
-                turned_THC = self._turned(frame, qkv.q_THC, micro_batch.turns)
+                turned_THC = _turned(frame, qkv.q_THC, micro_batch.turns, attention.rotated_from)
                 sinks = SinkQueries(plan.sight.num_sinks, turned_THC)
             out = out_THV[: micro_batch.num_tokens]
             attend(qkv, plan, kv, out, sinks, sink_scores_H)
@@ -114,9 +114,10 @@ class AttentionCore:
         is cached of them."""
         for plan in self._plans(layer, micro_batch):
             for batch in plan.expanded:
-                cached, _ = self._layer_kv(self._scratch.frame(), parts).read(batch.rows)
+                as_cached = self._layer_kv(self._scratch.frame(), layer, parts)
+                cached, _ = as_cached.read(batch.rows)
                 for heads, made in expand(cached):
-                    kv = LayerKv(parts=made, rooms=(), value_dim=0, scale=self._attention.scale)
+                    kv = LayerKv(parts=made, rooms=(), value_dim=0, scale=as_cached.scale)
                     self._attend_made(q_THC[:, heads], kv, batch, plan, out_THV[:, heads])
 
     def _attend_made(
@@ -137,8 +138,8 @@ class AttentionCore:
     def _plans(self, layer: int, micro_batch: MicroBatch) -> tuple[AttentionPlan, ...]:
         return micro_batch.plans[self._windows[layer]]
 
-    def _layer_kv(self, frame: Frame, parts: Parts) -> LayerKv:
-        attention = self._attention
+    def _layer_kv(self, frame: Frame, layer: int, parts: Parts) -> LayerKv:
+        attention = self._attentions[layer]
         return LayerKv(
             parts=parts,
             rooms=tuple(
@@ -204,15 +205,16 @@ class AttentionCore:
         )
         self._run(_kernels().attend_slices, work, num_threads)
 
-    def _turned(self, frame: Frame, q_THC: Tensor, turns: SinkTurns) -> Tensor:
-        turned_THC = frame.take(*q_THC.shape).copy_(q_THC)
-        rotate(turned_THC[..., self._attention.rotated_from :], turns.cos_TR, turns.sin_TR)
-        return turned_THC
-
     def _run(self, kernel: Kernel, work: Work | SliceWork, num_threads: int) -> None:
         self._helpers.run(kernel, work, num_threads)
         if work.has_failed:
             raise MemoryError("no memory for the scratch of attention")
+
+
+def _turned(frame: Frame, q_THC: Tensor, turns: SinkTurns, rotated_from: int) -> Tensor:
+    turned_THC = frame.take(*q_THC.shape).copy_(q_THC)
+    rotate(turned_THC[..., rotated_from:], turns.cos_TR, turns.sin_TR)
+    return turned_THC
 
 
 def _kernels() -> Kernels:

@@ -21,7 +21,8 @@ from moebatch.model.delta_plan import DeltaPlan, StateSpan
 from moebatch.model.native import loader
 from moebatch.model.native.query_slices import QuerySlices
 from moebatch.model.native.single_queries import SingleQueries
-from moebatch.model.rope import Rope
+from moebatch.model.rope import Angles, Rope
+from moebatch.spec.attention import Attention
 from moebatch.spec.cache_layout import SinkWindow
 
 QUERY_BLOCK = 512
@@ -203,9 +204,8 @@ class MicroBatch:
 
     start: int
     stop: int
-    cos_TR: Tensor
-    sin_TR: Tensor
-    """Rotary angles, [T, R]."""
+    angles: Mapping[Attention, Angles]
+    """Rotary angles, [T, R], in layers that attend so."""
     new_rows: Mapping[int | None, Tensor]
     """By sliding window: cache row, [T], into which each token's keys and values go."""
     plans: Mapping[int | None, tuple[AttentionPlan, ...]]
@@ -228,7 +228,7 @@ class MicroBatch:
         cls,
         spans: Sequence[Span],
         *,
-        rope: Rope,
+        ropes: Mapping[Attention, Rope],
         windows: Collection[int | None],
         dtype: torch.dtype,
         gather_rows: int,
@@ -244,16 +244,16 @@ class MicroBatch:
         `apart` are the same tokens for layers with a sliding window whose cache has rows of its
         own. `gather_rows` bounds the rows that a decode group gathers, and slices that are expanded
         together, unless one sequence has more. Layers that have the window of `sink_window` see its
-        sinks as well. Attention is computed on `attention_device`, that of `rope` if nothing is
+        sinks as well. Attention is computed on `attention_device`, that of `ropes` if nothing is
         said. `expands` says for which slices keys and values are made anew, None for none;
         `num_shared` is how many query heads share a head of keys as it is cached.
         """
+        rope = next(iter(ropes.values()))
         device = rope.device if attention_device is None else attention_device
         start = spans[0].start
         stop = spans[-1].start + spans[-1].num_tokens
         assert stop - start == sum(span.num_tokens for span in spans), "spans must be contiguous"
         positions_T, lengths_T = _positions(spans)
-        cos_TR, sin_TR = rope.angles(positions_T, lengths_T, dtype)
         plans: dict[int | None, tuple[AttentionPlan, ...]] = {}
         new_rows: dict[int | None, Tensor] = {}
         as_cached: dict[int | None, slice] = {}
@@ -278,8 +278,10 @@ class MicroBatch:
         return cls(
             start=start,
             stop=stop,
-            cos_TR=cos_TR,
-            sin_TR=sin_TR,
+            angles={
+                attention: each.angles(positions_T, lengths_T, dtype)
+                for attention, each in ropes.items()
+            },
             new_rows=new_rows,
             plans=plans,
             as_cached=as_cached,

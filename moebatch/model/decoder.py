@@ -76,7 +76,7 @@ class Decoder:
             device=self.device,
             sink_scores=weights.sink_scores,
         )
-        self._rope = Rope(shape, config, self.device)
+        self._ropes = Rope.all_of(shape, config, self.device)
         self._elementwise = Elementwise(
             shape.activation, self.device, shape.clamped_gate, shape.residual_scale
         )
@@ -92,7 +92,11 @@ class Decoder:
             Products(self.device, torch.float32) if self._has_wide_gates else self._products
         )
         self._family = FAMILIES[shape.architecture]
-        self._attention = self._family.attention(shape, self._products, self._elementwise)
+        blocks = {
+            attention: self._family.attention(shape, attention, self._products, self._elementwise)
+            for attention in shape.attentions
+        }
+        self._attention = [blocks[shape.attention_of(n)] for n in range(shape.num_layers)]
         self._recurrence = (
             GatedDeltaBlock(shape, self._products, self.device) if shape.recurrence else None
         )
@@ -137,7 +141,7 @@ class Decoder:
         attention = self.shape.attention
         return MicroBatch.of(
             spans,
-            rope=self._rope,
+            ropes=self._ropes,
             windows=set(self.shape.sliding_windows),
             dtype=self.dtype,
             gather_rows=self._limits.gather_rows,
@@ -175,7 +179,7 @@ class Decoder:
             assert self._recurrence is not None and micro_batch.recurrent is not None, "it recurs"
             out_ND = self._recurrence.run(frame, normed_ND, micro_batch.recurrent, weights, parts)
         else:
-            out_ND = self._attention.attend(
+            out_ND = self._attention[layer].attend(
                 frame, layer, normed_ND, micro_batch, weights, self._core, parts
             )
         self._elementwise.add(frame, x, out_ND[: micro_batch.num_tokens])
@@ -191,7 +195,7 @@ class Decoder:
         frame, weights = self.scratch.frame(), self._weights.layers[layer]
         x = x_TD[micro_batch.start : micro_batch.stop]
         normed_ND = self._normed(frame, x, weights, "input_norm")
-        qkv = self._attention.project(frame, normed_ND, micro_batch, weights)
+        qkv = self._attention[layer].project(frame, normed_ND, micro_batch, weights)
         qkv = qkv.first(micro_batch.num_tokens)
         return qkv if into is None else qkv.copy_into(into)
 
@@ -214,7 +218,7 @@ class Decoder:
             apart = frame.branch()
             normed_ND = self._normed(apart, x, weights, "input_norm")
             gate_output(apart, normed_ND, out_NHV, weights, self._products)
-        out_ND = self._attention.output(frame, out_NHV, weights)
+        out_ND = self._attention[layer].output(frame, out_NHV, weights)
         self._elementwise.add(frame, x, out_ND[: micro_batch.num_tokens])
 
     def route(self, layer: int, x_TD: Tensor, rows: slice | None = None) -> Routing:

@@ -67,22 +67,22 @@ class DenseWeights:
             memory,
         )
 
-        def load(roles: Mapping[str, Weight]) -> dict[str, Tensor]:
+        def load(roles: Mapping[str, Weight], layer: int = 0) -> dict[str, Tensor]:
             return {
                 role: _prepared(
-                    files.shape, role, loader.load(weight, exact.get(role, files.dtype))
+                    files.shape, layer, role, loader.load(weight, exact.get(role, files.dtype))
                 )
                 for role, weight in roles.items()
             }
 
-        loaded = cls.of(load(of_all), [load(roles) for roles in of_layers])
+        loaded = cls.of(load(of_all), [load(roles, n) for n, roles in enumerate(of_layers)])
         loader.close()
         return loaded
 
 
-def _prepared(shape: ModelShape, role: str, weight: Tensor) -> Tensor:
+def _prepared(shape: ModelShape, layer: int, role: str, weight: Tensor) -> Tensor:
     """A weight as it is computed with, in place of how it is stored."""
-    order = shape.row_order(role)
+    order = shape.row_order(role, layer)
     if order is not None:
         rows = torch.tensor(order, device=weight.device)
         for columns in torch.split(weight.view(len(weight), -1), _MOVED_COLUMNS, dim=1):

@@ -14,16 +14,18 @@ from moebatch.model.batch import MicroBatch
 from moebatch.model.elementwise import Elementwise
 from moebatch.model.products import Products
 from moebatch.model.scratch import Frame
-from moebatch.spec.attention import GroupedAttention
+from moebatch.spec.attention import Attention, GroupedAttention
 from moebatch.spec.shape import ModelShape
 
 
 class GroupedAttentionBlock:
     """With or without biases, norms of queries and keys, and a limit of what is projected."""
 
-    def __init__(self, shape: ModelShape, products: Products, elementwise: Elementwise) -> None:
-        assert isinstance(shape.attention, GroupedAttention), "the family's own attention"
-        self._attention = shape.attention
+    def __init__(
+        self, shape: ModelShape, attention: Attention, products: Products, elementwise: Elementwise
+    ) -> None:
+        assert isinstance(attention, GroupedAttention), "the family's own attention"
+        self._attention = attention
         self._hidden_size, self._eps = shape.hidden_size, shape.rms_eps
         self._products = products
         self._elementwise = elementwise
@@ -39,7 +41,7 @@ class GroupedAttentionBlock:
         num_tokens = micro_batch.num_tokens
         qkv = self._unrotated(frame, normed_ND, num_tokens, weights)
         for y_NHC in (qkv.q_THC, qkv.parts[0]):
-            self._elementwise.rotate(y_NHC[:num_tokens], micro_batch.cos_TR, micro_batch.sin_TR)
+            self._elementwise.rotate(y_NHC[:num_tokens], *micro_batch.angles[self._attention])
         if self._attention.norms_rotated:
             self._norm(frame, qkv, num_tokens, weights)
         return qkv

@@ -18,7 +18,7 @@ from moebatch.model.batch import MicroBatch
 from moebatch.model.elementwise import Elementwise
 from moebatch.model.products import Products
 from moebatch.model.scratch import Frame
-from moebatch.spec.attention import LatentAttention
+from moebatch.spec.attention import Attention, LatentAttention
 from moebatch.spec.shape import ModelShape
 
 _EPS = 1e-6
@@ -28,9 +28,11 @@ _EPS = 1e-6
 class LatentAttentionBlock:
     """With compressed queries or without."""
 
-    def __init__(self, shape: ModelShape, products: Products, elementwise: Elementwise) -> None:
-        assert isinstance(shape.attention, LatentAttention), "the family's own attention"
-        self._attention = shape.attention
+    def __init__(
+        self, shape: ModelShape, attention: Attention, products: Products, elementwise: Elementwise
+    ) -> None:
+        assert isinstance(attention, LatentAttention), "the family's own attention"
+        self._attention = attention
         self._hidden_size, self._windows = shape.hidden_size, shape.sliding_windows
         self._products = products
         self._elementwise = elementwise
@@ -102,7 +104,7 @@ class LatentAttentionBlock:
         q_NHC, latents = q.view(num_rows, -1, attention.head_dim), cached[:, None]
         rotating = (q_NHC[..., attention.nope_head_dim :], latents[..., attention.kv_rank :])
         for y in rotating:
-            self._elementwise.rotate(y[:num_tokens], micro_batch.cos_TR, micro_batch.sin_TR)
+            self._elementwise.rotate(y[:num_tokens], *micro_batch.angles[attention])
         return q_NHC, latents
 
     def _norm(self, frame: Frame, x_TX: Tensor, weight_X: Tensor) -> None:

@@ -5,13 +5,14 @@ Shape letters: T tokens, H heads, C head size, R pairs of a head that rotate.
 
 from collections.abc import Callable, Mapping
 from copy import deepcopy
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from moebatch.errors import CheckpointError
 from moebatch.quoting import reason
+from moebatch.spec.attention import Attention
 from moebatch.spec.config_keys import ConfigKeys
 from moebatch.spec.families.registry import FAMILIES
 from moebatch.spec.shape import ModelShape
@@ -31,26 +32,46 @@ _KEYS = (
 _MAX_CACHED_LENGTHS = 4096
 
 
+class Angles(NamedTuple):
+    """By how much tokens are rotated."""
+
+    cos_TR: Tensor
+    sin_TR: Tensor
+
+
 class Rope:
     """Turns positions into the angles by which queries and keys are rotated."""
 
-    def __init__(self, shape: ModelShape, config: Mapping[str, Any], device: torch.device) -> None:
+    def __init__(
+        self,
+        attention: Attention,
+        shape: ModelShape,
+        config: Mapping[str, Any],
+        device: torch.device,
+    ) -> None:
         """Raises CheckpointError where the raw config asks for what transformers cannot do."""
         self.device = device
         try:
-            self._parameters = _RopeParameters(shape, config)
+            self._parameters = _RopeParameters(attention, shape, config)
             frequencies = self._frequencies(1)
         except Exception as error:
             # transformers checks little: a bad entry shows as almost any exception.
             raise CheckpointError(
                 f"config.json: rope parameters: {type(error).__name__}: {reason(error)}"
             ) from error
-        rotary_dim = shape.attention.rotary_dim
+        rotary_dim = attention.rotary_dim
         if frequencies.shape != (rotary_dim // 2,):
             raise CheckpointError(
-                f"config.json: rope parameters rotate {2 * len(frequencies)} of {shape.head_dim} "
-                f"head dimensions; {shape.architecture} rotates {rotary_dim}"
+                f"config.json: rope parameters rotate {2 * len(frequencies)} of "
+                f"{attention.head_dim} head dimensions; {shape.architecture} rotates {rotary_dim}"
             )
+
+    @classmethod
+    def all_of(
+        cls, shape: ModelShape, config: Mapping[str, Any], device: torch.device
+    ) -> "dict[Attention, Rope]":
+        """That of each way in which layers attend."""
+        return {each: cls(each, shape, config, device) for each in shape.attentions}
 
     @property
     def depends_on_length(self) -> bool:
@@ -58,9 +79,7 @@ class Rope:
         shortest, longest = self._parameters.effective_lengths(torch.tensor([1, 2**40])).tolist()
         return bool(shortest != longest)
 
-    def angles(
-        self, positions_T: Tensor, lengths_T: Tensor, dtype: torch.dtype
-    ) -> tuple[Tensor, Tensor]:
+    def angles(self, positions_T: Tensor, lengths_T: Tensor, dtype: torch.dtype) -> Angles:
         """Cosines and sines [T, R] of tokens at `positions_T` in sequences of `lengths_T`.
 
         Lengths matter only for scalings that depend on them (dynamic, longrope). Positions and
@@ -69,15 +88,13 @@ class Rope:
         frequencies_TR = self._frequencies_of(lengths_T)
         angles = self._angles(positions_T, frequencies_TR)
         scale = self._parameters.attention_scale
-        return (angles.cos() * scale).to(dtype), (angles.sin() * scale).to(dtype)
+        return Angles((angles.cos() * scale).to(dtype), (angles.sin() * scale).to(dtype))
 
-    def turns(
-        self, from_T: Tensor, to_T: Tensor, lengths_T: Tensor, dtype: torch.dtype
-    ) -> tuple[Tensor, Tensor]:
+    def turns(self, from_T: Tensor, to_T: Tensor, lengths_T: Tensor, dtype: torch.dtype) -> Angles:
         """The same for what is rotated to some positions already, and is to be at others."""
         frequencies_TR = self._frequencies_of(lengths_T)
         angles = self._angles(to_T, frequencies_TR) - self._angles(from_T, frequencies_TR)
-        return angles.cos().to(dtype), angles.sin().to(dtype)
+        return Angles(angles.cos().to(dtype), angles.sin().to(dtype))
 
     def _angles(self, positions_T: Tensor, frequencies_TR: Tensor) -> Tensor:
         return positions_T.to(self.device, torch.float32)[:, None] * frequencies_TR
@@ -101,10 +118,10 @@ class Rope:
 class _RopeParameters:
     """The standardised parameters of a config and the function that transformers has for them."""
 
-    def __init__(self, shape: ModelShape, config: Mapping[str, Any]) -> None:
+    def __init__(self, attention: Attention, shape: ModelShape, config: Mapping[str, Any]) -> None:
         self.cache: dict[int, Tensor] = {}
         self.attention_scale = 1.0
-        self._config = _rope_config(shape, config)
+        self._config = _rope_config(attention, shape, config)
         parameters = self._config.rope_parameters
         self.kind = parameters["rope_type"]
         if self.kind == "dynamic" and parameters.get("alpha"):
@@ -138,7 +155,7 @@ def rotate(x_THC: Tensor, cos_TR: Tensor, sin_TR: Tensor) -> None:
     second.mul_(cos).add_(first_sin)
 
 
-def _rope_config(shape: ModelShape, config: Mapping[str, Any]) -> Any:
+def _rope_config(attention: Attention, shape: ModelShape, config: Mapping[str, Any]) -> Any:
     """A transformers config with what matters for rotary positions and no more."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
@@ -146,7 +163,7 @@ def _rope_config(shape: ModelShape, config: Mapping[str, Any]) -> Any:
     model_type = family.rotary_type or family.model_type
     said = ConfigKeys(config, {}, family.spelling)
     given = {key: deepcopy(said.value(key)) for key in _KEYS if said.value(key) is not None}
-    return CONFIG_MAPPING[model_type](**given, head_dim=shape.attention.positioned_dim)
+    return CONFIG_MAPPING[model_type](**given, head_dim=attention.positioned_dim)
 
 
 def _compute_function(kind: str) -> Callable[..., tuple[Tensor, float]]:

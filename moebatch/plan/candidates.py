@@ -103,8 +103,8 @@ def _gpu_policies(problem: Problem, slot_counts: Sequence[int]) -> Iterator[tupl
     # With attention on the CPU either one micro-batch is in each processor at a time, and experts
     # run for each of them; or the processors take turns, and experts take all tokens of the pass.
     for attention, schedule in ((False, cgopipe), (False, klotski), (True, klotski)):
-        if problem.shape.recurrent_layers and not attention:
-            continue  # what recurs is computed where its weights are
+        if not (attention or problem.shape.attends_beside_gpu):
+            continue
         is_paged = schedule.traits.is_paged
         sizes = _MICRO_BATCH_SIZES if is_paged else _WIDE_MICRO_BATCH_SIZES
         counts = slot_counts

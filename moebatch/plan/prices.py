@@ -1,6 +1,7 @@
 """Seconds of the pieces of a pass: one matrix product, one layer's attention, one transfer."""
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from math import ceil
@@ -10,6 +11,7 @@ from moebatch.layout.footprint import FLOAT_BYTES, Dtypes
 from moebatch.layout.ladder import Ladder
 from moebatch.layout.load import PassLoad
 from moebatch.layout.scratch import MAX_GEMM_ROWS, PROMPT_ROWS, rows_decoded_at_once
+from moebatch.spec.attention import Attention
 from moebatch.spec.cache import CacheGroup
 from moebatch.spec.cache_layout import UNLIMITED
 from moebatch.spec.hardware import Hardware, LinkName, Processor
@@ -165,20 +167,24 @@ class Prices:
         return self.hidden_bytes(hidden_states) / processor.elementwise_bandwidth
 
     def decode_attention_s(self, load: PassLoad, processor: Processor) -> float:
-        """Seconds of the attention of decoding sequences in one layer, projections left out."""
-        positions = load.decode_positions * self._share_in_window(load)
-        read_s = self._cache_bytes(positions) / processor.attention_bandwidth
-        flops = self._attending * positions * self.shape.attention.decode_flops_per_pair
+        """Seconds of the attention of decoding sequences in a mean layer, projections left out."""
+        num_bytes = flops = 0.0
+        for (attention, window), share in self._attending.items():
+            positions = share * _in_window(load.decode_positions, load.decode_sequences, window)
+            num_bytes += positions * attention.cache.token_bytes(self.dtypes.compute_bytes)
+            flops += positions * attention.decode_flops_per_pair
         fixed_s = load.decode_sequences * processor.sequence_s
+        read_s = num_bytes / processor.attention_bandwidth
         return fixed_s + max(read_s, flops / processor.attention_flops)
 
     def prompt_attention_s(self, load: PassLoad, processor: Processor) -> float:
-        """Seconds of the attention among tokens of prompts in one layer."""
-        pairs = load.prompt_pairs * self._share_of_pairs(load)
-        prompt_flops = self.shape.attention.prompt_flops(pairs, self._context_in_window(load))
-        flops = self._attending * prompt_flops
-        read_s = self._cache_bytes(self._context_in_window(load)) / processor.attention_bandwidth
-        return flops / processor.attention_flops + read_s
+        """Seconds of the attention among tokens of prompts in a mean layer."""
+        num_bytes = flops = 0.0
+        for (attention, window), share in self._attending.items():
+            context = _in_window(load.prompt_context, _num_slices(load), window)
+            flops += share * attention.prompt_flops(_pairs_in_window(load, window), context)
+            num_bytes += share * context * attention.cache.token_bytes(self.dtypes.compute_bytes)
+        return flops / processor.attention_flops + num_bytes / processor.attention_bandwidth
 
     def recurrence_s(self, load: PassLoad, processor: Processor) -> float:
         """Seconds of what recurrent layers do in a mean layer, projections left out: states are
@@ -195,43 +201,18 @@ class Prices:
             moved_bytes / processor.attention_bandwidth,
             flops / processor.attention_flops,
         )
-        return (1 - self._attending) * max(moving_s, computing_s)
-
-    @property
-    def _attending(self) -> float:
-        """Share of layers that attend."""
-        return self.shape.num_attention_layers / self.shape.num_layers
-
-    def _context_in_window(self, load: PassLoad) -> float:
-        """Positions before slices of prompts that these read in a mean layer."""
-        num_slices, context = _num_slices(load), load.prompt_context
-        unseen = sum(max(0.0, context - window * num_slices) for window in self._windows)
-        return context - unseen / self.shape.num_layers
-
-    def _share_of_pairs(self, load: PassLoad) -> float:
-        """Share of the pairs among tokens of prompts that layers with sliding windows see, if
-        prompts are as long as twice what a token would see in the mean."""
-        windows = self.shape.sliding_windows
-        if not load.prompt_tokens or set(windows) == {None}:
-            return 1.0
-        mean = load.prompt_pairs / load.prompt_tokens
-        seen = (
-            mean if window is None or window >= 2 * mean else window * (1 - window / (4 * mean))
-            for window in windows
-        )
-        return sum(seen) / (len(windows) * mean)
-
-    def _share_in_window(self, load: PassLoad) -> float:
-        """Share of the positions of decoding sequences that layers with sliding windows see."""
-        if not load.decode_positions or not self._windows:
-            return 1.0
-        context = load.decode_positions / load.decode_sequences
-        unseen = sum(max(0.0, context - window) for window in self._windows)
-        return 1 - unseen / (self.shape.num_layers * context)
+        return len(shape.recurrent_layers) / shape.num_layers * max(moving_s, computing_s)
 
     @cached_property
-    def _windows(self) -> list[int]:
-        return [window for window in self.shape.sliding_windows if window is not None]
+    def _attending(self) -> Mapping[tuple[Attention, int | None], float]:
+        """Shares of all layers that attend alike and see as far, by attention and window."""
+        shape = self.shape
+        counts = Counter(
+            (shape.attention_of(layer), shape.sliding_windows[layer])
+            for layer in range(shape.num_layers)
+            if not shape.is_recurrent(layer)
+        )
+        return {kind: count / shape.num_layers for kind, count in counts.items()}
 
     # --- transfers ------------------------------------------------------------------------------
 
@@ -268,10 +249,6 @@ class Prices:
         )
         return sum(of_groups) / self.shape.num_layers
 
-    def _cache_bytes(self, positions: float) -> float:
-        """Keys and values of so many positions in one layer."""
-        return positions * self._kv_bytes_per_token / self.shape.num_layers
-
     def attended_bytes(self, tokens: float) -> float:
         """Results of attention of so many tokens in one layer."""
         return tokens * self.shape.attention.result_width * self.dtypes.compute_bytes
@@ -284,9 +261,19 @@ class Prices:
         """Hidden states of so many tokens."""
         return tokens * self.shape.hidden_size * self.dtypes.compute_bytes
 
-    @cached_property
-    def _kv_bytes_per_token(self) -> int:
-        return self.shape.kv_bytes_per_token(self.dtypes.compute_bytes)
+
+def _in_window(positions: float, num_queries: float, window: int | None) -> float:
+    """How many of the positions of so many sequences alike a sliding window leaves."""
+    return positions if window is None else min(positions, window * num_queries)
+
+
+def _pairs_in_window(load: PassLoad, window: int | None) -> float:
+    """How many of the pairs among tokens of prompts a sliding window leaves, if prompts are as long
+    as twice what a token would see in the mean."""
+    mean = load.prompt_pairs / load.prompt_tokens if load.prompt_tokens else 0.0
+    if window is None or window >= 2 * mean:
+        return load.prompt_pairs
+    return load.prompt_tokens * window * (1 - window / (4 * mean))
 
 
 def _cached_rows(load: PassLoad, group: CacheGroup) -> float:

@@ -24,8 +24,9 @@ def not_runnable(
     yield from (fault for fault in missing_levels(problem, policy) if ".disk" not in fault[0])
     if problem.ladder.experts_at(policy) != problem.ladder.top:
         yield "ffn_on_gpu", "experts are computed on the GPU; set it to true"
-    if policy.ffn_on_gpu and not policy.attention_on_gpu and problem.shape.recurrent_layers:
-        yield "attention_on_gpu", "recurrent layers are computed on the GPU; set it to true"
+    if policy.ffn_on_gpu and not policy.attention_on_gpu and not problem.shape.attends_beside_gpu:
+        which = "recurrent layers" if problem.shape.recurrent_layers else "heads of several sizes"
+        yield "attention_on_gpu", f"{which} are computed on the GPU; set it to true"
     if policy.kv_cache.disk:
         yield from _cache_on_disk(problem, is_plain=is_plain)
     fault = cache_fault(problem.shape, policy, problem.ladder)

@@ -39,7 +39,7 @@ def rows_by_part(num_groups: int, parts: Sequence[int]) -> list[int]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Attention(ABC):
-    """Attention of a family, the same in all layers."""
+    """Attention of layers that attend alike."""
 
     num_heads: int
     num_kv_heads: int

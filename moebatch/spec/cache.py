@@ -8,7 +8,8 @@ from moebatch.spec.policy import PAGE_TOKENS, Policy
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CacheGroup:
-    """Layers in which the cache holds as much of every sequence, and it lies at the same places.
+    """Layers in which the cache holds as much of every sequence, rows of which are alike, and it
+    lies at the same places.
 
     A row is what is cached of one token. All rows of a sequence are there, in order of position; or
     as many as its newest tokens see, in a ring in which a new token takes the place of one that

@@ -6,7 +6,7 @@ Shape letters: D hidden.
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
-from typing import Literal
+from typing import Any, Literal
 
 from moebatch.errors import ConfigError, Fault
 from moebatch.formats.weight_format import WeightFormat
@@ -119,6 +119,7 @@ class Layers:
     """What a family composes its layers of."""
 
     attention: Attention
+    """Of all layers that attend but `global_layers`."""
     sliding_windows: tuple[int | None, ...]
     """Per layer: how many positions a token sees, itself included; None is all before it."""
     moe_layers: tuple[int, ...]
@@ -139,6 +140,9 @@ class Layers:
     """What takes the place of attention in `recurrent_layers`."""
     recurrent_layers: tuple[int, ...] = ()
     """Ascending; all others attend."""
+    global_attention: Attention | None = None
+    """That of `global_layers`, where these attend in another way."""
+    global_layers: tuple[int, ...] = ()
     norm: Norm = Norm()
     embedding_scale: float = 1.0
     """By what embeddings are multiplied before the first layer."""
@@ -183,6 +187,19 @@ class ModelShape(Layers):
         """Whether a layer has a recurrence in the place of attention."""
         return layer in self._recurrent
 
+    def attention_of(self, layer: int) -> Attention:
+        """How a layer attends."""
+        return self.attentions[layer in self._global]
+
+    @cached_property
+    def attentions(self) -> tuple[Attention, ...]:
+        """All ways in which layers attend."""
+        return tuple(filter(None, (self.attention, self.global_attention)))
+
+    @cached_property
+    def _global(self) -> frozenset[int]:
+        return frozenset(self.global_layers)
+
     @cached_property
     def _with_experts(self) -> frozenset[int]:
         return frozenset(self.moe_layers)
@@ -224,7 +241,7 @@ class ModelShape(Layers):
     @cached_property
     def cache_width(self) -> int:
         """Numbers that the cache holds of a token in one layer."""
-        return self._cache.width
+        return self.attention.cache.width
 
     @property
     def expert_width(self) -> int:
@@ -284,20 +301,18 @@ class ModelShape(Layers):
     def mixer_tensors(self, layer: int) -> Sizes:
         """Sizes of the attention of a layer, or of its recurrence, by role: what tells tokens of
         each other."""
-        return self._recurrence_tensors if self.is_recurrent(layer) else self._attention_tensors
+        if self.is_recurrent(layer):
+            return self._recurrence_tensors
+        return self.attention_of(layer).tensors(self.hidden_size)
 
-    def row_order(self, role: str) -> list[int] | None:
+    def row_order(self, role: str, layer: int) -> list[int] | None:
         """In which order the rows of a stored weight are computed with; None where they lie so."""
-        order = self.attention.row_order(role)
+        order = self.attention_of(layer).row_order(role)
         return order if order or not self.recurrence else self.recurrence.row_order(role)
 
     def _norm_tensors(self, *roles: str) -> Sizes:
         biases = [f"{role}_bias" for role in roles if self.norm.has_bias]
         return dict.fromkeys((*roles, *biases), (self.hidden_size,))
-
-    @cached_property
-    def _attention_tensors(self) -> Sizes:
-        return self.attention.tensors(self.hidden_size)
 
     @cached_property
     def _recurrence_tensors(self) -> Sizes:
@@ -361,11 +376,18 @@ class ModelShape(Layers):
     @cached_property
     def attention_params(self) -> int:
         """Numbers in the attention of a layer that attends: projections, biases, norms, sinks."""
-        return _count(self._attention_tensors)
+        return _count(self.attention.tensors(self.hidden_size))
 
     def mixer_params(self, layer: int) -> int:
         """Numbers in the attention of a layer, or in its recurrence."""
         return _count(self.mixer_tensors(layer))
+
+    @property
+    def attends_beside_gpu(self) -> bool:
+        """Whether a CPU beside a GPU may attend: all layers do, and what goes between the two is as
+        wide in each."""
+        sent = {(each.cached_parts, each.cached_key_dim) for each in self.attentions}
+        return not self.recurrent_layers and len(sent) == 1
 
     @property
     def num_attention_layers(self) -> int:
@@ -375,7 +397,11 @@ class ModelShape(Layers):
     def kv_bytes_per_token(self, compute_bytes: int) -> int:
         """Bytes of the cache of one token in all layers that attend, sliding windows or not, where
         numbers that are computed with have so many."""
-        return self.num_attention_layers * self._cache.token_bytes(compute_bytes)
+        return sum(
+            self.attention_of(layer).cache.token_bytes(compute_bytes)
+            for layer in range(self.num_layers)
+            if not self.is_recurrent(layer)
+        )
 
     def state_bytes(self, compute_bytes: int) -> int:
         """Bytes of what recurrent layers keep of a sequence, all of them."""
@@ -383,13 +409,9 @@ class ModelShape(Layers):
             return 0
         return len(self.recurrent_layers) * self.recurrence.state.token_bytes(compute_bytes)
 
-    @cached_property
-    def _cache(self) -> CacheLayout:
-        return self.attention.cache
-
     def cache_groups(self, max_tokens: int) -> tuple[CacheGroup, ...]:
-        """All layers by how much the cache holds of sequences of at most so many tokens, those
-        first that keep most. Where a window is no shorter than what would be kept for it, all is
+        """All layers by what the cache holds of sequences of at most so many tokens, those first
+        that keep most. Where a window is no shorter than what would be kept for it, all is
         kept."""
         if max_tokens not in self._cache_groups:
             self._cache_groups[max_tokens] = self._grouped(max_tokens)
@@ -400,15 +422,16 @@ class ModelShape(Layers):
         return {}
 
     def _grouped(self, max_tokens: int) -> tuple[CacheGroup, ...]:
-        found: dict[SinkWindow | None, list[int]] = {}
+        found: dict[tuple[SinkWindow | None, CacheLayout], list[int]] = {}
         for layer, seen in enumerate(map(self._seen_through, self.sliding_windows)):
             if self.is_recurrent(layer):
                 continue
             is_kept = seen is None or seen.most_cached >= max_tokens
-            found.setdefault(None if is_kept else seen, []).append(layer)
+            kept = None if is_kept else seen
+            found.setdefault((kept, self.attention_of(layer).cache), []).append(layer)
         groups = [
-            CacheGroup(layers=tuple(layers), layout=self._cache, sink_window=seen)
-            for seen, layers in found.items()
+            CacheGroup(layers=tuple(layers), layout=layout, sink_window=seen)
+            for (seen, layout), layers in found.items()
         ]
         assert groups, "some layers attend"
         if self.recurrence is not None:
@@ -426,15 +449,14 @@ class ModelShape(Layers):
     def cached(self, workload: Workload) -> Workload:
         """The same work as the cache holds it: sequences share nothing where less than all of them
         is kept."""
-        first, *others = self.cache_groups(workload.max_total_tokens)
-        if first.is_whole and not others:
+        groups = self.cache_groups(workload.max_total_tokens)
+        if all(group.is_whole for group in groups):
             return workload
-        return replace(workload.unshared, most_cached=first.most_rows)
+        return replace(workload.unshared, most_cached=groups[0].most_rows)
 
     def cached_in(self, how: KvCache) -> "ModelShape":
         """The same model with keys and values cached so."""
-        cache_dtype = None if how == "full" else how
-        return replace(self, attention=replace(self.attention, cache_dtype=cache_dtype))
+        return self._with_attention(cache_dtype=None if how == "full" else how)
 
     def seen_through(self, sink_window: SinkWindow | None) -> "ModelShape":
         """The same model where tokens see sinks and a window, save in layers whose own windows are
@@ -449,8 +471,13 @@ class ModelShape(Layers):
             raise ConfigError([Fault(file="model.attention", message=message)])
         most = sink_window.window
         windows = (most if own is None else min(own, most) for own in self.sliding_windows)
-        attention = replace(self.attention, sink_window=sink_window)
-        return replace(self, sliding_windows=tuple(windows), attention=attention)
+        shape = self._with_attention(sink_window=sink_window)
+        return replace(shape, sliding_windows=tuple(windows))
+
+    def _with_attention(self, **changes: Any) -> "ModelShape":
+        """The same model with changes to all attention."""
+        attention, *others = (replace(each, **changes) for each in self.attentions)
+        return replace(self, attention=attention, global_attention=next(iter(others), None))
 
 
 def _prefixed(prefix: str, mlp: Mlp | None, hidden_size: int) -> Sizes:

@@ -46,7 +46,7 @@ class KVCache:
         shares: bool = False,
     ) -> None:
         """`num_pages` are those of each group; `shares` lets sequences that begin alike hold that
-        beginning together, where there is one group that keeps all.
+        beginning together, where all groups keep all.
 
         Raises StorageError when layers live on a disk that has no room for them.
         """
@@ -54,14 +54,17 @@ class KVCache:
         if layout is None:
             layout = KvLayout(levels=["dram"] * num_layers)
         assert len(layout.levels) == num_layers, "every layer has a home"
-        assert len(groups) == 1 or not shares, "what is written over is not shared"
         self.groups = tuple(groups)
         self.num_layers = num_layers
         self._levels = KvLevels(groups, num_pages, dtype, layout)
-        self._tables = [
-            KvPages(group, count, shares=shares)
-            for group, count in zip(groups, num_pages, strict=True)
-        ]
+        alike = [(group.sink_window, group.is_state) for group in groups]
+        found = {
+            kind: KvPages(group, count, shares=shares)
+            for kind, group, count in zip(alike, groups, num_pages, strict=True)
+        }
+        self._tables = [found[kind] for kind in alike]
+        """Of each group; those share one that keep as much, of rows that differ."""
+        self._distinct = [*found.values()]
         self._first = self._tables[0]
 
     @property
@@ -113,7 +116,7 @@ class KVCache:
 
         What it computes of its prompt is there for others once it is published.
         """
-        for table in self._tables:
+        for table in self._distinct:
             table.begin(owner, prompt, prefix, tokens)
 
     def publish(self, owner: Hashable, num_tokens: int) -> None:
@@ -130,7 +133,7 @@ class KVCache:
 
     def grow(self, owner: Hashable, num_tokens: int) -> None:
         """Gives `owner` pages until it can hold `num_tokens` tokens."""
-        for table in self._tables:
+        for table in self._distinct:
             table.grow(owner, num_tokens)
 
     def rows(
@@ -143,7 +146,7 @@ class KVCache:
 
     def release(self, owner: Hashable) -> None:
         """Takes back what `owner` holds."""
-        for table in self._tables:
+        for table in self._distinct:
             table.release(owner)
 
     # --- levels ---------------------------------------------------------------------------------
@@ -218,10 +221,10 @@ class KVCache:
         Owners keep what they hold, but rows and views that were handed out before are no longer
         valid: what lies in pages that go moves to others.
         """
-        left = [min(table.num_pages, num_pages) for table in self._tables]
-        for number, (table, count) in enumerate(zip(self._tables, left, strict=True)):
-            self._levels.copy_pages(number, table.shrink(count))
-        return self._levels.give_back(left)
+        moved = {table: table.shrink(min(table.num_pages, num_pages)) for table in self._distinct}
+        for number, table in enumerate(self._tables):
+            self._levels.copy_pages(number, moved[table])
+        return self._levels.give_back([table.num_pages for table in self._tables])
 
     def close(self) -> None:
         """Gives the scratch file back. Nothing may be in flight."""
@@ -231,11 +234,11 @@ class KVCache:
         """Asserts that every page is free, kept, or held as often as owners say, and that owners
         hold pages of all groups."""
         owners = self._first.by_owner.keys()
-        for table in self._tables:
+        for table, group in zip(self._tables, self.groups, strict=True):
             table.check_integrity()
             assert table.by_owner.keys() == owners, "an owner is not in all groups"
-            rows = table.num_pages * table.group.page_rows
-            homes = [self._levels.homes.get(layer) for layer in table.group.layers]
+            rows = table.num_pages * group.page_rows
+            homes = [self._levels.homes.get(layer) for layer in group.layers]
             assert {len(part) for home in homes if home for part in home.parts} <= {rows}, (
                 "too large"
             )

@@ -94,12 +94,12 @@ class Bench:
         halves = cache.view(dtype)
         assert 2 * numbers <= len(halves), "the cache holds the largest case"
         self._kv = halves[:numbers].view(size), halves[numbers : 2 * numbers].view(size)
-        rope = Rope(shape, config, cpu)
+        ropes = Rope.all_of(shape, config, cpu)
 
         def plan() -> MicroBatch:
             return MicroBatch.of(
                 spans,
-                rope=rope,
+                ropes=ropes,
                 windows={None},
                 dtype=dtype,
                 gather_rows=limits.gather_rows,

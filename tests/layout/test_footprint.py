@@ -45,7 +45,18 @@ STATE_BYTES = 32 * 128 * 128 * 4 + 3 * 8192 * 2
 RECURRING = replace(
     SHAPE, recurrence=MATRICES, recurrent_layers=tuple(n for n in range(32) if n % 4 < 3)
 )
-SHAPES = st.sampled_from([SHAPE, SMALL, MANY_EXPERTS, DENSE_FIRST, ALTERNATING, RECURRING])
+WIDE_ROW, NARROW_ROW = 2 * 8 * 128 * 2, 2 * 2 * 256 * 2
+GLOBAL = tuple(n for n in range(32) if n % 6 == 5)
+TWO_WAYS = replace(
+    SHAPE,
+    sliding_windows=tuple(None if n in GLOBAL else 1024 for n in range(32)),
+    global_attention=replace(SHAPE.attention, num_kv_heads=2, head_dim=256),
+    global_layers=GLOBAL,
+)
+"""Five of six layers slide, and the others have fewer and larger heads."""
+SHAPES = st.sampled_from(
+    [SHAPE, SMALL, MANY_EXPERTS, DENSE_FIRST, ALTERNATING, RECURRING, TWO_WAYS]
+)
 WORKLOADS = st.builds(
     lambda sequences, prompt, new: Workload.uniform(
         prompt_tokens=prompt, new_tokens=new, num_sequences=sequences
@@ -79,18 +90,19 @@ def allocated(asked: Problem, policy: Policy) -> dict[LevelName, dict[str, int]]
     if not policy.attention_on_gpu:
         places.add("dram")
     layout = KvLayout(levels=policy.kv_levels(shape.num_layers), places=places)
-    page = 16 * shape.cache_width * asked.dtypes.compute_bytes
 
     def bytes_in(layer: int, sequences: int) -> int:
         if layer in shape.recurrent_layers:
             return min(policy.num_kv_pages, policy.batch_size, sequences) * STATE_BYTES
         window = shape.sliding_windows[layer]
+        width = shape.attention_of(layer).cache.width
+        page = 16 * width * asked.dtypes.compute_bytes
         return pages_in(policy, asked.workload, window, sequences) * page
 
-    attending = set(range(shape.num_layers)) - set(shape.recurrent_layers)
-    passing = sum(  # a layer that attends, and one that recurs
+    attending = set(range(shape.num_layers)) - {*shape.recurrent_layers, *shape.global_layers}
+    passing = sum(  # a layer of each kind
         max((bytes_in(layer, policy.micro_batch_size) for layer in layers), default=0)
-        for layers in (attending, shape.recurrent_layers)
+        for layers in (attending, shape.global_layers, shape.recurrent_layers)
     )
     for name in held:
         living_there = [n for n, home in enumerate(layout.levels) if home == name]
@@ -202,6 +214,36 @@ def test_the_cache_of_gpt_oss_is_that_of_its_configuration() -> None:
     )
     assert cache.bytes_on("dram") == expected
     assert expected < 0.67 * 24 * sequences * longest * row
+
+
+@pytest.mark.parametrize("longest", [1000, 5008])
+def test_layers_that_attend_in_two_ways_cache_as_many_bytes_as_their_heads_have(
+    longest: int,
+) -> None:
+    """27 layers of 4,096 bytes a token, at most 1024 + 511 tokens, and 5 of 2,048 of every one."""
+    sequences = 3
+    policy = given_policy(
+        attention_on_gpu=False,
+        ffn_on_gpu=False,
+        weights=Placement(dram=1),
+        batch_size=sequences,
+        micro_batch_size=2,
+        num_kv_pages=sequences * pages_of(longest),
+    )
+    asked = problem(
+        cpu_machine(),
+        shape=TWO_WAYS,
+        workload=Workload.uniform(prompt_tokens=longest - 8, new_tokens=8),
+    )
+    kept = min(longest, 1024 + 511)
+    expected = 27 * sequences * 16 * pages_of(kept) * WIDE_ROW
+    expected += 5 * sequences * 16 * pages_of(longest) * NARROW_ROW
+    assert asked.footprints(policy)["dram"].terms[KV_TERM] == expected
+    groups = TWO_WAYS.cache_groups(longest)
+    cache = KVCache(
+        groups, num_pages=[group.num_pages(policy) for group in groups], dtype=torch.bfloat16
+    )
+    assert cache.bytes_on("dram") == expected
 
 
 def test_a_batch_of_states_is_that_of_the_configuration() -> None:

@@ -68,21 +68,7 @@ class Driver:
         self.decoder = Decoder(
             self.shape, config, self.weights, limits, experts=self.files.experts, gating=gating
         )
-        cached = KvShape(cache=self.shape.attention.cache, dtype=dtype)
-        self.cached = [
-            tuple(
-                torch.full(
-                    (NUM_ROWS, part.num_heads, width),
-                    torch.nan if stored.is_floating_point else 255,
-                    dtype=stored,
-                )
-                for part in cached.cache.parts
-                for stored, width in [cached.stored_as(part)]
-            )
-            for _ in range(self.shape.num_layers)
-        ]
-        for layer in self.shape.recurrent_layers:
-            self.cached[layer] = _states(self.shape, dtype)
+        self.cached = [_cached(self.shape, layer, dtype) for layer in range(self.shape.num_layers)]
         self._free = list(range(NUM_ROWS))
         self._free_states = list(range(NUM_STATES))
 
@@ -183,13 +169,20 @@ class Driver:
         return tensor if piece.index is None else tensor[piece.index]
 
 
-def _states(shape: ModelShape, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+def _cached(shape: ModelShape, layer: int, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
     """Of a layer, with nothing in them that may be read."""
-    assert shape.recurrence is not None
-    cached = KvShape(cache=shape.recurrence.state, dtype=dtype)
-    stored = [(part.num_heads, *cached.stored_as(part)) for part in cached.cache.parts]
+    layout, num_rows = shape.attention_of(layer).cache, NUM_ROWS
+    if shape.is_recurrent(layer):
+        assert shape.recurrence is not None
+        layout, num_rows = shape.recurrence.state, NUM_STATES
+    cached = KvShape(cache=layout, dtype=dtype)
+    stored = [(part.num_heads, *cached.stored_as(part)) for part in layout.parts]
     return tuple(
-        torch.full((NUM_STATES, num_heads, width), torch.nan, dtype=of_part)
+        torch.full(
+            (num_rows, num_heads, width),
+            torch.nan if of_part.is_floating_point else 255,
+            dtype=of_part,
+        )
         for num_heads, of_part, width in stored
     )
 

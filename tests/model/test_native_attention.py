@@ -27,7 +27,7 @@ from moebatch.model.native.kernels import Kernels
 from moebatch.model.native.single_queries import SingleQueries, work_of
 from moebatch.spec.cache_layout import CacheDtype
 from moebatch.spec.policy import PAGE_TOKENS, pages_of
-from tests.model.test_parts import rope_of
+from tests.model.test_parts import ropes_of
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}
@@ -391,7 +391,7 @@ def plan_of(slices: Sequence[tuple[int, int]], window: int | None) -> AttentionP
         )
         start += num_tokens
     batch = MicroBatch.of(
-        spans, rope=rope_of(), windows={window}, dtype=torch.float32, gather_rows=64
+        spans, ropes=ropes_of(), windows={window}, dtype=torch.float32, gather_rows=64
     )
     return batch.plans[window][0]
 

@@ -22,7 +22,7 @@ from moebatch.model.native.query_slices import QuerySlices, slice_work_of
 from moebatch.spec.cache_layout import CacheDtype
 from moebatch.spec.shape_reader import read_shape
 from tests.model.test_native_attention import KERNELS, Cache
-from tests.model.test_parts import rope_of
+from tests.model.test_parts import ropes_of
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 TOLERANCE = {torch.float32: 4e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}
@@ -297,7 +297,7 @@ def micro_batch(
         )
         spans.append(span)
         start += num_tokens
-    return MicroBatch.of(spans, rope=rope_of(), windows={window}, dtype=dtype, gather_rows=64)
+    return MicroBatch.of(spans, ropes=ropes_of(), windows={window}, dtype=dtype, gather_rows=64)
 
 
 def core_of(heads: tuple[int, int, int], window: int | None, dtype: torch.dtype) -> AttentionCore:

@@ -17,7 +17,7 @@ from moebatch.model.native.loader import SWITCH
 from moebatch.model.rope import Rope, rotate
 from moebatch.model.router import choose_experts, group_by_expert
 from moebatch.model.scratch import Scratch
-from moebatch.spec.attention import GroupedAttention
+from moebatch.spec.attention import Attention, GroupedAttention
 from moebatch.spec.shape import Router
 from moebatch.spec.shape_reader import read_shape
 from tests.model.driver import LIMITS, Driver
@@ -26,9 +26,14 @@ from tests.spec.test_shape import minimal
 CPU = torch.device("cpu")
 
 
-def rope_of(**entries: Any) -> Rope:
+def ropes_of(**entries: Any) -> dict[Attention, Rope]:
     config = minimal("mixtral", hidden_size=64, num_attention_heads=8, **entries)
-    return Rope(read_shape(config, "config.json"), config, CPU)
+    return Rope.all_of(read_shape(config, "config.json"), config, CPU)
+
+
+def rope_of(**entries: Any) -> Rope:
+    (rope,) = ropes_of(**entries).values()
+    return rope
 
 
 @given(st.integers(1, 5000))
@@ -146,7 +151,7 @@ def test_a_sequence_may_be_longer_than_the_gather() -> None:
 
 def test_rope_lengths_count_the_whole_prompt() -> None:
     """A slice early in a long prompt is rotated as the prompt's length demands."""
-    rope = rope_of(
+    ropes = ropes_of(
         max_position_embeddings=16, rope_parameters={"rope_type": "dynamic", "factor": 2.0}
     )
     spans = [
@@ -154,9 +159,10 @@ def test_rope_lengths_count_the_whole_prompt() -> None:
         Span(start=2, num_tokens=2, context=0, rows_S=torch.arange(2), rope_length=2),
         Span(start=4, num_tokens=1, context=1, rows_S=torch.arange(2), rope_length=40),
     ]
-    batch = MicroBatch.of(spans, rope=rope, windows={None}, dtype=torch.float32, gather_rows=64)
-    assert torch.equal(batch.cos_TR[1], batch.cos_TR[4])
-    assert not torch.equal(batch.cos_TR[1], batch.cos_TR[3])
+    batch = MicroBatch.of(spans, ropes=ropes, windows={None}, dtype=torch.float32, gather_rows=64)
+    (angles,) = batch.angles.values()
+    assert torch.equal(angles.cos_TR[1], angles.cos_TR[4])
+    assert not torch.equal(angles.cos_TR[1], angles.cos_TR[3])
 
 
 def test_decode_groups_have_little_padding_and_bounded_rows(
@@ -169,7 +175,7 @@ def test_decode_groups_have_little_padding_and_bounded_rows(
         for i, c in enumerate(contexts)
     ]
     batch = MicroBatch.of(
-        spans, rope=rope_of(), windows={None, 50}, dtype=torch.float32, gather_rows=256
+        spans, ropes=ropes_of(), windows={None, 50}, dtype=torch.float32, gather_rows=256
     )
     for window, (plan,) in batch.plans.items():
         members = torch.cat([group.tokens_B for group in plan.decodes]).tolist()
@@ -190,7 +196,7 @@ def test_spans_with_a_gap_are_our_mistake() -> None:
         for s in (0, 2)
     ]
     with pytest.raises(AssertionError, match="contiguous"):
-        MicroBatch.of(spans, rope=rope_of(), windows={None}, dtype=torch.float32, gather_rows=9)
+        MicroBatch.of(spans, ropes=ropes_of(), windows={None}, dtype=torch.float32, gather_rows=9)
 
 
 @pytest.mark.parametrize(

@@ -252,6 +252,32 @@ def test_a_state_moves_whole_and_nothing_comes_up_where_it_begins(tmp_path: Path
             assert {cache.num_bytes(kind, later, layer) for kind in kinds} == {state}
 
 
+def test_groups_that_keep_all_lie_at_the_same_places_and_share_what_begins_alike() -> None:
+    wide = CacheGroup(layers=(1,), layout=CacheLayout.of_heads(2, 5))
+    narrow = CacheGroup(layers=(0, 2), layout=HEADS)
+    with closing(
+        KVCache((narrow, wide), num_pages=[8, 8], dtype=torch.float32, shares=True)
+    ) as cache:
+        prompt = list(range(40))
+        cache.begin("a", prompt, cache.find(prompt), 40)
+        cache.publish("a", 40)
+        prefix = cache.find([*prompt[:32], 7])
+        assert prefix.pages
+        cache.begin("b", [*prompt[:32], 7], prefix, 33)
+        assert cache.num_free_pages == 8 - 3 - (3 - len(prefix.pages))
+        for owner, length in (("a", 40), ("b", 33)):
+            rows = cache.rows(owner, length, group=0)
+            assert rows.equal(cache.rows(owner, length, group=1))
+        first = cache.rows("b", 33)[0]
+        cache.keys_RGC[1][first] = 3.0
+        cache.release("a")
+        assert cache.bytes_beyond(3) == 5 * 16 * (2 * 24 + 80)
+        cache.give_back(3)
+        assert cache.num_pages == 3
+        assert (cache.keys_RGC[1][cache.rows("b", 33, group=1)[0]] == 3.0).all()
+        cache.check_integrity()
+
+
 def test_what_is_written_over_is_not_shared() -> None:
     for group in GROUPS[1:]:
         with pytest.raises(AssertionError, match="not shared"):

@@ -19,6 +19,7 @@ from moebatch.model.elementwise import Elementwise
 from moebatch.model.products import Products
 from moebatch.model.router import choose_experts
 from moebatch.model.scratch import Frame
+from moebatch.spec.attention import Attention
 from moebatch.spec.shape import ModelShape
 
 Weights = Mapping[str, Tensor]
@@ -49,7 +50,8 @@ class AttentionBlock(Protocol):
         """All of it, where the core and the cache are on the device of the weights."""
 
 
-MakeAttention = Callable[[ModelShape, Products, Elementwise], AttentionBlock]
+MakeAttention = Callable[[ModelShape, Attention, Products, Elementwise], AttentionBlock]
+"""Of one of the ways in which layers of the shape attend."""
 Router = Callable[[Tensor, ModelShape, Weights, torch.dtype], tuple[Tensor, Tensor]]
 """Of the logits [T, E] of a gate, the layer's weights and the dtype of the computation: weights
 [T, K], in descending order for each token, and experts [T, K], int64."""
