@@ -79,13 +79,13 @@ class TensorNames:
             sizes[role] = (1, *sizes[role])
         return {role: (self._name(role, names, layer), size) for role, size in sizes.items()}
 
-    def also_under(self, prefix: str) -> "TensorNames":
-        """The same names, and first of all those behind ``model.PREFIX``, as checkpoints have them
-        that hold other models beside the decoder."""
+    def also_under(self, beginnings: Mapping[str, str]) -> "TensorNames":
+        """The same names, and first of all those that begin otherwise, up to their first dot, as
+        checkpoints have them that hold other models beside the decoder."""
 
         def both(name: str) -> tuple[str, ...]:
-            first, dot, rest = name.partition(".")
-            return (f"model.{prefix}.{rest}", name) if first + dot == "model." else (name,)
+            first, _, rest = name.partition(".")
+            return (f"{beginnings[first]}.{rest}", name) if first in beginnings else (name,)
 
         under = tuple(
             replace(

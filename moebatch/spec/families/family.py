@@ -6,6 +6,7 @@ these defaults are part of the format.
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from moebatch.formats.registry import FORMATS, configured_format
@@ -106,6 +107,15 @@ def _faulty_quantisation(where: str, message: str) -> FaultyConfig:
 def usual_defaults(**values: Any) -> dict[str, Any]:
     """Defaults of a family, with those that all share."""
     return {"hidden_act": "silu", "tie_word_embeddings": False} | values
+
+
+def nested(
+    defaults: Mapping[str, Any], spelling: Mapping[str, str] = MappingProxyType({})
+) -> dict[str, str]:
+    """Where keys of a text model are in a configuration that has others beside it."""
+    own = ("tie_word_embeddings",)
+    keys = [*defaults, "dtype", "layer_types", "rope_parameters", "rope_scaling", "rope_theta"]
+    return {key: f"text_config.{spelling.get(key, key)}" for key in keys if key not in own}
 
 
 def grouped_attention(

@@ -1,15 +1,14 @@
 """Qwen3-Next and Qwen3.5-MoE, whose text models Qwen3.6-MoE has as well (Alibaba): three of four
 layers recur."""
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from moebatch.spec.config_keys import ConfigKeys
 from moebatch.spec.families.family import (
     FamilySpec,
     grouped_attention,
     layer_types,
+    nested,
     softmax_router,
     usual_defaults,
 )
@@ -140,7 +139,9 @@ _OF_QWEN3_5 = _DEFAULTS | {
     "num_experts_per_tok": 8,
     "num_experts": 256,
 }
-_NAMES_OF_QWEN3_5 = TensorNames(roles=_ROLES, experts=USUAL_EXPERTS).also_under("language_model")
+_NAMES_OF_QWEN3_5 = TensorNames(roles=_ROLES, experts=USUAL_EXPERTS).also_under(
+    {"model": "model.language_model"}
+)
 QWEN3_5_MOE_TEXT = FamilySpec(
     architecture="Qwen3_5MoeForCausalLM",
     model_type="qwen3_5_moe_text",
@@ -150,19 +151,12 @@ QWEN3_5_MOE_TEXT = FamilySpec(
 )
 
 
-def _nested(defaults: Mapping[str, Any]) -> dict[str, str]:
-    """Keys of the text model in a configuration that has others beside it."""
-    own = ("tie_word_embeddings",)
-    keys = [*defaults, "dtype", "layer_types", "rope_parameters", "rope_scaling", "rope_theta"]
-    return {key: f"text_config.{key}" for key in keys if key not in own}
-
-
 QWEN3_5_MOE = FamilySpec(
     architecture="Qwen3_5MoeForConditionalGeneration",
     model_type="qwen3_5_moe",
     defaults=_OF_QWEN3_5,
     layers=_qwen3_5,
-    spelling=_nested(_OF_QWEN3_5),
+    spelling=nested(_OF_QWEN3_5),
     names=_NAMES_OF_QWEN3_5,
     rotary_type="qwen3_5_moe_text",
 )
