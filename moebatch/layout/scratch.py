@@ -27,6 +27,7 @@ _ALIGNMENT = 64
 _WEIGHT_BYTES = 4
 _INDEX_BYTES = 8
 _POSITIONS_STEP = 16
+_MLP_NORMS = frozenset(("shared_norm", "experts_out_norm", "shared_out_norm", "mlp_out_norm"))
 MAX_GEMM_ROWS = 1536
 """Rows of one matrix product of an expert; more are computed in blocks, of which the last one may
 have few rows."""
@@ -244,7 +245,7 @@ def converted_elements(shape: ModelShape) -> int:
 def step_elements(shape: ModelShape, limits: Limits) -> int:
     """Elements of the compute dtype that the largest step takes from its frame."""
     D, rows = shape.hidden_size, bucket_rows(limits.micro_batch_tokens)
-    attentions = [_attention_elements(each, D, rows, limits) for each in shape.attentions]
+    attentions = [_attention_elements(shape, each, rows, limits) for each in shape.attentions]
     recurrence = _recurrence_elements(shape, rows)
     rows = bucket_rows(limits.expert_rows)
     width = max(shape.expert_width, shape.shared_expert_width, shape.dense_width)
@@ -259,18 +260,25 @@ def step_elements(shape: ModelShape, limits: Limits) -> int:
         rows * D,  # output
         *([width, width, D] if has_biases else []),  # biases
     )
+    more_norms = _MLP_NORMS & {*shape.norms}
+    mlp += len(more_norms) * (rows * D, rows * D * 2)  # a sum or normed input, and in float32
     words = 2 if shape.router.has_exact_logits else 1
     router = (
         rows * D,  # normed input
         rows * D * 2,  # the norm's input in float32
         rows * D * 2 * shape.router.has_exact_logits,  # normed input in float32
         rows * shape.num_experts * words,  # logits
+        rows * D * shape.router.has_own_norm,  # input normed for the gate
+        rows * D * 2 * shape.router.has_own_norm,  # the norm's input in float32
     )
     return max(sum(map(aligned, step)) for step in (*attentions, recurrence, mlp, router))
 
 
-def _attention_elements(attention: Attention, D: int, rows: int, limits: Limits) -> tuple[int, ...]:
+def _attention_elements(
+    shape: ModelShape, attention: Attention, rows: int, limits: Limits
+) -> tuple[int, ...]:
     """What a layer takes that attends, piece by piece."""
+    D = shape.hidden_size
     gate = (
         rows * D,  # normed input, once more
         rows * D * 2,  # the norm's input in float32
@@ -281,6 +289,7 @@ def _attention_elements(attention: Attention, D: int, rows: int, limits: Limits)
         rows * D * 2,  # the norm's input in float32
         *attention.step_rooms(rows, limits.kv_rows),
         rows * D,  # projected output
+        rows * D * 2 * ("attention_out_norm" in shape.norms),  # its norm's input in float32
         *gate,
     )
 

@@ -158,6 +158,8 @@ class Decoder:
         """The first hidden states [T, D]."""
         x_TD = F.embedding(tokens_T.to(self.device), self._weights.globals["embedding"])
         scale = self.shape.embedding_scale
+        if self.shape.rounds_embedding_scale:
+            scale = torch.tensor(scale, dtype=self.dtype).item()
         return x_TD if scale == 1 else x_TD.mul_(scale)
 
     def attend(
@@ -182,7 +184,7 @@ class Decoder:
             out_ND = self._attention[layer].attend(
                 frame, layer, normed_ND, micro_batch, weights, self._core, parts
             )
-        self._elementwise.add(frame, x, out_ND[: micro_batch.num_tokens])
+        self._add(frame, x, weights, "attention_out_norm", out_ND[: micro_batch.num_tokens])
 
     def project(
         self, layer: int, x_TD: Tensor, micro_batch: MicroBatch, into: Qkv | None = None
@@ -219,7 +221,7 @@ class Decoder:
             normed_ND = self._normed(apart, x, weights, "input_norm")
             gate_output(apart, normed_ND, out_NHV, weights, self._products)
         out_ND = self._attention[layer].output(frame, out_NHV, weights)
-        self._elementwise.add(frame, x, out_ND[: micro_batch.num_tokens])
+        self._add(frame, x, weights, "attention_out_norm", out_ND[: micro_batch.num_tokens])
 
     def route(self, layer: int, x_TD: Tensor, rows: slice | None = None) -> Routing:
         """Norms rows of a MoE layer's input and lets each token choose its experts; all if None.
@@ -234,6 +236,8 @@ class Decoder:
             frame, num_rows = self.scratch.frame(), chunk.stop - chunk.start
             normed = self._normed(frame, x_TD[chunk], weights, "mlp_norm")
             normed_TD[chunk] = normed[:num_rows]
+            if "router_norm" in weights:
+                normed = self._normed(frame, x_TD[chunk], weights, "router_norm")
             self._choose(layer, chunk, *self._for_gates(frame, normed))
             self._leave_out(layer, chunk)
         return Routing(
@@ -330,16 +334,25 @@ class Decoder:
 
         Outputs of a token are summed in the order of its choices, whenever they were computed.
         """
+        weights = self._weights.layers[layer]
         for rows in self._chunks(*routing.rows):
-            frame, parts = self.scratch.frame(), [routing.outputs_TKD[rows]]
+            frame, x_MD = self.scratch.frame(), x_TD[rows]
+            parts = self._made(frame, weights, "experts_out_norm", routing.outputs_TKD[rows])
             if self.shape.shared_expert:
-                parts.append(self._shared_expert(frame, layer, routing.normed_TD[rows]))
-            self._elementwise.add(frame, x_TD[rows], *parts)
+                y_MD = self._shared_expert(frame, weights, x_MD, routing.normed_TD[rows])
+                parts += self._made(frame, weights, "shared_out_norm", y_MD)
+            self._add(frame, x_MD, weights, "mlp_out_norm", *parts)
+            self._end(x_MD, weights)
 
-    def _shared_expert(self, frame: Frame, layer: int, normed_MD: Tensor) -> Tensor:
-        weights, num_rows = self._weights.layers[layer], len(normed_MD)
-        normed_ND = frame.take(self._products.rows(num_rows), self.shape.hidden_size)
-        normed_ND[:num_rows] = normed_MD
+    def _shared_expert(
+        self, frame: Frame, weights: Mapping[str, Tensor], x_MD: Tensor, normed_MD: Tensor
+    ) -> Tensor:
+        num_rows = len(normed_MD)
+        if "shared_norm" in weights:
+            normed_ND = self._normed(frame, x_MD, weights, "shared_norm")
+        else:
+            normed_ND = frame.take(self._products.rows(num_rows), self.shape.hidden_size)
+            normed_ND[:num_rows] = normed_MD
         room_N1 = frame.take(len(normed_ND), 1)
         y_MD = self._mlp(
             frame, normed_ND, num_rows, _mlp_weights(weights, "shared", self.shape.shared_expert)
@@ -362,7 +375,32 @@ class Decoder:
         for chunk in self._chunks(slice(0, len(x_TD)) if rows is None else rows):
             frame, x = self.scratch.frame(), x_TD[chunk]
             normed = self._normed(frame, x, weights, "mlp_norm")
-            self._elementwise.add(frame, x, self._mlp(frame, normed, len(x), mlp))
+            made = self._mlp(frame, normed, len(x), mlp)
+            self._add(frame, x, weights, "mlp_out_norm", made)
+            self._end(x, weights)
+
+    def _add(
+        self, frame: Frame, x_MD: Tensor, weights: Mapping[str, Tensor], norm: str, *parts: Tensor
+    ) -> None:
+        """Adds what has been made of hidden states to them, in place."""
+        self._elementwise.add(frame, x_MD, *self._made(frame, weights, norm, *parts))
+
+    def _made(
+        self, frame: Frame, weights: Mapping[str, Tensor], norm: str, *parts: Tensor
+    ) -> tuple[Tensor, ...]:
+        """Parts, or their sum through the norm of that role, where the layer has it."""
+        if norm not in weights:
+            return parts
+        is_sum = len(parts) == 1 and parts[0].dim() == 2
+        y_MD = parts[0] if is_sum else self._elementwise.sum(frame, *parts)
+        room = frame.take_float(*y_MD.shape)
+        self._elementwise.rms_norm(y_MD, weights[norm], self.shape.rms_eps, room, y_MD)
+        return (y_MD,)
+
+    def _end(self, x_MD: Tensor, weights: Mapping[str, Tensor]) -> None:
+        """Of a layer."""
+        if "layer_scale" in weights:
+            x_MD.mul_(weights["layer_scale"])
 
     def logits(self, x_RD: Tensor) -> Tensor:
         """Logits [R, V] of the next token from the hidden states after all layers."""
@@ -374,7 +412,9 @@ class Decoder:
         bias = weights.get("head_bias")
         logits = self._products.linear(normed, head, bias, logits)[: len(x_RD)]
         scale = self.shape.logit_scale
-        return logits if scale == 1 else logits.mul_(scale)
+        logits = logits if scale == 1 else logits.mul_(scale)
+        cap = self.shape.logit_cap
+        return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
 
     def _normed(
         self, frame: Frame, x_TD: Tensor, weights: Mapping[str, Tensor], role: str

@@ -22,6 +22,8 @@ _APART = {
 _TOGETHER = {
     "qkv": ("q", "k", "v"),
     "qkv_bias": ("q_bias", "k_bias", "v_bias"),
+    "qk": ("q", "k"),
+    "qk_bias": ("q_bias", "k_bias"),
     "delta_qkvz": ("delta_qkv", "delta_z"),
     "delta_ba": ("delta_b", "delta_a"),
     "delta_in": ("delta_qkvz", "delta_ba"),
@@ -36,7 +38,8 @@ class DenseWeights:
 
     globals: Mapping[str, Tensor]
     layers: Sequence[Mapping[str, Tensor]]
-    """The projections of queries, keys and values are one matrix, ``qkv``, as are their biases."""
+    """The projections of queries, keys and values are one matrix, ``qkv``, or ``qk`` where there
+    are none for values, as are their biases."""
 
     @property
     def sink_scores(self) -> list[Tensor]:
@@ -87,7 +90,10 @@ def _prepared(shape: ModelShape, layer: int, role: str, weight: Tensor) -> Tenso
         rows = torch.tensor(order, device=weight.device)
         for columns in torch.split(weight.view(len(weight), -1), _MOVED_COLUMNS, dim=1):
             columns.copy_(columns.index_select(0, rows))
-    return weight.add_(1) if role in shape.norm.exact_roles else weight
+    if role == "router_norm":
+        weight.mul_(shape.hidden_size**-0.5)
+    is_counted = shape.norm.counts_from_one and role in shape.norm.exact_roles
+    return weight.add_(1) if is_counted else weight
 
 
 def _with_joined(roles: Mapping[str, Tensor]) -> dict[str, Tensor]:

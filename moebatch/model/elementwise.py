@@ -95,9 +95,18 @@ class Elementwise:
     def add(self, frame: Frame, x_MD: Tensor, *parts: Tensor) -> None:
         """Adds to x, in place, the scaled sum of parts [M, D] or [M, K, D], taken in their order in
         float32; it is rounded before it is scaled, and before it is added."""
+        self._add(frame, x_MD, self._residual_scale, *parts)
+
+    def sum(self, frame: Frame, *parts: Tensor) -> Tensor:
+        """That sum by itself, [M, D], as it is."""
+        sum_MD = frame.take(len(parts[0]), parts[0].shape[-1]).zero_()
+        self._add(frame, sum_MD, 1.0, *parts)
+        return sum_MD
+
+    def _add(self, frame: Frame, x_MD: Tensor, scale: float, *parts: Tensor) -> None:
         first, second = parts[0], parts[1] if len(parts) > 1 else None
         if self._kernels is None or not suits(x_MD, first, second):
-            _add_by_torch(frame, x_MD, self._residual_scale, first, second)
+            _add_by_torch(frame, x_MD, scale, first, second)
             return
         num_rows, width = x_MD.shape
         num_parts = first.shape[1] if first.dim() == 3 else 1
@@ -108,7 +117,7 @@ class Elementwise:
             num_rows=num_rows,
             num_parts=num_parts,
             width=width,
-            scale=self._residual_scale,
+            scale=scale,
         )
         self._run(self._kernels.add, work, x_MD)
 

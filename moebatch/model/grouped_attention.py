@@ -29,6 +29,9 @@ class GroupedAttentionBlock:
         self._hidden_size, self._eps = shape.hidden_size, shape.rms_eps
         self._products = products
         self._elementwise = elementwise
+        plain = {"q", "k"} if attention.qk_norm == "unscaled" else set[str]()
+        self._unscaled = plain | ({"v"} if attention.norms_values else set())
+        self._ones_C = torch.ones(attention.head_dim, device=products.device)
 
     def project(
         self,
@@ -40,7 +43,7 @@ class GroupedAttentionBlock:
         """Rotated queries and keys, and values; rows beyond the micro-batch hold garbage."""
         num_tokens = micro_batch.num_tokens
         qkv = self._unrotated(frame, normed_ND, num_tokens, weights)
-        for y_NHC in (qkv.q_THC, qkv.parts[0]):
+        for y_NHC in (qkv.q_THC, qkv.parts[0]) if self._attention.rotary_dim else ():
             self._elementwise.rotate(y_NHC[:num_tokens], *micro_batch.angles[self._attention])
         if self._attention.norms_rotated:
             self._norm(frame, qkv, num_tokens, weights)
@@ -75,10 +78,14 @@ class GroupedAttentionBlock:
         self, frame: Frame, normed_ND: Tensor, num_tokens: int, weights: Mapping[str, Tensor]
     ) -> Qkv:
         attention = self._attention
-        room = frame.take(len(normed_ND), len(weights["qkv"]))
-        together = self._products.linear(normed_ND, weights["qkv"], weights.get("qkv_bias"), room)
+        roles = "qk" if attention.values_are_keys else "qkv"
+        room = frame.take(len(normed_ND), len(weights[roles]))
+        bias = weights.get(f"{roles}_bias")
+        together = self._products.linear(normed_ND, weights[roles], bias, room)
         widths = (attention.query_width, attention.kv_width, attention.kv_width)
-        parts = torch.split(together, list(widths), dim=1)
+        parts = [*torch.split(together, list(widths[: len(roles)]), dim=1)]
+        if attention.values_are_keys:
+            parts.append(frame.take(*parts[1].shape).copy_(parts[1]))
         q_NHC, *kv = (y.view(len(y), -1, attention.head_dim) for y in parts)
         qkv = Qkv(q_NHC, tuple(kv))
         if not attention.norms_rotated:
@@ -88,11 +95,11 @@ class GroupedAttentionBlock:
         return qkv
 
     def _norm(self, frame: Frame, qkv: Qkv, num_tokens: int, weights: Mapping[str, Tensor]) -> None:
-        """Norms queries and keys, in place."""
-        for role, y_NHC in zip("qk", qkv.tensors, strict=False):
-            norm = weights.get(f"{role}_norm")
+        """Norms queries and keys, and perhaps values, in place."""
+        for role, y_NHC in zip("qkv", qkv.tensors, strict=True):
+            norm = self._ones_C if role in self._unscaled else weights.get(f"{role}_norm")
             if norm is not None:
-                is_full = self._attention.qk_norm == "full"
+                is_full = self._attention.qk_norm == "full" and role != "v"
                 normed = (y_NHC.flatten(1) if is_full else y_NHC)[:num_tokens]
                 room = frame.branch().take_float(normed.numel())
                 self._elementwise.rms_norm(normed, norm, self._eps, room, normed)

@@ -56,7 +56,7 @@ class Products:
         self._helpers = Helpers(torch_parallel())
         self._dtype = dtype
         self._name = next(name for name in DTYPES if getattr(torch, name) == dtype)
-        self._device = device
+        self.device = device
         known = "portable" if self._is_forced else self.instruction_set
         decodes = stored is not None and needs_matrix(stored, self._name, known)
         self._matrix = torch.empty(decodes * largest_matrix, device=device, dtype=dtype)
@@ -77,7 +77,7 @@ class Products:
 
     def rows(self, num_rows: int) -> int:
         """Rows of a product that needs so many."""
-        if self._device.type != "cpu":
+        if self.device.type != "cpu":
             return num_rows
         return (
             num_rows
@@ -111,7 +111,7 @@ class Products:
 
     def library_rows(self, num_rows: int) -> int:
         """Rows of a product by torch's library that needs so many."""
-        is_counted = self._device.type == "cpu" and self._dtype != torch.float32
+        is_counted = self.device.type == "cpu" and self._dtype != torch.float32
         return bucket_rows(num_rows) if is_counted else num_rows
 
     def _read(self, weight_OI: Matrix, num_rows: int) -> Tensor | CodedMatrix:
@@ -151,7 +151,7 @@ class Products:
     def _room(self, shape: tuple[int, ...]) -> Tensor:
         size = math.prod(shape)
         if self._matrix.numel() < size:
-            return torch.empty(shape, device=self._device, dtype=self._dtype)
+            return torch.empty(shape, device=self.device, dtype=self._dtype)
         return self._matrix[:size].view(shape)
 
     def _is_ours(self, weight_dtype: torch.dtype, num_rows: int) -> bool:

@@ -161,8 +161,11 @@ def _rope_config(attention: Attention, shape: ModelShape, config: Mapping[str, A
 
     family = FAMILIES[shape.architecture]
     model_type = family.rotary_type or family.model_type
-    said = ConfigKeys(config, {}, family.spelling)
+    usual = {"rope_parameters": family.defaults.get("rope_parameters")}
+    said = ConfigKeys(config, usual, family.spelling)
     given = {key: deepcopy(said.value(key)) for key in _KEYS if said.value(key) is not None}
+    if attention.rotary is not None:
+        given["rope_parameters"] = given["rope_parameters"][attention.rotary]
     return CONFIG_MAPPING[model_type](**given, head_dim=attention.positioned_dim)
 
 

@@ -89,10 +89,12 @@ def choose_experts(
     num_chosen: int,
     correction_E: Tensor | None,
     dtype: torch.dtype,
+    expert_weights_E: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Weights [T, K], in descending order for each token, and experts [T, K] of each token.
 
     They are computed in float32; `dtype` is what weights are rounded to, unless they are exact.
+    `expert_weights_E` are what the router `weighs_experts` by.
     """
     scores_TE = scores_of(logits_TE, router)
     wanted_TE = _wanted(scores_TE, router, correction_E)
@@ -107,6 +109,10 @@ def choose_experts(
         weights_TK = weights_TK / norm_T1
     if router.scale != 1.0:
         weights_TK = weights_TK * router.scale
+    if expert_weights_E is not None:
+        weights_TK = weights_TK * expert_weights_E[experts_TK]
+        weights_TK, order_TK = weights_TK.sort(dim=-1, descending=True)
+        experts_TK = experts_TK.gather(1, order_TK)
     return weights_TK if router.has_exact_weights else weights_TK.to(dtype), experts_TK
 
 

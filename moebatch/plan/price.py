@@ -10,7 +10,7 @@ from functools import cache
 from math import prod
 from typing import cast
 
-from moebatch.layout.elementwise import CHOICE_STATES, NORM_STATES
+from moebatch.layout.elementwise import CHOICE_STATES, norm_states
 from moebatch.layout.load import PassLoad
 from moebatch.layout.scratch import mean_product_rows, product_rows
 from moebatch.plan import launches
@@ -57,7 +57,9 @@ class Price:
     def project_s(self, load: PassLoad) -> float:
         """Norm, and projections to queries, keys and values."""
         params = _mixer_params(self._shape) + 2 * self._shape.hidden_size - self._out_params
-        return self._gemm_s(load, params) + self._moving_s(NORM_STATES / 2 * load.tokens)
+        return self._gemm_s(load, params) + self._moving_s(
+            norm_states(self._shape) / 4 * load.tokens
+        )
 
     def post_out_s(self, load: PassLoad) -> float:
         """Output projection and residual where they are a part of `post`."""
@@ -66,7 +68,11 @@ class Price:
     def out_s(self, load: PassLoad) -> float:
         """Output projection and residual."""
         gemm_s = self._gemm_s(load, self._out_params)
-        return gemm_s + self._moving_s(NORM_STATES / 2 * load.tokens) + self.shared_s(load)
+        return (
+            gemm_s
+            + self._moving_s(norm_states(self._shape) / 4 * load.tokens)
+            + self.shared_s(load)
+        )
 
     def shared_s(self, load: PassLoad) -> float:
         """Partial results of several GPUs, each of which has a part of every matrix, become sums in
@@ -88,7 +94,9 @@ class Price:
         """Norm, router and shared expert of a layer with experts; norm and MLP of another one, and
         what several GPUs add up of either. As a part of `post` with what adds up there."""
         params = _gate_params(self._shape)[layer]
-        gemm_s = self._gemm_s(load, params) + self._moving_s(NORM_STATES * load.tokens)
+        gemm_s = self._gemm_s(load, params) + self._moving_s(
+            norm_states(self._shape) / 2 * load.tokens
+        )
         return (
             gemm_s
             + self.shared_s(load)
@@ -98,7 +106,7 @@ class Price:
     def gates_s(self, load: PassLoad) -> float:
         """The same of all layers."""
         layers, (params, count) = self._shape.num_layers, _gates(self._shape)
-        moving_s = self._moving_s(NORM_STATES * load.tokens * layers)
+        moving_s = self._moving_s(norm_states(self._shape) / 2 * load.tokens * layers)
         other_s = self.shared_s(load) + self._task_s(count / layers + self._adding)
         return self._gemm_s(load, params) + moving_s + layers * other_s
 

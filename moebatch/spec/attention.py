@@ -14,7 +14,7 @@ _EXPANDED_NUMBERS = 2**24
 """Keys and values that are made of latents at a time, unless those of one head are more."""
 _ALIGNMENT = 64
 """Numbers between two temporaries, at the most."""
-QkNorm = Literal["none", "head", "full"]
+QkNorm = Literal["none", "head", "full", "unscaled"]
 Sizes = dict[str, tuple[int, ...]]
 
 
@@ -53,6 +53,8 @@ class Attention(ABC):
     read, so that all are computed the second way, which leaves every score as it is."""
     norms_rotated: bool = False
     """Queries and keys are normed after they have been rotated, not before."""
+    rotary: str | None = None
+    """Name of its rotary parameters in ``config.json``, where layers have several kinds of them."""
     score_scale: float | None = None
     """By what scores are multiplied before their softmax; None is one by the root of a head's
     size."""
@@ -180,7 +182,12 @@ class GroupedAttention(Attention):
     of many heads."""
 
     qk_norm: QkNorm = "none"
-    """RMS norm of queries and keys: per head, over their full width, or none."""
+    """RMS norm of queries and keys: per head, over their full width, per head without weights, or
+    none."""
+    norms_values: bool = False
+    """Values are normed per head, without weights."""
+    values_are_keys: bool = False
+    """Values are projected as keys are: they are keys before their norm and rotation."""
     has_gate: bool = False
     """Each number that attention puts out is weighed by a sigmoid gate, which is projected beside
     the queries: stored head by head, the query's rows before the gate's."""
@@ -190,7 +197,8 @@ class GroupedAttention(Attention):
     """Each head has a learnt score that takes part in its softmax and has no value. These are no
     tokens, unlike the sinks of a `SinkWindow`."""
     num_rotated: int | None = None
-    """Numbers of a head that rotate, its first ones; None is all."""
+    """Numbers of a head that rotate, its first ones; None is all. Where none does, tokens are told
+    from each other by what they see alone."""
 
     @property
     def rotary_dim(self) -> int:
@@ -221,14 +229,14 @@ class GroupedAttention(Attention):
     def tensors(self, hidden_size: int) -> Sizes:
         """Projections, their biases, norms and sinks."""
         query = {"gated_q": 2 * self.query_width} if self.has_gate else {"q": self.query_width}
-        widths = query | {"k": self.kv_width, "v": self.kv_width}
+        widths = query | dict.fromkeys("k" if self.values_are_keys else "kv", self.kv_width)
         sizes: Sizes = {role: (width, hidden_size) for role, width in widths.items()}
         sizes["o"] = (hidden_size, self.query_width)
         if self.qkv_bias:
             sizes |= {f"{role}_bias": (width,) for role, width in widths.items()}
         if self.output_bias:
             sizes["o_bias"] = (hidden_size,)
-        if self.qk_norm != "none":
+        if self.qk_norm in ("head", "full"):
             per_head = self.qk_norm == "head"
             sizes |= {
                 f"{role}_norm": (self.head_dim if per_head else width,)
@@ -241,8 +249,9 @@ class GroupedAttention(Attention):
     def step_rooms(self, num_rows: int, num_cached: int) -> tuple[int, ...]:
         """Queries or keys in float32 that are normed, all three, and results."""
         normed = 2 * self.query_width * self.norms_queries
-        projected = self.query_width + 2 * self.kv_width
-        return tuple(num_rows * width for width in (normed, projected, self.query_width))
+        projected = self.query_width + self.kv_width
+        widths = (normed, projected, self.kv_width, self.query_width)
+        return tuple(num_rows * width for width in widths)
 
     @property
     def flops_per_pair(self) -> int:
@@ -256,8 +265,8 @@ class GroupedAttention(Attention):
 
     @property
     def norms_queries(self) -> bool:
-        """As `qk_norm` says."""
-        return self.qk_norm != "none"
+        """As `qk_norm` says; values may be normed alone."""
+        return self.qk_norm != "none" or self.norms_values
 
     @property
     def gates_output(self) -> bool:

@@ -17,7 +17,13 @@ from moebatch.spec.hardware import Dtype
 from moebatch.spec.recurrence import GatedDelta
 from moebatch.spec.workload import Workload
 
-_COUNTED_NORMS = frozenset(("input_norm", "mlp_norm", "final_norm", "q_norm", "k_norm"))
+_NORMS = frozenset(
+    f"{name}_norm"
+    for name in (
+        *("input", "attention_out", "mlp", "shared", "experts_out", "shared_out", "mlp_out"),
+        *("final", "q", "k"),
+    )
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,12 +83,17 @@ class Router:
     """The gate is computed in float32, whatever all else is computed in."""
     has_exact_weights: bool = False
     """Weights are not rounded to what all else is computed in."""
+    has_own_norm: bool = False
+    """The gate sees the hidden states through a norm of its own, divided by the root of their
+    width, and not as the experts do."""
+    weighs_experts: bool = False
+    """Weights are multiplied by a learnt number of their expert at last."""
 
     @property
     def exact_roles(self) -> frozenset[str]:
         """Tensors that are held in float32."""
         gate = ("router", "router_bias") if self.has_exact_logits else ()
-        return frozenset((*gate, "router_correction"))
+        return frozenset((*gate, "router_correction", "router_norm", "router_expert_weights"))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,14 +105,16 @@ class Norm:
     (Ba et al. 2016)."""
     has_bias: bool = False
     """Of layer norms."""
+    rounds_once: bool = False
+    """The product with weights is rounded, and not what is multiplied: those of queries and keys
+    too."""
     counts_from_one: bool = False
-    """Stored weights are what is added to one, and the product is rounded once: those of queries
-    and keys too."""
+    """Stored weights are what is added to one, and `rounds_once` holds."""
 
     @property
     def exact_roles(self) -> frozenset[str]:
-        """Tensors that are held in float32, with one added."""
-        return _COUNTED_NORMS if self.counts_from_one else frozenset()
+        """Tensors that are held in float32."""
+        return _NORMS if self.rounds_once or self.counts_from_one else frozenset()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -135,7 +148,13 @@ class Layers:
     clamped_gate: ClampedGate | None = None
     """What all of them do between their matrices; None is the usual ``activation(gate) * up``."""
     norms: tuple[str, ...] = ("input_norm", "mlp_norm")
-    """Roles of the norms of a layer, [D] each."""
+    """Roles of the norms of a layer, [D] each. What attention has made may be normed before it is
+    added, ``attention_out_norm``, and so may what experts and MLPs have made together,
+    ``mlp_out_norm``. Experts and the shared one may have such of their own before,
+    ``experts_out_norm`` and ``shared_out_norm``; ``shared_norm`` is what the shared one sees of
+    hidden states, where that is not what experts see."""
+    scales_layers: bool = False
+    """Hidden states are multiplied by a learnt number at the end of each layer."""
     recurrence: GatedDelta | None = None
     """What takes the place of attention in `recurrent_layers`."""
     recurrent_layers: tuple[int, ...] = ()
@@ -149,8 +168,12 @@ class Layers:
     residual_scale: float = 1.0
     """By what attention, experts and MLPs have made is multiplied before it is added to the hidden
     states."""
+    rounds_embedding_scale: bool = False
+    """To the type in which is computed."""
     logit_scale: float = 1.0
     """By what logits are multiplied."""
+    logit_cap: float | None = None
+    """Logits are brought between minus and plus this by its tanh."""
     head_bias: bool = False
     """The head has one."""
 
@@ -296,7 +319,8 @@ class ModelShape(Layers):
     def layer_tensors(self, layer: int) -> Sizes:
         """Sizes of everything in a layer but its experts, by role."""
         mlp = self._moe_tensors if self.is_moe(layer) else self._dense_tensors
-        return self._norm_tensors(*self.norms) | self.mixer_tensors(layer) | mlp
+        scale: Sizes = {"layer_scale": (1,)} if self.scales_layers else {}
+        return self._norm_tensors(*self.norms) | self.mixer_tensors(layer) | mlp | scale
 
     def mixer_tensors(self, layer: int) -> Sizes:
         """Sizes of the attention of a layer, or of its recurrence, by role: what tells tokens of
@@ -331,6 +355,10 @@ class ModelShape(Layers):
             moe["router_bias"] = (self.num_experts,)
         if self.router.has_correction:
             moe["router_correction"] = (self.num_experts,)
+        if self.router.has_own_norm:
+            moe["router_norm"] = (D,)
+        if self.router.weighs_experts:
+            moe["router_expert_weights"] = (self.num_experts,)
         if self.shared_expert:
             moe |= _prefixed("shared", self.shared_expert, D)
             if self.shared_expert_gate:

@@ -63,13 +63,20 @@ def described_router(
     logits_TE: Tensor, shape: ModelShape, weights: Weights, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
     """As the shape's `Router` says."""
-    correction_E = weights.get("router_correction")
-    return choose_experts(logits_TE, shape.router, shape.experts_per_token, correction_E, dtype)
+    return choose_experts(
+        logits_TE,
+        shape.router,
+        shape.experts_per_token,
+        weights.get("router_correction"),
+        dtype,
+        weights.get("router_expert_weights"),
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Family:
-    """The blocks of a decoder. Layers are: norm, attention, norm, and experts or an MLP."""
+    """The blocks of a decoder. Layers are: norm, attention, norm, and experts or an MLP, with more
+    norms where the shape has such."""
 
     attention: MakeAttention
     expert: Expert
