@@ -184,6 +184,7 @@ def decoder_buffers(
         "normed tokens": (limits.pass_tokens * shape.hidden_size, dtype_bytes),
         "outputs of experts": (choices * shape.hidden_size, dtype_bytes),
         "chosen experts": (choices, _WEIGHT_BYTES + _INDEX_BYTES),
+        "weights of outputs": (choices * shape.router.weighs_inputs, _WEIGHT_BYTES),
     }
     return [Buffer(name, level, ACTIVATIONS_TERM, *size) for name, size in sizes.items()]
 

@@ -67,6 +67,25 @@ class Span:
         num_skipped = self.num_before - context
         return replace(self, rows_S=rows_S, context=context, num_skipped=num_skipped)
 
+    def in_chunks(self, size: int) -> Iterator["Span"]:
+        """The same tokens, those of each chunk of their sequence by themselves, as if nothing were
+        before it."""
+        done = 0
+        while done < self.num_tokens:
+            begin = (self.num_before + done) // size * size
+            context = self.num_before + done - begin
+            num_tokens = min(size - context, self.num_tokens - done)
+            first = begin - self.num_skipped
+            yield replace(
+                self,
+                start=self.start + done,
+                num_tokens=num_tokens,
+                context=context,
+                rows_S=self.rows_S[first : first + context + num_tokens],
+                num_skipped=begin,
+            )
+            done += num_tokens
+
     def pieces(self, most_tokens: int) -> Iterator["Span"]:
         """The same tokens as spans of at most that many, to be attended in this order."""
         for done in range(0, self.num_tokens, most_tokens):
@@ -127,7 +146,7 @@ class SinkTurns:
     ) -> "SinkTurns":
         """For tokens at these positions of sequences of these lengths."""
         to_T = positions_T.clamp(max=sink_window.num_seen - 1)
-        cos_TR, sin_TR = rope.turns(positions_T, to_T, lengths_T, dtype)
+        cos_TR, sin_TR, _ = rope.turns(positions_T, to_T, lengths_T, dtype)
         return cls(cos_TR=cos_TR.to(device), sin_TR=sin_TR.to(device))
 
 
@@ -238,6 +257,7 @@ class MicroBatch:
         recurs: bool = False,
         expands: Expands | None = None,
         num_shared: int = 1,
+        in_chunks: bool = False,
     ) -> "MicroBatch":
         """Plans for spans that follow each other without gaps.
 
@@ -246,7 +266,8 @@ class MicroBatch:
         together, unless one sequence has more. Layers that have the window of `sink_window` see its
         sinks as well. Attention is computed on `attention_device`, that of `ropes` if nothing is
         said. `expands` says for which slices keys and values are made anew, None for none;
-        `num_shared` is how many query heads share a head of keys as it is cached.
+        `num_shared` is how many query heads share a head of keys as it is cached. `in_chunks` says
+        that windows stand still.
         """
         rope = next(iter(ropes.values()))
         device = rope.device if attention_device is None else attention_device
@@ -263,7 +284,9 @@ class MicroBatch:
             new = [span.rows_S[span.context :] for span in placed]
             new_rows[window] = torch.cat(new).to(device)
             by_sight: dict[Sight, list[Span]] = {Sight(window): [*placed]}
-            if sink_window is not None and window == sink_window.window:
+            if in_chunks and window is not None:
+                by_sight = {Sight(): [piece for span in placed for piece in span.in_chunks(window)]}
+            elif sink_window is not None and window == sink_window.window:
                 by_sight = _by_sight(placed, sink_window)
                 if any(sight.num_sinks for sight in by_sight):
                     turns = SinkTurns.of(positions_T, lengths_T, sink_window, rope, dtype, device)

@@ -105,6 +105,8 @@ class Decoder:
         tokens, choices, hidden = limits.pass_tokens, shape.experts_per_token, shape.hidden_size
         self._weights_TK = torch.empty(tokens, choices, device=self.device, dtype=torch.float32)
         self._experts_TK = torch.empty(tokens, choices, device=self.device, dtype=torch.int64)
+        self._ones_TK = torch.ones_like(self._weights_TK) if shape.router.weighs_inputs else None
+        """Weights of what experts make, where those of tokens are for what they see."""
         self._ahead = ChoicesAhead(
             shape.moe_layers, activation_level, self._weights_TK, self._experts_TK
         )
@@ -121,7 +123,8 @@ class Decoder:
     @property
     def scratch_bytes(self) -> int:
         """Bytes that are allocated up front."""
-        by_row = (self._normed_TD, self._weights_TK, self._experts_TK, self._outputs_TKD)
+        by_row = [self._normed_TD, self._weights_TK, self._experts_TK, self._outputs_TKD]
+        by_row += [] if self._ones_TK is None else [self._ones_TK]
         steps = self.scratch.buffer.nbytes + self._core.scratch_bytes
         steps += self._products.scratch_bytes
         return steps + self._ahead.num_bytes + sum(tensor.nbytes for tensor in by_row)
@@ -152,6 +155,7 @@ class Decoder:
             # Elsewhere there are no weights to make more of what is cached.
             expands=attention.expands if attention_device is None else None,
             num_shared=attention.num_shared,
+            in_chunks=self.shape.windows_are_chunks,
         )
 
     def embed(self, tokens_T: Tensor) -> Tensor:
@@ -325,8 +329,11 @@ class Decoder:
             frame, num_rows = self.scratch.frame(), len(tokens.rows_M)
             x_ND = frame.take(self._products.rows(num_rows), self.shape.hidden_size)
             torch.index_select(routing.normed_TD, 0, tokens.rows_M, out=x_ND[:num_rows])
+            if self._ones_TK is not None:
+                x_ND[:num_rows].mul_(routing.weights_TK[tokens.rows_M, tokens.choices_M][:, None])
             y_MD = self._mlp(frame, x_ND, num_rows, matrices)
-            self._elementwise.place(y_MD, tokens, routing)
+            weights_TK = routing.weights_TK if self._ones_TK is None else self._ones_TK
+            self._elementwise.place(y_MD, tokens, routing.outputs_TKD, weights_TK)
 
     def combine(self, layer: int, x_TD: Tensor, routing: Routing) -> None:
         """Adds what the experts, and the shared expert where there is one, have made of the rows

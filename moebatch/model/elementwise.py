@@ -17,7 +17,7 @@ from moebatch.model.native import loader
 from moebatch.model.native.helpers import Helpers, torch_parallel
 from moebatch.model.native.kernels import Kernel
 from moebatch.model.native.rows import RowWork, row_work, suits
-from moebatch.model.router import ExpertTokens, Routing
+from moebatch.model.router import ExpertTokens
 from moebatch.model.scratch import Frame
 from moebatch.spec.shape import ClampedGate
 
@@ -69,9 +69,10 @@ class Elementwise:
         work = row_work(gate_MF, up_MF, num_rows=num_rows, width=width, limit=limit, alpha=alpha)
         self._run(self._kernels.gate_clamped, work, gate_MF)
 
-    def place(self, y_MD: Tensor, tokens: ExpertTokens, routing: Routing) -> None:
-        """Weighs what an expert made of tokens and puts it into the outputs of `routing`."""
-        outputs_TKD, weights_TK = routing.outputs_TKD, routing.weights_TK
+    def place(
+        self, y_MD: Tensor, tokens: ExpertTokens, outputs_TKD: Tensor, weights_TK: Tensor
+    ) -> None:
+        """Weighs what an expert made of tokens and puts it into the outputs of all."""
         (rows_M, choices_M), (_, num_choices, width) = tokens, outputs_TKD.shape
         assert weights_TK.dtype == torch.float32, "weights of a routing are float32"
         if self._kernels is None or not suits(outputs_TKD, y_MD) or not suits(weights_TK):

@@ -43,10 +43,13 @@ class GroupedAttentionBlock:
         """Rotated queries and keys, and values; rows beyond the micro-batch hold garbage."""
         num_tokens = micro_batch.num_tokens
         qkv = self._unrotated(frame, normed_ND, num_tokens, weights)
+        cos_TR, sin_TR, query_scales_T11 = micro_batch.angles[self._attention]
         for y_NHC in (qkv.q_THC, qkv.parts[0]) if self._attention.rotary_dim else ():
-            self._elementwise.rotate(y_NHC[:num_tokens], *micro_batch.angles[self._attention])
+            self._elementwise.rotate(y_NHC[:num_tokens], cos_TR, sin_TR)
         if self._attention.norms_rotated:
             self._norm(frame, qkv, num_tokens, weights)
+        if query_scales_T11 is not None:
+            qkv.q_THC[:num_tokens].mul_(query_scales_T11)
         return qkv
 
     def output(self, frame: Frame, out_NHC: Tensor, weights: Mapping[str, Tensor]) -> Tensor:

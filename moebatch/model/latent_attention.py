@@ -104,7 +104,7 @@ class LatentAttentionBlock:
         q_NHC, latents = q.view(num_rows, -1, attention.head_dim), cached[:, None]
         rotating = (q_NHC[..., attention.nope_head_dim :], latents[..., attention.kv_rank :])
         for y in rotating:
-            self._elementwise.rotate(y[:num_tokens], *micro_batch.angles[attention])
+            self._elementwise.rotate(y[:num_tokens], *micro_batch.angles[attention][:2])
         return q_NHC, latents
 
     def _norm(self, frame: Frame, x_TX: Tensor, weight_X: Tensor) -> None:

@@ -33,10 +33,12 @@ _MAX_CACHED_LENGTHS = 4096
 
 
 class Angles(NamedTuple):
-    """By how much tokens are rotated."""
+    """By how much tokens are rotated; by nothing where there are no pairs."""
 
     cos_TR: Tensor
     sin_TR: Tensor
+    query_scales_T11: Tensor | None = None
+    """By what their queries are multiplied, float32, where attention has a `Temperature`."""
 
 
 class Rope:
@@ -51,6 +53,7 @@ class Rope:
     ) -> None:
         """Raises CheckpointError where the raw config asks for what transformers cannot do."""
         self.device = device
+        self._temperature = attention.temperature
         try:
             self._parameters = _RopeParameters(attention, shape, config)
             frequencies = self._frequencies(1)
@@ -88,13 +91,22 @@ class Rope:
         frequencies_TR = self._frequencies_of(lengths_T)
         angles = self._angles(positions_T, frequencies_TR)
         scale = self._parameters.attention_scale
-        return Angles((angles.cos() * scale).to(dtype), (angles.sin() * scale).to(dtype))
+        cos_TR, sin_TR = (angles.cos() * scale).to(dtype), (angles.sin() * scale).to(dtype)
+        return Angles(cos_TR, sin_TR, self._query_scales(positions_T))
 
     def turns(self, from_T: Tensor, to_T: Tensor, lengths_T: Tensor, dtype: torch.dtype) -> Angles:
         """The same for what is rotated to some positions already, and is to be at others."""
         frequencies_TR = self._frequencies_of(lengths_T)
         angles = self._angles(to_T, frequencies_TR) - self._angles(from_T, frequencies_TR)
         return Angles(angles.cos().to(dtype), angles.sin().to(dtype))
+
+    def _query_scales(self, positions_T: Tensor) -> Tensor | None:
+        if self._temperature is None:
+            return None
+        steps_T = (
+            (positions_T.to(self.device, torch.float32) + 1) / self._temperature.step
+        ).floor()
+        return (steps_T.log1p() * self._temperature.strength + 1)[:, None, None]
 
     def _angles(self, positions_T: Tensor, frequencies_TR: Tensor) -> Tensor:
         return positions_T.to(self.device, torch.float32)[:, None] * frequencies_TR
@@ -121,6 +133,9 @@ class _RopeParameters:
     def __init__(self, attention: Attention, shape: ModelShape, config: Mapping[str, Any]) -> None:
         self.cache: dict[int, Tensor] = {}
         self.attention_scale = 1.0
+        self.kind, self._config, self._compute = "none", None, _nothing
+        if not attention.rotary_dim:
+            return
         self._config = _rope_config(attention, shape, config)
         parameters = self._config.rope_parameters
         self.kind = parameters["rope_type"]
@@ -174,6 +189,10 @@ def _compute_function(kind: str) -> Callable[..., tuple[Tensor, float]]:
 
     own = {"default": _default_frequencies, "alpha": _stretched_frequencies}
     return own.get(kind) or ROPE_INIT_FUNCTIONS[kind]
+
+
+def _nothing(*_: object, **__: object) -> tuple[Tensor, float]:
+    return torch.empty(0), 1.0
 
 
 def _default_frequencies(config: Any, device: str, seq_len: int) -> tuple[Tensor, float]:

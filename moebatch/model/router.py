@@ -98,8 +98,10 @@ def choose_experts(
     """
     scores_TE = scores_of(logits_TE, router)
     wanted_TE = _wanted(scores_TE, router, correction_E)
+    if wanted_TE is scores_TE and router.scores == "sigmoid":
+        wanted_TE = logits_TE.float()  # tells those from each other whose scores are 1
     weights_TK, experts_TK = torch.topk(wanted_TE, num_chosen, dim=-1)
-    if router.has_correction:
+    if router.scores == "sigmoid" or router.has_correction:
         weights_TK, order_TK = scores_TE.gather(1, experts_TK).sort(dim=-1, descending=True)
         experts_TK = experts_TK.gather(1, order_TK)
     if router.norm_order is not None:

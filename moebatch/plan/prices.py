@@ -170,7 +170,8 @@ class Prices:
         """Seconds of the attention of decoding sequences in a mean layer, projections left out."""
         num_bytes = flops = 0.0
         for (attention, window), share in self._attending.items():
-            positions = share * _in_window(load.decode_positions, load.decode_sequences, window)
+            positions = self._in_window(load.decode_positions, load.decode_sequences, window)
+            positions *= share
             num_bytes += positions * attention.cache.token_bytes(self.dtypes.compute_bytes)
             flops += positions * attention.decode_flops_per_pair
         fixed_s = load.decode_sequences * processor.sequence_s
@@ -181,8 +182,8 @@ class Prices:
         """Seconds of the attention among tokens of prompts in a mean layer."""
         num_bytes = flops = 0.0
         for (attention, window), share in self._attending.items():
-            context = _in_window(load.prompt_context, _num_slices(load), window)
-            flops += share * attention.prompt_flops(_pairs_in_window(load, window), context)
+            context = self._in_window(load.prompt_context, _num_slices(load), window)
+            flops += share * attention.prompt_flops(self._pairs_in_window(load, window), context)
             num_bytes += share * context * attention.cache.token_bytes(self.dtypes.compute_bytes)
         return flops / processor.attention_flops + num_bytes / processor.attention_bandwidth
 
@@ -213,6 +214,22 @@ class Prices:
             if not shape.is_recurrent(layer)
         )
         return {kind: count / shape.num_layers for kind, count in counts.items()}
+
+    def _in_window(self, positions: float, num_queries: float, window: int | None) -> float:
+        """How many of the positions of so many sequences alike a window leaves: half of a chunk in
+        the mean."""
+        if window is None or positions <= window * num_queries:
+            return positions
+        return window * num_queries / (2 if self.shape.windows_are_chunks else 1)
+
+    def _pairs_in_window(self, load: PassLoad, window: int | None) -> float:
+        """How many of the pairs among tokens of prompts a window leaves, if prompts are as long as
+        twice what a token would see in the mean."""
+        mean = load.prompt_pairs / load.prompt_tokens if load.prompt_tokens else 0.0
+        if window is None or window >= 2 * mean:
+            return load.prompt_pairs
+        seen = 1 / 2 if self.shape.windows_are_chunks else 1 - window / (4 * mean)
+        return load.prompt_tokens * window * seen
 
     # --- transfers ------------------------------------------------------------------------------
 
@@ -260,20 +277,6 @@ class Prices:
     def hidden_bytes(self, tokens: float) -> float:
         """Hidden states of so many tokens."""
         return tokens * self.shape.hidden_size * self.dtypes.compute_bytes
-
-
-def _in_window(positions: float, num_queries: float, window: int | None) -> float:
-    """How many of the positions of so many sequences alike a sliding window leaves."""
-    return positions if window is None else min(positions, window * num_queries)
-
-
-def _pairs_in_window(load: PassLoad, window: int | None) -> float:
-    """How many of the pairs among tokens of prompts a sliding window leaves, if prompts are as long
-    as twice what a token would see in the mean."""
-    mean = load.prompt_pairs / load.prompt_tokens if load.prompt_tokens else 0.0
-    if window is None or window >= 2 * mean:
-        return load.prompt_pairs
-    return load.prompt_tokens * window * (1 - window / (4 * mean))
 
 
 def _cached_rows(load: PassLoad, group: CacheGroup) -> float:

@@ -37,6 +37,15 @@ def rows_by_part(num_groups: int, parts: Sequence[int]) -> list[int]:
     return order
 
 
+@dataclass(frozen=True, slots=True)
+class Temperature:
+    """Queries are multiplied by more the later they come: ``1 + strength * log(1 + floor(position /
+    step))``, positions counted from one (Llama 4)."""
+
+    step: int
+    strength: float
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Attention(ABC):
     """Attention of layers that attend alike."""
@@ -55,6 +64,7 @@ class Attention(ABC):
     """Queries and keys are normed after they have been rotated, not before."""
     rotary: str | None = None
     """Name of its rotary parameters in ``config.json``, where layers have several kinds of them."""
+    temperature: Temperature | None = None
     score_scale: float | None = None
     """By what scores are multiplied before their softmax; None is one by the root of a head's
     size."""

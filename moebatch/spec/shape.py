@@ -86,6 +86,8 @@ class Router:
     has_own_norm: bool = False
     """The gate sees the hidden states through a norm of its own, divided by the root of their
     width, and not as the experts do."""
+    weighs_inputs: bool = False
+    """Weights are for what experts see, and not for what they make."""
     weighs_experts: bool = False
     """Weights are multiplied by a learnt number of their expert at last."""
 
@@ -135,6 +137,9 @@ class Layers:
     """Of all layers that attend but `global_layers`."""
     sliding_windows: tuple[int | None, ...]
     """Per layer: how many positions a token sees, itself included; None is all before it."""
+    windows_are_chunks: bool = False
+    """Windows stand still: a token sees what comes before it in its own one, and they begin at
+    multiples of their size (Llama 4)."""
     moe_layers: tuple[int, ...]
     """Layers with experts, ascending; the others have one dense MLP."""
     router: Router
@@ -172,10 +177,10 @@ class Layers:
     """To the type in which is computed."""
     logit_scale: float = 1.0
     """By what logits are multiplied."""
-    logit_cap: float | None = None
-    """Logits are brought between minus and plus this by its tanh."""
     head_bias: bool = False
     """The head has one."""
+    logit_cap: float | None = None
+    """Logits are brought between minus and plus this by its tanh."""
 
 
 @dataclass(frozen=True, kw_only=True)  # no slots: what follows from them is worked out once
@@ -491,10 +496,12 @@ class ModelShape(Layers):
         shorter. Raises ConfigError where queries cannot be turned to sinks."""
         if sink_window is None:
             return self
-        if self.attention.norms_rotated:
+        if self.attention.norms_rotated or self.global_attention is not None:
+            does = "norms queries behind their rotation"
+            if self.global_attention is not None:
+                does = "attends in two ways"
             message = (
-                f"{self.architecture} norms queries behind their rotation, so that none can be "
-                "turned to sinks; leave it out"
+                f"{self.architecture} {does}, so that none can be turned to sinks; leave it out"
             )
             raise ConfigError([Fault(file="model.attention", message=message)])
         most = sink_window.window

@@ -175,7 +175,12 @@ def load_whole(files: ModelFiles, *, dtype: torch.dtype, experts: ExpertsWay) ->
     """
     from transformers import AutoModelForCausalLM
 
-    folder = files.checkpoint.folder
+    folder, shape = files.checkpoint.folder, files.shape
+    if shape.router.weighs_inputs or shape.router.has_own_norm:
+        raise CheckpointError(
+            f"{folder}: gates of {shape.architecture} cannot be changed in transformers; "
+            "experts.gating has to be exact"
+        )
     if files.checkpoint.is_gguf:
         raise CheckpointError(f"{folder}: gates cannot learn from GGUF; use safetensors files")
     try:

@@ -82,7 +82,7 @@ def test_placing(
 
         def placed(elementwise: Elementwise, tokens=tokens, y_MD=y_MD) -> Tensor:
             routing.outputs_TKD.fill_(7)
-            elementwise.place(y_MD.clone(), tokens, routing)
+            elementwise.place(y_MD.clone(), tokens, routing.outputs_TKD, routing.weights_TK)
             return routing.outputs_TKD.clone()
 
         assert_equal(placed(native()), placed(by_torch()))

@@ -36,7 +36,7 @@ class ApartDriver(Driver):
         decoder = self.decoder
         for layer in range(self.shape.num_layers):
             for micro in micro_batches:
-                qkv, out_THV = self.buffers(micro)
+                qkv, out_THV = self.buffers(layer, micro)
                 decoder.project(layer, x_TD, micro, qkv)
                 self.attend(layer, qkv, micro, out_THV)
                 decoder.add_attention(layer, x_TD, micro, out_THV)
@@ -55,9 +55,9 @@ class ApartDriver(Driver):
         with torch.inference_mode():
             self.core.attend(layer, qkv, micro, self.cached[layer], out_THV)
 
-    def buffers(self, micro: MicroBatch) -> tuple[Qkv, torch.Tensor]:
+    def buffers(self, layer: int, micro: MicroBatch) -> tuple[Qkv, torch.Tensor]:
         """Room for what goes to the core and for what comes back."""
-        attention, rows = self.shape.attention, micro.num_tokens + SPARE_ROWS
+        attention, rows = self.shape.attention_of(layer), micro.num_tokens + SPARE_ROWS
 
         def room(num_heads: int, head_dim: int) -> torch.Tensor:
             return torch.full((rows, num_heads, head_dim), torch.nan, dtype=self.decoder.dtype)
@@ -85,7 +85,7 @@ class CgoPipeDriver(ApartDriver):
     def _begin(
         self, lane: ThreadPoolExecutor, layer: int, x_TD: torch.Tensor, micro: MicroBatch
     ) -> "Future[torch.Tensor]":
-        qkv, out_THV = self.buffers(micro)
+        qkv, out_THV = self.buffers(layer, micro)
         self.decoder.project(layer, x_TD, micro, qkv)
 
         def attend() -> torch.Tensor:
