@@ -105,6 +105,33 @@ _BY_FAMILY: Mapping[str, Mapping[str, Any]] = {
         "swiglu_limit": 1.5,
         "swiglu_alpha": 1.3,
     },
+    "gemma4_text": {
+        "hidden_size": 40,
+        "intermediate_size": 44,
+        "moe_intermediate_size": 20,
+        "num_experts": 7,
+        "top_k_experts": 3,
+        "enable_moe_block": True,
+        "head_dim": 12,
+        "global_head_dim": 20,
+        "num_global_key_value_heads": 1,
+        "attention_k_eq_v": True,
+        "hidden_size_per_layer_input": 0,
+        "sliding_window": 9,
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+        "final_logit_softcapping": 6.0,
+    },
+    "llama4_text": {
+        "num_hidden_layers": 4,
+        "intermediate_size": 24,
+        "intermediate_size_mlp": 44,
+        "num_local_experts": 6,
+        "num_experts_per_tok": 1,
+        "head_dim": 12,
+        "interleave_moe_layer_step": 2,
+        "attention_chunk_size": 16,
+        "floor_scale": 8,
+    },
     "qwen3_next": _DELTA | {"intermediate_size": 56},
     "qwen3_5_moe_text": _DELTA,
     "deepseek_v2": _LATENT
@@ -142,6 +169,11 @@ _VISION = {
     "out_hidden_size": _COMMON["hidden_size"],
     "num_position_embeddings": 16,
 }
+_STRONG = (
+    *(".gate.weight", ".wg.weight", ".router.weight", ".router.proj.weight"),
+    *("lm_head.weight", "embed_tokens.weight"),
+)
+"""Ends of the names of weights whose products are to lie far apart."""
 _CHAT_TEMPLATE = (
     "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}</s>"
     "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
@@ -191,8 +223,9 @@ def random_model(family: str = "mixtral", *, seed: int = 0, **config: Any) -> An
         model = auto.from_config(made, attn_implementation="eager").eval()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        corrections = (each for each in model.named_buffers() if "correction" in each[0])
-        for name, weight in chain(model.named_parameters(), corrections):
+        learnt = ("correction", "layer_scalar")
+        buffers = (each for each in model.named_buffers() if any(n in each[0] for n in learnt))
+        for name, weight in chain(model.named_parameters(), buffers):
             noise = torch.randn(weight.shape, generator=generator)
             usual = weight.mean() if _is_norm(name) else 0.0  # zero where norms count from one
             weight.copy_(noise * _std(name, weight) + usual)
@@ -232,7 +265,7 @@ def edit_config(folder: Path, **entries: Any) -> None:
 
 
 def _is_norm(name: str) -> bool:
-    return "norm" in name
+    return "norm" in name or name.endswith(("scale", "scalar"))
 
 
 def _std(name: str, weight: torch.Tensor) -> float:
@@ -240,9 +273,7 @@ def _std(name: str, weight: torch.Tensor) -> float:
         return 0.1
     if name.endswith(("bias", ".sinks")):
         return 0.3
-    if name.endswith(
-        (".gate.weight", ".wg.weight", ".router.weight", "lm_head.weight", "embed_tokens.weight")
-    ):
+    if name.endswith(_STRONG):
         return 0.6
     return float(1.5 / weight.shape[-1] ** 0.5)
 

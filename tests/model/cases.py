@@ -256,6 +256,42 @@ CASES: dict[str, Case] = {
     "solar": ("solar_open", {}),
     "solar-fused": ("solar_open", {"fused": True, "attention_bias": True}),
     "solar-groups": ("solar_open", {"n_routed_experts": 8, "n_group": 4, "topk_group": 2}),
+    "gemma": ("gemma4_text", {}),
+    "gemma-shards": ("gemma4_text", {"max_shard_size": "40KB"}),
+    "gemma-bias": ("gemma4_text", {"attention_bias": True, "final_logit_softcapping": None}),
+    "gemma-keys-apart": (
+        "gemma4_text",
+        {"attention_k_eq_v": False, "num_global_key_value_heads": None, "global_head_dim": 8},
+    ),
+    "gemma-all-global": ("gemma4_text", {"layer_types": ["full_attention"] * 3}),
+    "gemma-usual-types": ("gemma4_text", {"layer_types": None, "num_hidden_layers": 7}),
+    "gemma-own-head": ("gemma4_text", {"tie_word_embeddings": False, "top_k_experts": 1}),
+    "gemma-rope": (
+        "gemma4_text",
+        {
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "linear", "factor": 2.5, "rope_theta": 700.0},
+                "full_attention": {
+                    "rope_type": "proportional",
+                    "partial_rotary_factor": 0.5,
+                    "rope_theta": 5000.0,
+                },
+            }
+        },
+    ),
+    "llama4": ("llama4_text", {}),
+    "llama4-all-moe": ("llama4_text", {"interleave_moe_layer_step": 1, "use_qk_norm": False}),
+    "llama4-layers": (
+        "llama4_text",
+        {"moe_layers": [0, 3], "no_rope_layers": [0, 1, 1, 0], "attention_bias": True},
+    ),
+    "llama4-types": (
+        "llama4_text",
+        {"layer_types": ["full_attention", "chunked_attention"] * 2, "attention_chunk_size": 5},
+    ),
+    "llama4-even-temperature": ("llama4_text", {"attn_temperature_tuning": False}),
+    "llama4-top-3": ("llama4_text", {"num_experts_per_tok": 3, "tie_word_embeddings": True}),
+    "llama4-llama3": ("llama4_text", {"rope_parameters": {"rope_theta": 5e3, **_ROPES["llama3"]}}),
     "granite": ("granitemoe", {}),
     "granite-bias": ("granitemoe", {"attention_bias": True, "num_key_value_heads": None}),
     "granite-top-5": ("granitemoe", {"num_experts_per_tok": 5, "head_dim": 10}),

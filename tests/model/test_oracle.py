@@ -1,19 +1,22 @@
 """The decoder against transformers: families, options, layouts, dtypes, ways to cut the work."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from moebatch.layout.scratch import Limits
 from tests import tiny
 from tests.model import oracle
 from tests.model.cases import CASES
-from tests.model.driver import Driver, Seq
+from tests.model.driver import Driver, Seq, read_tensors
 
 NUM_NEW = 8
 Checkpoint = Callable[..., Path]
+ALL = (*tiny.FAMILIES, "gemma4_text", "llama4_text")
 KINDS = {case.partition("-")[2] or case: case for case in CASES}
 """Of families that have an option, the last one with it; and all families without any."""
 
@@ -32,7 +35,7 @@ def test_greedy_tokens_are_those_of_transformers(case: str, tiny_checkpoint: Che
         assert_same(seq, *oracle.greedy(model, seq.prompt, NUM_NEW))
 
 
-@pytest.mark.parametrize("family", tiny.FAMILIES)
+@pytest.mark.parametrize("family", ALL)
 def test_whole_prompts_at_once(family: str, tiny_checkpoint: Checkpoint) -> None:
     """No slices: causal attention without a mask."""
     folder = tiny_checkpoint(family)
@@ -62,7 +65,7 @@ def test_long_prompts(window: int | None, slice_tokens: int, tiny_checkpoint: Ch
 
 
 @pytest.mark.few
-@pytest.mark.parametrize("family", tiny.FAMILIES)
+@pytest.mark.parametrize("family", ALL)
 @pytest.mark.parametrize("fused", [False, True])
 def test_bfloat16_is_as_close_to_float32_as_transformers(
     family: str, fused: bool, tiny_checkpoint: Checkpoint
@@ -100,6 +103,33 @@ def test_rope_as_older_files_spell_it(tmp_path: Path) -> None:
     model = oracle.load(folder)
     assert model.config.rope_parameters["rope_theta"] == 777.0
     for seq in Driver(folder).generate(oracle.prompts(), 8):
+        assert_same(seq, *oracle.greedy(model, seq.prompt, 8))
+
+
+@pytest.mark.parametrize(
+    ("family", "architecture", "first", "bare"),
+    [
+        ("gemma4", "Gemma4ForConditionalGeneration", "model.language_model.", "model."),
+        ("llama4", "Llama4ForConditionalGeneration", "language_model.", ""),
+    ],
+)
+def test_text_models_in_checkpoints_that_hold_others_beside_them(
+    family: str, architecture: str, first: str, bare: str, tmp_path: Path
+) -> None:
+    """Configurations nested, names behind those of the whole, tensors of others left alone."""
+    folder = tiny.write_checkpoint(tmp_path / "text", f"{family}_text")
+    model = oracle.load(folder)
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    tensors = {
+        first + name.removeprefix(bare): tensor for name, tensor in read_tensors(folder).items()
+    }
+    save_file(tensors | {"vision.patch": torch.ones(3)}, whole / "model.safetensors")
+    text = json.loads((folder / "config.json").read_text())
+    config = {"architectures": [architecture], "model_type": family, "text_config": text}
+    config["tie_word_embeddings"] = text["tie_word_embeddings"]
+    (whole / "config.json").write_text(json.dumps(config))
+    for seq in Driver(whole).generate(oracle.prompts(), 8, slice_tokens=7):
         assert_same(seq, *oracle.greedy(model, seq.prompt, 8))
 
 

@@ -42,6 +42,9 @@ BILLIONS = {
     "hy3-preview": 295,
     "dots.llm1": 142.8,
     "solar-open-100b": 102.6,
+    "gemma-4-26b-a4b": 25.2,
+    "llama-4-scout": 107.8,
+    "llama-4-maverick": 400.7,
 }
 """Parameters on the model cards and in the papers."""
 OLMOE = """\

@@ -9,10 +9,12 @@ from moebatch.spec.families.deepseek import (
     GLM4_MOE_LITE,
 )
 from moebatch.spec.families.ernie import ERNIE_4_5_MOE
+from moebatch.spec.families.gemma import GEMMA4, GEMMA4_TEXT
 from moebatch.spec.families.glm import DOTS1, GLM4_MOE, SOLAR_OPEN
 from moebatch.spec.families.gpt_oss import GPT_OSS
 from moebatch.spec.families.granite import GRANITE_MOE, GRANITE_MOE_SHARED
 from moebatch.spec.families.hunyuan import HUNYUAN_V1_MOE, HY_V3
+from moebatch.spec.families.llama import LLAMA4, LLAMA4_TEXT
 from moebatch.spec.families.minimax import MINIMAX_M2
 from moebatch.spec.families.mixtral import MIXTRAL
 from moebatch.spec.families.olmoe import OLMOE
@@ -34,6 +36,10 @@ _OTHERS = (
     HY_V3,
     DOTS1,
     SOLAR_OPEN,
+    GEMMA4_TEXT,
+    GEMMA4,
+    LLAMA4_TEXT,
+    LLAMA4,
 )
 _KNOWN = (MIXTRAL, *_QWEN, *_DEEPSEEK, *_OTHERS)
 FAMILIES = Registry({family.architecture: family for family in _KNOWN})

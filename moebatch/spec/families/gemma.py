@@ -1,0 +1,204 @@
+"""Gemma 4 with experts (Google), its text alone."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from moebatch.spec.attention import GroupedAttention
+from moebatch.spec.config_keys import MAX_COUNT, ConfigKeys
+from moebatch.spec.families.family import (
+    FamilySpec,
+    by_layer_types,
+    grouped_attention,
+    nested,
+    usual_defaults,
+)
+from moebatch.spec.shape import Layers, Mlp, Norm, Router
+from moebatch.spec.tensor_names import LAYER, ExpertLayout, TensorNames, usual_roles
+
+_FULL, _SLIDING = "full_attention", "sliding_attention"
+_NORMS = {
+    "attention_out_norm": "post_attention_layernorm",
+    "mlp_norm": "pre_feedforward_layernorm_2",
+    "shared_norm": "pre_feedforward_layernorm",
+    "experts_out_norm": "post_feedforward_layernorm_2",
+    "shared_out_norm": "post_feedforward_layernorm_1",
+    "mlp_out_norm": "post_feedforward_layernorm",
+}
+
+
+def _layers(keys: ConfigKeys, num_layers: int) -> Layers:
+    """What files call the MLP of a layer is a shared expert with norms of its own."""
+    _refuse(keys)
+    *windows, _ = by_layer_types(keys, num_layers, lambda layer: bool((layer + 1) % 6))
+    sliding = replace(
+        grouped_attention(
+            keys,
+            bias="attention_bias",
+            output_bias="attention_bias",
+            qk_norm="head",
+            score_scale=1.0,
+        ),
+        norms_values=True,
+        rotary=_SLIDING,
+    )
+    global_layers = [*(n for n, window in enumerate(windows) if window is None), num_layers - 1]
+    return Layers(
+        attention=sliding,
+        global_attention=_global_attention(keys, sliding, global_layers),
+        global_layers=tuple(global_layers),
+        sliding_windows=(*windows, None),  # the last layer sees everything, whatever files say
+        moe_layers=tuple(range(num_layers)),
+        expert=Mlp(width=keys.count("moe_intermediate_size")),
+        shared_expert=Mlp(width=keys.count("intermediate_size")),
+        shared_expert_gate=False,
+        router=Router(
+            norm_order=1.0, has_own_norm=True, weighs_experts=True, has_exact_weights=True
+        ),
+        norm=Norm(rounds_once=True),
+        norms=("input_norm", *_NORMS),
+        scales_layers=True,
+        embedding_scale=keys.count("hidden_size") ** 0.5,
+        rounds_embedding_scale=True,
+        logit_cap=keys.positive_or_none("final_logit_softcapping"),
+    )
+
+
+def _refuse(keys: ConfigKeys) -> None:
+    """What smaller models of the family do, which have no experts."""
+    if not keys.flag("enable_moe_block"):
+        keys.wrong("enable_moe_block", "enable_moe_block is false: models without experts")
+    for key in ("num_kv_shared_layers", "hidden_size_per_layer_input"):
+        if keys.count_or_zero(key):
+            keys.wrong(key, f"{key} ({keys.value(key)}) must be 0: others are not computed")
+    if keys.value("use_bidirectional_attention") == "all":
+        keys.wrong(
+            "use_bidirectional_attention", "use_bidirectional_attention (all) is not computed"
+        )
+
+
+def _global_attention(
+    keys: ConfigKeys, sliding: GroupedAttention, layers: Sequence[int]
+) -> GroupedAttention:
+    """Keys are values where ``attention_k_eq_v`` says so, and only then have heads of their own
+    number."""
+    values_are_keys = keys.flag("attention_k_eq_v")
+    key, as_written = "num_global_key_value_heads", _as_written(keys, layers)
+    given = keys.count_or_none(key) if values_are_keys else None
+    kv_heads = as_written.get("num_key_value_heads", given or sliding.num_kv_heads)
+    head_dim = as_written.get("head_dim", keys.count("global_head_dim"))
+    if sliding.num_heads % kv_heads:
+        keys.wrong(
+            key,
+            f"num_attention_heads ({sliding.num_heads}) must be a multiple of the {kv_heads} heads "
+            "of keys in layers of full attention",
+        )
+    if head_dim % 2:
+        keys.wrong("global_head_dim", f"global_head_dim ({head_dim}) must be even")
+    return replace(
+        sliding,
+        head_dim=head_dim,
+        num_kv_heads=kv_heads,
+        values_are_keys=values_are_keys,
+        rotary=_FULL,
+    )
+
+
+def _as_written(keys: ConfigKeys, layers: Sequence[int]) -> Mapping[str, int]:
+    """Sizes of layers of full attention as transformers 5 writes them: once for each layer."""
+    written = keys.value("per_layer_config")
+    if not written:
+        return {}
+    numbers = {str(layer) for layer in layers}
+    entries: list[Any] = [*written.values()] if isinstance(written, Mapping) else [None]
+    first = entries[0]
+    is_usual = (
+        isinstance(first, Mapping)
+        and {str(number).lstrip("0") or "0" for number in written} == numbers
+        and all(entry == first for entry in entries)
+        and first.keys() <= {"head_dim", "num_key_value_heads"}
+        and all(type(size) is int and 0 < size <= MAX_COUNT for size in first.values())
+    )
+    if is_usual:
+        return dict(first)
+    expected = "head_dim and num_key_value_heads, the same in all layers of full attention and only"
+    keys.fault("per_layer_config", f"{expected} there", written)
+    return {}
+
+
+_EXPERTS = LAYER + "experts."
+_NAMES = TensorNames(
+    roles=usual_roles(shared="mlp")
+    | {role: (f"{LAYER}{name}.weight",) for role, name in _NORMS.items()}
+    | {
+        "router": (LAYER + "router.proj.weight",),
+        "router_norm": (LAYER + "router.scale",),
+        "router_expert_weights": (LAYER + "router.per_expert_scale",),
+        "layer_scale": (LAYER + "layer_scalar",),
+    },
+    experts=(
+        ExpertLayout(
+            weights={
+                _EXPERTS + "gate_up_proj": ("gate", "up"),
+                _EXPERTS + "down_proj": ("down",),
+            },
+            is_stacked=True,
+        ),
+    ),
+).also_under({"model": "model.language_model"})
+_SPELLING = {
+    "hidden_act": "hidden_activation",
+    "num_experts": "num_experts",
+    "num_experts_per_tok": "top_k_experts",
+}
+_DEFAULTS = usual_defaults(
+    vocab_size=262144,
+    hidden_size=2304,
+    intermediate_size=9216,
+    num_hidden_layers=30,
+    num_attention_heads=8,
+    num_key_value_heads=4,
+    head_dim=256,
+    global_head_dim=512,
+    num_global_key_value_heads=None,
+    attention_k_eq_v=False,
+    attention_bias=False,
+    hidden_act="gelu_pytorch_tanh",
+    max_position_embeddings=131072,
+    rms_norm_eps=1e-6,
+    tie_word_embeddings=True,
+    sliding_window=512,
+    layer_types=None,
+    rope_parameters={
+        _SLIDING: {"rope_type": "default", "rope_theta": 1e4},
+        _FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
+    },
+    final_logit_softcapping=None,
+    hidden_size_per_layer_input=256,
+    num_kv_shared_layers=0,
+    use_bidirectional_attention=None,
+    per_layer_config=None,
+    enable_moe_block=False,
+    num_experts=None,
+    num_experts_per_tok=None,
+    moe_intermediate_size=None,
+)
+GEMMA4_TEXT = FamilySpec(
+    architecture="Gemma4ForCausalLM",
+    model_type="gemma4_text",
+    defaults=_DEFAULTS,
+    spelling=_SPELLING,
+    layers=_layers,
+    names=_NAMES,
+    rotary_type="mixtral",
+)
+GEMMA4 = FamilySpec(
+    architecture="Gemma4ForConditionalGeneration",
+    model_type="gemma4",
+    defaults=_DEFAULTS,
+    spelling=nested(_DEFAULTS, _SPELLING),
+    layers=_layers,
+    names=_NAMES,
+    rotary_type="mixtral",
+)
+"""Images, videos and sounds are not read: the tensors for them are left alone."""
