@@ -13,6 +13,7 @@ MAX_LAYERS = 10_000
 MAX_COUNT = 2**31 - 1
 MAX_EXPERTS = 2**18
 """Of all layers together: ten times what the largest models have, each of which has a name."""
+_ABSENT = object()
 DTYPES: tuple[Dtype, ...] = ("float32", "float16", "bfloat16")
 
 
@@ -165,13 +166,11 @@ class ConfigKeys:
 
     def num_experts(self) -> int:
         """Experts of a layer, under either of the two names in use or the family's own."""
-        if "num_experts" in self._spelling:
+        names = ("num_experts", "num_local_experts")
+        if names[0] in self._spelling and names[1] not in self._spelling:
             return self.count("num_experts")
-        given = {
-            key: self._config[key]
-            for key in ("num_experts", "num_local_experts")
-            if self._config.get(key) is not None
-        }
+        found = {key: self._found(key) for key in names}
+        given = {key: value for key, value in found.items() if value not in (None, _ABSENT)}
         if len(given) == 2 and given["num_experts"] != given["num_local_experts"]:
             self.wrong(
                 "num_experts",
@@ -199,15 +198,22 @@ class ConfigKeys:
 
     def value(self, key: str) -> Any:
         """What the file holds, else the default."""
+        found = self._found(key)
+        if found is _ABSENT:
+            return self._defaults.get(key)
+        return self._of_all_layers(key, found) if key in self._by_layer else found
+
+    def _found(self, key: str) -> Any:
+        """What the file holds."""
         found: Any = self._config
         steps = self._spelled(key).split(".")
         for depth, step in enumerate(steps):
             if found is not None and not isinstance(found, Mapping):
                 self.fault(".".join(steps[:depth]), "an object with keys", found)
             if not isinstance(found, Mapping) or step not in found:
-                return self._defaults.get(key)
+                return _ABSENT
             found = found[step]
-        return self._of_all_layers(key, found) if key in self._by_layer else found
+        return found
 
     def _of_all_layers(self, key: str, found: Any) -> Any:
         if not isinstance(found, list) or not found:
