@@ -147,6 +147,13 @@ _BY_FAMILY: Mapping[str, Mapping[str, Any]] = {
         "tie_word_embeddings": False,
     },
     "dots1": _SHARED | {"n_routed_experts": 7, "n_shared_experts": 2, "norm_topk_prob": True},
+    "qwen3_vl_moe_text": _SHARED
+    | {
+        "num_experts": 7,
+        "mlp_only_layers": [1],
+        "rope_parameters": {"rope_theta": 5000.0, "mrope_section": [2, 2, 1]},
+    },
+    "exaone_moe": _SHARED | {"num_experts": 7, "sliding_window": 9, "sliding_window_pattern": 2},
     "solar_open": {
         "moe_intermediate_size": 20,
         "n_routed_experts": 7,
@@ -159,7 +166,7 @@ _BY_FAMILY: Mapping[str, Mapping[str, Any]] = {
     "granitemoeshared": _GRANITE | {"shared_intermediate_size": 20},
     "glm4_moe_lite": _LATENT | {"n_shared_experts": 1, "moe_intermediate_size": 24},
 }
-_TEXT_OF = {"qwen3_5_moe": "qwen3_5_moe_text"}
+_TEXT_OF = {"qwen3_5_moe": "qwen3_5_moe_text", "qwen3_vl_moe": "qwen3_vl_moe_text"}
 """Families that see images beside text, and those of their text models."""
 _VISION = {
     "depth": 2,
@@ -168,6 +175,7 @@ _VISION = {
     "num_heads": 2,
     "out_hidden_size": _COMMON["hidden_size"],
     "num_position_embeddings": 16,
+    "deepstack_visual_indexes": [0],
 }
 _STRONG = (
     *(".gate.weight", ".wg.weight", ".router.weight", ".router.proj.weight"),

@@ -292,6 +292,16 @@ CASES: dict[str, Case] = {
     "llama4-even-temperature": ("llama4_text", {"attn_temperature_tuning": False}),
     "llama4-top-3": ("llama4_text", {"num_experts_per_tok": 3, "tie_word_embeddings": True}),
     "llama4-llama3": ("llama4_text", {"rope_parameters": {"rope_theta": 5e3, **_ROPES["llama3"]}}),
+    "exaone": ("exaone_moe", {}),
+    "exaone-fused": ("exaone_moe", {"fused": True, "first_k_dense_replace": 0}),
+    "exaone-shared": ("exaone_moe", {"num_shared_experts": 2, "num_experts": 8, "n_group": 4}),
+    "exaone-types": (
+        "exaone_moe",
+        {
+            "mlp_layer_types": ["sparse", "sparse", "dense"],
+            "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+        },
+    ),
     "granite": ("granitemoe", {}),
     "granite-bias": ("granitemoe", {"attention_bias": True, "num_key_value_heads": None}),
     "granite-top-5": ("granitemoe", {"num_experts_per_tok": 5, "head_dim": 10}),

@@ -1,25 +1,26 @@
-"""A text model that lies beside one that sees, as Qwen3.5 is published, is read alone."""
+"""A text model that lies beside one that sees, as Qwen3.5 and Qwen3-VL are published, is read
+alone."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForImageTextToText
 
+from moebatch.spec.request import Request
 from tests.engine.test_engine import NEW_TOKENS, policy, requests, run, tokens_of
 from tests.model.oracle import greedy
 from tests.tiny import quiet, write_checkpoint
 
 
-def test_answers_are_those_of_the_whole_model(tmp_path: Path) -> None:
+@pytest.mark.parametrize("family", ["qwen3_5_moe", "qwen3_vl_moe"])
+def test_answers_are_those_of_the_whole_model(tmp_path: Path, family: str) -> None:
     """What belongs to images, and what guesses further tokens ahead, may be anything."""
-    folder = write_checkpoint(tmp_path / "model", "qwen3_5_moe")
+    folder = write_checkpoint(tmp_path / "model", family)
     rows = requests((1, 17, 40, 96))
-    with quiet():
-        model = AutoModelForImageTextToText.from_pretrained(
-            folder, dtype=torch.float32, attn_implementation="eager"
-        ).eval()
-    expected = [tuple(greedy(model, row.prompt_tokens, NEW_TOKENS)[0]) for row in rows]
+    expected = answers(folder, rows)
     path = folder / "model.safetensors"
     tensors = load_file(path)
     kinds = {name.split(".")[1] for name in tensors if name.startswith("model.")}
@@ -36,3 +37,26 @@ def test_answers_are_those_of_the_whole_model(tmp_path: Path) -> None:
     for resident in (0.0, 1.0):
         chosen = policy(num_slots=9, resident=resident)
         assert tokens_of(run(folder, chosen, rows)) == expected
+
+
+def test_experts_of_qwen3_vl_may_lie_by_columns(tmp_path: Path) -> None:
+    """As released: [E, D, 2F] and [E, F, D]."""
+    folder = write_checkpoint(tmp_path / "model", "qwen3_vl_moe")
+    rows = requests((1, 17, 40, 96))
+    path, expected = folder / "model.safetensors", answers(folder, rows)
+    tensors = load_file(path)
+    stacks = {name: each.mT.contiguous() for name, each in tensors.items() if ".experts." in name}
+    save_file(tensors | stacks, path, metadata={"format": "pt"})
+    assert answers(folder, rows) == expected
+    for resident in (0.0, 1.0):
+        chosen = policy(num_slots=9, resident=resident)
+        assert tokens_of(run(folder, chosen, rows)) == expected
+
+
+def answers(folder: Path, rows: Sequence[Request]) -> list[tuple[int, ...]]:
+    """What transformers' whole model says."""
+    with quiet():
+        model = AutoModelForImageTextToText.from_pretrained(
+            folder, dtype=torch.float32, attn_implementation="eager"
+        ).eval()
+    return [tuple(greedy(model, row.prompt_tokens, NEW_TOKENS)[0]) for row in rows]

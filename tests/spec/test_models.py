@@ -42,6 +42,8 @@ BILLIONS = {
     "hy3-preview": 295,
     "dots.llm1": 142.8,
     "solar-open-100b": 102.6,
+    "k-exaone-236b-a23b": 236,
+    "qwen3-vl-30b-a3b": 30.5,
     "gemma-4-26b-a4b": 25.2,
     "llama-4-scout": 107.8,
     "llama-4-maverick": 400.7,

@@ -31,6 +31,7 @@ ARCHITECTURES = {
     "hy_v3": "HYV3ForCausalLM",
     "dots1": "Dots1ForCausalLM",
     "solar_open": "SolarOpenForCausalLM",
+    "exaone_moe": "ExaoneMoeForCausalLM",
     "granitemoe": "GraniteMoeForCausalLM",
     "granitemoeshared": "GraniteMoeSharedForCausalLM",
     "deepseek_v2": "DeepseekV2ForCausalLM",
@@ -85,6 +86,7 @@ OPTIONS: list[tuple[str, dict[str, Any]]] = [
             "norm_topk_prob": True,
         },
     ),
+    ("exaone_moe", {"num_shared_experts": 3, "n_group": 4, "sliding_window_pattern": 5}),
     ("solar_open", {"n_group": 4, "attention_bias": True, "n_shared_experts": 2}),
     ("granitemoe", {"num_key_value_heads": 8, "attention_multiplier": 0.1, "logits_scaling": 6.0}),
     ("granitemoeshared", {"shared_intermediate_size": 24, "residual_multiplier": 0.22}),
@@ -390,7 +392,15 @@ def assert_attention_agrees(shape: ModelShape, config: Any) -> None:
     assert isinstance(attention, GroupedAttention)
     assert attention.qkv_bias == (bias or getattr(config, "qkv_bias", False))
     assert attention.output_bias == (bias and family not in ("glm4_moe", "solar_open"))
-    per_head = ("qwen3_moe", "qwen3_next", "qwen3_5_moe_text", "hunyuan_v1_moe", "hy_v3", "dots1")
+    per_head = (
+        "qwen3_moe",
+        "qwen3_next",
+        "qwen3_5_moe_text",
+        "hunyuan_v1_moe",
+        "hy_v3",
+        "dots1",
+        "exaone_moe",
+    )
     qk_norms = dict.fromkeys(per_head, "head")
     qk_norms |= {"olmoe": "full", "minimax_m2": "full"}
     qk_norm = "head" if getattr(config, "use_qk_norm", False) else qk_norms.get(family, "none")

@@ -1,5 +1,8 @@
-"""GLM-4.5, 4.6 and 4.7 (Zhipu AI); with the same router and experts, dots.llm1 (rednote) and Solar
-Open (Upstage)."""
+"""GLM-4.5, 4.6 and 4.7 (Zhipu AI); with the same router and experts dots.llm1 (rednote), Solar Open
+(Upstage) and K-EXAONE (LG)."""
+
+from collections.abc import Sequence
+from dataclasses import replace
 
 from moebatch.spec.attention import GroupedAttention, QkNorm
 from moebatch.spec.config_keys import ConfigKeys
@@ -7,6 +10,7 @@ from moebatch.spec.families.family import (
     FamilySpec,
     Windows,
     by_layer_types,
+    by_mlp_types,
     corrected_router,
     grouped_attention,
     usual_defaults,
@@ -19,35 +23,52 @@ def _glm4(keys: ConfigKeys, num_layers: int) -> Layers:
     """Released files hold a layer more, which foretells tokens and is not computed."""
     qk_norm: QkNorm = "head" if keys.flag("use_qk_norm") else "none"
     attention = grouped_attention(keys, bias="attention_bias", qk_norm=qk_norm, rotates_part=True)
-    return _layers(keys, attention, (None,) * num_layers, _num_dense(keys))
+    return _layers(keys, attention, (None,) * num_layers, _moe_layers(keys, num_layers))
 
 
 def _dots1(keys: ConfigKeys, num_layers: int) -> Layers:
     bias, below = "attention_bias", keys.count_or_zero("max_window_layers")
     attention = grouped_attention(keys, bias=bias, output_bias=bias, qk_norm="head")
     windows = by_layer_types(keys, num_layers, lambda layer: layer >= below)
-    return _layers(keys, attention, windows, _num_dense(keys))
+    return _layers(keys, attention, windows, _moe_layers(keys, num_layers))
 
 
 def _solar(keys: ConfigKeys, num_layers: int) -> Layers:
     attention = grouped_attention(keys, bias="attention_bias")
-    return _layers(keys, attention, (None,) * num_layers, 0)
+    return _layers(keys, attention, (None,) * num_layers, range(num_layers))
 
 
-def _num_dense(keys: ConfigKeys) -> int:
-    return keys.count_or_zero("first_k_dense_replace")
+def _exaone(keys: ConfigKeys, num_layers: int) -> Layers:
+    """Layers without a sliding window have no rotary positions."""
+    attention = grouped_attention(keys, qk_norm="head")
+    step = 1 if keys.value("layer_types") else keys.count("sliding_window_pattern")
+    windows = by_layer_types(keys, num_layers, lambda layer: (layer + 1) % step != 0)
+    sparse = by_mlp_types(keys, num_layers, keys.count_or_zero("first_k_dense_replace"))
+    layers = _layers(keys, attention, windows, sparse)
+    see_all = tuple(layer for layer, window in enumerate(windows) if window is None)
+    if not see_all:
+        return layers
+    if len(see_all) == num_layers:
+        keys.wrong("layer_types", "no layer has rotary positions; models without are not run")
+    return replace(
+        layers, global_attention=replace(attention, num_rotated=0), global_layers=see_all
+    )
+
+
+def _moe_layers(keys: ConfigKeys, num_layers: int) -> Sequence[int]:
+    return range(keys.count_or_zero("first_k_dense_replace"), num_layers)
 
 
 def _layers(
-    keys: ConfigKeys, attention: GroupedAttention, windows: Windows, num_dense: int
+    keys: ConfigKeys, attention: GroupedAttention, windows: Windows, sparse: Sequence[int]
 ) -> Layers:
-    """Of which the first have no experts."""
+    """Of which those that are sparse have experts."""
     width, num_shared = keys.count("moe_intermediate_size"), keys.count("n_shared_experts")
     return Layers(
         attention=attention,
-        moe_layers=tuple(range(num_dense, len(windows))),
+        moe_layers=tuple(sparse),
         expert=Mlp(width=width),
-        dense=Mlp(width=keys.count("intermediate_size")) if num_dense else None,
+        dense=None if len(sparse) == len(windows) else Mlp(width=keys.count("intermediate_size")),
         shared_expert=Mlp(width=num_shared * width),
         shared_expert_gate=False,
         router=corrected_router(keys),
@@ -132,4 +153,42 @@ SOLAR_OPEN = FamilySpec(
     spelling=GLM4_MOE.spelling,
     layers=_solar,
     names=_NAMES,
+)
+EXAONE_MOE = FamilySpec(
+    architecture="ExaoneMoeForCausalLM",
+    model_type="exaone_moe",
+    defaults=usual_defaults(
+        vocab_size=102400,
+        hidden_size=4096,
+        intermediate_size=16384,
+        num_hidden_layers=32,
+        num_attention_heads=32,
+        num_key_value_heads=32,
+        max_position_embeddings=2048,
+        rms_norm_eps=1e-5,
+        sliding_window=4096,
+        sliding_window_pattern=4,
+        mlp_layer_types=None,
+        moe_intermediate_size=1024,
+        num_experts_per_tok=8,
+        n_shared_experts=1,
+        num_experts=64,
+        routed_scaling_factor=2.5,
+        n_group=1,
+        topk_group=1,
+        first_k_dense_replace=1,
+        norm_topk_prob=True,
+    ),
+    spelling={"n_shared_experts": "num_shared_experts"},
+    layers=_exaone,
+    names=replace(
+        _NAMES,
+        roles=dict(_NAMES.roles)
+        | {
+            "router_correction": (
+                LAYER + "mlp.e_score_correction_bias",
+                LAYER + "mlp.gate.e_score_correction_bias",
+            )
+        },
+    ),
 )

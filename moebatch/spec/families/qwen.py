@@ -1,4 +1,6 @@
-"""Qwen2-MoE and Qwen3-MoE (Alibaba)."""
+"""Qwen2-MoE and Qwen3-MoE, and the text of Qwen3-VL-MoE (Alibaba)."""
+
+from dataclasses import replace
 
 from moebatch.spec.config_keys import ConfigKeys
 from moebatch.spec.families.family import (
@@ -7,11 +9,12 @@ from moebatch.spec.families.family import (
     by_layer_types,
     everywhere,
     grouped_attention,
+    nested,
     softmax_router,
     usual_defaults,
 )
-from moebatch.spec.shape import Layers, Mlp
-from moebatch.spec.tensor_names import USUAL_EXPERTS, TensorNames, usual_roles
+from moebatch.spec.shape import Layers, Mlp, Router
+from moebatch.spec.tensor_names import STACKED_EXPERTS, USUAL_EXPERTS, TensorNames, usual_roles
 
 
 def _qwen2(keys: ConfigKeys, num_layers: int) -> Layers:
@@ -37,6 +40,18 @@ def _qwen3(keys: ConfigKeys, num_layers: int) -> Layers:
         dense=Mlp(width=keys.count("intermediate_size")),
         router=softmax_router(keys),
         sliding_windows=everywhere(keys, num_layers) if slides else (None,) * num_layers,
+    )
+
+
+def _qwen3_vl(keys: ConfigKeys, num_layers: int) -> Layers:
+    bias = "attention_bias"
+    return Layers(
+        attention=grouped_attention(keys, bias=bias, output_bias=bias, qk_norm="head"),
+        moe_layers=sparse_layers(keys, num_layers),
+        expert=Mlp(width=keys.count("moe_intermediate_size")),
+        dense=Mlp(width=keys.count("intermediate_size")),
+        router=Router(norm_order=1.0),
+        sliding_windows=(None,) * num_layers,
     )
 
 
@@ -106,3 +121,38 @@ QWEN3_MOE = FamilySpec(
     layers=_qwen3,
     names=_NAMES,
 )
+_OF_QWEN3_VL = usual_defaults(
+    vocab_size=151936,
+    hidden_size=2048,
+    intermediate_size=5632,
+    num_hidden_layers=24,
+    num_attention_heads=16,
+    num_key_value_heads=16,
+    head_dim=None,
+    max_position_embeddings=128000,
+    rms_norm_eps=1e-6,
+    attention_bias=False,
+    decoder_sparse_step=1,
+    mlp_only_layers=(),
+    moe_intermediate_size=1408,
+    num_experts_per_tok=4,
+    num_experts=60,
+)
+_BY_COLUMNS = replace(
+    STACKED_EXPERTS,
+    transposed=("gate", "up", "down"),
+    formats=("float32", "bfloat16", "float16"),
+)
+QWEN3_VL_MOE = FamilySpec(
+    architecture="Qwen3VLMoeForConditionalGeneration",
+    model_type="qwen3_vl_moe",
+    defaults=_OF_QWEN3_VL,
+    layers=_qwen3_vl,
+    spelling=nested(_OF_QWEN3_VL | {"num_local_experts": None}),
+    names=TensorNames(roles=usual_roles(), experts=(_BY_COLUMNS, *USUAL_EXPERTS)).also_under(
+        {"model": "model.language_model"}
+    ),
+    rotary_type="qwen3_vl_moe_text",
+)
+"""Images and videos are not read: its vision tensors are left alone. Experts are [E, D, 2F] and
+[E, F, D]."""

@@ -10,7 +10,7 @@ from moebatch.spec.families.deepseek import (
 )
 from moebatch.spec.families.ernie import ERNIE_4_5_MOE
 from moebatch.spec.families.gemma import GEMMA4, GEMMA4_TEXT
-from moebatch.spec.families.glm import DOTS1, GLM4_MOE, SOLAR_OPEN
+from moebatch.spec.families.glm import DOTS1, EXAONE_MOE, GLM4_MOE, SOLAR_OPEN
 from moebatch.spec.families.gpt_oss import GPT_OSS
 from moebatch.spec.families.granite import GRANITE_MOE, GRANITE_MOE_SHARED
 from moebatch.spec.families.hunyuan import HUNYUAN_V1_MOE, HY_V3
@@ -18,11 +18,11 @@ from moebatch.spec.families.llama import LLAMA4, LLAMA4_TEXT
 from moebatch.spec.families.minimax import MINIMAX_M2
 from moebatch.spec.families.mixtral import MIXTRAL
 from moebatch.spec.families.olmoe import OLMOE
-from moebatch.spec.families.qwen import QWEN2_MOE, QWEN3_MOE
+from moebatch.spec.families.qwen import QWEN2_MOE, QWEN3_MOE, QWEN3_VL_MOE
 from moebatch.spec.families.qwen_delta import QWEN3_5_MOE, QWEN3_5_MOE_TEXT, QWEN3_NEXT
 
 _DEEPSEEK = (DEEPSEEK_MOE, DEEPSEEK_V2, DEEPSEEK_V3, GLM4_MOE_LITE)
-_QWEN = (QWEN2_MOE, QWEN3_MOE, QWEN3_NEXT, QWEN3_5_MOE_TEXT, QWEN3_5_MOE)
+_QWEN = (QWEN2_MOE, QWEN3_MOE, QWEN3_VL_MOE, QWEN3_NEXT, QWEN3_5_MOE_TEXT, QWEN3_5_MOE)
 _GRANITE = (GRANITE_MOE, GRANITE_MOE_SHARED)
 _OTHERS = (
     OLMOE,
@@ -36,6 +36,7 @@ _OTHERS = (
     HY_V3,
     DOTS1,
     SOLAR_OPEN,
+    EXAONE_MOE,
     GEMMA4_TEXT,
     GEMMA4,
     LLAMA4_TEXT,
