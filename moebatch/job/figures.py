@@ -64,7 +64,7 @@ def summary_of(attempt: Attempt, begun_s: float) -> RunSummary:
         peak_bytes=peak_resident_bytes(),
         policy=plan.policy if plan else None,
         prediction=plan.prediction if plan else None,
-        hindsight=_hindsight(attempt, plan) if plan else None,
+        hindsight=_hindsight(attempt, plan, answers) if plan else None,
         disk_rate=_disk_rate(attempt),
         mean_answer_tokens=answers.mean_new_tokens if answers else None,
         reads_past_page_cache=built.reads.is_direct if built else True,
@@ -107,11 +107,10 @@ def _products(plan: JobPlan) -> str:
     return f"{said} as the profile says"
 
 
-def _hindsight(attempt: Attempt, plan: JobPlan) -> Prediction | None:
+def _hindsight(attempt: Attempt, plan: JobPlan, answers: Workload | None) -> Prediction | None:
     """The prediction at the rate at which the disk has been read, for answers as long as they
     were."""
     problem = plan.problem
-    answers = _early_answers(attempt, problem.workload)
     if answers is not None:
         problem = replace(problem, workload=answers)
     rate = _disk_rate(attempt)

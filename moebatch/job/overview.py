@@ -20,13 +20,25 @@ from moebatch.spec.job import Job
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ShardOverview:
-    """The rows of a shard, by what the journals say of them now, and the last run of it."""
+class RowCounts:
+    """Rows by what the journals say of them now."""
 
-    shard: Shard
     num_rows: int
     num_done: int
     num_failed: int
+    """Rows with an error in the place of an answer; not among those done."""
+
+    @property
+    def num_left(self) -> int:
+        """Rows that have not ended."""
+        return self.num_rows - self.num_done - self.num_failed
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShardOverview(RowCounts):
+    """The rows of a shard, and the last run of it."""
+
+    shard: Shard
     run: ShardStatus | None
     """None if none has begun."""
 
@@ -34,11 +46,6 @@ class ShardOverview:
     def is_alive(self) -> bool:
         """Whether a run of it goes on."""
         return self.run is not None and self.run.is_alive
-
-    @property
-    def num_left(self) -> int:
-        """Rows that have not ended."""
-        return self.num_rows - self.num_done - self.num_failed
 
     @property
     def state(self) -> str:
@@ -49,24 +56,15 @@ class ShardOverview:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Overview:
-    """Rows of an input by what has become of them, and the runs that go on."""
+class Overview(RowCounts):
+    """All rows of an input, and the runs that go on."""
 
     output: str
     has_output: bool
-    num_rows: int
-    num_done: int
-    num_failed: int
-    """Rows with an error in the place of an answer; not among those done."""
     num_begun: int
     """Rows that were cut off, of which tokens are kept."""
     shards: tuple[ShardOverview, ...]
     """All that there are, and before them all rows if a run has had them."""
-
-    @property
-    def num_left(self) -> int:
-        """Rows that have not ended."""
-        return self.num_rows - self.num_done - self.num_failed
 
     @property
     def is_alive(self) -> bool:

@@ -78,7 +78,8 @@ def _policy(answer: Answer) -> Iterator[tuple[str, str]]:
     policy = answer.policy
     yield "policy", f"[dim]{_METHODS[answer.method]} ({plain(answer.solver)})[/]"
     tokens = f", up to {policy.tokens_per_pass} tokens a pass" * (policy.batching == "mixed")
-    batch = f"[bold]{policy.batch_size}[/] sequences in {policy.num_micro_batches} micro-batches"
+    parts = count_of(policy.num_micro_batches, "micro-batch", "micro-batches")
+    batch = f"[bold]{policy.batch_size}[/] sequences in {parts}"
     yield "batch", f"{batch} of [bold]{policy.micro_batch_size}[/]{tokens}"
     yield "computed", _places(policy, with_gpu=answer.problem.with_vram)
     problem = answer.problem

@@ -58,7 +58,7 @@ def main() -> None:
         "--folder", type=Path, default=Path.home() / ".cache" / "moebatch" / "benchmark"
     )
     options = parser.parse_args()
-    source = checkpoint(options.folder / "checkpoint")
+    source = checkpoint(options.folder)
     setting = Setting(
         folder=options.folder,
         checkpoint=source,

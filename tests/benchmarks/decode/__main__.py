@@ -42,7 +42,7 @@ def main() -> None:
     options = parser.parse_args()
     setting = Setting(
         folder=options.folder.expanduser().absolute(),
-        checkpoint=options.model or checkpoint(options.folder.expanduser() / "checkpoint"),
+        checkpoint=options.model or checkpoint(options.folder.expanduser()),
         cap_bytes=parse_bytes(options.cap),
         dram_bytes=parse_bytes(options.dram),
     )

@@ -24,7 +24,7 @@ def main() -> int:
     options = parse_options(tuple(full_jobs()), tuple(scale_jobs()))
     setting = Setting(
         folder=options.folder,
-        checkpoint=checkpoint(options.folder / "checkpoint"),
+        checkpoint=checkpoint(options.folder, options.shape),
         cap_bytes=options.cap_bytes,
         dram_bytes=options.dram_bytes,
     )
@@ -72,7 +72,12 @@ def _peers(options: Options, setting: Setting) -> list[Peer]:
     if options.llama_python is not None:
         trial_s = options.peer_s / 4
         peers.append(
-            LlamaCpp(python=options.llama_python, longest_s=options.peer_s, trial_s=trial_s)
+            LlamaCpp(
+                python=options.llama_python,
+                longest_s=options.peer_s,
+                trial_s=trial_s,
+                sources=options.llama_sources,
+            )
         )
     names = [peer.name for peer in peers]
     for name in ("accelerate", "llama.cpp"):

@@ -1,9 +1,9 @@
-"""A Mixtral-shaped checkpoint of 6.07 GB with random weights, written layer by layer."""
+"""Checkpoints of about 6 GB with random weights, one for each class of shapes."""
 
 import json
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from math import sqrt
 from pathlib import Path
 from typing import Any
@@ -13,25 +13,95 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from tests.benchmarks.jobs.tokenizer import write_tokenizer
+from tests.tiny import quiet
 
-HIDDEN, WIDTH, LAYERS, HEADS, KV_HEADS = 2048, 7168, 8, 16, 4
-EXPERTS, CHOSEN, VOCABULARY, POSITIONS = 8, 2, 32_000, 4096
-STORED = "bfloat16"
-"""What the weights of the checkpoint are stored in."""
+VOCABULARY = 32_000
+STORED = "stored"
+"""The weights of a checkpoint as they are written first."""
 _INDEX = "model.safetensors.index.json"
-Tensors = dict[str, Tensor]
+_COMMON = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 2048,
+    "num_attention_heads": 16,
+    "max_position_embeddings": 4096,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "pad_token_id": 1,
+    "tie_word_embeddings": False,
+}
+SHAPES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "mixtral": (
+        "mixtral",
+        {"intermediate_size": 7168, "num_hidden_layers": 8, "num_key_value_heads": 4},
+    ),
+    "qwen3-moe": (
+        "qwen3_moe",
+        {
+            "num_hidden_layers": 5,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 4,
+            "head_dim": 128,
+            "num_experts": 128,
+            "num_experts_per_tok": 8,
+            "moe_intermediate_size": 768,
+            "norm_topk_prob": True,
+        },
+    ),
+    "deepseek-v2-lite": (
+        "deepseek_v2",
+        {
+            "num_hidden_layers": 6,
+            "intermediate_size": 10944,
+            "moe_intermediate_size": 1408,
+            "n_routed_experts": 64,
+            "n_shared_experts": 2,
+            "num_experts_per_tok": 6,
+            "first_k_dense_replace": 1,
+            "num_key_value_heads": 16,
+            "q_lora_rank": None,
+            "topk_method": "greedy",
+        },
+    ),
+    "qwen3.5-moe": (
+        "qwen3_5_moe_text",
+        {
+            "num_hidden_layers": 4,
+            "num_key_value_heads": 2,
+            "num_experts": 256,
+            "num_experts_per_tok": 8,
+            "moe_intermediate_size": 512,
+            "shared_expert_intermediate_size": 512,
+        },
+    ),
+    "gpt-oss": (
+        "gpt_oss",
+        {
+            "hidden_size": 2880,
+            "intermediate_size": 2880,
+            "num_hidden_layers": 13,
+            "num_attention_heads": 64,
+            "num_key_value_heads": 8,
+            "num_local_experts": 32,
+        },
+    ),
+}
+"""By name: transformers' model type and what its configuration has besides. Experts and heads are
+those of Mixtral, narrower; Qwen3-30B-A3B; DeepSeek-V2-Lite; Qwen3.5-35B-A3B; gpt-oss-20b, whose
+experts are in MXFP4, as it is published."""
+_MXFP4_SCALE = 120
+"""A power of two, biased by 127, that gives random codes the variance of other weights."""
 
 
-def checkpoint(folder: Path) -> Path:
-    """The checkpoint in `folder`, made if it is not there. The index is written last, so what has
-    an index is whole."""
-    if not (folder / _INDEX).is_file():
-        print(f"making a checkpoint of 6.07 GB in {folder}", flush=True)
-        folder.mkdir(parents=True, exist_ok=True)
-        _config().save_pretrained(folder)
-        write_tokenizer(folder, VOCABULARY)
-        _write_weights(folder)
-    return folder
+def checkpoint(folder: Path, shape: str = "mixtral") -> Path:
+    """The checkpoint of a shape in a folder of `folder`, made if it is not there. The index is
+    written last, so what has an index is whole."""
+    made = folder / ("checkpoint" if shape == "mixtral" else f"checkpoint-{shape}")
+    if not (made / _INDEX).is_file():
+        print(f"making a checkpoint of about 6 GB in {made}", flush=True)
+        made.mkdir(parents=True, exist_ok=True)
+        write_tokenizer(made, VOCABULARY)
+        _write_model(made, *SHAPES[shape])
+    return made
 
 
 def packed(source: Path, weights: str) -> Path:
@@ -51,75 +121,55 @@ def weight_files(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.safetensors"), key=lambda file: (-file.stat().st_size, file.name))
 
 
-def _config() -> Any:
-    from transformers import MixtralConfig
+def _write_model(folder: Path, family: str, sizes: Mapping[str, Any]) -> None:
+    from transformers import AutoConfig, AutoModelForCausalLM
 
-    return MixtralConfig(
-        architectures=["MixtralForCausalLM"],
-        vocab_size=VOCABULARY,
-        hidden_size=HIDDEN,
-        intermediate_size=WIDTH,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=HEADS,
-        num_key_value_heads=KV_HEADS,
-        num_local_experts=EXPERTS,
-        num_experts_per_tok=CHOSEN,
-        max_position_embeddings=POSITIONS,
-        bos_token_id=0,
-        eos_token_id=1,
-        tie_word_embeddings=False,
-        dtype="bfloat16",
-    )
-
-
-def _write_weights(folder: Path) -> None:
+    config = AutoConfig.for_model(family, **_COMMON | sizes, dtype="bfloat16")
+    with quiet(), torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     generator = torch.Generator().manual_seed(0)
+    if family == "gpt_oss":
+        config.quantization_config = {"quant_method": "mxfp4"}
+        config.save_pretrained(folder)
+        _write_mxfp4(folder, model, generator)
+        return
+    model.to_empty(device="cpu")
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            _fill(name, weight, generator)
+    with quiet():
+        model.save_pretrained(folder, max_shard_size="750MB")
+
+
+def _write_mxfp4(folder: Path, model: Any, generator: torch.Generator) -> None:
+    """As gpt-oss is published: a file for each layer, stacks of experts in blocks of 32 codes."""
+    files: dict[str, dict[str, torch.Size]] = {}
+    for name, weight in model.state_dict().items():
+        part = name.split(".")[2] if ".layers." in name else "outer"
+        files.setdefault(f"model-{part}.safetensors", {})[name] = weight.shape
     names: dict[str, str] = {}
-    num_bytes = 0
-    for number, tensors in enumerate(_shards(generator), start=1):
-        name = f"model-{number:05d}-of-{LAYERS + 1:05d}.safetensors"
-        save_file(tensors, folder / name, metadata={"format": "pt"})
-        names |= dict.fromkeys(tensors, name)
-        num_bytes += sum(tensor.nbytes for tensor in tensors.values())
-    index = {"metadata": {"total_size": num_bytes}, "weight_map": names}
-    (folder / _INDEX).write_text(json.dumps(index, indent=2))
+    for file, shapes in files.items():
+        tensors: dict[str, Tensor] = {}
+        for name, shape in shapes.items():
+            if name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+                experts, inputs, outputs = shape
+                codes = (experts, outputs, inputs // 32, 16)
+                tensors[f"{name}_blocks"] = torch.randint(
+                    256, codes, dtype=torch.uint8, generator=generator
+                )
+                tensors[f"{name}_scales"] = torch.full(codes[:3], _MXFP4_SCALE, dtype=torch.uint8)
+            else:
+                weight = torch.empty(shape, dtype=torch.bfloat16)
+                tensors[name] = _fill(name, weight, generator)
+        save_file(tensors, folder / file, metadata={"format": "pt"})
+        names |= dict.fromkeys(tensors, file)
+    (folder / _INDEX).write_text(json.dumps({"weight_map": names}))
 
 
-def _shards(generator: torch.Generator) -> Iterator[Tensors]:
-    for layer in range(LAYERS):
-        prefix = f"model.layers.{layer}."
-        shapes = {prefix + name: shape for name, shape in _layer_shapes().items()}
-        yield {name: _weight(shape, generator) for name, shape in shapes.items()}
-    outer = {
-        "model.embed_tokens.weight": (VOCABULARY, HIDDEN),
-        "model.norm.weight": (HIDDEN,),
-        "lm_head.weight": (VOCABULARY, HIDDEN),
-    }
-    yield {name: _weight(shape, generator) for name, shape in outer.items()}
-
-
-def _layer_shapes() -> Mapping[str, tuple[int, ...]]:
-    kv_width = HIDDEN // HEADS * KV_HEADS
-    shapes: dict[str, tuple[int, ...]] = {
-        "input_layernorm.weight": (HIDDEN,),
-        "post_attention_layernorm.weight": (HIDDEN,),
-        "self_attn.q_proj.weight": (HIDDEN, HIDDEN),
-        "self_attn.k_proj.weight": (kv_width, HIDDEN),
-        "self_attn.v_proj.weight": (kv_width, HIDDEN),
-        "self_attn.o_proj.weight": (HIDDEN, HIDDEN),
-        "block_sparse_moe.gate.weight": (EXPERTS, HIDDEN),
-    }
-    for expert in range(EXPERTS):
-        inside = f"block_sparse_moe.experts.{expert}."
-        shapes[f"{inside}w1.weight"] = (WIDTH, HIDDEN)
-        shapes[f"{inside}w2.weight"] = (HIDDEN, WIDTH)
-        shapes[f"{inside}w3.weight"] = (WIDTH, HIDDEN)
-    return shapes
-
-
-def _weight(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    """Norms are ones; matrices keep the variance of what passes through them."""
-    if len(shape) == 1:
-        return torch.ones(shape, dtype=torch.bfloat16)
-    most = sqrt(3 / shape[-1])
-    return torch.empty(shape, dtype=torch.bfloat16).uniform_(-most, most, generator=generator)
+def _fill(name: str, weight: Tensor, generator: torch.Generator) -> Tensor:
+    """Matrices keep the variance of what passes through them; norms are as if they were not
+    there, where they count from zero as well as where they count from one."""
+    if weight.dim() > 1:
+        most = sqrt(3 / weight.shape[-1])
+        return weight.uniform_(-most, most, generator=generator)
+    return weight.fill_(1.0 if "norm" in name else 0.0)

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from moebatch.units import parse_bytes
-from tests.benchmarks.jobs.checkpoint import STORED
+from tests.benchmarks.jobs.checkpoint import SHAPES, STORED
 
 _PROG = "python -m tests.benchmarks.jobs"
-_ABOUT = """A benchmark that anybody can repeat: makes a Mixtral-shaped checkpoint of 6.07 GB once,
-measures the machine, runs a fixed set of jobs under a memory cap, and prints for each what was
+_ABOUT = """A benchmark that anybody can repeat: makes a checkpoint of about 6 GB once, measures the
+machine, runs a fixed set of jobs under a memory cap, and prints for each what was
 measured, what was predicted, and how far that is from what the machine could do at best. Peers run
 the same rows under the same cap, where their environments are given."""
 _COMPARISONS = {
@@ -24,6 +24,7 @@ class Options:
     """What was asked for."""
 
     folder: Path
+    shape: str
     is_small: bool
     only: tuple[str, ...]
     weights: tuple[str, ...]
@@ -32,6 +33,7 @@ class Options:
     with_variants: bool
     accelerate_python: Path | None
     llama_python: Path | None
+    llama_sources: Path | None
     accelerate_memory: str
     peer_s: float
     probe_s: float
@@ -52,6 +54,7 @@ def parse_options(
     parser.add_argument(
         "--folder", type=Path, default=default_folder(), help="default: %(default)s"
     )
+    parser.add_argument("--shape", choices=SHAPES, default="mixtral", help="of the checkpoint")
     parser.add_argument(
         "--weights",
         default=STORED,
@@ -71,6 +74,13 @@ def parse_options(
             metavar="PATH",
             help=f"interpreter of an environment that has it; default: ${name}",
         )
+    parser.add_argument(
+        "--llama-sources",
+        type=Path,
+        default=os.environ.get("MOEBATCH_LLAMA_SOURCES"),
+        metavar="FOLDER",
+        help="of llama.cpp, whose converter makes its file; default: $MOEBATCH_LLAMA_SOURCES",
+    )
     parser.add_argument("--accelerate-memory", default="1GiB", help="of weights it may keep")
     parser.add_argument("--peer-s", type=float, default=300.0, help="seconds per peer and job")
     parser.add_argument("--probe-s", type=float, default=None, help="seconds of reading per probe")
@@ -87,6 +97,7 @@ def parse_options(
     }
     return Options(
         folder=asked.folder.expanduser().absolute(),
+        shape=asked.shape,
         is_small=asked.small,
         only=only or known_jobs,
         weights=weights,
@@ -95,6 +106,7 @@ def parse_options(
         with_variants=not asked.small if asked.variants is None else asked.variants,
         accelerate_python=given["a"],
         llama_python=given["l"],
+        llama_sources=asked.llama_sources,
         accelerate_memory=asked.accelerate_memory,
         peer_s=asked.peer_s,
         probe_s=asked.probe_s or (1.5 if asked.small else 6.0),

@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from typing import TextIO
 from tests.benchmarks.jobs.checkpoint import weight_files
 from tests.benchmarks.jobs.estimate import PeerResult, Trial
 from tests.benchmarks.jobs.memory_cap import drop_from_page_cache, memory_cap
+from tests.benchmarks.jobs.run import RunFailed
 from tests.benchmarks.jobs.setting import Setting
 
 REPOSITORY = Path(__file__).parents[3]
@@ -140,6 +142,8 @@ class LlamaCpp(Peer):
     """llama.cpp with memory-mapped weights."""
 
     trial_s: float = 60.0
+    sources: Path | None = None
+    """Of llama.cpp, whose converter makes its file of weights."""
 
     @property
     def name(self) -> str:
@@ -149,9 +153,11 @@ class LlamaCpp(Peer):
         path = self._model(setting)
         if path.is_file():
             return
-        partial = path.with_suffix(".partial")
-        module = f"{_DRIVERS}.gguf_driver"
-        command = [str(self.python), "-m", module, str(setting.checkpoint), str(partial)]
+        if self.sources is None:
+            raise RunFailed(f"{path} is made by the converter of llama.cpp: --llama-sources FOLDER")
+        partial = path.with_name(f"{path.name}.partial")
+        command = [sys.executable, "-m", f"{_DRIVERS}.gguf_driver"]
+        command += [str(setting.checkpoint), str(partial), str(self.sources)]
         subprocess.run(command, check=True, cwd=REPOSITORY)
         partial.rename(path)
 
@@ -168,4 +174,4 @@ class LlamaCpp(Peer):
 
     @staticmethod
     def _model(setting: Setting) -> Path:
-        return setting.folder / "checkpoint.gguf"
+        return setting.checkpoint.with_name(f"{setting.checkpoint.name}.gguf")

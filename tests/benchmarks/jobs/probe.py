@@ -13,10 +13,9 @@ from torch.nn.functional import linear
 from moebatch.measure.disk import read_rates
 from moebatch.measure.sizes import DiskSizes
 from moebatch.model.products import Products
-from tests.benchmarks.jobs.checkpoint import HIDDEN, WIDTH
 
 Product = Callable[[Tensor, Tensor], Tensor]
-_ROWS = 1024
+_ROWS, _HIDDEN, _WIDTH = 1024, 2048, 7168
 _MATRICES = 4
 """More than any cache holds."""
 _GEMM_S = 1.5
@@ -29,7 +28,7 @@ class Probe:
     disk_rate: float
     """Bytes per second past the page cache, through the store's own readers."""
     gemm_rate: float
-    """FLOP/s of products of 1,024 rows with the matrices of experts: the best of torch's in
+    """FLOP/s of products of 1,024 rows with matrices of 2,048 x 7,168: the best of torch's in
     bfloat16 and in float32, and of our own."""
 
     def with_disk_of(self, rate: float) -> "Probe":
@@ -53,7 +52,7 @@ def between(before: Probe, after: Probe) -> Probe:
 
 def _gemm_rate() -> float:
     own = Products(torch.device("cpu"), torch.bfloat16)
-    out = torch.empty(_ROWS, WIDTH, dtype=torch.bfloat16)
+    out = torch.empty(_ROWS, _WIDTH, dtype=torch.bfloat16)
     ways: dict[torch.dtype, list[Product]] = {
         torch.bfloat16: [linear, lambda rows, weight: own.linear(rows, weight, None, out)],
         torch.float32: [linear],
@@ -63,8 +62,8 @@ def _gemm_rate() -> float:
 
 
 def _rate_of(multiply: Product, dtype: torch.dtype) -> float:
-    rows = torch.randn(_ROWS, HIDDEN).to(dtype)
-    weights = [torch.randn(WIDTH, HIDDEN).to(dtype) for _ in range(_MATRICES)]
+    rows = torch.randn(_ROWS, _HIDDEN).to(dtype)
+    weights = [torch.randn(_WIDTH, _HIDDEN).to(dtype) for _ in range(_MATRICES)]
     multiply(rows, weights[0])
     best, end = 0.0, time.perf_counter() + _GEMM_S
     while time.perf_counter() < end:
@@ -72,5 +71,5 @@ def _rate_of(multiply: Product, dtype: torch.dtype) -> float:
         for weight in weights:
             multiply(rows, weight)
         seconds = time.perf_counter() - start
-        best = max(best, _MATRICES * 2 * _ROWS * HIDDEN * WIDTH / seconds)
+        best = max(best, _MATRICES * 2 * _ROWS * _HIDDEN * _WIDTH / seconds)
     return best
