@@ -11,7 +11,7 @@ from moebatch.job.notices import describe_experts, describe_prediction, without_
 from moebatch.job.planning import JobPlan, job_problem, plan_job
 from moebatch.plan.expert_choice import Wishes
 from moebatch.predict.predictor import Predictor
-from moebatch.schedule.pregated import pregated
+from moebatch.schedule.registry import PRE_GATED
 from moebatch.spec.policy import Policy
 from moebatch.spec.workload import Workload
 
@@ -76,7 +76,7 @@ def _planned(
     problem = job_problem(context.job, files, workload, machine.hardware(), machine.kind)
     schedule = options.schedule
     if context.approximation.activation_level and schedule is None and options.policy is None:
-        schedule = pregated.name  # that for which pre-gates have been made
+        schedule = PRE_GATED.name
     return plan_job(
         replace(problem, kv_on_disk=not options.is_plain, habits=context.opened.hints.habits),
         options.policy,

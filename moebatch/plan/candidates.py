@@ -14,9 +14,8 @@ from moebatch.layout.footprint import cache_bytes
 from moebatch.plan.phases import Phase, phases_of
 from moebatch.plan.problem import Problem
 from moebatch.schedule.attention import LOOK_AHEAD
-from moebatch.schedule.cgopipe import cgopipe
 from moebatch.schedule.definition import NamedSchedule, Traits
-from moebatch.schedule.klotski import klotski
+from moebatch.schedule.registry import PLANNED
 from moebatch.spec.hardware import LevelName
 from moebatch.spec.policy import STREAMING_SLOTS, Placement, Policy, pages_of
 
@@ -88,12 +87,13 @@ def candidates(problem: Problem, *, slots: int = STREAMING_SLOTS) -> Iterator[Ca
 
 def _cpu_policies(problem: Problem, slot_counts: Sequence[int]) -> Iterator[tuple[Policy, bool]]:
     """And whether their micro-batches are the widest."""
+    schedule = next(each for each in PLANNED if each.traits.attention is None)
     for batch_size, tokens in product(batch_sizes(problem), _PASS_TOKENS):
         if batch_size > tokens:
             continue
         for slots, micro_batch in product(slot_counts, _CPU_MICRO_BATCH_SIZES):
             policy = _policy(
-                problem, batch_size, micro_batch, tokens, slots, klotski, (False, False)
+                problem, batch_size, micro_batch, tokens, slots, schedule, (False, False)
             )
             yield policy, micro_batch == CPU_MICRO_BATCH_SIZE
 
@@ -102,7 +102,9 @@ def _gpu_policies(problem: Problem, slot_counts: Sequence[int]) -> Iterator[tupl
     """And whether their micro-batches are the widest."""
     # With attention on the CPU either one micro-batch is in each processor at a time, and experts
     # run for each of them; or the processors take turns, and experts take all tokens of the pass.
-    for attention, schedule in ((False, cgopipe), (False, klotski), (True, klotski)):
+    for schedule, attention in product(PLANNED, (False, True)):
+        if schedule.traits.attention == "cpu" and attention:
+            continue
         if not (attention or problem.shape.attends_beside_gpu):
             continue
         is_paged = schedule.traits.is_paged

@@ -26,6 +26,11 @@ SCHEDULES: Mapping[str, NamedSchedule] = {
     )
 }
 
+PLANNED = (cgopipe, klotski)
+"""Those among which the planner's own search chooses, where a user names none."""
+PRE_GATED = pregated
+"""That for which pre-gates are made."""
+
 
 @cache
 def find_schedule(name: str) -> NamedSchedule:
