@@ -50,7 +50,7 @@ class Executor(Board, Lanes):
         self._num_results = 0
         """Pending tasks that compute or store something."""
         self._ended_s: dict[Task, float] = {}
-        self._last_ended = LAUNCH
+        self._last_ended: Task | str = LAUNCH
         self._woken_by = LAUNCH
         """What the launcher last slept for; nothing when a pass begins."""
 
@@ -149,7 +149,7 @@ class Executor(Board, Lanes):
             if not self.holds(condition):
                 self._waits_for = reason
                 self.sleep(condition)
-                self._woken_by = self._last_ended
+                self._woken_by = str(self._last_ended)
             self._waits_for = None
 
     def slots_changed(self) -> None:
@@ -171,7 +171,7 @@ class Executor(Board, Lanes):
         if task.kind is Kind.EXPERT and self._driver is not None:
             slot = self._driver.slot_of(task)
         self._recorder.add(Span(task, lane, start, end, slot, self._reason(task)))
-        self._last_ended = str(task)
+        self._last_ended = task
         self._num_ended += 1
         if task in self._pending:
             assert self._driver is not None, "tasks are launched by a driver"

@@ -89,10 +89,9 @@ class ReadAhead:
         slots = self.store.slots
         with self.store.monitor:
             start_s = time.perf_counter()
-            self.sleep(lambda: slots.first_ready(waiting) is not None)
+            self.sleep(lambda: any(map(slots.is_ready, waiting)))
             self.statistics.waited_s += time.perf_counter() - start_s
-            key = slots.first_ready(waiting)
-            assert key is not None, "the lock is held"
+            key = slots.ready(waiting)[0]
             slots.use(key)
             return key
 

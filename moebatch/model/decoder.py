@@ -326,7 +326,7 @@ class Decoder:
         rows_M, choices_M = routing.tokens[expert]
         for chunk in self._chunks(slice(0, len(rows_M))):
             tokens = ExpertTokens(rows_M[chunk], choices_M[chunk])
-            frame, num_rows = self.scratch.frame(), len(tokens.rows_M)
+            frame, num_rows = self.scratch.frame(), tokens.rows_M.shape[0]
             x_ND = frame.take(self._products.rows(num_rows), self.shape.hidden_size)
             torch.index_select(routing.normed_TD, 0, tokens.rows_M, out=x_ND[:num_rows])
             if self._ones_TK is not None:

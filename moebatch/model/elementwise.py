@@ -84,7 +84,7 @@ class Elementwise:
         work = row_work(
             outputs_TKD,
             y_MD,
-            num_rows=len(y_MD),
+            num_rows=y_MD.shape[0],
             num_parts=num_choices,
             width=width,
             rows=rows_M.data_ptr(),

@@ -89,13 +89,14 @@ class Products:
         self, x_NI: Tensor, weight_OI: Matrix, bias_O: Tensor | None, out_NO: Tensor
     ) -> Tensor:
         """``x @ weight.T + bias`` into `out_NO`. Raises MemoryError if scratch is refused."""
-        read_OI = self._read(weight_OI, len(x_NI))
-        is_ours = isinstance(read_OI, CodedMatrix) or self._is_ours(read_OI.dtype, len(x_NI))
+        num_rows, num_inputs = x_NI.shape
+        read_OI = self._read(weight_OI, num_rows)
+        is_ours = isinstance(read_OI, CodedMatrix) or self._is_ours(read_OI.dtype, num_rows)
         if not is_ours or not multipliable(x_NI, read_OI, bias_O, out_NO):
             return linear(x_NI, self._as_matrix(read_OI), bias_O, out_NO)
         assert self._kernels is not None
-        if out_NO.numel():
-            num_threads = _num_threads(out_NO.numel() * x_NI.shape[1])
+        if num_outs := out_NO.numel():
+            num_threads = _num_threads(num_outs * num_inputs)
             work = product_work(x_NI, read_OI, bias_O, out_NO, num_threads=num_threads)
             self._helpers.run(self._kernels.multiply, work, num_threads)
             if work.has_failed:

@@ -28,6 +28,7 @@ class Frame:
 
     def __init__(self, buffer: Tensor) -> None:
         self._buffer = buffer
+        self._size = buffer.numel()
         self._used = 0
 
     def branch(self) -> "Frame":
@@ -40,7 +41,7 @@ class Frame:
         """An uninitialised tensor of that size."""
         num_elements = math.prod(size)
         start, stop = self._used, self._used + num_elements
-        assert stop <= len(self._buffer), f"scratch too small for {size}; check the limits"
+        assert stop <= self._size, f"scratch too small for {size}; check the limits"
         self._used = aligned(stop)
         return self._buffer[start:stop].view(size)
 

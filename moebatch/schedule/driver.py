@@ -1,6 +1,6 @@
 """Drives a schedule: launches its tasks and answers what it asks, on any kind of lanes."""
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from itertools import chain
@@ -298,20 +298,20 @@ class Driver:
         layer = self._setup.layer(step)
         keys = [ExpertKey(layer, expert) for expert in sorted(self._wanted[step])]
 
-        def wait(waiting: Sequence[ExpertKey]) -> None:
+        def wait(waiting: Collection[ExpertKey]) -> None:
             self._learn_now()
             with self._lanes.lock:
                 self.disk_path.hurry(waiting)
                 self._lanes.slots_changed()
             self._lanes.wait(
-                lambda: self._slots.first_ready(waiting) is not None, _some_of(step, waiting)
+                lambda: any(map(self._slots.is_ready, waiting)), _some_of(step, waiting)
             )
 
-        return Arriving(keys, self._first_ready, wait)
+        return Arriving(keys, self._ready, wait)
 
-    def _first_ready(self, waiting: Sequence[ExpertKey]) -> ExpertKey | None:
+    def _ready(self, waiting: Iterable[ExpertKey]) -> list[ExpertKey]:
         with self._lanes.lock:
-            return self._slots.first_ready(waiting)
+            return self._slots.ready(waiting)
 
     def _in_order(self, step: int, micro_batch: int) -> Iterator[int]:
         layer = self._setup.layer(step)
@@ -351,5 +351,5 @@ def _is_urgent(item: Task | Request) -> bool:
     return isinstance(item, CancelPrefetch | Arrivals)
 
 
-def _some_of(step: int, keys: Sequence[ExpertKey]) -> str:
+def _some_of(step: int, keys: Collection[ExpertKey]) -> str:
     return f"one of {len(keys)} experts of step {step}"

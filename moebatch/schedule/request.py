@@ -1,6 +1,6 @@
 """What a schedule asks of its driver, beside having tasks run."""
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,26 +78,27 @@ class Sync:
     """Answered when all that has been launched is done."""
 
 
-_Take = Callable[[Sequence[ExpertKey]], ExpertKey | None]
-_Wait = Callable[[Sequence[ExpertKey]], None]
+_Ready = Callable[[Iterable[ExpertKey]], list[ExpertKey]]
+_Wait = Callable[[Collection[ExpertKey]], None]
 
 
 class Arriving:
     """Chosen experts of a step: resident, arrived, in flight, absent. Each is handed out once."""
 
-    def __init__(self, keys: Sequence[ExpertKey], first_ready: _Take, wait: _Wait) -> None:
-        """`first_ready` gives the one of some experts to be computed first, if any is ready;
-        `wait` returns when one is."""
-        self._left = list(keys)
-        self._first_ready = first_ready
+    def __init__(self, keys: Iterable[ExpertKey], ready: _Ready, wait: _Wait) -> None:
+        """`ready` gives those of some experts that are ready, in the order in which they are to be
+        computed: what becomes ready later comes behind them. `wait` returns when one is."""
+        self._left = dict.fromkeys(keys)
+        self._ready = ready
         self._wait = wait
 
     @property
     def ready(self) -> Iterator[int]:
         """Those that have arrived already."""
-        while self._left and (key := self._first_ready(self._left)) is not None:
-            self._left.remove(key)
-            yield key.expert
+        while self._left and (ready := self._ready(self._left)):
+            for key in ready:
+                del self._left[key]
+                yield key.expert
 
     def __iter__(self) -> Iterator[int]:
         """All that are left, those that are ready first."""

@@ -91,12 +91,7 @@ def test_experts_come_back_resident_first_then_as_they_arrived() -> None:
     for key in (KEYS[2], KEYS[0]):
         slots.require(key)
         bring(slots, key)
-    waiting = set(KEYS[:4])
-    order = []
-    while (key := slots.first_ready(waiting)) is not None:
-        waiting.remove(key)
-        order.append(key)
-    assert order == [KEYS[3], KEYS[2], KEYS[0]]
+    assert slots.ready(KEYS[:4]) == [KEYS[3], KEYS[2], KEYS[0]]
     assert [slots.state(key) for key in KEYS[:4]] == ["arrived", "absent", "arrived", "resident"]
 
 

@@ -92,9 +92,8 @@ class TwoLevels:
     def _use_first(self, waiting: list[ExpertKey]) -> ExpertKey:
         with self.monitor:
             self._hurry_below(waiting)
-            self.reading.sleep(lambda: self.vram.slots.first_ready(waiting) is not None)
-            key = self.vram.slots.first_ready(waiting)
-            assert key is not None, "the lock is held"
+            self.reading.sleep(lambda: any(map(self.vram.slots.is_ready, waiting)))
+            key = self.vram.slots.ready(waiting)[0]
             self.vram.slots.use(key)
             return key
 

@@ -27,7 +27,7 @@ def gated_mlp(
     where the matrices have such."""
 
     def product(x: Tensor, role: str) -> Tensor:
-        out = frame.take(len(x), matrices[role].shape[0])
+        out = frame.take(x.shape[0], matrices[role].shape[0])
         return products.linear(x, matrices[role], _bias(frame, matrices, role), out)
 
     gate_NF, up_NF = product(x_ND, "gate"), product(x_ND, "up")

@@ -31,13 +31,10 @@ class Kernel:
         self._function = library[name]
         self._function.argtypes = (ctypes.c_void_p,)
         self._function.restype = None
-
-    @property
-    def address(self) -> int:
-        """Of a C function that does what a call does, given the address of its work."""
         address = ctypes.cast(self._function, ctypes.c_void_p).value
         assert address is not None, "a function has an address"
-        return address
+        self.address = address
+        """Of a C function that does what a call does, given the address of its work."""
 
     def __call__(self, work: ctypes.Structure) -> None:
         self._function(ctypes.addressof(work))
@@ -68,19 +65,18 @@ class Kernels:
             self.convolve = Kernel(library, "moebatch_convolve")
             self._supports = library.moebatch_supports
             self._supports_slices = library.moebatch_supports_slices
-            self._instruction_set = library.moebatch_instruction_set
+            instruction_set = library.moebatch_instruction_set
         except AttributeError as error:
             raise OSError(str(error)) from error
         for function in (self._supports, self._supports_slices):
             function.argtypes = (ctypes.c_int,)
             function.restype = ctypes.c_int
-        self._instruction_set.restype = ctypes.c_char_p
-
-    @property
-    def instruction_set(self) -> InstructionSet:
+        instruction_set.restype = ctypes.c_char_p
+        name = instruction_set().decode()
+        self.instruction_set: InstructionSet = next(
+            known for known in INSTRUCTION_SETS if known == name
+        )
         """What the compiler has made use of."""
-        name = self._instruction_set().decode()
-        return next(known for known in INSTRUCTION_SETS if known == name)
 
     def attends(self, dtype: torch.dtype) -> bool:
         """Whether queries, keys and values may be of that type; those that attend to nothing know

@@ -46,16 +46,22 @@ def multipliable(
 ) -> bool:
     """Whether these are numbers that the kernel knows, in rows without gaps, in main memory; coded
     weights are asked `is_compiled` beside."""
-    tensors = [x_NI, out_NO, *([] if bias_O is None else [bias_O])]
-    if not isinstance(weight_OI, CodedMatrix):
-        tensors.append(weight_OI)
     return (
-        all(tensor.device.type == "cpu" and tensor.dtype in DTYPES for tensor in tensors)
-        and all(tensor.stride(-1) == 1 or tensor.shape[-1] == 1 for tensor in tensors)
-        and (isinstance(weight_OI, CodedMatrix) or weight_OI.is_contiguous())
-        and x_NI.dtype == out_NO.dtype
-        and (bias_O is None or bias_O.dtype == x_NI.dtype)
+        x_NI.dtype == out_NO.dtype
+        and (bias_O is None or (bias_O.dtype == x_NI.dtype and _has_rows(bias_O)))
+        and (isinstance(weight_OI, CodedMatrix) or _lies_whole(weight_OI))
+        and _has_rows(x_NI)
+        and _has_rows(out_NO)
     )
+
+
+def _has_rows(tensor: Tensor) -> bool:
+    is_known = tensor.is_cpu and tensor.dtype in DTYPES
+    return is_known and (tensor.stride(-1) == 1 or tensor.shape[-1] == 1)
+
+
+def _lies_whole(weight_OI: Tensor) -> bool:
+    return weight_OI.is_cpu and weight_OI.dtype in DTYPES and weight_OI.is_contiguous()
 
 
 def product_work(

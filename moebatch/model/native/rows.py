@@ -38,12 +38,15 @@ class RowWork(ctypes.Structure):
 
 def suits(*tensors: Tensor | None) -> bool:
     """Whether rows of these can be gone through together: in memory without gaps, of one type."""
-    dtype = next(tensor.dtype for tensor in tensors if tensor is not None)
-    return dtype in _ROW_DTYPES and all(
-        tensor.dtype == dtype and tensor.is_contiguous() and tensor.device.type == "cpu"
-        for tensor in tensors
-        if tensor is not None
-    )
+    dtype = None
+    for tensor in tensors:
+        if tensor is None:
+            continue
+        if dtype is None:
+            dtype = tensor.dtype
+        if tensor.dtype != dtype or not tensor.is_cpu or not tensor.is_contiguous():
+            return False
+    return dtype in _ROW_DTYPES
 
 
 def row_work(

@@ -101,12 +101,13 @@ class SlotQueue:
         load = self._table.loads.get(key)
         return load.slot if load else None
 
-    def first_ready(self, keys: Iterable[ExpertKey]) -> ExpertKey | None:
-        """The one of `keys` to be computed first: a resident one, or the first that arrived."""
-        loads = (self._table.loads.get(key) for key in keys)
-        ready = (load for load in loads if load is not None and load.is_ready)
-        first = min(ready, key=lambda load: (not load.is_resident, load.arrival), default=None)
-        return first.key if first else None
+    def ready(self, keys: Iterable[ExpertKey]) -> list[ExpertKey]:
+        """Those of `keys` that can be computed now, in the order in which they should be: resident
+        ones, then the others as they arrived."""
+        loads = self._table.loads
+        found = [load for key in keys if (load := loads.get(key)) is not None and load.is_ready]
+        found.sort(key=lambda load: (not load.is_resident, load.arrival))
+        return [load.key for load in found]
 
     def is_settled(self, layer: int) -> bool:
         """Whether no more experts of a layer can arrive before others are computed."""

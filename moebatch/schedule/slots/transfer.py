@@ -1,7 +1,7 @@
 """Experts on their way to the level that computes: chunk by chunk over a link, from where they
 live straight or from disk through main memory."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 from moebatch.schedule.slots.expert_load import Chunk, ExpertKey, Load
@@ -22,7 +22,7 @@ class DiskPath:
     def require(self, key: ExpertKey) -> None:
         """An expert is certain to be computed."""
 
-    def hurry(self, waiting: Sequence[ExpertKey]) -> None:
+    def hurry(self, waiting: Collection[ExpertKey]) -> None:
         """The driver waits for the first one of these to be up."""
 
     def can_be_sent(self, load: Load) -> bool:
@@ -59,7 +59,7 @@ class ThroughMemory(DiskPath):
         if not self._above.is_ready(key) and key not in self._keys:
             self._below.require(key)
 
-    def hurry(self, waiting: Sequence[ExpertKey]) -> None:
+    def hurry(self, waiting: Collection[ExpertKey]) -> None:
         """One of those that are waited for comes first, and stays until it can go up."""
         missing = [key for key in waiting if self._above.is_missing(key)]
         here = [key for key in missing if self._below.is_ready(key)]
