@@ -12,8 +12,8 @@ LEGEND = (
     "cross the disk's link, or the operations of the job are done, whichever is longer, at the "
     "rates probed right before and after the job, or at the rate that the disk had while it was "
     "busy in between, where that is higher. *Predicted* in brackets: at the rate that the disk had "
-    "during the run. Behind *weights*: how many times as fast as in bfloat16. The last column has "
-    "what the probes found."
+    "during the run. Behind *weights*: how many times as fast as with the checkpoint as it was "
+    "made. The last column has what the probes found."
 )
 _JOBS = (
     "job",

@@ -48,7 +48,7 @@ def cells(table: str, row: int) -> list[str]:
 def test_a_job_has_a_line_with_its_ratio_to_the_bound() -> None:
     found = cells(jobs_table([result()]), 0)
     assert found[0] == "few: 10 x 5 in, 20 out"
-    assert found[1] == "bfloat16"
+    assert found[1] == "stored"
     assert found[3:6] == ["5.0s", "4.0", "1.0"]
     assert found[6].endswith("(?)")
     assert found[8:10] == ["90%", "96%"]
