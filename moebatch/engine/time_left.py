@@ -198,7 +198,8 @@ class TimeLeft:
         # Those that were sent back have nothing in the cache.
         returned = np.array(rows[num_running:], np.int64).reshape(-1, 4)[:, [0, 3, 2]]
         lengths = np.concatenate([returned, waiting])
-        caps = Caps.of(policy, self._problem.workload.most_cached)
+        workload = self._problem.workload
+        caps = Caps.of(policy, workload.most_cached, encodes=workload.is_encoded)
         rest = Replay(lengths, caps, fields_of(rows[:num_running]))
         mean_new = float(waiting[:, 1].mean()) if len(waiting) else 1.0
         loads = rest_loads(rest, policy, num_more, mean_new, most=_MOST_LOADS)

@@ -58,6 +58,9 @@ class Caps:
     page_tokens: int = PAGE_TOKENS
     most_cached: int = UNLIMITED
     """Tokens of a sequence that are cached at once."""
+    encodes: bool = False
+    """Whether prompts are taken in whole, by an encoder, and answers begin with a token that is
+    given: it is the first one that is chosen of a sequence, and to come until then."""
 
     @property
     def of_pages(self) -> tuple[int, int]:
@@ -65,7 +68,7 @@ class Caps:
         return self.page_tokens, self.most_cached
 
     @classmethod
-    def of(cls, policy: Policy, most_cached: int = UNLIMITED) -> "Caps":
+    def of(cls, policy: Policy, most_cached: int = UNLIMITED, *, encodes: bool = False) -> "Caps":
         """As the policy says, where so much of a sequence is cached at once."""
         return cls(
             sequences=policy.batch_size,
@@ -73,6 +76,7 @@ class Caps:
             pages=policy.num_kv_pages,
             is_static=policy.batching == "static",
             most_cached=most_cached,
+            encodes=encodes,
         )
 
 
@@ -90,7 +94,7 @@ class Admission:
     that it has, and does what is decided; the planner lets the numbers `advance` by themselves.
 
     - A pass computes one token of every decoding sequence, then slices of prompts, oldest first,
-      until it is full.
+      until it is full; whole prompts, where they are encoded.
     - A waiting sequence is taken in when there is a place, when its prompt can be begun in the
       pass, and when the cache will hold it until it ends beside all others until they do; with
       static batching, only when none is in work. One that is alone is always taken in.
@@ -167,8 +171,14 @@ class Admission:
         decodes_S, pending_S = self.decodes_S, self.pending_S
         budget = self._caps.tokens - int(decodes_S.sum())
         before_S = np.cumsum(pending_S) - pending_S
-        slices_S: Ints = np.clip(budget - before_S, 0, pending_S) + decodes_S
-        return slices_S
+        slices_S: Ints = np.clip(budget - before_S, 0, pending_S)
+        if self._caps.encodes:
+            fits_S = slices_S == pending_S
+            if fits_S.any():
+                slices_S = np.where(fits_S, pending_S, 0)
+            else:  # a prompt is larger than a pass, and goes on alone
+                slices_S[0] = pending_S[0]
+        return slices_S + decodes_S
 
     def advance(self, slices_S: Ints, num_passes: int = 1) -> None:
         """Passes of these slices are over, of which all decoding ones may be several: their tokens
@@ -227,8 +237,11 @@ class Admission:
         tokens_left = self._tokens_left
         if tokens_left <= 0:
             return 0
+        up_to_N = np.cumsum(waiting_FN[0])
+        if self._caps.encodes:
+            return max(int(np.searchsorted(up_to_N, tokens_left, side="right")), not len(self))
         # All but the last one are computed in this pass.
-        return 1 + int(np.searchsorted(np.cumsum(waiting_FN[0]), tokens_left))
+        return 1 + int(np.searchsorted(up_to_N, tokens_left))
 
     def _num_fitting(self, waiting_FN: Ints, most: int) -> int:
         """How many of the next sequences the cache will hold until they end."""

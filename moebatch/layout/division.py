@@ -45,14 +45,17 @@ class Division:
     ) -> "Division":
         """Whole experts and layers, as a run has them; layers are in `groups`."""
         experts = whole_experts(shape, policy, ladder)
-        homes = policy.kv_levels(shape.num_layers)
+        homes = policy.kv_levels(shape.num_keeping_layers)
+        first = shape.num_encoding_layers
         paged = comes_in_pages(policy, ladder)
         most = most_streamed(shape, experts[ladder.experts_at(policy)])
         below = ladder.experts_at(policy) == "vram" and experts["disk"] > 0
         return cls(
             experts=experts,
             kv_layers={
-                level: tuple(sum(homes[n] == level for n in group.layers) for group in groups)
+                level: tuple(
+                    sum(homes[n - first] == level for n in group.layers) for group in groups
+                )
                 for level in LEVELS
             },
             kv_homes=frozenset(homes),

@@ -1,6 +1,6 @@
 """What one pass over the layers has to do, counted in tokens."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,6 +30,12 @@ class PassLoad:
             decode_positions=sequences * context,
             logits_rows=sequences,
         )
+
+    def in_stack(self, *, encodes: bool) -> "PassLoad":
+        """What of it goes through an encoder, or through the layers behind one."""
+        if encodes:
+            return replace(self, decode_sequences=0.0, decode_positions=0.0, logits_rows=0.0)
+        return replace(self, prompt_tokens=0.0, prompt_pairs=0.0, prompt_context=0.0)
 
     def times(self, factor: float) -> "PassLoad":
         """So many times as much of everything."""

@@ -9,6 +9,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from moebatch.layout.load import PassLoad
 from moebatch.spec.shape import ModelShape
 
 _MOST_DRAWN = 1024
@@ -23,6 +24,25 @@ def distinct_experts(shape: ModelShape, tokens: float) -> float:
         return 0.0
     share = shape.experts_per_token / shape.num_experts
     return shape.num_experts * float(1 - (1 - share) ** tokens)
+
+
+def in_layer(shape: ModelShape, load: PassLoad, layer: int) -> PassLoad:
+    """What of a pass goes through a layer: all of it, where there is no encoder."""
+    return load if shape.encoder is None else load.in_stack(encodes=shape.encodes(layer))
+
+
+def routed(shape: ModelShape, load: PassLoad) -> list[tuple[int, float]]:
+    """How many layers with experts as many tokens of a pass go through, and how many these are."""
+    if shape.encoder is None:
+        return [(len(shape.moe_layers), load.tokens)]
+    num_encoding = sum(map(shape.encodes, shape.moe_layers))
+    num_decoding = len(shape.moe_layers) - num_encoding
+    return [(num_encoding, load.prompt_tokens), (num_decoding, load.decode_sequences)]
+
+
+def chosen_experts(shape: ModelShape, load: PassLoad) -> float:
+    """Experts of all layers together that some token of a pass chooses, routing being even."""
+    return sum(count * distinct_experts(shape, tokens) for count, tokens in routed(shape, load))
 
 
 def chances_of_any(chances_E: NDArray[np.float64], tokens: float) -> NDArray[np.float64]:

@@ -62,6 +62,7 @@ def setup_of(
         kv_homes=_kv_homes(shape, policy, ladder),
         compute=ladder.top,
         activation_level=activation_level,
+        num_encoding=shape.num_encoding_layers,
     )
 
 
@@ -237,5 +238,12 @@ def _window(policy: Policy, on_disk: frozenset[ExpertKey]) -> int:
 
 def _kv_homes(shape: ModelShape, policy: Policy, ladder: Ladder) -> tuple[LevelName, ...]:
     """Empty where nothing has to move. Prompts attend on the GPU wherever decoding does."""
-    homes = policy.kv_levels(shape.num_layers)
+    homes = kv_homes(shape, policy, ladder)
     return () if all(home == ladder.top for home in homes) else homes
+
+
+def kv_homes(shape: ModelShape, policy: Policy, ladder: Ladder) -> tuple[LevelName, ...]:
+    """Level of each layer on which it keeps what it does; of one that keeps nothing the one that
+    computes."""
+    first: tuple[LevelName, ...] = (ladder.top,) * shape.num_encoding_layers
+    return (*first, *policy.kv_levels(shape.num_keeping_layers))

@@ -56,7 +56,7 @@ class Contents:
         sizes = self.files.shape.expert.matrices(self.files.shape.hidden_size)
         for role, template in self._templates.items():
             rows, columns = sizes[role]
-            name = template.format(layer=key.layer, expert=key.expert)
+            name = template.format(**self.files.shape.place_of(key.layer), expert=key.expert)
             yield role, name, (rows, columns)
 
     @property
@@ -204,7 +204,8 @@ class Contents:
         return found
 
     def _stem(self, template: str, layer: int) -> str:
-        return re.escape(template.format(layer=layer, expert="EXPERT").removesuffix(_WEIGHT))
+        place = self.files.shape.place_of(layer)
+        return re.escape(template.format(**place, expert="EXPERT").removesuffix(_WEIGHT))
 
 
 def _in_order(name: str) -> list[tuple[int, str]]:

@@ -89,7 +89,7 @@ def _cpu_policies(problem: Problem, slot_counts: Sequence[int]) -> Iterator[tupl
     """And whether their micro-batches are the widest."""
     schedule = next(each for each in PLANNED if each.traits.attention is None)
     for batch_size, tokens in product(batch_sizes(problem), _PASS_TOKENS):
-        if batch_size > tokens:
+        if max(batch_size, problem.workload.fewest_pass_tokens) > tokens:
             continue
         for slots, micro_batch in product(slot_counts, _CPU_MICRO_BATCH_SIZES):
             policy = _policy(
@@ -146,8 +146,9 @@ def _gpu_tokens(problem: Problem, batch_size: int) -> Sequence[int]:
     """As many as a steady job needs, and twice that, so that filling seats does not take long."""
     workload = problem.workload
     steady = batch_size * (1 + workload.mean_own_tokens / max(1.0, workload.mean_new_tokens))
-    enough = [tokens for tokens in _GPU_PASS_TOKENS if tokens >= max(steady, batch_size)]
-    return enough[:2] or [max(batch_size, _GPU_PASS_TOKENS[-1])]
+    least = max(batch_size, workload.fewest_pass_tokens)
+    enough = [tokens for tokens in _GPU_PASS_TOKENS if tokens >= max(steady, least)]
+    return enough[:2] or [max(least, _GPU_PASS_TOKENS[-1])]
 
 
 def _policy(

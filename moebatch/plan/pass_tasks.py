@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from moebatch.layout.load import PassLoad
-from moebatch.layout.routing import distinct_experts
+from moebatch.layout.routing import chosen_experts, distinct_experts, routed
 from moebatch.layout.scratch import PROMPT_ROWS, gpu_prompt_rows
 from moebatch.plan.price import Price
 from moebatch.plan.prices import Prices
@@ -70,15 +70,14 @@ class PassTasks:
     @property
     def expert_s(self) -> float:
         """One expert, on those tokens of the pass that choose it."""
-        active = len(self._shape.moe_layers) * distinct_experts(self._shape, self.load.tokens)
-        return self.experts_s / max(1.0, active)
+        return self.experts_s / max(1.0, chosen_experts(self._shape, self.load))
 
     @cached_property
     def experts_s(self) -> float:
         """All experts: once over all tokens of the pass, or once for every micro-batch."""
         if traits_of(self.policy).runs == "pass":
-            return self._expert_layers_s(self.load.tokens)
-        return sum(number * self._expert_layers_s(batch.tokens) for number, batch in self._sizes)
+            return self._expert_layers_s(self.load)
+        return sum(number * self._expert_layers_s(batch) for number, batch in self._sizes)
 
     @property
     def gaps_s(self) -> tuple[float, float]:
@@ -88,7 +87,7 @@ class PassTasks:
         shape, head_s = self._shape, self._price.head_s(self.load.logits_rows)
         outside_s = (self.outside_s - head_s) / shape.num_layers
         of_layer_s = self.experts_s / len(shape.moe_layers)
-        each_s = of_layer_s / max(1.0, distinct_experts(shape, self.load.tokens))
+        each_s = of_layer_s / max(1.0, chosen_experts(shape, self.load) / len(shape.moe_layers))
         gap_s = outside_s + self.policy.weights.dram * of_layer_s + 2 * each_s
         return gap_s, gap_s + head_s
 
@@ -132,14 +131,17 @@ class PassTasks:
     def _moved_experts(self) -> float:
         """Experts that a pass would move if none were where they are computed. Some schedules bring
         whole layers, chosen or not; some do so again for each micro-batch."""
-        traits, layers = traits_of(self.policy), len(self._shape.moe_layers)
+        traits = traits_of(self.policy)
         if traits.foresees != "layer":
-            return distinct_experts(self._shape, self.load.tokens) * layers
+            return chosen_experts(self._shape, self.load)
+        layers = len(self._shape.moe_layers)
+        if traits.shares_weights and not traits.is_paged:
+            layers = sum(count for count, tokens in routed(self._shape, self.load) if tokens)
         walks = 1.0 if traits.shares_weights else sum(number for number, _ in self._sizes)
         return max(1.0, walks) * self._shape.num_experts * layers
 
     def _keys_and_values(self, home: LevelName) -> Iterator[LaneTime]:
-        layers = self.policy.kv_cache.on(home) * self._shape.num_layers
+        layers = self.policy.kv_cache.on(home) * self._shape.num_keeping_layers
         for number, batch, kinds in self._micro_batches(home):
             for kind in kinds.keys() & _KV:
                 seconds = self._price.of_batch(kind, batch)
@@ -178,15 +180,16 @@ class PassTasks:
             sizes.append((number, prompts))
         return sizes
 
-    def _expert_layers_s(self, tokens: float) -> float:
-        """Experts of all layers once, over so many tokens."""
-        shape = self._shape
-        active = distinct_experts(shape, tokens)
-        if not active:
-            return 0.0
-        rows = tokens * shape.experts_per_token / active
-        each_s = self._price.expert_s(rows, fresh=self._fresh, is_mean=True)
-        return len(shape.moe_layers) * active * each_s
+    def _expert_layers_s(self, load: PassLoad) -> float:
+        """Experts of all layers once, over the tokens of a load."""
+        shape, seconds = self._shape, 0.0
+        for layers, tokens in routed(shape, load):
+            active = distinct_experts(shape, tokens)
+            if active:
+                rows = tokens * shape.experts_per_token / active
+                each_s = self._price.expert_s(rows, fresh=self._fresh, is_mean=True)
+                seconds += layers * active * each_s
+        return seconds
 
     @property
     def _fresh(self) -> float:

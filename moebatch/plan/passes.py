@@ -35,7 +35,9 @@ def admission_order(sample: Sequence[Length], count: int, *, is_static: bool) ->
     return np.array(lengths, dtype=np.int64)
 
 
-def load_of(contexts: Ints, tokens: Ints, cached: Ints, *, num_ending: int) -> PassLoad:
+def load_of(
+    contexts: Ints, tokens: Ints, cached: Ints, *, num_ending: int, encodes: bool = False
+) -> PassLoad:
     """What a pass has to do.
 
     Args:
@@ -43,7 +45,16 @@ def load_of(contexts: Ints, tokens: Ints, cached: Ints, *, num_ending: int) -> P
         tokens: of each slice of a prompt.
         cached: positions before each of these slices.
         num_ending: so many of them are the last ones of their prompts.
+        encodes: they are whole prompts, whose tokens see each other.
     """
+    if encodes:
+        return PassLoad(
+            decode_sequences=float(len(contexts)),
+            decode_positions=float(contexts.sum()),
+            prompt_tokens=float(tokens.sum()),
+            prompt_pairs=float((tokens**2).sum()),
+            logits_rows=float(len(contexts)),
+        )
     pieces = -(-tokens // PROMPT_ROWS)
     earlier = PROMPT_ROWS * pieces * (pieces - 1) // 2
     read_again = np.where(cached > 0, pieces * cached, 0) + earlier
@@ -64,7 +75,10 @@ class Replay:
         """`lengths` are those of `admission_order`; `in_work_FS` are the `fields_of` sequences in
         work."""
         prompts, new, shared = lengths.reshape(-1, 3).T
+        if caps.encodes:
+            prompts, new = np.maximum(prompts - 1, 1), new + 1
         self._waiting_FN = np.stack([prompts - shared, shared, shared, new])
+        self._encodes = caps.encodes
         self._admission = Admission(caps, in_work_FS)
 
     def __iter__(self) -> Iterator[CountedLoad]:
@@ -85,7 +99,7 @@ class Replay:
         if admission.decodes_S.all():
             return self._decode_until_one_ends()
         slices_S = admission.slices()
-        load = _load(admission, slices_S)
+        load = _load(admission, slices_S, encodes=self._encodes)
         admission.advance(slices_S)
         return 1, load
 
@@ -103,7 +117,7 @@ class Replay:
         return count, load
 
 
-def _load(admission: Admission, slices_S: Ints) -> PassLoad:
+def _load(admission: Admission, slices_S: Ints, *, encodes: bool) -> PassLoad:
     decodes_S, sliced_S = admission.decodes_S, admission.pending_S > 0
     sliced_S &= slices_S > 0
     return load_of(
@@ -111,4 +125,5 @@ def _load(admission: Admission, slices_S: Ints) -> PassLoad:
         slices_S[sliced_S],
         admission.cached_S[sliced_S],
         num_ending=int((admission.pending_S[sliced_S] == slices_S[sliced_S]).sum()),
+        encodes=encodes,
     )

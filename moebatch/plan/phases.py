@@ -33,7 +33,7 @@ def phases_of(workload: Workload, policy: Policy) -> tuple[Phase, ...]:
     A job without a number of sequences has neither a beginning nor an end.
     """
     total = workload.num_sequences
-    prompt, steps = workload.mean_own_tokens, max(0.0, workload.mean_new_tokens - 1)
+    prompt, steps = workload.mean_own_tokens, _steps(workload, workload.mean_new_tokens)
     tokens = policy.tokens_per_pass
     places = min(policy.batch_size, sequences_held(workload, policy))
     places = places if total is None else min(places, total)
@@ -44,7 +44,7 @@ def phases_of(workload: Workload, policy: Policy) -> tuple[Phase, ...]:
     at_start = 0.0 if total is None else filling
     if filling >= steps:  # prompts never stop coming in: every pass is full
         decoding = min(tokens * steps / (steps + prompt), places)
-        at_end = 0.0 if total is None else max(0.0, workload.longest_answer - 1)
+        at_end = 0.0 if total is None else _steps(workload, workload.longest_answer)
         in_all = waves * places * (prompt + steps) - at_end * decoding / 2
         num_full = in_all / tokens
         prompts = min(tokens, waves * places * prompt / num_full)
@@ -83,13 +83,19 @@ def _waves_passes(workload: Workload, waves: float) -> float:
     Answers of one length end together, so the last wave takes as long as any; otherwise places are
     refilled one by one, and since the longest answers begin first, all end at about the same time.
     """
-    steps = max(0.0, workload.mean_new_tokens - 1)
-    longest = workload.longest_answer - 1
+    steps = _steps(workload, workload.mean_new_tokens)
+    longest = _steps(workload, workload.longest_answer)
     if workload.num_sequences is None:
         return waves * steps
     if longest <= steps:
         return ceil(waves) * steps
     return max(waves * steps, longest)
+
+
+def _steps(workload: Workload, new_tokens: float) -> float:
+    """Passes in which a sequence decodes: the first token of an answer comes with its prompt,
+    unless that is encoded."""
+    return max(0.0, new_tokens - (not workload.is_encoded))
 
 
 def _load(workload: Workload, decoding: float, prompts: float) -> PassLoad:
@@ -98,6 +104,14 @@ def _load(workload: Workload, decoding: float, prompts: float) -> PassLoad:
         workload.mean_shared_tokens,
         workload.mean_new_tokens,
     )
+    if workload.is_encoded:
+        return PassLoad(
+            decode_sequences=decoding,
+            decode_positions=decoding * (own + new / 2),
+            prompt_tokens=prompts,
+            prompt_pairs=prompts * own,
+            logits_rows=decoding,
+        )
     read_again = max(0.0, own / PROMPT_ROWS - 1) / 2
     return PassLoad(
         decode_sequences=decoding,

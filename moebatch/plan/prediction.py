@@ -101,9 +101,10 @@ def _prefill_rate(problem: Problem, policy: Policy) -> float:
     prompt = problem.workload.mean_prompt_tokens
     is_static = policy.batching == "static"
     tokens = policy.batch_size * prompt if is_static else policy.tokens_per_pass
+    is_encoded = problem.workload.is_encoded
     load = PassLoad(
         prompt_tokens=tokens,
-        prompt_pairs=tokens * (prompt + 1) / 2,
-        logits_rows=tokens / max(1.0, prompt),
+        prompt_pairs=tokens * (prompt if is_encoded else (prompt + 1) / 2),
+        logits_rows=0 if is_encoded else tokens / max(1.0, prompt),
     )
     return tokens / problem.cost.seconds(load, policy)

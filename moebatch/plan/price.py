@@ -8,10 +8,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from math import prod
-from typing import cast
+from typing import NamedTuple, cast
 
 from moebatch.layout.elementwise import CHOICE_STATES, norm_states
 from moebatch.layout.load import PassLoad
+from moebatch.layout.routing import in_layer
 from moebatch.layout.scratch import mean_product_rows, product_rows
 from moebatch.plan import launches
 from moebatch.plan.prices import Prices
@@ -56,10 +57,7 @@ class Price:
 
     def project_s(self, load: PassLoad) -> float:
         """Norm, and projections to queries, keys and values."""
-        params = _mixer_params(self._shape) + 2 * self._shape.hidden_size - self._out_params
-        return self._gemm_s(load, params) + self._moving_s(
-            norm_states(self._shape) / 4 * load.tokens
-        )
+        return self._mixed_s(load, _projected(self._shape))
 
     def post_out_s(self, load: PassLoad) -> float:
         """Output projection and residual where they are a part of `post`."""
@@ -67,12 +65,7 @@ class Price:
 
     def out_s(self, load: PassLoad) -> float:
         """Output projection and residual."""
-        gemm_s = self._gemm_s(load, self._out_params)
-        return (
-            gemm_s
-            + self._moving_s(norm_states(self._shape) / 4 * load.tokens)
-            + self.shared_s(load)
-        )
+        return self._mixed_s(load, _put_out(self._shape)) + self.shared_s(load)
 
     def shared_s(self, load: PassLoad) -> float:
         """Partial results of several GPUs, each of which has a part of every matrix, become sums in
@@ -93,7 +86,7 @@ class Price:
     def gate_s(self, load: PassLoad, layer: int) -> float:
         """Norm, router and shared expert of a layer with experts; norm and MLP of another one, and
         what several GPUs add up of either. As a part of `post` with what adds up there."""
-        params = _gate_params(self._shape)[layer]
+        load, params = in_layer(self._shape, load, layer), _gate_params(self._shape)[layer]
         gemm_s = self._gemm_s(load, params) + self._moving_s(
             norm_states(self._shape) / 2 * load.tokens
         )
@@ -105,10 +98,13 @@ class Price:
 
     def gates_s(self, load: PassLoad) -> float:
         """The same of all layers."""
-        layers, (params, count) = self._shape.num_layers, _gates(self._shape)
-        moving_s = self._moving_s(norm_states(self._shape) / 2 * load.tokens * layers)
-        other_s = self.shared_s(load) + self._task_s(count / layers + self._adding)
-        return self._gemm_s(load, params) + moving_s + layers * other_s
+        seconds = 0.0
+        for stack, params, count in _gates(self._shape):
+            layers, part = len(stack), in_layer(self._shape, load, stack.start)
+            moving_s = self._moving_s(norm_states(self._shape) / 2 * part.tokens * layers)
+            other_s = self.shared_s(part) + self._task_s(count / layers + self._adding)
+            seconds += self._gemm_s(part, params) + moving_s + layers * other_s
+        return seconds
 
     def combine_s(self) -> float:
         """What experts have made of a layer is added up, in a task of its own; no time where every
@@ -227,6 +223,18 @@ class Price:
     def _gemm_s(self, load: PassLoad, params: int) -> float:
         return self.prices.dense_gemm_s(self._main, load, params, self.policy.micro_batch_size)
 
+    def _mixed_s(self, load: PassLoad, params: "_Mixed") -> float:
+        """Products before attention or behind it, with what norm or residual move, in a mean
+        layer."""
+        if self._shape.encoder is None:
+            moving_s = self._moving_s(norm_states(self._shape) / 4 * load.tokens)
+            return self._gemm_s(load, params.decoding) + moving_s
+        share = self._shape.num_encoding_layers / self._shape.num_layers
+        prompts, others = load.in_stack(encodes=True), load.in_stack(encodes=False)
+        moved = share * prompts.tokens + (1 - share) * others.tokens
+        gemm_s = self._gemm_s(prompts, params.encoding) + self._gemm_s(others, params.decoding)
+        return gemm_s + self._moving_s(norm_states(self._shape) / 4 * moved)
+
     def _moving_s(self, hidden_states: float) -> float:
         return self.prices.moving_s(self._main, hidden_states)
 
@@ -262,12 +270,6 @@ class Price:
         return self.prices.shape
 
     @property
-    def _out_params(self) -> int:
-        """Numbers of the output projection; a mean layer may be mostly recurrent."""
-        projection = prod(self._shape.attention.tensors(self._shape.hidden_size)["o"])
-        return min(projection, _mixer_params(self._shape) // 2)
-
-    @property
     def _expert_bytes(self) -> int:
         return self.prices.dtypes.expert_bytes(self._shape)
 
@@ -288,9 +290,54 @@ def _mixer_params(shape: ModelShape) -> int:
 
 
 @cache
-def _gates(shape: ModelShape) -> tuple[int, int]:
-    """The same weights of all layers together, and their launches."""
-    return sum(_gate_params(shape)), sum(launches.of_gates(shape))
+def _gates(shape: ModelShape) -> tuple[tuple[range, int, int], ...]:
+    """Layers through which the same tokens go, with the same weights of all of them, and their
+    launches."""
+    stacks = (range(shape.num_encoding_layers), range(shape.num_encoding_layers, shape.num_layers))
+    params, counts = _gate_params(shape), launches.of_gates(shape)
+    return tuple(
+        (stack, sum(params[stack.start : stack.stop]), sum(counts[stack.start : stack.stop]))
+        for stack in stacks
+        if stack
+    )
+
+
+class _Mixed(NamedTuple):
+    """Numbers of weights of a mean layer."""
+
+    decoding: int
+    """Through which tokens go; those of answers, where there is an encoder."""
+    encoding: int
+    """Through which tokens of prompts go that are encoded."""
+
+
+@cache
+def _projected(shape: ModelShape) -> _Mixed:
+    """Before attention."""
+    if shape.encoder is None:
+        out = _put_out(shape).decoding
+        return _Mixed(_mixer_params(shape) + 2 * shape.hidden_size - out, 0)
+    # Queries, keys and values, and queries once more; or keys and values of what is encoded.
+    projection, layers, encoding = _projection(shape), shape.num_layers, shape.num_encoding_layers
+    decoding = layers - encoding
+    return _Mixed(
+        4 * decoding * projection // layers, (3 * encoding + 2 * decoding) * projection // layers
+    )
+
+
+@cache
+def _put_out(shape: ModelShape) -> _Mixed:
+    """Behind attention. A mean layer may be mostly recurrent."""
+    projection, layers = _projection(shape), shape.num_layers
+    if shape.encoder is None:
+        return _Mixed(min(projection, _mixer_params(shape) // 2), 0)
+    encoding = shape.num_encoding_layers
+    return _Mixed(2 * (layers - encoding) * projection // layers, encoding * projection // layers)
+
+
+def _projection(shape: ModelShape) -> int:
+    """Numbers of the output projection."""
+    return prod(shape.attention.tensors(shape.hidden_size)["o"])
 
 
 _TRANSFERS = frozenset({Kind.OFF, Kind.LOAD, Kind.KV_UP, Kind.KV_DOWN, Kind.KV_READ, Kind.KV_WRITE})

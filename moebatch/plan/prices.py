@@ -181,7 +181,7 @@ class Prices:
     def prompt_attention_s(self, load: PassLoad, processor: Processor) -> float:
         """Seconds of the attention among tokens of prompts in a mean layer."""
         num_bytes = flops = 0.0
-        for (attention, window), share in self._attending.items():
+        for (attention, window), share in self._encoding.items():
             context = self._in_window(load.prompt_context, _num_slices(load), window)
             flops += share * attention.prompt_flops(self._pairs_in_window(load, window), context)
             num_bytes += share * context * attention.cache.token_bytes(self.dtypes.compute_bytes)
@@ -206,11 +206,20 @@ class Prices:
 
     @cached_property
     def _attending(self) -> Mapping[tuple[Attention, int | None], float]:
-        """Shares of all layers that attend alike and see as far, by attention and window."""
+        """Shares of all layers in which tokens of answers attend alike and see as far, by attention
+        and window."""
+        return self._shares(range(self.shape.num_encoding_layers, self.shape.num_layers))
+
+    @cached_property
+    def _encoding(self) -> Mapping[tuple[Attention, int | None], float]:
+        """The same of tokens of prompts, which an encoder may take in."""
+        return self._shares(range(self.shape.num_encoding_layers or self.shape.num_layers))
+
+    def _shares(self, layers: range) -> Mapping[tuple[Attention, int | None], float]:
         shape = self.shape
         counts = Counter(
             (shape.attention_of(layer), shape.sliding_windows[layer])
-            for layer in range(shape.num_layers)
+            for layer in layers
             if not shape.is_recurrent(layer)
         )
         return {kind: count / shape.num_layers for kind, count in counts.items()}
@@ -249,8 +258,8 @@ class Prices:
         return num_bytes / rate if rate else 0.0
 
     def cached_bytes(self, load: PassLoad) -> float:
-        """What the cache of a mean layer holds of decoding sequences, and of those whose prompts
-        are computed."""
+        """What the cache of a mean layer that has one holds of decoding sequences, and of those
+        whose prompts are computed."""
         return self._mean_bytes(partial(_cached_rows, load))
 
     def new_bytes(self, load: PassLoad) -> float:
@@ -264,7 +273,7 @@ class Prices:
             rows_of(group) * (len(group.layers) * group.layout.token_bytes(compute_bytes))
             for group in self.shape.cache_groups(UNLIMITED)
         )
-        return sum(of_groups) / self.shape.num_layers
+        return sum(of_groups) / self.shape.num_keeping_layers
 
     def attended_bytes(self, tokens: float) -> float:
         """Results of attention of so many tokens in one layer."""

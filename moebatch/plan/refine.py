@@ -130,7 +130,9 @@ def _in_fewer_rounds(problem: Problem, policy: Policy) -> Iterator[Policy]:
     num_rounds = ceil(num_sequences / policy.batch_size)
     if num_rounds > 1:
         larger = _with_batch(policy, ceil(num_sequences / (num_rounds - 1)))
-        yield from (_with_tokens(larger, round(larger.tokens_per_pass * by)) for by in _FEWER)
+        yield from (
+            _with_tokens(problem, larger, round(larger.tokens_per_pass * by)) for by in _FEWER
+        )
 
 
 def _below(problem: Problem, enough_s: float, others: Iterable[Policy]) -> list[Policy]:
@@ -155,7 +157,7 @@ def _far_away(problem: Problem, policy: Policy) -> Iterator[Policy]:
     most = min(policy.batch_size * 3 // 2, _largest_batch(problem, policy))
     fuller = _with_batch(policy, most)
     for by, num_slots in product(_FAR_TOKENS, _FAR_SLOTS):
-        tokens = _with_tokens(fuller, round(policy.tokens_per_pass * by)).tokens_per_pass
+        tokens = _with_tokens(problem, fuller, round(policy.tokens_per_pass * by)).tokens_per_pass
         other = _with_residents(problem, replace(fuller, num_slots=num_slots), 0)
         if policy.num_slots and num_slots < problem.num_experts:
             yield replace(other, tokens_per_pass=tokens)
@@ -168,7 +170,7 @@ def _neighbours(problem: Problem, policy: Policy) -> Iterator[Policy]:
     larger = [
         *(_with_batch(policy, min(round(batch * by), most)) for by in _BATCHES),
         _with_batch(policy, ceil(most / ceil(most / batch))),  # as many each time
-        *(_with_tokens(policy, round(tokens * by)) for by in _TOKENS),
+        *(_with_tokens(problem, policy, round(tokens * by)) for by in _TOKENS),
         *(_with_micro_batch(policy, by) for by in _MICRO_BATCHES if problem.ladder.top == "vram"),
     ]
     changed = [
@@ -201,9 +203,10 @@ def _with_batch(policy: Policy, batch_size: int) -> Policy:
     )
 
 
-def _with_tokens(policy: Policy, tokens: int) -> Policy:
+def _with_tokens(problem: Problem, policy: Policy, tokens: int) -> Policy:
     most = max(_MOST_TOKENS, policy.tokens_per_pass)
-    return replace(policy, tokens_per_pass=max(policy.batch_size, min(tokens, most)))
+    least = max(policy.batch_size, problem.workload.fewest_pass_tokens)
+    return replace(policy, tokens_per_pass=max(least, min(tokens, most)))
 
 
 def _with_micro_batch(policy: Policy, by: float) -> Policy:

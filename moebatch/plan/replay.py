@@ -37,7 +37,7 @@ def job_loads(workload: Workload, policy: Policy) -> list[CountedLoad]:
     Neighbours are counted together where there are very many."""
     if policy.batching == "static" and not workload.lengths:
         return _static_loads(workload, policy)
-    return _replayed(workload, Caps.of(policy, workload.most_cached), most=_MOST_LOADS)
+    return _replayed(workload, _caps(workload, policy), most=_MOST_LOADS)
 
 
 def rough_loads(workload: Workload, policy: Policy) -> list[CountedLoad]:
@@ -46,7 +46,11 @@ def rough_loads(workload: Workload, policy: Policy) -> list[CountedLoad]:
     told apart by a percent."""
     if workload.lengths or policy.batching == "static":
         return job_loads(workload, policy)
-    return _rough(workload, Caps.of(policy, workload.most_cached))
+    return _rough(workload, _caps(workload, policy))
+
+
+def _caps(workload: Workload, policy: Policy) -> Caps:
+    return Caps.of(policy, workload.most_cached, encodes=workload.is_encoded)
 
 
 @lru_cache(maxsize=64)  # many of the policies that are compared have the same passes
@@ -159,20 +163,23 @@ def _static_loads(workload: Workload, policy: Policy) -> list[CountedLoad]:
     prompt, new = workload.mean_prompt_tokens, workload.mean_new_tokens
     full, rest = (1, 0) if total is None else divmod(total, batch)
     return [
-        *_static_batch(full, batch, prompt, new),
-        *_static_batch(min(rest, 1), rest, prompt, new),
+        *_static_batch(full, batch, prompt, new, encodes=workload.is_encoded),
+        *_static_batch(min(rest, 1), rest, prompt, new, encodes=workload.is_encoded),
     ]
 
 
-def _static_batch(count: int, batch: int, prompt: float, new: float) -> list[CountedLoad]:
+def _static_batch(
+    count: int, batch: int, prompt: float, new: float, *, encodes: bool
+) -> list[CountedLoad]:
     """So many batches of one size."""
+    seen = prompt if encodes else (prompt + 1) / 2
     prefill = PassLoad(
         prompt_tokens=batch * prompt,
-        prompt_pairs=batch * prompt * (prompt + 1) / 2,
-        logits_rows=batch,
+        prompt_pairs=batch * prompt * seen,
+        logits_rows=0 if encodes else batch,
     )
     decode = PassLoad.decoding(batch, prompt + new / 2)
-    passes = ((count, prefill), (count * max(0.0, new - 1), decode))
+    passes = ((count, prefill), (count * max(0.0, new - (not encodes)), decode))
     return [(times, load) for times, load in passes if times]
 
 

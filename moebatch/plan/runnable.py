@@ -26,7 +26,15 @@ def not_runnable(
         yield "ffn_on_gpu", "experts are computed on the GPU; set it to true"
     if policy.ffn_on_gpu and not policy.attention_on_gpu and not problem.shape.attends_beside_gpu:
         which = "recurrent layers" if problem.shape.recurrent_layers else "heads of several sizes"
+        which = "layers of an encoder and behind it" if problem.shape.encoder else which
         yield "attention_on_gpu", f"{which} are computed on the GPU; set it to true"
+    if policy.tokens_per_pass < problem.workload.fewest_pass_tokens:
+        longest = problem.workload.fewest_pass_tokens
+        yield (
+            "tokens_per_pass",
+            f"a prompt is encoded in one pass, and the longest sequence has {longest} tokens; set "
+            "it to these at least, or leave it out",
+        )
     if policy.kv_cache.disk:
         yield from _cache_on_disk(problem, is_plain=is_plain)
     fault = cache_fault(problem.shape, policy, problem.ladder)

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moebatch.layout.load import PassLoad
-from moebatch.layout.routing import chances_of_any, num_likely
+from moebatch.layout.routing import chances_of_any, in_layer, num_likely
 from moebatch.layout.setup import room_of, setup_of, streamed_per_layer
 from moebatch.plan.price import Price
 from moebatch.plan.problem import Problem
@@ -96,7 +96,11 @@ class SimWorld:
         self._present.clear()
         self._rows.clear()
         now = self._now
-        return Sweep(num_micro_batches=len(now.loads), on_cpu=now.on_cpu)
+        return Sweep(
+            num_micro_batches=len(now.loads),
+            on_cpu=now.on_cpu,
+            has_prompts=any(load.prompt_tokens for load in now.loads),
+        )
 
     def chosen(self, step: int, micro_batch: int) -> list[int]:
         """Experts that the micro-batch has tokens for."""
@@ -113,13 +117,13 @@ class SimWorld:
         chances_E = self.routing.chances(self.setup.layer(step))
         ranked: list[int] = np.argsort(-chances_E, kind="stable").tolist()
         if self.policy.num_hot is None:
-            return ranked[: num_likely(chances_E, self._now.tokens)]
+            return ranked[: num_likely(chances_E, self._tokens_at(self.setup.layer(step)))]
         return ranked
 
     def chances(self, layer: int) -> Sequence[float]:
         """What so many tokens choose that like some experts better than others."""
         chances: list[float] = chances_of_any(
-            self.routing.chances(layer), self._now.tokens
+            self.routing.chances(layer), self._tokens_at(layer)
         ).tolist()
         return chances
 
@@ -204,9 +208,18 @@ class SimWorld:
     def _rows_of(self, layer: int, micro_batch: int) -> NDArray[np.float64]:
         key = layer, micro_batch
         if key not in self._rows:
-            tokens = self._now.loads[micro_batch].tokens
-            self._rows[key] = self.routing.rows(self._number, layer, micro_batch, tokens)
+            load = in_layer(self.price.prices.shape, self._now.loads[micro_batch], layer)
+            self._rows[key] = (
+                self.routing.rows(self._number, layer, micro_batch, load.tokens)
+                if load.tokens
+                else np.zeros(self.setup.num_experts)
+            )
         return self._rows[key]
+
+    def _tokens_at(self, layer: int) -> float:
+        """Of the pass, those that go through a layer."""
+        shape = self.price.prices.shape
+        return sum(in_layer(shape, load, layer).tokens for load in self._now.loads)
 
     def _is_last(self, task: Task) -> bool:
         return self.setup.layer(task.step) == self.setup.num_layers - 1

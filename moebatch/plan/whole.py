@@ -38,7 +38,7 @@ def _whole_layers(
     """Placements of whole layers that differ from the shares by less than one on all levels but
     the lowest."""
     *above, lowest = candidate.kv_levels
-    number = problem.shape.num_layers
+    number = problem.shape.num_keeping_layers
     wanted = placement(candidate, "kv_cache", shares)
     choices: list[dict[LevelName, int]] = [{}]
     for level in above:

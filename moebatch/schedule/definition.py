@@ -16,7 +16,15 @@ from typing import Literal
 
 from moebatch.schedule.attention import Attention
 from moebatch.schedule.kv import KvTraffic
-from moebatch.schedule.request import NextPass, Prefetch, PrefetchToDram, Request, Schedule, Sweep
+from moebatch.schedule.request import (
+    CancelPrefetch,
+    NextPass,
+    Prefetch,
+    PrefetchToDram,
+    Request,
+    Schedule,
+    Sweep,
+)
 from moebatch.schedule.setup import Setup
 from moebatch.schedule.task import Task, dense
 
@@ -114,16 +122,21 @@ def _named(written: Callable[..., Schedule], traits: Traits, begin: JobSchedule)
 
 
 def walk(setup: Setup, traits: Traits, of_layer: LayerSchedule) -> Schedule:
-    """All layers of all passes, one after the other."""
+    """All layers of all passes, one after the other, but for those that a pass leaves out."""
     kv, step = KvTraffic(setup), 0
     yield from _before_pass(setup, traits, step)
     while sweep := (yield NextPass()):
+        in_pass = setup.in_pass(sweep)
+        for _ in range(in_pass.num_skipped):
+            if setup.is_moe(step):
+                yield CancelPrefetch(step)
+            step += 1
         if traits.foresees == "likely":  # the tokens of the pass are known now
-            yield from prefetch_likely(setup, step - 1)
-        for _ in range(setup.num_layers):
+            yield from prefetch_likely(in_pass, step - 1)
+        for _ in range(in_pass.num_skipped, setup.num_layers):
             if traits.foresees == "layer":
-                yield from prefetch_layer(setup, step)
-            layer = Layer(setup=setup, sweep=sweep, step=step, kv=kv)
+                yield from prefetch_layer(in_pass, step)
+            layer = Layer(setup=in_pass, sweep=sweep, step=step, kv=kv)
             yield from (of_layer if setup.is_moe(step) else dense_layer)(layer)
             step += 1
 

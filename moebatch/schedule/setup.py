@@ -1,10 +1,11 @@
 """What a schedule knows before the first pass: the model's layers, and where things live."""
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from moebatch.schedule.kv_route import Place
 from moebatch.schedule.lanes import STAGING, Lane
+from moebatch.schedule.request import Sweep
 from moebatch.spec.hardware import LevelName
 
 
@@ -34,6 +35,15 @@ class Setup:
     activation_level: int = 0
     """N of Pre-gated MoE: gates choose for so many layers with experts ahead; 0 where every one
     chooses for its own."""
+    num_encoding: int = 0
+    """Layers that are for tokens of prompts alone, the first ones."""
+    num_skipped: int = 0
+    """Layers that a pass leaves out, the first ones."""
+
+    def in_pass(self, sweep: Sweep) -> "Setup":
+        """The same as a pass sees it that leaves out layers which none of its tokens goes
+        through."""
+        return self if sweep.has_prompts else replace(self, num_skipped=self.num_encoding)
 
     @property
     def has_staging(self) -> bool:
@@ -50,9 +60,13 @@ class Setup:
 
     def next_moe(self, step: int, count: int) -> list[int]:
         """The next steps with experts after `step`, as many as asked for, the first of the walk
-        after it included, the step's own layer left out."""
+        after it included, the step's own layer left out. That walk leaves out the same layers."""
         following = (step + distance for distance in range(1, self.num_layers))
-        return [later for later in following if self.is_moe(later)][:count]
+        return [
+            later
+            for later in following
+            if self.is_moe(later) and self.layer(later) >= self.num_skipped
+        ][:count]
 
     def selected_by(self, step: int) -> int | None:
         """The later step of the same walk for which the gates of `step` choose; None if they only

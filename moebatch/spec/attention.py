@@ -8,12 +8,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from moebatch.spec.cache_layout import CacheDtype, CacheLayout, CachePart, SinkWindow
+from moebatch.spec.cache_layout import (
+    LARGEST_SLICE,
+    CacheDtype,
+    CacheLayout,
+    CachePart,
+    SinkWindow,
+)
 
 _EXPANDED_NUMBERS = 2**24
 """Keys and values that are made of latents at a time, unless those of one head are more."""
 _ALIGNMENT = 64
 """Numbers between two temporaries, at the most."""
+BIASED_PAIRS = 64 * LARGEST_SLICE
+"""Pairs of tokens of a prompt to whose scores numbers are added at a time."""
 QkNorm = Literal["none", "head", "full", "unscaled"]
 Sizes = dict[str, tuple[int, ...]]
 
@@ -282,6 +290,32 @@ class GroupedAttention(Attention):
     def gates_output(self) -> bool:
         """As `has_gate` says."""
         return self.has_gate
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RelativeAttention(GroupedAttention):
+    """Attention of encoders and decoders without rotary positions and without a scale: a learnt
+    number of each head is added to the score of two tokens for the distance between them, counted
+    in buckets that grow with it (T5: Raffel et al. 2020, section 2.1). Tokens of answers attend to
+    each other, and then to what the encoder has made of their prompt, without such numbers."""
+
+    num_buckets: int
+    max_distance: int
+    """Distance from which on all are alike."""
+    num_rotated: int | None = 0
+    score_scale: float | None = 1.0
+
+    def cross_tensors(self, hidden_size: int) -> Sizes:
+        """Sizes of what attends to an encoder's output in a layer, by role."""
+        wide = (self.query_width, hidden_size)
+        sizes: Sizes = {f"cross_{role}": wide for role in "qkv"}
+        return sizes | {"cross_o": wide[::-1], "cross_norm": (hidden_size,)}
+
+    def step_rooms(self, num_rows: int, num_cached: int) -> tuple[int, ...]:
+        """Queries, keys and values of both kinds, results, and numbers that are added to scores."""
+        of_row = (3 * self.query_width, self.query_width)
+        biases = self.num_heads * max(num_cached, BIASED_PAIRS)
+        return (*(num_rows * width for width in of_row), biases)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

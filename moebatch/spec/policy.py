@@ -152,7 +152,7 @@ class OpenPolicy:
         if self.tokens_per_pass is not None:
             return self.tokens_per_pass
         prompts = workload.mean_prompt_tokens / max(1.0, workload.mean_new_tokens)
-        return ceil(self.batch_size * (1 + prompts))
+        return max(ceil(self.batch_size * (1 + prompts)), workload.fewest_pass_tokens)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

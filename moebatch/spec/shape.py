@@ -3,6 +3,7 @@
 Shape letters: D hidden.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
@@ -10,7 +11,7 @@ from typing import Any, Literal
 
 from moebatch.errors import ConfigError, Fault
 from moebatch.formats.weight_format import WeightFormat
-from moebatch.spec.attention import Attention, Sizes
+from moebatch.spec.attention import Attention, RelativeAttention, Sizes
 from moebatch.spec.cache import CacheGroup
 from moebatch.spec.cache_layout import CacheLayout, KvCache, SinkWindow
 from moebatch.spec.hardware import Dtype
@@ -32,7 +33,8 @@ class Mlp:
 
     width: int
     roles: tuple[str, ...] = ("gate", "up", "down")
-    """Its matrices: ``down`` is [D, width], the others are [width, D]."""
+    """Its matrices: ``down`` is [D, width], the others are [width, D]. Without a gate the
+    activation is that of ``up``."""
     bias: bool = False
     """Every matrix has one."""
 
@@ -90,6 +92,10 @@ class Router:
     """Weights are for what experts see, and not for what they make."""
     weighs_experts: bool = False
     """Weights are multiplied by a learnt number of their expert at last."""
+    capacity: int | None = None
+    """Tokens of a prompt that an expert takes, the first that choose it: the others pass the layer
+    as they are (Fedus et al. 2022, section 2.2). None is all of them. A token that follows alone,
+    as those of answers do, finds room in any expert."""
 
     @property
     def exact_roles(self) -> frozenset[str]:
@@ -127,6 +133,21 @@ class ClampedGate:
 
     limit: float
     alpha: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Encoder:
+    """The first layers of a model whose prompts are encoded (Vaswani et al. 2017).
+
+    They are for tokens of prompts, of which each sees all others, and keep nothing of them. The
+    layers behind them decode: answers begin with a token of their own, and attend to themselves
+    and to what the encoder has made of their prompts. Of that these layers cache keys and values;
+    tokens of prompts have nothing else to do there.
+    """
+
+    num_layers: int
+    start_token: int
+    """The token with which answers begin: it is counted as the last one of their prompts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,6 +189,8 @@ class Layers:
     """That of `global_layers`, where these attend in another way."""
     global_layers: tuple[int, ...] = ()
     norm: Norm = Norm()
+    encoder: Encoder | None = None
+    """None where prompts go through the same layers as answers."""
     embedding_scale: float = 1.0
     """By what embeddings are multiplied before the first layer."""
     residual_scale: float = 1.0
@@ -227,6 +250,29 @@ class ModelShape(Layers):
     @cached_property
     def _global(self) -> frozenset[int]:
         return frozenset(self.global_layers)
+
+    def encodes(self, layer: int) -> bool:
+        """Whether a layer is the encoder's."""
+        return layer < self.num_encoding_layers
+
+    @property
+    def num_encoding_layers(self) -> int:
+        """Layers that are for prompts alone, the first ones."""
+        return self.encoder.num_layers if self.encoder else 0
+
+    @property
+    def num_keeping_layers(self) -> int:
+        """Layers that keep something of a sequence: keys and values, or a state."""
+        return self.num_layers - self.num_encoding_layers
+
+    def place_of(self, layer: int) -> Mapping[str, object]:
+        """What names of tensors may say of a layer: its number, and where there is an encoder its
+        stack, in which it is counted, and the number of the part that holds its MLP."""
+        if self.encoder is None:
+            return {"layer": layer}
+        if self.encodes(layer):
+            return {"stack": "encoder", "layer": layer, "mlp": 1}
+        return {"stack": "decoder", "layer": layer - self.encoder.num_layers, "mlp": 2}
 
     @cached_property
     def _with_experts(self) -> frozenset[int]:
@@ -316,7 +362,7 @@ class ModelShape(Layers):
     def global_tensors(self) -> Sizes:
         """Sizes of what no layer owns, by role; a tied head is none of its own."""
         sizes: Sizes = {"embedding": (self.vocab_size, self.hidden_size)}
-        sizes |= self._norm_tensors("final_norm")
+        sizes |= self._norm_tensors("final_norm") | self._encoder_tensors
         if self.head_bias:
             sizes["head_bias"] = (self.vocab_size,)
         return sizes if self.tie_word_embeddings else sizes | {"head": sizes["embedding"]}
@@ -332,7 +378,9 @@ class ModelShape(Layers):
         each other."""
         if self.is_recurrent(layer):
             return self._recurrence_tensors
-        return self.attention_of(layer).tensors(self.hidden_size)
+        tensors = self.attention_of(layer).tensors(self.hidden_size)
+        crosses = self.encoder is not None and not self.encodes(layer)
+        return tensors | (self._cross_tensors if crosses else {})
 
     def row_order(self, role: str, layer: int) -> list[int] | None:
         """In which order the rows of a stored weight are computed with; None where they lie so."""
@@ -342,6 +390,23 @@ class ModelShape(Layers):
     def _norm_tensors(self, *roles: str) -> Sizes:
         biases = [f"{role}_bias" for role in roles if self.norm.has_bias]
         return dict.fromkeys((*roles, *biases), (self.hidden_size,))
+
+    @cached_property
+    def _encoder_tensors(self) -> Sizes:
+        """The norm behind an encoder, and what both stacks add to scores."""
+        if self.encoder is None:
+            return {}
+        assert isinstance(self.attention, RelativeAttention), "that of encoders"
+        biases = (self.attention.num_buckets, self.attention.num_heads)
+        return self._norm_tensors("encoder_norm") | {
+            "encoder_bias": biases,
+            "decoder_bias": biases,
+        }
+
+    @cached_property
+    def _cross_tensors(self) -> Sizes:
+        assert isinstance(self.attention, RelativeAttention), "that of encoders"
+        return self.attention.cross_tensors(self.hidden_size)
 
     @cached_property
     def _recurrence_tensors(self) -> Sizes:
@@ -420,7 +485,7 @@ class ModelShape(Layers):
         """Whether a CPU beside a GPU may attend: all layers do, and what goes between the two is as
         wide in each."""
         sent = {(each.cached_parts, each.cached_key_dim) for each in self.attentions}
-        return not self.recurrent_layers and len(sent) == 1
+        return not self.recurrent_layers and len(sent) == 1 and self.encoder is None
 
     @property
     def num_attention_layers(self) -> int:
@@ -428,12 +493,12 @@ class ModelShape(Layers):
         return self.num_layers - len(self.recurrent_layers)
 
     def kv_bytes_per_token(self, compute_bytes: int) -> int:
-        """Bytes of the cache of one token in all layers that attend, sliding windows or not, where
-        numbers that are computed with have so many."""
+        """Bytes of the cache of one token in all layers that have one, sliding windows or not,
+        where numbers that are computed with have so many."""
         return sum(
             self.attention_of(layer).cache.token_bytes(compute_bytes)
             for layer in range(self.num_layers)
-            if not self.is_recurrent(layer)
+            if not (self.is_recurrent(layer) or self.encodes(layer))
         )
 
     def state_bytes(self, compute_bytes: int) -> int:
@@ -457,7 +522,7 @@ class ModelShape(Layers):
     def _grouped(self, max_tokens: int) -> tuple[CacheGroup, ...]:
         found: dict[tuple[SinkWindow | None, CacheLayout], list[int]] = {}
         for layer, seen in enumerate(map(self._seen_through, self.sliding_windows)):
-            if self.is_recurrent(layer):
+            if self.is_recurrent(layer) or self.encodes(layer):
                 continue
             is_kept = seen is None or seen.most_cached >= max_tokens
             kept = None if is_kept else seen
@@ -481,7 +546,9 @@ class ModelShape(Layers):
 
     def cached(self, workload: Workload) -> Workload:
         """The same work as the cache holds it: sequences share nothing where less than all of them
-        is kept."""
+        is kept, or what is kept of a token depends on those behind it."""
+        if self.encoder is not None:
+            return replace(workload.unshared, is_encoded=True)
         groups = self.cache_groups(workload.max_total_tokens)
         if all(group.is_whole for group in groups):
             return workload

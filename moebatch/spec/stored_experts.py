@@ -93,6 +93,8 @@ class StoredExperts:
     biases: tuple[_Weight, ...] = ()
     bias_format: WeightFormat = BFLOAT16
     """That of all of them: numbers one after the other."""
+    places: tuple[Mapping[str, object], ...] = ()
+    """By layer, what names may say of it, as `ModelShape.place_of` has it."""
     others: Mapping[tuple[int, int], tuple[WeightFormat, ...]] = field(default_factory=dict)
     """Formats of the weights of experts, by layer and number, that have others."""
 
@@ -125,6 +127,7 @@ class StoredExperts:
             weights=weights(layout.weights),
             biases=weights(layout.biases),
             bias_format=FORMATS[shape.dtype],
+            places=tuple(map(shape.place_of, range(shape.num_layers))),
         )
 
     @classmethod
@@ -206,7 +209,7 @@ class StoredExperts:
     ) -> Iterator[tuple[str, tuple[int, ...]]]:
         stacked = (self.num_experts,) if self.is_stacked else ()
         for weight in weights:
-            name = weight.template.format(layer=layer, expert=expert)
+            name = weight.template.format(**self.places[layer], expert=expert)
             yield name, (*stacked, *weight.stored_size)
 
     def parts(self, layer: int, expert: int) -> Iterator[StoredPart]:

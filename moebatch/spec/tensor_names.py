@@ -20,9 +20,9 @@ class ExpertLayout:
     """How checkpoints hold experts."""
 
     weights: Mapping[str, tuple[str, ...]]
-    """Names of the weights of an expert, with ``{layer}`` and ``{expert}``, and the roles of the
-    matrices in each, as `Mlp.tensors` has them: one below the other, of equal height. Roles that a
-    model has not are passed over."""
+    """Names of the weights of an expert, with ``{expert}`` and what `ModelShape.place_of` says of
+    its layer, and the roles of the matrices in each, as `Mlp.tensors` has them: one below the
+    other, of equal height. Roles that a model has not are passed over."""
     biases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """The same of biases."""
     is_stacked: bool = False
@@ -45,7 +45,8 @@ class TensorNames:
     """Names by role; a role may have several, the one of released checkpoints first."""
 
     roles: Mapping[str, tuple[str, ...]]
-    """Templates with ``{layer}`` where a layer owns the tensor."""
+    """Templates with ``{layer}``, or more of `ModelShape.place_of`, where a layer owns the
+    tensor."""
     experts: tuple[ExpertLayout, ...]
     """Layouts in use, that of released checkpoints first."""
     joined: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -60,15 +61,15 @@ class TensorNames:
         embedding, and transformers then uses it too.
         """
         sizes = shape.global_tensors()
-        if self._name("head", names) in names:
+        if self._name("head", names, {}) in names:
             sizes["head"] = sizes["embedding"]
-        return self._named(sizes, names)
+        return self._named(sizes, names, {})
 
     def layer_weights(self, shape: ModelShape, layer: int, names: Container[str]) -> Named:
         """Name and size by role of everything in a layer but its experts."""
-        return self._named(shape.layer_tensors(layer), names, layer)
+        return self._named(shape.layer_tensors(layer), names, shape.place_of(layer))
 
-    def _named(self, sizes: Sizes, names: Container[str], layer: int = 0) -> Named:
+    def _named(self, sizes: Sizes, names: Container[str], place: Mapping[str, object]) -> Named:
         sizes = dict(sizes)
         for whole, parts in self.joined.items():
             if parts[0] in sizes and not _is_gguf(names):
@@ -77,7 +78,7 @@ class TensorNames:
                 sizes[whole] = (height, *of_parts[0][1:])
         for role in sizes.keys() & self.flat:
             sizes[role] = (1, *sizes[role])
-        return {role: (self._name(role, names, layer), size) for role, size in sizes.items()}
+        return {role: (self._name(role, names, place), size) for role, size in sizes.items()}
 
     def also_under(self, beginnings: Mapping[str, str]) -> "TensorNames":
         """The same names, and first of all those that begin otherwise, up to their first dot, as
@@ -104,9 +105,9 @@ class TensorNames:
         """The ways in which experts may lie in a checkpoint that holds `names`."""
         return _GGUF_EXPERTS if _is_gguf(names) else self.experts
 
-    def _name(self, role: str, names: Container[str], layer: int = 0) -> str:
+    def _name(self, role: str, names: Container[str], place: Mapping[str, object]) -> str:
         templates = (_GGUF_ROLES[role],) if _is_gguf(names) else self.roles[role]
-        candidates = [template.format(layer=layer) for template in templates]
+        candidates = [template.format(**place) for template in templates]
         return next((name for name in candidates if name in names), candidates[0])
 
 

@@ -68,6 +68,9 @@ class Workload:
     """Longest answer; 0 says that all are as long as the mean."""
     most_cached: int = UNLIMITED
     """Tokens of a sequence that are cached at once, in the layers that keep most of them."""
+    is_encoded: bool = False
+    """Whether an encoder takes in prompts, each in one pass, but for the last token of each, with
+    which the answer begins."""
     takes_likeliest: bool = False
     """Whether no row wants more than the likeliest tokens: none is drawn or reported."""
     lengths: tuple[Length, ...] = ()
@@ -104,6 +107,12 @@ class Workload:
     def mean_own_tokens(self) -> float:
         """Tokens of a prompt that have to be computed for it."""
         return self.mean_prompt_tokens - self.mean_shared_tokens
+
+    @property
+    def fewest_pass_tokens(self) -> int:
+        """Tokens that a pass has to have room for: those of the longest sequence, where prompts are
+        not cut."""
+        return self.max_total_tokens if self.is_encoded else 1
 
     @property
     def unshared(self) -> "Workload":

@@ -90,3 +90,28 @@ def test_the_youngest_sequence_is_sent_back_with_all_that_is_known_of_it() -> No
     assert admission.lacks_pages
     assert admission.send_back().T.tolist() == [[16, 0, 0, 9]]
     assert not admission.lacks_pages
+
+
+@given(
+    work=st.lists(st.tuples(st.integers(1, 40), st.integers(1, 9)), min_size=1, max_size=12),
+    sequences=st.integers(1, 6),
+    tokens=st.integers(6, 80),
+    is_static=st.booleans(),
+)
+def test_prompts_that_are_encoded_are_computed_whole(
+    work: list[tuple[int, int]], sequences: int, tokens: int, is_static: bool
+) -> None:
+    pages = sum(pages_of(prompt + new) for prompt, new in work)
+    caps = Caps(sequences=sequences, tokens=tokens, pages=pages, is_static=is_static, encodes=True)
+    admission, computed = Admission(caps), list[int]()
+    waiting_FN = fields_of([(prompt, 0, 0, new) for prompt, new in work])
+    while waiting_FN.shape[1] or len(admission):
+        if admission.takes_more:
+            waiting_FN = waiting_FN[:, admission.take_in(waiting_FN) :]
+        slices_S = admission.slices()
+        is_prompt_S = (admission.pending_S > 0) & (slices_S > 0)
+        assert slices_S[is_prompt_S].tolist() == admission.pending_S[is_prompt_S].tolist()
+        assert 0 < slices_S.sum() <= tokens or (slices_S > 0).sum() == 1
+        computed.extend(slices_S[is_prompt_S].tolist())
+        admission.advance(slices_S)
+    assert sorted(computed) == sorted(prompt for prompt, _ in work)

@@ -43,6 +43,7 @@ def cases(draw: st.DrawFn) -> tuple[Setup, Room, RandomWorld, int]:
         kv_homes=tuple(kv_homes),
         compute=compute,
         activation_level=draw(st.integers(0, 3)),
+        num_encoding=draw(st.sampled_from([0, 0, 1, 2])),
     )
     resident = draw(st.sets(st.sampled_from(keys), max_size=len(keys) - 1))
     below = draw(st.sets(st.sampled_from(keys))) if has_disk else None
@@ -61,7 +62,11 @@ def cases(draw: st.DrawFn) -> tuple[Setup, Room, RandomWorld, int]:
         count = draw(st.integers(1, 5))
         on_cpu = draw(st.lists(st.booleans(), min_size=count, max_size=count))
         sweeps.append(
-            Sweep(num_micro_batches=count, on_cpu=tuple(on_cpu) if compute == "vram" else ())
+            Sweep(
+                num_micro_batches=count,
+                on_cpu=tuple(on_cpu) if compute == "vram" else (),
+                has_prompts=draw(st.booleans()),
+            )
         )
     world = RandomWorld(
         seed=draw(st.integers(0, 10**6)),
@@ -89,9 +94,30 @@ def test_no_deadlock_nothing_before_its_loads_and_no_slot_overwritten(
         (span.task.kind, span.task.step) for span in timeline.spans if span.task.kind is Kind.EXPERT
     )
     if name not in PAGED:
-        assert computed or not setup.moe_layers
+        has_prompts = any(sweep.has_prompts for sweep in world.sweeps)
+        assert computed or not has_prompts and max(setup.moe_layers) < setup.num_encoding
     slots = {span.slot for span in timeline.spans if span.task.kind is Kind.CHUNK}
     assert len(slots) <= room.num_slots + sum(room.cache_sizes.values())
+
+
+@pytest.mark.parametrize("name", sorted({*SCHEDULES} - PAGED - {"simple"}))
+def test_passes_without_prompts_leave_out_layers_that_are_for_prompts(name: str) -> None:
+    setup = Setup(
+        num_layers=LAYERS,
+        num_experts=EXPERTS,
+        moe_layers=frozenset(range(LAYERS)),
+        num_hot=2,
+        lanes=LANES,
+        compute="dram",
+        num_encoding=2,
+    )
+    sweeps = [Sweep(num_micro_batches=2, has_prompts=number % 2 == 0) for number in range(4)]
+    world = RandomWorld(
+        seed=1, num_layers=LAYERS, num_experts=EXPERTS, experts_per_batch=2, sweeps=sweeps
+    )
+    timeline = simulate(name, setup, Room(num_slots=2 * EXPERTS), world, num_passes=4)
+    steps = {span.task.step for span in timeline.spans if span.task.kind is not Kind.CHUNK}
+    assert steps == {*range(4), 6, 7, *range(8, 12), 14, 15}
 
 
 @pytest.mark.parametrize("num_slots", [1, 2, 3])

@@ -64,7 +64,7 @@ class FamilySpec:
         return ModelShape(
             **vars(layers),
             architecture=self.architecture,
-            num_layers=num_layers,
+            num_layers=len(layers.sliding_windows),
             hidden_size=keys.count("hidden_size"),
             vocab_size=keys.count("vocab_size"),
             tie_word_embeddings=keys.flag("tie_word_embeddings"),
