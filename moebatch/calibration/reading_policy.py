@@ -11,7 +11,7 @@ from pathlib import Path
 
 from moebatch.calibration.texts import TokenSequence
 from moebatch.engine.spec import EngineSpec
-from moebatch.errors import DoesNotFit
+from moebatch.errors import CheckpointError, DoesNotFit
 from moebatch.job.opened import OpenedJob
 from moebatch.job.planning import job_problem
 from moebatch.layout.footprint import slot_bytes
@@ -31,8 +31,9 @@ _LEAST_PASS_TOKENS = 64
 
 
 def text_job(model: Path, text: Path, *, output: Path, dram_bytes: int | None) -> OpenedJob:
-    """A job of a model, a text and a limit of memory, for everything that is asked of jobs."""
-    return OpenedJob(
+    """A job of a model, a text and a limit of memory, for everything that is asked of jobs. Raises
+    CheckpointError for a model that encodes prompts: a text is none."""
+    opened = OpenedJob(
         Job(
             model=ModelSection(path=model),
             input=InputSection(path=text),
@@ -40,6 +41,11 @@ def text_job(model: Path, text: Path, *, output: Path, dram_bytes: int | None) -
             resources=ResourcesSection(dram=dram_bytes),
         )
     )
+    if opened.files.shape.encoder is not None:
+        name = opened.files.shape.architecture
+        message = f"{name} encodes prompts, and what its gates choose is not learnt from texts"
+        raise CheckpointError(f"{model}: {message}; run it as it is")
+    return opened
 
 
 def text_engine(

@@ -32,7 +32,7 @@ class Slice:
     def was_decoding(self) -> bool:
         """Once it is computed: whether that was the newest token of an answer."""
         first = self.sequence.num_cached - self.num_tokens
-        return self.num_tokens == 1 and first >= self.sequence.num_prompt_tokens
+        return self.num_tokens == 1 and first >= self.sequence.num_before_answer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,7 +56,15 @@ class Batcher:
     beginning another one is about to compute waits for that if it saves enough.
     """
 
-    def __init__(self, waiting: Iterator[Sequence], cache: KVCache, policy: Policy) -> None:
+    def __init__(
+        self,
+        waiting: Iterator[Sequence],
+        cache: KVCache,
+        policy: Policy,
+        *,
+        encodes: bool = False,
+    ) -> None:
+        """`encodes` says that an encoder takes in prompts, each in one pass."""
         self.running: list[Sequence] = []
         self.num_preempted = 0
         self.num_shared_tokens = 0
@@ -67,6 +75,7 @@ class Batcher:
         self._waiting: deque[Sequence] = deque()
         self._cache = cache
         self._policy = policy
+        self._encodes = encodes
         self._usual_answer: int | None = None
         self._answer_lengths: deque[int] = deque(maxlen=_OBSERVED_ANSWERS)
         self._prefilling: list[Sequence] = []
@@ -80,8 +89,7 @@ class Batcher:
         while (admission := self._admission(self._expected_left)).lacks_pages:
             self._preempt(self.running[-1])
         for sequence in self.running:
-            if sequence.is_decoding:
-                self._cache.grow(sequence, sequence.num_tokens)
+            self._cache.grow(sequence, sequence.num_tokens - sequence.num_behind)
         self._admit(admission)
         sizes = admission.slices().tolist()
         pieces = [Slice(s, size) for s, size in zip(self.running, sizes, strict=True) if size]
@@ -92,8 +100,8 @@ class Batcher:
 
         False if passes are as small as they can be.
         """
-        if self._policy.tokens_per_pass == 1:
-            return False
+        if self._policy.tokens_per_pass == 1 or self._encodes:
+            return False  # a prompt that is encoded needs a pass as large as it was planned
         tokens = self._policy.tokens_per_pass // 2
         most = min(tokens, max(1, self._policy.batch_size // 2))
         self._policy = replace(self._policy, tokens_per_pass=tokens, batch_size=most)
@@ -159,11 +167,12 @@ class Batcher:
     def _admission(self, left: Callable[[Sequence], int]) -> Admission:
         """The sequences in work as numbers, `left` being the tokens that each will still get."""
         caps = replace(
-            Caps.of(self._policy, self._cache.groups[0].most_rows),
+            Caps.of(self._policy, self._cache.groups[0].most_rows, encodes=self._encodes),
             pages=self._cache.num_pages - self._cache.num_pages_held_jointly,
         )
         rows = [
-            (*self._in_work(s, self._cache.num_joint_pages(s)).row, left(s)) for s in self.running
+            (*self._in_work(s, self._cache.num_joint_pages(s)).row, left(s) + s.num_behind)
+            for s in self.running
         ]
         return Admission(caps, fields_of(rows))
 
@@ -208,13 +217,13 @@ class Batcher:
     ) -> bool:
         """Admits a sequence, if there is room for it."""
         num_joint = len(prefix.pages) - self._cache.num_unheld(prefix)
-        num_pending, left = sequence.num_tokens - prefix.num_tokens, self._expected_left(sequence)
+        num_pending = sequence.num_together - prefix.num_tokens
+        left = self._expected_left(sequence) + sequence.num_behind
         row = num_pending, prefix.num_tokens, PAGE_TOKENS * num_joint, left
         if not admission.take_in(fields_of([row]), begins_now=begins_now):
             return False
-        self._cache.begin(
-            sequence, sequence.request.prompt_tokens, prefix, tokens=sequence.num_tokens
-        )
+        num_tokens = sequence.num_tokens - sequence.num_behind
+        self._cache.begin(sequence, sequence.request.prompt_tokens, prefix, tokens=num_tokens)
         sequence.num_cached = prefix.num_tokens
         self.num_shared_tokens += prefix.num_tokens
         self._prefilling.append(sequence)
@@ -244,7 +253,7 @@ class Batcher:
 
     def _in_work(self, sequence: Sequence, num_joint_pages: int) -> InWork:
         return InWork(
-            pending=0 if sequence.is_decoding else sequence.num_pending,
+            pending=0 if sequence.is_decoding else sequence.num_together,
             cached=sequence.num_cached,
             shared=min(PAGE_TOKENS * num_joint_pages, sequence.num_cached),
             generated=len(sequence.output_tokens),

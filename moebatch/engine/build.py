@@ -31,7 +31,7 @@ from moebatch.layout.buffers import KV_TERM, PROJECTIONS_TERM
 from moebatch.layout.footprint import ACTIVATIONS_TERM
 from moebatch.layout.ladder import lanes_of
 from moebatch.layout.scratch import bucket_rows
-from moebatch.layout.setup import cache_of, setup_of
+from moebatch.layout.setup import cache_of, kv_homes, setup_of
 from moebatch.model.attention_core import AttentionCore
 from moebatch.model.decoder import Decoder
 from moebatch.model.dense_weights import DenseWeights
@@ -240,7 +240,7 @@ class _Assembly:
     def _cache(self) -> KVCache:
         groups, policy, ladder = self._spec.cache_groups, self._policy, self._ladder
         layout = KvLayout(
-            levels=policy.kv_levels(self._files.shape.num_layers),
+            levels=kv_homes(self._files.shape, policy, ladder),
             places={ladder.top, ladder.attends_at(policy)},
             window_pages=self._spec.window_pages,
             vram_device=self._device.torch_device,

@@ -68,13 +68,15 @@ class Course:
 
 def _load(slices: Sequence[Slice]) -> PassLoad:
     """What a pass had to do, once it is computed."""
-    contexts, tokens, cached, num_ending = [], [], [], 0
+    contexts, tokens, cached, num_ending = list[int](), [], [], 0
     for piece in slices:
-        if piece.was_decoding:
-            contexts.append(piece.sequence.num_cached)
+        stop, encodes = piece.sequence.num_cached, piece.sequence.request.num_encoded > 0
+        if piece.was_decoding or (encodes and stop > piece.num_tokens):
+            contexts.extend(range(stop - piece.num_tokens + 1, stop + 1))
         else:
             tokens.append(piece.num_tokens)
             cached.append(piece.sequence.num_cached - piece.num_tokens)
             num_ending += piece.sequence.num_pending <= 1
     as_array = (np.array(some, np.int64) for some in (contexts, tokens, cached))
-    return load_of(*as_array, num_ending=num_ending)
+    encodes = any(piece.sequence.request.num_encoded for piece in slices)
+    return load_of(*as_array, num_ending=num_ending, encodes=encodes)

@@ -58,7 +58,8 @@ class Engine:
         Requests are taken one by one, as places fall free. A request that can never be computed
         within the cache is an outcome with an error, as is one whose logits are not finite.
         """
-        batcher = Batcher(self._sequences(requests), self._cache, self._policy)
+        encodes = self._sweep.encodes
+        batcher = Batcher(self._sequences(requests), self._cache, self._policy, encodes=encodes)
         self.course.begin()
         while True:
             self._raise_interruption()
@@ -130,6 +131,8 @@ class Engine:
             if not self._cache.holds(longest):
                 self._done.append(Outcome(request=request, error=self._too_long(longest)))
                 continue
+            fits = not request.num_encoded or longest <= self._policy.tokens_per_pass
+            assert fits, "a prompt is encoded in one pass"
             sequences = [self._sequence(request, choice) for choice in range(request.sampling.n)]
             self._in_work[request.index] = sequences
             self._finish_if_complete(request)

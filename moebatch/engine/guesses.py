@@ -30,6 +30,8 @@ class Guesses(Router):
         self._experts_per_token = experts_per_token
         self._num_tokens = self._num_next = 0
         """Of the pass in work, and what is known to come in the next one."""
+        self._num_seen: dict[int, int] = {}
+        """Rows that have chosen in each layer in this pass."""
         self._last_chosen = -1
         """The layer whose gate has chosen last in this pass."""
         self._setup = setup
@@ -43,6 +45,7 @@ class Guesses(Router):
         """A pass of those tokens begins."""
         self._num_tokens, self._num_next = len(tokens.tokens_T), int(tokens.is_last_T.sum())
         self._last_chosen = -1
+        self._num_seen.clear()
         for observer in self._observers:
             observer.begin_pass(self._num_tokens, tokens)
 
@@ -53,10 +56,12 @@ class Guesses(Router):
         """Shows predictor and observer what a micro-batch chose, and what its gate saw."""
         routing = self._routing(step, micro_batch)
         self._last_chosen = layer = self._setup.layer(step)
-        for rows in routing.rows:
-            experts_RK = routing.chosen(rows)
+        for rows in (rows for rows in routing.rows if rows.start < rows.stop):
+            experts_RK, start = routing.chosen(rows), self._num_seen.get(layer, 0)
+            self._num_seen[layer] = start + len(experts_RK)
+            seen = slice(start, self._num_seen[layer])
             for observer in self._observers:
-                observer.observe(layer, rows, experts_RK, routing.normed_TD[rows])
+                observer.observe(layer, seen, experts_RK, routing.normed_TD[rows])
 
     def selected(self, step: int, micro_batch: int, later: int) -> Sequence[int]:
         return self._routing(step, micro_batch).ahead

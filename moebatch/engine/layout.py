@@ -17,12 +17,14 @@ from torch import Tensor
 from moebatch.engine.batcher import Slice
 from moebatch.engine.sequence import Sequence as TokenSequence
 from moebatch.layout.scratch import PROMPT_ROWS
-from moebatch.model.batch import MicroBatch, Span
+from moebatch.model.batch import MicroBatch
+from moebatch.model.span import Span
 from moebatch.predict.predictor import PassTokens
 from moebatch.schedule.kv import NUM_WINDOWS
 from moebatch.schedule.kv_route import Place
 from moebatch.schedule.request import Sweep
 from moebatch.spec.hardware import LevelName
+from moebatch.spec.shape import ModelShape
 from moebatch.store.kv import KVCache
 from moebatch.store.kv_view import KvPiece, KvView
 
@@ -56,6 +58,7 @@ class Part(NamedTuple):
             rope_length=self.sequence.num_prompt_tokens,
             num_skipped=self.num_before - context,
             state_row=state_row,
+            num_encoded=self.sequence.request.num_encoded,
         )
 
 
@@ -67,12 +70,21 @@ class Group:
     place: Place
     continues: bool
     """Whether it goes on with the prompt of the one before it."""
+    encodes: bool = False
+    """Whether it is one of prompts that an encoder takes in."""
 
     @property
     def rows(self) -> slice:
         """Its rows of the pass."""
         last = self.parts[-1]
         return slice(self.parts[0].start, last.start + last.num_tokens)
+
+    def rows_in(self, shape: ModelShape, layer: int) -> slice:
+        """Those of them that go through a layer: none where it is for other tokens."""
+        rows = self.rows
+        if shape.encoder is None or shape.encodes(layer) == self.encodes:
+            return rows
+        return slice(rows.start, rows.start)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -112,7 +124,20 @@ class Layout:
             num_micro_batches=len(self.groups),
             on_cpu=tuple(group.place != compute for group in self.groups),
             continuing=frozenset(k for k, group in numbered if group.continues),
+            has_prompts=any(group.encodes for group in self.groups),
         )
+
+    @property
+    def prompts(self) -> list[slice]:
+        """Rows of each prompt that an encoder takes in."""
+        parts = (part for group in self.groups if group.encodes for part in group.parts)
+        return [slice(part.start, part.start + part.num_tokens) for part in parts]
+
+    def rows_in(self, shape: ModelShape, layer: int) -> slice:
+        """Rows that go through a layer: prompts that are encoded come last."""
+        parts = [group.rows_in(shape, layer) for group in self.groups]
+        parts = [rows for rows in parts if rows.start < rows.stop] or [slice(0, 0)]
+        return slice(parts[0].start, parts[-1].stop)
 
     @property
     def ends(self) -> list[tuple[TokenSequence, int]]:
@@ -144,7 +169,8 @@ def lay_out(
     for pieces in arranged:
         place = decode_place if pieces[0].num_tokens == 1 else prompt_place
         for number, parts in enumerate(_parts(pieces, start)):
-            groups.append(Group(parts=parts, place=place, continues=number > 0))
+            encodes = pieces[0].sequence.is_encoding
+            groups.append(Group(parts=parts, place=place, continues=number > 0, encodes=encodes))
             start = groups[-1].rows.stop
     ordered = tuple(piece for pieces in arranged for piece in pieces)
     return Layout(ordered=ordered, groups=tuple(groups))
@@ -169,7 +195,7 @@ def attention_inputs(layout: Layout, cache: KVCache, make: MakeMicroBatch) -> li
 
 def _input(group: Group, window: int, cache: KVCache, make: MakeMicroBatch) -> AttentionInput:
     """Rows and plans cost milliseconds, so there are none for layers that do not exist."""
-    is_direct = {cache.is_direct(group.place, layer) for layer in range(cache.num_layers)}
+    is_direct = {cache.is_direct(group.place, layer) for layer in cache.layers}
     direct = windowed = view = None
     if True in is_direct:
         direct = _micro_batch(group, cache, make, partial(_rows, cache))
@@ -241,10 +267,13 @@ def micro_batches(slices: Sequence[Slice], size: int) -> list[list[Slice]]:
     """Decoding sequences in micro-batches that have the same work, then slices of prompts.
 
     They are made anew in every pass, so they stay even while sequences grow and end. A slice of
-    more than `PROMPT_ROWS` tokens is alone.
+    more than `PROMPT_ROWS` tokens is alone. Prompts that are encoded come last.
     """
-    decoding = [piece for piece in slices if piece.num_tokens == 1]
-    return balanced(decoding, size) + _prompts([s for s in slices if s.num_tokens > 1], size)
+    encoding = [piece for piece in slices if piece.sequence.is_encoding]
+    others = [piece for piece in slices if not piece.sequence.is_encoding]
+    decoding = [piece for piece in others if piece.num_tokens == 1]
+    prompts = [piece for piece in others if piece.num_tokens > 1]
+    return [*balanced(decoding, size), *_prompts(prompts, size), *_prompts(encoding, size)]
 
 
 def balanced(decoding: Sequence[Slice], size: int) -> list[list[Slice]]:

@@ -4,6 +4,7 @@ Shape letters: E experts, R rows, K experts per token.
 """
 
 from collections.abc import Sequence
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,7 +34,7 @@ class PassLog(RoutingObserver):
         self._chosen: dict[int, NDArray[np.float64]] = {}
         self._num_tokens: dict[int, int] = {}
         self._even = SkewedRouting(shape=shape)
-        self._num_experts = shape.num_experts
+        self._shape, self._num_experts = shape, shape.num_experts
 
     def begin(self, layout: Layout, compute: LevelName) -> None:
         """A pass of that layout begins, where everything but attention is computed at a level."""
@@ -59,7 +60,8 @@ class PassLog(RoutingObserver):
     ) -> None:
         if self._layout is None:
             return
-        number = len(self.passes) - 1
+        number, before = len(self.passes) - 1, self._layout.rows_in(self._shape, layer).start
+        rows = slice(before + rows.start, before + rows.stop)
         for k, group in enumerate(self._layout.groups):
             first, last = max(rows.start, group.rows.start), min(rows.stop, group.rows.stop)
             if first < last:
@@ -91,9 +93,19 @@ def _loads(layout: Layout) -> tuple[PassLoad, ...]:
 
 
 def _load(group: Group, ends: Sequence[int]) -> PassLoad:
-    decoding = [part.num_afterwards for part in group.parts if part.num_tokens == 1]
-    prompts = [(part.num_tokens, part.num_before) for part in group.parts if part.num_tokens > 1]
+    encoded = any(part.sequence.request.num_encoded for part in group.parts)
+    if encoded and not group.encodes:
+        seen = [range(part.num_before + 1, part.num_afterwards + 1) for part in group.parts]
+        contexts = np.array(list(chain.from_iterable(seen)), np.int64)
+        nothing = np.zeros(0, np.int64)
+        return load_of(contexts, nothing, nothing, num_ending=0, encodes=True)
+    alone = 0 if group.encodes else 1
+    decoding = [part.num_afterwards for part in group.parts if part.num_tokens == alone]
+    prompts = [
+        (part.num_tokens, part.num_before) for part in group.parts if part.num_tokens > alone
+    ]
     num_ends = sum(group.rows.start <= row < group.rows.stop for row in ends)
     tokens, cached = np.array(prompts, np.int64).reshape(-1, 2).T
     contexts = np.array(decoding, np.int64)
-    return load_of(contexts, tokens, cached, num_ending=num_ends - len(contexts))
+    num_ending = num_ends - len(contexts)
+    return load_of(contexts, tokens, cached, num_ending=num_ending, encodes=encoded)

@@ -113,10 +113,10 @@ class PassWork:
 
     def _attend(self, task: Task) -> None:
         layer, item = self._layer(task), self._input(task)
-        kv = self._cache.tensors(item.group.place, layer, item.window)
+        parts = self._cache.parts(item.group.place, layer, item.window)
         rows = self._micro_batch(item, layer)
-        self._decoder.attend(layer, self._x_TD, rows, kv.parts)
-        self._has_attended(task, item)
+        self._decoder.attend(layer, self._x_TD, rows, parts)
+        self._has_attended(task)
 
     def _pre(self, task: Task) -> None:
         micro_batch, into = self._input(task).direct, self._buffers(task).qkv
@@ -138,7 +138,7 @@ class PassWork:
         """Takes in what the CPU has made of a micro-batch."""
         item, out_NHV = self._input(task), self._buffers(task).out_NHV
         self._decoder.add_attention(self._layer(task), self._x_TD, item.direct, out_NHV)
-        self._has_attended(task, item)
+        self._has_attended(task)
 
     def _kv(self, task: Task) -> None:
         view = self._input(task).view
@@ -151,15 +151,14 @@ class PassWork:
         }[task.kind]
         move(view, self._layer(task))
 
-    def _has_attended(self, task: Task, item: AttentionInput) -> None:
-        self._attended.setdefault(task.step, []).append(item.group.rows)
+    def _has_attended(self, task: Task) -> None:
+        self._attended.setdefault(task.step, []).append(self._rows(task))
 
     # --- what follows attention -----------------------------------------------------------------
 
     def _gate(self, task: Task) -> None:
         assert task.micro_batch is not None, "a gate is that of a micro-batch"
-        rows = self._input(task).group.rows
-        routing = self._decoder.route(self._layer(task), self._x_TD, rows)
+        routing = self._decoder.route(self._layer(task), self._x_TD, self._rows(task))
         self._routings.setdefault(task.step, {})[task.micro_batch] = routing
 
     def _expert(self, task: Task) -> None:
@@ -177,7 +176,7 @@ class PassWork:
         if self._is_beside(item):
             self._out(task)
         self._attended.pop(task.step, None)
-        x_TD, rows = self._x_TD, item.group.rows
+        x_TD, rows = self._x_TD, self._rows(task)
         if not self._setup.is_moe(task.step):
             self._decoder.add_dense(layer, x_TD, rows)
             return
@@ -214,6 +213,10 @@ class PassWork:
     def _input(self, task: Task) -> AttentionInput:
         assert task.micro_batch is not None, "a task of a micro-batch"
         return self._inputs[task.micro_batch]
+
+    def _rows(self, task: Task) -> slice:
+        """Rows of its micro-batch that go through its layer."""
+        return self._input(task).group.rows_in(self._decoder.shape, self._layer(task))
 
     def _num_tokens(self, task: Task) -> int:
         return self._input(task).direct.num_tokens

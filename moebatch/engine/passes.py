@@ -19,8 +19,9 @@ from moebatch.engine.layout import AttentionInput, Layout, attention_inputs, lay
 from moebatch.engine.sequence import Sequence as TokenSequence
 from moebatch.engine.text_losses import TextLosses
 from moebatch.layout.scratch import logits_rows
-from moebatch.model.batch import MicroBatch, Span
+from moebatch.model.batch import MicroBatch
 from moebatch.model.decoder import Decoder
+from moebatch.model.span import Span
 from moebatch.predict.predictor import PassTokens
 from moebatch.schedule.kv_route import Place
 from moebatch.spec.policy import Policy
@@ -78,6 +79,11 @@ class Passes(ABC):
         """Layers of a walk."""
         return self._decoder.shape.num_layers
 
+    @property
+    def encodes(self) -> bool:
+        """Whether an encoder takes in prompts."""
+        return self._decoder.shape.encoder is not None
+
     def run(
         self, slices: Sequence[Slice], layer_begins: Callable[[int], None]
     ) -> Iterator[LogitsBlock]:
@@ -94,7 +100,7 @@ class Passes(ABC):
         )
         tokens = layout.pass_tokens
         with self.computing():
-            x_TD = self._decoder.embed(torch.from_numpy(tokens.tokens_T))
+            x_TD = self._decoder.embed(torch.from_numpy(tokens.tokens_T), layout.prompts)
             inputs = attention_inputs(layout, self._cache, self._micro_batch)
         given = PassInput(x_TD, layout, inputs, replace(tokens, embedded_TD=x_TD))
         broken = self._run_layers(given, layer_begins)

@@ -37,9 +37,29 @@ class Sequence:
         return self.num_tokens - self.num_cached
 
     @property
+    def num_together(self) -> int:
+        """Those of them that are computed as one: a prompt that is encoded, or all."""
+        return self.request.num_encoded if self.is_encoding else self.num_pending
+
+    @property
+    def num_behind(self) -> int:
+        """Known tokens that are computed after these."""
+        return self.num_pending - self.num_together
+
+    @property
+    def is_encoding(self) -> bool:
+        """Whether its prompt is still to be encoded."""
+        return self.num_cached < self.request.num_encoded
+
+    @property
+    def num_before_answer(self) -> int:
+        """Tokens of the prompt, without one with which the answer begins."""
+        return self.request.num_encoded or self.num_prompt_tokens
+
+    @property
     def is_decoding(self) -> bool:
         """Whether all but the newest token of its answer has been computed."""
-        return bool(self.output_tokens) and self.num_pending == 1
+        return self.num_pending == 1 and self.num_cached >= self.num_before_answer
 
     @property
     def length(self) -> Length:

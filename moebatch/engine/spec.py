@@ -110,8 +110,11 @@ class EngineSpec:
 
 def shares_beginnings(files: ModelFiles, max_tokens: int) -> bool:
     """Whether tokens that begin sequences of at most so many alike have the same keys in all of
-    them, and keep them: some rotary scalings depend on the length of the sequence, and what layers
-    with windows, or states, hold of it is written over."""
+    them, and keep them: some rotary scalings depend on the length of the sequence, tokens that are
+    encoded on all others of their prompt, and what layers with windows, or states, hold of it is
+    written over."""
+    if files.shape.encoder is not None:
+        return False
     if not all(group.is_whole for group in files.shape.cache_groups(max_tokens)):
         return False
     ropes = Rope.all_of(files.shape, files.config, torch.device("cpu"))

@@ -54,16 +54,17 @@ class PlainSweep(Passes):
             self._num_layers_begun += 1
             layer_begins(layer)
             for item in given.inputs:
-                kv = self._cache.tensors("dram", layer, item.window)
-                decoder.attend(layer, x_TD, item.direct, kv.parts)
+                parts = self._cache.parts("dram", layer, item.window)
+                decoder.attend(layer, x_TD, item.direct, parts)
+            rows = given.layout.rows_in(shape, layer)
             if not shape.is_moe(layer):
-                decoder.add_dense(layer, x_TD)
+                decoder.add_dense(layer, x_TD, rows)
                 broken.look(x_TD, layer, None)
                 continue
-            routing = decoder.route(layer, x_TD)
-            if self._observer is not None:
-                every = slice(0, len(x_TD))
-                self._observer.observe(layer, every, routing.chosen(every), routing.normed_TD)
+            routing = decoder.route(layer, x_TD, rows)
+            if self._observer is not None and rows.start < rows.stop:
+                chosen_RK, normed_RD = routing.chosen(rows), routing.normed_TD[rows]
+                self._observer.observe(layer, slice(0, len(chosen_RK)), chosen_RK, normed_RD)
             with closing(self._experts.require(layer, routing.experts)) as chosen:
                 for expert, tensors in chosen:
                     decoder.run_expert(layer, routing, expert, tensors)

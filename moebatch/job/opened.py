@@ -62,7 +62,11 @@ class OpenedJob:
         """The same with a date for the chat templates that ask for it."""
         shape = self.files.shape
         return open_reader(
-            self.job, vocab_size=shape.vocab_size, max_positions=shape.max_positions, today=date
+            self.job,
+            vocab_size=shape.vocab_size,
+            max_positions=shape.max_positions,
+            start_token=shape.encoder.start_token if shape.encoder else None,
+            today=date,
         )
 
     def require_own_output(self) -> Claim | None:

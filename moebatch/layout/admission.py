@@ -174,10 +174,9 @@ class Admission:
         slices_S: Ints = np.clip(budget - before_S, 0, pending_S)
         if self._caps.encodes:
             fits_S = slices_S == pending_S
-            if fits_S.any():
-                slices_S = np.where(fits_S, pending_S, 0)
-            else:  # a prompt is larger than a pass, and goes on alone
-                slices_S[0] = pending_S[0]
+            slices_S = np.where(fits_S, pending_S, 0)
+            if not fits_S.any():  # a prompt is larger than a pass, and goes on alone
+                slices_S[:1] = pending_S[:1]
         return slices_S + decodes_S
 
     def advance(self, slices_S: Ints, num_passes: int = 1) -> None:

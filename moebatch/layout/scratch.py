@@ -185,6 +185,7 @@ def decoder_buffers(
         "outputs of experts": (choices * shape.hidden_size, dtype_bytes),
         "chosen experts": (choices, _WEIGHT_BYTES + _INDEX_BYTES),
         "weights of outputs": (choices * shape.router.weighs_inputs, _WEIGHT_BYTES),
+        "experts without room": (choices if shape.router.capacity else 0, _INDEX_BYTES),
     }
     return [Buffer(name, level, ACTIVATIONS_TERM, *size) for name, size in sizes.items()]
 

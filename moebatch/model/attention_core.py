@@ -67,6 +67,10 @@ class AttentionCore:
         """Bytes that are allocated up front."""
         return self._scratch.buffer.nbytes
 
+    def layer_kv(self, layer: int, parts: Parts) -> LayerKv:
+        """What a layer caches, `parts`; what is read of it is in the scratch of the core."""
+        return self._layer_kv(self._scratch.frame(), layer, parts)
+
     def attend(
         self,
         layer: int,

@@ -22,6 +22,8 @@ from moebatch.model.native import loader
 from moebatch.model.native.query_slices import QuerySlices
 from moebatch.model.native.single_queries import SingleQueries
 from moebatch.model.rope import Angles, Rope
+from moebatch.model.span import Span
+from moebatch.model.stack_plan import StackPlan
 from moebatch.spec.attention import Attention
 from moebatch.spec.cache_layout import SinkWindow
 
@@ -37,67 +39,6 @@ single tokens as well (Zen 5, one core, latents of 576: 69 and 37 GFLOP/s with 1
 77 and 94 with 128)."""
 Expands = Callable[[int, int], bool]
 """As `Attention.expands`: of new tokens and tokens before them."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Span:
-    """New tokens of one sequence: the flat rows [start, start + num_tokens) of the pass."""
-
-    start: int
-    num_tokens: int
-    context: int
-    """Tokens of the sequence that are in the KV cache already, and may be seen."""
-    rows_S: Tensor
-    """KV-cache row of each of its positions, new ones included; int64 [context + num_tokens]."""
-    rope_length: int
-    """Prompt length: the least length that length-dependent rotary scalings count with."""
-    num_skipped: int = 0
-    """Tokens behind the sinks that none of them sees: they are left out of `context` and rows."""
-    state_row: int = 0
-    """Row of what recurrent layers keep of the sequence."""
-
-    @property
-    def num_before(self) -> int:
-        """Tokens of the sequence before them."""
-        return self.num_skipped + self.context
-
-    def with_rows(self, rows_S: Tensor) -> "Span":
-        """The same tokens in other rows, where more or less of what is before them is kept."""
-        context = len(rows_S) - self.num_tokens
-        num_skipped = self.num_before - context
-        return replace(self, rows_S=rows_S, context=context, num_skipped=num_skipped)
-
-    def in_chunks(self, size: int) -> Iterator["Span"]:
-        """The same tokens, those of each chunk of their sequence by themselves, as if nothing were
-        before it."""
-        done = 0
-        while done < self.num_tokens:
-            begin = (self.num_before + done) // size * size
-            context = self.num_before + done - begin
-            num_tokens = min(size - context, self.num_tokens - done)
-            first = begin - self.num_skipped
-            yield replace(
-                self,
-                start=self.start + done,
-                num_tokens=num_tokens,
-                context=context,
-                rows_S=self.rows_S[first : first + context + num_tokens],
-                num_skipped=begin,
-            )
-            done += num_tokens
-
-    def pieces(self, most_tokens: int) -> Iterator["Span"]:
-        """The same tokens as spans of at most that many, to be attended in this order."""
-        for done in range(0, self.num_tokens, most_tokens):
-            num_tokens = min(most_tokens, self.num_tokens - done)
-            context = self.context + done
-            yield replace(
-                self,
-                start=self.start + done,
-                num_tokens=num_tokens,
-                context=context,
-                rows_S=self.rows_S[: context + num_tokens],
-            )
 
 
 class Sight(NamedTuple):
@@ -236,11 +177,30 @@ class MicroBatch:
     """Where tokens meet sinks that are farther away than they see."""
     recurrent: DeltaPlan | None = None
     """Where the model has recurrent layers."""
+    stacks: StackPlan | None = None
+    """Where the model has an encoder; nothing else is planned then."""
 
     @property
     def num_tokens(self) -> int:
         """Tokens of the micro-batch."""
         return self.stop - self.start
+
+    @classmethod
+    def of_stacks(
+        cls, spans: Sequence[Span], device: torch.device, *, gather_rows: int
+    ) -> "MicroBatch":
+        """The same of a model with an encoder, whose positions do not rotate."""
+        plan = StackPlan.of(spans, device, gather_rows)
+        start, stop = spans[0].start, spans[-1].start + spans[-1].num_tokens
+        return cls(
+            start=start,
+            stop=stop,
+            angles={},
+            new_rows={},
+            plans={},
+            as_cached={},
+            stacks=plan,
+        )
 
     @classmethod
     def of(

@@ -20,7 +20,7 @@ from moebatch.layout.scratch import Limits, converted_elements, step_elements
 from moebatch.model import layers
 from moebatch.model.attention import Parts, Qkv
 from moebatch.model.attention_core import AttentionCore
-from moebatch.model.batch import MicroBatch, Span
+from moebatch.model.batch import MicroBatch
 from moebatch.model.dense_weights import DenseWeights
 from moebatch.model.elementwise import Elementwise
 from moebatch.model.families.registry import FAMILIES
@@ -30,8 +30,10 @@ from moebatch.model.grouped_attention import gate_output
 from moebatch.model.pregates import ChoicesAhead
 from moebatch.model.products import Products
 from moebatch.model.rope import Rope
-from moebatch.model.router import ExpertTokens, Routing, group_by_expert
+from moebatch.model.router import ExpertTokens, Routing, group_by_expert, rank_among_alike
 from moebatch.model.scratch import Frame, Scratch
+from moebatch.model.span import Span
+from moebatch.model.stacked_attention import StackedAttention
 from moebatch.spec.shape import Mlp, ModelShape
 from moebatch.spec.stored_experts import StoredExperts
 
@@ -76,7 +78,7 @@ class Decoder:
             device=self.device,
             sink_scores=weights.sink_scores,
         )
-        self._ropes = Rope.all_of(shape, config, self.device)
+        self._ropes = {} if shape.encoder else Rope.all_of(shape, config, self.device)
         self._elementwise = Elementwise(
             shape.activation, self.device, shape.clamped_gate, shape.residual_scale
         )
@@ -102,11 +104,28 @@ class Decoder:
         )
         step = step_elements(shape, limits)
         self.scratch = Scratch(step, device=self.device, dtype=self.dtype)
+        self._stacked = (
+            StackedAttention(
+                shape,
+                weights.globals,
+                self._products,
+                self._elementwise,
+                self._core,
+                self.scratch,
+            )
+            if shape.encoder
+            else None
+        )
+        self._prompts_T = torch.empty(0, dtype=torch.int64)
+        """The prompt of every row of the pass, by number; -1 for tokens of answers."""
         tokens, choices, hidden = limits.pass_tokens, shape.experts_per_token, shape.hidden_size
         self._weights_TK = torch.empty(tokens, choices, device=self.device, dtype=torch.float32)
         self._experts_TK = torch.empty(tokens, choices, device=self.device, dtype=torch.int64)
         self._ones_TK = torch.ones_like(self._weights_TK) if shape.router.weighs_inputs else None
         """Weights of what experts make, where those of tokens are for what they see."""
+        self._asked_TK = (
+            None if shape.router.capacity is None else torch.empty_like(self._experts_TK)
+        )
         self._ahead = ChoicesAhead(
             shape.moe_layers, activation_level, self._weights_TK, self._experts_TK
         )
@@ -125,6 +144,8 @@ class Decoder:
         """Bytes that are allocated up front."""
         by_row = [self._normed_TD, self._weights_TK, self._experts_TK, self._outputs_TKD]
         by_row += [] if self._ones_TK is None else [self._ones_TK]
+        if self._asked_TK is not None:
+            by_row.append(self._asked_TK)
         steps = self.scratch.buffer.nbytes + self._core.scratch_bytes
         steps += self._products.scratch_bytes
         return steps + self._ahead.num_bytes + sum(tensor.nbytes for tensor in by_row)
@@ -142,6 +163,8 @@ class Decoder:
         own. `attention_device` is that of the `AttentionCore`, if it is not the decoder's own.
         """
         attention = self.shape.attention
+        if self.shape.encoder is not None:
+            return MicroBatch.of_stacks(spans, self.device, gather_rows=self._limits.gather_rows)
         return MicroBatch.of(
             spans,
             ropes=self._ropes,
@@ -158,8 +181,13 @@ class Decoder:
             in_chunks=self.shape.windows_are_chunks,
         )
 
-    def embed(self, tokens_T: Tensor) -> Tensor:
-        """The first hidden states [T, D]."""
+    def embed(self, tokens_T: Tensor, prompts: Sequence[slice] = ()) -> Tensor:
+        """The first hidden states [T, D] of a pass, in which `prompts` are rows of whole ones."""
+        if self.shape.router.capacity is not None:
+            prompts_T = torch.full(tokens_T.shape, -1)
+            for number, rows in enumerate(prompts):
+                prompts_T[rows] = number
+            self._prompts_T = prompts_T.to(self.device)
         x_TD = F.embedding(tokens_T.to(self.device), self._weights.globals["embedding"])
         scale = self.shape.embedding_scale
         if self.shape.rounds_embedding_scale:
@@ -178,8 +206,12 @@ class Decoder:
         Writes what is new into the layer's cache, `parts`, which is on the decoder's device; a
         recurrent layer has those of `GatedDelta.state` there, and changes them.
         """
-        frame, weights = self.scratch.frame(), self._weights.layers[layer]
-        x = x_TD[micro_batch.start : micro_batch.stop]
+        weights, x = self._weights.layers[layer], x_TD[micro_batch.start : micro_batch.stop]
+        if self._stacked is not None:
+            assert micro_batch.stacks is not None, "that of a model with an encoder"
+            self._stacked.attend(layer, x, micro_batch.stacks, weights, parts)
+            return
+        frame = self.scratch.frame()
         normed_ND = self._normed(frame, x, weights, "input_norm")
         if self.shape.is_recurrent(layer):
             assert self._recurrence is not None and micro_batch.recurrent is not None, "it recurs"
@@ -244,6 +276,7 @@ class Decoder:
                 normed = self._normed(frame, x_TD[chunk], weights, "router_norm")
             self._choose(layer, chunk, *self._for_gates(frame, normed))
             self._leave_out(layer, chunk)
+        asked_TK = self._turn_away(layer, rows)
         return Routing(
             rows=(rows,),
             normed_TD=normed_TD,
@@ -253,6 +286,7 @@ class Decoder:
             tokens=group_by_expert(experts_TK, rows, self.shape.num_experts),
             outputs_TKD=self._outputs_TKD[:num_tokens],
             ahead=self._ahead.experts(layer, rows, self.shape.num_experts),
+            asked_TK=asked_TK,
         )
 
     def _for_gates(self, frame: Frame, normed_ND: Tensor) -> tuple[Tensor, Tensor]:
@@ -306,6 +340,22 @@ class Decoder:
         is_left_out_RK = experts_RK == num_experts
         self._outputs_TKD[rows].masked_fill_(is_left_out_RK[..., None], 0.0)
         self.gating_count.add(is_left_out_RK)
+
+    def _turn_away(self, layer: int, rows: slice) -> Tensor | None:
+        """Tokens of a prompt for which the expert that they have chosen has no room count as
+        choices that are left out; returns what all have chosen, if there may be such."""
+        capacity, num_experts = self.shape.router.capacity, self.shape.num_experts
+        if capacity is None or not self.shape.encodes(layer) or rows.start == rows.stop:
+            return None
+        assert self.shape.experts_per_token == 1, "only first choices have a place in a row"
+        assert self._asked_TK is not None, "there is room where experts may have none"
+        self._asked_TK[rows] = self._experts_TK[rows]
+        experts_R = self._experts_TK[rows].view(-1)
+        rank_R = rank_among_alike(self._prompts_T[rows] * num_experts + experts_R)
+        is_late_R = rank_R >= capacity
+        experts_R.masked_fill_(is_late_R, num_experts)
+        self._outputs_TKD[rows].masked_fill_(is_late_R[:, None, None], 0.0)
+        return self._asked_TK
 
     def run_expert(
         self, layer: int, routing: Routing, expert: int, parts: Sequence[Tensor]

@@ -24,6 +24,7 @@ _TOGETHER = {
     "qkv_bias": ("q_bias", "k_bias", "v_bias"),
     "qk": ("q", "k"),
     "qk_bias": ("q_bias", "k_bias"),
+    "cross_kv": ("cross_k", "cross_v"),
     "delta_qkvz": ("delta_qkv", "delta_z"),
     "delta_ba": ("delta_b", "delta_a"),
     "delta_in": ("delta_qkvz", "delta_ba"),

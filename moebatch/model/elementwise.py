@@ -57,6 +57,12 @@ class Elementwise:
         work = row_work(gate_MF, up_MF, num_rows=num_rows, width=width)
         self._run(self._kernels.gate, work, gate_MF)
 
+    def activate(self, x_MF: Tensor) -> None:
+        """``activation(x)`` in its place, where there is no gate."""
+        activated_MF = self._activation(x_MF)
+        if activated_MF is not x_MF:
+            x_MF.copy_(activated_MF)
+
     def _gate_clamped(self, clamped: ClampedGate, gate_MF: Tensor, up_MF: Tensor) -> None:
         limit, alpha = clamped.limit, clamped.alpha
         if self._kernels is None or not suits(gate_MF, up_MF):

@@ -54,6 +54,8 @@ def activation_of(name: str) -> Activation:
     """The activation of that name; it may overwrite its argument. Raises CheckpointError."""
     if name in ("silu", "swish"):
         return silu_in_place
+    if name == "relu":
+        return torch.relu_
     from transformers.activations import ACT2FN
 
     try:

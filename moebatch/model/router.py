@@ -50,6 +50,8 @@ class Routing:
     that results do not depend on the order in which experts arrive."""
     ahead: tuple[int, ...] = ()
     """Experts of a later layer that the rows have chosen here, by a pre-gate, ascending."""
+    asked_TK: Tensor | None = None
+    """What tokens had chosen of which experts have no room for some; None where all have."""
 
     @property
     def experts(self) -> tuple[int, ...]:
@@ -59,7 +61,8 @@ class Routing:
     def chosen(self, rows: slice) -> NDArray[np.int64]:
         """What those rows chose, in main memory, [R, K]; a choice that was left out is shown as the
         first one of its token once more."""
-        experts_RK: NDArray[np.int64] = self.experts_TK[rows].cpu().numpy()
+        chosen_TK = self.experts_TK if self.asked_TK is None else self.asked_TK
+        experts_RK: NDArray[np.int64] = chosen_TK[rows].cpu().numpy()
         return np.where(experts_RK < self.num_experts, experts_RK, experts_RK[:, :1])
 
     @classmethod
@@ -182,6 +185,16 @@ def group_rows(
         expert: ExpertTokens(rows_M, choices_M)
         for expert, rows_M, choices_M in zip(counts, rows_by_expert, choices_by_expert, strict=True)
     }
+
+
+def rank_among_alike(keys_R: Tensor) -> Tensor:
+    """How many equal keys stand before each, [R]."""
+    order_R = keys_R.argsort(stable=True)
+    sorted_R, places_R = keys_R[order_R], torch.arange(len(keys_R), device=keys_R.device)
+    is_new_R = torch.ones_like(sorted_R, dtype=torch.bool)
+    is_new_R[1:] = sorted_R[1:] != sorted_R[:-1]
+    starts_R = places_R.where(is_new_R, 0).cummax(0).values
+    return torch.empty_like(order_R).index_copy_(0, order_R, places_R - starts_R)
 
 
 def _in_pass(places: Tensor, rows: Sequence[slice]) -> Tensor:

@@ -50,11 +50,12 @@ class RoutingObserver:
     def observe(
         self, layer: int, rows: slice, experts_RK: Chosen, hidden_RD: "Tensor | None" = None
     ) -> None:
-        """The gate of `layer` has chosen for those rows of the pass; `hidden_RD` is what it saw,
-        valid during the call.
+        """The gate of `layer` has chosen for those rows, counted among the rows of the pass that go
+        through it; `hidden_RD` is what it saw, valid during the call.
 
-        Row r is the same token in all layers of a pass. Micro-batches of a layer come one behind
-        the other, the first rows first; those of several layers may take turns.
+        Row r is the same token in all layers of a pass, but for those of an encoder. Micro-batches
+        of a layer come one behind the other, the first rows first; those of several layers may take
+        turns.
         """
 
 

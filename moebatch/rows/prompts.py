@@ -1,7 +1,7 @@
 """Parsed rows become requests: prompts to tokens, within what model and context can take."""
 
 import datetime
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -11,6 +11,7 @@ from moebatch.rows.parse import RowRules, parse_row
 from moebatch.rows.refused import RowRefused, wrong
 from moebatch.rows.row import Chat, FailedRow, ParsedRow, Prompt, RawRow, ReadyRow, Source
 from moebatch.rows.tokenizer import Tokenizer, load_tokenizer
+from moebatch.spec.cache_layout import LARGEST_SLICE
 from moebatch.spec.job import Job
 from moebatch.spec.json_file import read_object
 from moebatch.spec.limits import whole
@@ -28,6 +29,8 @@ class RowReader:
     tokenizer: Tokenizer
     max_positions: int
     """Most tokens of prompt and answer together."""
+    start_token: int | None = None
+    """With which answers begin to a prompt that is encoded; None where none is."""
     template_variables: Mapping[str, object] = field(default_factory=dict)
     """The job's ``chat_template_kwargs``."""
     end_tokens: frozenset[int] = frozenset()
@@ -55,12 +58,19 @@ class RowReader:
         try:
             sampling = self.defaults.resolve(parsed)
             tokens = self._encode(parsed.prompt)
+            num_encoded = self._num_encoded(tokens)
+            if self.start_token is not None:
+                tokens = (*tokens, self.start_token)
             sampling = self._within_context(sampling, len(tokens))
         except RowRefused as refused:
             return FailedRow(row=row, error=refused.error)
         assert row.custom_id is not None, "a parsed row has a name"
         request = Request(
-            index=row.index, custom_id=row.custom_id, prompt_tokens=tokens, sampling=sampling
+            index=row.index,
+            custom_id=row.custom_id,
+            prompt_tokens=tokens,
+            sampling=sampling,
+            num_encoded=num_encoded,
         )
         return ReadyRow(row=row, request=request)
 
@@ -86,6 +96,17 @@ class RowReader:
             raise wrong(name, "must hold at least one token, got none")
         return tokens
 
+    def _num_encoded(self, tokens: Sequence[int]) -> int:
+        if self.start_token is None:
+            return 0
+        if len(tokens) > LARGEST_SLICE:
+            message = (
+                f"prompts are encoded whole, at most {LARGEST_SLICE} tokens, but this one has "
+                f"{len(tokens)}; shorten the prompt"
+            )
+            raise RowRefused(message, code="context_length_exceeded", param="prompt")
+        return len(tokens)
+
     def _within_context(self, sampling: Sampling, num_prompt_tokens: int) -> Sampling:
         """Sampling with max_tokens cut to what the context leaves."""
         left = self.max_positions - num_prompt_tokens
@@ -102,9 +123,15 @@ class RowReader:
 
 
 def open_reader(
-    job: Job, *, vocab_size: int, max_positions: int, today: datetime.date | None = None
+    job: Job,
+    *,
+    vocab_size: int,
+    max_positions: int,
+    start_token: int | None = None,
+    today: datetime.date | None = None,
 ) -> RowReader:
-    """Loads the tokenizer and resolves defaults, for a model of so many tokens and positions.
+    """Loads the tokenizer and resolves defaults, for a model of so many tokens and positions;
+    `start_token` is as `RowReader` has it.
 
     Raises CheckpointError if the files of the model folder are missing, damaged or do not belong
     together, and ConfigError if the job's sampling does not go with the model.
@@ -128,6 +155,7 @@ def open_reader(
         defaults=defaults,
         tokenizer=tokenizer,
         max_positions=max_positions,
+        start_token=start_token,
         template_variables=job.sampling.chat_template_kwargs,
         end_tokens=end_tokens,
         warnings=tuple(warnings),

@@ -40,6 +40,9 @@ class Request:
     prompt_tokens: tuple[int, ...]
     """Token ids, at least one."""
     sampling: Sampling
+    num_encoded: int = 0
+    """Tokens of the prompt that an encoder takes in: all but the one with which the answer begins.
+    0 where there is no encoder."""
     begun: tuple[Begun, ...] = ()
     """By choice, what an earlier run has left; empty where nothing has been generated."""
 

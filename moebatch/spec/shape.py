@@ -560,9 +560,13 @@ class ModelShape(Layers):
 
     def seen_through(self, sink_window: SinkWindow | None) -> "ModelShape":
         """The same model where tokens see sinks and a window, save in layers whose own windows are
-        shorter. Raises ConfigError where queries cannot be turned to sinks."""
+        shorter. Raises ConfigError where queries cannot be turned to sinks, or prompts are
+        encoded."""
         if sink_window is None:
             return self
+        if self.encoder is not None:
+            message = f"{self.architecture} encodes prompts whole, without windows; leave it out"
+            raise ConfigError([Fault(file="model.attention", message=message)])
         if self.attention.norms_rotated or self.global_attention is not None:
             does = "norms queries behind their rotation"
             if self.global_attention is not None:

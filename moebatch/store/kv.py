@@ -50,12 +50,12 @@ class KVCache:
 
         Raises StorageError when layers live on a disk that has no room for them.
         """
-        num_layers = sum(len(group.layers) for group in groups)
+        self.layers = sorted(layer for group in groups for layer in group.layers)
+        """Those that keep anything."""
         if layout is None:
-            layout = KvLayout(levels=["dram"] * num_layers)
-        assert len(layout.levels) == num_layers, "every layer has a home"
+            layout = KvLayout(levels=["dram"] * (self.layers[-1] + 1))
+        assert len(layout.levels) > self.layers[-1], "every layer has a home"
         self.groups = tuple(groups)
-        self.num_layers = num_layers
         self._levels = KvLevels(groups, num_pages, dtype, layout)
         alike = [(group.sink_window, group.is_state) for group in groups]
         found = {
@@ -170,6 +170,10 @@ class KVCache:
     def tensors(self, place: Place, layer: int, window: int) -> KvTensors:
         """What attention of a layer at `place` reads and writes."""
         return self._levels.tensors(place, layer, window)
+
+    def parts(self, place: Place, layer: int, window: int) -> tuple[Tensor, ...]:
+        """Its tensors; none where the layer keeps nothing."""
+        return self.tensors(place, layer, window).parts if self._levels.keeps(layer) else ()
 
     def read(self, view: KvView, layer: int) -> None:
         """The context of the view from disk to a window in main memory.

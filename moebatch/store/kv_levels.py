@@ -115,6 +115,10 @@ class KvLevels:
         self._num_bytes["dram"] -= num_bytes
         return num_bytes
 
+    def keeps(self, layer: int) -> bool:
+        """Whether the layer keeps anything."""
+        return layer in self._of_layer
+
     def is_direct(self, place: Place, layer: int) -> bool:
         """Whether attention at `place` works on the layer's home itself."""
         return self.layout.levels[layer] == place

@@ -25,9 +25,10 @@ from torch import Tensor
 from moebatch.layout.scratch import Limits
 from moebatch.model.attention import Qkv
 from moebatch.model.attention_core import AttentionCore
-from moebatch.model.batch import MicroBatch, Span
+from moebatch.model.batch import MicroBatch
 from moebatch.model.native import loader
 from moebatch.model.rope import Rope
+from moebatch.model.span import Span
 from moebatch.spec.policy import PAGE_TOKENS, pages_of
 from moebatch.spec.shape_reader import read_shape
 from moebatch.store.memory import Arena

@@ -9,13 +9,14 @@ import torch
 import torch.nn.functional as F
 
 from moebatch.layout.scratch import Limits
-from moebatch.model.batch import MicroBatch, Span
+from moebatch.model.batch import MicroBatch
 from moebatch.model.cached_numbers import decode, encode
 from moebatch.model.native import loader
 from moebatch.model.native.helpers import Helpers
 from moebatch.model.native.kernels import Kernels
 from moebatch.model.native.query_slices import QuerySlices, slice_work_of
 from moebatch.model.native.single_queries import SingleQueries, work_of
+from moebatch.model.span import Span
 from moebatch.spec.attention import LatentAttention
 from moebatch.spec.cache_layout import CacheDtype, SinkWindow
 from moebatch.spec.models import load_model

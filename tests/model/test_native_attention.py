@@ -18,13 +18,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from moebatch.model.batch import AttentionPlan, MicroBatch, Span
+from moebatch.model.batch import AttentionPlan, MicroBatch
 from moebatch.model.cached_numbers import decode, encode
 from moebatch.model.native import loader
 from moebatch.model.native.compiler import cache_folder
 from moebatch.model.native.helpers import Helpers, torch_parallel
 from moebatch.model.native.kernels import Kernels
 from moebatch.model.native.single_queries import SingleQueries, work_of
+from moebatch.model.span import Span
 from moebatch.spec.cache_layout import CacheDtype
 from moebatch.spec.policy import PAGE_TOKENS, pages_of
 from tests.model.test_parts import ropes_of

@@ -14,11 +14,12 @@ from torch import Tensor
 from moebatch.layout.scratch import Limits
 from moebatch.model.attention import Qkv
 from moebatch.model.attention_core import AttentionCore
-from moebatch.model.batch import MicroBatch, Span
+from moebatch.model.batch import MicroBatch
 from moebatch.model.native import loader
 from moebatch.model.native.helpers import Helpers, torch_parallel
 from moebatch.model.native.kernels import Kernels
 from moebatch.model.native.query_slices import QuerySlices, slice_work_of
+from moebatch.model.span import Span
 from moebatch.spec.cache_layout import CacheDtype
 from moebatch.spec.shape_reader import read_shape
 from tests.model.test_native_attention import KERNELS, Cache

@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 
 from moebatch.errors import CheckpointError
 from moebatch.layout.scratch import Limits, bucket_rows, decoder_buffers
-from moebatch.model.batch import MicroBatch, Span
+from moebatch.model.batch import MicroBatch
 from moebatch.model.layers import activation_of, layer_norm
 from moebatch.model.native.loader import SWITCH
 from moebatch.model.rope import Rope, rotate
 from moebatch.model.router import choose_experts, group_by_expert
 from moebatch.model.scratch import Scratch
+from moebatch.model.span import Span
 from moebatch.spec.attention import Attention, GroupedAttention
 from moebatch.spec.shape import Router
 from moebatch.spec.shape_reader import read_shape

@@ -95,7 +95,7 @@ def test_no_deadlock_nothing_before_its_loads_and_no_slot_overwritten(
     )
     if name not in PAGED:
         has_prompts = any(sweep.has_prompts for sweep in world.sweeps)
-        assert computed or not has_prompts and max(setup.moe_layers) < setup.num_encoding
+        assert computed or (not has_prompts and max(setup.moe_layers) < setup.num_encoding)
     slots = {span.slot for span in timeline.spans if span.task.kind is Kind.CHUNK}
     assert len(slots) <= room.num_slots + sum(room.cache_sizes.values())
 

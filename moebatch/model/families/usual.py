@@ -15,7 +15,7 @@ from moebatch.model.products import Products
 from moebatch.model.scratch import Frame
 
 
-def gated_mlp(
+def mlp(
     frame: Frame,
     x_ND: Tensor,
     num_rows: int,
@@ -23,16 +23,20 @@ def gated_mlp(
     products: Products,
     elementwise: Elementwise,
 ) -> Tensor:
-    """``down(activation(gate(x)) * up(x))`` [M, D] of the first M = `num_rows` rows, with biases
-    where the matrices have such."""
+    """``down(activation(gate(x)) * up(x))`` [M, D] of the first M = `num_rows` rows, or
+    ``down(activation(up(x)))`` where there is no gate; with biases where the matrices have such."""
 
     def product(x: Tensor, role: str) -> Tensor:
         out = frame.take(x.shape[0], matrices[role].shape[0])
         return products.linear(x, matrices[role], _bias(frame, matrices, role), out)
 
-    gate_NF, up_NF = product(x_ND, "gate"), product(x_ND, "up")
-    elementwise.gate(gate_NF[:num_rows], up_NF[:num_rows])
-    return product(gate_NF, "down")[:num_rows]
+    if "gate" in matrices:
+        inner_NF, up_NF = product(x_ND, "gate"), product(x_ND, "up")
+        elementwise.gate(inner_NF[:num_rows], up_NF[:num_rows])
+    else:
+        inner_NF = product(x_ND, "up")
+        elementwise.activate(inner_NF[:num_rows])
+    return product(inner_NF, "down")[:num_rows]
 
 
 def _bias(frame: Frame, matrices: Mapping[str, Matrix], role: str) -> Tensor | None:
@@ -44,4 +48,4 @@ def _bias(frame: Frame, matrices: Mapping[str, Matrix], role: str) -> Tensor | N
     return frame.take(len(bias_O)).copy_(bias_O)
 
 
-USUAL = Family(attention=GroupedAttentionBlock, expert=gated_mlp)
+USUAL = Family(attention=GroupedAttentionBlock, expert=mlp)

@@ -1,0 +1,72 @@
+"""New tokens of one sequence.
+
+Shape letters: S positions.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Span:
+    """New tokens of one sequence: the flat rows [start, start + num_tokens) of the pass."""
+
+    start: int
+    num_tokens: int
+    context: int
+    """Tokens of the sequence that are in the KV cache already, and may be seen."""
+    rows_S: Tensor
+    """KV-cache row of each of its positions, new ones included; int64 [context + num_tokens]."""
+    rope_length: int
+    """Prompt length: the least length that length-dependent rotary scalings count with."""
+    num_skipped: int = 0
+    """Tokens behind the sinks that none of them sees: they are left out of `context` and rows."""
+    state_row: int = 0
+    """Row of what recurrent layers keep of the sequence."""
+    num_encoded: int = 0
+    """Tokens at the beginning of the sequence that an encoder takes in."""
+
+    @property
+    def num_before(self) -> int:
+        """Tokens of the sequence before them."""
+        return self.num_skipped + self.context
+
+    def with_rows(self, rows_S: Tensor) -> "Span":
+        """The same tokens in other rows, where more or less of what is before them is kept."""
+        context = len(rows_S) - self.num_tokens
+        num_skipped = self.num_before - context
+        return replace(self, rows_S=rows_S, context=context, num_skipped=num_skipped)
+
+    def in_chunks(self, size: int) -> Iterator["Span"]:
+        """The same tokens, those of each chunk of their sequence by themselves, as if nothing were
+        before it."""
+        done = 0
+        while done < self.num_tokens:
+            begin = (self.num_before + done) // size * size
+            context = self.num_before + done - begin
+            num_tokens = min(size - context, self.num_tokens - done)
+            first = begin - self.num_skipped
+            yield replace(
+                self,
+                start=self.start + done,
+                num_tokens=num_tokens,
+                context=context,
+                rows_S=self.rows_S[first : first + context + num_tokens],
+                num_skipped=begin,
+            )
+            done += num_tokens
+
+    def pieces(self, most_tokens: int) -> Iterator["Span"]:
+        """The same tokens as spans of at most that many, to be attended in this order."""
+        for done in range(0, self.num_tokens, most_tokens):
+            num_tokens = min(most_tokens, self.num_tokens - done)
+            context = self.context + done
+            yield replace(
+                self,
+                start=self.start + done,
+                num_tokens=num_tokens,
+                context=context,
+                rows_S=self.rows_S[: context + num_tokens],
+            )
