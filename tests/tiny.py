@@ -22,6 +22,7 @@ RECURRENT = ("qwen3_next", "qwen3_5_moe_text")
 FAMILIES = (*GROUPED, *LATENT, *RECURRENT)
 CACHED_APART = ("mixtral", "gpt_oss", "deepseek_v3", "qwen3_next")
 """One of each kind: keys and values of all tokens, of a window, latents, and states."""
+ENCODERS = ("switch_transformers",)
 
 _COMMON = {
     "vocab_size": 320,
@@ -164,6 +165,24 @@ _BY_FAMILY: Mapping[str, Mapping[str, Any]] = {
     "hunyuan_v1_moe": {"intermediate_size": 28, "num_experts": 7, "moe_topk": 3, "head_dim": 10},
     "granitemoe": _GRANITE,
     "granitemoeshared": _GRANITE | {"shared_intermediate_size": 20},
+    "switch_transformers": {
+        "vocab_size": 320,
+        "d_model": 30,
+        "d_kv": 7,
+        "d_ff": 26,
+        "num_layers": 5,
+        "num_decoder_layers": 3,
+        "num_heads": 4,
+        "num_experts": 6,
+        "expert_capacity": 4,
+        "num_sparse_encoder_layers": 2,
+        "num_sparse_decoder_layers": 1,
+        "decoder_start_token_id": 3,
+        "relative_attention_num_buckets": 12,
+        "relative_attention_max_distance": 20,
+        "eos_token_id": 2,
+        "pad_token_id": 0,
+    },
     "glm4_moe_lite": _LATENT | {"n_shared_experts": 1, "moe_intermediate_size": 24},
 }
 _TEXT_OF = {"qwen3_5_moe": "qwen3_5_moe_text", "qwen3_vl_moe": "qwen3_vl_moe_text"}
@@ -219,15 +238,22 @@ def write_checkpoint(
 
 def random_model(family: str = "mixtral", *, seed: int = 0, **config: Any) -> Any:
     """A float32 model in evaluation mode with deterministic, lively weights."""
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+    from transformers import (
+        AutoConfig,
+        AutoModelForCausalLM,
+        AutoModelForImageTextToText,
+        AutoModelForSeq2SeqLM,
+    )
 
-    sees = family in _TEXT_OF
-    settings = {**_COMMON, **_BY_FAMILY[_TEXT_OF.get(family, family)], **config}
+    sees, encodes = family in _TEXT_OF, family in ENCODERS
+    settings = {} if encodes else _COMMON
+    settings = {**settings, **_BY_FAMILY[_TEXT_OF.get(family, family)], **config}
     if sees:
         settings = {"text_config": settings, "vision_config": _VISION}
+    usual = AutoModelForSeq2SeqLM if encodes else AutoModelForCausalLM
     with quiet():
         made = AutoConfig.for_model(family, **settings)
-        auto = AutoModelForImageTextToText if sees else AutoModelForCausalLM
+        auto = AutoModelForImageTextToText if sees else usual
         model = auto.from_config(made, attn_implementation="eager").eval()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -283,6 +309,8 @@ def _std(name: str, weight: torch.Tensor) -> float:
         return 0.3
     if name.endswith(_STRONG):
         return 0.6
+    if name.endswith(("shared.weight", "relative_attention_bias.weight")):
+        return 1.0
     return float(1.5 / weight.shape[-1] ** 0.5)
 
 

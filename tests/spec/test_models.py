@@ -47,6 +47,9 @@ BILLIONS = {
     "gemma-4-26b-a4b": 25.2,
     "llama-4-scout": 107.8,
     "llama-4-maverick": 400.7,
+    "switch-base-8": 0.62,
+    "switch-base-128": 7.4,
+    "switch-large-128": 26.3,
 }
 """Parameters on the model cards and in the papers."""
 OLMOE = """\
@@ -98,7 +101,7 @@ class TestLibrary:
         assert entry.path == find("models", name)
         assert entry.source.startswith("config.json of ")
         assert name.replace("-", "") in entry.name.lower().replace("-", "")
-        assert entry.shape.dtype == "bfloat16"
+        assert entry.shape.dtype == ("float32" if name.startswith("switch") else "bfloat16")
 
     @pytest.mark.parametrize(("name", "gib"), [("gpt-oss-20b", 12.8), ("gpt-oss-120b", 60.8)])
     def test_quantised_checkpoints_are_as_large_as_published(self, name: str, gib: float) -> None:

@@ -39,6 +39,7 @@ FAMILIES = Registry(
         "DeepseekV2ForCausalLM": _LATENT,
         "DeepseekV3ForCausalLM": _LATENT,
         "Glm4MoeLiteForCausalLM": _LATENT,
+        "SwitchTransformersForConditionalGeneration": USUAL,
     }
 )
 """By the class name in ``architectures``."""

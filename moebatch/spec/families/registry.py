@@ -20,6 +20,7 @@ from moebatch.spec.families.mixtral import MIXTRAL
 from moebatch.spec.families.olmoe import OLMOE
 from moebatch.spec.families.qwen import QWEN2_MOE, QWEN3_MOE, QWEN3_VL_MOE
 from moebatch.spec.families.qwen_delta import QWEN3_5_MOE, QWEN3_5_MOE_TEXT, QWEN3_NEXT
+from moebatch.spec.families.switch import SWITCH_TRANSFORMERS
 
 _DEEPSEEK = (DEEPSEEK_MOE, DEEPSEEK_V2, DEEPSEEK_V3, GLM4_MOE_LITE)
 _QWEN = (QWEN2_MOE, QWEN3_MOE, QWEN3_VL_MOE, QWEN3_NEXT, QWEN3_5_MOE_TEXT, QWEN3_5_MOE)
@@ -41,6 +42,7 @@ _OTHERS = (
     GEMMA4,
     LLAMA4_TEXT,
     LLAMA4,
+    SWITCH_TRANSFORMERS,
 )
 _KNOWN = (MIXTRAL, *_QWEN, *_DEEPSEEK, *_OTHERS)
 FAMILIES = Registry({family.architecture: family for family in _KNOWN})
