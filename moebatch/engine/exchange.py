@@ -6,6 +6,8 @@ Shape letters: N rows of the largest micro-batch, H query heads, V size of a hea
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import accumulate
+from math import prod
 
 import torch
 from torch import Tensor
@@ -13,6 +15,7 @@ from torch import Tensor
 from moebatch.model.attention import Qkv
 from moebatch.model.attention_core import AttentionCore
 from moebatch.schedule.attention import LOOK_AHEAD
+from moebatch.spec.attention import Attention
 from moebatch.spec.shape import ModelShape
 
 NUM_BUFFERS = LOOK_AHEAD + 1
@@ -52,29 +55,40 @@ class CpuAttention:
         pinned: bool,
     ) -> None:
         """`on_device` allocates at the level of the GPU; `pinned` is for a real one."""
-        attention = shape.attention
-        query = (num_rows, attention.num_heads, attention.cached_key_dim)
-        result = (num_rows, attention.num_heads, attention.cached_value_dim)
-        parts = [(num_rows, part.num_heads, part.head_dim) for part in attention.cached_parts.parts]
-
-        def on_host(size: tuple[int, ...]) -> Tensor:
-            return torch.empty(size, dtype=dtype, pin_memory=pinned)
-
         self.core = core
-        self.load_bytes = attention.result_width * dtype.itemsize
-        """Of a token, that come up."""
-        self.off_bytes = attention.sent_width * dtype.itemsize
-        """Of a token, that go down."""
-        self._ring = [
-            ExchangeBuffers(
-                Qkv(on_device(query), tuple(map(on_device, parts))),
-                on_device(result),
-                Qkv(on_host(query), tuple(map(on_host, parts))),
-                on_host(result),
-            )
-            for _ in range(NUM_BUFFERS)
-        ]
+        self._itemsize = dtype.itemsize
+        self._attentions = [shape.attention_of(layer) for layer in range(shape.num_layers)]
+        room = num_rows * max(each.sent_width + each.result_width for each in shape.attentions)
+        self._ring = []
+        for _ in range(NUM_BUFFERS):
+            rooms = on_device((room,)), torch.empty(room, dtype=dtype, pin_memory=pinned)
+            self._ring.append({each: _buffers(rooms, each, num_rows) for each in shape.attentions})
 
-    def buffers(self, number: int) -> ExchangeBuffers:
-        """Those of the micro-batch of that number."""
-        return self._ring[number % NUM_BUFFERS]
+    def buffers(self, number: int, layer: int) -> ExchangeBuffers:
+        """Those of the micro-batch of that number in a layer."""
+        return self._ring[number % NUM_BUFFERS][self._attentions[layer]]
+
+    def load_bytes(self, layer: int) -> int:
+        """Of a token, that come up."""
+        return self._attentions[layer].result_width * self._itemsize
+
+    def off_bytes(self, layer: int) -> int:
+        """Of a token, that go down."""
+        return self._attentions[layer].sent_width * self._itemsize
+
+
+def _buffers(rooms: tuple[Tensor, Tensor], attention: Attention, num_rows: int) -> ExchangeBuffers:
+    """Views of flat rooms on either side, as layers that attend so need them."""
+    heads = attention.num_heads
+    parts = [(part.num_heads, part.head_dim) for part in attention.cached_parts.parts]
+    sizes = [
+        (heads, attention.cached_key_dim),
+        *parts,
+        (heads, attention.cached_value_dim),
+    ]
+    stops = [num_rows * width for width in accumulate(prod(size) for size in sizes)]
+    places = [*zip([0, *stops], stops, sizes, strict=False)]
+    (q, *kv, out), (host_q, *host_kv, host_out) = (
+        [room[start:stop].view(num_rows, *size) for start, stop, size in places] for room in rooms
+    )
+    return ExchangeBuffers(Qkv(q, tuple(kv)), out, Qkv(host_q, tuple(host_kv)), host_out)

@@ -97,7 +97,7 @@ class PassWork:
                 assert self._beside is not None, "the CPU attends"
                 is_up = task.kind is Kind.LOAD
                 of_token = self._beside.load_bytes if is_up else self._beside.off_bytes
-                return self._num_tokens(task) * of_token
+                return self._num_tokens(task) * of_token(self._layer(task))
             case Kind.KV_READ | Kind.KV_UP | Kind.KV_DOWN | Kind.KV_WRITE:
                 view = self._input(task).view
                 assert view is not None, "layers live elsewhere"
@@ -234,4 +234,5 @@ class PassWork:
         """Counts micro-batches that attend on the CPU, in the order of their turns."""
         assert self._beside is not None and task.micro_batch is not None, "the CPU attends"
         place = self._place_on_cpu[task.micro_batch]
-        return self._beside.buffers(task.step * len(self._place_on_cpu) + place)
+        number = task.step * len(self._place_on_cpu) + place
+        return self._beside.buffers(number, self._layer(task))

@@ -179,7 +179,7 @@ class MemoryUse:
         elif not policy.attention_on_gpu:
             yield from self._attending(policy, "dram")
         if not policy.attention_on_gpu:
-            width = self.shape.attention.sent_width + self.shape.attention.result_width
+            width = max(each.sent_width + each.result_width for each in self.shape.attentions)
             num_elements = bucket_rows(policy.micro_batch_size) * width
             for level in ("vram", "dram"):
                 yield self._numbers(PROJECTIONS_TERM, level, num_elements, LOOK_AHEAD + 1)

@@ -276,12 +276,14 @@ class Prices:
         return sum(of_groups) / self.shape.num_keeping_layers
 
     def attended_bytes(self, tokens: float) -> float:
-        """Results of attention of so many tokens in one layer."""
-        return tokens * self.shape.attention.result_width * self.dtypes.compute_bytes
+        """Results of attention of so many tokens in a mean layer."""
+        width = sum(share * each.result_width for (each, _), share in self._attending.items())
+        return tokens * width * self.dtypes.compute_bytes
 
     def projected_bytes(self, tokens: float) -> float:
-        """Queries, keys and values of so many tokens in one layer, before they are cached."""
-        return tokens * self.shape.attention.sent_width * self.dtypes.compute_bytes
+        """Queries, keys and values of so many tokens in a mean layer, before they are cached."""
+        width = sum(share * each.sent_width for (each, _), share in self._attending.items())
+        return tokens * width * self.dtypes.compute_bytes
 
     def hidden_bytes(self, tokens: float) -> float:
         """Hidden states of so many tokens."""

@@ -25,8 +25,8 @@ def not_runnable(
     if problem.ladder.experts_at(policy) != problem.ladder.top:
         yield "ffn_on_gpu", "experts are computed on the GPU; set it to true"
     if policy.ffn_on_gpu and not policy.attention_on_gpu and not problem.shape.attends_beside_gpu:
-        which = "recurrent layers" if problem.shape.recurrent_layers else "heads of several sizes"
-        which = "layers of an encoder and behind it" if problem.shape.encoder else which
+        is_encoded = problem.shape.encoder is not None
+        which = "layers of an encoder and behind it" if is_encoded else "recurrent layers"
         yield "attention_on_gpu", f"{which} are computed on the GPU; set it to true"
     if policy.tokens_per_pass < problem.workload.fewest_pass_tokens:
         longest = problem.workload.fewest_pass_tokens

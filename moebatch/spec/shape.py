@@ -482,10 +482,8 @@ class ModelShape(Layers):
 
     @property
     def attends_beside_gpu(self) -> bool:
-        """Whether a CPU beside a GPU may attend: all layers do, and what goes between the two is as
-        wide in each."""
-        sent = {(each.cached_parts, each.cached_key_dim) for each in self.attentions}
-        return not self.recurrent_layers and len(sent) == 1 and self.encoder is None
+        """Whether a CPU beside a GPU may attend: all layers do, and to what they cache alone."""
+        return not self.recurrent_layers and self.encoder is None
 
     @property
     def num_attention_layers(self) -> int:
