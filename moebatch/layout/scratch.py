@@ -27,7 +27,8 @@ _ALIGNMENT = 64
 _WEIGHT_BYTES = 4
 _INDEX_BYTES = 8
 _POSITIONS_STEP = 16
-_MLP_NORMS = frozenset(("shared_norm", "experts_out_norm", "shared_out_norm", "mlp_out_norm"))
+MLP_NORMS = frozenset(("shared_norm", "experts_out_norm", "shared_out_norm", "mlp_out_norm"))
+"""What a layer may have beside the norms before attention and before experts."""
 MAX_GEMM_ROWS = 1536
 """Rows of one matrix product of an expert; more are computed in blocks, of which the last one may
 have few rows."""
@@ -262,7 +263,7 @@ def step_elements(shape: ModelShape, limits: Limits) -> int:
         rows * D,  # output
         *([width, width, D] if has_biases else []),  # biases
     )
-    more_norms = _MLP_NORMS & {*shape.norms}
+    more_norms = MLP_NORMS & {*shape.norms}
     mlp += len(more_norms) * (rows * D, rows * D * 2)  # a sum or normed input, and in float32
     words = 2 if shape.router.has_exact_logits else 1
     router = (

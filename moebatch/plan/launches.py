@@ -9,7 +9,13 @@ from functools import cache
 from math import ceil
 
 from moebatch.layout.load import PassLoad
-from moebatch.layout.scratch import GATHER_ROWS, MAX_GEMM_ROWS, PROMPT_ROWS, logits_rows
+from moebatch.layout.scratch import (
+    GATHER_ROWS,
+    MAX_GEMM_ROWS,
+    MLP_NORMS,
+    PROMPT_ROWS,
+    logits_rows,
+)
 from moebatch.layout.setup import CHUNK_BYTES
 from moebatch.schedule.task import Kind
 from moebatch.spec.shape import ModelShape, Router
@@ -31,12 +37,16 @@ _CORRECTION = 4
 """Added; scores of what is chosen taken, and sorted."""
 _GROUPS = 8
 """The best of each, their sum, the best groups, and others masked."""
+_WEIGHING = 4
+"""Weights of experts taken, multiplied, and all sorted anew."""
 _GROUPING = 7
 """Tokens by expert: counted, and sorted."""
 _MLP = 5
 _EXPERT = 6
 """Beside its MLP: tokens are gathered, weighed and put back."""
 _COMBINE = 5
+_SUM = 3
+"""Of what is to be normed."""
 _JOINING = 8
 """Tokens by expert, of all micro-batches of a pass together."""
 _PARTS = 2
@@ -53,7 +63,7 @@ def of_batch(shape: ModelShape, kind: Kind, load: PassLoad) -> float:
 @cache
 def of_gates(shape: ModelShape) -> tuple[int, ...]:
     """By layer: norm and router, or norm and MLP where there are no experts."""
-    gate = _NORM + 1 + _choice(shape.router) + _GROUPING
+    gate = _NORM + 1 + _choice(shape.router) + _GROUPING + _NORM * shape.router.has_own_norm
     dense = _NORM + _MLP + 1 + _scaling(shape)
     return tuple(gate if layer in shape.moe_layers else dense for layer in range(shape.num_layers))
 
@@ -68,6 +78,7 @@ def _choice(router: Router) -> int:
         + 2 * (router.norm_order is not None)
         + bool(router.least_norm)
         + (router.scale != 1.0)
+        + _WEIGHING * router.weighs_experts
     )
 
 
@@ -80,13 +91,16 @@ def of_combine(shape: ModelShape, *, is_joined: bool) -> int:
     """The end of a layer: outputs are added up, with those of a shared expert if there is one."""
     shared = 2 + _MLP if shape.shared_expert else 0
     mixed = 3 * bool(shared and shape.shared_expert_gate)
-    return _COMBINE + _JOINING * is_joined + shared + mixed + _scaling(shape)
+    norms = (_NORM + _SUM) * len(MLP_NORMS & {*shape.norms})
+    others = _scaling(shape) + shape.scales_layers
+    return _COMBINE + _JOINING * is_joined + shared + mixed + norms + others
 
 
 def of_head(shape: ModelShape, rows: float, dtype_bytes: int) -> float:
     """Logits after so many tokens, block by block: rows gathered, normed, multiplied, copied, and
     scaled perhaps."""
-    return (_NORM + 3 + (shape.logit_scale != 1)) * ceil(rows / logits_rows(shape, dtype_bytes))
+    end = (shape.logit_scale != 1) + 3 * (shape.logit_cap is not None)
+    return (_NORM + 3 + end) * ceil(rows / logits_rows(shape, dtype_bytes))
 
 
 def num_chunks(expert_bytes: int) -> int:
@@ -100,7 +114,7 @@ def of_transfer(expert_bytes: int) -> int:
 
 
 def _of_projection(shape: ModelShape, load: PassLoad) -> float:
-    return _NORM + 1 + 2 * _NORM * shape.attention.norms_queries + _ROTATION
+    return _NORM + 1 + _NORM * shape.attention.num_norms + _ROTATION
 
 
 def _of_attention(shape: ModelShape, load: PassLoad) -> float:
@@ -111,7 +125,7 @@ def _of_attention(shape: ModelShape, load: PassLoad) -> float:
 
 
 def _of_out(shape: ModelShape, load: PassLoad) -> float:
-    return _OUT + _scaling(shape)
+    return _OUT + _scaling(shape) + _NORM * ("attention_out_norm" in shape.norms)
 
 
 def _scaling(shape: ModelShape) -> int:

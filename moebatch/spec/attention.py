@@ -184,9 +184,9 @@ class Attention(ABC):
         return self.num_kv_heads * self.head_dim
 
     @property
-    def norms_queries(self) -> bool:
-        """Whether queries and keys are normed before they meet."""
-        return False
+    def num_norms(self) -> int:
+        """How many of queries, keys and values are normed before they meet."""
+        return 0
 
     @property
     def gates_output(self) -> bool:
@@ -266,7 +266,7 @@ class GroupedAttention(Attention):
 
     def step_rooms(self, num_rows: int, num_cached: int) -> tuple[int, ...]:
         """Queries or keys in float32 that are normed, all three, and results."""
-        normed = 2 * self.query_width * self.norms_queries
+        normed = 2 * self.query_width * bool(self.num_norms)
         projected = self.query_width + self.kv_width
         widths = (normed, projected, self.kv_width, self.query_width)
         return tuple(num_rows * width for width in widths)
@@ -282,9 +282,9 @@ class GroupedAttention(Attention):
         return self.flops_per_pair
 
     @property
-    def norms_queries(self) -> bool:
-        """As `qk_norm` says; values may be normed alone."""
-        return self.qk_norm != "none" or self.norms_values
+    def num_norms(self) -> int:
+        """As `qk_norm` and `norms_values` say."""
+        return 2 * (self.qk_norm != "none") + self.norms_values
 
     @property
     def gates_output(self) -> bool:

@@ -122,7 +122,9 @@ LOAD = PassLoad(
 """Of one micro-batch."""
 
 
-@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe", "qwen2_moe", "granitemoeshared"])
+@pytest.mark.parametrize(
+    "family", ["mixtral", "qwen3_moe", "qwen2_moe", "granitemoeshared", "gemma4_text"]
+)
 def test_tasks_launch_as_much_as_they_are_priced_for(
     tiny_checkpoint: Callable[..., Path], counting: CountingDevice, tmp_path: Path, family: str
 ) -> None:
