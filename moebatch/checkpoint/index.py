@@ -30,8 +30,12 @@ class Extent:
     """Name in safetensors' spelling, such as ``BF16``."""
     shape: tuple[int, ...]
 
-    def slice(self, index: int) -> "Extent":
-        """One slice along the first dimension."""
+    def slice(self, index: int, count: int | None = None) -> "Extent":
+        """One slice along the first dimension, or one of `count` that lie there in equal numbers of
+        rows."""
+        if count is not None:
+            height = self.shape[0] // count
+            return self.rows(range(index * height, (index + 1) * height))
         return replace(self.rows(range(index, index + 1)), shape=self.shape[1:])
 
     def rows(self, taken: range) -> "Extent":
@@ -123,8 +127,9 @@ class Checkpoint:
             return cls(folder=folder, tensors=tensors, files={SINGLE_NAME: path})
         raise CheckpointError(_nothing_to_read(folder))
 
-    def extent(self, name: str, index: int | None = None) -> Extent:
-        """Where tensor `name` lies, or its slice `index` along the first dimension."""
+    def extent(self, name: str, index: int | None = None, num_slices: int | None = None) -> Extent:
+        """Where tensor `name` lies, or its slice `index` along the first dimension, perhaps of as
+        many that share its rows."""
         path, entry = self.tensors[name]
         whole = Extent(
             path=path,
@@ -133,7 +138,7 @@ class Checkpoint:
             dtype=entry.dtype,
             shape=entry.shape,
         )
-        return whole if index is None else whole.slice(index)
+        return whole if index is None else whole.slice(index, num_slices)
 
     def look(self, name: str) -> StoredPart | None:
         """Dtype and shape of a tensor; None where there is no tensor `name`."""

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,7 +11,7 @@ import torch
 
 from moebatch.checkpoint.fingerprint import ModelOwner, checkpoint_fingerprint
 from moebatch.checkpoint.gguf_model import find_gguf, open_gguf
-from moebatch.checkpoint.index import Checkpoint, Weight, file_inside
+from moebatch.checkpoint.index import Checkpoint, Extent, Weight, file_inside
 from moebatch.checkpoint.record import TORCH_DTYPES, Record
 from moebatch.errors import CheckpointError
 from moebatch.formats.plain import BFLOAT16, PlainFormat
@@ -92,30 +92,38 @@ class ModelFiles:
 
     def expert_weights(self, layer: int, expert: int) -> Iterator[Weight]:
         """The weights in which an expert lies, its biases last, without others beside it."""
-        stack = 1 if self.experts.is_stacked else 0
-        index = expert if stack else None
-        experts = self.experts
-        named = zip(
-            (*experts.formats_of(layer, expert), *[experts.bias_format] * len(experts.biases)),
-            chain(experts.named_weights(layer, expert), experts.named_biases(layer, expert)),
-            strict=True,
-        )
-        for stored, (name, shape) in named:
-            parts = stored.parts(name, shape)
-            extents = tuple(self.checkpoint.extent(part.name, index) for part in parts)
-            yield Weight(name, stored, shape[stack:], extents)
+        extents = iter(self._expert_extents(layer, expert))
+        for name, stored, size in self.experts.weights_of(layer, expert):
+            num_parts = len(stored.parts(name, size))
+            yield Weight(name, stored, size, tuple(islice(extents, num_parts)))
 
     def expert_records(self) -> dict[ExpertKey, Record]:
         """Where each expert lies in the files."""
         records = {}
         for layer in self.shape.moe_layers:
             for expert in range(self.shape.num_experts):
-                pieces = self.experts.pieces(layer, expert)
-                extents = [self.checkpoint.extent(piece.name, piece.index) for piece in pieces]
+                extents = self._expert_extents(layer, expert)
                 num_biases = len(self.experts.biases)
                 dtypes = [self._expert_dtype] * (len(extents) - num_biases) + [None] * num_biases
                 records[ExpertKey(layer, expert)] = Record.of(extents, dtypes)
         return records
+
+    def _expert_extents(self, layer: int, expert: int) -> list[Extent]:
+        """Where an expert lies, as `StoredExperts.pieces` names what is read of it."""
+        return [
+            self.checkpoint.extent(piece.name, piece.index, piece.num_slices)
+            for piece in self.experts.pieces(layer, expert)
+        ]
+
+    @property
+    def expert_bytes(self) -> int:
+        """Of all experts in the files."""
+        return sum(
+            extent.num_bytes
+            for layer in self.shape.moe_layers
+            for expert in range(self.shape.num_experts)
+            for extent in self._expert_extents(layer, expert)
+        )
 
     @property
     def read_as_computed(self) -> "ModelFiles":

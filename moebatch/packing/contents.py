@@ -89,14 +89,8 @@ class Contents:
     @property
     def expert_bytes(self) -> tuple[int, int]:
         """Of all experts as they are stored, before and after."""
-        files, keys = self.files, list(self.experts)
-        before = sum(
-            files.checkpoint.extent(piece.name, piece.index).num_bytes
-            for key in keys
-            for piece in files.experts.pieces(*key)
-        )
-        after = sum(part.num_bytes for key in keys for part in self._parts(key))
-        return before, after
+        after = sum(part.num_bytes for key in self.experts for part in self._parts(key))
+        return self.files.expert_bytes, after
 
     @cached_property
     def config(self) -> dict[str, Any]:

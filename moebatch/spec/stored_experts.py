@@ -30,6 +30,8 @@ class StoredPiece:
 
     name: str
     index: int | None
+    num_slices: int | None = None
+    """Of a tensor that has no dimension for them, [slices x rows, ...]; None where it has one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,6 +90,8 @@ class StoredExperts:
     format: WeightFormat
     """Where there are several, the one that takes most bytes."""
     is_stacked: bool
+    is_flat: bool
+    """Stacks have no dimension of their own."""
     num_experts: int
     weights: tuple[_Weight, ...]
     biases: tuple[_Weight, ...] = ()
@@ -123,6 +127,7 @@ class StoredExperts:
         return cls(
             format=stored,
             is_stacked=layout.is_stacked,
+            is_flat=layout.is_flat,
             num_experts=shape.num_experts,
             weights=weights(layout.weights),
             biases=weights(layout.biases),
@@ -207,10 +212,20 @@ class StoredExperts:
     def _named(
         self, weights: Iterable[_Weight], layer: int, expert: int
     ) -> Iterator[tuple[str, tuple[int, ...]]]:
-        stacked = (self.num_experts,) if self.is_stacked else ()
         for weight in weights:
-            name = weight.template.format(**self.places[layer], expert=expert)
-            yield name, (*stacked, *weight.stored_size)
+            yield self._name(weight, layer, expert), self._whole_size(weight)
+
+    def _name(self, weight: _Weight, layer: int, expert: int) -> str:
+        return weight.template.format(**self.places[layer], expert=expert)
+
+    def _whole_size(self, weight: _Weight) -> tuple[int, ...]:
+        """With others beside it."""
+        if not self.is_stacked:
+            return weight.stored_size
+        if not self.is_flat:
+            return (self.num_experts, *weight.stored_size)
+        height, *width = weight.stored_size
+        return (self.num_experts * height, *width)
 
     def parts(self, layer: int, expert: int) -> Iterator[StoredPart]:
         """The tensors of a file in which an expert lies, others beside it included."""
@@ -223,7 +238,17 @@ class StoredExperts:
     def pieces(self, layer: int, expert: int) -> tuple[StoredPiece, ...]:
         """What is read of an expert, in the order that `matrices` expects."""
         index = expert if self.is_stacked else None
-        return tuple(StoredPiece(part.name, index) for part in self.parts(layer, expert))
+        num_slices = self.num_experts if self.is_flat else None
+        parts = self.parts(layer, expert)
+        return tuple(StoredPiece(part.name, index, num_slices) for part in parts)
+
+    def weights_of(
+        self, layer: int, expert: int
+    ) -> Iterator[tuple[str, WeightFormat, tuple[int, ...]]]:
+        """Name, format and size of its weights, its biases last, without others beside it."""
+        formats = (*self.formats_of(layer, expert), *[self.bias_format] * len(self.biases))
+        for stored, weight in zip(formats, (*self.weights, *self.biases), strict=True):
+            yield self._name(weight, layer, expert), stored, weight.stored_size
 
     def matrices(
         self, tensors: Sequence[Tensor], layer: int = 0, expert: int = 0

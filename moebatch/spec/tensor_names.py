@@ -27,6 +27,8 @@ class ExpertLayout:
     """The same of biases."""
     is_stacked: bool = False
     """Each weight holds all experts of a layer, one after the other: [E, ...]."""
+    is_flat: bool = False
+    """Stacks have no dimension of their own: [E x rows, columns]."""
     is_interleaved: bool = False
     """Matrices in one weight, and their biases, take turns row by row, instead of lying one below
     the other."""

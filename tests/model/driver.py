@@ -167,6 +167,8 @@ class Driver:
 
     def _slice(self, piece: StoredPiece) -> torch.Tensor:
         tensor = self._tensors[piece.name]
+        if piece.num_slices is not None:
+            tensor = tensor.unflatten(0, (piece.num_slices, -1))
         return tensor if piece.index is None else tensor[piece.index]
 
 

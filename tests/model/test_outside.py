@@ -5,7 +5,7 @@ token.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +119,11 @@ DESCRIBED = FamilySpec(
                 weights={LAYER + "burrows.in": ("up",), LAYER + "burrows.out": ("down",)},
                 is_stacked=True,
             ),
+            ExpertLayout(
+                weights={LAYER + "warren.in": ("up",), LAYER + "warren.out": ("down",)},
+                is_stacked=True,
+                is_flat=True,
+            ),
         ),
     ),
     rotary_type="mixtral",
@@ -170,6 +175,11 @@ def tensors() -> dict[str, Tensor]:
     return found
 
 
+def apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The same."""
+    return dict(tensors)
+
+
 def stacked(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The same with the experts of a layer in one tensor."""
     found = {name: tensor for name, tensor in tensors.items() if ".burrow." not in name}
@@ -178,6 +188,14 @@ def stacked(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
             experts = [tensors[f"stack.{layer}.burrow.{expert}.{way}"] for expert in range(E)]
             found[f"stack.{layer}.burrows.{way}"] = torch.stack(experts)
     return found
+
+
+def flat(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The same one below the other."""
+    return {
+        name.replace("burrows", "warren"): tensor.flatten(0, 1) if ".burrows." in name else tensor
+        for name, tensor in stacked(tensors).items()
+    }
 
 
 def row_scaled(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -209,21 +227,19 @@ def written(folder: Path, tensors: Mapping[str, Tensor], **entries: Any) -> Path
 
 
 @pytest.mark.parametrize("kernels", ["0", "1"])
-@pytest.mark.parametrize("is_stacked", [False, True])
+@pytest.mark.parametrize("lying", [apart, stacked, flat])
 @pytest.mark.parametrize("is_quantised", [False, True])
 def test_a_family_and_a_format_from_outside_run_as_their_formulas_say(
     tensors: dict[str, Tensor],
     tmp_path: Path,
-    is_stacked: bool,
+    lying: Callable[[Mapping[str, Tensor]], dict[str, Tensor]],
     is_quantised: bool,
     kernels: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv(loader.SWITCH, kernels)
-    stored = row_scaled(tensors) if is_quantised else tensors
-    expected = whole(stored) if is_quantised else tensors
-    if is_stacked:
-        stored = row_scaled(stacked(tensors)) if is_quantised else stacked(tensors)
+    expected = whole(row_scaled(tensors)) if is_quantised else tensors
+    stored = row_scaled(lying(tensors)) if is_quantised else lying(tensors)
     driver = Driver(written(tmp_path, stored))
     assert driver.files.experts.format.name == ("row-scaled" if is_quantised else "float32")
     seqs = driver.generate(PROMPTS, 6, slice_tokens=4, stagger=1)
