@@ -19,7 +19,7 @@ from moebatch.errors import CheckpointError
 from moebatch.model.pregates import PreGates
 from moebatch.schedule.setup import chosen_ahead
 from moebatch.training.reading import Reading, num_expected, reading_batches
-from moebatch.training.whole_model import WholeModel
+from moebatch.training.whole_model import WholeModel, gate_matrix
 
 _SEED = 0
 Advance = Callable[[float], None]
@@ -57,7 +57,7 @@ class LearningGates:
     @property
     def weights(self) -> list[nn.Parameter]:
         """What learns: a matrix [E, D] for each layer with experts."""
-        return [gate.weight for gate in self._gates.values()]
+        return list(map(gate_matrix, self._gates.values()))
 
     def pregates(self) -> PreGates:
         """The gates as they are now."""

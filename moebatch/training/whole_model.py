@@ -1,6 +1,7 @@
 """A model as transformers computes it, all of it in memory, for what a stream cannot show.
 
-Shape letters: B sequences, S positions, V vocabulary, R rows, K experts per token.
+Shape letters: B sequences, S positions, V vocabulary, R rows, D hidden, E experts, K experts per
+token.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,7 +12,7 @@ from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from moebatch.checkpoint.model_files import ModelFiles
 from moebatch.errors import CheckpointError
@@ -30,6 +31,8 @@ ExpertsWay = Literal["eager", "grouped_mm"]
 """How transformers computes experts. One by one (eager) is the only way in which choices that are
 left out are passed over; all in one product (grouped_mm) is about three times as fast with
 gradients (16 experts, 4 of which are chosen, 1,024 tokens, float32)."""
+_BLOCKS = ("block_sparse_moe", "mlp", "ffn")
+"""What families call gate and experts of a layer; some have an MLP beside them."""
 
 
 class WholeModel:
@@ -38,16 +41,14 @@ class WholeModel:
     def __init__(self, module: Any, shape: ModelShape) -> None:
         """`module` is a causal model of transformers; nothing of it can learn from now on."""
         self._module = module.eval().requires_grad_(False)
-        layers = module.model.layers
-        self._blocks = {layer: _block(layers[layer]) for layer in shape.moe_layers}
+        self._num_experts = shape.num_experts
+        layers = _first_of(module.base_model, "layers", "blocks")
+        self._blocks = {layer: _first_of(layers[layer], *_BLOCKS) for layer in shape.moe_layers}
 
     @property
     def routers(self) -> Mapping[int, Any]:
-        """The gates, by layer: modules with a weight [E, D]."""
-        return {
-            layer: block.gate if hasattr(block, "gate") else block.router
-            for layer, block in self._blocks.items()
-        }
+        """The gates, by layer; `gate_matrix` is what they multiply with."""
+        return {layer: _first_of(block, "gate", "router") for layer, block in self._blocks.items()}
 
     def logits(self, tokens_BS: Tensor) -> Tensor:
         """Of the token after each, [B, S, V]."""
@@ -102,8 +103,9 @@ class WholeModel:
     def changed_gates(self, change: ChangeGate) -> Iterator[None]:
         """What all gates say goes through `change` first."""
         with ExitStack() as hooks:
-            for layer, router in self.routers.items():
-                hooks.callback(router.register_forward_hook(_changing(layer, change)).remove)
+            for layer, block in self._blocks.items():
+                hook = _changing(layer, change, self._num_experts)
+                hooks.callback(block.experts.register_forward_pre_hook(hook).remove)
             yield
 
     def answered(self, prompts: Sequence[Reading], max_positions: int) -> list[Reading]:
@@ -139,22 +141,32 @@ class WholeModel:
         return [_up_to_end(said, ends) for said in said_BS[:, prompts_BS.shape[1] :].tolist()]
 
 
-def _block(layer: Any) -> Any:
-    """Gate and experts of a layer."""
-    return layer.block_sparse_moe if hasattr(layer, "block_sparse_moe") else layer.mlp
+def _first_of(module: Any, *names: str) -> Any:
+    """What families call by one of these names."""
+    return next(getattr(module, name) for name in names if hasattr(module, name))
 
 
-def _changing(layer: int, change: ChangeGate) -> Callable[[Any, Any, Any], Any]:
-    def hook(module: Any, inputs: Any, output: tuple[Tensor, Tensor, Tensor]) -> Any:
-        logits_RE, weights_RK, experts_RK = output
+def gate_matrix(gate: Any) -> nn.Parameter:
+    """The weight [E, D] of a gate."""
+    matrix = _first_of(gate, "weight", "layer")
+    return matrix if isinstance(matrix, nn.Parameter) else matrix.weight
+
+
+def _changing(
+    layer: int, change: ChangeGate, num_experts: int
+) -> Callable[[Any, tuple[Tensor, Tensor, Tensor]], Any]:
+    """Stands before the experts of a layer, which in all families are called alike."""
+
+    def hook(module: Any, inputs: tuple[Tensor, Tensor, Tensor]) -> Any:
+        hidden_RD, experts_RK, weights_RK = inputs
         changed_RK, order_RK = weights_RK.float().sort(dim=-1, descending=True)
         experts_RK = experts_RK.gather(1, order_RK)
         change(layer, changed_RK, experts_RK)
         # Not every family passes over what is left out: the first choice once more, for nothing.
-        is_left_out_RK = experts_RK == logits_RE.shape[-1]
+        is_left_out_RK = experts_RK == num_experts
         changed_RK.masked_fill_(is_left_out_RK, 0.0)
         experts_RK = torch.where(is_left_out_RK, experts_RK[:, :1], experts_RK)
-        return logits_RE, changed_RK.to(weights_RK.dtype), experts_RK
+        return hidden_RD, experts_RK, changed_RK.to(weights_RK.dtype)
 
     return hook
 

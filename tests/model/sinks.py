@@ -57,7 +57,7 @@ def logits_with_sinks(
     fresh = copy.deepcopy(model)
     module = importlib.import_module(type(model).__module__)
     rotate = module.apply_rotary_pos_emb
-    rotary = fresh.model.rotary_emb
+    rotary = fresh.base_model.rotary_emb
 
     def attend(layer: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any, **options: Any) -> Any:
         if rounded is not None:

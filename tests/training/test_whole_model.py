@@ -16,12 +16,14 @@ from moebatch.training.gating_trial import GatingTrial
 from moebatch.training.learning_gates import LearningGates
 from moebatch.training.reading import Reading, reading_batches
 from moebatch.training.whole_model import WholeModel
+from tests.model.cases import CASES
 from tests.model.driver import Driver
 from tests.model.oracle import load, prompts
 from tests.tiny import FAMILIES
 
 Checkpoint = Callable[..., Path]
 SENSITIVITIES = {0: 1.0, 1: 0.3, 2: 3.0}
+THREE_CHOICES = {"dbrx": CASES["dbrx-top-3"][1]}
 
 
 def opened(folder: Path) -> tuple[Any, WholeModel]:
@@ -34,7 +36,7 @@ def opened(folder: Path) -> tuple[Any, WholeModel]:
 def test_gates_leave_out_what_those_of_a_decoder_do(
     tiny_checkpoint: Checkpoint, family: str
 ) -> None:
-    folder = tiny_checkpoint(family, num_experts_per_tok=3)
+    folder = tiny_checkpoint(family, **THREE_CHOICES.get(family, {"num_experts_per_tok": 3}))
     is_flat = load_shape(folder).router.scores == "sigmoid"
     gating, count = AdaptiveGating(0.2 if is_flat else 0.06, SENSITIVITIES), GatingCount()
     driver = Driver(folder, gating=gating)
@@ -74,16 +76,17 @@ def test_squared_gradients_are_those_of_plain_autograd(
     module, whole = opened(tiny_checkpoint(family))
     readings = [Reading(tuple(text), 5) for text in prompts(lengths=(9, 9, 14))]
     expected = dict.fromkeys(whole.routers, 0.0)
+    blocks = [each for each in module.modules() if hasattr(each, "experts")]
     for reading in readings:
         tokens = reading.tokens
         added = [torch.zeros(1, len(tokens), 32, requires_grad=True) for _ in range(3)]
         hooks = [
-            layer.mlp.register_forward_hook(
+            block.register_forward_hook(
                 lambda _, inputs, output, more=more: (
                     (output[0] + more, *output[1:]) if isinstance(output, tuple) else output + more
                 )
             )
-            for layer, more in zip(module.model.layers, added, strict=True)
+            for block, more in zip(blocks, added, strict=True)
         ]
         shares = module(torch.tensor([tokens])).logits[0].log_softmax(-1)
         said = [-shares[place - 1, tokens[place]] for place in range(5, len(tokens))]
