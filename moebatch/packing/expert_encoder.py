@@ -113,7 +113,7 @@ class _Portion:
 
 
 def _encode(encoding: Encoding, stored_OI: Tensor) -> _Portion:
-    weight_OI = stored_OI.float()
+    weight_OI = stored_OI.float().contiguous()  # files may have columns as rows
     encoded = encoding.encode(weight_OI)
     difference = _squared(encoded.decoded_OI.sub_(weight_OI))
     return _Portion(encoded.tensors, Error(difference, _squared(weight_OI)))
