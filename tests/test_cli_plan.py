@@ -235,7 +235,6 @@ def test_a_half_filled_profile_is_refused_with_all_that_is_missing(tmp_path: Pat
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        ((*T4[:2], "--model", "dbrx", *T4[4:]), "no run computes a DbrxForCausalLM"),
         (
             (*T4[:4], "--prompt-len", "40000", "--gen-len", "128"),
             "40128 tokens do not fit into the model's context of 32768",

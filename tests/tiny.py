@@ -133,6 +133,12 @@ _BY_FAMILY: Mapping[str, Mapping[str, Any]] = {
         "attention_chunk_size": 16,
         "floor_scale": 8,
     },
+    "dbrx": {
+        "d_model": 32,  # which experts alone look at
+        "attn_config": {"kv_n_heads": 2, "clip_qkv": 0.9, "rope_theta": 5000.0},
+        "ffn_config": {"ffn_hidden_size": 23, "moe_num_experts": 6, "moe_top_k": 2},
+        "rope_parameters": {"rope_theta": 5000.0, "rope_type": "default"},
+    },
     "qwen3_next": _DELTA | {"intermediate_size": 56},
     "qwen3_5_moe_text": _DELTA,
     "deepseek_v2": _LATENT
@@ -198,7 +204,7 @@ _VISION = {
 }
 _STRONG = (
     *(".gate.weight", ".wg.weight", ".router.weight", ".router.proj.weight"),
-    *("lm_head.weight", "embed_tokens.weight"),
+    *("router.layer.weight", "lm_head.weight", "embed_tokens.weight", "wte.weight"),
 )
 """Ends of the names of weights whose products are to lie far apart."""
 _CHAT_TEMPLATE = (
@@ -299,7 +305,8 @@ def edit_config(folder: Path, **entries: Any) -> None:
 
 
 def _is_norm(name: str) -> bool:
-    return "norm" in name or name.endswith(("scale", "scalar"))
+    owner = name.rpartition(".")[0].rpartition(".")[2]
+    return "norm" in owner or name.endswith(("scale", "scalar"))
 
 
 def _std(name: str, weight: torch.Tensor) -> float:

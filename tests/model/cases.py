@@ -62,6 +62,16 @@ def _latent_yarn(mscale: float, all_dim: float) -> dict[str, Any]:
     return of_all | {"mscale": mscale, "mscale_all_dim": all_dim}
 
 
+def _ffn(**entries: Any) -> dict[str, Any]:
+    """Of DBRX."""
+    return {"ffn_hidden_size": 23, "moe_num_experts": 6, "moe_top_k": 2, **entries}
+
+
+def _attention(**entries: Any) -> dict[str, Any]:
+    """Of DBRX."""
+    return {"kv_n_heads": 2, "clip_qkv": 0.9, "rope_theta": 5000.0, **entries}
+
+
 CASES: dict[str, Case] = {
     "mixtral": ("mixtral", {}),
     "mixtral-fused": ("mixtral", {"fused": True}),
@@ -169,6 +179,23 @@ CASES: dict[str, Case] = {
     ),
     "gpt-oss-no-bias": ("gpt_oss", {"attention_bias": False, "num_key_value_heads": 4}),
     "gpt-oss-tied": ("gpt_oss", {"tie_word_embeddings": True}),
+    "dbrx": ("dbrx", {}),
+    "dbrx-shards": ("dbrx", {"max_shard_size": "30KB"}),
+    "dbrx-top-1": ("dbrx", {"ffn_config": _ffn(moe_top_k=1)}),
+    "dbrx-top-3": ("dbrx", {"ffn_config": _ffn(moe_top_k=3)}),
+    "dbrx-norm-2": ("dbrx", {"ffn_config": _ffn(moe_normalize_expert_weights=2.0)}),
+    "dbrx-not-normed": ("dbrx", {"ffn_config": _ffn(moe_normalize_expert_weights=None)}),
+    "dbrx-gelu": ("dbrx", {"ffn_config": _ffn(ffn_act_fn={"name": "gelu"})}),
+    "dbrx-odd": (
+        "dbrx",
+        {
+            "d_model": 30,
+            "hidden_size": 30,
+            "num_attention_heads": 5,
+            "attn_config": _attention(kv_n_heads=5),
+        },
+    ),
+    "dbrx-mqa": ("dbrx", {"attn_config": _attention(kv_n_heads=1, clip_qkv=2)}),
     "next": ("qwen3_next", {}),
     "next-fused": ("qwen3_next", {"fused": True}),
     "next-heads-alike": ("qwen3_next", {"linear_num_value_heads": 2}),

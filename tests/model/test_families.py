@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from moebatch.checkpoint.direct import PAGE_BYTES
 from moebatch.checkpoint.header import TensorEntry
 from moebatch.checkpoint.index import Checkpoint
 from moebatch.checkpoint.model_files import open_model, required_tensors
@@ -125,6 +126,15 @@ def test_matrices_of_an_expert_are_views_in_either_layout() -> None:
     assert fused["down"] is down
     separate = apart.matrices((gate_up[:5], gate_up[5:], down))
     assert all(as_tensor(separate[role]).equal(as_tensor(fused[role])) for role in fused)
+
+
+def test_an_expert_of_three_stacks_is_three_reads(tiny_checkpoint: Any) -> None:
+    files = open_model(tiny_checkpoint("dbrx"), "auto")
+    of_expert = 4 * files.shape.expert_params
+    for record in files.expert_records().values():
+        assert len(record.pieces) == 3
+        assert sum(piece.num_bytes for piece in record.pieces) <= of_expert + 6 * PAGE_BYTES
+    assert files.expert_bytes == 3 * 6 * of_expert
 
 
 def as_tensor(matrix: Matrix) -> torch.Tensor:

@@ -16,7 +16,7 @@ from tests.model.driver import Driver, Seq, read_tensors
 
 NUM_NEW = 8
 Checkpoint = Callable[..., Path]
-ALL = (*tiny.FAMILIES, "gemma4_text", "llama4_text")
+ALL = (*tiny.FAMILIES, "gemma4_text", "llama4_text", "dbrx")
 KINDS = {case.partition("-")[2] or case: case for case in CASES}
 """Of families that have an option, the last one with it; and all families without any."""
 
@@ -130,6 +130,16 @@ def test_text_models_in_checkpoints_that_hold_others_beside_them(
     config["tie_word_embeddings"] = text["tie_word_embeddings"]
     (whole / "config.json").write_text(json.dumps(config))
     for seq in Driver(whole).generate(oracle.prompts(), 8, slice_tokens=7):
+        assert_same(seq, *oracle.greedy(model, seq.prompt, 8))
+
+
+def test_rope_as_released_files_of_dbrx_spell_it(tmp_path: Path) -> None:
+    """``rope_theta`` in ``attn_config`` alone, where transformers 5 does not look."""
+    folder = tiny.write_checkpoint(tmp_path, "dbrx")
+    model = oracle.load(folder)
+    assert model.config.rope_parameters["rope_theta"] == 5000.0
+    tiny.edit_config(folder, rope_parameters=None)
+    for seq in Driver(folder).generate(oracle.prompts(), 8):
         assert_same(seq, *oracle.greedy(model, seq.prompt, 8))
 
 

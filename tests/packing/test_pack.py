@@ -16,14 +16,18 @@ import torch
 
 from moebatch.checkpoint.direct import PAGE_BYTES
 from moebatch.checkpoint.index import Checkpoint
-from moebatch.checkpoint.model_files import open_model
+from moebatch.checkpoint.model_files import ModelFiles, open_model
 from moebatch.errors import CheckpointError, ConfigError, DoesNotFit
+from moebatch.formats.weight_format import StoredMatrix
 from moebatch.journal.files import Files
 from moebatch.packing import pack
 from moebatch.packing.order import PackOrder
 from moebatch.packing.pack import Pack, PackSummary
 from moebatch.plan.question import stored_as
+from moebatch.schedule.slots.expert_load import ExpertKey
 from moebatch.spec.precision import GROUPS, Precision
+from moebatch.store.memory import Arena
+from moebatch.store.page_sources import FilePages
 from tests.command import moebatch
 from tests.model.driver import Driver
 from tests.model.oracle import greedy, load, prompts
@@ -32,6 +36,11 @@ from tests.quantised import write_quantised
 _WIDTHS = {
     "mixtral": {"hidden_size": 64, "intermediate_size": 96},
     "qwen3_moe": {"hidden_size": 64, "moe_intermediate_size": 96},
+    "dbrx": {
+        "hidden_size": 64,
+        "d_model": 64,
+        "ffn_config": {"ffn_hidden_size": 96, "moe_num_experts": 3, "moe_top_k": 2},
+    },
 }
 PROMPTS = prompts(lengths=(1, 21, 60))
 TinyCheckpoint = Callable[..., Path]
@@ -147,6 +156,39 @@ def test_transformers_loads_it_and_says_the_same(
         assert (error > 0) == (".experts." in name), name
     ours = Driver(output).generate(PROMPTS, 8, slice_tokens=16, stagger=1)
     assert [seq.answer for seq in ours] == [greedy(theirs, prompt, 8)[0] for prompt in PROMPTS]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("to", ["int4", "int8", "fp8"])
+def test_experts_that_lie_transposed_in_flat_stacks_are_written_as_all_others(
+    tiny_checkpoint: TinyCheckpoint, tmp_path: Path, to: Precision, dtype: str
+) -> None:
+    source, output = model_of(tiny_checkpoint, "dbrx", dtype=dtype), tmp_path / "out"
+    summary = packed(source, output, to)
+    before, after = open_model(source, "auto"), open_model(output, "auto")
+    assert before.experts.is_flat and not after.experts.is_stacked
+    for key in before.expert_records():
+        weights, found = matrices(before, key), matrices(after, key)
+        for role, weight in weights.items():
+            error = (found[role] - weight).norm() / weight.norm()
+            assert 0 < error <= 1.5 * summary.errors[key.layer], (key, role)
+    assert all(len(seq.answer) == 2 for seq in Driver(output).generate(PROMPTS, 2))
+
+
+def matrices(files: ModelFiles, key: ExpertKey) -> dict[str, torch.Tensor]:
+    """Those of an expert by role, decoded."""
+    pages = FilePages(files.expert_records())
+    slot = Arena(pages.slot_bytes).bytes
+    pages.load({key: slot})
+    found = {}
+    for role, matrix in files.experts.matrices(pages.tensors(key, slot), *key).items():
+        if isinstance(matrix, StoredMatrix):
+            out = torch.empty(matrix.shape)
+            matrix.format.decode(matrix.parts, out)
+            matrix = out
+        found[role] = matrix.float()
+    pages.close()
+    return found
 
 
 @pytest.mark.parametrize("kills", [1, 6])

@@ -1,6 +1,8 @@
-"""Shapes of architectures that can be planned but not run, against transformers' own models."""
+"""Shapes of architectures that have keys of their own, against transformers' own models; and of
+those that can be planned but not run."""
 
 import json
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -29,7 +31,6 @@ ARCHITECTURES = {
     "deepseek_v3": "DeepseekV3ForCausalLM",
     "gpt_oss": "GptOssForCausalLM",
 }
-PLANS_ONLY = [family for family, name in ARCHITECTURES.items() if name not in runnable()]
 SIZES: dict[str, dict[str, Any]] = {
     "dbrx": {
         "vocab_size": 50,
@@ -38,6 +39,7 @@ SIZES: dict[str, dict[str, Any]] = {
         "n_layers": 3,
         "attn_config": {"kv_n_heads": 2, "clip_qkv": 8, "rope_theta": 500000},
         "ffn_config": {"ffn_hidden_size": 20, "moe_num_experts": 6, "moe_top_k": 2},
+        "rope_parameters": {"rope_theta": 500000, "rope_type": "default"},
     },
     "deepseek_v2": {
         "vocab_size": 50,
@@ -74,7 +76,7 @@ OPTIONS: list[tuple[str, dict[str, Any]]] = [
     ("dbrx", {}),
     (
         "dbrx",
-        {"attn_config": {"kv_n_heads": 4, "clip_qkv": 3, "rope_theta": 1e4}, "max_seq_len": 77},
+        {"attn_config": {"kv_n_heads": 4, "clip_qkv": 3, "rope_theta": 5e5}, "max_seq_len": 77},
     ),
     ("deepseek_v2", {}),
     ("deepseek_v2", {"q_lora_rank": 10, "attention_bias": True, "norm_topk_prob": True}),
@@ -299,6 +301,11 @@ def test_other_quantisations_are_refused(family: str, method: object) -> None:
         ("dbrx", {"ffn_config": 4}, "ffn_config: expected an object with keys, got 4"),
         ("dbrx", {"ffn_config": {"ffn_act_fn": "silu"}}, "ffn_config.ffn_act_fn: expected an obj"),
         ("dbrx", {"n_heads": 3}, "n_heads (3) must be a multiple of attn_config.kv_n_heads (2)"),
+        (
+            "dbrx",
+            {"rope_parameters": {"rope_theta": 1e4}},
+            "attn_config.rope_theta (500000) and rope_parameters.rope_theta (10000.0) contradict",
+        ),
         ("dbrx", {"d_model": 30}, "d_model (30) must be a multiple of n_heads (4)"),
         (
             "deepseek",
@@ -327,15 +334,16 @@ def test_runnable_are_the_families_whose_tensors_are_known() -> None:
 
 
 @pytest.mark.parametrize("quantization", [None, {"quant_method": "mxfp4"}])
-@pytest.mark.parametrize("family", PLANS_ONLY)
 def test_running_is_refused_before_any_weight_is_looked_for(
-    family: str, quantization: object, tmp_path: Path
+    quantization: object, tmp_path: Path
 ) -> None:
-    config = config_of(family, quantization_config=quantization)
+    name = "PlannedForCausalLM"
+    planned = replace(FAMILIES[ARCHITECTURES["dbrx"]], architecture=name, names=None)
+    config = config_of("dbrx", architectures=[name], quantization_config=quantization)
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(CheckpointError) as caught:
+    with FAMILIES.including(name, planned), pytest.raises(CheckpointError) as caught:
         open_model(tmp_path, "auto")
     assert str(caught.value) == (
-        f"{tmp_path / 'config.json'}: architecture {ARCHITECTURES[family]} can be planned but not "
-        f"run yet; those that can be run are {', '.join(runnable())}"
+        f"{tmp_path / 'config.json'}: architecture {name} can be planned but not run yet; those "
+        f"that can be run are {', '.join(runnable())}"
     )

@@ -32,7 +32,7 @@ def opened(folder: Path) -> tuple[Any, WholeModel]:
     return module, WholeModel(module, Driver(folder).shape)
 
 
-@pytest.mark.parametrize("family", [*FAMILIES, "granitemoeshared", "ernie4_5_moe"])
+@pytest.mark.parametrize("family", [*FAMILIES, "granitemoeshared", "ernie4_5_moe", "dbrx"])
 def test_gates_leave_out_what_those_of_a_decoder_do(
     tiny_checkpoint: Checkpoint, family: str
 ) -> None:
@@ -67,7 +67,7 @@ def test_gates_leave_out_what_those_of_a_decoder_do(
     )
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, "dbrx"])
 def test_squared_gradients_are_those_of_plain_autograd(
     tiny_checkpoint: Checkpoint, family: str
 ) -> None:
@@ -79,7 +79,7 @@ def test_squared_gradients_are_those_of_plain_autograd(
     blocks = [each for each in module.modules() if hasattr(each, "experts")]
     for reading in readings:
         tokens = reading.tokens
-        added = [torch.zeros(1, len(tokens), 32, requires_grad=True) for _ in range(3)]
+        added = [torch.zeros(1, len(tokens), 32, requires_grad=True) for _ in blocks]
         hooks = [
             block.register_forward_hook(
                 lambda _, inputs, output, more=more: (
@@ -93,10 +93,9 @@ def test_squared_gradients_are_those_of_plain_autograd(
         torch.autograd.backward(torch.stack(said).sum())
         for hook in hooks:
             hook.remove()
-        for layer in expected:
-            gradient = added[layer].grad
-            assert gradient is not None
-            expected[layer] += float((gradient**2).sum())
+        for layer, more in zip(expected, added, strict=True):
+            assert more.grad is not None
+            expected[layer] += float((more.grad**2).sum())
     found = dict.fromkeys(expected, 0.0)
     for batch in reading_batches(readings):
         for layer, of_batch in whole.squared_gradients(batch).items():

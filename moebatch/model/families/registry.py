@@ -35,6 +35,7 @@ FAMILIES = Registry(
         "ExaoneMoeForCausalLM": USUAL,
         "GraniteMoeForCausalLM": USUAL,
         "GraniteMoeSharedForCausalLM": USUAL,
+        "DbrxForCausalLM": USUAL,
         "DeepseekForCausalLM": USUAL,
         "DeepseekV2ForCausalLM": _LATENT,
         "DeepseekV3ForCausalLM": _LATENT,
