@@ -99,14 +99,10 @@ def choose_experts(
     They are computed in float32; `dtype` is what weights are rounded to, unless they are exact.
     `expert_weights_E` are what the router `weighs_experts` by.
     """
-    scores_TE = scores_of(logits_TE, router)
-    wanted_TE = _wanted(scores_TE, router, correction_E)
-    if wanted_TE is scores_TE and router.scores == "sigmoid":
-        wanted_TE = logits_TE.float()  # tells those from each other whose scores are 1
-    weights_TK, experts_TK = torch.topk(wanted_TE, num_chosen, dim=-1)
-    if router.scores == "sigmoid" or router.has_correction:
-        weights_TK, order_TK = scores_TE.gather(1, experts_TK).sort(dim=-1, descending=True)
-        experts_TK = experts_TK.gather(1, order_TK)
+    if router.scores == "sparsemixer":
+        weights_TK, experts_TK = _one_after_the_other(logits_TE.float(), router.near, num_chosen)
+    else:
+        weights_TK, experts_TK = _best(logits_TE, router, num_chosen, correction_E)
     if router.norm_order is not None:
         norm_T1 = torch.linalg.vector_norm(weights_TK, router.norm_order, dim=-1, keepdim=True)
         if router.least_norm:
@@ -115,10 +111,41 @@ def choose_experts(
     if router.scale != 1.0:
         weights_TK = weights_TK * router.scale
     if expert_weights_E is not None:
-        weights_TK = weights_TK * expert_weights_E[experts_TK]
-        weights_TK, order_TK = weights_TK.sort(dim=-1, descending=True)
-        experts_TK = experts_TK.gather(1, order_TK)
+        weights_TK, experts_TK = _by_weight(weights_TK * expert_weights_E[experts_TK], experts_TK)
     return weights_TK if router.has_exact_weights else weights_TK.to(dtype), experts_TK
+
+
+def _best(
+    logits_TE: Tensor, router: Router, num_chosen: int, correction_E: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Scores and experts of those that are wanted most."""
+    scores_TE = scores_of(logits_TE, router)
+    wanted_TE = _wanted(scores_TE, router, correction_E)
+    if wanted_TE is scores_TE and router.scores == "sigmoid":
+        wanted_TE = logits_TE.float()  # tells those from each other whose scores are 1
+    weights_TK, experts_TK = torch.topk(wanted_TE, num_chosen, dim=-1)
+    if router.scores == "sigmoid" or router.has_correction:
+        return _by_weight(scores_TE.gather(1, experts_TK), experts_TK)
+    return weights_TK, experts_TK
+
+
+def _one_after_the_other(logits_TE: Tensor, near: float, num_chosen: int) -> tuple[Tensor, Tensor]:
+    """Weights and experts by `sparsemixer`."""
+    left_TE, chosen = logits_TE, []
+    for _ in range(num_chosen):
+        best_T1, expert_T1 = left_TE.max(dim=-1, keepdim=True)
+        below_TE = (best_T1 - logits_TE) / logits_TE.abs().clamp(min=best_T1)
+        met_TE = left_TE.masked_fill(below_TE > near, -torch.inf)
+        chosen.append((met_TE.softmax(dim=-1).gather(1, expert_T1), expert_T1))
+        left_TE = left_TE.scatter(1, expert_T1, -torch.inf)
+    weights, experts = zip(*chosen, strict=True)
+    return _by_weight(torch.cat(weights, dim=1), torch.cat(experts, dim=1))
+
+
+def _by_weight(weights_TK: Tensor, experts_TK: Tensor) -> tuple[Tensor, Tensor]:
+    """Both in descending order of weights."""
+    weights_TK, order_TK = weights_TK.sort(dim=-1, descending=True, stable=True)
+    return weights_TK, experts_TK.gather(1, order_TK)
 
 
 def preferences(logits_TE: Tensor, router: Router, correction_E: Tensor | None) -> Tensor:

@@ -66,8 +66,13 @@ class ExpertGroups:
 class Router:
     """How tokens choose experts: each by scores made of the logits of a gate."""
 
-    scores: Literal["softmax", "sigmoid"] = "softmax"
-    """Over all experts, or each by itself; in float32."""
+    scores: Literal["softmax", "sigmoid", "sparsemixer"] = "softmax"
+    """Over all experts, or each by itself; or one expert after the other, weighed by a softmax over
+    those that are left and `near` (SparseMixer-v2 of GRIN MoE, Liu et al. 2024, at inference). In
+    float32."""
+    near: float = 0.0
+    """Of the last: by how much a logit may be below the best one that is left, as a share of the
+    larger of that and its own size."""
     groups: ExpertGroups | None = None
     bias: bool = False
     """The gate has one."""

@@ -124,6 +124,21 @@ def test_weights_are_divided_by_the_norm_of_dbrx(order: float | None) -> None:
     assert_chooses(router, logits_TE, None, *expected, torch.float32)
 
 
+@pytest.mark.parametrize("shift", [3.0, 0.0, -3.0])
+@pytest.mark.parametrize("jitter", [0.01, 0.2])
+def test_experts_are_chosen_one_after_the_other_by_those_that_are_near(
+    jitter: float, shift: float
+) -> None:
+    """As Phi-3.5-MoE has it."""
+    from transformers.models.phimoe.modeling_phimoe import sparsemixer
+
+    logits_TE = torch.randn(T, E, generator=torch.Generator().manual_seed(3)) + shift
+    weights_TK, experts_TK = sparsemixer(logits_TE, jitter, training=False)
+    assert (weights_TK < 0.9).any() and (weights_TK.diff(dim=-1) > 0.01).any()
+    router = Router(scores="sparsemixer", near=2 * jitter)
+    assert_chooses(router, logits_TE, None, weights_TK, experts_TK, torch.float32)
+
+
 def test_preferences_without_correction_are_the_logits() -> None:
     logits_TE = torch.randn(T, E).bfloat16()
     assert torch.equal(preferences(logits_TE, Router(), None), logits_TE.float())

@@ -23,7 +23,7 @@ _APART = ExpertLayout(
         _MLP + "{expert}.w2.weight": ("down",),
     }
 )
-"""As programs take it apart that quantise it: two matrices [F, D] and one [D, F] for each expert."""
+"""As `moebatch pack` writes it, under names that others have used: [F, D] twice, and [D, F]."""
 
 
 def _layers(keys: ConfigKeys, num_layers: int) -> Layers:
