@@ -90,7 +90,7 @@ class Rope:
         """
         frequencies_TR = self._frequencies_of(lengths_T)
         angles = self._angles(positions_T, frequencies_TR)
-        scale = self._parameters.attention_scale
+        scale = self._parameters.scales(lengths_T, self.device)
         cos_TR, sin_TR = (angles.cos() * scale).to(dtype), (angles.sin() * scale).to(dtype)
         return Angles(cos_TR, sin_TR, self._query_scales(positions_T))
 
@@ -132,7 +132,8 @@ class _RopeParameters:
 
     def __init__(self, attention: Attention, shape: ModelShape, config: Mapping[str, Any]) -> None:
         self.cache: dict[int, Tensor] = {}
-        self.attention_scale = 1.0
+        self._usual_scale = 1.0
+        self._own_scales: tuple[float, float] | None = None
         self.kind, self._config, self._compute = "none", None, _nothing
         if not attention.rotary_dim:
             return
@@ -145,6 +146,8 @@ class _RopeParameters:
         if self.kind == "longrope":
             self._threshold = parameters["original_max_position_embeddings"]
         self._compute = _compute_function(self.kind)
+        if self.kind == "longrope" and "long_mscale" in parameters:
+            self._own_scales = float(parameters["short_mscale"]), float(parameters["long_mscale"])
 
     def effective_lengths(self, lengths_T: Tensor) -> Tensor:
         """Lengths with all that share their frequencies made equal."""
@@ -157,8 +160,17 @@ class _RopeParameters:
     def frequencies(self, length: int) -> Tensor:
         """Inverse frequencies [R], float32, for a sequence of that length."""
         frequencies, scale = self._compute(self._config, "cpu", seq_len=length)
-        self.attention_scale = float(scale)
+        self._usual_scale = float(scale)
         return frequencies.float()
+
+    def scales(self, lengths_T: Tensor, device: torch.device) -> Tensor | float:
+        """By what cosines and sines of tokens in sequences of these lengths are multiplied, [T, 1],
+        or all of them. Phi-3.5-MoE names two such factors."""
+        if self._own_scales is None:
+            return self._usual_scale
+        short, long = self._own_scales
+        is_long_T1 = (lengths_T > self._threshold)[:, None]
+        return torch.where(is_long_T1, long, short).to(device, torch.float32)
 
 
 def rotate(x_THC: Tensor, cos_TR: Tensor, sin_TR: Tensor) -> None:
