@@ -139,6 +139,13 @@ _BY_FAMILY: Mapping[str, Mapping[str, Any]] = {
         "ffn_config": {"ffn_hidden_size": 23, "moe_num_experts": 6, "moe_top_k": 2},
         "rope_parameters": {"rope_theta": 5000.0, "rope_type": "default"},
     },
+    "phimoe": {
+        "intermediate_size": 24,
+        "num_local_experts": 6,
+        "attention_bias": True,
+        "lm_head_bias": True,
+        "router_jitter_noise": 0.05,
+    },
     "qwen3_next": _DELTA | {"intermediate_size": 56},
     "qwen3_5_moe_text": _DELTA,
     "deepseek_v2": _LATENT

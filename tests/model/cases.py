@@ -4,7 +4,7 @@ from typing import Any
 
 Case = tuple[str, dict[str, Any]]
 
-_ROPES: dict[str, dict[str, Any]] = {
+ROPES: dict[str, dict[str, Any]] = {
     "linear": {"rope_type": "linear", "factor": 2.5},
     "dynamic": {"rope_type": "dynamic", "factor": 3.0},
     "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32},
@@ -46,7 +46,7 @@ _ROPES: dict[str, dict[str, Any]] = {
 def _rope_cases() -> dict[str, Case]:
     cases: dict[str, Case] = {}
     for family in ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "gpt_oss"):
-        for name, parameters in _ROPES.items():
+        for name, parameters in ROPES.items():
             config = {
                 # Prompts of the tests lie on both sides of this length.
                 "max_position_embeddings": 32 if name == "dynamic" else 128,
@@ -58,7 +58,7 @@ def _rope_cases() -> dict[str, Case]:
 
 
 def _latent_yarn(mscale: float, all_dim: float) -> dict[str, Any]:
-    of_all = {"rope_theta": 5000.0, **_ROPES["yarn"]}
+    of_all = {"rope_theta": 5000.0, **ROPES["yarn"]}
     return of_all | {"mscale": mscale, "mscale_all_dim": all_dim}
 
 
@@ -196,6 +196,27 @@ CASES: dict[str, Case] = {
         },
     ),
     "dbrx-mqa": ("dbrx", {"attn_config": _attention(kv_n_heads=1, clip_qkv=2)}),
+    "phimoe": ("phimoe", {}),
+    "phimoe-fused": ("phimoe", {"fused": True}),
+    "phimoe-no-bias": ("phimoe", {"attention_bias": False, "lm_head_bias": False}),
+    "phimoe-far": ("phimoe", {"router_jitter_noise": 0.3}),
+    "phimoe-nearest": ("phimoe", {"router_jitter_noise": 0.0}),
+    "phimoe-window": ("phimoe", {"sliding_window": 16}),
+    "phimoe-head-dim": ("phimoe", {"head_dim": 10, "num_key_value_heads": 4}),
+    "phimoe-tied": ("phimoe", {"tie_word_embeddings": True}),
+    "phimoe-longrope": (
+        "phimoe",
+        {
+            "rope_parameters": {
+                **ROPES["longrope"],
+                "rope_theta": 5000.0,
+                # transformers 5 takes the short ones at every length.
+                "long_factor": ROPES["longrope"]["short_factor"],
+                "short_mscale": 1.1,
+                "long_mscale": 1.4,
+            },
+        },
+    ),
     "next": ("qwen3_next", {}),
     "next-fused": ("qwen3_next", {"fused": True}),
     "next-heads-alike": ("qwen3_next", {"linear_num_value_heads": 2}),
@@ -318,7 +339,7 @@ CASES: dict[str, Case] = {
     ),
     "llama4-even-temperature": ("llama4_text", {"attn_temperature_tuning": False}),
     "llama4-top-3": ("llama4_text", {"num_experts_per_tok": 3, "tie_word_embeddings": True}),
-    "llama4-llama3": ("llama4_text", {"rope_parameters": {"rope_theta": 5e3, **_ROPES["llama3"]}}),
+    "llama4-llama3": ("llama4_text", {"rope_parameters": {"rope_theta": 5e3, **ROPES["llama3"]}}),
     "exaone": ("exaone_moe", {}),
     "exaone-fused": ("exaone_moe", {"fused": True, "first_k_dense_replace": 0}),
     "exaone-shared": ("exaone_moe", {"num_shared_experts": 2, "num_experts": 8, "n_group": 4}),
@@ -338,7 +359,7 @@ CASES: dict[str, Case] = {
     "granite-shared-none": ("granitemoeshared", {"shared_intermediate_size": 0}),
     "granite-yarn": (
         "granitemoe",
-        {"head_dim": 8, "rope_parameters": {"rope_theta": 5000.0, **_ROPES["yarn"]}},
+        {"head_dim": 8, "rope_parameters": {"rope_theta": 5000.0, **ROPES["yarn"]}},
     ),
     **_rope_cases(),
 }

@@ -2,21 +2,24 @@
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import save_file
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from moebatch.layout.scratch import Limits
 from tests import tiny
 from tests.model import oracle
-from tests.model.cases import CASES
+from tests.model.cases import CASES, ROPES
 from tests.model.driver import Driver, Seq, read_tensors
 
 NUM_NEW = 8
 Checkpoint = Callable[..., Path]
-ALL = (*tiny.FAMILIES, "gemma4_text", "llama4_text", "dbrx")
+ALL = (*tiny.FAMILIES, "gemma4_text", "llama4_text", "dbrx", "phimoe")
 KINDS = {case.partition("-")[2] or case: case for case in CASES}
 """Of families that have an option, the last one with it; and all families without any."""
 
@@ -141,6 +144,31 @@ def test_rope_as_released_files_of_dbrx_spell_it(tmp_path: Path) -> None:
     tiny.edit_config(folder, rope_parameters=None)
     for seq in Driver(folder).generate(oracle.prompts(), 8):
         assert_same(seq, *oracle.greedy(model, seq.prompt, 8))
+
+
+def test_long_factors_and_scales_are_for_long_sequences(
+    tiny_checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the code of Phi-3.5-MoE has it; transformers 5 forgets to say how long a sequence is. One
+    of them becomes long as it is answered."""
+    from transformers.models.phimoe.modeling_phimoe import PhimoeRotaryEmbedding as Rotary
+
+    forward = Rotary.forward
+
+    def knowing(self: Any, x: torch.Tensor, position_ids: torch.Tensor) -> Any:
+        usual = ROPE_INIT_FUNCTIONS["longrope"]
+        self.rope_init_fn = partial(usual, seq_len=int(position_ids.max()) + 1)
+        return forward(self, x, position_ids)
+
+    parameters = {"rope_theta": 5000.0, "short_mscale": 1.1, "long_mscale": 1.4}
+    folder = tiny_checkpoint("phimoe", rope_parameters=ROPES["longrope"] | parameters)
+    model = oracle.load(folder)
+    prompts = oracle.prompts(lengths=(5, 30, 40))
+    forgetful = [oracle.greedy(model, prompt, 6)[0] for prompt in prompts]
+    monkeypatch.setattr(Rotary, "forward", knowing)
+    for seq in Driver(folder).generate(prompts, 6, slice_tokens=7):
+        assert_same(seq, *oracle.greedy(model, seq.prompt, 6))
+    assert forgetful != [oracle.greedy(model, prompt, 6)[0] for prompt in prompts]
 
 
 def test_tied_in_config_but_another_head_in_file(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ BILLIONS = {
     "mixtral-8x7b": 46.7,
     "mixtral-8x22b": 140.6,
     "dbrx": 131.6,
+    "phi-3.5-moe": 41.9,
     "qwen1.5-moe-a2.7b": 14.3,
     "qwen2-57b-a14b": 57.4,
     "qwen3-30b-a3b": 30.5,

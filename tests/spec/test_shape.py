@@ -34,13 +34,22 @@ ARCHITECTURES = {
     "exaone_moe": "ExaoneMoeForCausalLM",
     "granitemoe": "GraniteMoeForCausalLM",
     "granitemoeshared": "GraniteMoeSharedForCausalLM",
+    "phimoe": "PhimoeForCausalLM",
     "deepseek_v2": "DeepseekV2ForCausalLM",
     "deepseek_v3": "DeepseekV3ForCausalLM",
     "glm4_moe_lite": "Glm4MoeLiteForCausalLM",
     "qwen3_next": "Qwen3NextForCausalLM",
     "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM",
 }
-OTHERS = ("granitemoe", "granitemoeshared", "ernie4_5_moe", "hunyuan_v1_moe", "hy_v3", "solar_open")
+OTHERS = (
+    "granitemoe",
+    "granitemoeshared",
+    "ernie4_5_moe",
+    "hunyuan_v1_moe",
+    "hy_v3",
+    "solar_open",
+    "phimoe",
+)
 NEEDED = {"glm4_moe": {"head_dim": 128}, "deepseek_v2": {"num_experts_per_tok": 6}}
 """What is refused without: the default sizes do not divide each other."""
 
@@ -66,6 +75,7 @@ OPTIONS: list[tuple[str, dict[str, Any]]] = [
     ("glm4_moe", {"attention_bias": True, "first_k_dense_replace": 3, "n_group": 4}),
     ("glm4_moe", {"n_shared_experts": 2, "norm_topk_prob": False, "use_qk_norm": True}),
     ("minimax_m2", {"num_local_experts": 32, "rotary_dim": 64}),
+    ("phimoe", {"attention_bias": True, "lm_head_bias": True, "sliding_window": 70}),
     ("qwen3_next", {"full_attention_interval": 2, "linear_num_value_heads": 16}),
     ("qwen3_next", {"mlp_only_layers": [1], "attention_bias": True, "num_hidden_layers": 5}),
     ("ernie4_5_moe", {"moe_num_experts": 12, "moe_k": 3, "use_bias": True, "moe_norm_min": 0.1}),
@@ -366,7 +376,9 @@ def assert_agrees(shape: ModelShape, config: Any) -> None:
     assert shape.activation == config.hidden_act
     assert shape.max_positions == config.max_position_embeddings
     if family != "deepseek_v2":  # whatever the file says
-        assert (shape.router.norm_order == 1.0) == getattr(config, "norm_topk_prob", True)
+        assert (shape.router.norm_order == 1.0) == getattr(
+            config, "norm_topk_prob", family != "phimoe"
+        )
     scales = (shape.embedding_scale, shape.residual_scale, 1 / shape.logit_scale)
     keys = ("embedding_multiplier", "residual_multiplier", "logits_scaling")
     assert scales == pytest.approx([getattr(config, key, 1.0) for key in keys])

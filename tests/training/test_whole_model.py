@@ -23,7 +23,7 @@ from tests.tiny import FAMILIES
 
 Checkpoint = Callable[..., Path]
 SENSITIVITIES = {0: 1.0, 1: 0.3, 2: 3.0}
-THREE_CHOICES = {"dbrx": CASES["dbrx-top-3"][1]}
+THREE_CHOICES = {"dbrx": CASES["dbrx-top-3"][1], "phimoe": {}}
 
 
 def opened(folder: Path) -> tuple[Any, WholeModel]:
@@ -32,7 +32,9 @@ def opened(folder: Path) -> tuple[Any, WholeModel]:
     return module, WholeModel(module, Driver(folder).shape)
 
 
-@pytest.mark.parametrize("family", [*FAMILIES, "granitemoeshared", "ernie4_5_moe", "dbrx"])
+@pytest.mark.parametrize(
+    "family", [*FAMILIES, "granitemoeshared", "ernie4_5_moe", "dbrx", "phimoe"]
+)
 def test_gates_leave_out_what_those_of_a_decoder_do(
     tiny_checkpoint: Checkpoint, family: str
 ) -> None:
@@ -67,7 +69,7 @@ def test_gates_leave_out_what_those_of_a_decoder_do(
     )
 
 
-@pytest.mark.parametrize("family", [*FAMILIES, "dbrx"])
+@pytest.mark.parametrize("family", [*FAMILIES, "dbrx", "phimoe"])
 def test_squared_gradients_are_those_of_plain_autograd(
     tiny_checkpoint: Checkpoint, family: str
 ) -> None:

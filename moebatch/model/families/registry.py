@@ -36,6 +36,8 @@ FAMILIES = Registry(
         "GraniteMoeForCausalLM": USUAL,
         "GraniteMoeSharedForCausalLM": USUAL,
         "DbrxForCausalLM": USUAL,
+        "PhimoeForCausalLM": USUAL,
+        "PhiMoEForCausalLM": USUAL,
         "DeepseekForCausalLM": USUAL,
         "DeepseekV2ForCausalLM": _LATENT,
         "DeepseekV3ForCausalLM": _LATENT,

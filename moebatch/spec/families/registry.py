@@ -18,6 +18,7 @@ from moebatch.spec.families.llama import LLAMA4, LLAMA4_TEXT
 from moebatch.spec.families.minimax import MINIMAX_M2
 from moebatch.spec.families.mixtral import MIXTRAL
 from moebatch.spec.families.olmoe import OLMOE
+from moebatch.spec.families.phimoe import PHIMOE, RELEASED_PHIMOE
 from moebatch.spec.families.qwen import QWEN2_MOE, QWEN3_MOE, QWEN3_VL_MOE
 from moebatch.spec.families.qwen_delta import QWEN3_5_MOE, QWEN3_5_MOE_TEXT, QWEN3_NEXT
 from moebatch.spec.families.switch import SWITCH_TRANSFORMERS
@@ -43,6 +44,8 @@ _OTHERS = (
     LLAMA4_TEXT,
     LLAMA4,
     SWITCH_TRANSFORMERS,
+    PHIMOE,
+    RELEASED_PHIMOE,
 )
 _KNOWN = (MIXTRAL, *_QWEN, *_DEEPSEEK, *_OTHERS)
 FAMILIES = Registry({family.architecture: family for family in _KNOWN})

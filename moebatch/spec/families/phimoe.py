@@ -1,0 +1,94 @@
+"""Phi-3.5-MoE (Microsoft)."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from moebatch.quoting import shown
+from moebatch.spec.config_keys import ConfigKeys
+from moebatch.spec.families.family import (
+    FamilySpec,
+    everywhere,
+    grouped_attention,
+    usual_defaults,
+)
+from moebatch.spec.shape import Layers, Mlp, Norm, Router
+from moebatch.spec.tensor_names import (
+    LAYER,
+    STACKED_EXPERTS,
+    TensorNames,
+    separate_experts,
+    usual_roles,
+)
+
+_ROTARY = ("default", "longrope")
+_NUM_CHOSEN = 2
+
+
+def _layers(keys: ConfigKeys, num_layers: int) -> Layers:
+    _require_known_positions(keys)
+    return Layers(
+        attention=grouped_attention(keys, bias="attention_bias", output_bias="attention_bias"),
+        moe_layers=tuple(range(num_layers)),
+        expert=Mlp(width=keys.count("intermediate_size")),
+        router=_router(keys),
+        sliding_windows=everywhere(keys, num_layers),
+        norm=Norm(kind="layer", has_bias=True),
+        head_bias=keys.flag("lm_head_bias"),
+    )
+
+
+def _router(keys: ConfigKeys) -> Router:
+    chosen, noise = keys.value("num_experts_per_tok"), keys.value("router_jitter_noise")
+    if chosen != _NUM_CHOSEN:
+        keys.wrong(
+            "num_experts_per_tok",
+            f"num_experts_per_tok ({shown(chosen)}) must be {_NUM_CHOSEN}: gates of this "
+            "architecture choose so many, whatever it says",
+        )
+    near = 0.0 if noise == 0 else 2 * keys.positive("router_jitter_noise")
+    return Router(scores="sparsemixer", near=near)
+
+
+def _require_known_positions(keys: ConfigKeys) -> None:
+    """Factors of cosines and sines are known for these alone."""
+    said = keys.value("rope_scaling") or keys.value("rope_parameters") or {}
+    said = said if isinstance(said, Mapping) else {}
+    kind = said.get("rope_type", said.get("type", _ROTARY[0]))
+    if kind not in _ROTARY:
+        keys.wrong(
+            "rope_parameters",
+            f"rope_type: expected {_ROTARY[0]} or {_ROTARY[1]}, got {shown(kind)}",
+        )
+
+
+PHIMOE = FamilySpec(
+    architecture="PhimoeForCausalLM",
+    model_type="phimoe",
+    defaults=usual_defaults(
+        vocab_size=32064,
+        hidden_size=4096,
+        intermediate_size=6400,
+        num_hidden_layers=32,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        max_position_embeddings=131072,
+        rms_norm_eps=1e-5,
+        attention_bias=False,
+        lm_head_bias=False,
+        sliding_window=None,
+        num_experts_per_tok=_NUM_CHOSEN,
+        num_experts=16,
+        router_jitter_noise=0.01,
+    ),
+    layers=_layers,
+    names=TensorNames(
+        roles=usual_roles()
+        | {"router": (LAYER + "block_sparse_moe.gate.weight", LAYER + "mlp.router.weight")},
+        experts=(
+            separate_experts("block_sparse_moe.experts.{expert}", gate="w1", up="w3", down="w2"),
+            STACKED_EXPERTS,
+        ),
+    ),
+)
+RELEASED_PHIMOE = replace(PHIMOE, architecture="PhiMoEForCausalLM")
+"""Released files name the class of their own code, which is not run."""
