@@ -103,7 +103,7 @@ def _weights(files: ModelFiles) -> Iterator[tuple[str, Weight]]:
 
 
 def _kind_of(role: str) -> str:
-    if role.endswith("norm"):
+    if role.removesuffix("_bias").endswith("norm"):
         return "norms"
     by_beginning = {
         "shared": "shared experts",

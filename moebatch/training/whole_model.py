@@ -5,7 +5,7 @@ token.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import groupby
 from math import exp
 from typing import Any, Literal
@@ -16,7 +16,9 @@ from torch import Tensor, nn
 
 from moebatch.checkpoint.model_files import ModelFiles
 from moebatch.errors import CheckpointError
-from moebatch.quoting import reason
+from moebatch.quoting import reason, shown
+from moebatch.spec.config_keys import ConfigKeys
+from moebatch.spec.families.registry import FAMILIES
 from moebatch.spec.shape import ModelShape
 from moebatch.training.reading import Reading, ReadingBatch, num_expected, reading_batches
 
@@ -203,13 +205,30 @@ def load_whole(files: ModelFiles, *, dtype: torch.dtype, experts: ExpertsWay) ->
                 local_files_only=True,
                 trust_remote_code=False,
                 use_safetensors=True,
-                experts_implementation=experts,
+                experts_implementation="eager",
             )
     except Exception as error:  # Damaged files make its libraries raise anything.
         raise CheckpointError(f"{folder}: transformers cannot load it: {reason(error)}") from error
+    _require_its_positions(module, files)
+    with suppress(ValueError):  # some families have no other way
+        module.set_experts_implementation(experts)
     for parameter in module.parameters():
         parameter.data = parameter.data.clone()  # some are still the mapped files themselves
     return WholeModel(module, files.shape)
+
+
+def _require_its_positions(module: Any, files: ModelFiles) -> None:
+    """transformers does not look everywhere where families keep the base of rotary positions."""
+    spelling = FAMILIES[files.shape.architecture].spelling
+    said = ConfigKeys(files.config, {}, spelling).value("rope_theta")
+    found = (module.config.get_text_config().rope_parameters or {}).get("rope_theta")
+    if "rope_theta" in spelling and said is not None and found != said:
+        raise CheckpointError(
+            f"{files.checkpoint.folder}: transformers would compute it with rope_theta "
+            f"{shown(found)} instead of {spelling['rope_theta']} ({shown(said)}), and what is "
+            "learnt with it would be for another model; write the latter under rope_parameters "
+            "into config.json, as rope_theta, and default as rope_type"
+        )
 
 
 @contextmanager

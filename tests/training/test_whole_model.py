@@ -9,17 +9,18 @@ from typing import Any
 import pytest
 import torch
 
+from moebatch.checkpoint.model_files import open_model
 from moebatch.errors import CheckpointError
 from moebatch.model.gating import AdaptiveGating, GatingCount
 from moebatch.spec.shape_reader import load_shape
 from moebatch.training.gating_trial import GatingTrial
 from moebatch.training.learning_gates import LearningGates
 from moebatch.training.reading import Reading, reading_batches
-from moebatch.training.whole_model import WholeModel
+from moebatch.training.whole_model import WholeModel, load_whole
 from tests.model.cases import CASES
 from tests.model.driver import Driver
 from tests.model.oracle import load, prompts
-from tests.tiny import FAMILIES
+from tests.tiny import FAMILIES, edit_config, write_checkpoint
 
 Checkpoint = Callable[..., Path]
 SENSITIVITIES = {0: 1.0, 1: 0.3, 2: 3.0}
@@ -116,6 +117,16 @@ def test_a_prompt_is_answered_as_transformers_answers_it(tiny_checkpoint: Checkp
                 assert token == int(module(torch.tensor([tokens])).logits[0, -1].argmax())
             tokens.append(token)
         assert len(answer) == 5 or answer[-1] == 2
+
+
+def test_a_model_that_transformers_would_rotate_otherwise_is_refused(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path, "dbrx")
+    whole = load_whole(open_model(folder, "auto"), dtype=torch.float32, experts="grouped_mm")
+    assert whole.logits(torch.tensor([[3, 4]])).shape == (1, 2, 320)
+    edit_config(folder, rope_parameters=None)
+    message = r"rope_theta 10000\.0 instead of attn_config\.rope_theta \(5000\.0\)"
+    with pytest.raises(CheckpointError, match=message):
+        load_whole(open_model(folder, "auto"), dtype=torch.float32, experts="eager")
 
 
 def test_a_trial_counts_no_filling(tiny_checkpoint: Checkpoint) -> None:
