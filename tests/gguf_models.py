@@ -20,6 +20,8 @@ ARCHITECTURES = {
     "qwen2_moe": gguf.MODEL_ARCH.QWEN2MOE,
     "qwen3_moe": gguf.MODEL_ARCH.QWEN3MOE,
     "olmoe": gguf.MODEL_ARCH.OLMOE,
+    "glm4_moe": gguf.MODEL_ARCH.GLM4_MOE,
+    "minimax_m2": gguf.MODEL_ARCH.MINIMAXM2,
 }
 _HALVES = {
     "Q2_K": (80, 82),
@@ -30,6 +32,7 @@ _HALVES = {
     "IQ4_XS": (0,),
 }
 """Where blocks that gguf cannot make have float16: of codes, and of what is taken off."""
+_NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 Types = Callable[[str], str]
 """Of a tensor by its name in GGUF."""
 
@@ -118,6 +121,7 @@ def _by_gguf_name(tensors: Mapping[str, Tensor], names: Any) -> dict[str, dict[s
             del words[words.index("experts") + 1]
         merged = ".".join(words).replace("block_sparse_moe.experts", "feed_forward.experts")
         merged = merged.removeprefix("model.") if "feed_forward" in merged else merged
+        merged = merged.replace("e_score_correction_bias", "e_score_correction.bias")
         theirs = names.get_name(merged, try_suffixes=(".weight", ".bias"))
         assert theirs is not None, name
         found.setdefault(theirs, {})[name] = tensors[name]
@@ -159,11 +163,26 @@ def _metadata(config: Mapping[str, Any]) -> dict[str, Any]:
         "attention.value_length": config.get("head_dim"),
         "attention.layer_norm_rms_epsilon": config["rms_norm_eps"],
         "rope.freq_base": config["rope_parameters"]["rope_theta"],
-        "expert_count": config.get("num_experts") or config.get("num_local_experts"),
+        "expert_count": next(config[key] for key in _NUM_EXPERTS if key in config),
         "expert_used_count": config["num_experts_per_tok"],
         "expert_feed_forward_length": config.get("moe_intermediate_size"),
         "expert_shared_feed_forward_length": config.get("shared_expert_intermediate_size"),
     }
+    if config["model_type"] in ("glm4_moe", "minimax_m2"):
+        share = config["rope_parameters"].get("partial_rotary_factor", 1.0)
+        rotated = config.get("rotary_dim") or int(config["head_dim"] * share)
+        found["rope.dimension_count"] = rotated
+        found["expert_gating_func"] = int(gguf.ExpertGatingFuncType.SIGMOID)
+    if config["model_type"] == "glm4_moe":
+        behind = config.get("num_nextn_predict_layers", 0)
+        found |= {
+            "block_count": config["num_hidden_layers"] + behind,
+            "nextn_predict_layers": behind,
+            "leading_dense_block_count": config["first_k_dense_replace"],
+            "expert_shared_count": config["n_shared_experts"],
+            "expert_weights_scale": config["routed_scaling_factor"],
+            "expert_weights_norm": config["norm_topk_prob"],
+        }
     return {key: value for key, value in found.items() if value is not None}
 
 
@@ -181,7 +200,12 @@ def _write(
             shutil.copy(source / name, target)
     known = gguf.MODEL_ARCH_NAMES[architecture]
     writer = gguf.GGUFWriter(target / "model.gguf", known, split_max_tensors=split)
-    adders = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
+    adders = {
+        bool: writer.add_bool,
+        int: writer.add_uint32,
+        float: writer.add_float32,
+        str: writer.add_string,
+    }
     for key, value in metadata.items():
         adders[type(value)](f"{known}.{key}", value)
     writer.add_token_list(["a", "list", "of", "texts"])

@@ -1,8 +1,8 @@
 """A model in GGUF, one file or several, as a checkpoint and the configuration it stands for."""
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,13 @@ class _Family:
     """Key of the width of an expert."""
     entries: Mapping[str, Any]
     """What llama.cpp takes for granted."""
+    sizes: Mapping[str, str] = field(default_factory=dict)
+    """Keys of transformers and of GGUF, beside the usual ones; what a file leaves out is as usual
+    in the family."""
+    flags: Mapping[str, str] = field(default_factory=dict)
+    """Keys of transformers that are true where the first layer has a tensor."""
+    has_sigmoids: bool = False
+    """Gates score by sigmoids, and not by a softmax."""
     interleaves: bool = False
     """Rows of queries and keys are in llama.cpp's order."""
 
@@ -59,7 +66,33 @@ _FAMILIES = {
         width="intermediate_size",
         entries={"norm_topk_prob": False},
     ),
+    "glm4moe": _Family(
+        model_type="glm4_moe",
+        architecture="Glm4MoeForCausalLM",
+        width="moe_intermediate_size",
+        entries={},
+        sizes={
+            "n_routed_experts": "expert_count",
+            "n_shared_experts": "expert_shared_count",
+            "first_k_dense_replace": "leading_dense_block_count",
+            "routed_scaling_factor": "expert_weights_scale",
+            "norm_topk_prob": "expert_weights_norm",
+            "n_group": "expert_group_count",
+            "topk_group": "expert_group_used_count",
+        },
+        flags={"attention_bias": "attn_q.bias", "use_qk_norm": "attn_q_norm.weight"},
+        has_sigmoids=True,
+    ),
+    "minimax-m2": _Family(
+        model_type="minimax_m2",
+        architecture="MiniMaxM2ForCausalLM",
+        width="intermediate_size",
+        entries={},
+        has_sigmoids=True,
+    ),
 }
+_SOFTMAX, _SIGMOID = 1, 2
+"""How gates score, in GGUF's numbers."""
 _SIZES = {
     "num_hidden_layers": "block_count",
     "hidden_size": "embedding_length",
@@ -193,10 +226,17 @@ def _config(said: _Said, checkpoint: Checkpoint) -> dict[str, Any]:
     embedding = checkpoint.look("token_embd.weight")
     if embedding is None:
         raise CheckpointError(f"{said.where}: tensor token_embd.weight is missing")
+    _require_scores(said)
     width = said.get("expert_feed_forward_length") or said.get("feed_forward_length")
     config = {key: said.get(name) for key, name in _SIZES.items()}
+    config |= dict(_given(said, said.family.sizes))
+    flags = {
+        key: checkpoint.look(f"blk.0.{name}") is not None for key, name in said.family.flags.items()
+    }
     return {
         **config,
+        **flags,
+        "num_hidden_layers": _num_layers(said),
         "architectures": [said.family.architecture],
         "model_type": said.family.model_type,
         "dtype": "bfloat16",
@@ -212,6 +252,40 @@ def _config(said: _Said, checkpoint: Checkpoint) -> dict[str, Any]:
         "rope_parameters": {
             "rope_theta": said.get("rope.freq_base") or 10000.0,
             "rope_type": "default",
+            **_rotated_share(said),
         },
         **said.family.entries,
     }
+
+
+def _given(said: _Said, names: Mapping[str, str]) -> Iterator[tuple[str, Value]]:
+    """Keys of transformers whose figures the file has."""
+    for key, name in names.items():
+        value = said.get(name)
+        if value is not None:
+            yield key, value
+
+
+def _num_layers(said: _Said) -> Value | None:
+    """Without those behind the last one, which guess further tokens ahead."""
+    count, behind = said.get("block_count"), said.get("nextn_predict_layers")
+    return count - behind if type(count) is int and type(behind) is int else count
+
+
+def _rotated_share(said: _Said) -> dict[str, float]:
+    """Where only a part of a head rotates."""
+    rotated, head_dim = said.get("rope.dimension_count"), said.get("attention.key_length")
+    if type(rotated) is not int or type(head_dim) is not int or not 0 < rotated < head_dim:
+        return {}
+    return {"partial_rotary_factor": rotated / head_dim}
+
+
+def _require_scores(said: _Said) -> None:
+    """Raises CheckpointError where gates score otherwise than those of the family do."""
+    usual = _SIGMOID if said.family.has_sigmoids else _SOFTMAX
+    found = said.get("expert_gating_func")
+    if found not in (None, 0, usual):
+        raise CheckpointError(
+            f"{said.where}: gates score in way {shown(found)} of GGUF (expert_gating_func), those "
+            f"of {said.architecture} do in way {usual}; use the model's safetensors files"
+        )

@@ -108,7 +108,7 @@ class TensorNames:
         return _GGUF_EXPERTS if _is_gguf(names) else self.experts
 
     def _name(self, role: str, names: Container[str], place: Mapping[str, object]) -> str:
-        templates = (_GGUF_ROLES[role],) if _is_gguf(names) else self.roles[role]
+        templates = _GGUF_ROLES[role] if _is_gguf(names) else self.roles[role]
         candidates = [template.format(**place) for template in templates]
         return next((name for name in candidates if name in names), candidates[0])
 
@@ -171,24 +171,29 @@ USUAL_EXPERTS = (
 )
 """The layouts of most families."""
 
+_GGUF_EMBEDDING = "token_embd.weight"
 _GGUF_LAYER = "blk.{layer}."
+_IN_GGUF_LAYERS = {
+    "input_norm": ("attn_norm.weight",),
+    "mlp_norm": ("ffn_norm.weight", "post_attention_norm.weight"),
+    **{role: (f"attn_{role}.weight",) for role in "qkv"},
+    "o": ("attn_output.weight",),
+    **{f"{role}_bias": (f"attn_{role}.bias",) for role in "qkv"},
+    "o_bias": ("attn_output.bias",),
+    **{f"{role}_norm": (f"attn_{role}_norm.weight",) for role in "qk"},
+    "router": ("ffn_gate_inp.weight",),
+    "router_correction": ("exp_probs_b.bias",),
+    **{f"mlp_{role}": (f"ffn_{role}.weight",) for role in ("gate", "up", "down")},
+    **{f"shared_{role}": (f"ffn_{role}_shexp.weight",) for role in ("gate", "up", "down")},
+    "shared_mix": ("ffn_gate_inp_shexp.weight",),
+}
 _GGUF_ROLES = {
-    "embedding": "token_embd.weight",
-    "final_norm": "output_norm.weight",
-    "head": "output.weight",
-    "input_norm": _GGUF_LAYER + "attn_norm.weight",
-    "mlp_norm": _GGUF_LAYER + "ffn_norm.weight",
-    **{role: f"{_GGUF_LAYER}attn_{role}.weight" for role in "qkv"},
-    "o": _GGUF_LAYER + "attn_output.weight",
-    **{f"{role}_bias": f"{_GGUF_LAYER}attn_{role}.bias" for role in "qkv"},
-    "o_bias": _GGUF_LAYER + "attn_output.bias",
-    **{f"{role}_norm": f"{_GGUF_LAYER}attn_{role}_norm.weight" for role in "qk"},
-    "router": _GGUF_LAYER + "ffn_gate_inp.weight",
-    **{f"mlp_{role}": f"{_GGUF_LAYER}ffn_{role}.weight" for role in ("gate", "up", "down")},
+    "embedding": (_GGUF_EMBEDDING,),
+    "final_norm": ("output_norm.weight",),
+    "head": ("output.weight",),
     **{
-        f"shared_{role}": f"{_GGUF_LAYER}ffn_{role}_shexp.weight" for role in ("gate", "up", "down")
+        role: tuple(_GGUF_LAYER + name for name in names) for role, names in _IN_GGUF_LAYERS.items()
     },
-    "shared_mix": _GGUF_LAYER + "ffn_gate_inp_shexp.weight",
 }
 """Names in GGUF files, which all families share."""
 _GGUF_EXPERTS = tuple(
@@ -208,4 +213,4 @@ _GGUF_EXPERTS = tuple(
 
 
 def _is_gguf(names: Container[str]) -> bool:
-    return _GGUF_ROLES["embedding"] in names
+    return _GGUF_EMBEDDING in names

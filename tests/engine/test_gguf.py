@@ -21,6 +21,13 @@ WIDTHS: dict[str, dict[str, Any]] = {
     "qwen2_moe": {"moe_intermediate_size": 512, "shared_expert_intermediate_size": 256},
     "qwen3_moe": {"moe_intermediate_size": 256, "norm_topk_prob": True},
     "olmoe": {"intermediate_size": 256},
+    "glm4_moe": {
+        "moe_intermediate_size": 256,
+        "intermediate_size": 512,
+        "first_k_dense_replace": 1,
+        "num_hidden_layers": 3,
+    },
+    "minimax_m2": {"intermediate_size": 256},
 }
 PLAIN = ("F32", "F16", "BF16")
 TYPES = (*PLAIN, "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
