@@ -34,7 +34,7 @@ def opened(folder: Path) -> tuple[Any, WholeModel]:
 
 
 @pytest.mark.parametrize(
-    "family", [*FAMILIES, "granitemoeshared", "ernie4_5_moe", "dbrx", "phimoe"]
+    "family", [*FAMILIES, "granitemoeshared", "ernie4_5_moe", "hunyuan_v1_moe", "dbrx", "phimoe"]
 )
 def test_gates_leave_out_what_those_of_a_decoder_do(
     tiny_checkpoint: Checkpoint, family: str
@@ -158,5 +158,8 @@ def test_gates_that_are_corrected_from_outside_stay_at_their_layers(
     with pytest.raises(CheckpointError, match="pre-gates cannot learn"):
         LearningGates(whole, 1)
     LearningGates(whole, 0).close()
-    _, whole = opened(tiny_checkpoint("glm4_moe"))
-    LearningGates(whole, 1).close()
+    for family in ("glm4_moe", "hunyuan_v1_moe"):
+        _, whole = opened(tiny_checkpoint(family))
+        gates = LearningGates(whole, 1)
+        assert {weight.shape[1] for weight in gates.weights} == {32}
+        gates.close()
