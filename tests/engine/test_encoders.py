@@ -16,7 +16,7 @@ import torch
 from moebatch.checkpoint.model_files import open_model
 from moebatch.engine.build import BuiltEngine, build_engine
 from moebatch.engine.spec import EngineSpec
-from moebatch.errors import CheckpointError, OutOfMemory
+from moebatch.errors import ConfigError, OutOfMemory
 from moebatch.layout.buffers import KV_TERM, KV_WINDOW_TERM
 from moebatch.model.decoder import Decoder
 from moebatch.plan.runnable import not_runnable
@@ -232,5 +232,5 @@ def test_what_cannot_be_run_is_said_before(
 
 def test_sinks_are_refused(tiny_checkpoint: Callable[..., Path]) -> None:
     shape = open_model(tiny_checkpoint(FAMILY), "float32").shape
-    with pytest.raises(CheckpointError, match="encodes prompts whole"):
+    with pytest.raises(ConfigError, match="encodes prompts whole"):
         shape.seen_through(SinkWindow(4, 64))

@@ -249,8 +249,8 @@ def test_a_row_with_broken_logits_fails_alone(
     rows, embed = requests(n=2, temperature=0.5), Decoder.embed
     poison = rows[3].prompt_tokens[-1]
 
-    def broken_embed(self: Decoder, tokens_T: torch.Tensor) -> torch.Tensor:
-        x_TD = embed(self, tokens_T)
+    def broken_embed(self: Decoder, tokens_T: torch.Tensor, prompts: list[slice]) -> torch.Tensor:
+        x_TD = embed(self, tokens_T, prompts)
         x_TD[tokens_T == poison] = torch.nan
         return x_TD
 
