@@ -58,7 +58,7 @@ def launch_s(timer: Timer) -> float:
         for expert in routing.experts:
             decoder.run_expert(0, routing, expert, parts)
 
-    return timer.seconds(run) / (len(routing.experts) * launches.of_expert(1))
+    return timer.seconds(run) / (len(routing.experts) * launches.of_expert(decoder.shape, 1))
 
 
 class _AllChosen:

@@ -18,19 +18,36 @@ from moebatch.layout.scratch import (
 )
 from moebatch.layout.setup import CHUNK_BYTES
 from moebatch.schedule.task import Kind
+from moebatch.spec.attention import GroupedAttention, LatentAttention
+from moebatch.spec.recurrence import CHUNK_TOKENS, GatedDelta
 from moebatch.spec.shape import ModelShape, Router
 
 _NORM = 9
 """Into float32, sum of squares, five for its root, back, times the weight."""
 _ROTATION = 12
 """Six for queries, and for keys."""
-_STORE = 2
-"""Keys and values into the cache."""
-_DECODE_GROUP = 5
-"""Keys, values and queries are gathered, attend, and are put back."""
+_DECODE_GROUP = 3
+"""Queries are gathered, attend to what is gathered of the cache, and results are put back."""
 _PROMPT_SLICE = 2
+_SINK_SCORES = 12
+"""Attention with scores of its own for sinks, which no single operator knows."""
+_ABSORBED = 2
+"""Queries brought to latents, and the part with positions behind them."""
+_BROUGHT_BACK = 1
+"""Of sums of latents to values."""
+_EXPANDED = 2
+"""Latents of a slice are gathered, and the rotated key goes to all heads."""
+_OUTPUT_GATE = 3
 _OUT = 2
 """Projection, and the sum with what it is added to."""
+_DELTA = 32
+"""Beside its norm, its two projections and the sum: states that begin are filled, taps laid out,
+keys and queries made unit vectors, rates and fading, and the gated norm of what comes out."""
+_DELTA_STEP = 19
+"""Sequences that decode, in neighbouring rows of the state, but for taps of the convolution."""
+_DELTA_CHUNK = 33
+"""The same of some tokens of a prompt."""
+_TAP = 2
 _CHOICE = 5
 """Of experts: product, softmax, the best, and two copies of what was chosen."""
 _CORRECTION = 4
@@ -42,6 +59,7 @@ _WEIGHING = 4
 _GROUPING = 7
 """Tokens by expert: counted, and sorted."""
 _MLP = 5
+_CLAMPING = 5
 _EXPERT = 6
 """Beside its MLP: tokens are gathered, weighed and put back."""
 _COMBINE = 5
@@ -49,8 +67,6 @@ _SUM = 3
 """Of what is to be normed."""
 _JOINING = 8
 """Tokens by expert, of all micro-batches of a pass together."""
-_PARTS = 2
-"""Keys and values are moved apart."""
 
 
 def of_batch(shape: ModelShape, kind: Kind, load: PassLoad) -> float:
@@ -82,9 +98,11 @@ def _choice(router: Router) -> int:
     )
 
 
-def of_expert(rows: float) -> float:
+def of_expert(shape: ModelShape, rows: float) -> float:
     """One expert over so many tokens, portion by portion."""
-    return (_MLP + _EXPERT) * ceil(rows / MAX_GEMM_ROWS)
+    expert = shape.expert
+    beside = len(expert.roles) * expert.bias + _CLAMPING * (shape.clamped_gate is not None)
+    return (_MLP + _EXPERT + beside) * ceil(rows / MAX_GEMM_ROWS)
 
 
 def of_combine(shape: ModelShape, *, is_joined: bool) -> int:
@@ -113,18 +131,61 @@ def of_transfer(expert_bytes: int) -> int:
     return num_chunks(expert_bytes) + 2
 
 
-def _of_projection(shape: ModelShape, load: PassLoad) -> float:
-    return _NORM + 1 + _NORM * shape.attention.num_norms + _ROTATION
+def _of_projection(shape: ModelShape) -> int:
+    """Up to what is cached, rotated, from the norm on."""
+    attention = shape.attention
+    if not isinstance(attention, LatentAttention):
+        return _NORM + 1 + _NORM * attention.num_norms + _ROTATION
+    compressing = 0 if attention.query_rank is None else 1 + _NORM
+    return _NORM + compressing + 2 + _NORM + _ROTATION
+
+
+def _of_mixer(shape: ModelShape, load: PassLoad) -> float:
+    """Of a mean layer, which attends or recurs."""
+    attending = shape.num_attention_layers / shape.num_layers
+    found = attending * _of_attention(shape, load)
+    if shape.recurrence is not None:
+        recurring = _of_recurrence(shape.recurrence, load) + _added(shape)
+        found += (1 - attending) * recurring
+    return found
 
 
 def _of_attention(shape: ModelShape, load: PassLoad) -> float:
+    attention, parts = shape.attention, _num_parts(shape)
+    group, one_slice = _DECODE_GROUP + parts, _PROMPT_SLICE
+    if isinstance(attention, LatentAttention):
+        group += _ABSORBED + _BROUGHT_BACK
+        one_slice += _EXPANDED + 2 * attention.num_heads
+    elif isinstance(attention, GroupedAttention) and attention.has_sink_scores:
+        group += _SINK_SCORES
+        one_slice += _SINK_SCORES
     groups = ceil(load.decode_positions / GATHER_ROWS)
     slices = ceil(load.prompt_tokens / PROMPT_ROWS)
-    core = _STORE + groups * _DECODE_GROUP + slices * _PROMPT_SLICE
-    return _of_projection(shape, load) + core + _of_out(shape, load)
+    core = parts + groups * group + slices * one_slice
+    return _of_projection(shape) + core + _OUTPUT_GATE * attention.gates_output + _added(shape)
+
+
+def _of_recurrence(delta: GatedDelta, load: PassLoad) -> float:
+    """Rows of states are taken for neighbours, as they are until sequences end."""
+    steps = ceil(load.decode_sequences / CHUNK_TOKENS)
+    chunks = ceil(load.prompt_tokens / CHUNK_TOKENS)
+    taps = _TAP * delta.conv_width
+    return _NORM + 1 + _DELTA + steps * (_DELTA_STEP + taps) + chunks * (_DELTA_CHUNK + taps)
+
+
+def _of_pre(shape: ModelShape, load: PassLoad) -> float:
+    """Queries, and what is cached, are laid out for another device."""
+    absorbed = _ABSORBED * isinstance(shape.attention, LatentAttention)
+    return _of_projection(shape) + absorbed + 1 + _num_parts(shape)
 
 
 def _of_out(shape: ModelShape, load: PassLoad) -> float:
+    """Sums of latents are brought back before."""
+    return _added(shape) + _BROUGHT_BACK * isinstance(shape.attention, LatentAttention)
+
+
+def _added(shape: ModelShape) -> int:
+    """What is projected at last, and added to the hidden states."""
     return _OUT + _scaling(shape) + _NORM * ("attention_out_norm" in shape.norms)
 
 
@@ -136,19 +197,24 @@ def _scaling(shape: ModelShape) -> int:
 def _of_kv_up(shape: ModelShape, load: PassLoad) -> float:
     """Pages are gathered out of pinned memory. Where they follow each other they are copied run by
     run, in which case the link takes longer than the host."""
-    return _PARTS
+    return _num_parts(shape)
 
 
 def _of_kv_down(shape: ModelShape, load: PassLoad) -> float:
     """New rows are gathered, and scattered into pinned memory."""
-    return 2 * _PARTS
+    return 2 * _num_parts(shape)
+
+
+def _num_parts(shape: ModelShape) -> int:
+    """What is cached of a token is moved part by part; of a state there are two as well."""
+    return len(shape.attention.cached_parts.parts)
 
 
 _OF_BATCH: Mapping[Kind, Callable[[ModelShape, PassLoad], float]] = {
-    Kind.ATTEND: _of_attention,
-    Kind.PRE: lambda shape, load: _of_projection(shape, load) + 3,
+    Kind.ATTEND: _of_mixer,
+    Kind.PRE: _of_pre,
     Kind.OUT: _of_out,
-    Kind.OFF: lambda shape, load: 3,
+    Kind.OFF: lambda shape, load: 1 + _num_parts(shape),
     Kind.LOAD: lambda shape, load: 1,
     Kind.KV_UP: _of_kv_up,
     Kind.KV_DOWN: _of_kv_down,

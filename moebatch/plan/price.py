@@ -123,7 +123,7 @@ class Price:
         if rows <= 0:
             return 0.0
         moving_s = self._moving_s(CHOICE_STATES * rows)
-        moving_s += self._launches_s(launches.of_expert(rows))
+        moving_s += self._launches_s(launches.of_expert(self._shape, rows))
         moving_s += 0.0 if self._is_paged else self._main.task_s
         if not self.prices.is_cpu:
             return self.prices.expert_s(self._main, rows) + moving_s

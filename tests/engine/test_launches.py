@@ -26,7 +26,7 @@ from tests.engine.test_schedules import EMULATED, emulated, run
 
 _VIEWS = (
     "view _unsafe_view t transpose permute slice select split expand unsqueeze squeeze as_strided "
-    "alias detach unbind flatten chunk reshape"
+    "alias detach unbind flatten chunk reshape mT numpy_T"
 )
 _ROOM = "empty empty_like new_empty to resolve_conj resolve_neg is_nonzero"
 _FREE = frozenset(f"{_VIEWS} split_with_sizes {_ROOM}".split(" "))
@@ -123,7 +123,17 @@ LOAD = PassLoad(
 
 
 @pytest.mark.parametrize(
-    "family", ["mixtral", "qwen3_moe", "qwen2_moe", "granitemoeshared", "gemma4_text"]
+    "family",
+    [
+        "mixtral",
+        "qwen3_moe",
+        "qwen2_moe",
+        "granitemoeshared",
+        "gemma4_text",
+        "gpt_oss",
+        "deepseek_v3",
+        "qwen3_next",
+    ],
 )
 def test_tasks_launch_as_much_as_they_are_priced_for(
     tiny_checkpoint: Callable[..., Path], counting: CountingDevice, tmp_path: Path, family: str
@@ -135,13 +145,13 @@ def test_tasks_launch_as_much_as_they_are_priced_for(
         {kind: launches.of_batch(shape, kind, LOAD) for kind in kinds}, rel=0.05
     )
     num_gates, num_experts, num_sums = map(counting.number, _AFTER)
-    gates = num_gates * launches.of_gates(shape)[0]
+    gates = num_gates * launches.of_gates(shape)[-1]
     sums = num_sums * launches.of_combine(shape, is_joined=True)
-    planned = gates + num_experts * launches.of_expert(1) + sums
+    planned = gates + num_experts * launches.of_expert(shape, 1) + sums
     assert sum(map(counting.total, _AFTER)) == pytest.approx(planned, rel=0.1)
 
 
-@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe", "granitemoeshared"])
+@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe", "granitemoeshared", "deepseek_v2"])
 def test_tasks_around_attention_on_the_cpu_launch_as_much_as_they_are_priced_for(
     tiny_checkpoint: Callable[..., Path], counting: CountingDevice, tmp_path: Path, family: str
 ) -> None:
@@ -154,7 +164,7 @@ def test_tasks_around_attention_on_the_cpu_launch_as_much_as_they_are_priced_for
     experts -= counting.number(Kind.POST) * bool(shape.shared_expert)
     of_batch = launches.of_gates(shape)[0] + launches.of_batch(shape, Kind.OUT, LOAD)
     of_batch += launches.of_combine(shape, is_joined=False)
-    planned = counting.number(Kind.POST) * of_batch + experts * launches.of_expert(1)
+    planned = counting.number(Kind.POST) * of_batch + experts * launches.of_expert(shape, 1)
     assert counting.total(Kind.POST) == pytest.approx(planned, rel=0.05)
 
 
