@@ -72,14 +72,14 @@ def test_three_parts_of_attention_are_the_whole_bit_for_bit(
         part.fill_(torch.nan)
 
     qkv = decoder.project(1, x_TD, micro)
-    _, out_THV = driver.buffers(micro)
+    _, out_THV = driver.buffers(1, micro)
     driver.attend(1, qkv, micro, out_THV)
     decoder.add_attention(1, x_TD, micro, out_THV)
     assert torch.equal(x_TD, whole)
     for now, then in zip(driver.cached[1], before, strict=True):
         assert torch.equal(now.nan_to_num(), then.nan_to_num())
 
-    room, out_NHV = driver.buffers(micro)
+    room, out_NHV = driver.buffers(1, micro)
     filled = decoder.project(1, spare, micro, into=room)
     assert filled.q_THC.data_ptr() == room.q_THC.data_ptr()
     assert {len(tensor) for tensor in filled.tensors} == {micro.num_tokens}
