@@ -130,7 +130,6 @@ class Contents:
     def _templates(self) -> Mapping[str, str]:
         """Names of the matrices by role."""
         names = FAMILIES[self.files.shape.architecture].names
-        assert names is not None, "only families whose names are known are opened"
         if self.files.experts.biases:
             raise CheckpointError(
                 f"{self.files.checkpoint.folder}: experts have biases, for which the formats that "

@@ -5,7 +5,6 @@ from collections.abc import Iterator, Mapping
 from moebatch.layout.setup import cache_fault
 from moebatch.plan.problem import Problem
 from moebatch.schedule.registry import traits_of
-from moebatch.spec.families.registry import runnable
 from moebatch.spec.hardware import LEVELS
 from moebatch.spec.policy import Policy
 
@@ -63,8 +62,6 @@ def missing_levels(problem: Problem, policy: Policy) -> Iterator[tuple[str, str]
 def only_planned(problem: Problem, policy: Policy) -> Iterator[str]:
     """What a plan has that no run does."""
     shape, tokens = problem.shape, problem.workload.max_total_tokens
-    if shape.architecture not in runnable():
-        yield f"no run computes a {shape.architecture}; those that run are {', '.join(runnable())}"
     if tokens > shape.max_positions:
         yield f"{tokens} tokens do not fit into the model's context of {shape.max_positions}"
     yield from (f"{where}: {message}" for where, message in not_runnable(problem, policy))

@@ -7,7 +7,7 @@ from typing import Any
 from moebatch.quoting import shown
 from moebatch.spec.config_keys import ConfigFault, FaultyConfig
 from moebatch.spec.families.family import FamilySpec
-from moebatch.spec.families.registry import FAMILIES, runnable
+from moebatch.spec.families.registry import FAMILIES
 from moebatch.spec.json_file import read_object
 from moebatch.spec.shape import ModelShape
 
@@ -30,22 +30,14 @@ def read_shape(config: Mapping[str, Any], where: str) -> ModelShape:
     """The shape that a raw ``config.json`` describes, absent keys as transformers fills them.
 
     Raises FaultyConfig, with ``where`` and all faults at once, for architectures and
-    quantisations that are not supported and for figures that make no sense. Architectures
-    that are not `runnable` can be planned only.
+    quantisations that are not supported and for figures that make no sense.
     """
     return _family(config, where).shape(config, where)
 
 
 def read_runnable_shape(config: Mapping[str, Any], where: str) -> ModelShape:
     """As `read_shape`, of a model that the decoder computes. Raises FaultyConfig for others."""
-    family = _family(config, where)
-    if family.names is None:
-        message = (
-            f"architecture {family.architecture} can be planned but not run yet; those that can "
-            f"be run are {', '.join(runnable())}"
-        )
-        raise FaultyConfig(where, [ConfigFault("architectures", message, names_key=True)])
-    shape = family.shape(config, where)
+    shape = read_shape(config, where)
     if not shape.moe_layers:
         message = "no layer has experts; Mixture-of-Experts models are run"
         raise FaultyConfig(where, [ConfigFault("architectures", message, names_key=True)])
@@ -66,12 +58,8 @@ def _family(config: Mapping[str, Any], where: str) -> FamilySpec:
         by_type = {family.model_type: family for family in FAMILIES.values()}
         family = by_type.get(model_type) if isinstance(model_type, str) else None
     if family is None:
-        supported = runnable()
-        plannable = [name for name in FAMILIES if name not in supported]
-        for_plans = f", and for plans only {', '.join(plannable)}" if plannable else ""
         message = (
-            f"architecture {shown(found)} is not supported; supported are {', '.join(supported)}"
-            f"{for_plans}"
+            f"architecture {shown(found)} is not supported; supported are {', '.join(FAMILIES)}"
         )
         raise FaultyConfig(where, [ConfigFault("architectures", message, names_key=True)])
     return family

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from moebatch.layout.footprint import dense_bytes
 from moebatch.plan.question import stated_dtypes
-from moebatch.spec.families.registry import runnable
 from moebatch.spec.library import names
 from moebatch.spec.models import ModelEntry, load_model
 from moebatch.units import format_bytes
@@ -27,17 +26,16 @@ _MACHINES: Mapping[str, Sequence[str]] = {
 
 def main(only: Iterable[str]) -> None:
     """Prints a row for each shape."""
-    print(f"| model | runs | stored | outside experts | {' | '.join(_MACHINES)} |")
-    print("| --- " * (4 + len(_MACHINES)) + "|")
+    print(f"| model | stored | outside experts | {' | '.join(_MACHINES)} |")
+    print("| --- " * (3 + len(_MACHINES)) + "|")
     for shape in only:
         print(f"| {' | '.join(_row(shape))} |", flush=True)
 
 
 def _row(name: str) -> list[str]:
     model = load_model(name)
-    runs = "yes" if model.shape.architecture in runnable() else "plan only"
     speeds = [_planned(name, asked) for asked in _MACHINES.values()]
-    return [model.name, runs, format_bytes(_stored(model)), format_bytes(_dense(model)), *speeds]
+    return [model.name, format_bytes(_stored(model)), format_bytes(_dense(model)), *speeds]
 
 
 def _dense(model: ModelEntry) -> float:

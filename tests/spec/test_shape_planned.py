@@ -1,8 +1,6 @@
-"""Shapes of architectures that have keys of their own, against transformers' own models; and of
-those that can be planned but not run."""
+"""Shapes of architectures that have keys of their own, against transformers' own models."""
 
 import json
-from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -11,15 +9,11 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from moebatch.checkpoint.model_files import open_model
-from moebatch.errors import CheckpointError
 from moebatch.formats.four_bit_floats import MXFP4
 from moebatch.formats.plain import BFLOAT16
-from moebatch.model.families.registry import FAMILIES as COMPUTED
 from moebatch.quoting import shown
 from moebatch.spec.attention import LatentAttention
 from moebatch.spec.config_keys import FaultyConfig
-from moebatch.spec.families.registry import FAMILIES, runnable
 from moebatch.spec.shape import ModelShape
 from moebatch.spec.shape_reader import load_shape, read_shape
 from tests import tiny
@@ -326,24 +320,3 @@ def test_faults_name_keys_as_the_file_spells_them(
     family: str, entries: dict[str, Any], message: str
 ) -> None:
     assert f"m/config.json: {message}" in faults_of(family, **entries)
-
-
-def test_runnable_are_the_families_whose_tensors_are_known() -> None:
-    assert set(runnable()) == set(COMPUTED)
-    assert set(FAMILIES) == {*runnable(), *ARCHITECTURES.values()}
-
-
-@pytest.mark.parametrize("quantization", [None, {"quant_method": "mxfp4"}])
-def test_running_is_refused_before_any_weight_is_looked_for(
-    quantization: object, tmp_path: Path
-) -> None:
-    name = "PlannedForCausalLM"
-    planned = replace(FAMILIES[ARCHITECTURES["dbrx"]], architecture=name, names=None)
-    config = config_of("dbrx", architectures=[name], quantization_config=quantization)
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    with FAMILIES.including(name, planned), pytest.raises(CheckpointError) as caught:
-        open_model(tmp_path, "auto")
-    assert str(caught.value) == (
-        f"{tmp_path / 'config.json'}: architecture {name} can be planned but not run yet; those "
-        f"that can be run are {', '.join(runnable())}"
-    )

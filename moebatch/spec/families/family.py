@@ -35,10 +35,10 @@ class FamilySpec:
     """Value of every key of the family that a file may leave out."""
     layers: Callable[[ConfigKeys, int], Layers]
     """Reads what the layers consist of, given how many there are."""
+    names: TensorNames
+    """What its tensors are called in files."""
     spelling: Mapping[str, str] = field(default_factory=dict)
     """Where the family keeps a key under another name; ``ffn_config.moe_top_k`` is nested."""
-    names: TensorNames | None = None
-    """None where moebatch can plan the family but not run it."""
     by_layer: Collection[str] = ()
     """Keys whose numbers files may give for each layer; all have to be the same."""
     rotary_type: str | None = None

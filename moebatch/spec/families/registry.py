@@ -1,4 +1,4 @@
-"""All families that can be described."""
+"""All families."""
 
 from moebatch.registry import Registry
 from moebatch.spec.families.dbrx import DBRX
@@ -49,10 +49,5 @@ _OTHERS = (
 )
 _KNOWN = (MIXTRAL, *_QWEN, *_DEEPSEEK, *_OTHERS)
 FAMILIES = Registry({family.architecture: family for family in _KNOWN})
-"""By the class name in ``architectures``. A family that is to be run as well is registered by
+"""By the class name in ``architectures``. A family from outside the package is added by
 `moebatch.model.families.registry.register`."""
-
-
-def runnable() -> tuple[str, ...]:
-    """Architectures whose tensors are known; those of the others can only be planned."""
-    return tuple(name for name, family in FAMILIES.items() if family.names is not None)
