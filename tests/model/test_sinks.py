@@ -42,7 +42,7 @@ def test_tokens_and_logits_are_those_of_the_reference(
         seqs = make(folder, sink_window=sink_window).generate(texts, NEW_TOKENS, **cut)
         for seq, (tokens, logits) in zip(seqs, expected, strict=True):
             assert seq.answer == tokens, cut
-            torch.testing.assert_close(torch.stack(seq.logits), logits, rtol=0, atol=1e-4)
+            torch.testing.assert_close(torch.stack(seq.logits), logits, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.usefixtures("arithmetic")
