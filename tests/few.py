@@ -5,10 +5,12 @@ as many of them as together have every value of every parameter, and the others 
 
     @pytest.mark.few                                 # every schedule once, and every family
     @pytest.mark.few(name=("klotski", "cgopipe"))    # of schedules, these have to be there
+    @pytest.mark.few(2)                              # two cases, with as many values as can be
 """
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from math import inf
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -53,16 +55,19 @@ def mark_the_others(items: Iterable[pytest.Item]) -> None:
         if isinstance(item, pytest.Function) and item.get_closest_marker("few"):
             matrices.setdefault(item.nodeid.partition("[")[0], []).append(item)
     for cases in matrices.values():
-        wanted = cases[0].get_closest_marker("few").kwargs  # type: ignore[union-attr]
-        kept = few([case.callspec.params for case in cases], wanted)
+        mark = cases[0].get_closest_marker("few")
+        assert mark is not None
+        kept = few([case.callspec.params for case in cases], mark.kwargs, *mark.args)
         for number, case in enumerate(cases):
             if number not in kept:
                 case.add_marker("exhaustive")
 
 
-def few(cases: Sequence[Case], wanted: Mapping[str, Iterable[object]]) -> set[int]:
-    """Places of cases that together have every value of every parameter, or of one that is in
-    `wanted` only the values there; values take turns in meeting each other."""
+def few(
+    cases: Sequence[Case], wanted: Mapping[str, Iterable[object]], most: float = inf
+) -> set[int]:
+    """Places of at most so many cases that together have every value of every parameter, or of one
+    that is in `wanted` only the values there; values take turns in meeting each other."""
     needed = [
         {(name, repr(value)) for name, value in case.items() if value in wanted.get(name, (value,))}
         for case in cases
@@ -70,7 +75,7 @@ def few(cases: Sequence[Case], wanted: Mapping[str, Iterable[object]]) -> set[in
     left = set().union(*needed)
     used: Counter[tuple[str, str]] = Counter()
     kept: set[int] = set()
-    while left:
+    while left and len(kept) < most:
         number = max(
             range(len(cases)),
             key=lambda i: (len(needed[i] & left), len(needed[i]), -sum(used[v] for v in needed[i])),

@@ -158,6 +158,7 @@ def test_a_drawing_has_a_name_that_says_what_it_is(
     assert f"must end in {endings}, got " in " ".join(done.stderr.split())
 
 
+@pytest.mark.exhaustive
 def test_a_picture_may_be_a_page_or_an_image(tmp_path: Path) -> None:
     asked = ("--hw", "t4", "--model", "mixtral-8x7b", "--prompt-len", "77", "--gen-len", "32")
     for name, head in (("roof.HTML", b"<!doctype html>"), ("roof.png", b"\x89PNG")):
@@ -540,6 +541,7 @@ def test_files_cannot_command_the_terminal(tmp_path: Path, model: Path) -> None:
         assert "\x07" not in done.stdout + done.stderr
 
 
+@pytest.mark.exhaustive
 def test_files_have_the_rights_that_the_user_gives(tmp_path: Path, model: Path) -> None:
     job = write_job(tmp_path, model, PROMPTS[:1])
     subprocess.run(

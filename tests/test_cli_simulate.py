@@ -13,9 +13,22 @@ import pytest
 
 from moebatch.errors import ExitCode
 from moebatch.predict.trace import RoutingTrace
+from tests.plan.problems import MIXTRAL
 from tests.test_cli_plan import T4, moebatch
 
-FEW = (*T4, "--policy", "flexgen-t4-mtbench-128-batch-504")
+LAYERS = 6
+Few = tuple[str, ...]
+
+
+@pytest.fixture(scope="module")
+def few(tmp_path_factory: pytest.TempPathFactory) -> Few:
+    """Of a model with few layers, and a policy that needs no planning."""
+    folder = tmp_path_factory.mktemp("models") / "few-layers"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({**MIXTRAL, "num_hidden_layers": LAYERS}))
+    lengths = ("--prompt-len", "77", "--gen-len", "128")
+    policy = ("--policy", "flexgen-t4-mtbench-128-batch-504")
+    return ("--hw", "t4", "--model", str(folder), *lengths, *policy)
 
 
 def simulated(*arguments: str) -> dict[str, Any]:
@@ -25,11 +38,11 @@ def simulated(*arguments: str) -> dict[str, Any]:
     return found
 
 
-def test_the_screen_shows_each_schedule_and_how_they_compare() -> None:
-    done = moebatch("simulate", *FEW, "--schedule", "cgopipe", "--compare", "multi,hot")
+def test_the_screen_shows_each_schedule_and_how_they_compare(few: Few) -> None:
+    done = moebatch("simulate", *few, "--schedule", "cgopipe", "--compare", "multi,hot")
     assert done.returncode == ExitCode.OK, done.stderr
     for part in (
-        "Mixtral-8x7B on t4",
+        "few-layers on t4",
         "per pass",
         "tok/s",
         "longest bubbles",
@@ -43,8 +56,8 @@ def test_the_screen_shows_each_schedule_and_how_they_compare() -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_json_has_stable_keys() -> None:
-    found = simulated(*T4, "--requests", "5000", "--passes", "2")
+def test_json_has_stable_keys(few: Few) -> None:
+    found = simulated(*few, "--requests", "5000", "--passes", "2")
     assert set(found) == {"model", "hardware", "schedules", "notes"}
     (one,) = found["schedules"].values()
     assert {"policy", "tokens_per_s", "tokens_per_pass", "pass_s", "lanes", "bottleneck"} <= set(
@@ -54,53 +67,53 @@ def test_json_has_stable_keys() -> None:
     assert one["tokens_per_s"] == pytest.approx(one["tokens_per_pass"] / one["steady_pass_s"])
 
 
-def test_a_schedule_attends_where_its_paper_says() -> None:
-    found = simulated(*FEW, "--compare", "cgopipe,flexgen_c,flexgen")["schedules"]
+def test_a_schedule_attends_where_its_paper_says(few: Few) -> None:
+    found = simulated(*few, "--compare", "cgopipe,flexgen_c,flexgen")["schedules"]
     assert list(found) == ["flexgen", "cgopipe", "flexgen_c"]
     assert [one["policy"]["attention_on_gpu"] for one in found.values()] == [True, False, False]
     assert found["cgopipe"]["steady_pass_s"] < found["flexgen"]["steady_pass_s"]
 
 
-def test_few_slots_are_told() -> None:
-    found = simulated(*FEW, "--compare", "multi")["schedules"]
+def test_few_slots_are_told(few: Few) -> None:
+    found = simulated(*few, "--compare", "multi")["schedules"]
     assert any("multi wants 16 slots" in note for note in found["multi"]["notes"])
 
 
-def test_other_slots_are_taken_and_told_if_they_do_not_fit() -> None:
-    found = simulated(*FEW, "--schedule", "multi", "--slots", "40")["schedules"]["multi"]
-    assert found["policy"]["num_slots"] == 40
-    assert any("with 40 slots the policy does not fit: vram" in note for note in found["notes"])
+def test_other_slots_are_taken_and_told_if_they_do_not_fit(few: Few) -> None:
+    found = simulated(*few, "--schedule", "multi", "--slots", "48")["schedules"]["multi"]
+    assert found["policy"]["num_slots"] == 48
+    assert any("with 48 slots the policy does not fit: vram" in note for note in found["notes"])
 
 
-def test_pictures_and_traces_are_written(tmp_path: Path) -> None:
+def test_pictures_and_traces_are_written(few: Few, tmp_path: Path) -> None:
     trace, gantt = tmp_path / "out.json", tmp_path / "out.svg"
-    done = moebatch("simulate", *FEW, "--passes", "1", "--trace", str(trace), "--gantt", str(gantt))
+    done = moebatch("simulate", *few, "--passes", "1", "--trace", str(trace), "--gantt", str(gantt))
     assert done.returncode == ExitCode.OK, done.stderr
     assert json.loads(trace.read_text())["traceEvents"]
-    assert "Mixtral-8x7B on t4" in " ".join(ElementTree.parse(gantt).getroot().itertext())
+    assert "few-layers on t4" in " ".join(ElementTree.parse(gantt).getroot().itertext())
 
 
-def test_durations_of_a_table_replace_those_of_the_cost_model(tmp_path: Path) -> None:
+def test_durations_of_a_table_replace_those_of_the_cost_model(few: Few, tmp_path: Path) -> None:
     table = tmp_path / "d.yaml"
     table.write_text("block: 1.0\n")
-    found = simulated(*FEW, "--durations", str(table))["schedules"]["flexgen"]
-    assert found["lanes"]["weight block"]["busy_s"] == pytest.approx(2 * 32, rel=0.05)
+    found = simulated(*few, "--durations", str(table))["schedules"]["flexgen"]
+    assert found["lanes"]["weight block"]["busy_s"] == pytest.approx(2 * LAYERS, rel=0.05)
 
 
-def test_routing_may_come_from_a_trace(tmp_path: Path) -> None:
+def test_routing_may_come_from_a_trace(few: Few, tmp_path: Path) -> None:
     path = tmp_path / "trace.safetensors"
-    chosen = np.tile(np.array([3, 5]), (32, 10, 1))
-    RoutingTrace.of([chosen], range(32), num_experts=8).save(path)
-    found = simulated(*FEW, "--schedule", "klotski", "--routing", str(path))
+    chosen = np.tile(np.array([3, 5]), (LAYERS, 10, 1))
+    RoutingTrace.of([chosen], range(LAYERS), num_experts=8).save(path)
+    found = simulated(*few, "--schedule", "klotski", "--routing", str(path))
     lanes = found["schedules"]["klotski"]["lanes"]
-    even = simulated(*FEW, "--schedule", "klotski")["schedules"]["klotski"]["lanes"]
+    even = simulated(*few, "--schedule", "klotski")["schedules"]["klotski"]["lanes"]
     assert lanes["dram->vram"]["busy_s"] < 0.7 * even["dram->vram"]["busy_s"]
 
 
-def test_neither_torch_nor_transformers_nor_matplotlib_is_loaded() -> None:
+def test_neither_torch_nor_transformers_nor_matplotlib_is_loaded(few: Few) -> None:
     code = (
         "import sys\nfrom moebatch.cli import app\n"
-        f"app(['simulate', *{FEW!r}, '--passes', '1', '--json'], standalone_mode=False)\n"
+        f"app(['simulate', *{few!r}, '--passes', '1', '--json'], standalone_mode=False)\n"
         "heavy = {'torch', 'transformers', 'datasets', 'matplotlib'} & set(sys.modules)\n"
         "sys.exit(f'loaded {heavy}' if heavy else 0)"
     )

@@ -38,6 +38,15 @@ def test_of_a_parameter_it_may_be_said_which_values_have_to_be_there() -> None:
     assert {case["family"] for case in kept} == {1, 2}
 
 
+@given(names=VALUES, families=VALUES, most=st.integers(1, 4))
+def test_no_more_than_so_many_are_kept_if_that_is_asked_for(
+    names: list[int], families: list[int], most: int
+) -> None:
+    cases = [{"name": name, "family": family} for name, family in product(names, families)]
+    kept = few(cases, {}, most)
+    assert len(kept) == min(most, len(few(cases, {})))
+
+
 def test_a_matrix_with_holes_is_covered_all_the_same() -> None:
     cases = [{"name": "a", "family": 1}, {"name": "a", "family": 2}, {"name": "b", "family": 1}]
     assert few(cases, {}) >= {1, 2}

@@ -61,6 +61,7 @@ def test_cron_has_nothing_to_mail_when_all_is_well(
         assert len(answers(tmp_path)) == len(PROMPTS)
 
 
+@pytest.mark.exhaustive
 def test_the_end_of_a_night_is_nothing_to_mail(
     nightly: Callable[..., "subprocess.CompletedProcess[str]"],
     tmp_path: Path,
@@ -72,6 +73,7 @@ def test_the_end_of_a_night_is_nothing_to_mail(
     assert not (tmp_path / "out.jsonl").exists()
 
 
+@pytest.mark.exhaustive
 def test_cron_mails_what_is_wrong(
     nightly: Callable[..., "subprocess.CompletedProcess[str]"], tmp_path: Path
 ) -> None:

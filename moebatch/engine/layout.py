@@ -124,7 +124,7 @@ class Layout:
             num_micro_batches=len(self.groups),
             on_cpu=tuple(group.place != compute for group in self.groups),
             continuing=frozenset(k for k, group in numbered if group.continues),
-            has_prompts=any(group.encodes for group in self.groups),
+            encodes=any(group.encodes for group in self.groups),
         )
 
     @property

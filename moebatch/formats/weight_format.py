@@ -115,7 +115,7 @@ class WeightFormat(ABC):
     def rows(
         self, parts: Sequence[Tensor], taken: range, shape: tuple[int, int]
     ) -> Sequence[Tensor]:
-        """What `parts` hold of some rows of a weight, each so many-th if there is a step. Raises
+        """What `parts` hold of some rows of a weight, every n-th if there is a step. Raises
         BadParts where a row of a part would have to be cut through."""
         heights = self.heights(shape)
         if not heights or any(height and taken.start % height for height in heights):

@@ -62,8 +62,9 @@ def describe_input(counted: InputSummary) -> str:
     work = counted.workload
     if work is None:
         return rows
+    prompts = f"prompts of {count_of(round(work.mean_prompt_tokens), 'token')}"
     return (
-        f"{rows}: prompts of {work.mean_prompt_tokens:.0f} tokens and answers of up to "
+        f"{rows}: {prompts} and answers of up to "
         f"{work.mean_new_tokens:.0f} in the mean, at most {work.max_total_tokens} together"
         f"{_alike(counted, work)}"
     )

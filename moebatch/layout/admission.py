@@ -104,9 +104,19 @@ class Admission:
     def __init__(self, caps: Caps, in_work_FS: Ints | None = None) -> None:
         """`in_work_FS` are the `fields_of` sequences in work, if there are any."""
         self._caps = caps
-        self._in_work_FS = fields_of(()) if in_work_FS is None else in_work_FS.copy()
+        self._become(fields_of(()) if in_work_FS is None else in_work_FS.copy())
         self._peaks_S: Ints | None = None
         """Pages that will be needed by how many are left, while all of them decode."""
+
+    def _become(self, in_work_FS: Ints) -> None:
+        """These are in work now. What is asked of them several times a pass is worked out here."""
+        self._in_work_FS = in_work_FS
+        pending_S, cached_S, shared_S, _ = in_work_FS
+        self.decodes_S: NDArray[np.bool_] = pending_S == 0
+        """Which sequences compute the newest token of their answers."""
+        self.num_decoding = int(np.count_nonzero(self.decodes_S))
+        self._own_tokens_S: Ints = cached_S + pending_S - shared_S + self.decodes_S
+        """Tokens that are known, without those that other sequences hold as well."""
 
     def __len__(self) -> int:
         return len(self.pending_S)
@@ -122,12 +132,6 @@ class Admission:
         """Tokens whose keys and values are cached."""
         cached_S: Ints = self._in_work_FS[1]
         return cached_S
-
-    @property
-    def decodes_S(self) -> NDArray[np.bool_]:
-        """Which sequences compute the newest token of their answers."""
-        decodes_S: NDArray[np.bool_] = self.pending_S == 0
-        return decodes_S
 
     @property
     def lacks_pages(self) -> bool:
@@ -147,7 +151,8 @@ class Admission:
     def send_back(self) -> Ints:
         """Takes the youngest sequence out of work; returns it as one that waits, [F, 1]."""
         (pending,), (cached,), (shared,), (left,) = self._in_work_FS[:, -1:]
-        self._in_work_FS, self._peaks_S = self._in_work_FS[:, :-1], None
+        self._become(self._in_work_FS[:, :-1])
+        self._peaks_S = None
         num_tokens = cached + (pending or 1)
         return fields_of([(num_tokens - shared, shared, shared, left)])
 
@@ -162,22 +167,21 @@ class Admission:
             room = min(room, self._num_begun(waiting_FN[:, :room]))
         count = self._num_fitting(waiting_FN, min(room, waiting_FN.shape[1]))
         if count:
-            self._in_work_FS = np.concatenate([self._in_work_FS, waiting_FN[:, :count]], axis=1)
+            self._become(np.concatenate([self._in_work_FS, waiting_FN[:, :count]], axis=1))
             self._peaks_S = None
         return count
 
     def slices(self) -> Ints:
         """Tokens of every sequence in this pass, [S]."""
-        decodes_S, pending_S = self.decodes_S, self.pending_S
-        budget = self._caps.tokens - int(decodes_S.sum())
+        pending_S, budget = self.pending_S, self._caps.tokens - self.num_decoding
         before_S = np.cumsum(pending_S) - pending_S
-        slices_S: Ints = np.clip(budget - before_S, 0, pending_S)
+        slices_S: Ints = np.minimum(np.maximum(budget - before_S, 0), pending_S)
         if self._caps.encodes:
             fits_S = slices_S == pending_S
             slices_S = np.where(fits_S, pending_S, 0)
             if not fits_S.any():  # a prompt is larger than a pass, and goes on alone
                 slices_S[:1] = pending_S[:1]
-        return slices_S + decodes_S
+        return slices_S + self.decodes_S
 
     def advance(self, slices_S: Ints, num_passes: int = 1) -> None:
         """Passes of these slices are over, of which all decoding ones may be several: their tokens
@@ -186,9 +190,7 @@ class Admission:
         left_S -= num_passes * ((slices_S > 0) & (slices_S >= pending_S))
         cached_S += num_passes * slices_S
         np.maximum(pending_S - slices_S, 0, out=pending_S)
-        goes_on_S = left_S > 0
-        if not goes_on_S.all():
-            self._in_work_FS = self._in_work_FS[:, goes_on_S]
+        self._become(self._in_work_FS.take(np.flatnonzero(left_S > 0), axis=1))
 
     def passes_alike(self, waiting_FN: Ints) -> int:
         """Passes, where all sequences decode, until one ends or is sent back or the next waiting
@@ -222,14 +224,7 @@ class Admission:
     @property
     def _tokens_left(self) -> int:
         """Tokens of the pass that sequences in work do not take."""
-        return self._caps.tokens - int(self.decodes_S.sum()) - int(self.pending_S.sum())
-
-    @property
-    def _own_tokens_S(self) -> Ints:
-        """Tokens that are known, without those that other sequences hold as well."""
-        pending_S, cached_S, shared_S, _ = self._in_work_FS
-        own_tokens_S: Ints = cached_S + pending_S - shared_S + self.decodes_S
-        return own_tokens_S
+        return self._caps.tokens - self.num_decoding - int(self.pending_S.sum())
 
     def _num_begun(self, waiting_FN: Ints) -> int:
         """How many of the next sequences would have tokens in this pass."""
@@ -244,8 +239,8 @@ class Admission:
 
     def _num_fitting(self, waiting_FN: Ints, most: int) -> int:
         """How many of the next sequences the cache will hold until they end."""
-        if not most:
-            return 0
+        if not most or self._fits(waiting_FN[:, :most]):
+            return most
         pending_N, cached_N, shared_N, left_N = waiting_FN[:, :most]
         in_the_end_N = self._pages_of(pending_N + cached_N - shared_N + left_N)
         held = peak_pages(self._own_tokens_S, self._in_work_FS[3], *self._caps.of_pages)
@@ -315,7 +310,7 @@ def peak_pages(
     alive_by_over = by_over.reshape(-1, page_tokens).cumsum(axis=0)
     at_least = alive_by_over[:, ::-1].cumsum(axis=1)
     whole, rest = np.divmod(passes, page_tokens)
-    one_more = np.where(rest > 0, at_least[np.arange(len(passes)), rest - 1], 0)
+    one_more = (rest > 0) * at_least[np.arange(len(passes)), rest - 1]
     full_pages = np.cumsum(np.bincount(group, weights=full))
     return int((full_pages + at_least[:, -1] * (whole + 1) + one_more).max())
 

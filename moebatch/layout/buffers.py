@@ -1,7 +1,8 @@
 """Every piece of memory that a run takes, by name and level."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import ceil
 
 from moebatch.layout.admission import AHEAD_TOKENS
@@ -74,7 +75,7 @@ _PAGES_GAP_BYTES = 2**20
 """What the gaps between pages take in a staging buffer."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)  # no slots: what follows from them is worked out once
 class MemoryUse:
     """What a run of a model holds on the levels of a machine, whatever the policy."""
 
@@ -107,12 +108,30 @@ class MemoryUse:
         if division is None:
             division = Division.of(self.shape, self.groups, policy, self.ladder)
         buffers = [
-            *self._program(policy),
-            *self._activations(policy),
+            *self._whatever_lives_where(policy),
             *self._experts(policy, division),
             *self._cache(policy, division),
         ]
         return [*buffers, *self._dense(buffers)]
+
+    def _whatever_lives_where(self, policy: Policy) -> list[Buffer]:
+        """Those that do not depend on what lives where: many policies share them."""
+        key = (
+            policy.batch_size,
+            policy.micro_batch_size,
+            policy.tokens_per_pass,
+            policy.attention_on_gpu,
+            policy.ffn_on_gpu,
+        )
+        found = self._known.get(key)
+        if found is None:
+            found = [*self._program(policy), *self._activations(policy)]
+            self._known[key] = found
+        return found
+
+    @cached_property
+    def _known(self) -> dict[Hashable, list[Buffer]]:
+        return {}
 
     @property
     def groups(self) -> tuple[CacheGroup, ...]:

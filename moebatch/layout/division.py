@@ -3,6 +3,7 @@ are when it runs, or in parts, as a solver of shares sees them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import accumulate
 
 from moebatch.layout.ladder import Ladder
@@ -145,7 +146,8 @@ def _spare_layers(
     }
 
 
-def _unevenness(layers: Sequence[int], num_layers: int) -> float:
+@cache  # plans ask thousands of times
+def _unevenness(layers: tuple[int, ...], num_layers: int) -> float:
     """Layers that a stretch of all has more of at most than an even distribution would give it."""
     mean = len(layers) / num_layers
     counts = accumulate((layer in layers for layer in range(num_layers)), initial=0)

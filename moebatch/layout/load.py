@@ -31,6 +31,21 @@ class PassLoad:
             logits_rows=sequences,
         )
 
+    @classmethod
+    def of_prompts(
+        cls, sequences: float, tokens: float, shared: float = 0.0, *, encodes: bool
+    ) -> "PassLoad":
+        """A pass that computes so many whole prompts, each with so many tokens of its own behind
+        so many that are cached already. An encoder's tokens see all of a prompt, and nothing is
+        chosen after them."""
+        seen = tokens if encodes else shared + (tokens + 1) / 2
+        return cls(
+            prompt_tokens=sequences * tokens,
+            prompt_pairs=sequences * tokens * seen,
+            prompt_context=sequences * shared,
+            logits_rows=0 if encodes else sequences,
+        )
+
     def in_stack(self, *, encodes: bool) -> "PassLoad":
         """What of it goes through an encoder, or through the layers behind one."""
         if encodes:

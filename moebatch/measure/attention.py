@@ -18,7 +18,8 @@ from moebatch.measure.fit import DecodeRates, DecodeSample, decode_rates
 from moebatch.measure.sizes import Sizes
 from moebatch.measure.synthetic import SyntheticLayer, synthetic_layer
 from moebatch.measure.timer import Allocate, Timer
-from moebatch.model.batch import AttentionPlan, MicroBatch, Sight
+from moebatch.model.attention_plan import AttentionPlan, Sight
+from moebatch.model.batch import MicroBatch
 from moebatch.model.span import Span
 from moebatch.spec.policy import PAGE_TOKENS, pages_of
 

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from moebatch.model.batch import QUERY_BLOCK, AttentionPlan, DecodeGroup, PromptSlice
+from moebatch.model.attention_plan import QUERY_BLOCK, AttentionPlan, DecodeGroup, PromptSlice
 from moebatch.model.cached_numbers import decode, encode
 from moebatch.model.native.sink_queries import SinkQueries
 from moebatch.spec.cache_layout import CacheDtype

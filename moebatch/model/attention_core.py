@@ -11,7 +11,8 @@ from torch import Tensor
 
 from moebatch.layout.scratch import Limits, attention_core_elements
 from moebatch.model.attention import LayerKv, Parts, Qkv, attend, attend_prompt
-from moebatch.model.batch import AttentionPlan, ExpandedSlices, MicroBatch, SinkTurns
+from moebatch.model.attention_plan import AttentionPlan, ExpandedSlices
+from moebatch.model.batch import MicroBatch, SinkTurns
 from moebatch.model.native import loader
 from moebatch.model.native.helpers import Helpers, torch_parallel
 from moebatch.model.native.kernels import Kernel, Kernels
@@ -67,9 +68,20 @@ class AttentionCore:
         """Bytes that are allocated up front."""
         return self._scratch.buffer.nbytes
 
-    def layer_kv(self, layer: int, parts: Parts) -> LayerKv:
-        """What a layer caches, `parts`; what is read of it is in the scratch of the core."""
-        return self._layer_kv(self._scratch.frame(), layer, parts)
+    def layer_kv(self, layer: int, parts: Parts, frame: Frame | None = None) -> LayerKv:
+        """What a layer caches, `parts`; what is read of it is in a frame of the core, a new one if
+        none is given."""
+        attention, frame = self._attentions[layer], frame or self._scratch.frame()
+        return LayerKv(
+            parts=parts,
+            rooms=tuple(
+                frame.take(self._num_rows, part.num_heads, part.head_dim)
+                for part in attention.cache.parts
+            ),
+            value_dim=attention.cached_value_dim,
+            scale=attention.scale,
+            cached_in=attention.cache_dtype,
+        )
 
     def attend(
         self,
@@ -87,7 +99,7 @@ class AttentionCore:
         """
         qkv, frame = qkv.first(micro_batch.num_tokens), self._scratch.frame()
         sink_scores_H = self._sink_scores[layer] if self._sink_scores else None
-        kv, attention = self._layer_kv(frame, layer, parts), self._attentions[layer]
+        kv, attention = self.layer_kv(layer, parts, frame), self._attentions[layer]
         kv.write(micro_batch.new_rows[self._windows[layer]], qkv.parts)
         for plan in self._plans(layer, micro_batch):
             sinks = None
@@ -118,7 +130,7 @@ class AttentionCore:
         is cached of them."""
         for plan in self._plans(layer, micro_batch):
             for batch in plan.expanded:
-                as_cached = self._layer_kv(self._scratch.frame(), layer, parts)
+                as_cached = self.layer_kv(layer, parts)
                 cached, _ = as_cached.read(batch.rows)
                 for heads, made in expand(cached):
                     kv = LayerKv(parts=made, rooms=(), value_dim=0, scale=as_cached.scale)
@@ -141,19 +153,6 @@ class AttentionCore:
 
     def _plans(self, layer: int, micro_batch: MicroBatch) -> tuple[AttentionPlan, ...]:
         return micro_batch.plans[self._windows[layer]]
-
-    def _layer_kv(self, frame: Frame, layer: int, parts: Parts) -> LayerKv:
-        attention = self._attentions[layer]
-        return LayerKv(
-            parts=parts,
-            rooms=tuple(
-                frame.take(self._num_rows, part.num_heads, part.head_dim)
-                for part in attention.cache.parts
-            ),
-            value_dim=attention.cached_value_dim,
-            scale=attention.scale,
-            cached_in=attention.cache_dtype,
-        )
 
     def _attend_singles(
         self,

@@ -20,17 +20,16 @@ from moebatch.layout.scratch import Limits, converted_elements, step_elements
 from moebatch.model import layers
 from moebatch.model.attention import Parts, Qkv
 from moebatch.model.attention_core import AttentionCore
-from moebatch.model.batch import MicroBatch
+from moebatch.model.batch import BatchPlanner, MicroBatch
+from moebatch.model.choices import Choices
 from moebatch.model.dense_weights import DenseWeights
 from moebatch.model.elementwise import Elementwise
 from moebatch.model.families.registry import FAMILIES
 from moebatch.model.gated_delta import GatedDeltaBlock
 from moebatch.model.gating import AdaptiveGating, GatingCount
 from moebatch.model.grouped_attention import gate_output
-from moebatch.model.pregates import ChoicesAhead
 from moebatch.model.products import Products
-from moebatch.model.rope import Rope
-from moebatch.model.router import ExpertTokens, Routing, group_by_expert, rank_among_alike
+from moebatch.model.router import ExpertTokens, Routing
 from moebatch.model.scratch import Frame, Scratch
 from moebatch.model.span import Span
 from moebatch.model.stacked_attention import StackedAttention
@@ -64,75 +63,57 @@ class Decoder:
         Raises CheckpointError for rotary parameters and activations that are not known.
         """
         embedding = weights.globals["embedding"]
-        self.shape = shape
-        self.dtype = embedding.dtype
-        self.device = embedding.device
-        self._weights = weights
-        self._limits = limits
-        self.gating_count = GatingCount() if gating else None
-        self._gating = gating
-        self._core = AttentionCore(
-            shape,
-            limits,
-            dtype=self.dtype,
-            device=self.device,
-            sink_scores=weights.sink_scores,
+        self.shape, self.dtype, self.device = shape, embedding.dtype, embedding.device
+        self._weights, self._limits, self._experts = weights, limits, experts
+        self._family = FAMILIES[shape.architecture]
+        self._planner = BatchPlanner(
+            shape, config, dtype=self.dtype, device=self.device, gather_rows=limits.gather_rows
         )
-        self._ropes = {} if shape.encoder else Rope.all_of(shape, config, self.device)
-        self._elementwise = Elementwise(
+        self._core = AttentionCore(
+            shape, limits, dtype=self.dtype, device=self.device, sink_scores=weights.sink_scores
+        )
+        self._elementwise = elementwise = Elementwise(
             shape.activation, self.device, shape.clamped_gate, shape.residual_scale
         )
-        self._experts = experts
-        self._products = Products(
+        self._products = products = Products(
             self.device,
             self.dtype,
             stored=experts.taken_as,
             largest_matrix=converted_elements(shape),
         )
-        self._has_wide_gates = shape.router.has_exact_logits and self.dtype != torch.float32
-        self._gate_products = (
-            Products(self.device, torch.float32) if self._has_wide_gates else self._products
-        )
-        self._family = FAMILIES[shape.architecture]
+        step = step_elements(shape, limits)
+        self.scratch = Scratch(step, device=self.device, dtype=self.dtype)
         blocks = {
-            attention: self._family.attention(shape, attention, self._products, self._elementwise)
+            attention: self._family.attention(shape, attention, products, elementwise)
             for attention in shape.attentions
         }
         self._attention = [blocks[shape.attention_of(n)] for n in range(shape.num_layers)]
         self._recurrence = (
-            GatedDeltaBlock(shape, self._products, self.device) if shape.recurrence else None
+            GatedDeltaBlock(shape, products, self.device) if shape.recurrence else None
         )
-        step = step_elements(shape, limits)
-        self.scratch = Scratch(step, device=self.device, dtype=self.dtype)
         self._stacked = (
             StackedAttention(
-                shape,
-                weights.globals,
-                self._products,
-                self._elementwise,
-                self._core,
-                self.scratch,
+                shape, weights.globals, products, elementwise, self._core, self.scratch
             )
             if shape.encoder
             else None
         )
-        self._prompts_T = torch.empty(0, dtype=torch.int64)
-        """The prompt of every row of the pass, by number; -1 for tokens of answers."""
-        tokens, choices, hidden = limits.pass_tokens, shape.experts_per_token, shape.hidden_size
-        self._weights_TK = torch.empty(tokens, choices, device=self.device, dtype=torch.float32)
-        self._experts_TK = torch.empty(tokens, choices, device=self.device, dtype=torch.int64)
-        self._ones_TK = torch.ones_like(self._weights_TK) if shape.router.weighs_inputs else None
+        self._choices = Choices(
+            shape,
+            weights,
+            products,
+            self._family.router,
+            pass_tokens=limits.pass_tokens,
+            gating=gating,
+            activation_level=activation_level,
+        )
+        choices, room = (limits.pass_tokens, shape.experts_per_token), embedding.new_empty
+        self._normed_TD = room(limits.pass_tokens, shape.hidden_size)
+        self._outputs_TKD = room(*choices, shape.hidden_size)
+        self._ones_TK = (
+            torch.ones(choices, device=self.device) if shape.router.weighs_inputs else None
+        )
         """Weights of what experts make, where those of tokens are for what they see."""
-        self._asked_TK = (
-            None if shape.router.capacity is None else torch.empty_like(self._experts_TK)
-        )
-        self._ahead = ChoicesAhead(
-            shape.moe_layers, activation_level, self._weights_TK, self._experts_TK
-        )
-        self._normed_TD = torch.empty(tokens, hidden, device=self.device, dtype=self.dtype)
-        self._outputs_TKD = torch.empty(
-            tokens, choices, hidden, device=self.device, dtype=self.dtype
-        )
 
     @property
     def sink_scores(self) -> Sequence[Tensor]:
@@ -142,13 +123,14 @@ class Decoder:
     @property
     def scratch_bytes(self) -> int:
         """Bytes that are allocated up front."""
-        by_row = [self._normed_TD, self._weights_TK, self._experts_TK, self._outputs_TKD]
-        by_row += [] if self._ones_TK is None else [self._ones_TK]
-        if self._asked_TK is not None:
-            by_row.append(self._asked_TK)
-        steps = self.scratch.buffer.nbytes + self._core.scratch_bytes
-        steps += self._products.scratch_bytes
-        return steps + self._ahead.num_bytes + sum(tensor.nbytes for tensor in by_row)
+        own = (self.scratch.buffer, self._normed_TD, self._outputs_TKD, self._ones_TK)
+        parts = self._core.scratch_bytes + self._products.scratch_bytes + self._choices.num_bytes
+        return parts + sum(tensor.nbytes for tensor in own if tensor is not None)
+
+    @property
+    def gating_count(self) -> GatingCount | None:
+        """What was decided by `gating`, if there is such."""
+        return self._choices.gating_count
 
     def micro_batch(
         self,
@@ -157,37 +139,13 @@ class Decoder:
         apart: Mapping[int, Sequence[Span]] = MappingProxyType({}),
         attention_device: torch.device | None = None,
     ) -> MicroBatch:
-        """What attention needs about spans that follow each other; it serves all layers.
-
-        `apart` are the same tokens for layers with a sliding window whose cache has rows of its
-        own. `attention_device` is that of the `AttentionCore`, if it is not the decoder's own.
-        """
-        attention = self.shape.attention
-        if self.shape.encoder is not None:
-            return MicroBatch.of_stacks(spans, self.device, gather_rows=self._limits.gather_rows)
-        return MicroBatch.of(
-            spans,
-            ropes=self._ropes,
-            windows=set(self.shape.sliding_windows),
-            dtype=self.dtype,
-            gather_rows=self._limits.gather_rows,
-            apart=apart,
-            sink_window=attention.sink_window,
-            attention_device=attention_device,
-            recurs=self._recurrence is not None,
-            # Elsewhere there are no weights to make more of what is cached.
-            expands=attention.expands if attention_device is None else None,
-            num_shared=attention.num_shared,
-            in_chunks=self.shape.windows_are_chunks,
-        )
+        """What attention needs about spans, as `BatchPlanner.plan` has it."""
+        return self._planner.plan(spans, apart=apart, attention_device=attention_device)
 
     def embed(self, tokens_T: Tensor, prompts: Sequence[slice] = ()) -> Tensor:
-        """The first hidden states [T, D] of a pass, in which `prompts` are rows of whole ones."""
-        if self.shape.router.capacity is not None:
-            prompts_T = torch.full(tokens_T.shape, -1)
-            for number, rows in enumerate(prompts):
-                prompts_T[rows] = number
-            self._prompts_T = prompts_T.to(self.device)
+        """Begins a pass, in which `prompts` are rows of whole ones; its first hidden states
+        [T, D]."""
+        self._choices.begin(len(tokens_T), prompts)
         x_TD = F.embedding(tokens_T.to(self.device), self._weights.globals["embedding"])
         scale = self.shape.embedding_scale
         if self.shape.rounds_embedding_scale:
@@ -266,96 +224,15 @@ class Decoder:
         """
         weights, num_tokens = self._weights.layers[layer], len(x_TD)
         rows = slice(0, num_tokens) if rows is None else rows
-        normed_TD, weights_TK = self._normed_TD[:num_tokens], self._weights_TK[:num_tokens]
-        experts_TK = self._experts_TK[:num_tokens]
+        normed_TD = self._normed_TD[:num_tokens]
         for chunk in self._chunks(rows):
             frame, num_rows = self.scratch.frame(), chunk.stop - chunk.start
             normed = self._normed(frame, x_TD[chunk], weights, "mlp_norm")
             normed_TD[chunk] = normed[:num_rows]
             if "router_norm" in weights:
                 normed = self._normed(frame, x_TD[chunk], weights, "router_norm")
-            self._choose(layer, chunk, *self._for_gates(frame, normed))
-            self._leave_out(layer, chunk)
-        asked_TK = self._turn_away(layer, rows)
-        return Routing(
-            rows=(rows,),
-            normed_TD=normed_TD,
-            weights_TK=weights_TK,
-            experts_TK=experts_TK,
-            num_experts=self.shape.num_experts,
-            tokens=group_by_expert(experts_TK, rows, self.shape.num_experts),
-            outputs_TKD=self._outputs_TKD[:num_tokens],
-            ahead=self._ahead.experts(layer, rows, self.shape.num_experts),
-            asked_TK=asked_TK,
-        )
-
-    def _for_gates(self, frame: Frame, normed_ND: Tensor) -> tuple[Tensor, Tensor]:
-        """What gates see of rows, in the numbers that they compute in, and room for logits."""
-        num_experts = self.shape.num_experts
-        if not self._has_wide_gates:
-            return normed_ND, frame.take(len(normed_ND), num_experts)
-        wide_ND = frame.take_float(*normed_ND.shape).copy_(normed_ND)
-        return wide_ND, frame.take_float(len(normed_ND), num_experts)
-
-    def _choose(self, layer: int, rows: slice, input_ND: Tensor, room_NE: Tensor) -> None:
-        """Choices of rows for the layer, by its gate now or kept since an earlier layer; and for
-        the later one whose gate reads this layer's input, if there is one."""
-        weights_RK, experts_RK = self._weights_TK[rows], self._experts_TK[rows]
-        if self._ahead.is_chosen_earlier(layer):
-            kept_weights_RK, kept_experts_RK = self._ahead.kept(layer, rows)
-            weights_RK.copy_(kept_weights_RK)
-            experts_RK.copy_(kept_experts_RK)
-        else:
-            self._ask(layer, input_ND, room_NE, weights_RK, experts_RK)
-        later = self._ahead.later(layer)
-        if later is not None:
-            self._ask(later, input_ND, room_NE, *self._ahead.kept(later, rows))
-
-    def _ask(
-        self,
-        layer: int,
-        input_ND: Tensor,
-        room_NE: Tensor,
-        weights_RK: Tensor,
-        experts_RK: Tensor,
-    ) -> None:
-        """Asks the gate of a layer; what it chooses for rows goes into the two tensors."""
-        weights = self._weights.layers[layer]
-        logits_NE = self._gate_products.linear(
-            input_ND, weights["router"], weights.get("router_bias"), room_NE
-        )
-        logits_RE = logits_NE[: len(weights_RK)]
-        chosen_RK, chosen_experts_RK = self._family.router(
-            logits_RE, self.shape, weights, self.dtype
-        )
-        weights_RK.copy_(chosen_RK)
-        experts_RK.copy_(chosen_experts_RK)
-
-    def _leave_out(self, layer: int, rows: slice) -> None:
-        """Choices that are left out count as done, and have made nothing."""
-        if self._gating is None or self.gating_count is None:
-            return
-        experts_RK, num_experts = self._experts_TK[rows], self.shape.num_experts
-        self._gating.drop(layer, self._weights_TK[rows], experts_RK, num_experts)
-        is_left_out_RK = experts_RK == num_experts
-        self._outputs_TKD[rows].masked_fill_(is_left_out_RK[..., None], 0.0)
-        self.gating_count.add(is_left_out_RK)
-
-    def _turn_away(self, layer: int, rows: slice) -> Tensor | None:
-        """Tokens of a prompt for which the expert that they have chosen has no room count as
-        choices that are left out; returns what all have chosen, if there may be such."""
-        capacity, num_experts = self.shape.router.capacity, self.shape.num_experts
-        if capacity is None or not self.shape.encodes(layer) or rows.start == rows.stop:
-            return None
-        assert self.shape.experts_per_token == 1, "only first choices have a place in a row"
-        assert self._asked_TK is not None, "there is room where experts may have none"
-        self._asked_TK[rows] = self._experts_TK[rows]
-        experts_R = self._experts_TK[rows].view(-1)
-        rank_R = rank_among_alike(self._prompts_T[rows] * num_experts + experts_R)
-        is_late_R = rank_R >= capacity
-        experts_R.masked_fill_(is_late_R, num_experts)
-        self._outputs_TKD[rows].masked_fill_(is_late_R[:, None, None], 0.0)
-        return self._asked_TK
+            self._choices.choose(layer, chunk, frame, normed)
+        return self._choices.routing(layer, rows, normed_TD, self._outputs_TKD[:num_tokens])
 
     def run_expert(
         self, layer: int, routing: Routing, expert: int, parts: Sequence[Tensor]

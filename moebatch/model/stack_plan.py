@@ -1,30 +1,16 @@
 """What attention of an encoder, or of layers behind one, must know about a micro-batch.
 
-Shape letters: T tokens of the micro-batch, B decoding sequences, S positions.
+Shape letters: T tokens of the micro-batch, S positions.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from moebatch.layout.scratch import bucket_positions
+from moebatch.model.gathering import Gathered, Seen
 from moebatch.model.span import Span
-
-_MAX_PADDING = 0.25
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Gathered:
-    """One-token spans that see similarly many rows, padded to a common number of them."""
-
-    tokens_B: Tensor
-    """Row of each span's token in the micro-batch."""
-    rows_BS: Tensor
-    """Cache rows that each of them sees; padding repeats the last one."""
-    back_BS: Tensor
-    """How far each is behind the last; -1 where it is padding."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,9 +56,9 @@ class StackPlan:
             return cls(new_rows_T=new_rows_T, prompts=tuple(places))
         singles = [span for span in spans if span.num_tokens == 1]
 
-        def gathered(seen: Callable[[Span], Tensor]) -> tuple[Gathered, ...]:
-            pairs = [(span.start - first, seen(span)) for span in singles]
-            return tuple(_gathered(some, device) for some in _similar(pairs, gather_rows))
+        def gathered(rows_of: Callable[[Span], Tensor]) -> tuple[Gathered, ...]:
+            seen = [Seen(span.start - first, rows_of(span)) for span in singles]
+            return tuple(group.to(device) for group in Gathered.all_of(seen, gather_rows))
 
         return cls(
             new_rows_T=new_rows_T,
@@ -88,35 +74,3 @@ class StackPlan:
                 if span.num_tokens > 1
             ),
         )
-
-
-_Seen = tuple[int, Tensor]
-"""A token of the micro-batch, and the rows that it sees."""
-
-
-def _similar(seen: Sequence[_Seen], gather_rows: int) -> Iterator[list[_Seen]]:
-    """In groups of descending length, with little padding and few enough rows each."""
-    group: list[_Seen] = []
-    for one in sorted(seen, key=lambda one: -len(one[1])):
-        if group:
-            longest = len(group[0][1])
-            fits = (len(group) + 1) * bucket_positions(longest) <= gather_rows
-            if not fits or len(one[1]) < longest * (1 - _MAX_PADDING):
-                yield group
-                group = []
-        group.append(one)
-    if group:
-        yield group
-
-
-def _gathered(seen: Sequence[_Seen], device: torch.device) -> Gathered:
-    counts_B = torch.tensor([len(rows_S) for _, rows_S in seen])
-    num_positions = bucket_positions(int(counts_B.max()))
-    back_BS = (counts_B[:, None] - 1 - torch.arange(num_positions)).clamp_(min=-1)
-    rows_BS = torch.stack([rows_S[-1] for _, rows_S in seen])[:, None].repeat(1, num_positions)
-    rows_BS[back_BS >= 0] = torch.cat([rows_S for _, rows_S in seen])
-    return Gathered(
-        tokens_B=torch.tensor([token for token, _ in seen], device=device),
-        rows_BS=rows_BS.to(device),
-        back_BS=back_BS.to(device),
-    )

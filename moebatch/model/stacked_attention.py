@@ -15,9 +15,10 @@ from moebatch.layout.scratch import bucket_positions
 from moebatch.model.attention import LayerKv, Parts
 from moebatch.model.attention_core import AttentionCore
 from moebatch.model.elementwise import Elementwise
+from moebatch.model.gathering import Gathered
 from moebatch.model.products import Products
 from moebatch.model.scratch import Frame, Scratch
-from moebatch.model.stack_plan import AnswerSlice, Gathered, StackPlan
+from moebatch.model.stack_plan import AnswerSlice, StackPlan
 from moebatch.spec.attention import BIASED_PAIRS, RelativeAttention
 from moebatch.spec.shape import ModelShape
 

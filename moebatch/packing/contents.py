@@ -11,7 +11,6 @@ from typing import Any
 from torch import Tensor
 
 from moebatch.checkpoint.model_files import ModelFiles
-from moebatch.errors import CheckpointError
 from moebatch.formats.weight_format import StoredPart
 from moebatch.packing.encodings import Encoding
 from moebatch.packing.shards import Shard
@@ -41,8 +40,7 @@ class Contents:
 
     @cached_property
     def shards(self) -> tuple[Shard, ...]:
-        """All files, experts first. Raises CheckpointError where a family has no names for
-        experts that lie apart."""
+        """All files, experts first."""
         parts = [(layer, self._expert_parts(layer)) for layer in self.files.shape.moe_layers]
         contents = [*parts, *((None, rest) for rest in self._rest())]
         total = len(contents)
@@ -129,20 +127,7 @@ class Contents:
     @cached_property
     def _templates(self) -> Mapping[str, str]:
         """Names of the matrices by role."""
-        names = FAMILIES[self.files.shape.architecture].names
-        if self.files.experts.biases:
-            raise CheckpointError(
-                f"{self.files.checkpoint.folder}: experts have biases, for which the formats that "
-                "are written have no place; this model cannot be packed"
-            )
-        for layout in names.experts:
-            if not layout.is_stacked and all(len(roles) == 1 for roles in layout.weights.values()):
-                return {roles[0]: template for template, roles in layout.weights.items()}
-        raise CheckpointError(
-            f"{self.files.checkpoint.folder}: experts of this family are known only in tensors "
-            "that hold several matrices, and other programs read packed ones matrix by matrix; "
-            "this model cannot be packed"
-        )
+        return FAMILIES[self.files.shape.architecture].names.apart
 
     def _parts(self, key: ExpertKey) -> Iterator[StoredPart]:
         encoding = self.encoding_of(key)

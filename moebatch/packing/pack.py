@@ -29,6 +29,7 @@ from moebatch.packing.precision import Precisions, TradeOffPoint, choose_precisi
 from moebatch.packing.shards import Shard, ShardWriter, tensor_bytes, weight_map
 from moebatch.schedule.slots.expert_load import ExpertKey
 from moebatch.spec.json_file import read_json
+from moebatch.spec.named_formats import why_unpacked
 from moebatch.spec.text_file import write_text
 from moebatch.store.memory import resident_bytes
 from moebatch.units import format_bytes
@@ -133,7 +134,7 @@ class Pack:
         """
         order, begun = self._order, time.perf_counter()
         files = open_model(order.model, "auto")
-        _require_plain(files)
+        _require_packable(files)
         encodings = self._encodings(files)
         fingerprint = self._fingerprint(files, encodings)
         path = order.folder.with_name(f"{order.folder.name}.packing")
@@ -285,9 +286,12 @@ class Pack:
             self._record_of(work).unlink()
 
 
-def _require_plain(files: ModelFiles) -> None:
-    """Raises CheckpointError for quantised weights that are no experts': a configuration names one
-    method only."""
+def _require_packable(files: ModelFiles) -> None:
+    """Raises CheckpointError for experts that cannot be written, and for quantised weights that are
+    no experts': a configuration names one method only."""
+    reason = why_unpacked(files.shape)
+    if reason is not None:
+        raise CheckpointError(f"{files.checkpoint.folder}: {reason}; this model cannot be packed")
     if files.checkpoint.is_gguf:
         raise CheckpointError(
             f"{files.checkpoint.folder}: weights of a GGUF file have names and an order of "

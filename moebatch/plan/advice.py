@@ -10,6 +10,7 @@ from moebatch.plan.affine import Known
 from moebatch.plan.bounds import lower_seconds
 from moebatch.plan.planner import Planned, best_policy, best_seconds, ranked_among, screen
 from moebatch.plan.problem import Problem
+from moebatch.plan.refine import widened_s
 from moebatch.spec.hardware import Level, LevelName, Link
 from moebatch.spec.named_formats import written_formats
 from moebatch.units import format_bytes, format_rate
@@ -49,7 +50,7 @@ class _Change:
 
 
 class Promise(NamedTuple):
-    """A change and what it brings by the objective of the MILP."""
+    """A change and what it brings by the objective of the MILP, or by a replay with more room."""
 
     speedup: float
     change: _Change
@@ -71,7 +72,8 @@ def improvements(problem: Problem, planned: Planned) -> list[Improvement]:
 
 def promising(problem: Problem, planned: Planned) -> list[Promise]:
     """Changes worth saying by the objective of the MILP, the best first: over all candidates where
-    memory grows, over those that were near the best where something gets faster."""
+    memory grows, over those that were near the best where something gets faster. That a wider cache
+    saves a round of sequences, a replay shows alone."""
     enough_s = planned.solution.seconds_per_sequence / _WORTH_SAYING
     found = []
     for change in _changes(problem):
@@ -89,8 +91,10 @@ def promising(problem: Problem, planned: Planned) -> list[Promise]:
             known = known.at_rates_of(changed)
             ranked = ranked_among(known, near)
         seconds = best_seconds(screen(changed, ranked, known, best_s=enough_s, near=_NEAR))
-        if seconds <= enough_s:
-            speedup = planned.solution.seconds_per_sequence / seconds
+        speedup = planned.solution.seconds_per_sequence / seconds
+        if not change.lanes:
+            speedup = max(speedup, planned.token_s / widened_s(changed, planned.policy))
+        if speedup >= _WORTH_SAYING:
             found.append(Promise(speedup, change, changed, known))
     return sorted(found, key=lambda promise: -promise.speedup)
 

@@ -60,7 +60,7 @@ def _unmeasured(answer: Answer) -> Iterator[str]:
     is_decoded = problem.dtypes.converts and not stored.is_tiled
     if is_decoded and processor is not None and stored.name not in processor.decoding:
         yield (
-            f"decoding of {stored.name} on {level} has not been measured: the plan takes it for "
+            f"decoding of {stored} on {level} has not been measured: the plan takes it for "
             "one more reading of the weights"
         )
 

@@ -1,6 +1,6 @@
 """A pass as the sum of its tasks: what a schedule launches, each at its price."""
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -8,7 +8,7 @@ from moebatch.layout.load import PassLoad
 from moebatch.layout.routing import chosen_experts, distinct_experts, routed
 from moebatch.layout.scratch import PROMPT_ROWS, gpu_prompt_rows
 from moebatch.plan.price import Price
-from moebatch.plan.prices import Prices
+from moebatch.plan.prices import LaneTime, Prices
 from moebatch.schedule.emission import Launched, launched
 from moebatch.schedule.kv_route import Place
 from moebatch.schedule.lanes import PROCESSORS, lane_of
@@ -18,7 +18,6 @@ from moebatch.spec.hardware import LEVELS, LevelName
 from moebatch.spec.policy import Policy
 from moebatch.spec.shape import ModelShape
 
-LaneTime = tuple[str, float]
 _KV = frozenset({Kind.KV_READ, Kind.KV_UP, Kind.KV_DOWN, Kind.KV_WRITE})
 
 
@@ -47,19 +46,21 @@ class PassTasks:
 
     def computing(self) -> Iterator[LaneTime]:
         """Lane and seconds of each kind of task that does not depend on what lives where."""
-        layers = self._shape.num_layers
-        for number, batch, kinds in self._micro_batches(self._top):
-            for kind, count in kinds.items():
-                seconds = None if kind in _KV else self._price.of_batch(kind, batch)
-                if seconds is not None:
-                    yield self._lane(kind), layers * number * count * seconds
-            # Gates, and what layers without experts have in their place.
-            yield self._lane(Kind.GATE), number * self._price.gates_s(batch)
-            if Kind.LOAD in kinds and Kind.OUT not in kinds:  # `post` projects
-                yield self._lane(Kind.POST), layers * number * self._price.post_out_s(batch)
+        yield from self._of_micro_batches(self._top, 1.0, self._computing)
         yield self._lane(Kind.EXPERT), self.experts_s
         combine_s = len(self._shape.moe_layers) * self._price.combine_s()
         yield self._lane(Kind.COMBINE), combine_s + self._price.head_s(self.load.logits_rows)
+
+    def _computing(self, batch: PassLoad, kinds: Launched) -> Iterator[LaneTime]:
+        layers = self._shape.num_layers
+        for kind, count in kinds.items():
+            seconds = None if kind in _KV else self._price.of_batch(kind, batch)
+            if seconds is not None:
+                yield self._lane(kind), layers * count * seconds
+        # Gates, and what layers without experts have in their place.
+        yield self._lane(Kind.GATE), self._price.gates_s(batch)
+        if Kind.LOAD in kinds and Kind.OUT not in kinds:  # `post` projects
+            yield self._lane(Kind.POST), layers * self._price.post_out_s(batch)
 
     @property
     def outside_s(self) -> float:
@@ -102,8 +103,8 @@ class PassTasks:
         """
         yield from self._weights(num_loads)
         for home in LEVELS:
-            if self.policy.kv_cache.on(home):
-                yield from self._keys_and_values(home)
+            if share := self.policy.kv_cache.on(home):
+                yield from self._of_micro_batches(home, share, self._keys_and_values)
 
     @property
     def load_s(self) -> float:
@@ -140,23 +141,31 @@ class PassTasks:
         walks = 1.0 if traits.shares_weights else sum(number for number, _ in self._sizes)
         return max(1.0, walks) * self._shape.num_experts * layers
 
-    def _keys_and_values(self, home: LevelName) -> Iterator[LaneTime]:
-        layers = self.policy.kv_cache.on(home) * self._shape.num_keeping_layers
-        for number, batch, kinds in self._micro_batches(home):
-            for kind in kinds.keys() & _KV:
-                seconds = self._price.of_batch(kind, batch)
-                assert seconds is not None, f"{kind} is of a micro-batch"
-                yield self._lane(kind), layers * number * kinds[kind] * seconds
+    def _keys_and_values(self, batch: PassLoad, kinds: Launched) -> Iterator[LaneTime]:
+        for kind in kinds.keys() & _KV:
+            seconds = self._price.of_batch(kind, batch)
+            assert seconds is not None, f"{kind} is of a micro-batch"
+            yield self._lane(kind), self._shape.num_keeping_layers * kinds[kind] * seconds
 
     # --- micro-batches --------------------------------------------------------------------------
 
-    def _micro_batches(self, home: LevelName) -> Iterator[tuple[float, PassLoad, Launched]]:
-        """How many there are of a kind, what each has to do, and the tasks it is launched as in a
-        layer whose keys and values live at `home`."""
-        beside = self._top == "vram" and not self.policy.attention_on_gpu
-        kinds = launched(self.policy.schedule, self._top, home, attends_on_cpu=beside)
+    def _of_micro_batches(
+        self,
+        home: LevelName,
+        share: float,
+        tasks_of: Callable[[PassLoad, Launched], Iterator[LaneTime]],
+    ) -> Iterator[LaneTime]:
+        """Lane and seconds of some tasks of all micro-batches, which are launched as in layers
+        whose keys and values live at `home`, in a share of the layers."""
+        policy = self.policy
+        beside = self._top == "vram" and not policy.attention_on_gpu
+        kinds = launched(policy.schedule, self._top, home, attends_on_cpu=beside)
+        same = policy.micro_batch_size, policy.schedule, policy.batching, beside
         for number, batch in self._sizes:
-            yield number, batch, kinds[batch.prompt_tokens > 0]
+            of_kind = kinds[batch.prompt_tokens > 0]
+            key = tasks_of.__name__, home, batch, same
+            for lane, seconds in self.prices.once(key, tasks_of(batch, of_kind)):
+                yield lane, share * number * seconds
 
     @cached_property
     def _sizes(self) -> list[tuple[float, PassLoad]]:

@@ -56,14 +56,12 @@ def load_of(
             logits_rows=float(len(contexts)),
         )
     pieces = -(-tokens // PROMPT_ROWS)
-    earlier = PROMPT_ROWS * pieces * (pieces - 1) // 2
-    read_again = np.where(cached > 0, pieces * cached, 0) + earlier
     return PassLoad(
         decode_sequences=float(len(contexts)),
         decode_positions=float(contexts.sum()),
         prompt_tokens=float(tokens.sum()),
-        prompt_pairs=float((tokens * cached + tokens * (tokens + 1) // 2).sum()),
-        prompt_context=float(read_again.sum()),
+        prompt_pairs=int(tokens @ (2 * cached + tokens + 1)) / 2,
+        prompt_context=int(pieces @ (2 * cached + PROMPT_ROWS * (pieces - 1))) / 2,
         logits_rows=float(len(contexts) + num_ending),
     )
 
@@ -96,7 +94,7 @@ class Replay:
             self._waiting_FN = self._waiting_FN[:, admission.take_in(self._waiting_FN) :]
         if not len(admission):
             return None
-        if admission.decodes_S.all():
+        if admission.num_decoding == len(admission):
             return self._decode_until_one_ends()
         slices_S = admission.slices()
         load = _load(admission, slices_S, encodes=self._encodes)
@@ -118,12 +116,13 @@ class Replay:
 
 
 def _load(admission: Admission, slices_S: Ints, *, encodes: bool) -> PassLoad:
-    decodes_S, sliced_S = admission.decodes_S, admission.pending_S > 0
-    sliced_S &= slices_S > 0
+    decodes_S, pending_S, cached_S = admission.decodes_S, admission.pending_S, admission.cached_S
+    sliced = np.flatnonzero(slices_S > decodes_S)
+    tokens = slices_S[sliced]
     return load_of(
-        admission.cached_S[decodes_S] + 1,
-        slices_S[sliced_S],
-        admission.cached_S[sliced_S],
-        num_ending=int((admission.pending_S[sliced_S] == slices_S[sliced_S]).sum()),
+        cached_S[decodes_S] + 1,
+        tokens,
+        cached_S[sliced],
+        num_ending=int(np.count_nonzero(pending_S[sliced] == tokens)),
         encodes=encodes,
     )

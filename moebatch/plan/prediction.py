@@ -98,13 +98,8 @@ def _decode_rate(problem: Problem, policy: Policy) -> float:
 
 def _prefill_rate(problem: Problem, policy: Policy) -> float:
     """A static batch computes all of its prompts in one pass."""
-    prompt = problem.workload.mean_prompt_tokens
+    prompt = max(1.0, problem.workload.mean_prompt_tokens)
     is_static = policy.batching == "static"
-    tokens = policy.batch_size * prompt if is_static else policy.tokens_per_pass
-    is_encoded = problem.workload.is_encoded
-    load = PassLoad(
-        prompt_tokens=tokens,
-        prompt_pairs=tokens * (prompt if is_encoded else (prompt + 1) / 2),
-        logits_rows=0 if is_encoded else tokens / max(1.0, prompt),
-    )
-    return tokens / problem.cost.seconds(load, policy)
+    prompts = policy.batch_size if is_static else policy.tokens_per_pass / prompt
+    load = PassLoad.of_prompts(prompts, prompt, encodes=problem.workload.is_encoded)
+    return load.prompt_tokens / problem.cost.seconds(load, policy)

@@ -1,7 +1,7 @@
 """Seconds of the pieces of a pass: one matrix product, one layer's attention, one transfer."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from math import ceil
@@ -21,6 +21,9 @@ from moebatch.spec.shape import ModelShape
 _CLEARLY = 0.8
 """Wider numbers take more memory, so they must save at least the rest of the time."""
 _USUAL_ROWS = 256
+_MOST_KNOWN = 4096
+"""Answers that are kept: a few megabytes."""
+LaneTime = tuple[str, float]
 
 
 def fastest_dtypes(shape: ModelShape, dtypes: Dtypes, hardware: Hardware) -> Dtypes:
@@ -75,6 +78,20 @@ class Prices:
         """The processor at main memory."""
         assert self.hardware.dram.processor is not None, "main memory has a processor"
         return self.hardware.dram.processor
+
+    def once(self, key: Hashable, seconds: Iterable[LaneTime]) -> list[LaneTime]:
+        """The same answer for the same key, worked out once: most passes that a search compares
+        have micro-batches of another one."""
+        found = self._known.get(key)
+        if found is None:
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
+            found = self._known[key] = list(seconds)
+        return found
+
+    @cached_property
+    def _known(self) -> dict[Hashable, list[LaneTime]]:
+        return {}
 
     # --- matrix products ------------------------------------------------------------------------
 

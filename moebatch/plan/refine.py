@@ -8,7 +8,7 @@ replay.
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import product
-from math import ceil
+from math import ceil, inf
 
 from moebatch.layout.buffers import CACHE_TERMS
 from moebatch.layout.division import Division
@@ -30,6 +30,8 @@ _FEW_REPLAYS = 3
 """So many of a round's policies are replayed where lengths are means: the most promising ones."""
 _PROMISING = 1.005
 """A policy that takes longer than this by mean lengths is not replayed there."""
+_ROUND_LESS = 1.15
+"""The same of a policy with a round less: replays took from 0.88 of what mean lengths say."""
 _NEAR = 1.3
 """A rival that takes longer than this by mean lengths is not replayed."""
 _LEAST_GAIN = 1.01
@@ -74,6 +76,12 @@ def refined(problem: Problem, policy: Policy, *rivals: Policy) -> tuple[float, P
     return _fastest(problem, _fewer_pages(problem, best[1]), best)
 
 
+def widened_s(problem: Problem, policy: Policy) -> float:
+    """Seconds per token of a policy whose cache is as wide as there is room for."""
+    widest = _with_widest_cache(problem, policy)
+    return inf if widest is None else _replayed_s(problem, widest)
+
+
 def _climbed(problem: Problem, policy: Policy) -> Policy:
     """Where a climb by mean lengths ends, which takes a tenth of the time of one by replays and
     comes nearly as far; the policy itself where lengths are known, or its batches are static."""
@@ -113,13 +121,15 @@ def _replayed_s(problem: Problem, policy: Policy) -> float:
 
 def _promising(problem: Problem, best: Policy, others: Iterable[Policy]) -> Sequence[Policy]:
     """Those of others, each with the widest cache, that take the least by mean lengths, first, and
-    those in fewer rounds, of which mean lengths say nothing; all where lengths are known, which
-    means say little of."""
+    those in fewer rounds, of which mean lengths say less; all where lengths are known, which means
+    say little of."""
     if problem.workload.lengths:
         return _widest(problem, others)
     others = (other for other in others if other != best)
-    found = _below(problem, _fluid_s(problem, best) * _PROMISING, others)[:_FEW_REPLAYS]
-    return list(dict.fromkeys([*found, *_widest(problem, _in_fewer_rounds(problem, best))]))
+    best_s = _fluid_s(problem, best)
+    found = _below(problem, best_s * _PROMISING, others)[:_FEW_REPLAYS]
+    fewer = _below(problem, best_s * _ROUND_LESS, _in_fewer_rounds(problem, best))
+    return list(dict.fromkeys([*found, *fewer]))
 
 
 def _in_fewer_rounds(problem: Problem, policy: Policy) -> Iterator[Policy]:

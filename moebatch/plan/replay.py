@@ -172,12 +172,7 @@ def _static_batch(
     count: int, batch: int, prompt: float, new: float, *, encodes: bool
 ) -> list[CountedLoad]:
     """So many batches of one size."""
-    seen = prompt if encodes else (prompt + 1) / 2
-    prefill = PassLoad(
-        prompt_tokens=batch * prompt,
-        prompt_pairs=batch * prompt * seen,
-        logits_rows=0 if encodes else batch,
-    )
+    prefill = PassLoad.of_prompts(batch, prompt, encodes=encodes)
     decode = PassLoad.decoding(batch, prompt + new / 2)
     passes = ((count, prefill), (count * max(0.0, new - (not encodes)), decode))
     return [(times, load) for times, load in passes if times]

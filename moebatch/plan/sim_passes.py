@@ -48,14 +48,12 @@ def decode_load(problem: Problem, policy: Policy) -> PassLoad:
 
 def prompt_load(problem: Problem, policy: Policy) -> PassLoad:
     """All prompts of a full batch."""
-    workload, batch = problem.workload, policy.batch_size
-    own, shared = workload.mean_own_tokens, workload.mean_shared_tokens
-    is_encoded = workload.is_encoded
-    return PassLoad(
-        prompt_tokens=batch * own,
-        prompt_pairs=batch * own * (own if is_encoded else shared + (own + 1) / 2),
-        prompt_context=batch * shared,
-        logits_rows=0 if is_encoded else batch,
+    workload = problem.workload
+    return PassLoad.of_prompts(
+        policy.batch_size,
+        workload.mean_own_tokens,
+        workload.mean_shared_tokens,
+        encodes=workload.is_encoded,
     )
 
 

@@ -99,7 +99,7 @@ class SimWorld:
         return Sweep(
             num_micro_batches=len(now.loads),
             on_cpu=now.on_cpu,
-            has_prompts=any(load.prompt_tokens for load in now.loads),
+            encodes=any(load.prompt_tokens for load in now.loads),
         )
 
     def chosen(self, step: int, micro_batch: int) -> list[int]:

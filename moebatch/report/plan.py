@@ -29,6 +29,7 @@ _METHODS = {
     "paper": "MoE-Lightning's own forms",
     "given": "as given",
 }
+_ENDLESS = 1e9
 _MOST_EXPERT_CHOICES = 6
 
 
@@ -66,7 +67,7 @@ def _title(answer: Answer) -> RenderableType:
 
 def _workload(workload: Workload) -> str:
     lengths = (
-        f"prompts of {workload.mean_prompt_tokens:.0f} tokens, answers of up to "
+        f"prompts of {count_of(round(workload.mean_prompt_tokens), 'token')}, answers of up to "
         f"{workload.mean_new_tokens:.0f}, longest together {workload.max_total_tokens}"
     )
     if workload.num_sequences is None:
@@ -111,7 +112,7 @@ def _placed(weights: Placement, num_experts: int) -> str:
         for level in ("vram", "dram", "disk")
         if weights.on(level) > 0
     ]
-    return f"{shares_text(weights)} ({', '.join(counts)} of {num_experts})"
+    return f"{shares_text(weights)} ({', '.join(counts)} of {num_experts:,})"
 
 
 def _speed(answer: Answer) -> Iterator[tuple[str, str]]:
@@ -203,14 +204,17 @@ def _turning(roofs: PolicyRoofs) -> Iterator[tuple[str, str]]:
     upper, lower = roofs.roofline.level_i, roofs.roofline.level_j
     p1, p2 = (f"({format_number(point, figures=3)} FLOP/B)" for point in (roofs.p1, roofs.p2))
     if roofs.p1 > 0:
-        start = f"from {_tokens(roofs.p1_tokens)} a batch on"
-        yield f"P1 {lower}", f"{start}, experts are better computed at {upper} {p1}"
-    start = f"from {_tokens(roofs.p2_tokens)} a batch on"
-    yield f"P2 {lower}", f"{start}, {lower}->{upper} does not bind {p2}"
+        better = (f"experts are better computed at {place}" for place in (upper, lower))
+        yield f"P1 {lower}", f"{_from(roofs.p1_tokens, *better)} {p1}"
+    link = f"{lower}->{upper}"
+    yield f"P2 {lower}", f"{_from(roofs.p2_tokens, f'{link} does not bind', f'{link} binds')} {p2}"
 
 
-def _tokens(count: float) -> str:
-    return f"{count:.0f} tokens" if count < 1e9 else "no number of tokens"
+def _from(tokens: float, then: str, before: str) -> str:
+    """What holds from so many tokens a batch on; or what does before, if they are too many."""
+    if tokens < _ENDLESS:
+        return f"from {tokens:.0f} tokens a batch on, {then}"
+    return f"{before}, however many tokens a batch has"
 
 
 def _advice(answer: Answer) -> Iterator[tuple[str, str]]:

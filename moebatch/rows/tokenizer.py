@@ -23,7 +23,8 @@ from moebatch.units import format_bytes
 NO_CHAT_TEMPLATE = "no_chat_template"
 """Code of rows with messages on a model without a template: a fault of the model, not of rows."""
 _READ_BY_LIBRARIES = frozenset({".json", ".txt", ".model", ".jinja", ".tiktoken"})
-_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json")
+_TOKENIZERS = ("tokenizer*", "vocab*", "*.model", "*.tiktoken", "tekken.json")
+"""Names of files that may be one, or a part of it."""
 _MOST_FILE_BYTES = 2**26
 """Of a file that is read with the tokenizer; those of the largest vocabularies have half of it."""
 _MOST_TEMPLATE_BYTES = 2**20
@@ -208,9 +209,9 @@ def load_tokenizer(
     the tokenizer is missing or damaged, or has tokens beyond the `vocab_size` rows of the model's
     embedding, and ConfigError if `chat_template` cannot be read.
     """
-    _require_tokenizer(folder)
     override = None if chat_template is None else _template_file(chat_template)
     _require_readable(folder)
+    _require_tokenizer(folder)
     tokenizer, largest = _load(folder)
     if largest >= vocab_size:
         raise CheckpointError(
@@ -224,13 +225,16 @@ def load_tokenizer(
 
 
 def _require_tokenizer(folder: Path) -> None:
-    """Raises CheckpointError for a GGUF file without a tokenizer beside it: what such a file says
-    of one leaves open how text is cut before it is looked up."""
-    if any(folder.glob("*.gguf")) and not any((folder / name).exists() for name in _TOKENIZERS):
-        raise CheckpointError(
-            f"{folder}: no tokenizer lies beside the GGUF file, of which only weights and sizes "
-            "are read; put tokenizer.json and tokenizer_config.json of the original model there"
-        )
+    """Raises CheckpointError for a folder without a tokenizer. What a GGUF file says of one leaves
+    open how text is cut before it is looked up."""
+    if any(any(folder.glob(name)) for name in _TOKENIZERS):
+        return
+    beside = " lies beside the GGUF file, of which only weights and sizes are read"
+    missing = f"no tokenizer{beside if any(folder.glob('*.gguf')) else ' is there'}"
+    raise CheckpointError(
+        f"{folder}: {missing}; put tokenizer.json and tokenizer_config.json of the original model "
+        "there"
+    )
 
 
 def _require_readable(folder: Path) -> None:

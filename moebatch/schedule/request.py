@@ -124,8 +124,8 @@ class Sweep:
     """Which micro-batches attend on the CPU beside a GPU that does the rest; empty is none."""
     continuing: frozenset[int] = frozenset()
     """Micro-batches of a prompt that is cut: they see what the one before them has computed."""
-    has_prompts: bool = True
-    """Whether tokens of prompts are among them."""
+    encodes: bool = False
+    """Whether tokens are among them that an encoder takes in."""
 
     @property
     def micro_batches(self) -> range:

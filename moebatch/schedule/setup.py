@@ -43,7 +43,8 @@ class Setup:
     def in_pass(self, sweep: Sweep) -> "Setup":
         """The same as a pass sees it that leaves out layers which none of its tokens goes
         through."""
-        return self if sweep.has_prompts else replace(self, num_skipped=self.num_encoding)
+        leaves_out = self.num_encoding and not sweep.encodes
+        return replace(self, num_skipped=self.num_encoding) if leaves_out else self
 
     @property
     def has_staging(self) -> bool:

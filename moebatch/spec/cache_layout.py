@@ -1,6 +1,7 @@
 """What the cache holds of a token, and what a token sees of a sequence."""
 
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Literal
 
 from moebatch.quoting import shown
@@ -56,6 +57,7 @@ class CacheLayout:
     parts: tuple[CachePart, ...]
 
     @classmethod
+    @cache  # plans ask thousands of times
     def of_heads(cls, num_heads: int, head_dim: int) -> "CacheLayout":
         """Keys and values of so many heads."""
         return cls(
@@ -64,6 +66,8 @@ class CacheLayout:
 
     def cached_in(self, dtype: CacheDtype | None) -> "CacheLayout":
         """The same numbers in 8 bits, or None."""
+        if dtype is None:
+            return self
         return CacheLayout(tuple(replace(part, dtype=dtype) for part in self.parts))
 
     @property

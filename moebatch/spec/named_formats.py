@@ -11,6 +11,7 @@ from moebatch.formats.registry import FORMATS
 from moebatch.formats.scaled_bytes import FP8
 from moebatch.formats.weight_format import WeightFormat
 from moebatch.quoting import not_one_of, shown
+from moebatch.spec.families.registry import FAMILIES
 from moebatch.spec.precision import GROUPS, Precision
 from moebatch.spec.shape import ModelShape
 from moebatch.spec.suggestion import did_you_mean
@@ -23,8 +24,23 @@ def int4_group(widths: Iterable[int], options: Iterable[int] = GROUPS) -> int | 
     return next((size for size in options if not any(width % size for width in widths)), None)
 
 
+def why_unpacked(shape: ModelShape) -> str | None:
+    """What keeps `moebatch pack` from writing a model; None where nothing does."""
+    if shape.expert.bias:
+        return "experts have biases, for which the formats that are written have no place"
+    if not FAMILIES[shape.architecture].names.apart:
+        return (
+            "experts of this family are known only in tensors that hold several matrices, and "
+            "other programs read packed ones matrix by matrix"
+        )
+    return None
+
+
 def written_formats(shape: ModelShape) -> dict[str, WeightFormat]:
-    """What `moebatch pack` makes of a model; without int4 where its experts cannot be grouped."""
+    """What `moebatch pack` makes of a model: nothing of one that it refuses, and no int4 where
+    experts cannot be grouped."""
+    if why_unpacked(shape) is not None:
+        return {}
     plain = FORMATS[shape.dtype]
     assert isinstance(plain, PlainFormat), "computed in numbers that lie one after the other"
     sizes = shape.expert.matrices(shape.hidden_size).values()
@@ -47,6 +63,8 @@ def named_format(name: str, shape: ModelShape) -> WeightFormat:
     written = written_formats(shape)
     known = {**FORMATS, **{each.name: each for each in written.values()}, **written}
     if name not in known:
-        width = f"widths of experts that are multiples of {GROUPS[-1]}"
-        raise ConfigError([Fault(file=shown(name), message=f"needs {width}; choose int8 or fp8")])
+        reason = why_unpacked(shape)
+        width = f"needs widths of experts that are multiples of {GROUPS[-1]}; choose int8 or fp8"
+        message = f"{reason}; moebatch pack refuses this model" if reason else width
+        raise ConfigError([Fault(file=shown(name), message=message)])
     return known[name]

@@ -37,6 +37,11 @@ class ExpertLayout:
     formats: Collection[str] = ()
     """Names of the formats of weights that lie so; any if there are none."""
 
+    def across(self, *roles: str) -> "ExpertLayout":
+        """The same where columns of these matrices are rows of the file, which only weights do
+        that are plain numbers."""
+        return replace(self, transposed=roles, formats=("float32", "bfloat16", "float16"))
+
     def takes(self, stored: WeightFormat) -> bool:
         """Whether weights in a format may lie so."""
         return not self.formats or stored.name in self.formats
@@ -55,6 +60,15 @@ class TensorNames:
     """Roles of weights that hold those of other roles, one below the other."""
     flat: Collection[str] = ()
     """Roles of vectors that lie in files as matrices of one row."""
+
+    @property
+    def apart(self) -> Mapping[str, str]:
+        """Names of the matrices of an expert that each lie alone, by role; empty where the family
+        has none."""
+        for layout in self.experts:
+            if not layout.is_stacked and all(len(roles) == 1 for roles in layout.weights.values()):
+                return {roles[0]: template for template, roles in layout.weights.items()}
+        return {}
 
     def global_weights(self, shape: ModelShape, names: Container[str]) -> Named:
         """Name and size by role of what no layer owns; `names` is what the checkpoint holds.
@@ -156,14 +170,16 @@ def separate_experts(prefix: str, *, gate: str, up: str, down: str) -> ExpertLay
     )
 
 
-STACKED_EXPERTS = ExpertLayout(
-    weights={
-        LAYER + "mlp.experts.gate_up_proj": ("gate", "up"),
-        LAYER + "mlp.experts.down_proj": ("down",),
-    },
-    is_stacked=True,
-)
-"""All experts of a layer in two tensors, [E, 2F, D] and [E, D, F], as transformers 5 holds them."""
+def stacked_experts(
+    prefix: str, *, gate_up: str = "gate_up_proj", down: str = "down_proj"
+) -> ExpertLayout:
+    """All experts of a layer in two tensors, [E, 2F, D] and [E, D, F], as transformers 5 holds
+    them: names behind `prefix`."""
+    weights = {f"{LAYER}{prefix}{gate_up}": ("gate", "up"), f"{LAYER}{prefix}{down}": ("down",)}
+    return ExpertLayout(weights=weights, is_stacked=True)
+
+
+STACKED_EXPERTS = stacked_experts("mlp.experts.")
 
 USUAL_EXPERTS = (
     separate_experts("mlp.experts.{expert}", gate="gate_proj", up="up_proj", down="down_proj"),

@@ -25,9 +25,8 @@ from torch import Tensor
 from moebatch.layout.scratch import Limits
 from moebatch.model.attention import Qkv
 from moebatch.model.attention_core import AttentionCore
-from moebatch.model.batch import MicroBatch
+from moebatch.model.batch import BatchPlanner
 from moebatch.model.native import loader
-from moebatch.model.rope import Rope
 from moebatch.model.span import Span
 from moebatch.spec.policy import PAGE_TOKENS, pages_of
 from moebatch.spec.shape_reader import read_shape
@@ -95,20 +94,12 @@ class Bench:
         halves = cache.view(dtype)
         assert 2 * numbers <= len(halves), "the cache holds the largest case"
         self._kv = halves[:numbers].view(size), halves[numbers : 2 * numbers].view(size)
-        ropes = Rope.all_of(shape, config, cpu)
-
-        def plan() -> MicroBatch:
-            return MicroBatch.of(
-                spans,
-                ropes=ropes,
-                windows={None},
-                dtype=dtype,
-                gather_rows=limits.gather_rows,
-            )
-
-        self._with_kernel = plan()
+        planner = BatchPlanner(
+            shape, config, dtype=dtype, device=cpu, gather_rows=limits.gather_rows
+        )
+        self._with_kernel = planner.plan(spans)
         with switched_off():
-            self._with_torch = plan()
+            self._with_torch = planner.plan(spans)
         kv = (count, num_kv_heads, head_dim)
         query = torch.randn(count, num_heads, head_dim).to(dtype)
         self._qkv = Qkv(query, tuple(torch.randn(2, *kv).to(dtype)))

@@ -16,6 +16,7 @@ _WITH_COMMANDS = [
 ]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("page", _WITH_COMMANDS, ids=lambda page: page.stem)
 def test_commands_do_what_the_page_says(page: Path, tmp_path: Path) -> None:
     prepare(tmp_path)

@@ -190,6 +190,7 @@ DRIFTS: dict[str, Factor] = {
 }
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("factor", DRIFTS.values(), ids=DRIFTS.keys())
 @pytest.mark.parametrize("seed", range(3))
 def test_on_ragged_rows_the_time_left_is_right_from_the_third_pass_on(
@@ -220,6 +221,7 @@ def test_of_many_rows_some_stand_for_all() -> None:
     require_right(run(rows, policy(asked_for(rows), 64), factor=lambda done: 1.0))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("limit", [150, 250])
 def test_when_answers_end_early_those_that_ended_tell_of_the_others(limit: int) -> None:
     rng = random.Random(8)
@@ -286,6 +288,7 @@ def test_the_rest_is_replayed_only_where_that_pays() -> None:
     assert 4 <= len(looks) <= 6
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("slowness", [{"cpu": 40.0}, {"cpu": 12.0, "disk->dram": 2.0}])
 def test_where_another_lane_is_the_slowest_than_was_planned_busy_lanes_tell(
     slowness: dict[str, float],

@@ -135,6 +135,7 @@ def test_the_plain_driver_equals_transformers(
     assert tokens_of(answered(built)) == known("usual")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ["klotski", "hot"])
 def test_hundreds_of_rows_equal_transformers(
     tiny_checkpoint: Callable[..., Path], name: str

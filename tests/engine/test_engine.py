@@ -114,7 +114,7 @@ CASES = [
 ]
 
 
-@pytest.mark.few
+@pytest.mark.few(12)
 @pytest.mark.parametrize(("family", "name"), CASES)
 def test_equals_transformers_whatever_the_policy(
     tiny_checkpoint: Callable[..., Path],

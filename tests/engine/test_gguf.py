@@ -57,7 +57,7 @@ def require_tokens_of_transformers(folder: Path, path: Path, resident: float) ->
     assert tokens_of(run(path, policy(resident=resident), rows, dtype="float32")) == expected
 
 
-@pytest.mark.few
+@pytest.mark.few(10)
 @pytest.mark.parametrize("family", WIDTHS)
 @pytest.mark.parametrize("kind", [*TYPES, "IQ4_XS", "released"])
 def test_tokens_are_those_of_the_decoded_weights(

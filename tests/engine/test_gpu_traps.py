@@ -12,8 +12,7 @@ from moebatch.engine.streams import Gpu
 from moebatch.measure.contention import Patience
 from moebatch.measure.gpu import gpu_rates
 from moebatch.model import attention
-from moebatch.model.attention import AttentionPlan, PromptSlice
-from moebatch.model.batch import Sight
+from moebatch.model.attention_plan import AttentionPlan, PromptSlice, Sight
 from moebatch.store.memory import Arena, is_out_of_memory
 from tests.measure.sizes import TINY
 

@@ -23,6 +23,7 @@ from moebatch.spec.shape import ModelShape
 from moebatch.store.packed import PackedLayout
 from tests.engine.test_engine import requests
 from tests.engine.test_schedules import EMULATED, emulated, run
+from tests.tiny import CACHED_APART
 
 _VIEWS = (
     "view _unsafe_view t transpose permute slice select split expand unsqueeze squeeze as_strided "
@@ -122,6 +123,7 @@ LOAD = PassLoad(
 """Of one micro-batch."""
 
 
+@pytest.mark.few(family=CACHED_APART)
 @pytest.mark.parametrize(
     "family",
     [
@@ -151,6 +153,7 @@ def test_tasks_launch_as_much_as_they_are_priced_for(
     assert sum(map(counting.total, _AFTER)) == pytest.approx(planned, rel=0.1)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("family", ["mixtral", "qwen3_moe", "granitemoeshared", "deepseek_v2"])
 def test_tasks_around_attention_on_the_cpu_launch_as_much_as_they_are_priced_for(
     tiny_checkpoint: Callable[..., Path], counting: CountingDevice, tmp_path: Path, family: str

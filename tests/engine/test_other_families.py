@@ -20,7 +20,7 @@ OTHERS = (
 )
 
 
-@pytest.mark.few(title=tuple(WHERE))
+@pytest.mark.few(title=tuple(WHERE), family=OTHERS[:3])
 @pytest.mark.parametrize("family", OTHERS)
 @pytest.mark.parametrize("name", ["klotski", "cgopipe", "flexgen"])
 @pytest.mark.parametrize("title", WHERE)

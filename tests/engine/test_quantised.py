@@ -29,7 +29,7 @@ def folder(tiny_checkpoint: Callable[..., Path], tmp_path: Path) -> Callable[...
     return write
 
 
-@pytest.mark.few
+@pytest.mark.few(15)
 @pytest.mark.parametrize("resident", [0.0, 1.0])
 @pytest.mark.parametrize("kind", KINDS)
 def test_tokens_are_those_of_the_decoded_weights(

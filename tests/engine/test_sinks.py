@@ -138,6 +138,7 @@ def test_what_an_earlier_run_has_left_is_gone_on_with(
     assert tokens_of(run(folder, WHERE["streamed"], begun, sink_window=SINKS)[0]) == expected
 
 
+@pytest.mark.exhaustive
 def test_long_prompts_in_slices_of_the_usual_size(
     tiny_checkpoint: Callable[..., Path], num_held: list[int]
 ) -> None:

@@ -127,6 +127,7 @@ def test_every_schedule_equals_transformers(
     assert [len(group.layers) for group in built.cache.groups] == GROUPS[model]
 
 
+@pytest.mark.few()
 @pytest.mark.usefixtures("small_slices")
 @pytest.mark.parametrize("title", ["streamed", "three levels", "three levels, CPU attention"])
 @pytest.mark.parametrize("model", MODELS)

@@ -76,6 +76,7 @@ def test_a_wrong_name_is_refused_with_what_there_is(tmp_path: Path) -> None:
         load_job(path)
 
 
+@pytest.mark.exhaustive
 def test_where_the_cache_limits_the_batch_about_twice_the_sequences_fit() -> None:
     asked = problem(
         cpu_machine(2, flops=5e12),

@@ -94,6 +94,7 @@ def everything(job: Path) -> Path:
     return moved_folder(linked_input(moved_model(job)))
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     "move",
     [
@@ -153,6 +154,7 @@ def other_rows(job: Path, tiny_checkpoint: Checkpoint) -> str:
     return "and no row of"
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     "change", [other_weights, other_sampling, other_prompts, other_messages, other_rows]
 )

@@ -59,6 +59,7 @@ def test_what_cannot_be_allocated_is_planned_again(
     assert answers(cut) == answers(whole)
 
 
+@pytest.mark.exhaustive
 def test_passes_that_stay_too_large_when_halved_are_planned_again(
     jobs: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -95,7 +95,7 @@ def model(tiny_checkpoint: Checkpoint) -> Path:
     return tiny_checkpoint("mixtral")
 
 
-@pytest.mark.few
+@pytest.mark.few(2)
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("family", CACHED_APART)
 def test_stopped_again_and_again_it_ends_with_the_same_bytes_and_no_token_twice(
@@ -123,6 +123,7 @@ def test_stopped_again_and_again_it_ends_with_the_same_bytes_and_no_token_twice(
     assert num_tokens <= whole.status().engine.generated_tokens
 
 
+@pytest.mark.exhaustive
 def test_log_probabilities_of_what_was_begun_are_kept(tmp_path: Path, model: Path) -> None:
     """Later ones may differ in their last digits, as they do between batches."""
     sampling = {**SAMPLED, "logprobs": 2, "max_tokens": 12}

@@ -104,6 +104,7 @@ SINKS = SinkWindow(4, 1024)
 LONG = Workload.uniform(prompt_tokens=6000, new_tokens=100, num_sequences=200)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", ["uniform", "ragged"])
 def test_more_long_sequences_fit(kind: str) -> None:
     lengths = tuple(Length(2000 + 80 * n, 100) for n in range(100)) if kind == "ragged" else ()

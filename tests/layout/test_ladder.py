@@ -78,6 +78,7 @@ def test_lanes_are_known_and_there_once(ladder: Ladder, schedule: str) -> None:
     assert set(found) <= {lane.name for lane in LANES}
 
 
+@pytest.mark.few()
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("attends_above", [True, False])
 @pytest.mark.parametrize("ladder", [CPU, GPU, Ladder(GPU.levels, stages=True)])

@@ -6,7 +6,7 @@ from typing import Any, get_args
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -21,6 +21,7 @@ from moebatch.model.native.instruction_set import InstructionSet
 from moebatch.model.native.kernels import Kernels
 from moebatch.model.native.products import product_work
 from moebatch.model.products import Products
+from tests.few import examples
 from tests.model.test_products import CPU, DTYPES, HALF_UNIT, HERE, exact, kernels_of, noise
 
 SCALES = [*DTYPES, torch.float8_e4m3fn, torch.float8_e8m0fnu, torch.uint8]
@@ -67,7 +68,7 @@ WIDTHS = [1, 7, 16, 31, 33, 64, 100, 1024, 2047, 2100]
 
 
 @pytest.mark.parametrize("name", HERE)
-@settings(max_examples=150)
+@examples(150)
 @given(matrix=matrices(), dtype=st.sampled_from(DTYPES), num_threads=st.integers(1, 3))
 def test_codes_become_the_numbers_of_the_reference(
     name: InstructionSet, matrix: CodedMatrix, dtype: torch.dtype, num_threads: int
@@ -90,7 +91,7 @@ def tame(matrix: CodedMatrix) -> CodedMatrix:
 
 
 @pytest.mark.parametrize("name", HERE)
-@settings(max_examples=60)
+@examples(60)
 @given(
     matrix=matrices().map(tame),
     num_rows=st.one_of(st.integers(1, 9), st.sampled_from([64, 65, 130])),

@@ -39,6 +39,7 @@ def test_micro_batches(micro_batch: int, folder: Path, alone: list[Seq]) -> None
     assert_same(seqs, alone)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("slice_tokens", [1, 2, 5, 33])
 def test_slices_of_prompts(slice_tokens: int, folder: Path, alone: list[Seq]) -> None:
     seqs = Driver(folder).generate(oracle.prompts(), NUM_NEW, slice_tokens=slice_tokens)
@@ -65,6 +66,7 @@ def test_rows_of_the_cache(shuffled: bool, folder: Path, alone: list[Seq]) -> No
     assert_same(seqs, alone)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("expert_rows", [1, 7, 64, 2048])
 @pytest.mark.parametrize("gather_rows", [1, 50, 100_000])
 def test_limits(expert_rows: int, gather_rows: int, folder: Path, alone: list[Seq]) -> None:

@@ -22,19 +22,14 @@ FILES = (
 )
 
 
-@pytest.mark.parametrize(
-    ("name", "files"),
-    [
-        ("portable", FILES[:1]),
-        *(pytest.param(name, FILES, marks=pytest.mark.exhaustive) for name in LOWER),
-    ],
-)
-def test_what_holds_on_the_best_set_holds_on_lower_ones(name: str, files: tuple[str, ...]) -> None:
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", LOWER)
+def test_what_holds_on_the_best_set_holds_on_lower_ones(name: str) -> None:
     """Against transformers first; a process of its own, since a set is chosen once."""
     if loader.kernels() is None:
         pytest.skip(f"no kernels: {loader.prepare()}")
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *(FOLDER / f for f in files)],
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *(FOLDER / f for f in FILES)],
         cwd=FOLDER.parents[1],
         env={**os.environ, instruction_set.VARIABLE: name},
         capture_output=True,

@@ -47,7 +47,7 @@ def test_the_cache_holds_a_latent_and_a_rotated_key_of_a_token(name: str) -> Non
         assert layout.token_bytes(2) <= 1.02 * numbers * number_bytes
 
 
-@pytest.mark.few
+@pytest.mark.few(2)
 @pytest.mark.parametrize("slice_tokens", [1000, 350, 90])
 @pytest.mark.parametrize("has_kernels", [True, False])
 @pytest.mark.parametrize("options", [{}, WIDE], ids=["few heads", "many heads"])
@@ -71,6 +71,7 @@ def test_long_prompts(
         assert_same(seq, *oracle.greedy(model, seq.prompt, 3))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("family", LATENT)
 @pytest.mark.parametrize("way", [ApartDriver, CgoPipeDriver])
 def test_where_attention_has_no_weights_it_meets_latents_alone(

@@ -14,11 +14,11 @@ from typing import get_args
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from moebatch.model.batch import AttentionPlan, MicroBatch
+from moebatch.model.attention_plan import AttentionPlan
 from moebatch.model.cached_numbers import decode, encode
 from moebatch.model.native import loader
 from moebatch.model.native.compiler import cache_folder
@@ -28,7 +28,8 @@ from moebatch.model.native.single_queries import SingleQueries, work_of
 from moebatch.model.span import Span
 from moebatch.spec.cache_layout import CacheDtype
 from moebatch.spec.policy import PAGE_TOKENS, pages_of
-from tests.model.test_parts import ropes_of
+from tests.few import examples
+from tests.model.test_parts import planner
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}
@@ -41,7 +42,7 @@ needs_kernels = pytest.mark.skipif(
 
 
 @needs_kernels
-@settings(max_examples=60)
+@examples(60)
 @given(
     contexts=st.lists(st.integers(1, 700), min_size=1, max_size=6),
     heads=st.sampled_from([(4, 4), (8, 2), (8, 1), (6, 2), (5, 1), (28, 4)]),
@@ -277,6 +278,7 @@ def test_without_a_safe_folder_it_is_compiled_for_this_process_alone(
     assert not list(tmp_path.rglob("*.so"))
 
 
+@pytest.mark.exhaustive
 def test_two_processes_may_compile_at_once(copier: Path, tmp_path: Path) -> None:
     program = (
         "import os; from moebatch.model.native import loader; "
@@ -391,10 +393,7 @@ def plan_of(slices: Sequence[tuple[int, int]], window: int | None) -> AttentionP
             Span(start=start, num_tokens=num_tokens, context=context, rows_S=rows_S, rope_length=1)
         )
         start += num_tokens
-    batch = MicroBatch.of(
-        spans, ropes=ropes_of(), windows={window}, dtype=torch.float32, gather_rows=64
-    )
-    return batch.plans[window][0]
+    return planner(window).plan(spans).plans[window][0]
 
 
 def environment(folder: Path, **others: str) -> Mapping[str, str]:

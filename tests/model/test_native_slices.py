@@ -7,7 +7,7 @@ from typing import get_args
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -22,8 +22,9 @@ from moebatch.model.native.query_slices import QuerySlices, slice_work_of
 from moebatch.model.span import Span
 from moebatch.spec.cache_layout import CacheDtype
 from moebatch.spec.shape_reader import read_shape
+from tests.few import examples
 from tests.model.test_native_attention import KERNELS, Cache
-from tests.model.test_parts import ropes_of
+from tests.model.test_parts import planner
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 TOLERANCE = {torch.float32: 4e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}
@@ -135,7 +136,7 @@ def assert_close(case: Case, got: Tensor) -> None:
 
 
 @needs_kernel
-@settings(max_examples=80)
+@examples(80)
 @given(
     slices=st.lists(st.tuples(st.integers(1, 150), st.integers(0, 400)), min_size=1, max_size=4),
     heads=st.sampled_from([(4, 4), (8, 2), (8, 1), (6, 2), (5, 1), (28, 4)]),
@@ -298,7 +299,7 @@ def micro_batch(
         )
         spans.append(span)
         start += num_tokens
-    return MicroBatch.of(spans, ropes=ropes_of(), windows={window}, dtype=dtype, gather_rows=64)
+    return planner(window, dtype=dtype).plan(spans)
 
 
 def core_of(heads: tuple[int, int, int], window: int | None, dtype: torch.dtype) -> AttentionCore:

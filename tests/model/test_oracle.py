@@ -20,11 +20,11 @@ from tests.model.driver import Driver, Seq, read_tensors
 NUM_NEW = 8
 Checkpoint = Callable[..., Path]
 ALL = (*tiny.FAMILIES, "gemma4_text", "llama4_text", "dbrx", "phimoe")
-KINDS = {case.partition("-")[2] or case: case for case in CASES}
-"""Of families that have an option, the last one with it; and all families without any."""
+FIRST = {family: case for case, (family, _) in reversed(CASES.items())}
+"""Of each family, the case without options."""
 
 
-@pytest.mark.few(case=tuple(KINDS.values()))
+@pytest.mark.few(case=(*FIRST.values(), *(case for case in CASES if case.startswith("gpt_oss-"))))
 @pytest.mark.parametrize("case", CASES)
 def test_greedy_tokens_are_those_of_transformers(case: str, tiny_checkpoint: Checkpoint) -> None:
     """Prompts in slices of seven, joining one by one, mixed with decoding, three to a batch."""
@@ -38,6 +38,7 @@ def test_greedy_tokens_are_those_of_transformers(case: str, tiny_checkpoint: Che
         assert_same(seq, *oracle.greedy(model, seq.prompt, NUM_NEW))
 
 
+@pytest.mark.few(family=tiny.CACHED_APART)
 @pytest.mark.parametrize("family", ALL)
 def test_whole_prompts_at_once(family: str, tiny_checkpoint: Checkpoint) -> None:
     """No slices: causal attention without a mask."""
@@ -47,6 +48,7 @@ def test_whole_prompts_at_once(family: str, tiny_checkpoint: Checkpoint) -> None
         assert_same(seq, *oracle.greedy(model, seq.prompt, 4))
 
 
+@pytest.mark.few()
 @pytest.mark.parametrize("window", [None, 100, 300, 600])
 @pytest.mark.parametrize("slice_tokens", [1000, 350])
 def test_long_prompts(window: int | None, slice_tokens: int, tiny_checkpoint: Checkpoint) -> None:
@@ -67,7 +69,7 @@ def test_long_prompts(window: int | None, slice_tokens: int, tiny_checkpoint: Ch
         assert_same(seq, *oracle.greedy(model, seq.prompt, 3))
 
 
-@pytest.mark.few
+@pytest.mark.few(family=("mixtral", "deepseek_v3"))
 @pytest.mark.parametrize("family", ALL)
 @pytest.mark.parametrize("fused", [False, True])
 def test_bfloat16_is_as_close_to_float32_as_transformers(
@@ -181,6 +183,9 @@ def test_tied_in_config_but_another_head_in_file(tmp_path: Path) -> None:
 
 
 def assert_same(seq: Seq, tokens: list[int], logits: torch.Tensor) -> None:
-    """Same tokens, and logits that differ by rounding only."""
+    """Same tokens, and logits that differ by rounding only: by 3e-6 in the mean, most of them. One
+    sequence of Qwen3.5 multiplies rounding; there transformers is 5e-4 from itself in float64."""
     assert seq.answer == tokens
-    torch.testing.assert_close(torch.stack(seq.logits), logits, rtol=1e-3, atol=1e-3)
+    ours = torch.stack(seq.logits)
+    torch.testing.assert_close(ours, logits, rtol=1e-3, atol=5e-3)
+    assert (ours - logits).abs().mean() < 2e-4

@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 
 from moebatch.errors import CheckpointError
 from moebatch.layout.scratch import Limits, bucket_rows, decoder_buffers
-from moebatch.model.batch import MicroBatch
+from moebatch.model.batch import BatchPlanner
 from moebatch.model.layers import activation_of, layer_norm
 from moebatch.model.native.loader import SWITCH
 from moebatch.model.rope import Rope, rotate
 from moebatch.model.router import choose_experts, group_by_expert
 from moebatch.model.scratch import Scratch
 from moebatch.model.span import Span
-from moebatch.spec.attention import Attention, GroupedAttention
-from moebatch.spec.shape import Router
+from moebatch.spec.attention import GroupedAttention
+from moebatch.spec.shape import ModelShape, Router
 from moebatch.spec.shape_reader import read_shape
 from tests.model.driver import LIMITS, Driver
 from tests.spec.test_shape import minimal
@@ -27,14 +27,23 @@ from tests.spec.test_shape import minimal
 CPU = torch.device("cpu")
 
 
-def ropes_of(**entries: Any) -> dict[Attention, Rope]:
+def model_of(**entries: Any) -> tuple[ModelShape, dict[str, Any]]:
     config = minimal("mixtral", hidden_size=64, num_attention_heads=8, **entries)
-    return Rope.all_of(read_shape(config, "config.json"), config, CPU)
+    return read_shape(config, "config.json"), config
 
 
 def rope_of(**entries: Any) -> Rope:
-    (rope,) = ropes_of(**entries).values()
+    (rope,) = Rope.all_of(*model_of(**entries), CPU).values()
     return rope
+
+
+def planner(
+    *windows: int | None, dtype: torch.dtype = torch.float32, gather_rows: int = 64, **entries: Any
+) -> BatchPlanner:
+    """For layers with these sliding windows."""
+    shape, config = model_of(**entries)
+    shape = replace(shape, sliding_windows=windows)
+    return BatchPlanner(shape, config, dtype=dtype, device=CPU, gather_rows=gather_rows)
 
 
 @given(st.integers(1, 5000))
@@ -152,15 +161,13 @@ def test_a_sequence_may_be_longer_than_the_gather() -> None:
 
 def test_rope_lengths_count_the_whole_prompt() -> None:
     """A slice early in a long prompt is rotated as the prompt's length demands."""
-    ropes = ropes_of(
-        max_position_embeddings=16, rope_parameters={"rope_type": "dynamic", "factor": 2.0}
-    )
+    dynamic = {"rope_type": "dynamic", "factor": 2.0}
     spans = [
         Span(start=0, num_tokens=2, context=0, rows_S=torch.arange(2), rope_length=40),
         Span(start=2, num_tokens=2, context=0, rows_S=torch.arange(2), rope_length=2),
         Span(start=4, num_tokens=1, context=1, rows_S=torch.arange(2), rope_length=40),
     ]
-    batch = MicroBatch.of(spans, ropes=ropes, windows={None}, dtype=torch.float32, gather_rows=64)
+    batch = planner(None, max_position_embeddings=16, rope_parameters=dynamic).plan(spans)
     (angles,) = batch.angles.values()
     assert torch.equal(angles.cos_TR[1], angles.cos_TR[4])
     assert not torch.equal(angles.cos_TR[1], angles.cos_TR[3])
@@ -175,9 +182,7 @@ def test_decode_groups_have_little_padding_and_bounded_rows(
         Span(start=i, num_tokens=1, context=c, rows_S=torch.arange(c + 1), rope_length=1)
         for i, c in enumerate(contexts)
     ]
-    batch = MicroBatch.of(
-        spans, ropes=ropes_of(), windows={None, 50}, dtype=torch.float32, gather_rows=256
-    )
+    batch = planner(None, 50, gather_rows=256).plan(spans)
     for window, (plan,) in batch.plans.items():
         members = torch.cat([group.tokens_B for group in plan.decodes]).tolist()
         assert sorted(members) == list(range(len(contexts)))
@@ -197,7 +202,7 @@ def test_spans_with_a_gap_are_our_mistake() -> None:
         for s in (0, 2)
     ]
     with pytest.raises(AssertionError, match="contiguous"):
-        MicroBatch.of(spans, ropes=ropes_of(), windows={None}, dtype=torch.float32, gather_rows=9)
+        planner(None).plan(spans)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from functools import cache
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -19,6 +19,7 @@ from moebatch.model.native.kernels import Kernels
 from moebatch.model.native.products import product_work
 from moebatch.model.products import Products
 from moebatch.spec.hardware import Dtype
+from tests.few import examples
 
 CPU = torch.device("cpu")
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -58,7 +59,7 @@ def multiplied(kernels: Kernels, *tensors: Tensor | None, num_threads: int = 1) 
 
 
 @pytest.mark.parametrize("name", HERE)
-@settings(max_examples=60)
+@examples(60)
 @given(
     num_rows=st.one_of(st.integers(1, 40), st.sampled_from([127, 128, 129, 200, 385])),
     num_outputs=st.sampled_from([1, 3, 4, 5, 6, 7, 31, 32, 100, 505]),

@@ -80,7 +80,7 @@ def expected(folder: Path) -> list[list[int]]:
     return [greedy(model, prompt, NUM_NEW)[0] for prompt in PROMPTS]
 
 
-@pytest.mark.few
+@pytest.mark.few(15)
 @pytest.mark.parametrize("kernels", ["0", "1"])
 @pytest.mark.parametrize("family", UNTIDY)
 @pytest.mark.parametrize("kind", KINDS)

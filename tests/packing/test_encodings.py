@@ -11,10 +11,10 @@ from compressed_tensors.compressors import BaseCompressor
 from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 from torch import Tensor
 
-from moebatch.errors import CheckpointError
+from moebatch.errors import CheckpointError, ConfigError
 from moebatch.packing.encodings import Encoding, Fp8Blocks, Int4, Int8, PackedIntegers, group_of
 from moebatch.spec.models import load_model
-from moebatch.spec.named_formats import named_format, written_formats
+from moebatch.spec.named_formats import named_format, why_unpacked, written_formats
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -106,6 +106,14 @@ def test_plans_suppose_what_is_written() -> None:
     assert written_formats(shape) == {each.name: each.format for each in encodings}
     for each in encodings:
         assert named_format(each.name, shape) == named_format(each.format.name, shape)
+
+
+@pytest.mark.parametrize("name", ["gemma-4-26b-a4b", "llama-4-scout", "gpt-oss-20b"])
+def test_plans_do_not_suppose_what_is_refused(name: str) -> None:
+    shape = load_model(name).shape
+    assert why_unpacked(shape) and not written_formats(shape)
+    with pytest.raises(ConfigError, match=r"int4.*; moebatch pack refuses this model"):
+        named_format("int4", shape)
 
 
 def test_groups_are_the_widest_that_fit() -> None:

@@ -113,6 +113,14 @@ def test_other_weights_that_are_quantised_are_refused(
         packed(model, tmp_path / "out")
 
 
+@pytest.mark.parametrize(("family", "said"), [("gemma4_text", "several"), ("gpt_oss", "biases")])
+def test_no_width_is_blamed_where_nothing_can_be_written(
+    tiny_checkpoint: TinyCheckpoint, tmp_path: Path, family: str, said: str
+) -> None:
+    with pytest.raises(CheckpointError, match=rf"{said}.*; this model cannot be packed"):
+        packed(tiny_checkpoint(family), tmp_path / "out", "int4")
+
+
 def test_an_expert_is_one_range_of_a_file(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
     packed(model_of(tiny_checkpoint, dtype="bfloat16"), tmp_path / "out", group=32)
     checkpoint = Checkpoint.open(tmp_path / "out")

@@ -10,7 +10,7 @@ import torch
 from compressed_tensors.compressors import BaseCompressor
 from compressed_tensors.quantization import QuantizationScheme
 from compressed_tensors.utils.match import is_match
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
@@ -24,6 +24,7 @@ from moebatch.predict.learnt_files import TABLE, empty_table, save_table
 from moebatch.schedule.slots.expert_load import ExpertKey
 from moebatch.spec.json_file import read_json
 from moebatch.store.packed import PackedLayout
+from tests.few import examples
 from tests.model.driver import Driver
 from tests.model.oracle import greedy, load, prompts
 
@@ -149,7 +150,7 @@ def test_popularity_may_come_from_a_calibration(
 gains_of_experts = st.lists(st.floats(0, 1), min_size=2, max_size=40)
 
 
-@settings(max_examples=8)
+@examples(8)
 @given(gains_of_experts, st.floats(4.05, 7.95))
 def test_the_budget_goes_to_the_experts_of_most_gain(gains: list[float], bits: float) -> None:
     by_expert = {ExpertKey(0, number): gain for number, gain in enumerate(gains)}

@@ -197,6 +197,7 @@ def test_main_memory_holds_more_batches_whose_cache_makes_bubbles_of_its_own() -
     assert re.fullmatch(r"keys and values of \d+ sequences do not fit into memory", plan.limit)
 
 
+@pytest.mark.exhaustive
 def test_of_the_papers_batch_sizes_the_one_that_finishes_first() -> None:
     asked = env1("mixtral-8x22b")
     best = predict(asked, klotski_policy(asked).policy).tokens_per_s

@@ -122,6 +122,7 @@ def test_splitting_off_the_gate_and_turning_experts_around_gain_what_the_paper_s
         assert found == pytest.approx(PAPER[after] / PAPER[before], rel=0.2)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("after", "before"), STEPS)
 def test_every_step_gains_what_the_paper_says_under_its_software(after: str, before: str) -> None:
     found = step(after, before, BATCH_SIZE, "rtx3090-klotski")
@@ -135,6 +136,7 @@ def test_all_figures_are_those_of_the_paper_under_its_software(schedule: str) ->
     assert found == pytest.approx(PAPER[schedule], rel=0.2)
 
 
+@pytest.mark.exhaustive
 def test_sharing_weights_gains_less_the_larger_the_batches() -> None:
     gains = [step("multi", "simple", batch_size) for batch_size in (4, 16, 64)]
     assert gains == sorted(gains, reverse=True)

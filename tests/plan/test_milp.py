@@ -116,6 +116,7 @@ def test_coefficients_are_those_of_cost_and_footprint_everywhere(
         assert item.memory[level].at(shares) == pytest.approx(footprint.total_bytes, abs=1e5)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "asked",
     [
@@ -153,6 +154,7 @@ def test_the_checker_finds_what_is_wrong() -> None:
     assert any(found.startswith("dram") for found in violations(smaller, solution))
 
 
+@pytest.mark.exhaustive
 def test_without_a_fitting_candidate_there_is_no_solution() -> None:
     asked = problem(cpu_machine(2))
     items = [Known(asked).affine(candidate) for candidate in candidates(asked)][:3]

@@ -87,6 +87,7 @@ def model(hardware: Hardware, s: float, n: float, shape: ModelShape = SMALL) -> 
     return PaperModel(problem=asked)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("hardware", "s", "n", "mu", "num_micro_batches", "r_w", "tokens_per_s"),
     [
@@ -202,6 +203,7 @@ def test_experts_stay_on_the_cpu_where_the_link_is_hopeless():
     assert plan.bound == "cpu"
 
 
+@pytest.mark.exhaustive
 def test_all_weights_stay_on_a_gpu_that_holds_them():
     large = machine(vram=400 * GIB, gpu=processor(600e12, 4e12), cpu=processor(1e12, 100e9))
 
@@ -211,6 +213,7 @@ def test_all_weights_stay_on_a_gpu_that_holds_them():
     assert plan.busy_s["link"] == 0
 
 
+@pytest.mark.exhaustive
 def test_more_gpus_are_faster_and_fit():
     plans = [PaperSearch(model=model(t4s(count), 77, 64, LARGE)).solve() for count in (2, 4)]
 
@@ -253,6 +256,7 @@ def test_no_shares_are_better_than_the_closed_form(mu, num_micro_batches, settin
         assert hrm.evaluate(best).layer_s <= tried.layer_s * (1 + 1e-9)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_micro_batches_beyond_those_looked_at_gain_nothing(setting):
     search = PaperSearch(model=model(T4, 200, 32), settings=(setting,))
@@ -276,6 +280,7 @@ def test_equal_policies_give_the_smallest_batch():
     assert math.isclose(search.model.evaluate(larger).sequence_layer_s, plan.sequence_layer_s)
 
 
+@pytest.mark.exhaustive
 def test_an_answer_of_one_token_has_a_plan():
     plan = PaperSearch(model=model(L4, 77, 1)).solve()
 

@@ -62,6 +62,7 @@ def test_a_policy_fits_every_level_and_holds_the_longest_sequence(
     assert policy.num_slots or max(policy.weights.vram, policy.weights.dram) == 1
 
 
+@pytest.mark.exhaustive
 @MANY
 @given(MACHINES, WORKLOADS, st.data())
 def test_more_of_any_resource_never_lowers_the_predicted_optimum(
@@ -182,6 +183,7 @@ def test_capacity_is_a_budget_in_bytes() -> None:
     assert len(SHAPE.moe_layers) * SHAPE.num_experts == problem().num_experts
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("shape", [SMALL, SHAPE], ids=["small", "8x7b"])
 def test_a_little_more_memory_never_makes_a_job_slower(shape: ModelShape) -> None:
     """Also where it is just enough for more slots, or for the first candidate of another kind."""

@@ -90,6 +90,7 @@ def test_a_long_job_is_drawn_out_from_its_middle(prompt: int, new: int) -> None:
     assert rate == pytest.approx(20_000 * new / seconds(20_000), rel=0.05)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("total", [30, 100, 1000, 10_000])
 @pytest.mark.parametrize(("prompt", "new"), [(64, 64), (1000, 16), (16, 200)])
 def test_the_objective_of_the_milp_is_near_what_the_replay_says(
@@ -106,6 +107,7 @@ def test_the_objective_of_the_milp_is_near_what_the_replay_says(
     assert replayed == pytest.approx(solution.seconds_per_sequence * total, rel=0.12)
 
 
+@pytest.mark.exhaustive
 def test_no_candidate_is_much_better_when_replayed() -> None:
     """The policy that is best in the fluid picture is best pass by pass, but for a few per cent."""
     lengths = [(20 + 7 * i % 200, 5 + 11 * i % 90) for i in range(300)]

@@ -69,7 +69,7 @@ def fits(of: Problem, policy: Policy) -> bool:
     return too_large(of, policy) is None
 
 
-@pytest.mark.few(name=("short rows",))
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", JOBS)
 def test_none_of_many_others_is_much_better(name: str) -> None:
     of = job(JOBS[name])

@@ -31,6 +31,7 @@ def some_candidates(asked: Problem) -> list[Candidate]:
     return list(candidates(asked))[::7]
 
 
+@pytest.mark.few(2)
 @every_problem
 def test_screening_finds_what_looking_at_all_finds(asked: Problem) -> None:
     known = Known(asked)
@@ -39,13 +40,22 @@ def test_screening_finds_what_looking_at_all_finds(asked: Problem) -> None:
     assert best_seconds(screened_of(asked)) == best_s
 
 
+@pytest.mark.few(2)
 @every_problem
 def test_lanes_that_candidates_share_are_those_of_each(asked: Problem) -> None:
     known = Known(asked)
     for candidate in some_candidates(asked):
         known.affine(candidate)
     for (load, policy), lanes in known._lanes.items():
-        assert lanes == asked.cost.lanes(load, policy)
+        # A problem of its own, of which nothing is known yet.
+        assert lanes == replace(asked).cost.lanes(load, policy)
+
+
+@pytest.mark.few(2)
+@every_problem
+def test_buffers_that_policies_share_are_those_of_each(asked: Problem) -> None:
+    for policy in (candidate.policy for candidate in candidates(asked)):
+        assert asked.memory.buffers(policy) == replace(asked).memory.buffers(policy)
 
 
 def test_nothing_that_is_known_of_candidates_depends_on_capacities() -> None:
@@ -83,6 +93,7 @@ def seconds(asked: Problem, load: PassLoad, policy: Policy) -> dict[str, float]:
     return asked.cost.arithmetic(load, policy)
 
 
+@pytest.mark.few(1)
 @every_problem
 def test_advice_is_what_looking_at_all_candidates_gives(asked: Problem) -> None:
     planned = best_policy(asked)

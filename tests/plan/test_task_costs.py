@@ -97,7 +97,7 @@ def of_a_pass(timeline: Timeline) -> dict[str, float]:
     return {name: lane.busy_s / timeline.num_steady_passes for name, lane in lanes.items()}
 
 
-@pytest.mark.few
+@pytest.mark.few(4)
 @pytest.mark.parametrize("work", ["decode", "mean"])
 @pytest.mark.parametrize("name", CASES)
 def test_lanes_are_as_busy_as_the_planner_says(name: str, work: Work) -> None:
@@ -165,6 +165,7 @@ def test_alone_each_batch_brings_all_weights_up_again() -> None:
     assert found == pytest.approx(planned, rel=0.05)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("schedule", ["simple", "multi", "hot", "klotski", "ondemand"])
 def test_a_skew_changes_who_is_busy_and_not_what_is_sound(schedule: str) -> None:
     under = policy(schedule=schedule, batch_size=32, micro_batch_size=8, num_hot=2, num_slots=4)

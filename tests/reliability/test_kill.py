@@ -10,7 +10,7 @@ from tests.reliability.kill import LONGEST, kill_again_and_again
 from tests.tiny import CACHED_APART
 
 
-@pytest.mark.few(kills=(1,), family=("deepseek_v3",))
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("family", CACHED_APART)
 @pytest.mark.parametrize("kills", [1, 3])
 def test_a_job_that_is_killed_ends_with_the_same_bytes(

@@ -13,6 +13,7 @@ FILE = Path(__file__).with_name("own_schedule.py")
 MINE = f"{FILE}:mine"
 
 
+@pytest.mark.exhaustive
 def test_it_is_simulated_beside_others_and_planned_with() -> None:
     done = moebatch("simulate", *T4, "--schedule", MINE, "--compare", "klotski", "--json")
     assert list(json.loads(done.stdout)["schedules"]) == [MINE, "klotski"], done.stderr

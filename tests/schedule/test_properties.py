@@ -65,7 +65,7 @@ def cases(draw: st.DrawFn) -> tuple[Setup, Room, RandomWorld, int]:
             Sweep(
                 num_micro_batches=count,
                 on_cpu=tuple(on_cpu) if compute == "vram" else (),
-                has_prompts=draw(st.booleans()),
+                encodes=draw(st.booleans()),
             )
         )
     world = RandomWorld(
@@ -94,8 +94,8 @@ def test_no_deadlock_nothing_before_its_loads_and_no_slot_overwritten(
         (span.task.kind, span.task.step) for span in timeline.spans if span.task.kind is Kind.EXPERT
     )
     if name not in PAGED:
-        has_prompts = any(sweep.has_prompts for sweep in world.sweeps)
-        assert computed or (not has_prompts and max(setup.moe_layers) < setup.num_encoding)
+        encodes = any(sweep.encodes for sweep in world.sweeps)
+        assert computed or (not encodes and max(setup.moe_layers) < setup.num_encoding)
     slots = {span.slot for span in timeline.spans if span.task.kind is Kind.CHUNK}
     assert len(slots) <= room.num_slots + sum(room.cache_sizes.values())
 
@@ -111,7 +111,7 @@ def test_passes_without_prompts_leave_out_layers_that_are_for_prompts(name: str)
         compute="dram",
         num_encoding=2,
     )
-    sweeps = [Sweep(num_micro_batches=2, has_prompts=number % 2 == 0) for number in range(4)]
+    sweeps = [Sweep(num_micro_batches=2, encodes=number % 2 == 0) for number in range(4)]
     world = RandomWorld(
         seed=1, num_layers=LAYERS, num_experts=EXPERTS, experts_per_batch=2, sweeps=sweeps
     )

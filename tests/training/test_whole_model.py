@@ -20,7 +20,7 @@ from moebatch.training.whole_model import WholeModel, load_whole
 from tests.model.cases import CASES
 from tests.model.driver import Driver
 from tests.model.oracle import load, prompts
-from tests.tiny import FAMILIES, edit_config, write_checkpoint
+from tests.tiny import CACHED_APART, FAMILIES, edit_config, write_checkpoint
 
 Checkpoint = Callable[..., Path]
 SENSITIVITIES = {0: 1.0, 1: 0.3, 2: 3.0}
@@ -33,6 +33,7 @@ def opened(folder: Path) -> tuple[Any, WholeModel]:
     return module, WholeModel(module, Driver(folder).shape)
 
 
+@pytest.mark.few(family=CACHED_APART)
 @pytest.mark.parametrize(
     "family", [*FAMILIES, "granitemoeshared", "ernie4_5_moe", "hunyuan_v1_moe", "dbrx", "phimoe"]
 )
@@ -70,6 +71,7 @@ def test_gates_leave_out_what_those_of_a_decoder_do(
     )
 
 
+@pytest.mark.few(family=CACHED_APART)
 @pytest.mark.parametrize("family", [*FAMILIES, "dbrx", "phimoe"])
 def test_squared_gradients_are_those_of_plain_autograd(
     tiny_checkpoint: Checkpoint, family: str

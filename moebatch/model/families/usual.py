@@ -9,10 +9,13 @@ from torch import Tensor
 
 from moebatch.formats.weight_format import Matrix
 from moebatch.model.elementwise import Elementwise
-from moebatch.model.families.family import Family
+from moebatch.model.families.family import AttentionBlock, Family
 from moebatch.model.grouped_attention import GroupedAttentionBlock
+from moebatch.model.latent_attention import LatentAttentionBlock
 from moebatch.model.products import Products
 from moebatch.model.scratch import Frame
+from moebatch.spec.attention import Attention, LatentAttention
+from moebatch.spec.shape import ModelShape
 
 
 def mlp(
@@ -48,4 +51,12 @@ def _bias(frame: Frame, matrices: Mapping[str, Matrix], role: str) -> Tensor | N
     return frame.take(len(bias_O)).copy_(bias_O)
 
 
-USUAL = Family(attention=GroupedAttentionBlock, expert=mlp)
+def attention_block(
+    shape: ModelShape, attention: Attention, products: Products, elementwise: Elementwise
+) -> AttentionBlock:
+    """As the kind of attention asks for."""
+    kind = LatentAttentionBlock if isinstance(attention, LatentAttention) else GroupedAttentionBlock
+    return kind(shape, attention, products, elementwise)
+
+
+USUAL = Family(attention=attention_block, expert=mlp)

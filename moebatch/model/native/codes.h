@@ -2,15 +2,16 @@
 
    Codes become float32 a lot at a time. Those of four bits are looked up in a table of what the
    sixteen of them stand for, which is made, and rounded, once a step; even ones are in the first
-   vector and odd ones in the second, as with bfloat16, since two neighbours lie in one byte. Those
-   of eight bits are computed, in their order. Scales and zero points are looked up once for
-   STEP_INPUTS inputs of a row. */
+   vector and odd ones in the second, as with bfloat16, since two neighbours lie in one byte. Where
+   a table is two vectors, integers that are not rounded are computed, and signs of e2m1 put beside
+   their sizes. Those of eight bits are computed, in their order. Scales and zero points are looked
+   up once for STEP_INPUTS inputs of a row. */
 
 /* Beside the types of numbers: what weights are that have a coding. */
 enum { CODED = 5 };
-enum { NIBBLE_CODE, INT8_CODE, UINT8_CODE, E4M3_CODE };
-/* The last of which steps have a power that is missing in the numbers, and there is no NaN. */
-enum { E4M3_SHIFTED_CODE = 4 };
+enum { NIBBLE_CODE, INT8_CODE, UINT8_CODE, E4M3_CODE, INT4_CODE, E2M1_CODE };
+/* E4M3 whose steps have a power that is missing in the numbers, and of which none is NaN. */
+enum { E4M3_SHIFTED_CODE = 6 };
 /* Scales have one of the three types of numbers, or one of these. */
 enum { E4M3_SCALE = 3, E8M0_SCALE };
 
@@ -42,7 +43,9 @@ typedef struct {
     int shift;
 } Steps;
 
-INLINE int bits_of(int numbers) { return numbers == NIBBLE_CODE ? 4 : 8; }
+INLINE int bits_of(int numbers) {
+    return numbers == NIBBLE_CODE || numbers == INT4_CODE || numbers == E2M1_CODE ? 4 : 8;
+}
 
 /* The order in a lot is that of this type. */
 INLINE int order_of(int numbers) { return bits_of(numbers) == 4 ? BFLOAT16 : FLOAT32; }
@@ -55,15 +58,42 @@ INLINE float float_of(uint32_t bits) {
 
 /* --- scales and zero points --------------------------------------------------------------------*/
 
+/* A word for each byte. Compilers take vectors apart where they convert so. */
+INLINE Words bytes_at(const char *p) {
+#if defined(__AVX512F__)
+    return (Words)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p));
+#elif defined(__AVX2__)
+    return (Words)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p));
+#else
+    uint8_t bytes[LANES];
+    Words words;
+    memcpy(bytes, p, sizeof bytes);
+    for (int i = 0; i < LANES; i++)
+        words[i] = bytes[i];
+    return words;
+#endif
+}
+
+/* E8M0_SCALE; writes LANES of them at least. The last vector overlaps the one before. */
+INLINE void widen_powers(float *out, const char *bytes, int64_t num) {
+    char room[LANES] = {0};
+    if (num < LANES)
+        bytes = memcpy(room, bytes, num);
+    for (int64_t i = 0; i < num; i += LANES) {
+        const int64_t first = smaller(i, larger(num - LANES, 0));
+        const Words exponents = bytes_at(bytes + first);
+        const Words none = (Words)(exponents == 0), all = (Words)(exponents == 255);
+        const Words bits = exponents << 23 | (none & 1u << 22) | (all & 0x7fc00000u);
+        write_floats(out + first, (Floats)bits);
+    }
+}
+
 INLINE void widen_scales(float *out, const struct coding *c, int64_t place, int64_t num) {
     const uint8_t *bytes = (const uint8_t *)c->scales + place;
     const char *numbers = c->scales + place * 2;
     switch (c->scale_dtype) {
     case E8M0_SCALE:
-        for (int64_t i = 0; i < num; i++) {
-            uint32_t bits = bytes[i] ? (uint32_t)bytes[i] << 23 : 1u << 22;
-            out[i] = float_of(bytes[i] == 255 ? 0x7fc00000u : bits);
-        }
+        widen_powers(out, (const char *)bytes, num);
         break;
     case E4M3_SCALE:
         for (int64_t i = 0; i < num; i++) {
@@ -127,7 +157,7 @@ INLINE void find_steps(const struct coding *c, int64_t row, int64_t first, int64
     if (c->divides)
         for (int64_t i = 0; i < num_blocks; i++)
             found->steps[i] /= factor;
-    else
+    else if (factor != 1)
         for (int64_t i = 0; i < num_blocks; i++)
             found->steps[i] *= factor;
     for (int64_t i = 0; i < num_blocks; i++) /* rounding leaves a NaN of this one */
@@ -201,22 +231,6 @@ INLINE Table table_of(const struct coding *c, const Steps *s, int64_t i, int rou
     return table;
 }
 
-/* A word for each byte. Compilers take vectors apart where they convert so. */
-INLINE Words bytes_at(const char *p) {
-#if defined(__AVX512F__)
-    return (Words)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p));
-#elif defined(__AVX2__)
-    return (Words)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p));
-#else
-    uint8_t bytes[LANES];
-    Words words;
-    memcpy(bytes, p, sizeof bytes);
-    for (int i = 0; i < LANES; i++)
-        words[i] = bytes[i];
-    return words;
-#endif
-}
-
 /* Of the four lowest bits of each word. */
 INLINE Floats looked_up(const Table *table, Words nibbles) {
 #if defined(__AVX512F__)
@@ -279,6 +293,37 @@ INLINE void decode_nibbles(char *to, int64_t step, const char *codes, const Tabl
     write_floats((float *)(to + step), odd);
 }
 
+/* Whether codes are computed that are looked up otherwise. */
+INLINE int is_computed(int numbers) { return numbers == INT4_CODE || numbers == E2M1_CODE; }
+
+/* sizes[word & 7], with a sign. */
+INLINE Floats with_sign(Floats sizes, Words words, Words signs) {
+#if defined(__AVX2__) && LANES == 8
+    sizes = (Floats)_mm256_permutevar8x32_ps((__m256)sizes, (__m256i)words);
+#endif
+    return (Floats)((Words)sizes ^ (signs & 0x80000000u));
+}
+
+/* A lot, all of one step. */
+INLINE void compute_nibbles(char *to, int64_t step, const struct coding *c, const char *codes,
+                            const Steps *s, int64_t i, int numbers, int rounds_to) {
+    const float size = s->steps[i >> s->shift], zero = s->zeros[i >> s->shift];
+    Words bytes = bytes_at(codes);
+    if (c->is_high_first)
+        bytes = bytes >> 4 | (bytes & 15) << 4;
+    Floats even, odd;
+    if (numbers == INT4_CODE) {
+        even = (__builtin_convertvector((Ints)(bytes & 15), Floats) - zero) * size;
+        odd = (__builtin_convertvector((Ints)(bytes >> 4), Floats) - zero) * size;
+    } else {
+        const Floats sizes = rounded_to(read_floats(c->values) * size, rounds_to);
+        even = with_sign(sizes, bytes, bytes << 28);
+        odd = with_sign(sizes, bytes >> 4, bytes << 24);
+    }
+    write_floats((float *)to, even);
+    write_floats((float *)(to + step), odd);
+}
+
 /* --- codes of eight bits -----------------------------------------------------------------------*/
 
 /* LANES of them; e4m3 of E4M3_SHIFTED_CODE are 2^120 times too small. */
@@ -329,9 +374,14 @@ INLINE void decode_lots(char *to, int64_t step, const struct coding *c, const ch
     for (int64_t i = 0; i < num; i += LOT, codes += lot_bytes, to += lot_step) {
         if (i + LOT > num)
             codes = memcpy(room, codes, ((num - i) * bits_of(numbers) + 7) / 8);
-        __builtin_prefetch(codes + FETCHED_AHEAD, 0, 2);
+        if (LANES == 16) /* others lose a tenth by it for few rows: products fetch by themselves */
+            __builtin_prefetch(codes + FETCHED_AHEAD, 0, 2);
         if (bits_of(numbers) == 8) {
             decode_bytes(to, step, codes, s, i, numbers, rounds_to, is_pairs);
+            continue;
+        }
+        if (is_computed(numbers)) {
+            compute_nibbles(to, step, c, codes, s, i, numbers, rounds_to);
             continue;
         }
         if (i >> s->shift != tabled)
@@ -369,7 +419,20 @@ INLINE void decode_row(char *to, int64_t step, const struct coding *c, int64_t r
     find_steps(c, row, first, num, &s);
     const int64_t num_steps = ((num - 1) >> s.shift) + 1;
     switch (c->numbers) {
-    case NIBBLE_CODE:
+#if LANES < 16
+    case INT4_CODE:
+        if (rounds_to != FLOAT32)
+            decode_lots(to, step, c, codes, &s, num, NIBBLE_CODE, rounds_to, is_pairs);
+        else
+            decode_lots(to, step, c, codes, &s, num, INT4_CODE, FLOAT32, is_pairs);
+        break;
+#endif
+#if defined(__AVX2__) && LANES == 8
+    case E2M1_CODE:
+        decode_lots(to, step, c, codes, &s, num, E2M1_CODE, rounds_to, is_pairs);
+        break;
+#endif
+    default:
         decode_lots(to, step, c, codes, &s, num, NIBBLE_CODE, rounds_to, is_pairs);
         break;
     case INT8_CODE:

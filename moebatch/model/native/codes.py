@@ -13,14 +13,15 @@ from moebatch.formats.coded import E2M1, CodedMatrix, Numbers
 from moebatch.model.native.kernels import DTYPES
 
 _NUMBERS: Mapping[Numbers, int] = {
-    "int4": 0,
-    "e2m1": 0,
     "codebook": 0,
     "int8": 1,
     "uint8": 2,
     "e4m3": 3,
+    "int4": 4,
+    "e2m1": 5,
 }
-"""As the C file counts them; four bits are looked up, whatever they stand for."""
+"""As the C file counts them."""
+_FOUR_BITS: frozenset[Numbers] = frozenset({"int4", "e2m1", "codebook"})
 _ZEROS: Mapping[Numbers, float] = {"int4": 8.0, "uint8": 128.0}
 """Codes that stand for nothing where the matrix has no zero points."""
 _VALUES: Mapping[Numbers, Tensor] = {"int4": torch.arange(16.0), "e2m1": torch.tensor(E2M1)}
@@ -119,7 +120,7 @@ def decode_work(matrix: CodedMatrix, out_OI: Tensor) -> DecodeWork:
 def _require_fit(matrix: CodedMatrix) -> None:
     """Nothing is read beyond a tensor."""
     (num_outputs, num_inputs), (rows, columns) = matrix.shape, matrix.block
-    bits = 4 if _NUMBERS[matrix.numbers] == 0 else 8
+    bits = 4 if matrix.numbers in _FOUR_BITS else 8
     groups = -(-num_inputs // columns)
     wanted = [
         (matrix.codes, num_outputs, -(-num_inputs * bits // 8)),

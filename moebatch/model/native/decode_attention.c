@@ -71,6 +71,19 @@ INLINE void add_lanes(const Floats *sums, float *totals) {
                                _mm512_shuffle_f32x4(low, high, 0xdd));
     _mm512_storeu_ps(totals, all);
 }
+#elif defined(__AVX__)
+INLINE __m256 add_four(__m256 a, __m256 b, __m256 c, __m256 d) {
+    __m256 ab = _mm256_add_ps(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b));
+    __m256 cd = _mm256_add_ps(_mm256_unpacklo_ps(c, d), _mm256_unpackhi_ps(c, d));
+    return _mm256_add_ps(_mm256_shuffle_ps(ab, cd, 0x44), _mm256_shuffle_ps(ab, cd, 0xee));
+}
+
+INLINE void add_lanes(const Floats *sums, float *totals) {
+    __m256 low = add_four((__m256)sums[0], (__m256)sums[1], (__m256)sums[2], (__m256)sums[3]);
+    __m256 high = add_four((__m256)sums[4], (__m256)sums[5], (__m256)sums[6], (__m256)sums[7]);
+    _mm256_storeu_ps(totals, _mm256_add_ps(_mm256_permute2f128_ps(low, high, 0x20),
+                                           _mm256_permute2f128_ps(low, high, 0x31)));
+}
 #else
 INLINE void add_lanes(const Floats *sums, float *totals) {
     for (int i = 0; i < MOST_SUMS; i++) {

@@ -31,9 +31,13 @@
 /* Rows that are multiplied without tiles. */
 #define FEW_ROWS (4 * ROW_GROUP)
 
-/* Bytes of a row of a tile, and most outputs that a thread takes at a time. */
+/* Bytes of a row of a tile. */
 #define BLOCK_BYTES 4096
-#define ITEM_OUTPUTS 504
+
+/* Outputs that a thread takes at a time: rows are packed for each time, which costs as much as
+   seven outputs. */
+#define LEAST_OUTPUTS 48
+#define MOST_OUTPUTS 504
 
 /* x in a register: compilers would rather read it again for each sum, as if reading were free. */
 #if defined(__AVX512F__)
@@ -391,8 +395,14 @@ INLINE Division divided(const struct product_work *w, int is_pairs) {
     division.num_blocks = parts_of(w->num_rows, division.block_rows);
     int64_t inputs = parts_of(w->num_inputs, parts_of(w->num_inputs, most_inputs));
     division.block_inputs = up_to(inputs, larger(LOT, STEP_INPUTS));
-    int64_t outputs = parts_of(w->num_outputs, 4 * w->num_threads);
-    division.item_outputs = smaller(up_to(outputs, OUTPUT_GROUP), ITEM_OUTPUTS);
+    /* Several items for a thread, since threads are not equally fast, unless they would be small;
+       of a size, too. */
+    const int64_t all = w->num_outputs * division.num_blocks;
+    int64_t least = smaller(parts_of(all, w->num_threads), LEAST_OUTPUTS);
+    int64_t at_once = larger(parts_of(all, 4 * w->num_threads), least);
+    int64_t outputs =
+        parts_of(w->num_outputs, parts_of(w->num_outputs, smaller(at_once, MOST_OUTPUTS)));
+    division.item_outputs = up_to(outputs, OUTPUT_GROUP);
     division.num_items = parts_of(w->num_outputs, division.item_outputs);
     return division;
 }

@@ -12,9 +12,7 @@ _FLAT = ExpertLayout(
     weights={_MLP + "w1": ("gate",), _MLP + "v1": ("up",), _MLP + "w2": ("down",)},
     is_stacked=True,
     is_flat=True,
-    transposed=("down",),
-    formats=("float32", "bfloat16", "float16"),
-)
+).across("down")
 """As released: three tensors [E x F, D]."""
 _APART = ExpertLayout(
     weights={

@@ -14,7 +14,7 @@ from moebatch.spec.families.family import (
     usual_defaults,
 )
 from moebatch.spec.shape import Layers, Mlp, Norm, Router
-from moebatch.spec.tensor_names import LAYER, ExpertLayout, TensorNames, usual_roles
+from moebatch.spec.tensor_names import LAYER, TensorNames, stacked_experts, usual_roles
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 _NORMS = {
@@ -126,7 +126,6 @@ def _as_written(keys: ConfigKeys, layers: Sequence[int]) -> Mapping[str, int]:
     return {}
 
 
-_EXPERTS = LAYER + "experts."
 _NAMES = TensorNames(
     roles=usual_roles(shared="mlp")
     | {role: (f"{LAYER}{name}.weight",) for role, name in _NORMS.items()}
@@ -136,15 +135,7 @@ _NAMES = TensorNames(
         "router_expert_weights": (LAYER + "router.per_expert_scale",),
         "layer_scale": (LAYER + "layer_scalar",),
     },
-    experts=(
-        ExpertLayout(
-            weights={
-                _EXPERTS + "gate_up_proj": ("gate", "up"),
-                _EXPERTS + "down_proj": ("down",),
-            },
-            is_stacked=True,
-        ),
-    ),
+    experts=(stacked_experts("experts."),),
 ).also_under({"model": "model.language_model"})
 _SPELLING = {
     "hidden_act": "hidden_activation",

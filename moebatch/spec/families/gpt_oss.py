@@ -10,23 +10,20 @@ from moebatch.spec.families.family import (
     usual_defaults,
 )
 from moebatch.spec.shape import ClampedGate, Layers, Mlp, Router
-from moebatch.spec.tensor_names import LAYER, ExpertLayout, TensorNames, usual_roles
+from moebatch.spec.tensor_names import LAYER, STACKED_EXPERTS, TensorNames, usual_roles
 
 _EXPERTS = LAYER + "mlp.experts."
-_BY_ROWS = ExpertLayout(
-    weights={_EXPERTS + "gate_up_proj": ("gate", "up"), _EXPERTS + "down_proj": ("down",)},
+_ANY = replace(
+    STACKED_EXPERTS,
     biases={
         _EXPERTS + "gate_up_proj_bias": ("gate_bias", "up_bias"),
         _EXPERTS + "down_proj_bias": ("down_bias",),
     },
-    is_stacked=True,
     is_interleaved=True,
-    formats=("mxfp4",),
 )
+_BY_ROWS = replace(_ANY, formats=("mxfp4",))
 """As released: [E, 2F, D] and [E, D, F]."""
-_BY_COLUMNS = replace(
-    _BY_ROWS, transposed=("gate", "up", "down"), formats=("float32", "bfloat16", "float16")
-)
+_BY_COLUMNS = _ANY.across("gate", "up", "down")
 """As transformers holds and saves them: [E, D, 2F] and [E, F, D]."""
 
 

@@ -3,9 +3,9 @@
 from moebatch.spec.config_keys import ConfigKeys
 from moebatch.spec.families.family import FamilySpec, grouped_attention, usual_defaults
 from moebatch.spec.shape import Layers, Mlp, Router
-from moebatch.spec.tensor_names import LAYER, ExpertLayout, TensorNames, usual_roles
+from moebatch.spec.tensor_names import LAYER, TensorNames, stacked_experts, usual_roles
 
-_BLOCK = LAYER + "block_sparse_moe."
+_BLOCK = "block_sparse_moe."
 
 
 def _layers(keys: ConfigKeys, num_layers: int) -> Layers:
@@ -32,19 +32,14 @@ def _layers(keys: ConfigKeys, num_layers: int) -> Layers:
 _NAMES = TensorNames(
     roles=usual_roles()
     | {
-        "router": (_BLOCK + "router.layer.weight", _BLOCK + "router.weight"),
+        "router": (LAYER + _BLOCK + "router.layer.weight", LAYER + _BLOCK + "router.weight"),
         "shared_gate_up": (LAYER + "shared_mlp.input_linear.weight",),
         "shared_down": (LAYER + "shared_mlp.output_linear.weight",),
     },
     joined={"shared_gate_up": ("shared_gate", "shared_up")},
-    experts=tuple(
-        ExpertLayout(
-            weights={_BLOCK + gate_up: ("gate", "up"), _BLOCK + down: ("down",)}, is_stacked=True
-        )
-        for gate_up, down in (
-            ("input_linear.weight", "output_linear.weight"),
-            ("experts.gate_up_proj", "experts.down_proj"),
-        )
+    experts=(
+        stacked_experts(_BLOCK, gate_up="input_linear.weight", down="output_linear.weight"),
+        stacked_experts(_BLOCK + "experts."),
     ),
 )
 """As released, and as transformers holds them in memory."""

@@ -13,7 +13,7 @@ from moebatch.spec.families.family import (
     usual_defaults,
 )
 from moebatch.spec.shape import Layers, Mlp, Router
-from moebatch.spec.tensor_names import LAYER, ExpertLayout, TensorNames, usual_roles
+from moebatch.spec.tensor_names import LAYER, TensorNames, stacked_experts, usual_roles
 
 _FULL, _CHUNKED = "full_attention", "chunked_attention"
 
@@ -50,7 +50,7 @@ def _layers(keys: ConfigKeys, num_layers: int) -> Layers:
 
 
 def _rotating_layers(keys: ConfigKeys, num_layers: int) -> Sequence[int]:
-    """Those of which ``no_rope_layers`` says 1, or all but every so many-th."""
+    """Those of which ``no_rope_layers`` says 1, or all but every n-th."""
     interval = keys.count("no_rope_layer_interval")
     given = keys.value("no_rope_layers") or [
         int((layer + 1) % interval != 0) for layer in range(num_layers)
@@ -72,7 +72,7 @@ def _temperature(keys: ConfigKeys) -> Temperature | None:
 
 
 def _moe_layers(keys: ConfigKeys, num_layers: int) -> tuple[int, ...]:
-    """As ``moe_layers`` lists them, or every so many-th."""
+    """As ``moe_layers`` lists them, or every n-th."""
     step = keys.count("interleave_moe_layer_step")
     given = keys.value("moe_layers")
     if given is None:
@@ -95,17 +95,7 @@ _NAMES = TensorNames(
             for role in ("gate", "up", "down")
         },
     },
-    experts=(
-        ExpertLayout(
-            weights={
-                _BLOCK + "experts.gate_up_proj": ("gate", "up"),
-                _BLOCK + "experts.down_proj": ("down",),
-            },
-            is_stacked=True,
-            transposed=("gate", "up", "down"),
-            formats=("float32", "bfloat16", "float16"),
-        ),
-    ),
+    experts=(stacked_experts("feed_forward.experts.").across("gate", "up", "down"),),
 ).also_under({"model": "language_model.model", "lm_head": "language_model.lm_head"})
 """Experts are [E, D, 2F] and [E, F, D]."""
 _SPELLING = {"num_experts": "num_local_experts"}

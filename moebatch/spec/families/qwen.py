@@ -1,7 +1,5 @@
 """Qwen2-MoE and Qwen3-MoE, and the text of Qwen3-VL-MoE (Alibaba)."""
 
-from dataclasses import replace
-
 from moebatch.spec.config_keys import ConfigKeys
 from moebatch.spec.families.family import (
     FamilySpec,
@@ -138,11 +136,7 @@ _OF_QWEN3_VL = usual_defaults(
     num_experts_per_tok=4,
     num_experts=60,
 )
-_BY_COLUMNS = replace(
-    STACKED_EXPERTS,
-    transposed=("gate", "up", "down"),
-    formats=("float32", "bfloat16", "float16"),
-)
+_BY_COLUMNS = STACKED_EXPERTS.across("gate", "up", "down")
 QWEN3_VL_MOE = FamilySpec(
     architecture="Qwen3VLMoeForConditionalGeneration",
     model_type="qwen3_vl_moe",

@@ -49,7 +49,11 @@ def parse_options(
     it is asked for."""
     parser = argparse.ArgumentParser(prog=_PROG, description=_ABOUT)
     there, also = ", ".join(known_jobs), ", ".join(more_jobs)
-    parser.add_argument("--small", action="store_true", help="fewer rows, five minutes, no peers")
+    parser.add_argument(
+        "--small",
+        action="store_true",
+        help="fewer rows, no peers: five minutes with the first shape",
+    )
     parser.add_argument("--only", default="", metavar="JOBS", help=f"some of {there}, {also}")
     parser.add_argument(
         "--folder", type=Path, default=default_folder(), help="default: %(default)s"
