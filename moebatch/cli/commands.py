@@ -1,5 +1,6 @@
 """All commands under one name, and those that are a call and its exit code."""
 
+import errno
 import sys
 from dataclasses import replace
 from functools import partial
@@ -19,6 +20,7 @@ from moebatch.cli.simulate import simulate
 from moebatch.errors import ExitCode, MoebatchError
 from moebatch.job.options import CheckOptions, Submission
 from moebatch.packing.order import PackOrder
+from moebatch.quoting import presentable
 from moebatch.report.console import (
     error_console,
     logger,
@@ -191,3 +193,8 @@ def main() -> None:
     except MoebatchError as error:
         print_error(str(error))
         sys.exit(error.exit_code)
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        print_error(presentable(f"{error.filename}: is longer than a path can be"))
+        sys.exit(ExitCode.CONFIG)

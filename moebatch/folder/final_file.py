@@ -55,7 +55,7 @@ class FinalFile:
         and InputError if the input is damaged.
         """
         places, states = _ended(source, Answered(finished, self._keys), duplicates)
-        with storage_errors(self._path, needed=0):
+        with storage_errors(self._path):
             if self._errors is not None:
                 self._replace(self._errors, _chosen(places, states, failed=True), finished)
                 self._replace(self._path, _chosen(places, states, failed=False), finished)

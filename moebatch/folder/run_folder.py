@@ -47,7 +47,7 @@ class RunFolder:
         """No other process runs the shard, or all rows, while the block runs. Raises LockHeld, and
         StorageError where the folder cannot be written."""
         subject = str(self.path.with_suffix(""))
-        with storage_errors(self.path, needed=0):
+        with storage_errors(self.path):
             self.path.mkdir(exist_ok=True)
         with RunLock(self.lock, subject=subject, shared=not shard.is_all):
             if not shard.is_all:

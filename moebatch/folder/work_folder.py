@@ -31,7 +31,7 @@ class WorkFolder:
         StorageError where nothing can be written."""
         with RunLock(self._lock, subject=self._subject, elsewhere="another --output"):
             try:
-                with storage_errors(self.path, needed=0):
+                with storage_errors(self.path):
                     self.path.mkdir(exist_ok=True)
                 yield
             finally:
@@ -64,7 +64,7 @@ class WorkFolder:
     def clear(self) -> None:
         """Removes what there is, the record first: nothing is believed without it. Raises
         StorageError."""
-        with storage_errors(self.path, needed=0):
+        with storage_errors(self.path):
             self.record.unlink(missing_ok=True)
             for path in self.path.iterdir():
                 path.unlink()

@@ -75,9 +75,7 @@ class _Collector:
         except FaultyFile as error:
             self.add(list(error.faults), error.exit_code)
         except MoebatchError as error:
-            self.add(
-                [Fault(file=file, message=str(error).removeprefix(f"{file}: "))], error.exit_code
-            )
+            self.add([_fault(error, file)], error.exit_code)
         return None
 
     def passes(self, action: Callable[[], object], file: str) -> bool:
@@ -112,6 +110,14 @@ class _Collector:
             self.exit_code = exit_code
 
 
+def _fault(error: MoebatchError, file: str) -> Fault:
+    """What is wrong with `file`, or with what lies in it where the message begins with that."""
+    named, colon, message = str(error).partition(": ")
+    if colon and f"{named}/".startswith(f"{Path(file).absolute()}/"):
+        return Fault(file=named, message=message)
+    return Fault(file=file, message=str(error).removeprefix(f"{file}: "))
+
+
 def check_job(
     path: Path,
     options: CheckOptions = _USUAL,
@@ -125,6 +131,10 @@ def check_job(
     takes time. A model in the place of a job file is checked by itself. Raises nothing that a user
     could cause: all of it is in the findings."""
     found = _Collector()
+    if not path.exists():
+        message = "there is no such job file, model folder or GGUF file"
+        found.add([Fault(file=str(path), message=message)], ExitCode.CONFIG)
+        return found.findings()
     if path.is_dir() or path.suffix == ".gguf":
         return _check_model(found, path, options, checksums)
     job = found.attempt(lambda: load_job(path), str(path))

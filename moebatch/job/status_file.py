@@ -139,9 +139,12 @@ def _write(path: Path, shard: Shard, now: RunStatus, end: str | None, fruitless:
         foresight={str(layer): asdict(counts) for layer, counts in now.foresight.items()},
     )
     draft = path.with_name(f".{path.name}.{os.getpid()}")
-    with suppress(OSError):
+    try:
         draft.write_text(json.dumps(asdict(status)) + "\n")
         draft.replace(path)
+    except OSError:
+        with suppress(OSError):
+            draft.unlink(missing_ok=True)
 
 
 @functools.cache

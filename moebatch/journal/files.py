@@ -109,17 +109,17 @@ class NewFile:
 
 
 @contextmanager
-def storage_errors(path: Path, *, needed: int) -> Iterator[None]:
+def storage_errors(path: Path, *, needed: int = 0) -> Iterator[None]:
     """Turns what the operating system says of `path` into what the user needs to know: raises
-    StorageError."""
+    StorageError. `needed` are the bytes that were to be written, where that is known."""
     try:
         yield
     except OSError as error:
         if error.errno not in _NO_ROOM:
             raise StorageError(f"{path}: writing failed: {error.strerror or error}") from error
+        to_write = f"{format_bytes(needed)} ({needed} bytes) to write, " if needed else ""
         raise StorageError(
-            f"{path}: no room left: {format_bytes(needed)} ({needed} bytes) to write, "
-            f"{_free(path)} free; make room and run the job again"
+            f"{path}: no room left: {to_write}{_free(path)} free; make room and run the job again"
         ) from error
 
 

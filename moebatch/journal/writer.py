@@ -36,7 +36,7 @@ class JournalWriter:
         self._failure: Exception | None = None
         self._is_closing = False
         self._end = 0
-        with storage_errors(self.path, needed=0):
+        with storage_errors(self.path):
             self._files.make_folder(folder)
             self._descriptor = self._files.create(self.path)
             self._files.sync_folder(folder)
@@ -68,7 +68,7 @@ class JournalWriter:
             self._is_closing = True
             self._wake.notify()
         self._thread.join()
-        with storage_errors(self.path, needed=0):
+        with storage_errors(self.path):
             self._files.close(self._descriptor)
             if not self._end:
                 self._files.remove(self.path)

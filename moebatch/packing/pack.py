@@ -271,13 +271,13 @@ class Pack:
         total = contents.weight_bytes[1]
         index = {"metadata": {"total_size": total}, "weight_map": weight_map(contents.shards)}
         report = {"moebatch": moebatch.__version__, **record.content}
-        with storage_errors(path, needed=0):
+        with storage_errors(path):
             _copy_others(contents.files.checkpoint.folder, path)
             (path / REPORT).parent.mkdir(exist_ok=True)
         write_text(path / REPORT, json.dumps(report, indent=2) + "\n")
         write_text(path / INDEX_NAME, json.dumps(index, indent=2) + "\n")
         write_text(path / "config.json", json.dumps(contents.config, indent=2) + "\n")
-        with storage_errors(output, needed=0):
+        with storage_errors(output):
             if output.exists():
                 raise _taken(output, "is there by now")
             Files().sync_folder(path)
@@ -350,7 +350,7 @@ def _copy(shard: Shard, files: ModelFiles, writer: ShardWriter) -> None:
     """Writes tensors as they are. Raises StorageError."""
     for part in shard.parts:
         extent = files.checkpoint.extent(part.name)
-        with storage_errors(extent.path, needed=0), extent.path.open("rb") as file:
+        with storage_errors(extent.path), extent.path.open("rb") as file:
             file.seek(extent.offset)
             for data in _blocks(file.read, extent.num_bytes):
                 writer.write(part, data)

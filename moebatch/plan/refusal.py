@@ -1,6 +1,7 @@
 """Why nothing fits, and the smallest change that would."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from moebatch.errors import DoesNotFit
 from moebatch.layout.buffers import KV_TERM
@@ -19,14 +20,17 @@ _Needs = Mapping[LevelName, Footprint]
 
 def refusal(problem: Problem) -> DoesNotFit:
     """Levels that are too small even for the least that runs: need, have, largest term, knob."""
-    least = min(_least_needs(problem), key=lambda needs: _missing(problem, needs))
+    least = _least(problem)
     lines = [
         line
         for level, footprint in least.items()
         if footprint.total_bytes > problem.capacity_bytes(level)
         for line in _lines(problem, level, footprint)
     ]
-    return DoesNotFit("\n".join(lines or ["no policy keeps within the budgets of all levels"]))
+    lines = lines or ["no policy keeps within the budgets of all levels"]
+    if problem.with_vram and _fits_without_gpu(problem):
+        lines.append("Without the GPU it fits: resources.device: cpu.")
+    return DoesNotFit("\n".join(lines))
 
 
 def too_small(problem: Problem, policy: Policy) -> str | None:
@@ -46,6 +50,17 @@ def too_large(problem: Problem, policy: Policy) -> str | None:
         for level, footprint in problem.overfull(policy).items()
     ]
     return "\n".join(lines) or None
+
+
+def _fits_without_gpu(problem: Problem) -> bool:
+    alone = replace(
+        problem, hardware=problem.hardware.without("vram"), program_bytes={}, stages=False
+    )
+    return _missing(alone, _least(alone)) == 0
+
+
+def _least(problem: Problem) -> _Needs:
+    return min(_least_needs(problem), key=lambda needs: _missing(problem, needs))
 
 
 def _least_needs(problem: Problem) -> list[_Needs]:

@@ -204,7 +204,7 @@ def _turning(roofs: PolicyRoofs) -> Iterator[tuple[str, str]]:
     upper, lower = roofs.roofline.level_i, roofs.roofline.level_j
     p1, p2 = (f"({format_number(point, figures=3)} FLOP/B)" for point in (roofs.p1, roofs.p2))
     if roofs.p1 > 0:
-        better = (f"experts are better computed at {place}" for place in (upper, lower))
+        better = (f"experts kept there are better computed at {place}" for place in (upper, lower))
         yield f"P1 {lower}", f"{_from(roofs.p1_tokens, *better)} {p1}"
     link = f"{lower}->{upper}"
     yield f"P2 {lower}", f"{_from(roofs.p2_tokens, f'{link} does not bind', f'{link} binds')} {p2}"

@@ -4,8 +4,8 @@ import datetime
 import inspect
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from moebatch.rows.refused import RowRefused, unsupported, wrong
 from moebatch.rows.row import Chat
 from moebatch.rows.strict_json import parse
 from moebatch.rows.token_bytes import TokenBytes
-from moebatch.spec.json_file import read_regular
+from moebatch.spec.json_file import read_json, read_regular
 from moebatch.units import format_bytes
 
 NO_CHAT_TEMPLATE = "no_chat_template"
@@ -254,11 +254,25 @@ def _require_readable(folder: Path) -> None:
             )
 
 
+@contextmanager
+def _broken_file_first(folder: Path) -> Iterator[None]:
+    """Where a file is no JSON, that says more than what libraries make of it."""
+    try:
+        yield
+    except CheckpointError:
+        for path in sorted(folder.glob("*.json")):
+            try:
+                read_json(path, most_bytes=_MOST_FILE_BYTES)
+            except ValueError as error:
+                raise CheckpointError(f"{path}: {error}") from None
+        raise
+
+
 def _load(folder: Path) -> tuple[Any, int]:
     """A tokenizer that has encoded and decoded something, and its largest token id."""
     from transformers import AutoTokenizer
 
-    with silence(), blamed(folder, "cannot be loaded"):
+    with silence(), _broken_file_first(folder), blamed(folder, "cannot be loaded"):
         tokenizer = AutoTokenizer.from_pretrained(
             str(folder), local_files_only=True, trust_remote_code=False
         )

@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from moebatch.errors import CheckpointError
+from moebatch.errors import CheckpointError, Fault, FaultyFile
 from moebatch.quoting import shown
 from moebatch.spec.hardware import Dtype
 
@@ -31,12 +31,12 @@ class ConfigFault:
         return self.message if self.names_key else f"{self.key}: {self.message}"
 
 
-class FaultyConfig(CheckpointError):
+class FaultyConfig(FaultyFile, CheckpointError):
     """A configuration that describes no model, or none that is supported."""
 
     def __init__(self, where: str, faults: Sequence[ConfigFault]) -> None:
-        super().__init__("\n".join(f"{where}: {fault}" for fault in faults))
-        self.faults = tuple(faults)
+        super().__init__([Fault(file=where, message=str(fault)) for fault in faults])
+        self.config_faults = tuple(faults)
 
 
 class ConfigKeys:

@@ -78,7 +78,7 @@ def _shape(config: object) -> ModelShape:
     try:
         return read_shape(config, "config")
     except FaultyConfig as error:
-        findings = ((tuple(fault.key.split(".")), fault.message) for fault in error.faults)
+        findings = ((tuple(fault.key.split(".")), fault.message) for fault in error.config_faults)
         raise WrongValues(findings) from None
 
 

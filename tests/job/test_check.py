@@ -1,5 +1,6 @@
 """A check says what the weights are, and what is wrong with them."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -81,6 +82,25 @@ def test_a_model_that_cannot_be_opened_is_a_fault_alone(model: Path) -> None:
     found = checked(model)
     assert found.exit_code is ExitCode.CHECKPOINT and found.weights is None
     assert found.as_json()["weights"] is None
+
+
+def test_every_fault_of_a_configuration_counts_under_the_name_of_its_file(model: Path) -> None:
+    path = model / "config.json"
+    config = json.loads(path.read_text()) | {"num_hidden_layers": -1, "hidden_size": "x"}
+    path.write_text(json.dumps(config))
+    found = check_job(model)
+    assert {fault.file for fault in found.faults} == {str(path)}
+    assert [fault.message.partition(":")[0] for fault in found.faults] == [
+        "num_hidden_layers",
+        "hidden_size",
+    ]
+    assert found.exit_code == ExitCode.CHECKPOINT
+
+
+def test_what_is_not_there_is_no_job_and_no_model(tmp_path: Path) -> None:
+    found = check_job(tmp_path / "nowhere")
+    assert "no such job file, model folder or GGUF file" in found.faults[0].message
+    assert found.exit_code == ExitCode.CONFIG
 
 
 def test_a_model_is_checked_without_a_job(model: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,7 +1,11 @@
 """What a run says of itself while it goes on and after it has ended."""
 
 import json
+import resource
+import signal
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -42,6 +46,29 @@ def test_a_run_that_ends_leaves_word(tmp_path: Path) -> None:
         raise ZeroDivisionError
     there = read_status(path)
     assert there is not None and there.state == "failed"
+
+
+def test_without_room_nothing_empty_is_left(tmp_path: Path) -> None:
+    path = tmp_path / "status.json"
+    with written_to(path, ALL, status):
+        said = path.read_text()
+        with _files_of_at_most(10), written_to(path, ALL, status):
+            pass
+        assert path.read_text() == said
+        assert list(tmp_path.iterdir()) == [path]
+
+
+@contextmanager
+def _files_of_at_most(num_bytes: int) -> Iterator[None]:
+    """Writing more fails, as on a disk that is full."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
 
 
 @pytest.mark.parametrize("shard", ["\x1b[2J", "a/b", "1/" + "9" * 5000, "1", 7])

@@ -164,6 +164,24 @@ def test_refusal_names_the_gpu_where_it_is_too_small() -> None:
         best_policy(problem(gpu_machine(2)))
 
 
+@pytest.mark.parametrize("dram_gib", [2, 64])
+def test_a_refusal_names_the_way_without_the_gpu_where_there_is_one(dram_gib: int) -> None:
+    asked = problem(gpu_machine(2, dram_gib))
+    with pytest.raises(DoesNotFit) as caught:
+        best_policy(asked)
+    alone = replace(asked, hardware=asked.hardware.without("vram"), stages=False)
+    assert ("Without the GPU it fits: resources.device: cpu" in str(caught.value)) == _fits(alone)
+    assert _fits(alone) == (dram_gib == 64)
+
+
+def _fits(asked: Problem) -> bool:
+    try:
+        best_policy(asked)
+    except DoesNotFit:
+        return False
+    return True
+
+
 def test_a_refusal_because_of_long_rows_says_what_would_shorten_them() -> None:
     long = replace(WORKLOAD, max_total_tokens=10**6)
     with pytest.raises(DoesNotFit, match=r"keys and values, .*; lower max_tokens"):

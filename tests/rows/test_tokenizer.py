@@ -90,6 +90,13 @@ def test_a_tokenizer_that_panics_is_refused_without_its_backtrace(
     assert capfd.readouterr() == ("heard", "again")
 
 
+def test_a_file_that_is_no_json_is_named(make: Make) -> None:
+    folder = make()
+    (folder / "tokenizer_config.json").write_text('{"chat_template": ')
+    with pytest.raises(CheckpointError, match=r"tokenizer_config.json: is not JSON: .* column"):
+        load(folder)
+
+
 def test_what_the_library_prints_of_a_file_is_not_on_the_screen(
     make: Make, capfd: pytest.CaptureFixture[str]
 ) -> None:
