@@ -241,9 +241,7 @@ def _require_readable(folder: Path) -> None:
     """Raises CheckpointError for files that would keep the libraries busy for ever."""
     if not folder.is_dir():
         raise CheckpointError(f"{folder}: no such folder; check model.path in the job file")
-    for path in sorted(folder.iterdir()):
-        if path.suffix not in _READ_BY_LIBRARIES or path.name.endswith(".index.json"):
-            continue
+    for path in _read_by_libraries(folder):
         if path.exists() and not path.is_file() and not path.is_dir():
             raise CheckpointError(f"{path}: is no regular file")
         num_bytes = path.stat().st_size if path.is_file() else 0
@@ -260,12 +258,28 @@ def _broken_file_first(folder: Path) -> Iterator[None]:
     try:
         yield
     except CheckpointError:
-        for path in sorted(folder.glob("*.json")):
-            try:
-                read_json(path, most_bytes=_MOST_FILE_BYTES)
-            except ValueError as error:
-                raise CheckpointError(f"{path}: {error}") from None
+        for path in _read_by_libraries(folder):
+            if path.suffix == ".json":
+                _require_json(path)
         raise
+
+
+def _require_json(path: Path) -> None:
+    try:
+        read_json(path, most_bytes=_MOST_FILE_BYTES)
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise CheckpointError(f"{path}: {error}") from None
+
+
+def _read_by_libraries(folder: Path) -> list[Path]:
+    """Files that libraries may open, in the order of their names."""
+    return [
+        path
+        for path in sorted(folder.iterdir())
+        if path.suffix in _READ_BY_LIBRARIES and not path.name.endswith(".index.json")
+    ]
 
 
 def _load(folder: Path) -> tuple[Any, int]:

@@ -97,6 +97,13 @@ def test_a_file_that_is_no_json_is_named(make: Make) -> None:
         load(folder)
 
 
+def test_a_file_that_cannot_be_read_is_named(make: Make) -> None:
+    folder = make(model=None)
+    (folder / "added_tokens.json").symlink_to("nowhere")
+    with pytest.raises(CheckpointError, match=r"added_tokens.json: cannot be read: No such file"):
+        load(folder)
+
+
 def test_what_the_library_prints_of_a_file_is_not_on_the_screen(
     make: Make, capfd: pytest.CaptureFixture[str]
 ) -> None:
