@@ -4,14 +4,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
-import numpy as np
-
 from moebatch.engine.batcher import Batcher, Slice
 from moebatch.engine.endings import Endings
 from moebatch.engine.sequence import Sequence as Generation
 from moebatch.engine.time_left import PassDone, Standing
 from moebatch.layout.load import PassLoad
-from moebatch.plan.passes import load_of
+from moebatch.plan.passes import load_of_slices
 
 _MOST_KEPT = 256
 """Passes that no estimate has taken yet."""
@@ -68,15 +66,19 @@ class Course:
 
 def _load(slices: Sequence[Slice]) -> PassLoad:
     """What a pass had to do, once it is computed."""
-    contexts, tokens, cached, num_ending = list[int](), [], [], 0
-    for piece in slices:
-        stop, encodes = piece.sequence.num_cached, piece.sequence.request.num_encoded > 0
-        if piece.was_decoding or (encodes and stop > piece.num_tokens):
-            contexts.extend(range(stop - piece.num_tokens + 1, stop + 1))
-        else:
-            tokens.append(piece.num_tokens)
-            cached.append(piece.sequence.num_cached - piece.num_tokens)
-            num_ending += piece.sequence.num_pending <= 1
-    as_array = (np.array(some, np.int64) for some in (contexts, tokens, cached))
     encodes = any(piece.sequence.request.num_encoded for piece in slices)
-    return load_of(*as_array, num_ending=num_ending, encodes=encodes)
+    counted = [
+        (piece.num_tokens, piece.sequence.num_cached, piece.was_decoding or _is_answer(piece))
+        for piece in slices
+    ]
+    num_ending = sum(
+        not is_answer and piece.sequence.num_pending <= 1
+        for piece, (_, _, is_answer) in zip(slices, counted, strict=True)
+    )
+    return load_of_slices(counted, num_ending=num_ending, encodes=encodes)
+
+
+def _is_answer(piece: Slice) -> bool:
+    """Whether it has been behind the layers that encode already."""
+    sequence = piece.sequence
+    return sequence.request.num_encoded > 0 and sequence.num_cached > piece.num_tokens

@@ -4,7 +4,6 @@ Shape letters: E experts, R rows, K experts per token.
 """
 
 from collections.abc import Sequence
-from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +12,7 @@ from torch import Tensor
 from moebatch.engine.layout import Group, Layout
 from moebatch.layout.load import PassLoad
 from moebatch.layout.routing import SkewedRouting
-from moebatch.plan.passes import load_of
+from moebatch.plan.passes import load_of_slices
 from moebatch.plan.sim_passes import MicroBatches
 from moebatch.predict.predictor import Chosen, RoutingObserver, counts_of
 from moebatch.spec.hardware import LevelName
@@ -41,7 +40,8 @@ class PassLog(RoutingObserver):
         self._layout = layout if len(self.passes) < self._num_passes else None
         if self._layout is not None:
             on_cpu = tuple(group.place != compute for group in layout.groups)
-            loads = _loads(layout)
+            ends = [row for _, row in layout.ends]
+            loads = tuple(_load(group, ends) for group in layout.groups)
             self.passes.append(MicroBatches(loads=loads, on_cpu=on_cpu))
 
     def drop_pass(self) -> None:
@@ -86,26 +86,15 @@ class PassLog(RoutingObserver):
         return counts_E / self._num_tokens[layer]
 
 
-def _loads(layout: Layout) -> tuple[PassLoad, ...]:
-    """What each micro-batch has to do."""
-    ends = [row for _, row in layout.ends]
-    return tuple(_load(group, ends) for group in layout.groups)
-
-
 def _load(group: Group, ends: Sequence[int]) -> PassLoad:
+    """What a micro-batch has to do; `ends` are rows after which a token is chosen."""
     encoded = any(part.sequence.request.num_encoded for part in group.parts)
-    if encoded and not group.encodes:
-        seen = [range(part.num_before + 1, part.num_afterwards + 1) for part in group.parts]
-        contexts = np.array(list(chain.from_iterable(seen)), np.int64)
-        nothing = np.zeros(0, np.int64)
-        return load_of(contexts, nothing, nothing, num_ending=0, encodes=True)
-    alone = 0 if group.encodes else 1
-    decoding = [part.num_afterwards for part in group.parts if part.num_tokens == alone]
-    prompts = [
-        (part.num_tokens, part.num_before) for part in group.parts if part.num_tokens > alone
+    slices = [
+        (part.num_tokens, part.num_afterwards, not group.encodes and (encoded or is_one))
+        for part in group.parts
+        for is_one in [part.num_tokens == 1]
     ]
+    num_answers = sum(num_tokens for num_tokens, _, is_answer in slices if is_answer)
     num_ends = sum(group.rows.start <= row < group.rows.stop for row in ends)
-    tokens, cached = np.array(prompts, np.int64).reshape(-1, 2).T
-    contexts = np.array(decoding, np.int64)
-    num_ending = num_ends - len(contexts)
-    return load_of(contexts, tokens, cached, num_ending=num_ending, encodes=encoded)
+    num_ending = max(0, num_ends - num_answers)
+    return load_of_slices(slices, num_ending=num_ending, encodes=encoded)

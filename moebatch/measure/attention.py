@@ -66,11 +66,11 @@ def attention_rates(
 
 def nothing_to_attend(micro_batch: MicroBatch) -> MicroBatch:
     """The same tokens, none of which sees anything."""
-    plans = {
-        window: (AttentionPlan(sight=Sight(window), decodes=(), prompts=(), band_QS=None),)
-        for window in micro_batch.plans
-    }
-    return replace(micro_batch, plans=plans)
+    by_window = {}
+    for window, of_window in micro_batch.by_window.items():
+        empty = AttentionPlan(sight=Sight(window), decodes=(), prompts=(), band_QS=None)
+        by_window[window] = replace(of_window, plans=(empty,))
+    return replace(micro_batch, by_window=by_window)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

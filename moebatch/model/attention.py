@@ -5,6 +5,7 @@ G KV heads, C head size, V that of values, R rows of the cache.
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -13,12 +14,12 @@ from torch import Tensor
 
 from moebatch.model.attention_plan import QUERY_BLOCK, AttentionPlan, DecodeGroup, PromptSlice
 from moebatch.model.cached_numbers import decode, encode
-from moebatch.model.native.sink_queries import SinkQueries
+from moebatch.model.native.attention_work import Cached
+from moebatch.model.scoring import Scoring
 from moebatch.spec.cache_layout import CacheDtype
 
 _SCORED_BLOCK = 64
-"""Queries that are attended at a time where their scores lie in memory: no fused product meets keys
-with two queries, or knows scores without a key."""
+"""Queries that are attended at a time where their scores lie in memory."""
 _MASK_STEP = 16
 """Rows of a mask begin at multiples of so many numbers."""
 
@@ -70,15 +71,13 @@ class LayerKv:
     """Of as many rows as are ever gathered, in the compute dtype."""
     value_dim: int
     """Size of a head of values that have no part of their own."""
-    scale: float
-    """By what scores are multiplied."""
     cached_in: CacheDtype | None = None
     """Keys and values are codes and scales; None is the numbers themselves."""
 
     @property
-    def cached(self) -> tuple[Tensor, Tensor]:
+    def cached(self) -> Cached:
         """Keys and values as they are cached."""
-        return keys_and_values(self.parts, self.value_dim)
+        return Cached(*keys_and_values(self.parts, self.value_dim), self.cached_in)
 
     def write(self, rows_T: Tensor, new: Parts) -> None:
         """Stores what there is of new tokens."""
@@ -90,6 +89,14 @@ class LayerKv:
         pairs = zip(self.parts, self.rooms, strict=True)
         read = tuple(self._rows_of(part_RGC, rows, room_SGC) for part_RGC, room_SGC in pairs)
         return keys_and_values(read, self.value_dim)
+
+    def gather(self, rows_BS: Tensor) -> tuple[Tensor, Tensor]:
+        """The same of some rows for each of several queries, [B, G, S, C] and [B, G, S, V]."""
+        keys, values = self.read(rows_BS.view(-1))
+        return (
+            keys.view(*rows_BS.shape, *keys.shape[1:]).transpose(1, 2),
+            values.view(*rows_BS.shape, *values.shape[1:]).transpose(1, 2),
+        )
 
     def _stored(self, x_TGC: Tensor, dtype: torch.dtype) -> Tensor:
         return x_TGC.to(dtype) if self.cached_in is None else encode(x_TGC, self.cached_in)
@@ -106,81 +113,62 @@ class LayerKv:
         return part if part.dtype == room_SGC.dtype else room_SGC[: len(part)].copy_(part)
 
 
-def attend(
-    qkv: Qkv,
-    plan: AttentionPlan,
-    kv: LayerKv,
-    out_THV: Tensor,
-    sinks: SinkQueries | None = None,
-    sink_scores_H: Tensor | None = None,
-) -> None:
-    """Attention of all tokens to what `plan` lets them see; writes every row of `out_THV`.
+def attend(qkv: Qkv, plan: AttentionPlan, kv: LayerKv, out_THV: Tensor, scoring: Scoring) -> None:
+    """Attention of all tokens to what `plan` lets them see, save those that it leaves to compiled
+    kernels; writes every other row of `out_THV`.
 
-    The new keys and values must be in the cache already. `sinks` are there if the plan has such.
-    `sink_scores_H`, in float32, take part in the softmax of each head as one key more would whose
-    value is nothing (gpt-oss; with a score of zero Miller's "softmax one", 2023).
+    The new keys and values must be in the cache already. `scoring` has sinks if the plan has such.
     """
     for group in plan.decodes:
-        _attend_decodes(qkv.q_THC, group, kv, out_THV, sinks, sink_scores_H)
+        _attend_decodes(qkv.q_THC, group, kv, out_THV, scoring)
     for prompt in plan.prompts:
         new = qkv.of(prompt.tokens)
         if not prompt.context and kv.cached_in is None:
-            k, v = keys_and_values(new.parts, kv.value_dim)
+            seen = keys_and_values(new.parts, kv.value_dim)
         else:
-            k, v = kv.read(prompt.rows)
-        met, out = sinks and sinks.of(prompt.tokens), out_THV[prompt.tokens]
-        attend_prompt(new.q_THC, k, v, prompt, plan, out, kv.scale, met, sink_scores_H)
+            seen = kv.read(prompt.rows)
+        attend_prompt(
+            new.q_THC, seen, prompt, plan, out_THV[prompt.tokens], scoring.of(prompt.tokens)
+        )
 
 
 def _attend_decodes(
-    q_THC: Tensor,
-    group: DecodeGroup,
-    kv: LayerKv,
-    out_THV: Tensor,
-    sinks: SinkQueries | None,
-    sink_scores_H: Tensor | None,
+    q_THC: Tensor, group: DecodeGroup, kv: LayerKv, out_THV: Tensor, scoring: Scoring
 ) -> None:
     """One query per sequence. Query heads that share a KV head are rows of one product."""
-    num_seqs, num_positions = group.rows_BS.shape
-    k_BGSC, v_BGSV = (
-        x_XGC.view(num_seqs, num_positions, *x_XGC.shape[1:]).transpose(1, 2)
-        for x_XGC in kv.read(group.rows_BS.view(-1))
-    )
-    num_kv_heads, head_dim = k_BGSC.shape[1], k_BGSC.shape[3]
-    q_BGHC = q_THC.index_select(0, group.tokens_B).view(num_seqs, num_kv_heads, -1, head_dim)
-    if sinks is None and sink_scores_H is None:
+    tokens_B, mask_B11S = group.seen.tokens_B, group.mask_B11S
+    k_BGSC, v_BGSV = kv.gather(group.seen.rows_BS)
+    num_seqs, num_kv_heads, _, head_dim = k_BGSC.shape
+
+    def arranged(x_THC: Tensor) -> Tensor:
+        return x_THC.index_select(0, tokens_B).view(num_seqs, num_kv_heads, -1, head_dim)
+
+    if scoring.is_fused:
         out = F.scaled_dot_product_attention(
-            q_BGHC, k_BGSC, v_BGSV, attn_mask=group.mask_B11S, scale=kv.scale
+            arranged(q_THC), k_BGSC, v_BGSV, attn_mask=mask_B11S, scale=scoring.scale
         )
     else:
-        met = sinks and sinks.of(group.tokens_B)
-        met = met and met.with_queries(met.q_THC.view(q_BGHC.shape))
-        scores = _scores(q_BGHC, k_BGSC, met, kv.scale)
-        beside = None if sink_scores_H is None else sink_scores_H.view(num_kv_heads, -1, 1)
-        out = _weights(scores.add_(group.mask_B11S), beside).to(v_BGSV.dtype) @ v_BGSV
-    out_THV.index_copy_(0, group.tokens_B, out.reshape(num_seqs, *out_THV.shape[1:]))
+        weights = scoring.weights(q_THC, k_BGSC, mask_B11S, arranged, (num_kv_heads, -1, 1))
+        out = weights.to(v_BGSV.dtype) @ v_BGSV
+    out_THV.index_copy_(0, tokens_B, out.reshape(num_seqs, *out_THV.shape[1:]))
 
 
 def attend_prompt(
     q_THC: Tensor,
-    k_SGC: Tensor,
-    v_SGV: Tensor,
+    seen: tuple[Tensor, Tensor],
     prompt: PromptSlice,
     plan: AttentionPlan,
     out_THV: Tensor,
-    scale: float,
-    sinks: SinkQueries | None = None,
-    sink_scores_H: Tensor | None = None,
+    scoring: Scoring,
 ) -> None:
     """Queries of one sequence, in blocks where causal attention alone does not do. Keys and values
-    are those of the prompt's rows."""
-    window, num_sinks = plan.sight
+    that are `seen`, [S, G, C] and [S, G, V], are those of the prompt's rows."""
+    (k_SGC, v_SGV), (window, num_sinks) = seen, plan.sight
     is_whole = prompt.context == 0 and (window is None or prompt.num_tokens <= window)
-    is_fused = sinks is None and sink_scores_H is None
-    if is_whole and is_fused:
-        _attend_block(q_THC, k_SGC, v_SGV, None, out_THV, scale)
+    if is_whole and scoring.is_fused:
+        _attend_block(q_THC, k_SGC, v_SGV, None, out_THV, scoring.scale)
         return
-    block = QUERY_BLOCK if is_fused else _SCORED_BLOCK
+    block = QUERY_BLOCK if scoring.is_fused else _SCORED_BLOCK
     for first in range(0, prompt.num_tokens, block):
         stop = min(first + block, prompt.num_tokens)
         num_keys = max(0, prompt.context + stop - prompt.first_key)
@@ -196,17 +184,16 @@ def attend_prompt(
             column = plan.band_QS.shape[1] - (num_keys - first_key)
             band = _aligned(plan.band_QS[-(stop - first) :, column:])
         q, k, v, out = q_THC[first:stop], k_SGC[keys], v_SGV[keys], out_THV[first:stop]
-        if is_fused:
-            _attend_block(q, k, v, band, out, scale)
+        if scoring.is_fused:
+            _attend_block(q, k, v, band, out, scoring.scale)
             continue
-        if sinks is not None:
+        if num_sinks:
             k, v = (torch.cat([x_SGC[:num_sinks], x]) for x_SGC, x in ((k_SGC, k), (v_SGV, v)))
             seen_to = torch.arange(prompt.context + first, prompt.context + stop, device=q.device)
             is_late_TS = torch.arange(num_sinks, device=q.device) > seen_to[:, None]
             late = band.new_zeros(is_late_TS.shape).masked_fill_(is_late_TS, -torch.inf)
             band = torch.cat([late, band], 1)
-        met = sinks and sinks.of(slice(first, stop))
-        _attend_scored(q, k, v, band, out, scale, met, sink_scores_H)
+        _attend_scored(q, k, v, band, out, scoring.of(slice(first, stop)))
 
 
 def _attend_block(
@@ -236,18 +223,14 @@ def _attend_scored(
     v_SGV: Tensor,
     mask_TS: Tensor,
     out_THV: Tensor,
-    scale: float,
-    sinks: SinkQueries | None,
-    sink_scores_H: Tensor | None,
+    scoring: Scoring,
 ) -> None:
     """The same where the first keys are sinks, or softmaxes have scores without a key."""
     num_kv_heads = k_SGC.shape[1]
     k_G1SC, v_G1SV = k_SGC.transpose(0, 1)[:, None], v_SGV.transpose(0, 1)[:, None]
-    met = sinks and sinks.with_queries(_by_kv_head(sinks.q_THC, num_kv_heads))
-    scores = _scores(_by_kv_head(q_THC, num_kv_heads), k_G1SC, met, scale).add_(mask_TS)
-    beside = None if sink_scores_H is None else sink_scores_H.view(num_kv_heads, -1, 1, 1)
-    out_GHTV = _weights(scores, beside).to(v_SGV.dtype) @ v_G1SV
-    _by_kv_head(out_THV, num_kv_heads).copy_(out_GHTV)
+    arranged = partial(_by_kv_head, num_kv_heads=num_kv_heads)
+    weights = scoring.weights(q_THC, k_G1SC, mask_TS, arranged, (num_kv_heads, -1, 1, 1))
+    _by_kv_head(out_THV, num_kv_heads).copy_(weights.to(v_SGV.dtype) @ v_G1SV)
 
 
 def _by_kv_head(x_THC: Tensor, num_kv_heads: int) -> Tensor:
@@ -255,25 +238,6 @@ def _by_kv_head(x_THC: Tensor, num_kv_heads: int) -> Tensor:
     num_tokens, num_heads, head_dim = x_THC.shape
     heads = (num_kv_heads, num_heads // num_kv_heads)
     return x_THC.view(num_tokens, *heads, head_dim).permute(1, 2, 0, 3)
-
-
-def _scores(q_XTC: Tensor, k_XSC: Tensor, sinks: SinkQueries | None, scale: float) -> Tensor:
-    """Of every query and key, [X, T, S] in float32."""
-    scores_XTS = (q_XTC @ k_XSC.mT).float()
-    if sinks is not None:
-        keys_XSC = k_XSC[..., : sinks.num_sinks, :]
-        scores_XTS[..., : sinks.num_sinks] = sinks.q_THC @ keys_XSC.mT
-    return scores_XTS.mul_(scale)
-
-
-def _weights(scores_XTS: Tensor, beside_XT1: Tensor | None) -> Tensor:
-    """Softmax of scores, in their place, some perhaps with one score more `beside`."""
-    if beside_XT1 is None:
-        return scores_XTS.softmax(-1)
-    largest_XT1 = torch.maximum(scores_XTS.amax(-1, keepdim=True), beside_XT1)
-    scores_XTS.sub_(largest_XT1).exp_()
-    total_XT1 = scores_XTS.sum(-1, keepdim=True).add_((beside_XT1 - largest_XT1).exp_())
-    return scores_XTS.div_(total_XT1)
 
 
 def _aligned(mask_QS: Tensor) -> Tensor:

@@ -12,19 +12,18 @@ from torch import Tensor
 from moebatch.layout.scratch import Limits, attention_core_elements
 from moebatch.model.attention import LayerKv, Parts, Qkv, attend, attend_prompt
 from moebatch.model.attention_plan import AttentionPlan, ExpandedSlices
-from moebatch.model.batch import MicroBatch, SinkTurns
+from moebatch.model.batch import MicroBatch, SinkTurns, WindowPlan
 from moebatch.model.native import loader
-from moebatch.model.native.helpers import Helpers, torch_parallel
-from moebatch.model.native.kernels import Kernel, Kernels
-from moebatch.model.native.query_slices import (
+from moebatch.model.native.attention_work import (
+    Cached,
     QuerySlices,
-    SliceWork,
+    SingleQueries,
     has_whole_rows,
-    slice_work_of,
+    work_of,
 )
-from moebatch.model.native.single_queries import SingleQueries, Work, work_of
-from moebatch.model.native.sink_queries import SinkQueries
+from moebatch.model.native.helpers import Helpers, torch_parallel
 from moebatch.model.rope import rotate
+from moebatch.model.scoring import Scoring, SinkQueries
 from moebatch.model.scratch import Frame, Scratch
 from moebatch.spec.shape import ModelShape
 
@@ -79,7 +78,6 @@ class AttentionCore:
                 for part in attention.cache.parts
             ),
             value_dim=attention.cached_value_dim,
-            scale=attention.scale,
             cached_in=attention.cache_dtype,
         )
 
@@ -98,24 +96,13 @@ class AttentionCore:
         `qkv` and `out_THV` may have more rows than the micro-batch; those are left alone.
         """
         qkv, frame = qkv.first(micro_batch.num_tokens), self._scratch.frame()
-        sink_scores_H = self._sink_scores[layer] if self._sink_scores else None
-        kv, attention = self.layer_kv(layer, parts, frame), self._attentions[layer]
-        kv.write(micro_batch.new_rows[self._windows[layer]], qkv.parts)
-        for plan in self._plans(layer, micro_batch):
-            sinks = None
-            if plan.sight.num_sinks:
-                assert micro_batch.turns is not None, "queries turn where there are sinks"
-                turned_THC = _turned(frame, qkv.q_THC, micro_batch.turns, attention.rotated_from)
-                sinks = SinkQueries(plan.sight.num_sinks, turned_THC)
-            out = out_THV[: micro_batch.num_tokens]
-            attend(qkv, plan, kv, out, sinks, sink_scores_H)
-            if plan.singles is not None:
-                self._attend_singles(plan.singles, qkv.q_THC, kv, out_THV, sinks, sink_scores_H)
-            if plan.slices is not None:
-                window = plan.sight.window
-                self._attend_slices(
-                    plan.slices, qkv.q_THC, kv, out_THV, window, sinks, sink_scores_H
-                )
+        kv, out_THV = self.layer_kv(layer, parts, frame), out_THV[: micro_batch.num_tokens]
+        kv.write(self._plan(layer, micro_batch).new_rows_T, qkv.parts)
+        for plan in self._plan(layer, micro_batch).plans:
+            scoring = self._scoring(layer, qkv.q_THC, micro_batch, plan.sight.num_sinks, frame)
+            attend(qkv, plan, kv, out_THV, scoring)
+            for seen in (plan.singles, plan.slices):
+                self._attend_seen(seen, qkv.q_THC, kv.cached, out_THV, scoring, plan.sight.window)
 
     def attend_expanded(
         self,
@@ -128,87 +115,68 @@ class AttentionCore:
     ) -> None:
         """Attention of the slices that are expanded, after `attend`, to what `expand` makes of what
         is cached of them."""
-        for plan in self._plans(layer, micro_batch):
+        for plan in self._plan(layer, micro_batch).plans:
             for batch in plan.expanded:
-                as_cached = self.layer_kv(layer, parts)
-                cached, _ = as_cached.read(batch.rows)
-                for heads, made in expand(cached):
-                    kv = LayerKv(parts=made, rooms=(), value_dim=0, scale=as_cached.scale)
-                    self._attend_made(q_THC[:, heads], kv, batch, plan, out_THV[:, heads])
+                cached, _ = self.layer_kv(layer, parts).read(batch.rows)
+                for heads, (keys, values) in expand(cached):
+                    made, scoring = Cached(keys, values), Scoring(self._attentions[layer].scale)
+                    q_THM, out_THM = q_THC[:, heads], out_THV[:, heads]
+                    self._attend_made(q_THM, made, batch, plan, out_THM, scoring)
 
     def _attend_made(
         self,
         q_THC: Tensor,
-        kv: LayerKv,
+        made: Cached,
         batch: ExpandedSlices,
         plan: AttentionPlan,
         out_THV: Tensor,
+        scoring: Scoring,
     ) -> None:
-        keys, values = kv.cached
         for prompt in batch.prompts:
-            q, out, rows = q_THC[prompt.tokens], out_THV[prompt.tokens], prompt.rows
-            attend_prompt(q, keys[rows], values[rows], prompt, plan, out, kv.scale)
-        if batch.slices is not None:
-            self._attend_slices(batch.slices, q_THC, kv, out_THV, plan.sight.window, None, None)
+            q, out = q_THC[prompt.tokens], out_THV[prompt.tokens]
+            seen = made.keys_RGC[prompt.rows], made.values_RGV[prompt.rows]
+            attend_prompt(q, seen, prompt, plan, out, scoring)
+        self._attend_seen(batch.slices, q_THC, made, out_THV, scoring, plan.sight.window)
 
-    def _plans(self, layer: int, micro_batch: MicroBatch) -> tuple[AttentionPlan, ...]:
-        return micro_batch.plans[self._windows[layer]]
+    def _plan(self, layer: int, micro_batch: MicroBatch) -> WindowPlan:
+        return micro_batch.by_window[self._windows[layer]]
 
-    def _attend_singles(
+    def _scoring(
+        self, layer: int, q_THC: Tensor, micro_batch: MicroBatch, num_sinks: int, frame: Frame
+    ) -> Scoring:
+        attention, sinks = self._attentions[layer], None
+        if num_sinks:
+            assert micro_batch.turns is not None, "queries turn where there are sinks"
+            turned_THC = _turned(frame, q_THC, micro_batch.turns, attention.rotated_from)
+            sinks = SinkQueries(num_sinks, turned_THC)
+        sink_scores_H = self._sink_scores[layer] if self._sink_scores else None
+        return Scoring(attention.scale, sinks, sink_scores_H)
+
+    def _attend_seen(
         self,
-        singles: SingleQueries,
+        seen: SingleQueries | QuerySlices | None,
         q_THC: Tensor,
-        kv: LayerKv,
+        cached: Cached,
         out_THV: Tensor,
-        sinks: SinkQueries | None,
-        sink_scores_H: Tensor | None,
-    ) -> None:
-        """Where the plan leaves tokens to the compiled kernel."""
-        seen_bytes = len(singles.rows_N) * sum(part[0].nbytes for part in kv.parts)
-        num_threads = torch.get_num_threads() if seen_bytes >= _LEAST_SHARED_BYTES else 1
-        q_THC = q_THC.contiguous()
-        work = work_of(
-            singles,
-            q_THC,
-            *kv.cached,
-            out_THV,
-            num_threads=num_threads,
-            scale=kv.scale,
-            cached_in=kv.cached_in,
-            sinks=sinks,
-            sink_scores_H=sink_scores_H,
-        )
-        self._run(_kernels().attend, work, num_threads)
-
-    def _attend_slices(
-        self,
-        slices: QuerySlices,
-        q_THC: Tensor,
-        kv: LayerKv,
-        out_THV: Tensor,
+        scoring: Scoring,
         window: int | None,
-        sinks: SinkQueries | None,
-        sink_scores_H: Tensor | None,
     ) -> None:
-        """Where the plan leaves slices to the compiled kernel."""
-        shared = slices.num_pairs * q_THC.shape[1] >= _LEAST_SHARED_PAIRS
-        num_threads = torch.get_num_threads() if shared else 1
+        """Where the plan leaves tokens, or slices of them, to a compiled kernel."""
+        if seen is None:
+            return
+        kernels = loader.kernels()
+        assert kernels is not None, "a plan for a kernel is made where there is one"
+        if isinstance(seen, SingleQueries):
+            row_bytes = sum(tensor[0].nbytes for tensor in (cached.keys_RGC, cached.values_RGV))
+            kernel, is_shared = kernels.attend, len(seen.rows_N) * row_bytes >= _LEAST_SHARED_BYTES
+        else:
+            num_pairs = seen.num_pairs * q_THC.shape[1]
+            kernel, is_shared = kernels.attend_slices, num_pairs >= _LEAST_SHARED_PAIRS
+        num_threads = torch.get_num_threads() if is_shared else 1
         q_THC = q_THC if has_whole_rows(q_THC) else q_THC.contiguous()
-        work = slice_work_of(
-            slices,
-            q_THC,
-            *kv.cached,
-            out_THV,
-            window=window,
-            num_threads=num_threads,
-            scale=kv.scale,
-            cached_in=kv.cached_in,
-            sinks=sinks,
-            sink_scores_H=sink_scores_H,
+        work = work_of(
+            seen, q_THC, cached, out_THV, scoring, num_threads=num_threads, window=window
         )
-        self._run(_kernels().attend_slices, work, num_threads)
-
-    def _run(self, kernel: Kernel, work: Work | SliceWork, num_threads: int) -> None:
         self._helpers.run(kernel, work, num_threads)
         if work.has_failed:
             raise MemoryError("no memory for the scratch of attention")
@@ -218,9 +186,3 @@ def _turned(frame: Frame, q_THC: Tensor, turns: SinkTurns, rotated_from: int) ->
     turned_THC = frame.take(*q_THC.shape).copy_(q_THC)
     rotate(turned_THC[..., rotated_from:], turns.cos_TR, turns.sin_TR)
     return turned_THC
-
-
-def _kernels() -> Kernels:
-    kernels = loader.kernels()
-    assert kernels is not None, "a plan for a kernel is made where there is one"
-    return kernels

@@ -14,9 +14,8 @@ from torch import Tensor
 
 from moebatch.model.gathering import Gathered, Seen
 from moebatch.model.native import loader
+from moebatch.model.native.attention_work import QuerySlices, SingleQueries
 from moebatch.model.native.kernels import Kernels
-from moebatch.model.native.query_slices import QuerySlices
-from moebatch.model.native.single_queries import SingleQueries
 from moebatch.model.span import Span
 
 QUERY_BLOCK = 512
@@ -49,10 +48,9 @@ class Sight(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DecodeGroup:
-    """One-token spans of similar length, padded as `Gathered` is."""
+    """One-token spans of similar length."""
 
-    tokens_B: Tensor
-    rows_BS: Tensor
+    seen: Gathered
     mask_B11S: Tensor
     """0 where a position counts, -inf where it is padding."""
 
@@ -220,14 +218,8 @@ class SightPlanner:
     def _decodes(self, spans: Sequence[Span]) -> Iterator[DecodeGroup]:
         seen = [Seen(span.start - self.first, self.sight.rows(span)) for span in spans]
         for group in Gathered.all_of(seen, self.gather_rows):
-            is_padding_BS = group.back_BS < 0
-            zeros_BS = torch.zeros_like(is_padding_BS, dtype=self.dtype)
-            mask_BS = zeros_BS.masked_fill_(is_padding_BS, -torch.inf)
-            yield DecodeGroup(
-                tokens_B=group.tokens_B.to(self.device),
-                rows_BS=group.rows_BS.to(self.device),
-                mask_B11S=mask_BS.to(self.device)[:, None, None],
-            )
+            mask_B11S = group.mask_B11S(self.dtype).to(self.device)
+            yield DecodeGroup(seen=group.to(self.device), mask_B11S=mask_B11S)
 
     def _prompt(self, span: Span) -> PromptSlice:
         return PromptSlice(

@@ -40,6 +40,24 @@ class SinkTurns:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class WindowPlan:
+    """Attention of a micro-batch in layers that have the same sliding window."""
+
+    new_rows_T: Tensor
+    """Cache row into which each token's keys and values go."""
+    plans: tuple[AttentionPlan, ...]
+    """Each token is in one of them."""
+    as_cached: slice
+    """Rows of the micro-batch among which are all tokens that attend to what is cached as it is;
+    empty where there are none."""
+
+    @property
+    def meets_sinks(self) -> bool:
+        """Whether some tokens see sinks that are farther away than their window."""
+        return any(plan.sight.num_sinks for plan in self.plans)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class MicroBatch:
     """The flat rows [start, stop) of a pass, which attention takes at once.
 
@@ -51,13 +69,8 @@ class MicroBatch:
     stop: int
     angles: Mapping[Attention, Angles] = field(default_factory=dict)
     """Rotary angles, [T, R], in layers that attend so."""
-    new_rows: Mapping[int | None, Tensor] = field(default_factory=dict)
-    """By sliding window: cache row, [T], into which each token's keys and values go."""
-    plans: Mapping[int | None, tuple[AttentionPlan, ...]] = field(default_factory=dict)
-    """By sliding window; each token is in one of its plans."""
-    as_cached: Mapping[int | None, slice] = field(default_factory=dict)
-    """By sliding window, rows of the micro-batch among which are all tokens that attend to what is
-    cached as it is; empty where there are none."""
+    by_window: Mapping[int | None, WindowPlan] = field(default_factory=dict)
+    """By the sliding window of layers; None is that of layers without one."""
     turns: SinkTurns | None = None
     """Where tokens meet sinks that are farther away than they see."""
     recurrent: DeltaPlan | None = None
@@ -120,21 +133,20 @@ class BatchPlanner:
             gather_rows=self._gather_rows,
             is_wide=self._shape.attention.num_shared >= _WIDE,
         )
-        positions_T, lengths_T = _positions(spans)
-        new_rows, plans, as_cached, meets_sinks = {}, {}, {}, False
+        by_window: dict[int | None, WindowPlan] = {}
         for window in set(self._shape.sliding_windows):
             placed = spans if window is None else apart.get(window, spans)
-            rows_T = torch.cat([span.rows_S[span.context :] for span in placed])
-            new_rows[window] = rows_T.to(device)
             parts = [
                 (sight, *_by_expanding(some, sight, expands))
                 for sight, some in self._by_sight(placed, window).items()
             ]
-            plans[window] = tuple(
-                sight_planner(sight=sight).plan(some, expanded) for sight, some, expanded in parts
+            by_window[window] = WindowPlan(
+                new_rows_T=torch.cat([span.rows_S[span.context :] for span in placed]).to(device),
+                plans=tuple(sight_planner(sight=sight).plan(*some) for sight, *some in parts),
+                as_cached=_around([span for _, some, _ in parts for span in some], start),
             )
-            as_cached[window] = _around([span for _, some, _ in parts for span in some], start)
-            meets_sinks |= any(sight.num_sinks for sight, *_ in parts)
+        positions_T, lengths_T = _positions(spans)
+        meets_sinks = any(plan.meets_sinks for plan in by_window.values())
         return MicroBatch(
             start=start,
             stop=stop,
@@ -142,9 +154,7 @@ class BatchPlanner:
                 attention: rope.angles(positions_T, lengths_T, self._dtype)
                 for attention, rope in self._ropes.items()
             },
-            new_rows=new_rows,
-            plans=plans,
-            as_cached=as_cached,
+            by_window=by_window,
             turns=self._turns(positions_T, lengths_T, device) if meets_sinks else None,
             recurrent=self._recurrent(spans, device) if self._shape.recurrence else None,
         )

@@ -64,6 +64,12 @@ class Gathered:
         rows_BS[back_BS >= 0] = torch.cat(rows)
         return cls(tokens_B=torch.tensor(tokens, device=device), rows_BS=rows_BS, back_BS=back_BS)
 
+    def mask_B11S(self, dtype: torch.dtype) -> Tensor:
+        """0 where a row counts, -inf where it is padding."""
+        is_padding_BS = self.back_BS < 0
+        zeros_BS = torch.zeros_like(is_padding_BS, dtype=dtype)
+        return zeros_BS.masked_fill_(is_padding_BS, -torch.inf)[:, None, None]
+
     def to(self, device: torch.device) -> "Gathered":
         """The same on that device."""
         return Gathered(

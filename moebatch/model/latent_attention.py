@@ -67,7 +67,8 @@ class LatentAttentionBlock:
     ) -> Tensor:
         """All of it, where the core and the cache are on the device of the weights."""
         q_NHC, latents = self._projected(frame, normed_ND, micro_batch, weights)
-        some = self._rounded_up(micro_batch.as_cached[self._windows[layer]], len(q_NHC))
+        as_cached = micro_batch.by_window[self._windows[layer]].as_cached
+        some = self._rounded_up(as_cached, len(q_NHC))
         qkv = Qkv(self._absorbed(frame, q_NHC, some, weights), (latents,))
         sums_NHL = frame.take(*q_NHC.shape[:2], self._attention.kv_rank)
         core.attend(layer, qkv, micro_batch, parts, sums_NHL)

@@ -123,9 +123,7 @@ class StackedAttention:
         (q_NHC,) = self._projected(frame, normed_ND, weights["cross_q"])
         out_NHC = frame.take(*q_NHC.shape)
         for group in plan.encoded:
-            is_padding_BS = group.back_BS < 0
-            mask_BS = x_TD.new_zeros(is_padding_BS.shape).masked_fill_(is_padding_BS, -torch.inf)
-            _attend_gathered(q_NHC, group, kv, mask_BS[:, None, None], out_NHC)
+            _attend_gathered(q_NHC, group, kv, group.mask_B11S(x_TD.dtype), out_NHC)
         for one in plan.slices:
             keys, values = kv.read(one.prompt_S)
             out_NHC[one.tokens] = _attended(q_NHC[one.tokens], keys, values, None)
@@ -207,10 +205,7 @@ def _attend_gathered(
     q_NHC: Tensor, group: Gathered, kv: LayerKv, mask: Tensor, out_NHC: Tensor
 ) -> None:
     """One query of each sequence; `mask` is added to scores, [B, H or 1, 1, S]."""
-    k_BHSC, v_BHSC = (
-        x_XHC.view(*group.rows_BS.shape, *x_XHC.shape[1:]).transpose(1, 2)
-        for x_XHC in kv.read(group.rows_BS.view(-1))
-    )
+    k_BHSC, v_BHSC = kv.gather(group.rows_BS)
     q_BH1C = q_NHC.index_select(0, group.tokens_B)[:, :, None]
     out = F.scaled_dot_product_attention(q_BH1C, k_BHSC, v_BHSC, attn_mask=mask, scale=1.0)
     out_NHC.index_copy_(0, group.tokens_B, out[:, :, 0])

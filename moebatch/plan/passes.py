@@ -3,7 +3,7 @@
 Shape letters: S sequences in work, N sequences that wait, F the four fields of either.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import cycle, islice
 
 import numpy as np
@@ -64,6 +64,23 @@ def load_of(
         prompt_context=int(pieces @ (2 * cached + PROMPT_ROWS * (pieces - 1))) / 2,
         logits_rows=float(len(contexts) + num_ending),
     )
+
+
+def load_of_slices(
+    slices: Iterable[tuple[int, int, bool]], *, num_ending: int, encodes: bool
+) -> PassLoad:
+    """The same of slices, each as its tokens, those of its sequence that are cached afterwards, and
+    whether it is of an answer."""
+    contexts, prompts = list[int](), list[tuple[int, int]]()
+    for num_tokens, num_afterwards, is_answer in slices:
+        before = num_afterwards - num_tokens
+        if is_answer:
+            contexts.extend(range(before + 1, num_afterwards + 1))
+        else:
+            prompts.append((num_tokens, before))
+    tokens, cached = np.array(prompts, np.int64).reshape(-1, 2).T
+    as_array = np.array(contexts, np.int64)
+    return load_of(as_array, tokens, cached, num_ending=num_ending, encodes=encodes)
 
 
 class Replay:

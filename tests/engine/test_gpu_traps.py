@@ -13,6 +13,7 @@ from moebatch.measure.contention import Patience
 from moebatch.measure.gpu import gpu_rates
 from moebatch.model import attention
 from moebatch.model.attention_plan import AttentionPlan, PromptSlice, Sight
+from moebatch.model.scoring import Scoring
 from moebatch.store.memory import Arena, is_out_of_memory
 from tests.measure.sizes import TINY
 
@@ -42,7 +43,7 @@ def test_masks_of_prompts_are_aligned(
     out_THC = torch.empty_like(q_THC)
     piece = PromptSlice(offset=0, num_tokens=num_tokens, context=context, first_key=0, rows=None)
     plan = AttentionPlan(sight=Sight(), decodes=(), prompts=(piece,), band_QS=band_QS)
-    attention.attend_prompt(q_THC, k_SGC, v_SGC, piece, plan, out_THC, 0.25)
+    attention.attend_prompt(q_THC, (k_SGC, v_SGC), piece, plan, out_THC, Scoring(0.25))
     (mask_TS,) = masks
     wanted = band_QS[-num_tokens:, -(context + num_tokens) :]
     assert torch.equal(mask_TS, wanted)
@@ -79,7 +80,7 @@ def test_prompts_see_what_they_should_whatever_their_length(
         plan = AttentionPlan(sight=Sight(), decodes=(), prompts=(piece,), band_QS=band_QS)
         q, k, v = (x.to(device, dtype) for x in (q_THC, k_SGC, v_SGC))
         out_THC = torch.empty_like(q)
-        attention.attend_prompt(q, k, v, piece, plan, out_THC, 0.25)
+        attention.attend_prompt(q, (k, v), piece, plan, out_THC, Scoring(0.25))
         error = (out_THC.cpu().float() - wanted_THC).abs().max()
         assert error < tolerance, f"{num_keys} keys"
 

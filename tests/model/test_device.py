@@ -132,11 +132,13 @@ def cache(decoder: Decoder, device: torch.device) -> tuple[torch.Tensor, torch.T
 
 def devices_of(micro: MicroBatch) -> set[torch.device]:
     """Where attention is planned."""
-    tensors: list[Any] = [*micro.new_rows.values()]
-    for (plan,) in micro.plans.values():
+    tensors: list[Any] = []
+    for layers in micro.by_window.values():
+        (plan,) = layers.plans
+        tensors.append(layers.new_rows_T)
         tensors += [plan.band_QS, *(prompt.rows for prompt in plan.prompts)]
         for group in plan.decodes:
-            tensors += [group.tokens_B, group.rows_BS, group.mask_B11S]
+            tensors += [group.seen.tokens_B, group.seen.rows_BS, group.mask_B11S]
         tensors += (*(plan.singles or ()), *(plan.slices or ()))
     found = [tensor for tensor in tensors if isinstance(tensor, torch.Tensor)]
     assert len(found) > 5, "slices and single tokens are all there"

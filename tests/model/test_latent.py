@@ -12,10 +12,10 @@ from moebatch.layout.scratch import Limits
 from moebatch.model.batch import MicroBatch
 from moebatch.model.cached_numbers import decode, encode
 from moebatch.model.native import loader
+from moebatch.model.native.attention_work import Cached, QuerySlices, SingleQueries, work_of
 from moebatch.model.native.helpers import Helpers
 from moebatch.model.native.kernels import Kernels
-from moebatch.model.native.query_slices import QuerySlices, slice_work_of
-from moebatch.model.native.single_queries import SingleQueries, work_of
+from moebatch.model.scoring import Scoring
 from moebatch.model.span import Span
 from moebatch.spec.attention import LatentAttention
 from moebatch.spec.cache_layout import CacheDtype, SinkWindow
@@ -174,12 +174,13 @@ def test_kernels_find_values_at_the_beginning_of_their_keys(
     values = cache[..., :value_dim]
     starts, rows = torch.tensor([0, 300, 301, 371]), torch.randperm(num_rows)
     outs = [torch.full((count, num_heads, value_dim), torch.nan, dtype=dtype) for _ in range(2)]
-    options: dict[str, Any] = {"num_threads": 2, "scale": 0.07, "cached_in": cached_in}
+    cached, scoring = Cached(cache, values, cached_in), Scoring(0.07)
     assert isinstance(KERNELS, Kernels)
     singles = SingleQueries(torch.arange(count), starts, rows)
-    Helpers().run(KERNELS.attend, work_of(singles, q, cache, values, outs[0], **options), 2)
+    work = work_of(singles, q, cached, outs[0], scoring, num_threads=2)
+    Helpers().run(KERNELS.attend, work, 2)
     slices = QuerySlices(torch.arange(count), torch.ones(count, dtype=torch.int64), starts, rows, 0)
-    work = slice_work_of(slices, q, cache, values, outs[1], window=None, **options)
+    work = work_of(slices, q, cached, outs[1], scoring, num_threads=2)
     Helpers().run(KERNELS.attend_slices, work, 2)
     for i in range(count):
         seen = numbers[rows[starts[i] : starts[i + 1]], 0].double()

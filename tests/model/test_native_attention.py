@@ -21,10 +21,11 @@ from torch import Tensor
 from moebatch.model.attention_plan import AttentionPlan
 from moebatch.model.cached_numbers import decode, encode
 from moebatch.model.native import loader
+from moebatch.model.native.attention_work import Cached, SingleQueries, work_of
 from moebatch.model.native.compiler import cache_folder
 from moebatch.model.native.helpers import Helpers, torch_parallel
 from moebatch.model.native.kernels import Kernels
-from moebatch.model.native.single_queries import SingleQueries, work_of
+from moebatch.model.scoring import Scoring
 from moebatch.model.span import Span
 from moebatch.spec.cache_layout import CacheDtype
 from moebatch.spec.policy import PAGE_TOKENS, pages_of
@@ -147,7 +148,7 @@ def test_switched_off_everything_is_left_to_torch(monkeypatch: pytest.MonkeyPatc
     assert loader.kernels() is None and loader.prepare() == "MOEBATCH_NATIVE=0"
     plan = plan_of([(1, 9), (3, 20), (1, 0)], window=None)
     assert plan.singles is None and plan.slices is None
-    assert sum(len(group.tokens_B) for group in plan.decodes) == 2
+    assert sum(len(group.seen.tokens_B) for group in plan.decodes) == 2
     assert [prompt.num_tokens for prompt in plan.prompts] == [3]
 
 
@@ -365,10 +366,9 @@ def attended(
         rows_N=torch.cat(cache.rows[::-1]),
     )
     out_THC = torch.full_like(q_THC, torch.nan)
-    stored = cache.stored  # only pointers go to the kernel
-    work = work_of(
-        queries, q_THC, *stored, out_THC, num_threads=num_threads, cached_in=cache.cached_in
-    )
+    cached = Cached(*cache.stored, cache.cached_in)  # only pointers go to the kernel
+    scoring = Scoring(q_THC.shape[2] ** -0.5)
+    work = work_of(queries, q_THC, cached, out_THC, scoring, num_threads=num_threads)
     (helpers or Helpers()).run(KERNELS.attend, work, num_threads)
     return out_THC
 
@@ -393,7 +393,7 @@ def plan_of(slices: Sequence[tuple[int, int]], window: int | None) -> AttentionP
             Span(start=start, num_tokens=num_tokens, context=context, rows_S=rows_S, rope_length=1)
         )
         start += num_tokens
-    return planner(window).plan(spans).plans[window][0]
+    return planner(window).plan(spans).by_window[window].plans[0]
 
 
 def environment(folder: Path, **others: str) -> Mapping[str, str]:

@@ -16,9 +16,10 @@ from moebatch.model.attention import Qkv
 from moebatch.model.attention_core import AttentionCore
 from moebatch.model.batch import MicroBatch
 from moebatch.model.native import loader
+from moebatch.model.native.attention_work import Cached, QuerySlices, work_of
 from moebatch.model.native.helpers import Helpers, torch_parallel
 from moebatch.model.native.kernels import Kernels
-from moebatch.model.native.query_slices import QuerySlices, slice_work_of
+from moebatch.model.scoring import Scoring
 from moebatch.model.span import Span
 from moebatch.spec.cache_layout import CacheDtype
 from moebatch.spec.shape_reader import read_shape
@@ -94,15 +95,15 @@ class Case:
         )
         q_THC = self.q_THC if q_THC is None else q_THC
         out_THC = torch.full_like(self.q_THC, torch.nan) if out_THC is None else out_THC
-        kv = self.cache.stored
-        work = slice_work_of(
+        cached = Cached(*self.cache.stored, self.cached_in)  # only pointers go to the kernel
+        work = work_of(
             slices,
             q_THC,
-            *kv,
+            cached,
             out_THC,
-            window=self.window,
+            Scoring(self.head_dim**-0.5),
             num_threads=num_threads,
-            cached_in=self.cached_in,
+            window=self.window,
         )
         if rows_per_item is not None:
             work.rows_per_item = rows_per_item
@@ -251,7 +252,7 @@ def test_broken_numbers_stay_broken_and_with_their_sequence(
 
 @needs_kernel
 def test_the_plan_lists_what_slices_see_and_the_most_work_first() -> None:
-    slices = micro_batch([(9, 0), (40, 30), (1, 3)], window=16).plans[16][0].slices
+    slices = micro_batch([(9, 0), (40, 30), (1, 3)], window=16).by_window[16].plans[0].slices
     assert slices is not None
     assert slices.tokens_B.tolist() == [9, 0]
     assert slices.counts_B.tolist() == [40, 9]
@@ -270,7 +271,9 @@ def test_as_torch_does_it_where_there_is_no_kernel(
     with_kernel = micro_batch(spans, window, dtype)
     monkeypatch.setenv(loader.SWITCH, "0")
     with_torch = micro_batch(spans, window, dtype)
-    (by_torch,), (by_kernel,) = with_torch.plans[window], with_kernel.plans[window]
+    (by_torch,), (by_kernel,) = (
+        batch.by_window[window].plans for batch in (with_torch, with_kernel)
+    )
     assert len(by_torch.prompts) == 3 and not by_kernel.prompts
     monkeypatch.delenv(loader.SWITCH)
     torch.manual_seed(0)

@@ -183,13 +183,14 @@ def test_decode_groups_have_little_padding_and_bounded_rows(
         for i, c in enumerate(contexts)
     ]
     batch = planner(None, 50, gather_rows=256).plan(spans)
-    for window, (plan,) in batch.plans.items():
-        members = torch.cat([group.tokens_B for group in plan.decodes]).tolist()
+    for window, layers in batch.by_window.items():
+        (plan,) = layers.plans
+        members = torch.cat([group.seen.tokens_B for group in plan.decodes]).tolist()
         assert sorted(members) == list(range(len(contexts)))
         for group in plan.decodes:
-            assert group.rows_BS.numel() <= 256 or len(group.rows_BS) == 1
+            assert group.seen.rows_BS.numel() <= 256 or len(group.seen.rows_BS) == 1
             for token, rows_S, mask in zip(
-                group.tokens_B.tolist(), group.rows_BS, group.mask_B11S, strict=True
+                group.seen.tokens_B.tolist(), group.seen.rows_BS, group.mask_B11S, strict=True
             ):
                 seen = rows_S[mask.view(-1) == 0].tolist()
                 first = 0 if window is None else max(0, contexts[token] - window + 1)

@@ -2,7 +2,8 @@
 
    Letters: H query heads, G KV heads, C head size, V that of values, R cache rows; keys are
    [R, G, C] and values [R, G, V], or with a scale behind each head where they are codes. Where the
-   sizes differ there is one KV head, whose values are the first numbers of its keys.
+   sizes differ there is one KV head, whose values are the first numbers of its keys. Rows of both
+   are as far apart.
    A query sees the rows that are listed for it, BLOCK positions at a time. The first of them are
    sinks, if there are such, which it meets as another query. Everything is summed in
    float32; the softmax is corrected as larger scores come (Milakov and Gimelshein, Online
@@ -18,24 +19,6 @@
 #endif
 
 #define BLOCK 16
-
-/* The same as Work in single_queries.py. */
-struct work {
-    const char *queries, *sink_queries; /* [tokens, H, C] */
-    char *out;                          /* [tokens, H, V] */
-    const char *keys, *values;          /* rows of both are as far apart */
-    const int64_t *tokens; /* row of each query in queries and out */
-    const int64_t *starts; /* of what each query sees, in rows; and the end of the last */
-    const int64_t *rows;
-    const float *sink_scores; /* [H], each one more score of a head's softmax without a value; or
-                                 NULL */
-    int64_t num_queries, num_heads, num_kv_heads, num_sinks, head_dim, value_dim;
-    int64_t kv_heads_per_item; /* divides num_kv_heads; a query is one item or several */
-    int64_t next_item;         /* taken by whichever thread is free */
-    int32_t dtype, cache_dtype; /* of queries and out; of keys and values */
-    float scale;
-    int32_t has_failed; /* for want of memory */
-};
 
 INLINE float largest_of(Floats x) {
 #if defined(__AVX512F__)
@@ -211,7 +194,7 @@ typedef struct {
 } Room;
 
 /* What some query heads that share a KV head see in a unit. */
-INLINE void attend_unit(const struct work *w, Room room, int64_t head, Unit unit, Unit next,
+INLINE void attend_unit(const AttentionWork *w, Room room, int64_t head, Unit unit, Unit next,
                         int heads, int dtype) {
     float scores[4][BLOCK], corrections[4], *sums = room.sums + head * room.value_width;
     score(room.queries + head * room.width, room.width, unit, next, w->head_dim, scores, heads,
@@ -226,7 +209,7 @@ INLINE void attend_unit(const struct work *w, Room room, int64_t head, Unit unit
 }
 
 /* Byte offsets of a block of the positions [first, stop); returns how many there are. */
-INLINE int locate(const struct work *w, int64_t first, int64_t stop, int64_t row_bytes,
+INLINE int locate(const AttentionWork *w, int64_t first, int64_t stop, int64_t row_bytes,
                   int64_t *offsets) {
     int num = stop - first < BLOCK ? (int)(stop - first) : BLOCK;
     for (int t = 0; t < BLOCK; t++)
@@ -235,7 +218,7 @@ INLINE int locate(const struct work *w, int64_t first, int64_t stop, int64_t row
 }
 
 /* The numbers of a unit of codes into the room, and the next unit into the second-level cache. */
-static void widen_unit(const struct work *w, const Room *room, Unit unit, Unit next) {
+static void widen_unit(const AttentionWork *w, const Room *room, Unit unit, Unit next) {
     int64_t head_bytes = cached_bytes(w->head_dim, w->cache_dtype);
     for (int t = 0; t < BLOCK; t++) {
         const char *key = unit.keys + unit.offsets[t], *value = unit.values + unit.offsets[t];
@@ -251,7 +234,7 @@ static void widen_unit(const struct work *w, const Room *room, Unit unit, Unit n
 }
 
 /* Some query heads, of which `head` is the first. */
-INLINE void begin(const struct work *w, Room room, int64_t head) {
+INLINE void begin(const AttentionWork *w, Room room, int64_t head) {
     memset(room.sums, 0, room.num_heads * room.value_width * sizeof(float));
     for (int64_t h = 0; h < room.num_heads; h++) {
         room.softmax[h] = (Softmax){.total = {0}, .largest = -INFINITY};
@@ -260,11 +243,12 @@ INLINE void begin(const struct work *w, Room room, int64_t head) {
     }
 }
 
-INLINE void take_queries(const struct work *w, const char *queries, Room room, int64_t first,
+/* From `queries` on, those of the first head of the item. */
+INLINE void take_queries(const AttentionWork *w, const char *queries, Room room,
                          int dtype) {
     for (int64_t h = 0; h < room.num_heads; h++) {
         for (int64_t c = 0; c < w->head_dim; c += LOT) {
-            const char *p = queries + ((first + h) * w->head_dim + c) * size_of(w->dtype);
+            const char *p = queries + (h * w->head_dim + c) * size_of(w->dtype);
             int64_t num = w->head_dim - c;
             Lot lot = num < LOT ? load_part(p, num, w->dtype) : load(p, w->dtype);
             lot = reordered(lot, w->dtype, dtype);
@@ -274,52 +258,56 @@ INLINE void take_queries(const struct work *w, const char *queries, Room room, i
     }
 }
 
-/* `first` is the first query head of the item, counted over all tokens. */
-INLINE void finish(const struct work *w, Room room, int64_t first, int dtype) {
+/* To `out`, that of the first head of the item. */
+INLINE void finish(const AttentionWork *w, Room room, char *out, int dtype) {
     for (int64_t h = 0; h < room.num_heads; h++) {
         const float *sums = room.sums + h * room.value_width;
         float factor = 1 / sum_of(room.softmax[h].total);
         for (int64_t c = 0; c < w->value_dim; c += LOT) {
             Lot lot = {read_floats(sums + c) * factor, read_floats(sums + c + LANES) * factor};
-            char *p = w->out + ((first + h) * w->value_dim + c) * size_of(w->dtype);
+            char *p = out + (h * w->value_dim + c) * size_of(w->dtype);
             store_part(p, reordered(lot, dtype, w->dtype), w->value_dim - c, w->dtype);
         }
     }
 }
 
 /* One query for some KV heads. `next_item` is what this thread will compute after it. */
-INLINE void attend(const struct work *w, int64_t item, int64_t next_item, Room room, int dtype) {
+INLINE void attend(const AttentionWork *w, int64_t item, int64_t next_item, Room room, int dtype) {
     int64_t parts = w->num_kv_heads / w->kv_heads_per_item, shared = w->num_heads / w->num_kv_heads;
     int64_t query = item / parts, part = item % parts;
-    int64_t first_head = w->tokens[query] * w->num_heads + part * room.num_heads;
+    int64_t token = w->tokens[query], head = part * room.num_heads, bytes = size_of(w->dtype);
     int cache_dtype = dtype == FLOAT32 ? w->cache_dtype : dtype;
     int64_t head_bytes = cached_bytes(w->head_dim, cache_dtype);
-    int64_t row_bytes = w->num_kv_heads * head_bytes;
+    int64_t row_bytes = w->key_row * size_of(cache_dtype);
     int64_t part_bytes = w->kv_heads_per_item * head_bytes, stop = w->starts[query + 1];
     int64_t offsets[BLOCK], next_offsets[BLOCK];
     int64_t first = w->starts[query], sinks_stop = first + w->num_sinks;
     sinks_stop = sinks_stop < stop ? sinks_stop : stop;
     int num = locate(w, first, first < sinks_stop ? sinks_stop : stop, row_bytes, offsets);
-    begin(w, room, part * room.num_heads);
-    if (first < sinks_stop)
-        take_queries(w, w->sink_queries, room, first_head, dtype);
+    begin(w, room, head);
+    if (first < sinks_stop) {
+        int64_t place = token * w->sink_query_row + head * w->head_dim;
+        take_queries(w, w->sink_queries + place * bytes, room, dtype);
+    }
     while (first < stop) {
         int64_t next_part = part, next_first = first + num;
         int next_num = num;
-        if (first == sinks_stop)
-            take_queries(w, w->queries, room, first_head, dtype);
+        if (first == sinks_stop) {
+            int64_t place = token * w->query_row + head * w->head_dim;
+            take_queries(w, w->queries + place * bytes, room, dtype);
+        }
         memcpy(next_offsets, offsets, sizeof offsets);
         if (next_first < stop) {
             int64_t end = next_first < sinks_stop ? sinks_stop : stop;
             next_num = locate(w, next_first, end, row_bytes, next_offsets);
-        } else if (next_item < w->num_queries * parts) {
+        } else if (next_item < w->num_slices * parts) {
             const int64_t *starts = w->starts + next_item / parts;
             next_part = next_item % parts;
             locate(w, starts[0], starts[1], row_bytes, next_offsets);
         }
         for (int64_t g = 0; g < w->kv_heads_per_item; g++) {
-            int64_t head = part * part_bytes + g * head_bytes;
-            Unit unit = {w->keys + head, w->values + head, offsets, num};
+            int64_t before = part * part_bytes + g * head_bytes;
+            Unit unit = {w->keys + before, w->values + before, offsets, num};
             Unit next = {unit.keys + head_bytes, unit.values + head_bytes, offsets, num};
             if (g + 1 == w->kv_heads_per_item)
                 next = (Unit){w->keys + next_part * part_bytes, w->values + next_part * part_bytes,
@@ -340,11 +328,11 @@ INLINE void attend(const struct work *w, int64_t item, int64_t next_item, Room r
         num = next_num;
         first = next_first;
     }
-    finish(w, room, first_head, dtype);
+    finish(w, room, w->out + (token * w->out_row + head * w->value_dim) * bytes, dtype);
 }
 
 /* Computes items until none is left. Several threads may share the same work. */
-void moebatch_attend(struct work *w) {
+void moebatch_attend(AttentionWork *w) {
     int64_t parts = w->num_kv_heads / w->kv_heads_per_item;
     int64_t num_heads = w->num_heads / parts, width = (w->head_dim + LOT - 1) / LOT * LOT;
     int64_t value_width = (w->value_dim + LOT - 1) / LOT * LOT;
@@ -365,7 +353,7 @@ void moebatch_attend(struct work *w) {
     for (int t = 0; t < BLOCK; t++)
         room.offsets[t] = t * width * sizeof(float);
     int64_t item = __atomic_fetch_add(&w->next_item, 1, __ATOMIC_RELAXED);
-    while (item < w->num_queries * parts) {
+    while (item < w->num_slices * parts) {
         int64_t next_item = __atomic_fetch_add(&w->next_item, 1, __ATOMIC_RELAXED);
         switch (w->cache_dtype) {
         case FLOAT32:

@@ -17,6 +17,7 @@ SWITCH = "MOEBATCH_NATIVE"
 """Environment variable: ``0`` leaves everything to torch."""
 _SOURCES = (
     "numbers.h",
+    "attention_work.h",
     "decode_attention.c",
     "tile_products.h",
     "slice_layout.h",

@@ -139,7 +139,7 @@ INLINE void weigh_keys(const float *scores, float scale, Group *group, uint32_t 
 }
 
 /* What a group sees of `num` positions from `start` on, which have been copied. */
-INLINE void attend_group(const struct slice_work *w, SliceRoom room, int64_t index, int64_t start,
+INLINE void attend_group(const AttentionWork *w, SliceRoom room, int64_t index, int64_t start,
                          int64_t num, int dtype) {
     float scale = w->scale * LOG2_E;
     Group *group = room.groups + index;
@@ -167,7 +167,7 @@ INLINE void attend_group(const struct slice_work *w, SliceRoom room, int64_t ind
 }
 
 /* Sinks, or what comes behind them. */
-INLINE void attend_part(const struct slice_work *w, Item item, SliceRoom room, int64_t num_groups,
+INLINE void attend_part(const AttentionWork *w, Item item, SliceRoom room, int64_t num_groups,
                         int are_sinks, int dtype) {
     const int64_t *rows = w->rows + w->starts[item.slice];
     for (int64_t i = 0; i < num_groups; i++) {
@@ -188,7 +188,7 @@ INLINE void attend_part(const struct slice_work *w, Item item, SliceRoom room, i
     }
 }
 
-INLINE void attend_item(const struct slice_work *w, Item item, SliceRoom room, int dtype) {
+INLINE void attend_item(const AttentionWork *w, Item item, SliceRoom room, int dtype) {
     int64_t num_groups = up_to(item.num, SIDE) / SIDE;
     for (int64_t i = 0; i < num_groups; i++)
         place_group(w, item, i, room.groups + i);
@@ -199,7 +199,7 @@ INLINE void attend_item(const struct slice_work *w, Item item, SliceRoom room, i
 }
 
 /* Those of one slice after those of another; in each those that see most come first. */
-INLINE void attend_items(struct slice_work *w, SliceRoom room, int dtype) {
+INLINE void attend_items(AttentionWork *w, SliceRoom room, int dtype) {
     int64_t shared = w->num_heads / w->num_kv_heads, before = 0, slice = 0;
     for (;;) {
         int64_t index = __atomic_fetch_add(&w->next_item, 1, __ATOMIC_RELAXED) - before;
@@ -222,18 +222,18 @@ INLINE void attend_items(struct slice_work *w, SliceRoom room, int dtype) {
     }
 }
 
-static __attribute__((noinline)) void attend_by_tiles(struct slice_work *w, SliceRoom room) {
+static __attribute__((noinline)) void attend_by_tiles(AttentionWork *w, SliceRoom room) {
     open_tiles();
     attend_items(w, room, BFLOAT16);
     close_tiles();
 }
 
-static __attribute__((noinline)) void attend_by_vectors(struct slice_work *w, SliceRoom room) {
+static __attribute__((noinline)) void attend_by_vectors(AttentionWork *w, SliceRoom room) {
     attend_items(w, room, FLOAT32);
 }
 
 /* Computes items until none is left. Several threads may share the same work. */
-void moebatch_attend_slices(struct slice_work *w) {
+void moebatch_attend_slices(AttentionWork *w) {
     SliceRoom room;
     int is_bfloat16 = w->dtype == BFLOAT16 && w->cache_dtype == BFLOAT16;
     int dtype = is_bfloat16 && may_use_tiles() ? BFLOAT16 : FLOAT32;

@@ -4,29 +4,6 @@
 #define KEYS 256 /* copied at a time */
 #define LOG2_E 1.44269504f
 
-/* The same as SliceWork in query_slices.py. */
-struct slice_work {
-    const char *queries; /* [tokens, H, C], tokens query_row numbers apart */
-    const char *sink_queries; /* the same as they meet sinks, sink_query_row apart */
-    char *out; /* [tokens, H, V], tokens out_row apart */
-    const char *keys, *values;
-    const int64_t *tokens; /* row of each slice's first query in queries and out */
-    const int64_t *counts; /* of its queries */
-    const int64_t *starts; /* of what it sees, in rows; and the end of the last */
-    const int64_t *rows;   /* the first ones are sinks, if there are such; the last ones are those
-                              of its queries themselves */
-    const float *sink_scores; /* [H], each one more score of a head's softmax without a value; or
-                                 NULL */
-    int64_t num_slices, num_heads, num_kv_heads, num_sinks, head_dim, value_dim;
-    int64_t query_row, sink_query_row, out_row, key_row, value_row;
-    int64_t window;       /* positions that a query sees, with its own */
-    int64_t rows_per_item; /* at most, divisible by SIDE; a row is a query at a head */
-    int64_t next_item;     /* taken by whichever thread is free */
-    int32_t dtype, cache_dtype; /* of queries and out; of keys and values */
-    float scale;
-    int32_t has_failed; /* for want of memory */
-};
-
 /* Narrower vectors have not been found faster than torch. */
 int moebatch_supports_slices(int dtype) { return LANES >= 8 && moebatch_supports(dtype); }
 
@@ -108,7 +85,7 @@ INLINE void copy_words(uint32_t *to, const char *from, int64_t num, int from_dty
 /* Of `num` numbers of a cached token at one KV head TILE words from c on; zeros if it is not there.
  */
 INLINE void copy_cached(uint32_t *to, const char *head, int64_t c, int64_t num,
-                        const struct slice_work *w, int dtype) {
+                        const AttentionWork *w, int dtype) {
     if (!head)
         memset(to, 0, 4 * TILE);
     else if (is_cached_code(w->cache_dtype))
@@ -118,7 +95,7 @@ INLINE void copy_cached(uint32_t *to, const char *head, int64_t c, int64_t num,
 }
 
 /* Where the rows of a group are. */
-INLINE void place_group(const struct slice_work *w, Item item, int64_t index, Group *group) {
+INLINE void place_group(const AttentionWork *w, Item item, int64_t index, Group *group) {
     int64_t shared = w->num_heads / w->num_kv_heads, num = item.num - index * SIDE;
     int64_t token = (item.first + index * SIDE) / shared;
     int64_t head = (item.first + index * SIDE) % shared;
@@ -136,7 +113,7 @@ INLINE void place_group(const struct slice_work *w, Item item, int64_t index, Gr
 }
 
 /* What each row of a group sees: sinks, or what comes behind them. */
-INLINE void limit_group(const struct slice_work *w, Item item, Group *group, int are_sinks) {
+INLINE void limit_group(const AttentionWork *w, Item item, Group *group, int are_sinks) {
     int64_t context = w->starts[item.slice + 1] - w->starts[item.slice] - w->counts[item.slice];
     for (int i = 0; i < SIDE; i++) {
         int64_t last = context + group->tokens[i] - w->tokens[item.slice];
@@ -147,7 +124,7 @@ INLINE void limit_group(const struct slice_work *w, Item item, Group *group, int
 }
 
 /* Queries of a group, transposed. */
-INLINE void copy_queries(const struct slice_work *w, int64_t index, SliceRoom room, int are_sinks,
+INLINE void copy_queries(const AttentionWork *w, int64_t index, SliceRoom room, int are_sinks,
                          int dtype) {
     const Group *group = room.groups + index;
     const char *from = are_sinks ? w->sink_queries : w->queries;
@@ -185,7 +162,7 @@ INLINE void transpose_values(uint32_t *tile, int64_t to_next, uint32_t lines[][T
 }
 
 /* Keys as they are, values transposed; zeros behind the last position. */
-INLINE void copy_positions(const struct slice_work *w, const int64_t *rows, int64_t num,
+INLINE void copy_positions(const AttentionWork *w, const int64_t *rows, int64_t num,
                            int64_t head, SliceRoom room, int dtype) {
     const int64_t bytes = size_of(w->cache_dtype), padded = up_to(num, SIDE);
     const int64_t at_once = 4 * TILE / size_of(dtype), to_next = words_of(KEYS, dtype) * TILE;
@@ -211,7 +188,7 @@ INLINE void copy_positions(const struct slice_work *w, const int64_t *rows, int6
 }
 
 /* Into the second-level cache, some at a time. */
-INLINE void fetch_ahead(const struct slice_work *w, Ahead *ahead) {
+INLINE void fetch_ahead(const AttentionWork *w, Ahead *ahead) {
     const int64_t bytes = size_of(w->cache_dtype);
     const int64_t of_head = cached_bytes(w->head_dim, w->cache_dtype);
     const int64_t of_values = cached_bytes(w->value_dim, w->cache_dtype);
@@ -226,7 +203,7 @@ INLINE void fetch_ahead(const struct slice_work *w, Ahead *ahead) {
 }
 
 /* Sums over totals, transposed, for the rows that are there. */
-INLINE void finish_group(const struct slice_work *w, Item item, int64_t index, SliceRoom room,
+INLINE void finish_group(const AttentionWork *w, Item item, int64_t index, SliceRoom room,
                          int dtype) {
     const Group *group = room.groups + index;
     const int64_t bytes = size_of(w->dtype), num = smaller(SIDE, item.num - index * SIDE);
@@ -270,7 +247,7 @@ INLINE void *taken(char *memory, int64_t *offset, int64_t num_bytes) {
 }
 
 /* Parts of the memory, if any; returns how many bytes they are. */
-INLINE int64_t divide(const struct slice_work *w, int dtype, SliceRoom *room, char *memory) {
+INLINE int64_t divide(const AttentionWork *w, int dtype, SliceRoom *room, char *memory) {
     int64_t num_groups = w->rows_per_item / SIDE, offset = 0;
     room->width = up_to(w->head_dim, SIDE);
     room->words = words_of(room->width, dtype);

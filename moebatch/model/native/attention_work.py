@@ -1,25 +1,39 @@
-"""What the compiled attention of slices is given: tensors, as addresses.
+"""What the compiled attention is given: tensors, as addresses.
 
-Shape letters: T tokens of the micro-batch, B slices, N rows that they see, H query heads,
-G KV heads, C head size, V that of values, R rows of the cache.
+Shape letters: T tokens of the micro-batch, B queries or slices of them, N rows that they see,
+H query heads, G KV heads, C head size, V that of values, R rows of the cache.
 """
 
 import ctypes
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from moebatch.model.native.kernels import DTYPES, number_of
-from moebatch.model.native.sink_queries import SinkQueries, address_of
+from moebatch.model.scoring import Scoring
 from moebatch.spec.cache_layout import CacheDtype
 
+_QUERIES_PER_THREAD = 8
+"""With fewer single queries than that, KV heads are divided among the threads as well."""
 _ITEMS_PER_THREAD = 4
-"""With fewer pieces of work than that, they become smaller if they can."""
+"""With fewer pieces of slices than that, they become smaller if they can."""
 _MOST_ROWS = 512
 _LEAST_ROWS = 64
-"""Rows of a piece of work; a row is a query at one head. Every piece copies the keys and values
+"""Rows of a piece of slices; a row is a query at one head. Every piece copies the keys and values
 that it sees; its scratch is 0.3 MB per thread at a head size of 64, 0.8 MB at 128 in float32."""
 _UNLIMITED = 2**62
+
+
+class SingleQueries(NamedTuple):
+    """Tokens that each see some rows of the cache. All int64, on the CPU."""
+
+    tokens_B: Tensor
+    """Row of each in the micro-batch."""
+    starts_B: Tensor
+    """Where its rows begin in `rows_N`; one more for the end."""
+    rows_N: Tensor
+    """Cache rows of all of them, one after the other."""
 
 
 class QuerySlices(NamedTuple):
@@ -38,8 +52,18 @@ class QuerySlices(NamedTuple):
     """Pairs of a token and a position of its slice."""
 
 
-class SliceWork(ctypes.Structure):
-    """``struct slice_work`` of the C file."""
+class Cached(NamedTuple):
+    """Keys and values of a layer as they are cached. Values may be the first numbers of the keys,
+    at one KV head."""
+
+    keys_RGC: Tensor
+    values_RGV: Tensor
+    codes: CacheDtype | None = None
+    """They are codes and scales, as `encode` makes them; None is the numbers themselves."""
+
+
+class AttentionWork(ctypes.Structure):
+    """``struct attention_work`` of the C files, with their comments."""
 
     _fields_ = (
         ("queries", ctypes.c_void_p),
@@ -64,6 +88,7 @@ class SliceWork(ctypes.Structure):
         ("key_row", ctypes.c_int64),
         ("value_row", ctypes.c_int64),
         ("window", ctypes.c_int64),
+        ("kv_heads_per_item", ctypes.c_int64),
         ("rows_per_item", ctypes.c_int64),
         ("next_item", ctypes.c_int64),
         ("dtype", ctypes.c_int32),
@@ -73,46 +98,44 @@ class SliceWork(ctypes.Structure):
     )
 
 
-def slice_work_of(
-    slices: QuerySlices,
+def work_of(
+    seen: SingleQueries | QuerySlices,
     q_THC: Tensor,
-    keys_RGC: Tensor,
-    values_RGV: Tensor,
+    cached: Cached,
     out_THV: Tensor,
+    scoring: Scoring,
     *,
-    window: int | None,
     num_threads: int,
-    scale: float | None = None,
-    cached_in: CacheDtype | None = None,
-    sinks: SinkQueries | None = None,
-    sink_scores_H: Tensor | None = None,
-) -> SliceWork:
-    """What is to be computed. Only pointers: the tensors must live until it has been.
+    window: int | None = None,
+) -> AttentionWork:
+    """What is to be computed, by `Kernels.attend` of single queries, by `attend_slices` of slices.
+    Only pointers: the tensors must live until it has been.
 
-    Keys and values `cached_in` 8 bits are codes and scales, as `encode` makes them. Of what a slice
-    sees the first rows are `sinks`. `sink_scores_H`, in float32, are as in `attend`.
-
-    `scale` is by what scores are multiplied, None is as usual. Tokens, and cache rows, may lie any
-    distance apart, with their heads side by side; where there is one KV head, values may be the
-    first numbers of their keys.
+    Sinks are the first rows of what a query or a slice sees. `window` is that of slices; single
+    queries are given what they see. Tokens, and cache rows, may lie any distance apart, with their
+    heads side by side.
     """
-    num_sinks, sinks_THC = sinks or (0, q_THC)
+    num_sinks, sinks_THC = scoring.sinks or (0, q_THC)
+    keys_RGC, values_RGV, codes = cached
     tensors = (q_THC, sinks_THC, keys_RGC, values_RGV, out_THV)
     assert all(has_whole_rows(tensor) and tensor.device.type == "cpu" for tensor in tensors)
     assert q_THC.dtype == out_THV.dtype and keys_RGC.dtype == values_RGV.dtype
     (num_tokens, num_heads, head_dim), num_kv_heads = q_THC.shape, keys_RGC.shape[1]
-    return SliceWork(
+    assert out_THV.shape[2] == head_dim or num_kv_heads == 1
+    counts_B = seen.counts_B if isinstance(seen, QuerySlices) else None
+    has_few = len(seen.tokens_B) < _QUERIES_PER_THREAD * num_threads
+    return AttentionWork(
         queries=q_THC.data_ptr(),
         sink_queries=sinks_THC.data_ptr(),
         out=out_THV.data_ptr(),
         keys=keys_RGC.data_ptr(),
         values=values_RGV.data_ptr(),
-        tokens=slices.tokens_B.data_ptr(),
-        counts=slices.counts_B.data_ptr(),
-        starts=slices.starts_B.data_ptr(),
-        rows=slices.rows_N.data_ptr(),
-        sink_scores=address_of(sink_scores_H, num_heads),
-        num_slices=len(slices.tokens_B),
+        tokens=seen.tokens_B.data_ptr(),
+        counts=None if counts_B is None else counts_B.data_ptr(),
+        starts=seen.starts_B.data_ptr(),
+        rows=seen.rows_N.data_ptr(),
+        sink_scores=_address_of(scoring.sink_scores_H, num_heads),
+        num_slices=len(seen.tokens_B),
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         num_sinks=num_sinks,
@@ -124,11 +147,12 @@ def slice_work_of(
         key_row=keys_RGC.stride(0),
         value_row=values_RGV.stride(0),
         window=_UNLIMITED if window is None else window,
+        kv_heads_per_item=1 if has_few else num_kv_heads,
         rows_per_item=_rows_per_item(num_tokens * num_heads, num_threads),
         next_item=0,
         dtype=DTYPES[q_THC.dtype],
-        cache_dtype=number_of(keys_RGC.dtype, cached_in),
-        scale=head_dim**-0.5 if scale is None else scale,
+        cache_dtype=number_of(keys_RGC.dtype, codes),
+        scale=scoring.scale,
     )
 
 
@@ -136,6 +160,14 @@ def has_whole_rows(tensor_THC: Tensor) -> bool:
     """Whether the numbers of a token follow each other."""
     num_heads, head_dim = tensor_THC.shape[1:]
     return tensor_THC.stride(2) == 1 and (num_heads == 1 or tensor_THC.stride(1) == head_dim)
+
+
+def _address_of(sink_scores_H: Tensor | None, num_heads: int) -> int | None:
+    if sink_scores_H is None:
+        return None
+    assert sink_scores_H.dtype == torch.float32 and sink_scores_H.shape == (num_heads,)
+    assert sink_scores_H.is_contiguous() and sink_scores_H.device.type == "cpu"
+    return sink_scores_H.data_ptr()
 
 
 def _rows_per_item(num_rows: int, num_threads: int) -> int:
