@@ -19,7 +19,7 @@ from moebatch.checkpoint.model_files import ModelFiles
 from moebatch.engine.approximation_files import GATING, PREGATES, save_gating, save_pregates
 from moebatch.errors import CheckpointError, ConfigError, DoesNotFit, Fault
 from moebatch.measure.process_limits import detect_machine
-from moebatch.model.gating import GatingPoint, LearntGating
+from moebatch.model.routing.gating import GatingPoint, LearntGating
 from moebatch.rows.prompts import RowReader
 from moebatch.store.memory import resident_bytes, return_freed_memory
 from moebatch.training.gating_trial import GatingTrial

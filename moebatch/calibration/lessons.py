@@ -21,7 +21,7 @@ from moebatch.calibration.texts import HELD_OUT_SHARE
 from moebatch.checkpoint.fingerprint import ModelOwner
 from moebatch.checkpoint.model_files import ModelFiles
 from moebatch.errors import ConfigError, Fault
-from moebatch.model.gates import Gate
+from moebatch.model.routing.gates import Gate
 from moebatch.predict.array_file import FileKind
 from moebatch.predict.guesser import (
     GateGuesser,
@@ -52,7 +52,7 @@ from moebatch.predict.learnt_files import (
     save_tokens,
 )
 from moebatch.predict.path_table import MAX_TABLE_BYTES
-from moebatch.spec.policy import PredictorName
+from moebatch.spec.policy.policy import PredictorName
 from moebatch.store.dense import load_embedded
 from moebatch.store.memory import return_freed_memory
 from moebatch.units import format_bytes

@@ -9,7 +9,7 @@ from moebatch.quoting import not_one_of
 from moebatch.spec.option import DRAM_HELP, Option, Options, dram_bytes, dram_faults
 
 if TYPE_CHECKING:  # `moebatch --help` need not load it
-    from moebatch.spec.policy import PredictorName
+    from moebatch.spec.policy.policy import PredictorName
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,6 +96,6 @@ class CalibrationOrder(Options):
 
 
 def _learning() -> "list[PredictorName]":
-    from moebatch.spec.policy import PREDICTORS
+    from moebatch.spec.policy.policy import PREDICTORS
 
     return [name for name in PREDICTORS if name != "none"]

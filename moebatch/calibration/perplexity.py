@@ -10,7 +10,7 @@ import torch
 from moebatch.calibration.reading_policy import text_engine, text_job, text_requests
 from moebatch.calibration.texts import SEQUENCE_TOKENS, read_sequences
 from moebatch.engine.build import build_engine
-from moebatch.engine.text_losses import TextLosses
+from moebatch.engine.passes.text_losses import TextLosses
 from moebatch.errors import CheckpointError, Fault, InputError
 from moebatch.measure.process_limits import detect_machine
 from moebatch.model.native import loader

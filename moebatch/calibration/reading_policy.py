@@ -16,11 +16,11 @@ from moebatch.job.opened import OpenedJob
 from moebatch.job.planning import job_problem
 from moebatch.layout.footprint import slot_bytes
 from moebatch.measure.saved import machine_profile
-from moebatch.plan.candidates import FEWEST_SLOTS
-from moebatch.plan.planner import best_policy
 from moebatch.plan.problem import Problem
+from moebatch.plan.search.candidates import FEWEST_SLOTS
+from moebatch.plan.search.planner import best_policy
 from moebatch.spec.job import InputSection, Job, ModelSection, OutputSection, ResourcesSection
-from moebatch.spec.policy import STREAMING_SLOTS, Placement, Policy, pages_of
+from moebatch.spec.policy.policy import STREAMING_SLOTS, Placement, Policy, pages_of
 from moebatch.spec.request import Request
 from moebatch.spec.sampling import Sampling
 from moebatch.spec.workload import Workload

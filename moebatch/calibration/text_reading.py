@@ -26,7 +26,7 @@ from moebatch.job.identity import numerics_fingerprint
 from moebatch.predict.gate_trace import GateRecorder, GateTrace
 from moebatch.predict.learn import Seen
 from moebatch.predict.predictor import RoutingObserver
-from moebatch.spec.policy import Policy, PredictorName, pages_of
+from moebatch.spec.policy.policy import Policy, PredictorName, pages_of
 
 Advance = Callable[[float], None]
 """Gets the share that is done, 0 to 1."""

@@ -22,7 +22,7 @@ from moebatch.predict.predictor import PassTokens
 from moebatch.rows.prompts import RowReader
 from moebatch.rows.row import FailedRow, refusal
 from moebatch.rows.source import open_source
-from moebatch.spec.policy import PAGE_TOKENS
+from moebatch.spec.policy.policy import PAGE_TOKENS
 from moebatch.store.kv_prefixes import KvPrefixes
 
 SEQUENCE_TOKENS = 512

@@ -8,7 +8,7 @@ from typing import Any
 
 from moebatch.checkpoint.index import Checkpoint
 from moebatch.errors import CheckpointError
-from moebatch.spec.shape import ModelShape
+from moebatch.spec.model.shape import ModelShape
 
 _SAMPLES = 16
 _SAMPLE_BYTES = 4096

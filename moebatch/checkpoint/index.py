@@ -11,7 +11,7 @@ from moebatch.formats.plain import PlainFormat
 from moebatch.formats.registry import FORMATS, find_format
 from moebatch.formats.weight_format import StoredPart, WeightFormat, share
 from moebatch.quoting import reason, shown
-from moebatch.spec.json_file import read_object
+from moebatch.spec.files.json_file import read_object
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"

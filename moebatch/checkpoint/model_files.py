@@ -21,12 +21,12 @@ from moebatch.layout.footprint import Dtypes
 from moebatch.quoting import shown
 from moebatch.schedule.slots.expert_load import ExpertKey
 from moebatch.spec.families.registry import FAMILIES
-from moebatch.spec.hardware import Dtype
-from moebatch.spec.json_file import read_object
-from moebatch.spec.shape import ModelShape
-from moebatch.spec.shape_reader import read_runnable_shape
-from moebatch.spec.stored_experts import StoredExperts
-from moebatch.spec.tensor_names import Named, TensorNames
+from moebatch.spec.files.json_file import read_object
+from moebatch.spec.machine.hardware import Dtype
+from moebatch.spec.model.shape import ModelShape
+from moebatch.spec.model.shape_reader import read_runnable_shape
+from moebatch.spec.model.stored_experts import StoredExperts
+from moebatch.spec.model.tensor_names import Named, TensorNames
 from moebatch.units import named_runs
 
 COMPUTE_DTYPES: Mapping[Dtype, torch.dtype] = {

@@ -43,7 +43,7 @@ def plan(
     from moebatch.plan.as_json import answer_json
     from moebatch.report.drawings import write_roofline
     from moebatch.report.plan import plan_view
-    from moebatch.spec.text_file import write_text
+    from moebatch.spec.files.text_file import write_text
 
     given = options.given_policy()
     answer = answer_question(asked_question(job, options), options, given)

@@ -95,7 +95,7 @@ def run(
         from moebatch.job.stop import Stop
         from moebatch.measure.saved import require_writable_file
         from moebatch.schedule.registry import schedule_faults
-        from moebatch.spec.policy_file import load_policy
+        from moebatch.spec.policy.file import load_policy
 
         options = replace(
             options,

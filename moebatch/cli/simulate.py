@@ -14,7 +14,7 @@ from moebatch.report.console import output_console, show
 
 if TYPE_CHECKING:
     from moebatch.plan.answer import Answer
-    from moebatch.plan.simulation import Simulation
+    from moebatch.plan.simulation.simulation import Simulation
 
 Routing = Annotated[
     Path | None, typer.Option("--routing", help="Trace of what gates chose, not a skew.")
@@ -38,7 +38,7 @@ def simulate(
     options = replace(options, has_job=job is not None, command="moebatch simulate")
     options.require_consistent()
     simulated.require_consistent()
-    from moebatch.plan.simulation import simulation_json, timelines_of
+    from moebatch.plan.simulation.simulation import simulation_json, timelines_of
     from moebatch.report.drawings import write_timelines
     from moebatch.report.timeline_view import simulated_view
 
@@ -60,8 +60,8 @@ def _simulations(
 ) -> "tuple[Answer, dict[str, Simulation]]":
     """The answer by the policy's own schedule, and what the lanes do under those asked for."""
     from moebatch.plan.answers import answer_question
-    from moebatch.plan.durations import load_durations
-    from moebatch.plan.simulation import simulations
+    from moebatch.plan.simulation.durations import load_durations
+    from moebatch.plan.simulation.simulation import simulations
     from moebatch.predict.trace import load_routing
 
     given, question = options.given_policy(), asked_question(job, options)

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from moebatch.model.dense_weights import DenseWeights
-from moebatch.model.gating import AdaptiveGating
-from moebatch.model.pregates import PreGates
-from moebatch.spec.cache_layout import CacheDtype, SinkWindow
+from moebatch.model.routing.gating import AdaptiveGating
+from moebatch.model.routing.pregates import PreGates
+from moebatch.spec.model.cache_layout import CacheDtype, SinkWindow
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

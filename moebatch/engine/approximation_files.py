@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from moebatch.checkpoint.fingerprint import ModelOwner
-from moebatch.model.gating import GatingPoint, LearntGating
-from moebatch.model.pregates import PreGates
+from moebatch.model.routing.gating import GatingPoint, LearntGating
+from moebatch.model.routing.pregates import PreGates
 from moebatch.predict.array_file import Arrays, Description, FileKind, Sizes, is_whole
 
 GATING = FileKind(

@@ -4,11 +4,11 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from moebatch.engine.endings import InWork
+from moebatch.engine.progress.endings import InWork
+from moebatch.engine.progress.time_left import Standing
 from moebatch.engine.sequence import Sequence
-from moebatch.engine.time_left import Standing
 from moebatch.layout.admission import Admission, Caps, fields_of, longest_first
-from moebatch.spec.policy import PAGE_TOKENS, Policy
+from moebatch.spec.policy.policy import PAGE_TOKENS, Policy
 from moebatch.store.kv import KVCache
 from moebatch.store.kv_prefixes import KvPrefix
 

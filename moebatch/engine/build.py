@@ -9,21 +9,21 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from moebatch.engine.cuda_lane import SWITCH_S, CudaStreams, cuda_lanes
 from moebatch.engine.device import IN_MAIN_MEMORY
 from moebatch.engine.engine import Engine
-from moebatch.engine.exchange import CpuAttention
-from moebatch.engine.executor import Executor
-from moebatch.engine.lane import LaneWork, ThreadLane
-from moebatch.engine.pass_log import PassLog
-from moebatch.engine.pass_work import PassContext
-from moebatch.engine.passes import Passes
-from moebatch.engine.pipeline import Pipeline
-from moebatch.engine.read_ahead import ReadAhead
-from moebatch.engine.recorder import Recorder
-from moebatch.engine.sampler import Sampler
+from moebatch.engine.lanes.cuda_lane import SWITCH_S, CudaStreams, cuda_lanes
+from moebatch.engine.lanes.executor import Executor
+from moebatch.engine.lanes.lane import LaneWork, ThreadLane
+from moebatch.engine.lanes.read_ahead import ReadAhead
+from moebatch.engine.lanes.recorder import Recorder
+from moebatch.engine.passes.exchange import CpuAttention
+from moebatch.engine.passes.log import PassLog
+from moebatch.engine.passes.passes import Passes
+from moebatch.engine.passes.pipeline import Pipeline
+from moebatch.engine.passes.sweep import PlainSweep
+from moebatch.engine.passes.work import PassContext
+from moebatch.engine.sampling.sampler import Sampler
 from moebatch.engine.spec import EngineSpec
-from moebatch.engine.sweep import PlainSweep
 from moebatch.engine.tail import Tail
 from moebatch.engine.text import TextDecoder
 from moebatch.engine.weights import ExpertwiseWeights, PagewiseWeights, WeightStream
@@ -32,10 +32,10 @@ from moebatch.layout.footprint import ACTIVATIONS_TERM
 from moebatch.layout.ladder import lanes_of
 from moebatch.layout.scratch import bucket_rows
 from moebatch.layout.setup import cache_of, kv_homes, setup_of
-from moebatch.model.attention_core import AttentionCore
+from moebatch.model.attention.core import AttentionCore
 from moebatch.model.decoder import Decoder
 from moebatch.model.dense_weights import DenseWeights
-from moebatch.model.gating import GatingCount
+from moebatch.model.routing.gating import GatingCount
 from moebatch.schedule.foresight import Foresight
 from moebatch.schedule.lanes import Lane
 from moebatch.schedule.registry import traits_of

@@ -9,7 +9,7 @@ import torch
 from moebatch.layout.ladder import Ladder, stages_pages
 from moebatch.schedule.lanes import GPU, STAGING, Lane
 from moebatch.schedule.task import Kind, Task
-from moebatch.spec.hardware import CONTEXT_BYTES, DeviceKind, Hardware
+from moebatch.spec.machine.hardware import CONTEXT_BYTES, DeviceKind, Hardware
 from moebatch.store.device_memory import DeviceMemory
 
 _CATCH_UP_S = 0.005

@@ -4,15 +4,15 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 
 from moebatch.engine.batcher import Batcher, Slice
-from moebatch.engine.course import Course
-from moebatch.engine.passes import Passes
-from moebatch.engine.sampler import Sampled, Sampler
+from moebatch.engine.passes.passes import Passes
+from moebatch.engine.progress.course import Course
+from moebatch.engine.sampling.sampler import Sampled, Sampler
 from moebatch.engine.sequence import Sequence
 from moebatch.engine.statistics import EngineStatistics
 from moebatch.engine.tail import Tail
 from moebatch.engine.text import AnswerText, End, TextDecoder, end_reason
 from moebatch.errors import CheckpointError, OutOfMemory
-from moebatch.spec.policy import PAGE_TOKENS, Policy
+from moebatch.spec.policy.policy import PAGE_TOKENS, Policy
 from moebatch.spec.request import Begun, Choice, Outcome, Request, RowError
 from moebatch.store.kv import KVCache
 from moebatch.store.memory import is_out_of_memory, return_freed_memory

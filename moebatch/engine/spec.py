@@ -9,7 +9,7 @@ import torch
 from moebatch.checkpoint.model_files import ModelFiles
 from moebatch.engine.approximation import EXACT, Approximation
 from moebatch.engine.device import IN_MAIN_MEMORY, Device
-from moebatch.engine.text_losses import TextLosses
+from moebatch.engine.passes.text_losses import TextLosses
 from moebatch.layout.footprint import window_pages
 from moebatch.layout.ladder import Ladder
 from moebatch.layout.scratch import Limits, limits_of
@@ -19,9 +19,9 @@ from moebatch.predict.correlation import CorrelationPredictor
 from moebatch.predict.path_table import PathTable
 from moebatch.predict.predictor import Predictor, RoutingObserver
 from moebatch.schedule.slots.expert_load import ExpertKey
-from moebatch.spec.cache import CacheGroup
-from moebatch.spec.hardware import LevelName
-from moebatch.spec.policy import Policy
+from moebatch.spec.machine.hardware import LevelName
+from moebatch.spec.model.cache import CacheGroup
+from moebatch.spec.policy.policy import Policy
 from moebatch.store.packed import CHUNK_BYTES
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 
 from torch import Tensor
 
-from moebatch.engine.lane import ChunkMover
+from moebatch.engine.lanes.lane import ChunkMover
 from moebatch.layout.ladder import Ladder
 from moebatch.schedule.driver import Driver
 from moebatch.schedule.lanes import READ

@@ -22,7 +22,7 @@ from moebatch.folder.shard import Shard
 from moebatch.journal.finished import Finished
 from moebatch.quoting import reason, shown
 from moebatch.rows.row import Source
-from moebatch.spec.json_file import read_json
+from moebatch.spec.files.json_file import read_json
 
 INPUT_PATH = "input.path"
 """The one field that decides nothing: folders and files may be moved, linked and compressed."""

@@ -12,7 +12,7 @@ from zlib import crc32
 from moebatch.errors import CheckpointError
 from moebatch.journal.files import storage_errors
 from moebatch.journal.lock import RunLock
-from moebatch.spec.text_file import write_text
+from moebatch.spec.files.text_file import write_text
 
 
 class WorkFolder:

@@ -10,8 +10,8 @@ from moebatch.checkpoint.model_files import ModelFiles
 from moebatch.engine.approximation import EXACT
 from moebatch.engine.build import BuiltEngine, build_engine
 from moebatch.engine.device import Device
+from moebatch.engine.progress.time_left import TimeLeft
 from moebatch.engine.spec import EngineSpec
-from moebatch.engine.time_left import TimeLeft
 from moebatch.errors import OutOfMemory, Stopped
 from moebatch.folder.results import Results
 from moebatch.job.answering import Answering
@@ -35,7 +35,7 @@ from moebatch.model.native import loader
 from moebatch.rows.dialects import Served
 from moebatch.rows.repeats import Repeats
 from moebatch.rows.row import FailedRow, RawRow, ReadyRow
-from moebatch.spec.hardware import DeviceKind
+from moebatch.spec.machine.hardware import DeviceKind
 from moebatch.spec.request import Outcome, Request
 from moebatch.spec.workload import Length, LengthSample, Workload
 from moebatch.store.memory import is_out_of_memory

@@ -11,7 +11,7 @@ from moebatch.job.planning import JobPlan
 from moebatch.job.status import GatingUse, RunStatus, RunSummary, lane_times, shown_waits, waited_s
 from moebatch.model.native import loader
 from moebatch.plan.prediction import Prediction, predict
-from moebatch.plan.sim_world import SimWorld
+from moebatch.plan.simulation.world import SimWorld
 from moebatch.schedule.simulate import simulate
 from moebatch.schedule.timeline.timeline import Timeline
 from moebatch.spec.workload import Workload

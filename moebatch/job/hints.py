@@ -8,7 +8,7 @@ from moebatch.checkpoint.model_files import ModelFiles
 from moebatch.errors import CheckpointError
 from moebatch.layout.habits import Habits
 from moebatch.layout.setup import Hottest
-from moebatch.model.gates import Gate
+from moebatch.model.routing.gates import Gate
 from moebatch.plan.expert_choice import Wishes
 from moebatch.predict.correlation import CorrelationPredictor
 from moebatch.predict.guesser import FirstGateGuesser, GateGuesser, Guesser
@@ -29,7 +29,7 @@ from moebatch.predict.learnt_files import (
 from moebatch.predict.path_table import PathTable
 from moebatch.predict.predictor import Predictor
 from moebatch.spec.job import Job
-from moebatch.spec.policy import PredictorName
+from moebatch.spec.policy.policy import PredictorName
 
 
 class Hints:

@@ -5,8 +5,8 @@ from collections.abc import Collection, Iterator
 from moebatch.errors import DoesNotFit, StorageError
 from moebatch.measure.disk import free_bytes
 from moebatch.measure.process_limits import SAFE_SHARE, Limit, Machine, detect_machine
-from moebatch.spec.hardware import LEVELS, Hardware, LevelName
 from moebatch.spec.job import Job
+from moebatch.spec.machine.hardware import LEVELS, Hardware, LevelName
 from moebatch.units import format_bytes
 
 _GIB, _MIB = 2**30, 2**20

@@ -7,16 +7,16 @@ import torch
 
 from moebatch.errors import ConfigError, Fault
 from moebatch.measure.saved import load_saved, machine_profile
-from moebatch.spec.hardware import (
+from moebatch.spec.job import Job
+from moebatch.spec.machine.hardware import (
     CONTEXT_BYTES,
     Basis,
     DeviceKind,
     Hardware,
     LinkName,
 )
-from moebatch.spec.job import Job
-from moebatch.spec.profile import HardwareProfile, load_profile
-from moebatch.spec.profile_values import Figure
+from moebatch.spec.machine.profile import HardwareProfile, load_profile
+from moebatch.spec.machine.values import Figure
 
 NotedProfile = tuple[HardwareProfile, tuple[str, ...]]
 """A profile and what to know about it."""

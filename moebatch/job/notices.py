@@ -9,9 +9,9 @@ from moebatch.plan.expert_choice import ExpertChoice
 from moebatch.plan.prediction import Prediction
 from moebatch.rows.prompts import RowReader
 from moebatch.schedule.registry import traits_of
-from moebatch.spec.hardware import DeviceKind, Hardware
 from moebatch.spec.job import Job
-from moebatch.spec.policy import Policy
+from moebatch.spec.machine.hardware import DeviceKind, Hardware
+from moebatch.spec.policy.policy import Policy
 from moebatch.spec.sampling import Sampling
 from moebatch.spec.workload import Workload
 from moebatch.units import count_of, format_bytes, format_duration, format_number, format_rate

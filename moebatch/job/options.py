@@ -9,8 +9,8 @@ from moebatch.spec.option import Option, Options
 
 if TYPE_CHECKING:  # `moebatch --help` need not load them
     from moebatch.folder.shard import AskedShard
-    from moebatch.spec.hardware import DeviceKind
-    from moebatch.spec.policy_file import PolicyFile
+    from moebatch.spec.machine.hardware import DeviceKind
+    from moebatch.spec.policy.file import PolicyFile
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

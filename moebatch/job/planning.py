@@ -17,14 +17,14 @@ from moebatch.plan.answer import best_for
 from moebatch.plan.expert_choice import ExpertChoice, Wishes
 from moebatch.plan.fitting import fitted, policy_for, slot_notes, with_room
 from moebatch.plan.prediction import Prediction, predict
-from moebatch.plan.prices import fastest_dtypes, without_emulation
+from moebatch.plan.pricing.prices import fastest_dtypes, without_emulation
 from moebatch.plan.problem import PROGRAM_BYTES_WITH_GPU, Problem
-from moebatch.plan.refusal import too_large, too_small
 from moebatch.plan.runnable import not_runnable
-from moebatch.spec.hardware import CONTEXT_BYTES, DeviceKind, Dtype, Hardware, LevelName
+from moebatch.plan.search.refusal import too_large, too_small
 from moebatch.spec.job import Job
-from moebatch.spec.policy import Policy
-from moebatch.spec.policy_file import PolicyFile
+from moebatch.spec.machine.hardware import CONTEXT_BYTES, DeviceKind, Dtype, Hardware, LevelName
+from moebatch.spec.policy.file import PolicyFile
+from moebatch.spec.policy.policy import Policy
 from moebatch.spec.workload import Workload
 from moebatch.store.memory import is_out_of_memory, resident_bytes
 from moebatch.units import format_bytes

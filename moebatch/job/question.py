@@ -17,9 +17,9 @@ from moebatch.model.native import loader
 from moebatch.plan.options import PlanOptions
 from moebatch.plan.problem import Problem
 from moebatch.plan.question import Question, changed_profile, figure_notes, stored_as
-from moebatch.spec.hardware import LEVELS, LevelName
 from moebatch.spec.job import AttentionSection, Job
-from moebatch.spec.profile import load_profile
+from moebatch.spec.machine.hardware import LEVELS, LevelName
+from moebatch.spec.machine.profile import load_profile
 from moebatch.spec.workload import Workload
 
 TOKENISED_ROWS = 1000

@@ -31,10 +31,10 @@ from moebatch.measure.saved import save_profile, this_machine_path
 from moebatch.rows.source import FirstRows
 from moebatch.schedule.lanes import PROCESSORS, READ
 from moebatch.schedule.timeline.timeline import Timeline
-from moebatch.spec.hardware import CONTEXT_BYTES
+from moebatch.spec.files.library import is_path
 from moebatch.spec.job import Job
-from moebatch.spec.library import is_path
-from moebatch.spec.profile import HardwareProfile
+from moebatch.spec.machine.hardware import CONTEXT_BYTES
+from moebatch.spec.machine.profile import HardwareProfile
 from moebatch.store.memory import return_freed_memory
 from moebatch.units import format_bytes, format_rate
 

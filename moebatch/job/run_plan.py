@@ -12,7 +12,7 @@ from moebatch.job.planning import JobPlan, job_problem, plan_job
 from moebatch.plan.expert_choice import Wishes
 from moebatch.predict.predictor import Predictor
 from moebatch.schedule.registry import PRE_GATED
-from moebatch.spec.policy import Policy
+from moebatch.spec.policy.policy import Policy
 from moebatch.spec.workload import Workload
 
 _NOT_SHARED = (

@@ -17,7 +17,7 @@ from moebatch.schedule.timeline.statistics import (
     Statistics,
     in_order,
 )
-from moebatch.spec.policy import Policy
+from moebatch.spec.policy.policy import Policy
 
 if TYPE_CHECKING:  # `moebatch status` need not load torch
     from moebatch.engine.build import BuiltEngine

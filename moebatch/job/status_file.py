@@ -19,7 +19,7 @@ from moebatch.errors import Stopped
 from moebatch.folder.shard import Shard
 from moebatch.job.status import RunStatus
 from moebatch.periodic import periodically
-from moebatch.spec.json_file import read_json
+from moebatch.spec.files.json_file import read_json
 
 _INTERVAL_S = 10.0
 FRESH_S = 60.0

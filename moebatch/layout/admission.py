@@ -11,8 +11,8 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from moebatch.spec.cache_layout import UNLIMITED
-from moebatch.spec.policy import PAGE_TOKENS, Policy
+from moebatch.spec.model.cache_layout import UNLIMITED
+from moebatch.spec.policy.policy import PAGE_TOKENS, Policy
 from moebatch.spec.workload import Length
 
 AHEAD_TOKENS = 2**18

@@ -34,11 +34,11 @@ from moebatch.layout.scratch import (
 from moebatch.schedule.attention import LOOK_AHEAD
 from moebatch.schedule.kv import NUM_WINDOWS
 from moebatch.schedule.kv_route import Place, WindowName, windows
-from moebatch.spec.cache import CacheGroup
-from moebatch.spec.cache_layout import CacheLayout
-from moebatch.spec.hardware import LEVELS, LevelName
-from moebatch.spec.policy import Policy
-from moebatch.spec.shape import ModelShape
+from moebatch.spec.machine.hardware import LEVELS, LevelName
+from moebatch.spec.model.cache import CacheGroup
+from moebatch.spec.model.cache_layout import CacheLayout
+from moebatch.spec.model.shape import ModelShape
+from moebatch.spec.policy.policy import Policy
 from moebatch.spec.workload import Workload
 
 PROGRAM_TERM = "program and libraries"

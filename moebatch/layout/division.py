@@ -8,11 +8,11 @@ from itertools import accumulate
 
 from moebatch.layout.ladder import Ladder
 from moebatch.schedule.registry import traits_of
-from moebatch.spec.cache import CacheGroup
-from moebatch.spec.hardware import LEVELS, LevelName
-from moebatch.spec.policy import Policy
-from moebatch.spec.rounding import whole
-from moebatch.spec.shape import ModelShape
+from moebatch.spec.machine.hardware import LEVELS, LevelName
+from moebatch.spec.model.cache import CacheGroup
+from moebatch.spec.model.shape import ModelShape
+from moebatch.spec.policy.policy import Policy
+from moebatch.spec.policy.rounding import whole
 
 _PAGED_SPARE = 2
 """Whole experts of a paged schedule need up to two slots more than shares of them."""

@@ -1,6 +1,6 @@
 """What norms, residuals, routing and combining move, counted in hidden states."""
 
-from moebatch.spec.shape import ModelShape
+from moebatch.spec.model.shape import ModelShape
 
 _NORM_STATES = 4
 """Hidden states that norm and residual of half a layer move per token."""

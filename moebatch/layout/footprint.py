@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from moebatch.formats.weight_format import WeightFormat
-from moebatch.spec.cache import CacheGroup
-from moebatch.spec.hardware import Dtype, LevelName
-from moebatch.spec.policy import Policy
-from moebatch.spec.shape import ModelShape
+from moebatch.spec.machine.hardware import Dtype, LevelName
+from moebatch.spec.model.cache import CacheGroup
+from moebatch.spec.model.shape import ModelShape
+from moebatch.spec.policy.policy import Policy
 
 ACTIVATIONS_TERM = "activations"
 FLOAT_BYTES = 4

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from moebatch.spec.policy import CacheRule, Policy, PredictorName
+from moebatch.spec.policy.policy import CacheRule, Policy, PredictorName
 
 Floats = NDArray[np.float64]
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from moebatch.schedule.kv_route import Place
 from moebatch.schedule.lanes import BLOCK, LANES, STAGING, WRITE, Lane
 from moebatch.schedule.registry import traits_of
-from moebatch.spec.hardware import LEVELS, DeviceKind, Hardware, LevelName, LinkName
-from moebatch.spec.policy import Policy
+from moebatch.spec.machine.hardware import LEVELS, DeviceKind, Hardware, LevelName, LinkName
+from moebatch.spec.policy.policy import Policy
 
 
 @dataclass(frozen=True, slots=True)

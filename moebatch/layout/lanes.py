@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from moebatch.schedule.lanes import BLOCK, DOWN, PROCESSORS, UP
 from moebatch.schedule.registry import traits_of
-from moebatch.spec.policy import Policy
+from moebatch.spec.policy.policy import Policy
 
 _SERIAL_LANES = (*PROCESSORS, UP.name, DOWN.name)
 LaneSeconds = Mapping[str, float]

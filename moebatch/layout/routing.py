@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moebatch.layout.load import PassLoad
-from moebatch.spec.shape import ModelShape
+from moebatch.spec.model.shape import ModelShape
 
 _MOST_DRAWN = 1024
 """Tokens that choose one by one; of more, each expert gets a share that varies as it would."""

@@ -8,12 +8,12 @@ from functools import cache
 
 from moebatch.formats.weight_format import WeightFormat
 from moebatch.layout.footprint import ACTIVATIONS_TERM, Buffer
-from moebatch.spec.attention import Attention
-from moebatch.spec.cache_layout import LARGEST_SLICE
-from moebatch.spec.hardware import Dtype, LevelName
-from moebatch.spec.policy import Policy
-from moebatch.spec.recurrence import CHUNK_TOKENS
-from moebatch.spec.shape import ModelShape
+from moebatch.spec.machine.hardware import Dtype, LevelName
+from moebatch.spec.model.attention import Attention
+from moebatch.spec.model.cache_layout import LARGEST_SLICE
+from moebatch.spec.model.recurrence import CHUNK_TOKENS
+from moebatch.spec.model.shape import ModelShape
+from moebatch.spec.policy.policy import Policy
 
 PROMPT_ROWS = LARGEST_SLICE
 """Most prompt tokens of a micro-batch."""

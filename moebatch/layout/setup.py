@@ -13,10 +13,10 @@ from moebatch.schedule.registry import traits_of
 from moebatch.schedule.setup import Setup
 from moebatch.schedule.slots.cache import Cache, Rule, make_cache
 from moebatch.schedule.slots.expert_load import ExpertKey
-from moebatch.spec.hardware import LevelName
-from moebatch.spec.policy import Policy
-from moebatch.spec.rounding import whole
-from moebatch.spec.shape import ModelShape
+from moebatch.spec.machine.hardware import LevelName
+from moebatch.spec.model.shape import ModelShape
+from moebatch.spec.policy.policy import Policy
+from moebatch.spec.policy.rounding import whole
 
 if TYPE_CHECKING:
     from moebatch.schedule.simulate import Room

@@ -18,10 +18,10 @@ from moebatch.measure.fit import DecodeRates, DecodeSample, decode_rates
 from moebatch.measure.sizes import Sizes
 from moebatch.measure.synthetic import SyntheticLayer, synthetic_layer
 from moebatch.measure.timer import Allocate, Timer
-from moebatch.model.attention_plan import AttentionPlan, Sight
+from moebatch.model.attention.plan import AttentionPlan, Sight
+from moebatch.model.attention.span import Span
 from moebatch.model.batch import MicroBatch
-from moebatch.model.span import Span
-from moebatch.spec.policy import PAGE_TOKENS, pages_of
+from moebatch.spec.policy.policy import PAGE_TOKENS, pages_of
 
 _LEAST_SHARE = 0.05
 """Share of a measured time that is attention at the least, however noisy the rest."""

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from moebatch.checkpoint.index import Extent
 from moebatch.checkpoint.record import PIECE_BYTES, Record
-from moebatch.engine.read_ahead import ReadAhead
+from moebatch.engine.lanes.read_ahead import ReadAhead
 from moebatch.errors import ConfigError, Fault, StorageError
 from moebatch.measure.sizes import DiskSizes
 from moebatch.schedule.slots.expert_load import ExpertKey

@@ -13,8 +13,8 @@ from moebatch.measure.attention import nothing_to_attend
 from moebatch.measure.sizes import Sizes
 from moebatch.measure.synthetic import SyntheticLayer, synthetic_layer
 from moebatch.measure.timer import Timer
+from moebatch.model.attention.span import Span
 from moebatch.model.layers import linear
-from moebatch.model.span import Span
 
 Call = Callable[[], object]
 _PROJECTIONS = ("qkv", "o")

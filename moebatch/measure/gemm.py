@@ -17,7 +17,7 @@ from moebatch.layout.scratch import KERNEL_BLOCK_ROWS, Limits
 from moebatch.measure.sizes import ModelSizes
 from moebatch.measure.synthetic import SyntheticLayer, fill, synthetic_layer
 from moebatch.measure.timer import Timer
-from moebatch.model.router import ExpertTokens, Routing
+from moebatch.model.routing.router import ExpertTokens, Routing
 
 _HARMLESS_BYTE = 0x11
 """Of which every type of numbers makes small ones that are not subnormal."""

@@ -5,12 +5,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from moebatch.engine.streams import use_attention_of_torch
+from moebatch.engine.lanes.streams import use_attention_of_torch
 from moebatch.measure.contention import Patience
 from moebatch.measure.processor import Log, ProcessorRates, processor_rates
 from moebatch.measure.sizes import Sizes, gpu_sizes
 from moebatch.measure.timer import Timer
-from moebatch.spec.hardware import CONTEXT_BYTES, Dtype
+from moebatch.spec.machine.hardware import CONTEXT_BYTES, Dtype
 from moebatch.store.memory import Arena
 from moebatch.units import format_rate
 

@@ -4,15 +4,15 @@ from collections.abc import Sequence
 
 import torch
 
-from moebatch.engine.cuda_lane import CudaStreams, cuda_lanes
-from moebatch.engine.executor import Executor
-from moebatch.engine.lane import LaneWork
-from moebatch.engine.recorder import Recorder
+from moebatch.engine.lanes.cuda_lane import CudaStreams, cuda_lanes
+from moebatch.engine.lanes.executor import Executor
+from moebatch.engine.lanes.lane import LaneWork
+from moebatch.engine.lanes.recorder import Recorder
 from moebatch.layout.scratch import Limits
 from moebatch.measure.sizes import ModelSizes
 from moebatch.measure.synthetic import synthetic_layer
 from moebatch.measure.timer import Timer
-from moebatch.plan import launches
+from moebatch.plan.pricing import launches
 from moebatch.schedule.driver import Driver
 from moebatch.schedule.kv_route import Place
 from moebatch.schedule.lanes import CPU, GPU
@@ -22,7 +22,7 @@ from moebatch.schedule.setup import Setup
 from moebatch.schedule.slots.expert_load import ExpertKey
 from moebatch.schedule.slots.slots import SlotQueue
 from moebatch.schedule.task import Task
-from moebatch.spec.policy import DEFAULT_SCHEDULE
+from moebatch.spec.policy.policy import DEFAULT_SCHEDULE
 from moebatch.store.monitor import Monitor
 
 _LAYERS, _EXPERTS, _MICRO_BATCHES = 4, 8, 4

@@ -36,10 +36,10 @@ from moebatch.measure.processor import (
 )
 from moebatch.measure.sizes import Sizes, quick_sizes
 from moebatch.measure.timer import Timer
-from moebatch.spec.hardware import Dtype, LevelName, LinkName, RateCurve
-from moebatch.spec.profile import HardwareProfile
-from moebatch.spec.profile_levels import CAPACITIES, LevelFigures, LinkFigures
-from moebatch.spec.profile_values import DURATION, CurveFigure, Figure
+from moebatch.spec.machine.hardware import Dtype, LevelName, LinkName, RateCurve
+from moebatch.spec.machine.levels import CAPACITIES, LevelFigures, LinkFigures
+from moebatch.spec.machine.profile import HardwareProfile
+from moebatch.spec.machine.values import DURATION, CurveFigure, Figure
 from moebatch.store.memory import Arena, resident_bytes, return_freed_memory
 from moebatch.units import format_bytes, format_rate
 

@@ -21,7 +21,7 @@ from moebatch.measure.launching import launch_s, task_s
 from moebatch.measure.sizes import Sizes
 from moebatch.measure.timer import Allocate, Timer
 from moebatch.model.products import Products
-from moebatch.spec.hardware import Dtype, RateCurve
+from moebatch.spec.machine.hardware import Dtype, RateCurve
 from moebatch.units import format_flops, format_rate
 
 Beside = Callable[[], AbstractContextManager[None]]

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from moebatch.errors import StorageError
-from moebatch.spec.profile import HardwareProfile, load_profile
-from moebatch.spec.text_file import write_text
+from moebatch.spec.files.text_file import write_text
+from moebatch.spec.machine.profile import HardwareProfile, load_profile
 
 UNKNOWN_MACHINE = "generic-cpu"
 NO_PROFILE = (

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 from moebatch.formats.registry import FORMATS
 from moebatch.layout.scratch import MAX_GEMM_ROWS, PROMPT_ROWS
-from moebatch.spec.hardware import Dtype
+from moebatch.spec.machine.hardware import Dtype
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

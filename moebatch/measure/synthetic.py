@@ -15,10 +15,10 @@ from moebatch.layout.scratch import Limits
 from moebatch.measure.sizes import ModelSizes
 from moebatch.model.decoder import Decoder
 from moebatch.model.dense_weights import DenseWeights
-from moebatch.spec.attention import Sizes
-from moebatch.spec.shape import ModelShape
-from moebatch.spec.shape_reader import read_shape
-from moebatch.spec.stored_experts import StoredExperts
+from moebatch.spec.model.attention import Sizes
+from moebatch.spec.model.shape import ModelShape
+from moebatch.spec.model.shape_reader import read_shape
+from moebatch.spec.model.stored_experts import StoredExperts
 
 _PATTERN_ELEMENTS = 2**16
 

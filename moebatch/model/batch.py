@@ -15,13 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from moebatch.model.attention_plan import AttentionPlan, Sight, SightPlanner
-from moebatch.model.delta_plan import DeltaPlan, StateSpan
+from moebatch.model.attention.plan import AttentionPlan, Sight, SightPlanner
+from moebatch.model.attention.span import Span
+from moebatch.model.attention.stack_plan import StackPlan
+from moebatch.model.recurrence.delta_plan import DeltaPlan, StateSpan
 from moebatch.model.rope import Angles, Rope
-from moebatch.model.span import Span
-from moebatch.model.stack_plan import StackPlan
-from moebatch.spec.attention import Attention
-from moebatch.spec.shape import ModelShape
+from moebatch.spec.model.attention import Attention
+from moebatch.spec.model.shape import ModelShape
 
 _WIDE = 48
 """Query heads that share a head of keys, from which on the kernel of slices is the faster one for

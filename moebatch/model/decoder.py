@@ -18,23 +18,23 @@ from moebatch.errors import CheckpointError
 from moebatch.formats.weight_format import BadParts, Matrix
 from moebatch.layout.scratch import Limits, converted_elements, step_elements
 from moebatch.model import layers
-from moebatch.model.attention import Parts, Qkv
-from moebatch.model.attention_core import AttentionCore
+from moebatch.model.attention.by_torch import Parts, Qkv
+from moebatch.model.attention.core import AttentionCore
+from moebatch.model.attention.grouped import gate_output
+from moebatch.model.attention.span import Span
+from moebatch.model.attention.stacked import StackedAttention
 from moebatch.model.batch import BatchPlanner, MicroBatch
-from moebatch.model.choices import Choices
 from moebatch.model.dense_weights import DenseWeights
 from moebatch.model.elementwise import Elementwise
 from moebatch.model.families.registry import FAMILIES
-from moebatch.model.gated_delta import GatedDeltaBlock
-from moebatch.model.gating import AdaptiveGating, GatingCount
-from moebatch.model.grouped_attention import gate_output
 from moebatch.model.products import Products
-from moebatch.model.router import ExpertTokens, Routing
+from moebatch.model.recurrence.gated_delta import GatedDeltaBlock
+from moebatch.model.routing.choices import Choices
+from moebatch.model.routing.gating import AdaptiveGating, GatingCount
+from moebatch.model.routing.router import ExpertTokens, Routing
 from moebatch.model.scratch import Frame, Scratch
-from moebatch.model.span import Span
-from moebatch.model.stacked_attention import StackedAttention
-from moebatch.spec.shape import Mlp, ModelShape
-from moebatch.spec.stored_experts import StoredExperts
+from moebatch.spec.model.shape import Mlp, ModelShape
+from moebatch.spec.model.stored_experts import StoredExperts
 
 
 class Decoder:

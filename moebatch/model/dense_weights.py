@@ -8,7 +8,7 @@ from torch import Tensor
 
 from moebatch.checkpoint.index import Weight
 from moebatch.checkpoint.model_files import ModelFiles
-from moebatch.spec.shape import ModelShape
+from moebatch.spec.model.shape import ModelShape
 from moebatch.store.dense import DenseLoader
 from moebatch.store.device_memory import DeviceMemory
 

@@ -17,9 +17,9 @@ from moebatch.model.native import loader
 from moebatch.model.native.helpers import Helpers, torch_parallel
 from moebatch.model.native.kernels import Kernel
 from moebatch.model.native.rows import RowWork, row_work, suits
-from moebatch.model.router import ExpertTokens
+from moebatch.model.routing.router import ExpertTokens
 from moebatch.model.scratch import Frame
-from moebatch.spec.shape import ClampedGate
+from moebatch.spec.model.shape import ClampedGate
 
 _LEAST_SHARED_BYTES = 2**17
 """What one thread has written before another one would be awake."""

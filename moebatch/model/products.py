@@ -27,7 +27,7 @@ from moebatch.model.native.codes import decode_work, is_compiled
 from moebatch.model.native.helpers import Helpers, torch_parallel
 from moebatch.model.native.kernels import Kernels
 from moebatch.model.native.products import multipliable, product_work
-from moebatch.spec.profile_levels import DTYPES
+from moebatch.spec.machine.levels import DTYPES
 
 _LEAST_SHARED_PRODUCTS = 2**18
 """What one thread has multiplied before another one would be awake."""

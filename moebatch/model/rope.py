@@ -12,10 +12,10 @@ from torch import Tensor
 
 from moebatch.errors import CheckpointError
 from moebatch.quoting import reason
-from moebatch.spec.attention import Attention
-from moebatch.spec.config_keys import ConfigKeys
 from moebatch.spec.families.registry import FAMILIES
-from moebatch.spec.shape import ModelShape
+from moebatch.spec.model.attention import Attention
+from moebatch.spec.model.config_keys import ConfigKeys
+from moebatch.spec.model.shape import ModelShape
 
 _KEYS = (
     "rope_parameters",

@@ -18,8 +18,8 @@ from moebatch.formats.blocks import WHOLE
 from moebatch.formats.scaled_bytes import FP8
 from moebatch.formats.weight_format import StoredPart, WeightFormat
 from moebatch.packing import half_quadratic
-from moebatch.spec.named_formats import int4_group
-from moebatch.spec.precision import GROUPS, Precision
+from moebatch.spec.model.named_formats import int4_group
+from moebatch.spec.model.precision import GROUPS, Precision
 
 _BLOCK = 128
 _FP8_MAX = 448.0

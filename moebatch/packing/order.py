@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
+from moebatch.spec.model.precision import GROUPS, Precision
 from moebatch.spec.option import DRAM_HELP, Option, Options, dram_bytes, dram_faults
-from moebatch.spec.precision import GROUPS, Precision
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -28,9 +28,9 @@ from moebatch.packing.order import PackOrder
 from moebatch.packing.precision import Precisions, TradeOffPoint, choose_precisions
 from moebatch.packing.shards import Shard, ShardWriter, tensor_bytes, weight_map
 from moebatch.schedule.slots.expert_load import ExpertKey
-from moebatch.spec.json_file import read_json
-from moebatch.spec.named_formats import why_unpacked
-from moebatch.spec.text_file import write_text
+from moebatch.spec.files.json_file import read_json
+from moebatch.spec.files.text_file import write_text
+from moebatch.spec.model.named_formats import why_unpacked
 from moebatch.store.memory import resident_bytes
 from moebatch.units import format_bytes
 

@@ -24,7 +24,7 @@ from math import isfinite
 import pulp
 
 from moebatch.errors import StorageError
-from moebatch.plan.milp import make_solver
+from moebatch.plan.search.milp import make_solver
 from moebatch.schedule.slots.expert_load import ExpertKey
 
 NARROW, WIDE = 4, 8

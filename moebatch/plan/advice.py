@@ -6,13 +6,13 @@ from typing import NamedTuple
 
 from moebatch.formats.plain import PlainFormat
 from moebatch.layout.footprint import Dtypes
-from moebatch.plan.affine import Known
-from moebatch.plan.bounds import lower_seconds
-from moebatch.plan.planner import Planned, best_policy, best_seconds, ranked_among, screen
 from moebatch.plan.problem import Problem
-from moebatch.plan.refine import widened_s
-from moebatch.spec.hardware import Level, LevelName, Link
-from moebatch.spec.named_formats import written_formats
+from moebatch.plan.search.affine import Known
+from moebatch.plan.search.bounds import lower_seconds
+from moebatch.plan.search.planner import Planned, best_policy, best_seconds, ranked_among, screen
+from moebatch.plan.search.refine import widened_s
+from moebatch.spec.machine.hardware import Level, LevelName, Link
+from moebatch.spec.model.named_formats import written_formats
 from moebatch.units import format_bytes, format_rate
 
 FACTOR = 2.0

@@ -7,12 +7,12 @@ from moebatch.errors import ConfigError, Fault
 from moebatch.plan.advice import Improvement, improvements
 from moebatch.plan.expert_choice import ExpertChoice, Wishes, choose_experts, wished
 from moebatch.plan.fitting import fitted, policy_for, slot_notes
-from moebatch.plan.planner import Planned, best_policy
 from moebatch.plan.prediction import Prediction, predict
 from moebatch.plan.problem import Problem
-from moebatch.plan.refusal import too_large, too_small
 from moebatch.plan.runnable import missing_levels
-from moebatch.spec.policy import Policy
+from moebatch.plan.search.planner import Planned, best_policy
+from moebatch.plan.search.refusal import too_large, too_small
+from moebatch.spec.policy.policy import Policy
 
 Method = Literal["milp", "klotski", "paper", "given"]
 

@@ -11,9 +11,9 @@ from moebatch.plan.as_json import prediction_json
 from moebatch.plan.options import PlanOptions
 from moebatch.plan.question import Question
 from moebatch.plan.runnable import only_planned
-from moebatch.spec.models import load_model
-from moebatch.spec.policy import OpenPolicy
-from moebatch.spec.policy_file import PolicyFile
+from moebatch.spec.model.models import load_model
+from moebatch.spec.policy.file import PolicyFile
+from moebatch.spec.policy.policy import OpenPolicy
 
 
 def answer_question(

@@ -8,7 +8,7 @@ from moebatch.plan.answer import Answer
 from moebatch.plan.expert_choice import ExpertChoice
 from moebatch.plan.prediction import Prediction
 from moebatch.plan.roofs import PolicyRoofs, policy_roofs
-from moebatch.spec.policy import Policy
+from moebatch.spec.policy.policy import Policy
 
 
 def answer_json(answer: Answer) -> dict[str, Any]:

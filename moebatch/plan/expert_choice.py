@@ -16,10 +16,10 @@ from moebatch.layout.load import CountedLoad
 from moebatch.layout.setup import setup_of, staying
 from moebatch.plan.prediction import at_end
 from moebatch.plan.problem import Problem
-from moebatch.plan.refusal import too_large
-from moebatch.plan.replay import alike, job_loads
+from moebatch.plan.replay.loads import alike, job_loads
+from moebatch.plan.search.refusal import too_large
 from moebatch.schedule.registry import traits_of
-from moebatch.spec.policy import CACHE_RULES, PREDICTORS, CacheRule, Policy, PredictorName
+from moebatch.spec.policy.policy import CACHE_RULES, PREDICTORS, CacheRule, Policy, PredictorName
 
 CacheWish = Literal["auto", "static", "lru", "lfu", "lifo", "foreseen", "dp"]
 WORTH_CHANGING = 1.02

@@ -5,9 +5,9 @@ from dataclasses import replace
 from moebatch.errors import DoesNotFit
 from moebatch.layout.setup import slots_wanted
 from moebatch.plan.problem import Problem
-from moebatch.plan.refusal import too_large
+from moebatch.plan.search.refusal import too_large
 from moebatch.schedule.registry import traits_of
-from moebatch.spec.policy import Placement, Policy
+from moebatch.spec.policy.policy import Placement, Policy
 
 
 def policy_for(policy: Policy, schedule: str, problem: Problem) -> Policy:

@@ -4,14 +4,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from moebatch.spec.cache_layout import KvCache, SinkWindow
+from moebatch.spec.model.cache_layout import KvCache, SinkWindow
 from moebatch.spec.option import Option, Options
 
 if TYPE_CHECKING:  # `moebatch --help` need not load them
-    from moebatch.plan.sim_world import Routing
+    from moebatch.plan.simulation.world import Routing
     from moebatch.schedule.task import Kind
-    from moebatch.spec.hardware import Basis
-    from moebatch.spec.policy_file import PolicyFile
+    from moebatch.spec.machine.hardware import Basis
+    from moebatch.spec.policy.file import PolicyFile
     from moebatch.spec.workload import Workload
 
 ChosenMethod = Literal["milp", "klotski"]
@@ -96,13 +96,13 @@ class PlanOptions(Options):
     def given_policy(self) -> "PolicyFile | None":
         """The policy of ``--policy``, if there is one. Raises ConfigError."""
         from moebatch.schedule.registry import schedule_faults
-        from moebatch.spec.policy_file import load_policy
+        from moebatch.spec.policy.file import load_policy
 
         return None if self.policy is None else load_policy(self.policy, rules=schedule_faults)
 
     def contradictions(self) -> Iterator[tuple[str, str]]:
         from moebatch.schedule.registry import unknown_schedule
-        from moebatch.spec.named_formats import unknown_format
+        from moebatch.spec.model.named_formats import unknown_format
 
         lengths = {
             "--model": self.model,

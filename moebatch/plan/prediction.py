@@ -7,10 +7,10 @@ from moebatch.layout.footprint import cache_bytes, slot_bytes
 from moebatch.layout.lanes import bottleneck
 from moebatch.layout.load import PassLoad
 from moebatch.plan.problem import Problem
-from moebatch.plan.replay import job_loads
+from moebatch.plan.replay.loads import job_loads
 from moebatch.schedule.registry import traits_of
-from moebatch.spec.hardware import LevelName
-from moebatch.spec.policy import Policy
+from moebatch.spec.machine.hardware import LevelName
+from moebatch.spec.policy.policy import Policy
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,11 +9,11 @@ from moebatch.layout.division import Division
 from moebatch.layout.footprint import Dtypes, Footprint
 from moebatch.layout.habits import Habits
 from moebatch.layout.ladder import Ladder
-from moebatch.plan.cost import CostModel
-from moebatch.plan.prices import Prices
-from moebatch.spec.hardware import Hardware, LevelName, LinkName
-from moebatch.spec.policy import Placement, Policy
-from moebatch.spec.shape import ModelShape
+from moebatch.plan.pricing.cost import CostModel
+from moebatch.plan.pricing.prices import Prices
+from moebatch.spec.machine.hardware import Hardware, LevelName, LinkName
+from moebatch.spec.model.shape import ModelShape
+from moebatch.spec.policy.policy import Placement, Policy
 from moebatch.spec.workload import Workload
 
 GIB = 2**30

@@ -6,13 +6,13 @@ from dataclasses import dataclass, field, replace
 from moebatch.layout.footprint import Dtypes
 from moebatch.plan.expert_choice import Wishes
 from moebatch.plan.options import PlanOptions
-from moebatch.plan.prices import without_emulation
+from moebatch.plan.pricing.prices import without_emulation
 from moebatch.plan.problem import Problem
-from moebatch.spec.hardware import Basis
-from moebatch.spec.models import ModelEntry, load_model
-from moebatch.spec.named_formats import named_format
-from moebatch.spec.profile import HardwareProfile
-from moebatch.spec.shape import ModelShape
+from moebatch.spec.machine.hardware import Basis
+from moebatch.spec.machine.profile import HardwareProfile
+from moebatch.spec.model.models import ModelEntry, load_model
+from moebatch.spec.model.named_formats import named_format
+from moebatch.spec.model.shape import ModelShape
 
 _MOST_NAMED = 4
 

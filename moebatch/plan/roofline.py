@@ -14,8 +14,8 @@ from math import inf
 from typing import Literal
 
 from moebatch.layout.routing import distinct_experts
-from moebatch.spec.hardware import Dtype, Hardware, LevelName, LinkName
-from moebatch.spec.shape import ModelShape
+from moebatch.spec.machine.hardware import Dtype, Hardware, LevelName, LinkName
+from moebatch.spec.model.shape import ModelShape
 
 PAIRS: tuple[tuple[LevelName, LevelName, LinkName], ...] = (
     ("vram", "dram", "dram->vram"),

@@ -13,8 +13,8 @@ from moebatch.plan.roofline import (
     tokens_reaching,
 )
 from moebatch.schedule.registry import traits_of
-from moebatch.spec.hardware import LevelName
-from moebatch.spec.policy import Placement, Policy
+from moebatch.spec.machine.hardware import LevelName
+from moebatch.spec.policy.policy import Placement, Policy
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -5,8 +5,8 @@ from collections.abc import Iterator, Mapping
 from moebatch.layout.setup import cache_fault
 from moebatch.plan.problem import Problem
 from moebatch.schedule.registry import traits_of
-from moebatch.spec.hardware import LEVELS
-from moebatch.spec.policy import Policy
+from moebatch.spec.machine.hardware import LEVELS
+from moebatch.spec.policy.policy import Policy
 
 _NOUNS: Mapping[str, str] = {"vram": "GPU"}
 

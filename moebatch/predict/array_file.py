@@ -17,7 +17,7 @@ from moebatch.checkpoint.fingerprint import ModelOwner
 from moebatch.checkpoint.header import read_header
 from moebatch.errors import CheckpointError
 from moebatch.quoting import reason, shown
-from moebatch.spec.text_file import write_bytes
+from moebatch.spec.files.text_file import write_bytes
 
 _KEY = "moebatch"
 Arrays = Mapping[str, NDArray[Any]]

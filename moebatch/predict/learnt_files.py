@@ -22,7 +22,7 @@ from moebatch.predict.array_file import (
 )
 from moebatch.predict.guesser import LearnedGuesser, Perceptron, TokenGuesser
 from moebatch.predict.path_table import PathTable
-from moebatch.spec.policy import CACHE_RULES, PREDICTORS
+from moebatch.spec.policy.policy import CACHE_RULES, PREDICTORS
 
 _REMEDY = "run `moebatch calibrate {folder} --text FILE`"
 _PREDICTOR = "run `moebatch calibrate {folder} --text FILE --predictor "

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from moebatch.layout.habits import Floats, Habits
 from moebatch.predict.predictor import Chosen
 from moebatch.predict.recent_use import after_pass
-from moebatch.spec.policy import CacheRule, PredictorName
+from moebatch.spec.policy.policy import CacheRule, PredictorName
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _MOST_PASSES = 768

@@ -21,7 +21,7 @@ from moebatch.predict.array_file import (
     whole_numbers,
 )
 from moebatch.predict.predictor import Chosen, counts_of
-from moebatch.spec.shape import ModelShape
+from moebatch.spec.model.shape import ModelShape
 
 _TRACE = FileKind(
     title="routing trace",

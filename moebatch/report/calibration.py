@@ -7,7 +7,7 @@ from rich.console import Group, RenderableType
 from moebatch.calibration.calibrate import CalibrationSummary
 from moebatch.calibration.counting import Comparison
 from moebatch.calibration.gate_lessons import GatingLesson, PreGateLesson
-from moebatch.model.gating import GatingPoint, LearntGating
+from moebatch.model.routing.gating import GatingPoint, LearntGating
 from moebatch.predict.accuracy import mean_accuracy
 from moebatch.report.console import plain
 from moebatch.report.tables import NamedRows, titled_columns

@@ -14,7 +14,7 @@ from moebatch.report.task_names import bubble_text, task_label, wait_text
 from moebatch.schedule.task import reason_kind
 from moebatch.schedule.timeline.statistics import Statistics, in_order
 from moebatch.schedule.timeline.timeline import Bubble, Span, Timeline
-from moebatch.spec.text_file import write_bytes
+from moebatch.spec.files.text_file import write_bytes
 
 _Event = dict[str, Any]
 

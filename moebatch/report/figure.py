@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 from matplotlib.textpath import text_to_path
 
-from moebatch.spec.text_file import write_bytes
+from moebatch.spec.files.text_file import write_bytes
 
 INK, PALE, FRAME = "#1a1a1a", "#555555", "#d8d8d8"
 Style = dict[str, Any]

@@ -19,7 +19,7 @@ from moebatch.report.tables import (
     share_bar,
     titled_columns,
 )
-from moebatch.spec.policy import Placement, Policy, shares_text
+from moebatch.spec.policy.policy import Placement, Policy, shares_text
 from moebatch.spec.workload import Workload
 from moebatch.units import count_of, format_bytes, format_duration, format_number
 

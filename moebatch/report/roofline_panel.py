@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from moebatch.plan.roofline import Roof, Roofline
 from moebatch.plan.roofs import PlacedOperation
 from moebatch.report.figure import BLUE, GREEN, ORANGE, PALE
-from moebatch.spec.hardware import LevelName
+from moebatch.spec.machine.hardware import LevelName
 from moebatch.units import format_flops, format_rate
 
 COLOURS: dict[LevelName, str] = {"vram": BLUE, "dram": ORANGE, "disk": PALE}

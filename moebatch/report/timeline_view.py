@@ -9,7 +9,7 @@ from rich.text import Text
 
 from moebatch.plan.answer import Answer
 from moebatch.plan.options import Work
-from moebatch.plan.simulation import Simulation, timelines_of
+from moebatch.plan.simulation.simulation import Simulation, timelines_of
 from moebatch.report.console import plain
 from moebatch.report.tables import (
     NAME_WIDTH,

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from moebatch.quoting import shown
 from moebatch.rows.refused import checked, missing, unsupported, wrong
 from moebatch.rows.row import Chat
-from moebatch.spec.limits import flag
+from moebatch.spec.files.limits import flag
 
 TEMPLATE_KEYS = frozenset(
     {"chat_template_kwargs", "add_generation_prompt", "continue_final_message"}

@@ -9,8 +9,8 @@ from moebatch.errors import ConfigError, Fault
 from moebatch.quoting import shown
 from moebatch.rows.refused import RowRefused, checked, refuse_unless_neutral, wrong
 from moebatch.rows.row import ParsedRow, Row
+from moebatch.spec.files.limits import CHECKS, MAX_LOGPROBS, contradictions, flag, whole
 from moebatch.spec.job import SamplingSection
-from moebatch.spec.limits import CHECKS, MAX_LOGPROBS, contradictions, flag, whole
 from moebatch.spec.sampling import Sampling
 
 _NAMES = {

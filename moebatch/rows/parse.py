@@ -9,7 +9,7 @@ from moebatch.rows.messages import TEMPLATE_KEYS, chat_of, prompt_of
 from moebatch.rows.refused import NEUTRAL, RowRefused, missing, unsupported, wrong
 from moebatch.rows.row import Dialect, FailedRow, Kind, ParsedRow, Prompt, RawRow, Row
 from moebatch.rows.strict_json import parse
-from moebatch.spec.limits import CHECKS
+from moebatch.spec.files.limits import CHECKS
 from moebatch.spec.prompt_template import PromptTemplate
 from moebatch.spec.request import RowError
 

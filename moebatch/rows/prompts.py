@@ -11,10 +11,10 @@ from moebatch.rows.parse import RowRules, parse_row
 from moebatch.rows.refused import RowRefused, wrong
 from moebatch.rows.row import Chat, FailedRow, ParsedRow, Prompt, RawRow, ReadyRow, Source
 from moebatch.rows.tokenizer import Tokenizer, load_tokenizer
-from moebatch.spec.cache_layout import LARGEST_SLICE
+from moebatch.spec.files.json_file import read_object
+from moebatch.spec.files.limits import whole
 from moebatch.spec.job import Job
-from moebatch.spec.json_file import read_object
-from moebatch.spec.limits import whole
+from moebatch.spec.model.cache_layout import LARGEST_SLICE
 from moebatch.spec.prompt_template import PromptTemplate
 from moebatch.spec.request import Request
 from moebatch.spec.sampling import Sampling

@@ -4,7 +4,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from moebatch.spec.policy import PAGE_TOKENS
+from moebatch.spec.policy.policy import PAGE_TOKENS
 from moebatch.spec.request import Outcome, Request
 
 _WITHOUT_CHANCE = (

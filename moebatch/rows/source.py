@@ -6,7 +6,7 @@ from pathlib import Path
 from moebatch.rows.lines import LineSource, stamp_of
 from moebatch.rows.row import RawRow, Source, refusal
 from moebatch.rows.tables import DatasetSource, ParquetSource
-from moebatch.spec.json_file import read_json
+from moebatch.spec.files.json_file import read_json
 
 SUPPORTED = "JSON lines (.jsonl, .jsonl.gz, .jsonl.zst), .parquet and folders saved by datasets"
 _OTHER_SUFFIXES = frozenset(

@@ -12,7 +12,7 @@ from typing import Any
 from moebatch.errors import MoebatchError, StorageError
 from moebatch.quoting import reason, shown
 from moebatch.rows.row import RawRow, refusal
-from moebatch.spec.json_file import read_json
+from moebatch.spec.files.json_file import read_json
 
 _ROWS_AT_ONCE = 64
 """Rows that are Python objects at the same time."""

@@ -17,7 +17,7 @@ from moebatch.rows.refused import RowRefused, unsupported, wrong
 from moebatch.rows.row import Chat
 from moebatch.rows.strict_json import parse
 from moebatch.rows.token_bytes import TokenBytes
-from moebatch.spec.json_file import read_json, read_regular
+from moebatch.spec.files.json_file import read_json, read_regular
 from moebatch.units import format_bytes
 
 NO_CHAT_TEMPLATE = "no_chat_template"

@@ -9,7 +9,7 @@ from moebatch.schedule.registry import find_schedule
 from moebatch.schedule.request import Arrivals, InOrder, NextPass, Schedule, Sweep
 from moebatch.schedule.setup import Setup
 from moebatch.schedule.task import Kind, Task
-from moebatch.spec.hardware import LevelName
+from moebatch.spec.machine.hardware import LevelName
 
 _LAYERS = _EXPERTS = _BATCHES = 2
 """Of a small model, and micro-batches that decode and as many of prompts: enough for what repeats

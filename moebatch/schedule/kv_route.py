@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping
 from typing import Literal, NamedTuple
 
 from moebatch.schedule.task import Kind
-from moebatch.spec.hardware import LevelName
+from moebatch.spec.machine.hardware import LevelName
 
 Place = Literal["vram", "dram"]
 """A level that computes attention."""

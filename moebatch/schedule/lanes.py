@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from moebatch.schedule.slots.expert_load import Chunk
 from moebatch.schedule.task import Kind, Task
-from moebatch.spec.hardware import LevelName, LinkName
+from moebatch.spec.machine.hardware import LevelName, LinkName
 
 NUM_READERS = 2
 """Reads of a disk in flight: one more hides the time between two of them."""

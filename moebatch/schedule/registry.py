@@ -14,7 +14,7 @@ from moebatch.schedule.flexgen import flexgen, flexgen_c
 from moebatch.schedule.klotski import hot, klotski, multi, simple
 from moebatch.schedule.pregated import ondemand, prefetch_all, pregated
 from moebatch.schedule.promoe import promoe, promoe_base, promoe_preempt, promoe_prefetch
-from moebatch.spec.policy import OpenPolicy, Policy
+from moebatch.spec.policy.policy import OpenPolicy, Policy
 
 SCHEDULES: Mapping[str, NamedSchedule] = {
     one.name: one

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from moebatch.schedule.kv_route import Place
 from moebatch.schedule.lanes import STAGING, Lane
 from moebatch.schedule.request import Sweep
-from moebatch.spec.hardware import LevelName
+from moebatch.spec.machine.hardware import LevelName
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

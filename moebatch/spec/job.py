@@ -13,11 +13,10 @@ from pydantic import (
     model_validator,
 )
 
-from moebatch.spec.cache_layout import KvCache, SinkWindow
-from moebatch.spec.form import Form, read_form
-from moebatch.spec.library import is_path
-from moebatch.spec.limits import CHECKS, contradictions
-from moebatch.spec.values import (
+from moebatch.spec.files.form import Form, read_form
+from moebatch.spec.files.library import is_path
+from moebatch.spec.files.limits import CHECKS, contradictions
+from moebatch.spec.files.values import (
     FilePath,
     Hardware,
     JobSeed,
@@ -33,6 +32,7 @@ from moebatch.spec.values import (
     Window,
     WrongValues,
 )
+from moebatch.spec.model.cache_layout import KvCache, SinkWindow
 
 _ROW_DEFAULTS = tuple(name for name in CHECKS if name != "seed")
 

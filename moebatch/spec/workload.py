@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from moebatch.spec.cache_layout import UNLIMITED
+from moebatch.spec.model.cache_layout import UNLIMITED
 
 
 class Length(NamedTuple):

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from moebatch.checkpoint.direct import PAGE_BYTES, align_up
 from moebatch.errors import DoesNotFit
-from moebatch.spec.hardware import LevelName
+from moebatch.spec.machine.hardware import LevelName
 from moebatch.store.memory import Arena
 from moebatch.units import format_bytes
 

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from moebatch.schedule.kv_route import Place
 from moebatch.schedule.task import Kind
-from moebatch.spec.cache import CacheGroup
-from moebatch.spec.hardware import LevelName
+from moebatch.spec.machine.hardware import LevelName
+from moebatch.spec.model.cache import CacheGroup
 from moebatch.store.kv_layout import KvLayout
 from moebatch.store.kv_levels import KvLevels
 from moebatch.store.kv_pages import KvPages

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from moebatch.schedule.kv_route import Place, WindowName, windows
-from moebatch.spec.hardware import LevelName
+from moebatch.spec.machine.hardware import LevelName
 
 _HOST = torch.device("cpu")
 _MAIN: Place = "dram"

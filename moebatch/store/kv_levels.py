@@ -9,9 +9,9 @@ import torch
 from moebatch.schedule.kv import NUM_WINDOWS
 from moebatch.schedule.kv_route import Hop, Place, WindowName, route
 from moebatch.schedule.task import Kind
-from moebatch.spec.cache import CacheGroup
-from moebatch.spec.cache_layout import CacheLayout
-from moebatch.spec.hardware import LevelName
+from moebatch.spec.machine.hardware import LevelName
+from moebatch.spec.model.cache import CacheGroup
+from moebatch.spec.model.cache_layout import CacheLayout
 from moebatch.store.kv_disk import KvFile, LayerPages
 from moebatch.store.kv_layout import KvLayout
 from moebatch.store.kv_moves import Moves

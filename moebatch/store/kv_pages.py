@@ -7,7 +7,7 @@ from collections.abc import Hashable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from moebatch.spec.cache import CacheGroup
+from moebatch.spec.model.cache import CacheGroup
 from moebatch.store.kv_prefixes import KvPrefix, KvPrefixes
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
-from moebatch.spec.policy import PAGE_TOKENS
+from moebatch.spec.policy.policy import PAGE_TOKENS
 
 _ROOT = 0
 

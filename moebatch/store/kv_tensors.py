@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from moebatch.checkpoint.direct import align_up
-from moebatch.spec.cache_layout import CacheLayout, CachePart
-from moebatch.spec.policy import PAGE_TOKENS
+from moebatch.spec.model.cache_layout import CacheLayout, CachePart
+from moebatch.spec.policy.policy import PAGE_TOKENS
 from moebatch.store.memory import Arena
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from moebatch.schedule.kv_route import Place
-from moebatch.spec.cache import CacheGroup
+from moebatch.spec.model.cache import CacheGroup
 from moebatch.store.kv_moves import Moves
 from moebatch.store.kv_pages import KvPages
 

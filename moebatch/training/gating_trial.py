@@ -10,7 +10,7 @@ from math import exp
 import torch
 from torch import Tensor
 
-from moebatch.model.gating import AdaptiveGating, GatingCount, GatingPoint
+from moebatch.model.routing.gating import AdaptiveGating, GatingCount, GatingPoint
 from moebatch.training.reading import Reading, num_expected, reading_batches
 from moebatch.training.whole_model import WholeModel
 

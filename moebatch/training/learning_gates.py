@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from moebatch.errors import CheckpointError
-from moebatch.model.pregates import PreGates
+from moebatch.model.routing.pregates import PreGates
 from moebatch.schedule.setup import chosen_ahead
 from moebatch.training.reading import Reading, num_expected, reading_batches
 from moebatch.training.whole_model import WholeModel, gate_matrix

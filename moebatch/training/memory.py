@@ -7,7 +7,7 @@ import torch
 from moebatch.checkpoint.model_files import ModelFiles
 from moebatch.layout.buffers import LIBRARY_BYTES
 from moebatch.layout.footprint import FLOAT_BYTES, Footprint
-from moebatch.spec.shape import ModelShape
+from moebatch.spec.model.shape import ModelShape
 from moebatch.training.reading import BATCH_TOKENS
 
 _LOGITS = 6

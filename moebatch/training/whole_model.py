@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from moebatch.checkpoint.model_files import ModelFiles
 from moebatch.errors import CheckpointError
 from moebatch.quoting import reason, shown
-from moebatch.spec.config_keys import ConfigKeys
 from moebatch.spec.families.registry import FAMILIES
-from moebatch.spec.shape import ModelShape
+from moebatch.spec.model.config_keys import ConfigKeys
+from moebatch.spec.model.shape import ModelShape
 from moebatch.training.reading import Reading, ReadingBatch, num_expected, reading_batches
 
 ChangeGate = Callable[[int, Tensor, Tensor], None]

@@ -23,13 +23,13 @@ import torch
 from torch import Tensor
 
 from moebatch.layout.scratch import Limits
-from moebatch.model.attention import Qkv
-from moebatch.model.attention_core import AttentionCore
+from moebatch.model.attention.by_torch import Qkv
+from moebatch.model.attention.core import AttentionCore
+from moebatch.model.attention.span import Span
 from moebatch.model.batch import BatchPlanner
 from moebatch.model.native import loader
-from moebatch.model.span import Span
-from moebatch.spec.policy import PAGE_TOKENS, pages_of
-from moebatch.spec.shape_reader import read_shape
+from moebatch.spec.model.shape_reader import read_shape
+from moebatch.spec.policy.policy import PAGE_TOKENS, pages_of
 from moebatch.store.memory import Arena
 
 PROBE_BYTES = 512 * 2**20

@@ -18,9 +18,9 @@ from torch import Tensor
 from transformers import AutoTokenizer
 
 from demo.tasks import solve
-from moebatch.model.cached_numbers import decode, encode
-from moebatch.spec.cache_layout import CacheDtype
-from moebatch.spec.policy import PAGE_TOKENS
+from moebatch.model.attention.cached_numbers import decode, encode
+from moebatch.spec.model.cache_layout import CacheDtype
+from moebatch.spec.policy.policy import PAGE_TOKENS
 from tests.model.oracle import load, rounding_cache
 
 _ROOT = Path(__file__).parents[2]

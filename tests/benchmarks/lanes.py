@@ -27,15 +27,15 @@ from moebatch.layout.ladder import lanes_of, stages_pages
 from moebatch.measure.machine import measure_machine
 from moebatch.plan.fitting import fitted, policy_for
 from moebatch.plan.problem import Problem
-from moebatch.plan.sim_world import SimWorld
+from moebatch.plan.simulation.world import SimWorld
 from moebatch.schedule.lanes import LANES, READ
 from moebatch.schedule.registry import SCHEDULES, traits_of
 from moebatch.schedule.simulate import simulate
 from moebatch.schedule.task import Kind
 from moebatch.schedule.timeline.statistics import Statistics
 from moebatch.schedule.timeline.timeline import Timeline
-from moebatch.spec.policy import Placement, Policy, pages_of
-from moebatch.spec.profile import HardwareProfile, load_profile
+from moebatch.spec.machine.profile import HardwareProfile, load_profile
+from moebatch.spec.policy.policy import Placement, Policy, pages_of
 from moebatch.spec.request import Request
 from moebatch.spec.sampling import Sampling
 from moebatch.spec.workload import Workload

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from moebatch.layout.footprint import dense_bytes
 from moebatch.plan.question import stated_dtypes
-from moebatch.spec.library import names
-from moebatch.spec.models import ModelEntry, load_model
+from moebatch.spec.files.library import names
+from moebatch.spec.model.models import ModelEntry, load_model
 from moebatch.units import format_bytes
 from tests.command import moebatch
 

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from moebatch.checkpoint.model_files import ModelFiles, open_model
 from moebatch.engine.build import build_engine
 from moebatch.engine.device import Device
-from moebatch.engine.pass_log import PassLog
+from moebatch.engine.passes.log import PassLog
 from moebatch.engine.spec import EngineSpec
 from moebatch.layout.setup import room_of, setup_of
 from moebatch.schedule.registry import find_schedule
@@ -31,8 +31,8 @@ from moebatch.schedule.setup import Setup
 from moebatch.schedule.simulate import Room, simulate
 from moebatch.schedule.task import Kind, Task
 from moebatch.schedule.timeline.timeline import Timeline
-from moebatch.spec.policy import Placement, Policy, pages_of
-from moebatch.spec.profile import load_profile
+from moebatch.spec.machine.profile import load_profile
+from moebatch.spec.policy.policy import Placement, Policy, pages_of
 from moebatch.spec.request import Request
 from moebatch.spec.sampling import Sampling
 from moebatch.units import format_rate, parse_bytes, parse_rate

@@ -5,7 +5,7 @@ import pytest
 from moebatch.calibration.reading_policy import reading_policy
 from moebatch.errors import DoesNotFit
 from moebatch.plan.problem import Problem
-from moebatch.plan.refusal import too_large, too_small
+from moebatch.plan.search.refusal import too_large, too_small
 from moebatch.spec.workload import Workload
 from tests.plan.problems import SHAPE, SMALL, cpu_machine, problem
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from moebatch.spec.files.yaml_file import read_yaml
 from moebatch.spec.job import Job
-from moebatch.spec.yaml_file import read_yaml
 from tests.docs.console import commands, faults_of_page, matches, prepare
 from tests.docs.pages import PAGES, RUNNABLE, Block, anchors, blocks, links
 

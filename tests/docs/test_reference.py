@@ -17,7 +17,7 @@ from moebatch.schedule.registry import SCHEDULES
 from moebatch.schedule.request import Request
 from moebatch.schedule.task import Kind
 from moebatch.spec.job import Job
-from moebatch.spec.policy import OpenPolicy
+from moebatch.spec.policy.policy import OpenPolicy
 from tests.docs.pages import PAGES, REPOSITORY, codes, first_cells, table_rows
 
 DOCS = REPOSITORY / "docs"

@@ -74,7 +74,7 @@ class FakeEvent:
 
 
 class FakeGpu:
-    """What `moebatch.engine.streams.Gpu` is for a real one."""
+    """What `moebatch.engine.lanes.streams.Gpu` is for a real one."""
 
     def __init__(self, lag: random.Random | None = None) -> None:
         self._lag = lag

@@ -12,11 +12,11 @@ from moebatch.engine.batcher import Batcher
 from moebatch.engine.sequence import Sequence
 from moebatch.engine.text import AnswerText
 from moebatch.layout.admission import Caps
-from moebatch.plan.passes import job_passes
-from moebatch.spec import cache_layout
-from moebatch.spec.cache import CacheGroup
-from moebatch.spec.cache_layout import CacheLayout, SinkWindow
-from moebatch.spec.policy import Batching, Placement, Policy, pages_of
+from moebatch.plan.replay.passes import job_passes
+from moebatch.spec.model import cache_layout
+from moebatch.spec.model.cache import CacheGroup
+from moebatch.spec.model.cache_layout import CacheLayout, SinkWindow
+from moebatch.spec.policy.policy import Batching, Placement, Policy, pages_of
 from moebatch.spec.request import Request
 from moebatch.spec.sampling import Sampling
 from moebatch.spec.workload import Length, Workload

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from moebatch.engine.broken import BrokenRows
-from moebatch.model.router import Routing, group_by_expert
+from moebatch.engine.passes.broken import BrokenRows
+from moebatch.model.routing.router import Routing, group_by_expert
 
 NUM_ROWS, NUM_EXPERTS = 6, 4
 

@@ -9,10 +9,10 @@ from typing import get_args
 import pytest
 import torch
 
-from moebatch.model.cached_numbers import decode, encode
+from moebatch.model.attention.cached_numbers import decode, encode
 from moebatch.schedule.registry import SCHEDULES
-from moebatch.spec.cache_layout import CacheDtype
-from moebatch.spec.policy import pages_of
+from moebatch.spec.model.cache_layout import CacheDtype
+from moebatch.spec.policy.policy import pages_of
 from tests.engine.test_engine import NEW_TOKENS, policy, requests, tokens_of
 from tests.engine.test_schedules import EMULATED, IN_MEMORY, emulated, run
 from tests.model.oracle import greedy, load, rounding_cache

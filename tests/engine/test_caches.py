@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from moebatch.spec.policy import CacheRule, Policy
+from moebatch.spec.policy.policy import CacheRule, Policy
 from tests.engine.test_engine import policy, requests, tokens_of
 from tests.engine.test_schedules import emulated, gpu_policy, run
 from tests.tiny import CACHED_APART

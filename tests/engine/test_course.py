@@ -10,15 +10,15 @@ import pytest
 import torch
 
 from moebatch.engine.batcher import Batcher
-from moebatch.engine.course import Course, _load
+from moebatch.engine.progress.course import Course, _load
+from moebatch.engine.progress.time_left import TimeLeft
 from moebatch.engine.sequence import Sequence
 from moebatch.engine.text import AnswerText
-from moebatch.engine.time_left import TimeLeft
 from moebatch.plan.prediction import predict
 from moebatch.plan.problem import Problem
-from moebatch.spec.cache import CacheGroup
-from moebatch.spec.cache_layout import CacheLayout
-from moebatch.spec.policy import Batching, Placement, Policy, pages_of
+from moebatch.spec.model.cache import CacheGroup
+from moebatch.spec.model.cache_layout import CacheLayout
+from moebatch.spec.policy.policy import Batching, Placement, Policy, pages_of
 from moebatch.spec.request import Begun, Request
 from moebatch.spec.sampling import Sampling
 from moebatch.spec.workload import Length, Workload

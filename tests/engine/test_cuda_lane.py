@@ -15,19 +15,19 @@ import pytest
 import torch
 
 from moebatch.checkpoint.model_files import open_model
-from moebatch.engine.broken import BrokenRows
 from moebatch.engine.build import _Assembly, build_engine
-from moebatch.engine.cuda_lane import (
+from moebatch.engine.lanes.cuda_lane import (
     MAX_ISSUED,
     MAX_ISSUED_BEFORE_CHUNK,
     SWITCH_S,
     CudaStreams,
     cuda_lanes,
 )
-from moebatch.engine.lane import Board, LaneWork, ThreadLane
-from moebatch.engine.sampler import Sampler
+from moebatch.engine.lanes.lane import Board, LaneWork, ThreadLane
+from moebatch.engine.lanes.streams import StreamClock
+from moebatch.engine.passes.broken import BrokenRows
+from moebatch.engine.sampling.sampler import Sampler
 from moebatch.engine.spec import EngineSpec
-from moebatch.engine.streams import StreamClock
 from moebatch.model.decoder import Decoder
 from moebatch.schedule.lanes import GPU, LANES
 from moebatch.schedule.slots.expert_load import Chunk, ExpertKey, Load

@@ -21,8 +21,8 @@ from moebatch.layout.buffers import KV_TERM, KV_WINDOW_TERM
 from moebatch.model.decoder import Decoder
 from moebatch.plan.runnable import not_runnable
 from moebatch.schedule.registry import SCHEDULES
-from moebatch.spec.cache_layout import SinkWindow
-from moebatch.spec.policy import Placement, Policy, pages_of
+from moebatch.spec.model.cache_layout import SinkWindow
+from moebatch.spec.policy.policy import Placement, Policy, pages_of
 from moebatch.spec.request import Begun, Outcome, Request
 from tests.engine.test_engine import TokenText, policy, requests, tokens_of
 from tests.engine.test_memory import problem_of

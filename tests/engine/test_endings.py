@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from moebatch.engine.endings import Endings, InWork
+from moebatch.engine.progress.endings import Endings, InWork
 
 MANY = np.full(400, 200)
 

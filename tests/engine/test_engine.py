@@ -13,7 +13,7 @@ from moebatch.checkpoint.model_files import open_model
 from moebatch.engine.build import BuiltEngine, build_engine
 from moebatch.engine.spec import EngineSpec
 from moebatch.errors import CheckpointError, OutOfMemory
-from moebatch.spec.policy import Placement, Policy, pages_of
+from moebatch.spec.policy.policy import Placement, Policy, pages_of
 from moebatch.spec.request import Outcome, Request
 from moebatch.spec.sampling import Sampling
 from tests.model.oracle import greedy, load

@@ -14,7 +14,7 @@ from moebatch.engine.device import Device
 from moebatch.engine.spec import EngineSpec
 from moebatch.model.native import loader
 from moebatch.model.products import Products
-from moebatch.spec.hardware import Dtype
+from moebatch.spec.machine.hardware import Dtype
 from moebatch.store.experts import ExpertStore
 from tests.engine.test_engine import TokenText, requests, tokens_of
 from tests.engine.test_on_gpu import cuda

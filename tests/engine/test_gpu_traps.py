@@ -8,12 +8,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from moebatch.checkpoint.direct import PAGE_BYTES
-from moebatch.engine.streams import Gpu
+from moebatch.engine.lanes.streams import Gpu
 from moebatch.measure.contention import Patience
 from moebatch.measure.gpu import gpu_rates
-from moebatch.model import attention
-from moebatch.model.attention_plan import AttentionPlan, PromptSlice, Sight
-from moebatch.model.scoring import Scoring
+from moebatch.model.attention.by_torch import by_torch as attention
+from moebatch.model.attention.plan import AttentionPlan, PromptSlice, Sight
+from moebatch.model.attention.scoring import Scoring
 from moebatch.store.memory import Arena, is_out_of_memory
 from tests.measure.sizes import TINY
 

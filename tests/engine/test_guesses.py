@@ -7,9 +7,9 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from moebatch.engine.guesses import Guesses
+from moebatch.engine.passes.guesses import Guesses
 from moebatch.layout.routing import num_likely
-from moebatch.model.router import Routing
+from moebatch.model.routing.router import Routing
 from moebatch.predict.predictor import PassTokens
 from moebatch.schedule.setup import Setup
 

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from moebatch.engine.lane import Board, ChunkMover, LaneWork, ThreadLane
+from moebatch.engine.lanes.lane import Board, ChunkMover, LaneWork, ThreadLane
 from moebatch.schedule.lanes import READ
 from moebatch.schedule.slots.expert_load import Chunk, ExpertKey
 from moebatch.schedule.slots.slots import SlotQueue

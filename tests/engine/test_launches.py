@@ -13,13 +13,13 @@ import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from moebatch.checkpoint.model_files import open_model
-from moebatch.engine.pipeline import Pipeline
+from moebatch.engine.passes.pipeline import Pipeline
 from moebatch.layout.load import PassLoad
-from moebatch.model import attention
+from moebatch.model.attention.by_torch import by_torch as attention
 from moebatch.model.native import loader
-from moebatch.plan import launches
+from moebatch.plan.pricing import launches
 from moebatch.schedule.task import Kind, Task
-from moebatch.spec.shape import ModelShape
+from moebatch.spec.model.shape import ModelShape
 from moebatch.store.packed import PackedLayout
 from tests.engine.test_engine import requests
 from tests.engine.test_schedules import EMULATED, emulated, run

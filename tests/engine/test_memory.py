@@ -20,10 +20,10 @@ from moebatch.layout.buffers import (
 )
 from moebatch.layout.footprint import ACTIVATIONS_TERM, slot_bytes
 from moebatch.layout.scratch import decoder_buffers, limits_of
-from moebatch.plan.planner import best_policy
 from moebatch.plan.problem import Problem
-from moebatch.spec.hardware import Hardware
-from moebatch.spec.policy import Placement, Policy
+from moebatch.plan.search.planner import best_policy
+from moebatch.spec.machine.hardware import Hardware
+from moebatch.spec.policy.policy import Placement, Policy
 from moebatch.spec.workload import Length, Workload
 from tests.engine.test_engine import NEW_TOKENS, TokenText, requests, tokens_of
 from tests.engine.test_schedules import CASES, EMULATED, emulated

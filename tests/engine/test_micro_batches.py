@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moebatch.engine.batcher import Slice
-from moebatch.engine.layout import balanced, micro_batches
+from moebatch.engine.passes.layout import balanced, micro_batches
 from moebatch.engine.sequence import Sequence
 from moebatch.engine.text import AnswerText
 from moebatch.layout.scratch import PROMPT_ROWS

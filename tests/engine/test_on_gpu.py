@@ -13,8 +13,8 @@ from moebatch.engine.device import Device
 from moebatch.engine.spec import EngineSpec
 from moebatch.schedule.registry import SCHEDULES
 from moebatch.schedule.timeline.timeline import Timeline
-from moebatch.spec.policy import Placement, Policy
-from moebatch.spec.profile import load_profile
+from moebatch.spec.machine.profile import load_profile
+from moebatch.spec.policy.policy import Placement, Policy
 from moebatch.spec.request import Request
 from tests.engine.test_engine import TokenText, requests, tokens_of
 from tests.engine.test_schedules import EMULATED, gpu_policy, run, suits

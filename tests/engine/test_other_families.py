@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from moebatch.spec.policy import Policy
+from moebatch.spec.policy.policy import Policy
 from tests.engine.test_engine import NEW_TOKENS, requests, tokens_of
 from tests.engine.test_schedules import EMULATED, IN_MEMORY, emulated, run
 from tests.model import oracle

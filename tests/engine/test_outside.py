@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from torch import Tensor
 
-from moebatch.spec.policy import Placement, Policy
+from moebatch.spec.policy.policy import Placement, Policy
 from moebatch.spec.request import Request
 from moebatch.spec.sampling import Sampling
 from tests.engine.test_engine import policy, tokens_of

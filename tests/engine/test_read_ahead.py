@@ -16,7 +16,7 @@ from moebatch.checkpoint import record as record_module
 from moebatch.checkpoint.direct import DirectFile
 from moebatch.checkpoint.index import Checkpoint
 from moebatch.checkpoint.record import Record
-from moebatch.engine.read_ahead import ReadAhead
+from moebatch.engine.lanes.read_ahead import ReadAhead
 from moebatch.errors import StorageError
 from moebatch.schedule.slots.expert_load import ExpertKey
 from moebatch.store.experts import ExpertStore

@@ -18,10 +18,10 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from moebatch.engine import mass
-from moebatch.engine.mass import NOISE_BITS, noise
-from moebatch.engine.penalties import adjust
-from moebatch.engine.sampler import Sampled, Sampler, first_max
+from moebatch.engine.sampling import mass
+from moebatch.engine.sampling.mass import NOISE_BITS, noise
+from moebatch.engine.sampling.penalties import adjust
+from moebatch.engine.sampling.sampler import Sampled, Sampler, first_max
 from moebatch.spec.request import Request
 from moebatch.spec.sampling import Sampling
 from tests.few import examples

@@ -15,9 +15,9 @@ from moebatch.engine.build import BuiltEngine, build_engine
 from moebatch.engine.device import IN_MAIN_MEMORY, Device
 from moebatch.engine.spec import EngineSpec
 from moebatch.schedule.registry import SCHEDULES
-from moebatch.spec.cache_layout import KvCache, SinkWindow
-from moebatch.spec.policy import Placement, Policy
-from moebatch.spec.profile import load_profile
+from moebatch.spec.machine.profile import load_profile
+from moebatch.spec.model.cache_layout import KvCache, SinkWindow
+from moebatch.spec.policy.policy import Placement, Policy
 from moebatch.spec.request import Outcome, Request
 from tests.engine.test_engine import TokenText, policy, requests, tokens_of
 from tests.schedule.check import check_timeline

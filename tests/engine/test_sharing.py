@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from moebatch.spec.policy import Placement, pages_of
+from moebatch.spec.policy.policy import Placement, pages_of
 from moebatch.spec.request import Request
 from moebatch.spec.sampling import Sampling
 from tests.engine.test_engine import NEW_TOKENS, policy, tokens_of

@@ -11,13 +11,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moebatch.engine import layout
+from moebatch.engine.passes.passes import layout
 from moebatch.model.native import loader
 from moebatch.schedule.registry import SCHEDULES
-from moebatch.spec import cache_layout
-from moebatch.spec.cache import CacheGroup
-from moebatch.spec.cache_layout import CacheLayout, KvCache, SinkWindow
-from moebatch.spec.policy import pages_of
+from moebatch.spec.model import cache_layout
+from moebatch.spec.model.cache import CacheGroup
+from moebatch.spec.model.cache_layout import CacheLayout, KvCache, SinkWindow
+from moebatch.spec.policy.policy import pages_of
 from moebatch.spec.request import Begun
 from moebatch.store.kv_pages import KvPages
 from moebatch.store.kv_view import seen_rows

@@ -10,16 +10,16 @@ import pytest
 import torch
 
 from moebatch.checkpoint.model_files import open_model
-from moebatch.engine import layout
 from moebatch.engine.build import BuiltEngine, build_engine
 from moebatch.engine.device import Device
+from moebatch.engine.passes.passes import layout
 from moebatch.engine.spec import EngineSpec
 from moebatch.layout.buffers import KV_TERM, KV_WINDOW_TERM
 from moebatch.model.decoder import Decoder
 from moebatch.plan.runnable import not_runnable
 from moebatch.schedule.registry import SCHEDULES
-from moebatch.spec import cache_layout
-from moebatch.spec.policy import Placement, Policy, pages_of
+from moebatch.spec.model import cache_layout
+from moebatch.spec.policy.policy import Placement, Policy, pages_of
 from moebatch.spec.request import Begun, Outcome, Request
 from tests.engine.test_engine import NEW_TOKENS, TokenText, policy, requests, tokens_of
 from tests.engine.test_memory import problem_of

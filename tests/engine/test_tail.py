@@ -15,7 +15,7 @@ from moebatch.engine.build import BuiltEngine, build_engine
 from moebatch.engine.spec import EngineSpec
 from moebatch.engine.tail import Tail
 from moebatch.schedule.registry import SCHEDULES
-from moebatch.spec.policy import Placement, Policy
+from moebatch.spec.policy.policy import Placement, Policy
 from moebatch.spec.request import Outcome, Request
 from moebatch.spec.sampling import Sampling
 from moebatch.store.experts import ExpertStore

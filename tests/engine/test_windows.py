@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 
 from moebatch.checkpoint.model_files import open_model
-from moebatch.engine import layout
+from moebatch.engine.passes.passes import layout
 from moebatch.engine.spec import EngineSpec
 from moebatch.layout.buffers import KV_TERM, KV_WINDOW_TERM
 from moebatch.model.decoder import Decoder
 from moebatch.model.native import loader
 from moebatch.schedule.registry import SCHEDULES
-from moebatch.spec import cache_layout
-from moebatch.spec.cache_layout import KvCache
-from moebatch.spec.policy import Placement, pages_of
+from moebatch.spec.model import cache_layout
+from moebatch.spec.model.cache_layout import KvCache
+from moebatch.spec.policy.policy import Placement, pages_of
 from moebatch.spec.request import Begun
 from tests.engine.test_engine import NEW_TOKENS, engine, policy, requests, tokens_of
 from tests.engine.test_memory import build, problem_of

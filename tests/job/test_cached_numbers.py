@@ -15,10 +15,10 @@ from moebatch.job.question import job_question
 from moebatch.job.run import JobRun
 from moebatch.layout.buffers import KV_TERM
 from moebatch.plan.options import PlanOptions
-from moebatch.plan.planner import best_policy
 from moebatch.plan.question import stated_question
+from moebatch.plan.search.planner import best_policy
 from moebatch.spec.job import load_job
-from moebatch.spec.profile import load_profile
+from moebatch.spec.machine.profile import load_profile
 from moebatch.spec.workload import Workload
 from tests.job.test_gating import as_openai, texts_and_fingerprint
 from tests.job.test_run import EMULATED, on_gpu, policy, run, texts, write

@@ -21,7 +21,7 @@ from moebatch.errors import CheckpointError, ConfigError, DoesNotFit, InputError
 from moebatch.job.check import check_job
 from moebatch.job.options import CheckOptions
 from moebatch.job.run import JobRun
-from moebatch.model.gating import GatingPoint, LearntGating
+from moebatch.model.routing.gating import GatingPoint, LearntGating
 from moebatch.report.calibration import calibration_view
 from moebatch.spec.job import load_job
 from tests.command import moebatch

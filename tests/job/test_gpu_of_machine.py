@@ -18,9 +18,9 @@ from moebatch.job.options import RunOptions
 from moebatch.job.planning import in_fastest_dtype, job_problem, measured_machine
 from moebatch.job.run import JobRun
 from moebatch.measure.saved import save_profile, this_machine_path
-from moebatch.spec.hardware import CONTEXT_BYTES
 from moebatch.spec.job import Job
-from moebatch.spec.profile import HardwareProfile, load_profile
+from moebatch.spec.machine.hardware import CONTEXT_BYTES
+from moebatch.spec.machine.profile import HardwareProfile, load_profile
 from moebatch.spec.workload import Workload
 from tests.job.test_planning import write_job
 

@@ -18,7 +18,7 @@ from moebatch.job.hints import Hints
 from moebatch.job.status_file import read_status
 from moebatch.predict.learnt_files import HABITS
 from moebatch.spec.job import load_job
-from moebatch.spec.policy import Placement
+from moebatch.spec.policy.policy import Placement
 from tests.job.test_run import EMULATED, on_gpu, policy, run, shown, texts, write
 from tests.tiny import write_checkpoint
 

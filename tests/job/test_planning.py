@@ -31,16 +31,16 @@ from moebatch.model.native import loader
 from moebatch.plan.options import PlanOptions
 from moebatch.schedule.timeline.statistics import LAUNCH
 from moebatch.spec.job import Job, load_job
-from moebatch.spec.policy import OpenPolicy, Placement
-from moebatch.spec.policy_file import PolicyFile
-from moebatch.spec.profile import load_profile
-from moebatch.spec.profile_values import (
+from moebatch.spec.machine.profile import load_profile
+from moebatch.spec.machine.values import (
     MEMORY_RATE,
     SPEED,
     CurveFigure,
     Figure,
     level_curve,
 )
+from moebatch.spec.policy.file import PolicyFile
+from moebatch.spec.policy.policy import OpenPolicy, Placement
 from moebatch.spec.workload import Workload
 
 Checkpoint = Callable[..., Path]

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from moebatch.engine import layout
 from moebatch.engine.engine import Engine
+from moebatch.engine.passes.passes import layout
 from moebatch.errors import ConfigError, LockHeld, MoebatchError, Stopped
 from moebatch.folder.shard import AskedShard, Shard
 from moebatch.job.merge import merge
@@ -21,8 +21,8 @@ from moebatch.job.overview import overview
 from moebatch.job.run import JobRun
 from moebatch.job.stop import Stop
 from moebatch.model.decoder import Decoder
-from moebatch.spec import cache_layout
 from moebatch.spec.job import load_job
+from moebatch.spec.model import cache_layout
 from tests.patience import until
 from tests.tiny import CACHED_APART
 

@@ -29,9 +29,9 @@ from moebatch.predict.learnt_files import TABLE, empty_table, save_table
 from moebatch.report.summary import summary_view
 from moebatch.schedule.registry import SCHEDULES
 from moebatch.spec.job import Job, load_job
-from moebatch.spec.policy import OpenPolicy, Placement
-from moebatch.spec.policy_file import PolicyFile
-from moebatch.spec.profile import load_profile
+from moebatch.spec.machine.profile import load_profile
+from moebatch.spec.policy.file import PolicyFile
+from moebatch.spec.policy.policy import OpenPolicy, Placement
 from moebatch.spec.workload import Workload
 from tests.tiny import write_checkpoint
 

@@ -13,7 +13,7 @@ from moebatch.layout.admission import (
     fields_of,
     longest_first,
 )
-from moebatch.spec.policy import pages_of
+from moebatch.spec.policy.policy import pages_of
 from moebatch.spec.workload import Length
 
 lengths = st.lists(

@@ -13,15 +13,15 @@ from moebatch.layout.division import Division, most_streamed
 from moebatch.layout.footprint import Footprint, packed_bytes, slot_bytes
 from moebatch.layout.ladder import Ladder
 from moebatch.layout.setup import expert_homes, expert_keys, residents
-from moebatch.plan.planner import best_policy
 from moebatch.plan.problem import Problem
+from moebatch.plan.search.planner import best_policy
 from moebatch.schedule.kv_route import Place
 from moebatch.schedule.registry import SCHEDULES, traits_of
-from moebatch.spec.hardware import Hardware, LevelName
-from moebatch.spec.models import load_model
-from moebatch.spec.policy import Placement, Policy, pages_of
-from moebatch.spec.recurrence import GatedDelta
-from moebatch.spec.shape import ModelShape
+from moebatch.spec.machine.hardware import Hardware, LevelName
+from moebatch.spec.model.models import load_model
+from moebatch.spec.model.recurrence import GatedDelta
+from moebatch.spec.model.shape import ModelShape
+from moebatch.spec.policy.policy import Placement, Policy, pages_of
 from moebatch.spec.workload import Workload
 from moebatch.store.kv import KVCache
 from moebatch.store.kv_layout import KvLayout

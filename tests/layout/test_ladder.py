@@ -10,7 +10,7 @@ from moebatch.schedule.lanes import LANES, lane_of_row
 from moebatch.schedule.registry import SCHEDULES
 from moebatch.schedule.request import Sweep
 from moebatch.schedule.simulate import simulate
-from moebatch.spec.policy import Placement, Policy
+from moebatch.spec.policy.policy import Placement, Policy
 from tests.plan.problems import SHAPE, cpu_machine, gpu_machine
 from tests.schedule.worlds import RandomWorld
 

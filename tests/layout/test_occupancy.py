@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moebatch.layout.admission import UNLIMITED, peak_pages, peaks
-from moebatch.spec.policy import PAGE_TOKENS, pages_of
+from moebatch.spec.policy.policy import PAGE_TOKENS, pages_of
 
 sequences = st.lists(st.tuples(st.integers(1, 70), st.integers(0, 60)), max_size=12)
 bounds = st.one_of(st.just(UNLIMITED), st.integers(1, 100))

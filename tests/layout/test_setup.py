@@ -5,7 +5,7 @@ import pytest
 from moebatch.layout.ladder import Ladder
 from moebatch.layout.setup import room_of, setup_of, slots_wanted, spread, streamed_per_layer
 from moebatch.schedule.registry import SCHEDULES
-from moebatch.spec.policy import Placement, Policy
+from moebatch.spec.policy.policy import Placement, Policy
 from tests.plan.problems import SHAPE
 
 EXPERT = 352_321_536

@@ -15,7 +15,7 @@ from moebatch.measure.machine import _cpu_model, _disturbance, measure_machine
 from moebatch.measure.saved import load_saved, save_profile
 from moebatch.measure.sizes import Sizes, quick_sizes
 from moebatch.model.native import loader
-from moebatch.spec.profile import HardwareProfile
+from moebatch.spec.machine.profile import HardwareProfile
 from tests.measure.sizes import TINY, TINY_DISK
 
 ONLY_CPU = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU adds a level and links")

@@ -14,7 +14,7 @@ from moebatch.measure.saved import (
     save_profile,
     this_machine_path,
 )
-from moebatch.spec.profile import HardwareProfile, load_profile
+from moebatch.spec.machine.profile import HardwareProfile, load_profile
 
 
 @pytest.fixture

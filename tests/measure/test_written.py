@@ -17,9 +17,9 @@ from moebatch.measure.gpu import GpuRates
 from moebatch.measure.machine import _Disk, _profile
 from moebatch.measure.processor import ProcessorRates
 from moebatch.measure.saved import load_saved, save_profile
-from moebatch.spec.hardware import RateCurve
-from moebatch.spec.profile import HardwareProfile
-from moebatch.spec.profile_values import DURATION, LINK_RATE, MEMORY_RATE, SPEED, Quantity
+from moebatch.spec.machine.hardware import RateCurve
+from moebatch.spec.machine.profile import HardwareProfile
+from moebatch.spec.machine.values import DURATION, LINK_RATE, MEMORY_RATE, SPEED, Quantity
 from tests.few import examples
 
 

@@ -10,15 +10,15 @@ from safetensors import safe_open
 
 from moebatch.checkpoint.model_files import open_model
 from moebatch.layout.scratch import Limits
+from moebatch.model.attention.span import Span
 from moebatch.model.batch import MicroBatch
 from moebatch.model.decoder import Decoder
 from moebatch.model.dense_weights import DenseWeights
-from moebatch.model.gating import AdaptiveGating
-from moebatch.model.router import Routing
-from moebatch.model.span import Span
-from moebatch.spec.cache_layout import KvCache, SinkWindow
-from moebatch.spec.shape import ModelShape
-from moebatch.spec.stored_experts import StoredPiece
+from moebatch.model.routing.gating import AdaptiveGating
+from moebatch.model.routing.router import Routing
+from moebatch.spec.model.cache_layout import KvCache, SinkWindow
+from moebatch.spec.model.shape import ModelShape
+from moebatch.spec.model.stored_experts import StoredPiece
 from moebatch.store.kv_tensors import KvShape
 
 NUM_ROWS = 8192

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from moebatch.model.pregates import PreGates
+from moebatch.model.routing.pregates import PreGates
 
 
 def moe_layers_of(model: Any) -> tuple[int, ...]:

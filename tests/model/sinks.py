@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from moebatch.spec.cache_layout import SinkWindow
+from moebatch.spec.model.cache_layout import SinkWindow
 
 _NAME = "sinks_of_tests"
 

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from moebatch.model.cached_numbers import decode, encode
+from moebatch.model.attention.cached_numbers import decode, encode
 from moebatch.model.native import loader
 from moebatch.model.native.kernels import Kernels
-from moebatch.spec.cache_layout import SCALE_BYTES, CacheDtype
+from moebatch.spec.model.cache_layout import SCALE_BYTES, CacheDtype
 from tests.model.driver import Driver
 from tests.model.oracle import greedy, load, prompts, rounding_cache
 from tests.model.ways import ApartDriver

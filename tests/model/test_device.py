@@ -13,14 +13,14 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from moebatch.model.attention import Qkv
-from moebatch.model.attention_core import AttentionCore
+from moebatch.model.attention.by_torch import Qkv
+from moebatch.model.attention.core import AttentionCore
+from moebatch.model.attention.span import Span
 from moebatch.model.batch import MicroBatch
 from moebatch.model.decoder import Decoder
 from moebatch.model.dense_weights import DenseWeights
-from moebatch.model.router import Routing, group_rows
-from moebatch.model.span import Span
-from moebatch.spec.json_file import read_object
+from moebatch.model.routing.router import Routing, group_rows
+from moebatch.spec.files.json_file import read_object
 from tests.model.driver import LIMITS, Driver
 
 Checkpoint = Callable[..., Path]

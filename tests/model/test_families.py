@@ -13,10 +13,10 @@ from moebatch.checkpoint.model_files import open_model, required_tensors
 from moebatch.formats.plain import FLOAT32
 from moebatch.formats.weight_format import Matrix
 from moebatch.spec.families.registry import FAMILIES
-from moebatch.spec.shape import ModelShape
-from moebatch.spec.shape_reader import load_shape, read_shape
-from moebatch.spec.stored_experts import StoredExperts, StoredPiece
-from moebatch.spec.tensor_names import TensorNames
+from moebatch.spec.model.shape import ModelShape
+from moebatch.spec.model.shape_reader import load_shape, read_shape
+from moebatch.spec.model.stored_experts import StoredExperts, StoredPiece
+from moebatch.spec.model.tensor_names import TensorNames
 from tests import tiny
 from tests.model.cases import CASES
 from tests.model.driver import read_tensors

@@ -8,10 +8,10 @@ import pytest
 import torch
 from transformers.models.qwen3_next.modeling_qwen3_next import torch_recurrent_gated_delta_rule
 
-from moebatch.model.delta_plan import DeltaPlan, StateSpan
-from moebatch.model.delta_rule import DeltaRule
 from moebatch.model.native import loader
 from moebatch.model.native.delta_rule import DeltaInput
+from moebatch.model.recurrence.delta_plan import DeltaPlan, StateSpan
+from moebatch.model.recurrence.delta_rule import DeltaRule
 from moebatch.model.scratch import Scratch
 from tests.model import oracle
 from tests.model.driver import Driver

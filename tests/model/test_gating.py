@@ -5,9 +5,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moebatch.model.gating import AdaptiveGating, GatingCount
-from moebatch.model.router import choose_experts, group_by_expert
-from moebatch.spec.shape import Router
+from moebatch.model.routing.gating import AdaptiveGating, GatingCount
+from moebatch.model.routing.router import choose_experts, group_by_expert
+from moebatch.spec.model.shape import Router
 
 EXPERTS = 6
 SUMMING = Router(norm_order=1.0)

@@ -9,17 +9,17 @@ import torch
 import torch.nn.functional as F
 
 from moebatch.layout.scratch import Limits
+from moebatch.model.attention.cached_numbers import decode, encode
+from moebatch.model.attention.scoring import Scoring
+from moebatch.model.attention.span import Span
 from moebatch.model.batch import MicroBatch
-from moebatch.model.cached_numbers import decode, encode
 from moebatch.model.native import loader
 from moebatch.model.native.attention_work import Cached, QuerySlices, SingleQueries, work_of
 from moebatch.model.native.helpers import Helpers
 from moebatch.model.native.kernels import Kernels
-from moebatch.model.scoring import Scoring
-from moebatch.model.span import Span
-from moebatch.spec.attention import LatentAttention
-from moebatch.spec.cache_layout import CacheDtype, SinkWindow
-from moebatch.spec.models import load_model
+from moebatch.spec.model.attention import LatentAttention
+from moebatch.spec.model.cache_layout import CacheDtype, SinkWindow
+from moebatch.spec.model.models import load_model
 from tests.model import oracle
 from tests.model.driver import Driver, Seq
 from tests.model.test_native_attention import DTYPES, KERNELS, TOLERANCE
@@ -61,7 +61,7 @@ def test_long_prompts(
     """Keys and values are made anew of contexts, several heads at a time."""
     if not has_kernels:
         monkeypatch.setenv(loader.SWITCH, "0")
-    monkeypatch.setattr("moebatch.spec.attention._EXPANDED_NUMBERS", 3 * 700 * 24)
+    monkeypatch.setattr("moebatch.spec.model.attention._EXPANDED_NUMBERS", 3 * 700 * 24)
     folder = tiny_checkpoint(
         "deepseek_v3", max_position_embeddings=1024, num_hidden_layers=2, **options
     )

@@ -18,17 +18,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from moebatch.model.attention_plan import AttentionPlan
-from moebatch.model.cached_numbers import decode, encode
+from moebatch.model.attention.cached_numbers import decode, encode
+from moebatch.model.attention.plan import AttentionPlan
+from moebatch.model.attention.scoring import Scoring
+from moebatch.model.attention.span import Span
 from moebatch.model.native import loader
 from moebatch.model.native.attention_work import Cached, SingleQueries, work_of
 from moebatch.model.native.compiler import cache_folder
 from moebatch.model.native.helpers import Helpers, torch_parallel
 from moebatch.model.native.kernels import Kernels
-from moebatch.model.scoring import Scoring
-from moebatch.model.span import Span
-from moebatch.spec.cache_layout import CacheDtype
-from moebatch.spec.policy import PAGE_TOKENS, pages_of
+from moebatch.spec.model.cache_layout import CacheDtype
+from moebatch.spec.policy.policy import PAGE_TOKENS, pages_of
 from tests.few import examples
 from tests.model.test_parts import planner
 

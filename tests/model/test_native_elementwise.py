@@ -12,9 +12,9 @@ from torch import Tensor
 from moebatch.model.elementwise import Elementwise
 from moebatch.model.native import loader
 from moebatch.model.native.helpers import Helpers
-from moebatch.model.router import ExpertTokens, Routing, group_by_expert
+from moebatch.model.routing.router import ExpertTokens, Routing, group_by_expert
 from moebatch.model.scratch import Frame
-from moebatch.spec.shape import ClampedGate
+from moebatch.spec.model.shape import ClampedGate
 
 CPU = torch.device("cpu")
 DTYPES = [torch.float32, torch.bfloat16]

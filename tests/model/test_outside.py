@@ -20,21 +20,21 @@ from moebatch.errors import CheckpointError
 from moebatch.formats.plain import FLOAT32
 from moebatch.formats.registry import FORMATS
 from moebatch.formats.weight_format import Matrix, StoredPart, WeightFormat
+from moebatch.model.attention.grouped import GroupedAttentionBlock
 from moebatch.model.elementwise import Elementwise
 from moebatch.model.families import registry
 from moebatch.model.families.family import Family, Weights
 from moebatch.model.families.registry import FAMILIES
-from moebatch.model.grouped_attention import GroupedAttentionBlock
 from moebatch.model.native import loader
 from moebatch.model.products import Products
 from moebatch.model.scratch import Frame
 from moebatch.registry import Registry
-from moebatch.spec.config_keys import ConfigKeys
 from moebatch.spec.families.family import FamilySpec, grouped_attention, usual_defaults
 from moebatch.spec.families.registry import FAMILIES as DESCRIBED_FAMILIES
-from moebatch.spec.shape import Layers, Mlp, ModelShape, Norm, Router
-from moebatch.spec.shape_reader import read_shape
-from moebatch.spec.tensor_names import ExpertLayout, TensorNames
+from moebatch.spec.model.config_keys import ConfigKeys
+from moebatch.spec.model.shape import Layers, Mlp, ModelShape, Norm, Router
+from moebatch.spec.model.shape_reader import read_shape
+from moebatch.spec.model.tensor_names import ExpertLayout, TensorNames
 from moebatch.store.dense import load_embedded, load_gates
 from tests.model.driver import Driver
 

@@ -11,16 +11,16 @@ from hypothesis import strategies as st
 
 from moebatch.errors import CheckpointError
 from moebatch.layout.scratch import Limits, bucket_rows, decoder_buffers
+from moebatch.model.attention.span import Span
 from moebatch.model.batch import BatchPlanner
 from moebatch.model.layers import activation_of, layer_norm
 from moebatch.model.native.loader import SWITCH
 from moebatch.model.rope import Rope, rotate
-from moebatch.model.router import choose_experts, group_by_expert
+from moebatch.model.routing.router import choose_experts, group_by_expert
 from moebatch.model.scratch import Scratch
-from moebatch.model.span import Span
-from moebatch.spec.attention import GroupedAttention
-from moebatch.spec.shape import ModelShape, Router
-from moebatch.spec.shape_reader import read_shape
+from moebatch.spec.model.attention import GroupedAttention
+from moebatch.spec.model.shape import ModelShape, Router
+from moebatch.spec.model.shape_reader import read_shape
 from tests.model.driver import LIMITS, Driver
 from tests.spec.test_shape import minimal
 

@@ -18,7 +18,7 @@ from moebatch.model.native.instruction_set import INSTRUCTION_SETS, InstructionS
 from moebatch.model.native.kernels import Kernels
 from moebatch.model.native.products import product_work
 from moebatch.model.products import Products
-from moebatch.spec.hardware import Dtype
+from moebatch.spec.machine.hardware import Dtype
 from tests.few import examples
 
 CPU = torch.device("cpu")

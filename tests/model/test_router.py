@@ -8,12 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from moebatch.errors import CheckpointError
-from moebatch.model.router import choose_experts, preferences
-from moebatch.spec.config_keys import ConfigKeys
+from moebatch.model.routing.router import choose_experts, preferences
 from moebatch.spec.families.family import corrected_router
 from moebatch.spec.families.registry import FAMILIES
-from moebatch.spec.shape import ExpertGroups, Router
-from moebatch.spec.shape_reader import read_shape
+from moebatch.spec.model.config_keys import ConfigKeys
+from moebatch.spec.model.shape import ExpertGroups, Router
+from moebatch.spec.model.shape_reader import read_shape
 
 D, E, T = 16, 24, 300
 Reference = Callable[[Tensor], tuple[Tensor, Tensor]]

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from moebatch.errors import ConfigError
-from moebatch.spec.cache_layout import SinkWindow
+from moebatch.spec.model.cache_layout import SinkWindow
 from tests.model.driver import Driver
 from tests.model.oracle import load, prompts
 from tests.model.sinks import greedy_with_sinks, seen

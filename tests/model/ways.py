@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from moebatch.model.attention import Qkv
-from moebatch.model.attention_core import AttentionCore
+from moebatch.model.attention.by_torch import Qkv
+from moebatch.model.attention.core import AttentionCore
 from moebatch.model.batch import MicroBatch
-from moebatch.model.router import Routing
+from moebatch.model.routing.router import Routing
 from tests.model.driver import Driver
 
 SPARE_ROWS = 3

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from moebatch.errors import CheckpointError, ConfigError
 from moebatch.packing.encodings import Encoding, Fp8Blocks, Int4, Int8, PackedIntegers, group_of
-from moebatch.spec.models import load_model
-from moebatch.spec.named_formats import named_format, why_unpacked, written_formats
+from moebatch.spec.model.models import load_model
+from moebatch.spec.model.named_formats import named_format, why_unpacked, written_formats
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 

@@ -25,7 +25,7 @@ from moebatch.packing.order import PackOrder
 from moebatch.packing.pack import Pack, PackSummary
 from moebatch.plan.question import stored_as
 from moebatch.schedule.slots.expert_load import ExpertKey
-from moebatch.spec.precision import GROUPS, Precision
+from moebatch.spec.model.precision import GROUPS, Precision
 from moebatch.store.memory import Arena
 from moebatch.store.page_sources import FilePages
 from tests.command import moebatch

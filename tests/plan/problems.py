@@ -4,13 +4,13 @@ from dataclasses import replace
 
 from moebatch.formats.plain import BFLOAT16
 from moebatch.layout.footprint import Dtypes
-from moebatch.plan.affine import Known
-from moebatch.plan.candidates import candidates
-from moebatch.plan.planner import Screened, ranked_among, screen
 from moebatch.plan.problem import Problem
-from moebatch.spec.hardware import Hardware, Level, Link, Processor, RateCurve
-from moebatch.spec.shape import ModelShape
-from moebatch.spec.shape_reader import read_shape
+from moebatch.plan.search.affine import Known
+from moebatch.plan.search.candidates import candidates
+from moebatch.plan.search.planner import Screened, ranked_among, screen
+from moebatch.spec.machine.hardware import Hardware, Level, Link, Processor, RateCurve
+from moebatch.spec.model.shape import ModelShape
+from moebatch.spec.model.shape_reader import read_shape
 from moebatch.spec.workload import Workload
 
 GIB = 2**30

@@ -10,20 +10,20 @@ from hypothesis import strategies as st
 from moebatch.errors import DoesNotFit
 from moebatch.plan.advice import improvements
 from moebatch.plan.answer import answer_milp
-from moebatch.plan.candidates import widest_micro_batch
 from moebatch.plan.fitting import with_room
 from moebatch.plan.options import PlanOptions
-from moebatch.plan.planner import best_policy
 from moebatch.plan.prediction import predict
 from moebatch.plan.problem import Problem
 from moebatch.plan.question import changed_profile, stated_dtypes, stored_as
-from moebatch.plan.refusal import too_large, too_small
+from moebatch.plan.search.candidates import widest_micro_batch
+from moebatch.plan.search.planner import best_policy
+from moebatch.plan.search.refusal import too_large, too_small
 from moebatch.schedule.registry import traits_of
-from moebatch.spec.hardware import Hardware
-from moebatch.spec.models import load_model
-from moebatch.spec.policy import Placement, Policy
-from moebatch.spec.profile import load_profile
-from moebatch.spec.shape import ModelShape
+from moebatch.spec.machine.hardware import Hardware
+from moebatch.spec.machine.profile import load_profile
+from moebatch.spec.model.models import load_model
+from moebatch.spec.model.shape import ModelShape
+from moebatch.spec.policy.policy import Placement, Policy
 from moebatch.spec.workload import Workload
 from tests.few import examples, runs_all
 from tests.plan.problems import SHAPE, SMALL, cpu_machine, gpu_machine, problem

@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moebatch.layout.habits import Habits
-from moebatch.plan.expected_loads import LayerTimes, expected_loads
 from moebatch.plan.expert_choice import Wishes, choose_experts, divided, wished
 from moebatch.plan.prediction import predict
+from moebatch.plan.pricing.expected_loads import LayerTimes, expected_loads
 from moebatch.plan.problem import Problem
-from moebatch.spec.policy import CACHE_RULES, Placement, Policy
+from moebatch.spec.policy.policy import CACHE_RULES, Placement, Policy
 from moebatch.spec.workload import Workload
 from tests.plan.problems import SMALL, gpu_machine, problem
 

@@ -23,10 +23,10 @@ from moebatch.plan.papers.klotski import (
 )
 from moebatch.plan.prediction import predict
 from moebatch.plan.problem import Problem
-from moebatch.spec.hardware import Hardware, Link
-from moebatch.spec.models import load_model
-from moebatch.spec.policy import PAGE_TOKENS, Placement
-from moebatch.spec.profile import load_profile
+from moebatch.spec.machine.hardware import Hardware, Link
+from moebatch.spec.machine.profile import load_profile
+from moebatch.spec.model.models import load_model
+from moebatch.spec.policy.policy import PAGE_TOKENS, Placement
 from moebatch.spec.workload import Workload
 from tests.few import examples
 from tests.plan.problems import GB, GIB, SMALL, cpu_machine, gpu_machine, problem

@@ -16,12 +16,12 @@ from moebatch.layout.footprint import Dtypes
 from moebatch.layout.load import PassLoad
 from moebatch.layout.routing import SkewedRouting
 from moebatch.plan.problem import Problem
-from moebatch.plan.sim_passes import MicroBatches
-from moebatch.plan.sim_world import SimWorld
+from moebatch.plan.simulation.passes import MicroBatches
+from moebatch.plan.simulation.world import SimWorld
 from moebatch.schedule.simulate import simulate
-from moebatch.spec.models import load_model
-from moebatch.spec.policy import Placement, Policy
-from moebatch.spec.profile import load_profile
+from moebatch.spec.machine.profile import load_profile
+from moebatch.spec.model.models import load_model
+from moebatch.spec.policy.policy import Placement, Policy
 from moebatch.spec.workload import Workload
 
 PAPER: dict[str, float] = {"simple": 5.721, "multi": 18.24, "hot": 19.074, "klotski": 22.414}

@@ -9,12 +9,12 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from moebatch.errors import DoesNotFit
-from moebatch.plan.affine import AffineCandidate, Known
-from moebatch.plan.bounds import bounds, least_seconds, seconds_per_sequence
-from moebatch.plan.candidates import candidates
-from moebatch.plan.milp import NoSolution, make_solver, solve, violations
-from moebatch.plan.planner import best_policy
 from moebatch.plan.problem import Problem
+from moebatch.plan.search.affine import AffineCandidate, Known
+from moebatch.plan.search.bounds import bounds, least_seconds, seconds_per_sequence
+from moebatch.plan.search.candidates import candidates
+from moebatch.plan.search.milp import NoSolution, make_solver, solve, violations
+from moebatch.plan.search.planner import best_policy
 from moebatch.spec.workload import Workload
 from tests.few import examples
 from tests.plan.problems import GIB, cpu_machine, gpu_machine, problem, screened_of
@@ -100,8 +100,8 @@ def test_coefficients_are_those_of_cost_and_footprint_everywhere(
     asked: Problem, data: st.DataObject
 ) -> None:
     """Both are affine in the shares, so what the corners say holds between them."""
-    from moebatch.plan.affine import footprints_in_parts, placement
-    from moebatch.plan.bounds import seconds_under
+    from moebatch.plan.search.affine import footprints_in_parts, placement
+    from moebatch.plan.search.bounds import seconds_under
 
     (item, *_) = few_items(asked, data)
     shares = data.draw(st.sampled_from(grid(item)))
@@ -173,7 +173,7 @@ def test_the_solver_is_quiet_repeatable_and_bounded(capfd: pytest.CaptureFixture
 
 
 def test_constraints_carry_names() -> None:
-    from moebatch.plan.milp import _Program
+    from moebatch.plan.search.milp import _Program
 
     asked = problem(gpu_machine())
     items = [item for item, _ in screened_of(asked)][:2]

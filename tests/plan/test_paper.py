@@ -21,9 +21,9 @@ from moebatch.plan.papers.moe_lightning import (
     ffn_flops,
     micro_batch_grid,
 )
-from moebatch.spec.hardware import Hardware, Level, Link, Processor, RateCurve
-from moebatch.spec.shape import ModelShape
-from moebatch.spec.shape_reader import read_shape
+from moebatch.spec.machine.hardware import Hardware, Level, Link, Processor, RateCurve
+from moebatch.spec.model.shape import ModelShape
+from moebatch.spec.model.shape_reader import read_shape
 from tests.few import examples
 from tests.plan.problems import MIXTRAL
 

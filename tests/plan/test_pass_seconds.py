@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from moebatch.layout.lanes import pass_seconds
 from moebatch.layout.load import PassLoad
 from moebatch.schedule.registry import SCHEDULES
-from moebatch.spec.policy import Batching, Placement, Policy
+from moebatch.spec.policy.policy import Batching, Placement, Policy
 from tests.few import examples
 from tests.plan.problems import gpu_machine, problem
 

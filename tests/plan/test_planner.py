@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moebatch.errors import DoesNotFit, ExitCode
-from moebatch.plan.milp import violations
-from moebatch.plan.planner import best_policy
 from moebatch.plan.problem import Problem
-from moebatch.spec.hardware import Hardware, Processor
-from moebatch.spec.policy import PAGE_TOKENS, Policy
-from moebatch.spec.shape import ModelShape
+from moebatch.plan.search.milp import violations
+from moebatch.plan.search.planner import best_policy
+from moebatch.spec.machine.hardware import Hardware, Processor
+from moebatch.spec.model.shape import ModelShape
+from moebatch.spec.policy.policy import PAGE_TOKENS, Policy
 from moebatch.spec.workload import Workload
 from tests.few import examples
 from tests.plan.problems import GIB, SHAPE, SMALL, WORKLOAD, cpu_machine, gpu_machine, problem

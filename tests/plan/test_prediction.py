@@ -10,17 +10,17 @@ from moebatch.layout.footprint import slot_bytes
 from moebatch.layout.lanes import pass_seconds
 from moebatch.layout.load import PassLoad
 from moebatch.plan.answer import answer_milp
-from moebatch.plan.candidates import candidates
-from moebatch.plan.cost import CostModel
-from moebatch.plan.phases import phases_of
-from moebatch.plan.planner import best_policy
 from moebatch.plan.prediction import at_end, predict
+from moebatch.plan.pricing.cost import CostModel
 from moebatch.plan.problem import Problem
-from moebatch.plan.replay import job_loads
+from moebatch.plan.replay.loads import job_loads
+from moebatch.plan.replay.phases import phases_of
 from moebatch.plan.roofs import policy_roofs
-from moebatch.plan.whole import whole_policy
-from moebatch.spec.hardware import RateCurve
-from moebatch.spec.policy import PAGE_TOKENS, Placement, Policy
+from moebatch.plan.search.candidates import candidates
+from moebatch.plan.search.planner import best_policy
+from moebatch.plan.search.whole import whole_policy
+from moebatch.spec.machine.hardware import RateCurve
+from moebatch.spec.policy.policy import PAGE_TOKENS, Placement, Policy
 from moebatch.spec.workload import Length, LengthSample, Workload
 from tests.few import examples
 from tests.plan.problems import GB, SMALL, cpu_machine, gpu_machine, problem, screened_of

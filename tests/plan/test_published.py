@@ -9,13 +9,13 @@ from moebatch.layout.footprint import Dtypes
 from moebatch.layout.ladder import Ladder
 from moebatch.layout.load import PassLoad
 from moebatch.plan.prediction import Prediction, predict
-from moebatch.plan.price import Price
-from moebatch.plan.prices import Prices
+from moebatch.plan.pricing.price import Price
+from moebatch.plan.pricing.prices import Prices
 from moebatch.plan.problem import Problem
-from moebatch.spec.library import names
-from moebatch.spec.models import load_model
-from moebatch.spec.policy_file import PolicyFile, load_policy
-from moebatch.spec.profile import load_profile
+from moebatch.spec.files.library import names
+from moebatch.spec.machine.profile import load_profile
+from moebatch.spec.model.models import load_model
+from moebatch.spec.policy.file import PolicyFile, load_policy
 
 TOLERANCE = 0.25
 OUTSIDE = {

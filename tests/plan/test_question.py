@@ -9,7 +9,7 @@ from moebatch.errors import ConfigError
 from moebatch.formats.plain import BFLOAT16, FLOAT16
 from moebatch.plan.options import PlanOptions
 from moebatch.plan.question import stated_question
-from moebatch.spec.profile import load_profile
+from moebatch.spec.machine.profile import load_profile
 
 ASKED = PlanOptions(model="mixtral-8x7b", prompt_len=77, gen_len=128)
 NARROW = """\

@@ -8,9 +8,9 @@ import pytest
 
 from moebatch.plan.prediction import predict
 from moebatch.plan.problem import Problem
-from moebatch.plan.refine import refined
-from moebatch.plan.refusal import too_large
-from moebatch.spec.policy import Placement, Policy
+from moebatch.plan.search.refine import refined
+from moebatch.plan.search.refusal import too_large
+from moebatch.spec.policy.policy import Placement, Policy
 from moebatch.spec.workload import Length, Workload
 from tests.plan.problems import GB, SMALL, cpu_machine, problem
 

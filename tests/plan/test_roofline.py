@@ -18,7 +18,7 @@ from moebatch.plan.roofline import (
     rooflines,
     tokens_reaching,
 )
-from moebatch.spec.hardware import Hardware, Level, Link, Processor, RateCurve
+from moebatch.spec.machine.hardware import Hardware, Level, Link, Processor, RateCurve
 from tests.plan.problems import SHAPE
 
 GIB = 2**30

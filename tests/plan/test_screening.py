@@ -6,14 +6,14 @@ import pytest
 
 from moebatch.layout.load import PassLoad
 from moebatch.plan.advice import FACTOR, promising
-from moebatch.plan.affine import Known
-from moebatch.plan.bounds import bounds, lower_seconds
-from moebatch.plan.candidates import Candidate, candidates
-from moebatch.plan.pass_tasks import PassTasks
-from moebatch.plan.planner import MOST_CANDIDATES, best_policy, best_seconds, screen
+from moebatch.plan.pricing.pass_tasks import PassTasks
 from moebatch.plan.problem import Problem
-from moebatch.spec.hardware import LinkName
-from moebatch.spec.policy import Policy
+from moebatch.plan.search.affine import Known
+from moebatch.plan.search.bounds import bounds, lower_seconds
+from moebatch.plan.search.candidates import Candidate, candidates
+from moebatch.plan.search.planner import MOST_CANDIDATES, best_policy, best_seconds, screen
+from moebatch.spec.machine.hardware import LinkName
+from moebatch.spec.policy.policy import Policy
 from moebatch.spec.workload import Workload
 from tests.plan.problems import GIB, cpu_machine, gpu_machine, problem, screened_of
 

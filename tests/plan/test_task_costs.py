@@ -10,17 +10,17 @@ from moebatch.layout.ladder import Ladder
 from moebatch.layout.lanes import pass_seconds
 from moebatch.layout.load import PassLoad
 from moebatch.layout.routing import SkewedRouting
-from moebatch.plan.price import Price
-from moebatch.plan.prices import Prices
+from moebatch.plan.pricing.price import Price
+from moebatch.plan.pricing.prices import Prices
 from moebatch.plan.problem import Problem
-from moebatch.plan.sim_passes import Work, decode_load, mean_load, passes_of, split
-from moebatch.plan.sim_world import SimWorld
+from moebatch.plan.simulation.passes import Work, decode_load, mean_load, passes_of, split
+from moebatch.plan.simulation.world import SimWorld
 from moebatch.schedule.simulate import simulate
 from moebatch.schedule.task import page
 from moebatch.schedule.timeline.statistics import Statistics
 from moebatch.schedule.timeline.timeline import Timeline
-from moebatch.spec.hardware import RateCurve
-from moebatch.spec.policy import Placement, Policy
+from moebatch.spec.machine.hardware import RateCurve
+from moebatch.spec.policy.policy import Placement, Policy
 from tests.plan.problems import GB, SHAPE, cpu_machine, gpu_machine, launching, problem
 from tests.schedule.check import check_timeline
 

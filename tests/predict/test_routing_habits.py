@@ -11,7 +11,7 @@ from moebatch.predict.learnt_files import load_habits, save_habits
 from moebatch.predict.routing_habits import measure_habits
 from moebatch.schedule.slots.cache import Rule, make_cache
 from moebatch.schedule.slots.expert_load import ExpertKey, Load
-from moebatch.spec.policy import CACHE_RULES
+from moebatch.spec.policy.policy import CACHE_RULES
 
 L, E, K = 2, 6, 2
 POPULAR_LE = np.array([[5, 4, 3, 2, 1, 0], [0, 1, 2, 3, 4, 5]])

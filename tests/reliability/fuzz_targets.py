@@ -25,11 +25,11 @@ from moebatch.rows.refused import RowRefused
 from moebatch.rows.row import Chat, FailedRow, ReadyRow
 from moebatch.rows.source import open_source
 from moebatch.rows.tokenizer import load_tokenizer
+from moebatch.spec.files.json_file import read_object
 from moebatch.spec.job import load_job
-from moebatch.spec.json_file import read_object
-from moebatch.spec.policy_file import load_policy
-from moebatch.spec.profile import load_profile
-from moebatch.spec.shape_reader import read_shape
+from moebatch.spec.machine.profile import load_profile
+from moebatch.spec.model.shape_reader import read_shape
+from moebatch.spec.policy.file import load_policy
 
 Feed = Callable[[Path, bytes], None]
 _LONGEST_MESSAGE = 100_000

@@ -17,8 +17,8 @@ from moebatch.report.figure import Picture, text_width
 from moebatch.report.label_room import Points_N, dotted
 from moebatch.report.roofline import roofline_picture
 from moebatch.report.roofline_panel import Panel
-from moebatch.spec.hardware import LevelName
-from moebatch.spec.policy import Placement
+from moebatch.spec.machine.hardware import LevelName
+from moebatch.spec.policy.policy import Placement
 from tests.few import examples
 from tests.report.pictures import notes, svg, texts
 

@@ -12,7 +12,7 @@ from moebatch.job.status import LaneTime, RunSummary
 from moebatch.plan.prediction import Prediction
 from moebatch.report.console import show
 from moebatch.report.summary import failed_rows, summary_view
-from moebatch.spec.policy import Placement, Policy
+from moebatch.spec.policy.policy import Placement, Policy
 
 GIB = 2**30
 JOB = Path("my job.yaml")

@@ -6,7 +6,7 @@ from moebatch.schedule.emission import launched
 from moebatch.schedule.kv_route import Place, route
 from moebatch.schedule.registry import SCHEDULES
 from moebatch.schedule.task import Kind
-from moebatch.spec.hardware import LevelName
+from moebatch.spec.machine.hardware import LevelName
 
 ATTENDED_ON_CPU = {Kind.PRE, Kind.OFF, Kind.ATTN, Kind.LOAD}
 KV = {Kind.KV_READ, Kind.KV_UP, Kind.KV_DOWN, Kind.KV_WRITE}

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from moebatch.spec.config_keys import FaultyConfig
-from moebatch.spec.shape import ModelShape
-from moebatch.spec.shape_reader import read_shape
+from moebatch.spec.model.config_keys import FaultyConfig
+from moebatch.spec.model.shape import ModelShape
+from moebatch.spec.model.shape_reader import read_shape
 from moebatch.spec.workload import Workload
 
 SIZES = {

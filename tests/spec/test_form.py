@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from moebatch.errors import ConfigError
-from moebatch.spec.form import Form, read_form
-from moebatch.spec.values import Line, Threads
+from moebatch.spec.files.form import Form, read_form
+from moebatch.spec.files.values import Line, Threads
 
 ROOT = Path(__file__).parents[2]
 

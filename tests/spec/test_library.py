@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from moebatch.errors import ConfigError
-from moebatch.spec.library import Kind, find, is_path, names
+from moebatch.spec.files.library import Kind, find, is_path, names
 
 ROOT = Path(__file__).parents[2]
 HARDWARE = ROOT / "policies" / "hardware"
@@ -95,7 +95,7 @@ def test_an_installed_package_brings_its_own(tmp_path: Path) -> None:
     for file in ("__init__.py", "errors.py", "quoting.py", "units.py"):
         shutil.copy(ROOT / "moebatch" / file, tmp_path / "site" / "moebatch" / file)
     shutil.copytree(ROOT / "policies", tmp_path / "site" / "moebatch" / "policies")
-    code = "from moebatch.spec.library import find; print(find('hardware', 'T4'))"
+    code = "from moebatch.spec.files.library import find; print(find('hardware', 'T4'))"
     done = subprocess.run(
         [sys.executable, "-c", code],
         cwd=tmp_path,

@@ -8,11 +8,11 @@ import pytest
 import yaml
 
 from moebatch.errors import CheckpointError, ConfigError, Fault
-from moebatch.spec.library import find, names
-from moebatch.spec.models import load_model
-from moebatch.spec.named_formats import named_format
-from moebatch.spec.shape import ModelShape
-from moebatch.spec.shape_reader import read_shape
+from moebatch.spec.files.library import find, names
+from moebatch.spec.model.models import load_model
+from moebatch.spec.model.named_formats import named_format
+from moebatch.spec.model.shape import ModelShape
+from moebatch.spec.model.shape_reader import read_shape
 
 BILLIONS = {
     "mixtral-8x7b": 46.7,

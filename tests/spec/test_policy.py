@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moebatch.spec.policy import Placement, kv_levels
+from moebatch.spec.policy.policy import Placement, kv_levels
 
 
 def test_half_of_eight_layers_is_four() -> None:

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from moebatch.errors import ConfigError, Fault
 from moebatch.schedule.registry import SCHEDULES, schedule_faults
-from moebatch.spec.library import names
-from moebatch.spec.models import load_model
-from moebatch.spec.policy import STREAMING_SLOTS, OpenPolicy, Placement, Policy
-from moebatch.spec.policy_file import PolicyFile, load_policy
-from moebatch.spec.profile import load_profile
+from moebatch.spec.files.library import names
+from moebatch.spec.machine.profile import load_profile
+from moebatch.spec.model.models import load_model
+from moebatch.spec.policy.file import PolicyFile, load_policy
+from moebatch.spec.policy.policy import STREAMING_SLOTS, OpenPolicy, Placement, Policy
 from moebatch.spec.workload import Workload
 
 FULL = """\

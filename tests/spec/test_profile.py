@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moebatch.errors import ConfigError, Fault
-from moebatch.spec.hardware import Hardware, Processor, RateCurve
-from moebatch.spec.library import names
-from moebatch.spec.profile import HardwareProfile, load_profile
-from moebatch.spec.profile_levels import LevelFigures, LinkFigures
-from moebatch.spec.profile_values import (
+from moebatch.spec.files.library import names
+from moebatch.spec.machine.hardware import Hardware, Processor, RateCurve
+from moebatch.spec.machine.levels import LevelFigures, LinkFigures
+from moebatch.spec.machine.profile import HardwareProfile, load_profile
+from moebatch.spec.machine.values import (
     DISK_SIZE,
     DRAM_SIZE,
     DURATION,

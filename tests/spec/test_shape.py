@@ -12,10 +12,15 @@ from transformers.activations import ACT2FN
 
 from moebatch.errors import CheckpointError
 from moebatch.quoting import shown
-from moebatch.spec.attention import GroupedAttention, LatentAttention
 from moebatch.spec.families.registry import FAMILIES
-from moebatch.spec.shape import ModelShape
-from moebatch.spec.shape_reader import ACTIVATIONS, load_shape, read_runnable_shape, read_shape
+from moebatch.spec.model.attention import GroupedAttention, LatentAttention
+from moebatch.spec.model.shape import ModelShape
+from moebatch.spec.model.shape_reader import (
+    ACTIVATIONS,
+    load_shape,
+    read_runnable_shape,
+    read_shape,
+)
 from tests import tiny
 
 ARCHITECTURES = {

@@ -12,10 +12,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from moebatch.formats.four_bit_floats import MXFP4
 from moebatch.formats.plain import BFLOAT16
 from moebatch.quoting import shown
-from moebatch.spec.attention import LatentAttention
-from moebatch.spec.config_keys import FaultyConfig
-from moebatch.spec.shape import ModelShape
-from moebatch.spec.shape_reader import load_shape, read_shape
+from moebatch.spec.model.attention import LatentAttention
+from moebatch.spec.model.config_keys import FaultyConfig
+from moebatch.spec.model.shape import ModelShape
+from moebatch.spec.model.shape_reader import load_shape, read_shape
 from tests import tiny
 
 ARCHITECTURES = {

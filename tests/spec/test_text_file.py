@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from moebatch.errors import StorageError
-from moebatch.spec.text_file import write_text
+from moebatch.spec.files.text_file import write_text
 from tests.patience import PATIENCE_S
 
 

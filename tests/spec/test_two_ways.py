@@ -5,12 +5,12 @@ from typing import Any
 import pytest
 
 from moebatch.errors import ConfigError
-from moebatch.spec.attention import GroupedAttention, Temperature
-from moebatch.spec.cache_layout import SinkWindow
-from moebatch.spec.config_keys import FaultyConfig
-from moebatch.spec.models import load_model
-from moebatch.spec.shape import ModelShape
-from moebatch.spec.shape_reader import read_shape
+from moebatch.spec.model.attention import GroupedAttention, Temperature
+from moebatch.spec.model.cache_layout import SinkWindow
+from moebatch.spec.model.config_keys import FaultyConfig
+from moebatch.spec.model.models import load_model
+from moebatch.spec.model.shape import ModelShape
+from moebatch.spec.model.shape_reader import read_shape
 from tests import tiny
 
 GEMMA: dict[str, Any] = {

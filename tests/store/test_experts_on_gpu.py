@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from moebatch.engine.read_ahead import ReadAhead
+from moebatch.engine.lanes.read_ahead import ReadAhead
 from moebatch.schedule.slots.expert_load import ExpertKey
 from moebatch.store.device_memory import DeviceMemory
 from moebatch.store.experts import ExpertStore

@@ -5,9 +5,9 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from moebatch.spec.cache import CacheGroup
-from moebatch.spec.cache_layout import CacheLayout
-from moebatch.spec.policy import PAGE_TOKENS, pages_of
+from moebatch.spec.model.cache import CacheGroup
+from moebatch.spec.model.cache_layout import CacheLayout
+from moebatch.spec.policy.policy import PAGE_TOKENS, pages_of
 from moebatch.store.kv import KVCache
 from moebatch.store.memory import resident_bytes
 

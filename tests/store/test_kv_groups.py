@@ -13,11 +13,11 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from moebatch.schedule.kv_route import Place
-from moebatch.spec import cache_layout
-from moebatch.spec.cache import CacheGroup
-from moebatch.spec.cache_layout import CacheLayout, CachePart, SinkWindow
-from moebatch.spec.hardware import LevelName
-from moebatch.spec.policy import pages_of
+from moebatch.spec.machine.hardware import LevelName
+from moebatch.spec.model import cache_layout
+from moebatch.spec.model.cache import CacheGroup
+from moebatch.spec.model.cache_layout import CacheLayout, CachePart, SinkWindow
+from moebatch.spec.policy.policy import pages_of
 from moebatch.store.kv import KVCache
 from moebatch.store.kv_layout import KvLayout
 from moebatch.store.kv_pages import KvPages

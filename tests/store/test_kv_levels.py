@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from moebatch.schedule.kv_route import Place
 from moebatch.schedule.task import Kind
-from moebatch.spec.cache import CacheGroup
-from moebatch.spec.cache_layout import SCALE_BYTES, CacheLayout, CachePart
-from moebatch.spec.hardware import LevelName
-from moebatch.spec.policy import PAGE_TOKENS, pages_of
+from moebatch.spec.machine.hardware import LevelName
+from moebatch.spec.model.cache import CacheGroup
+from moebatch.spec.model.cache_layout import SCALE_BYTES, CacheLayout, CachePart
+from moebatch.spec.policy.policy import PAGE_TOKENS, pages_of
 from moebatch.store.kv import KVCache
 from moebatch.store.kv_layout import KvLayout, WindowName
 from moebatch.store.kv_view import KvPiece, KvView

@@ -4,9 +4,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moebatch.spec.cache import CacheGroup
-from moebatch.spec.cache_layout import CacheLayout
-from moebatch.spec.policy import PAGE_TOKENS, pages_of
+from moebatch.spec.model.cache import CacheGroup
+from moebatch.spec.model.cache_layout import CacheLayout
+from moebatch.spec.policy.policy import PAGE_TOKENS, pages_of
 from moebatch.store.kv import KVCache
 
 HEADER = list(range(3 * PAGE_TOKENS))

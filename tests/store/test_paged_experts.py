@@ -9,7 +9,7 @@ import torch
 
 from moebatch.checkpoint.direct import DirectFile
 from moebatch.checkpoint.record import Record
-from moebatch.engine.read_ahead import ReadAhead
+from moebatch.engine.lanes.read_ahead import ReadAhead
 from moebatch.errors import DoesNotFit, StorageError
 from moebatch.schedule.slots.expert_load import ExpertKey
 from moebatch.store.device_memory import DeviceMemory

@@ -5,7 +5,7 @@ import threading
 import torch
 
 from moebatch.checkpoint.record import Record
-from moebatch.engine.read_ahead import ReadAhead
+from moebatch.engine.lanes.read_ahead import ReadAhead
 from moebatch.schedule.slots.expert_load import Chunk, ExpertKey, Load
 from moebatch.store.device_memory import DeviceMemory
 from moebatch.store.experts import ExpertStore

@@ -11,8 +11,8 @@ import torch
 
 from moebatch.checkpoint.model_files import open_model
 from moebatch.errors import CheckpointError
-from moebatch.model.gating import AdaptiveGating, GatingCount
-from moebatch.spec.shape_reader import load_shape
+from moebatch.model.routing.gating import AdaptiveGating, GatingCount
+from moebatch.spec.model.shape_reader import load_shape
 from moebatch.training.gating_trial import GatingTrial
 from moebatch.training.learning_gates import LearningGates
 from moebatch.training.reading import Reading, reading_batches

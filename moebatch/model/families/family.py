@@ -12,15 +12,15 @@ import torch
 from torch import Tensor
 
 from moebatch.formats.weight_format import Matrix
-from moebatch.model.attention import Parts, Qkv
-from moebatch.model.attention_core import AttentionCore
+from moebatch.model.attention.by_torch import Parts, Qkv
+from moebatch.model.attention.core import AttentionCore
 from moebatch.model.batch import MicroBatch
 from moebatch.model.elementwise import Elementwise
 from moebatch.model.products import Products
-from moebatch.model.router import choose_experts
+from moebatch.model.routing.router import choose_experts
 from moebatch.model.scratch import Frame
-from moebatch.spec.attention import Attention
-from moebatch.spec.shape import ModelShape
+from moebatch.spec.model.attention import Attention
+from moebatch.spec.model.shape import ModelShape
 
 Weights = Mapping[str, Tensor]
 """Those of a layer beside its experts, by role."""

@@ -8,14 +8,14 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from moebatch.formats.weight_format import Matrix
+from moebatch.model.attention.grouped import GroupedAttentionBlock
+from moebatch.model.attention.latent import LatentAttentionBlock
 from moebatch.model.elementwise import Elementwise
 from moebatch.model.families.family import AttentionBlock, Family
-from moebatch.model.grouped_attention import GroupedAttentionBlock
-from moebatch.model.latent_attention import LatentAttentionBlock
 from moebatch.model.products import Products
 from moebatch.model.scratch import Frame
-from moebatch.spec.attention import Attention, LatentAttention
-from moebatch.spec.shape import ModelShape
+from moebatch.spec.model.attention import Attention, LatentAttention
+from moebatch.spec.model.shape import ModelShape
 
 
 def mlp(

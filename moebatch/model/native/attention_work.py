@@ -10,9 +10,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from moebatch.model.attention.scoring import Scoring
 from moebatch.model.native.kernels import DTYPES, number_of
-from moebatch.model.scoring import Scoring
-from moebatch.spec.cache_layout import CacheDtype
+from moebatch.spec.model.cache_layout import CacheDtype
 
 _QUERIES_PER_THREAD = 8
 """With fewer single queries than that, KV heads are divided among the threads as well."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import torch
 
 from moebatch.model.native.instruction_set import INSTRUCTION_SETS, InstructionSet, is_intel
-from moebatch.spec.cache_layout import CacheDtype
+from moebatch.spec.model.cache_layout import CacheDtype
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 """Numbers of the C files for types of numbers."""

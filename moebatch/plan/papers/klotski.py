@@ -28,13 +28,13 @@ from moebatch.layout.footprint import ACTIVATIONS_TERM, Footprint, cache_bytes, 
 from moebatch.layout.load import PassLoad
 from moebatch.layout.routing import distinct_experts
 from moebatch.plan.answer import Answer
-from moebatch.plan.candidates import FEWEST_SLOTS, MAX_BATCH_SIZE, candidates, kv_pages
 from moebatch.plan.prediction import predict
-from moebatch.plan.price import Price
+from moebatch.plan.pricing.price import Price
 from moebatch.plan.problem import Problem
-from moebatch.plan.refusal import refusal, too_large
-from moebatch.spec.hardware import LevelName
-from moebatch.spec.policy import Placement, Policy
+from moebatch.plan.search.candidates import FEWEST_SLOTS, MAX_BATCH_SIZE, candidates, kv_pages
+from moebatch.plan.search.refusal import refusal, too_large
+from moebatch.spec.machine.hardware import LevelName
+from moebatch.spec.policy.policy import Placement, Policy
 from moebatch.units import format_duration
 
 BATCH_SIZES = (4, 8, 16, 32, 64)

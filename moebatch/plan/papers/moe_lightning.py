@@ -30,9 +30,9 @@ from moebatch.layout.lanes import bottleneck
 from moebatch.plan.answer import Answer
 from moebatch.plan.prediction import Prediction
 from moebatch.plan.problem import Problem
-from moebatch.spec.hardware import Hardware, Level, Processor
-from moebatch.spec.policy import Placement, Policy, pages_of
-from moebatch.spec.shape import ModelShape
+from moebatch.spec.machine.hardware import Hardware, Level, Processor
+from moebatch.spec.model.shape import ModelShape
+from moebatch.spec.policy.policy import Placement, Policy, pages_of
 from moebatch.units import format_bytes
 
 GPU_SHARE = 0.86

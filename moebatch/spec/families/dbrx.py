@@ -1,10 +1,10 @@
 """DBRX (Databricks)."""
 
 from moebatch.quoting import shown
-from moebatch.spec.config_keys import ConfigKeys
 from moebatch.spec.families.family import FamilySpec, grouped_attention, usual_defaults
-from moebatch.spec.shape import Layers, Mlp, Norm, Router
-from moebatch.spec.tensor_names import ExpertLayout, TensorNames
+from moebatch.spec.model.config_keys import ConfigKeys
+from moebatch.spec.model.shape import Layers, Mlp, Norm, Router
+from moebatch.spec.model.tensor_names import ExpertLayout, TensorNames
 
 _LAYER = "transformer.blocks.{layer}."
 _MLP = _LAYER + "ffn.experts.mlp."

@@ -5,8 +5,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from math import log
 
-from moebatch.spec.attention import Attention, LatentAttention
-from moebatch.spec.config_keys import ConfigKeys
 from moebatch.spec.families.family import (
     FamilySpec,
     by_mlp_types,
@@ -16,8 +14,10 @@ from moebatch.spec.families.family import (
     softmax_router,
     usual_defaults,
 )
-from moebatch.spec.shape import Layers, Mlp, Router
-from moebatch.spec.tensor_names import LAYER, USUAL_EXPERTS, TensorNames, usual_roles
+from moebatch.spec.model.attention import Attention, LatentAttention
+from moebatch.spec.model.config_keys import ConfigKeys
+from moebatch.spec.model.shape import Layers, Mlp, Router
+from moebatch.spec.model.tensor_names import LAYER, USUAL_EXPERTS, TensorNames, usual_roles
 
 
 def _moe(keys: ConfigKeys, num_layers: int) -> Layers:

@@ -12,10 +12,10 @@ from typing import Any
 from moebatch.formats.registry import FORMATS, configured_format
 from moebatch.formats.weight_format import WeightFormat
 from moebatch.quoting import shown
-from moebatch.spec.attention import GroupedAttention, QkNorm
-from moebatch.spec.config_keys import ConfigFault, ConfigKeys, FaultyConfig
-from moebatch.spec.shape import ExpertGroups, Layers, ModelShape, Router
-from moebatch.spec.tensor_names import TensorNames
+from moebatch.spec.model.attention import GroupedAttention, QkNorm
+from moebatch.spec.model.config_keys import ConfigFault, ConfigKeys, FaultyConfig
+from moebatch.spec.model.shape import ExpertGroups, Layers, ModelShape, Router
+from moebatch.spec.model.tensor_names import TensorNames
 
 Windows = tuple[int | None, ...]
 _READABLE = (

@@ -4,8 +4,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from moebatch.spec.attention import GroupedAttention
-from moebatch.spec.config_keys import MAX_COUNT, ConfigKeys
 from moebatch.spec.families.family import (
     FamilySpec,
     by_layer_types,
@@ -13,8 +11,10 @@ from moebatch.spec.families.family import (
     nested,
     usual_defaults,
 )
-from moebatch.spec.shape import Layers, Mlp, Norm, Router
-from moebatch.spec.tensor_names import LAYER, TensorNames, stacked_experts, usual_roles
+from moebatch.spec.model.attention import GroupedAttention
+from moebatch.spec.model.config_keys import MAX_COUNT, ConfigKeys
+from moebatch.spec.model.shape import Layers, Mlp, Norm, Router
+from moebatch.spec.model.tensor_names import LAYER, TensorNames, stacked_experts, usual_roles
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 _NORMS = {

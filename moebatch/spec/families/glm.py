@@ -4,8 +4,6 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from moebatch.spec.attention import GroupedAttention, QkNorm
-from moebatch.spec.config_keys import ConfigKeys
 from moebatch.spec.families.family import (
     FamilySpec,
     Windows,
@@ -15,8 +13,10 @@ from moebatch.spec.families.family import (
     grouped_attention,
     usual_defaults,
 )
-from moebatch.spec.shape import Layers, Mlp
-from moebatch.spec.tensor_names import LAYER, USUAL_EXPERTS, TensorNames, usual_roles
+from moebatch.spec.model.attention import GroupedAttention, QkNorm
+from moebatch.spec.model.config_keys import ConfigKeys
+from moebatch.spec.model.shape import Layers, Mlp
+from moebatch.spec.model.tensor_names import LAYER, USUAL_EXPERTS, TensorNames, usual_roles
 
 
 def _glm4(keys: ConfigKeys, num_layers: int) -> Layers:

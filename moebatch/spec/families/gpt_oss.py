@@ -2,15 +2,15 @@
 
 from dataclasses import replace
 
-from moebatch.spec.config_keys import ConfigKeys
 from moebatch.spec.families.family import (
     FamilySpec,
     by_layer_types,
     grouped_attention,
     usual_defaults,
 )
-from moebatch.spec.shape import ClampedGate, Layers, Mlp, Router
-from moebatch.spec.tensor_names import LAYER, STACKED_EXPERTS, TensorNames, usual_roles
+from moebatch.spec.model.config_keys import ConfigKeys
+from moebatch.spec.model.shape import ClampedGate, Layers, Mlp, Router
+from moebatch.spec.model.tensor_names import LAYER, STACKED_EXPERTS, TensorNames, usual_roles
 
 _EXPERTS = LAYER + "mlp.experts."
 _ANY = replace(

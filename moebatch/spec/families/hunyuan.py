@@ -1,14 +1,14 @@
 """Hunyuan-A13B, and Hy3 behind it (Tencent)."""
 
-from moebatch.spec.config_keys import ConfigKeys
 from moebatch.spec.families.family import (
     FamilySpec,
     by_mlp_types,
     grouped_attention,
     usual_defaults,
 )
-from moebatch.spec.shape import Layers, Mlp, Router
-from moebatch.spec.tensor_names import LAYER, USUAL_EXPERTS, TensorNames, usual_roles
+from moebatch.spec.model.config_keys import ConfigKeys
+from moebatch.spec.model.shape import Layers, Mlp, Router
+from moebatch.spec.model.tensor_names import LAYER, USUAL_EXPERTS, TensorNames, usual_roles
 
 
 def _v1(keys: ConfigKeys, num_layers: int) -> Layers:

@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from moebatch.spec.attention import Temperature
-from moebatch.spec.config_keys import ConfigKeys
 from moebatch.spec.families.family import (
     FamilySpec,
     grouped_attention,
@@ -12,8 +10,10 @@ from moebatch.spec.families.family import (
     nested,
     usual_defaults,
 )
-from moebatch.spec.shape import Layers, Mlp, Router
-from moebatch.spec.tensor_names import LAYER, TensorNames, stacked_experts, usual_roles
+from moebatch.spec.model.attention import Temperature
+from moebatch.spec.model.config_keys import ConfigKeys
+from moebatch.spec.model.shape import Layers, Mlp, Router
+from moebatch.spec.model.tensor_names import LAYER, TensorNames, stacked_experts, usual_roles
 
 _FULL, _CHUNKED = "full_attention", "chunked_attention"
 

@@ -1,14 +1,14 @@
 """OLMoE (Ai2)."""
 
-from moebatch.spec.config_keys import ConfigKeys
 from moebatch.spec.families.family import (
     FamilySpec,
     grouped_attention,
     softmax_router,
     usual_defaults,
 )
-from moebatch.spec.shape import Layers, Mlp
-from moebatch.spec.tensor_names import USUAL_EXPERTS, TensorNames, usual_roles
+from moebatch.spec.model.config_keys import ConfigKeys
+from moebatch.spec.model.shape import Layers, Mlp
+from moebatch.spec.model.tensor_names import USUAL_EXPERTS, TensorNames, usual_roles
 
 
 def _layers(keys: ConfigKeys, num_layers: int) -> Layers:

@@ -4,15 +4,15 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from moebatch.quoting import shown
-from moebatch.spec.config_keys import ConfigKeys
 from moebatch.spec.families.family import (
     FamilySpec,
     everywhere,
     grouped_attention,
     usual_defaults,
 )
-from moebatch.spec.shape import Layers, Mlp, Norm, Router
-from moebatch.spec.tensor_names import (
+from moebatch.spec.model.config_keys import ConfigKeys
+from moebatch.spec.model.shape import Layers, Mlp, Norm, Router
+from moebatch.spec.model.tensor_names import (
     LAYER,
     STACKED_EXPERTS,
     TensorNames,

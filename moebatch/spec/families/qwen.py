@@ -1,6 +1,5 @@
 """Qwen2-MoE and Qwen3-MoE, and the text of Qwen3-VL-MoE (Alibaba)."""
 
-from moebatch.spec.config_keys import ConfigKeys
 from moebatch.spec.families.family import (
     FamilySpec,
     Windows,
@@ -11,8 +10,14 @@ from moebatch.spec.families.family import (
     softmax_router,
     usual_defaults,
 )
-from moebatch.spec.shape import Layers, Mlp, Router
-from moebatch.spec.tensor_names import STACKED_EXPERTS, USUAL_EXPERTS, TensorNames, usual_roles
+from moebatch.spec.model.config_keys import ConfigKeys
+from moebatch.spec.model.shape import Layers, Mlp, Router
+from moebatch.spec.model.tensor_names import (
+    STACKED_EXPERTS,
+    USUAL_EXPERTS,
+    TensorNames,
+    usual_roles,
+)
 
 
 def _qwen2(keys: ConfigKeys, num_layers: int) -> Layers:

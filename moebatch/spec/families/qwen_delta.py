@@ -3,7 +3,6 @@ layers recur."""
 
 from dataclasses import replace
 
-from moebatch.spec.config_keys import ConfigKeys
 from moebatch.spec.families.family import (
     FamilySpec,
     grouped_attention,
@@ -13,9 +12,10 @@ from moebatch.spec.families.family import (
     usual_defaults,
 )
 from moebatch.spec.families.qwen import sparse_layers
-from moebatch.spec.recurrence import MOST_SEEN, GatedDelta
-from moebatch.spec.shape import Layers, Mlp, Norm, Router
-from moebatch.spec.tensor_names import LAYER, USUAL_EXPERTS, TensorNames, usual_roles
+from moebatch.spec.model.config_keys import ConfigKeys
+from moebatch.spec.model.recurrence import MOST_SEEN, GatedDelta
+from moebatch.spec.model.shape import Layers, Mlp, Norm, Router
+from moebatch.spec.model.tensor_names import LAYER, USUAL_EXPERTS, TensorNames, usual_roles
 
 _FULL, _LINEAR = "full_attention", "linear_attention"
 

@@ -1,10 +1,10 @@
 """Switch Transformers (Google), the models of Pre-gated MoE."""
 
-from moebatch.spec.attention import RelativeAttention
-from moebatch.spec.config_keys import ConfigKeys
 from moebatch.spec.families.family import FamilySpec
-from moebatch.spec.shape import Encoder, Layers, Mlp, Router
-from moebatch.spec.tensor_names import ExpertLayout, TensorNames
+from moebatch.spec.model.attention import RelativeAttention
+from moebatch.spec.model.config_keys import ConfigKeys
+from moebatch.spec.model.shape import Encoder, Layers, Mlp, Router
+from moebatch.spec.model.tensor_names import ExpertLayout, TensorNames
 
 _ROLES = ("up", "down")
 _BLOCK = "{stack}.block.{layer}."

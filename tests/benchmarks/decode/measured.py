@@ -16,8 +16,8 @@ from moebatch.engine.build import BuiltEngine, build_engine
 from moebatch.engine.spec import EngineSpec
 from moebatch.measure.process_limits import detect_machine
 from moebatch.plan.problem import Problem
-from moebatch.spec.policy import Policy
-from moebatch.spec.profile import load_profile
+from moebatch.spec.machine.profile import load_profile
+from moebatch.spec.policy.policy import Policy
 from moebatch.store.memory import peak_resident_bytes, resident_bytes
 from tests.benchmarks.decode.passes import Pass
 from tests.benchmarks.decode.task import Task

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from moebatch.job.planning import plan_job
 from moebatch.layout.load import PassLoad
 from moebatch.plan.problem import Problem
-from moebatch.plan.refusal import too_large
-from moebatch.spec.policy import Placement, Policy, pages_of
+from moebatch.plan.search.refusal import too_large
+from moebatch.spec.policy.policy import Placement, Policy, pages_of
 from moebatch.spec.request import Request
 from moebatch.spec.sampling import Sampling
 from moebatch.spec.workload import Workload

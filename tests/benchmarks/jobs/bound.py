@@ -4,7 +4,7 @@ have to be done.
 
 from dataclasses import dataclass
 
-from moebatch.spec.shape import ModelShape
+from moebatch.spec.model.shape import ModelShape
 from tests.benchmarks.jobs.lengths import Lengths
 from tests.benchmarks.jobs.probe import Probe
 

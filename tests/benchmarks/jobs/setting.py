@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from moebatch.spec.profile import load_profile
-from moebatch.spec.shape import ModelShape
-from moebatch.spec.shape_reader import load_shape
+from moebatch.spec.machine.profile import load_profile
+from moebatch.spec.model.shape import ModelShape
+from moebatch.spec.model.shape_reader import load_shape
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from moebatch.spec.shape import ModelShape
-from moebatch.spec.shape_reader import load_shape
+from moebatch.spec.model.shape import ModelShape
+from moebatch.spec.model.shape_reader import load_shape
 from tests.benchmarks.jobs.bound import bound_of, job_flop
 from tests.benchmarks.jobs.lengths import even
 from tests.benchmarks.jobs.probe import Probe, between

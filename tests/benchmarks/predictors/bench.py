@@ -15,7 +15,7 @@ from moebatch.checkpoint.model_files import open_model
 from moebatch.schedule.foresight import LayerForesight
 from moebatch.schedule.task import Kind
 from moebatch.spec.job import InputSection, Job, ModelSection, OutputSection
-from moebatch.spec.profile import load_profile
+from moebatch.spec.machine.profile import load_profile
 from moebatch.units import format_bytes, format_rate
 from tests.benchmarks.jobs.machine import commit, machine_in_words, today
 from tests.benchmarks.jobs.options import default_folder

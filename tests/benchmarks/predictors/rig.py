@@ -17,9 +17,9 @@ from moebatch.rows.prompts import open_reader
 from moebatch.schedule.foresight import LayerForesight
 from moebatch.schedule.task import Kind
 from moebatch.schedule.timeline.timeline import Timeline
-from moebatch.spec.hardware import Hardware
 from moebatch.spec.job import Job
-from moebatch.spec.policy import CacheRule, Placement, Policy, pages_of
+from moebatch.spec.machine.hardware import Hardware
+from moebatch.spec.policy.policy import CacheRule, Placement, Policy, pages_of
 from moebatch.store.packed import PackedLayout
 from tests.benchmarks.predictors.rows import Batches, Pass
 

@@ -1,0 +1,1 @@
+"""Lanes of threads and streams, and the executor that gives them the tasks of a schedule."""

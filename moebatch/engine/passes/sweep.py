@@ -1,0 +1,73 @@
+"""One walk through all layers, plainly in order: the reference that every schedule must equal."""
+
+from collections.abc import Callable
+from contextlib import closing
+
+from moebatch.engine.lanes.read_ahead import ReadAhead
+from moebatch.engine.passes.broken import BrokenRows
+from moebatch.engine.passes.passes import Passes, PassInput
+from moebatch.model.decoder import Decoder
+from moebatch.predict.predictor import RoutingObserver
+from moebatch.spec.policy.policy import Policy
+from moebatch.store.kv import KVCache
+
+
+class PlainSweep(Passes):
+    """Attention micro-batch by micro-batch, then each expert once, over all tokens of the pass that
+    chose it. Nothing is read before a gate has asked for it, and nothing else runs meanwhile.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        cache: KVCache,
+        experts: ReadAhead,
+        policy: Policy,
+        observer: RoutingObserver | None = None,
+    ) -> None:
+        """`observer` sees what the gates choose."""
+        super().__init__(decoder, cache, policy, main="dram")
+        self._experts = experts
+        self._observer = observer
+        self._num_layers_begun = 0
+
+    def give_up(self) -> None:
+        self._experts.forget_required()
+
+    @property
+    def num_ended(self) -> int:
+        """Layers that have begun."""
+        return self._num_layers_begun
+
+    def doing(self) -> str:
+        return f"layer {self._num_layers_begun - 1}, counted on from pass to pass"
+
+    def interrupt(self, error: BaseException) -> None:
+        """Nothing to do: `layer_begins` raises the error."""
+
+    def _run_layers(self, given: PassInput, layer_begins: Callable[[int], None]) -> BrokenRows:
+        x_TD = given.x_TD
+        if self._observer is not None:
+            self._observer.begin_pass(len(x_TD), given.tokens)
+        decoder, shape, broken = self._decoder, self._decoder.shape, BrokenRows()
+        for layer in range(shape.num_layers):
+            self._num_layers_begun += 1
+            layer_begins(layer)
+            for item in given.inputs:
+                parts = self._cache.parts("dram", layer, item.window)
+                decoder.attend(layer, x_TD, item.direct, parts)
+            rows = given.layout.rows_in(shape, layer)
+            if not shape.is_moe(layer):
+                decoder.add_dense(layer, x_TD, rows)
+                broken.look(x_TD, layer, None)
+                continue
+            routing = decoder.route(layer, x_TD, rows)
+            if self._observer is not None and rows.start < rows.stop:
+                chosen_RK, normed_RD = routing.chosen(rows), routing.normed_TD[rows]
+                self._observer.observe(layer, slice(0, len(chosen_RK)), chosen_RK, normed_RD)
+            with closing(self._experts.require(layer, routing.experts)) as chosen:
+                for expert, tensors in chosen:
+                    decoder.run_expert(layer, routing, expert, tensors)
+            decoder.combine(layer, x_TD, routing)
+            broken.look(x_TD, layer, routing)
+        return broken

@@ -1,0 +1,188 @@
+"""Attention between its projections, on a device of its own choosing.
+
+Shape letters: T tokens of the micro-batch, S positions, H query heads, G KV heads, C head size,
+V that of values, R rows of the cache.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from moebatch.layout.scratch import Limits, attention_core_elements
+from moebatch.model.attention.by_torch import LayerKv, Parts, Qkv, attend, attend_prompt
+from moebatch.model.attention.plan import AttentionPlan, ExpandedSlices
+from moebatch.model.attention.scoring import Scoring, SinkQueries
+from moebatch.model.batch import MicroBatch, SinkTurns, WindowPlan
+from moebatch.model.native import loader
+from moebatch.model.native.attention_work import (
+    Cached,
+    QuerySlices,
+    SingleQueries,
+    has_whole_rows,
+    work_of,
+)
+from moebatch.model.native.helpers import Helpers, torch_parallel
+from moebatch.model.rope import rotate
+from moebatch.model.scratch import Frame, Scratch
+from moebatch.spec.model.shape import ModelShape
+
+_LEAST_SHARED_BYTES = 2**19
+"""Keys and values that one thread has read before another one would be awake."""
+_LEAST_SHARED_PAIRS = 2**16
+"""Pairs of a query at a head and a position: the same of slices."""
+
+
+Expand = Callable[[Tensor], Iterator[tuple[slice, Parts]]]
+"""Of what is cached of positions, [S, G, C]: heads, some after the others, with their keys and
+values, [S, heads, head size] each, valid until the next ones."""
+
+
+class AttentionCore:
+    """Appends to the cache and attends to it. Needs no weights but a few scores.
+
+    It owns its scratch: a thread may use it while another one uses a decoder or another core.
+    """
+
+    def __init__(
+        self,
+        shape: ModelShape,
+        limits: Limits,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        sink_scores: Sequence[Tensor] = (),
+    ) -> None:
+        """`sink_scores` [H] are those of each layer, as `DenseWeights.sink_scores` has them."""
+        self.device = device
+        self._sink_scores = [scores_H.to(device, torch.float32) for scores_H in sink_scores]
+        self._num_rows = limits.kv_rows
+        self._attentions = [shape.attention_of(layer) for layer in range(shape.num_layers)]
+        self._windows = shape.sliding_windows
+        self._helpers = Helpers(torch_parallel())
+        self._scratch = Scratch(attention_core_elements(shape, limits), device=device, dtype=dtype)
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Bytes that are allocated up front."""
+        return self._scratch.buffer.nbytes
+
+    def layer_kv(self, layer: int, parts: Parts, frame: Frame | None = None) -> LayerKv:
+        """What a layer caches, `parts`; what is read of it is in a frame of the core, a new one if
+        none is given."""
+        attention, frame = self._attentions[layer], frame or self._scratch.frame()
+        return LayerKv(
+            parts=parts,
+            rooms=tuple(
+                frame.take(self._num_rows, part.num_heads, part.head_dim)
+                for part in attention.cache.parts
+            ),
+            value_dim=attention.cached_value_dim,
+            cached_in=attention.cache_dtype,
+        )
+
+    def attend(
+        self,
+        layer: int,
+        qkv: Qkv,
+        micro_batch: MicroBatch,
+        parts: Parts,
+        out_THV: Tensor,
+    ) -> None:
+        """Writes what is new into the layer's cache, `parts`, and attention to what is cached into
+        `out_THV`. Rows of slices that are expanded are left alone.
+
+        All tensors, and what the micro-batch plans for attention, are on the device of the core.
+        `qkv` and `out_THV` may have more rows than the micro-batch; those are left alone.
+        """
+        qkv, frame = qkv.first(micro_batch.num_tokens), self._scratch.frame()
+        kv, out_THV = self.layer_kv(layer, parts, frame), out_THV[: micro_batch.num_tokens]
+        kv.write(self._plan(layer, micro_batch).new_rows_T, qkv.parts)
+        for plan in self._plan(layer, micro_batch).plans:
+            scoring = self._scoring(layer, qkv.q_THC, micro_batch, plan.sight.num_sinks, frame)
+            attend(qkv, plan, kv, out_THV, scoring)
+            for seen in (plan.singles, plan.slices):
+                self._attend_seen(seen, qkv.q_THC, kv.cached, out_THV, scoring, plan.sight.window)
+
+    def attend_expanded(
+        self,
+        layer: int,
+        q_THC: Tensor,
+        micro_batch: MicroBatch,
+        parts: Parts,
+        expand: Expand,
+        out_THV: Tensor,
+    ) -> None:
+        """Attention of the slices that are expanded, after `attend`, to what `expand` makes of what
+        is cached of them."""
+        for plan in self._plan(layer, micro_batch).plans:
+            for batch in plan.expanded:
+                cached, _ = self.layer_kv(layer, parts).read(batch.rows)
+                for heads, (keys, values) in expand(cached):
+                    made, scoring = Cached(keys, values), Scoring(self._attentions[layer].scale)
+                    q_THM, out_THM = q_THC[:, heads], out_THV[:, heads]
+                    self._attend_made(q_THM, made, batch, plan, out_THM, scoring)
+
+    def _attend_made(
+        self,
+        q_THC: Tensor,
+        made: Cached,
+        batch: ExpandedSlices,
+        plan: AttentionPlan,
+        out_THV: Tensor,
+        scoring: Scoring,
+    ) -> None:
+        for prompt in batch.prompts:
+            q, out = q_THC[prompt.tokens], out_THV[prompt.tokens]
+            seen = made.keys_RGC[prompt.rows], made.values_RGV[prompt.rows]
+            attend_prompt(q, seen, prompt, plan, out, scoring)
+        self._attend_seen(batch.slices, q_THC, made, out_THV, scoring, plan.sight.window)
+
+    def _plan(self, layer: int, micro_batch: MicroBatch) -> WindowPlan:
+        return micro_batch.by_window[self._windows[layer]]
+
+    def _scoring(
+        self, layer: int, q_THC: Tensor, micro_batch: MicroBatch, num_sinks: int, frame: Frame
+    ) -> Scoring:
+        attention, sinks = self._attentions[layer], None
+        if num_sinks:
+            assert micro_batch.turns is not None, "queries turn where there are sinks"
+            turned_THC = _turned(frame, q_THC, micro_batch.turns, attention.rotated_from)
+            sinks = SinkQueries(num_sinks, turned_THC)
+        sink_scores_H = self._sink_scores[layer] if self._sink_scores else None
+        return Scoring(attention.scale, sinks, sink_scores_H)
+
+    def _attend_seen(
+        self,
+        seen: SingleQueries | QuerySlices | None,
+        q_THC: Tensor,
+        cached: Cached,
+        out_THV: Tensor,
+        scoring: Scoring,
+        window: int | None,
+    ) -> None:
+        """Where the plan leaves tokens, or slices of them, to a compiled kernel."""
+        if seen is None:
+            return
+        kernels = loader.kernels()
+        assert kernels is not None, "a plan for a kernel is made where there is one"
+        if isinstance(seen, SingleQueries):
+            row_bytes = sum(tensor[0].nbytes for tensor in (cached.keys_RGC, cached.values_RGV))
+            kernel, is_shared = kernels.attend, len(seen.rows_N) * row_bytes >= _LEAST_SHARED_BYTES
+        else:
+            num_pairs = seen.num_pairs * q_THC.shape[1]
+            kernel, is_shared = kernels.attend_slices, num_pairs >= _LEAST_SHARED_PAIRS
+        num_threads = torch.get_num_threads() if is_shared else 1
+        q_THC = q_THC if has_whole_rows(q_THC) else q_THC.contiguous()
+        work = work_of(
+            seen, q_THC, cached, out_THV, scoring, num_threads=num_threads, window=window
+        )
+        self._helpers.run(kernel, work, num_threads)
+        if work.has_failed:
+            raise MemoryError("no memory for the scratch of attention")
+
+
+def _turned(frame: Frame, q_THC: Tensor, turns: SinkTurns, rotated_from: int) -> Tensor:
+    turned_THC = frame.take(*q_THC.shape).copy_(q_THC)
+    rotate(turned_THC[..., rotated_from:], turns.cos_TR, turns.sin_TR)
+    return turned_THC

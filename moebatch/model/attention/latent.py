@@ -1,0 +1,186 @@
+"""Multi-head latent attention (DeepSeek-V2, section 2.1): the cache holds one latent per token.
+
+Tokens that attend to latents as they are have their queries brought to these, and the results back
+("absorbed": section 2.1.2); slices that are long enough have keys and values made of the latents.
+
+Shape letters: N rows after bucketing, S cached positions, D hidden, H query heads, C head size of
+queries and keys, P its part without positions, V head size of values, L width of a latent.
+"""
+
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor
+
+from moebatch.model.attention.by_torch import Parts, Qkv
+from moebatch.model.attention.core import AttentionCore
+from moebatch.model.batch import MicroBatch
+from moebatch.model.elementwise import Elementwise
+from moebatch.model.products import Products
+from moebatch.model.scratch import Frame
+from moebatch.spec.model.attention import Attention, LatentAttention
+from moebatch.spec.model.shape import ModelShape
+
+_EPS = 1e-6
+"""Of the norms of compressed queries and latents, whatever ``rms_norm_eps`` says."""
+
+
+class LatentAttentionBlock:
+    """With compressed queries or without."""
+
+    def __init__(
+        self, shape: ModelShape, attention: Attention, products: Products, elementwise: Elementwise
+    ) -> None:
+        assert isinstance(attention, LatentAttention), "the family's own attention"
+        self._attention = attention
+        self._hidden_size, self._windows = shape.hidden_size, shape.sliding_windows
+        self._products = products
+        self._elementwise = elementwise
+
+    def project(
+        self,
+        frame: Frame,
+        normed_ND: Tensor,
+        micro_batch: MicroBatch,
+        weights: Mapping[str, Tensor],
+    ) -> Qkv:
+        """Queries as they meet latents, and latents with the rotated keys behind them."""
+        q_NHC, latents = self._projected(frame, normed_ND, micro_batch, weights)
+        return Qkv(self._absorbed(frame, q_NHC, slice(None), weights), (latents,))
+
+    def output(self, frame: Frame, out_NHV: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
+        """What attention adds to the hidden states, [N, D]; the core's results are sums of latents,
+        [N, H, L]."""
+        results_NHV = self._results_room(frame, len(out_NHV))
+        self._bring_back(out_NHV, weights, results_NHV)
+        return self._summed_up(frame, results_NHV, weights)
+
+    def attend(
+        self,
+        frame: Frame,
+        layer: int,
+        normed_ND: Tensor,
+        micro_batch: MicroBatch,
+        weights: Mapping[str, Tensor],
+        core: AttentionCore,
+        parts: Parts,
+    ) -> Tensor:
+        """All of it, where the core and the cache are on the device of the weights."""
+        q_NHC, latents = self._projected(frame, normed_ND, micro_batch, weights)
+        as_cached = micro_batch.by_window[self._windows[layer]].as_cached
+        some = self._rounded_up(as_cached, len(q_NHC))
+        qkv = Qkv(self._absorbed(frame, q_NHC, some, weights), (latents,))
+        sums_NHL = frame.take(*q_NHC.shape[:2], self._attention.kv_rank)
+        core.attend(layer, qkv, micro_batch, parts, sums_NHL)
+        results_NHV = self._results_room(frame, len(q_NHC))
+        self._bring_back(sums_NHL[some], weights, results_NHV[some])
+
+        def expand(cached_S1C: Tensor) -> Iterator[tuple[slice, Parts]]:
+            return self._expanded(frame.branch(), cached_S1C[:, 0], weights)
+
+        core.attend_expanded(layer, q_NHC, micro_batch, parts, expand, results_NHV)
+        return self._summed_up(frame, results_NHV, weights)
+
+    def _projected(
+        self,
+        frame: Frame,
+        normed_ND: Tensor,
+        micro_batch: MicroBatch,
+        weights: Mapping[str, Tensor],
+    ) -> tuple[Tensor, Tensor]:
+        """Rotated queries, [N, H, C], and what is cached, [N, 1, L + rotated key]."""
+        attention, num_rows, num_tokens = self._attention, len(normed_ND), micro_batch.num_tokens
+        x, role = normed_ND, "q"
+        if attention.query_rank is not None:
+            compressed = frame.take(num_rows, attention.query_rank)
+            self._products.linear(normed_ND, weights["q_a"], weights.get("q_a_bias"), compressed)
+            self._norm(frame, compressed[:num_tokens], weights["q_a_norm"])
+            x, role = compressed, "q_b"
+        q = self._products.linear(
+            x, weights[role], None, frame.take(num_rows, attention.query_width)
+        )
+        cached = frame.take(num_rows, attention.cached_key_dim)
+        self._products.linear(normed_ND, weights["kv_a"], weights.get("kv_a_bias"), cached)
+        self._norm(frame, cached[:num_tokens, : attention.kv_rank], weights["kv_a_norm"])
+        q_NHC, latents = q.view(num_rows, -1, attention.head_dim), cached[:, None]
+        rotating = (q_NHC[..., attention.nope_head_dim :], latents[..., attention.kv_rank :])
+        for y in rotating:
+            self._elementwise.rotate(y[:num_tokens], *micro_batch.angles[attention][:2])
+        return q_NHC, latents
+
+    def _norm(self, frame: Frame, x_TX: Tensor, weight_X: Tensor) -> None:
+        room = frame.take_float(*x_TX.shape)
+        self._elementwise.rms_norm(x_TX, weight_X, _EPS, room, x_TX)
+
+    def _absorbed(
+        self, frame: Frame, q_NHC: Tensor, rows: slice, weights: Mapping[str, Tensor]
+    ) -> Tensor:
+        """Queries as they meet latents; those of other rows are garbage."""
+        attention, (keys_HPL, _) = self._attention, self._up(weights)
+        num_rows, num_heads, _ = q_NHC.shape
+        absorbed = frame.take(num_rows, num_heads, attention.cached_key_dim)
+        plain, rotated = torch.split(
+            q_NHC[rows], [attention.nope_head_dim, attention.rope_head_dim], dim=2
+        )
+        self._products.by_head(plain, keys_HPL, absorbed[rows][..., : attention.kv_rank])
+        absorbed[rows][..., attention.kv_rank :] = rotated
+        return absorbed
+
+    def _bring_back(
+        self, sums_NHL: Tensor, weights: Mapping[str, Tensor], results_NHV: Tensor
+    ) -> None:
+        _, values_HVL = self._up(weights)
+        self._products.by_head(sums_NHL, values_HVL.mT, results_NHV)
+
+    def _expanded(
+        self, frame: Frame, cached_SC: Tensor, weights: Mapping[str, Tensor]
+    ) -> Iterator[tuple[slice, Parts]]:
+        """Keys and values of what is cached, some heads after the others."""
+        attention, (keys_HPL, values_HVL) = self._attention, self._up(weights)
+        num_cached, at_once = len(cached_SC), attention.heads_expanded_at_once(len(cached_SC))
+        keys_SHC = frame.take(num_cached, at_once, attention.head_dim)
+        values_SHV = frame.take(num_cached, at_once, attention.value_head_dim)
+        latents_SL, rotated_SR = torch.split(
+            cached_SC, [attention.kv_rank, attention.rope_head_dim], dim=1
+        )
+        keys_SHC[..., attention.nope_head_dim :] = rotated_SR[:, None]
+        for first in range(0, attention.num_heads, at_once):
+            heads = slice(first, min(first + at_once, attention.num_heads))
+            count = heads.stop - first
+            for i in range(count):
+                plain_SP = keys_SHC[:, i, : attention.nope_head_dim]
+                self._products.linear(latents_SL, keys_HPL[first + i], None, plain_SP)
+                self._products.linear(latents_SL, values_HVL[first + i], None, values_SHV[:, i])
+            if count < at_once:  # heads of a token lie side by side
+                last = keys_SHC[:, :count].contiguous(), values_SHV[:, :count].contiguous()
+                yield heads, last
+            else:
+                yield heads, (keys_SHC, values_SHV)
+
+    def _up(self, weights: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """From latents to keys without positions, [H, P, L], and to values, [H, V, L]."""
+        attention = self._attention
+        num_keys = attention.num_heads * attention.nope_head_dim
+        num_values = attention.num_heads * attention.value_head_dim
+        keys, values = torch.split(weights["kv_b"], [num_keys, num_values])
+        return (
+            keys.view(attention.num_heads, -1, attention.kv_rank),
+            values.view(attention.num_heads, -1, attention.kv_rank),
+        )
+
+    def _results_room(self, frame: Frame, num_rows: int) -> Tensor:
+        return frame.take(num_rows, self._attention.num_heads, self._attention.value_head_dim)
+
+    def _summed_up(
+        self, frame: Frame, results_NHV: Tensor, weights: Mapping[str, Tensor]
+    ) -> Tensor:
+        room_ND = frame.take(len(results_NHV), self._hidden_size)
+        return self._products.linear(
+            results_NHV.flatten(1), weights["o"], weights.get("o_bias"), room_ND
+        )
+
+    def _rounded_up(self, rows: slice, num_rows: int) -> slice:
+        """Few counts of rows are in use, since each costs a library for products some memory."""
+        count = rows.stop - rows.start
+        stop = rows.start + self._products.library_rows(count) if count else rows.stop
+        return slice(rows.start, min(stop, num_rows))

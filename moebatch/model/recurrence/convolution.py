@@ -1,0 +1,66 @@
+"""Short causal convolutions over the channels of tokens, with what was seen before in a state.
+
+Shape letters: T tokens of the micro-batch, M channels, W tokens that a convolution sees, L those
+before the newest one, B sequences, R rows of the state.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from moebatch.model.native import loader
+from moebatch.model.native.delta_rule import conv_work
+from moebatch.model.native.helpers import Helpers, torch_parallel
+from moebatch.model.recurrence.delta_plan import DeltaPlan
+from moebatch.model.scratch import Frame
+
+_LEAST_SHARED_BYTES = 2**17
+"""What one thread has written before another one would be awake."""
+
+
+class Convolution:
+    """Computes them, and silu. Owns the threads of the kernel, so one thread may use it at a
+    time."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._kernels = loader.kernels() if device.type == "cpu" else None
+        self._helpers = Helpers(torch_parallel())
+
+    def run(
+        self,
+        frame: Frame,
+        plan: DeltaPlan,
+        x_TM: Tensor,
+        weight_M1W: Tensor,
+        seen_RLM: Tensor,
+        out_TM: Tensor,
+    ) -> None:
+        """Writes float32 numbers that are rounded as `x_TM` is; the last inputs of each sequence
+        take the place of those before."""
+        taps_WM = frame.take_float(weight_M1W.shape[2], len(weight_M1W))
+        taps_WM.copy_(weight_M1W[:, 0].t())
+        if plan.compiled is not None:
+            assert self._kernels is not None, "a plan for a kernel is made where there is one"
+            work = conv_work(plan.compiled, x_TM, taps_WM, seen_RLM, out_TM)
+            num_threads = torch.get_num_threads() if out_TM.nbytes >= _LEAST_SHARED_BYTES else 1
+            self._helpers.run(self._kernels.convolve, work, num_threads)
+            return
+        num_kept = seen_RLM.shape[1]
+        for rows, tokens_B in plan.runs:
+            seen_BWM = torch.cat([seen_RLM[rows], x_TM[tokens_B][:, None]], 1)
+            out_TM[tokens_B] = _convolved(seen_BWM, taps_WM)[:, 0]
+            seen_RLM[rows] = seen_BWM[:, 1:]
+        for span in plan.slices:
+            for tokens in span.chunks:
+                seen_XM = torch.cat([seen_RLM[span.row], x_TM[tokens]])
+                out_TM[tokens] = _convolved(seen_XM[None], taps_WM)[0]
+                seen_RLM[span.row] = seen_XM[-num_kept:]
+
+
+def _convolved(seen_BXM: Tensor, taps_WM: Tensor) -> Tensor:
+    """Of tokens that have seen enough, [B, X - L, M] float32."""
+    num_tokens = seen_BXM.shape[1] - len(taps_WM) + 1
+    sum_BTM = seen_BXM[:, :num_tokens] * taps_WM[0]
+    for w in range(1, len(taps_WM)):
+        sum_BTM += seen_BXM[:, w : w + num_tokens] * taps_WM[w]
+    return F.silu(sum_BTM.to(seen_BXM.dtype)).float()

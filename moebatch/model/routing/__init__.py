@@ -1,0 +1,1 @@
+"""Which experts tokens choose: gates, routers, and what may change their choice."""

@@ -1,0 +1,137 @@
+"""What tokens of a pass choose, by the gates of its layers.
+
+Shape letters: T tokens of the pass, R rows, N rows after bucketing, D hidden, E experts, K experts
+per token.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from moebatch.model.dense_weights import DenseWeights
+from moebatch.model.families.family import Router
+from moebatch.model.products import Products
+from moebatch.model.routing.gating import AdaptiveGating, GatingCount
+from moebatch.model.routing.pregates import ChoicesAhead
+from moebatch.model.routing.router import Routing, group_by_expert, rank_among_alike
+from moebatch.model.scratch import Frame
+from moebatch.spec.model.shape import ModelShape
+
+_Chosen = tuple[Tensor, Tensor]
+"""Weights and experts, [R, K]."""
+
+
+class Choices:
+    """Asks gates, and keeps by row what they chose, until the row is routed again."""
+
+    def __init__(
+        self,
+        shape: ModelShape,
+        weights: DenseWeights,
+        products: Products,
+        router: Router,
+        *,
+        pass_tokens: int,
+        gating: AdaptiveGating | None,
+        activation_level: int,
+    ) -> None:
+        """`router` is the family's; `gating` and `activation_level` as a `Decoder` has them."""
+        embedding = weights.globals["embedding"]
+        self._dtype, device = embedding.dtype, embedding.device
+        self._shape, self._layers, self._router = shape, weights.layers, router
+        self._is_wide = shape.router.has_exact_logits and self._dtype != torch.float32
+        self._products = Products(device, torch.float32) if self._is_wide else products
+        self._gating = gating
+        self.gating_count = GatingCount() if gating else None
+        size = (pass_tokens, shape.experts_per_token)
+        self._weights_TK = torch.empty(size, device=device, dtype=torch.float32)
+        self._experts_TK = torch.empty(size, device=device, dtype=torch.int64)
+        self._asked_TK = self._experts_TK.new_empty(0 if shape.router.capacity is None else size)
+        self._prompts_T = self._experts_TK.new_empty(0)
+        """The prompt of every row of the pass, by number; -1 for tokens of answers."""
+        self._ahead = ChoicesAhead(
+            shape.moe_layers, activation_level, self._weights_TK, self._experts_TK
+        )
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that are allocated up front."""
+        kept = (self._weights_TK, self._experts_TK, self._asked_TK)
+        return self._ahead.num_bytes + sum(tensor.nbytes for tensor in kept)
+
+    def begin(self, num_tokens: int, prompts: Sequence[slice]) -> None:
+        """A pass of so many tokens, in which `prompts` are rows of whole ones."""
+        if self._shape.router.capacity is None:
+            return
+        prompts_T = torch.full((num_tokens,), -1)
+        for number, rows in enumerate(prompts):
+            prompts_T[rows] = number
+        self._prompts_T = prompts_T.to(self._asked_TK.device)
+
+    def choose(self, layer: int, rows: slice, frame: Frame, input_ND: Tensor) -> None:
+        """Choices of rows for the layer, by its gate now or kept since an earlier layer; and for
+        the later one whose gate reads this layer's input, if there is one."""
+        take = frame.take_float if self._is_wide else frame.take
+        if self._is_wide:
+            input_ND = take(*input_ND.shape).copy_(input_ND)
+        num_experts = self._shape.num_experts
+        room_NE = take(len(input_ND), num_experts)
+        weights_RK, experts_RK = here = self._weights_TK[rows], self._experts_TK[rows]
+        if self._ahead.is_chosen_earlier(layer):
+            _copy(self._ahead.kept(layer, rows), here)
+        else:
+            _copy(self._ask(layer, input_ND, room_NE, len(weights_RK)), here)
+        later = self._ahead.later(layer)
+        if later is not None:
+            chosen = self._ask(later, input_ND, room_NE, len(weights_RK))
+            _copy(chosen, self._ahead.kept(later, rows))
+        if self._gating is not None and self.gating_count is not None:
+            self._gating.drop(layer, weights_RK, experts_RK, num_experts)
+            self.gating_count.add(experts_RK == num_experts)
+
+    def _ask(self, layer: int, input_ND: Tensor, room_NE: Tensor, num_rows: int) -> _Chosen:
+        """What the gate of a layer chooses for the first rows."""
+        weights = self._layers[layer]
+        bias_E = weights.get("router_bias")
+        logits_NE = self._products.linear(input_ND, weights["router"], bias_E, room_NE)
+        return self._router(logits_NE[:num_rows], self._shape, weights, self._dtype)
+
+    def routing(self, layer: int, rows: slice, normed_TD: Tensor, outputs_TKD: Tensor) -> Routing:
+        """Of rows that have chosen. Choices that are left out count as done, and have made nothing
+        of `outputs_TKD`."""
+        num_tokens, num_experts = len(normed_TD), self._shape.num_experts
+        experts_TK = self._experts_TK[:num_tokens]
+        asked_TK = self._turn_away(layer, rows)
+        if self._gating is not None or asked_TK is not None:
+            is_left_out_RK = experts_TK[rows] == num_experts
+            outputs_TKD[rows].masked_fill_(is_left_out_RK[..., None], 0.0)
+        return Routing(
+            rows=(rows,),
+            normed_TD=normed_TD,
+            weights_TK=self._weights_TK[:num_tokens],
+            experts_TK=experts_TK,
+            num_experts=num_experts,
+            tokens=group_by_expert(experts_TK, rows, num_experts),
+            outputs_TKD=outputs_TKD,
+            ahead=self._ahead.experts(layer, rows, num_experts),
+            asked_TK=asked_TK,
+        )
+
+    def _turn_away(self, layer: int, rows: slice) -> Tensor | None:
+        """Leaves out tokens of a prompt for which the expert that they have chosen has no room;
+        returns what all have chosen, if there may be such."""
+        capacity, num_experts = self._shape.router.capacity, self._shape.num_experts
+        if capacity is None or not self._shape.encodes(layer) or rows.start == rows.stop:
+            return None
+        assert self._shape.experts_per_token == 1, "only first choices have a place in a row"
+        self._asked_TK[rows] = self._experts_TK[rows]
+        experts_R = self._experts_TK[rows].view(-1)
+        rank_R = rank_among_alike(self._prompts_T[rows] * num_experts + experts_R)
+        experts_R.masked_fill_(rank_R >= capacity, num_experts)
+        return self._asked_TK
+
+
+def _copy(chosen: _Chosen, into: _Chosen) -> None:
+    for source, target in zip(chosen, into, strict=True):
+        target.copy_(source)

@@ -1,0 +1,244 @@
+"""Which experts each token chooses.
+
+Shape letters: T tokens, D hidden, E experts, K experts per token, M tokens of one expert.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+from moebatch.spec.model.shape import Router
+
+
+class ExpertTokens(NamedTuple):
+    """The tokens that chose an expert, ascending."""
+
+    rows_M: Tensor
+    """Row of each token in the pass, int64."""
+    choices_M: Tensor
+    """Which of its K choices the expert is, int64."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Routing:
+    """A MoE layer's input, what its tokens chose, and what their experts made of it.
+
+    The tensors have all rows of the pass. A routing is about some of them; the others may be in
+    another layer at that time, with routings of their own.
+    """
+
+    rows: tuple[slice, ...]
+    """The rows that have been routed: ascending, with a gap between each two slices."""
+    normed_TD: Tensor
+    weights_TK: Tensor
+    """Float32."""
+    experts_TK: Tensor
+    """Int64; the number of experts stands for a choice that was left out."""
+    num_experts: int
+    """E."""
+    tokens: Mapping[int, ExpertTokens]
+    """Per chosen expert the tokens that chose it, ascending by expert."""
+    outputs_TKD: Tensor
+    """Weighted outputs of the experts, each in its own place: they are summed in a fixed order, so
+    that results do not depend on the order in which experts arrive."""
+    ahead: tuple[int, ...] = ()
+    """Experts of a later layer that the rows have chosen here, by a pre-gate, ascending."""
+    asked_TK: Tensor | None = None
+    """What tokens had chosen of which experts have no room for some; None where all have."""
+
+    @property
+    def experts(self) -> tuple[int, ...]:
+        """Experts that at least one token chose, ascending."""
+        return tuple(self.tokens)
+
+    def chosen(self, rows: slice) -> NDArray[np.int64]:
+        """What those rows chose, in main memory, [R, K]; a choice that was left out is shown as the
+        first one of its token once more."""
+        chosen_TK = self.experts_TK if self.asked_TK is None else self.asked_TK
+        experts_RK: NDArray[np.int64] = chosen_TK[rows].cpu().numpy()
+        return np.where(experts_RK < self.num_experts, experts_RK, experts_RK[:, :1])
+
+    @classmethod
+    def join(cls, routings: Sequence["Routing"]) -> "Routing":
+        """One routing for the rows of several, in whatever order, of one layer of one pass.
+
+        Needs nothing from the device: how many tokens each expert has is known.
+        """
+        first = routings[0]
+        if len(routings) == 1:
+            return first
+        counts: Counter[int] = Counter()
+        for routing in routings:
+            assert routing.normed_TD.data_ptr() == first.normed_TD.data_ptr(), "of another pass"
+            counts.update({expert: len(rows) for expert, (rows, _) in routing.tokens.items()})
+        rows = _merged(rows for routing in routings for rows in routing.rows)
+        return replace(
+            first,
+            rows=rows,
+            tokens=group_rows(first.experts_TK, rows, dict(sorted(counts.items()))),
+        )
+
+
+def choose_experts(
+    logits_TE: Tensor,
+    router: Router,
+    num_chosen: int,
+    correction_E: Tensor | None,
+    dtype: torch.dtype,
+    expert_weights_E: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Weights [T, K], in descending order for each token, and experts [T, K] of each token.
+
+    They are computed in float32; `dtype` is what weights are rounded to, unless they are exact.
+    `expert_weights_E` are what the router `weighs_experts` by.
+    """
+    if router.scores == "sparsemixer":
+        weights_TK, experts_TK = _one_after_the_other(logits_TE.float(), router.near, num_chosen)
+    else:
+        weights_TK, experts_TK = _best(logits_TE, router, num_chosen, correction_E)
+    if router.norm_order is not None:
+        norm_T1 = torch.linalg.vector_norm(weights_TK, router.norm_order, dim=-1, keepdim=True)
+        if router.least_norm:
+            norm_T1.clamp_(min=router.least_norm)
+        weights_TK = weights_TK / norm_T1
+    if router.scale != 1.0:
+        weights_TK = weights_TK * router.scale
+    if expert_weights_E is not None:
+        weights_TK, experts_TK = _by_weight(weights_TK * expert_weights_E[experts_TK], experts_TK)
+    return weights_TK if router.has_exact_weights else weights_TK.to(dtype), experts_TK
+
+
+def _best(
+    logits_TE: Tensor, router: Router, num_chosen: int, correction_E: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Scores and experts of those that are wanted most."""
+    scores_TE = scores_of(logits_TE, router)
+    wanted_TE = _wanted(scores_TE, router, correction_E)
+    if wanted_TE is scores_TE and router.scores == "sigmoid":
+        wanted_TE = logits_TE.float()  # tells those from each other whose scores are 1
+    weights_TK, experts_TK = torch.topk(wanted_TE, num_chosen, dim=-1)
+    if router.scores == "sigmoid" or router.has_correction:
+        return _by_weight(scores_TE.gather(1, experts_TK), experts_TK)
+    return weights_TK, experts_TK
+
+
+def _one_after_the_other(logits_TE: Tensor, near: float, num_chosen: int) -> tuple[Tensor, Tensor]:
+    """Weights and experts by `sparsemixer`."""
+    left_TE, chosen = logits_TE, []
+    for _ in range(num_chosen):
+        best_T1, expert_T1 = left_TE.max(dim=-1, keepdim=True)
+        below_TE = (best_T1 - logits_TE) / logits_TE.abs().clamp(min=best_T1)
+        met_TE = left_TE.masked_fill(below_TE > near, -torch.inf)
+        chosen.append((met_TE.softmax(dim=-1).gather(1, expert_T1), expert_T1))
+        left_TE = left_TE.scatter(1, expert_T1, -torch.inf)
+    weights, experts = zip(*chosen, strict=True)
+    return _by_weight(torch.cat(weights, dim=1), torch.cat(experts, dim=1))
+
+
+def _by_weight(weights_TK: Tensor, experts_TK: Tensor) -> tuple[Tensor, Tensor]:
+    """Both in descending order of weights."""
+    weights_TK, order_TK = weights_TK.sort(dim=-1, descending=True, stable=True)
+    return weights_TK, experts_TK.gather(1, order_TK)
+
+
+def preferences(logits_TE: Tensor, router: Router, correction_E: Tensor | None) -> Tensor:
+    """Numbers in float32 whose softmax says how likely tokens choose each expert, in the order in
+    which `choose_experts` takes them; -inf for those of other groups."""
+    if not router.has_correction and router.groups is None:
+        return logits_TE.float()
+    wanted_TE = _wanted(scores_of(logits_TE, router), router, correction_E)
+    if not router.has_correction:
+        return logits_TE.float().masked_fill(wanted_TE.isneginf(), -torch.inf)
+    # Around usual logits, scores rise by so much less than these do.
+    return wanted_TE * (4 if router.scores == "sigmoid" else wanted_TE.shape[1])
+
+
+def scores_of(logits_TE: Tensor, router: Router) -> Tensor:
+    """What experts are chosen and weighed by, float32."""
+    if router.scores == "sigmoid":
+        return logits_TE.float().sigmoid()
+    return F.softmax(logits_TE, dim=-1, dtype=torch.float32)
+
+
+def _wanted(scores_TE: Tensor, router: Router, correction_E: Tensor | None) -> Tensor:
+    """What experts are chosen by: -inf for those of other groups."""
+    wanted_TE = scores_TE
+    if router.has_correction:
+        assert correction_E is not None, "the layer has one"
+        wanted_TE = wanted_TE + correction_E
+    groups = router.groups
+    if groups is None:
+        return wanted_TE
+    by_group_TGE = wanted_TE.view(len(wanted_TE), groups.num_groups, -1)
+    group_scores_TG = by_group_TGE.topk(groups.num_scored, dim=-1).values.sum(dim=-1)
+    kept = group_scores_TG.topk(groups.num_kept, dim=-1, sorted=False).indices
+    is_other_TG = torch.ones_like(group_scores_TG, dtype=torch.bool).scatter_(1, kept, False)
+    return by_group_TGE.masked_fill(is_other_TG[..., None], -torch.inf).view_as(wanted_TE)
+
+
+def group_by_expert(experts_TK: Tensor, rows: slice, num_experts: int) -> dict[int, ExpertTokens]:
+    """Tokens of every expert that was chosen, among some rows; waits for a GPU to know how many."""
+    return group_rows(experts_TK, (rows,), count_by_expert(experts_TK[rows], num_experts))
+
+
+def count_by_expert(experts_RK: Tensor, num_experts: int) -> dict[int, int]:
+    """How often each expert was chosen that was chosen at all, ascending; waits for a GPU."""
+    chosen = experts_RK.flatten()
+    # Like bincount, which makes a GPU wait three times.
+    counts_E = chosen.new_zeros(num_experts + 1).scatter_add_(0, chosen, torch.ones_like(chosen))
+    return {expert: count for expert, count in enumerate(counts_E[:-1].tolist()) if count}
+
+
+def group_rows(
+    experts_TK: Tensor, rows: Sequence[slice], counts: Mapping[int, int]
+) -> dict[int, ExpertTokens]:
+    """The same by one sort, where it is known how often each expert was chosen in those rows.
+
+    `counts` is in ascending order of experts.
+    """
+    num_choices, sizes = experts_TK.shape[1], list(counts.values())
+    chosen_TK = experts_TK[rows[0]] if len(rows) == 1 else torch.cat([experts_TK[r] for r in rows])
+    order = chosen_TK.flatten().argsort(stable=True)[: sum(sizes)]  # left out ones come last
+    rows_by_expert = torch.split(_in_pass(order // num_choices, rows), sizes)
+    choices_by_expert = torch.split(order % num_choices, sizes)
+    return {
+        expert: ExpertTokens(rows_M, choices_M)
+        for expert, rows_M, choices_M in zip(counts, rows_by_expert, choices_by_expert, strict=True)
+    }
+
+
+def rank_among_alike(keys_R: Tensor) -> Tensor:
+    """How many equal keys stand before each, [R]."""
+    order_R = keys_R.argsort(stable=True)
+    sorted_R, places_R = keys_R[order_R], torch.arange(len(keys_R), device=keys_R.device)
+    is_new_R = torch.ones_like(sorted_R, dtype=torch.bool)
+    is_new_R[1:] = sorted_R[1:] != sorted_R[:-1]
+    starts_R = places_R.where(is_new_R, 0).cummax(0).values
+    return torch.empty_like(order_R).index_copy_(0, order_R, places_R - starts_R)
+
+
+def _in_pass(places: Tensor, rows: Sequence[slice]) -> Tensor:
+    """Rows of the pass, from places among some of them taken together."""
+    if len(rows) == 1:
+        return places.add_(rows[0].start)
+    parts = [torch.arange(part.start, part.stop, device=places.device) for part in rows]
+    return torch.cat(parts)[places]
+
+
+def _merged(parts: Iterable[slice]) -> tuple[slice, ...]:
+    """Slices in ascending order, those that adjoin each other in one."""
+    merged: list[slice] = []
+    for part in sorted(parts, key=lambda part: part.start):
+        assert not merged or merged[-1].stop <= part.start, "a row has been routed twice"
+        if merged and merged[-1].stop == part.start:
+            merged[-1] = slice(merged[-1].start, part.stop)
+        else:
+            merged.append(part)
+    return tuple(merged)

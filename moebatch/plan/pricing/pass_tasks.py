@@ -1,0 +1,221 @@
+"""A pass as the sum of its tasks: what a schedule launches, each at its price."""
+
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from moebatch.layout.load import PassLoad
+from moebatch.layout.routing import chosen_experts, distinct_experts, routed
+from moebatch.layout.scratch import PROMPT_ROWS, gpu_prompt_rows
+from moebatch.plan.pricing.price import Price
+from moebatch.plan.pricing.prices import LaneTime, Prices
+from moebatch.schedule.emission import Launched, launched
+from moebatch.schedule.kv_route import Place
+from moebatch.schedule.lanes import PROCESSORS, lane_of
+from moebatch.schedule.registry import traits_of
+from moebatch.schedule.task import Kind
+from moebatch.spec.machine.hardware import LEVELS, LevelName
+from moebatch.spec.model.shape import ModelShape
+from moebatch.spec.policy.policy import Policy
+
+_KV = frozenset({Kind.KV_READ, Kind.KV_UP, Kind.KV_DOWN, Kind.KV_WRITE})
+
+
+@dataclass(frozen=True, kw_only=True)  # no slots: what follows from them is worked out once
+class PassTasks:
+    """Tasks of a mean pass under a policy, with as many micro-batches and experts as that has,
+    fractions allowed."""
+
+    prices: Prices
+    load: PassLoad
+    policy: Policy
+
+    @property
+    def key(self) -> Hashable:
+        """All that `computing` depends on beside the prices: many policies share it."""
+        policy = self.policy
+        return (
+            self.load,
+            policy.micro_batch_size,
+            policy.schedule,
+            policy.attention_on_gpu,
+            self._fresh,
+        )
+
+    # --- whatever lives where -------------------------------------------------------------------
+
+    def computing(self) -> Iterator[LaneTime]:
+        """Lane and seconds of each kind of task that does not depend on what lives where."""
+        yield from self._of_micro_batches(self._top, 1.0, self._computing)
+        yield self._lane(Kind.EXPERT), self.experts_s
+        combine_s = len(self._shape.moe_layers) * self._price.combine_s()
+        yield self._lane(Kind.COMBINE), combine_s + self._price.head_s(self.load.logits_rows)
+
+    def _computing(self, batch: PassLoad, kinds: Launched) -> Iterator[LaneTime]:
+        layers = self._shape.num_layers
+        for kind, count in kinds.items():
+            seconds = None if kind in _KV else self._price.of_batch(kind, batch)
+            if seconds is not None:
+                yield self._lane(kind), layers * count * seconds
+        # Gates, and what layers without experts have in their place.
+        yield self._lane(Kind.GATE), self._price.gates_s(batch)
+        if Kind.LOAD in kinds and Kind.OUT not in kinds:  # `post` projects
+            yield self._lane(Kind.POST), layers * self._price.post_out_s(batch)
+
+    @property
+    def outside_s(self) -> float:
+        """All that is computed but the experts, one after the other."""
+        everything = (time_s for lane, time_s in self.computing() if lane in PROCESSORS)
+        return sum(everything) - self.experts_s
+
+    @property
+    def expert_s(self) -> float:
+        """One expert, on those tokens of the pass that choose it."""
+        return self.experts_s / max(1.0, chosen_experts(self._shape, self.load))
+
+    @cached_property
+    def experts_s(self) -> float:
+        """All experts: once over all tokens of the pass, or once for every micro-batch."""
+        if traits_of(self.policy).runs == "pass":
+            return self._expert_layers_s(self.load)
+        return sum(number * self._expert_layers_s(batch) for number, batch in self._sizes)
+
+    @property
+    def gaps_s(self) -> tuple[float, float]:
+        """Longest time in which a CPU gives no slot back, in every layer: from the last expert of
+        one layer that arrives to the first of the next, both computed, with the rest of a layer and
+        the experts that stay between them; and the same when the head comes between, too."""
+        shape, head_s = self._shape, self._price.head_s(self.load.logits_rows)
+        outside_s = (self.outside_s - head_s) / shape.num_layers
+        of_layer_s = self.experts_s / len(shape.moe_layers)
+        each_s = of_layer_s / max(1.0, chosen_experts(shape, self.load) / len(shape.moe_layers))
+        gap_s = outside_s + self.policy.weights.dram * of_layer_s + 2 * each_s
+        return gap_s, gap_s + head_s
+
+    # --- what moves -----------------------------------------------------------------------------
+
+    def moving(self, num_loads: float | None = None) -> Iterator[LaneTime]:
+        """Lane and seconds of each kind of task that brings or stores what lives elsewhere.
+
+        Args:
+            num_loads: experts that come to where they are computed; None counts those that some
+                token chooses, if routing is even, and that do not live there.
+        """
+        yield from self._weights(num_loads)
+        for home in LEVELS:
+            if share := self.policy.kv_cache.on(home):
+                yield from self._of_micro_batches(home, share, self._keys_and_values)
+
+    @property
+    def load_s(self) -> float:
+        """Seconds until an expert has come from below, on all the way together."""
+        return sum(seconds for _, seconds in self._weights(1.0))
+
+    def _weights(self, num_loads: float | None) -> Iterator[LaneTime]:
+        weights = self.policy.weights
+        below = 1 - weights.on(self._top)
+        loads = below * self._moved_experts() if num_loads is None else num_loads
+        if self._top == "dram":
+            yield self._lane(Kind.CHUNK), self._price.fetch_s(loads)
+            return
+        on_disk = loads * weights.disk / below if below else 0.0
+        yield self._lane(Kind.FETCH), self._price.fetch_s(on_disk)
+        match traits_of(self.policy).moves:
+            case "experts":
+                yield self._lane(Kind.CHUNK), self._price.chunk_s(loads)
+            case "pages":
+                yield self._lane(Kind.PAGE), self._price.up_s(loads)
+                yield self._lane(Kind.STAGE), self._price.stage_s(loads)
+            case "block":
+                yield self._lane(Kind.BLOCK), self._price.chunk_s(loads)
+
+    def _moved_experts(self) -> float:
+        """Experts that a pass would move if none were where they are computed. Some schedules bring
+        whole layers, chosen or not; some do so again for each micro-batch."""
+        traits = traits_of(self.policy)
+        if traits.foresees != "layer":
+            return chosen_experts(self._shape, self.load)
+        layers = len(self._shape.moe_layers)
+        if traits.shares_weights and not traits.is_paged:
+            layers = sum(count for count, tokens in routed(self._shape, self.load) if tokens)
+        walks = 1.0 if traits.shares_weights else sum(number for number, _ in self._sizes)
+        return max(1.0, walks) * self._shape.num_experts * layers
+
+    def _keys_and_values(self, batch: PassLoad, kinds: Launched) -> Iterator[LaneTime]:
+        for kind in kinds.keys() & _KV:
+            seconds = self._price.of_batch(kind, batch)
+            assert seconds is not None, f"{kind} is of a micro-batch"
+            yield self._lane(kind), self._shape.num_keeping_layers * kinds[kind] * seconds
+
+    # --- micro-batches --------------------------------------------------------------------------
+
+    def _of_micro_batches(
+        self,
+        home: LevelName,
+        share: float,
+        tasks_of: Callable[[PassLoad, Launched], Iterator[LaneTime]],
+    ) -> Iterator[LaneTime]:
+        """Lane and seconds of some tasks of all micro-batches, which are launched as in layers
+        whose keys and values live at `home`, in a share of the layers."""
+        policy = self.policy
+        beside = self._top == "vram" and not policy.attention_on_gpu
+        kinds = launched(policy.schedule, self._top, home, attends_on_cpu=beside)
+        same = policy.micro_batch_size, policy.schedule, policy.batching, beside
+        for number, batch in self._sizes:
+            of_kind = kinds[batch.prompt_tokens > 0]
+            key = tasks_of.__name__, home, batch, same
+            for lane, seconds in self.prices.once(key, tasks_of(batch, of_kind)):
+                yield lane, share * number * seconds
+
+    @cached_property
+    def _sizes(self) -> list[tuple[float, PassLoad]]:
+        """Micro-batches of sequences that decode, then those of prompts."""
+        load, sizes = self.load, []
+        if load.decode_sequences:
+            number = max(1.0, load.decode_sequences / self.policy.micro_batch_size)
+            decode = PassLoad(
+                decode_sequences=load.decode_sequences / number,
+                decode_positions=load.decode_positions / number,
+            )
+            sizes.append((number, decode))
+        if load.prompt_tokens:
+            rows = gpu_prompt_rows(self.policy) if self._top == "vram" else PROMPT_ROWS
+            number = max(1.0, load.prompt_tokens / rows)
+            prompts = PassLoad(
+                prompt_tokens=load.prompt_tokens / number,
+                prompt_pairs=load.prompt_pairs / number,
+                prompt_context=load.prompt_context / number,
+            )
+            sizes.append((number, prompts))
+        return sizes
+
+    def _expert_layers_s(self, load: PassLoad) -> float:
+        """Experts of all layers once, over the tokens of a load."""
+        shape, seconds = self._shape, 0.0
+        for layers, tokens in routed(shape, load):
+            active = distinct_experts(shape, tokens)
+            if active:
+                rows = tokens * shape.experts_per_token / active
+                each_s = self._price.expert_s(rows, fresh=self._fresh, is_mean=True)
+                seconds += layers * active * each_s
+        return seconds
+
+    @property
+    def _fresh(self) -> float:
+        """Share of the experts that come from below, where that makes a difference to computing."""
+        return (1 - self.policy.weights.on(self._top)) * self.prices.is_cpu
+
+    def _lane(self, kind: Kind) -> str:
+        return lane_of(kind, self._top).name
+
+    @cached_property
+    def _price(self) -> Price:
+        return Price(prices=self.prices, policy=self.policy)
+
+    @cached_property
+    def _shape(self) -> ModelShape:
+        return self.prices.shape
+
+    @cached_property
+    def _top(self) -> Place:
+        return self.prices.ladder.top

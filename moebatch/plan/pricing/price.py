@@ -1,0 +1,355 @@
+"""Seconds of a task on its lane: the only cost there is. A pass costs what its tasks cost.
+
+Each task is handed to its lane, and launches kernels or copies. On a processor that comes before
+its work; on a link it goes on beside the bytes of the transfer before, so the longer one counts.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from math import prod
+from typing import NamedTuple, cast
+
+from moebatch.layout.elementwise import CHOICE_STATES, norm_states
+from moebatch.layout.load import PassLoad
+from moebatch.layout.routing import in_layer
+from moebatch.layout.scratch import mean_product_rows, product_rows
+from moebatch.plan.pricing import launches
+from moebatch.plan.pricing.prices import Prices
+from moebatch.schedule.kv_route import Place
+from moebatch.schedule.lanes import lane_of
+from moebatch.schedule.registry import traits_of
+from moebatch.schedule.task import Kind
+from moebatch.spec.machine.hardware import LinkName, Processor
+from moebatch.spec.model.shape import ModelShape
+from moebatch.spec.policy.policy import Policy
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Price:
+    """Prices pieces of one layer under a policy. Loads are those of one micro-batch."""
+
+    prices: Prices
+    policy: Policy
+
+    def of_batch(self, kind: Kind, load: PassLoad) -> float | None:
+        """Seconds of a task that depend on nothing but what its micro-batch has to do; None for
+        other kinds of tasks."""
+        price = _OF_BATCH.get(kind)
+        if price is None:
+            return None
+        seconds = price(self, load)
+        if kind in _TRANSFERS and not seconds:
+            return 0.0
+        launching_s = self._main.task_s + self._launches_s(
+            launches.of_batch(self._shape, kind, load)
+        )
+        return max(seconds, launching_s) if kind in _TRANSFERS else seconds + launching_s
+
+    # --- arithmetic -----------------------------------------------------------------------------
+
+    def attend_s(self, load: PassLoad) -> float:
+        """Attention, or recurrence, of a mean layer where everything else is computed."""
+        core_s = self.prices.decode_attention_s(load, self._main)
+        core_s += self.prices.prompt_attention_s(load, self._main)
+        core_s += self.prices.recurrence_s(load, self._main)
+        return self.project_s(load) + core_s + self.out_s(load)
+
+    def project_s(self, load: PassLoad) -> float:
+        """Norm, and projections to queries, keys and values."""
+        return self._mixed_s(load, _projected(self._shape))
+
+    def post_out_s(self, load: PassLoad) -> float:
+        """Output projection and residual where they are a part of `post`."""
+        return self.out_s(load) + self._launches_s(launches.of_batch(self._shape, Kind.OUT, load))
+
+    def out_s(self, load: PassLoad) -> float:
+        """Output projection and residual."""
+        return self._mixed_s(load, _put_out(self._shape)) + self.shared_s(load)
+
+    def shared_s(self, load: PassLoad) -> float:
+        """Partial results of several GPUs, each of which has a part of every matrix, become sums in
+        a ring through main memory, of all devices together 2 (n - 1) times the hidden states down
+        and up again; nothing with one GPU."""
+        vram = self.prices.hardware.vram
+        num_others = vram.num_devices - 1 if vram else 0
+        if not num_others:
+            return 0.0
+        num_bytes = 2 * num_others * self.prices.hidden_bytes(load.tokens)
+        links: tuple[LinkName, ...] = ("vram->dram", "dram->vram")
+        return sum(self.prices.link_s(name, num_bytes) for name in links)
+
+    def cpu_attention_s(self, load: PassLoad) -> float:
+        """Attention of decoding sequences on the CPU beside a GPU."""
+        return self.prices.decode_attention_s(load, self.prices.cpu)
+
+    def gate_s(self, load: PassLoad, layer: int) -> float:
+        """Norm, router and shared expert of a layer with experts; norm and MLP of another one, and
+        what several GPUs add up of either. As a part of `post` with what adds up there."""
+        load, params = in_layer(self._shape, load, layer), _gate_params(self._shape)[layer]
+        gemm_s = self._gemm_s(load, params) + self._moving_s(
+            norm_states(self._shape) / 2 * load.tokens
+        )
+        return (
+            gemm_s
+            + self.shared_s(load)
+            + self._task_s(launches.of_gates(self._shape)[layer] + self._adding)
+        )
+
+    def gates_s(self, load: PassLoad) -> float:
+        """The same of all layers."""
+        seconds = 0.0
+        for stack, params, count in _gates(self._shape):
+            layers, part = len(stack), in_layer(self._shape, load, stack.start)
+            moving_s = self._moving_s(norm_states(self._shape) / 2 * part.tokens * layers)
+            other_s = self.shared_s(part) + self._task_s(count / layers + self._adding)
+            seconds += self._gemm_s(part, params) + moving_s + layers * other_s
+        return seconds
+
+    def combine_s(self) -> float:
+        """What experts have made of a layer is added up, in a task of its own; no time where every
+        micro-batch does so in `post`."""
+        if self._is_paged:
+            return 0.0
+        traits = traits_of(self.policy)
+        return self._task_s(launches.of_combine(self._shape, is_joined=traits.runs == "pass"))
+
+    def expert_s(self, rows: float, *, fresh: float, is_mean: bool = False) -> float:
+        """An expert over so many tokens, which with the chance `fresh` has just arrived.
+
+        Args:
+            is_mean: `rows` vary from expert to expert and are so many in the mean.
+        """
+        if rows <= 0:
+            return 0.0
+        moving_s = self._moving_s(CHOICE_STATES * rows)
+        moving_s += self._launches_s(launches.of_expert(self._shape, rows))
+        moving_s += 0.0 if self._is_paged else self._main.task_s
+        if not self.prices.is_cpu:
+            return self.prices.expert_s(self._main, rows) + moving_s
+        compute, instructions = self.prices.dtypes.compute, self._main.instruction_set
+        if is_mean:
+            padded = mean_product_rows(rows, compute, instructions)
+        else:
+            padded = product_rows(round(rows), compute, instructions)
+        return self.prices.cpu_expert_s(self._main, padded, fresh=fresh) + moving_s
+
+    def head_s(self, rows: float) -> float:
+        """Logits after so many tokens. No task of its own: it ends the last layer of a pass."""
+        if not rows:
+            return 0.0
+        count = launches.of_head(self._shape, rows, self.prices.dtypes.compute_bytes)
+        return self.prices.head_s(self._main, rows) + self._launches_s(count)
+
+    # --- weights --------------------------------------------------------------------------------
+
+    def chunk_s(self, num_experts: float) -> float:
+        """So many experts, or parts of such, on their way to where they are computed. A copy into
+        pinned buffers runs beside the link, so the slower of the two counts."""
+        if self._top == "dram":
+            return self.fetch_s(num_experts)
+        handed_s = num_experts * launches.num_chunks(self._expert_bytes) * self._main.task_s
+        launched_s = self._launches_s(num_experts * launches.of_transfer(self._expert_bytes))
+        return max(self.up_s(num_experts), self.stage_s(num_experts), handed_s + launched_s)
+
+    def fetch_s(self, num_experts: float) -> float:
+        """The same on their way from disk to main memory."""
+        return self.prices.link_s("disk->dram", num_experts * self._expert_bytes)
+
+    def up_s(self, num_experts: float) -> float:
+        """The same on their way from main memory to a GPU."""
+        return self.prices.link_s("dram->vram", num_experts * self._expert_bytes)
+
+    def page_s(self, num_experts: float) -> float:
+        """So many experts, or parts of such, on their way out of pinned buffers. What of them
+        lives on disk under a GPU is read meanwhile."""
+        if self._top == "dram":
+            return self.fetch_s(num_experts)
+        weights = self.policy.weights
+        below = weights.dram + weights.disk
+        on_disk = num_experts * weights.disk / below if below else 0.0
+        return max(self.up_s(num_experts), self.fetch_s(on_disk))
+
+    def stage_s(self, num_experts: float) -> float:
+        """The same on their way into pinned buffers."""
+        return self.prices.staging_s(num_experts * self._expert_bytes, self.policy)
+
+    def block_s(self, num_experts: float) -> float:
+        """So many experts in one piece, buffers and link in turns."""
+        return max(self.page_s(num_experts), self.stage_s(num_experts))
+
+    # --- keys and values, hidden states ---------------------------------------------------------
+
+    def off_s(self, load: PassLoad) -> float:
+        """Queries, keys and values of decoding sequences go down."""
+        num_bytes = self.prices.projected_bytes(load.decode_sequences)
+        return self.prices.link_s("vram->dram", num_bytes)
+
+    def load_s(self, load: PassLoad) -> float:
+        """Results of the CPU's attention go up."""
+        return self.prices.link_s("dram->vram", self.prices.attended_bytes(load.decode_sequences))
+
+    def kv_up_s(self, load: PassLoad) -> float:
+        """Keys and values, and hidden states of a static batch's prompts, go up; from disk where
+        there is no GPU."""
+        return self.prices.link_s(
+            self._link(Kind.KV_UP), self._read_bytes(load) + self._hidden_bytes(load)
+        )
+
+    def kv_down_s(self, load: PassLoad) -> float:
+        """New keys and values, and the same hidden states, go down."""
+        return self.prices.link_s(
+            self._link(Kind.KV_DOWN), self._new_bytes(load) + self._hidden_bytes(load)
+        )
+
+    def kv_read_s(self, load: PassLoad) -> float:
+        """Keys and values come from disk."""
+        return self.prices.link_s("disk->dram", self._read_bytes(load))
+
+    def kv_write_s(self, load: PassLoad) -> float:
+        """New keys and values go to disk."""
+        return self.prices.link_s("dram->disk", self._new_bytes(load))
+
+    def _read_bytes(self, load: PassLoad) -> float:
+        return self.prices.cached_bytes(load)
+
+    def _new_bytes(self, load: PassLoad) -> float:
+        return self.prices.new_bytes(load)
+
+    def _hidden_bytes(self, load: PassLoad) -> float:
+        is_static = self.policy.batching == "static" and self._top == "vram"
+        return self.prices.hidden_bytes(load.prompt_tokens) if is_static else 0.0
+
+    def _gemm_s(self, load: PassLoad, params: int) -> float:
+        return self.prices.dense_gemm_s(self._main, load, params, self.policy.micro_batch_size)
+
+    def _mixed_s(self, load: PassLoad, params: "_Mixed") -> float:
+        """Products before attention or behind it, with what norm or residual move, in a mean
+        layer."""
+        if self._shape.encoder is None:
+            moving_s = self._moving_s(norm_states(self._shape) / 4 * load.tokens)
+            return self._gemm_s(load, params.decoding) + moving_s
+        share = self._shape.num_encoding_layers / self._shape.num_layers
+        prompts, others = load.in_stack(encodes=True), load.in_stack(encodes=False)
+        moved = share * prompts.tokens + (1 - share) * others.tokens
+        gemm_s = self._gemm_s(prompts, params.encoding) + self._gemm_s(others, params.decoding)
+        return gemm_s + self._moving_s(norm_states(self._shape) / 4 * moved)
+
+    def _moving_s(self, hidden_states: float) -> float:
+        return self.prices.moving_s(self._main, hidden_states)
+
+    def _task_s(self, num_launches: float) -> float:
+        """A task of the lane that computes, its work left out."""
+        return self._main.task_s + self._launches_s(num_launches)
+
+    def _launches_s(self, count: float) -> float:
+        return count * self._main.launch_s
+
+    @property
+    def _is_paged(self) -> bool:
+        return traits_of(self.policy).is_paged
+
+    @property
+    def _adding(self) -> int:
+        """Launches of `post` that a layer else has a task of its own for."""
+        return self._is_paged * launches.of_combine(self._shape, is_joined=False)
+
+    @property
+    def _main(self) -> Processor:
+        return self.prices.main
+
+    def _link(self, kind: Kind) -> LinkName:
+        return cast(LinkName, lane_of(kind, self._top).at)
+
+    @property
+    def _top(self) -> Place:
+        return self.prices.ladder.top
+
+    @property
+    def _shape(self) -> ModelShape:
+        return self.prices.shape
+
+    @property
+    def _expert_bytes(self) -> int:
+        return self.prices.dtypes.expert_bytes(self._shape)
+
+
+@cache
+def _gate_params(shape: ModelShape) -> tuple[int, ...]:
+    """By layer: all weights that are neither attention's, nor a recurrence's, nor experts'."""
+    return tuple(
+        shape.resident_layer_params(layer) - shape.mixer_params(layer) - 2 * shape.hidden_size
+        for layer in range(shape.num_layers)
+    )
+
+
+@cache
+def _mixer_params(shape: ModelShape) -> int:
+    """Numbers in the attention, or the recurrence, of a mean layer."""
+    return sum(map(shape.mixer_params, range(shape.num_layers))) // shape.num_layers
+
+
+@cache
+def _gates(shape: ModelShape) -> tuple[tuple[range, int, int], ...]:
+    """Layers through which the same tokens go, with the same weights of all of them, and their
+    launches."""
+    stacks = (range(shape.num_encoding_layers), range(shape.num_encoding_layers, shape.num_layers))
+    params, counts = _gate_params(shape), launches.of_gates(shape)
+    return tuple(
+        (stack, sum(params[stack.start : stack.stop]), sum(counts[stack.start : stack.stop]))
+        for stack in stacks
+        if stack
+    )
+
+
+class _Mixed(NamedTuple):
+    """Numbers of weights of a mean layer."""
+
+    decoding: int
+    """Through which tokens go; those of answers, where there is an encoder."""
+    encoding: int
+    """Through which tokens of prompts go that are encoded."""
+
+
+@cache
+def _projected(shape: ModelShape) -> _Mixed:
+    """Before attention."""
+    if shape.encoder is None:
+        out = _put_out(shape).decoding
+        return _Mixed(_mixer_params(shape) + 2 * shape.hidden_size - out, 0)
+    # Queries, keys and values, and queries once more; or keys and values of what is encoded.
+    projection, layers, encoding = _projection(shape), shape.num_layers, shape.num_encoding_layers
+    decoding = layers - encoding
+    return _Mixed(
+        4 * decoding * projection // layers, (3 * encoding + 2 * decoding) * projection // layers
+    )
+
+
+@cache
+def _put_out(shape: ModelShape) -> _Mixed:
+    """Behind attention. A mean layer may be mostly recurrent."""
+    projection, layers = _projection(shape), shape.num_layers
+    if shape.encoder is None:
+        return _Mixed(min(projection, _mixer_params(shape) // 2), 0)
+    encoding = shape.num_encoding_layers
+    return _Mixed(2 * (layers - encoding) * projection // layers, encoding * projection // layers)
+
+
+def _projection(shape: ModelShape) -> int:
+    """Numbers of the output projection."""
+    return prod(shape.attention.tensors(shape.hidden_size)["o"])
+
+
+_TRANSFERS = frozenset({Kind.OFF, Kind.LOAD, Kind.KV_UP, Kind.KV_DOWN, Kind.KV_READ, Kind.KV_WRITE})
+_OF_BATCH: Mapping[Kind, Callable[[Price, PassLoad], float]] = {
+    Kind.ATTEND: Price.attend_s,
+    Kind.PRE: Price.project_s,
+    Kind.ATTN: Price.cpu_attention_s,
+    Kind.OUT: Price.out_s,
+    Kind.OFF: Price.off_s,
+    Kind.LOAD: Price.load_s,
+    Kind.KV_UP: Price.kv_up_s,
+    Kind.KV_DOWN: Price.kv_down_s,
+    Kind.KV_READ: Price.kv_read_s,
+    Kind.KV_WRITE: Price.kv_write_s,
+}

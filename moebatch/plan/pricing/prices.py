@@ -1,0 +1,325 @@
+"""Seconds of the pieces of a pass: one matrix product, one layer's attention, one transfer."""
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from math import ceil
+
+from moebatch.formats.plain import BFLOAT16, FLOAT16
+from moebatch.layout.footprint import FLOAT_BYTES, Dtypes
+from moebatch.layout.ladder import Ladder
+from moebatch.layout.load import PassLoad
+from moebatch.layout.scratch import MAX_GEMM_ROWS, PROMPT_ROWS, rows_decoded_at_once
+from moebatch.spec.machine.hardware import Hardware, LinkName, Processor
+from moebatch.spec.model.attention import Attention
+from moebatch.spec.model.cache import CacheGroup
+from moebatch.spec.model.cache_layout import UNLIMITED
+from moebatch.spec.model.shape import ModelShape
+from moebatch.spec.policy.policy import Policy
+
+_CLEARLY = 0.8
+"""Wider numbers take more memory, so they must save at least the rest of the time."""
+_USUAL_ROWS = 256
+_MOST_KNOWN = 4096
+"""Answers that are kept: a few megabytes."""
+LaneTime = tuple[str, float]
+
+
+def fastest_dtypes(shape: ModelShape, dtypes: Dtypes, hardware: Hardware) -> Dtypes:
+    """Those in which the CPU computes experts fastest: `dtypes` as stored, or float32 where a
+    processor is slow with fewer bits, decoding counted. Never less precise than stored."""
+    wider, ladder = replace(dtypes, compute="float32"), Ladder.of(hardware)
+    stored_s, wider_s = (
+        Prices(shape=shape, dtypes=kind, hardware=hardware, ladder=ladder).usual_expert_s
+        for kind in (dtypes, wider)
+    )
+    return wider if wider_s < _CLEARLY * stored_s else dtypes
+
+
+def without_emulation(dtypes: Dtypes, hardware: Hardware) -> tuple[Dtypes, tuple[str, ...]]:
+    """In float16 where a GPU has no bfloat16 of its own, with a note: before compute capability 8.0
+    torch emulates it, at a tenth of the speed. Experts become such when they are read."""
+    gpu = hardware.vram.processor if hardware.vram else None
+    known = gpu.gemm if gpu else {}
+    if dtypes.compute != "bfloat16" or "bfloat16" in known or "float16" not in known:
+        return dtypes, ()
+    note = (
+        f"computed in float16, since the GPU of {hardware.name} only emulates the model's "
+        "bfloat16; float16 ends at 65504, write model.dtype: float32 if that is too little"
+    )
+    stored = FLOAT16 if dtypes.stored == BFLOAT16 else dtypes.stored
+    return replace(dtypes, compute="float16", stored=stored), (note,)
+
+
+@dataclass(frozen=True, kw_only=True)  # no slots: what follows from them is worked out once
+class Prices:
+    """What one model costs on one machine, piece by piece."""
+
+    shape: ModelShape
+    dtypes: Dtypes
+    hardware: Hardware
+    ladder: Ladder
+    """The levels of the hardware."""
+
+    @cached_property
+    def main(self) -> Processor:
+        """What computes everything that a policy does not leave to the CPU."""
+        return self.hardware.levels[self.ladder.top].processor or self.cpu
+
+    @cached_property
+    def is_cpu(self) -> bool:
+        """Whether a CPU computes everything, maybe in place of a GPU that is emulated: it knows
+        experts that have just arrived from those that stayed, and its kernels have names."""
+        return self.ladder.top == "dram" or bool(self.main.instruction_set)
+
+    @cached_property
+    def cpu(self) -> Processor:
+        """The processor at main memory."""
+        assert self.hardware.dram.processor is not None, "main memory has a processor"
+        return self.hardware.dram.processor
+
+    def once(self, key: Hashable, seconds: Iterable[LaneTime]) -> list[LaneTime]:
+        """The same answer for the same key, worked out once: most passes that a search compares
+        have micro-batches of another one."""
+        found = self._known.get(key)
+        if found is None:
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
+            found = self._known[key] = list(seconds)
+        return found
+
+    @cached_property
+    def _known(self) -> dict[Hashable, list[LaneTime]]:
+        return {}
+
+    # --- matrix products ------------------------------------------------------------------------
+
+    def gemm_s(self, processor: Processor, rows: float, params: int) -> float:
+        """Seconds of a matrix product of so many rows with weights of so many numbers."""
+        return self._gemm_s(processor, rows, params, min(rows, MAX_GEMM_ROWS))
+
+    def dense_gemm_s(
+        self, processor: Processor, load: PassLoad, params: int, micro_batch_size: int
+    ) -> float:
+        """Seconds in which all tokens go through weights of so many numbers outside the experts,
+        micro-batch by micro-batch."""
+        kinds = ((load.decode_sequences, micro_batch_size), (load.prompt_tokens, PROMPT_ROWS))
+        return sum(
+            self._gemm_s(processor, rows, params, min(rows, at_once)) for rows, at_once in kinds
+        )
+
+    def head_s(self, processor: Processor, rows: float) -> float:
+        """Seconds of the logits after so many tokens."""
+        params = self.shape.vocab_size * self.shape.hidden_size
+        moved = rows * self.shape.vocab_size * FLOAT_BYTES
+        gemm_s = self._gemm_s(processor, rows, params, rows)
+        return gemm_s + moved / processor.elementwise_bandwidth
+
+    def expert_s(self, processor: Processor, rows: float) -> float:
+        """Seconds of one expert on a GPU over so many tokens."""
+        return self._expert_s(processor, rows)
+
+    @property
+    def usual_expert_s(self) -> float:
+        """Seconds of one expert on the CPU over as many rows as is usual."""
+        return self._expert_s(self.cpu, _USUAL_ROWS)
+
+    def cpu_expert_s(self, processor: Processor, rows: float, *, fresh: float) -> float:
+        """Seconds of one expert on a CPU over so many rows, padding counted; with the chance
+        `fresh` it has just arrived from the level below."""
+        arrived_s = self._expert_s(processor, rows, streamed=True)
+        stayed_s = self._expert_s(processor, rows)
+        # Where noise says that arriving helps, it does not.
+        return fresh * max(arrived_s, stayed_s) + (1 - fresh) * stayed_s
+
+    def _expert_s(self, processor: Processor, rows: float, *, streamed: bool = False) -> float:
+        """Seconds of one expert over so many rows. Where a kernel decodes weights on the way, that
+        adds to arithmetic at its peak; few rows are no faster than with weights that are numbers,
+        since threads take turns as often."""
+        if rows <= 0:
+            return 0.0
+        params, at_once = self.shape.expert_params, min(rows, MAX_GEMM_ROWS)
+        stored, computed = self.dtypes.stored, self.dtypes.compute
+        stored_bytes = self.dtypes.expert_bytes(self.shape)
+        product_s = self._gemm_s(
+            processor, rows, params, at_once, stored_bytes=stored_bytes, streamed=streamed
+        )
+        if not self.dtypes.converts:
+            return product_s
+        decoded_rows = rows_decoded_at_once(stored, computed, processor.instruction_set)
+        num_decodings = ceil(rows / min(at_once, decoded_rows))
+        decoding_s = num_decodings * stored_bytes / processor.decoding_rate(stored.name)
+        if decoded_rows == MAX_GEMM_ROWS:
+            return decoding_s + product_s
+        arithmetic_s = 2 * rows * params / processor.gemm_for(computed, streamed=streamed).peak
+        return max(product_s, decoding_s + arithmetic_s)
+
+    def _gemm_s(
+        self,
+        processor: Processor,
+        rows: float,
+        params: int,
+        rows_at_once: float,
+        *,
+        stored_bytes: int | None = None,
+        streamed: bool = False,
+    ) -> float:
+        """Eq 14: the slower of arithmetic and reading the weights from the level's memory, where
+        they take `stored_bytes`, if not those of the compute dtype."""
+        if rows <= 0:
+            return 0.0
+        if stored_bytes is None:
+            stored_bytes = params * self.dtypes.compute_bytes
+        curve = processor.gemm_for(self.dtypes.compute, streamed=streamed)
+        rate = curve.at(max(1.0, rows_at_once))
+        num_reads = ceil(rows / rows_at_once)
+        read_s = num_reads * stored_bytes / processor.bandwidth
+        return max(2 * rows * params / rate, read_s)
+
+    # --- the rest of arithmetic -----------------------------------------------------------------
+
+    def moving_s(self, processor: Processor, hidden_states: float) -> float:
+        """Seconds in which norms, routing and combining read or write so many hidden states."""
+        return self.hidden_bytes(hidden_states) / processor.elementwise_bandwidth
+
+    def decode_attention_s(self, load: PassLoad, processor: Processor) -> float:
+        """Seconds of the attention of decoding sequences in a mean layer, projections left out."""
+        num_bytes = flops = 0.0
+        for (attention, window), share in self._attending.items():
+            positions = self._in_window(load.decode_positions, load.decode_sequences, window)
+            positions *= share
+            num_bytes += positions * attention.cache.token_bytes(self.dtypes.compute_bytes)
+            flops += positions * attention.decode_flops_per_pair
+        fixed_s = load.decode_sequences * processor.sequence_s
+        read_s = num_bytes / processor.attention_bandwidth
+        return fixed_s + max(read_s, flops / processor.attention_flops)
+
+    def prompt_attention_s(self, load: PassLoad, processor: Processor) -> float:
+        """Seconds of the attention among tokens of prompts in a mean layer."""
+        num_bytes = flops = 0.0
+        for (attention, window), share in self._encoding.items():
+            context = self._in_window(load.prompt_context, _num_slices(load), window)
+            flops += share * attention.prompt_flops(self._pairs_in_window(load, window), context)
+            num_bytes += share * context * attention.cache.token_bytes(self.dtypes.compute_bytes)
+        return flops / processor.attention_flops + num_bytes / processor.attention_bandwidth
+
+    def recurrence_s(self, load: PassLoad, processor: Processor) -> float:
+        """Seconds of what recurrent layers do in a mean layer, projections left out: states are
+        read and written at the rate of attention, once by a decoding sequence and once by a slice
+        of a prompt."""
+        shape = self.shape
+        if shape.recurrence is None:
+            return 0.0
+        num_states = load.decode_sequences + _num_slices(load)
+        moved_bytes = 2 * num_states * shape.recurrence.state.token_bytes(self.dtypes.compute_bytes)
+        decoding_flops = load.decode_sequences * shape.recurrence.decode_flops
+        flops = decoding_flops + load.prompt_tokens * shape.recurrence.prompt_flops
+        moving_s, computing_s = (
+            moved_bytes / processor.attention_bandwidth,
+            flops / processor.attention_flops,
+        )
+        return len(shape.recurrent_layers) / shape.num_layers * max(moving_s, computing_s)
+
+    @cached_property
+    def _attending(self) -> Mapping[tuple[Attention, int | None], float]:
+        """Shares of all layers in which tokens of answers attend alike and see as far, by attention
+        and window."""
+        return self._shares(range(self.shape.num_encoding_layers, self.shape.num_layers))
+
+    @cached_property
+    def _encoding(self) -> Mapping[tuple[Attention, int | None], float]:
+        """The same of tokens of prompts, which an encoder may take in."""
+        return self._shares(range(self.shape.num_encoding_layers or self.shape.num_layers))
+
+    def _shares(self, layers: range) -> Mapping[tuple[Attention, int | None], float]:
+        shape = self.shape
+        counts = Counter(
+            (shape.attention_of(layer), shape.sliding_windows[layer])
+            for layer in layers
+            if not shape.is_recurrent(layer)
+        )
+        return {kind: count / shape.num_layers for kind, count in counts.items()}
+
+    def _in_window(self, positions: float, num_queries: float, window: int | None) -> float:
+        """How many of the positions of so many sequences alike a window leaves: half of a chunk in
+        the mean."""
+        if window is None or positions <= window * num_queries:
+            return positions
+        return window * num_queries / (2 if self.shape.windows_are_chunks else 1)
+
+    def _pairs_in_window(self, load: PassLoad, window: int | None) -> float:
+        """How many of the pairs among tokens of prompts a window leaves, if prompts are as long as
+        twice what a token would see in the mean."""
+        mean = load.prompt_pairs / load.prompt_tokens if load.prompt_tokens else 0.0
+        if window is None or window >= 2 * mean:
+            return load.prompt_pairs
+        seen = 1 / 2 if self.shape.windows_are_chunks else 1 - window / (4 * mean)
+        return load.prompt_tokens * window * seen
+
+    # --- transfers ------------------------------------------------------------------------------
+
+    def link_s(self, name: LinkName, num_bytes: float) -> float:
+        """Seconds of so many bytes on a link; infinite where the machine lacks it."""
+        if not num_bytes:
+            return 0.0
+        link = self.hardware.links.get(name)
+        return num_bytes / link.bandwidth if link else float("inf")
+
+    def staging_s(self, num_bytes: float, policy: Policy) -> float:
+        """Seconds of the copy into pinned buffers; 0 where weights lie ready."""
+        if not self.ladder.copies_through_buffers(policy):
+            return 0.0
+        link = self.hardware.links.get("dram->vram")
+        rate = link.staging_bandwidth if link else None
+        return num_bytes / rate if rate else 0.0
+
+    def cached_bytes(self, load: PassLoad) -> float:
+        """What the cache of a mean layer that has one holds of decoding sequences, and of those
+        whose prompts are computed."""
+        return self._mean_bytes(partial(_cached_rows, load))
+
+    def new_bytes(self, load: PassLoad) -> float:
+        """What of it is new afterwards."""
+        return self._mean_bytes(partial(_new_rows, load))
+
+    def _mean_bytes(self, rows_of: Callable[[CacheGroup], float]) -> float:
+        """Of a layer, for so many rows in a group of them."""
+        compute_bytes = self.dtypes.compute_bytes
+        of_groups = (
+            rows_of(group) * (len(group.layers) * group.layout.token_bytes(compute_bytes))
+            for group in self.shape.cache_groups(UNLIMITED)
+        )
+        return sum(of_groups) / self.shape.num_keeping_layers
+
+    def attended_bytes(self, tokens: float) -> float:
+        """Results of attention of so many tokens in a mean layer."""
+        width = sum(share * each.result_width for (each, _), share in self._attending.items())
+        return tokens * width * self.dtypes.compute_bytes
+
+    def projected_bytes(self, tokens: float) -> float:
+        """Queries, keys and values of so many tokens in a mean layer, before they are cached."""
+        width = sum(share * each.sent_width for (each, _), share in self._attending.items())
+        return tokens * width * self.dtypes.compute_bytes
+
+    def hidden_bytes(self, tokens: float) -> float:
+        """Hidden states of so many tokens."""
+        return tokens * self.shape.hidden_size * self.dtypes.compute_bytes
+
+
+def _cached_rows(load: PassLoad, group: CacheGroup) -> float:
+    """Rows that a layer holds of the sequences of a load before it."""
+    num_slices = _num_slices(load)
+    if group.is_state:
+        return load.decode_sequences + num_slices
+    decoding = min(load.decode_positions, group.most_rows * load.decode_sequences)
+    return decoding + min(load.prompt_context, group.most_rows * num_slices)
+
+
+def _new_rows(load: PassLoad, group: CacheGroup) -> float:
+    """Rows that a layer has to keep of a load."""
+    return load.decode_sequences + _num_slices(load) if group.is_state else load.tokens
+
+
+def _num_slices(load: PassLoad) -> int:
+    return ceil(load.prompt_tokens / PROMPT_ROWS)

@@ -1,0 +1,1 @@
+"""A job pass by pass, whole or in a few kinds of passes."""

@@ -1,0 +1,203 @@
+"""All passes of a job under a policy, alike ones counted together."""
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from functools import lru_cache
+from itertools import accumulate
+from math import ceil
+
+from moebatch.layout.admission import Caps
+from moebatch.layout.load import CountedLoad, PassLoad
+from moebatch.plan.replay.passes import Replay, job_passes
+from moebatch.spec.policy.policy import PAGE_TOKENS, Policy
+from moebatch.spec.workload import Workload
+
+_WAVES = 6
+_MOST_SEQUENCES = 24_000
+_FEW_SEQUENCES = 1000
+"""So many are replayed one and all."""
+_MOST_LOADS = 1200
+"""Of more passes, neighbours are counted together."""
+_ROUGH = (4, 2)
+"""Tokens for which one may stand: a page has as many such."""
+_FEWEST_TOKENS = 16
+"""Of a prompt and of an answer, that are left."""
+_FEWEST_PASSES = 64
+_ROUGH_PLACES = 256
+"""At least so many places are left of a batch that is larger."""
+_FEW_LOADS = 40
+_MIDDLE_WAVES = (2, 5)
+"""Full batches of answers between which a replayed job knows neither start nor end. Whole ones:
+sequences of one length start and end together."""
+
+
+def job_loads(workload: Workload, policy: Policy) -> list[CountedLoad]:
+    """Passes of the whole job; of a job without a number of sequences, some from its middle.
+    Neighbours are counted together where there are very many."""
+    if policy.batching == "static" and not workload.lengths:
+        return _static_loads(workload, policy)
+    return _replayed(workload, _caps(workload, policy), most=_MOST_LOADS)
+
+
+def rough_loads(workload: Workload, policy: Policy) -> list[CountedLoad]:
+    """The same in a few loads, to compare policies. Where all sequences are alike, each stands for
+    several, and each of their tokens for several, which takes a tenth of the time: policies are
+    told apart by a percent."""
+    if workload.lengths or policy.batching == "static":
+        return job_loads(workload, policy)
+    return _rough(workload, _caps(workload, policy))
+
+
+def _caps(workload: Workload, policy: Policy) -> Caps:
+    return Caps.of(policy, workload.most_cached, encodes=workload.is_encoded)
+
+
+@lru_cache(maxsize=64)  # many of the policies that are compared have the same passes
+def _rough(workload: Workload, caps: Caps) -> list[CountedLoad]:
+    by = _tokens_for_one(workload, caps)
+    places = max(1, caps.sequences // _ROUGH_PLACES)
+    total = workload.num_sequences
+    fewer = Workload.uniform(
+        prompt_tokens=round(workload.mean_own_tokens / by),
+        new_tokens=round(workload.mean_new_tokens / by),
+        num_sequences=total and max(1, total // places),
+    )
+    smaller = replace(
+        caps,
+        sequences=ceil(caps.sequences / places),
+        tokens=ceil(caps.tokens / places),
+        pages=max(1, round(caps.pages / places)),
+        page_tokens=PAGE_TOKENS // by,
+        most_cached=ceil(caps.most_cached / by),
+    )
+    few = alike(_replayed(fewer, smaller, most=_MOST_LOADS), _FEW_LOADS)
+    return [(count * by, _magnified(load, by, places)) for count, load in few]
+
+
+def _tokens_for_one(workload: Workload, caps: Caps) -> int:
+    """How many tokens of a sequence one stands for."""
+    shortest = min(workload.mean_own_tokens, workload.mean_new_tokens)
+    waves = max(1.0, num_replayed(workload, caps.sequences) / caps.sequences)
+    passes = waves * workload.mean_new_tokens
+    return next(
+        (b for b in _ROUGH if shortest >= b * _FEWEST_TOKENS and passes >= b * _FEWEST_PASSES), 1
+    )
+
+
+def _magnified(load: PassLoad, tokens: int, sequences: int) -> PassLoad:
+    """One of so many passes that a rough one stands for: each sequence was so many, and each of
+    its tokens."""
+    begun = (load.logits_rows - load.decode_sequences) / tokens
+    return PassLoad(
+        decode_sequences=sequences * load.decode_sequences,
+        decode_positions=sequences * tokens * load.decode_positions,
+        prompt_tokens=sequences * load.prompt_tokens,
+        prompt_pairs=sequences * tokens * load.prompt_pairs,
+        prompt_context=sequences * load.prompt_context,
+        logits_rows=sequences * (load.decode_sequences + begun),
+        spare_pages=sequences * load.spare_pages,
+    )
+
+
+def num_replayed(workload: Workload, batch_size: int) -> int:
+    """Sequences of a job that are replayed, of which the others are taken to be copies."""
+    total = workload.num_sequences
+    enough = min(max(_WAVES * batch_size, _FEW_SEQUENCES), _MOST_SEQUENCES)
+    return enough if total is None else min(total, max(enough, batch_size + 1))
+
+
+def _replayed(workload: Workload, caps: Caps, *, most: int) -> list[CountedLoad]:
+    """Long jobs are replayed in part, and their middle is drawn out to the whole length."""
+    total, count = workload.num_sequences, num_replayed(workload, caps.sequences)
+    loads = thinned(list(job_passes(workload, caps, count)), most)
+    if total == count:
+        return loads
+    first, last = _middle(loads, caps.sequences * workload.mean_new_tokens)
+    middle = loads[first:last]
+    if total is None:
+        return middle
+    return _drawn_out(loads, (first, last), total - count, workload.mean_new_tokens)
+
+
+def rest_loads(
+    rest: Replay, policy: Policy, num_more: int, mean_new_tokens: float, *, most: int
+) -> list[CountedLoad]:
+    """At most `most` loads of what is left of a job, where so many more sequences wait than those
+    in `rest`: these take their turn in the middle."""
+    loads = thinned(list(rest), most)
+    if not num_more or not loads:
+        return loads
+    middle = _middle(loads, policy.batch_size * mean_new_tokens)
+    return _drawn_out(loads, middle, num_more, mean_new_tokens)
+
+
+def _drawn_out(
+    loads: Sequence[CountedLoad], middle: tuple[int, int], num_more: int, mean_new_tokens: float
+) -> list[CountedLoad]:
+    """The same passes where those in the middle last until so many more sequences have ended."""
+    first, last = middle
+    come = sum(count * load.logits_rows for count, load in loads[first:last])
+    longer = 1 + num_more / (come / mean_new_tokens)
+    drawn = ((count * longer, load) for count, load in loads[first:last])
+    return [*loads[:first], *drawn, *loads[last:]]
+
+
+def _middle(loads: Sequence[CountedLoad], tokens_of_wave: float) -> tuple[int, int]:
+    """Where the passes in the middle begin and end."""
+    ends = list(accumulate(count * load.logits_rows for count, load in loads))
+    waves = ends[-1] / tokens_of_wave
+    first, last = _MIDDLE_WAVES
+    parts = (min(first, waves * first / _WAVES), max(int(waves) - 1, waves * last / _WAVES))
+    first, last = (bisect_left(ends, part * tokens_of_wave) for part in parts)
+    return first, max(last, first + 1)
+
+
+def _static_loads(workload: Workload, policy: Policy) -> list[CountedLoad]:
+    """One pass over the prompts of a batch, then one for every further token of its answers.
+
+    As FlexGen and MoE-Lightning's artifact run a job. All sequences are as long as the means say:
+    padding to the longest is the caller's business.
+    """
+    batch, total = policy.batch_size, workload.num_sequences
+    prompt, new = workload.mean_prompt_tokens, workload.mean_new_tokens
+    full, rest = (1, 0) if total is None else divmod(total, batch)
+    return [
+        *_static_batch(full, batch, prompt, new, encodes=workload.is_encoded),
+        *_static_batch(min(rest, 1), rest, prompt, new, encodes=workload.is_encoded),
+    ]
+
+
+def _static_batch(
+    count: int, batch: int, prompt: float, new: float, *, encodes: bool
+) -> list[CountedLoad]:
+    """So many batches of one size."""
+    prefill = PassLoad.of_prompts(batch, prompt, encodes=encodes)
+    decode = PassLoad.decoding(batch, prompt + new / 2)
+    passes = ((count, prefill), (count * max(0.0, new - (not encodes)), decode))
+    return [(times, load) for times, load in passes if times]
+
+
+def alike(loads: Sequence[CountedLoad], most: int) -> list[CountedLoad]:
+    """Passes of alike numbers of tokens counted together, so that there are no more than so
+    many."""
+    return thinned(sorted(loads, key=lambda pair: pair[1].tokens), most)
+
+
+def thinned(loads: Sequence[CountedLoad], most: int) -> list[CountedLoad]:
+    """Neighbours counted together, so that there are no more than so many."""
+    together = ceil(len(loads) / most) or 1
+    groups = (loads[first : first + together] for first in range(0, len(loads), together))
+    return [mean_of(group) for group in groups]
+
+
+def mean_of(loads: Sequence[CountedLoad]) -> CountedLoad:
+    """So many passes, counted together as their mean."""
+    if len(loads) == 1:
+        return loads[0]
+    total = sum(count for count, _ in loads)
+    means = {
+        field.name: sum(count * getattr(load, field.name) for count, load in loads) / total
+        for field in fields(PassLoad)
+    }
+    return total, PassLoad(**means)

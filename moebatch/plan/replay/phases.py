@@ -1,0 +1,123 @@
+"""A job as a few kinds of passes: how many of each, and what each has to do.
+
+An approximation of the passes that `Admission` decides on, for the planner's objective: hundreds of
+candidates are weighed, and a replay of one takes a tenth of a second. All sequences are as long as
+the mean (but for the longest answer, with which a job ends), places and tokens are divisible, and
+sequences begin evenly, so that all pages are as full as those of a mean sequence. With N places and
+T tokens a pass, prompts of s tokens and answers of g:
+while places are being filled, passes are full; then they decode; as sequences end, their places are
+filled by full passes again. The chosen policy is replayed pass by pass (`plan/passes.py`).
+"""
+
+from dataclasses import dataclass
+from math import ceil
+
+from moebatch.layout.load import PassLoad
+from moebatch.layout.scratch import PROMPT_ROWS
+from moebatch.spec.policy.policy import PAGE_TOKENS, Policy
+from moebatch.spec.workload import Workload
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Phase:
+    """Passes that are alike."""
+
+    num_passes: float
+    """Per sequence of the job."""
+    load: PassLoad
+
+
+def phases_of(workload: Workload, policy: Policy) -> tuple[Phase, ...]:
+    """Full and decoding passes of a job under mixed batching, per sequence.
+
+    A job without a number of sequences has neither a beginning nor an end.
+    """
+    total = workload.num_sequences
+    prompt, steps = workload.mean_own_tokens, _steps(workload, workload.mean_new_tokens)
+    tokens = policy.tokens_per_pass
+    places = min(policy.batch_size, sequences_held(workload, policy))
+    places = places if total is None else min(places, total)
+    waves = 1.0 if total is None else max(1.0, total / places)
+    # While places are filled for the first time half of them decode; later, nearly all.
+    in_full = places * (1.0 if total is None else 1 - 0.5 / waves)
+    filling = places * prompt / max(1.0, tokens - in_full)
+    at_start = 0.0 if total is None else filling
+    if filling >= steps:  # prompts never stop coming in: every pass is full
+        decoding = min(tokens * steps / (steps + prompt), places)
+        at_end = 0.0 if total is None else _steps(workload, workload.longest_answer)
+        in_all = waves * places * (prompt + steps) - at_end * decoding / 2
+        num_full = in_all / tokens
+        prompts = min(tokens, waves * places * prompt / num_full)
+        phases = [
+            Phase(num_passes=num_full, load=_load(workload, tokens - prompts, prompts)),
+            Phase(num_passes=at_end, load=_load(workload, decoding / 2, 0.0)),
+        ]
+    else:
+        num_full = waves * filling
+        rest = _waves_passes(workload, waves) + at_start - num_full
+        decoding = max(1.0, (waves * places * steps - num_full * in_full) / max(rest, 1e-9))
+        phases = [
+            Phase(num_passes=num_full, load=_load(workload, in_full, tokens - in_full)),
+            Phase(num_passes=rest, load=_load(workload, min(decoding, places), 0.0)),
+        ]
+    sequences = waves * places
+    return tuple(
+        Phase(num_passes=phase.num_passes / sequences, load=phase.load)
+        for phase in phases
+        if phase.num_passes > 0
+    )
+
+
+def sequences_held(workload: Workload, policy: Policy) -> float:
+    """Sequences in the middle of their answers that the pages of a policy hold, half of a last page
+    counted; what they share is held once."""
+    shared = workload.mean_shared_tokens
+    held = min(workload.decode_context - shared, workload.most_cached)
+    each = held / PAGE_TOKENS + 0.5
+    return max(1.0, (policy.num_kv_pages - shared / PAGE_TOKENS) / each)
+
+
+def _waves_passes(workload: Workload, waves: float) -> float:
+    """Passes in which answers go on; their first tokens come with their prompts.
+
+    Answers of one length end together, so the last wave takes as long as any; otherwise places are
+    refilled one by one, and since the longest answers begin first, all end at about the same time.
+    """
+    steps = _steps(workload, workload.mean_new_tokens)
+    longest = _steps(workload, workload.longest_answer)
+    if workload.num_sequences is None:
+        return waves * steps
+    if longest <= steps:
+        return ceil(waves) * steps
+    return max(waves * steps, longest)
+
+
+def _steps(workload: Workload, new_tokens: float) -> float:
+    """Passes in which a sequence decodes: the first token of an answer comes with its prompt,
+    unless that is encoded."""
+    return max(0.0, new_tokens - (not workload.is_encoded))
+
+
+def _load(workload: Workload, decoding: float, prompts: float) -> PassLoad:
+    own, shared, new = (
+        workload.mean_own_tokens,
+        workload.mean_shared_tokens,
+        workload.mean_new_tokens,
+    )
+    if workload.is_encoded:
+        return PassLoad(
+            decode_sequences=decoding,
+            decode_positions=decoding * (own + new / 2),
+            prompt_tokens=prompts,
+            prompt_pairs=prompts * own,
+            logits_rows=decoding,
+        )
+    read_again = max(0.0, own / PROMPT_ROWS - 1) / 2
+    return PassLoad(
+        decode_sequences=decoding,
+        decode_positions=decoding * (own + shared + new / 2),
+        prompt_tokens=prompts,
+        prompt_pairs=prompts * (shared + (own + 1) / 2),
+        prompt_context=prompts * (read_again + shared / max(1.0, min(own, PROMPT_ROWS))),
+        logits_rows=decoding + prompts / max(1.0, own),
+    )

@@ -1,0 +1,1 @@
+"""The search for a policy: candidates, a mixed integer program, and a climb among neighbours."""

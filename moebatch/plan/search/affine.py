@@ -1,0 +1,182 @@
+"""Lanes and memory of a candidate as affine functions of the shares that are still open.
+
+Cost and footprint are affine in the shares once batch, micro-batch and places are fixed, so their
+coefficients are found by asking for them at the corners: everything where it is computed, and
+then one thing at a time somewhere else. Nothing is written down twice.
+"""
+
+from collections.abc import Callable, Collection, Hashable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TypeVar
+
+from moebatch.layout.division import Division
+from moebatch.layout.footprint import Footprint
+from moebatch.layout.load import PassLoad
+from moebatch.plan.pricing.pass_tasks import PassTasks
+from moebatch.plan.problem import Problem
+from moebatch.plan.search.candidates import Candidate
+from moebatch.spec.machine.hardware import LevelName
+from moebatch.spec.policy.policy import Placement, Policy
+
+Variable = tuple[str, LevelName]
+"""``("weights", "dram")``: the share of the weights in main memory."""
+Name = TypeVar("Name", bound=str)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Affine:
+    """``constant + sum(slopes[v] * share[v])`` over shares away from where things are computed."""
+
+    constant: float
+    slopes: Mapping[Variable, float]
+
+    def over(self, factor: float) -> "Affine":
+        """The same divided by so much."""
+        slopes = {variable: slope / factor for variable, slope in self.slopes.items()}
+        return Affine(constant=self.constant / factor, slopes=slopes)
+
+    def at(self, shares: Mapping[Variable, float]) -> float:
+        """The value for given shares."""
+        return self.constant + sum(slope * shares[v] for v, slope in self.slopes.items())
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AffineCandidate:
+    """What the MILP needs to know about a candidate."""
+
+    candidate: Candidate
+    lanes: tuple[Mapping[str, Affine], ...]
+    """By phase, then by lane: seconds of a pass."""
+    memory: Mapping[LevelName, Affine]
+    """Bytes by level."""
+
+    @property
+    def variables(self) -> tuple[Variable, ...]:
+        """Shares that are open."""
+        return open_variables(self.candidate)
+
+    def faster(self, lanes: Collection[str], factor: float) -> "AffineCandidate":
+        """The same where some lanes take that much less time."""
+        phases = (
+            {name: time.over(factor) if name in lanes else time for name, time in phase.items()}
+            for phase in self.lanes
+        )
+        return replace(self, lanes=tuple(phases))
+
+
+def open_variables(candidate: Candidate) -> tuple[Variable, ...]:
+    """Shares on levels below the one that computes; what is left to 1 is there."""
+    weights = [("weights", level) for level in candidate.weight_levels[1:]]
+    caches = [("kv_cache", level) for level in candidate.kv_levels[1:]]
+    return (*weights, *caches)
+
+
+class Known:
+    """What has been asked about candidates for a problem, and need not be worked out again:
+    candidates of several kinds share lanes, and nothing of it depends on capacities."""
+
+    def __init__(self, problem: Problem) -> None:
+        self._problem = problem
+        self._cost = problem.cost
+        self._arithmetic: dict[Hashable, Mapping[str, float]] = {}
+        self._lanes: dict[tuple[PassLoad, Policy], Mapping[str, float]] = {}
+        self._memory: dict[Candidate, Mapping[LevelName, Affine]] = {}
+        self._items: dict[Candidate, AffineCandidate] = {}
+
+    def at_rates_of(self, problem: Problem) -> "Known":
+        """What of it is known of the same problem where links or processors have other rates, or
+        where experts are stored otherwise: else candidates take as much memory there."""
+        known = Known(problem)
+        if problem.dtypes == self._problem.dtypes:
+            known._memory = self._memory
+        return known
+
+    def lanes(self, load: PassLoad, policy: Policy) -> Mapping[str, float]:
+        """Seconds of every lane during a pass."""
+        found = self._lanes.get((load, policy))
+        if found is None:
+            found = self._cost.lanes(load, policy, self._computing(load, policy))
+            self._lanes[load, policy] = found
+        return found
+
+    def _computing(self, load: PassLoad, policy: Policy) -> Mapping[str, float]:
+        key = PassTasks(prices=self._cost.prices, load=load, policy=policy).key
+        found = self._arithmetic.get(key)
+        if found is None:
+            found = self._arithmetic[key] = self._cost.arithmetic(load, policy)
+        return found
+
+    def affine(self, candidate: Candidate) -> AffineCandidate:
+        """Probes cost and footprint of a candidate at the corners of its shares."""
+        found = self._items.get(candidate)
+        if found is None:
+            found = self._items[candidate] = self._probed(candidate)
+        return found
+
+    def _probed(self, candidate: Candidate) -> AffineCandidate:
+        corners = _corners(candidate)
+        if candidate not in self._memory:
+            self._memory[candidate] = _probe(corners, partial(self._bytes, candidate))
+        return AffineCandidate(
+            candidate=candidate,
+            lanes=tuple(_probe(corners, partial(self.lanes, p.load)) for p in candidate.phases),
+            memory=self._memory[candidate],
+        )
+
+    def _bytes(self, candidate: Candidate, policy: Policy) -> dict[LevelName, float]:
+        levels = footprints_in_parts(self._problem, candidate, policy)
+        return {level: footprint.total_bytes for level, footprint in levels.items()}
+
+
+def footprints_in_parts(
+    problem: Problem, candidate: Candidate, policy: Policy
+) -> dict[LevelName, Footprint]:
+    """What a policy of the candidate takes where shares need not be whole experts and layers; no
+    less than what it takes when they have been rounded."""
+    division = Division.in_parts(
+        problem.shape,
+        problem.memory.groups,
+        policy,
+        ladder=problem.ladder,
+        weight_levels=candidate.weight_levels,
+        kv_levels=candidate.kv_levels,
+    )
+    return problem.footprints(policy, division)
+
+
+def placement(candidate: Candidate, kind: str, shares: Mapping[Variable, float]) -> Placement:
+    """The placement of ``weights`` or ``kv_cache`` that open shares amount to."""
+    levels = candidate.weight_levels if kind == "weights" else candidate.kv_levels
+    below = {level: min(1.0, max(0.0, shares[kind, level])) for level in levels[1:]}
+    return Placement(**{levels[0]: max(0.0, 1 - sum(below.values())), **below})
+
+
+def _probe(
+    corners: Mapping[Variable | None, Policy], ask: Callable[[Policy], Mapping[Name, float]]
+) -> dict[Name, Affine]:
+    values = {moved: ask(policy) for moved, policy in corners.items()}
+    origin = values.pop(None)
+    return {
+        name: Affine(
+            constant=origin.get(name, 0.0),
+            slopes={
+                moved: slope
+                for moved, there in values.items()
+                if moved and (slope := there.get(name, 0.0) - origin.get(name, 0.0))
+            },
+        )
+        for name in sorted(set(origin).union(*values.values()))
+    }
+
+
+def _corners(candidate: Candidate) -> dict[Variable | None, Policy]:
+    """Everything where it is computed (None), and one thing at a time somewhere else."""
+    variables = open_variables(candidate)
+    corners = {}
+    for moved in (None, *variables):
+        shares = {variable: float(variable == moved) for variable in variables}
+        corners[moved] = candidate.placed(
+            placement(candidate, "weights", shares), placement(candidate, "kv_cache", shares)
+        )
+    return corners

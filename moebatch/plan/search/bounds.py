@@ -1,0 +1,123 @@
+"""What a candidate takes at the least and at the most, without solving anything.
+
+Screening: only candidates that could still be the best are handed to the MILP.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import permutations
+
+from moebatch.layout.lanes import pass_seconds
+from moebatch.plan.problem import Problem
+from moebatch.plan.search.affine import Affine, AffineCandidate, Known, Variable
+from moebatch.plan.search.candidates import Candidate
+from moebatch.spec.machine.hardware import LevelName
+from moebatch.spec.policy.policy import Policy
+
+Shares = dict[Variable, float]
+_KINDS = ("weights", "kv_cache")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bounds:
+    """Seconds per sequence between which the optimum of a candidate lies."""
+
+    lower_s: float
+    upper_s: float
+    """Infinite where no feasible placement was found by hand."""
+    shares: Mapping[Variable, float]
+    """A placement that takes `upper_s`."""
+
+
+def seconds_per_sequence(item: AffineCandidate, shares: Mapping[Variable, float]) -> float:
+    """The objective: passes of every kind, each as long as its busiest lane."""
+    phases = zip(item.candidate.phases, item.lanes, strict=True)
+    return sum(
+        phase.num_passes * pass_seconds(lane_seconds(lanes, shares), item.candidate.policy)
+        for phase, lanes in phases
+    )
+
+
+def lane_seconds(lanes: Mapping[str, Affine], shares: Mapping[Variable, float]) -> dict[str, float]:
+    """Seconds of every lane for given shares."""
+    return {lane: formula.at(shares) for lane, formula in lanes.items()}
+
+
+def least_seconds(known: Known, candidate: Candidate) -> float:
+    """Seconds per sequence if everything were where it is computed: cheap to know, and no
+    placement takes less."""
+    policy = candidate.policy
+    return sum(
+        phase.num_passes * pass_seconds(known.lanes(phase.load, policy), policy)
+        for phase in candidate.phases
+    )
+
+
+def seconds_under(problem: Problem, candidate: Candidate, policy: Policy) -> float:
+    """Seconds per sequence when a candidate's shares are those of `policy`."""
+    cost = problem.cost
+    return sum(
+        phase.num_passes * pass_seconds(cost.lanes(phase.load, policy), policy)
+        for phase in candidate.phases
+    )
+
+
+def bounds(problem: Problem, item: AffineCandidate) -> Bounds:
+    """Upper: what does not fit is moved down, the one kind first or the other."""
+    best = min(
+        (_upper(problem, item, order) for order in permutations(_KINDS)),
+        key=lambda found: found[0],
+    )
+    return Bounds(lower_s=lower_seconds(problem, item), upper_s=best[0], shares=best[1])
+
+
+def filled(problem: Problem, item: AffineCandidate, order: Sequence[str] = _KINDS) -> Shares:
+    """Shares where what does not fit on a level is moved down, kind by kind in that order. The
+    lowest level may then hold more than it can."""
+    shares: Shares = dict.fromkeys(item.variables, 0.0)
+    for level in problem.hardware.levels:
+        for kind in order:
+            _move_down(problem, item, shares, kind, level)
+    return shares
+
+
+def _upper(problem: Problem, item: AffineCandidate, order: Sequence[str]) -> tuple[float, Shares]:
+    shares = filled(problem, item, order)
+    for level, memory in item.memory.items():
+        if memory.at(shares) > problem.capacity_bytes(level) * (1 + 1e-9) + 1:
+            return float("inf"), shares
+    return seconds_per_sequence(item, shares), shares
+
+
+def _move_down(
+    problem: Problem, item: AffineCandidate, shares: Shares, kind: str, level: LevelName
+) -> None:
+    """Moves as much of a kind from a level to the next one below as it is over its capacity."""
+    levels = item.candidate.weight_levels if kind == "weights" else item.candidate.kv_levels
+    if level not in levels[:-1]:
+        return
+    below = levels[levels.index(level) + 1]
+    memory = item.memory[level]
+    excess = memory.at(shares) - problem.capacity_bytes(level)
+    here = shares.get((kind, level), 1 - sum(shares[kind, name] for name in levels[1:]))
+    gained = memory.slopes.get((kind, level), 0.0) - memory.slopes.get((kind, below), 0.0)
+    if excess <= 0 or gained <= 0:
+        return
+    moved = min(here, excess / gained)
+    if (kind, level) in shares:
+        shares[kind, level] -= moved
+    shares[kind, below] += moved
+
+
+def lower_seconds(problem: Problem, item: AffineCandidate) -> float:
+    """Seconds per sequence that no placement goes below: experts have all memory that the cache
+    could leave them, and the cache costs no time."""
+    memory = {level: _beside_least_cache(taken) for level, taken in item.memory.items()}
+    return seconds_per_sequence(item, filled(problem, replace(item, memory=memory), ("weights",)))
+
+
+def _beside_least_cache(memory: Affine) -> Affine:
+    """What experts take of a level, and the least that the cache may."""
+    cache = (slope for (kind, _), slope in memory.slopes.items() if kind == "kv_cache")
+    experts = {v: slope for v, slope in memory.slopes.items() if v[0] == "weights"}
+    return Affine(constant=memory.constant + min(0.0, *cache, 0.0), slopes=experts)

@@ -1,0 +1,217 @@
+"""The way from a problem to a policy."""
+
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import inf
+
+from moebatch.errors import DoesNotFit
+from moebatch.layout.division import comes_in_pages
+from moebatch.layout.footprint import slot_bytes
+from moebatch.plan.problem import Problem
+from moebatch.plan.search.affine import AffineCandidate, Known
+from moebatch.plan.search.bounds import Bounds, bounds, least_seconds, seconds_under
+from moebatch.plan.search.candidates import FEWEST_SLOTS, Candidate, candidates
+from moebatch.plan.search.milp import NoSolution, Solution, solve, violations
+from moebatch.plan.search.refine import refined
+from moebatch.plan.search.refusal import refusal
+from moebatch.plan.search.whole import whole_policy
+from moebatch.spec.policy.policy import STREAMING_SLOTS, Policy
+
+MOST_CANDIDATES = 48
+"""So many are handed to the solver, the most promising ones."""
+FEW_SLOTS_COST = 1.05
+"""What it costs to have the fewest slots, measured with three."""
+_DEAR_SHARE = 0.02
+_ROUNDING_LOSS = 1.01
+"""Rounding that costs no more than this is not worth another candidate."""
+NEAR = 1.25
+"""A candidate that cannot come nearer to the best one than this is not looked at again."""
+
+
+Screened = tuple[AffineCandidate, Bounds]
+Ranked = Sequence[tuple[float, Candidate]]
+"""Candidates with the least that they can take, in its order."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Planned:
+    """A policy and how it was found."""
+
+    policy: Policy
+    """Whole experts, and whole layers of keys and values; the best of its neighbours."""
+    token_s: float
+    """Seconds per token under it, by a replay of a part of the job."""
+    solution: Solution
+    candidates: tuple[AffineCandidate, ...]
+    """Those that the solver saw."""
+    ranked: Ranked
+    """All of them."""
+    known: Known
+    """What has been worked out about them."""
+
+
+def best_policy(problem: Problem, known: Known | None = None) -> Planned:
+    """The policy that finishes the job first; `known` is what has been worked out for the problem
+    already. Raises DoesNotFit."""
+    known = known or Known(problem)
+    if problem.kv_on_disk_last and problem.keeps_kv_on_disk:
+        try:
+            return _searched(replace(problem, kv_on_disk=False), known)
+        except DoesNotFit:
+            pass
+    return _searched(problem, known)
+
+
+def _searched(problem: Problem, known: Known) -> Planned:
+    ranked = ranked_among(known, candidates(problem, slots=STREAMING_SLOTS))
+    screened = screen(problem, ranked, known)
+    if not screened or _slots_are_dear(problem):
+        few = _with_fewest_slots(problem, ranked)
+        screened = merged(screened, screen(problem, few, known, best_s=best_seconds(screened)))
+        ranked = sorted((*ranked, *few), key=lambda pair: pair[0])
+    if not screened:
+        raise refusal(problem)
+    items = tuple(item for item, _ in screened[:MOST_CANDIDATES])
+    solution = _solved(problem, items, screened[0][1])
+    rounded = _rounded(problem, solution, screened)
+    token_s, policy = refined(problem, rounded, *_rivals(problem, rounded, screened))
+    return Planned(
+        policy=policy,
+        token_s=token_s,
+        solution=solution,
+        candidates=items,
+        ranked=ranked,
+        known=known,
+    )
+
+
+def _rounded(problem: Problem, solution: Solution, screened: Sequence[Screened]) -> Policy:
+    """The solution with whole layers and experts; where that costs much, as it may where there are
+    few of them, another candidate if it is faster when rounded."""
+    own = solution.chosen.candidate
+    policy = whole_policy(problem, own, solution.shares)
+    assert policy is not None, "shares leave room for rounding"
+    best, best_s = policy, seconds_under(problem, own, policy)
+    if best_s <= solution.seconds_per_sequence * _ROUNDING_LOSS:
+        return best
+    for item, limits in screened[:MOST_CANDIDATES]:
+        if limits.lower_s < best_s:
+            other = whole_policy(problem, item.candidate, limits.shares)
+            other_s = seconds_under(problem, item.candidate, other) if other else best_s
+            if other is not None and other_s < best_s:
+                best, best_s = other, other_s
+    return best
+
+
+def _rivals(problem: Problem, policy: Policy, screened: Sequence[Screened]) -> Iterator[Policy]:
+    """The most promising policy of every other way to compute: what busy times say of one way, and
+    of another, is not equally near to a job."""
+    seen = {_way(policy)}
+    for item, limits in screened:
+        way = _way(item.candidate.policy)
+        if way not in seen:
+            seen.add(way)
+            other = whole_policy(problem, item.candidate, limits.shares)
+            if other is not None:
+                yield other
+
+
+def _way(policy: Policy) -> tuple[str, bool, bool]:
+    return policy.schedule, policy.attention_on_gpu, policy.ffn_on_gpu
+
+
+def best_seconds(screened: Sequence[Screened]) -> float:
+    """Seconds per sequence of the best placement found by hand; infinite if there is none."""
+    return min((limits.upper_s for _, limits in screened), default=inf)
+
+
+def _with_fewest_slots(problem: Problem, ranked: Ranked) -> Ranked:
+    """Candidates whose experts stream one by one, with as few slots as will do, in the same order,
+    as what that costs is the same for all."""
+    slots = min(FEWEST_SLOTS, problem.num_experts)
+    return [
+        (least_s * FEW_SLOTS_COST, candidate.slower(FEW_SLOTS_COST, num_slots=slots))
+        for least_s, candidate in ranked
+        if candidate.policy.num_slots and not comes_in_pages(candidate.policy, problem.ladder)
+    ]
+
+
+def _slots_are_dear(problem: Problem) -> bool:
+    """Whether slots take so much of a level that fewer of them may be the better bargain."""
+    level = problem.hardware.vram or problem.hardware.dram
+    more = (STREAMING_SLOTS - FEWEST_SLOTS) * slot_bytes(problem.shape, problem.dtypes)
+    return more > _DEAR_SHARE * level.capacity_bytes
+
+
+def _solved(problem: Problem, items: Sequence[AffineCandidate], by_hand: Bounds) -> Solution:
+    """The solver's answer if it has one that holds, else the best placement found by hand."""
+    try:
+        solution = solve(problem, items, unit_s=by_hand.upper_s)
+    except NoSolution as error:
+        solver, reasons = str(error), ["no solution"]
+    else:
+        solver, reasons = solution.solver, violations(problem, solution)
+    if not reasons:
+        return solution
+    return Solution(
+        chosen=items[0],
+        shares=by_hand.shares,
+        seconds_per_sequence=by_hand.upper_s,
+        solver=f"by hand ({solver}: {'; '.join(reasons)})",
+    )
+
+
+def ranked_among(known: Known, some: Iterable[Candidate]) -> Ranked:
+    """Candidates by what they would take if everything were where it is computed; that does not
+    depend on capacities."""
+    least: dict[Hashable, float] = {}
+
+    def least_s(candidate: Candidate) -> float:
+        policy = candidate.policy
+        places = policy.attention_on_gpu, policy.ffn_on_gpu
+        # Where nothing streams, levels below and slots do nothing: many candidates share one.
+        key = candidate.phases, policy.micro_batch_size, policy.schedule, places
+        found = least.get(key)
+        if found is None:
+            found = least[key] = least_seconds(known, candidate)
+        return found
+
+    return sorted(((least_s(c), c) for c in some), key=lambda pair: pair[0])
+
+
+def screen(
+    problem: Problem, ranked: Ranked, known: Known, *, best_s: float = inf, near: float = NEAR
+) -> list[Screened]:
+    """Candidates that may be the best or come close to it, and to the `best_s` that is known
+    already; most promising first."""
+    found: list[Screened] = []
+    roomy: set[Policy] = set()
+    for least_s, candidate in ranked:
+        if least_s > best_s * near:
+            break
+        if candidate.uses_disk and candidate.policy in roomy:
+            continue
+        item = known.affine(candidate)
+        if not candidate.uses_disk and _holds_all(problem, item):
+            roomy.add(candidate.policy)
+        limits = bounds(problem, item)
+        if limits.upper_s < inf:
+            best_s = min(best_s, limits.upper_s)
+            found.append((item, limits))
+    return merged(found)
+
+
+def _holds_all(problem: Problem, item: AffineCandidate) -> bool:
+    """Whether main memory has room for all that may leave the GPU, so that no disk is needed."""
+    in_memory = {variable: float(variable[1] == "dram") for variable in item.variables}
+    return "dram" in item.candidate.kv_levels and item.memory["dram"].at(
+        in_memory
+    ) <= problem.capacity_bytes("dram")
+
+
+def merged(*screened: Sequence[Screened]) -> list[Screened]:
+    """Those of all that may come close to the best, most promising first."""
+    found = [pair for some in screened for pair in some]
+    best_s = best_seconds(found)
+    near = [pair for pair in found if pair[1].lower_s <= best_s * NEAR]
+    return sorted(near, key=lambda pair: (pair[1].upper_s, pair[1].lower_s))

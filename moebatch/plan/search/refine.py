@@ -1,0 +1,321 @@
+"""A policy tried on the job itself, pass by pass, beside its neighbours.
+
+The planner's objective knows mean lengths only, and its batches are two to a doubling. How many
+sequences share a cache, how well passes are filled, and how long the last ones take, shows in a
+replay.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import product
+from math import ceil, inf
+
+from moebatch.layout.buffers import CACHE_TERMS
+from moebatch.layout.division import Division
+from moebatch.layout.setup import slots_wanted
+from moebatch.plan.prediction import at_end
+from moebatch.plan.problem import Problem
+from moebatch.plan.replay.loads import num_replayed, rough_loads
+from moebatch.plan.replay.phases import phases_of, sequences_held
+from moebatch.plan.search.candidates import FEWEST_SLOTS, widest_micro_batch
+from moebatch.plan.search.refusal import too_small
+from moebatch.plan.search.whole import most_residents
+from moebatch.schedule.registry import traits_of
+from moebatch.spec.machine.hardware import LevelName
+from moebatch.spec.policy.policy import Placement, Policy, pages_of
+
+_MOST_REPLAYED = 2**17
+"""Sequences that are replayed in all: a second or two."""
+_FEW_REPLAYS = 3
+"""So many of a round's policies are replayed where lengths are means: the most promising ones."""
+_PROMISING = 1.005
+"""A policy that takes longer than this by mean lengths is not replayed there."""
+_ROUND_LESS = 1.15
+"""The same of a policy with a round less: replays took from 0.88 of what mean lengths say."""
+_NEAR = 1.3
+"""A rival that takes longer than this by mean lengths is not replayed."""
+_LEAST_GAIN = 1.01
+"""What is less than that is not worth a round: rough replays do not show it."""
+_BATCHES = (0.75, 0.875, 1.125, 1.25, 1.5, 2.0)
+_TOKENS = (0.5, 0.75, 1.5, 2.0)
+_FEWER = (0.5, 0.75)
+"""Tokens of a pass that leave room."""
+_MOST_TOKENS = 32_768
+"""What is done of a pass is lost when a run is killed."""
+_PAGES = (0.8, 0.9)
+"""With less room for sequences that begin, passes may be filled more evenly."""
+_MICRO_BATCHES = (0.5, 2.0)
+_BESIDE = 1.1
+"""Places for so many more sequences than are held in the mean."""
+_RESIDENTS = (-8, -4, -2, -1, 1, 2, 4, 8)
+_SLOTS = (-2, -1, 1, 2, 4)
+_FAR_TOKENS = (0.75, 1.0, 1.25, 1.5, 2.0)
+_FAR_SLOTS = (3, 4)
+
+
+def refined(problem: Problem, policy: Policy, *rivals: Policy) -> tuple[float, Policy]:
+    """The best policy that is found by climbing from this one, or from a rival that a replay shows
+    to be faster, and its seconds per token: batch, micro-batch, tokens of a pass, experts that
+    stay, slots, levels of the cache of keys and values, which gets as many pages as there is room
+    for."""
+    near_s = _fluid_s(problem, policy) * _NEAR
+    near = [_climbed(problem, one) for one in (policy, *rivals) if _fluid_s(problem, one) <= near_s]
+    best = _fastest(problem, near[1:], (_replayed_s(problem, near[0]), near[0]))
+    if best[1].batching == "static":
+        return best
+    num_left = _MOST_REPLAYED // num_replayed(problem.workload, policy.batch_size)
+    looks = _neighbours if problem.ladder.top == "vram" else _far_away
+    while num_left > 0:
+        others = _promising(problem, best[1], looks(problem, best[1]))[:num_left]
+        looks = _neighbours
+        num_left -= len(others)
+        fastest = _fastest(problem, others, best)
+        if fastest[0] * _LEAST_GAIN > best[0]:
+            break
+        best = fastest
+    return _fastest(problem, _fewer_pages(problem, best[1]), best)
+
+
+def widened_s(problem: Problem, policy: Policy) -> float:
+    """Seconds per token of a policy whose cache is as wide as there is room for."""
+    widest = _with_widest_cache(problem, policy)
+    return inf if widest is None else _replayed_s(problem, widest)
+
+
+def _climbed(problem: Problem, policy: Policy) -> Policy:
+    """Where a climb by mean lengths ends, which takes a tenth of the time of one by replays and
+    comes nearly as far; the policy itself where lengths are known, or its batches are static."""
+    if problem.workload.lengths or policy.batching == "static":
+        return policy
+    while True:
+        enough_s = _fluid_s(problem, policy) / _LEAST_GAIN
+        better = _below(problem, enough_s, _neighbours(problem, policy))
+        if not better:
+            return policy
+        policy = better[0]
+
+
+def _fastest(
+    problem: Problem, others: Iterable[Policy], known: tuple[float, Policy]
+) -> tuple[float, Policy]:
+    tried = [(_replayed_s(problem, other), other) for other in others]
+    return min([known, *tried], key=lambda pair: pair[0])
+
+
+def _fewer_pages(problem: Problem, policy: Policy) -> Iterator[Policy]:
+    """Nothing where all sequences are alike."""
+    for by in _PAGES if problem.workload.lengths else ():
+        fewer = replace(policy, num_kv_pages=max(1, round(policy.num_kv_pages * by)))
+        if too_small(problem, fewer) is None:
+            yield fewer
+
+
+def _replayed_s(problem: Problem, policy: Policy) -> float:
+    """Seconds of a token of the job, by a rough replay."""
+    total_s = generated = 0.0
+    for count, load in rough_loads(problem.workload, policy):
+        total_s += count * problem.cost.seconds(load, at_end(problem, policy, load))
+        generated += count * load.logits_rows
+    return total_s / generated
+
+
+def _promising(problem: Problem, best: Policy, others: Iterable[Policy]) -> Sequence[Policy]:
+    """Those of others, each with the widest cache, that take the least by mean lengths, first, and
+    those in fewer rounds, of which mean lengths say less; all where lengths are known, which means
+    say little of."""
+    if problem.workload.lengths:
+        return _widest(problem, others)
+    others = (other for other in others if other != best)
+    best_s = _fluid_s(problem, best)
+    found = _below(problem, best_s * _PROMISING, others)[:_FEW_REPLAYS]
+    fewer = _below(problem, best_s * _ROUND_LESS, _in_fewer_rounds(problem, best))
+    return list(dict.fromkeys([*found, *fewer]))
+
+
+def _in_fewer_rounds(problem: Problem, policy: Policy) -> Iterator[Policy]:
+    """All sequences have their turn in one round less, and passes of fewer tokens leave room to
+    their cache. A batch that is larger by less has as many rounds as before, so no climb leads
+    here."""
+    num_sequences = problem.workload.num_sequences or 0
+    num_rounds = ceil(num_sequences / policy.batch_size)
+    if num_rounds > 1:
+        larger = _with_batch(policy, ceil(num_sequences / (num_rounds - 1)))
+        yield from (
+            _with_tokens(problem, larger, round(larger.tokens_per_pass * by)) for by in _FEWER
+        )
+
+
+def _below(problem: Problem, enough_s: float, others: Iterable[Policy]) -> list[Policy]:
+    """Those that take less than that by mean lengths, with the widest cache, the best first."""
+    # No cache is wider than one with all pages, and to find the widest takes longer than this.
+    roomy = (one for one in others if _fluid_s(problem, _with_all_pages(problem, one)) < enough_s)
+    found = [(_fluid_s(problem, policy), policy) for policy in _widest(problem, roomy)]
+    near = sorted((pair for pair in found if pair[0] < enough_s), key=lambda pair: pair[0])
+    return [policy for _, policy in near]
+
+
+def _fluid_s(problem: Problem, policy: Policy) -> float:
+    """Seconds per sequence of the job by mean lengths."""
+    phases = phases_of(problem.workload, policy)
+    return sum(p.num_passes * problem.cost.seconds(p.load, policy) for p in phases)
+
+
+def _far_away(problem: Problem, policy: Policy) -> Iterator[Policy]:
+    """Neighbours, and policies that no climb leads to: another pass, and nothing stays but what a
+    few slots leave to the cache."""
+    yield from _neighbours(problem, policy)
+    most = min(policy.batch_size * 3 // 2, _largest_batch(problem, policy))
+    fuller = _with_batch(policy, most)
+    for by, num_slots in product(_FAR_TOKENS, _FAR_SLOTS):
+        tokens = _with_tokens(problem, fuller, round(policy.tokens_per_pass * by)).tokens_per_pass
+        other = _with_residents(problem, replace(fuller, num_slots=num_slots), 0)
+        if policy.num_slots and num_slots < problem.num_experts:
+            yield replace(other, tokens_per_pass=tokens)
+
+
+def _neighbours(problem: Problem, policy: Policy) -> Iterator[Policy]:
+    batch, tokens = policy.batch_size, policy.tokens_per_pass
+    most = _largest_batch(problem, policy)
+    num_resident = problem.num_resident(policy)
+    larger = [
+        *(_with_batch(policy, min(round(batch * by), most)) for by in _BATCHES),
+        _with_batch(policy, ceil(most / ceil(most / batch))),  # as many each time
+        *(_with_tokens(problem, policy, round(tokens * by)) for by in _TOKENS),
+        *(_with_micro_batch(policy, by) for by in _MICRO_BATCHES if problem.ladder.top == "vram"),
+    ]
+    changed = [
+        *larger,
+        *(_in_one_place(other, level) for other in (policy, *larger) for level in _homes(policy)),
+        # What a larger batch needs for its cache, experts that stay may have.
+        *(_filled(problem, other) for other in larger),
+        *(_with_residents(problem, policy, num_resident + more) for more in _RESIDENTS),
+        *(_with_slots(problem, policy, policy.num_slots + more) for more in _SLOTS),
+    ]
+    yield from dict.fromkeys(other for other in changed if other != policy)
+
+
+def _widest(problem: Problem, policies: Iterable[Policy]) -> list[Policy]:
+    """Each with the widest cache, if it fits at all."""
+    found = (_with_widest_cache(problem, policy) for policy in policies)
+    return list(dict.fromkeys(policy for policy in found if policy is not None))
+
+
+def _largest_batch(problem: Problem, policy: Policy) -> int:
+    return problem.workload.num_sequences or policy.batch_size * 2
+
+
+def _with_batch(policy: Policy, batch_size: int) -> Policy:
+    batch_size = max(1, batch_size)
+    tokens = max(policy.tokens_per_pass, batch_size)
+    micro_batch = min(policy.micro_batch_size, batch_size)
+    return replace(
+        policy, batch_size=batch_size, tokens_per_pass=tokens, micro_batch_size=micro_batch
+    )
+
+
+def _with_tokens(problem: Problem, policy: Policy, tokens: int) -> Policy:
+    most = max(_MOST_TOKENS, policy.tokens_per_pass)
+    least = max(policy.batch_size, problem.workload.fewest_pass_tokens)
+    return replace(policy, tokens_per_pass=max(least, min(tokens, most)))
+
+
+def _with_micro_batch(policy: Policy, by: float) -> Policy:
+    size = round(policy.micro_batch_size * by)
+    most = widest_micro_batch(traits_of(policy), policy.batch_size)
+    return replace(policy, micro_batch_size=max(1, min(size, most)))
+
+
+def _homes(policy: Policy) -> tuple[LevelName, ...]:
+    """Levels that share the cache of keys and values; none where one has all of it."""
+    homes: tuple[LevelName, ...] = ("vram", "dram", "disk")
+    shared = tuple(level for level in homes if policy.kv_cache.on(level))
+    return shared if len(shared) > 1 else ()
+
+
+def _in_one_place(policy: Policy, level: LevelName) -> Policy:
+    return replace(policy, kv_cache=Placement(**{level: 1.0}))
+
+
+def _with_residents(problem: Problem, policy: Policy, num_resident: int) -> Policy:
+    """Unchanged where experts do not stream, or no such number can stay."""
+    most = problem.num_experts - policy.num_slots
+    if not policy.num_slots or not 0 <= num_resident <= most:
+        return policy
+    other = problem.with_residents(policy, num_resident)
+    if not traits_of(policy).is_paged:
+        return other
+    return replace(other, num_slots=slots_wanted(problem.shape, other, problem.ladder))
+
+
+def _filled(problem: Problem, policy: Policy) -> Policy:
+    """As many experts stay as have room beside the largest cache that the batch can use."""
+    most = most_residents(problem, _with_all_pages(problem, policy))
+    most = min(most, problem.num_experts - policy.num_slots)
+    return _with_residents(problem, policy, max(0, most))
+
+
+def _with_slots(problem: Problem, policy: Policy, num_slots: int) -> Policy:
+    """One more or fewer stay for every slot, as far as there are any; unchanged where experts do
+    not stream one by one, or there would be too few slots or too many."""
+    staying = max(0, problem.num_resident(policy) - (num_slots - policy.num_slots))
+    is_fixed = not policy.num_slots or traits_of(policy).is_paged
+    if is_fixed or not FEWEST_SLOTS <= num_slots < problem.num_experts:
+        return policy
+    return _with_residents(problem, replace(policy, num_slots=num_slots), staying)
+
+
+def _with_widest_cache(problem: Problem, policy: Policy) -> Policy | None:
+    """As many pages as fit, and no more than the batch can use; None if too few fit."""
+    widest = _with_all_pages(problem, policy)
+    pages = _pages_with_room(problem, policy, widest.num_kv_pages)
+    widest = replace(policy, num_kv_pages=max(1, pages))
+    if not pages or too_small(problem, widest) is not None:
+        return None
+    return widest if problem.workload.lengths else _without_idle_places(problem, widest)
+
+
+def _with_all_pages(problem: Problem, policy: Policy) -> Policy:
+    """As many as the batch can use, whether they fit or not."""
+    most = policy.batch_size * pages_of(problem.workload.max_cached_tokens)
+    return replace(policy, num_kv_pages=most)
+
+
+def _pages_with_room(problem: Problem, policy: Policy, most: int) -> int:
+    """Pages, up to so many, for which every level has room beside all else; 0 if for none. What
+    they take is all but linear in their number, so it is interpolated; the end that stays counts
+    for half each time, lest it stay for good (the Illinois method)."""
+
+    division = Division.of(problem.shape, problem.memory.groups, policy, problem.ladder)
+    beside = {
+        level: problem.capacity_bytes(level)
+        - sum(taken for term, taken in footprint.terms.items() if term not in CACHE_TERMS)
+        for level, footprint in problem.footprints(policy, division).items()
+    }
+
+    def room_left(pages: int) -> list[float]:
+        paged = replace(policy, num_kv_pages=pages)
+        caches = problem.memory.cache_footprints(paged, division)
+        return [room - caches[level].total_bytes for level, room in beside.items()]
+
+    fitting, overfull = 1, most
+    left, lacking = room_left(fitting), room_left(overfull)
+    if min(lacking) >= 0:
+        return most
+    if min(left) < 0:
+        return 0
+    while overfull - fitting > 1:
+        rooms = zip(left, lacking, strict=True)
+        share = min(room / (room - lack) for room, lack in rooms if lack < 0)
+        tried = fitting + min(max(int(share * (overfull - fitting)), 1), overfull - fitting - 1)
+        found = room_left(tried)
+        if min(found) < 0:
+            overfull, lacking, left = tried, found, [room / 2 for room in left]
+        else:
+            fitting, left, lacking = tried, found, [room / 2 for room in lacking]
+    return fitting
+
+
+def _without_idle_places(problem: Problem, policy: Policy) -> Policy:
+    """No more sequences, all alike, than the pages hold at any time."""
+    most = ceil(sequences_held(problem.workload, policy) * _BESIDE)
+    return _with_batch(policy, min(policy.batch_size, most))

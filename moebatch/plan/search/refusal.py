@@ -1,0 +1,108 @@
+"""Why nothing fits, and the smallest change that would."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from moebatch.errors import DoesNotFit
+from moebatch.layout.buffers import KV_TERM
+from moebatch.layout.footprint import Footprint
+from moebatch.plan.problem import Problem
+from moebatch.plan.search.affine import Known, footprints_in_parts, placement
+from moebatch.plan.search.bounds import filled
+from moebatch.plan.search.candidates import FEWEST_SLOTS, candidates
+from moebatch.spec.machine.hardware import LevelName
+from moebatch.spec.policy.policy import Policy, pages_of
+from moebatch.units import format_bytes
+
+_MIB = 2**20
+_Needs = Mapping[LevelName, Footprint]
+
+
+def refusal(problem: Problem) -> DoesNotFit:
+    """Levels that are too small even for the least that runs: need, have, largest term, knob."""
+    least = _least(problem)
+    lines = [
+        line
+        for level, footprint in least.items()
+        if footprint.total_bytes > problem.capacity_bytes(level)
+        for line in _lines(problem, level, footprint)
+    ]
+    lines = lines or ["no policy keeps within the budgets of all levels"]
+    if problem.with_vram and _fits_without_gpu(problem):
+        lines.append("Without the GPU it fits: resources.device: cpu.")
+    return DoesNotFit("\n".join(lines))
+
+
+def too_small(problem: Problem, policy: Policy) -> str | None:
+    """Why this very policy has too little cache for the longest sequence; None if it has enough."""
+    needed = pages_of(problem.workload.max_cached_tokens)
+    if policy.num_kv_pages >= needed:
+        return None
+    return f"the longest sequence needs {needed} KV pages, the policy has {policy.num_kv_pages}"
+
+
+def too_large(problem: Problem, policy: Policy) -> str | None:
+    """Levels that this very policy does not fit into; None if it fits."""
+    lines = [
+        f"{level}: the policy needs {format_bytes(footprint.total_bytes)}, there are "
+        f"{format_bytes(problem.capacity_bytes(level))}. "
+        f"Largest term: {footprint.largest[0]}, {format_bytes(footprint.largest[1])}."
+        for level, footprint in problem.overfull(policy).items()
+    ]
+    return "\n".join(lines) or None
+
+
+def _fits_without_gpu(problem: Problem) -> bool:
+    alone = replace(
+        problem, hardware=problem.hardware.without("vram"), program_bytes={}, stages=False
+    )
+    return _missing(alone, _least(alone)) == 0
+
+
+def _least(problem: Problem) -> _Needs:
+    return min(_least_needs(problem), key=lambda needs: _missing(problem, needs))
+
+
+def _least_needs(problem: Problem) -> list[_Needs]:
+    """What the first candidate of every kind takes, with what does not fit moved down."""
+    least: dict[object, _Needs] = {}
+    known = Known(problem)
+    for candidate in candidates(problem, slots=FEWEST_SLOTS):
+        policy = candidate.policy
+        places = (policy.attention_on_gpu, policy.ffn_on_gpu, policy.num_slots > 0)
+        kind = (places, candidate.weight_levels, candidate.kv_levels)
+        if kind in least:
+            continue
+        shares = filled(problem, known.affine(candidate))
+        placed = candidate.placed(
+            placement(candidate, "weights", shares), placement(candidate, "kv_cache", shares)
+        )
+        least[kind] = footprints_in_parts(problem, candidate, placed)
+    return list(least.values())
+
+
+def _missing(problem: Problem, needs: _Needs) -> int:
+    return sum(
+        max(0, footprint.total_bytes - problem.capacity_bytes(level))
+        for level, footprint in needs.items()
+    )
+
+
+def _lines(problem: Problem, level: LevelName, needed: Footprint) -> list[str]:
+    name, num_bytes = needed.largest
+    shorten = "; lower max_tokens or shorten the longest prompt" if name == KV_TERM else ""
+    enough = -(-needed.total_bytes // _MIB)
+    return [
+        f"{level}: needs {format_bytes(needed.total_bytes)} at the least, "
+        f"has {format_bytes(problem.capacity_bytes(level))}.",
+        f"Largest term: {name}, {format_bytes(num_bytes)}{shorten}.",
+        f"Smallest change that fits: {_knob(level, enough)}.",
+    ]
+
+
+def _knob(level: LevelName, num_mib: int) -> str:
+    """How a job, or a question about another machine, gets so much of a level."""
+    option = f"--what-if {level}={num_mib}MiB"
+    if level == "disk":
+        return option
+    return f"resources.{level}: {num_mib}MiB (for another machine: {option})"

@@ -1,0 +1,1 @@
+"""Schedules on lanes with a virtual clock, at the prices of the planner."""

@@ -1,0 +1,119 @@
+"""A policy simulated under one schedule or several."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from moebatch.errors import ConfigError, Fault
+from moebatch.layout.routing import SkewedRouting
+from moebatch.layout.setup import slots_wanted
+from moebatch.plan.answer import Answer
+from moebatch.plan.as_json import policy_json
+from moebatch.plan.fitting import policy_for
+from moebatch.plan.options import SimOptions, Work
+from moebatch.plan.problem import Problem
+from moebatch.plan.search.refusal import too_large
+from moebatch.plan.simulation.passes import passes_of
+from moebatch.plan.simulation.world import SimWorld
+from moebatch.schedule.registry import traits_of
+from moebatch.schedule.simulate import simulate
+from moebatch.schedule.timeline.as_json import timeline_json
+from moebatch.schedule.timeline.timeline import Timeline
+from moebatch.spec.policy.policy import Policy
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Simulation:
+    """What the lanes would do under one schedule."""
+
+    policy: Policy
+    timeline: Timeline
+    tokens_per_pass: float
+    """Generated in each pass once the pipeline has filled."""
+    work: Work
+    notes: tuple[str, ...] = ()
+    """What the reader should know about the policy under this schedule."""
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Generated, once the pipeline has filled."""
+        pass_s = self.timeline.steady_pass_s
+        return self.tokens_per_pass / pass_s if pass_s else 0.0
+
+
+def simulations(problem: Problem, policy: Policy, options: SimOptions) -> dict[str, Simulation]:
+    """By schedule, the one asked for first. Raises ConfigError for what cannot be simulated."""
+    _require_simulated(problem, policy)
+    changed = replace(
+        policy,
+        num_hot=policy.num_hot if options.num_hot is None else options.num_hot,
+        num_slots=policy.num_slots if options.slots is None else options.slots,
+    )
+    return {
+        name: _simulation(problem, policy_for(changed, name, problem), options)
+        for name in options.schedules(policy.schedule)
+    }
+
+
+def timelines_of(simulated: Mapping[str, Simulation]) -> dict[str, Timeline]:
+    """Timelines by schedule."""
+    return {name: one.timeline for name, one in simulated.items()}
+
+
+def _simulation(problem: Problem, policy: Policy, options: SimOptions) -> Simulation:
+    passes = passes_of(problem, policy, options.work, options.passes)
+    routing = options.routing or SkewedRouting(
+        shape=problem.shape, exponent=options.skew, seed=options.seed
+    )
+    world = SimWorld.of(problem, policy, passes=passes, routing=routing, table=options.table)
+    name = policy.schedule
+    timeline = simulate(name, world.setup, world.room, world, num_passes=options.passes)
+    return Simulation(
+        policy=policy,
+        timeline=timeline,
+        tokens_per_pass=passes[-1].logits_rows,
+        work=options.work,
+        notes=tuple(_notes(problem, policy, options)),
+    )
+
+
+def _notes(problem: Problem, policy: Policy, options: SimOptions) -> Iterator[str]:
+    reason = too_large(problem, policy)
+    if options.slots is not None and reason:
+        yield f"with {policy.num_slots} slots the policy does not fit: {reason}"
+    wanted = slots_wanted(problem.shape, policy, problem.ladder)
+    if policy.num_slots < wanted:
+        what = (
+            "simulated as if there were enough"
+            if traits_of(policy).is_paged
+            else "what does not fit comes later, or again for every micro-batch"
+        )
+        yield f"{policy.schedule} wants {wanted} slots, the policy has {policy.num_slots}: {what}"
+
+
+def _require_simulated(problem: Problem, policy: Policy) -> None:
+    if problem.with_vram and not policy.ffn_on_gpu:
+        message = (
+            "computes experts on the CPU beside a GPU (ffn_on_gpu: false), for which there is no "
+            "schedule; take another policy, or leave the GPU out by --hw generic-cpu"
+        )
+        raise ConfigError([Fault(file="moebatch simulate", where="policy", message=message)])
+
+
+def simulation_json(answer: Answer, simulated: Mapping[str, Simulation]) -> dict[str, Any]:
+    """Everything that the screen shows. Units stand in the names."""
+    return {
+        "model": answer.model,
+        "hardware": answer.problem.hardware.name,
+        "schedules": {
+            name: {
+                "policy": policy_json(one.policy),
+                "tokens_per_pass": one.tokens_per_pass,
+                "tokens_per_s": one.tokens_per_s,
+                **timeline_json(one.timeline),
+                "notes": list(one.notes),
+            }
+            for name, one in simulated.items()
+        },
+        "notes": list(answer.notes),
+    }

@@ -1,0 +1,229 @@
+"""What the simulator computes, priced by the planner's cost model or by a table."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moebatch.layout.load import PassLoad
+from moebatch.layout.routing import chances_of_any, in_layer, num_likely
+from moebatch.layout.setup import room_of, setup_of, streamed_per_layer
+from moebatch.plan.pricing.price import Price
+from moebatch.plan.problem import Problem
+from moebatch.plan.simulation.passes import MicroBatches
+from moebatch.schedule.registry import traits_of
+from moebatch.schedule.request import Sweep
+from moebatch.schedule.setup import Setup
+from moebatch.schedule.simulate import Room
+from moebatch.schedule.slots.expert_load import ExpertKey
+from moebatch.schedule.task import Kind, Task
+from moebatch.spec.policy.policy import Policy
+
+
+class Routing(Protocol):
+    """What gates say, and which experts are liked."""
+
+    def rows(self, number: int, layer: int, micro_batch: int, tokens: float) -> NDArray[np.float64]:
+        """Tokens of each expert, [E], where so many tokens of a pass choose."""
+
+    def chances(self, layer: int) -> NDArray[np.float64]:
+        """With what chance a token chooses each expert, [E]; K in all."""
+
+
+@dataclass(kw_only=True, slots=True)
+class SimWorld:
+    """Passes of one policy on one machine. Asked in the order of a simulation's clock."""
+
+    policy: Policy
+    setup: Setup
+    room: Room
+    price: Price
+    routing: Routing
+    passes: Sequence[MicroBatches]
+    table: Mapping[Kind, float] = field(default_factory=dict)
+    """Seconds of kinds of tasks that are given, whatever the cost model says."""
+    _number: int = field(default=0, init=False)
+    _present: dict[int, list[int]] = field(default_factory=dict, init=False)
+    """Micro-batches that have attended, by step."""
+    _rows: dict[tuple[int, int], NDArray[np.float64]] = field(default_factory=dict, init=False)
+    """Tokens of each expert by layer and micro-batch, of this pass."""
+    _streamed: dict[int, int] = field(init=False)
+    """Experts that do not live where they are computed, by layer."""
+
+    def __post_init__(self) -> None:
+        self._streamed = streamed_per_layer(self.price.prices.shape, self.room.resident)
+
+    @classmethod
+    def of(
+        cls,
+        problem: Problem,
+        policy: Policy,
+        *,
+        passes: Sequence[MicroBatches],
+        routing: Routing,
+        table: Mapping[Kind, float] | None = None,
+    ) -> "SimWorld":
+        """The world of a policy, with the setup and the room that go with it."""
+        shape, ladder = problem.shape, problem.ladder
+        room = room_of(
+            shape,
+            policy,
+            ladder,
+            expert_bytes=problem.dtypes.expert_bytes(shape),
+        )
+        return cls(
+            policy=policy,
+            setup=setup_of(
+                shape,
+                policy,
+                ladder,
+                activation_level=int(traits_of(policy).foresees == "pre-gate"),
+            ),
+            room=room,
+            price=Price(prices=problem.prices, policy=policy),
+            routing=routing,
+            passes=passes,
+            table=table or {},
+        )
+
+    # --- as the simulator sees it ---------------------------------------------------------------
+
+    def begin_pass(self, number: int) -> Sweep:
+        """The pass of that number; after the last one given, that one again."""
+        self._number = number
+        self._present.clear()
+        self._rows.clear()
+        now = self._now
+        return Sweep(
+            num_micro_batches=len(now.loads),
+            on_cpu=now.on_cpu,
+            encodes=any(load.prompt_tokens for load in now.loads),
+        )
+
+    def chosen(self, step: int, micro_batch: int) -> list[int]:
+        """Experts that the micro-batch has tokens for."""
+        rows = self._rows_of(self.setup.layer(step), micro_batch)
+        return [int(expert) for expert in np.flatnonzero(rows > 0)]
+
+    def selected(self, step: int, micro_batch: int, later: int) -> list[int]:
+        """What the micro-batch will choose: a pre-gate says it earlier."""
+        return self.chosen(later, micro_batch)
+
+    def ranked(self, step: int) -> Sequence[int]:
+        """The most popular experts of the layer: as many as the policy asks for, or as will
+        probably be chosen."""
+        chances_E = self.routing.chances(self.setup.layer(step))
+        ranked: list[int] = np.argsort(-chances_E, kind="stable").tolist()
+        if self.policy.num_hot is None:
+            return ranked[: num_likely(chances_E, self._tokens_at(self.setup.layer(step)))]
+        return ranked
+
+    def chances(self, layer: int) -> Sequence[float]:
+        """What so many tokens choose that like some experts better than others."""
+        chances: list[float] = chances_of_any(
+            self.routing.chances(layer), self._tokens_at(layer)
+        ).tolist()
+        return chances
+
+    def seconds(self, task: Task) -> float:
+        """What the table says of a kind of task, or the cost model."""
+        if task.kind in (Kind.ATTEND, Kind.PRE):
+            assert task.micro_batch is not None, "a micro-batch attends"
+            self._present.setdefault(task.step, []).append(task.micro_batch)
+        given = self.table.get(task.kind)
+        return self._priced(task) if given is None else given
+
+    # --- prices ---------------------------------------------------------------------------------
+
+    def _priced(self, task: Task) -> float:
+        if task.micro_batch is not None:
+            of_batch = self.price.of_batch(task.kind, self._load(task))
+            if of_batch is not None:
+                return of_batch
+        match task.kind:
+            case Kind.GATE:
+                return self.price.gate_s(self._load(task), self.setup.layer(task.step))
+            case Kind.EXPERT:
+                return self._expert_s(task)
+            case Kind.POST:
+                return self._post_s(task)
+            case Kind.COMBINE | Kind.DENSE:
+                return self._end_s(task)
+            case Kind.CHUNK:
+                return self.price.chunk_s(1 / self.room.num_chunks)
+            case Kind.FETCH:
+                return self.price.fetch_s(1 / self.room.num_chunks)
+            case _:
+                return self._weights_s(task)
+
+    def _expert_s(self, task: Task) -> float:
+        assert task.expert is not None, "a task of an expert"
+        layer, batch = self.setup.layer(task.step), task.micro_batch
+        batches = self._present[task.step] if batch is None else [batch]
+        rows = sum(float(self._rows_of(layer, k)[task.expert]) for k in batches)
+        is_resident = ExpertKey(layer, task.expert) in self.room.resident
+        return self.price.expert_s(rows, fresh=not is_resident)
+
+    def _post_s(self, task: Task) -> float:
+        """All of a layer after attention, and at the end of the last one the head."""
+        assert task.micro_batch is not None, "of a micro-batch"
+        layer, load = self.setup.layer(task.step), self._load(task)
+        seconds = self.price.gate_s(load, layer)
+        if self._now.on_cpu[task.micro_batch]:
+            seconds += self.price.post_out_s(load)
+        if layer in self.setup.moe_layers:
+            for expert, rows in enumerate(self._rows_of(layer, task.micro_batch)):
+                is_resident = ExpertKey(layer, expert) in self.room.resident
+                seconds += self.price.expert_s(float(rows), fresh=not is_resident)
+        if self._is_last(task) and task.micro_batch == len(self._now.loads) - 1:
+            seconds += self.price.head_s(self._now.logits_rows)
+        return seconds
+
+    def _end_s(self, task: Task) -> float:
+        """What a step does once with all of its micro-batches."""
+        loads = [self._now.loads[k] for k in self._present[task.step]]
+        seconds = self.price.combine_s() if task.kind is Kind.COMBINE else 0.0
+        if task.kind is Kind.DENSE:
+            layer = self.setup.layer(task.step)
+            seconds += sum(self.price.gate_s(load, layer) for load in loads)
+        if self._is_last(task):
+            seconds += self.price.head_s(sum(load.logits_rows for load in loads))
+        return seconds
+
+    def _weights_s(self, task: Task) -> float:
+        experts = self._streamed[self.setup.layer(task.step)]
+        if task.kind is Kind.BLOCK:
+            return self.price.block_s(experts)
+        assert task.kind in (Kind.PAGE, Kind.STAGE), f"{task} has no price"
+        price = self.price.page_s if task.kind is Kind.PAGE else self.price.stage_s
+        # Pages of the first layer were cut by the pass before, whose micro-batches may be others.
+        return price(experts / (task.num_pages or 1))
+
+    def _load(self, task: Task) -> PassLoad:
+        assert task.micro_batch is not None, f"{task} is of a micro-batch"
+        return self._now.loads[task.micro_batch]
+
+    def _rows_of(self, layer: int, micro_batch: int) -> NDArray[np.float64]:
+        key = layer, micro_batch
+        if key not in self._rows:
+            load = in_layer(self.price.prices.shape, self._now.loads[micro_batch], layer)
+            self._rows[key] = (
+                self.routing.rows(self._number, layer, micro_batch, load.tokens)
+                if load.tokens
+                else np.zeros(self.setup.num_experts)
+            )
+        return self._rows[key]
+
+    def _tokens_at(self, layer: int) -> float:
+        """Of the pass, those that go through a layer."""
+        shape = self.price.prices.shape
+        return sum(in_layer(shape, load, layer).tokens for load in self._now.loads)
+
+    def _is_last(self, task: Task) -> bool:
+        return self.setup.layer(task.step) == self.setup.num_layers - 1
+
+    @property
+    def _now(self) -> MicroBatches:
+        return self.passes[min(self._number, len(self.passes) - 1)]

@@ -1,0 +1,83 @@
+"""Profiles, model shapes and policies that come with moebatch, found by their names."""
+
+import os
+import re
+from pathlib import Path
+from typing import Literal
+
+from moebatch.errors import ConfigError, Fault
+from moebatch.spec.files.suggestion import did_you_mean
+
+Kind = Literal["hardware", "models", "saved"]
+"""Folders of the library."""
+_NOUNS: dict[Kind, str] = {
+    "hardware": "hardware profile",
+    "models": "model shape",
+    "saved": "policy",
+}
+_PACKAGE = Path(__file__).parents[1]
+_SUFFIXES = (".yaml", ".yml")
+
+
+def is_path(name: str) -> bool:
+    """Whether a text is meant as a path, be there a file or not: it has a slash or ends as YAML
+    files do."""
+    return "/" in name or os.sep in name or name.lower().endswith(_SUFFIXES)
+
+
+def find(kind: Kind, name: str) -> Path:
+    """The file that a user means by a path, or by the name of one that comes with moebatch; a
+    file of that name in the current folder comes first. Case and ``- _ .`` do not matter in names.
+
+    Raises ConfigError with near names and all names; whether a path exists is for its reader.
+    """
+    if is_path(name):
+        return _expanded(name)
+    if _is_file(name):
+        return Path(name)
+    found = _files(kind).get(_plain(name))
+    if found is None:
+        raise ConfigError([Fault(file=repr(name), message=_unknown(kind, name))])
+    return found
+
+
+def names(kind: Kind) -> tuple[str, ...]:
+    """Names of all that come with moebatch, in order."""
+    return tuple(sorted(path.stem for path in _files(kind).values()))
+
+
+def _unknown(kind: Kind, name: str) -> str:
+    known = _files(kind)
+    guess = did_you_mean(_plain(name), known, spelled=lambda key: known[key].stem, most=2)
+    shipped = f"there are {', '.join(names(kind))}" if known else "none comes with moebatch"
+    advice = f"{guess} {shipped}".strip()
+    return f"no {_NOUNS[kind]} of that name; {advice}; or give the path of a file"
+
+
+def _files(kind: Kind) -> dict[str, Path]:
+    return {_plain(path.stem): path for path in _folder(kind).glob("*.yaml")}
+
+
+def _folder(kind: Kind) -> Path:
+    """In an installed package, or beside the package in a checkout."""
+    installed = _PACKAGE / "policies"
+    return (installed if installed.is_dir() else _PACKAGE.parent / "policies") / kind
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[-_.\s]", "", name).lower()
+
+
+def _expanded(name: str) -> Path:
+    try:
+        return Path(name).expanduser()
+    except RuntimeError:
+        # Without such a user's home the path is later reported as missing, by its own name.
+        return Path(name)
+
+
+def _is_file(name: str) -> bool:
+    try:
+        return bool(name) and Path(name).is_file()
+    except (OSError, ValueError):
+        return False

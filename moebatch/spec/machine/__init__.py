@@ -1,0 +1,1 @@
+"""A machine in figures, and the profiles that hold them."""

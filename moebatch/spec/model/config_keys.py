@@ -1,0 +1,252 @@
+"""Typed figures out of a raw ``config.json``, every fault collected on the way."""
+
+import sys
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from moebatch.errors import CheckpointError, Fault, FaultyFile
+from moebatch.quoting import shown
+from moebatch.spec.machine.hardware import Dtype
+
+MAX_LAYERS = 10_000
+MAX_COUNT = 2**31 - 1
+MAX_EXPERTS = 2**18
+"""Of all layers together: ten times what the largest models have, each of which has a name."""
+_ABSENT = object()
+DTYPES: tuple[Dtype, ...] = ("float32", "float16", "bfloat16")
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigFault:
+    """What is wrong with one figure, or between two."""
+
+    key: str
+    """Way to the figure, such as ``ffn_config.moe_top_k``."""
+    message: str
+    names_key: bool = False
+    """The message needs no key in front."""
+
+    def __str__(self) -> str:
+        return self.message if self.names_key else f"{self.key}: {self.message}"
+
+
+class FaultyConfig(FaultyFile, CheckpointError):
+    """A configuration that describes no model, or none that is supported."""
+
+    def __init__(self, where: str, faults: Sequence[ConfigFault]) -> None:
+        super().__init__([Fault(file=where, message=str(fault)) for fault in faults])
+        self.config_faults = tuple(faults)
+
+
+class ConfigKeys:
+    """Reads typed figures out of one config and collects what is wrong in ``faults``.
+
+    Keys have the names that most families use. A faulty figure reads as a harmless stand-in, so
+    that reading goes on to the next fault.
+    """
+
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        defaults: Mapping[str, Any],
+        spelling: Mapping[str, str],
+        by_layer: Collection[str] = (),
+    ) -> None:
+        """`defaults` are the values of keys that a file may leave out; `spelling` says where the
+        family keeps a key under another name, ``ffn_config.moe_top_k`` is nested; `by_layer` are
+        keys that may hold a list with a value for each layer, all the same."""
+        self._config = config
+        self._defaults = defaults
+        self._spelling = spelling
+        self._by_layer = by_layer
+        self.faults: list[ConfigFault] = []
+
+    def count(self, key: str, most: int = MAX_COUNT, least: int = 1) -> int:
+        """A whole number of at least that."""
+        if key == "num_hidden_layers":
+            most = MAX_LAYERS
+        return self._checked_count(key, self.value(key), most, least)
+
+    def count_or_none(self, key: str) -> int | None:
+        """A whole number of at least 1, or null."""
+        return None if self.value(key) is None else self.count(key)
+
+    def count_or_zero(self, key: str) -> int:
+        """A whole number of at least 0; null is 0."""
+        value = self.value(key)
+        return 0 if value is None or (type(value) is int and value == 0) else self.count(key)
+
+    def flag(self, key: str) -> bool:
+        """``true`` or ``false``."""
+        value = self.value(key)
+        if not isinstance(value, bool):
+            self.fault(key, "true or false", value)
+        return value is True
+
+    def name(self, key: str) -> str:
+        """A text that is not empty."""
+        value = self.value(key)
+        if isinstance(value, str) and value:
+            return value
+        self.fault(key, "a name", value)
+        return ""
+
+    def positive(self, key: str) -> float:
+        """A finite number above zero."""
+        value = self.value(key)
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if number and 0 < value <= sys.float_info.max:
+            return float(value)
+        self.fault(key, "a number above 0", value)
+        return 1.0
+
+    def positive_or_none(self, key: str) -> float | None:
+        """A finite number above zero, or null."""
+        return None if self.value(key) is None else self.positive(key)
+
+    def dtype(self) -> Dtype:
+        """The declared data type; where there is none, that of the family's released files, or
+        float32 as torch has it."""
+        key = "dtype" if self.value("dtype") is not None else "torch_dtype"
+        value = self.value(key)
+        name = self._defaults.get("torch_dtype", DTYPES[0]) if value is None else value
+        for dtype in DTYPES:
+            if isinstance(name, str) and name.removeprefix("torch.") == dtype:
+                return dtype
+        self.fault(key, "one of " + ", ".join(DTYPES), value)
+        return DTYPES[0]
+
+    def heads(self, *, fill_hidden: bool = False) -> tuple[int, int, int]:
+        """Query heads, KV heads and the size of a head; `fill_hidden` says that the heads together
+        have to be as wide as hidden states."""
+        num_faults = len(self.faults)
+        heads, hidden = self.count("num_attention_heads"), self.count("hidden_size")
+        kv_heads = self.count_or_none("num_key_value_heads") or heads
+        given_head_dim = self.count_or_none("head_dim")
+        head_dim = given_head_dim or hidden // heads
+        if len(self.faults) > num_faults:
+            return 1, 1, 2
+        heads_text = self._shown("num_attention_heads", heads)
+        head_text = self._shown("head_dim", head_dim)
+        hidden_text = self._shown("hidden_size", hidden)
+        if heads % kv_heads:
+            kv_text = self._shown("num_key_value_heads", kv_heads)
+            self.wrong("num_attention_heads", f"{heads_text} must be a multiple of {kv_text}")
+        if hidden % heads and given_head_dim is None:
+            rule = f"must be a multiple of {heads_text} where head_dim is not given"
+            self.wrong("hidden_size", f"{hidden_text} {rule}")
+        elif head_dim % 2:
+            self.wrong("head_dim", f"{head_text} must be even for rotary positions")
+        elif fill_hidden and heads * head_dim != hidden:
+            message = f"{heads_text} x {head_text} must be {hidden_text} in this architecture"
+            self.wrong("num_attention_heads", message)
+        return heads, kv_heads, head_dim
+
+    def rotary_dim(self, head_dim: int) -> int:
+        """Numbers of a head that rotate: a share of them, ``partial_rotary_factor``, which stands
+        among the rotary parameters or beside them; else ``rotary_dim``, else all."""
+        key = "partial_rotary_factor"
+        parameters = self.value("rope_scaling") or self.value("rope_parameters")
+        parameters = parameters if isinstance(parameters, Mapping) else {}
+        if "proportional" in (parameters.get("rope_type"), parameters.get("type")):
+            return head_dim  # the share says which of them rotate fast
+        share = parameters.get(key, self.value(key))
+        if share is None:
+            given = self.count_or_none("rotary_dim")
+            share = 1.0 if given is None else given / head_dim
+        is_number = isinstance(share, int | float) and not isinstance(share, bool)
+        if not is_number or not 0 < share <= 1:
+            self.fault(key, "a number above 0 and at most 1", share)
+            return head_dim
+        rotary_dim = int(head_dim * share)
+        if rotary_dim % 2 or not rotary_dim:
+            self.wrong(key, f"{key} ({share}) of head_dim ({head_dim}) must be an even number")
+        return rotary_dim
+
+    def num_experts(self) -> int:
+        """Experts of a layer, under either of the two names in use or the family's own."""
+        names = ("num_experts", "num_local_experts")
+        if names[0] in self._spelling and names[1] not in self._spelling:
+            return self.count("num_experts")
+        found = {key: self._found(key) for key in names}
+        given = {key: value for key, value in found.items() if value not in (None, _ABSENT)}
+        if len(given) == 2 and given["num_experts"] != given["num_local_experts"]:
+            self.wrong(
+                "num_experts",
+                f"num_experts ({shown(given['num_experts'])}) and num_local_experts "
+                f"({shown(given['num_local_experts'])}) contradict each other",
+            )
+        for key, value in given.items():
+            return self._checked_count(key, value)
+        return int(self._defaults["num_experts"])
+
+    def require_countable(self, num_layers: int, num_experts: int) -> None:
+        """Refuses more experts than could be looked at one by one."""
+        if num_layers * num_experts > MAX_EXPERTS:
+            experts = f"{self._shown('num_experts', num_experts)} in {num_layers} layers"
+            self.wrong("num_experts", f"{experts} are more than {MAX_EXPERTS} in all")
+
+    def experts_per_token(self) -> int:
+        """Experts that each token chooses, at most all of them."""
+        chosen, experts = self.count("num_experts_per_tok"), self.num_experts()
+        if chosen > experts and not self._is_faulty("num_experts", "num_local_experts"):
+            chosen_text = self._shown("num_experts_per_tok", chosen)
+            experts_text = self._shown("num_experts", experts)
+            self.wrong("num_experts_per_tok", f"{chosen_text} is more than {experts_text}")
+        return chosen
+
+    def value(self, key: str) -> Any:
+        """What the file holds, else the default."""
+        found = self._found(key)
+        if found is _ABSENT:
+            return self._defaults.get(key)
+        return self._of_all_layers(key, found) if key in self._by_layer else found
+
+    def _found(self, key: str) -> Any:
+        """What the file holds."""
+        found: Any = self._config
+        steps = self._spelled(key).split(".")
+        for depth, step in enumerate(steps):
+            if found is not None and not isinstance(found, Mapping):
+                self.fault(".".join(steps[:depth]), "an object with keys", found)
+            if not isinstance(found, Mapping) or step not in found:
+                return _ABSENT
+            found = found[step]
+        return found
+
+    def _of_all_layers(self, key: str, found: Any) -> Any:
+        if not isinstance(found, list) or not found:
+            return found
+        if any(value != found[0] for value in found):
+            self.fault(key, "the same for all layers", found)
+        return found[0]
+
+    def _is_faulty(self, *keys: str) -> bool:
+        spelled = {self._spelled(key) for key in keys}
+        return any(fault.key in spelled for fault in self.faults)
+
+    def _spelled(self, key: str) -> str:
+        return self._spelling.get(key, key)
+
+    def _shown(self, key: str, value: int) -> str:
+        return f"{self._spelled(key)} ({value})"
+
+    def _checked_count(self, key: str, value: Any, most: int = MAX_COUNT, least: int = 1) -> int:
+        if isinstance(value, int) and not isinstance(value, bool) and least <= value <= most:
+            return value
+        self.fault(key, f"a whole number from {least} to {most}", value)
+        return least
+
+    def fault(self, key: str, expected: str, found: object) -> None:
+        """Notes that a figure is not what it should be."""
+        message = f"expected {expected}, got {shown(found)}"
+        self._add(ConfigFault(self._spelled(key), message))
+
+    def wrong(self, key: str, message: str) -> None:
+        """Notes what is wrong between figures, in a message that names them."""
+        self._add(ConfigFault(self._spelled(key), message, names_key=True))
+
+    def _add(self, fault: ConfigFault) -> None:
+        if fault not in self.faults:
+            self.faults.append(fault)

@@ -1,0 +1,598 @@
+"""Sizes, counts and kinds of a model, and what follows from them: no weights, no torch.
+
+Shape letters: D hidden.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import prod
+from typing import Any, Literal
+
+from moebatch.errors import ConfigError, Fault
+from moebatch.formats.weight_format import WeightFormat
+from moebatch.spec.machine.hardware import Dtype
+from moebatch.spec.model.attention import Attention, RelativeAttention, Sizes
+from moebatch.spec.model.cache import CacheGroup
+from moebatch.spec.model.cache_layout import CacheLayout, KvCache, SinkWindow
+from moebatch.spec.model.recurrence import GatedDelta
+from moebatch.spec.workload import Workload
+
+_NORMS = frozenset(
+    f"{name}_norm"
+    for name in (
+        *("input", "attention_out", "mlp", "shared", "experts_out", "shared_out", "mlp_out"),
+        *("final", "q", "k"),
+    )
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Mlp:
+    """Sizes of an expert, a shared expert, or the MLP of a layer without experts."""
+
+    width: int
+    roles: tuple[str, ...] = ("gate", "up", "down")
+    """Its matrices: ``down`` is [D, width], the others are [width, D]. Without a gate the
+    activation is that of ``up``."""
+    bias: bool = False
+    """Every matrix has one."""
+
+    def matrices(self, hidden_size: int) -> Sizes:
+        """Sizes of the matrices by role."""
+        D, F = hidden_size, self.width
+        return {role: (D, F) if role == "down" else (F, D) for role in self.roles}
+
+    def tensors(self, hidden_size: int) -> Sizes:
+        """Sizes of matrices and biases by role."""
+        matrices = self.matrices(hidden_size)
+        biases = {f"{role}_bias": size[:1] for role, size in matrices.items() if self.bias}
+        return matrices | biases
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertGroups:
+    """Groups of experts that follow each other, of which a token sees a few only (DeepSeek-V2,
+    section 2.2.2)."""
+
+    num_groups: int
+    num_kept: int
+    """Groups whose experts may be chosen: those with the highest scores."""
+    num_scored: int
+    """The score of a group is the sum of so many of its experts', the highest ones."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Router:
+    """How tokens choose experts: each by scores made of the logits of a gate."""
+
+    scores: Literal["softmax", "sigmoid", "sparsemixer"] = "softmax"
+    """Over all experts, or each by itself; or one expert after the other, weighed by a softmax over
+    those that are left and `near` (SparseMixer-v2 of GRIN MoE, Liu et al. 2024, at inference). In
+    float32."""
+    near: float = 0.0
+    """Of the last: by how much a logit may be below the best one that is left, as a share of the
+    larger of that and its own size."""
+    groups: ExpertGroups | None = None
+    bias: bool = False
+    """The gate has one."""
+    has_correction: bool = False
+    """A learnt number per expert is added to its score where experts are chosen, and where groups
+    are, but not where they are weighed (DeepSeek-V3, section 2.1.2)."""
+    norm_order: float | None = None
+    """The weights of a token's chosen experts, which are their scores, are divided by their norm of
+    that order; 1 makes them sum to one. None leaves them alone."""
+    least_norm: float = 0.0
+    """What they are divided by is at least this."""
+    scale: float = 1.0
+    """They are multiplied by this at last."""
+    has_exact_logits: bool = False
+    """The gate is computed in float32, whatever all else is computed in."""
+    has_exact_weights: bool = False
+    """Weights are not rounded to what all else is computed in."""
+    has_own_norm: bool = False
+    """The gate sees the hidden states through a norm of its own, divided by the root of their
+    width, and not as the experts do."""
+    weighs_inputs: bool = False
+    """Weights are for what experts see, and not for what they make."""
+    weighs_experts: bool = False
+    """Weights are multiplied by a learnt number of their expert at last."""
+    capacity: int | None = None
+    """Tokens of a prompt that an expert takes, the first that choose it: the others pass the layer
+    as they are (Fedus et al. 2022, section 2.2). None is all of them. A token that follows alone,
+    as those of answers do, finds room in any expert."""
+
+    @property
+    def exact_roles(self) -> frozenset[str]:
+        """Tensors that are held in float32."""
+        gate = ("router", "router_bias") if self.has_exact_logits else ()
+        return frozenset((*gate, "router_correction", "router_norm", "router_expert_weights"))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Norm:
+    """What hidden states go through before attention, before MLPs, and at last."""
+
+    kind: Literal["rms", "layer"] = "rms"
+    """Divided by their root mean square, or by their deviation from their mean, which is taken off
+    (Ba et al. 2016)."""
+    has_bias: bool = False
+    """Of layer norms."""
+    rounds_once: bool = False
+    """The product with weights is rounded, and not what is multiplied: those of queries and keys
+    too."""
+    counts_from_one: bool = False
+    """Stored weights are what is added to one, and `rounds_once` holds."""
+
+    @property
+    def exact_roles(self) -> frozenset[str]:
+        """Tensors that are held in float32."""
+        return _NORMS if self.rounds_once or self.counts_from_one else frozenset()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClampedGate:
+    """SwiGLU of clamped inputs (gpt-oss): ``(u + 1) * g *
+    sigmoid(alpha * g)`` where g is the gate, at most `limit`, and u what goes up, between minus and
+    plus that."""
+
+    limit: float
+    alpha: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Encoder:
+    """The first layers of a model whose prompts are encoded (Vaswani et al. 2017).
+
+    They are for tokens of prompts, of which each sees all others, and keep nothing of them. The
+    layers behind them decode: answers begin with a token of their own, and attend to themselves
+    and to what the encoder has made of their prompts. Of that these layers cache keys and values;
+    tokens of prompts have nothing else to do there.
+    """
+
+    num_layers: int
+    start_token: int
+    """The token with which answers begin: it is counted as the last one of their prompts."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layers:
+    """What a family composes its layers of."""
+
+    attention: Attention
+    """Of all layers that attend but `global_layers`."""
+    sliding_windows: tuple[int | None, ...]
+    """Per layer: how many positions a token sees, itself included; None is all before it."""
+    windows_are_chunks: bool = False
+    """Windows stand still: a token sees what comes before it in its own one, and they begin at
+    multiples of their size (Llama 4)."""
+    moe_layers: tuple[int, ...]
+    """Layers with experts, ascending; the others have one dense MLP."""
+    router: Router
+    expert: Mlp
+    shared_expert: Mlp | None = None
+    """The expert that every token of a MoE layer passes."""
+    shared_expert_gate: bool = True
+    """A sigmoid gate weighs the shared expert, where there is one."""
+    dense: Mlp | None = None
+    """The MLP of layers without experts; None where the family has no such layers."""
+    clamped_gate: ClampedGate | None = None
+    """What all of them do between their matrices; None is the usual ``activation(gate) * up``."""
+    norms: tuple[str, ...] = ("input_norm", "mlp_norm")
+    """Roles of the norms of a layer, [D] each. What attention has made may be normed before it is
+    added, ``attention_out_norm``, and so may what experts and MLPs have made together,
+    ``mlp_out_norm``. Experts and the shared one may have such of their own before,
+    ``experts_out_norm`` and ``shared_out_norm``; ``shared_norm`` is what the shared one sees of
+    hidden states, where that is not what experts see."""
+    scales_layers: bool = False
+    """Hidden states are multiplied by a learnt number at the end of each layer."""
+    recurrence: GatedDelta | None = None
+    """What takes the place of attention in `recurrent_layers`."""
+    recurrent_layers: tuple[int, ...] = ()
+    """Ascending; all others attend."""
+    global_attention: Attention | None = None
+    """That of `global_layers`, where these attend in another way."""
+    global_layers: tuple[int, ...] = ()
+    norm: Norm = Norm()
+    encoder: Encoder | None = None
+    """None where prompts go through the same layers as answers."""
+    embedding_scale: float = 1.0
+    """By what embeddings are multiplied before the first layer."""
+    residual_scale: float = 1.0
+    """By what attention, experts and MLPs have made is multiplied before it is added to the hidden
+    states."""
+    rounds_embedding_scale: bool = False
+    """To the type in which is computed."""
+    logit_scale: float = 1.0
+    """By what logits are multiplied."""
+    head_bias: bool = False
+    """The head has one."""
+    logit_cap: float | None = None
+    """Logits are brought between minus and plus this by its tanh."""
+
+
+@dataclass(frozen=True, kw_only=True)  # no slots: what follows from them is worked out once
+class ModelShape(Layers):
+    """A decoder with Mixture-of-Experts layers; enough for every byte and every FLOP of it."""
+
+    architecture: str
+    """Class name in ``architectures``, such as ``MixtralForCausalLM``."""
+    num_layers: int
+    hidden_size: int
+    vocab_size: int
+    """Rows of the embedding and of the head; tokenizers often know fewer tokens."""
+    tie_word_embeddings: bool
+    """The head is the embedding; a separate head in the checkpoint is used all the same."""
+    num_experts: int
+    experts_per_token: int
+    rms_eps: float
+    activation: str
+    """Name of the activation as transformers' ``hidden_act`` has it."""
+    max_positions: int
+    dtype: Dtype
+    """Data type that the file declares: float32, float16 or bfloat16."""
+    expert_format: WeightFormat
+    """In which the checkpoint stores experts, as far as ``config.json`` says; biases are not
+    quantised."""
+
+    def is_moe(self, layer: int) -> bool:
+        """Whether a layer has experts."""
+        return layer in self._with_experts
+
+    def is_recurrent(self, layer: int) -> bool:
+        """Whether a layer has a recurrence in the place of attention."""
+        return layer in self._recurrent
+
+    def attention_of(self, layer: int) -> Attention:
+        """How a layer attends."""
+        return self.attentions[layer in self._global]
+
+    @cached_property
+    def attentions(self) -> tuple[Attention, ...]:
+        """All ways in which layers attend."""
+        return tuple(filter(None, (self.attention, self.global_attention)))
+
+    @cached_property
+    def _global(self) -> frozenset[int]:
+        return frozenset(self.global_layers)
+
+    def encodes(self, layer: int) -> bool:
+        """Whether a layer is the encoder's."""
+        return layer < self.num_encoding_layers
+
+    @property
+    def num_encoding_layers(self) -> int:
+        """Layers that are for prompts alone, the first ones."""
+        return self.encoder.num_layers if self.encoder else 0
+
+    @property
+    def num_keeping_layers(self) -> int:
+        """Layers that keep something of a sequence: keys and values, or a state."""
+        return self.num_layers - self.num_encoding_layers
+
+    def place_of(self, layer: int) -> Mapping[str, object]:
+        """What names of tensors may say of a layer: its number, and where there is an encoder its
+        stack, in which it is counted, and the number of the part that holds its MLP."""
+        if self.encoder is None:
+            return {"layer": layer}
+        if self.encodes(layer):
+            return {"stack": "encoder", "layer": layer, "mlp": 1}
+        return {"stack": "decoder", "layer": layer - self.encoder.num_layers, "mlp": 2}
+
+    @cached_property
+    def _with_experts(self) -> frozenset[int]:
+        return frozenset(self.moe_layers)
+
+    @cached_property
+    def _recurrent(self) -> frozenset[int]:
+        return frozenset(self.recurrent_layers)
+
+    @property
+    def dtype_bytes(self) -> int:
+        """Bytes of one number of the declared data type."""
+        return 4 if self.dtype == "float32" else 2
+
+    @property
+    def num_heads(self) -> int:
+        """Heads of queries."""
+        return self.attention.num_heads
+
+    @property
+    def num_kv_heads(self) -> int:
+        """Heads of keys and values."""
+        return self.attention.num_kv_heads
+
+    @property
+    def head_dim(self) -> int:
+        """Size of a head of queries and keys, the part without positions included."""
+        return self.attention.head_dim
+
+    @property
+    def query_width(self) -> int:
+        """Width of the queries of a token, all heads side by side."""
+        return self.attention.query_width
+
+    @property
+    def kv_width(self) -> int:
+        """Width of the keys of a token in one layer; `cache_width` is what is cached."""
+        return self.attention.kv_width
+
+    @cached_property
+    def cache_width(self) -> int:
+        """Numbers that the cache holds of a token in one layer."""
+        return self.attention.cache.width
+
+    @property
+    def expert_width(self) -> int:
+        """Width of an expert."""
+        return self.expert.width
+
+    @property
+    def shared_expert_width(self) -> int:
+        """Width of the shared expert; 0 where there is none."""
+        return self.shared_expert.width if self.shared_expert else 0
+
+    @property
+    def dense_width(self) -> int:
+        """Width of the MLP of layers without experts; 0 where the family has no such layers."""
+        return self.dense.width if self.dense else 0
+
+    @cached_property
+    def expert_params(self) -> int:
+        """Numbers in one expert."""
+        return _count(self.expert.tensors(self.hidden_size))
+
+    @cached_property
+    def expert_bias_params(self) -> int:
+        """Those of them that are biases."""
+        return self.expert_params - _count(self.expert.matrices(self.hidden_size))
+
+    def expert_bytes(self, stored: WeightFormat) -> int:
+        """Bytes of one expert whose matrices are stored in a format. Biases are not quantised."""
+        if stored not in self._expert_bytes:
+            matrices = self.expert.matrices(self.hidden_size)
+            num_bytes = sum(map(stored.num_bytes, matrices.values()))
+            self._expert_bytes[stored] = num_bytes + self.expert_bias_params * self.dtype_bytes
+        return self._expert_bytes[stored]
+
+    @cached_property
+    def _expert_bytes(self) -> dict[WeightFormat, int]:
+        return {}
+
+    @property
+    def expert_stored_bytes(self) -> int:
+        """Bytes of one expert in the checkpoint, as far as ``config.json`` says."""
+        return self.expert_bytes(self.expert_format)
+
+    def global_tensors(self) -> Sizes:
+        """Sizes of what no layer owns, by role; a tied head is none of its own."""
+        sizes: Sizes = {"embedding": (self.vocab_size, self.hidden_size)}
+        sizes |= self._norm_tensors("final_norm") | self._encoder_tensors
+        if self.head_bias:
+            sizes["head_bias"] = (self.vocab_size,)
+        return sizes if self.tie_word_embeddings else sizes | {"head": sizes["embedding"]}
+
+    def layer_tensors(self, layer: int) -> Sizes:
+        """Sizes of everything in a layer but its experts, by role."""
+        mlp = self._moe_tensors if self.is_moe(layer) else self._dense_tensors
+        scale: Sizes = {"layer_scale": (1,)} if self.scales_layers else {}
+        return self._norm_tensors(*self.norms) | self.mixer_tensors(layer) | mlp | scale
+
+    def mixer_tensors(self, layer: int) -> Sizes:
+        """Sizes of the attention of a layer, or of its recurrence, by role: what tells tokens of
+        each other."""
+        if self.is_recurrent(layer):
+            return self._recurrence_tensors
+        tensors = self.attention_of(layer).tensors(self.hidden_size)
+        crosses = self.encoder is not None and not self.encodes(layer)
+        return tensors | (self._cross_tensors if crosses else {})
+
+    def row_order(self, role: str, layer: int) -> list[int] | None:
+        """In which order the rows of a stored weight are computed with; None where they lie so."""
+        order = self.attention_of(layer).row_order(role)
+        return order if order or not self.recurrence else self.recurrence.row_order(role)
+
+    def _norm_tensors(self, *roles: str) -> Sizes:
+        biases = [f"{role}_bias" for role in roles if self.norm.has_bias]
+        return dict.fromkeys((*roles, *biases), (self.hidden_size,))
+
+    @cached_property
+    def _encoder_tensors(self) -> Sizes:
+        """The norm behind an encoder, and what both stacks add to scores."""
+        if self.encoder is None:
+            return {}
+        assert isinstance(self.attention, RelativeAttention), "that of encoders"
+        biases = (self.attention.num_buckets, self.attention.num_heads)
+        return self._norm_tensors("encoder_norm") | {
+            "encoder_bias": biases,
+            "decoder_bias": biases,
+        }
+
+    @cached_property
+    def _cross_tensors(self) -> Sizes:
+        assert isinstance(self.attention, RelativeAttention), "that of encoders"
+        return self.attention.cross_tensors(self.hidden_size)
+
+    @cached_property
+    def _recurrence_tensors(self) -> Sizes:
+        assert self.recurrence is not None, "layers are recurrent by one"
+        return self.recurrence.tensors(self.hidden_size)
+
+    @cached_property
+    def _dense_tensors(self) -> Sizes:
+        return _prefixed("mlp", self.dense, self.hidden_size)
+
+    @cached_property
+    def _moe_tensors(self) -> Sizes:
+        D = self.hidden_size
+        moe: Sizes = {"router": (self.num_experts, D)}
+        if self.router.bias:
+            moe["router_bias"] = (self.num_experts,)
+        if self.router.has_correction:
+            moe["router_correction"] = (self.num_experts,)
+        if self.router.has_own_norm:
+            moe["router_norm"] = (D,)
+        if self.router.weighs_experts:
+            moe["router_expert_weights"] = (self.num_experts,)
+        if self.shared_expert:
+            moe |= _prefixed("shared", self.shared_expert, D)
+            if self.shared_expert_gate:
+                moe["shared_mix"] = (1, D)
+        return moe
+
+    @cached_property
+    def embedding_params(self) -> int:
+        """Numbers in the embedding, the final norm and, where it is not tied, the head."""
+        return _count(self.global_tensors())
+
+    def resident_layer_params(self, layer: int) -> int:
+        """Numbers in a layer beside its experts: norms, attention or recurrence, router, shared
+        expert, MLP."""
+        return _count(self.layer_tensors(layer))
+
+    @cached_property
+    def resident_params(self) -> int:
+        """Numbers outside the experts."""
+        return self.embedding_params + sum(map(self.resident_layer_params, range(self.num_layers)))
+
+    @property
+    def exact_roles(self) -> frozenset[str]:
+        """Tensors that are held in float32, whatever is computed in."""
+        return self.router.exact_roles | self.norm.exact_roles
+
+    @cached_property
+    def exact_params(self) -> int:
+        """Numbers in these."""
+        of_layers = (self.layer_tensors(layer) for layer in range(self.num_layers))
+        return sum(
+            prod(size)
+            for sizes in (self.global_tensors(), *of_layers)
+            for role, size in sizes.items()
+            if role in self.exact_roles
+        )
+
+    @cached_property
+    def num_params(self) -> int:
+        """Numbers in the whole model."""
+        return self.resident_params + len(self.moe_layers) * self.num_experts * self.expert_params
+
+    @cached_property
+    def attention_params(self) -> int:
+        """Numbers in the attention of a layer that attends: projections, biases, norms, sinks."""
+        return _count(self.attention.tensors(self.hidden_size))
+
+    def mixer_params(self, layer: int) -> int:
+        """Numbers in the attention of a layer, or in its recurrence."""
+        return _count(self.mixer_tensors(layer))
+
+    @property
+    def attends_beside_gpu(self) -> bool:
+        """Whether a CPU beside a GPU may attend: all layers do, and to what they cache alone."""
+        return not self.recurrent_layers and self.encoder is None
+
+    @property
+    def num_attention_layers(self) -> int:
+        """Layers that attend."""
+        return self.num_layers - len(self.recurrent_layers)
+
+    def kv_bytes_per_token(self, compute_bytes: int) -> int:
+        """Bytes of the cache of one token in all layers that have one, sliding windows or not,
+        where numbers that are computed with have so many."""
+        return sum(
+            self.attention_of(layer).cache.token_bytes(compute_bytes)
+            for layer in range(self.num_layers)
+            if not (self.is_recurrent(layer) or self.encodes(layer))
+        )
+
+    def state_bytes(self, compute_bytes: int) -> int:
+        """Bytes of what recurrent layers keep of a sequence, all of them."""
+        if self.recurrence is None:
+            return 0
+        return len(self.recurrent_layers) * self.recurrence.state.token_bytes(compute_bytes)
+
+    def cache_groups(self, max_tokens: int) -> tuple[CacheGroup, ...]:
+        """All layers by what the cache holds of sequences of at most so many tokens, those first
+        that keep most. Where a window is no shorter than what would be kept for it, all is
+        kept."""
+        if max_tokens not in self._cache_groups:
+            self._cache_groups[max_tokens] = self._grouped(max_tokens)
+        return self._cache_groups[max_tokens]
+
+    @cached_property
+    def _cache_groups(self) -> dict[int, tuple[CacheGroup, ...]]:
+        return {}
+
+    def _grouped(self, max_tokens: int) -> tuple[CacheGroup, ...]:
+        found: dict[tuple[SinkWindow | None, CacheLayout], list[int]] = {}
+        for layer, seen in enumerate(map(self._seen_through, self.sliding_windows)):
+            if self.is_recurrent(layer) or self.encodes(layer):
+                continue
+            is_kept = seen is None or seen.most_cached >= max_tokens
+            kept = None if is_kept else seen
+            found.setdefault((kept, self.attention_of(layer).cache), []).append(layer)
+        groups = [
+            CacheGroup(layers=tuple(layers), layout=layout, sink_window=seen)
+            for (seen, layout), layers in found.items()
+        ]
+        assert groups, "some layers attend"
+        if self.recurrence is not None:
+            state = self.recurrence.state
+            groups.append(CacheGroup(layers=self.recurrent_layers, layout=state, is_state=True))
+        return tuple(sorted(groups, key=lambda group: -group.most_rows))
+
+    def _seen_through(self, window: int | None) -> SinkWindow | None:
+        """What tokens see in a layer with a sliding window."""
+        sinks = self.attention.sink_window
+        if sinks is not None and sinks.window == window:
+            return sinks
+        return None if window is None else SinkWindow(0, window)
+
+    def cached(self, workload: Workload) -> Workload:
+        """The same work as the cache holds it: sequences share nothing where less than all of them
+        is kept, or what is kept of a token depends on those behind it."""
+        if self.encoder is not None:
+            return replace(workload.unshared, is_encoded=True)
+        groups = self.cache_groups(workload.max_total_tokens)
+        if all(group.is_whole for group in groups):
+            return workload
+        return replace(workload.unshared, most_cached=groups[0].most_rows)
+
+    def cached_in(self, how: KvCache) -> "ModelShape":
+        """The same model with keys and values cached so."""
+        return self._with_attention(cache_dtype=None if how == "full" else how)
+
+    def seen_through(self, sink_window: SinkWindow | None) -> "ModelShape":
+        """The same model where tokens see sinks and a window, save in layers whose own windows are
+        shorter. Raises ConfigError where queries cannot be turned to sinks, or prompts are
+        encoded."""
+        if sink_window is None:
+            return self
+        if self.encoder is not None:
+            message = f"{self.architecture} encodes prompts whole, without windows; leave it out"
+            raise ConfigError([Fault(file="model.attention", message=message)])
+        if self.attention.norms_rotated or self.global_attention is not None:
+            does = "norms queries behind their rotation"
+            if self.global_attention is not None:
+                does = "attends in two ways"
+            message = (
+                f"{self.architecture} {does}, so that none can be turned to sinks; leave it out"
+            )
+            raise ConfigError([Fault(file="model.attention", message=message)])
+        most = sink_window.window
+        windows = (most if own is None else min(own, most) for own in self.sliding_windows)
+        shape = self._with_attention(sink_window=sink_window)
+        return replace(shape, sliding_windows=tuple(windows))
+
+    def _with_attention(self, **changes: Any) -> "ModelShape":
+        """The same model with changes to all attention."""
+        attention, *others = (replace(each, **changes) for each in self.attentions)
+        return replace(self, attention=attention, global_attention=next(iter(others), None))
+
+
+def _prefixed(prefix: str, mlp: Mlp | None, hidden_size: int) -> Sizes:
+    tensors = mlp.tensors(hidden_size) if mlp else {}
+    return {f"{prefix}_{role}": size for role, size in tensors.items()}
+
+
+def _count(sizes: Sizes) -> int:
+    return sum(map(prod, sizes.values()))

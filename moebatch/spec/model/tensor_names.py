@@ -1,0 +1,232 @@
+"""What the tensors of a family are called in its checkpoints, and how its experts lie in them.
+
+Shape letters: E experts, D hidden, F expert width.
+"""
+
+from collections.abc import Collection, Container, Mapping
+from dataclasses import dataclass, field, replace
+
+from moebatch.formats.weight_format import WeightFormat
+from moebatch.spec.model.attention import Sizes
+from moebatch.spec.model.shape import ModelShape
+
+Named = dict[str, tuple[str, tuple[int, ...]]]
+"""Name and size of weights, by role."""
+LAYER = "model.layers.{layer}."
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExpertLayout:
+    """How checkpoints hold experts."""
+
+    weights: Mapping[str, tuple[str, ...]]
+    """Names of the weights of an expert, with ``{expert}`` and what `ModelShape.place_of` says of
+    its layer, and the roles of the matrices in each, as `Mlp.tensors` has them: one below the
+    other, of equal height. Roles that a model has not are passed over."""
+    biases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """The same of biases."""
+    is_stacked: bool = False
+    """Each weight holds all experts of a layer, one after the other: [E, ...]."""
+    is_flat: bool = False
+    """Stacks have no dimension of their own: [E x rows, columns]."""
+    is_interleaved: bool = False
+    """Matrices in one weight, and their biases, take turns row by row, instead of lying one below
+    the other."""
+    transposed: Collection[str] = ()
+    """Roles of matrices whose columns are rows of the file."""
+    formats: Collection[str] = ()
+    """Names of the formats of weights that lie so; any if there are none."""
+
+    def across(self, *roles: str) -> "ExpertLayout":
+        """The same where columns of these matrices are rows of the file, which only weights do
+        that are plain numbers."""
+        return replace(self, transposed=roles, formats=("float32", "bfloat16", "float16"))
+
+    def takes(self, stored: WeightFormat) -> bool:
+        """Whether weights in a format may lie so."""
+        return not self.formats or stored.name in self.formats
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TensorNames:
+    """Names by role; a role may have several, the one of released checkpoints first."""
+
+    roles: Mapping[str, tuple[str, ...]]
+    """Templates with ``{layer}``, or more of `ModelShape.place_of`, where a layer owns the
+    tensor."""
+    experts: tuple[ExpertLayout, ...]
+    """Layouts in use, that of released checkpoints first."""
+    joined: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Roles of weights that hold those of other roles, one below the other."""
+    flat: Collection[str] = ()
+    """Roles of vectors that lie in files as matrices of one row."""
+
+    @property
+    def apart(self) -> Mapping[str, str]:
+        """Names of the matrices of an expert that each lie alone, by role; empty where the family
+        has none."""
+        for layout in self.experts:
+            if not layout.is_stacked and all(len(roles) == 1 for roles in layout.weights.values()):
+                return {roles[0]: template for template, roles in layout.weights.items()}
+        return {}
+
+    def global_weights(self, shape: ModelShape, names: Container[str]) -> Named:
+        """Name and size by role of what no layer owns; `names` is what the checkpoint holds.
+
+        A head that is tied but present all the same is used, since it may differ from the
+        embedding, and transformers then uses it too.
+        """
+        sizes = shape.global_tensors()
+        if self._name("head", names, {}) in names:
+            sizes["head"] = sizes["embedding"]
+        return self._named(sizes, names, {})
+
+    def layer_weights(self, shape: ModelShape, layer: int, names: Container[str]) -> Named:
+        """Name and size by role of everything in a layer but its experts."""
+        return self._named(shape.layer_tensors(layer), names, shape.place_of(layer))
+
+    def _named(self, sizes: Sizes, names: Container[str], place: Mapping[str, object]) -> Named:
+        sizes = dict(sizes)
+        for whole, parts in self.joined.items():
+            if parts[0] in sizes and not _is_gguf(names):
+                of_parts = [sizes.pop(part) for part in parts]
+                height = sum(size[0] for size in of_parts)
+                sizes[whole] = (height, *of_parts[0][1:])
+        for role in sizes.keys() & self.flat:
+            sizes[role] = (1, *sizes[role])
+        return {role: (self._name(role, names, place), size) for role, size in sizes.items()}
+
+    def also_under(self, beginnings: Mapping[str, str]) -> "TensorNames":
+        """The same names, and first of all those that begin otherwise, up to their first dot, as
+        checkpoints have them that hold other models beside the decoder."""
+
+        def both(name: str) -> tuple[str, ...]:
+            first, _, rest = name.partition(".")
+            return (f"{beginnings[first]}.{rest}", name) if first in beginnings else (name,)
+
+        under = tuple(
+            replace(
+                layout,
+                weights={both(name)[0]: roles for name, roles in layout.weights.items()},
+            )
+            for layout in self.experts
+        )
+        roles = {
+            role: tuple(each for name in names for each in both(name))
+            for role, names in self.roles.items()
+        }
+        return replace(self, roles=roles, experts=(*under, *self.experts))
+
+    def expert_layouts(self, names: Container[str]) -> tuple[ExpertLayout, ...]:
+        """The ways in which experts may lie in a checkpoint that holds `names`."""
+        return _GGUF_EXPERTS if _is_gguf(names) else self.experts
+
+    def _name(self, role: str, names: Container[str], place: Mapping[str, object]) -> str:
+        templates = _GGUF_ROLES[role] if _is_gguf(names) else self.roles[role]
+        candidates = [template.format(**place) for template in templates]
+        return next((name for name in candidates if name in names), candidates[0])
+
+
+def usual_roles(*, shared: str = "mlp.shared_expert") -> dict[str, tuple[str, ...]]:
+    """Names that most families use for what is not their own; `shared` is the shared expert."""
+    layer = {
+        "input_norm": "input_layernorm.weight",
+        "mlp_norm": "post_attention_layernorm.weight",
+        "input_norm_bias": "input_layernorm.bias",
+        "mlp_norm_bias": "post_attention_layernorm.bias",
+        **{role: f"self_attn.{role}_proj.weight" for role in "qkvo"},
+        **{f"{role}_bias": f"self_attn.{role}_proj.bias" for role in "qkvo"},
+        **{f"{role}_norm": f"self_attn.{role}_norm.weight" for role in "qk"},
+        "router": "mlp.gate.weight",
+        **_mlp_roles("mlp", "mlp"),
+        **_mlp_roles("shared", shared),
+        "shared_mix": f"{shared}_gate.weight",
+    }
+    return {
+        "embedding": ("model.embed_tokens.weight",),
+        "final_norm": ("model.norm.weight",),
+        "final_norm_bias": ("model.norm.bias",),
+        "head": ("lm_head.weight",),
+        "head_bias": ("lm_head.bias",),
+        **{role: (LAYER + name,) for role, name in layer.items()},
+    }
+
+
+def _mlp_roles(prefix: str, name: str) -> dict[str, str]:
+    kinds = {"": "weight", "_bias": "bias"}
+    return {
+        f"{prefix}_{role}{end}": f"{name}.{role}_proj.{kind}"
+        for role in ("gate", "up", "down")
+        for end, kind in kinds.items()
+    }
+
+
+def separate_experts(prefix: str, *, gate: str, up: str, down: str) -> ExpertLayout:
+    """Three matrices for each expert, as released checkpoints have them: names behind `prefix`,
+    which ends with the number of the expert."""
+    names = {"gate": gate, "up": up, "down": down}
+    return ExpertLayout(
+        weights={f"{LAYER}{prefix}.{name}.weight": (role,) for role, name in names.items()}
+    )
+
+
+def stacked_experts(
+    prefix: str, *, gate_up: str = "gate_up_proj", down: str = "down_proj"
+) -> ExpertLayout:
+    """All experts of a layer in two tensors, [E, 2F, D] and [E, D, F], as transformers 5 holds
+    them: names behind `prefix`."""
+    weights = {f"{LAYER}{prefix}{gate_up}": ("gate", "up"), f"{LAYER}{prefix}{down}": ("down",)}
+    return ExpertLayout(weights=weights, is_stacked=True)
+
+
+STACKED_EXPERTS = stacked_experts("mlp.experts.")
+
+USUAL_EXPERTS = (
+    separate_experts("mlp.experts.{expert}", gate="gate_proj", up="up_proj", down="down_proj"),
+    STACKED_EXPERTS,
+)
+"""The layouts of most families."""
+
+_GGUF_EMBEDDING = "token_embd.weight"
+_GGUF_LAYER = "blk.{layer}."
+_IN_GGUF_LAYERS = {
+    "input_norm": ("attn_norm.weight",),
+    "mlp_norm": ("ffn_norm.weight", "post_attention_norm.weight"),
+    **{role: (f"attn_{role}.weight",) for role in "qkv"},
+    "o": ("attn_output.weight",),
+    **{f"{role}_bias": (f"attn_{role}.bias",) for role in "qkv"},
+    "o_bias": ("attn_output.bias",),
+    **{f"{role}_norm": (f"attn_{role}_norm.weight",) for role in "qk"},
+    "router": ("ffn_gate_inp.weight",),
+    "router_correction": ("exp_probs_b.bias",),
+    **{f"mlp_{role}": (f"ffn_{role}.weight",) for role in ("gate", "up", "down")},
+    **{f"shared_{role}": (f"ffn_{role}_shexp.weight",) for role in ("gate", "up", "down")},
+    "shared_mix": ("ffn_gate_inp_shexp.weight",),
+}
+_GGUF_ROLES = {
+    "embedding": (_GGUF_EMBEDDING,),
+    "final_norm": ("output_norm.weight",),
+    "head": ("output.weight",),
+    **{
+        role: tuple(_GGUF_LAYER + name for name in names) for role, names in _IN_GGUF_LAYERS.items()
+    },
+}
+"""Names in GGUF files, which all families share."""
+_GGUF_EXPERTS = tuple(
+    ExpertLayout(
+        weights={
+            f"{_GGUF_LAYER}ffn_{role}{end}.weight": (role,) for role in ("gate", "up", "down")
+        },
+        biases={
+            f"{_GGUF_LAYER}ffn_{role}{end}.bias": (f"{role}_bias",)
+            for role in ("gate", "up", "down")
+        },
+        is_stacked=is_stacked,
+    )
+    for end, is_stacked in (("_exps", True), (".{expert}", False))
+)
+"""Three tensors for all experts of a layer, or for each as in the first files of Mixtral."""
+
+
+def _is_gguf(names: Container[str]) -> bool:
+    return _GGUF_EMBEDDING in names

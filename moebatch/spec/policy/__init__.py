@@ -1,0 +1,1 @@
+"""A policy, and the file that keeps it."""
