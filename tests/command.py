@@ -98,7 +98,7 @@ def _import_everything() -> None:
     import moebatch.cli
     import moebatch.job.check
     import moebatch.job.run
-    import moebatch.report.drawings
+    import moebatch.report.pictures.drawings
     import moebatch.report.progress
     import moebatch.report.summary
 

@@ -23,7 +23,7 @@ from moebatch.rows.prompts import RowReader
 from moebatch.rows.row import FailedRow, refusal
 from moebatch.rows.source import open_source
 from moebatch.spec.policy.policy import PAGE_TOKENS
-from moebatch.store.kv_prefixes import KvPrefixes
+from moebatch.store.kv.prefixes import KvPrefixes
 
 SEQUENCE_TOKENS = 512
 """As in Klotski's warm-up."""

@@ -41,7 +41,7 @@ def plan(
     options.require_consistent()
     from moebatch.plan.answers import answer_policy_file, answer_question
     from moebatch.plan.as_json import answer_json
-    from moebatch.report.drawings import write_roofline
+    from moebatch.report.pictures.drawings import write_roofline
     from moebatch.report.plan import plan_view
     from moebatch.spec.files.text_file import write_text
 

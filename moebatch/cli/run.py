@@ -143,7 +143,7 @@ def _execute(
 
         loaded = load_job(job)  # what is wrong with it is said before the longer imports
         from moebatch.job.run import JobRun
-        from moebatch.report.drawings import write_timelines
+        from moebatch.report.pictures.drawings import write_timelines
         from moebatch.report.progress import watching
 
         job_run = JobRun(loaded, log, options, stop)

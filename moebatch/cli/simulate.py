@@ -39,7 +39,7 @@ def simulate(
     options.require_consistent()
     simulated.require_consistent()
     from moebatch.plan.simulation.simulation import simulation_json, timelines_of
-    from moebatch.report.drawings import write_timelines
+    from moebatch.report.pictures.drawings import write_timelines
     from moebatch.report.timeline_view import simulated_view
 
     answer, found = _simulations(job, options, simulated, routing, durations)

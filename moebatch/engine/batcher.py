@@ -9,8 +9,8 @@ from moebatch.engine.progress.time_left import Standing
 from moebatch.engine.sequence import Sequence
 from moebatch.layout.admission import Admission, Caps, fields_of, longest_first
 from moebatch.spec.policy.policy import PAGE_TOKENS, Policy
-from moebatch.store.kv import KVCache
-from moebatch.store.kv_prefixes import KvPrefix
+from moebatch.store.kv.cache import KVCache
+from moebatch.store.kv.prefixes import KvPrefix
 
 _OBSERVED_ANSWERS = 256
 _ENOUGH_ANSWERS = 16

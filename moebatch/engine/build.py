@@ -36,20 +36,20 @@ from moebatch.model.attention.core import AttentionCore
 from moebatch.model.decoder import Decoder
 from moebatch.model.dense_weights import DenseWeights
 from moebatch.model.routing.gating import GatingCount
-from moebatch.schedule.foresight import Foresight
+from moebatch.schedule.drivers.foresight import Foresight
 from moebatch.schedule.lanes import Lane
 from moebatch.schedule.registry import traits_of
 from moebatch.schedule.setup import Setup
 from moebatch.schedule.slots.cache import Cache
 from moebatch.store.device_memory import DeviceMemory
-from moebatch.store.experts import ExpertStore
-from moebatch.store.kv import KVCache
-from moebatch.store.kv_layout import KvLayout
+from moebatch.store.experts.dram import ExpertStore
+from moebatch.store.experts.page_sources import FilePages, MemoryPages
+from moebatch.store.experts.paged import PagedExperts
+from moebatch.store.experts.vram import VramExperts
+from moebatch.store.kv.cache import KVCache
+from moebatch.store.kv.layout import KvLayout
 from moebatch.store.monitor import Monitor
-from moebatch.store.page_sources import FilePages, MemoryPages
-from moebatch.store.paged_experts import PagedExperts
 from moebatch.store.statistics import ReadStatistics
-from moebatch.store.vram_experts import VramExperts
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -14,7 +14,7 @@ from moebatch.engine.text import AnswerText, End, TextDecoder, end_reason
 from moebatch.errors import CheckpointError, OutOfMemory
 from moebatch.spec.policy.policy import PAGE_TOKENS, Policy
 from moebatch.spec.request import Begun, Choice, Outcome, Request, RowError
-from moebatch.store.kv import KVCache
+from moebatch.store.kv.cache import KVCache
 from moebatch.store.memory import is_out_of_memory, return_freed_memory
 
 MAX_BROKEN_REQUESTS = 100

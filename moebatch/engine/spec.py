@@ -22,7 +22,7 @@ from moebatch.schedule.slots.expert_load import ExpertKey
 from moebatch.spec.machine.hardware import LevelName
 from moebatch.spec.model.cache import CacheGroup
 from moebatch.spec.policy.policy import Policy
-from moebatch.store.packed import CHUNK_BYTES
+from moebatch.store.experts.packed import CHUNK_BYTES
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

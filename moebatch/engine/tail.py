@@ -1,8 +1,8 @@
 """The end of a job: memory of pages that are not needed any more goes to experts that stay."""
 
 from moebatch.engine.batcher import Batcher
-from moebatch.store.experts import ExpertStore
-from moebatch.store.kv import KVCache
+from moebatch.store.experts.dram import ExpertStore
+from moebatch.store.kv.cache import KVCache
 
 _LEAST_PASSES = 3
 """An expert that stays is read once more, and saves its bytes in each pass after that."""

@@ -7,15 +7,15 @@ from torch import Tensor
 
 from moebatch.engine.lanes.lane import ChunkMover
 from moebatch.layout.ladder import Ladder
-from moebatch.schedule.driver import Driver
+from moebatch.schedule.drivers.driver import Driver
 from moebatch.schedule.lanes import READ
 from moebatch.schedule.setup import Setup
 from moebatch.schedule.slots.expert_load import ExpertKey
 from moebatch.schedule.slots.slots import SlotQueue
 from moebatch.schedule.task import Kind, Task
-from moebatch.store.experts import ExpertStore
-from moebatch.store.paged_experts import PagedExperts
-from moebatch.store.vram_experts import VramExperts
+from moebatch.store.experts.dram import ExpertStore
+from moebatch.store.experts.paged import PagedExperts
+from moebatch.store.experts.vram import VramExperts
 
 GetDriver = Callable[[], Driver]
 

@@ -12,7 +12,7 @@ from moebatch.job.status import GatingUse, RunStatus, RunSummary, lane_times, sh
 from moebatch.model.native import loader
 from moebatch.plan.prediction import Prediction, predict
 from moebatch.plan.simulation.world import SimWorld
-from moebatch.schedule.simulate import simulate
+from moebatch.schedule.drivers.simulate import simulate
 from moebatch.schedule.timeline.timeline import Timeline
 from moebatch.spec.workload import Workload
 from moebatch.store.memory import peak_resident_bytes, resident_bytes

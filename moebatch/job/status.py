@@ -8,7 +8,7 @@ from moebatch.engine.statistics import EngineStatistics
 from moebatch.folder.shard import Shard
 from moebatch.plan.as_json import policy_json, prediction_json
 from moebatch.plan.prediction import Prediction
-from moebatch.schedule.foresight import LayerForesight
+from moebatch.schedule.drivers.foresight import LayerForesight
 from moebatch.schedule.lanes import CPU, GPU, PROCESSORS, READ, lane_of_row
 from moebatch.schedule.task import Kind
 from moebatch.schedule.timeline.statistics import (

@@ -31,9 +31,9 @@ from moebatch.layout.scratch import (
     needs_matrix,
     num_library_products,
 )
-from moebatch.schedule.attention import LOOK_AHEAD
-from moebatch.schedule.kv import NUM_WINDOWS
-from moebatch.schedule.kv_route import Place, WindowName, windows
+from moebatch.schedule.steps.attention import LOOK_AHEAD
+from moebatch.schedule.steps.kv import NUM_WINDOWS
+from moebatch.schedule.steps.kv_route import Place, WindowName, windows
 from moebatch.spec.machine.hardware import LEVELS, LevelName
 from moebatch.spec.model.cache import CacheGroup
 from moebatch.spec.model.cache_layout import CacheLayout

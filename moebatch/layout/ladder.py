@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from moebatch.schedule.kv_route import Place
 from moebatch.schedule.lanes import BLOCK, LANES, STAGING, WRITE, Lane
 from moebatch.schedule.registry import traits_of
+from moebatch.schedule.steps.kv_route import Place
 from moebatch.spec.machine.hardware import LEVELS, DeviceKind, Hardware, LevelName, LinkName
 from moebatch.spec.policy.policy import Policy
 

@@ -19,7 +19,7 @@ from moebatch.spec.policy.policy import Policy
 from moebatch.spec.policy.rounding import whole
 
 if TYPE_CHECKING:
-    from moebatch.schedule.simulate import Room
+    from moebatch.schedule.drivers.simulate import Room
 
 CHUNK_BYTES = 16 * 2**20
 """A required expert waits for one such piece of another at most."""
@@ -68,7 +68,7 @@ def setup_of(
 
 def room_of(shape: ModelShape, policy: Policy, ladder: Ladder, *, expert_bytes: int) -> "Room":
     """Slots, residents and pieces of experts, for the simulator."""
-    from moebatch.schedule.simulate import Room  # which a plan does without
+    from moebatch.schedule.drivers.simulate import Room  # which a plan does without
 
     resident = residents(shape, policy, ladder)
     on_disk = _on_disk(shape, policy, ladder)

@@ -22,7 +22,7 @@ from moebatch.engine.lanes.read_ahead import ReadAhead
 from moebatch.errors import ConfigError, Fault, StorageError
 from moebatch.measure.sizes import DiskSizes
 from moebatch.schedule.slots.expert_load import ExpertKey
-from moebatch.store.experts import ExpertStore
+from moebatch.store.experts.dram import ExpertStore
 from moebatch.store.memory import Arena
 
 _EXTENTS_OF_CHUNK = 4

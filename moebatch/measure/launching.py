@@ -13,14 +13,14 @@ from moebatch.measure.sizes import ModelSizes
 from moebatch.measure.synthetic import synthetic_layer
 from moebatch.measure.timer import Timer
 from moebatch.plan.pricing import launches
-from moebatch.schedule.driver import Driver
-from moebatch.schedule.kv_route import Place
+from moebatch.schedule.drivers.driver import Driver
 from moebatch.schedule.lanes import CPU, GPU
 from moebatch.schedule.registry import find_schedule
 from moebatch.schedule.request import Sweep
 from moebatch.schedule.setup import Setup
 from moebatch.schedule.slots.expert_load import ExpertKey
 from moebatch.schedule.slots.slots import SlotQueue
+from moebatch.schedule.steps.kv_route import Place
 from moebatch.schedule.task import Task
 from moebatch.spec.policy.policy import DEFAULT_SCHEDULE
 from moebatch.store.monitor import Monitor

@@ -20,8 +20,8 @@ from moebatch.measure.process_limits import detect_machine
 from moebatch.packing.contents import Contents
 from moebatch.packing.encodings import Encoding
 from moebatch.schedule.slots.expert_load import ExpertKey
+from moebatch.store.experts.page_sources import FilePages
 from moebatch.store.memory import Arena
-from moebatch.store.page_sources import FilePages
 
 _PORTION = 2**18
 """Numbers that a thread encodes at a time: what it makes of them stays in the cache."""

@@ -11,7 +11,7 @@ from moebatch.plan.prediction import Prediction
 from moebatch.report.console import plain, whole
 from moebatch.report.tables import NamedRows, Paragraph, titled_columns
 from moebatch.report.timeline_view import waits_table
-from moebatch.schedule.foresight import LayerForesight
+from moebatch.schedule.drivers.foresight import LayerForesight
 from moebatch.units import count_of, format_bytes, format_duration, format_number, format_rate
 
 _NUM_WAITS = 3

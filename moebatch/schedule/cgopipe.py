@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator
 
-from moebatch.schedule.attention import LOOK_AHEAD, before_load, up_or_attend
 from moebatch.schedule.definition import Traits, fetch_window, job_schedule
-from moebatch.schedule.kv import KvTraffic
-from moebatch.schedule.paged import PagedWeights
 from moebatch.schedule.request import NextPass, Schedule, Sweep
 from moebatch.schedule.setup import Setup
+from moebatch.schedule.steps.attention import LOOK_AHEAD, before_load, up_or_attend
+from moebatch.schedule.steps.kv import KvTraffic
+from moebatch.schedule.steps.paged import PagedWeights
 from moebatch.schedule.task import Task
 
 _TRAITS = Traits(moves="pages", attention="cpu")

@@ -14,8 +14,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from moebatch.schedule.attention import Attention
-from moebatch.schedule.kv import KvTraffic
 from moebatch.schedule.request import (
     CancelPrefetch,
     NextPass,
@@ -26,6 +24,8 @@ from moebatch.schedule.request import (
     Sweep,
 )
 from moebatch.schedule.setup import Setup
+from moebatch.schedule.steps.attention import Attention
+from moebatch.schedule.steps.kv import KvTraffic
 from moebatch.schedule.task import Task, dense
 
 

@@ -1,11 +1,11 @@
 """FlexGen's zig-zag block schedule, with attention on the GPU or on the CPU."""
 
-from moebatch.schedule.attention import before_load, up_or_attend
 from moebatch.schedule.definition import Traits, fetch_window, job_schedule
-from moebatch.schedule.kv import KvTraffic
-from moebatch.schedule.paged import PagedWeights
 from moebatch.schedule.request import NextPass, Schedule, Sync
 from moebatch.schedule.setup import Setup
+from moebatch.schedule.steps.attention import before_load, up_or_attend
+from moebatch.schedule.steps.kv import KvTraffic
+from moebatch.schedule.steps.paged import PagedWeights
 
 
 @job_schedule(Traits(moves="block", attention="gpu"))

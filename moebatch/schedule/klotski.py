@@ -9,7 +9,6 @@ klotski: experts run once over all micro-batches, hot ones first, then in the or
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from typing import Any
 
-from moebatch.schedule.attention import Attention
 from moebatch.schedule.definition import (
     Layer,
     Traits,
@@ -18,7 +17,6 @@ from moebatch.schedule.definition import (
     prefetch_likely,
     schedule,
 )
-from moebatch.schedule.kv import KvTraffic
 from moebatch.schedule.request import (
     Arrivals,
     Arriving,
@@ -33,6 +31,8 @@ from moebatch.schedule.request import (
     Whole,
 )
 from moebatch.schedule.setup import Setup
+from moebatch.schedule.steps.attention import Attention
+from moebatch.schedule.steps.kv import KvTraffic
 from moebatch.schedule.task import Task, combine, dense, expert, gate
 
 

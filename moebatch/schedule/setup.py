@@ -3,9 +3,9 @@
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
-from moebatch.schedule.kv_route import Place
 from moebatch.schedule.lanes import STAGING, Lane
 from moebatch.schedule.request import Sweep
+from moebatch.schedule.steps.kv_route import Place
 from moebatch.spec.machine.hardware import LevelName
 
 

@@ -28,9 +28,9 @@ from moebatch.measure.machine import measure_machine
 from moebatch.plan.fitting import fitted, policy_for
 from moebatch.plan.problem import Problem
 from moebatch.plan.simulation.world import SimWorld
+from moebatch.schedule.drivers.simulate import simulate
 from moebatch.schedule.lanes import LANES, READ
 from moebatch.schedule.registry import SCHEDULES, traits_of
-from moebatch.schedule.simulate import simulate
 from moebatch.schedule.task import Kind
 from moebatch.schedule.timeline.statistics import Statistics
 from moebatch.schedule.timeline.timeline import Timeline

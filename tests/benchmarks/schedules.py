@@ -25,10 +25,10 @@ from moebatch.engine.device import Device
 from moebatch.engine.passes.log import PassLog
 from moebatch.engine.spec import EngineSpec
 from moebatch.layout.setup import room_of, setup_of
+from moebatch.schedule.drivers.simulate import Room, simulate
 from moebatch.schedule.registry import find_schedule
 from moebatch.schedule.request import Sweep
 from moebatch.schedule.setup import Setup
-from moebatch.schedule.simulate import Room, simulate
 from moebatch.schedule.task import Kind, Task
 from moebatch.schedule.timeline.timeline import Timeline
 from moebatch.spec.machine.profile import load_profile

@@ -20,7 +20,7 @@ from moebatch.spec.policy.policy import Batching, Placement, Policy, pages_of
 from moebatch.spec.request import Request
 from moebatch.spec.sampling import Sampling
 from moebatch.spec.workload import Length, Workload
-from moebatch.store.kv import KVCache
+from moebatch.store.kv.cache import KVCache
 
 
 class NoText:

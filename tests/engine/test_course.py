@@ -22,7 +22,7 @@ from moebatch.spec.policy.policy import Batching, Placement, Policy, pages_of
 from moebatch.spec.request import Begun, Request
 from moebatch.spec.sampling import Sampling
 from moebatch.spec.workload import Length, Workload
-from moebatch.store.kv import KVCache
+from moebatch.store.kv.cache import KVCache
 from tests.engine.test_batcher import NoText
 from tests.plan.problems import SMALL, cpu_machine, problem
 

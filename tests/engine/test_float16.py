@@ -15,7 +15,7 @@ from moebatch.engine.spec import EngineSpec
 from moebatch.model.native import loader
 from moebatch.model.products import Products
 from moebatch.spec.machine.hardware import Dtype
-from moebatch.store.experts import ExpertStore
+from moebatch.store.experts.dram import ExpertStore
 from tests.engine.test_engine import TokenText, requests, tokens_of
 from tests.engine.test_on_gpu import cuda
 from tests.engine.test_schedules import EMULATED, emulated

@@ -20,7 +20,7 @@ from moebatch.model.native import loader
 from moebatch.plan.pricing import launches
 from moebatch.schedule.task import Kind, Task
 from moebatch.spec.model.shape import ModelShape
-from moebatch.store.packed import PackedLayout
+from moebatch.store.experts.packed import PackedLayout
 from tests.engine.test_engine import requests
 from tests.engine.test_schedules import EMULATED, emulated, run
 from tests.tiny import CACHED_APART

@@ -19,7 +19,7 @@ from moebatch.checkpoint.record import Record
 from moebatch.engine.lanes.read_ahead import ReadAhead
 from moebatch.errors import StorageError
 from moebatch.schedule.slots.expert_load import ExpertKey
-from moebatch.store.experts import ExpertStore
+from moebatch.store.experts.dram import ExpertStore
 from tests.patience import PATIENCE_S
 
 LAYERS, EXPERTS = 3, 4

@@ -19,8 +19,8 @@ from moebatch.spec.model.cache import CacheGroup
 from moebatch.spec.model.cache_layout import CacheLayout, KvCache, SinkWindow
 from moebatch.spec.policy.policy import pages_of
 from moebatch.spec.request import Begun
-from moebatch.store.kv_pages import KvPages
-from moebatch.store.kv_view import seen_rows
+from moebatch.store.kv.pages import KvPages
+from moebatch.store.kv.view import seen_rows
 from tests.engine.test_engine import LENGTHS, NEW_TOKENS, policy, requests, tokens_of
 from tests.engine.test_schedules import EMULATED, IN_MEMORY, emulated, run
 from tests.model.oracle import load

@@ -18,7 +18,7 @@ from moebatch.schedule.registry import SCHEDULES
 from moebatch.spec.policy.policy import Placement, Policy
 from moebatch.spec.request import Outcome, Request
 from moebatch.spec.sampling import Sampling
-from moebatch.store.experts import ExpertStore
+from moebatch.store.experts.dram import ExpertStore
 from tests.engine.test_engine import TokenText, policy, requests, tokens_of
 from tests.schedule.check import check_timeline
 from tests.tiny import CACHED_APART

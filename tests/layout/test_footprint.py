@@ -15,18 +15,18 @@ from moebatch.layout.ladder import Ladder
 from moebatch.layout.setup import expert_homes, expert_keys, residents
 from moebatch.plan.problem import Problem
 from moebatch.plan.search.planner import best_policy
-from moebatch.schedule.kv_route import Place
 from moebatch.schedule.registry import SCHEDULES, traits_of
+from moebatch.schedule.steps.kv_route import Place
 from moebatch.spec.machine.hardware import Hardware, LevelName
 from moebatch.spec.model.models import load_model
 from moebatch.spec.model.recurrence import GatedDelta
 from moebatch.spec.model.shape import ModelShape
 from moebatch.spec.policy.policy import Placement, Policy, pages_of
 from moebatch.spec.workload import Workload
-from moebatch.store.kv import KVCache
-from moebatch.store.kv_layout import KvLayout
-from moebatch.store.kv_levels import NUM_WINDOWS
-from moebatch.store.paged_experts import most_streamed as most_paged
+from moebatch.store.experts.paged import most_streamed as most_paged
+from moebatch.store.kv.cache import KVCache
+from moebatch.store.kv.layout import KvLayout
+from moebatch.store.kv.levels import NUM_WINDOWS
 from tests.few import examples
 from tests.plan.problems import SHAPE, SMALL, cpu_machine, gpu_machine, problem
 

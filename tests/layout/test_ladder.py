@@ -6,10 +6,10 @@ import pytest
 
 from moebatch.layout.ladder import Ladder, lanes_of
 from moebatch.layout.setup import room_of, setup_of
+from moebatch.schedule.drivers.simulate import simulate
 from moebatch.schedule.lanes import LANES, lane_of_row
 from moebatch.schedule.registry import SCHEDULES
 from moebatch.schedule.request import Sweep
-from moebatch.schedule.simulate import simulate
 from moebatch.spec.policy.policy import Placement, Policy
 from tests.plan.problems import SHAPE, cpu_machine, gpu_machine
 from tests.schedule.worlds import RandomWorld

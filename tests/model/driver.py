@@ -19,7 +19,7 @@ from moebatch.model.routing.router import Routing
 from moebatch.spec.model.cache_layout import KvCache, SinkWindow
 from moebatch.spec.model.shape import ModelShape
 from moebatch.spec.model.stored_experts import StoredPiece
-from moebatch.store.kv_tensors import KvShape
+from moebatch.store.kv.tensors import KvShape
 
 NUM_ROWS = 8192
 NUM_STATES = 64

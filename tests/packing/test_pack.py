@@ -26,8 +26,8 @@ from moebatch.packing.pack import Pack, PackSummary
 from moebatch.plan.question import stored_as
 from moebatch.schedule.slots.expert_load import ExpertKey
 from moebatch.spec.model.precision import GROUPS, Precision
+from moebatch.store.experts.page_sources import FilePages
 from moebatch.store.memory import Arena
-from moebatch.store.page_sources import FilePages
 from tests.command import moebatch
 from tests.model.driver import Driver
 from tests.model.oracle import greedy, load, prompts

@@ -23,7 +23,7 @@ from moebatch.packing.precision import choose_precisions
 from moebatch.predict.learnt_files import TABLE, empty_table, save_table
 from moebatch.schedule.slots.expert_load import ExpertKey
 from moebatch.spec.files.json_file import read_json
-from moebatch.store.packed import PackedLayout
+from moebatch.store.experts.packed import PackedLayout
 from tests.few import examples
 from tests.model.driver import Driver
 from tests.model.oracle import greedy, load, prompts

@@ -18,7 +18,7 @@ from moebatch.layout.routing import SkewedRouting
 from moebatch.plan.problem import Problem
 from moebatch.plan.simulation.passes import MicroBatches
 from moebatch.plan.simulation.world import SimWorld
-from moebatch.schedule.simulate import simulate
+from moebatch.schedule.drivers.simulate import simulate
 from moebatch.spec.machine.profile import load_profile
 from moebatch.spec.model.models import load_model
 from moebatch.spec.policy.policy import Placement, Policy

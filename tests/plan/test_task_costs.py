@@ -15,7 +15,7 @@ from moebatch.plan.pricing.prices import Prices
 from moebatch.plan.problem import Problem
 from moebatch.plan.simulation.passes import Work, decode_load, mean_load, passes_of, split
 from moebatch.plan.simulation.world import SimWorld
-from moebatch.schedule.simulate import simulate
+from moebatch.schedule.drivers.simulate import simulate
 from moebatch.schedule.task import page
 from moebatch.schedule.timeline.statistics import Statistics
 from moebatch.schedule.timeline.timeline import Timeline

@@ -5,7 +5,7 @@ from xml.etree import ElementTree
 
 from matplotlib.text import Text
 
-from moebatch.report.figure import Picture, rendered
+from moebatch.report.pictures.figure import Picture, rendered
 
 SVG = "{http://www.w3.org/2000/svg}"
 

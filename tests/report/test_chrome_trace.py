@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moebatch.report.chrome_trace import chrome_trace, write_chrome_trace
+from moebatch.report.pictures.chrome_trace import chrome_trace, write_chrome_trace
 from moebatch.schedule.task import Kind, Task
 from moebatch.schedule.timeline.timeline import Span, Timeline
 from tests.report.timelines import cgopipe, expert_major

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moebatch.plan.roofline import Roofline
-from moebatch.report.figure import Picture, fitted, rendered, text_width, write_picture
-from moebatch.report.gantt import gantt_picture
-from moebatch.report.roofline import roofline_picture
-from moebatch.report.roofline_panel import Panel
+from moebatch.report.pictures.figure import Picture, fitted, rendered, text_width, write_picture
+from moebatch.report.pictures.gantt import gantt_picture
+from moebatch.report.pictures.roofline import roofline_picture
+from moebatch.report.pictures.roofline_panel import Panel
 from tests.few import examples
 from tests.report.pictures import svg, svg_texts
 from tests.report.timelines import cgopipe

@@ -5,7 +5,7 @@ from io import StringIO
 from rich.console import Console
 
 from moebatch.report.summary import MOST_LAYERS, foresight_table
-from moebatch.schedule.foresight import LayerForesight
+from moebatch.schedule.drivers.foresight import LayerForesight
 
 
 def shown(layers: dict[int, LayerForesight]) -> list[list[str]]:

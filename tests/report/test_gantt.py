@@ -8,9 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.axes import Axes
 
-from moebatch.report.figure import Picture, rendered
-from moebatch.report.gantt import WIDTH, gantt_picture, time_axis
-from moebatch.report.gantt_bars import EXPERTS, WEIGHTS, Window, bars, group_of, usual_window
+from moebatch.report.pictures.figure import Picture, rendered
+from moebatch.report.pictures.gantt import WIDTH, gantt_picture, time_axis
+from moebatch.report.pictures.gantt_bars import (
+    EXPERTS,
+    WEIGHTS,
+    Window,
+    bars,
+    group_of,
+    usual_window,
+)
 from moebatch.schedule.task import Kind, Task
 from moebatch.schedule.timeline.timeline import Span, Timeline
 from tests.report.pictures import groups, notes, svg, svg_texts, texts

@@ -13,10 +13,10 @@ from matplotlib.text import Annotation
 
 from moebatch.plan.roofline import Operation, Roofline
 from moebatch.plan.roofs import PlacedOperation
-from moebatch.report.figure import Picture, text_width
-from moebatch.report.label_room import Points_N, dotted
-from moebatch.report.roofline import roofline_picture
-from moebatch.report.roofline_panel import Panel
+from moebatch.report.pictures.figure import Picture, text_width
+from moebatch.report.pictures.label_room import Points_N, dotted
+from moebatch.report.pictures.roofline import roofline_picture
+from moebatch.report.pictures.roofline_panel import Panel
 from moebatch.spec.machine.hardware import LevelName
 from moebatch.spec.policy.policy import Placement
 from tests.few import examples

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moebatch.schedule.foresight import Foresight
+from moebatch.schedule.drivers.foresight import Foresight
 from moebatch.schedule.slots.cache import Rule, make_cache
 from moebatch.schedule.slots.expert_load import ExpertKey
 from moebatch.schedule.slots.slots import SlotQueue

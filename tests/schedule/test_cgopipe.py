@@ -4,10 +4,10 @@ import re
 
 import pytest
 
+from moebatch.schedule.drivers.simulate import Room, simulate
 from moebatch.schedule.lanes import LANES
 from moebatch.schedule.request import Sweep
 from moebatch.schedule.setup import Setup
-from moebatch.schedule.simulate import Room, simulate
 from moebatch.schedule.task import Kind
 from moebatch.schedule.timeline.timeline import Timeline
 from tests.schedule.worlds import TableWorld

@@ -6,12 +6,12 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from moebatch.schedule.driver import Driver
+from moebatch.schedule.drivers.driver import Driver
+from moebatch.schedule.drivers.simulate import Room, simulate
 from moebatch.schedule.lanes import LANES
 from moebatch.schedule.registry import SCHEDULES
 from moebatch.schedule.request import NextPass, Prefetch, Sweep
 from moebatch.schedule.setup import Setup
-from moebatch.schedule.simulate import Room, simulate
 from moebatch.schedule.slots.expert_load import ExpertKey
 from moebatch.schedule.slots.slots import SlotQueue
 from moebatch.schedule.task import Kind, Task

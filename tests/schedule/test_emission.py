@@ -2,9 +2,9 @@
 
 import pytest
 
-from moebatch.schedule.emission import launched
-from moebatch.schedule.kv_route import Place, route
+from moebatch.schedule.drivers.emission import launched
 from moebatch.schedule.registry import SCHEDULES
+from moebatch.schedule.steps.kv_route import Place, route
 from moebatch.schedule.task import Kind
 from moebatch.spec.machine.hardware import LevelName
 

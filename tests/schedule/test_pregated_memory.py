@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from moebatch.schedule.drivers.simulate import Room, simulate
 from moebatch.schedule.lanes import LANES
 from moebatch.schedule.request import Sweep
 from moebatch.schedule.setup import Setup
-from moebatch.schedule.simulate import Room, simulate
 from moebatch.schedule.task import Kind
 from moebatch.schedule.timeline.timeline import Timeline
 from tests.few import examples

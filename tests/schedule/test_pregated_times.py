@@ -10,10 +10,10 @@ experts. So a block takes min(0.94, 0.836 k) / 6 more, about 0.15 ms; nothing el
 
 import pytest
 
+from moebatch.schedule.drivers.simulate import Room, simulate
 from moebatch.schedule.lanes import LANES
 from moebatch.schedule.request import Sweep
 from moebatch.schedule.setup import Setup
-from moebatch.schedule.simulate import Room, simulate
 from moebatch.schedule.task import Kind
 from moebatch.schedule.timeline.timeline import Timeline
 from tests.schedule.worlds import TableWorld

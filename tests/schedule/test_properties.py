@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from moebatch.schedule.drivers.simulate import Room, simulate
 from moebatch.schedule.lanes import LANES, STAGING
 from moebatch.schedule.registry import SCHEDULES
 from moebatch.schedule.request import Sweep
 from moebatch.schedule.setup import Setup
-from moebatch.schedule.simulate import Room, simulate
 from moebatch.schedule.slots.expert_load import ExpertKey
 from moebatch.schedule.task import Kind
 from tests.few import examples

@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
+from moebatch.schedule.drivers.simulate import Room, simulate
 from moebatch.schedule.lanes import LANES
 from moebatch.schedule.request import Sweep
 from moebatch.schedule.setup import Setup
-from moebatch.schedule.simulate import Room, simulate
 from moebatch.schedule.slots.expert_load import ExpertKey
 from moebatch.schedule.task import Kind
 from tests.schedule.worlds import RandomWorld

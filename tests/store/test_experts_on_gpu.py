@@ -9,9 +9,9 @@ import torch
 from moebatch.engine.lanes.read_ahead import ReadAhead
 from moebatch.schedule.slots.expert_load import ExpertKey
 from moebatch.store.device_memory import DeviceMemory
-from moebatch.store.experts import ExpertStore
-from moebatch.store.page_sources import MemoryPages
-from moebatch.store.paged_experts import PagedExperts
+from moebatch.store.experts.dram import ExpertStore
+from moebatch.store.experts.page_sources import MemoryPages
+from moebatch.store.experts.paged import PagedExperts
 from tests.store.expert_files import KEYS, NUM_EXPERTS, NUM_LAYERS, assert_is, write_experts
 from tests.store.two_levels import TwoLevels
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from moebatch.errors import StorageError
-from moebatch.store.kv_disk import KvFile, LayerPages
+from moebatch.store.kv.disk import KvFile, LayerPages
 from moebatch.store.memory import Arena
 
 BLOCK, ODD = 4096, 96

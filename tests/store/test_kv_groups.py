@@ -12,16 +12,16 @@ import torch
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
-from moebatch.schedule.kv_route import Place
+from moebatch.schedule.steps.kv_route import Place
 from moebatch.spec.machine.hardware import LevelName
 from moebatch.spec.model import cache_layout
 from moebatch.spec.model.cache import CacheGroup
 from moebatch.spec.model.cache_layout import CacheLayout, CachePart, SinkWindow
 from moebatch.spec.policy.policy import pages_of
-from moebatch.store.kv import KVCache
-from moebatch.store.kv_layout import KvLayout
-from moebatch.store.kv_pages import KvPages
-from moebatch.store.kv_view import KvPiece, KvView
+from moebatch.store.kv.cache import KVCache
+from moebatch.store.kv.layout import KvLayout
+from moebatch.store.kv.pages import KvPages
+from moebatch.store.kv.view import KvPiece, KvView
 from tests.few import examples
 
 SLICE = 6

@@ -12,15 +12,15 @@ import torch
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
-from moebatch.schedule.kv_route import Place
+from moebatch.schedule.steps.kv_route import Place
 from moebatch.schedule.task import Kind
 from moebatch.spec.machine.hardware import LevelName
 from moebatch.spec.model.cache import CacheGroup
 from moebatch.spec.model.cache_layout import SCALE_BYTES, CacheLayout, CachePart
 from moebatch.spec.policy.policy import PAGE_TOKENS, pages_of
-from moebatch.store.kv import KVCache
-from moebatch.store.kv_layout import KvLayout, WindowName
-from moebatch.store.kv_view import KvPiece, KvView
+from moebatch.store.kv.cache import KVCache
+from moebatch.store.kv.layout import KvLayout, WindowName
+from moebatch.store.kv.view import KvPiece, KvView
 from tests.few import examples
 
 MAX_TOKENS = 4 * PAGE_TOKENS

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from moebatch.spec.model.cache import CacheGroup
 from moebatch.spec.model.cache_layout import CacheLayout
 from moebatch.spec.policy.policy import PAGE_TOKENS, pages_of
-from moebatch.store.kv import KVCache
+from moebatch.store.kv.cache import KVCache
 
 HEADER = list(range(3 * PAGE_TOKENS))
 NUM_PAGES = 12

@@ -12,7 +12,7 @@ from moebatch.checkpoint.record import Place, Record
 from moebatch.errors import CheckpointError
 from moebatch.store.dense import DenseLoader, dense_bytes
 from moebatch.store.device_memory import DeviceMemory
-from moebatch.store.packed import ALIGNMENT_BYTES, PackedLayout, load_packed
+from moebatch.store.experts.packed import ALIGNMENT_BYTES, PackedLayout, load_packed
 from tests.store.expert_files import CHUNK_BYTES, KEYS, SHAPES, assert_is, write_experts
 
 sizes = st.lists(st.integers(1, 3000), min_size=1, max_size=5)

@@ -13,10 +13,10 @@ from moebatch.engine.lanes.read_ahead import ReadAhead
 from moebatch.errors import DoesNotFit, StorageError
 from moebatch.schedule.slots.expert_load import ExpertKey
 from moebatch.store.device_memory import DeviceMemory
-from moebatch.store.experts import ExpertStore
-from moebatch.store.page_cut import PageCut
-from moebatch.store.page_sources import FilePages, MemoryPages
-from moebatch.store.paged_experts import PagedExperts, most_streamed
+from moebatch.store.experts.dram import ExpertStore
+from moebatch.store.experts.page_cut import PageCut
+from moebatch.store.experts.page_sources import FilePages, MemoryPages
+from moebatch.store.experts.paged import PagedExperts, most_streamed
 from tests.store.expert_files import (
     CHUNK_BYTES,
     KEYS,

@@ -12,8 +12,8 @@ from moebatch.checkpoint.record import Record
 from moebatch.errors import DoesNotFit, StorageError
 from moebatch.schedule.slots.expert_load import ExpertKey
 from moebatch.store.device_memory import DeviceMemory
-from moebatch.store.experts import ExpertStore
-from moebatch.store.vram_experts import VramExperts
+from moebatch.store.experts.dram import ExpertStore
+from moebatch.store.experts.vram import VramExperts
 from tests.store.expert_files import (
     CHUNK_BYTES,
     KEYS,

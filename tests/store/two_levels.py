@@ -8,9 +8,9 @@ from moebatch.checkpoint.record import Record
 from moebatch.engine.lanes.read_ahead import ReadAhead
 from moebatch.schedule.slots.expert_load import Chunk, ExpertKey, Load
 from moebatch.store.device_memory import DeviceMemory
-from moebatch.store.experts import ExpertStore
+from moebatch.store.experts.dram import ExpertStore
+from moebatch.store.experts.vram import VramExperts
 from moebatch.store.monitor import End
-from moebatch.store.vram_experts import VramExperts
 from tests.store.expert_files import CHUNK_BYTES, assert_is
 
 CPU = torch.device("cpu")

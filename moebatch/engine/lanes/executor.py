@@ -7,7 +7,7 @@ from typing import Any
 
 from moebatch.engine.lanes.lane import Board, ThreadLane
 from moebatch.engine.lanes.recorder import Recorder
-from moebatch.schedule.driver import Driver, Lanes
+from moebatch.schedule.drivers.driver import Driver, Lanes
 from moebatch.schedule.lanes import RESULT_LANES, lane_of
 from moebatch.schedule.request import Sweep
 from moebatch.schedule.setup import Setup

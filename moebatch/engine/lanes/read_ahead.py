@@ -9,7 +9,7 @@ from moebatch.engine.lanes.lane import Board, ChunkMover, LaneWork, ThreadLane
 from moebatch.schedule.lanes import NUM_READERS, READ
 from moebatch.schedule.slots.expert_load import ExpertKey
 from moebatch.schedule.task import Task
-from moebatch.store.experts import ExpertStore
+from moebatch.store.experts.dram import ExpertStore
 from moebatch.store.statistics import ReadStatistics
 
 Ready = Generator[tuple[int, tuple[Tensor, ...]], None, None]

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from moebatch.model.attention.by_torch import Qkv
 from moebatch.model.attention.core import AttentionCore
-from moebatch.schedule.attention import LOOK_AHEAD
+from moebatch.schedule.steps.attention import LOOK_AHEAD
 from moebatch.spec.model.attention import Attention
 from moebatch.spec.model.shape import ModelShape
 

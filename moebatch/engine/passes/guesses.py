@@ -9,7 +9,7 @@ from moebatch.layout.routing import chances_of_any, num_likely
 from moebatch.model.routing.router import Routing
 from moebatch.predict.predictor import PassTokens, Predictor, RoutingObserver
 from moebatch.predict.recent_use import RecentUse
-from moebatch.schedule.driver import Router
+from moebatch.schedule.drivers.driver import Router
 from moebatch.schedule.setup import Setup
 
 

@@ -20,13 +20,13 @@ from moebatch.layout.scratch import PROMPT_ROWS
 from moebatch.model.attention.span import Span
 from moebatch.model.batch import MicroBatch
 from moebatch.predict.predictor import PassTokens
-from moebatch.schedule.kv import NUM_WINDOWS
-from moebatch.schedule.kv_route import Place
 from moebatch.schedule.request import Sweep
+from moebatch.schedule.steps.kv import NUM_WINDOWS
+from moebatch.schedule.steps.kv_route import Place
 from moebatch.spec.machine.hardware import LevelName
 from moebatch.spec.model.shape import ModelShape
-from moebatch.store.kv import KVCache
-from moebatch.store.kv_view import KvPiece, KvView
+from moebatch.store.kv.cache import KVCache
+from moebatch.store.kv.view import KvPiece, KvView
 
 MakeMicroBatch = Callable[[Sequence[Span], Mapping[int, Sequence[Span]], Place], MicroBatch]
 """Of spans, the same in layers with sliding windows that have rows of their own, and where it

@@ -23,9 +23,9 @@ from moebatch.model.attention.span import Span
 from moebatch.model.batch import MicroBatch
 from moebatch.model.decoder import Decoder
 from moebatch.predict.predictor import PassTokens
-from moebatch.schedule.kv_route import Place
+from moebatch.schedule.steps.kv_route import Place
 from moebatch.spec.policy.policy import Policy
-from moebatch.store.kv import KVCache
+from moebatch.store.kv.cache import KVCache
 
 
 class LogitsBlock(NamedTuple):

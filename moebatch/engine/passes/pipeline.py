@@ -8,7 +8,7 @@ from moebatch.engine.passes.guesses import Guesses
 from moebatch.engine.passes.passes import Passes, PassInput
 from moebatch.engine.passes.work import PassContext, PassWork
 from moebatch.model.routing.router import Routing
-from moebatch.schedule.driver import Driver
+from moebatch.schedule.drivers.driver import Driver
 from moebatch.schedule.registry import find_schedule
 from moebatch.schedule.task import Kind, Task
 

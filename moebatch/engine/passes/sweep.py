@@ -9,7 +9,7 @@ from moebatch.engine.passes.passes import Passes, PassInput
 from moebatch.model.decoder import Decoder
 from moebatch.predict.predictor import RoutingObserver
 from moebatch.spec.policy.policy import Policy
-from moebatch.store.kv import KVCache
+from moebatch.store.kv.cache import KVCache
 
 
 class PlainSweep(Passes):

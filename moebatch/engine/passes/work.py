@@ -20,11 +20,11 @@ from moebatch.model.batch import MicroBatch
 from moebatch.model.decoder import Decoder
 from moebatch.model.routing.router import Routing
 from moebatch.predict.predictor import Predictor, RoutingObserver
-from moebatch.schedule.foresight import Foresight
+from moebatch.schedule.drivers.foresight import Foresight
 from moebatch.schedule.setup import Setup
 from moebatch.schedule.task import Kind, Task
 from moebatch.spec.policy.policy import Policy
-from moebatch.store.kv import KVCache
+from moebatch.store.kv.cache import KVCache
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,10 +9,10 @@ from moebatch.layout.routing import chosen_experts, distinct_experts, routed
 from moebatch.layout.scratch import PROMPT_ROWS, gpu_prompt_rows
 from moebatch.plan.pricing.price import Price
 from moebatch.plan.pricing.prices import LaneTime, Prices
-from moebatch.schedule.emission import Launched, launched
-from moebatch.schedule.kv_route import Place
+from moebatch.schedule.drivers.emission import Launched, launched
 from moebatch.schedule.lanes import PROCESSORS, lane_of
 from moebatch.schedule.registry import traits_of
+from moebatch.schedule.steps.kv_route import Place
 from moebatch.schedule.task import Kind
 from moebatch.spec.machine.hardware import LEVELS, LevelName
 from moebatch.spec.model.shape import ModelShape

@@ -16,9 +16,9 @@ from moebatch.layout.routing import in_layer
 from moebatch.layout.scratch import mean_product_rows, product_rows
 from moebatch.plan.pricing import launches
 from moebatch.plan.pricing.prices import Prices
-from moebatch.schedule.kv_route import Place
 from moebatch.schedule.lanes import lane_of
 from moebatch.schedule.registry import traits_of
+from moebatch.schedule.steps.kv_route import Place
 from moebatch.schedule.task import Kind
 from moebatch.spec.machine.hardware import LinkName, Processor
 from moebatch.spec.model.shape import ModelShape

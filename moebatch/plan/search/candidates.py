@@ -13,9 +13,9 @@ from math import ceil
 from moebatch.layout.footprint import cache_bytes
 from moebatch.plan.problem import Problem
 from moebatch.plan.replay.phases import Phase, phases_of
-from moebatch.schedule.attention import LOOK_AHEAD
 from moebatch.schedule.definition import NamedSchedule, Traits
 from moebatch.schedule.registry import PLANNED
+from moebatch.schedule.steps.attention import LOOK_AHEAD
 from moebatch.spec.machine.hardware import LevelName
 from moebatch.spec.policy.policy import STREAMING_SLOTS, Placement, Policy, pages_of
 

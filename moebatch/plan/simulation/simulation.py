@@ -15,8 +15,8 @@ from moebatch.plan.problem import Problem
 from moebatch.plan.search.refusal import too_large
 from moebatch.plan.simulation.passes import passes_of
 from moebatch.plan.simulation.world import SimWorld
+from moebatch.schedule.drivers.simulate import simulate
 from moebatch.schedule.registry import traits_of
-from moebatch.schedule.simulate import simulate
 from moebatch.schedule.timeline.as_json import timeline_json
 from moebatch.schedule.timeline.timeline import Timeline
 from moebatch.spec.policy.policy import Policy

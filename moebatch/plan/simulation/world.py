@@ -13,10 +13,10 @@ from moebatch.layout.setup import room_of, setup_of, streamed_per_layer
 from moebatch.plan.pricing.price import Price
 from moebatch.plan.problem import Problem
 from moebatch.plan.simulation.passes import MicroBatches
+from moebatch.schedule.drivers.simulate import Room
 from moebatch.schedule.registry import traits_of
 from moebatch.schedule.request import Sweep
 from moebatch.schedule.setup import Setup
-from moebatch.schedule.simulate import Room
 from moebatch.schedule.slots.expert_load import ExpertKey
 from moebatch.schedule.task import Kind, Task
 from moebatch.spec.policy.policy import Policy

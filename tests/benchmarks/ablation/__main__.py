@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from moebatch.report.figure import Picture, write_picture
-from moebatch.report.gantt import gantt_picture
+from moebatch.report.pictures.figure import Picture, write_picture
+from moebatch.report.pictures.gantt import gantt_picture
 from moebatch.schedule.timeline.timeline import Timeline
 from tests.benchmarks.ablation.step_times import Choose, StepTimes
 from tests.benchmarks.ablation.steps import BASE, STEPS

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 
-from moebatch.report.figure import write_picture
+from moebatch.report.pictures.figure import write_picture
 from tests.benchmarks.jobs.table import markdown
 from tests.benchmarks.predictors.bench import (
     Options,

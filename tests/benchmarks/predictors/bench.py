@@ -12,7 +12,7 @@ from statistics import median
 import torch
 
 from moebatch.checkpoint.model_files import open_model
-from moebatch.schedule.foresight import LayerForesight
+from moebatch.schedule.drivers.foresight import LayerForesight
 from moebatch.schedule.task import Kind
 from moebatch.spec.job import InputSection, Job, ModelSection, OutputSection
 from moebatch.spec.machine.profile import load_profile

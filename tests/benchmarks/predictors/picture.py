@@ -6,7 +6,7 @@ from itertools import cycle
 
 from matplotlib.ticker import PercentFormatter
 
-from moebatch.report.figure import PALE, Picture
+from moebatch.report.pictures.figure import PALE, Picture
 from tests.benchmarks.predictors.table import FIGURES, ByLayer
 
 WIDTH = 980

@@ -14,13 +14,13 @@ from moebatch.engine.spec import EngineSpec
 from moebatch.job.hints import Hints
 from moebatch.job.opened import load_approximation
 from moebatch.rows.prompts import open_reader
-from moebatch.schedule.foresight import LayerForesight
+from moebatch.schedule.drivers.foresight import LayerForesight
 from moebatch.schedule.task import Kind
 from moebatch.schedule.timeline.timeline import Timeline
 from moebatch.spec.job import Job
 from moebatch.spec.machine.hardware import Hardware
 from moebatch.spec.policy.policy import CacheRule, Placement, Policy, pages_of
-from moebatch.store.packed import PackedLayout
+from moebatch.store.experts.packed import PackedLayout
 from tests.benchmarks.predictors.rows import Batches, Pass
 
 _MOST_PASSES = 10**6

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 
-from moebatch.schedule.foresight import LayerForesight
+from moebatch.schedule.drivers.foresight import LayerForesight
 from tests.benchmarks.jobs.table import markdown
 
 ByLayer = Mapping[int, LayerForesight]

@@ -4,7 +4,7 @@ from dataclasses import fields
 
 import pytest
 
-from moebatch.schedule.foresight import LayerForesight
+from moebatch.schedule.drivers.foresight import LayerForesight
 from tests.benchmarks.ablation.pass_trace import PassTrace
 from tests.benchmarks.ablation.step_times import StepTimes
 from tests.benchmarks.predictors.paper import TRANSFER_RATIO

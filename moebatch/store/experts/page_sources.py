@@ -10,8 +10,8 @@ from torch import Tensor
 from moebatch.checkpoint.direct import PAGE_BYTES
 from moebatch.checkpoint.record import Record, open_files, slot_bytes
 from moebatch.schedule.slots.expert_load import ExpertKey
-from moebatch.store.experts import ExpertStore
-from moebatch.store.packed import ALIGNMENT_BYTES, PackedLayout, copy_parts, load_packed
+from moebatch.store.experts.dram import ExpertStore
+from moebatch.store.experts.packed import ALIGNMENT_BYTES, PackedLayout, copy_parts, load_packed
 
 
 class PageSource(Protocol):

@@ -4,10 +4,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from functools import cache
 
-from moebatch.schedule.kv_route import Place
 from moebatch.schedule.registry import find_schedule
 from moebatch.schedule.request import Arrivals, InOrder, NextPass, Schedule, Sweep
 from moebatch.schedule.setup import Setup
+from moebatch.schedule.steps.kv_route import Place
 from moebatch.schedule.task import Kind, Task
 from moebatch.spec.machine.hardware import LevelName
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from moebatch.schedule.kv_route import Place, WindowName, windows
+from moebatch.schedule.steps.kv_route import Place, WindowName, windows
 from moebatch.spec.machine.hardware import LevelName
 
 _HOST = torch.device("cpu")

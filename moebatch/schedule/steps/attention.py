@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 
-from moebatch.schedule.kv import KvTraffic
 from moebatch.schedule.request import Sweep
+from moebatch.schedule.steps.kv import KvTraffic
 from moebatch.schedule.task import Task, attend, attn, load, off, out, pre
 
 LOOK_AHEAD = 2

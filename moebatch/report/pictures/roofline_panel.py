@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from moebatch.plan.roofline import Roof, Roofline
 from moebatch.plan.roofs import PlacedOperation
-from moebatch.report.figure import BLUE, GREEN, ORANGE, PALE
+from moebatch.report.pictures.figure import BLUE, GREEN, ORANGE, PALE
 from moebatch.spec.machine.hardware import LevelName
 from moebatch.units import format_flops, format_rate
 

@@ -7,10 +7,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from moebatch.schedule.kv_route import Place
+from moebatch.schedule.steps.kv_route import Place
 from moebatch.spec.model.cache import CacheGroup
-from moebatch.store.kv_moves import Moves
-from moebatch.store.kv_pages import KvPages
+from moebatch.store.kv.moves import Moves
+from moebatch.store.kv.pages import KvPages
 
 
 class KvPiece(NamedTuple):

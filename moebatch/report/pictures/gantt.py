@@ -15,8 +15,17 @@ from matplotlib.colors import to_rgb
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator, MultipleLocator
 
-from moebatch.report.figure import BARS, FRAME, INK, MARGIN, PALE, Picture, fitted, text_width
-from moebatch.report.gantt_bars import (
+from moebatch.report.pictures.figure import (
+    BARS,
+    FRAME,
+    INK,
+    MARGIN,
+    PALE,
+    Picture,
+    fitted,
+    text_width,
+)
+from moebatch.report.pictures.gantt_bars import (
     GROUPS,
     Bar,
     Group,

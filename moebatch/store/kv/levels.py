@@ -6,17 +6,17 @@ from itertools import chain
 
 import torch
 
-from moebatch.schedule.kv import NUM_WINDOWS
-from moebatch.schedule.kv_route import Hop, Place, WindowName, route
+from moebatch.schedule.steps.kv import NUM_WINDOWS
+from moebatch.schedule.steps.kv_route import Hop, Place, WindowName, route
 from moebatch.schedule.task import Kind
 from moebatch.spec.machine.hardware import LevelName
 from moebatch.spec.model.cache import CacheGroup
 from moebatch.spec.model.cache_layout import CacheLayout
-from moebatch.store.kv_disk import KvFile, LayerPages
-from moebatch.store.kv_layout import KvLayout
-from moebatch.store.kv_moves import Moves
-from moebatch.store.kv_tensors import KvRoom, KvShape, KvTensors
-from moebatch.store.kv_view import KvView
+from moebatch.store.kv.disk import KvFile, LayerPages
+from moebatch.store.kv.layout import KvLayout
+from moebatch.store.kv.moves import Moves
+from moebatch.store.kv.tensors import KvRoom, KvShape, KvTensors
+from moebatch.store.kv.view import KvView
 
 KV_TASKS = (Kind.KV_READ, Kind.KV_UP, Kind.KV_DOWN, Kind.KV_WRITE)
 _TO_ATTENTION = (Kind.KV_READ, Kind.KV_UP)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from moebatch.spec.model.cache import CacheGroup
-from moebatch.store.kv_prefixes import KvPrefix, KvPrefixes
+from moebatch.store.kv.prefixes import KvPrefix, KvPrefixes
 
 
 class KvPages:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from moebatch.checkpoint.direct import align_up
 from moebatch.schedule.slots.expert_load import ExpertKey
-from moebatch.store.page_sources import PageSource
+from moebatch.store.experts.page_sources import PageSource
 
 
 class PagePart(NamedTuple):

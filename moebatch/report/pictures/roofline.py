@@ -20,9 +20,16 @@ from numpy.typing import ArrayLike
 
 from moebatch.plan.roofline import Roof
 from moebatch.plan.roofs import PlacedOperation
-from moebatch.report.figure import INK, PALE, Picture, Style, fitted, text_width
-from moebatch.report.label_room import LabelRoom, Place, Points_N, along, around, dotted
-from moebatch.report.roofline_panel import COLOURS, NAMES, Limits, Panel, Value, number_text
+from moebatch.report.pictures.figure import INK, PALE, Picture, Style, fitted, text_width
+from moebatch.report.pictures.label_room import LabelRoom, Place, Points_N, along, around, dotted
+from moebatch.report.pictures.roofline_panel import (
+    COLOURS,
+    NAMES,
+    Limits,
+    Panel,
+    Value,
+    number_text,
+)
 from moebatch.units import format_flops
 
 WIDTH = 980

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
-from moebatch.schedule.kv_route import Place, route
 from moebatch.schedule.request import Sweep
 from moebatch.schedule.setup import Setup
+from moebatch.schedule.steps.kv_route import Place, route
 from moebatch.schedule.task import Kind, Task
 
 NUM_WINDOWS = 2

@@ -9,9 +9,9 @@ from torch import Tensor
 from moebatch.layout.buffers import RESIDENT_TERM, SLOTS_TERM
 from moebatch.schedule.slots.expert_load import ExpertKey
 from moebatch.store.device_memory import DeviceMemory
+from moebatch.store.experts.page_cut import Page, PageCut
+from moebatch.store.experts.page_sources import PageSource
 from moebatch.store.memory import Arena, copy_bytes
-from moebatch.store.page_cut import Page, PageCut
-from moebatch.store.page_sources import PageSource
 
 MAX_PAGES = 4096
 """Most pages that a staging buffer has room for: each begins at an aligned place."""

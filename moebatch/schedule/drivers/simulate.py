@@ -6,8 +6,8 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from moebatch.schedule.driver import Driver, Lanes, Router
-from moebatch.schedule.foresight import Foresight
+from moebatch.schedule.drivers.driver import Driver, Lanes, Router
+from moebatch.schedule.drivers.foresight import Foresight
 from moebatch.schedule.lanes import Lane, lane_of, rows_of, take_next
 from moebatch.schedule.registry import find_schedule
 from moebatch.schedule.request import Schedule, Sweep

@@ -6,7 +6,7 @@ from functools import partial
 from itertools import chain
 from typing import Any, Protocol
 
-from moebatch.schedule.foresight import Foresight
+from moebatch.schedule.drivers.foresight import Foresight
 from moebatch.schedule.request import (
     Arrivals,
     Arriving,

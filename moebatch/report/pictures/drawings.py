@@ -6,7 +6,7 @@ from pathlib import Path
 from moebatch.errors import ConfigError, Fault
 from moebatch.plan.answer import Answer
 from moebatch.plan.roofs import policy_roofs
-from moebatch.report.chrome_trace import write_chrome_trace
+from moebatch.report.pictures.chrome_trace import write_chrome_trace
 from moebatch.schedule.timeline.timeline import Timeline
 
 
@@ -24,8 +24,8 @@ def write_timelines(
         write_chrome_trace(trace, timelines)
         log(f"trace: {trace}, for ui.perfetto.dev")
     if gantt is not None:
-        from moebatch.report.figure import write_picture
-        from moebatch.report.gantt import gantt_picture
+        from moebatch.report.pictures.figure import write_picture
+        from moebatch.report.pictures.gantt import gantt_picture
 
         write_picture(gantt, lambda: gantt_picture(timelines, title=title))
         log(f"picture: {gantt}")
@@ -40,9 +40,9 @@ def write_roofline(path: Path, answer: Answer) -> None:
     if not found:
         message = "there is nothing to draw: only one level of this machine is known"
         raise ConfigError([Fault(file="--roofline", message=message)])
-    from moebatch.report.figure import write_picture
-    from moebatch.report.roofline import roofline_picture
-    from moebatch.report.roofline_panel import Panel
+    from moebatch.report.pictures.figure import write_picture
+    from moebatch.report.pictures.roofline import roofline_picture
+    from moebatch.report.pictures.roofline_panel import Panel
 
     panels = [Panel(roofline=roofs.roofline, marks=roofs.operations) for roofs in found]
     subtitle = (

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import ceil, floor
 
-from moebatch.report.figure import BLUE, GREEN, INK, ORANGE
+from moebatch.report.pictures.figure import BLUE, GREEN, INK, ORANGE
 from moebatch.schedule.task import Kind, Task
 from moebatch.schedule.timeline.timeline import Span, Timeline
 

@@ -1,0 +1,1 @@
+"""Rooflines, Gantt charts and traces."""

@@ -1,0 +1,1 @@
+"""What schedules have in common: attention of a step, keys and values, weights in pages."""

@@ -1,0 +1,1 @@
+"""Experts where they live and where they are computed, in slots or in pages."""

@@ -1,0 +1,1 @@
+"""Keys and values of all sequences: pages, levels, and the ways between them."""
