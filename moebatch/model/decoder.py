@@ -33,7 +33,8 @@ from moebatch.model.routing.choices import Choices
 from moebatch.model.routing.gating import AdaptiveGating, GatingCount
 from moebatch.model.routing.router import ExpertTokens, Routing
 from moebatch.model.scratch import Frame, Scratch
-from moebatch.spec.model.shape import Mlp, ModelShape
+from moebatch.spec.model.blocks import Mlp
+from moebatch.spec.model.shape import ModelShape
 from moebatch.spec.model.stored_experts import StoredExperts
 
 

@@ -19,7 +19,7 @@ from moebatch.model.native.kernels import Kernel
 from moebatch.model.native.rows import RowWork, row_work, suits
 from moebatch.model.routing.router import ExpertTokens
 from moebatch.model.scratch import Frame
-from moebatch.spec.model.shape import ClampedGate
+from moebatch.spec.model.blocks import ClampedGate
 
 _LEAST_SHARED_BYTES = 2**17
 """What one thread has written before another one would be awake."""

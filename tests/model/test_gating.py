@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from moebatch.model.routing.gating import AdaptiveGating, GatingCount
 from moebatch.model.routing.router import choose_experts, group_by_expert
-from moebatch.spec.model.shape import Router
+from moebatch.spec.model.blocks import Router
 
 EXPERTS = 6
 SUMMING = Router(norm_order=1.0)

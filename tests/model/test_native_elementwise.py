@@ -14,7 +14,7 @@ from moebatch.model.native import loader
 from moebatch.model.native.helpers import Helpers
 from moebatch.model.routing.router import ExpertTokens, Routing, group_by_expert
 from moebatch.model.scratch import Frame
-from moebatch.spec.model.shape import ClampedGate
+from moebatch.spec.model.blocks import ClampedGate
 
 CPU = torch.device("cpu")
 DTYPES = [torch.float32, torch.bfloat16]

@@ -31,8 +31,9 @@ from moebatch.model.scratch import Frame
 from moebatch.registry import Registry
 from moebatch.spec.families.family import FamilySpec, grouped_attention, usual_defaults
 from moebatch.spec.families.registry import FAMILIES as DESCRIBED_FAMILIES
+from moebatch.spec.model.blocks import Mlp, Norm, Router
 from moebatch.spec.model.config_keys import ConfigKeys
-from moebatch.spec.model.shape import Layers, Mlp, ModelShape, Norm, Router
+from moebatch.spec.model.shape import Layers, ModelShape
 from moebatch.spec.model.shape_reader import read_shape
 from moebatch.spec.model.tensor_names import ExpertLayout, TensorNames
 from moebatch.store.dense import load_embedded, load_gates

@@ -11,8 +11,8 @@ from moebatch.errors import CheckpointError
 from moebatch.model.routing.router import choose_experts, preferences
 from moebatch.spec.families.family import corrected_router
 from moebatch.spec.families.registry import FAMILIES
+from moebatch.spec.model.blocks import ExpertGroups, Router
 from moebatch.spec.model.config_keys import ConfigKeys
-from moebatch.spec.model.shape import ExpertGroups, Router
 from moebatch.spec.model.shape_reader import read_shape
 
 D, E, T = 16, 24, 300

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from moebatch.checkpoint.model_files import ModelFiles
 from moebatch.model.routing.router import preferences
-from moebatch.spec.model.shape import Router
+from moebatch.spec.model.blocks import Router
 from moebatch.store.dense import load_gates
 
 

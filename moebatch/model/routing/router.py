@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from moebatch.spec.model.shape import Router
+from moebatch.spec.model.blocks import Router
 
 
 class ExpertTokens(NamedTuple):

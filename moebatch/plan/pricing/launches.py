@@ -19,8 +19,9 @@ from moebatch.layout.scratch import (
 from moebatch.layout.setup import CHUNK_BYTES
 from moebatch.schedule.task import Kind
 from moebatch.spec.model.attention import GroupedAttention, LatentAttention
+from moebatch.spec.model.blocks import Router
 from moebatch.spec.model.recurrence import CHUNK_TOKENS, GatedDelta
-from moebatch.spec.model.shape import ModelShape, Router
+from moebatch.spec.model.shape import ModelShape
 
 _NORM = 9
 """Into float32, sum of squares, five for its root, back, times the weight."""

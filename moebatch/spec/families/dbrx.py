@@ -2,8 +2,9 @@
 
 from moebatch.quoting import shown
 from moebatch.spec.families.family import FamilySpec, grouped_attention, usual_defaults
+from moebatch.spec.model.blocks import Mlp, Norm, Router
 from moebatch.spec.model.config_keys import ConfigKeys
-from moebatch.spec.model.shape import Layers, Mlp, Norm, Router
+from moebatch.spec.model.shape import Layers
 from moebatch.spec.model.tensor_names import ExpertLayout, TensorNames
 
 _LAYER = "transformer.blocks.{layer}."

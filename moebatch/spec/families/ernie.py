@@ -1,8 +1,9 @@
 """ERNIE-4.5 MoE (Baidu), text alone."""
 
 from moebatch.spec.families.family import FamilySpec, grouped_attention, usual_defaults
+from moebatch.spec.model.blocks import Mlp, Router
 from moebatch.spec.model.config_keys import ConfigKeys
-from moebatch.spec.model.shape import Layers, Mlp, Router
+from moebatch.spec.model.shape import Layers
 from moebatch.spec.model.tensor_names import LAYER, USUAL_EXPERTS, TensorNames, usual_roles
 
 _CORRECTION = "moe_statics.e_score_correction_bias"

@@ -8,8 +8,9 @@ from moebatch.spec.families.family import (
     grouped_attention,
     usual_defaults,
 )
+from moebatch.spec.model.blocks import ClampedGate, Mlp, Router
 from moebatch.spec.model.config_keys import ConfigKeys
-from moebatch.spec.model.shape import ClampedGate, Layers, Mlp, Router
+from moebatch.spec.model.shape import Layers
 from moebatch.spec.model.tensor_names import LAYER, STACKED_EXPERTS, TensorNames, usual_roles
 
 _EXPERTS = LAYER + "mlp.experts."

@@ -1,8 +1,9 @@
 """Granite-3 MoE and PowerMoE (IBM), without a shared expert and with one."""
 
 from moebatch.spec.families.family import FamilySpec, grouped_attention, usual_defaults
+from moebatch.spec.model.blocks import Mlp, Router
 from moebatch.spec.model.config_keys import ConfigKeys
-from moebatch.spec.model.shape import Layers, Mlp, Router
+from moebatch.spec.model.shape import Layers
 from moebatch.spec.model.tensor_names import LAYER, TensorNames, stacked_experts, usual_roles
 
 _BLOCK = "block_sparse_moe."

@@ -11,8 +11,9 @@ from moebatch.spec.families.family import (
     usual_defaults,
 )
 from moebatch.spec.model.attention import Temperature
+from moebatch.spec.model.blocks import Mlp, Router
 from moebatch.spec.model.config_keys import ConfigKeys
-from moebatch.spec.model.shape import Layers, Mlp, Router
+from moebatch.spec.model.shape import Layers
 from moebatch.spec.model.tensor_names import LAYER, TensorNames, stacked_experts, usual_roles
 
 _FULL, _CHUNKED = "full_attention", "chunked_attention"

@@ -1,8 +1,9 @@
 """MiniMax-M2 (MiniMax)."""
 
 from moebatch.spec.families.family import FamilySpec, grouped_attention, usual_defaults
+from moebatch.spec.model.blocks import Mlp, Router
 from moebatch.spec.model.config_keys import ConfigKeys
-from moebatch.spec.model.shape import Layers, Mlp, Router
+from moebatch.spec.model.shape import Layers
 from moebatch.spec.model.tensor_names import (
     LAYER,
     STACKED_EXPERTS,

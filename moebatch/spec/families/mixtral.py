@@ -6,8 +6,9 @@ from moebatch.spec.families.family import (
     grouped_attention,
     usual_defaults,
 )
+from moebatch.spec.model.blocks import Mlp, Router
 from moebatch.spec.model.config_keys import ConfigKeys
-from moebatch.spec.model.shape import Layers, Mlp, Router
+from moebatch.spec.model.shape import Layers
 from moebatch.spec.model.tensor_names import (
     LAYER,
     STACKED_EXPERTS,

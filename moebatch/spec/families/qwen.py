@@ -10,8 +10,9 @@ from moebatch.spec.families.family import (
     softmax_router,
     usual_defaults,
 )
+from moebatch.spec.model.blocks import Mlp, Router
 from moebatch.spec.model.config_keys import ConfigKeys
-from moebatch.spec.model.shape import Layers, Mlp, Router
+from moebatch.spec.model.shape import Layers
 from moebatch.spec.model.tensor_names import (
     STACKED_EXPERTS,
     USUAL_EXPERTS,

@@ -12,9 +12,10 @@ from moebatch.spec.families.family import (
     usual_defaults,
 )
 from moebatch.spec.families.qwen import sparse_layers
+from moebatch.spec.model.blocks import Mlp, Norm, Router
 from moebatch.spec.model.config_keys import ConfigKeys
 from moebatch.spec.model.recurrence import MOST_SEEN, GatedDelta
-from moebatch.spec.model.shape import Layers, Mlp, Norm, Router
+from moebatch.spec.model.shape import Layers
 from moebatch.spec.model.tensor_names import LAYER, USUAL_EXPERTS, TensorNames, usual_roles
 
 _FULL, _LINEAR = "full_attention", "linear_attention"

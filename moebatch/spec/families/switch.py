@@ -2,8 +2,9 @@
 
 from moebatch.spec.families.family import FamilySpec
 from moebatch.spec.model.attention import RelativeAttention
+from moebatch.spec.model.blocks import Mlp, Router
 from moebatch.spec.model.config_keys import ConfigKeys
-from moebatch.spec.model.shape import Encoder, Layers, Mlp, Router
+from moebatch.spec.model.shape import Encoder, Layers
 from moebatch.spec.model.tensor_names import ExpertLayout, TensorNames
 
 _ROLES = ("up", "down")

@@ -11,8 +11,9 @@ from moebatch.formats.plain import BFLOAT16, PlainFormat, TransposedFormat
 from moebatch.formats.registry import FORMATS
 from moebatch.formats.weight_format import Look, Matrix, StoredMatrix, StoredPart, WeightFormat
 from moebatch.spec.machine.hardware import Dtype
+from moebatch.spec.model.blocks import Mlp
 from moebatch.spec.model.config_keys import DTYPES
-from moebatch.spec.model.shape import Mlp, ModelShape
+from moebatch.spec.model.shape import ModelShape
 from moebatch.spec.model.tensor_names import ExpertLayout
 
 if TYPE_CHECKING:

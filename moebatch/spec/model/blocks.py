@@ -1,0 +1,130 @@
+"""What layers are made of beside attention: MLPs, routers, norms.
+
+Shape letters: D hidden.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from moebatch.spec.model.attention import Sizes
+
+_NORMS = frozenset(
+    f"{name}_norm"
+    for name in (
+        *("input", "attention_out", "mlp", "shared", "experts_out", "shared_out", "mlp_out"),
+        *("final", "q", "k"),
+    )
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Mlp:
+    """Sizes of an expert, a shared expert, or the MLP of a layer without experts."""
+
+    width: int
+    roles: tuple[str, ...] = ("gate", "up", "down")
+    """Its matrices: ``down`` is [D, width], the others are [width, D]. Without a gate the
+    activation is that of ``up``."""
+    bias: bool = False
+    """Every matrix has one."""
+
+    def matrices(self, hidden_size: int) -> Sizes:
+        """Sizes of the matrices by role."""
+        D, F = hidden_size, self.width
+        return {role: (D, F) if role == "down" else (F, D) for role in self.roles}
+
+    def tensors(self, hidden_size: int) -> Sizes:
+        """Sizes of matrices and biases by role."""
+        matrices = self.matrices(hidden_size)
+        biases = {f"{role}_bias": size[:1] for role, size in matrices.items() if self.bias}
+        return matrices | biases
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertGroups:
+    """Groups of experts that follow each other, of which a token sees a few only (DeepSeek-V2,
+    section 2.2.2)."""
+
+    num_groups: int
+    num_kept: int
+    """Groups whose experts may be chosen: those with the highest scores."""
+    num_scored: int
+    """The score of a group is the sum of so many of its experts', the highest ones."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Router:
+    """How tokens choose experts: each by scores made of the logits of a gate."""
+
+    scores: Literal["softmax", "sigmoid", "sparsemixer"] = "softmax"
+    """Over all experts, or each by itself; or one expert after the other, weighed by a softmax over
+    those that are left and `near` (SparseMixer-v2 of GRIN MoE, Liu et al. 2024, at inference). In
+    float32."""
+    near: float = 0.0
+    """Of the last: by how much a logit may be below the best one that is left, as a share of the
+    larger of that and its own size."""
+    groups: ExpertGroups | None = None
+    bias: bool = False
+    """The gate has one."""
+    has_correction: bool = False
+    """A learnt number per expert is added to its score where experts are chosen, and where groups
+    are, but not where they are weighed (DeepSeek-V3, section 2.1.2)."""
+    norm_order: float | None = None
+    """The weights of a token's chosen experts, which are their scores, are divided by their norm of
+    that order; 1 makes them sum to one. None leaves them alone."""
+    least_norm: float = 0.0
+    """What they are divided by is at least this."""
+    scale: float = 1.0
+    """They are multiplied by this at last."""
+    has_exact_logits: bool = False
+    """The gate is computed in float32, whatever all else is computed in."""
+    has_exact_weights: bool = False
+    """Weights are not rounded to what all else is computed in."""
+    has_own_norm: bool = False
+    """The gate sees the hidden states through a norm of its own, divided by the root of their
+    width, and not as the experts do."""
+    weighs_inputs: bool = False
+    """Weights are for what experts see, and not for what they make."""
+    weighs_experts: bool = False
+    """Weights are multiplied by a learnt number of their expert at last."""
+    capacity: int | None = None
+    """Tokens of a prompt that an expert takes, the first that choose it: the others pass the layer
+    as they are (Fedus et al. 2022, section 2.2). None is all of them. A token that follows alone,
+    as those of answers do, finds room in any expert."""
+
+    @property
+    def exact_roles(self) -> frozenset[str]:
+        """Tensors that are held in float32."""
+        gate = ("router", "router_bias") if self.has_exact_logits else ()
+        return frozenset((*gate, "router_correction", "router_norm", "router_expert_weights"))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Norm:
+    """What hidden states go through before attention, before MLPs, and at last."""
+
+    kind: Literal["rms", "layer"] = "rms"
+    """Divided by their root mean square, or by their deviation from their mean, which is taken off
+    (Ba et al. 2016)."""
+    has_bias: bool = False
+    """Of layer norms."""
+    rounds_once: bool = False
+    """The product with weights is rounded, and not what is multiplied: those of queries and keys
+    too."""
+    counts_from_one: bool = False
+    """Stored weights are what is added to one, and `rounds_once` holds."""
+
+    @property
+    def exact_roles(self) -> frozenset[str]:
+        """Tensors that are held in float32."""
+        return _NORMS if self.rounds_once or self.counts_from_one else frozenset()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClampedGate:
+    """SwiGLU of clamped inputs (gpt-oss): ``(u + 1) * g *
+    sigmoid(alpha * g)`` where g is the gate, at most `limit`, and u what goes up, between minus and
+    plus that."""
+
+    limit: float
+    alpha: float
