@@ -129,7 +129,7 @@ class Beginnings:
     def add(self, prompt: Sequence[int]) -> int:
         """Takes in the next prompt; the tokens at its beginning that need not be computed again.
 
-        Two tokens of a prompt are always computed, see `store/kv_prefixes.py`.
+        Two tokens of a prompt are always computed, see `store/kv/prefixes.py`.
         """
         number, num_shared = 0, 0
         for first in range(0, len(prompt) - PAGE_TOKENS - 1, PAGE_TOKENS):

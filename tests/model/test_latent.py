@@ -17,8 +17,8 @@ from moebatch.model.native import loader
 from moebatch.model.native.attention_work import Cached, QuerySlices, SingleQueries, work_of
 from moebatch.model.native.helpers import Helpers
 from moebatch.model.native.kernels import Kernels
-from moebatch.spec.model.attention import LatentAttention
 from moebatch.spec.model.cache_layout import CacheDtype, SinkWindow
+from moebatch.spec.model.latent_attention import LatentAttention
 from moebatch.spec.model.models import load_model
 from tests.model import oracle
 from tests.model.driver import Driver, Seq
@@ -61,7 +61,7 @@ def test_long_prompts(
     """Keys and values are made anew of contexts, several heads at a time."""
     if not has_kernels:
         monkeypatch.setenv(loader.SWITCH, "0")
-    monkeypatch.setattr("moebatch.spec.model.attention._EXPANDED_NUMBERS", 3 * 700 * 24)
+    monkeypatch.setattr("moebatch.spec.model.latent_attention._EXPANDED_NUMBERS", 3 * 700 * 24)
     folder = tiny_checkpoint(
         "deepseek_v3", max_position_embeddings=1024, num_hidden_layers=2, **options
     )

@@ -18,8 +18,8 @@ from moebatch.model.native.loader import SWITCH
 from moebatch.model.rope import Rope, rotate
 from moebatch.model.routing.router import choose_experts, group_by_expert
 from moebatch.model.scratch import Scratch
-from moebatch.spec.model.attention import GroupedAttention
 from moebatch.spec.model.blocks import Router
+from moebatch.spec.model.grouped_attention import GroupedAttention
 from moebatch.spec.model.shape import ModelShape
 from moebatch.spec.model.shape_reader import read_shape
 from tests.model.driver import LIMITS, Driver

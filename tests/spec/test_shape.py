@@ -13,7 +13,8 @@ from transformers.activations import ACT2FN
 from moebatch.errors import CheckpointError
 from moebatch.quoting import shown
 from moebatch.spec.families.registry import FAMILIES
-from moebatch.spec.model.attention import GroupedAttention, LatentAttention
+from moebatch.spec.model.grouped_attention import GroupedAttention
+from moebatch.spec.model.latent_attention import LatentAttention
 from moebatch.spec.model.shape import ModelShape
 from moebatch.spec.model.shape_reader import (
     ACTIVATIONS,

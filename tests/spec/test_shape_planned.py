@@ -12,8 +12,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from moebatch.formats.four_bit_floats import MXFP4
 from moebatch.formats.plain import BFLOAT16
 from moebatch.quoting import shown
-from moebatch.spec.model.attention import LatentAttention
 from moebatch.spec.model.config_keys import FaultyConfig
+from moebatch.spec.model.latent_attention import LatentAttention
 from moebatch.spec.model.shape import ModelShape
 from moebatch.spec.model.shape_reader import load_shape, read_shape
 from tests import tiny

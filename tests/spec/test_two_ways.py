@@ -5,9 +5,10 @@ from typing import Any
 import pytest
 
 from moebatch.errors import ConfigError
-from moebatch.spec.model.attention import GroupedAttention, Temperature
+from moebatch.spec.model.attention import Temperature
 from moebatch.spec.model.cache_layout import SinkWindow
 from moebatch.spec.model.config_keys import FaultyConfig
+from moebatch.spec.model.grouped_attention import GroupedAttention
 from moebatch.spec.model.models import load_model
 from moebatch.spec.model.shape import ModelShape
 from moebatch.spec.model.shape_reader import read_shape

@@ -14,7 +14,8 @@ from moebatch.model.batch import MicroBatch
 from moebatch.model.elementwise import Elementwise
 from moebatch.model.products import Products
 from moebatch.model.scratch import Frame
-from moebatch.spec.model.attention import Attention, GroupedAttention
+from moebatch.spec.model.attention import Attention
+from moebatch.spec.model.grouped_attention import GroupedAttention
 from moebatch.spec.model.shape import ModelShape
 
 

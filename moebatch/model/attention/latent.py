@@ -18,7 +18,8 @@ from moebatch.model.batch import MicroBatch
 from moebatch.model.elementwise import Elementwise
 from moebatch.model.products import Products
 from moebatch.model.scratch import Frame
-from moebatch.spec.model.attention import Attention, LatentAttention
+from moebatch.spec.model.attention import Attention
+from moebatch.spec.model.latent_attention import LatentAttention
 from moebatch.spec.model.shape import ModelShape
 
 _EPS = 1e-6

@@ -19,7 +19,7 @@ from moebatch.model.attention.stack_plan import AnswerSlice, StackPlan
 from moebatch.model.elementwise import Elementwise
 from moebatch.model.products import Products
 from moebatch.model.scratch import Frame, Scratch
-from moebatch.spec.model.attention import BIASED_PAIRS, RelativeAttention
+from moebatch.spec.model.grouped_attention import BIASED_PAIRS, RelativeAttention
 from moebatch.spec.model.shape import ModelShape
 
 Weights = Mapping[str, Tensor]

@@ -1,8 +1,8 @@
 """MoE-Lightning's own planner, with its model of time and memory, its constants and roundings.
 
 What ``moebatch plan --paper`` goes by. It ranks policies well and is 1.6 to 2.4 times too
-optimistic about time; moebatch's own model is in `plan/cost.py`. By the forms here the published
-policies come out exactly, so they are kept even where they can be argued with:
+optimistic about time; moebatch's own model is in `plan/pricing/cost.py`. By the forms here the
+published policies come out exactly, so they are kept even where they can be argued with:
 
 - attention counts one of its two matrix products, and a context of ``s + n`` tokens for time,
   ``s + n/2`` for traffic of keys and values;

@@ -18,8 +18,9 @@ from moebatch.layout.scratch import (
 )
 from moebatch.layout.setup import CHUNK_BYTES
 from moebatch.schedule.task import Kind
-from moebatch.spec.model.attention import GroupedAttention, LatentAttention
 from moebatch.spec.model.blocks import Router
+from moebatch.spec.model.grouped_attention import GroupedAttention
+from moebatch.spec.model.latent_attention import LatentAttention
 from moebatch.spec.model.recurrence import CHUNK_TOKENS, GatedDelta
 from moebatch.spec.model.shape import ModelShape
 

@@ -6,7 +6,7 @@ the mean (but for the longest answer, with which a job ends), places and tokens 
 sequences begin evenly, so that all pages are as full as those of a mean sequence. With N places and
 T tokens a pass, prompts of s tokens and answers of g:
 while places are being filled, passes are full; then they decode; as sequences end, their places are
-filled by full passes again. The chosen policy is replayed pass by pass (`plan/passes.py`).
+filled by full passes again. The chosen policy is replayed pass by pass (`plan/replay/passes.py`).
 """
 
 from dataclasses import dataclass

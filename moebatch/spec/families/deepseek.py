@@ -14,9 +14,10 @@ from moebatch.spec.families.family import (
     softmax_router,
     usual_defaults,
 )
-from moebatch.spec.model.attention import Attention, LatentAttention
+from moebatch.spec.model.attention import Attention
 from moebatch.spec.model.blocks import Mlp, Router
 from moebatch.spec.model.config_keys import ConfigKeys
+from moebatch.spec.model.latent_attention import LatentAttention
 from moebatch.spec.model.shape import Layers
 from moebatch.spec.model.tensor_names import LAYER, USUAL_EXPERTS, TensorNames, usual_roles
 

@@ -12,9 +12,9 @@ from typing import Any
 from moebatch.formats.registry import FORMATS, configured_format
 from moebatch.formats.weight_format import WeightFormat
 from moebatch.quoting import shown
-from moebatch.spec.model.attention import GroupedAttention, QkNorm
 from moebatch.spec.model.blocks import ExpertGroups, Router
 from moebatch.spec.model.config_keys import ConfigFault, ConfigKeys, FaultyConfig
+from moebatch.spec.model.grouped_attention import GroupedAttention, QkNorm
 from moebatch.spec.model.shape import Layers, ModelShape
 from moebatch.spec.model.tensor_names import TensorNames
 

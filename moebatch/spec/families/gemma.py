@@ -11,9 +11,9 @@ from moebatch.spec.families.family import (
     nested,
     usual_defaults,
 )
-from moebatch.spec.model.attention import GroupedAttention
 from moebatch.spec.model.blocks import Mlp, Norm, Router
 from moebatch.spec.model.config_keys import MAX_COUNT, ConfigKeys
+from moebatch.spec.model.grouped_attention import GroupedAttention
 from moebatch.spec.model.shape import Layers
 from moebatch.spec.model.tensor_names import LAYER, TensorNames, stacked_experts, usual_roles
 

@@ -13,9 +13,9 @@ from moebatch.spec.families.family import (
     grouped_attention,
     usual_defaults,
 )
-from moebatch.spec.model.attention import GroupedAttention, QkNorm
 from moebatch.spec.model.blocks import Mlp
 from moebatch.spec.model.config_keys import ConfigKeys
+from moebatch.spec.model.grouped_attention import GroupedAttention, QkNorm
 from moebatch.spec.model.shape import Layers
 from moebatch.spec.model.tensor_names import LAYER, USUAL_EXPERTS, TensorNames, usual_roles
 

@@ -1,9 +1,9 @@
 """Switch Transformers (Google), the models of Pre-gated MoE."""
 
 from moebatch.spec.families.family import FamilySpec
-from moebatch.spec.model.attention import RelativeAttention
 from moebatch.spec.model.blocks import Mlp, Router
 from moebatch.spec.model.config_keys import ConfigKeys
+from moebatch.spec.model.grouped_attention import RelativeAttention
 from moebatch.spec.model.shape import Encoder, Layers
 from moebatch.spec.model.tensor_names import ExpertLayout, TensorNames
 

@@ -1,7 +1,7 @@
 """A machine in figures: levels of memory with their processors, and links between them.
 
 Planning works on these; where they come from (a profile file, a measurement, a data sheet) is the
-business of `spec/profile.py`.
+business of `spec/machine/profile.py`.
 """
 
 import math

@@ -12,10 +12,11 @@ from typing import Any
 from moebatch.errors import ConfigError, Fault
 from moebatch.formats.weight_format import WeightFormat
 from moebatch.spec.machine.hardware import Dtype
-from moebatch.spec.model.attention import Attention, RelativeAttention, Sizes
+from moebatch.spec.model.attention import Attention, Sizes
 from moebatch.spec.model.blocks import ClampedGate, Mlp, Norm, Router
 from moebatch.spec.model.cache import CacheGroup
 from moebatch.spec.model.cache_layout import CacheLayout, KvCache, SinkWindow
+from moebatch.spec.model.grouped_attention import RelativeAttention
 from moebatch.spec.model.recurrence import GatedDelta
 from moebatch.spec.workload import Workload
 

@@ -1,0 +1,136 @@
+"""Attention whose query heads share heads of keys and values, that of encoders and of the layers
+behind them included."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from moebatch.spec.model.attention import Attention, Sizes, halves_of_neighbours, rows_by_part
+from moebatch.spec.model.cache_layout import LARGEST_SLICE, CacheLayout
+
+BIASED_PAIRS = 64 * LARGEST_SLICE
+"""Pairs of tokens of a prompt to whose scores numbers are added at a time."""
+QkNorm = Literal["none", "head", "full", "unscaled"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GroupedAttention(Attention):
+    """Query heads in groups that share a head of keys and values; one each is the usual attention
+    of many heads."""
+
+    qk_norm: QkNorm = "none"
+    """RMS norm of queries and keys: per head, over their full width, per head without weights, or
+    none."""
+    norms_values: bool = False
+    """Values are normed per head, without weights."""
+    values_are_keys: bool = False
+    """Values are projected as keys are: they are keys before their norm and rotation."""
+    has_gate: bool = False
+    """Each number that attention puts out is weighed by a sigmoid gate, which is projected beside
+    the queries: stored head by head, the query's rows before the gate's."""
+    clip_qkv: float | None = None
+    """Queries, keys and values are clamped to plus and minus this."""
+    has_sink_scores: bool = False
+    """Each head has a learnt score that takes part in its softmax and has no value. These are no
+    tokens, unlike the sinks of a `SinkWindow`."""
+    num_rotated: int | None = None
+    """Numbers of a head that rotate, its first ones; None is all. Where none does, tokens are told
+    from each other by what they see alone."""
+
+    @property
+    def rotary_dim(self) -> int:
+        """As `num_rotated` says."""
+        return self.head_dim if self.num_rotated is None else self.num_rotated
+
+    def row_order(self, role: str) -> list[int] | None:
+        """Of projections, biases and norms of queries and keys, where neighbours rotate. Gates of
+        all heads come before their queries, which then lie before keys and values."""
+        if role in ("gated_q", "gated_q_bias"):
+            order = rows_by_part(self.num_heads, (self.head_dim, self.head_dim))
+            return order[self.query_width :] + order[: self.query_width]
+        heads = {"q": self.num_heads, "k": self.num_kv_heads}
+        name, _, kind = role.partition("_")
+        if not self.rotates_neighbours or name not in heads or kind not in ("", "bias", "norm"):
+            return None
+        is_shared = kind == "norm" and self.qk_norm == "head"
+        num_heads = 1 if is_shared else heads[name]
+        starts = range(0, num_heads * self.head_dim, self.head_dim)
+        of_head = halves_of_neighbours(self.rotary_dim, self.head_dim)
+        return [start + row for start in starts for row in of_head]
+
+    @property
+    def cached_parts(self) -> CacheLayout:
+        """Keys and values."""
+        return CacheLayout.of_heads(self.num_kv_heads, self.head_dim)
+
+    def tensors(self, hidden_size: int) -> Sizes:
+        """Projections, their biases, norms and sinks."""
+        query = {"gated_q": 2 * self.query_width} if self.has_gate else {"q": self.query_width}
+        widths = query | dict.fromkeys("k" if self.values_are_keys else "kv", self.kv_width)
+        sizes: Sizes = {role: (width, hidden_size) for role, width in widths.items()}
+        sizes["o"] = (hidden_size, self.query_width)
+        if self.qkv_bias:
+            sizes |= {f"{role}_bias": (width,) for role, width in widths.items()}
+        if self.output_bias:
+            sizes["o_bias"] = (hidden_size,)
+        if self.qk_norm in ("head", "full"):
+            per_head = self.qk_norm == "head"
+            sizes |= {
+                f"{role}_norm": (self.head_dim if per_head else width,)
+                for role, width in (("q", self.query_width), ("k", self.kv_width))
+            }
+        if self.has_sink_scores:
+            sizes["sink_scores"] = (self.num_heads,)
+        return sizes
+
+    def step_rooms(self, num_rows: int, num_cached: int) -> tuple[int, ...]:
+        """Queries or keys in float32 that are normed, all three, and results."""
+        normed = 2 * self.query_width * bool(self.num_norms)
+        projected = self.query_width + self.kv_width
+        widths = (normed, projected, self.kv_width, self.query_width)
+        return tuple(num_rows * width for width in widths)
+
+    @property
+    def flops_per_pair(self) -> int:
+        """Scores and sums over heads of the same size."""
+        return 4 * self.query_width
+
+    @property
+    def decode_flops_per_pair(self) -> int:
+        """As for prompts."""
+        return self.flops_per_pair
+
+    @property
+    def num_norms(self) -> int:
+        """As `qk_norm` and `norms_values` say."""
+        return 2 * (self.qk_norm != "none") + self.norms_values
+
+    @property
+    def gates_output(self) -> bool:
+        """As `has_gate` says."""
+        return self.has_gate
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RelativeAttention(GroupedAttention):
+    """Attention of encoders and decoders without rotary positions and without a scale: a learnt
+    number of each head is added to the score of two tokens for the distance between them, counted
+    in buckets that grow with it (T5: Raffel et al. 2020, section 2.1). Tokens of answers attend to
+    each other, and then to what the encoder has made of their prompt, without such numbers."""
+
+    num_buckets: int
+    max_distance: int
+    """Distance from which on all are alike."""
+    num_rotated: int | None = 0
+    score_scale: float | None = 1.0
+
+    def cross_tensors(self, hidden_size: int) -> Sizes:
+        """Sizes of what attends to an encoder's output in a layer, by role."""
+        wide = (self.query_width, hidden_size)
+        sizes: Sizes = {f"cross_{role}": wide for role in "qkv"}
+        return sizes | {"cross_o": wide[::-1], "cross_norm": (hidden_size,)}
+
+    def step_rooms(self, num_rows: int, num_cached: int) -> tuple[int, ...]:
+        """Queries, keys and values of both kinds, results, and numbers that are added to scores."""
+        of_row = (3 * self.query_width, self.query_width)
+        biases = self.num_heads * max(num_cached, BIASED_PAIRS)
+        return (*(num_rows * width for width in of_row), biases)

@@ -1,0 +1,153 @@
+"""Multi-head latent attention (DeepSeek-V2, section 2.1)."""
+
+from dataclasses import dataclass
+
+from moebatch.spec.model.attention import Attention, Sizes, halves_of_neighbours
+from moebatch.spec.model.cache_layout import CacheLayout, CachePart
+
+_EXPANDED_NUMBERS = 2**24
+"""Keys and values that are made of latents at a time, unless those of one head are more."""
+_ALIGNMENT = 64
+"""Numbers between two temporaries, at the most."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LatentAttention(Attention):
+    """Multi-head latent attention (DeepSeek-V2, section 2.1): keys and values of all heads are
+    made of one compressed vector per token, and that alone is cached."""
+
+    kv_rank: int
+    """Width of the compressed keys and values (``kv_lora_rank``)."""
+    query_rank: int | None
+    """Width of compressed queries (``q_lora_rank``); None where queries are not compressed."""
+    rope_head_dim: int
+    """Part of a query's and a key's head that has positions; the key's is one for all heads."""
+    value_head_dim: int
+    """Size of a head of values; ``head_dim`` is that of queries and keys."""
+
+    @property
+    def positioned_dim(self) -> int:
+        """The part beside the one that latents are for."""
+        return self.rope_head_dim
+
+    @property
+    def rotary_dim(self) -> int:
+        """All of the part that has positions."""
+        return self.rope_head_dim
+
+    def row_order(self, role: str) -> list[int] | None:
+        """Keys of all heads before their values; halves of what rotates, behind what does not."""
+        plain, rope = self.nope_head_dim, self.rope_head_dim
+        if role == "kv_b":
+            step, heads = plain + self.value_head_dim, range(self.num_heads)
+            keys = [head * step + row for head in heads for row in range(plain)]
+            return keys + [head * step + row for head in heads for row in range(plain, step)]
+        widths = {"q": plain, "q_b": plain, "kv_a": self.kv_rank, "kv_a_bias": self.kv_rank}
+        if role not in widths or not self.rotates_neighbours:
+            return None
+        before, num_heads = widths[role], 1 if role.startswith("kv_a") else self.num_heads
+        of_head = [*range(before), *(before + row for row in halves_of_neighbours(rope, rope))]
+        starts = range(0, num_heads * len(of_head), len(of_head))
+        return [start + row for start in starts for row in of_head]
+
+    @property
+    def cached_parts(self) -> CacheLayout:
+        """Latents, and behind each the part of the keys that has positions: one head of keys, of
+        which the latents are the values."""
+        return CacheLayout((CachePart("latents", 1, self.kv_rank + self.rope_head_dim),))
+
+    @property
+    def nope_head_dim(self) -> int:
+        """Part of a query's and a key's head that has no positions."""
+        return self.head_dim - self.rope_head_dim
+
+    @property
+    def cached_key_dim(self) -> int:
+        """That of a latent and a rotated key."""
+        return self.kv_rank + self.rope_head_dim
+
+    @property
+    def cached_value_dim(self) -> int:
+        """That of a latent."""
+        return self.kv_rank
+
+    @property
+    def rotated_from(self) -> int:
+        """Behind the latent."""
+        return self.kv_rank
+
+    def heads_expanded_at_once(self, num_cached: int) -> int:
+        """Heads whose keys and values of so many positions are made together."""
+        of_head = num_cached * (self.head_dim + self.value_head_dim)
+        return max(1, min(self.num_heads, _EXPANDED_NUMBERS // of_head))
+
+    def step_rooms(self, num_rows: int, num_cached: int) -> tuple[int, ...]:
+        """Compressed queries and latents, each with room in float32 to be normed in; queries, as
+        they are and as they meet what is cached; results of both; keys and values made anew."""
+        heads, of_head = self.num_heads, num_cached * (self.head_dim + self.value_head_dim)
+        expanded = max(of_head, min(heads * of_head, _EXPANDED_NUMBERS))
+        of_row = (
+            self.query_rank or 0,
+            2 * (self.query_rank or 0),
+            self.cached_key_dim,
+            2 * self.kv_rank,
+            self.query_width,
+            heads * self.cached_key_dim,
+            heads * self.cached_value_dim,
+            heads * self.value_head_dim,
+        )
+        return (*(num_rows * width for width in of_row), expanded + _ALIGNMENT)
+
+    def expands(self, num_new: int, num_context: int) -> bool:
+        """Where that takes fewer operations. Those of new tokens cost as much as bringing their
+        queries to the latents and the results back; those of the context are made once for all new
+        tokens, whose scores and sums are then cheaper."""
+        num_pairs = num_new * num_context + num_new * (num_new + 1) // 2
+        as_cached = num_pairs * self.decode_flops_per_pair
+        return num_new > 1 and self._expanded_flops(num_pairs, num_context) < as_cached
+
+    def prompt_flops(self, num_pairs: float, num_context: float) -> float:
+        """In whichever way that takes fewer."""
+        as_cached = num_pairs * self.decode_flops_per_pair
+        return min(as_cached, self._expanded_flops(num_pairs, num_context))
+
+    def _expanded_flops(self, num_pairs: float, num_context: float) -> float:
+        made = self.nope_head_dim + self.value_head_dim
+        expanding = 2 * self.num_heads * self.kv_rank * made
+        return num_pairs * self.flops_per_pair + num_context * expanding
+
+    def tensors(self, hidden_size: int) -> Sizes:
+        """Projections down to the latents and up from them, their biases and norms."""
+        sizes: Sizes = {}
+        if self.query_rank is None:
+            sizes["q"] = (self.query_width, hidden_size)
+        else:
+            sizes["q_a"] = (self.query_rank, hidden_size)
+            sizes["q_a_norm"] = (self.query_rank,)
+            sizes["q_b"] = (self.query_width, self.query_rank)
+            if self.qkv_bias:
+                sizes["q_a_bias"] = (self.query_rank,)
+        value_width = self.num_heads * self.value_head_dim
+        key_width = self.num_heads * self.nope_head_dim
+        sizes["kv_a"] = (self.cached_key_dim, hidden_size)
+        if self.qkv_bias:
+            sizes["kv_a_bias"] = (self.cached_key_dim,)
+        sizes["kv_a_norm"] = (self.kv_rank,)
+        sizes["kv_b"] = (key_width + value_width, self.kv_rank)
+        sizes["o"] = (hidden_size, value_width)
+        if self.output_bias:
+            sizes["o_bias"] = (hidden_size,)
+        return sizes
+
+    @property
+    def flops_per_pair(self) -> int:
+        """Scores over heads of keys, sums over heads of values."""
+        return 2 * self.num_heads * (self.head_dim + self.value_head_dim)
+
+    @property
+    def decode_flops_per_pair(self) -> int:
+        """Queries are brought into the space of the latents ("absorbed", DeepSeek-V2, section
+        2.1.2), since making the keys and values of every cached position again for each token
+        would cost far more. Bringing them there and back takes as much as the projections of the
+        token's own keys and values, which the weights count."""
+        return 2 * self.num_heads * (self.cached_key_dim + self.cached_value_dim)
