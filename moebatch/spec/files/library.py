@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 from typing import Literal
 
+import moebatch
 from moebatch.errors import ConfigError, Fault
 from moebatch.spec.files.suggestion import did_you_mean
 
@@ -15,7 +16,7 @@ _NOUNS: dict[Kind, str] = {
     "models": "model shape",
     "saved": "policy",
 }
-_PACKAGE = Path(__file__).parents[1]
+_PACKAGE = Path(moebatch.__file__).parent
 _SUFFIXES = (".yaml", ".yml")
 
 
