@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 from moebatch.errors import ConfigError, Fault
+from moebatch.plan.options import ScheduleName
 from moebatch.spec.option import Option, Options
 
 if TYPE_CHECKING:  # `moebatch --help` need not load them
@@ -29,9 +30,7 @@ class CheckOptions:
 class RunOptions(CheckOptions, Options):
     """How a job is run. Nothing in it changes what is computed."""
 
-    schedule: Annotated[
-        str | None, Option("Instead of the policy's own: a name, or file.py:name.")
-    ] = None
+    schedule: ScheduleName = None
     is_plain: Annotated[
         bool, Option("One task after the other, on the CPU: the reference.", ("--sync",))
     ] = False

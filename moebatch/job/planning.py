@@ -230,7 +230,8 @@ def plan_job(
     """
     wishes, experts = wishes or Wishes(), None
     if given is None:
-        found = best_for(problem, wishes, schedule=schedule, is_plain=is_plain)
+        asked = replace(problem, schedule=schedule)
+        found = best_for(asked, wishes, is_plain=is_plain)
         policy, experts = found.policy, found.experts
     else:
         policy = _given(problem, given, wishes, is_plain=is_plain)

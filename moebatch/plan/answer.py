@@ -58,36 +58,28 @@ def best_for(
     problem: Problem,
     wishes: Wishes | None = None,
     *,
-    schedule: str | None = None,
     is_plain: bool = False,
 ) -> Chosen:
     """What `moebatch plan` says and `moebatch run` does where no policy is given.
 
     Args:
         wishes: what the job says of its experts; the planner chooses the rest.
-        schedule: instead of the policy's own.
         is_plain: everything is done one after the other, so nothing is foreseen.
 
     Raises DoesNotFit.
     """
     wishes = wishes or Wishes()
     planned = best_policy(problem.evenly)
-    policy = wished(planned.policy, wishes)
-    if schedule is not None:
-        policy = policy_for(policy, schedule, problem)
-    policy = fitted(problem, policy)
+    policy = fitted(problem, wished(planned.policy, wishes))
     experts = None if is_plain else choose_experts(problem, policy, wishes)
     chosen = policy if experts is None else experts.chosen.policy
     return Chosen(planned=planned, policy=chosen, experts=experts)
 
 
-def answer_milp(
-    problem: Problem, model: str, wishes: Wishes | None = None, *, schedule: str | None = None
-) -> Answer:
-    """The best policy by the MILP, with what would help most, unless another schedule is asked for
-    than its own. Raises DoesNotFit."""
-    found = best_for(problem, wishes, schedule=schedule)
-    better = improvements(problem.evenly, found.planned) if schedule is None else []
+def answer_milp(problem: Problem, model: str, wishes: Wishes | None = None) -> Answer:
+    """The best policy by the MILP, with what would help most. Raises DoesNotFit."""
+    found = best_for(problem, wishes)
+    better = improvements(problem.evenly, found.planned)
     return Answer(
         problem=problem,
         model=model,

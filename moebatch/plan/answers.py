@@ -87,4 +87,5 @@ def _answer(question: Question, options: PlanOptions, given: PolicyFile | None) 
         from moebatch.plan.papers.klotski import answer_klotski
 
         return answer_klotski(problem, model)
-    return answer_milp(problem, model, question.wishes, schedule=options.schedule)
+    supposed = replace(problem, schedule=options.schedule)
+    return answer_milp(supposed, model, question.wishes)

@@ -5,15 +5,20 @@ from dataclasses import replace
 from moebatch.errors import DoesNotFit
 from moebatch.layout.setup import slots_wanted
 from moebatch.plan.problem import Problem
+from moebatch.plan.search.candidates import widest_micro_batch
 from moebatch.plan.search.refusal import too_large
 from moebatch.schedule.registry import traits_of
 from moebatch.spec.policy.policy import Placement, Policy
 
 
 def policy_for(policy: Policy, schedule: str, problem: Problem) -> Policy:
-    """The policy with another schedule, and attention where that one wants it."""
+    """The policy with another schedule: attention and micro-batches as that one wants them. With
+    its own, micro-batches stay as wide as they are."""
     changed = replace(policy, schedule=schedule)
     traits = traits_of(changed)
+    if schedule != policy.schedule:
+        most = widest_micro_batch(traits, policy.batch_size)
+        changed = replace(changed, micro_batch_size=min(policy.micro_batch_size, most))
     if traits.is_paged:
         changed = replace(changed, cache="static", cache_sizes=())
     on_gpu = policy.attention_on_gpu if traits.attention is None else traits.attention == "gpu"

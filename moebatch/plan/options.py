@@ -19,6 +19,9 @@ _WEIGHTS = "weights"
 """What ``--what-if`` calls the format of experts."""
 
 
+ScheduleName = Annotated[str | None, Option("Plan for this schedule: a name, or file.py:name.")]
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlanOptions(Options):
     """Options by their long names; None where they are not given."""
@@ -50,9 +53,7 @@ class PlanOptions(Options):
     policy: Annotated[
         str | None, Option("This policy, a name or a file, instead of planning one.")
     ] = None
-    schedule: Annotated[
-        str | None, Option("Instead of the policy's own: a name, or file.py:name.")
-    ] = None
+    schedule: ScheduleName = None
     has_job: bool = False
     """Whether a job file is given, which says model and lengths itself."""
     command: str = "moebatch plan"

@@ -40,6 +40,8 @@ class Problem:
     far more than their bytes, of which alone the cost model knows."""
     stages: bool = False
     """Whether pages of weights are copied into pinned buffers on their way up."""
+    schedule: str | None = None
+    """The schedule that policies are for; None leaves it to the search."""
     habits: Habits | None = None
     """What is known of the model's routing."""
     instruction_set: str | None = None

@@ -14,7 +14,7 @@ from moebatch.layout.footprint import cache_bytes
 from moebatch.plan.problem import Problem
 from moebatch.plan.replay.phases import Phase, phases_of
 from moebatch.schedule.definition import NamedSchedule, Traits
-from moebatch.schedule.registry import PLANNED
+from moebatch.schedule.registry import PLANNED, find_schedule
 from moebatch.schedule.steps.attention import LOOK_AHEAD
 from moebatch.spec.machine.hardware import LevelName
 from moebatch.spec.policy.policy import STREAMING_SLOTS, Placement, Policy, pages_of
@@ -87,7 +87,9 @@ def candidates(problem: Problem, *, slots: int = STREAMING_SLOTS) -> Iterator[Ca
 
 def _cpu_policies(problem: Problem, slot_counts: Sequence[int]) -> Iterator[tuple[Policy, bool]]:
     """And whether their micro-batches are the widest."""
-    schedule = next(each for each in PLANNED if each.traits.attention is None)
+    schedule = _schedules(problem)[-1]
+    if schedule.traits.is_paged:
+        slot_counts = (_paged_slots(problem),)
     for batch_size, tokens in product(batch_sizes(problem), _PASS_TOKENS):
         if max(batch_size, problem.workload.fewest_pass_tokens) > tokens:
             continue
@@ -102,16 +104,16 @@ def _gpu_policies(problem: Problem, slot_counts: Sequence[int]) -> Iterator[tupl
     """And whether their micro-batches are the widest."""
     # With attention on the CPU either one micro-batch is in each processor at a time, and experts
     # run for each of them; or the processors take turns, and experts take all tokens of the pass.
-    for schedule, attention in product(PLANNED, (False, True)):
-        if schedule.traits.attention == "cpu" and attention:
+    for schedule, attention in product(_schedules(problem), (False, True)):
+        if schedule.traits.attention not in (None, "gpu" if attention else "cpu"):
             continue
         if not (attention or problem.shape.attends_beside_gpu):
             continue
         is_paged = schedule.traits.is_paged
         sizes = _MICRO_BATCH_SIZES if is_paged else _WIDE_MICRO_BATCH_SIZES
         counts = slot_counts
-        if is_paged:  # two layers come in pages, whatever is resident
-            counts = (2 * problem.shape.num_experts,)
+        if is_paged:
+            counts = (_paged_slots(problem),)
         elif not attention:  # a layer comes while the CPU attends
             counts = (problem.shape.num_experts, 0)
         for batch_size in batch_sizes(problem):
@@ -124,6 +126,16 @@ def _gpu_policies(problem: Problem, slot_counts: Sequence[int]) -> Iterator[tupl
                     problem, batch_size, micro_batch, tokens, slots, schedule, (attention, True)
                 )
                 yield policy, is_paged or micro_batch == micro_batches[-1]
+
+
+def _schedules(problem: Problem) -> tuple[NamedSchedule, ...]:
+    """That which is asked for, or those among which to choose."""
+    return PLANNED if problem.schedule is None else (find_schedule(problem.schedule),)
+
+
+def _paged_slots(problem: Problem) -> int:
+    """Two layers come in pages, whatever is resident."""
+    return 2 * problem.shape.num_experts
 
 
 def widest_micro_batch(traits: Traits, batch_size: int) -> int:

@@ -1,6 +1,6 @@
 """Why nothing fits, and the smallest change that would."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from moebatch.errors import DoesNotFit
@@ -28,8 +28,7 @@ def refusal(problem: Problem) -> DoesNotFit:
         for line in _lines(problem, level, footprint)
     ]
     lines = lines or ["no policy keeps within the budgets of all levels"]
-    if problem.with_vram and _fits_without_gpu(problem):
-        lines.append("Without the GPU it fits: resources.device: cpu.")
+    lines += (words for words, other in _other_ways(problem) if not _missing(other, _least(other)))
     return DoesNotFit("\n".join(lines))
 
 
@@ -52,11 +51,14 @@ def too_large(problem: Problem, policy: Policy) -> str | None:
     return "\n".join(lines) or None
 
 
-def _fits_without_gpu(problem: Problem) -> bool:
-    alone = replace(
-        problem, hardware=problem.hardware.without("vram"), program_bytes={}, stages=False
-    )
-    return _missing(alone, _least(alone)) == 0
+def _other_ways(problem: Problem) -> Iterator[tuple[str, Problem]]:
+    """What a user may leave out, in words and as a problem."""
+    if problem.with_vram:
+        hardware = problem.hardware.without("vram")
+        alone = replace(problem, hardware=hardware, program_bytes={}, stages=False)
+        yield "Without the GPU it fits: resources.device: cpu.", alone
+    if problem.schedule is not None:
+        yield f"Without --schedule {problem.schedule} it fits.", replace(problem, schedule=None)
 
 
 def _least(problem: Problem) -> _Needs:

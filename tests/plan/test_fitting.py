@@ -1,0 +1,66 @@
+"""Policies for schedules that a user names."""
+
+from dataclasses import replace
+
+import pytest
+
+from moebatch.errors import DoesNotFit
+from moebatch.plan.fitting import policy_for, with_room
+from moebatch.plan.prediction import predict
+from moebatch.plan.search.planner import best_policy
+from moebatch.plan.search.refusal import too_small
+from moebatch.schedule.registry import SCHEDULES, schedule_faults
+from moebatch.schedule.steps.attention import LOOK_AHEAD
+from moebatch.spec.machine.hardware import Hardware
+from moebatch.spec.machine.profile import load_profile
+from tests.plan.problems import SHAPE, SMALL, cpu_machine, gpu_machine, problem
+
+
+def test_a_schedule_that_looks_ahead_gets_micro_batches_enough() -> None:
+    asked = problem(gpu_machine())
+    policy = replace(best_policy(asked).policy, batch_size=1000, micro_batch_size=1000)
+    other = policy_for(replace(policy, schedule="klotski"), "cgopipe", asked)
+    assert other.num_micro_batches > LOOK_AHEAD
+    assert (
+        policy_for(replace(policy, schedule="cgopipe"), "klotski", asked).micro_batch_size == 1000
+    )
+
+
+def test_a_policy_keeps_its_micro_batches_with_its_own_schedule() -> None:
+    asked = problem(gpu_machine())
+    policy = replace(
+        best_policy(asked).policy, schedule="cgopipe", batch_size=1000, micro_batch_size=1000
+    )
+    assert policy_for(policy, "cgopipe", asked).micro_batch_size == 1000
+
+
+@pytest.mark.parametrize("machine", [cpu_machine(), gpu_machine()], ids=lambda one: one.name)
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_a_plan_for_a_schedule_is_as_good_as_another_plan_under_it(
+    schedule: str, machine: Hardware
+) -> None:
+    asked = problem(machine, shape=SMALL)
+    under_it = replace(asked, schedule=schedule)
+    policy = best_policy(under_it).policy
+    assert policy.schedule == schedule
+    assert machine.vram is None or not [*schedule_faults(policy)]
+    assert asked.fits(policy) and too_small(asked, policy) is None
+    other = policy_for(best_policy(asked).policy, schedule, asked)
+    if asked.fits(with_room(asked, other)):
+        least = 0.97 * predict(asked, with_room(asked, other)).tokens_per_s
+        assert predict(asked, policy).tokens_per_s >= least
+
+
+def test_a_plan_for_a_schedule_leaves_room_for_what_it_needs() -> None:
+    """Two layers of experts in pages: the best plan of all has none left on a T4."""
+    asked = problem(load_profile("t4").hardware(), shape=SHAPE)
+    other = policy_for(best_policy(asked).policy, "cgopipe", asked)
+    assert not asked.fits(with_room(asked, other))
+    assert asked.fits(best_policy(replace(asked, schedule="cgopipe")).policy)
+
+
+def test_a_refusal_says_that_another_schedule_would_fit() -> None:
+    asked = problem(gpu_machine(5), shape=SHAPE)
+    best_policy(asked)
+    with pytest.raises(DoesNotFit, match="Without --schedule cgopipe it fits"):
+        best_policy(replace(asked, schedule="cgopipe"))
