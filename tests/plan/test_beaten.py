@@ -124,6 +124,12 @@ FOUND = {
         29,
         (820, 114, 22),
     ),
+    "one wave with its cache on disk": (
+        gpu_machine(7.0, 20.0, link=4e9),
+        SHAPE,
+        818,
+        (201, 201, 201),
+    ),
 }
 """Machine, model, seed of the changes, and prompt, answer and rows of problems in which changes to
 a plan were faster by 3 % and more."""

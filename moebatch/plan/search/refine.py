@@ -177,11 +177,14 @@ def _neighbours(problem: Problem, policy: Policy) -> Iterator[Policy]:
     batch, tokens = policy.batch_size, policy.tokens_per_pass
     most = _largest_batch(problem, policy)
     num_resident = problem.num_resident(policy)
+    longer = [_with_tokens(problem, policy, round(tokens * by)) for by in _TOKENS]
+    # What buffers of smaller micro-batches leave, a pass of more tokens may need.
+    sizes = product((policy, *longer), _MICRO_BATCHES if problem.ladder.top == "vram" else ())
     larger = [
         *(_with_batch(policy, min(round(batch * by), most)) for by in _BATCHES),
         _with_batch(policy, ceil(most / ceil(most / batch))),  # as many each time
-        *(_with_tokens(problem, policy, round(tokens * by)) for by in _TOKENS),
-        *(_with_micro_batch(policy, by) for by in _MICRO_BATCHES if problem.ladder.top == "vram"),
+        *longer,
+        *(_with_micro_batch(other, by) for other, by in sizes),
     ]
     changed = [
         *larger,
