@@ -391,12 +391,14 @@ def test_the_same_job_may_run_again_and_gives_the_same_bytes(tmp_path: Path, mod
     assert first[0] == ExitCode.OK
 
 
-@pytest.mark.parametrize("arguments", [("check",), ("pack", "--to", "int4")])
+@pytest.mark.parametrize("arguments", [("check", "--json"), ("pack", "--to", "int4")])
 def test_a_name_longer_than_a_path_can_be_is_a_message(arguments: tuple[str, ...]) -> None:
     done = moebatch(*arguments, "a" * 300)
     assert done.returncode == ExitCode.CONFIG
     assert "longer than a path can be" in done.stderr
     assert "Traceback" not in done.stderr
+    if "--json" in arguments:
+        assert json.loads(done.stdout)["exit_code"] == ExitCode.CONFIG
 
 
 def test_an_output_of_another_job_is_refused_and_the_difference_named(

@@ -1,6 +1,5 @@
 """All commands under one name, and those that are a call and its exit code."""
 
-import errno
 import sys
 from dataclasses import replace
 from functools import partial
@@ -11,7 +10,7 @@ import typer
 
 import moebatch
 from moebatch.calibration.order import CalibrationOrder
-from moebatch.cli.as_json import AsJson, answering, print_json
+from moebatch.cli.as_json import AsJson, answering, naming_long_paths, print_json
 from moebatch.cli.parameters import JobFile, Quiet, with_options
 from moebatch.cli.plan import plan
 from moebatch.cli.process import carried_out, hear_interrupts, let_threads_sleep
@@ -20,7 +19,6 @@ from moebatch.cli.simulate import simulate
 from moebatch.errors import ExitCode, MoebatchError
 from moebatch.job.options import CheckOptions, Submission
 from moebatch.packing.order import PackOrder
-from moebatch.quoting import presentable
 from moebatch.report.console import (
     error_console,
     logger,
@@ -104,7 +102,7 @@ def check(
     from moebatch.report.overview import counting_bytes, print_findings
 
     console = error_console()
-    with counting_bytes(console) as count_bytes:
+    with answering(as_json), counting_bytes(console) as count_bytes:
         counter, log = count_bytes if checksums else None, logger(console, quiet=False)
         findings = check_job(job, options, checksums=counter, log=log)
     if as_json:
@@ -189,12 +187,8 @@ def main() -> None:
     """Entry point: a user's mistake is a message and an exit code, never a traceback."""
     make_logs_presentable()
     try:
-        app(standalone_mode=True)
+        with naming_long_paths():
+            app(standalone_mode=True)
     except MoebatchError as error:
         print_error(str(error))
         sys.exit(error.exit_code)
-    except OSError as error:
-        if error.errno != errno.ENAMETOOLONG:
-            raise
-        print_error(presentable(f"{error.filename}: is longer than a path can be"))
-        sys.exit(ExitCode.CONFIG)

@@ -34,6 +34,7 @@ def test_a_policy_keeps_its_micro_batches_with_its_own_schedule() -> None:
     assert policy_for(policy, "cgopipe", asked).micro_batch_size == 1000
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("machine", [cpu_machine(), gpu_machine()], ids=lambda one: one.name)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_a_plan_for_a_schedule_is_as_good_as_another_plan_under_it(
