@@ -11,7 +11,7 @@ from moebatch.checkpoint.direct import PAGE_BYTES
 from moebatch.engine.lanes.streams import Gpu
 from moebatch.measure.contention import Patience
 from moebatch.measure.gpu import gpu_rates
-from moebatch.model.attention.by_torch import by_torch as attention
+from moebatch.model.attention import by_torch as attention
 from moebatch.model.attention.plan import AttentionPlan, PromptSlice, Sight
 from moebatch.model.attention.scoring import Scoring
 from moebatch.store.memory import Arena, is_out_of_memory

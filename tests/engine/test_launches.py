@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from moebatch.checkpoint.model_files import open_model
 from moebatch.engine.passes.pipeline import Pipeline
 from moebatch.layout.load import PassLoad
-from moebatch.model.attention.by_torch import by_torch as attention
+from moebatch.model.attention import by_torch as attention
 from moebatch.model.native import loader
 from moebatch.plan.pricing import launches
 from moebatch.schedule.task import Kind, Task

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moebatch.engine.passes.passes import layout
+from moebatch.engine.passes import layout
 from moebatch.model.native import loader
 from moebatch.schedule.registry import SCHEDULES
 from moebatch.spec.model import cache_layout

@@ -12,7 +12,7 @@ import torch
 from moebatch.checkpoint.model_files import open_model
 from moebatch.engine.build import BuiltEngine, build_engine
 from moebatch.engine.device import Device
-from moebatch.engine.passes.passes import layout
+from moebatch.engine.passes import layout
 from moebatch.engine.spec import EngineSpec
 from moebatch.layout.buffers import KV_TERM, KV_WINDOW_TERM
 from moebatch.model.decoder import Decoder

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from moebatch.checkpoint.model_files import open_model
-from moebatch.engine.passes.passes import layout
+from moebatch.engine.passes import layout
 from moebatch.engine.spec import EngineSpec
 from moebatch.layout.buffers import KV_TERM, KV_WINDOW_TERM
 from moebatch.model.decoder import Decoder

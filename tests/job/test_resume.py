@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from moebatch.engine.engine import Engine
-from moebatch.engine.passes.passes import layout
+from moebatch.engine.passes import layout
 from moebatch.errors import ConfigError, LockHeld, MoebatchError, Stopped
 from moebatch.folder.shard import AskedShard, Shard
 from moebatch.job.merge import merge

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from moebatch.store.kv.cache import moves as kv_moves
+from moebatch.store.kv import moves as kv_moves
 from moebatch.store.kv.moves import Moves
 from moebatch.store.memory import Arena, seen_from
 

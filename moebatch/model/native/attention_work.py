@@ -121,10 +121,10 @@ def work_of(
     assert all(has_whole_rows(tensor) and tensor.device.type == "cpu" for tensor in tensors)
     assert q_THC.dtype == out_THV.dtype and keys_RGC.dtype == values_RGV.dtype
     (num_tokens, num_heads, head_dim), num_kv_heads = q_THC.shape, keys_RGC.shape[1]
-    assert out_THV.shape[2] == head_dim or num_kv_heads == 1
     counts_B = seen.counts_B if isinstance(seen, QuerySlices) else None
     if counts_B is None:
         assert keys_RGC.stride(0) == values_RGV.stride(0), "rows of both are as far apart"
+        assert out_THV.shape[2] == head_dim or num_kv_heads == 1
     has_few = len(seen.tokens_B) < _QUERIES_PER_THREAD * num_threads
     return AttentionWork(
         queries=q_THC.data_ptr(),
