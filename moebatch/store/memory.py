@@ -2,7 +2,9 @@
 
 import ctypes
 import errno
+import functools
 import mmap
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -118,9 +120,16 @@ def seen_from(device: torch.device, tensor: Tensor) -> Tensor | None:
 def return_freed_memory() -> None:
     """Gives what the allocator holds back to the system, where it is glibc's: 3 ms, and what a
     process holds does not creep up over a night of changing shapes."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    trim = _malloc_trim()
     if trim is not None:
         trim(0)
+
+
+@functools.cache
+def _malloc_trim() -> Callable[[int], int] | None:
+    """Looked up once: each look leaves a library of ctypes, which refers to itself."""
+    trim: Callable[[int], int] | None = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    return trim
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -1,5 +1,6 @@
 """Every schedule, in main memory and on an emulated GPU, gives the tokens of transformers."""
 
+import gc
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -178,6 +179,42 @@ def test_on_an_emulated_gpu_every_schedule_equals_transformers(
     rows = requests()[: _FEW if title in _ALONE else None]
     outcomes, _ = run(tiny_checkpoint(family), chosen, rows, device=emulated(), scratch=tmp_path)
     assert tokens_of(outcomes) == expected(family)[: len(rows)]
+
+
+def num_tensors() -> int:
+    return sum(type(each) is torch.Tensor for each in gc.get_objects())
+
+
+@pytest.mark.parametrize("name", ["klotski", "cgopipe"])
+@pytest.mark.parametrize("device", [IN_MAIN_MEMORY, "emulated"], ids=["memory", "emulated"])
+def test_tensors_of_a_pass_are_freed_when_it_ends(
+    tiny_checkpoint: Callable[..., Path], tmp_path: Path, name: str, device: Device | str
+) -> None:
+    """What refers to itself is there until Python looks for such, after several passes."""
+    chosen = IN_MEMORY["usual"] if device == IN_MAIN_MEMORY else EMULATED["CPU attention"]
+    chosen = replace(chosen, schedule=name, num_slots=16)
+    device = emulated() if device == "emulated" else device
+    order = EngineSpec(
+        files=open_model(tiny_checkpoint("mixtral"), "float32"),
+        policy=chosen,
+        max_tokens=512,
+        device=device,
+        scratch=tmp_path,
+    )
+    built = build_engine(order, decoder=TokenText(), end_tokens=frozenset(), job_seed=0)
+    try:
+        with torch.inference_mode():
+            outcomes = built.engine.run(requests())
+            next(outcomes)
+            gc.collect()
+            gc.disable()
+            assert len(list(outcomes)) == len(requests()) - 1
+        left = num_tensors()
+        gc.collect()
+        assert num_tensors() == left
+    finally:
+        gc.enable()
+        built.close()
 
 
 @pytest.mark.few(name=("klotski", "cgopipe", "flexgen", "pregated", "promoe"))

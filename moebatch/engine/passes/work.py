@@ -71,24 +71,10 @@ class PassWork:
         self._joined: dict[int, Routing] = {}
         on_cpu = [k for k, item in enumerate(inputs) if self._is_beside(item)]
         self._place_on_cpu = {k: place for place, k in enumerate(on_cpu)}
-        self._do: Mapping[Kind, Callable[[Task], None]] = {
-            Kind.ATTEND: self._attend,
-            Kind.PRE: self._pre,
-            Kind.OFF: lambda task: self._buffers(task).off(self._num_tokens(task)),
-            Kind.ATTN: self._attn,
-            Kind.LOAD: lambda task: self._buffers(task).load(self._num_tokens(task)),
-            Kind.OUT: self._out,
-            **dict.fromkeys((Kind.KV_READ, Kind.KV_UP, Kind.KV_DOWN, Kind.KV_WRITE), self._kv),
-            Kind.POST: self._post,
-            Kind.GATE: self._gate,
-            Kind.EXPERT: self._expert,
-            Kind.COMBINE: self._combine,
-            Kind.DENSE: self._dense,
-        }
 
     def run(self, task: Task) -> None:
         """Does what the task says, on the thread of its lane."""
-        self._do[task.kind](task)
+        _DO[task.kind](self, task)
 
     def num_bytes(self, task: Task) -> int:
         """Bytes that a task of a link moves, weights left out."""
@@ -121,6 +107,12 @@ class PassWork:
     def _pre(self, task: Task) -> None:
         micro_batch, into = self._input(task).direct, self._buffers(task).qkv
         self._decoder.project(self._layer(task), self._x_TD, micro_batch, into=into)
+
+    def _off(self, task: Task) -> None:
+        self._buffers(task).off(self._num_tokens(task))
+
+    def _load(self, task: Task) -> None:
+        self._buffers(task).load(self._num_tokens(task))
 
     def _attn(self, task: Task) -> None:
         assert self._beside is not None, "the CPU attends"
@@ -236,3 +228,21 @@ class PassWork:
         place = self._place_on_cpu[task.micro_batch]
         number = task.step * len(self._place_on_cpu) + place
         return self._beside.buffers(number, self._layer(task))
+
+
+# No table of its methods in each pass: what refers to itself keeps its hidden states until Python
+# looks for such.
+_DO: Mapping[Kind, Callable[[PassWork, Task], None]] = {
+    Kind.ATTEND: PassWork._attend,
+    Kind.PRE: PassWork._pre,
+    Kind.OFF: PassWork._off,
+    Kind.ATTN: PassWork._attn,
+    Kind.LOAD: PassWork._load,
+    Kind.OUT: PassWork._out,
+    **dict.fromkeys((Kind.KV_READ, Kind.KV_UP, Kind.KV_DOWN, Kind.KV_WRITE), PassWork._kv),
+    Kind.POST: PassWork._post,
+    Kind.GATE: PassWork._gate,
+    Kind.EXPERT: PassWork._expert,
+    Kind.COMBINE: PassWork._combine,
+    Kind.DENSE: PassWork._dense,
+}
