@@ -183,7 +183,7 @@ def _policy(
         kv_cache=Placement(vram=1.0) if attention else Placement(dram=1.0),
         attention_on_gpu=attention,
         ffn_on_gpu=ffn,
-        schedule=schedule.name,
+        schedule=problem.schedule or schedule.name,
     )
 
 
