@@ -1,6 +1,5 @@
 """What programs read on standard output: one JSON object, whatever happens."""
 
-import errno
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -8,8 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from moebatch.errors import ConfigError, Fault, MoebatchError
-from moebatch.quoting import shown
+from moebatch.cli.process import naming_long_paths
+from moebatch.errors import MoebatchError
 
 AsJson = Annotated[
     bool, typer.Option("--json", help="Print one JSON object; all else goes to standard error.")
@@ -36,15 +35,3 @@ def answering(as_json: bool) -> Iterator[None]:
         if as_json:
             print_json(error_json(error))
         raise
-
-
-@contextmanager
-def naming_long_paths() -> Iterator[None]:
-    """While the block runs, a name that no file system takes is a mistake of the user."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno != errno.ENAMETOOLONG:
-            raise
-        message = "is longer than a path can be"
-        raise ConfigError([Fault(file=shown(str(error.filename)), message=message)]) from error

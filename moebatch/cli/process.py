@@ -1,6 +1,7 @@
-"""What a command asks of its process: to stop on signals and say what is kept, and threads that
-sleep."""
+"""What a command asks of its process: to stop on signals and say what is kept, to name paths that
+are too long, and threads that sleep."""
 
+import errno
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -8,7 +9,8 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from moebatch.errors import ExitCode, Interrupted, Terminated
+from moebatch.errors import ConfigError, ExitCode, Fault, Interrupted, Terminated
+from moebatch.quoting import shown
 from moebatch.report.console import error_console, logger
 
 if TYPE_CHECKING:
@@ -41,6 +43,18 @@ def hear_interrupts() -> None:
     """From here on Ctrl-C is a KeyboardInterrupt, so that a command can clear up behind itself."""
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@contextmanager
+def naming_long_paths() -> Iterator[None]:
+    """While the block runs, a name that no file system takes is a mistake of the user."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        message = "is longer than a path can be"
+        raise ConfigError([Fault(file=shown(str(error.filename)), message=message)]) from error
 
 
 class Resumable(Protocol[Done]):

@@ -13,7 +13,7 @@ from moebatch.measure.contention import Patience
 from moebatch.measure.gpu import gpu_rates
 from moebatch.model.attention import by_torch as attention
 from moebatch.model.attention.plan import AttentionPlan, PromptSlice, Sight
-from moebatch.model.attention.scoring import Scoring
+from moebatch.model.native.scoring import Scoring
 from moebatch.store.memory import Arena, is_out_of_memory
 from tests.measure.sizes import TINY
 

@@ -10,13 +10,13 @@ import torch.nn.functional as F
 
 from moebatch.layout.scratch import Limits
 from moebatch.model.attention.cached_numbers import decode, encode
-from moebatch.model.attention.scoring import Scoring
 from moebatch.model.attention.span import Span
 from moebatch.model.batch import MicroBatch
 from moebatch.model.native import loader
 from moebatch.model.native.attention_work import Cached, QuerySlices, SingleQueries, work_of
 from moebatch.model.native.helpers import Helpers
 from moebatch.model.native.kernels import Kernels
+from moebatch.model.native.scoring import Scoring
 from moebatch.spec.model.cache_layout import CacheDtype, SinkWindow
 from moebatch.spec.model.latent_attention import LatentAttention
 from moebatch.spec.model.models import load_model

@@ -20,13 +20,13 @@ from torch import Tensor
 
 from moebatch.model.attention.cached_numbers import decode, encode
 from moebatch.model.attention.plan import AttentionPlan
-from moebatch.model.attention.scoring import Scoring
 from moebatch.model.attention.span import Span
 from moebatch.model.native import loader
 from moebatch.model.native.attention_work import Cached, SingleQueries, work_of
 from moebatch.model.native.compiler import cache_folder
 from moebatch.model.native.helpers import Helpers, torch_parallel
 from moebatch.model.native.kernels import Kernels
+from moebatch.model.native.scoring import Scoring
 from moebatch.spec.model.cache_layout import CacheDtype
 from moebatch.spec.policy.policy import PAGE_TOKENS, pages_of
 from tests.few import examples

@@ -14,13 +14,13 @@ from torch import Tensor
 from moebatch.layout.scratch import Limits
 from moebatch.model.attention.by_torch import Qkv
 from moebatch.model.attention.core import AttentionCore
-from moebatch.model.attention.scoring import Scoring
 from moebatch.model.attention.span import Span
 from moebatch.model.batch import MicroBatch
 from moebatch.model.native import loader
 from moebatch.model.native.attention_work import Cached, QuerySlices, work_of
 from moebatch.model.native.helpers import Helpers, torch_parallel
 from moebatch.model.native.kernels import Kernels
+from moebatch.model.native.scoring import Scoring
 from moebatch.spec.model.cache_layout import CacheDtype
 from moebatch.spec.model.shape_reader import read_shape
 from tests.few import examples

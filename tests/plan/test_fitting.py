@@ -1,6 +1,7 @@
 """Policies for schedules that a user names."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -50,6 +51,12 @@ def test_a_plan_for_a_schedule_is_as_good_as_another_plan_under_it(
     if asked.fits(with_room(asked, other)):
         least = 0.97 * predict(asked, with_room(asked, other)).tokens_per_s
         assert predict(asked, policy).tokens_per_s >= least
+
+
+def test_a_plan_for_a_schedule_of_a_file_names_the_file() -> None:
+    path = Path(__file__).parents[1] / "schedule" / "own_schedule.py"
+    asked = replace(problem(cpu_machine(), shape=SMALL), schedule=f"{path}:mine")
+    assert best_policy(asked).policy.schedule == asked.schedule
 
 
 def test_a_plan_for_a_schedule_leaves_room_for_what_it_needs() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from moebatch.engine.passes.layout import Group, Layout
+from moebatch.engine.passes.layout import Group, Layout, Part
 from moebatch.layout.load import PassLoad
 from moebatch.layout.routing import SkewedRouting
 from moebatch.plan.replay.passes import load_of_slices
@@ -89,12 +89,12 @@ class PassLog(RoutingObserver):
 def _load(group: Group, ends: Sequence[int]) -> PassLoad:
     """What a micro-batch has to do; `ends` are rows after which a token is chosen."""
     encoded = any(part.sequence.request.num_encoded for part in group.parts)
-    slices = [
-        (part.num_tokens, part.num_afterwards, not group.encodes and (encoded or is_one))
-        for part in group.parts
-        for is_one in [part.num_tokens == 1]
-    ]
-    num_answers = sum(num_tokens for num_tokens, _, is_answer in slices if is_answer)
+
+    def is_answer(part: Part) -> bool:
+        return not group.encodes and (encoded or part.num_tokens == 1)
+
+    slices = [(part.num_tokens, part.num_afterwards, is_answer(part)) for part in group.parts]
+    num_answers = sum(part.num_tokens for part in group.parts if is_answer(part))
     num_ends = sum(group.rows.start <= row < group.rows.stop for row in ends)
     num_ending = max(0, num_ends - num_answers)
     return load_of_slices(slices, num_ending=num_ending, encodes=encoded)

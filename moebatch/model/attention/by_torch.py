@@ -4,6 +4,7 @@ Shape letters: T tokens of the micro-batch, B decoding sequences, S positions, H
 G KV heads, C head size, V that of values, R rows of the cache.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -14,12 +15,13 @@ from torch import Tensor
 
 from moebatch.model.attention.cached_numbers import decode, encode
 from moebatch.model.attention.plan import QUERY_BLOCK, AttentionPlan, DecodeGroup, PromptSlice
-from moebatch.model.attention.scoring import Scoring
 from moebatch.model.native.attention_work import Cached
+from moebatch.model.native.scoring import Scoring
 from moebatch.spec.model.cache_layout import CacheDtype
 
 _SCORED_BLOCK = 64
-"""Queries that are attended at a time where their scores lie in memory."""
+"""Queries that are attended at a time where their scores lie in memory: no product of torch meets
+keys with two queries, or knows scores without a key."""
 _MASK_STEP = 16
 """Rows of a mask begin at multiples of so many numbers."""
 
@@ -114,8 +116,8 @@ class LayerKv:
 
 
 def attend(qkv: Qkv, plan: AttentionPlan, kv: LayerKv, out_THV: Tensor, scoring: Scoring) -> None:
-    """Attention of all tokens to what `plan` lets them see, save those that it leaves to compiled
-    kernels; writes every other row of `out_THV`.
+    """Attention of tokens to what `plan` lets them see, those left out that it leaves to compiled
+    kernels; writes their rows of `out_THV`.
 
     The new keys and values must be in the cache already. `scoring` has sinks if the plan has such.
     """
@@ -143,12 +145,13 @@ def _attend_decodes(
     def arranged(x_THC: Tensor) -> Tensor:
         return x_THC.index_select(0, tokens_B).view(num_seqs, num_kv_heads, -1, head_dim)
 
-    if scoring.is_fused:
+    if scoring.is_usual:
         out = F.scaled_dot_product_attention(
             arranged(q_THC), k_BGSC, v_BGSV, attn_mask=mask_B11S, scale=scoring.scale
         )
     else:
-        weights = scoring.weights(q_THC, k_BGSC, mask_B11S, arranged, (num_kv_heads, -1, 1))
+        heads = (num_kv_heads, -1, 1)
+        weights = _weights(scoring, arranged, q_THC, k_BGSC, mask_B11S, heads)
         out = weights.to(v_BGSV.dtype) @ v_BGSV
     out_THV.index_copy_(0, tokens_B, out.reshape(num_seqs, *out_THV.shape[1:]))
 
@@ -165,10 +168,10 @@ def attend_prompt(
     that are `seen`, [S, G, C] and [S, G, V], are those of the prompt's rows."""
     (k_SGC, v_SGV), (window, num_sinks) = seen, plan.sight
     is_whole = prompt.context == 0 and (window is None or prompt.num_tokens <= window)
-    if is_whole and scoring.is_fused:
+    if is_whole and scoring.is_usual:
         _attend_block(q_THC, k_SGC, v_SGV, None, out_THV, scoring.scale)
         return
-    block = QUERY_BLOCK if scoring.is_fused else _SCORED_BLOCK
+    block = QUERY_BLOCK if scoring.is_usual else _SCORED_BLOCK
     for first in range(0, prompt.num_tokens, block):
         stop = min(first + block, prompt.num_tokens)
         num_keys = max(0, prompt.context + stop - prompt.first_key)
@@ -184,7 +187,7 @@ def attend_prompt(
             column = plan.band_QS.shape[1] - (num_keys - first_key)
             band = _aligned(plan.band_QS[-(stop - first) :, column:])
         q, k, v, out = q_THC[first:stop], k_SGC[keys], v_SGV[keys], out_THV[first:stop]
-        if scoring.is_fused:
+        if scoring.is_usual:
             _attend_block(q, k, v, band, out, scoring.scale)
             continue
         if num_sinks:
@@ -229,7 +232,8 @@ def _attend_scored(
     num_kv_heads = k_SGC.shape[1]
     k_G1SC, v_G1SV = k_SGC.transpose(0, 1)[:, None], v_SGV.transpose(0, 1)[:, None]
     arranged = partial(_by_kv_head, num_kv_heads=num_kv_heads)
-    weights = scoring.weights(q_THC, k_G1SC, mask_TS, arranged, (num_kv_heads, -1, 1, 1))
+    heads = (num_kv_heads, -1, 1, 1)
+    weights = _weights(scoring, arranged, q_THC, k_G1SC, mask_TS, heads)
     _by_kv_head(out_THV, num_kv_heads).copy_(weights.to(v_SGV.dtype) @ v_G1SV)
 
 
@@ -238,6 +242,30 @@ def _by_kv_head(x_THC: Tensor, num_kv_heads: int) -> Tensor:
     num_tokens, num_heads, head_dim = x_THC.shape
     heads = (num_kv_heads, num_heads // num_kv_heads)
     return x_THC.view(num_tokens, *heads, head_dim).permute(1, 2, 0, 3)
+
+
+def _weights(
+    scoring: Scoring,
+    arranged: Callable[[Tensor], Tensor],
+    q_THC: Tensor,
+    k_XSC: Tensor,
+    mask_XTS: Tensor,
+    heads: tuple[int, ...],
+) -> Tensor:
+    """Softmax of the scores of every query and key, [X, T, S] in float32. `arranged` gives queries
+    the order of the keys; scores without a key have the shape `heads` there."""
+    scores_XTS = (arranged(q_THC) @ k_XSC.mT).float()
+    if scoring.sinks is not None:
+        num_sinks, turned_THC = scoring.sinks
+        scores_XTS[..., :num_sinks] = arranged(turned_THC) @ k_XSC[..., :num_sinks, :].mT
+    scores_XTS.mul_(scoring.scale).add_(mask_XTS)
+    if scoring.sink_scores_H is None:
+        return scores_XTS.softmax(-1)
+    beside_XT1 = scoring.sink_scores_H.view(heads)
+    largest_XT1 = torch.maximum(scores_XTS.amax(-1, keepdim=True), beside_XT1)
+    scores_XTS.sub_(largest_XT1).exp_()
+    total_XT1 = scores_XTS.sum(-1, keepdim=True).add_((beside_XT1 - largest_XT1).exp_())
+    return scores_XTS.div_(total_XT1)
 
 
 def _aligned(mask_QS: Tensor) -> Tensor:

@@ -12,7 +12,6 @@ from torch import Tensor
 from moebatch.layout.scratch import Limits, attention_core_elements
 from moebatch.model.attention.by_torch import LayerKv, Parts, Qkv, attend, attend_prompt
 from moebatch.model.attention.plan import AttentionPlan, ExpandedSlices
-from moebatch.model.attention.scoring import Scoring, SinkQueries
 from moebatch.model.batch import MicroBatch, SinkTurns, WindowPlan
 from moebatch.model.native import loader
 from moebatch.model.native.attention_work import (
@@ -23,6 +22,7 @@ from moebatch.model.native.attention_work import (
     work_of,
 )
 from moebatch.model.native.helpers import Helpers, torch_parallel
+from moebatch.model.native.scoring import Scoring, SinkQueries
 from moebatch.model.rope import rotate
 from moebatch.model.scratch import Frame, Scratch
 from moebatch.spec.model.shape import ModelShape
@@ -167,8 +167,8 @@ class AttentionCore:
         kernels = loader.kernels()
         assert kernels is not None, "a plan for a kernel is made where there is one"
         if isinstance(seen, SingleQueries):
-            row_bytes = sum(tensor[0].nbytes for tensor in (cached.keys_RGC, cached.values_RGV))
-            kernel, is_shared = kernels.attend, len(seen.rows_N) * row_bytes >= _LEAST_SHARED_BYTES
+            num_bytes = len(seen.rows_N) * cached.row_bytes
+            kernel, is_shared = kernels.attend, num_bytes >= _LEAST_SHARED_BYTES
         else:
             num_pairs = seen.num_pairs * q_THC.shape[1]
             kernel, is_shared = kernels.attend_slices, num_pairs >= _LEAST_SHARED_PAIRS

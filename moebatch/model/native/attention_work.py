@@ -10,8 +10,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from moebatch.model.attention.scoring import Scoring
 from moebatch.model.native.kernels import DTYPES, number_of
+from moebatch.model.native.scoring import Scoring
 from moebatch.spec.model.cache_layout import CacheDtype
 
 _QUERIES_PER_THREAD = 8
@@ -61,9 +61,15 @@ class Cached(NamedTuple):
     codes: CacheDtype | None = None
     """They are codes and scales, as `encode` makes them; None is the numbers themselves."""
 
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a position, all heads together; values that are part of their keys are none."""
+        is_part = self.values_RGV.data_ptr() == self.keys_RGC.data_ptr()
+        return self.keys_RGC[0].nbytes + (0 if is_part else self.values_RGV[0].nbytes)
+
 
 class AttentionWork(ctypes.Structure):
-    """``struct attention_work`` of the C files, with their comments."""
+    """As in ``attention_work.h``, which says what each field is."""
 
     _fields_ = (
         ("queries", ctypes.c_void_p),

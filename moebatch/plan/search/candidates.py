@@ -13,7 +13,7 @@ from math import ceil
 from moebatch.layout.footprint import cache_bytes
 from moebatch.plan.problem import Problem
 from moebatch.plan.replay.phases import Phase, phases_of
-from moebatch.schedule.definition import NamedSchedule, Traits
+from moebatch.schedule.definition import Traits
 from moebatch.schedule.registry import PLANNED, find_schedule
 from moebatch.schedule.steps.attention import LOOK_AHEAD
 from moebatch.spec.machine.hardware import LevelName
@@ -87,8 +87,10 @@ def candidates(problem: Problem, *, slots: int = STREAMING_SLOTS) -> Iterator[Ca
 
 def _cpu_policies(problem: Problem, slot_counts: Sequence[int]) -> Iterator[tuple[Policy, bool]]:
     """And whether their micro-batches are the widest."""
-    schedule = _schedules(problem)[-1]
-    if schedule.traits.is_paged:
+    schedules = _schedules(problem)
+    open_ones = [name for name, traits in schedules.items() if traits.attention is None]
+    schedule = (open_ones or [*schedules])[0]
+    if schedules[schedule].is_paged:
         slot_counts = (_paged_slots(problem),)
     for batch_size, tokens in product(batch_sizes(problem), _PASS_TOKENS):
         if max(batch_size, problem.workload.fewest_pass_tokens) > tokens:
@@ -104,12 +106,12 @@ def _gpu_policies(problem: Problem, slot_counts: Sequence[int]) -> Iterator[tupl
     """And whether their micro-batches are the widest."""
     # With attention on the CPU either one micro-batch is in each processor at a time, and experts
     # run for each of them; or the processors take turns, and experts take all tokens of the pass.
-    for schedule, attention in product(_schedules(problem), (False, True)):
-        if schedule.traits.attention not in (None, "gpu" if attention else "cpu"):
+    for (schedule, traits), attention in product(_schedules(problem).items(), (False, True)):
+        if traits.attention not in (None, "gpu" if attention else "cpu"):
             continue
         if not (attention or problem.shape.attends_beside_gpu):
             continue
-        is_paged = schedule.traits.is_paged
+        is_paged = traits.is_paged
         sizes = _MICRO_BATCH_SIZES if is_paged else _WIDE_MICRO_BATCH_SIZES
         counts = slot_counts
         if is_paged:
@@ -118,7 +120,7 @@ def _gpu_policies(problem: Problem, slot_counts: Sequence[int]) -> Iterator[tupl
             counts = (problem.shape.num_experts, 0)
         for batch_size in batch_sizes(problem):
             micro_batches = sorted(
-                {min(size, widest_micro_batch(schedule.traits, batch_size)) for size in sizes}
+                {min(size, widest_micro_batch(traits, batch_size)) for size in sizes}
             )
             tokens_of_pass = _gpu_tokens(problem, batch_size)
             for micro_batch, tokens, slots in product(micro_batches, tokens_of_pass, counts):
@@ -128,9 +130,11 @@ def _gpu_policies(problem: Problem, slot_counts: Sequence[int]) -> Iterator[tupl
                 yield policy, is_paged or micro_batch == micro_batches[-1]
 
 
-def _schedules(problem: Problem) -> tuple[NamedSchedule, ...]:
-    """That which is asked for, or those among which to choose."""
-    return PLANNED if problem.schedule is None else (find_schedule(problem.schedule),)
+def _schedules(problem: Problem) -> dict[str, Traits]:
+    """That which is asked for, or those among which to choose, and what they are like."""
+    if problem.schedule is not None:
+        return {problem.schedule: find_schedule(problem.schedule).traits}
+    return {each.name: each.traits for each in PLANNED}
 
 
 def _paged_slots(problem: Problem) -> int:
@@ -169,7 +173,7 @@ def _policy(
     micro_batch_size: int,
     tokens: int,
     slots: int,
-    schedule: NamedSchedule,
+    schedule: str,
     on_gpu: tuple[bool, bool],
 ) -> Policy:
     attention, ffn = on_gpu
@@ -183,7 +187,7 @@ def _policy(
         kv_cache=Placement(vram=1.0) if attention else Placement(dram=1.0),
         attention_on_gpu=attention,
         ffn_on_gpu=ffn,
-        schedule=problem.schedule or schedule.name,
+        schedule=schedule,
     )
 
 
