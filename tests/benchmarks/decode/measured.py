@@ -73,6 +73,7 @@ def _problem(files: ModelFiles, profile: Path, dram_bytes: int, task: Task) -> P
         hardware=load_profile(str(profile)).hardware().without("vram"),
         workload=task.workload,
         program_bytes={"dram": resident_bytes()},
+        kv_on_disk_last=True,  # as in a run
     )
     return problem.with_capacity("dram", dram_bytes)
 
