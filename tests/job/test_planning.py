@@ -42,6 +42,7 @@ from moebatch.spec.machine.values import (
 from moebatch.spec.policy.file import PolicyFile
 from moebatch.spec.policy.policy import OpenPolicy, Placement
 from moebatch.spec.workload import Workload
+from tests.plan.problems import SHAPE, cpu_machine, problem
 
 Checkpoint = Callable[..., Path]
 WORKLOAD = Workload.uniform(prompt_tokens=20, new_tokens=8, num_sequences=50)
@@ -202,6 +203,18 @@ def test_a_policy_too_large_for_the_budget_is_refused_with_figures(job: Job) -> 
         DoesNotFit, match=r"mine.yaml: dram: the policy needs .* there are 4.00 GiB"
     ):
         planned(job, a_policy(num_kv_pages=10**7))
+
+
+@pytest.mark.parametrize(("prompt_tokens", "fits"), [(2_000, True), (40_000, False)])
+def test_keys_and_values_of_a_job_go_to_disk_only_where_nothing_else_fits(
+    prompt_tokens: int, fits: bool, job: Job
+) -> None:
+    machine, files = cpu_machine(8, disk=6e9), open_model(job.model.path, job.model.dtype)
+    rows = Workload.uniform(prompt_tokens=prompt_tokens, new_tokens=20, num_sequences=40)
+    small = job_problem(job, files, rows, machine).with_capacity("dram", 8 * 2**30)
+    asked = replace(small, shape=SHAPE, dtypes=problem().dtypes)
+    assert plan_job(replace(asked, kv_on_disk_last=False)).policy.kv_cache.disk > 0
+    assert (plan_job(asked).policy.kv_cache.disk == 0) == fits
 
 
 def test_prediction_stands_beside_what_was_measured(job: Job) -> None:

@@ -14,11 +14,13 @@ import torch
 from moebatch.checkpoint.model_files import ModelFiles, open_model
 from moebatch.engine.build import BuiltEngine, build_engine
 from moebatch.engine.spec import EngineSpec
+from moebatch.job.planning import job_problem
 from moebatch.measure.process_limits import detect_machine
 from moebatch.plan.problem import Problem
+from moebatch.spec.job import InputSection, Job, ModelSection, OutputSection, ResourcesSection
 from moebatch.spec.machine.profile import load_profile
 from moebatch.spec.policy.policy import Policy
-from moebatch.store.memory import peak_resident_bytes, resident_bytes
+from moebatch.store.memory import peak_resident_bytes
 from tests.benchmarks.decode.passes import Pass
 from tests.benchmarks.decode.task import Task
 
@@ -67,15 +69,14 @@ def measured(model: Path, profile: Path, dram_bytes: int, task: Task) -> Measure
 
 
 def _problem(files: ModelFiles, profile: Path, dram_bytes: int, task: Task) -> Problem:
-    problem = Problem(
-        shape=files.shape,
-        dtypes=files.dtypes,
-        hardware=load_profile(str(profile)).hardware().without("vram"),
-        workload=task.workload,
-        program_bytes={"dram": resident_bytes()},
-        kv_on_disk_last=True,  # as in a run
+    """That of a job with so much memory, on this machine without its GPU."""
+    job = Job(
+        model=ModelSection(path=files.checkpoint.folder),
+        input=InputSection(path=files.checkpoint.folder / "none.jsonl"),
+        output=OutputSection(path=files.checkpoint.folder / "none-answered.jsonl"),
+        resources=ResourcesSection(dram=dram_bytes),
     )
-    return problem.with_capacity("dram", dram_bytes)
+    return job_problem(job, files, task.workload, load_profile(str(profile)).hardware())
 
 
 def _figures(built: BuiltEngine, policy: Policy) -> Measured:
