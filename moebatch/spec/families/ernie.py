@@ -1,5 +1,7 @@
 """ERNIE-4.5 MoE (Baidu), text alone."""
 
+from dataclasses import replace
+
 from moebatch.spec.families.family import FamilySpec, grouped_attention, usual_defaults
 from moebatch.spec.model.blocks import Mlp, Router
 from moebatch.spec.model.config_keys import ConfigKeys
@@ -14,8 +16,9 @@ def _layers(keys: ConfigKeys, num_layers: int) -> Layers:
     bias = keys.flag("use_bias")
     width, num_shared = keys.count("moe_intermediate_size"), keys.count_or_zero("num_shared")
     return Layers(
-        attention=grouped_attention(
-            keys, bias="use_bias", output_bias="use_bias", rotates_neighbours=True
+        attention=replace(
+            grouped_attention(keys, bias="use_bias", output_bias="use_bias"),
+            rotates_neighbours=True,
         ),
         moe_layers=_moe_layers(keys, num_layers),
         expert=Mlp(width=width),

@@ -125,18 +125,13 @@ def grouped_attention(
     bias: str | None = None,
     output_bias: str | None = None,
     qk_norm: QkNorm = "none",
-    norms_rotated: bool = False,
-    clips: bool = False,
-    has_sink_scores: bool = False,
     rotates_part: bool = False,
     fills_hidden: bool = False,
-    has_gate: bool = False,
-    rotates_neighbours: bool = False,
-    score_scale: float | None = None,
 ) -> GroupedAttention:
     """Attention with keys and values of their own; `bias` and `output_bias` are the keys that say
     whether projections have one, `rotates_part` that a part of a head may rotate alone, and
-    `fills_hidden` that heads together have to be as wide as hidden states."""
+    `fills_hidden` that heads together have to be as wide as hidden states. A family says by
+    `replace` what else its attention is like."""
     heads, kv_heads, head_dim = keys.heads(fill_hidden=fills_hidden)
     return GroupedAttention(
         num_heads=heads,
@@ -145,13 +140,7 @@ def grouped_attention(
         qkv_bias=bias is not None and keys.flag(bias),
         output_bias=output_bias is not None and keys.flag(output_bias),
         qk_norm=qk_norm,
-        norms_rotated=norms_rotated,
-        clip_qkv=keys.positive_or_none("clip_qkv") if clips else None,
-        has_sink_scores=has_sink_scores,
         num_rotated=keys.rotary_dim(head_dim) if rotates_part else None,
-        has_gate=has_gate,
-        rotates_neighbours=rotates_neighbours,
-        score_scale=score_scale,
     )
 
 

@@ -34,12 +34,9 @@ def _layers(keys: ConfigKeys, num_layers: int) -> Layers:
     *windows, _ = by_layer_types(keys, num_layers, lambda layer: bool((layer + 1) % 6))
     sliding = replace(
         grouped_attention(
-            keys,
-            bias="attention_bias",
-            output_bias="attention_bias",
-            qk_norm="head",
-            score_scale=1.0,
+            keys, bias="attention_bias", output_bias="attention_bias", qk_norm="head"
         ),
+        score_scale=1.0,
         norms_values=True,
         rotary=_SLIDING,
     )

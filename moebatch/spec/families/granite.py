@@ -1,5 +1,7 @@
 """Granite-3 MoE and PowerMoE (IBM), without a shared expert and with one."""
 
+from dataclasses import replace
+
 from moebatch.spec.families.family import FamilySpec, grouped_attention, usual_defaults
 from moebatch.spec.model.blocks import Mlp, Router
 from moebatch.spec.model.config_keys import ConfigKeys
@@ -12,10 +14,8 @@ _BLOCK = "block_sparse_moe."
 def _layers(keys: ConfigKeys, num_layers: int) -> Layers:
     shared_width = keys.count_or_zero("shared_intermediate_size")
     return Layers(
-        attention=grouped_attention(
-            keys,
-            bias="attention_bias",
-            output_bias="attention_bias",
+        attention=replace(
+            grouped_attention(keys, bias="attention_bias", output_bias="attention_bias"),
             score_scale=keys.positive("attention_multiplier"),
         ),
         moe_layers=tuple(range(num_layers)),

@@ -1,5 +1,7 @@
 """Hunyuan-A13B, and Hy3 behind it (Tencent)."""
 
+from dataclasses import replace
+
 from moebatch.spec.families.family import (
     FamilySpec,
     by_mlp_types,
@@ -16,11 +18,10 @@ def _v1(keys: ConfigKeys, num_layers: int) -> Layers:
     """Like transformers, passes over what files say of shared experts and norms: all have both."""
     mlp = Mlp(width=keys.count("intermediate_size"))
     return Layers(
-        attention=grouped_attention(
-            keys,
-            bias="attention_bias",
-            output_bias="attention_bias",
-            qk_norm="head",
+        attention=replace(
+            grouped_attention(
+                keys, bias="attention_bias", output_bias="attention_bias", qk_norm="head"
+            ),
             norms_rotated=True,
         ),
         moe_layers=tuple(range(num_layers)),

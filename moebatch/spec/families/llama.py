@@ -24,10 +24,8 @@ def _layers(keys: ConfigKeys, num_layers: int) -> Layers:
     usual = [_CHUNKED if layer in rotating else _FULL for layer in range(num_layers)]
     types = layer_types(keys, usual, known=(_FULL, _CHUNKED))
     chunk = keys.count("attention_chunk_size") if _CHUNKED in types else None
-    attention = grouped_attention(
-        keys,
-        bias="attention_bias",
-        output_bias="attention_bias",
+    attention = replace(
+        grouped_attention(keys, bias="attention_bias", output_bias="attention_bias"),
         qk_norm="unscaled" if keys.flag("use_qk_norm") else "none",
         norms_rotated=True,
         rotates_neighbours=True,

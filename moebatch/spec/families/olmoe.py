@@ -1,5 +1,7 @@
 """OLMoE (Ai2)."""
 
+from dataclasses import replace
+
 from moebatch.spec.families.family import (
     FamilySpec,
     grouped_attention,
@@ -14,13 +16,15 @@ from moebatch.spec.model.tensor_names import USUAL_EXPERTS, TensorNames, usual_r
 
 def _layers(keys: ConfigKeys, num_layers: int) -> Layers:
     return Layers(
-        attention=grouped_attention(
-            keys,
-            bias="attention_bias",
-            output_bias="attention_bias",
-            qk_norm="full",
-            clips=True,
-            fills_hidden=True,
+        attention=replace(
+            grouped_attention(
+                keys,
+                bias="attention_bias",
+                output_bias="attention_bias",
+                qk_norm="full",
+                fills_hidden=True,
+            ),
+            clip_qkv=keys.positive_or_none("clip_qkv"),
         ),
         moe_layers=tuple(range(num_layers)),
         expert=Mlp(width=keys.count("intermediate_size")),

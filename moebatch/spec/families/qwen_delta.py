@@ -37,12 +37,14 @@ def _qwen3_5(keys: ConfigKeys, num_layers: int) -> Layers:
 def _layers(keys: ConfigKeys, num_layers: int, *, is_grouped: bool) -> Layers:
     recurrent = _recurrent_layers(keys, num_layers)
     return Layers(
-        attention=grouped_attention(
-            keys,
-            bias="attention_bias",
-            output_bias="attention_bias",
-            qk_norm="head",
-            rotates_part=True,
+        attention=replace(
+            grouped_attention(
+                keys,
+                bias="attention_bias",
+                output_bias="attention_bias",
+                qk_norm="head",
+                rotates_part=True,
+            ),
             has_gate=True,
         ),
         norm=Norm(counts_from_one=True),
