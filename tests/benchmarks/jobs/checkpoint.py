@@ -16,6 +16,8 @@ from tests.benchmarks.jobs.tokenizer import write_tokenizer
 from tests.tiny import quiet
 
 VOCABULARY = 32_000
+_SPARE = 16
+"""Token ids of the model that the tokenizer leaves to what transformers adds for a family."""
 STORED = "stored"
 """The weights of a checkpoint as they are written first."""
 _INDEX = "model.safetensors.index.json"
@@ -99,7 +101,7 @@ def checkpoint(folder: Path, shape: str = "mixtral") -> Path:
     if not (made / _INDEX).is_file():
         print(f"making a checkpoint of about 6 GB in {made}", flush=True)
         made.mkdir(parents=True, exist_ok=True)
-        write_tokenizer(made, VOCABULARY)
+        write_tokenizer(made, VOCABULARY - _SPARE)
         _write_model(made, *SHAPES[shape])
     return made
 
@@ -130,6 +132,7 @@ def _write_model(folder: Path, family: str, sizes: Mapping[str, Any]) -> None:
     generator = torch.Generator().manual_seed(0)
     if family == "gpt_oss":
         config.quantization_config = {"quant_method": "mxfp4"}
+        config.architectures = [type(model).__name__]
         config.save_pretrained(folder)
         _write_mxfp4(folder, model, generator)
         return

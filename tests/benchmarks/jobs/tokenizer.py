@@ -1,4 +1,4 @@
-"""A byte-level tokenizer whose tokens are bytes and pairs of bytes, as many as the model has.
+"""A byte-level tokenizer whose tokens are bytes and pairs of bytes, as many as asked for.
 
 The benchmark gives token ids; the tokenizer is there to turn answers into text at the usual cost.
 """
