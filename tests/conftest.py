@@ -13,6 +13,10 @@ import pytest
 os.environ |= {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
 import torch
 
+if not torch.cuda.is_available():
+    # A CPU then does what a GPU would, slowly. Triton looks when it is loaded.
+    os.environ["TRITON_INTERPRET"] = "1"
+
 from tests.few import choose, mark_the_others
 from tests.tiny import write_checkpoint
 

@@ -33,7 +33,7 @@ class Device:
         """Its levels; files are at the bottom of every one."""
         if self.kind == "cpu":
             return Ladder(("disk", "dram"))
-        return Ladder(("disk", "dram", "vram"), stages=self._stages)
+        return Ladder(("disk", "dram", "vram"), stages=self._stages, has_gpu=self.is_cuda)
 
     @property
     def is_cuda(self) -> bool:

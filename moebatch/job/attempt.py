@@ -31,6 +31,7 @@ from moebatch.job.status import Phase, lane_times
 from moebatch.job.stop import watched
 from moebatch.journal.finished import Finished
 from moebatch.journal.writer import JournalWriter
+from moebatch.model.gpu import loader as gpu
 from moebatch.model.native import loader
 from moebatch.rows.dialects import Served
 from moebatch.rows.repeats import Repeats
@@ -181,6 +182,8 @@ class Attempt:
         self.torch_only = loader.prepare()  # a compiler takes memory, too
         files = context.opened.files
         self.machine = measured_machine(context.job, files, context.log)
+        if self.machine.kind == "cuda":
+            self.torch_only = gpu.prepare() or self.torch_only
         return in_fastest_dtype(context.job, files, self.machine, context.log)
 
     def _served(self, files: ModelFiles, counted: InputSummary) -> Served:

@@ -8,6 +8,9 @@ from moebatch.schedule.steps.kv_route import Place
 from moebatch.spec.machine.hardware import LEVELS, DeviceKind, Hardware, LevelName, LinkName
 from moebatch.spec.policy.policy import Policy
 
+_MOST_TOGETHER = 16
+"""Experts that give their slots back together: more would keep the link waiting for these."""
+
 
 @dataclass(frozen=True, slots=True)
 class Ladder:
@@ -17,6 +20,8 @@ class Ladder:
     """From the lowest one up; ``dram`` is always among them."""
     stages: bool = False
     """Whether pages of weights are copied into pinned buffers before they go up to ``vram``."""
+    has_gpu: bool = False
+    """Whether the top is a GPU and no stand-in, so that each launch has a price."""
 
     def __post_init__(self) -> None:
         order = tuple(level for level in reversed(LEVELS) if level in self.levels)
@@ -25,9 +30,16 @@ class Ladder:
 
     @classmethod
     def of(cls, hardware: Hardware, *, stages: bool = False) -> "Ladder":
-        """The levels of a machine."""
+        """The levels of a machine. The processor of an emulated GPU is a CPU with its kernels."""
         found = tuple(level for level in reversed(LEVELS) if level in hardware.levels)
-        return cls(found, stages=stages)
+        gpu = hardware.vram.processor if hardware.vram else None
+        has_gpu = gpu is not None and not gpu.instruction_set
+        return cls(found, stages=stages, has_gpu=has_gpu)
+
+    @property
+    def most_together(self) -> int:
+        """Experts that are computed in one task: a launch is for many of them on a GPU."""
+        return _MOST_TOGETHER if self.has_gpu else 1
 
     @property
     def top(self) -> Place:

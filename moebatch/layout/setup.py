@@ -61,6 +61,7 @@ def setup_of(
         lanes=lanes_of(ladder, policy),
         kv_homes=_kv_homes(shape, policy, ladder),
         compute=ladder.top,
+        most_together=ladder.most_together,
         activation_level=activation_level,
         num_encoding=shape.num_encoding_layers,
     )

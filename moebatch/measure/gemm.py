@@ -6,6 +6,7 @@ Shape letters: T tokens, M tokens of the expert, D hidden, K experts per token.
 import itertools
 import math
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from torch import Tensor
 from moebatch.checkpoint.direct import align_up
 from moebatch.checkpoint.record import TORCH_DTYPES
 from moebatch.formats.weight_format import StoredPart, WeightFormat
+from moebatch.layout.fused import is_grouped
 from moebatch.layout.scratch import KERNEL_BLOCK_ROWS, Limits
 from moebatch.measure.sizes import ModelSizes
 from moebatch.measure.synthetic import SyntheticLayer, fill, synthetic_layer
@@ -22,6 +24,8 @@ from moebatch.model.routing.router import ExpertTokens, Routing
 _HARMLESS_BYTE = 0x11
 """Of which every type of numbers makes small ones that are not subnormal."""
 _ALIGNMENT = 64
+_TOGETHER = 16
+"""Experts of few rows that a GPU is given at a time, as in a pass."""
 Points = tuple[tuple[int, float], ...]
 """(rows, FLOP/s), ascending in rows."""
 
@@ -36,7 +40,7 @@ def gemm_curve(
     longest_s: float,
     stored: WeightFormat | None = None,
 ) -> Points:
-    """Rates of ``Decoder.run_expert``: gathering, three products, activation, putting back.
+    """Rates of ``Decoder.run_experts``: gathering, three products, activation, putting back.
 
     FLOP are 2 * rows * parameters. `experts` gives the bytes (uint8) of one after the other, for
     ever, on the timer's device; how long it takes to give one does not count. They are `stored` so,
@@ -45,19 +49,21 @@ def gemm_curve(
     """
     limits = Limits(pass_tokens=1, micro_batch_tokens=1, context_tokens=1, expert_rows=max(rows))
     layer = synthetic_layer(sizes, limits, dtype, timer.device, stored=stored)
-    expert = _NextExpert(layer, experts)
+    following = _NextExperts(layer, experts)
     points: list[tuple[int, float]] = []
     for count in sorted(rows):
-        flop = 2 * count * layer.shape.expert_params
+        together = _TOGETHER if is_grouped(count) and timer.device.type == "cuda" else 1
+        flop = 2 * count * layer.shape.expert_params * together
         # A rate does not fall with the rows: the last one bounds the time from above.
         if points and flop / points[-1][1] > longest_s:
             break
-        routing = _routing(layer, count)
+        routing = _routing(layer, count, together)
 
         def run(routing: Routing = routing) -> None:
-            layer.decoder.run_expert(0, routing, 0, expert.parts)
+            layer.decoder.run_experts(0, routing, following.parts)
 
-        points.append((count, flop / timer.seconds(run, prepare=expert.take)))
+        prepare = partial(following.take, together)
+        points.append((count, flop / timer.seconds(run, prepare=prepare)))
     return tuple(points)
 
 
@@ -122,26 +128,29 @@ def _places(parts: Sequence[StoredPart]) -> list[int]:
     return places
 
 
-class _NextExpert:
-    """The tensors of the expert whose turn it is."""
+class _NextExperts:
+    """The tensors of those whose turn it is."""
 
     def __init__(self, layer: SyntheticLayer, experts: Iterator[Tensor]) -> None:
         self._layer = layer
         self._experts = experts
-        self.parts: tuple[Tensor, ...] = ()
+        self.parts: dict[int, tuple[Tensor, ...]] = {}
 
-    def take(self) -> None:
-        """Goes on to the next one."""
+    def take(self, number: int) -> None:
+        """Goes on to the next ones, of which there are so many."""
+        self.parts = {expert: self._next() for expert in range(number)}
+
+    def _next(self) -> tuple[Tensor, ...]:
         memory = next(self._experts).view(torch.uint8)
         parts = tuple(self._layer.experts.parts(0, 0))
-        self.parts = tuple(
+        return tuple(
             memory[place : place + part.num_bytes].view(TORCH_DTYPES[part.dtype]).view(part.shape)
             for place, part in zip(_places(parts), parts, strict=False)
         )
 
 
-def _routing(layer: SyntheticLayer, num_rows: int) -> Routing:
-    """An expert that got `num_rows` tokens from all over the pass, choices being even."""
+def _routing(layer: SyntheticLayer, num_rows: int, num_experts: int) -> Routing:
+    """Experts that got the same `num_rows` tokens from all over the pass, choices being even."""
     shape, device = layer.shape, layer.decoder.device
     step = shape.num_experts // shape.experts_per_token
     num_tokens = num_rows * step
@@ -154,6 +163,6 @@ def _routing(layer: SyntheticLayer, num_rows: int) -> Routing:
         weights_TK=torch.full(size, 0.5, device=device),
         experts_TK=torch.zeros(size, dtype=torch.int64, device=device),
         num_experts=shape.num_experts,
-        tokens={0: ExpertTokens(rows_M, choices_M)},
+        tokens=dict.fromkeys(range(num_experts), ExpertTokens(rows_M, choices_M)),
         outputs_TKD=torch.zeros(*size, shape.hidden_size, dtype=layer.decoder.dtype, device=device),
     )

@@ -12,7 +12,8 @@ from moebatch.layout.scratch import Limits
 from moebatch.measure.sizes import ModelSizes
 from moebatch.measure.synthetic import synthetic_layer
 from moebatch.measure.timer import Timer
-from moebatch.plan.pricing import launches
+from moebatch.model.gpu import loader as gpu
+from moebatch.plan.pricing.launches import Launches
 from moebatch.schedule.drivers.driver import Driver
 from moebatch.schedule.lanes import CPU, GPU
 from moebatch.schedule.registry import find_schedule
@@ -56,9 +57,10 @@ def launch_s(timer: Timer) -> float:
 
     def run() -> None:
         for expert in routing.experts:
-            decoder.run_expert(0, routing, expert, parts)
+            decoder.run_experts(0, routing, {expert: parts})
 
-    return timer.seconds(run) / (len(routing.experts) * launches.of_expert(decoder.shape, 1))
+    launches = Launches(decoder.shape, is_fused=gpu.prepare() is None)
+    return timer.seconds(run) / (len(routing.experts) * launches.of_experts([1]))
 
 
 class _AllChosen:

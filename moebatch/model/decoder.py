@@ -16,6 +16,7 @@ from torch import Tensor
 
 from moebatch.errors import CheckpointError
 from moebatch.formats.weight_format import BadParts, Matrix
+from moebatch.layout.fused import groups_experts, is_grouped
 from moebatch.layout.scratch import Limits, converted_elements, step_elements
 from moebatch.model import layers
 from moebatch.model.attention.by_torch import Parts, Qkv
@@ -27,6 +28,9 @@ from moebatch.model.batch import BatchPlanner, MicroBatch
 from moebatch.model.dense_weights import DenseWeights
 from moebatch.model.elementwise import Elementwise
 from moebatch.model.families.registry import FAMILIES
+from moebatch.model.families.usual import mlp
+from moebatch.model.gpu.experts import GroupedExpert
+from moebatch.model.gpu.loader import grouped_experts_on
 from moebatch.model.products import Products
 from moebatch.model.recurrence.gated_delta import GatedDeltaBlock
 from moebatch.model.routing.choices import Choices
@@ -108,6 +112,8 @@ class Decoder:
             gating=gating,
             activation_level=activation_level,
         )
+        can_group = self._family.expert is mlp and groups_experts(shape)
+        self._grouped = grouped_experts_on(self.device) if can_group else None
         choices, room = (limits.pass_tokens, shape.experts_per_token), embedding.new_empty
         self._normed_TD = room(limits.pass_tokens, shape.hidden_size)
         self._outputs_TKD = room(*choices, shape.hidden_size)
@@ -235,18 +241,35 @@ class Decoder:
             self._choices.choose(layer, chunk, frame, normed)
         return self._choices.routing(layer, rows, normed_TD, self._outputs_TKD[:num_tokens])
 
-    def run_expert(
-        self, layer: int, routing: Routing, expert: int, parts: Sequence[Tensor]
+    def run_experts(
+        self, layer: int, routing: Routing, experts: Mapping[int, Sequence[Tensor]]
     ) -> None:
-        """Runs one expert over all tokens that chose it and fills its ``routing.outputs_TKD``.
+        """Runs experts over all tokens that chose them and fills their ``routing.outputs_TKD``.
 
-        `parts` are what was read of it, as `StoredExperts.pieces` names them. Raises
-        CheckpointError where they cannot be decoded.
+        Each is given with what was read of it, as `StoredExperts.pieces` names that. Raises
+        CheckpointError where it cannot be decoded.
         """
-        try:
-            self._compute_expert(routing, expert, self._experts.matrices(parts, layer, expert))
-        except BadParts as error:
-            raise CheckpointError(f"layer {layer}, expert {expert}: {error}") from None
+        together: list[GroupedExpert] = []
+        for expert, parts in experts.items():
+            try:
+                matrices = self._experts.matrices(parts, layer, expert)
+                if taken := self._grouped_with(routing.tokens[expert], matrices):
+                    together.append(GroupedExpert(routing.tokens[expert], taken))
+                else:
+                    self._compute_expert(routing, expert, matrices)
+            except BadParts as error:
+                raise CheckpointError(f"layer {layer}, expert {expert}: {error}") from None
+        if together and self._grouped is not None:
+            room, clamped = self._limits.expert_rows, self.shape.clamped_gate
+            self._grouped.run(self.scratch.frame(), together, routing, clamped, most_rows=room)
+
+    def _grouped_with(
+        self, tokens: ExpertTokens, matrices: Mapping[str, Matrix]
+    ) -> Mapping[str, Tensor] | None:
+        """The matrices of an expert that is computed together with others; None of others."""
+        if self._grouped is None or not is_grouped(len(tokens.rows_M)):
+            return None
+        return self._grouped.taken(matrices, self.dtype)
 
     def _compute_expert(
         self, routing: Routing, expert: int, matrices: Mapping[str, Matrix]

@@ -1,6 +1,6 @@
 """Names of tasks, and of what lanes wait for."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from moebatch.schedule.task import Kind, Task, reason_kind, task_named
 from moebatch.schedule.timeline.statistics import LAUNCH
@@ -49,7 +49,8 @@ def task_label(task: Task, num_layers: int) -> str:
     """``L3 expert 5``, ``L3 attend mb 2``: a name for tools that draw timelines."""
     words = [f"L{task.step % num_layers}", str(task.kind)]
     if task.expert is not None:
-        words.append(str(task.expert) if task.kind is Kind.EXPERT else f"expert {task.expert}")
+        which = _numbers(task.experts)
+        words.append(which if task.kind is Kind.EXPERT else f"expert {which}")
     numbers = ("mb", task.micro_batch), ("page", task.page), ("part", task.part)
     for name, number in numbers:
         if number is not None:
@@ -87,14 +88,20 @@ def _is_own(task: Task, before: Task) -> bool:
     if task.step != before.step or task.kind is Kind.EXPERT or task.kind == before.kind:
         return False
     if task.expert is not None:
-        return task.expert == before.expert
+        return task.expert in before.experts
     if task.page is not None:
         return task.page == before.page
     return task.micro_batch is not None and task.micro_batch == before.micro_batch
 
 
+def _numbers(experts: Sequence[int]) -> str:
+    """``5``, or ``5, 7, 12``."""
+    return ", ".join(map(str, experts))
+
+
 def _what(task: Task) -> str:
-    expert = None if task.expert is None else f"expert {task.expert}"
+    several = "s" * (len(task.experts) > 1)
+    expert = None if task.expert is None else f"expert{several} {_numbers(task.experts)}"
     words = expert if task.kind is Kind.EXPERT and expert else _NAMES[task.kind][0]
     if expert and words != expert:
         words += f" of {expert}"

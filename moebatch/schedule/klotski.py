@@ -6,7 +6,7 @@ hot: only hot experts are prefetched, the others come when a gate has chosen the
 klotski: experts run once over all micro-batches, hot ones first, then in the order of arrival.
 """
 
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from typing import Any
 
 from moebatch.schedule.definition import (
@@ -33,7 +33,7 @@ from moebatch.schedule.request import (
 from moebatch.schedule.setup import Setup
 from moebatch.schedule.steps.attention import Attention
 from moebatch.schedule.steps.kv import KvTraffic
-from moebatch.schedule.task import Task, combine, dense, expert, gate
+from moebatch.schedule.task import Task, combine, dense, expert, experts, gate
 
 
 @schedule(runs="pass", foresees="likely")
@@ -86,8 +86,8 @@ def chosen_before_likely(layer: Layer) -> Generator[Task | Request, Any, Arrivin
     yield CancelPrefetch(layer.step)
     chosen: Arriving = yield Arrivals(layer.step)
     if layer.setup.compute == "vram":
-        for e in chosen.ready:
-            yield expert(layer.step, e)
+        for group in chosen.ready:
+            yield experts(layer.step, group)
     yield from prefetch_likely(layer.setup, layer.step)
     return chosen
 
@@ -104,11 +104,11 @@ def attend_and_route(layer: Layer) -> Iterator[Task | Request]:
     yield Route(i, layer.sweep.num_micro_batches - 1)
 
 
-def as_they_arrive(layer: Layer, chosen: Iterable[int]) -> Iterator[Task]:
+def as_they_arrive(layer: Layer, chosen: Arriving) -> Iterator[Task]:
     """Each expert once over all micro-batches, those that are ready first; its slot is free
     afterwards."""
-    for e in chosen:
-        yield expert(layer.step, e)
+    for group in chosen.groups:
+        yield experts(layer.step, group)
     yield combine(layer.step)
 
 

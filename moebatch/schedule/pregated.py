@@ -2,8 +2,8 @@
 
 from moebatch.schedule.definition import Layer, fetch_window, schedule
 from moebatch.schedule.klotski import as_they_arrive, attend_and_route
-from moebatch.schedule.request import Arrivals, Free, Route, Schedule, Select, Whole
-from moebatch.schedule.task import combine, expert, gate
+from moebatch.schedule.request import Arrivals, Arriving, Free, Route, Schedule, Select, Whole
+from moebatch.schedule.task import combine, experts, gate
 
 
 @schedule(runs="pass", foresees="pre-gate")
@@ -41,7 +41,8 @@ def prefetch_all(layer: Layer) -> Schedule:
     yield Whole(i)
     for k in layer.micro_batches:
         yield Route(i, k)
-    for e in (yield Arrivals(i)):
-        yield expert(i, e)
+    chosen: Arriving = yield Arrivals(i)
+    for group in chosen.groups:
+        yield experts(i, group)
     yield Free(i)
     yield combine(i)

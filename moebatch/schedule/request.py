@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from moebatch.schedule.slots.expert_load import ExpertKey
@@ -62,7 +63,7 @@ class Whole(_OfStep):
 
 class Arrivals(_OfStep):
     """Answered with an `Arriving` of the experts that were chosen at a step, by any micro-batch: in
-    the order in which they are ready."""
+    the order in which they are ready, one by one or in groups."""
 
 
 class InOrder(_OfMicroBatch):
@@ -85,27 +86,38 @@ _Wait = Callable[[Collection[ExpertKey]], None]
 class Arriving:
     """Chosen experts of a step: resident, arrived, in flight, absent. Each is handed out once."""
 
-    def __init__(self, keys: Iterable[ExpertKey], ready: _Ready, wait: _Wait) -> None:
+    def __init__(
+        self, keys: Iterable[ExpertKey], ready: _Ready, wait: _Wait, *, most_together: int = 1
+    ) -> None:
         """`ready` gives those of some experts that are ready, in the order in which they are to be
-        computed: what becomes ready later comes behind them. `wait` returns when one is."""
+        computed: what becomes ready later comes behind them. `wait` returns when one is. A group
+        has `most_together` experts at most."""
         self._left = dict.fromkeys(keys)
         self._ready = ready
         self._wait = wait
+        self._most_together = most_together
 
     @property
-    def ready(self) -> Iterator[int]:
-        """Those that have arrived already."""
+    def ready(self) -> Iterator[list[int]]:
+        """Those that have arrived already, in groups that are computed together."""
         while self._left and (ready := self._ready(self._left)):
-            for key in ready:
-                del self._left[key]
-                yield key.expert
+            for first in range(0, len(ready), self._most_together):
+                group = ready[first : first + self._most_together]
+                for key in group:
+                    del self._left[key]
+                yield [key.expert for key in group]
 
-    def __iter__(self) -> Iterator[int]:
-        """All that are left, those that are ready first."""
+    @property
+    def groups(self) -> Iterator[list[int]]:
+        """All that are left in such groups, those that are ready first."""
         yield from self.ready
         while self._left:
             self._wait(self._left)
             yield from self.ready
+
+    def __iter__(self) -> Iterator[int]:
+        """All that are left one by one, those that are ready first."""
+        return chain.from_iterable(self.groups)
 
 
 Question = NextPass | GateChosen | Route | Whole | Arrivals | InOrder | Sync

@@ -32,6 +32,8 @@ class Setup:
     """Where keys and values of each layer live; empty where all are where attention is."""
     compute: Place = "dram"
     """Where experts are computed: ``vram`` with a GPU."""
+    most_together: int = 1
+    """Experts that are computed in one task, once over all micro-batches."""
     activation_level: int = 0
     """N of Pre-gated MoE: gates choose for so many layers with experts ahead; 0 where every one
     chooses for its own."""

@@ -6,6 +6,7 @@ i mod L. So a task is the same thing to the lane that runs it and to the tasks t
 
 import enum
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 _NAME = re.compile(r"([a-z ]+)\((\d+)((?:, (?:k|e|p|part) ?\d+)*)\)")
@@ -33,7 +34,8 @@ class Kind(enum.StrEnum):
     GATE = "gate"
     """Norm of k, and its tokens choose their experts."""
     EXPERT = "expert"
-    """e over the tokens of k that chose it, or over those of the whole pass."""
+    """e over the tokens of k that chose it, or over those of the whole pass; several of them where
+    a processor computes such together."""
     COMBINE = "combine"
     """Adds up what the experts made of the pass."""
     DENSE = "dense"
@@ -69,6 +71,8 @@ class Task:
     page: int | None = None
     part: int | None = None
     """Which chunk of a transfer, where it goes in several."""
+    others: tuple[int, ...] = field(default=(), compare=False)
+    """Experts that are computed together with `expert`."""
     num_pages: int | None = field(default=None, compare=False, repr=False)
     """Pages that the layer comes in."""
     after: tuple["Task", ...] = field(default=(), compare=False, repr=False)
@@ -76,9 +80,15 @@ class Task:
     circle. Tasks of one lane run in the order of their launch anyway."""
 
     def __str__(self) -> str:
-        names = ("k", self.micro_batch), ("e", self.expert), ("p", self.page), ("part", self.part)
+        experts = (("e", expert) for expert in self.experts)
+        names = ("k", self.micro_batch), *experts, ("p", self.page), ("part", self.part)
         parts = "".join(f", {name}{number}" for name, number in names if number is not None)
         return f"{self.kind}({self.step}{parts})"
+
+    @property
+    def experts(self) -> tuple[int, ...]:
+        """All that it is about."""
+        return () if self.expert is None else (self.expert, *self.others)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +108,12 @@ load, out, post, gate = map(_OfMicroBatch, (Kind.LOAD, Kind.OUT, Kind.POST, Kind
 def expert(i: int, e: int, k: int | None = None) -> Task:
     """Expert e over tokens of k, or of all micro-batches."""
     return Task(Kind.EXPERT, i, k, e)
+
+
+def experts(i: int, group: Sequence[int]) -> Task:
+    """Some experts together, each over its tokens of all micro-batches."""
+    first, *others = group
+    return Task(Kind.EXPERT, i, expert=first, others=tuple(others))
 
 
 def combine(i: int, *after: Task) -> Task:
@@ -136,12 +152,14 @@ def task_named(name: str) -> Task | None:
     match = _NAME.fullmatch(name)
     if not match or match[1] not in set(Kind):
         return None
-    parts = {sign: int(number) for sign, number in _PART.findall(match[3])}
+    found = [(sign, int(number)) for sign, number in _PART.findall(match[3])]
+    parts, experts = dict(found), [number for sign, number in found if sign == "e"]
     return Task(
         Kind(match[1]),
         int(match[2]),
         micro_batch=parts.get("k"),
-        expert=parts.get("e"),
+        expert=experts[0] if experts else None,
+        others=tuple(experts[1:]),
         page=parts.get("p"),
         part=parts.get("part"),
     )

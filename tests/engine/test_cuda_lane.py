@@ -66,9 +66,11 @@ class Machine(Board):
     def can_start(self, task: Task) -> bool:
         return all(self.has_ended(other) for other in task.after)
 
-    def ended(self, task: Task, lane: str, start_s: float, end_s: float, slot: int | None) -> None:
+    def ended(
+        self, task: Task, lane: str, start_s: float, end_s: float, slots: tuple[int, ...]
+    ) -> None:
         assert self.has_failed or self.can_start(task), f"{task} ended before what it waits for"
-        self.spans.append(Span(task, lane, start_s, end_s, slot))
+        self.spans.append(Span(task, lane, start_s, end_s, slots))
         self._pending.discard(task)
 
     # --- for tests ------------------------------------------------------------------------------
@@ -287,7 +289,7 @@ def test_chunks_go_on_beside_a_task_that_cannot_start_few_at_a_time(machine: Mac
     gate.open()
     machine.finish()
     assert chunks.most_on_their_way == MAX_ISSUED_BEFORE_CHUNK
-    assert {span.slot for span in machine.spans if span.task.kind is Kind.CHUNK} == {7}
+    assert {span.slots for span in machine.spans if span.task.kind is Kind.CHUNK} == {(7,)}
 
 
 def test_more_chunks_are_on_their_way_where_they_are_small(machine: Machine) -> None:
@@ -406,7 +408,7 @@ def test_lanes_begin_when_all_that_was_loaded_is_there() -> None:
 
 ON_COMPUTE = {
     Decoder: (
-        *("embed", "micro_batch", "attend", "project", "add_attention", "route", "run_expert"),
+        *("embed", "micro_batch", "attend", "project", "add_attention", "route", "run_experts"),
         *("combine", "add_dense", "logits"),
     ),
     BrokenRows: ("look",),
@@ -494,7 +496,7 @@ def test_threads_take_turns_more_often_while_they_issue(
     assert sys.getswitchinterval() == before
 
 
-@pytest.mark.parametrize("step", ["attend", "run_expert"])
+@pytest.mark.parametrize("step", ["attend", "run_experts"])
 def test_when_memory_is_refused_on_streams_passes_shrink(
     tiny_checkpoint: Callable[..., Path],
     streams: CudaStreams,

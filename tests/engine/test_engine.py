@@ -267,7 +267,7 @@ def test_a_row_with_broken_logits_fails_alone(
 
 
 @pytest.mark.few
-@pytest.mark.parametrize("step", ["attend", "run_expert", "logits"])
+@pytest.mark.parametrize("step", ["attend", "run_experts", "logits"])
 @pytest.mark.parametrize("num_slots", [1, 3])
 def test_when_memory_is_refused_passes_shrink_and_answers_stay_the_same(
     tiny_checkpoint: Callable[..., Path],

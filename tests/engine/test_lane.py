@@ -25,7 +25,9 @@ class Kept(Board):
         super().__init__(Monitor())
         self.ends: list[tuple[Task, str]] = []
 
-    def ended(self, task: Task, lane: str, start_s: float, end_s: float, slot: int | None) -> None:
+    def ended(
+        self, task: Task, lane: str, start_s: float, end_s: float, slots: tuple[int, ...]
+    ) -> None:
         self.ends.append((task, lane))
 
     def wait_for(self, condition: Callable[[], bool]) -> None:

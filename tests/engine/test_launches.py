@@ -14,15 +14,19 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from moebatch.checkpoint.model_files import open_model
 from moebatch.engine.passes.pipeline import Pipeline
+from moebatch.layout.ladder import Ladder
 from moebatch.layout.load import PassLoad
 from moebatch.model.attention import by_torch as attention
+from moebatch.model.gpu import experts as gpu_experts
+from moebatch.model.gpu import rows as gpu_rows
 from moebatch.model.native import loader
-from moebatch.plan.pricing import launches
+from moebatch.plan.pricing import launches as of_copies
+from moebatch.plan.pricing.launches import Launches
 from moebatch.schedule.task import Kind, Task
-from moebatch.spec.model.shape import ModelShape
 from moebatch.store.experts.packed import PackedLayout
 from tests.engine.test_engine import requests
 from tests.engine.test_schedules import EMULATED, emulated, run
+from tests.gpu_kernels import use_gpu_kernels, use_launch
 from tests.tiny import CACHED_APART
 
 _VIEWS = (
@@ -38,10 +42,11 @@ _AFTER = (Kind.GATE, Kind.EXPERT, Kind.COMBINE)
 
 class CountingDevice(TorchDispatchMode):
     """Counts what a GPU would be asked to launch, by tasks. On a CPU that has no kernels of ours,
-    torch's operators are those that a GPU gets."""
+    torch's operators are those that a GPU gets, and launches in Triton where it has such."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_fused: bool) -> None:
         super().__init__()
+        self.is_fused = is_fused
         self.tasks: dict[Kind, list[tuple[Task, Counter[str]]]] = defaultdict(list)
         self._now: Counter[str] = Counter()
 
@@ -77,8 +82,11 @@ class CountingDevice(TorchDispatchMode):
 
 
 @pytest.fixture
-def counting(monkeypatch: pytest.MonkeyPatch) -> Iterator[CountingDevice]:
-    device = CountingDevice()
+def counting(
+    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> Iterator[CountingDevice]:
+    """Asked for with whether it has kernels in Triton."""
+    device = CountingDevice(is_fused=request.param)
     do, sdpa = Pipeline.do, F.scaled_dot_product_attention
 
     def counted(self: Pipeline, task: Task) -> None:
@@ -90,6 +98,23 @@ def counting(monkeypatch: pytest.MonkeyPatch) -> Iterator[CountingDevice]:
         with _disable_current_modes():
             return sdpa(*arguments, **options)
 
+    def put(table: list[tuple[int, ...]], on: torch.device) -> torch.Tensor:
+        device.count("copy")
+        with _disable_current_modes():
+            return torch.tensor(table)
+
+    if device.is_fused:
+        use_gpu_kernels(monkeypatch)
+        launch_really = gpu_rows.launch
+
+        def launch(*arguments: Any, **options: Any) -> None:
+            device.count("launch")
+            with _disable_current_modes():
+                launch_really(*arguments, **options)
+
+        use_launch(monkeypatch, launch)
+        monkeypatch.setattr(Ladder, "most_together", 3)
+        monkeypatch.setattr(gpu_experts, "_on_device", put)
     monkeypatch.setattr(loader, "kernels", lambda: None)
     monkeypatch.setattr(Pipeline, "do", counted)
     monkeypatch.setattr(attention.F, "scaled_dot_product_attention", attend)
@@ -98,8 +123,9 @@ def counting(monkeypatch: pytest.MonkeyPatch) -> Iterator[CountingDevice]:
 
 def decoded(
     counting: CountingDevice, folder: Path, tmp_path: Path, title: str, schedule: str
-) -> ModelShape:
-    """Runs sequences of one length, and keeps the passes in which all of them decode."""
+) -> Launches:
+    """Runs sequences of one length, and keeps the passes in which all of them decode; what is said
+    of their launches."""
     policy = replace(
         EMULATED[title],
         schedule=schedule,
@@ -113,7 +139,7 @@ def decoded(
     shape = open_model(folder, "float32").shape
     for kind, tasks in counting.tasks.items():
         counting.tasks[kind] = [each for each in tasks if each[0].step >= shape.num_layers]
-    return shape
+    return Launches(shape, counting.is_fused)
 
 
 LOAD = PassLoad(
@@ -125,49 +151,67 @@ LOAD = PassLoad(
 
 @pytest.mark.few(family=CACHED_APART)
 @pytest.mark.parametrize(
-    "family",
+    ("family", "counting"),
     [
-        "mixtral",
-        "qwen3_moe",
-        "qwen2_moe",
-        "granitemoeshared",
-        "gemma4_text",
-        "gpt_oss",
-        "deepseek_v3",
-        "qwen3_next",
+        ("mixtral", False),
+        ("qwen3_moe", False),
+        ("qwen2_moe", False),
+        ("granitemoeshared", False),
+        ("gemma4_text", False),
+        ("gpt_oss", False),
+        ("deepseek_v3", False),
+        ("qwen3_next", False),
+        ("qwen2_moe", True),
+        ("deepseek_v3", True),
     ],
+    indirect=["counting"],
 )
 def test_tasks_launch_as_much_as_they_are_priced_for(
     tiny_checkpoint: Callable[..., Path], counting: CountingDevice, tmp_path: Path, family: str
 ) -> None:
     title = "GPU attention, cache in main memory"
-    shape = decoded(counting, tiny_checkpoint(family), tmp_path, title, "klotski")
+    launches = decoded(counting, tiny_checkpoint(family), tmp_path, title, "klotski")
     kinds = (Kind.ATTEND, Kind.KV_UP, Kind.KV_DOWN)
     assert {kind: counting.mean(kind) for kind in kinds} == pytest.approx(
-        {kind: launches.of_batch(shape, kind, LOAD) for kind in kinds}, rel=0.05
+        {kind: launches.of_batch(kind, LOAD) for kind in kinds}, rel=0.05
     )
-    num_gates, num_experts, num_sums = map(counting.number, _AFTER)
-    gates = num_gates * launches.of_gates(shape)[-1]
-    sums = num_sums * launches.of_combine(shape, is_joined=True)
-    planned = gates + num_experts * launches.of_expert(shape, 1) + sums
+    num_gates, _, num_sums = map(counting.number, _AFTER)
+    gates = num_gates * launches.of_gates[-1]
+    experts = sum(
+        launches.of_experts([1] * len(task.experts)) for task, _ in counting.tasks[Kind.EXPERT]
+    )
+    planned = gates + experts + num_sums * launches.of_combine(is_joined=True)
     assert sum(map(counting.total, _AFTER)) == pytest.approx(planned, rel=0.1)
 
 
 @pytest.mark.few(2)
-@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe", "granitemoeshared", "deepseek_v2"])
+@pytest.mark.parametrize(
+    ("family", "counting"),
+    [
+        ("mixtral", False),
+        ("qwen3_moe", False),
+        ("granitemoeshared", False),
+        ("deepseek_v2", False),
+        ("granitemoeshared", True),
+    ],
+    indirect=["counting"],
+)
 def test_tasks_around_attention_on_the_cpu_launch_as_much_as_they_are_priced_for(
     tiny_checkpoint: Callable[..., Path], counting: CountingDevice, tmp_path: Path, family: str
 ) -> None:
-    shape = decoded(counting, tiny_checkpoint(family), tmp_path, "CPU attention", "cgopipe")
+    launches = decoded(counting, tiny_checkpoint(family), tmp_path, "CPU attention", "cgopipe")
     kinds = (Kind.PRE, Kind.OFF, Kind.LOAD)
     assert {kind: counting.mean(kind) for kind in kinds} == pytest.approx(
-        {kind: launches.of_batch(shape, kind, LOAD) for kind in kinds}, rel=0.02
+        {kind: launches.of_batch(kind, LOAD) for kind in kinds}, rel=0.02
     )
-    experts = sum(counted["silu_"] for _, counted in counting.tasks[Kind.POST])
-    experts -= counting.number(Kind.POST) * bool(shape.shared_expert)
-    of_batch = launches.of_gates(shape)[0] + launches.of_batch(shape, Kind.OUT, LOAD)
-    of_batch += launches.of_combine(shape, is_joined=False)
-    planned = counting.number(Kind.POST) * of_batch + experts * launches.of_expert(shape, 1)
+    num_posts = counting.number(Kind.POST)
+    experts = num_posts * launches.of_experts([1, 1])
+    if not counting.is_fused:
+        num_gates = sum(counted["silu_"] for _, counted in counting.tasks[Kind.POST])
+        num_experts = num_gates - num_posts * bool(launches.shape.shared_expert)
+        experts = num_experts * launches.of_experts([1])
+    of_batch = launches.of_gates[0] + launches.of_batch(Kind.OUT, LOAD)
+    planned = num_posts * (of_batch + launches.of_combine(is_joined=False)) + experts
     assert counting.total(Kind.POST) == pytest.approx(planned, rel=0.05)
 
 
@@ -178,6 +222,6 @@ def test_an_expert_is_copied_in_as_many_pieces_as_it_is_priced_for() -> None:
         record = SimpleNamespace(places=[SimpleNamespace(shape=s, dtype=d) for s, d in places])
         layout = PackedLayout.of([record])
         num_bytes = 3 * 2 * 2048 * width
-        assert len(layout.chunks) == launches.num_chunks(num_bytes)
+        assert len(layout.chunks) == of_copies.num_chunks(num_bytes)
         num_copies = sum(len(chunk.parts) for chunk in layout.chunks)
-        assert num_copies == pytest.approx(launches.of_transfer(num_bytes), abs=2)
+        assert num_copies == pytest.approx(of_copies.of_transfer(num_bytes), abs=2)

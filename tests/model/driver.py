@@ -140,7 +140,7 @@ class Driver:
         """All experts that were chosen, last one first."""
         for expert in reversed(routing.experts):
             tensors = map(self._slice, self.files.experts.pieces(layer, expert))
-            self.decoder.run_expert(layer, routing, expert, list(tensors))
+            self.decoder.run_experts(layer, routing, {expert: list(tensors)})
 
     def lay_out(
         self, work: Sequence[tuple[Seq, int]], micro_batch: int, span_tokens: int

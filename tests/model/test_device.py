@@ -103,7 +103,7 @@ def test_of_all_steps_only_routing_waits_for_its_device(decoder: Decoder) -> Non
     wide = shape.expert_width, shape.hidden_size
     parts = [torch.empty(matrix, device=AWAY) for matrix in (wide, wide, wide[::-1])]
     for routing in (*routings, Routing.join(routings)):
-        decoder.run_expert(0, routing, 3, parts)
+        decoder.run_experts(0, routing, {3: parts})
         decoder.combine(0, x_TD, routing)
     assert decoder.logits(x_TD[:2]).shape == (2, shape.vocab_size)
 

@@ -206,6 +206,27 @@ def test_an_expert_that_nobody_chose_costs_nothing() -> None:
     assert costs.head_s(0) == 0
 
 
+def test_experts_that_a_gpu_computes_together_are_launched_together() -> None:
+    """By kernels of its own, on a GPU that has bfloat16; else one by one, in one task."""
+    machine = gpu_machine()
+    assert machine.vram is not None and machine.vram.processor is not None
+    gemm = {"float16": machine.vram.processor.gemm["bfloat16"]}
+    processor = replace(machine.vram.processor, launch_s=1e-5, task_s=1e-3)
+    levels = [
+        {**machine.levels, "vram": replace(machine.vram, processor=replace(processor, **changes))}
+        for changes in ({}, {"gemm": gemm})
+    ]
+    of_new, of_old = (
+        Price(prices=problem(replace(machine, levels=each)).prices, policy=policy())
+        for each in levels
+    )
+    assert of_new.launching_s([8] * 16) == of_new.launching_s([8]) == pytest.approx(1e-3 + 3e-5)
+    assert of_old.launching_s([8]) == pytest.approx(1e-3 + 11e-5)
+    assert of_old.launching_s([8] * 16) == pytest.approx(1e-3 + 16 * 11e-5)
+    few, many = of_new.launching_s([8] * 2), of_new.launching_s([8, 8, 1000])
+    assert many - few == pytest.approx(6e-5), "one of many rows is launched alone"
+
+
 def test_experts_fresh_from_disk_may_be_slower_than_residents() -> None:
     machine = cpu_machine()
     rates = machine.dram.processor

@@ -94,7 +94,7 @@ def test_every_span_is_there_with_its_numbers() -> None:
     lanes = rows(found)
     shown = [event for event in of_phase("X", found) if event["cat"] != "wait"]
     assert len(shown) == len(timeline.spans)
-    tasks = {(e["cat"], e["args"]["step"], e["args"].get("expert")): e for e in shown}
+    tasks = {(e["cat"], e["args"]["step"], *e["args"].get("experts", [None])): e for e in shown}
     for span in timeline.spans:
         event = tasks[span.task.kind, span.task.step, span.task.expert]
         assert lanes[event["pid"], event["tid"]] == span.lane
@@ -103,7 +103,7 @@ def test_every_span_is_there_with_its_numbers() -> None:
         assert event["args"]["seconds"] == span.seconds
         assert event["args"]["layer"] == span.task.step % timeline.num_layers
         assert event["args"]["walk"] == span.task.step // timeline.num_layers
-        assert event["args"].get("slot") == span.slot
+        assert event["args"].get("slots", []) == list(span.slots)
         assert event["args"].get("waited_for") == span.waited_for
 
 

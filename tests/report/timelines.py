@@ -68,12 +68,12 @@ def expert_major(
         free_s += attend_s
         for expert in range(num_experts):
             chunk = Task(Kind.CHUNK, step, expert=expert, part=0)
-            spans.append(Span(chunk, "disk->dram", read_s, read_s + load_s, slot=expert))
+            spans.append(Span(chunk, "disk->dram", read_s, read_s + load_s, slots=(expert,)))
             read_s += load_s
             start_s = max(free_s, read_s)
             reason = str(chunk) if read_s > free_s else None
             task = Task(Kind.EXPERT, step, expert=expert)
-            spans.append(Span(task, "cpu", start_s, start_s + compute_s, expert, reason))
+            spans.append(Span(task, "cpu", start_s, start_s + compute_s, (expert,), reason))
             free_s = start_s + compute_s
         if (step + 1) % num_layers == 0:
             ends.append(free_s)

@@ -38,23 +38,24 @@ def _check_waits(span: Span, ends: Mapping[Task, float], clock_s: float) -> None
             assert ends[task] <= span.start_s + clock_s, f"{span.task} began before {task} ended"
 
 
-def _by_slot(spans: Sequence[Span]) -> Mapping[tuple[Kind, int], list[Span]]:
-    """Spans of every slot, in order; slots of main memory under a GPU apart."""
-    found: dict[tuple[Kind, int], list[Span]] = {}
+def _by_slot(spans: Sequence[Span]) -> Mapping[tuple[Kind, int], list[tuple[Span, int]]]:
+    """Spans of every slot, in order, with the expert that is in it; slots of main memory under a
+    GPU apart."""
+    found: dict[tuple[Kind, int], list[tuple[Span, int]]] = {}
     for span in sorted(spans, key=lambda span: (span.start_s, span.end_s)):
-        if span.slot is not None:
-            kind = Kind.FETCH if span.task.kind is Kind.FETCH else Kind.CHUNK
-            found.setdefault((kind, span.slot), []).append(span)
+        kind = Kind.FETCH if span.task.kind is Kind.FETCH else Kind.CHUNK
+        for expert, slot in zip(span.task.experts, span.slots, strict=False):
+            found.setdefault((kind, slot), []).append((span, expert))
     return found
 
 
-def _check_slot(spans: Sequence[Span], num_layers: int, clock_s: float) -> None:
+def _check_slot(spans: Sequence[tuple[Span, int]], num_layers: int, clock_s: float) -> None:
     """An expert runs from its slot between the arrival of its last chunk and the first chunk of
     the next one. A slot into which nothing was ever sent belongs to a resident."""
-    holder: tuple[int, int | None] | None = None
+    holder: tuple[int, int] | None = None
     busy_until_s = arrived_s = 0.0
-    for span in spans:
-        key = (span.task.step % num_layers, span.task.expert)
+    for span, expert in spans:
+        key = (span.task.step % num_layers, expert)
         if span.task.kind is Kind.EXPERT:
             assert holder in (None, key), f"{span.task} ran from a slot that holds {holder}"
             assert span.start_s >= arrived_s - clock_s, f"{span.task} ran before it had arrived"

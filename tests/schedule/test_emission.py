@@ -2,7 +2,7 @@
 
 import pytest
 
-from moebatch.schedule.drivers.emission import launched
+from moebatch.schedule.drivers.emission import computes_together, launched
 from moebatch.schedule.registry import SCHEDULES
 from moebatch.schedule.steps.kv_route import Place, route
 from moebatch.schedule.task import Kind
@@ -37,3 +37,12 @@ def test_a_schedule_says_of_itself_whether_experts_run_for_every_micro_batch(nam
     decode, _ = launched(name, "vram", "vram", attends_on_cpu=False)
     of_batch = Kind.EXPERT in decode or Kind.POST in decode
     assert of_batch == (SCHEDULES[name].traits.runs == "batch")
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_experts_that_run_over_the_pass_are_computed_together(name: str) -> None:
+    assert computes_together(name, "vram") == (SCHEDULES[name].traits.runs == "pass")
+
+
+def test_a_schedule_that_takes_experts_one_by_one_says_so() -> None:
+    assert not computes_together("tests/schedule/own_schedule.py:mine", "vram")

@@ -60,7 +60,7 @@ def run(
 
 def peak_slots(timeline: Timeline) -> int:
     """Most slots that are held at a time: one that is free is taken again before a fresh one is."""
-    return len({span.slot for span in timeline.spans if span.task.kind is Kind.CHUNK})
+    return len({span.slots for span in timeline.spans if span.task.kind is Kind.CHUNK})
 
 
 def active(blocks: Blocks, level: int) -> int:

@@ -42,6 +42,7 @@ def cases(draw: st.DrawFn) -> tuple[Setup, Room, RandomWorld, int]:
         lanes=draw(st.sampled_from([LANES, WITHOUT_STAGING])),
         kv_homes=tuple(kv_homes),
         compute=compute,
+        most_together=draw(st.integers(1, 4)),
         activation_level=draw(st.integers(0, 3)),
         num_encoding=draw(st.sampled_from([0, 0, 1, 2])),
     )
@@ -90,13 +91,18 @@ def test_no_deadlock_nothing_before_its_loads_and_no_slot_overwritten(
     setup, room, world, num_passes = case
     timeline = simulate(name, setup, room, world, num_passes=num_passes)
     check_timeline(timeline)
-    computed = Counter(
-        (span.task.kind, span.task.step) for span in timeline.spans if span.task.kind is Kind.EXPERT
-    )
+    tasks = [span.task for span in timeline.spans if span.task.kind is Kind.EXPERT]
+    computed = Counter((task.step, task.micro_batch, e) for task in tasks for e in task.experts)
+    assert all(count == 1 for count in computed.values()), "an expert was computed twice"
+    assert all(len(task.experts) <= setup.most_together for task in tasks)
+    for step in {task.step for task in tasks}:
+        batches = world.sweeps[step // LAYERS].micro_batches if name != "simple" else ()
+        chosen = {e for k in batches for e in world.chosen(step, k)}
+        assert not chosen or chosen == {e for number, _, e in computed if number == step}
     if name not in PAGED:
         encodes = any(sweep.encodes for sweep in world.sweeps)
         assert computed or (not encodes and max(setup.moe_layers) < setup.num_encoding)
-    slots = {span.slot for span in timeline.spans if span.task.kind is Kind.CHUNK}
+    slots = {span.slots for span in timeline.spans if span.task.kind is Kind.CHUNK}
     assert len(slots) <= room.num_slots + sum(room.cache_sizes.values())
 
 

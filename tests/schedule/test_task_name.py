@@ -1,5 +1,7 @@
 """Names of tasks can be read back, so that a wait tells what it was for."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,8 +9,17 @@ from hypothesis import strategies as st
 from moebatch.schedule.task import Kind, Task, reason_kind, task_named
 
 NUMBERS = st.none() | st.integers(0, 10**6)
+OTHERS = st.lists(st.integers(0, 10**6), max_size=3).map(tuple)
+
+
+def task(others: tuple[int, ...], **names: Any) -> Task:
+    """Others beside an expert, where there is one."""
+    return Task(**names, others=() if names["expert"] is None else others)
+
+
 TASKS = st.builds(
-    Task,
+    task,
+    others=OTHERS,
     kind=st.sampled_from(Kind),
     step=st.integers(0, 10**9),
     micro_batch=NUMBERS,
@@ -20,7 +31,8 @@ TASKS = st.builds(
 
 @given(TASKS)
 def test_a_task_is_found_by_its_name(task: Task) -> None:
-    assert task_named(str(task)) == task
+    found = task_named(str(task))
+    assert found == task and found.experts == task.experts
     assert reason_kind(str(task)) == task.kind
 
 

@@ -141,7 +141,7 @@ class Executor(Board, Lanes):
         run(task)
         end_s = time.perf_counter()
         with self.monitor:
-            self.ended(task, name, start_s, end_s, None)
+            self.ended(task, name, start_s, end_s, ())
             self.monitor.changed()
 
     def wait(self, condition: Callable[[], bool], reason: str) -> None:
@@ -166,11 +166,13 @@ class Executor(Board, Lanes):
     def can_start(self, task: Task) -> bool:
         return not any(other in self._pending for other in task.after)
 
-    def ended(self, task: Task, lane: str, start_s: float, end_s: float, slot: int | None) -> None:
+    def ended(
+        self, task: Task, lane: str, start_s: float, end_s: float, slots: tuple[int, ...]
+    ) -> None:
         start, end = self._recorder.seconds(start_s), self._recorder.seconds(end_s)
         if task.kind is Kind.EXPERT and self._driver is not None:
-            slot = self._driver.slot_of(task)
-        self._recorder.add(Span(task, lane, start, end, slot, self._reason(task)))
+            slots = self._driver.slots_of(task)
+        self._recorder.add(Span(task, lane, start, end, slots, self._reason(task)))
         self._last_ended = task
         self._num_ended += 1
         if task in self._pending:

@@ -46,7 +46,9 @@ class Board:
         """Whether a task that has been launched is done."""
         return True
 
-    def ended(self, task: Task, lane: str, start_s: float, end_s: float, slot: int | None) -> None:
+    def ended(
+        self, task: Task, lane: str, start_s: float, end_s: float, slots: tuple[int, ...]
+    ) -> None:
         """A task has been run, or a chunk has been moved."""
 
     def failed(self, error: BaseException) -> None:
@@ -224,12 +226,12 @@ class ThreadLane:
 
     def _end(self, item: Item, start_s: float, end_s: float) -> None:
         """Reports that something is done; called with the lock held."""
-        slot = None
+        slots: tuple[int, ...] = ()
         if self._work.statistics is not None:
             self._work.statistics.num_bytes += self._work.num_bytes(item.task)
         if item.chunk is not None:
             assert self._work.mover is not None, "chunks come from a mover"
-            slot = item.chunk.slot
+            slots = (item.chunk.slot,)
             self._work.mover.moved(item.chunk)
-        self._board.ended(item.task, item.row, start_s, end_s, slot)
+        self._board.ended(item.task, item.row, start_s, end_s, slots)
         self._board.monitor.changed()

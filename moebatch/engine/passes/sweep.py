@@ -67,7 +67,7 @@ class PlainSweep(Passes):
                 self._observer.observe(layer, slice(0, len(chosen_RK)), chosen_RK, normed_RD)
             with closing(self._experts.require(layer, routing.experts)) as chosen:
                 for expert, tensors in chosen:
-                    decoder.run_expert(layer, routing, expert, tensors)
+                    decoder.run_experts(layer, routing, {expert: tensors})
             decoder.combine(layer, x_TD, routing)
             broken.look(x_TD, layer, routing)
         return broken

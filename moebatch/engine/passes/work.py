@@ -4,7 +4,7 @@ gates, experts.
 Shape letters: T tokens of the pass, D hidden.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -154,13 +154,15 @@ class PassWork:
         self._routings.setdefault(task.step, {})[task.micro_batch] = routing
 
     def _expert(self, task: Task) -> None:
-        assert task.expert is not None, "a task of an expert"
         if task.micro_batch is None:
             routing = self._joined_at(task.step)
         else:
             routing = self._routings[task.step][task.micro_batch]
-        tensors = self._weights.tensors(task.step, task.expert)
-        self._decoder.run_expert(self._layer(task), routing, task.expert, tensors)
+        self._run_experts(task, routing, task.experts)
+
+    def _run_experts(self, task: Task, routing: Routing, experts: Iterable[int]) -> None:
+        parts = {expert: self._weights.tensors(task.step, expert) for expert in experts}
+        self._decoder.run_experts(self._layer(task), routing, parts)
 
     def _post(self, task: Task) -> None:
         """Everything after attention, for one micro-batch, from weights that are all there."""
@@ -173,9 +175,7 @@ class PassWork:
             self._decoder.add_dense(layer, x_TD, rows)
             return
         routing = self._decoder.route(layer, x_TD, rows)
-        for expert in routing.tokens:
-            tensors = self._weights.tensors(task.step, expert)
-            self._decoder.run_expert(layer, routing, expert, tensors)
+        self._run_experts(task, routing, routing.tokens)
         self._decoder.combine(layer, x_TD, routing)
         self.broken.look(x_TD, layer, routing, rows)
 

@@ -9,10 +9,12 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
+from moebatch.layout.fused import attends_in_place
 from moebatch.layout.scratch import Limits, attention_core_elements
 from moebatch.model.attention.by_torch import LayerKv, Parts, Qkv, attend, attend_prompt
 from moebatch.model.attention.plan import AttentionPlan, ExpandedSlices
 from moebatch.model.batch import MicroBatch, SinkTurns, WindowPlan
+from moebatch.model.gpu.loader import single_attention_on
 from moebatch.model.native import loader
 from moebatch.model.native.attention_work import (
     Cached,
@@ -59,6 +61,7 @@ class AttentionCore:
         self._num_rows = limits.kv_rows
         self._attentions = [shape.attention_of(layer) for layer in range(shape.num_layers)]
         self._windows = shape.sliding_windows
+        self._on_gpu = single_attention_on(device) if attends_in_place(shape) else None
         self._helpers = Helpers(torch_parallel())
         self._scratch = Scratch(attention_core_elements(shape, limits), device=device, dtype=dtype)
 
@@ -161,8 +164,12 @@ class AttentionCore:
         scoring: Scoring,
         window: int | None,
     ) -> None:
-        """Where the plan leaves tokens, or slices of them, to a compiled kernel."""
+        """Where the plan leaves tokens, or slices of them, to a kernel."""
         if seen is None:
+            return
+        q_THC = q_THC if has_whole_rows(q_THC) else q_THC.contiguous()
+        if self._on_gpu is not None and isinstance(seen, SingleQueries):
+            self._on_gpu.attend(seen, q_THC, cached, out_THV, scoring)
             return
         kernels = loader.kernels()
         assert kernels is not None, "a plan for a kernel is made where there is one"
@@ -173,7 +180,6 @@ class AttentionCore:
             num_pairs = seen.num_pairs * q_THC.shape[1]
             kernel, is_shared = kernels.attend_slices, num_pairs >= _LEAST_SHARED_PAIRS
         num_threads = torch.get_num_threads() if is_shared else 1
-        q_THC = q_THC if has_whole_rows(q_THC) else q_THC.contiguous()
         work = work_of(
             seen, q_THC, cached, out_THV, scoring, num_threads=num_threads, window=window
         )

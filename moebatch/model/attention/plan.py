@@ -97,7 +97,7 @@ class AttentionPlan:
     """Additive mask of a block of prompt queries, right-aligned: its last row and its last column
     are the newest position of the block. None where no slice needs one."""
     singles: SingleQueries | None = None
-    """Tokens that are left to a compiled kernel, where there is one; they are in no decode group
+    """Tokens that are left to a kernel, where there is one; they are in no decode group
     and no slice."""
     slices: QuerySlices | None = None
     """Slices that are left to another one; they are not among `prompts`."""
@@ -118,6 +118,8 @@ class SightPlanner:
     gather_rows: int
     """Most rows that a decode group gathers, and slices that are expanded together, unless one
     sequence has more."""
+    takes_tokens: bool
+    """A kernel of the GPU attends for single tokens."""
     is_wide: bool
     """Many query heads share a head of keys: the kernel of slices is the faster one for single
     tokens as well."""
@@ -147,8 +149,11 @@ class SightPlanner:
         )
 
     def _by_kernel(self, spans: Sequence[Span]) -> tuple[list[Span], list[Span], list[Span]]:
-        """Those of few tokens that are left to a compiled kernel one by one, those that are left to
-        one as slices, and the rest, for torch."""
+        """Those of few tokens that are left to a kernel one by one, those that are left to one as
+        slices, and the rest, for torch."""
+        if self.takes_tokens:
+            singles = [span for span in spans if span.num_tokens == 1]
+            return singles, [], [span for span in spans if span.num_tokens > 1]
         kernels = self._kernels
         takes_singles = kernels is not None and kernels.attends(self.dtype)
         few = _FEW_TOKENS if takes_singles and not (self._takes_slices and self.is_wide) else 0
@@ -210,9 +215,9 @@ class SightPlanner:
         """Where their tokens begin, and the rows that they see, one after the other."""
         seen = list(map(self.sight.rows, spans))
         return {
-            "tokens_B": torch.tensor([span.start - self.first for span in spans]),
-            "starts_B": torch.tensor([0, *accumulate(map(len, seen))]),
-            "rows_N": torch.cat(seen),
+            "tokens_B": torch.tensor([span.start - self.first for span in spans]).to(self.device),
+            "starts_B": torch.tensor([0, *accumulate(map(len, seen))]).to(self.device),
+            "rows_N": torch.cat(seen).to(self.device),
         }
 
     def _decodes(self, spans: Sequence[Span]) -> Iterator[DecodeGroup]:

@@ -26,7 +26,7 @@ _UNLIMITED = 2**62
 
 
 class SingleQueries(NamedTuple):
-    """Tokens that each see some rows of the cache. All int64, on the CPU."""
+    """Tokens that each see some rows of the cache. All int64, where attention is computed."""
 
     tokens_B: Tensor
     """Row of each in the micro-batch."""

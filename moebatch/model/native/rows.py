@@ -1,14 +1,20 @@
-"""What the compiled functions are given that go through rows of numbers: tensors, as addresses."""
+"""The compiled functions that go through rows of numbers, and what they are given: tensors, as
+addresses."""
 
 import ctypes
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from moebatch.model.native.kernels import DTYPES
+from moebatch.model.native.helpers import Helpers, torch_parallel
+from moebatch.model.native.kernels import DTYPES, Kernel, Kernels
+from moebatch.spec.model.blocks import ClampedGate
 
 _ROW_DTYPES = (torch.float32, torch.bfloat16)
+_LEAST_SHARED_BYTES = 2**17
+"""What one thread has written before another one would be awake."""
 
 
 class RowWork(ctypes.Structure):
@@ -72,3 +78,102 @@ def row_work(
         dtype=DTYPES[out.dtype],
         **others,
     )
+
+
+class NativeRows:
+    """What `Elementwise` does, on a CPU: each function says whether it did, and leaves what does
+    not suit it alone. Owns its threads, so one thread may use it at a time."""
+
+    def __init__(self, kernels: Kernels) -> None:
+        self._kernels = kernels
+        self._helpers = Helpers(torch_parallel())
+
+    def gate(self, gate_MF: Tensor, up_MF: Tensor, clamped: ClampedGate | None) -> bool:
+        """SwiGLU in place of the gate."""
+        if not suits(gate_MF, up_MF):
+            return False
+        num_rows, width = gate_MF.shape
+        if clamped is None:
+            work = row_work(gate_MF, up_MF, num_rows=num_rows, width=width)
+            return self._run(self._kernels.gate, work, gate_MF)
+        limit, alpha = clamped.limit, clamped.alpha
+        work = row_work(gate_MF, up_MF, num_rows=num_rows, width=width, limit=limit, alpha=alpha)
+        return self._run(self._kernels.gate_clamped, work, gate_MF)
+
+    def place(
+        self,
+        y_MD: Tensor,
+        rows_M: Tensor,
+        choices_M: Tensor,
+        outputs_TKD: Tensor,
+        weights_TK: Tensor,
+    ) -> bool:
+        """Weighs rows, and puts each where its choice stands."""
+        if not suits(outputs_TKD, y_MD) or not suits(weights_TK):
+            return False
+        rows_M, choices_M = rows_M.contiguous(), choices_M.contiguous()
+        _, num_choices, width = outputs_TKD.shape
+        work = row_work(
+            outputs_TKD,
+            y_MD,
+            num_rows=y_MD.shape[0],
+            num_parts=num_choices,
+            width=width,
+            rows=rows_M.data_ptr(),
+            choices=choices_M.data_ptr(),
+            weights=weights_TK.data_ptr(),
+        )
+        return self._run(self._kernels.place, work, y_MD)
+
+    def add(self, x_MD: Tensor, scale: float, first: Tensor, second: Tensor | None) -> bool:
+        """Adds the scaled sum of the parts of each row to it."""
+        if not suits(x_MD, first, second):
+            return False
+        num_rows, width = x_MD.shape
+        num_parts = first.shape[1] if first.dim() == 3 else 1
+        work = row_work(
+            x_MD, first, second, num_rows=num_rows, num_parts=num_parts, width=width, scale=scale
+        )
+        return self._run(self._kernels.add, work, x_MD)
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor) -> bool:
+        """As `layers.rms_norm`."""
+        is_exact = weight.dtype == torch.float32
+        suit = suits(x[:1], out[:1]) and x.stride() == out.stride()
+        if not (suit and suits(weight) and (is_exact or weight.dtype == x.dtype)):
+            return False
+        work = row_work(
+            out,
+            x,
+            weight,
+            num_rows=len(x),
+            num_parts=math.prod(x.shape[1:-1]),
+            width=x.shape[-1],
+            stride=x.stride(0),
+            eps=eps,
+            is_exact=is_exact,
+        )
+        return self._run(self._kernels.norm, work, out)
+
+    def rotate(self, x_THC: Tensor, cos_TR: Tensor, sin_TR: Tensor) -> bool:
+        """As `rope.rotate`."""
+        if not suits(x_THC[:1, 0], cos_TR, sin_TR):
+            return False
+        num_rows, num_heads, _ = x_THC.shape
+        work = row_work(
+            x_THC,
+            cos_TR,
+            sin_TR,
+            num_rows=num_rows,
+            num_parts=num_heads,
+            width=cos_TR.shape[1],
+            stride=x_THC.stride(0),
+            part_stride=x_THC.stride(1),
+        )
+        return self._run(self._kernels.rotate, work, x_THC)
+
+    def _run(self, kernel: Kernel, work: RowWork, written: Tensor) -> bool:
+        if written.numel():
+            shared = written.nbytes >= _LEAST_SHARED_BYTES
+            self._helpers.run(kernel, work, torch.get_num_threads() if shared else 1)
+        return True

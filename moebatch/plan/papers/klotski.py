@@ -166,6 +166,7 @@ def layer_times(problem: Problem, policy: Policy, *, num_hot: int) -> LayerTimes
     active = distinct_experts(shape, policy.batch_size)
     rows = policy.batch_size * shape.experts_per_token / active
     expert_s = price.expert_s(rows, fresh=policy.weights.disk, is_mean=True)
+    expert_s += price.launching_s([rows])
     hot = min(num_hot, shape.num_experts)
     top = problem.ladder.top
     below = 1 - policy.kv_cache.on(top)

@@ -4,10 +4,13 @@ Counted from what the engine does, operator by operator; tests hold these number
 depends on lengths that a `PassLoad` does not know is said where it is guessed.
 """
 
-from collections.abc import Callable, Mapping
-from functools import cache
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from math import ceil
+from typing import NamedTuple
 
+from moebatch.layout.fused import attends_in_place, groups_experts, is_grouped, portions
 from moebatch.layout.load import PassLoad
 from moebatch.layout.scratch import (
     GATHER_ROWS,
@@ -24,10 +27,29 @@ from moebatch.spec.model.latent_attention import LatentAttention
 from moebatch.spec.model.recurrence import CHUNK_TOKENS, GatedDelta
 from moebatch.spec.model.shape import ModelShape
 
-_NORM = 9
-"""Into float32, sum of squares, five for its root, back, times the weight."""
-_ROTATION = 12
-"""Six for queries, and for keys."""
+
+class _RowLaunches(NamedTuple):
+    """Launches of what goes through rows."""
+
+    norm: int
+    rotation: int
+    """Of queries, and of keys."""
+    gate: int
+    clamping: int
+    """What else a gate does that clamps."""
+    place: int
+    """What an expert has made is weighed and put back."""
+    add: int
+    """Outputs of experts are summed, with those of a shared one, and added."""
+    sum: int
+    """The same for a norm."""
+
+
+_BY_TORCH = _RowLaunches(norm=9, rotation=12, gate=2, clamping=5, place=5, add=3, sum=3)
+"""A norm: into float32, sum of squares, five for its root, back, times the weight. A rotation: six
+for queries, and for keys."""
+_FUSED = _RowLaunches(norm=1, rotation=2, gate=1, clamping=0, place=1, add=1, sum=2)
+_LAYER_NORM = 9
 _DECODE_GROUP = 3
 """Queries are gathered, attend to what is gathered of the cache, and results are put back."""
 _PROMPT_SLICE = 2
@@ -60,30 +82,187 @@ _WEIGHING = 4
 """Weights of experts taken, multiplied, and all sorted anew."""
 _GROUPING = 7
 """Tokens by expert: counted, and sorted."""
-_MLP = 5
-_CLAMPING = 5
-_EXPERT = 6
-"""Beside its MLP: tokens are gathered, weighed and put back."""
-_COMBINE = 5
-_SUM = 3
-"""Of what is to be normed."""
+_PRODUCTS = 3
+"""Of an MLP."""
+_GATHERING = 1
+"""Of an expert's tokens."""
+_TABLE = 1
+"""Where the experts of a group lie goes up."""
+_TOGETHER = 2
+"""Products of such, up to the gate and behind it."""
+_LOOKING = 2
+"""Whether numbers of rows are such."""
 _JOINING = 8
 """Tokens by expert, of all micro-batches of a pass together."""
 
 
-def of_batch(shape: ModelShape, kind: Kind, load: PassLoad) -> float:
-    """Launches of a task that depends on nothing but what its micro-batch has to do; 0 for others
-    and for those of a CPU."""
-    count = _OF_BATCH.get(kind)
-    return 0.0 if count is None else count(shape, load)
+@dataclass(frozen=True)  # no slots: what follows from them is worked out once
+class Launches:
+    """Those of a model on a GPU; of tasks that a CPU does they say nothing."""
+
+    shape: ModelShape
+    is_fused: bool
+    """Kernels in Triton go through rows, and compute experts of few rows together."""
+    is_converted: bool = False
+    """Experts are stored in other numbers than they are computed in."""
+
+    def of_batch(self, kind: Kind, load: PassLoad) -> float:
+        """Of a task that depends on nothing but what its micro-batch has to do; 0 of others."""
+        count = _OF_BATCH.get(kind)
+        return 0.0 if count is None else count(self, load)
+
+    @cached_property
+    def of_gates(self) -> tuple[int, ...]:
+        """By layer: norm and router, or norm and MLP where there are no experts."""
+        shape = self.shape
+        own_norm = self._norm * shape.router.has_own_norm
+        gate = self._norm + 1 + _choice(shape.router) + _GROUPING + own_norm
+        dense = self._norm + self._mlp + 1 + self._scaling
+        layers = range(shape.num_layers)
+        return tuple(gate if layer in shape.moe_layers else dense for layer in layers)
+
+    def of_experts(self, rows: Sequence[float]) -> float:
+        """Experts over so many tokens each, in one task: those of few rows together, the others
+        portion by portion."""
+        if not self._groups:
+            return sum(map(self._of_expert, rows))
+        few = [each for each in rows if is_grouped(each)]
+        others = sum(self._of_expert(each) for each in rows if not is_grouped(each))
+        num_portions = sum(1 for _ in portions(few, MAX_GEMM_ROWS))
+        return others + (_TABLE + _TOGETHER * num_portions if few else 0)
+
+    def _of_expert(self, rows: float) -> float:
+        expert = self.shape.expert
+        beside = _GATHERING + self._rows.place + len(expert.roles) * expert.bias
+        clamping = self._rows.clamping * (self.shape.clamped_gate is not None)
+        return (self._mlp + beside + clamping) * ceil(rows / MAX_GEMM_ROWS)
+
+    def of_combine(self, *, is_joined: bool) -> int:
+        """The end of a layer: outputs are added up, with those of a shared expert if there is
+        one."""
+        shape = self.shape
+        shared = 1 + self._mlp + (not self.is_fused) if shape.shared_expert else 0
+        mixed = 3 * bool(shared and shape.shared_expert_gate)
+        norms = (self._norm + self._rows.sum) * len(MLP_NORMS & {*shape.norms})
+        others = self._scaling + shape.scales_layers
+        added = self._rows.add + _LOOKING
+        return added + _JOINING * is_joined + shared + mixed + norms + others
+
+    def of_head(self, rows: float, dtype_bytes: int) -> float:
+        """Logits after so many tokens, block by block: rows gathered, normed, multiplied, copied,
+        and scaled perhaps."""
+        end = (self.shape.logit_scale != 1) + 3 * (self.shape.logit_cap is not None)
+        return (self._norm + 3 + end) * ceil(rows / logits_rows(self.shape, dtype_bytes))
+
+    # --- pieces ---------------------------------------------------------------------------------
+
+    @property
+    def _rows(self) -> _RowLaunches:
+        return _FUSED if self.is_fused else _BY_TORCH
+
+    @property
+    def _norm(self) -> int:
+        return _LAYER_NORM if self.shape.norm.kind == "layer" else self._rows.norm
+
+    @property
+    def _mlp(self) -> int:
+        return _PRODUCTS + (self._rows if self.shape.is_swiglu else _BY_TORCH).gate
+
+    @cached_property
+    def _groups(self) -> bool:
+        return self.is_fused and not self.is_converted and groups_experts(self.shape)
+
+    @property
+    def _projection(self) -> int:
+        """Up to what is cached, rotated, from the norm on."""
+        attention, rotation = self.shape.attention, self._rows.rotation
+        if not isinstance(attention, LatentAttention):
+            return self._norm + 1 + self._norm * attention.num_norms + rotation
+        compressing = 0 if attention.query_rank is None else 1 + self._norm
+        return self._norm + compressing + 2 + self._norm + rotation
+
+    def _of_mixer(self, load: PassLoad) -> float:
+        """Of a mean layer, which attends or recurs."""
+        shape = self.shape
+        attending = shape.num_attention_layers / shape.num_layers
+        found = attending * self._of_attention(load)
+        if shape.recurrence is not None:
+            recurring = self._of_recurrence(shape.recurrence, load) + self._added
+            found += (1 - attending) * recurring
+        return found
+
+    def _of_attention(self, load: PassLoad) -> float:
+        attention, parts = self.shape.attention, self._num_parts
+        group, one_slice = _DECODE_GROUP + parts, _PROMPT_SLICE
+        if isinstance(attention, LatentAttention):
+            group += _ABSORBED + _BROUGHT_BACK
+            one_slice += _EXPANDED + 2 * attention.num_heads
+        elif isinstance(attention, GroupedAttention) and attention.has_sink_scores:
+            group += _SINK_SCORES
+            one_slice += _SINK_SCORES
+        groups = ceil(load.decode_positions / GATHER_ROWS)
+        if self.is_fused and attends_in_place(self.shape):
+            groups, group = int(load.decode_positions > 0), 1
+        slices = ceil(load.prompt_tokens / PROMPT_ROWS)
+        core = parts + groups * group + slices * one_slice
+        return self._projection + core + _OUTPUT_GATE * attention.gates_output + self._added
+
+    def _of_recurrence(self, delta: GatedDelta, load: PassLoad) -> float:
+        """Rows of states are taken for neighbours, as they are until sequences end."""
+        steps = ceil(load.decode_sequences / CHUNK_TOKENS)
+        chunks = ceil(load.prompt_tokens / CHUNK_TOKENS)
+        taps = _TAP * delta.conv_width
+        beside = self._norm + 1 + _DELTA
+        return beside + steps * (_DELTA_STEP + taps) + chunks * (_DELTA_CHUNK + taps)
+
+    def _of_pre(self, load: PassLoad) -> float:
+        """Queries, and what is cached, are laid out for another device."""
+        absorbed = _ABSORBED * isinstance(self.shape.attention, LatentAttention)
+        return self._projection + absorbed + 1 + self._num_parts
+
+    def _of_out(self, load: PassLoad) -> float:
+        """Sums of latents are brought back before."""
+        return self._added + _BROUGHT_BACK * isinstance(self.shape.attention, LatentAttention)
+
+    @property
+    def _added(self) -> int:
+        """What is projected at last, and added to the hidden states."""
+        return _OUT + self._scaling + self._norm * ("attention_out_norm" in self.shape.norms)
+
+    @property
+    def _scaling(self) -> int:
+        """Of what is added to the hidden states."""
+        return int(self.shape.residual_scale != 1 and not self.is_fused)
+
+    def _of_off(self, load: PassLoad) -> float:
+        return 1 + self._num_parts
+
+    def _of_load(self, load: PassLoad) -> float:
+        return 1
+
+    def _of_kv_up(self, load: PassLoad) -> float:
+        """Pages are gathered out of pinned memory. Where they follow each other they are copied run
+        by run, in which case the link takes longer than the host."""
+        return self._num_parts
+
+    def _of_kv_down(self, load: PassLoad) -> float:
+        """New rows are gathered, and scattered into pinned memory."""
+        return 2 * self._num_parts
+
+    @property
+    def _num_parts(self) -> int:
+        """What is cached of a token is moved part by part; of a state there are two as well."""
+        return len(self.shape.attention.cached_parts.parts)
 
 
-@cache
-def of_gates(shape: ModelShape) -> tuple[int, ...]:
-    """By layer: norm and router, or norm and MLP where there are no experts."""
-    gate = _NORM + 1 + _choice(shape.router) + _GROUPING + _NORM * shape.router.has_own_norm
-    dense = _NORM + _MLP + 1 + _scaling(shape)
-    return tuple(gate if layer in shape.moe_layers else dense for layer in range(shape.num_layers))
+def num_chunks(expert_bytes: int) -> int:
+    """Pieces in which an expert is moved."""
+    return max(1, ceil(expert_bytes / CHUNK_BYTES))
+
+
+def of_transfer(expert_bytes: int) -> int:
+    """Copies of one expert: its pieces, cut once more where one of its three tensors ends."""
+    return num_chunks(expert_bytes) + 2
 
 
 def _choice(router: Router) -> int:
@@ -100,124 +279,12 @@ def _choice(router: Router) -> int:
     )
 
 
-def of_expert(shape: ModelShape, rows: float) -> float:
-    """One expert over so many tokens, portion by portion."""
-    expert = shape.expert
-    beside = len(expert.roles) * expert.bias + _CLAMPING * (shape.clamped_gate is not None)
-    return (_MLP + _EXPERT + beside) * ceil(rows / MAX_GEMM_ROWS)
-
-
-def of_combine(shape: ModelShape, *, is_joined: bool) -> int:
-    """The end of a layer: outputs are added up, with those of a shared expert if there is one."""
-    shared = 2 + _MLP if shape.shared_expert else 0
-    mixed = 3 * bool(shared and shape.shared_expert_gate)
-    norms = (_NORM + _SUM) * len(MLP_NORMS & {*shape.norms})
-    others = _scaling(shape) + shape.scales_layers
-    return _COMBINE + _JOINING * is_joined + shared + mixed + norms + others
-
-
-def of_head(shape: ModelShape, rows: float, dtype_bytes: int) -> float:
-    """Logits after so many tokens, block by block: rows gathered, normed, multiplied, copied, and
-    scaled perhaps."""
-    end = (shape.logit_scale != 1) + 3 * (shape.logit_cap is not None)
-    return (_NORM + 3 + end) * ceil(rows / logits_rows(shape, dtype_bytes))
-
-
-def num_chunks(expert_bytes: int) -> int:
-    """Pieces in which an expert is moved."""
-    return max(1, ceil(expert_bytes / CHUNK_BYTES))
-
-
-def of_transfer(expert_bytes: int) -> int:
-    """Copies of one expert: its pieces, cut once more where one of its three tensors ends."""
-    return num_chunks(expert_bytes) + 2
-
-
-def _of_projection(shape: ModelShape) -> int:
-    """Up to what is cached, rotated, from the norm on."""
-    attention = shape.attention
-    if not isinstance(attention, LatentAttention):
-        return _NORM + 1 + _NORM * attention.num_norms + _ROTATION
-    compressing = 0 if attention.query_rank is None else 1 + _NORM
-    return _NORM + compressing + 2 + _NORM + _ROTATION
-
-
-def _of_mixer(shape: ModelShape, load: PassLoad) -> float:
-    """Of a mean layer, which attends or recurs."""
-    attending = shape.num_attention_layers / shape.num_layers
-    found = attending * _of_attention(shape, load)
-    if shape.recurrence is not None:
-        recurring = _of_recurrence(shape.recurrence, load) + _added(shape)
-        found += (1 - attending) * recurring
-    return found
-
-
-def _of_attention(shape: ModelShape, load: PassLoad) -> float:
-    attention, parts = shape.attention, _num_parts(shape)
-    group, one_slice = _DECODE_GROUP + parts, _PROMPT_SLICE
-    if isinstance(attention, LatentAttention):
-        group += _ABSORBED + _BROUGHT_BACK
-        one_slice += _EXPANDED + 2 * attention.num_heads
-    elif isinstance(attention, GroupedAttention) and attention.has_sink_scores:
-        group += _SINK_SCORES
-        one_slice += _SINK_SCORES
-    groups = ceil(load.decode_positions / GATHER_ROWS)
-    slices = ceil(load.prompt_tokens / PROMPT_ROWS)
-    core = parts + groups * group + slices * one_slice
-    return _of_projection(shape) + core + _OUTPUT_GATE * attention.gates_output + _added(shape)
-
-
-def _of_recurrence(delta: GatedDelta, load: PassLoad) -> float:
-    """Rows of states are taken for neighbours, as they are until sequences end."""
-    steps = ceil(load.decode_sequences / CHUNK_TOKENS)
-    chunks = ceil(load.prompt_tokens / CHUNK_TOKENS)
-    taps = _TAP * delta.conv_width
-    return _NORM + 1 + _DELTA + steps * (_DELTA_STEP + taps) + chunks * (_DELTA_CHUNK + taps)
-
-
-def _of_pre(shape: ModelShape, load: PassLoad) -> float:
-    """Queries, and what is cached, are laid out for another device."""
-    absorbed = _ABSORBED * isinstance(shape.attention, LatentAttention)
-    return _of_projection(shape) + absorbed + 1 + _num_parts(shape)
-
-
-def _of_out(shape: ModelShape, load: PassLoad) -> float:
-    """Sums of latents are brought back before."""
-    return _added(shape) + _BROUGHT_BACK * isinstance(shape.attention, LatentAttention)
-
-
-def _added(shape: ModelShape) -> int:
-    """What is projected at last, and added to the hidden states."""
-    return _OUT + _scaling(shape) + _NORM * ("attention_out_norm" in shape.norms)
-
-
-def _scaling(shape: ModelShape) -> int:
-    """Of what is added to the hidden states."""
-    return int(shape.residual_scale != 1)
-
-
-def _of_kv_up(shape: ModelShape, load: PassLoad) -> float:
-    """Pages are gathered out of pinned memory. Where they follow each other they are copied run by
-    run, in which case the link takes longer than the host."""
-    return _num_parts(shape)
-
-
-def _of_kv_down(shape: ModelShape, load: PassLoad) -> float:
-    """New rows are gathered, and scattered into pinned memory."""
-    return 2 * _num_parts(shape)
-
-
-def _num_parts(shape: ModelShape) -> int:
-    """What is cached of a token is moved part by part; of a state there are two as well."""
-    return len(shape.attention.cached_parts.parts)
-
-
-_OF_BATCH: Mapping[Kind, Callable[[ModelShape, PassLoad], float]] = {
-    Kind.ATTEND: _of_mixer,
-    Kind.PRE: _of_pre,
-    Kind.OUT: _of_out,
-    Kind.OFF: lambda shape, load: 1 + _num_parts(shape),
-    Kind.LOAD: lambda shape, load: 1,
-    Kind.KV_UP: _of_kv_up,
-    Kind.KV_DOWN: _of_kv_down,
+_OF_BATCH: Mapping[Kind, Callable[[Launches, PassLoad], float]] = {
+    Kind.ATTEND: Launches._of_mixer,
+    Kind.PRE: Launches._of_pre,
+    Kind.OUT: Launches._of_out,
+    Kind.OFF: Launches._of_off,
+    Kind.LOAD: Launches._of_load,
+    Kind.KV_UP: Launches._of_kv_up,
+    Kind.KV_DOWN: Launches._of_kv_down,
 }

@@ -9,7 +9,7 @@ from moebatch.layout.routing import chosen_experts, distinct_experts, routed
 from moebatch.layout.scratch import PROMPT_ROWS, gpu_prompt_rows
 from moebatch.plan.pricing.price import Price
 from moebatch.plan.pricing.prices import LaneTime, Prices
-from moebatch.schedule.drivers.emission import Launched, launched
+from moebatch.schedule.drivers.emission import Launched, computes_together, launched
 from moebatch.schedule.lanes import PROCESSORS, lane_of
 from moebatch.schedule.registry import traits_of
 from moebatch.schedule.steps.kv_route import Place
@@ -197,8 +197,19 @@ class PassTasks:
             if active:
                 rows = tokens * shape.experts_per_token / active
                 each_s = self._price.expert_s(rows, fresh=self._fresh, is_mean=True)
-                seconds += layers * active * each_s
+                seconds += layers * (active * each_s + self._launching_s(active, rows))
         return seconds
+
+    def _launching_s(self, active: float, rows: float) -> float:
+        """Of so many experts of a layer, over so many tokens each. Where they are computed together
+        as far as they are there, groups are as large as they get: those that come one by one are
+        launched while the GPU waits for the link anyway."""
+        together = active
+        if not traits_of(self.policy).is_paged:
+            groups = computes_together(self.policy.schedule, self._top)
+            together = min(active, self.prices.ladder.most_together if groups else 1)
+        whole = max(1, round(together))
+        return active / whole * self._price.launching_s([rows] * whole)
 
     @property
     def _fresh(self) -> float:

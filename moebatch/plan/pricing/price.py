@@ -4,7 +4,7 @@ Each task is handed to its lane, and launches kernels or copies. On a processor 
 its work; on a link it goes on beside the bytes of the transfer before, so the longer one counts.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import prod
@@ -41,9 +41,7 @@ class Price:
         seconds = price(self, load)
         if kind in _TRANSFERS and not seconds:
             return 0.0
-        launching_s = self._main.task_s + self._launches_s(
-            launches.of_batch(self._shape, kind, load)
-        )
+        launching_s = self._main.task_s + self._launches_s(self._launches.of_batch(kind, load))
         return max(seconds, launching_s) if kind in _TRANSFERS else seconds + launching_s
 
     # --- arithmetic -----------------------------------------------------------------------------
@@ -61,7 +59,7 @@ class Price:
 
     def post_out_s(self, load: PassLoad) -> float:
         """Output projection and residual where they are a part of `post`."""
-        return self.out_s(load) + self._launches_s(launches.of_batch(self._shape, Kind.OUT, load))
+        return self.out_s(load) + self._launches_s(self._launches.of_batch(Kind.OUT, load))
 
     def out_s(self, load: PassLoad) -> float:
         """Output projection and residual."""
@@ -93,13 +91,15 @@ class Price:
         return (
             gemm_s
             + self.shared_s(load)
-            + self._task_s(launches.of_gates(self._shape)[layer] + self._adding)
+            + self._task_s(self._launches.of_gates[layer] + self._adding)
         )
 
     def gates_s(self, load: PassLoad) -> float:
         """The same of all layers."""
         seconds = 0.0
-        for stack, params, count in _gates(self._shape):
+        of_layers = self._launches.of_gates
+        for stack, params in _gates(self._shape):
+            count = sum(of_layers[stack.start : stack.stop])
             layers, part = len(stack), in_layer(self._shape, load, stack.start)
             moving_s = self._moving_s(norm_states(self._shape) / 2 * part.tokens * layers)
             other_s = self.shared_s(part) + self._task_s(count / layers + self._adding)
@@ -112,10 +112,11 @@ class Price:
         if self._is_paged:
             return 0.0
         traits = traits_of(self.policy)
-        return self._task_s(launches.of_combine(self._shape, is_joined=traits.runs == "pass"))
+        return self._task_s(self._launches.of_combine(is_joined=traits.runs == "pass"))
 
     def expert_s(self, rows: float, *, fresh: float, is_mean: bool = False) -> float:
-        """An expert over so many tokens, which with the chance `fresh` has just arrived.
+        """Work of an expert over so many tokens, which with the chance `fresh` has just arrived;
+        its launches are `launching_s`.
 
         Args:
             is_mean: `rows` vary from expert to expert and are so many in the mean.
@@ -123,8 +124,6 @@ class Price:
         if rows <= 0:
             return 0.0
         moving_s = self._moving_s(CHOICE_STATES * rows)
-        moving_s += self._launches_s(launches.of_expert(self._shape, rows))
-        moving_s += 0.0 if self._is_paged else self._main.task_s
         if not self.prices.is_cpu:
             return self.prices.expert_s(self._main, rows) + moving_s
         compute, instructions = self.prices.dtypes.compute, self._main.instruction_set
@@ -134,11 +133,17 @@ class Price:
             padded = product_rows(round(rows), compute, instructions)
         return self.prices.cpu_expert_s(self._main, padded, fresh=fresh) + moving_s
 
+    def launching_s(self, rows: Sequence[float]) -> float:
+        """What it takes to hand over experts that are computed together, over so many tokens each,
+        and to launch them; pages have no tasks for them."""
+        launched_s = self._launches_s(self._launches.of_experts([each for each in rows if each]))
+        return launched_s + (0.0 if self._is_paged else self._main.task_s)
+
     def head_s(self, rows: float) -> float:
         """Logits after so many tokens. No task of its own: it ends the last layer of a pass."""
         if not rows:
             return 0.0
-        count = launches.of_head(self._shape, rows, self.prices.dtypes.compute_bytes)
+        count = self._launches.of_head(rows, self.prices.dtypes.compute_bytes)
         return self.prices.head_s(self._main, rows) + self._launches_s(count)
 
     # --- weights --------------------------------------------------------------------------------
@@ -252,7 +257,11 @@ class Price:
     @property
     def _adding(self) -> int:
         """Launches of `post` that a layer else has a task of its own for."""
-        return self._is_paged * launches.of_combine(self._shape, is_joined=False)
+        return self._is_paged * self._launches.of_combine(is_joined=False)
+
+    @property
+    def _launches(self) -> launches.Launches:
+        return self.prices.launches
 
     @property
     def _main(self) -> Processor:
@@ -290,16 +299,11 @@ def _mixer_params(shape: ModelShape) -> int:
 
 
 @cache
-def _gates(shape: ModelShape) -> tuple[tuple[range, int, int], ...]:
-    """Layers through which the same tokens go, with the same weights of all of them, and their
-    launches."""
+def _gates(shape: ModelShape) -> tuple[tuple[range, int], ...]:
+    """Layers through which the same tokens go, with the weights of all of them."""
     stacks = (range(shape.num_encoding_layers), range(shape.num_encoding_layers, shape.num_layers))
-    params, counts = _gate_params(shape), launches.of_gates(shape)
-    return tuple(
-        (stack, sum(params[stack.start : stack.stop]), sum(counts[stack.start : stack.stop]))
-        for stack in stacks
-        if stack
-    )
+    params = _gate_params(shape)
+    return tuple((stack, sum(params[stack.start : stack.stop])) for stack in stacks if stack)
 
 
 class _Mixed(NamedTuple):

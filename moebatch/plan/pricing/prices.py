@@ -11,6 +11,7 @@ from moebatch.layout.footprint import FLOAT_BYTES, Dtypes
 from moebatch.layout.ladder import Ladder
 from moebatch.layout.load import PassLoad
 from moebatch.layout.scratch import MAX_GEMM_ROWS, PROMPT_ROWS, rows_decoded_at_once
+from moebatch.plan.pricing.launches import Launches
 from moebatch.spec.machine.hardware import Hardware, LinkName, Processor
 from moebatch.spec.model.attention import Attention
 from moebatch.spec.model.cache import CacheGroup
@@ -66,6 +67,13 @@ class Prices:
     def main(self) -> Processor:
         """What computes everything that a policy does not leave to the CPU."""
         return self.hardware.levels[self.ladder.top].processor or self.cpu
+
+    @cached_property
+    def launches(self) -> Launches:
+        """Of tasks on a GPU. From compute capability 8.0 on, which has bfloat16 of its own, kernels
+        in Triton run there."""
+        is_fused = self.ladder.has_gpu and "bfloat16" in self.main.gemm
+        return Launches(self.shape, is_fused, is_converted=self.dtypes.converts)
 
     @cached_property
     def is_cpu(self) -> bool:

@@ -159,12 +159,22 @@ class SimWorld:
                 return self._weights_s(task)
 
     def _expert_s(self, task: Task) -> float:
-        assert task.expert is not None, "a task of an expert"
         layer, batch = self.setup.layer(task.step), task.micro_batch
         batches = self._present[task.step] if batch is None else [batch]
-        rows = sum(float(self._rows_of(layer, k)[task.expert]) for k in batches)
-        is_resident = ExpertKey(layer, task.expert) in self.room.resident
-        return self.price.expert_s(rows, fresh=not is_resident)
+        rows = {
+            expert: sum(float(self._rows_of(layer, k)[expert]) for k in batches)
+            for expert in task.experts
+        }
+        return self._experts_s(layer, rows)
+
+    def _experts_s(self, layer: int, rows: Mapping[int, float]) -> float:
+        """Experts of a layer in one task, over so many tokens each."""
+        resident, price = self.room.resident, self.price
+        work_s = (
+            price.expert_s(each, fresh=ExpertKey(layer, expert) not in resident)
+            for expert, each in rows.items()
+        )
+        return sum(work_s) + price.launching_s([*rows.values()])
 
     def _post_s(self, task: Task) -> float:
         """All of a layer after attention, and at the end of the last one the head."""
@@ -174,9 +184,8 @@ class SimWorld:
         if self._now.on_cpu[task.micro_batch]:
             seconds += self.price.post_out_s(load)
         if layer in self.setup.moe_layers:
-            for expert, rows in enumerate(self._rows_of(layer, task.micro_batch)):
-                is_resident = ExpertKey(layer, expert) in self.room.resident
-                seconds += self.price.expert_s(float(rows), fresh=not is_resident)
+            rows = self._rows_of(layer, task.micro_batch).tolist()
+            seconds += self._experts_s(layer, dict(enumerate(rows)))
         if self._is_last(task) and task.micro_batch == len(self._now.loads) - 1:
             seconds += self.price.head_s(self._now.logits_rows)
         return seconds

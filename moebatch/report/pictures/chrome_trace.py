@@ -75,10 +75,10 @@ def _task(pid: int, tid: int, span: Span, num_layers: int) -> _Event:
         "walk": task.step // num_layers,
         "layer": task.step % num_layers,
         "micro_batch": task.micro_batch,
-        "expert": task.expert,
+        "experts": list(task.experts) or None,
         "page": task.page,
         "chunk": task.part,
-        "slot": span.slot,
+        "slots": list(span.slots) or None,
         "waited_for": span.waited_for,
         "seconds": span.seconds,
     }

@@ -125,17 +125,20 @@ class Driver:
     def task_ended(self, task: Task) -> None:
         """A task is done: its expert may leave. Called by the lanes, with the lock held."""
         if task.kind is Kind.EXPERT:
-            key = self._key(task)
-            self._slots.finish(key, keep=self._is_kept(task))
+            for key in self._keys(task):
+                self._slots.finish(key, keep=self._is_kept(task, key))
             self._lanes.slots_changed()
 
     def step_of(self, layer: int) -> int:
         """The step for which experts of a layer are moved now."""
         return self._steps.get(layer, layer)
 
-    def slot_of(self, task: Task) -> int | None:
-        """Where the expert lies that a task computes; None for others. With the lock held."""
-        return self._slots.slot_of(self._key(task)) if task.kind is Kind.EXPERT else None
+    def slots_of(self, task: Task) -> tuple[int, ...]:
+        """Where the experts lie that a task computes; nowhere for others. With the lock held."""
+        if task.kind is not Kind.EXPERT:
+            return ()
+        slots = map(self._slots.slot_of, self._keys(task))
+        return tuple(slot for slot in slots if slot is not None)
 
     # --- requests -------------------------------------------------------------------------------
 
@@ -160,8 +163,9 @@ class Driver:
     def _launch(self, task: Task) -> None:
         if task.kind is Kind.EXPERT:
             with self._lanes.lock:
-                # Once over all micro-batches, or over one of them.
-                self._slots.use(self._key(task), is_last=task.micro_batch is None)
+                for key in self._keys(task):
+                    # Once over all micro-batches, or over one of them.
+                    self._slots.use(key, is_last=task.micro_batch is None)
         self._lanes.launch(task)
 
     def _answer(self, request: Request) -> Any:
@@ -307,7 +311,7 @@ class Driver:
                 lambda: any(map(self._slots.is_ready, waiting)), _some_of(step, waiting)
             )
 
-        return Arriving(keys, self._ready, wait)
+        return Arriving(keys, self._ready, wait, most_together=self._setup.most_together)
 
     def _ready(self, waiting: Iterable[ExpertKey]) -> list[ExpertKey]:
         with self._lanes.lock:
@@ -326,12 +330,12 @@ class Driver:
             self._lanes.wait(ready, f"expert {expert} of step {step}")
             yield expert
 
-    def _is_kept(self, task: Task) -> bool:
+    def _is_kept(self, task: Task, key: ExpertKey) -> bool:
         """Whether a later micro-batch of the step has chosen the same expert."""
         if task.micro_batch is None:
             return False
         chosen = self._chosen.get(task.step, {})
-        return any(task.expert in chosen[k] for k in chosen if k > task.micro_batch)
+        return any(key.expert in chosen[k] for k in chosen if k > task.micro_batch)
 
     def _begin(self, step: int) -> int:
         """The layer of a step for which experts are moved from now on."""
@@ -339,9 +343,9 @@ class Driver:
         self._steps[layer] = step
         return layer
 
-    def _key(self, task: Task) -> ExpertKey:
-        assert task.expert is not None, "a task of an expert"
-        return ExpertKey(self._setup.layer(task.step), task.expert)
+    def _keys(self, task: Task) -> list[ExpertKey]:
+        layer = self._setup.layer(task.step)
+        return [ExpertKey(layer, expert) for expert in task.experts]
 
 
 def _is_urgent(item: Task | Request) -> bool:

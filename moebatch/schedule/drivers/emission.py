@@ -5,8 +5,9 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 
 from moebatch.schedule.registry import find_schedule
-from moebatch.schedule.request import Arrivals, InOrder, NextPass, Schedule, Sweep
+from moebatch.schedule.request import Arrivals, Arriving, InOrder, NextPass, Sweep
 from moebatch.schedule.setup import Setup
+from moebatch.schedule.slots.expert_load import ExpertKey
 from moebatch.schedule.steps.kv_route import Place
 from moebatch.schedule.task import Kind, Task
 from moebatch.spec.machine.hardware import LevelName
@@ -17,17 +18,6 @@ to do so."""
 
 Launched = Mapping[Kind, float]
 """Tasks for one micro-batch in one layer with experts."""
-
-
-class _All:
-    """Chosen experts that have all arrived."""
-
-    @property
-    def ready(self) -> Iterator[int]:
-        return iter(())
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(_EXPERTS))
 
 
 @cache
@@ -42,20 +32,8 @@ def launched(
         home: where the layer's keys and values live.
         attends_on_cpu: sequences that decode attend on the CPU beside a GPU.
     """
-    setup = Setup(
-        num_layers=_LAYERS,
-        num_experts=_EXPERTS,
-        moe_layers=frozenset(range(_LAYERS)),
-        num_hot=1,
-        kv_homes=(home,) * _LAYERS,
-        compute=top,
-    )
-    sweep = Sweep(
-        num_micro_batches=2 * _BATCHES,
-        on_cpu=(attends_on_cpu,) * _BATCHES + (False,) * _BATCHES,
-    )
     counts: tuple[Counter[Kind], Counter[Kind]] = Counter(), Counter()
-    for task in _second_pass(find_schedule(name)(setup), sweep):
+    for task in _second_pass(name, top, home, attends_on_cpu=attends_on_cpu):
         if task.micro_batch is not None:
             counts[task.micro_batch >= _BATCHES][task.kind] += 1
     decode, prompt = (
@@ -65,9 +43,29 @@ def launched(
     return decode, prompt
 
 
-def _second_pass(schedule: Schedule, sweep: Sweep) -> Iterator[Task]:
+@cache
+def computes_together(name: str, top: Place) -> bool:
+    """Whether experts that have arrived are computed in one task, where a processor can do so."""
+    tasks = _second_pass(name, top, top, attends_on_cpu=False)
+    return any(task.others for task in tasks if task.kind is Kind.EXPERT)
+
+
+def _second_pass(name: str, top: Place, home: LevelName, *, attends_on_cpu: bool) -> Iterator[Task]:
     """Drives a schedule through two passes."""
-    number = 0
+    setup = Setup(
+        num_layers=_LAYERS,
+        num_experts=_EXPERTS,
+        moe_layers=frozenset(range(_LAYERS)),
+        num_hot=1,
+        kv_homes=(home,) * _LAYERS,
+        compute=top,
+        most_together=_EXPERTS,
+    )
+    sweep = Sweep(
+        num_micro_batches=2 * _BATCHES,
+        on_cpu=(attends_on_cpu,) * _BATCHES + (False,) * _BATCHES,
+    )
+    schedule, number = find_schedule(name)(setup), 0
     answer: object = None
     while True:
         item = schedule.send(answer)
@@ -81,8 +79,11 @@ def _second_pass(schedule: Schedule, sweep: Sweep) -> Iterator[Task]:
                 if number > 2:
                     return
                 answer = sweep
-            case Arrivals():
-                answer = _All()
+            case Arrivals(step):
+                keys = [ExpertKey(step % _LAYERS, expert) for expert in range(_EXPERTS)]
+                answer = Arriving(
+                    keys, list, lambda waiting: None, most_together=setup.most_together
+                )
             case InOrder():
                 answer = iter(range(_EXPERTS))
             case _:

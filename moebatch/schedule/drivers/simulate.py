@@ -64,7 +64,7 @@ class _Running:
     task: Task
     row: str
     start_s: float
-    slot: int | None
+    slots: tuple[int, ...]
     waited_for: str | None
     chunk: Chunk | None
     number: int
@@ -76,7 +76,7 @@ class _Running:
 
     @property
     def span(self) -> Span:
-        return Span(self.task, self.row, self.start_s, self.end_s, self.slot, self.waited_for)
+        return Span(self.task, self.row, self.start_s, self.end_s, self.slots, self.waited_for)
 
 
 class _Lane:
@@ -237,17 +237,17 @@ class Simulator(Lanes):
 
     def _begin(self, lane: _Lane, row: str, found: Task | Chunk) -> None:
         if isinstance(found, Task):
-            task, chunk, slot = found, None, self._driver.slot_of(found)
+            task, chunk, slots = found, None, self._driver.slots_of(found)
             reason = self._reason(task)
         else:
             assert lane.stream is not None, "chunks come from a stream"
-            task, chunk, slot = lane.stream.task_of(found), found, found.slot
+            task, chunk, slots = lane.stream.task_of(found), found, (found.slot,)
             reason = "a free slot"
         one = _Running(
             task=task,
             row=row,
             start_s=self._now_s,
-            slot=slot,
+            slots=slots,
             waited_for=reason if self._now_s > lane.free_s[row] else None,
             chunk=chunk,
             number=len(self._begun),

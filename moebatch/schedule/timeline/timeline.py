@@ -14,7 +14,7 @@ class Span:
     lane: str
     start_s: float
     end_s: float
-    slot: int | None = None
+    slots: tuple[int, ...] = ()
     """Where the expert of the task lies, if it has one."""
     waited_for: str | None = None
     """What ended last before the task could begin, if its lane was idle meanwhile."""

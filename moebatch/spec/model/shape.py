@@ -116,6 +116,11 @@ class ModelShape(Layers):
     """In which the checkpoint stores experts, as far as ``config.json`` says; biases are not
     quantised."""
 
+    @property
+    def is_swiglu(self) -> bool:
+        """Whether what gates do is SiLU, or that of clamped inputs."""
+        return self.activation in ("silu", "swish") or self.clamped_gate is not None
+
     def is_moe(self, layer: int) -> bool:
         """Whether a layer has experts."""
         return layer in self._with_experts

@@ -1,0 +1,53 @@
+"""What the kernels of a GPU take: which experts they compute together, and whose attention."""
+
+from collections.abc import Iterator, Sequence
+
+from moebatch.spec.model.grouped_attention import GroupedAttention
+from moebatch.spec.model.shape import ModelShape
+
+_FEW_ROWS = 128
+"""Of an expert whose products take no longer than their launches: Mixtral's, the largest, are 0.9
+GFLOP over so many, 3 ms of a T4 and 0.1 of an H100."""
+
+_LARGEST_HEAD = 256
+"""Size of one, of which a block of keys and one of values fit into the shared memory."""
+
+
+def groups_experts(shape: ModelShape) -> bool:
+    """Whether experts of that shape can be computed together: those with a gate, without biases,
+    whose outputs are weighed."""
+    return (
+        shape.is_swiglu
+        and set(shape.expert.roles) == {"gate", "up", "down"}
+        and not shape.expert.bias
+        and not shape.router.weighs_inputs
+    )
+
+
+def attends_in_place(shape: ModelShape) -> bool:
+    """Whether the kernel of attention suits all layers: keys and values apart, of one size, in the
+    type of the computation, and nothing that only torch does."""
+    return all(
+        isinstance(each, GroupedAttention)
+        and each.cache_dtype is None
+        and not each.sink_window
+        and each.cached_key_dim == each.cached_value_dim <= _LARGEST_HEAD
+        for each in shape.attentions
+    )
+
+
+def is_grouped(rows: float) -> bool:
+    """Whether an expert over so many tokens is computed together with others."""
+    return rows <= _FEW_ROWS
+
+
+def portions(rows: Sequence[float], most_rows: int) -> Iterator[range]:
+    """Experts, by number, whose rows fit into the room for `most_rows` together."""
+    first, total = 0, 0.0
+    for number, each in enumerate(rows):
+        if number > first and total + each > most_rows:
+            yield range(first, number)
+            first, total = number, 0.0
+        total += each
+    if rows:
+        yield range(first, len(rows))

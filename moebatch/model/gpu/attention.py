@@ -1,0 +1,65 @@
+"""Tokens of sequences that decode attend to the pages of their cache in place: one launch for all
+of a micro-batch.
+
+Shape letters: T tokens of the micro-batch, H query heads, G KV heads, C head size, R rows of the
+cache.
+"""
+
+import torch
+from torch import Tensor
+
+from moebatch.model.gpu.rows import launch
+from moebatch.model.native.attention_work import Cached, SingleQueries
+from moebatch.model.native.scoring import Scoring
+
+_POSITIONS = 64
+"""That are looked at together."""
+_LEAST_HEADS = 16
+"""Rows of a product of tensor cores."""
+
+
+class SingleAttention:
+    """Attention of single tokens, by keys and values as they are computed in."""
+
+    def __init__(self) -> None:
+        # With a GPU only: Triton is no part of a torch without CUDA.
+        from moebatch.model.gpu import kernels
+
+        self._kernels = kernels
+
+    def attend(
+        self,
+        seen: SingleQueries,
+        q_THC: Tensor,
+        cached: Cached,
+        out_THC: Tensor,
+        scoring: Scoring,
+    ) -> None:
+        """Writes the rows of `out_THC` of those that see something of the cache. Rows of all
+        tensors may lie any distance apart, with their heads side by side."""
+        keys_RGC, values_RGC, codes = cached
+        assert codes is None and scoring.sinks is None, "others are left to torch"
+        assert q_THC.dtype == keys_RGC.dtype == values_RGC.dtype == out_THC.dtype
+        num_kv_heads, head_dim = keys_RGC.shape[1:]
+        num_shared = q_THC.shape[1] // num_kv_heads
+        sink_scores_H = scoring.sink_scores_H
+        has_scores = sink_scores_H is not None
+        launch(
+            self._kernels.attend_single,
+            (len(seen.tokens_B), num_kv_heads),
+            *(out_THC, q_THC, keys_RGC, values_RGC, *seen),
+            seen.tokens_B if sink_scores_H is None else sink_scores_H,
+            *(each.stride(0) for each in (q_THC, out_THC, keys_RGC, values_RGC)),
+            num_shared,
+            head_dim,
+            scoring.scale,
+            has_sink_scores=has_scores,
+            precision="ieee",
+            H=max(_LEAST_HEADS, _power_of_two(num_shared)),
+            S=_POSITIONS // (2 if q_THC.dtype == torch.float32 else 1),
+            C=max(_LEAST_HEADS, _power_of_two(head_dim)),
+        )
+
+
+def _power_of_two(number: int) -> int:
+    return 1 << (number - 1).bit_length()

@@ -1,0 +1,105 @@
+"""Whether the kernels of a GPU compute what torch does there: asked once, before they are used.
+
+Shape letters: T tokens, K experts per token, D hidden, F expert width, E experts.
+"""
+
+from itertools import accumulate, pairwise
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from moebatch.model import layers
+from moebatch.model.gpu.attention import SingleAttention
+from moebatch.model.gpu.experts import GroupedExpert, GroupedExperts
+from moebatch.model.gpu.rows import GpuRows
+from moebatch.model.native.attention_work import Cached, SingleQueries
+from moebatch.model.native.scoring import Scoring
+from moebatch.model.routing.router import Routing, group_by_expert
+from moebatch.model.scratch import Frame
+
+_TOKENS, _CHOICES, _HIDDEN, _WIDTH, _EXPERTS = 24, 2, 144, 80, 4
+_HEAD = 64
+_ERRORS = {torch.float32: 1e-4, torch.float16: 0.02, torch.bfloat16: 0.1}
+"""By which results of order one may differ, whatever order sums run in."""
+
+
+def differences(device: torch.device) -> str | None:
+    """In words; None where there are none that matter."""
+    with torch.random.fork_rng(devices=[]), torch.inference_mode():
+        torch.manual_seed(0)
+        for dtype, most in _ERRORS.items():
+            for name, ours, theirs in (
+                ("a norm", *_norms(device, dtype)),
+                ("experts", *_experts(device, dtype)),
+                ("attention", *_attention(device, dtype)),
+            ):
+                error = float((ours.float() - theirs.float()).abs().max())
+                if not error <= most:
+                    return f"Triton computes {name} in {dtype} otherwise than torch, by {error:.2g}"
+    return None
+
+
+def _norms(device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    x = torch.randn(_TOKENS, _HIDDEN).to(device, dtype)
+    weight = torch.rand(_HIDDEN).to(device, dtype)
+    ours, theirs = torch.empty_like(x), torch.empty_like(x)
+    GpuRows().rms_norm(x, weight, 1e-6, ours)
+    layers.rms_norm(x, weight, 1e-6, torch.empty_like(x, dtype=torch.float32), theirs)
+    return ours, theirs
+
+
+def _attention(device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Of two tokens, one of which sees more than a block of rows."""
+    counts, num_shared = (5, 90), 2
+    q_THC = torch.randn(2, 2 * num_shared, _HEAD).to(device, dtype)
+    keys_RGC, values_RGC = (torch.randn(sum(counts), 2, _HEAD).to(device, dtype) for _ in "kv")
+    starts = [0, *accumulate(counts)]
+    rows_N = torch.arange(sum(counts), device=device).flip(0)
+    starts_B = torch.tensor(starts, device=device)
+    seen = SingleQueries(torch.arange(2, device=device), starts_B, rows_N)
+    ours, theirs = torch.empty_like(q_THC), torch.empty_like(q_THC)
+    scale = _HEAD**-0.5
+    SingleAttention().attend(seen, q_THC, Cached(keys_RGC, values_RGC), ours, Scoring(scale))
+    for token, (start, stop) in enumerate(pairwise(starts)):
+        rows_S = rows_N[start:stop]
+        keys_HSC, values_HSC = (
+            each[rows_S].transpose(0, 1).repeat_interleave(num_shared, 0)
+            for each in (keys_RGC, values_RGC)
+        )
+        scores_HS = (keys_HSC @ q_THC[token][..., None])[..., 0].float() * scale
+        weights_H1S = scores_HS.softmax(-1)[:, None].to(dtype)
+        theirs[token] = (weights_H1S @ values_HSC)[:, 0]
+    return ours, theirs
+
+
+def _experts(device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    def numbers(*size: int) -> Tensor:
+        return torch.randn(size).div_(size[-1] ** 0.5).to(device, dtype)
+
+    x_TD = numbers(_TOKENS, _HIDDEN) * _HIDDEN**0.5
+    experts_TK = torch.rand(_TOKENS, _EXPERTS).topk(_CHOICES).indices.to(device)
+    weights_TK = torch.rand(_TOKENS, _CHOICES).to(device)
+    in_ED, out_EF = ("gate", "up"), "down"
+    matrices = [
+        {role: numbers(_WIDTH, _HIDDEN) for role in in_ED} | {out_EF: numbers(_HIDDEN, _WIDTH)}
+        for _ in range(_EXPERTS)
+    ]
+    routing = Routing(
+        rows=(slice(0, _TOKENS),),
+        normed_TD=x_TD,
+        weights_TK=weights_TK,
+        experts_TK=experts_TK,
+        num_experts=_EXPERTS,
+        tokens=group_by_expert(experts_TK, slice(0, _TOKENS), _EXPERTS),
+        outputs_TKD=x_TD.new_zeros(_TOKENS, _CHOICES, _HIDDEN),
+    )
+    group = [GroupedExpert(tokens, matrices[e]) for e, tokens in routing.tokens.items()]
+    frame = Frame(x_TD.new_empty(_TOKENS * _CHOICES * _WIDTH))
+    GroupedExperts().run(frame, group, routing, None, most_rows=_TOKENS)
+    theirs = torch.zeros_like(routing.outputs_TKD)
+    for (rows, choices), of_expert in group:
+        inner = F.silu(x_TD[rows] @ of_expert["gate"].t()) * (x_TD[rows] @ of_expert["up"].t())
+        made: Tensor = inner @ of_expert["down"].t()
+        theirs[rows, choices] = (made * weights_TK[rows, choices][:, None]).to(dtype)
+    return routing.outputs_TKD, theirs

@@ -1,0 +1,54 @@
+"""Whether there are kernels in Triton for the GPU of this machine, and these."""
+
+import functools
+import os
+
+import torch
+
+from moebatch.model.gpu.attention import SingleAttention
+from moebatch.model.gpu.experts import GroupedExperts
+from moebatch.model.gpu.rows import GpuRows
+from moebatch.quoting import reason
+
+SWITCH = "MOEBATCH_TRITON"
+"""Environment variable: ``0`` leaves everything to torch."""
+
+
+def rows_on(device: torch.device) -> GpuRows | None:
+    """Those that go through rows; None where torch does, or a CPU."""
+    return GpuRows() if _are_for(device) else None
+
+
+def grouped_experts_on(device: torch.device) -> GroupedExperts | None:
+    """Those that compute experts of few rows together; None where each is computed alone."""
+    return GroupedExperts() if _are_for(device) else None
+
+
+def single_attention_on(device: torch.device) -> SingleAttention | None:
+    """That of tokens which decode, in place; None where torch gathers what they see."""
+    return SingleAttention() if _are_for(device) else None
+
+
+def _are_for(device: torch.device) -> bool:
+    return device.type == "cuda" and prepare() is None
+
+
+def prepare() -> str | None:
+    """Has the kernels compiled, which takes seconds once, and compares them with torch. Why torch
+    does their work; None if not. No reason is given where there is no GPU: ''."""
+    if os.environ.get(SWITCH) == "0":
+        return f"{SWITCH}=0"
+    return _checked() if torch.cuda.is_available() else ""
+
+
+@functools.cache
+def _checked() -> str | None:
+    try:
+        if not torch.cuda.is_bf16_supported(including_emulation=False):
+            return "the GPU is older than compute capability 8.0"
+        from moebatch.model.gpu.check import differences
+
+        return differences(torch.device("cuda"))
+    except Exception as error:
+        # A compiler and a driver of other makers fail in ways that nobody can list.
+        return f"Triton: {type(error).__name__}: {reason(error)}"

@@ -1,0 +1,116 @@
+"""The kernels that go through rows of numbers, as `Elementwise` asks for them."""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from moebatch.spec.model.blocks import ClampedGate
+
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_LARGEST_BLOCK = 16384
+"""Numbers of a row that one program holds."""
+_GATE_BLOCK = 1024
+
+
+class GpuRows:
+    """Each function says whether it did its work, and leaves what does not suit it alone."""
+
+    def __init__(self) -> None:
+        # With a GPU only: Triton is no part of a torch without CUDA.
+        from moebatch.model.gpu import kernels
+
+        self._kernels = kernels
+
+    def gate(self, gate_MF: Tensor, up_MF: Tensor, clamped: ClampedGate | None) -> bool:
+        """SwiGLU in place of the gate."""
+        if not _suit(gate_MF, up_MF):
+            return False
+        count = gate_MF.numel()
+        grid = (math.ceil(count / _GATE_BLOCK),)
+        options = clamping(clamped)
+        self._run("gate_rows", grid, gate_MF, up_MF, count, block=_GATE_BLOCK, **options)
+        return True
+
+    def place(
+        self,
+        y_MD: Tensor,
+        rows_M: Tensor,
+        choices_M: Tensor,
+        outputs_TKD: Tensor,
+        weights_TK: Tensor,
+    ) -> bool:
+        """Weighs rows, and puts each where its choice stands."""
+        if not _suit(outputs_TKD, y_MD) or not _suit(weights_TK):
+            return False
+        (num_rows, width), num_choices = y_MD.shape, outputs_TKD.shape[1]
+        tensors = outputs_TKD, y_MD, weights_TK, rows_M.contiguous(), choices_M.contiguous()
+        self._run("place", (num_rows,), *tensors, num_choices, width, block=_block(width))
+        return True
+
+    def add(self, x_MD: Tensor, scale: float, first: Tensor, second: Tensor | None) -> bool:
+        """Adds the scaled sum of the parts of each row to it."""
+        if not _suit(x_MD, first, second):
+            return False
+        num_rows, width = x_MD.shape
+        num_parts = first.shape[1] if first.dim() == 3 else 1
+        tensors = x_MD, first, first if second is None else second
+        options = {"has_second": second is not None, "block": _block(width)}
+        self._run("add", (num_rows,), *tensors, num_parts, width, scale, **options)
+        return True
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor) -> bool:
+        """As `layers.rms_norm`."""
+        is_exact = weight.dtype == torch.float32
+        suit = _suit(x[:1], out[:1]) and x.stride() == out.stride() and _suit(weight)
+        if not suit or not (is_exact or weight.dtype == x.dtype):
+            return False
+        num_parts, width = math.prod(x.shape[1:-1]), x.shape[-1]
+        sizes = x.stride(0), eps, width
+        options = {"is_exact": is_exact, "block": _block(width)}
+        self._run("norm", (len(x), num_parts), out, x, weight, *sizes, **options)
+        return True
+
+    def rotate(self, x_THC: Tensor, cos_TR: Tensor, sin_TR: Tensor) -> bool:
+        """As `rope.rotate`."""
+        if not _suit(x_THC[:1, 0], cos_TR, sin_TR):
+            return False
+        num_rows, num_heads, _ = x_THC.shape
+        strides, width = x_THC.stride()[:2], cos_TR.shape[1]
+        options = {"block": _block(width)}
+        self._run(
+            "rotate", (num_rows, num_heads), x_THC, cos_TR, sin_TR, *strides, width, **options
+        )
+        return True
+
+    def _run(self, name: str, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
+        if all(grid) and options["block"]:
+            launch(getattr(self._kernels, name), grid, *arguments, **options)
+
+
+def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
+    """One launch, on the stream that is current. Products and sums are rounded one by one, as
+    torch's are."""
+    kernel[grid](*arguments, enable_fp_fusion=False, **options)
+
+
+def clamping(clamped: ClampedGate | None) -> dict[str, Any]:
+    """What a kernel has to know of a gate."""
+    if clamped is None:
+        return {"limit": 0.0, "alpha": 1.0, "is_clamped": False}
+    return {"limit": clamped.limit, "alpha": clamped.alpha, "is_clamped": True}
+
+
+def _suit(*tensors: Tensor | None) -> bool:
+    """Whether these lie in memory without gaps, are of one type, and rows of them fit a block."""
+    there = [tensor for tensor in tensors if tensor is not None]
+    dtype = there[0].dtype
+    alike = all(tensor.dtype == dtype and tensor.is_contiguous() for tensor in there)
+    widths = (tensor.shape[-1] for tensor in there)
+    return alike and dtype in _DTYPES and max(widths) <= _LARGEST_BLOCK
+
+
+def _block(width: int) -> int:
+    """The power of two that holds a row."""
+    return 1 << (width - 1).bit_length() if width else 0

@@ -1,0 +1,392 @@
+"""Kernels in Triton: equal to torch, row by row and for experts of few rows together."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from moebatch.model.elementwise import Elementwise
+from moebatch.model.gpu import check, rows
+from moebatch.model.gpu import loader as gpu_loader
+from moebatch.model.gpu.attention import SingleAttention
+from moebatch.model.gpu.experts import GroupedExpert, GroupedExperts
+from moebatch.model.gpu.rows import GpuRows
+from moebatch.model.native import loader
+from moebatch.model.native.attention_work import Cached, SingleQueries
+from moebatch.model.native.scoring import Scoring
+from moebatch.model.routing.router import Routing, group_by_expert
+from moebatch.model.scratch import Frame
+from moebatch.spec.model.blocks import ClampedGate
+from tests.gpu_kernels import DEVICE, use_gpu_kernels
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+MULTIPLIED = DTYPES if DEVICE.type == "cuda" else [torch.float32, torch.float16]
+"""Triton's interpreter has no products of bfloat16."""
+REPOSITORY = Path(__file__).parents[2]
+LEAST_SHARED_BYTES = 99 * 2**10
+"""Of a block, with compute capability 8.6 and 8.9."""
+CLAMPED = [None, ClampedGate(limit=1.5, alpha=1.7)]
+
+few = settings(max_examples=15, deadline=None)
+counts = st.integers(0, 9)
+widths = st.sampled_from([1, 7, 32, 33, 100])
+dtypes = st.sampled_from(DTYPES)
+seeds = st.integers(0, 99)
+
+
+@few
+@given(counts, widths, dtypes, st.sampled_from(CLAMPED), seeds)
+def test_gates(
+    num_rows: int, width: int, dtype: torch.dtype, clamped: ClampedGate | None, seed: int
+) -> None:
+    gate, up = (noise(seed + i, dtype, num_rows, width, scale=3.0) for i in range(2))
+
+    def gated(elementwise: Elementwise) -> Tensor:
+        out = gate.clone()
+        elementwise.gate(out, up.clone())
+        return out
+
+    assert_alike(gated, clamped=clamped)
+
+
+@few
+@given(counts, st.sampled_from([(), (3,)]), widths, dtypes, st.booleans(), seeds)
+def test_norms(
+    num_rows: int,
+    heads: tuple[int, ...],
+    width: int,
+    dtype: torch.dtype,
+    has_exact_weight: bool,
+    seed: int,
+) -> None:
+    """Of heads that lie among others, too."""
+    wide = noise(seed, dtype, num_rows, *((5,) if heads else ()), width)
+    weight = noise(seed + 1, torch.float32 if has_exact_weight else dtype, width)
+
+    def normed(elementwise: Elementwise) -> Tensor:
+        out = wide.clone()
+        part = out[:, : heads[0]] if heads else out
+        elementwise.rms_norm(part, weight, 1e-5, torch.empty(part.numel(), device=DEVICE), part)
+        return out
+
+    assert_alike(normed)
+
+
+@few
+@given(counts, st.integers(1, 3), st.sampled_from([2, 6, 16]), dtypes, st.booleans(), seeds)
+def test_rotation(
+    num_tokens: int, num_heads: int, rotary_dim: int, dtype: torch.dtype, is_part: bool, seed: int
+) -> None:
+    """What does not rotate stays as it is."""
+    x = noise(seed, dtype, num_tokens, num_heads, rotary_dim + 8 * is_part)
+    angles = noise(seed + 1, torch.float32, num_tokens, rotary_dim // 2)
+    cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
+
+    def rotated(elementwise: Elementwise) -> Tensor:
+        out = x.clone()
+        elementwise.rotate(out[..., 4 * is_part :], cos, sin)
+        assert torch.equal(out[..., : 4 * is_part], x[..., : 4 * is_part])
+        return out
+
+    assert_alike(rotated)
+
+
+@few
+@given(counts, st.integers(1, 4), widths, dtypes, st.booleans(), st.sampled_from([1.0, 0.3]), seeds)
+def test_sums(
+    num_rows: int,
+    num_choices: int,
+    width: int,
+    dtype: torch.dtype,
+    is_shared: bool,
+    scale: float,
+    seed: int,
+) -> None:
+    x = noise(seed, dtype, num_rows, width)
+    parts = [noise(seed + 1, dtype, num_rows, num_choices, width)]
+    if is_shared:
+        parts.append(noise(seed + 2, dtype, num_rows, width))
+
+    def added(elementwise: Elementwise) -> Tensor:
+        out = x.clone()
+        frame = Frame(torch.empty(2 * num_rows * width, dtype=dtype, device=DEVICE))
+        elementwise.add(frame, out, *parts)
+        return out
+
+    assert_alike(added, residual_scale=scale)
+
+
+@few
+@given(st.integers(1, 9), st.integers(1, 4), widths, dtypes, seeds)
+def test_placing(
+    num_tokens: int, num_choices: int, width: int, dtype: torch.dtype, seed: int
+) -> None:
+    routing = routing_of(num_tokens, num_choices, width, dtype, seed)
+    for tokens in routing.tokens.values():
+        y_MD = noise(seed, dtype, len(tokens.rows_M), width)
+
+        def placed(elementwise: Elementwise, tokens=tokens, y_MD=y_MD) -> Tensor:
+            routing.outputs_TKD.fill_(7)
+            elementwise.place(y_MD.clone(), tokens, routing.outputs_TKD, routing.weights_TK)
+            return routing.outputs_TKD.clone()
+
+        assert_alike(placed)
+
+
+@few
+@given(
+    st.integers(1, 40),
+    st.integers(1, 3),
+    st.sampled_from([(16, 32), (48, 80), (80, 144)]),
+    st.sampled_from(MULTIPLIED),
+    st.sampled_from(CLAMPED),
+    st.integers(1, 40),
+    seeds,
+)
+def test_experts_together_make_what_each_makes_alone(
+    num_tokens: int,
+    num_choices: int,
+    sizes: tuple[int, int],
+    dtype: torch.dtype,
+    clamped: ClampedGate | None,
+    most_rows: int,
+    seed: int,
+) -> None:
+    """Of whatever sizes, with more rows than a tile has and more than there is room for at once;
+    some of them are left for later, and untouched."""
+    hidden, width = sizes
+    routing = routing_of(num_tokens, num_choices, hidden, dtype, seed)
+    matrices = [expert(seed + e, dtype, hidden, width) for e in range(8)]
+    routing.outputs_TKD.fill_(7)
+    later = next(iter(routing.tokens)) if len(routing.tokens) > 1 else None
+    chosen = {e: tokens for e, tokens in routing.tokens.items() if e != later}
+    group = [GroupedExpert(tokens, matrices[e]) for e, tokens in chosen.items()]
+    largest = max(len(tokens.rows_M) for tokens in chosen.values())
+    most_rows = max(most_rows, largest)
+    frame = Frame(torch.empty(most_rows * width, dtype=dtype, device=DEVICE))
+    GroupedExperts().run(frame, group, routing, clamped, most_rows=most_rows)
+    want = torch.full_like(routing.outputs_TKD, 7)
+    elementwise = by_torch(clamped=clamped)
+    for (rows_M, choices_M), of_expert in group:
+        x_MD = routing.normed_TD[rows_M]
+        gate_MF, up_MF = x_MD @ of_expert["gate"].t(), x_MD @ of_expert["up"].t()
+        elementwise.gate(gate_MF, up_MF)
+        made_MD = gate_MF @ of_expert["down"].t()
+        weights_M = routing.weights_TK[rows_M, choices_M]
+        want[rows_M, choices_M] = (made_MD * weights_M[:, None]).to(dtype)
+    assert_close(routing.outputs_TKD, want)
+
+
+@few
+@given(
+    st.lists(st.integers(1, 150), min_size=1, max_size=4),
+    st.sampled_from([(1, 1), (2, 3), (3, 1), (1, 20)]),
+    st.sampled_from([8, 24, 64]),
+    st.sampled_from(MULTIPLIED),
+    st.booleans(),
+    seeds,
+)
+def test_tokens_attend_to_rows_anywhere_in_the_cache(
+    lengths: list[int],
+    heads: tuple[int, int],
+    head_dim: int,
+    dtype: torch.dtype,
+    has_sink_scores: bool,
+    seed: int,
+) -> None:
+    """To more than a block of them, or fewer; other tokens are left alone, and what no token has
+    written does not matter."""
+    (num_kv_heads, num_shared), num_rows = heads, 600
+    num_heads, num_tokens = num_kv_heads * num_shared, len(lengths) + 2
+    order = torch.randperm(num_rows, generator=torch.Generator().manual_seed(seed))
+    rows_seen = [rows_S.to(DEVICE) for rows_S in order[: sum(lengths)].split(lengths)]
+    cache = noise(seed, dtype, 2, num_rows, num_kv_heads, head_dim)
+    unseen = torch.ones(num_rows, dtype=torch.bool, device=DEVICE)
+    unseen[torch.cat(rows_seen)] = False
+    cache[:, unseen] = torch.nan
+    q_THC = noise(seed + 1, dtype, num_tokens, num_heads, head_dim)
+    scores_H = noise(seed + 2, torch.float32, num_heads) if has_sink_scores else None
+    tokens = torch.arange(num_tokens).flip(0)[: len(lengths)].to(DEVICE)
+    starts = torch.tensor([0, *accumulate(lengths)], device=DEVICE)
+    seen = SingleQueries(tokens, starts, torch.cat(rows_seen))
+    out = torch.full_like(q_THC, 7)
+    scoring = Scoring(head_dim**-0.5, None, scores_H)
+    SingleAttention().attend(seen, q_THC, Cached(*cache), out, scoring)
+    want = torch.full_like(out, 7)
+    for token, rows_S in zip(tokens.tolist(), rows_seen, strict=True):
+        keys, values = cache[:, rows_S].repeat_interleave(num_shared, 2).float()
+        scores_HS = torch.einsum("hc,shc->hs", q_THC[token].float(), keys) * scoring.scale
+        if scores_H is not None:
+            scores_HS = torch.cat([scores_HS, scores_H[:, None]], 1)
+        weights_HS = scores_HS.softmax(-1)[:, : len(rows_S)]
+        want[token] = torch.einsum("hs,shc->hc", weights_HS, values).to(dtype)
+    assert_close(out, want)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda matrix: matrix.double(),
+        lambda matrix: matrix.t().contiguous().t(),
+        lambda matrix: matrix[:, :-1].contiguous(),
+        lambda matrix: F.pad(matrix, (0, 1)).flatten()[1:][: matrix.numel()].view(matrix.shape),
+    ],
+    ids=["of another type", "the other way round", "rows of odd length", "odd addresses"],
+)
+def test_experts_that_do_not_suit_are_left_to_torch(spoil: Callable[[Tensor], Tensor]) -> None:
+    good = expert(1, torch.float32, 48, 32)
+    assert GroupedExperts.taken(good, torch.float32) == good
+    assert GroupedExperts.taken(good, torch.bfloat16) is None
+    bad = {**good, "up": spoil(good["up"])}
+    assert GroupedExperts.taken(bad, torch.float32) is None
+    assert GroupedExperts.taken({**good, "up_bias": good["up"]}, torch.float32) is None
+
+
+def test_what_does_not_suit_is_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows, "launch", lambda *_, **__: pytest.fail("a kernel was launched"))
+    kernels, x = GpuRows(), noise(1, torch.float32, 4, 8)
+    assert not kernels.gate(x[:, ::2], x[:, ::2], None), "gaps"
+    assert not kernels.gate(x, x.half(), None), "two types"
+    assert not kernels.add(x.double(), 1.0, x.double(), None), "a type that is not known"
+    assert not kernels.rms_norm(x, x[0].half(), 1e-5, x)
+    wide = torch.empty(1, 2**15, device=DEVICE)
+    assert not kernels.rms_norm(wide, wide[0], 1e-5, wide), "longer than a block"
+
+
+def test_kernels_are_checked_before_they_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check, "_ERRORS", {dtype: check._ERRORS[dtype] for dtype in MULTIPLIED})
+    assert check.differences(DEVICE) is None
+    with monkeypatch.context() as patch:
+        patch.setattr(rows, "launch", lambda *_, **__: None)
+        assert "a norm in torch.float32 otherwise" in str(check.differences(DEVICE))
+    for room, what in (("experts", "experts"), ("attention", "attention")):
+        with monkeypatch.context() as patch:
+            patch.setattr(f"moebatch.model.gpu.{room}.launch", lambda *_, **__: None)
+            assert f"{what} in torch.float32 otherwise" in str(check.differences(DEVICE))
+
+
+def test_kernels_compile_for_gpus_that_are_not_here(tmp_path: Path) -> None:
+    """An A100 and an H100; and a GPU of desktops, which has the least shared memory. Weights are
+    read 16 bytes at a time, though their addresses come from a table."""
+    environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}
+    environment.pop("TRITON_INTERPRET", None)
+    command = [sys.executable, "-m", "tests.model.compiled_gpu_kernels", "80", "86", "90"]
+    done = subprocess.run(
+        command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout)
+    assert len(found) == 8 * 3 * 3
+    for title, made in found.items():
+        assert made["code_bytes"] > 0 and made["shared_bytes"] <= LEAST_SHARED_BYTES, title
+        if title.startswith(("experts", "attend")) and "fp32" not in title:
+            assert made["loads_of_16_bits"] == 0 and made["tensor_cores"] > 0, title
+
+
+class TestWhereThereAreNone:
+    @pytest.fixture(autouse=True)
+    def asked_anew(self) -> Iterator[None]:
+        """What was found out is known for as long as a process lives."""
+        gpu_loader._checked.cache_clear()
+        yield
+        gpu_loader._checked.cache_clear()
+
+    def with_gpu(self, monkeypatch: pytest.MonkeyPatch, *, has_bfloat16: bool) -> None:
+        monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+        monkeypatch.setattr("torch.cuda.is_bf16_supported", lambda **_: has_bfloat16)
+
+    def test_a_cpu_needs_no_reason(self) -> None:
+        assert gpu_loader.rows_on(torch.device("cpu")) is None
+        assert gpu_loader.grouped_experts_on(torch.device("cpu")) is None
+
+    def test_an_old_gpu(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.with_gpu(monkeypatch, has_bfloat16=False)
+        assert gpu_loader.prepare() == "the GPU is older than compute capability 8.0"
+        assert gpu_loader.rows_on(torch.device("cuda")) is None
+
+    def test_a_compiler_that_fails(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def failing(device: torch.device) -> None:
+            raise ImportError("no module named triton")
+
+        self.with_gpu(monkeypatch, has_bfloat16=True)
+        monkeypatch.setattr(check, "differences", failing)
+        assert gpu_loader.prepare() == "Triton: ImportError: no module named triton"
+        assert gpu_loader.grouped_experts_on(torch.device("cuda")) is None
+
+    def test_results_that_differ(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.with_gpu(monkeypatch, has_bfloat16=True)
+        monkeypatch.setattr(check, "differences", lambda device: "Triton computes it otherwise")
+        assert gpu_loader.prepare() == "Triton computes it otherwise"
+
+    def test_a_user_who_wants_none(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.with_gpu(monkeypatch, has_bfloat16=True)
+        monkeypatch.setattr(check, "differences", lambda device: None)
+        assert gpu_loader.prepare() is None
+        monkeypatch.setenv(gpu_loader.SWITCH, "0")
+        assert gpu_loader.prepare() == "MOEBATCH_TRITON=0"
+
+
+# --- helpers --------------------------------------------------------------------------------------
+
+
+def by_torch(**options: Any) -> Elementwise:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(loader.SWITCH, "0")
+        return Elementwise("silu", torch.device("cpu"), **options)
+
+
+def in_triton(**options: Any) -> Elementwise:
+    with pytest.MonkeyPatch.context() as patch:
+        use_gpu_kernels(patch)
+        return Elementwise("silu", DEVICE, **options)
+
+
+def assert_alike(compute: Callable[[Elementwise], Tensor], **options: Any) -> None:
+    assert_close(compute(in_triton(**options)), compute(by_torch(**options)))
+
+
+def assert_close(got: Tensor, want: Tensor) -> None:
+    tolerance = {torch.float32: 1e-5, torch.float16: 2**-8, torch.bfloat16: 2**-5}[got.dtype]
+    torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance)
+
+
+def noise(seed: int, dtype: torch.dtype, *size: int, scale: float = 1.0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(size, generator=generator).mul_(scale).to(DEVICE, dtype)
+
+
+def expert(seed: int, dtype: torch.dtype, hidden: int, width: int) -> Mapping[str, Tensor]:
+    sizes = {"gate": (width, hidden), "up": (width, hidden), "down": (hidden, width)}
+    return {
+        role: noise(seed * 3 + n, dtype, *size, scale=size[1] ** -0.5)
+        for n, (role, size) in enumerate(sizes.items())
+    }
+
+
+def routing_of(
+    num_tokens: int, num_choices: int, width: int, dtype: torch.dtype, seed: int
+) -> Routing:
+    """Of tokens that choose among eight experts."""
+    scores = noise(seed, torch.float32, num_tokens, 8)
+    weights_TK, experts_TK = scores.topk(num_choices, dim=-1)
+    everything = slice(0, num_tokens)
+    return Routing(
+        rows=(everything,),
+        normed_TD=noise(seed, dtype, num_tokens, width),
+        weights_TK=weights_TK,
+        experts_TK=experts_TK,
+        num_experts=8,
+        tokens=group_by_expert(experts_TK, everything, 8),
+        outputs_TKD=torch.empty(num_tokens, num_choices, width, dtype=dtype, device=DEVICE),
+    )
