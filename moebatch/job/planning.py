@@ -12,6 +12,7 @@ from moebatch.job.machine import JobMachine, NotedProfile, has_unmeasured_gpu, j
 from moebatch.layout.ladder import stages_pages
 from moebatch.measure.machine import measure_machine
 from moebatch.measure.saved import load_saved, machine_profile
+from moebatch.model.gpu import loader as gpu
 from moebatch.model.native import loader
 from moebatch.plan.answer import best_for
 from moebatch.plan.expert_choice import ExpertChoice, Wishes
@@ -151,6 +152,7 @@ def job_problem(
         kv_on_disk_last=True,
         stages=stages_pages(hardware, kind),
         instruction_set=_instruction_set(),
+        has_gpu_kernels=gpu.prepare() is None if kind == "cuda" else None,
     )
     for level, num_bytes in _budgets(job, problem.hardware, kind).items():
         problem = problem.with_capacity(level, num_bytes)

@@ -47,12 +47,18 @@ class Problem:
     instruction_set: str | None = None
     """That of the kernels that run on the CPU, empty where none do; None is as the hardware says.
     They decide over the memory that products take."""
+    has_gpu_kernels: bool | None = None
+    """Whether those in Triton run on the GPU; None is as the hardware says."""
 
     @cached_property
     def prices(self) -> Prices:
         """Prices of the pieces of a pass."""
         return Prices(
-            shape=self.shape, dtypes=self.dtypes, hardware=self.hardware, ladder=self.ladder
+            shape=self.shape,
+            dtypes=self.dtypes,
+            hardware=self.hardware,
+            ladder=self.ladder,
+            has_gpu_kernels=self.has_gpu_kernels,
         )
 
     @cached_property

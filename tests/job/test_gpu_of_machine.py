@@ -55,6 +55,16 @@ def test_a_gpu_that_the_saved_profile_lacks_is_measured(
     assert any("lacks the GPU" in note for note in machine.notes)
 
 
+@pytest.mark.parametrize("reason", [None, "Triton: ImportError"])
+def test_a_run_plans_with_the_kernels_that_the_gpu_has(
+    job: Job, monkeypatch: pytest.MonkeyPatch, reason: str | None
+) -> None:
+    monkeypatch.setattr(planning.gpu, "prepare", lambda: reason)
+    files, hardware = open_model(job.model.path, "auto"), load_profile("rtx4090").hardware()
+    problem = job_problem(job, files, WORKLOAD, hardware, "cuda")
+    assert problem.prices.launches.is_fused == (reason is None)
+
+
 @pytest.mark.parametrize("device", ["auto", "cuda"])
 def test_a_check_plans_for_a_gpu_that_nobody_measured(
     tmp_path: Path, tiny_checkpoint: Checkpoint, device: str

@@ -62,6 +62,9 @@ class Prices:
     hardware: Hardware
     ladder: Ladder
     """The levels of the hardware."""
+    has_gpu_kernels: bool | None = None
+    """Whether kernels in Triton run on the GPU. None says so of those of compute capability 8.0 and
+    more, which have bfloat16 of their own."""
 
     @cached_property
     def main(self) -> Processor:
@@ -70,9 +73,11 @@ class Prices:
 
     @cached_property
     def launches(self) -> Launches:
-        """Of tasks on a GPU. From compute capability 8.0 on, which has bfloat16 of its own, kernels
-        in Triton run there."""
-        is_fused = self.ladder.has_gpu and "bfloat16" in self.main.gemm
+        """Of tasks on a GPU."""
+        there = (
+            "bfloat16" in self.main.gemm if self.has_gpu_kernels is None else self.has_gpu_kernels
+        )
+        is_fused = self.ladder.has_gpu and there
         return Launches(self.shape, is_fused, is_converted=self.dtypes.converts)
 
     @cached_property
