@@ -21,12 +21,6 @@ _LEAST_HEADS = 16
 class SingleAttention:
     """Attention of single tokens, by keys and values as they are computed in."""
 
-    def __init__(self) -> None:
-        # With a GPU only: Triton is no part of a torch without CUDA.
-        from moebatch.model.gpu import kernels
-
-        self._kernels = kernels
-
     def attend(
         self,
         seen: SingleQueries,
@@ -45,7 +39,7 @@ class SingleAttention:
         sink_scores_H = scoring.sink_scores_H
         has_scores = sink_scores_H is not None
         launch(
-            self._kernels.attend_single,
+            "attend_single",
             (len(seen.tokens_B), num_kv_heads),
             *(out_THC, q_THC, keys_RGC, values_RGC, *seen),
             seen.tokens_B if sink_scores_H is None else sink_scores_H,

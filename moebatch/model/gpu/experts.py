@@ -50,12 +50,6 @@ class _Portion:
 class GroupedExperts:
     """SwiGLU experts whose matrices lie anywhere in the memory of the device."""
 
-    def __init__(self) -> None:
-        # With a GPU only: Triton is no part of a torch without CUDA.
-        from moebatch.model.gpu import kernels
-
-        self._kernels = kernels
-
     @staticmethod
     def taken(matrices: Mapping[str, Matrix], dtype: torch.dtype) -> Mapping[str, Tensor] | None:
         """The same matrices, if an expert that has them can be one of a group computed in
@@ -117,7 +111,7 @@ class GroupedExperts:
             "I": _INPUT_BYTES // room_MF.itemsize,
         }
         launch(
-            self._kernels.experts_in,
+            "experts_in",
             (ceil(F / _OUTPUTS), portion.num_tiles),
             room_MF,
             normed_TD,
@@ -129,7 +123,7 @@ class GroupedExperts:
             **options,
         )
         launch(
-            self._kernels.experts_out,
+            "experts_out",
             (ceil(D / _OUTPUTS), portion.num_tiles),
             outputs_TKD,
             room_MF,

@@ -17,12 +17,6 @@ _GATE_BLOCK = 1024
 class GpuRows:
     """Each function says whether it did its work, and leaves what does not suit it alone."""
 
-    def __init__(self) -> None:
-        # With a GPU only: Triton is no part of a torch without CUDA.
-        from moebatch.model.gpu import kernels
-
-        self._kernels = kernels
-
     def gate(self, gate_MF: Tensor, up_MF: Tensor, clamped: ClampedGate | None) -> bool:
         """SwiGLU in place of the gate."""
         if not _suit(gate_MF, up_MF):
@@ -86,13 +80,16 @@ class GpuRows:
 
     def _run(self, name: str, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
         if all(grid) and options["block"]:
-            launch(getattr(self._kernels, name), grid, *arguments, **options)
+            launch(name, grid, *arguments, **options)
 
 
-def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
-    """One launch, on the stream that is current. Products and sums are rounded one by one, as
-    torch's are."""
-    kernel[grid](*arguments, enable_fp_fusion=False, **options)
+def launch(name: str, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
+    """One launch of the kernel of that name, on the stream that is current. Products and sums are
+    rounded one by one, as torch's are."""
+    # With a GPU only: Triton is no part of a torch without CUDA.
+    from moebatch.model.gpu import kernels
+
+    getattr(kernels, name)[grid](*arguments, enable_fp_fusion=False, **options)
 
 
 def clamping(clamped: ClampedGate | None) -> dict[str, Any]:
