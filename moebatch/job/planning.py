@@ -152,11 +152,15 @@ def job_problem(
         kv_on_disk_last=True,
         stages=stages_pages(hardware, kind),
         instruction_set=_instruction_set(),
-        has_gpu_kernels=gpu.prepare() is None if kind == "cuda" else None,
     )
     for level, num_bytes in _budgets(job, problem.hardware, kind).items():
         problem = problem.with_capacity(level, num_bytes)
     return problem
+
+
+def with_gpu_kernels(problem: Problem, kind: DeviceKind) -> Problem:
+    """The problem of a run, which finds out whether kernels in Triton work on its GPU."""
+    return replace(problem, has_gpu_kernels=gpu.prepare() is None if kind == "cuda" else None)
 
 
 def _program_bytes(kind: DeviceKind, threads: int) -> Mapping[LevelName, int]:

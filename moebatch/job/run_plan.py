@@ -8,7 +8,7 @@ from moebatch.job.context import RunContext
 from moebatch.job.limits import num_threads
 from moebatch.job.machine import JobMachine, sharing_cores
 from moebatch.job.notices import describe_experts, describe_prediction, without_effect
-from moebatch.job.planning import JobPlan, job_problem, plan_job
+from moebatch.job.planning import JobPlan, job_problem, plan_job, with_gpu_kernels
 from moebatch.plan.expert_choice import Wishes
 from moebatch.predict.predictor import Predictor
 from moebatch.schedule.registry import PRE_GATED
@@ -74,6 +74,7 @@ def _planned(
 ) -> JobPlan:
     options = context.options
     problem = job_problem(context.job, files, workload, machine.hardware(), machine.kind)
+    problem = with_gpu_kernels(problem, machine.kind)
     schedule = options.schedule
     if context.approximation.activation_level and schedule is None and options.policy is None:
         schedule = PRE_GATED.name

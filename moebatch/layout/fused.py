@@ -5,19 +5,22 @@ from collections.abc import Iterator, Sequence
 from moebatch.spec.model.grouped_attention import GroupedAttention
 from moebatch.spec.model.shape import ModelShape
 
-_FEW_ROWS = 128
-"""Of an expert whose products take no longer than their launches: Mixtral's, the largest, are 0.9
-GFLOP over so many, 3 ms of a T4 and 0.1 of an H100."""
-
+MOST_TOGETHER = 16
+"""Experts that are computed in one task and give their slots back together: more would keep the
+link waiting for these."""
+_MANY_ROWS = 128
+"""From so many on an expert is computed alone. Estimated: over so many, one of Qwen3-30B-A3B is 1.2
+GFLOP, some 10 us of a GPU that does 120 TFLOP/s, and its launches are 60."""
 _LARGEST_HEAD = 256
 """Size of one, of which a block of keys and one of values fit into the shared memory."""
 
 
 def groups_experts(shape: ModelShape) -> bool:
-    """Whether experts of that shape can be computed together: those with a gate, without biases,
-    whose outputs are weighed."""
+    """Whether experts of that shape can be computed together: SwiGLU without biases, and without
+    clamping, whose outputs are weighed."""
     return (
         shape.is_swiglu
+        and shape.clamped_gate is None
         and set(shape.expert.roles) == {"gate", "up", "down"}
         and not shape.expert.bias
         and not shape.router.weighs_inputs
@@ -38,7 +41,7 @@ def attends_in_place(shape: ModelShape) -> bool:
 
 def is_grouped(rows: float) -> bool:
     """Whether an expert over so many tokens is computed together with others."""
-    return rows <= _FEW_ROWS
+    return rows < _MANY_ROWS
 
 
 def portions(rows: Sequence[float], most_rows: int) -> Iterator[range]:

@@ -2,14 +2,12 @@
 
 from dataclasses import dataclass
 
+from moebatch.layout.fused import MOST_TOGETHER
 from moebatch.schedule.lanes import BLOCK, LANES, STAGING, WRITE, Lane
 from moebatch.schedule.registry import traits_of
 from moebatch.schedule.steps.kv_route import Place
 from moebatch.spec.machine.hardware import LEVELS, DeviceKind, Hardware, LevelName, LinkName
 from moebatch.spec.policy.policy import Policy
-
-_MOST_TOGETHER = 16
-"""Experts that give their slots back together: more would keep the link waiting for these."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +37,7 @@ class Ladder:
     @property
     def most_together(self) -> int:
         """Experts that are computed in one task: a launch is for many of them on a GPU."""
-        return _MOST_TOGETHER if self.has_gpu else 1
+        return MOST_TOGETHER if self.has_gpu else 1
 
     @property
     def top(self) -> Place:

@@ -14,7 +14,7 @@ from torch import Tensor
 from moebatch.checkpoint.direct import align_up
 from moebatch.checkpoint.record import TORCH_DTYPES
 from moebatch.formats.weight_format import StoredPart, WeightFormat
-from moebatch.layout.fused import is_grouped
+from moebatch.layout.fused import MOST_TOGETHER, is_grouped
 from moebatch.layout.scratch import KERNEL_BLOCK_ROWS, Limits
 from moebatch.measure.sizes import ModelSizes
 from moebatch.measure.synthetic import SyntheticLayer, fill, synthetic_layer
@@ -24,8 +24,6 @@ from moebatch.model.routing.router import ExpertTokens, Routing
 _HARMLESS_BYTE = 0x11
 """Of which every type of numbers makes small ones that are not subnormal."""
 _ALIGNMENT = 64
-_TOGETHER = 16
-"""Experts of few rows that a GPU is given at a time, as in a pass."""
 Points = tuple[tuple[int, float], ...]
 """(rows, FLOP/s), ascending in rows."""
 
@@ -52,7 +50,7 @@ def gemm_curve(
     following = _NextExperts(layer, experts)
     points: list[tuple[int, float]] = []
     for count in sorted(rows):
-        together = _TOGETHER if is_grouped(count) and timer.device.type == "cuda" else 1
+        together = MOST_TOGETHER if is_grouped(count) and timer.device.type == "cuda" else 1
         flop = 2 * count * layer.shape.expert_params * together
         # A rate does not fall with the rows: the last one bounds the time from above.
         if points and flop / points[-1][1] > longest_s:

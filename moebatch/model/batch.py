@@ -15,11 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from moebatch.layout.fused import attends_in_place
 from moebatch.model.attention.plan import AttentionPlan, Sight, SightPlanner
 from moebatch.model.attention.span import Span
 from moebatch.model.attention.stack_plan import StackPlan
-from moebatch.model.gpu.loader import single_attention_on
+from moebatch.model.gpu.loader import single_attention
 from moebatch.model.recurrence.delta_plan import DeltaPlan, StateSpan
 from moebatch.model.rope import Angles, Rope
 from moebatch.spec.model.attention import Attention
@@ -105,7 +104,6 @@ class BatchPlanner:
         """
         self._shape = shape
         self._dtype, self._device, self._gather_rows = dtype, device, gather_rows
-        self._attends_in_place = attends_in_place(shape)
         self._ropes = {} if shape.encoder else Rope.all_of(shape, config, device)
 
     def plan(
@@ -134,7 +132,7 @@ class BatchPlanner:
             dtype=self._dtype,
             device=device,
             gather_rows=self._gather_rows,
-            takes_tokens=self._attends_in_place and single_attention_on(device) is not None,
+            takes_tokens=single_attention(self._shape, device) is not None,
             is_wide=self._shape.attention.num_shared >= _WIDE,
         )
         by_window: dict[int | None, WindowPlan] = {}

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from moebatch.errors import CheckpointError
 from moebatch.formats.weight_format import BadParts, Matrix
-from moebatch.layout.fused import groups_experts, is_grouped
+from moebatch.layout.fused import is_grouped
 from moebatch.layout.scratch import Limits, converted_elements, step_elements
 from moebatch.model import layers
 from moebatch.model.attention.by_torch import Parts, Qkv
@@ -30,7 +30,7 @@ from moebatch.model.elementwise import Elementwise
 from moebatch.model.families.registry import FAMILIES
 from moebatch.model.families.usual import mlp
 from moebatch.model.gpu.experts import GroupedExpert
-from moebatch.model.gpu.loader import grouped_experts_on
+from moebatch.model.gpu.loader import grouped_experts
 from moebatch.model.products import Products
 from moebatch.model.recurrence.gated_delta import GatedDeltaBlock
 from moebatch.model.routing.choices import Choices
@@ -112,8 +112,8 @@ class Decoder:
             gating=gating,
             activation_level=activation_level,
         )
-        can_group = self._family.expert is mlp and groups_experts(shape)
-        self._grouped = grouped_experts_on(self.device) if can_group else None
+        is_usual = self._family.expert is mlp
+        self._grouped = grouped_experts(shape, self.device) if is_usual else None
         choices, room = (limits.pass_tokens, shape.experts_per_token), embedding.new_empty
         self._normed_TD = room(limits.pass_tokens, shape.hidden_size)
         self._outputs_TKD = room(*choices, shape.hidden_size)
@@ -260,8 +260,8 @@ class Decoder:
             except BadParts as error:
                 raise CheckpointError(f"layer {layer}, expert {expert}: {error}") from None
         if together and self._grouped is not None:
-            room, clamped = self._limits.expert_rows, self.shape.clamped_gate
-            self._grouped.run(self.scratch.frame(), together, routing, clamped, most_rows=room)
+            room = self._limits.expert_rows
+            self._grouped.run(self.scratch.frame(), together, routing, most_rows=room)
 
     def _grouped_with(
         self, tokens: ExpertTokens, matrices: Mapping[str, Matrix]

@@ -29,12 +29,7 @@ class RowKernels(Protocol):
         """SwiGLU in place of the gate."""
 
     def place(
-        self,
-        y_MD: Tensor,
-        rows_M: Tensor,
-        choices_M: Tensor,
-        outputs_TKD: Tensor,
-        weights_TK: Tensor,
+        self, y_MD: Tensor, tokens: ExpertTokens, outputs_TKD: Tensor, weights_TK: Tensor
     ) -> bool:
         """Weighs rows, and puts each where its choice stands."""
 
@@ -92,9 +87,9 @@ class Elementwise:
     ) -> None:
         """Weighs what an expert made of tokens and puts it into the outputs of all."""
         assert weights_TK.dtype == torch.float32, "weights of a routing are float32"
-        kernels, (rows_M, choices_M) = self._kernels, tokens
-        if kernels and kernels.place(y_MD, rows_M, choices_M, outputs_TKD, weights_TK):
+        if self._kernels and self._kernels.place(y_MD, tokens, outputs_TKD, weights_TK):
             return
+        rows_M, choices_M = tokens
         y_MD = y_MD.mul_(weights_TK[rows_M, choices_M][:, None])
         places_M = rows_M * outputs_TKD.shape[1] + choices_M
         outputs_TKD.flatten(0, 1).index_copy_(0, places_M, y_MD)

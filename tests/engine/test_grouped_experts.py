@@ -1,13 +1,17 @@
 """Experts of few rows together, and kernels in Triton: the tokens of transformers all the same."""
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from moebatch.layout.ladder import Ladder
 from moebatch.model import decoder as decoders
+from moebatch.model.gpu.experts import GroupedExperts
+from moebatch.model.scratch import Frame
 from moebatch.schedule.task import Kind
 from moebatch.schedule.timeline.timeline import Timeline
 from tests.engine.test_engine import requests, tokens_of
@@ -29,6 +33,14 @@ IN_TRITON = [
     ("cgopipe", "deepseek_v3", _ON_CPU),
 ]
 """Ten seconds each where they are interpreted."""
+_ROWS = {"norm", "rotate", "add"}
+_TOGETHER_AND_SHARED = {"experts_in", "experts_out", "gate_rows"}
+KERNELS = {
+    "qwen3_moe": {*_ROWS, "attend_single", "experts_in", "experts_out"},
+    "gpt_oss": {*_ROWS, "attend_single", "gate_rows", "place"},
+    "deepseek_v3": {*_ROWS, *_TOGETHER_AND_SHARED},
+}
+"""That are launched: experts with biases are computed one by one, latents are attended by torch."""
 CASES = [(*case, False) for case in BY_TORCH] + [(*case, True) for case in IN_TRITON]
 
 
@@ -46,13 +58,14 @@ def test_experts_together_give_the_tokens_of_transformers(
 ) -> None:
     """Few of them together, so that many groups are made; each expert once a pass."""
     monkeypatch.setattr(Ladder, "most_together", _TOGETHER)
-    if in_triton:
-        use_gpu_kernels(monkeypatch)
+    launched = use_gpu_kernels(monkeypatch) if in_triton else Counter()
     chosen = replace(EMULATED[title], schedule=name)
     folder, device = tiny_checkpoint(family), emulated()
     outcomes, built = run(folder, chosen, requests(), device=device, scratch=tmp_path)
     assert tokens_of(outcomes) == expected(family)
     assert built.recorder is not None
+    used = {kernel for kernel, count in launched.items() if count}
+    assert used == KERNELS[family] if in_triton else not used
     sizes = group_sizes(built.recorder.timeline)
     assert not sizes or (max(sizes) == _TOGETHER and sum(sizes) > len(sizes))
 
@@ -71,9 +84,17 @@ def test_experts_of_many_rows_are_computed_alone(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    use_gpu_kernels(monkeypatch)
+    launched, counts = use_gpu_kernels(monkeypatch), set[int]()
+    run_group = GroupedExperts.run
+
+    def grouped(self: GroupedExperts, frame: Frame, group: Any, *others: Any, **room: Any) -> None:
+        counts.update(len(each.tokens.rows_M) for each in group)
+        run_group(self, frame, group, *others, **room)
+
+    monkeypatch.setattr(GroupedExperts, "run", grouped)
     monkeypatch.setattr(decoders, "is_grouped", lambda num_rows: num_rows <= 2)
     chosen = replace(EMULATED["GPU attention, cache in main memory"], schedule="klotski")
     folder = tiny_checkpoint("mixtral")
     outcomes, _ = run(folder, chosen, requests(), device=emulated(), scratch=tmp_path)
     assert tokens_of(outcomes) == expected("mixtral")
+    assert counts == {1, 2} and launched["place"], "each of the others is placed by itself"

@@ -15,7 +15,12 @@ from moebatch.job.attempt import Attempt
 from moebatch.job.check import check_job
 from moebatch.job.machine import job_machine, known_device, rough_profile
 from moebatch.job.options import RunOptions
-from moebatch.job.planning import in_fastest_dtype, job_problem, measured_machine
+from moebatch.job.planning import (
+    in_fastest_dtype,
+    job_problem,
+    measured_machine,
+    with_gpu_kernels,
+)
 from moebatch.job.run import JobRun
 from moebatch.measure.saved import save_profile, this_machine_path
 from moebatch.spec.job import Job
@@ -61,7 +66,9 @@ def test_a_run_plans_with_the_kernels_that_the_gpu_has(
 ) -> None:
     monkeypatch.setattr(planning.gpu, "prepare", lambda: reason)
     files, hardware = open_model(job.model.path, "auto"), load_profile("rtx4090").hardware()
-    problem = job_problem(job, files, WORKLOAD, hardware, "cuda")
+    checked = job_problem(job, files, WORKLOAD, hardware, "cuda")
+    assert checked.prices.launches.is_fused, "a check takes them to be there"
+    problem = with_gpu_kernels(checked, "cuda")
     assert problem.prices.launches.is_fused == (reason is None)
 
 

@@ -1,132 +1,144 @@
-"""Compiles the kernels in Triton for GPUs that nobody has here, and prints what came of it as JSON.
+"""Compiles the kernels in Triton as they are launched, for GPUs that nobody has here, and prints
+what came of it as JSON.
 
 A program of its own: tests have Triton interpret.
 """
 
+import inspect
 import json
 import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
 
+import pytest
+import torch
 import triton
+from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from moebatch.model.gpu import kernels
+from moebatch.model.gpu.attention import SingleAttention
+from moebatch.model.gpu.experts import GroupedExpert, GroupedExperts
+from moebatch.model.gpu.rows import GpuRows
+from moebatch.model.native.attention_work import Cached, SingleQueries
+from moebatch.model.native.scoring import Scoring
+from moebatch.model.routing.router import ExpertTokens, Routing
+from moebatch.model.scratch import Frame
+from moebatch.spec.model.blocks import ClampedGate
+from tests.gpu_kernels import use_launch
 
-_ALIGNED = ("D", "F", "stride", "width", "q_row", "out_row", "key_row", "value_row", "head_dim")
-_ROW = {"width": "i32"}
-_GATE = {"limit": "fp32", "alpha": "fp32"}
-
-
-def works(number: str) -> dict[str, tuple[dict[str, str], dict[str, object]]]:
-    """By kernel: types of what it is given, and constants."""
-    rows, wide = f"*{number}", {"precision": "ieee", "N": 64, "I": 128 * 8 // int(number[-2:])}
-    sizes = {"D": "i32", "F": "i32"}
-    return {
-        "norm": (
-            {"out": rows, "x": rows, "weight": rows, "stride": "i32", "eps": "fp32", **_ROW},
-            {"is_exact": False, "block": 2048},
-        ),
-        "rotate": (
-            {"x": rows, "cos": rows, "sin": rows, "stride": "i32", "part_stride": "i32", **_ROW},
-            {"block": 64},
-        ),
-        "gate_rows": (
-            {"gate": rows, "up": rows, "count": "i32", **_GATE},
-            {"is_clamped": True, "block": 1024},
-        ),
-        "place": (
-            {
-                "outputs": rows,
-                "y": rows,
-                "weights": "*fp32",
-                "rows": "*i64",
-                "choices": "*i64",
-                "num_choices": "i32",
-                **_ROW,
-            },
-            {"block": 2048},
-        ),
-        "add": (
-            {"x": rows, "first": rows, "second": rows, "num_parts": "i32", **_ROW, "scale": "fp32"},
-            {"has_second": True, "block": 2048},
-        ),
-        "experts_in": (
-            {"inner": rows, "x": rows, "table": "*i64", "stride": "i32", **sizes, **_GATE},
-            {"is_clamped": False, "M": 64, **wide},
-        ),
-        "experts_out": (
-            {
-                "outputs": rows,
-                "inner": rows,
-                "weights": "*fp32",
-                "table": "*i64",
-                "num_choices": "i32",
-                **sizes,
-            },
-            {"M": 16, **wide},
-        ),
-        "attend_single": (
-            {
-                "out": rows,
-                "q": rows,
-                "keys": rows,
-                "values": rows,
-                "tokens": "*i64",
-                "starts": "*i64",
-                "rows": "*i64",
-                "sink_scores": "*fp32",
-                **dict.fromkeys(("q_row", "out_row", "key_row", "value_row"), "i32"),
-                "num_shared": "i32",
-                "head_dim": "i32",
-                "scale": "fp32",
-            },
-            {
-                "has_sink_scores": True,
-                "precision": "ieee",
-                "H": 16,
-                "S": 32 if number == "fp32" else 64,
-                "C": 256,
-            },
-        ),
-    }
+_TYPES = {
+    torch.float32: "fp32",
+    torch.bfloat16: "bf16",
+    torch.float16: "fp16",
+    torch.int64: "i64",
+}
+_ALIGNED = 16
+_TOKENS, _HIDDEN, _WIDTH = 100, 2048, 768
+_HEAD = 256
+"""The largest that `attends_in_place` lets pass."""
+Launch = tuple[str, tuple[Any, ...], Mapping[str, Any]]
 
 
-def compiled(name: str, number: str, capability: int) -> dict[str, int]:
-    """Bytes of shared memory, and how many loads are of single numbers of 16 bits."""
-    given, constants = works(number)[name]
+def launches(dtype: torch.dtype) -> list[Launch]:
+    """What each kernel is given where a model of usual sizes computes in that type."""
+    found: list[Launch] = []
+
+    def record(name: str, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
+        assert all(grid), "something is to be computed"
+        found.append((name, arguments, constants))
+
+    x, rows = torch.empty(_TOKENS, _HIDDEN, dtype=dtype), torch.arange(_TOKENS)
+    tokens, outputs = ExpertTokens(rows, rows % 2), x.new_empty(_TOKENS, 2, _HIDDEN)
+    weights = torch.empty(_TOKENS, 2)
+    heads = x.new_empty(_TOKENS, 16, _HEAD)
+    angles = x.new_empty(_TOKENS, _HEAD // 2)
+    with pytest.MonkeyPatch.context() as patch:
+        use_launch(patch, record)
+        by_rows = GpuRows()
+        assert by_rows.rms_norm(x, x[0], 1e-6, x) and by_rows.rotate(heads, angles, angles)
+        for clamped in (None, ClampedGate(limit=7.0, alpha=1.7)):
+            assert by_rows.gate(x, x, clamped)
+        assert by_rows.place(x, tokens, outputs, weights) and by_rows.add(x, 1.0, outputs, x)
+        for num_rows in (10, 30, _TOKENS):
+            _run_experts(x, ExpertTokens(rows[:num_rows], rows[:num_rows] % 2), outputs, weights)
+        cache = x.new_empty(2, 500, 2, _HEAD)
+        seen = SingleQueries(rows[:1], torch.tensor([0, 90]), torch.arange(90))
+        for scores in (None, torch.empty(16)):
+            scoring = Scoring(1.0, None, scores)
+            SingleAttention().attend(seen, heads, Cached(*cache), heads, scoring)
+    return found
+
+
+def _run_experts(x: Tensor, tokens: ExpertTokens, outputs: Tensor, weights: Tensor) -> None:
+    routing = Routing(
+        rows=(slice(0, len(x)),),
+        normed_TD=x,
+        weights_TK=weights,
+        experts_TK=torch.zeros(weights.shape, dtype=torch.int64),
+        num_experts=1,
+        tokens={0: tokens},
+        outputs_TKD=outputs,
+    )
+    sizes = {"gate": (_WIDTH, _HIDDEN), "up": (_WIDTH, _HIDDEN), "down": (_HIDDEN, _WIDTH)}
+    matrices = {role: x.new_empty(size) for role, size in sizes.items()}
+    frame = Frame(x.new_empty(_TOKENS * _WIDTH))
+    group = [GroupedExpert(tokens, matrices)]
+    GroupedExperts().run(frame, group, routing, most_rows=_TOKENS)
+
+
+def source_of(name: str, arguments: tuple[Any, ...], constants: Mapping[str, Any]) -> ASTSource:
+    """The kernel as it would be compiled at that launch."""
+    kernel = getattr(kernels, name)
+    names = list(inspect.signature(kernel.fn).parameters)
+    given = dict(zip(names, arguments, strict=False))
+    ones = {n: 1 for n, value in given.items() if isinstance(value, int) and value == 1}
+    fixed = {**constants, **ones}
     aligned = {
-        (place,): [["tt.divisibility", 16]]
-        for place, (argument, kind) in enumerate(given.items())
-        if kind.startswith("*") or argument in _ALIGNED
+        (names.index(each),): [["tt.divisibility", _ALIGNED]]
+        for each, value in given.items()
+        if each not in fixed and _is_aligned(value)
     }
-    source = ASTSource(
-        fn=getattr(kernels, name),
-        signature={**given, **dict.fromkeys(constants, "constexpr")},
-        constexprs=constants,
+    return ASTSource(
+        fn=kernel,
+        signature={n: "constexpr" if n in fixed else _type_of(given[n]) for n in names},
+        constexprs=fixed,
         attrs=aligned,
     )
+
+
+def _type_of(value: object) -> str:
+    if isinstance(value, Tensor):
+        return f"*{_TYPES[value.dtype]}"
+    return "fp32" if isinstance(value, float) else "i32"
+
+
+def _is_aligned(value: object) -> bool:
+    return isinstance(value, Tensor) or (isinstance(value, int) and value % _ALIGNED == 0)
+
+
+def compiled(source: ASTSource, capability: int) -> dict[str, int]:
+    """Bytes of shared memory, and how many loads are of single numbers of 16 bits."""
     target = GPUTarget("cuda", capability, 32)
     made = triton.compile(source, target=target, options={"enable_fp_fusion": False})
     text = made.asm["ptx"]
-    tensor_cores = text.count("mma.sync") + text.count("wgmma.mma")
     return {
         "shared_bytes": made.metadata.shared,
         "loads_of_16_bits": text.count("ld.global.b16"),
-        "tensor_cores": tensor_cores,
+        "tensor_cores": text.count("mma.sync") + text.count("wgmma.mma"),
         "code_bytes": len(made.asm["cubin"]),
     }
 
 
-def main() -> None:
-    """For each of the compute capabilities that are given, such as 90."""
-    found = {
-        f"{name} {number} {capability}": compiled(name, number, int(capability))
-        for capability in sys.argv[1:]
-        for number in ("bf16", "fp16", "fp32")
-        for name in works(number)
-    }
-    print(json.dumps(found))
+def all_of(capabilities: list[int]) -> Iterator[dict[str, Any]]:
+    """Each kernel, for each compute capability, such as 90."""
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        for name, arguments, constants in launches(dtype):
+            for capability in capabilities:
+                made = compiled(source_of(name, arguments, constants), capability)
+                yield {"kernel": name, "type": _TYPES[dtype], "capability": capability, **made}
 
 
 if __name__ == "__main__":
-    main()
+    print(json.dumps(list(all_of([int(each) for each in sys.argv[1:]]))))

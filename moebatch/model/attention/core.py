@@ -9,12 +9,11 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from moebatch.layout.fused import attends_in_place
 from moebatch.layout.scratch import Limits, attention_core_elements
 from moebatch.model.attention.by_torch import LayerKv, Parts, Qkv, attend, attend_prompt
 from moebatch.model.attention.plan import AttentionPlan, ExpandedSlices
 from moebatch.model.batch import MicroBatch, SinkTurns, WindowPlan
-from moebatch.model.gpu.loader import single_attention_on
+from moebatch.model.gpu.loader import single_attention
 from moebatch.model.native import loader
 from moebatch.model.native.attention_work import (
     Cached,
@@ -61,7 +60,7 @@ class AttentionCore:
         self._num_rows = limits.kv_rows
         self._attentions = [shape.attention_of(layer) for layer in range(shape.num_layers)]
         self._windows = shape.sliding_windows
-        self._on_gpu = single_attention_on(device) if attends_in_place(shape) else None
+        self._on_gpu = single_attention(shape, device)
         self._helpers = Helpers(torch_parallel())
         self._scratch = Scratch(attention_core_elements(shape, limits), device=device, dtype=dtype)
 

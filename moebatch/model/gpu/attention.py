@@ -8,8 +8,8 @@ cache.
 import torch
 from torch import Tensor
 
-from moebatch.model.gpu.rows import launch
-from moebatch.model.native.attention_work import Cached, SingleQueries
+from moebatch.model.gpu.rows import block_of, launch
+from moebatch.model.native.attention_work import Cached, SingleQueries, has_whole_rows
 from moebatch.model.native.scoring import Scoring
 
 _POSITIONS = 64
@@ -33,6 +33,7 @@ class SingleAttention:
         tensors may lie any distance apart, with their heads side by side."""
         keys_RGC, values_RGC, codes = cached
         assert codes is None and scoring.sinks is None, "others are left to torch"
+        assert all(map(has_whole_rows, (q_THC, keys_RGC, values_RGC, out_THC)))
         assert q_THC.dtype == keys_RGC.dtype == values_RGC.dtype == out_THC.dtype
         num_kv_heads, head_dim = keys_RGC.shape[1:]
         num_shared = q_THC.shape[1] // num_kv_heads
@@ -49,11 +50,7 @@ class SingleAttention:
             scoring.scale,
             has_sink_scores=has_scores,
             precision="ieee",
-            H=max(_LEAST_HEADS, _power_of_two(num_shared)),
+            H=max(_LEAST_HEADS, block_of(num_shared)),
             S=_POSITIONS // (2 if q_THC.dtype == torch.float32 else 1),
-            C=max(_LEAST_HEADS, _power_of_two(head_dim)),
+            C=max(_LEAST_HEADS, block_of(head_dim)),
         )
-
-
-def _power_of_two(number: int) -> int:
-    return 1 << (number - 1).bit_length()

@@ -15,7 +15,8 @@ from moebatch.model.gpu.experts import GroupedExpert, GroupedExperts
 from moebatch.model.gpu.rows import GpuRows
 from moebatch.model.native.attention_work import Cached, SingleQueries
 from moebatch.model.native.scoring import Scoring
-from moebatch.model.routing.router import Routing, group_by_expert
+from moebatch.model.rope import rotate
+from moebatch.model.routing.router import ExpertTokens, Routing, group_by_expert
 from moebatch.model.scratch import Frame
 
 _TOKENS, _CHOICES, _HIDDEN, _WIDTH, _EXPERTS = 24, 2, 144, 80, 4
@@ -31,6 +32,10 @@ def differences(device: torch.device) -> str | None:
         for dtype, most in _ERRORS.items():
             for name, ours, theirs in (
                 ("a norm", *_norms(device, dtype)),
+                ("a rotation", *_rotations(device, dtype)),
+                ("a gate", *_gates(device, dtype)),
+                ("sums", *_sums(device, dtype)),
+                ("what is placed", *_placed(device, dtype)),
                 ("experts", *_experts(device, dtype)),
                 ("attention", *_attention(device, dtype)),
             ):
@@ -46,6 +51,42 @@ def _norms(device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     ours, theirs = torch.empty_like(x), torch.empty_like(x)
     GpuRows().rms_norm(x, weight, 1e-6, ours)
     layers.rms_norm(x, weight, 1e-6, torch.empty_like(x, dtype=torch.float32), theirs)
+    return ours, theirs
+
+
+def _rotations(device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    ours = torch.randn(_TOKENS, 3, _HEAD).to(device, dtype)
+    angles_TR = torch.randn(_TOKENS, _HEAD // 2).to(device)
+    cos_TR, sin_TR = angles_TR.cos().to(dtype), angles_TR.sin().to(dtype)
+    theirs = ours.clone()
+    GpuRows().rotate(ours, cos_TR, sin_TR)
+    rotate(theirs, cos_TR, sin_TR)
+    return ours, theirs
+
+
+def _gates(device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    ours, up = (torch.randn(_TOKENS, _WIDTH).to(device, dtype) for _ in "gu")
+    theirs = F.silu(ours) * up
+    GpuRows().gate(ours, up, None)
+    return ours, theirs
+
+
+def _sums(device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    ours, shared = (torch.randn(_TOKENS, _HIDDEN).to(device, dtype) for _ in "xs")
+    parts = torch.randn(_TOKENS, _CHOICES, _HIDDEN).to(device, dtype)
+    theirs = ours.float() + parts.float().sum(1) + shared.float()
+    GpuRows().add(ours, 1.0, parts, shared)
+    return ours, theirs
+
+
+def _placed(device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    made = torch.randn(_TOKENS, _HIDDEN).to(device, dtype)
+    weights_TK = torch.rand(_TOKENS, _CHOICES).to(device)
+    rows = torch.arange(_TOKENS, device=device).flip(0)
+    tokens = ExpertTokens(rows, rows % _CHOICES)
+    ours, theirs = (made.new_zeros(_TOKENS, _CHOICES, _HIDDEN) for _ in "ot")
+    GpuRows().place(made, tokens, ours, weights_TK)
+    theirs[tokens] = (made * weights_TK[tokens][:, None]).to(dtype)
     return ours, theirs
 
 
@@ -80,11 +121,8 @@ def _experts(device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     x_TD = numbers(_TOKENS, _HIDDEN) * _HIDDEN**0.5
     experts_TK = torch.rand(_TOKENS, _EXPERTS).topk(_CHOICES).indices.to(device)
     weights_TK = torch.rand(_TOKENS, _CHOICES).to(device)
-    in_ED, out_EF = ("gate", "up"), "down"
-    matrices = [
-        {role: numbers(_WIDTH, _HIDDEN) for role in in_ED} | {out_EF: numbers(_HIDDEN, _WIDTH)}
-        for _ in range(_EXPERTS)
-    ]
+    sizes = {"gate": (_WIDTH, _HIDDEN), "up": (_WIDTH, _HIDDEN), "down": (_HIDDEN, _WIDTH)}
+    matrices = [{role: numbers(*size) for role, size in sizes.items()} for _ in range(_EXPERTS)]
     routing = Routing(
         rows=(slice(0, _TOKENS),),
         normed_TD=x_TD,
@@ -96,7 +134,7 @@ def _experts(device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     )
     group = [GroupedExpert(tokens, matrices[e]) for e, tokens in routing.tokens.items()]
     frame = Frame(x_TD.new_empty(_TOKENS * _CHOICES * _WIDTH))
-    GroupedExperts().run(frame, group, routing, None, most_rows=_TOKENS)
+    GroupedExperts().run(frame, group, routing, most_rows=_TOKENS)
     theirs = torch.zeros_like(routing.outputs_TKD)
     for (rows, choices), of_expert in group:
         inner = F.silu(x_TD[rows] @ of_expert["gate"].t()) * (x_TD[rows] @ of_expert["up"].t())

@@ -1,5 +1,5 @@
-"""Experts of few rows together: three launches for all of them, where torch would need as many for
-each half of one (a table goes up, the gated products, the last one).
+"""Experts of few rows together, in three launches: a table of where they lie goes up, then come
+their gated products, and the last one.
 
 Shape letters: T tokens of the pass, K experts per token, D hidden, F expert width, M tokens of one
 expert.
@@ -15,10 +15,9 @@ from torch import Tensor
 
 from moebatch.formats.weight_format import Matrix
 from moebatch.layout.fused import portions
-from moebatch.model.gpu.rows import clamping, launch
+from moebatch.model.gpu.rows import launch
 from moebatch.model.routing.router import ExpertTokens, Routing
 from moebatch.model.scratch import Frame
-from moebatch.spec.model.blocks import ClampedGate
 
 _ROLES = ("gate", "up", "down")
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -48,7 +47,7 @@ class _Portion:
 
 
 class GroupedExperts:
-    """SwiGLU experts whose matrices lie anywhere in the memory of the device."""
+    """SwiGLU experts without clamping whose matrices lie anywhere in the memory of the device."""
 
     @staticmethod
     def taken(matrices: Mapping[str, Matrix], dtype: torch.dtype) -> Mapping[str, Tensor] | None:
@@ -70,7 +69,6 @@ class GroupedExperts:
         frame: Frame,
         experts: Sequence[GroupedExpert],
         routing: Routing,
-        clamped: ClampedGate | None,
         *,
         most_rows: int,
     ) -> None:
@@ -89,7 +87,7 @@ class GroupedExperts:
         room_MF = frame.take(max(portion.num_rows for portion in found), _width(experts))
         table_NX = _on_device(table, room_MF.device)
         for portion in found:
-            self._run(table_NX, portion, room_MF, routing, clamped, height)
+            self._run(table_NX, portion, room_MF, routing, height)
 
     def _run(
         self,
@@ -97,7 +95,6 @@ class GroupedExperts:
         portion: _Portion,
         room_MF: Tensor,
         routing: Routing,
-        clamped: ClampedGate | None,
         height: int,
     ) -> None:
         normed_TD, outputs_TKD = routing.normed_TD, routing.outputs_TKD
@@ -112,19 +109,18 @@ class GroupedExperts:
         }
         launch(
             "experts_in",
-            (ceil(F / _OUTPUTS), portion.num_tiles),
+            (portion.num_tiles, ceil(F / _OUTPUTS)),
             room_MF,
             normed_TD,
             tiles,
             normed_TD.stride(0),
             D,
             F,
-            **clamping(clamped),
             **options,
         )
         launch(
             "experts_out",
-            (ceil(D / _OUTPUTS), portion.num_tiles),
+            (portion.num_tiles, ceil(D / _OUTPUTS)),
             outputs_TKD,
             room_MF,
             routing.weights_TK,

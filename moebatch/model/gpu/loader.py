@@ -5,10 +5,12 @@ import os
 
 import torch
 
+from moebatch.layout.fused import attends_in_place, groups_experts
 from moebatch.model.gpu.attention import SingleAttention
 from moebatch.model.gpu.experts import GroupedExperts
 from moebatch.model.gpu.rows import GpuRows
 from moebatch.quoting import reason
+from moebatch.spec.model.shape import ModelShape
 
 SWITCH = "MOEBATCH_TRITON"
 """Environment variable: ``0`` leaves everything to torch."""
@@ -19,14 +21,14 @@ def rows_on(device: torch.device) -> GpuRows | None:
     return GpuRows() if _are_for(device) else None
 
 
-def grouped_experts_on(device: torch.device) -> GroupedExperts | None:
+def grouped_experts(shape: ModelShape, device: torch.device) -> GroupedExperts | None:
     """Those that compute experts of few rows together; None where each is computed alone."""
-    return GroupedExperts() if _are_for(device) else None
+    return GroupedExperts() if groups_experts(shape) and _are_for(device) else None
 
 
-def single_attention_on(device: torch.device) -> SingleAttention | None:
+def single_attention(shape: ModelShape, device: torch.device) -> SingleAttention | None:
     """That of tokens which decode, in place; None where torch gathers what they see."""
-    return SingleAttention() if _are_for(device) else None
+    return SingleAttention() if attends_in_place(shape) and _are_for(device) else None
 
 
 def _are_for(device: torch.device) -> bool:

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from moebatch.model.routing.router import ExpertTokens
 from moebatch.spec.model.blocks import ClampedGate
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -28,19 +29,14 @@ class GpuRows:
         return True
 
     def place(
-        self,
-        y_MD: Tensor,
-        rows_M: Tensor,
-        choices_M: Tensor,
-        outputs_TKD: Tensor,
-        weights_TK: Tensor,
+        self, y_MD: Tensor, tokens: ExpertTokens, outputs_TKD: Tensor, weights_TK: Tensor
     ) -> bool:
         """Weighs rows, and puts each where its choice stands."""
         if not _suit(outputs_TKD, y_MD) or not _suit(weights_TK):
             return False
         (num_rows, width), num_choices = y_MD.shape, outputs_TKD.shape[1]
-        tensors = outputs_TKD, y_MD, weights_TK, rows_M.contiguous(), choices_M.contiguous()
-        self._run("place", (num_rows,), *tensors, num_choices, width, block=_block(width))
+        tensors = outputs_TKD, y_MD, weights_TK, *(each.contiguous() for each in tokens)
+        self._run("place", (num_rows,), *tensors, num_choices, width, block=block_of(width))
         return True
 
     def add(self, x_MD: Tensor, scale: float, first: Tensor, second: Tensor | None) -> bool:
@@ -50,7 +46,7 @@ class GpuRows:
         num_rows, width = x_MD.shape
         num_parts = first.shape[1] if first.dim() == 3 else 1
         tensors = x_MD, first, first if second is None else second
-        options = {"has_second": second is not None, "block": _block(width)}
+        options = {"has_second": second is not None, "block": block_of(width)}
         self._run("add", (num_rows,), *tensors, num_parts, width, scale, **options)
         return True
 
@@ -62,7 +58,7 @@ class GpuRows:
             return False
         num_parts, width = math.prod(x.shape[1:-1]), x.shape[-1]
         sizes = x.stride(0), eps, width
-        options = {"is_exact": is_exact, "block": _block(width)}
+        options = {"is_exact": is_exact, "block": block_of(width)}
         self._run("norm", (len(x), num_parts), out, x, weight, *sizes, **options)
         return True
 
@@ -72,7 +68,7 @@ class GpuRows:
             return False
         num_rows, num_heads, _ = x_THC.shape
         strides, width = x_THC.stride()[:2], cos_TR.shape[1]
-        options = {"block": _block(width)}
+        options = {"block": block_of(width)}
         self._run(
             "rotate", (num_rows, num_heads), x_THC, cos_TR, sin_TR, *strides, width, **options
         )
@@ -108,6 +104,6 @@ def _suit(*tensors: Tensor | None) -> bool:
     return alike and dtype in _DTYPES and max(widths) <= _LARGEST_BLOCK
 
 
-def _block(width: int) -> int:
-    """The power of two that holds a row."""
+def block_of(width: int) -> int:
+    """The power of two that holds so many numbers."""
     return 1 << (width - 1).bit_length() if width else 0

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from moebatch.model.native.helpers import Helpers, torch_parallel
 from moebatch.model.native.kernels import DTYPES, Kernel, Kernels
+from moebatch.model.routing.router import ExpertTokens
 from moebatch.spec.model.blocks import ClampedGate
 
 _ROW_DTYPES = (torch.float32, torch.bfloat16)
@@ -101,17 +102,12 @@ class NativeRows:
         return self._run(self._kernels.gate_clamped, work, gate_MF)
 
     def place(
-        self,
-        y_MD: Tensor,
-        rows_M: Tensor,
-        choices_M: Tensor,
-        outputs_TKD: Tensor,
-        weights_TK: Tensor,
+        self, y_MD: Tensor, tokens: ExpertTokens, outputs_TKD: Tensor, weights_TK: Tensor
     ) -> bool:
         """Weighs rows, and puts each where its choice stands."""
         if not suits(outputs_TKD, y_MD) or not suits(weights_TK):
             return False
-        rows_M, choices_M = rows_M.contiguous(), choices_M.contiguous()
+        rows_M, choices_M = (each.contiguous() for each in tokens)
         _, num_choices, width = outputs_TKD.shape
         work = row_work(
             outputs_TKD,

@@ -84,7 +84,7 @@ class Prices:
     def is_cpu(self) -> bool:
         """Whether a CPU computes everything, maybe in place of a GPU that is emulated: it knows
         experts that have just arrived from those that stayed, and its kernels have names."""
-        return self.ladder.top == "dram" or bool(self.main.instruction_set)
+        return not self.ladder.has_gpu
 
     @cached_property
     def cpu(self) -> Processor:

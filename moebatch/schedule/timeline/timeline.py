@@ -15,7 +15,7 @@ class Span:
     start_s: float
     end_s: float
     slots: tuple[int, ...] = ()
-    """Where the expert of the task lies, if it has one."""
+    """Where the experts of the task lie, if it has such."""
     waited_for: str | None = None
     """What ended last before the task could begin, if its lane was idle meanwhile."""
 
