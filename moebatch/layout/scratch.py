@@ -4,7 +4,6 @@ Shape letters: D hidden, F expert width, R rows.
 """
 
 from dataclasses import dataclass
-from functools import cache
 
 from moebatch.formats.weight_format import WeightFormat
 from moebatch.layout.footprint import ACTIVATIONS_TERM, Buffer
@@ -35,7 +34,6 @@ have few rows."""
 KERNEL_BLOCK_ROWS = 128
 """Rows that share what the program's own kernel has decoded, with 1 MiB of second-level cache."""
 _USUAL_GEMM_ROWS = 1024
-_FEW_BFLOAT16_ROWS = 128
 _FEW_CODES_ROWS = 64
 
 
@@ -100,31 +98,27 @@ def bucket_rows(num_rows: int) -> int:
 
 def product_rows(num_rows: int, dtype: Dtype, instruction_set: str) -> int:
     """Rows of a matrix product on a CPU that needs so many."""
-    is_ours = kernel_multiplies(num_rows, dtype, instruction_set)
+    is_ours = kernel_multiplies(instruction_set)
     return num_rows if is_ours or dtype == "float32" else bucket_rows(num_rows)
 
 
 def mean_product_rows(num_rows: float, dtype: Dtype, instruction_set: str) -> float:
     """The same where the number varies from case to case."""
-    is_ours = kernel_multiplies(num_rows, dtype, instruction_set)
-    if num_rows <= 16 or is_ours or dtype == "float32":
+    if num_rows <= 16 or kernel_multiplies(instruction_set) or dtype == "float32":
         return num_rows
     return num_rows + _bucket_step(num_rows) / 2
 
 
-def kernel_multiplies(num_rows: float, dtype: Dtype, instruction_set: str) -> bool:
-    """Whether the program's own kernel multiplies so many rows of 16 bits with weights of the same
-    type faster than torch's library does, on a CPU with the instruction set; an empty one stands
-    for no kernel.
+def kernel_multiplies(instruction_set: str) -> bool:
+    """Whether the program's own kernel multiplies rows of 16 bits with weights of the same type
+    faster than torch's library does, on a CPU with the instruction set; an empty one stands for no
+    kernel.
 
-    oneDNN is as fast by AMX, and with the float16 that comes with it. By AVX512-BF16 it is faster
-    from some 128 rows on (Zen 5, two cores: 733 and 776 GFLOP/s at 128 rows, 848 and 761 at 256;
-    285 and 539 at 16).
+    oneDNN is as fast by AMX, and with the float16 that comes with it. By AVX512-BF16 it is not,
+    whatever the rows (Zen 4, one core, GFLOP/s at 16, 104 and 768 rows: 137, 197 and 215; the
+    kernel 192, 213 and 219).
     """
-    if instruction_set in ("", "amx"):
-        return False
-    is_few = num_rows <= _FEW_BFLOAT16_ROWS
-    return is_few or (dtype, instruction_set) != ("bfloat16", "avx512bf16")
+    return instruction_set not in ("", "amx")
 
 
 def kernel_multiplies_codes(num_rows: float, dtype: Dtype, instruction_set: str) -> bool:
@@ -191,40 +185,11 @@ def decoder_buffers(
     return [Buffer(name, level, ACTIVATIONS_TERM, *size) for name, size in sizes.items()]
 
 
-def num_library_products(
-    shape: ModelShape, limits: Limits, dtype: Dtype, instruction_set: str
-) -> int:
+def num_library_products(shape: ModelShape, limits: Limits) -> int:
     """Pairs of a matrix and a row count that a run may have multiplied by torch's library, where
-    the program's own kernels run."""
-    D = shape.hidden_size
-    widths = {shape.expert_width, shape.shared_expert_width, shape.dense_width} - {0}
-    recurrence = set[tuple[int, int]]()
-    if shape.recurrence:
-        delta = shape.recurrence
-        recurrence = {(D, delta.projected_width), (delta.value_width, D)}
-    attention = {
-        pair
-        for each in shape.attentions
-        for pair in ((D, each.query_width), (each.query_width, D), (D, each.kv_width))
-    }
-    by_rows = (
-        (limits.micro_batch_tokens, recurrence),
-        (limits.micro_batch_tokens, attention),
-        (limits.expert_rows, {pair for F in widths for pair in ((D, F), (F, D))}),
-        (limits.expert_rows, {(D, shape.num_experts)}),
-        (min(limits.expert_rows, _MAX_LOGITS_ROWS), {(D, shape.vocab_size)}),
-    )
-    return sum(
-        _num_library_rows(bucket_rows(rows), dtype, instruction_set) * len(matrices)
-        for rows, matrices in by_rows
-    )
-
-
-@cache
-def _num_library_rows(most: int, dtype: Dtype, instruction_set: str) -> int:
-    """Row counts in use up to `most` that the program's own kernels leave to torch's library."""
-    counts = {bucket_rows(rows) for rows in range(1, most + 1)}
-    return sum(not kernel_multiplies(rows, dtype, instruction_set) for rows in counts)
+    the program's own kernels run: those of latents, head by head."""
+    num_counts = len({bucket_rows(rows) for rows in range(1, limits.micro_batch_tokens + 1)})
+    return num_counts * sum(each.products_by_head for each in shape.attentions)
 
 
 def attention_core_elements(shape: ModelShape, limits: Limits) -> int:

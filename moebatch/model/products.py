@@ -91,7 +91,7 @@ class Products:
         """``x @ weight.T + bias`` into `out_NO`. Raises MemoryError if scratch is refused."""
         num_rows, num_inputs = x_NI.shape
         read_OI = self._read(weight_OI, num_rows)
-        is_ours = isinstance(read_OI, CodedMatrix) or self._is_ours(read_OI.dtype, num_rows)
+        is_ours = isinstance(read_OI, CodedMatrix) or self._is_ours(read_OI.dtype)
         if not is_ours or not multipliable(x_NI, read_OI, bias_O, out_NO):
             return linear(x_NI, self._as_matrix(read_OI), bias_O, out_NO)
         assert self._kernels is not None
@@ -155,7 +155,7 @@ class Products:
             return torch.empty(shape, device=self.device, dtype=self._dtype)
         return self._matrix[:size].view(shape)
 
-    def _is_ours(self, weight_dtype: torch.dtype, num_rows: int) -> bool:
+    def _is_ours(self, weight_dtype: torch.dtype) -> bool:
         """Whether the kernel is the faster one, or is to be used whatever is faster.
 
         Of float32 torch's library does as much on processors of its maker. On others it does not:
@@ -168,7 +168,7 @@ class Products:
             return True
         if self._dtype == torch.float32:
             return not kernels.is_intel
-        return kernel_multiplies(num_rows, self._name, kernels.instruction_set)
+        return kernel_multiplies(kernels.instruction_set)
 
 
 def _num_threads(num_products: int) -> int:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from moebatch.formats.coded import CodedMatrix
 from moebatch.model.native.codes import Coding, coding
+from moebatch.model.native.instruction_set import is_intel
 from moebatch.model.native.kernels import DTYPES
 
 _CODED = 5
@@ -37,6 +38,7 @@ class ProductWork(ctypes.Structure):
         ("dtype", ctypes.c_int32),
         ("weight_dtype", ctypes.c_int32),
         ("has_failed", ctypes.c_int32),
+        ("widens_beside", ctypes.c_int32),
         ("coding", Coding),
     )
 
@@ -88,6 +90,7 @@ def product_work(
         cache_bytes=_cache_bytes(),
         dtype=DTYPES[x_NI.dtype],
         weight_dtype=_CODED,
+        widens_beside=not is_intel(),
     )
     if isinstance(weight_OI, CodedMatrix):
         work.coding = coding(weight_OI)

@@ -122,6 +122,11 @@ class Attention(ABC):
         return self.head_dim
 
     @property
+    def products_by_head(self) -> int:
+        """Products of rows with a matrix for each head, in one layer."""
+        return 0
+
+    @property
     def rotated_from(self) -> int:
         """Where in a head of keys, as they are cached, the numbers begin that have positions."""
         return 0

@@ -72,6 +72,11 @@ class LatentAttention(Attention):
         return self.kv_rank
 
     @property
+    def products_by_head(self) -> int:
+        """Queries become such of latents, and sums of latents values."""
+        return 2
+
+    @property
     def rotated_from(self) -> int:
         """Behind the latent."""
         return self.kv_rank
