@@ -64,6 +64,12 @@ def pytest_collection() -> Generator[None]:
         gc.enable()
 
 
+def pytest_unconfigure() -> None:
+    """At its end Python looks for cycles everywhere again: what it does not find counts as leaked,
+    and nanobind names it all."""
+    gc.unfreeze()
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Before those that are asked for by their marks are chosen."""
