@@ -1,6 +1,7 @@
 """The command in processes of its own, forked from one that has imported everything: a process of
 its own for each call, without the seconds of imports."""
 
+import atexit
 import json
 import os
 import signal
@@ -38,6 +39,10 @@ class _Server:
             cwd=Path(__file__).parents[1],
         )
 
+    def end(self) -> None:
+        """Waits for its end."""
+        self._process.communicate()
+
     def ask(self, asked: dict[str, Any]) -> dict[str, Any]:
         """Has a command run to its end."""
         assert self._process.stdin is not None and self._process.stdout is not None
@@ -49,7 +54,9 @@ class _Server:
 
 @cache
 def _server() -> _Server:
-    return _Server()
+    server = _Server()
+    atexit.register(server.end)
+    return server
 
 
 def _serve(requests: IO[str], answers: IO[str]) -> None:

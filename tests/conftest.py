@@ -18,6 +18,7 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
 from tests.few import choose, mark_the_others
+from tests.native import compile_ahead
 from tests.tiny import write_checkpoint
 
 NOT_TESTED = "NOT TESTED"
@@ -26,6 +27,8 @@ NOT_TESTED = "NOT TESTED"
 
 def pytest_configure(config: pytest.Config) -> None:
     choose(runs_all="not exhaustive" not in config.getoption("markexpr"))
+    if config.getoption("numprocesses", None):
+        compile_ahead()
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -59,6 +62,12 @@ def pytest_collection() -> Generator[None]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+def pytest_unconfigure() -> None:
+    """At its end Python looks for cycles everywhere again: what it does not find counts as leaked,
+    and nanobind names it all."""
+    gc.unfreeze()
 
 
 @pytest.hookimpl(tryfirst=True)

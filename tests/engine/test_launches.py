@@ -36,7 +36,7 @@ _VIEWS = (
 _ROOM = "empty empty_like new_empty to resolve_conj resolve_neg is_nonzero"
 _FREE = frozenset(f"{_VIEWS} split_with_sizes {_ROOM}".split(" "))
 """Operators that launch nothing, or nothing where types agree."""
-_SEQUENCES, _PROMPT, _NEW = 8, 40, 24
+_SEQUENCES = 8
 _AFTER = (Kind.GATE, Kind.EXPERT, Kind.COMBINE)
 
 
@@ -67,6 +67,22 @@ class CountingDevice(TorchDispatchMode):
         with self:
             work()
         self.tasks[task.kind].append((task, self._now))
+
+    @property
+    def lengths(self) -> tuple[int, int]:
+        """Tokens of a prompt, and new ones. Triton's interpreter takes a millisecond for each row
+        of each kernel."""
+        return (3, 4) if self.is_fused else (40, 24)
+
+    @property
+    def load(self) -> PassLoad:
+        """Of one micro-batch that decodes."""
+        num_prompt, num_new = self.lengths
+        num_sequences = _SEQUENCES / 2
+        return PassLoad(
+            decode_sequences=num_sequences,
+            decode_positions=num_sequences * (num_prompt + num_new / 2),
+        )
 
     def number(self, kind: Kind) -> int:
         """Of tasks."""
@@ -126,27 +142,21 @@ def decoded(
 ) -> Launches:
     """Runs sequences of one length, and keeps the passes in which all of them decode; what is said
     of their launches."""
+    num_prompt, num_new = counting.lengths
     policy = replace(
         EMULATED[title],
         schedule=schedule,
         batch_size=_SEQUENCES,
         micro_batch_size=_SEQUENCES // 2,
-        tokens_per_pass=_SEQUENCES * _PROMPT,
+        tokens_per_pass=_SEQUENCES * num_prompt,
         num_kv_pages=64,
     )
-    rows = requests((_PROMPT,) * _SEQUENCES, max_tokens=_NEW)
+    rows = requests((num_prompt,) * _SEQUENCES, max_tokens=num_new)
     run(folder, policy, rows, device=emulated(), scratch=tmp_path)
     shape = open_model(folder, "float32").shape
     for kind, tasks in counting.tasks.items():
         counting.tasks[kind] = [each for each in tasks if each[0].step >= shape.num_layers]
     return Launches(shape, counting.is_fused)
-
-
-LOAD = PassLoad(
-    decode_sequences=_SEQUENCES / 2,
-    decode_positions=_SEQUENCES / 2 * (_PROMPT + _NEW / 2),
-)
-"""Of one micro-batch."""
 
 
 @pytest.mark.few(family=CACHED_APART)
@@ -173,7 +183,7 @@ def test_tasks_launch_as_much_as_they_are_priced_for(
     launches = decoded(counting, tiny_checkpoint(family), tmp_path, title, "klotski")
     kinds = (Kind.ATTEND, Kind.KV_UP, Kind.KV_DOWN)
     assert {kind: counting.mean(kind) for kind in kinds} == pytest.approx(
-        {kind: launches.of_batch(kind, LOAD) for kind in kinds}, rel=0.05
+        {kind: launches.of_batch(kind, counting.load) for kind in kinds}, rel=0.05
     )
     num_gates, _, num_sums = map(counting.number, _AFTER)
     gates = num_gates * launches.of_gates[-1]
@@ -202,7 +212,7 @@ def test_tasks_around_attention_on_the_cpu_launch_as_much_as_they_are_priced_for
     launches = decoded(counting, tiny_checkpoint(family), tmp_path, "CPU attention", "cgopipe")
     kinds = (Kind.PRE, Kind.OFF, Kind.LOAD)
     assert {kind: counting.mean(kind) for kind in kinds} == pytest.approx(
-        {kind: launches.of_batch(kind, LOAD) for kind in kinds}, rel=0.02
+        {kind: launches.of_batch(kind, counting.load) for kind in kinds}, rel=0.02
     )
     num_posts = counting.number(Kind.POST)
     experts = num_posts * launches.of_experts([1, 1])
@@ -210,7 +220,7 @@ def test_tasks_around_attention_on_the_cpu_launch_as_much_as_they_are_priced_for
         num_gates = sum(counted["silu_"] for _, counted in counting.tasks[Kind.POST])
         num_experts = num_gates - num_posts * bool(launches.shape.shared_expert)
         experts = num_experts * launches.of_experts([1])
-    of_batch = launches.of_gates[0] + launches.of_batch(Kind.OUT, LOAD)
+    of_batch = launches.of_gates[0] + launches.of_batch(Kind.OUT, counting.load)
     planned = num_posts * (of_batch + launches.of_combine(is_joined=False)) + experts
     assert counting.total(Kind.POST) == pytest.approx(planned, rel=0.05)
 

@@ -131,14 +131,20 @@ def compiled(source: ASTSource, capability: int) -> dict[str, int]:
     }
 
 
-def all_of(capabilities: list[int]) -> Iterator[dict[str, Any]]:
-    """Each kernel, for each compute capability, such as 90."""
-    for dtype in (torch.float32, torch.bfloat16, torch.float16):
-        for name, arguments, constants in launches(dtype):
-            for capability in capabilities:
-                made = compiled(source_of(name, arguments, constants), capability)
-                yield {"kernel": name, "type": _TYPES[dtype], "capability": capability, **made}
+def all_of(dtype: torch.dtype, capability: int) -> Iterator[dict[str, Any]]:
+    """Each kernel as it is launched where a model computes in that type."""
+    for name, arguments, constants in launches(dtype):
+        made = compiled(source_of(name, arguments, constants), capability)
+        yield {"kernel": name, "type": _TYPES[dtype], "capability": capability, **made}
+
+
+def main(asked: list[str]) -> None:
+    """Of types with a compute capability each, such as ``fp16-90``."""
+    dtypes = {name: dtype for dtype, name in _TYPES.items()}
+    pairs = [each.split("-") for each in asked]
+    found = [made for name, of in pairs for made in all_of(dtypes[name], int(of))]
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":
-    print(json.dumps(list(all_of([int(each) for each in sys.argv[1:]]))))
+    main(sys.argv[1:])

@@ -22,7 +22,8 @@ from moebatch.model.native.kernels import Kernels
 from moebatch.model.native.products import product_work
 from moebatch.model.products import Products
 from tests.few import examples
-from tests.model.test_products import CPU, DTYPES, HALF_UNIT, HERE, exact, kernels_of, noise
+from tests.model.test_products import CPU, DTYPES, HALF_UNIT, exact, noise
+from tests.native import HERE, SETS, kernels_of
 
 SCALES = [*DTYPES, torch.float8_e4m3fn, torch.float8_e8m0fnu, torch.uint8]
 FOUR_BITS = ("int4", "e2m1", "codebook")
@@ -67,7 +68,7 @@ def matrices(draw: st.DrawFn) -> CodedMatrix:
 WIDTHS = [1, 7, 16, 31, 33, 64, 100, 1024, 2047, 2100]
 
 
-@pytest.mark.parametrize("name", HERE)
+@pytest.mark.parametrize("name", SETS)
 @examples(150)
 @given(matrix=matrices(), dtype=st.sampled_from(DTYPES), num_threads=st.integers(1, 3))
 def test_codes_become_the_numbers_of_the_reference(
@@ -90,7 +91,7 @@ def tame(matrix: CodedMatrix) -> CodedMatrix:
     return replace(matrix, codes=codes, scales=scales, factor=1.0, divides=False)
 
 
-@pytest.mark.parametrize("name", HERE)
+@pytest.mark.parametrize("name", SETS)
 @examples(60)
 @given(
     matrix=matrices().map(tame),
@@ -122,7 +123,7 @@ def test_a_product_is_the_exact_one_within_rounding(
     assert bool(((found.double() - wanted).abs() <= allowed).all())
 
 
-@pytest.mark.parametrize("name", HERE)
+@pytest.mark.parametrize("name", SETS)
 @pytest.mark.parametrize("numbers", ["int4", "e2m1", "int8", "uint8"])
 def test_scales_of_another_matrix_are_not_met_behind_the_end(
     name: InstructionSet, numbers: Numbers
@@ -145,7 +146,7 @@ def test_scales_of_another_matrix_are_not_met_behind_the_end(
             assert torch.equal(found.isnan(), torch.full((3, 8), is_nan))
 
 
-@pytest.mark.parametrize("name", HERE)
+@pytest.mark.parametrize("name", SETS)
 def test_a_row_does_not_depend_on_those_beside_it(name: InstructionSet) -> None:
     matrix = stored_matrix(FORMATS["mxfp4"], (33, 1056))
     coded = matrix.format.coded(matrix.parts, matrix.shape)

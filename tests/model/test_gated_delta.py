@@ -16,9 +16,10 @@ from moebatch.model.scratch import Scratch
 from tests.model import oracle
 from tests.model.driver import Driver
 from tests.model.test_oracle import assert_same
+from tests.native import kernels
 
 CPU = torch.device("cpu")
-WAYS = ["1", "0"] if loader.kernels() else ["0"]
+WAYS = ["1", "0"] if kernels() else ["0"]
 
 
 @pytest.mark.parametrize("native", WAYS)

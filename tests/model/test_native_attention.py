@@ -31,11 +31,12 @@ from moebatch.spec.model.cache_layout import CacheDtype
 from moebatch.spec.policy.policy import PAGE_TOKENS, pages_of
 from tests.few import examples
 from tests.model.test_parts import planner
+from tests.native import load_chosen
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}
 """Of outputs around one; half a unit in the last place of a 16-bit number is 4e-3 and 5e-4."""
-KERNELS = loader.load(os.environ)
+KERNELS = load_chosen()
 
 needs_kernels = pytest.mark.skipif(
     not isinstance(KERNELS, Kernels), reason=f"no kernels: {KERNELS}"
@@ -198,13 +199,15 @@ def test_a_compiler_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The library, made by the real compiler."""
-    folder = tmp_path_factory.mktemp("compiled")
-    found = loader.load(environment(folder))
+    """The library, made by the real compiler; where it is kept, if it is."""
+    settings: Mapping[str, str] = os.environ
+    if cache_folder(settings) is None:
+        settings = environment(tmp_path_factory.mktemp("compiled"))
+    found, folder = loader.load(settings), cache_folder(settings)
     if isinstance(found, str):
         pytest.skip(found)
-    (made,) = (folder / "moebatch").iterdir()
-    return made
+    assert folder is not None
+    return folder / loader._library(settings).name
 
 
 @pytest.fixture

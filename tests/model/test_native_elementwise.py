@@ -15,14 +15,13 @@ from moebatch.model.native.helpers import Helpers
 from moebatch.model.routing.router import ExpertTokens, Routing, group_by_expert
 from moebatch.model.scratch import Frame
 from moebatch.spec.model.blocks import ClampedGate
+from tests.native import kernels
 
 CPU = torch.device("cpu")
 DTYPES = [torch.float32, torch.bfloat16]
 BROKEN = [torch.nan, torch.inf, -torch.inf]
 
-needs_kernels = pytest.mark.skipif(
-    loader.kernels() is None, reason=f"no kernels: {loader.prepare()}"
-)
+needs_kernels = pytest.mark.skipif(kernels() is None, reason=f"no kernels: {loader.prepare()}")
 
 sizes = settings(max_examples=40)
 rows = st.integers(0, 70)

@@ -1,7 +1,6 @@
 """Products with stored weights: near the exact ones on every instruction set that there is."""
 
 import os
-from functools import cache
 
 import pytest
 import torch
@@ -20,6 +19,7 @@ from moebatch.model.native.products import product_work
 from moebatch.model.products import Products
 from moebatch.spec.machine.hardware import Dtype
 from tests.few import examples
+from tests.native import HERE, SETS, kernels_of
 
 CPU = torch.device("cpu")
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -27,15 +27,6 @@ HALF_UNIT = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.
 """What rounding to a number may add, as a share of it."""
 SMALLEST = {torch.float32: 0.0, torch.bfloat16: 0.0, torch.float16: 2.0**-25}
 """The same of numbers that are nearly too small for the type."""
-HERE = INSTRUCTION_SETS[INSTRUCTION_SETS.index(instruction_set.highest()) :]
-
-
-@cache
-def kernels_of(name: InstructionSet) -> Kernels:
-    found = loader.load({**os.environ, instruction_set.VARIABLE: name})
-    if isinstance(found, str):
-        pytest.skip(found)
-    return found
 
 
 def noise(seed: int, *size: int) -> Tensor:
@@ -58,7 +49,7 @@ def multiplied(kernels: Kernels, *tensors: Tensor | None, num_threads: int = 1) 
     return out_NO
 
 
-@pytest.mark.parametrize("name", HERE)
+@pytest.mark.parametrize("name", SETS)
 @examples(60)
 @given(
     num_rows=st.one_of(st.integers(1, 40), st.sampled_from([127, 128, 129, 200, 385])),
@@ -92,7 +83,7 @@ def test_a_product_is_the_exact_one_within_rounding(
     assert bool(((found - wanted).abs() <= allowed).all())
 
 
-@pytest.mark.parametrize("name", HERE)
+@pytest.mark.parametrize("name", SETS)
 @pytest.mark.parametrize("num_rows", [5, 130])
 def test_threads_change_no_bit(name: InstructionSet, num_rows: int) -> None:
     x, weight = noise(1, num_rows, 700), noise(2, 1100, 700).bfloat16()
@@ -102,7 +93,7 @@ def test_threads_change_no_bit(name: InstructionSet, num_rows: int) -> None:
     assert all(torch.equal(one, other) for other in others)
 
 
-@pytest.mark.parametrize("name", HERE)
+@pytest.mark.parametrize("name", SETS)
 @pytest.mark.parametrize("weight_dtype", DTYPES)
 def test_a_row_does_not_depend_on_those_beside_it(
     name: InstructionSet, weight_dtype: torch.dtype
@@ -113,7 +104,7 @@ def test_a_row_does_not_depend_on_those_beside_it(
     assert torch.equal(together[100:150], some)
 
 
-@pytest.mark.parametrize("name", HERE)
+@pytest.mark.parametrize("name", SETS)
 @pytest.mark.parametrize("num_rows", [2, 50])
 def test_rows_may_lie_apart(name: InstructionSet, num_rows: int) -> None:
     wide, room = noise(1, num_rows, 90), torch.zeros(num_rows, 60)
@@ -124,7 +115,7 @@ def test_rows_may_lie_apart(name: InstructionSet, num_rows: int) -> None:
     assert not room[:, :5].any() and not room[:, 25:].any()
 
 
-@pytest.mark.parametrize("name", HERE)
+@pytest.mark.parametrize("name", SETS)
 @pytest.mark.parametrize("broken", [torch.nan, torch.inf])
 def test_numbers_that_are_none_stay_in_their_row(name: InstructionSet, broken: float) -> None:
     x, weight = noise(1, 40, 64), noise(2, 30, 64)
@@ -134,7 +125,7 @@ def test_numbers_that_are_none_stay_in_their_row(name: InstructionSet, broken: f
     assert found[:7].isfinite().all() and found[8:].isfinite().all()
 
 
-@pytest.mark.parametrize("name", HERE)
+@pytest.mark.parametrize("name", SETS)
 def test_a_library_is_of_the_set_that_it_was_asked_for(name: InstructionSet) -> None:
     kernels = kernels_of(name)
     assert kernels.instruction_set == name

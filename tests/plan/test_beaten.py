@@ -77,7 +77,7 @@ def changed(of: Problem, policy: Policy, random: Random) -> Policy:
     return with_room(of, other)
 
 
-@pytest.mark.few(1)
+@pytest.mark.few(1, name=("a small GPU, few rows",))
 @pytest.mark.parametrize("name", CASES)
 def test_no_change_makes_a_plan_much_faster(name: str) -> None:
     of, random = asked(name), Random(name)
@@ -179,7 +179,7 @@ def test_memory_that_saves_a_round_of_sequences_is_advised() -> None:
     assert "twice the dram (236 GiB)" in [better.change for better in advised]
 
 
-@pytest.mark.few(1)
+@pytest.mark.few(1, name=("a small GPU, few rows",))
 @pytest.mark.parametrize("name", CASES)
 def test_advice_is_what_its_command_says(name: str) -> None:
     of, (hardware, *_) = asked(name), CASES[name]

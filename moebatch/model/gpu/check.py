@@ -3,6 +3,7 @@
 Shape letters: T tokens, K experts per token, D hidden, F expert width, E experts.
 """
 
+import math
 from itertools import accumulate, pairwise
 
 import torch
@@ -45,10 +46,17 @@ def differences(device: torch.device) -> str | None:
     return None
 
 
+def _unwritten(like: Tensor, *size: int) -> Tensor:
+    """Room for a result, of another size if one is given. It holds no number: memory as it is
+    allocated may hold an earlier result, which would be taken for that of a kernel that did
+    nothing."""
+    return like.new_full(size or like.shape, math.nan)
+
+
 def _norms(device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     x = torch.randn(_TOKENS, _HIDDEN).to(device, dtype)
     weight = torch.rand(_HIDDEN).to(device, dtype)
-    ours, theirs = torch.empty_like(x), torch.empty_like(x)
+    ours, theirs = _unwritten(x), _unwritten(x)
     GpuRows().rms_norm(x, weight, 1e-6, ours)
     layers.rms_norm(x, weight, 1e-6, torch.empty_like(x, dtype=torch.float32), theirs)
     return ours, theirs
@@ -99,7 +107,7 @@ def _attention(device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor
     rows_N = torch.arange(sum(counts), device=device).flip(0)
     starts_B = torch.tensor(starts, device=device)
     seen = SingleQueries(torch.arange(2, device=device), starts_B, rows_N)
-    ours, theirs = torch.empty_like(q_THC), torch.empty_like(q_THC)
+    ours, theirs = _unwritten(q_THC), _unwritten(q_THC)
     scale = _HEAD**-0.5
     SingleAttention().attend(seen, q_THC, Cached(keys_RGC, values_RGC), ours, Scoring(scale))
     for token, (start, stop) in enumerate(pairwise(starts)):
@@ -130,12 +138,12 @@ def _experts(device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         experts_TK=experts_TK,
         num_experts=_EXPERTS,
         tokens=group_by_expert(experts_TK, slice(0, _TOKENS), _EXPERTS),
-        outputs_TKD=x_TD.new_zeros(_TOKENS, _CHOICES, _HIDDEN),
+        outputs_TKD=_unwritten(x_TD, _TOKENS, _CHOICES, _HIDDEN),
     )
     group = [GroupedExpert(tokens, matrices[e]) for e, tokens in routing.tokens.items()]
-    frame = Frame(x_TD.new_empty(_TOKENS * _CHOICES * _WIDTH))
+    frame = Frame(_unwritten(x_TD, _TOKENS * _CHOICES * _WIDTH))
     GroupedExperts().run(frame, group, routing, most_rows=_TOKENS)
-    theirs = torch.zeros_like(routing.outputs_TKD)
+    theirs = _unwritten(routing.outputs_TKD)
     for (rows, choices), of_expert in group:
         inner = F.silu(x_TD[rows] @ of_expert["gate"].t()) * (x_TD[rows] @ of_expert["up"].t())
         made: Tensor = inner @ of_expert["down"].t()
