@@ -155,6 +155,8 @@ class TestRefused:
             ("a.jsonl", b"\xfe\xff\0{\0}", "is UTF-16 or UTF-32; save it as UTF-8"),
             ("a.json", b'[{"prompt": 1}]', "is a JSON array; JSON lines are needed"),
             ("a.jsonl", b"\xef\xbb\xbf [\n", "is a JSON array"),
+            ("a.jsonl", b'{\n  "prompt": 1\n}\n', "has a JSON object over several lines"),
+            ("a.jsonl", b"\xef\xbb\xbf{ \r\n", "(jq -c . a.jsonl > rows.jsonl makes them)"),
             ("a.parquet", b"PAR1garbage", "the data cannot be read behind row 0: "),
         ],
     )
