@@ -168,7 +168,7 @@ def test_the_roofline_is_an_svg_with_both_operations(tmp_path: Path) -> None:
         ),
         ((*T4, "--what-if", "dram=-3GiB"), r"--what-if: dram: "),
         ((*T4, "--what-if", "dram=nan"), r"--what-if: dram: "),
-        ((*T4, "--what-if", "ram=3GiB"), r"has no figure 'ram'; did you mean vram\?"),
+        ((*T4, "--what-if", "ram=3GiB"), r"has no figure 'ram'; did you mean vram or dram\?"),
         ((*T4, "--policy", "nonsense"), r"no policy of that name"),
         (("--hw", "t5", *T4[2:]), r"no hardware profile of that name; there are 2xt4, .* t4,"),
         ((*T4[:2], "--model", "mixtral", *T4[4:]), r"no model shape of that name"),

@@ -315,7 +315,7 @@ class TestRefusals:
             (
                 "  weights: {ram: 1, dram: 1}",
                 "policy.weights.ram",
-                "unknown key; did you mean policy.weights.vram?",
+                "unknown key; did you mean policy.weights.vram or policy.weights.dram?",
             ),
             (
                 "  kv_cache: {vram: 0.5, dram: 0.5}",
