@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import typer
 import yaml
+from typer.testing import CliRunner
 
 from moebatch.cli import app
 from moebatch.errors import ExitCode
@@ -165,6 +166,13 @@ def test_a_picture_may_be_a_page_or_an_image(tmp_path: Path) -> None:
         done = moebatch("plan", *asked, "--roofline", tmp_path / name)
         assert done.returncode == 0, done.stderr
         assert (tmp_path / name).read_bytes().startswith(head)
+
+
+def test_the_list_of_commands_says_whole_sentences() -> None:
+    shown = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "80"}).stdout
+    lines = shown.partition("Commands:")[2].split("\n")
+    assert len(lines) > 10
+    assert not [line for line in lines if line and not re.search(r"[a-z]\.$", line)]
 
 
 @pytest.mark.parametrize("words", [["--help"], ["plan", "--help"], ["simulate", "--help"]])

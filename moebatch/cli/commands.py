@@ -70,7 +70,7 @@ def merge(job: JobFile, quiet: Quiet = False) -> None:
 
 
 def status(job: JobFile, as_json: AsJson = False) -> None:
-    """Show how far a job is, over all of its shards, without disturbing it."""
+    """Show how far a job is, shard by shard, without disturbing it."""
     from moebatch.job.overview import overview
     from moebatch.report.overview import overview_table
     from moebatch.spec.job import load_job
@@ -85,7 +85,7 @@ def status(job: JobFile, as_json: AsJson = False) -> None:
 
 @with_options
 def sbatch(job: JobFile, asked: Submission, output: Script = None) -> None:
-    """Write a script that runs a job on a Slurm cluster, in shards, and merges them."""
+    """Write a Slurm script that runs a job in shards and merges them."""
     from moebatch.job.sbatch import submission_script
     from moebatch.measure.saved import require_writable_file
     from moebatch.spec.job import load_job
@@ -102,7 +102,7 @@ def sbatch(job: JobFile, asked: Submission, output: Script = None) -> None:
 def check(
     job: Checked, options: CheckOptions, checksums: Checksums = False, as_json: AsJson = False
 ) -> None:
-    """Check job file, input and checkpoint without running; list every fault with its line."""
+    """List every fault of job file, input and checkpoint. Each has its line; nothing is run."""
     from moebatch.job.check import check_job
     from moebatch.report.overview import counting_bytes, print_findings
 
@@ -118,8 +118,8 @@ def check(
 
 
 def profile(output: Profile = None, read: Read = None, quiet: Quiet = False) -> None:
-    """Measure this machine in about a minute: arithmetic, memory, links, and the disk of the
-    current folder or of --read."""
+    """Measure this machine, which takes about a minute. That is arithmetic, memory, links, and the
+    disk of the current folder or of --read."""
     let_threads_sleep()
     from moebatch.measure.machine import measure_machine
     from moebatch.measure.process_limits import detect_machine
@@ -140,7 +140,7 @@ def profile(output: Profile = None, read: Read = None, quiet: Quiet = False) -> 
 
 @with_options
 def calibrate(order: CalibrationOrder, quiet: Quiet = False) -> None:
-    """Read a text and keep which experts follow which, so that runs load the right ones early."""
+    """Learn from a text which experts follow which. Runs load the right ones early by it."""
     order.require_consistent()
     let_threads_sleep()
     from moebatch.calibration.calibrate import Calibration
@@ -154,7 +154,7 @@ def calibrate(order: CalibrationOrder, quiet: Quiet = False) -> None:
 
 @with_options
 def pack(order: PackOrder, quiet: Quiet = False) -> None:
-    """Write a smaller checkpoint, its experts in 4 or 8 bits, which other programs read as well."""
+    """Write a smaller checkpoint, its experts in 4 or 8 bits. Other programs read it as well."""
     order.require_consistent()
     from moebatch.packing.pack import Pack
     from moebatch.report.packing import pack_view
