@@ -28,7 +28,8 @@ def summary_view(summary: RunSummary, job_file: Path, *, details: bool) -> Rende
     grid = NamedRows((*_outcome(summary, job_file), *_caveats(summary)))
     if details:
         return Group("", grid, *_details(summary))
-    grid.add_row("more", "--details shows lanes, memory, and predicted beside measured")
+    if summary.num_ended:
+        grid.add_row("more", "--details shows lanes, memory, and predicted beside measured")
     return Group("", grid)
 
 

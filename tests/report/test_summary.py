@@ -81,6 +81,12 @@ def test_first_come_rows_with_their_time_speed_and_where_the_output_is() -> None
     assert lines(SUMMARY, details=True)[:5] == lines(SUMMARY)[:5]
 
 
+def test_a_run_that_had_nothing_to_compute_has_no_details_to_show() -> None:
+    idle = lines(replace(SUMMARY, num_ended=0))
+    assert idle[1].endswith("100 done before; nothing had to be computed")
+    assert not any("--details" in line for line in idle)
+
+
 def test_details_name_lanes_bytes_memory_and_policy() -> None:
     text = "\n".join(lines(SUMMARY, details=True))
     for part in (
