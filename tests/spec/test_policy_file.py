@@ -1,6 +1,7 @@
 """Policy files: what is left open, and every sentence a file may be refused with."""
 
 import string
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -168,6 +169,21 @@ class TestOpenDetails:
         assert self.resolved(weights=Placement(vram=1), ffn_on_gpu=True).num_slots == 0
         streamed = self.resolved(weights=Placement(dram=1), ffn_on_gpu=True)
         assert streamed.num_slots == STREAMING_SLOTS
+
+
+def test_a_policy_counts_one_and_several() -> None:
+    one = Policy(
+        batch_size=1,
+        micro_batch_size=1,
+        tokens_per_pass=9,
+        weights=Placement(dram=1),
+        kv_cache=Placement(dram=1),
+        num_slots=1,
+        num_kv_pages=1,
+    )
+    assert str(one).startswith("up to 1 sequence, micro-batches of 1, 9 tokens a pass, ")
+    assert ", 1 slot, 1 KV page 100 % dram, " in str(one)
+    assert "up to 2 sequences" in str(replace(one, batch_size=2))
 
 
 POLICIES = st.builds(
