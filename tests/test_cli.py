@@ -16,7 +16,8 @@ import yaml
 from typer.testing import CliRunner
 
 from moebatch.cli import app
-from moebatch.errors import ExitCode
+from moebatch.cli.process import naming_paths
+from moebatch.errors import ExitCode, StorageError
 from tests.command import moebatch
 from tests.patience import PATIENCE_S, until
 
@@ -397,6 +398,12 @@ def test_the_same_job_may_run_again_and_gives_the_same_bytes(tmp_path: Path, mod
     )
     assert first == second
     assert first[0] == ExitCode.OK
+
+
+def test_a_path_that_may_not_be_looked_at_is_a_message() -> None:
+    refused = pytest.raises(StorageError, match="job: cannot be reached: Permission denied")
+    with refused, naming_paths():
+        raise PermissionError(13, "Permission denied", "job")
 
 
 @pytest.mark.parametrize("arguments", [("check", "--json"), ("pack", "--to", "int4")])

@@ -190,16 +190,23 @@ class Checkpoint:
 
 def require_model_folder(folder: Path) -> None:
     """Raises CheckpointError for what cannot be a model folder, and says what can."""
+    try:
+        message = _no_model_folder(folder)
+    except PermissionError as error:
+        message = f"cannot be read: {error.strerror}"
+    if message:
+        raise CheckpointError(f"{folder}: {message}")
+
+
+def _no_model_folder(folder: Path) -> str:
     if not folder.exists():
-        message = "no such model folder; moebatch downloads none, so check the path"
-    elif not folder.is_dir():
-        message = "is a file; name its folder, with config.json, tokenizer and safetensors files"
-    elif (folder / "snapshots").is_dir() and not (folder / "config.json").exists():
+        return "no such model folder; moebatch downloads none, so check the path"
+    if not folder.is_dir():
+        return "is a file; name its folder, with config.json, tokenizer and safetensors files"
+    if (folder / "snapshots").is_dir() and not (folder / "config.json").exists():
         found = min((str(each) for each in (folder / "snapshots").iterdir()), default="none")
-        message = f"is a cache of downloads; name the folder of one of its snapshots ({found})"
-    else:
-        return
-    raise CheckpointError(f"{folder}: {message}")
+        return f"is a cache of downloads; name the folder of one of its snapshots ({found})"
+    return ""
 
 
 def file_inside(folder: Path, name: str) -> Path:

@@ -182,12 +182,13 @@ def open_model(folder: Path, dtype: Dtype | Literal["auto"]) -> ModelFiles:
 
 
 def _opened(path: Path) -> tuple[Mapping[str, Any], ModelShape, Checkpoint]:
+    if path.suffix != ".gguf":
+        require_model_folder(path)
     names = find_gguf(path)
     if names:
         folder = path.parent if path.suffix == ".gguf" else path
         said, checkpoint = open_gguf(folder, names)
         return said, read_runnable_shape(said, str(folder / names[0])), checkpoint
-    require_model_folder(path)
     file = file_inside(path, "config.json")
     config = read_object(file)
     return config, read_runnable_shape(config, str(file)), Checkpoint.open(path)

@@ -17,7 +17,7 @@ from moebatch.cli.process import (
     carried_out,
     hear_interrupts,
     let_threads_sleep,
-    naming_long_paths,
+    naming_paths,
 )
 from moebatch.cli.run import run
 from moebatch.cli.simulate import simulate
@@ -192,7 +192,7 @@ def main() -> None:
     """Entry point: a user's mistake is a message and an exit code, never a traceback."""
     make_logs_presentable()
     try:
-        with naming_long_paths():
+        with naming_paths():
             app(standalone_mode=True)
     except MoebatchError as error:
         print_error(str(error))

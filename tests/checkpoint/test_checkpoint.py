@@ -128,6 +128,17 @@ def test_what_is_no_model_folder_is_told_from_one(tmp_path: Path) -> None:
         open_model(tmp_path / "models--a--b", "auto")
 
 
+def test_a_folder_that_may_not_be_read_is_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, **options: object) -> bool:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "exists", refuse)
+    with pytest.raises(CheckpointError, match="model: cannot be read: Permission denied"):
+        open_model(folder, "auto")
+
+
 def test_tensors_that_do_not_match_the_configuration_are_listed_together(tmp_path: Path) -> None:
     save_file({"a": torch.zeros(2, 3), "i": torch.zeros(2).int()}, tmp_path / SINGLE_NAME)
     with pytest.raises(CheckpointError) as caught:

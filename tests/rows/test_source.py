@@ -169,6 +169,16 @@ class TestRefused:
         with pytest.raises(InputError, match=r"no such file; check input\.path in the job file"):
             open_source(tmp_path / "nowhere.jsonl")
 
+    def test_in_a_folder_that_may_not_be_read(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def refuse(path: Path) -> bool:
+            raise PermissionError(13, "Permission denied", str(path))
+
+        monkeypatch.setattr(Path, "is_dir", refuse)
+        with pytest.raises(InputError, match=r"in\.jsonl: cannot be read: Permission denied"):
+            open_source(tmp_path / "in.jsonl")
+
     def test_pipe(self, tmp_path: Path) -> None:
         os.mkfifo(tmp_path / "pipe")
         with pytest.raises(InputError, match="is no regular file"):
