@@ -160,6 +160,14 @@ def test_the_roofline_is_an_svg_with_both_operations(tmp_path: Path) -> None:
     [
         ((), r"--model: is missing; give a job file, or --model, --prompt-len and --gen-len"),
         (("job.yaml", "--model", "dbrx"), r"--model: not together with a job file"),
+        (
+            (*T4, "--weights", "int4", "--what-if", "weights=int8"),
+            r"--what-if: weights is given 2 times \(--weights is one\); give one",
+        ),
+        (
+            (*T4, "--what-if", "dram=64GiB", "--what-if", " dram = 32GiB"),
+            r"--what-if: dram is given 2 times; give one",
+        ),
         ((*T4, "--paper", "--vendor"), r"--vendor: not together with --paper"),
         (
             (*T4, "--kv-cache", "full4", "--method", "lp"),
