@@ -1,6 +1,7 @@
 """`moebatch plan` and `moebatch profile`, as a user types them."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -134,6 +135,14 @@ def test_a_written_policy_can_be_predicted_again(tmp_path: Path) -> None:
 def test_a_policy_that_does_not_fit_is_predicted_with_a_note() -> None:
     found = answer(*T4, "--policy", "moe-lightning-t4-synthetic", "--what-if", "dram=40GiB")
     assert any("does not fit: dram: the policy needs" in note for note in found["notes"])
+
+
+def test_bars_are_printed_in_a_locale_that_has_none() -> None:
+    environment = {**os.environ, "PYTHONIOENCODING": "latin-1"}
+    command = [sys.executable, "-m", "moebatch", "plan", *PLANNED]
+    done = subprocess.run(command, capture_output=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    assert re.search(rb"dram +\?+\xb7* +[0-9]+%", done.stdout)
 
 
 def test_a_picture_is_drawn_without_pyplot_and_its_global_state(tmp_path: Path) -> None:

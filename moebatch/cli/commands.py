@@ -30,6 +30,7 @@ from moebatch.report.console import (
     make_logs_presentable,
     output_console,
     print_error,
+    print_in_any_locale,
     show,
 )
 from moebatch.units import count_of
@@ -190,6 +191,7 @@ def _options(
 
 def main() -> None:
     """Entry point: a user's mistake is a message and an exit code, never a traceback."""
+    print_in_any_locale()
     make_logs_presentable()
     try:
         with naming_paths():

@@ -1,11 +1,13 @@
 """Lines on a terminal or in a log file, as they are."""
 
+import codecs
 import logging
 import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from io import TextIOWrapper
 from typing import Any
 
 from rich.cells import cell_len
@@ -81,6 +83,14 @@ def whole(text: str) -> str:
 def logger(console: Console, *, quiet: bool) -> Callable[[str], None]:
     """A function that prints lines for the user; with `quiet` it prints nothing."""
     return (lambda line: None) if quiet else lambda line: say(console, line)
+
+
+def print_in_any_locale() -> None:
+    """What the encoding of this locale does not have is a question mark from now on, and no error:
+    Latin-1 has no bars."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper) and codecs.lookup(stream.encoding).name != "utf-8":
+            stream.reconfigure(errors="replace")
 
 
 def make_logs_presentable() -> None:
