@@ -406,6 +406,31 @@ def test_a_path_that_may_not_be_looked_at_is_a_message() -> None:
         raise PermissionError(13, "Permission denied", "job")
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device without room")
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_a_screen_without_room_ends_as_a_full_disk_does(tmp_path: Path, stream: str) -> None:
+    job = write_job(tmp_path, tmp_path / "no model", PROMPTS)
+    command = [sys.executable, "-m", "moebatch", "status" if stream == "stdout" else "run", job]
+    with Path("/dev/full").open("w") as full:
+        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, stream: full}
+        done = subprocess.run(command, text=True, check=False, **streams)  # type: ignore[call-overload]
+    if stream == "stdout":
+        assert done.returncode == ExitCode.STORAGE
+        assert done.stderr == (
+            "error: a screen or log cannot be written: No space left on device\n"
+        )
+    else:
+        assert done.returncode == ExitCode.CHECKPOINT
+
+
+def test_a_run_goes_on_without_standard_error(tmp_path: Path, model: Path) -> None:
+    job = write_job(tmp_path, model, PROMPTS)
+    code = "import os, sys; os.close(2); os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
+    command = [sys.executable, "-c", code, "-m", "moebatch", "run", str(job)]
+    assert subprocess.run(command, check=False).returncode == ExitCode.OK
+    assert len(answers(tmp_path)) == len(PROMPTS)
+
+
 @pytest.mark.parametrize("arguments", [("check", "--json"), ("pack", "--to", "int4")])
 def test_a_name_longer_than_a_path_can_be_is_a_message(arguments: tuple[str, ...]) -> None:
     done = moebatch(*arguments, "a" * 300)

@@ -1,6 +1,7 @@
 """All commands under one name, and those that are a call and its exit code."""
 
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -25,6 +26,7 @@ from moebatch.errors import ExitCode, MoebatchError
 from moebatch.job.options import CheckOptions, Submission
 from moebatch.packing.order import PackOrder
 from moebatch.report.console import (
+    drop_what_cannot_be_written,
     error_console,
     logger,
     make_logs_presentable,
@@ -197,5 +199,7 @@ def main() -> None:
         with naming_paths():
             app(standalone_mode=True)
     except MoebatchError as error:
-        print_error(str(error))
+        with suppress(OSError):  # there may be no room for this either
+            print_error(str(error))
+        drop_what_cannot_be_written()
         sys.exit(error.exit_code)

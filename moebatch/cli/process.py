@@ -48,12 +48,14 @@ def hear_interrupts() -> None:
 @contextmanager
 def naming_paths() -> Iterator[None]:
     """While the block runs, a name that no file system takes is a mistake of the user, and so is a
-    folder that this user may not look into."""
+    folder that this user may not look into, or a log on a full disk."""
     try:
         yield
     except OSError as error:
         if isinstance(error, PermissionError):
             raise StorageError(f"{error.filename}: cannot be reached: {error.strerror}") from error
+        if error.errno == errno.ENOSPC and error.filename is None:
+            raise StorageError(f"a screen or log cannot be written: {error.strerror}") from error
         if error.errno != errno.ENAMETOOLONG:
             raise
         message = "is longer than a path can be"

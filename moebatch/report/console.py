@@ -36,7 +36,8 @@ def output_console() -> Console:
 
 def _console(*, stderr: bool) -> Console:
     stream = sys.stderr if stderr else sys.stdout
-    is_log = not stream.isatty() and "COLUMNS" not in os.environ
+    is_terminal = stream is not None and stream.isatty()
+    is_log = not is_terminal and "COLUMNS" not in os.environ
     return Console(stderr=stderr, highlight=False, width=_LOG_WIDTH if is_log else None)
 
 
@@ -91,6 +92,18 @@ def print_in_any_locale() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper) and codecs.lookup(stream.encoding).name != "utf-8":
             stream.reconfigure(errors="replace")
+
+
+def drop_what_cannot_be_written() -> None:
+    """The end of the process does not fail over what is left for a stream on a full disk."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            if stream is not None:
+                stream.flush()
+        except OSError:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, stream.fileno())
+            os.close(nowhere)
 
 
 def make_logs_presentable() -> None:
