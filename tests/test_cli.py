@@ -406,6 +406,16 @@ def test_a_path_that_may_not_be_looked_at_is_a_message() -> None:
         raise PermissionError(13, "Permission denied", "job")
 
 
+def test_failed_rows_are_said_to_be_where_they_are(tmp_path: Path, model: Path) -> None:
+    output = {"path": "out.jsonl", "errors": "failed.jsonl"}
+    job = write_job(tmp_path, model, [*PROMPTS, {"text": "lost"}], output=output)
+    for words in ("run", job), ("run", job, "--quiet"), ("merge", job, "--quiet"):
+        done = moebatch(*words)
+        assert done.returncode == ExitCode.ROWS_FAILED
+        assert f"see {tmp_path}/failed.jsonl" in done.stderr
+    assert b"lost" in (tmp_path / "failed.jsonl").read_bytes()
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device without room")
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])
 def test_a_screen_without_room_ends_as_a_full_disk_does(tmp_path: Path, stream: str) -> None:

@@ -66,9 +66,10 @@ def merge(job: JobFile, quiet: Quiet = False) -> None:
     from moebatch.job.merge import merge as merged_rows
     from moebatch.spec.job import load_job
 
-    num_rows, num_failed, output = merged_rows(load_job(job))
-    failed = f", {num_failed} of them failed" if num_failed else ""
-    logger(error_console(), quiet=quiet)(f"{count_of(num_rows, 'row')}{failed}: {output}")
+    num_rows, num_failed, output, of_failed = merged_rows(load_job(job))
+    failed = f", {num_failed} of them failed (see {of_failed})" if num_failed else ""
+    log = logger(error_console(), quiet=quiet and not num_failed)
+    log(f"{count_of(num_rows, 'row')}{failed}: {output}")
     raise typer.Exit(ExitCode.ROWS_FAILED if num_failed else ExitCode.OK)
 
 

@@ -18,6 +18,7 @@ GIB = 2**30
 JOB = Path("my job.yaml")
 SUMMARY = RunSummary(
     output="answers.jsonl",
+    of_failed="answers.jsonl",
     shard=ALL,
     num_rows=100,
     num_ended=100,
@@ -141,7 +142,7 @@ def test_kernels_are_a_line_only_where_there_are_none() -> None:
 
 
 def test_brackets_in_a_path_are_no_markup() -> None:
-    text = "\n".join(lines(replace(SUMMARY, output="out[red].jsonl")))
+    text = "\n".join(lines(replace(SUMMARY, output="out[red].jsonl", of_failed="out[red].jsonl")))
     assert text.count("out[red].jsonl") == 2
 
 
@@ -152,3 +153,4 @@ def test_a_summary_without_any_good_row_has_no_policy() -> None:
 
 def test_failed_rows_are_named_by_their_codes() -> None:
     assert failed_rows(SUMMARY).startswith("3 of 100 rows failed")
+    assert failed_rows(replace(SUMMARY, of_failed="f.jsonl")).endswith("; see f.jsonl")
