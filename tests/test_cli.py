@@ -13,9 +13,11 @@ from pathlib import Path
 import pytest
 import typer
 import yaml
+from typer.testing import CliRunner
 
 from moebatch.cli import app
-from moebatch.errors import ExitCode
+from moebatch.cli.process import naming_paths
+from moebatch.errors import ExitCode, StorageError
 from tests.command import moebatch
 from tests.patience import PATIENCE_S, until
 
@@ -165,6 +167,13 @@ def test_a_picture_may_be_a_page_or_an_image(tmp_path: Path) -> None:
         done = moebatch("plan", *asked, "--roofline", tmp_path / name)
         assert done.returncode == 0, done.stderr
         assert (tmp_path / name).read_bytes().startswith(head)
+
+
+def test_the_list_of_commands_says_whole_sentences() -> None:
+    shown = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "80"}).stdout
+    lines = shown.partition("Commands:")[2].split("\n")
+    assert len(lines) > 10
+    assert not [line for line in lines if line and not re.search(r"[a-z]\.$", line)]
 
 
 @pytest.mark.parametrize("words", [["--help"], ["plan", "--help"], ["simulate", "--help"]])
@@ -389,6 +398,47 @@ def test_the_same_job_may_run_again_and_gives_the_same_bytes(tmp_path: Path, mod
     )
     assert first == second
     assert first[0] == ExitCode.OK
+
+
+def test_a_path_that_may_not_be_looked_at_is_a_message() -> None:
+    refused = pytest.raises(StorageError, match="job: cannot be reached: Permission denied")
+    with refused, naming_paths():
+        raise PermissionError(13, "Permission denied", "job")
+
+
+def test_failed_rows_are_said_to_be_where_they_are(tmp_path: Path, model: Path) -> None:
+    output = {"path": "out.jsonl", "errors": "failed.jsonl"}
+    job = write_job(tmp_path, model, [*PROMPTS, {"text": "lost"}], output=output)
+    for words in ("run", job), ("run", job, "--quiet"), ("merge", job, "--quiet"):
+        done = moebatch(*words)
+        assert done.returncode == ExitCode.ROWS_FAILED
+        assert f"see {tmp_path}/failed.jsonl" in done.stderr
+    assert b"lost" in (tmp_path / "failed.jsonl").read_bytes()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device without room")
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_a_screen_without_room_ends_as_a_full_disk_does(tmp_path: Path, stream: str) -> None:
+    job = write_job(tmp_path, tmp_path / "no model", PROMPTS)
+    command = [sys.executable, "-m", "moebatch", "status" if stream == "stdout" else "run", job]
+    with Path("/dev/full").open("w") as full:
+        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, stream: full}
+        done = subprocess.run(command, text=True, check=False, **streams)  # type: ignore[call-overload]
+    if stream == "stdout":
+        assert done.returncode == ExitCode.STORAGE
+        assert done.stderr == (
+            "error: a screen or log cannot be written: No space left on device\n"
+        )
+    else:
+        assert done.returncode == ExitCode.CHECKPOINT
+
+
+def test_a_run_goes_on_without_standard_error(tmp_path: Path, model: Path) -> None:
+    job = write_job(tmp_path, model, PROMPTS)
+    code = "import os, sys; os.close(2); os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
+    command = [sys.executable, "-c", code, "-m", "moebatch", "run", str(job)]
+    assert subprocess.run(command, check=False).returncode == ExitCode.OK
+    assert len(answers(tmp_path)) == len(PROMPTS)
 
 
 @pytest.mark.parametrize("arguments", [("check", "--json"), ("pack", "--to", "int4")])

@@ -1,6 +1,7 @@
 """`moebatch plan` and `moebatch profile`, as a user types them."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -136,6 +137,14 @@ def test_a_policy_that_does_not_fit_is_predicted_with_a_note() -> None:
     assert any("does not fit: dram: the policy needs" in note for note in found["notes"])
 
 
+def test_bars_are_printed_in_a_locale_that_has_none() -> None:
+    environment = {**os.environ, "PYTHONIOENCODING": "latin-1"}
+    command = [sys.executable, "-m", "moebatch", "plan", *PLANNED]
+    done = subprocess.run(command, capture_output=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    assert re.search(rb"dram +\?+\xb7* +[0-9]+%", done.stdout)
+
+
 def test_a_picture_is_drawn_without_pyplot_and_its_global_state(tmp_path: Path) -> None:
     path = str(tmp_path / "out.pdf")
     code = (
@@ -160,6 +169,14 @@ def test_the_roofline_is_an_svg_with_both_operations(tmp_path: Path) -> None:
     [
         ((), r"--model: is missing; give a job file, or --model, --prompt-len and --gen-len"),
         (("job.yaml", "--model", "dbrx"), r"--model: not together with a job file"),
+        (
+            (*T4, "--weights", "int4", "--what-if", "weights=int8"),
+            r"--what-if: weights is given 2 times \(--weights is one\); give one",
+        ),
+        (
+            (*T4, "--what-if", "dram=64GiB", "--what-if", " dram = 32GiB"),
+            r"--what-if: dram is given 2 times; give one",
+        ),
         ((*T4, "--paper", "--vendor"), r"--vendor: not together with --paper"),
         (
             (*T4, "--kv-cache", "full4", "--method", "lp"),
@@ -168,7 +185,7 @@ def test_the_roofline_is_an_svg_with_both_operations(tmp_path: Path) -> None:
         ),
         ((*T4, "--what-if", "dram=-3GiB"), r"--what-if: dram: "),
         ((*T4, "--what-if", "dram=nan"), r"--what-if: dram: "),
-        ((*T4, "--what-if", "ram=3GiB"), r"has no figure 'ram'; did you mean vram\?"),
+        ((*T4, "--what-if", "ram=3GiB"), r"has no figure 'ram'; did you mean vram or dram\?"),
         ((*T4, "--policy", "nonsense"), r"no policy of that name"),
         (("--hw", "t5", *T4[2:]), r"no hardware profile of that name; there are 2xt4, .* t4,"),
         ((*T4[:2], "--model", "mixtral", *T4[4:]), r"no model shape of that name"),

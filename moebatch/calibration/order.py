@@ -11,6 +11,8 @@ from moebatch.spec.option import DRAM_HELP, Option, Options, dram_bytes, dram_fa
 if TYPE_CHECKING:  # `moebatch --help` need not load it
     from moebatch.spec.policy.policy import PredictorName
 
+_USUAL_LOSS, _USUAL_LEVEL = 1.0, 1
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CalibrationOrder(Options):
@@ -39,9 +41,11 @@ class CalibrationOrder(Options):
     ] = None
     loss: Annotated[
         float, Option("Highest loss of perplexity from gating, in percent.", min=0.0, max=100.0)
-    ] = 1.0
+    ] = _USUAL_LOSS
     pregate: Annotated[bool, Option("Train gates to choose for a later layer (minutes).")] = False
-    level: Annotated[int, Option("Layers with experts ahead, for --pregate.", min=1, max=3)] = 1
+    level: Annotated[int, Option("Layers with experts ahead, for --pregate.", min=1, max=3)] = (
+        _USUAL_LEVEL
+    )
     dram: Annotated[str | None, Option(DRAM_HELP)] = None
 
     command: str = "moebatch calibrate"
@@ -56,6 +60,10 @@ class CalibrationOrder(Options):
         for name in self.predictor:
             if name not in known:
                 yield "--predictor", not_one_of(known, name)
+        if self.loss != _USUAL_LOSS and self.gating is None:
+            yield "--loss", "is for --gating adaptive only"
+        if self.level != _USUAL_LEVEL and not self.pregate:
+            yield "--level", "is for --pregate only"
         yield from dram_faults(self.dram)
 
     @property

@@ -11,6 +11,7 @@ from typing import Any, TypeGuard
 from moebatch.errors import CheckpointError
 from moebatch.formats.weight_format import DTYPE_BITS
 from moebatch.quoting import is_text, reason, shown
+from moebatch.spec.files.json_file import LFS_POINTER, NOT_FETCHED
 
 MAX_HEADER_BYTES = 100_000_000
 """The format's own limit."""
@@ -51,6 +52,8 @@ def read_header(path: Path) -> dict[str, TensorEntry]:
 def _header_length(path: Path, prefix: bytes, file_bytes: int) -> int:
     if len(prefix) < 8:
         raise CheckpointError(f"{path}: {file_bytes} bytes is too short for a safetensors file")
+    if LFS_POINTER.startswith(prefix):
+        raise CheckpointError(f"{path}: {NOT_FETCHED}")
     length = int.from_bytes(prefix, "little")
     if length > MAX_HEADER_BYTES:
         raise CheckpointError(

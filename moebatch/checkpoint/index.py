@@ -114,8 +114,7 @@ class Checkpoint:
         Raises CheckpointError for a missing or damaged file, a file name in the index that leads
         outside the folder, and checkpoints that only exist as pickles.
         """
-        if not folder.is_dir():
-            raise CheckpointError(f"{folder}: no such model folder")
+        require_model_folder(folder)
         if (folder / INDEX_NAME).exists():
             weight_map = _weight_map(folder)
             paths = {name: file_inside(folder, name) for name in sorted(set(weight_map.values()))}
@@ -187,6 +186,27 @@ class Checkpoint:
         if entry.dtype != part.dtype:
             return f"tensor {part.name} is {entry.dtype}, {_expected(part)}"
         return None
+
+
+def require_model_folder(folder: Path) -> None:
+    """Raises CheckpointError for what cannot be a model folder, and says what can."""
+    try:
+        message = _no_model_folder(folder)
+    except PermissionError as error:
+        message = f"cannot be read: {error.strerror}"
+    if message:
+        raise CheckpointError(f"{folder}: {message}")
+
+
+def _no_model_folder(folder: Path) -> str:
+    if not folder.exists():
+        return "no such model folder; moebatch downloads none, so check the path"
+    if not folder.is_dir():
+        return "is a file; name its folder, with config.json, tokenizer and safetensors files"
+    if (folder / "snapshots").is_dir() and not (folder / "config.json").exists():
+        found = min((str(each) for each in (folder / "snapshots").iterdir()), default="none")
+        return f"is a cache of downloads; name the folder of one of its snapshots ({found})"
+    return ""
 
 
 def file_inside(folder: Path, name: str) -> Path:

@@ -11,7 +11,13 @@ import torch
 
 from moebatch.checkpoint.fingerprint import ModelOwner, checkpoint_fingerprint
 from moebatch.checkpoint.gguf_model import find_gguf, open_gguf
-from moebatch.checkpoint.index import Checkpoint, Extent, Weight, file_inside
+from moebatch.checkpoint.index import (
+    Checkpoint,
+    Extent,
+    Weight,
+    file_inside,
+    require_model_folder,
+)
 from moebatch.checkpoint.record import TORCH_DTYPES, Record
 from moebatch.errors import CheckpointError
 from moebatch.formats.plain import BFLOAT16, PlainFormat
@@ -161,8 +167,6 @@ def open_model(folder: Path, dtype: Dtype | Literal["auto"]) -> ModelFiles:
 
     Raises CheckpointError when anything is missing, damaged, hostile or not supported.
     """
-    if not folder.exists():
-        raise CheckpointError(f"{folder}: no such model folder")
     config, shape, checkpoint = _opened(folder)
     layouts = _names_of(shape).expert_layouts(checkpoint.tensors)
     experts = StoredExperts.found(shape, layouts, checkpoint.find_format, checkpoint.look)
@@ -178,6 +182,8 @@ def open_model(folder: Path, dtype: Dtype | Literal["auto"]) -> ModelFiles:
 
 
 def _opened(path: Path) -> tuple[Mapping[str, Any], ModelShape, Checkpoint]:
+    if path.suffix != ".gguf":
+        require_model_folder(path)
     names = find_gguf(path)
     if names:
         folder = path.parent if path.suffix == ".gguf" else path

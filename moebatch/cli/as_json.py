@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from moebatch.cli.process import naming_long_paths
+from moebatch.cli.process import naming_paths
 from moebatch.errors import MoebatchError
 
 AsJson = Annotated[
@@ -29,7 +29,7 @@ def error_json(error: MoebatchError) -> dict[str, Any]:
 def answering(as_json: bool) -> Iterator[None]:
     """While the block runs, an error that ends the command is an object, too, if one is wanted."""
     try:
-        with naming_long_paths():
+        with naming_paths():
             yield
     except MoebatchError as error:
         if as_json:

@@ -1,6 +1,7 @@
 """All commands under one name, and those that are a call and its exit code."""
 
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,7 +18,7 @@ from moebatch.cli.process import (
     carried_out,
     hear_interrupts,
     let_threads_sleep,
-    naming_long_paths,
+    naming_paths,
 )
 from moebatch.cli.run import run
 from moebatch.cli.simulate import simulate
@@ -25,11 +26,13 @@ from moebatch.errors import ExitCode, MoebatchError
 from moebatch.job.options import CheckOptions, Submission
 from moebatch.packing.order import PackOrder
 from moebatch.report.console import (
+    drop_what_cannot_be_written,
     error_console,
     logger,
     make_logs_presentable,
     output_console,
     print_error,
+    print_in_any_locale,
     show,
 )
 from moebatch.units import count_of
@@ -63,14 +66,15 @@ def merge(job: JobFile, quiet: Quiet = False) -> None:
     from moebatch.job.merge import merge as merged_rows
     from moebatch.spec.job import load_job
 
-    num_rows, num_failed, output = merged_rows(load_job(job))
-    failed = f", {num_failed} of them failed" if num_failed else ""
-    logger(error_console(), quiet=quiet)(f"{count_of(num_rows, 'row')}{failed}: {output}")
+    num_rows, num_failed, output, of_failed = merged_rows(load_job(job))
+    failed = f", {num_failed} of them failed (see {of_failed})" if num_failed else ""
+    log = logger(error_console(), quiet=quiet and not num_failed)
+    log(f"{count_of(num_rows, 'row')}{failed}: {output}")
     raise typer.Exit(ExitCode.ROWS_FAILED if num_failed else ExitCode.OK)
 
 
 def status(job: JobFile, as_json: AsJson = False) -> None:
-    """Show how far a job is, over all of its shards, without disturbing it."""
+    """Show how far a job is, shard by shard, without disturbing it."""
     from moebatch.job.overview import overview
     from moebatch.report.overview import overview_table
     from moebatch.spec.job import load_job
@@ -85,7 +89,7 @@ def status(job: JobFile, as_json: AsJson = False) -> None:
 
 @with_options
 def sbatch(job: JobFile, asked: Submission, output: Script = None) -> None:
-    """Write a script that runs a job on a Slurm cluster, in shards, and merges them."""
+    """Write a Slurm script that runs a job in shards and merges them."""
     from moebatch.job.sbatch import submission_script
     from moebatch.measure.saved import require_writable_file
     from moebatch.spec.job import load_job
@@ -102,7 +106,7 @@ def sbatch(job: JobFile, asked: Submission, output: Script = None) -> None:
 def check(
     job: Checked, options: CheckOptions, checksums: Checksums = False, as_json: AsJson = False
 ) -> None:
-    """Check job file, input and checkpoint without running; list every fault with its line."""
+    """List every fault of job file, input and checkpoint. Each has its line; nothing is run."""
     from moebatch.job.check import check_job
     from moebatch.report.overview import counting_bytes, print_findings
 
@@ -118,8 +122,8 @@ def check(
 
 
 def profile(output: Profile = None, read: Read = None, quiet: Quiet = False) -> None:
-    """Measure this machine in about a minute: arithmetic, memory, links, and the disk of the
-    current folder or of --read."""
+    """Measure this machine, which takes about a minute. That is arithmetic, memory, links, and the
+    disk of the current folder or of --read."""
     let_threads_sleep()
     from moebatch.measure.machine import measure_machine
     from moebatch.measure.process_limits import detect_machine
@@ -140,7 +144,7 @@ def profile(output: Profile = None, read: Read = None, quiet: Quiet = False) -> 
 
 @with_options
 def calibrate(order: CalibrationOrder, quiet: Quiet = False) -> None:
-    """Read a text and keep which experts follow which, so that runs load the right ones early."""
+    """Learn from a text which experts follow which. Runs load the right ones early by it."""
     order.require_consistent()
     let_threads_sleep()
     from moebatch.calibration.calibrate import Calibration
@@ -154,7 +158,7 @@ def calibrate(order: CalibrationOrder, quiet: Quiet = False) -> None:
 
 @with_options
 def pack(order: PackOrder, quiet: Quiet = False) -> None:
-    """Write a smaller checkpoint, its experts in 4 or 8 bits, which other programs read as well."""
+    """Write a smaller checkpoint, its experts in 4 or 8 bits. Other programs read it as well."""
     order.require_consistent()
     from moebatch.packing.pack import Pack
     from moebatch.report.packing import pack_view
@@ -190,10 +194,13 @@ def _options(
 
 def main() -> None:
     """Entry point: a user's mistake is a message and an exit code, never a traceback."""
+    print_in_any_locale()
     make_logs_presentable()
     try:
-        with naming_long_paths():
+        with naming_paths():
             app(standalone_mode=True)
     except MoebatchError as error:
-        print_error(str(error))
+        with suppress(OSError):  # there may be no room for this either
+            print_error(str(error))
+        drop_what_cannot_be_written()
         sys.exit(error.exit_code)

@@ -36,7 +36,7 @@ def plan(
     roofline: Roofline = None,
     as_json: AsJson = False,
 ) -> None:
-    """Predict policy, tokens per second, time and memory, what binds and what would help."""
+    """Predict speed, time and memory of a job, and what would help. Says policy and what binds."""
     options = replace(options, has_job=job is not None)
     options.require_consistent()
     from moebatch.plan.answers import answer_policy_file, answer_question

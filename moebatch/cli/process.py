@@ -1,5 +1,5 @@
 """What a command asks of its process: to stop on signals and say what is kept, to name paths that
-are too long, and threads that sleep."""
+cannot be used, and threads that sleep."""
 
 import errno
 import os
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from moebatch.errors import ConfigError, ExitCode, Fault, Interrupted, Terminated
+from moebatch.errors import ConfigError, ExitCode, Fault, Interrupted, StorageError, Terminated
 from moebatch.quoting import shown
 from moebatch.report.console import error_console, logger
 
@@ -46,11 +46,16 @@ def hear_interrupts() -> None:
 
 
 @contextmanager
-def naming_long_paths() -> Iterator[None]:
-    """While the block runs, a name that no file system takes is a mistake of the user."""
+def naming_paths() -> Iterator[None]:
+    """While the block runs, a name that no file system takes is a mistake of the user, and so is a
+    folder that this user may not look into, or a log on a full disk."""
     try:
         yield
     except OSError as error:
+        if isinstance(error, PermissionError):
+            raise StorageError(f"{error.filename}: cannot be reached: {error.strerror}") from error
+        if error.errno == errno.ENOSPC and error.filename is None:
+            raise StorageError(f"a screen or log cannot be written: {error.strerror}") from error
         if error.errno != errno.ENAMETOOLONG:
             raise
         message = "is longer than a path can be"

@@ -87,7 +87,7 @@ def run(
     policy: Policy = None,
     shard: ShardOf = None,
 ) -> None:
-    """Run a job: read its prompts, write its answers in the same order."""
+    """Run a job, or continue it. Answers come in the order of the prompts."""
     let_threads_sleep()
     with answering(ending.as_json):
         from moebatch.folder.shard import parse_shard

@@ -34,7 +34,7 @@ def simulate(
     durations: Durations = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show what every lane would do under one schedule or several, and what it would wait for."""
+    """Show what every lane would do under a schedule, and wait for."""
     options = replace(options, has_job=job is not None, command="moebatch simulate")
     options.require_consistent()
     simulated.require_consistent()

@@ -154,14 +154,16 @@ def _has_other_rows(manifest: Manifest, output: Path, source: Source) -> bool:
 
 def read_claim(folder: RunFolder) -> Claim | None:
     """What is known of the job of a folder, None if nothing is. Raises ConfigError if its manifest
-    is damaged."""
+    is damaged, and StorageError if it cannot be read."""
     try:
         content = _Content.model_validate(read_json(folder.manifest))
     except FileNotFoundError:
         return None
     except ValidationError:
         raise _refusal(folder.manifest, "is no manifest; remove its folder") from None
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise StorageError(f"{folder.manifest}: cannot be read: {error.strerror}") from None
+    except ValueError as error:
         message = f"cannot be read ({reason(error)}); remove its folder"
         raise _refusal(folder.manifest, message) from None
     return Claim(manifest=Manifest(fields=content.job), first=content.settled)

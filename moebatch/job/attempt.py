@@ -167,7 +167,7 @@ class Attempt:
         counted.require_usable(every_row=context.job.input.on_bad_row == "fail")
         if counted.first_chat is not None:
             reader.tokenizer.require_chat_template(counted.first_chat.place)
-        log(describe_input(counted))
+        log(describe_input(counted, context.job.output))
         for note in prompts_without_template(counted, context.reader):
             log(f"note: {note}")
         log(f"defaults of rows: {describe_sampling(reader.defaults.sampling)}")

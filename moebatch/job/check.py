@@ -129,7 +129,7 @@ def check_job(
     input, or the first ones; that nothing changes answers if they are to be exact; and the bytes
     of all weights if there is `checksums`, which gets how many more have been read. `log` gets what
     takes time. A model in the place of a job file is checked by itself. Raises nothing that a user
-    could cause, but OSError for a name that is too long: all else is in the findings."""
+    could cause, but OSError for a name that is too long or hidden: all else is in the findings."""
     found = _Collector()
     if not path.exists():
         message = "there is no such job file, model folder or GGUF file"

@@ -55,6 +55,7 @@ def summary_of(attempt: Attempt, begun_s: float) -> RunSummary:
     return RunSummary(
         **{each.name: getattr(now, each.name) for each in fields(now)},
         output=str(context.job.output.path),
+        of_failed=str(context.job.output.of_failed),
         shard=context.shard,
         load_s=(attempt.first_pass_s or begun_s) - begun_s,
         total_s=time.perf_counter() - begun_s,

@@ -21,6 +21,7 @@ class Merged(NamedTuple):
     num_rows: int
     num_failed: int
     output: str
+    of_failed: str
 
 
 def merge(job: Job) -> Merged:
@@ -44,7 +45,7 @@ def merge(job: Job) -> Merged:
             num_rows, num_failed = final.write(source, finished, duplicates)
         except RowsMissing as missing:
             raise MoebatchError(_not_ended(missing, folder)) from None
-    return Merged(num_rows, num_failed, str(job.output.path))
+    return Merged(num_rows, num_failed, str(job.output.path), str(job.output.of_failed))
 
 
 def _not_ended(missing: RowsMissing, folder: RunFolder) -> str:

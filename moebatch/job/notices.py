@@ -9,7 +9,7 @@ from moebatch.plan.expert_choice import ExpertChoice
 from moebatch.plan.prediction import Prediction
 from moebatch.rows.prompts import RowReader
 from moebatch.schedule.registry import traits_of
-from moebatch.spec.job import Job
+from moebatch.spec.job import Job, OutputSection
 from moebatch.spec.machine.hardware import DeviceKind, Hardware
 from moebatch.spec.policy.policy import Policy
 from moebatch.spec.sampling import Sampling
@@ -54,11 +54,11 @@ def describe_approximation(approximation: Approximation) -> str:
     return f"{approximation}: answers are not exactly the model's own"
 
 
-def describe_input(counted: InputSummary) -> str:
-    """How many rows there are, and how long."""
+def describe_input(counted: InputSummary, output: OutputSection) -> str:
+    """How many rows there are, where the bad ones go, and how long the others are."""
     rows = count_of(counted.num_rows, "row")
     if counted.num_bad_rows:
-        rows += f" ({counted.num_bad_rows} bad, their errors are in the output)"
+        rows += f" ({counted.num_bad_rows} bad, their errors go to {output.of_failed.name})"
     work = counted.workload
     if work is None:
         return rows

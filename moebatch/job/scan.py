@@ -1,6 +1,7 @@
 """One pass over the input before anything runs: how many rows, of which kind, and what is wrong."""
 
 from array import array
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -10,15 +11,26 @@ from moebatch.folder.duplicates import NO_DUPLICATES, Duplicates, find_duplicate
 from moebatch.folder.results import Answered
 from moebatch.folder.row_key import name_hash
 from moebatch.folder.shard import ALL, Shard
-from moebatch.rows.parse import ANY_ROW, COLUMN_TAKEN, NO_PROMPT, RowRules, parse_row
+from moebatch.rows.parse import (
+    ANY_ROW,
+    COLUMN_TAKEN,
+    MODEL_MISMATCH,
+    NO_PROMPT,
+    RowRules,
+    parse_row,
+)
 from moebatch.rows.repeats import Beginnings, RepeatCounter
 from moebatch.rows.row import Dialect, FailedRow, ParsedRow, RawRow, ReadyRow, Row, Source
+from moebatch.rows.strict_json import NOT_JSON
 from moebatch.rows.tokenizer import NO_CHAT_TEMPLATE
 from moebatch.spec.request import Request
 from moebatch.spec.workload import Length, LengthSample, Workload
 
 MOST_FAULTS = 100
 """So many faults are kept where the caller asks for no other number; all are counted."""
+_OF_ALL_ROWS = frozenset({NO_PROMPT, MODEL_MISMATCH, NOT_JSON})
+"""Codes of what is a mistake in the job file, or another kind of file, if no row can be answered
+and that is why."""
 Read = Callable[[RawRow], ParsedRow | ReadyRow | FailedRow]
 """`RowReader.parse`, or `RowReader.request` to try the tokenizer on every row as well."""
 
@@ -57,8 +69,10 @@ class InputSummary:
     _faults: list[Fault] = field(default_factory=list)
     _dialect: Dialect | None = None
     _first_taken: Fault | None = None
-    _first_promptless: FailedRow | None = None
-    _num_promptless: int = 0
+    _num_unreadable: int = 0
+    """Bad rows of all shards: one may well have no other rows."""
+    _first_of_all: dict[str, FailedRow] = field(default_factory=dict)
+    _num_of_all: Counter[str] = field(default_factory=Counter)
     _max_total_tokens: int = 0
     _max_new_tokens: int = 0
     _takes_likeliest: bool = True
@@ -88,15 +102,15 @@ class InputSummary:
 
     @property
     def whole(self) -> tuple[Fault, ...]:
-        """Why nothing can be run, if so. It is said once instead of for each row: columns of
-        another name are a mistake in the job file, if no row can be answered and that is why."""
-        if not self.is_left:
+        """Why nothing can be run, if so. It is said once instead of for each row."""
+        num_rows = len(self.is_left)
+        if not num_rows:
             return (Fault(file=self.file, message="holds no rows", code="empty_file"),)
-        bad, num_rows = self._first_promptless, self.num_rows
-        if bad is None or self.num_bad_rows < num_rows or 2 * self._num_promptless < num_rows:
+        (code, num_alike), *_ = [*self._num_of_all.most_common(1), ("", 0)]
+        if self._num_unreadable < num_rows or 2 * num_alike < num_rows:
             return (self._first_taken,) if self._first_taken else ()
-        fault = fault_of(bad, self.file)
-        more = f"; so it is with {self._num_promptless} of {num_rows} rows" * (num_rows > 1)
+        fault = fault_of(self._first_of_all[code], self.file)
+        more = f"; so it is with {num_alike} of {num_rows} rows" * (num_rows > 1)
         return (replace(fault, message=fault.message + more),)
 
     @property
@@ -138,6 +152,8 @@ class InputSummary:
             name = name_hash(result.row.custom_id)
             if error is not None:
                 result = FailedRow(row=result.row, error=error)
+            if isinstance(result, FailedRow) and result.error.code != NO_CHAT_TEMPLATE:
+                self._add_unreadable(result)
             if is_ours:
                 self.add(result)
         elif is_ours:
@@ -176,16 +192,20 @@ class InputSummary:
 
     def _add_bad(self, bad: FailedRow) -> None:
         self.num_bad_rows += 1
-        fault = fault_of(bad, self.file)
-        if bad.error.code == COLUMN_TAKEN:
-            self._first_taken = self._first_taken or fault
-        if bad.error.code == NO_PROMPT:
-            self._num_promptless += 1
-            self._first_promptless = self._first_promptless or bad
         if len(self._faults) < self.most_faults:
-            self._faults.append(fault)
+            self._faults.append(fault_of(bad, self.file))
         else:
             self.num_unlisted += 1
+
+    def _add_unreadable(self, bad: FailedRow) -> None:
+        """Counts a bad row of any shard, for what is a fault of the whole input."""
+        code = bad.error.code
+        self._num_unreadable += 1
+        if code == COLUMN_TAKEN:
+            self._first_taken = self._first_taken or fault_of(bad, self.file)
+        if code in _OF_ALL_ROWS:
+            self._num_of_all[code] += 1
+            self._first_of_all.setdefault(code, bad)
 
 
 def scan(

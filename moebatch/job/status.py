@@ -101,6 +101,8 @@ class RunSummary(RunStatus):
     """The last moment of a run, and what else it leaves to say."""
 
     output: str
+    of_failed: str
+    """The file with the errors of rows: the output, if they have none of their own."""
     shard: Shard
     """Of several, none writes the output: that is left to the merge."""
     load_s: float

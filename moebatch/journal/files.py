@@ -117,7 +117,7 @@ def storage_errors(path: Path, *, needed: int = 0) -> Iterator[None]:
     except OSError as error:
         if error.errno not in _NO_ROOM:
             raise StorageError(f"{path}: writing failed: {error.strerror or error}") from error
-        to_write = f"{format_bytes(needed)} ({needed} bytes) to write, " if needed else ""
+        to_write = f"{format_bytes(needed)} to write, " if needed else ""
         raise StorageError(
             f"{path}: no room left: {to_write}{_free(path)} free; make room and run the job again"
         ) from error

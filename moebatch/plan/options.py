@@ -1,5 +1,6 @@
 """What the command line of `moebatch plan` asks for, before it is looked up."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -124,6 +125,12 @@ class PlanOptions(Options):
         if self.stored is not None:
             where = "--weights" if self.stored == self.weights else "--what-if: weights"
             yield from ((where, message) for message in unknown_format(self.stored))
+        changed = Counter(name for name, _, _ in self._changes())
+        changed[_WEIGHTS] += self.weights is not None
+        for name, count in changed.items():
+            if count > 1:
+                also = " (--weights is one)" * (name == _WEIGHTS and self.weights is not None)
+                yield "--what-if", f"{name} is given {count} times{also}; give one"
         if self.paper and self.vendor:
             yield "--vendor", "not together with --paper, which has constants of its own"
         if self.paper and self.method != "milp":

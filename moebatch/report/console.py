@@ -1,11 +1,13 @@
 """Lines on a terminal or in a log file, as they are."""
 
+import codecs
 import logging
 import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from io import TextIOWrapper
 from typing import Any
 
 from rich.cells import cell_len
@@ -34,7 +36,8 @@ def output_console() -> Console:
 
 def _console(*, stderr: bool) -> Console:
     stream = sys.stderr if stderr else sys.stdout
-    is_log = not stream.isatty() and "COLUMNS" not in os.environ
+    is_terminal = stream is not None and stream.isatty()
+    is_log = not is_terminal and "COLUMNS" not in os.environ
     return Console(stderr=stderr, highlight=False, width=_LOG_WIDTH if is_log else None)
 
 
@@ -81,6 +84,26 @@ def whole(text: str) -> str:
 def logger(console: Console, *, quiet: bool) -> Callable[[str], None]:
     """A function that prints lines for the user; with `quiet` it prints nothing."""
     return (lambda line: None) if quiet else lambda line: say(console, line)
+
+
+def print_in_any_locale() -> None:
+    """What the encoding of this locale does not have is a question mark from now on, and no error:
+    Latin-1 has no bars."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper) and codecs.lookup(stream.encoding).name != "utf-8":
+            stream.reconfigure(errors="replace")
+
+
+def drop_what_cannot_be_written() -> None:
+    """The end of the process does not fail over what is left for a stream on a full disk."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            if stream is not None:
+                stream.flush()
+        except OSError:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, stream.fileno())
+            os.close(nowhere)
 
 
 def make_logs_presentable() -> None:

@@ -149,6 +149,6 @@ def print_findings(findings: Findings, console: Console) -> None:
         return
     unlisted = findings.num_unlisted
     more = f" (and {count_of(unlisted, 'more bad row')})" if unlisted else ""
-    rows = f", {findings.num_bad_rows} of {count_of(findings.num_rows, 'row')}"
+    rows = f"; {findings.num_bad_rows} of {count_of(findings.num_rows, 'row')} bad"
     shown = rows if findings.num_rows else ""
     say(console, f"{count_of(len(findings.faults), 'fault')}{more}{shown}")

@@ -14,9 +14,9 @@ from moebatch.report.console import plain, whole
 from moebatch.report.tables import (
     NAME_WIDTH,
     NamedRows,
+    ShareBar,
     named_bars,
     notes_view,
-    share_bar,
     titled_columns,
 )
 from moebatch.spec.policy.policy import Placement, Policy, shares_text
@@ -138,7 +138,7 @@ def _memory(prediction: Prediction) -> RenderableType:
             continue
         share = peak / capacity
         used = f"{format_bytes(peak)} of {format_bytes(capacity)}"
-        grid.add_row(f"{level}", share_bar(share), used)
+        grid.add_row(f"{level}", ShareBar(share), used)
     return grid
 
 
@@ -150,7 +150,7 @@ def _lanes(prediction: Prediction) -> RenderableType:
         name = f"[bold yellow]{lane}[/]" if binds else lane
         share = seconds / prediction.layer_time_s if prediction.layer_time_s else 0.0
         note = " [bold yellow]binds[/]" if binds else ""
-        grid.add_row(name, share_bar(share), f"{format_duration(seconds)}{note}")
+        grid.add_row(name, ShareBar(share), f"{format_duration(seconds)}{note}")
     return grid
 
 

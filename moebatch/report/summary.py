@@ -28,7 +28,8 @@ def summary_view(summary: RunSummary, job_file: Path, *, details: bool) -> Rende
     grid = NamedRows((*_outcome(summary, job_file), *_caveats(summary)))
     if details:
         return Group("", grid, *_details(summary))
-    grid.add_row("more", "--details shows lanes, memory, and predicted beside measured")
+    if summary.num_ended:
+        grid.add_row("more", "--details shows lanes, memory, and predicted beside measured")
     return Group("", grid)
 
 
@@ -95,7 +96,7 @@ def failed_rows(summary: RunSummary) -> str:
     """How many rows failed and why, in one line."""
     codes = ", ".join(f"{count} {code}" for code, count in sorted(summary.errors.items()))
     failed = f"{summary.num_failed} of {count_of(summary.num_rows, 'row')} failed ({codes})"
-    return f"{failed}; see {summary.output}" if summary.has_output else failed
+    return f"{failed}; see {summary.of_failed}" if summary.has_output else failed
 
 
 def _rows(summary: RunSummary) -> str:

@@ -2,7 +2,8 @@
 
 from collections.abc import Container, Iterable, Iterator
 
-from rich.console import Console, ConsoleOptions, RenderableType
+from rich.console import Console, ConsoleOptions, JustifyMethod, RenderableType
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -11,6 +12,7 @@ from moebatch.report.console import wrapped
 NAME_WIDTH = 14
 """Of names in reports of several tables, so that these line up."""
 _BAR_LENGTH = 24
+_PERCENT_WIDTH = 5
 _GAP = 2
 
 
@@ -78,11 +80,26 @@ def titled_columns(
     table = Table(box=None, padding=(0, _GAP, 0, 0), pad_edge=False, show_edge=False)
     for title in titles:
         style = "dim" if title in dim else "bold" if title in bold else None
-        table.add_column(title, justify="left" if title in left else "right", style=style)
+        justify: JustifyMethod = "left" if title in left else "right"
+        table.add_column(title, justify=justify, style=style, overflow="fold")
     return table
 
 
-def share_bar(share: float) -> str:
-    """``████···· 50%``: a part of a whole, in rich's markup."""
-    full = round(min(1.0, share) * _BAR_LENGTH)
-    return f"{'█' * full}[dim]{'·' * (_BAR_LENGTH - full)}[/] {share:4.0%}"
+class ShareBar:
+    """A `share_bar` in a cell of a table: on a narrow terminal it is shorter, and never cut."""
+
+    def __init__(self, share: float) -> None:
+        self._share = share
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        return Measurement(1 + _PERCENT_WIDTH, _BAR_LENGTH + _PERCENT_WIDTH)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
+        length = max(1, min(_BAR_LENGTH, options.max_width - _PERCENT_WIDTH))
+        yield Text.from_markup(share_bar(self._share, length))
+
+
+def share_bar(share: float, length: int = _BAR_LENGTH) -> str:
+    """``████····  50%``: a part of a whole, in rich's markup."""
+    full = round(min(1.0, share) * length)
+    return f"{'█' * full}[dim]{'·' * (length - full)}[/] {share:4.0%}"

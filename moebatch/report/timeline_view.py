@@ -15,9 +15,9 @@ from moebatch.report.tables import (
     NAME_WIDTH,
     NamedRows,
     Paragraph,
+    ShareBar,
     named_bars,
     notes_view,
-    share_bar,
     titled_columns,
 )
 from moebatch.report.task_names import bubble_text, seconds_text, wait_text
@@ -113,7 +113,7 @@ def _schedule(row: _Simulated) -> RenderableType:
         lane, binds = statistics.lanes[name], name == statistics.bottleneck
         title = f"[bold yellow]{escape(name)}[/]" if binds else escape(name)
         idle_s = (lane.bubbles_s + statistics.rest_s(name)) / row.timeline.num_steady_passes
-        lanes.add_row(title, share_bar(statistics.share(name)), f"idle {seconds_text(idle_s)}")
+        lanes.add_row(title, ShareBar(statistics.share(name)), f"idle {seconds_text(idle_s)}")
         for bubble in lane.longest[:1]:
             words = bubble_text(bubble, statistics.num_layers)
             waits.add_row(title, escape(f"{seconds_text(bubble.seconds)} {words}"))

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from moebatch.errors import StorageError
+from moebatch.errors import InputError, StorageError
 from moebatch.quoting import reason
 from moebatch.rows.row import RawRow, refusal
+from moebatch.rows.strict_json import NOT_JSON
 from moebatch.spec.request import RowError
 from moebatch.units import format_bytes
 
@@ -72,7 +73,7 @@ def _lines(stream: BinaryIO) -> Iterator[bytes | RowError]:
         del data
         limit = format_bytes(MAX_LINE_BYTES)
         message = f"the line is longer than {limit}, the most that is read as one row"
-        yield RowError(status=400, code="invalid_json_line", message=message)
+        yield RowError(status=400, code=NOT_JSON, message=message)
         while (rest := stream.readline(2**16)) and not rest.endswith(b"\n"):
             pass
 
@@ -84,13 +85,20 @@ def _first_line(path: Path, content: bytes | RowError) -> bytes | RowError:
     if content.startswith(_UTF_16_OR_32):
         raise refusal(path, "is UTF-16 or UTF-32; save it as UTF-8", line=1)
     content = content.removeprefix(_BOM)
-    if content.lstrip().startswith(b"["):
-        message = (
-            "is a JSON array; JSON lines are needed, one object per line "
-            f"(jq -c '.[]' {path.name} > rows.jsonl makes them)"
-        )
-        raise refusal(path, message, line=1, code="invalid_json_line")
+    begun = content.strip()
+    if begun.startswith(b"["):
+        raise _other_json(path, "is a JSON array", "'.[]'")
+    if begun == b"{":
+        raise _other_json(path, "has a JSON object over several lines", ".")
     return content
+
+
+def _other_json(path: Path, what: str, of_each: str) -> InputError:
+    message = (
+        f"{what}; JSON lines are needed, one object per line "
+        f"(jq -c {of_each} {path.name} > rows.jsonl makes them)"
+    )
+    return refusal(path, message, line=1, code=NOT_JSON)
 
 
 def _decompressed(path: Path, file: BinaryIO) -> BinaryIO:

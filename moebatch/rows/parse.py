@@ -8,7 +8,7 @@ from moebatch.quoting import not_one_of, shown
 from moebatch.rows.messages import TEMPLATE_KEYS, chat_of, prompt_of
 from moebatch.rows.refused import NEUTRAL, RowRefused, missing, unsupported, wrong
 from moebatch.rows.row import Dialect, FailedRow, Kind, ParsedRow, Prompt, RawRow, Row
-from moebatch.rows.strict_json import parse
+from moebatch.rows.strict_json import NOT_JSON, parse
 from moebatch.spec.files.limits import CHECKS
 from moebatch.spec.prompt_template import PromptTemplate
 from moebatch.spec.request import RowError
@@ -19,6 +19,8 @@ COLUMN_TAKEN = "column_taken"
 """Code of rows that already have the column of the answers: a fault of the whole input."""
 NO_PROMPT = "no_prompt"
 """Code of rows without the columns that could be a prompt: if all are, so is the whole input."""
+MODEL_MISMATCH = "model_mismatch"
+"""Code of rows that ask for another model than ``model.name``."""
 _NOT_SAMPLING = TEMPLATE_KEYS | {"model", "messages", "prompt"}
 _MOST_NAMES = 20
 _PLAIN_PARAMETERS = (
@@ -59,7 +61,7 @@ def parse_row(raw: RawRow, rules: RowRules) -> ParsedRow | FailedRow:
         content = parse(raw.content) if isinstance(raw.content, bytes) else raw.content
         if not isinstance(content, Mapping):
             message = f'must be an object such as {{"prompt": …}}, got {shown(content)}'
-            raise RowRefused(message, code="invalid_json_line")
+            raise RowRefused(message, code=NOT_JSON)
         dialect = _dialect(content, rules)
         if dialect == "openai":
             return draft.batch_line(content, rules)
@@ -159,7 +161,7 @@ class _Draft:
                 f"model {shown(model)} is not the one of this job, {shown(rules.model_name)}; "
                 "change model.name in the job file, or leave it out to accept any name"
             )
-            raise RowRefused(message, code="model_mismatch", param="model")
+            raise RowRefused(message, code=MODEL_MISMATCH, param="model")
         self.row = replace(self.row, model=model)
 
 

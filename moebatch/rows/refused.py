@@ -90,6 +90,10 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
 """Values that ask for nothing. Any other value is refused, and so is any other parameter."""
 
 
+IN_TEMPLATES = frozenset({"reasoning_effort", "verbosity"})
+"""Parameters of the API that some chat templates know as variables."""
+
+
 def refuse_unless_neutral(name: str, value: object) -> None:
     """Raises RowRefused unless a parameter that is not implemented asks for nothing anyway."""
     if value is None or name in HARMLESS:
@@ -97,6 +101,9 @@ def refuse_unless_neutral(name: str, value: object) -> None:
     allowed = NEUTRAL.get(name, ())
     if any(type(value) is type(neutral) and value == neutral for neutral in allowed):
         return
-    known = "" if name in NEUTRAL else "; there is no such parameter"
-    hint = f"; allowed is {' or '.join(map(shown, allowed))}" if allowed else known
+    hint = "" if name in NEUTRAL else "; moebatch has no such parameter"
+    if allowed:
+        hint = f"; allowed is {' or '.join(map(shown, allowed))}"
+    elif name in IN_TEMPLATES:
+        hint = "; where the model's chat template knows it, chat_template_kwargs may set it"
     raise unsupported(name, f"is not supported, got {shown(value)}{hint}")

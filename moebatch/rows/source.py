@@ -1,6 +1,7 @@
 """Recognises what kind of input a path holds."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from moebatch.rows.lines import LineSource, stamp_of
@@ -20,9 +21,10 @@ def open_source(path: Path) -> Source:
 
     Raises InputError if there is nothing to read or its kind is not supported.
     """
-    if path.is_dir():
-        return _saved_dataset(path)
-    head = _head(path)
+    with _readable(path):
+        if path.is_dir():
+            return _saved_dataset(path)
+        head = _head(path)
     if head.startswith(_PARQUET_MAGIC):
         return ParquetSource(path=path)
     if path.suffix.lower() == ".parquet":
@@ -61,13 +63,17 @@ def first_rows(source: Source, limit: int | None) -> Source:
 
 
 def _head(path: Path) -> bytes:
+    if path.exists() and not path.is_file():
+        raise refusal(path, "is no regular file; rows are read more than once, so save it first")
+    with path.open("rb") as file:
+        return file.read(len(_PARQUET_MAGIC))
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """While the block runs, a path that cannot be read is an InputError."""
     try:
-        if path.exists() and not path.is_file():
-            raise refusal(
-                path, "is no regular file; rows are read more than once, so save it first"
-            )
-        with path.open("rb") as file:
-            return file.read(len(_PARQUET_MAGIC))
+        yield
     except FileNotFoundError:
         raise refusal(path, "no such file; check input.path in the job file") from None
     except (OSError, ValueError) as error:

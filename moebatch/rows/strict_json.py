@@ -7,6 +7,8 @@ from typing import Any, NoReturn
 from moebatch.quoting import shown
 from moebatch.rows.refused import RowRefused
 
+NOT_JSON = "invalid_json_line"
+"""Code of rows that no JSON reader takes, or that are no objects."""
 MAX_DEPTH = 100
 """Deeper nesting could be read here and then overflow the stack of the writer or of a template."""
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
@@ -39,7 +41,7 @@ def parse(data: bytes) -> Any:
 
 
 def _invalid(message: str) -> RowRefused:
-    return RowRefused(message, code="invalid_json_line")
+    return RowRefused(message, code=NOT_JSON)
 
 
 def _shortened(message: str) -> str:

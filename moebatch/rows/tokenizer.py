@@ -23,8 +23,9 @@ from moebatch.units import format_bytes
 NO_CHAT_TEMPLATE = "no_chat_template"
 """Code of rows with messages on a model without a template: a fault of the model, not of rows."""
 _READ_BY_LIBRARIES = frozenset({".json", ".txt", ".model", ".jinja", ".tiktoken"})
+_CONFIG_NAME = "tokenizer_config.json"
 _TOKENIZERS = ("tokenizer*", "vocab*", "*.model", "*.tiktoken", "tekken.json")
-"""Names of files that may be one, or a part of it."""
+"""Names of files that may be one, or a part of it; the configuration alone is none."""
 _MOST_FILE_BYTES = 2**26
 """Of a file that is read with the tokenizer; those of the largest vocabularies have half of it."""
 _MOST_TEMPLATE_BYTES = 2**20
@@ -214,9 +215,10 @@ def load_tokenizer(
     _require_tokenizer(folder)
     tokenizer, largest = _load(folder)
     if largest >= vocab_size:
+        lacking = "" if (folder / _CONFIG_NAME).exists() else f", or {_CONFIG_NAME} is missing"
         raise CheckpointError(
             f"{folder}: the tokenizer has token ids up to {largest}, but the model has only "
-            f"{vocab_size} tokens; they do not belong together"
+            f"{vocab_size} tokens; they do not belong together{lacking}"
         )
     template = override if override is not None else _own_template(tokenizer)
     if template is not None:
@@ -227,13 +229,13 @@ def load_tokenizer(
 def _require_tokenizer(folder: Path) -> None:
     """Raises CheckpointError for a folder without a tokenizer. What a GGUF file says of one leaves
     open how text is cut before it is looked up."""
-    if any(any(folder.glob(name)) for name in _TOKENIZERS):
+    found = (path.name for name in _TOKENIZERS for path in folder.glob(name))
+    if any(name != _CONFIG_NAME for name in found):
         return
     beside = " lies beside the GGUF file, of which only weights and sizes are read"
     missing = f"no tokenizer{beside if any(folder.glob('*.gguf')) else ' is there'}"
     raise CheckpointError(
-        f"{folder}: {missing}; put tokenizer.json and tokenizer_config.json of the original model "
-        "there"
+        f"{folder}: {missing}; put tokenizer.json and {_CONFIG_NAME} of the original model there"
     )
 
 

@@ -119,6 +119,11 @@ class OutputSection(Section):
     column: Text = "response"
     """Key of a plain result line under which the answer stands."""
 
+    @property
+    def of_failed(self) -> Path:
+        """Where rows that failed are written."""
+        return self.errors or self.path
+
 
 _entries: dict[str, Any] = dict.fromkeys(_ROW_DEFAULTS, (Any, None))
 _RowDefaults = create_model("_RowDefaults", __base__=Section, **_entries)

@@ -226,6 +226,17 @@ def test_a_budget_that_is_too_small_is_refused(
         run(order)
 
 
+def test_what_only_an_approximation_takes_is_refused_without_it(text: Path) -> None:
+    order = CalibrationOrder(model=Path("model"), text=text, loss=0.1, level=2)
+    with pytest.raises(ConfigError) as caught:
+        order.require_consistent()
+    assert str(caught.value).splitlines() == [
+        "moebatch calibrate: --loss: is for --gating adaptive only",
+        "moebatch calibrate: --level: is for --pregate only",
+    ]
+    replace(order, gating="adaptive", pregate=True).require_consistent()
+
+
 def test_a_model_that_is_not_there_gets_no_folder(tmp_path: Path, text: Path) -> None:
     with pytest.raises(CheckpointError, match="no such model folder"):
         run(CalibrationOrder(model=tmp_path / "none", text=text))

@@ -1,6 +1,7 @@
 """Model folders as they come, and as an attacker would make them."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 from moebatch.checkpoint.index import INDEX_NAME, SINGLE_NAME, Checkpoint, file_inside
+from moebatch.checkpoint.model_files import open_model
 from moebatch.errors import CheckpointError
 from moebatch.formats.plain import FLOAT32
 from moebatch.formats.weight_format import StoredPart
@@ -109,6 +111,32 @@ def test_an_empty_folder_and_a_missing_one_are_told_apart(tmp_path: Path) -> Non
         Checkpoint.open(tmp_path)
     with pytest.raises(CheckpointError, match="no such model folder"):
         Checkpoint.open(tmp_path / "nowhere")
+
+
+def test_what_is_no_model_folder_is_told_from_one(tmp_path: Path) -> None:
+    file = tmp_path / SINGLE_NAME
+    file.touch()
+    with pytest.raises(CheckpointError, match=f"{SINGLE_NAME}: is a file; name its folder"):
+        open_model(file, "auto")
+    with pytest.raises(CheckpointError, match="nowhere: no such model folder"):
+        open_model(tmp_path / "nowhere", "auto")
+    with pytest.raises(CheckpointError, match=r"file 'nothing\.gguf' is missing"):
+        open_model(tmp_path / "nothing.gguf", "auto")
+    revision = tmp_path / "models--a--b" / "snapshots" / "5f0c"
+    revision.mkdir(parents=True)
+    with pytest.raises(CheckpointError, match=re.escape(f"one of its snapshots ({revision})")):
+        open_model(tmp_path / "models--a--b", "auto")
+
+
+def test_a_folder_that_may_not_be_read_is_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, **options: object) -> bool:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "exists", refuse)
+    with pytest.raises(CheckpointError, match="model: cannot be read: Permission denied"):
+        open_model(folder, "auto")
 
 
 def test_tensors_that_do_not_match_the_configuration_are_listed_together(tmp_path: Path) -> None:

@@ -45,6 +45,7 @@ BROKEN = {
     "too short": (b"\x01\x02", "too short"),
     "header longer than the file": ((1000).to_bytes(8, "little") + b"{}", "truncated"),
     "header longer than allowed": ((10**9).to_bytes(8, "little") + b"{}", "at most 100000000"),
+    "a pointer": (b"version https://git-lfs.github.com/spec/v1\n", "`git lfs pull` fetches"),
     "not an object": ((2).to_bytes(8, "little") + b"[]", "does not start with '{'"),
     "not JSON": ((5).to_bytes(8, "little") + b"{nope", "not valid JSON"),
     "not UTF-8": ((4).to_bytes(8, "little") + b'{"\xff}', "not valid JSON"),

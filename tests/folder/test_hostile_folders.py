@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from moebatch.errors import ConfigError, StorageError
+from moebatch.folder import claim as claim_module
 from moebatch.folder.claim import read_claim
 from moebatch.folder.output_path import require_writable
 from moebatch.folder.results import begun_from
@@ -59,6 +60,17 @@ def test_a_pipe_in_the_place_of_a_manifest_is_not_waited_for(journal: Path) -> N
     os.mkfifo(folder.manifest)
     with pytest.raises(ConfigError, match="is no regular file"):
         read_claim(folder)
+
+
+def test_nobody_is_told_to_remove_a_folder_that_may_not_be_read(
+    journal: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path) -> object:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(claim_module, "read_json", refuse)
+    with pytest.raises(StorageError, match=r"manifest\.json: cannot be read: Permission denied$"):
+        read_claim(RunFolder(journal.parent.parent.with_suffix("")))
 
 
 @pytest.mark.parametrize(

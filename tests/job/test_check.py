@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from moebatch.errors import ExitCode
+from moebatch.errors import ExitCode, Fault
 from moebatch.job.check import Findings, check_job
 from moebatch.job.options import CheckOptions
 from moebatch.report.console import output_console
@@ -95,6 +95,14 @@ def test_every_fault_of_a_configuration_counts_under_the_name_of_its_file(model:
         "hidden_size",
     ]
     assert found.exit_code == ExitCode.CHECKPOINT
+
+
+def test_the_last_line_says_how_many_rows_are_bad(capsys: pytest.CaptureFixture[str]) -> None:
+    fault = Fault(file="in.jsonl", message="not JSON")
+    code = ExitCode.ROWS_FAILED
+    found = Findings(faults=(fault,), num_rows=3, num_bad_rows=1, exit_code=code)
+    print_findings(found, output_console())
+    assert capsys.readouterr().out.splitlines()[-1] == "1 fault; 1 of 3 rows bad"
 
 
 def test_what_is_not_there_is_no_job_and_no_model(tmp_path: Path) -> None:

@@ -263,6 +263,7 @@ def test_checks_and_plans_say_first_that_kernels_are_compiled(
 
 SUMMARY = RunSummary(
     output="out.jsonl",
+    of_failed="out.jsonl",
     shard=ALL,
     num_rows=1,
     num_ended=1,

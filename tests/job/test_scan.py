@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from moebatch.errors import InputError
+from moebatch.folder.shard import Shard
 from moebatch.job import scan as scan_module
 from moebatch.job.scan import InputSummary, scan
 from moebatch.rows.parse import RowRules, parse_row
@@ -17,16 +18,19 @@ from moebatch.spec.request import Request
 from moebatch.spec.sampling import Sampling
 from moebatch.spec.workload import Length, Workload
 
+RULES = RowRules(answer_column="response")
 
-def read(raw: RawRow) -> ParsedRow | FailedRow:
-    return parse_row(raw, RowRules(answer_column="response"))
+
+def read(raw: RawRow, rules: RowRules = RULES) -> ParsedRow | FailedRow:
+    return parse_row(raw, rules)
 
 
 def summary(tmp_path: Path, *rows: Any, **options: Any) -> InputSummary:
     path = tmp_path / "in.jsonl"
     lines = (row if isinstance(row, bytes) else json.dumps(row).encode() for row in rows)
     path.write_bytes(b"\n".join(lines))
-    return scan(open_source(path), read, **options)
+    rules = options.get("rules", RULES)
+    return scan(open_source(path), lambda raw: read(raw, rules), **options)
 
 
 def batch(name: str) -> dict[str, Any]:
@@ -119,6 +123,36 @@ def test_what_some_rows_lack_is_their_own_fault(tmp_path: Path) -> None:
     assert found.faults[0].message.endswith(NO_COLUMN)
 
 
+@pytest.mark.parametrize(
+    ("rows", "code"),
+    [
+        ([{**batch(name), "body": {"model": "b"}} for name in "xy"], "model_mismatch"),
+        ([b"{'prompt': 'a'}", b"a,b"], "invalid_json_line"),
+    ],
+)
+def test_another_model_or_kind_of_file_is_said_once(
+    tmp_path: Path, rows: list[Any], code: str
+) -> None:
+    found = summary(tmp_path, *rows, rules=RowRules(model_name="a"))
+    assert [(fault.line, fault.code) for fault in found.whole] == [(1, code)]
+    assert found.whole[0].message.endswith("so it is with 2 of 2 rows")
+    assert found.faults == ()
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_shard_of_bad_rows_is_run_where_others_are_good(tmp_path: Path, number: int) -> None:
+    found = summary(tmp_path, {"prompt": "a"}, {"question": "b"}, shard=Shard(number, 2))
+    assert found.whole == ()
+    found.require_usable()
+    assert found.num_bad_rows == number - 1
+
+
+def test_a_column_that_is_taken_in_another_shard_stops_this_one(tmp_path: Path) -> None:
+    rows = {"prompt": "a"}, {"prompt": "b", "response": "c"}
+    with pytest.raises(InputError, match=r"in\.jsonl:2: the row has a column 'response' already"):
+        summary(tmp_path, *rows, shard=Shard(1, 2), rules=RULES).require_usable()
+
+
 def test_column_that_is_taken_stops_the_run(tmp_path: Path) -> None:
     found = summary(tmp_path, *[{"prompt": "a", "response": "b"}] * 3)
     assert len(found.whole) == 1
@@ -127,7 +161,7 @@ def test_column_that_is_taken_stops_the_run(tmp_path: Path) -> None:
 
 
 def test_faults_are_kept_up_to_a_bound(tmp_path: Path) -> None:
-    found = summary(tmp_path, *[b"{"] * 30, most_faults=10)
+    found = summary(tmp_path, *[{"prompt": 5}] * 30, most_faults=10)
     assert (found.num_bad_rows, len(found.faults)) == (30, 10)
     assert found.num_unlisted == 20
     with pytest.raises(InputError, match="and 20 more bad rows"):

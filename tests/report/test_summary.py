@@ -18,6 +18,7 @@ GIB = 2**30
 JOB = Path("my job.yaml")
 SUMMARY = RunSummary(
     output="answers.jsonl",
+    of_failed="answers.jsonl",
     shard=ALL,
     num_rows=100,
     num_ended=100,
@@ -81,6 +82,12 @@ def test_first_come_rows_with_their_time_speed_and_where_the_output_is() -> None
     assert lines(SUMMARY, details=True)[:5] == lines(SUMMARY)[:5]
 
 
+def test_a_run_that_had_nothing_to_compute_has_no_details_to_show() -> None:
+    idle = lines(replace(SUMMARY, num_ended=0))
+    assert idle[1].endswith("100 done before; nothing had to be computed")
+    assert not any("--details" in line for line in idle)
+
+
 def test_details_name_lanes_bytes_memory_and_policy() -> None:
     text = "\n".join(lines(SUMMARY, details=True))
     for part in (
@@ -135,7 +142,7 @@ def test_kernels_are_a_line_only_where_there_are_none() -> None:
 
 
 def test_brackets_in_a_path_are_no_markup() -> None:
-    text = "\n".join(lines(replace(SUMMARY, output="out[red].jsonl")))
+    text = "\n".join(lines(replace(SUMMARY, output="out[red].jsonl", of_failed="out[red].jsonl")))
     assert text.count("out[red].jsonl") == 2
 
 
@@ -146,3 +153,4 @@ def test_a_summary_without_any_good_row_has_no_policy() -> None:
 
 def test_failed_rows_are_named_by_their_codes() -> None:
     assert failed_rows(SUMMARY).startswith("3 of 100 rows failed")
+    assert failed_rows(replace(SUMMARY, of_failed="f.jsonl")).endswith("; see f.jsonl")

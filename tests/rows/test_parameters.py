@@ -236,8 +236,13 @@ class TestRefused:
             ("echo", True, "echo is not supported"),
             ("prompt_logprobs", 0, "prompt_logprobs is not supported, got 0"),
             ("suffix", "x", "suffix is not supported"),
-            ("truncate_prompt_tokens", 5, "there is no such parameter"),
-            ("temprature", 0.5, "temprature is not supported, got 0.5; there is no such parameter"),
+            ("truncate_prompt_tokens", 5, "moebatch has no such parameter"),
+            (
+                "temprature",
+                0.5,
+                "temprature is not supported, got 0.5; moebatch has no such parameter",
+            ),
+            ("reasoning_effort", "low", "chat_template_kwargs may set it"),
         ],
     )
     def test_unsupported(self, name: str, value: object, message: str) -> None:

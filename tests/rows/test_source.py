@@ -155,6 +155,8 @@ class TestRefused:
             ("a.jsonl", b"\xfe\xff\0{\0}", "is UTF-16 or UTF-32; save it as UTF-8"),
             ("a.json", b'[{"prompt": 1}]', "is a JSON array; JSON lines are needed"),
             ("a.jsonl", b"\xef\xbb\xbf [\n", "is a JSON array"),
+            ("a.jsonl", b'{\n  "prompt": 1\n}\n', "has a JSON object over several lines"),
+            ("a.jsonl", b"\xef\xbb\xbf{ \r\n", "(jq -c . a.jsonl > rows.jsonl makes them)"),
             ("a.parquet", b"PAR1garbage", "the data cannot be read behind row 0: "),
         ],
     )
@@ -166,6 +168,16 @@ class TestRefused:
     def test_missing(self, tmp_path: Path) -> None:
         with pytest.raises(InputError, match=r"no such file; check input\.path in the job file"):
             open_source(tmp_path / "nowhere.jsonl")
+
+    def test_in_a_folder_that_may_not_be_read(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def refuse(path: Path) -> bool:
+            raise PermissionError(13, "Permission denied", str(path))
+
+        monkeypatch.setattr(Path, "is_dir", refuse)
+        with pytest.raises(InputError, match=r"in\.jsonl: cannot be read: Permission denied"):
+            open_source(tmp_path / "in.jsonl")
 
     def test_pipe(self, tmp_path: Path) -> None:
         os.mkfifo(tmp_path / "pipe")

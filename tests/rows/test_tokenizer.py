@@ -90,6 +90,21 @@ def test_a_tokenizer_that_panics_is_refused_without_its_backtrace(
     assert capfd.readouterr() == ("heard", "again")
 
 
+def test_a_pointer_of_git_lfs_is_no_tokenizer(make: Make) -> None:
+    folder = make()
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"
+    (folder / "tokenizer.json").write_text(pointer)
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json: is a pointer of Git LFS"):
+        load(folder)
+
+
+def test_the_configuration_alone_is_no_tokenizer(make: Make) -> None:
+    folder = make()
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(CheckpointError, match=r"no tokenizer is there; put tokenizer\.json"):
+        load(folder)
+
+
 def test_a_file_that_is_no_json_is_named(make: Make) -> None:
     folder = make()
     (folder / "tokenizer_config.json").write_text('{"chat_template": ')

@@ -273,6 +273,7 @@ WRONG = [
     ),
     ("sampling", "temprature: 1", "unknown key; did you mean sampling.temperature?"),
     ("sampling", "dram: 1GiB", "unknown key; did you mean resources.dram?"),
+    ("resources", "ram: 1GiB", "unknown key; did you mean resources.vram or resources.dram?"),
     (
         "resources",
         "gpus: 1",

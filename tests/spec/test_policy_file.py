@@ -1,6 +1,7 @@
 """Policy files: what is left open, and every sentence a file may be refused with."""
 
 import string
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -170,6 +171,21 @@ class TestOpenDetails:
         assert streamed.num_slots == STREAMING_SLOTS
 
 
+def test_a_policy_counts_one_and_several() -> None:
+    one = Policy(
+        batch_size=1,
+        micro_batch_size=1,
+        tokens_per_pass=9,
+        weights=Placement(dram=1),
+        kv_cache=Placement(dram=1),
+        num_slots=1,
+        num_kv_pages=1,
+    )
+    assert str(one).startswith("up to 1 sequence, micro-batches of 1, 9 tokens a pass, ")
+    assert ", 1 slot, 1 KV page 100 % dram, " in str(one)
+    assert "up to 2 sequences" in str(replace(one, batch_size=2))
+
+
 POLICIES = st.builds(
     lambda batch, micro, more, **rest: Policy(
         batch_size=batch, micro_batch_size=micro, tokens_per_pass=batch + more, **rest
@@ -315,7 +331,7 @@ class TestRefusals:
             (
                 "  weights: {ram: 1, dram: 1}",
                 "policy.weights.ram",
-                "unknown key; did you mean policy.weights.vram?",
+                "unknown key; did you mean policy.weights.vram or policy.weights.dram?",
             ),
             (
                 "  kv_cache: {vram: 0.5, dram: 0.5}",

@@ -12,6 +12,9 @@ from moebatch.units import format_bytes
 
 MOST_BYTES = 2**24
 """Of files that describe something; those of the largest models have some ten thousand."""
+LFS_POINTER = b"version https://git-lfs.github.com/spec/"
+"""How the files begin that `git clone` leaves where Git LFS is not installed."""
+NOT_FETCHED = "is a pointer of Git LFS and not the file itself, which `git lfs pull` fetches"
 
 
 def read_json(path: Path, *, most_bytes: int = MOST_BYTES) -> Any:
@@ -23,7 +26,8 @@ def read_json(path: Path, *, most_bytes: int = MOST_BYTES) -> Any:
     except RecursionError:
         raise ValueError("is not JSON: nested too deeply") from None
     except ValueError as error:
-        raise ValueError(f"is not JSON: {reason(error)}") from None
+        is_pointer = data.startswith(LFS_POINTER)
+        raise ValueError(NOT_FETCHED if is_pointer else f"is not JSON: {reason(error)}") from None
     # Halves of surrogate pairs are no text: nothing that holds them can be printed or hashed.
     if b"\\u" in data and not is_text(json.dumps(content, ensure_ascii=False)):
         raise ValueError("is not JSON: half of a surrogate pair, which is no character")

@@ -8,6 +8,7 @@ from moebatch.spec.files.values import one_of, real_number, whole_number
 from moebatch.spec.machine.hardware import LevelName
 from moebatch.spec.policy.rounding import ROUNDING, whole
 from moebatch.spec.workload import Workload
+from moebatch.units import count_of
 
 PAGE_TOKENS = 16
 """Tokens of a page of keys and values: on average half a page per sequence is unused."""
@@ -183,10 +184,10 @@ class Policy(OpenPolicy):
 
     def __str__(self) -> str:
         return (
-            f"up to {self.batch_size} sequences, micro-batches of {self.micro_batch_size}, "
-            f"{self.tokens_per_pass} tokens a pass, "
-            f"experts {shares_text(self.weights)}, {self.num_slots} slots, "
-            f"{self.num_kv_pages} KV pages {shares_text(self.kv_cache)}, "
+            f"up to {count_of(self.batch_size, 'sequence')}, "
+            f"micro-batches of {self.micro_batch_size}, {self.tokens_per_pass} tokens a pass, "
+            f"experts {shares_text(self.weights)}, {count_of(self.num_slots, 'slot')}, "
+            f"{count_of(self.num_kv_pages, 'KV page')} {shares_text(self.kv_cache)}, "
             f"schedule {self.schedule}{self._experts_text()}"
         )
 
