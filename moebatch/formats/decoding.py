@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from moebatch.formats.coded import E2M1, CodedMatrix, Numbers
+from moebatch.formats.coded import E2M1, BlockNumbers, CodedMatrix, Numbers
+from moebatch.formats.ggml_decoding import decode_ggml
 from moebatch.formats.weight_format import BadParts
 from moebatch.quoting import shown
 
@@ -32,6 +33,9 @@ _CHUNK_NUMBERS = 2**20
 
 def decode(matrix: CodedMatrix, out: Tensor) -> None:
     """Writes the numbers of a matrix into `out` [O, I]."""
+    if matrix.scales is None:
+        decode_ggml(matrix.codes, out, matrix.numbers, num_heads=0)
+        return
     num_rows, num_columns = matrix.shape
     zeros_OG = None if matrix.zeros is None else _zeros(matrix)
     step = max(1, _CHUNK_NUMBERS // max(num_columns, 1))
@@ -257,7 +261,7 @@ def _in_awq_words(words: Tensor) -> Tensor:
     return _in_words(words, 4).view(len(words), -1, 8)[..., _AWQ_ORDER].flatten(-2)
 
 
-def _numbers(codes: Tensor, numbers: Numbers) -> Tensor:
+def _numbers(codes: Tensor, numbers: Numbers | BlockNumbers) -> Tensor:
     """What bytes of codes stand for, in float32."""
     if numbers == "e4m3":
         return codes.view(torch.float8_e4m3fn).float()

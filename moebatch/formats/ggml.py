@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from moebatch.formats.coded import CodedMatrix, block_numbers
 from moebatch.formats.weight_format import StoredPart, WeightFormat
 
 if TYPE_CHECKING:
@@ -36,12 +37,25 @@ class GgmlRows(WeightFormat):
         """By its type."""
         return f"gguf {self.type.lower()}"
 
+    @property
+    def is_coded(self) -> bool:  # type: ignore[override]
+        """Of the types that kernels read, unless rows have to be put back in order."""
+        return block_numbers(self.type) is not None and not self.num_heads
+
     def parts(self, name: str, shape: tuple[int, ...]) -> tuple[StoredPart, ...]:
         """The tensor, as bytes where it has blocks."""
         if self.type in PLAIN_TYPES:
             return (StoredPart(name, self.type, shape),)
         *rows, columns = shape
         return (StoredPart(name, "U8", (*rows, -(-columns // self.block) * self.block_bytes)),)
+
+    def coded(self, parts: Sequence[Tensor], shape: tuple[int, int]) -> CodedMatrix | None:
+        """The blocks as they lie."""
+        numbers = block_numbers(self.type)
+        if numbers is None or self.num_heads:
+            return None
+        block = (1, self.block)
+        return CodedMatrix(numbers=numbers, codes=parts[0], scales=None, block=block, shape=shape)
 
     def decode(self, parts: Sequence[Tensor], out: Tensor) -> None:
         """In float32, as the gguf package does, then rounded."""

@@ -93,6 +93,11 @@ class WeightFormat(ABC):
         """As messages describe it, with its parameters."""
         return self.name
 
+    @property
+    def shares(self) -> tuple[tuple[WeightFormat, float], ...]:
+        """The formats for which this one stands, with their shares of the bytes: itself alone."""
+        return ((self, 1.0),)
+
     @abstractmethod
     def parts(self, name: str, shape: tuple[int, ...]) -> tuple[StoredPart, ...]:
         """The tensors of a file that hold the weight `name`."""

@@ -119,7 +119,7 @@ def test_decoding_is_measured_of_the_formats_of_which_any_bytes_are_weights(fold
     assert any("weights decoded: bfloat16 " in line for line in lines) == bool(wanted)
     stored = profile.hardware().dram.processor
     assert stored is not None
-    assert stored.decoding_rate("bitsandbytes nf4") == stored.bandwidth
+    assert stored.decoding_rate(FORMATS["bitsandbytes nf4"]) == pytest.approx(stored.bandwidth)
 
 
 def test_quick_writes_nothing_and_measures_one_dtype_at_few_points() -> None:

@@ -9,22 +9,37 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from moebatch.formats.coded import E2M1, CodedMatrix, Numbers
+from moebatch.formats.coded import (
+    E2M1,
+    GGML_BLOCKS,
+    BlockNumbers,
+    CodedMatrix,
+    Numbers,
+    block_numbers,
+)
 from moebatch.model.native.kernels import DTYPES
 
-_NUMBERS: Mapping[Numbers, int] = {
+_NUMBERS: Mapping[Numbers | BlockNumbers, int] = {
     "codebook": 0,
     "int8": 1,
     "uint8": 2,
     "e4m3": 3,
     "int4": 4,
     "e2m1": 5,
+    "q8_0": 6,
+    "q4_0": 7,
+    "q4_k": 8,
+    "q5_k": 9,
+    "q6_k": 10,
 }
 """As the C file counts them."""
-_FOUR_BITS: frozenset[Numbers] = frozenset({"int4", "e2m1", "codebook"})
-_ZEROS: Mapping[Numbers, float] = {"int4": 8.0, "uint8": 128.0}
+_FOUR_BITS: frozenset[Numbers | BlockNumbers] = frozenset({"int4", "e2m1", "codebook"})
+_ZEROS: Mapping[Numbers | BlockNumbers, float] = {"int4": 8.0, "uint8": 128.0}
 """Codes that stand for nothing where the matrix has no zero points."""
-_VALUES: Mapping[Numbers, Tensor] = {"int4": torch.arange(16.0), "e2m1": torch.tensor(E2M1)}
+_VALUES: Mapping[Numbers | BlockNumbers, Tensor] = {
+    "int4": torch.arange(16.0),
+    "e2m1": torch.tensor(E2M1),
+}
 _SCALES = {**DTYPES, torch.float8_e4m3fn: 3, torch.uint8: 4, torch.float8_e8m0fnu: 4}
 _STEP_INPUTS = 16
 
@@ -69,12 +84,12 @@ def is_compiled(matrix: CodedMatrix) -> bool:
     """Whether the kernels know how to read it: in main memory, rows without gaps, blocks of a
     width that is a multiple of 16 or a whole row."""
     block_rows, block_columns = matrix.block
-    zeros = matrix.zeros
-    tensors = [matrix.codes, matrix.scales, *([] if zeros is None else [zeros])]
+    scales, zeros = matrix.scales, matrix.zeros
+    tensors = [tensor for tensor in (matrix.codes, scales, zeros) if tensor is not None]
     return (
         all(tensor.device.type == "cpu" for tensor in tensors)
         and all(tensor.stride(-1) == 1 or tensor.shape[-1] == 1 for tensor in tensors)
-        and matrix.scales.dtype in _SCALES
+        and (scales is None or scales.dtype in _SCALES)
         and (block_columns % _STEP_INPUTS == 0 or block_columns >= matrix.shape[1])
         and (zeros is None or (block_rows == 1 and matrix.numbers in _ZEROS))
     )
@@ -87,11 +102,11 @@ def coding(matrix: CodedMatrix) -> Coding:
     values = _VALUES.get(matrix.numbers, matrix.values)
     return Coding(
         codes=codes.data_ptr(),
-        scales=scales.data_ptr(),
+        scales=None if scales is None else scales.data_ptr(),
         zeros=None if zeros is None else zeros.data_ptr(),
         values=None if values is None else values.data_ptr(),
         code_row=codes.stride(0),
-        scale_row=scales.stride(0),
+        scale_row=0 if scales is None else scales.stride(0),
         zero_row=0 if zeros is None else zeros.stride(0),
         block_rows=matrix.block[0],
         block_columns=matrix.block[1],
@@ -99,7 +114,7 @@ def coding(matrix: CodedMatrix) -> Coding:
         zero=_ZEROS.get(matrix.numbers, 0.0),
         divides=matrix.divides,
         numbers=_NUMBERS[matrix.numbers],
-        scale_dtype=_SCALES[scales.dtype],
+        scale_dtype=0 if scales is None else _SCALES[scales.dtype],
         rounds_to=DTYPES[matrix.rounds_to or torch.float32],
         is_high_first=matrix.is_high_first,
     )
@@ -120,14 +135,25 @@ def decode_work(matrix: CodedMatrix, out_OI: Tensor) -> DecodeWork:
 def _require_fit(matrix: CodedMatrix) -> None:
     """Nothing is read beyond a tensor."""
     (num_outputs, num_inputs), (rows, columns) = matrix.shape, matrix.block
-    bits = 4 if matrix.numbers in _FOUR_BITS else 8
     groups = -(-num_inputs // columns)
-    wanted = [
-        (matrix.codes, num_outputs, -(-num_inputs * bits // 8)),
-        (matrix.scales, -(-num_outputs // rows), groups),
-    ]
+    wanted = [(matrix.codes, num_outputs, _row_bytes(matrix))]
+    if matrix.scales is not None:
+        wanted.append((matrix.scales, -(-num_outputs // rows), groups))
     if matrix.zeros is not None:
-        wanted.append((matrix.zeros, -(-num_outputs * bits // 32), groups))
+        of_word = 8 if matrix.numbers in _FOUR_BITS else 4
+        wanted.append((matrix.zeros, -(-num_outputs // of_word), groups))
     for tensor, num_rows, num_columns in wanted:
         size = tuple(tensor.shape)
         assert size[0] >= num_rows and size[1] >= num_columns, "a part holds the whole matrix"
+
+
+def _row_bytes(matrix: CodedMatrix) -> int:
+    """Of the codes of a row."""
+    num_inputs = matrix.shape[1]
+    if matrix.scales is None:
+        numbers = block_numbers(matrix.numbers)
+        assert numbers is not None, "only blocks of ggml have their scales inside"
+        block, num_bytes = GGML_BLOCKS[numbers]
+        assert num_inputs % block == 0 and matrix.rounds_to is None, "rows are whole blocks"
+        return num_inputs // block * num_bytes
+    return -(-num_inputs // 2) if matrix.numbers in _FOUR_BITS else num_inputs
