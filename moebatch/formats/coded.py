@@ -58,6 +58,9 @@ class CodedMatrix:
     zeros: Tensor | None = None
     """Of int4 and uint8: int32 [ceil(O / n), groups], n numbers of as many bits as codes in a word,
     those of the first row lowest, offset as the codes are. Blocks then have one row."""
+    groups: Tensor | None = None
+    """Of int4 and uint8: int32 [I], the block whose scale and zero point a column has, where it is
+    not that of its neighbours. Blocks then have one row."""
     factor: float = 1.0
     divides: bool = False
     """Whether scales are divided by the factor."""

@@ -62,23 +62,15 @@ class Words(WeightFormat):
         """Rounded to the numbers of the scales, as upstream does."""
         from moebatch.formats import decoding
 
-        rows = self.coded(parts, (out.shape[0], out.shape[1]))
-        if rows:
-            decoding.decode(rows, out)
-        else:
-            decoding.decode_gptq(
-                parts, out, bits=self.bits, order_I=parts[3], is_second=self.is_second
-            )
+        decoding.decode(self.coded(parts, (out.shape[0], out.shape[1])), out)
 
-    def coded(self, parts: Sequence[Tensor], shape: tuple[int, int]) -> CodedMatrix | None:
-        """A copy with rows, unless inputs are of groups in another order than theirs."""
+    def coded(self, parts: Sequence[Tensor], shape: tuple[int, int]) -> CodedMatrix:
+        """A copy with rows."""
         from moebatch.formats import decoding
 
         group = Blocks(1, self.group).size(shape)[1]
         if not self.packs_inputs:
             return decoding.rows_of_awq(parts, shape, group=group)
-        if self.has_order and not decoding.is_in_order(parts[3], group):
-            return None
         return decoding.rows_of_gptq(
             parts, shape, bits=self.bits, group=group, is_second=self.is_second
         )

@@ -56,6 +56,10 @@ def matrices(draw: st.DrawFn) -> CodedMatrix:
     if numbers in ("int4", "uint8") and block[0] == 1 and draw(st.booleans()):
         packed = random_bytes(-(-rows * bits // 32), grid[1] * 4, seed=seed + 1)
         zeros = packed.view(torch.int32)
+    groups = None
+    if numbers in ("int4", "uint8") and block[0] == 1 and draw(st.booleans()):
+        generator = torch.Generator().manual_seed(seed + 3)
+        groups = torch.randint(0, grid[1], (columns,), dtype=torch.int32, generator=generator)
     values = torch.randn(16, generator=torch.Generator().manual_seed(seed))
     return CodedMatrix(
         numbers=numbers,
@@ -64,6 +68,7 @@ def matrices(draw: st.DrawFn) -> CodedMatrix:
         block=block,
         shape=shape,
         zeros=zeros,
+        groups=groups,
         values=values if numbers == "codebook" else None,
         is_high_first=numbers in FOUR_BITS and draw(st.booleans()),
         factor=draw(st.sampled_from([1.0, 0.37, -3e5, 0.0])),

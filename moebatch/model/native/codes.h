@@ -15,9 +15,10 @@ enum { CODED = 5 };
 enum { NIBBLE_CODE, INT8_CODE, UINT8_CODE, E4M3_CODE, INT4_CODE, E2M1_CODE };
 /* Blocks of ggml, in which the scales are as well. */
 enum { Q8_0_CODE = 6, Q4_0_CODE, Q4_K_CODE, Q5_K_CODE, Q6_K_CODE };
-/* E4M3 whose steps have a power that is missing in the numbers, and of which none is NaN; codes of
-   blocks, a byte each, with a sign, and without one but with an offset. */
-enum { E4M3_SHIFTED_CODE = 11, SPREAD_CODE, OFFSET_CODE };
+/* E4M3 whose steps have a power that is missing in the numbers, and of which none is NaN. A byte
+   each: codes of blocks, with a sign, and without one but with an offset; codes of which each has
+   a step of its own. */
+enum { E4M3_SHIFTED_CODE = 11, SPREAD_CODE, OFFSET_CODE, GROUPED_CODE };
 /* Scales have one of the three types of numbers, or one of these. */
 enum { E4M3_SCALE = 3, E8M0_SCALE };
 
@@ -27,8 +28,10 @@ struct coding {
     const char *scales; /* rows scale_row numbers apart; NULL if they lie among the codes */
     const char *zeros;  /* rows zero_row words apart, or NULL */
     const float *values; /* [16], of what has four bits */
+    const int32_t *groups; /* of each input; NULL where neighbours share one */
     int64_t code_row, scale_row, zero_row;
     int64_t block_rows, block_columns; /* a multiple of STEP_INPUTS, or at least a row */
+    int64_t num_groups; /* of a row, if inputs name theirs; MOST_GROUPS at most */
     float factor, zero; /* the latter where there are no zeros */
     int32_t divides; /* scales by the factor */
     int32_t numbers, scale_dtype;
@@ -40,13 +43,15 @@ struct coding {
 /* Inputs of a row that are decoded at a time. */
 #define MOST_CODES 2048
 #define MOST_STEPS (MOST_CODES / STEP_INPUTS)
+/* The same as in codes.py. */
+#define MOST_GROUPS 1024
 /* Bytes from codes that are decoded to those that are fetched; rows follow one another. */
 #define FETCHED_AHEAD 4096
 
 /* Of some inputs of a row: (number - zero) * step, of the (i >> shift)-th step; in blocks of ggml
    number * step - zero. */
 typedef struct {
-    float steps[MOST_STEPS], zeros[MOST_STEPS];
+    float steps[MOST_CODES], zeros[MOST_CODES]; /* MOST_STEPS, or one for each input */
     int shift;
 } Steps;
 
@@ -75,7 +80,9 @@ INLINE int64_t code_bytes(int numbers, int64_t num) {
 INLINE int64_t decoded_unit(int numbers) { return larger(block_inputs(numbers), STEP_INPUTS); }
 
 /* The order in a lot is that of this type. */
-INLINE int order_of(int numbers) { return bits_of(numbers) == 4 ? BFLOAT16 : FLOAT32; }
+INLINE int order_of(const struct coding *c) {
+    return bits_of(c->numbers) == 4 && !c->groups ? BFLOAT16 : FLOAT32;
+}
 
 INLINE float float_of(uint32_t bits) {
     float x;
@@ -182,22 +189,28 @@ INLINE void repeat_blocks(float *numbers, int64_t before, int64_t block, int64_t
         numbers[i] = numbers[(before + i * STEP_INPUTS) / block];
 }
 
+/* Those of so many blocks of a row. */
+INLINE void find_block_numbers(const struct coding *c, int64_t row, int64_t column, int64_t num,
+                               float *steps, float *zeros) {
+    widen_scales(steps, c, row / c->block_rows * c->scale_row + column, num);
+    const float factor = c->factor;
+    if (c->divides)
+        for (int64_t i = 0; i < num; i++)
+            steps[i] /= factor;
+    else if (factor != 1)
+        for (int64_t i = 0; i < num; i++)
+            steps[i] *= factor;
+    for (int64_t i = 0; i < num; i++) /* rounding leaves a NaN of this one */
+        steps[i] = steps[i] == steps[i] ? steps[i] : NAN;
+    find_zeros(zeros, c, row, column, num);
+}
+
 /* Those of so many inputs, from a multiple of STEP_INPUTS on. */
 INLINE void find_steps(const struct coding *c, int64_t row, int64_t first, int64_t num,
                        Steps *found) {
     const int64_t block = c->block_columns, column = first / block, before = first - column * block;
     const int64_t num_blocks = (before + num - 1) / block + 1;
-    widen_scales(found->steps, c, row / c->block_rows * c->scale_row + column, num_blocks);
-    const float factor = c->factor;
-    if (c->divides)
-        for (int64_t i = 0; i < num_blocks; i++)
-            found->steps[i] /= factor;
-    else if (factor != 1)
-        for (int64_t i = 0; i < num_blocks; i++)
-            found->steps[i] *= factor;
-    for (int64_t i = 0; i < num_blocks; i++) /* rounding leaves a NaN of this one */
-        found->steps[i] = found->steps[i] == found->steps[i] ? found->steps[i] : NAN;
-    find_zeros(found->zeros, c, row, column, num_blocks);
+    find_block_numbers(c, row, column, num_blocks, found->steps, found->zeros);
     found->shift = 63;
     if (num_blocks == 1)
         return;
@@ -363,7 +376,7 @@ INLINE void compute_nibbles(char *to, int64_t step, const struct coding *c, cons
 
 /* LANES of them; e4m3 of E4M3_SHIFTED_CODE are 2^120 times too small. */
 INLINE Floats numbers_at(const char *codes, int numbers) {
-    if (numbers == UINT8_CODE || numbers == OFFSET_CODE)
+    if (numbers == UINT8_CODE || numbers == OFFSET_CODE || numbers == GROUPED_CODE)
         return __builtin_convertvector((Ints)bytes_at(codes), Floats);
     const Words bytes = (Words)read_whole(codes);
     if (numbers == INT8_CODE || numbers == SPREAD_CODE)
@@ -384,7 +397,10 @@ INLINE void decode_bytes(char *to, int64_t step, const char *codes, const Steps 
         Floats number = numbers_at(codes + half * LANES, numbers);
         if (numbers == UINT8_CODE)
             number -= s->zeros[i >> s->shift];
-        number *= s->steps[i >> s->shift];
+        if (numbers == GROUPED_CODE)
+            number = (number - read_floats(s->zeros + i)) * read_floats(s->steps + i);
+        else
+            number *= s->steps[i >> s->shift];
         if (numbers == OFFSET_CODE) /* of 22 bits, so that it is exact, fused or not */
             number -= s->zeros[i >> s->shift];
         halves[half] = rounded_to(number, rounds_to);
@@ -540,6 +556,31 @@ INLINE void decode_blocks(char *to, int64_t step, const char *blocks, int64_t nu
     decode_lots(to, step, NULL, (const char *)codes, &s, num, computed, FLOAT32, is_pairs);
 }
 
+/* Inputs of a row that name their groups. */
+INLINE void decode_groups(char *to, int64_t step, const struct coding *c, const char *codes,
+                          int64_t row, int64_t first, int64_t num, int rounds_to, int is_pairs) {
+    float steps[MOST_GROUPS], zeros[MOST_GROUPS];
+    char spread[MOST_CODES];
+    Steps s;
+    s.shift = 0;
+    find_block_numbers(c, row, 0, c->num_groups, steps, zeros);
+    for (int64_t i = 0; i < num; i++) {
+        s.steps[i] = steps[c->groups[first + i]];
+        s.zeros[i] = c->zeros ? zeros[c->groups[first + i]] : c->zero;
+    }
+    for (int64_t i = num; i < up_to(num, LOT); i++)
+        s.steps[i] = s.zeros[i] = 0;
+    if (bits_of(c->numbers) == 4) {
+        const int first_place = c->is_high_first ? 4 : 0;
+        for (int64_t i = 0; i < (num + 1) / 2; i++) {
+            spread[2 * i] = (uint8_t)codes[i] >> first_place & 15;
+            spread[2 * i + 1] = (uint8_t)codes[i] >> (4 - first_place) & 15;
+        }
+        codes = spread;
+    }
+    decode_rounded(to, step, c, codes, &s, num, GROUPED_CODE, rounds_to, is_pairs);
+}
+
 /* Up to MOST_CODES inputs of a row, of which the first is a multiple of their unit. */
 INLINE void decode_row(char *to, int64_t step, const struct coding *c, int64_t row, int64_t first,
                        int64_t num, int is_pairs) {
@@ -547,6 +588,10 @@ INLINE void decode_row(char *to, int64_t step, const struct coding *c, int64_t r
     const int is_rounded = is_pairs && c->rounds_to == BFLOAT16;
     const int rounds_to = is_rounded ? FLOAT32 : c->rounds_to;
     const char *codes = c->codes + row * c->code_row + code_bytes(c->numbers, first);
+    if (c->groups) {
+        decode_groups(to, step, c, codes, row, first, num, rounds_to, is_pairs);
+        return;
+    }
     switch (c->numbers) {
     case Q8_0_CODE:
         decode_blocks(to, step, codes, num, Q8_0_CODE, is_pairs);
@@ -635,7 +680,7 @@ INLINE void decode_into(const struct decode_work *w, int64_t row, int64_t first,
     char *out = w->out + (row * w->num_inputs + first) * size_of(dtype);
     decode_floats((char *)room, sizeof(Floats), &w->coding, row, first, num);
     for (int64_t i = 0; i < num; i += LOT)
-        store_part(out + i * size_of(dtype), reordered(room[i / LOT], order_of(w->coding.numbers), dtype),
+        store_part(out + i * size_of(dtype), reordered(room[i / LOT], order_of(&w->coding), dtype),
                    num - i, dtype);
 }
 

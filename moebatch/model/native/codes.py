@@ -42,6 +42,8 @@ _VALUES: Mapping[Numbers | BlockNumbers, Tensor] = {
 }
 _SCALES = {**DTYPES, torch.float8_e4m3fn: 3, torch.uint8: 4, torch.float8_e8m0fnu: 4}
 _STEP_INPUTS = 16
+_MOST_GROUPS = 1024
+"""Of a row whose inputs name theirs."""
 
 
 class Coding(ctypes.Structure):
@@ -52,11 +54,13 @@ class Coding(ctypes.Structure):
         ("scales", ctypes.c_void_p),
         ("zeros", ctypes.c_void_p),
         ("values", ctypes.c_void_p),
+        ("groups", ctypes.c_void_p),
         ("code_row", ctypes.c_int64),
         ("scale_row", ctypes.c_int64),
         ("zero_row", ctypes.c_int64),
         ("block_rows", ctypes.c_int64),
         ("block_columns", ctypes.c_int64),
+        ("num_groups", ctypes.c_int64),
         ("factor", ctypes.c_float),
         ("zero", ctypes.c_float),
         ("divides", ctypes.c_int32),
@@ -84,14 +88,17 @@ def is_compiled(matrix: CodedMatrix) -> bool:
     """Whether the kernels know how to read it: in main memory, rows without gaps, blocks of a
     width that is a multiple of 16 or a whole row."""
     block_rows, block_columns = matrix.block
-    scales, zeros = matrix.scales, matrix.zeros
-    tensors = [tensor for tensor in (matrix.codes, scales, zeros) if tensor is not None]
+    scales, zeros, groups = matrix.scales, matrix.zeros, matrix.groups
+    parts = (matrix.codes, scales, zeros, groups)
+    tensors = [tensor for tensor in parts if tensor is not None]
     return (
         all(tensor.device.type == "cpu" for tensor in tensors)
         and all(tensor.stride(-1) == 1 or tensor.shape[-1] == 1 for tensor in tensors)
         and (scales is None or scales.dtype in _SCALES)
         and (block_columns % _STEP_INPUTS == 0 or block_columns >= matrix.shape[1])
         and (zeros is None or (block_rows == 1 and matrix.numbers in _ZEROS))
+        and (groups is None or (block_rows == 1 and matrix.numbers in _ZEROS))
+        and (groups is None or _num_groups(matrix) <= _MOST_GROUPS)
     )
 
 
@@ -105,11 +112,13 @@ def coding(matrix: CodedMatrix) -> Coding:
         scales=None if scales is None else scales.data_ptr(),
         zeros=None if zeros is None else zeros.data_ptr(),
         values=None if values is None else values.data_ptr(),
+        groups=None if matrix.groups is None else matrix.groups.data_ptr(),
         code_row=codes.stride(0),
         scale_row=0 if scales is None else scales.stride(0),
         zero_row=0 if zeros is None else zeros.stride(0),
         block_rows=matrix.block[0],
         block_columns=matrix.block[1],
+        num_groups=_num_groups(matrix),
         factor=matrix.factor,
         zero=_ZEROS.get(matrix.numbers, 0.0),
         divides=matrix.divides,
@@ -134,8 +143,7 @@ def decode_work(matrix: CodedMatrix, out_OI: Tensor) -> DecodeWork:
 
 def _require_fit(matrix: CodedMatrix) -> None:
     """Nothing is read beyond a tensor."""
-    (num_outputs, num_inputs), (rows, columns) = matrix.shape, matrix.block
-    groups = -(-num_inputs // columns)
+    (num_outputs, num_inputs), rows, groups = matrix.shape, matrix.block[0], _num_groups(matrix)
     wanted = [(matrix.codes, num_outputs, _row_bytes(matrix))]
     if matrix.scales is not None:
         wanted.append((matrix.scales, -(-num_outputs // rows), groups))
@@ -145,6 +153,13 @@ def _require_fit(matrix: CodedMatrix) -> None:
     for tensor, num_rows, num_columns in wanted:
         size = tuple(tensor.shape)
         assert size[0] >= num_rows and size[1] >= num_columns, "a part holds the whole matrix"
+    order = matrix.groups
+    assert order is None or (order.shape == (num_inputs,) and order.dtype == torch.int32)
+
+
+def _num_groups(matrix: CodedMatrix) -> int:
+    """Blocks of a row."""
+    return -(-matrix.shape[1] // matrix.block[1])
 
 
 def _row_bytes(matrix: CodedMatrix) -> int:

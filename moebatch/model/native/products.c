@@ -372,7 +372,7 @@ INLINE void multiply_item(const struct product_work *w, Division division, int64
         patch.is_first = first == 0;
         patch.first_input = first;
         patch.input_bytes = stored_bytes(w, patch.num_inputs, weight_dtype);
-        const int order = is_coded ? order_of(w->coding.numbers) : weight_dtype;
+        const int order = is_coded ? order_of(&w->coding) : weight_dtype;
         pack_rows(w, row, first, &patch, room.rows, order, is_pairs);
         for (int64_t o = 0; o < num_outputs; o += OUTPUT_GROUP) {
             patch.num_outputs = smaller(OUTPUT_GROUP, num_outputs - o);
