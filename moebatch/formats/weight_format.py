@@ -88,9 +88,17 @@ class WeightFormat(ABC):
     """Codes are whole numbers above a zero point, be it one for all of them."""
     takes_any_bytes = True
     """Whatever its parts hold is a weight, so that decoding is measured without a checkpoint."""
+    harmless_byte = 0x11
+    """Of such bytes parts may consist when it is measured: small numbers in every type, which are
+    not subnormal."""
 
     def __str__(self) -> str:
         """As messages describe it, with its parameters."""
+        return self.name
+
+    @property
+    def measured_as(self) -> str:
+        """As profiles name it where they say how fast it is decoded."""
         return self.name
 
     @property

@@ -21,8 +21,6 @@ from moebatch.measure.synthetic import SyntheticLayer, fill, synthetic_layer
 from moebatch.measure.timer import Timer
 from moebatch.model.routing.router import ExpertTokens, Routing
 
-_HARMLESS_BYTE = 0x11
-"""Of which every type of numbers makes small ones that are not subnormal."""
 _ALIGNMENT = 64
 _FEW_ROWS = 4
 Points = tuple[tuple[int, float], ...]
@@ -90,7 +88,7 @@ def decoding_bandwidth(
     if not is_whole:
         rate = max(rate for _, rate in plain)
     size = _expert_parts_bytes(sizes, stored)
-    whole = memory[: len(memory) // size * size].fill_(_HARMLESS_BYTE)
+    whole = memory[: len(memory) // size * size].fill_(stored.harmless_byte)
     experts = itertools.cycle(whole.view(-1, size))
     ((_, decoded_rate),) = gemm_curve(
         sizes, (count,), dtype, experts, timer, longest_s=math.inf, stored=stored

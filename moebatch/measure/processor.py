@@ -145,7 +145,7 @@ def _decoding_rates(
         if stored.takes_any_bytes
     ]
     return {
-        stored.name: patience.calmest(
+        stored.measured_as: patience.calmest(
             partial(
                 decoding_bandwidth,
                 sizes.model,

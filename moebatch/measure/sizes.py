@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from moebatch.formats.ggml import decoded_types
 from moebatch.formats.registry import FORMATS
 from moebatch.formats.weight_format import WeightFormat
+from moebatch.formats.words import ORDERED
 from moebatch.layout.scratch import MAX_GEMM_ROWS, PROMPT_ROWS
 from moebatch.spec.machine.hardware import Dtype
 
@@ -44,7 +45,7 @@ class Sizes:
     """Data types of the matrix products."""
     attention_dtype: Dtype = "bfloat16"
     formats: tuple[WeightFormat, ...] = field(
-        default_factory=lambda: (*FORMATS.values(), *decoded_types())
+        default_factory=lambda: (*FORMATS.values(), *ORDERED, *decoded_types())
     )
     """Those whose decoding is measured, if any bytes are weights in them."""
     gemm_rows: tuple[int, ...] = (1, 4, 16, 64, 128, 256, 512, 1024, MAX_GEMM_ROWS)

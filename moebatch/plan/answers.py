@@ -60,7 +60,7 @@ def _unmeasured(answer: Answer) -> Iterator[str]:
     if processor is None or not problem.dtypes.converts or stored.is_tiled:
         return
     for each, _ in stored.shares:
-        if each.name not in processor.decoding:
+        if each.measured_as not in processor.decoding:
             yield (
                 f"decoding of {each} on {level} has not been measured: the plan takes it for "
                 "one more reading of the weights"

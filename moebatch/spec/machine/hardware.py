@@ -92,7 +92,8 @@ class Processor:
     def decoding_rate(self, stored: WeightFormat) -> float:
         """Bytes per second of a format that become numbers to be multiplied."""
         rates = (
-            (self.decoding.get(each.name, self.bandwidth), share) for each, share in stored.shares
+            (self.decoding.get(each.measured_as, self.bandwidth), share)
+            for each, share in stored.shares
         )
         return 1 / sum(share / rate for rate, share in rates)
 
