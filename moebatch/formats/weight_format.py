@@ -84,6 +84,8 @@ class WeightFormat(ABC):
     otherwise the whole matrix is decoded before each product."""
     is_coded = False
     """`coded` answers for every weight, so that the program's own kernels decode without room."""
+    is_copied = False
+    """`coded` answers for every weight by a copy of its codes, in the room of a decoded matrix."""
     has_zero_points = False
     """Codes are whole numbers above a zero point, be it one for all of them."""
     takes_any_bytes = True

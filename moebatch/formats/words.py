@@ -30,6 +30,7 @@ class Words(WeightFormat):
     """Codes, zero points and scales."""
 
     has_zero_points = True
+    is_copied = True
     name: str
     bits: int
     group: int = 128
