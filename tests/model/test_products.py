@@ -2,6 +2,7 @@
 
 import os
 from functools import cache
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from moebatch.model.native import instruction_set, loader
 from moebatch.model.native.helpers import Helpers, torch_parallel
 from moebatch.model.native.instruction_set import INSTRUCTION_SETS, InstructionSet
 from moebatch.model.native.kernels import Kernels
-from moebatch.model.native.products import product_work
+from moebatch.model.native.products import _cache_bytes, product_work
 from moebatch.model.products import Products
 from moebatch.spec.machine.hardware import Dtype
 from tests.few import examples
@@ -90,6 +91,22 @@ def test_a_product_is_the_exact_one_within_rounding(
     summed = exact(x.abs(), weight.abs(), None if bias is None else bias.abs())
     allowed = summed * 2.0**-22 + wanted.abs() * 1.01 * HALF_UNIT[dtype] + SMALLEST[dtype]
     assert bool(((found - wanted).abs() <= allowed).all())
+
+
+@pytest.mark.parametrize(
+    ("said", "wanted"),
+    [({"1": "32K", "2": "1024K"}, 2**20), ({"1": "32K"}, 2**19), ({"2": "", "x": "1K"}, 2**19)],
+)
+def test_blocks_are_made_for_the_second_level_cache(
+    said: dict[str, str], wanted: int, tmp_path: Path
+) -> None:
+    for level, size in said.items():
+        folder = tmp_path / f"index{level}"
+        folder.mkdir()
+        (folder / "level").write_text(f"{level}\n")
+        (folder / "size").write_text(f"{size}\n")
+    assert _cache_bytes(tmp_path) == wanted
+    assert _cache_bytes(tmp_path / "none") == 2**19
 
 
 @pytest.mark.parametrize("name", HERE)
