@@ -51,7 +51,8 @@ struct coding {
 /* Of some inputs of a row: (number - zero) * step, of the (i >> shift)-th step; in blocks of ggml
    number * step - zero. */
 typedef struct {
-    float steps[MOST_CODES], zeros[MOST_CODES]; /* MOST_STEPS, or one for each input */
+    float steps[MOST_GROUPS], zeros[MOST_GROUPS]; /* MOST_STEPS, or those of all groups of a row */
+    const int32_t *groups; /* of each input, if they name theirs */
     int shift;
 } Steps;
 
@@ -388,6 +389,20 @@ INLINE Floats numbers_at(const char *codes, int numbers) {
     return (Floats)((Words)((Floats)bits * 0x1p120f) | (is_nan & 0x7fc00000u));
 }
 
+/* LANES of the numbers. */
+INLINE Floats picked(const float *numbers, const int32_t *places) {
+#if defined(__AVX512F__)
+    return (Floats)_mm512_i32gather_ps(_mm512_loadu_si512(places), numbers, 4);
+#elif defined(__AVX2__)
+    return (Floats)_mm256_i32gather_ps(numbers, _mm256_loadu_si256((const __m256i *)places), 4);
+#else
+    Floats found;
+    for (int i = 0; i < LANES; i++)
+        found[i] = numbers[places[i]];
+    return found;
+#endif
+}
+
 /* A lot, the first of them the i-th of those that have these steps. */
 INLINE void decode_bytes(char *to, int64_t step, const char *codes, const Steps *s, int64_t i,
                          int numbers, int rounds_to, int is_pairs) {
@@ -398,7 +413,7 @@ INLINE void decode_bytes(char *to, int64_t step, const char *codes, const Steps 
         if (numbers == UINT8_CODE)
             number -= s->zeros[i >> s->shift];
         if (numbers == GROUPED_CODE)
-            number = (number - read_floats(s->zeros + i)) * read_floats(s->steps + i);
+            number = (number - picked(s->zeros, s->groups + i)) * picked(s->steps, s->groups + i);
         else
             number *= s->steps[i >> s->shift];
         if (numbers == OFFSET_CODE) /* of 22 bits, so that it is exact, fused or not */
@@ -559,17 +574,17 @@ INLINE void decode_blocks(char *to, int64_t step, const char *blocks, int64_t nu
 /* Inputs of a row that name their groups. */
 INLINE void decode_groups(char *to, int64_t step, const struct coding *c, const char *codes,
                           int64_t row, int64_t first, int64_t num, int rounds_to, int is_pairs) {
-    float steps[MOST_GROUPS], zeros[MOST_GROUPS];
     char spread[MOST_CODES];
     Steps s;
-    s.shift = 0;
-    find_block_numbers(c, row, 0, c->num_groups, steps, zeros);
-    for (int64_t i = 0; i < num; i++) {
-        s.steps[i] = steps[c->groups[first + i]];
-        s.zeros[i] = c->zeros ? zeros[c->groups[first + i]] : c->zero;
+    int32_t padded[MOST_CODES];
+    s.groups = c->groups + first;
+    if (num % LOT) {
+        memcpy(padded, s.groups, num * sizeof *padded);
+        for (int64_t i = num; i < up_to(num, LOT); i++)
+            padded[i] = padded[num - 1]; /* of which NaN is met anyhow */
+        s.groups = padded;
     }
-    for (int64_t i = num; i < up_to(num, LOT); i++)
-        s.steps[i] = s.zeros[i] = 0;
+    find_block_numbers(c, row, 0, c->num_groups, s.steps, s.zeros);
     if (bits_of(c->numbers) == 4) {
         const int first_place = c->is_high_first ? 4 : 0;
         for (int64_t i = 0; i < (num + 1) / 2; i++) {
