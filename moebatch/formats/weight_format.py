@@ -84,8 +84,9 @@ class WeightFormat(ABC):
     otherwise the whole matrix is decoded before each product."""
     is_coded = False
     """`coded` answers for every weight, so that the program's own kernels decode without room."""
-    is_copied = False
-    """`coded` answers for every weight by a copy of its codes, in the room of a decoded matrix."""
+    copied_as = ""
+    """`coded` answers for every weight by a copy of its codes, which takes no more room than a
+    decoded matrix, and which kernels decode as fast as the codes of the format measured as this."""
     has_zero_points = False
     """Codes are whole numbers above a zero point, be it one for all of them."""
     takes_any_bytes = True

@@ -30,7 +30,6 @@ class Words(WeightFormat):
     """Codes, zero points and scales."""
 
     has_zero_points = True
-    is_copied = True
     name: str
     bits: int
     group: int = 128
@@ -51,6 +50,11 @@ class Words(WeightFormat):
     def measured_as(self) -> str:
         """Scales of an order are looked up one by one."""
         return f"{self.name}, ordered" if self.is_ordered else self.name
+
+    @property
+    def copied_as(self) -> str:  # type: ignore[override]
+        """Rows of codes, as those of packed integers are."""
+        return self.measured_as if self.is_ordered else f"packed int{self.bits}"
 
     @property
     def harmless_byte(self) -> int:  # type: ignore[override]
