@@ -6,14 +6,13 @@ Its versions 2 and 3, little-endian: metadata, then name, sizes, type and place 
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
 from math import prod
 from pathlib import Path
 from typing import BinaryIO
 
 from moebatch.checkpoint.header import MAX_HEADER_BYTES, MAX_TENSORS, TensorEntry
 from moebatch.errors import CheckpointError
-from moebatch.formats.ggml import PLAIN_TYPES, GgmlRows
+from moebatch.formats.ggml import PLAIN_TYPES, GgmlRows, ggml_types
 from moebatch.formats.weight_format import WeightFormat
 from moebatch.quoting import shown
 
@@ -172,7 +171,7 @@ def _tensor(taken: _Bytes) -> tuple[str, GgmlRows, TensorEntry]:
 
 
 def _format(name: str, number: int) -> GgmlRows:
-    known = _types().get(number)
+    known = _known_types().get(number)
     if known is None:
         raise _Broken(f"tensor {shown(name)} is of type {number}, which gguf does not know")
     if known.block_bytes == 0:
@@ -180,31 +179,11 @@ def _format(name: str, number: int) -> GgmlRows:
     return known
 
 
-@cache
-def _types() -> dict[int, GgmlRows]:
-    """Those that ggml has, without bytes where the gguf package does not decode them."""
+def _known_types() -> Mapping[int, GgmlRows]:
     try:
-        import gguf
-        import numpy as np
+        return ggml_types()
     except ImportError:
         raise _Broken("reading GGUF needs the package gguf: pip install 'moebatch[gguf]'") from None
-
-    def decodes(kind: gguf.GGMLQuantizationType, num_bytes: int) -> bool:
-        if kind.name in PLAIN_TYPES:
-            return True
-        try:
-            gguf.quants.dequantize(np.zeros((1, num_bytes), np.uint8), kind)
-        except NotImplementedError:
-            return False
-        return True
-
-    with np.errstate(all="ignore"):
-        return {
-            int(kind): GgmlRows(
-                type=kind.name, block=block, block_bytes=num_bytes * decodes(kind, num_bytes)
-            )
-            for kind, (block, num_bytes) in gguf.GGML_QUANT_SIZES.items()
-        }
 
 
 def _placed(

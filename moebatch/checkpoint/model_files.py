@@ -235,12 +235,11 @@ def _expert_formats(
                     likely = known.setdefault(stored.name, stored)
                 of_expert.append(likely)
             formats[layer, expert] = tuple(of_expert)
-    ways = {(each.is_coded, each.is_tiled) for each in known.values()}
-    if len(known) > 1 and (len(ways) > 1 or (False, True) in ways):
+    if len(known) > 1 and any(each.is_tiled for each in known.values()):
         named = "; ".join(sorted(map(str, known.values())))
         raise CheckpointError(
             f"{checkpoint.folder}: experts are stored in several formats ({named}); they must "
-            "share one, unless all are codes with scales, or all are decoded before products.\n"
+            "share one, unless all are codes with scales.\n"
             + _exceptions(checkpoint, experts, formats)
         )
     return formats

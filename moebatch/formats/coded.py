@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -13,6 +14,24 @@ Numbers = Literal["int4", "e2m1", "codebook", "int8", "uint8", "e4m3"]
 """What a code stands for. Of four bits: int4 is u - 8, e2m1 a float (OCP MX 1.0), codebook the u-th
 of the matrix's own values. Of eight bits: two's complement; u - 128; a float without infinities."""
 
+BlockNumbers = Literal["q8_0", "q4_0", "q4_k", "q5_k", "q6_k"]
+"""Types of ggml, whose blocks hold codes and scales side by side."""
+
+GGML_BLOCKS: Mapping[BlockNumbers, tuple[int, int]] = {
+    "q8_0": (32, 34),
+    "q4_0": (32, 18),
+    "q4_k": (256, 144),
+    "q5_k": (256, 176),
+    "q6_k": (256, 210),
+}
+"""Numbers of a block, and its bytes."""
+
+
+def block_numbers(type_name: str) -> BlockNumbers | None:
+    """A type by ggml's name, such as ``Q4_K``; None where it is none of these."""
+    return next((known for known in GGML_BLOCKS if known == type_name.lower()), None)
+
+
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 """What its codes stand for."""
 
@@ -22,21 +41,26 @@ class CodedMatrix:
     """A matrix [O, I] of codes; block [r, c] of `block` numbers shares a scale.
 
     ``weight[o, i] = (number(codes[o, i]) - zero[o, c]) * step[r, c]`` in float32, then rounded to
-    `rounds_to`; ``step`` is ``scales * factor``, or ``scales / factor``, in float32.
+    `rounds_to`; ``step`` is ``scales * factor``, or ``scales / factor``, in float32. Blocks of ggml
+    say by themselves what they stand for, as the gguf package decodes them.
     """
 
-    numbers: Numbers
+    numbers: Numbers | BlockNumbers
     codes: Tensor
     """uint8 [O, bytes of a row]; rows may be longer than needed, and apart."""
-    scales: Tensor
+    scales: Tensor | None
     """[ceil(O / rows of a block), ceil(I / columns of a block)]: float32, bfloat16, float16,
-    float8_e4m3fn, or uint8, which stands for 2^(u - 127), and NaN at 255 (ue8m0)."""
+    float8_e4m3fn, or uint8, which stands for 2^(u - 127), and NaN at 255 (ue8m0). None in blocks of
+    ggml."""
     block: tuple[int, int]
     """Rows and columns."""
     shape: tuple[int, int]
     zeros: Tensor | None = None
     """Of int4 and uint8: int32 [ceil(O / n), groups], n numbers of as many bits as codes in a word,
     those of the first row lowest, offset as the codes are. Blocks then have one row."""
+    groups: Tensor | None = None
+    """Of int4 and uint8: int32 [I], the block whose scale and zero point a column has, where it is
+    not that of its neighbours. Blocks then have one row."""
     factor: float = 1.0
     divides: bool = False
     """Whether scales are divided by the factor."""

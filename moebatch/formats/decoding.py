@@ -7,13 +7,15 @@ Shape letters: O outputs, I inputs, G groups.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from moebatch.formats.coded import E2M1, CodedMatrix, Numbers
+from moebatch.formats.coded import E2M1, BlockNumbers, CodedMatrix, Numbers
+from moebatch.formats.ggml_decoding import decode_ggml
 from moebatch.formats.weight_format import BadParts
 from moebatch.quoting import shown
 
@@ -32,6 +34,9 @@ _CHUNK_NUMBERS = 2**20
 
 def decode(matrix: CodedMatrix, out: Tensor) -> None:
     """Writes the numbers of a matrix into `out` [O, I]."""
+    if matrix.scales is None:
+        decode_ggml(matrix.codes, out, matrix.numbers, num_heads=0)
+        return
     num_rows, num_columns = matrix.shape
     zeros_OG = None if matrix.zeros is None else _zeros(matrix)
     step = max(1, _CHUNK_NUMBERS // max(num_columns, 1))
@@ -67,24 +72,7 @@ def halves(codes: Tensor) -> Tensor:
     return torch.stack((codes & 15, codes >> 4), -1).flatten(-2)
 
 
-def decode_gptq(
-    parts: Sequence[Tensor], out: Tensor, *, bits: int, order_I: Tensor, is_second: bool
-) -> None:
-    """Writes a weight in GPTQ's words, whose inputs are of the groups `order_I`, into `out` [O, I].
-    Raises BadParts for groups that there are not."""
-    codes, zeros, scales_GO = parts[:3]
-    (num_groups, O), I = scales_GO.shape, out.shape[1]
-    if I and not 0 <= int(order_I.min()) <= int(order_I.max()) < num_groups:
-        raise BadParts(f"g_idx names groups that there are not; there are {num_groups}")
-    zeros_GO = _gptq_zeros(zeros, bits, O, is_second=is_second)
-    for inputs, words in _portions(I, O, per_word=32 // bits):
-        codes_IO = _in_words(codes[words].T, bits).T[: len(inputs)]
-        groups_I = order_I[inputs.start : inputs.stop].long()
-        weight_IO = (codes_IO - zeros_GO[groups_I]).float() * scales_GO[groups_I].float()
-        out[:, inputs.start : inputs.stop] = weight_IO.to(scales_GO.dtype).T
-
-
-def is_in_order(order_I: Tensor, group: int) -> bool:
+def _is_in_order(order_I: Tensor, group: int) -> bool:
     """Whether groups are those of neighbouring inputs."""
     return torch.equal(order_I, torch.arange(len(order_I), device=order_I.device).int() // group)
 
@@ -92,11 +80,18 @@ def is_in_order(order_I: Tensor, group: int) -> bool:
 def rows_of_gptq(
     parts: Sequence[Tensor], shape: tuple[int, int], *, bits: int, group: int, is_second: bool
 ) -> CodedMatrix:
-    """A weight in GPTQ's words, of groups of neighbouring inputs, as a matrix with rows: a copy of
-    the codes (6.5 GB/s on two of our cores, where decoding what lies across has 0.1)."""
-    codes, zeros, scales_GO = parts[:3]
+    """A weight in GPTQ's words as a matrix with rows: a copy of the codes (6.5 GB/s on two of our
+    cores, where decoding what lies across has 0.1). Raises BadParts for an order that names groups
+    that there are not."""
+    codes, zeros, scales_GO, *order = parts
     zeros_GO = _gptq_zeros(zeros, bits, shape[0], is_second=is_second)
-    return _rows(codes.T.contiguous(), zeros_GO, scales_GO, shape, bits, group)
+    rows = _rows(codes.T.contiguous(), zeros_GO, scales_GO, shape, bits, group)
+    if not order or _is_in_order(order[0], group):
+        return rows
+    num_groups = len(scales_GO)
+    if not 0 <= int(order[0].min()) <= int(order[0].max()) < num_groups:
+        raise BadParts(f"g_idx names groups that there are not; there are {num_groups}")
+    return replace(rows, groups=order[0])
 
 
 def rows_of_awq(parts: Sequence[Tensor], shape: tuple[int, int], *, group: int) -> CodedMatrix:
@@ -239,14 +234,6 @@ def _require_scales(scales: Tensor, block: int, count: int) -> None:
         raise BadParts(f"{len(scales)} scales do not make {count} in blocks of {block}")
 
 
-def _portions(num_inputs: int, num_outputs: int, *, per_word: int) -> Iterator[tuple[range, slice]]:
-    """Inputs that are decoded at a time, and the words that hold them."""
-    step = max(1, _CHUNK_NUMBERS // max(num_outputs, 1) // per_word) * per_word
-    for start in range(0, num_inputs, step):
-        inputs = range(start, min(start + step, num_inputs))
-        yield inputs, slice(start // per_word, -(-inputs.stop // per_word))
-
-
 def _in_words(words: Tensor, bits: int) -> Tensor:
     """Codes of 32-bit words [N, W], low ones first, as int32."""
     codes = words.flatten().view(torch.uint8).view(len(words), -1)
@@ -257,7 +244,7 @@ def _in_awq_words(words: Tensor) -> Tensor:
     return _in_words(words, 4).view(len(words), -1, 8)[..., _AWQ_ORDER].flatten(-2)
 
 
-def _numbers(codes: Tensor, numbers: Numbers) -> Tensor:
+def _numbers(codes: Tensor, numbers: Numbers | BlockNumbers) -> Tensor:
     """What bytes of codes stand for, in float32."""
     if numbers == "e4m3":
         return codes.view(torch.float8_e4m3fn).float()
@@ -279,4 +266,6 @@ def _zeros(matrix: CodedMatrix) -> Tensor:
 
 def _spread(groups_OG: Tensor, matrix: CodedMatrix) -> Tensor:
     """A number for each group as one for each column."""
+    if matrix.groups is not None:
+        return groups_OG[:, matrix.groups]
     return groups_OG.repeat_interleave(matrix.block[1], -1)[:, : matrix.shape[1]]

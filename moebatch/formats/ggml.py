@@ -5,10 +5,12 @@ The gguf package says which types there are, and what the blocks of each stand f
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING
 
+from moebatch.formats.coded import CodedMatrix, block_numbers
 from moebatch.formats.weight_format import StoredPart, WeightFormat
 
 if TYPE_CHECKING:
@@ -16,6 +18,12 @@ if TYPE_CHECKING:
 
 PLAIN_TYPES = ("F32", "F16", "BF16")
 """Numbers one after the other, in safetensors' spelling as well."""
+BLOCK_TYPES = (
+    *("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"),
+    *("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_NL", "IQ4_XS"),
+    *("TQ1_0", "TQ2_0", "MXFP4", "NVFP4"),
+)
+"""The others that weights may have and whose decoding is measured."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +42,12 @@ class GgmlRows(WeightFormat):
     @property
     def name(self) -> str:  # type: ignore[override]
         """By its type."""
-        return f"gguf {self.type.lower()}"
+        return format_name(self.type)
+
+    @property
+    def is_coded(self) -> bool:  # type: ignore[override]
+        """Of the types that kernels read, unless rows have to be put back in order."""
+        return block_numbers(self.type) is not None and not self.num_heads
 
     def parts(self, name: str, shape: tuple[int, ...]) -> tuple[StoredPart, ...]:
         """The tensor, as bytes where it has blocks."""
@@ -42,6 +55,14 @@ class GgmlRows(WeightFormat):
             return (StoredPart(name, self.type, shape),)
         *rows, columns = shape
         return (StoredPart(name, "U8", (*rows, -(-columns // self.block) * self.block_bytes)),)
+
+    def coded(self, parts: Sequence[Tensor], shape: tuple[int, int]) -> CodedMatrix | None:
+        """The blocks as they lie, of which rows in files have whole ones."""
+        numbers = block_numbers(self.type)
+        if numbers is None or self.num_heads or shape[1] % self.block:
+            return None
+        block = (1, self.block)
+        return CodedMatrix(numbers=numbers, codes=parts[0], scales=None, block=block, shape=shape)
 
     def decode(self, parts: Sequence[Tensor], out: Tensor) -> None:
         """In float32, as the gguf package does, then rounded."""
@@ -52,3 +73,42 @@ class GgmlRows(WeightFormat):
     def heights(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Rows that are interleaved are put back all at once."""
         return () if self.num_heads else (1,)
+
+
+def format_name(type_name: str) -> str:
+    """Of the format of a type."""
+    return f"gguf {type_name.lower()}"
+
+
+@cache
+def ggml_types() -> Mapping[int, GgmlRows]:
+    """Those that ggml has, by its numbers, without bytes where the gguf package does not decode
+    them. Raises ImportError without that package."""
+    import gguf
+    import numpy as np
+
+    def decodes(kind: gguf.GGMLQuantizationType, num_bytes: int) -> bool:
+        if kind.name in PLAIN_TYPES:
+            return True
+        try:
+            gguf.quants.dequantize(np.zeros((1, num_bytes), np.uint8), kind)
+        except NotImplementedError:
+            return False
+        return True
+
+    with np.errstate(all="ignore"):
+        return {
+            int(kind): GgmlRows(
+                type=kind.name, block=block, block_bytes=num_bytes * decodes(kind, num_bytes)
+            )
+            for kind, (block, num_bytes) in gguf.GGML_QUANT_SIZES.items()
+        }
+
+
+def decoded_types() -> tuple[GgmlRows, ...]:
+    """Those of `BLOCK_TYPES` that can be decoded; none without the gguf package."""
+    try:
+        known = ggml_types().values()
+    except ImportError:
+        return ()
+    return tuple(each for each in known if each.type in BLOCK_TYPES and each.block_bytes)

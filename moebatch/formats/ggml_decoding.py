@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
+from moebatch.formats.coded import GGML_BLOCKS, BlockNumbers, block_numbers
+
 _CHUNK_NUMBERS = 2**20
 """Decoded at a time, so that what it takes on the way stays small."""
 
@@ -32,9 +34,10 @@ def decode_ggml(stored: Tensor, out: Tensor, type_name: str, *, num_heads: int) 
 def _numbers(rows: Tensor, type_name: str) -> Tensor:
     if rows.dtype != torch.uint8:
         return rows
-    if type_name in _KNOWN:
-        num_bytes, of_blocks = _KNOWN[type_name]
-        return of_blocks(rows.reshape(-1, num_bytes)).view(len(rows), -1)
+    known = block_numbers(type_name)
+    if known is not None:
+        _, num_bytes = GGML_BLOCKS[known]
+        return _KNOWN[known](rows.reshape(-1, num_bytes)).view(len(rows), -1)
     import gguf
     import numpy as np
 
@@ -92,11 +95,11 @@ def _shifts(blocks: Tensor, values: range | tuple[int, ...]) -> Tensor:
     return torch.tensor(list(values), dtype=torch.uint8, device=blocks.device)[:, None]
 
 
-_KNOWN: Mapping[str, tuple[int, Callable[[Tensor], Tensor]]] = {
-    "Q4_0": (18, _q4_0),
-    "Q8_0": (34, _q8_0),
-    "Q4_K": (144, _q4_k),
-    "Q5_K": (176, _q5_k),
-    "Q6_K": (210, _q6_k),
+_KNOWN: Mapping[BlockNumbers, Callable[[Tensor], Tensor]] = {
+    "q4_0": _q4_0,
+    "q8_0": _q8_0,
+    "q4_k": _q4_k,
+    "q5_k": _q5_k,
+    "q6_k": _q6_k,
 }
-"""Bytes of a block, and what blocks [N, bytes] are, in float32."""
+"""What blocks [N, bytes] are, in float32."""

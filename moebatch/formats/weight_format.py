@@ -84,14 +84,30 @@ class WeightFormat(ABC):
     otherwise the whole matrix is decoded before each product."""
     is_coded = False
     """`coded` answers for every weight, so that the program's own kernels decode without room."""
+    copied_as = ""
+    """`coded` answers for every weight by a copy of its codes, which takes no more room than a
+    decoded matrix, and which kernels decode as fast as the codes of the format measured as this."""
     has_zero_points = False
     """Codes are whole numbers above a zero point, be it one for all of them."""
     takes_any_bytes = True
     """Whatever its parts hold is a weight, so that decoding is measured without a checkpoint."""
+    harmless_byte = 0x11
+    """Of such bytes parts may consist when it is measured: small numbers in every type, which are
+    not subnormal."""
 
     def __str__(self) -> str:
         """As messages describe it, with its parameters."""
         return self.name
+
+    @property
+    def measured_as(self) -> str:
+        """As profiles name it where they say how fast it is decoded."""
+        return self.name
+
+    @property
+    def shares(self) -> tuple[tuple[WeightFormat, float], ...]:
+        """The formats for which this one stands, with their shares of the bytes: itself alone."""
+        return ((self, 1.0),)
 
     @abstractmethod
     def parts(self, name: str, shape: tuple[int, ...]) -> tuple[StoredPart, ...]:

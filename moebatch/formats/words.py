@@ -39,9 +39,27 @@ class Words(WeightFormat):
     """Words hold codes of neighbouring inputs, as GPTQ's do; AWQ's hold those of outputs."""
     has_order: bool = False
     """Inputs are of groups that ``g_idx`` names."""
+    is_ordered: bool = False
+    """``config.json`` says that groups are not those of neighbours; `has_order` alone leaves it to
+    the contents."""
     is_second: bool = False
     """GPTQ's second version, which stores zero points as they are and not less one. Where they are
     symmetric, they show which they are, whatever the checkpoint says."""
+
+    @property
+    def measured_as(self) -> str:
+        """Scales of an order are looked up one by one."""
+        return f"{self.name}, ordered" if self.is_ordered else self.name
+
+    @property
+    def copied_as(self) -> str:  # type: ignore[override]
+        """Rows of codes, as those of packed integers are."""
+        return self.measured_as if self.is_ordered else f"packed int{self.bits}"
+
+    @property
+    def harmless_byte(self) -> int:  # type: ignore[override]
+        """The first group where groups are named."""
+        return 0 if self.has_order else super().harmless_byte
 
     def parts(self, name: str, shape: tuple[int, ...]) -> tuple[StoredPart, ...]:
         """Codes, zero points, scales and, in GPTQ, groups of inputs."""
@@ -62,23 +80,15 @@ class Words(WeightFormat):
         """Rounded to the numbers of the scales, as upstream does."""
         from moebatch.formats import decoding
 
-        rows = self.coded(parts, (out.shape[0], out.shape[1]))
-        if rows:
-            decoding.decode(rows, out)
-        else:
-            decoding.decode_gptq(
-                parts, out, bits=self.bits, order_I=parts[3], is_second=self.is_second
-            )
+        decoding.decode(self.coded(parts, (out.shape[0], out.shape[1])), out)
 
-    def coded(self, parts: Sequence[Tensor], shape: tuple[int, int]) -> CodedMatrix | None:
-        """A copy with rows, unless inputs are of groups in another order than theirs."""
+    def coded(self, parts: Sequence[Tensor], shape: tuple[int, int]) -> CodedMatrix:
+        """A copy with rows."""
         from moebatch.formats import decoding
 
         group = Blocks(1, self.group).size(shape)[1]
         if not self.packs_inputs:
             return decoding.rows_of_awq(parts, shape, group=group)
-        if self.has_order and not decoding.is_in_order(parts[3], group):
-            return None
         return decoding.rows_of_gptq(
             parts, shape, bits=self.bits, group=group, is_second=self.is_second
         )
@@ -105,6 +115,7 @@ class Words(WeightFormat):
             group=self.group if group is None else group,
             scale_dtype=scales.dtype,
             has_order=self.packs_inputs and order is not None,
+            is_ordered=self.is_ordered and order is not None,
         )
         return found if found.parts(name, shape)[0] == codes else None
 
@@ -122,7 +133,10 @@ class Words(WeightFormat):
             return replace(self, group=group)
         key = "checkpoint_format" if "checkpoint_format" in quantization else "format"
         kind = one_of(quantization, key, ("gptq", "gptq_v2", "gptq_p"))
-        return replace(self, group=group, has_order=True, is_second=kind != "gptq")
+        is_ordered = quantization.get("desc_act") is True
+        return replace(
+            self, group=group, has_order=True, is_ordered=is_ordered, is_second=kind != "gptq"
+        )
 
     @property
     def quant_method(self) -> str:  # type: ignore[override]
@@ -140,3 +154,5 @@ class Words(WeightFormat):
 GPTQ = Words(name="gptq int4", bits=4, packs_inputs=True)
 GPTQ_INT8 = Words(name="gptq int8", bits=8, packs_inputs=True)
 AWQ = Words(name="awq int4", bits=4, packs_inputs=False)
+ORDERED = tuple(replace(each, has_order=True, is_ordered=True) for each in (GPTQ, GPTQ_INT8))
+"""The same where inputs have an order, which is measured by itself."""

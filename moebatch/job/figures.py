@@ -103,7 +103,7 @@ def _products(plan: JobPlan) -> str:
     peak = f"up to {format_flops(cpu.gemm_for(dtypes.compute).peak)}"
     said = f"{dtypes.compute} by {used}, {peak}"
     if dtypes.converts:
-        rate = format_rate(cpu.decoding_rate(dtypes.stored.name))
+        rate = format_rate(cpu.decoding_rate(dtypes.stored))
         said = f"{said}, experts decoded from {dtypes.stored} at {rate}"
     return f"{said} as the profile says"
 

@@ -84,7 +84,7 @@ def _own_profile(job: Job, files: ModelFiles, log: Callable[[str], None]) -> Not
             log=lambda line: None,
             quick=True,
             dtypes=_possible_dtypes(job, files),
-            formats=(files.dtypes.stored.name,),
+            formats=tuple(stored for stored, _ in files.dtypes.stored.shares),
         )
     except Exception as error:
         # Files of the model that are too short to be timed, nothing but noise, or others' GPU.

@@ -50,7 +50,8 @@ class Dtypes:
 
     def num_expert_tensors(self, shape: ModelShape) -> int:
         """Most tensors in which an expert lies in its file."""
-        of_matrix = len(self.stored.parts("", (1, 1))) + shape.expert.bias
+        of_weight = max(len(stored.parts("", (1, 1))) for stored, _ in self.stored.shares)
+        of_matrix = of_weight + shape.expert.bias
         return len(shape.expert.roles) * of_matrix
 
 

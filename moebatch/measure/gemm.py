@@ -21,9 +21,8 @@ from moebatch.measure.synthetic import SyntheticLayer, fill, synthetic_layer
 from moebatch.measure.timer import Timer
 from moebatch.model.routing.router import ExpertTokens, Routing
 
-_HARMLESS_BYTE = 0x11
-"""Of which every type of numbers makes small ones that are not subnormal."""
 _ALIGNMENT = 64
+_FEW_ROWS = 4
 Points = tuple[tuple[int, float], ...]
 """(rows, FLOP/s), ascending in rows."""
 
@@ -76,17 +75,20 @@ def decoding_bandwidth(
 ) -> float:
     """Bytes per second of `stored` weights that are computed in `dtype`, each decoded once for so
     many rows, from the time that an expert takes beyond that of one of such numbers, which has the
-    rates `plain`: at as many rows, or, where a kernel decodes on the way, at the highest.
-    Overwrites `memory` (uint8).
+    rates `plain`. Overwrites `memory` (uint8).
 
+    Where a kernel decodes on the way, that is the time beyond arithmetic at the highest of these
+    rates, of so few rows that decoding is nearly all of it: of many, the difference of two large
+    figures would be mostly noise. Else it is the time of many rows, whatever decodes for few.
     A hundredth of that time is the least that can be told.
     """
-    many = [point for point in plain if point[0] >= KERNEL_BLOCK_ROWS]
-    count, rate = many[0] if many else plain[-1]
-    if decoded_rows <= KERNEL_BLOCK_ROWS:
+    is_whole = decoded_rows > KERNEL_BLOCK_ROWS
+    least = KERNEL_BLOCK_ROWS if is_whole else _FEW_ROWS
+    count, rate = next((point for point in plain if point[0] >= least), plain[-1])
+    if not is_whole:
         rate = max(rate for _, rate in plain)
     size = _expert_parts_bytes(sizes, stored)
-    whole = memory[: len(memory) // size * size].fill_(_HARMLESS_BYTE)
+    whole = memory[: len(memory) // size * size].fill_(stored.harmless_byte)
     experts = itertools.cycle(whole.view(-1, size))
     ((_, decoded_rate),) = gemm_curve(
         sizes, (count,), dtype, experts, timer, longest_s=math.inf, stored=stored

@@ -14,6 +14,7 @@ import torch
 from moebatch import __version__
 from moebatch.checkpoint.model_files import COMPUTE_DTYPES
 from moebatch.errors import ConfigError, StorageError
+from moebatch.formats.weight_format import WeightFormat
 from moebatch.measure.contention import HARMLESS_WAITING, Patience
 from moebatch.measure.disk import (
     DiskRates,
@@ -71,7 +72,7 @@ def measure_machine(
     log: Log,
     quick: bool = False,
     dtypes: tuple[Dtype, ...] = ("bfloat16",),
-    formats: tuple[str, ...] = (),
+    formats: tuple[WeightFormat, ...] = (),
     sizes: Sizes | None = None,
 ) -> HardwareProfile:
     """Measures this machine: about a minute, or a few seconds if `quick`.

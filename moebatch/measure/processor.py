@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from moebatch.checkpoint.model_files import COMPUTE_DTYPES
-from moebatch.formats.registry import FORMATS
 from moebatch.formats.weight_format import WeightFormat
 from moebatch.layout.scratch import rows_decoded_at_once
 from moebatch.measure.attention import AttentionRates, attention_rates
@@ -140,14 +139,13 @@ def _decoding_rates(
     """Of every format of which any bytes are weights: plain numbers become float32, codes become
     numbers of the type that attention has."""
     usual = next(dtype for dtype in (sizes.attention_dtype, *gemm) if dtype in gemm)
-    known = (FORMATS[name] for name in sizes.formats if name in FORMATS)
     into: list[tuple[WeightFormat, Dtype]] = [
         (stored, "float32" if stored.is_tiled else usual)
-        for stored in known
+        for stored in sizes.formats
         if stored.takes_any_bytes
     ]
     return {
-        stored.name: patience.calmest(
+        stored.measured_as: patience.calmest(
             partial(
                 decoding_bandwidth,
                 sizes.model,

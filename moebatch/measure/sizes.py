@@ -1,8 +1,11 @@
 """How large the measured work is, and how long it may take."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
+from moebatch.formats.ggml import decoded_types
 from moebatch.formats.registry import FORMATS
+from moebatch.formats.weight_format import WeightFormat
+from moebatch.formats.words import ORDERED
 from moebatch.layout.scratch import MAX_GEMM_ROWS, PROMPT_ROWS
 from moebatch.spec.machine.hardware import Dtype
 
@@ -41,8 +44,10 @@ class Sizes:
     dtypes: tuple[Dtype, ...] = ("bfloat16", "float16", "float32")
     """Data types of the matrix products."""
     attention_dtype: Dtype = "bfloat16"
-    formats: tuple[str, ...] = tuple(FORMATS)
-    """Stored formats whose decoding is measured, as far as kernels decode them."""
+    formats: tuple[WeightFormat, ...] = field(
+        default_factory=lambda: (*FORMATS.values(), *ORDERED, *decoded_types())
+    )
+    """Those whose decoding is measured, if any bytes are weights in them."""
     gemm_rows: tuple[int, ...] = (1, 4, 16, 64, 128, 256, 512, 1024, MAX_GEMM_ROWS)
     buffer_bytes: int = 768 * 2**20
     """Memory through which reading and the weights of products walk, unless less is free."""
@@ -66,7 +71,7 @@ class Sizes:
     """Whether a file is written, to measure writing or to have something to read."""
 
 
-def quick_sizes(dtypes: tuple[Dtype, ...], formats: tuple[str, ...] = ()) -> Sizes:
+def quick_sizes(dtypes: tuple[Dtype, ...], formats: tuple[WeightFormat, ...] = ()) -> Sizes:
     """A few seconds in all: few data types, few points, and no file is written."""
     return Sizes(
         dtypes=dtypes,

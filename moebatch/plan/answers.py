@@ -57,12 +57,14 @@ def _unmeasured(answer: Answer) -> Iterator[str]:
     problem, stored = answer.problem, answer.problem.dtypes.stored
     level = problem.ladder.experts_at(answer.policy)
     processor = problem.hardware.levels[level].processor
-    is_decoded = problem.dtypes.converts and not stored.is_tiled
-    if is_decoded and processor is not None and stored.name not in processor.decoding:
-        yield (
-            f"decoding of {stored} on {level} has not been measured: the plan takes it for "
-            "one more reading of the weights"
-        )
+    if processor is None or not problem.dtypes.converts or stored.is_tiled:
+        return
+    for each, _ in stored.shares:
+        if each.measured_as not in processor.decoding:
+            yield (
+                f"decoding of {each} on {level} has not been measured: the plan takes it for "
+                "one more reading of the weights"
+            )
 
 
 def _is_same_model(question: Question, name: str) -> bool:

@@ -155,7 +155,8 @@ def _sampled(reader: TensorReader, lines: _Lines) -> _Sample:
 
 def _zero_scales(weight: Weight, parts: list[Tensor]) -> float:
     matrix = weight.format.coded(parts, (weight.shape[0], weight.shape[1]))
-    return float((widened(matrix.scales) == 0).float().mean()) if matrix else 0.0
+    scales = matrix.scales if matrix else None
+    return 0.0 if scales is None else float((widened(scales) == 0).float().mean())
 
 
 def _broken_part(weight: Weight, parts: list[Tensor]) -> tuple[str, Path]:

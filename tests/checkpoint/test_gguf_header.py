@@ -12,10 +12,9 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from moebatch.checkpoint import gguf_header
 from moebatch.checkpoint.model_files import open_model
 from moebatch.errors import CheckpointError
-from moebatch.formats.ggml import GgmlRows
+from moebatch.formats.ggml import BLOCK_TYPES, GgmlRows, decoded_types, ggml_types
 from moebatch.rows.tokenizer import load_tokenizer
 from tests.gguf_models import write_gguf
 
@@ -74,6 +73,10 @@ def test_numbers_are_those_of_the_gguf_package(kind: gguf.GGMLQuantizationType) 
     out = torch.empty(shape)
     stored.decode([torch.from_numpy(rows)], out)
     torch.testing.assert_close(out, expected, rtol=0, atol=0, equal_nan=True)
+
+
+def test_every_type_of_blocks_that_is_decoded_has_a_price() -> None:
+    assert {each.type for each in decoded_types()} == {*BLOCK_TYPES} <= {k.name for k in DECODED}
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
@@ -150,7 +153,7 @@ def test_the_package_is_asked_for(
     written: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = written()
-    gguf_header._types.cache_clear()
+    ggml_types.cache_clear()
     monkeypatch.setitem(sys.modules, "gguf", None)
     with pytest.raises(CheckpointError, match=r"pip install 'moebatch\[gguf\]'"):
         open_model(path, "auto")

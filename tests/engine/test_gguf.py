@@ -1,5 +1,6 @@
 """GGUF resident and streamed, against transformers with the decoded weights."""
 
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 from moebatch.checkpoint.model_files import open_model
 from moebatch.errors import CheckpointError
 from moebatch.layout.footprint import slot_bytes
+from moebatch.layout.scratch import needs_matrix
 from tests.engine.test_engine import policy, requests, run, tokens_of
 from tests.gguf_models import Types, write_gguf
 from tests.model.oracle import greedy, load
@@ -39,6 +41,15 @@ def as_released(name: str) -> str:
     return "Q6_K" if is_wide or name == "output.weight" else "Q4_K"
 
 
+def as_narrow(name: str) -> str:
+    """As where rows of one matrix are no whole blocks of 256: its type is one that kernels leave to
+    torch."""
+    return "Q5_0" if "down" in name else "Q4_K"
+
+
+MIXES: dict[str, Types] = {"released": as_released, "narrow": as_narrow}
+
+
 @pytest.fixture
 def written(tiny_checkpoint: Callable[..., Path], tmp_path: Path) -> Callable[..., Path]:
     def write(types: Types | str, family: str = "mixtral", **options: Any) -> Path:
@@ -59,11 +70,11 @@ def require_tokens_of_transformers(folder: Path, path: Path, resident: float) ->
 
 @pytest.mark.few(10)
 @pytest.mark.parametrize("family", WIDTHS)
-@pytest.mark.parametrize("kind", [*TYPES, "IQ4_XS", "released"])
+@pytest.mark.parametrize("kind", [*TYPES, "IQ4_XS", *MIXES])
 def test_tokens_are_those_of_the_decoded_weights(
     kind: str, family: str, written: Callable[..., Path]
 ) -> None:
-    folder = written(as_released if kind == "released" else kind, family)
+    folder = written(MIXES.get(kind, kind), family)
     require_tokens_of_transformers(folder, folder / "model.gguf", float("K" in kind))
 
 
@@ -80,6 +91,24 @@ def test_formats_differ_from_weight_to_weight(written: Callable[..., Path]) -> N
     assert files.dtypes.expert_bytes(files.shape) == pytest.approx(sum(stored) / len(stored), abs=1)
     assert max(record.num_bytes for record in records) <= slot_bytes(files.shape, files.dtypes)
     assert not files.warnings
+
+
+@pytest.mark.parametrize(("mix", "has_room"), [("released", False), ("narrow", True)])
+def test_room_is_made_where_some_formats_are_left_to_torch(
+    mix: str, has_room: bool, written: Callable[..., Path]
+) -> None:
+    files = open_model(written(MIXES[mix]), "float32")
+    stored = files.dtypes.stored
+    assert needs_matrix(stored, "float32", "portable") == has_room
+    names = {"released": {"gguf q4_k", "gguf q6_k"}, "narrow": {"gguf q4_k", "gguf q5_0"}}
+    assert {each.name for each, _ in stored.shares} == names[mix]
+    sizes = Counter[str]()
+    for layer in files.shape.moe_layers:
+        for expert in range(files.shape.num_experts):
+            for weight in files.expert_weights(layer, expert):
+                sizes[weight.format.name] += sum(part.num_bytes for part in weight.extents)
+    for each, share in stored.shares:
+        assert share == pytest.approx(sizes[each.name] / sizes.total())
 
 
 def test_several_files_are_one_model(written: Callable[..., Path]) -> None:

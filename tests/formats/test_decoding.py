@@ -4,6 +4,8 @@ Upstream is compressed-tensors, and transformers' dequantisers of FP8 and MXFP4;
 run here, and its dialect of NVFP4 is held against its formula.
 """
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given
@@ -12,6 +14,7 @@ from hypothesis import strategies as st
 from moebatch.formats.blocks import WHOLE, Blocks
 from moebatch.formats.registry import configured_format, find_format
 from moebatch.formats.weight_format import StoredPart, WeightFormat
+from moebatch.formats.words import Words
 from tests.quantised import KINDS
 
 NAMES = {
@@ -100,6 +103,26 @@ def test_auto_round_packs_as_others_do(packing: str, name: str) -> None:
         name,
         True,
     )
+
+
+@pytest.mark.parametrize(("kind", "is_ordered"), [("gptq", False), ("gptq-act-order", True)])
+def test_an_order_that_is_announced_is_priced_by_itself(kind: str, is_ordered: bool) -> None:
+    """Its tensors are those of one that is none; their contents are read when the job runs."""
+    shape = (48, 96)
+    parts, _ = KINDS[kind].store(noise(shape))
+    tensors = {named("x.weight", suffix): part for suffix, part in parts.items()}
+
+    def look(name: str) -> StoredPart | None:
+        if name not in tensors:
+            return None
+        return StoredPart(name, NAMES[tensors[name].dtype], tuple(tensors[name].shape))
+
+    said = configured_format(KINDS[kind].config)
+    assert isinstance(said, Words)
+    for likely in (said, replace(said, group=7)):
+        stored = find_format("x.weight", shape, look, likely)
+        assert stored is not None and stored.name == "gptq int4"
+        assert stored.measured_as == ("gptq int4, ordered" if is_ordered else "gptq int4")
 
 
 def test_zero_points_beside_whole_bytes_are_not_taken_for_none() -> None:

@@ -10,7 +10,9 @@ import torch
 import yaml
 
 from moebatch.errors import ConfigError, StorageError
+from moebatch.formats.ggml import decoded_types
 from moebatch.formats.registry import FORMATS
+from moebatch.formats.words import ORDERED
 from moebatch.measure.machine import _cpu_model, _disturbance, measure_machine
 from moebatch.measure.saved import load_saved, save_profile
 from moebatch.measure.sizes import Sizes, quick_sizes
@@ -113,21 +115,23 @@ def test_without_writing_and_reading_the_disk_has_room_and_no_rates(folder: Path
 def test_decoding_is_measured_of_the_formats_of_which_any_bytes_are_weights(folder: Path) -> None:
     sizes = replace(TINY, is_written=False, dtypes=("bfloat16", "float32"))
     profile, lines = measure(folder, sizes=sizes)
-    measured = {name for name, stored in FORMATS.items() if stored.takes_any_bytes} - {"float32"}
+    known = (*FORMATS.values(), *ORDERED, *decoded_types())
+    measured = {stored.measured_as for stored in known if stored.takes_any_bytes} - {"float32"}
+    assert {"gguf q4_k", "gguf iq4_xs", "gptq int4", "gptq int4, ordered"} <= measured
     wanted = measured if loader.kernels() else set()
     assert set(profile.levels["dram"].decoding) == wanted
     assert any("weights decoded: bfloat16 " in line for line in lines) == bool(wanted)
     stored = profile.hardware().dram.processor
     assert stored is not None
-    assert stored.decoding_rate("bitsandbytes nf4") == stored.bandwidth
+    assert stored.decoding_rate(FORMATS["bitsandbytes nf4"]) == pytest.approx(stored.bandwidth)
 
 
 def test_quick_writes_nothing_and_measures_one_dtype_at_few_points() -> None:
-    quick, full = quick_sizes(("float16",), ("fp8",)), Sizes()
+    quick, full = quick_sizes(("float16",), (FORMATS["fp8"],)), Sizes()
     assert not quick.is_written
     assert quick.dtypes == ("float16",)
     assert quick.attention_dtype == "float16"
-    assert quick.formats == ("fp8",)
+    assert quick.formats == (FORMATS["fp8"],)
     assert set(quick.formats) < set(full.formats)
     assert len(quick.gemm_rows) <= 4
     assert set(quick.gemm_rows) <= set(full.gemm_rows)

@@ -4,6 +4,8 @@ and products are the exact ones within rounding."""
 from dataclasses import replace
 from typing import Any, get_args
 
+import gguf
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -11,7 +13,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from moebatch.formats import decoding
-from moebatch.formats.coded import CodedMatrix, Numbers
+from moebatch.formats.coded import GGML_BLOCKS, BlockNumbers, CodedMatrix, Numbers
+from moebatch.formats.ggml import GgmlRows
 from moebatch.formats.registry import FORMATS
 from moebatch.formats.weight_format import StoredMatrix, WeightFormat
 from moebatch.layout.scratch import kernel_multiplies_codes, needs_matrix
@@ -22,12 +25,17 @@ from moebatch.model.native.kernels import Kernels
 from moebatch.model.native.products import product_work
 from moebatch.model.products import Products
 from tests.few import examples
+from tests.gguf_models import blocks_of
 from tests.model.test_products import CPU, DTYPES, HALF_UNIT, exact, noise
 from tests.native import HERE, SETS, kernels_of
 
 SCALES = [*DTYPES, torch.float8_e4m3fn, torch.float8_e8m0fnu, torch.uint8]
 FOUR_BITS = ("int4", "e2m1", "codebook")
 CODED = [stored for stored in FORMATS.values() if stored.is_coded]
+GGML = [
+    GgmlRows(type=numbers.upper(), block=block, block_bytes=num_bytes)
+    for numbers, (block, num_bytes) in GGML_BLOCKS.items()
+]
 
 
 def random_bytes(*size: int, seed: int) -> Tensor:
@@ -49,6 +57,10 @@ def matrices(draw: st.DrawFn) -> CodedMatrix:
     if numbers in ("int4", "uint8") and block[0] == 1 and draw(st.booleans()):
         packed = random_bytes(-(-rows * bits // 32), grid[1] * 4, seed=seed + 1)
         zeros = packed.view(torch.int32)
+    groups = None
+    if numbers in ("int4", "uint8") and block[0] == 1 and draw(st.booleans()):
+        generator = torch.Generator().manual_seed(seed + 3)
+        groups = torch.randint(0, grid[1], (columns,), dtype=torch.int32, generator=generator)
     values = torch.randn(16, generator=torch.Generator().manual_seed(seed))
     return CodedMatrix(
         numbers=numbers,
@@ -57,6 +69,7 @@ def matrices(draw: st.DrawFn) -> CodedMatrix:
         block=block,
         shape=shape,
         zeros=zeros,
+        groups=groups,
         values=values if numbers == "codebook" else None,
         is_high_first=numbers in FOUR_BITS and draw(st.booleans()),
         factor=draw(st.sampled_from([1.0, 0.37, -3e5, 0.0])),
@@ -68,9 +81,52 @@ def matrices(draw: st.DrawFn) -> CodedMatrix:
 WIDTHS = [1, 7, 16, 31, 33, 64, 100, 1024, 2047, 2100]
 
 
+@st.composite
+def blocks_of_ggml(draw: st.DrawFn) -> CodedMatrix:
+    """Any bytes, as wide as one block or as needs several tiles, some of them odd."""
+    numbers = draw(st.sampled_from(get_args(BlockNumbers)))
+    block, num_bytes = GGML_BLOCKS[numbers]
+    num_rows, width = draw(st.integers(1, 20)), draw(st.sampled_from([1, 768, 1280, 2304, 4864]))
+    num_blocks = -(-width // block)
+    stored = random_bytes(num_rows, num_blocks * num_bytes + 3, seed=draw(st.integers(0, 999)))
+    return CodedMatrix(
+        numbers=numbers,
+        codes=stored[:, : num_blocks * num_bytes],
+        scales=None,
+        block=(1, block),
+        shape=(num_rows, num_blocks * block),
+    )
+
+
+@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("numbers", get_args(BlockNumbers))
+@pytest.mark.parametrize("num_blocks", [1, 3, 9, 67])
+def test_blocks_of_ggml_become_the_numbers_of_the_gguf_package(
+    name: InstructionSet, numbers: BlockNumbers, num_blocks: int
+) -> None:
+    block, num_bytes = GGML_BLOCKS[numbers]
+    kind = gguf.GGMLQuantizationType[numbers.upper()]
+    assert gguf.GGML_QUANT_SIZES[kind] == (block, num_bytes)
+    stored = random_bytes(37, num_blocks * num_bytes, seed=num_blocks)
+    with np.errstate(all="ignore"):
+        wanted = torch.from_numpy(gguf.quants.dequantize(stored.numpy(), kind))
+    stored_as = GgmlRows(type=kind.name, block=block, block_bytes=num_bytes)
+    matrix = stored_as.coded((stored,), (37, num_blocks * block))
+    assert matrix is not None and is_compiled(matrix)
+    found = torch.full(matrix.shape, 7.0)
+    kernels_of(name).decode(decode_work(matrix, found))
+    assert torch.equal(found.isnan(), wanted.isnan())
+    is_number = ~wanted.isnan()
+    assert torch.equal(found[is_number].view(torch.int32), wanted[is_number].view(torch.int32))
+
+
 @pytest.mark.parametrize("name", SETS)
 @examples(150)
-@given(matrix=matrices(), dtype=st.sampled_from(DTYPES), num_threads=st.integers(1, 3))
+@given(
+    matrix=st.one_of(matrices(), blocks_of_ggml()),
+    dtype=st.sampled_from(DTYPES),
+    num_threads=st.integers(1, 3),
+)
 def test_codes_become_the_numbers_of_the_reference(
     name: InstructionSet, matrix: CodedMatrix, dtype: torch.dtype, num_threads: int
 ) -> None:
@@ -86,6 +142,10 @@ def test_codes_become_the_numbers_of_the_reference(
 
 def tame(matrix: CodedMatrix) -> CodedMatrix:
     """The same codes with scales of the size of one; no NaN among the codes."""
+    if matrix.scales is None:
+        numbers = noise(len(matrix.codes), *matrix.shape)
+        stored = blocks_of(numbers, matrix.numbers.upper())
+        return replace(matrix, codes=torch.from_numpy(stored))
     scales = torch.ones(matrix.scales.shape) + torch.rand(matrix.scales.shape)
     codes = matrix.codes & 0x77 if matrix.numbers == "e4m3" else matrix.codes
     return replace(matrix, codes=codes, scales=scales, factor=1.0, divides=False)
@@ -94,7 +154,7 @@ def tame(matrix: CodedMatrix) -> CodedMatrix:
 @pytest.mark.parametrize("name", SETS)
 @examples(60)
 @given(
-    matrix=matrices().map(tame),
+    matrix=st.one_of(matrices(), blocks_of_ggml()).map(tame),
     num_rows=st.one_of(st.integers(1, 9), st.sampled_from([64, 65, 130])),
     dtype=st.sampled_from(DTYPES),
     has_bias=st.booleans(),
@@ -161,6 +221,10 @@ def test_a_row_does_not_depend_on_those_beside_it(name: InstructionSet) -> None:
 
 def stored_matrix(stored: WeightFormat, shape: tuple[int, int]) -> StoredMatrix:
     """A matrix of any codes, with scales that are small numbers in every type."""
+    if isinstance(stored, GgmlRows):
+        return StoredMatrix(
+            stored, (torch.from_numpy(blocks_of(noise(1, *shape), stored.type)),), shape
+        )
     parts = []
     for number, part in enumerate(stored.parts("x", shape)):
         dtype = TORCH_DTYPES[part.dtype]
@@ -184,15 +248,16 @@ TORCH_DTYPES: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("stored", CODED, ids=lambda stored: stored.name)
+@pytest.mark.parametrize("stored", [*CODED, *GGML], ids=lambda stored: stored.name)
 @pytest.mark.parametrize("num_rows", [1, 70])
 def test_products_take_every_format_of_codes(stored: WeightFormat, num_rows: int) -> None:
     """With kernels as without, and with kernels in no room of their own."""
-    matrix = stored_matrix(stored, (48, 96))
-    x, found, wanted = noise(3, num_rows, 96), torch.empty(num_rows, 48), torch.empty(num_rows, 48)
-    products = Products(CPU, torch.float32, stored=stored, largest_matrix=48 * 96)
+    I = 256 if isinstance(stored, GgmlRows) else 96
+    matrix = stored_matrix(stored, (48, I))
+    x, found, wanted = noise(3, num_rows, I), torch.empty(num_rows, 48), torch.empty(num_rows, 48)
+    products = Products(CPU, torch.float32, stored=stored, largest_matrix=48 * I)
     products.linear(x, matrix, None, found)
-    without = Products(CPU, torch.float32, stored=stored, largest_matrix=48 * 96)
+    without = Products(CPU, torch.float32, stored=stored, largest_matrix=48 * I)
     without._kernels = None
     without.linear(x, matrix, None, wanted)
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4 * float(wanted.abs().max()))

@@ -1,6 +1,7 @@
 """Products with stored weights: near the exact ones on every instruction set that there is."""
 
 import os
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from moebatch.model.native import instruction_set, loader
 from moebatch.model.native.helpers import Helpers, torch_parallel
 from moebatch.model.native.instruction_set import INSTRUCTION_SETS, InstructionSet
 from moebatch.model.native.kernels import Kernels
-from moebatch.model.native.products import product_work
+from moebatch.model.native.products import _cache_bytes, product_work
 from moebatch.model.products import Products
 from moebatch.spec.machine.hardware import Dtype
 from tests.few import examples
@@ -83,6 +84,22 @@ def test_a_product_is_the_exact_one_within_rounding(
     assert bool(((found - wanted).abs() <= allowed).all())
 
 
+@pytest.mark.parametrize(
+    ("said", "wanted"),
+    [({"1": "32K", "2": "1024K"}, 2**20), ({"1": "32K"}, 2**19), ({"2": "", "x": "1K"}, 2**19)],
+)
+def test_blocks_are_made_for_the_second_level_cache(
+    said: dict[str, str], wanted: int, tmp_path: Path
+) -> None:
+    for level, size in said.items():
+        folder = tmp_path / f"index{level}"
+        folder.mkdir()
+        (folder / "level").write_text(f"{level}\n")
+        (folder / "size").write_text(f"{size}\n")
+    assert _cache_bytes(tmp_path) == wanted
+    assert _cache_bytes(tmp_path / "none") == 2**19
+
+
 @pytest.mark.parametrize("name", SETS)
 @pytest.mark.parametrize("num_rows", [5, 130])
 def test_threads_change_no_bit(name: InstructionSet, num_rows: int) -> None:
@@ -100,8 +117,9 @@ def test_a_row_does_not_depend_on_those_beside_it(
 ) -> None:
     x, weight = noise(1, 300, 1500), noise(2, 50, 1500).to(weight_dtype)
     together = multiplied(kernels_of(name), x, weight, None)
-    some = multiplied(kernels_of(name), x[100:150].contiguous(), weight, None)
-    assert torch.equal(together[100:150], some)
+    for count in (1, 5, 13, 50):
+        some = multiplied(kernels_of(name), x[100 : 100 + count].contiguous(), weight, None)
+        assert torch.equal(together[100 : 100 + count], some)
 
 
 @pytest.mark.parametrize("name", SETS)

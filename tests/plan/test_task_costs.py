@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from moebatch.formats.mixed import MixedFormat
 from moebatch.formats.registry import FORMATS
 from moebatch.layout.footprint import Dtypes
 from moebatch.layout.ladder import Ladder
@@ -286,3 +287,42 @@ def test_a_kernel_decodes_for_each_block_of_rows_beside_arithmetic_at_its_peak()
         wanted_s = num_blocks * stored_bytes / 1e9 + 2 * rows * params / 1e12
         assert prices.cpu_expert_s(processor, rows, fresh=0) == pytest.approx(wanted_s)
     assert prices.cpu_expert_s(processor, 1, fresh=0) == pytest.approx(2 * params / 1e9)
+
+
+def test_each_of_several_formats_costs_its_share() -> None:
+    """One is decoded by the kernel for each block of rows, the other before the product."""
+    machine = cpu_machine()
+    assert machine.dram.processor is not None
+    tiled, whole = FORMATS["packed int8"], FORMATS["bitsandbytes nf4"]
+    processor = replace(
+        machine.dram.processor,
+        gemm={"bfloat16": RateCurve(((1, 1e12), (256, 1e12)))},
+        gemm_streamed={},
+        decoding={tiled.name: 3e9, whole.name: 1e9},
+        instruction_set="avx512bf16",
+    )
+    mixed = MixedFormat(widest=tiled, mix=((tiled, 0.75), (whole, 0.25)))
+    dtypes = Dtypes(stored=mixed, compute="bfloat16")
+    prices = Prices(shape=SHAPE, dtypes=dtypes, hardware=machine, ladder=Ladder.of(machine))
+    stored_bytes = SHAPE.expert_bytes(tiled)
+    decoding_s = stored_bytes * (2 * 0.75 / 3e9 + 0.25 / 1e9)
+    wanted_s = decoding_s + 2 * 200 * SHAPE.expert_params / 1e12
+    assert prices.cpu_expert_s(processor, 200, fresh=0) == pytest.approx(wanted_s)
+    assert processor.decoding_rate(mixed) == pytest.approx(1 / (0.75 / 3e9 + 0.25 / 1e9))
+
+
+def test_codes_that_are_copied_first_are_copied_once() -> None:
+    machine = cpu_machine()
+    assert machine.dram.processor is not None
+    processor = replace(
+        machine.dram.processor,
+        gemm={"bfloat16": RateCurve(((1, 1e12), (256, 1e12)))},
+        gemm_streamed={},
+        decoding={"awq int4": 1e9, "packed int4": 5e9},
+        instruction_set="avx512bf16",
+    )
+    dtypes = Dtypes(stored=FORMATS["awq int4"], compute="bfloat16")
+    prices = Prices(shape=SHAPE, dtypes=dtypes, hardware=machine, ladder=Ladder.of(machine))
+    decoding_s = dtypes.expert_bytes(SHAPE) * (1 / 1e9 + 3 / 5e9)
+    wanted_s = decoding_s + 2 * 512 * SHAPE.expert_params / 1e12
+    assert prices.cpu_expert_s(processor, 512, fresh=0) == pytest.approx(wanted_s)

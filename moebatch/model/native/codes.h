@@ -5,24 +5,33 @@
    vector and odd ones in the second, as with bfloat16, since two neighbours lie in one byte. Where
    a table is two vectors, integers that are not rounded are computed, and signs of e2m1 put beside
    their sizes. Those of eight bits are computed, in their order. Scales and zero points are looked
-   up once for STEP_INPUTS inputs of a row. */
+   up once for STEP_INPUTS inputs of a row.
+
+   In ggml's blocks, codes and scales lie side by side, and codes in parts: such codes get a byte
+   each first, and are computed then as those of eight bits are. */
 
 /* Beside the types of numbers: what weights are that have a coding. */
 enum { CODED = 5 };
 enum { NIBBLE_CODE, INT8_CODE, UINT8_CODE, E4M3_CODE, INT4_CODE, E2M1_CODE };
-/* E4M3 whose steps have a power that is missing in the numbers, and of which none is NaN. */
-enum { E4M3_SHIFTED_CODE = 6 };
+/* Blocks of ggml, in which the scales are as well. */
+enum { Q8_0_CODE = 6, Q4_0_CODE, Q4_K_CODE, Q5_K_CODE, Q6_K_CODE };
+/* E4M3 whose steps have a power that is missing in the numbers, and of which none is NaN. A byte
+   each: codes of blocks, with a sign, and without one but with an offset; codes of which each has
+   a step of its own. */
+enum { E4M3_SHIFTED_CODE = 11, SPREAD_CODE, OFFSET_CODE, GROUPED_CODE };
 /* Scales have one of the three types of numbers, or one of these. */
 enum { E4M3_SCALE = 3, E8M0_SCALE };
 
 /* The same as Coding in codes.py. */
 struct coding {
     const char *codes;  /* rows code_row bytes apart */
-    const char *scales; /* rows scale_row numbers apart */
+    const char *scales; /* rows scale_row numbers apart; NULL if they lie among the codes */
     const char *zeros;  /* rows zero_row words apart, or NULL */
     const float *values; /* [16], of what has four bits */
+    const int32_t *groups; /* of each input; NULL where neighbours share one */
     int64_t code_row, scale_row, zero_row;
     int64_t block_rows, block_columns; /* a multiple of STEP_INPUTS, or at least a row */
+    int64_t num_groups; /* of a row, if inputs name theirs; MOST_GROUPS at most */
     float factor, zero; /* the latter where there are no zeros */
     int32_t divides; /* scales by the factor */
     int32_t numbers, scale_dtype;
@@ -34,12 +43,16 @@ struct coding {
 /* Inputs of a row that are decoded at a time. */
 #define MOST_CODES 2048
 #define MOST_STEPS (MOST_CODES / STEP_INPUTS)
+/* The same as in codes.py. */
+#define MOST_GROUPS 1024
 /* Bytes from codes that are decoded to those that are fetched; rows follow one another. */
 #define FETCHED_AHEAD 4096
 
-/* Of some inputs of a row: (number - zero) * step, of the (i >> shift)-th step. */
+/* Of some inputs of a row: (number - zero) * step, of the (i >> shift)-th step; in blocks of ggml
+   number * step - zero. */
 typedef struct {
-    float steps[MOST_STEPS], zeros[MOST_STEPS];
+    float steps[MOST_GROUPS], zeros[MOST_GROUPS]; /* MOST_STEPS, or those of all groups of a row */
+    const int32_t *groups; /* of each input, if they name theirs */
     int shift;
 } Steps;
 
@@ -47,13 +60,48 @@ INLINE int bits_of(int numbers) {
     return numbers == NIBBLE_CODE || numbers == INT4_CODE || numbers == E2M1_CODE ? 4 : 8;
 }
 
+/* Inputs and bytes of a block of ggml; none of other numbers. */
+INLINE int block_inputs(int numbers) {
+    return numbers < Q8_0_CODE || numbers > Q6_K_CODE ? 0 : numbers < Q4_K_CODE ? 32 : 256;
+}
+
+INLINE int block_bytes(int numbers) {
+    const int sizes[] = {34, 18, 144, 176, 210};
+    return block_inputs(numbers) ? sizes[numbers - Q8_0_CODE] : 0;
+}
+
+/* Those of so many inputs of a row, which are whole blocks. */
+INLINE int64_t code_bytes(int numbers, int64_t num) {
+    if (block_inputs(numbers))
+        return num / block_inputs(numbers) * block_bytes(numbers);
+    return (num * bits_of(numbers) + 7) / 8;
+}
+
+/* Inputs that are decoded together start at a multiple of it. */
+INLINE int64_t decoded_unit(int numbers) { return larger(block_inputs(numbers), STEP_INPUTS); }
+
 /* The order in a lot is that of this type. */
-INLINE int order_of(int numbers) { return bits_of(numbers) == 4 ? BFLOAT16 : FLOAT32; }
+INLINE int order_of(const struct coding *c) {
+    return bits_of(c->numbers) == 4 && !c->groups ? BFLOAT16 : FLOAT32;
+}
 
 INLINE float float_of(uint32_t bits) {
     float x;
     memcpy(&x, &bits, sizeof x);
     return x;
+}
+
+INLINE float half_at(const char *p) {
+    uint16_t half;
+    memcpy(&half, p, sizeof half);
+#if defined(__F16C__)
+    return _cvtsh_ss(half);
+#else
+    const uint32_t size = half & 0x7fffu, sign = (half & 0x8000u) << 16;
+    if (size >= 0x7c00)
+        return float_of(sign | 0x7f800000u | size << 13);
+    return float_of(sign | size << 13) * 0x1p112f;
+#endif
 }
 
 /* --- scales and zero points --------------------------------------------------------------------*/
@@ -112,13 +160,8 @@ INLINE void widen_scales(float *out, const struct coding *c, int64_t place, int6
         }
         break;
     default:
-#if defined(__FLT16_MAX__)
-        for (int64_t i = 0; i < num; i++) {
-            _Float16 half;
-            memcpy(&half, numbers + 2 * i, sizeof half);
-            out[i] = (float)half;
-        }
-#endif
+        for (int64_t i = 0; i < num; i++)
+            out[i] = half_at(numbers + 2 * i);
         break;
     }
 }
@@ -147,22 +190,28 @@ INLINE void repeat_blocks(float *numbers, int64_t before, int64_t block, int64_t
         numbers[i] = numbers[(before + i * STEP_INPUTS) / block];
 }
 
+/* Those of so many blocks of a row. */
+INLINE void find_block_numbers(const struct coding *c, int64_t row, int64_t column, int64_t num,
+                               float *steps, float *zeros) {
+    widen_scales(steps, c, row / c->block_rows * c->scale_row + column, num);
+    const float factor = c->factor;
+    if (c->divides)
+        for (int64_t i = 0; i < num; i++)
+            steps[i] /= factor;
+    else if (factor != 1)
+        for (int64_t i = 0; i < num; i++)
+            steps[i] *= factor;
+    for (int64_t i = 0; i < num; i++) /* rounding leaves a NaN of this one */
+        steps[i] = steps[i] == steps[i] ? steps[i] : NAN;
+    find_zeros(zeros, c, row, column, num);
+}
+
 /* Those of so many inputs, from a multiple of STEP_INPUTS on. */
 INLINE void find_steps(const struct coding *c, int64_t row, int64_t first, int64_t num,
                        Steps *found) {
     const int64_t block = c->block_columns, column = first / block, before = first - column * block;
     const int64_t num_blocks = (before + num - 1) / block + 1;
-    widen_scales(found->steps, c, row / c->block_rows * c->scale_row + column, num_blocks);
-    const float factor = c->factor;
-    if (c->divides)
-        for (int64_t i = 0; i < num_blocks; i++)
-            found->steps[i] /= factor;
-    else if (factor != 1)
-        for (int64_t i = 0; i < num_blocks; i++)
-            found->steps[i] *= factor;
-    for (int64_t i = 0; i < num_blocks; i++) /* rounding leaves a NaN of this one */
-        found->steps[i] = found->steps[i] == found->steps[i] ? found->steps[i] : NAN;
-    find_zeros(found->zeros, c, row, column, num_blocks);
+    find_block_numbers(c, row, column, num_blocks, found->steps, found->zeros);
     found->shift = 63;
     if (num_blocks == 1)
         return;
@@ -328,14 +377,30 @@ INLINE void compute_nibbles(char *to, int64_t step, const struct coding *c, cons
 
 /* LANES of them; e4m3 of E4M3_SHIFTED_CODE are 2^120 times too small. */
 INLINE Floats numbers_at(const char *codes, int numbers) {
+    if (numbers == UINT8_CODE || numbers == OFFSET_CODE || numbers == GROUPED_CODE)
+        return __builtin_convertvector((Ints)bytes_at(codes), Floats);
     const Words bytes = (Words)read_whole(codes);
-    if (numbers == INT8_CODE || numbers == UINT8_CODE)
-        return __builtin_convertvector((Ints)(numbers == INT8_CODE ? bytes : bytes & 255), Floats);
+    if (numbers == INT8_CODE || numbers == SPREAD_CODE)
+        return __builtin_convertvector((Ints)bytes, Floats);
     const Words bits = (bytes << 20) & 0x87f00000u;
     if (numbers == E4M3_SHIFTED_CODE)
         return (Floats)bits;
     const Words is_nan = (Words)((bits & 0x07f00000u) == 0x07f00000u);
     return (Floats)((Words)((Floats)bits * 0x1p120f) | (is_nan & 0x7fc00000u));
+}
+
+/* LANES of the numbers. */
+INLINE Floats picked(const float *numbers, const int32_t *places) {
+#if defined(__AVX512F__)
+    return (Floats)_mm512_i32gather_ps(_mm512_loadu_si512(places), numbers, 4);
+#elif defined(__AVX2__)
+    return (Floats)_mm256_i32gather_ps(numbers, _mm256_loadu_si256((const __m256i *)places), 4);
+#else
+    Floats found;
+    for (int i = 0; i < LANES; i++)
+        found[i] = numbers[places[i]];
+    return found;
+#endif
 }
 
 /* A lot, the first of them the i-th of those that have these steps. */
@@ -347,7 +412,12 @@ INLINE void decode_bytes(char *to, int64_t step, const char *codes, const Steps 
         Floats number = numbers_at(codes + half * LANES, numbers);
         if (numbers == UINT8_CODE)
             number -= s->zeros[i >> s->shift];
-        number *= s->steps[i >> s->shift];
+        if (numbers == GROUPED_CODE)
+            number = (number - picked(s->zeros, s->groups + i)) * picked(s->steps, s->groups + i);
+        else
+            number *= s->steps[i >> s->shift];
+        if (numbers == OFFSET_CODE) /* of 22 bits, so that it is exact, fused or not */
+            number -= s->zeros[i >> s->shift];
         halves[half] = rounded_to(number, rounds_to);
         if (!is_pairs)
             write_floats((float *)(to + half * step), halves[half]);
@@ -358,6 +428,82 @@ INLINE void decode_bytes(char *to, int64_t step, const char *codes, const Steps 
         memcpy(to, &pairs, sizeof pairs);
     }
 #endif
+}
+
+/* --- blocks of ggml ----------------------------------------------------------------------------*/
+
+/* A byte for each of so many codes: four bits that `place` bits are below; above these some of
+   another byte's; less `zero`. */
+INLINE void spread_codes(uint8_t *restrict to, const char *restrict low, int place,
+                         const char *restrict high, int high_place, int mask, int zero, int num) {
+#pragma omp simd
+    for (int i = 0; i < num; i++) {
+        const uint8_t upper = mask ? ((uint8_t)high[i] >> high_place & mask) << 4 : 0;
+        to[i] = (((uint8_t)low[i] >> place & 15) | upper) - zero;
+    }
+}
+
+/* The codes of a block, a byte each. */
+INLINE void spread_block(uint8_t *to, const char *block, int numbers) {
+    if (numbers == Q8_0_CODE) {
+        memcpy(to, block + 2, 32);
+        return;
+    }
+    if (numbers == Q4_0_CODE) {
+        spread_codes(to, block + 2, 0, NULL, 0, 0, 8, 16);
+        spread_codes(to + 16, block + 2, 4, NULL, 0, 0, 8, 16);
+        return;
+    }
+#pragma GCC unroll 8
+    for (int run = 0; run < 8; run++, to += 32) {
+        const char *pairs = block + 16 + run / 2 * 32;
+        const char *sixth = block + run / 4 * 64 + run % 2 * 32;
+        const char *above = block + 128 + run / 4 * 32;
+        if (numbers == Q4_K_CODE)
+            spread_codes(to, pairs, run % 2 * 4, NULL, 0, 0, 0, 32);
+        else if (numbers == Q5_K_CODE)
+            spread_codes(to, pairs + 32, run % 2 * 4, block + 16, run, 1, 0, 32);
+        else
+            spread_codes(to, sixth, run % 4 / 2 * 4, above, run % 4 * 2, 3, 32, 32);
+    }
+}
+
+/* The steps of Q4_K and Q5_K, and what is taken off: 8 of each, in six bits of 12 bytes. */
+INLINE void find_offset_steps(float *steps, float *zeros, const char *block) {
+    uint32_t words[3], split[4];
+    float numbers[16];
+    memcpy(words, block + 4, sizeof words);
+    for (int i = 0; i < 2; i++) {
+        split[2 * i] = words[i] & 0x3f3f3f3fu;
+        split[2 * i + 1] = (words[2] >> 4 * i & 0x0f0f0f0fu) | (words[i] >> 2 & 0x30303030u);
+    }
+    for (int i = 0; i < 16; i += LANES) {
+        const Words whole = bytes_at((const char *)split + i);
+        write_floats(numbers + i, __builtin_convertvector((Ints)whole, Floats));
+    }
+    const float scale = half_at(block), offset = half_at(block + 2);
+    for (int i = 0; i < 8; i++) {
+        steps[i] = scale * numbers[i];
+        zeros[i] = offset * numbers[8 + i];
+    }
+}
+
+/* Those of a block; returns how many they are. */
+INLINE int find_block_steps(float *steps, float *zeros, const char *block, int numbers) {
+    if (numbers == Q8_0_CODE || numbers == Q4_0_CODE) {
+        *steps = half_at(block);
+        return 1;
+    }
+    if (numbers != Q6_K_CODE) {
+        find_offset_steps(steps, zeros, block);
+        return 8;
+    }
+    const float scale = half_at(block + 208);
+    for (int i = 0; i < 16; i += LANES) {
+        const Ints whole = read_whole(block + 192 + i);
+        write_floats(steps + i, __builtin_convertvector(whole, Floats) * scale);
+    }
+    return 16;
 }
 
 /* --- rows --------------------------------------------------------------------------------------*/
@@ -374,7 +520,7 @@ INLINE void decode_lots(char *to, int64_t step, const struct coding *c, const ch
     for (int64_t i = 0; i < num; i += LOT, codes += lot_bytes, to += lot_step) {
         if (i + LOT > num)
             codes = memcpy(room, codes, ((num - i) * bits_of(numbers) + 7) / 8);
-        if (LANES == 16) /* others lose a tenth by it for few rows: products fetch by themselves */
+        if (LANES == 16 && numbers < SPREAD_CODE) /* others lose a tenth by it for few rows: products fetch by themselves */
             __builtin_prefetch(codes + FETCHED_AHEAD, 0, 2);
         if (bits_of(numbers) == 8) {
             decode_bytes(to, step, codes, s, i, numbers, rounds_to, is_pairs);
@@ -408,13 +554,76 @@ INLINE void decode_rounded(char *to, int64_t step, const struct coding *c, const
         decode_lots(to, step, c, codes, s, num, numbers, rounds_to, is_pairs);
 }
 
-/* Up to MOST_CODES inputs of a row, of which the first is a multiple of STEP_INPUTS. */
+/* Blocks of a row. */
+INLINE void decode_blocks(char *to, int64_t step, const char *blocks, int64_t num, int numbers,
+                          int is_pairs) {
+    uint8_t codes[MOST_CODES];
+    Steps s;
+    s.shift = numbers == Q6_K_CODE ? 4 : 5;
+    const int computed = numbers == Q4_K_CODE || numbers == Q5_K_CODE ? OFFSET_CODE : SPREAD_CODE;
+    int64_t found = 0;
+    for (int64_t i = 0; i < num; i += block_inputs(numbers), blocks += block_bytes(numbers)) {
+        for (int64_t line = 0; LANES == 16 && line < block_bytes(numbers); line += 64)
+            __builtin_prefetch(blocks + line + FETCHED_AHEAD, 0, 2);
+        spread_block(codes + i, blocks, numbers);
+        found += find_block_steps(s.steps + found, s.zeros + found, blocks, numbers);
+    }
+    decode_lots(to, step, NULL, (const char *)codes, &s, num, computed, FLOAT32, is_pairs);
+}
+
+/* Inputs of a row that name their groups. */
+INLINE void decode_groups(char *to, int64_t step, const struct coding *c, const char *codes,
+                          int64_t row, int64_t first, int64_t num, int rounds_to, int is_pairs) {
+    char spread[MOST_CODES];
+    Steps s;
+    int32_t padded[MOST_CODES];
+    s.groups = c->groups + first;
+    if (num % LOT) {
+        memcpy(padded, s.groups, num * sizeof *padded);
+        for (int64_t i = num; i < up_to(num, LOT); i++)
+            padded[i] = padded[num - 1]; /* of which NaN is met anyhow */
+        s.groups = padded;
+    }
+    find_block_numbers(c, row, 0, c->num_groups, s.steps, s.zeros);
+    if (bits_of(c->numbers) == 4) {
+        const int first_place = c->is_high_first ? 4 : 0;
+        for (int64_t i = 0; i < (num + 1) / 2; i++) {
+            spread[2 * i] = (uint8_t)codes[i] >> first_place & 15;
+            spread[2 * i + 1] = (uint8_t)codes[i] >> (4 - first_place) & 15;
+        }
+        codes = spread;
+    }
+    decode_rounded(to, step, c, codes, &s, num, GROUPED_CODE, rounds_to, is_pairs);
+}
+
+/* Up to MOST_CODES inputs of a row, of which the first is a multiple of their unit. */
 INLINE void decode_row(char *to, int64_t step, const struct coding *c, int64_t row, int64_t first,
                        int64_t num, int is_pairs) {
     /* Rounding to pairs, which comes next, is rounding to bfloat16. */
     const int is_rounded = is_pairs && c->rounds_to == BFLOAT16;
     const int rounds_to = is_rounded ? FLOAT32 : c->rounds_to;
-    const char *codes = c->codes + row * c->code_row + first * bits_of(c->numbers) / 8;
+    const char *codes = c->codes + row * c->code_row + code_bytes(c->numbers, first);
+    if (c->groups) {
+        decode_groups(to, step, c, codes, row, first, num, rounds_to, is_pairs);
+        return;
+    }
+    switch (c->numbers) {
+    case Q8_0_CODE:
+        decode_blocks(to, step, codes, num, Q8_0_CODE, is_pairs);
+        return;
+    case Q4_0_CODE:
+        decode_blocks(to, step, codes, num, Q4_0_CODE, is_pairs);
+        return;
+    case Q4_K_CODE:
+        decode_blocks(to, step, codes, num, Q4_K_CODE, is_pairs);
+        return;
+    case Q5_K_CODE:
+        decode_blocks(to, step, codes, num, Q5_K_CODE, is_pairs);
+        return;
+    case Q6_K_CODE:
+        decode_blocks(to, step, codes, num, Q6_K_CODE, is_pairs);
+        return;
+    }
     Steps s;
     find_steps(c, row, first, num, &s);
     const int64_t num_steps = ((num - 1) >> s.shift) + 1;
@@ -486,7 +695,7 @@ INLINE void decode_into(const struct decode_work *w, int64_t row, int64_t first,
     char *out = w->out + (row * w->num_inputs + first) * size_of(dtype);
     decode_floats((char *)room, sizeof(Floats), &w->coding, row, first, num);
     for (int64_t i = 0; i < num; i += LOT)
-        store_part(out + i * size_of(dtype), reordered(room[i / LOT], order_of(w->coding.numbers), dtype),
+        store_part(out + i * size_of(dtype), reordered(room[i / LOT], order_of(&w->coding), dtype),
                    num - i, dtype);
 }
 

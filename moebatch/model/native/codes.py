@@ -9,24 +9,41 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from moebatch.formats.coded import E2M1, CodedMatrix, Numbers
+from moebatch.formats.coded import (
+    E2M1,
+    GGML_BLOCKS,
+    BlockNumbers,
+    CodedMatrix,
+    Numbers,
+    block_numbers,
+)
 from moebatch.model.native.kernels import DTYPES
 
-_NUMBERS: Mapping[Numbers, int] = {
+_NUMBERS: Mapping[Numbers | BlockNumbers, int] = {
     "codebook": 0,
     "int8": 1,
     "uint8": 2,
     "e4m3": 3,
     "int4": 4,
     "e2m1": 5,
+    "q8_0": 6,
+    "q4_0": 7,
+    "q4_k": 8,
+    "q5_k": 9,
+    "q6_k": 10,
 }
 """As the C file counts them."""
-_FOUR_BITS: frozenset[Numbers] = frozenset({"int4", "e2m1", "codebook"})
-_ZEROS: Mapping[Numbers, float] = {"int4": 8.0, "uint8": 128.0}
+_FOUR_BITS: frozenset[Numbers | BlockNumbers] = frozenset({"int4", "e2m1", "codebook"})
+_ZEROS: Mapping[Numbers | BlockNumbers, float] = {"int4": 8.0, "uint8": 128.0}
 """Codes that stand for nothing where the matrix has no zero points."""
-_VALUES: Mapping[Numbers, Tensor] = {"int4": torch.arange(16.0), "e2m1": torch.tensor(E2M1)}
+_VALUES: Mapping[Numbers | BlockNumbers, Tensor] = {
+    "int4": torch.arange(16.0),
+    "e2m1": torch.tensor(E2M1),
+}
 _SCALES = {**DTYPES, torch.float8_e4m3fn: 3, torch.uint8: 4, torch.float8_e8m0fnu: 4}
 _STEP_INPUTS = 16
+_MOST_GROUPS = 1024
+"""Of a row whose inputs name theirs."""
 
 
 class Coding(ctypes.Structure):
@@ -37,11 +54,13 @@ class Coding(ctypes.Structure):
         ("scales", ctypes.c_void_p),
         ("zeros", ctypes.c_void_p),
         ("values", ctypes.c_void_p),
+        ("groups", ctypes.c_void_p),
         ("code_row", ctypes.c_int64),
         ("scale_row", ctypes.c_int64),
         ("zero_row", ctypes.c_int64),
         ("block_rows", ctypes.c_int64),
         ("block_columns", ctypes.c_int64),
+        ("num_groups", ctypes.c_int64),
         ("factor", ctypes.c_float),
         ("zero", ctypes.c_float),
         ("divides", ctypes.c_int32),
@@ -69,14 +88,17 @@ def is_compiled(matrix: CodedMatrix) -> bool:
     """Whether the kernels know how to read it: in main memory, rows without gaps, blocks of a
     width that is a multiple of 16 or a whole row."""
     block_rows, block_columns = matrix.block
-    zeros = matrix.zeros
-    tensors = [matrix.codes, matrix.scales, *([] if zeros is None else [zeros])]
+    scales, zeros, groups = matrix.scales, matrix.zeros, matrix.groups
+    parts = (matrix.codes, scales, zeros, groups)
+    tensors = [tensor for tensor in parts if tensor is not None]
     return (
         all(tensor.device.type == "cpu" for tensor in tensors)
         and all(tensor.stride(-1) == 1 or tensor.shape[-1] == 1 for tensor in tensors)
-        and matrix.scales.dtype in _SCALES
+        and (scales is None or scales.dtype in _SCALES)
         and (block_columns % _STEP_INPUTS == 0 or block_columns >= matrix.shape[1])
         and (zeros is None or (block_rows == 1 and matrix.numbers in _ZEROS))
+        and (groups is None or (block_rows == 1 and matrix.numbers in _ZEROS))
+        and (groups is None or _num_groups(matrix) <= _MOST_GROUPS)
     )
 
 
@@ -87,19 +109,21 @@ def coding(matrix: CodedMatrix) -> Coding:
     values = _VALUES.get(matrix.numbers, matrix.values)
     return Coding(
         codes=codes.data_ptr(),
-        scales=scales.data_ptr(),
+        scales=None if scales is None else scales.data_ptr(),
         zeros=None if zeros is None else zeros.data_ptr(),
         values=None if values is None else values.data_ptr(),
+        groups=None if matrix.groups is None else matrix.groups.data_ptr(),
         code_row=codes.stride(0),
-        scale_row=scales.stride(0),
+        scale_row=0 if scales is None else scales.stride(0),
         zero_row=0 if zeros is None else zeros.stride(0),
         block_rows=matrix.block[0],
         block_columns=matrix.block[1],
+        num_groups=_num_groups(matrix),
         factor=matrix.factor,
         zero=_ZEROS.get(matrix.numbers, 0.0),
         divides=matrix.divides,
         numbers=_NUMBERS[matrix.numbers],
-        scale_dtype=_SCALES[scales.dtype],
+        scale_dtype=0 if scales is None else _SCALES[scales.dtype],
         rounds_to=DTYPES[matrix.rounds_to or torch.float32],
         is_high_first=matrix.is_high_first,
     )
@@ -119,15 +143,32 @@ def decode_work(matrix: CodedMatrix, out_OI: Tensor) -> DecodeWork:
 
 def _require_fit(matrix: CodedMatrix) -> None:
     """Nothing is read beyond a tensor."""
-    (num_outputs, num_inputs), (rows, columns) = matrix.shape, matrix.block
-    bits = 4 if matrix.numbers in _FOUR_BITS else 8
-    groups = -(-num_inputs // columns)
-    wanted = [
-        (matrix.codes, num_outputs, -(-num_inputs * bits // 8)),
-        (matrix.scales, -(-num_outputs // rows), groups),
-    ]
+    (num_outputs, num_inputs), rows, groups = matrix.shape, matrix.block[0], _num_groups(matrix)
+    wanted = [(matrix.codes, num_outputs, _row_bytes(matrix))]
+    if matrix.scales is not None:
+        wanted.append((matrix.scales, -(-num_outputs // rows), groups))
     if matrix.zeros is not None:
-        wanted.append((matrix.zeros, -(-num_outputs * bits // 32), groups))
+        of_word = 8 if matrix.numbers in _FOUR_BITS else 4
+        wanted.append((matrix.zeros, -(-num_outputs // of_word), groups))
     for tensor, num_rows, num_columns in wanted:
         size = tuple(tensor.shape)
         assert size[0] >= num_rows and size[1] >= num_columns, "a part holds the whole matrix"
+    order = matrix.groups
+    assert order is None or (order.shape == (num_inputs,) and order.dtype == torch.int32)
+
+
+def _num_groups(matrix: CodedMatrix) -> int:
+    """Blocks of a row."""
+    return -(-matrix.shape[1] // matrix.block[1])
+
+
+def _row_bytes(matrix: CodedMatrix) -> int:
+    """Of the codes of a row."""
+    num_inputs = matrix.shape[1]
+    if matrix.scales is None:
+        numbers = block_numbers(matrix.numbers)
+        assert numbers is not None, "only blocks of ggml have their scales inside"
+        block, num_bytes = GGML_BLOCKS[numbers]
+        assert num_inputs % block == 0 and matrix.rounds_to is None, "rows are whole blocks"
+        return num_inputs // block * num_bytes
+    return -(-num_inputs // 2) if matrix.numbers in _FOUR_BITS else num_inputs

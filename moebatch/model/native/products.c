@@ -88,7 +88,7 @@ typedef struct {
     int64_t row_bytes, num_inputs;
     const struct coding *coding; /* of these, from the first output and input on */
     int64_t first_output, first_input;
-    int weight_bits;
+    int64_t input_bytes; /* stored, of these inputs of an output */
     float *sums;
     int64_t sums_row, num_outputs;
     int is_first; /* inputs of these sums */
@@ -297,7 +297,7 @@ INLINE void make_tile(Patch patch, char *tile, int dtype, int is_pairs) {
 /* Into the second-level cache: the share that ROW_GROUP rows have of the weights of the next tile.
    Fetched all at once, they would be waited for. */
 INLINE void fetch_share(Patch patch, int64_t row) {
-    const int64_t lines = parts_of(patch.num_inputs * patch.weight_bits, 8 * 64);
+    const int64_t lines = parts_of(patch.input_bytes, 64);
     const int64_t all = OUTPUT_GROUP * lines, end = smaller(row + ROW_GROUP, patch.num_rows);
     const int64_t first = all * row / patch.num_rows, stop = all * end / patch.num_rows;
     const char *next = patch.weights + (OUTPUT_GROUP + first / lines) * patch.row_bytes;
@@ -370,6 +370,12 @@ INLINE int is_in_place(const struct product_work *w, int weight_dtype, int is_pa
     return weight_dtype != CODED && w->num_rows <= FEW_ROWS;
 }
 
+/* Of so many inputs of an output. */
+INLINE int64_t stored_bytes(const struct product_work *w, int64_t num, int weight_dtype) {
+    return weight_dtype == CODED ? code_bytes(w->coding.numbers, num)
+                                 : num * size_of(weight_dtype);
+}
+
 INLINE void multiply_item(const struct product_work *w, Division division, int64_t item,
                           ProductRoom *room, int weight_dtype, int is_pairs) {
     const int64_t block = item / division.num_items, row = block * division.block_rows;
@@ -380,14 +386,14 @@ INLINE void multiply_item(const struct product_work *w, Division division, int64
                    .rows = room->rows,
                    .sums_row = division.item_outputs,
                    .coding = &w->coding};
-    patch.weight_bits = is_coded ? bits_of(w->coding.numbers) : 8 * size_of(weight_dtype);
     patch.row_bytes = is_coded ? w->coding.code_row : w->num_inputs * size_of(weight_dtype);
     const char *weights = is_coded ? w->coding.codes : w->weights;
     for (int64_t first = 0; first < w->num_inputs; first += division.block_inputs) {
         patch.num_inputs = smaller(division.block_inputs, w->num_inputs - first);
         patch.is_first = first == 0;
         patch.first_input = first;
-        const int order = is_coded ? order_of(w->coding.numbers) : weight_dtype;
+        patch.input_bytes = stored_bytes(w, patch.num_inputs, weight_dtype);
+        const int order = is_coded ? order_of(&w->coding) : weight_dtype;
         patch.num_vectors = parts_of(patch.num_inputs, LOT) * (is_pairs ? 1 : 2);
         if (room->packed != block)
             pack_rows(w, row, first, patch, room->rows, order, is_pairs);
@@ -396,7 +402,7 @@ INLINE void multiply_item(const struct product_work *w, Division division, int64
             patch.num_outputs = smaller(OUTPUT_GROUP, num_outputs - o);
             patch.first_output = output + o;
             patch.weights = weights + patch.first_output * patch.row_bytes;
-            patch.weights += first * patch.weight_bits / 8;
+            patch.weights += stored_bytes(w, first, weight_dtype);
             patch.sums = room->sums + o;
             if (is_in_place(w, weight_dtype, is_pairs))
                 multiply_in_place(patch, weight_dtype, is_pairs);
@@ -418,7 +424,8 @@ INLINE Division divided(const struct product_work *w, int is_pairs) {
     division.block_rows = up_to(rows, ROW_GROUP);
     division.num_blocks = parts_of(w->num_rows, division.block_rows);
     int64_t inputs = parts_of(w->num_inputs, parts_of(w->num_inputs, most_inputs));
-    division.block_inputs = up_to(inputs, larger(LOT, STEP_INPUTS));
+    const int64_t unit = w->weight_dtype == CODED ? decoded_unit(w->coding.numbers) : STEP_INPUTS;
+    division.block_inputs = up_to(inputs, larger(LOT, unit));
     /* Several items for a thread, since threads are not equally fast, unless they would be small;
        of a size, too. */
     const int64_t all = w->num_outputs * division.num_blocks;

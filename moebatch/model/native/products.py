@@ -5,7 +5,7 @@ Shape letters: N rows, O outputs, I inputs.
 
 import ctypes
 import functools
-import os
+from pathlib import Path
 
 from torch import Tensor
 
@@ -17,6 +17,7 @@ from moebatch.model.native.kernels import DTYPES
 _CODED = 5
 """In the place of a type of numbers."""
 _USUAL_CACHE_BYTES = 2**19
+_CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 
 
 class ProductWork(ctypes.Structure):
@@ -100,9 +101,13 @@ def product_work(
 
 
 @functools.cache
-def _cache_bytes() -> int:
-    """Second-level cache of a core; asking takes a while on virtual machines."""
-    try:
-        return os.sysconf("SC_LEVEL2_CACHE_SIZE") or _USUAL_CACHE_BYTES
-    except (ValueError, OSError):
-        return _USUAL_CACHE_BYTES
+def _cache_bytes(caches: Path = _CACHES) -> int:
+    """Second-level cache of a core, as Linux describes it; a usual one elsewhere. Python's sysconf
+    has no name for it."""
+    for level in caches.glob("index*/level"):
+        try:
+            if int(level.read_text()) == 2:
+                return int(level.with_name("size").read_text().strip().removesuffix("K")) * 1024
+        except (OSError, ValueError):
+            continue
+    return _USUAL_CACHE_BYTES

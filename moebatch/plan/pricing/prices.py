@@ -7,6 +7,7 @@ from functools import cached_property, partial
 from math import ceil
 
 from moebatch.formats.plain import BFLOAT16, FLOAT16
+from moebatch.formats.weight_format import WeightFormat
 from moebatch.layout.footprint import FLOAT_BYTES, Dtypes
 from moebatch.layout.ladder import Ladder
 from moebatch.layout.load import PassLoad
@@ -153,20 +154,25 @@ class Prices:
         if rows <= 0:
             return 0.0
         params, at_once = self.shape.expert_params, min(rows, MAX_GEMM_ROWS)
-        stored, computed = self.dtypes.stored, self.dtypes.compute
-        stored_bytes = self.dtypes.expert_bytes(self.shape)
+        computed, stored_bytes = self.dtypes.compute, self.dtypes.expert_bytes(self.shape)
         product_s = self._gemm_s(
             processor, rows, params, at_once, stored_bytes=stored_bytes, streamed=streamed
         )
         if not self.dtypes.converts:
             return product_s
-        decoded_rows = rows_decoded_at_once(stored, computed, processor.instruction_set)
-        num_decodings = ceil(rows / min(at_once, decoded_rows))
-        decoding_s = num_decodings * stored_bytes / processor.decoding_rate(stored.name)
-        if decoded_rows == MAX_GEMM_ROWS:
-            return decoding_s + product_s
-        arithmetic_s = 2 * rows * params / processor.gemm_for(computed, streamed=streamed).peak
-        return max(product_s, decoding_s + arithmetic_s)
+        peak = processor.gemm_for(computed, streamed=streamed).peak
+
+        def seconds(stored: WeightFormat) -> float:
+            """If all weights were stored so."""
+            decoded_rows = rows_decoded_at_once(stored, computed, processor.instruction_set)
+            num_decodings = ceil(rows / min(at_once, decoded_rows))
+            decoding_s = stored_bytes / processor.decoding_rate(stored)
+            decoding_s += (num_decodings - 1) * stored_bytes / processor.decoding_again(stored)
+            if decoded_rows == MAX_GEMM_ROWS:
+                return decoding_s + product_s
+            return max(product_s, decoding_s + 2 * rows * params / peak)
+
+        return sum(share * seconds(each) for each, share in self.dtypes.stored.shares)
 
     def _gemm_s(
         self,

@@ -9,7 +9,9 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field, PlainValidator, ValidationInfo, create_model, model_validator
 
 from moebatch.errors import ConfigError, Fault
+from moebatch.formats.ggml import BLOCK_TYPES, format_name
 from moebatch.formats.registry import FORMATS
+from moebatch.formats.words import ORDERED
 from moebatch.quoting import shown
 from moebatch.spec.files.form import Built, Form
 from moebatch.spec.files.library import find, is_path
@@ -165,9 +167,13 @@ _CURVE = Annotated[CurveFigure, Built(_figure_form(SPEED, has_rows=True), CurveF
 _CURVES = Annotated[
     Mapping[str, CurveFigure], Built(_mapping("Gemm", dict.fromkeys(DTYPES, _CURVE)), _by_dtype)
 ]
+_DECODED = (
+    *(stored.measured_as for stored in (*FORMATS.values(), *ORDERED)),
+    *map(format_name, BLOCK_TYPES),
+)
 _DECODING = Annotated[
     Mapping[str, Figure],
-    Built(_mapping("Decoding", dict.fromkeys(FORMATS, _figure(MEMORY_RATE))), dict),
+    Built(_mapping("Decoding", dict.fromkeys(_DECODED, _figure(MEMORY_RATE))), dict),
 ]
 _LEVELS = _mapping("Levels", {name: _level(name) for name in LEVELS})
 _LINKS = _mapping("Links", {name: _link(name) for name in LINKS})

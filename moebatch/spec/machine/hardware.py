@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from moebatch.formats.weight_format import WeightFormat
+
 LevelName = Literal["vram", "dram", "disk"]
 DeviceKind = Literal["cpu", "cuda", "emulate"]
 """Where a run computes: in main memory, on a GPU, or on one that main memory stands in for."""
@@ -87,9 +89,18 @@ class Processor:
     instruction_set: str = ""
     """What the kernels of a CPU use; empty where none are known of."""
 
-    def decoding_rate(self, stored: str) -> float:
+    def decoding_rate(self, stored: WeightFormat) -> float:
         """Bytes per second of a format that become numbers to be multiplied."""
-        return self.decoding.get(stored, self.bandwidth)
+        rates = (
+            (self.decoding.get(each.measured_as, self.bandwidth), share)
+            for each, share in stored.shares
+        )
+        return 1 / sum(share / rate for rate, share in rates)
+
+    def decoding_again(self, stored: WeightFormat) -> float:
+        """The same for the next rows of a product, when a copy of the codes is there if one is
+        needed."""
+        return self.decoding.get(stored.copied_as, self.decoding_rate(stored))
 
     def gemm_for(self, dtype: Dtype, *, streamed: bool = False) -> RateCurve:
         """The curve of `dtype`; where it has none, of the nearest that the processor can do."""

@@ -3,10 +3,12 @@ that products take out of them."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from moebatch.formats.mixed import MixedFormat
 from moebatch.formats.plain import BFLOAT16, PlainFormat, TransposedFormat
 from moebatch.formats.registry import FORMATS
 from moebatch.formats.weight_format import Look, Matrix, StoredMatrix, StoredPart, WeightFormat
@@ -102,6 +104,8 @@ class StoredExperts:
     """By layer, what names may say of it, as `ModelShape.place_of` has it."""
     others: Mapping[tuple[int, int], tuple[WeightFormat, ...]] = field(default_factory=dict)
     """Formats of the weights of experts, by layer and number, that have others."""
+    shares: tuple[tuple[WeightFormat, float], ...] = ()
+    """Where there are several: each, with its share of the bytes of all experts."""
 
     @classmethod
     def of(
@@ -164,11 +168,16 @@ class StoredExperts:
         self, formats: Mapping[tuple[int, int], tuple[WeightFormat, ...]]
     ) -> StoredExperts:
         """The same where the weights of experts, by layer and number, have the formats given."""
-        size = self.weights[0].stored_size
-        known = {each for of_expert in formats.values() for each in of_expert} or {self.format}
-        widest = max(known, key=lambda each: (each.num_bytes(size), str(each)))
+        size, num_bytes = self.weights[0].stored_size, Counter[WeightFormat]()
+        for of_expert in formats.values():
+            for weight, stored in zip(self.weights, of_expert, strict=True):
+                num_bytes[stored] += stored.num_bytes(weight.stored_size)
+        if len(num_bytes) <= 1:
+            return replace(self, format=next(iter(num_bytes), self.format))
+        widest = max(num_bytes, key=lambda each: (each.num_bytes(size), str(each)))
         others = {key: each for key, each in formats.items() if {*each} != {widest}}
-        return replace(self, format=widest, others=others)
+        shares = ((each, count / num_bytes.total()) for each, count in num_bytes.items())
+        return replace(self, format=widest, others=others, shares=tuple(shares))
 
     @property
     def spared_bytes(self) -> int:
@@ -186,7 +195,9 @@ class StoredExperts:
 
     @property
     def taken_as(self) -> WeightFormat:
-        """The format as products meet it: matrices may lie transposed."""
+        """The format as products meet it: one of several, or of matrices that lie transposed."""
+        if self.shares:
+            return MixedFormat(widest=self.format, mix=self.shares)
         if not any(weight.is_transposed for weight in self.weights):
             return self.format
         assert isinstance(self.format, PlainFormat), "only numbers are read across rows"
