@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -13,6 +14,13 @@ Numbers = Literal["int4", "e2m1", "codebook", "int8", "uint8", "e4m3"]
 """What a code stands for. Of four bits: int4 is u - 8, e2m1 a float (OCP MX 1.0), codebook the u-th
 of the matrix's own values. Of eight bits: two's complement; u - 128; a float without infinities."""
 
+BITS: Mapping[Numbers, int] = {
+    **dict.fromkeys(("int4", "e2m1", "codebook"), 4),
+    **dict.fromkeys(("int8", "uint8", "e4m3"), 8),
+}
+"""Of a code."""
+ZEROS: Mapping[Numbers, float] = {"int4": 8.0, "uint8": 128.0}
+"""Codes that stand for nothing where the matrix has no zero points."""
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 """What its codes stand for."""
 
@@ -37,7 +45,8 @@ class CodedMatrix:
     zeros: Tensor | None = None
     """Of int4 and uint8: int32 [ceil(O / n), groups], n numbers of as many bits as codes in a word,
     those of the first row lowest, offset as the codes are. Blocks then have one row."""
-    factor: float = 1.0
+    factor: Tensor | None = None
+    """Float32, one number; 1 if None."""
     divides: bool = False
     """Whether scales are divided by the factor."""
     values: Tensor | None = None

@@ -1,7 +1,7 @@
 """A device that counts: operators and copies of every task, beside what the planner counts."""
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from moebatch.checkpoint.model_files import open_model
 from moebatch.engine.passes.pipeline import Pipeline
+from moebatch.formats import decoding
 from moebatch.layout.ladder import Ladder
 from moebatch.layout.load import PassLoad
 from moebatch.model.attention import by_torch as attention
@@ -27,6 +28,7 @@ from moebatch.store.experts.packed import PackedLayout
 from tests.engine.test_engine import requests
 from tests.engine.test_schedules import EMULATED, emulated, run
 from tests.gpu_kernels import use_gpu_kernels, use_launch
+from tests.quantised import write_quantised
 from tests.tiny import CACHED_APART
 
 _VIEWS = (
@@ -122,7 +124,14 @@ def counting(
 
 
 def decoded(
-    counting: CountingDevice, folder: Path, tmp_path: Path, title: str, schedule: str
+    counting: CountingDevice,
+    folder: Path,
+    tmp_path: Path,
+    title: str,
+    schedule: str,
+    *,
+    prompt: int = _PROMPT,
+    new: int = _NEW,
 ) -> Launches:
     """Runs sequences of one length, and keeps the passes in which all of them decode; what is said
     of their launches."""
@@ -131,15 +140,15 @@ def decoded(
         schedule=schedule,
         batch_size=_SEQUENCES,
         micro_batch_size=_SEQUENCES // 2,
-        tokens_per_pass=_SEQUENCES * _PROMPT,
+        tokens_per_pass=_SEQUENCES * prompt,
         num_kv_pages=64,
     )
-    rows = requests((_PROMPT,) * _SEQUENCES, max_tokens=_NEW)
+    rows = requests((prompt,) * _SEQUENCES, max_tokens=new)
     run(folder, policy, rows, device=emulated(), scratch=tmp_path)
-    shape = open_model(folder, "float32").shape
+    files = open_model(folder, "float32")
     for kind, tasks in counting.tasks.items():
-        counting.tasks[kind] = [each for each in tasks if each[0].step >= shape.num_layers]
-    return Launches(shape, counting.is_fused)
+        counting.tasks[kind] = [each for each in tasks if each[0].step >= files.shape.num_layers]
+    return Launches.of(files.shape, files.dtypes, is_fused=counting.is_fused)
 
 
 LOAD = PassLoad(
@@ -175,6 +184,44 @@ def test_tasks_launch_as_much_as_they_are_priced_for(
     assert {kind: counting.mean(kind) for kind in kinds} == pytest.approx(
         {kind: launches.of_batch(kind, LOAD) for kind in kinds}, rel=0.05
     )
+    assert_planned(counting, launches)
+
+
+@pytest.mark.few(kind=("mxfp4",))
+@pytest.mark.parametrize("counting", [True], indirect=True)
+@pytest.mark.parametrize(
+    ("kind", "family", "sizes"),
+    [
+        ("mxfp4", "gpt_oss", {}),
+        ("fp8", "qwen2_moe", {"moe_intermediate_size": 32}),
+        ("bnb-nf4", "mixtral", {"hidden_size": 64, "intermediate_size": 64}),
+    ],
+)
+def test_experts_in_codes_are_launched_together_as_planned(
+    tiny_checkpoint: Callable[..., Path],
+    counting: CountingDevice,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    kind: str,
+    family: str,
+    sizes: Mapping[str, int],
+) -> None:
+    read = decoding._codebook_state
+
+    def read_back(text: torch.Tensor) -> Mapping[str, Any]:
+        counting.count("copy")
+        return read(text)
+
+    monkeypatch.setattr(decoding, "_codebook_state", read_back)
+    folder = write_quantised(tiny_checkpoint(family, **sizes), kind, tmp_path / kind)
+    title = "GPU attention, cache in main memory"
+    launches = decoded(counting, folder, tmp_path, title, "klotski", prompt=3, new=3)
+    assert launches.groups(1)
+    assert_planned(counting, launches)
+
+
+def assert_planned(counting: CountingDevice, launches: Launches) -> None:
+    """What follows attention; of experts that are computed together, to the last launch."""
     num_gates, _, num_sums = map(counting.number, _AFTER)
     gates = num_gates * launches.of_gates[-1]
     experts = sum(
@@ -182,6 +229,9 @@ def test_tasks_launch_as_much_as_they_are_priced_for(
     )
     planned = gates + experts + num_sums * launches.of_combine(is_joined=True)
     assert sum(map(counting.total, _AFTER)) == pytest.approx(planned, rel=0.1)
+    if launches.groups(1):  # the first task of a layer joins its micro-batches, too
+        counts = [counted for _, counted in counting.tasks[Kind.EXPERT]]
+        assert sum(each["launch"] + each["copy"] for each in counts) == experts
 
 
 @pytest.mark.few(2)

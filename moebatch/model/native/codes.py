@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from moebatch.formats.coded import E2M1, CodedMatrix, Numbers
+from moebatch.formats.coded import BITS, E2M1, ZEROS, CodedMatrix, Numbers
 from moebatch.model.native.kernels import DTYPES
 
 _NUMBERS: Mapping[Numbers, int] = {
@@ -21,9 +21,6 @@ _NUMBERS: Mapping[Numbers, int] = {
     "e2m1": 5,
 }
 """As the C file counts them."""
-_FOUR_BITS: frozenset[Numbers] = frozenset({"int4", "e2m1", "codebook"})
-_ZEROS: Mapping[Numbers, float] = {"int4": 8.0, "uint8": 128.0}
-"""Codes that stand for nothing where the matrix has no zero points."""
 _VALUES: Mapping[Numbers, Tensor] = {"int4": torch.arange(16.0), "e2m1": torch.tensor(E2M1)}
 _SCALES = {**DTYPES, torch.float8_e4m3fn: 3, torch.uint8: 4, torch.float8_e8m0fnu: 4}
 _STEP_INPUTS = 16
@@ -76,7 +73,7 @@ def is_compiled(matrix: CodedMatrix) -> bool:
         and all(tensor.stride(-1) == 1 or tensor.shape[-1] == 1 for tensor in tensors)
         and matrix.scales.dtype in _SCALES
         and (block_columns % _STEP_INPUTS == 0 or block_columns >= matrix.shape[1])
-        and (zeros is None or (block_rows == 1 and matrix.numbers in _ZEROS))
+        and (zeros is None or (block_rows == 1 and matrix.numbers in ZEROS))
     )
 
 
@@ -95,8 +92,8 @@ def coding(matrix: CodedMatrix) -> Coding:
         zero_row=0 if zeros is None else zeros.stride(0),
         block_rows=matrix.block[0],
         block_columns=matrix.block[1],
-        factor=matrix.factor,
-        zero=_ZEROS.get(matrix.numbers, 0.0),
+        factor=1.0 if matrix.factor is None else float(matrix.factor),
+        zero=ZEROS.get(matrix.numbers, 0.0),
         divides=matrix.divides,
         numbers=_NUMBERS[matrix.numbers],
         scale_dtype=_SCALES[scales.dtype],
@@ -120,8 +117,7 @@ def decode_work(matrix: CodedMatrix, out_OI: Tensor) -> DecodeWork:
 def _require_fit(matrix: CodedMatrix) -> None:
     """Nothing is read beyond a tensor."""
     (num_outputs, num_inputs), (rows, columns) = matrix.shape, matrix.block
-    bits = 4 if matrix.numbers in _FOUR_BITS else 8
-    groups = -(-num_inputs // columns)
+    bits, groups = BITS[matrix.numbers], -(-num_inputs // columns)
     wanted = [
         (matrix.codes, num_outputs, -(-num_inputs * bits // 8)),
         (matrix.scales, -(-num_outputs // rows), groups),
