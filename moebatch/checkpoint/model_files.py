@@ -12,7 +12,7 @@ import torch
 from moebatch.checkpoint.fingerprint import ModelOwner, checkpoint_fingerprint
 from moebatch.checkpoint.gguf_model import find_gguf, open_gguf
 from moebatch.checkpoint.index import Checkpoint, Extent, Weight, file_inside
-from moebatch.checkpoint.record import TORCH_DTYPES, Record
+from moebatch.checkpoint.record import TORCH_DTYPES, Record, runs_of
 from moebatch.errors import CheckpointError
 from moebatch.formats.plain import BFLOAT16, PlainFormat
 from moebatch.formats.registry import FORMATS
@@ -66,6 +66,7 @@ class ModelFiles:
             compute=compute,
             mean_share=mean,
             extra_bias_bytes=max(0, experts.bias_bytes - declared),
+            num_runs=len(runs_of([Record.of(self._expert_extents(self.shape.moe_layers[0], 0))])),
         )
 
     @property

@@ -265,13 +265,35 @@ def test_tasks_around_attention_on_the_cpu_launch_as_much_as_they_are_priced_for
     assert counting.total(Kind.POST) == pytest.approx(planned, rel=0.05)
 
 
-def test_an_expert_is_copied_in_as_many_pieces_as_it_is_priced_for() -> None:
-    """Three matrices on their way into a slot, in chunks."""
-    for width in (8, 1000, 3000):
-        places = [((width, 2048), torch.bfloat16)] * 2 + [((2048, width), torch.bfloat16)]
-        record = SimpleNamespace(places=[SimpleNamespace(shape=s, dtype=d) for s, d in places])
-        layout = PackedLayout.of([record])
-        num_bytes = 3 * 2 * 2048 * width
-        assert len(layout.chunks) == of_copies.num_chunks(num_bytes)
-        num_copies = sum(len(chunk.parts) for chunk in layout.chunks)
-        assert num_copies == pytest.approx(of_copies.of_transfer(num_bytes), abs=2)
+def test_an_expert_in_stacks_is_copied_tensor_by_tensor(
+    tiny_checkpoint: Callable[..., Path], tmp_path: Path
+) -> None:
+    """As gpt-oss is released: codes, scales and biases of all experts, each in a tensor."""
+    files = open_model(write_quantised(tiny_checkpoint("gpt_oss"), "mxfp4", tmp_path / "q"), "auto")
+    layout = PackedLayout.of(files.expert_records().values())
+    assert files.dtypes.num_runs == len(layout.runs) == 6
+    assert len(layout.chunks[0].parts) == of_copies.of_transfer(layout.num_bytes, 6)
+
+
+@pytest.mark.parametrize("num_runs", [1, 3])
+@pytest.mark.parametrize("width", [8, 1000, 3000])
+def test_an_expert_is_copied_in_as_many_pieces_as_it_is_priced_for(
+    width: int, num_runs: int
+) -> None:
+    """Three matrices on their way into a slot, in chunks, which may end where one of them does."""
+    num_bytes, gap = 2 * 2048 * width, 4096 * (num_runs > 1)
+    places = [
+        SimpleNamespace(
+            shape=shape,
+            dtype=torch.bfloat16,
+            num_bytes=num_bytes,
+            buffer_offset=512 + n * (num_bytes + gap),
+        )
+        for n, shape in enumerate([(width, 2048), (width, 2048), (2048, width)])
+    ]
+    layout = PackedLayout.of([SimpleNamespace(places=places)])
+    assert len(layout.runs) == num_runs
+    assert len(layout.chunks) == of_copies.num_chunks(3 * num_bytes)
+    num_copies = sum(len(chunk.parts) for chunk in layout.chunks)
+    planned = of_copies.of_transfer(3 * num_bytes, num_runs)
+    assert planned - (num_runs - 1) <= num_copies <= planned

@@ -286,9 +286,9 @@ def num_chunks(expert_bytes: int) -> int:
     return max(1, ceil(expert_bytes / CHUNK_BYTES))
 
 
-def of_transfer(expert_bytes: int) -> int:
-    """Copies of one expert: its pieces, cut once more where one of its three tensors ends."""
-    return num_chunks(expert_bytes) + 2
+def of_transfer(expert_bytes: int, num_runs: int) -> int:
+    """Copies of one expert: its pieces, cut once more where a run of its tensors ends."""
+    return num_chunks(expert_bytes) + num_runs - 1
 
 
 def _choice(router: Router) -> int:
