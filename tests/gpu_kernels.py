@@ -3,20 +3,17 @@
 import threading
 from collections import Counter
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+import triton.language as tl
+from triton.runtime import interpreter
 
-from moebatch.layout.fused import attends_in_place, groups_experts
-from moebatch.model import batch, decoder, elementwise
-from moebatch.model.attention import core
-from moebatch.model.gpu import attention, experts, rows
-from moebatch.model.gpu.attention import SingleAttention
-from moebatch.model.gpu.experts import GroupedExperts
+from moebatch.model import elementwise
+from moebatch.model.gpu import attention, experts, loader, rows
 from moebatch.model.gpu.rows import GpuRows
-from moebatch.spec.model.shape import ModelShape
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 Launch = Callable[..., None]
@@ -26,9 +23,7 @@ def use_gpu_kernels(patch: pytest.MonkeyPatch) -> Counter[str]:
     """Decoders that are made from now on use them, whatever device they are on; how often each is
     launched."""
     patch.setattr(elementwise, "_kernels_on", lambda device: GpuRows())
-    for module in (batch, core):
-        patch.setattr(module, "single_attention", partial(_made, attends_in_place, SingleAttention))
-    patch.setattr(decoder, "grouped_experts", partial(_made, groups_experts, GroupedExperts))
+    patch.setattr(loader, "_are_for", lambda device: True)
     launch, one_at_a_time = rows.launch, threading.Lock()
     launched: Counter[str] = Counter()
 
@@ -41,16 +36,30 @@ def use_gpu_kernels(patch: pytest.MonkeyPatch) -> Counter[str]:
     return launched
 
 
-def _made(
-    suits: Callable[[ModelShape], bool],
-    make: Callable[[], object],
-    shape: ModelShape,
-    device: torch.device,
-) -> object:
-    return make() if suits(shape) else None
+def _mend_interpreter() -> None:
+    """Triton's interpreter cuts bfloat16 off where GPUs round, and does not multiply it."""
+    convert, dot = interpreter._convert_float, interpreter.InterpreterBuilder.create_dot
+
+    def rounded(numbers: Any, before: Any, after: Any, mode: Any) -> Any:
+        if (before, after) != (tl.float32, tl.bfloat16):
+            return convert(numbers, before, after, mode)
+        exact = torch.from_numpy(np.ascontiguousarray(numbers))
+        return exact.bfloat16().view(torch.uint16).numpy()
+
+    def multiplied(builder: Any, a: Any, b: Any, *others: Any) -> Any:
+        if a.dtype.scalar == tl.bfloat16:
+            a, b = (builder.cast_impl(each, tl.float32) for each in (a, b))
+        return dot(builder, a, b, *others)
+
+    interpreter._convert_float = rounded
+    interpreter.InterpreterBuilder.create_dot = multiplied
 
 
 def use_launch(patch: pytest.MonkeyPatch, launch: Launch) -> None:
     """Kernels are launched so."""
     for module in (rows, experts, attention):
         patch.setattr(module, "launch", launch)
+
+
+if DEVICE.type == "cpu":
+    _mend_interpreter()

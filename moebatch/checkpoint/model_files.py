@@ -18,7 +18,7 @@ from moebatch.checkpoint.index import (
     file_inside,
     require_model_folder,
 )
-from moebatch.checkpoint.record import TORCH_DTYPES, Record
+from moebatch.checkpoint.record import TORCH_DTYPES, Record, runs_of
 from moebatch.errors import CheckpointError
 from moebatch.formats.plain import BFLOAT16, PlainFormat
 from moebatch.formats.registry import FORMATS
@@ -72,6 +72,7 @@ class ModelFiles:
             compute=compute,
             mean_share=mean,
             extra_bias_bytes=max(0, experts.bias_bytes - declared),
+            num_runs=len(runs_of([Record.of(self._expert_extents(self.shape.moe_layers[0], 0))])),
         )
 
     @property

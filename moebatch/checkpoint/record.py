@@ -16,6 +16,8 @@ GAP_BYTES = 2 * PAGE_BYTES
 its ends, so that gaps never need more room than reads apart."""
 PIECE_BYTES = 16 * 2**20
 """Most bytes of one read. A more urgent read waits at most for the pieces in flight."""
+RUN_ALIGNMENT = 16
+"""Bytes, of tensors that are moved together: a GPU's kernels read so many at a time."""
 _CONVERTED_BYTES = 2**16
 """Few enough for torch to take one thread, and to stay in its cache: 2.5 GB/s of bfloat16 on one
 of our cores, a fifth of that in one go."""
@@ -138,10 +140,28 @@ class Record:
                 buffer.tensor(start + begin, (count,), place.dtype).copy_(numbers.float())
 
     def tensor_bytes(self, buffer: Buffer, start: int) -> tuple[Tensor, ...]:
-        """The same as bytes, uint8 [num_bytes] each."""
-        return tuple(
-            buffer.bytes[start + place.buffer_offset :][: place.num_bytes] for place in self.places
-        )
+        """The same as bytes, uint8, from the first one of each to the end of the record: of tensors
+        that lie one behind the other, those of the first have the others in them."""
+        whole = buffer.bytes[start : start + self.num_bytes]
+        return tuple(whole[place.buffer_offset :] for place in self.places)
+
+
+def runs_of(records: Sequence[Record]) -> list[list[int]]:
+    """Tensors by number, in the order in which they lie, those together that follow one another in
+    every record without a gap, and begin at multiples of `RUN_ALIGNMENT` after the first."""
+    first, runs = records[0].places, list[list[int]]()
+    for number in sorted(range(len(first)), key=lambda number: first[number].buffer_offset):
+        if runs and all(_follows(record.places, runs[-1], number) for record in records):
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return runs
+
+
+def _follows(places: Sequence[Place], run: Sequence[int], number: int) -> bool:
+    begin, last, this = places[run[0]], places[run[-1]], places[number]
+    is_next = this.buffer_offset == last.buffer_offset + last.num_bytes
+    return is_next and (this.buffer_offset - begin.buffer_offset) % RUN_ALIGNMENT == 0
 
 
 def slot_bytes(records: Iterable[Record]) -> int:

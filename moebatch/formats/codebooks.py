@@ -82,6 +82,10 @@ class Codebook(WeightFormat):
 
         return decoding.rows_of_codebook(parts, shape)
 
+    def is_viewed(self, shape: tuple[int, ...]) -> bool:
+        """Where blocks end with rows, and scales are numbers."""
+        return self.nested_block is None and shape[-1] % self.block == 0
+
     def heights(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Blocks run over the ends of rows."""
         return ()

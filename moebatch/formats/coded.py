@@ -32,6 +32,13 @@ def block_numbers(type_name: str) -> BlockNumbers | None:
     return next((known for known in GGML_BLOCKS if known == type_name.lower()), None)
 
 
+BITS: Mapping[Numbers | BlockNumbers, int] = {
+    **dict.fromkeys(("int4", "e2m1", "codebook"), 4),
+    **dict.fromkeys(("int8", "uint8", "e4m3"), 8),
+}
+"""Of a code whose scale lies elsewhere."""
+ZEROS: Mapping[Numbers | BlockNumbers, float] = {"int4": 8.0, "uint8": 128.0}
+"""Codes that stand for nothing where the matrix has no zero points."""
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 """What its codes stand for."""
 
@@ -61,7 +68,8 @@ class CodedMatrix:
     groups: Tensor | None = None
     """Of int4 and uint8: int32 [I], the block whose scale and zero point a column has, where it is
     not that of its neighbours. Blocks then have one row."""
-    factor: float = 1.0
+    factor: Tensor | None = None
+    """Float32, one number; 1 if None."""
     divides: bool = False
     """Whether scales are divided by the factor."""
     values: Tensor | None = None

@@ -53,8 +53,11 @@ def decode(matrix: CodedMatrix, out: Tensor) -> None:
         if zeros_OG is not None:
             numbers_OI = numbers_OI - _spread(zeros_OG[rows], matrix)
         scales_OG = widened(matrix.scales[taken_O // matrix.block[0]])
-        steps_OG = scales_OG / matrix.factor if matrix.divides else scales_OG * matrix.factor
-        decoded_OI = numbers_OI * _spread(steps_OG, matrix)
+        if matrix.factor is not None and matrix.divides:
+            scales_OG /= matrix.factor
+        elif matrix.factor is not None:
+            scales_OG *= matrix.factor
+        decoded_OI = numbers_OI * _spread(scales_OG, matrix)
         out[rows] = decoded_OI if matrix.rounds_to is None else decoded_OI.to(matrix.rounds_to)
 
 

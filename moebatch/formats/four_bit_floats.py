@@ -72,7 +72,7 @@ class FourBitFloats(CodedFormat):
             scales=scales,
             block=(1, self.group),
             shape=shape,
-            factor=float(parts[2]) if len(parts) > 2 else 1.0,
+            factor=parts[2] if len(parts) > 2 else None,
             divides=self.is_inverse,
             rounds_to=ROUNDED_TO["BF16"] if self.is_inverse else None,
         )

@@ -149,6 +149,11 @@ class WeightFormat(ABC):
         bytes; None where only `decode` knows how. Both give the same numbers, bit for bit."""
         return None
 
+    def is_viewed(self, shape: tuple[int, ...]) -> bool:
+        """Whether `coded` answers for all weights of that shape, with views alone: a GPU's kernels
+        then decode what lies in its memory as it lies there."""
+        return False
+
     def is_computed_in(self, dtype: str) -> bool:
         """Whether products in ``float32``, ``bfloat16`` or ``float16`` take it as it is stored."""
         return False
@@ -181,6 +186,10 @@ class CodedFormat(WeightFormat):
     """One of codes and scales, of which `coded` says everything."""
 
     is_coded = True
+
+    def is_viewed(self, shape: tuple[int, ...]) -> bool:
+        """Always."""
+        return True
 
     @abstractmethod
     def coded(self, parts: Sequence[Tensor], shape: tuple[int, int]) -> CodedMatrix:

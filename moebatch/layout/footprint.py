@@ -29,6 +29,9 @@ class Dtypes:
     extra_bias_bytes: int = 0
     """Of an expert's biases, where they take more than in the type that the model declares."""
 
+    num_runs: int = 1
+    """Of tensors of an expert that lie one behind the other where it is copied from."""
+
     @property
     def compute_bytes(self) -> int:
         """Bytes per number of weights outside experts, activations, keys and values."""

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 
+from moebatch.formats.weight_format import WeightFormat
+from moebatch.spec.machine.hardware import Dtype
 from moebatch.spec.model.grouped_attention import GroupedAttention
 from moebatch.spec.model.shape import ModelShape
 
@@ -16,15 +18,19 @@ _LARGEST_HEAD = 256
 
 
 def groups_experts(shape: ModelShape) -> bool:
-    """Whether experts of that shape can be computed together: SwiGLU without biases, and without
-    clamping, whose outputs are weighed."""
+    """Whether experts of that shape can be computed together: SwiGLU, whose outputs are weighed."""
     return (
         shape.is_swiglu
-        and shape.clamped_gate is None
         and set(shape.expert.roles) == {"gate", "up", "down"}
-        and not shape.expert.bias
         and not shape.router.weighs_inputs
     )
+
+
+def takes_stored(shape: ModelShape, stored: WeightFormat, compute: Dtype) -> bool:
+    """Whether experts that are stored so can be: in numbers that they are computed in, or in codes
+    that are decoded on the way."""
+    sizes = shape.expert.matrices(shape.hidden_size).values()
+    return stored.is_computed_in(compute) or all(map(stored.is_viewed, sizes))
 
 
 def attends_in_place(shape: ModelShape) -> bool:

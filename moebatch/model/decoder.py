@@ -29,6 +29,7 @@ from moebatch.model.dense_weights import DenseWeights
 from moebatch.model.elementwise import Elementwise
 from moebatch.model.families.registry import FAMILIES
 from moebatch.model.families.usual import mlp
+from moebatch.model.gpu.coding import GroupedMatrices
 from moebatch.model.gpu.experts import GroupedExpert
 from moebatch.model.gpu.loader import grouped_experts
 from moebatch.model.products import Products
@@ -265,7 +266,7 @@ class Decoder:
 
     def _grouped_with(
         self, tokens: ExpertTokens, matrices: Mapping[str, Matrix]
-    ) -> Mapping[str, Tensor] | None:
+    ) -> GroupedMatrices | None:
         """The matrices of an expert that is computed together with others; None of others."""
         if self._grouped is None or not is_grouped(len(tokens.rows_M)):
             return None

@@ -1,7 +1,7 @@
 """Experts of few rows together, and kernels in Triton: the tokens of transformers all the same."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,11 @@ from moebatch.model.scratch import Frame
 from moebatch.schedule.task import Kind
 from moebatch.schedule.timeline.timeline import Timeline
 from moebatch.spec.request import Request
-from tests.engine.test_engine import requests, tokens_of
+from tests.engine.test_engine import NEW_TOKENS, requests, tokens_of
 from tests.engine.test_schedules import EMULATED, emulated, run
 from tests.gpu_kernels import use_gpu_kernels
+from tests.model.oracle import greedy, load
+from tests.quantised import decoded_beside, write_quantised
 
 _TOGETHER, _SHORT = 3, 12
 _ON_GPU, _ON_CPU = "GPU attention, cache in main memory", "CPU attention"
@@ -41,7 +43,17 @@ KERNELS = {
     "gpt_oss": {*_ROWS, "attend_single", "gate_rows", "place"},
     "deepseek_v3": {*_ROWS, *_TOGETHER_AND_SHARED},
 }
-"""That are launched: experts with biases are computed one by one, latents are attended by torch."""
+"""That are launched: experts of gpt-oss whose matrices lie across are computed one by one, latents
+are attended by torch."""
+IN_CODES = [
+    ("mxfp4", "gpt_oss", {}),
+    ("int4-zeros", "qwen3_moe", {"moe_intermediate_size": 32}),
+    ("fp8", "mixtral", {}),
+    ("packed-nvfp4", "mixtral", {"intermediate_size": 64}),
+    ("bnb-nf4", "mixtral", {"hidden_size": 64, "intermediate_size": 64}),
+]
+LEFT_TO_TORCH = [("gptq", "mixtral", {})]
+"""Codes that lie across."""
 CASES = [(*case, False) for case in BY_TORCH] + [(*case, True) for case in IN_TRITON]
 
 
@@ -70,6 +82,32 @@ def test_experts_together_give_the_tokens_of_transformers(
     assert used == KERNELS[family] if in_triton else not used
     sizes = group_sizes(built.recorder.timeline)
     assert not sizes or (max(sizes) == _TOGETHER and sum(sizes) > len(sizes))
+
+
+@pytest.mark.few(2, kind=("mxfp4",))
+@pytest.mark.parametrize(("kind", "family", "sizes"), [*IN_CODES, *LEFT_TO_TORCH])
+def test_experts_in_codes_give_the_tokens_of_their_decoded_weights(
+    tiny_checkpoint: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    kind: str,
+    family: str,
+    sizes: Mapping[str, int],
+) -> None:
+    """Decoded by the kernels, in tasks of several; or by torch, one by one."""
+    plain = tiny_checkpoint(family, num_hidden_layers=2, **sizes)
+    folder = write_quantised(plain, kind, tmp_path / kind)
+    model, rows = load(decoded_beside(folder)), requests((1, 12, 7))
+    expected = [tuple(greedy(model, row.prompt_tokens, NEW_TOKENS)[0]) for row in rows]
+    launched = use_gpu_kernels(monkeypatch)
+    monkeypatch.setattr(Ladder, "most_together", _TOGETHER)
+    chosen = replace(EMULATED[_ON_GPU], schedule="klotski")
+    outcomes, built = run(folder, chosen, rows, device=emulated(), scratch=tmp_path)
+    assert tokens_of(outcomes) == expected
+    is_taken = (kind, family, sizes) in IN_CODES
+    experts = {"experts_in", "experts_out"} if is_taken else {"gate_rows", "place"}
+    assert set(launched) == {*_ROWS, "attend_single", *experts}
+    assert built.recorder is not None and max(group_sizes(built.recorder.timeline)) == _TOGETHER
 
 
 def short_requests() -> list[Request]:

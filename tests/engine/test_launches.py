@@ -1,7 +1,7 @@
 """A device that counts: operators and copies of every task, beside what the planner counts."""
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from moebatch.checkpoint.model_files import open_model
 from moebatch.engine.passes.pipeline import Pipeline
+from moebatch.formats import decoding
 from moebatch.layout.ladder import Ladder
 from moebatch.layout.load import PassLoad
 from moebatch.model.attention import by_torch as attention
@@ -27,6 +28,7 @@ from moebatch.store.experts.packed import PackedLayout
 from tests.engine.test_engine import requests
 from tests.engine.test_schedules import EMULATED, emulated, run
 from tests.gpu_kernels import use_gpu_kernels, use_launch
+from tests.quantised import write_quantised
 from tests.tiny import CACHED_APART
 
 _VIEWS = (
@@ -138,7 +140,11 @@ def counting(
 
 
 def decoded(
-    counting: CountingDevice, folder: Path, tmp_path: Path, title: str, schedule: str
+    counting: CountingDevice,
+    folder: Path,
+    tmp_path: Path,
+    title: str,
+    schedule: str,
 ) -> Launches:
     """Runs sequences of one length, and keeps the passes in which all of them decode; what is said
     of their launches."""
@@ -153,10 +159,10 @@ def decoded(
     )
     rows = requests((num_prompt,) * _SEQUENCES, max_tokens=num_new)
     run(folder, policy, rows, device=emulated(), scratch=tmp_path)
-    shape = open_model(folder, "float32").shape
+    files = open_model(folder, "float32")
     for kind, tasks in counting.tasks.items():
-        counting.tasks[kind] = [each for each in tasks if each[0].step >= shape.num_layers]
-    return Launches(shape, counting.is_fused)
+        counting.tasks[kind] = [each for each in tasks if each[0].step >= files.shape.num_layers]
+    return Launches.of(files.shape, files.dtypes, is_fused=counting.is_fused)
 
 
 @pytest.mark.few(family=CACHED_APART)
@@ -185,6 +191,44 @@ def test_tasks_launch_as_much_as_they_are_priced_for(
     assert {kind: counting.mean(kind) for kind in kinds} == pytest.approx(
         {kind: launches.of_batch(kind, counting.load) for kind in kinds}, rel=0.05
     )
+    assert_planned(counting, launches)
+
+
+@pytest.mark.few(kind=("mxfp4",))
+@pytest.mark.parametrize("counting", [True], indirect=True)
+@pytest.mark.parametrize(
+    ("kind", "family", "sizes"),
+    [
+        ("mxfp4", "gpt_oss", {}),
+        ("fp8", "qwen2_moe", {"moe_intermediate_size": 32}),
+        ("bnb-nf4", "mixtral", {"hidden_size": 64, "intermediate_size": 64}),
+    ],
+)
+def test_experts_in_codes_are_launched_together_as_planned(
+    tiny_checkpoint: Callable[..., Path],
+    counting: CountingDevice,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    kind: str,
+    family: str,
+    sizes: Mapping[str, int],
+) -> None:
+    read = decoding._codebook_state
+
+    def read_back(text: torch.Tensor) -> Mapping[str, Any]:
+        counting.count("copy")
+        return read(text)
+
+    monkeypatch.setattr(decoding, "_codebook_state", read_back)
+    folder = write_quantised(tiny_checkpoint(family, **sizes), kind, tmp_path / kind)
+    title = "GPU attention, cache in main memory"
+    launches = decoded(counting, folder, tmp_path, title, "klotski")
+    assert launches.groups(1)
+    assert_planned(counting, launches)
+
+
+def assert_planned(counting: CountingDevice, launches: Launches) -> None:
+    """What follows attention; of experts that are computed together, to the last launch."""
     num_gates, _, num_sums = map(counting.number, _AFTER)
     gates = num_gates * launches.of_gates[-1]
     experts = sum(
@@ -192,6 +236,9 @@ def test_tasks_launch_as_much_as_they_are_priced_for(
     )
     planned = gates + experts + num_sums * launches.of_combine(is_joined=True)
     assert sum(map(counting.total, _AFTER)) == pytest.approx(planned, rel=0.1)
+    if launches.groups(1):  # the first task of a layer joins its micro-batches, too
+        counts = [counted for _, counted in counting.tasks[Kind.EXPERT]]
+        assert sum(each["launch"] + each["copy"] for each in counts) == experts
 
 
 @pytest.mark.few(2)
@@ -225,13 +272,35 @@ def test_tasks_around_attention_on_the_cpu_launch_as_much_as_they_are_priced_for
     assert counting.total(Kind.POST) == pytest.approx(planned, rel=0.05)
 
 
-def test_an_expert_is_copied_in_as_many_pieces_as_it_is_priced_for() -> None:
-    """Three matrices on their way into a slot, in chunks."""
-    for width in (8, 1000, 3000):
-        places = [((width, 2048), torch.bfloat16)] * 2 + [((2048, width), torch.bfloat16)]
-        record = SimpleNamespace(places=[SimpleNamespace(shape=s, dtype=d) for s, d in places])
-        layout = PackedLayout.of([record])
-        num_bytes = 3 * 2 * 2048 * width
-        assert len(layout.chunks) == of_copies.num_chunks(num_bytes)
-        num_copies = sum(len(chunk.parts) for chunk in layout.chunks)
-        assert num_copies == pytest.approx(of_copies.of_transfer(num_bytes), abs=2)
+def test_an_expert_in_stacks_is_copied_tensor_by_tensor(
+    tiny_checkpoint: Callable[..., Path], tmp_path: Path
+) -> None:
+    """As gpt-oss is released: codes, scales and biases of all experts, each in a tensor."""
+    files = open_model(write_quantised(tiny_checkpoint("gpt_oss"), "mxfp4", tmp_path / "q"), "auto")
+    layout = PackedLayout.of(files.expert_records().values())
+    assert files.dtypes.num_runs == len(layout.runs) == 6
+    assert len(layout.chunks[0].parts) == of_copies.of_transfer(layout.num_bytes, 6)
+
+
+@pytest.mark.parametrize("num_runs", [1, 3])
+@pytest.mark.parametrize("width", [8, 1000, 3000])
+def test_an_expert_is_copied_in_as_many_pieces_as_it_is_priced_for(
+    width: int, num_runs: int
+) -> None:
+    """Three matrices on their way into a slot, in chunks, which may end where one of them does."""
+    num_bytes, gap = 2 * 2048 * width, 4096 * (num_runs > 1)
+    places = [
+        SimpleNamespace(
+            shape=shape,
+            dtype=torch.bfloat16,
+            num_bytes=num_bytes,
+            buffer_offset=512 + n * (num_bytes + gap),
+        )
+        for n, shape in enumerate([(width, 2048), (width, 2048), (2048, width)])
+    ]
+    layout = PackedLayout.of([SimpleNamespace(places=places)])
+    assert len(layout.runs) == num_runs
+    assert len(layout.chunks) == of_copies.num_chunks(3 * num_bytes)
+    num_copies = sum(len(chunk.parts) for chunk in layout.chunks)
+    planned = of_copies.of_transfer(3 * num_bytes, num_runs)
+    assert planned - (num_runs - 1) <= num_copies <= planned

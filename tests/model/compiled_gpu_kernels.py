@@ -17,8 +17,10 @@ from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from moebatch.formats.coded import CodedMatrix
 from moebatch.model.gpu import kernels
 from moebatch.model.gpu.attention import SingleAttention
+from moebatch.model.gpu.check import CODES, Codes, coded
 from moebatch.model.gpu.experts import GroupedExpert, GroupedExperts
 from moebatch.model.gpu.rows import GpuRows
 from moebatch.model.native.attention_work import Cached, SingleQueries
@@ -63,6 +65,8 @@ def launches(dtype: torch.dtype) -> list[Launch]:
         assert by_rows.place(x, tokens, outputs, weights) and by_rows.add(x, 1.0, outputs, x)
         for num_rows in (10, 30, _TOKENS):
             _run_experts(x, ExpertTokens(rows[:num_rows], rows[:num_rows] % 2), outputs, weights)
+        for codes in CODES if dtype == torch.bfloat16 else CODES[1:2]:
+            _run_experts(x, tokens, outputs, weights, codes)
         cache = x.new_empty(2, 500, 2, _HEAD)
         seen = SingleQueries(rows[:1], torch.tensor([0, 90]), torch.arange(90))
         for scores in (None, torch.empty(16)):
@@ -71,7 +75,10 @@ def launches(dtype: torch.dtype) -> list[Launch]:
     return found
 
 
-def _run_experts(x: Tensor, tokens: ExpertTokens, outputs: Tensor, weights: Tensor) -> None:
+def _run_experts(
+    x: Tensor, tokens: ExpertTokens, outputs: Tensor, weights: Tensor, codes: Codes | None = None
+) -> None:
+    """Those of codes as gpt-oss has them, with biases."""
     routing = Routing(
         rows=(slice(0, len(x)),),
         normed_TD=x,
@@ -82,10 +89,17 @@ def _run_experts(x: Tensor, tokens: ExpertTokens, outputs: Tensor, weights: Tens
         outputs_TKD=outputs,
     )
     sizes = {"gate": (_WIDTH, _HIDDEN), "up": (_WIDTH, _HIDDEN), "down": (_HIDDEN, _WIDTH)}
-    matrices = {role: x.new_empty(size) for role, size in sizes.items()}
+    matrices: dict[str, Tensor | CodedMatrix] = {
+        role: coded(codes, size, x.device) if codes else x.new_empty(size)
+        for role, size in sizes.items()
+    }
+    if codes:
+        matrices |= {f"{role}_bias": x.new_empty(size[0]) for role, size in sizes.items()}
+    kernels = GroupedExperts(ClampedGate(limit=7.0, alpha=1.7) if codes else None)
+    taken = kernels.taken(matrices, x.dtype)
+    assert taken is not None, "they suit"
     frame = Frame(x.new_empty(_TOKENS * _WIDTH))
-    group = [GroupedExpert(tokens, matrices)]
-    GroupedExperts().run(frame, group, routing, most_rows=_TOKENS)
+    kernels.run(frame, [GroupedExpert(tokens, taken)], routing, most_rows=_TOKENS)
 
 
 def source_of(name: str, arguments: tuple[Any, ...], constants: Mapping[str, Any]) -> ASTSource:
@@ -93,6 +107,9 @@ def source_of(name: str, arguments: tuple[Any, ...], constants: Mapping[str, Any
     kernel = getattr(kernels, name)
     names = list(inspect.signature(kernel.fn).parameters)
     given = dict(zip(names, arguments, strict=False))
+    compiled_for = {parameter.name for parameter in kernel.params if parameter.is_constexpr}
+    given |= {n: value for n, value in constants.items() if n not in compiled_for}
+    constants = {n: value for n, value in constants.items() if n in compiled_for}
     ones = {n: 1 for n, value in given.items() if isinstance(value, int) and value == 1}
     fixed = {**constants, **ones}
     aligned = {
@@ -119,12 +136,13 @@ def _is_aligned(value: object) -> bool:
 
 
 def compiled(source: ASTSource, capability: int) -> dict[str, int]:
-    """Bytes of shared memory, and how many loads are of single numbers of 16 bits."""
+    """Bytes of shared memory, and how many loads are of single numbers of 8 and of 16 bits."""
     target = GPUTarget("cuda", capability, 32)
     made = triton.compile(source, target=target, options={"enable_fp_fusion": False})
     text = made.asm["ptx"]
     return {
         "shared_bytes": made.metadata.shared,
+        "loads_of_8_bits": text.count("ld.global.b8"),
         "loads_of_16_bits": text.count("ld.global.b16"),
         "tensor_cores": text.count("mma.sync") + text.count("wgmma.mma"),
         "code_bytes": len(made.asm["cubin"]),
@@ -135,7 +153,14 @@ def all_of(dtype: torch.dtype, capability: int) -> Iterator[dict[str, Any]]:
     """Each kernel as it is launched where a model computes in that type."""
     for name, arguments, constants in launches(dtype):
         made = compiled(source_of(name, arguments, constants), capability)
-        yield {"kernel": name, "type": _TYPES[dtype], "capability": capability, **made}
+        coding = constants.get("coding")
+        yield {
+            "kernel": name,
+            "type": _TYPES[dtype],
+            "numbers": None if coding is None else coding.numbers,
+            "capability": capability,
+            **made,
+        }
 
 
 def main(asked: list[str]) -> None:

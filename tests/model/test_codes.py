@@ -72,7 +72,7 @@ def matrices(draw: st.DrawFn) -> CodedMatrix:
         groups=groups,
         values=values if numbers == "codebook" else None,
         is_high_first=numbers in FOUR_BITS and draw(st.booleans()),
-        factor=draw(st.sampled_from([1.0, 0.37, -3e5, 0.0])),
+        factor=draw(st.sampled_from([None, *map(torch.tensor, (0.37, -3e5, 0.0))])),
         divides=draw(st.booleans()),
         rounds_to=draw(st.sampled_from([None, torch.bfloat16, torch.float16])),
     )
@@ -148,7 +148,7 @@ def tame(matrix: CodedMatrix) -> CodedMatrix:
         return replace(matrix, codes=torch.from_numpy(stored))
     scales = torch.ones(matrix.scales.shape) + torch.rand(matrix.scales.shape)
     codes = matrix.codes & 0x77 if matrix.numbers == "e4m3" else matrix.codes
-    return replace(matrix, codes=codes, scales=scales, factor=1.0, divides=False)
+    return replace(matrix, codes=codes, scales=scales, factor=None, divides=False)
 
 
 @pytest.mark.parametrize("name", SETS)

@@ -5,9 +5,10 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -16,27 +17,31 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from moebatch.formats import decoding
+from moebatch.formats.coded import ZEROS, CodedMatrix, Numbers
 from moebatch.model.elementwise import Elementwise
 from moebatch.model.gpu import check, rows
 from moebatch.model.gpu import loader as gpu_loader
 from moebatch.model.gpu.attention import SingleAttention
+from moebatch.model.gpu.check import Codes
+from moebatch.model.gpu.coding import Coding
 from moebatch.model.gpu.experts import GroupedExpert, GroupedExperts
 from moebatch.model.gpu.rows import GpuRows
 from moebatch.model.native import loader
 from moebatch.model.native.attention_work import Cached, SingleQueries
 from moebatch.model.native.scoring import Scoring
-from moebatch.model.routing.router import Routing, group_by_expert
+from moebatch.model.routing.router import ExpertTokens, Routing, group_by_expert
 from moebatch.model.scratch import Frame
 from moebatch.spec.model.blocks import ClampedGate
 from moebatch.spec.model.models import load_model
 from moebatch.spec.model.shape import ModelShape
+from tests.few import examples
 from tests.gpu_kernels import DEVICE, use_gpu_kernels, use_launch
 
 pytestmark = [pytest.mark.gpu] if DEVICE.type == "cuda" else []
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
-MULTIPLIED = DTYPES if DEVICE.type == "cuda" else [torch.float32, torch.float16]
-"""Triton's interpreter has no products of bfloat16."""
 REPOSITORY = Path(__file__).parents[2]
+_LOADS_OF_SCALES = 4
 LEAST_SHARED_BYTES = 99 * 2**10
 """Of a block, with compute capability 8.6 and 8.9."""
 WRONG = {
@@ -160,46 +165,105 @@ def test_placing(
         assert_alike(placed)
 
 
-@few
+@st.composite
+def codes(draw: st.DrawFn) -> Codes:
+    """Of any kind that a `CodedMatrix` may be of."""
+    numbers = draw(st.sampled_from(get_args(Numbers)))
+    has_zeros = numbers in ZEROS and draw(st.booleans())
+    blocks = [(1, 16), (1, 32), (1, 48), (1, 128), (1, 999)]
+    return Codes(
+        numbers=numbers,
+        scales=draw(st.sampled_from([*DTYPES, torch.uint8, torch.float8_e4m3fn])),
+        block=draw(st.sampled_from(blocks if has_zeros else [*blocks, (32, 16), (999, 999)])),
+        has_zeros=has_zeros,
+        has_factor=draw(st.booleans()),
+        divides=draw(st.booleans()),
+        rounds_to=draw(st.sampled_from([None, torch.bfloat16, torch.float16])),
+    )
+
+
 @given(
     st.integers(1, 40),
     st.integers(1, 3),
-    st.sampled_from([(16, 32), (48, 80), (80, 144)]),
-    st.sampled_from(MULTIPLIED),
+    st.sampled_from([(32, 64), (64, 32), (96, 160)]),
+    dtypes,
     st.integers(1, 40),
+    st.one_of(st.none(), codes()),
+    st.sampled_from(CLAMPED),
+    st.sampled_from([None, *DTYPES]),
     seeds,
 )
+@examples(60)
 def test_experts_together_make_what_each_makes_alone(
     num_tokens: int,
     num_choices: int,
     sizes: tuple[int, int],
     dtype: torch.dtype,
     most_rows: int,
+    stored: Codes | None,
+    clamped: ClampedGate | None,
+    bias_dtype: torch.dtype | None,
     seed: int,
 ) -> None:
-    """Of whatever sizes, with more rows than a tile has and more than there is room for at once;
-    some of them are left for later, and untouched."""
+    """Of whatever sizes and codes, with more rows than a tile has and more than there is room for
+    at once; some of them are left for later, and untouched."""
     hidden, width = sizes
     routing = routing_of(num_tokens, num_choices, hidden, dtype, seed)
-    matrices = [expert(seed + e, dtype, hidden, width) for e in range(8)]
     routing.outputs_TKD.fill_(7)
     later = next(iter(routing.tokens)) if len(routing.tokens) > 1 else None
     chosen = {e: tokens for e, tokens in routing.tokens.items() if e != later}
-    group = [GroupedExpert(tokens, matrices[e]) for e, tokens in chosen.items()]
+    matrices = {e: expert(seed + e, dtype, hidden, width, stored) for e in chosen}
+    if bias_dtype is not None:
+        for e, of_expert in matrices.items():
+            of_expert |= biases(seed + e, bias_dtype, of_expert)
+    kernels = GroupedExperts(clamped)
     largest = max(len(tokens.rows_M) for tokens in chosen.values())
     most_rows = max(most_rows, largest)
     frame = Frame(torch.empty(most_rows * width, dtype=dtype, device=DEVICE))
-    GroupedExperts().run(frame, group, routing, most_rows=most_rows)
+    group = grouped(kernels, chosen, matrices, dtype)
+    kernels.run(frame, group, routing, most_rows=most_rows)
     want = torch.full_like(routing.outputs_TKD, 7)
-    elementwise = by_torch()
-    for (rows_M, choices_M), of_expert in group:
-        x_MD = routing.normed_TD[rows_M]
-        gate_MF, up_MF = x_MD @ of_expert["gate"].t(), x_MD @ of_expert["up"].t()
-        elementwise.gate(gate_MF, up_MF)
-        made_MD = gate_MF @ of_expert["down"].t()
-        weights_M = routing.weights_TK[rows_M, choices_M]
-        want[rows_M, choices_M] = (made_MD * weights_M[:, None]).to(dtype)
+    for e, tokens in chosen.items():
+        compute_by_torch(routing, tokens, matrices[e], clamped, want)
     assert_close(routing.outputs_TKD, want)
+
+
+def test_experts_whose_matrices_lie_otherwise_are_launched_apart(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    routing = routing_of(20, 3, 64, torch.float32, 1)
+    kinds = [None, check.CODES[0], check.CODES[1]]
+    matrices = {e: expert(e, torch.float32, 64, 32, kinds[e % 3]) for e in routing.tokens}
+    frame = Frame(torch.empty(60 * 32, device=DEVICE))
+    kernels = GroupedExperts()
+    group = grouped(kernels, routing.tokens, matrices, torch.float32)
+    want = torch.empty_like(routing.outputs_TKD)
+    for e, tokens in routing.tokens.items():
+        compute_by_torch(routing, tokens, matrices[e], None, want)
+    launched = use_gpu_kernels(monkeypatch)
+    kernels.run(frame, group, routing, most_rows=60)
+    assert_close(routing.outputs_TKD, want)
+    assert launched == {"experts_in": 3, "experts_out": 3}
+
+
+@pytest.mark.parametrize("stored", check.CODES, ids=lambda stored: stored.numbers)
+def test_scales_that_are_no_numbers_make_none(stored: Codes) -> None:
+    """Of the outputs that they are those of, and of no others: not behind the end of a row."""
+    none = 255 if stored.scales == torch.uint8 else torch.nan
+    routing = routing_of(5, 1, 64, torch.float32, 1)
+    number, tokens = next(iter(routing.tokens.items()))
+    matrices = expert(1, torch.float32, 64, 96, stored)
+    down = matrices["down"]
+    assert isinstance(down, CodedMatrix)
+    scales = down.scales.clone()
+    scales[0, -1] = none
+    matrices["down"] = replace(down, scales=scales)
+    kernels = GroupedExperts()
+    group = grouped(kernels, {number: tokens}, {number: matrices}, torch.float32)
+    kernels.run(Frame(torch.empty(5 * 96, device=DEVICE)), group, routing, most_rows=5)
+    outputs = routing.outputs_TKD[tokens]
+    num_rows = 64 if stored.block[0] > 1 else 1
+    assert outputs[:, :num_rows].isnan().all() and not outputs[:, num_rows:].isnan().any()
 
 
 @few
@@ -207,7 +271,7 @@ def test_experts_together_make_what_each_makes_alone(
     st.lists(st.integers(1, 150), min_size=1, max_size=4),
     st.sampled_from([(1, 1), (2, 3), (3, 1), (1, 20)]),
     st.sampled_from([8, 24, 64]),
-    st.sampled_from(MULTIPLIED),
+    dtypes,
     st.booleans(),
     seeds,
 )
@@ -260,11 +324,31 @@ def test_tokens_attend_to_rows_anywhere_in_the_cache(
 )
 def test_experts_that_do_not_suit_are_left_to_torch(spoil: Callable[[Tensor], Tensor]) -> None:
     good = expert(1, torch.float32, 48, 32)
-    assert GroupedExperts.taken(good, torch.float32) == good
+    assert GroupedExperts.taken(good, torch.float32) is not None
     assert GroupedExperts.taken(good, torch.bfloat16) is None
     bad = {**good, "up": spoil(good["up"])}
     assert GroupedExperts.taken(bad, torch.float32) is None
-    assert GroupedExperts.taken({**good, "up_bias": good["up"]}, torch.float32) is None
+    assert GroupedExperts.taken({**good, "up_bias": good["up"][:, 0]}, torch.float32) is None
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda matrix: replace(matrix, block=(1, 24)),
+        lambda matrix: replace(matrix, codes=matrix.codes[:, :-8].contiguous(), shape=(32, 80)),
+        lambda matrix: replace(matrix, codes=matrix.codes.t().contiguous().t()),
+        lambda matrix: replace(matrix, rounds_to=torch.float16),
+    ],
+    ids=["odd blocks", "rows of odd length", "the other way round", "gate and up rounded apart"],
+)
+def test_codes_that_do_not_suit_are_left_to_torch(
+    spoil: Callable[[CodedMatrix], CodedMatrix],
+) -> None:
+    good = expert(1, torch.float32, 96, 32, check.CODES[0])
+    assert GroupedExperts.taken(good, torch.bfloat16) is not None
+    assert isinstance(good["up"], CodedMatrix)
+    bad = {**good, "up": spoil(good["up"])}
+    assert GroupedExperts.taken(bad, torch.bfloat16) is None
 
 
 def test_what_does_not_suit_is_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -279,13 +363,17 @@ def test_what_does_not_suit_is_left_to_torch(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_kernels_are_checked_before_they_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(check, "_ERRORS", {dtype: check._ERRORS[dtype] for dtype in MULTIPLIED})
     assert check.differences(DEVICE) is None
     launch = rows.launch
-    for idle, what in WRONG.items():
+    monkeypatch.setattr(check, "CODES", check.CODES[1:2])
+    idle: Callable[[str, Coding | None], bool]
+    for idle, what in (
+        *((lambda name, _, wrong=wrong: name == wrong, what) for wrong, what in WRONG.items()),
+        (lambda _, coding: coding is not None and coding.bits > 0, "experts of e2m1"),
+    ):
 
-        def launch_others(name: str, *given: Any, idle: str = idle, **options: Any) -> None:
-            if name != idle:
+        def launch_others(name: str, *given: Any, is_idle: Any = idle, **options: Any) -> None:
+            if not is_idle(name, options.get("coding")):
                 launch(name, *given, **options)
             elif name not in IN_PLACE:
                 out = given[1]
@@ -309,7 +397,8 @@ def test_kernels_are_checked_before_they_are_used(monkeypatch: pytest.MonkeyPatc
 )
 def test_kernels_compile_for_gpus_that_are_not_here(targets: list[str], tmp_path: Path) -> None:
     """An A100 and an H100; and a GPU of desktops, which has the least shared memory. Weights are
-    read 16 bytes at a time, though their addresses come from a table."""
+    read 16 bytes at a time, though their addresses come from a table; so are codes, and single
+    numbers are scales and biases."""
     environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}
     environment.pop("TRITON_INTERPRET", None)
     command = [sys.executable, "-m", "tests.model.compiled_gpu_kernels", *targets]
@@ -324,7 +413,9 @@ def test_kernels_compile_for_gpus_that_are_not_here(targets: list[str], tmp_path
     for made in found:
         assert made["code_bytes"] > 0 and made["shared_bytes"] <= LEAST_SHARED_BYTES, made
         if made["kernel"].startswith(("experts", "attend")) and made["type"] != "fp32":
-            assert made["loads_of_16_bits"] == 0 and made["tensor_cores"] > 0, made
+            singles = made["loads_of_8_bits"], made["loads_of_16_bits"]
+            assert made["tensor_cores"] > 0 and singles[0] <= _LOADS_OF_SCALES, made
+            assert singles == (0, 0) or made["numbers"], made
 
 
 class TestWhereThereAreNone:
@@ -403,12 +494,69 @@ def noise(seed: int, dtype: torch.dtype, *size: int, scale: float = 1.0) -> Tens
     return torch.randn(size, generator=generator).mul_(scale).to(DEVICE, dtype)
 
 
-def expert(seed: int, dtype: torch.dtype, hidden: int, width: int) -> Mapping[str, Tensor]:
+def expert(
+    seed: int, dtype: torch.dtype, hidden: int, width: int, stored: Codes | None = None
+) -> dict[str, Tensor | CodedMatrix]:
     sizes = {"gate": (width, hidden), "up": (width, hidden), "down": (hidden, width)}
+    if stored is None:
+        return {
+            role: noise(seed * 3 + n, dtype, *size, scale=size[1] ** -0.5)
+            for n, (role, size) in enumerate(sizes.items())
+        }
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return {role: check.coded(stored, size, DEVICE) for role, size in sizes.items()}
+
+
+def biases(
+    seed: int, dtype: torch.dtype, matrices: Mapping[str, Tensor | CodedMatrix]
+) -> dict[str, Tensor]:
+    """Of every second place, as files have them in which gate and up take turns."""
     return {
-        role: noise(seed * 3 + n, dtype, *size, scale=size[1] ** -0.5)
-        for n, (role, size) in enumerate(sizes.items())
+        f"{role}_bias": noise(seed + n, dtype, 2 * matrix.shape[0])[n % 2 :: 2]
+        for n, (role, matrix) in enumerate(matrices.items())
     }
+
+
+def grouped(
+    kernels: GroupedExperts,
+    tokens: Mapping[int, ExpertTokens],
+    matrices: Mapping[int, Mapping[str, Tensor | CodedMatrix]],
+    dtype: torch.dtype,
+) -> list[GroupedExpert]:
+    found = []
+    for number, chosen in tokens.items():
+        taken = kernels.taken(matrices[number], dtype)
+        assert taken is not None, "it suits"
+        found.append(GroupedExpert(chosen, taken))
+    return found
+
+
+def compute_by_torch(
+    routing: Routing,
+    tokens: ExpertTokens,
+    matrices: Mapping[str, Tensor | CodedMatrix],
+    clamped: ClampedGate | None,
+    out_TKD: Tensor,
+) -> None:
+    """One expert alone, from its matrices as torch decodes them."""
+    dtype = out_TKD.dtype
+
+    def product(x: Tensor, role: str) -> Tensor:
+        weight, bias = matrices[role], matrices.get(f"{role}_bias")
+        if isinstance(weight, CodedMatrix):
+            decoding.decode(weight, decoded := x.new_empty(weight.shape))
+            weight = decoded
+        made = x.float() @ weight.float().t()
+        if isinstance(bias, Tensor):
+            made += bias.to(dtype).float()
+        return made.to(dtype)
+
+    x_MD = routing.normed_TD[tokens.rows_M]
+    gate_MF, up_MF = product(x_MD, "gate"), product(x_MD, "up")
+    by_torch(clamped=clamped).gate(gate_MF, up_MF)
+    weighed = product(gate_MF, "down") * routing.weights_TK[tokens][:, None]
+    out_TKD[tokens] = weighed.to(dtype)
 
 
 def routing_of(

@@ -8,6 +8,7 @@ import random
 import shutil
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -86,8 +87,10 @@ def test_a_plan_supposes_what_a_pack_then_writes(
     model, output = model_of(tiny_checkpoint), tmp_path / "out"
     before = open_model(model, "auto")
     packed(model, output, to)
-    after = open_model(output, "auto")
-    assert stored_as(before.dtypes, to, before.shape) == after.dtypes
+    after = open_model(output, "auto").dtypes
+    # So few scales of FP8 leave matrices where none is copied together with others.
+    assert after.num_runs == (3 if to == "fp8" else 1)
+    assert stored_as(before.dtypes, to, before.shape) == replace(after, num_runs=1)
 
 
 @pytest.mark.parametrize("first", ["int4", "int8", "fp8"])

@@ -228,6 +228,26 @@ def test_experts_that_a_gpu_computes_together_are_launched_together() -> None:
     assert many - few == pytest.approx(6e-5), "one of many rows is launched alone"
 
 
+def test_a_gpu_decodes_the_codes_of_few_rows_beside_reading_them() -> None:
+    """In three launches with others, as those that are numbers; the matrix of more rows is decoded
+    before, and so are codes that lie across."""
+    machine = gpu_machine()
+    assert machine.vram is not None and machine.vram.processor is not None
+    gpu = replace(machine.vram.processor, decoding={"packed int4": 1e9, "gptq int4": 1e9})
+    machine = replace(
+        machine, levels={**machine.levels, "vram": replace(machine.vram, processor=gpu)}
+    )
+    extra_s = {}
+    for name in ("bfloat16", "packed int4", "gptq int4"):
+        dtypes = Dtypes(stored=FORMATS[name], compute="bfloat16")
+        prices = replace(problem(machine), dtypes=dtypes).prices
+        decoding_s = dtypes.expert_bytes(SHAPE) / 1e9
+        few_s, many_s = (prices.expert_s(prices.main, rows) for rows in (8, 128))
+        extra_s[name] = (few_s // decoding_s, many_s // decoding_s)
+        assert prices.launches.of_experts([8] * 16) == (3 if name != "gptq int4" else 16 * 6)
+    assert extra_s == {"bfloat16": (0, 0), "packed int4": (0, 1), "gptq int4": (1, 1)}
+
+
 def test_experts_fresh_from_disk_may_be_slower_than_residents() -> None:
     machine = cpu_machine()
     rates = machine.dram.processor

@@ -6,13 +6,17 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import save_file
 
 from moebatch.checkpoint.index import Checkpoint
-from moebatch.checkpoint.record import Place, Record
+from moebatch.checkpoint.record import Place, Record, open_files
 from moebatch.errors import CheckpointError
+from moebatch.plan.pricing import launches as of_copies
 from moebatch.store.dense import DenseLoader, dense_bytes
 from moebatch.store.device_memory import DeviceMemory
+from moebatch.store.experts import packed
 from moebatch.store.experts.packed import ALIGNMENT_BYTES, PackedLayout, load_packed
+from moebatch.store.memory import Arena
 from tests.store.expert_files import CHUNK_BYTES, KEYS, SHAPES, assert_is, write_experts
 
 sizes = st.lists(st.integers(1, 3000), min_size=1, max_size=5)
@@ -45,6 +49,53 @@ def test_chunks_cover_each_byte_of_each_tensor_once(sizes: list[int], chunk_byte
             assert part.offset + part.num_bytes <= chunk.stop
             assert part.offset - part.start == layout.offsets[part.tensor]
     assert all((counts == 1).all() for counts in seen)
+
+
+@pytest.mark.parametrize(("width", "is_apart"), [(48, False), (48, True), (45, False)])
+def test_tensors_that_lie_one_behind_the_other_are_copied_in_one_piece(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, width: int, is_apart: bool
+) -> None:
+    """Wherever in a block of the file an expert begins; not where they would not be aligned."""
+    shapes = {"a": (7, width), "b": (6, width), "c": (width,)}
+    generator = torch.Generator().manual_seed(0)
+    weights = {
+        f"{expert}.{part}": torch.randn(shape, generator=generator)
+        for expert in range(3)
+        for part, shape in shapes.items()
+    }
+    kept = {name[::-1] if is_apart else name: each for name, each in weights.items()}
+    save_file(kept, tmp_path / "model.safetensors")
+    checkpoint = Checkpoint.open(tmp_path)
+    records = []
+    for expert in range(3):
+        names = [f"{expert}.{part}" for part in "cab"]
+        extents = [checkpoint.extent(name[::-1] if is_apart else name) for name in names]
+        records.append(Record.of(extents))
+    layout, copied = PackedLayout.of(records, chunk_bytes=1024), list[int]()
+    copy = packed.copy_bytes
+
+    def counted(room: torch.Tensor, source: torch.Tensor) -> None:
+        copied.append(len(room))
+        copy(room, source)
+
+    monkeypatch.setattr(packed, "copy_bytes", counted)
+    for expert, record in enumerate(records):
+        room, arena = torch.zeros(layout.num_bytes, dtype=torch.uint8), Arena(record.num_bytes)
+        files = open_files([record])
+        for piece in record.pieces:
+            target = arena.view(piece.buffer_offset, piece.num_bytes)
+            files[piece.path].read(target, piece.file_offset)
+        copied.clear()
+        for chunk in layout.chunks:
+            chunk.copy(record.tensor_bytes(arena, 0), room[chunk.start : chunk.stop])
+        for part, tensor in zip("cab", layout.tensors(room), strict=True):
+            assert tensor.equal(weights[f"{expert}.{part}"])
+            assert tensor.data_ptr() % 16 == room.data_ptr() % 16
+        num_runs = 3 if is_apart or width % 4 else 1
+        assert sum(copied) == 4 * 14 * width
+        assert len(copied) == of_copies.of_transfer(sum(copied), num_runs) + len(layout.chunks) - 1
+        for file in files.values():
+            file.close()
 
 
 @given(sizes)

@@ -3,13 +3,17 @@
 Shape letters: T tokens, K experts per token, D hidden, F expert width, E experts.
 """
 
-import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from math import ceil, nan
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from moebatch.formats.coded import BITS, CodedMatrix, Numbers
+from moebatch.formats.decoding import decode
 from moebatch.model import layers
 from moebatch.model.gpu.attention import SingleAttention
 from moebatch.model.gpu.experts import GroupedExpert, GroupedExperts
@@ -19,11 +23,53 @@ from moebatch.model.native.scoring import Scoring
 from moebatch.model.rope import rotate
 from moebatch.model.routing.router import ExpertTokens, Routing, group_by_expert
 from moebatch.model.scratch import Frame
+from moebatch.spec.model.blocks import ClampedGate
 
-_TOKENS, _CHOICES, _HIDDEN, _WIDTH, _EXPERTS = 24, 2, 144, 80, 4
+_TOKENS, _CHOICES, _HIDDEN, _WIDTH, _EXPERTS = 24, 2, 160, 96, 4
 _HEAD = 64
+_USUAL: Mapping[Numbers, float] = {
+    "int4": 5,
+    "e2m1": 3,
+    "codebook": 0.6,
+    "int8": 70,
+    "uint8": 70,
+    "e4m3": 120,
+}
+"""Size of what codes stand for."""
 _ERRORS = {torch.float32: 1e-4, torch.float16: 0.02, torch.bfloat16: 0.1}
 """By which results of order one may differ, whatever order sums run in."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Codes:
+    """How a `CodedMatrix` is stored."""
+
+    numbers: Numbers
+    scales: torch.dtype
+    block: tuple[int, int]
+    has_zeros: bool = False
+    has_factor: bool = False
+    divides: bool = False
+    rounds_to: torch.dtype | None = None
+
+
+_WHOLE = 9999
+CODES = (
+    Codes(
+        numbers="int4",
+        scales=torch.bfloat16,
+        block=(1, 32),
+        has_zeros=True,
+        rounds_to=torch.bfloat16,
+    ),
+    Codes(numbers="e2m1", scales=torch.uint8, block=(1, 32)),
+    Codes(numbers="e2m1", scales=torch.float8_e4m3fn, block=(1, 16), has_factor=True),
+    Codes(numbers="codebook", scales=torch.float32, block=(1, 32), rounds_to=torch.float16),
+    Codes(numbers="int8", scales=torch.bfloat16, block=(1, _WHOLE), rounds_to=torch.bfloat16),
+    Codes(numbers="uint8", scales=torch.float16, block=(1, 64), rounds_to=torch.float16),
+    Codes(numbers="e4m3", scales=torch.float32, block=(128, 128)),
+)
+"""All codes, and all types of scales."""
 
 
 def differences(device: torch.device) -> str | None:
@@ -37,8 +83,8 @@ def differences(device: torch.device) -> str | None:
                 ("a gate", *_gates(device, dtype)),
                 ("sums", *_sums(device, dtype)),
                 ("what is placed", *_placed(device, dtype)),
-                ("experts", *_experts(device, dtype)),
                 ("attention", *_attention(device, dtype)),
+                *_all_experts(device, dtype),
             ):
                 error = float((ours.float() - theirs.float()).abs().max())
                 if not error <= most:
@@ -50,7 +96,15 @@ def _unwritten(like: Tensor, *size: int) -> Tensor:
     """Room for a result, of another size if one is given. It holds no number: memory as it is
     allocated may hold an earlier result, which would be taken for that of a kernel that did
     nothing."""
-    return like.new_full(size or like.shape, math.nan)
+    return like.new_full(size or like.shape, nan)
+
+
+def _all_experts(device: torch.device, dtype: torch.dtype) -> Iterator[tuple[str, Tensor, Tensor]]:
+    yield "experts", *_experts(device, dtype)
+    clamped = ClampedGate(limit=1.5, alpha=1.7)
+    for codes in CODES:
+        gate = clamped if codes.numbers == "e2m1" else None
+        yield f"experts of {codes.numbers}", *_experts(device, dtype, codes, gate)
 
 
 def _norms(device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -122,30 +176,100 @@ def _attention(device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor
     return ours, theirs
 
 
-def _experts(device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def _experts(
+    device: torch.device,
+    dtype: torch.dtype,
+    codes: Codes | None = None,
+    clamped: ClampedGate | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Plain ones, or such of codes; with biases where they are clamped."""
+
     def numbers(*size: int) -> Tensor:
         return torch.randn(size).div_(size[-1] ** 0.5).to(device, dtype)
 
+    def expert() -> dict[str, Tensor | CodedMatrix]:
+        matrices = {
+            role: coded(codes, size, device) if codes else numbers(*size)
+            for role, size in sizes.items()
+        }
+        biases = {f"{role}_bias": numbers(size[0]) for role, size in sizes.items() if clamped}
+        return matrices | biases
+
     x_TD = numbers(_TOKENS, _HIDDEN) * _HIDDEN**0.5
     experts_TK = torch.rand(_TOKENS, _EXPERTS).topk(_CHOICES).indices.to(device)
-    weights_TK = torch.rand(_TOKENS, _CHOICES).to(device)
     sizes = {"gate": (_WIDTH, _HIDDEN), "up": (_WIDTH, _HIDDEN), "down": (_HIDDEN, _WIDTH)}
-    matrices = [{role: numbers(*size) for role, size in sizes.items()} for _ in range(_EXPERTS)]
     routing = Routing(
         rows=(slice(0, _TOKENS),),
         normed_TD=x_TD,
-        weights_TK=weights_TK,
+        weights_TK=torch.rand(_TOKENS, _CHOICES).to(device),
         experts_TK=experts_TK,
         num_experts=_EXPERTS,
         tokens=group_by_expert(experts_TK, slice(0, _TOKENS), _EXPERTS),
         outputs_TKD=_unwritten(x_TD, _TOKENS, _CHOICES, _HIDDEN),
     )
-    group = [GroupedExpert(tokens, matrices[e]) for e, tokens in routing.tokens.items()]
+    kernels, group, theirs = GroupedExperts(clamped), [], _unwritten(routing.outputs_TKD)
+    experts = {number: expert() for number in routing.tokens}
+    for number, tokens in routing.tokens.items():
+        taken = kernels.taken(experts[number], dtype)
+        assert taken is not None, "they are made to suit"
+        group.append(GroupedExpert(tokens, taken))
+        _compute_by_torch(tokens, experts[number], routing, clamped, theirs)
     frame = Frame(_unwritten(x_TD, _TOKENS * _CHOICES * _WIDTH))
-    GroupedExperts().run(frame, group, routing, most_rows=_TOKENS)
-    theirs = _unwritten(routing.outputs_TKD)
-    for (rows, choices), of_expert in group:
-        inner = F.silu(x_TD[rows] @ of_expert["gate"].t()) * (x_TD[rows] @ of_expert["up"].t())
-        made: Tensor = inner @ of_expert["down"].t()
-        theirs[rows, choices] = (made * weights_TK[rows, choices][:, None]).to(dtype)
+    kernels.run(frame, group, routing, most_rows=_TOKENS)
     return routing.outputs_TKD, theirs
+
+
+def _compute_by_torch(
+    tokens: ExpertTokens,
+    matrices: Mapping[str, Tensor | CodedMatrix],
+    routing: Routing,
+    clamped: ClampedGate | None,
+    out_TKD: Tensor,
+) -> None:
+    def product(x_MI: Tensor, role: str) -> Tensor:
+        weight_OI, bias_O = matrices[role], matrices.get(f"{role}_bias")
+        if isinstance(weight_OI, CodedMatrix):
+            decode(weight_OI, room := x_MI.new_empty(weight_OI.shape))
+            weight_OI = room
+        assert not isinstance(bias_O, CodedMatrix), "biases are plain"
+        return F.linear(x_MI, weight_OI, bias_O)
+
+    x_MD = routing.normed_TD[tokens.rows_M]
+    gate_MF, up_MF = product(x_MD, "gate"), product(x_MD, "up")
+    if clamped is None:
+        inner_MF = F.silu(gate_MF) * up_MF
+    else:
+        gate_MF, up_MF = (
+            gate_MF.clamp(max=clamped.limit),
+            up_MF.clamp(-clamped.limit, clamped.limit),
+        )
+        inner_MF = (up_MF + 1) * (gate_MF * (clamped.alpha * gate_MF).sigmoid())
+    weights_M = routing.weights_TK[tokens]
+    out_TKD[tokens] = (product(inner_MF, "down") * weights_M[:, None]).to(out_TKD.dtype)
+
+
+def coded(codes: Codes, shape: tuple[int, int], device: torch.device) -> CodedMatrix:
+    """A matrix whose weights are of the size of one by the root of its inputs."""
+    (O, I), bits = shape, BITS[codes.numbers]
+    size = (ceil(O / codes.block[0]), ceil(I / codes.block[1]))
+    steps = (torch.rand(size) + 0.5) * I**-0.5 / _USUAL[codes.numbers]
+    if codes.scales == torch.uint8:
+        steps = steps.log2().round() + 127
+    numbers = torch.randint(256, (O, I * bits // 8), dtype=torch.uint8)
+    if codes.numbers == "e4m3":
+        numbers.masked_fill_(numbers & 127 == 127, 0)  # which are none
+    zeros = torch.randint(2**31, (ceil(O * bits / 32), size[1]), dtype=torch.int32)
+    values = torch.linspace(-1, 1, 16).to(device) if codes.numbers == "codebook" else None
+    return CodedMatrix(
+        numbers=codes.numbers,
+        codes=numbers.to(device),
+        scales=steps.to(codes.scales).to(device),
+        block=codes.block,
+        shape=shape,
+        zeros=zeros.to(device) if codes.has_zeros else None,
+        factor=torch.tensor(0.8).to(device) if codes.has_factor else None,
+        divides=codes.divides,
+        values=values,
+        is_high_first=codes.numbers == "codebook",
+        rounds_to=codes.rounds_to,
+    )

@@ -5,36 +5,38 @@ Shape letters: T tokens of the pass, K experts per token, D hidden, F expert wid
 expert.
 """
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from moebatch.formats.weight_format import Matrix
 from moebatch.layout.fused import portions
-from moebatch.model.gpu.rows import launch
+from moebatch.model.gpu.coding import (
+    Coding,
+    GroupedMatrices,
+    Stored,
+    grouped_matrices,
+    inputs_at_once,
+)
+from moebatch.model.gpu.rows import clamping, launch
 from moebatch.model.routing.router import ExpertTokens, Routing
 from moebatch.model.scratch import Frame
+from moebatch.spec.model.blocks import ClampedGate
 
-_ROLES = ("gate", "up", "down")
-_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _TILES = (16, 32, 64)
 """Rows of a tile: the least that tensor cores take, and more where experts have more."""
 _OUTPUTS = 64
-_INPUT_BYTES = 128
-"""Of a row that is loaded at a time."""
-_ALIGNMENT = 16
-"""Bytes to which addresses have to be aligned."""
 
 
 class GroupedExpert(NamedTuple):
     """One of a group."""
 
     tokens: ExpertTokens
-    matrices: Mapping[str, Tensor]
+    matrices: GroupedMatrices
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,22 +49,17 @@ class _Portion:
 
 
 class GroupedExperts:
-    """SwiGLU experts without clamping whose matrices lie anywhere in the memory of the device."""
+    """SwiGLU experts whose matrices lie anywhere in the memory of the device."""
+
+    def __init__(self, clamped: ClampedGate | None = None) -> None:
+        """`clamped` says what gates do otherwise."""
+        self._clamped = clamped
 
     @staticmethod
-    def taken(matrices: Mapping[str, Matrix], dtype: torch.dtype) -> Mapping[str, Tensor] | None:
+    def taken(matrices: Mapping[str, Stored], dtype: torch.dtype) -> GroupedMatrices | None:
         """The same matrices, if an expert that has them can be one of a group computed in
         `dtype`."""
-        plain = {
-            role: matrix
-            for role, matrix in matrices.items()
-            if isinstance(matrix, Tensor)
-            and matrix.dtype == dtype in _DTYPES
-            and matrix.is_contiguous()
-            and matrix.data_ptr() % _ALIGNMENT == 0
-            and matrix.shape[1] * matrix.itemsize % _ALIGNMENT == 0
-        }
-        return plain if plain.keys() == matrices.keys() == {*_ROLES} else None
+        return grouped_matrices(matrices, dtype)
 
     def run(
         self,
@@ -73,7 +70,17 @@ class GroupedExperts:
         most_rows: int,
     ) -> None:
         """Fills the ``outputs_TKD`` of the experts, with room for the inner numbers of `most_rows`
-        rows at a time. All experts are of one shape, and suit."""
+        rows at a time: of those whose matrices lie in the same way, in three launches. All experts
+        are of one shape."""
+        alike: dict[tuple[Coding, Coding], list[GroupedExpert]] = defaultdict(list)
+        for expert in experts:
+            alike[expert.matrices.coding_in, expert.matrices.coding_out].append(expert)
+        for group in alike.values():
+            self._run_alike(frame.branch(), group, routing, most_rows)
+
+    def _run_alike(
+        self, frame: Frame, experts: Sequence[GroupedExpert], routing: Routing, most_rows: int
+    ) -> None:
         counts = [len(each.tokens.rows_M) for each in experts]
         height = next((rows for rows in _TILES if rows >= max(counts)), _TILES[-1])
         table: list[tuple[int, ...]] = []
@@ -84,43 +91,46 @@ class GroupedExperts:
                 table += _tiles(experts[number], height, num_rows)
                 num_rows += counts[number]
             found.append(_Portion(first, len(table) - first, num_rows))
-        room_MF = frame.take(max(portion.num_rows for portion in found), _width(experts))
+        matrices = experts[0].matrices
+        room_MF = frame.take(max(portion.num_rows for portion in found), matrices.width)
         table_NX = _on_device(table, room_MF.device)
         for portion in found:
-            self._run(table_NX, portion, room_MF, routing, height)
+            tiles = table_NX[portion.first_tile : portion.first_tile + portion.num_tiles]
+            self._run(tiles, matrices, room_MF, routing, height)
 
     def _run(
         self,
-        table_NX: Tensor,
-        portion: _Portion,
+        tiles: Tensor,
+        matrices: GroupedMatrices,
         room_MF: Tensor,
         routing: Routing,
         height: int,
     ) -> None:
         normed_TD, outputs_TKD = routing.normed_TD, routing.outputs_TKD
         (_, num_choices, D), F = outputs_TKD.shape, room_MF.shape[1]
-        tiles = table_NX[portion.first_tile : portion.first_tile + portion.num_tiles]
-        options = {
+        options: dict[str, Any] = {
             # Numbers of 32 bits are multiplied as such, and not as 19 of them.
             "precision": "ieee",
             "M": height,
             "N": _OUTPUTS,
-            "I": _INPUT_BYTES // room_MF.itemsize,
+            "I": inputs_at_once(room_MF.dtype),
         }
         launch(
             "experts_in",
-            (portion.num_tiles, ceil(F / _OUTPUTS)),
+            (len(tiles), ceil(F / _OUTPUTS)),
             room_MF,
             normed_TD,
             tiles,
             normed_TD.stride(0),
             D,
             F,
+            coding=matrices.coding_in,
+            **clamping(self._clamped),
             **options,
         )
         launch(
             "experts_out",
-            (portion.num_tiles, ceil(D / _OUTPUTS)),
+            (len(tiles), ceil(D / _OUTPUTS)),
             outputs_TKD,
             room_MF,
             routing.weights_TK,
@@ -128,22 +138,18 @@ class GroupedExperts:
             num_choices,
             D,
             F,
+            coding=matrices.coding_out,
             **options,
         )
 
 
 def _tiles(expert: GroupedExpert, height: int, start: int) -> Iterator[tuple[int, ...]]:
     """Rows of the table for one expert, whose inner rows begin at `start`."""
-    matrices = [expert.matrices[role].data_ptr() for role in _ROLES]
     rows_M, choices_M = expert.tokens
     assert rows_M.is_contiguous() and choices_M.is_contiguous(), "slices of what was sorted"
     for first in range(0, len(rows_M), height):
         places = [each.data_ptr() + first * each.itemsize for each in expert.tokens]
-        yield *matrices, *places, min(height, len(rows_M) - first), start + first
-
-
-def _width(experts: Sequence[GroupedExpert]) -> int:
-    return experts[0].matrices["gate"].shape[0]
+        yield *expert.matrices.addresses, *places, min(height, len(rows_M) - first), start + first
 
 
 def _on_device(table: Sequence[Sequence[int]], device: torch.device) -> Tensor:

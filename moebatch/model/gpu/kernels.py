@@ -2,18 +2,21 @@
 rows together, and attention of tokens that decode.
 
 Numbers are rounded where torch's operators round them, so that results are theirs but for the order
-of sums. `table` has a row for each tile of an expert, of `TILE` numbers: the addresses of its three
-matrices, of the rows of the pass and of the choices that it is for, how many those are, and where
-what the tile makes stands among the rows of the group.
+of sums. `table` has a row for each tile of an expert, of `TILE` numbers: for each of its matrices
+`MATRIX` addresses, those that a `Described` has; from `ROWS` on, the addresses of the rows of the
+pass and of the choices that the tile is for, how many those are, and where what the tile makes
+stands among the rows of the group. `coding` is a `Coding`.
 
-Shape letters: M rows of a tile, N outputs of a block, I inputs of a block, D hidden, F expert
-width.
+Shape letters: M rows of a tile, N outputs of a block, I inputs of a block, H codes of them that are
+decoded together, G groups that share a scale, S codes of a group, D hidden, F expert width.
 """
 
 import triton
 import triton.language as tl
 
-TILE = tl.constexpr(7)
+MATRIX = tl.constexpr(6)
+ROWS = tl.constexpr(18)
+TILE = tl.constexpr(22)
 
 
 @triton.jit
@@ -106,6 +109,174 @@ def add(x, first, second, num_parts, width, scale, has_second: tl.constexpr, blo
 
 
 @triton.jit
+def matrix_at(tile, role: tl.constexpr, coding: tl.constexpr):
+    """Where the parts of the matrix of a role lie, and its codebook."""
+    entry = tile + role * MATRIX
+    codes, scales, zeros = tl.load(entry), tl.load(entry + 1), tl.load(entry + 2)
+    values = tl.load(entry + 4)
+    if coding.numbers == "codebook":
+        values = tl.load(values.to(tl.pointer_type(tl.float32)) + tl.arange(0, 16))
+    return codes, scales, zeros, tl.load(entry + 3), values, tl.load(entry + 5)
+
+
+@triton.jit
+def of_e4m3(codes):
+    """Its numbers, by their bits: not every GPU knows them. Float16 has eight powers of two less
+    for the same exponent."""
+    bits = codes.to(tl.int16)
+    half = ((bits & 127) << 7 | (bits & 128) << 8).to(tl.float16, bitcast=True)
+    return tl.where((bits & 127) == 127, float("nan"), half.to(tl.float32) * 256.0)
+
+
+@triton.jit
+def of_e8m0(codes):
+    """2^(code - 127); the last code is no number."""
+    bits = codes.to(tl.int32)
+    bits = tl.where(bits == 0, 1 << 22, tl.where(bits == 255, 0x7FC00000, bits << 23))
+    return bits.to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def floats_at(address, places, is_there, type: tl.constexpr):
+    """Numbers of a type, in float32."""
+    if type == "e4m3" or type == "e8m0":
+        bytes = address.to(tl.pointer_type(tl.uint8))
+        codes = tl.load(bytes + places, mask=is_there, other=0)
+        floats = of_e4m3(codes) if type == "e4m3" else of_e8m0(codes)
+    else:
+        if type == "bfloat16":
+            numbers = address.to(tl.pointer_type(tl.bfloat16))
+        elif type == "float16":
+            numbers = address.to(tl.pointer_type(tl.float16))
+        else:
+            numbers = address.to(tl.pointer_type(tl.float32))
+        floats = tl.load(numbers + places, mask=is_there, other=0.0).to(tl.float32)
+    return floats
+
+
+@triton.jit
+def numbers_of(codes, values, numbers: tl.constexpr):
+    """What codes stand for, in float32, before zero points are taken off."""
+    if numbers == "codebook":
+        places = tl.reshape(codes, [codes.numel]).to(tl.int32)
+        found = tl.reshape(tl.gather(values, places, 0), codes.shape)
+    elif numbers == "e2m1":
+        bits = codes.to(tl.int16)
+        half = ((bits & 7) << 9 | (bits & 8) << 12).to(tl.float16, bitcast=True)
+        found = half.to(tl.float32) * 16384.0
+    elif numbers == "e4m3":
+        found = of_e4m3(codes)
+    elif numbers == "int8":
+        found = codes.to(tl.int8, bitcast=True).to(tl.float32)
+    else:
+        found = codes.to(tl.float32)
+    return found
+
+
+@triton.jit
+def steps_at(matrix, n, first, num_outputs, num_inputs, coding: tl.constexpr, G: tl.constexpr):
+    """Steps and zero points of some groups of inputs, [G, N]."""
+    i = first + tl.arange(0, G) * coding.alike
+    is_there_GN = (i < num_inputs)[:, None] & (n < num_outputs)[None, :]
+    column_G1 = (i // coding.block_columns)[:, None]
+    places_GN = (n // coding.block_rows * coding.scale_row)[None, :] + column_G1
+    steps_GN = floats_at(matrix[1], places_GN, is_there_GN, coding.scales)
+    if coding.factor == "times":
+        steps_GN = steps_GN * tl.load(matrix[3].to(tl.pointer_type(tl.float32)))
+    elif coding.factor == "over":
+        factor = tl.load(matrix[3].to(tl.pointer_type(tl.float32)))
+        steps_GN = tl.div_rn(steps_GN, tl.broadcast_to(factor, steps_GN.shape))
+    if coding.has_zeros:
+        of_word: tl.constexpr = 32 // coding.bits
+        places_GN = (n // of_word * coding.zero_row)[None, :] + column_G1
+        words = matrix[2].to(tl.pointer_type(tl.int32))
+        words_GN = tl.load(words + places_GN, mask=is_there_GN, other=0)
+        codes_GN = words_GN >> (n % of_word * coding.bits)[None, :] & ((1 << coding.bits) - 1)
+        zeros_GN = codes_GN.to(tl.float32)
+    else:
+        zeros_GN = tl.full(steps_GN.shape, coding.zero, tl.float32)
+    return steps_GN, zeros_GN
+
+
+@triton.jit
+def decoded(codes_HN, matrix, steps_GN, zeros_GN, kind: tl.constexpr, coding: tl.constexpr):
+    """Weights of `kind`, rounded as the format wants before."""
+    G: tl.constexpr = steps_GN.shape[0]
+    N: tl.constexpr = steps_GN.shape[1]
+    H: tl.constexpr = codes_HN.shape[0]
+    numbers_GSN = numbers_of(tl.reshape(codes_HN, [G, H // G, N]), matrix[4], coding.numbers)
+    weights_GSN = (numbers_GSN - zeros_GN[:, None, :]) * steps_GN[:, None, :]
+    if coding.rounds_to == "bfloat16":
+        weights_GSN = weights_GSN.to(tl.bfloat16)
+    elif coding.rounds_to == "float16":
+        weights_GSN = weights_GSN.to(tl.float16)
+    return tl.reshape(weights_GSN.to(kind), [H, N])
+
+
+@triton.jit
+def times(
+    made_MN,
+    in_MI,
+    matrix,
+    n,
+    first,
+    num_outputs,
+    num_inputs,
+    coding: tl.constexpr,
+    precision: tl.constexpr,
+):
+    """What has been made, and the product of inputs from `first` on with a part of a matrix. Codes
+    are decoded where they have been read to: half of the inputs at a time, the even ones first,
+    where two codes lie in a byte."""
+    kind: tl.constexpr = in_MI.dtype
+    M: tl.constexpr = in_MI.shape[0]
+    I: tl.constexpr = in_MI.shape[1]
+    of_byte: tl.constexpr = 2 if coding.bits == 4 else 1
+    H: tl.constexpr = I // of_byte
+    h = tl.arange(0, H)
+    # Addresses and sizes out of a table tell nothing of themselves: 16 bytes are read at a time.
+    left = (num_inputs - first) // of_byte
+    left = tl.multiple_of(left, 8 if coding.bits == 0 else 16)
+    is_there_HN = (h < left)[:, None] & (n < num_outputs)[None, :]
+    places_HN = n[None, :] * coding.row + (first // of_byte + h)[:, None]
+    if coding.bits == 0:
+        plain = matrix[0].to(tl.pointer_type(kind))
+        plain_HN = tl.multiple_of(plain + places_HN, (16, 1))
+        weights_HN = tl.load(plain_HN, mask=is_there_HN, other=0.0)
+        made_MN = tl.dot(in_MI, weights_HN, made_MN, input_precision=precision)
+    else:
+        G: tl.constexpr = I // coding.alike
+        steps_GN, zeros_GN = steps_at(matrix, n, first, num_outputs, num_inputs, coding, G)
+        codes = matrix[0].to(tl.pointer_type(tl.uint8))
+        codes_HN = tl.multiple_of(codes + places_HN, (16, 1))
+        codes_HN = tl.load(codes_HN, mask=is_there_HN, other=0)
+        if of_byte == 1:
+            weights_HN = decoded(codes_HN, matrix, steps_GN, zeros_GN, kind, coding)
+            weights_HN = tl.where(is_there_HN, weights_HN, 0.0)
+            made_MN = tl.dot(in_MI, weights_HN, made_MN, input_precision=precision)
+        else:
+            even_MH, odd_MH = tl.split(tl.reshape(in_MI, [M, H, 2]))
+            low: tl.constexpr = 4 if coding.is_high_first else 0
+            even_HN, odd_HN = codes_HN >> low & 15, codes_HN >> (4 - low) & 15
+            weights_HN = decoded(even_HN, matrix, steps_GN, zeros_GN, kind, coding)
+            weights_HN = tl.where(is_there_HN, weights_HN, 0.0)
+            made_MN = tl.dot(even_MH, weights_HN, made_MN, input_precision=precision)
+            weights_HN = decoded(odd_HN, matrix, steps_GN, zeros_GN, kind, coding)
+            weights_HN = tl.where(is_there_HN, weights_HN, 0.0)
+            made_MN = tl.dot(odd_MH, weights_HN, made_MN, input_precision=precision)
+    return made_MN
+
+
+@triton.jit
+def with_bias(made_MN, matrix, n, num_outputs, kind: tl.constexpr, coding: tl.constexpr):
+    """What a product has made, and the biases of outputs, rounded to `kind`; in float32."""
+    if coding.bias != "none":
+        bias_N = floats_at(matrix[5], n * coding.bias_row, n < num_outputs, coding.bias)
+        made_MN += bias_N.to(kind).to(tl.float32)[None, :]
+    return made_MN.to(kind).to(tl.float32)
+
+
+@triton.jit
 def experts_in(
     inner,
     x,
@@ -113,6 +284,10 @@ def experts_in(
     stride,
     D,
     F,
+    limit,
+    alpha,
+    is_clamped: tl.constexpr,
+    coding: tl.constexpr,
     precision: tl.constexpr,
     M: tl.constexpr,
     N: tl.constexpr,
@@ -121,29 +296,22 @@ def experts_in(
     """Rows gathered, both products of the gate, and the gate itself: [rows of the group, F]."""
     kind = inner.dtype.element_ty
     tile = table + tl.program_id(0) * TILE  # tiles of an expert share its weights
-    gate = tl.load(tile).to(tl.pointer_type(kind))
-    up = tl.load(tile + 1).to(tl.pointer_type(kind))
-    rows = tl.load(tile + 3).to(tl.pointer_type(tl.int64))
-    num_rows, start = tl.load(tile + 5), tl.load(tile + 6)
+    gate, up = matrix_at(tile, 0, coding), matrix_at(tile, 1, coding)
+    rows = tl.load(tile + ROWS).to(tl.pointer_type(tl.int64))
+    num_rows, start = tl.load(tile + ROWS + 2), tl.load(tile + ROWS + 3)
     m, i = tl.arange(0, M), tl.arange(0, I)
     n = tl.program_id(1) * N + tl.arange(0, N)
     row = tl.load(rows + m, mask=m < num_rows, other=0)
     x_MI = x + row[:, None] * stride + i[None, :]
-    places_IN = n[None, :] * D + i[:, None]
     gate_MN, up_MN = tl.zeros([M, N], tl.float32), tl.zeros([M, N], tl.float32)
     for first in range(0, D, I):
         is_input = i < D - first
         in_MI = tl.load(x_MI + first, mask=(m < num_rows)[:, None] & is_input[None, :], other=0.0)
-        is_weight = is_input[:, None] & (n < F)[None, :]
-        # Addresses out of a table tell nothing of themselves: 16 bytes are read at a time.
-        gates_IN = tl.multiple_of(gate + places_IN + first, (16, 1))
-        ups_IN = tl.multiple_of(up + places_IN + first, (16, 1))
-        gate_IN = tl.load(gates_IN, mask=is_weight, other=0.0)
-        up_IN = tl.load(ups_IN, mask=is_weight, other=0.0)
-        gate_MN = tl.dot(in_MI, gate_IN, gate_MN, input_precision=precision)
-        up_MN = tl.dot(in_MI, up_IN, up_MN, input_precision=precision)
-    gate_MN, up_MN = gate_MN.to(kind).to(tl.float32), up_MN.to(kind).to(tl.float32)
-    through = gated(gate_MN, up_MN, kind, 0.0, 1.0, False)
+        gate_MN = times(gate_MN, in_MI, gate, n, first, F, D, coding, precision)
+        up_MN = times(up_MN, in_MI, up, n, first, F, D, coding, precision)
+    gate_MN = with_bias(gate_MN, gate, n, F, kind, coding)
+    up_MN = with_bias(up_MN, up, n, F, kind, coding)
+    through = gated(gate_MN, up_MN, kind, limit, alpha, is_clamped)
     out = inner + (start + m)[:, None] * F + n[None, :]
     tl.store(out, through, mask=(m < num_rows)[:, None] & (n < F)[None, :])
 
@@ -157,6 +325,7 @@ def experts_out(
     num_choices,
     D,
     F,
+    coding: tl.constexpr,
     precision: tl.constexpr,
     M: tl.constexpr,
     N: tl.constexpr,
@@ -165,28 +334,23 @@ def experts_out(
     """The last product, weighed, each row where its choice stands."""
     kind = inner.dtype.element_ty
     tile = table + tl.program_id(0) * TILE  # tiles of an expert share its weights
-    down = tl.load(tile + 2).to(tl.pointer_type(kind))
-    rows = tl.load(tile + 3).to(tl.pointer_type(tl.int64))
-    choices = tl.load(tile + 4).to(tl.pointer_type(tl.int64))
-    num_rows, start = tl.load(tile + 5), tl.load(tile + 6)
+    down = matrix_at(tile, 2, coding)
+    rows = tl.load(tile + ROWS).to(tl.pointer_type(tl.int64))
+    choices = tl.load(tile + ROWS + 1).to(tl.pointer_type(tl.int64))
+    num_rows, start = tl.load(tile + ROWS + 2), tl.load(tile + ROWS + 3)
     m, i = tl.arange(0, M), tl.arange(0, I)
     n = tl.program_id(1) * N + tl.arange(0, N)
     in_MI = inner + (start + m)[:, None] * F + i[None, :]
-    places_IN = n[None, :] * F + i[:, None]
     made_MN = tl.zeros([M, N], tl.float32)
     for first in range(0, F, I):
-        is_input = i < F - first
-        mask_MI = (m < num_rows)[:, None] & is_input[None, :]
+        mask_MI = (m < num_rows)[:, None] & (i < F - first)[None, :]
         inner_MI = tl.load(in_MI + first, mask=mask_MI, other=0.0)
-        is_weight = is_input[:, None] & (n < D)[None, :]
-        downs_IN = tl.multiple_of(down + places_IN + first, (16, 1))
-        down_IN = tl.load(downs_IN, mask=is_weight, other=0.0)
-        made_MN = tl.dot(inner_MI, down_IN, made_MN, input_precision=precision)
+        made_MN = times(made_MN, inner_MI, down, n, first, D, F, coding, precision)
     is_there = m < num_rows
     row = tl.load(rows + m, mask=is_there, other=0)
     choice = row * num_choices + tl.load(choices + m, mask=is_there, other=0)
     weight = tl.load(weights + choice, mask=is_there, other=0.0)
-    weighed = made_MN.to(kind).to(tl.float32) * weight[:, None]
+    weighed = with_bias(made_MN, down, n, D, kind, coding) * weight[:, None]
     out = outputs + choice[:, None] * D + n[None, :]
     tl.store(out, weighed.to(kind), mask=is_there[:, None] & (n < D)[None, :])
 

@@ -23,7 +23,9 @@ def rows_on(device: torch.device) -> GpuRows | None:
 
 def grouped_experts(shape: ModelShape, device: torch.device) -> GroupedExperts | None:
     """Those that compute experts of few rows together; None where each is computed alone."""
-    return GroupedExperts() if groups_experts(shape) and _are_for(device) else None
+    return (
+        GroupedExperts(shape.clamped_gate) if groups_experts(shape) and _are_for(device) else None
+    )
 
 
 def single_attention(shape: ModelShape, device: torch.device) -> SingleAttention | None:

@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 
 from moebatch.formats.coded import (
+    BITS,
     E2M1,
     GGML_BLOCKS,
+    ZEROS,
     BlockNumbers,
     CodedMatrix,
     Numbers,
@@ -33,9 +35,6 @@ _NUMBERS: Mapping[Numbers | BlockNumbers, int] = {
     "q6_k": 10,
 }
 """As the C file counts them."""
-_FOUR_BITS: frozenset[Numbers | BlockNumbers] = frozenset({"int4", "e2m1", "codebook"})
-_ZEROS: Mapping[Numbers | BlockNumbers, float] = {"int4": 8.0, "uint8": 128.0}
-"""Codes that stand for nothing where the matrix has no zero points."""
 _VALUES: Mapping[Numbers | BlockNumbers, Tensor] = {
     "int4": torch.arange(16.0),
     "e2m1": torch.tensor(E2M1),
@@ -96,8 +95,8 @@ def is_compiled(matrix: CodedMatrix) -> bool:
         and all(tensor.stride(-1) == 1 or tensor.shape[-1] == 1 for tensor in tensors)
         and (scales is None or scales.dtype in _SCALES)
         and (block_columns % _STEP_INPUTS == 0 or block_columns >= matrix.shape[1])
-        and (zeros is None or (block_rows == 1 and matrix.numbers in _ZEROS))
-        and (groups is None or (block_rows == 1 and matrix.numbers in _ZEROS))
+        and (zeros is None or (block_rows == 1 and matrix.numbers in ZEROS))
+        and (groups is None or (block_rows == 1 and matrix.numbers in ZEROS))
         and (groups is None or _num_groups(matrix) <= _MOST_GROUPS)
     )
 
@@ -119,8 +118,8 @@ def coding(matrix: CodedMatrix) -> Coding:
         block_rows=matrix.block[0],
         block_columns=matrix.block[1],
         num_groups=_num_groups(matrix),
-        factor=matrix.factor,
-        zero=_ZEROS.get(matrix.numbers, 0.0),
+        factor=1.0 if matrix.factor is None else float(matrix.factor),
+        zero=ZEROS.get(matrix.numbers, 0.0),
         divides=matrix.divides,
         numbers=_NUMBERS[matrix.numbers],
         scale_dtype=0 if scales is None else _SCALES[scales.dtype],
@@ -148,7 +147,7 @@ def _require_fit(matrix: CodedMatrix) -> None:
     if matrix.scales is not None:
         wanted.append((matrix.scales, -(-num_outputs // rows), groups))
     if matrix.zeros is not None:
-        of_word = 8 if matrix.numbers in _FOUR_BITS else 4
+        of_word = 32 // BITS[matrix.numbers]
         wanted.append((matrix.zeros, -(-num_outputs // of_word), groups))
     for tensor, num_rows, num_columns in wanted:
         size = tuple(tensor.shape)
@@ -171,4 +170,4 @@ def _row_bytes(matrix: CodedMatrix) -> int:
         block, num_bytes = GGML_BLOCKS[numbers]
         assert num_inputs % block == 0 and matrix.rounds_to is None, "rows are whole blocks"
         return num_inputs // block * num_bytes
-    return -(-num_inputs // 2) if matrix.numbers in _FOUR_BITS else num_inputs
+    return -(-num_inputs * BITS[matrix.numbers] // 8)

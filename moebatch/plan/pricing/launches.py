@@ -10,7 +10,14 @@ from functools import cached_property
 from math import ceil
 from typing import NamedTuple
 
-from moebatch.layout.fused import attends_in_place, groups_experts, is_grouped, portions
+from moebatch.layout.footprint import Dtypes
+from moebatch.layout.fused import (
+    attends_in_place,
+    groups_experts,
+    is_grouped,
+    portions,
+    takes_stored,
+)
 from moebatch.layout.load import PassLoad
 from moebatch.layout.scratch import (
     GATHER_ROWS,
@@ -103,8 +110,22 @@ class Launches:
     shape: ModelShape
     is_fused: bool
     """Kernels in Triton go through rows, and compute experts of few rows together."""
-    is_converted: bool = False
-    """Experts are stored in other numbers than they are computed in."""
+    is_taken: bool = True
+    """The latter take experts as they are stored."""
+    num_texts: int = 0
+    """Of an expert, which are read back before it is computed with others."""
+
+    @classmethod
+    def of(cls, shape: ModelShape, dtypes: Dtypes, *, is_fused: bool) -> "Launches":
+        """Of a model whose experts are stored and computed so."""
+        stored = dtypes.stored
+        texts = sum(part.is_text for part in stored.parts("", (1, 1)))
+        return cls(
+            shape,
+            is_fused,
+            is_taken=takes_stored(shape, stored, dtypes.compute),
+            num_texts=len(shape.expert.roles) * texts,
+        )
 
     def of_batch(self, kind: Kind, load: PassLoad) -> float:
         """Of a task that depends on nothing but what its micro-batch has to do; 0 of others."""
@@ -129,7 +150,12 @@ class Launches:
         few = [each for each in rows if is_grouped(each)]
         others = sum(self._of_expert(each) for each in rows if not is_grouped(each))
         num_portions = sum(1 for _ in portions(few, MAX_GEMM_ROWS))
-        return others + (_TABLE + _TOGETHER * num_portions if few else 0)
+        together = self.num_texts * len(few) + _TOGETHER * num_portions
+        return others + (_TABLE + together if few else 0)
+
+    def groups(self, rows: float) -> bool:
+        """Whether an expert over so many tokens is computed together with others."""
+        return self._groups and is_grouped(rows)
 
     def _of_expert(self, rows: float) -> float:
         expert = self.shape.expert
@@ -170,7 +196,7 @@ class Launches:
 
     @cached_property
     def _groups(self) -> bool:
-        return self.is_fused and not self.is_converted and groups_experts(self.shape)
+        return self.is_fused and self.is_taken and groups_experts(self.shape)
 
     @property
     def _projection(self) -> int:
@@ -260,9 +286,9 @@ def num_chunks(expert_bytes: int) -> int:
     return max(1, ceil(expert_bytes / CHUNK_BYTES))
 
 
-def of_transfer(expert_bytes: int) -> int:
-    """Copies of one expert: its pieces, cut once more where one of its three tensors ends."""
-    return num_chunks(expert_bytes) + 2
+def of_transfer(expert_bytes: int, num_runs: int) -> int:
+    """Copies of one expert: its pieces, cut once more where a run of its tensors ends."""
+    return num_chunks(expert_bytes) + num_runs - 1
 
 
 def _choice(router: Router) -> int:

@@ -154,7 +154,8 @@ class Price:
         if self._top == "dram":
             return self.fetch_s(num_experts)
         handed_s = num_experts * launches.num_chunks(self._expert_bytes) * self._main.task_s
-        launched_s = self._launches_s(num_experts * launches.of_transfer(self._expert_bytes))
+        copies = launches.of_transfer(self._expert_bytes, self.prices.dtypes.num_runs)
+        launched_s = self._launches_s(num_experts * copies)
         return max(self.up_s(num_experts), self.stage_s(num_experts), handed_s + launched_s)
 
     def fetch_s(self, num_experts: float) -> float:

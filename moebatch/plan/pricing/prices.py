@@ -79,7 +79,7 @@ class Prices:
             "bfloat16" in self.main.gemm if self.has_gpu_kernels is None else self.has_gpu_kernels
         )
         is_fused = self.ladder.has_gpu and there
-        return Launches(self.shape, is_fused, is_converted=self.dtypes.converts)
+        return Launches.of(self.shape, self.dtypes, is_fused=is_fused)
 
     @cached_property
     def is_cpu(self) -> bool:
@@ -150,7 +150,7 @@ class Prices:
     def _expert_s(self, processor: Processor, rows: float, *, streamed: bool = False) -> float:
         """Seconds of one expert over so many rows. Where a kernel decodes weights on the way, that
         adds to arithmetic at its peak; few rows are no faster than with weights that are numbers,
-        since threads take turns as often."""
+        since threads take turns as often. A GPU's kernels decode beside their reading."""
         if rows <= 0:
             return 0.0
         params, at_once = self.shape.expert_params, min(rows, MAX_GEMM_ROWS)
@@ -158,7 +158,7 @@ class Prices:
         product_s = self._gemm_s(
             processor, rows, params, at_once, stored_bytes=stored_bytes, streamed=streamed
         )
-        if not self.dtypes.converts:
+        if not self.dtypes.converts or self.launches.groups(rows):
             return product_s
         peak = processor.gemm_for(computed, streamed=streamed).peak
 

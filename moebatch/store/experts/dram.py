@@ -122,7 +122,7 @@ class ExpertStore:
         return self.records[key].tensors(*self._place(self._slot(key)))
 
     def tensor_bytes(self, key: ExpertKey) -> tuple[Tensor, ...]:
-        """The same as bytes, uint8 [num_bytes] each."""
+        """The same as bytes, as `Record.tensor_bytes` has them."""
         return self.records[key].tensor_bytes(*self._place(self._slot(key)))
 
     def close(self) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from math import prod
 from typing import NamedTuple
 
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 
 from moebatch.checkpoint.direct import align_up
-from moebatch.checkpoint.record import Record, open_files
+from moebatch.checkpoint.record import Record, open_files, runs_of
 from moebatch.errors import CheckpointError
 from moebatch.schedule.slots.expert_load import ExpertKey
 from moebatch.store.memory import Arena, copy_bytes
@@ -19,12 +20,23 @@ CHUNK_BYTES = 16 * 2**20
 ALIGNMENT_BYTES = 256
 
 
-class Part(NamedTuple):
-    """Bytes of one tensor that are copied at once."""
+class Run(NamedTuple):
+    """Tensors of an expert that lie one behind the other."""
 
     tensor: int
+    """The first one."""
+    offset: int
+    """Where it begins in the slot."""
+    num_bytes: int
+
+
+class Part(NamedTuple):
+    """Bytes of a run that are copied at once."""
+
+    tensor: int
+    """The first of the run."""
     start: int
-    """First byte within the tensor."""
+    """First byte within the run."""
     offset: int
     """Where it goes in the slot."""
     num_bytes: int
@@ -36,31 +48,35 @@ class PackedChunk:
 
     start: int
     stop: int
-    """The range of the slot, gaps between tensors included."""
+    """The range of the slot, gaps between runs included."""
     parts: tuple[Part, ...]
     num_bytes: int
     """Bytes that are moved."""
 
     def copy(self, sources: Sequence[Tensor], room: Tensor) -> None:
-        """Copies from the expert's tensors, as bytes, into its range of a slot."""
+        """Copies from the expert, given as the bytes from each tensor on, into its range of a
+        slot."""
         copy_parts(self.parts, sources, room, self.start)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PackedLayout:
-    """Each tensor of an expert at an offset that is the same in all slots, `ALIGNMENT_BYTES`
-    aligned: slots are stacked weights."""
+    """Each tensor of an expert at an offset that is the same in all slots: slots are stacked
+    weights. Tensors that lie one behind the other in every expert do so here, and are copied in one
+    piece. Such runs are aligned to `ALIGNMENT_BYTES`."""
 
     shapes: tuple[tuple[int, ...], ...]
     dtypes: tuple[torch.dtype, ...]
     offsets: tuple[int, ...]
     num_bytes: int
     """Room of a slot."""
+    runs: tuple[Run, ...]
     chunks: tuple[PackedChunk, ...]
 
     @classmethod
     def of(cls, records: Iterable[Record], chunk_bytes: int = CHUNK_BYTES) -> "PackedLayout":
         """The layout of experts that are all alike, in chunks of nearly equal, aligned size."""
+        records = tuple(records)
         kinds = {tuple((place.shape, place.dtype) for place in record.places) for record in records}
         if len(kinds) > 1:
             raise CheckpointError(
@@ -69,22 +85,25 @@ class PackedLayout:
             )
         (tensors,) = kinds
         sizes = [_tensor_bytes(shape, dtype) for shape, dtype in tensors]
-        offsets, num_bytes = [], 0
-        for size in sizes:
-            offsets.append(num_bytes)
-            num_bytes += align_up(size, ALIGNMENT_BYTES)
+        offsets, runs, num_bytes = [0] * len(sizes), [], 0
+        for numbers in runs_of(records):
+            *starts, stop = accumulate((sizes[n] for n in numbers), initial=num_bytes)
+            for number, start in zip(numbers, starts, strict=True):
+                offsets[number] = start
+            runs.append(Run(numbers[0], num_bytes, stop - num_bytes))
+            num_bytes = align_up(stop, ALIGNMENT_BYTES)
         return cls(
             shapes=tuple(shape for shape, _ in tensors),
             dtypes=tuple(dtype for _, dtype in tensors),
             offsets=tuple(offsets),
             num_bytes=num_bytes,
-            chunks=tuple(_chunks(offsets, sizes, chunk_bytes)),
+            runs=tuple(runs),
+            chunks=tuple(_chunks(runs, chunk_bytes)),
         )
 
     def parts(self, start: int, stop: int) -> tuple[Part, ...]:
-        """What lies in a range of a slot, tensor by tensor; gaps between tensors are nothing."""
-        sizes = map(_tensor_bytes, self.shapes, self.dtypes)
-        return _parts(self.offsets, tuple(sizes), start, stop)
+        """What lies in a range of a slot, run by run; gaps between runs are nothing."""
+        return _parts(self.runs, start, stop)
 
     def tensors(self, room: Tensor) -> tuple[Tensor, ...]:
         """The tensors of the expert in a slot, uint8 [slot bytes]; no copies."""
@@ -105,7 +124,8 @@ class PackedLayout:
 
 
 def copy_parts(parts: Iterable[Part], sources: Sequence[Tensor], room: Tensor, start: int) -> None:
-    """Copies parts of tensors, given as bytes, into a range of a slot that begins at `start`."""
+    """Copies parts of runs, given as the bytes from each tensor on, into a range of a slot that
+    begins at `start`."""
     for tensor, first, offset, num_bytes in parts:
         to = offset - start
         copy_bytes(room[to : to + num_bytes], sources[tensor][first : first + num_bytes])
@@ -142,22 +162,22 @@ def _tensor_bytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:
     return prod(shape) * dtype.itemsize
 
 
-def _chunks(offsets: Sequence[int], sizes: Sequence[int], chunk_bytes: int) -> list[PackedChunk]:
-    end = offsets[-1] + sizes[-1]
+def _chunks(runs: Sequence[Run], chunk_bytes: int) -> list[PackedChunk]:
+    end = runs[-1].offset + runs[-1].num_bytes
     count = -(-end // chunk_bytes)
     step = align_up(-(-end // count), ALIGNMENT_BYTES)
     chunks = []
     for start in range(0, end, step):
         stop = min(start + step, end)
-        parts = _parts(offsets, sizes, start, stop)
+        parts = _parts(runs, start, stop)
         num_bytes = sum(part.num_bytes for part in parts)
         chunks.append(PackedChunk(start=start, stop=stop, parts=parts, num_bytes=num_bytes))
     return chunks
 
 
-def _parts(offsets: Sequence[int], sizes: Sequence[int], start: int, stop: int) -> tuple[Part, ...]:
+def _parts(runs: Iterable[Run], start: int, stop: int) -> tuple[Part, ...]:
     parts = []
-    for tensor, (offset, size) in enumerate(zip(offsets, sizes, strict=True)):
+    for tensor, offset, size in runs:
         first, last = max(start, offset), min(stop, offset + size)
         if first < last:
             parts.append(Part(tensor, first - offset, first, last - first))
