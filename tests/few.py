@@ -22,7 +22,7 @@ Case = Mapping[str, object]
 # Timing never decides a test: neither how long an example takes, nor how long it takes to make one.
 _TIMELESS = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 _MANY = _TIMELESS.max_examples
-_SHARE = 4
+_SHARE = 5
 settings.register_profile("all", _TIMELESS)
 settings.register_profile(
     "few", _TIMELESS, max_examples=_MANY // _SHARE, derandomize=True, database=None

@@ -16,12 +16,9 @@ from moebatch.model.native.kernels import Kernels
 
 HERE = INSTRUCTION_SETS[INSTRUCTION_SETS.index(instruction_set.highest()) :]
 """Instruction sets that this processor has, the best one first."""
-USUAL = (HERE[0], HERE[-1])
-"""A compiler takes ten seconds for each: `make test` leaves the others to `make test-all`."""
-SETS = [
-    name if name in USUAL else pytest.param(name, marks=pytest.mark.exhaustive) for name in HERE
-]
-"""For tests of each."""
+SETS = [HERE[0], *(pytest.param(name, marks=pytest.mark.exhaustive) for name in HERE[1:])]
+"""For tests of each. A compiler takes ten seconds for one: `make test` has the best, `make test-all`
+the others."""
 
 
 @cache
@@ -55,7 +52,7 @@ def compile_ahead() -> None:
     """Has a thread compile what tests will want, while test processes start."""
 
     def compile_all() -> None:
-        for name in dict.fromkeys((instruction_set.chosen(os.environ), *USUAL)):
+        for name in dict.fromkeys((instruction_set.chosen(os.environ), HERE[0])):
             load(name)
 
     Thread(target=compile_all, name="compiler").start()

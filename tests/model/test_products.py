@@ -187,10 +187,14 @@ def test_rows_are_padded_where_onednn_is_the_faster_one(
     assert product_rows(num_rows, dtype, instruction_set) == wanted
 
 
+@pytest.mark.exhaustive  # compiles
+def test_rows_of_kernels_that_were_asked_for_are_not_padded() -> None:
+    assert Products(CPU, torch.bfloat16, kernels=kernels_of("portable")).rows(19) == 19
+
+
 def test_rows_are_padded_where_torch_minds_many_different_counts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert Products(CPU, torch.bfloat16, kernels=kernels_of("portable")).rows(19) == 19
     monkeypatch.setenv(loader.SWITCH, "0")
     assert Products(CPU, torch.bfloat16).rows(19) == 32
     assert Products(CPU, torch.float32).rows(19) == 19
