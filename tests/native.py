@@ -17,8 +17,8 @@ from moebatch.model.native.kernels import Kernels
 HERE = INSTRUCTION_SETS[INSTRUCTION_SETS.index(instruction_set.highest()) :]
 """Instruction sets that this processor has, the best one first."""
 SETS = [HERE[0], *(pytest.param(name, marks=pytest.mark.exhaustive) for name in HERE[1:])]
-"""For tests of each. A compiler takes ten seconds for one: `make test` has the best, `make test-all`
-the others."""
+"""For tests of each. A compiler takes ten seconds for one: `make test` has the best, and
+`make test-all` the others."""
 
 
 @cache
