@@ -75,7 +75,7 @@ def measure_machine(
     formats: tuple[WeightFormat, ...] = (),
     sizes: Sizes | None = None,
 ) -> HardwareProfile:
-    """Measures this machine: about a minute, or a few seconds if `quick`.
+    """Measures this machine: about two minutes, or a few seconds if `quick`.
 
     Args:
         folder: on the disk that is meant; a file of 1 GiB is written there and removed.
