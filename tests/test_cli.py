@@ -121,7 +121,7 @@ def test_an_error_is_an_object_too_if_one_is_asked_for(tmp_path: Path, model: Pa
     ended = json.loads(done.stdout)
     assert ended["exit_code"] == done.returncode == ExitCode.INPUT
     assert "no rows" in ended["error"] and "no rows" in done.stderr
-    done = moebatch("check", write_job(tmp_path, model, b"nonsense\n"), "--json")
+    done = moebatch("check", write_job(tmp_path, model, b'nonsense\n{"prompt": "The"}\n'), "--json")
     found = json.loads(done.stdout)
     assert found["exit_code"] == done.returncode == ExitCode.ROWS_FAILED
     assert (found["faults"][0]["line"], found["bad_rows"]) == (1, 1)

@@ -338,8 +338,17 @@ def test_experts_that_do_not_suit_are_left_to_torch(spoil: Callable[[Tensor], Te
         lambda matrix: replace(matrix, codes=matrix.codes[:, :-8].contiguous(), shape=(32, 80)),
         lambda matrix: replace(matrix, codes=matrix.codes.t().contiguous().t()),
         lambda matrix: replace(matrix, rounds_to=torch.float16),
+        lambda matrix: replace(matrix, groups=torch.zeros(matrix.shape[1], dtype=torch.int32)),
+        lambda matrix: replace(matrix, numbers="q8_0", scales=None),
     ],
-    ids=["odd blocks", "rows of odd length", "the other way round", "gate and up rounded apart"],
+    ids=[
+        "odd blocks",
+        "rows of odd length",
+        "the other way round",
+        "gate and up rounded apart",
+        "an order of its own",
+        "blocks of ggml",
+    ],
 )
 def test_codes_that_do_not_suit_are_left_to_torch(
     spoil: Callable[[CodedMatrix], CodedMatrix],
@@ -362,8 +371,12 @@ def test_what_does_not_suit_is_left_to_torch(monkeypatch: pytest.MonkeyPatch) ->
     assert not kernels.rms_norm(wide, wide[0], 1e-5, wide), "longer than a block"
 
 
-def test_kernels_are_checked_before_they_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.exhaustive  # interprets all of them in three types
+def test_kernels_compute_what_torch_computes() -> None:
     assert check.differences(DEVICE) is None
+
+
+def test_kernels_are_checked_before_they_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
     launch = rows.launch
     monkeypatch.setattr(check, "CODES", check.CODES[1:2])
     idle: Callable[[str, Coding | None], bool]
