@@ -194,7 +194,7 @@ def test_tasks_launch_as_much_as_they_are_priced_for(
     assert_planned(counting, launches)
 
 
-@pytest.mark.few(kind=("mxfp4",))
+@pytest.mark.few(1, kind=("mxfp4",))
 @pytest.mark.parametrize("counting", [True], indirect=True)
 @pytest.mark.parametrize(
     ("kind", "family", "sizes"),
