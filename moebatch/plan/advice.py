@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from moebatch.formats.plain import PlainFormat
 from moebatch.layout.footprint import Dtypes
+from moebatch.plan.prediction import predict
 from moebatch.plan.problem import Problem
 from moebatch.plan.search.affine import Known
 from moebatch.plan.search.bounds import lower_seconds
@@ -60,11 +61,13 @@ class Promise(NamedTuple):
 
 
 def improvements(problem: Problem, planned: Planned) -> list[Improvement]:
-    """Changes worth saying when each is planned as `moebatch plan` would, the best first: of all
-    those that are promising by the objective of the MILP."""
+    """Changes worth saying when each is planned and predicted as `moebatch plan` would, the best
+    first: of all those that are promising by the objective of the MILP. The search replays fewer
+    waves than a prediction, which may be 3 % of the speedup."""
     found = []
+    now = predict(problem, planned.policy).tokens_per_s
     for _, change, changed, known in promising(problem, planned)[:_MOST_ADVICE]:
-        speedup = planned.token_s / best_policy(changed, known).token_s
+        speedup = predict(changed, best_policy(changed, known).policy).tokens_per_s / now
         if speedup >= _WORTH_SAYING:
             found.append(Improvement(change=change.words, what_if=change.what_if, speedup=speedup))
     return sorted(found, key=lambda improvement: -improvement.speedup)

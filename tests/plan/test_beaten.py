@@ -194,5 +194,4 @@ def test_advice_is_what_its_command_says(name: str) -> None:
         supposed = replace(of, hardware=changed_to, dtypes=dtypes)
         then = answer_milp(supposed, name).prediction.tokens_per_s
         speedup = then / answer.prediction.tokens_per_s
-        # The search replays fewer waves than the prediction: 3.1 % off for int4 on a 4090.
-        assert speedup == pytest.approx(better.speedup, rel=0.035), better.change
+        assert speedup == pytest.approx(better.speedup, rel=0.03), better.change
