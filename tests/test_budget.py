@@ -62,19 +62,19 @@ def watched_run(job: Path) -> tuple[int, str, int]:
 
 def test_a_model_larger_than_what_the_budget_leaves_stays_within_it(tmp_path: Path) -> None:
     model_bytes = write_model(tmp_path / "model")
-    prompts = [{"prompt": [3 + (i * j) % 300 for j in range(30)]} for i in range(1, 97)]
+    prompts = [{"prompt": [3 + (i * j) % 300 for j in range(20)]} for i in range(1, 41)]
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in prompts))
     job = {
         "model": {"path": "model"},
         "input": {"path": "in.jsonl"},
         "output": {"path": "out.jsonl"},
-        "sampling": {"max_tokens": 8, "temperature": 0.8, "top_p": 0.9},
+        "sampling": {"max_tokens": 4, "temperature": 0.8, "top_p": 0.9},
         "resources": {"dram": BUDGET, "threads": 1},
     }
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
     code, report, by_kernel = watched_run(tmp_path / "job.yaml")
     assert code == 0, report
-    assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 96
+    assert len((tmp_path / "out.jsonl").read_text().splitlines()) == len(prompts)
 
     streamed = re.search(r"experts (?:[\d.]+ % dram, )?([\d.]+) % disk", report)
     assert streamed is not None and float(streamed[1]) > 1, "experts had to be streamed"

@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -20,6 +21,7 @@ PLANNED = (*T4, "--policy", SAVED)
 """Where it does not matter how the policy is found."""
 
 
+@cache
 def answer(*arguments: str) -> dict[str, dict[str, float]]:
     done = moebatch("plan", *arguments, "--json")
     assert done.returncode == ExitCode.OK, done.stderr
@@ -257,7 +259,7 @@ def test_a_half_filled_profile_is_refused_with_all_that_is_missing(tmp_path: Pat
     ("arguments", "reason"),
     [
         (
-            (*T4[:4], "--prompt-len", "40000", "--gen-len", "128"),
+            (*T4[:4], "--prompt-len", "40000", "--gen-len", "128", "--policy", SAVED),
             "40128 tokens do not fit into the model's context of 32768",
         ),
         ((*T4, "--policy", "flexgen-t4-mtbench-128"), "static batches are for comparison"),

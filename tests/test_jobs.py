@@ -49,6 +49,7 @@ def nightly(program: Path, tmp_path: Path) -> Callable[..., "subprocess.Complete
     return run
 
 
+@pytest.mark.exhaustive
 def test_cron_has_nothing_to_mail_when_all_is_well(
     nightly: Callable[..., "subprocess.CompletedProcess[str]"],
     tmp_path: Path,

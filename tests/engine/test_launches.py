@@ -194,7 +194,7 @@ def test_tasks_launch_as_much_as_they_are_priced_for(
     assert_planned(counting, launches)
 
 
-@pytest.mark.few(1, kind=("mxfp4",))
+@pytest.mark.exhaustive  # Triton's interpreter takes five seconds for each
 @pytest.mark.parametrize("counting", [True], indirect=True)
 @pytest.mark.parametrize(
     ("kind", "family", "sizes"),
@@ -249,7 +249,7 @@ def assert_planned(counting: CountingDevice, launches: Launches) -> None:
         ("qwen3_moe", False),
         ("granitemoeshared", False),
         ("deepseek_v2", False),
-        ("granitemoeshared", True),
+        pytest.param("granitemoeshared", True, marks=pytest.mark.exhaustive),  # takes 5 s
     ],
     indirect=["counting"],
 )

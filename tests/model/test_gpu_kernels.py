@@ -376,47 +376,37 @@ def test_kernels_compute_what_torch_computes() -> None:
     assert check.differences(DEVICE) is None
 
 
-def test_kernels_are_checked_before_they_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.few(2, idle=("gate_rows", "attend_single"))
+@pytest.mark.parametrize(
+    ("idle", "what", "with_codes"),
+    [*((name, what, False) for name, what in WRONG.items()), ("", "experts of e2m1", True)],
+)
+def test_kernels_are_checked_before_they_are_used(
+    monkeypatch: pytest.MonkeyPatch, idle: str, what: str, *, with_codes: bool
+) -> None:
     launch = rows.launch
     monkeypatch.setattr(check, "CODES", check.CODES[1:2])
-    idle: Callable[[str, Coding | None], bool]
-    for idle, what in (
-        *((lambda name, _, wrong=wrong: name == wrong, what) for wrong, what in WRONG.items()),
-        (lambda _, coding: coding is not None and coding.bits > 0, "experts of e2m1"),
-    ):
 
-        def launch_others(name: str, *given: Any, is_idle: Any = idle, **options: Any) -> None:
-            if not is_idle(name, options.get("coding")):
-                launch(name, *given, **options)
-            elif name not in IN_PLACE:
-                out = given[1]
-                assert out.isnan().all(), "memory may hold what was right before"
+    def launch_others(name: str, *given: Any, **options: Any) -> None:
+        coding: Coding | None = options.get("coding")
+        if name != idle and not (with_codes and coding is not None and coding.bits > 0):
+            launch(name, *given, **options)
+        elif name not in IN_PLACE:
+            out = given[1]
+            assert out.isnan().all(), "memory may hold what was right before"
 
-        use_launch(monkeypatch, launch_others)
-        assert f"{what} in torch.float32 otherwise" in str(check.differences(DEVICE))
+    use_launch(monkeypatch, launch_others)
+    assert f"{what} in torch.float32 otherwise" in str(check.differences(DEVICE))
 
 
-@pytest.mark.parametrize(
-    "targets",
-    [
-        # Most shared memory is asked for by numbers of 32 bits, and least is there with 8.6.
-        ["fp32-86"],
-        pytest.param(
-            [
-                f"{kind}-{capability}"
-                for kind in ("fp32", "bf16", "fp16")
-                for capability in (80, 86, 90)
-                if (kind, capability) != ("fp32", 86)
-            ],
-            marks=pytest.mark.exhaustive,
-        ),
-    ],
-    ids=["what asks for most", "the others"],
-)
-def test_kernels_compile_for_gpus_that_are_not_here(targets: list[str], tmp_path: Path) -> None:
+@pytest.mark.exhaustive  # a compiler takes some ten seconds for one type and capability
+def test_kernels_compile_for_gpus_that_are_not_here(tmp_path: Path) -> None:
     """An A100 and an H100; and a GPU of desktops, which has the least shared memory. Weights are
     read 16 bytes at a time, though their addresses come from a table; so are codes, and single
     numbers are scales and biases."""
+    targets = [
+        f"{kind}-{capability}" for kind in ("fp32", "bf16", "fp16") for capability in (80, 86, 90)
+    ]
     environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}
     environment.pop("TRITON_INTERPRET", None)
     command = [sys.executable, "-m", "tests.model.compiled_gpu_kernels", *targets]
