@@ -57,7 +57,7 @@ LEFT_TO_TORCH = [("gptq", "mixtral", {})]
 CASES = [(*case, False) for case in BY_TORCH] + [(*case, True) for case in IN_TRITON]
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("name", "family", "title", "in_triton"), CASES)
 def test_experts_together_give_the_tokens_of_transformers(
     tiny_checkpoint: Callable[..., Path],
@@ -84,7 +84,7 @@ def test_experts_together_give_the_tokens_of_transformers(
     assert not sizes or (max(sizes) == _TOGETHER and sum(sizes) > len(sizes))
 
 
-@pytest.mark.few(2, kind=("mxfp4",))
+@pytest.mark.few(1, kind=("mxfp4",))
 @pytest.mark.parametrize(("kind", "family", "sizes"), [*IN_CODES, *LEFT_TO_TORCH])
 def test_experts_in_codes_give_the_tokens_of_their_decoded_weights(
     tiny_checkpoint: Callable[..., Path],

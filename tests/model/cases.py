@@ -363,3 +363,5 @@ CASES: dict[str, Case] = {
     ),
     **_rope_cases(),
 }
+PLAIN = {family: case for case, (family, _) in reversed(CASES.items())}.values()
+"""Of each family, the case without options."""

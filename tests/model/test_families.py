@@ -18,7 +18,7 @@ from moebatch.spec.model.shape_reader import load_shape, read_shape
 from moebatch.spec.model.stored_experts import StoredExperts, StoredPiece
 from moebatch.spec.model.tensor_names import TensorNames
 from tests import tiny
-from tests.model.cases import CASES
+from tests.model.cases import CASES, PLAIN
 from tests.model.driver import read_tensors
 from tests.spec.test_shape import ARCHITECTURES, minimal
 
@@ -48,6 +48,7 @@ def required(shape: ModelShape, *names: str) -> dict[str, tuple[int, ...]]:
     return {part.name: part.shape for part in required_tensors(shape, checkpoint, experts)}
 
 
+@pytest.mark.few(case=PLAIN)
 @pytest.mark.parametrize("case", [name for name in CASES if "rope" not in name])
 def test_names_and_shapes_are_those_of_written_checkpoints(case: str, tiny_checkpoint: Any) -> None:
     family, options = CASES[case]

@@ -193,7 +193,7 @@ def codes(draw: st.DrawFn) -> Codes:
     st.sampled_from([None, *DTYPES]),
     seeds,
 )
-@examples(60)
+@examples(40)
 def test_experts_together_make_what_each_makes_alone(
     num_tokens: int,
     num_choices: int,

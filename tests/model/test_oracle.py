@@ -14,17 +14,15 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from moebatch.layout.scratch import Limits
 from tests import tiny
 from tests.model import oracle
-from tests.model.cases import CASES, ROPES
+from tests.model.cases import CASES, PLAIN, ROPES
 from tests.model.driver import Driver, Seq, read_tensors
 
 NUM_NEW = 8
 Checkpoint = Callable[..., Path]
 ALL = (*tiny.FAMILIES, "gemma4_text", "llama4_text", "dbrx", "phimoe")
-FIRST = {family: case for case, (family, _) in reversed(CASES.items())}
-"""Of each family, the case without options."""
 
 
-@pytest.mark.few(case=(*FIRST.values(), *(case for case in CASES if case.startswith("gpt_oss-"))))
+@pytest.mark.few(case=(*PLAIN, *(case for case in CASES if case.startswith("gpt_oss-"))))
 @pytest.mark.parametrize("case", CASES)
 def test_greedy_tokens_are_those_of_transformers(case: str, tiny_checkpoint: Checkpoint) -> None:
     """Prompts in slices of seven, joining one by one, mixed with decoding, three to a batch."""

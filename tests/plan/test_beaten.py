@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from moebatch.errors import DoesNotFit
 from moebatch.plan.advice import improvements
-from moebatch.plan.answer import answer_milp
+from moebatch.plan.answer import answer_milp, best_for
 from moebatch.plan.fitting import with_room
 from moebatch.plan.options import PlanOptions
 from moebatch.plan.prediction import predict
@@ -192,6 +192,6 @@ def test_advice_is_what_its_command_says(name: str) -> None:
         changed_to = changed_profile(load_profile(hardware), options.figures).hardware()
         dtypes = stored_as(of.dtypes, options.stored, of.shape)
         supposed = replace(of, hardware=changed_to, dtypes=dtypes)
-        then = answer_milp(supposed, name).prediction.tokens_per_s
+        then = predict(supposed, best_for(supposed).policy).tokens_per_s
         speedup = then / answer.prediction.tokens_per_s
         assert speedup == pytest.approx(better.speedup, rel=0.03), better.change
