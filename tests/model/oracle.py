@@ -1,7 +1,7 @@
 """What transformers answers: one sequence at a time, with its own cache."""
 
-import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -19,18 +19,34 @@ def greedy(
     model: Any, prompt: Sequence[int], num_new: int, *, cache: Any = None
 ) -> tuple[list[int], torch.Tensor]:
     """The next `num_new` tokens and the logits [num_new, V] from which they come."""
-    # Length-dependent rotary scalings keep state in the model from one sequence to the next.
-    fresh = copy.deepcopy(model)
     tokens, logits = [], []
     step = torch.tensor([prompt])
-    with torch.inference_mode():
+    with _rotations_of_this_sequence(model), torch.inference_mode():
         for _ in range(num_new):
-            output = fresh(step, past_key_values=cache, use_cache=True)
+            output = model(step, past_key_values=cache, use_cache=True)
             cache = output.past_key_values
             logits.append(output.logits[0, -1].float())
             tokens.append(int(logits[-1].argmax()))
             step = torch.tensor([tokens[-1:]])
     return tokens, torch.stack(logits)
+
+
+@contextmanager
+def _rotations_of_this_sequence(model: Any) -> Iterator[None]:
+    """Scalings that depend on lengths keep state in the model, which the next sequence must not
+    see. They put other tensors into the places of those that are there, and change none."""
+    kept = [
+        (module, dict(vars(module)), dict(module._buffers))
+        for module in model.modules()
+        if "Rotary" in type(module).__name__
+    ]
+    try:
+        yield
+    finally:
+        for module, attributes, buffers in kept:
+            vars(module).clear()
+            vars(module).update(attributes)
+            module._buffers = buffers
 
 
 def rounding_cache(rounded: Callable[[torch.Tensor], torch.Tensor]) -> Any:
