@@ -700,7 +700,7 @@ INLINE void decode_into(const struct decode_work *w, int64_t row, int64_t first,
 }
 
 /* Decodes rows until none is left. Several threads may share the same work. */
-void moebatch_decode(struct decode_work *w) {
+OF_PRODUCTS void moebatch_decode(struct decode_work *w) {
     for (;;) {
         int64_t row = __atomic_fetch_add(&w->next_row, DECODED_ROWS, __ATOMIC_RELAXED);
         if (row >= w->num_outputs)

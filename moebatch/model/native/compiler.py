@@ -10,11 +10,12 @@ import stat
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 _NAMES = ("cc", "gcc", "clang")
-_FLAGS = ("-O3", "-std=gnu11", "-fopenmp-simd", "-fPIC", "-shared")
+_FLAGS = ("-O3", "-std=gnu11", "-fopenmp-simd", "-fPIC")
 _LONGEST_S = 600
 _OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
@@ -30,6 +31,8 @@ class Library:
     source: str
     flags: tuple[str, ...]
     """Beside those that all have: the instruction set."""
+    parts: tuple[str, ...]
+    """A flag for each part of the functions, with which the source is compiled to that part."""
     compiler: str
     """The command that ``$CC`` names; empty for the first of the usual names in `path`."""
     path: str | None
@@ -40,8 +43,8 @@ class Library:
 
         The processor counts, since nodes of a cluster may share a folder.
         """
-        parts = (self.source, self.compiler, *_FLAGS, *self.flags, _processor())
-        return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32] + ".so"
+        made_of = (self.source, self.compiler, *_FLAGS, *self.flags, *self.parts, _processor())
+        return hashlib.sha256("\0".join(made_of).encode()).hexdigest()[:32] + ".so"
 
     @property
     def command(self) -> list[str]:
@@ -49,21 +52,25 @@ class Library:
         return shlex.split(self.compiler) or _first_in(self.path)
 
     def compile(self, target: Path) -> None:
-        """Makes the library; `target` is there whole or not at all.
+        """Makes the library, its parts at the same time; `target` is there whole or not at all.
 
         Raises NotCompiled when there is no compiler or it fails, OSError when `target` cannot be
         written.
         """
         command = self.command
-        handle, name = tempfile.mkstemp(prefix=".", suffix=".so", dir=target.parent)
-        os.close(handle)
-        made = Path(name)
-        try:
-            _run([*command, *_FLAGS, *self.flags, "-x", "c", "-", "-o", name], self.source)
+
+        def compile_part(flag: str, name: str) -> None:
+            chosen = (*_FLAGS, *self.flags, flag)
+            _run([*command, *chosen, "-c", "-x", "c", "-", "-o", name], self.source)
+
+        with tempfile.TemporaryDirectory(prefix=".", dir=target.parent) as folder:
+            names = [f"{folder}/{number}.o" for number in range(len(self.parts))]
+            with ThreadPoolExecutor() as compilers:
+                list(compilers.map(compile_part, self.parts, names))
+            made = Path(folder, target.name)
+            _run([*command, "-shared", *names, "-o", str(made)], "")
             made.chmod(0o500)
             made.replace(target)
-        finally:
-            made.unlink(missing_ok=True)
 
 
 def cache_folder(environment: Mapping[str, str]) -> Path | None:

@@ -332,7 +332,7 @@ INLINE void attend(const AttentionWork *w, int64_t item, int64_t next_item, Room
 }
 
 /* Computes items until none is left. Several threads may share the same work. */
-void moebatch_attend(AttentionWork *w) {
+OF_THE_REST void moebatch_attend(AttentionWork *w) {
     int64_t parts = w->num_kv_heads / w->kv_heads_per_item;
     int64_t num_heads = w->num_heads / parts, width = (w->head_dim + LOT - 1) / LOT * LOT;
     int64_t value_width = (w->value_dim + LOT - 1) / LOT * LOT;

@@ -86,7 +86,7 @@ INLINE void delta_tile(const struct delta_work *w, int64_t sequence, int64_t hea
 }
 
 /* Does heads of sequences until none is left. Several threads may share a work. */
-void moebatch_delta_rule(struct delta_work *w) {
+OF_THE_REST void moebatch_delta_rule(struct delta_work *w) {
     int64_t heads = w->num_value_heads, num_items = w->num_sequences * heads, item;
     while ((item = __atomic_fetch_add(&w->next_item, 1, __ATOMIC_RELAXED)) < num_items) {
         int64_t column = 0, width = w->value_dim;
@@ -156,7 +156,7 @@ INLINE void convolve_channels(const struct conv_work *w, int64_t sequence, int64
 }
 
 /* Does channels of sequences until none is left. Several threads may share a work. */
-void moebatch_convolve(struct conv_work *w) {
+OF_THE_REST void moebatch_convolve(struct conv_work *w) {
     int64_t parts = (w->channels + CONV_CHANNELS - 1) / CONV_CHANNELS, item;
     while ((item = __atomic_fetch_add(&w->next_item, 1, __ATOMIC_RELAXED)) <
            w->num_sequences * parts) {

@@ -172,7 +172,7 @@ INLINE void rotate_row(const struct row_work *w, int64_t row, int dtype) {
 
 /* Each does its rows, some at a time, until none is left. Several threads may share a work. */
 #define KERNEL(name, kernel_row)                                                                   \
-    void name(struct row_work *w) {                                                                \
+    OF_THE_REST void name(struct row_work *w) {                                                    \
         int64_t step = ITEM_NUMBERS / (w->width * w->num_parts) + 1, num_rows = w->num_rows;       \
         int64_t row = __atomic_fetch_add(&w->next_row, step, __ATOMIC_RELAXED);                    \
         while (row < num_rows) {                                                                   \

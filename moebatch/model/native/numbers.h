@@ -38,6 +38,15 @@
 
 #define INLINE static inline __attribute__((always_inline))
 
+/* What begins a function that is called from outside. Compilers that work side by side take half of
+   them each: the others are unused to them, so that they leave those out. */
+#ifndef OF_PRODUCTS
+#define OF_PRODUCTS
+#endif
+#ifndef OF_THE_REST
+#define OF_THE_REST
+#endif
+
 typedef float Floats __attribute__((vector_size(4 * LANES)));
 typedef uint32_t Words __attribute__((vector_size(4 * LANES)));
 typedef int32_t Ints __attribute__((vector_size(4 * LANES)));
@@ -49,7 +58,7 @@ typedef struct {
 enum { FLOAT32, BFLOAT16, FLOAT16, CACHED_INT8, CACHED_FP8 };
 
 /* As instruction_set.py names them. */
-const char *moebatch_instruction_set(void) {
+OF_THE_REST const char *moebatch_instruction_set(void) {
 #if defined(__AMX_BF16__)
     return "amx";
 #elif defined(__AVX512BF16__)
@@ -63,7 +72,7 @@ const char *moebatch_instruction_set(void) {
 #endif
 }
 
-int moebatch_supports(int dtype) {
+OF_THE_REST int moebatch_supports(int dtype) {
 #if defined(__FLT16_MAX__)
     return dtype >= FLOAT32 && dtype <= FLOAT16;
 #else

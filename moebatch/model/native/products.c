@@ -458,7 +458,7 @@ INLINE void multiply_items(struct product_work *w, Division division, ProductRoo
 }
 
 /* Computes items until none is left. Several threads may share the same work. */
-void moebatch_multiply(struct product_work *w) {
+OF_PRODUCTS void moebatch_multiply(struct product_work *w) {
     ProductRoom room = {.packed = -1};
     const int are_pairs = w->weight_dtype == BFLOAT16 || w->weight_dtype == CODED;
     const int is_pairs = HAS_PAIRS && w->dtype == BFLOAT16 && are_pairs;

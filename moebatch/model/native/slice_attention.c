@@ -233,7 +233,7 @@ static __attribute__((noinline)) void attend_by_vectors(AttentionWork *w, SliceR
 }
 
 /* Computes items until none is left. Several threads may share the same work. */
-void moebatch_attend_slices(AttentionWork *w) {
+OF_THE_REST void moebatch_attend_slices(AttentionWork *w) {
     SliceRoom room;
     int is_bfloat16 = w->dtype == BFLOAT16 && w->cache_dtype == BFLOAT16;
     int dtype = is_bfloat16 && may_use_tiles() ? BFLOAT16 : FLOAT32;

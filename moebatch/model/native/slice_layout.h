@@ -5,7 +5,9 @@
 #define LOG2_E 1.44269504f
 
 /* Narrower vectors have not been found faster than torch. */
-int moebatch_supports_slices(int dtype) { return LANES >= 8 && moebatch_supports(dtype); }
+OF_THE_REST int moebatch_supports_slices(int dtype) {
+    return LANES >= 8 && moebatch_supports(dtype);
+}
 
 /* SIDE rows of an item. */
 typedef struct {
