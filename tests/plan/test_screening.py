@@ -8,9 +8,9 @@ from moebatch.layout.load import PassLoad
 from moebatch.plan.advice import FACTOR, promising
 from moebatch.plan.pricing.pass_tasks import PassTasks
 from moebatch.plan.problem import Problem
-from moebatch.plan.search.affine import Known
 from moebatch.plan.search.bounds import bounds, lower_seconds
 from moebatch.plan.search.candidates import Candidate, candidates
+from moebatch.plan.search.known import Known
 from moebatch.plan.search.planner import MOST_CANDIDATES, best_policy, best_seconds, screen
 from moebatch.spec.machine.hardware import LinkName
 from moebatch.spec.policy.policy import Policy

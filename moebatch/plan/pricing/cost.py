@@ -65,8 +65,9 @@ class CostModel:
         """Experts that come in a pass of few tokens, in time, late and in vain; None where habits
         are not known or of no account."""
         habits, shape = self.habits, self.prices.shape
-        streams = traits_of(policy).foresees == "likely" and policy.num_slots > 0
-        if habits is None or not streams or not habits.covers(load.tokens):
+        if habits is None or not habits.covers(load.tokens):
+            return None
+        if traits_of(policy).foresees != "likely" or not policy.num_slots:
             return None
         predictor = habits.predictor_of(policy)
         sizes = staying(shape, policy, self.prices.ladder)
@@ -118,8 +119,7 @@ class CostModel:
         """
         if self.prices.ladder.top == "vram" or not policy.weights.disk or not policy.num_slots:
             return 0.0
-        expert_bytes = self.prices.dtypes.expert_bytes(self.prices.shape)
-        filled_s = policy.num_slots * self.prices.link_s("disk->dram", expert_bytes)
+        filled_s = policy.num_slots * self.prices.link_s("disk->dram", self.prices.expert_bytes)
         gap_s, longest_s = self._tasks(load, policy).gaps_s
         usual_s, last_s = max(0.0, gap_s - filled_s), max(0.0, longest_s - filled_s)
         return (len(self.prices.shape.moe_layers) - 1) * usual_s + last_s

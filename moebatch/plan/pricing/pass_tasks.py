@@ -223,10 +223,10 @@ class PassTasks:
     def _price(self) -> Price:
         return Price(prices=self.prices, policy=self.policy)
 
-    @cached_property
+    @property
     def _shape(self) -> ModelShape:
         return self.prices.shape
 
-    @cached_property
+    @property
     def _top(self) -> Place:
         return self.prices.ladder.top

@@ -153,18 +153,18 @@ class Price:
         pinned buffers runs beside the link, so the slower of the two counts."""
         if self._top == "dram":
             return self.fetch_s(num_experts)
-        handed_s = num_experts * launches.num_chunks(self._expert_bytes) * self._main.task_s
-        copies = launches.of_transfer(self._expert_bytes, self.prices.dtypes.num_runs)
+        handed_s = num_experts * launches.num_chunks(self.prices.expert_bytes) * self._main.task_s
+        copies = launches.of_transfer(self.prices.expert_bytes, self.prices.dtypes.num_runs)
         launched_s = self._launches_s(num_experts * copies)
         return max(self.up_s(num_experts), self.stage_s(num_experts), handed_s + launched_s)
 
     def fetch_s(self, num_experts: float) -> float:
         """The same on their way from disk to main memory."""
-        return self.prices.link_s("disk->dram", num_experts * self._expert_bytes)
+        return self.prices.link_s("disk->dram", num_experts * self.prices.expert_bytes)
 
     def up_s(self, num_experts: float) -> float:
         """The same on their way from main memory to a GPU."""
-        return self.prices.link_s("dram->vram", num_experts * self._expert_bytes)
+        return self.prices.link_s("dram->vram", num_experts * self.prices.expert_bytes)
 
     def page_s(self, num_experts: float) -> float:
         """So many experts, or parts of such, on their way out of pinned buffers. What of them
@@ -178,7 +178,7 @@ class Price:
 
     def stage_s(self, num_experts: float) -> float:
         """The same on their way into pinned buffers."""
-        return self.prices.staging_s(num_experts * self._expert_bytes, self.policy)
+        return self.prices.staging_s(num_experts * self.prices.expert_bytes, self.policy)
 
     def block_s(self, num_experts: float) -> float:
         """So many experts in one piece, buffers and link in turns."""
@@ -278,10 +278,6 @@ class Price:
     @property
     def _shape(self) -> ModelShape:
         return self.prices.shape
-
-    @property
-    def _expert_bytes(self) -> int:
-        return self.prices.dtypes.expert_bytes(self._shape)
 
 
 @cache

@@ -13,7 +13,7 @@ from moebatch.layout.ladder import Ladder
 from moebatch.layout.load import PassLoad
 from moebatch.layout.scratch import MAX_GEMM_ROWS, PROMPT_ROWS, rows_decoded_at_once
 from moebatch.plan.pricing.launches import Launches
-from moebatch.spec.machine.hardware import Hardware, LinkName, Processor
+from moebatch.spec.machine.hardware import Hardware, LevelName, LinkName, Processor
 from moebatch.spec.model.attention import Attention
 from moebatch.spec.model.cache import CacheGroup
 from moebatch.spec.model.cache_layout import UNLIMITED
@@ -93,6 +93,32 @@ class Prices:
         assert self.hardware.dram.processor is not None, "main memory has a processor"
         return self.hardware.dram.processor
 
+    def computes_like(self, other: "Prices") -> bool:
+        """Whether all that processors compute takes as long on another machine, or under other
+        dtypes: where several GPUs add up what each has, their links count as well."""
+        vram = self.hardware.vram
+        is_one = vram is None or vram.num_devices == 1
+        return is_one and all(
+            mine == others
+            for mine, others in (
+                (self.shape, other.shape),
+                (self.dtypes, other.dtypes),
+                (self.ladder, other.ladder),
+                (self.has_gpu_kernels, other.has_gpu_kernels),
+                (self._processors, other._processors),
+            )
+        )
+
+    @property
+    def _processors(self) -> dict[LevelName, tuple[int, Processor | None]]:
+        levels = self.hardware.levels.values()
+        return {level.name: (level.num_devices, level.processor) for level in levels}
+
+    @cached_property
+    def expert_bytes(self) -> int:
+        """Bytes of one expert in the mean, as it lies in its file."""
+        return self.dtypes.expert_bytes(self.shape)
+
     def once(self, key: Hashable, seconds: Iterable[LaneTime]) -> list[LaneTime]:
         """The same answer for the same key, worked out once: most passes that a search compares
         have micro-batches of another one."""
@@ -154,7 +180,7 @@ class Prices:
         if rows <= 0:
             return 0.0
         params, at_once = self.shape.expert_params, min(rows, MAX_GEMM_ROWS)
-        computed, stored_bytes = self.dtypes.compute, self.dtypes.expert_bytes(self.shape)
+        computed, stored_bytes = self.dtypes.compute, self.expert_bytes
         product_s = self._gemm_s(
             processor, rows, params, at_once, stored_bytes=stored_bytes, streamed=streamed
         )

@@ -9,8 +9,9 @@ from itertools import permutations
 
 from moebatch.layout.lanes import pass_seconds
 from moebatch.plan.problem import Problem
-from moebatch.plan.search.affine import Affine, AffineCandidate, Known, Variable
+from moebatch.plan.search.affine import Affine, AffineCandidate, Variable
 from moebatch.plan.search.candidates import Candidate
+from moebatch.plan.search.known import Known
 from moebatch.spec.machine.hardware import LevelName
 from moebatch.spec.policy.policy import Policy
 
