@@ -23,8 +23,7 @@ from moebatch.spec.model.tensor_names import LAYER, USUAL_EXPERTS, TensorNames, 
 
 
 def _moe(keys: ConfigKeys, num_layers: int) -> Layers:
-    bias = "attention_bias"
-    attention = grouped_attention(keys, bias=bias, output_bias=bias)
+    attention = grouped_attention(keys, biases="attention_bias")
     return _layers(keys, num_layers, attention, softmax_router(keys))
 
 
@@ -107,9 +106,7 @@ def _layers(keys: ConfigKeys, num_layers: int, attention: Attention, router: Rou
         expert=Mlp(width=width),
         dense=Mlp(width=keys.count("intermediate_size")),
         shared_expert=Mlp(width=num_shared * width) if num_shared else None,
-        shared_expert_gate=False,
         router=router,
-        sliding_windows=(None,) * num_layers,
     )
 
 

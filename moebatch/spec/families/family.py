@@ -14,7 +14,7 @@ from moebatch.formats.weight_format import WeightFormat
 from moebatch.quoting import shown
 from moebatch.spec.model.blocks import ExpertGroups, Router
 from moebatch.spec.model.config_keys import ConfigFault, ConfigKeys, FaultyConfig
-from moebatch.spec.model.grouped_attention import GroupedAttention, QkNorm
+from moebatch.spec.model.grouped_attention import GroupedAttention
 from moebatch.spec.model.shape import Layers, ModelShape
 from moebatch.spec.model.tensor_names import TensorNames
 
@@ -62,10 +62,11 @@ class FamilySpec:
     def _shape(self, keys: ConfigKeys, quantised: WeightFormat | None) -> ModelShape:
         num_layers = keys.count("num_hidden_layers")
         layers = self.layers(keys, num_layers)
+        windows = layers.sliding_windows or (None,) * num_layers
         return ModelShape(
-            **vars(layers),
+            **{**vars(layers), "sliding_windows": windows},
             architecture=self.architecture,
-            num_layers=len(layers.sliding_windows),
+            num_layers=len(windows),
             hidden_size=keys.count("hidden_size"),
             vocab_size=keys.count("vocab_size"),
             tie_word_embeddings=keys.flag("tie_word_embeddings"),
@@ -122,25 +123,26 @@ def nested(
 def grouped_attention(
     keys: ConfigKeys,
     *,
-    bias: str | None = None,
-    output_bias: str | None = None,
-    qk_norm: QkNorm = "none",
+    biases: str | None = None,
+    qkv_bias: str | None = None,
     rotates_part: bool = False,
     fills_hidden: bool = False,
+    **others: Any,
 ) -> GroupedAttention:
-    """Attention with keys and values of their own; `bias` and `output_bias` are the keys that say
-    whether projections have one, `rotates_part` that a part of a head may rotate alone, and
-    `fills_hidden` that heads together have to be as wide as hidden states. A family says by
-    `replace` what else its attention is like."""
+    """Attention with keys and values of their own; `biases` is the key that says whether all
+    projections have one, `qkv_bias` whether all but the last have, `rotates_part` says that a part
+    of a head may rotate alone, and `fills_hidden` that heads together have to be as wide as hidden
+    states. What else the attention of a family is like, it says in fields of `GroupedAttention`."""
+    has_biases = biases is not None and keys.flag(biases)
     heads, kv_heads, head_dim = keys.heads(fill_hidden=fills_hidden)
     return GroupedAttention(
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_dim=head_dim,
-        qkv_bias=bias is not None and keys.flag(bias),
-        output_bias=output_bias is not None and keys.flag(output_bias),
-        qk_norm=qk_norm,
+        qkv_bias=has_biases or (qkv_bias is not None and keys.flag(qkv_bias)),
+        output_bias=has_biases,
         num_rotated=keys.rotary_dim(head_dim) if rotates_part else None,
+        **others,
     )
 
 

@@ -32,10 +32,10 @@ def _layers(keys: ConfigKeys, num_layers: int) -> Layers:
     """What files call the MLP of a layer is a shared expert with norms of its own."""
     _refuse(keys)
     *windows, _ = by_layer_types(keys, num_layers, lambda layer: bool((layer + 1) % 6))
-    sliding = replace(
-        grouped_attention(
-            keys, bias="attention_bias", output_bias="attention_bias", qk_norm="head"
-        ),
+    sliding = grouped_attention(
+        keys,
+        biases="attention_bias",
+        qk_norm="head",
         score_scale=1.0,
         norms_values=True,
         rotary=_SLIDING,
@@ -49,7 +49,6 @@ def _layers(keys: ConfigKeys, num_layers: int) -> Layers:
         moe_layers=tuple(range(num_layers)),
         expert=Mlp(width=keys.count("moe_intermediate_size")),
         shared_expert=Mlp(width=keys.count("intermediate_size")),
-        shared_expert_gate=False,
         router=Router(
             norm_order=1.0, has_own_norm=True, weighs_experts=True, has_exact_weights=True
         ),

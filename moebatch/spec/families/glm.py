@@ -15,27 +15,29 @@ from moebatch.spec.families.family import (
 )
 from moebatch.spec.model.blocks import Mlp
 from moebatch.spec.model.config_keys import ConfigKeys
-from moebatch.spec.model.grouped_attention import GroupedAttention, QkNorm
+from moebatch.spec.model.grouped_attention import GroupedAttention
 from moebatch.spec.model.shape import Layers
 from moebatch.spec.model.tensor_names import LAYER, USUAL_EXPERTS, TensorNames, usual_roles
 
 
 def _glm4(keys: ConfigKeys, num_layers: int) -> Layers:
     """Released files hold a layer more, which foretells tokens and is not computed."""
-    qk_norm: QkNorm = "head" if keys.flag("use_qk_norm") else "none"
-    attention = grouped_attention(keys, bias="attention_bias", qk_norm=qk_norm, rotates_part=True)
+    qk_norm = "head" if keys.flag("use_qk_norm") else "none"
+    attention = grouped_attention(
+        keys, qkv_bias="attention_bias", rotates_part=True, qk_norm=qk_norm
+    )
     return _layers(keys, attention, (None,) * num_layers, _moe_layers(keys, num_layers))
 
 
 def _dots1(keys: ConfigKeys, num_layers: int) -> Layers:
-    bias, below = "attention_bias", keys.count_or_zero("max_window_layers")
-    attention = grouped_attention(keys, bias=bias, output_bias=bias, qk_norm="head")
+    below = keys.count_or_zero("max_window_layers")
+    attention = grouped_attention(keys, biases="attention_bias", qk_norm="head")
     windows = by_layer_types(keys, num_layers, lambda layer: layer >= below)
     return _layers(keys, attention, windows, _moe_layers(keys, num_layers))
 
 
 def _solar(keys: ConfigKeys, num_layers: int) -> Layers:
-    attention = grouped_attention(keys, bias="attention_bias")
+    attention = grouped_attention(keys, qkv_bias="attention_bias")
     return _layers(keys, attention, (None,) * num_layers, range(num_layers))
 
 
@@ -71,7 +73,6 @@ def _layers(
         expert=Mlp(width=width),
         dense=None if len(sparse) == len(windows) else Mlp(width=keys.count("intermediate_size")),
         shared_expert=Mlp(width=num_shared * width),
-        shared_expert_gate=False,
         router=corrected_router(keys),
         sliding_windows=windows,
     )

@@ -24,8 +24,9 @@ def _layers(keys: ConfigKeys, num_layers: int) -> Layers:
     usual = [_CHUNKED if layer in rotating else _FULL for layer in range(num_layers)]
     types = layer_types(keys, usual, known=(_FULL, _CHUNKED))
     chunk = keys.count("attention_chunk_size") if _CHUNKED in types else None
-    attention = replace(
-        grouped_attention(keys, bias="attention_bias", output_bias="attention_bias"),
+    attention = grouped_attention(
+        keys,
+        biases="attention_bias",
         qk_norm="unscaled" if keys.flag("use_qk_norm") else "none",
         norms_rotated=True,
         rotates_neighbours=True,
@@ -42,7 +43,6 @@ def _layers(keys: ConfigKeys, num_layers: int) -> Layers:
         moe_layers=_moe_layers(keys, num_layers),
         expert=Mlp(width=width),
         shared_expert=Mlp(width=width),
-        shared_expert_gate=False,
         dense=Mlp(width=keys.count("intermediate_size_mlp")),
         router=Router(scores="sigmoid", weighs_inputs=True),
     )

@@ -9,13 +9,7 @@ from moebatch.spec.families.family import (
 from moebatch.spec.model.blocks import Mlp, Router
 from moebatch.spec.model.config_keys import ConfigKeys
 from moebatch.spec.model.shape import Layers
-from moebatch.spec.model.tensor_names import (
-    LAYER,
-    STACKED_EXPERTS,
-    TensorNames,
-    separate_experts,
-    usual_roles,
-)
+from moebatch.spec.model.tensor_names import BLOCK_EXPERTS, LAYER, TensorNames, usual_roles
 
 
 def _layers(keys: ConfigKeys, num_layers: int) -> Layers:
@@ -48,9 +42,6 @@ MIXTRAL = FamilySpec(
     names=TensorNames(
         roles=usual_roles()
         | {"router": (LAYER + "block_sparse_moe.gate.weight", LAYER + "mlp.gate.weight")},
-        experts=(
-            separate_experts("block_sparse_moe.experts.{expert}", gate="w1", up="w3", down="w2"),
-            STACKED_EXPERTS,
-        ),
+        experts=BLOCK_EXPERTS,
     ),
 )

@@ -1,7 +1,5 @@
 """OLMoE (Ai2)."""
 
-from dataclasses import replace
-
 from moebatch.spec.families.family import (
     FamilySpec,
     grouped_attention,
@@ -16,20 +14,16 @@ from moebatch.spec.model.tensor_names import USUAL_EXPERTS, TensorNames, usual_r
 
 def _layers(keys: ConfigKeys, num_layers: int) -> Layers:
     return Layers(
-        attention=replace(
-            grouped_attention(
-                keys,
-                bias="attention_bias",
-                output_bias="attention_bias",
-                qk_norm="full",
-                fills_hidden=True,
-            ),
+        attention=grouped_attention(
+            keys,
+            biases="attention_bias",
+            fills_hidden=True,
+            qk_norm="full",
             clip_qkv=keys.positive_or_none("clip_qkv"),
         ),
         moe_layers=tuple(range(num_layers)),
         expert=Mlp(width=keys.count("intermediate_size")),
         router=softmax_router(keys),
-        sliding_windows=(None,) * num_layers,
     )
 
 

@@ -13,13 +13,7 @@ from moebatch.spec.families.family import (
 from moebatch.spec.model.blocks import Mlp, Norm, Router
 from moebatch.spec.model.config_keys import ConfigKeys
 from moebatch.spec.model.shape import Layers
-from moebatch.spec.model.tensor_names import (
-    LAYER,
-    STACKED_EXPERTS,
-    TensorNames,
-    separate_experts,
-    usual_roles,
-)
+from moebatch.spec.model.tensor_names import BLOCK_EXPERTS, LAYER, TensorNames, usual_roles
 
 _ROTARY = ("default", "longrope")
 _NUM_CHOSEN = 2
@@ -28,7 +22,7 @@ _NUM_CHOSEN = 2
 def _layers(keys: ConfigKeys, num_layers: int) -> Layers:
     _require_known_positions(keys)
     return Layers(
-        attention=grouped_attention(keys, bias="attention_bias", output_bias="attention_bias"),
+        attention=grouped_attention(keys, biases="attention_bias"),
         moe_layers=tuple(range(num_layers)),
         expert=Mlp(width=keys.count("intermediate_size")),
         router=_router(keys),
@@ -85,10 +79,7 @@ PHIMOE = FamilySpec(
     names=TensorNames(
         roles=usual_roles()
         | {"router": (LAYER + "block_sparse_moe.gate.weight", LAYER + "mlp.router.weight")},
-        experts=(
-            separate_experts("block_sparse_moe.experts.{expert}", gate="w1", up="w3", down="w2"),
-            STACKED_EXPERTS,
-        ),
+        experts=BLOCK_EXPERTS,
     ),
 )
 RELEASED_PHIMOE = replace(PHIMOE, architecture="PhiMoEForCausalLM")

@@ -23,11 +23,12 @@ from moebatch.spec.model.tensor_names import (
 
 def _qwen2(keys: ConfigKeys, num_layers: int) -> Layers:
     return Layers(
-        attention=grouped_attention(keys, bias="qkv_bias"),
+        attention=grouped_attention(keys, qkv_bias="qkv_bias"),
         moe_layers=sparse_layers(keys, num_layers),
         expert=Mlp(width=keys.count("moe_intermediate_size")),
         dense=Mlp(width=keys.count("intermediate_size")),
         shared_expert=Mlp(width=keys.count("shared_expert_intermediate_size")),
+        shared_expert_gate=True,
         router=softmax_router(keys),
         sliding_windows=_qwen2_windows(keys, num_layers),
     )
@@ -36,9 +37,7 @@ def _qwen2(keys: ConfigKeys, num_layers: int) -> Layers:
 def _qwen3(keys: ConfigKeys, num_layers: int) -> Layers:
     slides = keys.flag("use_sliding_window")
     return Layers(
-        attention=grouped_attention(
-            keys, bias="attention_bias", output_bias="attention_bias", qk_norm="head"
-        ),
+        attention=grouped_attention(keys, biases="attention_bias", qk_norm="head"),
         moe_layers=sparse_layers(keys, num_layers),
         expert=Mlp(width=keys.count("moe_intermediate_size")),
         dense=Mlp(width=keys.count("intermediate_size")),
@@ -48,14 +47,12 @@ def _qwen3(keys: ConfigKeys, num_layers: int) -> Layers:
 
 
 def _qwen3_vl(keys: ConfigKeys, num_layers: int) -> Layers:
-    bias = "attention_bias"
     return Layers(
-        attention=grouped_attention(keys, bias=bias, output_bias=bias, qk_norm="head"),
+        attention=grouped_attention(keys, biases="attention_bias", qk_norm="head"),
         moe_layers=sparse_layers(keys, num_layers),
         expert=Mlp(width=keys.count("moe_intermediate_size")),
         dense=Mlp(width=keys.count("intermediate_size")),
         router=Router(norm_order=1.0),
-        sliding_windows=(None,) * num_layers,
     )
 
 

@@ -37,15 +37,8 @@ def _qwen3_5(keys: ConfigKeys, num_layers: int) -> Layers:
 def _layers(keys: ConfigKeys, num_layers: int, *, is_grouped: bool) -> Layers:
     recurrent = _recurrent_layers(keys, num_layers)
     return Layers(
-        attention=replace(
-            grouped_attention(
-                keys,
-                bias="attention_bias",
-                output_bias="attention_bias",
-                qk_norm="head",
-                rotates_part=True,
-            ),
-            has_gate=True,
+        attention=grouped_attention(
+            keys, biases="attention_bias", rotates_part=True, qk_norm="head", has_gate=True
         ),
         norm=Norm(counts_from_one=True),
         recurrence=_gated_delta(keys, is_grouped=is_grouped) if recurrent else None,
@@ -53,8 +46,8 @@ def _layers(keys: ConfigKeys, num_layers: int, *, is_grouped: bool) -> Layers:
         moe_layers=tuple(range(num_layers)),
         expert=Mlp(width=keys.count("moe_intermediate_size")),
         shared_expert=Mlp(width=keys.count("shared_expert_intermediate_size")),
+        shared_expert_gate=True,
         router=Router(norm_order=1.0),
-        sliding_windows=(None,) * num_layers,
     )
 
 

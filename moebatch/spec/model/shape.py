@@ -42,8 +42,9 @@ class Layers:
 
     attention: Attention
     """Of all layers that attend but `global_layers`."""
-    sliding_windows: tuple[int | None, ...]
-    """Per layer: how many positions a token sees, itself included; None is all before it."""
+    sliding_windows: tuple[int | None, ...] = ()
+    """Per layer: how many positions a token sees, itself included; None is all before it. A family
+    of which all layers see everything leaves it out."""
     windows_are_chunks: bool = False
     """Windows stand still: a token sees what comes before it in its own one, and they begin at
     multiples of their size (Llama 4)."""
@@ -53,7 +54,7 @@ class Layers:
     expert: Mlp
     shared_expert: Mlp | None = None
     """The expert that every token of a MoE layer passes."""
-    shared_expert_gate: bool = True
+    shared_expert_gate: bool = False
     """A sigmoid gate weighs the shared expert, where there is one."""
     dense: Mlp | None = None
     """The MLP of layers without experts; None where the family has no such layers."""
