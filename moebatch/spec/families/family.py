@@ -5,7 +5,7 @@ these defaults are part of the format.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -58,6 +58,17 @@ class FamilySpec:
         if keys.faults:
             raise FaultyConfig(where, keys.faults)
         return shape
+
+    def beside_others(self, architecture: str, model_type: str) -> "FamilySpec":
+        """The same in a configuration that has other models beside it, such as for images; these
+        are not read, and their tensors are left alone."""
+        return replace(
+            self,
+            architecture=architecture,
+            model_type=model_type,
+            spelling=nested(self.defaults, self.spelling),
+            rotary_type=self.rotary_type or self.model_type,
+        )
 
     def _shape(self, keys: ConfigKeys, quantised: WeightFormat | None) -> ModelShape:
         num_layers = keys.count("num_hidden_layers")

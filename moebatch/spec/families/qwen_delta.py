@@ -7,7 +7,6 @@ from moebatch.spec.families.family import (
     FamilySpec,
     grouped_attention,
     layer_types,
-    nested,
     softmax_router,
     usual_defaults,
 )
@@ -129,31 +128,19 @@ QWEN3_NEXT = FamilySpec(
     layers=_next,
     names=TensorNames(roles=_ROLES, experts=USUAL_EXPERTS),
 )
-_OF_QWEN3_5 = _DEFAULTS | {
-    "vocab_size": 248320,
-    "num_hidden_layers": 40,
-    "num_experts_per_tok": 8,
-    "num_experts": 256,
-}
-_NAMES_OF_QWEN3_5 = TensorNames(roles=_ROLES, experts=USUAL_EXPERTS).also_under(
-    {"model": "model.language_model"}
-)
 QWEN3_5_MOE_TEXT = FamilySpec(
     architecture="Qwen3_5MoeForCausalLM",
     model_type="qwen3_5_moe_text",
-    defaults=_OF_QWEN3_5,
+    defaults=_DEFAULTS
+    | {
+        "vocab_size": 248320,
+        "num_hidden_layers": 40,
+        "num_experts_per_tok": 8,
+        "num_experts": 256,
+    },
     layers=_qwen3_5,
-    names=_NAMES_OF_QWEN3_5,
+    names=TensorNames(roles=_ROLES, experts=USUAL_EXPERTS).also_under(
+        {"model": "model.language_model"}
+    ),
 )
-
-
-QWEN3_5_MOE = FamilySpec(
-    architecture="Qwen3_5MoeForConditionalGeneration",
-    model_type="qwen3_5_moe",
-    defaults=_OF_QWEN3_5,
-    layers=_qwen3_5,
-    spelling=nested(_OF_QWEN3_5),
-    names=_NAMES_OF_QWEN3_5,
-    rotary_type="qwen3_5_moe_text",
-)
-"""Images and videos are not read: its vision tensors are left alone."""
+QWEN3_5_MOE = QWEN3_5_MOE_TEXT.beside_others("Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe")
