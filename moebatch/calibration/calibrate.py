@@ -18,12 +18,7 @@ from moebatch.calibration.lessons import Lesson, accuracies, require_sizes, teac
 from moebatch.calibration.order import CalibrationOrder
 from moebatch.calibration.reading_policy import text_engine, text_job
 from moebatch.calibration.text_reading import Advance, TextReading
-from moebatch.calibration.texts import (
-    HELD_OUT_SHARE,
-    SEQUENCE_TOKENS,
-    PlacedText,
-    read_sequences,
-)
+from moebatch.calibration.texts import HELD_OUT_SHARE, SEQUENCE_TOKENS, PlacedText, read_sequences
 from moebatch.engine.build import build_engine
 from moebatch.engine.spec import EngineSpec, shares_beginnings
 from moebatch.errors import ConfigError, Fault

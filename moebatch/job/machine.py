@@ -8,13 +8,7 @@ import torch
 from moebatch.errors import ConfigError, Fault
 from moebatch.measure.saved import load_saved, machine_profile
 from moebatch.spec.job import Job
-from moebatch.spec.machine.hardware import (
-    CONTEXT_BYTES,
-    Basis,
-    DeviceKind,
-    Hardware,
-    LinkName,
-)
+from moebatch.spec.machine.hardware import CONTEXT_BYTES, Basis, DeviceKind, Hardware, LinkName
 from moebatch.spec.machine.profile import HardwareProfile, load_profile
 from moebatch.spec.machine.values import Figure
 

@@ -11,12 +11,7 @@ from moebatch.plan.prediction import Prediction
 from moebatch.schedule.drivers.foresight import LayerForesight
 from moebatch.schedule.lanes import CPU, GPU, PROCESSORS, READ, lane_of_row
 from moebatch.schedule.task import Kind
-from moebatch.schedule.timeline.statistics import (
-    LAUNCH,
-    LaneStatistics,
-    Statistics,
-    in_order,
-)
+from moebatch.schedule.timeline.statistics import LAUNCH, LaneStatistics, Statistics, in_order
 from moebatch.spec.policy.policy import Policy
 
 if TYPE_CHECKING:  # `moebatch status` need not load torch

@@ -28,13 +28,7 @@ from moebatch.measure.disk import (
 from moebatch.measure.gemm import expert_bytes
 from moebatch.measure.gpu import GpuRates, gpu_rates
 from moebatch.measure.process_limits import detect_machine
-from moebatch.measure.processor import (
-    Log,
-    ProcessorRates,
-    curve_of,
-    curve_text,
-    processor_rates,
-)
+from moebatch.measure.processor import Log, ProcessorRates, curve_of, curve_text, processor_rates
 from moebatch.measure.sizes import Sizes, quick_sizes
 from moebatch.measure.timer import Timer
 from moebatch.spec.machine.hardware import Dtype, LevelName, LinkName, RateCurve

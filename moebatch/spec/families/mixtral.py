@@ -1,11 +1,6 @@
 """Mixtral (Mistral AI)."""
 
-from moebatch.spec.families.family import (
-    FamilySpec,
-    everywhere,
-    grouped_attention,
-    usual_defaults,
-)
+from moebatch.spec.families.family import FamilySpec, everywhere, grouped_attention, usual_defaults
 from moebatch.spec.model.blocks import Mlp, Router
 from moebatch.spec.model.config_keys import ConfigKeys
 from moebatch.spec.model.shape import Layers

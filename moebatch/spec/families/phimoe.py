@@ -4,12 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from moebatch.quoting import shown
-from moebatch.spec.families.family import (
-    FamilySpec,
-    everywhere,
-    grouped_attention,
-    usual_defaults,
-)
+from moebatch.spec.families.family import FamilySpec, everywhere, grouped_attention, usual_defaults
 from moebatch.spec.model.blocks import Mlp, Norm, Router
 from moebatch.spec.model.config_keys import ConfigKeys
 from moebatch.spec.model.shape import Layers
