@@ -87,7 +87,7 @@ class TextReading:
         new = ReadingRecord(fingerprint=fingerprint)
         owner = files.owner
         try:
-            found = _loaded(folder) or new
+            found = folder.load(ReadingRecord) or new
             if found.fingerprint != fingerprint:
                 raise CheckpointError(f"{folder.path}: is of another reading")
             self._trace = self._opened(with_hidden=with_hidden)
@@ -174,7 +174,7 @@ class TextReading:
         self._keep()
 
     def _keep(self) -> None:
-        self._folder.save(self._record.model_dump(mode="json"))
+        self._folder.save(self._record)
 
     def _chosen(self, *, held_out: bool) -> list[NDArray[np.uint16]]:
         found = []
@@ -199,15 +199,6 @@ class TextReading:
         for portion, checksum in zip(record.portions, record.checksums, strict=True):
             if self._trace.checksum(self.text.places(portion)) != checksum:
                 raise CheckpointError(f"{self._folder.path}: is damaged")
-
-
-def _loaded(folder: WorkFolder) -> ReadingRecord | None:
-    """What an earlier calibration has left, if any. Raises CheckpointError if it is damaged."""
-    content = folder.load()
-    try:
-        return None if content is None else ReadingRecord.model_validate(content)
-    except ValueError:
-        raise CheckpointError(f"{folder.record}: is no record of a calibration") from None
 
 
 def _portions(text: PlacedText, policy: Policy, *, first: int) -> Iterator[range]:
