@@ -61,7 +61,6 @@ DBRX = FamilySpec(
         num_key_value_heads=1,
         max_position_embeddings=2048,
         rms_norm_eps=1e-5,  # of its layer norms; no key says so
-        clip_qkv=None,
         num_experts_per_tok=1,
         num_experts=4,
         moe_normalize_expert_weights=1.0,

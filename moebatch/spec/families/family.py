@@ -33,7 +33,7 @@ class FamilySpec:
     other_types: tuple[str, ...] = ()
     """``model_type`` of others that are alike."""
     defaults: Mapping[str, Any]
-    """Value of every key of the family that a file may leave out."""
+    """Value of every key of the family that a file may leave out; without one it is null then."""
     layers: Callable[[ConfigKeys, int], Layers]
     """Reads what the layers consist of, given how many there are."""
     names: TensorNames
@@ -119,13 +119,15 @@ def _faulty_quantisation(where: str, message: str) -> FaultyConfig:
 
 def usual_defaults(**values: Any) -> dict[str, Any]:
     """Defaults of a family, with those that all share."""
-    return {"hidden_act": "silu", "tie_word_embeddings": False} | values
+    usual = {"hidden_act": "silu", "tie_word_embeddings": False, "attention_bias": False}
+    return usual | values
 
 
 def nested(
     defaults: Mapping[str, Any], spelling: Mapping[str, str] = MappingProxyType({})
 ) -> dict[str, str]:
-    """Where keys of a text model are in a configuration that has others beside it."""
+    """Where keys of a text model are in a configuration that has others beside it; all of them have
+    defaults, be it None."""
     own = ("tie_word_embeddings",)
     keys = [*defaults, "dtype", "layer_types", "rope_parameters", "rope_scaling", "rope_theta"]
     return {key: f"text_config.{spelling.get(key, key)}" for key in keys if key not in own}

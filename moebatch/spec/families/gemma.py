@@ -136,7 +136,6 @@ GEMMA4_TEXT = FamilySpec(
         global_head_dim=512,
         num_global_key_value_heads=None,
         attention_k_eq_v=False,
-        attention_bias=False,
         hidden_act="gelu_pytorch_tanh",
         max_position_embeddings=131072,
         rms_norm_eps=1e-6,

@@ -104,7 +104,6 @@ LLAMA4_TEXT = FamilySpec(
         attn_temperature_tuning=True,
         floor_scale=8192,
         attn_scale=0.1,
-        attention_bias=False,
     ),
     spelling={"num_experts": "num_local_experts"},
     layers=_layers,

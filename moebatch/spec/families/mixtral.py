@@ -29,7 +29,6 @@ MIXTRAL = FamilySpec(
         num_key_value_heads=8,
         max_position_embeddings=131072,
         rms_norm_eps=1e-5,
-        sliding_window=None,
         num_experts_per_tok=2,
         num_experts=8,
     ),

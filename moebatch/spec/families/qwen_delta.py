@@ -100,7 +100,6 @@ _DEFAULTS = usual_defaults(
     max_position_embeddings=32768,
     rms_norm_eps=1e-6,
     partial_rotary_factor=0.25,
-    attention_bias=False,
     full_attention_interval=4,
     linear_conv_kernel_dim=4,
     linear_key_head_dim=128,
