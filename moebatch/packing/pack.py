@@ -15,7 +15,7 @@ from pydantic import BaseModel
 import moebatch
 from moebatch.calibration.perplexity import Perplexity, TextOrder, measure_perplexity
 from moebatch.checkpoint.fingerprint import weights_sample
-from moebatch.checkpoint.index import INDEX_NAME, file_inside
+from moebatch.checkpoint.index import INDEX_NAME, Extent, file_inside
 from moebatch.checkpoint.model_files import ModelFiles, open_model
 from moebatch.errors import CheckpointError, ConfigError, DoesNotFit, Fault, StorageError
 from moebatch.folder.work_folder import WorkFolder
@@ -27,7 +27,7 @@ from moebatch.packing.expert_encoder import Error, ExpertEncoder, encoder_bytes
 from moebatch.packing.gains import measure_gains, popularity_source
 from moebatch.packing.order import PackOrder
 from moebatch.packing.precision import TradeOffPoint, choose_precisions
-from moebatch.packing.shards import Shard, ShardWriter, tensor_bytes, weight_map
+from moebatch.packing.shards import Shard, ShardWriter, tensor_bytes, weight_map, writing
 from moebatch.schedule.slots.expert_load import ExpertKey
 from moebatch.spec.files.json_file import read_json
 from moebatch.spec.files.text_file import write_text
@@ -219,16 +219,11 @@ class Pack:
         work.save(record)
         with ExpertEncoder(contents) as encoder:
             for shard in missing:
-                writer = ShardWriter(shard, work.path)
-                try:
+                with writing(shard, work.path) as writer:
                     if shard.layer is None:
                         _copy(shard, contents.files, writer)
                     else:
                         errors[shard.layer] = self._encode(shard.layer, contents, encoder, writer)
-                    writer.finish()
-                except BaseException:
-                    writer.drop()
-                    raise
                 work.save(record)
                 self.num_kept += 1
 
@@ -325,22 +320,22 @@ def _require_room(folder: Path, num_bytes: int) -> None:
 
 
 def _copy(shard: Shard, files: ModelFiles, writer: ShardWriter) -> None:
-    """Writes tensors as they are. Raises StorageError."""
+    """Writes tensors as they are. Raises OSError for what is written, and StorageError."""
     for part in shard.parts:
-        extent = files.checkpoint.extent(part.name)
-        with storage_errors(extent.path), extent.path.open("rb") as file:
-            file.seek(extent.offset)
-            for data in _blocks(file.read, extent.num_bytes):
-                writer.write(part, data)
+        for data in _blocks(files.checkpoint.extent(part.name)):
+            writer.write(part, data)
 
 
-def _blocks(read: Callable[[int], bytes], num_bytes: int) -> Iterator[bytes]:
-    while num_bytes:
-        data = read(min(num_bytes, _COPY_BYTES))
-        if not data:
-            raise OSError("the file ends too early")
-        num_bytes -= len(data)
-        yield data
+def _blocks(extent: Extent) -> Iterator[bytes]:
+    left = extent.num_bytes
+    with storage_errors(extent.path), extent.path.open("rb") as file:
+        file.seek(extent.offset)
+        while left:
+            data = file.read(min(left, _COPY_BYTES))
+            if not data:
+                raise OSError("the file ends too early")
+            left -= len(data)
+            yield data
 
 
 def _copy_others(source: Path, target: Path) -> None:
