@@ -15,7 +15,7 @@ from moebatch.layout.scratch import rows_decoded_at_once
 from moebatch.measure.attention import attention_rates
 from moebatch.measure.contention import Patience
 from moebatch.measure.elementwise import elementwise_bandwidth
-from moebatch.measure.gemm import decoding_bandwidth, experts_in, gemm_curve
+from moebatch.measure.gemm import decoding_bandwidth, expert_bytes, experts_in, gemm_curve
 from moebatch.measure.launching import launch_s, task_s
 from moebatch.measure.sizes import Sizes
 from moebatch.measure.timer import Allocate, Timer
@@ -49,8 +49,8 @@ def processor_rates(
     """
     timer = Timer(device=device, budget_s=sizes.point_s)
     share = free_bytes // _SHARE_OF_MEMORY
-    walked_bytes = max(min(sizes.buffer_bytes, share), _largest_expert_bytes(sizes))
-    memory = allocate(walked_bytes)
+    largest = max(expert_bytes(sizes.model, COMPUTE_DTYPES[dtype]) for dtype in sizes.dtypes)
+    memory = allocate(max(min(sizes.buffer_bytes, share), largest))
     instruction_set = Products(device, torch.float32).instruction_set
     log(f"kernels: {instruction_set or 'none'}")
     bandwidth, gemm = _weights_rates(sizes, memory, timer, patience, log)
@@ -171,11 +171,6 @@ def _weights_bandwidth(curve: RateCurve, dtype: Dtype) -> float:
     """Bytes of weights per second at the fewest rows: memory is at least as fast."""
     rows, flop_per_s = curve.points[0]
     return flop_per_s / (2 * rows) * COMPUTE_DTYPES[dtype].itemsize
-
-
-def _largest_expert_bytes(sizes: Sizes) -> int:
-    widest = max(COMPUTE_DTYPES[dtype].itemsize for dtype in sizes.dtypes)
-    return 3 * sizes.model.hidden_size * sizes.model.expert_width * widest
 
 
 def read_bandwidth(memory: Tensor, timer: Timer) -> float:
