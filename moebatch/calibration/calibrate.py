@@ -10,28 +10,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from moebatch.calibration.counting import Comparison, count, trace_of
 from moebatch.calibration.gate_lessons import GateLessons, GatingLesson, PreGateLesson
 from moebatch.calibration.lessons import Lesson, accuracies, require_sizes, teach_predictors
 from moebatch.calibration.order import CalibrationOrder
-from moebatch.calibration.reading_policy import text_engine, text_job
+from moebatch.calibration.reading_policy import reading_engine, text_engine, text_job
 from moebatch.calibration.text_reading import Advance, TextReading
-from moebatch.calibration.texts import (
-    HELD_OUT_SHARE,
-    SEQUENCE_TOKENS,
-    PlacedText,
-    read_sequences,
-)
-from moebatch.engine.build import build_engine
+from moebatch.calibration.texts import HELD_OUT_SHARE, SEQUENCE_TOKENS, PlacedText, read_sequences
 from moebatch.engine.spec import EngineSpec, shares_beginnings
 from moebatch.errors import ConfigError, Fault
 from moebatch.folder.work_folder import WorkFolder
 from moebatch.job.opened import OpenedJob
-from moebatch.measure.process_limits import detect_machine
 from moebatch.measure.saved import require_writable_file
-from moebatch.model.native import loader
 from moebatch.predict.learnt_files import HABITS, empty_table, save_habits, save_table
 from moebatch.predict.path_table import PathTable
 from moebatch.predict.routing_habits import measure_habits
@@ -162,10 +153,9 @@ class Calibration:
 
     def _text(self) -> PlacedText:
         files, reader = self._opened.files, self._opened.reader
-        longest = min(SEQUENCE_TOKENS, files.shape.max_positions - 1)
         wanted = self._order.num_tokens
         sequences = read_sequences(
-            self._order.source, reader, num_tokens=wanted, sequence_tokens=longest
+            self._order.source, reader, num_tokens=wanted, sequence_tokens=SEQUENCE_TOKENS
         )
         most_tokens = max(map(len, sequences), default=0) + 1
         text = PlacedText.of(sequences, shares=shares_beginnings(files, most_tokens))
@@ -187,19 +177,10 @@ class Calibration:
 
     def _go_on(self, reading: TextReading, spec: EngineSpec) -> int:
         """Reads what is left; returns the number of passes. The model is gone from memory then."""
-        loader.log_compiling(self._log)
-        torch.set_num_threads(detect_machine().num_cores)
-        built = build_engine(
-            replace(spec, observer=reading.observer),
-            decoder=self._opened.reader.tokenizer,
-            end_tokens=frozenset(),
-            job_seed=0,
-        )
-        try:
-            reading.go_on(built.engine, spec.policy)
-        finally:
-            built.close()
-        return built.engine.statistics.num_passes
+        spec = replace(spec, observer=reading.observer)
+        with reading_engine(spec, self._opened, self._log) as engine:
+            reading.go_on(engine, spec.policy)
+        return engine.statistics.num_passes
 
     def _write(self, table: PathTable, reading: TextReading) -> None:
         owner = self._opened.files.owner

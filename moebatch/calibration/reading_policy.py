@@ -1,21 +1,28 @@
-"""How a text is read: a job of it, requests whose answers do not count, and a policy for reading
-prompts to their end.
+"""How a text is read: a job of it, an engine with requests whose answers do not count, and a policy
+for reading prompts to their end.
 
 The planner trades prompts against answers in the same pass; here there are prompts only, and what
 counts is how many tokens share one walk of the weights.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import torch
+
 from moebatch.calibration.texts import TokenSequence
+from moebatch.engine.build import build_engine
+from moebatch.engine.engine import Engine
 from moebatch.engine.spec import EngineSpec
 from moebatch.errors import CheckpointError, DoesNotFit
 from moebatch.job.opened import OpenedJob
 from moebatch.job.planning import job_problem
 from moebatch.layout.footprint import slot_bytes
+from moebatch.measure.process_limits import detect_machine
 from moebatch.measure.saved import machine_profile
+from moebatch.model.native import loader
 from moebatch.plan.problem import Problem
 from moebatch.plan.search.candidates import FEWEST_SLOTS
 from moebatch.plan.search.planner import best_policy
@@ -71,11 +78,36 @@ def text_engine(
     return EngineSpec(files=opened.files, policy=policy, max_tokens=workload.max_total_tokens)
 
 
-def text_requests(sequences: Sequence[TokenSequence], numbers: range) -> Iterator[Request]:
-    """Some sequences of a text, by number."""
-    for number in numbers:
-        name, tokens = str(number), sequences[number]
-        yield Request(index=number, custom_id=name, prompt_tokens=tokens, sampling=_READING)
+@contextmanager
+def reading_engine(
+    spec: EngineSpec, opened: OpenedJob, log: Callable[[str], None]
+) -> Iterator[Engine]:
+    """The engine, on all cores; its model is gone from memory behind the block."""
+    loader.log_compiling(log)
+    torch.set_num_threads(detect_machine().num_cores)
+    decoder = opened.reader.tokenizer
+    built = build_engine(spec, decoder=decoder, end_tokens=frozenset(), job_seed=0)
+    with closing(built), torch.inference_mode():
+        yield built.engine
+
+
+def read_through(
+    engine: Engine, sequences: Sequence[TokenSequence], numbers: range, *, folder: Path
+) -> None:
+    """Reads some sequences of a text, by number. Raises CheckpointError, with the `folder` of the
+    model, for weights that are no numbers."""
+    requests = (
+        Request(
+            index=number,
+            custom_id=str(number),
+            prompt_tokens=sequences[number],
+            sampling=_READING,
+        )
+        for number in numbers
+    )
+    for outcome in engine.run(requests):
+        if outcome.error is not None:
+            raise CheckpointError(f"{folder}: {outcome.error.message}")
 
 
 def reading_policy(problem: Problem) -> Policy:

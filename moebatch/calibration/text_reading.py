@@ -10,14 +10,13 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from pydantic import BaseModel
 
 import moebatch
-from moebatch.calibration.reading_policy import text_requests
+from moebatch.calibration.reading_policy import read_through
 from moebatch.calibration.texts import PlacedText
-from moebatch.checkpoint.fingerprint import weights_sample
+from moebatch.checkpoint.fingerprint import file_digest, weights_sample
 from moebatch.checkpoint.model_files import ModelFiles
 from moebatch.engine.engine import Engine
 from moebatch.errors import CheckpointError
@@ -87,7 +86,7 @@ class TextReading:
         new = ReadingRecord(fingerprint=fingerprint)
         owner = files.owner
         try:
-            found = _loaded(folder) or new
+            found = folder.load(ReadingRecord) or new
             if found.fingerprint != fingerprint:
                 raise CheckpointError(f"{folder.path}: is of another reading")
             self._trace = self._opened(with_hidden=with_hidden)
@@ -119,18 +118,15 @@ class TextReading:
     def go_on(self, engine: Engine, policy: Policy) -> None:
         """Reads what is left. Raises CheckpointError for weights that are no numbers, and
         StorageError."""
-        with torch.inference_mode():
-            for portion in _portions(self.text, policy, first=self._record.num_sequences):
-                places = self.text.places(portion)
-                self._recorder.begin(places)
-                for outcome in engine.run(text_requests(self.text.sequences, portion)):
-                    if outcome.error is not None:
-                        folder = self._files.checkpoint.folder
-                        raise CheckpointError(f"{folder}: {outcome.error.message}")
-                assert self._recorder.is_whole, "passes compute every token of a portion"
-                self._record.ends.append(portion.stop)
-                self._record.checksums.append(self._trace.checksum(places))
-                self._keep()
+        folder = self._files.checkpoint.folder
+        for portion in _portions(self.text, policy, first=self._record.num_sequences):
+            places = self.text.places(portion)
+            self._recorder.begin(places)
+            read_through(engine, self.text.sequences, portion, folder=folder)
+            assert self._recorder.is_whole, "passes compute every token of a portion"
+            self._record.ends.append(portion.stop)
+            self._record.checksums.append(self._trace.checksum(places))
+            self._keep()
 
     # --- what has been read ---------------------------------------------------------------------
 
@@ -165,16 +161,16 @@ class TextReading:
         """How right a predictor was when it had learnt from exactly this reading; None if it has
         not, or its file is not as it left it."""
         kept = self._record.lessons.get(name)
-        return kept.accuracy if kept is not None and kept.digest == _digest(file) else None
+        return kept.accuracy if kept is not None and kept.digest == file_digest(file) else None
 
     def keep_lesson(self, name: PredictorName, file: Path, accuracy: Mapping[int, float]) -> None:
         """A predictor that has learnt all of it need not learn it again. Raises StorageError."""
-        kept = KeptLesson(digest=_digest(file), accuracy=dict(accuracy))
+        kept = KeptLesson(digest=file_digest(file), accuracy=dict(accuracy))
         self._record.lessons[name] = kept
         self._keep()
 
     def _keep(self) -> None:
-        self._folder.save(self._record.model_dump(mode="json"))
+        self._folder.save(self._record)
 
     def _chosen(self, *, held_out: bool) -> list[NDArray[np.uint16]]:
         found = []
@@ -201,15 +197,6 @@ class TextReading:
                 raise CheckpointError(f"{self._folder.path}: is damaged")
 
 
-def _loaded(folder: WorkFolder) -> ReadingRecord | None:
-    """What an earlier calibration has left, if any. Raises CheckpointError if it is damaged."""
-    content = folder.load()
-    try:
-        return None if content is None else ReadingRecord.model_validate(content)
-    except ValueError:
-        raise CheckpointError(f"{folder.record}: is no record of a calibration") from None
-
-
 def _portions(text: PlacedText, policy: Policy, *, first: int) -> Iterator[range]:
     """The sequences from `first` on, in portions of about a full pass of the policy, the held-out
     ones apart from the others."""
@@ -229,15 +216,6 @@ def _fingerprint(text: PlacedText, files: ModelFiles, *, with_hidden: bool) -> s
         digest.update(np.array([len(tokens), *tokens], np.int64).tobytes())
     digest.update(text.places_S.tobytes())
     return digest.hexdigest()
-
-
-def _digest(path: Path) -> str:
-    """Of what a file holds; of none that cannot be read."""
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "blake2b").hexdigest()
-    except OSError:
-        return ""
 
 
 def _num_fitting(text: PlacedText, policy: Policy, sequences: range) -> int:

@@ -40,15 +40,17 @@ def read_sequences(
     path: Path, reader: RowReader, *, num_tokens: int, sequence_tokens: int
 ) -> list[TokenSequence]:
     """The first `num_tokens` tokens of a plain text, or of the prompts of a job's input, in
-    sequences of at most `sequence_tokens`. Rows that cannot be run are passed over.
+    sequences of at most `sequence_tokens` for which the model has positions. Rows that cannot be
+    run are passed over.
 
     Raises InputError if there is nothing to read.
     """
     texts = _of_text(path, reader) if is_plain_text(path) else _of_rows(path, reader)
+    longest = min(sequence_tokens, reader.max_positions - 1)
     sequences, left = [], num_tokens
     for tokens in texts:
-        for start in range(0, min(len(tokens), left), sequence_tokens):
-            piece = tokens[start : min(start + sequence_tokens, left)]
+        for start in range(0, min(len(tokens), left), longest):
+            piece = tokens[start : min(start + longest, left)]
             sequences.append(piece)
         left -= min(len(tokens), left)
         if left == 0:

@@ -1,4 +1,4 @@
-"""Short names for a checkpoint, without reading all of its weights."""
+"""Short names for a checkpoint, without reading all of its weights; and for single files."""
 
 import hashlib
 from collections.abc import Mapping
@@ -56,6 +56,17 @@ def checkpoint_fingerprint(config: Mapping[str, Any], checkpoint: Checkpoint) ->
     for name, (path, entry) in sorted(checkpoint.tensors.items()):
         digest.update(f"{name}{files[path]}{asdict(entry)}".encode())
     return digest.hexdigest()
+
+
+def file_digest(path: Path) -> str:
+    """Of all that a file holds; the name of a folder, and nothing of what cannot be read."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "blake2b").hexdigest()
+    except IsADirectoryError:
+        return str(path)
+    except OSError:
+        return ""
 
 
 def weights_sample(checkpoint: Checkpoint) -> str:

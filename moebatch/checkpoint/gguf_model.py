@@ -1,7 +1,7 @@
 """A model in GGUF, one file or several, as a checkpoint and the configuration it stands for."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -229,7 +229,8 @@ def _config(said: _Said, checkpoint: Checkpoint) -> dict[str, Any]:
     _require_scores(said)
     width = said.get("expert_feed_forward_length") or said.get("feed_forward_length")
     config = {key: said.get(name) for key, name in _SIZES.items()}
-    config |= dict(_given(said, said.family.sizes))
+    own = ((key, said.get(name)) for key, name in said.family.sizes.items())
+    config |= {key: value for key, value in own if value is not None}
     flags = {
         key: checkpoint.look(f"blk.0.{name}") is not None for key, name in said.family.flags.items()
     }
@@ -256,14 +257,6 @@ def _config(said: _Said, checkpoint: Checkpoint) -> dict[str, Any]:
         },
         **said.family.entries,
     }
-
-
-def _given(said: _Said, names: Mapping[str, str]) -> Iterator[tuple[str, Value]]:
-    """Keys of transformers whose figures the file has."""
-    for key, name in names.items():
-        value = said.get(name)
-        if value is not None:
-            yield key, value
 
 
 def _num_layers(said: _Said) -> Value | None:

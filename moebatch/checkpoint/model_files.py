@@ -11,13 +11,7 @@ import torch
 
 from moebatch.checkpoint.fingerprint import ModelOwner, checkpoint_fingerprint
 from moebatch.checkpoint.gguf_model import find_gguf, open_gguf
-from moebatch.checkpoint.index import (
-    Checkpoint,
-    Extent,
-    Weight,
-    file_inside,
-    require_model_folder,
-)
+from moebatch.checkpoint.index import Checkpoint, Extent, Weight, file_inside, require_model_folder
 from moebatch.checkpoint.record import TORCH_DTYPES, Record, runs_of
 from moebatch.errors import CheckpointError
 from moebatch.formats.plain import BFLOAT16, PlainFormat

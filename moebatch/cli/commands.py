@@ -14,12 +14,7 @@ from moebatch.calibration.order import CalibrationOrder
 from moebatch.cli.as_json import AsJson, answering, print_json
 from moebatch.cli.parameters import JobFile, Quiet, with_options
 from moebatch.cli.plan import plan
-from moebatch.cli.process import (
-    carried_out,
-    hear_interrupts,
-    let_threads_sleep,
-    naming_paths,
-)
+from moebatch.cli.process import carried_out, hear_interrupts, let_threads_sleep, naming_paths
 from moebatch.cli.run import run
 from moebatch.cli.simulate import simulate
 from moebatch.errors import ExitCode, MoebatchError

@@ -61,10 +61,11 @@ def asked_question(job: Path | None, options: PlanOptions) -> "Question":
     """Of a job file: its model, a sample of its rows, this machine. Otherwise of a model by name or
     shape, of which nothing has to be here, and without torch, so that the answer comes at once."""
     if job is None:
-        from moebatch.measure.saved import named_profile
+        from moebatch.measure.saved import machine_profile
         from moebatch.plan.question import stated_question
+        from moebatch.spec.machine.profile import load_profile
 
-        profile, notes = named_profile(options.hw)
+        profile, notes = machine_profile() if options.hw is None else (load_profile(options.hw), ())
         return stated_question(profile, options).noted(notes)
     let_threads_sleep()
     from moebatch.job.question import job_question

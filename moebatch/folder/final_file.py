@@ -3,14 +3,14 @@
 import gzip
 from array import array
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, Protocol, cast
 
 from moebatch.folder.duplicates import Duplicates
 from moebatch.folder.results import Answered
 from moebatch.folder.row_key import RowKeys
-from moebatch.journal.files import Files, NewFile, storage_errors
+from moebatch.journal.files import Files, NewFile, replacing, storage_errors
 from moebatch.journal.finished import Finished
 from moebatch.rows.row import RawRow, Source
 
@@ -64,21 +64,9 @@ class FinalFile:
         return len(states), sum(states)
 
     def _replace(self, path: Path, places: Iterator[int], finished: Finished) -> None:
-        # Beside its target, since a rename works only within a file system.
-        draft = path.with_name(f".{path.name}.moebatch-draft")
-        self._files.remove(draft)  # of a run that was killed
-        try:
-            with closing(NewFile(self._files, draft)) as file:
-                with _compressed(file, path) as stream:
-                    for place in places:
-                        stream.write(finished.line(place) + b"\n")
-                file.sync()
-            self._files.replace(draft, path)
-            self._files.sync_folder(path.parent)
-        except BaseException:
-            with suppress(OSError):
-                self._files.remove(draft)
-            raise
+        with replacing(self._files, path) as file, _compressed(file, path) as stream:
+            for place in places:
+                stream.write(finished.line(place) + b"\n")
 
 
 def _ended(

@@ -1,6 +1,5 @@
 """Rows as they end: journalled at once, and looked up by later runs and by others."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from pydantic import ConfigDict, TypeAdapter
@@ -63,7 +62,7 @@ class Results:
 
     def keep(self, key: bytes, row: Row, begun: tuple[Begun, ...]) -> None:
         """Keeps what there is of a row that has not ended. Raises StorageError."""
-        self._journal.add(_record(key, row, "part", begun_line(begun)))
+        self._journal.add(_record(key, row, "part", _BEGUN.dump_json(begun)))
 
 
 def _record(key: bytes, row: Row, state: State, line: bytes) -> Record:
@@ -73,12 +72,7 @@ def _record(key: bytes, row: Row, state: State, line: bytes) -> Record:
 _BEGUN = TypeAdapter(
     tuple[Begun, ...], config=ConfigDict(strict=True, ser_json_inf_nan="constants")
 )
-
-
-def begun_line(choices: Sequence[Begun]) -> bytes:
-    """Answers that were cut off, as a line of a journal. Numbers come back as they were, to the
-    last bit."""
-    return _BEGUN.dump_json(tuple(choices))
+"""Answers that were cut off, as a line of a journal; numbers come back to the last bit."""
 
 
 def begun_from(line: bytes, *, num_choices: int) -> tuple[Begun, ...]:

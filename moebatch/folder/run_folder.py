@@ -34,10 +34,6 @@ class RunFolder:
         """Held by a run of all rows, or shared by those of shards."""
         return self.path / "lock"
 
-    def shard_lock(self, shard: Shard) -> Path:
-        """Held by the run of a shard."""
-        return self.path / f"lock-{shard.number}-of-{shard.count}"
-
     def status(self, shard: Shard) -> Path:
         """How far the last run of a shard is, or was."""
         return self.path / f"status-{shard.number}-of-{shard.count}.json"
@@ -51,7 +47,8 @@ class RunFolder:
             self.path.mkdir(exist_ok=True)
         with RunLock(self.lock, subject=subject, shared=not shard.is_all):
             if not shard.is_all:
-                with RunLock(self.shard_lock(shard), subject=f"{subject}, shard {shard}"):
+                lock = self.path / f"lock-{shard.number}-of-{shard.count}"
+                with RunLock(lock, subject=f"{subject}, shard {shard}"):
                     yield
                 return
             try:

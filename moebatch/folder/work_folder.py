@@ -1,18 +1,21 @@
 """Where unfinished work is kept: a folder beside what it is to become, and a record of how far it
 has come. Calibrations and packs that were broken off go on from there."""
 
-import json
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 from zlib import crc32
+
+from pydantic import BaseModel
 
 from moebatch.errors import CheckpointError
 from moebatch.journal.files import storage_errors
 from moebatch.journal.lock import RunLock
 from moebatch.spec.files.text_file import write_text
+
+Record = TypeVar("Record", bound=BaseModel)
 
 
 class WorkFolder:
@@ -40,26 +43,21 @@ class WorkFolder:
                 with suppress(OSError):
                     self._lock.unlink()
 
-    def save(self, content: Mapping[str, Any]) -> None:
-        """Puts a record of JSON in the place of the earlier one in a single step. Raises
-        StorageError."""
-        text = json.dumps(content)
+    def save(self, record: BaseModel) -> None:
+        """Puts a record in the place of the earlier one in a single step. Raises StorageError."""
+        text = record.model_dump_json()
         write_text(self.record, f"{crc32(text.encode()):08x} {text}\n")
 
-    def load(self) -> dict[str, Any] | None:
+    def load(self, kind: type[Record]) -> Record | None:
         """The record that `save` has written, if there is one. Raises CheckpointError if it is
-        damaged."""
-        try:
+        damaged, or of another kind."""
+        with suppress(OSError, ValueError):
+            if not self.record.exists():
+                return None
             checksum, text = self.record.read_text().rstrip("\n").split(" ", 1)
-            is_sound = checksum == f"{crc32(text.encode()):08x}"
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError):
-            is_sound = False
-        if not is_sound:
-            raise CheckpointError(f"{self.record}: is damaged")
-        content: dict[str, Any] = json.loads(text)
-        return content
+            if checksum == f"{crc32(text.encode()):08x}":
+                return kind.model_validate_json(text)
+        raise CheckpointError(f"{self.record}: is damaged")
 
     def clear(self) -> None:
         """Removes what there is, the record first: nothing is believed without it. Raises

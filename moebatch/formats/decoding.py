@@ -271,4 +271,5 @@ def _spread(groups_OG: Tensor, matrix: CodedMatrix) -> Tensor:
     """A number for each group as one for each column."""
     if matrix.groups is not None:
         return groups_OG[:, matrix.groups]
-    return groups_OG.repeat_interleave(matrix.block[1], -1)[:, : matrix.shape[1]]
+    spread = groups_OG[:, :, None].expand(-1, -1, matrix.block[1]).flatten(1)
+    return spread[:, : matrix.shape[1]]

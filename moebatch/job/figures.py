@@ -70,7 +70,7 @@ def summary_of(attempt: Attempt, begun_s: float) -> RunSummary:
         mean_answer_tokens=answers.mean_new_tokens if answers else None,
         reads_past_page_cache=built.reads.is_direct if built else True,
         gating=_gating(attempt),
-        emulated=_emulated(attempt),
+        emulated=describe_emulation(plan.problem.hardware) if plan and now.is_emulated else None,
         vram_peak_bytes=built.vram_peak_bytes if built else None,
         waits=shown_waits(built.recorder.statistics) if built and built.recorder else None,
         torch_only=attempt.torch_only,
@@ -155,9 +155,3 @@ def _gating(attempt: Attempt) -> GatingUse | None:
         single_share=count.single_share if count else None,
         mean_experts=count.mean_experts if count else None,
     )
-
-
-def _emulated(attempt: Attempt) -> str | None:
-    if attempt.plan is None or attempt.kind != "emulate":
-        return None
-    return describe_emulation(attempt.plan.problem.hardware)

@@ -8,13 +8,7 @@ import torch
 from moebatch.errors import ConfigError, Fault
 from moebatch.measure.saved import load_saved, machine_profile
 from moebatch.spec.job import Job
-from moebatch.spec.machine.hardware import (
-    CONTEXT_BYTES,
-    Basis,
-    DeviceKind,
-    Hardware,
-    LinkName,
-)
+from moebatch.spec.machine.hardware import CONTEXT_BYTES, Basis, DeviceKind, Hardware, LinkName
 from moebatch.spec.machine.profile import HardwareProfile, load_profile
 from moebatch.spec.machine.values import Figure
 
@@ -53,9 +47,11 @@ def job_machine(job: Job, own: Callable[[], NotedProfile]) -> JobMachine:
     kind = _kind(job, profile)
     if kind == "emulate":
         mine, known = own()
-        return JobMachine(
-            kind=kind, profile=profile, own=mine, notes=(*known, *_about_emulation(profile))
+        emulated = (
+            f"the GPU of {profile.name} is emulated: its memory is main memory and counts against "
+            "resources.dram, its links are paced, and this machine's CPU computes what it would"
         )
+        return JobMachine(kind=kind, profile=profile, own=mine, notes=(*known, emulated))
     if kind == "cpu" and "vram" in profile.levels:
         unused = f"runs are computed in main memory; the GPU of {profile.name} is not used"
         notes = (*notes, unused)
@@ -167,13 +163,6 @@ def _require_one_gpu(profile: HardwareProfile) -> None:
             f"the profile {profile.name} has {count} GPUs, and a run computes on one; name a "
             "profile of one of them, or write cpu"
         )
-
-
-def _about_emulation(profile: HardwareProfile) -> tuple[str, ...]:
-    return (
-        f"the GPU of {profile.name} is emulated: its memory is main memory and counts against "
-        "resources.dram, its links are paced, and this machine's CPU computes what it would",
-    )
 
 
 def _wrong_device(message: str) -> ConfigError:

@@ -163,8 +163,10 @@ def _counted(
     )
 
 
+_OF_RUN = ("host", "pid", "job_id", "updated", "rows_per_s", "tokens_per_s")
+
+
 def _shard_json(one: ShardOverview) -> dict[str, Any]:
-    run = one.run
     return {
         "shard": str(one.shard),
         "state": one.state,
@@ -172,10 +174,5 @@ def _shard_json(one: ShardOverview) -> dict[str, Any]:
         "rows": one.num_rows,
         "done": one.num_done,
         "failed": one.num_failed,
-        "host": run and run.host,
-        "pid": run and run.pid,
-        "job_id": run and run.job_id,
-        "updated": run and run.updated,
-        "rows_per_s": run and run.rows_per_s,
-        "tokens_per_s": run and run.tokens_per_s,
+        **{name: getattr(one.run, name, None) for name in _OF_RUN},
     }

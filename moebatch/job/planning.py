@@ -143,6 +143,7 @@ def job_problem(
 
     Raises DoesNotFit if an emulated GPU leaves no main memory, or the GPU has less than is asked.
     """
+    kernels = loader.kernels()
     problem = Problem(
         shape=files.shape,
         dtypes=files.dtypes,
@@ -151,7 +152,8 @@ def job_problem(
         program_bytes=_program_bytes(kind, num_threads(job)),
         kv_on_disk_last=True,
         stages=stages_pages(hardware, kind),
-        instruction_set=_instruction_set(),
+        # That of the kernels here, which another machine's profile does not know.
+        instruction_set=kernels.instruction_set if kernels else "",
     )
     for level, num_bytes in _budgets(job, problem.hardware, kind).items():
         problem = problem.with_capacity(level, num_bytes)
@@ -171,12 +173,6 @@ def _program_bytes(kind: DeviceKind, threads: int) -> Mapping[LevelName, int]:
         return {"dram": held}
     usual = PROGRAM_BYTES_WITH_GPU
     return {**usual, "dram": max(held, usual["dram"])}
-
-
-def _instruction_set() -> str:
-    """That of the kernels that run here, which another machine's profile does not know."""
-    kernels = loader.kernels()
-    return kernels.instruction_set if kernels else ""
 
 
 def _budgets(job: Job, hardware: Hardware, kind: DeviceKind) -> dict[LevelName, int]:

@@ -7,11 +7,7 @@ from moebatch.checkpoint.model_files import ModelFiles
 from moebatch.job.limits import require_within_levels, require_within_machine
 from moebatch.job.machine import JobMachine
 from moebatch.job.opened import OpenedJob
-from moebatch.job.planning import (
-    in_fastest_dtype,
-    job_problem,
-    measured_machine,
-)
+from moebatch.job.planning import in_fastest_dtype, job_problem, measured_machine
 from moebatch.job.scan import sample_workload
 from moebatch.model.native import loader
 from moebatch.plan.options import PlanOptions

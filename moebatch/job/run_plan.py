@@ -12,7 +12,6 @@ from moebatch.job.planning import JobPlan, job_problem, plan_job, with_gpu_kerne
 from moebatch.plan.expert_choice import Wishes
 from moebatch.predict.predictor import Predictor
 from moebatch.schedule.registry import PRE_GATED
-from moebatch.spec.policy.policy import Policy
 from moebatch.spec.workload import Workload
 
 _NOT_SHARED = (
@@ -48,9 +47,9 @@ def plan_run(
     if predictor is not None:  # what it holds counts now
         wishes = replace(hints.wishes, predictor=name)
         plan = _planned(context, files, machine, workload, wishes)
-    most = num_threads(context.job)
-    threads = _threads_of_lane(machine, plan.policy, most)
-    if threads < most:
+    threads = most = num_threads(context.job)
+    if machine.kind == "emulate" and not plan.policy.attention_on_gpu:
+        threads = max(1, most // 2)  # the CPU stands in for a GPU and attends beside it
         plan = plan.on(sharing_cores(plan.problem.hardware, threads / most))
     unused = without_effect(context.job, machine.kind, context.approximation, plan.policy)
     for warning in (*files.warnings, *unused):
@@ -86,9 +85,3 @@ def _planned(
         is_static=options.is_static,
         wishes=wishes,
     )
-
-
-def _threads_of_lane(machine: JobMachine, policy: Policy, most: int) -> int:
-    """Where the CPU stands in for a GPU and attends beside it, two lanes compute at a time."""
-    is_shared = machine.kind == "emulate" and not policy.attention_on_gpu
-    return max(1, most // 2) if is_shared else most

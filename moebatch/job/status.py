@@ -11,12 +11,7 @@ from moebatch.plan.prediction import Prediction
 from moebatch.schedule.drivers.foresight import LayerForesight
 from moebatch.schedule.lanes import CPU, GPU, PROCESSORS, READ, lane_of_row
 from moebatch.schedule.task import Kind
-from moebatch.schedule.timeline.statistics import (
-    LAUNCH,
-    LaneStatistics,
-    Statistics,
-    in_order,
-)
+from moebatch.schedule.timeline.statistics import LAUNCH, Statistics, in_order
 from moebatch.spec.policy.policy import Policy
 
 if TYPE_CHECKING:  # `moebatch status` need not load torch
@@ -187,7 +182,9 @@ def lane_times(built: "BuiltEngine", elapsed_s: float) -> tuple[LaneTime, ...]:
         lanes = built.recorder.statistics.lanes
         busy = {name: lanes[name].busy_s for name in list(lanes) if lane_of_row(name) != READ.name}
         if _cpu_launches(busy):
-            busy[CPU.name] = max(0.0, elapsed_s - _waits_s(lanes[CPU.name]))
+            idle_s = list(lanes[CPU.name].idle_s.items())
+            waits_s = sum(seconds for kind, seconds in idle_s if kind != LAUNCH)
+            busy[CPU.name] = max(0.0, elapsed_s - waits_s)
             between[CPU.name] = max(0.0, busy[CPU.name] - lanes[CPU.name].busy_s)
         if reads.num_bytes:
             busy[READ.name] = reads.busy.total_s
@@ -203,8 +200,9 @@ def waited_s(built: "BuiltEngine") -> float:
     """Seconds in which what computes experts waited for them."""
     if built.recorder is None:
         return built.reads.waited_s
-    lane = _main_lane(built.recorder.statistics)
-    return sum(lane.idle_s.get(kind, 0.0) for kind in _EXPERTS_COMING) if lane else 0.0
+    lanes = built.recorder.statistics.lanes
+    main = next((lanes[name] for name in PROCESSORS if name in lanes), None)
+    return sum(main.idle_s.get(kind, 0.0) for kind in _EXPERTS_COMING) if main else 0.0
 
 
 def shown_waits(statistics: Statistics) -> Statistics:
@@ -224,11 +222,3 @@ def _cpu_launches(lanes: Collection[str]) -> bool:
     """Whether the CPU's lane is that of the thread that launches: what it does between tasks is
     work, too."""
     return GPU.name not in lanes and CPU.name in lanes
-
-
-def _waits_s(lane: LaneStatistics) -> float:
-    return sum(seconds for kind, seconds in list(lane.idle_s.items()) if kind != LAUNCH)
-
-
-def _main_lane(statistics: Statistics) -> LaneStatistics | None:
-    return next((statistics.lanes[name] for name in PROCESSORS if name in statistics.lanes), None)

@@ -15,11 +15,12 @@ from typing import Annotated
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
-from moebatch.errors import Stopped
+from moebatch.errors import Stopped, StorageError
 from moebatch.folder.shard import Shard
 from moebatch.job.status import RunStatus
 from moebatch.periodic import periodically
 from moebatch.spec.files.json_file import read_json
+from moebatch.spec.files.text_file import write_text
 
 _INTERVAL_S = 10.0
 FRESH_S = 60.0
@@ -138,13 +139,8 @@ def _write(path: Path, shard: Shard, now: RunStatus, end: str | None, fruitless:
         fruitless=fruitless,
         foresight={str(layer): asdict(counts) for layer, counts in now.foresight.items()},
     )
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        draft.write_text(json.dumps(asdict(status)) + "\n")
-        draft.replace(path)
-    except OSError:
-        with suppress(OSError):
-            draft.unlink(missing_ok=True)
+    with suppress(StorageError):
+        write_text(path, json.dumps(asdict(status)) + "\n")
 
 
 @functools.cache

@@ -4,7 +4,7 @@ import errno
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 from moebatch.errors import StorageError
@@ -106,6 +106,25 @@ class NewFile:
     def close(self) -> None:
         """Gives the descriptor back."""
         self._files.close(self._descriptor)
+
+
+@contextmanager
+def replacing(files: Files, path: Path) -> Iterator[NewFile]:
+    """A file that takes the place of `path` in one step, on the disk, and only if the block ends
+    without an error. Raises OSError."""
+    # Beside its target, since a rename works only within a file system.
+    draft = path.with_name(f".{path.name}.moebatch-draft")
+    files.remove(draft)  # of a run that was killed
+    try:
+        with closing(NewFile(files, draft)) as file:
+            yield file
+            file.sync()
+        files.replace(draft, path)
+        files.sync_folder(path.parent)
+    except BaseException:
+        with suppress(OSError):
+            files.remove(draft)
+        raise
 
 
 @contextmanager

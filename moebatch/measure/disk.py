@@ -5,7 +5,7 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -107,11 +107,7 @@ def read_rates(paths: Sequence[Path], sizes: DiskSizes) -> DiskRates:
     Raises ConfigError when they are too short to tell anything, StorageError when reading fails.
     """
     deadline = time.perf_counter() + sizes.read_s
-    with closing(ExpertStream(paths, sizes.extent_bytes, sizes)) as stream:
-        for _ in stream.experts():
-            if stream.rates.rates and time.perf_counter() >= deadline:
-                break
-        return stream.rates
+    return _read_until(lambda: time.perf_counter() >= deadline, paths, sizes)
 
 
 @contextmanager
@@ -119,21 +115,22 @@ def reading_beside(paths: Sequence[Path], sizes: DiskSizes, rates: list[float]) 
     """Reads the files as `read_rates` does, in a thread of its own, while the block runs, and adds
     the rates of its chunks to `rates`."""
     over = threading.Event()
-
-    def read() -> DiskRates:
-        with closing(ExpertStream(paths, sizes.extent_bytes, sizes)) as stream:
-            for _ in stream.experts():
-                if over.is_set() and stream.rates.rates:
-                    break
-            return stream.rates
-
     with ThreadPoolExecutor(1) as pool:
-        reading = pool.submit(read)
+        reading = pool.submit(_read_until, over.is_set, paths, sizes)
         try:
             yield
         finally:
             over.set()
     rates += reading.result().rates
+
+
+def _read_until(is_over: Callable[[], bool], paths: Sequence[Path], sizes: DiskSizes) -> DiskRates:
+    """Of one chunk at least."""
+    with closing(ExpertStream(paths, sizes.extent_bytes, sizes)) as stream:
+        for _ in stream.experts():
+            if is_over() and stream.rates.rates:
+                break
+        return stream.rates
 
 
 def files_to_read(path: Path) -> list[Path]:

@@ -7,10 +7,10 @@ from torch import Tensor
 
 from moebatch.engine.lanes.streams import use_attention_of_torch
 from moebatch.measure.contention import Patience
-from moebatch.measure.processor import Log, ProcessorRates, processor_rates
+from moebatch.measure.processor import Log, processor_rates
 from moebatch.measure.sizes import Sizes, gpu_sizes
 from moebatch.measure.timer import Timer
-from moebatch.spec.machine.hardware import CONTEXT_BYTES, Dtype
+from moebatch.spec.machine.hardware import CONTEXT_BYTES, Dtype, Processor
 from moebatch.store.memory import Arena
 from moebatch.units import format_rate
 
@@ -24,7 +24,7 @@ class GpuRates:
     title: str
     free_bytes: int
     """What a job may take, the context of its process included."""
-    processor: ProcessorRates
+    processor: Processor
     upload: float
     """Bytes per second from pinned main memory."""
     download: float

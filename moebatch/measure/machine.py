@@ -28,16 +28,10 @@ from moebatch.measure.disk import (
 from moebatch.measure.gemm import expert_bytes
 from moebatch.measure.gpu import GpuRates, gpu_rates
 from moebatch.measure.process_limits import detect_machine
-from moebatch.measure.processor import (
-    Log,
-    ProcessorRates,
-    curve_of,
-    curve_text,
-    processor_rates,
-)
+from moebatch.measure.processor import Log, curve_of, curve_text, processor_rates
 from moebatch.measure.sizes import Sizes, quick_sizes
 from moebatch.measure.timer import Timer
-from moebatch.spec.machine.hardware import Dtype, LevelName, LinkName, RateCurve
+from moebatch.spec.machine.hardware import Dtype, LevelName, LinkName, Processor, RateCurve
 from moebatch.spec.machine.levels import CAPACITIES, LevelFigures, LinkFigures
 from moebatch.spec.machine.profile import HardwareProfile
 from moebatch.spec.machine.values import DURATION, CurveFigure, Figure
@@ -203,13 +197,13 @@ def _spread(rates: DiskRates) -> str:
 def _profile(
     method: str,
     capacity_bytes: int,
-    cpu: ProcessorRates,
+    cpu: Processor,
     disk: _Disk,
     gpu: GpuRates | None,
 ) -> HardwareProfile:
     hostname = socket.gethostname()
-    dram = replace(_level("dram", capacity_bytes, cpu), gemm_streamed=_curves(disk.streamed))
-    levels = [dram, _level("disk", disk.capacity_bytes, None)]
+    cpu = replace(cpu, gemm_streamed=disk.streamed)
+    levels = [_level("dram", capacity_bytes, cpu), _level("disk", disk.capacity_bytes, None)]
     links = []
     if disk.read is not None:
         source = f"{_SOURCE}, {_spread(disk.read)}"
@@ -262,7 +256,7 @@ def _cpu_model(root: Path = Path("/")) -> str:
     return os.uname().machine
 
 
-def _level(name: LevelName, capacity_bytes: int, rates: ProcessorRates | None) -> LevelFigures:
+def _level(name: LevelName, capacity_bytes: int, rates: Processor | None) -> LevelFigures:
     # A full disk has no room at all, and some file systems say more than there is on earth.
     kind = CAPACITIES[name]
     capacity = _figure(min(max(capacity_bytes, kind.least), kind.most))
@@ -273,11 +267,12 @@ def _level(name: LevelName, capacity_bytes: int, rates: ProcessorRates | None) -
         capacity=capacity,
         bandwidth=_figure(rates.bandwidth),
         gemm=_curves(rates.gemm),
-        attention_bandwidth=_figure(rates.attention.decode.bandwidth),
-        attention_flops=_figure(rates.attention.prompt_flops),
+        gemm_streamed=_curves(rates.gemm_streamed),
+        attention_bandwidth=_figure(rates.attention_bandwidth),
+        attention_flops=_figure(rates.attention_flops),
         elementwise_bandwidth=_figure(rates.elementwise_bandwidth),
         decoding={name: _figure(rate) for name, rate in rates.decoding.items()},
-        sequence_time=_duration(rates.attention.decode.sequence_s),
+        sequence_time=_duration(rates.sequence_s),
         launch_time=_duration(rates.launch_s),
         task_time=_duration(rates.task_s),
         instruction_set=rates.instruction_set,

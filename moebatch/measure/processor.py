@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
@@ -12,15 +12,15 @@ from torch import Tensor
 from moebatch.checkpoint.model_files import COMPUTE_DTYPES
 from moebatch.formats.weight_format import WeightFormat
 from moebatch.layout.scratch import rows_decoded_at_once
-from moebatch.measure.attention import AttentionRates, attention_rates
+from moebatch.measure.attention import attention_rates
 from moebatch.measure.contention import Patience
 from moebatch.measure.elementwise import elementwise_bandwidth
-from moebatch.measure.gemm import decoding_bandwidth, experts_in, gemm_curve
+from moebatch.measure.gemm import decoding_bandwidth, expert_bytes, experts_in, gemm_curve
 from moebatch.measure.launching import launch_s, task_s
 from moebatch.measure.sizes import Sizes
 from moebatch.measure.timer import Allocate, Timer
 from moebatch.model.products import Products
-from moebatch.spec.machine.hardware import Dtype, RateCurve
+from moebatch.spec.machine.hardware import Dtype, Processor, RateCurve
 from moebatch.units import format_flops, format_rate
 
 Beside = Callable[[], AbstractContextManager[None]]
@@ -32,22 +32,6 @@ _SHARE_OF_MEMORY = 3
 """A measurement takes at most one part in so many of what is free."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ProcessorRates:
-    """What a processor achieves."""
-
-    bandwidth: float
-    gemm: Mapping[Dtype, RateCurve]
-    attention: AttentionRates
-    elementwise_bandwidth: float
-    decoding: Mapping[str, float]
-    """Bytes per second of stored weights by their format."""
-    launch_s: float
-    task_s: float
-    instruction_set: str
-    """Of kernels; empty where there are none."""
-
-
 def processor_rates(
     sizes: Sizes,
     device: torch.device,
@@ -57,7 +41,7 @@ def processor_rates(
     beside: Beside | None,
     patience: Patience,
     log: Log,
-) -> ProcessorRates:
+) -> Processor:
     """Measures reading, matrix products, attention and the rest, one after the other.
 
     Nothing of what `allocate` gives is kept. Attention and the rest are measured while `beside`
@@ -65,8 +49,8 @@ def processor_rates(
     """
     timer = Timer(device=device, budget_s=sizes.point_s)
     share = free_bytes // _SHARE_OF_MEMORY
-    walked_bytes = max(min(sizes.buffer_bytes, share), _largest_expert_bytes(sizes))
-    memory = allocate(walked_bytes)
+    largest = max(expert_bytes(sizes.model, COMPUTE_DTYPES[dtype]) for dtype in sizes.dtypes)
+    memory = allocate(max(min(sizes.buffer_bytes, share), largest))
     instruction_set = Products(device, torch.float32).instruction_set
     log(f"kernels: {instruction_set or 'none'}")
     bandwidth, gemm = _weights_rates(sizes, memory, timer, patience, log)
@@ -96,10 +80,12 @@ def processor_rates(
     task = patience.calmest(lambda: task_s(timer))
     launch = patience.calmest(lambda: launch_s(timer))
     log(f"{task * 1e6:.1f} µs to hand over a task, {launch * 1e6:.1f} µs to launch an operator")
-    return ProcessorRates(
+    return Processor(
         bandwidth=bandwidth,
         gemm=gemm,
-        attention=attention,
+        attention_bandwidth=attention.decode.bandwidth,
+        attention_flops=attention.prompt_flops,
+        sequence_s=attention.decode.sequence_s,
         elementwise_bandwidth=elementwise,
         decoding=decoding,
         launch_s=launch,
@@ -185,11 +171,6 @@ def _weights_bandwidth(curve: RateCurve, dtype: Dtype) -> float:
     """Bytes of weights per second at the fewest rows: memory is at least as fast."""
     rows, flop_per_s = curve.points[0]
     return flop_per_s / (2 * rows) * COMPUTE_DTYPES[dtype].itemsize
-
-
-def _largest_expert_bytes(sizes: Sizes) -> int:
-    widest = max(COMPUTE_DTYPES[dtype].itemsize for dtype in sizes.dtypes)
-    return 3 * sizes.model.hidden_size * sizes.model.expert_width * widest
 
 
 def read_bandwidth(memory: Tensor, timer: Timer) -> float:

@@ -77,11 +77,6 @@ def load_saved(path: Path | None = None) -> HardwareProfile | None:
     return load_profile(path) if there else None
 
 
-def named_profile(name: str | None) -> tuple[HardwareProfile, tuple[str, ...]]:
-    """The profile of that name or file; without one, `machine_profile`. Raises ConfigError."""
-    return machine_profile() if name is None else (load_profile(name), ())
-
-
 def machine_profile() -> tuple[HardwareProfile, tuple[str, ...]]:
     """The profile of this machine, or rough figures with a note that says so.
 

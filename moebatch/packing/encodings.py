@@ -5,7 +5,6 @@ Shape letters: O rows (outputs), I columns (inputs), G groups of a row, C column
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -26,16 +25,6 @@ _FP8_MAX = 448.0
 DTYPE_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 
 
-@dataclass(frozen=True, slots=True)
-class Encoded:
-    """Rows of a matrix."""
-
-    tensors: tuple[Tensor, ...]
-    """As `Encoding.parts` names them, those that have rows."""
-    decoded_OI: Tensor
-    """What readers make of them, in float32."""
-
-
 class Encoding(ABC):
     """A way to write matrices [O, I]."""
 
@@ -52,8 +41,15 @@ class Encoding(ABC):
         return self.format.parts(name, size)
 
     @abstractmethod
-    def encode(self, weight_OI: Tensor) -> Encoded:
-        """Of float32 rows of a matrix, a multiple of `rows` of them unless they are its last."""
+    def encode(self, weight_OI: Tensor) -> tuple[Tensor, ...]:
+        """What `parts` names, of float32 rows of a matrix, a multiple of `rows` of them unless they
+        are its last."""
+
+    def decoded(self, tensors: Sequence[Tensor], size: tuple[int, ...]) -> Tensor:
+        """What readers make of encoded rows, in float32."""
+        decoded_OI = torch.empty(size)
+        self.format.decode(tensors, decoded_OI)
+        return decoded_OI
 
     def constants(self, name: str, size: tuple[int, int]) -> Mapping[StoredPart, Tensor]:
         """Tensors beside those that are known without the weight."""
@@ -80,15 +76,12 @@ class PackedIntegers(Encoding):
         """The size of the matrix."""
         return {StoredPart(f"{name}_shape", "I64", (2,)): torch.tensor(size, dtype=torch.int64)}
 
-    def _encoded(self, codes_OI: Tensor, scale_OG: Tensor) -> Encoded:
-        columns = codes_OI.shape[1]
-        per_scale = columns // scale_OG.shape[1]
-        decoded = codes_OI.to(self._scale_dtype) * scale_OG.repeat_interleave(per_scale, 1)
+    def _encoded(self, codes_OI: Tensor, scale_OG: Tensor) -> tuple[Tensor, ...]:
         unsigned = (codes_OI + 2 ** (self.code_bits - 1)).to(torch.uint8)
-        unsigned = F.pad(unsigned, (0, -columns % (32 // self.code_bits)))
+        unsigned = F.pad(unsigned, (0, -codes_OI.shape[1] % (32 // self.code_bits)))
         if self.code_bits == 4:
             unsigned = unsigned[:, 0::2] | (unsigned[:, 1::2] << 4)
-        return Encoded((unsigned.view(torch.int32), scale_OG), decoded.float())
+        return unsigned.view(torch.int32), scale_OG
 
 
 class Int4(PackedIntegers):
@@ -101,7 +94,7 @@ class Int4(PackedIntegers):
         super().__init__(scale_dtype, group)
         self._group = group
 
-    def encode(self, weight_OI: Tensor) -> Encoded:
+    def encode(self, weight_OI: Tensor) -> tuple[Tensor, ...]:
         """With the scales of least error."""
         groups_OGC = weight_OI.view(len(weight_OI), -1, self._group)
         codes_OGC, scale_OG1 = half_quadratic.solve(groups_OGC, self._scale_dtype)
@@ -119,7 +112,7 @@ class Int8(PackedIntegers):
     name: Precision = "int8"
     code_bits = 8
 
-    def encode(self, weight_OI: Tensor) -> Encoded:
+    def encode(self, weight_OI: Tensor) -> tuple[Tensor, ...]:
         """The largest number of a row is 127 steps."""
         scale_O1 = (weight_OI.abs().amax(1, keepdim=True) / 127).to(self._scale_dtype)
         scale_O1[scale_O1 == 0] = 1
@@ -141,7 +134,7 @@ class Fp8Blocks(Encoding):
     format = FP8
     rows = _BLOCK
 
-    def encode(self, weight_OI: Tensor) -> Encoded:
+    def encode(self, weight_OI: Tensor) -> tuple[Tensor, ...]:
         """The largest number of a block is the largest that e4m3 has."""
         rows, columns = weight_OI.shape
         padded = F.pad(weight_OI, (0, -columns % _BLOCK, 0, -rows % _BLOCK))
@@ -150,7 +143,7 @@ class Fp8Blocks(Encoding):
         scale[scale == 0] = 1.0
         wide = scale.repeat_interleave(_BLOCK, 0)[:rows].repeat_interleave(_BLOCK, 1)[:, :columns]
         numbers = (weight_OI / wide).clamp_(-_FP8_MAX, _FP8_MAX).to(torch.float8_e4m3fn)
-        return Encoded((numbers, scale), numbers.float() * wide)
+        return numbers, scale
 
     @property
     def scheme(self) -> Mapping[str, Any]:

@@ -114,9 +114,9 @@ class _Portion:
 
 def _encode(encoding: Encoding, stored_OI: Tensor) -> _Portion:
     weight_OI = stored_OI.float().contiguous()  # files may have columns as rows
-    encoded = encoding.encode(weight_OI)
-    difference = _squared(encoded.decoded_OI.sub_(weight_OI))
-    return _Portion(encoded.tensors, Error(difference, _squared(weight_OI)))
+    tensors = encoding.encode(weight_OI)
+    difference = _squared(encoding.decoded(tensors, weight_OI.shape).sub_(weight_OI))
+    return _Portion(tensors, Error(difference, _squared(weight_OI)))
 
 
 def _squared(numbers_OI: Tensor) -> float:

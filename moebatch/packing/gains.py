@@ -1,14 +1,13 @@
 """What eight bits instead of four are worth, expert by expert."""
 
-import hashlib
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
 from moebatch.calibration.perplexity import TextOrder, measure_perplexity
+from moebatch.checkpoint.fingerprint import file_digest
 from moebatch.checkpoint.model_files import ModelFiles
 from moebatch.engine.approximation_files import GATING, load_gating
 from moebatch.errors import CheckpointError, ConfigError, Fault
@@ -49,18 +48,7 @@ def popularity_source(files: ModelFiles, text: TextOrder | None) -> str:
     """Stands for what popularity is taken from."""
     path = TABLE.path(files.checkpoint.folder) if text is None else text.path
     num_tokens = 0 if text is None else text.num_tokens
-    return f"{_digest(path)} {num_tokens} {_digest(GATING.path(files.checkpoint.folder))}"
-
-
-def _digest(path: Path) -> str:
-    """Of a file; the name of a folder, nothing of what is not there."""
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "blake2b").hexdigest()
-    except IsADirectoryError:
-        return str(path)
-    except OSError:
-        return ""
+    return f"{file_digest(path)} {num_tokens} {file_digest(GATING.path(files.checkpoint.folder))}"
 
 
 def _popularity(

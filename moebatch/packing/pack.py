@@ -7,14 +7,15 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+
+from pydantic import BaseModel
 
 import moebatch
 from moebatch.calibration.perplexity import Perplexity, TextOrder, measure_perplexity
 from moebatch.checkpoint.fingerprint import weights_sample
-from moebatch.checkpoint.index import INDEX_NAME, file_inside
+from moebatch.checkpoint.index import INDEX_NAME, Extent, file_inside
 from moebatch.checkpoint.model_files import ModelFiles, open_model
 from moebatch.errors import CheckpointError, ConfigError, DoesNotFit, Fault, StorageError
 from moebatch.folder.work_folder import WorkFolder
@@ -25,8 +26,8 @@ from moebatch.packing.encodings import Encoding, Fp8Blocks, Int4, Int8, group_of
 from moebatch.packing.expert_encoder import Error, ExpertEncoder, encoder_bytes
 from moebatch.packing.gains import measure_gains, popularity_source
 from moebatch.packing.order import PackOrder
-from moebatch.packing.precision import Precisions, TradeOffPoint, choose_precisions
-from moebatch.packing.shards import Shard, ShardWriter, tensor_bytes, weight_map
+from moebatch.packing.precision import TradeOffPoint, choose_precisions
+from moebatch.packing.shards import Shard, ShardWriter, tensor_bytes, weight_map, writing
 from moebatch.schedule.slots.expert_load import ExpertKey
 from moebatch.spec.files.json_file import read_json
 from moebatch.spec.files.text_file import write_text
@@ -65,43 +66,22 @@ class PackSummary:
     """Of the text, before and after."""
 
 
-@dataclass(kw_only=True, slots=True)
-class PackRecord:
+class PackRecord(BaseModel):
     """How far a pack has come, and what it has found out."""
 
     fingerprint: str
     """Of everything that decides over what is written."""
-    errors: dict[int, float] = field(default_factory=dict)
+    relative_errors: dict[int, float] = {}
     """By layer, of those whose file is whole."""
-    precisions: Precisions | None = None
-    """Where some experts stay wide."""
+    in_int8: list[ExpertKey] | None = None
+    """Experts that stay wide, where some do."""
+    trade_off: list[TradeOffPoint] | None = None
+    """What other numbers of bits would be worth, where some do."""
 
     @property
     def wide(self) -> frozenset[ExpertKey]:
-        """Experts that do."""
-        return self.precisions.wide if self.precisions else frozenset()
-
-    @property
-    def content(self) -> dict[str, Any]:
-        """As JSON."""
-        found = self.precisions
-        return {
-            "fingerprint": self.fingerprint,
-            "relative_errors": self.errors,
-            "in_int8": sorted(found.wide) if found else None,
-            "trade_off": [asdict(point) for point in found.curve] if found else None,
-        }
-
-    @classmethod
-    def of(cls, content: Mapping[str, Any]) -> Self:
-        """The one of that `content`."""
-        errors = {int(layer): error for layer, error in content["relative_errors"].items()}
-        precisions = None
-        if content["in_int8"] is not None:
-            wide = frozenset(ExpertKey(*key) for key in content["in_int8"])
-            curve = tuple(TradeOffPoint(**point) for point in content["trade_off"])
-            precisions = Precisions(wide=wide, curve=curve)
-        return cls(fingerprint=content["fingerprint"], errors=errors, precisions=precisions)
+        """Those experts."""
+        return frozenset(self.in_int8 or ())
 
 
 class Pack:
@@ -159,8 +139,8 @@ class Pack:
             num_experts=contents.num_experts,
             expert_bytes=contents.expert_bytes,
             weight_bytes=contents.weight_bytes,
-            errors=record.errors,
-            curve=record.precisions.curve if record.precisions else (),
+            errors=record.relative_errors,
+            curve=tuple(record.trade_off or ()),
             run_s=run_s,
             perplexities=self._perplexities(),
         )
@@ -216,40 +196,35 @@ class Pack:
     ) -> PackRecord:
         """What an earlier run has left, or a new record, when it is known which experts stay
         wide."""
-        content = work.load()
-        if content is not None:
-            if content["fingerprint"] != fingerprint:
+        record = work.load(PackRecord)
+        if record is not None:
+            if record.fingerprint != fingerprint:
                 raise _taken(work.path, "holds an unfinished pack of something else")
-            return PackRecord.of(content)
-        record = PackRecord(fingerprint=fingerprint)
-        if self._order.bits is not None:
-            self._log("looking for experts that are worth eight bits")
-            gains = measure_gains(Contents(files, encodings), self._text, self._log)
-            record.precisions = choose_precisions(gains, self._order.bits)
-        return record
+            return record
+        if self._order.bits is None:
+            return PackRecord(fingerprint=fingerprint)
+        self._log("looking for experts that are worth eight bits")
+        gains = measure_gains(Contents(files, encodings), self._text, self._log)
+        wide, curve = choose_precisions(gains, self._order.bits)
+        return PackRecord(fingerprint=fingerprint, in_int8=sorted(wide), trade_off=curve)
 
     def _write_missing(self, work: WorkFolder, record: PackRecord, contents: Contents) -> None:
         """Writes all files that are not whole, and the error of each layer."""
-        errors = record.errors
+        errors = record.relative_errors
         missing = [shard for shard in contents.shards if not _is_kept(shard, work.path, errors)]
         self.num_kept = len(contents.shards) - len(missing)
         if self.num_kept:
             self._log(f"{self.num_kept} of {len(contents.shards)} files were written before")
         _require_room(work.path, sum(shard.num_bytes for shard in missing))
-        work.save(record.content)
+        work.save(record)
         with ExpertEncoder(contents) as encoder:
             for shard in missing:
-                writer = ShardWriter(shard, work.path)
-                try:
+                with writing(shard, work.path) as writer:
                     if shard.layer is None:
                         _copy(shard, contents.files, writer)
                     else:
                         errors[shard.layer] = self._encode(shard.layer, contents, encoder, writer)
-                    writer.finish()
-                except BaseException:
-                    writer.drop()
-                    raise
-                work.save(record.content)
+                work.save(record)
                 self.num_kept += 1
 
     def _encode(
@@ -270,7 +245,7 @@ class Pack:
         path, output = work.path, self._order.folder
         total = contents.weight_bytes[1]
         index = {"metadata": {"total_size": total}, "weight_map": weight_map(contents.shards)}
-        report = {"moebatch": moebatch.__version__, **record.content}
+        report = {"moebatch": moebatch.__version__, **record.model_dump(mode="json")}
         with storage_errors(path):
             _copy_others(contents.files.checkpoint.folder, path)
             (path / REPORT).parent.mkdir(exist_ok=True)
@@ -314,12 +289,10 @@ def _finished(output: Path, fingerprint: str) -> PackRecord | None:
     """
     if not output.exists() and not output.is_symlink():
         return None
-    try:
-        report = read_json(output / REPORT)
-        if report["fingerprint"] == fingerprint:
-            return PackRecord.of(report)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        pass
+    with suppress(OSError, ValueError):
+        record = PackRecord.model_validate(read_json(output / REPORT))
+        if record.fingerprint == fingerprint:
+            return record
     raise _taken(output, "is there, and is no pack of these weights in this way")
 
 
@@ -347,22 +320,22 @@ def _require_room(folder: Path, num_bytes: int) -> None:
 
 
 def _copy(shard: Shard, files: ModelFiles, writer: ShardWriter) -> None:
-    """Writes tensors as they are. Raises StorageError."""
+    """Writes tensors as they are. Raises OSError for what is written, and StorageError."""
     for part in shard.parts:
-        extent = files.checkpoint.extent(part.name)
-        with storage_errors(extent.path), extent.path.open("rb") as file:
-            file.seek(extent.offset)
-            for data in _blocks(file.read, extent.num_bytes):
-                writer.write(part, data)
+        for data in _blocks(files.checkpoint.extent(part.name)):
+            writer.write(part, data)
 
 
-def _blocks(read: Callable[[int], bytes], num_bytes: int) -> Iterator[bytes]:
-    while num_bytes:
-        data = read(min(num_bytes, _COPY_BYTES))
-        if not data:
-            raise OSError("the file ends too early")
-        num_bytes -= len(data)
-        yield data
+def _blocks(extent: Extent) -> Iterator[bytes]:
+    left = extent.num_bytes
+    with storage_errors(extent.path), extent.path.open("rb") as file:
+        file.seek(extent.offset)
+        while left:
+            data = file.read(min(left, _COPY_BYTES))
+            if not data:
+                raise OSError("the file ends too early")
+            left -= len(data)
+            yield data
 
 
 def _copy_others(source: Path, target: Path) -> None:

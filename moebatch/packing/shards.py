@@ -1,8 +1,8 @@
 """safetensors files whose contents are known before the first byte is written."""
 
 import json
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from moebatch.checkpoint.direct import PAGE_BYTES, align_up
 from moebatch.formats.weight_format import StoredPart
-from moebatch.journal.files import Files, NewFile, storage_errors
+from moebatch.journal.files import Files, NewFile, replacing, storage_errors
 
 _METADATA = {"__metadata__": {"format": "pt"}}
 """transformers refuses files that do not say so."""
@@ -52,49 +52,39 @@ class Shard:
 
 
 class ShardWriter:
-    """Writes the tensors of a shard one after the other; the file has its name when all of it is
-    on the disk."""
+    """Writes the tensors of a shard one after the other."""
 
-    def __init__(self, shard: Shard, folder: Path) -> None:
-        """Raises StorageError."""
-        self._shard, self._files = shard, Files()
-        self._path = folder / shard.name
-        self._draft = folder / f".{shard.name}.draft"
+    def __init__(self, shard: Shard, file: NewFile) -> None:
+        """Raises OSError."""
+        self._shard, self._file = shard, file
         self._next = 0
         self._missing = 0
-        with self._storage_errors():
-            self._files.remove(self._draft)  # of a process that was killed
-            self._file = NewFile(self._files, self._draft)
-            self._file.write(shard.header)
+        file.write(shard.header)
 
     def write(self, part: StoredPart, data: bytes | memoryview) -> None:
-        """The next tensor, or the next bytes of it. Raises StorageError."""
+        """The next tensor, or the next bytes of it. Raises OSError."""
         if not self._missing:
             assert part == self._shard.parts[self._next], f"{part.name} is not what comes next"
             self._missing, self._next = part.num_bytes, self._next + 1
         self._missing -= len(data)
         assert self._missing >= 0, f"{part.name} has more bytes than its header says"
-        with self._storage_errors():
-            self._file.write(bytes(data))
+        self._file.write(bytes(data))
 
-    def finish(self) -> None:
-        """Raises StorageError."""
-        is_whole = self._next == len(self._shard.parts) and not self._missing
-        assert is_whole, f"{self._shard.name} lacks tensors"
-        with self._storage_errors():
-            self._file.sync()
-            self._file.close()
-            self._files.replace(self._draft, self._path)
-            self._files.sync_folder(self._path.parent)
+    @property
+    def is_whole(self) -> bool:
+        """Whether all tensors have been written."""
+        return self._next == len(self._shard.parts) and not self._missing
 
-    def drop(self) -> None:
-        """Gives up what is written."""
-        with suppress(OSError):
-            self._file.close()
-            self._files.remove(self._draft)
 
-    def _storage_errors(self) -> AbstractContextManager[None]:
-        return storage_errors(self._path, needed=self._shard.num_bytes)
+@contextmanager
+def writing(shard: Shard, folder: Path) -> Iterator[ShardWriter]:
+    """The writer of a shard, whose file has its name when all of it is on the disk. Raises
+    StorageError."""
+    path = folder / shard.name
+    with storage_errors(path, needed=shard.num_bytes), replacing(Files(), path) as file:
+        writer = ShardWriter(shard, file)
+        yield writer
+        assert writer.is_whole, f"{shard.name} lacks tensors"
 
 
 def tensor_bytes(tensor: Tensor) -> memoryview:

@@ -162,8 +162,8 @@ def _experts(choice: ExpertChoice) -> RenderableType:
         is_chosen = one is choice.chosen
         speedup = choice.plainest.seconds / one.seconds
         table.add_row(
-            _predictor(one.policy),
-            _cache(one.policy),
+            one.policy.predictor or "correlation",
+            one.policy.cache + (", divided" if one.policy.cache_sizes else ""),
             f"{one.ready:.0%}",
             f"{one.num_loads:.1f}",
             format_duration(one.seconds),
@@ -181,16 +181,6 @@ def _why(choice: ExpertChoice) -> str:
         return f"nothing else is faster; experts are prefetched up to {steps}"
     ready = f"{chosen.ready:.0%} of the experts that gates ask for are ready by then"
     return f"{ready}, not {plainest.ready:.0%}; they are prefetched up to {steps}"
-
-
-def _predictor(policy: Policy) -> str:
-    """The name of a predictor."""
-    return policy.predictor or "correlation"
-
-
-def _cache(policy: Policy) -> str:
-    """The rule of a cache, and whether layers differ in size."""
-    return f"{policy.cache}, divided" if policy.cache_sizes else policy.cache
 
 
 def _shown_experts(choice: ExpertChoice) -> Iterator[Alternative]:

@@ -99,33 +99,24 @@ def _error_body(row: Row, error: RowError) -> dict[str, Any]:
 
 def _body(row: Row, outcome: Outcome, served: Served) -> Line:
     chat = row.kind == "chat"
-    choice = _chat_choice if chat else _completion_choice
     return {
         "id": ("chatcmpl-" if chat else "cmpl-") + stable_id(row),
         "object": "chat.completion" if chat else "text_completion",
         "created": served.created,
         "model": row.model if row.model is not None else served.model,
-        "choices": [choice(each, served) for each in outcome.choices],
+        "choices": [_choice(each, served, chat=chat) for each in outcome.choices],
         "usage": _usage(outcome),
         "system_fingerprint": served.fingerprint,
     }
 
 
-def _chat_choice(choice: Choice, served: Served) -> Line:
+def _choice(choice: Choice, served: Served, *, chat: bool) -> Line:
+    message = {"role": "assistant", "content": choice.text, "refusal": None}
+    logprobs = _chat_logprobs if chat else _completion_logprobs
     return {
         "index": choice.index,
-        "message": {"role": "assistant", "content": choice.text, "refusal": None},
-        "logprobs": _chat_logprobs(choice, served.token_bytes),
-        "finish_reason": choice.finish_reason,
-        "stop_reason": choice.stop_reason,
-    }
-
-
-def _completion_choice(choice: Choice, served: Served) -> Line:
-    return {
-        "index": choice.index,
-        "text": choice.text,
-        "logprobs": _completion_logprobs(choice, served.token_bytes),
+        **({"message": message} if chat else {"text": choice.text}),
+        "logprobs": logprobs(choice, served.token_bytes),
         "finish_reason": choice.finish_reason,
         "stop_reason": choice.stop_reason,
     }

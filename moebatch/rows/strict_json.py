@@ -35,7 +35,7 @@ def parse(data: bytes) -> Any:
         raise _invalid(f"nested deeper than {MAX_DEPTH} levels") from None
     except ValueError as error:
         raise _invalid(_shortened(str(error))) from None
-    if data.count(b"[") + data.count(b"{") > MAX_DEPTH and _depth_exceeds(value):
+    if data.count(b"[") + data.count(b"{") > MAX_DEPTH and not _fits(value, MAX_DEPTH):
         raise _invalid(f"nested deeper than {MAX_DEPTH} levels")
     return value
 
@@ -75,16 +75,9 @@ _DECODER = json.JSONDecoder(
 )
 
 
-def _depth_exceeds(value: object) -> bool:
-    level = [value]
-    for _ in range(MAX_DEPTH + 1):
-        inner: list[object] = []
-        for item in level:
-            if isinstance(item, dict):
-                inner.extend(item.values())
-            elif isinstance(item, list):
-                inner.extend(item)
-        level = [item for item in inner if isinstance(item, dict | list)]
-        if not level:
-            return False
-    return True
+def _fits(value: object, levels: int) -> bool:
+    """Whether a value has no more than so many levels below its own."""
+    if not isinstance(value, dict | list):
+        return True
+    items = value.values() if isinstance(value, dict) else value
+    return levels >= 0 and all(_fits(item, levels - 1) for item in items)

@@ -19,66 +19,59 @@ _ROWS_AT_ONCE = 64
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ParquetSource:
-    """Rows of a parquet file."""
+class TableSource:
+    """Rows of a table, as its batches have them."""
 
     path: Path
+    batches: Callable[[Path], Iterable[Any]]
 
     def __iter__(self) -> Iterator[RawRow]:
-        """The rows; raises InputError if the file is damaged."""
-        return _raw_rows(self.path, self._batches)
-
-    def _batches(self) -> Iterator[Any]:
-        import pyarrow.parquet
-
-        with pyarrow.parquet.ParquetFile(self.path, pre_buffer=False) as file:
-            yield from file.iter_batches(batch_size=_ROWS_AT_ONCE, use_threads=False)
+        """The rows; raises InputError if the file or folder is damaged."""
+        return _raw_rows(self.path, self.batches(self.path))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DatasetSource:
-    """Rows of a folder written by ``datasets.Dataset.save_to_disk``, read without datasets."""
+def parquet_batches(path: Path) -> Iterator[Any]:
+    """Those of a parquet file."""
+    import pyarrow.parquet
 
-    path: Path
-
-    def __iter__(self) -> Iterator[RawRow]:
-        """The rows; raises InputError if the folder is damaged."""
-        return _raw_rows(self.path, self._batches)
-
-    def _batches(self) -> Iterator[Any]:
-        import pyarrow
-
-        for file in self._arrow_files():
-            with pyarrow.OSFile(str(file)) as data, pyarrow.ipc.open_stream(data) as batches:
-                yield from batches
-
-    def _arrow_files(self) -> list[Path]:
-        try:
-            state = read_json(self.path / "state.json")
-            if state.get("_indices_data_files"):
-                raise refusal(self.path, "has an indices mapping; flatten_indices() and save again")
-            names = [entry["filename"] for entry in state["_data_files"]]
-        except (ValueError, KeyError, TypeError, AttributeError, OSError):
-            raise refusal(self.path, "state.json does not name the files of a dataset") from None
-        for name in names:
-            # A name with a path in it could make us read any file of the machine.
-            if not isinstance(name, str) or Path(name).name != name:
-                raise refusal(
-                    self.path, f"state.json names a file outside the folder: {shown(name)}"
-                )
-            if (self.path / name).exists() and not (self.path / name).is_file():
-                raise refusal(self.path, f"{shown(name)} is no regular file")
-        return [self.path / name for name in names]
+    with pyarrow.parquet.ParquetFile(path, pre_buffer=False) as file:
+        yield from file.iter_batches(batch_size=_ROWS_AT_ONCE, use_threads=False)
 
 
-def _raw_rows(path: Path, batches: Callable[[], Iterable[Any]]) -> Iterator[RawRow]:
+def dataset_batches(folder: Path) -> Iterator[Any]:
+    """Those of a folder written by ``datasets.Dataset.save_to_disk``, read without datasets."""
+    import pyarrow
+
+    for file in _arrow_files(folder):
+        with pyarrow.OSFile(str(file)) as data, pyarrow.ipc.open_stream(data) as batches:
+            yield from batches
+
+
+def _arrow_files(folder: Path) -> list[Path]:
+    try:
+        state = read_json(folder / "state.json")
+        if state.get("_indices_data_files"):
+            raise refusal(folder, "has an indices mapping; flatten_indices() and save again")
+        names = [entry["filename"] for entry in state["_data_files"]]
+    except (ValueError, KeyError, TypeError, AttributeError, OSError):
+        raise refusal(folder, "state.json does not name the files of a dataset") from None
+    for name in names:
+        # A name with a path in it could make us read any file of the machine.
+        if not isinstance(name, str) or Path(name).name != name:
+            raise refusal(folder, f"state.json names a file outside the folder: {shown(name)}")
+        if (folder / name).exists() and not (folder / name).is_file():
+            raise refusal(folder, f"{shown(name)} is no regular file")
+    return [folder / name for name in names]
+
+
+def _raw_rows(path: Path, batches: Iterable[Any]) -> Iterator[RawRow]:
     try:
         import pyarrow  # noqa: F401
     except ImportError:
         raise refusal(path, "reading it needs pyarrow; install it, or save as .jsonl") from None
     index = 0
     try:
-        for batch in batches():
+        for batch in batches:
             for start in range(0, batch.num_rows, _ROWS_AT_ONCE):
                 for columns in batch.slice(start, _ROWS_AT_ONCE).to_pylist():
                     yield RawRow(index=index, line=None, content=_plain(columns))

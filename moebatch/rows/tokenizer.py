@@ -16,8 +16,7 @@ from moebatch.rows.guards import TimeLimit, TooLong, blamed, silence
 from moebatch.rows.refused import RowRefused, unsupported, wrong
 from moebatch.rows.row import Chat
 from moebatch.rows.strict_json import parse
-from moebatch.rows.token_bytes import TokenBytes
-from moebatch.spec.files.json_file import read_json, read_regular
+from moebatch.spec.files.json_file import read_of_model, read_regular
 from moebatch.units import format_bytes
 
 NO_CHAT_TEMPLATE = "no_chat_template"
@@ -34,6 +33,9 @@ _LONGEST_PROMPT = 2**26
 _LOOKED_AT_FIRST = 64
 """Characters for every token that is allowed: so long are few texts, and none that is prose."""
 _DATE = re.compile(r"""strftime_now\(\s*(["'])(.*?)\1\s*\)""")
+_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_SPACE = "\u2581"
+"""Stands for a space in the tokens of sentencepiece."""
 
 
 class Tokenizer:
@@ -197,6 +199,38 @@ class Tokenizer:
             return  # It may well refuse this conversation; a row that it refuses gets the reason.
 
 
+class TokenBytes:
+    """Bytes of single tokens, since a character may be spread over several."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._added = {token: str(added) for token, added in tokenizer.added_tokens_decoder.items()}
+        decoder = str(getattr(getattr(tokenizer, "backend_tokenizer", None), "decoder", ""))
+        self._alphabet = _byte_alphabet() if "ByteLevel" in decoder else None
+
+    def of(self, token: int) -> bytes:
+        """Bytes of one token; none if the tokenizer does not know it."""
+        added = self._added.get(token)
+        if added is not None:
+            return added.encode("utf-8")
+        text = self._tokenizer.convert_ids_to_tokens(token)
+        if text is None:
+            return b""
+        if self._alphabet is not None and all(letter in self._alphabet for letter in text):
+            return bytes(self._alphabet[letter] for letter in text)
+        byte = _BYTE.fullmatch(text)
+        if byte:
+            return bytes([int(byte[1], 16)])
+        return str(text).replace(_SPACE, " ").encode("utf-8")
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """Letters that stand for bytes in the vocabularies of byte-level tokenizers."""
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+    return {letter: byte for byte, letter in bytes_to_unicode().items()}
+
+
 def load_tokenizer(
     folder: Path,
     *,
@@ -262,17 +296,8 @@ def _broken_file_first(folder: Path) -> Iterator[None]:
     except CheckpointError:
         for path in _read_by_libraries(folder):
             if path.suffix == ".json":
-                _require_json(path)
+                read_of_model(path, most_bytes=_MOST_FILE_BYTES)
         raise
-
-
-def _require_json(path: Path) -> None:
-    try:
-        read_json(path, most_bytes=_MOST_FILE_BYTES)
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from None
-    except ValueError as error:
-        raise CheckpointError(f"{path}: {error}") from None
 
 
 def _read_by_libraries(folder: Path) -> list[Path]:
@@ -355,12 +380,8 @@ def _with_objects(message: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _with_object(call: Mapping[str, Any]) -> Mapping[str, Any]:
     function = call.get("function")
-    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
-        return call
-    try:
-        return {
-            **call,
-            "function": {**function, "arguments": parse(function["arguments"].encode())},
-        }
-    except RowRefused:
-        return call
+    if isinstance(function, dict) and isinstance(function.get("arguments"), str):
+        with suppress(RowRefused):
+            arguments = parse(function["arguments"].encode())
+            return {**call, "function": {**function, "arguments": arguments}}
+    return call

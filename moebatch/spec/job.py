@@ -1,6 +1,5 @@
 """The job file: which model answers which prompts, how, and with how much of the machine."""
 
-import contextlib
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,7 +13,7 @@ from pydantic import (
 )
 
 from moebatch.spec.files.form import Form, read_form
-from moebatch.spec.files.library import is_path
+from moebatch.spec.files.library import expanded, is_path
 from moebatch.spec.files.limits import CHECKS, contradictions
 from moebatch.spec.files.values import (
     FilePath,
@@ -219,7 +218,7 @@ class ResourcesSection(Section):
         """The same resources; the path of a profile starts at a folder, a name stays one."""
         if not is_path(self.hardware):
             return self
-        return self.model_copy(update={"hardware": str(_absolute(Path(self.hardware), folder))})
+        return self.model_copy(update={"hardware": str(folder / expanded(Path(self.hardware)))})
 
 
 class Job(Section):
@@ -243,7 +242,7 @@ class Job(Section):
 
         def resolve(section: Section) -> Section:
             paths = ((name, getattr(section, name)) for name in type(section).model_fields)
-            update = {name: _absolute(p, folder) for name, p in paths if isinstance(p, Path)}
+            update = {name: folder / expanded(p) for name, p in paths if isinstance(p, Path)}
             return section.model_copy(update=update)
 
         sections = {name: resolve(getattr(self, name)) for name in ("model", "input", "output")}
@@ -258,10 +257,3 @@ def load_job(path: Path | str) -> Job:
     """
     job = read_form(Path(path), Job, kind="job file")
     return job.relative_to(Path(path).absolute().parent)
-
-
-def _absolute(path: Path, folder: Path) -> Path:
-    # Without such a user's home the path is later reported as missing, by its own name.
-    with contextlib.suppress(RuntimeError):
-        path = path.expanduser()
-    return folder / path

@@ -235,7 +235,7 @@ def test_a_model_that_does_not_fit_whole_is_refused_before_it_is_loaded(
     text = tmp_path / "text.txt"
     text.write_text(TEXT * 5)
     monkeypatch.setattr(gate_lessons, "load_whole", None)
-    monkeypatch.setattr("moebatch.calibration.calibrate.build_engine", None)
+    monkeypatch.setattr("moebatch.calibration.reading_policy.build_engine", None)
     with pytest.raises(DoesNotFit, match=r"--gating learns .* in memory: .* \(weights "):
         Calibration(order(model, text, dram="256MiB"), lambda line: None).execute()
 

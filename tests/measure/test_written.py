@@ -10,14 +10,11 @@ from hypothesis import strategies as st
 
 from moebatch.errors import ConfigError
 from moebatch.formats.registry import FORMATS
-from moebatch.measure.attention import AttentionRates
 from moebatch.measure.disk import DiskRates
-from moebatch.measure.fit import DecodeRates
 from moebatch.measure.gpu import GpuRates
 from moebatch.measure.machine import _Disk, _profile
-from moebatch.measure.processor import ProcessorRates
 from moebatch.measure.saved import load_saved, save_profile
-from moebatch.spec.machine.hardware import RateCurve
+from moebatch.spec.machine.hardware import Processor, RateCurve
 from moebatch.spec.machine.profile import HardwareProfile
 from moebatch.spec.machine.values import DURATION, LINK_RATE, MEMORY_RATE, SPEED, Quantity
 from tests.few import examples
@@ -37,18 +34,12 @@ CURVES = st.dictionaries(st.integers(1, 2**20), numbers(SPEED), min_size=1, max_
 )
 BY_DTYPE = st.fixed_dictionaries({"float32": CURVES}, optional={"bfloat16": CURVES})
 PROCESSORS = st.builds(
-    ProcessorRates,
+    Processor,
     bandwidth=numbers(MEMORY_RATE),
     gemm=BY_DTYPE,
-    attention=st.builds(
-        AttentionRates,
-        decode=st.builds(
-            DecodeRates,
-            sequence_s=st.floats(0.0, DURATION.least) | numbers(DURATION),
-            bandwidth=numbers(MEMORY_RATE),
-        ),
-        prompt_flops=numbers(SPEED),
-    ),
+    attention_bandwidth=numbers(MEMORY_RATE),
+    attention_flops=numbers(SPEED),
+    sequence_s=st.floats(0.0, DURATION.least) | numbers(DURATION),
     elementwise_bandwidth=numbers(MEMORY_RATE),
     decoding=st.dictionaries(st.sampled_from(list(FORMATS)), numbers(MEMORY_RATE)),
     launch_s=st.floats(0.0, DURATION.least) | numbers(DURATION),
@@ -101,12 +92,12 @@ def test_whatever_a_machine_can_measure_is_read_as_it_was_written(
 
 
 def plain() -> HardwareProfile:
-    cpu = ProcessorRates(
+    cpu = Processor(
         bandwidth=1e10,
         gemm={"float32": RateCurve(points=((1, 1e9), (24, 2e9)))},
-        attention=AttentionRates(
-            decode=DecodeRates(sequence_s=1e-6, bandwidth=1e10), prompt_flops=1e9
-        ),
+        attention_bandwidth=1e10,
+        attention_flops=1e9,
+        sequence_s=1e-6,
         elementwise_bandwidth=1e9,
         decoding={"bfloat16": 1e9, "packed int4": 1e9},
         launch_s=1e-6,

@@ -8,6 +8,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -149,9 +150,9 @@ CONFIG = {
 def registered() -> Iterator[None]:
     name = DESCRIBED.architecture
     with (
-        DESCRIBED_FAMILIES.including(name, DESCRIBED),
-        FAMILIES.including(name, COMPUTED),
-        FORMATS.including("row-scaled", RowScaled()),
+        patch.dict(DESCRIBED_FAMILIES, {name: DESCRIBED}),
+        patch.dict(FAMILIES, {name: COMPUTED}),
+        patch.dict(FORMATS, {"row-scaled": RowScaled()}),
     ):
         yield
 

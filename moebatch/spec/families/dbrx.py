@@ -1,7 +1,5 @@
 """DBRX (Databricks)."""
 
-from dataclasses import replace
-
 from moebatch.quoting import shown
 from moebatch.spec.families.family import FamilySpec, grouped_attention, usual_defaults
 from moebatch.spec.model.blocks import Mlp, Norm, Router
@@ -30,11 +28,10 @@ _APART = ExpertLayout(
 def _layers(keys: ConfigKeys, num_layers: int) -> Layers:
     _require_one_theta(keys)
     return Layers(
-        attention=replace(grouped_attention(keys), clip_qkv=keys.positive_or_none("clip_qkv")),
+        attention=grouped_attention(keys, clip_qkv=keys.positive_or_none("clip_qkv")),
         moe_layers=tuple(range(num_layers)),
         expert=Mlp(width=keys.count("intermediate_size")),
         router=Router(norm_order=keys.positive_or_none("moe_normalize_expert_weights")),
-        sliding_windows=(None,) * num_layers,
         norm=Norm(kind="layer"),
     )
 
@@ -64,7 +61,6 @@ DBRX = FamilySpec(
         num_key_value_heads=1,
         max_position_embeddings=2048,
         rms_norm_eps=1e-5,  # of its layer norms; no key says so
-        clip_qkv=None,
         num_experts_per_tok=1,
         num_experts=4,
         moe_normalize_expert_weights=1.0,

@@ -23,8 +23,7 @@ from moebatch.spec.model.tensor_names import LAYER, USUAL_EXPERTS, TensorNames, 
 
 
 def _moe(keys: ConfigKeys, num_layers: int) -> Layers:
-    bias = "attention_bias"
-    attention = grouped_attention(keys, bias=bias, output_bias=bias)
+    attention = grouped_attention(keys, biases="attention_bias")
     return _layers(keys, num_layers, attention, softmax_router(keys))
 
 
@@ -107,9 +106,7 @@ def _layers(keys: ConfigKeys, num_layers: int, attention: Attention, router: Rou
         expert=Mlp(width=width),
         dense=Mlp(width=keys.count("intermediate_size")),
         shared_expert=Mlp(width=num_shared * width) if num_shared else None,
-        shared_expert_gate=False,
         router=router,
-        sliding_windows=(None,) * num_layers,
     )
 
 
@@ -118,12 +115,9 @@ _DEFAULTS = usual_defaults(
     hidden_size=4096,
     intermediate_size=11008,
     num_attention_heads=32,
-    num_key_value_heads=None,
     max_position_embeddings=2048,
     rms_norm_eps=1e-6,
-    attention_bias=False,
     moe_intermediate_size=1407,
-    num_experts_per_tok=None,
     norm_topk_prob=False,
     first_k_dense_replace=0,
     moe_layer_freq=1,
@@ -149,7 +143,7 @@ _NAMES = TensorNames(
 DEEPSEEK_MOE = FamilySpec(
     architecture="DeepseekForCausalLM",
     model_type="deepseek",
-    defaults=_DEFAULTS | {"num_hidden_layers": 30, "n_shared_experts": None, "num_experts": None},
+    defaults=_DEFAULTS | {"num_hidden_layers": 30},
     spelling={"num_experts": "n_routed_experts"},
     layers=_moe,
     names=_NAMES,
@@ -165,16 +159,12 @@ DEEPSEEK_V2 = FamilySpec(
         "num_experts": 64,
         "topk_method": "greedy",
         "mlp_bias": False,
-        "n_group": None,
-        "topk_group": None,
         "routed_scaling_factor": 1.0,
         "kv_lora_rank": 512,
         "q_lora_rank": 1536,
         "qk_nope_head_dim": 128,
         "head_dim": 64,
         "v_head_dim": 128,
-        "rope_parameters": None,
-        "rope_scaling": None,
     },
     # Only the part of a head that has rotary positions is bound by the rules of head sizes.
     spelling={"num_experts": "n_routed_experts", "head_dim": "qk_rope_head_dim"},
@@ -232,7 +222,6 @@ GLM4_MOE_LITE = FamilySpec(
         "n_group": 1,
         "topk_group": 1,
         "routed_scaling_factor": 1.8,
-        "mlp_layer_types": None,
     },
     spelling=DEEPSEEK_V2.spelling,
     layers=_glm_lite,

@@ -1,7 +1,5 @@
 """ERNIE-4.5 MoE (Baidu), text alone."""
 
-from dataclasses import replace
-
 from moebatch.spec.families.family import FamilySpec, grouped_attention, usual_defaults
 from moebatch.spec.model.blocks import Mlp, Router
 from moebatch.spec.model.config_keys import ConfigKeys
@@ -16,22 +14,17 @@ def _layers(keys: ConfigKeys, num_layers: int) -> Layers:
     bias = keys.flag("use_bias")
     width, num_shared = keys.count("moe_intermediate_size"), keys.count_or_zero("num_shared")
     return Layers(
-        attention=replace(
-            grouped_attention(keys, bias="use_bias", output_bias="use_bias"),
-            rotates_neighbours=True,
-        ),
+        attention=grouped_attention(keys, biases="use_bias", rotates_neighbours=True),
         moe_layers=_moe_layers(keys, num_layers),
         expert=Mlp(width=width),
         dense=Mlp(width=keys.count("intermediate_size"), bias=bias),
         shared_expert=Mlp(width=num_shared * width, bias=bias) if num_shared else None,
-        shared_expert_gate=False,
         router=Router(
             has_correction=True,
             norm_order=1.0,
             least_norm=keys.positive("moe_norm_min"),
             has_exact_logits=True,
         ),
-        sliding_windows=(None,) * num_layers,
         head_bias=bias,
     )
 

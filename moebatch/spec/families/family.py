@@ -5,7 +5,7 @@ these defaults are part of the format.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -14,7 +14,7 @@ from moebatch.formats.weight_format import WeightFormat
 from moebatch.quoting import shown
 from moebatch.spec.model.blocks import ExpertGroups, Router
 from moebatch.spec.model.config_keys import ConfigFault, ConfigKeys, FaultyConfig
-from moebatch.spec.model.grouped_attention import GroupedAttention, QkNorm
+from moebatch.spec.model.grouped_attention import GroupedAttention
 from moebatch.spec.model.shape import Layers, ModelShape
 from moebatch.spec.model.tensor_names import TensorNames
 
@@ -33,7 +33,7 @@ class FamilySpec:
     other_types: tuple[str, ...] = ()
     """``model_type`` of others that are alike."""
     defaults: Mapping[str, Any]
-    """Value of every key of the family that a file may leave out."""
+    """Value of every key of the family that a file may leave out; without one it is null then."""
     layers: Callable[[ConfigKeys, int], Layers]
     """Reads what the layers consist of, given how many there are."""
     names: TensorNames
@@ -59,13 +59,25 @@ class FamilySpec:
             raise FaultyConfig(where, keys.faults)
         return shape
 
+    def beside_others(self, architecture: str, model_type: str) -> "FamilySpec":
+        """The same in a configuration that has other models beside it, such as for images; these
+        are not read, and their tensors are left alone."""
+        return replace(
+            self,
+            architecture=architecture,
+            model_type=model_type,
+            spelling=nested(self.defaults, self.spelling),
+            rotary_type=self.rotary_type or self.model_type,
+        )
+
     def _shape(self, keys: ConfigKeys, quantised: WeightFormat | None) -> ModelShape:
         num_layers = keys.count("num_hidden_layers")
         layers = self.layers(keys, num_layers)
+        windows = layers.sliding_windows or (None,) * num_layers
         return ModelShape(
-            **vars(layers),
+            **{**vars(layers), "sliding_windows": windows},
             architecture=self.architecture,
-            num_layers=len(layers.sliding_windows),
+            num_layers=len(windows),
             hidden_size=keys.count("hidden_size"),
             vocab_size=keys.count("vocab_size"),
             tie_word_embeddings=keys.flag("tie_word_embeddings"),
@@ -107,13 +119,15 @@ def _faulty_quantisation(where: str, message: str) -> FaultyConfig:
 
 def usual_defaults(**values: Any) -> dict[str, Any]:
     """Defaults of a family, with those that all share."""
-    return {"hidden_act": "silu", "tie_word_embeddings": False} | values
+    usual = {"hidden_act": "silu", "tie_word_embeddings": False, "attention_bias": False}
+    return usual | values
 
 
 def nested(
     defaults: Mapping[str, Any], spelling: Mapping[str, str] = MappingProxyType({})
 ) -> dict[str, str]:
-    """Where keys of a text model are in a configuration that has others beside it."""
+    """Where keys of a text model are in a configuration that has others beside it; all of them have
+    defaults, be it None."""
     own = ("tie_word_embeddings",)
     keys = [*defaults, "dtype", "layer_types", "rope_parameters", "rope_scaling", "rope_theta"]
     return {key: f"text_config.{spelling.get(key, key)}" for key in keys if key not in own}
@@ -122,25 +136,26 @@ def nested(
 def grouped_attention(
     keys: ConfigKeys,
     *,
-    bias: str | None = None,
-    output_bias: str | None = None,
-    qk_norm: QkNorm = "none",
+    biases: str | None = None,
+    qkv_bias: str | None = None,
     rotates_part: bool = False,
     fills_hidden: bool = False,
+    **others: Any,
 ) -> GroupedAttention:
-    """Attention with keys and values of their own; `bias` and `output_bias` are the keys that say
-    whether projections have one, `rotates_part` that a part of a head may rotate alone, and
-    `fills_hidden` that heads together have to be as wide as hidden states. A family says by
-    `replace` what else its attention is like."""
+    """Attention with keys and values of their own; `biases` is the key that says whether all
+    projections have one, `qkv_bias` whether all but the last have, `rotates_part` says that a part
+    of a head may rotate alone, and `fills_hidden` that heads together have to be as wide as hidden
+    states. What else the attention of a family is like, it says in fields of `GroupedAttention`."""
+    has_biases = biases is not None and keys.flag(biases)
     heads, kv_heads, head_dim = keys.heads(fill_hidden=fills_hidden)
     return GroupedAttention(
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_dim=head_dim,
-        qkv_bias=bias is not None and keys.flag(bias),
-        output_bias=output_bias is not None and keys.flag(output_bias),
-        qk_norm=qk_norm,
+        qkv_bias=has_biases or (qkv_bias is not None and keys.flag(qkv_bias)),
+        output_bias=has_biases,
         num_rotated=keys.rotary_dim(head_dim) if rotates_part else None,
+        **others,
     )
 
 

@@ -8,7 +8,6 @@ from moebatch.spec.families.family import (
     FamilySpec,
     by_layer_types,
     grouped_attention,
-    nested,
     usual_defaults,
 )
 from moebatch.spec.model.blocks import Mlp, Norm, Router
@@ -32,10 +31,10 @@ def _layers(keys: ConfigKeys, num_layers: int) -> Layers:
     """What files call the MLP of a layer is a shared expert with norms of its own."""
     _refuse(keys)
     *windows, _ = by_layer_types(keys, num_layers, lambda layer: bool((layer + 1) % 6))
-    sliding = replace(
-        grouped_attention(
-            keys, bias="attention_bias", output_bias="attention_bias", qk_norm="head"
-        ),
+    sliding = grouped_attention(
+        keys,
+        biases="attention_bias",
+        qk_norm="head",
         score_scale=1.0,
         norms_values=True,
         rotary=_SLIDING,
@@ -49,7 +48,6 @@ def _layers(keys: ConfigKeys, num_layers: int) -> Layers:
         moe_layers=tuple(range(num_layers)),
         expert=Mlp(width=keys.count("moe_intermediate_size")),
         shared_expert=Mlp(width=keys.count("intermediate_size")),
-        shared_expert_gate=False,
         router=Router(
             norm_order=1.0, has_own_norm=True, weighs_experts=True, has_exact_weights=True
         ),
@@ -124,70 +122,57 @@ def _as_written(keys: ConfigKeys, layers: Sequence[int]) -> Mapping[str, int]:
     return {}
 
 
-_NAMES = TensorNames(
-    roles=usual_roles(shared="mlp")
-    | {role: (f"{LAYER}{name}.weight",) for role, name in _NORMS.items()}
-    | {
-        "router": (LAYER + "router.proj.weight",),
-        "router_norm": (LAYER + "router.scale",),
-        "router_expert_weights": (LAYER + "router.per_expert_scale",),
-        "layer_scale": (LAYER + "layer_scalar",),
-    },
-    experts=(stacked_experts("experts."),),
-).also_under({"model": "model.language_model"})
-_SPELLING = {
-    "hidden_act": "hidden_activation",
-    "num_experts": "num_experts",
-    "num_experts_per_tok": "top_k_experts",
-}
-_DEFAULTS = usual_defaults(
-    vocab_size=262144,
-    hidden_size=2304,
-    intermediate_size=9216,
-    num_hidden_layers=30,
-    num_attention_heads=8,
-    num_key_value_heads=4,
-    head_dim=256,
-    global_head_dim=512,
-    num_global_key_value_heads=None,
-    attention_k_eq_v=False,
-    attention_bias=False,
-    hidden_act="gelu_pytorch_tanh",
-    max_position_embeddings=131072,
-    rms_norm_eps=1e-6,
-    tie_word_embeddings=True,
-    sliding_window=512,
-    layer_types=None,
-    rope_parameters={
-        _SLIDING: {"rope_type": "default", "rope_theta": 1e4},
-        _FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
-    },
-    final_logit_softcapping=None,
-    hidden_size_per_layer_input=256,
-    num_kv_shared_layers=0,
-    use_bidirectional_attention=None,
-    per_layer_config=None,
-    enable_moe_block=False,
-    num_experts=None,
-    num_experts_per_tok=None,
-    moe_intermediate_size=None,
-)
 GEMMA4_TEXT = FamilySpec(
     architecture="Gemma4ForCausalLM",
     model_type="gemma4_text",
-    defaults=_DEFAULTS,
-    spelling=_SPELLING,
+    defaults=usual_defaults(
+        vocab_size=262144,
+        hidden_size=2304,
+        intermediate_size=9216,
+        num_hidden_layers=30,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        head_dim=256,
+        global_head_dim=512,
+        num_global_key_value_heads=None,
+        attention_k_eq_v=False,
+        hidden_act="gelu_pytorch_tanh",
+        max_position_embeddings=131072,
+        rms_norm_eps=1e-6,
+        tie_word_embeddings=True,
+        sliding_window=512,
+        layer_types=None,
+        rope_parameters={
+            _SLIDING: {"rope_type": "default", "rope_theta": 1e4},
+            _FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
+        },
+        final_logit_softcapping=None,
+        hidden_size_per_layer_input=256,
+        num_kv_shared_layers=0,
+        use_bidirectional_attention=None,
+        per_layer_config=None,
+        enable_moe_block=False,
+        num_experts=None,
+        num_experts_per_tok=None,
+        moe_intermediate_size=None,
+    ),
+    spelling={
+        "hidden_act": "hidden_activation",
+        "num_experts": "num_experts",
+        "num_experts_per_tok": "top_k_experts",
+    },
     layers=_layers,
-    names=_NAMES,
+    names=TensorNames(
+        roles=usual_roles(shared="mlp")
+        | {role: (f"{LAYER}{name}.weight",) for role, name in _NORMS.items()}
+        | {
+            "router": (LAYER + "router.proj.weight",),
+            "router_norm": (LAYER + "router.scale",),
+            "router_expert_weights": (LAYER + "router.per_expert_scale",),
+            "layer_scale": (LAYER + "layer_scalar",),
+        },
+        experts=(stacked_experts("experts."),),
+    ).also_under({"model": "model.language_model"}),
     rotary_type="mixtral",
 )
-GEMMA4 = FamilySpec(
-    architecture="Gemma4ForConditionalGeneration",
-    model_type="gemma4",
-    defaults=_DEFAULTS,
-    spelling=nested(_DEFAULTS, _SPELLING),
-    layers=_layers,
-    names=_NAMES,
-    rotary_type="mixtral",
-)
-"""Images, videos and sounds are not read: the tensors for them are left alone."""
+GEMMA4 = GEMMA4_TEXT.beside_others("Gemma4ForConditionalGeneration", "gemma4")

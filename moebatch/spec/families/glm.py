@@ -15,27 +15,29 @@ from moebatch.spec.families.family import (
 )
 from moebatch.spec.model.blocks import Mlp
 from moebatch.spec.model.config_keys import ConfigKeys
-from moebatch.spec.model.grouped_attention import GroupedAttention, QkNorm
+from moebatch.spec.model.grouped_attention import GroupedAttention
 from moebatch.spec.model.shape import Layers
 from moebatch.spec.model.tensor_names import LAYER, USUAL_EXPERTS, TensorNames, usual_roles
 
 
 def _glm4(keys: ConfigKeys, num_layers: int) -> Layers:
     """Released files hold a layer more, which foretells tokens and is not computed."""
-    qk_norm: QkNorm = "head" if keys.flag("use_qk_norm") else "none"
-    attention = grouped_attention(keys, bias="attention_bias", qk_norm=qk_norm, rotates_part=True)
+    qk_norm = "head" if keys.flag("use_qk_norm") else "none"
+    attention = grouped_attention(
+        keys, qkv_bias="attention_bias", rotates_part=True, qk_norm=qk_norm
+    )
     return _layers(keys, attention, (None,) * num_layers, _moe_layers(keys, num_layers))
 
 
 def _dots1(keys: ConfigKeys, num_layers: int) -> Layers:
-    bias, below = "attention_bias", keys.count_or_zero("max_window_layers")
-    attention = grouped_attention(keys, bias=bias, output_bias=bias, qk_norm="head")
+    below = keys.count_or_zero("max_window_layers")
+    attention = grouped_attention(keys, biases="attention_bias", qk_norm="head")
     windows = by_layer_types(keys, num_layers, lambda layer: layer >= below)
     return _layers(keys, attention, windows, _moe_layers(keys, num_layers))
 
 
 def _solar(keys: ConfigKeys, num_layers: int) -> Layers:
-    attention = grouped_attention(keys, bias="attention_bias")
+    attention = grouped_attention(keys, qkv_bias="attention_bias")
     return _layers(keys, attention, (None,) * num_layers, range(num_layers))
 
 
@@ -71,7 +73,6 @@ def _layers(
         expert=Mlp(width=width),
         dense=None if len(sparse) == len(windows) else Mlp(width=keys.count("intermediate_size")),
         shared_expert=Mlp(width=num_shared * width),
-        shared_expert_gate=False,
         router=corrected_router(keys),
         sliding_windows=windows,
     )
@@ -94,7 +95,6 @@ GLM4_MOE = FamilySpec(
         num_key_value_heads=8,
         max_position_embeddings=131072,
         rms_norm_eps=1e-5,
-        attention_bias=False,
         use_qk_norm=False,
         partial_rotary_factor=0.5,
         moe_intermediate_size=1408,
@@ -123,13 +123,9 @@ DOTS1 = FamilySpec(
         num_key_value_heads=32,
         max_position_embeddings=2048,
         rms_norm_eps=1e-6,
-        attention_bias=False,
         sliding_window=4096,
         max_window_layers=62,
         moe_intermediate_size=1408,
-        num_experts_per_tok=None,
-        n_shared_experts=None,
-        num_experts=None,
         routed_scaling_factor=1.0,
         n_group=1,
         topk_group=1,
@@ -169,7 +165,6 @@ EXAONE_MOE = FamilySpec(
         rms_norm_eps=1e-5,
         sliding_window=4096,
         sliding_window_pattern=4,
-        mlp_layer_types=None,
         moe_intermediate_size=1024,
         num_experts_per_tok=8,
         n_shared_experts=1,

@@ -30,10 +30,7 @@ _BY_COLUMNS = _ANY.across("gate", "up", "down")
 
 def _layers(keys: ConfigKeys, num_layers: int) -> Layers:
     return Layers(
-        attention=replace(
-            grouped_attention(keys, bias="attention_bias", output_bias="attention_bias"),
-            has_sink_scores=True,
-        ),
+        attention=grouped_attention(keys, biases="attention_bias", has_sink_scores=True),
         moe_layers=tuple(range(num_layers)),
         expert=Mlp(width=keys.count("intermediate_size"), bias=True),
         clamped_gate=ClampedGate(

@@ -1,7 +1,5 @@
 """Granite-3 MoE and PowerMoE (IBM), without a shared expert and with one."""
 
-from dataclasses import replace
-
 from moebatch.spec.families.family import FamilySpec, grouped_attention, usual_defaults
 from moebatch.spec.model.blocks import Mlp, Router
 from moebatch.spec.model.config_keys import ConfigKeys
@@ -14,16 +12,13 @@ _BLOCK = "block_sparse_moe."
 def _layers(keys: ConfigKeys, num_layers: int) -> Layers:
     shared_width = keys.count_or_zero("shared_intermediate_size")
     return Layers(
-        attention=replace(
-            grouped_attention(keys, bias="attention_bias", output_bias="attention_bias"),
-            score_scale=keys.positive("attention_multiplier"),
+        attention=grouped_attention(
+            keys, biases="attention_bias", score_scale=keys.positive("attention_multiplier")
         ),
         moe_layers=tuple(range(num_layers)),
         expert=Mlp(width=keys.count("intermediate_size")),
         shared_expert=Mlp(width=shared_width) if shared_width else None,
-        shared_expert_gate=False,
         router=Router(norm_order=1.0),
-        sliding_windows=(None,) * num_layers,
         embedding_scale=keys.positive("embedding_multiplier"),
         residual_scale=keys.positive("residual_multiplier"),
         logit_scale=1 / keys.positive("logits_scaling"),
@@ -50,10 +45,8 @@ _DEFAULTS = usual_defaults(
     intermediate_size=11008,
     num_hidden_layers=32,
     num_attention_heads=32,
-    num_key_value_heads=None,
     max_position_embeddings=2048,
     rms_norm_eps=1e-6,
-    attention_bias=False,
     embedding_multiplier=1.0,
     residual_multiplier=1.0,
     attention_multiplier=1.0,

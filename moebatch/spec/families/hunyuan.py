@@ -1,7 +1,5 @@
 """Hunyuan-A13B, and Hy3 behind it (Tencent)."""
 
-from dataclasses import replace
-
 from moebatch.spec.families.family import (
     FamilySpec,
     by_mlp_types,
@@ -18,32 +16,26 @@ def _v1(keys: ConfigKeys, num_layers: int) -> Layers:
     """Like transformers, passes over what files say of shared experts and norms: all have both."""
     mlp = Mlp(width=keys.count("intermediate_size"))
     return Layers(
-        attention=replace(
-            grouped_attention(
-                keys, bias="attention_bias", output_bias="attention_bias", qk_norm="head"
-            ),
-            norms_rotated=True,
+        attention=grouped_attention(
+            keys, biases="attention_bias", qk_norm="head", norms_rotated=True
         ),
         moe_layers=tuple(range(num_layers)),
         expert=mlp,
         shared_expert=mlp,
-        shared_expert_gate=False,
         router=Router(norm_order=1.0, has_exact_logits=True, has_exact_weights=True),
-        sliding_windows=(None,) * num_layers,
     )
 
 
 def _v3(keys: ConfigKeys, num_layers: int) -> Layers:
     """Released files hold a layer more, which foretells tokens and is not computed."""
-    bias, mlp_bias = "attention_bias", keys.flag("mlp_bias")
+    mlp_bias = keys.flag("mlp_bias")
     width, num_shared = keys.count("moe_intermediate_size"), keys.count("num_shared_experts")
     return Layers(
-        attention=grouped_attention(keys, bias=bias, output_bias=bias, qk_norm="head"),
+        attention=grouped_attention(keys, biases="attention_bias", qk_norm="head"),
         moe_layers=by_mlp_types(keys, num_layers, num_dense=1),
         expert=Mlp(width=width),
         dense=Mlp(width=keys.count("intermediate_size"), bias=mlp_bias),
         shared_expert=Mlp(width=num_shared * width, bias=mlp_bias),
-        shared_expert_gate=False,
         router=Router(
             scores="sigmoid",
             has_correction=True,
@@ -53,7 +45,6 @@ def _v3(keys: ConfigKeys, num_layers: int) -> Layers:
             has_exact_logits=True,
             has_exact_weights=True,
         ),
-        sliding_windows=(None,) * num_layers,
     )
 
 
@@ -66,10 +57,8 @@ HUNYUAN_V1_MOE = FamilySpec(
         intermediate_size=11008,
         num_hidden_layers=32,
         num_attention_heads=32,
-        num_key_value_heads=None,
         max_position_embeddings=2048,
         rms_norm_eps=1e-5,
-        attention_bias=False,
         num_experts_per_tok=1,
         num_experts=1,
     ),
@@ -102,14 +91,12 @@ HY_V3 = FamilySpec(
         head_dim=128,
         max_position_embeddings=131072,
         rms_norm_eps=1e-5,
-        attention_bias=False,
         mlp_bias=False,
         num_experts_per_tok=8,
         num_experts=192,
         num_shared_experts=1,
         moe_intermediate_size=1536,
         router_scaling_factor=2.826,
-        mlp_layer_types=None,
     ),
     layers=_v3,
     names=TensorNames(

@@ -3,13 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from moebatch.spec.families.family import (
-    FamilySpec,
-    grouped_attention,
-    layer_types,
-    nested,
-    usual_defaults,
-)
+from moebatch.spec.families.family import FamilySpec, grouped_attention, layer_types, usual_defaults
 from moebatch.spec.model.attention import Temperature
 from moebatch.spec.model.blocks import Mlp, Router
 from moebatch.spec.model.config_keys import ConfigKeys
@@ -24,8 +18,9 @@ def _layers(keys: ConfigKeys, num_layers: int) -> Layers:
     usual = [_CHUNKED if layer in rotating else _FULL for layer in range(num_layers)]
     types = layer_types(keys, usual, known=(_FULL, _CHUNKED))
     chunk = keys.count("attention_chunk_size") if _CHUNKED in types else None
-    attention = replace(
-        grouped_attention(keys, bias="attention_bias", output_bias="attention_bias"),
+    attention = grouped_attention(
+        keys,
+        biases="attention_bias",
         qk_norm="unscaled" if keys.flag("use_qk_norm") else "none",
         norms_rotated=True,
         rotates_neighbours=True,
@@ -42,7 +37,6 @@ def _layers(keys: ConfigKeys, num_layers: int) -> Layers:
         moe_layers=_moe_layers(keys, num_layers),
         expert=Mlp(width=width),
         shared_expert=Mlp(width=width),
-        shared_expert_gate=False,
         dense=Mlp(width=keys.count("intermediate_size_mlp")),
         router=Router(scores="sigmoid", weighs_inputs=True),
     )
@@ -84,60 +78,47 @@ def _moe_layers(keys: ConfigKeys, num_layers: int) -> tuple[int, ...]:
 
 
 _BLOCK = LAYER + "feed_forward."
-_NAMES = TensorNames(
-    roles=usual_roles()
-    | {
-        "router": (_BLOCK + "router.weight",),
-        **{
-            f"{prefix}_{role}": (f"{_BLOCK}{within}{role}_proj.weight",)
-            for prefix, within in (("mlp", ""), ("shared", "shared_expert."))
-            for role in ("gate", "up", "down")
-        },
-    },
-    experts=(stacked_experts("feed_forward.experts.").across("gate", "up", "down"),),
-).also_under({"model": "language_model.model", "lm_head": "language_model.lm_head"})
-"""Experts are [E, D, 2F] and [E, F, D]."""
-_SPELLING = {"num_experts": "num_local_experts"}
-_DEFAULTS = usual_defaults(
-    vocab_size=202048,
-    hidden_size=5120,
-    intermediate_size=8192,
-    intermediate_size_mlp=16384,
-    num_hidden_layers=48,
-    num_attention_heads=40,
-    num_key_value_heads=8,
-    head_dim=128,
-    max_position_embeddings=131072,
-    rms_norm_eps=1e-5,
-    num_experts_per_tok=1,
-    num_experts=16,
-    moe_layers=None,
-    interleave_moe_layer_step=1,
-    use_qk_norm=True,
-    no_rope_layers=None,
-    no_rope_layer_interval=4,
-    attention_chunk_size=8192,
-    layer_types=None,
-    attn_temperature_tuning=True,
-    floor_scale=8192,
-    attn_scale=0.1,
-    attention_bias=False,
-)
 LLAMA4_TEXT = FamilySpec(
     architecture="Llama4ForCausalLM",
     model_type="llama4_text",
-    defaults=_DEFAULTS,
-    spelling=_SPELLING,
+    defaults=usual_defaults(
+        vocab_size=202048,
+        hidden_size=5120,
+        intermediate_size=8192,
+        intermediate_size_mlp=16384,
+        num_hidden_layers=48,
+        num_attention_heads=40,
+        num_key_value_heads=8,
+        head_dim=128,
+        max_position_embeddings=131072,
+        rms_norm_eps=1e-5,
+        num_experts_per_tok=1,
+        num_experts=16,
+        moe_layers=None,
+        interleave_moe_layer_step=1,
+        use_qk_norm=True,
+        no_rope_layers=None,
+        no_rope_layer_interval=4,
+        attention_chunk_size=8192,
+        layer_types=None,
+        attn_temperature_tuning=True,
+        floor_scale=8192,
+        attn_scale=0.1,
+    ),
+    spelling={"num_experts": "num_local_experts"},
     layers=_layers,
-    names=_NAMES,
+    names=TensorNames(
+        roles=usual_roles()
+        | {
+            "router": (_BLOCK + "router.weight",),
+            **{
+                f"{prefix}_{role}": (f"{_BLOCK}{within}{role}_proj.weight",)
+                for prefix, within in (("mlp", ""), ("shared", "shared_expert."))
+                for role in ("gate", "up", "down")
+            },
+        },
+        # [E, D, 2F] and [E, F, D].
+        experts=(stacked_experts("feed_forward.experts.").across("gate", "up", "down"),),
+    ).also_under({"model": "language_model.model", "lm_head": "language_model.lm_head"}),
 )
-LLAMA4 = FamilySpec(
-    architecture="Llama4ForConditionalGeneration",
-    model_type="llama4",
-    defaults=_DEFAULTS,
-    spelling=nested(_DEFAULTS, _SPELLING),
-    layers=_layers,
-    names=_NAMES,
-    rotary_type="llama4_text",
-)
-"""Images are not read: the tensors for them are left alone."""
+LLAMA4 = LLAMA4_TEXT.beside_others("Llama4ForConditionalGeneration", "llama4")

@@ -4,13 +4,7 @@ from moebatch.spec.families.family import FamilySpec, grouped_attention, usual_d
 from moebatch.spec.model.blocks import Mlp, Router
 from moebatch.spec.model.config_keys import ConfigKeys
 from moebatch.spec.model.shape import Layers
-from moebatch.spec.model.tensor_names import (
-    LAYER,
-    STACKED_EXPERTS,
-    TensorNames,
-    separate_experts,
-    usual_roles,
-)
+from moebatch.spec.model.tensor_names import BLOCK_EXPERTS, LAYER, TensorNames, usual_roles
 
 _BLOCKS = (LAYER + "block_sparse_moe.", LAYER + "mlp.")
 """Of released files, and of those that transformers holds in memory."""
@@ -24,7 +18,6 @@ def _layers(keys: ConfigKeys, num_layers: int) -> Layers:
         router=Router(
             scores="sigmoid", has_correction=True, norm_order=1.0, has_exact_weights=True
         ),
-        sliding_windows=(None,) * num_layers,
     )
 
 
@@ -51,9 +44,6 @@ MINIMAX_M2 = FamilySpec(
             "router": tuple(block + "gate.weight" for block in _BLOCKS),
             "router_correction": tuple(block + "e_score_correction_bias" for block in _BLOCKS),
         },
-        experts=(
-            separate_experts("block_sparse_moe.experts.{expert}", gate="w1", up="w3", down="w2"),
-            STACKED_EXPERTS,
-        ),
+        experts=BLOCK_EXPERTS,
     ),
 )

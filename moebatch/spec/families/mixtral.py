@@ -1,21 +1,10 @@
 """Mixtral (Mistral AI)."""
 
-from moebatch.spec.families.family import (
-    FamilySpec,
-    everywhere,
-    grouped_attention,
-    usual_defaults,
-)
+from moebatch.spec.families.family import FamilySpec, everywhere, grouped_attention, usual_defaults
 from moebatch.spec.model.blocks import Mlp, Router
 from moebatch.spec.model.config_keys import ConfigKeys
 from moebatch.spec.model.shape import Layers
-from moebatch.spec.model.tensor_names import (
-    LAYER,
-    STACKED_EXPERTS,
-    TensorNames,
-    separate_experts,
-    usual_roles,
-)
+from moebatch.spec.model.tensor_names import BLOCK_EXPERTS, LAYER, TensorNames, usual_roles
 
 
 def _layers(keys: ConfigKeys, num_layers: int) -> Layers:
@@ -40,7 +29,6 @@ MIXTRAL = FamilySpec(
         num_key_value_heads=8,
         max_position_embeddings=131072,
         rms_norm_eps=1e-5,
-        sliding_window=None,
         num_experts_per_tok=2,
         num_experts=8,
     ),
@@ -48,9 +36,6 @@ MIXTRAL = FamilySpec(
     names=TensorNames(
         roles=usual_roles()
         | {"router": (LAYER + "block_sparse_moe.gate.weight", LAYER + "mlp.gate.weight")},
-        experts=(
-            separate_experts("block_sparse_moe.experts.{expert}", gate="w1", up="w3", down="w2"),
-            STACKED_EXPERTS,
-        ),
+        experts=BLOCK_EXPERTS,
     ),
 )

@@ -1,7 +1,5 @@
 """OLMoE (Ai2)."""
 
-from dataclasses import replace
-
 from moebatch.spec.families.family import (
     FamilySpec,
     grouped_attention,
@@ -16,20 +14,16 @@ from moebatch.spec.model.tensor_names import USUAL_EXPERTS, TensorNames, usual_r
 
 def _layers(keys: ConfigKeys, num_layers: int) -> Layers:
     return Layers(
-        attention=replace(
-            grouped_attention(
-                keys,
-                bias="attention_bias",
-                output_bias="attention_bias",
-                qk_norm="full",
-                fills_hidden=True,
-            ),
+        attention=grouped_attention(
+            keys,
+            biases="attention_bias",
+            fills_hidden=True,
+            qk_norm="full",
             clip_qkv=keys.positive_or_none("clip_qkv"),
         ),
         moe_layers=tuple(range(num_layers)),
         expert=Mlp(width=keys.count("intermediate_size")),
         router=softmax_router(keys),
-        sliding_windows=(None,) * num_layers,
     )
 
 
@@ -42,11 +36,8 @@ OLMOE = FamilySpec(
         intermediate_size=2048,
         num_hidden_layers=16,
         num_attention_heads=16,
-        num_key_value_heads=None,
         max_position_embeddings=4096,
         rms_norm_eps=1e-5,
-        attention_bias=False,
-        clip_qkv=None,
         num_experts_per_tok=8,
         num_experts=64,
         norm_topk_prob=False,

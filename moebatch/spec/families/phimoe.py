@@ -4,22 +4,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from moebatch.quoting import shown
-from moebatch.spec.families.family import (
-    FamilySpec,
-    everywhere,
-    grouped_attention,
-    usual_defaults,
-)
+from moebatch.spec.families.family import FamilySpec, everywhere, grouped_attention, usual_defaults
 from moebatch.spec.model.blocks import Mlp, Norm, Router
 from moebatch.spec.model.config_keys import ConfigKeys
 from moebatch.spec.model.shape import Layers
-from moebatch.spec.model.tensor_names import (
-    LAYER,
-    STACKED_EXPERTS,
-    TensorNames,
-    separate_experts,
-    usual_roles,
-)
+from moebatch.spec.model.tensor_names import BLOCK_EXPERTS, LAYER, TensorNames, usual_roles
 
 _ROTARY = ("default", "longrope")
 _NUM_CHOSEN = 2
@@ -28,7 +17,7 @@ _NUM_CHOSEN = 2
 def _layers(keys: ConfigKeys, num_layers: int) -> Layers:
     _require_known_positions(keys)
     return Layers(
-        attention=grouped_attention(keys, bias="attention_bias", output_bias="attention_bias"),
+        attention=grouped_attention(keys, biases="attention_bias"),
         moe_layers=tuple(range(num_layers)),
         expert=Mlp(width=keys.count("intermediate_size")),
         router=_router(keys),
@@ -74,9 +63,7 @@ PHIMOE = FamilySpec(
         num_key_value_heads=8,
         max_position_embeddings=131072,
         rms_norm_eps=1e-5,
-        attention_bias=False,
         lm_head_bias=False,
-        sliding_window=None,
         num_experts_per_tok=_NUM_CHOSEN,
         num_experts=16,
         router_jitter_noise=0.01,
@@ -85,10 +72,7 @@ PHIMOE = FamilySpec(
     names=TensorNames(
         roles=usual_roles()
         | {"router": (LAYER + "block_sparse_moe.gate.weight", LAYER + "mlp.router.weight")},
-        experts=(
-            separate_experts("block_sparse_moe.experts.{expert}", gate="w1", up="w3", down="w2"),
-            STACKED_EXPERTS,
-        ),
+        experts=BLOCK_EXPERTS,
     ),
 )
 RELEASED_PHIMOE = replace(PHIMOE, architecture="PhiMoEForCausalLM")

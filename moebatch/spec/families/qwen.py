@@ -23,11 +23,12 @@ from moebatch.spec.model.tensor_names import (
 
 def _qwen2(keys: ConfigKeys, num_layers: int) -> Layers:
     return Layers(
-        attention=grouped_attention(keys, bias="qkv_bias"),
+        attention=grouped_attention(keys, qkv_bias="qkv_bias"),
         moe_layers=sparse_layers(keys, num_layers),
         expert=Mlp(width=keys.count("moe_intermediate_size")),
         dense=Mlp(width=keys.count("intermediate_size")),
         shared_expert=Mlp(width=keys.count("shared_expert_intermediate_size")),
+        shared_expert_gate=True,
         router=softmax_router(keys),
         sliding_windows=_qwen2_windows(keys, num_layers),
     )
@@ -36,9 +37,7 @@ def _qwen2(keys: ConfigKeys, num_layers: int) -> Layers:
 def _qwen3(keys: ConfigKeys, num_layers: int) -> Layers:
     slides = keys.flag("use_sliding_window")
     return Layers(
-        attention=grouped_attention(
-            keys, bias="attention_bias", output_bias="attention_bias", qk_norm="head"
-        ),
+        attention=grouped_attention(keys, biases="attention_bias", qk_norm="head"),
         moe_layers=sparse_layers(keys, num_layers),
         expert=Mlp(width=keys.count("moe_intermediate_size")),
         dense=Mlp(width=keys.count("intermediate_size")),
@@ -48,14 +47,12 @@ def _qwen3(keys: ConfigKeys, num_layers: int) -> Layers:
 
 
 def _qwen3_vl(keys: ConfigKeys, num_layers: int) -> Layers:
-    bias = "attention_bias"
     return Layers(
-        attention=grouped_attention(keys, bias=bias, output_bias=bias, qk_norm="head"),
+        attention=grouped_attention(keys, biases="attention_bias", qk_norm="head"),
         moe_layers=sparse_layers(keys, num_layers),
         expert=Mlp(width=keys.count("moe_intermediate_size")),
         dense=Mlp(width=keys.count("intermediate_size")),
         router=Router(norm_order=1.0),
-        sliding_windows=(None,) * num_layers,
     )
 
 
@@ -117,7 +114,6 @@ QWEN3_MOE = FamilySpec(
         "intermediate_size": 6144,
         "num_attention_heads": 32,
         "num_key_value_heads": 4,
-        "attention_bias": False,
         "moe_intermediate_size": 768,
         "num_experts_per_tok": 8,
         "num_experts": 128,
@@ -135,7 +131,6 @@ _OF_QWEN3_VL = usual_defaults(
     head_dim=None,
     max_position_embeddings=128000,
     rms_norm_eps=1e-6,
-    attention_bias=False,
     decoder_sparse_step=1,
     mlp_only_layers=(),
     moe_intermediate_size=1408,

@@ -7,7 +7,6 @@ from moebatch.spec.families.family import (
     FamilySpec,
     grouped_attention,
     layer_types,
-    nested,
     softmax_router,
     usual_defaults,
 )
@@ -37,15 +36,8 @@ def _qwen3_5(keys: ConfigKeys, num_layers: int) -> Layers:
 def _layers(keys: ConfigKeys, num_layers: int, *, is_grouped: bool) -> Layers:
     recurrent = _recurrent_layers(keys, num_layers)
     return Layers(
-        attention=replace(
-            grouped_attention(
-                keys,
-                bias="attention_bias",
-                output_bias="attention_bias",
-                qk_norm="head",
-                rotates_part=True,
-            ),
-            has_gate=True,
+        attention=grouped_attention(
+            keys, biases="attention_bias", rotates_part=True, qk_norm="head", has_gate=True
         ),
         norm=Norm(counts_from_one=True),
         recurrence=_gated_delta(keys, is_grouped=is_grouped) if recurrent else None,
@@ -53,8 +45,8 @@ def _layers(keys: ConfigKeys, num_layers: int, *, is_grouped: bool) -> Layers:
         moe_layers=tuple(range(num_layers)),
         expert=Mlp(width=keys.count("moe_intermediate_size")),
         shared_expert=Mlp(width=keys.count("shared_expert_intermediate_size")),
+        shared_expert_gate=True,
         router=Router(norm_order=1.0),
-        sliding_windows=(None,) * num_layers,
     )
 
 
@@ -108,7 +100,6 @@ _DEFAULTS = usual_defaults(
     max_position_embeddings=32768,
     rms_norm_eps=1e-6,
     partial_rotary_factor=0.25,
-    attention_bias=False,
     full_attention_interval=4,
     linear_conv_kernel_dim=4,
     linear_key_head_dim=128,
@@ -136,31 +127,19 @@ QWEN3_NEXT = FamilySpec(
     layers=_next,
     names=TensorNames(roles=_ROLES, experts=USUAL_EXPERTS),
 )
-_OF_QWEN3_5 = _DEFAULTS | {
-    "vocab_size": 248320,
-    "num_hidden_layers": 40,
-    "num_experts_per_tok": 8,
-    "num_experts": 256,
-}
-_NAMES_OF_QWEN3_5 = TensorNames(roles=_ROLES, experts=USUAL_EXPERTS).also_under(
-    {"model": "model.language_model"}
-)
 QWEN3_5_MOE_TEXT = FamilySpec(
     architecture="Qwen3_5MoeForCausalLM",
     model_type="qwen3_5_moe_text",
-    defaults=_OF_QWEN3_5,
+    defaults=_DEFAULTS
+    | {
+        "vocab_size": 248320,
+        "num_hidden_layers": 40,
+        "num_experts_per_tok": 8,
+        "num_experts": 256,
+    },
     layers=_qwen3_5,
-    names=_NAMES_OF_QWEN3_5,
+    names=TensorNames(roles=_ROLES, experts=USUAL_EXPERTS).also_under(
+        {"model": "model.language_model"}
+    ),
 )
-
-
-QWEN3_5_MOE = FamilySpec(
-    architecture="Qwen3_5MoeForConditionalGeneration",
-    model_type="qwen3_5_moe",
-    defaults=_OF_QWEN3_5,
-    layers=_qwen3_5,
-    spelling=nested(_OF_QWEN3_5),
-    names=_NAMES_OF_QWEN3_5,
-    rotary_type="qwen3_5_moe_text",
-)
-"""Images and videos are not read: its vision tensors are left alone."""
+QWEN3_5_MOE = QWEN3_5_MOE_TEXT.beside_others("Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe")

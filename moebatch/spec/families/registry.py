@@ -2,12 +2,7 @@
 
 from moebatch.registry import Registry
 from moebatch.spec.families.dbrx import DBRX
-from moebatch.spec.families.deepseek import (
-    DEEPSEEK_MOE,
-    DEEPSEEK_V2,
-    DEEPSEEK_V3,
-    GLM4_MOE_LITE,
-)
+from moebatch.spec.families.deepseek import DEEPSEEK_MOE, DEEPSEEK_V2, DEEPSEEK_V3, GLM4_MOE_LITE
 from moebatch.spec.families.ernie import ERNIE_4_5_MOE
 from moebatch.spec.families.gemma import GEMMA4, GEMMA4_TEXT
 from moebatch.spec.families.glm import DOTS1, EXAONE_MOE, GLM4_MOE, SOLAR_OPEN

@@ -34,14 +34,19 @@ def read_json(path: Path, *, most_bytes: int = MOST_BYTES) -> Any:
     return content
 
 
-def read_object(path: Path, *, most_bytes: int = MOST_BYTES) -> dict[str, Any]:
-    """The object in a JSON file of a model folder. Raises CheckpointError."""
+def read_of_model(path: Path, *, most_bytes: int = MOST_BYTES) -> Any:
+    """What a JSON file of a model folder holds. Raises CheckpointError."""
     try:
-        content = read_json(path, most_bytes=most_bytes)
+        return read_json(path, most_bytes=most_bytes)
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
     except ValueError as error:
         raise CheckpointError(f"{path}: {error}") from error
+
+
+def read_object(path: Path, *, most_bytes: int = MOST_BYTES) -> dict[str, Any]:
+    """The object in such a file. Raises CheckpointError."""
+    content = read_of_model(path, most_bytes=most_bytes)
     if not isinstance(content, dict):
         raise CheckpointError(f"{path}: expected an object, got {shown(content)}")
     return content

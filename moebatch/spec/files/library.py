@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
@@ -33,8 +34,8 @@ def find(kind: Kind, name: str) -> Path:
     Raises ConfigError with near names and all names; whether a path exists is for its reader.
     """
     if is_path(name):
-        return _expanded(name)
-    if _is_file(name):
+        return expanded(Path(name))
+    if is_there(name):
         return Path(name)
     found = _files(kind).get(_plain(name))
     if found is None:
@@ -69,16 +70,19 @@ def _plain(name: str) -> str:
     return re.sub(r"[-_.\s]", "", name).lower()
 
 
-def _expanded(name: str) -> Path:
+def expanded(path: Path) -> Path:
+    """With the home that ``~`` stands for. Without such a user's home the path stays as it is, and
+    is later reported as missing by its own name."""
     try:
-        return Path(name).expanduser()
+        return path.expanduser()
     except RuntimeError:
-        # Without such a user's home the path is later reported as missing, by its own name.
-        return Path(name)
+        return path
 
 
-def _is_file(name: str) -> bool:
+def is_there(path: str | Path, is_kind: Callable[[Path], bool] = Path.is_file) -> bool:
+    """Whether there is such a file, or a folder with ``Path.is_dir``; not under a name that no file
+    can have."""
     try:
-        return bool(name) and Path(name).is_file()
+        return is_kind(Path(path))
     except (OSError, ValueError):
         return False

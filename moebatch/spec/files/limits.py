@@ -7,6 +7,7 @@ the parameter. True and false are never numbers. Ranges are those of the OpenAI 
 
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import TypeGuard
 
@@ -77,10 +78,6 @@ def logit_bias(value: object) -> Mapping[int, float]:
     return MappingProxyType(biases)
 
 
-def _temperature(value: object) -> float:
-    return number(value, 0, 2)
-
-
 def _top_p(value: object) -> float:
     if _is_number(value) and 0 < value <= 1:
         return float(value)
@@ -103,26 +100,22 @@ def _repetition_penalty(value: object) -> float:
     raise ValueError(f"must be a number above 0, 1 being off, got {shown(value)}")
 
 
-def _count(value: object) -> int:
-    return whole(value, 0)
-
-
 CHECKS: Mapping[str, Callable[[object], object]] = MappingProxyType(
     {
-        "max_tokens": lambda value: whole(value, 1),
-        "temperature": _temperature,
+        "max_tokens": partial(whole, low=1),
+        "temperature": partial(number, low=0, high=2),
         "top_p": _top_p,
         "top_k": _top_k,
-        "min_p": lambda value: number(value, 0, 1),
-        "n": lambda value: whole(value, 1, MAX_CHOICES),
+        "min_p": partial(number, low=0, high=1),
+        "n": partial(whole, low=1, high=MAX_CHOICES),
         "seed": seed,
         "stop": stop,
         "stop_token_ids": token_ids,
         "ignore_eos": flag,
-        "min_tokens": _count,
-        "logprobs": lambda value: whole(value, 0, MAX_LOGPROBS),
-        "presence_penalty": lambda value: number(value, -2, 2),
-        "frequency_penalty": lambda value: number(value, -2, 2),
+        "min_tokens": partial(whole, low=0),
+        "logprobs": partial(whole, low=0, high=MAX_LOGPROBS),
+        "presence_penalty": partial(number, low=-2, high=2),
+        "frequency_penalty": partial(number, low=-2, high=2),
         "repetition_penalty": _repetition_penalty,
         "logit_bias": logit_bias,
     }

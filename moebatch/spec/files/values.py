@@ -83,16 +83,13 @@ def _or_auto(read: Callable[[Any], object], noun: str) -> Check:
 
 def _path(value: object) -> Path:
     if isinstance(value, str) and value.strip() and "\0" not in value:
-        if len(value.encode()) >= _LONGEST_PATH or _longest_name(value) > _LONGEST_NAME:
+        longest_name = max(len(name.encode()) for name in value.split("/"))
+        if len(value.encode()) >= _LONGEST_PATH or longest_name > _LONGEST_NAME:
             raise ValueError(f"is longer than a path can be: {shown(value)}")
         return Path(value)
     if isinstance(value, Path):
         return value
     raise ValueError(f"must be a path, got {shown(value)}")
-
-
-def _longest_name(path: str) -> int:
-    return max(len(name.encode()) for name in path.split("/"))
 
 
 def _text(value: object) -> str:

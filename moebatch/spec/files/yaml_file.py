@@ -23,6 +23,7 @@ _LONGEST_NUMBER = 400
 _NO_TEXT = "holds half of a surrogate pair, which is no character"
 _TAG = "tag:yaml.org,2002:"
 _EXPONENTIAL = re.compile(r"[+-]?[0-9]+[eE][+-]?[0-9]+")
+"""Numbers such as 1e-5, which YAML 1.1 takes for text since they have no point."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -160,7 +161,7 @@ class _Walk:
 
     def _scalar(self, node: yaml.ScalarNode, place: Place) -> object:
         kind = node.tag.removeprefix(_TAG)
-        if kind == "str" and node.style is None and _is_float(node.value):
+        if kind == "str" and node.style is None and _EXPONENTIAL.fullmatch(node.value):
             return float(node.value)
         # Dates are text to us: no key takes one, and a text is what the user wrote.
         if kind in ("str", "timestamp", "value", "merge"):
@@ -201,11 +202,6 @@ def as_yaml(content: Mapping[str, object]) -> str:
         default_flow_style=None,
         width=10**6,
     )
-
-
-def _is_float(text: str) -> bool:
-    """Numbers such as 1e-5, which YAML 1.1 takes for text since they have no point."""
-    return bool(_EXPONENTIAL.fullmatch(text))
 
 
 class _Dumper(yaml.SafeDumper):

@@ -17,14 +17,7 @@ from moebatch.spec.files.suggestion import did_you_mean
 from moebatch.spec.files.yaml_file import as_yaml
 from moebatch.spec.machine.hardware import LINKS, Basis, Hardware, LevelName, LinkName
 from moebatch.spec.machine.levels import LevelFigures, LinkFigures, ends_of
-from moebatch.spec.machine.values import (
-    LINK_RATE,
-    WHAT_IF,
-    CurveFigure,
-    Figure,
-    Quantity,
-    supposed,
-)
+from moebatch.spec.machine.values import LINK_RATE, WHAT_IF, CurveFigure, Figure, Quantity, supposed
 
 _TEXTS = ("name", "title", "date", "method", "source")
 

@@ -7,11 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from moebatch.spec.model.cache_layout import (
-    CacheDtype,
-    CacheLayout,
-    SinkWindow,
-)
+from moebatch.spec.model.cache_layout import CacheDtype, CacheLayout, SinkWindow
 
 Sizes = dict[str, tuple[int, ...]]
 

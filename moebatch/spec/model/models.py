@@ -10,7 +10,7 @@ from pydantic import Field
 from moebatch.quoting import shown
 from moebatch.spec.files.form import Form, read_form
 from moebatch.spec.files.json_file import read_object
-from moebatch.spec.files.library import find
+from moebatch.spec.files.library import find, is_there
 from moebatch.spec.files.values import Check, Text, WrongValues, one_line
 from moebatch.spec.model.config_keys import FaultyConfig
 from moebatch.spec.model.named_formats import unknown_format
@@ -44,9 +44,9 @@ def load_model(name_or_path: str) -> ModelEntry:
     with lines, and for unknown names.
     """
     path = Path(name_or_path)
-    if not _is_file(path / _CONFIG_FILE):
+    if not is_there(path / _CONFIG_FILE):
         path = find("models", name_or_path)
-    if _is_dir(path):
+    if is_there(path, Path.is_dir):
         path = path / _CONFIG_FILE
     if path.suffix.lower() == ".json":
         return _from_json(path)
@@ -105,17 +105,3 @@ class _ModelForm(Form):
     source: Text = ""
     also_published: Annotated[Mapping[str, str], Check(_formats)] = Field(default_factory=dict)
     config: Annotated[ModelShape, Check(_shape)] = Field(default=None, validate_default=True)
-
-
-def _is_file(path: Path) -> bool:
-    try:
-        return path.is_file()
-    except OSError:
-        return False
-
-
-def _is_dir(path: Path) -> bool:
-    try:
-        return path.is_dir()
-    except OSError:
-        return False

@@ -42,8 +42,9 @@ class Layers:
 
     attention: Attention
     """Of all layers that attend but `global_layers`."""
-    sliding_windows: tuple[int | None, ...]
-    """Per layer: how many positions a token sees, itself included; None is all before it."""
+    sliding_windows: tuple[int | None, ...] = ()
+    """Per layer: how many positions a token sees, itself included; None is all before it. A family
+    of which all layers see everything leaves it out."""
     windows_are_chunks: bool = False
     """Windows stand still: a token sees what comes before it in its own one, and they begin at
     multiples of their size (Llama 4)."""
@@ -53,7 +54,7 @@ class Layers:
     expert: Mlp
     shared_expert: Mlp | None = None
     """The expert that every token of a MoE layer passes."""
-    shared_expert_gate: bool = True
+    shared_expert_gate: bool = False
     """A sigmoid gate weighs the shared expert, where there is one."""
     dense: Mlp | None = None
     """The MLP of layers without experts; None where the family has no such layers."""
@@ -200,13 +201,8 @@ class ModelShape(Layers):
 
     @property
     def kv_width(self) -> int:
-        """Width of the keys of a token in one layer; `cache_width` is what is cached."""
+        """Width of the keys of a token in one layer, all heads side by side."""
         return self.attention.kv_width
-
-    @cached_property
-    def cache_width(self) -> int:
-        """Numbers that the cache holds of a token in one layer."""
-        return self.attention.cache.width
 
     @property
     def expert_width(self) -> int:
@@ -453,16 +449,15 @@ class ModelShape(Layers):
         encoded."""
         if sink_window is None:
             return self
+        does, unturned = "", ", so that none can be turned to sinks"
         if self.encoder is not None:
-            message = f"{self.architecture} encodes prompts whole, without windows; leave it out"
-            raise ConfigError([Fault(file="model.attention", message=message)])
-        if self.attention.norms_rotated or self.global_attention is not None:
-            does = "norms queries behind their rotation"
-            if self.global_attention is not None:
-                does = "attends in two ways"
-            message = (
-                f"{self.architecture} {does}, so that none can be turned to sinks; leave it out"
-            )
+            does = "encodes prompts whole, without windows"
+        elif self.global_attention is not None:
+            does = f"attends in two ways{unturned}"
+        elif self.attention.norms_rotated:
+            does = f"norms queries behind their rotation{unturned}"
+        if does:
+            message = f"{self.architecture} {does}; leave it out"
             raise ConfigError([Fault(file="model.attention", message=message)])
         most = sink_window.window
         windows = (most if own is None else min(own, most) for own in self.sliding_windows)

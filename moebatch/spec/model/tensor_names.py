@@ -186,6 +186,11 @@ USUAL_EXPERTS = (
     STACKED_EXPERTS,
 )
 """The layouts of most families."""
+BLOCK_EXPERTS = (
+    separate_experts("block_sparse_moe.experts.{expert}", gate="w1", up="w3", down="w2"),
+    STACKED_EXPERTS,
+)
+"""Those of Mixtral, and of families that are named after it."""
 
 _GGUF_EMBEDDING = "token_embd.weight"
 _GGUF_LAYER = "blk.{layer}."

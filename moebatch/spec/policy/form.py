@@ -10,21 +10,9 @@ from moebatch.quoting import shown
 from moebatch.spec.files.form import Built, Form, form_of
 from moebatch.spec.files.limits import number
 from moebatch.spec.files.place import Place
-from moebatch.spec.files.values import (
-    Check,
-    Line,
-    WrongValues,
-    one_line,
-    real_number,
-    whole_number,
-)
+from moebatch.spec.files.values import Check, Line, WrongValues, one_line, real_number, whole_number
 from moebatch.spec.policy.file import MEASURED
-from moebatch.spec.policy.policy import (
-    MAX_SLOTS,
-    UNDIVIDED,
-    OpenPolicy,
-    Placement,
-)
+from moebatch.spec.policy.policy import MAX_SLOTS, UNDIVIDED, OpenPolicy, Placement
 from moebatch.spec.workload import Workload
 
 _SHARES_TOLERANCE = 1e-4
