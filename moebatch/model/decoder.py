@@ -36,7 +36,8 @@ from moebatch.model.products import Products
 from moebatch.model.recurrence.gated_delta import GatedDeltaBlock
 from moebatch.model.routing.choices import Choices
 from moebatch.model.routing.gating import AdaptiveGating, GatingCount
-from moebatch.model.routing.router import ExpertTokens, Routing
+from moebatch.model.routing.router import Routing
+from moebatch.model.routing.tokens import ExpertTokens
 from moebatch.model.scratch import Frame, Scratch
 from moebatch.spec.model.blocks import Mlp
 from moebatch.spec.model.shape import ModelShape

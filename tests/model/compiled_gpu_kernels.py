@@ -25,7 +25,8 @@ from moebatch.model.gpu.experts import GroupedExpert, GroupedExperts
 from moebatch.model.gpu.rows import GpuRows
 from moebatch.model.native.attention_work import Cached, SingleQueries
 from moebatch.model.native.scoring import Scoring
-from moebatch.model.routing.router import ExpertTokens, Routing
+from moebatch.model.routing.router import Routing
+from moebatch.model.routing.tokens import ExpertTokens
 from moebatch.model.scratch import Frame
 from moebatch.spec.model.blocks import ClampedGate
 from tests.gpu_kernels import use_launch

@@ -30,7 +30,8 @@ from moebatch.model.gpu.rows import GpuRows
 from moebatch.model.native import loader
 from moebatch.model.native.attention_work import Cached, SingleQueries
 from moebatch.model.native.scoring import Scoring
-from moebatch.model.routing.router import ExpertTokens, Routing, group_by_expert
+from moebatch.model.routing.router import Routing
+from moebatch.model.routing.tokens import ExpertTokens, group_by_expert
 from moebatch.model.scratch import Frame
 from moebatch.spec.model.blocks import ClampedGate
 from moebatch.spec.model.models import load_model

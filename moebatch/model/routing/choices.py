@@ -14,7 +14,8 @@ from moebatch.model.families.family import Router
 from moebatch.model.products import Products
 from moebatch.model.routing.gating import AdaptiveGating, GatingCount
 from moebatch.model.routing.pregates import ChoicesAhead
-from moebatch.model.routing.router import Routing, group_by_expert, rank_among_alike
+from moebatch.model.routing.router import Routing
+from moebatch.model.routing.tokens import group_by_expert, rank_among_alike
 from moebatch.model.scratch import Frame
 from moebatch.spec.model.shape import ModelShape
 
