@@ -4,7 +4,7 @@ Shape letters: T tokens, D hidden, E experts, K experts per token.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,6 +15,9 @@ from torch import Tensor
 
 from moebatch.model.routing.tokens import ExpertTokens, group_rows
 from moebatch.spec.model.blocks import Router
+
+Group = Callable[[Tensor, Sequence[slice], Mapping[int, int]], dict[int, ExpertTokens]]
+"""As `group_rows`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,7 +60,7 @@ class Routing:
         return np.where(experts_RK < self.num_experts, experts_RK, experts_RK[:, :1])
 
     @classmethod
-    def join(cls, routings: Sequence["Routing"]) -> "Routing":
+    def join(cls, routings: Sequence["Routing"], group: Group = group_rows) -> "Routing":
         """One routing for the rows of several, in whatever order, of one layer of one pass.
 
         Needs nothing from the device: how many tokens each expert has is known.
@@ -73,7 +76,7 @@ class Routing:
         return replace(
             first,
             rows=rows,
-            tokens=group_rows(first.experts_TK, rows, dict(sorted(counts.items()))),
+            tokens=group(first.experts_TK, rows, dict(sorted(counts.items()))),
         )
 
 
