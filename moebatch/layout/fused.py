@@ -1,4 +1,5 @@
-"""What the kernels of a GPU take: which experts they compute together, and whose attention."""
+"""What the kernels of a GPU take: which experts they compute together, whose attention, and whose
+choices."""
 
 from collections.abc import Iterator, Sequence
 
@@ -15,6 +16,8 @@ _MANY_ROWS = 128
 GFLOP, some 10 us of a GPU that does 120 TFLOP/s, and its launches are 60."""
 _LARGEST_HEAD = 256
 """Size of one, of which a block of keys and one of values fit into the shared memory."""
+_MOST_EXPERTS = 2048
+"""Among which a program chooses: it holds a number of each."""
 
 
 def groups_experts(shape: ModelShape) -> bool:
@@ -43,6 +46,11 @@ def attends_in_place(shape: ModelShape) -> bool:
         and each.cached_key_dim == each.cached_value_dim <= _LARGEST_HEAD
         for each in shape.attentions
     )
+
+
+def chooses_at_once(shape: ModelShape) -> bool:
+    """Whether a kernel chooses among the experts."""
+    return shape.num_experts <= _MOST_EXPERTS
 
 
 def is_grouped(rows: float) -> bool:

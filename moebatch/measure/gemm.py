@@ -19,7 +19,8 @@ from moebatch.layout.scratch import KERNEL_BLOCK_ROWS, Limits
 from moebatch.measure.sizes import ModelSizes
 from moebatch.measure.synthetic import SyntheticLayer, fill, synthetic_layer
 from moebatch.measure.timer import Timer
-from moebatch.model.routing.router import ExpertTokens, Routing
+from moebatch.model.routing.router import Routing
+from moebatch.model.routing.tokens import ExpertTokens
 
 _ALIGNMENT = 64
 _FEW_ROWS = 4

@@ -36,7 +36,8 @@ from moebatch.model.products import Products
 from moebatch.model.recurrence.gated_delta import GatedDeltaBlock
 from moebatch.model.routing.choices import Choices
 from moebatch.model.routing.gating import AdaptiveGating, GatingCount
-from moebatch.model.routing.router import ExpertTokens, Routing
+from moebatch.model.routing.router import Routing
+from moebatch.model.routing.tokens import ExpertTokens
 from moebatch.model.scratch import Frame, Scratch
 from moebatch.spec.model.blocks import Mlp
 from moebatch.spec.model.shape import ModelShape
@@ -234,13 +235,17 @@ class Decoder:
         rows = slice(0, num_tokens) if rows is None else rows
         normed_TD = self._normed_TD[:num_tokens]
         for chunk in self._chunks(rows):
-            frame, num_rows = self.scratch.frame(), chunk.stop - chunk.start
-            normed = self._normed(frame, x_TD[chunk], weights, "mlp_norm")
-            normed_TD[chunk] = normed[:num_rows]
+            frame = self.scratch.frame()
+            self._norm(frame, x_TD[chunk], weights, "mlp_norm", normed_TD[chunk])
+            normed = self._bucketed(frame, normed_TD[chunk])
             if "router_norm" in weights:
                 normed = self._normed(frame, x_TD[chunk], weights, "router_norm")
             self._choices.choose(layer, chunk, frame, normed)
         return self._choices.routing(layer, rows, normed_TD, self._outputs_TKD[:num_tokens])
+
+    def join(self, routings: Sequence[Routing]) -> Routing:
+        """One routing for the rows of several, as `Routing.join` has it."""
+        return self._choices.join(routings)
 
     def run_experts(
         self, layer: int, routing: Routing, experts: Mapping[int, Sequence[Tensor]]
@@ -310,8 +315,7 @@ class Decoder:
         if "shared_norm" in weights:
             normed_ND = self._normed(frame, x_MD, weights, "shared_norm")
         else:
-            normed_ND = frame.take(self._products.rows(num_rows), self.shape.hidden_size)
-            normed_ND[:num_rows] = normed_MD
+            normed_ND = self._bucketed(frame, normed_MD)
         room_N1 = frame.take(len(normed_ND), 1)
         y_MD = self._mlp(
             frame, normed_ND, num_rows, _mlp_weights(weights, "shared", self.shape.shared_expert)
@@ -380,13 +384,27 @@ class Decoder:
     ) -> Tensor:
         """The norm of x with rows up to the next bucket; those beyond x hold garbage."""
         normed_ND = frame.take(self._products.rows(len(x_TD)), self.shape.hidden_size)
-        room, eps = frame.take_float(*x_TD.shape), self.shape.rms_eps
-        weight_D, out_TD = weights[role], normed_ND[: len(x_TD)]
+        self._norm(frame, x_TD, weights, role, normed_ND[: len(x_TD)])
+        return normed_ND
+
+    def _norm(
+        self, frame: Frame, x_TD: Tensor, weights: Mapping[str, Tensor], role: str, out_TD: Tensor
+    ) -> None:
+        room, eps, weight_D = frame.take_float(*x_TD.shape), self.shape.rms_eps, weights[role]
         if self.shape.norm.kind == "layer":
             layers.layer_norm(x_TD, weight_D, weights.get(f"{role}_bias"), eps, room, out_TD)
         else:
             self._elementwise.rms_norm(x_TD, weight_D, eps, room, out_TD)
-        return normed_ND
+
+    def _bucketed(self, frame: Frame, x: Tensor) -> Tensor:
+        """The rows of x and some up to the next bucket, which hold garbage; x itself where products
+        need no more."""
+        num_rows = self._products.rows(len(x))
+        if num_rows == len(x):
+            return x
+        room = frame.take(num_rows, *x.shape[1:])
+        room[: len(x)] = x
+        return room
 
     def _chunks(self, *rows: slice) -> Iterator[slice]:
         """The rows in portions that the scratch has room for."""

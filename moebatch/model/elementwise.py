@@ -17,7 +17,7 @@ from moebatch.model import layers, rope
 from moebatch.model.gpu import loader as gpu
 from moebatch.model.native import loader as native
 from moebatch.model.native.rows import NativeRows
-from moebatch.model.routing.router import ExpertTokens
+from moebatch.model.routing.tokens import ExpertTokens
 from moebatch.model.scratch import Frame
 from moebatch.spec.model.blocks import ClampedGate
 

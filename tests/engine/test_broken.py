@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from moebatch.engine.passes.broken import BrokenRows
-from moebatch.model.routing.router import Routing, group_by_expert
+from moebatch.model.routing.router import Routing
+from moebatch.model.routing.tokens import group_by_expert
 
 NUM_ROWS, NUM_EXPERTS = 6, 4
 

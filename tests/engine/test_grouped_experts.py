@@ -36,12 +36,12 @@ IN_TRITON = [
     ("cgopipe", "deepseek_v3", _ON_CPU),
 ]
 """Interpreted, where there is no GPU: a millisecond for each row of each kernel."""
-_ROWS = {"norm", "rotate", "add"}
+_ALWAYS = {"norm", "rotate", "choose", "group", "add"}
 _TOGETHER_AND_SHARED = {"experts_in", "experts_out", "gate_rows"}
 KERNELS = {
-    "qwen3_moe": {*_ROWS, "attend_single", "experts_in", "experts_out"},
-    "gpt_oss": {*_ROWS, "attend_single", "gate_rows", "place"},
-    "deepseek_v3": {*_ROWS, *_TOGETHER_AND_SHARED},
+    "qwen3_moe": {*_ALWAYS, "attend_single", "experts_in", "experts_out"},
+    "gpt_oss": {*_ALWAYS, "attend_single", "gate_rows", "place"},
+    "deepseek_v3": {*_ALWAYS, *_TOGETHER_AND_SHARED},
 }
 """That are launched: experts of gpt-oss whose matrices lie across are computed one by one, latents
 are attended by torch."""
@@ -106,7 +106,7 @@ def test_experts_in_codes_give_the_tokens_of_their_decoded_weights(
     assert tokens_of(outcomes) == expected
     is_taken = (kind, family, sizes) in IN_CODES
     experts = {"experts_in", "experts_out"} if is_taken else {"gate_rows", "place"}
-    assert set(launched) == {*_ROWS, "attend_single", *experts}
+    assert set(launched) == {*_ALWAYS, "attend_single", *experts}
     assert built.recorder is not None and max(group_sizes(built.recorder.timeline)) == _TOGETHER
 
 

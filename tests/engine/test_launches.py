@@ -19,8 +19,10 @@ from moebatch.layout.ladder import Ladder
 from moebatch.layout.load import PassLoad
 from moebatch.model.attention import by_torch as attention
 from moebatch.model.gpu import experts as gpu_experts
+from moebatch.model.gpu import gates as gpu_gates
 from moebatch.model.gpu import rows as gpu_rows
 from moebatch.model.native import loader
+from moebatch.model.routing import tokens
 from moebatch.plan.pricing import launches as of_copies
 from moebatch.plan.pricing.launches import Launches
 from moebatch.schedule.task import Kind, Task
@@ -121,6 +123,14 @@ def counting(
         with _disable_current_modes():
             return torch.tensor(table)
 
+    read_back = tokens.read_back
+
+    def copied(counts_E: torch.Tensor) -> dict[int, int]:
+        device.count("copy")
+        return read_back(counts_E)
+
+    for module in (tokens, gpu_gates):
+        monkeypatch.setattr(module, "read_back", copied)
     if device.is_fused:
         use_gpu_kernels(monkeypatch)
         launch_really = gpu_rows.launch
@@ -228,7 +238,8 @@ def test_experts_in_codes_are_launched_together_as_planned(
 
 
 def assert_planned(counting: CountingDevice, launches: Launches) -> None:
-    """What follows attention; of experts that are computed together, to the last launch."""
+    """What follows attention; of gates before experts that are computed together, and of those, to
+    the last launch."""
     num_gates, _, num_sums = map(counting.number, _AFTER)
     gates = num_gates * launches.of_gates[-1]
     experts = sum(
@@ -236,9 +247,12 @@ def assert_planned(counting: CountingDevice, launches: Launches) -> None:
     )
     planned = gates + experts + num_sums * launches.of_combine(is_joined=True)
     assert sum(map(counting.total, _AFTER)) == pytest.approx(planned, rel=0.1)
-    if launches.groups(1):  # the first task of a layer joins its micro-batches, too
+    if launches.groups(1):
+        widened = num_gates * launches.shape.router.has_exact_logits  # but not from float32
+        assert counting.total(Kind.GATE) == gates - widened
         counts = [counted for _, counted in counting.tasks[Kind.EXPERT]]
-        assert sum(each["launch"] + each["copy"] for each in counts) == experts
+        # The first task of a layer joins its micro-batches, too.
+        assert sum(each["launch"] + each["copy"] for each in counts) == experts + num_sums
 
 
 @pytest.mark.few(2)

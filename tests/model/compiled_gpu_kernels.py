@@ -20,12 +20,14 @@ from triton.compiler import ASTSource
 from moebatch.formats.coded import CodedMatrix
 from moebatch.model.gpu import kernels
 from moebatch.model.gpu.attention import SingleAttention
-from moebatch.model.gpu.check import CODES, Codes, coded
+from moebatch.model.gpu.check import CODES, ROUTERS, Codes, coded
 from moebatch.model.gpu.experts import GroupedExpert, GroupedExperts
+from moebatch.model.gpu.gates import GpuGates
 from moebatch.model.gpu.rows import GpuRows
 from moebatch.model.native.attention_work import Cached, SingleQueries
 from moebatch.model.native.scoring import Scoring
-from moebatch.model.routing.router import ExpertTokens, Routing
+from moebatch.model.routing.router import Routing
+from moebatch.model.routing.tokens import ExpertTokens
 from moebatch.model.scratch import Frame
 from moebatch.spec.model.blocks import ClampedGate
 from tests.gpu_kernels import use_launch
@@ -38,6 +40,8 @@ _TYPES = {
 }
 _ALIGNED = 16
 _TOKENS, _HIDDEN, _WIDTH = 100, 2048, 768
+_EXPERTS = 384
+"""Of which groups are no power of two, and most numbers are held that a model with groups has."""
 _HEAD = 256
 """The largest that `attends_in_place` lets pass."""
 Launch = tuple[str, tuple[Any, ...], Mapping[str, Any]]
@@ -72,6 +76,12 @@ def launches(dtype: torch.dtype) -> list[Launch]:
         for scores in (None, torch.empty(16)):
             scoring = Scoring(1.0, None, scores)
             SingleAttention().attend(seen, heads, Cached(*cache), heads, scoring)
+        logits = x.new_empty(_TOKENS, _EXPERTS)
+        choices = weights, torch.empty(_TOKENS, 2, dtype=torch.int64)
+        for router in ROUTERS:
+            by_expert = torch.empty(_EXPERTS) if router.weighs_experts else None
+            GpuGates().choose(logits, router, *choices, dtype, torch.empty(_EXPERTS), by_expert)
+        GpuGates().group(choices[1], slice(1, _TOKENS), _EXPERTS, counts={})
     return found
 
 
@@ -108,14 +118,19 @@ def source_of(name: str, arguments: tuple[Any, ...], constants: Mapping[str, Any
     names = list(inspect.signature(kernel.fn).parameters)
     given = dict(zip(names, arguments, strict=False))
     compiled_for = {parameter.name for parameter in kernel.params if parameter.is_constexpr}
+    any_value = {parameter.name for parameter in kernel.params if parameter.do_not_specialize}
     given |= {n: value for n, value in constants.items() if n not in compiled_for}
     constants = {n: value for n, value in constants.items() if n in compiled_for}
-    ones = {n: 1 for n, value in given.items() if isinstance(value, int) and value == 1}
+    ones = {
+        n: 1
+        for n, value in given.items()
+        if isinstance(value, int) and value == 1 and n not in any_value
+    }
     fixed = {**constants, **ones}
     aligned = {
         (names.index(each),): [["tt.divisibility", _ALIGNED]]
         for each, value in given.items()
-        if each not in fixed and _is_aligned(value)
+        if each not in {*fixed, *any_value} and _is_aligned(value)
     }
     return ASTSource(
         fn=kernel,

@@ -19,7 +19,8 @@ from moebatch.model.attention.span import Span
 from moebatch.model.batch import MicroBatch
 from moebatch.model.decoder import Decoder
 from moebatch.model.dense_weights import DenseWeights
-from moebatch.model.routing.router import Routing, group_rows
+from moebatch.model.routing.router import Routing
+from moebatch.model.routing.tokens import group_rows
 from moebatch.spec.files.json_file import read_object
 from tests.model.driver import LIMITS, Driver
 

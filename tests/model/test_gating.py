@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moebatch.model.routing.gating import AdaptiveGating, GatingCount
-from moebatch.model.routing.router import choose_experts, group_by_expert
+from moebatch.model.routing.router import choose_experts
+from moebatch.model.routing.tokens import group_by_expert
 from moebatch.spec.model.blocks import Router
 
 EXPERTS = 6

@@ -26,13 +26,15 @@ from moebatch.model.gpu.attention import SingleAttention
 from moebatch.model.gpu.check import Codes
 from moebatch.model.gpu.coding import Coding
 from moebatch.model.gpu.experts import GroupedExpert, GroupedExperts
+from moebatch.model.gpu.gates import GpuGates
 from moebatch.model.gpu.rows import GpuRows
 from moebatch.model.native import loader
 from moebatch.model.native.attention_work import Cached, SingleQueries
 from moebatch.model.native.scoring import Scoring
-from moebatch.model.routing.router import ExpertTokens, Routing, group_by_expert
+from moebatch.model.routing.router import Routing, choose_experts
+from moebatch.model.routing.tokens import ExpertTokens, group_by_expert
 from moebatch.model.scratch import Frame
-from moebatch.spec.model.blocks import ClampedGate
+from moebatch.spec.model.blocks import ClampedGate, Router
 from moebatch.spec.model.models import load_model
 from moebatch.spec.model.shape import ModelShape
 from tests.few import examples
@@ -53,6 +55,8 @@ WRONG = {
     "experts_in": "experts",
     "experts_out": "experts",
     "attend_single": "attention",
+    "choose": "weights by softmax",
+    "group": "tokens by expert",
 }
 """What is found to differ where a kernel does nothing."""
 IN_PLACE = {"rotate", "gate_rows", "add", "place"}
@@ -228,6 +232,77 @@ def test_experts_together_make_what_each_makes_alone(
     assert_close(routing.outputs_TKD, want)
 
 
+@given(
+    st.integers(0, 5),
+    st.sampled_from([(1, 1), (2, 3), (4, 24), (5, 30), (8, 128)]),
+    st.sampled_from(check.ROUTERS),
+    dtypes,
+    seeds,
+)
+@examples(40)
+def test_choices(
+    num_tokens: int, sizes: tuple[int, int], router: Router, dtype: torch.dtype, seed: int
+) -> None:
+    """Of logits no two of which are nearly alike."""
+    num_chosen, num_experts = sizes
+    if router.groups is not None and num_experts % router.groups.num_groups:
+        router = replace(router, groups=None)
+    size = num_tokens, num_experts
+    places_TE = noise(seed, torch.float32, *size).argsort(dim=-1)
+    logits_TE = (places_TE + noise(seed + 1, torch.float32, *size).sigmoid() / 2) / num_experts
+    logits_TE = logits_TE.mul_(8).sub_(4)
+    correction_E = noise(seed + 2, torch.float32, num_experts)
+    by_expert_E = noise(seed + 3, torch.float32, num_experts) if router.weighs_experts else None
+    weights_TK, experts_TK = unwritten_choices(num_tokens, num_chosen)
+    GpuGates().choose(logits_TE, router, weights_TK, experts_TK, dtype, correction_E, by_expert_E)
+    want_TK, want_experts_TK = choose_experts(
+        logits_TE, router, num_chosen, correction_E, dtype, by_expert_E
+    )
+    assert_close(weights_TK.to(want_TK.dtype), want_TK)
+    assert torch.equal(experts_TK, want_experts_TK)
+
+
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # of the interpreter
+def test_of_equal_numbers_the_first_is_chosen_and_what_is_none_is_the_largest() -> None:
+    """So choices are experts, each once, whatever gates make."""
+    logits_TE = torch.zeros(3, 6, device=DEVICE)
+    logits_TE[1, 4] = torch.nan
+    logits_TE[2] = -torch.inf
+    for router in check.ROUTERS:
+        weights_TK, experts_TK = unwritten_choices(3, 4)
+        correction_E = torch.zeros(6, device=DEVICE)
+        ungrouped = replace(router, groups=None)
+        by_expert_E = torch.ones(6, device=DEVICE) if router.weighs_experts else None
+        GpuGates().choose(
+            logits_TE, ungrouped, weights_TK, experts_TK, torch.float32, correction_E, by_expert_E
+        )
+        assert {*experts_TK[0].tolist()} == {0, 1, 2, 3}
+        assert weights_TK[1].isnan().any()
+        for chosen in experts_TK.tolist():
+            assert len(set(chosen)) == 4 and set(chosen) <= set(range(6))
+
+
+@given(st.data(), st.sampled_from([4, 700]), st.integers(1, 9), seeds)
+@few
+def test_tokens_by_expert(data: st.DataObject, most: int, num_experts: int, seed: int) -> None:
+    """In the order of torch, to the last one, with choices that are left out; of more of them than
+    a program looks at together."""
+    num_tokens = data.draw(st.integers(1, most))
+    num_choices = data.draw(st.integers(1, min(3, num_experts)))
+    start = data.draw(st.integers(0, num_tokens))
+    rows = slice(start, data.draw(st.integers(start, num_tokens)))
+    scores = noise(seed, torch.float32, num_tokens, num_experts + 1)  # one is that of none
+    experts_TK = scores.topk(num_choices, dim=-1).indices
+    want = group_by_expert(experts_TK, rows, num_experts)
+    counts = {expert: len(tokens.rows_M) for expert, tokens in want.items()}
+    for known in (None, counts):
+        got = GpuGates().group(experts_TK, rows, num_experts, known)
+        assert [*got] == [*want]
+        for expert, tokens in want.items():
+            for ours, theirs in zip(got[expert], tokens, strict=True):
+                assert torch.equal(ours, theirs)
+
+
 def test_experts_whose_matrices_lie_otherwise_are_launched_apart(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -386,6 +461,7 @@ def test_kernels_are_checked_before_they_are_used(
 ) -> None:
     launch = rows.launch
     monkeypatch.setattr(check, "CODES", check.CODES[1:2])
+    monkeypatch.setattr(check, "ROUTERS", check.ROUTERS[:1])
 
     def launch_others(name: str, *given: Any, **options: Any) -> None:
         coding: Coding | None = options.get("coding")
@@ -393,7 +469,8 @@ def test_kernels_are_checked_before_they_are_used(
             launch(name, *given, **options)
         elif name not in IN_PLACE:
             out = given[1]
-            assert out.isnan().all(), "memory may hold what was right before"
+            is_unwritten = out.isnan() | (out == check.UNWRITTEN)
+            assert is_unwritten.all(), "memory may hold what was right before"
 
     use_launch(monkeypatch, launch_others)
     assert f"{what} in torch.float32 otherwise" in str(check.differences(DEVICE))
@@ -486,6 +563,12 @@ def in_triton(**options: Any) -> Elementwise:
     with pytest.MonkeyPatch.context() as patch:
         use_gpu_kernels(patch)
         return Elementwise("silu", DEVICE, **options)
+
+
+def unwritten_choices(num_tokens: int, num_chosen: int) -> tuple[Tensor, Tensor]:
+    """Room for weights and experts."""
+    weights_TK = torch.full((num_tokens, num_chosen), torch.nan, device=DEVICE)
+    return weights_TK, torch.full_like(weights_TK, check.UNWRITTEN, dtype=torch.int64)
 
 
 def assert_alike(compute: Callable[[Elementwise], Tensor], **options: Any) -> None:

@@ -12,7 +12,8 @@ from torch import Tensor
 from moebatch.model.elementwise import Elementwise
 from moebatch.model.native import loader
 from moebatch.model.native.helpers import Helpers
-from moebatch.model.routing.router import ExpertTokens, Routing, group_by_expert
+from moebatch.model.routing.router import Routing
+from moebatch.model.routing.tokens import ExpertTokens, group_by_expert
 from moebatch.model.scratch import Frame
 from moebatch.spec.model.blocks import ClampedGate
 from tests.native import kernels

@@ -16,7 +16,8 @@ from moebatch.model.batch import BatchPlanner
 from moebatch.model.layers import activation_of, layer_norm
 from moebatch.model.native.loader import SWITCH
 from moebatch.model.rope import Rope, rotate
-from moebatch.model.routing.router import choose_experts, group_by_expert
+from moebatch.model.routing.router import choose_experts
+from moebatch.model.routing.tokens import group_by_expert
 from moebatch.model.scratch import Scratch
 from moebatch.spec.model.blocks import Router
 from moebatch.spec.model.grouped_attention import GroupedAttention

@@ -8,14 +8,18 @@ import torch
 from torch import Tensor, nn
 
 from moebatch.errors import CheckpointError
+from moebatch.model.gpu.gates import GpuGates
 from moebatch.model.routing.router import choose_experts, preferences
 from moebatch.spec.families.family import corrected_router
 from moebatch.spec.families.registry import FAMILIES
 from moebatch.spec.model.blocks import ExpertGroups, Router
 from moebatch.spec.model.config_keys import ConfigKeys
 from moebatch.spec.model.shape_reader import read_shape
+from tests.gpu_kernels import DEVICE
 
 D, E, T = 16, 24, 300
+_INTERPRETED = 12
+"""Rows of those: Triton's interpreter takes some 30 ms for each."""
 Reference = Callable[[Tensor], tuple[Tensor, Tensor]]
 """Weights and experts of rows, in any order."""
 
@@ -173,6 +177,18 @@ def test_all_groups_kept_are_none() -> None:
     assert corrected_router(keys).groups is None
 
 
+def chosen_in_triton(
+    logits_TE: Tensor, router: Router, num_chosen: int, correction_E: Tensor | None, dtype: Any
+) -> tuple[Tensor, Tensor]:
+    """By the kernel of a GPU."""
+    logits_TE = logits_TE.detach().to(DEVICE)
+    weights_TK = torch.empty(len(logits_TE), num_chosen, device=DEVICE)
+    experts_TK = torch.empty_like(weights_TK, dtype=torch.int64)
+    correction_E = None if correction_E is None else correction_E.detach().to(DEVICE)
+    GpuGates().choose(logits_TE, router, weights_TK, experts_TK, dtype, correction_E)
+    return weights_TK, experts_TK
+
+
 def _second_first(found: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, None, Tensor, Tensor]:
     logits_TE, weights_TK, experts_TK = found
     return logits_TE, None, weights_TK, experts_TK
@@ -190,10 +206,15 @@ def assert_chooses(
     K = experts_TK.shape[1]
     ours_TK, chosen_TK = choose_experts(logits_TE, router, K, correction_E, dtype)
     assert ours_TK.dtype == weights_TK.dtype
-    assert (ours_TK.diff(dim=-1) <= 0).all()
     dense_TE = torch.zeros(len(logits_TE), E).scatter_(1, experts_TK, weights_TK.float())
-    ours_TE = torch.zeros_like(dense_TE).scatter_(1, chosen_TK, ours_TK.float())
-    torch.testing.assert_close(ours_TE, dense_TE)
+    in_triton = chosen_in_triton(logits_TE[:_INTERPRETED], router, K, correction_E, dtype)
+    tolerance = torch.finfo(dtype).eps if ours_TK.dtype == dtype else 1e-6
+    for weights, experts in ((ours_TK, chosen_TK), in_triton):
+        assert (weights.diff(dim=-1) <= 0).all()
+        ours_TE = torch.zeros(len(weights), E, device=weights.device)
+        ours_TE.scatter_(1, experts, weights.float())
+        want_TE = dense_TE[: len(weights)].to(weights.device)
+        torch.testing.assert_close(ours_TE, want_TE, rtol=2 * tolerance, atol=1e-6)
     foreseen_TK = preferences(logits_TE, router, correction_E).topk(K, dim=-1).indices
     is_same_T = (foreseen_TK.sort().values == chosen_TK.sort().values).all(dim=-1)
     assert is_same_T.float().mean() > 0.99, "but for ties"

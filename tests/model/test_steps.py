@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from moebatch.layout.scratch import attention_core_elements
 from moebatch.model.batch import MicroBatch
-from moebatch.model.routing.router import Routing, group_by_expert
+from moebatch.model.routing.router import Routing
+from moebatch.model.routing.tokens import group_by_expert
 from moebatch.model.scratch import Frame, Scratch
 from tests import tiny
 from tests.model import oracle

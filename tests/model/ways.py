@@ -10,7 +10,6 @@ import torch
 from moebatch.model.attention.by_torch import Qkv
 from moebatch.model.attention.core import AttentionCore
 from moebatch.model.batch import MicroBatch
-from moebatch.model.routing.router import Routing
 from tests.model.driver import Driver
 
 SPARE_ROWS = 3
@@ -44,7 +43,7 @@ class ApartDriver(Driver):
                 for micro in micro_batches:
                     decoder.add_dense(layer, x_TD, rows_of(micro))
                 continue
-            routing = Routing.join(
+            routing = decoder.join(
                 [decoder.route(layer, x_TD, rows_of(micro)) for micro in reversed(micro_batches)]
             )
             self.run_experts(layer, routing)

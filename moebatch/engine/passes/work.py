@@ -194,7 +194,7 @@ class PassWork:
 
     def _joined_at(self, step: int) -> Routing:
         if step not in self._joined:
-            self._joined[step] = Routing.join(list(self._routings[step].values()))
+            self._joined[step] = self._decoder.join([*self._routings[step].values()])
         return self._joined[step]
 
     # --- of a task ------------------------------------------------------------------------------

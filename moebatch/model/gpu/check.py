@@ -17,13 +17,15 @@ from moebatch.formats.decoding import decode
 from moebatch.model import layers
 from moebatch.model.gpu.attention import SingleAttention
 from moebatch.model.gpu.experts import GroupedExpert, GroupedExperts
+from moebatch.model.gpu.gates import GpuGates, Grouped
 from moebatch.model.gpu.rows import GpuRows
 from moebatch.model.native.attention_work import Cached, SingleQueries
 from moebatch.model.native.scoring import Scoring
 from moebatch.model.rope import rotate
-from moebatch.model.routing.router import ExpertTokens, Routing, group_by_expert
+from moebatch.model.routing.router import Routing, choose_experts
+from moebatch.model.routing.tokens import ExpertTokens, group_by_expert
 from moebatch.model.scratch import Frame
-from moebatch.spec.model.blocks import ClampedGate
+from moebatch.spec.model.blocks import ClampedGate, ExpertGroups, Router
 
 _TOKENS, _CHOICES, _HIDDEN, _WIDTH, _EXPERTS = 24, 2, 160, 96, 4
 _HEAD = 64
@@ -36,6 +38,8 @@ _USUAL: Mapping[Numbers, float] = {
     "e4m3": 120,
 }
 """Size of what codes stand for."""
+UNWRITTEN = -1
+"""Stands where a whole number is to be written."""
 _ERRORS = {torch.float32: 1e-4, torch.float16: 0.02, torch.bfloat16: 0.1}
 """By which results of order one may differ, whatever order sums run in."""
 
@@ -70,6 +74,24 @@ CODES = (
     Codes(numbers="e4m3", scales=torch.float32, block=(128, 128)),
 )
 """All codes, and all types of scales."""
+ROUTERS = (
+    Router(norm_order=1.0, has_exact_weights=True),
+    Router(groups=ExpertGroups(6, 2, 1), scale=2.5),
+    Router(has_correction=True, norm_order=2.0, least_norm=0.4),
+    Router(scores="sigmoid"),
+    Router(
+        scores="sigmoid",
+        has_correction=True,
+        groups=ExpertGroups(6, 3, 2),
+        norm_order=1.0,
+        scale=2.5,
+    ),
+    Router(norm_order=1.0, weighs_experts=True, has_exact_weights=True),
+    Router(scores="sparsemixer", near=0.4),
+)
+"""All that a formula may have."""
+_GATED = 24
+"""Experts of them."""
 
 
 def differences(device: torch.device) -> str | None:
@@ -84,6 +106,8 @@ def differences(device: torch.device) -> str | None:
                 ("sums", *_sums(device, dtype)),
                 ("what is placed", *_placed(device, dtype)),
                 ("attention", *_attention(device, dtype)),
+                ("tokens by expert", *_grouped(device)),
+                *_all_choices(device, dtype),
                 *_all_experts(device, dtype),
             ):
                 error = float((ours.float() - theirs.float()).abs().max())
@@ -96,7 +120,8 @@ def _unwritten(like: Tensor, *size: int) -> Tensor:
     """Room for a result, of another size if one is given. It holds no number: memory as it is
     allocated may hold an earlier result, which would be taken for that of a kernel that did
     nothing."""
-    return like.new_full(size or like.shape, nan)
+    nothing = nan if like.is_floating_point() else UNWRITTEN
+    return like.new_full(size or like.shape, nothing)
 
 
 def _all_experts(device: torch.device, dtype: torch.dtype) -> Iterator[tuple[str, Tensor, Tensor]]:
@@ -174,6 +199,47 @@ def _attention(device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor
         weights_H1S = scores_HS.softmax(-1)[:, None].to(dtype)
         theirs[token] = (weights_H1S @ values_HSC)[:, 0]
     return ours, theirs
+
+
+def _all_choices(device: torch.device, dtype: torch.dtype) -> Iterator[tuple[str, Tensor, Tensor]]:
+    """Weights, and experts as numbers."""
+    for router in ROUTERS:
+        pairs = zip(*_choices(device, dtype, router), strict=True)
+        for name, (ours, theirs) in zip(("weights", "choices"), pairs, strict=True):
+            yield f"{name} by {router.scores}", ours, theirs
+
+
+def _choices(
+    device: torch.device, dtype: torch.dtype, router: Router
+) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """Of logits in float32, which are not alike."""
+    logits_TE = torch.randn(_TOKENS, _GATED).to(device)
+    correction_E, by_expert_E = (torch.rand(_GATED).to(device) for _ in "cw")
+    given_E = by_expert_E if router.weighs_experts else None
+    weights_TK = _unwritten(logits_TE, _TOKENS, _CHOICES)
+    experts_TK = _unwritten(torch.empty_like(weights_TK, dtype=torch.int64))
+    room = weights_TK, experts_TK
+    GpuGates().choose(logits_TE, router, *room, dtype, correction_E, given_E)
+    theirs = choose_experts(logits_TE, router, _CHOICES, correction_E, dtype, given_E)
+    return room, theirs
+
+
+def _grouped(device: torch.device) -> tuple[Tensor, Tensor]:
+    """Rows and choices of some tokens, one of whose choices is left out, and how many there are."""
+    experts_TK = torch.rand(_TOKENS, _EXPERTS).topk(_CHOICES).indices.to(device)
+    rows = slice(3, _TOKENS - 1)
+    experts_TK[rows.stop - 1, 1] = _EXPERTS
+    room = Grouped.room((rows.stop - rows.start) * _CHOICES, _EXPERTS, device)
+    made = *room.tokens, room.counts_E
+    for each in made:
+        each.fill_(UNWRITTEN)
+    GpuGates().fill(experts_TK, rows, room)
+    tokens = group_by_expert(experts_TK, rows, _EXPERTS)
+    counts_E = room.counts_E.new_tensor([len(tokens[e].rows_M) for e in range(_EXPERTS)])
+    theirs = *map(torch.cat, zip(*tokens.values(), strict=True)), counts_E
+    return torch.cat([each[: len(right)] for each, right in zip(made, theirs, strict=True)]), (
+        torch.cat(theirs)
+    )
 
 
 def _experts(

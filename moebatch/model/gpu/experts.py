@@ -23,7 +23,8 @@ from moebatch.model.gpu.coding import (
     inputs_at_once,
 )
 from moebatch.model.gpu.rows import clamping, launch
-from moebatch.model.routing.router import ExpertTokens, Routing
+from moebatch.model.routing.router import Routing
+from moebatch.model.routing.tokens import ExpertTokens
 from moebatch.model.scratch import Frame
 from moebatch.spec.model.blocks import ClampedGate
 

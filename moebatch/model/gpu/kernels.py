@@ -1,14 +1,15 @@
-"""What a GPU computes in one launch each: what goes through rows between products, experts of few
-rows together, and attention of tokens that decode.
+"""What a GPU computes in one launch each: what goes through rows between products, choices of
+experts, their tokens, experts of few rows together, and attention of tokens that decode.
 
 Numbers are rounded where torch's operators round them, so that results are theirs but for the order
 of sums. `table` has a row for each tile of an expert, of `TILE` numbers: for each of its matrices
 `MATRIX` addresses, those that a `Described` has; from `ROWS` on, the addresses of the rows of the
 pass and of the choices that the tile is for, how many those are, and where what the tile makes
-stands among the rows of the group. `coding` is a `Coding`.
+stands among the rows of the group. `coding` is a `Coding`, `formula` a `Formula`.
 
 Shape letters: M rows of a tile, N outputs of a block, I inputs of a block, H codes of them that are
-decoded together, G groups that share a scale, S codes of a group, D hidden, F expert width.
+decoded together, G groups that share a scale, S codes of a group, D hidden, F expert width; of
+choices, G groups of experts, S experts of a group, K experts per token.
 """
 
 import triton
@@ -106,6 +107,160 @@ def add(x, first, second, num_parts, width, scale, has_second: tl.constexpr, blo
     kind = before.dtype
     added = (total.to(kind).to(tl.float32) * scale).to(kind).to(tl.float32)
     tl.store(x + row * width + places, (before.to(tl.float32) + added).to(kind), mask=is_there)
+
+
+@triton.jit
+def comparable(numbers):
+    """What is no number is the largest one, as torch has it."""
+    return tl.where(numbers != numbers, float("inf"), numbers)
+
+
+@triton.jit
+def best_of(numbers, is_left, places, axis: tl.constexpr):
+    """The place of the largest number that is left along an axis, None being all; the first one of
+    equal ones."""
+    left = tl.where(is_left, numbers, float("-inf"))
+    if axis is None:
+        found = tl.min(tl.where(is_left & (left == tl.max(left)), places, 2**30))
+    else:
+        best = tl.max(left, axis=axis, keep_dims=True)
+        is_best = is_left & (left == best)
+        found = tl.min(tl.where(is_best, places, 2**30), axis=axis, keep_dims=True)
+    return found
+
+
+@triton.jit
+def in_kept_groups(wanted_GS, is_there_GS, formula: tl.constexpr, G: tl.constexpr, S: tl.constexpr):
+    """Experts of the groups whose best experts have the largest sums."""
+    g, s = tl.arange(0, G)[:, None], tl.arange(0, S)[None, :]
+    is_left_GS, total_G1 = is_there_GS, tl.zeros([G, 1], tl.float32)
+    for _ in range(formula.num_scored):
+        is_it_GS = s == best_of(comparable(wanted_GS), is_left_GS, s, 1)
+        total_G1 += tl.sum(tl.where(is_it_GS, wanted_GS, 0.0), axis=1, keep_dims=True)
+        is_left_GS = is_left_GS & ~is_it_GS
+    total_G1, is_left_G1 = comparable(total_G1), g < formula.num_groups
+    is_kept_G1 = g < 0
+    for _ in range(formula.num_kept):
+        group = best_of(total_G1, is_left_G1, g, None)
+        is_kept_G1 = is_kept_G1 | (g == group)
+        is_left_G1 = is_left_G1 & (g != group)
+    return is_there_GS & is_kept_G1
+
+
+@triton.jit
+def places_by(numbers_K, before_K, num_choices, K: tl.constexpr):
+    """Where each stands in descending order; of equal ones those first that stood so before."""
+    is_there_K = tl.arange(0, K) < num_choices
+    numbers_K = tl.where(is_there_K, comparable(numbers_K), float("-inf"))
+    is_equal_KK = numbers_K[None, :] == numbers_K[:, None]
+    is_ahead_KK = is_equal_KK & (before_K[None, :] < before_K[:, None])
+    is_ahead_KK = is_ahead_KK | (numbers_K[None, :] > numbers_K[:, None])
+    return tl.sum((is_ahead_KK & is_there_K[None, :]).to(tl.int32), axis=1)
+
+
+@triton.jit
+def norm_of(numbers_K, order: tl.constexpr):
+    """Of what is not negative."""
+    if order == 1.0:
+        norm = tl.sum(numbers_K)
+    else:
+        is_none_K = numbers_K == 0.0
+        powers_K = tl.exp2(tl.log2(tl.where(is_none_K, 1.0, numbers_K)) * order)
+        norm = tl.exp2(tl.log2(tl.sum(tl.where(is_none_K, 0.0, powers_K))) / order)
+    return norm
+
+
+@triton.jit
+def choose(
+    weights,
+    experts,
+    logits,
+    correction,
+    expert_weights,
+    formula: tl.constexpr,
+    G: tl.constexpr,
+    S: tl.constexpr,
+    K: tl.constexpr,
+):
+    """Weights and experts of a token, from the logits of a gate."""
+    row, num_choices = tl.program_id(0).to(tl.int64), formula.num_choices
+    g, s, k = tl.arange(0, G)[:, None], tl.arange(0, S)[None, :], tl.arange(0, K)
+    expert_GS = g * formula.group_size + s
+    is_there_GS = (g < formula.num_groups) & (s < formula.group_size)
+    logits += row * formula.num_groups * formula.group_size
+    logits_GS = tl.load(logits + expert_GS, mask=is_there_GS, other=0.0)
+    logits_GS = logits_GS.to(tl.float32)
+    if formula.scores == "sigmoid":
+        scores_GS = 1.0 / (1.0 + tl.exp(-logits_GS))
+    else:
+        top = tl.max(tl.where(is_there_GS, logits_GS, float("-inf")))
+        scores_GS = tl.exp(tl.where(is_there_GS, logits_GS - top, float("-inf")))
+        scores_GS = scores_GS / tl.sum(scores_GS)
+    wanted_GS = logits_GS if formula.wants_logits else scores_GS
+    if formula.has_correction:
+        wanted_GS += tl.load(correction + expert_GS, mask=is_there_GS, other=0.0)
+    is_left_GS = is_there_GS
+    if formula.num_kept < formula.num_groups:
+        is_left_GS = in_kept_groups(wanted_GS, is_there_GS, formula, G, S)
+    wanted_GS = comparable(wanted_GS)
+    weights_K, experts_K = tl.zeros([K], tl.float32), tl.zeros([K], tl.int32)
+    for number in range(num_choices):
+        expert = best_of(wanted_GS, is_left_GS, expert_GS, None)
+        is_it_GS = is_there_GS & (expert_GS == expert)
+        if formula.scores == "sparsemixer":
+            best = tl.sum(tl.where(is_it_GS, logits_GS, 0.0))
+            size_GS = tl.where(is_left_GS, tl.abs(logits_GS), 1.0)
+            below_GS = (best - logits_GS) / tl.where(size_GS < best, best, size_GS)
+            is_met_GS = is_left_GS & ~(below_GS > formula.near)
+            met_GS = tl.exp(tl.where(is_met_GS, logits_GS - best, float("-inf")))
+            weight = 1.0 / tl.sum(met_GS)
+        else:
+            weight = tl.sum(tl.where(is_it_GS, scores_GS, 0.0))
+        weights_K = tl.where(k == number, weight, weights_K)
+        experts_K = tl.where(k == number, expert, experts_K)
+        is_left_GS = is_left_GS & (expert_GS != expert)
+    place_K = k
+    if formula.is_sorted:
+        place_K = places_by(weights_K, place_K, num_choices, K)
+    if formula.norm_order > 0.0:
+        norm = norm_of(weights_K, formula.norm_order)
+        weights_K = weights_K / tl.where(norm < formula.least_norm, formula.least_norm, norm)
+    weights_K = weights_K * formula.scale
+    if formula.weighs_experts:
+        weights_K *= tl.load(expert_weights + experts_K)
+        place_K = places_by(weights_K, place_K, num_choices, K)
+    if formula.rounds_to == "bfloat16":
+        weights_K = weights_K.to(tl.bfloat16)
+    elif formula.rounds_to == "float16":
+        weights_K = weights_K.to(tl.float16)
+    first, is_choice_K = row * num_choices, k < num_choices
+    tl.store(weights + first + place_K, weights_K.to(tl.float32), mask=is_choice_K)
+    tl.store(experts + first + place_K, experts_K.to(tl.int64), mask=is_choice_K)
+
+
+@triton.jit(do_not_specialize=("experts", "first_row", "count"))  # or many would be compiled
+def group(
+    rows, choices, counts, experts, first_row, count, num_choices: tl.constexpr, block: tl.constexpr
+):
+    """The tokens of an expert, behind those of all experts before it: a stable sort by counting.
+    Each program counts by itself what stands before, since others may not have begun."""
+    expert, places = tl.program_id(0), tl.arange(0, block)
+    before = tl.zeros([block], tl.int32)
+    for first in range(0, count, block):
+        is_there = first + places < count
+        chosen = tl.load(experts + first + places, mask=is_there, other=2**30)
+        before += (chosen < expert).to(tl.int32)
+    start = tl.sum(before)
+    stop = start
+    for first in range(0, count, block):
+        place = first + places
+        is_own = tl.load(experts + place, mask=place < count, other=2**30) == expert
+        number = is_own.to(tl.int32)
+        to = stop + tl.cumsum(number) - 1
+        tl.store(rows + to, (first_row + place // num_choices).to(tl.int64), mask=is_own)
+        tl.store(choices + to, (place % num_choices).to(tl.int64), mask=is_own)
+        stop += tl.sum(number)
+    tl.store(counts + expert, (stop - start).to(tl.int64))
 
 
 @triton.jit

@@ -5,9 +5,10 @@ import os
 
 import torch
 
-from moebatch.layout.fused import attends_in_place, groups_experts
+from moebatch.layout.fused import attends_in_place, chooses_at_once, groups_experts
 from moebatch.model.gpu.attention import SingleAttention
 from moebatch.model.gpu.experts import GroupedExperts
+from moebatch.model.gpu.gates import GpuGates
 from moebatch.model.gpu.rows import GpuRows
 from moebatch.quoting import reason
 from moebatch.spec.model.shape import ModelShape
@@ -31,6 +32,11 @@ def grouped_experts(shape: ModelShape, device: torch.device) -> GroupedExperts |
 def single_attention(shape: ModelShape, device: torch.device) -> SingleAttention | None:
     """That of tokens which decode, in place; None where torch gathers what they see."""
     return SingleAttention() if attends_in_place(shape) and _are_for(device) else None
+
+
+def gates_on(shape: ModelShape, device: torch.device) -> GpuGates | None:
+    """Those that choose experts and group tokens by them; None where torch does."""
+    return GpuGates() if chooses_at_once(shape) and _are_for(device) else None
 
 
 def _are_for(device: torch.device) -> bool:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from moebatch.model.routing.router import ExpertTokens
+from moebatch.model.routing.tokens import ExpertTokens
 from moebatch.spec.model.blocks import ClampedGate
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)

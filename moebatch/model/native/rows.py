@@ -10,7 +10,7 @@ from torch import Tensor
 
 from moebatch.model.native.helpers import Helpers, torch_parallel
 from moebatch.model.native.kernels import DTYPES, Kernel, Kernels
-from moebatch.model.routing.router import ExpertTokens
+from moebatch.model.routing.tokens import ExpertTokens
 from moebatch.spec.model.blocks import ClampedGate
 
 _ROW_DTYPES = (torch.float32, torch.bfloat16)

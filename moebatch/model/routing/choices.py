@@ -4,17 +4,24 @@ Shape letters: T tokens of the pass, R rows, N rows after bucketing, D hidden, E
 per token.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from moebatch.model.dense_weights import DenseWeights
-from moebatch.model.families.family import Router
+from moebatch.model.families.family import Router, described_router
+from moebatch.model.gpu.loader import gates_on
 from moebatch.model.products import Products
 from moebatch.model.routing.gating import AdaptiveGating, GatingCount
 from moebatch.model.routing.pregates import ChoicesAhead
-from moebatch.model.routing.router import Routing, group_by_expert, rank_among_alike
+from moebatch.model.routing.router import Routing
+from moebatch.model.routing.tokens import (
+    ExpertTokens,
+    group_by_expert,
+    group_rows,
+    rank_among_alike,
+)
 from moebatch.model.scratch import Frame
 from moebatch.spec.model.shape import ModelShape
 
@@ -42,6 +49,8 @@ class Choices:
         self._shape, self._layers, self._router = shape, weights.layers, router
         self._is_wide = shape.router.has_exact_logits and self._dtype != torch.float32
         self._products = Products(device, torch.float32) if self._is_wide else products
+        self._kernels = gates_on(shape, device)
+        self._chooser = self._kernels if router is described_router else None
         self._gating = gating
         self.gating_count = GatingCount() if gating else None
         size = (pass_tokens, shape.experts_per_token)
@@ -81,21 +90,28 @@ class Choices:
         if self._ahead.is_chosen_earlier(layer):
             _copy(self._ahead.kept(layer, rows), here)
         else:
-            _copy(self._ask(layer, input_ND, room_NE, len(weights_RK)), here)
+            self._ask(layer, input_ND, room_NE, here)
         later = self._ahead.later(layer)
         if later is not None:
-            chosen = self._ask(later, input_ND, room_NE, len(weights_RK))
-            _copy(chosen, self._ahead.kept(later, rows))
+            self._ask(later, input_ND, room_NE, self._ahead.kept(later, rows))
         if self._gating is not None and self.gating_count is not None:
             self._gating.drop(layer, weights_RK, experts_RK, num_experts)
             self.gating_count.add(experts_RK == num_experts)
 
-    def _ask(self, layer: int, input_ND: Tensor, room_NE: Tensor, num_rows: int) -> _Chosen:
+    def _ask(self, layer: int, input_ND: Tensor, room_NE: Tensor, into: _Chosen) -> None:
         """What the gate of a layer chooses for the first rows."""
         weights = self._layers[layer]
         bias_E = weights.get("router_bias")
         logits_NE = self._products.linear(input_ND, weights["router"], bias_E, room_NE)
-        return self._router(logits_NE[:num_rows], self._shape, weights, self._dtype)
+        logits_RE = logits_NE[: len(into[0])]
+        if self._chooser is None:
+            _copy(self._router(logits_RE, self._shape, weights, self._dtype), into)
+        else:
+            correction_E = weights.get("router_correction")
+            by_expert_E = weights.get("router_expert_weights")
+            self._chooser.choose(
+                logits_RE, self._shape.router, *into, self._dtype, correction_E, by_expert_E
+            )
 
     def routing(self, layer: int, rows: slice, normed_TD: Tensor, outputs_TKD: Tensor) -> Routing:
         """Of rows that have chosen. Choices that are left out count as done, and have made nothing
@@ -112,11 +128,29 @@ class Choices:
             weights_TK=self._weights_TK[:num_tokens],
             experts_TK=experts_TK,
             num_experts=num_experts,
-            tokens=group_by_expert(experts_TK, rows, num_experts),
+            tokens=self._group(experts_TK, (rows,)),
             outputs_TKD=outputs_TKD,
             ahead=self._ahead.experts(layer, rows, num_experts),
             asked_TK=asked_TK,
         )
+
+    def join(self, routings: Sequence[Routing]) -> Routing:
+        """As `Routing.join`."""
+        return Routing.join(routings, self._group)
+
+    def _group(
+        self,
+        experts_TK: Tensor,
+        rows: Sequence[slice],
+        counts: Mapping[int, int] | None = None,
+    ) -> dict[int, ExpertTokens]:
+        """Tokens by expert; waits for a GPU to know counts that are not given."""
+        num_experts = self._shape.num_experts
+        if self._kernels is not None and len(rows) == 1:
+            return self._kernels.group(experts_TK, rows[0], num_experts, counts)
+        if counts is None:
+            return group_by_expert(experts_TK, rows[0], num_experts)
+        return group_rows(experts_TK, rows, counts)
 
     def _turn_away(self, layer: int, rows: slice) -> Tensor | None:
         """Leaves out tokens of a prompt for which the expert that they have chosen has no room;

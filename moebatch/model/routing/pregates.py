@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from moebatch.model.dense_weights import DenseWeights
-from moebatch.model.routing.router import count_by_expert
+from moebatch.model.routing.tokens import count_by_expert
 from moebatch.schedule.setup import chosen_ahead
 
 

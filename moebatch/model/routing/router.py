@@ -1,12 +1,11 @@
 """Which experts each token chooses.
 
-Shape letters: T tokens, D hidden, E experts, K experts per token, M tokens of one expert.
+Shape letters: T tokens, D hidden, E experts, K experts per token.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -14,16 +13,11 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from moebatch.model.routing.tokens import ExpertTokens, group_rows
 from moebatch.spec.model.blocks import Router
 
-
-class ExpertTokens(NamedTuple):
-    """The tokens that chose an expert, ascending."""
-
-    rows_M: Tensor
-    """Row of each token in the pass, int64."""
-    choices_M: Tensor
-    """Which of its K choices the expert is, int64."""
+Group = Callable[[Tensor, Sequence[slice], Mapping[int, int]], dict[int, ExpertTokens]]
+"""As `group_rows`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,7 +60,7 @@ class Routing:
         return np.where(experts_RK < self.num_experts, experts_RK, experts_RK[:, :1])
 
     @classmethod
-    def join(cls, routings: Sequence["Routing"]) -> "Routing":
+    def join(cls, routings: Sequence["Routing"], group: Group = group_rows) -> "Routing":
         """One routing for the rows of several, in whatever order, of one layer of one pass.
 
         Needs nothing from the device: how many tokens each expert has is known.
@@ -82,7 +76,7 @@ class Routing:
         return replace(
             first,
             rows=rows,
-            tokens=group_rows(first.experts_TK, rows, dict(sorted(counts.items()))),
+            tokens=group(first.experts_TK, rows, dict(sorted(counts.items()))),
         )
 
 
@@ -181,55 +175,6 @@ def _wanted(scores_TE: Tensor, router: Router, correction_E: Tensor | None) -> T
     kept = group_scores_TG.topk(groups.num_kept, dim=-1, sorted=False).indices
     is_other_TG = torch.ones_like(group_scores_TG, dtype=torch.bool).scatter_(1, kept, False)
     return by_group_TGE.masked_fill(is_other_TG[..., None], -torch.inf).view_as(wanted_TE)
-
-
-def group_by_expert(experts_TK: Tensor, rows: slice, num_experts: int) -> dict[int, ExpertTokens]:
-    """Tokens of every expert that was chosen, among some rows; waits for a GPU to know how many."""
-    return group_rows(experts_TK, (rows,), count_by_expert(experts_TK[rows], num_experts))
-
-
-def count_by_expert(experts_RK: Tensor, num_experts: int) -> dict[int, int]:
-    """How often each expert was chosen that was chosen at all, ascending; waits for a GPU."""
-    chosen = experts_RK.flatten()
-    # Like bincount, which makes a GPU wait three times.
-    counts_E = chosen.new_zeros(num_experts + 1).scatter_add_(0, chosen, torch.ones_like(chosen))
-    return {expert: count for expert, count in enumerate(counts_E[:-1].tolist()) if count}
-
-
-def group_rows(
-    experts_TK: Tensor, rows: Sequence[slice], counts: Mapping[int, int]
-) -> dict[int, ExpertTokens]:
-    """The same by one sort, where it is known how often each expert was chosen in those rows.
-
-    `counts` is in ascending order of experts.
-    """
-    num_choices, sizes = experts_TK.shape[1], list(counts.values())
-    chosen_TK = experts_TK[rows[0]] if len(rows) == 1 else torch.cat([experts_TK[r] for r in rows])
-    order = chosen_TK.flatten().argsort(stable=True)[: sum(sizes)]  # left out ones come last
-    rows_by_expert = torch.split(_in_pass(order // num_choices, rows), sizes)
-    choices_by_expert = torch.split(order % num_choices, sizes)
-    return {
-        expert: ExpertTokens(rows_M, choices_M)
-        for expert, rows_M, choices_M in zip(counts, rows_by_expert, choices_by_expert, strict=True)
-    }
-
-
-def rank_among_alike(keys_R: Tensor) -> Tensor:
-    """How many equal keys stand before each, [R]."""
-    order_R = keys_R.argsort(stable=True)
-    sorted_R, places_R = keys_R[order_R], torch.arange(len(keys_R), device=keys_R.device)
-    is_new_R = torch.ones_like(sorted_R, dtype=torch.bool)
-    is_new_R[1:] = sorted_R[1:] != sorted_R[:-1]
-    starts_R = places_R.where(is_new_R, 0).cummax(0).values
-    return torch.empty_like(order_R).index_copy_(0, order_R, places_R - starts_R)
-
-
-def _in_pass(places: Tensor, rows: Sequence[slice]) -> Tensor:
-    """Rows of the pass, from places among some of them taken together."""
-    if len(rows) == 1:
-        return places.add_(rows[0].start)
-    parts = [torch.arange(part.start, part.stop, device=places.device) for part in rows]
-    return torch.cat(parts)[places]
 
 
 def _merged(parts: Iterable[slice]) -> tuple[slice, ...]:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from moebatch.layout.footprint import Dtypes
 from moebatch.layout.fused import (
     attends_in_place,
+    chooses_at_once,
     groups_experts,
     is_grouped,
     portions,
@@ -80,16 +81,21 @@ _DELTA_STEP = 19
 _DELTA_CHUNK = 33
 """The same of some tokens of a prompt."""
 _TAP = 2
-_CHOICE = 5
-"""Of experts: product, softmax, the best, and two copies of what was chosen."""
+_LOGITS = 1
+"""The product of a gate."""
+_CHOICE = 4
+"""Of experts: softmax, the best, and two copies of what was chosen."""
 _CORRECTION = 4
 """Added; scores of what is chosen taken, and sorted."""
 _GROUPS = 8
 """The best of each, their sum, the best groups, and others masked."""
 _WEIGHING = 4
 """Weights of experts taken, multiplied, and all sorted anew."""
-_GROUPING = 7
-"""Tokens by expert: counted, and sorted."""
+_COUNTING = 3
+_SORTING = 4
+"""Tokens by expert."""
+_READING_BACK = 1
+"""How many tokens each expert has."""
 _PRODUCTS = 3
 """Of an MLP."""
 _GATHERING = 1
@@ -100,8 +106,6 @@ _TOGETHER = 2
 """Products of such, up to the gate and behind it."""
 _LOOKING = 2
 """Whether numbers of rows are such."""
-_JOINING = 8
-"""Tokens by expert, of all micro-batches of a pass together."""
 
 
 @dataclass(frozen=True)  # no slots: what follows from them is worked out once
@@ -138,7 +142,8 @@ class Launches:
         """By layer: norm and router, or norm and MLP where there are no experts."""
         shape = self.shape
         own_norm = self._norm * shape.router.has_own_norm
-        gate = self._norm + 1 + _choice(shape.router) + _GROUPING + own_norm
+        chosen = _LOGITS + shape.router.has_exact_logits + self._choice
+        gate = self._norm + own_norm + chosen + self._grouping + _READING_BACK
         dense = self._norm + self._mlp + 1 + self._scaling
         layers = range(shape.num_layers)
         return tuple(gate if layer in shape.moe_layers else dense for layer in layers)
@@ -167,12 +172,12 @@ class Launches:
         """The end of a layer: outputs are added up, with those of a shared expert if there is
         one."""
         shape = self.shape
-        shared = 1 + self._mlp + (not self.is_fused) if shape.shared_expert else 0
+        shared = self._mlp + (not self.is_fused) if shape.shared_expert else 0
         mixed = 3 * bool(shared and shape.shared_expert_gate)
         norms = (self._norm + self._rows.sum) * len(MLP_NORMS & {*shape.norms})
         others = self._scaling + shape.scales_layers
         added = self._rows.add + _LOOKING
-        return added + _JOINING * is_joined + shared + mixed + norms + others
+        return added + self._joining * is_joined + shared + mixed + norms + others
 
     def of_head(self, rows: float, dtype_bytes: int) -> float:
         """Logits after so many tokens, block by block: rows gathered, normed, multiplied, copied,
@@ -197,6 +202,25 @@ class Launches:
     @cached_property
     def _groups(self) -> bool:
         return self.is_fused and self.is_taken and groups_experts(self.shape)
+
+    @property
+    def _choice(self) -> int:
+        """What follows the logits of a gate."""
+        return 1 if self._chooses else _choice(self.shape.router)
+
+    @property
+    def _grouping(self) -> int:
+        """Tokens by expert."""
+        return 1 if self._chooses else _COUNTING + _SORTING
+
+    @property
+    def _joining(self) -> int:
+        """The same of all micro-batches of a pass, where it is known how many each expert has."""
+        return 1 if self._chooses else _SORTING
+
+    @cached_property
+    def _chooses(self) -> bool:
+        return self.is_fused and chooses_at_once(self.shape)
 
     @property
     def _projection(self) -> int:
@@ -292,10 +316,9 @@ def of_transfer(expert_bytes: int, num_runs: int) -> int:
 
 
 def _choice(router: Router) -> int:
-    """What follows the logits of a gate."""
+    """What follows the logits of a gate, by torch."""
     return (
         _CHOICE
-        + router.has_exact_logits
         + _CORRECTION * router.has_correction
         + _GROUPS * (router.groups is not None)
         + 2 * (router.norm_order is not None)
