@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from moebatch.layout.ladder import Ladder
-from moebatch.model import decoder as decoders
+from moebatch.model.gpu import experts
 from moebatch.model.gpu.experts import GroupedExperts
 from moebatch.model.scratch import Frame
 from moebatch.schedule.task import Kind
@@ -137,7 +137,7 @@ def test_experts_of_many_rows_are_computed_alone(
         run_group(self, frame, group, *others, **room)
 
     monkeypatch.setattr(GroupedExperts, "run", grouped)
-    monkeypatch.setattr(decoders, "is_grouped", lambda num_rows: num_rows <= 2)
+    monkeypatch.setattr(experts, "is_grouped", lambda num_rows: num_rows <= 2)
     chosen = replace(EMULATED["GPU attention, cache in main memory"], schedule="klotski")
     folder = tiny_checkpoint("mixtral")
     rows = short_requests()
