@@ -1,4 +1,4 @@
-"""What the kernels of a GPU take: which experts they compute together, and whose attention."""
+"""What kernels compute together: which experts, and on a GPU whose attention."""
 
 from collections.abc import Iterator, Sequence
 

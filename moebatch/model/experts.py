@@ -73,51 +73,48 @@ class CompiledExperts:
         width, hidden = pieces[0].matrices[0].shape
         inner_MF = frame.take(sum(counts), width)
         num_threads = num_threads_for(3 * inner_MF.numel() * hidden)
-        works, start = (ProductWork * (2 * len(pieces)))(), 0
-        for number, (piece, count) in enumerate(zip(pieces, counts, strict=True)):
-            inner, (first, second) = inner_MF[start:], _places(number, len(pieces))
+        works, inner = (ProductWork * (2 * len(pieces)))(), inner_MF.data_ptr()
+        like: dict[tuple[object, ...], tuple[ProductWork, ProductWork]] = {}
+        for number, (piece, num_rows) in enumerate(zip(pieces, counts, strict=True)):
             gate, up, down = piece.matrices
-            works[first] = self._gated(piece.tokens, routing, inner, gate, up, num_threads)
-            works[second] = _placed(piece.tokens, routing, inner, down, num_threads)
-            works[first].num_rows = works[second].num_rows = count
-            works[second].after = second - first
-            start += count
+            kind = (*_kind(gate), *_kind(down))
+            if kind not in like:
+                like[kind] = self._works_like(gate, down, inner_MF, routing, num_threads)
+            first, second = _places(number, len(pieces))
+            works[first], works[second] = like[kind]
+            gated, placed = works[first], works[second]
+            rows, choices = piece.tokens
+            gated.x_rows = placed.out_rows = rows.data_ptr()
+            placed.choices = choices.data_ptr()
+            gated.out = placed.x = inner
+            gated.num_rows = placed.num_rows = num_rows
+            placed.after = second - first
+            set_matrix(gated.matrix, gate)
+            set_matrix(gated.up, up)
+            set_matrix(placed.matrix, down)
+            inner += num_rows * width * inner_MF.itemsize
         works[0].num_products = len(works)
         self._products.run(works, works[0])
 
-    def _gated(
+    def _works_like(
         self,
-        tokens: ExpertTokens,
-        routing: Routing,
-        inner_MF: Tensor,
         gate: Tensor | CodedMatrix,
-        up: Tensor | CodedMatrix,
+        down: Tensor | CodedMatrix,
+        inner_MF: Tensor,
+        routing: Routing,
         num_threads: int,
-    ) -> ProductWork:
-        work = work_between(routing.normed_TD, gate, inner_MF, num_threads=num_threads)
-        work.x_rows = tokens.rows_M.data_ptr()
-        work.puts = _GATED
+    ) -> tuple[ProductWork, ProductWork]:
+        """What is the same for all experts whose matrices are stored like these."""
+        normed_TD, outputs_TKD = routing.normed_TD, routing.outputs_TKD
+        gated = work_between(normed_TD, gate, inner_MF, num_threads=num_threads)
+        gated.puts = _GATED
         if self._clamped is not None:
-            work.puts = _GATED_CLAMPED
-            work.limit, work.alpha = self._clamped.limit, self._clamped.alpha
-        set_matrix(work.matrix, gate)
-        set_matrix(work.up, up)
-        return work
-
-
-def _placed(
-    tokens: ExpertTokens,
-    routing: Routing,
-    inner_MF: Tensor,
-    down: Tensor | CodedMatrix,
-    num_threads: int,
-) -> ProductWork:
-    work = work_between(inner_MF, down, routing.outputs_TKD, num_threads=num_threads)
-    work.out_rows, work.choices = (each.data_ptr() for each in tokens)
-    work.choice_weights = routing.weights_TK.data_ptr()
-    work.num_choices = routing.outputs_TKD.shape[1]
-    set_matrix(work.matrix, down)
-    return work
+            gated.puts = _GATED_CLAMPED
+            gated.limit, gated.alpha = self._clamped.limit, self._clamped.alpha
+        placed = work_between(inner_MF, down, outputs_TKD, num_threads=num_threads)
+        placed.choice_weights = routing.weights_TK.data_ptr()
+        placed.num_choices = outputs_TKD.shape[1]
+        return gated, placed
 
 
 def _pieces(expert: GroupedExpert, most_rows: int) -> Iterator[GroupedExpert]:
