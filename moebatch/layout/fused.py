@@ -1,5 +1,4 @@
-"""What the kernels of a GPU take: which experts they compute together, whose attention, and whose
-choices."""
+"""What kernels compute together: which experts, and on a GPU whose attention and whose choices."""
 
 from collections.abc import Iterator, Sequence
 

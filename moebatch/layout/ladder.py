@@ -36,11 +36,6 @@ class Ladder:
         return cls(found, stages=stages, has_gpu=has_gpu)
 
     @property
-    def most_together(self) -> int:
-        """Experts that are computed in one task: a launch is for many of them on a GPU."""
-        return MOST_TOGETHER if self.has_gpu else 1
-
-    @property
     def top(self) -> Place:
         """The highest level: everything is computed there that a policy puts nowhere else."""
         return "vram" if "vram" in self.levels else "dram"
@@ -58,6 +53,14 @@ class Ladder:
     def experts_at(self, policy: Policy) -> Place:
         """The level that computes experts."""
         return self.top if policy.ffn_on_gpu else "dram"
+
+    def most_together(self, policy: Policy) -> int:
+        """Experts that are computed in one task: a launch is for many of them on a GPU, and threads
+        of a CPU are started and awaited once for all. There a quarter of the slots at most: the
+        others take in what the disk reads meanwhile. An emulated GPU computes one by one."""
+        if self.has_gpu or (self.top == "dram" and not policy.weights.disk):
+            return MOST_TOGETHER
+        return max(1, min(MOST_TOGETHER, policy.num_slots // 4)) if self.top == "dram" else 1
 
     def copies_through_buffers(self, policy: Policy) -> bool:
         """Whether weights are copied into pinned buffers on their way up: pages are where the

@@ -61,7 +61,7 @@ def setup_of(
         lanes=lanes_of(ladder, policy),
         kv_homes=_kv_homes(shape, policy, ladder),
         compute=ladder.top,
-        most_together=ladder.most_together,
+        most_together=ladder.most_together(policy),
         activation_level=activation_level,
         num_encoding=shape.num_encoding_layers,
     )

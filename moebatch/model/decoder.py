@@ -16,7 +16,6 @@ from torch import Tensor
 
 from moebatch.errors import CheckpointError
 from moebatch.formats.weight_format import BadParts, Matrix
-from moebatch.layout.fused import is_grouped
 from moebatch.layout.scratch import Limits, converted_elements, step_elements
 from moebatch.model import layers
 from moebatch.model.attention.by_torch import Parts, Qkv
@@ -27,11 +26,10 @@ from moebatch.model.attention.stacked import StackedAttention
 from moebatch.model.batch import BatchPlanner, MicroBatch
 from moebatch.model.dense_weights import DenseWeights
 from moebatch.model.elementwise import Elementwise
+from moebatch.model.experts import expert_kernels
 from moebatch.model.families.registry import FAMILIES
 from moebatch.model.families.usual import mlp
-from moebatch.model.gpu.coding import GroupedMatrices
-from moebatch.model.gpu.experts import GroupedExpert
-from moebatch.model.gpu.loader import grouped_experts
+from moebatch.model.grouped import GroupedExpert
 from moebatch.model.products import Products
 from moebatch.model.recurrence.gated_delta import GatedDeltaBlock
 from moebatch.model.routing.choices import Choices
@@ -115,7 +113,7 @@ class Decoder:
             activation_level=activation_level,
         )
         is_usual = self._family.expert is mlp
-        self._grouped = grouped_experts(shape, self.device) if is_usual else None
+        self._grouped = expert_kernels(shape, products) if is_usual else None
         choices, room = (limits.pass_tokens, shape.experts_per_token), embedding.new_empty
         self._normed_TD = room(limits.pass_tokens, shape.hidden_size)
         self._outputs_TKD = room(*choices, shape.hidden_size)
@@ -259,8 +257,9 @@ class Decoder:
         for expert, parts in experts.items():
             try:
                 matrices = self._experts.matrices(parts, layer, expert)
-                if taken := self._grouped_with(routing.tokens[expert], matrices):
-                    together.append(GroupedExpert(routing.tokens[expert], taken))
+                tokens = routing.tokens[expert]
+                if taken := self._grouped_with(len(tokens.rows_M), matrices):
+                    together.append(GroupedExpert(tokens, taken))
                 else:
                     self._compute_expert(routing, expert, matrices)
             except BadParts as error:
@@ -269,13 +268,11 @@ class Decoder:
             room = self._limits.expert_rows
             self._grouped.run(self.scratch.frame(), together, routing, most_rows=room)
 
-    def _grouped_with(
-        self, tokens: ExpertTokens, matrices: Mapping[str, Matrix]
-    ) -> GroupedMatrices | None:
+    def _grouped_with(self, num_rows: int, matrices: Mapping[str, Matrix]) -> Any:
         """The matrices of an expert that is computed together with others; None of others."""
-        if self._grouped is None or not is_grouped(len(tokens.rows_M)):
+        if self._grouped is None:
             return None
-        return self._grouped.taken(matrices, self.dtype)
+        return self._grouped.taken(matrices, self.dtype, num_rows)
 
     def _compute_expert(
         self, routing: Routing, expert: int, matrices: Mapping[str, Matrix]

@@ -25,8 +25,8 @@ from moebatch.model.layers import linear
 from moebatch.model.native import loader
 from moebatch.model.native.codes import decode_work, is_compiled
 from moebatch.model.native.helpers import Helpers, torch_parallel
-from moebatch.model.native.kernels import Kernels
-from moebatch.model.native.products import multipliable, product_work
+from moebatch.model.native.kernels import Kernels, Work
+from moebatch.model.native.products import ProductWork, lies_whole, multipliable, product_work
 from moebatch.spec.machine.levels import DTYPES
 
 _LEAST_SHARED_PRODUCTS = 2**18
@@ -94,14 +94,27 @@ class Products:
         is_ours = isinstance(read_OI, CodedMatrix) or self._is_ours(read_OI.dtype)
         if not is_ours or not multipliable(x_NI, read_OI, bias_O, out_NO):
             return linear(x_NI, self._as_matrix(read_OI), bias_O, out_NO)
-        assert self._kernels is not None
         if num_outs := out_NO.numel():
-            num_threads = _num_threads(num_outs * num_inputs)
+            num_threads = num_threads_for(num_outs * num_inputs)
             work = product_work(x_NI, read_OI, bias_O, out_NO, num_threads=num_threads)
-            self._helpers.run(self._kernels.multiply, work, num_threads)
-            if work.has_failed:
-                raise MemoryError("no memory for the scratch of products")
+            self.run(work, work)
         return out_NO
+
+    def run(self, works: Work, first: ProductWork) -> None:
+        """Has products computed that lie one behind the other in memory, by as many threads as the
+        first one says. Raises MemoryError if scratch is refused."""
+        assert self._kernels is not None, "works are for kernels"
+        self._helpers.run(self._kernels.multiply, works, first.num_threads)
+        if first.has_failed:
+            raise MemoryError("no memory for the scratch of products")
+
+    def taken(self, weight_OI: Matrix, num_rows: int) -> Tensor | CodedMatrix | None:
+        """The weights as the kernel multiplies so many rows with them where they are; None of
+        others."""
+        if isinstance(weight_OI, StoredMatrix):
+            coded = self._coded(weight_OI)
+            return coded if coded is not None and self._multiplies_codes(num_rows) else None
+        return weight_OI if self._is_ours(weight_OI.dtype) and lies_whole(weight_OI) else None
 
     def by_head(self, x_NHI: Tensor, weights_HIO: Tensor, out_NHO: Tensor) -> None:
         """``x[:, h] @ weights[h]`` of every head into `out_NHO`, any rows and heads apart. torch's
@@ -119,17 +132,25 @@ class Products:
         """Weights as the product of so many rows takes them: as they are, codes, or decoded."""
         if not isinstance(weight_OI, StoredMatrix):
             return weight_OI
-        kernels = self._kernels
-        coded = weight_OI.format.coded(weight_OI.parts, weight_OI.shape) if kernels else None
-        if kernels is None or coded is None or not is_compiled(coded):
+        coded = self._coded(weight_OI)
+        if coded is None:
             room = self._room(weight_OI.shape)
             weight_OI.format.decode(weight_OI.parts, room)
             return room
-        if kernels.is_forced or kernel_multiplies_codes(
-            num_rows, self._name, kernels.instruction_set
-        ):
-            return coded
-        return self._decoded(coded)
+        return coded if self._multiplies_codes(num_rows) else self._decoded(coded)
+
+    def _coded(self, weight_OI: StoredMatrix) -> CodedMatrix | None:
+        """The weights as codes that the kernels know; None where there are no such."""
+        if self._kernels is None:
+            return None
+        coded = weight_OI.format.coded(weight_OI.parts, weight_OI.shape)
+        return coded if coded is not None and is_compiled(coded) else None
+
+    def _multiplies_codes(self, num_rows: int) -> bool:
+        """Whether the kernel multiplies so many rows with codes."""
+        return self._is_forced or kernel_multiplies_codes(
+            num_rows, self._name, self.instruction_set
+        )
 
     def _as_matrix(self, weight_OI: Tensor | CodedMatrix) -> Tensor:
         """The weights as torch multiplies them, until the next product: torch would copy those that
@@ -146,7 +167,7 @@ class Products:
         room = self._room(weight_OI.shape)
         if room.numel():
             work = decode_work(weight_OI, room)
-            self._helpers.run(self._kernels.decode, work, _num_threads(room.numel()))
+            self._helpers.run(self._kernels.decode, work, num_threads_for(room.numel()))
         return room
 
     def _room(self, shape: tuple[int, ...]) -> Tensor:
@@ -171,6 +192,6 @@ class Products:
         return kernel_multiplies(kernels.instruction_set)
 
 
-def _num_threads(num_products: int) -> int:
+def num_threads_for(num_products: int) -> int:
     """Threads that share so many multiplications."""
     return torch.get_num_threads() if num_products >= _LEAST_SHARED_PRODUCTS else 1

@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 
 from moebatch.layout.ladder import Ladder
-from moebatch.model import decoder as decoders
+from moebatch.model.gpu import experts
 from moebatch.model.gpu.experts import GroupedExperts
 from moebatch.model.scratch import Frame
 from moebatch.schedule.task import Kind
 from moebatch.schedule.timeline.timeline import Timeline
+from moebatch.spec.policy.policy import Policy
 from moebatch.spec.request import Request
-from tests.engine.test_engine import NEW_TOKENS, requests, tokens_of
+from tests.engine.test_engine import NEW_TOKENS, policy, requests, tokens_of
 from tests.engine.test_schedules import EMULATED, emulated, run
 from tests.gpu_kernels import use_gpu_kernels
 from tests.model.oracle import greedy, load
@@ -70,7 +71,7 @@ def test_experts_together_give_the_tokens_of_transformers(
     in_triton: bool,
 ) -> None:
     """Few of them together, so that many groups are made; each expert once a pass."""
-    monkeypatch.setattr(Ladder, "most_together", _TOGETHER)
+    monkeypatch.setattr(Ladder, "most_together", lambda ladder, policy: _TOGETHER)
     launched = use_gpu_kernels(monkeypatch) if in_triton else Counter()
     chosen = replace(EMULATED[title], schedule=name)
     folder, device = tiny_checkpoint(family), emulated()
@@ -100,7 +101,7 @@ def test_experts_in_codes_give_the_tokens_of_their_decoded_weights(
     model, rows = load(decoded_beside(folder)), requests((1, 12, 7))
     expected = [tuple(greedy(model, row.prompt_tokens, NEW_TOKENS)[0]) for row in rows]
     launched = use_gpu_kernels(monkeypatch)
-    monkeypatch.setattr(Ladder, "most_together", _TOGETHER)
+    monkeypatch.setattr(Ladder, "most_together", lambda ladder, policy: _TOGETHER)
     chosen = replace(EMULATED[_ON_GPU], schedule="klotski")
     outcomes, built = run(folder, chosen, rows, device=emulated(), scratch=tmp_path)
     assert tokens_of(outcomes) == expected
@@ -137,10 +138,33 @@ def test_experts_of_many_rows_are_computed_alone(
         run_group(self, frame, group, *others, **room)
 
     monkeypatch.setattr(GroupedExperts, "run", grouped)
-    monkeypatch.setattr(decoders, "is_grouped", lambda num_rows: num_rows <= 2)
+    monkeypatch.setattr(experts, "is_grouped", lambda num_rows: num_rows <= 2)
     chosen = replace(EMULATED["GPU attention, cache in main memory"], schedule="klotski")
     folder = tiny_checkpoint("mixtral")
     rows = short_requests()
     outcomes, _ = run(folder, chosen, rows, device=emulated(), scratch=tmp_path)
     assert tokens_of(outcomes) == [expected("mixtral")[row.index] for row in rows]
     assert counts == {1, 2} and launched["place"], "each of the others is placed by itself"
+
+
+@pytest.mark.parametrize(
+    ("chosen", "least", "most"),
+    [
+        (policy(num_slots=0, resident=1), 2, 12),
+        (policy(num_slots=11, resident=0), 1, 2),
+        (policy(num_slots=7, resident=0), 1, 1),
+    ],
+)
+def test_on_a_cpu_a_task_takes_experts_that_are_there_in_a_quarter_of_the_slots(
+    tiny_checkpoint: Callable[..., Path],
+    expected: Callable[[str], list[tuple[int, ...]]],
+    chosen: Policy,
+    least: int,
+    most: int,
+) -> None:
+    """Those that live there are; of others it is a matter of time how many there are."""
+    folder = tiny_checkpoint("deepseek_v3")
+    outcomes, built = run(folder, replace(chosen, schedule="klotski"), requests())
+    assert tokens_of(outcomes) == expected("deepseek_v3")
+    assert built.recorder is not None
+    assert least <= max(group_sizes(built.recorder.timeline)) <= most

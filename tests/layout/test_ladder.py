@@ -51,6 +51,23 @@ def test_without_a_gpu_everything_is_computed_in_main_memory() -> None:
     assert names(CPU, POLICY) == ["cpu", "disk->dram"]
 
 
+@pytest.mark.parametrize(
+    ("ladder", "num_slots", "weights", "most"),
+    [
+        (CPU, 0, Placement(dram=1), 16),
+        (CPU, 3, Placement(dram=0.5, disk=0.5), 1),
+        (CPU, 22, Placement(disk=1), 5),
+        (CPU, 100, Placement(disk=1), 16),
+        (GPU, 22, Placement(dram=1), 1),
+        (replace(GPU, has_gpu=True), 2, Placement(dram=1), 16),
+    ],
+)
+def test_experts_are_computed_together_as_far_as_the_link_up_does_not_wait_for_their_slots(
+    ladder: Ladder, num_slots: int, weights: Placement, most: int
+) -> None:
+    assert ladder.most_together(replace(POLICY, num_slots=num_slots, weights=weights)) == most
+
+
 def test_the_cpu_has_a_lane_beside_a_gpu_where_it_computes() -> None:
     assert "cpu" in names(GPU, replace(ON_GPU, attention_on_gpu=False))
     assert "cpu" in names(GPU, replace(ON_GPU, ffn_on_gpu=False))

@@ -21,9 +21,10 @@ from moebatch.formats.coded import CodedMatrix
 from moebatch.model.gpu import kernels
 from moebatch.model.gpu.attention import SingleAttention
 from moebatch.model.gpu.check import CODES, ROUTERS, Codes, coded
-from moebatch.model.gpu.experts import GroupedExpert, GroupedExperts
+from moebatch.model.gpu.experts import GroupedExperts
 from moebatch.model.gpu.gates import GpuGates
 from moebatch.model.gpu.rows import GpuRows
+from moebatch.model.grouped import GroupedExpert
 from moebatch.model.native.attention_work import Cached, SingleQueries
 from moebatch.model.native.scoring import Scoring
 from moebatch.model.routing.router import Routing
@@ -106,7 +107,7 @@ def _run_experts(
     if codes:
         matrices |= {f"{role}_bias": x.new_empty(size[0]) for role, size in sizes.items()}
     kernels = GroupedExperts(ClampedGate(limit=7.0, alpha=1.7) if codes else None)
-    taken = kernels.taken(matrices, x.dtype)
+    taken = kernels.taken(matrices, x.dtype, len(tokens.rows_M))
     assert taken is not None, "they suit"
     frame = Frame(x.new_empty(_TOKENS * _WIDTH))
     kernels.run(frame, [GroupedExpert(tokens, taken)], routing, most_rows=_TOKENS)

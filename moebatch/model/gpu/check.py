@@ -16,9 +16,10 @@ from moebatch.formats.coded import BITS, CodedMatrix, Numbers
 from moebatch.formats.decoding import decode
 from moebatch.model import layers
 from moebatch.model.gpu.attention import SingleAttention
-from moebatch.model.gpu.experts import GroupedExpert, GroupedExperts
+from moebatch.model.gpu.experts import GroupedExperts
 from moebatch.model.gpu.gates import GpuGates, Grouped
 from moebatch.model.gpu.rows import GpuRows
+from moebatch.model.grouped import GroupedExpert
 from moebatch.model.native.attention_work import Cached, SingleQueries
 from moebatch.model.native.scoring import Scoring
 from moebatch.model.rope import rotate
@@ -276,7 +277,7 @@ def _experts(
     kernels, group, theirs = GroupedExperts(clamped), [], _unwritten(routing.outputs_TKD)
     experts = {number: expert() for number in routing.tokens}
     for number, tokens in routing.tokens.items():
-        taken = kernels.taken(experts[number], dtype)
+        taken = kernels.taken(experts[number], dtype, len(tokens.rows_M))
         assert taken is not None, "they are made to suit"
         group.append(GroupedExpert(tokens, taken))
         _compute_by_torch(tokens, experts[number], routing, clamped, theirs)

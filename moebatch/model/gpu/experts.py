@@ -9,12 +9,12 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from moebatch.layout.fused import portions
+from moebatch.layout.fused import is_grouped, portions
 from moebatch.model.gpu.coding import (
     Coding,
     GroupedMatrices,
@@ -23,21 +23,14 @@ from moebatch.model.gpu.coding import (
     inputs_at_once,
 )
 from moebatch.model.gpu.rows import clamping, launch
+from moebatch.model.grouped import GroupedExpert
 from moebatch.model.routing.router import Routing
-from moebatch.model.routing.tokens import ExpertTokens
 from moebatch.model.scratch import Frame
 from moebatch.spec.model.blocks import ClampedGate
 
 _TILES = (16, 32, 64)
 """Rows of a tile: the least that tensor cores take, and more where experts have more."""
 _OUTPUTS = 64
-
-
-class GroupedExpert(NamedTuple):
-    """One of a group."""
-
-    tokens: ExpertTokens
-    matrices: GroupedMatrices
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +50,12 @@ class GroupedExperts:
         self._clamped = clamped
 
     @staticmethod
-    def taken(matrices: Mapping[str, Stored], dtype: torch.dtype) -> GroupedMatrices | None:
-        """The same matrices, if an expert that has them can be one of a group computed in
-        `dtype`."""
-        return grouped_matrices(matrices, dtype)
+    def taken(
+        matrices: Mapping[str, Stored], dtype: torch.dtype, num_rows: int
+    ) -> GroupedMatrices | None:
+        """The same matrices, if an expert that has them over so many rows is one of a group
+        computed in `dtype`."""
+        return grouped_matrices(matrices, dtype) if is_grouped(num_rows) else None
 
     def run(
         self,

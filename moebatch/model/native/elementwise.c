@@ -49,15 +49,19 @@ INLINE Lot scaled(Lot x, float factor) { return (Lot){x.first * factor, x.second
 
 INLINE Floats silu(Floats x) { return x / (1.0f + exp_of(-x)); }
 
+/* silu(gate) * up */
+INLINE Lot gated(Lot gate, Lot up, int dtype) {
+    return product(rounded_lot((Lot){silu(gate.first), silu(gate.second)}, dtype), up);
+}
+
 /* out = silu(out) * first */
 INLINE void gate_row(const struct row_work *w, int64_t row, int dtype) {
     int64_t width = w->width, start = row * width * size_of(dtype);
     char *out = w->out + start;
     const char *first = w->first + start;
     for (int64_t i = 0; i < width; i += LOT) {
-        Lot x = lot_at(out, i, width, dtype);
-        x = rounded_lot((Lot){silu(x.first), silu(x.second)}, dtype);
-        put_lot(out, i, width, product(x, lot_at(first, i, width, dtype)), dtype);
+        Lot gate = lot_at(out, i, width, dtype), up = lot_at(first, i, width, dtype);
+        put_lot(out, i, width, gated(gate, up, dtype), dtype);
     }
 }
 
@@ -72,22 +76,27 @@ INLINE Lot below(Lot x, float limit) {
 
 INLINE Lot minus(Lot x) { return (Lot){-x.first, -x.second}; }
 
-/* out = (first + 1) * silu(alpha * out) / alpha, of out that is at most the limit, and of first
-   between minus and plus that. */
-INLINE void gate_clamped_row(const struct row_work *w, int64_t row, int dtype) {
+/* (up + 1) * silu(alpha * gate) / alpha, of a gate that is at most the limit, and of an up between
+   minus and plus that. */
+INLINE Lot gated_clamped(Lot gate, Lot up, float limit, float alpha, int dtype) {
     const Floats one = (Floats){0} + 1.0f;
+    Lot x = rounded_lot(below(gate, limit), dtype);
+    up = rounded_lot(minus(below(minus(below(up, limit)), limit)), dtype);
+    up = rounded_lot(sum(up, (Lot){one, one}), dtype);
+    x = rounded_lot(scaled(x, alpha), dtype);
+    x = rounded_lot((Lot){silu(x.first), silu(x.second)}, dtype);
+    x = rounded_lot((Lot){x.first / alpha, x.second / alpha}, dtype);
+    return product(x, up);
+}
+
+/* The same of out and first, in place of out. */
+INLINE void gate_clamped_row(const struct row_work *w, int64_t row, int dtype) {
     int64_t width = w->width, start = row * width * size_of(dtype);
     char *out = w->out + start;
     const char *first = w->first + start;
     for (int64_t i = 0; i < width; i += LOT) {
-        Lot x = rounded_lot(below(lot_at(out, i, width, dtype), w->limit), dtype);
-        Lot up = below(lot_at(first, i, width, dtype), w->limit);
-        up = rounded_lot(minus(below(minus(up), w->limit)), dtype);
-        up = rounded_lot(sum(up, (Lot){one, one}), dtype);
-        x = rounded_lot(scaled(x, w->alpha), dtype);
-        x = rounded_lot((Lot){silu(x.first), silu(x.second)}, dtype);
-        x = rounded_lot((Lot){x.first / w->alpha, x.second / w->alpha}, dtype);
-        put_lot(out, i, width, product(x, up), dtype);
+        Lot gate = lot_at(out, i, width, dtype), up = lot_at(first, i, width, dtype);
+        put_lot(out, i, width, gated_clamped(gate, up, w->limit, w->alpha, dtype), dtype);
     }
 }
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from moebatch.model.native.kernels import Kernel
+from moebatch.model.native.kernels import Kernel, Work
 
 Parallel = Callable[[int, int, int, int], None]
 """Calls the function at an address with another address, on so many threads; then flags."""
@@ -27,7 +27,7 @@ class Helpers:
         self._pool: ThreadPoolExecutor | None = None
         self._num_others = 0
 
-    def run(self, kernel: Kernel, work: ctypes.Structure, num_threads: int) -> None:
+    def run(self, kernel: Kernel, work: Work, num_threads: int) -> None:
         """Has all of `work` done by so many threads."""
         if num_threads == 1:
             kernel(work)
@@ -36,7 +36,7 @@ class Helpers:
         else:
             self._share(kernel, work, num_threads - 1)
 
-    def _share(self, kernel: Kernel, work: ctypes.Structure, num_others: int) -> None:
+    def _share(self, kernel: Kernel, work: Work, num_others: int) -> None:
         pool = self._pool_of(num_others)
         others = [pool.submit(kernel, work) for _ in range(num_others)]
         try:

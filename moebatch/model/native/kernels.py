@@ -2,6 +2,7 @@
 
 import ctypes
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 
@@ -17,6 +18,10 @@ CACHE_DTYPES: Mapping[CacheDtype, int] = {"int8": 3, "fp8": 4}
 def number_of(dtype: torch.dtype, cached_in: CacheDtype | None) -> int:
     """That of a cache that has tensors of a dtype, or codes."""
     return DTYPES[dtype] if cached_in is None else CACHE_DTYPES[cached_in]
+
+
+Work = ctypes.Structure | ctypes.Array[Any]
+"""What a kernel is given; several that lie one behind the other, where it knows such."""
 
 
 class Kernel:
@@ -36,7 +41,7 @@ class Kernel:
         self.address = address
         """Of a C function that does what a call does, given the address of its work."""
 
-    def __call__(self, work: ctypes.Structure) -> None:
+    def __call__(self, work: Work) -> None:
         self._function(ctypes.addressof(work))
 
 

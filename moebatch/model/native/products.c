@@ -12,7 +12,15 @@
 
    What is multiplied is float32; or pairs of bfloat16, if all is bfloat16 and the processor adds
    products of pairs. Sums are float32 always. Which numbers are summed together depends neither on
-   N, nor on threads, nor on other rows. */
+   N, nor on threads, nor on other rows.
+
+   Several products are one work: a thread that finds nothing left to do of one goes on with the
+   next, and waits only for those that it is made of. So experts of few rows keep all threads
+   busy, which are started and awaited once. Rows may lie anywhere, are gated with those of a second
+   matrix, or are weighed and put in their places: what comes before an expert's products and after
+   them needs no way through memory of its own. */
+
+#include <sched.h>
 
 /* Rows and outputs whose sums, and what these are made of, stay in registers: in 32, in 16, and in
    16 where products take one as well. */
@@ -39,6 +47,9 @@
 #define LEAST_OUTPUTS 48
 #define MOST_OUTPUTS 504
 
+/* Looks of a thread that waits for others before it lets these have its core. */
+#define MOST_LOOKS 1000
+
 /* x in a register: compilers would rather read it again for each sum, as if reading were free. */
 #if defined(__AVX512F__)
 #define IN_REGISTER(x) __asm__("" : "+v"(x))
@@ -48,21 +59,39 @@
 #define IN_REGISTER(x)
 #endif
 
-/* The same as ProductWork in products.py. */
-struct product_work {
-    const char *x;       /* rows x_row numbers apart */
+/* The same as StoredMatrix in products.py. */
+struct matrix {
     const char *weights; /* without gaps; NULL if they are CODED */
     const char *bias;    /* [O], or NULL */
-    char *out;           /* rows out_row numbers apart */
+    struct coding coding;
+};
+
+/* What becomes of sums. */
+enum { PUT, PUT_GATED, PUT_GATED_CLAMPED };
+
+/* The same as ProductWork in products.py. */
+struct product_work {
+    const char *x;         /* rows x_row numbers apart */
+    const int64_t *x_rows; /* [N] of them; NULL for the first N */
+    char *out;             /* rows out_row numbers apart */
+    const int64_t *out_rows, *choices; /* [N]: a row goes to the place of a choice; or NULL */
+    const float *choice_weights; /* by place, of which each row has num_choices */
+    int64_t num_choices;
     int64_t num_rows, num_outputs, num_inputs;
     int64_t x_row, out_row;
     int64_t num_threads;
-    int64_t cache_bytes; /* of the second-level cache */
-    int64_t next_item;   /* taken by whichever thread is free */
+    int64_t cache_bytes;  /* of the second-level cache */
+    int64_t num_products; /* this one, and those that lie behind it */
+    int64_t after;        /* how many before this one x is made, or 0 */
+    int64_t next_item;    /* taken by whichever thread is free */
+    int64_t num_done;     /* items */
     int32_t dtype, weight_dtype; /* of x, bias and out; of weights */
-    int32_t has_failed; /* for want of memory */
+    int32_t has_failed;    /* for want of memory */
     int32_t widens_beside; /* whether the processor widens numbers beside multiplying others */
-    struct coding coding;
+    int32_t puts;
+    float limit, alpha; /* of gates that are clamped */
+    struct matrix matrix, up; /* the latter is multiplied with what the former makes, if they are
+                                 gated */
 };
 
 /* How a product is divided. */
@@ -76,7 +105,7 @@ typedef struct {
 typedef struct {
     char *rows;  /* [block_rows / ROW_GROUP, vectors, ROW_GROUP, LANES] */
     char *tile;  /* [vectors, OUTPUT_GROUP, LANES] */
-    float *sums; /* [block_rows, item_outputs] */
+    float *sums; /* [matrices, block_rows, item_outputs] */
     int64_t packed; /* block that has all inputs of its rows there, or -1 */
 } ProductRoom;
 
@@ -93,6 +122,13 @@ typedef struct {
     int64_t sums_row, num_outputs;
     int is_first; /* inputs of these sums */
 } Patch;
+
+/* A core has nothing to do for a moment. */
+#if defined(__SSE2__)
+#define IDLE _mm_pause()
+#else
+#define IDLE __asm__ volatile("")
+#endif
 
 #define VECTOR_BYTES ((int64_t)sizeof(Floats))
 
@@ -332,27 +368,49 @@ INLINE void pack_rows(const struct product_work *w, int64_t first_row, int64_t f
     for (int64_t row = 0; row < patch.num_rows; row++) {
         int64_t group = row / ROW_GROUP * ROW_GROUP, member = row - group;
         char *to = room + (group * patch.num_vectors + member) * VECTOR_BYTES;
-        const char *from = w->x + ((first_row + row) * w->x_row + first_input) * bytes;
+        const int64_t place = w->x_rows ? w->x_rows[first_row + row] : first_row + row;
+        const char *from = w->x + (place * w->x_row + first_input) * bytes;
         spread(to, ROW_GROUP * VECTOR_BYTES, from, patch.num_inputs, w->dtype, order, is_pairs);
     }
 }
 
-/* Sums, with the bias, into their places. */
+/* A lot of sums, with the bias. */
+INLINE Lot made(const struct product_work *w, const struct matrix *matrix, const float *sums,
+                int64_t output, int64_t num) {
+    Lot lot = reordered(load_up_to((const char *)sums, num, FLOAT32), FLOAT32, w->dtype);
+    if (!matrix->bias)
+        return lot;
+    return sum(lot, load_up_to(matrix->bias + output * size_of(w->dtype), num, w->dtype));
+}
+
+/* A lot of what a row makes; sums of the second matrix lie behind those of the first. */
+INLINE Lot finished(const struct product_work *w, const float *sums, int64_t beside, int64_t output,
+                    int64_t num, const float *weight) {
+    Lot lot = made(w, &w->matrix, sums, output, num);
+    if (weight)
+        return scaled(rounded_lot(lot, w->dtype), *weight);
+    if (w->puts == PUT)
+        return lot;
+    Lot gate = rounded_lot(lot, w->dtype);
+    Lot up = rounded_lot(made(w, &w->up, sums + beside, output, num), w->dtype);
+    if (w->puts == PUT_GATED)
+        return gated(gate, up, w->dtype);
+    return gated_clamped(gate, up, w->limit, w->alpha, w->dtype);
+}
+
+/* What rows make into its places. */
 INLINE void put_sums(const struct product_work *w, int64_t row, int64_t output, Patch patch,
-                     int64_t num_outputs) {
+                     int64_t num_outputs, int64_t beside) {
     const int64_t bytes = size_of(w->dtype);
-    const char *bias = w->bias + output * bytes;
     for (int64_t r = 0; r < patch.num_rows; r++) {
-        char *to = w->out + ((row + r) * w->out_row + output) * bytes;
+        int64_t place = row + r;
+        if (w->out_rows)
+            place = w->out_rows[place] * w->num_choices + w->choices[place];
+        const float *weight = w->out_rows ? w->choice_weights + place : NULL;
+        char *to = w->out + (place * w->out_row + output) * bytes;
         const float *sums = patch.sums + r * patch.sums_row;
         for (int64_t o = 0; o < num_outputs; o += LOT) {
-            Lot lot = load_up_to((const char *)(sums + o), num_outputs - o, FLOAT32);
-            lot = reordered(lot, FLOAT32, w->dtype);
-            if (w->bias) {
-                Lot more = load_up_to(bias + o * bytes, num_outputs - o, w->dtype);
-                lot.first += more.first;
-                lot.second += more.second;
-            }
+            Lot lot = finished(w, sums + o, beside, output + o, num_outputs - o, weight);
             store_part(to + o * bytes, lot, num_outputs - o, w->dtype);
         }
     }
@@ -372,46 +430,62 @@ INLINE int is_in_place(const struct product_work *w, int weight_dtype, int is_pa
 
 /* Of so many inputs of an output. */
 INLINE int64_t stored_bytes(const struct product_work *w, int64_t num, int weight_dtype) {
-    return weight_dtype == CODED ? code_bytes(w->coding.numbers, num)
+    return weight_dtype == CODED ? code_bytes(w->matrix.coding.numbers, num)
                                  : num * size_of(weight_dtype);
+}
+
+INLINE int64_t num_matrices(const struct product_work *w) { return w->puts == PUT ? 1 : 2; }
+
+/* Some outputs of a matrix with rows that have been packed. */
+INLINE void multiply_matrix(const struct product_work *w, const struct matrix *matrix, Patch patch,
+                            int64_t output, int64_t num_outputs, char *tile, int weight_dtype,
+                            int is_pairs) {
+    const int is_coded = weight_dtype == CODED;
+    const char *weights = is_coded ? matrix->coding.codes : matrix->weights;
+    float *sums = patch.sums;
+    patch.row_bytes =
+        is_coded ? matrix->coding.code_row : w->num_inputs * size_of(weight_dtype);
+    patch.coding = &matrix->coding;
+    weights += stored_bytes(w, patch.first_input, weight_dtype);
+    for (int64_t o = 0; o < num_outputs; o += OUTPUT_GROUP) {
+        patch.num_outputs = smaller(OUTPUT_GROUP, num_outputs - o);
+        patch.first_output = output + o;
+        patch.weights = weights + patch.first_output * patch.row_bytes;
+        patch.sums = sums + o;
+        if (is_in_place(w, weight_dtype, is_pairs))
+            multiply_in_place(patch, weight_dtype, is_pairs);
+        else
+            multiply_by_tile(patch, tile, weight_dtype, is_pairs);
+    }
 }
 
 INLINE void multiply_item(const struct product_work *w, Division division, int64_t item,
                           ProductRoom *room, int weight_dtype, int is_pairs) {
     const int64_t block = item / division.num_items, row = block * division.block_rows;
-    int64_t output = item % division.num_items * division.item_outputs;
-    int64_t num_outputs = smaller(division.item_outputs, w->num_outputs - output);
-    const int is_coded = weight_dtype == CODED;
+    const int64_t output = item % division.num_items * division.item_outputs;
+    const int64_t num_outputs = smaller(division.item_outputs, w->num_outputs - output);
+    const int64_t beside = division.block_rows * division.item_outputs;
+    const int order = weight_dtype == CODED ? order_of(&w->matrix.coding) : weight_dtype;
     Patch patch = {.num_rows = smaller(division.block_rows, w->num_rows - row),
                    .rows = room->rows,
-                   .sums_row = division.item_outputs,
-                   .coding = &w->coding};
-    patch.row_bytes = is_coded ? w->coding.code_row : w->num_inputs * size_of(weight_dtype);
-    const char *weights = is_coded ? w->coding.codes : w->weights;
+                   .sums_row = division.item_outputs};
     for (int64_t first = 0; first < w->num_inputs; first += division.block_inputs) {
         patch.num_inputs = smaller(division.block_inputs, w->num_inputs - first);
         patch.is_first = first == 0;
         patch.first_input = first;
         patch.input_bytes = stored_bytes(w, patch.num_inputs, weight_dtype);
-        const int order = is_coded ? order_of(&w->coding) : weight_dtype;
         patch.num_vectors = parts_of(patch.num_inputs, LOT) * (is_pairs ? 1 : 2);
         if (room->packed != block)
             pack_rows(w, row, first, patch, room->rows, order, is_pairs);
         room->packed = patch.num_inputs == w->num_inputs ? block : -1;
-        for (int64_t o = 0; o < num_outputs; o += OUTPUT_GROUP) {
-            patch.num_outputs = smaller(OUTPUT_GROUP, num_outputs - o);
-            patch.first_output = output + o;
-            patch.weights = weights + patch.first_output * patch.row_bytes;
-            patch.weights += stored_bytes(w, first, weight_dtype);
-            patch.sums = room->sums + o;
-            if (is_in_place(w, weight_dtype, is_pairs))
-                multiply_in_place(patch, weight_dtype, is_pairs);
-            else
-                multiply_by_tile(patch, room->tile, weight_dtype, is_pairs);
+        for (int64_t m = 0; m < num_matrices(w); m++) {
+            patch.sums = room->sums + m * beside;
+            multiply_matrix(w, m ? &w->up : &w->matrix, patch, output, num_outputs, room->tile,
+                            weight_dtype, is_pairs);
         }
     }
     patch.sums = room->sums;
-    put_sums(w, row, output, patch, num_outputs);
+    put_sums(w, row, output, patch, num_outputs, beside);
 }
 
 INLINE Division divided(const struct product_work *w, int is_pairs) {
@@ -424,7 +498,7 @@ INLINE Division divided(const struct product_work *w, int is_pairs) {
     division.block_rows = up_to(rows, ROW_GROUP);
     division.num_blocks = parts_of(w->num_rows, division.block_rows);
     int64_t inputs = parts_of(w->num_inputs, parts_of(w->num_inputs, most_inputs));
-    const int64_t unit = w->weight_dtype == CODED ? decoded_unit(w->coding.numbers) : STEP_INPUTS;
+    const int64_t unit = w->weight_dtype == CODED ? decoded_unit(w->matrix.coding.numbers) : STEP_INPUTS;
     division.block_inputs = up_to(inputs, larger(LOT, unit));
     /* Several items for a thread, since threads are not equally fast, unless they would be small;
        of a size, too. */
@@ -439,36 +513,50 @@ INLINE Division divided(const struct product_work *w, int is_pairs) {
 }
 
 /* Parts of the memory, if any; returns how many bytes they are. */
-INLINE int64_t divide_room(Division division, ProductRoom *room, char *memory) {
+INLINE int64_t divide_room(const struct product_work *w, Division division, ProductRoom *room,
+                           char *memory) {
     int64_t offset = 0, row_bytes = division.block_inputs * 4; /* half of it for pairs */
+    int64_t num_sums = num_matrices(w) * division.block_rows * division.item_outputs;
     room->rows = taken(memory, &offset, division.block_rows * row_bytes);
     room->tile = taken(memory, &offset, OUTPUT_GROUP * row_bytes);
-    room->sums = taken(memory, &offset, division.block_rows * division.item_outputs * 4);
+    room->sums = taken(memory, &offset, num_sums * 4);
     return offset;
+}
+
+INLINE int multiplies_pairs(const struct product_work *w) {
+    const int are_pairs = w->weight_dtype == BFLOAT16 || w->weight_dtype == CODED;
+    return HAS_PAIRS && w->dtype == BFLOAT16 && are_pairs;
+}
+
+INLINE int64_t items_of(Division division) { return division.num_blocks * division.num_items; }
+
+/* Returns when all of a product has been computed, by whatever thread. One that had no memory has
+   taken no item, so there is nobody to wait for in vain. */
+INLINE void await(const struct product_work *w) {
+    const int64_t num_items = items_of(divided(w, multiplies_pairs(w)));
+    for (int64_t i = 0; __atomic_load_n(&w->num_done, __ATOMIC_ACQUIRE) < num_items; i++)
+        if (i < MOST_LOOKS)
+            IDLE;
+        else
+            sched_yield();
 }
 
 INLINE void multiply_items(struct product_work *w, Division division, ProductRoom room,
                            int weight_dtype, int is_pairs) {
     for (;;) {
         int64_t item = __atomic_fetch_add(&w->next_item, 1, __ATOMIC_RELAXED);
-        if (item >= division.num_blocks * division.num_items)
+        if (item >= items_of(division))
             return;
         multiply_item(w, division, item, &room, weight_dtype, is_pairs);
+        __atomic_fetch_add(&w->num_done, 1, __ATOMIC_RELEASE);
     }
 }
 
-/* Computes items until none is left. Several threads may share the same work. */
-OF_PRODUCTS void moebatch_multiply(struct product_work *w) {
+INLINE void multiply_product(struct product_work *w, char *memory) {
     ProductRoom room = {.packed = -1};
-    const int are_pairs = w->weight_dtype == BFLOAT16 || w->weight_dtype == CODED;
-    const int is_pairs = HAS_PAIRS && w->dtype == BFLOAT16 && are_pairs;
+    const int is_pairs = multiplies_pairs(w);
     Division division = divided(w, is_pairs);
-    char *memory = aligned_alloc(64, divide_room(division, &room, NULL));
-    if (!memory) {
-        __atomic_store_n(&w->has_failed, 1, __ATOMIC_RELAXED);
-        return;
-    }
-    divide_room(division, &room, memory);
+    divide_room(w, division, &room, memory);
     switch (w->weight_dtype) {
     case FLOAT32:
         multiply_items(w, division, room, FLOAT32, 0);
@@ -488,6 +576,27 @@ OF_PRODUCTS void moebatch_multiply(struct product_work *w) {
         else
             multiply_items(w, division, room, CODED, 0);
         break;
+    }
+}
+
+/* Computes items of one product after the other until none is left. Several threads may share the
+   same work. */
+OF_PRODUCTS void moebatch_multiply(struct product_work *works) {
+    struct product_work *end = works + works->num_products;
+    int64_t num_bytes = 0;
+    for (struct product_work *w = works; w < end; w++) {
+        ProductRoom room;
+        num_bytes = larger(num_bytes, divide_room(w, divided(w, multiplies_pairs(w)), &room, NULL));
+    }
+    char *memory = aligned_alloc(64, num_bytes);
+    if (!memory) {
+        __atomic_store_n(&works->has_failed, 1, __ATOMIC_RELAXED);
+        return;
+    }
+    for (struct product_work *w = works; w < end; w++) {
+        if (w->after)
+            await(w - w->after);
+        multiply_product(w, memory);
     }
     free(memory);
 }

@@ -20,14 +20,27 @@ _USUAL_CACHE_BYTES = 2**19
 _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 
 
+class MatrixWork(ctypes.Structure):
+    """``struct matrix`` of the C file."""
+
+    _fields_ = (
+        ("weights", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
+        ("coding", Coding),
+    )
+
+
 class ProductWork(ctypes.Structure):
     """``struct product_work`` of the C file."""
 
     _fields_ = (
         ("x", ctypes.c_void_p),
-        ("weights", ctypes.c_void_p),
-        ("bias", ctypes.c_void_p),
+        ("x_rows", ctypes.c_void_p),
         ("out", ctypes.c_void_p),
+        ("out_rows", ctypes.c_void_p),
+        ("choices", ctypes.c_void_p),
+        ("choice_weights", ctypes.c_void_p),
+        ("num_choices", ctypes.c_int64),
         ("num_rows", ctypes.c_int64),
         ("num_outputs", ctypes.c_int64),
         ("num_inputs", ctypes.c_int64),
@@ -35,12 +48,19 @@ class ProductWork(ctypes.Structure):
         ("out_row", ctypes.c_int64),
         ("num_threads", ctypes.c_int64),
         ("cache_bytes", ctypes.c_int64),
+        ("num_products", ctypes.c_int64),
+        ("after", ctypes.c_int64),
         ("next_item", ctypes.c_int64),
+        ("num_done", ctypes.c_int64),
         ("dtype", ctypes.c_int32),
         ("weight_dtype", ctypes.c_int32),
         ("has_failed", ctypes.c_int32),
         ("widens_beside", ctypes.c_int32),
-        ("coding", Coding),
+        ("puts", ctypes.c_int32),
+        ("limit", ctypes.c_float),
+        ("alpha", ctypes.c_float),
+        ("matrix", MatrixWork),
+        ("up", MatrixWork),
     )
 
 
@@ -52,7 +72,7 @@ def multipliable(
     return (
         x_NI.dtype == out_NO.dtype
         and (bias_O is None or (bias_O.dtype == x_NI.dtype and _has_rows(bias_O)))
-        and (isinstance(weight_OI, CodedMatrix) or _lies_whole(weight_OI))
+        and (isinstance(weight_OI, CodedMatrix) or lies_whole(weight_OI))
         and _has_rows(x_NI)
         and _has_rows(out_NO)
     )
@@ -63,7 +83,8 @@ def _has_rows(tensor: Tensor) -> bool:
     return is_known and (tensor.stride(-1) == 1 or tensor.shape[-1] == 1)
 
 
-def _lies_whole(weight_OI: Tensor) -> bool:
+def lies_whole(weight_OI: Tensor) -> bool:
+    """Whether these are numbers that the kernel knows, without gaps, in main memory."""
     return weight_OI.is_cpu and weight_OI.dtype in DTYPES and weight_OI.is_contiguous()
 
 
@@ -78,26 +99,43 @@ def product_work(
     """A product of what is `multipliable`. Only pointers: tensors must live until it is done."""
     (num_rows, num_inputs), num_outputs = x_NI.shape, weight_OI.shape[0]
     assert weight_OI.shape[1] == num_inputs and out_NO.shape == (num_rows, num_outputs)
-    work = ProductWork(
-        x=x_NI.data_ptr(),
-        bias=None if bias_O is None else bias_O.data_ptr(),
-        out=out_NO.data_ptr(),
-        num_rows=num_rows,
+    work = work_between(x_NI, weight_OI, out_NO, num_threads=num_threads)
+    work.num_rows = num_rows
+    set_matrix(work.matrix, weight_OI)
+    work.matrix.bias = None if bias_O is None else bias_O.data_ptr()
+    return work
+
+
+def work_between(
+    x: Tensor, weight_OI: Tensor | CodedMatrix, out: Tensor, *, num_threads: int
+) -> ProductWork:
+    """A product of rows of `x` into rows of `out`, which have any number of them, by weights that
+    are like these: how many rows, and which weights, is still to be said."""
+    (num_outputs, num_inputs), dtype = weight_OI.shape, _CODED
+    if not isinstance(weight_OI, CodedMatrix):
+        dtype = DTYPES[weight_OI.dtype]
+    return ProductWork(
+        x=x.data_ptr(),
+        out=out.data_ptr(),
         num_outputs=num_outputs,
         num_inputs=num_inputs,
-        x_row=x_NI.stride(0),
-        out_row=out_NO.stride(0),
+        x_row=x.stride(-2),
+        out_row=out.stride(-2),
         num_threads=num_threads,
         cache_bytes=_cache_bytes(),
-        dtype=DTYPES[x_NI.dtype],
-        weight_dtype=_CODED,
+        num_products=1,
+        dtype=DTYPES[x.dtype],
+        weight_dtype=dtype,
         widens_beside=not is_intel(),
     )
+
+
+def set_matrix(matrix: MatrixWork, weight_OI: Tensor | CodedMatrix) -> None:
+    """Makes `matrix`, a part of a work, that of weights of its type."""
     if isinstance(weight_OI, CodedMatrix):
-        work.coding = coding(weight_OI)
+        matrix.coding = coding(weight_OI)
     else:
-        work.weights, work.weight_dtype = weight_OI.data_ptr(), DTYPES[weight_OI.dtype]
-    return work
+        matrix.weights = weight_OI.data_ptr()
 
 
 @functools.cache

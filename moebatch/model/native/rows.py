@@ -13,7 +13,8 @@ from moebatch.model.native.kernels import DTYPES, Kernel, Kernels
 from moebatch.model.routing.tokens import ExpertTokens
 from moebatch.spec.model.blocks import ClampedGate
 
-_ROW_DTYPES = (torch.float32, torch.bfloat16)
+ROW_DTYPES = (torch.float32, torch.bfloat16)
+"""What goes through rows knows."""
 _LEAST_SHARED_BYTES = 2**17
 """What one thread has written before another one would be awake."""
 
@@ -53,7 +54,7 @@ def suits(*tensors: Tensor | None) -> bool:
             dtype = tensor.dtype
         if tensor.dtype != dtype or not tensor.is_cpu or not tensor.is_contiguous():
             return False
-    return dtype in _ROW_DTYPES
+    return dtype in ROW_DTYPES
 
 
 def row_work(

@@ -207,7 +207,8 @@ class PassTasks:
         together = active
         if not traits_of(self.policy).is_paged:
             groups = computes_together(self.policy.schedule, self._top)
-            together = min(active, self.prices.ladder.most_together if groups else 1)
+            most = self.prices.ladder.most_together(self.policy)
+            together = min(active, most if groups else 1)
         whole = max(1, round(together))
         return active / whole * self._price.launching_s([rows] * whole)
 

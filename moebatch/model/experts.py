@@ -1,0 +1,139 @@
+"""Experts of a layer in one call of the compiled products, which gather their tokens, gate what
+comes in between, and weigh and place what comes out.
+
+Shape letters: T tokens of the pass, K experts per token, D hidden, F expert width, M tokens of one
+expert.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from moebatch.formats.coded import CodedMatrix
+from moebatch.formats.weight_format import Matrix
+from moebatch.layout.fused import groups_experts, portions
+from moebatch.model.gpu.loader import grouped_experts
+from moebatch.model.grouped import ExpertKernels, GroupedExpert
+from moebatch.model.native.products import ProductWork, set_matrix, work_between
+from moebatch.model.native.rows import ROW_DTYPES
+from moebatch.model.products import Products, num_threads_for
+from moebatch.model.routing.router import Routing
+from moebatch.model.routing.tokens import ExpertTokens
+from moebatch.model.scratch import Frame
+from moebatch.spec.model.blocks import ClampedGate
+from moebatch.spec.model.shape import ModelShape
+
+_GATED, _GATED_CLAMPED = 1, 2
+"""As the C file counts what becomes of sums."""
+Taken = tuple[Tensor | CodedMatrix, Tensor | CodedMatrix, Tensor | CodedMatrix]
+"""Gate, up and down, as the kernel reads them."""
+
+
+def expert_kernels(shape: ModelShape, products: Products) -> ExpertKernels | None:
+    """Those that compute experts together on the device of the products; None where each is
+    computed step by step."""
+    if products.device.type != "cpu" or not groups_experts(shape):
+        return grouped_experts(shape, products.device)
+    return grouped_experts(shape, products.device) or CompiledExperts(products, shape.clamped_gate)
+
+
+class CompiledExperts:
+    """SwiGLU experts on a CPU. Uses the threads of products, so one thread may use it at a time."""
+
+    def __init__(self, products: Products, clamped: ClampedGate | None = None) -> None:
+        """`clamped` says what gates do otherwise."""
+        self._products = products
+        self._clamped = clamped
+
+    def taken(
+        self, matrices: Mapping[str, Matrix], dtype: torch.dtype, num_rows: int
+    ) -> Taken | None:
+        """The same matrices, if the kernel computes an expert that has them over so many rows of
+        `dtype`: one without biases, whose gate and up are stored alike."""
+        if matrices.keys() != {"gate", "up", "down"} or dtype not in ROW_DTYPES:
+            return None
+        gate, up, down = (
+            self._products.taken(matrices[role], num_rows) for role in ("gate", "up", "down")
+        )
+        if gate is None or up is None or down is None or _kind(gate) != _kind(up):
+            return None
+        return gate, up, down
+
+    def run(
+        self, frame: Frame, experts: Sequence[GroupedExpert], routing: Routing, *, most_rows: int
+    ) -> None:
+        """Fills the ``outputs_TKD`` of the experts, with room for the inner numbers of `most_rows`
+        rows at a time. Raises MemoryError if scratch is refused."""
+        pieces = [piece for expert in experts for piece in _pieces(expert, most_rows)]
+        for chosen in portions([len(piece.tokens.rows_M) for piece in pieces], most_rows):
+            self._run(frame.branch(), pieces[chosen.start : chosen.stop], routing)
+
+    def _run(self, frame: Frame, pieces: Sequence[GroupedExpert], routing: Routing) -> None:
+        counts = [len(piece.tokens.rows_M) for piece in pieces]
+        width, hidden = pieces[0].matrices[0].shape
+        inner_MF = frame.take(sum(counts), width)
+        num_threads = num_threads_for(3 * inner_MF.numel() * hidden)
+        works, inner = (ProductWork * (2 * len(pieces)))(), inner_MF.data_ptr()
+        like: dict[tuple[object, ...], tuple[ProductWork, ProductWork]] = {}
+        for number, (piece, num_rows) in enumerate(zip(pieces, counts, strict=True)):
+            gate, up, down = piece.matrices
+            kind = (*_kind(gate), *_kind(down))
+            if kind not in like:
+                like[kind] = self._works_like(gate, down, inner_MF, routing, num_threads)
+            first, second = _places(number, len(pieces))
+            works[first], works[second] = like[kind]
+            gated, placed = works[first], works[second]
+            rows, choices = piece.tokens
+            gated.x_rows = placed.out_rows = rows.data_ptr()
+            placed.choices = choices.data_ptr()
+            gated.out = placed.x = inner
+            gated.num_rows = placed.num_rows = num_rows
+            placed.after = second - first
+            set_matrix(gated.matrix, gate)
+            set_matrix(gated.up, up)
+            set_matrix(placed.matrix, down)
+            inner += num_rows * width * inner_MF.itemsize
+        works[0].num_products = len(works)
+        self._products.run(works, works[0])
+
+    def _works_like(
+        self,
+        gate: Tensor | CodedMatrix,
+        down: Tensor | CodedMatrix,
+        inner_MF: Tensor,
+        routing: Routing,
+        num_threads: int,
+    ) -> tuple[ProductWork, ProductWork]:
+        """What is the same for all experts whose matrices are stored like these."""
+        normed_TD, outputs_TKD = routing.normed_TD, routing.outputs_TKD
+        gated = work_between(normed_TD, gate, inner_MF, num_threads=num_threads)
+        gated.puts = _GATED
+        if self._clamped is not None:
+            gated.puts = _GATED_CLAMPED
+            gated.limit, gated.alpha = self._clamped.limit, self._clamped.alpha
+        placed = work_between(inner_MF, down, outputs_TKD, num_threads=num_threads)
+        placed.choice_weights = routing.weights_TK.data_ptr()
+        placed.num_choices = outputs_TKD.shape[1]
+        return gated, placed
+
+
+def _pieces(expert: GroupedExpert, most_rows: int) -> Iterator[GroupedExpert]:
+    """An expert over no more rows than that at a time."""
+    rows_M, choices_M = expert.tokens
+    for first in range(0, len(rows_M), most_rows):
+        some = slice(first, first + most_rows)
+        yield GroupedExpert(ExpertTokens(rows_M[some], choices_M[some]), expert.matrices)
+
+
+def _places(number: int, count: int) -> tuple[int, int]:
+    """Where the products of an expert come, up to the gate and behind it: before the latter those
+    of the next expert up to its gate, so that no thread waits for what another still computes."""
+    return max(0, 2 * number - 1), min(2 * number + 2, 2 * count - 1)
+
+
+def _kind(weight_OI: Tensor | CodedMatrix) -> tuple[object, ...]:
+    """What a work says of its matrices once."""
+    if isinstance(weight_OI, CodedMatrix):
+        return weight_OI.numbers, weight_OI.groups is None
+    return (weight_OI.dtype,)

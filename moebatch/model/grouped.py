@@ -1,0 +1,33 @@
+"""Experts that are computed together, as the decoder asks for them."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import torch
+
+from moebatch.formats.weight_format import Matrix
+from moebatch.model.routing.router import Routing
+from moebatch.model.routing.tokens import ExpertTokens
+from moebatch.model.scratch import Frame
+
+
+class GroupedExpert(NamedTuple):
+    """One of a group."""
+
+    tokens: ExpertTokens
+    matrices: Any
+    """As `ExpertKernels.taken` gave them."""
+
+
+class ExpertKernels(Protocol):
+    """Kernels that compute experts together."""
+
+    def taken(self, matrices: Mapping[str, Matrix], dtype: torch.dtype, num_rows: int) -> Any:
+        """The matrices of an expert, if it can be one of a group over so many rows of `dtype`; None
+        of others."""
+
+    def run(
+        self, frame: Frame, experts: Sequence[GroupedExpert], routing: Routing, *, most_rows: int
+    ) -> None:
+        """Fills the ``outputs_TKD`` of the experts, with room for the inner numbers of `most_rows`
+        rows at a time."""
