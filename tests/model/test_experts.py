@@ -21,7 +21,8 @@ from moebatch.model.native.instruction_set import InstructionSet
 from moebatch.model.native.kernels import Kernels
 from moebatch.model.native.rows import NativeRows
 from moebatch.model.products import Products
-from moebatch.model.routing.router import Routing, group_by_expert
+from moebatch.model.routing.router import Routing
+from moebatch.model.routing.tokens import group_by_expert
 from moebatch.model.scratch import Frame
 from moebatch.spec.model.blocks import ClampedGate
 from tests.few import examples
