@@ -124,6 +124,7 @@ def group_sizes(timeline: Timeline) -> list[int]:
     return [len(task.experts) for task in groups]
 
 
+@pytest.mark.exhaustive  # Triton's interpreter takes five seconds
 def test_experts_of_many_rows_are_computed_alone(
     tiny_checkpoint: Callable[..., Path],
     expected: Callable[[str], list[tuple[int, ...]]],

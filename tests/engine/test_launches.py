@@ -188,7 +188,7 @@ def decoded(
         ("deepseek_v3", False),
         ("qwen3_next", False),
         ("qwen2_moe", True),
-        ("deepseek_v3", True),
+        pytest.param("deepseek_v3", True, marks=pytest.mark.exhaustive),
     ],
     indirect=["counting"],
 )

@@ -67,8 +67,7 @@ class Task:
         )
         if not self.ride:
             return [alone]
-        riding = replace(
-            alone,
+        riding = alone._replace(
             prompt_tokens=self.riders * RIDER_TOKENS,
             prompt_pairs=self.riders * RIDER_TOKENS * (RIDER_TOKENS + 1) / 2,
             logits_rows=self.sequences + self.riders,
