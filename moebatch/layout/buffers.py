@@ -254,7 +254,7 @@ class MemoryUse:
             yield Buffer("workspaces", "vram", ACTIVATIONS_TERM, _WORKSPACES_BYTES)
 
     def _experts(self, policy: Policy, division: Division) -> Iterator[Buffer]:
-        sizes = self._expert_sizes
+        sizes = self.expert_sizes
         for level, num_bytes in sizes.items():
             yield Buffer(RESIDENT_TERM, level, RESIDENT_TERM, num_bytes, 1, division.experts[level])
             spare = division.spare_experts.get(level, 0)
@@ -268,7 +268,8 @@ class MemoryUse:
             yield Buffer("gaps between pages", "dram", "staging", _PAGES_GAP_BYTES)
 
     @cached_property
-    def _expert_sizes(self) -> dict[LevelName, int]:
+    def expert_sizes(self) -> Mapping[LevelName, int]:
+        """Room of one expert on each level that has any."""
         return {
             "vram": packed_bytes(self.shape, self.dtypes),
             "dram": slot_bytes(self.shape, self.dtypes),

@@ -1,11 +1,11 @@
 """What a search has asked about policies, and need not work out again."""
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from functools import partial
 
 from moebatch.layout.load import PassLoad
 from moebatch.plan.prediction import at_end
-from moebatch.plan.pricing.pass_tasks import PassTasks
+from moebatch.plan.pricing.cost import Arithmetic
 from moebatch.plan.problem import Problem
 from moebatch.plan.replay.loads import rough_loads
 from moebatch.plan.replay.phases import phases_of
@@ -28,7 +28,7 @@ class Known:
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
         self._cost = problem.cost
-        self._arithmetic: dict[Hashable, Mapping[str, float]] = {}
+        self._arithmetic: Arithmetic = {}
         self._lanes: dict[tuple[PassLoad, Policy], Mapping[str, float]] = {}
         self._memory: dict[Candidate, Mapping[LevelName, Affine]] = {}
         self._items: dict[Candidate, AffineCandidate] = {}
@@ -50,15 +50,8 @@ class Known:
         """Seconds of every lane during a pass."""
         found = self._lanes.get((load, policy))
         if found is None:
-            found = self._cost.lanes(load, policy, self._computing(load, policy))
+            found = self._cost.lanes(load, policy, self._arithmetic)
             self._lanes[load, policy] = found
-        return found
-
-    def _computing(self, load: PassLoad, policy: Policy) -> Mapping[str, float]:
-        key = PassTasks(prices=self._cost.prices, load=load, policy=policy).key
-        found = self._arithmetic.get(key)
-        if found is None:
-            found = self._arithmetic[key] = self._cost.arithmetic(load, policy)
         return found
 
     def affine(self, candidate: Candidate) -> AffineCandidate:
@@ -103,5 +96,5 @@ class Known:
         return found
 
     def _pass_s(self, load: PassLoad, policy: Policy) -> float:
-        lanes = self._cost.lanes(load, policy, self._computing(load, policy))
+        lanes = self._cost.lanes(load, policy, self._arithmetic)
         return self._cost.seconds_of(lanes, load, policy)

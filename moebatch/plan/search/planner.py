@@ -9,7 +9,13 @@ from moebatch.layout.division import comes_in_pages
 from moebatch.layout.footprint import slot_bytes
 from moebatch.plan.problem import Problem
 from moebatch.plan.search.affine import AffineCandidate
-from moebatch.plan.search.bounds import Bounds, bounds, least_seconds, seconds_under
+from moebatch.plan.search.bounds import (
+    Bounds,
+    bounds,
+    least_seconds,
+    least_with_room,
+    seconds_under,
+)
 from moebatch.plan.search.candidates import FEWEST_SLOTS, Candidate, candidates
 from moebatch.plan.search.known import Known
 from moebatch.plan.search.milp import NoSolution, Solution, solve, violations
@@ -25,6 +31,8 @@ FEW_SLOTS_COST = 1.05
 _DEAR_SHARE = 0.02
 _ROUNDING_LOSS = 1.01
 """Rounding that costs no more than this is not worth another candidate."""
+_ROUNDING = 1 + 1e-9
+"""That far two ways to add up the same may be apart."""
 NEAR = 1.25
 """A candidate that cannot come nearer to the best one than this is not looked at again."""
 
@@ -192,10 +200,16 @@ def screen(
     already; most promising first."""
     found: list[Screened] = []
     roomy: set[Policy] = set()
+    floors: dict[Hashable, float] = {}  # of candidates that differ in levels alone
     for least_s, candidate in ranked:
         if least_s > best_s * near:
             break
         if candidate.uses_disk and candidate.policy in roomy:
+            continue
+        key = candidate.policy, candidate.phases
+        if key not in floors:
+            floors[key] = least_with_room(problem, known, candidate)
+        if floors[key] > best_s * near * _ROUNDING:
             continue
         item = known.affine(candidate)
         if not candidate.uses_disk and _holds_all(problem, item):

@@ -125,7 +125,7 @@ def _promising(
     best_s = known.mean_s(best)
     found = _below(problem, known, best_s * _PROMISING, others)[:_FEW_REPLAYS]
     fewer = _below(problem, known, best_s * _ROUND_LESS, _in_fewer_rounds(problem, best))
-    return list(dict.fromkeys([*found, *fewer]))
+    return _each_once(*found, *fewer)
 
 
 def _in_fewer_rounds(problem: Problem, policy: Policy) -> Iterator[Policy]:
@@ -172,27 +172,31 @@ def _neighbours(problem: Problem, policy: Policy) -> Iterator[Policy]:
     longer = [_with_tokens(problem, policy, round(tokens * by)) for by in _TOKENS]
     # What buffers of smaller micro-batches leave, a pass of more tokens may need.
     sizes = product((policy, *longer), _MICRO_BATCHES if problem.ladder.top == "vram" else ())
-    larger = [
+    larger = _each_once(
         *(_with_batch(policy, min(round(batch * by), most)) for by in _BATCHES),
         _with_batch(policy, ceil(most / ceil(most / batch))),  # as many each time
         *longer,
         *(_with_micro_batch(other, by) for other, by in sizes),
-    ]
-    changed = [
+    )
+    changed = _each_once(
         *larger,
         *(_in_one_place(other, level) for other in (policy, *larger) for level in _homes(policy)),
         # What a larger batch needs for its cache, experts that stay may have.
         *(_filled(problem, other) for other in larger),
         *(_with_residents(problem, policy, num_resident + more) for more in _RESIDENTS),
         *(_with_slots(problem, policy, policy.num_slots + more) for more in _SLOTS),
-    ]
-    yield from dict.fromkeys(other for other in changed if other != policy)
+    )
+    yield from (other for other in changed if other != policy)
+
+
+def _each_once(*policies: Policy) -> list[Policy]:
+    return [*dict.fromkeys(policies)]
 
 
 def _widest(problem: Problem, policies: Iterable[Policy]) -> list[Policy]:
     """Each with the widest cache, if it fits at all."""
     found = (_with_widest_cache(problem, policy) for policy in policies)
-    return list(dict.fromkeys(policy for policy in found if policy is not None))
+    return _each_once(*(policy for policy in found if policy is not None))
 
 
 def _largest_batch(problem: Problem, policy: Policy) -> int:
