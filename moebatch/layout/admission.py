@@ -348,7 +348,11 @@ def _growing(
 
 
 def _first(least: int, most: int, holds: Callable[[int], bool]) -> int:
-    """The first number of a range from which on something holds; the last one if it never does."""
+    """The first number of a range from which on something holds; the last one if it never does, as
+    mostly."""
+    if least == most or not holds(most - 1):
+        return most
+    most -= 1
     while least < most:
         middle = (least + most) // 2
         least, most = (least, middle) if holds(middle) else (middle + 1, most)

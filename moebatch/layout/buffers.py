@@ -1,9 +1,10 @@
 """Every piece of memory that a run takes, by name and level."""
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import ceil
+from typing import NamedTuple
 
 from moebatch.layout.admission import AHEAD_TOKENS
 from moebatch.layout.division import Division
@@ -33,7 +34,7 @@ from moebatch.layout.scratch import (
 )
 from moebatch.schedule.steps.attention import LOOK_AHEAD
 from moebatch.schedule.steps.kv import NUM_WINDOWS
-from moebatch.schedule.steps.kv_route import Place, WindowName, windows
+from moebatch.schedule.steps.kv_route import WindowName, windows
 from moebatch.spec.machine.hardware import LEVELS, LevelName
 from moebatch.spec.model.cache import CacheGroup
 from moebatch.spec.model.cache_layout import CacheLayout
@@ -93,11 +94,18 @@ class MemoryUse:
         self, policy: Policy, division: Division | None = None
     ) -> dict[LevelName, Footprint]:
         """Bytes of all `buffers` by level and term."""
-        return _footprints(self.buffers(policy, division))
+        if division is None:
+            division = self._whole_division(policy)
+        terms = {level: {**of_level} for level, of_level in self._usual(policy).terms.items()}
+        _add(terms, self._experts(policy, division))
+        _add(terms, self._cache(policy, division))
+        return _whole(terms)
 
     def cache_footprints(self, policy: Policy, division: Division) -> dict[LevelName, Footprint]:
         """Those of `CACHE_TERMS` alone, which the number of pages decides over."""
-        return _footprints(self._cache(policy, division))
+        terms = _no_terms()
+        _add(terms, self._cache(policy, division))
+        return _whole(terms)
 
     def buffers(self, policy: Policy, division: Division | None = None) -> list[Buffer]:
         """All that is held at the peak under `policy`, with names that are unique on a level.
@@ -106,16 +114,18 @@ class MemoryUse:
         shares become experts and layers; None is as a run has them.
         """
         if division is None:
-            division = Division.of(self.shape, self.groups, policy, self.ladder)
-        buffers = [
-            *self._whatever_lives_where(policy),
+            division = self._whole_division(policy)
+        return [
+            *self._usual(policy).buffers,
             *self._experts(policy, division),
             *self._cache(policy, division),
         ]
-        return [*buffers, *self._dense(buffers)]
 
-    def _whatever_lives_where(self, policy: Policy) -> list[Buffer]:
-        """Those that do not depend on what lives where: many policies share them."""
+    def _whole_division(self, policy: Policy) -> Division:
+        return Division.of(self.shape, self.groups, policy, self.ladder)
+
+    def _usual(self, policy: Policy) -> "_Usual":
+        """What does not depend on what lives where: many policies share it."""
         key = (
             policy.batch_size,
             policy.micro_batch_size,
@@ -125,12 +135,16 @@ class MemoryUse:
         )
         found = self._known.get(key)
         if found is None:
-            found = [*self._program(policy), *self._activations(policy)]
-            self._known[key] = found
+            terms = _no_terms()
+            buffers = [*self._program(policy), *self._activations(policy)]
+            _add(terms, buffers)
+            dense = [*self._dense(terms["dram"].get(ACTIVATIONS_TERM, 0))]
+            _add(terms, dense)
+            found = self._known[key] = _Usual([*buffers, *dense], terms)
         return found
 
     @cached_property
-    def _known(self) -> dict[Hashable, list[Buffer]]:
+    def _known(self) -> dict[Hashable, "_Usual"]:
         return {}
 
     @property
@@ -175,11 +189,10 @@ class MemoryUse:
         num_tokens = in_work * work.mean_total_tokens + waiting * work.mean_prompt_tokens
         return num_tokens * _KNOWN_TOKEN_BYTES
 
-    def _dense(self, others: Sequence[Buffer]) -> Iterator[Buffer]:
+    def _dense(self, activation_bytes: float) -> Iterator[Buffer]:
         yield Buffer(DENSE_TERM, self.ladder.top, DENSE_TERM, dense_bytes(self.shape, self.dtypes))
         # They are read before anything is computed: what is computed then has that room.
-        later = sum(b.num_bytes for b in others if (b.level, b.term) == ("dram", ACTIVATIONS_TERM))
-        window = max(0.0, _READ_WINDOW_BYTES - later)
+        window = max(0.0, _READ_WINDOW_BYTES - activation_bytes)
         yield Buffer("window of the loader", "dram", "reading", window)
 
     def _limits(self, policy: Policy) -> Limits:
@@ -241,10 +254,7 @@ class MemoryUse:
             yield Buffer("workspaces", "vram", ACTIVATIONS_TERM, _WORKSPACES_BYTES)
 
     def _experts(self, policy: Policy, division: Division) -> Iterator[Buffer]:
-        sizes: dict[LevelName, int] = {
-            "vram": packed_bytes(self.shape, self.dtypes),
-            "dram": slot_bytes(self.shape, self.dtypes),
-        }
+        sizes = self.expert_sizes
         for level, num_bytes in sizes.items():
             yield Buffer(RESIDENT_TERM, level, RESIDENT_TERM, num_bytes, 1, division.experts[level])
             spare = division.spare_experts.get(level, 0)
@@ -257,9 +267,22 @@ class MemoryUse:
             yield Buffer("staging", "dram", "staging", sizes["vram"], 1, division.num_staged)
             yield Buffer("gaps between pages", "dram", "staging", _PAGES_GAP_BYTES)
 
+    @cached_property
+    def expert_sizes(self) -> Mapping[LevelName, int]:
+        """Room of one expert on each level that has any."""
+        return {
+            "vram": packed_bytes(self.shape, self.dtypes),
+            "dram": slot_bytes(self.shape, self.dtypes),
+        }
+
+    @cached_property
+    def _pages(self) -> tuple[int, ...]:
+        """Bytes of a page of each group."""
+        return tuple(page_bytes(group, self.dtypes) for group in self.groups)
+
     def _cache(self, policy: Policy, division: Division) -> Iterator[Buffer]:
-        for number, group in enumerate(self.groups):
-            of_page, pages = page_bytes(group, self.dtypes), group.num_pages(policy)
+        for number, (group, of_page) in enumerate(zip(self.groups, self._pages, strict=True)):
+            pages = group.num_pages(policy)
             which = f" of {group}" if number else ""
             for level in LEVELS:
                 count = division.kv_layers[level][number] * pages
@@ -267,9 +290,7 @@ class MemoryUse:
             for level, spare in division.spare_layers.items():
                 name = f"spare layers{which}"
                 yield Buffer(name, level, SPARE_TERM, of_page, 1, spare[number] * pages)
-        places: set[Place] = {self.ladder.top}
-        if not policy.attention_on_gpu:
-            places.add("dram")
+        places = frozenset({self.ladder.top, self.ladder.attends_at(policy)})
         for window in windows(division.kv_homes, places, self.ladder.top):
             yield from self._windows(policy, window)
 
@@ -292,13 +313,29 @@ class MemoryUse:
         return Buffer(name, level, name, num_elements, self.dtypes.compute_bytes, count)
 
 
-def _footprints(buffers: Iterable[Buffer]) -> dict[LevelName, Footprint]:
-    terms: dict[LevelName, dict[str, float]] = {level: {} for level in LEVELS}
+_Terms = dict[LevelName, dict[str, float]]
+"""Bytes by level, then by what they are for."""
+
+
+class _Usual(NamedTuple):
+    """Buffers, and what they come to."""
+
+    buffers: list[Buffer]
+    terms: _Terms
+
+
+def _no_terms() -> _Terms:
+    return {level: {} for level in LEVELS}
+
+
+def _add(terms: _Terms, buffers: Iterable[Buffer]) -> None:
     for buffer in buffers:
         of_level = terms[buffer.level]
         of_level[buffer.term] = of_level.get(buffer.term, 0) + buffer.num_bytes
-    return {level: Footprint(terms=_whole(of_level)) for level, of_level in terms.items()}
 
 
-def _whole(terms: Mapping[str, float]) -> dict[str, int]:
-    return {name: ceil(num_bytes) for name, num_bytes in terms.items() if num_bytes > 0}
+def _whole(terms: _Terms) -> dict[LevelName, Footprint]:
+    return {
+        level: Footprint(terms={name: ceil(total) for name, total in of_level.items() if total > 0})
+        for level, of_level in terms.items()
+    }

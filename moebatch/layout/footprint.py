@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from moebatch.formats.weight_format import WeightFormat
 from moebatch.spec.machine.hardware import Dtype, LevelName
@@ -58,8 +59,7 @@ class Dtypes:
         return len(shape.expert.roles) * of_matrix
 
 
-@dataclass(frozen=True, slots=True)
-class Buffer:
+class Buffer(NamedTuple):
     """A piece of memory, or several of one size."""
 
     name: str
@@ -68,12 +68,12 @@ class Buffer:
     """What a footprint counts it as."""
     num_elements: float
     element_bytes: int = 1
-    count: float = 1
+    num_pieces: float = 1
 
     @property
     def num_bytes(self) -> float:
         """All of them."""
-        return self.num_elements * self.element_bytes * self.count
+        return self.num_elements * self.element_bytes * self.num_pieces
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,6 +1,7 @@
 """Levels of memory from the disk up to the one that computes, and the lanes between them."""
 
 from dataclasses import dataclass
+from functools import cache
 
 from moebatch.layout.fused import MOST_TOGETHER
 from moebatch.schedule.lanes import BLOCK, LANES, STAGING, WRITE, Lane
@@ -79,17 +80,34 @@ def lanes_of(ladder: Ladder, policy: Policy) -> tuple[Lane, ...]:
 
     A lane that is listed may have nothing to do; one that is not listed is never used.
     """
-    return tuple(lane for lane in LANES if _is_there(lane, ladder, policy))
-
-
-def _is_there(lane: Lane, ladder: Ladder, policy: Policy) -> bool:
-    if lane.computes:
-        return lane.at in (ladder.top, ladder.experts_at(policy), ladder.attends_at(policy))
-    if not set(lane.at.split("->")) <= set(ladder.levels):
-        return False
     moves = traits_of(policy).moves
-    if lane == STAGING:
-        return moves == "pages" and ladder.copies_through_buffers(policy)
-    if lane == BLOCK:
-        return moves == "block"
-    return lane != WRITE or policy.kv_cache.disk > 0
+    return _lanes_there(
+        ladder.levels,
+        frozenset({ladder.top, ladder.experts_at(policy), ladder.attends_at(policy)}),
+        has_block=moves == "block",
+        has_staging=moves == "pages" and ladder.copies_through_buffers(policy),
+        writes=policy.kv_cache.disk > 0,
+    )
+
+
+@cache  # plans ask thousands of times
+def _lanes_there(
+    levels: tuple[LevelName, ...],
+    computing: frozenset[LevelName],
+    *,
+    has_block: bool,
+    has_staging: bool,
+    writes: bool,
+) -> tuple[Lane, ...]:
+    """Those between some levels, of which some compute, but for what a policy does without."""
+    without = {
+        lane
+        for lane, is_there in ((BLOCK, has_block), (STAGING, has_staging), (WRITE, writes))
+        if not is_there
+    }
+    return tuple(
+        lane
+        for lane in LANES
+        if lane not in without
+        and (lane.at in computing if lane.computes else {*lane.at.split("->")} <= {*levels})
+    )

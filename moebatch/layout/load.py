@@ -1,11 +1,11 @@
 """What one pass over the layers has to do, counted in tokens."""
 
-from dataclasses import dataclass, fields, replace
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PassLoad:
-    """Work of a pass. Fractions are allowed: a load may be the mean of many passes."""
+class PassLoad(NamedTuple):
+    """Work of a pass. Fractions are allowed: a load may be the mean of many passes. A tuple, since
+    plans remember by loads what they cost."""
 
     decode_sequences: float = 0.0
     """Sequences of which one token is computed."""
@@ -49,14 +49,12 @@ class PassLoad:
     def in_stack(self, *, encodes: bool) -> "PassLoad":
         """What of it goes through an encoder, or through the layers behind one."""
         if encodes:
-            return replace(self, decode_sequences=0.0, decode_positions=0.0, logits_rows=0.0)
-        return replace(self, prompt_tokens=0.0, prompt_pairs=0.0, prompt_context=0.0)
+            return self._replace(decode_sequences=0.0, decode_positions=0.0, logits_rows=0.0)
+        return self._replace(prompt_tokens=0.0, prompt_pairs=0.0, prompt_context=0.0)
 
     def times(self, factor: float) -> "PassLoad":
         """So many times as much of everything."""
-        return PassLoad(
-            **{entry.name: factor * getattr(self, entry.name) for entry in fields(self)}
-        )
+        return PassLoad(*(factor * figure for figure in self))
 
     @property
     def tokens(self) -> float:

@@ -105,7 +105,7 @@ class SkewedRouting:
         counts = np.bincount(chosen.ravel(), minlength=self.shape.num_experts)
         return np.asarray(counts / _SAMPLE_TOKENS)
 
-    def _choices(self, rng: np.random.Generator, count: int) -> NDArray[np.intp]:
+    def _choices(self, rng: "np.random.Generator", count: int) -> NDArray[np.intp]:
         """Ranks that so many tokens choose, [T, K]: without putting back, by Gumbel's trick."""
         ranks = np.arange(1, self.shape.num_experts + 1)
         scores_TE = rng.gumbel(size=(count, len(ranks))) - self.exponent * np.log(ranks)

@@ -269,7 +269,7 @@ def test_rows_in_a_window_follow_each_other_wherever_the_pages_are(tmp_path: Pat
 
 
 def test_windows_are_only_where_a_layer_lives_elsewhere(tmp_path: Path) -> None:
-    def windows(levels: Sequence[LevelName], places: Collection[Place]) -> set[WindowName]:
+    def windows(levels: Sequence[LevelName], places: Collection[Place]) -> frozenset[WindowName]:
         return KvLayout(levels=levels, places=places, folder=tmp_path).windows
 
     assert windows(["dram", "dram"], NO_GPU) == set()

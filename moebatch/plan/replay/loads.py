@@ -2,10 +2,11 @@
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import lru_cache
 from itertools import accumulate
 from math import ceil
+from operator import mul
 
 from moebatch.layout.admission import Caps
 from moebatch.layout.load import CountedLoad, PassLoad
@@ -195,9 +196,7 @@ def mean_of(loads: Sequence[CountedLoad]) -> CountedLoad:
     """So many passes, counted together as their mean."""
     if len(loads) == 1:
         return loads[0]
-    total = sum(count for count, _ in loads)
-    means = {
-        field.name: sum(count * getattr(load, field.name) for count, load in loads) / total
-        for field in fields(PassLoad)
-    }
-    return total, PassLoad(**means)
+    counts, each = zip(*loads, strict=True)
+    total = sum(counts)
+    means = (sum(map(mul, counts, figures)) / total for figures in zip(*each, strict=True))
+    return total, PassLoad(*means)

@@ -9,8 +9,8 @@ while places are being filled, passes are full; then they decode; as sequences e
 filled by full passes again. The chosen policy is replayed pass by pass (`plan/replay/passes.py`).
 """
 
-from dataclasses import dataclass
 from math import ceil
+from typing import NamedTuple
 
 from moebatch.layout.load import PassLoad
 from moebatch.layout.scratch import PROMPT_ROWS
@@ -18,8 +18,7 @@ from moebatch.spec.policy.policy import PAGE_TOKENS, Policy
 from moebatch.spec.workload import Workload
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Phase:
+class Phase(NamedTuple):
     """Passes that are alike."""
 
     num_passes: float

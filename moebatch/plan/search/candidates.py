@@ -61,7 +61,7 @@ class Candidate:
 
     def slower(self, factor: float, *, num_slots: int) -> "Candidate":
         """The same with other slots, whose waiting counts as so much more of every pass."""
-        phases = (replace(phase, num_passes=phase.num_passes * factor) for phase in self.phases)
+        phases = (phase._replace(num_passes=phase.num_passes * factor) for phase in self.phases)
         policy = replace(self.policy, num_slots=num_slots)
         return replace(self, policy=policy, phases=tuple(phases))
 

@@ -1,7 +1,7 @@
 """Passes for the simulator: what each of their micro-batches has to do."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import ceil
 
 from moebatch.layout.load import PassLoad
@@ -68,9 +68,8 @@ def split(load: PassLoad, problem: Problem, policy: Policy) -> MicroBatches:
     decodes = list(_shares(load.decode_sequences, policy.micro_batch_size))
     prompts = list(_shares(load.prompt_tokens, prompt_rows))
     decoding = PassLoad.decoding(load.decode_sequences, 0.0)
-    decoding = replace(decoding, decode_positions=load.decode_positions)
-    prefill = replace(
-        load,
+    decoding = decoding._replace(decode_positions=load.decode_positions)
+    prefill = load._replace(
         decode_sequences=0.0,
         decode_positions=0.0,
         logits_rows=max(0.0, load.logits_rows - load.decode_sequences),

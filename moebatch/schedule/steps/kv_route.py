@@ -1,6 +1,7 @@
 """Which way keys and values go between where they live and where attention is computed."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
+from functools import cache
 from typing import Literal, NamedTuple
 
 from moebatch.schedule.task import Kind
@@ -49,14 +50,17 @@ def route(home: LevelName, place: Place, top: Place) -> Mapping[Kind, Hop]:
     return {Kind.KV_UP: Hop("disk", "dram"), Kind.KV_DOWN: Hop("dram", "disk")}
 
 
-def windows(homes: Collection[LevelName], places: Collection[Place], top: Place) -> set[WindowName]:
+@cache  # plans ask thousands of times
+def windows(
+    homes: frozenset[LevelName], places: frozenset[Place], top: Place
+) -> frozenset[WindowName]:
     """Windows that layers with these homes need to attend at these places: at each stop of a route
     that is not home."""
-    return {
+    return frozenset(
         WindowName(place, level)
         for place in places
-        for home in set(homes)
+        for home in homes
         for hop in route(home, place, top).values()
         for level in hop
         if level != home
-    }
+    )

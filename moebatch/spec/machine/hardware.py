@@ -104,7 +104,9 @@ class Processor:
 
     def gemm_for(self, dtype: Dtype, *, streamed: bool = False) -> RateCurve:
         """The curve of `dtype`; where it has none, of the nearest that the processor can do."""
-        name = next(name for name in _NEAREST[dtype] if name in self.gemm)
+        name = dtype
+        if name not in self.gemm:
+            name = next(name for name in _NEAREST[dtype] if name in self.gemm)
         return self.gemm_streamed.get(name, self.gemm[name]) if streamed else self.gemm[name]
 
     def scaled(self, factor: float) -> "Processor":

@@ -49,6 +49,6 @@ class KvLayout:
         return [layer for layer, home in enumerate(self.levels) if home == "disk"]
 
     @property
-    def windows(self) -> set[WindowName]:
+    def windows(self) -> frozenset[WindowName]:
         """Those that are needed: at each stop of a route that is not home."""
-        return windows(self.levels, self.places, self.top)
+        return windows(frozenset(self.levels), frozenset(self.places), self.top)
