@@ -8,8 +8,8 @@ from moebatch.formats.plain import PlainFormat
 from moebatch.layout.footprint import Dtypes
 from moebatch.plan.prediction import predict
 from moebatch.plan.problem import Problem
-from moebatch.plan.search.affine import Known
 from moebatch.plan.search.bounds import lower_seconds
+from moebatch.plan.search.known import Known
 from moebatch.plan.search.planner import Planned, best_policy, best_seconds, ranked_among, screen
 from moebatch.plan.search.refine import widened_s
 from moebatch.spec.machine.hardware import Level, LevelName, Link
@@ -96,7 +96,7 @@ def promising(problem: Problem, planned: Planned) -> list[Promise]:
         seconds = best_seconds(screen(changed, ranked, known, best_s=enough_s, near=_NEAR))
         speedup = planned.solution.seconds_per_sequence / seconds
         if not change.lanes:
-            speedup = max(speedup, planned.token_s / widened_s(changed, planned.policy))
+            speedup = max(speedup, planned.token_s / widened_s(changed, known, planned.policy))
         if speedup >= _WORTH_SAYING:
             found.append(Promise(speedup, change, changed, known))
     return sorted(found, key=lambda promise: -promise.speedup)

@@ -5,8 +5,8 @@ from dataclasses import replace
 from moebatch.formats.plain import BFLOAT16
 from moebatch.layout.footprint import Dtypes
 from moebatch.plan.problem import Problem
-from moebatch.plan.search.affine import Known
 from moebatch.plan.search.candidates import candidates
+from moebatch.plan.search.known import Known
 from moebatch.plan.search.planner import Screened, ranked_among, screen
 from moebatch.spec.machine.hardware import Hardware, Level, Link, Processor, RateCurve
 from moebatch.spec.model.shape import ModelShape

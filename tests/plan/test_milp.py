@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from moebatch.errors import DoesNotFit
 from moebatch.plan.problem import Problem
-from moebatch.plan.search.affine import AffineCandidate, Known
+from moebatch.plan.search.affine import AffineCandidate
 from moebatch.plan.search.bounds import bounds, least_seconds, seconds_per_sequence
 from moebatch.plan.search.candidates import candidates
+from moebatch.plan.search.known import Known
 from moebatch.plan.search.milp import NoSolution, make_solver, solve, violations
 from moebatch.plan.search.planner import best_policy
 from moebatch.spec.workload import Workload

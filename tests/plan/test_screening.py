@@ -4,13 +4,15 @@ from dataclasses import replace
 
 import pytest
 
+from moebatch.layout.lanes import LaneSeconds
 from moebatch.layout.load import PassLoad
 from moebatch.plan.advice import FACTOR, promising
+from moebatch.plan.pricing.cost import Arithmetic
 from moebatch.plan.pricing.pass_tasks import PassTasks
 from moebatch.plan.problem import Problem
-from moebatch.plan.search.affine import Known
-from moebatch.plan.search.bounds import bounds, lower_seconds
+from moebatch.plan.search.bounds import bounds, least_with_room, lower_seconds
 from moebatch.plan.search.candidates import Candidate, candidates
+from moebatch.plan.search.known import Known
 from moebatch.plan.search.planner import MOST_CANDIDATES, best_policy, best_seconds, screen
 from moebatch.spec.machine.hardware import LinkName
 from moebatch.spec.policy.policy import Policy
@@ -65,6 +67,28 @@ def test_nothing_that_is_known_of_candidates_depends_on_capacities() -> None:
         assert Known(asked).affine(candidate) == Known(larger).affine(candidate)
 
 
+@pytest.mark.few(1)
+@pytest.mark.parametrize("name", PROBLEMS["gpu with disk"].hardware.links)
+def test_what_is_known_at_other_rates_is_what_would_be_worked_out(name: LinkName) -> None:
+    asked = PROBLEMS["gpu with disk"]
+    faster = with_faster(asked, name)
+    known = Known(asked)
+    some = some_candidates(asked)
+    for candidate in some:
+        known.affine(candidate)
+    changed, fresh = known.at_rates_of(faster), Known(faster)
+    assert [*map(changed.affine, some)] == [*map(fresh.affine, some)]
+
+
+@pytest.mark.few(2)
+@every_problem
+def test_no_placement_takes_less_than_if_a_level_held_nothing_but_experts(asked: Problem) -> None:
+    known = Known(asked)
+    for candidate in some_candidates(asked):
+        least_s = least_with_room(asked, known, candidate)
+        assert least_s <= lower_seconds(asked, known.affine(candidate)) * (1 + 1e-9)
+
+
 def test_no_arithmetic_of_a_pass_is_worked_out_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     asked_for: list[object] = []
     computing = PassTasks.computing
@@ -82,15 +106,17 @@ def test_policies_with_other_micro_batches_or_places_compute_otherwise() -> None
     load = PassLoad(decode_sequences=64, decode_positions=6400, prompt_tokens=700, logits_rows=64)
     asked = PROBLEMS["gpu"]
     policies = list({candidate.policy for candidate in some_candidates(asked)})
-    by_key: dict[object, dict[str, float]] = {}
+    by_key: dict[object, LaneSeconds] = {}
     for policy in policies:
         key = PassTasks(prices=asked.prices, load=load, policy=policy).key
         assert by_key.setdefault(key, seconds(asked, load, policy)) == seconds(asked, load, policy)
     assert len(by_key) > 1
 
 
-def seconds(asked: Problem, load: PassLoad, policy: Policy) -> dict[str, float]:
-    return asked.cost.arithmetic(load, policy)
+def seconds(asked: Problem, load: PassLoad, policy: Policy) -> LaneSeconds:
+    known: Arithmetic = {}
+    asked.cost.lanes(load, policy, known)
+    return known[PassTasks(prices=asked.prices, load=load, policy=policy).key]
 
 
 @pytest.mark.few(1)
@@ -108,9 +134,13 @@ def test_advice_is_what_looking_at_all_candidates_gives(asked: Problem) -> None:
 
 
 def least_with_faster(asked: Problem, name: LinkName, some: list[Candidate]) -> float:
-    faster = asked.with_link_rate(name, asked.hardware.links[name].bandwidth * FACTOR)
+    faster = with_faster(asked, name)
     known = Known(faster)
     return best_seconds(screen(faster, [(0.0, candidate) for candidate in some], known))
+
+
+def with_faster(asked: Problem, name: LinkName) -> Problem:
+    return asked.with_link_rate(name, asked.hardware.links[name].bandwidth * FACTOR)
 
 
 def test_a_lane_that_is_twice_as_fast_takes_half_and_the_others_what_they_took() -> None:

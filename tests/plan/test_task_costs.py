@@ -138,7 +138,8 @@ def test_more_slots_hide_more_of_what_lies_between_experts() -> None:
     waits_s = []
     for num_slots in (2, 3, 4, 6, 10):
         of, under = _with_long_gaps(num_slots, 0.0)
-        waits_s.append(of.cost.full_slots_s(mean_load(of, under), under))
+        load = mean_load(of, under)
+        waits_s.append(of.cost.full_slots_s(of.cost.lanes(load, under), load, under))
     assert waits_s == sorted(waits_s, reverse=True)
     assert waits_s[0] > waits_s[1] > waits_s[-1] == 0
 

@@ -6,6 +6,7 @@ experts that some token chooses; prompt slices beside decoding sequences; hidden
 keys and values on their way between levels; the copy into pinned buffers; and the disk.
 """
 
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 
 from moebatch.layout.habits import Habits
@@ -16,9 +17,12 @@ from moebatch.layout.setup import staying
 from moebatch.plan.pricing.expected_loads import ExpectedLoads, LayerTimes, expected_loads
 from moebatch.plan.pricing.pass_tasks import PassTasks
 from moebatch.plan.pricing.price import Price
-from moebatch.plan.pricing.prices import Prices
+from moebatch.plan.pricing.prices import LaneTime, Prices
 from moebatch.schedule.registry import traits_of
 from moebatch.spec.policy.policy import Policy
+
+Arithmetic = dict[Hashable, LaneSeconds]
+"""Seconds in which processors compute, by all that they depend on beside the prices."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,23 +33,19 @@ class CostModel:
     habits: Habits | None = None
     """Of the model's routing, which else is taken to be even and foreseen."""
 
-    def arithmetic(self, load: PassLoad, policy: Policy) -> dict[str, float]:
-        """Seconds in which processors compute during a pass under `policy`."""
-        seconds: dict[str, float] = {}
-        for lane, time_s in self._tasks(load, policy).computing():
-            seconds[lane] = seconds.get(lane, 0.0) + time_s
-        return seconds
-
     def lanes(
-        self, load: PassLoad, policy: Policy, arithmetic: LaneSeconds | None = None
+        self, load: PassLoad, policy: Policy, known: Arithmetic | None = None
     ) -> dict[str, float]:
         """Busy seconds of every lane during a pass under `policy`; idle lanes are left out.
-        `arithmetic` is that of the pass, if it is known already."""
-        computing = self.arithmetic(load, policy) if arithmetic is None else arithmetic
+        `known` remembers those in which processors compute, which many passes share."""
+        tasks, known = self._tasks(load, policy), {} if known is None else known
+        key = tasks.key
+        computing = known.get(key)
+        if computing is None:
+            computing = known[key] = _by_lane(tasks.computing())
         loads = self.loads(load, policy)
         there = lanes_of(self.prices.ladder, policy)
-        seconds = {**dict.fromkeys((lane.name for lane in there), 0.0), **computing}
-        tasks = self._tasks(load, policy)
+        seconds = {**{lane.name: 0.0 for lane in there}, **computing}
         for lane, time_s in tasks.moving(None if loads is None else loads.num_loads):
             if time_s:
                 seconds[lane] += time_s
@@ -57,7 +57,7 @@ class CostModel:
 
     def seconds_of(self, lanes: LaneSeconds, load: PassLoad, policy: Policy) -> float:
         """The same where its `lanes` are known: side by side, and with what they wait for."""
-        reading_s = lanes.get("disk->dram", 0.0) + self.full_slots_s(load, policy)
+        reading_s = lanes.get("disk->dram", 0.0) + self.full_slots_s(lanes, load, policy)
         waiting_s = max(self._waiting_s(load, policy), self._turns_s(lanes, policy))
         return max(pass_seconds(lanes, policy), reading_s, waiting_s)
 
@@ -65,8 +65,9 @@ class CostModel:
         """Experts that come in a pass of few tokens, in time, late and in vain; None where habits
         are not known or of no account."""
         habits, shape = self.habits, self.prices.shape
-        streams = traits_of(policy).foresees == "likely" and policy.num_slots > 0
-        if habits is None or not streams or not habits.covers(load.tokens):
+        if habits is None or not habits.covers(load.tokens):
+            return None
+        if traits_of(policy).foresees != "likely" or not policy.num_slots:
             return None
         predictor = habits.predictor_of(policy)
         sizes = staying(shape, policy, self.prices.ladder)
@@ -109,7 +110,7 @@ class CostModel:
     def _tasks(self, load: PassLoad, policy: Policy) -> PassTasks:
         return PassTasks(prices=self.prices, load=load, policy=policy)
 
-    def full_slots_s(self, load: PassLoad, policy: Policy) -> float:
+    def full_slots_s(self, lanes: LaneSeconds, load: PassLoad, policy: Policy) -> float:
         """Seconds of a pass in which the disk is not read: all slots of main memory hold experts
         that wait for the CPU, which is busy with the rest of a layer.
 
@@ -118,8 +119,14 @@ class CostModel:
         """
         if self.prices.ladder.top == "vram" or not policy.weights.disk or not policy.num_slots:
             return 0.0
-        expert_bytes = self.prices.dtypes.expert_bytes(self.prices.shape)
-        filled_s = policy.num_slots * self.prices.link_s("disk->dram", expert_bytes)
-        gap_s, longest_s = self._tasks(load, policy).gaps_s
+        filled_s = policy.num_slots * self.prices.link_s("disk->dram", self.prices.expert_bytes)
+        gap_s, longest_s = self._tasks(load, policy).gaps_s(lanes.get("cpu", 0.0))
         usual_s, last_s = max(0.0, gap_s - filled_s), max(0.0, longest_s - filled_s)
         return (len(self.prices.shape.moe_layers) - 1) * usual_s + last_s
+
+
+def _by_lane(times: Iterable[LaneTime]) -> dict[str, float]:
+    seconds: dict[str, float] = {}
+    for lane, time_s in times:
+        seconds[lane] = seconds.get(lane, 0.0) + time_s
+    return seconds

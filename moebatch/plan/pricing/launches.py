@@ -4,6 +4,7 @@ Counted from what the engine does, operator by operator; tests hold these number
 depends on lengths that a `PassLoad` does not know is said where it is guessed.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -145,10 +146,9 @@ class Launches:
     def of_experts(self, rows: Sequence[float]) -> float:
         """Experts over so many tokens each, in one task: those of few rows together, the others
         portion by portion."""
-        if not self._groups:
-            return sum(map(self._of_expert, rows))
-        few = [each for each in rows if is_grouped(each)]
-        others = sum(self._of_expert(each) for each in rows if not is_grouped(each))
+        few = [*filter(self.groups, rows)]
+        alike = Counter(rows).items()
+        others = sum(num * self._of_expert(each) for each, num in alike if not self.groups(each))
         num_portions = sum(1 for _ in portions(few, MAX_GEMM_ROWS))
         together = self.num_texts * len(few) + _TOGETHER * num_portions
         return others + (_TABLE + together if few else 0)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property, partial
 
 from moebatch.layout.load import PassLoad
 from moebatch.layout.routing import chosen_experts, distinct_experts, routed
@@ -46,7 +46,7 @@ class PassTasks:
 
     def computing(self) -> Iterator[LaneTime]:
         """Lane and seconds of each kind of task that does not depend on what lives where."""
-        yield from self._of_micro_batches(self._top, 1.0, self._computing)
+        yield from self._of_micro_batches(self._top, 1.0, self._computing, of_cache=False)
         yield self._lane(Kind.EXPERT), self.experts_s
         combine_s = len(self._shape.moe_layers) * self._price.combine_s()
         yield self._lane(Kind.COMBINE), combine_s + self._price.head_s(self.load.logits_rows)
@@ -54,7 +54,7 @@ class PassTasks:
     def _computing(self, batch: PassLoad, kinds: Launched) -> Iterator[LaneTime]:
         layers = self._shape.num_layers
         for kind, count in kinds.items():
-            seconds = None if kind in _KV else self._price.of_batch(kind, batch)
+            seconds = self._price.of_batch(kind, batch)
             if seconds is not None:
                 yield self._lane(kind), layers * count * seconds
         # Gates, and what layers without experts have in their place.
@@ -80,13 +80,13 @@ class PassTasks:
             return self._expert_layers_s(self.load)
         return sum(number * self._expert_layers_s(batch) for number, batch in self._sizes)
 
-    @property
-    def gaps_s(self) -> tuple[float, float]:
-        """Longest time in which a CPU gives no slot back, in every layer: from the last expert of
-        one layer that arrives to the first of the next, both computed, with the rest of a layer and
-        the experts that stay between them; and the same when the head comes between, too."""
+    def gaps_s(self, computing_s: float) -> tuple[float, float]:
+        """Longest time in which a CPU, busy for `computing_s` in all, gives no slot back, in every
+        layer: from the last expert of one layer that arrives to the first of the next, both
+        computed, with the rest of a layer and the experts that stay between them; and the same when
+        the head comes between, too."""
         shape, head_s = self._shape, self._price.head_s(self.load.logits_rows)
-        outside_s = (self.outside_s - head_s) / shape.num_layers
+        outside_s = (computing_s - self.experts_s - head_s) / shape.num_layers
         of_layer_s = self.experts_s / len(shape.moe_layers)
         each_s = of_layer_s / max(1.0, chosen_experts(shape, self.load) / len(shape.moe_layers))
         gap_s = outside_s + self.policy.weights.dram * of_layer_s + 2 * each_s
@@ -104,7 +104,7 @@ class PassTasks:
         yield from self._weights(num_loads)
         for home in LEVELS:
             if share := self.policy.kv_cache.on(home):
-                yield from self._of_micro_batches(home, share, self._keys_and_values)
+                yield from self._of_micro_batches(home, share, self._keys_and_values, of_cache=True)
 
     @property
     def load_s(self) -> float:
@@ -142,10 +142,10 @@ class PassTasks:
         return max(1.0, walks) * self._shape.num_experts * layers
 
     def _keys_and_values(self, batch: PassLoad, kinds: Launched) -> Iterator[LaneTime]:
-        for kind in kinds.keys() & _KV:
+        for kind, count in kinds.items():
             seconds = self._price.of_batch(kind, batch)
             assert seconds is not None, f"{kind} is of a micro-batch"
-            yield self._lane(kind), self._shape.num_keeping_layers * kinds[kind] * seconds
+            yield self._lane(kind), self._shape.num_keeping_layers * count * seconds
 
     # --- micro-batches --------------------------------------------------------------------------
 
@@ -154,17 +154,24 @@ class PassTasks:
         home: LevelName,
         share: float,
         tasks_of: Callable[[PassLoad, Launched], Iterator[LaneTime]],
+        *,
+        of_cache: bool,
     ) -> Iterator[LaneTime]:
         """Lane and seconds of some tasks of all micro-batches, which are launched as in layers
         whose keys and values live at `home`, in a share of the layers."""
         policy = self.policy
         beside = self._top == "vram" and not policy.attention_on_gpu
-        kinds = launched(policy.schedule, self._top, home, attends_on_cpu=beside)
+        kinds = _launched(
+            policy.schedule, self._top, home, attends_on_cpu=beside, of_cache=of_cache
+        )
         same = policy.micro_batch_size, policy.schedule, policy.batching, beside
         for number, batch in self._sizes:
             of_kind = kinds[batch.prompt_tokens > 0]
+            if not of_kind:
+                continue
             key = tasks_of.__name__, home, batch, same
-            for lane, seconds in self.prices.once(key, tasks_of(batch, of_kind)):
+            found: list[LaneTime] = self.prices.once(key, partial(list, tasks_of(batch, of_kind)))
+            for lane, seconds in found:
                 yield lane, share * number * seconds
 
     @cached_property
@@ -191,6 +198,11 @@ class PassTasks:
 
     def _expert_layers_s(self, load: PassLoad) -> float:
         """Experts of all layers once, over the tokens of a load."""
+        tokens = load.decode_sequences, load.prompt_tokens
+        key = "experts", tokens, self._fresh, self.policy.schedule
+        return self.prices.once(key, lambda: self._of_all_layers_s(load))
+
+    def _of_all_layers_s(self, load: PassLoad) -> float:
         shape, seconds = self._shape, 0.0
         for layers, tokens in routed(shape, load):
             active = distinct_experts(shape, tokens)
@@ -223,10 +235,21 @@ class PassTasks:
     def _price(self) -> Price:
         return Price(prices=self.prices, policy=self.policy)
 
-    @cached_property
+    @property
     def _shape(self) -> ModelShape:
         return self.prices.shape
 
-    @cached_property
+    @property
     def _top(self) -> Place:
         return self.prices.ladder.top
+
+
+@cache
+def _launched(
+    name: str, top: Place, home: LevelName, *, attends_on_cpu: bool, of_cache: bool
+) -> tuple[Launched, ...]:
+    """Those tasks that move keys and values, or all others."""
+    return tuple(
+        {kind: count for kind, count in kinds.items() if (kind in _KV) == of_cache}
+        for kinds in launched(name, top, home, attends_on_cpu=attends_on_cpu)
+    )

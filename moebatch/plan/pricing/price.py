@@ -6,15 +6,14 @@ its work; on a link it goes on beside the bytes of the transfer before, so the l
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
-from math import prod
-from typing import NamedTuple, cast
+from typing import cast
 
 from moebatch.layout.elementwise import CHOICE_STATES, norm_states
 from moebatch.layout.load import PassLoad
 from moebatch.layout.routing import in_layer
 from moebatch.layout.scratch import mean_product_rows, product_rows
 from moebatch.plan.pricing import launches
+from moebatch.plan.pricing.dense import Mixed
 from moebatch.plan.pricing.prices import Prices
 from moebatch.schedule.lanes import lane_of
 from moebatch.schedule.registry import traits_of
@@ -55,7 +54,7 @@ class Price:
 
     def project_s(self, load: PassLoad) -> float:
         """Norm, and projections to queries, keys and values."""
-        return self._mixed_s(load, _projected(self._shape))
+        return self._mixed_s(load, self.prices.dense.projected)
 
     def post_out_s(self, load: PassLoad) -> float:
         """Output projection and residual where they are a part of `post`."""
@@ -63,7 +62,7 @@ class Price:
 
     def out_s(self, load: PassLoad) -> float:
         """Output projection and residual."""
-        return self._mixed_s(load, _put_out(self._shape)) + self.shared_s(load)
+        return self._mixed_s(load, self.prices.dense.put_out) + self.shared_s(load)
 
     def shared_s(self, load: PassLoad) -> float:
         """Partial results of several GPUs, each of which has a part of every matrix, become sums in
@@ -84,7 +83,7 @@ class Price:
     def gate_s(self, load: PassLoad, layer: int) -> float:
         """Norm, router and shared expert of a layer with experts; norm and MLP of another one, and
         what several GPUs add up of either. As a part of `post` with what adds up there."""
-        load, params = in_layer(self._shape, load, layer), _gate_params(self._shape)[layer]
+        load, params = in_layer(self._shape, load, layer), self.prices.dense.gates[layer]
         gemm_s = self._gemm_s(load, params) + self._moving_s(
             norm_states(self._shape) / 2 * load.tokens
         )
@@ -98,7 +97,7 @@ class Price:
         """The same of all layers."""
         seconds = 0.0
         of_layers = self._launches.of_gates
-        for stack, params in _gates(self._shape):
+        for stack, params in self.prices.dense.stacks:
             count = sum(of_layers[stack.start : stack.stop])
             layers, part = len(stack), in_layer(self._shape, load, stack.start)
             moving_s = self._moving_s(norm_states(self._shape) / 2 * part.tokens * layers)
@@ -153,18 +152,18 @@ class Price:
         pinned buffers runs beside the link, so the slower of the two counts."""
         if self._top == "dram":
             return self.fetch_s(num_experts)
-        handed_s = num_experts * launches.num_chunks(self._expert_bytes) * self._main.task_s
-        copies = launches.of_transfer(self._expert_bytes, self.prices.dtypes.num_runs)
+        handed_s = num_experts * launches.num_chunks(self.prices.expert_bytes) * self._main.task_s
+        copies = launches.of_transfer(self.prices.expert_bytes, self.prices.dtypes.num_runs)
         launched_s = self._launches_s(num_experts * copies)
         return max(self.up_s(num_experts), self.stage_s(num_experts), handed_s + launched_s)
 
     def fetch_s(self, num_experts: float) -> float:
         """The same on their way from disk to main memory."""
-        return self.prices.link_s("disk->dram", num_experts * self._expert_bytes)
+        return self.prices.link_s("disk->dram", num_experts * self.prices.expert_bytes)
 
     def up_s(self, num_experts: float) -> float:
         """The same on their way from main memory to a GPU."""
-        return self.prices.link_s("dram->vram", num_experts * self._expert_bytes)
+        return self.prices.link_s("dram->vram", num_experts * self.prices.expert_bytes)
 
     def page_s(self, num_experts: float) -> float:
         """So many experts, or parts of such, on their way out of pinned buffers. What of them
@@ -178,7 +177,7 @@ class Price:
 
     def stage_s(self, num_experts: float) -> float:
         """The same on their way into pinned buffers."""
-        return self.prices.staging_s(num_experts * self._expert_bytes, self.policy)
+        return self.prices.staging_s(num_experts * self.prices.expert_bytes, self.policy)
 
     def block_s(self, num_experts: float) -> float:
         """So many experts in one piece, buffers and link in turns."""
@@ -229,7 +228,7 @@ class Price:
     def _gemm_s(self, load: PassLoad, params: int) -> float:
         return self.prices.dense_gemm_s(self._main, load, params, self.policy.micro_batch_size)
 
-    def _mixed_s(self, load: PassLoad, params: "_Mixed") -> float:
+    def _mixed_s(self, load: PassLoad, params: Mixed) -> float:
         """Products before attention or behind it, with what norm or residual move, in a mean
         layer."""
         if self._shape.encoder is None:
@@ -278,71 +277,6 @@ class Price:
     @property
     def _shape(self) -> ModelShape:
         return self.prices.shape
-
-    @property
-    def _expert_bytes(self) -> int:
-        return self.prices.dtypes.expert_bytes(self._shape)
-
-
-@cache
-def _gate_params(shape: ModelShape) -> tuple[int, ...]:
-    """By layer: all weights that are neither attention's, nor a recurrence's, nor experts'."""
-    return tuple(
-        shape.resident_layer_params(layer) - shape.mixer_params(layer) - 2 * shape.hidden_size
-        for layer in range(shape.num_layers)
-    )
-
-
-@cache
-def _mixer_params(shape: ModelShape) -> int:
-    """Numbers in the attention, or the recurrence, of a mean layer."""
-    return sum(map(shape.mixer_params, range(shape.num_layers))) // shape.num_layers
-
-
-@cache
-def _gates(shape: ModelShape) -> tuple[tuple[range, int], ...]:
-    """Layers through which the same tokens go, with the weights of all of them."""
-    stacks = (range(shape.num_encoding_layers), range(shape.num_encoding_layers, shape.num_layers))
-    params = _gate_params(shape)
-    return tuple((stack, sum(params[stack.start : stack.stop])) for stack in stacks if stack)
-
-
-class _Mixed(NamedTuple):
-    """Numbers of weights of a mean layer."""
-
-    decoding: int
-    """Through which tokens go; those of answers, where there is an encoder."""
-    encoding: int
-    """Through which tokens of prompts go that are encoded."""
-
-
-@cache
-def _projected(shape: ModelShape) -> _Mixed:
-    """Before attention."""
-    if shape.encoder is None:
-        out = _put_out(shape).decoding
-        return _Mixed(_mixer_params(shape) + 2 * shape.hidden_size - out, 0)
-    # Queries, keys and values, and queries once more; or keys and values of what is encoded.
-    projection, layers, encoding = _projection(shape), shape.num_layers, shape.num_encoding_layers
-    decoding = layers - encoding
-    return _Mixed(
-        4 * decoding * projection // layers, (3 * encoding + 2 * decoding) * projection // layers
-    )
-
-
-@cache
-def _put_out(shape: ModelShape) -> _Mixed:
-    """Behind attention. A mean layer may be mostly recurrent."""
-    projection, layers = _projection(shape), shape.num_layers
-    if shape.encoder is None:
-        return _Mixed(min(projection, _mixer_params(shape) // 2), 0)
-    encoding = shape.num_encoding_layers
-    return _Mixed(2 * (layers - encoding) * projection // layers, encoding * projection // layers)
-
-
-def _projection(shape: ModelShape) -> int:
-    """Numbers of the output projection."""
-    return prod(shape.attention.tensors(shape.hidden_size)["o"])
 
 
 _TRANSFERS = frozenset({Kind.OFF, Kind.LOAD, Kind.KV_UP, Kind.KV_DOWN, Kind.KV_READ, Kind.KV_WRITE})

@@ -1,10 +1,11 @@
 """Seconds of the pieces of a pass: one matrix product, one layer's attention, one transfer."""
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from math import ceil
+from typing import Any, NamedTuple, TypeVar
 
 from moebatch.formats.plain import BFLOAT16, FLOAT16
 from moebatch.formats.weight_format import WeightFormat
@@ -12,6 +13,7 @@ from moebatch.layout.footprint import FLOAT_BYTES, Dtypes
 from moebatch.layout.ladder import Ladder
 from moebatch.layout.load import PassLoad
 from moebatch.layout.scratch import MAX_GEMM_ROWS, PROMPT_ROWS, rows_decoded_at_once
+from moebatch.plan.pricing.dense import DenseParams
 from moebatch.plan.pricing.launches import Launches
 from moebatch.spec.machine.hardware import Hardware, LinkName, Processor
 from moebatch.spec.model.attention import Attention
@@ -23,9 +25,10 @@ from moebatch.spec.policy.policy import Policy
 _CLEARLY = 0.8
 """Wider numbers take more memory, so they must save at least the rest of the time."""
 _USUAL_ROWS = 256
-_MOST_KNOWN = 4096
+_MOST_KNOWN = 8192
 """Answers that are kept: a few megabytes."""
 LaneTime = tuple[str, float]
+Found = TypeVar("Found")
 
 
 def fastest_dtypes(shape: ModelShape, dtypes: Dtypes, hardware: Hardware) -> Dtypes:
@@ -52,6 +55,17 @@ def without_emulation(dtypes: Dtypes, hardware: Hardware) -> tuple[Dtypes, tuple
     )
     stored = FLOAT16 if dtypes.stored == BFLOAT16 else dtypes.stored
     return replace(dtypes, compute="float16", stored=stored), (note,)
+
+
+class _Attending(NamedTuple):
+    """Layers in which tokens attend alike and see as far."""
+
+    attention: Attention
+    window: int | None
+    share: float
+    """Of all layers."""
+    token_bytes: int
+    """What the cache holds of a token in one of them."""
 
 
 @dataclass(frozen=True, kw_only=True)  # no slots: what follows from them is worked out once
@@ -82,6 +96,11 @@ class Prices:
         return Launches.of(self.shape, self.dtypes, is_fused=is_fused)
 
     @cached_property
+    def dense(self) -> DenseParams:
+        """Numbers of weights outside experts."""
+        return DenseParams(self.shape)
+
+    @cached_property
     def is_cpu(self) -> bool:
         """Whether a CPU computes everything, maybe in place of a GPU that is emulated: it knows
         experts that have just arrived from those that stayed, and its kernels have names."""
@@ -93,18 +112,45 @@ class Prices:
         assert self.hardware.dram.processor is not None, "main memory has a processor"
         return self.hardware.dram.processor
 
-    def once(self, key: Hashable, seconds: Iterable[LaneTime]) -> list[LaneTime]:
+    def computes_like(self, other: "Prices") -> bool:
+        """Whether all that a pass computes takes as long on another machine, or under other dtypes:
+        levels compute as fast, and so do links between them, over which go queries that a CPU
+        attends to and sums of several GPUs."""
+        return all(
+            mine == others
+            for mine, others in (
+                (self.shape, other.shape),
+                (self.dtypes, other.dtypes),
+                (self.ladder, other.ladder),
+                (self.has_gpu_kernels, other.has_gpu_kernels),
+                (self._computing, other._computing),
+            )
+        )
+
+    @property
+    def _computing(self) -> tuple[object, ...]:
+        """Figures of the machine that decide over it."""
+        levels, links = self.hardware.levels, self.hardware.links
+        processors = {name: (each.num_devices, each.processor) for name, each in levels.items()}
+        return processors, links.get("dram->vram"), links.get("vram->dram")
+
+    @cached_property
+    def expert_bytes(self) -> int:
+        """Bytes of one expert in the mean, as it lies in its file."""
+        return self.dtypes.expert_bytes(self.shape)
+
+    def once(self, key: Hashable, work_out: Callable[[], Found]) -> Found:
         """The same answer for the same key, worked out once: most passes that a search compares
-        have micro-batches of another one."""
-        found = self._known.get(key)
-        if found is None:
+        have micro-batches, or experts over as many tokens, of another one."""
+        if key not in self._known:
             if len(self._known) >= _MOST_KNOWN:
                 self._known.clear()
-            found = self._known[key] = list(seconds)
+            self._known[key] = work_out()
+        found: Found = self._known[key]
         return found
 
     @cached_property
-    def _known(self) -> dict[Hashable, list[LaneTime]]:
+    def _known(self) -> dict[Hashable, Any]:
         return {}
 
     # --- matrix products ------------------------------------------------------------------------
@@ -118,10 +164,9 @@ class Prices:
     ) -> float:
         """Seconds in which all tokens go through weights of so many numbers outside the experts,
         micro-batch by micro-batch."""
-        kinds = ((load.decode_sequences, micro_batch_size), (load.prompt_tokens, PROMPT_ROWS))
-        return sum(
-            self._gemm_s(processor, rows, params, min(rows, at_once)) for rows, at_once in kinds
-        )
+        decoding, prompts = load.decode_sequences, load.prompt_tokens
+        decoding_s = self._gemm_s(processor, decoding, params, min(decoding, micro_batch_size))
+        return decoding_s + self._gemm_s(processor, prompts, params, min(prompts, PROMPT_ROWS))
 
     def head_s(self, processor: Processor, rows: float) -> float:
         """Seconds of the logits after so many tokens."""
@@ -154,7 +199,7 @@ class Prices:
         if rows <= 0:
             return 0.0
         params, at_once = self.shape.expert_params, min(rows, MAX_GEMM_ROWS)
-        computed, stored_bytes = self.dtypes.compute, self.dtypes.expert_bytes(self.shape)
+        computed, stored_bytes = self.dtypes.compute, self.expert_bytes
         product_s = self._gemm_s(
             processor, rows, params, at_once, stored_bytes=stored_bytes, streamed=streamed
         )
@@ -205,11 +250,11 @@ class Prices:
     def decode_attention_s(self, load: PassLoad, processor: Processor) -> float:
         """Seconds of the attention of decoding sequences in a mean layer, projections left out."""
         num_bytes = flops = 0.0
-        for (attention, window), share in self._attending.items():
-            positions = self._in_window(load.decode_positions, load.decode_sequences, window)
-            positions *= share
-            num_bytes += positions * attention.cache.token_bytes(self.dtypes.compute_bytes)
-            flops += positions * attention.decode_flops_per_pair
+        for kind in self._attending:
+            positions = self._in_window(load.decode_positions, load.decode_sequences, kind.window)
+            positions *= kind.share
+            num_bytes += positions * kind.token_bytes
+            flops += positions * kind.attention.decode_flops_per_pair
         fixed_s = load.decode_sequences * processor.sequence_s
         read_s = num_bytes / processor.attention_bandwidth
         return fixed_s + max(read_s, flops / processor.attention_flops)
@@ -217,10 +262,11 @@ class Prices:
     def prompt_attention_s(self, load: PassLoad, processor: Processor) -> float:
         """Seconds of the attention among tokens of prompts in a mean layer."""
         num_bytes = flops = 0.0
-        for (attention, window), share in self._encoding.items():
-            context = self._in_window(load.prompt_context, _num_slices(load), window)
-            flops += share * attention.prompt_flops(self._pairs_in_window(load, window), context)
-            num_bytes += share * context * attention.cache.token_bytes(self.dtypes.compute_bytes)
+        for kind in self._encoding:
+            context = self._in_window(load.prompt_context, _num_slices(load), kind.window)
+            pairs = self._pairs_in_window(load, kind.window)
+            flops += kind.share * kind.attention.prompt_flops(pairs, context)
+            num_bytes += kind.share * context * kind.token_bytes
         return flops / processor.attention_flops + num_bytes / processor.attention_bandwidth
 
     def recurrence_s(self, load: PassLoad, processor: Processor) -> float:
@@ -241,24 +287,27 @@ class Prices:
         return len(shape.recurrent_layers) / shape.num_layers * max(moving_s, computing_s)
 
     @cached_property
-    def _attending(self) -> Mapping[tuple[Attention, int | None], float]:
-        """Shares of all layers in which tokens of answers attend alike and see as far, by attention
-        and window."""
+    def _attending(self) -> tuple["_Attending", ...]:
+        """Layers in which tokens of answers attend alike and see as far."""
         return self._shares(range(self.shape.num_encoding_layers, self.shape.num_layers))
 
     @cached_property
-    def _encoding(self) -> Mapping[tuple[Attention, int | None], float]:
+    def _encoding(self) -> tuple["_Attending", ...]:
         """The same of tokens of prompts, which an encoder may take in."""
         return self._shares(range(self.shape.num_encoding_layers or self.shape.num_layers))
 
-    def _shares(self, layers: range) -> Mapping[tuple[Attention, int | None], float]:
+    def _shares(self, layers: range) -> tuple["_Attending", ...]:
         shape = self.shape
         counts = Counter(
             (shape.attention_of(layer), shape.sliding_windows[layer])
             for layer in layers
             if not shape.is_recurrent(layer)
         )
-        return {kind: count / shape.num_layers for kind, count in counts.items()}
+        num_bytes = self.dtypes.compute_bytes
+        return tuple(
+            _Attending(each, window, count / shape.num_layers, each.cache.token_bytes(num_bytes))
+            for (each, window), count in counts.items()
+        )
 
     def _in_window(self, positions: float, num_queries: float, window: int | None) -> float:
         """How many of the positions of so many sequences alike a window leaves: half of a chunk in
@@ -304,21 +353,26 @@ class Prices:
 
     def _mean_bytes(self, rows_of: Callable[[CacheGroup], float]) -> float:
         """Of a layer, for so many rows in a group of them."""
+        of_groups = (rows_of(group) * num_bytes for group, num_bytes in self._kept)
+        return sum(of_groups) / self.shape.num_keeping_layers
+
+    @cached_property
+    def _kept(self) -> tuple[tuple[CacheGroup, int], ...]:
+        """Groups of layers, with the bytes of a row in all of them."""
         compute_bytes = self.dtypes.compute_bytes
-        of_groups = (
-            rows_of(group) * (len(group.layers) * group.layout.token_bytes(compute_bytes))
+        return tuple(
+            (group, len(group.layers) * group.layout.token_bytes(compute_bytes))
             for group in self.shape.cache_groups(UNLIMITED)
         )
-        return sum(of_groups) / self.shape.num_keeping_layers
 
     def attended_bytes(self, tokens: float) -> float:
         """Results of attention of so many tokens in a mean layer."""
-        width = sum(share * each.result_width for (each, _), share in self._attending.items())
+        width = sum(kind.share * kind.attention.result_width for kind in self._attending)
         return tokens * width * self.dtypes.compute_bytes
 
     def projected_bytes(self, tokens: float) -> float:
         """Queries, keys and values of so many tokens in a mean layer, before they are cached."""
-        width = sum(share * each.sent_width for (each, _), share in self._attending.items())
+        width = sum(kind.share * kind.attention.sent_width for kind in self._attending)
         return tokens * width * self.dtypes.compute_bytes
 
     def hidden_bytes(self, tokens: float) -> float:

@@ -5,15 +5,12 @@ coefficients are found by asking for them at the corners: everything where it is
 then one thing at a time somewhere else. Nothing is written down twice.
 """
 
-from collections.abc import Callable, Collection, Hashable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TypeVar
 
 from moebatch.layout.division import Division
 from moebatch.layout.footprint import Footprint
-from moebatch.layout.load import PassLoad
-from moebatch.plan.pricing.pass_tasks import PassTasks
 from moebatch.plan.problem import Problem
 from moebatch.plan.search.candidates import Candidate
 from moebatch.spec.machine.hardware import LevelName
@@ -72,63 +69,6 @@ def open_variables(candidate: Candidate) -> tuple[Variable, ...]:
     return (*weights, *caches)
 
 
-class Known:
-    """What has been asked about candidates for a problem, and need not be worked out again:
-    candidates of several kinds share lanes, and nothing of it depends on capacities."""
-
-    def __init__(self, problem: Problem) -> None:
-        self._problem = problem
-        self._cost = problem.cost
-        self._arithmetic: dict[Hashable, Mapping[str, float]] = {}
-        self._lanes: dict[tuple[PassLoad, Policy], Mapping[str, float]] = {}
-        self._memory: dict[Candidate, Mapping[LevelName, Affine]] = {}
-        self._items: dict[Candidate, AffineCandidate] = {}
-
-    def at_rates_of(self, problem: Problem) -> "Known":
-        """What of it is known of the same problem where links or processors have other rates, or
-        where experts are stored otherwise: else candidates take as much memory there."""
-        known = Known(problem)
-        if problem.dtypes == self._problem.dtypes:
-            known._memory = self._memory
-        return known
-
-    def lanes(self, load: PassLoad, policy: Policy) -> Mapping[str, float]:
-        """Seconds of every lane during a pass."""
-        found = self._lanes.get((load, policy))
-        if found is None:
-            found = self._cost.lanes(load, policy, self._computing(load, policy))
-            self._lanes[load, policy] = found
-        return found
-
-    def _computing(self, load: PassLoad, policy: Policy) -> Mapping[str, float]:
-        key = PassTasks(prices=self._cost.prices, load=load, policy=policy).key
-        found = self._arithmetic.get(key)
-        if found is None:
-            found = self._arithmetic[key] = self._cost.arithmetic(load, policy)
-        return found
-
-    def affine(self, candidate: Candidate) -> AffineCandidate:
-        """Probes cost and footprint of a candidate at the corners of its shares."""
-        found = self._items.get(candidate)
-        if found is None:
-            found = self._items[candidate] = self._probed(candidate)
-        return found
-
-    def _probed(self, candidate: Candidate) -> AffineCandidate:
-        corners = _corners(candidate)
-        if candidate not in self._memory:
-            self._memory[candidate] = _probe(corners, partial(self._bytes, candidate))
-        return AffineCandidate(
-            candidate=candidate,
-            lanes=tuple(_probe(corners, partial(self.lanes, p.load)) for p in candidate.phases),
-            memory=self._memory[candidate],
-        )
-
-    def _bytes(self, candidate: Candidate, policy: Policy) -> dict[LevelName, float]:
-        levels = footprints_in_parts(self._problem, candidate, policy)
-        return {level: footprint.total_bytes for level, footprint in levels.items()}
-
-
 def footprints_in_parts(
     problem: Problem, candidate: Candidate, policy: Policy
 ) -> dict[LevelName, Footprint]:
@@ -152,9 +92,10 @@ def placement(candidate: Candidate, kind: str, shares: Mapping[Variable, float])
     return Placement(**{levels[0]: max(0.0, 1 - sum(below.values())), **below})
 
 
-def _probe(
+def probe(
     corners: Mapping[Variable | None, Policy], ask: Callable[[Policy], Mapping[Name, float]]
 ) -> dict[Name, Affine]:
+    """What is asked for at the corners of some shares, as functions of these."""
     values = {moved: ask(policy) for moved, policy in corners.items()}
     origin = values.pop(None)
     return {
@@ -170,7 +111,7 @@ def _probe(
     }
 
 
-def _corners(candidate: Candidate) -> dict[Variable | None, Policy]:
+def corners_of(candidate: Candidate) -> dict[Variable | None, Policy]:
     """Everything where it is computed (None), and one thing at a time somewhere else."""
     variables = open_variables(candidate)
     corners = {}

@@ -9,8 +9,9 @@ from itertools import permutations
 
 from moebatch.layout.lanes import pass_seconds
 from moebatch.plan.problem import Problem
-from moebatch.plan.search.affine import Affine, AffineCandidate, Known, Variable
+from moebatch.plan.search.affine import Affine, AffineCandidate, Variable
 from moebatch.plan.search.candidates import Candidate
+from moebatch.plan.search.known import Known
 from moebatch.spec.machine.hardware import LevelName
 from moebatch.spec.policy.policy import Policy
 
@@ -53,6 +54,20 @@ def least_seconds(known: Known, candidate: Candidate) -> float:
     )
 
 
+def least_with_room(problem: Problem, known: Known, candidate: Candidate) -> float:
+    """The same if the level that computes experts held nothing else, and the others came from the
+    level below: no placement that fits takes less."""
+    policy = candidate.policy
+    if policy.num_slots:
+        level = problem.ladder.experts_at(policy)
+        room = problem.capacity_bytes(level) // problem.memory.expert_sizes[level]
+        policy = problem.with_residents(policy, room)
+    return sum(
+        phase.num_passes * pass_seconds(known.lanes(phase.load, policy), policy)
+        for phase in candidate.phases
+    )
+
+
 def seconds_under(problem: Problem, candidate: Candidate, policy: Policy) -> float:
     """Seconds per sequence when a candidate's shares are those of `policy`."""
     cost = problem.cost
@@ -64,11 +79,13 @@ def seconds_under(problem: Problem, candidate: Candidate, policy: Policy) -> flo
 
 def bounds(problem: Problem, item: AffineCandidate) -> Bounds:
     """Upper: what does not fit is moved down, the one kind first or the other."""
-    best = min(
-        (_upper(problem, item, order) for order in permutations(_KINDS)),
+    one, other = (filled(problem, item, order) for order in permutations(_KINDS))
+    tried = [one] if one == other else [one, other]
+    upper_s, shares = min(
+        ((_seconds_if_it_fits(problem, item, shares), shares) for shares in tried),
         key=lambda found: found[0],
     )
-    return Bounds(lower_s=lower_seconds(problem, item), upper_s=best[0], shares=best[1])
+    return Bounds(lower_s=lower_seconds(problem, item), upper_s=upper_s, shares=shares)
 
 
 def filled(problem: Problem, item: AffineCandidate, order: Sequence[str] = _KINDS) -> Shares:
@@ -81,12 +98,12 @@ def filled(problem: Problem, item: AffineCandidate, order: Sequence[str] = _KIND
     return shares
 
 
-def _upper(problem: Problem, item: AffineCandidate, order: Sequence[str]) -> tuple[float, Shares]:
-    shares = filled(problem, item, order)
+def _seconds_if_it_fits(problem: Problem, item: AffineCandidate, shares: Shares) -> float:
+    """Infinite if it does not."""
     for level, memory in item.memory.items():
         if memory.at(shares) > problem.capacity_bytes(level) * (1 + 1e-9) + 1:
-            return float("inf"), shares
-    return seconds_per_sequence(item, shares), shares
+            return float("inf")
+    return seconds_per_sequence(item, shares)
 
 
 def _move_down(
@@ -96,12 +113,14 @@ def _move_down(
     levels = item.candidate.weight_levels if kind == "weights" else item.candidate.kv_levels
     if level not in levels[:-1]:
         return
-    below = levels[levels.index(level) + 1]
     memory = item.memory[level]
     excess = memory.at(shares) - problem.capacity_bytes(level)
+    if excess <= 0:
+        return
+    below = levels[levels.index(level) + 1]
     here = shares.get((kind, level), 1 - sum(shares[kind, name] for name in levels[1:]))
     gained = memory.slopes.get((kind, level), 0.0) - memory.slopes.get((kind, below), 0.0)
-    if excess <= 0 or gained <= 0:
+    if gained <= 0:
         return
     moved = min(here, excess / gained)
     if (kind, level) in shares:

@@ -8,9 +8,16 @@ from moebatch.errors import DoesNotFit
 from moebatch.layout.division import comes_in_pages
 from moebatch.layout.footprint import slot_bytes
 from moebatch.plan.problem import Problem
-from moebatch.plan.search.affine import AffineCandidate, Known
-from moebatch.plan.search.bounds import Bounds, bounds, least_seconds, seconds_under
+from moebatch.plan.search.affine import AffineCandidate
+from moebatch.plan.search.bounds import (
+    Bounds,
+    bounds,
+    least_seconds,
+    least_with_room,
+    seconds_under,
+)
 from moebatch.plan.search.candidates import FEWEST_SLOTS, Candidate, candidates
+from moebatch.plan.search.known import Known
 from moebatch.plan.search.milp import NoSolution, Solution, solve, violations
 from moebatch.plan.search.refine import refined
 from moebatch.plan.search.refusal import refusal
@@ -24,6 +31,8 @@ FEW_SLOTS_COST = 1.05
 _DEAR_SHARE = 0.02
 _ROUNDING_LOSS = 1.01
 """Rounding that costs no more than this is not worth another candidate."""
+_ROUNDING = 1 + 1e-9
+"""That far two ways to add up the same may be apart."""
 NEAR = 1.25
 """A candidate that cannot come nearer to the best one than this is not looked at again."""
 
@@ -45,7 +54,7 @@ class Planned:
     candidates: tuple[AffineCandidate, ...]
     """Those that the solver saw."""
     ranked: Ranked
-    """All of them."""
+    """All of them that could come near it."""
     known: Known
     """What has been worked out about them."""
 
@@ -66,15 +75,16 @@ def _searched(problem: Problem, known: Known) -> Planned:
     ranked = ranked_among(known, candidates(problem, slots=STREAMING_SLOTS))
     screened = screen(problem, ranked, known)
     if not screened or _slots_are_dear(problem):
-        few = _with_fewest_slots(problem, ranked)
-        screened = merged(screened, screen(problem, few, known, best_s=best_seconds(screened)))
+        best_s = best_seconds(screened)
+        few = [*_with_fewest_slots(problem, ranked, best_s * NEAR)]
+        screened = merged(screened, screen(problem, few, known, best_s=best_s))
         ranked = sorted((*ranked, *few), key=lambda pair: pair[0])
     if not screened:
         raise refusal(problem)
     items = tuple(item for item, _ in screened[:MOST_CANDIDATES])
     solution = _solved(problem, items, screened[0][1])
     rounded = _rounded(problem, solution, screened)
-    token_s, policy = refined(problem, rounded, *_rivals(problem, rounded, screened))
+    token_s, policy = refined(problem, known, rounded, *_rivals(problem, rounded, screened))
     return Planned(
         policy=policy,
         token_s=token_s,
@@ -125,15 +135,19 @@ def best_seconds(screened: Sequence[Screened]) -> float:
     return min((limits.upper_s for _, limits in screened), default=inf)
 
 
-def _with_fewest_slots(problem: Problem, ranked: Ranked) -> Ranked:
+def _with_fewest_slots(
+    problem: Problem, ranked: Ranked, enough_s: float
+) -> Iterator[tuple[float, Candidate]]:
     """Candidates whose experts stream one by one, with as few slots as will do, in the same order,
-    as what that costs is the same for all."""
+    as what that costs is the same for all; those that might take no longer than `enough_s`."""
     slots = min(FEWEST_SLOTS, problem.num_experts)
-    return [
-        (least_s * FEW_SLOTS_COST, candidate.slower(FEW_SLOTS_COST, num_slots=slots))
-        for least_s, candidate in ranked
-        if candidate.policy.num_slots and not comes_in_pages(candidate.policy, problem.ladder)
-    ]
+    for least_s, candidate in ranked:
+        if least_s * FEW_SLOTS_COST > enough_s:
+            return
+        policy = candidate.policy
+        if policy.num_slots and not comes_in_pages(policy, problem.ladder):
+            slower = candidate.slower(FEW_SLOTS_COST, num_slots=slots)
+            yield least_s * FEW_SLOTS_COST, slower
 
 
 def _slots_are_dear(problem: Problem) -> bool:
@@ -186,10 +200,16 @@ def screen(
     already; most promising first."""
     found: list[Screened] = []
     roomy: set[Policy] = set()
+    floors: dict[Hashable, float] = {}  # of candidates that differ in levels alone
     for least_s, candidate in ranked:
         if least_s > best_s * near:
             break
         if candidate.uses_disk and candidate.policy in roomy:
+            continue
+        key = candidate.policy, candidate.phases
+        if key not in floors:
+            floors[key] = least_with_room(problem, known, candidate)
+        if floors[key] > best_s * near * _ROUNDING:
             continue
         item = known.affine(candidate)
         if not candidate.uses_disk and _holds_all(problem, item):

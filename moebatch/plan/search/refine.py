@@ -13,11 +13,11 @@ from math import ceil, inf
 from moebatch.layout.buffers import CACHE_TERMS
 from moebatch.layout.division import Division
 from moebatch.layout.setup import slots_wanted
-from moebatch.plan.prediction import at_end
 from moebatch.plan.problem import Problem
-from moebatch.plan.replay.loads import num_replayed, rough_loads
-from moebatch.plan.replay.phases import phases_of, sequences_held
+from moebatch.plan.replay.loads import num_replayed
+from moebatch.plan.replay.phases import sequences_held
 from moebatch.plan.search.candidates import FEWEST_SLOTS, widest_micro_batch
+from moebatch.plan.search.known import Known
 from moebatch.plan.search.refusal import too_small
 from moebatch.plan.search.whole import most_residents
 from moebatch.schedule.registry import traits_of
@@ -53,53 +53,56 @@ _FAR_TOKENS = (0.75, 1.0, 1.25, 1.5, 2.0)
 _FAR_SLOTS = (3, 4)
 
 
-def refined(problem: Problem, policy: Policy, *rivals: Policy) -> tuple[float, Policy]:
+def refined(
+    problem: Problem, known: Known, policy: Policy, *rivals: Policy
+) -> tuple[float, Policy]:
     """The best policy that is found by climbing from this one, or from a rival that a replay shows
     to be faster, and its seconds per token: batch, micro-batch, tokens of a pass, experts that
     stay, slots, levels of the cache of keys and values, which gets as many pages as there is room
     for."""
-    near_s = _fluid_s(problem, policy) * _NEAR
-    near = [_climbed(problem, one) for one in (policy, *rivals) if _fluid_s(problem, one) <= near_s]
-    best = _fastest(problem, near[1:], (_replayed_s(problem, near[0]), near[0]))
+    near_s = known.mean_s(policy) * _NEAR
+    near = [one for one in (policy, *rivals) if known.mean_s(one) <= near_s]
+    climbed = [_climbed(problem, known, one) for one in near]
+    best = _fastest(known, climbed[1:], (known.replayed_s(climbed[0]), climbed[0]))
     if best[1].batching == "static":
         return best
     num_left = _MOST_REPLAYED // num_replayed(problem.workload, policy.batch_size)
     looks = _neighbours if problem.ladder.top == "vram" else _far_away
     while num_left > 0:
-        others = _promising(problem, best[1], looks(problem, best[1]))[:num_left]
+        others = _promising(problem, known, best[1], looks(problem, best[1]))[:num_left]
         looks = _neighbours
         num_left -= len(others)
-        fastest = _fastest(problem, others, best)
+        fastest = _fastest(known, others, best)
         if fastest[0] * _LEAST_GAIN > best[0]:
             break
         best = fastest
-    return _fastest(problem, _fewer_pages(problem, best[1]), best)
+    return _fastest(known, _fewer_pages(problem, best[1]), best)
 
 
-def widened_s(problem: Problem, policy: Policy) -> float:
+def widened_s(problem: Problem, known: Known, policy: Policy) -> float:
     """Seconds per token of a policy whose cache is as wide as there is room for."""
     widest = _with_widest_cache(problem, policy)
-    return inf if widest is None else _replayed_s(problem, widest)
+    return inf if widest is None else known.replayed_s(widest)
 
 
-def _climbed(problem: Problem, policy: Policy) -> Policy:
+def _climbed(problem: Problem, known: Known, policy: Policy) -> Policy:
     """Where a climb by mean lengths ends, which takes a tenth of the time of one by replays and
     comes nearly as far; the policy itself where lengths are known, or its batches are static."""
     if problem.workload.lengths or policy.batching == "static":
         return policy
     while True:
-        enough_s = _fluid_s(problem, policy) / _LEAST_GAIN
-        better = _below(problem, enough_s, _neighbours(problem, policy))
+        enough_s = known.mean_s(policy) / _LEAST_GAIN
+        better = _below(problem, known, enough_s, _neighbours(problem, policy))
         if not better:
             return policy
         policy = better[0]
 
 
 def _fastest(
-    problem: Problem, others: Iterable[Policy], known: tuple[float, Policy]
+    known: Known, others: Iterable[Policy], best: tuple[float, Policy]
 ) -> tuple[float, Policy]:
-    tried = [(_replayed_s(problem, other), other) for other in others]
-    return min([known, *tried], key=lambda pair: pair[0])
+    tried = [(known.replayed_s(other), other) for other in others]
+    return min([best, *tried], key=lambda pair: pair[0])
 
 
 def _fewer_pages(problem: Problem, policy: Policy) -> Iterator[Policy]:
@@ -110,26 +113,19 @@ def _fewer_pages(problem: Problem, policy: Policy) -> Iterator[Policy]:
             yield fewer
 
 
-def _replayed_s(problem: Problem, policy: Policy) -> float:
-    """Seconds of a token of the job, by a rough replay."""
-    total_s = generated = 0.0
-    for count, load in rough_loads(problem.workload, policy):
-        total_s += count * problem.cost.seconds(load, at_end(problem, policy, load))
-        generated += count * load.logits_rows
-    return total_s / generated
-
-
-def _promising(problem: Problem, best: Policy, others: Iterable[Policy]) -> Sequence[Policy]:
+def _promising(
+    problem: Problem, known: Known, best: Policy, others: Iterable[Policy]
+) -> Sequence[Policy]:
     """Those of others, each with the widest cache, that take the least by mean lengths, first, and
     those in fewer rounds, of which mean lengths say less; all where lengths are known, which means
     say little of."""
     if problem.workload.lengths:
         return _widest(problem, others)
     others = (other for other in others if other != best)
-    best_s = _fluid_s(problem, best)
-    found = _below(problem, best_s * _PROMISING, others)[:_FEW_REPLAYS]
-    fewer = _below(problem, best_s * _ROUND_LESS, _in_fewer_rounds(problem, best))
-    return list(dict.fromkeys([*found, *fewer]))
+    best_s = known.mean_s(best)
+    found = _below(problem, known, best_s * _PROMISING, others)[:_FEW_REPLAYS]
+    fewer = _below(problem, known, best_s * _ROUND_LESS, _in_fewer_rounds(problem, best))
+    return _each_once(*found, *fewer)
 
 
 def _in_fewer_rounds(problem: Problem, policy: Policy) -> Iterator[Policy]:
@@ -145,19 +141,15 @@ def _in_fewer_rounds(problem: Problem, policy: Policy) -> Iterator[Policy]:
         )
 
 
-def _below(problem: Problem, enough_s: float, others: Iterable[Policy]) -> list[Policy]:
+def _below(
+    problem: Problem, known: Known, enough_s: float, others: Iterable[Policy]
+) -> list[Policy]:
     """Those that take less than that by mean lengths, with the widest cache, the best first."""
     # No cache is wider than one with all pages, and to find the widest takes longer than this.
-    roomy = (one for one in others if _fluid_s(problem, _with_all_pages(problem, one)) < enough_s)
-    found = [(_fluid_s(problem, policy), policy) for policy in _widest(problem, roomy)]
+    roomy = (one for one in others if known.mean_s(_with_all_pages(problem, one)) < enough_s)
+    found = [(known.mean_s(policy), policy) for policy in _widest(problem, roomy)]
     near = sorted((pair for pair in found if pair[0] < enough_s), key=lambda pair: pair[0])
     return [policy for _, policy in near]
-
-
-def _fluid_s(problem: Problem, policy: Policy) -> float:
-    """Seconds per sequence of the job by mean lengths."""
-    phases = phases_of(problem.workload, policy)
-    return sum(p.num_passes * problem.cost.seconds(p.load, policy) for p in phases)
 
 
 def _far_away(problem: Problem, policy: Policy) -> Iterator[Policy]:
@@ -180,27 +172,31 @@ def _neighbours(problem: Problem, policy: Policy) -> Iterator[Policy]:
     longer = [_with_tokens(problem, policy, round(tokens * by)) for by in _TOKENS]
     # What buffers of smaller micro-batches leave, a pass of more tokens may need.
     sizes = product((policy, *longer), _MICRO_BATCHES if problem.ladder.top == "vram" else ())
-    larger = [
+    larger = _each_once(
         *(_with_batch(policy, min(round(batch * by), most)) for by in _BATCHES),
         _with_batch(policy, ceil(most / ceil(most / batch))),  # as many each time
         *longer,
         *(_with_micro_batch(other, by) for other, by in sizes),
-    ]
-    changed = [
+    )
+    changed = _each_once(
         *larger,
         *(_in_one_place(other, level) for other in (policy, *larger) for level in _homes(policy)),
         # What a larger batch needs for its cache, experts that stay may have.
         *(_filled(problem, other) for other in larger),
         *(_with_residents(problem, policy, num_resident + more) for more in _RESIDENTS),
         *(_with_slots(problem, policy, policy.num_slots + more) for more in _SLOTS),
-    ]
-    yield from dict.fromkeys(other for other in changed if other != policy)
+    )
+    yield from (other for other in changed if other != policy)
+
+
+def _each_once(*policies: Policy) -> list[Policy]:
+    return [*dict.fromkeys(policies)]
 
 
 def _widest(problem: Problem, policies: Iterable[Policy]) -> list[Policy]:
     """Each with the widest cache, if it fits at all."""
     found = (_with_widest_cache(problem, policy) for policy in policies)
-    return list(dict.fromkeys(policy for policy in found if policy is not None))
+    return _each_once(*(policy for policy in found if policy is not None))
 
 
 def _largest_batch(problem: Problem, policy: Policy) -> int:
@@ -280,7 +276,7 @@ def _with_widest_cache(problem: Problem, policy: Policy) -> Policy | None:
 def _with_all_pages(problem: Problem, policy: Policy) -> Policy:
     """As many as the batch can use, whether they fit or not."""
     most = policy.batch_size * pages_of(problem.workload.max_cached_tokens)
-    return replace(policy, num_kv_pages=most)
+    return policy if policy.num_kv_pages == most else replace(policy, num_kv_pages=most)
 
 
 def _pages_with_room(problem: Problem, policy: Policy, most: int) -> int:

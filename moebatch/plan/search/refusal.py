@@ -7,9 +7,10 @@ from moebatch.errors import DoesNotFit
 from moebatch.layout.buffers import KV_TERM
 from moebatch.layout.footprint import Footprint
 from moebatch.plan.problem import Problem
-from moebatch.plan.search.affine import Known, footprints_in_parts, placement
+from moebatch.plan.search.affine import footprints_in_parts, placement
 from moebatch.plan.search.bounds import filled
 from moebatch.plan.search.candidates import FEWEST_SLOTS, candidates
+from moebatch.plan.search.known import Known
 from moebatch.spec.machine.hardware import LevelName
 from moebatch.spec.policy.policy import Policy, pages_of
 from moebatch.units import format_bytes

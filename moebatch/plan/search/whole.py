@@ -5,7 +5,6 @@ from dataclasses import replace
 
 from moebatch.layout.buffers import RESIDENT_TERM, SLOTS_TERM
 from moebatch.layout.division import comes_in_pages, most_streamed
-from moebatch.layout.footprint import packed_bytes, slot_bytes
 from moebatch.plan.problem import Problem
 from moebatch.plan.search.affine import Variable, placement
 from moebatch.plan.search.bounds import seconds_under
@@ -140,8 +139,7 @@ def _room(problem: Problem, policy: Policy, level: LevelName) -> int:
     footprint = problem.footprints(policy)[level]
     of_experts = sum(footprint.terms.get(term, 0) for term in (RESIDENT_TERM, SLOTS_TERM))
     room = problem.capacity_bytes(level) - footprint.total_bytes + of_experts
-    size = packed_bytes if level == "vram" else slot_bytes
-    return room // size(problem.shape, problem.dtypes)
+    return room // problem.memory.expert_sizes[level]
 
 
 def _placement(counts: Mapping[LevelName, int], number: int) -> Placement:

@@ -1,0 +1,79 @@
+"""Numbers of weights outside experts, by where in a layer tokens go through them."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from typing import NamedTuple
+
+from moebatch.spec.model.shape import ModelShape
+
+
+class Mixed(NamedTuple):
+    """Numbers of weights of a mean layer."""
+
+    decoding: int
+    """Through which tokens go; those of answers, where there is an encoder."""
+    encoding: int
+    """Through which tokens of prompts go that are encoded."""
+
+
+@dataclass(frozen=True)  # no slots: what follows from it is worked out once
+class DenseParams:
+    """Those of a model."""
+
+    shape: ModelShape
+
+    @cached_property
+    def gates(self) -> tuple[int, ...]:
+        """By layer: all weights that are neither attention's, nor a recurrence's, nor experts'."""
+        shape = self.shape
+        return tuple(
+            shape.resident_layer_params(layer) - shape.mixer_params(layer) - 2 * shape.hidden_size
+            for layer in range(shape.num_layers)
+        )
+
+    @cached_property
+    def stacks(self) -> tuple[tuple[range, int], ...]:
+        """Layers through which the same tokens go, with the `gates` of all of them."""
+        layers, encoding = self.shape.num_layers, self.shape.num_encoding_layers
+        stacks = (range(encoding), range(encoding, layers))
+        return tuple(
+            (stack, sum(self.gates[stack.start : stack.stop])) for stack in stacks if stack
+        )
+
+    @cached_property
+    def projected(self) -> Mixed:
+        """Before attention."""
+        shape = self.shape
+        if shape.encoder is None:
+            out = self.put_out.decoding
+            return Mixed(self._mixer + 2 * shape.hidden_size - out, 0)
+        # Queries, keys and values, and queries once more; or keys and values of what is encoded.
+        layers, encoding = shape.num_layers, shape.num_encoding_layers
+        projection, decoding = self._projection, layers - encoding
+        return Mixed(
+            4 * decoding * projection // layers,
+            (3 * encoding + 2 * decoding) * projection // layers,
+        )
+
+    @cached_property
+    def put_out(self) -> Mixed:
+        """Behind attention. A mean layer may be mostly recurrent."""
+        shape, projection = self.shape, self._projection
+        if shape.encoder is None:
+            return Mixed(min(projection, self._mixer // 2), 0)
+        layers, encoding = shape.num_layers, shape.num_encoding_layers
+        return Mixed(
+            2 * (layers - encoding) * projection // layers, encoding * projection // layers
+        )
+
+    @cached_property
+    def _mixer(self) -> int:
+        """In the attention, or the recurrence, of a mean layer."""
+        shape = self.shape
+        return sum(map(shape.mixer_params, range(shape.num_layers))) // shape.num_layers
+
+    @cached_property
+    def _projection(self) -> int:
+        """In the output projection."""
+        return prod(self.shape.attention.tensors(self.shape.hidden_size)["o"])
